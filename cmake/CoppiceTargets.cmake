@@ -1,0 +1,53 @@
+# One function per kind of target, so that a layer's CMakeLists.txt is a list of files.
+find_package(Threads REQUIRED)
+
+add_library(coppice_flags INTERFACE)
+target_compile_options(coppice_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers>
+  $<$<AND:$<BOOL:${COPPICE_WERROR}>,$<COMPILE_LANGUAGE:CXX>>:-Werror>)
+if(COPPICE_SANITIZE)
+  target_compile_options(coppice_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${COPPICE_SANITIZE} -fno-omit-frame-pointer>)
+  target_link_options(coppice_flags INTERFACE $<$<LINK_LANGUAGE:CXX>:-fsanitize=${COPPICE_SANITIZE}>)
+endif()
+
+# coppice_layer(name SOURCES ... DEPENDS ...): the library coppice_<name>, alias coppice::<name>.
+function(coppice_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  add_library(coppice_${name} ${ARG_SOURCES})
+  add_library(coppice::${name} ALIAS coppice_${name})
+  target_include_directories(coppice_${name}
+    PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+    PRIVATE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
+  target_link_libraries(coppice_${name} PUBLIC ${ARG_DEPENDS} PRIVATE $<BUILD_INTERFACE:coppice_flags> ${ARG_PRIVATE_DEPENDS})
+  set_target_properties(coppice_${name} PROPERTIES EXPORT_NAME ${name} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+endfunction()
+
+# coppice_test(name SOURCES ... DEPENDS ... [LABELS ...] [ARGS ...]): a GoogleTest program run by ctest as <name>.
+# COPPICE_TEST_DATA is the folder tests/data.
+function(coppice_test name)
+  if(NOT BUILD_TESTING)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;LABELS;ARGS" ${ARGN})
+  find_package(GTest REQUIRED)
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE coppice_flags ${ARG_DEPENDS} GTest::gmock GTest::gtest GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE COPPICE_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+endfunction()
+
+# coppice_bench(name SOURCES ... DEPENDS ...): a Google Benchmark program; built with the target `benches`, never run by ctest.
+add_custom_target(benches)
+function(coppice_bench name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  find_package(benchmark QUIET)
+  if(NOT benchmark_FOUND)
+    return()
+  endif()
+  add_executable(${name} EXCLUDE_FROM_ALL ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(${name} PRIVATE coppice_flags ${ARG_DEPENDS} benchmark::benchmark)
+  add_dependencies(benches ${name})
+endfunction()

@@ -1,0 +1,120 @@
+// The engine: requests in, tokens out. It keeps the KV of shared text once, plans one forest a step, and samples n continuations of
+// one prompt as one tree node with n leaves.
+// Layer: public API of coppice::engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "coppice/status.h"
+#include "coppice/types.h"
+
+namespace coppice {
+
+enum class RequestId : uint64_t {};
+
+// How the next token is chosen. Defaults sample from the model's own distribution.
+struct SamplingParams {
+  float temperature = 1.0f;  // 0: greedy
+  float top_p = 1.0f;        // (0, 1]
+  int32_t top_k = 0;         // 0: off
+  float min_p = 0.0f;        // [0, 1]
+  float presence_penalty = 0.0f, frequency_penalty = 0.0f;
+  float repetition_penalty = 1.0f;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // token id, added to its logit
+  uint64_t seed = 0;  // sample i of a request draws from a stream that depends on (seed, i, position) alone
+};
+
+struct Request {
+  std::vector<int32_t> prompt_ids;  // at least one token
+  int32_t n = 1;                    // samples of this prompt
+  int32_t max_tokens = 16;          // per sample
+  int32_t min_tokens = 0;
+  SamplingParams sampling;
+  std::vector<std::string> stop;          // text; not part of the output
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  bool prompt_logprobs = false;
+  std::string cache_salt;                 // requests with different salts never share KV
+  // Called on the thread that steps the engine; must not call back into it.
+  std::function<void(const struct StreamEvent&)> on_event;
+};
+
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
+constexpr std::string_view Name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kError: return "error";
+  }
+  return "?";
+}
+
+// One sample made progress, or the prompt is done (index -1: prompt_logprobs are set).
+struct StreamEvent {
+  RequestId request{};
+  int32_t index = -1;                // sample
+  std::vector<int32_t> token_ids;    // new tokens
+  std::vector<float> logprobs;       // of each new token, natural logarithm, of the model's distribution before sampling parameters
+  std::string text;                  // new complete characters; empty without a tokenizer
+  std::vector<std::optional<float>> prompt_logprobs;  // index -1 only; first entry null
+  std::optional<FinishReason> finish_reason;          // set with the sample's last event
+  bool request_done = false;                          // last event of the request
+  Status status;                                      // why, for kError
+};
+
+struct EngineOptions {
+  std::string model_path;            // GGUF file or Hugging Face folder
+  DType dtype = DType::kBF16;        // of weights, KV and matrix product inputs; kF32 for exactness
+  SharingMode sharing = SharingMode::kTree;
+  bool force_sharing = false;        // share wherever the tree allows, whatever the cost model says
+  int32_t page_size = 16;            // tokens per page, 1..256
+  int64_t kv_cache_bytes = 0;        // 0: enough for max_running full-length requests, at most half of the free memory
+  int32_t max_running = 256;         // samples that decode at the same moment
+  int32_t max_batch_tokens = 512;    // token budget of a step: decode rows first, then prefill chunks
+  int32_t max_context = 0;           // 0: the model's
+  int num_threads = 0;               // 0: one per core
+  bool deterministic = false;
+};
+
+// Counters since creation; a snapshot is consistent.
+struct EngineMetrics {
+  int64_t steps = 0, prompt_tokens = 0, prefilled_tokens = 0, generated_tokens = 0;
+  int32_t waiting = 0, running = 0;             // requests, samples
+  int32_t pages_total = 0, pages_used = 0;
+  int64_t peak_pages_used = 0;
+  // KV traffic of attention over all steps and layers, counted by the plan; "unshared": what `none` and `store` would read.
+  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  int64_t decode_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
+  int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
+  int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
+  double prefill_seconds = 0, decode_seconds = 0;             // wall time of steps with and without prefill rows
+  double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0;
+};
+
+// Submit, Cancel and Metrics are thread-safe; Step is called by one thread.
+class Engine {
+ public:
+  // Loads the model. Errors name the file and what to do.
+  static Result<std::unique_ptr<Engine>> Create(const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  // INVALID_ARGUMENT for an impossible request (empty prompt, n = 0, prompt over the context length: both values named).
+  virtual Result<RequestId> Submit(Request request) = 0;
+  virtual Status Cancel(RequestId id) = 0;
+  // Runs one step; false when there is nothing to do.
+  virtual Result<bool> Step() = 0;
+  virtual EngineMetrics Metrics() const = 0;
+
+  // The model's tokenizer, if it has one.
+  virtual const class Tokenizer* tokenizer() const = 0;
+  virtual const struct ModelConfig& model_config() const = 0;
+};
+
+}  // namespace coppice

@@ -1,0 +1,42 @@
+// A fixed set of workers that run one loop at a time. Built for decode steps: hundreds of short loops a step, a few
+// microseconds apart, so workers spin briefly before they sleep.
+// Layer: core.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "coppice/executor.h"
+
+namespace coppice {
+
+// `num_threads` workers, of which the calling thread is worker 0. One ParallelFor at a time; a second thread that calls while
+// one runs is a bug. Thread-compatible.
+class ThreadPool final : public Executor {
+ public:
+  // num_threads 0: one per core this process may use.
+  explicit ThreadPool(int num_threads = 0);
+  ~ThreadPool() override;
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_workers() const override { return static_cast<int>(threads_.size()) + 1; }
+  // Runs task.Run(i, worker) for each i in [0, count) once, in increasing order of start, dynamically; returns when all are done.
+  void ParallelFor(int64_t count, TaskRef task) override;
+
+ private:
+  void WorkerLoop(int worker);
+  void Drain(int worker);
+
+  std::vector<std::thread> threads_;
+  TaskRef task_;
+  int64_t count_ = 0;
+  alignas(64) std::atomic<int64_t> next_{0};       // next index to hand out
+  alignas(64) std::atomic<uint32_t> epoch_{0};     // grows by one per loop; workers wait for a change
+  alignas(64) std::atomic<int32_t> busy_{0};       // workers that have not finished this epoch
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace coppice

@@ -1,0 +1,42 @@
+// A model on disk (GGUF file or Hugging Face folder): its config, its tensors by Hugging Face name, its tokenizer data.
+// Memory-mapped and validated at open; conversions happen on Load. Knows nothing of the forward pass.
+// Layer: model.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "coppice/status.h"
+#include "coppice/types.h"
+#include "model/config.h"
+#include "tokenizer/tokenizer_data.h"
+
+namespace coppice {
+
+// Tensor names are those of Hugging Face ("model.layers.0.self_attn.q_proj.weight") whatever the file's own are, and q/k rows are in
+// Hugging Face's (half-split) rotary order. Immutable after Open: safe to use from several threads.
+class Checkpoint {
+ public:
+  // `path`: a .gguf file, or a folder with config.json and *.safetensors. Errors name the file, the tensor and the two values.
+  static Result<std::unique_ptr<Checkpoint>> Open(const std::string& path);
+  virtual ~Checkpoint() = default;
+
+  const ModelConfig& config() const { return config_; }
+  // Absent for a folder without a tokenizer.
+  const std::optional<TokenizerData>& tokenizer() const { return tokenizer_; }
+
+  virtual bool Has(std::string_view name) const = 0;
+  // Writes the tensor, converted (dequantised) to `dtype`, row-major, into `out` (rows * cols elements of dtype; a vector has
+  // rows 1). NOT_FOUND or INVALID_ARGUMENT (wrong shape: both shapes in the message).
+  virtual Status Load(std::string_view name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const = 0;
+
+ protected:
+  ModelConfig config_;
+  std::optional<TokenizerData> tokenizer_;
+};
+
+}  // namespace coppice

@@ -1,0 +1,72 @@
+// Text to token ids and back: byte-level BPE, special tokens, incremental decoding that never splits a UTF-8 character.
+// Layer: tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coppice/status.h"
+#include "tokenizer/tokenizer_data.h"
+
+namespace coppice {
+
+// Immutable after Create: safe to use from several threads.
+class Tokenizer {
+ public:
+  static Result<std::unique_ptr<Tokenizer>> Create(TokenizerData data);
+  virtual ~Tokenizer() = default;
+
+  struct EncodeOptions {
+    bool add_special = true;     // bos / eos as the model's metadata asks
+    bool parse_special = true;   // special tokens written in the text become their ids
+  };
+  // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input); invalid UTF-8 bytes are encoded as bytes.
+  virtual Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
+  Result<std::vector<int32_t>> Encode(std::string_view text) const { return Encode(text, EncodeOptions()); }
+  // Bytes of one token; empty for a control token unless `keep_special`.
+  virtual std::string_view TokenBytes(int32_t id, bool keep_special = false) const = 0;
+
+  const TokenizerData& data() const { return data_; }
+
+ protected:
+  explicit Tokenizer(TokenizerData data) : data_(std::move(data)) {}
+  TokenizerData data_;
+};
+
+// Turns a stream of ids into text, piece by piece; a piece ends on a character boundary. Thread-compatible.
+class IncrementalDecoder {
+ public:
+  explicit IncrementalDecoder(const Tokenizer& tokenizer, bool keep_special = false)
+      : tokenizer_(&tokenizer), keep_special_(keep_special) {}
+  // Complete characters that this token finishes (maybe none).
+  std::string Push(int32_t id);
+  // What is left, each invalid or unfinished sequence as U+FFFD.
+  std::string Finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool keep_special_;
+  std::string pending_;
+};
+
+struct ChatMessage {
+  std::string role, content;
+};
+
+// A chat template: the subset of Jinja that the supported models use, behind one interface.
+class ChatTemplate {
+ public:
+  // UNIMPLEMENTED names the construct and the position in the source.
+  static Result<std::unique_ptr<ChatTemplate>> Parse(const std::string& source);
+  virtual ~ChatTemplate() = default;
+  struct Variables {
+    std::string bos_token, eos_token;
+    bool add_generation_prompt = true;
+  };
+  virtual Result<std::string> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const = 0;
+};
+
+}  // namespace coppice
