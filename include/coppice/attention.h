@@ -45,9 +45,9 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
-inline constexpr int32_t kLive = INT32_MAX;   // end of a leaf: the branch's live length
-inline constexpr int32_t kNoParent = -1;      // parent of a root
-inline constexpr int32_t kFreeSlot = -2;      // node_parent of an unused node slot; branch_node of an unused branch slot
+inline constexpr int32_t kLive = INT32_MAX;  // end of a leaf: the branch's live length
+inline constexpr int32_t kNoParent = -1;     // parent of a root
+inline constexpr int32_t kFreeSlot = -2;     // node_parent of an unused node slot; branch_node of an unused branch slot
 
 // Who shares which KV, in host memory owned and edited in place by the caller; ids are stable slots, gaps are legal.
 //
@@ -69,10 +69,10 @@ struct PrefixForestView {
 
   std::span<const int32_t> node_parent, node_begin, node_end;  // [N]
 
-  std::span<const int32_t> branch_node;                             // [B] leaf node, or kFreeSlot
-  std::span<const int32_t> branch_query_begin, branch_query_count;  // [B]
-  std::span<const int32_t> branch_kv_len;                           // [B] this step's tokens included
-  std::span<const int32_t> branch_page_begin, branch_page_capacity; // [B] reserved at admission
+  std::span<const int32_t> branch_node;                              // [B] leaf node, or kFreeSlot
+  std::span<const int32_t> branch_query_begin, branch_query_count;   // [B]
+  std::span<const int32_t> branch_kv_len;                            // [B] this step's tokens included
+  std::span<const int32_t> branch_page_begin, branch_page_capacity;  // [B] reserved at admission
 
   std::span<const int32_t> page_indices;
   // [Q] or empty. Bit j of query i: i sees its branch's query j (draft trees; at most 64 queries a branch). Kv indices before
@@ -92,7 +92,8 @@ struct PlanCapacity {
 // -------------------------------------------------------------------------------------------------------------------- KV pool
 
 // One layer's KV, paged. Element d of K of kv head h in slot s of page p is k[p * page_stride + h * head_stride + s * slot_stride
-// + d]; v likewise. Strides are in elements. Memory belongs to the caller. Out = softmax(sm_scale * q . (k_scale * k)) (v_scale * v).
+// + d]; v likewise. Strides are in elements. Memory belongs to the caller. Out = softmax(sm_scale * q . (k_scale * k)) (v_scale *
+// v).
 struct KvLayerView {
   void* k = nullptr;
   void* v = nullptr;
@@ -138,12 +139,12 @@ enum ItemFlags : uint8_t {
 // for each of its merge sets in order, for each query of the set, for each query head of the group.
 struct WorkItem {
   ItemKind kind;
-  uint8_t flags;            // ItemFlags
+  uint8_t flags;  // ItemFlags
   uint16_t heads_per_task;
-  int32_t page_row;         // the branch slot through whose page row the range is read
-  int32_t kv_begin, kv_end; // kLive only for items of one branch: its live length
+  int32_t page_row;                    // the branch slot through whose page row the range is read
+  int32_t kv_begin, kv_end;            // kLive only for items of one branch: its live length
   int32_t member_begin, member_count;  // range of PlanView::members: the merge sets it serves
-  int32_t state_begin;      // first partial state; -1 if every set has this as its only contribution
+  int32_t state_begin;                 // first partial state; -1 if every set has this as its only contribution
   uint32_t predicted_ns;
 };
 static_assert(sizeof(WorkItem) == 32, "read by kernels as two 16-byte loads");
@@ -170,7 +171,7 @@ struct PlanView {
   std::span<const MergeSet> merge_sets;
   std::span<const Contribution> contributions;
   std::span<const int32_t> compute_queue, bandwidth_queue;  // item ids, longest predicted first
-  int32_t num_states = 0;  // fp32 acc[head_dim], m (base 2), l: one per row and kv head
+  int32_t num_states = 0;                                   // fp32 acc[head_dim], m (base 2), l: one per row and kv head
 };
 
 // Which sharing the planner may use. Policies over one forest; results are equal within rounding.
@@ -179,17 +180,17 @@ enum class SharePolicy : uint8_t { kTree, kOneLevel, kStore };
 struct PlannerOptions {
   SharePolicy policy = SharePolicy::kTree;
   bool force_sharing = false;  // kTree, kOneLevel: share wherever the tree allows, whatever the cost model says (tests, baselines)
-  int32_t lookahead_tokens = 64;  // leaf growth laid out ahead: Update is free for that many one-token steps
+  int32_t lookahead_tokens = 64;   // leaf growth laid out ahead: Update is free for that many one-token steps
   std::string machine_model_path;  // JSON of `coppice bench calibrate`; empty: shipped constants for the device at hand
 };
 
 // Counted from the plan and the live lengths, per layer.
 struct PlanStats {
-  int64_t kv_tokens_read = 0;            // sum over items of tokens in range, each page row read once per item
-  int64_t kv_tokens_read_unshared = 0;   // what kStore would read: sum over branches with queries of kv_len
+  int64_t kv_tokens_read = 0;                             // sum over items of tokens in range, each page row read once per item
+  int64_t kv_tokens_read_unshared = 0;                    // what kStore would read: sum over branches with queries of kv_len
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // tokens x 2 x num_kv_heads x head_dim x element size
-  int64_t flops = 0;                     // 4 x head_dim per visible (row, token) pair
-  int64_t state_bytes = 0;               // partial states written + read
+  int64_t flops = 0;                                      // 4 x head_dim per visible (row, token) pair
+  int64_t state_bytes = 0;                                // partial states written + read
   int32_t num_items = 0, num_merge_sets = 0, num_contributions = 0, shared_nodes = 0, absorbed_nodes = 0;
   double predicted_ns = 0;
   // Work of the last Update that replanned: what an incremental edit touched.
@@ -199,9 +200,9 @@ struct PlanStats {
 
 // Exact bytes of every buffer a plan of this spec and capacity needs, before anything is allocated.
 struct PlanSizes {
-  size_t host_bytes = 0;        // planner's own memory
-  size_t plan_bytes = 0;        // device copy of the plan (0 on the CPU)
-  size_t workspace_bytes = 0;   // states and tickets; one workspace per launch in flight
+  size_t host_bytes = 0;       // planner's own memory
+  size_t plan_bytes = 0;       // device copy of the plan (0 on the CPU)
+  size_t workspace_bytes = 0;  // states and tickets; one workspace per launch in flight
   size_t alignment = 256;
   int32_t max_items = 0, max_members = 0, max_merge_sets = 0, max_contributions = 0, max_states = 0;
 };
@@ -281,7 +282,8 @@ class Context {
   virtual Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) = 0;
   virtual Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream stream = nullptr) = 0;
   // Copies whole pages within one layer, all kv heads, K and V (copy-on-write).
-  virtual Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies, Stream stream = nullptr) = 0;
+  virtual Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies,
+                           Stream stream = nullptr) = 0;
   // into = merge(into, from), row by row (Cascade Inference, "attention state"; exact, associative, commutative up to rounding).
   // mask, if not empty: [n], rows with 0 are left alone.
   virtual Status MergeStates(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads,

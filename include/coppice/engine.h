@@ -36,11 +36,11 @@ struct Request {
   int32_t max_tokens = 16;          // per sample
   int32_t min_tokens = 0;
   SamplingParams sampling;
-  std::vector<std::string> stop;          // text; not part of the output
+  std::vector<std::string> stop;  // text; not part of the output
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool prompt_logprobs = false;
-  std::string cache_salt;                 // requests with different salts never share KV
+  std::string cache_salt;  // requests with different salts never share KV
   // Called on the thread that steps the engine; must not call back into it.
   std::function<void(const struct StreamEvent&)> on_event;
 };
@@ -59,10 +59,10 @@ constexpr std::string_view Name(FinishReason reason) {
 // One sample made progress, or the prompt is done (index -1: prompt_logprobs are set).
 struct StreamEvent {
   RequestId request{};
-  int32_t index = -1;                // sample
-  std::vector<int32_t> token_ids;    // new tokens
-  std::vector<float> logprobs;       // of each new token, natural logarithm, of the model's distribution before sampling parameters
-  std::string text;                  // new complete characters; empty without a tokenizer
+  int32_t index = -1;              // sample
+  std::vector<int32_t> token_ids;  // new tokens
+  std::vector<float> logprobs;     // of each new token, natural logarithm, of the model's distribution before sampling parameters
+  std::string text;                // new complete characters; empty without a tokenizer
   std::vector<std::optional<float>> prompt_logprobs;  // index -1 only; first entry null
   std::optional<FinishReason> finish_reason;          // set with the sample's last event
   bool request_done = false;                          // last event of the request
@@ -70,23 +70,23 @@ struct StreamEvent {
 };
 
 struct EngineOptions {
-  std::string model_path;            // GGUF file or Hugging Face folder
-  DType dtype = DType::kBF16;        // of weights, KV and matrix product inputs; kF32 for exactness
+  std::string model_path;      // GGUF file or Hugging Face folder
+  DType dtype = DType::kBF16;  // of weights, KV and matrix product inputs; kF32 for exactness
   SharingMode sharing = SharingMode::kTree;
-  bool force_sharing = false;        // share wherever the tree allows, whatever the cost model says
-  int32_t page_size = 16;            // tokens per page, 1..256
-  int64_t kv_cache_bytes = 0;        // 0: enough for max_running full-length requests, at most half of the free memory
-  int32_t max_running = 256;         // samples that decode at the same moment
-  int32_t max_batch_tokens = 512;    // token budget of a step: decode rows first, then prefill chunks
-  int32_t max_context = 0;           // 0: the model's
-  int num_threads = 0;               // 0: one per core
+  bool force_sharing = false;      // share wherever the tree allows, whatever the cost model says
+  int32_t page_size = 16;          // tokens per page, 1..256
+  int64_t kv_cache_bytes = 0;      // 0: enough for max_running full-length requests, at most half of the free memory
+  int32_t max_running = 256;       // samples that decode at the same moment
+  int32_t max_batch_tokens = 512;  // token budget of a step: decode rows first, then prefill chunks
+  int32_t max_context = 0;         // 0: the model's
+  int num_threads = 0;             // 0: one per core
   bool deterministic = false;
 };
 
 // Counters since creation; a snapshot is consistent.
 struct EngineMetrics {
   int64_t steps = 0, prompt_tokens = 0, prefilled_tokens = 0, generated_tokens = 0;
-  int32_t waiting = 0, running = 0;             // requests, samples
+  int32_t waiting = 0, running = 0;  // requests, samples
   int32_t pages_total = 0, pages_used = 0;
   int64_t peak_pages_used = 0;
   // KV traffic of attention over all steps and layers, counted by the plan; "unshared": what `none` and `store` would read.

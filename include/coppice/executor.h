@@ -12,10 +12,11 @@ class TaskRef {
  public:
   TaskRef() = default;
   template <class F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef>)
-  TaskRef(F&& f)  // NOLINT(google-explicit-constructor): passing a lambda is the point
+  requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef>)
+      TaskRef(F&& f)  // NOLINT(google-explicit-constructor): passing a lambda is the point
       : object_(const_cast<void*>(static_cast<const void*>(&f))),
-        call_([](void* object, int64_t index, int worker) { (*static_cast<std::remove_reference_t<F>*>(object))(index, worker); }) {}
+        call_([](void* object, int64_t index, int worker) { (*static_cast<std::remove_reference_t<F>*>(object))(index, worker); }) {
+  }
   void Run(int64_t index, int worker) const { call_(object_, index, worker); }
 
  private:

@@ -63,7 +63,7 @@ namespace internal {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}        // NOLINT(google-explicit-constructor): return value;
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor): return value;
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor): return InvalidArgument(...);
     if (status_.ok()) status_ = Internal("Result built from an OK status without a value");
   }

@@ -13,9 +13,7 @@ enum class DType : uint8_t { kF32, kBF16, kF16 };
 
 // Bytes per element.
 constexpr size_t SizeOf(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
-constexpr std::string_view Name(DType dtype) {
-  return dtype == DType::kF32 ? "f32" : dtype == DType::kBF16 ? "bf16" : "f16";
-}
+constexpr std::string_view Name(DType dtype) { return dtype == DType::kF32 ? "f32" : dtype == DType::kBF16 ? "bf16" : "f16"; }
 
 // bfloat16 storage: the upper half of an IEEE float32. Arithmetic happens in float32.
 struct BF16 {

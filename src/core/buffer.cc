@@ -19,7 +19,8 @@ void Buffer::Release::operator()(std::byte* p) const { munmap(p, mapped_bytes); 
 Result<Buffer> Buffer::Allocate(size_t bytes) {
   Buffer buffer;
   if (bytes == 0) return buffer;
-  if (bytes > SIZE_MAX - kPageBytes) return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes: the size overflows");
+  if (bytes > SIZE_MAX - kPageBytes)
+    return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes: the size overflows");
   const size_t mapped = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {

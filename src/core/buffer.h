@@ -28,13 +28,21 @@ class Buffer {
   const std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
   template <class T>
-  T* As() { return reinterpret_cast<T*>(data_.get()); }
+  T* As() {
+    return reinterpret_cast<T*>(data_.get());
+  }
   template <class T>
-  const T* As() const { return reinterpret_cast<const T*>(data_.get()); }
+  const T* As() const {
+    return reinterpret_cast<const T*>(data_.get());
+  }
   template <class T>
-  std::span<T> Span() { return {As<T>(), size_ / sizeof(T)}; }
+  std::span<T> Span() {
+    return {As<T>(), size_ / sizeof(T)};
+  }
   template <class T>
-  std::span<const T> Span() const { return {As<T>(), size_ / sizeof(T)}; }
+  std::span<const T> Span() const {
+    return {As<T>(), size_ / sizeof(T)};
+  }
 
  private:
   std::unique_ptr<std::byte, Release> data_{nullptr, Release{0}};

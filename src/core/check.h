@@ -17,15 +17,14 @@ namespace coppice::internal {
 #endif
 
 // Early return on an error. Macros, because only a macro can return from the caller.
-#define COPPICE_RETURN_IF_ERROR(expression)                       \
-  do {                                                            \
+#define COPPICE_RETURN_IF_ERROR(expression)                                                              \
+  do {                                                                                                   \
     if (::coppice::Status coppice_status_ = (expression); !coppice_status_.ok()) return coppice_status_; \
   } while (false)
 #define COPPICE_CONCAT_(a, b) a##b
 #define COPPICE_CONCAT(a, b) COPPICE_CONCAT_(a, b)
 // COPPICE_ASSIGN_OR_RETURN(auto x, F()): x = *F(), or return its status.
-#define COPPICE_ASSIGN_OR_RETURN(declaration, expression)                                        \
-  auto COPPICE_CONCAT(coppice_result_, __LINE__) = (expression);                                 \
-  if (!COPPICE_CONCAT(coppice_result_, __LINE__).ok())                                           \
-    return COPPICE_CONCAT(coppice_result_, __LINE__).status();                                   \
+#define COPPICE_ASSIGN_OR_RETURN(declaration, expression)                                                         \
+  auto COPPICE_CONCAT(coppice_result_, __LINE__) = (expression);                                                  \
+  if (!COPPICE_CONCAT(coppice_result_, __LINE__).ok()) return COPPICE_CONCAT(coppice_result_, __LINE__).status(); \
   declaration = std::move(COPPICE_CONCAT(coppice_result_, __LINE__)).value()

@@ -33,9 +33,9 @@ class ThreadPool final : public Executor {
   std::vector<std::thread> threads_;
   TaskRef task_;
   int64_t count_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};       // next index to hand out
-  alignas(64) std::atomic<uint32_t> epoch_{0};     // grows by one per loop; workers wait for a change
-  alignas(64) std::atomic<int32_t> busy_{0};       // workers that have not finished this epoch
+  alignas(64) std::atomic<int64_t> next_{0};    // next index to hand out
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // grows by one per loop; workers wait for a change
+  alignas(64) std::atomic<int32_t> busy_{0};    // workers that have not finished this epoch
   std::atomic<bool> stop_{false};
 };
 
