@@ -1,0 +1,76 @@
+#include "model/mapped_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace coppice {
+namespace {
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Status SystemError(const std::string& path, const char* action) {
+  const int error = errno;
+  const StatusCode code = error == ENOENT || error == ENOTDIR ? StatusCode::kNotFound : StatusCode::kInvalidArgument;
+  return {code, fmt::format("{}: cannot {}: {}", path, action, std::strerror(error))};
+}
+
+// Size of a regular file, else why it cannot be read.
+Result<size_t> RegularFileSize(const FileDescriptor& file, const std::string& path) {
+  if (file.get() < 0) return SystemError(path, "open");
+  struct stat info;
+  if (fstat(file.get(), &info) != 0) return SystemError(path, "read the size");
+  if (!S_ISREG(info.st_mode)) return InvalidArgument(fmt::format("{}: not a regular file", path));
+  return static_cast<size_t>(info.st_size);
+}
+
+}  // namespace
+
+void MappedFile::Unmap::operator()(const std::byte* p) const { munmap(const_cast<std::byte*>(p), size); }
+
+Result<MappedFile> MappedFile::Open(const std::string& path) {
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  COPPICE_ASSIGN_OR_RETURN(const size_t size, RegularFileSize(file, path));
+  if (size == 0) return DataLoss(fmt::format("{}: the file is empty (0 bytes); fetch it again", path));
+  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (data == MAP_FAILED) return SystemError(path, "map");
+  madvise(data, size, MADV_WILLNEED);  // a hint: the weights are read once, soon, front to back
+  return MappedFile(path, static_cast<const std::byte*>(data), size);
+}
+
+Result<std::string> ReadTextFile(const std::string& path) {
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  COPPICE_ASSIGN_OR_RETURN(const size_t size, RegularFileSize(file, path));
+  std::string text(size, '\0');
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t count = read(file.get(), text.data() + done, size - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return SystemError(path, "read");
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  text.resize(done);
+  return text;
+}
+
+}  // namespace coppice

@@ -1,0 +1,114 @@
+#include "model/weights.h"
+
+#include <fmt/format.h>
+
+#include "model/dequantize.h"
+#include "model/error_text.h"
+
+namespace coppice {
+namespace {
+
+// Row of the interleaved order that holds row `row` of the half-split order, within heads of head_rows rows: element i of half s
+// was stored at 2 i + s.
+int64_t InterleavedRow(int64_t row, int64_t head_rows) {
+  const int64_t head = row / head_rows, in_head = row % head_rows, half_rows = head_rows / 2;
+  return head * head_rows + 2 * (in_head % half_rows) + in_head / half_rows;
+}
+
+}  // namespace
+
+std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config) {
+  const int64_t hidden = config.hidden_size, intermediate = config.intermediate_size, vocab = config.vocab_size;
+  const int64_t q_rows = int64_t{config.num_qo_heads} * config.head_dim, kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
+  std::map<std::string, std::vector<int64_t>, std::less<>> weights;
+  const auto add_projection = [&](const std::string& name, int64_t rows, int64_t cols, bool bias) {
+    weights[name + ".weight"] = {rows, cols};
+    if (bias) weights[name + ".bias"] = {rows};
+  };
+
+  weights["model.embed_tokens.weight"] = {vocab, hidden};
+  weights["model.norm.weight"] = {hidden};
+  if (!config.tie_embeddings) weights["lm_head.weight"] = {vocab, hidden};
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    weights[prefix + "input_layernorm.weight"] = {hidden};
+    add_projection(prefix + "self_attn.q_proj", q_rows, hidden, config.qkv_bias);
+    add_projection(prefix + "self_attn.k_proj", kv_rows, hidden, config.qkv_bias);
+    add_projection(prefix + "self_attn.v_proj", kv_rows, hidden, config.qkv_bias);
+    add_projection(prefix + "self_attn.o_proj", hidden, q_rows, config.attention_bias);
+    if (config.qk_norm) {
+      weights[prefix + "self_attn.q_norm.weight"] = {config.head_dim};
+      weights[prefix + "self_attn.k_norm.weight"] = {config.head_dim};
+    }
+    weights[prefix + "post_attention_layernorm.weight"] = {hidden};
+    add_projection(prefix + "mlp.gate_proj", intermediate, hidden, config.mlp_bias);
+    add_projection(prefix + "mlp.up_proj", intermediate, hidden, config.mlp_bias);
+    add_projection(prefix + "mlp.down_proj", hidden, intermediate, config.mlp_bias);
+  }
+  return weights;
+}
+
+Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path) {
+  // A layer has at least seven tensors; without this a corrupt layer count would make a list of any length.
+  if (static_cast<size_t>(config.num_layers) > tensors.size()) {
+    return InvalidArgument(
+        fmt::format("{}: the config says {} layers, but there are only {} tensors", path, config.num_layers, tensors.size()));
+  }
+  const auto expected = ExpectedWeights(config);
+  for (const auto& [name, shape] : expected) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) {
+      return InvalidArgument(fmt::format("{}: tensor {} of shape {} is missing", path, Quoted(name), ShapeText(shape)));
+    }
+    const StoredTensor& tensor = found->second;
+    if (tensor.shape != shape) {
+      return InvalidArgument(fmt::format("{}: tensor {} has shape {}, but the config asks for {}", tensor.file, Quoted(name),
+                                         ShapeText(tensor.shape), ShapeText(shape)));
+    }
+    if (!Traits(tensor.type).is_weight) {
+      return Unimplemented(fmt::format("{}: tensor {} has element type {}; weights may be F32, F16, BF16 or a GGUF block type",
+                                       tensor.file, Quoted(name), Name(tensor.type)));
+    }
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (!expected.contains(name)) {
+      return Unimplemented(
+          fmt::format("{}: tensor {} of shape {} is not part of a {} model of {} layers; the result would be wrong "
+                      "without it",
+                      tensor.file, Quoted(name), ShapeText(tensor.shape), config.architecture, config.num_layers));
+    }
+  }
+  return OkStatus();
+}
+
+Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t rows, int64_t cols, DType dtype,
+                  std::span<std::byte> out) {
+  const bool is_vector = tensor.shape.size() == 1;
+  const int64_t stored_rows = is_vector ? 1 : tensor.shape[0];
+  const int64_t stored_cols = tensor.shape.back();
+  if (rows != stored_rows || cols != stored_cols) {
+    return InvalidArgument(fmt::format("{}: tensor {} has shape {}, but [{}, {}] was asked for", tensor.file, Quoted(name),
+                                       ShapeText(tensor.shape), rows, cols));
+  }
+  const size_t bytes = static_cast<size_t>(rows * cols) * SizeOf(dtype);
+  if (out.size() != bytes) {
+    return InvalidArgument(
+        fmt::format("tensor {} needs {} bytes as {}, but {} were given", Quoted(name), bytes, Name(dtype), out.size()));
+  }
+  if (tensor.interleaved_heads == 0) {  // rows are whole blocks, so the tensor converts as one long row
+    ConvertRow(tensor.type, tensor.data.data(), rows * cols, dtype, out.data());
+    return OkStatus();
+  }
+  // Rows of the projection: those of the matrix, or single elements of a bias.
+  const int64_t projection_rows = tensor.shape[0], row_elements = is_vector ? 1 : cols;
+  const int64_t stored_row_bytes = StoredBytes(tensor.type, row_elements);
+  const int64_t out_row_bytes = row_elements * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t head_rows = projection_rows / tensor.interleaved_heads;
+  for (int64_t row = 0; row < projection_rows; ++row) {
+    ConvertRow(tensor.type, tensor.data.data() + InterleavedRow(row, head_rows) * stored_row_bytes, row_elements, dtype,
+               out.data() + row * out_row_bytes);
+  }
+  return OkStatus();
+}
+
+}  // namespace coppice

@@ -1,0 +1,46 @@
+// Weights between file and forward pass: a tensor as a view into a mapped file, what tensors a model must have, and the
+// conversion to the caller's dtype and row order. Knows no file format.
+// Layer: model.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coppice/status.h"
+#include "coppice/types.h"
+#include "model/config.h"
+#include "model/stored_type.h"
+
+namespace coppice {
+
+// A tensor as it lies in a file. Row-major; `data` holds exactly its elements, unaligned, and belongs to the file's mapping.
+struct StoredTensor {
+  std::string file;  // for messages
+  StoredType type = StoredType::kF32;
+  std::vector<int64_t> shape;  // outermost dimension first
+  std::span<const std::byte> data;
+  // h > 0: the rows of each of h heads are in interleaved rotary order (pairs 2j, 2j + 1), as GGUF llama files keep q and k.
+  int32_t interleaved_heads = 0;
+};
+
+using TensorMap = std::map<std::string, StoredTensor, std::less<>>;  // by name
+
+// The tensors that the forward pass of `config` reads, by Hugging Face name, with their shapes.
+std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config);
+
+// Checks that `tensors` are exactly those of `config`: none missing, none unknown, shapes equal, element types readable, no
+// more layers than the file has. INVALID_ARGUMENT names `path`, the tensor and both values.
+Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path);
+
+// Writes the tensor, converted, row-major and in half-split rotary order, to `out` (rows * cols elements of dtype; rows 1 for a
+// vector). INVALID_ARGUMENT, with both shapes or sizes, if it is not rows x cols or `out` has another size. Thread-safe.
+// REQUIRES: a tensor of a map that passed CheckWeights.
+Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t rows, int64_t cols, DType dtype,
+                  std::span<std::byte> out);
+
+}  // namespace coppice
