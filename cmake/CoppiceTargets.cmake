@@ -10,16 +10,24 @@ if(COPPICE_SANITIZE)
   target_link_options(coppice_flags INTERFACE $<$<LINK_LANGUAGE:CXX>:-fsanitize=${COPPICE_SANITIZE}>)
 endif()
 
-# coppice_layer(name SOURCES ... DEPENDS ...): the library coppice_<name>, alias coppice::<name>.
+# Layers of the installed package. They follow BUILD_SHARED_LIBS; all others are linked into what uses them.
+set(COPPICE_INSTALLED_LAYERS core attention)
+
+# coppice_layer(name SOURCES ... DEPENDS ... [PRIVATE_DEPENDS ...]): the library coppice_<name>, alias coppice::<name>.
 function(coppice_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
-  add_library(coppice_${name} ${ARG_SOURCES})
+  set(type STATIC)
+  if(name IN_LIST COPPICE_INSTALLED_LAYERS)
+    set(type)
+  endif()
+  add_library(coppice_${name} ${type} ${ARG_SOURCES})
   add_library(coppice::${name} ALIAS coppice_${name})
   target_include_directories(coppice_${name}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
     PRIVATE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(coppice_${name} PUBLIC ${ARG_DEPENDS} PRIVATE $<BUILD_INTERFACE:coppice_flags> ${ARG_PRIVATE_DEPENDS})
-  set_target_properties(coppice_${name} PROPERTIES EXPORT_NAME ${name} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+  set_target_properties(coppice_${name} PROPERTIES EXPORT_NAME ${name} INSTALL_RPATH $ORIGIN
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()
 
 # coppice_test(name SOURCES ... DEPENDS ... [LABELS ...] [ARGS ...]): a GoogleTest program run by ctest as <name>.
@@ -36,6 +44,21 @@ function(coppice_test name)
   target_compile_definitions(${name} PRIVATE COPPICE_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+endfunction()
+
+# coppice_python_test(name FILE [LABELS ...] [ENVIRONMENT ...]): a unittest file run by ctest as <name>. COPPICE is the path of the
+# program in its environment; exit status 77 means skipped.
+function(coppice_python_test name file)
+  if(NOT BUILD_TESTING)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "LABELS;ENVIRONMENT" ${ARGN})
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  add_test(NAME ${name} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  if(TARGET coppice)
+    list(APPEND ARG_ENVIRONMENT COPPICE=$<TARGET_FILE:coppice>)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_RETURN_CODE 77)
 endfunction()
 
 # coppice_bench(name SOURCES ... DEPENDS ...): a Google Benchmark program; built with the target `benches`, never run by ctest.
