@@ -17,8 +17,8 @@
 
 namespace coppice {
 
-// Tensor names are those of Hugging Face ("model.layers.0.self_attn.q_proj.weight") whatever the file's own are, and q/k rows are in
-// Hugging Face's (half-split) rotary order. Immutable after Open: safe to use from several threads.
+// Tensor names are those of Hugging Face ("model.layers.0.self_attn.q_proj.weight") whatever the file's own are, and q/k rows are
+// in Hugging Face's (half-split) rotary order. Immutable after Open: safe to use from several threads.
 class Checkpoint {
  public:
   // `path`: a .gguf file, or a folder with config.json and *.safetensors. Errors name the file, the tensor and the two values.

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "coppice/status.h"
+
 namespace coppice {
 
 enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3 };
@@ -40,5 +42,9 @@ struct ModelConfig {
 
   static constexpr int32_t kMaxHeadDim = 256;
 };
+
+// The rules between the numbers, whatever file they come from: heads in whole groups, head_dim even and at most kMaxHeadDim,
+// positive RoPE constants. INVALID_ARGUMENT names `path` and both values.
+Status CheckConfig(const ModelConfig& config, const std::string& path);
 
 }  // namespace coppice

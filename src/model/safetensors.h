@@ -26,7 +26,8 @@ class SafetensorsFile {
  public:
   static Result<SafetensorsFile> Open(const std::string& path);
 
-  const MappedFile& file() const { return file_; }
+  // Gives the mapping away; copies of the tensors stay valid as long as it lives.
+  MappedFile TakeFile() && { return std::move(file_); }
   const TensorMap& tensors() const { return tensors_; }
 
   // A copy of all elements. T: float (F32), int32_t (I32), int64_t (I64) or uint8_t (U8), exactly as stored.

@@ -10,31 +10,14 @@
 
 namespace coppice {
 
+// The floats are in both formats, the blocks in GGUF, the rest in safetensors and never weights here.
+// clang-format off
 enum class StoredType : uint8_t {
-  kF32,
-  kF16,
-  kBF16,  // GGUF and safetensors
-  kQ4_0,
-  kQ4_1,
-  kQ5_0,
-  kQ5_1,
-  kQ8_0,
-  kQ4_K,
-  kQ5_K,
-  kQ6_K,  // GGUF
-  kF64,
-  kI64,
-  kU64,
-  kI32,
-  kU32,
-  kI16,
-  kU16,
-  kI8,
-  kU8,
-  kBool,
-  kF8E4M3,
-  kF8E5M2,  // safetensors; never weights here
+  kF32, kF16, kBF16,
+  kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K,
+  kF64, kI64, kU64, kI32, kU32, kI16, kU16, kI8, kU8, kBool, kF8E4M3, kF8E5M2,
 };
+// clang-format on
 
 struct StoredTypeTraits {
   std::string_view name;

@@ -1,0 +1,304 @@
+#include "model/gguf_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "core/check.h"
+#include "model/error_text.h"
+
+namespace coppice {
+namespace {
+
+constexpr int64_t kMaxInt32 = INT32_MAX;
+
+// One line per family; what else differs between them (biases, norms) shows in which tensors a file has.
+struct GgufFamily {
+  std::string_view architecture;  // general.architecture, and the prefix of the family's keys
+  bool interleaved_qk;            // the converter moved the rows of q and k to interleaved rotary order
+};
+constexpr std::array<GgufFamily, 3> kFamilies = {{{"llama", true}, {"qwen2", false}, {"qwen3", false}}};
+
+using NamePair = std::pair<std::string_view, std::string_view>;  // GGUF, Hugging Face
+
+constexpr std::array<NamePair, 3> kModelTensors = {{{"token_embd.weight", "model.embed_tokens.weight"},
+                                                    {"output_norm.weight", "model.norm.weight"},
+                                                    {"output.weight", "lm_head.weight"}}};
+// After "blk.N." and "model.layers.N."; ".weight" or ".bias" follows.
+constexpr std::array<NamePair, 11> kLayerTensors = {{{"attn_norm", "input_layernorm"},
+                                                     {"attn_q", "self_attn.q_proj"},
+                                                     {"attn_k", "self_attn.k_proj"},
+                                                     {"attn_v", "self_attn.v_proj"},
+                                                     {"attn_output", "self_attn.o_proj"},
+                                                     {"attn_q_norm", "self_attn.q_norm"},
+                                                     {"attn_k_norm", "self_attn.k_norm"},
+                                                     {"ffn_norm", "post_attention_layernorm"},
+                                                     {"ffn_gate", "mlp.gate_proj"},
+                                                     {"ffn_up", "mlp.up_proj"},
+                                                     {"ffn_down", "mlp.down_proj"}}};
+constexpr std::string_view kRopeFactors = "rope_freqs.weight";  // llama3 scaling, as divisors of the inverse frequencies
+
+// "blk.7.attn_q.weight" -> "model.layers.7.self_attn.q_proj.weight"; nothing for a name of no table.
+std::optional<std::string> HuggingFaceName(std::string_view name) {
+  if (const auto found = std::ranges::find(kModelTensors, name, &NamePair::first); found != kModelTensors.end()) {
+    return std::string(found->second);
+  }
+  constexpr std::string_view kPrefix = "blk.";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const size_t layer_end = name.find('.', kPrefix.size());
+  const size_t stem_end = name.rfind('.');
+  if (layer_end == name.npos || stem_end <= layer_end) return std::nullopt;
+  const std::string_view layer = name.substr(kPrefix.size(), layer_end - kPrefix.size());
+  const std::string_view stem = name.substr(layer_end + 1, stem_end - layer_end - 1), kind = name.substr(stem_end);
+  const auto found = std::ranges::find(kLayerTensors, stem, &NamePair::first);
+  if (found == kLayerTensors.end() || (kind != ".weight" && kind != ".bias")) return std::nullopt;
+  return fmt::format("model.layers.{}.{}{}", layer, found->second, kind);
+}
+
+class Reader {
+ public:
+  explicit Reader(const GgufDirectory& gguf) : gguf_(gguf) {}
+
+  Result<ModelContents> Run() {
+    COPPICE_RETURN_IF_ERROR(Family());
+    COPPICE_RETURN_IF_ERROR(Config());
+    COPPICE_RETURN_IF_ERROR(Rope());
+    COPPICE_RETURN_IF_ERROR(CheckConfig(contents_.config, gguf_.path()));
+    COPPICE_RETURN_IF_ERROR(Tokenizer());
+    COPPICE_RETURN_IF_ERROR(Tensors());
+    return std::move(contents_);
+  }
+
+ private:
+  std::string Key(std::string_view name) const { return fmt::format("{}.{}", family_->architecture, name); }
+
+  Status ReadInt(const std::string& key, int64_t min, int64_t max, int32_t* value) const {
+    COPPICE_ASSIGN_OR_RETURN(const int64_t number, gguf_.Int(key, min, max));
+    *value = static_cast<int32_t>(number);
+    return OkStatus();
+  }
+  Status ReadOptionalInt(const std::string& key, int64_t min, int64_t max, int32_t* value) const {
+    return gguf_.Has(key) ? ReadInt(key, min, max, value) : OkStatus();
+  }
+  Status ReadOptionalBool(std::string_view key, bool* value) const {
+    if (!gguf_.Has(key)) return OkStatus();
+    COPPICE_ASSIGN_OR_RETURN(*value, gguf_.Bool(key));
+    return OkStatus();
+  }
+  bool HasTensor(std::string_view name) const { return gguf_.tensors().contains(name); }
+
+  Status Family() {
+    COPPICE_ASSIGN_OR_RETURN(const std::string_view architecture, gguf_.String("general.architecture"));
+    const auto found = std::ranges::find(kFamilies, architecture, &GgufFamily::architecture);
+    if (found == kFamilies.end()) {
+      return Unimplemented(fmt::format("{}: architecture {} is not supported; supported are llama, qwen2, qwen3", gguf_.path(),
+                                       Quoted(architecture)));
+    }
+    family_ = &*found;
+    contents_.config.architecture = std::string(architecture);
+    return OkStatus();
+  }
+
+  Status Config() {
+    ModelConfig& config = contents_.config;
+    COPPICE_RETURN_IF_ERROR(ReadInt(Key("block_count"), 1, 65536, &config.num_layers));
+    COPPICE_RETURN_IF_ERROR(ReadInt(Key("context_length"), 1, kMaxInt32, &config.max_position));
+    COPPICE_RETURN_IF_ERROR(ReadInt(Key("embedding_length"), 1, kMaxInt32, &config.hidden_size));
+    COPPICE_RETURN_IF_ERROR(ReadInt(Key("feed_forward_length"), 1, kMaxInt32, &config.intermediate_size));
+    COPPICE_RETURN_IF_ERROR(ReadInt(Key("attention.head_count"), 1, 65536, &config.num_qo_heads));
+    config.num_kv_heads = config.num_qo_heads;
+    COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("attention.head_count_kv"), 1, 65536, &config.num_kv_heads));
+    COPPICE_ASSIGN_OR_RETURN(config.rms_norm_eps, gguf_.Float(Key("attention.layer_norm_rms_epsilon")));
+    COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("attention.sliding_window"), 0, kMaxInt32, &config.window));
+    int32_t experts = 0;
+    COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("expert_count"), 0, kMaxInt32, &experts));
+    if (experts > 0) {
+      return Unimplemented(fmt::format("{}: a mixture of {} experts is not supported; use a dense model", gguf_.path(), experts));
+    }
+
+    config.head_dim = config.hidden_size / config.num_qo_heads;
+    const std::string key_length = Key("attention.key_length"), value_length = Key("attention.value_length");
+    COPPICE_RETURN_IF_ERROR(ReadOptionalInt(key_length, 1, kMaxInt32, &config.head_dim));
+    int32_t value_dim = config.head_dim;
+    COPPICE_RETURN_IF_ERROR(ReadOptionalInt(value_length, 1, kMaxInt32, &value_dim));
+    if (value_dim != config.head_dim) {
+      return Unimplemented(fmt::format("{}: values of {} elements a head beside keys of {} are not supported", gguf_.path(),
+                                       value_dim, config.head_dim));
+    }
+
+    // Which of a family's optional parts the model has shows in its tensors; CheckWeights then asks for them in every layer.
+    config.tie_embeddings = !HasTensor("output.weight");
+    config.attention_bias = HasTensor("blk.0.attn_output.bias");
+    config.qkv_bias = config.attention_bias || HasTensor("blk.0.attn_q.bias");
+    config.mlp_bias = HasTensor("blk.0.ffn_up.bias");
+    config.qk_norm = HasTensor("blk.0.attn_q_norm.weight");
+    const auto embedding = gguf_.tensors().find("token_embd.weight");
+    if (embedding == gguf_.tensors().end()) {
+      return InvalidArgument(fmt::format("{}: tensor \"token_embd.weight\" is missing", gguf_.path()));
+    }
+    const int64_t vocab = embedding->second.shape.front();
+    if (vocab > kMaxInt32) {
+      return InvalidArgument(
+          fmt::format("{}: tensor \"token_embd.weight\" has {} rows, at most {} are supported", gguf_.path(), vocab, kMaxInt32));
+    }
+    config.vocab_size = static_cast<int32_t>(vocab);
+    return OkStatus();
+  }
+
+  Status Rope() {
+    ModelConfig& config = contents_.config;
+    RopeConfig& rope = config.rope;
+    if (const std::string key = Key("rope.freq_base"); gguf_.Has(key)) {
+      COPPICE_ASSIGN_OR_RETURN(rope.theta, gguf_.Float(key));
+    }
+    int32_t rotated = config.head_dim;
+    COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("rope.dimension_count"), 0, kMaxInt32, &rotated));
+    if (rotated != config.head_dim) {
+      return Unimplemented(
+          fmt::format("{}: rotating {} of {} elements of a head is not supported", gguf_.path(), rotated, config.head_dim));
+    }
+    const std::string type_key = Key("rope.scaling.type"), factor_key = Key("rope.scaling.factor");
+    if (gguf_.Has(type_key)) {
+      COPPICE_ASSIGN_OR_RETURN(const std::string_view type, gguf_.String(type_key));
+      if (type == "linear") {
+        rope.scaling = RopeScaling::kLinear;
+        COPPICE_ASSIGN_OR_RETURN(rope.factor, gguf_.Float(factor_key));
+      } else if (type != "none") {
+        return Unimplemented(fmt::format("{}: RoPE scaling {} is not supported; supported are none, linear and llama3 (tensor {})",
+                                         gguf_.path(), Quoted(type), kRopeFactors));
+      }
+    }
+    return RopeFactors();
+  }
+
+  Status RopeFactors() {
+    const auto found = gguf_.tensors().find(kRopeFactors);
+    if (found == gguf_.tensors().end()) return OkStatus();
+    std::vector<float>& divisors = contents_.config.rope.frequency_divisors;
+    const StoredTensor& tensor = found->second;
+    const int64_t expected = contents_.config.head_dim / 2;
+    if (tensor.shape != std::vector<int64_t>{expected}) {
+      return InvalidArgument(fmt::format("{}: tensor {} has shape {}, expected [{}] (half the head dimension)", gguf_.path(),
+                                         Quoted(kRopeFactors), ShapeText(tensor.shape), expected));
+    }
+    divisors.resize(static_cast<size_t>(expected));
+    return LoadWeight(kRopeFactors, tensor, 1, expected, DType::kF32, std::as_writable_bytes(std::span(divisors)));
+  }
+
+  // A token id of the vocabulary, or -1 if the key is absent.
+  Status ReadTokenId(std::string_view name, int32_t* id) const {
+    return ReadOptionalInt(fmt::format("tokenizer.ggml.{}", name), 0, contents_.config.vocab_size - 1, id);
+  }
+
+  Status Tokenizer() {
+    constexpr std::string_view kModelKey = "tokenizer.ggml.model", kTokensKey = "tokenizer.ggml.tokens";
+    if (!gguf_.Has(kModelKey) || !gguf_.Has(kTokensKey)) return OkStatus();
+    ModelConfig& config = contents_.config;
+    TokenizerData& data = contents_.tokenizer.emplace();
+
+    COPPICE_ASSIGN_OR_RETURN(const std::string_view model, gguf_.String(kModelKey));
+    data.model = model == "gpt2" ? "bpe" : std::string(model);  // others are refused, by this name, by Tokenizer::Create
+    if (gguf_.Has("tokenizer.ggml.pre")) {
+      COPPICE_ASSIGN_OR_RETURN(data.pre_tokenizer, gguf_.String("tokenizer.ggml.pre"));
+    }
+
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, gguf_.Strings(kTokensKey));
+    if (tokens.size() != static_cast<size_t>(config.vocab_size)) {
+      return InvalidArgument(fmt::format("{}: {} has {} tokens, but tensor \"token_embd.weight\" has {} rows", gguf_.path(),
+                                         kTokensKey, tokens.size(), config.vocab_size));
+    }
+    data.tokens.assign(tokens.begin(), tokens.end());
+    COPPICE_RETURN_IF_ERROR(TokenKinds(&data));
+    COPPICE_RETURN_IF_ERROR(Merges(&data));
+
+    COPPICE_RETURN_IF_ERROR(ReadTokenId("bos_token_id", &data.bos_id));
+    COPPICE_RETURN_IF_ERROR(ReadTokenId("unknown_token_id", &data.unk_id));
+    COPPICE_RETURN_IF_ERROR(ReadTokenId("padding_token_id", &data.pad_id));
+    for (const std::string_view name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {  // end of text, of turn, of message
+      int32_t id = -1;
+      COPPICE_RETURN_IF_ERROR(ReadTokenId(name, &id));
+      if (id >= 0 && std::ranges::find(data.eos_ids, id) == data.eos_ids.end()) data.eos_ids.push_back(id);
+    }
+    COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_bos_token", &data.add_bos));
+    COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_eos_token", &data.add_eos));
+    if (gguf_.Has("tokenizer.chat_template")) {
+      COPPICE_ASSIGN_OR_RETURN(data.chat_template, gguf_.String("tokenizer.chat_template"));
+    }
+    config.bos_token_id = data.bos_id;
+    config.eos_token_ids = data.eos_ids;
+    return OkStatus();
+  }
+
+  Status TokenKinds(TokenizerData* data) const {
+    using Kind = TokenizerData::TokenKind;
+    constexpr std::string_view kKey = "tokenizer.ggml.token_type";
+    data->kinds.assign(data->tokens.size(), Kind::kNormal);
+    if (!gguf_.Has(kKey)) return OkStatus();
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<int64_t> types, gguf_.Ints(kKey));
+    if (types.size() != data->tokens.size()) {
+      return InvalidArgument(
+          fmt::format("{}: {} has {} entries for {} tokens", gguf_.path(), kKey, types.size(), data->tokens.size()));
+    }
+    // Ids 1..6 of the format: normal, unknown, control, user defined, unused, byte.
+    constexpr std::array<Kind, 6> kKinds = {Kind::kNormal,      Kind::kControl, Kind::kControl,
+                                            Kind::kUserDefined, Kind::kUnused,  Kind::kByte};
+    for (size_t i = 0; i < types.size(); ++i) {
+      if (types[i] < 1 || types[i] > static_cast<int64_t>(kKinds.size())) {
+        return InvalidArgument(
+            fmt::format("{}: {} of token {} is {}, expected 1..{}", gguf_.path(), kKey, i, types[i], kKinds.size()));
+      }
+      data->kinds[i] = kKinds[static_cast<size_t>(types[i] - 1)];
+    }
+    return OkStatus();
+  }
+
+  Status Merges(TokenizerData* data) const {
+    constexpr std::string_view kKey = "tokenizer.ggml.merges";
+    if (!gguf_.Has(kKey)) return OkStatus();
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> merges, gguf_.Strings(kKey));
+    data->merges.reserve(merges.size());
+    for (size_t i = 0; i < merges.size(); ++i) {
+      const size_t space = merges[i].find(' ', 1);
+      if (space == merges[i].npos || space + 1 == merges[i].size()) {
+        return InvalidArgument(fmt::format("{}: {} entry {} is {}, expected two tokens with a space between", gguf_.path(), kKey, i,
+                                           Quoted(merges[i])));
+      }
+      data->merges.emplace_back(merges[i].substr(0, space), merges[i].substr(space + 1));
+    }
+    return OkStatus();
+  }
+
+  Status Tensors() {
+    const ModelConfig& config = contents_.config;
+    for (const auto& [name, tensor] : gguf_.tensors()) {
+      if (name == kRopeFactors) continue;
+      // A name of no table keeps it, and CheckWeights refuses it.
+      const std::string weight_name = HuggingFaceName(name).value_or(name);
+      const auto [entry, inserted] = contents_.tensors.emplace(weight_name, tensor);
+      if (!inserted) return InvalidArgument(fmt::format("{}: two tensors are {}", gguf_.path(), Quoted(weight_name)));
+      const bool is_q = weight_name.find(".self_attn.q_proj.") != weight_name.npos;
+      const bool is_k = weight_name.find(".self_attn.k_proj.") != weight_name.npos;
+      if (!family_->interleaved_qk || !(is_q || is_k)) continue;
+      entry->second.interleaved_heads = is_q ? config.num_qo_heads : config.num_kv_heads;
+      if (tensor.shape.size() == 1 && Traits(tensor.type).block_elements > 1) {
+        return Unimplemented(fmt::format("{}: tensor {} is a bias of type {}, expected F32, F16 or BF16", gguf_.path(),
+                                         Quoted(name), Name(tensor.type)));
+      }
+    }
+    return CheckWeights(config, contents_.tensors, gguf_.path());
+  }
+
+  const GgufDirectory& gguf_;
+  const GgufFamily* family_ = nullptr;
+  ModelContents contents_;
+};
+
+}  // namespace
+
+Result<ModelContents> ReadGgufModel(const GgufDirectory& gguf) { return Reader(gguf).Run(); }
+
+}  // namespace coppice

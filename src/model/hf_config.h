@@ -1,0 +1,22 @@
+// config.json and generation_config.json of a Hugging Face folder -> ModelConfig.
+// Layer: model.
+#pragma once
+
+#include <string>
+
+#include "coppice/status.h"
+#include "model/config.h"
+
+namespace coppice {
+
+// The text of one file and its path, for messages.
+struct TextFile {
+  std::string path, text;
+};
+
+// RoPE settings are read in both spellings: rope_theta with rope_scaling, and rope_parameters. `generation_config` may have an
+// empty text: the end-of-sequence ids are then those of `config`. UNIMPLEMENTED names an architecture, activation or RoPE type that
+// this build cannot run; INVALID_ARGUMENT the key, the value found and the one expected.
+Result<ModelConfig> ParseHuggingFaceConfig(const TextFile& config, const TextFile& generation_config);
+
+}  // namespace coppice

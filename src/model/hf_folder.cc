@@ -1,0 +1,118 @@
+#include "model/hf_folder.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "core/check.h"
+#include "model/error_text.h"
+#include "model/hf_config.h"
+#include "model/json_file.h"
+#include "model/safetensors.h"
+
+namespace coppice {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+bool Exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+// An empty text if there is no such file.
+Result<TextFile> ReadOptionalText(std::string path) {
+  if (!Exists(path)) return TextFile{std::move(path), ""};
+  COPPICE_ASSIGN_OR_RETURN(std::string text, ReadTextFile(path));
+  return TextFile{std::move(path), std::move(text)};
+}
+
+// The index: {"weight_map": {tensor: file in the same folder}}.
+Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& index_path) {
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(index_path));
+  COPPICE_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, index_path));
+  const auto map = json.find("weight_map");
+  if (map == json.end() || !map->is_object())
+    return InvalidArgument(fmt::format("{}: \"weight_map\" must be an object", index_path));
+  std::map<std::string, std::string> shard_of;
+  for (const auto& [tensor, file] : map->items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    // Shards lie beside the index; a path could point anywhere.
+    if (name.empty() || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos || name.front() == '.') {
+      return InvalidArgument(fmt::format("{}: tensor {} is in {}, expected the name of a file in the same folder", index_path,
+                                         Quoted(tensor), Quoted(name)));
+    }
+    shard_of[tensor] = name;
+  }
+  return shard_of;
+}
+
+Status OpenSingle(const std::string& path, HuggingFaceFolder* folder) {
+  COPPICE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+  folder->contents.tensors = file.tensors();
+  folder->files.push_back(std::move(file).TakeFile());
+  return OkStatus();
+}
+
+Status OpenShards(const std::string& folder_path, const std::string& index_path, HuggingFaceFolder* folder) {
+  COPPICE_ASSIGN_OR_RETURN(const auto shard_of, ReadWeightMap(index_path));
+  std::set<std::string> shards;
+  for (const auto& [tensor, shard] : shard_of) shards.insert(shard);
+  TensorMap& tensors = folder->contents.tensors;
+  for (const std::string& shard : shards) {
+    COPPICE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(folder_path + "/" + shard));
+    for (const auto& [name, tensor] : file.tensors()) {
+      const auto entry = shard_of.find(name);
+      if (entry == shard_of.end() || entry->second != shard) {
+        return InvalidArgument(fmt::format("{}: tensor {} is in shard {}, but the index puts it in {}", index_path, Quoted(name),
+                                           Quoted(shard), entry == shard_of.end() ? "none" : Quoted(entry->second)));
+      }
+      tensors.emplace(name, tensor);
+    }
+    folder->files.push_back(std::move(file).TakeFile());
+  }
+  for (const auto& [name, shard] : shard_of) {
+    if (!tensors.contains(name)) {
+      return InvalidArgument(fmt::format("{}: tensor {} is missing from shard {}", index_path, Quoted(name), Quoted(shard)));
+    }
+  }
+  return OkStatus();
+}
+
+// Tensors that checkpoints carry and the forward pass computes or has already.
+void DropRedundant(const ModelConfig& config, TensorMap* tensors) {
+  std::erase_if(*tensors, [&](const auto& entry) {
+    return entry.first.ends_with(".rotary_emb.inv_freq") || (config.tie_embeddings && entry.first == "lm_head.weight");
+  });
+}
+
+}  // namespace
+
+Result<HuggingFaceFolder> OpenHuggingFaceFolder(const std::string& path) {
+  HuggingFaceFolder folder;
+  ModelContents& contents = folder.contents;
+  const std::string config_path = path + "/config.json";
+  if (!Exists(config_path)) {
+    return NotFound(fmt::format("{}: no config.json; give a .gguf file, or a folder with config.json and *.safetensors", path));
+  }
+  COPPICE_ASSIGN_OR_RETURN(const TextFile config, ReadOptionalText(config_path));
+  COPPICE_ASSIGN_OR_RETURN(const TextFile generation_config, ReadOptionalText(path + "/generation_config.json"));
+  COPPICE_ASSIGN_OR_RETURN(contents.config, ParseHuggingFaceConfig(config, generation_config));
+
+  const std::string single = path + "/model.safetensors", index = single + ".index.json";
+  if (Exists(single)) {
+    COPPICE_RETURN_IF_ERROR(OpenSingle(single, &folder));
+  } else if (Exists(index)) {
+    COPPICE_RETURN_IF_ERROR(OpenShards(path, index, &folder));
+  } else {
+    return NotFound(fmt::format("{}: no weights: neither model.safetensors nor model.safetensors.index.json", path));
+  }
+  DropRedundant(contents.config, &contents.tensors);
+  COPPICE_RETURN_IF_ERROR(CheckWeights(contents.config, contents.tensors, path));
+  return folder;
+}
+
+}  // namespace coppice
