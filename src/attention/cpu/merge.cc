@@ -1,0 +1,83 @@
+#include "attention/cpu/merge.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "attention/cpu/softmax_state.h"
+
+namespace coppice::attention::cpu {
+
+void FoldState(const RowState& into, const ConstRowState& from, int32_t head_dim) {
+  const float m = std::max(*into.m, from.m);
+  if (m == kNegInf) return;  // both empty
+  const float keep = Rescale(*into.m, m), add = Rescale(from.m, m);
+  for (int32_t e = 0; e < head_dim; ++e) into.acc[e] = into.acc[e] * keep + from.acc[e] * add;
+  *into.l = *into.l * keep + from.l * add;
+  *into.m = m;
+}
+
+void StoreRow(const float* acc, float scale, int32_t head_dim, DType dtype, std::byte* out) {
+  const auto store = [&]<class T>(T* to, auto convert) {
+    for (int32_t e = 0; e < head_dim; ++e) to[e] = convert(acc[e] * scale);
+  };
+  switch (dtype) {
+    case DType::kF32: return store(reinterpret_cast<float*>(out), [](float x) { return x; });
+    case DType::kBF16: return store(reinterpret_cast<BF16*>(out), BF16::FromFloat);
+    case DType::kF16: return store(reinterpret_cast<F16*>(out), F16::FromFloat);
+  }
+}
+
+void LoadRow(const std::byte* from, int32_t head_dim, DType dtype, float* to) {
+  switch (dtype) {
+    case DType::kF32: std::copy_n(reinterpret_cast<const float*>(from), head_dim, to); return;
+    case DType::kBF16:
+      std::transform(reinterpret_cast<const BF16*>(from), reinterpret_cast<const BF16*>(from) + head_dim, to,
+                     [](BF16 x) { return x.ToFloat(); });
+      return;
+    case DType::kF16:
+      std::transform(reinterpret_cast<const F16*>(from), reinterpret_cast<const F16*>(from) + head_dim, to,
+                     [](F16 x) { return x.ToFloat(); });
+      return;
+  }
+}
+
+Status MergeStates(Executor& executor, const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads,
+                   int32_t head_dim, DType dtype, std::span<const uint8_t> mask) {
+  constexpr int32_t kMaxHeadDim = 256;
+  if (num_rows < 0 || num_heads < 1 || head_dim < 1 || head_dim > kMaxHeadDim) {
+    return InvalidArgument("MergeStates: num_rows = " + std::to_string(num_rows) + ", num_heads = " + std::to_string(num_heads) +
+                           ", head_dim = " + std::to_string(head_dim) + "; expected >= 0, >= 1 and 1..256");
+  }
+  if (!mask.empty() && static_cast<int64_t>(mask.size()) != num_rows) {
+    return InvalidArgument("MergeStates: mask has " + std::to_string(mask.size()) + " entries for " + std::to_string(num_rows) +
+                           " rows; pass one per row or none");
+  }
+  const auto is_null = [](const StateView& state) { return state.out == nullptr || state.lse == nullptr; };
+  if (num_rows > 0 && (is_null(into) || std::ranges::any_of(from, is_null))) {
+    return InvalidArgument("MergeStates: a state has a null out or lse; pass both for each of the " +
+                           std::to_string(from.size() + 1) + " states");
+  }
+
+  // A normalised pair (out, lse) is the state with acc = out, l = 1, m = lse in base 2.
+  const size_t row_bytes = head_dim * SizeOf(dtype);
+  executor.ParallelFor(num_rows, [&](int64_t row, int) {
+    if (!mask.empty() && mask[row] == 0) return;
+    std::array<float, kMaxHeadDim> acc, term;
+    for (int64_t i = row * num_heads; i < (row + 1) * num_heads; ++i) {
+      std::byte* out = static_cast<std::byte*>(into.out) + i * row_bytes;
+      LoadRow(out, head_dim, dtype, acc.data());
+      float m = into.lse[i] * kLog2E, l = into.lse[i] == kNegInf ? 0.0f : 1.0f;
+      for (const StateView& state : from) {
+        LoadRow(static_cast<const std::byte*>(state.out) + i * row_bytes, head_dim, dtype, term.data());
+        const ConstRowState other = {.acc = term.data(), .m = state.lse[i] * kLog2E, .l = state.lse[i] == kNegInf ? 0.0f : 1.0f};
+        FoldState({.acc = acc.data(), .m = &m, .l = &l}, other, head_dim);
+      }
+      StoreRow(acc.data(), l > 0 ? 1 / l : 0.0f, head_dim, dtype, out);
+      into.lse[i] = NaturalLse(m, l);
+    }
+  });
+  return OkStatus();
+}
+
+}  // namespace coppice::attention::cpu

@@ -1,0 +1,48 @@
+// Plans made by hand, without a cost model: the shapes that a backend must execute, chosen freely by a test.
+// Layer: tests.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "coppice/attention.h"
+
+namespace coppice::attention::testing {
+
+struct HandPlanOptions {
+  bool share = true;         // an item per node that several branches with queries have in common
+  double absorb = 0.0;       // chance that such a node is read by each branch below it instead
+  int32_t cut_multiple = 0;  // > 0: ranges are also cut at random multiples of this many kv indices
+  double cut = 0.3;          // chance of a cut at each multiple
+  bool stream_only = false;  // kind of all items; else by rows
+  int32_t dense_min_rows = 8;
+  int32_t lookahead = 0;  // empty items past the live end of each branch, as a planner lays them out ahead
+};
+
+// A plan over one forest; valid while lengths grow. Owns what its PlanView shows.
+class HandPlan {
+ public:
+  HandPlan(const AttentionSpec& spec, const PrefixForestView& forest, const HandPlanOptions& options, uint64_t seed);
+  PlanView View() const;
+  // Capacities of exactly this plan.
+  PlanSizes Sizes() const;
+  int32_t max_contributions_of_a_set() const;
+
+ private:
+  struct Range {
+    int32_t begin, end;
+  };
+  void AddItem(int32_t page_row, Range range, const std::vector<int32_t>& sets);
+
+  AttentionSpec spec_;
+  HandPlanOptions options_;
+  int32_t page_size_, num_states_ = 0;
+  std::vector<WorkItem> items_;
+  std::vector<int32_t> members_, compute_queue_, bandwidth_queue_;
+  std::vector<MergeSet> sets_;
+  std::vector<Contribution> contributions_;
+  std::vector<std::vector<Contribution>> of_set_;
+};
+
+}  // namespace coppice::attention::testing
