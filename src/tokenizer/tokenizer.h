@@ -16,14 +16,16 @@ namespace coppice {
 // Immutable after Create: safe to use from several threads.
 class Tokenizer {
  public:
+  // INVALID_ARGUMENT or UNIMPLEMENTED names the field of `data`, its value and what is expected.
   static Result<std::unique_ptr<Tokenizer>> Create(TokenizerData data);
   virtual ~Tokenizer() = default;
 
   struct EncodeOptions {
-    bool add_special = true;     // bos / eos as the model's metadata asks
-    bool parse_special = true;   // special tokens written in the text become their ids
+    bool add_special = true;    // bos / eos as the model's metadata asks
+    bool parse_special = true;  // special tokens written in the text become their ids
   };
-  // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input); invalid UTF-8 bytes are encoded as bytes.
+  // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input); invalid UTF-8 bytes are encoded as bytes. A
+  // byte for which the vocabulary has no token (SmolLM2 lacks a few control characters) is left out, as Hugging Face does.
   virtual Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
   Result<std::vector<int32_t>> Encode(std::string_view text) const { return Encode(text, EncodeOptions()); }
   // Bytes of one token; empty for a control token unless `keep_special`.

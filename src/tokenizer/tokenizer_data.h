@@ -13,9 +13,10 @@ struct TokenizerData {
   enum class TokenKind : uint8_t { kNormal, kControl, kUserDefined, kByte, kUnused };
 
   std::string model;          // "bpe": byte-level BPE
-  std::string pre_tokenizer;  // "gpt2", "llama-3", "smollm", "qwen2"; or empty with pre_tokenizer_patterns given
+  std::string pre_tokenizer;  // "gpt2", "llama-3", "smollm", "qwen2" or a GGUF alias; or empty with pre_tokenizer_patterns given
   std::vector<std::string> pre_tokenizer_patterns;  // regexes of tokenizer.json, applied in order (split isolated)
-  bool split_digits_individually = false;           // tokenizer.json "Digits" pre-tokenizer
+  bool normalize_nfc = false;                       // text is brought to NFC first; the kind "qwen2" implies it
+  bool ignore_merges = false;       // a piece that is a token stays whole, whatever the merges say; the kind "llama-3" implies it
   std::vector<std::string> tokens;  // by id; byte-level BPE alphabet as stored in the file
   std::vector<TokenKind> kinds;     // by id; special tokens are kControl
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
