@@ -1,0 +1,342 @@
+#include "cache/kv_cache.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/check.h"
+
+namespace coppice {
+namespace {
+
+int32_t CeilDiv(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Result<std::unique_ptr<KvCache>> KvCache::Create(const Options& options) {
+  auto pool = std::make_unique<PagePool>(options.num_pages, options.page_size);
+  auto tree = std::make_unique<PrefixTree>(pool.get());
+  COPPICE_ASSIGN_OR_RETURN(BranchForest forest,
+                           BranchForest::Create(tree.get(), {.max_branches = options.max_branches,
+                                                             .pages_per_branch = CeilDiv(options.max_context, options.page_size),
+                                                             .page_size = options.page_size}));
+  return std::unique_ptr<KvCache>(new KvCache(options, std::move(pool), std::move(tree), std::move(forest)));
+}
+
+KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::unique_ptr<PrefixTree> tree, BranchForest forest)
+    : options_(options),
+      pool_(std::move(pool)),
+      tree_storage_(std::move(tree)),
+      pages_(*pool_),
+      tree_(*tree_storage_),
+      forest_(std::move(forest)),
+      branches_(options.max_branches) {
+  for (BranchId b = options.max_branches - 1; b >= 0; --b) free_branches_.push_back(b);
+}
+
+KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
+  const int32_t num_tokens = static_cast<int32_t>(args.tokens.size());
+  COPPICE_CHECK(num_tokens >= 1 && num_tokens <= options_.max_context);
+  if (free_branches_.empty()) return {};
+  SaltRange salt{.id = Intern(args.salt.salt), .begin = args.salt.private_begin};
+  if (salt.id == 0) salt.begin = 0;  // public throughout
+
+  PrefixTree::Match match;
+  if (options_.share) match = tree_.Find(args.tokens, salt);
+  if (match.ready < match.length) return {.outcome = Outcome::kPending};
+  const NodeId above = Split(match);
+  tree_.Lock(above);  // before anything is evicted for us
+
+  const bool copies_page = match.length % pages_.page_size() != 0 && match.length < num_tokens;
+  const int32_t new_pages = CeilDiv(num_tokens, pages_.page_size()) - CeilDiv(match.length, pages_.page_size()) + copies_page;
+  if (new_pages + args.spare_pages > pages_.num_pages() - pages_.num_in_use()) {
+    tree_.Unlock(above);
+    return {};
+  }
+  std::vector<PageId> new_path;
+  bool have_pages = true;
+  if (copies_page) have_pages = ContinuePage(tree_.node(above).pages.back(), match.length, &new_path);
+  have_pages =
+      have_pages && AppendFreshPages(CeilDiv(match.length, pages_.page_size()), CeilDiv(num_tokens, pages_.page_size()), &new_path);
+  COPPICE_CHECK(have_pages);  // counted above: every page that is not in use can be had by evicting
+
+  const BranchId id = TakeBranch();
+  Branch& branch = branches_[id];
+  branch.salt = salt;
+  branch.cached = match.length;
+  branch.alone = args.compute_all && match.length > 0;
+  branch.computed = branch.alone ? 0 : std::min(match.length, num_tokens - 1);
+  if (options_.share) {
+    branch.node = AddPath(above, args.tokens, match.length, salt, std::move(new_path), match.length);
+    tree_.Lock(branch.node);
+    tree_.Unlock(above);
+    branch.own_begin = num_tokens;
+  } else {
+    branch.own_pages = std::move(new_path);
+    for (const PageId page : branch.own_pages) pages_.AddUse(page);
+  }
+  branch.capacity = branch.kv_len = num_tokens;
+  FillRow(id);
+  forest_.Link(id, branch.alone ? kRootNode : branch.node, branch.computed);
+  hit_tokens_ += branch.cached;
+  return {.outcome = Outcome::kAdmitted, .branch = id, .cached = branch.cached, .computed = branch.computed};
+}
+
+BranchId KvCache::Fork(BranchId parent_id) {
+  if (free_branches_.empty()) return kNoBranch;
+  const Branch& parent = branches_[parent_id];
+  COPPICE_CHECK(parent.in_use && parent.computed == parent.kv_len && (parent.own_pages.empty() || !options_.share));
+  std::vector<PageId> copies;
+  if (!options_.share) {
+    if (!AppendFreshPages(0, CeilDiv(parent.kv_len, pages_.page_size()), &copies)) {
+      DropPages(copies);
+      return kNoBranch;
+    }
+    for (size_t i = 0; i < copies.size(); ++i) {
+      pending_copies_.push_back({.from = parent.own_pages[i], .to = copies[i]});
+      pages_.AddUse(copies[i]);
+    }
+  }
+  const BranchId id = TakeBranch();
+  branches_[id] = parent;
+  branches_[id].own_pages = std::move(copies);
+  branches_[id].cached = parent.kv_len;
+  tree_.Lock(parent.node);
+  FillRow(id);
+  forest_.Link(id, parent.node, parent.computed);
+  return id;
+}
+
+bool KvCache::Grow(BranchId id, int32_t kv_len) {
+  Branch& branch = branches_[id];
+  COPPICE_DCHECK(branch.in_use && kv_len <= options_.max_context);
+  const int32_t page_size = pages_.page_size();
+  const std::span<PageId> row = forest_.Row(id);
+  if (kv_len > branch.capacity && branch.own_pages.empty() && branch.own_begin % page_size != 0) {
+    PageId& entry = row[branch.own_begin / page_size];
+    if (!ContinuePage(entry, branch.own_begin, &branch.own_pages)) return false;
+    pages_.AddUse(branch.own_pages.front());
+    if (entry != branch.own_pages.front()) {
+      entry = branch.own_pages.front();
+      forest_.NoteRowChange();
+    }
+    branch.capacity = (branch.own_begin / page_size + 1) * page_size;
+  }
+  while (CeilDiv(kv_len, page_size) > CeilDiv(branch.capacity, page_size)) {
+    const int32_t index = CeilDiv(branch.capacity, page_size);
+    if (!AppendFreshPages(index, index + 1, &branch.own_pages)) return false;
+    pages_.AddUse(branch.own_pages.back());
+    row[index] = branch.own_pages.back();
+    branch.capacity = (index + 1) * page_size;
+  }
+  branch.capacity = std::max(branch.capacity, kv_len);
+  branch.kv_len = std::max(branch.kv_len, kv_len);
+  return true;
+}
+
+int64_t KvCache::SlotOf(BranchId id, int32_t kv_index) const {
+  const Branch& branch = branches_[id];
+  COPPICE_DCHECK(branch.in_use && kv_index < branch.kv_len);
+  if (kv_index < branch.cached) return -1;
+  const int32_t page_size = pages_.page_size();
+  return int64_t{forest_.Row(id)[kv_index / page_size]} * page_size + kv_index % page_size;
+}
+
+void KvCache::MarkComputed(BranchId id, int32_t computed) {
+  Branch& branch = branches_[id];
+  branch.computed = computed;
+  if (computed > branch.own_begin) return;
+  tree_.MarkReady(branch.node, computed);
+  if (branch.alone && computed == branch.own_begin) {
+    branch.alone = false;
+    forest_.Unlink(id);
+    forest_.Link(id, branch.node, computed);
+  }
+}
+
+void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
+  Branch& branch = branches_[id];
+  COPPICE_CHECK(branch.in_use);
+  COPPICE_DCHECK(static_cast<int32_t>(tokens.size()) >= branch.computed);
+  forest_.Unlink(id);
+  if (options_.share && branch.computed > branch.own_begin) KeepOwnTokens(branch, tokens.first(branch.computed));
+  for (const PageId page : branch.own_pages) pages_.DropUse(page);
+  DropPages(branch.own_pages);
+  tree_.Unlock(branch.node);
+  tree_.DropUnready(branch.node);
+  std::erase_if(pending_copies_, [&](const attention::PageCopy& copy) { return pages_.references(copy.to) == 0; });
+  branch = Branch{};
+  free_branches_.push_back(id);
+}
+
+attention::PrefixForestView KvCache::EndStep() {
+  forest_.EndStep();
+  return forest_.View();
+}
+
+KvCache::Usage KvCache::usage() const {
+  Usage usage{.pages_total = pages_.num_pages(),
+              .pages_owned = pages_.num_owned(),
+              .pages_in_use = pages_.num_in_use(),
+              .tokens_in_use = tree_.locked_tokens()};
+  for (const Branch& branch : branches_) {
+    if (!branch.in_use) continue;
+    usage.pages_unshared += CeilDiv(branch.kv_len, pages_.page_size());
+    usage.tokens_in_use += branch.kv_len - branch.own_begin;
+  }
+  return usage;
+}
+
+void KvCache::DropCached() {
+  while (tree_.EvictOne()) {
+  }
+}
+
+PageId KvCache::TakePage() {
+  for (;;) {
+    if (const PageId page = pages_.Allocate(); page != kNoPage) return page;
+    if (!tree_.EvictOne()) return kNoPage;
+  }
+}
+
+bool KvCache::ContinuePage(PageId shared, int32_t begin, std::vector<PageId>* pages) {
+  PageId page = shared;
+  if (pages_.claimed_slots(shared) == begin % pages_.page_size()) {
+    pages_.AddReference(shared);
+  } else {
+    page = TakePage();
+    if (page == kNoPage) return false;
+    pending_copies_.push_back({.from = shared, .to = page});
+  }
+  pages_.set_claimed_slots(page, pages_.page_size());
+  pages->push_back(page);
+  return true;
+}
+
+bool KvCache::AppendFreshPages(int32_t begin, int32_t end, std::vector<PageId>* pages) {
+  for (; begin < end; ++begin) {
+    const PageId page = TakePage();
+    if (page == kNoPage) return false;
+    pages_.set_claimed_slots(page, pages_.page_size());
+    pages->push_back(page);
+  }
+  return true;
+}
+
+void KvCache::DropPages(std::span<const PageId> pages) {
+  for (const PageId page : pages) pages_.DropReference(page);
+}
+
+void KvCache::FillRow(BranchId branch_id) {
+  const Branch& branch = branches_[branch_id];
+  const std::span<PageId> row = forest_.Row(branch_id);
+  const int32_t page_size = pages_.page_size();
+  const int32_t own_first = branch.own_begin / page_size;
+  std::copy(branch.own_pages.begin(), branch.own_pages.end(), row.begin() + own_first);
+  // Upwards; where two nodes meet inside a page, the lower one's page holds the tokens of both.
+  int32_t end = branch.own_pages.empty() ? static_cast<int32_t>(row.size()) : own_first;
+  for (NodeId id = branch.node; id != kRootNode; id = tree_.node(id).parent) {
+    const PrefixTree::Node& node = tree_.node(id);
+    const int32_t first = node.begin / page_size;
+    for (size_t i = 0; i < node.pages.size() && first + static_cast<int32_t>(i) < end; ++i) row[first + i] = node.pages[i];
+    end = first;
+  }
+}
+
+BranchId KvCache::TakeBranch() {
+  const BranchId id = free_branches_.back();
+  free_branches_.pop_back();
+  branches_[id] = Branch{.in_use = true};
+  return id;
+}
+
+NodeId KvCache::Split(const PrefixTree::Match& match) {
+  const NodeId upper = tree_.SplitAt(match);
+  if (upper != match.node) forest_.OnSplit(upper, match.node);
+  return upper;
+}
+
+NodeId KvCache::AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt,
+                        std::vector<PageId> pages, int32_t ready_end) {
+  const int32_t page_size = pages_.page_size();
+  const int32_t end = static_cast<int32_t>(tokens.size());
+  const int32_t first_page = begin / page_size;
+  if (begin < end) pages_.set_claimed_slots(pages.back(), (end - 1) % page_size + 1);
+  while (begin < end) {  // twice where the salt changes inside
+    const int32_t stop = begin < salt.begin ? std::min(salt.begin, end) : end;
+    std::vector<PageId> part(pages.begin() + (begin / page_size - first_page),
+                             pages.begin() + (CeilDiv(stop, page_size) - first_page));
+    if (stop < end && stop % page_size != 0) pages_.AddReference(part.back());
+    above = tree_.AddLeaf(above, tokens.subspan(begin, stop - begin), salt.At(begin), std::move(part),
+                          std::clamp(ready_end, begin, stop));
+    begin = stop;
+  }
+  return above;
+}
+
+void KvCache::KeepOwnTokens(const Branch& branch, std::span<const int32_t> tokens) {
+  const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens.subspan(branch.own_begin), branch.salt);
+  const int32_t end = static_cast<int32_t>(tokens.size());
+  if (match.length == end || match.ready < match.length) return;  // there already, or being computed by somebody
+  const int32_t page_size = pages_.page_size();
+  const int32_t own_first = branch.own_begin / page_size;
+  std::vector<PageId> pages(branch.own_pages.begin() + (match.length / page_size - own_first),
+                            branch.own_pages.begin() + (CeilDiv(end, page_size) - own_first));
+  for (const PageId page : pages) pages_.AddReference(page);
+  AddPath(Split(match), tokens, match.length, branch.salt, std::move(pages), end);
+}
+
+uint32_t KvCache::Intern(std::string_view salt) {
+  if (salt.empty()) return 0;
+  if (const auto found = salt_ids_.find(salt); found != salt_ids_.end()) return found->second;
+  if (salt_ids_.size() >= salt_limit_) {  // forget salts that nothing cached bears
+    std::set<uint32_t> alive;
+    for (NodeId id = 0; id < tree_.node_capacity(); ++id) alive.insert(tree_.node(id).salt);
+    for (const Branch& branch : branches_) alive.insert(branch.salt.id);
+    std::erase_if(salt_ids_, [&](const auto& entry) { return !alive.contains(entry.second); });
+    salt_limit_ = 2 * salt_ids_.size() + 1024;
+  }
+  return salt_ids_.emplace(salt, next_salt_id_++).first->second;
+}
+
+Status KvCache::CheckIntegrity() const {
+  std::vector<int32_t> references(pages_.num_pages()), uses(pages_.num_pages()), direct_locks(tree_.node_capacity());
+  COPPICE_RETURN_IF_ERROR(tree_.CheckIntegrity(references, uses));
+  COPPICE_RETURN_IF_ERROR(forest_.CheckIntegrity());
+  const int32_t page_size = pages_.page_size();
+  for (BranchId id = 0; id < options_.max_branches; ++id) {
+    const Branch& branch = branches_[id];
+    if (!branch.in_use) continue;
+    const auto broken = [id](const std::string& what) { return Internal("branch " + std::to_string(id) + ": " + what); };
+    ++direct_locks[branch.node];
+    for (const PageId page : branch.own_pages) {
+      ++references[page];
+      ++uses[page];
+    }
+    const std::span<const PageId> row = forest_.Row(id);
+    for (int32_t j = 0; j < static_cast<int32_t>(branch.own_pages.size()); ++j) {
+      if (row[branch.own_begin / page_size + j] != branch.own_pages[j])
+        return broken("its row does not hold its own page " + std::to_string(j));
+    }
+    for (NodeId n = branch.node; n != kRootNode; n = tree_.node(n).parent) {
+      for (int32_t kv = tree_.node(n).begin / page_size * page_size; kv < tree_.node(n).end(); kv += page_size) {
+        const int32_t j = kv / page_size;
+        const PageId page = tree_.node(n).pages[j - tree_.node(n).begin / page_size];
+        // Inside a page where a deeper owner took over, the row holds the deeper one's copy.
+        const bool whole = (j + 1) * page_size <= tree_.node(n).end();
+        if (whole && row[j] != page) return broken("its row does not hold page " + std::to_string(j) + " of its path");
+      }
+    }
+  }
+  for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
+    if (!tree_.node(n).in_tree) continue;
+    if (tree_.node(n).locks > 0) ++direct_locks[tree_.node(n).parent];
+  }
+  for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
+    if (tree_.node(n).in_tree && tree_.node(n).locks != direct_locks[n])
+      return Internal("prefix tree node " + std::to_string(n) + ": leaked lock");
+  }
+  return pages_.CheckIntegrity(references, uses);
+}
+
+}  // namespace coppice

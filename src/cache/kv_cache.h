@@ -1,0 +1,156 @@
+// The cache as the engine sees it: branches (running sequences) are admitted, forked, grown and released; what they share is found,
+// kept and evicted behind it. It plans pages and copies; kv_storage.h holds the memory. Knows no requests and no model.
+// Layer: cache. docs/engine.md, "The cache"; one copy of shared KV and n leaves: Hydragen section 3, Bifurcated Attention
+// section 4.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cache/branch_forest.h"
+#include "cache/page_pool.h"
+#include "cache/prefix_tree.h"
+#include "coppice/attention.h"
+#include "coppice/status.h"
+
+namespace coppice {
+
+// Who may share a token's KV: tokens from `private_begin` on only with requests of the same salt, those before with everybody.
+struct CacheSalt {
+  std::string_view salt;  // empty: everything is public
+  int32_t private_begin = 0;
+};
+
+// Thread-compatible. Every call leaves the cache consistent, failed ones included.
+class KvCache {
+ public:
+  struct Options {
+    int32_t num_pages = 0, page_size = 16;
+    int32_t max_branches = 0;
+    int32_t max_context = 0;  // tokens of a branch
+    bool share = true;        // false: SharingMode::kNone, a copy per branch and nothing kept
+  };
+  static Result<std::unique_ptr<KvCache>> Create(const Options& options);
+
+  // ---- branches
+
+  enum class Outcome : uint8_t {
+    kAdmitted,
+    kNoRoom,   // not enough pages or branch slots now
+    kPending,  // somebody computes a part of this prompt right now; wait for it
+  };
+  struct Admission {
+    Outcome outcome = Outcome::kNoRoom;
+    BranchId branch = kNoBranch;
+    int32_t cached = 0;    // tokens whose KV is there already, or will be when this step's copies are done
+    int32_t computed = 0;  // where the forward pass has to begin: at least the last token is computed for its logits
+  };
+  struct AdmitArgs {
+    std::span<const int32_t> tokens;  // at least one, at most max_context
+    CacheSalt salt;
+    bool compute_all = false;  // the caller needs the forward of every token (prompt log-probabilities), cached or not
+    int32_t spare_pages = 0;   // admit only if this many pages stay obtainable
+  };
+  // Starts a branch. Its tokens are announced in the tree at once, so that equal prompts in flight wait and then share.
+  Admission Admit(const AdmitArgs& args);
+  // A branch with the same path. kNoBranch when slots (or, without sharing, pages) are lacking.
+  // REQUIRES: nothing was grown past the admitted tokens, which are all computed.
+  BranchId Fork(BranchId branch);
+
+  // Gives the branch pages for kv indices below `kv_len`; false when there are none to be had (some may have been taken: call again
+  // after a release, or release the branch). Evicts what nobody uses.
+  [[nodiscard]] bool Grow(BranchId branch, int32_t kv_len);
+  // page * page_size + slot to write the token at `kv_index` to; -1 when its KV is already there. REQUIRES: grown past it.
+  int64_t SlotOf(BranchId branch, int32_t kv_index) const;
+  // Everything before kv index `computed` has been through the forward pass.
+  void MarkComputed(BranchId branch, int32_t computed);
+  // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start.
+  void Release(BranchId branch, std::span<const int32_t> tokens);
+
+  // ---- this step
+
+  void BeginStep() { forest_.BeginStep(); }
+  void SetQueries(BranchId branch, int32_t query_begin, int32_t query_count, int32_t kv_len) {
+    forest_.SetQueries(branch, query_begin, query_count, kv_len);
+  }
+  // The forest of this step; spans stay valid until the cache is gone.
+  attention::PrefixForestView EndStep();
+  // Whole-page copies to do, in any order, before this step's forward pass (copy-on-write).
+  std::span<const attention::PageCopy> pending_copies() const { return pending_copies_; }
+  void ClearPendingCopies() { pending_copies_.clear(); }
+
+  // ---- accounting
+
+  struct Usage {
+    int32_t pages_total = 0, pages_owned = 0;  // owned: running and cached
+    int32_t pages_in_use = 0;                  // of running branches, shared ones once
+    int64_t pages_unshared = 0;                // what the same branches would take with a copy each
+    int64_t tokens_in_use = 0;                 // distinct tokens in pages_in_use; the rest of their slots is rounding
+  };
+  Usage usage() const;
+  int64_t hit_tokens() const { return hit_tokens_; }  // tokens found by Admit
+  int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }
+  int32_t page_size() const { return options_.page_size; }
+  const PrefixTree& tree() const { return tree_; }
+  const BranchForest& forest() const { return forest_; }
+
+  // Frees everything that no branch uses.
+  void DropCached();
+  // Everything accounted for: pool, tree, forest, rows. O(everything).
+  Status CheckIntegrity() const;
+
+ private:
+  struct Branch {
+    bool in_use = false;
+    bool alone = false;       // outside the shared forest until its prompt is computed
+    NodeId node = kRootNode;  // what it is attached to; locked
+    int32_t own_begin = 0;    // kv index where its own pages take over: the end of `node`
+    int32_t kv_len = 0;       // kv indices below this may be written
+    int32_t capacity = 0;     // kv indices below this have pages
+    int32_t computed = 0, cached = 0;
+    std::vector<PageId>
+        own_pages;  // pages own_begin / page_size and on; the first may continue a shared page, in place or as a copy
+    SaltRange salt;
+  };
+
+  KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::unique_ptr<PrefixTree> tree, BranchForest forest);
+  // A free page, evicting if need be; kNoPage if every page is in use.
+  PageId TakePage();
+  // Appends to `pages` the page that continues `shared` from kv index `begin`, not a page start: the page itself when nobody wrote
+  // past `begin`, else a copy of it. False when there is no page.
+  bool ContinuePage(PageId shared, int32_t begin, std::vector<PageId>* pages);
+  // Appends fresh pages for entries [begin, end) of a row.
+  bool AppendFreshPages(int32_t begin, int32_t end, std::vector<PageId>* pages);
+  void DropPages(std::span<const PageId> pages);
+  void FillRow(BranchId branch);
+  BranchId TakeBranch();
+  NodeId Split(const PrefixTree::Match& match);
+  // Adds nodes for tokens [begin, tokens.size()) below `above`, one per salt; takes over a reference to each page. Returns the
+  // last.
+  NodeId AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt, std::vector<PageId> pages,
+                 int32_t ready_end);
+  // Puts what a branch computed past its node into the tree, except what is there already.
+  void KeepOwnTokens(const Branch& branch, std::span<const int32_t> tokens);
+  uint32_t Intern(std::string_view salt);
+
+  Options options_;
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<PrefixTree> tree_storage_;
+  PagePool& pages_;
+  PrefixTree& tree_;
+  BranchForest forest_;
+  std::vector<Branch> branches_;
+  std::vector<BranchId> free_branches_;
+  std::vector<attention::PageCopy> pending_copies_;
+  std::map<std::string, uint32_t, std::less<>> salt_ids_;
+  size_t salt_limit_ = 1024;  // entries of salt_ids_ before it is cleaned
+  uint32_t next_salt_id_ = 1;
+  int64_t hit_tokens_ = 0;
+};
+
+}  // namespace coppice

@@ -1,0 +1,327 @@
+// KvCache against a memory that remembers which path each slot was computed for: whatever is shared, copied, evicted or forked, a
+// branch must read exactly its own history, through its own row and through every other member's row of a shared forest node.
+#include "cache/kv_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace coppice {
+namespace {
+
+using attention::kFreeSlot;
+using attention::kLive;
+using attention::kNoParent;
+
+struct Sequence {
+  BranchId branch = kNoBranch;
+  std::string salt;
+  int32_t private_begin = 0;
+  std::vector<int32_t> tokens;
+  int32_t computed = 0;
+  int32_t prompt = 0;
+};
+
+// What a token's KV depends on: everything before it, and (so that sharing across salts shows) the salt.
+uint64_t Fingerprint(const Sequence& sequence, int32_t kv_index) {
+  uint64_t h = 1469598103934665603u;
+  for (int32_t i = 0; i <= kv_index; ++i) {
+    const bool is_private = !sequence.salt.empty() && i >= sequence.private_begin;
+    const uint64_t salt = is_private ? std::hash<std::string>()(sequence.salt) : 0;
+    h = (h ^ (salt + static_cast<uint64_t>(sequence.tokens[i]))) * 1099511628211u;
+  }
+  return h;
+}
+
+class Harness {
+ public:
+  Harness(int32_t pages, int32_t page_size, int32_t branches, bool share)
+      : page_size_(page_size), memory_(static_cast<size_t>(pages) * page_size) {
+    auto cache = KvCache::Create(
+        {.num_pages = pages, .page_size = page_size, .max_branches = branches, .max_context = kMaxContext, .share = share});
+    cache_ = std::move(cache).value();
+  }
+  static constexpr int32_t kMaxContext = 64;
+
+  KvCache& cache() { return *cache_; }
+  KvCache::Outcome Admit(Sequence* sequence, bool compute_all = false) {
+    const auto admission = cache_->Admit({.tokens = sequence->tokens,
+                                          .salt = {.salt = sequence->salt, .private_begin = sequence->private_begin},
+                                          .compute_all = compute_all});
+    sequence->branch = admission.branch;
+    sequence->computed = admission.computed;
+    sequence->prompt = static_cast<int32_t>(sequence->tokens.size());
+    return admission.outcome;
+  }
+  // One forward step of `sequences`, `counts` tokens each.
+  void Step(const std::vector<std::pair<Sequence*, int32_t>>& work) {
+    cache_->BeginStep();
+    int32_t queries = 0;
+    for (const auto& [sequence, count] : work) {
+      cache_->SetQueries(sequence->branch, queries, count, sequence->computed + count);
+      queries += count;
+    }
+    const attention::PrefixForestView forest = cache_->EndStep();
+    FlushCopies();
+    for (const auto& [sequence, count] : work) {
+      for (int32_t i = sequence->computed; i < sequence->computed + count; ++i) {
+        if (const int64_t slot = cache_->SlotOf(sequence->branch, i); slot >= 0) memory_[slot] = Fingerprint(*sequence, i);
+      }
+    }
+    ExpectForestHolds(forest, work);
+    for (const auto& [sequence, count] : work) {
+      sequence->computed += count;
+      cache_->MarkComputed(sequence->branch, sequence->computed);
+    }
+  }
+  void FlushCopies() {
+    for (const attention::PageCopy& copy : cache_->pending_copies()) {
+      for (int32_t s = 0; s < page_size_; ++s) memory_[copy.to * page_size_ + s] = memory_[copy.from * page_size_ + s];
+    }
+    cache_->ClearPendingCopies();
+  }
+  void Release(const Sequence& sequence) { cache_->Release(sequence.branch, sequence.tokens); }
+  uint64_t Read(const attention::PrefixForestView& forest, BranchId row, int32_t kv_index) const {
+    const int32_t page = forest.page_indices[forest.branch_page_begin[row] + kv_index / page_size_];
+    return memory_[page * page_size_ + kv_index % page_size_];
+  }
+
+ private:
+  void ExpectForestHolds(const attention::PrefixForestView& forest, const std::vector<std::pair<Sequence*, int32_t>>& work) {
+    // Members of each forest node.
+    std::vector<std::vector<const Sequence*>> members(forest.node_parent.size());
+    for (const auto& [sequence, count] : work) {
+      for (int32_t n = forest.branch_node[sequence->branch]; n != kNoParent; n = forest.node_parent[n]) {
+        ASSERT_NE(forest.node_parent[n], kFreeSlot);
+        members[n].push_back(sequence);
+      }
+      ASSERT_EQ(forest.branch_kv_len[sequence->branch], sequence->computed + count);
+    }
+    for (size_t n = 0; n < members.size(); ++n) {
+      for (const Sequence* reader : members[n]) {
+        const int32_t kv_len = forest.branch_kv_len[reader->branch];
+        const int32_t end = forest.node_end[n] == kLive ? kv_len : forest.node_end[n];
+        ASSERT_LE(end, kv_len);
+        for (int32_t i = forest.node_begin[n]; i < end; ++i) {
+          for (const Sequence* row : members[n])
+            ASSERT_EQ(Read(forest, row->branch, i), Fingerprint(*reader, i)) << "kv index " << i;
+        }
+      }
+    }
+  }
+
+  int32_t page_size_;
+  std::vector<uint64_t> memory_;
+  std::unique_ptr<KvCache> cache_;
+};
+
+std::vector<int32_t> Tokens(int32_t count, int32_t first = 0) {
+  std::vector<int32_t> tokens(count);
+  for (int32_t i = 0; i < count; ++i) tokens[i] = first + i;
+  return tokens;
+}
+
+TEST(KvCache, StoresAPromptOnceForAllItsSamples) {
+  for (const int32_t prompt : {1, 15, 16, 17, 40}) {
+    SCOPED_TRACE(prompt);
+    Harness harness(64, 16, 8, /*share=*/true);
+    Sequence first{.tokens = Tokens(prompt)};
+    ASSERT_EQ(harness.Admit(&first), KvCache::Outcome::kAdmitted);
+    harness.Step({{&first, prompt}});
+    std::vector<Sequence> samples(8, first);
+    for (int i = 1; i < 8; ++i) samples[i].branch = harness.cache().Fork(first.branch);
+    std::vector<std::pair<Sequence*, int32_t>> work;
+    for (int i = 0; i < 8; ++i) {
+      samples[i].tokens.push_back(100 + i);
+      ASSERT_TRUE(harness.cache().Grow(samples[i].branch, prompt + 1));
+      work.emplace_back(&samples[i], 1);
+    }
+    harness.Step(work);
+    // The prompt's whole pages once, one page per sample; the page in which the prompt ends serves one of them in place.
+    const auto usage = harness.cache().usage();
+    EXPECT_EQ(usage.pages_in_use, prompt / 16 + 8);
+    EXPECT_EQ(usage.tokens_in_use, prompt + 8);
+    EXPECT_EQ(usage.pages_unshared, 8 * ((prompt + 1 + 15) / 16));
+    EXPECT_EQ(harness.cache().forest().num_junctions(), 1);
+    ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+    for (const Sequence& sample : samples) harness.Release(sample);
+    EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+    EXPECT_EQ(harness.cache().forest().num_junctions(), 0);
+    const Status status = harness.cache().CheckIntegrity();
+    ASSERT_TRUE(status.ok()) << status.message();
+    harness.cache().DropCached();
+    EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+  }
+}
+
+TEST(KvCache, WithoutSharingEachSampleHasItsCopy) {
+  Harness harness(64, 16, 4, /*share=*/false);
+  Sequence first{.tokens = Tokens(20)};
+  ASSERT_EQ(harness.Admit(&first), KvCache::Outcome::kAdmitted);
+  harness.Step({{&first, 20}});
+  Sequence second = first;
+  second.branch = harness.cache().Fork(first.branch);
+  harness.FlushCopies();
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 4);
+  EXPECT_EQ(harness.cache().forest().num_junctions(), 0);
+  first.tokens.push_back(1);
+  second.tokens.push_back(2);
+  ASSERT_TRUE(harness.cache().Grow(first.branch, 21));
+  ASSERT_TRUE(harness.cache().Grow(second.branch, 21));
+  harness.Step({{&first, 1}, {&second, 1}});
+  harness.Release(first);
+  harness.Release(second);
+  EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+}
+
+TEST(KvCache, AnEqualPromptInFlightWaitsAndThenReadsOnlyItsLastToken) {
+  Harness harness(64, 16, 4, true);
+  Sequence a{.tokens = Tokens(40)}, b{.tokens = Tokens(40)};
+  ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(harness.Admit(&b), KvCache::Outcome::kPending);
+  harness.Step({{&a, 20}});
+  EXPECT_EQ(harness.Admit(&b), KvCache::Outcome::kPending);
+  harness.Step({{&a, 20}});
+  ASSERT_EQ(harness.Admit(&b), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(b.computed, 39);
+  EXPECT_EQ(harness.cache().SlotOf(b.branch, 39), -1);  // its KV is there: attend, do not write
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 3);
+  harness.Step({{&b, 1}});
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+}
+
+TEST(KvCache, CancellingTheOneWhoComputesHandsTheWorkOver) {
+  Harness harness(64, 16, 4, true);
+  Sequence a{.tokens = Tokens(40)}, b{.tokens = Tokens(40)};
+  ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
+  harness.Step({{&a, 20}});
+  harness.Release(a);
+  ASSERT_EQ(harness.Admit(&b), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(b.computed, 20);
+  harness.Step({{&b, 20}});
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+}
+
+TEST(KvCache, AFollowUpTurnFindsTheGeneratedText) {
+  Harness harness(64, 16, 4, true);
+  Sequence a{.tokens = Tokens(20)};
+  ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
+  harness.Step({{&a, 20}});
+  for (int i = 0; i < 5; ++i) {
+    a.tokens.push_back(50 + i);
+    ASSERT_TRUE(harness.cache().Grow(a.branch, static_cast<int32_t>(a.tokens.size())));
+    harness.Step({{&a, 1}});
+  }
+  harness.Release(a);
+  Sequence turn{.tokens = a.tokens};
+  for (int i = 0; i < 10; ++i) turn.tokens.push_back(80 + i);
+  ASSERT_EQ(harness.Admit(&turn), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(turn.computed, 25);
+  EXPECT_EQ(harness.cache().pending_copies().size(), 0u);  // nobody else wrote past it: continued in place
+  harness.Step({{&turn, 10}});
+}
+
+TEST(KvCache, PromptLogProbabilitiesComputeEverythingAndThenShare) {
+  Harness harness(64, 16, 4, true);
+  Sequence a{.tokens = Tokens(20)}, b{.tokens = Tokens(20)};
+  ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
+  harness.Step({{&a, 20}});
+  ASSERT_EQ(harness.Admit(&b, /*compute_all=*/true), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(b.computed, 0);
+  harness.Step({{&b, 10}});
+  EXPECT_EQ(harness.cache().forest().num_junctions(), 0);
+  harness.Step({{&b, 10}});
+  EXPECT_EQ(harness.cache().forest().num_junctions(), 1);
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 2);
+}
+
+TEST(KvCache, OutOfPagesIsANormalResult) {
+  Harness harness(4, 16, 4, true);
+  Sequence a{.tokens = Tokens(40)}, b{.tokens = Tokens(40, 100)};
+  ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(harness.Admit(&b), KvCache::Outcome::kNoRoom);
+  harness.Step({{&a, 40}});
+  ASSERT_TRUE(harness.cache().Grow(a.branch, 64));
+  harness.Release(a);
+  ASSERT_EQ(harness.Admit(&b), KvCache::Outcome::kAdmitted);  // evicts a part of what a left
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+}
+
+// COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.
+TEST(KvCache, RandomLivesOfBranches) {
+  const bool is_long = std::getenv("COPPICE_LONG_TEST") != nullptr;
+  const int events = is_long ? 1000000 : 10000;
+  const int check_every = is_long ? 10 : 1;
+  for (const bool share : {true, false}) {
+    for (const int32_t page_size : {1, 4, 16}) {
+      SCOPED_TRACE("share " + std::to_string(share) + ", page size " + std::to_string(page_size));
+      Harness harness(160 / page_size, page_size, 6, share);
+      std::mt19937 random(11 + page_size);
+      std::vector<Sequence> running;
+      for (int event = 0; event < events / 6; ++event) {
+        const uint32_t kind = random() % 10;
+        if (kind < 2) {
+          Sequence sequence;
+          if (random() % 3 == 0) sequence.salt = random() % 2 == 0 ? "a" : "b";
+          sequence.private_begin = random() % 12;
+          sequence.tokens.resize(1 + random() % 40);
+          // Mostly one of few texts, so that prompts share.
+          for (size_t i = 0; i < sequence.tokens.size(); ++i) sequence.tokens[i] = random() % 16 == 0 ? 1 : 0;
+          if (harness.Admit(&sequence, random() % 8 == 0) == KvCache::Outcome::kAdmitted) running.push_back(sequence);
+        } else if (kind < 3 && !running.empty()) {
+          const Sequence& parent = running[random() % running.size()];
+          if (parent.computed == parent.prompt && parent.tokens.size() == static_cast<size_t>(parent.prompt)) {
+            Sequence child = parent;
+            child.branch = harness.cache().Fork(parent.branch);
+            harness.FlushCopies();
+            if (child.branch != kNoBranch) running.push_back(child);
+          }
+        } else if (kind < 4 && !running.empty()) {
+          const size_t victim = random() % running.size();
+          harness.Release(running[victim]);
+          running.erase(running.begin() + victim);
+        } else {
+          std::vector<std::pair<Sequence*, int32_t>> work;
+          std::vector<size_t> stuck;
+          for (size_t i = 0; i < running.size(); ++i) {
+            Sequence& sequence = running[i];
+            if (random() % 4 == 0) continue;
+            int32_t remaining = static_cast<int32_t>(sequence.tokens.size()) - sequence.computed;
+            if (remaining == 0) {
+              if (sequence.tokens.size() == Harness::kMaxContext) continue;
+              sequence.tokens.push_back(random() % 2);
+              remaining = 1;
+            }
+            const int32_t count = 1 + random() % remaining;
+            if (harness.cache().Grow(sequence.branch, sequence.computed + count)) {
+              work.emplace_back(&sequence, count);
+            } else {
+              stuck.push_back(i);
+            }
+          }
+          ASSERT_NO_FATAL_FAILURE(harness.Step(work));
+          if (!stuck.empty()) {
+            harness.Release(running[stuck.front()]);
+            running.erase(running.begin() + stuck.front());
+          }
+        }
+        if (event % check_every == 0) {
+          const Status status = harness.cache().CheckIntegrity();
+          ASSERT_TRUE(status.ok()) << status.message() << " after event " << event;
+        }
+      }
+      for (const Sequence& sequence : running) harness.Release(sequence);
+      harness.cache().DropCached();
+      EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+      const Status status = harness.cache().CheckIntegrity();
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace coppice

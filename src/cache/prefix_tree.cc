@@ -1,0 +1,243 @@
+#include "cache/prefix_tree.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/check.h"
+
+namespace coppice {
+namespace {
+
+int32_t CeilDiv(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+size_t PrefixTree::ChildKeyHash::operator()(const ChildKey& key) const {
+  uint64_t h = (static_cast<uint64_t>(static_cast<uint32_t>(key.parent)) << 32 | static_cast<uint32_t>(key.token)) ^
+               (uint64_t{key.salt} * 0x9e3779b97f4a7c15u);
+  h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;  // a multiply-xorshift finaliser: neighbouring ids must not share buckets
+  return h ^ (h >> 32);
+}
+
+PrefixTree::PrefixTree(PagePool* pool) : pool_(pool) {
+  nodes_.emplace_back();
+  nodes_[kRootNode].in_tree = true;
+  nodes_[kRootNode].locks = 1;  // never evicted
+}
+
+PrefixTree::Match PrefixTree::FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const {
+  Match match{.node = start, .length = nodes_[start].end(), .ready = nodes_[start].end()};
+  for (size_t used = 0; used < tokens.size();) {
+    const auto child = children_.find({match.node, salt.At(match.length), tokens[used]});
+    if (child == children_.end()) break;
+    const Node& node = nodes_[child->second];
+    // A node has one salt, so the part of it that this request may see ends where the request's salt changes.
+    size_t limit = std::min(tokens.size() - used, node.tokens.size());
+    if (salt.id != 0 && node.begin < salt.begin) limit = std::min<size_t>(limit, salt.begin - node.begin);
+    const auto rest = tokens.subspan(used, limit);
+    const size_t same = std::mismatch(rest.begin(), rest.end(), node.tokens.begin()).first - rest.begin();
+    match.node = child->second;
+    match.length += static_cast<int32_t>(same);
+    match.ready = std::min(match.length, node.ready_end);
+    used += same;
+    if (same < node.tokens.size() || match.ready < match.length) break;
+  }
+  return match;
+}
+
+NodeId PrefixTree::SplitAt(const Match& match) {
+  COPPICE_CHECK(match.length <= match.ready);
+  if (match.length == nodes_[match.node].end()) return match.node;
+  const NodeId upper_id = NewNode();  // may move nodes_: take references after it
+  Node& lower = nodes_[match.node];
+  Node& upper = nodes_[upper_id];
+  LeaveLru(match.node);
+  const int32_t page_size = pool_->page_size();
+  const size_t keep = match.length - lower.begin;
+  children_.erase(KeyOf(lower));
+
+  upper.parent = lower.parent;
+  upper.begin = lower.begin;
+  upper.ready_end = match.length;
+  upper.salt = lower.salt;
+  upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + keep);
+  const int32_t first_page = lower.begin / page_size;
+  const int32_t upper_pages = CeilDiv(match.length, page_size) - first_page;
+  upper.pages.assign(lower.pages.begin(), lower.pages.begin() + upper_pages);
+  upper.num_children = 1;
+  upper.locks = lower.locks > 0;
+  upper.last_use = lower.last_use;
+
+  lower.parent = upper_id;
+  lower.begin = match.length;
+  lower.tokens.erase(lower.tokens.begin(), lower.tokens.begin() + keep);
+  lower.pages.erase(lower.pages.begin(), lower.pages.begin() + (match.length / page_size - first_page));
+  if (match.length % page_size != 0) {  // both halves hold the page that the cut goes through
+    pool_->AddReference(lower.pages.front());
+    if (lower.locks > 0) pool_->AddUse(lower.pages.front());
+  }
+  children_.emplace(KeyOf(upper), upper_id);
+  children_.emplace(KeyOf(lower), match.node);
+  EnterLru(match.node);
+  return upper_id;
+}
+
+NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, std::vector<PageId> pages,
+                           int32_t ready_end) {
+  COPPICE_DCHECK(!tokens.empty());
+  const NodeId id = NewNode();
+  LeaveLru(parent);
+  Node& node = nodes_[id];
+  node.parent = parent;
+  node.begin = nodes_[parent].end();
+  node.ready_end = ready_end;
+  node.salt = salt;
+  node.tokens.assign(tokens.begin(), tokens.end());
+  node.pages = std::move(pages);
+  node.last_use = ++clock_;
+  ++nodes_[parent].num_children;
+  const bool added = children_.emplace(KeyOf(node), id).second;
+  COPPICE_CHECK(added);
+  EnterLru(id);
+  return id;
+}
+
+void PrefixTree::MarkReady(NodeId id, int32_t computed) {
+  for (; id != kRootNode; id = nodes_[id].parent) {
+    Node& node = nodes_[id];
+    if (node.ready_end == node.end()) return;  // what lies above a ready node is ready
+    node.ready_end = std::max(node.ready_end, std::clamp(computed, node.begin, node.end()));
+  }
+}
+
+void PrefixTree::DropUnready(NodeId id) {
+  while (id != kRootNode && nodes_[id].ready_end < nodes_[id].end()) {
+    Node& node = nodes_[id];
+    COPPICE_CHECK(node.locks == 0 && node.num_children == 0);
+    const NodeId parent = node.parent;
+    if (node.ready_end == node.begin) {
+      Remove(id);
+      id = parent;
+      continue;
+    }
+    const int32_t page_size = pool_->page_size();
+    node.tokens.resize(node.ready_end - node.begin);
+    const size_t pages = CeilDiv(node.ready_end, page_size) - node.begin / page_size;
+    for (size_t i = pages; i < node.pages.size(); ++i) pool_->DropReference(node.pages[i]);
+    node.pages.resize(pages);
+    if (node.ready_end % page_size != 0) pool_->set_claimed_slots(node.pages.back(), node.ready_end % page_size);
+    return;
+  }
+}
+
+void PrefixTree::Lock(NodeId id) {
+  for (; id != kNoNode; id = nodes_[id].parent) {
+    if (nodes_[id].locks == 0) {
+      LeaveLru(id);
+      for (const PageId page : nodes_[id].pages) pool_->AddUse(page);
+      locked_tokens_ += static_cast<int64_t>(nodes_[id].tokens.size());
+    }
+    if (nodes_[id].locks++ > 0) return;
+  }
+}
+
+void PrefixTree::Unlock(NodeId id) {
+  for (; id != kNoNode; id = nodes_[id].parent) {
+    Node& node = nodes_[id];
+    COPPICE_DCHECK(node.locks > 0);
+    if (--node.locks > 0) return;
+    for (const PageId page : node.pages) pool_->DropUse(page);
+    locked_tokens_ -= static_cast<int64_t>(node.tokens.size());
+    node.last_use = ++clock_;
+    EnterLru(id);
+  }
+}
+
+bool PrefixTree::EvictOne() {
+  if (evictable_.empty()) return false;
+  Remove(evictable_.begin()->second);
+  return true;
+}
+
+NodeId PrefixTree::NewNode() {
+  ++num_nodes_;
+  if (free_nodes_.empty()) {
+    nodes_.emplace_back();
+    nodes_.back().in_tree = true;
+    return static_cast<NodeId>(nodes_.size()) - 1;
+  }
+  const NodeId id = free_nodes_.back();
+  free_nodes_.pop_back();
+  nodes_[id] = Node{.in_tree = true};
+  return id;
+}
+
+void PrefixTree::Remove(NodeId id) {
+  Node& node = nodes_[id];
+  LeaveLru(id);
+  children_.erase(KeyOf(node));
+  for (const PageId page : node.pages) pool_->DropReference(page);
+  const NodeId parent = node.parent;
+  node = Node{};
+  free_nodes_.push_back(id);
+  --num_nodes_;
+  --nodes_[parent].num_children;
+  EnterLru(parent);
+}
+
+bool PrefixTree::IsEvictable(NodeId id) const { return nodes_[id].locks == 0 && nodes_[id].num_children == 0; }
+
+void PrefixTree::LeaveLru(NodeId id) {
+  if (IsEvictable(id)) evictable_.erase({nodes_[id].last_use, id});
+}
+
+void PrefixTree::EnterLru(NodeId id) {
+  if (IsEvictable(id)) evictable_.insert({nodes_[id].last_use, id});
+}
+
+Status PrefixTree::CheckIntegrity(std::span<int32_t> references, std::span<int32_t> uses) const {
+  const auto broken = [](NodeId id, const std::string& what) {
+    return Internal("prefix tree node " + std::to_string(id) + ": " + what);
+  };
+  std::vector<int32_t> child_count(nodes_.size()), locked_children(nodes_.size());
+  int32_t alive = 0, evictable = 0;
+  int64_t locked_tokens = 0;
+  for (NodeId id = 1; id < node_capacity(); ++id) {
+    const Node& node = nodes_[id];
+    if (!node.in_tree) continue;
+    ++alive;
+    if (node.parent < 0 || node.parent >= node_capacity() || !nodes_[node.parent].in_tree) return broken(id, "its parent is gone");
+    const Node& parent = nodes_[node.parent];
+    if (node.begin != parent.end()) return broken(id, "does not begin where its parent ends");
+    if (node.tokens.empty()) return broken(id, "is empty");
+    if (parent.ready_end < parent.end() && node.ready_end > node.begin) return broken(id, "is ready below an unready parent");
+    if (node.ready_end < node.begin || node.ready_end > node.end()) return broken(id, "ready_end is outside of it");
+    const auto entry = children_.find(KeyOf(node));
+    if (entry == children_.end() || entry->second != id) return broken(id, "is not its parent's child");
+    const int32_t page_size = pool_->page_size();
+    const int32_t expected_pages = CeilDiv(node.end(), page_size) - node.begin / page_size;
+    if (static_cast<int32_t>(node.pages.size()) != expected_pages) return broken(id, "has a wrong number of pages");
+    ++child_count[node.parent];
+    locked_children[node.parent] += node.locks > 0;
+    if (node.locks > 0) locked_tokens += static_cast<int64_t>(node.tokens.size());
+    for (const PageId page : node.pages) {
+      ++references[page];
+      uses[page] += node.locks > 0;
+    }
+    if (IsEvictable(id)) {
+      ++evictable;
+      if (!evictable_.contains({node.last_use, id})) return broken(id, "is an unlocked leaf but not in the LRU order");
+    }
+  }
+  for (NodeId id = 1; id < node_capacity(); ++id) {
+    if (!nodes_[id].in_tree) continue;
+    if (child_count[id] != nodes_[id].num_children) return broken(id, "num_children is wrong");
+    if (locked_children[id] > nodes_[id].locks) return broken(id, "has fewer locks than locked children");
+  }
+  if (alive != num_nodes_ || children_.size() != static_cast<size_t>(alive)) return broken(kRootNode, "the node count is wrong");
+  if (evictable_.size() != static_cast<size_t>(evictable)) return broken(kRootNode, "the LRU order holds a locked or inner node");
+  if (locked_tokens != locked_tokens_) return broken(kRootNode, "locked_tokens is wrong");
+  return OkStatus();
+}
+
+}  // namespace coppice

@@ -1,0 +1,125 @@
+// A radix tree over tokens whose nodes hold KV pages: what is cached, for whom, and what may be evicted. It decides nothing about
+// who runs; kv_cache.h builds branches and the forest on top of it.
+// Layer: cache. Prefix trees of KV: Hydragen section 3.3, Cascade Inference; RelayAttention section 3 for pinned prefixes.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cache/page_pool.h"
+#include "coppice/status.h"
+
+namespace coppice {
+
+using NodeId = int32_t;
+inline constexpr NodeId kRootNode = 0;  // the empty prefix; always there
+inline constexpr NodeId kNoNode = -1;
+
+// Tokens from kv index `begin` on are visible only to requests of the same salt id there; those before are public (id 0).
+// With id 0 everything is public.
+struct SaltRange {
+  uint32_t id = 0;
+  int32_t begin = 0;
+
+  uint32_t At(int32_t kv_index) const { return kv_index >= begin ? id : 0; }
+};
+
+// Path-compressed: a node covers kv indices [begin, end) of every path below it, and children of a node differ in their first
+// (salt, token). A node references every page that its range touches, pages [begin / page_size, ceil(end / page_size)); the first
+// of them holds valid KV from slot 0, the tokens of ancestors included, so that a page row is a concatenation of nodes' pages.
+//
+// Tokens of a node at or past `ready_end` are announced but not computed yet. Nobody may attach past ready_end, so such a node is
+// a leaf of the tree, used by the one who computes it (or an ancestor of such a leaf made by the same request).
+//
+// Locks keep a node, its ancestors and their pages: a locked node is in use. Thread-compatible.
+class PrefixTree {
+ public:
+  struct Node {
+    NodeId parent = kNoNode;
+    int32_t begin = 0, ready_end = 0;
+    uint32_t salt = 0;
+    std::vector<int32_t> tokens;
+    std::vector<PageId> pages;
+    int32_t num_children = 0;
+    int32_t locks = 0;      // direct locks, and children with locks
+    uint64_t last_use = 0;  // when it was added or last unlocked
+    bool in_tree = false;   // false: a free slot
+
+    int32_t end() const { return begin + static_cast<int32_t>(tokens.size()); }
+  };
+
+  // Pages are owned through `pool`, which outlives the tree.
+  explicit PrefixTree(PagePool* pool);
+
+  // The longest path whose tokens are a prefix of `tokens`: the deepest node it touches and the number of tokens matched, which may
+  // end inside that node. `ready` is how many of them are computed. O(tokens).
+  struct Match {
+    NodeId node = kRootNode;
+    int32_t length = 0, ready = 0;
+  };
+  Match Find(std::span<const int32_t> tokens, const SaltRange& salt) const { return FindBelow(kRootNode, tokens, salt); }
+  // The same for the tokens that follow node `start`; Match::length counts from the root. REQUIRES: `start` is ready to its end.
+  Match FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const;
+
+  // Makes `match.length` the end of a node. If it was inside, a new node takes the upper part and match.node keeps the lower one
+  // (so whoever is attached to match.node stays). Returns the node that ends there. REQUIRES: match.length <= match.ready.
+  NodeId SplitAt(const Match& match);
+
+  // Adds a leaf with `tokens` (at least one) below `parent`, taking over one reference to each of `pages`, its pages in order.
+  // REQUIRES: no child of `parent` begins with (salt, tokens[0]).
+  NodeId AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, std::vector<PageId> pages, int32_t ready_end);
+
+  // Records that everything on the path to `node` before kv index `computed` is computed.
+  void MarkReady(NodeId node, int32_t computed);
+  // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. REQUIRES: not locked.
+  void DropUnready(NodeId node);
+
+  void Lock(NodeId node);
+  void Unlock(NodeId node);
+
+  // Frees the least recently used unlocked leaf; false if there is none. O(log nodes + its pages).
+  bool EvictOne();
+
+  const Node& node(NodeId id) const { return nodes_[id]; }
+  int32_t num_nodes() const { return num_nodes_; }                             // without the root
+  NodeId node_capacity() const { return static_cast<NodeId>(nodes_.size()); }  // ids are below this
+  int64_t locked_tokens() const { return locked_tokens_; }
+
+  // Walks everything: links, order, locks, LRU membership, page counts per node; adds to `references` and `uses` what the tree's
+  // nodes account for. INTERNAL names the node.
+  Status CheckIntegrity(std::span<int32_t> references, std::span<int32_t> uses) const;
+
+ private:
+  struct ChildKey {
+    NodeId parent;
+    uint32_t salt;
+    int32_t token;
+    bool operator==(const ChildKey&) const = default;
+  };
+  struct ChildKeyHash {
+    size_t operator()(const ChildKey& key) const;
+  };
+
+  NodeId NewNode();
+  void Remove(NodeId id);
+  ChildKey KeyOf(const Node& node) const { return {node.parent, node.salt, node.tokens.front()}; }
+  bool IsEvictable(NodeId id) const;
+  // Keeps evictable_ in step around a change of a node's locks, children or last_use.
+  void LeaveLru(NodeId id);
+  void EnterLru(NodeId id);
+
+  PagePool* pool_;
+  std::vector<Node> nodes_;
+  std::vector<NodeId> free_nodes_;
+  std::unordered_map<ChildKey, NodeId, ChildKeyHash> children_;
+  std::set<std::pair<uint64_t, NodeId>> evictable_;  // (last_use, unlocked leaf)
+  uint64_t clock_ = 0;
+  int32_t num_nodes_ = 0;
+  int64_t locked_tokens_ = 0;
+};
+
+}  // namespace coppice
