@@ -1,0 +1,20 @@
+// What the program's exit status means. Layer: cli.
+#pragma once
+
+#include "coppice/status.h"
+
+namespace coppice::cli {
+
+enum class ExitCode : int {
+  kOk = 0,
+  kFailure = 1,        // it broke while running: a bug or an exhausted machine
+  kUsage = 2,          // the command line, the model file or the prompt is wrong; the message says what to do
+  kInterrupted = 130,  // Ctrl-C, as shells report it (128 + SIGINT)
+};
+
+inline ExitCode ExitCodeOf(const Status& status) {
+  if (status.ok()) return ExitCode::kOk;
+  return status.code() == StatusCode::kInternal ? ExitCode::kFailure : ExitCode::kUsage;
+}
+
+}  // namespace coppice::cli

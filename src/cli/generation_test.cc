@@ -1,0 +1,134 @@
+#include "cli/generation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <utility>
+
+namespace coppice::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Plays a list of steps, each a list of events; the first step is prefill, the others decode. Cancel ends what is unfinished.
+class FakeEngine final : public Engine {
+ public:
+  explicit FakeEngine(std::vector<std::vector<StreamEvent>> steps) : steps_(std::move(steps)) {}
+
+  Result<RequestId> Submit(Request request) override {
+    if (request.prompt_ids.empty()) return InvalidArgument("the prompt is empty");
+    request_ = std::move(request);
+    return RequestId{7};
+  }
+  Status Cancel(RequestId id) override {
+    cancelled_ = id == RequestId{7};
+    return OkStatus();
+  }
+  Result<bool> Step() override {
+    if (fail_at_ == metrics_.steps) return Internal("the step broke");
+    if (cancelled_) {
+      request_.on_event({.index = 1, .finish_reason = FinishReason::kCancelled, .request_done = true});
+      return true;
+    }
+    if (metrics_.steps == static_cast<int64_t>(steps_.size())) return false;
+    for (const StreamEvent& event : steps_[metrics_.steps]) request_.on_event(event);
+    ++metrics_.steps;
+    if (metrics_.steps > 1) ++metrics_.decode_steps;
+    return true;
+  }
+  EngineMetrics Metrics() const override { return metrics_; }
+  const Tokenizer* tokenizer() const override { return nullptr; }
+  const ModelConfig& model_config() const override { std::abort(); }
+
+  int64_t fail_at_ = -1;
+
+ private:
+  std::vector<std::vector<StreamEvent>> steps_;
+  Request request_;
+  EngineMetrics metrics_;
+  bool cancelled_ = false;
+};
+
+StreamEvent Token(int32_t index, int32_t id, float logprob, std::string text, std::optional<FinishReason> reason = {},
+                  bool done = false) {
+  return {.index = index,
+          .token_ids = {id},
+          .logprobs = {logprob},
+          .text = std::move(text),
+          .finish_reason = reason,
+          .request_done = done};
+}
+
+std::vector<std::vector<StreamEvent>> TwoSamples() {
+  return {{{.index = -1, .prompt_logprobs = {std::nullopt, -0.5f}}, Token(0, 10, -1.0f, "a"), Token(1, 20, -0.5f, "x")},
+          {Token(0, 11, -3.0f, "b", FinishReason::kStop), Token(1, 21, -0.5f, "y")},
+          {Token(1, 22, -0.5f, "z", FinishReason::kLength, /*done=*/true)}};
+}
+
+const Request kRequest{.prompt_ids = {1, 2}, .n = 2, .max_tokens = 3};
+
+TEST(Generate, GathersSamplesInOrderOfTheirEvents) {
+  FakeEngine engine(TwoSamples());
+  std::vector<int32_t> finished;
+  int64_t last_finished_seen = -1;
+  const Result<Generation> generation =
+      Generate(engine, kRequest,
+               {.on_sample = [&](const Sample& sample) { finished.push_back(sample.index); },
+                .on_step = [&](const GenerationProgress& progress) { last_finished_seen = progress.samples_finished; }});
+  ASSERT_TRUE(generation.ok()) << generation.status().ToString();
+  EXPECT_THAT(finished, ElementsAre(0, 1));
+  EXPECT_EQ(last_finished_seen, 2);
+  EXPECT_THAT(generation->prompt_ids, ElementsAre(1, 2));
+  EXPECT_THAT(generation->prompt_logprobs, ElementsAre(std::nullopt, -0.5f));
+  EXPECT_EQ(generation->samples[0].text, "ab");
+  EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21, 22));
+  EXPECT_EQ(generation->samples[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(generation->samples[1].finish_reason, FinishReason::kLength);
+  EXPECT_DOUBLE_EQ(*generation->samples[0].mean_logprob(), -2.0);
+  EXPECT_EQ(generation->decode_tokens, 3);  // the first token of each sample comes from the prefill step
+  EXPECT_FALSE(generation->interrupted);
+}
+
+TEST(Generate, RanksByMeanLogProbability) {
+  FakeEngine engine(TwoSamples());
+  const Result<Generation> generation = Generate(engine, kRequest, {});
+  ASSERT_TRUE(generation.ok());
+  const std::vector<const Sample*> ranked = Ranked(*generation);
+  ASSERT_EQ(ranked.size(), 2u);
+  EXPECT_EQ(ranked[0]->index, 1);
+  EXPECT_EQ(ranked[1]->index, 0);
+}
+
+TEST(Generate, StopKeepsWhatIsFinished) {
+  FakeEngine engine(TwoSamples());
+  int asked = 0;
+  const Result<Generation> generation = Generate(engine, kRequest, {.should_stop = [&] { return ++asked > 2; }});
+  ASSERT_TRUE(generation.ok()) << generation.status().ToString();
+  EXPECT_TRUE(generation->interrupted);
+  EXPECT_TRUE(generation->samples[0].finished());
+  EXPECT_FALSE(generation->samples[1].finished());
+  EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21));
+  ASSERT_EQ(Ranked(*generation).size(), 1u);
+}
+
+TEST(Generate, ReturnsTheEnginesErrors) {
+  FakeEngine empty_prompt({});
+  EXPECT_EQ(Generate(empty_prompt, {}, {}).status().code(), StatusCode::kInvalidArgument);
+
+  FakeEngine broken(TwoSamples());
+  broken.fail_at_ = 1;
+  EXPECT_EQ(Generate(broken, kRequest, {}).status().message(), "the step broke");
+
+  FakeEngine failed_sample(
+      {{{.index = 0, .finish_reason = FinishReason::kError, .request_done = true, .status = ResourceExhausted("no page left")}}});
+  EXPECT_EQ(Generate(failed_sample, kRequest, {}).status().message(), "no page left");
+
+  FakeEngine idle({});
+  EXPECT_THAT(Generate(idle, kRequest, {}).status().message(), HasSubstr("not done"));
+}
+
+TEST(Sample, WithoutTokensHasNoMean) { EXPECT_EQ(Sample().mean_logprob(), std::nullopt); }
+
+}  // namespace
+}  // namespace coppice::cli

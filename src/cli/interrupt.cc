@@ -1,0 +1,24 @@
+#include "cli/interrupt.h"
+
+#include <atomic>
+#include <csignal>
+
+namespace coppice::cli {
+namespace {
+
+// A signal handler reaches nothing but globals.
+std::atomic<bool> g_interrupted{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "written by a signal handler");
+
+}  // namespace
+
+void CatchFirstInterrupt() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { g_interrupted.store(true, std::memory_order_relaxed); };
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+bool Interrupted() { return g_interrupted.load(std::memory_order_relaxed); }
+
+}  // namespace coppice::cli

@@ -1,0 +1,49 @@
+// The program `coppice`: reads the command line, hands over to a command, turns its Status into one line and an exit code.
+// Layer: cli.
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+
+#include "cli/exit_code.h"
+#include "cli/run_command.h"
+#include "cli/run_options.h"
+
+namespace {
+
+using coppice::Result;
+using coppice::Status;
+using coppice::cli::ExitCode;
+
+int Fail(const std::string& message, ExitCode code) {
+  std::cerr << "coppice: " << message << "\n";
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("coppice", std::make_shared<spdlog::sinks::stderr_sink_st>()));
+  spdlog::set_level(spdlog::level::warn);
+
+  CLI::App app{"Coppice: LLM inference that reads shared KV once per step", "coppice"};
+  app.set_version_flag("--version", "coppice " COPPICE_VERSION);
+  app.require_subcommand(1);
+  coppice::cli::RunOptions run;
+  const CLI::App* run_command = coppice::cli::AddRunCommand(app, run);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
+  } catch (const CLI::ParseError& error) {
+    return Fail(std::string(error.what()) + "; see coppice --help", ExitCode::kUsage);
+  }
+
+  if (run.verbose) spdlog::set_level(spdlog::level::info);
+  const Result<ExitCode> result = run_command->parsed() ? coppice::cli::Run(std::move(run)) : Result<ExitCode>(ExitCode::kUsage);
+  if (!result.ok()) return Fail(result.status().message(), coppice::cli::ExitCodeOf(result.status()));
+  return static_cast<int>(*result);
+}

@@ -1,0 +1,81 @@
+#include "cli/prompt.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "tokenizer/tokenizer.h"
+
+namespace coppice::cli {
+namespace {
+
+Result<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  // A folder opens, and fails at the first read.
+  if (!file.is_open() || file.bad()) {
+    return NotFound(fmt::format("cannot read the prompt file {}: {}; check --prompt-file", path, std::strerror(errno)));
+  }
+  return text;
+}
+
+Result<std::string> ReadStdin() {
+  if (isatty(STDIN_FILENO)) {
+    return InvalidArgument("no prompt; give --prompt TEXT, --prompt-file FILE or --prompt-ids 1,2,3, or pipe text in");
+  }
+  return std::string{std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+Result<std::string> RenderChat(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
+  const TokenizerData& data = tokenizer.data();
+  if (data.chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
+  Result<std::unique_ptr<ChatTemplate>> chat = ChatTemplate::Parse(data.chat_template);
+  if (!chat.ok()) return chat.status();
+
+  std::vector<ChatMessage> messages;
+  if (system) messages.push_back({"system", *system});
+  messages.push_back({"user", user});
+  const auto text_of = [&](int32_t id) {
+    return id < 0 ? std::string() : std::string(tokenizer.TokenBytes(id, /*keep_special=*/true));
+  };
+  return (*chat)->Render(
+      messages, {.bos_token = text_of(data.bos_id), .eos_token = text_of(data.eos_ids.empty() ? -1 : data.eos_ids.front())});
+}
+
+}  // namespace
+
+Result<std::optional<std::string>> ReadPromptText(const RunOptions& options) {
+  if (options.prompt_ids) {
+    if (options.prompt_ids->empty()) return InvalidArgument("--prompt-ids is empty; expected at least one token id");
+    return std::optional<std::string>();
+  }
+  Result<std::string> text = options.prompt        ? Result<std::string>(*options.prompt)
+                             : options.prompt_file ? ReadFile(*options.prompt_file)
+                                                   : ReadStdin();
+  if (!text.ok()) return text.status();
+  if (text->empty()) {
+    return InvalidArgument(fmt::format("the prompt is empty{}; expected at least one character",
+                                       options.prompt_file ? " (file " + *options.prompt_file + ")"
+                                       : options.prompt    ? ""
+                                                           : " (stdin)"));
+  }
+  return std::optional<std::string>(*std::move(text));
+}
+
+Result<std::vector<int32_t>> EncodePrompt(const RunOptions& options, const std::optional<std::string>& text,
+                                          const Tokenizer* tokenizer) {
+  if (!text) return *options.prompt_ids;
+  if (tokenizer == nullptr) return InvalidArgument("the model has no tokenizer; give the prompt as --prompt-ids 1,2,3");
+  if (!options.chat) return tokenizer->Encode(*text);
+  const Result<std::string> rendered = RenderChat(*text, options.system, *tokenizer);
+  if (!rendered.ok()) return rendered.status();
+  // The template writes the beginning-of-text token itself.
+  return tokenizer->Encode(*rendered, {.add_special = false, .parse_special = true});
+}
+
+}  // namespace coppice::cli

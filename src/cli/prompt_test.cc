@@ -1,0 +1,66 @@
+#include "cli/prompt.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+
+#include "tokenizer/tokenizer.h"
+
+namespace coppice::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// One id per byte, <s> = 256 in front where asked for.
+class ByteTokenizer final : public Tokenizer {
+ public:
+  explicit ByteTokenizer(std::string chat_template) : Tokenizer({.bos_id = 256, .chat_template = std::move(chat_template)}) {}
+  Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const override {
+    std::vector<int32_t> ids;
+    if (options.add_special) ids.push_back(256);
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+  std::string_view TokenBytes(int32_t id, bool keep_special) const override { return id == 256 && keep_special ? "<s>" : ""; }
+};
+
+TEST(ReadPromptText, TextFileAndIds) {
+  EXPECT_EQ(**ReadPromptText({.prompt = "hello"}), "hello");
+  EXPECT_EQ(*ReadPromptText({.prompt_ids = {{1, 2}}}), std::nullopt);
+
+  const std::string path = ::testing::TempDir() + "prompt.txt";
+  std::ofstream(path, std::ios::binary) << "line\r\nend\n";
+  EXPECT_EQ(**ReadPromptText({.prompt_file = path}), "line\r\nend\n");
+}
+
+TEST(ReadPromptText, ErrorsSayWhatToDo) {
+  EXPECT_THAT(ReadPromptText({.prompt = ""}).status().message(), HasSubstr("the prompt is empty"));
+  EXPECT_THAT(ReadPromptText({.prompt_ids = std::vector<int32_t>{}}).status().message(), HasSubstr("--prompt-ids is empty"));
+  EXPECT_THAT(ReadPromptText({.prompt_file = "/nonexistent/p"}).status().message(), HasSubstr("/nonexistent/p: No such file"));
+  EXPECT_THAT(ReadPromptText({.prompt_file = ::testing::TempDir()}).status().message(), HasSubstr("cannot read the prompt file"));
+}
+
+TEST(EncodePrompt, PlainTextGetsTheModelsSpecialTokens) {
+  EXPECT_THAT(*EncodePrompt({}, "ab", std::make_unique<ByteTokenizer>("").get()), ElementsAre(256, 'a', 'b'));
+}
+
+TEST(EncodePrompt, ChatRendersTheTemplateWhichWritesTheSpecialTokens) {
+  const ByteTokenizer tokenizer(
+      "{{ bos_token }}{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}");
+  const Result<std::vector<int32_t>> ids = EncodePrompt({.chat = true, .system = "S"}, "U", &tokenizer);
+  ASSERT_TRUE(ids.ok()) << ids.status().ToString();
+  EXPECT_EQ(std::string(ids->begin(), ids->end()), "<s>system:S;user:U;");
+}
+
+TEST(EncodePrompt, ModelsWithoutTokenizerOrTemplate) {
+  EXPECT_THAT(*EncodePrompt({.prompt_ids = {{3, 4}}}, std::nullopt, nullptr), ElementsAre(3, 4));
+  EXPECT_THAT(EncodePrompt({}, "text", nullptr).status().message(), HasSubstr("--prompt-ids"));
+  EXPECT_THAT(EncodePrompt({.chat = true}, "text", std::make_unique<ByteTokenizer>("").get()).status().message(),
+              HasSubstr("no chat template"));
+}
+
+}  // namespace
+}  // namespace coppice::cli

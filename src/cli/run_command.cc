@@ -1,0 +1,128 @@
+#include "cli/run_command.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "cli/generation.h"
+#include "cli/interrupt.h"
+#include "cli/prompt.h"
+#include "cli/run_output.h"
+#include "cli/run_stats.h"
+
+namespace coppice::cli {
+namespace {
+
+// One line at the bottom of a terminal, rewritten in place, ten times a second at most. Silent when stderr is no terminal.
+class ProgressLine {
+ public:
+  void Show(const GenerationProgress& progress) {
+    const Clock::time_point now = Clock::now();
+    if (!enabled_ || now < next_) return;
+    next_ = now + std::chrono::milliseconds(100);
+    std::cerr << kClearLine << FormatProgress(progress) << std::flush;
+    visible_ = true;
+  }
+  // Makes room for other output.
+  void Clear() {
+    if (visible_) std::cerr << kClearLine << std::flush;
+    visible_ = false;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::string_view kClearLine = "\r\x1b[K";
+  const bool enabled_ = isatty(STDERR_FILENO);
+  bool visible_ = false;
+  Clock::time_point next_{};
+};
+
+// The same request on a fresh engine in the baseline's mode.
+Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing, const Request& request) {
+  options.sharing = sharing;
+  options.force_sharing = false;
+  spdlog::info("running the job again with --sharing {}", Name(sharing));
+  Result<std::unique_ptr<Engine>> engine = Engine::Create(options);
+  if (!engine.ok()) return engine.status();
+  const Result<Generation> generation = Generate(**engine, request, {.should_stop = Interrupted});
+  if (!generation.ok()) return generation.status();
+  const RunStats stats = MakeRunStats(options, *generation);
+  return BaselineSpeed{sharing, stats.prefill_tokens_per_second(), stats.decode_tokens_per_second()};
+}
+
+}  // namespace
+
+Result<std::string> FindModel(const std::string& given) {
+  std::string path = given;
+  if (path.empty()) {
+    const char* const models = std::getenv("COPPICE_MODELS");
+    const char* const home = std::getenv("HOME");
+    const std::filesystem::path folder = models ? models : std::filesystem::path(home ? home : "") / ".cache/coppice/models";
+    path = folder / "SmolLM2-135M-Instruct.Q4_1.gguf";
+  }
+  if (std::error_code ignored; std::filesystem::exists(path, ignored)) return path;
+  if (!given.empty())
+    return NotFound(fmt::format("there is no model at {}; give a GGUF file or a Hugging Face folder to --model", path));
+  return NotFound(
+      fmt::format("no --model given and the default model is not at {}; run scripts/fetch_model or give --model PATH", path));
+}
+
+Result<ExitCode> Run(RunOptions options) {
+  if (Status status = Validate(options); !status.ok()) return status;
+  Result<std::string> model = FindModel(options.engine.model_path);
+  if (!model.ok()) return model.status();
+  options.engine.model_path = *std::move(model);
+  const Result<std::optional<std::string>> text = ReadPromptText(options);
+  if (!text.ok()) return text.status();
+
+  Result<std::unique_ptr<Engine>> engine = Engine::Create(options.engine);
+  if (!engine.ok()) return engine.status();
+  Result<std::vector<int32_t>> prompt_ids = EncodePrompt(options, *text, (*engine)->tokenizer());
+  if (!prompt_ids.ok()) return prompt_ids.status();
+  Request& request = options.request;
+  request.prompt_ids = *std::move(prompt_ids);
+  spdlog::info("{}: prompt of {} tokens, {} samples", options.engine.model_path, request.prompt_ids.size(), request.n);
+
+  CatchFirstInterrupt();
+  ProgressLine progress;
+  const bool print_as_they_finish = !options.json && !options.rank;
+  const Result<Generation> generation = Generate(**engine, request,
+                                                 {.on_sample =
+                                                      [&](const Sample& sample) {
+                                                        if (!print_as_they_finish) return;
+                                                        progress.Clear();
+                                                        std::cout << FormatSample(sample) << std::flush;
+                                                      },
+                                                  .on_step = [&](const GenerationProgress& state) { progress.Show(state); },
+                                                  .should_stop = Interrupted});
+  progress.Clear();
+  if (!generation.ok()) return generation.status();
+
+  RunStats stats = MakeRunStats(options.engine, *generation);
+  engine->reset();  // its memory, before the baseline's engine takes its own
+  if (options.baseline && !generation->interrupted) {
+    const Result<BaselineSpeed> baseline = MeasureBaseline(options.engine, *options.baseline, request);
+    if (!baseline.ok()) return baseline.status();
+    if (!Interrupted()) stats.baseline = *baseline;
+  }
+
+  if (options.json) {
+    std::cout << FormatJson(*generation, stats, options.rank);
+  } else {
+    if (options.rank) {
+      int32_t rank = 0;
+      for (const Sample* sample : Ranked(*generation)) std::cout << FormatSample(*sample, ++rank);
+    }
+    std::cout << "\n" << FormatTable(stats);
+  }
+  std::cout << std::flush;
+  return Interrupted() ? ExitCode::kInterrupted : ExitCode::kOk;
+}
+
+}  // namespace coppice::cli

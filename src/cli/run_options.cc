@@ -1,0 +1,160 @@
+#include "cli/run_options.h"
+
+#include <charconv>
+#include <cmath>
+#include <initializer_list>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+namespace coppice::cli {
+namespace {
+
+// An option whose text `parse` turns into `target`; its error becomes CLI11's.
+template <class T, class Target>
+CLI::Option* AddParsed(CLI::App& command, const std::string& name, Target& target, Result<T> (*parse)(std::string_view),
+                       const std::string& help) {
+  const auto assign = [name, &target, parse](const std::string& text) {
+    Result<T> value = parse(text);
+    if (!value.ok()) throw CLI::ValidationError(name, value.status().message());
+    target = *std::move(value);
+  };
+  return command.add_option_function<std::string>(name, assign, help);
+}
+
+struct RangeCheck {
+  bool in_range;  // written so that NaN is out of every range
+  std::string_view option;
+  double value;
+  std::string_view expected;
+};
+
+Status FirstOutOfRange(std::initializer_list<RangeCheck> checks) {
+  for (const RangeCheck& check : checks) {
+    if (!check.in_range) return InvalidArgument(fmt::format("{} is {}; expected {}", check.option, check.value, check.expected));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<SharingMode> ParseSharingMode(std::string_view text) {
+  for (const SharingMode mode : {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore, SharingMode::kNone}) {
+    if (Name(mode) == text) return mode;
+  }
+  return InvalidArgument(fmt::format("'{}' is no sharing mode; expected tree, one-level, store or none", text));
+}
+
+Result<DType> ParseDType(std::string_view text) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    if (Name(dtype) == text) return dtype;
+  }
+  return InvalidArgument(fmt::format("'{}' is no dtype of the engine; expected bf16 or f32", text));
+}
+
+Result<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
+  std::vector<int32_t> ids;
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    std::string_view piece = text.substr(0, comma);
+    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+    while (!piece.empty() && piece.front() == ' ') piece.remove_prefix(1);
+    while (!piece.empty() && piece.back() == ' ') piece.remove_suffix(1);
+    int32_t id = 0;
+    const auto [end, error] = std::from_chars(piece.data(), piece.data() + piece.size(), id);
+    if (error != std::errc() || end != piece.data() + piece.size() || id < 0) {
+      return InvalidArgument(fmt::format("'{}' is no token id; expected non-negative integers separated by commas", piece));
+    }
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+void AddEngineOptions(CLI::App& command, EngineOptions& options) {
+  command.add_option("-m,--model", options.model_path,
+                     "GGUF file or Hugging Face folder (default: the model that scripts/fetch_model keeps)");
+  AddParsed<DType>(command, "--dtype", options.dtype, ParseDType, "bf16 (default), or f32 for exactness");
+  AddParsed<SharingMode>(command, "--sharing", options.sharing, ParseSharingMode,
+                         "tree (default): each shared token is read once per step; one-level: only what all requests share; "
+                         "store: stored once, read by each; none: a copy per request");
+  command.add_flag("--force-sharing", options.force_sharing, "Share wherever the tree allows, whatever the cost model says");
+  command.add_option("--page-size", options.page_size, "Tokens per KV page, 1 to 256")->capture_default_str();
+  command.add_option("--threads", options.num_threads, "Worker threads; 0: one per core")->capture_default_str();
+  command.add_option("--max-context", options.max_context, "Longest prompt plus output in tokens; 0: the model's")
+      ->capture_default_str();
+  command.add_option("--max-running", options.max_running, "Samples that decode at the same moment")->capture_default_str();
+  command.add_option("--max-batch-tokens", options.max_batch_tokens, "Token budget of a step")->capture_default_str();
+  command.add_option("--kv-cache", options.kv_cache_bytes, "Size of the KV cache, e.g. 2GiB; 0: chosen by the engine")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("0");
+  command.add_flag("--deterministic", options.deterministic, "A sample's bits do not depend on what runs beside it");
+}
+
+CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
+  CLI::App* command = app.add_subcommand("run", "Sample n continuations of one prompt, whose KV is stored and read once for all");
+  Request& request = options.request;
+  SamplingParams& sampling = request.sampling;
+
+  command->add_option("-p,--prompt", options.prompt, "Prompt text");
+  command->add_option("-f,--prompt-file", options.prompt_file, "File with the prompt, taken byte for byte (default: stdin)");
+  AddParsed<std::vector<int32_t>>(*command, "--prompt-ids", options.prompt_ids, ParseTokenIds, "Prompt as token ids: 1,2,3");
+  command->add_flag("--chat", options.chat, "The prompt is a user's message: apply the model's chat template");
+  command->add_option("--system", options.system, "System message (with --chat)");
+
+  command->add_option("-n,--samples", request.n, "Samples of the prompt")->capture_default_str();
+  command->add_option("--max-tokens", request.max_tokens, "Tokens per sample at most")->capture_default_str();
+  command->add_option("-t,--temperature", sampling.temperature, "0: greedy")->capture_default_str();
+  command->add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")->capture_default_str();
+  command->add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")->capture_default_str();
+  command->add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")->capture_default_str();
+  command->add_option("--seed", sampling.seed, "Same seed, same samples")->capture_default_str();
+  command->add_option("--stop", request.stop, "Text that ends a sample and is not part of it (repeatable)")
+      ->allow_extra_args(false);
+  command->add_flag("--ignore-eos", request.ignore_eos, "Go on to --max-tokens");
+
+  command->add_flag("--rank", options.rank, "Print the samples at the end, highest mean log-probability first");
+  command->add_flag("--json", options.json, "Print one JSON object instead of text");
+  command->add_flag("--prompt-logprobs", request.prompt_logprobs, "Put the prompt's log-probabilities into the JSON");
+  AddParsed<SharingMode>(*command, "--baseline", options.baseline, ParseSharingMode,
+                         "Run the job again in this sharing mode and set its speed beside in the closing table");
+  command->add_flag("-v,--verbose", options.verbose, "Log to stderr what the program does");
+  AddEngineOptions(*command, options.engine);
+  return command;
+}
+
+Status Validate(const EngineOptions& options) {
+  return FirstOutOfRange({
+      {options.page_size >= 1 && options.page_size <= 256, "--page-size", 1.0 * options.page_size, "1 to 256"},
+      {options.num_threads >= 0, "--threads", 1.0 * options.num_threads, "0 (one per core) or more"},
+      {options.max_context >= 0, "--max-context", 1.0 * options.max_context, "0 (the model's) or more"},
+      {options.max_running >= 1, "--max-running", 1.0 * options.max_running, "1 or more"},
+      {options.max_batch_tokens >= 1, "--max-batch-tokens", 1.0 * options.max_batch_tokens, "1 or more"},
+      {options.kv_cache_bytes >= 0, "--kv-cache", 1.0 * options.kv_cache_bytes, "0 (chosen by the engine) or a size such as 2GiB"},
+  });
+}
+
+Status Validate(const RunOptions& options) {
+  const int prompts = options.prompt.has_value() + options.prompt_file.has_value() + options.prompt_ids.has_value();
+  if (prompts > 1) return InvalidArgument("more than one prompt given; keep one of --prompt, --prompt-file and --prompt-ids");
+  if (options.system && !options.chat) return InvalidArgument("--system works through the chat template; add --chat");
+  if (options.prompt_ids && options.chat)
+    return InvalidArgument("--prompt-ids bypasses the chat template; leave --chat or --prompt-ids out");
+  const Request& request = options.request;
+  if (request.prompt_logprobs && !options.json) return InvalidArgument("--prompt-logprobs are part of the JSON output; add --json");
+  for (const std::string& stop : request.stop) {
+    if (stop.empty()) return InvalidArgument("--stop is empty; expected the text that ends a sample");
+  }
+  const SamplingParams& sampling = request.sampling;
+  const Status status = FirstOutOfRange({
+      {request.n >= 1, "-n", 1.0 * request.n, "at least 1 sample"},
+      {request.max_tokens >= 1, "--max-tokens", 1.0 * request.max_tokens, "at least 1"},
+      {sampling.temperature >= 0 && std::isfinite(sampling.temperature), "--temperature", sampling.temperature,
+       "0 (greedy) or more"},
+      {sampling.top_p > 0 && sampling.top_p <= 1, "--top-p", sampling.top_p, "above 0 and at most 1"},
+      {sampling.top_k >= 0, "--top-k", 1.0 * sampling.top_k, "0 (all tokens) or more"},
+      {sampling.min_p >= 0 && sampling.min_p <= 1, "--min-p", sampling.min_p, "0 to 1"},
+  });
+  return status.ok() ? Validate(options.engine) : status;
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,47 @@
+// The command line of `coppice run` as a struct, and its checks. Parsing only: nothing here opens a file.
+// Layer: cli.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coppice/engine.h"
+#include "coppice/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace coppice::cli {
+
+struct RunOptions {
+  EngineOptions engine;  // model_path empty: the default model
+  // At most one of these; none: stdin.
+  std::optional<std::string> prompt, prompt_file;
+  std::optional<std::vector<int32_t>> prompt_ids;
+  bool chat = false;                  // the prompt is a user's message, rendered through the model's chat template
+  std::optional<std::string> system;  // only with chat
+  // What is asked of each sample. prompt_ids are filled in later (prompt.h).
+  Request request{.max_tokens = 128};
+  std::optional<SharingMode> baseline;  // run the job again in this mode and set its speed beside
+  bool rank = false, json = false, verbose = false;
+};
+
+Result<SharingMode> ParseSharingMode(std::string_view text);
+Result<DType> ParseDType(std::string_view text);
+// "1,2,3", spaces allowed.
+Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
+
+// The options that every command with an engine has: --model, --dtype, --sharing, --page-size, --threads, ...
+void AddEngineOptions(CLI::App& command, EngineOptions& options);
+// Adds the subcommand `run`; `options` is filled while the command line is parsed and must outlive it.
+CLI::App* AddRunCommand(CLI::App& app, RunOptions& options);
+
+// INVALID_ARGUMENT with the option, its value and what is expected.
+Status Validate(const EngineOptions& options);
+Status Validate(const RunOptions& options);
+
+}  // namespace coppice::cli

@@ -1,0 +1,106 @@
+#include "cli/run_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <limits>
+
+namespace coppice::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Parses `coppice run <arguments>`; CLI11's message on an error.
+std::string Parse(const std::string& arguments, RunOptions& options) {
+  CLI::App app;
+  AddRunCommand(app, options);
+  try {
+    app.parse("run " + arguments, /*program_name_included=*/false);
+    return "";
+  } catch (const CLI::ParseError& error) {
+    return error.what();
+  }
+}
+
+TEST(RunOptions, Defaults) {
+  RunOptions options;
+  ASSERT_EQ(Parse("", options), "");
+  EXPECT_EQ(options.request.n, 1);
+  EXPECT_EQ(options.request.max_tokens, 128);
+  EXPECT_EQ(options.request.sampling.temperature, 1.0f);
+  EXPECT_EQ(options.engine.sharing, SharingMode::kTree);
+  EXPECT_EQ(options.engine.dtype, DType::kBF16);
+  EXPECT_FALSE(options.baseline);
+  EXPECT_TRUE(Validate(options).ok());
+}
+
+TEST(RunOptions, EveryOptionArrives) {
+  RunOptions options;
+  ASSERT_EQ(
+      Parse("--model m.gguf --prompt hello --chat --system short -n 64 --max-tokens 32 --temperature 0.5 --top-p 0.9 --top-k 40 "
+            "--min-p 0.05 --seed 18446744073709551615 --sharing one-level --dtype f32 --page-size 64 --threads 2 --stop A --stop B "
+            "--ignore-eos --rank --json --prompt-logprobs --force-sharing --max-context 512 --kv-cache 2GiB --baseline none",
+            options),
+      "");
+  const Request& request = options.request;
+  EXPECT_EQ(options.engine.model_path, "m.gguf");
+  EXPECT_EQ(options.prompt, "hello");
+  EXPECT_EQ(options.system, "short");
+  EXPECT_EQ(request.n, 64);
+  EXPECT_EQ(request.max_tokens, 32);
+  EXPECT_EQ(request.sampling.temperature, 0.5f);
+  EXPECT_EQ(request.sampling.top_p, 0.9f);
+  EXPECT_EQ(request.sampling.top_k, 40);
+  EXPECT_EQ(request.sampling.min_p, 0.05f);
+  EXPECT_EQ(request.sampling.seed, std::numeric_limits<uint64_t>::max());
+  EXPECT_THAT(request.stop, ElementsAre("A", "B"));
+  EXPECT_TRUE(request.ignore_eos && request.prompt_logprobs && options.rank && options.json && options.chat);
+  EXPECT_EQ(options.engine.sharing, SharingMode::kOneLevel);
+  EXPECT_EQ(options.engine.dtype, DType::kF32);
+  EXPECT_EQ(options.engine.page_size, 64);
+  EXPECT_EQ(options.engine.num_threads, 2);
+  EXPECT_EQ(options.engine.max_context, 512);
+  EXPECT_EQ(options.engine.kv_cache_bytes, int64_t{2} << 30);
+  EXPECT_TRUE(options.engine.force_sharing);
+  EXPECT_EQ(options.baseline, SharingMode::kNone);
+  EXPECT_TRUE(Validate(options).ok());
+}
+
+TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
+  RunOptions options;
+  EXPECT_THAT(Parse("--sharing forest", options),
+              HasSubstr("'forest' is no sharing mode; expected tree, one-level, store or none"));
+  EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16 or f32"));
+  EXPECT_THAT(Parse("--prompt-ids 1,x", options), HasSubstr("'x' is no token id"));
+  EXPECT_NE(Parse("-n many", options), "");
+  EXPECT_NE(Parse("--unknown", options), "");
+}
+
+TEST(RunOptions, TokenIds) {
+  EXPECT_THAT(*ParseTokenIds("1, 2 ,30"), ElementsAre(1, 2, 30));
+  EXPECT_THAT(*ParseTokenIds(""), ElementsAre());
+  for (const char* bad : {"1,,2", "-1", "1.5", "99999999999", "1 2"}) EXPECT_FALSE(ParseTokenIds(bad).ok()) << bad;
+}
+
+TEST(RunOptions, ValidateNamesOptionValueAndExpectation) {
+  const auto message = [](auto edit) {
+    RunOptions options;
+    edit(options);
+    return Validate(options).message();
+  };
+  EXPECT_EQ(message([](RunOptions& o) { o.request.n = 0; }), "-n is 0; expected at least 1 sample");
+  EXPECT_EQ(message([](RunOptions& o) { o.request.max_tokens = 0; }), "--max-tokens is 0; expected at least 1");
+  EXPECT_EQ(message([](RunOptions& o) { o.request.sampling.top_p = 0; }), "--top-p is 0; expected above 0 and at most 1");
+  EXPECT_EQ(message([](RunOptions& o) { o.engine.page_size = 257; }), "--page-size is 257; expected 1 to 256");
+  EXPECT_THAT(message([](RunOptions& o) { o.request.sampling.temperature = std::numeric_limits<float>::quiet_NaN(); }),
+              HasSubstr("--temperature is nan"));
+  EXPECT_THAT(message([](RunOptions& o) { o.prompt = o.prompt_file = "x"; }), HasSubstr("more than one prompt"));
+  EXPECT_THAT(message([](RunOptions& o) { o.system = "x"; }), HasSubstr("add --chat"));
+  EXPECT_THAT(message([](RunOptions& o) { o.request.prompt_logprobs = true; }), HasSubstr("add --json"));
+  EXPECT_THAT(message([](RunOptions& o) { o.request.stop = {""}; }), HasSubstr("--stop is empty"));
+}
+
+}  // namespace
+}  // namespace coppice::cli

@@ -1,0 +1,76 @@
+#include "cli/run_output.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace coppice::cli {
+namespace {
+
+using nlohmann::json;
+
+Generation ThreeSamples() {
+  Generation generation;
+  generation.prompt_ids = {1, 2};
+  generation.prompt_logprobs = {std::nullopt, -0.25f};
+  generation.samples = {
+      {.index = 0, .text = "low", .token_ids = {5, 6}, .logprobs = {-2, -3}, .finish_reason = FinishReason::kLength},
+      {.index = 1, .text = "cut off", .token_ids = {7}, .logprobs = {-1}, .finish_reason = FinishReason::kCancelled},
+      {.index = 2, .text = "h\u00f6ch", .token_ids = {8}, .logprobs = {-0.5f}, .finish_reason = FinishReason::kStop},
+  };
+  return generation;
+}
+
+TEST(FormatSample, HeadingThenText) {
+  const Generation generation = ThreeSamples();
+  EXPECT_EQ(FormatSample(generation.samples[0]), "--- sample 0: 2 tokens, length, mean log-probability -2.500\nlow\n");
+  EXPECT_EQ(FormatSample(generation.samples[2], 1),
+            "--- rank 1, sample 2: 1 tokens, stop, mean log-probability -0.500\nh\u00f6ch\n");
+}
+
+TEST(FormatSample, IdsWithoutATokenizer) {
+  EXPECT_EQ(FormatSample({.index = 3, .token_ids = {4, 5}, .finish_reason = FinishReason::kLength}),
+            "--- sample 3: 2 tokens, length\n4,5\n");
+}
+
+TEST(FormatJson, SchemaAndOrder) {
+  const Generation generation = ThreeSamples();
+  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), /*ranked=*/false));
+  EXPECT_EQ(object["prompt_ids"], json({1, 2}));
+  EXPECT_EQ(object["prompt_logprobs"], json({nullptr, -0.25}));
+  ASSERT_EQ(object["samples"].size(), 2u);  // the cancelled one is not finished
+  EXPECT_EQ(object["samples"][0], json({{"index", 0},
+                                        {"text", "low"},
+                                        {"token_ids", {5, 6}},
+                                        {"logprobs", {-2.0, -3.0}},
+                                        {"mean_logprob", -2.5},
+                                        {"finish_reason", "length"}}));
+  EXPECT_EQ(object["stats"]["samples_finished"], 2);
+  EXPECT_EQ(object["stats"]["interrupted"], false);
+
+  const json ranked = json::parse(FormatJson(generation, MakeRunStats({}, generation), /*ranked=*/true));
+  EXPECT_EQ(ranked["samples"][0]["index"], 2);
+}
+
+TEST(FormatJson, SurvivesWhatJsonCannotHold) {
+  Generation generation;
+  generation.samples = {{.text = "\xff", .token_ids = {1}, .logprobs = {-INFINITY}, .finish_reason = FinishReason::kStop}};
+  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), false));
+  EXPECT_EQ(object["samples"][0]["text"], "\ufffd");
+  EXPECT_TRUE(object["samples"][0]["logprobs"][0].is_null());
+  EXPECT_FALSE(object.contains("prompt_logprobs"));
+}
+
+TEST(FormatProgress, RateOnlyOnceThereIsOne) {
+  EngineMetrics metrics{.prefilled_tokens = 256};
+  GenerationProgress progress{.metrics = &metrics, .prompt_tokens = 512, .tokens_wanted = 64, .samples = 4};
+  EXPECT_EQ(FormatProgress(progress), "prefill 256/512 tokens, 0/64 generated, 0/4 samples");
+  metrics = {.prefilled_tokens = 2048, .generated_tokens = 30, .decode_seconds = 2};  // mode `none` prefills each copy
+  progress.decode_tokens = 26;
+  progress.samples_finished = 1;
+  EXPECT_EQ(FormatProgress(progress), "prefill 512/512 tokens, 30/64 generated at 13.0/s, 1/4 samples");
+}
+
+}  // namespace
+}  // namespace coppice::cli

@@ -1,0 +1,81 @@
+#include "cli/run_stats.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace coppice::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+Generation TenSteps() {
+  Generation generation;
+  generation.prompt_ids = {1, 2, 3, 4};
+  generation.samples = {{.index = 0, .finish_reason = FinishReason::kStop},
+                        {.index = 1, .finish_reason = FinishReason::kCancelled}};
+  generation.decode_tokens = 20;
+  generation.metrics = {.prefilled_tokens = 4,
+                        .generated_tokens = 22,
+                        .decode_steps = 10,
+                        .decode_kv_bytes_read = 10 * 3 * 1024,
+                        .decode_kv_bytes_read_unshared = 10 * 6 * 1024,
+                        .kv_bytes_stored = 2 * 1024 * 1024,
+                        .kv_bytes_stored_unshared = 3 * 1024 * 1024,
+                        .kv_page_rounding_bytes = 512,
+                        .prefill_seconds = 0.5,
+                        .decode_seconds = 4};
+  return generation;
+}
+
+TEST(RunStats, FiguresComeFromTheCounters) {
+  const RunStats stats = MakeRunStats({.dtype = DType::kF32, .sharing = SharingMode::kOneLevel, .page_size = 64}, TenSteps());
+  EXPECT_DOUBLE_EQ(stats.prefill_tokens_per_second(), 8);
+  EXPECT_DOUBLE_EQ(stats.decode_tokens_per_second(), 5);
+  EXPECT_DOUBLE_EQ(stats.kv_bytes_read_per_step(), 3 * 1024);
+  EXPECT_DOUBLE_EQ(stats.kv_bytes_read_per_step_unshared(), 6 * 1024);
+  EXPECT_EQ(stats.samples, 2);
+  EXPECT_EQ(stats.samples_finished, 1);
+  EXPECT_GT(stats.peak_rss_bytes, 1 << 20);
+
+  const nlohmann::ordered_json json = ToJson(stats);
+  EXPECT_EQ(json["sharing"], "one-level");
+  EXPECT_EQ(json["dtype"], "f32");
+  EXPECT_EQ(json["page_size"], 64);
+  EXPECT_EQ(json["decode_tokens_per_second"], 5.0);
+  EXPECT_EQ(json["kv_bytes_stored"], 2 * 1024 * 1024);
+  EXPECT_TRUE(json["baseline"].is_null());
+}
+
+TEST(RunStats, TableNamesTheBaselineOfEachRow) {
+  RunStats stats = MakeRunStats({}, TenSteps());
+  stats.peak_rss_bytes = 300 << 20;
+  EXPECT_EQ(
+      FormatTable(stats),
+      "                         sharing tree  without sharing  baseline\n"
+      "prefill tokens/s                  8.0                -  not measured; --baseline store does\n"
+      "decode tokens/s                   5.0                -  not measured; --baseline store does\n"
+      "KV stored at the peak         2.0 MiB          3.0 MiB  none: a copy per request\n"
+      "KV read per decode step       3.0 KiB          6.0 KiB  store: each request reads its own path\n"
+      "4 prompt tokens, 22 generated in 1 of 2 samples finished; page rounding 512 B of the KV stored; peak memory 300.0 MiB\n");
+  stats.baseline = {.sharing = SharingMode::kNone, .prefill_tokens_per_second = 2, .decode_tokens_per_second = 1.5};
+  EXPECT_THAT(FormatTable(stats), HasSubstr("decode tokens/s                   5.0              1.5  none, measured\n"));
+  EXPECT_EQ(ToJson(stats)["baseline"]["decode_tokens_per_second"], 1.5);
+}
+
+TEST(RunStats, NothingMeasuredIsADashNotADivision) {
+  const RunStats stats = MakeRunStats({}, Generation());
+  EXPECT_THAT(FormatTable(stats), HasSubstr("decode tokens/s                     -"));
+  EXPECT_EQ(stats.kv_bytes_read_per_step(), 0);
+}
+
+TEST(FormatBytes, BinaryUnits) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(FormatBytes(3.0 * 1024 * 1024 * 1024), "3.0 GiB");
+}
+
+}  // namespace
+}  // namespace coppice::cli
