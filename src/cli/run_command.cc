@@ -87,9 +87,9 @@ Result<ExitCode> Run(RunOptions options) {
   if (!prompt_ids.ok()) return prompt_ids.status();
   Request& request = options.request;
   request.prompt_ids = *std::move(prompt_ids);
-  spdlog::info("{}: prompt of {} tokens, {} samples", options.engine.model_path, request.prompt_ids.size(), request.n);
 
   CatchFirstInterrupt();
+  spdlog::info("generating {} samples of a prompt of {} tokens with {}", request.n, request.prompt_ids.size(), options.engine.model_path);
   ProgressLine progress;
   const bool print_as_they_finish = !options.json && !options.rank;
   const Result<Generation> generation = Generate(**engine, request,

@@ -1,0 +1,33 @@
+"""Runs the program `coppice` for the tests of this folder: command in, exit status, stdout and stderr out."""
+
+import json
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DATA = os.path.join(ROOT, "tests", "data")
+TINY = os.path.join(DATA, "models", "llama-gqa")  # random weights, no tokenizer
+COPPICE = os.environ.get("COPPICE", os.path.join(ROOT, "build", "dev", "coppice"))
+
+
+def coppice(*args, stdin="", timeout=120):
+    """The finished process of `coppice ARGS`; its stdout and stderr are text."""
+    return subprocess.run([COPPICE, *map(str, args)], input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def run_json(*args, timeout=600):
+    """The object that `coppice run ARGS --json` prints; fails loudly if the command does."""
+    done = coppice("run", "--json", *args, timeout=timeout)
+    if done.returncode != 0:
+        raise AssertionError(f"coppice run {args} exited with {done.returncode}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def default_model_or_skip():
+    """The path of the default model, fetched if need be; ends the test program as skipped where that is impossible."""
+    fetched = subprocess.run([os.path.join(ROOT, "scripts", "fetch_model")], stdout=subprocess.PIPE, text=True, check=False)
+    if fetched.returncode != 0:
+        print("skipped: the default model could not be fetched")
+        sys.exit(77)
+    return fetched.stdout.strip()

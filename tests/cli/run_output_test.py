@@ -1,0 +1,106 @@
+"""What `coppice run` prints for a random-weight model: the JSON schema, samples as text, ranking, the KV bytes of the closing table."""
+
+import json
+import os
+import unittest
+
+from program import TINY, coppice, run_json
+
+with open(os.path.join(TINY, "config.json"), encoding="utf-8") as file:
+    CONFIG = json.load(file)
+
+
+def ids(count):
+    return ",".join(str(3 + i * 7 % 300) for i in range(count))
+
+
+class JsonTest(unittest.TestCase):
+    def test_schema(self):
+        output = run_json("--model", TINY, "--prompt-ids", "5,6,7", "-n", 3, "--max-tokens", 4, "--seed", 1, "--ignore-eos", "--prompt-logprobs")
+        self.assertEqual(sorted(output), ["prompt_ids", "prompt_logprobs", "samples", "stats"])
+        self.assertEqual(output["prompt_ids"], [5, 6, 7])
+        self.assertEqual(len(output["prompt_logprobs"]), 3)
+        self.assertIsNone(output["prompt_logprobs"][0])
+        self.assertTrue(all(value < 0 for value in output["prompt_logprobs"][1:]))
+        self.assertEqual([sample["index"] for sample in output["samples"]], [0, 1, 2])
+        for sample in output["samples"]:
+            self.assertEqual(sorted(sample), ["finish_reason", "index", "logprobs", "mean_logprob", "text", "token_ids"])
+            self.assertEqual(sample["finish_reason"], "length")
+            self.assertEqual((len(sample["token_ids"]), len(sample["logprobs"])), (4, 4))
+            self.assertTrue(all(0 <= token < CONFIG["vocab_size"] for token in sample["token_ids"]))
+            self.assertAlmostEqual(sample["mean_logprob"], sum(sample["logprobs"]) / 4, places=5)
+        stats = output["stats"]
+        self.assertEqual((stats["prompt_tokens"], stats["generated_tokens"], stats["samples_finished"]), (3, 12, 3))
+        self.assertGreater(stats["decode_tokens_per_second"], 0)
+        self.assertGreater(stats["prefill_tokens_per_second"], 0)
+
+    def test_no_prompt_logprobs_unless_asked(self):
+        self.assertNotIn("prompt_logprobs", run_json("--model", TINY, "--prompt-ids", "5", "--max-tokens", 1))
+
+    def test_rank(self):
+        args = ["--model", TINY, "--prompt-ids", "5,6", "-n", 8, "--max-tokens", 6, "--seed", 3]
+        ranked = run_json(*args, "--rank")["samples"]
+        means = [sample["mean_logprob"] for sample in ranked]
+        self.assertEqual(means, sorted(means, reverse=True))
+        self.assertEqual(sorted(sample["index"] for sample in ranked), list(range(8)))
+
+    def test_seed(self):
+        args = ["--model", TINY, "--prompt-ids", "5,6", "-n", 4, "--max-tokens", 8, "--ignore-eos", "--seed"]
+        first, again, other = ([s["token_ids"] for s in run_json(*args, seed)["samples"]] for seed in (1, 1, 2))
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, other)
+        self.assertGreater(len({tuple(sample) for sample in first}), 1)  # samples of one prompt differ
+
+    def test_baseline_is_measured(self):
+        stats = run_json("--model", TINY, "--prompt-ids", ids(40), "-n", 4, "--max-tokens", 4, "--baseline", "none")["stats"]
+        self.assertEqual(stats["baseline"]["sharing"], "none")
+        self.assertGreater(stats["baseline"]["decode_tokens_per_second"], 0)
+
+
+class SharingTest(unittest.TestCase):
+    """Hydragen and Bifurcated attention are exact: sharing changes bytes, not results."""
+
+    def test_greedy_tokens_are_equal_in_all_modes(self):
+        args = ["--model", TINY, "--dtype", "f32", "--prompt-ids", ids(33), "-n", 3, "--max-tokens", 12, "--temperature", 0, "--ignore-eos"]
+        samples = {mode: run_json(*args, "--sharing", mode)["samples"] for mode in ("tree", "one-level", "store", "none")}
+        for mode in ("one-level", "store", "none"):
+            for a, b in zip(samples["tree"], samples[mode]):
+                self.assertEqual(a["token_ids"], b["token_ids"], mode)
+                self.assertLess(max(abs(x - y) for x, y in zip(a["logprobs"], b["logprobs"])), 1e-4, mode)
+
+    def test_kv_bytes_are_those_of_the_formula(self):
+        """2 x kv_heads x head_dim x bytes x layers x (P + own tokens), and n P without sharing (Bifurcated eq. 5-6)."""
+        head_dim = CONFIG.get("head_dim") or CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
+        per_token = 2 * CONFIG["num_key_value_heads"] * head_dim * CONFIG["num_hidden_layers"]
+        tokens = 6
+        for dtype, element in (("f32", 4), ("bf16", 2)):
+            for page_size, prompt, n in ((16, 1, 5), (16, 15, 5), (16, 16, 5), (16, 17, 5), (64, 40, 3), (1, 9, 4), (16, 40, 1)):
+                with self.subTest(dtype=dtype, page_size=page_size, prompt=prompt, n=n):
+                    stats = run_json("--model", TINY, "--dtype", dtype, "--page-size", page_size, "--prompt-ids", ids(prompt), "-n", n,
+                                     "--max-tokens", tokens, "--ignore-eos", "--seed", 1, "--force-sharing")["stats"]
+                    steps = tokens - 1  # the first token of each sample comes from the prefill step
+                    own = sum(n * t for t in range(1, tokens))  # this step's token included
+                    self.assertEqual(stats["decode_steps"], steps)
+                    self.assertEqual(stats["decode_kv_bytes_read"], per_token * element * (steps * prompt + own))
+                    self.assertEqual(stats["decode_kv_bytes_read_unshared"], per_token * element * (steps * n * prompt + own))
+
+
+class TextTest(unittest.TestCase):
+    def test_samples_then_table(self):
+        done = coppice("run", "--model", TINY, "--prompt-ids", "5,6", "-n", 2, "--max-tokens", 3, "--ignore-eos", "--seed", 1)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        lines = done.stdout.splitlines()
+        self.assertRegex(lines[0], r"^--- sample \d: 3 tokens, length, mean log-probability -\d+\.\d+$")
+        self.assertRegex(lines[1], r"^\d+,\d+,\d+$")  # no tokenizer: ids
+        table = done.stdout.split("\n\n")[-1]
+        for row in ("sharing tree", "prefill tokens/s", "decode tokens/s", "KV stored at the peak", "KV read per decode step"):
+            self.assertIn(row, table)
+
+    def test_rank_prints_best_first(self):
+        done = coppice("run", "--model", TINY, "--prompt-ids", "5,6", "-n", 3, "--max-tokens", 3, "--rank")
+        headings = [line for line in done.stdout.splitlines() if line.startswith("--- ")]
+        self.assertEqual([heading.split(",")[0] for heading in headings], ["--- rank 1", "--- rank 2", "--- rank 3"])
+
+
+if __name__ == "__main__":
+    unittest.main()
