@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "model/hf_config.h"
 #include "model/json_file.h"
 #include "model/safetensors.h"
+#include "tokenizer/hf_tokenizer.h"
 
 namespace coppice {
 namespace {
@@ -82,6 +84,34 @@ Status OpenShards(const std::string& folder_path, const std::string& index_path,
   return OkStatus();
 }
 
+// The tokenizer's files, if the folder has them. Ids that config.json and generation_config.json state count too.
+Status ReadTokenizer(const std::string& path, ModelContents* contents) {
+  const std::string tokenizer_path = path + "/tokenizer.json";
+  if (!Exists(tokenizer_path)) return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(const std::string tokenizer_json, ReadTextFile(tokenizer_path));
+  COPPICE_ASSIGN_OR_RETURN(const TextFile tokenizer_config, ReadOptionalText(path + "/tokenizer_config.json"));
+  Result<TokenizerData> parsed = ParseHuggingFaceTokenizer(tokenizer_json, tokenizer_config.text);
+  if (!parsed.ok()) return {parsed.status().code(), fmt::format("{}: {}", tokenizer_path, parsed.status().message())};
+  TokenizerData& data = contents->tokenizer.emplace(std::move(parsed).value());
+
+  ModelConfig& config = contents->config;
+  if (data.tokens.size() > static_cast<size_t>(config.vocab_size)) {
+    return InvalidArgument(fmt::format("{}: {} tokens, but config.json says \"vocab_size\" {}", tokenizer_path, data.tokens.size(),
+                                       config.vocab_size));
+  }
+  if (data.bos_id < 0) data.bos_id = config.bos_token_id;
+  for (const int32_t id : config.eos_token_ids) {
+    if (std::ranges::find(data.eos_ids, id) == data.eos_ids.end()) data.eos_ids.push_back(id);
+  }
+  config.bos_token_id = data.bos_id;
+  config.eos_token_ids = data.eos_ids;
+  if (data.chat_template.empty()) {  // newer folders keep it in a file of its own
+    COPPICE_ASSIGN_OR_RETURN(TextFile chat_template, ReadOptionalText(path + "/chat_template.jinja"));
+    data.chat_template = std::move(chat_template.text);
+  }
+  return OkStatus();
+}
+
 // Tensors that checkpoints carry and the forward pass computes or has already.
 void DropRedundant(const ModelConfig& config, TensorMap* tensors) {
   std::erase_if(*tensors, [&](const auto& entry) {
@@ -112,6 +142,7 @@ Result<HuggingFaceFolder> OpenHuggingFaceFolder(const std::string& path) {
   }
   DropRedundant(contents.config, &contents.tensors);
   COPPICE_RETURN_IF_ERROR(CheckWeights(contents.config, contents.tensors, path));
+  COPPICE_RETURN_IF_ERROR(ReadTokenizer(path, &contents));
   return folder;
 }
 

@@ -1,0 +1,214 @@
+// Whole models from disk: GGUF files, folders, shards, fixtures, and the default model where this machine has it.
+#include "model/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "model/weights.h"
+#include "tests/support/tiny_model.h"
+
+namespace coppice {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::RandomModel;
+using testing::TemporaryFolder;
+using testing::TinyConfig;
+using testing::TinyModel;
+
+std::vector<float> LoadF32(const Checkpoint& checkpoint, const std::string& name, int64_t rows, int64_t cols) {
+  std::vector<float> values(static_cast<size_t>(rows * cols));
+  const Status status = checkpoint.Load(name, rows, cols, DType::kF32, std::as_writable_bytes(std::span(values)));
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  return values;
+}
+
+void ExpectHolds(const Checkpoint& checkpoint, const TinyModel& model) {
+  const auto expected = ExpectedWeights(model.config);
+  for (const auto& [name, values] : model.weights) {
+    ASSERT_TRUE(checkpoint.Has(name));
+    const std::vector<int64_t>& shape = expected.at(name);
+    EXPECT_EQ(LoadF32(checkpoint, name, shape.size() == 1 ? 1 : shape[0], shape.back()), values) << name;
+  }
+}
+
+std::string OpenError(const std::string& path) {
+  const auto checkpoint = Checkpoint::Open(path);
+  EXPECT_FALSE(checkpoint.ok()) << path;
+  EXPECT_EQ(checkpoint.status().message().find('\n'), std::string::npos) << "one line";
+  return checkpoint.status().message();
+}
+
+TEST(CheckpointTest, GgufFileFolderAndShardsHoldTheSameModel) {
+  const TinyModel model = RandomModel(TinyConfig(), 11);
+  const TemporaryFolder folder, sharded;
+  const std::string gguf_path = folder.Write("model.gguf", testing::ToGguf(model).Bytes());
+  folder.Write("config.json", testing::ToConfigJson(model.config));
+  folder.Write("model.safetensors", testing::ToSafetensors(model));
+
+  std::vector<std::string> shards[2];
+  std::string map;
+  for (const auto& [name, values] : model.weights) {
+    const size_t shard = map.size() / 7 % 2;  // some in each
+    shards[shard].push_back(name);
+    map += (map.empty() ? "\"" : ",\"") + name + "\":\"model-" + std::to_string(shard) + ".safetensors\"";
+  }
+  ASSERT_FALSE(shards[0].empty() || shards[1].empty());
+  sharded.Write("config.json", testing::ToConfigJson(model.config));
+  sharded.Write("model-0.safetensors", testing::ToSafetensors(model, shards[0]));
+  sharded.Write("model-1.safetensors", testing::ToSafetensors(model, shards[1]));
+  const std::string index = sharded.Write("model.safetensors.index.json", "{\"metadata\":{},\"weight_map\":{" + map + "}}");
+
+  for (const std::string& path : {gguf_path, folder.path(), sharded.path()}) {
+    const auto checkpoint = Checkpoint::Open(path);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
+    EXPECT_EQ((*checkpoint)->config().num_kv_heads, model.config.num_kv_heads);
+    EXPECT_FALSE((*checkpoint)->tokenizer().has_value());
+    ExpectHolds(**checkpoint, model);
+  }
+
+  sharded.Write("model.safetensors.index.json", "{\"weight_map\":{" + map + ",\"more\":\"model-1.safetensors\"}}");
+  EXPECT_THAT(OpenError(sharded.path()), HasSubstr("tensor \"more\" is missing from shard \"model-1.safetensors\""));
+  sharded.Write("model.safetensors.index.json", "{\"weight_map\":{\"a\":\"../model-1.safetensors\"}}");
+  EXPECT_THAT(OpenError(sharded.path()), HasSubstr("expected the name of a file in the same folder"));
+  sharded.Write("model.safetensors.index.json", "{\"weight_map\":{\"model.norm.weight\":\"model-0.safetensors\"}}");
+  EXPECT_THAT(OpenError(sharded.path()), HasSubstr("but the index puts it in"));
+  sharded.Write("model.safetensors.index.json", "{\"weight_map\":{" + map + "}}");
+  std::filesystem::remove(sharded.path() + "/model-1.safetensors");
+  EXPECT_THAT(OpenError(sharded.path()), HasSubstr("model-1.safetensors: cannot open: No such file"));
+}
+
+TEST(CheckpointTest, LoadChecksNameShapeAndSize) {
+  const TemporaryFolder folder;
+  const auto checkpoint = Checkpoint::Open(folder.Write("m.gguf", testing::ToGguf(RandomModel(TinyConfig(), 12)).Bytes()));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
+  std::vector<std::byte> out(48 * 32 * 4);
+  const auto load = [&](const char* name, int64_t rows, int64_t cols, size_t bytes) {
+    return (*checkpoint)->Load(name, rows, cols, DType::kBF16, std::span(out).first(bytes));
+  };
+  EXPECT_TRUE(load("model.layers.0.mlp.up_proj.weight", 48, 32, 48 * 32 * 2).ok());
+  EXPECT_EQ(load("model.layers.2.mlp.up_proj.weight", 48, 32, 48 * 32 * 2).code(), StatusCode::kNotFound);
+  EXPECT_THAT(load("model.layers.0.mlp.up_proj.weight", 32, 48, 48 * 32 * 2).message(),
+              HasSubstr("\"model.layers.0.mlp.up_proj.weight\" has shape [48, 32], but [32, 48] was asked for"));
+  EXPECT_THAT(load("model.norm.weight", 32, 1, 64).message(), HasSubstr("has shape [32], but [32, 1] was asked for"));
+  EXPECT_THAT(load("model.norm.weight", 1, 32, 66).message(), HasSubstr("needs 64 bytes as bf16, but 66 were given"));
+}
+
+TEST(CheckpointTest, OpensEveryFixture) {
+  struct Fixture {
+    const char* name;
+    int32_t head_dim, window;
+    bool qkv_bias, qk_norm;
+  };
+  for (const Fixture& fixture :
+       {Fixture{"llama-gqa", 16, 0, false, false}, Fixture{"llama3-rope", 32, 0, false, false},
+        Fixture{"llama-hd64-long", 64, 0, false, false}, Fixture{"llama-hd128-long", 128, 0, false, false},
+        Fixture{"mistral-sw", 16, 24, false, false}, Fixture{"mistral-hd64-sw-long", 64, 100, false, false},
+        Fixture{"qwen2-a", 16, 0, true, false}, Fixture{"qwen3", 32, 0, false, true}}) {
+    const auto checkpoint = Checkpoint::Open(std::string(COPPICE_TEST_DATA "/models/") + fixture.name);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
+    const ModelConfig& config = (*checkpoint)->config();
+    EXPECT_EQ(config.head_dim, fixture.head_dim) << fixture.name;
+    EXPECT_EQ(config.window, fixture.window) << fixture.name;
+    EXPECT_EQ(config.qkv_bias, fixture.qkv_bias) << fixture.name;
+    EXPECT_EQ(config.qk_norm, fixture.qk_norm) << fixture.name;
+    EXPECT_THAT(config.eos_token_ids, ::testing::ElementsAre(2)) << fixture.name;
+    // bf16 files: conversion to f32 and back changes nothing.
+    const std::vector<float> f32 = LoadF32(**checkpoint, "model.embed_tokens.weight", config.vocab_size, config.hidden_size);
+    std::vector<BF16> bf16(f32.size());
+    ASSERT_TRUE((*checkpoint)
+                    ->Load("model.embed_tokens.weight", config.vocab_size, config.hidden_size, DType::kBF16,
+                           std::as_writable_bytes(std::span(bf16)))
+                    .ok());
+    for (size_t i = 0; i < f32.size(); ++i) ASSERT_EQ(bf16[i].ToFloat(), f32[i]);
+  }
+}
+
+TEST(CheckpointTest, FolderErrorsNameTheFile) {
+  const TinyModel model = RandomModel(TinyConfig(), 13);
+  const TemporaryFolder folder;
+  EXPECT_THAT(OpenError(folder.path() + "/none"), HasSubstr("/none: cannot open: No such file"));
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("no config.json; give a .gguf file, or a folder"));
+  folder.Write("config.json", testing::ToConfigJson(model.config));
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("neither model.safetensors nor model.safetensors.index.json"));
+  const std::string weights = folder.Write("model.safetensors", testing::ToSafetensors(model));
+  EXPECT_THAT(OpenError(weights), HasSubstr("give the folder that holds it"));
+  EXPECT_THAT(OpenError(folder.Write("empty.gguf", "")), HasSubstr("empty.gguf: the file is empty"));
+  EXPECT_THAT(OpenError(folder.Write("text.gguf", "hello")), HasSubstr("it begins with \"hell\", not \"GGUF\""));
+
+  ModelConfig other = model.config;
+  other.vocab_size = 41;
+  folder.Write("config.json", testing::ToConfigJson(other));
+  EXPECT_THAT(OpenError(folder.path()),
+              HasSubstr("model.safetensors: tensor \"lm_head.weight\" has shape [40, 32], but the config asks for [41, 32]"));
+  other = model.config;
+  other.num_layers = 1;
+  folder.Write("config.json", testing::ToConfigJson(other));
+  EXPECT_THAT(OpenError(folder.path()),
+              HasSubstr("\"model.layers.1.input_layernorm.weight\" of shape [32] is not part of a llama model of 1 layers"));
+  other.num_layers = 2000000000;
+  folder.Write("config.json", testing::ToConfigJson(other));
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("the config says 2000000000 layers, but there are only 21 tensors"));
+  other = model.config;
+  other.tie_embeddings = true;  // a tied model that stores its output projection all the same
+  folder.Write("config.json", testing::ToConfigJson(other));
+  const auto tied = Checkpoint::Open(folder.path());
+  ASSERT_TRUE(tied.ok()) << tied.status().ToString();
+  EXPECT_FALSE((*tied)->Has("lm_head.weight"));
+}
+
+TEST(CheckpointTest, FolderWithTokenizer) {
+  TinyModel model = RandomModel(TinyConfig(), 14);
+  const TemporaryFolder folder;
+  folder.Write("config.json", testing::ToConfigJson(model.config));
+  folder.Write("generation_config.json", R"({"bos_token_id": 1, "eos_token_id": [2, 3]})");
+  folder.Write("model.safetensors", testing::ToSafetensors(model));
+  folder.Write("chat_template.jinja", "{{ messages }}");
+  const std::string tokenizer = R"({"added_tokens": [{"id": 3, "content": "<e>", "special": true}],
+      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+      "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})";
+  folder.Write("tokenizer.json", tokenizer);
+  const auto checkpoint = Checkpoint::Open(folder.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
+  const TokenizerData& data = (*checkpoint)->tokenizer().value();
+  EXPECT_THAT(data.tokens, ::testing::ElementsAre("a", "b", "ab", "<e>"));
+  EXPECT_THAT(data.eos_ids, ::testing::ElementsAre(2, 3));
+  EXPECT_EQ(data.chat_template, "{{ messages }}");
+
+  folder.Write("tokenizer.json", "{");
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("/tokenizer.json: "));
+}
+
+// The default model, where `scripts/demo` has fetched it.
+TEST(CheckpointTest, DefaultModel) {
+  const char* home = std::getenv("HOME");
+  const std::string path = std::string(home ? home : "") + "/.cache/coppice/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there; scripts/demo fetches it";
+  const auto opened = Checkpoint::Open(path);
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  const Checkpoint& checkpoint = **opened;
+  const ModelConfig& config = checkpoint.config();
+  EXPECT_EQ(config.hidden_size, 576);
+  EXPECT_EQ(config.num_layers, 30);
+  EXPECT_EQ(config.num_qo_heads, 9);
+  EXPECT_EQ(config.num_kv_heads, 3);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.vocab_size, 49152);
+  EXPECT_EQ(config.rope.theta, 100000.0f);
+  EXPECT_TRUE(config.tie_embeddings);
+  EXPECT_EQ(checkpoint.tokenizer().value().pre_tokenizer, "smollm");
+  EXPECT_EQ(checkpoint.tokenizer()->merges.size(), 48900u);
+  for (const auto& [name, shape] : ExpectedWeights(config)) {
+    for (const float value : LoadF32(checkpoint, name, shape.size() == 1 ? 1 : shape[0], shape.back())) {
+      ASSERT_TRUE(std::abs(value) < 100.0f) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace coppice

@@ -1,0 +1,213 @@
+#include "model/gguf_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/tiny_model.h"
+
+namespace coppice {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::GgufWriter;
+using ::testing::HasSubstr;
+using testing::RandomModel;
+using testing::Raw;
+using testing::TinyConfig;
+using testing::TinyModel;
+using testing::ToGguf;
+
+// Contents together with the bytes they view.
+struct Read {
+  explicit Read(const GgufWriter& writer) : bytes(writer.Bytes()) {
+    const Result<GgufDirectory> gguf = GgufDirectory::Parse(std::as_bytes(std::span(bytes)), "f.gguf");
+    EXPECT_TRUE(gguf.ok()) << gguf.status().ToString();
+    contents = ReadGgufModel(*gguf);
+  }
+  std::string message() const { return contents.ok() ? "" : contents.status().message(); }
+
+  std::string bytes;
+  Result<ModelContents> contents = Internal("not read");
+};
+
+void ExpectWeightsEqual(const ModelContents& contents, const TinyModel& model) {
+  ASSERT_EQ(contents.tensors.size(), model.weights.size());
+  for (const auto& [name, expected] : model.weights) {
+    const StoredTensor& tensor = contents.tensors.at(name);
+    const int64_t rows = tensor.shape.size() == 1 ? 1 : tensor.shape[0];
+    std::vector<float> values(expected.size());
+    const Status status =
+        LoadWeight(name, tensor, rows, tensor.shape.back(), DType::kF32, std::as_writable_bytes(std::span(values)));
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(values, expected) << name;
+  }
+}
+
+TEST(GgufModelTest, GivesConfigAndHuggingFaceWeights) {
+  ModelConfig config = TinyConfig();
+  config.rope.theta = 50000.0f;
+  config.rms_norm_eps = 1e-6f;
+  for (const int32_t kv_heads : {1, 2, 4}) {  // MQA, GQA, MHA: q and k have row permutations of their own
+    config.num_kv_heads = kv_heads;
+    for (const bool tied : {false, true}) {
+      config.tie_embeddings = tied;
+      const TinyModel model = RandomModel(config, 5);
+      const Read read(ToGguf(model));
+      ASSERT_TRUE(read.contents.ok()) << read.message();
+      const ModelConfig& found = read.contents->config;
+      EXPECT_EQ(found.architecture, "llama");
+      EXPECT_EQ(found.hidden_size, 32);
+      EXPECT_EQ(found.intermediate_size, 48);
+      EXPECT_EQ(found.num_layers, 2);
+      EXPECT_EQ(found.num_qo_heads, 4);
+      EXPECT_EQ(found.num_kv_heads, kv_heads);
+      EXPECT_EQ(found.head_dim, 8);
+      EXPECT_EQ(found.vocab_size, 40);
+      EXPECT_EQ(found.max_position, 128);
+      EXPECT_EQ(found.rms_norm_eps, 1e-6f);
+      EXPECT_EQ(found.rope.theta, 50000.0f);
+      EXPECT_EQ(found.tie_embeddings, tied);
+      EXPECT_FALSE(read.contents->tokenizer.has_value());
+      ExpectWeightsEqual(*read.contents, model);
+    }
+  }
+}
+
+TEST(GgufModelTest, BiasesAndNormsShowInTheTensors) {
+  ModelConfig config = TinyConfig();
+  config.qkv_bias = config.attention_bias = config.mlp_bias = true;
+  const TinyModel biased = RandomModel(config, 6);  // llama: the biases of q and k are permuted too
+  const Read read(ToGguf(biased));
+  ASSERT_TRUE(read.contents.ok()) << read.message();
+  EXPECT_TRUE(read.contents->config.qkv_bias && read.contents->config.attention_bias && read.contents->config.mlp_bias);
+  ExpectWeightsEqual(*read.contents, biased);
+
+  config = TinyConfig();
+  config.architecture = "qwen3";  // rows are not permuted
+  config.qk_norm = true;
+  const TinyModel qwen3 = RandomModel(config, 7);
+  const Read read_qwen3(ToGguf(qwen3));
+  ASSERT_TRUE(read_qwen3.contents.ok()) << read_qwen3.message();
+  EXPECT_TRUE(read_qwen3.contents->config.qk_norm);
+  ExpectWeightsEqual(*read_qwen3.contents, qwen3);
+}
+
+TEST(GgufModelTest, RopeScaling) {
+  const TinyModel model = RandomModel(TinyConfig(), 8);
+  const Read linear(ToGguf(model).String("llama.rope.scaling.type", "linear").F32("llama.rope.scaling.factor", 4.0f));
+  ASSERT_TRUE(linear.contents.ok()) << linear.message();
+  EXPECT_EQ(linear.contents->config.rope.scaling, RopeScaling::kLinear);
+  EXPECT_EQ(linear.contents->config.rope.factor, 4.0f);
+
+  const std::string factors = Raw(1.f) + Raw(1.5f) + Raw(4.f) + Raw(8.f);
+  const Read llama3(ToGguf(model).Tensor("rope_freqs.weight", {4}, 0, factors));
+  ASSERT_TRUE(llama3.contents.ok()) << llama3.message();
+  EXPECT_EQ(llama3.contents->config.rope.scaling, RopeScaling::kNone);
+  EXPECT_THAT(llama3.contents->config.rope.frequency_divisors, ElementsAre(1.f, 1.5f, 4.f, 8.f));
+
+  EXPECT_THAT(Read(ToGguf(model).Tensor("rope_freqs.weight", {3}, 0, factors.substr(0, 12))).message(),
+              HasSubstr("\"rope_freqs.weight\" has shape [3], expected [4]"));
+  EXPECT_THAT(Read(ToGguf(model).Tensor("rope_freqs.weight", {4}, 0, std::string(16, '\0'))).message(),
+              HasSubstr("divisor 0 is 0, expected a positive number"));
+  EXPECT_THAT(Read(ToGguf(model).String("llama.rope.scaling.type", "yarn")).message(), HasSubstr("RoPE scaling \"yarn\""));
+  EXPECT_THAT(Read(ToGguf(model).String("llama.rope.scaling.type", "linear")).message(),
+              HasSubstr("\"llama.rope.scaling.factor\" is missing"));
+}
+
+GgufWriter WithTokens(const TinyModel& model, int32_t count) {
+  std::vector<std::string> tokens;
+  for (int32_t i = 0; i < count; ++i) tokens.push_back("t" + std::to_string(i));
+  return ToGguf(model)
+      .String("tokenizer.ggml.model", "gpt2")
+      .String("tokenizer.ggml.pre", "smollm")
+      .Strings("tokenizer.ggml.tokens", tokens);
+}
+
+TEST(GgufModelTest, Tokenizer) {
+  using Kind = TokenizerData::TokenKind;
+  const TinyModel model = RandomModel(TinyConfig(), 9);
+  std::vector<int32_t> types(40, 1);
+  for (int32_t i = 0; i < 6; ++i) types[i] = i + 1;
+  const Read read(WithTokens(model, 40)
+                      .I32s("tokenizer.ggml.token_type", types)
+                      .Strings("tokenizer.ggml.merges", {"a b", "ab c"})
+                      .U32("tokenizer.ggml.bos_token_id", 1)
+                      .U32("tokenizer.ggml.eos_token_id", 2)
+                      .U32("tokenizer.ggml.eot_token_id", 3)
+                      .U32("tokenizer.ggml.unknown_token_id", 0)
+                      .U32("tokenizer.ggml.padding_token_id", 39)
+                      .Bool("tokenizer.ggml.add_bos_token", true)
+                      .String("tokenizer.chat_template", "{{ messages }}"));
+  ASSERT_TRUE(read.contents.ok()) << read.message();
+  const TokenizerData& data = read.contents->tokenizer.value();
+  EXPECT_EQ(data.model, "bpe");
+  EXPECT_EQ(data.pre_tokenizer, "smollm");
+  EXPECT_EQ(data.tokens.size(), 40u);
+  EXPECT_EQ(data.tokens[7], "t7");
+  EXPECT_THAT(
+      std::vector<Kind>(data.kinds.begin(), data.kinds.begin() + 7),
+      ElementsAre(Kind::kNormal, Kind::kControl, Kind::kControl, Kind::kUserDefined, Kind::kUnused, Kind::kByte, Kind::kNormal));
+  EXPECT_THAT(data.merges, ElementsAre(std::pair("a", "b"), std::pair("ab", "c")));
+  EXPECT_EQ(data.bos_id, 1);
+  EXPECT_EQ(data.unk_id, 0);
+  EXPECT_EQ(data.pad_id, 39);
+  EXPECT_THAT(data.eos_ids, ElementsAre(2, 3));
+  EXPECT_TRUE(data.add_bos);
+  EXPECT_FALSE(data.add_eos);
+  EXPECT_EQ(data.chat_template, "{{ messages }}");
+  EXPECT_EQ(read.contents->config.bos_token_id, 1);
+  EXPECT_THAT(read.contents->config.eos_token_ids, ElementsAre(2, 3));
+
+  EXPECT_THAT(Read(WithTokens(model, 39)).message(), HasSubstr("has 39 tokens, but tensor \"token_embd.weight\" has 40 rows"));
+  EXPECT_THAT(Read(WithTokens(model, 40).U32("tokenizer.ggml.bos_token_id", 40)).message(),
+              HasSubstr("\"tokenizer.ggml.bos_token_id\" is 40, expected 0..39"));
+  EXPECT_THAT(Read(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", {1})).message(),
+              HasSubstr("has 1 entries for 40 tokens"));
+  types[5] = 9;
+  EXPECT_THAT(Read(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", types)).message(),
+              HasSubstr("of token 5 is 9, expected 1..6"));
+  for (const char* merge : {"ab", "", " ", "ab "}) {
+    EXPECT_THAT(Read(WithTokens(model, 40).Strings("tokenizer.ggml.merges", {"a b", merge})).message(), HasSubstr("entry 1 is"));
+  }
+}
+
+TEST(GgufModelTest, RefusesByName) {
+  TinyModel model = RandomModel(TinyConfig(), 10);
+  EXPECT_THAT(Read(GgufWriter()).message(), HasSubstr("\"general.architecture\" is missing"));
+  EXPECT_THAT(Read(GgufWriter().String("general.architecture", "gemma3")).message(),
+              HasSubstr("architecture \"gemma3\" is not supported; supported are llama, qwen2, qwen3"));
+  EXPECT_THAT(Read(GgufWriter().String("general.architecture", "llama")).message(), HasSubstr("\"llama.block_count\" is missing"));
+  EXPECT_THAT(Read(ToGguf(model).U32("llama.expert_count", 8)).message(), HasSubstr("a mixture of 8 experts"));
+  EXPECT_THAT(Read(ToGguf(model).Tensor("blk.0.ffn_gate_inp.weight", {8}, 0, std::string(32, '\0'))).message(),
+              HasSubstr("tensor \"blk.0.ffn_gate_inp.weight\" of shape [8] is not part of a llama model"));
+  EXPECT_THAT(Read(ToGguf(model).Tensor("model.norm.weight", {32}, 0, std::string(128, '\0'))).message(),
+              HasSubstr("two tensors are \"model.norm.weight\""));
+
+  TinyModel missing = model;
+  missing.weights.erase("model.layers.1.mlp.up_proj.weight");
+  EXPECT_THAT(Read(ToGguf(missing)).message(),
+              HasSubstr("tensor \"model.layers.1.mlp.up_proj.weight\" of shape [48, 32] is missing"));
+  TinyModel no_embedding = model;
+  no_embedding.weights.erase("model.embed_tokens.weight");
+  EXPECT_THAT(Read(ToGguf(no_embedding)).message(), HasSubstr("tensor \"token_embd.weight\" is missing"));
+  TinyModel reshaped = model;
+  reshaped.weights.erase("model.norm.weight");
+  EXPECT_THAT(Read(ToGguf(reshaped).Tensor("output_norm.weight", {31}, 0, std::string(124, '\0'))).message(),
+              HasSubstr("tensor \"model.norm.weight\" has shape [31], but the config asks for [32]"));
+
+  ModelConfig config = TinyConfig();
+  config.architecture = "qwen2";
+  config.num_kv_heads = 3;
+  EXPECT_THAT(Read(ToGguf(RandomModel(config, 1))).message(), HasSubstr("4 query heads are not a multiple of 3 key/value heads"));
+  config.num_kv_heads = 2;
+  for (const int32_t head_dim : {7, 258}) {
+    config.head_dim = head_dim;
+    EXPECT_THAT(Read(ToGguf(RandomModel(config, 1))).message(), HasSubstr("expected an even number up to 256"));
+  }
+}
+
+}  // namespace
+}  // namespace coppice

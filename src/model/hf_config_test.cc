@@ -1,0 +1,158 @@
+#include "model/hf_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/support/tiny_model.h"
+
+namespace coppice {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json Base() { return Json::parse(testing::ToConfigJson(testing::TinyConfig())); }
+
+// `base` with keys changed or added.
+Json With(const Json& changes, Json base = Base()) {
+  base.update(changes);
+  return base;
+}
+
+Result<ModelConfig> Parse(const Json& config, const std::string& generation = "") {
+  return ParseHuggingFaceConfig({"config.json", config.dump()}, {"generation_config.json", generation});
+}
+
+std::string Message(const Json& config, const std::string& generation = "") {
+  const Result<ModelConfig> parsed = Parse(config, generation);
+  EXPECT_FALSE(parsed.ok()) << config.dump();
+  return parsed.status().message();
+}
+
+TEST(HfConfigTest, Sizes) {
+  const ModelConfig config = Parse(Base()).value();
+  EXPECT_EQ(config.architecture, "llama");
+  EXPECT_EQ(config.hidden_size, 32);
+  EXPECT_EQ(config.intermediate_size, 48);
+  EXPECT_EQ(config.num_layers, 2);
+  EXPECT_EQ(config.num_qo_heads, 4);
+  EXPECT_EQ(config.num_kv_heads, 2);
+  EXPECT_EQ(config.head_dim, 8);
+  EXPECT_EQ(config.vocab_size, 40);
+  EXPECT_EQ(config.max_position, 128);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5f);
+  EXPECT_FALSE(config.tie_embeddings || config.qkv_bias || config.attention_bias || config.mlp_bias || config.qk_norm);
+
+  Json old = Base();  // keys that older files lack
+  old.erase("head_dim");
+  old.erase("num_key_value_heads");
+  old.erase("rope_theta");
+  const ModelConfig defaults = Parse(old).value();
+  EXPECT_EQ(defaults.head_dim, 8);
+  EXPECT_EQ(defaults.num_kv_heads, 4);
+  EXPECT_EQ(defaults.rope.theta, 10000.0f);
+  old["num_attention_heads"] = 5;
+  EXPECT_THAT(Message(old), HasSubstr("\"hidden_size\" 32 is not a multiple of \"num_attention_heads\" 5"));
+  EXPECT_EQ(Parse(With({{"head_dim", nullptr}})).value().head_dim, 8);
+}
+
+TEST(HfConfigTest, Families) {
+  EXPECT_TRUE(Parse(With({{"architectures", {"Qwen2ForCausalLM"}}})).value().qkv_bias);
+  EXPECT_FALSE(Parse(With({{"architectures", {"Qwen2ForCausalLM"}}})).value().attention_bias);
+  EXPECT_TRUE(Parse(With({{"architectures", {"Qwen3ForCausalLM"}}})).value().qk_norm);
+  const ModelConfig biased = Parse(With({{"attention_bias", true}, {"mlp_bias", true}, {"tie_word_embeddings", true}})).value();
+  EXPECT_TRUE(biased.qkv_bias && biased.attention_bias && biased.mlp_bias && biased.tie_embeddings);
+  EXPECT_THAT(Message(With({{"architectures", {"GPT2LMHeadModel"}}})),
+              HasSubstr("architecture \"GPT2LMHeadModel\" is not supported; supported are LlamaForCausalLM, Mistral"));
+  EXPECT_THAT(Message(With({{"architectures", Json::array()}})),
+              HasSubstr("\"architectures\" is array, expected a list of one name"));
+}
+
+TEST(HfConfigTest, RopeInBothSpellings) {
+  const Json llama3 = {
+      {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 256}};
+  const std::vector<Json> spellings = {
+      With({{"rope_theta", 500000.0}, {"rope_scaling", With({{"rope_type", "llama3"}}, llama3)}}),
+      With({{"rope_theta", 500000}, {"rope_scaling", With({{"type", "llama3"}}, llama3)}}),
+      With({{"rope_parameters", With({{"rope_type", "llama3"}, {"rope_theta", 500000.0}}, llama3)}}),
+      With({{"rope_theta", 500000.0}, {"rope_parameters", With({{"rope_type", "llama3"}}, llama3)}, {"rope_scaling", nullptr}}),
+  };
+  for (const Json& json : spellings) {
+    const Result<ModelConfig> config = Parse(json);
+    ASSERT_TRUE(config.ok()) << config.status().ToString();
+    const RopeConfig& rope = config->rope;
+    EXPECT_EQ(rope.theta, 500000.0f);
+    EXPECT_EQ(rope.scaling, RopeScaling::kLlama3);
+    EXPECT_EQ(rope.factor, 8.0f);
+    EXPECT_EQ(rope.low_freq_factor, 1.0f);
+    EXPECT_EQ(rope.high_freq_factor, 4.0f);
+    EXPECT_EQ(rope.original_max_position, 256);
+  }
+  const RopeConfig linear = Parse(With({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}})).value().rope;
+  EXPECT_EQ(linear.scaling, RopeScaling::kLinear);
+  EXPECT_EQ(linear.factor, 2.0f);
+  EXPECT_EQ(Parse(With({{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7.0}}}})).value().rope.theta, 7.0f);
+
+  EXPECT_THAT(Message(With({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}}})),
+              HasSubstr("RoPE type \"yarn\" is not supported; supported are default, linear, llama3"));
+  EXPECT_THAT(Message(With({{"rope_scaling", {{"type", "linear"}}}})), HasSubstr("\"rope_scaling\": \"factor\" is missing"));
+  EXPECT_THAT(Message(With({{"rope_scaling", {{"type", "linear"}, {"factor", 0}}}})), HasSubstr("factor 0 must be positive"));
+  EXPECT_THAT(Message(With({{"rope_scaling", 3}})), HasSubstr("\"rope_scaling\" is \"3\", expected an object"));
+  EXPECT_THAT(Message(With({{"partial_rotary_factor", 0.5}})), HasSubstr("\"partial_rotary_factor\" 0.5 is not supported"));
+  EXPECT_THAT(Message(With({{"rope_theta", -1}})), HasSubstr("RoPE base -1 must be positive"));
+}
+
+TEST(HfConfigTest, SlidingWindow) {
+  EXPECT_EQ(Parse(With({{"architectures", {"MistralForCausalLM"}}, {"sliding_window", 24}})).value().window, 24);
+  EXPECT_EQ(Parse(With({{"architectures", {"MistralForCausalLM"}}, {"sliding_window", nullptr}})).value().window, 0);
+  const Json qwen = With({{"architectures", {"Qwen2ForCausalLM"}}, {"sliding_window", 24}, {"use_sliding_window", false}});
+  EXPECT_EQ(Parse(qwen).value().window, 0);
+  EXPECT_EQ(Parse(With({{"use_sliding_window", true}, {"max_window_layers", 0}}, qwen)).value().window, 24);
+  EXPECT_EQ(Parse(With({{"use_sliding_window", true}, {"max_window_layers", 28}}, qwen)).value().window, 0);
+  EXPECT_THAT(Message(With({{"use_sliding_window", true}, {"max_window_layers", 1}}, qwen)),
+              HasSubstr("a sliding window in 1 of 2 layers"));
+  const Json layered = With({{"sliding_window", 24}});
+  EXPECT_EQ(Parse(With({{"layer_types", {"sliding_attention", "sliding_attention"}}}, layered)).value().window, 24);
+  EXPECT_EQ(Parse(With({{"layer_types", {"full_attention", "full_attention"}}}, layered)).value().window, 0);
+  EXPECT_THAT(Message(With({{"layer_types", {"sliding_attention", "full_attention"}}}, layered)), HasSubstr("in 1 of 2 layers"));
+  EXPECT_THAT(Message(With({{"layer_types", {"full_attention", "mamba"}}}, layered)), HasSubstr("expected 2 entries"));
+}
+
+TEST(HfConfigTest, TokenIds) {
+  EXPECT_THAT(Parse(With({{"bos_token_id", 1}, {"eos_token_id", 2}})).value().eos_token_ids, ElementsAre(2));
+  EXPECT_THAT(Parse(With({{"eos_token_id", {2, 3}}})).value().eos_token_ids, ElementsAre(2, 3));
+  // generation_config.json decides where it says anything.
+  EXPECT_THAT(Parse(With({{"eos_token_id", 2}}), R"({"eos_token_id": [4, 5]})").value().eos_token_ids, ElementsAre(4, 5));
+  EXPECT_THAT(Parse(With({{"eos_token_id", 2}}), R"({"eos_token_id": null})").value().eos_token_ids, ElementsAre(2));
+  EXPECT_EQ(Parse(With({{"bos_token_id", nullptr}})).value().bos_token_id, -1);
+  EXPECT_THAT(Message(With({{"eos_token_id", 40}})), HasSubstr("\"eos_token_id\" is \"40\", expected token ids in 0..39"));
+  EXPECT_THAT(Message(Base(), R"({"eos_token_id": "x"})"), HasSubstr("generation_config.json: \"eos_token_id\" is \"x\""));
+  EXPECT_THAT(Message(Base(), "{"), HasSubstr("generation_config.json: not valid JSON"));
+}
+
+TEST(HfConfigTest, RefusesByKey) {
+  for (const char* key :
+       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"}) {
+    Json without = Base();
+    without.erase(key);
+    EXPECT_THAT(Message(without), HasSubstr(std::string("\"") + key + "\" is missing, expected an integer"));
+    for (const Json& bad : {Json(0), Json(-1), Json(2.5), Json("2"), Json(4294967296u), Json(UINT64_MAX)}) {
+      EXPECT_THAT(Message(With({{key, bad}})), HasSubstr(std::string("\"") + key + "\" is "));
+    }
+  }
+  EXPECT_THAT(Message(With({{"num_key_value_heads", 3}})), HasSubstr("4 query heads are not a multiple of 3 key/value heads"));
+  EXPECT_THAT(Message(With({{"head_dim", 9}})), HasSubstr("head dimension 9 is not supported, expected an even number up to 256"));
+  EXPECT_THAT(Message(With({{"head_dim", 258}})), HasSubstr("head dimension 258"));
+  EXPECT_THAT(Message(With({{"rms_norm_eps", 0}})), HasSubstr("epsilon 0 must be positive"));
+  EXPECT_THAT(Message(With({{"rms_norm_eps", "x"}})), HasSubstr("\"rms_norm_eps\" is \"x\", expected a number"));
+  EXPECT_THAT(Message(With({{"tie_word_embeddings", 1}})), HasSubstr("expected true or false"));
+  EXPECT_THAT(Message(With({{"hidden_act", "gelu"}})), HasSubstr("\"hidden_act\" \"gelu\" is not supported, expected \"silu\""));
+  EXPECT_THAT(Message(With({{"quantization_config", {{"bits", 4}}}})), HasSubstr("quantised safetensors are not supported"));
+}
+
+}  // namespace
+}  // namespace coppice
