@@ -1,0 +1,295 @@
+// Ops on the CPU: work is cut into row blocks and panel groups and handed out by the caller's executor.
+#include "ops/cpu/cpu_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/check.h"
+#include "ops/cpu/onednn_tiles.h"
+
+namespace coppice::ops {
+namespace {
+
+constexpr int64_t kBlockRows = OneDnnTiles::kMaxRows;
+// Up to this many rows of a block the panel kernels stream weights faster than oneDNN (bench/results/gemm_*.json).
+constexpr int64_t kFewRows = 6;
+constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, otherwise one
+// Element-wise work is cut into tasks of about this many elements: some microseconds, ten times the cost of handing one out.
+constexpr int64_t kElementsPerTask = 16384;
+
+constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+class PackedWeight final : public LinearWeight {
+ public:
+  static Result<std::unique_ptr<PackedWeight>> Create(Executor& executor, DType dtype, int64_t in_features,
+                                                      std::span<const LinearPart> parts, PartOrder order);
+
+  int64_t panel_group() const { return panel_group_; }
+  int64_t num_groups() const { return num_panels_ / panel_group_; }
+  const std::byte* Group(int64_t group) const { return panels_.data() + group * panel_group_ * panel_bytes_; }
+  const float* GroupBias(int64_t group) const { return bias_.empty() ? nullptr : &bias_[group * panel_group_ * kPanelCols]; }
+  int64_t panel_elements() const { return panel_elements_; }
+
+  void UnpackRow(int64_t row, float* out) const;
+
+  const OneDnnTiles::Plan* plan = nullptr;  // null: panel kernels only
+
+ private:
+  template <class T>
+  void PackRow(const T* row, int64_t column);
+
+  Buffer panels_;
+  std::vector<float> bias_;  // empty, or one per packed column
+  int64_t num_panels_ = 0, panel_group_ = 1, panel_elements_ = 0, panel_bytes_ = 0;
+};
+
+// Elements of one column that lie next to each other.
+int64_t Depth(DType dtype) { return dtype == DType::kBF16 ? 2 : 1; }
+
+template <class T>
+void PackedWeight::PackRow(const T* row, int64_t column) {
+  const int64_t depth = Depth(dtype_);
+  T* panel = panels_.As<T>() + column / kPanelCols * panel_elements_ + column % kPanelCols * depth;
+  for (int64_t k = 0; k < in_features_; ++k) panel[k / depth * depth * kPanelCols + k % depth] = row[k];
+}
+
+Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, DType dtype, int64_t in_features,
+                                                           std::span<const LinearPart> parts, PartOrder order) {
+  if (dtype == DType::kF16)
+    return Unimplemented("matrix products have no kernels for f16 weights on the CPU; convert them to bf16 or f32");
+  if (in_features <= 0 || in_features % Depth(dtype) != 0)
+    return InvalidArgument("a weight has " + std::to_string(in_features) + " input features; expected a positive multiple of " +
+                           std::to_string(Depth(dtype)) + " for " + std::string(Name(dtype)));
+  const bool paired = order == PartOrder::kGateUp;
+  if (parts.empty() || (paired && (parts.size() != 2 || parts[0].rows != parts[1].rows)))
+    return InvalidArgument(paired ? "gate and up must be two weights with equally many rows"
+                                  : "a product needs at least one weight");
+
+  auto weight = std::make_unique<PackedWeight>();
+  weight->dtype_ = dtype;
+  weight->in_features_ = in_features;
+  int64_t total_rows = 0;
+  bool has_bias = false;
+  for (const LinearPart& part : parts) {
+    if (part.rows <= 0) return InvalidArgument("a weight has " + std::to_string(part.rows) + " rows; expected at least 1");
+    total_rows += part.rows;
+    has_bias = has_bias || part.bias != nullptr;
+  }
+  weight->out_features_ = paired ? parts[0].rows : total_rows;
+  weight->panel_group_ = paired ? kMaxGroup : 1;
+  weight->num_panels_ = RoundUp(weight->out_features_, kPanelCols) / kPanelCols * weight->panel_group_;
+  weight->panel_elements_ = RoundUp(in_features, 16 * Depth(dtype)) * kPanelCols;  // whole blocks of oneDNN's layout
+  weight->panel_bytes_ = weight->panel_elements_ * static_cast<int64_t>(SizeOf(dtype));
+  COPPICE_ASSIGN_OR_RETURN(weight->panels_, Buffer::Allocate(weight->num_panels_ * weight->panel_bytes_));
+  if (has_bias) weight->bias_.assign(weight->num_panels_ * kPanelCols, 0.0f);
+
+  int64_t first = 0;  // of the part's outputs
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const LinearPart& part = parts[p];
+    const auto column = [&, first](int64_t row) {
+      if (!paired) return first + row;
+      return (row / kPanelCols * kMaxGroup + static_cast<int64_t>(p)) * kPanelCols + row % kPanelCols;
+    };
+    executor.ParallelFor(RoundUp(part.rows, kPanelCols) / kPanelCols, [&](int64_t block, int) {
+      for (int64_t row = block * kPanelCols; row < std::min((block + 1) * kPanelCols, part.rows); ++row) {
+        if (dtype == DType::kBF16) {
+          weight->PackRow(static_cast<const BF16*>(part.weight) + row * in_features, column(row));
+        } else {
+          weight->PackRow(static_cast<const float*>(part.weight) + row * in_features, column(row));
+        }
+      }
+    });
+    if (part.bias != nullptr) {
+      for (int64_t row = 0; row < part.rows; ++row) weight->bias_[column(row)] = part.bias[row];
+    }
+    first += part.rows;
+  }
+  return weight;
+}
+
+void PackedWeight::UnpackRow(int64_t row, float* out) const {
+  const int64_t panel = row / kPanelCols * panel_elements_, column = row % kPanelCols;
+  if (dtype_ == DType::kF32) {
+    const float* from = panels_.As<float>() + panel + column;
+    for (int64_t k = 0; k < in_features_; ++k) out[k] = from[k * kPanelCols];
+  } else {
+    const BF16* from = panels_.As<BF16>() + panel + column * 2;
+    for (int64_t k = 0; k < in_features_; k += 2, from += kPanelCols * 2) {
+      out[k] = from[0].ToFloat();
+      out[k + 1] = from[1].ToFloat();
+    }
+  }
+}
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(Executor* executor, const Options& options, const Kernels& kernels, ProductLibrary library)
+      : executor_(*executor), kernels_(kernels), library_(options.deterministic ? ProductLibrary::kPanels : library) {
+    if (library_ != ProductLibrary::kPanels) onednn_ = std::make_unique<OneDnnTiles>(executor_.num_workers());
+    description_ = kernels_.isa;
+    workers_.resize(executor_.num_workers());
+  }
+
+  std::string_view description() const override { return description_; }
+
+  Result<std::unique_ptr<LinearWeight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
+                                             PartOrder order) override {
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
+                             PackedWeight::Create(executor_, dtype, in_features, parts, order));
+    if (onednn_ != nullptr) {
+      weight->plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
+      if (onednn_->any_plan()) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
+    }
+    return std::unique_ptr<LinearWeight>(std::move(weight));
+  }
+
+  void Linear(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) override {
+    Product(x, weight, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+      std::memcpy(&y(row, column), tile, cols * sizeof(float));
+    });
+  }
+
+  void LinearAdd(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) override {
+    Product(x, weight,
+            [&](const float* tile, int64_t row, int64_t column, int64_t cols) { kernels_.add(tile, cols, &y(row, column)); });
+  }
+
+  void LinearSiluMul(const AnyMatrix& x, const LinearWeight& weight, const AnyMatrix& y) override {
+    Product(x, weight, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+      kernels_.silu_mul(tile, tile + kPanelCols, cols, y.dtype, y.Row(row) + column * SizeOf(y.dtype));
+    });
+  }
+
+  void Embed(std::span<const int32_t> token_ids, const LinearWeight& table, MatrixView<float> y) override {
+    const auto& packed = static_cast<const PackedWeight&>(table);
+    ForRows(static_cast<int64_t>(token_ids.size()), 8 * y.cols, [&](int64_t row) {  // 8: each element is a cache line of its own
+      packed.UnpackRow(token_ids[row], &y(row, 0));
+    });
+  }
+
+  void RmsNorm(MatrixView<const float> x, const RmsNormArgs& args, const AnyMatrix& y, std::span<const int32_t> rows) override {
+    ForRows(y.rows, x.cols, [&](int64_t row) {
+      kernels_.rms_norm(&x(rows.empty() ? row : rows[row], 0), args.weight.data(), x.cols, args.eps, y.dtype, y.Row(row));
+    });
+  }
+
+  void RopeAngles(std::span<const int32_t> positions, std::span<const float> inverse_frequencies, MatrixView<float> cos,
+                  MatrixView<float> sin) override {
+    const auto n = static_cast<int64_t>(inverse_frequencies.size());
+    ForRows(static_cast<int64_t>(positions.size()), 16 * n, [&](int64_t row) {  // 16: a sine costs that many multiplications
+      for (int64_t i = 0; i < n; ++i) {
+        const float angle = static_cast<float>(positions[row]) * inverse_frequencies[i];
+        cos(row, i) = std::cos(angle);
+        sin(row, i) = std::sin(angle);
+      }
+    });
+  }
+
+  void SplitHeads(const SplitHeadsArgs& args) override {
+    ForRows(args.qkv.rows, args.qkv.cols, [&](int64_t row) {
+      const float* head = &args.qkv(row, 0);
+      head = RotateHeads(args, row, args.num_qo_heads, args.q_norm, head, args.q);
+      head = RotateHeads(args, row, args.num_kv_heads, args.k_norm, head, args.k);
+      kernels_.convert(head, int64_t{args.num_kv_heads} * args.head_dim, args.v.dtype, args.v.Row(row));
+    });
+  }
+
+ private:
+  // One worker's output of a tile product. Its own pages, so that workers never share a cache line.
+  struct alignas(64) Worker {
+    alignas(64) float tile[kBlockRows * kMaxGroup * kPanelCols];
+  };
+
+  // Calls write(tile row, row, first column, columns) for every output row of every panel group; a tile row has the group's panels
+  // side by side, biases added.
+  template <class Write>
+  void Product(const AnyMatrix& x, const LinearWeight& weight, Write write) {
+    const auto& packed = static_cast<const PackedWeight&>(weight);
+    COPPICE_DCHECK(x.dtype == packed.dtype() && x.cols == packed.in_features());
+    const int64_t row_blocks = RoundUp(x.rows, kBlockRows) / kBlockRows;
+    const int64_t tile_cols = packed.panel_group() * kPanelCols;
+    // Row blocks vary fastest: a panel group stays in the cache while all rows pass by it.
+    executor_.ParallelFor(row_blocks * packed.num_groups(), [&](int64_t task, int worker) {
+      const int64_t group = task / row_blocks, first_row = task % row_blocks * kBlockRows;
+      const int64_t rows = std::min(kBlockRows, x.rows - first_row);
+      float* tile = workers_[worker].tile;
+      MultiplyTile(x, first_row, rows, packed, group, worker, tile);
+      const float* bias = packed.GroupBias(group);
+      const int64_t column = group * kPanelCols, cols = std::min(kPanelCols, packed.out_features() - column);
+      for (int64_t r = 0; r < rows; ++r, tile += tile_cols) {
+        if (bias != nullptr) kernels_.add(bias, tile_cols, tile);
+        write(tile, first_row + r, column, cols);
+      }
+    });
+  }
+
+  void MultiplyTile(const AnyMatrix& x, int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group, int worker,
+                    float* tile) {
+    const std::byte* panels = weight.Group(group);
+    const int64_t few_rows = library_ == ProductLibrary::kAuto ? kFewRows : 0;
+    if (weight.plan != nullptr && rows > few_rows && x.stride == x.cols) {
+      onednn_->Run(*weight.plan, worker, x.Row(first_row), PadRows(rows), panels, tile);
+      return;
+    }
+    const int64_t tile_stride = weight.panel_group() * kPanelCols;
+    for (int64_t p = 0; p < weight.panel_group(); ++p) {
+      const int64_t offset = p * weight.panel_elements();
+      if (weight.dtype() == DType::kBF16) {
+        kernels_.panel_bf16(reinterpret_cast<const BF16*>(x.Row(first_row)), x.stride, rows,
+                            reinterpret_cast<const BF16*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride);
+      } else {
+        kernels_.panel_f32(reinterpret_cast<const float*>(x.Row(first_row)), x.stride, rows,
+                           reinterpret_cast<const float*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride);
+      }
+    }
+  }
+
+  // Returns the input behind the last head.
+  const float* RotateHeads(const SplitHeadsArgs& args, int64_t row, int32_t heads, const RmsNormArgs& norm, const float* head,
+                           const AnyMatrix& out) {
+    float normalised[kMaxHeadDim];
+    std::byte* to = out.Row(row);
+    for (int32_t h = 0; h < heads; ++h, head += args.head_dim, to += args.head_dim * SizeOf(out.dtype)) {
+      const float* from = head;
+      if (!norm.weight.empty()) {
+        kernels_.rms_norm(head, norm.weight.data(), args.head_dim, norm.eps, DType::kF32, normalised);
+        from = normalised;
+      }
+      kernels_.rotate(from, &args.cos(row, 0), &args.sin(row, 0), args.head_dim / 2, out.dtype, to);
+    }
+    return head;
+  }
+
+  // body(row) for each row, in tasks worth handing out; `cost` of one row in elements.
+  template <class Body>
+  void ForRows(int64_t rows, int64_t cost, Body body) {
+    const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / cost);
+    executor_.ParallelFor(RoundUp(rows, rows_per_task) / rows_per_task, [&](int64_t task, int) {
+      for (int64_t row = task * rows_per_task; row < std::min(rows, (task + 1) * rows_per_task); ++row) body(row);
+    });
+  }
+
+  Executor& executor_;
+  const Kernels& kernels_;
+  const ProductLibrary library_;
+  std::unique_ptr<OneDnnTiles> onednn_;  // null: panel kernels only
+  std::string description_;
+  std::vector<Worker> workers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeCpuOps(Executor* executor, const Ops::Options& options, const Kernels& kernels, ProductLibrary library) {
+  return std::make_unique<CpuOps>(executor, options, kernels, library);
+}
+
+Result<std::unique_ptr<Ops>> Ops::CreateCpu(Executor* executor, const Options& options) {
+  if (executor == nullptr) return InvalidArgument("the CPU ops have no executor; pass one, such as a ThreadPool");
+  return MakeCpuOps(executor, options, SelectKernels(), ProductLibrary::kAuto);
+}
+
+}  // namespace coppice::ops

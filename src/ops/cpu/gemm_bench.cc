@@ -1,0 +1,79 @@
+// Matrix products of SmolLM2-135M's shapes: our panel kernels, oneDNN on the same tiles, and what CpuOps picks. Reports GFLOP/s and
+// the rate at which weights stream. Weights of the last level rotate through copies larger than the cache unless --hot is in the
+// name.
+#include <benchmark/benchmark.h>
+
+#include <string>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "ops/cpu/cpu_ops.h"
+
+namespace coppice::ops {
+namespace {
+
+ThreadPool& Pool(int threads) {
+  static ThreadPool one(1), two(2);
+  return threads == 1 ? one : two;
+}
+
+void BM_Linear(benchmark::State& state, DType dtype, ProductLibrary library, bool deterministic, int64_t k, int64_t n,
+               int threads) {
+  const int64_t rows = state.range(0);
+  auto ops = MakeCpuOps(&Pool(threads), {.deterministic = deterministic}, SelectKernels(), library);
+  // As many copies as a model has layers, up to 96 MB: a layer's weights are not in the second-level cache when it runs.
+  const int64_t bytes = k * n * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t copies = std::clamp<int64_t>((96 << 20) / bytes, 1, 30);
+  std::vector<float> values(k * n, 0.01f), y(rows * n);
+  std::vector<BF16> values_bf16(k * n, BF16::FromFloat(0.01f));
+  std::vector<std::unique_ptr<LinearWeight>> weights;
+  const LinearPart part = {dtype == DType::kF32 ? static_cast<const void*>(values.data()) : values_bf16.data(), n};
+  for (int64_t i = 0; i < copies; ++i) weights.push_back(*ops->Pack(dtype, k, {&part, 1}));
+  std::vector<float> x(PadRows(rows) * k, 0.0f);  // also read as bf16
+  size_t next = 0;
+  for (auto _ : state) {
+    ops->Linear({x.data(), dtype, rows, k, k}, *weights[next], {y.data(), rows, n});
+    next = (next + 1) % weights.size();
+    benchmark::DoNotOptimize(y.data());
+  }
+  const auto calls = static_cast<double>(state.iterations());
+  state.counters["GFLOP/s"] = benchmark::Counter(calls * 2e-9 * rows * k * n, benchmark::Counter::kIsRate);
+  state.counters["weight_GB/s"] = benchmark::Counter(calls * 1e-9 * bytes, benchmark::Counter::kIsRate);
+}
+
+struct Layer {
+  const char* name;
+  int64_t k, n;
+};
+
+void RegisterAll() {
+  struct Variant {
+    const char* name;
+    ProductLibrary library;
+    bool deterministic;
+  };
+  for (const Layer& layer :
+       {Layer{"qkv", 576, 960}, Layer{"gate_up", 576, 3072}, Layer{"down", 1536, 576}, Layer{"lm_head", 576, 49152}}) {
+    for (DType dtype : {DType::kBF16, DType::kF32}) {
+      for (const Variant& variant :
+           {Variant{"panels", ProductLibrary::kPanels, false}, Variant{"onednn", ProductLibrary::kOneDnn, false}}) {
+        for (int threads : {1, 2}) {
+          const std::string name = std::string(layer.name) + "/" + std::string(Name(dtype)) + "/" + variant.name +
+                                   "/threads:" + std::to_string(threads) + "/rows";
+          auto* bench = benchmark::RegisterBenchmark(name.c_str(), BM_Linear, dtype, variant.library, variant.deterministic,
+                                                     layer.k, layer.n, threads);
+          bench->Arg(1)->Arg(4)->Arg(8)->Arg(16)->Arg(32)->Arg(64)->Arg(512)->UseRealTime()->Unit(benchmark::kMicrosecond);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace coppice::ops
+
+int main(int argc, char** argv) {
+  coppice::ops::RegisterAll();
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,188 @@
+// Bodies of kernels.h, included once by each kernels_<isa>.cc with COPPICE_ISA set to its namespace. Written with the compiler's
+// vector types, so that one text serves every width. No standard headers with inline functions: their instances would be merged
+// across translation units and could run on machines without these instructions.
+// Layer: ops, private.
+
+#include <stdint.h>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#include "ops/cpu/kernels.h"
+
+namespace coppice::ops::COPPICE_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kVectors = 4;  // 6 rows x 4 vectors of sums + 4 of weights: 28 of 32 registers
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kVectors = 2;  // 6 x 2 + 2 + 1: 15 of 16
+#else
+constexpr int kLanes = 4, kVectors = 2;
+#endif
+constexpr int kMaxRows = 6;
+constexpr int kPassCols = kLanes * kVectors;
+static_assert(kPanelCols % kPassCols == 0);
+
+typedef float F32 __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t U32 __attribute__((vector_size(4 * kLanes)));
+typedef float F32Unaligned __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint32_t U32Unaligned __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
+typedef uint32_t Word __attribute__((aligned(2), may_alias));
+
+inline F32 Load(const float* p) { return *reinterpret_cast<const F32Unaligned*>(p); }
+inline void Store(F32 v, float* p) { *reinterpret_cast<F32Unaligned*>(p) = v; }
+
+// ------------------------------------------------------------------------------------------------------- matrix product panels
+
+// One step along k: kDepth elements of x times a strip of the panel, which holds kDepth elements of each column together.
+struct StepF32 {
+  using Element = float;
+  static constexpr int kDepth = 1;
+  using Strip = F32;
+  static Strip LoadStrip(const float* p) { return Load(p); }
+  static F32 MultiplyAdd(const float* x, Strip w, F32 sum) { return *x * w + sum; }
+};
+
+struct StepBF16 {
+  using Element = BF16;
+  static constexpr int kDepth = 2;
+#if defined(__AVX512BF16__)
+  using Strip = __m512bh;
+  static Strip LoadStrip(const BF16* p) { return reinterpret_cast<Strip>(_mm512_loadu_si512(p)); }
+  static F32 MultiplyAdd(const BF16* x, Strip w, F32 sum) {
+    const auto pair = _mm512_set1_epi32(static_cast<int>(*reinterpret_cast<const Word*>(x)));
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<Strip>(pair), w);
+  }
+#else
+  struct Strip {
+    F32 even, odd;
+  };
+  static Strip LoadStrip(const BF16* p) {
+    const U32 pairs = *reinterpret_cast<const U32Unaligned*>(p);
+    return {reinterpret_cast<F32>(pairs << 16), reinterpret_cast<F32>(pairs & 0xffff0000u)};
+  }
+  static F32 MultiplyAdd(const BF16* x, const Strip& w, F32 sum) {
+    const uint32_t pair = *reinterpret_cast<const Word*>(x);
+    sum = __builtin_bit_cast(float, pair << 16) * w.even + sum;
+    return __builtin_bit_cast(float, pair & 0xffff0000u) * w.odd + sum;
+  }
+#endif
+};
+
+template <class Step, int kRows>
+void PanelRows(const typename Step::Element* x, int64_t x_stride, const typename Step::Element* panel, int64_t k, float* tile,
+               int64_t tile_stride) {
+  for (int64_t col = 0; col < kPanelCols; col += kPassCols) {
+    F32 sum[kRows][kVectors] = {};
+    const typename Step::Element* strip = panel + col * Step::kDepth;
+    for (int64_t i = 0; i < k; i += Step::kDepth, strip += kPanelCols * Step::kDepth) {
+      typename Step::Strip w[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadStrip(strip + v * kLanes * Step::kDepth);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = Step::MultiplyAdd(x + r * x_stride + i, w[v], sum[r][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) Store(sum[r][v], tile + r * tile_stride + col + v * kLanes);
+    }
+  }
+}
+
+template <class Step>
+void Panel(const typename Step::Element* x, int64_t x_stride, int64_t rows, const typename Step::Element* panel, int64_t k,
+           float* tile, int64_t tile_stride) {
+  using Fn = void (*)(const typename Step::Element*, int64_t, const typename Step::Element*, int64_t, float*, int64_t);
+  static constexpr Fn kByRows[kMaxRows + 1] = {
+      nullptr,           PanelRows<Step, 1>, PanelRows<Step, 2>, PanelRows<Step, 3>, PanelRows<Step, 4>, PanelRows<Step, 5>,
+      PanelRows<Step, 6>};
+  for (int64_t r = 0; r < rows; r += kMaxRows) {
+    const int64_t count = rows - r < kMaxRows ? rows - r : kMaxRows;
+    kByRows[count](x + r * x_stride, x_stride, panel, k, tile + r * tile_stride, tile_stride);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------ element by element
+
+inline uint16_t RoundToBF16(float value) {  // to nearest even; NaN stays NaN
+  const uint32_t u = __builtin_bit_cast(uint32_t, value);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const uint32_t nan = (u >> 16) | 0x40u;
+  return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+// y[i] = f(i) for i < n, in either dtype.
+template <class F>
+inline void Map(int64_t n, DType dtype, void* y, F f) {
+  if (dtype == DType::kF32) {
+    float* out = static_cast<float*>(y);
+    for (int64_t i = 0; i < n; ++i) out[i] = f(i);
+  } else {
+    uint16_t* out = static_cast<uint16_t*>(y);
+    for (int64_t i = 0; i < n; ++i) out[i] = RoundToBF16(f(i));
+  }
+}
+
+// exp(x) within 2 ulp for |x| <= 87; saturates beyond. 2^n * p(r) with r = x - n ln 2 in [-ln 2 / 2, ln 2 / 2].
+inline float Exp(float x) {
+  x = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float shifted = x * 1.44269504f + kRound;
+  const float n = shifted - kRound;
+  const float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts: the first product is exact
+  float p = 1.98756915e-4f;
+  p = p * r + 1.39819995e-3f;
+  p = p * r + 8.33345190e-3f;
+  p = p * r + 4.16657959e-2f;
+  p = p * r + 1.66666655e-1f;
+  p = p * r + 5.00000012e-1f;
+  p = p * r * r + r + 1.0f;
+  const uint32_t exponent = (__builtin_bit_cast(uint32_t, shifted) - __builtin_bit_cast(uint32_t, kRound) + 127u) << 23;
+  return p * __builtin_bit_cast(float, exponent);
+}
+
+void Convert(const float* x, int64_t n, DType dtype, void* y) {
+  Map(n, dtype, y, [x](int64_t i) { return x[i]; });
+}
+
+void Add(const float* x, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+void SiluMul(const float* gate, const float* up, int64_t n, DType dtype, void* y) {
+  Map(n, dtype, y, [gate, up](int64_t i) { return gate[i] / (1.0f + Exp(-gate[i])) * up[i]; });
+}
+
+void RmsNorm(const float* x, const float* weight, int64_t n, float eps, DType dtype, void* y) {
+  F32 squares = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F32 v = Load(x + i);
+    squares = v * v + squares;
+  }
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += squares[lane];
+  for (; i < n; ++i) sum += x[i] * x[i];
+  const float scale = 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
+  Map(n, dtype, y, [=](int64_t j) { return x[j] * scale * weight[j]; });
+}
+
+void Rotate(const float* x, const float* cos, const float* sin, int64_t half, DType dtype, void* y) {
+  const float* low = x;
+  const float* high = x + half;
+  Map(half, dtype, y, [=](int64_t i) { return low[i] * cos[i] - high[i] * sin[i]; });
+  Map(half, dtype, static_cast<char*>(y) + half * static_cast<int64_t>(SizeOf(dtype)),
+      [=](int64_t i) { return high[i] * cos[i] + low[i] * sin[i]; });
+}
+
+}  // namespace
+
+extern const Kernels kKernels;
+const Kernels kKernels = {COPPICE_ISA_NAME, Panel<StepF32>, Panel<StepBF16>, Convert, Add, SiluMul, RmsNorm, Rotate};
+
+}  // namespace coppice::ops::COPPICE_ISA

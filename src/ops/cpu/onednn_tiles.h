@@ -1,0 +1,49 @@
+// oneDNN's block-matrix kernels (AMX, AVX-512) on tiles that our own threads hand out. The library is always told to use one
+// thread: its OpenMP barriers stall for milliseconds when another process takes a core (docs/ops.md).
+// Layer: ops, private.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "coppice/types.h"
+#include "ops/cpu/kernels.h"
+
+namespace coppice::ops {
+
+class OneDnnTiles {
+ public:
+  static constexpr int64_t kRowStep = 16, kMaxRows = 64;  // 16: the rows of an AMX tile register
+
+  // What a product of fixed k and panel count needs for each padded row count; owned by the OneDnnTiles that made it.
+  struct Plan;
+
+  explicit OneDnnTiles(int num_workers);
+  ~OneDnnTiles();
+
+  // Builds, or finds, the kernels for x [rows, k] (dense) times `panels` panels. Null where the library has only slow generic code
+  // (before AVX-512, or bf16 before AVX-512 BF16). Costs a millisecond or so the first time.
+  const Plan* Prepare(DType dtype, int64_t k, int64_t panels);
+
+  // tile [rows, panels * kPanelCols] (dense) = x times the panels at `weight`. rows: a multiple of kRowStep, at most kMaxRows.
+  // Different workers may run at the same moment, also on one plan.
+  void Run(const Plan& plan, int worker, const void* x, int64_t rows, const void* weight, float* tile);
+
+  bool any_plan() const { return any_plan_; }
+
+ private:
+  struct Library;  // engine and per-worker streams
+  struct Key {
+    DType dtype;
+    int64_t k, panels;
+    auto operator<=>(const Key&) const = default;
+  };
+  std::unique_ptr<Library> library_;
+  std::map<Key, std::unique_ptr<Plan>> plans_;
+  bool any_plan_ = false;
+};
+
+}  // namespace coppice::ops

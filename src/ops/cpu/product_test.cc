@@ -1,0 +1,229 @@
+// Matrix products against a double-precision reference, on every instruction set of this machine, with and without oneDNN; and the
+// deterministic mode's promise.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "ops/cpu/cpu_ops.h"
+
+namespace coppice::ops {
+namespace {
+
+// Values of either dtype, with the floats they stand for.
+struct Values {
+  DType dtype;
+  std::vector<float> f32;
+  std::vector<BF16> bf16;
+
+  Values(DType dtype, size_t n, uint32_t seed, float scale) : dtype(dtype), f32(n), bf16(dtype == DType::kBF16 ? n : 0) {
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<float> uniform(-scale, scale);
+    for (size_t i = 0; i < n; ++i) {
+      f32[i] = uniform(random);
+      if (dtype == DType::kBF16) {
+        bf16[i] = BF16::FromFloat(f32[i]);
+        f32[i] = bf16[i].ToFloat();
+      }
+    }
+  }
+  void* data() { return dtype == DType::kBF16 ? static_cast<void*>(bf16.data()) : f32.data(); }
+  AnyMatrix Matrix(int64_t rows, int64_t cols) { return {data(), dtype, rows, cols, cols}; }
+};
+
+struct Shape {
+  int64_t k;
+  std::vector<int64_t> parts;  // rows of each weight
+  bool bias;
+};
+
+class ProductTest : public testing::TestWithParam<std::tuple<const Kernels*, ProductLibrary, DType>> {
+ protected:
+  ThreadPool pool_{3};
+  std::unique_ptr<Ops> ops_ = MakeCpuOps(&pool_, {}, *std::get<0>(GetParam()), std::get<1>(GetParam()));
+  DType dtype_ = std::get<2>(GetParam());
+};
+
+TEST_P(ProductTest, MatchesDoublePrecision) {
+  const std::vector<Shape> shapes = {{96, {96, 32, 32}, false}, {144, {576, 192, 192}, true}, {256, {96}, true},
+                                     {576, {64}, false},        {1536, {70}, false},          {2, {1}, true}};
+  for (const Shape& shape : shapes) {
+    int64_t outputs = 0;
+    for (int64_t rows : shape.parts) outputs += rows;
+    Values weight(dtype_, outputs * shape.k, 1, 1.0f);
+    Values bias(DType::kF32, outputs, 2, 4.0f);
+    std::vector<LinearPart> parts;
+    for (int64_t first = 0; int64_t rows : shape.parts) {
+      parts.push_back({static_cast<std::byte*>(weight.data()) + first * shape.k * SizeOf(dtype_), rows,
+                       shape.bias ? &bias.f32[first] : nullptr});
+      first += rows;
+    }
+    auto packed = ops_->Pack(dtype_, shape.k, parts);
+    ASSERT_TRUE(packed.ok()) << packed.status().ToString();
+    EXPECT_EQ((*packed)->out_features(), outputs);
+    constexpr int64_t kMaxRows = 130;
+    const Values all(dtype_, kMaxRows * shape.k, 3, 1.0f);
+    std::vector<double> expected(kMaxRows * outputs), tolerance(expected.size());
+    for (int64_t r = 0; r < kMaxRows; ++r) {
+      for (int64_t c = 0; c < outputs; ++c) {
+        double sum = shape.bias ? bias.f32[c] : 0.0, magnitude = std::abs(sum) + 3;
+        for (int64_t i = 0; i < shape.k; ++i) {
+          const double term = double{all.f32[r * shape.k + i]} * weight.f32[c * shape.k + i];
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        expected[r * outputs + c] = sum;
+        // Any order of fp32 sums of exact products errs by less than (k + 2) half-ulps of the sum of magnitudes; with signs at
+        // random it errs by the root of that.
+        tolerance[r * outputs + c] = magnitude * 0x1p-24 * (4 + 2 * std::sqrt(static_cast<double>(shape.k)));
+      }
+    }
+    for (int64_t rows : {1, 2, 5, 6, 7, 16, 17, 63, 64, 65, 130}) {
+      Values x = all;
+      x.f32.resize(PadRows(rows) * shape.k);
+      if (dtype_ == DType::kBF16) x.bf16.resize(x.f32.size());
+      for (size_t i = rows * shape.k; i < x.f32.size(); ++i) {  // surplus rows may hold anything
+        if (dtype_ == DType::kBF16) x.bf16[i].bits = 0x7fc0;
+        x.f32[i] = NAN;
+      }
+      std::vector<float> y(rows * outputs, NAN), sum(rows * outputs, 3.0f);
+      ops_->Linear(x.Matrix(rows, shape.k), **packed, {y.data(), rows, outputs});
+      ops_->LinearAdd(x.Matrix(rows, shape.k), **packed, {sum.data(), rows, outputs});
+      for (int64_t i = 0; i < rows * outputs; ++i) {
+        ASSERT_NEAR(y[i], expected[i], tolerance[i])
+            << "rows " << rows << " k " << shape.k << " at " << i / outputs << ", " << i % outputs;
+        ASSERT_NEAR(sum[i], expected[i] + 3, tolerance[i]) << "rows " << rows << " at " << i / outputs << ", " << i % outputs;
+      }
+    }
+  }
+}
+
+TEST_P(ProductTest, GateUpIsSiluTimesUp) {
+  const int64_t k = 96, outputs = 200;
+  Values gate(dtype_, outputs * k, 1, 1.0f), up(dtype_, outputs * k, 2, 1.0f);
+  Values gate_bias(DType::kF32, outputs, 3, 1.0f), up_bias(DType::kF32, outputs, 4, 1.0f);
+  auto packed = ops_->Pack(
+      dtype_, k, std::vector<LinearPart>{{gate.data(), outputs, gate_bias.f32.data()}, {up.data(), outputs, up_bias.f32.data()}},
+      PartOrder::kGateUp);
+  ASSERT_TRUE(packed.ok()) << packed.status().ToString();
+  for (int64_t rows : {1, 20, 70}) {
+    Values x(dtype_, PadRows(rows) * k, 5, 1.0f);
+    Values y(dtype_, rows * outputs, 6, 1.0f);
+    ops_->LinearSiluMul(x.Matrix(rows, k), **packed, y.Matrix(rows, outputs));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < outputs; ++c) {
+        double g = gate_bias.f32[c], u = up_bias.f32[c];
+        for (int64_t i = 0; i < k; ++i) {
+          g += double{x.f32[r * k + i]} * gate.f32[c * k + i];
+          u += double{x.f32[r * k + i]} * up.f32[c * k + i];
+        }
+        const double expected = g / (1 + std::exp(-g)) * u;
+        const float actual = dtype_ == DType::kBF16 ? y.bf16[r * outputs + c].ToFloat() : y.f32[r * outputs + c];
+        // Each sum errs by at most 4e-5 (see above; magnitudes are below 50), which the other factor scales; then one rounding.
+        const double tolerance =
+            4e-5 * (1 + std::abs(g) + std::abs(u)) + std::abs(expected) * (dtype_ == DType::kBF16 ? 0x1.1p-8 : 0);
+        ASSERT_NEAR(actual, expected, tolerance) << r << ", " << c;
+      }
+    }
+  }
+}
+
+TEST_P(ProductTest, StridedInputIsAccepted) {
+  const int64_t k = 64, outputs = 96, rows = 33, stride = 80;
+  Values weight(dtype_, outputs * k, 1, 1.0f), x(dtype_, PadRows(rows) * stride, 2, 1.0f);
+  auto packed = ops_->Pack(dtype_, k, std::vector<LinearPart>{{weight.data(), outputs}});
+  ASSERT_TRUE(packed.ok());
+  std::vector<float> y(rows * outputs);
+  ops_->Linear({x.data(), dtype_, rows, k, stride}, **packed, {y.data(), rows, outputs});
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < outputs; ++c) {
+      double expected = 0;
+      for (int64_t i = 0; i < k; ++i) expected += double{x.f32[r * stride + i]} * weight.f32[c * k + i];
+      ASSERT_NEAR(y[r * outputs + c], expected, 1e-4) << r << ", " << c;
+    }
+  }
+}
+
+std::vector<std::tuple<const Kernels*, ProductLibrary, DType>> AllVariants() {
+  std::vector<std::tuple<const Kernels*, ProductLibrary, DType>> all;
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const Kernels* kernels : SupportedKernels()) all.emplace_back(kernels, ProductLibrary::kPanels, dtype);
+    all.emplace_back(SupportedKernels().front(), ProductLibrary::kOneDnn, dtype);
+    all.emplace_back(SupportedKernels().front(), ProductLibrary::kAuto, dtype);
+  }
+  return all;
+}
+
+std::string VariantName(const testing::TestParamInfo<ProductTest::ParamType>& info) {
+  const auto& [kernels, library, dtype] = info.param;
+  static constexpr const char* kLibraries[] = {"auto", "panels", "onednn"};
+  return std::string(Name(dtype)) + "_" + kernels->isa + "_" + kLibraries[static_cast<int>(library)];
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKernels, ProductTest, testing::ValuesIn(AllVariants()), VariantName);
+
+// A row's bits do not depend on how many rows ride with it: rows 1..512 of three products, bit by bit, against each row alone.
+TEST(DeterministicProducts, RowsAreBitEqualForEveryBatchSize) {
+  ThreadPool pool(2);
+  struct Case {
+    DType dtype;
+    int64_t k, outputs;
+    PartOrder order;
+  };
+  for (const Case& c : {Case{DType::kF32, 96, 100, PartOrder::kConcatenated}, Case{DType::kBF16, 96, 100, PartOrder::kConcatenated},
+                        Case{DType::kBF16, 48, 70, PartOrder::kGateUp}, Case{DType::kF32, 48, 70, PartOrder::kGateUp}}) {
+    for (const Kernels* kernels : SupportedKernels()) {
+      auto ops = MakeCpuOps(&pool, {.deterministic = true}, *kernels, ProductLibrary::kAuto);
+      constexpr int64_t kRows = 512;
+      Values weight(c.dtype, 2 * c.outputs * c.k, 1, 1.0f), x(c.dtype, kRows * c.k, 2, 1.0f);
+      const std::vector<LinearPart> parts = {
+          {weight.data(), c.outputs}, {static_cast<std::byte*>(weight.data()) + c.outputs * c.k * SizeOf(c.dtype), c.outputs}};
+      auto packed = ops->Pack(c.dtype, c.k, parts, c.order);
+      ASSERT_TRUE(packed.ok());
+      const int64_t outputs = (*packed)->out_features();
+      const auto multiply = [&](int64_t first, int64_t rows, std::vector<float>& y) {
+        const AnyMatrix input = {static_cast<std::byte*>(x.data()) + first * c.k * SizeOf(c.dtype), c.dtype, rows, c.k, c.k};
+        if (c.order == PartOrder::kGateUp) {
+          ops->LinearSiluMul(input, **packed, {y.data(), DType::kF32, rows, outputs, outputs});
+        } else {
+          ops->Linear(input, **packed, {y.data(), rows, outputs});
+        }
+      };
+      std::vector<float> alone(kRows * outputs), row(outputs), together(kRows * outputs);
+      for (int64_t r = 0; r < kRows; ++r) {
+        multiply(r, 1, row);
+        std::memcpy(&alone[r * outputs], row.data(), outputs * sizeof(float));
+      }
+      for (int64_t rows = 1; rows <= kRows; ++rows) {
+        multiply(0, rows, together);
+        ASSERT_EQ(std::memcmp(together.data(), alone.data(), rows * outputs * sizeof(float)), 0)
+            << kernels->isa << " " << Name(c.dtype) << " rows " << rows;
+      }
+    }
+  }
+}
+
+TEST(Pack, RefusesWhatCannotBeMultiplied) {
+  ThreadPool pool(1);
+  auto ops = Ops::CreateCpu(&pool, {});
+  ASSERT_TRUE(ops.ok());
+  std::vector<float> weight(64);
+  const auto pack = [&](DType dtype, int64_t k, std::vector<LinearPart> parts, PartOrder order) {
+    return (*ops)->Pack(dtype, k, parts, order).status();
+  };
+  EXPECT_EQ(pack(DType::kF16, 8, {{weight.data(), 8}}, PartOrder::kConcatenated).code(), StatusCode::kUnimplemented);
+  EXPECT_EQ(pack(DType::kBF16, 7, {{weight.data(), 8}}, PartOrder::kConcatenated).message(),
+            "a weight has 7 input features; expected a positive multiple of 2 for bf16");
+  EXPECT_EQ(pack(DType::kF32, 8, {}, PartOrder::kConcatenated).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(pack(DType::kF32, 8, {{weight.data(), 4}, {weight.data(), 3}}, PartOrder::kGateUp).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(Ops::CreateCpu(nullptr, {}).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace coppice::ops
