@@ -1,25 +1,91 @@
-// Predicted time of an item: max(bytes / bandwidth, flops / rate) plus fixed costs (literature: roofline; Bifurcated section 4,
-// RelayAttention eq. 10). Constants are measured by `coppice bench calibrate` or shipped per chip.
+// Predicted time of attention work: max(bytes / bandwidth, flops / rate) plus fixed costs per task, per partial state and per
+// merge (roofline; Bifurcated Attention section 4, RelayAttention eq. 10). Constants are measured by `coppice bench calibrate`
+// or shipped per chip. Decides nothing: plan.cc does.
 // Layer: attention, private.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "coppice/attention.h"
+#include "coppice/status.h"
 
 namespace coppice::attention {
 
-// Rates of one machine, all workers together.
+struct BackendTraits;
+
+// Rates of one machine, all workers together. Times are those of one worker.
 struct MachineModel {
   std::string name = "generic";
-  double read_bytes_per_s = 0;        // KV from memory
-  double cache_bytes_per_s = 0;       // KV that another item of the same step has just read (L3 / L2)
-  double dense_flops_per_s = 0;       // dense tiles, full rows
-  double stream_flops_per_s = 0;      // stream tiles
-  double item_fixed_ns = 0;           // start of an item
-  double state_bytes_per_s = 0;       // partial states, written and read
-  double merge_fixed_ns = 0;          // per merge set with more than one contribution
+  double read_bytes_per_s = 0;    // KV from memory
+  double cache_bytes_per_s = 0;   // KV that another item of the same step has just read (L3 / L2)
+  double cache_bytes = 0;         // how much of it that cache holds
+  double dense_flops_per_s = 0;   // dense tiles, full rows
+  double stream_flops_per_s = 0;  // stream tiles
+  double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)
+  double state_bytes_per_s = 0;   // partial states, written and read
+  double merge_fixed_ns = 0;      // per merge set with more than one contribution, all kv heads together
+};
+
+// Shipped constants. CPU models hold for `workers` cores: core rates add up, memory bandwidth saturates at the socket's.
+// Names: "zen4", "zen5", "sapphire-rapids", "generic-x86", "h100", "h200". NOT_FOUND lists them.
+Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers = 1);
+// The shipped name that fits the CPU this runs on.
+std::string_view HostCpuModelName();
+
+// JSON: one object with the fields of MachineModel by name. INVALID_ARGUMENT names a missing, unknown or non-positive field.
+Result<MachineModel> ParseMachineModel(std::string_view json);
+std::string ToJson(const MachineModel& model);
+// The same from and to a file; NOT_FOUND if it cannot be opened.
+Result<MachineModel> LoadMachineModel(const std::string& path);
+Status SaveMachineModel(const MachineModel& model, const std::string& path);
+
+// What a piece of work asks of the whole machine, in nanoseconds of each resource.
+struct Load {
+  double memory_ns = 0, compute_ns = 0, overhead_ns = 0;
+  Load& operator+=(const Load& other) {
+    memory_ns += other.memory_ns, compute_ns += other.compute_ns, overhead_ns += other.overhead_ns;
+    return *this;
+  }
+  // Both resources are there at once; the overheads are on top.
+  double RooflineNs() const { return (memory_ns > compute_ns ? memory_ns : compute_ns) + overhead_ns; }
+};
+
+// The machine's constants applied to one spec and one backend. All kv heads together, per layer; "rows" are per kv head.
+class CostModel {
+ public:
+  CostModel() = default;
+  CostModel(const AttentionSpec& spec, const BackendTraits& traits, const MachineModel& machine);
+
+  ItemKind KindOf(int64_t rows) const { return rows >= dense_min_rows_ ? ItemKind::kDenseTile : ItemKind::kStreamTile; }
+  // Items that `rows` rows over one range need (max_item_rows).
+  int64_t RowGroups(int64_t rows) const { return max_item_rows_ == 0 ? 1 : (rows + max_item_rows_ - 1) / max_item_rows_; }
+
+  // KV of one token, from memory; or again, from the cache, when `tokens` tokens are read by several items one after the other.
+  double ReadNs() const { return read_ns_; }
+  double RereadNs(int64_t tokens) const;
+  // Scores and values of `rows` rows against one token, rows padded to what the tiles compute.
+  double ComputeNs(int64_t rows) const;
+  // A partial state of `rows` rows, written and read back.
+  double StateNs(int64_t rows) const { return static_cast<double>(rows) * state_ns_; }
+  // Starting one item (all its heads) or folding one merge set, spread over the workers.
+  double ItemNs() const { return item_ns_; }
+  double MergeNs() const { return merge_ns_; }
+
+  int32_t workers() const { return workers_; }
+  double task_fixed_ns() const { return task_fixed_ns_; }  // on the worker that runs it
+  int64_t kv_bytes_per_token() const { return kv_bytes_; }
+  int64_t flops_per_row_token() const { return flops_; }  // useful ones, without padding
+  int64_t state_bytes_per_row() const { return state_bytes_; }
+
+ private:
+  int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
+  int64_t dense_min_rows_ = 1, max_item_rows_ = 0;
+  int32_t workers_ = 1;
+  double read_ns_ = 0, cache_ns_ = 0, cache_tokens_ = 0, dense_ns_ = 0, stream_ns_ = 0;
+  double state_ns_ = 0, item_ns_ = 0, merge_ns_ = 0, task_fixed_ns_ = 0;
 };
 
 }  // namespace coppice::attention

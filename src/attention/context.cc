@@ -1,0 +1,76 @@
+// AttentionPlan: a Planner on the host and a backend's PlanExecutor behind the public interface. Layer: attention.
+#include <utility>
+
+#include "attention/backend.h"
+#include "attention/plan.h"
+#include "attention/plan_io.h"
+#include "core/check.h"
+
+namespace coppice::attention {
+namespace {
+
+class BackendPlan final : public AttentionPlan {
+ public:
+  BackendPlan(DeviceKind device, std::unique_ptr<Planner> planner, std::unique_ptr<PlanExecutor> executor)
+      : device_(device), planner_(std::move(planner)), executor_(std::move(executor)) {}
+
+  Status Update(const PrefixForestView& forest) override {
+    COPPICE_RETURN_IF_ERROR(planner_->Update(forest));
+    updated_ = true;
+    uploaded_ = false;
+    return OkStatus();
+  }
+  int32_t StepsLeft() const override { return planner_->StepsLeft(); }
+
+  Status Upload(Stream stream) override {
+    if (!updated_) return FailedPrecondition("Upload before the first successful Update: there is no plan yet");
+    COPPICE_RETURN_IF_ERROR(executor_->Upload(planner_->View(), planner_->forest(), stream));
+    uploaded_ = true;
+    return OkStatus();
+  }
+
+  Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override {
+    if (!uploaded_) {
+      if (device_ != DeviceKind::kCpu || !updated_) {
+        return FailedPrecondition(updated_ ? "Run after Update without Upload: the device still has the previous plan"
+                                           : "Run before the first successful Update: there is no plan yet");
+      }
+      COPPICE_RETURN_IF_ERROR(Upload(stream));  // host memory: nothing to copy
+    }
+    return executor_->Run(kv, args, stream);
+  }
+
+  PlanView View() const override { return planner_->View(); }
+  PlanStats Stats() const override { return planner_->Stats(); }
+  std::string Explain() const override { return planner_->Explain(); }
+  std::string Dump() const override { return DumpPlan(*planner_); }
+
+ private:
+  DeviceKind device_;
+  std::unique_ptr<Planner> planner_;
+  std::unique_ptr<PlanExecutor> executor_;
+  bool updated_ = false, uploaded_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<AttentionPlan>> AttentionPlan::Create(Context& context, const AttentionSpec& spec,
+                                                             const PlanCapacity& capacity, const PlannerOptions& options) {
+  COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
+  COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
+  Backend& backend = static_cast<Backend&>(context);  // the only kind of Context there is
+  COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, backend.Traits(spec, resolved));
+  MachineModel machine = backend.machine();
+  if (!options.machine_model_path.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(machine, LoadMachineModel(options.machine_model_path));
+  }
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Planner> planner, Planner::Create(spec, resolved, options, traits, machine));
+  PlanSizes sizes = planner->sizes();
+  COPPICE_ASSIGN_OR_RETURN(const PlanSizes device_sizes, backend.Sizes(spec, resolved));
+  sizes.plan_bytes = device_sizes.plan_bytes;
+  sizes.workspace_bytes = device_sizes.workspace_bytes;
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, resolved, sizes));
+  return std::unique_ptr<AttentionPlan>(new BackendPlan(backend.device(), std::move(planner), std::move(executor)));
+}
+
+}  // namespace coppice::attention

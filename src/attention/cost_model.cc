@@ -1,0 +1,199 @@
+// The shipped constants and the arithmetic of cost_model.h. Sources of the constants: vendors' data sheets for bandwidths and
+// caches, and measured rates where stated. A measured file always beats them. Layer: attention.
+#include "attention/cost_model.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "attention/backend.h"
+#include "core/check.h"
+
+namespace coppice::attention {
+namespace {
+
+// Rates of one core; memory bandwidth and the shared cache stop growing at the socket's.
+struct CpuConstants {
+  std::string_view name;
+  double read_per_core, read_socket, cache_per_core, cache_bytes;
+  double dense_per_core, stream_per_core, item_fixed_ns, state_per_core, merge_fixed_ns;
+};
+
+constexpr std::array<CpuConstants, 4> kCpus = {{
+    // Zen 5, measured on one EPYC VM core: 450 Gflop/s VDPBF16PS peak, L3 105 GB/s, memory 32-38 GB/s alone and 36-50 for two.
+    {"zen5", 24e9, 500e9, 80e9, 24e6, 290e9, 60e9, 400, 40e9, 300},
+    // Zen 4: half of Zen 5's 512-bit width, 12 channels of DDR5-4800.
+    {"zen4", 22e9, 400e9, 60e9, 24e6, 150e9, 45e9, 400, 35e9, 300},
+    // Sapphire Rapids: about 1.8 Tflop/s of AMX bf16 a core, 8 channels of DDR5-4800 (307 GB/s).
+    {"sapphire-rapids", 12e9, 270e9, 30e9, 60e6, 1100e9, 45e9, 500, 25e9, 350},
+    // AVX2 and fp32 FMA.
+    {"generic-x86", 12e9, 100e9, 40e9, 16e6, 60e9, 25e9, 500, 25e9, 350},
+}};
+
+struct GpuConstants {
+  std::string_view name;
+  double read, cache, cache_bytes, dense, stream, item_fixed_ns, state, merge_fixed_ns;
+};
+
+constexpr std::array<GpuConstants, 2> kGpus = {{
+    // H200, measured: 4.7 TB/s from HBM (4.4 in 4 KB pieces), 6.5 TB/s L2 hits, 60 MB L2, 890 Tflop/s wgmma, 640 mma.sync.
+    {"h200", 4.4e12, 6.5e12, 50e6, 620e12, 400e12, 1500, 4.0e12, 1000},
+    // H100 SXM: HBM 3.35 TB/s by data sheet, about 3.0 usable; the same SMs and L2 (50 MB).
+    {"h100", 3.0e12, 5.5e12, 40e6, 620e12, 400e12, 1500, 3.5e12, 1000},
+}};
+
+// The numeric fields of a model, in the order of its JSON.
+constexpr std::array<std::pair<const char*, double MachineModel::*>, 8> kFields = {{
+    {"read_bytes_per_s", &MachineModel::read_bytes_per_s},
+    {"cache_bytes_per_s", &MachineModel::cache_bytes_per_s},
+    {"cache_bytes", &MachineModel::cache_bytes},
+    {"dense_flops_per_s", &MachineModel::dense_flops_per_s},
+    {"stream_flops_per_s", &MachineModel::stream_flops_per_s},
+    {"item_fixed_ns", &MachineModel::item_fixed_ns},
+    {"state_bytes_per_s", &MachineModel::state_bytes_per_s},
+    {"merge_fixed_ns", &MachineModel::merge_fixed_ns},
+}};
+
+}  // namespace
+
+Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers) {
+  for (const CpuConstants& cpu : kCpus) {
+    if (cpu.name != name) continue;
+    const double n = std::max(workers, 1);
+    return MachineModel{.name = std::string(cpu.name),
+                        .read_bytes_per_s = std::min(n * cpu.read_per_core, cpu.read_socket),
+                        .cache_bytes_per_s = n * cpu.cache_per_core,
+                        .cache_bytes = cpu.cache_bytes,
+                        .dense_flops_per_s = n * cpu.dense_per_core,
+                        .stream_flops_per_s = n * cpu.stream_per_core,
+                        .item_fixed_ns = cpu.item_fixed_ns,
+                        .state_bytes_per_s = n * cpu.state_per_core,
+                        .merge_fixed_ns = cpu.merge_fixed_ns};
+  }
+  for (const GpuConstants& gpu : kGpus) {
+    if (gpu.name != name) continue;
+    return MachineModel{.name = std::string(gpu.name),
+                        .read_bytes_per_s = gpu.read,
+                        .cache_bytes_per_s = gpu.cache,
+                        .cache_bytes = gpu.cache_bytes,
+                        .dense_flops_per_s = gpu.dense,
+                        .stream_flops_per_s = gpu.stream,
+                        .item_fixed_ns = gpu.item_fixed_ns,
+                        .state_bytes_per_s = gpu.state,
+                        .merge_fixed_ns = gpu.merge_fixed_ns};
+  }
+  std::string known;
+  for (const CpuConstants& cpu : kCpus) known.append(" ").append(cpu.name);
+  for (const GpuConstants& gpu : kGpus) known.append(" ").append(gpu.name);
+  return NotFound("no shipped machine model '" + std::string(name) + "'; known:" + known);
+}
+
+std::string_view HostCpuModelName() {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return "generic-x86";
+  const unsigned base_family = (eax >> 8) & 0xf;
+  const unsigned family = base_family == 0xf ? base_family + ((eax >> 20) & 0xff) : base_family;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return "generic-x86";
+  constexpr unsigned kAvx512F = 1u << 16, kAmxBf16 = 1u << 22;
+  if ((edx & kAmxBf16) != 0) return "sapphire-rapids";
+  if ((ebx & kAvx512F) != 0 && family == 0x1a) return "zen5";
+  if ((ebx & kAvx512F) != 0 && family == 0x19) return "zen4";
+#endif
+  return "generic-x86";
+}
+
+Result<MachineModel> ParseMachineModel(std::string_view json) {
+  const nlohmann::json object = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) return InvalidArgument("machine model: not a JSON object; write one with `coppice bench calibrate`");
+  MachineModel model;
+  for (const auto& [key, value] : object.items()) {
+    const std::string& k = key;
+    const bool known = k == "name" || std::any_of(kFields.begin(), kFields.end(), [&](const auto& f) { return k == f.first; });
+    if (!known) return InvalidArgument("machine model: unknown field '" + key + "'");
+  }
+  if (const auto it = object.find("name"); it != object.end()) {
+    if (!it->is_string()) return InvalidArgument("machine model: 'name' is not a string");
+    model.name = it->get<std::string>();
+  }
+  for (const auto& [key, field] : kFields) {
+    const auto it = object.find(key);
+    if (it == object.end() || !it->is_number()) {
+      return InvalidArgument("machine model: field '" + std::string(key) + "' is missing or not a number");
+    }
+    model.*field = it->get<double>();
+    if (!std::isfinite(model.*field) || model.*field <= 0) {
+      return InvalidArgument("machine model: '" + std::string(key) + "' is " + it->dump() + ", expected a positive number");
+    }
+  }
+  return model;
+}
+
+std::string ToJson(const MachineModel& model) {
+  nlohmann::ordered_json object;
+  object["name"] = model.name;
+  for (const auto& [key, field] : kFields) object[key] = model.*field;
+  return object.dump(2);
+}
+
+Result<MachineModel> LoadMachineModel(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return NotFound("machine model " + path + ": cannot be opened; write it with `coppice bench calibrate`");
+  std::ostringstream text;
+  text << file.rdbuf();
+  Result<MachineModel> model = ParseMachineModel(text.str());
+  if (!model.ok()) return Status(model.status().code(), path + ": " + model.status().message());
+  return model;
+}
+
+Status SaveMachineModel(const MachineModel& model, const std::string& path) {
+  std::ofstream file(path);
+  file << ToJson(model) << '\n';
+  file.close();
+  if (!file) return Unavailable("machine model " + path + ": cannot be written");
+  return OkStatus();
+}
+
+CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, const MachineModel& machine) {
+  COPPICE_CHECK(machine.read_bytes_per_s > 0 && machine.cache_bytes_per_s > 0 && machine.dense_flops_per_s > 0 &&
+                machine.stream_flops_per_s > 0 && machine.state_bytes_per_s > 0);
+  const int64_t computed_dim = std::max(traits.native_head_dim, spec.head_dim);
+  kv_bytes_ = int64_t{2} * spec.num_kv_heads * spec.head_dim * static_cast<int64_t>(SizeOf(spec.kv_dtype));
+  flops_ = int64_t{4} * spec.num_kv_heads * spec.head_dim;
+  state_bytes_ = int64_t{spec.num_kv_heads} * (spec.head_dim + 2) * 4;
+  dense_min_rows_ = std::max(traits.dense_min_rows, 1);
+  max_item_rows_ = traits.max_item_rows;
+  workers_ = std::max(traits.workers, 1);
+  read_ns_ = 1e9 * static_cast<double>(kv_bytes_) / machine.read_bytes_per_s;
+  cache_ns_ = 1e9 * static_cast<double>(kv_bytes_) / std::max(machine.cache_bytes_per_s, machine.read_bytes_per_s);
+  cache_tokens_ = machine.cache_bytes / static_cast<double>(kv_bytes_);
+  const double row_flops = 4.0 * spec.num_kv_heads * static_cast<double>(computed_dim);
+  dense_ns_ = 1e9 * row_flops / machine.dense_flops_per_s;
+  stream_ns_ = 1e9 * row_flops / machine.stream_flops_per_s;
+  state_ns_ = 1e9 * 2.0 * static_cast<double>(state_bytes_) / machine.state_bytes_per_s;
+  task_fixed_ns_ = machine.item_fixed_ns;
+  item_ns_ = machine.item_fixed_ns * spec.num_kv_heads / workers_;
+  merge_ns_ = machine.merge_fixed_ns / workers_;
+}
+
+double CostModel::RereadNs(int64_t tokens) const {
+  if (tokens <= 0) return cache_ns_;
+  const double hit = std::min(1.0, cache_tokens_ / static_cast<double>(tokens));
+  return hit * cache_ns_ + (1.0 - hit) * read_ns_;
+}
+
+double CostModel::ComputeNs(int64_t rows) const {
+  if (KindOf(rows) == ItemKind::kStreamTile) return static_cast<double>(rows) * stream_ns_;
+  const int64_t padded = (rows + dense_min_rows_ - 1) / dense_min_rows_ * dense_min_rows_;
+  return static_cast<double>(padded) * dense_ns_;
+}
+
+}  // namespace coppice::attention

@@ -1,0 +1,10 @@
+// The CUDA factory of a build without the CUDA backend. Layer: attention.
+#include "coppice/attention.h"
+
+namespace coppice::attention {
+
+Result<std::unique_ptr<Context>> Context::CreateCuda(int) {
+  return Unavailable("the CUDA backend is not built; configure with -DCOPPICE_CUDA=ON, or use the CPU");
+}
+
+}  // namespace coppice::attention

@@ -1,0 +1,240 @@
+// Validation of the forest and its depth-first order. Layer: attention.
+#include "attention/forest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/check.h"
+
+namespace coppice::attention {
+namespace {
+
+std::string Str(int64_t value) { return value == kLive ? "kLive" : std::to_string(value); }
+std::string Node(int32_t n) { return "node " + std::to_string(n); }
+std::string Branch(int32_t b) { return "branch " + std::to_string(b); }
+
+}  // namespace
+
+Status ValidateSpec(const AttentionSpec& spec) {
+  if (spec.num_kv_heads < 1) return InvalidArgument("num_kv_heads is " + Str(spec.num_kv_heads) + ", expected at least 1");
+  if (spec.num_qo_heads < 1 || spec.num_qo_heads % spec.num_kv_heads != 0) {
+    return InvalidArgument("num_qo_heads is " + Str(spec.num_qo_heads) + ", expected a multiple of num_kv_heads " +
+                           Str(spec.num_kv_heads));
+  }
+  if (spec.head_dim < 8 || spec.head_dim > 256 || spec.head_dim % 8 != 0) {
+    return InvalidArgument("head_dim is " + Str(spec.head_dim) + ", expected a multiple of 8 from 8 to 256");
+  }
+  if (!std::isfinite(spec.sm_scale)) return InvalidArgument("sm_scale is not finite; 0 means 1 / sqrt(head_dim)");
+  if (!std::isfinite(spec.soft_cap) || spec.soft_cap < 0) {
+    return InvalidArgument("soft_cap is " + std::to_string(spec.soft_cap) + ", expected a positive number or 0 for none");
+  }
+  if (spec.window < 0) return InvalidArgument("window is " + Str(spec.window) + ", expected a number of tokens or 0 for none");
+  return OkStatus();
+}
+
+Result<PlanCapacity> ResolveCapacity(const PlanCapacity& capacity) {
+  PlanCapacity resolved = capacity;
+  if (resolved.max_nodes == 0) resolved.max_nodes = 2 * resolved.max_branches;
+  const auto check = [](const char* what, int32_t value) {
+    return value > 0 ? OkStatus()
+                     : InvalidArgument(std::string("capacity: ") + what + " is " + Str(value) + ", expected at least 1");
+  };
+  COPPICE_RETURN_IF_ERROR(check("max_branches", resolved.max_branches));
+  COPPICE_RETURN_IF_ERROR(check("max_queries", resolved.max_queries));
+  COPPICE_RETURN_IF_ERROR(check("max_nodes", resolved.max_nodes));
+  COPPICE_RETURN_IF_ERROR(check("max_page_slots", resolved.max_page_slots));
+  if (resolved.page_size < 1 || resolved.page_size > 256) {
+    return InvalidArgument("capacity: page_size is " + Str(resolved.page_size) + ", expected 1 to 256");
+  }
+  return resolved;
+}
+
+void ForestIndex::Layout(Arena& arena, const PlanCapacity& capacity) {
+  for (std::span<int32_t>* per_node : {&parent, &begin, &end, &first_member, &last_member, &preorder_, &first_child, &next_sibling,
+                                       &first_branch_, &live_branch_}) {
+    *per_node = arena.Take<int32_t>(capacity.max_nodes);
+  }
+  for (std::span<int32_t>* per_branch : {&branch_node, &query_count, &kv_len, &active_, &next_branch_}) {
+    *per_branch = arena.Take<int32_t>(capacity.max_branches);
+  }
+  query_owner_ = arena.Take<int32_t>(capacity.max_queries);
+}
+
+Status ForestIndex::Build(const PrefixForestView& forest, const PlanCapacity& capacity) {
+  COPPICE_RETURN_IF_ERROR(CheckShapes(forest, capacity));
+  num_nodes_ = static_cast<int32_t>(forest.node_parent.size());
+  num_branches_ = static_cast<int32_t>(forest.branch_node.size());
+  has_tree_mask_ = !forest.query_tree_mask.empty();
+  std::ranges::copy(forest.node_parent, parent.begin());
+  std::ranges::copy(forest.node_begin, begin.begin());
+  std::ranges::copy(forest.node_end, end.begin());
+  std::ranges::copy(forest.branch_node, branch_node.begin());
+  std::ranges::copy(forest.branch_query_count, query_count.begin());
+  std::ranges::copy(forest.branch_kv_len, kv_len.begin());
+
+  for (int32_t n = 0; n < num_nodes_; ++n) COPPICE_RETURN_IF_ERROR(CheckNode(n));
+  std::ranges::fill(first_branch_.first(num_nodes_), -1);
+  std::ranges::fill(live_branch_.first(num_nodes_), -1);
+  std::ranges::fill(query_owner_, -1);
+  for (int32_t b = num_branches_ - 1; b >= 0; --b) COPPICE_RETURN_IF_ERROR(CheckBranch(forest, capacity, b));
+  return OrderNodes();
+}
+
+Status ForestIndex::CheckShapes(const PrefixForestView& forest, const PlanCapacity& capacity) {
+  const auto same = [](const char* a, size_t size, const char* b, size_t expected) {
+    if (size == expected) return OkStatus();
+    return InvalidArgument("forest: " + std::string(a) + " has " + std::to_string(size) + " entries, " + b + " has " +
+                           std::to_string(expected) + "; expected as many");
+  };
+  const auto fits = [](const char* what, size_t size, int32_t limit) {
+    if (size <= static_cast<size_t>(limit)) return OkStatus();
+    return Status(StatusCode::kResourceExhausted, "forest: " + std::to_string(size) + " " + what + ", but the plan's capacity is " +
+                                                      std::to_string(limit) + "; create the plan with a larger one");
+  };
+  if (forest.page_size != capacity.page_size) {
+    return InvalidArgument("forest: page_size is " + Str(forest.page_size) + ", the plan was created for " +
+                           Str(capacity.page_size));
+  }
+  COPPICE_RETURN_IF_ERROR(same("node_begin", forest.node_begin.size(), "node_parent", forest.node_parent.size()));
+  COPPICE_RETURN_IF_ERROR(same("node_end", forest.node_end.size(), "node_parent", forest.node_parent.size()));
+  const size_t branches = forest.branch_node.size();
+  COPPICE_RETURN_IF_ERROR(same("branch_query_begin", forest.branch_query_begin.size(), "branch_node", branches));
+  COPPICE_RETURN_IF_ERROR(same("branch_query_count", forest.branch_query_count.size(), "branch_node", branches));
+  COPPICE_RETURN_IF_ERROR(same("branch_kv_len", forest.branch_kv_len.size(), "branch_node", branches));
+  COPPICE_RETURN_IF_ERROR(same("branch_page_begin", forest.branch_page_begin.size(), "branch_node", branches));
+  COPPICE_RETURN_IF_ERROR(same("branch_page_capacity", forest.branch_page_capacity.size(), "branch_node", branches));
+  COPPICE_RETURN_IF_ERROR(fits("node slots", forest.node_parent.size(), capacity.max_nodes));
+  COPPICE_RETURN_IF_ERROR(fits("branch slots", branches, capacity.max_branches));
+  return fits("page slots", forest.page_indices.size(), capacity.max_page_slots);
+}
+
+Status ForestIndex::CheckNode(int32_t n) const {
+  const int32_t p = parent[n];
+  if (p == kFreeSlot) return OkStatus();
+  if (p < kNoParent || p >= num_nodes_ || p == n) {
+    return InvalidArgument(Node(n) + ": parent is " + Str(p) + ", expected another node of the " + Str(num_nodes_) +
+                           ", kNoParent or kFreeSlot");
+  }
+  if (begin[n] < 0 || begin[n] == kLive || end[n] < begin[n]) {
+    return InvalidArgument(Node(n) + ": covers [" + Str(begin[n]) + ", " + Str(end[n]) + "), expected 0 <= begin <= end");
+  }
+  if (p == kNoParent) {
+    if (begin[n] == 0) return OkStatus();
+    return InvalidArgument(Node(n) + ": is a root and begins at " + Str(begin[n]) + ", expected 0");
+  }
+  if (parent[p] == kFreeSlot) return InvalidArgument(Node(n) + ": parent " + Str(p) + " is a free slot");
+  if (end[p] == kLive) return InvalidArgument(Node(n) + ": parent " + Str(p) + " ends at kLive, but only leaves may");
+  if (begin[n] != end[p]) {
+    return InvalidArgument(Node(n) + ": begins at " + Str(begin[n]) + ", but its parent " + Str(p) + " ends at " + Str(end[p]) +
+                           "; expected the same");
+  }
+  return OkStatus();
+}
+
+Status ForestIndex::CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) {
+  const int32_t n = branch_node[b];
+  if (n == kFreeSlot) {
+    if (query_count[b] == 0) return OkStatus();
+    return InvalidArgument(Branch(b) + ": is a free slot but has " + Str(query_count[b]) + " queries, expected 0");
+  }
+  if (n < 0 || n >= num_nodes_) {
+    return InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", expected one of the " + Str(num_nodes_) + " or kFreeSlot");
+  }
+  if (parent[n] == kFreeSlot) return InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", which is a free slot");
+  if (end[n] == kLive) {
+    if (live_branch_[n] >= 0) {
+      return InvalidArgument(Node(n) + ": ends at kLive but belongs to branches " + Str(b) + " and " + Str(live_branch_[n]) +
+                             "; expected one branch");
+    }
+    live_branch_[n] = b;
+  }
+  const int32_t count = query_count[b];
+  if (count < 0) return InvalidArgument(Branch(b) + ": has " + Str(count) + " queries, expected 0 or more");
+  if (count == 0) return OkStatus();  // keeps its place; its lengths are not looked at
+
+  const int32_t length = kv_len[b];
+  if (length < count) {
+    return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", expected at least its " + Str(count) + " queries");
+  }
+  if (end[n] == kLive ? length < begin[n] : length != end[n]) {
+    return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its node " + Str(n) + " covers [" + Str(begin[n]) +
+                           ", " + Str(end[n]) + "); expected " + (end[n] == kLive ? "at least its begin" : "its end"));
+  }
+  const int64_t row_begin = forest.branch_page_begin[b], row_capacity = forest.branch_page_capacity[b];
+  if (row_begin < 0 || row_capacity < 0 || row_begin + row_capacity > static_cast<int64_t>(forest.page_indices.size())) {
+    return InvalidArgument(Branch(b) + ": page row is [" + Str(row_begin) + ", " + Str(row_begin + row_capacity) +
+                           "), expected within page_indices of " + std::to_string(forest.page_indices.size()) + " entries");
+  }
+  if (length > row_capacity * forest.page_size) {
+    return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its page row holds " + Str(row_capacity) +
+                           " pages of " + Str(forest.page_size) + " tokens; reserve more");
+  }
+  const int64_t q_begin = forest.branch_query_begin[b], q_end = q_begin + count;
+  if (q_begin < 0) return InvalidArgument(Branch(b) + ": queries begin at " + Str(q_begin) + ", expected 0 or more");
+  if (q_end > capacity.max_queries) {
+    return Status(StatusCode::kResourceExhausted, Branch(b) + ": queries end at row " + Str(q_end) +
+                                                      ", but the plan's capacity is " + Str(capacity.max_queries) +
+                                                      "; create the plan with a larger one");
+  }
+  if (has_tree_mask_) {
+    if (count > 64) return InvalidArgument(Branch(b) + ": has " + Str(count) + " queries under a tree mask, expected at most 64");
+    if (q_end > static_cast<int64_t>(forest.query_tree_mask.size())) {
+      return InvalidArgument(Branch(b) + ": queries end at row " + Str(q_end) + ", but query_tree_mask has " +
+                             std::to_string(forest.query_tree_mask.size()) + " entries");
+    }
+  }
+  for (int64_t q = q_begin; q < q_end; ++q) {
+    if (query_owner_[q] >= 0) {
+      return InvalidArgument(Branch(b) + ": query row " + Str(q) + " also belongs to branch " + Str(query_owner_[q]));
+    }
+    query_owner_[q] = b;
+  }
+  next_branch_[b] = first_branch_[n];
+  first_branch_[n] = b;
+  return OkStatus();
+}
+
+Status ForestIndex::OrderNodes() {
+  const auto nodes = first_child.first(num_nodes_);
+  std::ranges::fill(nodes, -1);
+  int32_t first_root = -1, in_use = 0;
+  for (int32_t n = num_nodes_ - 1; n >= 0; --n) {  // backwards, so that sibling lists ascend
+    if (parent[n] == kFreeSlot) continue;
+    ++in_use;
+    int32_t& head = parent[n] == kNoParent ? first_root : first_child[parent[n]];
+    next_sibling[n] = head;
+    head = n;
+  }
+  num_preorder_ = num_active_ = 0;
+  for (int32_t n = first_root; n >= 0;) {
+    preorder_[num_preorder_++] = n;
+    first_member[n] = num_active_;
+    for (int32_t b = first_branch_[n]; b >= 0; b = next_branch_[b]) active_[num_active_++] = b;
+    if (first_child[n] >= 0) {
+      n = first_child[n];
+      continue;
+    }
+    while (n >= 0) {  // leave finished subtrees
+      last_member[n] = num_active_;
+      if (next_sibling[n] >= 0) {
+        n = next_sibling[n];
+        break;
+      }
+      n = parent[n];
+    }
+  }
+  if (num_preorder_ == in_use) return OkStatus();
+  // Some node is on a cycle: it is no root's descendant. Walk up from one until a node repeats.
+  std::ranges::fill(first_branch_.first(num_nodes_), 0);
+  for (int32_t n : Preorder()) first_branch_[n] = 2;
+  int32_t n = 0;
+  while (parent[n] == kFreeSlot || first_branch_[n] == 2) ++n;
+  while (first_branch_[n] == 0) {
+    first_branch_[n] = 1;
+    n = parent[n];
+  }
+  return InvalidArgument(Node(n) + ": is its own ancestor through parent " + Str(parent[n]) + "; expected a path to a root");
+}
+
+}  // namespace coppice::attention

@@ -1,0 +1,58 @@
+// The prefix forest as the planner sees it: a validated copy of the caller's tree arrays with the orders that planning needs.
+// Checks every rule of PrefixForestView and names the node or branch that breaks one. Decides nothing about sharing.
+// Layer: attention, private.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/arena.h"
+#include "coppice/attention.h"
+
+namespace coppice::attention {
+
+// INVALID_ARGUMENT for a spec that no backend could compute.
+Status ValidateSpec(const AttentionSpec& spec);
+// INVALID_ARGUMENT for a capacity that holds nothing. On success max_nodes is resolved (0 becomes 2 * max_branches).
+Result<PlanCapacity> ResolveCapacity(const PlanCapacity& capacity);
+
+// A validated forest. Build is O(nodes + branches + queries) and allocates nothing.
+class ForestIndex {
+ public:
+  // Takes the arrays it needs; `capacity` is resolved.
+  void Layout(Arena& arena, const PlanCapacity& capacity);
+
+  // Copies and checks `forest`. INVALID_ARGUMENT or RESOURCE_EXHAUSTED with the node or branch, the value and what was expected;
+  // the index is then unusable until the next Build that succeeds.
+  Status Build(const PrefixForestView& forest, const PlanCapacity& capacity);
+
+  int32_t num_nodes() const { return num_nodes_; }
+  int32_t num_branches() const { return num_branches_; }
+  bool has_tree_mask() const { return has_tree_mask_; }
+
+  // The caller's arrays as they were at Build.
+  std::span<int32_t> parent, begin, end;                // [N]
+  std::span<int32_t> branch_node, query_count, kv_len;  // [B]
+
+  // Nodes in use, parents first, siblings by slot.
+  std::span<const int32_t> Preorder() const { return preorder_.first(num_preorder_); }
+  // Branches with queries in depth-first order; those at or below node n are the positions [first_member[n], last_member[n]).
+  std::span<const int32_t> ActiveBranches() const { return active_.first(num_active_); }
+  std::span<int32_t> first_member, last_member;  // [N]
+  std::span<int32_t> first_child, next_sibling;  // [N] -1 ends a list
+
+ private:
+  Status CheckShapes(const PrefixForestView& forest, const PlanCapacity& capacity);
+  Status CheckNode(int32_t n) const;
+  Status CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b);
+  Status OrderNodes();
+
+  int32_t num_nodes_ = 0, num_branches_ = 0, num_preorder_ = 0, num_active_ = 0;
+  bool has_tree_mask_ = false;
+  std::span<int32_t> preorder_, active_;
+  std::span<int32_t> first_branch_, next_branch_;  // [N], [B]: branches with queries that end at a node
+  std::span<int32_t> live_branch_;                 // [N]: the branch that ends at a live node
+  std::span<int32_t> query_owner_;                 // [Q]: branch that claimed a query, to find overlaps
+};
+
+}  // namespace coppice::attention

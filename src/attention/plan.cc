@@ -1,0 +1,937 @@
+// The planner's stages: find changes, sum the tree upwards, decide share or absorb, assign ranges, split, emit, queue.
+// Every replanning runs the same stages; what did not change is recognised and left in place. Layer: attention.
+#include "attention/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+
+namespace coppice::attention {
+namespace {
+
+// Tasks a worker should have, so that longest-first order evens out the rest.
+constexpr double kTasksPerWorker = 3;
+// A piece is no shorter than this multiple of what cutting it off costs.
+constexpr double kMinPieceOverhead = 4;
+// A task takes several kv heads until it lasts this many starts.
+constexpr double kMinTaskStarts = 8;
+// Halvings of sharing and splitting before giving both up to fit a capacity.
+constexpr int32_t kMaxPressure = 12;
+// Unsplit tiles of a branch have room to grow by this much before their predicted time is stale.
+constexpr int32_t kLengthStep = 64;
+
+constexpr int32_t AlignDown(int32_t value, int32_t unit) { return value / unit * unit; }
+constexpr int32_t AlignUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
+
+// The power of 2^(1/4) at or above `value`: changes by at least 19 %, so that small edits leave it alone.
+double Quantise(double value) { return value <= 0 ? 0 : std::exp2(std::ceil(4 * std::log2(value)) / 4); }
+
+// Time classes of the queues: 16 an octave, that is 6 % apart.
+constexpr int32_t kNumClasses = 32 * 16;
+int32_t TimeClass(uint32_t ns) {
+  if (ns < 16) return static_cast<int32_t>(ns);
+  const int32_t octave = std::bit_width(ns) - 1;
+  return octave * 16 + static_cast<int32_t>((ns >> (octave - 4)) & 15);
+}
+
+}  // namespace
+
+std::string_view Name(Decision decision) {
+  switch (decision) {
+    case Decision::kIdle: return "idle";
+    case Decision::kNothing: return "nothing to decide";
+    case Decision::kOnlyConsumer: return "read on by the only consumer";
+    case Decision::kPolicy: return "not shared by policy";
+    case Decision::kAbsorbed: return "absorbed";
+    case Decision::kShared: return "shared";
+    case Decision::kForced: return "shared by force";
+    case Decision::kCapacity: return "absorbed for lack of capacity";
+  }
+  return "?";
+}
+
+// ------------------------------------------------------------------------------------------------------------ sizes and memory
+
+PlanSizes Planner::Limits(const AttentionSpec& spec, const PlanCapacity& capacity, const BackendTraits& traits) {
+  const int32_t set_queries = MaxSetQueries(spec.group_size());
+  const int64_t sets = int64_t{capacity.max_branches} + capacity.max_queries / set_queries;
+  // What a deep tree with a few cuts wants; more is dropped. Deterministic mode cuts every path at its superblocks.
+  const int64_t depth = spec.deterministic ? 12 : 6;
+  const int64_t cuts = int64_t{8} * traits.workers;
+  const int64_t rows_with_states = std::min<int64_t>(capacity.max_queries, int64_t{2} * capacity.max_branches) * spec.group_size();
+  PlanSizes sizes;
+  const auto clamp = [](int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX / 2)); };
+  sizes.max_merge_sets = clamp(sets);
+  sizes.max_items = clamp(depth * sets / 2 + 2 * int64_t{capacity.max_nodes} + cuts);
+  sizes.max_members = clamp(depth * sets);
+  sizes.max_contributions = clamp(depth * sets + cuts);
+  const int64_t state_rows = depth * 2 / 3 * rows_with_states + cuts * std::max(64, spec.group_size());
+  sizes.max_states = clamp(state_rows * spec.num_kv_heads) / spec.num_kv_heads * spec.num_kv_heads;
+  return sizes;
+}
+
+PlanSizes ComputePlanSizes(const AttentionSpec& spec, const PlanCapacity& capacity, const BackendTraits& traits) {
+  PlanSizes sizes = Planner::Limits(spec, capacity, traits);
+  Planner counted(spec, capacity, {}, traits, {});
+  Arena arena(nullptr);
+  counted.Layout(arena);
+  sizes.host_bytes = arena.used();
+  const size_t states = static_cast<size_t>(sizes.max_states) * (spec.head_dim + 2) * sizeof(float);
+  const size_t tickets = static_cast<size_t>(sizes.max_merge_sets) * spec.num_kv_heads * sizeof(int32_t);
+  sizes.workspace_bytes = (states + sizes.alignment - 1) / sizes.alignment * sizes.alignment + tickets;
+  return sizes;
+}
+
+Planner::Planner(const AttentionSpec& spec, const PlanCapacity& capacity, const PlannerOptions& options,
+                 const BackendTraits& traits, const MachineModel& machine)
+    : spec_(spec),
+      capacity_(capacity),
+      options_(options),
+      traits_(traits),
+      machine_(machine),
+      sizes_(Limits(spec, capacity, traits)),
+      set_queries_(MaxSetQueries(spec.group_size())),
+      tile_sets_(std::max(1, traits.dense_tile_rows / (set_queries_ * spec.group_size()))),
+      share_unit_(spec.deterministic ? kDeterministicUnit : 1),
+      window_unit_(spec.deterministic ? kDeterministicUnit : AlignUp(64, traits.kv_tile)),
+      index_(&index_a_),
+      previous_(&index_b_) {}
+
+Result<std::unique_ptr<Planner>> Planner::Create(const AttentionSpec& spec, const PlanCapacity& capacity,
+                                                 const PlannerOptions& options, const BackendTraits& traits,
+                                                 const MachineModel& machine) {
+  COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
+  COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
+  if (options.lookahead_tokens < 0) {
+    return InvalidArgument("lookahead_tokens is " + std::to_string(options.lookahead_tokens) + ", expected 0 or more");
+  }
+  std::unique_ptr<Planner> planner(new Planner(spec, resolved, options, traits, machine));
+  planner->cost_ = CostModel(spec, traits, machine);
+  planner->sizes_ = ComputePlanSizes(spec, resolved, traits);
+  COPPICE_ASSIGN_OR_RETURN(planner->memory_, Buffer::Allocate(planner->sizes_.host_bytes));
+  Arena arena(planner->memory_.data());
+  planner->Layout(arena);
+  return planner;
+}
+
+void Planner::Layout(Arena& arena) {
+  const int32_t num_nodes = capacity_.max_nodes, num_branches = capacity_.max_branches, num_sets = sizes_.max_merge_sets;
+  index_a_.Layout(arena, capacity_);
+  index_b_.Layout(arena, capacity_);
+  nodes_ = arena.Take<NodePlan>(num_nodes);
+  dirty_ = arena.Take<uint8_t>(num_nodes);
+  members_changed_ = arena.Take<uint8_t>(num_nodes);
+  touched_node_ = arena.Take<uint8_t>(num_nodes);
+  branch_changed_ = arena.Take<uint8_t>(num_branches);
+  owners_ = arena.Take<Owner>(num_nodes + num_sets);
+  emitted_ = arena.Take<Owner>(num_nodes + num_sets);
+  blocks_ = arena.Take<Blocks>(num_nodes + num_sets);
+  branch_sets_ = arena.Take<int32_t>(num_branches);
+  next_set_ = arena.Take<int32_t>(num_sets);
+  free_sets_ = arena.Take<int32_t>(num_sets);
+  set_capacity_ = arena.Take<int32_t>(num_sets);
+  set_touched_ = arena.Take<uint8_t>(num_sets);
+  set_filled_ = arena.Take<int32_t>(num_sets);
+  touched_before_ = arena.Take<int32_t>(num_branches + 1);
+  min_len_ = arena.Take<int32_t>(num_branches);
+  max_len_ = arena.Take<int32_t>(num_branches);
+  class_begin_ = arena.Take<int32_t>(2 * kNumClasses);
+  item_pool_.Layout(arena, sizes_.max_items);
+  member_pool_.Layout(arena, sizes_.max_members);
+  contribution_pool_.Layout(arena, sizes_.max_contributions);
+  state_pool_.Layout(arena, sizes_.max_states / spec_.num_kv_heads);
+  items_ = arena.Take<WorkItem>(sizes_.max_items);
+  members_ = arena.Take<int32_t>(sizes_.max_members);
+  sets_ = arena.Take<MergeSet>(num_sets);
+  contributions_ = arena.Take<Contribution>(sizes_.max_contributions);
+  compute_queue_ = arena.Take<int32_t>(sizes_.max_items);
+  bandwidth_queue_ = arena.Take<int32_t>(sizes_.max_items);
+}
+
+// -------------------------------------------------------------------------------------------------------------------- iteration
+
+std::span<const int32_t> Planner::BranchesBelow(int32_t n) const {
+  const int32_t first = index_->first_member[n];
+  return index_->ActiveBranches().subspan(first, index_->last_member[n] - first);
+}
+
+std::span<const int32_t> Planner::BranchesAt(int32_t n) const {
+  const std::span<const int32_t> below = BranchesBelow(n);
+  size_t count = 0;  // those that end here come first
+  while (count < below.size() && index_->branch_node[below[count]] == n) ++count;
+  return below.first(count);
+}
+
+int32_t Planner::NumTiles(int32_t branch) const { return static_cast<int32_t>(CeilDiv(branch_sets_[branch], tile_sets_)); }
+
+// ----------------------------------------------------------------------------------------------------------------------- update
+
+Status Planner::Update(const PrefixForestView& forest) {
+  if (StillHolds(forest)) {
+    forest_ = forest;
+    ++updates_skipped_;
+    return OkStatus();
+  }
+  COPPICE_RETURN_IF_ERROR(previous_->Build(forest, capacity_));
+  std::swap(index_, previous_);
+  forest_ = forest;
+  Replan();
+  ++updates_replanned_;
+  return OkStatus();
+}
+
+bool Planner::StillHolds(const PrefixForestView& forest) {
+  if (!planned_ || forest.version != forest_.version || forest.page_size != forest_.page_size ||
+      forest.query_tree_mask.empty() == index_->has_tree_mask() ||
+      forest.node_parent.size() != static_cast<size_t>(index_->num_nodes()) ||
+      forest.branch_kv_len.size() != static_cast<size_t>(index_->num_branches()) ||
+      forest.branch_query_count.size() != forest.branch_kv_len.size()) {
+    return false;
+  }
+  const size_t num_branches = forest.branch_kv_len.size();
+  uint32_t outside = 0, steps = INT32_MAX;
+  for (size_t b = 0; b < num_branches; ++b) {
+    const uint32_t length = static_cast<uint32_t>(forest.branch_kv_len[b]);
+    const uint32_t shortest = static_cast<uint32_t>(min_len_[b]), longest = static_cast<uint32_t>(max_len_[b]);
+    outside |= length - shortest > longest - shortest;
+    outside |= forest.branch_query_count[b] != index_->query_count[b];
+    steps = std::min(steps, longest - length);  // wraps to a large number where any length will do
+  }
+  if (outside != 0) return false;
+  steps_left_ = static_cast<int32_t>(steps);
+  return true;
+}
+
+void Planner::Replan() {
+  nodes_replanned_ = sets_replanned_ = 0;
+  FindChanges();
+  SumUpwards();
+  SetPrices();
+  FindChains();
+  if (pressure_ > 0) MarkAll();
+  for (pressure_ = 0;; ++pressure_) {
+    Decide();
+    AssignRanges();
+    if (SplitOwners()) break;
+    COPPICE_CHECK(pressure_ < kMaxPressure);  // one unsplit item per tile always fits
+    MarkAll();
+  }
+  if (!Emit()) {  // the pools are fragmented: lay everything out afresh
+    ReleaseBlocks();
+    COPPICE_CHECK(Emit());
+  }
+  FillQueues();
+  FinishLengths();
+  planned_ = true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- changes
+
+void Planner::MarkAll() { std::ranges::fill(dirty_, 1); }
+
+void Planner::ReleaseBlocks() {
+  item_pool_.Clear();
+  member_pool_.Clear();
+  contribution_pool_.Clear();
+  state_pool_.Clear();
+  std::ranges::fill(emitted_, Owner{});
+  std::ranges::fill(blocks_, Blocks{});
+  std::ranges::fill(set_capacity_, 0);
+  std::ranges::fill(branch_changed_, 1);
+  std::ranges::fill(members_changed_, 1);
+}
+
+void Planner::FindChanges() {
+  std::ranges::fill(dirty_, 0);
+  std::ranges::fill(branch_changed_, 0);
+  if (!planned_) {
+    ReleaseBlocks();
+    MarkAll();
+    num_free_sets_ = 0;
+    for (int32_t set = sizes_.max_merge_sets - 1; set >= capacity_.max_branches; --set) free_sets_[num_free_sets_++] = set;
+    for (int32_t b = 0; b < index_->num_branches(); ++b) CreateSets(b, index_->query_count[b]);
+    return;
+  }
+  const ForestIndex &now = *index_, &old = *previous_;
+  const auto mark = [&](int32_t n) {
+    if (n >= 0 && n < now.num_nodes()) dirty_[n] = 1;
+  };
+  for (int32_t n = 0; n < std::max(now.num_nodes(), old.num_nodes()); ++n) {
+    const int32_t new_parent = n < now.num_nodes() ? now.parent[n] : kFreeSlot;
+    const int32_t old_parent = n < old.num_nodes() ? old.parent[n] : kFreeSlot;
+    if (new_parent == kFreeSlot && old_parent == kFreeSlot) continue;
+    if (new_parent == old_parent && now.begin[n] == old.begin[n] && now.end[n] == old.end[n]) continue;
+    mark(n);
+    mark(new_parent);
+    mark(old_parent);
+    if (new_parent == kFreeSlot) {
+      RetireOwner(n);
+      nodes_[n] = {};
+    }
+  }
+  for (int32_t b = 0; b < std::max(now.num_branches(), old.num_branches()); ++b) {
+    const int32_t new_count = b < now.num_branches() ? now.query_count[b] : 0;
+    const int32_t old_count = b < old.num_branches() ? old.query_count[b] : 0;
+    if (new_count == 0 && old_count == 0) continue;
+    const int32_t new_node = new_count > 0 ? now.branch_node[b] : kFreeSlot;
+    const int32_t old_node = old_count > 0 ? old.branch_node[b] : kFreeSlot;
+    if (new_count != old_count) {
+      RetireBranch(b);
+      CreateSets(b, new_count);
+    } else if (new_node == old_node) {
+      // A prompt chunk has moved on: its leaf is cut elsewhere.
+      if (now.kv_len[b] != old.kv_len[b] && NumTiles(b) > 1) mark(new_node);
+      continue;
+    }
+    branch_changed_[b] = 1;
+    mark(new_node);
+    mark(old_node);
+  }
+  if (now.has_tree_mask() != old.has_tree_mask()) MarkAll();
+  if (options_.policy == SharePolicy::kOneLevel && now.ActiveBranches().size() != old.ActiveBranches().size()) MarkAll();
+}
+
+void Planner::CreateSets(int32_t branch, int32_t query_count) {
+  const int32_t count = static_cast<int32_t>(CeilDiv(query_count, set_queries_));
+  branch_sets_[branch] = count;
+  int32_t previous = -1;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t set = i == 0 ? branch : free_sets_[--num_free_sets_];
+    const int32_t first = i * set_queries_;
+    sets_[set] = {.branch = branch, .query_begin = first, .query_count = std::min(set_queries_, query_count - first)};
+    set_capacity_[set] = 0;
+    if (previous >= 0) next_set_[previous] = set;
+    next_set_[set] = -1;
+    previous = set;
+  }
+}
+
+void Planner::RetireBranch(int32_t branch) {
+  int32_t set = branch;
+  for (int32_t i = 0; i < branch_sets_[branch]; ++i) {
+    const int32_t next = next_set_[set];
+    RetireOwner(TileOwner(set));
+    contribution_pool_.Free(sets_[set].contribution_begin, set_capacity_[set]);
+    set_capacity_[set] = 0;
+    sets_[set] = {};
+    if (i > 0) free_sets_[num_free_sets_++] = set;
+    set = next;
+  }
+  branch_sets_[branch] = 0;
+}
+
+void Planner::RetireOwner(int32_t owner) {
+  FreeBlocks(owner);
+  owners_[owner] = {};
+}
+
+// ------------------------------------------------------------------------------------------------------------------ tree passes
+
+// Rows, sets, consumers and query positions of every subtree; a changed node makes its ancestors be decided again.
+void Planner::SumUpwards() {
+  const std::span<const int32_t> preorder = index_->Preorder();
+  for (int32_t n : preorder) {
+    NodePlan& node = nodes_[n];
+    node.rows = node.num_sets = node.num_consumers = 0;
+    node.min_query = INT32_MAX;
+    node.max_query = -1;
+    const int32_t begin = AlignShare(index_->begin[n]);
+    node.share_end = IsLive(n) ? begin : AlignShare(index_->end[n]);
+    for (int32_t b : BranchesAt(n)) {
+      const int32_t count = index_->query_count[b], tiles = NumTiles(b), first_query = index_->kv_len[b] - count;
+      node.rows += count * spec_.group_size();
+      node.num_sets += branch_sets_[b];
+      node.num_consumers += tiles;
+      node.min_query = std::min(node.min_query, first_query);
+      node.max_query = std::max(node.max_query, index_->kv_len[b] - 1);
+      // The row tiles of a prompt chunk share what lies before the chunk.
+      if (IsLive(n) && tiles > 1) node.share_end = std::max(begin, AlignDown(first_query, std::max(share_unit_, traits_.kv_tile)));
+    }
+  }
+  for (size_t i = preorder.size(); i-- > 0;) {
+    const int32_t n = preorder[i], p = index_->parent[n];
+    if (p == kNoParent) continue;
+    const NodePlan& node = nodes_[n];
+    NodePlan& parent = nodes_[p];
+    parent.rows += node.rows;
+    parent.num_sets += node.num_sets;
+    parent.num_consumers += node.rows > 0;
+    parent.min_query = std::min(parent.min_query, node.min_query);
+    parent.max_query = std::max(parent.max_query, node.max_query);
+    dirty_[p] |= dirty_[n];
+  }
+  std::ranges::copy(dirty_, members_changed_.begin());
+}
+
+// Memory and compute time of the step if everything were shared. The resource that binds has price 1; what the other one has to
+// spare makes it cheaper, down to a quarter (not to nothing: many nodes could each spend the same slack). Steps of two keep
+// prices, and with them the decisions of unchanged nodes, stable.
+void Planner::SetPrices() {
+  double memory = 0, compute = 0;
+  for (int32_t n : index_->Preorder()) {
+    const NodePlan& node = nodes_[n];
+    if (node.rows == 0) continue;
+    const int32_t end = IsLive(n) ? PlannedEnd(node.max_query + 1) : index_->end[n];
+    const double tokens = std::max(0, end - std::max(index_->begin[n], VisibleBegin(node.min_query)));
+    memory += tokens * cost_.ReadNs();
+    compute += tokens * cost_.ComputeNs(node.rows);
+  }
+  const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
+  const double memory_price = price(memory, compute), compute_price = price(compute, memory);
+  if (memory_price != memory_price_ || compute_price != compute_price_) MarkAll();
+  memory_price_ = memory_price;
+  compute_price_ = compute_price;
+}
+
+// Tokens that the decision at a node is about: its own, and those of ancestors that only this node would read on through.
+void Planner::FindChains() {
+  for (int32_t n : index_->Preorder()) {
+    NodePlan& node = nodes_[n];
+    const int32_t p = index_->parent[n];
+    const bool only = p != kNoParent && nodes_[p].num_consumers == 1;
+    node.chain_begin = only ? nodes_[p].chain_begin : AlignShare(index_->begin[n]);
+    const int32_t tokens = std::max(0, node.share_end - std::max(node.chain_begin, VisibleBegin(node.min_query)));
+    if (node.rows > 0 && tokens != node.tokens) dirty_[n] = 1;
+    node.tokens = tokens;
+  }
+}
+
+void Planner::Decide() {
+  const std::span<const int32_t> preorder = index_->Preorder();
+  for (size_t i = preorder.size(); i-- > 0;) {
+    const int32_t n = preorder[i];
+    if (!dirty_[n]) continue;
+    NodePlan& node = nodes_[n];
+    const int32_t reads = node.reads();
+    const double compute = node.compute();
+    DecideNode(n);
+    ++nodes_replanned_;
+    const int32_t p = index_->parent[n];
+    if (p != kNoParent && (reads != node.reads() || compute != node.compute())) dirty_[p] = 1;
+  }
+}
+
+// Share: read the tokens once, multiply all rows at once, and give every merge set below one more partial state. Absorb: each
+// item below reads the tokens too, later readers from the cache. The first read is the same in both.
+void Planner::DecideNode(int32_t n) {
+  NodePlan& node = nodes_[n];
+  node.below_reads = 0;
+  node.below_compute = 0;
+  node.share_ns = node.absorb_ns = 0;
+  node.own_reads = 0;
+  node.own_compute = 0;
+  if (node.rows == 0) {
+    node.decision = Decision::kIdle;
+    return;
+  }
+  for (int32_t b : BranchesAt(n)) {
+    ForEachTile(b, [&](const Tile& tile) {
+      node.below_reads += 1;
+      node.below_compute += cost_.ComputeNs(tile.num_queries * spec_.group_size());
+    });
+  }
+  for (int32_t c = index_->first_child[n]; c >= 0; c = index_->next_sibling[c]) {
+    node.below_reads += nodes_[c].reads();
+    node.below_compute += nodes_[c].compute();
+  }
+  node.own_reads = static_cast<int32_t>(cost_.RowGroups(node.rows));
+  node.own_compute = cost_.ComputeNs(node.rows);
+
+  const double tokens = node.tokens, reread = cost_.RereadNs(node.tokens);
+  const auto read_and_compute = [&](int32_t reads, double compute) {
+    return tokens * (memory_price_ * (reads - 1) * reread + compute_price_ * compute);
+  };
+  node.absorb_ns = read_and_compute(node.below_reads, node.below_compute);
+  // A set's first merge also costs the state of its own item and the fold. Ancestors, shared by at least as many, pay their part
+  // of that: this node's part is its share of the path so far.
+  const double first_merge = node.num_sets * cost_.MergeNs() + cost_.StateNs(node.rows);
+  node.share_ns = read_and_compute(node.own_reads, node.own_compute) + node.own_reads * cost_.ItemNs() + cost_.StateNs(node.rows) +
+                  first_merge * tokens / std::max(1, node.share_end);
+  node.decision = Choose(n);
+}
+
+Decision Planner::Choose(int32_t n) const {
+  const NodePlan& node = nodes_[n];
+  if (node.tokens == 0) return Decision::kNothing;
+  if (node.num_consumers == 1) return Decision::kOnlyConsumer;
+  if (options_.policy == SharePolicy::kStore) return Decision::kPolicy;
+  if (options_.policy == SharePolicy::kOneLevel && BranchesBelow(n).size() != index_->ActiveBranches().size()) {
+    return Decision::kPolicy;
+  }
+  if (options_.force_sharing && pressure_ == 0) return Decision::kForced;
+  if (node.share_ns >= node.absorb_ns) return options_.force_sharing ? Decision::kCapacity : Decision::kAbsorbed;
+  if (pressure_ == kMaxPressure || node.share_ns * (1 << pressure_) >= node.absorb_ns) return Decision::kCapacity;
+  return Decision::kShared;
+}
+
+// ----------------------------------------------------------------------------------------------------------------------- ranges
+
+int32_t Planner::PlannedEnd(int32_t kv_len) const {
+  const int32_t step = std::max(kLengthStep, static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(kv_len)) / 8));
+  return AlignUp(kv_len + options_.lookahead_tokens / 2, step);
+}
+
+int32_t Planner::VisibleBegin(int32_t min_query) const {
+  if (spec_.window == 0) return 0;
+  return AlignDown(std::max(0, min_query - spec_.window + 1), window_unit_);
+}
+
+// From the roots down: what each shared node and each row tile reads. An absorbed node's tokens go to whoever is below it.
+void Planner::AssignRanges() {
+  for (int32_t n : index_->Preorder()) {
+    NodePlan& node = nodes_[n];
+    const int32_t p = index_->parent[n];
+    node.range_begin = p == kNoParent ? 0 : nodes_[p].shared() ? nodes_[p].share_end : nodes_[p].range_begin;
+    owners_[n] = {};
+    if (node.rows == 0) continue;
+    if (node.shared()) {
+      owners_[n] = {.begin = std::max(node.range_begin, VisibleBegin(node.min_query)),
+                    .end = node.share_end,
+                    .planned_end = node.share_end,
+                    .cached_end = node.chain_begin,
+                    .rows = node.rows,
+                    .num_sets = node.num_sets,
+                    .min_query = node.min_query,
+                    .max_query = node.max_query};
+    }
+    for (int32_t b : BranchesAt(n)) {
+      const int32_t kv_len = index_->kv_len[b], first = kv_len - index_->query_count[b];
+      const int32_t begin = node.shared() ? node.share_end : node.range_begin;
+      ForEachTile(b, [&](const Tile& tile) {
+        Owner& owner = owners_[tile.owner];
+        owner = {.begin = std::max(begin, VisibleBegin(first + tile.first_query)),
+                 .end = tile.last ? kLive : first + tile.first_query + tile.num_queries,
+                 .cached_end = node.num_consumers == 1 ? node.chain_begin : node.share_end,
+                 .rows = tile.num_queries * spec_.group_size(),
+                 .num_sets = tile.num_sets,
+                 .min_query = first + tile.first_query,
+                 .max_query = first + tile.first_query + tile.num_queries - 1};
+        const bool grows = IsLive(n) && NumTiles(b) == 1;
+        owner.planned_end = std::max(grows ? PlannedEnd(kv_len) : owner.max_query + 1, owner.begin);
+        if (!IsLive(n) && owner.begin >= kv_len) owner = {};  // the shared node has all of it
+      });
+    }
+  }
+}
+
+// Time of one token of an owner on one worker, for one kv head.
+double Planner::TokenNs(int64_t rows) const {
+  return std::max(cost_.ReadNs(), cost_.ComputeNs(rows)) * cost_.workers() / spec_.num_kv_heads;
+}
+
+Load Planner::OwnerLoad(const Owner& owner) const {
+  const int64_t groups = std::max<int64_t>(owner.row_groups, cost_.RowGroups(owner.rows));
+  const double tokens = owner.planned_end - owner.begin;
+  const double cached = std::clamp(owner.cached_end - owner.begin, 0, owner.planned_end - owner.begin);
+  const double reread = cost_.RereadNs(owner.planned_end - owner.begin);
+  return {.memory_ns = (tokens - cached) * cost_.ReadNs() + cached * reread + tokens * static_cast<double>(groups - 1) * reread,
+          .compute_ns = tokens * cost_.ComputeNs(owner.rows),
+          .overhead_ns = static_cast<double>(groups * std::max(1, owner.pieces)) * cost_.ItemNs()};
+}
+
+// Cuts ranges so that no task is long beside a worker's part of the step, and counts what the layout needs.
+bool Planner::SplitOwners() {
+  double step_ns = 0;
+  const auto add = [&](const Owner& owner) {
+    if (owner.rows > 0) step_ns += OwnerLoad(owner).RooflineNs();
+  };
+  for (int32_t n : index_->Preorder()) {
+    add(owners_[n]);
+    for (int32_t b : BranchesAt(n)) ForEachTile(b, [&](const Tile& tile) { add(owners_[tile.owner]); });
+  }
+  grain_ns_ = std::max(Quantise(step_ns / kTasksPerWorker), kMinTaskStarts * cost_.task_fixed_ns()) * (1 << pressure_);
+
+  int64_t items = 0, members = 0, states = 0, contributions = 0;
+  const auto count = [&](const Owner& owner) {
+    if (owner.pieces == 0) return;
+    items += BlockPool::Rounded(owner.num_items());
+    members += BlockPool::Rounded(owner.num_sets);
+    if (owner.writes_states) states += BlockPool::Rounded(owner.pieces * owner.rows);
+  };
+  total_load_ = {};
+  for (int32_t n : index_->Preorder()) {
+    NodePlan& node = nodes_[n];
+    const int32_t p = index_->parent[n];
+    const int32_t above = p == kNoParent ? 0 : nodes_[p].num_contributions;
+    node.num_contributions = above;
+    if (node.rows == 0) continue;
+    if (node.absorbed()) total_load_.memory_ns += node.tokens * (cost_.ReadNs() - cost_.RereadNs(node.tokens));  // the first reader
+    Owner& owner = owners_[n];
+    if (owner.rows > 0) {
+      ShapeOwner(owner, n, above);
+      node.num_contributions += owner.pieces;
+      const bool ends_here = BranchesAt(n).size() == BranchesBelow(n).size() && !IsLive(n) && node.share_end == index_->end[n];
+      owner.writes_states = node.num_contributions > 1 || !ends_here;
+      count(owner);
+      total_load_ += OwnerLoad(owner);
+      if (owner.writes_states) total_load_.overhead_ns += owner.pieces * cost_.StateNs(owner.rows);
+    }
+    for (int32_t b : BranchesAt(n)) {
+      ForEachTile(b, [&](const Tile& tile) {
+        Owner& own = owners_[tile.owner];
+        if (own.rows > 0) ShapeOwner(own, tile.owner, node.num_contributions);
+        const int32_t total = node.num_contributions + own.pieces;
+        own.writes_states = total > 1;
+        count(own);
+        contributions += int64_t{tile.num_sets} * BlockPool::Rounded(total);
+        if (own.rows > 0) total_load_ += OwnerLoad(own);
+        if (total > 1) {
+          total_load_.overhead_ns += own.pieces * cost_.StateNs(own.rows) + tile.num_sets * cost_.MergeNs();
+        }
+      });
+    }
+  }
+  return items <= sizes_.max_items && members <= sizes_.max_members && contributions <= sizes_.max_contributions &&
+         states <= sizes_.max_states / spec_.num_kv_heads;
+}
+
+// Pieces along KV, groups along the rows, kv heads per task.
+void Planner::ShapeOwner(Owner& owner, int32_t owner_id, int32_t contributions_above) const {
+  const int32_t tokens = owner.planned_end - owner.begin;
+  const int32_t fewest_groups = static_cast<int32_t>(cost_.RowGroups(owner.rows));
+  const double whole_ns = tokens * TokenNs(owner.rows) + cost_.task_fixed_ns();
+  const int32_t wanted = std::max(fewest_groups, static_cast<int32_t>(std::min(std::ceil(whole_ns / grain_ns_), 65536.0)));
+
+  // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper.
+  int32_t groups = fewest_groups;
+  const int32_t most_groups = static_cast<int32_t>(CeilDiv(owner.rows, traits_.dense_tile_rows));
+  if (wanted > groups && most_groups > groups) {
+    const int32_t by_rows = std::min(wanted, most_groups);
+    const double reread_ns = (by_rows - groups) * static_cast<double>(tokens) * cost_.RereadNs(tokens);
+    const double state_ns = (CeilDiv(wanted, groups) - 1) * cost_.StateNs(owner.rows);
+    if (reread_ns <= state_ns) groups = by_rows;
+  }
+  owner.row_groups = 1;
+  owner.group_rows = INT32_MAX;
+  if (groups > 1) {
+    owner.group_rows = AlignUp(static_cast<int32_t>(CeilDiv(owner.rows, groups)), traits_.dense_tile_rows);
+    if (traits_.max_item_rows > 0) owner.group_rows = std::min(owner.group_rows, traits_.max_item_rows);
+    owner.row_groups = 0;
+    ForEachRowGroup(owner_id, owner.group_rows, [&](const RowGroup&) { ++owner.row_groups; });
+  }
+  const int64_t rows = CeilDiv(owner.rows, owner.row_groups);
+  const double token_ns = TokenNs(rows);
+  const double cut_ns = cost_.task_fixed_ns() + cost_.StateNs(rows) * cost_.workers() / spec_.num_kv_heads;
+  const int32_t shortest =
+      std::max(2 * traits_.kv_tile, static_cast<int32_t>(std::min(kMinPieceOverhead * cut_ns / token_ns, 1e9)));
+  const int32_t pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, owner.row_groups)), 1, std::max(1, tokens / shortest));
+  CutRange(owner, owner_id >= capacity_.max_nodes, pressure_ == kMaxPressure ? 1 : pieces, contributions_above);
+
+  const double piece_ns = token_ns * tokens / owner.pieces + cost_.task_fixed_ns();
+  const double heads = std::min(std::ceil(kMinTaskStarts * cost_.task_fixed_ns() / piece_ns), std::floor(grain_ns_ / piece_ns));
+  const int32_t most_heads =
+      traits_.max_heads_per_task > 0 ? std::min(traits_.max_heads_per_task, spec_.num_kv_heads) : spec_.num_kv_heads;
+  owner.heads_per_task = std::clamp(static_cast<int32_t>(heads), 1, most_heads);
+}
+
+// Cuts at absolute multiples: of the KV tile, or where deterministic mode allows (plan.h, (a) to (d)).
+void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces, int32_t contributions_above) const {
+  owner.unit_pieces = 0;
+  if (!spec_.deterministic) {
+    const int32_t base = AlignDown(owner.begin, traits_.kv_tile);
+    owner.chunk =
+        std::max(traits_.kv_tile, AlignUp(static_cast<int32_t>(CeilDiv(owner.planned_end - base, pieces)), traits_.kv_tile));
+    owner.first_cut = base + owner.chunk;
+    owner.pieces = std::max(1, static_cast<int32_t>(CeilDiv(owner.planned_end - base, owner.chunk)));
+    return;
+  }
+  owner.chunk = kDeterministicSuperblock;
+  if (is_tile && contributions_above == 0 && pieces == 1) {  // (d)
+    owner.pieces = 1;
+    owner.first_cut = INT32_MAX;
+    return;
+  }
+  // A live range is laid out as far as it may grow before the next Update.
+  const int32_t end = owner.end == kLive ? AlignUp(owner.planned_end + options_.lookahead_tokens, kDeterministicUnit) : owner.end;
+  owner.first_cut = AlignUp(owner.begin, kDeterministicSuperblock);
+  // (b) units up to the next superblock, (a) superblocks from there on.
+  owner.unit_pieces = static_cast<int32_t>(CeilDiv(std::min(owner.first_cut, end) - owner.begin, kDeterministicUnit));
+  const int32_t superblocks = static_cast<int32_t>(CeilDiv(std::max(0, end - owner.first_cut), kDeterministicSuperblock));
+  owner.pieces = std::max(1, owner.unit_pieces + superblocks);
+  if (owner.unit_pieces > 0) return;
+  int32_t first_superblocks = 1;
+  if (contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut
+    const int32_t whole = (end - owner.begin) / kDeterministicSuperblock;
+    first_superblocks = std::clamp(superblocks - pieces + 1, 1, std::max(1, whole));
+    owner.pieces = std::max(1, 1 + superblocks - first_superblocks);
+  }
+  owner.first_cut = owner.begin + first_superblocks * kDeterministicSuperblock;
+}
+
+int32_t Planner::PieceBegin(const Owner& owner, int32_t piece) {
+  if (piece == 0) return owner.begin;
+  if (piece < owner.unit_pieces) return owner.begin + piece * kDeterministicUnit;
+  return owner.first_cut + (piece - std::max(1, owner.unit_pieces)) * owner.chunk;
+}
+
+// --------------------------------------------------------------------------------------------------------------------- emission
+
+// Lays out every owner whose work changed and refreshes the flags and times of the others.
+bool Planner::Emit() {
+  const ForestIndex& index = *index_;
+  std::ranges::fill(set_touched_, 0);
+  // Give back first, so that the new layout finds room.
+  const auto outdated = [&](int32_t owner, bool changed) { return changed || !owners_[owner].SameGeometry(emitted_[owner]); };
+  for (int32_t n : index.Preorder()) {
+    const int32_t p = index.parent[n];
+    const bool changed = outdated(n, members_changed_[n] && (owners_[n].pieces > 0 || emitted_[n].pieces > 0));
+    touched_node_[n] = changed || (p != kNoParent && touched_node_[p]);
+    if (changed) FreeBlocks(n);
+    for (int32_t b : BranchesAt(n)) {
+      ForEachTile(b, [&](const Tile& tile) {
+        const bool tile_changed = outdated(tile.owner, branch_changed_[b]);
+        if (tile_changed) FreeBlocks(tile.owner);
+        if (!tile_changed && !touched_node_[n]) return;
+        int32_t set = tile.first_set;
+        for (int32_t i = 0; i < tile.num_sets; ++i, set = next_set_[set]) set_touched_[set] = 1;
+      });
+    }
+  }
+  for (int32_t n : index.Preorder()) {
+    if (nodes_[n].rows == 0) continue;
+    if (!EmitOwner(n)) return false;
+    for (int32_t b : BranchesAt(n)) {
+      bool fits = true;
+      ForEachTile(b, [&](const Tile& tile) {
+        fits = fits && EmitOwner(tile.owner);
+        const int32_t total = nodes_[n].num_contributions + owners_[tile.owner].pieces;
+        int32_t set = tile.first_set;
+        for (int32_t i = 0; i < tile.num_sets; ++i, set = next_set_[set]) {
+          if (set_touched_[set]) fits = fits && ReserveContributions(set, total);
+        }
+      });
+      if (!fits) return false;
+    }
+  }
+  FillContributions();
+  return true;
+}
+
+void Planner::FreeBlocks(int32_t owner) {
+  Blocks& blocks = blocks_[owner];
+  std::ranges::fill(items_.subspan(blocks.items, blocks.num_items), WorkItem{});
+  item_pool_.Free(blocks.items, blocks.num_items);
+  member_pool_.Free(blocks.members, blocks.num_members);
+  state_pool_.Free(blocks.states, blocks.num_states);
+  blocks = {};
+  emitted_[owner] = {};
+}
+
+bool Planner::EmitOwner(int32_t owner_id) {
+  const Owner& owner = owners_[owner_id];
+  if (owner.pieces == 0) return true;
+  Blocks& blocks = blocks_[owner_id];
+  if (emitted_[owner_id].pieces == 0) {
+    const Blocks wanted{.num_items = owner.num_items(),
+                        .num_members = owner.num_sets,
+                        .num_states = owner.writes_states ? owner.pieces * owner.rows : 0};
+    const int32_t items = item_pool_.Allocate(wanted.num_items);
+    const int32_t members = member_pool_.Allocate(wanted.num_members);
+    const int32_t states = state_pool_.Allocate(wanted.num_states);
+    if (items == BlockPool::kNone || members == BlockPool::kNone || states == BlockPool::kNone) return false;
+    blocks = wanted;
+    blocks.items = items, blocks.members = members, blocks.states = states;
+    int32_t* member = members_.data() + members;
+    ForEachMember(owner_id, [&](int32_t set) { *member++ = set; });
+  }
+  emitted_[owner_id] = owner;
+  int32_t k = 0;
+  ForEachRowGroup(owner_id, owner.group_rows, [&](const RowGroup& group) {
+    for (int32_t piece = 0; piece < owner.pieces; ++piece) {
+      const bool last = piece + 1 == owner.pieces;
+      const int32_t begin = PieceBegin(owner, piece), end = last ? owner.end : PieceBegin(owner, piece + 1);
+      const int32_t tokens = std::max(0, (last ? owner.planned_end : end) - begin);
+      const double ns = tokens * TokenNs(group.rows) * owner.heads_per_task + cost_.task_fixed_ns();
+      items_[blocks.items + piece * owner.row_groups + k] = {
+          .kind = cost_.KindOf(group.rows),
+          .flags = FlagsOf(owner, begin, end),
+          .heads_per_task = static_cast<uint16_t>(owner.heads_per_task),
+          .page_row = group.branch,
+          .kv_begin = begin,
+          .kv_end = end,
+          .member_begin = blocks.members + group.first_member,
+          .member_count = group.num_members,
+          .state_begin = owner.writes_states ? (blocks.states + piece * owner.rows + group.first_row) * spec_.num_kv_heads : -1,
+          .predicted_ns = static_cast<uint32_t>(std::min(ns, 4e9))};
+    }
+    ++k;
+  });
+  return true;
+}
+
+// Masked if a row may not see the whole range, now or before the next replanning.
+uint8_t Planner::FlagsOf(const Owner& owner, int32_t begin, int32_t end) const {
+  const int32_t seen_by_all = owner.min_query + 1;
+  const bool live_end_seen = end == kLive && owner.min_query == owner.max_query;
+  const bool tail = end > seen_by_all && !live_end_seen;
+  const bool window = spec_.window > 0 && begin < owner.max_query + options_.lookahead_tokens - spec_.window + 1;
+  const bool draft = index_->has_tree_mask() && end > seen_by_all - 1;
+  return tail || window || draft ? kItemMasked : 0;
+}
+
+bool Planner::ReserveContributions(int32_t set, int32_t count) {
+  MergeSet& merge_set = sets_[set];
+  if (BlockPool::Rounded(count) != BlockPool::Rounded(set_capacity_[set])) {
+    contribution_pool_.Free(merge_set.contribution_begin, set_capacity_[set]);
+    set_capacity_[set] = 0;
+    merge_set.contribution_begin = contribution_pool_.Allocate(count);
+    if (merge_set.contribution_begin == BlockPool::kNone) return false;
+  }
+  set_capacity_[set] = count;
+  merge_set.contribution_count = count;
+  return true;
+}
+
+// Owners from the roots down, pieces in order: so each set's contributions come in path order.
+void Planner::FillContributions() {
+  const std::span<const int32_t> active = index_->ActiveBranches();
+  touched_before_[0] = 0;
+  for (size_t i = 0; i < active.size(); ++i) {
+    int32_t touched = 0, set = active[i];
+    for (int32_t k = 0; k < branch_sets_[active[i]]; ++k, set = next_set_[set]) touched += set_touched_[set];
+    touched_before_[i + 1] = touched_before_[i] + touched;
+  }
+  sets_replanned_ = touched_before_[active.size()];
+  std::ranges::fill(set_filled_, 0);
+  const auto fill = [&](int32_t owner_id) {
+    const Owner& owner = owners_[owner_id];
+    for (int32_t i = 0; i < owner.num_items(); ++i) {
+      const int32_t item_id = blocks_[owner_id].items + i;
+      const WorkItem& item = items_[item_id];
+      const std::span<const int32_t> members = members_.subspan(item.member_begin, item.member_count);
+      int32_t rows = 0;
+      for (int32_t set : members) rows += sets_[set].query_count * spec_.group_size();
+      int32_t row = 0;
+      for (int32_t set : members) {
+        if (set_touched_[set]) {
+          contributions_[sets_[set].contribution_begin + set_filled_[set]++] = {
+              .state_begin = owner.writes_states ? item.state_begin + row : -1, .head_stride = rows, .item = item_id};
+        }
+        row += sets_[set].query_count * spec_.group_size();
+      }
+    }
+  };
+  for (int32_t n : index_->Preorder()) {
+    if (touched_before_[index_->last_member[n]] == touched_before_[index_->first_member[n]]) continue;
+    fill(n);
+    for (int32_t b : BranchesAt(n)) ForEachTile(b, [&](const Tile& tile) { fill(tile.owner); });
+  }
+}
+
+// Longest predicted first, to within a class of 6 %; a counting sort keeps it linear.
+void Planner::FillQueues() {
+  std::ranges::fill(class_begin_, 0);
+  const std::span<const WorkItem> items = items_.first(item_pool_.used());
+  const auto slot = [&](const WorkItem& item) -> int32_t& {
+    const int32_t offset = item.kind == ItemKind::kDenseTile ? 0 : kNumClasses;
+    return class_begin_[offset + kNumClasses - 1 - TimeClass(item.predicted_ns)];
+  };
+  for (const WorkItem& item : items) {
+    if (item.member_count > 0) ++slot(item);
+  }
+  int32_t total = 0;
+  for (size_t i = 0; i < class_begin_.size(); ++i) {
+    if (i == kNumClasses) num_compute_ = std::exchange(total, 0);
+    total += std::exchange(class_begin_[i], total);
+  }
+  num_bandwidth_ = total;
+  for (int32_t i = 0; i < static_cast<int32_t>(items.size()); ++i) {
+    if (items[i].member_count == 0) continue;
+    (items[i].kind == ItemKind::kDenseTile ? compute_queue_ : bandwidth_queue_)[slot(items[i])++] = i;
+  }
+}
+
+// Lengths for which this plan holds. Unsplit rows of a branch that ends at kLive may grow; all else is laid out for one length.
+void Planner::FinishLengths() {
+  std::ranges::fill(min_len_, INT32_MIN);
+  std::ranges::fill(max_len_, INT32_MAX);
+  int32_t steps = INT32_MAX;
+  for (int32_t b : index_->ActiveBranches()) {
+    const int32_t length = index_->kv_len[b];
+    min_len_[b] = max_len_[b] = length;
+    if (IsLive(index_->branch_node[b]) && NumTiles(b) == 1) {
+      const int64_t room = int64_t{forest_.branch_page_capacity[b]} * forest_.page_size;
+      max_len_[b] = static_cast<int32_t>(std::min<int64_t>(int64_t{length} + options_.lookahead_tokens, room));
+    }
+    steps = std::min(steps, max_len_[b] - length);
+  }
+  steps_left_ = steps;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- results
+
+PlanView Planner::View() const {
+  return {.spec = spec_,
+          .page_size = capacity_.page_size,
+          .items = items_.first(item_pool_.used()),
+          .members = members_.first(member_pool_.used()),
+          .merge_sets = sets_,
+          .contributions = contributions_.first(contribution_pool_.used()),
+          .compute_queue = compute_queue_.first(num_compute_),
+          .bandwidth_queue = bandwidth_queue_.first(num_bandwidth_),
+          .num_states = state_pool_.used() * spec_.num_kv_heads};
+}
+
+PlanStats Planner::Stats() const {
+  PlanStats stats;
+  stats.nodes_replanned = nodes_replanned_;
+  stats.merge_sets_replanned = sets_replanned_;
+  stats.updates_skipped = updates_skipped_;
+  stats.updates_replanned = updates_replanned_;
+  if (!planned_) return stats;
+  const PlanView view = View();
+  const auto live_length = [&](int32_t branch) { return forest_.branch_kv_len[branch]; };
+  const auto count_item = [&](int32_t id) {
+    const WorkItem& item = view.items[id];
+    int32_t first_seen = INT32_MAX;
+    for (int32_t set : view.members.subspan(item.member_begin, item.member_count)) {
+      const MergeSet& s = view.merge_sets[set];
+      const int32_t first_query = live_length(s.branch) - index_->query_count[s.branch] + s.query_begin;
+      first_seen = std::min(first_seen, spec_.window > 0 ? std::max(0, first_query - spec_.window + 1) : 0);
+    }
+    // A range laid out ahead of a branch's length is read up to the length; a shared one is within every member's.
+    const int32_t end = std::min(item.kv_end, live_length(item.page_row));
+    stats.kv_tokens_read += std::max(0, end - std::max(item.kv_begin, first_seen));
+    ++stats.num_items;
+  };
+  for (int32_t id : view.compute_queue) count_item(id);
+  for (int32_t id : view.bandwidth_queue) count_item(id);
+  int64_t visible = 0;
+  for (int32_t b : index_->ActiveBranches()) {
+    const int32_t count = index_->query_count[b], length = live_length(b);
+    stats.kv_tokens_read_unshared += spec_.window > 0 ? std::min<int64_t>(length, int64_t{spec_.window} + count - 1) : length;
+    for (int32_t q = 0; q < count; ++q) {
+      int64_t seen = length - count + q + 1;
+      if (index_->has_tree_mask()) {
+        const uint64_t in_batch = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+        seen = length - count + std::popcount(forest_.query_tree_mask[forest_.branch_query_begin[b] + q] & in_batch);
+      }
+      visible += spec_.window > 0 ? std::min<int64_t>(seen, spec_.window) : seen;
+    }
+    int32_t set = b;
+    for (int32_t i = 0; i < branch_sets_[b]; ++i, set = next_set_[set]) {
+      const MergeSet& s = view.merge_sets[set];
+      ++stats.num_merge_sets;
+      stats.num_contributions += s.contribution_count;
+      if (s.contribution_count > 1) {
+        stats.state_bytes += 2 * cost_.state_bytes_per_row() * s.query_count * spec_.group_size() * s.contribution_count;
+      }
+    }
+  }
+  for (int32_t n : index_->Preorder()) {
+    stats.shared_nodes += nodes_[n].shared();
+    stats.absorbed_nodes += nodes_[n].absorbed();
+  }
+  stats.kv_bytes_read = stats.kv_tokens_read * cost_.kv_bytes_per_token();
+  stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * cost_.kv_bytes_per_token();
+  stats.flops = visible * cost_.flops_per_row_token() * spec_.group_size();
+  stats.predicted_ns = total_load_.RooflineNs();
+  return stats;
+}
+
+}  // namespace coppice::attention

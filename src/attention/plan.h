@@ -1,0 +1,291 @@
+// The planner: a prefix forest becomes work items, merge sets and their contributions. Pure host code, the same for all backends,
+// deterministic, without allocation after Create. Executes nothing (PlanExecutor) and touches no KV.
+// Layer: attention, private. Sharing: Hydragen section 3, Bifurcated section 4; many levels: Cascade Inference; prompt phase:
+// RelayAttention algorithm 1; two queues: POD-Attention. docs/attention.md, "The plan", explains the decisions.
+//
+// Deterministic mode (docs/numerics.md, "Determinism"). A unit is 512 kv indices, a superblock 8 units, both at absolute
+// positions. The bits of a row are defined as: the state of each unit, computed from the empty state; units folded left to right
+// inside their superblock; superblocks folded left to right. The planner keeps that order whatever is shared, by giving out only
+// items whose one partial state is a term of that fold:
+//   (a) a range inside one superblock that begins where the superblock begins: the left fold of its units so far;
+//   (b) one unit: the next term of its superblock's fold;
+//   (c) whole superblocks from the very first token of the path on: the left fold of superblocks so far;
+//   (d) everything a merge set sees, as its only contribution.
+// The merge folds contributions in path order and starts a new superblock at each item with kv_begin % 4096 == 0. Node ends that
+// are no multiple of 512 are shared up to the last multiple below; the rest is read by the items below the node.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "attention/arena.h"
+#include "attention/backend.h"
+#include "attention/block_pool.h"
+#include "attention/cost_model.h"
+#include "attention/forest.h"
+#include "coppice/attention.h"
+#include "core/buffer.h"
+
+namespace coppice::attention {
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline constexpr int32_t kDeterministicUnit = 512;
+inline constexpr int32_t kDeterministicSuperblock = 8 * kDeterministicUnit;
+
+// Why a node's tokens are read once for all below, or by the items below.
+enum class Decision : uint8_t {
+  kIdle,          // no queries below
+  kNothing,       // no tokens of its own to decide about (empty, out of every window, or a leaf of one row tile)
+  kOnlyConsumer,  // one child (or row tile) has all its queries: that one reads on through
+  kPolicy,        // the policy forbids sharing here
+  kAbsorbed,      // predicted cheaper to read by each child
+  kShared,        // predicted cheaper to read once
+  kForced,        // shared because force_sharing says so
+  kCapacity,      // would be shared, but items or states would not fit the plan's capacity
+};
+
+// "shared", "absorbed", ...: for reports.
+std::string_view Name(Decision decision);
+
+// Queries of one merge set at most.
+constexpr int32_t MaxSetQueries(int32_t group_size) { return group_size >= 64 ? 1 : 64 / group_size; }
+
+class Planner {
+ public:
+  // INVALID_ARGUMENT for a spec or capacity that is none; RESOURCE_EXHAUSTED if the system refuses the memory.
+  static Result<std::unique_ptr<Planner>> Create(const AttentionSpec& spec, const PlanCapacity& capacity,
+                                                 const PlannerOptions& options, const BackendTraits& traits,
+                                                 const MachineModel& machine);
+
+  // As AttentionPlan::Update. O(branches) while nothing but lengths changed.
+  Status Update(const PrefixForestView& forest);
+  int32_t StepsLeft() const { return steps_left_; }
+  PlanView View() const;
+  PlanStats Stats() const;
+  std::string Explain() const;
+
+  const PrefixForestView& forest() const { return forest_; }  // as given to the last Update that succeeded
+  const AttentionSpec& spec() const { return spec_; }
+  const PlanCapacity& capacity() const { return capacity_; }
+  const PlannerOptions& options() const { return options_; }
+  const BackendTraits& traits() const { return traits_; }
+  const MachineModel& machine() const { return machine_; }
+  const PlanSizes& sizes() const { return sizes_; }
+
+ private:
+  friend PlanSizes ComputePlanSizes(const AttentionSpec&, const PlanCapacity&, const BackendTraits&);
+
+  // Reads one KV range for a list of merge sets: a shared node, or a row tile of a branch. Its items are `pieces` along KV times
+  // `row_groups` along the rows. Owner ids: nodes first, then row tiles by their first merge set.
+  struct Owner {
+    int32_t begin = 0, end = 0;              // kv indices; end may be kLive
+    int32_t planned_end = 0;                 // end, or what kLive is taken to be
+    int32_t cached_end = 0;                  // tokens before it are read by others too
+    int32_t rows = 0, num_sets = 0;          // per kv head
+    int32_t min_query = 0, max_query = 0;    // kv indices of the first and last query
+    int32_t pieces = 0;                      // 0: owns nothing
+    int32_t unit_pieces = 0;                 // deterministic mode: the first pieces that are single units
+    int32_t first_cut = 0, chunk = 0;        // where piece max(1, unit_pieces) begins, and the distance of further cuts
+    int32_t row_groups = 0, group_rows = 0;  // rows that a row group may hold
+    int32_t heads_per_task = 1;
+    bool writes_states = false;
+
+    int32_t num_items() const { return pieces * row_groups; }
+    bool SameGeometry(const Owner& o) const {
+      return begin == o.begin && end == o.end && rows == o.rows && num_sets == o.num_sets && pieces == o.pieces &&
+             unit_pieces == o.unit_pieces && (pieces == 1 || (first_cut == o.first_cut && chunk == o.chunk)) &&
+             row_groups == o.row_groups && group_rows == o.group_rows && writes_states == o.writes_states;
+    }
+  };
+  // Where an owner's parts lie.
+  struct Blocks {
+    int32_t items = 0, num_items = 0;
+    int32_t members = 0, num_members = 0;
+    int32_t states = 0, num_states = 0;  // in rows: x num_kv_heads states
+  };
+  struct NodePlan {
+    int32_t rows = 0, num_sets = 0, num_consumers = 0;  // of the subtree; children and row tiles that have queries
+    int32_t min_query = 0, max_query = 0;
+    int32_t chain_begin = 0;                    // begin of the tokens that are read on through by this node alone if it shares
+    int32_t share_end = 0;                      // items below begin here if this node is shared
+    int32_t tokens = 0;                         // visible ones from chain_begin to share_end: what the decision is about
+    int32_t range_begin = 0;                    // where an item that covers this node begins
+    int32_t num_contributions = 0;              // of sets below, up to and including this node
+    int32_t own_reads = 0, below_reads = 0;     // items that read this node's tokens if it is shared; if not
+    double own_compute = 0, below_compute = 0;  // their compute time a token
+    double share_ns = 0, absorb_ns = 0;         // weighted cost of the two choices
+    Decision decision = Decision::kIdle;
+
+    bool shared() const { return decision == Decision::kShared || decision == Decision::kForced; }
+    bool absorbed() const {
+      return decision == Decision::kAbsorbed || decision == Decision::kPolicy || decision == Decision::kCapacity;
+    }
+    int32_t reads() const { return shared() ? own_reads : below_reads; }
+    double compute() const { return shared() ? own_compute : below_compute; }
+  };
+  // A row tile of a branch: consecutive merge sets that one dense tile holds.
+  struct Tile {
+    int32_t owner, first_set, num_sets, first_query, num_queries;
+    bool last;
+  };
+  struct RowGroup {
+    int32_t branch = -1;  // whose page row is used
+    int32_t first_member = 0, num_members = 0;
+    int32_t first_row = 0, rows = 0;
+  };
+
+  Planner(const AttentionSpec& spec, const PlanCapacity& capacity, const PlannerOptions& options, const BackendTraits& traits,
+          const MachineModel& machine);
+  void Layout(Arena& arena);
+  static PlanSizes Limits(const AttentionSpec& spec, const PlanCapacity& capacity, const BackendTraits& traits);
+
+  bool StillHolds(const PrefixForestView& forest);
+  void Replan();
+  // The stages of Replan, in order.
+  void FindChanges();
+  void SumUpwards();
+  void SetPrices();
+  void FindChains();
+  void Decide();
+  void AssignRanges();
+  bool SplitOwners();  // false if the result does not fit the capacity
+  bool Emit();         // false if the pools are too fragmented
+  void FillContributions();
+  void FillQueues();
+  void FinishLengths();
+
+  void MarkAll();
+  void ReleaseBlocks();
+  void CreateSets(int32_t branch, int32_t query_count);
+  void RetireBranch(int32_t branch);
+  void RetireOwner(int32_t owner);
+  void FreeBlocks(int32_t owner);
+  void DecideNode(int32_t n);
+  Decision Choose(int32_t n) const;
+  void ShapeOwner(Owner& owner, int32_t owner_id, int32_t contributions_above) const;
+  void CutRange(Owner& owner, bool is_tile, int32_t pieces, int32_t contributions_above) const;
+  static int32_t PieceBegin(const Owner& owner, int32_t piece);
+  uint8_t FlagsOf(const Owner& owner, int32_t begin, int32_t end) const;
+  bool EmitOwner(int32_t owner);
+  bool ReserveContributions(int32_t set, int32_t count);
+  Load OwnerLoad(const Owner& owner) const;
+  double TokenNs(int64_t rows) const;
+  int32_t PlannedEnd(int32_t kv_len) const;
+  int32_t VisibleBegin(int32_t min_query) const;
+  int32_t AlignShare(int32_t kv_index) const { return kv_index / share_unit_ * share_unit_; }
+
+  bool IsLive(int32_t n) const { return index_->end[n] == kLive; }
+  // Branches with queries that end exactly at node n.
+  std::span<const int32_t> BranchesAt(int32_t n) const;
+  std::span<const int32_t> BranchesBelow(int32_t n) const;
+  int32_t NumTiles(int32_t branch) const;
+  int32_t TileOwner(int32_t first_set) const { return capacity_.max_nodes + first_set; }
+  template <class F>
+  void ForEachTile(int32_t branch, F&& f) const;
+  template <class F>
+  void ForEachMember(int32_t owner, F&& f) const;
+  template <class F>
+  void ForEachRowGroup(int32_t owner, int32_t group_rows, F&& f) const;
+
+  AttentionSpec spec_;
+  PlanCapacity capacity_;
+  PlannerOptions options_;
+  BackendTraits traits_;
+  MachineModel machine_;
+  CostModel cost_;
+  PlanSizes sizes_;
+  int32_t set_queries_, tile_sets_, share_unit_, window_unit_;
+
+  Buffer memory_;
+  ForestIndex index_a_, index_b_;
+  ForestIndex *index_, *previous_;
+  PrefixForestView forest_;
+  bool planned_ = false;
+
+  // Inputs of the last replanning that all decisions depend on, coarse enough to change rarely.
+  double memory_price_ = 1, compute_price_ = 1, grain_ns_ = 0;
+  int32_t pressure_ = 0;  // how often shares and splits were halved to fit the capacity
+
+  std::span<NodePlan> nodes_;           // [N]
+  std::span<uint8_t> dirty_;            // [N] to be decided again
+  std::span<uint8_t> members_changed_;  // [N] the list of merge sets below changed
+  std::span<uint8_t> touched_node_;     // [N] contributions below changed
+  std::span<uint8_t> branch_changed_;   // [B]
+  std::span<Owner> owners_, emitted_;   // [N + sets]: wanted, and as laid out
+  std::span<Blocks> blocks_;            // [N + sets]
+  std::span<int32_t> branch_sets_;      // [B] number of merge sets in use
+  std::span<int32_t> next_set_;         // [sets] next of the same branch
+  std::span<int32_t> free_sets_;        // stack of extra sets
+  int32_t num_free_sets_ = 0;
+  std::span<int32_t> set_capacity_;       // [sets] slots of its contribution block
+  std::span<uint8_t> set_touched_;        // [sets]
+  std::span<int32_t> set_filled_;         // [sets]
+  std::span<int32_t> min_len_, max_len_;  // [B] lengths for which the plan holds
+  std::span<int32_t> touched_before_;     // [B + 1] touched sets of the branches before a position
+  std::span<int32_t> class_begin_;        // time classes of the queues' counting sort
+
+  BlockPool item_pool_, member_pool_, contribution_pool_, state_pool_;
+  std::span<WorkItem> items_;
+  std::span<int32_t> members_;
+  std::span<MergeSet> sets_;
+  std::span<Contribution> contributions_;
+  std::span<int32_t> compute_queue_, bandwidth_queue_;
+  int32_t num_compute_ = 0, num_bandwidth_ = 0;
+  int32_t steps_left_ = 0;
+  Load total_load_;
+  int32_t nodes_replanned_ = 0, sets_replanned_ = 0;
+  int64_t updates_skipped_ = 0, updates_replanned_ = 0;
+};
+
+template <class F>
+void Planner::ForEachTile(int32_t branch, F&& f) const {
+  int32_t set = branch;
+  for (int32_t left = branch_sets_[branch]; left > 0;) {
+    Tile tile{.owner = TileOwner(set),
+              .first_set = set,
+              .num_sets = std::min(left, tile_sets_),
+              .first_query = sets_[set].query_begin,
+              .num_queries = 0,
+              .last = left <= tile_sets_};
+    for (int32_t i = 0; i < tile.num_sets; ++i, set = next_set_[set]) tile.num_queries += sets_[set].query_count;
+    left -= tile.num_sets;
+    f(tile);
+  }
+}
+
+template <class F>
+void Planner::ForEachMember(int32_t owner, F&& f) const {
+  if (owner >= capacity_.max_nodes) {
+    int32_t set = owner - capacity_.max_nodes;
+    for (int32_t i = 0; i < owners_[owner].num_sets; ++i, set = next_set_[set]) f(set);
+    return;
+  }
+  for (int32_t b : BranchesBelow(owner)) {
+    int32_t set = b;
+    for (int32_t i = 0; i < branch_sets_[b]; ++i, set = next_set_[set]) f(set);
+  }
+}
+
+// Row groups take members in order while they fit; a merge set is never split.
+template <class F>
+void Planner::ForEachRowGroup(int32_t owner_id, int32_t group_rows, F&& f) const {
+  RowGroup group;
+  int32_t position = 0;
+  ForEachMember(owner_id, [&](int32_t set) {
+    const int32_t rows = sets_[set].query_count * spec_.group_size();
+    if (group.rows > 0 && rows > group_rows - group.rows) {
+      f(group);
+      group = {.first_member = position, .first_row = group.first_row + group.rows};
+    }
+    if (group.rows == 0) group.branch = sets_[set].branch;
+    group.rows += rows;
+    group.num_members += 1;
+    ++position;
+  });
+  if (group.rows > 0) f(group);
+}
+
+}  // namespace coppice::attention

@@ -1,0 +1,258 @@
+// Layer: attention. JSON stays in this file.
+#include "attention/plan_io.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/check.h"
+
+namespace coppice::attention {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr int32_t kFormat = 1;
+constexpr std::array<std::string_view, 3> kPolicies = {"tree", "one-level", "store"};
+constexpr std::array<DType, 3> kDTypes = {DType::kF32, DType::kBF16, DType::kF16};
+
+// A field's name and place, once for writing and reading.
+template <class S, class T>
+struct Field {
+  const char* name;
+  T S::*place;
+};
+constexpr std::array<Field<AttentionSpec, int32_t>, 4> kSpecInts = {{{"num_qo_heads", &AttentionSpec::num_qo_heads},
+                                                                     {"num_kv_heads", &AttentionSpec::num_kv_heads},
+                                                                     {"head_dim", &AttentionSpec::head_dim},
+                                                                     {"window", &AttentionSpec::window}}};
+constexpr std::array<Field<AttentionSpec, float>, 2> kSpecFloats = {
+    {{"sm_scale", &AttentionSpec::sm_scale}, {"soft_cap", &AttentionSpec::soft_cap}}};
+constexpr std::array<Field<AttentionSpec, DType>, 2> kSpecTypes = {
+    {{"q_dtype", &AttentionSpec::q_dtype}, {"kv_dtype", &AttentionSpec::kv_dtype}}};
+constexpr std::array<Field<PlanCapacity, int32_t>, 5> kCapacityInts = {{{"max_branches", &PlanCapacity::max_branches},
+                                                                        {"max_queries", &PlanCapacity::max_queries},
+                                                                        {"max_nodes", &PlanCapacity::max_nodes},
+                                                                        {"max_page_slots", &PlanCapacity::max_page_slots},
+                                                                        {"page_size", &PlanCapacity::page_size}}};
+constexpr std::array<Field<BackendTraits, int32_t>, 7> kTraitsInts = {{{"workers", &BackendTraits::workers},
+                                                                       {"dense_tile_rows", &BackendTraits::dense_tile_rows},
+                                                                       {"dense_min_rows", &BackendTraits::dense_min_rows},
+                                                                       {"max_item_rows", &BackendTraits::max_item_rows},
+                                                                       {"kv_tile", &BackendTraits::kv_tile},
+                                                                       {"max_heads_per_task", &BackendTraits::max_heads_per_task},
+                                                                       {"native_head_dim", &BackendTraits::native_head_dim}}};
+constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = {
+    {{"node_parent", &PlanDump::node_parent},
+     {"node_begin", &PlanDump::node_begin},
+     {"node_end", &PlanDump::node_end},
+     {"branch_node", &PlanDump::branch_node},
+     {"branch_query_begin", &PlanDump::branch_query_begin},
+     {"branch_query_count", &PlanDump::branch_query_count},
+     {"branch_kv_len", &PlanDump::branch_kv_len},
+     {"branch_page_begin", &PlanDump::branch_page_begin},
+     {"branch_page_capacity", &PlanDump::branch_page_capacity},
+     {"page_indices", &PlanDump::page_indices}}};
+
+// Reads fields of one object; remembers the first that is missing or of the wrong type.
+class Reader {
+ public:
+  Reader(const json& object, std::string name) : object_(object), name_(std::move(name)) {
+    if (!object.is_object()) status_ = InvalidArgument("plan dump: '" + name_ + "' is not an object");
+  }
+  template <class T>
+  void Get(const char* field, T& into) {
+    if (!status_.ok()) return;
+    const auto it = object_.find(field);
+    if (it == object_.end()) return Fail(field, "is missing");
+    if constexpr (std::is_same_v<T, bool>) {
+      if (!it->is_boolean()) return Fail(field, "is not true or false");
+    } else if constexpr (std::is_floating_point_v<T>) {
+      if (!it->is_number()) return Fail(field, "is not a number");
+    } else if constexpr (std::is_integral_v<T>) {
+      if (!it->is_number_integer()) return Fail(field, "is not an integer");
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      if (!it->is_string()) return Fail(field, "is not a string");
+    } else {
+      if (!it->is_array()) return Fail(field, "is not an array");
+      if (!std::ranges::all_of(*it, [](const json& e) { return e.is_number_integer(); })) return Fail(field, "holds a non-integer");
+    }
+    into = it->get<T>();
+  }
+  void Get(const char* field, DType& into) {
+    std::string name;
+    Get(field, name);
+    if (!status_.ok()) return;
+    const auto it = std::ranges::find_if(kDTypes, [&](DType type) { return Name(type) == name; });
+    if (it == kDTypes.end()) return Fail(field, "is '" + name + "', expected f32, bf16 or f16");
+    into = *it;
+  }
+  template <class S, class T, size_t n>
+  void GetAll(const std::array<Field<S, T>, n>& fields, S& into) {
+    for (const auto& field : fields) Get(field.name, into.*field.place);
+  }
+  void Fail(const char* field, const std::string& what) {
+    status_ = InvalidArgument("plan dump: '" + name_ + "." + field + "' " + what);
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  const json& object_;
+  std::string name_;
+  Status status_;
+};
+
+template <class S, class T, size_t n>
+void PutAll(ordered_json& object, const std::array<Field<S, T>, n>& fields, const S& from) {
+  for (const auto& field : fields) {
+    if constexpr (std::is_same_v<T, DType>) {
+      object[field.name] = Name(from.*field.place);
+    } else {
+      object[field.name] = from.*field.place;
+    }
+  }
+}
+
+ordered_json ItemsJson(const PlanView& view) {
+  ordered_json items = ordered_json::array();
+  for (const std::span<const int32_t> queue : {view.compute_queue, view.bandwidth_queue}) {
+    for (int32_t id : queue) {
+      const WorkItem& item = view.items[id];
+      const auto members = view.members.subspan(item.member_begin, item.member_count);
+      items.push_back({{"id", id},
+                       {"kind", item.kind == ItemKind::kDenseTile ? "dense" : "stream"},
+                       {"masked", (item.flags & kItemMasked) != 0},
+                       {"heads_per_task", item.heads_per_task},
+                       {"page_row", item.page_row},
+                       {"kv_begin", item.kv_begin},
+                       {"kv_end", item.kv_end},
+                       {"merge_sets", std::vector<int32_t>(members.begin(), members.end())},
+                       {"state_begin", item.state_begin},
+                       {"predicted_ns", item.predicted_ns}});
+    }
+  }
+  return items;
+}
+
+}  // namespace
+
+PrefixForestView PlanDump::Forest() const {
+  return {.page_size = page_size,
+          .version = version,
+          .node_parent = node_parent,
+          .node_begin = node_begin,
+          .node_end = node_end,
+          .branch_node = branch_node,
+          .branch_query_begin = branch_query_begin,
+          .branch_query_count = branch_query_count,
+          .branch_kv_len = branch_kv_len,
+          .branch_page_begin = branch_page_begin,
+          .branch_page_capacity = branch_page_capacity,
+          .page_indices = page_indices,
+          .query_tree_mask = query_tree_mask};
+}
+
+std::string DumpPlan(const Planner& planner) {
+  ordered_json root;
+  root["format"] = kFormat;
+  ordered_json& spec = root["spec"];
+  PutAll(spec, kSpecInts, planner.spec());
+  PutAll(spec, kSpecFloats, planner.spec());
+  PutAll(spec, kSpecTypes, planner.spec());
+  spec["deterministic"] = planner.spec().deterministic;
+  PutAll(root["capacity"], kCapacityInts, planner.capacity());
+  const PlannerOptions& options = planner.options();
+  root["options"] = {{"policy", kPolicies[static_cast<size_t>(options.policy)]},
+                     {"force_sharing", options.force_sharing},
+                     {"lookahead_tokens", options.lookahead_tokens}};
+  PutAll(root["traits"], kTraitsInts, planner.traits());
+  root["machine"] = ordered_json::parse(ToJson(planner.machine()));
+
+  const PrefixForestView& view = planner.forest();
+  ordered_json& forest = root["forest"];
+  forest["page_size"] = view.page_size;
+  forest["version"] = view.version;
+  const std::array<std::span<const int32_t>, 10> arrays = {
+      view.node_parent,        view.node_begin,    view.node_end,          view.branch_node,          view.branch_query_begin,
+      view.branch_query_count, view.branch_kv_len, view.branch_page_begin, view.branch_page_capacity, view.page_indices};
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    forest[kForestArrays[i].name] = std::vector<int32_t>(arrays[i].begin(), arrays[i].end());
+  }
+  forest["query_tree_mask"] = std::vector<uint64_t>(view.query_tree_mask.begin(), view.query_tree_mask.end());
+
+  const PlanView plan = planner.View();
+  const PlanStats stats = planner.Stats();
+  root["plan"] = {{"items", ItemsJson(plan)},
+                  {"num_states", plan.num_states},
+                  {"kv_tokens_read", stats.kv_tokens_read},
+                  {"kv_tokens_read_unshared", stats.kv_tokens_read_unshared},
+                  {"flops", stats.flops},
+                  {"predicted_ns", stats.predicted_ns}};
+  return root.dump();
+}
+
+Result<PlanDump> ParsePlanDump(std::string_view text) {
+  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return InvalidArgument("plan dump: not a JSON object; write one with AttentionPlan::Dump");
+  PlanDump dump;
+  Reader top(root, "dump");
+  int32_t format = 0;
+  top.Get("format", format);
+  COPPICE_RETURN_IF_ERROR(top.status());
+  if (format != kFormat) {
+    return InvalidArgument("plan dump: format is " + std::to_string(format) + ", this build reads " + std::to_string(kFormat));
+  }
+  // Sections by name; an absent one reads as null, which its Reader reports.
+  const auto section = [&](const char* name) -> const json& {
+    static const json kAbsent;
+    const auto it = root.find(name);
+    return it == root.end() ? kAbsent : *it;
+  };
+
+  Reader spec(section("spec"), "spec");
+  spec.GetAll(kSpecInts, dump.spec);
+  spec.GetAll(kSpecFloats, dump.spec);
+  spec.GetAll(kSpecTypes, dump.spec);
+  spec.Get("deterministic", dump.spec.deterministic);
+  COPPICE_RETURN_IF_ERROR(spec.status());
+
+  Reader capacity(section("capacity"), "capacity");
+  capacity.GetAll(kCapacityInts, dump.capacity);
+  COPPICE_RETURN_IF_ERROR(capacity.status());
+
+  Reader options(section("options"), "options");
+  std::string policy;
+  options.Get("policy", policy);
+  options.Get("force_sharing", dump.options.force_sharing);
+  options.Get("lookahead_tokens", dump.options.lookahead_tokens);
+  COPPICE_RETURN_IF_ERROR(options.status());
+  const auto known = std::ranges::find(kPolicies, policy);
+  if (known == kPolicies.end()) {
+    return InvalidArgument("plan dump: 'options.policy' is '" + policy + "', expected tree, one-level or store");
+  }
+  dump.options.policy = static_cast<SharePolicy>(known - kPolicies.begin());
+
+  Reader traits(section("traits"), "traits");
+  traits.GetAll(kTraitsInts, dump.traits);
+  COPPICE_RETURN_IF_ERROR(traits.status());
+  COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));
+
+  Reader forest(section("forest"), "forest");
+  forest.Get("page_size", dump.page_size);
+  forest.Get("version", dump.version);
+  forest.GetAll(kForestArrays, dump);
+  forest.Get("query_tree_mask", dump.query_tree_mask);
+  COPPICE_RETURN_IF_ERROR(forest.status());
+  return dump;
+}
+
+Result<std::unique_ptr<Planner>> ReplayPlan(const PlanDump& dump) {
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Planner> planner,
+                           Planner::Create(dump.spec, dump.capacity, dump.options, dump.traits, dump.machine));
+  COPPICE_RETURN_IF_ERROR(planner->Update(dump.Forest()));
+  return planner;
+}
+
+}  // namespace coppice::attention

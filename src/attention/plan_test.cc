@@ -1,0 +1,239 @@
+// Properties of plans over random forests, against what each query may see; policies, capacities, lives of plans, edits.
+// Layer: attention, tests.
+#include "attention/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "attention/plan_test_forest.h"
+
+namespace coppice::attention {
+namespace {
+
+using testing::RandomForest;
+using testing::TestForest;
+
+MachineModel TestMachine() { return ShippedMachineModel("zen5", 2).value(); }
+
+struct PlanSetup {
+  AttentionSpec spec{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 64};
+  PlannerOptions options;
+  BackendTraits traits{.workers = 2, .dense_tile_rows = 64, .dense_min_rows = 8, .kv_tile = 64};
+  MachineModel machine = TestMachine();
+
+  std::unique_ptr<Planner> Make(const PlanCapacity& capacity) const {
+    Result<std::unique_ptr<Planner>> planner = Planner::Create(spec, capacity, options, traits, machine);
+    EXPECT_TRUE(planner.ok()) << planner.status().ToString();
+    return std::move(planner).value();
+  }
+};
+
+PlanCapacity Large() {
+  return {.max_branches = 256, .max_queries = 8192, .max_nodes = 512, .max_page_slots = 1 << 20, .page_size = 16};
+}
+
+// Every (query, token it may see) is in exactly one of the contributions of its merge set, contributions come in path order, each
+// contribution's item names the set, states of different contributions never overlap, and rows fit the traits.
+void CheckPlan(const Planner& planner, const TestForest& forest) {
+  const PlanView view = planner.View();
+  const AttentionSpec& spec = planner.spec();
+  const int32_t group = spec.group_size();
+  std::map<std::pair<int32_t, int32_t>, int32_t> set_of;  // (branch, query) -> set
+  std::set<int32_t> queued;
+  for (const auto queue : {view.compute_queue, view.bandwidth_queue}) {
+    for (size_t i = 0; i < queue.size(); ++i) {
+      const WorkItem& item = view.items[queue[i]];
+      ASSERT_TRUE(queued.insert(queue[i]).second);
+      ASSERT_GT(item.member_count, 0);
+      ASSERT_EQ(item.kind, queue.data() == view.compute_queue.data() ? ItemKind::kDenseTile : ItemKind::kStreamTile);
+      if (i > 0) {
+        ASSERT_GE(view.items[queue[i - 1]].predicted_ns * 1.07 + 1, item.predicted_ns) << "longest first";
+      }
+      ASSERT_GE(item.heads_per_task, 1);
+      ASSERT_LE(item.heads_per_task, spec.num_kv_heads);
+      if (!spec.deterministic && item.kv_begin % planner.traits().kv_tile != 0) {
+        // Only the begin of a node's range may be off the tile grid.
+        const bool node_edge = std::ranges::find(forest.node_begin, item.kv_begin) != forest.node_begin.end() ||
+                               std::ranges::find(forest.node_end, item.kv_begin) != forest.node_end.end();
+        ASSERT_TRUE(node_edge) << "cut at " << item.kv_begin;
+      }
+      int32_t rows = 0;
+      std::set<int32_t> branches;
+      for (int32_t m = 0; m < item.member_count; ++m) {
+        const MergeSet& set = view.merge_sets[view.members[item.member_begin + m]];
+        rows += set.query_count * group;
+        branches.insert(set.branch);
+      }
+      ASSERT_TRUE(branches.contains(item.page_row));
+      if (item.kv_end == kLive) {
+        ASSERT_EQ(branches.size(), 1u);
+      }
+      if (planner.traits().max_item_rows > 0 && item.member_count > 1) ASSERT_LE(rows, planner.traits().max_item_rows);
+      ASSERT_EQ(item.kind == ItemKind::kDenseTile, rows >= planner.traits().dense_min_rows);
+    }
+  }
+  for (size_t i = 0; i < view.items.size(); ++i) {
+    if (view.items[i].member_count > 0) {
+      ASSERT_TRUE(queued.contains(static_cast<int32_t>(i))) << "item " << i << " in no queue";
+    }
+  }
+  std::vector<bool> state_used(static_cast<size_t>(view.num_states));
+  int32_t contributions_of_items = 0, contributions_of_sets = 0;
+  for (int32_t id : queued) contributions_of_items += view.items[id].member_count;
+  for (size_t s = 0; s < view.merge_sets.size(); ++s) {
+    const MergeSet& set = view.merge_sets[s];
+    if (set.query_count == 0) continue;
+    ASSERT_GT(forest.branch_query_count[set.branch], 0);
+    ASSERT_LE(set.query_count, MaxSetQueries(group));
+    ASSERT_GE(set.contribution_count, 1);
+    contributions_of_sets += set.contribution_count;
+    for (int32_t q = 0; q < set.query_count; ++q) {
+      ASSERT_TRUE(set_of.emplace(std::pair(set.branch, set.query_begin + q), static_cast<int32_t>(s)).second)
+          << "query in two sets";
+    }
+    const int32_t length = forest.branch_kv_len[set.branch];
+    const int32_t first = length - forest.branch_query_count[set.branch] + set.query_begin;
+    const int32_t first_seen = spec.window > 0 ? std::max(0, first - spec.window + 1) : 0;
+    int32_t end = -1;
+    int32_t lowest_begin = INT32_MAX;
+    for (int32_t c = 0; c < set.contribution_count; ++c) {
+      const Contribution& contribution = view.contributions[set.contribution_begin + c];
+      ASSERT_TRUE(queued.contains(contribution.item));
+      const WorkItem& item = view.items[contribution.item];
+      int32_t row = 0, rows = 0, times = 0;
+      for (int32_t m = 0; m < item.member_count; ++m) {
+        const int32_t member = view.members[item.member_begin + m];
+        if (member == static_cast<int32_t>(s)) row = rows, ++times;
+        rows += view.merge_sets[member].query_count * group;
+      }
+      ASSERT_EQ(times, 1);
+      if (end >= 0 && item.kv_begin != end) {  // only tokens that the whole set does not see may lie between
+        ASSERT_GT(item.kv_begin, end) << "contributions must come in path order";
+        ASSERT_LE(item.kv_begin, first_seen);
+      }
+      lowest_begin = std::min(lowest_begin, item.kv_begin);
+      end = item.kv_end;
+      if (set.contribution_count > 1) {
+        ASSERT_GE(item.state_begin, 0);
+        ASSERT_EQ(contribution.state_begin, item.state_begin + row);
+        ASSERT_EQ(contribution.head_stride, rows);
+        for (int32_t h = 0; h < spec.num_kv_heads; ++h) {
+          for (int32_t r = 0; r < set.query_count * group; ++r) {
+            const size_t state = static_cast<size_t>(contribution.state_begin + h * contribution.head_stride + r);
+            ASSERT_LT(state, state_used.size());
+            ASSERT_FALSE(state_used[state]) << "two contributions share a state";
+            state_used[state] = true;
+          }
+        }
+      }
+      // Unmasked means: every row sees the whole range.
+      if ((item.flags & kItemMasked) == 0) {
+        const int32_t item_end = std::min(item.kv_end, length);
+        ASSERT_LE(item_end, first + 1);
+        if (spec.window > 0) {
+          ASSERT_GE(item.kv_begin, first + set.query_count - spec.window);
+        }
+      }
+    }
+    // From the first token that the first query sees to the last one that the last query sees.
+    ASSERT_LE(lowest_begin, first_seen);
+    if (spec.window == 0) {
+      ASSERT_EQ(lowest_begin, 0);
+    }
+    ASSERT_GE(end, first + set.query_count);
+    if (end != kLive) {
+      ASSERT_LE(end - (first + set.query_count), std::max(planner.traits().dense_tile_rows, forest.branch_query_count[set.branch]));
+    }
+  }
+  ASSERT_EQ(contributions_of_items, contributions_of_sets);
+  for (size_t b = 0; b < forest.branch_node.size(); ++b) {
+    for (int32_t q = 0; q < forest.branch_query_count[b]; ++q) {
+      ASSERT_TRUE(set_of.contains({static_cast<int32_t>(b), q})) << "branch " << b << " query " << q << " is in no merge set";
+    }
+  }
+  const PlanSizes& sizes = planner.sizes();
+  ASSERT_LE(static_cast<int32_t>(view.items.size()), sizes.max_items);
+  ASSERT_LE(static_cast<int32_t>(view.members.size()), sizes.max_members);
+  ASSERT_LE(static_cast<int32_t>(view.contributions.size()), sizes.max_contributions);
+  ASSERT_LE(view.num_states, sizes.max_states);
+  ASSERT_EQ(static_cast<int32_t>(view.merge_sets.size()), sizes.max_merge_sets);
+}
+
+// A plan by content: independent of the slots that items and sets lie in.
+using CanonicalItem = std::tuple<int32_t, int32_t, std::vector<std::tuple<int32_t, int32_t, int32_t>>, int32_t, int32_t, int32_t,
+                                 int32_t, bool, uint32_t>;
+struct CanonicalPlan {
+  std::set<CanonicalItem> items;
+  std::map<std::pair<int32_t, int32_t>, std::vector<CanonicalItem>> contributions;
+  bool operator==(const CanonicalPlan&) const = default;
+};
+
+CanonicalPlan Canonical(const PlanView& view) {
+  CanonicalPlan plan;
+  const auto canonical = [&](const WorkItem& item) {
+    std::vector<std::tuple<int32_t, int32_t, int32_t>> members;
+    for (int32_t m = 0; m < item.member_count; ++m) {
+      const MergeSet& set = view.merge_sets[view.members[item.member_begin + m]];
+      members.emplace_back(set.branch, set.query_begin, set.query_count);
+    }
+    return CanonicalItem(item.kv_begin, item.kv_end, members, static_cast<int32_t>(item.kind), item.flags, item.heads_per_task,
+                         item.page_row, item.state_begin >= 0, item.predicted_ns);
+  };
+  for (const auto queue : {view.compute_queue, view.bandwidth_queue}) {
+    for (int32_t id : queue) plan.items.insert(canonical(view.items[id]));
+  }
+  for (const MergeSet& set : view.merge_sets) {
+    if (set.query_count == 0) continue;
+    auto& list = plan.contributions[{set.branch, set.query_begin}];
+    for (int32_t c = 0; c < set.contribution_count; ++c) {
+      list.push_back(canonical(view.items[view.contributions[set.contribution_begin + c].item]));
+    }
+  }
+  return plan;
+}
+
+PlanSetup RandomSetup(std::mt19937& rng) {
+  const auto pick = [&](int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(rng); };
+  PlanSetup setup;
+  constexpr int32_t kGroups[] = {1, 2, 3, 4, 7, 8, 16, 71};
+  setup.spec.num_kv_heads = pick(1, 8);
+  setup.spec.num_qo_heads = setup.spec.num_kv_heads * kGroups[pick(0, 7)];
+  setup.spec.head_dim = 8 * pick(1, 32);
+  setup.spec.window = pick(0, 3) == 0 ? pick(1, 900) : 0;
+  setup.spec.deterministic = pick(0, 3) == 0;
+  setup.options.policy = static_cast<SharePolicy>(pick(0, 4) % 3);
+  setup.options.force_sharing = pick(0, 2) == 0;
+  setup.options.lookahead_tokens = pick(0, 2) == 0 ? pick(0, 3) : 64;
+  constexpr int32_t kWorkers[] = {1, 2, 16, 132};
+  setup.traits.workers = kWorkers[pick(0, 3)];
+  setup.traits.dense_tile_rows = 16 << pick(0, 3);
+  setup.traits.kv_tile = 16 << pick(0, 3);
+  setup.traits.max_item_rows = pick(0, 1) == 0 ? 0 : setup.traits.dense_tile_rows * pick(1, 4);
+  setup.machine = ShippedMachineModel(pick(0, 1) == 0 ? "zen5" : "h200", setup.traits.workers).value();
+  return setup;
+}
+
+TEST(Plan, CoversEveryVisibleTokenOnceInPathOrder) {
+  for (uint32_t seed = 0; seed < 400; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    const PlanSetup setup = RandomSetup(rng);
+    TestForest forest = RandomForest(rng, seed % 5 == 0 ? 9000 : 700);
+    const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+    const Status status = planner->Update(forest.Forest());
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    CheckPlan(*planner, forest);
+    if (HasFatalFailure()) {
+      std::puts(planner->Explain().c_str());
+      return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace coppice::attention
