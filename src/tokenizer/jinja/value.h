@@ -1,0 +1,105 @@
+// Values of the chat template language, with the semantics of Jinja, which are those of Python. Layer: tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "coppice/status.h"
+
+namespace coppice::jinja {
+
+// Thrown inside the template engine only: a template nests deeply and fails rarely. ChatTemplate turns it into its Status.
+struct Error {
+  Status status;
+};
+
+class Value;
+using List = std::vector<Value>;
+using Dict = std::vector<std::pair<std::string, Value>>;  // in insertion order; small, searched linearly
+
+struct Undefined {
+  std::string name;  // of what was looked up, for messages
+};
+struct None {};
+struct Function {};  // a built-in function, named but not called
+struct Namespace;    // the one mutable object; owned by the interpreter, so that no cycle can leak
+
+// Cheap to copy: strings, lists and dicts are shared and immutable.
+class Value {
+ public:
+  Value() : data_(Undefined{}) {}
+  Value(Undefined undefined) : data_(std::move(undefined)) {}
+  Value(None none) : data_(none) {}
+  Value(Function function) : data_(function) {}
+  Value(Namespace* object) : data_(object) {}
+  Value(bool value) : data_(value) {}
+  Value(int64_t value) : data_(value) {}
+  Value(double value) : data_(value) {}
+  Value(std::string value) : data_(std::make_shared<const std::string>(std::move(value))) {}
+  Value(std::string_view value) : Value(std::string(value)) {}
+  Value(const char* value) : Value(std::string(value)) {}
+  Value(List items);  // both throw Error where values nest deeper than kMaxNesting: hostile templates only
+  Value(Dict fields);
+
+  template <class T>
+  bool Is() const {
+    return std::holds_alternative<T>(data_);
+  }
+  bool IsString() const { return Is<std::shared_ptr<const std::string>>(); }
+  bool IsList() const { return Is<std::shared_ptr<const Nested<List>>>(); }
+  bool IsDict() const { return Is<std::shared_ptr<const Nested<Dict>>>(); }
+  bool IsNumber() const { return Is<bool>() || Is<int64_t>() || Is<double>(); }
+
+  // REQUIRES: the value is of that type.
+  template <class T>
+  const T& As() const {
+    return std::get<T>(data_);
+  }
+  const std::string& AsString() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
+  const List& AsList() const { return std::get<std::shared_ptr<const Nested<List>>>(data_)->items; }
+  const Dict& AsDict() const { return std::get<std::shared_ptr<const Nested<Dict>>>(data_)->items; }
+  // A bool counts as 0 or 1.
+  bool IsInteger() const { return Is<bool>() || Is<int64_t>(); }
+  int64_t AsInteger() const { return Is<bool>() ? As<bool>() : As<int64_t>(); }
+  double AsDouble() const { return Is<double>() ? As<double>() : static_cast<double>(AsInteger()); }
+
+  bool Truthy() const;
+  // "string", "list" and so on, for messages.
+  std::string_view TypeName() const;
+  // As {{ value }} prints it (Python's str) and as it stands inside a printed list (repr).
+  std::string ToText() const;
+  std::string ToRepr() const;
+  // As the filter tojson writes it (json.dumps without ASCII escapes); `indent` < 0: one line. Throws Error on what JSON lacks.
+  std::string ToJson(int indent) const;
+
+  static constexpr int kMaxNesting = 100;
+
+ private:
+  template <class T>
+  struct Nested {
+    T items;
+    int depth;
+  };
+  int Depth() const;
+  void WriteJson(int indent, int level, std::string* out) const;
+
+  std::variant<Undefined, None, Function, Namespace*, bool, int64_t, double, std::shared_ptr<const std::string>,
+               std::shared_ptr<const Nested<List>>, std::shared_ptr<const Nested<Dict>>>
+      data_;
+};
+
+struct Namespace {
+  Dict fields;
+};
+
+bool operator==(const Value& a, const Value& b);
+// Null where the key is absent.
+const Value* FindField(const Dict& dict, std::string_view key);
+void SetField(Dict* dict, std::string_view key, Value value);
+
+}  // namespace coppice::jinja
