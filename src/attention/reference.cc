@@ -89,7 +89,7 @@ ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForest
 Tolerance ToleranceFor(const AttentionSpec& spec, int64_t visible, int32_t contributions, double max_abs_score) {
   // u: unit roundoff of a type. Every sum is at worst a chain of n roundings, on average sqrt(n) of them: we allow 4 sigma of
   // the random walk, which a correct kernel passes with certainty for our sample sizes and a wrong one does not.
-  constexpr double kF32 = 0x1p-24, kBF16 = 0x1p-9, kF16 = 0x1p-12;
+  constexpr double kF32 = 0x1p-24, kBF16 = 0x1p-8, kF16 = 0x1p-11;
   const auto unit = [](DType t) { return t == DType::kF32 ? kF32 : t == DType::kBF16 ? kBF16 : kF16; };
   const double n = std::max<double>(visible, 1), d = spec.head_dim;
   // Score: d products summed in fp32, then scale, cap and max: absolute error in units of sum |q k|. exp turns it relative.
@@ -97,7 +97,7 @@ Tolerance ToleranceFor(const AttentionSpec& spec, int64_t visible, int32_t contr
   const double exp_error = 2 * kF32 + 2e-7;  // polynomial and its rounding
   const double fold_error = kF32 * (4 * std::sqrt(n) + 4 * contributions + 8);
   // Where products take 16-bit inputs P is rounded to that type before it meets V (and l sums the same rounded values).
-  const double p_error = spec.kv_dtype == DType::kF32 ? 0 : kBF16;
+  const double p_error = spec.kv_dtype == DType::kF32 ? 0 : unit(spec.kv_dtype);
   return {
       .out_relative = 2 * (score_error + exp_error) + fold_error + p_error + unit(spec.q_dtype),
       .out_absolute = spec.q_dtype == DType::kF16 ? 0x1p-25 : 1e-37,  // half the smallest subnormal of the output

@@ -110,6 +110,11 @@ CaseOptions RandomCase(uint64_t seed) {
   c.forest.max_kv_len = 400;
   c.forest.tree_masks = rng() % 4 == 0;
   c.forest.max_query_count = c.forest.tree_masks ? pick({4, 16, 64}) : pick({1, 1, 4, 40, 90});
+  if (c.forest.max_query_count > 4) {  // the oracle's time: at most some 150 queries of 8 heads
+    c.forest.max_branches = std::min(c.forest.max_branches, 3);
+    c.spec.num_kv_heads = std::min(kv_heads, 8 / std::min(group, 8));
+    c.spec.num_qo_heads = c.spec.num_kv_heads * group;
+  }
   c.forest.own_root = pick({0.0, 0.1, 1.0});
   c.forest.query_gap = pick({0.0, 0.2});
   c.layout = pick({KvLayout::kNative, KvLayout::kNative, KvLayout::kNhd, KvLayout::kSeparate});

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <string>
 
+#include "attention/cpu/cpu_features.h"
+#include "attention/cpu/kernel_table.h"
 #include "attention/cpu/kv_ops.h"
 #include "attention/cpu/merge.h"
 #include "attention/cpu/plan_executor.h"
-#include "attention/cpu/tile_generic.h"
 #include "core/check.h"
 
 namespace coppice::attention {
@@ -58,8 +59,7 @@ class CpuBackend final : public Backend {
 
   Result<std::unique_ptr<PlanExecutor>> MakeExecutor(const AttentionSpec& spec, const PlanCapacity& capacity,
                                                      const PlanSizes& sizes) override {
-    const cpu::TileKernel generic = cpu::GenericTileKernel(spec.q_dtype, spec.kv_dtype);
-    return cpu::CpuPlanExecutor::Create(executor_, {.dense = generic, .stream = generic}, spec, capacity, sizes);
+    return cpu::CpuPlanExecutor::Create(executor_, cpu::SelectKernels(isa_, spec), spec, capacity, sizes);
   }
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {
@@ -79,6 +79,7 @@ class CpuBackend final : public Backend {
 
  private:
   Executor* executor_;
+  cpu::Isa isa_ = cpu::DetectIsa();
   MachineModel machine_;
 };
 

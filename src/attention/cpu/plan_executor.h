@@ -9,15 +9,12 @@
 #include <vector>
 
 #include "attention/backend.h"
+#include "attention/cpu/kernel_table.h"
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
 #include "core/buffer.h"
 
 namespace coppice::attention::cpu {
-
-struct TileKernels {
-  TileKernel dense, stream;
-};
 
 class CpuPlanExecutor final : public PlanExecutor {
  public:

@@ -1,0 +1,19 @@
+// What this machine's CPU can do, found out at run time: the library is built for plain x86-64, and each kernel file compiles its
+// functions for its own instruction set (#pragma GCC target after all includes).
+// Layer: attention/cpu.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace coppice::attention::cpu {
+
+// In rising order; each includes those before it.
+enum class Isa : uint8_t { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
+std::string_view Name(Isa isa);
+
+// The best of them here, AMX only if the system grants its tile registers to this process. COPPICE_CPU_ISA (baseline, avx2,
+// avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
+Isa DetectIsa();
+
+}  // namespace coppice::attention::cpu

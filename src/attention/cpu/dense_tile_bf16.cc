@@ -1,0 +1,497 @@
+// Dense tiles in bf16. Both products are computed transposed, so that the lanes of a vector are 16 query rows throughout:
+//
+//   S^T [tokens x rows] = K Q^T       K enters as it lies in the pages; Q is packed once per tile
+//   P^T = 2^(S^T - m)                 maxima and sums run down the lanes: no shuffles between rows
+//   O^T [dims x rows]  += V^T P^T     P^T needs one permutation; V is packed once per KV tile for all rows
+//
+// Layouts (one "pair" is two bf16 in a dword): Q and P^T [pair][16 rows], V^T for AMX [16 dims][16 token pairs], for dots
+// [token pair][32 dims], accumulators O^T [dims][16 rows] fp32. Dims inside a run of 32 are permuted (see PackV).
+// Layer: attention/cpu. Hydragen section 3.2 (all rows of a prefix in one product); Milakov & Gimelshein (online softmax).
+#include "attention/cpu/dense_tile_bf16.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attention/cpu/softmax_state.h"
+#include "attention/cpu/tile_kernel.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "attention/cpu/simd512.h"
+
+namespace coppice::attention::cpu {
+namespace {
+
+constexpr int32_t kTile =
+    512;  // tokens of V packed at a time: 128 KiB at head_dim 128, a sixteenth of L2; also the unit of docs/numerics.md
+constexpr int32_t kChunk = 32;  // tokens per softmax step: one AMX step of the second product
+constexpr int32_t kLanes = 16;
+// A score may exceed m by this much (base 2) before m moves: rescaling becomes rare, P stays below 2^8 and loses no precision.
+constexpr float kSlack = 8.0f;
+
+constexpr int32_t RoundUp(int32_t x, int32_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// Everything about one run. Pointers into the worker's scratch memory.
+struct Run {
+  const TileTask& task;
+  int32_t d, d_pad;          // d_pad: head_dim padded to 32
+  int32_t groups;            // of 16 rows
+  float scale;               // > 0; a negative one is folded into Q
+  std::byte* q;              // [group][d_pad / 2][16] pairs
+  float* acc;                // [group][d_pad][16]
+  float *m, *l;              // [group][16]
+  std::byte* k;              // [kTile][d_pad] bf16: K where pages cannot be read in place
+  std::byte* v;              // packed V of the KV tile
+  std::byte* p;              // [kTile / kChunk][2 groups][16 token pairs][16] pairs: P^T of two groups
+  float* s;                  // [2 groups][kChunk][16]: S^T of one chunk
+  LaneRanges* ranges;        // [group]
+  const std::byte** k_rows;  // [kTile]: where each token's K and V lie; zeros outside the task's range
+  const std::byte** v_rows;
+  const std::byte** k_blocks;  // [kTile / 16]: where 16 tokens of K begin
+  std::byte* zeros;
+
+  static constexpr size_t kZeroBytes = 512;
+  static size_t Bytes(int32_t head_dim, int32_t max_rows) {
+    const size_t dp = RoundUp(head_dim, 32), g = RoundUp(max_rows, 2 * kLanes) / kLanes;
+    return g * dp * (32 + 64) + g * 128 + 2 * kTile * dp * 2 + kTile * 64 + 2 * kChunk * 64 + g * RoundUp(sizeof(LaneRanges), 64) +
+           3 * kTile * sizeof(void*) + kZeroBytes + 1024;
+  }
+  Run(const TileTask& t, std::byte* scratch) : task(t), d(t.head_dim), d_pad(RoundUp(t.head_dim, 32)) {
+    groups = RoundUp(t.num_rows(), kLanes) / kLanes;
+    scale = std::abs(t.score_scale);
+    const auto take = [&](size_t bytes) {
+      std::byte* p = scratch;
+      scratch += RoundUp(static_cast<int32_t>(bytes), 64);
+      return p;
+    };
+    q = take(size_t(groups) * d_pad * 32);
+    acc = reinterpret_cast<float*>(take(size_t(groups) * d_pad * 64));
+    m = reinterpret_cast<float*>(take(groups * 64));
+    l = reinterpret_cast<float*>(take(groups * 64));
+    k = take(size_t(kTile) * d_pad * 2);
+    v = take(size_t(kTile) * d_pad * 2);
+    p = take(kTile * 64);
+    s = reinterpret_cast<float*>(take(2 * kChunk * 64));
+    ranges = reinterpret_cast<LaneRanges*>(take(groups * sizeof(LaneRanges)));
+    k_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
+    v_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
+    k_blocks = reinterpret_cast<const std::byte**>(take(kTile / kLanes * sizeof(void*)));
+    zeros = take(kZeroBytes);
+    std::memset(zeros, 0, kZeroBytes);
+  }
+};
+
+// Row-major bf16 rows -> [pair][16 rows], zero-padded; the same dword transposition serves Q and, within AMX tiles, V.
+void PackQ(const Run& run) {
+  const TileTask& task = run.task;
+  const __m512i sign = _mm512_set1_epi32(task.score_scale < 0 ? static_cast<int32_t>(0x80008000u) : 0);
+  for (int32_t g = 0; g < run.groups; ++g) {
+    for (int32_t e = 0; e < run.d_pad; e += 32) {
+      const __mmask32 valid = run.d - e >= 32 ? ~__mmask32{0} : (__mmask32{1} << (run.d - e)) - 1;
+      __m512i r[16];
+      for (int32_t lane = 0; lane < kLanes; ++lane) {
+        const int32_t row = g * kLanes + lane;
+        r[lane] = _mm512_setzero_si512();
+        if (row >= task.num_rows()) continue;
+        const std::byte* from = task.q + task.queries[row / task.group_size].q_row * task.q_row_bytes +
+                                (static_cast<int64_t>(row % task.group_size) * run.d + e) * 2;
+        r[lane] = _mm512_xor_si512(_mm512_maskz_loadu_epi16(valid, from), sign);
+      }
+      Transpose16x16(r);
+      std::byte* to = run.q + (static_cast<int64_t>(g) * run.d_pad + e) * 32;
+      for (int32_t pair = 0; pair < 16; ++pair) _mm512_store_si512(to + pair * 64, r[pair]);
+    }
+  }
+}
+
+// Token addresses of the tile; tokens outside [kv_begin, kv_end) read zeros.
+void LocateTokens(const Run& run, int32_t tile, int32_t begin, int32_t end) {
+  const HeadKv& kv = run.task.kv;
+  std::fill(run.k_rows + begin / kChunk * kChunk - tile, run.k_rows + begin - tile, run.zeros);
+  std::fill(run.v_rows + begin / kChunk * kChunk - tile, run.v_rows + begin - tile, run.zeros);
+  for (int32_t index = begin; index < end;) {
+    const int32_t page_end = std::min(end, (index / kv.page_size + 1) * kv.page_size);
+    const std::byte *k = kv.K(index), *v = kv.V(index);
+    for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) {
+      run.k_rows[index - tile] = k;
+      run.v_rows[index - tile] = v;
+    }
+  }
+  const int32_t padded = RoundUp(end, kChunk);
+  std::fill(run.k_rows + end - tile, run.k_rows + padded - tile, run.zeros);
+  std::fill(run.v_rows + end - tile, run.v_rows + padded - tile, run.zeros);
+}
+
+// Two token rows, 32 dims -> dims as token pairs. Each 128-bit lane L of `low` holds dims 8 L + 0..3, of `high` 8 L + 4..7:
+// the order in which accumulators store the dims of this run (undone by StoreStates).
+struct TokenPair {
+  __m512i low, high;
+};
+inline TokenPair Interleave(const Run& run, int32_t token, int32_t e) {
+  const __mmask32 valid = run.d - e >= 32 ? ~__mmask32{0} : (__mmask32{1} << (run.d - e)) - 1;
+  const __m512i even = _mm512_maskz_loadu_epi16(valid, run.v_rows[token] + e * 2);
+  const __m512i odd = _mm512_maskz_loadu_epi16(valid, run.v_rows[token + 1] + e * 2);
+  return {_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)};
+}
+
+// ------------------------------------------------------------------------------------------------------------------ products
+// How the two matrix products are done. PackKv prepares the chunks [first, last) of a tile, Scores fills run.s for `pair` (one or
+// two) groups, Accumulate adds the chunks [first, last) of P V to their accumulators.
+
+// Eight tiles of 16 rows x 64 bytes (SDM, LDTILECFG, palette 1).
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileConfig kTileConfig{};  // static: the intrinsic tells the compiler of its first bytes only
+
+struct Amx {
+  static constexpr const char* kName = "amx-bf16 dense tile";
+
+  // Released at the end, so that a context switch outside kernels stays cheap and other users of tiles are not disturbed.
+  struct Session {
+    Session() { _tile_loadconfig(&kTileConfig); }
+    ~Session() { _tile_release(); }
+  };
+
+  // The tile-load intrinsics do not say that they read memory: what was stored before must stay before.
+  static void OrderStoresBeforeTileLoads() { asm volatile("" ::: "memory"); }
+
+  // A block of 16 tokens can be read in place if its rows have one stride and end on a tile column.
+  static bool ReadsPages(const Run& run) { return run.d % 32 == 0 && run.task.kv.page_size % kLanes == 0; }
+
+  static void PackKv(const Run& run, int32_t tile, int32_t first, int32_t last) {
+    for (int32_t chunk = first; chunk < last; ++chunk) PackV(run, chunk);
+    const bool in_place = ReadsPages(run);
+    const std::byte* some_block = in_place ? run.task.kv.K(std::max(tile, run.task.kv_begin) / kLanes * kLanes) : nullptr;
+    for (int32_t token = first * kChunk; token < last * kChunk; token += kLanes) {
+      const int32_t index = tile + token;
+      std::byte* packed = run.k + static_cast<int64_t>(token) * run.d_pad * 2;
+      // A block without a token in range has no page; its scores are masked, so it may read any rows. Slots beside the range
+      // inside a block may hold NaN: masked too, each token is a row of S^T.
+      const bool in_range = index < run.task.kv_end && index + kLanes > run.task.kv_begin;
+      run.k_blocks[token / kLanes] = !in_place ? packed : in_range ? run.task.kv.K(index) : some_block;
+      if (in_place) continue;
+      for (int32_t t = token; t < token + kLanes; ++t, packed += run.d_pad * 2) {
+        std::memcpy(packed, run.k_rows[t], run.d * 2);
+        std::memset(packed + run.d * 2, 0, (run.d_pad - run.d) * 2);
+      }
+    }
+  }
+
+  // V of a chunk -> tiles [d_pad / 16][16 dims][16 token pairs].
+  static void PackV(const Run& run, int32_t chunk) {
+    for (int32_t e = 0; e < run.d_pad; e += 32) {
+      __m512i low[16], high[16];
+      for (int32_t pair = 0; pair < 16; ++pair) {
+        const TokenPair x = Interleave(run, chunk * kChunk + 2 * pair, e);
+        low[pair] = x.low;
+        high[pair] = x.high;
+      }
+      Transpose16x16(low);
+      Transpose16x16(high);
+      std::byte* to = run.v + (static_cast<int64_t>(chunk) * run.d_pad + e) * 64;
+      for (int32_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, low[i]);
+      for (int32_t i = 0; i < 16; ++i) _mm512_store_si512(to + 1024 + i * 64, high[i]);
+    }
+  }
+
+  template <int kGroups>
+  static void Scores(const Run& run, int32_t group, int32_t chunk) {
+    const std::byte *k0 = run.k_blocks[2 * chunk], *k1 = run.k_blocks[2 * chunk + 1];
+    const int64_t k_stride = ReadsPages(run) ? run.task.kv.slot_bytes : run.d_pad * 2;
+    const std::byte *q0 = run.q + static_cast<int64_t>(group) * run.d_pad * 32, *q1 = q0 + static_cast<int64_t>(run.d_pad) * 32;
+    OrderStoresBeforeTileLoads();
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kGroups == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int32_t e = 0; e < run.d_pad; e += 32) {
+      _tile_loadd(4, k0 + e * 2, k_stride);
+      _tile_loadd(6, q0 + e * 32, 64);
+      _tile_loadd(5, k1 + e * 2, k_stride);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
+      if constexpr (kGroups == 2) {
+        _tile_loadd(7, q1 + e * 32, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, run.s, 64);
+    _tile_stored(1, run.s + 16 * kLanes, 64);
+    if constexpr (kGroups == 2) {
+      _tile_stored(2, run.s + kChunk * kLanes, 64);
+      _tile_stored(3, run.s + (kChunk + 16) * kLanes, 64);
+    }
+  }
+
+  template <int kGroups>
+  static void Accumulate(const Run& run, int32_t group, int32_t first, int32_t last) {
+    float *acc0 = run.acc + static_cast<int64_t>(group) * run.d_pad * kLanes,
+          *acc1 = acc0 + static_cast<int64_t>(run.d_pad) * kLanes;
+    OrderStoresBeforeTileLoads();
+    for (int32_t e = 0; e < run.d_pad; e += 32) {
+      _tile_loadd(0, acc0 + e * kLanes, 64);
+      _tile_loadd(1, acc0 + (e + 16) * kLanes, 64);
+      if constexpr (kGroups == 2) {
+        _tile_loadd(2, acc1 + e * kLanes, 64);
+        _tile_loadd(3, acc1 + (e + 16) * kLanes, 64);
+      }
+      for (int32_t chunk = first; chunk < last; ++chunk) {
+        const std::byte* v = run.v + (static_cast<int64_t>(chunk) * run.d_pad + e) * 64;
+        const std::byte* p = run.p + static_cast<int64_t>(chunk) * 2048;
+        _tile_loadd(4, v, 64);
+        _tile_loadd(6, p, 64);
+        _tile_loadd(5, v + 1024, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 5, 6);
+        if constexpr (kGroups == 2) {
+          _tile_loadd(7, p + 1024, 64);
+          _tile_dpbf16ps(2, 4, 7);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+      _tile_stored(0, acc0 + e * kLanes, 64);
+      _tile_stored(1, acc0 + (e + 16) * kLanes, 64);
+      if constexpr (kGroups == 2) {
+        _tile_stored(2, acc1 + e * kLanes, 64);
+        _tile_stored(3, acc1 + (e + 16) * kLanes, 64);
+      }
+    }
+  }
+};
+
+struct Dots {
+  static constexpr const char* kName = "avx512-bf16 dense tile";
+  struct Session {
+    Session() {}  // nothing to set up
+  };
+
+  static __m512bh Broadcast(const std::byte* pair) {
+    int32_t x;
+    std::memcpy(&x, pair, 4);
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(x));
+  }
+  static __m512bh Pairs(const std::byte* row) { return reinterpret_cast<__m512bh>(_mm512_load_si512(row)); }
+
+  static void PackKv(const Run& run, int32_t /*tile*/, int32_t first, int32_t last) {
+    for (int32_t pair = first * kChunk / 2; pair < last * kChunk / 2; ++pair) {
+      for (int32_t e = 0; e < run.d_pad; e += 32) {
+        const TokenPair x = Interleave(run, 2 * pair, e);
+        std::byte* to = run.v + (static_cast<int64_t>(pair) * run.d_pad + e) * 4;
+        _mm512_store_si512(to, x.low);
+        _mm512_store_si512(to + 64, x.high);
+      }
+    }
+  }
+
+  template <int kGroups>
+  static void Scores(const Run& run, int32_t group, int32_t chunk) {
+    for (int32_t t = 0; t < kChunk; t += 8) ScoresOf8<kGroups>(run, group, chunk * kChunk + t, run.s + t * kLanes);
+  }
+
+  template <int kGroups>
+  static void ScoresOf8(const Run& run, int32_t group, int32_t token, float* s) {
+    const std::byte *q0 = run.q + static_cast<int64_t>(group) * run.d_pad * 32, *q1 = q0 + static_cast<int64_t>(run.d_pad) * 32;
+    const std::byte* k[8];
+    __m512 sum[kGroups][8];
+    for (int i = 0; i < 8; ++i) {
+      k[i] = run.k_rows[token + i];
+      for (int g = 0; g < kGroups; ++g) sum[g][i] = _mm512_setzero_ps();
+    }
+    for (int32_t pair = 0; pair < run.d / 2; ++pair) {
+      const __m512bh a = Pairs(q0 + pair * 64), b = kGroups == 2 ? Pairs(q1 + pair * 64) : a;
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        const __m512bh x = Broadcast(k[i] + pair * 4);
+        sum[0][i] = _mm512_dpbf16_ps(sum[0][i], a, x);
+        if constexpr (kGroups == 2) sum[1][i] = _mm512_dpbf16_ps(sum[1][i], b, x);
+      }
+    }
+    for (int g = 0; g < kGroups; ++g) {
+      for (int i = 0; i < 8; ++i) _mm512_store_ps(s + (g * kChunk + i) * kLanes, sum[g][i]);
+    }
+  }
+
+  template <int kGroups>
+  static void Accumulate(const Run& run, int32_t group, int32_t first, int32_t last) {
+    float* acc[2] = {run.acc + static_cast<int64_t>(group) * run.d_pad * kLanes,
+                     run.acc + static_cast<int64_t>(group + kGroups - 1) * run.d_pad * kLanes};
+    for (int32_t e = 0; e < run.d_pad; e += 8) {
+      __m512 sum[kGroups][8];
+      for (int g = 0; g < kGroups; ++g) {
+        for (int i = 0; i < 8; ++i) sum[g][i] = _mm512_load_ps(acc[g] + (e + i) * kLanes);
+      }
+      for (int32_t chunk = first; chunk < last; ++chunk) {
+        for (int32_t pair = 0; pair < kChunk / 2; ++pair) {
+          const std::byte* p = run.p + chunk * 2048 + pair * 64;
+          const std::byte* v = run.v + (static_cast<int64_t>(chunk * kChunk / 2 + pair) * run.d_pad + e) * 4;
+          const __m512bh a = Pairs(p), b = kGroups == 2 ? Pairs(p + 1024) : a;
+#pragma GCC unroll 8
+          for (int i = 0; i < 8; ++i) {
+            const __m512bh x = Broadcast(v + i * 4);
+            sum[0][i] = _mm512_dpbf16_ps(sum[0][i], a, x);
+            if constexpr (kGroups == 2) sum[1][i] = _mm512_dpbf16_ps(sum[1][i], b, x);
+          }
+        }
+      }
+      for (int g = 0; g < kGroups; ++g) {
+        for (int i = 0; i < 8; ++i) _mm512_store_ps(acc[g] + (e + i) * kLanes, sum[g][i]);
+      }
+    }
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------------------- softmax
+
+// Masks, soft cap: scores in place become base-2 scores; masked ones -inf whatever they were.
+void MaskScores(const Run& run, const LaneRanges& range, int32_t index, float* s) {
+  const float cap = run.task.soft_cap;
+  for (int32_t t = 0; t < kChunk; ++t) {
+    __m512 x = _mm512_load_ps(s + t * kLanes);
+    if (cap > 0) x = _mm512_mul_ps(_mm512_set1_ps(kLog2E * cap), TanhV(_mm512_mul_ps(x, _mm512_set1_ps(run.scale / cap))));
+    const __mmask16 seen = range.SeeAll(index + t, index + t + 1) ? __mmask16{0xffff} : range.See(index + t);
+    _mm512_store_ps(s + t * kLanes, _mm512_mask_mov_ps(_mm512_set1_ps(kNegInf), seen, x));
+  }
+}
+
+inline __m512 ChunkMax(const float* s) {
+  __m512 max0 = _mm512_load_ps(s), max1 = _mm512_load_ps(s + kLanes);
+  for (int32_t t = 2; t < kChunk; t += 2) {
+    max0 = _mm512_max_ps(max0, _mm512_load_ps(s + t * kLanes));
+    max1 = _mm512_max_ps(max1, _mm512_load_ps(s + (t + 1) * kLanes));
+  }
+  return _mm512_max_ps(max0, max1);
+}
+
+// P^T of a chunk, rounded to bf16, as token pairs; l sums the same rounded values, so that rounding P cannot bias the result.
+inline void Exponentiate(const float* s, float scale, __m512 m, std::byte* p, float* l) {
+  const __m512 factor = _mm512_set1_ps(scale), reference = SafeMax(m);
+  const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+                                         19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512bh ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+  __m512 sum = _mm512_load_ps(l);
+  for (int32_t t = 0; t < kChunk; t += 2) {
+    const __m512 p0 = Exp2V<4>(_mm512_fmsub_ps(_mm512_load_ps(s + t * kLanes), factor, reference));
+    const __m512 p1 = Exp2V<4>(_mm512_fmsub_ps(_mm512_load_ps(s + (t + 1) * kLanes), factor, reference));
+    const __m512i both = _mm512_permutexvar_epi16(pairs, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0)));
+    _mm512_store_si512(p + t * 32, both);
+    sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(both), ones);
+  }
+  _mm512_store_ps(l, sum);
+}
+
+// Brings the lanes of `raised` to a new maximum.
+void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
+  float* m = run.m + group * kLanes;
+  const __m512 old = _mm512_load_ps(m), now = _mm512_mask_mov_ps(old, raised, chunk_max);
+  const __m512 factor = Exp2V<6>(_mm512_sub_ps(old, SafeMax(now)));  // 1 where m stays, 0 where the state is empty
+  _mm512_store_ps(m, now);
+  _mm512_store_ps(run.l + group * kLanes, _mm512_mul_ps(_mm512_load_ps(run.l + group * kLanes), factor));
+  float* acc = run.acc + static_cast<int64_t>(group) * run.d_pad * kLanes;
+  for (int32_t e = 0; e < run.d_pad; ++e)
+    _mm512_store_ps(acc + e * kLanes, _mm512_mul_ps(_mm512_load_ps(acc + e * kLanes), factor));
+}
+
+// One KV tile for one or two groups: score, softmax, accumulate.
+template <class Products, int kGroups>
+void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end) {
+  const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
+  int32_t pending = first_chunk;  // chunks whose P waits for V
+  for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
+    Products::template Scores<kGroups>(run, group, chunk);
+    for (int g = 0; g < kGroups; ++g) {
+      const LaneRanges& range = run.ranges[group + g];
+      const int32_t index = tile + chunk * kChunk;
+      float* s = run.s + g * kChunk * kLanes;
+      float scale = run.scale;
+      if (run.task.soft_cap > 0 || !range.SeeAll(index, index + kChunk)) {
+        MaskScores(run, range, index, s);
+        if (run.task.soft_cap > 0) scale = 1.0f;
+      }
+      const __m512 chunk_max = _mm512_mul_ps(ChunkMax(s), _mm512_set1_ps(scale));
+      const __m512 m = _mm512_load_ps(run.m + (group + g) * kLanes);
+      if (const __mmask16 raised = _mm512_cmp_ps_mask(chunk_max, _mm512_add_ps(m, _mm512_set1_ps(kSlack)), _CMP_GT_OQ)) {
+        Products::template Accumulate<kGroups>(run, group, pending, chunk);  // their P belongs to the old maximum
+        pending = chunk;
+        Raise(run, group + g, raised, chunk_max);
+      }
+      Exponentiate(s, scale, _mm512_load_ps(run.m + (group + g) * kLanes), run.p + chunk * 2048 + g * 1024,
+                   run.l + (group + g) * kLanes);
+    }
+  }
+  Products::template Accumulate<kGroups>(run, group, pending, last_chunk);
+}
+
+// O^T -> rows, dims back in order.
+void StoreStates(const Run& run, const TileStates& states) {
+  // Dword i of `low` is dim 8 (i / 4) + i % 4, of `high` 4 more: 128-bit lanes alternate.
+  const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+  for (int32_t g = 0; g < run.groups; ++g) {
+    const int32_t rows = std::min(kLanes, run.task.num_rows() - g * kLanes);
+    std::copy_n(run.m + g * kLanes, rows, states.m + g * kLanes);
+    std::copy_n(run.l + g * kLanes, rows, states.l + g * kLanes);
+    for (int32_t e = 0; e < run.d; e += 32) {
+      __m512i low[16], high[16];
+      const float* acc = run.acc + (static_cast<int64_t>(g) * run.d_pad + e) * kLanes;
+      for (int i = 0; i < 16; ++i) {
+        low[i] = _mm512_load_si512(acc + i * kLanes);
+        high[i] = _mm512_load_si512(acc + (16 + i) * kLanes);
+      }
+      Transpose16x16(low);
+      Transpose16x16(high);
+      const auto valid = [&](int32_t from) -> __mmask16 {
+        const int32_t count = std::clamp(run.d - from, 0, 16);
+        return static_cast<__mmask16>((1u << count) - 1);
+      };
+      for (int32_t r = 0; r < rows; ++r) {
+        float* to = states.acc + (g * kLanes + r) * states.acc_stride + e;
+        _mm512_mask_storeu_epi32(to, valid(e), _mm512_permutex2var_epi64(low[r], first, high[r]));
+        _mm512_mask_storeu_epi32(to + 16, valid(e + 16), _mm512_permutex2var_epi64(low[r], second, high[r]));
+      }
+    }
+  }
+}
+
+template <class Products>
+void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch) {
+  const Run run(task, scratch);
+  [[maybe_unused]] typename Products::Session session;
+  PackQ(run);
+  std::fill_n(run.acc, static_cast<int64_t>(run.groups) * run.d_pad * kLanes, 0.0f);
+  std::fill_n(run.m, run.groups * kLanes, kNegInf);
+  std::fill_n(run.l, run.groups * kLanes, 0.0f);
+  for (int32_t g = 0; g < run.groups; ++g) run.ranges[g].Set(task, g * kLanes);
+
+  for (int32_t tile = task.kv_begin / kTile * kTile; tile < task.kv_end; tile += kTile) {
+    const int32_t begin = std::max(tile, task.kv_begin), end = std::min(tile + kTile, task.kv_end);
+    LocateTokens(run, tile, begin, end);
+    Products::PackKv(run, tile, (begin - tile) / kChunk, RoundUp(end - tile, kChunk) / kChunk);
+    for (int32_t g = 0; g < run.groups; g += 2) {
+      const int32_t groups = std::min(2, run.groups - g);
+      int32_t first = run.ranges[g].first, last = run.ranges[g].last;
+      if (groups == 2) first = std::min(first, run.ranges[g + 1].first), last = std::max(last, run.ranges[g + 1].last);
+      first = std::max(first, begin), last = std::min(last, end);
+      if (first >= last) continue;
+      groups == 2 ? TileOfGroups<Products, 2>(run, g, tile, first, last) : TileOfGroups<Products, 1>(run, g, tile, first, last);
+    }
+  }
+  StoreStates(run, states);
+}
+
+}  // namespace
+
+TileKernel AmxBf16DenseTile() { return {Amx::kName, Run::Bytes, RunDense<Amx>}; }
+TileKernel Avx512Bf16DenseTile() { return {Dots::kName, Run::Bytes, RunDense<Dots>}; }
+
+}  // namespace coppice::attention::cpu
+#pragma GCC pop_options
+#endif
