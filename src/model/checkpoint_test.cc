@@ -1,6 +1,7 @@
 // Whole models from disk: GGUF files, folders, shards, fixtures, and the default model where this machine has it.
 #include "model/checkpoint.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,7 +57,7 @@ TEST(CheckpointTest, GgufFileFolderAndShardsHoldTheSameModel) {
   for (const auto& [name, values] : model.weights) {
     const size_t shard = map.size() / 7 % 2;  // some in each
     shards[shard].push_back(name);
-    map += (map.empty() ? "\"" : ",\"") + name + "\":\"model-" + std::to_string(shard) + ".safetensors\"";
+    map += fmt::format("{}\"{}\":\"model-{}.safetensors\"", map.empty() ? "" : ",", name, shard);
   }
   ASSERT_FALSE(shards[0].empty() || shards[1].empty());
   sharded.Write("config.json", testing::ToConfigJson(model.config));

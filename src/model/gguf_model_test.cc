@@ -1,5 +1,6 @@
 #include "model/gguf_model.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -119,7 +120,7 @@ TEST(GgufModelTest, RopeScaling) {
 
 GgufWriter WithTokens(const TinyModel& model, int32_t count) {
   std::vector<std::string> tokens;
-  for (int32_t i = 0; i < count; ++i) tokens.push_back("t" + std::to_string(i));
+  for (int32_t i = 0; i < count; ++i) tokens.push_back(fmt::format("t{}", i));
   return ToGguf(model)
       .String("tokenizer.ggml.model", "gpt2")
       .String("tokenizer.ggml.pre", "smollm")

@@ -1,5 +1,6 @@
 #include "model/gguf.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -160,7 +161,7 @@ std::string SmallModel() {
   testing::TinyModel model = testing::RandomModel(testing::TinyConfig(), 3);
   GgufWriter writer = testing::ToGguf(model);
   std::vector<std::string> tokens;
-  for (int32_t i = 0; i < model.config.vocab_size; ++i) tokens.push_back("t" + std::to_string(i));
+  for (int32_t i = 0; i < model.config.vocab_size; ++i) tokens.push_back(fmt::format("t{}", i));
   writer.String("tokenizer.ggml.model", "gpt2").String("tokenizer.ggml.pre", "smollm").Strings("tokenizer.ggml.tokens", tokens);
   writer.I32s("tokenizer.ggml.token_type", std::vector<int32_t>(tokens.size(), 1)).Strings("tokenizer.ggml.merges", {"a b", "c d"});
   return writer.U32("tokenizer.ggml.eos_token_id", 2)

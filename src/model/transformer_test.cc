@@ -1,0 +1,318 @@
+// The forward pass with the attention library against what Hugging Face transformers computed (float32) for random models.
+// Figures of this test are in docs/ops.md.
+#include "model/transformer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/thread_pool.h"
+#include "model/rope.h"
+#include "model/safetensors.h"
+
+namespace coppice {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int32_t kPageSize = 16;
+
+std::string FixturePath(const std::string& name) { return std::string(COPPICE_TEST_DATA) + "/models/" + name; }
+
+// What transformers computed for one prompt.
+struct Expected {
+  std::vector<int32_t> prompt, greedy;
+  std::vector<float> logits, greedy_logprobs;  // logits: [prompt, vocab]
+};
+
+Expected LoadExpected(const std::string& name) {
+  auto file = SafetensorsFile::Open(FixturePath(name) + "/expected.safetensors");
+  EXPECT_TRUE(file.ok()) << file.status().ToString();
+  return {*file->Read<int32_t>("prompt"), *file->Read<int32_t>("greedy"), *file->Read<float>("logits"),
+          *file->Read<float>("greedy_logprobs")};
+}
+
+std::vector<double> LogProbabilities(std::span<const float> logits) {
+  const double max = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (float l : logits) sum += std::exp(l - max);
+  std::vector<double> result;
+  for (float l : logits) result.push_back(l - max - std::log(sum));
+  return result;
+}
+
+// A model with KV for `num_branches` sequences that share their first `shared` tokens (whole pages), one node for those and one
+// leaf each.
+class Runner {
+ public:
+  Runner(const std::string& fixture, DType dtype, bool deterministic, int32_t num_branches = 1, int32_t shared = 0)
+      : shared_(shared), pool_(2) {
+    auto checkpoint = Checkpoint::Open(FixturePath(fixture));
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
+    context_ = *attention::Context::CreateCpu(&pool_);
+    auto model = Transformer::Create(**checkpoint, {.dtype = dtype,
+                                                    .executor = &pool_,
+                                                    .attention = context_.get(),
+                                                    .max_tokens = 320,
+                                                    .max_logit_rows = 320,
+                                                    .deterministic = deterministic});
+    EXPECT_TRUE(model.ok()) << model.status().ToString();
+    model_ = std::move(model).value();
+
+    const attention::AttentionSpec spec = model_->attention_spec();
+    const int32_t pages_per_branch = 24;  // 384 tokens
+    const attention::KvPoolShape shape = {.num_pages = pages_per_branch * num_branches,
+                                          .page_size = kPageSize,
+                                          .num_kv_heads = spec.num_kv_heads,
+                                          .head_dim = spec.head_dim,
+                                          .dtype = dtype};
+    for (int32_t layer = 0; layer < model_->config().num_layers; ++layer) {
+      pages_.push_back(*Buffer::Allocate(shape.bytes()));
+      std::memset(pages_.back().data(), 0xff, pages_.back().size());  // NaN: nothing may be read before it is written
+      kv_.push_back(*context_->BindKv(spec, shape.View(pages_.back().data())));
+    }
+    if (shared > 0) {
+      parent_.push_back(attention::kNoParent);
+      begin_.push_back(0);
+      end_.push_back(shared);
+    }
+    for (int32_t b = 0; b < num_branches; ++b) {
+      branch_node_.push_back(static_cast<int32_t>(parent_.size()));
+      parent_.push_back(shared > 0 ? 0 : attention::kNoParent);
+      begin_.push_back(shared);
+      end_.push_back(attention::kLive);
+      query_begin_.push_back(0);
+      query_count_.push_back(0);
+      kv_len_.push_back(shared);
+      page_begin_.push_back(b * pages_per_branch);
+      page_capacity_.push_back(pages_per_branch);
+      for (int32_t p = 0; p < pages_per_branch; ++p) page_indices_.push_back(p < shared / kPageSize ? p : b * pages_per_branch + p);
+    }
+    kv_len_[0] = 0;  // computes the shared part
+    plan_ = *attention::AttentionPlan::Create(*context_, spec,
+                                              {.max_branches = num_branches,
+                                               .max_queries = 320,
+                                               .max_page_slots = static_cast<int32_t>(page_indices_.size()),
+                                               .page_size = kPageSize},
+                                              {.force_sharing = shared > 0});
+  }
+
+  // Appends tokens[b] to branch b, for all branches in one batch; logits of every row, in order.
+  Result<std::vector<float>> Step(const std::vector<std::vector<int32_t>>& tokens) {
+    std::vector<int32_t> ids, positions, rows;
+    std::vector<int64_t> slots;
+    for (size_t b = 0; b < tokens.size(); ++b) {
+      query_begin_[b] = static_cast<int32_t>(ids.size());
+      query_count_[b] = static_cast<int32_t>(tokens[b].size());
+      for (int32_t id : tokens[b]) {
+        const int32_t position = kv_len_[b]++;
+        ids.push_back(id);
+        positions.push_back(position);
+        slots.push_back(int64_t{page_indices_[page_begin_[b] + position / kPageSize]} * kPageSize + position % kPageSize);
+      }
+    }
+    rows.resize(ids.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    const attention::PrefixForestView forest = {.page_size = kPageSize,
+                                                .version = ++version_,
+                                                .node_parent = parent_,
+                                                .node_begin = begin_,
+                                                .node_end = end_,
+                                                .branch_node = branch_node_,
+                                                .branch_query_begin = query_begin_,
+                                                .branch_query_count = query_count_,
+                                                .branch_kv_len = kv_len_,
+                                                .branch_page_begin = page_begin_,
+                                                .branch_page_capacity = page_capacity_,
+                                                .page_indices = page_indices_};
+    if (Status status = plan_->Update(forest); !status.ok()) return status;
+    if (Status status = plan_->Upload(); !status.ok()) return status;
+    auto logits = model_->Forward({ids, positions, slots, rows}, *plan_, kv_);
+    if (!logits.ok()) return logits.status();
+    return std::vector<float>(logits->data, logits->data + logits->rows * logits->cols);
+  }
+
+  // All of one branch's tokens, `chunk` at a time.
+  std::vector<float> Prefill(std::span<const int32_t> tokens, int32_t chunk) {
+    std::vector<float> all;
+    for (size_t first = 0; first < tokens.size(); first += chunk) {
+      const auto part = tokens.subspan(first, std::min<size_t>(chunk, tokens.size() - first));
+      const auto logits = Step({{part.begin(), part.end()}});
+      EXPECT_TRUE(logits.ok()) << logits.status().ToString();
+      if (!logits.ok()) return all;
+      all.insert(all.end(), logits->begin(), logits->end());
+    }
+    return all;
+  }
+
+  Transformer& model() { return *model_; }
+  attention::AttentionPlan& plan() { return *plan_; }
+  std::span<const std::unique_ptr<attention::BoundKv>> kv() const { return kv_; }
+  int32_t vocab_size() const { return model_->config().vocab_size; }
+
+ private:
+  int32_t shared_;
+  ThreadPool pool_;
+  std::unique_ptr<attention::Context> context_;
+  std::unique_ptr<Transformer> model_;
+  std::vector<Buffer> pages_;
+  std::vector<std::unique_ptr<attention::BoundKv>> kv_;
+  std::unique_ptr<attention::AttentionPlan> plan_;
+  std::vector<int32_t> parent_, begin_, end_, branch_node_, query_begin_, query_count_, kv_len_, page_begin_, page_capacity_,
+      page_indices_;
+  uint64_t version_ = 0;
+};
+
+// The contract of float32: 1e-3 absolute and 1e-4 relative (L2, per position).
+void ExpectLogits(std::span<const float> actual, std::span<const float> expected, int32_t vocab) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t first = 0; first < actual.size(); first += vocab) {
+    double difference = 0, norm = 0;
+    for (size_t i = first; i < first + vocab; ++i) {
+      ASSERT_NEAR(actual[i], expected[i], 1e-3) << "position " << first / vocab << ", token " << i - first;
+      difference += std::pow(double{actual[i]} - expected[i], 2);
+      norm += std::pow(double{expected[i]}, 2);
+    }
+    ASSERT_LT(std::sqrt(difference / norm), 1e-4) << "position " << first / vocab;
+  }
+}
+
+class FixtureTest : public testing::TestWithParam<const char*> {
+ protected:
+  const Expected expected_ = LoadExpected(GetParam());
+};
+
+TEST_P(FixtureTest, Float32LogitsOfEveryPromptPosition) {
+  const auto length = static_cast<int32_t>(expected_.prompt.size());
+  for (int32_t chunk : {length, 1, 7, 16, 50}) {
+    SCOPED_TRACE("chunk " + std::to_string(chunk));
+    Runner runner(GetParam(), DType::kF32, false);
+    const std::vector<float> logits = runner.Prefill(expected_.prompt, chunk);
+    ASSERT_NO_FATAL_FAILURE(ExpectLogits(logits, expected_.logits, runner.vocab_size()));
+  }
+}
+
+TEST_P(FixtureTest, Float32GreedyContinuation) {
+  Runner runner(GetParam(), DType::kF32, false);
+  std::vector<float> logits = runner.Prefill(expected_.prompt, 64);
+  for (size_t i = 0; i < expected_.greedy.size(); ++i) {
+    const std::span<const float> last(logits.end() - runner.vocab_size(), logits.end());
+    const auto token = static_cast<int32_t>(std::max_element(last.begin(), last.end()) - last.begin());
+    ASSERT_EQ(token, expected_.greedy[i]) << "step " << i;
+    ASSERT_NEAR(LogProbabilities(last)[token], expected_.greedy_logprobs[i], 1e-3) << "step " << i;
+    const auto next = runner.Step({{token}});
+    ASSERT_TRUE(next.ok()) << next.status().ToString();
+    logits = *next;
+  }
+}
+
+TEST_P(FixtureTest, Float32BranchesThatShareTheirPrefix) {
+  constexpr int32_t kBranches = 3;
+  const int32_t shared = static_cast<int32_t>(expected_.prompt.size()) * 3 / 4 / kPageSize * kPageSize;
+  Runner runner(GetParam(), DType::kF32, false, kBranches, shared);
+  const std::span<const int32_t> prompt = expected_.prompt;
+  std::vector<std::vector<int32_t>> step(kBranches);
+  step[0].assign(prompt.begin(), prompt.begin() + shared);
+  ASSERT_TRUE(runner.Step(step).ok());
+  for (auto& tokens : step) tokens.assign(prompt.begin() + shared, prompt.end());
+  const auto logits = runner.Step(step);
+  ASSERT_TRUE(logits.ok()) << logits.status().ToString();
+  const size_t per_branch = logits->size() / kBranches;
+  for (int32_t b = 0; b < kBranches; ++b) {
+    SCOPED_TRACE("branch " + std::to_string(b));
+    ASSERT_NO_FATAL_FAILURE(ExpectLogits(std::span(*logits).subspan(b * per_branch, per_branch),
+                                         std::span(expected_.logits).subspan(shared * runner.vocab_size()), runner.vocab_size()));
+  }
+}
+
+// Storage in bf16 costs accuracy; how much is printed. The bound is that of the real model.
+TEST_P(FixtureTest, BF16LogProbabilities) {
+  Runner runner(GetParam(), DType::kBF16, false);
+  const std::vector<float> logits = runner.Prefill(expected_.prompt, 64);
+  ASSERT_EQ(logits.size(), expected_.logits.size());
+  const size_t vocab = runner.vocab_size();
+  double sum = 0, largest = 0;
+  for (size_t p = 0; p + 1 < expected_.prompt.size(); ++p) {
+    const int32_t next = expected_.prompt[p + 1];
+    const double difference = std::abs(LogProbabilities(std::span(logits).subspan(p * vocab, vocab))[next] -
+                                       LogProbabilities(std::span(expected_.logits).subspan(p * vocab, vocab))[next]);
+    sum += difference;
+    largest = std::max(largest, difference);
+  }
+  const double mean = sum / static_cast<double>(expected_.prompt.size() - 1);
+  RecordProperty("mean_abs_logprob_difference", std::to_string(mean));
+  std::printf("bf16 %s: prompt log-probabilities differ by %.5f in the mean, %.5f at most\n", GetParam(), mean, largest);
+  EXPECT_LT(mean, 0.05);
+}
+
+TEST_P(FixtureTest, DeterministicBitsDoNotDependOnChunks) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<float> whole;
+    for (int32_t chunk : {static_cast<int32_t>(expected_.prompt.size()), 1, 13, 64}) {
+      Runner runner(GetParam(), dtype, true);
+      const std::vector<float> logits = runner.Prefill(expected_.prompt, chunk);
+      ASSERT_EQ(logits.size(), expected_.logits.size());
+      if (whole.empty()) whole = logits;
+      const auto [a, b] = std::mismatch(whole.begin(), whole.end(), logits.begin());
+      ASSERT_TRUE(a == whole.end()) << Name(dtype) << " chunk " << chunk << ": logit " << a - whole.begin() << " is " << *b
+                                    << ", was " << *a;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, FixtureTest,
+                         testing::Values("llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "qwen2-a", "qwen3",
+                                         "mistral-sw", "mistral-hd64-sw-long"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(Transformer, RefusesABatchThatDoesNotFit) {
+  Runner runner("llama-gqa", DType::kF32, false);
+  ASSERT_TRUE(runner.Step({{1, 2, 3}}).ok());
+  const auto error = [&](ForwardBatch batch) {
+    return runner.model().Forward(batch, runner.plan(), runner.kv()).status().message();
+  };
+  const std::vector<int32_t> ids = {1, 320}, positions = {3, 4}, rows = {0}, late = {2};
+  const std::vector<int64_t> slots = {3, 4};
+  EXPECT_THAT(error({}), HasSubstr("a batch has 0 tokens; expected 1 to 320"));
+  EXPECT_THAT(error({ids, positions, slots, rows}), HasSubstr("token 1 of a batch is 320; the model's ids are 0 to 319"));
+  EXPECT_THAT(error({ids, std::span(positions).first(1), slots, rows}), HasSubstr("2 tokens has 1 positions and 2 slots"));
+  EXPECT_THAT(error({positions, positions, slots, late}), HasSubstr("row 2 of a batch of 2 tokens"));
+  EXPECT_THAT(runner.model().Forward({positions, positions, slots, rows}, runner.plan(), {}).status().message(),
+              HasSubstr("the KV cache has 0 layers, the model 3"));
+}
+
+TEST(InverseFrequencies, PlainLinearLlama3AndDivisors) {
+  const std::vector<float> plain = InverseFrequencies({.theta = 1e4f}, 8);
+  ASSERT_EQ(plain.size(), 4u);
+  EXPECT_FLOAT_EQ(plain[0], 1.0f);
+  EXPECT_FLOAT_EQ(plain[1], 0.1f);
+  EXPECT_FLOAT_EQ(plain[3], 1e-3f);
+  EXPECT_FLOAT_EQ(InverseFrequencies({.theta = 1e4f, .scaling = RopeScaling::kLinear, .factor = 4}, 8)[1], 0.025f);
+  EXPECT_FLOAT_EQ(InverseFrequencies({.theta = 1e4f, .frequency_divisors = {1, 2, 4, 8}}, 8)[2], 0.0025f);
+  // 100 positions: wavelength 6.28 is short (kept), 62.8 is in 1.59 turns of 1..4 (blended), 628 is long (divided by 8).
+  const std::vector<float> llama3 = InverseFrequencies({.theta = 1e4f,
+                                                        .scaling = RopeScaling::kLlama3,
+                                                        .factor = 8,
+                                                        .low_freq_factor = 1,
+                                                        .high_freq_factor = 4,
+                                                        .original_max_position = 100},
+                                                       8);
+  EXPECT_FLOAT_EQ(llama3[0], 1.0f);
+  const double keep = (100 / (2 * M_PI / 0.1) - 1) / 3;
+  EXPECT_FLOAT_EQ(llama3[1], static_cast<float>((1 - keep) * 0.1 / 8 + keep * 0.1));
+  EXPECT_FLOAT_EQ(llama3[2], 0.01f / 8);
+}
+
+}  // namespace
+}  // namespace coppice
