@@ -40,7 +40,9 @@ struct Request {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool prompt_logprobs = false;
-  std::string cache_salt;  // requests with different salts never share KV
+  std::string cache_salt;           // requests with different salts never share KV
+  int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody
+  double timeout_seconds = 0;       // from Submit; what is unfinished then ends with kError. 0: none
   // Called on the thread that steps the engine; must not call back into it.
   std::function<void(const struct StreamEvent&)> on_event;
 };
@@ -79,6 +81,7 @@ struct EngineOptions {
   int32_t max_running = 256;       // samples that decode at the same moment
   int32_t max_batch_tokens = 512;  // token budget of a step: decode rows first, then prefill chunks
   int32_t max_context = 0;         // 0: the model's
+  int32_t max_waiting = 0;         // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
   int num_threads = 0;             // 0: one per core
   bool deterministic = false;
 };
@@ -86,6 +89,8 @@ struct EngineOptions {
 // Counters since creation; a snapshot is consistent.
 struct EngineMetrics {
   int64_t steps = 0, prompt_tokens = 0, prefilled_tokens = 0, generated_tokens = 0;
+  int64_t cached_tokens = 0;         // prompt tokens whose KV was found in the cache
+  int64_t preemptions = 0;           // samples that gave their pages up and were computed again later
   int32_t waiting = 0, running = 0;  // requests, samples
   int32_t pages_total = 0, pages_used = 0;
   int64_t peak_pages_used = 0;

@@ -92,7 +92,8 @@ class KvCache {
     int64_t pages_unshared = 0;                // what the same branches would take with a copy each
     int64_t tokens_in_use = 0;                 // distinct tokens in pages_in_use; the rest of their slots is rounding
   };
-  Usage usage() const;
+  Usage usage() const;  // O(branches)
+  int32_t pages_owned() const { return pages_.num_owned(); }
   int64_t hit_tokens() const { return hit_tokens_; }  // tokens found by Admit
   int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }
   int32_t page_size() const { return options_.page_size; }

@@ -1,0 +1,415 @@
+// The step. Requests come in through an inbox that any thread may fill; everything else belongs to the thread that calls Step.
+// Layer: engine. docs/engine.md walks through this file.
+#include "coppice/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "engine/batch_sampler.h"
+#include "engine/engine_parts.h"
+#include "engine/request_state.h"
+#include "engine/scheduler.h"
+#include "engine/validate_request.h"
+
+namespace coppice {
+namespace {
+
+using Clock = RequestState::Clock;
+
+// Adds the time since the last lap to a counter.
+class LapTimer {
+ public:
+  void Lap(double* seconds) {
+    const Clock::time_point now = Clock::now();
+    *seconds += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  Clock::time_point last_ = Clock::now();
+};
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(EngineParts parts)
+      : parts_(std::move(parts)),
+        cache_(*parts_.cache),
+        plan_(*parts_.plan),
+        model_(*parts_.model),
+        scheduler_({.max_batch_tokens = parts_.options.max_batch_tokens}, parts_.cache.get()),
+        sampler_(parts_.threads.get(), model_.config().vocab_size),
+        num_pages_(cache_.usage().pages_total) {
+    metrics_.pages_total = num_pages_;
+    published_ = metrics_;
+  }
+
+  Result<RequestId> Submit(Request request) override;
+  Status Cancel(RequestId id) override;
+  Result<bool> Step() override;
+  EngineMetrics Metrics() const override {
+    const std::lock_guard lock(mutex_);
+    return published_;
+  }
+  const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
+  const ModelConfig& model_config() const override { return model_.config(); }
+
+ private:
+  // The step's parts; false: nothing to do.
+  Result<bool> RunStep();
+  bool TakeInbox();
+  void Begin(std::unique_ptr<RequestState> request);
+  bool ExpireDeadlines();
+  Status CopyPages();
+  void Commit(const StepBatch& batch, const SampledTokens& tokens);
+  void BearSamples(Sequence* first, std::span<const TokenDraw> draws);
+  // Adds a token to a sequence and says so; true if the sequence goes on.
+  bool Accept(Sequence* sequence, const TokenDraw& draw);
+  std::optional<FinishReason> EndOf(Sequence* sequence, int32_t token, std::string* text) const;
+  void Emit(const Sequence& sequence);
+  void EmitPrompt(RequestState* request);
+  // Ends every unfinished sequence of a request.
+  void EndRequest(RequestState* request, FinishReason reason, Status status);
+  void EndAll(const Status& status);
+  void ForgetDone();
+  void CountMemory();
+  void CountStep(const StepBatch& batch, double seconds);
+  void Publish();
+
+  EngineParts parts_;
+  KvCache& cache_;
+  attention::AttentionPlan& plan_;
+  StepModel& model_;
+  Scheduler scheduler_;
+  BatchSampler sampler_;
+  const int32_t num_pages_;
+  std::unordered_map<uint64_t, std::unique_ptr<RequestState>> requests_;
+  std::vector<RequestId> done_;  // to be forgotten at the end of the step
+  int32_t deadlines_ = 0;        // requests with one
+  std::vector<Sequence*> survivors_;
+  StreamEvent event_;  // reused: its vectors keep their memory
+  EngineMetrics metrics_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<std::unique_ptr<RequestState>> inbox_;
+  std::vector<RequestId> cancelled_;
+  std::unordered_set<uint64_t> live_;  // submitted and not done
+  uint64_t next_id_ = 1;
+  int32_t waiting_ = 0;  // requests that have not begun to run, the inbox included
+  EngineMetrics published_;
+};
+
+// ---------------------------------------------------------------------------------------------------------------- any thread
+
+Result<RequestId> EngineImpl::Submit(Request request) {
+  const RequestLimits limits{.vocab_size = model_.config().vocab_size,
+                             .max_context = parts_.options.max_context,
+                             .page_size = cache_.page_size(),
+                             .num_pages = num_pages_,
+                             .has_tokenizer = parts_.tokenizer != nullptr};
+  COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits));
+  auto state = std::make_unique<RequestState>();
+  if (request.timeout_seconds > 0) {
+    state->deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.timeout_seconds));
+  }
+  state->params = std::move(request);
+  state->end_ids = state->params.stop_token_ids;
+  if (!state->params.ignore_eos) {
+    const std::vector<int32_t>& eos = model_.config().eos_token_ids;
+    state->end_ids.insert(state->end_ids.end(), eos.begin(), eos.end());
+  }
+  if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
+  state->unfinished = state->params.n;
+  state->sequences.resize(state->params.n);
+  for (int32_t i = 0; i < state->params.n; ++i) {
+    Sequence& sequence = state->sequences[i];
+    sequence.request = state.get();
+    sequence.index = i;
+    sequence.text = TextStream(parts_.tokenizer.get(), state->params.stop);
+  }
+
+  const std::lock_guard lock(mutex_);
+  const int32_t limit = parts_.options.max_waiting;
+  if (limit > 0 && waiting_ >= limit) {
+    return ResourceExhausted("the queue is full: " + std::to_string(waiting_) + " requests wait, max_waiting is " +
+                             std::to_string(limit) + "; try again later");
+  }
+  const RequestId id{next_id_++};
+  state->id = id;
+  ++waiting_;
+  live_.insert(static_cast<uint64_t>(id));
+  inbox_.push_back(std::move(state));
+  return id;
+}
+
+Status EngineImpl::Cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  if (!live_.contains(static_cast<uint64_t>(id))) {
+    return NotFound("request " + std::to_string(static_cast<uint64_t>(id)) + " is not known or is done already");
+  }
+  cancelled_.push_back(id);
+  return OkStatus();
+}
+
+// ----------------------------------------------------------------------------------------------------------- the stepping thread
+
+Result<bool> EngineImpl::Step() {
+  bool worked = TakeInbox();
+  worked |= ExpireDeadlines();
+  Result<bool> ran = RunStep();
+  if (!ran.ok()) EndAll(ran.status());
+  ForgetDone();
+  Publish();
+  if (!ran.ok()) return ran.status();
+  return *ran || worked;
+}
+
+Result<bool> EngineImpl::RunStep() {
+  const Clock::time_point begin = Clock::now();
+  LapTimer timer;
+  const StepBatch& batch = scheduler_.Schedule();
+  if (batch.empty()) {
+    if (scheduler_.idle()) return false;
+    // Nobody runs, so nobody will ever make room for the first in line.
+    EndRequest(scheduler_.waiting().front()->request, FinishReason::kError,
+               ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
+    return true;
+  }
+  const attention::PrefixForestView forest = cache_.EndStep();
+  timer.Lap(&metrics_.host_seconds);
+  COPPICE_RETURN_IF_ERROR(plan_.Update(forest));
+  COPPICE_RETURN_IF_ERROR(plan_.Upload());
+  timer.Lap(&metrics_.plan_seconds);
+  COPPICE_RETURN_IF_ERROR(CopyPages());
+  COPPICE_ASSIGN_OR_RETURN(const MatrixView<const float> logits, model_.Forward(batch.Forward(), forest, plan_));
+  timer.Lap(&metrics_.forward_seconds);
+  const SampledTokens tokens = sampler_.Sample(logits, batch);
+  timer.Lap(&metrics_.sample_seconds);
+  CountMemory();  // while everybody who ran still holds its pages
+  Commit(batch, tokens);
+  COPPICE_RETURN_IF_ERROR(CopyPages());  // of samples that were born with a copy each: before anything they copy from can go
+  timer.Lap(&metrics_.host_seconds);
+  CountStep(batch, std::chrono::duration<double>(Clock::now() - begin).count());
+  return true;
+}
+
+bool EngineImpl::TakeInbox() {
+  std::vector<std::unique_ptr<RequestState>> arrived;
+  std::vector<RequestId> cancelled;
+  {
+    const std::lock_guard lock(mutex_);
+    arrived.swap(inbox_);
+    cancelled.swap(cancelled_);
+  }
+  for (auto& request : arrived) Begin(std::move(request));
+  for (const RequestId id : cancelled) {
+    const auto found = requests_.find(static_cast<uint64_t>(id));
+    if (found != requests_.end()) EndRequest(found->second.get(), FinishReason::kCancelled, OkStatus());
+  }
+  return !arrived.empty() || !cancelled.empty();
+}
+
+void EngineImpl::Begin(std::unique_ptr<RequestState> request) {
+  metrics_.prompt_tokens += request->prompt_length();
+  deadlines_ += request->deadline.has_value();
+  scheduler_.Add(request.get());
+  const uint64_t id = static_cast<uint64_t>(request->id);
+  requests_.emplace(id, std::move(request));
+}
+
+bool EngineImpl::ExpireDeadlines() {
+  if (deadlines_ == 0) return false;
+  const Clock::time_point now = Clock::now();
+  bool expired = false;
+  for (const auto& [id, request] : requests_) {
+    if (!request->deadline || now < *request->deadline || request->unfinished == 0) continue;
+    expired = true;
+    EndRequest(
+        request.get(), FinishReason::kError,
+        Status(StatusCode::kCancelled, "the request did not finish within " + std::to_string(request->params.timeout_seconds) +
+                                           " seconds: allow more time or fewer tokens"));
+  }
+  return expired;
+}
+
+Status EngineImpl::CopyPages() {
+  if (cache_.pending_copies().empty()) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(model_.CopyPages(cache_.pending_copies()));
+  cache_.ClearPendingCopies();
+  return OkStatus();
+}
+
+void EngineImpl::Commit(const StepBatch& batch, const SampledTokens& tokens) {
+  for (size_t e = 0; e < batch.entries.size(); ++e) {
+    const StepBatch::Entry& entry = batch.entries[e];
+    Sequence* const sequence = entry.sequence;
+    sequence->computed += entry.count;
+    cache_.MarkComputed(sequence->branch, sequence->computed);
+    if (!entry.samples) continue;
+    if (!sequence->request->prompt_done) {
+      BearSamples(sequence, tokens.OfEntry(e));
+    } else if (!Accept(sequence, tokens.OfEntry(e).front())) {
+      scheduler_.Finish(sequence);
+    }
+  }
+}
+
+// The prompt of a request is computed: its n samples begin as n leaves of it.
+void EngineImpl::BearSamples(Sequence* first, std::span<const TokenDraw> draws) {
+  RequestState* const request = first->request;
+  request->prompt_done = true;
+  EmitPrompt(request);
+  survivors_.clear();
+  for (const TokenDraw& draw : draws) {
+    Sequence* const sequence = &request->sequences[draw.sample];
+    if (Accept(sequence, draw)) {
+      survivors_.push_back(sequence);
+    } else if (sequence != first) {
+      scheduler_.Finish(sequence);
+    }
+  }
+  if (survivors_.empty()) {
+    scheduler_.Finish(first);
+  } else {
+    scheduler_.Branch(first, survivors_);
+  }
+}
+
+bool EngineImpl::Accept(Sequence* sequence, const TokenDraw& draw) {
+  event_.token_ids.clear();
+  event_.logprobs.clear();
+  event_.text.clear();
+  event_.finish_reason.reset();
+  if (draw.token < 0) {
+    event_.finish_reason = FinishReason::kError;
+    event_.status = Internal("the model's logits are not finite numbers at token " + std::to_string(sequence->length()) +
+                             ": check the model file, or use f32");
+  } else {
+    sequence->generated.push_back(draw.token);
+    event_.token_ids.push_back(draw.token);
+    event_.logprobs.push_back(draw.logprob);
+    event_.finish_reason = EndOf(sequence, draw.token, &event_.text);
+    ++metrics_.generated_tokens;
+  }
+  const bool goes_on = !event_.finish_reason;
+  Emit(*sequence);
+  return goes_on;
+}
+
+std::optional<FinishReason> EngineImpl::EndOf(Sequence* sequence, int32_t token, std::string* text) const {
+  const RequestState& request = *sequence->request;
+  const int32_t generated = static_cast<int32_t>(sequence->generated.size());
+  const bool may_end = generated >= request.params.min_tokens;
+  if (may_end && std::find(request.end_ids.begin(), request.end_ids.end(), token) != request.end_ids.end()) {
+    sequence->text.Finish(text);  // the token that ends a sample is no part of its text
+    return FinishReason::kStop;
+  }
+  if (sequence->text.Push(token, may_end, text)) return FinishReason::kStop;
+  if (generated == request.params.max_tokens || sequence->length() == parts_.options.max_context) {
+    sequence->text.Finish(text);
+    return FinishReason::kLength;
+  }
+  return std::nullopt;
+}
+
+void EngineImpl::Emit(const Sequence& sequence) {
+  RequestState& request = *sequence.request;
+  if (event_.finish_reason && --request.unfinished == 0) done_.push_back(request.id);
+  if (request.params.on_event) {
+    event_.request = request.id;
+    event_.index = sequence.index;
+    event_.request_done = request.unfinished == 0;
+    request.params.on_event(event_);
+  }
+  if (!event_.status.ok()) event_.status = OkStatus();
+}
+
+void EngineImpl::EmitPrompt(RequestState* request) {
+  if (!request->params.on_event || request->prompt_logprobs.empty()) return;
+  StreamEvent event{.request = request->id, .prompt_logprobs = request->prompt_logprobs};
+  request->params.on_event(event);
+}
+
+void EngineImpl::EndRequest(RequestState* request, FinishReason reason, Status status) {
+  for (Sequence& sequence : request->sequences) {
+    if (sequence.state == Sequence::State::kFinished) continue;
+    scheduler_.Finish(&sequence);
+    event_.token_ids.clear();
+    event_.logprobs.clear();
+    event_.text.clear();
+    sequence.text.Finish(&event_.text);
+    event_.finish_reason = reason;
+    event_.status = status;
+    Emit(sequence);
+  }
+}
+
+void EngineImpl::EndAll(const Status& status) {
+  for (const auto& [id, request] : requests_) EndRequest(request.get(), FinishReason::kError, status);
+}
+
+void EngineImpl::ForgetDone() {
+  if (done_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  for (const RequestId id : done_) {
+    const auto found = requests_.find(static_cast<uint64_t>(id));
+    deadlines_ -= found->second->deadline.has_value();
+    requests_.erase(found);
+    live_.erase(static_cast<uint64_t>(id));
+  }
+  done_.clear();
+}
+
+void EngineImpl::CountStep(const StepBatch& batch, double seconds) {
+  const attention::PlanStats plan = plan_.Stats();
+  const int64_t layers = model_.config().num_layers;
+  ++metrics_.steps;
+  metrics_.prefilled_tokens += batch.prefill_tokens;
+  metrics_.kv_bytes_read += plan.kv_bytes_read * layers;
+  metrics_.kv_bytes_read_unshared += plan.kv_bytes_read_unshared * layers;
+  if (batch.prefill_tokens == 0) {
+    ++metrics_.decode_steps;
+    metrics_.decode_seconds += seconds;
+    metrics_.decode_kv_bytes_read += plan.kv_bytes_read * layers;
+    metrics_.decode_kv_bytes_read_unshared += plan.kv_bytes_read_unshared * layers;
+  } else {
+    metrics_.prefill_seconds += seconds;
+  }
+}
+
+void EngineImpl::CountMemory() {
+  const KvCache::Usage usage = cache_.usage();
+  if (usage.pages_in_use < metrics_.peak_pages_used) return;  // the last moment at the peak: its pages are fullest
+  const int64_t token_bytes = model_.kv_bytes_per_token();
+  const int64_t page_bytes = token_bytes * cache_.page_size();
+  metrics_.peak_pages_used = usage.pages_in_use;
+  metrics_.kv_bytes_stored = usage.pages_in_use * page_bytes;
+  metrics_.kv_bytes_stored_unshared = usage.pages_unshared * page_bytes;
+  metrics_.kv_page_rounding_bytes = metrics_.kv_bytes_stored - usage.tokens_in_use * token_bytes;
+}
+
+void EngineImpl::Publish() {
+  metrics_.running = scheduler_.num_running();
+  metrics_.pages_used = cache_.pages_owned();
+  metrics_.cached_tokens = cache_.hit_tokens();
+  metrics_.preemptions = scheduler_.preemptions();
+  int32_t waiting = 0;  // a request is counted once, by the sequence that computes its prompt
+  for (const Sequence* sequence : scheduler_.waiting()) waiting += !sequence->request->prompt_done;
+  const std::lock_guard lock(mutex_);
+  waiting_ = waiting + static_cast<int32_t>(inbox_.size());
+  metrics_.waiting = waiting_;
+  published_ = metrics_;
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> MakeEngine(EngineParts parts) { return std::make_unique<EngineImpl>(std::move(parts)); }
+
+}  // namespace coppice

@@ -1,0 +1,29 @@
+// An engine from its parts, for Engine::Create (create_engine.cc) and for tests and benches that bring a model of their own.
+// Layer: engine.
+#pragma once
+
+#include <memory>
+
+#include "cache/kv_cache.h"
+#include "coppice/attention.h"
+#include "coppice/engine.h"
+#include "core/thread_pool.h"
+#include "engine/step_model.h"
+#include "tokenizer/tokenizer.h"
+
+namespace coppice {
+
+// In order of dependence: the last is destroyed first.
+struct EngineParts {
+  EngineOptions options;                 // complete: no zeros that stand for a default, but max_waiting
+  std::unique_ptr<Tokenizer> tokenizer;  // may be null
+  std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<attention::Context> context;  // may be null if the plan does not need one
+  std::unique_ptr<KvCache> cache;
+  std::unique_ptr<attention::AttentionPlan> plan;
+  std::unique_ptr<StepModel> model;
+};
+
+std::unique_ptr<Engine> MakeEngine(EngineParts parts);
+
+}  // namespace coppice

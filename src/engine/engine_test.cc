@@ -1,0 +1,560 @@
+// The engine around a model whose tokens depend on the whole history read back through the page rows: continuous batching, sharing,
+// cancellation, preemption, endings. Every test compares with what the tokens alone say.
+#include "coppice/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine_parts.h"
+#include "engine/fake_model.h"
+
+namespace coppice {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What came out of one sample.
+struct Output {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  std::string text;
+  std::optional<FinishReason> reason;
+  Status status;
+};
+
+struct EngineConfig {
+  FakeModel::Options model;
+  int32_t max_running = 8, max_batch_tokens = 32, max_waiting = 0;
+  SharingMode sharing = SharingMode::kTree;
+  std::vector<std::string> texts;  // of tokens; empty: no tokenizer
+};
+
+// Letters, with a two-letter token and one that holds a stop string's middle.
+std::vector<std::string> Letters(int32_t count) {
+  std::vector<std::string> texts;
+  for (int32_t i = 0; i < count; ++i) texts.push_back(std::string(1, static_cast<char>('a' + i % 26)));
+  return texts;
+}
+
+class EngineHarness {
+ public:
+  explicit EngineHarness(const EngineConfig& config) {
+    EngineParts parts;
+    parts.options = {.sharing = config.sharing,
+                     .page_size = config.model.page_size,
+                     .max_running = config.max_running,
+                     .max_batch_tokens = config.max_batch_tokens,
+                     .max_context = config.model.max_position,
+                     .max_waiting = config.max_waiting};
+    if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
+    parts.threads = std::make_unique<ThreadPool>(1);
+    parts.cache = KvCache::Create({.num_pages = config.model.num_pages,
+                                   .page_size = config.model.page_size,
+                                   .max_branches = config.max_running,
+                                   .max_context = config.model.max_position,
+                                   .share = config.sharing != SharingMode::kNone})
+                      .value();
+    parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
+    const int32_t row = (config.model.max_position + config.model.page_size - 1) / config.model.page_size;
+    parts.plan = attention::AttentionPlan::Create(*parts.context, {.num_qo_heads = 2, .num_kv_heads = 1, .head_dim = 8},
+                                                  {.max_branches = config.max_running,
+                                                   .max_queries = config.max_batch_tokens,
+                                                   .max_page_slots = config.max_running * row,
+                                                   .page_size = config.model.page_size},
+                                                  {.force_sharing = true})
+                     .value();
+    auto model = std::make_unique<FakeModel>(config.model);
+    model_ = model.get();
+    cache_ = parts.cache.get();
+    parts.model = std::move(model);
+    engine_ = MakeEngine(std::move(parts));
+  }
+
+  FakeModel& model() { return *model_; }
+  Engine& engine() { return *engine_; }
+  KvCache& cache() { return *cache_; }
+
+  RequestId Submit(Request request) {
+    const size_t slot = outputs_.size();
+    outputs_.emplace_back(request.n);
+    prompt_logprobs_.emplace_back();
+    done_.push_back(false);
+    request.on_event = [this, slot](const StreamEvent& event) {
+      EXPECT_FALSE(done_[slot]) << "an event after the last one";
+      done_[slot] = event.request_done;
+      if (event.index < 0) {
+        prompt_logprobs_[slot] = event.prompt_logprobs;
+        return;
+      }
+      Output& output = outputs_[slot][event.index];
+      EXPECT_FALSE(output.reason.has_value()) << "an event after the sample's end";
+      output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
+      output.logprobs.insert(output.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+      output.text += event.text;
+      output.reason = event.finish_reason;
+      output.status = event.status;
+    };
+    return engine_->Submit(std::move(request)).value();
+  }
+  void Step(int count = 1) {
+    for (int i = 0; i < count; ++i) {
+      ASSERT_TRUE(engine_->Step().ok());
+      const Status status = cache_->CheckIntegrity();
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+  void RunToEnd() {
+    for (int step = 0; step < 100000; ++step) {
+      const Result<bool> worked = engine_->Step();
+      ASSERT_TRUE(worked.ok()) << worked.status().ToString();
+      const Status status = cache_->CheckIntegrity();
+      ASSERT_TRUE(status.ok()) << status.message();
+      if (!*worked) return;
+    }
+    FAIL() << "the engine does not come to an end";
+  }
+  const std::vector<Output>& outputs(size_t slot) const { return outputs_[slot]; }
+  const std::vector<std::optional<float>>& prompt_logprobs(size_t slot) const { return prompt_logprobs_[slot]; }
+  bool done(size_t slot) const { return done_[slot]; }
+
+  std::vector<int32_t> GreedyAfter(std::vector<int32_t> tokens, int32_t count) const {
+    std::vector<int32_t> generated;
+    for (int32_t i = 0; i < count; ++i) {
+      generated.push_back(model_->GreedyAfter(tokens));
+      tokens.push_back(generated.back());
+    }
+    return generated;
+  }
+
+ private:
+  FakeModel* model_;
+  KvCache* cache_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<std::vector<Output>> outputs_;
+  std::vector<std::vector<std::optional<float>>> prompt_logprobs_;
+  std::vector<bool> done_;
+};
+
+std::vector<int32_t> Prompt(int32_t length, int32_t seed = 0) {
+  std::mt19937 random(seed + 1);
+  std::vector<int32_t> tokens(length);
+  for (int32_t& token : tokens) token = random() % 64;
+  return tokens;
+}
+
+Request Greedy(std::vector<int32_t> prompt, int32_t max_tokens, int32_t n = 1) {
+  Request request{.prompt_ids = std::move(prompt), .n = n, .max_tokens = max_tokens};
+  request.sampling.temperature = 0;
+  return request;
+}
+
+// ------------------------------------------------------------------------------------------------------------------- the main job
+
+TEST(Engine, GreedyTokensAreThoseOfTheHistoryInEveryModeAndPageSize) {
+  for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore, SharingMode::kNone}) {
+    for (const int32_t page_size : {1, 16, 64}) {
+      for (const int32_t length : {1, page_size - 1, page_size, page_size + 1, 3 * page_size + 5}) {
+        if (length < 1) continue;
+        for (const int32_t n : {1, 6}) {
+          SCOPED_TRACE(std::string(Name(sharing)) + ", page " + std::to_string(page_size) + ", prompt " + std::to_string(length));
+          EngineHarness harness({.model = {.num_pages = 2048 / page_size, .page_size = page_size}, .sharing = sharing});
+          harness.Submit(Greedy(Prompt(length), 20, n));
+          harness.RunToEnd();
+          const std::vector<int32_t> expected = harness.GreedyAfter(Prompt(length), 20);
+          for (const Output& output : harness.outputs(0)) {
+            EXPECT_EQ(output.tokens, expected);
+            EXPECT_EQ(output.reason, FinishReason::kLength);
+          }
+          EXPECT_TRUE(harness.done(0));
+          EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(Engine, APromptIsComputedOnceForAllSamples) {
+  EngineHarness harness({.model = {.num_pages = 512}, .max_running = 64, .max_batch_tokens = 64});
+  Request request{.prompt_ids = Prompt(100), .n = 64, .max_tokens = 5};
+  harness.Submit(request);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.model().tokens_computed(), 100 + 64 * 4);  // the last token of a sample is never fed
+  const EngineMetrics metrics = harness.engine().Metrics();
+  EXPECT_EQ(metrics.prefilled_tokens, 100);
+  EXPECT_EQ(metrics.generated_tokens, 64 * 5);
+  EXPECT_EQ(metrics.decode_steps, 4);
+  // 6 whole pages of the prompt, and for each sample one page that continues (or copies) the seventh.
+  EXPECT_EQ(metrics.peak_pages_used, 6 + 64);
+  EXPECT_EQ(metrics.kv_bytes_stored, (6 + 64) * 16 * 8);
+  EXPECT_EQ(metrics.kv_bytes_stored_unshared, 64 * 7 * 16 * 8);
+  EXPECT_EQ(metrics.kv_page_rounding_bytes, metrics.kv_bytes_stored - (100 + 64 * 4) * 8);
+}
+
+TEST(Engine, SamplesDependOnSeedAndIndexAlone) {
+  const auto run = [](int32_t max_running, int32_t budget, bool crowd, SharingMode sharing) {
+    EngineHarness harness(
+        {.model = {.num_pages = 200}, .max_running = max_running, .max_batch_tokens = budget, .sharing = sharing});
+    if (crowd) harness.Submit({.prompt_ids = Prompt(37, 5), .n = 3, .max_tokens = 9});
+    Request request{.prompt_ids = Prompt(21), .n = 7, .max_tokens = 12};
+    request.sampling.seed = 42;
+    request.sampling.temperature = 0.8f;
+    harness.Submit(request);
+    harness.RunToEnd();
+    std::vector<std::vector<int32_t>> tokens;
+    for (const Output& output : harness.outputs(crowd ? 1 : 0)) tokens.push_back(output.tokens);
+    return tokens;
+  };
+  const auto expected = run(8, 32, false, SharingMode::kTree);
+  EXPECT_NE(expected[0], expected[1]);
+  EXPECT_EQ(run(8, 8, true, SharingMode::kTree), expected);
+  EXPECT_EQ(run(3, 5, true, SharingMode::kTree), expected);  // fewer slots than samples: the rest wait
+  EXPECT_EQ(run(8, 32, true, SharingMode::kNone), expected);
+}
+
+TEST(Engine, MoreSamplesThanSlotsAllFinish) {
+  EngineHarness harness({.model = {.num_pages = 64}, .max_running = 4, .max_batch_tokens = 16});
+  harness.Submit(Greedy(Prompt(33), 6, 50));
+  harness.RunToEnd();
+  const std::vector<int32_t> expected = harness.GreedyAfter(Prompt(33), 6);
+  for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.tokens, expected);
+}
+
+TEST(Engine, LogprobsAreThoseOfTheModel) {
+  EngineHarness harness({});
+  Request request = Greedy(Prompt(10), 3);
+  request.prompt_logprobs = true;
+  request.sampling.logit_bias = {{7, 100.0f}};  // steers the choice, not the log-probability
+  harness.Submit(request);
+  harness.RunToEnd();
+  const auto logprob_after = [&](std::vector<int32_t> tokens, int32_t next) {
+    const std::vector<float> logits = harness.model().LogitsAfter(tokens);
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+    return logits[next] - std::log(sum);
+  };
+  std::vector<int32_t> tokens = Prompt(10);
+  ASSERT_EQ(harness.prompt_logprobs(0).size(), 10u);
+  EXPECT_FALSE(harness.prompt_logprobs(0)[0].has_value());
+  for (int i = 1; i < 10; ++i) {
+    const std::vector<int32_t> before(tokens.begin(), tokens.begin() + i);
+    EXPECT_NEAR(*harness.prompt_logprobs(0)[i], logprob_after(before, tokens[i]), 1e-5) << i;
+  }
+  const Output& output = harness.outputs(0)[0];
+  EXPECT_EQ(output.tokens, (std::vector<int32_t>{7, 7, 7}));
+  for (size_t i = 0; i < output.tokens.size(); ++i) {
+    EXPECT_NEAR(output.logprobs[i], logprob_after(tokens, output.tokens[i]), 1e-5);
+    tokens.push_back(output.tokens[i]);
+  }
+}
+
+TEST(Engine, PromptLogprobsOfACachedPromptAreTheSame) {
+  EngineHarness harness({});
+  for (int i = 0; i < 2; ++i) {
+    Request request = Greedy(Prompt(40), 3, 2);
+    request.prompt_logprobs = true;
+    harness.Submit(request);
+    harness.RunToEnd();
+  }
+  EXPECT_EQ(harness.prompt_logprobs(0), harness.prompt_logprobs(1));
+  EXPECT_EQ(harness.outputs(0)[1].tokens, harness.outputs(1)[1].tokens);
+}
+
+// --------------------------------------------------------------------------------------------------------- requests that come and
+// go
+
+TEST(Engine, EqualPromptsInFlightAreComputedOnce) {
+  EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 32});
+  for (int i = 0; i < 4; ++i) harness.Submit(Greedy(Prompt(100), 4));
+  harness.RunToEnd();
+  // Everybody computes the prompt's last token for its logits, and three tokens of its own.
+  EXPECT_EQ(harness.model().tokens_computed(), 100 + 3 * 1 + 4 * 3);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(harness.outputs(i)[0].tokens, harness.GreedyAfter(Prompt(100), 4));
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens, 3 * 100);
+}
+
+TEST(Engine, CancellingTheOneWhoComputesHandsThePromptOver) {
+  EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 32});
+  const RequestId first = harness.Submit(Greedy(Prompt(100), 4));
+  harness.Submit(Greedy(Prompt(100), 4));
+  harness.Step(2);  // 64 of 100 tokens
+  ASSERT_TRUE(harness.engine().Cancel(first).ok());
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(0)[0].reason, FinishReason::kCancelled);
+  EXPECT_TRUE(harness.done(0));
+  EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(100), 4));
+  EXPECT_EQ(harness.model().tokens_computed(), 100 + 3);
+}
+
+TEST(Engine, SaltsAreNeverShared) {
+  EngineHarness harness({.model = {.num_pages = 128}});
+  Request a = Greedy(Prompt(40), 4), b = a, c = a;
+  a.cache_salt = "alice";
+  b.cache_salt = "bob";
+  c.cache_salt = "bob";
+  c.cache_private_begin = 20;
+  harness.Submit(a);
+  harness.RunToEnd();
+  harness.Submit(b);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens, 0);
+  harness.Submit(c);  // public up to 20, and nobody's public text is there yet
+  harness.RunToEnd();
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens, 0);
+  Request d = Greedy(Prompt(40), 4);
+  harness.Submit(d);  // finds the public part of c
+  harness.RunToEnd();
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens, 20);
+  EXPECT_EQ(harness.outputs(3)[0].tokens, harness.outputs(0)[0].tokens);
+}
+
+TEST(Engine, AFollowUpTurnFindsWhatWasGenerated) {
+  EngineHarness harness({});
+  harness.Submit(Greedy(Prompt(40), 10));
+  harness.RunToEnd();
+  std::vector<int32_t> turn = Prompt(40);
+  const std::vector<int32_t>& answer = harness.outputs(0)[0].tokens;
+  turn.insert(turn.end(), answer.begin(), answer.end());
+  turn.push_back(3);
+  harness.Submit(Greedy(turn, 5));
+  harness.RunToEnd();
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens, 49);  // the last generated token was never fed
+  EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(turn, 5));
+}
+
+TEST(Engine, DecodesAreNeverStalledByALongPrompt) {
+  EngineHarness harness({.model = {.num_pages = 64}, .max_batch_tokens = 16});
+  harness.Submit(Greedy(Prompt(8), 40));
+  harness.Step(2);
+  const size_t before = harness.outputs(0)[0].tokens.size();
+  harness.Submit(Greedy(Prompt(200, 9), 2));
+  harness.Step(5);
+  EXPECT_EQ(harness.outputs(0)[0].tokens.size(), before + 5);
+  EXPECT_LE(harness.model().largest_batch(), 16);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(200, 9), 2));
+}
+
+TEST(Engine, OutOfPagesPreemptsAndResumes) {
+  EngineHarness harness({.model = {.num_pages = 12, .page_size = 4}, .max_batch_tokens = 16});
+  for (int i = 0; i < 4; ++i) harness.Submit(Greedy(Prompt(6, i), 30));
+  harness.RunToEnd();
+  EXPECT_GT(harness.engine().Metrics().preemptions, 0);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(harness.outputs(i)[0].tokens, harness.GreedyAfter(Prompt(6, i), 30)) << i;
+    EXPECT_EQ(harness.outputs(i)[0].reason, FinishReason::kLength);
+  }
+}
+
+TEST(Engine, CancelsAtAnyMoment) {
+  EngineHarness harness({.model = {.num_pages = 64}, .max_batch_tokens = 16});
+  const RequestId waiting = harness.Submit(Greedy(Prompt(50), 10, 3));
+  ASSERT_TRUE(harness.engine().Cancel(waiting).ok());  // before it was ever seen
+  const RequestId prefilling = harness.Submit(Greedy(Prompt(50, 1), 10, 3));
+  harness.Step(2);
+  ASSERT_TRUE(harness.engine().Cancel(prefilling).ok());
+  harness.Step();
+  const RequestId decoding = harness.Submit(Greedy(Prompt(5, 2), 100, 3));
+  harness.Step(4);
+  ASSERT_TRUE(harness.engine().Cancel(decoding).ok());
+  harness.RunToEnd();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(harness.done(i));
+    for (const Output& output : harness.outputs(i)) EXPECT_EQ(output.reason, FinishReason::kCancelled);
+  }
+  EXPECT_FALSE(harness.outputs(2)[0].tokens.empty());
+  EXPECT_EQ(harness.engine().Cancel(decoding).code(), StatusCode::kNotFound);
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+}
+
+TEST(Engine, RandomTrafficMatchesTheHistories) {
+  for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kNone}) {
+    EngineHarness harness({.model = {.vocab_size = 64, .max_position = 64, .num_pages = 30, .page_size = 4},
+                           .max_running = 5,
+                           .max_batch_tokens = 11,
+                           .sharing = sharing});
+    std::mt19937 random(3);
+    std::vector<Request> requests;
+    std::vector<RequestId> ids;
+    for (int event = 0; event < 600; ++event) {
+      if (random() % 4 == 0) {
+        Request request = Greedy(Prompt(1 + random() % 30, random() % 3), 1 + random() % 12, 1 + random() % 7);
+        if (random() % 5 == 0) request.cache_salt = "x";
+        if (random() % 6 == 0) request.prompt_logprobs = true;
+        requests.push_back(request);
+        ids.push_back(harness.Submit(request));
+      }
+      if (random() % 12 == 0 && !ids.empty()) (void)harness.engine().Cancel(ids[random() % ids.size()]);
+      harness.Step();
+    }
+    harness.RunToEnd();
+    int finished = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ASSERT_TRUE(harness.done(i));
+      const std::vector<int32_t> expected = harness.GreedyAfter(requests[i].prompt_ids, requests[i].max_tokens);
+      for (const Output& output : harness.outputs(i)) {
+        ASSERT_LE(output.tokens.size(), expected.size());
+        EXPECT_TRUE(std::equal(output.tokens.begin(), output.tokens.end(), expected.begin()));
+        finished += output.reason == FinishReason::kLength;
+        if (output.reason == FinishReason::kLength) {
+          EXPECT_EQ(output.tokens.size(), expected.size());
+        }
+      }
+    }
+    EXPECT_GT(finished, 100);
+    EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+    harness.cache().DropCached();
+    EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+  }
+}
+
+TEST(Engine, SubmitAndCancelFromOtherThreads) {
+  EngineHarness harness({.model = {.num_pages = 256}});
+  std::atomic<int> done{0};
+  std::vector<std::thread> clients;
+  for (int t = 0; t < 3; ++t) {
+    clients.emplace_back([&, t] {
+      for (int i = 0; i < 20; ++i) {
+        Request request = Greedy(Prompt(5 + i, t), 4, 2);
+        request.on_event = [&](const StreamEvent& event) { done += event.request_done; };
+        const RequestId id = harness.engine().Submit(std::move(request)).value();
+        if (i % 3 == 0) (void)harness.engine().Cancel(id);
+        (void)harness.engine().Metrics();
+      }
+    });
+  }
+  while (done < 60) ASSERT_TRUE(harness.engine().Step().ok());
+  for (std::thread& client : clients) client.join();
+  const EngineMetrics metrics = harness.engine().Metrics();
+  EXPECT_EQ(metrics.waiting, 0);
+  EXPECT_EQ(metrics.running, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// endings
+
+TEST(Engine, EndsAtEosUnlessIgnored) {
+  const std::vector<int32_t> expected = EngineHarness({}).GreedyAfter(Prompt(9), 8);
+  EngineConfig config{.model = {.eos_token_ids = {expected[3]}}, .texts = Letters(64)};
+  const size_t first = std::find(expected.begin(), expected.end(), expected[3]) - expected.begin();
+  EngineHarness harness(config);
+  harness.Submit(Greedy(Prompt(9), 8));
+  Request ignoring = Greedy(Prompt(9), 8);
+  ignoring.ignore_eos = true;
+  harness.Submit(ignoring);
+  harness.RunToEnd();
+  const Output& output = harness.outputs(0)[0];
+  EXPECT_EQ(output.reason, FinishReason::kStop);
+  EXPECT_EQ(output.tokens.size(), first + 1);  // the token that ended it is listed,
+  EXPECT_EQ(output.text.size(), first);        // its text is not
+  EXPECT_EQ(harness.outputs(1)[0].tokens, expected);
+}
+
+TEST(Engine, MinTokensPutsTheEndOff) {
+  const std::vector<int32_t> expected = EngineHarness({}).GreedyAfter(Prompt(9), 2);
+  Request request = Greedy(Prompt(9), 12);
+  request.stop_token_ids = {expected[0], expected[1]};
+  request.min_tokens = 5;
+  EngineHarness harness({});
+  harness.Submit(request);
+  harness.RunToEnd();
+  const Output& output = harness.outputs(0)[0];
+  EXPECT_GE(output.tokens.size(), 5u);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_NE(output.tokens[i], expected[0]);
+    EXPECT_NE(output.tokens[i], expected[1]);
+  }
+}
+
+TEST(Engine, StopStringsAreFoundAcrossTokensAndLeftOut) {
+  EngineConfig config{.texts = Letters(64)};
+  EngineHarness plain(config);
+  plain.Submit(Greedy(Prompt(9), 12));
+  plain.RunToEnd();
+  const std::string text = plain.outputs(0)[0].text;
+  ASSERT_EQ(text.size(), 12u);
+  Request request = Greedy(Prompt(9), 12);
+  request.stop = {text.substr(5, 3), "never"};
+  EngineHarness harness(config);
+  harness.Submit(request);
+  harness.RunToEnd();
+  const Output& output = harness.outputs(0)[0];
+  EXPECT_EQ(output.reason, FinishReason::kStop);
+  EXPECT_EQ(output.text, text.substr(0, text.find(request.stop[0])));
+}
+
+TEST(Engine, EndsAtTheContextLength) {
+  EngineHarness harness({.model = {.max_position = 20, .num_pages = 16, .page_size = 4}});
+  harness.Submit(Greedy(Prompt(15), 100));
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(0)[0].tokens, harness.GreedyAfter(Prompt(15), 5));
+  EXPECT_EQ(harness.outputs(0)[0].reason, FinishReason::kLength);
+}
+
+TEST(Engine, ADeadlineEndsARequestWithAnError) {
+  EngineHarness harness({});
+  Request request = Greedy(Prompt(10), 100);
+  request.timeout_seconds = 1e-6;
+  harness.Submit(request);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(0)[0].reason, FinishReason::kError);
+  EXPECT_EQ(harness.outputs(0)[0].status.code(), StatusCode::kCancelled);
+}
+
+TEST(Engine, AFailedForwardEndsEveryRequestWithItsStatus) {
+  EngineHarness harness({});
+  harness.Submit(Greedy(Prompt(10), 10, 2));
+  harness.Step(2);
+  harness.model().FailNext(Internal("the device is gone"));
+  const Result<bool> step = harness.engine().Step();
+  ASSERT_FALSE(step.ok());
+  EXPECT_THAT(step.status().message(), HasSubstr("the device is gone"));
+  for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.reason, FinishReason::kError);
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+}
+
+// --------------------------------------------------------------------------------------------------------------------------
+// refusals
+
+TEST(Engine, RefusesImpossibleRequestsByName) {
+  EngineHarness harness({.model = {.max_position = 32, .num_pages = 8}});
+  const auto message = [&](Request request) {
+    const Result<RequestId> id = harness.engine().Submit(std::move(request));
+    EXPECT_FALSE(id.ok());
+    return id.ok() ? std::string() : id.status().message();
+  };
+  EXPECT_THAT(message(Greedy({}, 4)), HasSubstr("prompt is empty"));
+  EXPECT_THAT(message(Greedy(Prompt(32), 4)), HasSubstr("32 tokens, the context length is 32"));
+  EXPECT_THAT(message(Greedy(Prompt(4), 4, 0)), HasSubstr("n is 0"));
+  EXPECT_THAT(message(Greedy({1, 64}, 4)), HasSubstr("prompt_ids[1] is 64"));
+  EXPECT_THAT(message(Greedy({1}, 0)), HasSubstr("max_tokens is 0"));
+  Request request = Greedy({1}, 4);
+  request.stop = {"x"};
+  EXPECT_THAT(message(request), HasSubstr("tokenizer"));
+  request = Greedy({1}, 4);
+  request.sampling.top_p = 0;
+  EXPECT_THAT(message(request), HasSubstr("top_p is 0"));
+  EXPECT_FALSE(*harness.engine().Step());
+}
+
+TEST(Engine, AFullQueueRefuses) {
+  EngineHarness harness({.max_waiting = 2});
+  harness.Submit(Greedy(Prompt(4), 4));
+  harness.Submit(Greedy(Prompt(4), 4));
+  const Result<RequestId> third = harness.engine().Submit(Greedy(Prompt(4), 4));
+  ASSERT_FALSE(third.ok());
+  EXPECT_EQ(third.status().code(), StatusCode::kResourceExhausted);
+  harness.RunToEnd();
+  EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4)).ok());
+}
+
+}  // namespace
+}  // namespace coppice

@@ -1,0 +1,82 @@
+#include "engine/logit_scan.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "engine/logit_scan.cc"
+#include "hwy/foreach_target.h"  // this file again, once per instruction set
+#include "hwy/highway.h"
+// after highway.h
+#include "hwy/contrib/math/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace coppice::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::ScalableTag<float>;
+
+float BlockMaximum(const float* logits, int64_t count) {
+  const D d;
+  const int64_t lanes = hn::Lanes(d);
+  auto best = hn::Set(d, hwy::LowestValue<float>());
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) best = hn::Max(best, hn::LoadU(d, logits + i));
+  float result = hn::GetLane(hn::MaxOfLanes(d, best));
+  for (; i < count; ++i) result = std::max(result, logits[i]);
+  return result;
+}
+
+float MaximaKernel(const float* logits, int64_t count, float* maxima) {
+  float result = hwy::LowestValue<float>();
+  for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
+    const float block = BlockMaximum(logits + begin, std::min(kLogitBlock, count - begin));
+    *maxima++ = block;
+    result = std::max(result, block);
+  }
+  return result;
+}
+
+double ExpSumsKernel(const float* logits, int64_t count, float max, float inverse_temperature, float* sums) {
+  const D d;
+  const int64_t lanes = hn::Lanes(d);
+  const auto offset = hn::Set(d, max);
+  const auto scale = hn::Set(d, inverse_temperature);
+  const auto floor = hn::Set(d, -100.0f);  // e^-100 vanishes beside the maximum's 1, and Exp needs a finite argument
+  const auto exp = [&](auto x) {
+    const auto e = hn::Exp(d, hn::Max(hn::Mul(hn::Sub(x, offset), scale), floor));
+    return hn::IfThenElse(hn::IsNaN(x), x, e);  // Max would hide it
+  };
+  double total = 0;
+  for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
+    const int64_t end = std::min(begin + kLogitBlock, count);
+    auto sum = hn::Zero(d);
+    int64_t i = begin;
+    for (; i + lanes <= end; i += lanes) sum = hn::Add(sum, exp(hn::LoadU(d, logits + i)));
+    float block = hn::GetLane(hn::SumOfLanes(d, sum));
+    for (; i < end; ++i) block += hn::GetLane(exp(hn::Set(d, logits[i])));
+    *sums++ = block;
+    total += block;
+  }
+  return total;
+}
+
+}  // namespace coppice::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace coppice {
+
+HWY_EXPORT(MaximaKernel);
+HWY_EXPORT(ExpSumsKernel);
+
+float ScanMaxima(std::span<const float> logits, std::span<float> maxima) {
+  return HWY_DYNAMIC_DISPATCH(MaximaKernel)(logits.data(), static_cast<int64_t>(logits.size()), maxima.data());
+}
+
+double ScanExpSums(std::span<const float> logits, float max, float inverse_temperature, std::span<float> sums) {
+  return HWY_DYNAMIC_DISPATCH(ExpSumsKernel)(logits.data(), static_cast<int64_t>(logits.size()), max, inverse_temperature,
+                                             sums.data());
+}
+
+}  // namespace coppice
+#endif

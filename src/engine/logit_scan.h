@@ -1,0 +1,19 @@
+// The passes over a row of logits that cost time, vectorised: maxima and exponential sums per block of kLogitBlock entries. All
+// else that sampling does looks at blocks first and then at few entries. Layer: engine.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace coppice {
+
+inline constexpr int64_t kLogitBlock = 256;  // 192 blocks at a vocabulary of 49,152: fine enough for top_k, few enough to walk
+constexpr int64_t NumLogitBlocks(int64_t vocab) { return (vocab + kLogitBlock - 1) / kLogitBlock; }
+
+// maxima[i] = largest logit of block i; returns the largest of all. NaN in `logits` gives an unspecified result.
+float ScanMaxima(std::span<const float> logits, std::span<float> maxima);
+
+// sums[i] = sum over block i of exp((logit - max) * inverse_temperature); returns the sum of all, NaN if a logit is.
+double ScanExpSums(std::span<const float> logits, float max, float inverse_temperature, std::span<float> sums);
+
+}  // namespace coppice

@@ -1,0 +1,81 @@
+// What the engine remembers of a request: its parameters and its n sequences. Plain data; scheduler.h moves sequences between
+// states, engine.cc gives them tokens. Layer: engine.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "coppice/engine.h"
+#include "engine/text_stream.h"
+
+namespace coppice {
+
+struct RequestState;
+
+// One sample: the prompt and what it generated so far. Until the prompt is computed, sequence 0 stands for all n of them.
+struct Sequence {
+  enum class State : uint8_t {
+    kUnborn,   // sequence 0 still computes the prompt
+    kWaiting,  // has no pages: new, preempted, or born when all branch slots were taken
+    kRunning,  // holds a branch
+    kFinished,
+  };
+
+  RequestState* request = nullptr;
+  int32_t index = 0;  // of the sample
+  State state = State::kUnborn;
+  BranchId branch = kNoBranch;
+  int32_t computed = 0;  // tokens that went through the forward pass
+  std::vector<int32_t> generated;
+  TextStream text;
+
+  int32_t length() const;  // tokens known: prompt and generated
+  int32_t remaining() const { return length() - computed; }
+  // Its prompt (or, after a preemption, what it had) is not computed yet; else it decodes.
+  bool prefilling() const;
+  // Sequences that go on from its next token: all n when the prompt is computed, else itself.
+  int32_t births() const;
+  int32_t TokenAt(int32_t kv_index) const;
+  // Prompt and generated tokens in one run; `scratch` is used where they are not.
+  std::span<const int32_t> Tokens(std::vector<int32_t>* scratch) const;
+};
+
+struct RequestState {
+  using Clock = std::chrono::steady_clock;
+
+  RequestId id{};
+  Request params;
+  std::vector<Sequence> sequences;                    // n; never resized
+  bool prompt_done = false;                           // its samples were born
+  int32_t unfinished = 0;                             // sequences not finished yet
+  std::vector<std::optional<float>> prompt_logprobs;  // if wanted
+  std::optional<Clock::time_point> deadline;
+  std::vector<int32_t> end_ids;  // tokens that end a sample (eos, stop_token_ids)
+
+  int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
+};
+
+inline int32_t Sequence::length() const { return request->prompt_length() + static_cast<int32_t>(generated.size()); }
+
+inline bool Sequence::prefilling() const { return !request->prompt_done || remaining() > 1; }
+
+inline int32_t Sequence::births() const { return request->prompt_done ? 1 : static_cast<int32_t>(request->sequences.size()); }
+
+inline int32_t Sequence::TokenAt(int32_t kv_index) const {
+  const int32_t prompt = request->prompt_length();
+  return kv_index < prompt ? request->params.prompt_ids[kv_index] : generated[kv_index - prompt];
+}
+
+inline std::span<const int32_t> Sequence::Tokens(std::vector<int32_t>* scratch) const {
+  const std::vector<int32_t>& prompt = request->params.prompt_ids;
+  if (generated.empty()) return prompt;
+  scratch->assign(prompt.begin(), prompt.end());
+  scratch->insert(scratch->end(), generated.begin(), generated.end());
+  return *scratch;
+}
+
+}  // namespace coppice

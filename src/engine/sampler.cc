@@ -1,0 +1,228 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "engine/logit_scan.h"
+#include "engine/philox.h"
+
+namespace coppice {
+namespace {
+
+// Takes the place of -infinity: sums over it stay finite.
+constexpr float kBannedLogit = std::numeric_limits<float>::lowest();
+
+bool NeedsAdjustment(const SampleTask& task) {
+  const SamplingParams& p = *task.params;
+  return p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1 || !p.logit_bias.empty() ||
+         !task.banned.empty();
+}
+
+// The first entry that equals the maximum.
+int32_t ArgMax(std::span<const float> logits, std::span<const float> maxima, float max) {
+  const auto block = std::find(maxima.begin(), maxima.end(), max) - maxima.begin();
+  return static_cast<int32_t>(std::find(logits.begin() + block * kLogitBlock, logits.end(), max) - logits.begin());
+}
+
+}  // namespace
+
+Sampler::Sampler(Executor* executor, int32_t vocab_size) : executor_(executor), scratch_(executor->num_workers()) {
+  for (Scratch& scratch : scratch_) {
+    scratch.adjusted.resize(vocab_size);
+    scratch.maxima.resize(NumLogitBlocks(vocab_size));
+    scratch.sums.resize(NumLogitBlocks(vocab_size));
+    scratch.counts.resize(vocab_size);
+  }
+}
+
+void Sampler::Run(std::span<const SampleTask> samples, std::span<const ScoreTask> scores) {
+  const int64_t num_samples = static_cast<int64_t>(samples.size());
+  executor_->ParallelFor(num_samples + static_cast<int64_t>(scores.size()), [&](int64_t i, int worker) {
+    if (i < num_samples) {
+      Sample(samples[i], scratch_[worker]);
+    } else {
+      Score(scores[i - num_samples], scratch_[worker]);
+    }
+  });
+}
+
+void Sampler::Score(const ScoreTask& task, Scratch& scratch) {
+  const float max = ScanMaxima(task.logits, scratch.maxima);
+  const double sum = ScanExpSums(task.logits, max, 1.0f, scratch.sums);
+  *task.logprob = static_cast<float>(task.logits[task.token] - max - std::log(sum));
+}
+
+void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
+  const SamplingParams& params = *task.params;
+  const float model_max = ScanMaxima(task.logits, scratch.maxima);
+  const double model_sum = ScanExpSums(task.logits, model_max, 1.0f, scratch.sums);
+  if (!std::isfinite(model_max) || !std::isfinite(model_sum)) {
+    for (TokenDraw& draw : task.draws) draw = {.sample = draw.sample};
+    return;
+  }
+  std::span<const float> logits = task.logits;
+  float max = model_max;
+  const bool adjusted = NeedsAdjustment(task);
+  if (adjusted) {
+    logits = Adjust(task, scratch);
+    max = ScanMaxima(logits, scratch.maxima);
+  }
+  if (params.temperature == 0) {
+    const int32_t token = ArgMax(logits, scratch.maxima, max);
+    for (TokenDraw& draw : task.draws) draw.token = token;
+  } else if (params.top_k > 0 || params.top_p < 1 || params.min_p > 0) {
+    DrawFromCandidates(task, logits, max, scratch);
+  } else {
+    if (adjusted || params.temperature != 1) ScanExpSums(logits, max, 1.0f / params.temperature, scratch.sums);
+    DrawFromAll(task, logits, max, scratch);
+  }
+  const double log_sum = std::log(model_sum);
+  for (TokenDraw& draw : task.draws) draw.logprob = static_cast<float>(task.logits[draw.token] - model_max - log_sum);
+}
+
+std::span<const float> Sampler::Adjust(const SampleTask& task, Scratch& scratch) {
+  const SamplingParams& params = *task.params;
+  std::vector<float>& logits = scratch.adjusted;
+  std::copy(task.logits.begin(), task.logits.end(), logits.begin());
+  // Each distinct token once: a count above zero marks what is still to be done.
+  std::vector<int32_t>& counts = scratch.counts;
+  for (const int32_t token : task.generated) ++counts[token];
+  const auto repeat = [&](int32_t token) {
+    if (params.repetition_penalty != 1) {
+      logits[token] = logits[token] > 0 ? logits[token] / params.repetition_penalty : logits[token] * params.repetition_penalty;
+    }
+  };
+  for (const int32_t token : task.generated) {
+    if (counts[token] == 0) continue;
+    repeat(token);
+    logits[token] -= params.presence_penalty + params.frequency_penalty * static_cast<float>(counts[token]);
+    counts[token] = 0;
+  }
+  if (params.repetition_penalty != 1) {
+    for (const int32_t token : task.generated) counts[token] = 1;  // done above
+    for (const int32_t token : task.prompt) {
+      if (counts[token] == 0) repeat(token);
+      counts[token] = 1;
+    }
+    for (const int32_t token : task.generated) counts[token] = 0;
+    for (const int32_t token : task.prompt) counts[token] = 0;
+  }
+  for (const auto& [token, bias] : params.logit_bias) logits[token] = std::max(logits[token] + bias, kBannedLogit);
+  for (const int32_t token : task.banned) logits[token] = kBannedLogit;
+  return logits;
+}
+
+// Inverse transform sampling: a prefix walk over block sums finds the block, a walk inside finds the token.
+void Sampler::DrawFromAll(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
+  const float scale = 1.0f / task.params->temperature;
+  double total = 0;
+  for (const float sum : scratch.sums) total += sum;
+  for (TokenDraw& draw : task.draws) {
+    double left = UniformAt(task.params->seed, draw.sample, task.position) * total;
+    size_t block = 0, last_block = 0;
+    for (; block < scratch.sums.size() && left >= scratch.sums[block]; ++block) {
+      if (scratch.sums[block] > 0) last_block = block;
+      left -= scratch.sums[block];
+    }
+    if (block == scratch.sums.size()) block = last_block;  // rounding carried it past the end
+    const size_t end = std::min(logits.size(), (block + 1) * static_cast<size_t>(kLogitBlock));
+    float best = -std::numeric_limits<float>::infinity();
+    for (size_t i = block * kLogitBlock; i < end; ++i) {
+      left -= std::exp(static_cast<double>((logits[i] - max) * scale));
+      if (left < 0) {
+        draw.token = static_cast<int32_t>(i);
+        break;
+      }
+      if (logits[i] > best) {  // the likeliest so far, should rounding carry the walk past the end of the block
+        best = logits[i];
+        draw.token = static_cast<int32_t>(i);
+      }
+    }
+  }
+}
+
+void Sampler::CollectAtLeast(std::span<const float> logits, float threshold, Scratch& scratch) {
+  scratch.candidates.clear();
+  for (size_t block = 0; block < scratch.maxima.size(); ++block) {
+    if (scratch.maxima[block] < threshold) continue;
+    const size_t end = std::min(logits.size(), (block + 1) * static_cast<size_t>(kLogitBlock));
+    for (size_t i = block * kLogitBlock; i < end; ++i) {
+      if (logits[i] >= threshold) scratch.candidates.push_back({logits[i], static_cast<int32_t>(i)});
+    }
+  }
+}
+
+void Sampler::DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
+  const SamplingParams& params = *task.params;
+  std::vector<Candidate>& candidates = scratch.candidates;
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+  };
+  const auto weight = [&](float logit) { return std::exp(static_cast<double>((logit - max) / params.temperature)); };
+  constexpr float kEverything = std::numeric_limits<float>::lowest();
+  const size_t k = params.top_k > 0 ? std::min<size_t>(params.top_k, logits.size()) : logits.size();
+  // min_p against the largest probability is a threshold on logits, whatever the other filters leave.
+  const float min_p_logit = params.min_p > 0 ? max + params.temperature * std::log(params.min_p) : kEverything;
+
+  if (params.top_k > 0) {
+    // The k-th largest block maximum is at most the k-th largest logit: nothing below it can be among the top k.
+    float bound = kEverything;
+    if (k <= scratch.maxima.size()) {
+      std::vector<float>& order = scratch.sums;
+      std::copy(scratch.maxima.begin(), scratch.maxima.end(), order.begin());
+      std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<>());
+      bound = order[k - 1];
+    }
+    CollectAtLeast(logits, bound, scratch);
+    if (candidates.size() > k) {
+      std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), before);
+      candidates.resize(k);
+    }
+  } else if (params.top_p < 1) {
+    // Everything within `depth` of the maximum, deeper until the mass is there; the tail is never sorted.
+    const double wanted = params.top_p * ScanExpSums(logits, max, 1.0f / params.temperature, scratch.sums);
+    for (float depth = 4.0f;; depth *= 2) {
+      const bool is_last = depth > 100.0f;  // e^-100: nothing is left below
+      CollectAtLeast(logits, is_last ? kEverything : max - depth * params.temperature, scratch);
+      double mass = 0;
+      for (const Candidate& candidate : candidates) mass += weight(candidate.logit);
+      if (mass >= wanted * (1 + 1e-5) || is_last) break;  // a margin over the rounding of the two ways to sum
+    }
+  } else {
+    CollectAtLeast(logits, min_p_logit, scratch);
+  }
+  std::sort(candidates.begin(), candidates.end(), before);
+
+  double mass = 0;
+  if (params.top_p < 1) {
+    double wanted = 0;
+    if (params.top_k > 0) {
+      for (const Candidate& candidate : candidates) wanted += weight(candidate.logit);
+    } else {
+      for (const float sum : scratch.sums) wanted += sum;
+    }
+    wanted *= params.top_p;
+    size_t keep = 0;
+    while (keep < candidates.size() && (keep == 0 || mass < wanted)) mass += weight(candidates[keep++].logit);
+    candidates.resize(keep);
+  }
+  while (candidates.size() > 1 && candidates.back().logit < min_p_logit) candidates.pop_back();
+  mass = 0;
+  for (const Candidate& candidate : candidates) mass += weight(candidate.logit);
+
+  for (TokenDraw& draw : task.draws) {
+    double left = UniformAt(params.seed, draw.sample, task.position) * mass;
+    draw.token = candidates.front().token;  // should rounding carry the walk past the end
+    for (const Candidate& candidate : candidates) {
+      left -= weight(candidate.logit);
+      if (left < 0) {
+        draw.token = candidate.token;
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace coppice

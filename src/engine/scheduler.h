@@ -1,0 +1,65 @@
+// Who runs in the next step, and with how many tokens: continuous batching with chunked prefill under a token budget. Decodes come
+// first, so that a long prompt never stalls running samples; what is left of the budget goes to prompts. Out of pages is a normal
+// result: the newest sequence gives its pages up and is computed again later, mostly from the cache.
+// Layer: engine. Chunked prefill beside decode: POD-Attention section 2; docs/engine.md, "The scheduler".
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "engine/request_state.h"
+#include "engine/step_batch.h"
+
+namespace coppice {
+
+// Thread-compatible.
+class Scheduler {
+ public:
+  struct Options {
+    int32_t max_batch_tokens = 512;  // tokens of a step
+  };
+  // `cache` outlives the scheduler.
+  Scheduler(const Options& options, KvCache* cache) : options_(options), cache_(cache) {}
+
+  // Takes in a new request; its sequences live in `request`.
+  void Add(RequestState* request);
+  // The next step's work; empty when nobody can run. The batch stays valid until the next call.
+  const StepBatch& Schedule();
+
+  // A running sequence has no more to do, or is not wanted any more; what it computed stays cached.
+  void Finish(Sequence* sequence);
+  // The prompt of `first` is computed: the samples in `survivors` (their first token chosen, not finished) begin, each with a
+  // branch of its own; those for whom there is no slot wait. `first` keeps its branch if it is among them.
+  void Branch(Sequence* first, std::span<Sequence* const> survivors);
+
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+  int32_t num_running() const;
+  const std::deque<Sequence*>& waiting() const { return waiting_; }
+  int64_t preemptions() const { return preemptions_; }
+
+ private:
+  void ScheduleDecodes();
+  void ScheduleRunningPrefills();
+  void Admit();
+  // Adds `count` tokens of a running sequence to the batch.
+  void Append(Sequence* sequence, int32_t count);
+  // Pages for one more token of `running_[index]`, taking them from newer sequences if need be; false if it had to give way itself.
+  bool MakeRoom(size_t index);
+  void Preempt(Sequence* sequence);
+  void Release(Sequence* sequence);
+  void RemoveStopped();
+  int32_t budget_left() const { return options_.max_batch_tokens - batch_.num_tokens(); }
+
+  Options options_;
+  KvCache* cache_;
+  std::deque<Sequence*> waiting_;   // first comes first; preempted ones and late-born siblings go to the front
+  std::vector<Sequence*> running_;  // in order of admission; may hold stopped ones until RemoveStopped
+  StepBatch batch_;
+  std::vector<int32_t> scratch_;
+  int64_t preemptions_ = 0;
+};
+
+}  // namespace coppice

@@ -1,0 +1,30 @@
+// What the engine needs of a model for one step. The seam at which tests and the host-overhead bench put a model that computes no
+// layers; transformer_model.h is the real one.
+// Layer: engine.
+#pragma once
+
+#include <span>
+
+#include "coppice/attention.h"
+#include "coppice/status.h"
+#include "coppice/tensor_view.h"
+#include "model/config.h"
+#include "model/transformer.h"
+
+namespace coppice {
+
+// Thread-compatible.
+class StepModel {
+ public:
+  virtual ~StepModel() = default;
+  virtual const ModelConfig& config() const = 0;
+  // Bytes of one token's KV over all layers.
+  virtual int64_t kv_bytes_per_token() const = 0;
+  // Copies whole pages in all layers, before the next Forward.
+  virtual Status CopyPages(std::span<const attention::PageCopy> copies) = 0;
+  // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. `forest` is what `plan` was updated with.
+  virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
+                                                  attention::AttentionPlan& plan) = 0;
+};
+
+}  // namespace coppice

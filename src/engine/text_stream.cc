@@ -1,0 +1,46 @@
+#include "engine/text_stream.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace coppice {
+namespace {
+
+// Length of the longest end of `text` that begins `stop` without completing it.
+size_t BegunLength(std::string_view text, std::string_view stop) {
+  for (size_t length = std::min(text.size(), stop.size() - 1); length > 0; --length) {
+    if (text.ends_with(stop.substr(0, length))) return length;
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool TextStream::Push(int32_t token, bool look_for_stops, std::string* text) {
+  if (!decoder_) return false;
+  held_ += decoder_->Push(token);
+  size_t begun = 0;
+  if (look_for_stops) {
+    size_t stop_at = std::string::npos;
+    for (const std::string& stop : stops_) {
+      stop_at = std::min(stop_at, held_.find(stop));
+      begun = std::max(begun, BegunLength(held_, stop));
+    }
+    if (stop_at != std::string::npos) {
+      text->append(held_, 0, stop_at);
+      held_.clear();
+      return true;
+    }
+  }
+  text->append(held_, 0, held_.size() - begun);
+  held_.erase(0, held_.size() - begun);
+  return false;
+}
+
+void TextStream::Finish(std::string* text) {
+  if (!decoder_) return;
+  *text += held_ + decoder_->Finish();
+  held_.clear();
+}
+
+}  // namespace coppice

@@ -1,0 +1,36 @@
+// One sample's text on its way out: decodes token by token, finds stop strings across token boundaries, and holds back what may
+// become a part of one. Layer: engine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "tokenizer/tokenizer.h"
+
+namespace coppice {
+
+// Thread-compatible; copyable as long as no token was pushed.
+class TextStream {
+ public:
+  TextStream() = default;
+  // `tokenizer` and `stops` outlive the stream; without a tokenizer all text is empty.
+  TextStream(const Tokenizer* tokenizer, std::span<const std::string> stops) : stops_(stops) {
+    if (tokenizer) decoder_.emplace(*tokenizer);
+  }
+
+  // Decodes a token. What may go out is added to `text`: never a stop string, never the beginning of one. True when a stop string
+  // is complete: the text before it has gone out, the rest is dropped. `look_for_stops` false: stop strings that end in this
+  // token's text do not count (min_tokens).
+  bool Push(int32_t token, bool look_for_stops, std::string* text);
+  // The sample ended otherwise: what was held back goes out.
+  void Finish(std::string* text);
+
+ private:
+  std::optional<IncrementalDecoder> decoder_;
+  std::span<const std::string> stops_;
+  std::string held_;
+};
+
+}  // namespace coppice
