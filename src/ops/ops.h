@@ -76,7 +76,7 @@ struct SplitHeadsArgs {
 class Ops {
  public:
   struct Options {
-    // A row's bits do not depend on how many rows ride with it (docs/ops.md, "Deterministic mode").
+    // A row's bits do not depend on how many rows ride with it, given that its x is dense (docs/ops.md, "Deterministic mode").
     bool deterministic = false;
   };
   static Result<std::unique_ptr<Ops>> CreateCpu(Executor* executor, const Options& options);  // executor outlives the result

@@ -15,8 +15,8 @@ namespace coppice::ops {
 namespace {
 
 constexpr int64_t kBlockRows = OneDnnTiles::kMaxRows;
-// Up to this many rows of a block the panel kernels stream weights faster than oneDNN (bench/results/gemm_*.json).
-constexpr int64_t kFewRows = 6;
+// Up to this many rows of a block the panel kernels stream weights faster than oneDNN (docs/ops.md has the measurement).
+constexpr int64_t FewRows(DType dtype) { return dtype == DType::kBF16 ? 4 : 12; }
 constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, otherwise one
 // Element-wise work is cut into tasks of about this many elements: some microseconds, ten times the cost of handing one out.
 constexpr int64_t kElementsPerTask = 16384;
@@ -128,7 +128,7 @@ void PackedWeight::UnpackRow(int64_t row, float* out) const {
 class CpuOps final : public Ops {
  public:
   CpuOps(Executor* executor, const Options& options, const Kernels& kernels, ProductLibrary library)
-      : executor_(*executor), kernels_(kernels), library_(options.deterministic ? ProductLibrary::kPanels : library) {
+      : executor_(*executor), deterministic_(options.deterministic), kernels_(kernels), library_(library) {
     if (library_ != ProductLibrary::kPanels) onednn_ = std::make_unique<OneDnnTiles>(executor_.num_workers());
     description_ = kernels_.isa;
     workers_.resize(executor_.num_workers());
@@ -227,15 +227,25 @@ class CpuOps final : public Ops {
     });
   }
 
+  bool UsesOneDnn(const PackedWeight& weight, int64_t rows, int64_t x_stride) const {
+    if (weight.plan == nullptr || x_stride != weight.in_features()) return false;
+    // The panel kernels give the same bits for any number of rows; without matrix units they are also as fast.
+    if (deterministic_) return OneDnnTiles::UsesMatrixUnits(*weight.plan);
+    return library_ == ProductLibrary::kOneDnn || rows > FewRows(weight.dtype());
+  }
+
   void MultiplyTile(const AnyMatrix& x, int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group, int worker,
                     float* tile) {
     const std::byte* panels = weight.Group(group);
-    const int64_t few_rows = library_ == ProductLibrary::kAuto ? kFewRows : 0;
-    if (weight.plan != nullptr && rows > few_rows && x.stride == x.cols) {
-      onednn_->Run(*weight.plan, worker, x.Row(first_row), PadRows(rows), panels, tile);
+    const int64_t tile_stride = weight.panel_group() * kPanelCols;
+    if (UsesOneDnn(weight, rows, x.stride)) {
+      // Deterministic: always the same kernel, so that no bit depends on which one a row count would choose.
+      const int64_t step = deterministic_ ? OneDnnTiles::kRowStep : kBlockRows;
+      for (int64_t r = 0; r < rows; r += step) {
+        onednn_->Run(*weight.plan, worker, x.Row(first_row + r), PadRows(std::min(step, rows - r)), panels, tile + r * tile_stride);
+      }
       return;
     }
-    const int64_t tile_stride = weight.panel_group() * kPanelCols;
     for (int64_t p = 0; p < weight.panel_group(); ++p) {
       const int64_t offset = p * weight.panel_elements();
       if (weight.dtype() == DType::kBF16) {
@@ -274,6 +284,7 @@ class CpuOps final : public Ops {
   }
 
   Executor& executor_;
+  const bool deterministic_;
   const Kernels& kernels_;
   const ProductLibrary library_;
   std::unique_ptr<OneDnnTiles> onednn_;  // null: panel kernels only

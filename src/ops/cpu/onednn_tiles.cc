@@ -2,8 +2,8 @@
 
 #include <omp.h>
 
-#include <cstring>
 #include <dnnl.hpp>
+#include <string_view>
 
 #include "core/check.h"
 
@@ -44,7 +44,10 @@ struct OneDnnTiles::Plan {
     std::vector<Arguments> workers;
   };
   std::array<RowClass, kRowClasses> classes;
+  bool matrix_units = true;
 };
+
+bool OneDnnTiles::UsesMatrixUnits(const Plan& plan) { return plan.matrix_units; }
 
 OneDnnTiles::OneDnnTiles(int num_workers) : library_(std::make_unique<Library>()) {
   for (int i = 0; i < num_workers; ++i) library_->streams.emplace_back(library_->engine);
@@ -69,7 +72,9 @@ const OneDnnTiles::Plan* OneDnnTiles::Prepare(DType dtype, int64_t k, int64_t pa
       dnnl::primitive_attr attributes;
       attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
       const dnnl::matmul::primitive_desc primitive(desc, attributes, library_->engine);
-      if (std::strncmp(primitive.impl_info_str(), "brg:", 4) != 0) return nullptr;
+      const std::string_view name = primitive.impl_info_str();
+      if (!name.starts_with("brg:")) return nullptr;
+      plan->matrix_units = plan->matrix_units && name.find("amx") != name.npos;
       Plan::RowClass& row_class = plan->classes[i];
       row_class.primitive = dnnl::matmul(primitive);
       row_class.workers.resize(library_->streams.size());

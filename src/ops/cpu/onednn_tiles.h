@@ -20,6 +20,8 @@ class OneDnnTiles {
 
   // What a product of fixed k and panel count needs for each padded row count; owned by the OneDnnTiles that made it.
   struct Plan;
+  // Whether the plan's kernels use matrix units (AMX), several times as fast as vectors.
+  static bool UsesMatrixUnits(const Plan& plan);
 
   explicit OneDnnTiles(int num_workers);
   ~OneDnnTiles();
