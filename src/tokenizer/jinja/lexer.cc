@@ -179,6 +179,16 @@ class Lexer {
       ++at_;
       text += '.' + TakeWhile(IsDigit);
     }
+    if (!after_dot && at_ < source_.size() && (source_[at_] == 'e' || source_[at_] == 'E')) {
+      const bool signed_exponent = at_ + 1 < source_.size() && (source_[at_ + 1] == '+' || source_[at_ + 1] == '-');
+      const size_t digits = at_ + (signed_exponent ? 2 : 1);
+      if (digits < source_.size() && IsDigit(source_[digits])) {
+        kind = Kind::kFloat;
+        text += source_.substr(at_, digits - at_);
+        at_ = digits;
+        text += TakeWhile(IsDigit);
+      }
+    }
     Add(kind, std::move(text), position);
   }
 

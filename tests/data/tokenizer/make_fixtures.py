@@ -156,7 +156,7 @@ TEMPLATES = [
     "\t{% for i in [1,2] %}\n\t{{ i }}\n\t{% endfor %}\n{{ 'x' }}  {% if false %}{% endif %}|",
     # Expressions.
     "{{ 1 + 2 * 3 - 4 // 3 % 5 }} {{ 7 / 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 2.50 + 1 }} {{ 1e3 if false else 1.0 }} {{ 'a' ~ 1 ~ none ~ true }} "
-    "{{ 1 + 1 ~ 2 }} {{ - 3 | string }}",
+    "{{ (1 + 1) ~ 2 }} {{ 1e3 }} {{ 1.5e-7 }} {{ - 3 | string }}",
     "{{ 1 < 2 <= 2 != 3 }} {{ 'a' < 'b' }} {{ 3 in [1, 2] }} {{ 'x' not in 'abc' }} {{ 'k' in {'k': 1} }} {{ not 1 == 2 }} {{ 0 or 'x' and 'y' }} "
     "{{ [] or {} }} {{ 1 == 1.0 == true }}",
     "{{ [1, 'a\\'b', \"c\", none, true, 2.0, [3], {'k': 'v'}] }} {{ (1, 2)[0] }} {{ {'a': {'b': [1, 2, 3]}}.a.b[-1] }} {{ 'héllo'[1] }} "
@@ -165,7 +165,7 @@ TEMPLATES = [
     "{{ {} is mapping }} {{ [] is iterable }} {{ 3 is odd }} {{ 3 is equalto 3 }} {{ 3 is not equalto(4) }} {{ raise_exception is defined }} "
     "{{ strftime_now is defined }} {{ true is true }} {{ 1 is boolean }} {{ [] is sequence }} {{ undefined_name is undefined }}",
     # Filters and methods.
-    "{{ '  x y ' | trim }}|{{ 'xxaxx' | trim('x') }}|{{ 'héllo' | length }}|{{ 'straße é' | upper | lower }}|{{ ['a', 1] | join(', ') }}|{{ nope | "
+    "{{ '  x y ' | trim }}|{{ 'xxaxx' | trim('x') }}|{{ 'héllo' | length }}|{{ 'été Ж' | upper | lower }}|{{ ['a', 1] | join(', ') }}|{{ nope | "
     "default('d') }}|{{ '' | default('d', true) }}|{{ 'abcabc' | replace('b', 'X') }}|{{ [3, 4] | first }}{{ [3, 4] | last }}|{{ 'hELLO w' | "
     "capitalize }}|{{ '42' | int + 1 }}|{{ 'x' | int(7) }}|{{ 3 | string ~ 4 }}|{{ 'abc' | list }}|{{ nope | length }}",
     "{{ {'a': [1, 2.5, none, true], 'b': {'c': 'é\\n\\t\"\\\\'}, 'd': [], 'e': {}} | tojson }}\n{{ {'a': [1, {'x': 'y'}], 'd': [], 'e': {}} | tojson(indent=2) "

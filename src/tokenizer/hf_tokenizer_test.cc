@@ -1,0 +1,102 @@
+#include "tokenizer/hf_tokenizer.h"
+
+#include "tokenizer/test_fixtures.h"
+
+namespace coppice {
+namespace {
+
+using Json = nlohmann::json;
+using Ids = std::vector<int32_t>;
+using TokenKind = TokenizerData::TokenKind;
+
+Json Small() {
+  return Json::parse(R"({
+    "added_tokens": [{"id": 4, "content": "<s>", "special": true}, {"id": 6, "content": "<tool>", "special": false}],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+    "post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}}}]},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "1": 3}, "merges": [["a", "b"]], "ignore_merges": true}})");
+}
+
+TEST(HuggingFaceTokenizer, ReadsWhatTheFilesSay) {
+  const auto data = ParseHuggingFaceTokenizer(
+      Small().dump(), R"({"bos_token": "<s>", "eos_token": {"content": "<tool>"}, "pad_token": null, "chat_template": "{{ x }}"})");
+  ASSERT_TRUE(data.ok()) << data.status().ToString();
+  EXPECT_EQ(data->model, "bpe");
+  EXPECT_EQ(data->tokens, (std::vector<std::string>{"a", "b", "ab", "1", "<s>", "", "<tool>"}));
+  EXPECT_EQ(data->kinds, (std::vector<TokenKind>{TokenKind::kNormal, TokenKind::kNormal, TokenKind::kNormal, TokenKind::kNormal,
+                                                 TokenKind::kControl, TokenKind::kUnused, TokenKind::kUserDefined}));
+  EXPECT_TRUE(data->add_bos);
+  EXPECT_FALSE(data->add_eos);
+  EXPECT_EQ(data->bos_id, 4);
+  EXPECT_EQ(data->eos_ids, Ids{6});
+  EXPECT_EQ(data->pad_id, -1);
+  EXPECT_TRUE(data->ignore_merges);
+  EXPECT_EQ(data->chat_template, "{{ x }}");
+  EXPECT_EQ(*Tokenizer::Create(*data).value()->Encode("ab1<tool>"), (Ids{4, 2, 3, 6}));
+}
+
+TEST(HuggingFaceTokenizer, FixtureEncodesAsTheKindItSpells) {
+  const auto expected = Json::parse(ReadFixture("expected_ids.json"));
+  const auto tokenizer = Tokenizer::Create(FixtureData()).value();
+  for (size_t i = 0; i < expected["texts"].size(); ++i) {
+    EXPECT_EQ(*tokenizer->Encode(expected["texts"][i].get<std::string>()), expected["ids"]["qwen2"][i].get<Ids>()) << "text " << i;
+  }
+}
+
+TEST(HuggingFaceTokenizer, PreTokenizerSequences) {
+  const auto encode = [](const char* pre_tokenizer, const char* text) {
+    Json json = Small();
+    json["pre_tokenizer"] = Json::parse(pre_tokenizer);
+    json["post_processor"] = nullptr;
+    const auto data = ParseHuggingFaceTokenizer(json.dump(), "");
+    EXPECT_TRUE(data.ok()) << data.status().ToString();
+    return *Tokenizer::Create(*data).value()->Encode(text);
+  };
+  const char* byte_level = R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})";
+  const auto sequence = [&](const std::string& steps) {
+    return R"({"type": "Sequence", "pretokenizers": [)" + steps + byte_level + "]}";
+  };
+  EXPECT_EQ(encode(byte_level, "ab"), Ids{2});
+  EXPECT_EQ(encode(sequence(R"({"type": "Split", "pattern": {"String": "b"}, "behavior": "Isolated"},)").c_str(), "ab"),
+            (Ids{0, 1}));
+  EXPECT_EQ(encode(sequence(R"({"type": "Split", "pattern": {"Regex": "[ab]"}, "behavior": "Isolated"},)").c_str(), "ab"),
+            (Ids{0, 1}));
+  EXPECT_EQ(encode(sequence(R"({"type": "Digits", "individual_digits": true},)").c_str(), "ab11"), (Ids{2, 3, 3}));
+  // A literal is no regex.
+  EXPECT_EQ(encode(sequence(R"({"type": "Split", "pattern": {"String": "."}, "behavior": "Isolated"},)").c_str(), "ab"), Ids{2});
+}
+
+TEST(HuggingFaceTokenizer, RefusesByName) {
+  const auto failure = [](const char* patch, const char* config = "") {
+    Json json = Small();
+    json.merge_patch(Json::parse(patch));
+    const auto data = ParseHuggingFaceTokenizer(json.dump(), config);
+    return data.ok() ? "parsed" : data.status().ToString();
+  };
+  const auto expect = [](const std::string& message, const char* code, const char* part) {
+    EXPECT_EQ(message.rfind(code, 0), 0u) << message;
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  expect(failure(R"({"model": {"type": "Unigram"}})"), "UNIMPLEMENTED", "Unigram");
+  expect(failure(R"({"model": {"byte_fallback": true}})"), "UNIMPLEMENTED", "byte_fallback");
+  expect(failure(R"({"model": {"dropout": 0.1}})"), "UNIMPLEMENTED", "dropout");
+  expect(failure(R"({"normalizer": {"type": "Lowercase"}})"), "UNIMPLEMENTED", "Lowercase");
+  expect(failure(R"({"pre_tokenizer": {"type": "Whitespace"}})"), "UNIMPLEMENTED", "Whitespace");
+  expect(failure(R"({"pre_tokenizer": {"add_prefix_space": true}})"), "UNIMPLEMENTED", "add_prefix_space");
+  expect(failure(R"({"pre_tokenizer": null})"), "UNIMPLEMENTED", "ByteLevel");
+  expect(failure(R"({"post_processor": {"type": "BertProcessing"}})"), "UNIMPLEMENTED", "BertProcessing");
+  expect(failure(R"({"added_tokens": [{"id": 4, "content": "<s>", "lstrip": true}]})"), "UNIMPLEMENTED", "lstrip");
+  expect(failure(R"({"added_tokens": [{"id": 2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "id 2");
+  expect(failure(R"({"added_tokens": [{"id": -2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "-2");
+  expect(failure(R"({"model": {"merges": ["a b c"]}})"), "INVALID_ARGUMENT", "merge 0");
+  expect(failure(R"({"model": {"vocab": 3}})"), "INVALID_ARGUMENT", "model.vocab");
+  expect(failure("{}", R"({"eos_token": "<nope>"})"), "INVALID_ARGUMENT", "<nope>");
+  expect(failure("{}", "[1"), "INVALID_ARGUMENT", "tokenizer_config.json");
+  expect(ParseHuggingFaceTokenizer("{\"model\":", "").status().ToString(), "INVALID_ARGUMENT", "tokenizer.json");
+}
+
+}  // namespace
+}  // namespace coppice
