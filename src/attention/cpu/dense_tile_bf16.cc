@@ -21,13 +21,16 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "attention/cpu/lane_ranges.h"
 #include "attention/cpu/simd512.h"
 
 namespace coppice::attention::cpu {
 namespace {
 
-constexpr int32_t kTile =
-    512;  // tokens of V packed at a time: 128 KiB at head_dim 128, a sixteenth of L2; also the unit of docs/numerics.md
+using Ranges = LaneRanges<Simd512>;
+
+// Tokens whose V is packed at a time: 128 KiB at head_dim 128, a sixteenth of L2. Also the unit of docs/numerics.md.
+constexpr int32_t kTile = 512;
 constexpr int32_t kChunk = 32;  // tokens per softmax step: one AMX step of the second product
 constexpr int32_t kLanes = 16;
 // A score may exceed m by this much (base 2) before m moves: rescaling becomes rare, P stays below 2^8 and loses no precision.
@@ -48,7 +51,7 @@ struct Run {
   std::byte* v;              // packed V of the KV tile
   std::byte* p;              // [kTile / kChunk][2 groups][16 token pairs][16] pairs: P^T of two groups
   float* s;                  // [2 groups][kChunk][16]: S^T of one chunk
-  LaneRanges* ranges;        // [group]
+  Ranges* ranges;            // [group]
   const std::byte** k_rows;  // [kTile]: where each token's K and V lie; zeros outside the task's range
   const std::byte** v_rows;
   const std::byte** k_blocks;  // [kTile / 16]: where 16 tokens of K begin
@@ -57,7 +60,7 @@ struct Run {
   static constexpr size_t kZeroBytes = 512;
   static size_t Bytes(int32_t head_dim, int32_t max_rows) {
     const size_t dp = RoundUp(head_dim, 32), g = RoundUp(max_rows, 2 * kLanes) / kLanes;
-    return g * dp * (32 + 64) + g * 128 + 2 * kTile * dp * 2 + kTile * 64 + 2 * kChunk * 64 + g * RoundUp(sizeof(LaneRanges), 64) +
+    return g * dp * (32 + 64) + g * 128 + 2 * kTile * dp * 2 + kTile * 64 + 2 * kChunk * 64 + g * RoundUp(sizeof(Ranges), 64) +
            3 * kTile * sizeof(void*) + kZeroBytes + 1024;
   }
   Run(const TileTask& t, std::byte* scratch) : task(t), d(t.head_dim), d_pad(RoundUp(t.head_dim, 32)) {
@@ -76,7 +79,7 @@ struct Run {
     v = take(size_t(kTile) * d_pad * 2);
     p = take(kTile * 64);
     s = reinterpret_cast<float*>(take(2 * kChunk * 64));
-    ranges = reinterpret_cast<LaneRanges*>(take(groups * sizeof(LaneRanges)));
+    ranges = reinterpret_cast<Ranges*>(take(groups * sizeof(Ranges)));
     k_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
     v_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
     k_blocks = reinterpret_cast<const std::byte**>(take(kTile / kLanes * sizeof(void*)));
@@ -353,13 +356,12 @@ struct Dots {
 // ------------------------------------------------------------------------------------------------------------------- softmax
 
 // Masks, soft cap: scores in place become base-2 scores; masked ones -inf whatever they were.
-void MaskScores(const Run& run, const LaneRanges& range, int32_t index, float* s) {
+void MaskScores(const Run& run, const Ranges& range, int32_t index, float* s) {
   const float cap = run.task.soft_cap;
   for (int32_t t = 0; t < kChunk; ++t) {
     __m512 x = _mm512_load_ps(s + t * kLanes);
     if (cap > 0) x = _mm512_mul_ps(_mm512_set1_ps(kLog2E * cap), TanhV(_mm512_mul_ps(x, _mm512_set1_ps(run.scale / cap))));
-    const __mmask16 seen = range.SeeAll(index + t, index + t + 1) ? __mmask16{0xffff} : range.See(index + t);
-    _mm512_store_ps(s + t * kLanes, _mm512_mask_mov_ps(_mm512_set1_ps(kNegInf), seen, x));
+    _mm512_store_ps(s + t * kLanes, Simd512::KeepLanes(x, range.See(index + t)));
   }
 }
 
@@ -409,7 +411,7 @@ void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, in
   for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
     Products::template Scores<kGroups>(run, group, chunk);
     for (int g = 0; g < kGroups; ++g) {
-      const LaneRanges& range = run.ranges[group + g];
+      const Ranges& range = run.ranges[group + g];
       const int32_t index = tile + chunk * kChunk;
       float* s = run.s + g * kChunk * kLanes;
       float scale = run.scale;

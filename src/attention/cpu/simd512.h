@@ -1,4 +1,4 @@
-// What the AVX-512 kernels share: 2^x, tanh, masks and 16 x 16 transposes on vectors of 16 floats. Include it inside a region
+// What the AVX-512 kernels share: 2^x, tanh, sums and 16 x 16 transposes on vectors of 16 floats. Include it inside a region
 // compiled for AVX-512 (see cpu_features.h); everything has internal linkage, so that no baseline code can pick it up.
 // Layer: attention/cpu.
 #pragma once
@@ -85,47 +85,70 @@ inline void Transpose16x16(__m512i (&r)[16]) {
   }
 }
 
-// What the rows of one vector lane each see: lane i is row first_row + i of the tile; lanes past the last row see nothing.
-struct LaneRanges {
-  __m512i begin, end;
-  int32_t first, last;         // what any lane sees
-  int32_t all_begin, all_end;  // what every lane sees without a mask (pad lanes do not count)
-  bool has_tree;
-  const TileQuery* query[16];  // null for pad lanes
+// 128-bit lanes of a, then of b, added in pairs.
+inline __m512 AddLanes(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
 
-  void Set(const TileTask& task, int32_t first_row) {
-    alignas(64) int32_t b[16], e[16];
-    first = INT32_MAX, last = 0, all_begin = 0, all_end = INT32_MAX;
-    has_tree = false;
-    for (int32_t lane = 0; lane < 16; ++lane) {
-      const int32_t row = first_row + lane;
-      query[lane] = row < task.num_rows() ? &task.queries[row / task.group_size] : nullptr;
-      b[lane] = query[lane] ? query[lane]->begin : 0;
-      e[lane] = query[lane] ? query[lane]->end : 0;
-      if (query[lane] == nullptr) continue;
-      all_begin = std::max(all_begin, b[lane]);
-      all_end = std::min({all_end, e[lane], query[lane]->span_begin});
-      has_tree |= query[lane]->span_begin != INT32_MAX;
-      if (b[lane] >= e[lane]) continue;
-      first = std::min(first, b[lane]);
-      last = std::max(last, e[lane]);
-    }
-    begin = _mm512_load_si512(b);
-    end = _mm512_load_si512(e);
+// Sums of 16 vectors: element i is the sum of the elements of r[i]. A fixed tree of additions.
+inline __m512 SumEach(__m512 (&r)[16]) {
+  __m512 t[8];
+  for (int i = 0; i < 8; ++i) {
+    t[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
   }
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(t[2 * i]), b = _mm512_castps_pd(t[2 * i + 1]);
+    t[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  return AddLanes(AddLanes(t[0], t[1]), AddLanes(t[2], t[3]));
+}
 
-  bool SeeAll(int32_t from, int32_t to) const { return all_begin <= from && to <= all_end; }
+// The operations that tile_simd.h is written in.
+struct Simd512 {
+  static constexpr const char* kDenseName = "avx512 dense tile";
+  static constexpr const char* kStreamName = "avx512 stream tile";
+  static constexpr int32_t kLanes = 16;
+  using V = __m512;
 
-  __mmask16 See(int32_t index) const {
+  static V Zero() { return _mm512_setzero_ps(); }
+  static V Set1(float x) { return _mm512_set1_ps(x); }
+  static V Load(const float* p) { return _mm512_loadu_ps(p); }
+  static void Store(float* p, V x) { _mm512_storeu_ps(p, x); }
+  static V Add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V Sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  static V Mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V Max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V Exp2(V x) { return Exp2V<6>(x); }
+  static V Tanh(V x) { return TanhV(x); }
+  static V SafeMax(V m) { return cpu::SafeMax(m); }
+  static bool AnyGreater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+  static float MaxOf(V x) { return _mm512_reduce_max_ps(x); }
+  static float SumOf(V x) { return _mm512_reduce_add_ps(x); }
+  static V SumEach(V (&r)[kLanes]) { return cpu::SumEach(r); }
+  // Lanes whose bit is 0 become -inf.
+  static V KeepLanes(V x, uint32_t lanes) { return _mm512_mask_mov_ps(_mm512_set1_ps(kNegInf), static_cast<__mmask16>(lanes), x); }
+  static uint32_t InRange(const int32_t* begin, const int32_t* end, int32_t index) {
     const __m512i i = _mm512_set1_epi32(index);
-    __mmask16 mask = _mm512_cmple_epi32_mask(begin, i) & _mm512_cmpgt_epi32_mask(end, i);
-    if (has_tree && index >= all_end) {
-      for (int32_t lane = 0; lane < 16; ++lane) {
-        if ((mask >> lane & 1) && !query[lane]->Sees(index)) mask &= static_cast<__mmask16>(~(1u << lane));
-      }
-    }
-    return mask;
+    return _mm512_cmple_epi32_mask(_mm512_load_si512(begin), i) & _mm512_cmpgt_epi32_mask(_mm512_load_si512(end), i);
   }
+
+  // 16 elements widened to fp32, or the 8 that a head_dim of 8 mod 16 leaves at the end.
+  static V Widen(const float* p) { return _mm512_loadu_ps(p); }
+  static V Widen(const BF16* p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+  }
+  static V Widen(const F16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static V WidenHalf(const float* p) { return _mm512_zextps256_ps512(_mm256_loadu_ps(p)); }
+  static V WidenHalf(const BF16* p) {
+    const __m256i x = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16);
+    return _mm512_zextps256_ps512(_mm256_castsi256_ps(x));
+  }
+  static V WidenHalf(const F16* p) {
+    return _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static void StoreHalf(float* p, V x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
 };
 
 }  // namespace

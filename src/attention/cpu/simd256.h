@@ -1,0 +1,96 @@
+// The operations that tile_simd.h is written in, for AVX2 with FMA and F16C. Include it inside a region compiled for them.
+// Layer: attention/cpu.
+#pragma once
+
+#include <immintrin.h>
+
+#include "attention/cpu/exp2.h"
+#include "attention/cpu/softmax_state.h"
+#include "attention/cpu/tile_kernel.h"
+
+namespace coppice::attention::cpu {
+namespace {
+
+struct Simd256 {
+  static constexpr const char* kDenseName = "avx2 dense tile";
+  static constexpr const char* kStreamName = "avx2 stream tile";
+  static constexpr int32_t kLanes = 8;
+  using V = __m256;
+
+  static V Zero() { return _mm256_setzero_ps(); }
+  static V Set1(float x) { return _mm256_set1_ps(x); }
+  static V Load(const float* p) { return _mm256_loadu_ps(p); }
+  static void Store(float* p, V x) { _mm256_storeu_ps(p, x); }
+  static V Add(V a, V b) { return _mm256_add_ps(a, b); }
+  static V Sub(V a, V b) { return _mm256_sub_ps(a, b); }
+  static V Mul(V a, V b) { return _mm256_mul_ps(a, b); }
+  static V Fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+  static V Max(V a, V b) { return _mm256_max_ps(a, b); }
+
+  // The polynomial of exp2.h.
+  static V Exp2(V x) {
+    const V tiny = _mm256_cmp_ps(x, Set1(kExp2Underflow), _CMP_LT_OQ);
+    const V clamped = _mm256_max_ps(x, Set1(kExp2Underflow));
+    const V n = _mm256_round_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = Sub(clamped, n);
+    V p = Set1(kExp2C6);
+    for (const float c : {kExp2C5, kExp2C4, kExp2C3, kExp2C2, kExp2C1, 1.0f}) p = Fma(p, f, Set1(c));
+    const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23));
+    return _mm256_andnot_ps(tiny, _mm256_castsi256_ps(bits));
+  }
+
+  // As TanhV of simd512.h.
+  static V Tanh(V x) {
+    const V z = Mul(x, x);
+    V p = Set1(-5.70498872745e-3f);
+    for (const float c : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) p = Fma(p, z, Set1(c));
+    const V small = Fma(Mul(p, z), x, x), sign = _mm256_and_ps(x, Set1(-0.0f)), magnitude = _mm256_andnot_ps(Set1(-0.0f), x);
+    // 2^x overflows its exponent past 126; tanh is 1 long before.
+    const V e = Exp2(_mm256_min_ps(Mul(magnitude, Set1(2 * kLog2E)), Set1(64.0f)));
+    const V large = Sub(Set1(1.0f), _mm256_div_ps(Set1(2.0f), Add(e, Set1(1.0f))));
+    return _mm256_blendv_ps(small, _mm256_or_ps(large, sign), _mm256_cmp_ps(magnitude, Set1(0.625f), _CMP_GE_OQ));
+  }
+
+  static V SafeMax(V m) { return _mm256_and_ps(m, _mm256_cmp_ps(m, Set1(kNegInf), _CMP_NEQ_OQ)); }
+  static bool AnyGreater(V a, V b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+  static float MaxOf(V x) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+  }
+  static float SumOf(V x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+  }
+  static V SumEach(V (&r)[kLanes]) {
+    const V low = _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]), _mm256_hadd_ps(r[2], r[3]));
+    const V high = _mm256_hadd_ps(_mm256_hadd_ps(r[4], r[5]), _mm256_hadd_ps(r[6], r[7]));
+    return Add(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+  }
+  static V KeepLanes(V x, uint32_t lanes) {
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i kept = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int32_t>(lanes)), bit), bit);
+    return _mm256_blendv_ps(Set1(kNegInf), x, _mm256_castsi256_ps(kept));
+  }
+  static uint32_t InRange(const int32_t* begin, const int32_t* end, int32_t index) {
+    const __m256i i = _mm256_set1_epi32(index);
+    const __m256i before = _mm256_cmpgt_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(begin)), i);
+    const __m256i inside = _mm256_cmpgt_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(end)), i);
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_andnot_si256(before, inside))));
+  }
+
+  static V Widen(const float* p) { return _mm256_loadu_ps(p); }
+  static V Widen(const BF16* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+  }
+  static V Widen(const F16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  // head_dim is a multiple of 8: no partial vectors.
+  template <class T>
+  static V WidenHalf(const T* p) {
+    return Widen(p);
+  }
+  static void StoreHalf(float* p, V x) { Store(p, x); }
+};
+
+}  // namespace
+}  // namespace coppice::attention::cpu

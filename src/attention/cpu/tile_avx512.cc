@@ -1,0 +1,24 @@
+#include "attention/cpu/tile_avx512.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attention/cpu/exp2.h"
+#include "attention/cpu/softmax_state.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
+#include "attention/cpu/simd512.h"
+#include "attention/cpu/tile_simd.h"
+
+namespace coppice::attention::cpu {
+
+TileKernels Avx512Kernels(DType q_dtype, DType kv_dtype) { return SimdKernels<Simd512>(q_dtype, kv_dtype); }
+
+}  // namespace coppice::attention::cpu
+#pragma GCC pop_options
+#endif

@@ -1,0 +1,10 @@
+// Tile kernels compiled for AVX-512 (F, BW, VL, DQ): fp32 arithmetic, every dtype. Layer: attention/cpu.
+#pragma once
+
+#include "attention/cpu/kernel_table.h"
+
+namespace coppice::attention::cpu {
+
+TileKernels Avx512Kernels(DType q_dtype, DType kv_dtype);  // REQUIRES: Isa::kAvx512
+
+}  // namespace coppice::attention::cpu

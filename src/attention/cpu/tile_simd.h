@@ -1,0 +1,432 @@
+// Dense and stream tiles in fp32 arithmetic for every dtype, written once over a Simd type (simd256.h, simd512.h). Include it
+// inside a region compiled for that instruction set.
+//
+//   dense   query rows in the lanes: each element of K and V is broadcast to a vector of rows, nothing is summed across lanes
+//   stream  dims in the lanes: K and V go straight from the pages into registers, each once per four rows
+//
+// Layer: attention/cpu. Milakov & Gimelshein 2018 (online softmax); the equations are in softmax_state.h.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attention/cpu/lane_ranges.h"
+#include "attention/cpu/softmax_state.h"
+#include "attention/cpu/tile_kernel.h"
+
+namespace coppice::attention::cpu {
+namespace {
+
+constexpr int32_t kTileTokens = kKvTile;
+
+// Carves scratch memory into 64-byte aligned arrays.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : next_(base) {}
+  template <class T>
+  T* Take(size_t count) {
+    T* p = reinterpret_cast<T*>(next_);
+    next_ += Bytes<T>(count);
+    return p;
+  }
+  template <class T>
+  static constexpr size_t Bytes(size_t count) {
+    return (count * sizeof(T) + 63) / 64 * 64;
+  }
+
+ private:
+  std::byte* next_;
+};
+
+// One row of `d` elements widened to fp32.
+template <class Simd, class T>
+inline void WidenRow(const T* from, int32_t d, float* to) {
+  int32_t e = 0;
+  for (; e + Simd::kLanes <= d; e += Simd::kLanes) Simd::Store(to + e, Simd::Widen(from + e));
+  if (e < d) Simd::StoreHalf(to + e, Simd::WidenHalf(from + e));
+}
+
+template <class T>
+const T* QueryRow(const TileTask& task, int32_t row) {
+  return reinterpret_cast<const T*>(task.q + task.queries[row / task.group_size].q_row * task.q_row_bytes) +
+         static_cast<int64_t>(row % task.group_size) * task.head_dim;
+}
+
+// Raw products -> base-2 scores.
+template <class Simd>
+inline typename Simd::V ScaleScores(const TileTask& task, typename Simd::V x) {
+  x = Simd::Mul(x, Simd::Set1(task.score_scale));
+  if (task.soft_cap == 0) return x;
+  return Simd::Mul(Simd::Set1(kLog2E * task.soft_cap), Simd::Tanh(Simd::Mul(x, Simd::Set1(1 / task.soft_cap))));
+}
+
+// ---------------------------------------------------------------------------------------------------------------- dense tiles
+
+template <class Simd, class Q, class Kv>
+class DenseTile {
+  static constexpr int32_t W = Simd::kLanes;
+  static constexpr int kBlock = 8;  // tokens, then dims, whose sums are in registers together: covers the latency of FMA
+  using V = typename Simd::V;
+  using Ranges = LaneRanges<Simd>;
+
+ public:
+  static size_t ScratchBytes(int32_t d, int32_t max_rows) {
+    const size_t groups = (max_rows + W - 1) / W;
+    return Carver::Bytes<float>(2 * groups * d * W) + 2 * Carver::Bytes<float>(groups * W) +
+           2 * Carver::Bytes<float>(size_t{kTileTokens} * d) + Carver::Bytes<float>(kTileTokens * W) +
+           Carver::Bytes<Ranges>(groups);
+  }
+
+  static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
+    DenseTile tile(task, scratch);
+    tile.PackQ();
+    for (int32_t begin = task.kv_begin / kTileTokens * kTileTokens; begin < task.kv_end; begin += kTileTokens) {
+      tile.LoadKv(begin);
+      for (int32_t g = 0; g < tile.groups_; ++g) tile.Step(g, begin);
+    }
+    tile.StoreStates(states);
+  }
+
+ private:
+  DenseTile(const TileTask& task, std::byte* scratch) : task_(task), d_(task.head_dim), groups_((task.num_rows() + W - 1) / W) {
+    Carver carver(scratch);
+    q_ = carver.Take<float>(size_t(groups_) * d_ * W);
+    acc_ = carver.Take<float>(size_t(groups_) * d_ * W);
+    m_ = carver.Take<float>(groups_ * W);
+    l_ = carver.Take<float>(groups_ * W);
+    k_ = carver.Take<float>(size_t{kTileTokens} * d_);
+    v_ = carver.Take<float>(size_t{kTileTokens} * d_);
+    s_ = carver.Take<float>(kTileTokens * W);
+    ranges_ = carver.Take<Ranges>(groups_);
+  }
+
+  // Rows -> [group][dim][row in group]; states start empty.
+  void PackQ() {
+    std::fill_n(acc_, int64_t{groups_} * d_ * W, 0.0f);
+    std::fill_n(m_, groups_ * W, kNegInf);
+    std::fill_n(l_, groups_ * W, 0.0f);
+    float* row_elements = k_;  // free until the first tile
+    for (int32_t g = 0; g < groups_; ++g) {
+      ranges_[g].Set(task_, g * W);
+      for (int32_t lane = 0; lane < W; ++lane) {
+        float* to = q_ + int64_t{g} * d_ * W + lane;
+        const int32_t row = g * W + lane;
+        if (row < task_.num_rows()) {
+          WidenRow<Simd>(QueryRow<Q>(task_, row), d_, row_elements);
+        } else {
+          std::fill_n(row_elements, d_, 0.0f);
+        }
+        for (int32_t e = 0; e < d_; ++e) to[e * W] = row_elements[e];
+      }
+    }
+  }
+
+  // K and V of the tile in fp32, all groups use them from L1 / L2. What is outside the task's range becomes 0.
+  void LoadKv(int32_t tile) {
+    const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTileTokens, task_.kv_end);
+    std::fill_n(k_, int64_t{begin - tile} * d_, 0.0f);
+    std::fill_n(v_, int64_t{begin - tile} * d_, 0.0f);
+    for (int32_t index = begin; index < end; ++index) {
+      WidenRow<Simd>(reinterpret_cast<const Kv*>(task_.kv.K(index)), d_, k_ + (index - tile) * d_);
+      WidenRow<Simd>(reinterpret_cast<const Kv*>(task_.kv.V(index)), d_, v_ + (index - tile) * d_);
+    }
+    std::fill_n(k_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
+    std::fill_n(v_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
+  }
+
+  // One tile for one group of rows: score, softmax, accumulate. Blocks of tokens are cut at absolute multiples of kBlock.
+  void Step(int32_t g, int32_t tile) {
+    const Ranges& range = ranges_[g];
+    const int32_t first = std::max(range.first - tile, 0) / kBlock * kBlock;
+    const int32_t last = std::min((range.last - tile + kBlock - 1) / kBlock * kBlock, kTileTokens);
+    if (first >= last) return;
+    for (int32_t t = first; t < last; t += kBlock) Score(g, t);
+
+    const bool masked = !range.SeeAll(tile + first, tile + last);
+    V tile_max = Simd::Set1(kNegInf);
+    for (int32_t t = first; t < last; ++t) {
+      V s = ScaleScores<Simd>(task_, Simd::Load(s_ + t * W));
+      if (masked) s = Simd::KeepLanes(s, range.See(tile + t));
+      Simd::Store(s_ + t * W, s);
+      tile_max = Simd::Max(tile_max, s);
+    }
+    float *m = m_ + g * W, *l = l_ + g * W;
+    const V old_m = Simd::Load(m), new_m = Simd::Max(old_m, tile_max), reference = Simd::SafeMax(new_m);
+    V sum = Simd::Load(l);
+    if (Simd::AnyGreater(new_m, old_m)) {
+      const V rescale = Simd::Exp2(Simd::Sub(old_m, reference));
+      sum = Simd::Mul(sum, rescale);
+      float* acc = acc_ + int64_t{g} * d_ * W;
+      for (int32_t e = 0; e < d_; ++e) Simd::Store(acc + e * W, Simd::Mul(Simd::Load(acc + e * W), rescale));
+      Simd::Store(m, new_m);
+    }
+    for (int32_t t = first; t < last; ++t) {
+      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s_ + t * W), reference));
+      Simd::Store(s_ + t * W, p);
+      sum = Simd::Add(sum, p);
+    }
+    Simd::Store(l, sum);
+    for (int32_t e = 0; e < d_; e += kBlock) Accumulate(g, e, first, last);
+  }
+
+  void Score(int32_t g, int32_t t) {
+    const float *q = q_ + int64_t{g} * d_ * W, *k = k_ + t * d_;
+    V sum[kBlock];
+    for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Zero();
+    for (int32_t e = 0; e < d_; ++e) {
+      const V x = Simd::Load(q + e * W);
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Fma(Simd::Set1(k[i * d_ + e]), x, sum[i]);
+    }
+    for (int i = 0; i < kBlock; ++i) Simd::Store(s_ + (t + i) * W, sum[i]);
+  }
+
+  void Accumulate(int32_t g, int32_t e, int32_t first, int32_t last) {
+    float* acc = acc_ + (int64_t{g} * d_ + e) * W;
+    V sum[kBlock];
+    for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Load(acc + i * W);
+    for (int32_t t = first; t < last; ++t) {
+      const V p = Simd::Load(s_ + t * W);
+      const float* v = v_ + t * d_ + e;
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Fma(Simd::Set1(v[i]), p, sum[i]);
+    }
+    for (int i = 0; i < kBlock; ++i) Simd::Store(acc + i * W, sum[i]);
+  }
+
+  void StoreStates(const TileStates& states) const {
+    std::copy_n(m_, task_.num_rows(), states.m);
+    std::copy_n(l_, task_.num_rows(), states.l);
+    for (int32_t row = 0; row < task_.num_rows(); ++row) {
+      const float* acc = acc_ + int64_t{row / W} * d_ * W + row % W;
+      float* to = states.acc + row * states.acc_stride;
+      for (int32_t e = 0; e < d_; ++e) to[e] = acc[e * W];
+    }
+  }
+
+  const TileTask& task_;
+  int32_t d_, groups_;
+  float *q_, *acc_, *m_, *l_;  // [group][d][W] twice, [group][W] twice
+  float *k_, *v_;              // [kTileTokens][d]
+  float* s_;                   // [kTileTokens][W]: scores, then P
+  Ranges* ranges_;             // [group]
+};
+
+// --------------------------------------------------------------------------------------------------------------- stream tiles
+
+template <class Simd, class Q, class Kv>
+class StreamTile {
+  static constexpr int32_t W = Simd::kLanes;
+  static constexpr int32_t kRows = 4;  // rows that share one pass over a tile
+  using V = typename Simd::V;
+
+ public:
+  static size_t ScratchBytes(int32_t d, int32_t max_rows) {
+    return 2 * Carver::Bytes<float>(size_t(max_rows) * Stride(d)) + Carver::Bytes<float>(kRows * kTileTokens) +
+           2 * Carver::Bytes<const Kv*>(kTileTokens);
+  }
+
+  static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
+    StreamTile tile(task, scratch);
+    const int32_t rows = task.num_rows();
+    std::fill_n(tile.q_, int64_t{rows} * tile.stride_, 0.0f);
+    std::fill_n(tile.acc_, int64_t{rows} * tile.stride_, 0.0f);
+    std::fill_n(states.m, rows, kNegInf);
+    std::fill_n(states.l, rows, 0.0f);
+    for (int32_t r = 0; r < rows; ++r) WidenRow<Simd>(QueryRow<Q>(task, r), tile.d_, tile.q_ + r * tile.stride_);
+    for (int32_t begin = task.kv_begin / kTileTokens * kTileTokens; begin < task.kv_end; begin += kTileTokens) {
+      tile.Locate(begin);
+      int32_t r = 0;
+      for (; r + 4 <= rows; r += 4) tile.Step<4>(states, r, begin);
+      if (r + 2 <= rows) tile.Step<2>(states, r, begin), r += 2;
+      if (r < rows) tile.Step<1>(states, r, begin);
+    }
+    for (int32_t r = 0; r < rows; ++r) std::copy_n(tile.acc_ + r * tile.stride_, tile.d_, states.acc + r * states.acc_stride);
+  }
+
+ private:
+  static int32_t Stride(int32_t d) { return (d + W - 1) / W * W; }
+
+  StreamTile(const TileTask& task, std::byte* scratch) : task_(task), d_(task.head_dim), stride_(Stride(d_)) {
+    Carver carver(scratch);
+    q_ = carver.Take<float>(int64_t{task.num_rows()} * stride_);
+    acc_ = carver.Take<float>(int64_t{task.num_rows()} * stride_);
+    s_ = carver.Take<float>(kRows * kTileTokens);
+    k_ = carver.Take<const Kv*>(kTileTokens);
+    v_ = carver.Take<const Kv*>(kTileTokens);
+  }
+
+  // Where the tile's tokens lie; the pages after it are fetched meanwhile, since hardware prefetchers stop at the end of a page.
+  void Locate(int32_t tile) {
+    const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTileTokens, task_.kv_end);
+    ForEachToken(begin, end, [&](int32_t index, const std::byte* k, const std::byte* v) {
+      k_[index - tile] = reinterpret_cast<const Kv*>(k);
+      v_[index - tile] = reinterpret_cast<const Kv*>(v);
+    });
+    ForEachToken(end, std::min(end + kTileTokens, task_.kv_end), [&](int32_t, const std::byte* k, const std::byte* v) {
+      for (int32_t byte = 0; byte < d_ * static_cast<int32_t>(sizeof(Kv)); byte += 64) {
+        __builtin_prefetch(k + byte, 0, 2);
+        __builtin_prefetch(v + byte, 0, 2);
+      }
+    });
+  }
+
+  template <class F>
+  void ForEachToken(int32_t begin, int32_t end, const F& f) const {
+    const HeadKv& kv = task_.kv;
+    for (int32_t index = begin; index < end;) {
+      const int32_t page_end = std::min(end, (index / kv.page_size + 1) * kv.page_size);
+      const std::byte *k = kv.K(index), *v = kv.V(index);
+      for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) f(index, k, v);
+    }
+  }
+
+  // One tile for kN rows: score, softmax, accumulate.
+  template <int kN>
+  void Step(const TileStates& states, int32_t row, int32_t tile) {
+    int32_t first = INT32_MAX, last = 0;
+    for (int32_t r = row; r < row + kN; ++r) {
+      const TileQuery& query = task_.queries[r / task_.group_size];
+      const int32_t begin = std::max(query.begin, tile), end = std::min(query.end, tile + kTileTokens);
+      if (begin < end) first = std::min(first, begin), last = std::max(last, end);
+    }
+    if (first >= last) return;
+    constexpr int32_t kTokens = W / kN;  // their sums with kN rows fill one vector
+    for (int32_t t = first - tile; t < last - tile; t += kTokens) Score<kN>(row, t, last - tile);
+    bool any = false;
+    for (int32_t r = 0; r < kN; ++r) any |= Softmax(states, row, r, tile, first, last);
+    if (!any) return;
+    constexpr int kChunks = 4;  // vectors of dims whose sums are in registers together, for each row
+    int32_t e = 0;
+    for (; e + kChunks * W <= d_; e += kChunks * W) Accumulate<kN, kChunks>(row, e, first - tile, last - tile);
+    for (; e + W <= d_; e += W) Accumulate<kN, 1>(row, e, first - tile, last - tile);
+    if (e < d_) Accumulate<kN, 0>(row, e, first - tile, last - tile);
+  }
+
+  // Scores of kN rows against the tokens [t, t + W / kN); tokens at or past `last` repeat the last one.
+  template <int kN>
+  void Score(int32_t row, int32_t t, int32_t last) {
+    constexpr int32_t kTokens = W / kN;
+    const Kv* k[kTokens];
+    for (int32_t i = 0; i < kTokens; ++i) k[i] = k_[std::min(t + i, last - 1)];
+    V sum[W];  // [row][token]
+    for (V& s : sum) s = Simd::Zero();
+    int32_t e = 0;
+    for (; e + W <= d_; e += W) AddProducts<kN, false>(row, e, k, sum);
+    if (e < d_) AddProducts<kN, true>(row, e, k, sum);
+    alignas(64) float sums[W];
+    Simd::Store(sums, ScaleScores<Simd>(task_, Simd::SumEach(sum)));
+    for (int32_t r = 0; r < kN; ++r) {
+      std::copy_n(sums + r * kTokens, std::min(kTokens, kTileTokens - t), s_ + r * kTileTokens + t);
+    }
+  }
+
+  // sum[row][token] += q k over one vector of dims, or over the half vector at the end.
+  template <int kN, bool kHalf>
+  [[gnu::always_inline]] void AddProducts(int32_t row, int32_t e, const Kv* const* k, V* sum) const {
+    constexpr int32_t kTokens = W / kN;
+    V x[kN];
+#pragma GCC unroll 4
+    for (int32_t r = 0; r < kN; ++r) x[r] = Simd::Load(q_ + (row + r) * stride_ + e);
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < kTokens; ++i) {
+      const V y = kHalf ? Simd::WidenHalf(k[i] + e) : Simd::Widen(k[i] + e);
+#pragma GCC unroll 4
+      for (int32_t r = 0; r < kN; ++r) sum[r * kTokens + i] = Simd::Fma(x[r], y, sum[r * kTokens + i]);
+    }
+  }
+
+  // Online softmax of row `row + r` over the tile's tokens [first, last); s_ becomes P. False if it sees none of them.
+  bool Softmax(const TileStates& states, int32_t row, int32_t r, int32_t tile, int32_t first, int32_t last) {
+    const TileQuery& query = task_.queries[(row + r) / task_.group_size];
+    float* s = s_ + r * kTileTokens;
+    for (int32_t index = first; index < last && !query.SeesAll(first, last); ++index) {
+      if (!query.Sees(index)) s[index - tile] = kNegInf;
+    }
+    // Whole vectors: scores beside the range are dropped.
+    const int32_t begin = (first - tile) / W * W, end = std::min((last - tile + W - 1) / W * W, kTileTokens);
+    std::fill(s + begin, s + (first - tile), kNegInf);
+    std::fill(s + (last - tile), s + end, kNegInf);
+    V maximum = Simd::Load(s + begin);
+    for (int32_t t = begin + W; t < end; t += W) maximum = Simd::Max(maximum, Simd::Load(s + t));
+    float &m = states.m[row + r], &l = states.l[row + r];
+    const float new_m = std::max(m, Simd::MaxOf(maximum));
+    if (new_m == kNegInf) {
+      std::fill(s + begin, s + end, 0.0f);
+      return false;
+    }
+    if (new_m > m) {
+      const float rescale = Rescale(m, new_m);
+      float* acc = acc_ + (row + r) * stride_;
+      for (int32_t e = 0; e < stride_; e += W) Simd::Store(acc + e, Simd::Mul(Simd::Load(acc + e), Simd::Set1(rescale)));
+      l *= rescale;
+      m = new_m;
+    }
+    V sum = Simd::Zero();
+    for (int32_t t = begin; t < end; t += W) {
+      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t), Simd::Set1(m)));
+      Simd::Store(s + t, p);
+      sum = Simd::Add(sum, p);
+    }
+    l += Simd::SumOf(sum);
+    return true;
+  }
+
+  // acc[row .. + kN][e ..] += P V over the tokens [first, last): kChunks vectors of dims, or for 0 the half vector at the end.
+  template <int kN, int kChunks>
+  void Accumulate(int32_t row, int32_t e, int32_t first, int32_t last) {
+    constexpr int kVectors = std::max(kChunks, 1);
+    V sum[kN][kVectors];
+    for (int r = 0; r < kN; ++r) {
+      for (int c = 0; c < kVectors; ++c) sum[r][c] = Simd::Load(acc_ + (row + r) * stride_ + e + c * W);
+    }
+    for (int32_t t = first; t < last; ++t) {
+      V p[kN];
+#pragma GCC unroll 4
+      for (int r = 0; r < kN; ++r) p[r] = Simd::Set1(s_[r * kTileTokens + t]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kVectors; ++c) {
+        const V v = kChunks == 0 ? Simd::WidenHalf(v_[t] + e) : Simd::Widen(v_[t] + e + c * W);
+#pragma GCC unroll 4
+        for (int r = 0; r < kN; ++r) sum[r][c] = Simd::Fma(p[r], v, sum[r][c]);
+      }
+    }
+    for (int r = 0; r < kN; ++r) {
+      for (int c = 0; c < kVectors; ++c) Simd::Store(acc_ + (row + r) * stride_ + e + c * W, sum[r][c]);
+    }
+  }
+
+  const TileTask& task_;
+  int32_t d_, stride_;
+  float *q_, *acc_;     // [row][stride]
+  float* s_;            // [kRows][kTileTokens]: scores, then P
+  const Kv **k_, **v_;  // [kTileTokens]
+};
+
+// ---------------------------------------------------------------------------------------------------------------------- table
+
+template <class Simd, class Q, class Kv>
+TileKernels SimdKernels() {
+  return {.dense = {Simd::kDenseName, DenseTile<Simd, Q, Kv>::ScratchBytes, DenseTile<Simd, Q, Kv>::Run},
+          .stream = {Simd::kStreamName, StreamTile<Simd, Q, Kv>::ScratchBytes, StreamTile<Simd, Q, Kv>::Run}};
+}
+template <class Simd, class Q>
+TileKernels SimdKernels(DType kv_dtype) {
+  switch (kv_dtype) {
+    case DType::kF32: return SimdKernels<Simd, Q, float>();
+    case DType::kBF16: return SimdKernels<Simd, Q, BF16>();
+    default: return SimdKernels<Simd, Q, F16>();
+  }
+}
+template <class Simd>
+TileKernels SimdKernels(DType q_dtype, DType kv_dtype) {
+  switch (q_dtype) {
+    case DType::kF32: return SimdKernels<Simd, float>(kv_dtype);
+    case DType::kBF16: return SimdKernels<Simd, BF16>(kv_dtype);
+    default: return SimdKernels<Simd, F16>(kv_dtype);
+  }
+}
+
+}  // namespace
+}  // namespace coppice::attention::cpu
