@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <memory>
+#include <utility>
 
 #include "tokenizer/tokenizer.h"
 
@@ -27,38 +28,59 @@ class ByteTokenizer final : public Tokenizer {
   std::string_view TokenBytes(int32_t id, bool keep_special) const override { return id == 256 && keep_special ? "<s>" : ""; }
 };
 
+RunOptions Text(std::string text) {
+  RunOptions options;
+  options.prompt = std::move(text);
+  return options;
+}
+RunOptions File(std::string path) {
+  RunOptions options;
+  options.prompt_file = std::move(path);
+  return options;
+}
+RunOptions Ids(std::vector<int32_t> ids) {
+  RunOptions options;
+  options.prompt_ids = std::move(ids);
+  return options;
+}
+
 TEST(ReadPromptText, TextFileAndIds) {
-  EXPECT_EQ(**ReadPromptText({.prompt = "hello"}), "hello");
-  EXPECT_EQ(*ReadPromptText({.prompt_ids = {{1, 2}}}), std::nullopt);
+  EXPECT_EQ(**ReadPromptText(Text("hello")), "hello");
+  EXPECT_EQ(*ReadPromptText(Ids({1, 2})), std::nullopt);
 
   const std::string path = ::testing::TempDir() + "prompt.txt";
   std::ofstream(path, std::ios::binary) << "line\r\nend\n";
-  EXPECT_EQ(**ReadPromptText({.prompt_file = path}), "line\r\nend\n");
+  EXPECT_EQ(**ReadPromptText(File(path)), "line\r\nend\n");
 }
 
 TEST(ReadPromptText, ErrorsSayWhatToDo) {
-  EXPECT_THAT(ReadPromptText({.prompt = ""}).status().message(), HasSubstr("the prompt is empty"));
-  EXPECT_THAT(ReadPromptText({.prompt_ids = std::vector<int32_t>{}}).status().message(), HasSubstr("--prompt-ids is empty"));
-  EXPECT_THAT(ReadPromptText({.prompt_file = "/nonexistent/p"}).status().message(), HasSubstr("/nonexistent/p: No such file"));
-  EXPECT_THAT(ReadPromptText({.prompt_file = ::testing::TempDir()}).status().message(), HasSubstr("cannot read the prompt file"));
+  EXPECT_THAT(ReadPromptText(Text("")).status().message(), HasSubstr("the prompt is empty"));
+  EXPECT_THAT(ReadPromptText(Ids({})).status().message(), HasSubstr("--prompt-ids is empty"));
+  EXPECT_THAT(ReadPromptText(File("/nonexistent/p")).status().message(), HasSubstr("/nonexistent/p: No such file"));
+  EXPECT_THAT(ReadPromptText(File(::testing::TempDir())).status().message(), HasSubstr("cannot read the prompt file"));
 }
 
 TEST(EncodePrompt, PlainTextGetsTheModelsSpecialTokens) {
-  EXPECT_THAT(*EncodePrompt({}, "ab", std::make_unique<ByteTokenizer>("").get()), ElementsAre(256, 'a', 'b'));
+  EXPECT_THAT(*EncodePrompt(RunOptions(), "ab", std::make_unique<ByteTokenizer>("").get()), ElementsAre(256, 'a', 'b'));
 }
 
 TEST(EncodePrompt, ChatRendersTheTemplateWhichWritesTheSpecialTokens) {
   const ByteTokenizer tokenizer(
       "{{ bos_token }}{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}");
-  const Result<std::vector<int32_t>> ids = EncodePrompt({.chat = true, .system = "S"}, "U", &tokenizer);
+  RunOptions options;
+  options.chat = true;
+  options.system = "S";
+  const Result<std::vector<int32_t>> ids = EncodePrompt(options, "U", &tokenizer);
   ASSERT_TRUE(ids.ok()) << ids.status().ToString();
   EXPECT_EQ(std::string(ids->begin(), ids->end()), "<s>system:S;user:U;");
 }
 
 TEST(EncodePrompt, ModelsWithoutTokenizerOrTemplate) {
-  EXPECT_THAT(*EncodePrompt({.prompt_ids = {{3, 4}}}, std::nullopt, nullptr), ElementsAre(3, 4));
-  EXPECT_THAT(EncodePrompt({}, "text", nullptr).status().message(), HasSubstr("--prompt-ids"));
-  EXPECT_THAT(EncodePrompt({.chat = true}, "text", std::make_unique<ByteTokenizer>("").get()).status().message(),
+  EXPECT_THAT(*EncodePrompt(Ids({3, 4}), std::nullopt, nullptr), ElementsAre(3, 4));
+  EXPECT_THAT(EncodePrompt(RunOptions(), "text", nullptr).status().message(), HasSubstr("--prompt-ids"));
+  RunOptions chat;
+  chat.chat = true;
+  EXPECT_THAT(EncodePrompt(chat, "text", std::make_unique<ByteTokenizer>("").get()).status().message(),
               HasSubstr("no chat template"));
 }
 
