@@ -1,13 +1,13 @@
 #include "attention/cpu/cpu_backend.h"
 
-#include <algorithm>
-#include <string>
+#include <utility>
 
 #include "attention/cpu/cpu_features.h"
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/kv_ops.h"
 #include "attention/cpu/merge.h"
 #include "attention/cpu/plan_executor.h"
+#include "attention/forest.h"
 #include "core/check.h"
 
 namespace coppice::attention {
@@ -21,40 +21,30 @@ class BoundCpuKv final : public BoundKv {
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(Executor* executor) : executor_(executor) {
-    machine_.name = "cpu";
-    const double workers = executor->num_workers();
-    machine_.read_bytes_per_s = 15e9 * workers;
-    machine_.cache_bytes_per_s = 40e9 * workers;
-    machine_.dense_flops_per_s = 20e9 * workers;
-    machine_.stream_flops_per_s = 20e9 * workers;
-    machine_.item_fixed_ns = 300;
-    machine_.state_bytes_per_s = 20e9 * workers;
-    machine_.merge_fixed_ns = 200;
+    if (auto model = ShippedMachineModel(HostCpuModelName(), executor->num_workers()); model.ok()) machine_ = *std::move(model);
   }
 
   DeviceKind device() const override { return DeviceKind::kCpu; }
   const MachineModel& machine() const override { return machine_; }
 
   Result<BackendTraits> Traits(const AttentionSpec& spec, const PlanCapacity&) const override {
+    const cpu::TileKernels kernels = cpu::SelectKernels(isa_, spec);
     return BackendTraits{
         .workers = executor_->num_workers(),
-        .dense_tile_rows = 32,
-        .dense_min_rows = 8,
+        .dense_tile_rows = kernels.dense.row_multiple,
+        .dense_min_rows = kernels.dense_min_rows,
         .max_item_rows = 0,  // the executor cuts rows into blocks
         .kv_tile = cpu::kKvTile,
-        .native_head_dim = spec.head_dim,
+        .native_head_dim =
+            (spec.head_dim + kernels.dense.dim_multiple - 1) / kernels.dense.dim_multiple * kernels.dense.dim_multiple,
     };
   }
 
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
-    PlanSizes sizes;
-    const int32_t set_queries = std::max(1, 64 / spec.group_size());
-    sizes.max_merge_sets = capacity.max_branches + capacity.max_queries / set_queries;
-    sizes.max_items = 4 * sizes.max_merge_sets;
-    sizes.max_members = sizes.max_contributions = 8 * sizes.max_merge_sets;
-    sizes.max_states = 8 * capacity.max_queries * spec.num_qo_heads;
-    sizes.workspace_bytes = size_t(sizes.max_states) * (spec.head_dim + 2) * sizeof(float);
-    return sizes;
+    COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
+    COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
+    COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, Traits(spec, resolved));
+    return ComputePlanSizes(spec, resolved, traits);
   }
 
   Result<std::unique_ptr<PlanExecutor>> MakeExecutor(const AttentionSpec& spec, const PlanCapacity& capacity,
@@ -84,6 +74,11 @@ class CpuBackend final : public Backend {
 };
 
 }  // namespace
+
+Result<std::unique_ptr<Context>> Context::CreateCpu(Executor* executor) {
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeCpuBackend(executor));
+  return std::unique_ptr<Context>(std::move(backend));
+}
 
 Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor) {
   if (executor == nullptr) return InvalidArgument("CreateCpu: executor is null; pass the threads that kernels may use");

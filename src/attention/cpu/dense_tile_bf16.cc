@@ -491,8 +491,8 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
 
 }  // namespace
 
-TileKernel AmxBf16DenseTile() { return {Amx::kName, Run::Bytes, RunDense<Amx>}; }
-TileKernel Avx512Bf16DenseTile() { return {Dots::kName, Run::Bytes, RunDense<Dots>}; }
+TileKernel AmxBf16DenseTile() { return {Amx::kName, kLanes, kChunk, Run::Bytes, RunDense<Amx>}; }
+TileKernel Avx512Bf16DenseTile() { return {Dots::kName, kLanes, 8, Run::Bytes, RunDense<Dots>}; }
 
 }  // namespace coppice::attention::cpu
 #pragma GCC pop_options

@@ -14,6 +14,7 @@ TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
     if (spec.q_dtype == DType::kBF16 && spec.kv_dtype == DType::kBF16) {
       if (isa >= Isa::kAmxBf16) {
         kernels.dense = AmxBf16DenseTile();
+        kernels.dense_min_rows = 5;
       } else if (isa >= Isa::kAvx512Bf16) {
         kernels.dense = Avx512Bf16DenseTile();
       }
@@ -23,7 +24,7 @@ TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
   if (isa >= Isa::kAvx2) return Avx2Kernels(spec.q_dtype, spec.kv_dtype);
 #endif
   const TileKernel generic = GenericTileKernel(spec.q_dtype, spec.kv_dtype);
-  return {.dense = generic, .stream = generic};
+  return {.dense = generic, .stream = generic, .dense_min_rows = 1};
 }
 
 }  // namespace coppice::attention::cpu

@@ -9,6 +9,7 @@ namespace coppice::attention::cpu {
 
 struct TileKernels {
   TileKernel dense, stream;
+  int32_t dense_min_rows;  // from this many rows the dense kernel is the faster one (docs/attention.md)
 };
 TileKernels SelectKernels(Isa isa, const AttentionSpec& spec);
 

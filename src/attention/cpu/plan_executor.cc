@@ -6,6 +6,7 @@
 
 #include "attention/cpu/merge.h"
 #include "attention/cpu/softmax_state.h"
+#include "attention/plan.h"
 #include "core/check.h"
 
 namespace coppice::attention::cpu {
@@ -15,9 +16,8 @@ namespace {
 // a KV tile: 512 rows x 128 x (4 + 2) bytes = 384 KiB.
 constexpr int32_t kBlockRows = 512;
 
-// Deterministic mode: a unit is computed from the empty state, units fold left to right inside a superblock, superblocks in
-// order (docs/numerics.md, "Determinism").
-constexpr int32_t kUnit = 512, kSuperblock = 8 * kUnit;
+// Deterministic mode (plan.h says which items occur).
+constexpr int32_t kUnit = kDeterministicUnit, kSuperblock = kDeterministicSuperblock;
 
 constexpr size_t AlignUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -102,9 +102,9 @@ void Run(const TileTask& task, const TileStates& states, std::byte* scratch_memo
 template <class Q>
 TileKernel ForKv(DType kv_dtype) {
   switch (kv_dtype) {
-    case DType::kF32: return {"generic", Scratch::Bytes, Run<Q, float>};
-    case DType::kBF16: return {"generic", Scratch::Bytes, Run<Q, BF16>};
-    default: return {"generic", Scratch::Bytes, Run<Q, F16>};
+    case DType::kF32: return {"generic", 1, 8, Scratch::Bytes, Run<Q, float>};
+    case DType::kBF16: return {"generic", 1, 8, Scratch::Bytes, Run<Q, BF16>};
+    default: return {"generic", 1, 8, Scratch::Bytes, Run<Q, F16>};
   }
 }
 

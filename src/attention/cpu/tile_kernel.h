@@ -70,6 +70,7 @@ inline constexpr int32_t kKvTile = 64;
 // A kernel. `run` starts from the empty state and overwrites `states`. A row's result does not depend on the other rows.
 struct TileKernel {
   const char* name;
+  int32_t row_multiple, dim_multiple;  // what rows and head_dim are padded to on the way
   size_t (*scratch_bytes)(int32_t head_dim, int32_t max_rows);
   void (*run)(const TileTask& task, const TileStates& states, std::byte* scratch);
 };

@@ -408,8 +408,9 @@ class StreamTile {
 
 template <class Simd, class Q, class Kv>
 TileKernels SimdKernels() {
-  return {.dense = {Simd::kDenseName, DenseTile<Simd, Q, Kv>::ScratchBytes, DenseTile<Simd, Q, Kv>::Run},
-          .stream = {Simd::kStreamName, StreamTile<Simd, Q, Kv>::ScratchBytes, StreamTile<Simd, Q, Kv>::Run}};
+  return {.dense = {Simd::kDenseName, Simd::kLanes, 8, DenseTile<Simd, Q, Kv>::ScratchBytes, DenseTile<Simd, Q, Kv>::Run},
+          .stream = {Simd::kStreamName, 1, 8, StreamTile<Simd, Q, Kv>::ScratchBytes, StreamTile<Simd, Q, Kv>::Run},
+          .dense_min_rows = Simd::kLanes / 2 + 1};
 }
 template <class Simd, class Q>
 TileKernels SimdKernels(DType kv_dtype) {
