@@ -1,0 +1,275 @@
+// Dense tiles: 128 rows against a run of KV, two warpgroups of 64 rows each, wgmma for both products. The scores of step n + 1 are
+// computed while the values of step n are accumulated, and the warpgroups take turns so that one's softmax runs under the
+// other's products. Hydragen section 3.1 is the batching; the pipeline follows the FlashAttention-3 paper, sections 3.1 and 3.2.
+// Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/load.cuh"
+#include "attention/cuda/mma_sm90.cuh"
+
+namespace coppice::attention::cuda {
+
+// Matrix descriptors (PTX ISA, "Shared Memory Matrix Layout"), 128-byte swizzle; byte offsets between 8-row groups (stride) and,
+// where the contiguous dimension is longer than 64 elements, between its chunks (leading).
+__device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes) {
+  return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{leading_bytes >> 4} << 16 | uint64_t{stride_bytes >> 4} << 32 | uint64_t{1} << 62;
+}
+
+// The running softmax of the two rows that a thread holds parts of: rows lane / 4 and lane / 4 + 8 of its warp's 16.
+struct RowSoftmax {
+  float max[2] = {-INFINITY, -INFINITY};  // of scaled-by-nothing scores
+  float sum[2] = {0.0f, 0.0f};            // this thread's columns only
+};
+
+template <class C>
+struct DenseTile {
+  static constexpr int kScores = C::kKvTile / 2;   // registers of S
+  static constexpr int kOut = C::kHeadDim / 2;     // registers of O
+  using T = typename C::Element;
+
+  // S = Q K^T, issued and committed.
+  static __device__ __forceinline__ void Score(float (&scores)[kScores], uint32_t q, uint32_t k) {
+    ptx::PinRegisters(scores);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < C::kHeadDim / 16; ++step) {
+      const uint64_t a = MatrixDescriptor(q + step / 4 * 8192 + step % 4 * 32, 16, 1024);
+      const uint64_t b = MatrixDescriptor(k + step / 4 * 1024 + step % 4 * 32, 16, C::kGroupBytes);
+      ptx::Wgmma<T, C::kKvTile>::Ss(scores, a, b, step != 0);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // O += P V, issued and committed.
+  static __device__ __forceinline__ void Accumulate(float (&out)[kOut], const uint32_t (&weights)[kScores / 2], uint32_t v) {
+    ptx::PinRegisters(out);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < C::kKvTile / 16; ++step) {
+      const uint64_t b = MatrixDescriptor(v + step * 2 * C::kGroupBytes, 1024, C::kGroupBytes);
+      ptx::Wgmma<T, C::kHeadDim>::RsTransposedB(out, weights + step * 4, b);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // Scores that a row does not see become -inf. `start` is the tile's first kv index.
+  static __device__ __forceinline__ void Mask(const KernelParams& p, float (&scores)[kScores], const DenseSlot& slot, int row, int start,
+                                              bool tree_mask) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const RowInfo& info = slot.rows[row + half * 8];
+      const int lo = max(slot.task.begin, info.lo), hi = min(slot.task.end, info.hi);
+#pragma unroll
+      for (int j = 0; j < C::kKvTile / 8; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int kv_index = start + j * 8 + lane % 4 * 2 + c;
+          const bool sees = kv_index >= lo && kv_index < hi && (!tree_mask || Sees(p, info, kv_index, true));
+          if (!sees) scores[j * 4 + half * 2 + c] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // One step of the running softmax: scores become weights relative to the new max; rescale is what older sums shrink by.
+  static __device__ __forceinline__ void Softmax(RowSoftmax& state, float (&scores)[kScores], float (&rescale)[2], float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float m = state.max[half];
+#pragma unroll
+      for (int j = 0; j < C::kKvTile / 8; ++j) m = fmaxf(m, fmaxf(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]));
+      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
+      const float base = m == -INFINITY ? 0.0f : m * scale_log2;
+      rescale[half] = ptx::Exp2(state.max[half] * scale_log2 - base);
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < C::kKvTile / 8; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& x = scores[j * 4 + half * 2 + c];
+          x = ptx::Exp2(x * scale_log2 - base);
+          sum += x;
+        }
+      }
+      state.sum[half] = state.sum[half] * rescale[half] + sum;
+      state.max[half] = m;
+    }
+  }
+
+  static __device__ __forceinline__ void Round(uint32_t (&weights)[kScores / 2], const float (&scores)[kScores]) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) weights[i] = Pack<T>(scores[2 * i], scores[2 * i + 1]);
+  }
+
+  // V rows past the end may hold NaN, which no weight of zero removes: zeros instead. Both warpgroups write the same zeros.
+  static __device__ __forceinline__ void ClearTail(uint8_t* v, int present, int wg) {
+    constexpr int kPieces = C::kHeadDim / 8;
+    for (int i = present * kPieces + threadIdx.x % kWarpgroup; i < C::kKvTile * kPieces; i += kWarpgroup) {
+      const int token = i / kPieces, piece = i % kPieces;
+      *reinterpret_cast<uint4*>(v + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 + piece % 8 * 16) = uint4{};
+    }
+    ptx::FenceProxyAsync();  // zeros before wgmma reads them
+    ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);
+  }
+
+  // Stores the rows' states, or their output where this item is the only contribution; then folds the sets that it completes.
+  static __device__ void Finish(const KernelParams& p, SharedStorage<C>& s, const DenseSlot& slot, float (&out)[kOut], RowSoftmax& state,
+                                float scale_log2, int wg) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int kv_head = slot.task.kv_head;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = state.sum[half];
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      const RowInfo info = slot.rows[wg * 64 + warp * 16 + lane / 4 + half * 8];
+      if (info.q_row < 0) continue;
+      const float m = state.max[half] * scale_log2;
+      if (info.state == kDirect) {
+        const int head = kv_head * p.group_size + info.head_in_group;
+        const float inverse = sum > 0.0f ? p.value_scale / sum : 0.0f;
+        T* to = static_cast<T*>(p.out) + info.q_row * p.out_row_stride + int64_t{head} * p.head_dim;
+#pragma unroll
+        for (int j = 0; j < C::kHeadDim / 8; ++j) {
+          if (j * 8 >= p.head_dim) break;
+          *reinterpret_cast<uint32_t*>(to + j * 8 + lane % 4 * 2) =
+              Pack<T>(out[j * 4 + half * 2] * inverse, out[j * 4 + half * 2 + 1] * inverse);
+        }
+        if (p.lse != nullptr && lane % 4 == 0) {
+          p.lse[int64_t{info.q_row} * p.num_kv_heads * p.group_size + head] = NaturalLse(m, sum);
+        }
+      } else {
+        const int64_t at = info.state + int64_t{kv_head} * info.head_stride;
+        if (lane % 4 == 0) __stcg(reinterpret_cast<float2*>(p.state_ml) + at, float2{sum > 0.0f ? m : -INFINITY, sum});
+        float* to = p.state_acc + at * C::kHeadDim + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < C::kHeadDim / 8; ++j) {
+          __stcg(reinterpret_cast<float2*>(to + j * 8), float2{out[j * 4 + half * 2], out[j * 4 + half * 2 + 1]});
+        }
+      }
+    }
+
+    // Tickets: the first row of each set within this half draws for it.
+    ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // all states of the warpgroup are stored
+    const int t = threadIdx.x % kWarpgroup;
+    if (t < 64) {
+      const RowInfo& info = slot.rows[wg * 64 + t];
+      const bool draws = info.q_row >= 0 && info.state != kDirect && (info.row_in_set == 0 || t == 0);
+      s.completes[wg * 64 + t] = draws && ArriveLast(p, info.set, kv_head, info.arrivals);
+    }
+    ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // `completes` is written
+    const uint8_t* completes = s.completes + wg * 64;
+    if (!__any_sync(kAllLanes, completes[lane] | completes[lane + 32])) return;
+    for (int group = 0; group < 4; ++group) {  // this warp's 16 rows, four at a time
+      const int row = warp * 16 + group * 4 + lane / 8;
+      const RowInfo& info = slot.rows[wg * 64 + row];
+      const bool fold = info.q_row >= 0 && info.state != kDirect && completes[max(0, row - info.row_in_set)];
+      if (!__any_sync(kAllLanes, fold)) continue;
+      FoldRows<T, C::kHeadDim>(p, fold ? info.set : -1, info.row_in_set, kv_head);
+    }
+    // A set may lie across the two halves; whoever completes it folds the other half's rows too.
+    const auto fold_range = [&](const RowInfo& info, int begin, int end) {
+      for (int base = begin + warp * 4; base < end; base += 16) {
+        const int row = base + lane / 8;
+        FoldRows<T, C::kHeadDim>(p, row < end ? info.set : -1, row, kv_head);
+      }
+    };
+    const RowInfo &first = slot.rows[wg * 64], &last = slot.rows[wg * 64 + 63];
+    if (wg == 1 && completes[0]) fold_range(first, 0, first.row_in_set);
+    if (wg == 0 && last.q_row >= 0 && last.state != kDirect && completes[max(0, 63 - last.row_in_set)]) {
+      fold_range(last, last.row_in_set + 1, last.rows_in_set);
+    }
+  }
+
+  // A dense warpgroup's life: the tasks in the order that LoadDenseTasks drew them. The softmax equations are FlashAttention's
+  // (Dao et al. 2022, algorithm 1) in base 2.
+  static __device__ void Run(const KernelParams& p, SharedStorage<C>& s, int wg, bool tree_mask) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int row = wg * 64 + warp * 16 + lane / 4;  // and row + 8
+    const float scale_log2 = p.score_scale_log2;
+    const auto turn_begin = [&] { ptx::NamedBarrierSync(kTurnBarrier + wg, 2 * kWarpgroup); };
+    const auto turn_end = [&] { ptx::NamedBarrierArrive(kTurnBarrier + (wg ^ 1), 2 * kWarpgroup); };
+    const auto release = [&](uint64_t* barrier) {
+      __syncwarp();
+      if (lane == 0) ptx::BarrierArrive(barrier);
+    };
+    if (wg == 1) turn_end();  // the first turn is warpgroup 0's
+
+    int tile = 0;
+    for (int n = 0;; ++n) {
+      const int slot_index = n % C::kQBuffers;
+      ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
+      const DenseSlot& slot = s.dense[slot_index];
+      const int num_tiles = slot.task.num_tiles;
+      if (num_tiles < 0) break;
+      const uint32_t q = ptx::SharedAddress(s.q[slot_index]) + wg * C::kQHalfBytes;
+
+      float out[kOut];
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[i] = 0.0f;
+      RowSoftmax state;
+      if (num_tiles > 0) {
+        float scores[kScores];
+        uint32_t weights[kScores / 2];
+        float rescale[2];
+        const int first = slot.task.first, end = slot.task.end;
+        const int full_begin = slot.task.full_begin, full_end = slot.task.full_end;
+        const auto step_softmax = [&](int i) {
+          if (p.cap_in > 0.0f) {
+#pragma unroll
+            for (int k = 0; k < kScores; ++k) scores[k] = tanhf(scores[k] * p.cap_in);
+          }
+          const int start = first + i * C::kKvTile;
+          if (start < full_begin || start + C::kKvTile > full_end) Mask(p, scores, slot, row, start, tree_mask);
+          Softmax(state, scores, rescale, scale_log2);
+        };
+        const auto stage = [&](int i) { return (tile + i) % C::kStages; };
+        const auto parity = [&](int i) { return static_cast<uint32_t>((tile + i) / C::kStages & 1); };
+
+        ptx::BarrierWait(&s.k_ready[stage(0)], parity(0));
+        Score(scores, q, ptx::SharedAddress(s.k[stage(0)]));
+        ptx::WgmmaWait<0>();
+        ptx::PinRegisters(scores);
+        release(&s.k_free[stage(0)]);
+        step_softmax(0);
+        Round(weights, scores);
+        for (int i = 1; i < num_tiles; ++i) {
+          ptx::BarrierWait(&s.k_ready[stage(i)], parity(i));
+          turn_begin();
+          Score(scores, q, ptx::SharedAddress(s.k[stage(i)]));
+          ptx::BarrierWait(&s.v_ready[stage(i - 1)], parity(i - 1));
+          Accumulate(out, weights, ptx::SharedAddress(s.v[stage(i - 1)]));
+          turn_end();
+          ptx::WgmmaWait<1>();  // the scores
+          ptx::PinRegisters(scores);
+          release(&s.k_free[stage(i)]);
+          step_softmax(i);
+          ptx::WgmmaWait<0>();  // the values
+          ptx::PinRegisters(out);
+          release(&s.v_free[stage(i - 1)]);
+#pragma unroll
+          for (int k = 0; k < kOut; ++k) out[k] *= rescale[k / 2 % 2];
+          Round(weights, scores);
+        }
+        const int last = num_tiles - 1;
+        ptx::BarrierWait(&s.v_ready[stage(last)], parity(last));
+        const int present = end - (first + last * C::kKvTile);
+        if (present < C::kKvTile) ClearTail(s.v[stage(last)], present, wg);
+        Accumulate(out, weights, ptx::SharedAddress(s.v[stage(last)]));
+        ptx::WgmmaWait<0>();
+        ptx::PinRegisters(out);
+        release(&s.v_free[stage(last)]);
+        tile += num_tiles;
+      }
+      Finish(p, s, slot, out, state, scale_log2, wg);
+      release(&s.task_done[slot_index]);
+    }
+    if (wg == 0) turn_begin();  // takes the arrival that is left, so that the barrier ends as it began
+  }
+};
+
+}  // namespace coppice::attention::cuda

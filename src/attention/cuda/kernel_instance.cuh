@@ -1,0 +1,24 @@
+// What an instantiation file needs: the kernel and its row of the table. Layer: attention/cuda.
+#pragma once
+
+#include "attention/cuda/attention_kernel.cuh"
+#include "attention/cuda/kernel_variants.h"
+
+namespace coppice::attention::cuda {
+
+extern const KernelVariant kBF16D64Sequential, kBF16D64Concurrent, kBF16D128Sequential, kBF16D128Concurrent;
+extern const KernelVariant kF16D64Sequential, kF16D64Concurrent, kF16D128Sequential, kF16D128Concurrent;
+
+template <class C>
+KernelVariant Variant(DType dtype) {
+  static_assert(sizeof(SharedStorage<C>) <= 227 * 1024, "shared memory of an SM that a CTA may use");
+  return {.dtype = dtype,
+          .head_dim = C::kHeadDim,
+          .schedule = C::kConcurrent ? Schedule::kConcurrent : Schedule::kSequential,
+          .kv_tile = C::kKvTile,
+          .threads = C::kThreads,
+          .shared_bytes = sizeof(SharedStorage<C>),
+          .function = reinterpret_cast<const void*>(&AttentionKernel<C>)};
+}
+
+}  // namespace coppice::attention::cuda

@@ -1,0 +1,42 @@
+// The arguments of one launch, passed by value. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/plan_device.h"
+
+namespace coppice::attention::cuda {
+
+struct KernelParams {
+  const PlanHeader* header;
+  const Task* dense_tasks;
+  const Task* stream_tasks;
+  const DeviceItem* items;
+  const DeviceMember* members;
+  const DeviceMergeSet* merge_sets;
+  const DeviceContribution* contributions;
+  const DeviceBranch* branches;
+  const int32_t* page_indices;
+  const uint64_t* tree_mask;
+
+  float* state_acc;        // [states][kernel's head_dim], not normalised
+  float* state_ml;         // [states][2]: max (base 2, scaled), sum
+  int32_t* tickets;        // [merge set][kv head], zero between launches
+  QueueCounters* counters;
+
+  const void* q;
+  void* out;
+  float* lse;  // or null
+  int64_t q_row_stride, out_row_stride;
+
+  int32_t num_kv_heads, group_size, head_dim;
+  int32_t page_shift, page_size, box_tokens;
+  int32_t units_per_page, units_per_head;  // coordinate of (page, kv head) in the last dimension of the tensor maps
+  int32_t split_boxes;                     // 1: head_dim is padded; a box is 8 tokens x 64 elements
+  int32_t window;
+  float score_scale_log2;  // scores times this are exponents of 2
+  float cap_in;            // > 0: soft cap; scores become tanh(score * cap_in), and score_scale_log2 is that of the result
+  float value_scale;
+};
+
+}  // namespace coppice::attention::cuda

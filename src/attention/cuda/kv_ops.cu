@@ -1,0 +1,201 @@
+#include "attention/cuda/kv_ops.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attention/cpu/kv_ops.h"
+#include "attention/cuda/device_memory.h"
+#include "core/check.h"
+
+namespace coppice::attention::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxStates = 16;  // folded by one launch
+
+// A span that a kernel can read: the span itself if the device can, else a copy that lives until the stream has passed it.
+template <class T>
+class DeviceSpan {
+ public:
+  static Result<DeviceSpan> Make(std::span<const T> from, cudaStream_t stream) {
+    DeviceSpan span;
+    span.stream_ = stream;
+    cudaPointerAttributes attributes{};
+    if (from.empty()) return Result<DeviceSpan>(std::move(span));
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaPointerGetAttributes(&attributes, from.data()), "cudaPointerGetAttributes"));
+    if (attributes.devicePointer != nullptr) {
+      span.data_ = static_cast<const T*>(attributes.devicePointer);
+      return Result<DeviceSpan>(std::move(span));
+    }
+    span.on_host_ = true;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaMallocAsync(&span.owned_, from.size_bytes(), stream), "cudaMallocAsync"));
+    span.data_ = static_cast<const T*>(span.owned_);
+    COPPICE_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(span.owned_, from.data(), from.size_bytes(), cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync"));
+    return Result<DeviceSpan>(std::move(span));
+  }
+  DeviceSpan(DeviceSpan&& other) noexcept
+      : data_(other.data_), owned_(std::exchange(other.owned_, nullptr)), stream_(other.stream_), on_host_(other.on_host_) {}
+  DeviceSpan& operator=(DeviceSpan&&) = delete;
+  ~DeviceSpan() {
+    if (owned_ != nullptr) cudaFreeAsync(owned_, stream_);
+  }
+  const T* data() const { return data_; }
+  bool on_host() const { return on_host_; }
+
+ private:
+  DeviceSpan() = default;
+  const T* data_ = nullptr;
+  void* owned_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  bool on_host_ = false;
+};
+
+struct PoolParams {
+  uint16_t *k, *v;
+  int64_t page_stride, head_stride, slot_stride;
+  int32_t page_size, heads, head_dim, pieces;  // pieces of 16 bytes a head row
+};
+
+PoolParams MakePool(const AttentionSpec& spec, const KvLayerView& kv) {
+  return {static_cast<uint16_t*>(kv.k), static_cast<uint16_t*>(kv.v), kv.page_stride, kv.head_stride,   kv.slot_stride,
+          kv.page_size,                 spec.num_kv_heads,            spec.head_dim,  spec.head_dim / 8};
+}
+
+__device__ void Copy16(uint16_t* to, const uint16_t* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
+
+__global__ void AppendKernel(PoolParams pool, const uint16_t* k, const uint16_t* v, int64_t row_stride, const int64_t* slots,
+                             int64_t count) {
+  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t per_token = int64_t{pool.heads} * pool.pieces;
+  if (index >= count * per_token) return;
+  const int64_t token = index / per_token;
+  const int head = static_cast<int>(index % per_token / pool.pieces), piece = static_cast<int>(index % pool.pieces);
+  const int64_t slot = slots[token];
+  if (slot < 0) return;
+  const int64_t to = slot / pool.page_size * pool.page_stride + head * pool.head_stride + slot % pool.page_size * pool.slot_stride + piece * 8;
+  const int64_t from = token * row_stride + int64_t{head} * pool.head_dim + piece * 8;
+  Copy16(pool.k + to, k + from);
+  Copy16(pool.v + to, v + from);
+}
+
+__global__ void CopyPagesKernel(PoolParams pool, const PageCopy* copies) {
+  const PageCopy copy = copies[blockIdx.x];
+  const int rows = pool.heads * pool.page_size;
+  for (int i = threadIdx.x; i < rows * pool.pieces; i += blockDim.x) {
+    const int row = i / pool.pieces, piece = i % pool.pieces;
+    const int64_t at = row / pool.page_size * pool.head_stride + row % pool.page_size * pool.slot_stride + piece * 8;
+    Copy16(pool.k + copy.to * pool.page_stride + at, pool.k + copy.from * pool.page_stride + at);
+    Copy16(pool.v + copy.to * pool.page_stride + at, pool.v + copy.from * pool.page_stride + at);
+  }
+}
+
+struct MergeParams {
+  StateView into, from[kMaxStates];
+  int count;
+};
+
+// One warp a (row, head): Cascade Inference, eq. for the merge of attention states.
+template <class T>
+__global__ void MergeKernel(MergeParams p, int64_t num, int num_heads, int head_dim, const uint8_t* mask) {
+  const int64_t index = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  const int lane = threadIdx.x % 32;
+  if (index >= num || (mask != nullptr && mask[index / num_heads] == 0)) return;
+  float m = p.into.lse[index];
+  for (int i = 0; i < p.count; ++i) m = fmaxf(m, p.from[i].lse[index]);
+  const auto weight = [&](const StateView& state) { return m == -INFINITY ? 0.0f : expf(state.lse[index] - m); };
+  float sum = weight(p.into);
+  for (int i = 0; i < p.count; ++i) sum += weight(p.from[i]);
+  for (int e = lane; e < head_dim; e += 32) {
+    const auto value = [&](const StateView& state) { return static_cast<float>(static_cast<const T*>(state.out)[index * head_dim + e]); };
+    const float own = weight(p.into);
+    float acc = own > 0.0f ? own * value(p.into) : 0.0f;
+    for (int i = 0; i < p.count; ++i) {
+      const float w = weight(p.from[i]);
+      if (w > 0.0f) acc += w * value(p.from[i]);
+    }
+    static_cast<T*>(p.into.out)[index * head_dim + e] = static_cast<T>(sum > 0.0f ? acc / sum : 0.0f);
+  }
+  __syncwarp();  // all lanes have read the old lse
+  if (lane == 0) p.into.lse[index] = sum > 0.0f ? m + logf(sum) : -INFINITY;
+}
+
+Status Launched(const char* what) { return CudaStatus(cudaGetLastError(), what); }
+
+Status CheckPool(const AttentionSpec& spec, const KvLayerView& kv) {
+  COPPICE_RETURN_IF_ERROR(cpu::CheckKvLayer(spec, kv));
+  if (SizeOf(kv.dtype) != 2) return Unimplemented("KV layer: dtype " + std::string(Name(kv.dtype)) + "; CUDA keeps KV in bf16 or f16");
+  if (kv.page_stride % 8 != 0 || kv.head_stride % 8 != 0 || kv.slot_stride % 8 != 0) {
+    return Unimplemented("KV layer: a stride is no multiple of 8 elements; the CUDA backend copies 16 bytes at a time");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, cudaStream_t stream) {
+  COPPICE_RETURN_IF_ERROR(CheckPool(spec, kv));
+  const int64_t count = std::ssize(args.slot_mapping), row = int64_t{spec.num_kv_heads} * spec.head_dim;
+  if (count == 0) return OkStatus();
+  if (args.k == nullptr || args.v == nullptr) return InvalidArgument("AppendKv: k or v is null; pass the rows to append");
+  if (args.row_stride < row || args.row_stride % 8 != 0) {
+    return InvalidArgument("AppendKv: row_stride = " + std::to_string(args.row_stride) +
+                           " elements; expected a multiple of 8, at least num_kv_heads * head_dim = " + std::to_string(row));
+  }
+  COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> slots, DeviceSpan<int64_t>::Make(args.slot_mapping, stream));
+  if (slots.on_host()) {
+    const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
+    const auto bad = std::ranges::find_if(args.slot_mapping, [&](int64_t slot) { return slot >= num_slots; });
+    if (bad != args.slot_mapping.end()) {
+      return OutOfRange("AppendKv: slot_mapping[" + std::to_string(bad - args.slot_mapping.begin()) + "] = " + std::to_string(*bad) +
+                        "; the pool has " + std::to_string(num_slots) + " slots");
+    }
+  }
+  const int64_t threads = count * spec.num_kv_heads * (spec.head_dim / 8);
+  AppendKernel<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      MakePool(spec, kv), static_cast<const uint16_t*>(args.k), static_cast<const uint16_t*>(args.v), args.row_stride, slots.data(),
+      count);
+  return Launched("AppendKv");
+}
+
+Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies, cudaStream_t stream) {
+  COPPICE_RETURN_IF_ERROR(CheckPool(spec, kv));
+  if (copies.empty()) return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<PageCopy> list, DeviceSpan<PageCopy>::Make(copies, stream));
+  if (list.on_host()) {
+    for (size_t i = 0; i < copies.size(); ++i) {
+      for (const int32_t page : {copies[i].from, copies[i].to}) {
+        if (page < 0 || page >= kv.num_pages) {
+          return OutOfRange("CopyPages: copies[" + std::to_string(i) + "] names page " + std::to_string(page) + "; the pool has " +
+                            std::to_string(kv.num_pages) + " pages");
+        }
+      }
+    }
+  }
+  CopyPagesKernel<<<static_cast<unsigned>(copies.size()), kThreads, 0, stream>>>(MakePool(spec, kv), list.data());
+  return Launched("CopyPages");
+}
+
+Status MergeStates(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
+                   DType dtype, std::span<const uint8_t> mask, cudaStream_t stream) {
+  if (num_rows == 0 || from.empty()) return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<uint8_t> rows, DeviceSpan<uint8_t>::Make(mask, stream));
+  const int64_t num = num_rows * num_heads;
+  const auto grid = static_cast<unsigned>((num * 32 + kThreads - 1) / kThreads);
+  for (size_t begin = 0; begin < from.size(); begin += kMaxStates) {
+    MergeParams params{.into = into, .count = static_cast<int>(std::min<size_t>(kMaxStates, from.size() - begin))};
+    std::copy_n(from.begin() + begin, params.count, params.from);
+    switch (dtype) {
+      case DType::kF32: MergeKernel<float><<<grid, kThreads, 0, stream>>>(params, num, num_heads, head_dim, rows.data()); break;
+      case DType::kBF16: MergeKernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params, num, num_heads, head_dim, rows.data()); break;
+      case DType::kF16: MergeKernel<__half><<<grid, kThreads, 0, stream>>>(params, num, num_heads, head_dim, rows.data()); break;
+    }
+    COPPICE_RETURN_IF_ERROR(Launched("MergeStates"));
+  }
+  return OkStatus();
+}
+
+}  // namespace coppice::attention::cuda

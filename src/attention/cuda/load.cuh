@@ -1,0 +1,159 @@
+// The loading side: tasks from the queues, rows and lengths from the plan, Q rows by cp.async, KV pages by the bulk tensor copy
+// engine. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/kernel_config.h"
+#include "attention/cuda/merge.cuh"
+#include "attention/cuda/ptx.cuh"
+#include "attention/cuda/shared_storage.cuh"
+
+namespace coppice::attention::cuda {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// The tensor maps of K and V; see EncodeTensorMaps in tensor_map.cc for their dimensions.
+struct KvMaps {
+  const CUtensorMap* k;
+  const CUtensorMap* v;
+};
+
+// Called once by each fetching warp that found its queue empty: the last of all leaves the counters as the next launch needs them.
+template <class C>
+__device__ __forceinline__ void FinishFetching(const KernelParams& p, SharedStorage<C>& s) {
+  if (threadIdx.x % 32 != 0 || atomicAdd(&s.fetchers_done, 1) != C::kFetchers - 1) return;
+  if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
+  p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
+}
+
+// Copies the box of kv index `position` (a multiple of the box) of one kv head, K or V, to `to` and its bytes to `ready`.
+__device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap* map, uint64_t* ready, uint8_t* to, int page_begin,
+                                        int kv_head, int position, int chunks, int group_bytes) {
+  const int page = __ldg(p.page_indices + page_begin + (position >> p.page_shift));
+  const int unit = page * p.units_per_page + kv_head * p.units_per_head;
+  const int group = (position & (p.page_size - 1)) / 8;
+  if (!p.split_boxes) {
+    ptx::TensorLoad5(to, map, ready, 0, 0, 0, group, unit);
+    return;
+  }
+  for (int g = 0; g < p.box_tokens / 8; ++g) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      ptx::TensorLoad5(to + g * group_bytes + chunk * 1024, map, ready, chunk * 64, 0, group + g, unit, 0);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------- dense tiles
+
+// One warp: draws dense tasks, resolves their rows and ranges, gathers their Q rows into the next buffer.
+template <class C>
+__device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int num_tasks, bool tree_mask) {
+  using T = typename C::Element;
+  const int lane = threadIdx.x % 32;
+  int claimed = blockIdx.x;  // the first task needs no drawing
+  for (int n = 0;; ++n) {
+    const int slot = n % C::kQBuffers;
+    DenseSlot& shared = s.dense[slot];
+    const int index = __shfl_sync(kAllLanes, claimed, 0);
+    ptx::BarrierWait(&s.task_done[slot], (n / C::kQBuffers & 1) ^ 1);
+    if (index >= num_tasks) {
+      if (lane == 0) shared.task.num_tiles = -1;
+      __syncwarp();
+      if (lane == 0) ptx::BarrierArrive(&s.task_known[slot]);
+      ptx::BarrierArrive(&s.q_ready[slot]);
+      FinishFetching(p, s);
+      return;
+    }
+    if (lane == 0) claimed = gridDim.x + atomicAdd(&p.counters->dense_next, 1);  // needed only when this task is loaded
+    const Task task = p.dense_tasks[index];
+    const DeviceItem item = p.items[task.item];
+    const int end = min(item.kv_end, p.branches[item.branch].kv_len);
+
+    int lo_min = INT32_MAX, lo_max = 0, hi_min = INT32_MAX, hi_max = 0;
+#pragma unroll
+    for (int i = 0; i < kDenseRows / 32; ++i) {
+      const int r = lane + 32 * i;
+      const RowInfo info = ResolveRow(p, item, r, tree_mask);
+      shared.rows[r] = info;
+      if (info.q_row >= 0) {
+        lo_min = min(lo_min, info.lo), lo_max = max(lo_max, info.lo);
+        hi_max = max(hi_max, info.hi), hi_min = min(hi_min, tree_mask ? info.hi - info.query_count : info.hi);
+      }
+    }
+    lo_min = __reduce_min_sync(kAllLanes, lo_min), lo_max = __reduce_max_sync(kAllLanes, lo_max);
+    hi_min = __reduce_min_sync(kAllLanes, hi_min), hi_max = __reduce_max_sync(kAllLanes, hi_max);
+    if (lane == 0) {
+      DenseTask t{};
+      t.begin = item.masked ? max(item.kv_begin, lo_min) : item.kv_begin;
+      t.end = item.masked ? min(end, hi_max) : end;
+      t.full_begin = item.masked ? max(item.kv_begin, lo_max) : item.kv_begin;
+      t.full_end = item.masked ? min(end, hi_min) : end;
+      t.first = t.begin / kBoxTokens * kBoxTokens;
+      t.num_tiles = t.end > t.begin ? (t.end - t.first + C::kKvTile - 1) / C::kKvTile : 0;
+      t.page_begin = item.page_begin;
+      t.kv_head = task.head_begin;
+      t.rows = item.rows;
+      shared.task = t;
+    }
+    __syncwarp();
+    if (lane == 0) ptx::BarrierArrive(&s.task_known[slot]);
+
+    // Each row of Q is kHeadDim / 8 pieces of 16 bytes; rows and columns that do not exist become zeros.
+    constexpr int kPieces = C::kHeadDim / 8;
+    const T* q = static_cast<const T*>(p.q);
+    const int piece = lane % kPieces;
+    for (int r = lane / kPieces; r < kDenseRows; r += 32 / kPieces) {
+      const RowInfo& info = shared.rows[r];
+      const bool exists = info.q_row >= 0 && piece * 8 < p.head_dim;
+      const T* from = exists ? q + info.q_row * p.q_row_stride +
+                                   int64_t{task.head_begin * p.group_size + info.head_in_group} * p.head_dim + piece * 8
+                             : q;
+      uint8_t* to = s.q[slot] + (r / 64) * C::kQHalfBytes + (piece / 8) * 8192 + (r % 64) * 128 + ((piece % 8) ^ (r % 8)) * 16;
+      ptx::CopyAsync16(ptx::SharedAddress(to), from, exists ? 16 : 0);
+    }
+    ptx::CopyAsyncWaitAll();
+    ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
+    ptx::BarrierArrive(&s.q_ready[slot]);
+  }
+}
+
+// One warp: the KV tiles of the same tasks, as fast as the ring empties; it runs ahead across tasks.
+template <class C>
+__device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
+  const int lane = threadIdx.x % 32;
+  const int boxes = C::kKvTile / p.box_tokens;  // at most 16
+  int tile = 0;                                 // over all tasks
+  for (int n = 0;; ++n) {
+    const int slot = n % C::kQBuffers;
+    ptx::BarrierWait(&s.task_known[slot], n / C::kQBuffers & 1);
+    const DenseTask t = s.dense[slot].task;
+    if (t.num_tiles < 0) break;
+    for (int i = 0; i < t.num_tiles; ++i, ++tile) {
+      const int stage = tile % C::kStages;
+      const uint32_t parity = (tile / C::kStages & 1) ^ 1;
+      const int start = t.first + i * C::kKvTile;
+      const int present = min(boxes, (t.end - start + p.box_tokens - 1) / p.box_tokens);
+      const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
+      const int box = lane % 16;
+      const bool is_v = lane >= 16;
+      ptx::BarrierWait(&s.k_free[stage], parity);
+      if (lane == 0) ptx::BarrierArriveExpectBytes(&s.k_ready[stage], bytes);
+      __syncwarp();
+      if (!is_v && box < present) {
+        LoadBox(p, maps.k, &s.k_ready[stage], s.k[stage] + box * p.box_tokens / 8 * C::kGroupBytes, t.page_begin, t.kv_head,
+                start + box * p.box_tokens, C::kHeadChunks, C::kGroupBytes);
+      }
+      ptx::BarrierWait(&s.v_free[stage], parity);
+      if (lane == 16) ptx::BarrierArriveExpectBytes(&s.v_ready[stage], bytes);
+      __syncwarp();
+      if (is_v && box < present) {
+        LoadBox(p, maps.v, &s.v_ready[stage], s.v[stage] + box * p.box_tokens / 8 * C::kGroupBytes, t.page_begin, t.kv_head,
+                start + box * p.box_tokens, C::kHeadChunks, C::kGroupBytes);
+      }
+    }
+  }
+  ptx::NamedBarrierArrive(kDenseOverBarrier, kDenseOverThreads);  // it reads no slot any more
+}
+
+}  // namespace coppice::attention::cuda

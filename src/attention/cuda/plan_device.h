@@ -1,0 +1,67 @@
+// The plan as the kernel reads it: written by plan_upload.cc from a PlanView and a forest, read by dense_tile, stream_tile and merge.
+// Plain structs of 32-bit fields, loaded 16 bytes at a time; no CUDA types, so that the translation is testable without a GPU.
+// Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+
+namespace coppice::attention::cuda {
+
+inline constexpr int kDenseRows = 128;  // rows of a dense tile: two warpgroups of 64 (wgmma's M)
+inline constexpr int kStreamRows = 16;  // most rows of a stream tile: two n8 blocks of mma.sync
+inline constexpr int32_t kDirect = -1;  // in place of a state index: the item is its set's only contribution and writes the output
+
+// Rewritten by every Upload, read at the start of a launch.
+struct PlanHeader {
+  int32_t num_dense_tasks, num_stream_tasks;
+  int32_t has_tree_mask, reserved;
+};
+
+// What a worker draws from a queue: an item under kv heads [head_begin, head_begin + head_count).
+struct Task {
+  int32_t item;
+  uint16_t head_begin, head_count;
+};
+
+// A plan item, or a block of at most kDenseRows rows of one.
+struct alignas(16) DeviceItem {
+  int32_t kv_begin, kv_end;  // kv_end is cut to the live length of `branch` on the device
+  int32_t page_begin;        // of the page row that it reads
+  int32_t branch;            // whose page row that is
+  int32_t member_begin;
+  uint16_t member_count, rows;
+  uint16_t rows_per_member;  // 0: they differ
+  uint16_t masked;           // some row may not see the whole range
+  int32_t reserved;
+};
+static_assert(sizeof(DeviceItem) == 32);
+
+// A merge set's place in an item.
+struct alignas(16) DeviceMember {
+  int32_t set, branch, query_begin, query_count;
+  int32_t row_begin;    // in the item
+  int32_t state_begin;  // of row 0 under kv head 0, or kDirect
+  int32_t head_stride;  // states from one kv head to the next
+  int32_t arrivals;     // tickets that complete the set under one kv head: one per warpgroup that holds rows of it, over all items
+};
+static_assert(sizeof(DeviceMember) == 32);
+
+struct alignas(16) DeviceMergeSet {
+  int32_t branch, query_begin, contribution_begin, contribution_count;
+};
+
+struct alignas(8) DeviceContribution {
+  int32_t state_begin, head_stride;
+};
+
+// What changes with every step.
+struct alignas(16) DeviceBranch {
+  int32_t kv_len, query_begin, query_count, reserved;
+};
+
+// Zero between launches.
+struct QueueCounters {
+  int32_t dense_next, stream_next, finished_ctas, reserved;
+};
+
+}  // namespace coppice::attention::cuda

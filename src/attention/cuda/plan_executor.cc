@@ -1,0 +1,220 @@
+#include "attention/cuda/plan_executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "core/check.h"
+
+namespace coppice::attention::cuda {
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+template <class T>
+bool Same(std::span<const T> a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+}  // namespace
+
+CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, VariantPair variants, const AttentionSpec& spec,
+                                   const PlanCapacity& capacity, const PlanSizes& sizes)
+    : device_(device),
+      num_sms_(num_sms),
+      variants_(variants),
+      spec_(spec),
+      capacity_(capacity),
+      sizes_(sizes),
+      translator_(spec, capacity, sizes, num_sms * 8) {}
+
+Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, VariantPair variants,
+                                                               const AttentionSpec& spec, const PlanCapacity& capacity,
+                                                               const PlanSizes& sizes) {
+  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variants, spec, capacity, sizes));
+  DeviceGuard guard(device);
+  const size_t bytes = executor->translator_.layout().bytes;
+  const size_t state_bytes = (static_cast<size_t>(variants.sequential->head_dim) + 2) * sizeof(float);
+  COPPICE_ASSIGN_OR_RETURN(executor->plan_, DeviceBuffer::Allocate(bytes));
+  COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(std::max<size_t>(sizes.max_states, 1) * state_bytes));
+  COPPICE_ASSIGN_OR_RETURN(
+      executor->tickets_,
+      DeviceBuffer::Allocate(std::max<size_t>(sizes.max_merge_sets, 1) * spec.num_kv_heads * sizeof(int32_t)));
+  COPPICE_ASSIGN_OR_RETURN(executor->counters_, DeviceBuffer::Allocate(sizeof(QueueCounters)));
+  for (Staging& staging : executor->staging_) {
+    COPPICE_ASSIGN_OR_RETURN(staging.memory, PinnedBuffer::Allocate(bytes));
+    COPPICE_ASSIGN_OR_RETURN(staging.copied, CudaEvent::Create());
+  }
+  executor->next_.resize(bytes);
+  executor->shadow_.resize(bytes);  // zeros, like the device's
+  executor->changed_.resize((bytes + kBlockBytes - 1) / kBlockBytes);
+  executor->last_kv_len_.resize(capacity.max_branches);
+  executor->items_.reserve(sizes.max_items);
+  executor->members_.reserve(sizes.max_members);
+  executor->compute_queue_.reserve(sizes.max_items);
+  executor->bandwidth_queue_.reserve(sizes.max_items);
+  executor->merge_sets_.reserve(sizes.max_merge_sets);
+  executor->contributions_.reserve(sizes.max_contributions);
+  for (const KernelVariant* variant : {variants.sequential, variants.concurrent}) {
+    COPPICE_RETURN_IF_ERROR(
+        CudaStatus(cudaFuncSetAttribute(variant->function, cudaFuncAttributeMaxDynamicSharedMemorySize, variant->shared_bytes),
+                   "raising the attention kernel's shared memory"));
+  }
+  return std::unique_ptr<PlanExecutor>(std::move(executor));
+}
+
+bool CudaPlanExecutor::SamePlan(const PlanView& plan, uint64_t version) const {
+  return uploaded_ && version == version_ && Same(plan.items, items_) && Same(plan.members, members_) &&
+         Same(plan.merge_sets, merge_sets_) && Same(plan.contributions, contributions_) &&
+         Same(plan.compute_queue, compute_queue_) && Same(plan.bandwidth_queue, bandwidth_queue_);
+}
+
+void CudaPlanExecutor::RememberPlan(const PlanView& plan, uint64_t version) {
+  items_.assign(plan.items.begin(), plan.items.end());
+  members_.assign(plan.members.begin(), plan.members.end());
+  merge_sets_.assign(plan.merge_sets.begin(), plan.merge_sets.end());
+  contributions_.assign(plan.contributions.begin(), plan.contributions.end());
+  compute_queue_.assign(plan.compute_queue.begin(), plan.compute_queue.end());
+  bandwidth_queue_.assign(plan.bandwidth_queue.begin(), plan.bandwidth_queue.end());
+  version_ = version;
+}
+
+void CudaPlanExecutor::Compare(size_t offset, size_t bytes) {
+  for (size_t at = offset; at < offset + bytes;) {
+    const size_t block = at / kBlockBytes, end = std::min(offset + bytes, (block + 1) * kBlockBytes);
+    if (std::memcmp(&next_[at], &shadow_[at], end - at) != 0) {
+      std::memcpy(&shadow_[at], &next_[at], end - at);
+      changed_[block] = 1;
+    }
+    at = end;
+  }
+}
+
+// Page rows are read straight from the forest: all of them after an edit, else only the entries that a branch grew into.
+void CudaPlanExecutor::ComparePages(const PrefixForestView& forest, bool all) {
+  const size_t base = translator_.layout().page_indices;
+  const auto compare = [&](size_t first, size_t count) {
+    std::memcpy(&next_[base + first * sizeof(int32_t)], &forest.page_indices[first], count * sizeof(int32_t));
+    Compare(base + first * sizeof(int32_t), count * sizeof(int32_t));
+  };
+  for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
+    if (forest.branch_node[b] == kFreeSlot) continue;
+    const int32_t len = forest.branch_kv_len[b];
+    const int32_t from = all ? 0 : std::max(0, std::min(len, last_kv_len_[b]) - 1) / forest.page_size;
+    const int32_t to = std::min((len + forest.page_size - 1) / forest.page_size, forest.branch_page_capacity[b]);
+    if (to > from) compare(static_cast<size_t>(forest.branch_page_begin[b]) + from, to - from);
+    last_kv_len_[b] = len;
+  }
+}
+
+Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) {
+  const PlanLayout& layout = translator_.layout();
+  if (std::ssize(forest.branch_kv_len) > capacity_.max_branches || std::ssize(forest.page_indices) > capacity_.max_page_slots ||
+      std::ssize(forest.query_tree_mask) > capacity_.max_queries) {
+    return ResourceExhausted("CUDA plan: the forest has " + std::to_string(forest.branch_kv_len.size()) + " branches and " +
+                             std::to_string(forest.page_indices.size()) + " page slots; the capacity is " +
+                             std::to_string(capacity_.max_branches) + " and " + std::to_string(capacity_.max_page_slots));
+  }
+  const bool same = SamePlan(plan, forest.version);
+  if (!same) {
+    uploaded_ = false;
+    COPPICE_RETURN_IF_ERROR(translator_.TranslatePlan(plan, forest, next_.data()));
+    RememberPlan(plan, forest.version);
+    Compare(layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task));
+    Compare(layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task));
+    Compare(layout.items, translator_.num_items() * sizeof(DeviceItem));
+    Compare(layout.members, plan.members.size() * sizeof(DeviceMember));
+    Compare(layout.merge_sets, plan.merge_sets.size() * sizeof(DeviceMergeSet));
+    Compare(layout.contributions, plan.contributions.size() * sizeof(DeviceContribution));
+  }
+  translator_.TranslateLengths(forest, next_.data());
+  Compare(layout.header, sizeof(PlanHeader));
+  Compare(layout.branches, forest.branch_kv_len.size() * sizeof(DeviceBranch));
+  Compare(layout.tree_mask, forest.query_tree_mask.size_bytes());
+  ComparePages(forest, !same);
+  COPPICE_RETURN_IF_ERROR(CopyChanged(static_cast<cudaStream_t>(stream)));
+  uploaded_ = true;
+  return OkStatus();
+}
+
+Status CudaPlanExecutor::CopyChanged(cudaStream_t stream) {
+  DeviceGuard guard(device_);
+  Staging& staging = staging_[next_staging_];
+  next_staging_ = (next_staging_ + 1) % kStagingBuffers;
+  COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(staging.copied.get()), "waiting for an earlier upload"));
+  for (size_t block = 0; block < changed_.size();) {
+    if (!changed_[block]) {
+      ++block;
+      continue;
+    }
+    size_t end = block;
+    while (end < changed_.size() && changed_[end]) changed_[end++] = 0;
+    const size_t offset = block * kBlockBytes, bytes = std::min(end * kBlockBytes, shadow_.size()) - offset;
+    std::memcpy(staging.memory.data() + offset, &shadow_[offset], bytes);
+    COPPICE_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpyAsync(plan_.data() + offset, staging.memory.data() + offset, bytes, cudaMemcpyHostToDevice, stream), "copying a plan"));
+    block = end;
+  }
+  return CudaStatus(cudaEventRecord(staging.copied.get(), stream), "recording an upload");
+}
+
+Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stream) {
+  if (!uploaded_) return FailedPrecondition("AttentionPlan::Run before Upload: call Update and Upload first");
+  if (args.q == nullptr || args.out == nullptr) return InvalidArgument("AttentionPlan::Run: q or out is null");
+  const auto* bound = dynamic_cast<const BoundCudaKv*>(&kv);
+  if (bound == nullptr) return InvalidArgument("AttentionPlan::Run: the KV was bound to another backend; bind it with this context");
+  if (reinterpret_cast<uintptr_t>(args.q) % 16 != 0 || reinterpret_cast<uintptr_t>(args.out) % 16 != 0 || args.q_row_stride % 8 != 0 ||
+      args.out_row_stride % 8 != 0) {
+    return InvalidArgument("AttentionPlan::Run: q, out and their row strides must be multiples of 16 bytes; row strides are " +
+                           std::to_string(args.q_row_stride) + " and " + std::to_string(args.out_row_stride) + " elements");
+  }
+  const KernelVariant& variant = forced_ != nullptr ? *forced_ : *variants_.sequential;
+  const PlanLayout& layout = translator_.layout();
+  const KvLayerView& view = kv.view();
+  const TensorMaps& maps = bound->maps();
+  const std::byte* plan = plan_.data();
+  const float scale = (spec_.sm_scale != 0.0f ? spec_.sm_scale : 1.0f / std::sqrt(static_cast<float>(spec_.head_dim))) * view.k_scale;
+  float* states = reinterpret_cast<float*>(states_.data());
+  KernelParams params{
+      .header = reinterpret_cast<const PlanHeader*>(plan + layout.header),
+      .dense_tasks = reinterpret_cast<const Task*>(plan + layout.dense_tasks),
+      .stream_tasks = reinterpret_cast<const Task*>(plan + layout.stream_tasks),
+      .items = reinterpret_cast<const DeviceItem*>(plan + layout.items),
+      .members = reinterpret_cast<const DeviceMember*>(plan + layout.members),
+      .merge_sets = reinterpret_cast<const DeviceMergeSet*>(plan + layout.merge_sets),
+      .contributions = reinterpret_cast<const DeviceContribution*>(plan + layout.contributions),
+      .branches = reinterpret_cast<const DeviceBranch*>(plan + layout.branches),
+      .page_indices = reinterpret_cast<const int32_t*>(plan + layout.page_indices),
+      .tree_mask = reinterpret_cast<const uint64_t*>(plan + layout.tree_mask),
+      .state_acc = states,
+      .state_ml = states + static_cast<size_t>(std::max(sizes_.max_states, 1)) * variant.head_dim,
+      .tickets = reinterpret_cast<int32_t*>(tickets_.data()),
+      .counters = reinterpret_cast<QueueCounters*>(counters_.data()),
+      .q = args.q,
+      .out = args.out,
+      .lse = args.lse,
+      .q_row_stride = args.q_row_stride,
+      .out_row_stride = args.out_row_stride,
+      .num_kv_heads = spec_.num_kv_heads,
+      .group_size = spec_.group_size(),
+      .head_dim = spec_.head_dim,
+      .page_shift = std::countr_zero(static_cast<uint32_t>(view.page_size)),
+      .page_size = view.page_size,
+      .box_tokens = maps.box_tokens,
+      .units_per_page = maps.units_per_page,
+      .units_per_head = maps.units_per_head,
+      .split_boxes = maps.split_boxes,
+      .window = spec_.window,
+      .score_scale_log2 = spec_.soft_cap > 0.0f ? spec_.soft_cap * kLog2E : scale * kLog2E,
+      .cap_in = spec_.soft_cap > 0.0f ? scale / spec_.soft_cap : 0.0f,
+      .value_scale = view.v_scale,
+  };
+  void* arguments[] = {&params, const_cast<CUtensorMap*>(&maps.k), const_cast<CUtensorMap*>(&maps.v)};
+  DeviceGuard guard(device_);
+  return CudaStatus(cudaLaunchKernel(variant.function, dim3(num_sms_), dim3(variant.threads), arguments, variant.shared_bytes,
+                                     static_cast<cudaStream_t>(stream)),
+                    "launching the attention kernel");
+}
+
+}  // namespace coppice::attention::cuda

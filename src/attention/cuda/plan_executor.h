@@ -1,0 +1,77 @@
+// One plan's device side: its copy of the plan, its states and tickets, and its launches. Layer: attention/cuda.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "attention/backend.h"
+#include "attention/cuda/device_memory.h"
+#include "attention/cuda/kernel_variants.h"
+#include "attention/cuda/plan_upload.h"
+#include "attention/cuda/tensor_map.h"
+
+namespace coppice::attention::cuda {
+
+class BoundCudaKv final : public BoundKv {
+ public:
+  BoundCudaKv(const KvLayerView& view, const TensorMaps& maps) : BoundKv(view), maps_(maps) {}
+  const TensorMaps& maps() const { return maps_; }
+
+ private:
+  TensorMaps maps_;
+};
+
+class CudaPlanExecutor final : public PlanExecutor {
+ public:
+  static Result<std::unique_ptr<PlanExecutor>> Create(int device, int num_sms, VariantPair variants,
+                                                      const AttentionSpec& spec, const PlanCapacity& capacity,
+                                                      const PlanSizes& sizes);
+  // Copies the parts of the plan, lengths and page rows that differ from what the device has, from page-locked memory.
+  Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
+  Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
+
+  // Overrides the choice of schedule, for benchmarks and tests.
+  void ForceSchedule(Schedule schedule) { forced_ = &variants_.of(schedule); }
+
+ private:
+  struct Staging {
+    PinnedBuffer memory;
+    CudaEvent copied;
+  };
+
+  CudaPlanExecutor(int device, int num_sms, VariantPair variants, const AttentionSpec& spec,
+                   const PlanCapacity& capacity, const PlanSizes& sizes);
+  bool SamePlan(const PlanView& plan, uint64_t version) const;
+  void RememberPlan(const PlanView& plan, uint64_t version);
+  // Marks blocks of [offset, offset + bytes) whose contents in next_ and shadow_ differ.
+  void Compare(size_t offset, size_t bytes);
+  void ComparePages(const PrefixForestView& forest, bool all);
+  Status CopyChanged(cudaStream_t stream);
+
+  static constexpr size_t kBlockBytes = 4096;  // granularity of copies
+  static constexpr int kStagingBuffers = 2;    // uploads in flight
+
+  int device_, num_sms_;
+  VariantPair variants_;  // of this spec's dtype and head_dim
+  const KernelVariant* forced_ = nullptr;
+  AttentionSpec spec_;
+  PlanCapacity capacity_;
+  PlanSizes sizes_;
+  PlanTranslator translator_;
+  DeviceBuffer plan_, states_, tickets_, counters_;
+  std::array<Staging, kStagingBuffers> staging_;
+  int next_staging_ = 0;
+  std::vector<std::byte> next_, shadow_;  // the image to be, the image that the device has
+  std::vector<uint8_t> changed_;          // by block
+  std::vector<int32_t> last_kv_len_;
+
+  std::vector<WorkItem> items_;  // the plan last translated
+  std::vector<int32_t> members_, compute_queue_, bandwidth_queue_;
+  std::vector<MergeSet> merge_sets_;
+  std::vector<Contribution> contributions_;
+  uint64_t version_ = 0;
+  bool uploaded_ = false;
+};
+
+}  // namespace coppice::attention::cuda

@@ -1,0 +1,53 @@
+// Translates a plan and the forest's live arrays into the form that the kernel reads (plan_device.h): items cut into blocks of at
+// most kDenseRows rows, tasks laid out so that blocks which read the same KV run side by side, states and tickets resolved per member.
+// Host memory only; plan_executor.cc copies what changed. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/cuda/plan_device.h"
+#include "coppice/attention.h"
+
+namespace coppice::attention::cuda {
+
+// Byte offsets of the arrays in one block of memory, the same on host and device.
+struct PlanLayout {
+  PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes);
+
+  int64_t max_items, max_tasks;
+  size_t header, dense_tasks, stream_tasks, items, members, merge_sets, contributions, branches, page_indices, tree_mask;
+  size_t bytes;
+};
+
+// Writes the image of a plan. Allocates in its constructor only.
+class PlanTranslator {
+ public:
+  // stream_warps: how many stream tasks run at the same moment; kv heads are grouped into one task while enough tasks are left.
+  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int stream_warps);
+
+  const PlanLayout& layout() const { return layout_; }
+  // RESOURCE_EXHAUSTED if the plan exceeds the sizes given at creation.
+  Status TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image);
+  // Branches and draft masks; page rows are copied by the caller.
+  void TranslateLengths(const PrefixForestView& forest, std::byte* image) const;
+
+  int64_t num_items() const { return num_items_; }
+  int64_t num_dense_tasks() const { return num_dense_; }
+  int64_t num_stream_tasks() const { return num_stream_; }
+
+ private:
+  Status CutItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
+  void LayOutTasks(const PlanView& plan, std::byte* image);
+
+  AttentionSpec spec_;
+  PlanSizes sizes_;
+  PlanLayout layout_;
+  int stream_warps_;
+  int64_t num_items_ = 0, num_dense_ = 0, num_stream_ = 0;
+  std::vector<int32_t> first_block_;  // [plan item + 1]: its device items
+  std::vector<int32_t> arrivals_;     // [merge set]
+};
+
+}  // namespace coppice::attention::cuda

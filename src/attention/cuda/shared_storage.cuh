@@ -1,0 +1,67 @@
+// The CTA's shared memory, one struct. Barriers are named for the fact they announce. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/kernel_config.h"
+#include "attention/cuda/merge.cuh"
+
+namespace coppice::attention::cuda {
+
+// A dense item under one kv head, as resolved from live lengths by the loading warp.
+struct DenseTask {
+  int32_t num_tiles;             // -1: no more tasks
+  int32_t first;                 // kv index of the first tile's first token, a multiple of kBoxTokens
+  int32_t begin, end;            // range that some row may see
+  int32_t full_begin, full_end;  // range that every row sees
+  int32_t page_begin, kv_head, rows, reserved;
+};
+
+struct alignas(16) DenseSlot {
+  DenseTask task;
+  alignas(16) RowInfo rows[kDenseRows];
+};
+
+struct StreamTask {
+  int32_t first, begin, end, full_begin, full_end;
+  int32_t page_begin, head_begin, head_end, rows;
+};
+
+// One stream warp's tasks (the one it works on and the next, whose loads are already under way) and ring.
+template <int kSteps>
+struct alignas(16) StreamState {
+  RowInfo rows[2][kStreamRows];
+  StreamTask tasks[2];
+  uint64_t k_ready[kSteps], v_ready[kSteps];
+};
+
+template <class C>
+struct SharedStorage {
+  union {
+    struct {
+      alignas(1024) uint8_t q[C::kQBuffers][C::kQTileBytes];      // [warpgroup][chunk][64 rows][64], swizzled
+      alignas(1024) uint8_t k[C::kStages][C::kKvTileBytes];       // [8 tokens][chunk][8][64], swizzled
+      alignas(1024) uint8_t v[C::kStages][C::kKvTileBytes];
+    };
+    alignas(1024) uint8_t tail_rings[C::kTailWarps][C::kTailSteps][2][C::kStreamUnitBytes];
+  };
+  alignas(1024) uint8_t stream_rings[C::kStreamWarps > 0 ? C::kStreamWarps : 1][C::kStreamWarps > 0 ? C::kStreamSteps : 1][2]
+                                    [C::kStreamWarps > 0 ? C::kStreamUnitBytes : 1024];
+
+  union {
+    DenseSlot dense[C::kQBuffers];
+    StreamState<C::kTailSteps> tail[C::kTailWarps];
+  };
+  StreamState<C::kStreamSteps> stream[C::kStreamWarps > 0 ? C::kStreamWarps : 1];
+  uint8_t completes[kDenseRows];  // by row: it begins a set whose last ticket this warpgroup drew
+
+  uint64_t task_known[C::kQBuffers], q_ready[C::kQBuffers], task_done[C::kQBuffers];
+  uint64_t k_ready[C::kStages], k_free[C::kStages], v_ready[C::kStages], v_free[C::kStages];
+  int32_t fetchers_done;
+};
+
+// Named barriers; 0 is the CTA's.
+enum BarrierId : int { kTurnBarrier = 1 /* and 2 */, kWarpgroupBarrier = 3 /* and 4 */, kDenseOverBarrier = 5 };
+inline constexpr int kDenseOverThreads = kDenseWarpgroups * kWarpgroup + 32;  // the dense warpgroups and the KV loading warp
+
+}  // namespace coppice::attention::cuda
