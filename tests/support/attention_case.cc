@@ -28,7 +28,7 @@ class HostMemory final : public DeviceMemory {
 
 class CpuTestDevice final : public TestDevice {
  public:
-  explicit CpuTestDevice(int num_threads) : pool_(num_threads), backend_(std::move(MakeCpuBackend(&pool_)).value()) {}
+  CpuTestDevice(int num_threads, cpu::Isa isa) : pool_(num_threads), backend_(std::move(MakeCpuBackend(&pool_, isa)).value()) {}
   Backend& backend() override { return *backend_; }
   std::unique_ptr<DeviceMemory> Allocate(size_t bytes) override { return std::make_unique<HostMemory>(bytes); }
 
@@ -75,7 +75,9 @@ void FillRow(std::byte* base, DType dtype, int64_t offset, int32_t count, uint64
 
 }  // namespace
 
-std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads) { return std::make_unique<CpuTestDevice>(num_threads); }
+std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads, cpu::Isa isa) {
+  return std::make_unique<CpuTestDevice>(num_threads, isa);
+}
 
 std::string CaseOptions::ToString() const {
   std::ostringstream s;
@@ -184,9 +186,16 @@ void AttentionCase::Refresh() {
     }
   }
   pool_->CopyFrom(host_pool_);
-  ++step_;
-  FillRow(host_q_.data(), spec.q_dtype, 0, static_cast<int32_t>(host_q_.size() / SizeOf(spec.q_dtype)),
-          Mix(options_.seed ^ step_ << 32), options_.q_magnitude);
+  std::ranges::fill(host_q_, std::byte{0xff});
+  const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim + options_.row_padding;
+  for (int32_t b = 0; b < std::ssize(view.branch_node); ++b) {
+    if (view.branch_node[b] == kFreeSlot) continue;
+    for (int32_t i = 0; i < view.branch_query_count[b]; ++i) {
+      const uint64_t token = forest_.Token(b, view.branch_kv_len[b] - view.branch_query_count[b] + i);
+      FillRow(host_q_.data(), spec.q_dtype, (view.branch_query_begin[b] + i) * row, spec.num_qo_heads * spec.head_dim,
+              Mix(token ^ uint64_t{1} << 40), options_.q_magnitude);
+    }
+  }
   q_->CopyFrom(host_q_);
   out_->CopyFrom(std::vector<std::byte>(host_q_.size(), std::byte{0xff}));
   lse_->CopyFrom(std::vector<std::byte>(forest_.Capacity().max_queries * spec.num_qo_heads * sizeof(float), std::byte{0xff}));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/backend.h"
+#include "attention/cpu/cpu_features.h"
 #include "attention/reference.h"
 #include "tests/support/random_forest.h"
 
@@ -32,8 +33,8 @@ class TestDevice {
   virtual std::unique_ptr<DeviceMemory> Allocate(size_t bytes) = 0;
 };
 
-// Four threads, so that work is handed around even on a small machine.
-std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads = 4);
+// Four threads, so that work is handed around even on a small machine. `isa` at most what the machine has.
+std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads = 4, cpu::Isa isa = cpu::DetectIsa());
 
 enum class KvLayout : uint8_t { kNative, kNhd, kSeparate };
 
@@ -64,11 +65,13 @@ class AttentionCase {
 
   RandomForest& forest() { return forest_; }
   const AttentionSpec& spec() const { return options_.spec; }
-  // Writes the pool and new queries for the forest's present state; call after each edit of the forest.
+  // Writes the pool and the queries for the forest's present state; call after each edit of the forest. All values depend on the
+  // token alone, so that one request is the same in every forest.
   void Refresh();
   const KvLayerView& kv() const { return kv_; }
   Result<std::unique_ptr<BoundKv>> Bind() { return device_.backend().BindKv(options_.spec, kv_); }
   RunArgs Args(bool with_lse = true);
+  const void* host_q() const { return host_q_.data(); }
   // Reads what a run with Args() wrote.
   AttentionOutput Read();
   // Empty if `output` agrees with the oracle within ToleranceFor; else the first coordinate that does not, with both values.
@@ -83,7 +86,6 @@ class AttentionCase {
   std::vector<std::byte> host_pool_, host_q_;
   std::unique_ptr<DeviceMemory> pool_, q_, out_, lse_;
   KvLayerView kv_, host_kv_;
-  uint64_t step_ = 0;
 };
 
 }  // namespace coppice::attention::testing

@@ -23,6 +23,7 @@ RandomForest::RandomForest(const RandomForestOptions& options, uint64_t seed) : 
   page_refs_.assign(size_t(branches) * capacity, 0);
   tokens_.resize(branches);
 
+  if (options_.start_empty) return;
   AddRoot(Uniform(1, std::min(2 * options_.max_segment, options_.max_kv_len)));
   for (int32_t b = 1; b < (2 * branches + 2) / 3; ++b) AddRandomBranch();
   DealQueries();

@@ -23,6 +23,7 @@ struct RandomForestOptions {
   double own_root = 0.1;        // a new branch shares nothing
   double idle_branch = 0.1;     // a branch has no query in a step
   double query_gap = 0.0;       // a row of q that belongs to no branch precedes a branch's rows
+  bool start_empty = false;     // no branch at first: the test builds the tree
 };
 
 // Owns the arrays behind a PrefixForestView. Every state it can reach obeys the rules stated there. Deterministic in its seed.

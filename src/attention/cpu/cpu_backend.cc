@@ -20,7 +20,7 @@ class BoundCpuKv final : public BoundKv {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(Executor* executor) : executor_(executor) {
+  CpuBackend(Executor* executor, cpu::Isa isa) : executor_(executor), isa_(isa) {
     if (auto model = ShippedMachineModel(HostCpuModelName(), executor->num_workers()); model.ok()) machine_ = *std::move(model);
   }
 
@@ -69,7 +69,7 @@ class CpuBackend final : public Backend {
 
  private:
   Executor* executor_;
-  cpu::Isa isa_ = cpu::DetectIsa();
+  cpu::Isa isa_;
   MachineModel machine_;
 };
 
@@ -80,9 +80,9 @@ Result<std::unique_ptr<Context>> Context::CreateCpu(Executor* executor) {
   return std::unique_ptr<Context>(std::move(backend));
 }
 
-Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor) {
+Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor, cpu::Isa isa) {
   if (executor == nullptr) return InvalidArgument("CreateCpu: executor is null; pass the threads that kernels may use");
-  return std::unique_ptr<Backend>(new CpuBackend(executor));
+  return std::unique_ptr<Backend>(new CpuBackend(executor, isa));
 }
 
 }  // namespace coppice::attention

@@ -5,10 +5,11 @@
 #include <memory>
 
 #include "attention/backend.h"
+#include "attention/cpu/cpu_features.h"
 
 namespace coppice::attention {
 
-// `executor` outlives the backend. INVALID_ARGUMENT if it is null.
-Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor);
+// `executor` outlives the backend. INVALID_ARGUMENT if it is null. REQUIRES: isa <= cpu::DetectIsa().
+Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor, cpu::Isa isa = cpu::DetectIsa());
 
 }  // namespace coppice::attention
