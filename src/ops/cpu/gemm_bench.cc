@@ -1,8 +1,12 @@
-// Matrix products of SmolLM2-135M's shapes: our panel kernels, oneDNN on the same tiles, and what CpuOps picks. Reports GFLOP/s and
-// the rate at which weights stream. Weights of the last level rotate through copies larger than the cache unless --hot is in the
-// name.
+// Matrix products of SmolLM2-135M's shapes: our panel kernels, oneDNN on the same tiles, what CpuOps picks, its deterministic mode,
+// and OpenBLAS where it is installed (f32; set OPENBLAS_CORETYPE where it does not know the machine). Reports GFLOP/s and the rate
+// at which weights stream, each layer with weights of its own as in a model. On a shared machine read the minimum over repetitions.
 #include <benchmark/benchmark.h>
+#ifdef COPPICE_BENCH_OPENBLAS
+#include <cblas.h>
+#endif
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -41,6 +45,32 @@ void BM_Linear(benchmark::State& state, DType dtype, ProductLibrary library, boo
   state.counters["weight_GB/s"] = benchmark::Counter(calls * 1e-9 * bytes, benchmark::Counter::kIsRate);
 }
 
+#ifdef COPPICE_BENCH_OPENBLAS
+void BM_OpenBlas(benchmark::State& state, int64_t k, int64_t n, int threads) {
+  const int64_t rows = state.range(0);
+  const int64_t copies = std::clamp<int64_t>((96 << 20) / (k * n * 4), 1, 30);
+  std::vector<float> weights(copies * k * n, 0.01f), x(rows * k, 0.0f), y(rows * n);
+  openblas_set_num_threads(threads);
+  int64_t next = 0;
+  for (auto _ : state) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, n, k, 1.0f, x.data(), k, &weights[next * k * n], k, 0.0f, y.data(),
+                n);
+    next = (next + 1) % copies;
+    benchmark::DoNotOptimize(y.data());
+  }
+  const auto calls = static_cast<double>(state.iterations());
+  state.counters["GFLOP/s"] = benchmark::Counter(calls * 2e-9 * rows * k * n, benchmark::Counter::kIsRate);
+  state.counters["weight_GB/s"] = benchmark::Counter(calls * 4e-9 * k * n, benchmark::Counter::kIsRate);
+}
+#endif
+
+void SetRows(benchmark::internal::Benchmark* bench) {
+  for (int rows : {1, 8, 32, 64, 512}) bench->Arg(rows);
+  bench->UseRealTime()->Unit(benchmark::kMicrosecond)->ComputeStatistics("min", [](const std::vector<double>& values) {
+    return *std::min_element(values.begin(), values.end());
+  });
+}
+
 struct Layer {
   const char* name;
   int64_t k, n;
@@ -56,16 +86,22 @@ void RegisterAll() {
        {Layer{"qkv", 576, 960}, Layer{"gate_up", 576, 3072}, Layer{"down", 1536, 576}, Layer{"lm_head", 576, 49152}}) {
     for (DType dtype : {DType::kBF16, DType::kF32}) {
       for (const Variant& variant :
-           {Variant{"panels", ProductLibrary::kPanels, false}, Variant{"onednn", ProductLibrary::kOneDnn, false}}) {
+           {Variant{"panels", ProductLibrary::kPanels, false}, Variant{"onednn", ProductLibrary::kOneDnn, false},
+            Variant{"auto", ProductLibrary::kAuto, false}, Variant{"deterministic", ProductLibrary::kAuto, true}}) {
         for (int threads : {1, 2}) {
           const std::string name = std::string(layer.name) + "/" + std::string(Name(dtype)) + "/" + variant.name +
                                    "/threads:" + std::to_string(threads) + "/rows";
-          auto* bench = benchmark::RegisterBenchmark(name.c_str(), BM_Linear, dtype, variant.library, variant.deterministic,
-                                                     layer.k, layer.n, threads);
-          bench->Arg(1)->Arg(4)->Arg(8)->Arg(16)->Arg(32)->Arg(64)->Arg(512)->UseRealTime()->Unit(benchmark::kMicrosecond);
+          SetRows(benchmark::RegisterBenchmark(name.c_str(), BM_Linear, dtype, variant.library, variant.deterministic, layer.k,
+                                               layer.n, threads));
         }
       }
     }
+#ifdef COPPICE_BENCH_OPENBLAS
+    for (int threads : {1, 2}) {
+      const std::string name = std::string(layer.name) + "/f32/openblas/threads:" + std::to_string(threads) + "/rows";
+      SetRows(benchmark::RegisterBenchmark(name.c_str(), BM_OpenBlas, layer.k, layer.n, threads));
+    }
+#endif
   }
 }
 
