@@ -23,13 +23,16 @@ constexpr double kMinTaskStarts = 8;
 // Halvings of sharing and splitting before giving both up to fit a capacity.
 constexpr int32_t kMaxPressure = 12;
 // Unsplit tiles of a branch have room to grow by this much before their predicted time is stale.
-constexpr int32_t kLengthStep = 64;
+constexpr uint32_t kLengthStep = 64;
 
 constexpr int32_t AlignDown(int32_t value, int32_t unit) { return value / unit * unit; }
 constexpr int32_t AlignUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
 
 // The power of 2^(1/4) at or above `value`: changes by at least 19 %, so that small edits leave it alone.
 double Quantise(double value) { return value <= 0 ? 0 : std::exp2(std::ceil(4 * std::log2(value)) / 4); }
+
+// Sums that edits add to and subtract from are integers (picoseconds), so that they do not drift from a fresh plan's.
+int64_t Picoseconds(double ns) { return static_cast<int64_t>(ns * 1e3 + 0.5); }
 
 // Time classes of the queues: 16 an octave, that is 6 % apart.
 constexpr int32_t kNumClasses = 32 * 16;
@@ -126,17 +129,17 @@ void Planner::Layout(Arena& arena) {
   nodes_ = arena.Take<NodePlan>(num_nodes);
   dirty_ = arena.Take<uint8_t>(num_nodes);
   members_changed_ = arena.Take<uint8_t>(num_nodes);
-  touched_node_ = arena.Take<uint8_t>(num_nodes);
+  relaid_ = arena.Take<uint8_t>(num_nodes + num_sets);
   branch_changed_ = arena.Take<uint8_t>(num_branches);
   owners_ = arena.Take<Owner>(num_nodes + num_sets);
-  emitted_ = arena.Take<Owner>(num_nodes + num_sets);
+  emitted_ = arena.Take<Geometry>(num_nodes + num_sets);
+  needs_ = arena.Take<Needs>(num_nodes + num_sets);
   blocks_ = arena.Take<Blocks>(num_nodes + num_sets);
   branch_sets_ = arena.Take<int32_t>(num_branches);
   next_set_ = arena.Take<int32_t>(num_sets);
   free_sets_ = arena.Take<int32_t>(num_sets);
   set_capacity_ = arena.Take<int32_t>(num_sets);
   set_touched_ = arena.Take<uint8_t>(num_sets);
-  set_filled_ = arena.Take<int32_t>(num_sets);
   touched_before_ = arena.Take<int32_t>(num_branches + 1);
   min_len_ = arena.Take<int32_t>(num_branches);
   max_len_ = arena.Take<int32_t>(num_branches);
@@ -212,12 +215,14 @@ void Planner::Replan() {
   FindChanges();
   SumUpwards();
   SetPrices();
-  FindChains();
   if (pressure_ > 0) MarkAll();
+  FindChains();
   for (pressure_ = 0;; ++pressure_) {
     Decide();
     AssignRanges();
-    if (SplitOwners()) break;
+    SetGrain();
+    SplitOwners();
+    if (Fits()) break;
     COPPICE_CHECK(pressure_ < kMaxPressure);  // one unsplit item per tile always fits
     MarkAll();
   }
@@ -232,26 +237,31 @@ void Planner::Replan() {
 
 // ---------------------------------------------------------------------------------------------------------------------- changes
 
+// A dirty node is looked at by every stage. Dirt spreads to ancestors (SumUpwards), and to children where what they inherit
+// changed.
 void Planner::MarkAll() { std::ranges::fill(dirty_, 1); }
+
+void Planner::MarkChildren(int32_t n) {
+  for (int32_t c = index_->first_child[n]; c >= 0; c = index_->next_sibling[c]) dirty_[c] = 1;
+}
 
 void Planner::ReleaseBlocks() {
   item_pool_.Clear();
   member_pool_.Clear();
   contribution_pool_.Clear();
   state_pool_.Clear();
-  std::ranges::fill(emitted_, Owner{});
+  std::ranges::fill(emitted_, Geometry{});
   std::ranges::fill(blocks_, Blocks{});
   std::ranges::fill(set_capacity_, 0);
-  std::ranges::fill(branch_changed_, 1);
-  std::ranges::fill(members_changed_, 1);
+  MarkAll();
 }
 
 void Planner::FindChanges() {
   std::ranges::fill(dirty_, 0);
+  std::ranges::fill(members_changed_, 0);
   std::ranges::fill(branch_changed_, 0);
   if (!planned_) {
     ReleaseBlocks();
-    MarkAll();
     num_free_sets_ = 0;
     for (int32_t set = sizes_.max_merge_sets - 1; set >= capacity_.max_branches; --set) free_sets_[num_free_sets_++] = set;
     for (int32_t b = 0; b < index_->num_branches(); ++b) CreateSets(b, index_->query_count[b]);
@@ -259,7 +269,7 @@ void Planner::FindChanges() {
   }
   const ForestIndex &now = *index_, &old = *previous_;
   const auto mark = [&](int32_t n) {
-    if (n >= 0 && n < now.num_nodes()) dirty_[n] = 1;
+    if (n >= 0 && n < now.num_nodes()) dirty_[n] = members_changed_[n] = 1;
   };
   for (int32_t n = 0; n < std::max(now.num_nodes(), old.num_nodes()); ++n) {
     const int32_t new_parent = n < now.num_nodes() ? now.parent[n] : kFreeSlot;
@@ -271,6 +281,8 @@ void Planner::FindChanges() {
     mark(old_parent);
     if (new_parent == kFreeSlot) {
       RetireOwner(n);
+      step_tokens_ -= nodes_[n].step_tokens;
+      step_compute_ps_ -= nodes_[n].step_compute_ps;
       nodes_[n] = {};
     }
   }
@@ -280,13 +292,13 @@ void Planner::FindChanges() {
     if (new_count == 0 && old_count == 0) continue;
     const int32_t new_node = new_count > 0 ? now.branch_node[b] : kFreeSlot;
     const int32_t old_node = old_count > 0 ? old.branch_node[b] : kFreeSlot;
+    if (new_count == old_count && new_node == old_node) {
+      if (LengthMatters(b)) dirty_[new_node] = 1;
+      continue;
+    }
     if (new_count != old_count) {
       RetireBranch(b);
       CreateSets(b, new_count);
-    } else if (new_node == old_node) {
-      // A prompt chunk has moved on: its leaf is cut elsewhere.
-      if (now.kv_len[b] != old.kv_len[b] && NumTiles(b) > 1) mark(new_node);
-      continue;
     }
     branch_changed_[b] = 1;
     mark(new_node);
@@ -294,6 +306,16 @@ void Planner::FindChanges() {
   }
   if (now.has_tree_mask() != old.has_tree_mask()) MarkAll();
   if (options_.policy == SharePolicy::kOneLevel && now.ActiveBranches().size() != old.ActiveBranches().size()) MarkAll();
+}
+
+// Whether the new length of a branch can change anything but the live end of its last item.
+bool Planner::LengthMatters(int32_t b) const {
+  const int32_t now = index_->kv_len[b], old = previous_->kv_len[b];
+  if (now == old) return false;
+  const int32_t count = index_->query_count[b], leaf_begin = index_->begin[index_->branch_node[b]];
+  const bool queries_in_shared_node = std::min(now, old) - count < leaf_begin;
+  return spec_.window > 0 || queries_in_shared_node || branch_sets_[b] > tile_sets_ || owners_[TileOwner(b)].pieces > 1 ||
+         PlannedEnd(now) != PlannedEnd(old);
 }
 
 void Planner::CreateSets(int32_t branch, int32_t query_count) {
@@ -327,60 +349,81 @@ void Planner::RetireBranch(int32_t branch) {
 
 void Planner::RetireOwner(int32_t owner) {
   FreeBlocks(owner);
-  owners_[owner] = {};
+  SetOwner(owner, {});
+  SetNeeds(owner, {});
+}
+
+void Planner::SetOwner(int32_t id, const Owner& owner) {
+  step_ps_ -= owners_[id].step_ps;
+  owners_[id] = owner;
+  step_ps_ += owner.step_ps;
+}
+
+void Planner::SetNeeds(int32_t owner, const Needs& needs) {
+  total_needs_ -= needs_[owner];
+  needs_[owner] = needs;
+  total_needs_ += needs;
 }
 
 // ------------------------------------------------------------------------------------------------------------------ tree passes
 
-// Rows, sets, consumers and query positions of every subtree; a changed node makes its ancestors be decided again.
+// Rows, sets, consumers and query positions of changed subtrees; ancestors of a change are changed.
 void Planner::SumUpwards() {
   const std::span<const int32_t> preorder = index_->Preorder();
-  for (int32_t n : preorder) {
-    NodePlan& node = nodes_[n];
-    node.rows = node.num_sets = node.num_consumers = 0;
-    node.min_query = INT32_MAX;
-    node.max_query = -1;
-    const int32_t begin = AlignShare(index_->begin[n]);
-    node.share_end = IsLive(n) ? begin : AlignShare(index_->end[n]);
-    for (int32_t b : BranchesAt(n)) {
-      const int32_t count = index_->query_count[b], tiles = NumTiles(b), first_query = index_->kv_len[b] - count;
-      node.rows += count * spec_.group_size();
-      node.num_sets += branch_sets_[b];
-      node.num_consumers += tiles;
-      node.min_query = std::min(node.min_query, first_query);
-      node.max_query = std::max(node.max_query, index_->kv_len[b] - 1);
-      // The row tiles of a prompt chunk share what lies before the chunk.
-      if (IsLive(n) && tiles > 1) node.share_end = std::max(begin, AlignDown(first_query, std::max(share_unit_, traits_.kv_tile)));
-    }
-  }
   for (size_t i = preorder.size(); i-- > 0;) {
     const int32_t n = preorder[i], p = index_->parent[n];
+    if (!dirty_[n]) continue;
+    SumNode(n);
     if (p == kNoParent) continue;
-    const NodePlan& node = nodes_[n];
-    NodePlan& parent = nodes_[p];
-    parent.rows += node.rows;
-    parent.num_sets += node.num_sets;
-    parent.num_consumers += node.rows > 0;
-    parent.min_query = std::min(parent.min_query, node.min_query);
-    parent.max_query = std::max(parent.max_query, node.max_query);
-    dirty_[p] |= dirty_[n];
+    dirty_[p] = 1;
+    members_changed_[p] |= members_changed_[n];
   }
-  std::ranges::copy(dirty_, members_changed_.begin());
+}
+
+void Planner::SumNode(int32_t n) {
+  NodePlan& node = nodes_[n];
+  node.rows = node.num_sets = node.num_consumers = 0;
+  node.min_query = INT32_MAX;
+  node.max_query = -1;
+  const int32_t begin = AlignShare(index_->begin[n]);
+  node.share_end = IsLive(n) ? begin : AlignShare(index_->end[n]);
+  for (int32_t b : BranchesAt(n)) {
+    const int32_t count = index_->query_count[b], tiles = NumTiles(b), first_query = index_->kv_len[b] - count;
+    node.rows += count * spec_.group_size();
+    node.num_sets += branch_sets_[b];
+    node.num_consumers += tiles;
+    node.min_query = std::min(node.min_query, first_query);
+    node.max_query = std::max(node.max_query, index_->kv_len[b] - 1);
+    // The row tiles of a prompt chunk share what lies before the chunk.
+    if (IsLive(n) && tiles > 1) node.share_end = std::max(begin, AlignDown(first_query, std::max(share_unit_, traits_.kv_tile)));
+  }
+  for (int32_t c = index_->first_child[n]; c >= 0; c = index_->next_sibling[c]) {
+    const NodePlan& child = nodes_[c];
+    if (child.rows == 0) continue;
+    node.rows += child.rows;
+    node.num_sets += child.num_sets;
+    node.num_consumers += 1;
+    node.min_query = std::min(node.min_query, child.min_query);
+    node.max_query = std::max(node.max_query, child.max_query);
+  }
+  // Its part of the step if everything were shared.
+  step_tokens_ -= node.step_tokens;
+  step_compute_ps_ -= node.step_compute_ps;
+  node.step_tokens = node.step_compute_ps = 0;
+  if (node.rows > 0) {
+    const int32_t end = IsLive(n) ? PlannedEnd(node.max_query + 1) : index_->end[n];
+    node.step_tokens = std::max(0, end - std::max(index_->begin[n], VisibleBegin(node.min_query)));
+    node.step_compute_ps = node.step_tokens * CostsOf(node.rows).compute_ps;
+  }
+  step_tokens_ += node.step_tokens;
+  step_compute_ps_ += node.step_compute_ps;
 }
 
 // Memory and compute time of the step if everything were shared. The resource that binds has price 1; what the other one has to
 // spare makes it cheaper, down to a quarter (not to nothing: many nodes could each spend the same slack). Steps of two keep
 // prices, and with them the decisions of unchanged nodes, stable.
 void Planner::SetPrices() {
-  double memory = 0, compute = 0;
-  for (int32_t n : index_->Preorder()) {
-    const NodePlan& node = nodes_[n];
-    if (node.rows == 0) continue;
-    const int32_t end = IsLive(n) ? PlannedEnd(node.max_query + 1) : index_->end[n];
-    const double tokens = std::max(0, end - std::max(index_->begin[n], VisibleBegin(node.min_query)));
-    memory += tokens * cost_.ReadNs();
-    compute += tokens * cost_.ComputeNs(node.rows);
-  }
+  const double memory = static_cast<double>(step_tokens_) * cost_.ReadNs(), compute = static_cast<double>(step_compute_ps_) * 1e-3;
   const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
   const double memory_price = price(memory, compute), compute_price = price(compute, memory);
   if (memory_price != memory_price_ || compute_price != compute_price_) MarkAll();
@@ -391,13 +434,14 @@ void Planner::SetPrices() {
 // Tokens that the decision at a node is about: its own, and those of ancestors that only this node would read on through.
 void Planner::FindChains() {
   for (int32_t n : index_->Preorder()) {
+    if (!dirty_[n]) continue;
     NodePlan& node = nodes_[n];
     const int32_t p = index_->parent[n];
     const bool only = p != kNoParent && nodes_[p].num_consumers == 1;
     node.chain_begin = only ? nodes_[p].chain_begin : AlignShare(index_->begin[n]);
-    const int32_t tokens = std::max(0, node.share_end - std::max(node.chain_begin, VisibleBegin(node.min_query)));
-    if (node.rows > 0 && tokens != node.tokens) dirty_[n] = 1;
-    node.tokens = tokens;
+    node.tokens = std::max(0, node.share_end - std::max(node.chain_begin, VisibleBegin(node.min_query)));
+    const int32_t chain_below = node.num_consumers == 1 ? node.chain_begin : kLive;
+    if (chain_below != std::exchange(node.chain_below, chain_below)) MarkChildren(n);
   }
 }
 
@@ -406,13 +450,8 @@ void Planner::Decide() {
   for (size_t i = preorder.size(); i-- > 0;) {
     const int32_t n = preorder[i];
     if (!dirty_[n]) continue;
-    NodePlan& node = nodes_[n];
-    const int32_t reads = node.reads();
-    const double compute = node.compute();
     DecideNode(n);
     ++nodes_replanned_;
-    const int32_t p = index_->parent[n];
-    if (p != kNoParent && (reads != node.reads() || compute != node.compute())) dirty_[p] = 1;
   }
 }
 
@@ -432,15 +471,15 @@ void Planner::DecideNode(int32_t n) {
   for (int32_t b : BranchesAt(n)) {
     ForEachTile(b, [&](const Tile& tile) {
       node.below_reads += 1;
-      node.below_compute += cost_.ComputeNs(tile.num_queries * spec_.group_size());
+      node.below_compute += CostsOf(tile.num_queries * spec_.group_size()).compute_ns;
     });
   }
   for (int32_t c = index_->first_child[n]; c >= 0; c = index_->next_sibling[c]) {
     node.below_reads += nodes_[c].reads();
     node.below_compute += nodes_[c].compute();
   }
-  node.own_reads = static_cast<int32_t>(cost_.RowGroups(node.rows));
-  node.own_compute = cost_.ComputeNs(node.rows);
+  node.own_reads = CostsOf(node.rows).row_groups;
+  node.own_compute = CostsOf(node.rows).compute_ns;
 
   const double tokens = node.tokens, reread = cost_.RereadNs(node.tokens);
   const auto read_and_compute = [&](int32_t reads, double compute) {
@@ -471,9 +510,10 @@ Decision Planner::Choose(int32_t n) const {
 
 // ----------------------------------------------------------------------------------------------------------------------- ranges
 
+// What kLive is taken to be when times are predicted: a step of lengths, so that growth changes it rarely. Steps are powers of two.
 int32_t Planner::PlannedEnd(int32_t kv_len) const {
-  const int32_t step = std::max(kLengthStep, static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(kv_len)) / 8));
-  return AlignUp(kv_len + options_.lookahead_tokens / 2, step);
+  const uint32_t step = std::max(kLengthStep, std::bit_floor(static_cast<uint32_t>(kv_len)) / 8);
+  return static_cast<int32_t>((static_cast<uint32_t>(kv_len + options_.lookahead_tokens / 2) + step - 1) & ~(step - 1));
 }
 
 int32_t Planner::VisibleBegin(int32_t min_query) const {
@@ -484,127 +524,157 @@ int32_t Planner::VisibleBegin(int32_t min_query) const {
 // From the roots down: what each shared node and each row tile reads. An absorbed node's tokens go to whoever is below it.
 void Planner::AssignRanges() {
   for (int32_t n : index_->Preorder()) {
+    if (!dirty_[n]) continue;
     NodePlan& node = nodes_[n];
     const int32_t p = index_->parent[n];
-    node.range_begin = p == kNoParent ? 0 : nodes_[p].shared() ? nodes_[p].share_end : nodes_[p].range_begin;
-    owners_[n] = {};
-    if (node.rows == 0) continue;
+    node.range_begin = p == kNoParent ? 0 : nodes_[p].range_below;
+    const int32_t range_below = node.shared() ? node.share_end : node.range_begin;
+    if (range_below != std::exchange(node.range_below, range_below)) MarkChildren(n);
     if (node.shared()) {
-      owners_[n] = {.begin = std::max(node.range_begin, VisibleBegin(node.min_query)),
-                    .end = node.share_end,
-                    .planned_end = node.share_end,
-                    .cached_end = node.chain_begin,
-                    .rows = node.rows,
-                    .num_sets = node.num_sets,
-                    .min_query = node.min_query,
-                    .max_query = node.max_query};
+      Owner owner{Geometry{.begin = std::max(node.range_begin, VisibleBegin(node.min_query)),
+                           .end = node.share_end,
+                           .rows = node.rows,
+                           .num_sets = node.num_sets}};
+      owner.planned_end = node.share_end;
+      owner.cached_end = node.chain_begin;
+      owner.min_query = node.min_query;
+      owner.max_query = node.max_query;
+      owner.step_ps = Picoseconds(OwnerLoad(owner, 1).RooflineNs());
+      SetOwner(n, owner);
+    } else if (owners_[n].rows > 0) {
+      SetOwner(n, {});
     }
     for (int32_t b : BranchesAt(n)) {
       const int32_t kv_len = index_->kv_len[b], first = kv_len - index_->query_count[b];
-      const int32_t begin = node.shared() ? node.share_end : node.range_begin;
+      const bool grows = IsLive(n) && branch_sets_[b] <= tile_sets_;
       ForEachTile(b, [&](const Tile& tile) {
-        Owner& owner = owners_[tile.owner];
-        owner = {.begin = std::max(begin, VisibleBegin(first + tile.first_query)),
-                 .end = tile.last ? kLive : first + tile.first_query + tile.num_queries,
-                 .cached_end = node.num_consumers == 1 ? node.chain_begin : node.share_end,
-                 .rows = tile.num_queries * spec_.group_size(),
-                 .num_sets = tile.num_sets,
-                 .min_query = first + tile.first_query,
-                 .max_query = first + tile.first_query + tile.num_queries - 1};
-        const bool grows = IsLive(n) && NumTiles(b) == 1;
-        owner.planned_end = std::max(grows ? PlannedEnd(kv_len) : owner.max_query + 1, owner.begin);
-        if (!IsLive(n) && owner.begin >= kv_len) owner = {};  // the shared node has all of it
+        const int32_t min_query = first + tile.first_query, end = min_query + tile.num_queries;
+        Owner owner{Geometry{.begin = std::max(range_below, VisibleBegin(min_query)),
+                             .end = tile.last ? kLive : end,
+                             .rows = tile.num_queries * spec_.group_size(),
+                             .num_sets = tile.num_sets}};
+        owner.planned_end = std::max(grows ? PlannedEnd(kv_len) : end, owner.begin);
+        owner.cached_end = node.num_consumers == 1 ? node.chain_begin : node.share_end;
+        owner.min_query = min_query;
+        owner.max_query = end - 1;
+        owner.step_ps = Picoseconds(OwnerLoad(owner, 1).RooflineNs());
+        const bool nothing_left = !IsLive(n) && owner.begin >= kv_len;  // the shared node has all of it
+        SetOwner(tile.owner, nothing_left ? Owner{} : owner);
       });
     }
   }
 }
 
-// Time of one token of an owner on one worker, for one kv head.
-double Planner::TokenNs(int64_t rows) const {
-  return std::max(cost_.ReadNs(), cost_.ComputeNs(rows)) * cost_.workers() / spec_.num_kv_heads;
+// Costs of an owner's rows, remembered: a step has few different row counts.
+const Planner::RowCosts& Planner::CostsOf(int32_t rows) const {
+  RowCosts& costs = row_costs_[static_cast<uint32_t>(rows) * 0x9E3779B1u >> (32 - kRowCostsBits)];
+  if (costs.rows == rows) return costs;
+  const double compute_ns = cost_.ComputeNs(rows);
+  const double token_ns = std::max(cost_.ReadNs(), compute_ns) * cost_.workers() / spec_.num_kv_heads;
+  const double cut_ns = cost_.task_fixed_ns() + cost_.StateNs(rows) * cost_.workers() / spec_.num_kv_heads;
+  costs = {
+      .rows = rows,
+      .row_groups = static_cast<int32_t>(cost_.RowGroups(rows)),
+      .shortest_piece = std::max(2 * traits_.kv_tile, static_cast<int32_t>(std::min(kMinPieceOverhead * cut_ns / token_ns, 1e9))),
+      .compute_ps = Picoseconds(compute_ns),
+      .compute_ns = compute_ns,
+      .token_ns = token_ns};
+  return costs;
 }
 
-Load Planner::OwnerLoad(const Owner& owner) const {
-  const int64_t groups = std::max<int64_t>(owner.row_groups, cost_.RowGroups(owner.rows));
-  const double tokens = owner.planned_end - owner.begin;
-  const double cached = std::clamp(owner.cached_end - owner.begin, 0, owner.planned_end - owner.begin);
-  const double reread = cost_.RereadNs(owner.planned_end - owner.begin);
-  return {.memory_ns = (tokens - cached) * cost_.ReadNs() + cached * reread + tokens * static_cast<double>(groups - 1) * reread,
-          .compute_ns = tokens * cost_.ComputeNs(owner.rows),
-          .overhead_ns = static_cast<double>(groups * std::max(1, owner.pieces)) * cost_.ItemNs()};
+// What an owner's range costs if it is cut into this many pieces; its first row group reads what others do not from memory.
+Load Planner::OwnerLoad(const Owner& owner, int32_t pieces) const {
+  const RowCosts& costs = CostsOf(owner.rows);
+  const int32_t groups = std::max(owner.row_groups, costs.row_groups), tokens = owner.planned_end - owner.begin;
+  const int32_t cached = std::clamp(owner.cached_end - owner.begin, 0, tokens);
+  Load load{.memory_ns = (tokens - cached) * cost_.ReadNs(),
+            .compute_ns = tokens * costs.compute_ns,
+            .overhead_ns = groups * pieces * cost_.ItemNs()};
+  if (cached > 0 || groups > 1) load.memory_ns += (cached + double{1} * tokens * (groups - 1)) * cost_.RereadNs(tokens);
+  return load;
 }
 
-// Cuts ranges so that no task is long beside a worker's part of the step, and counts what the layout needs.
-bool Planner::SplitOwners() {
-  double step_ns = 0;
-  const auto add = [&](const Owner& owner) {
-    if (owner.rows > 0) step_ns += OwnerLoad(owner).RooflineNs();
-  };
-  for (int32_t n : index_->Preorder()) {
-    add(owners_[n]);
-    for (int32_t b : BranchesAt(n)) ForEachTile(b, [&](const Tile& tile) { add(owners_[tile.owner]); });
-  }
-  grain_ns_ = std::max(Quantise(step_ns / kTasksPerWorker), kMinTaskStarts * cost_.task_fixed_ns()) * (1 << pressure_);
+// No task should be long beside a worker's part of the step.
+void Planner::SetGrain() {
+  const double grain =
+      std::max(Quantise(static_cast<double>(step_ps_) * 1e-3 / kTasksPerWorker), kMinTaskStarts * cost_.task_fixed_ns()) *
+      (1 << pressure_);
+  if (grain != grain_ns_) MarkAll();
+  grain_ns_ = grain;
+}
 
-  int64_t items = 0, members = 0, states = 0, contributions = 0;
-  const auto count = [&](const Owner& owner) {
-    if (owner.pieces == 0) return;
-    items += BlockPool::Rounded(owner.num_items());
-    members += BlockPool::Rounded(owner.num_sets);
-    if (owner.writes_states) states += BlockPool::Rounded(owner.pieces * owner.rows);
-  };
-  total_load_ = {};
+// Cuts ranges to the grain and adds up what the layout needs.
+void Planner::SplitOwners() {
   for (int32_t n : index_->Preorder()) {
+    if (!dirty_[n]) continue;
     NodePlan& node = nodes_[n];
     const int32_t p = index_->parent[n];
     const int32_t above = p == kNoParent ? 0 : nodes_[p].num_contributions;
-    node.num_contributions = above;
-    if (node.rows == 0) continue;
-    if (node.absorbed()) total_load_.memory_ns += node.tokens * (cost_.ReadNs() - cost_.RereadNs(node.tokens));  // the first reader
     Owner& owner = owners_[n];
+    Needs needs;
     if (owner.rows > 0) {
-      ShapeOwner(owner, n, above);
-      node.num_contributions += owner.pieces;
-      const bool ends_here = BranchesAt(n).size() == BranchesBelow(n).size() && !IsLive(n) && node.share_end == index_->end[n];
-      owner.writes_states = node.num_contributions > 1 || !ends_here;
-      count(owner);
-      total_load_ += OwnerLoad(owner);
-      if (owner.writes_states) total_load_.overhead_ns += owner.pieces * cost_.StateNs(owner.rows);
+      owner.contributions_above = above;
+      ShapeOwner(owner, n);
+      const bool ends_here = !IsLive(n) && node.share_end == index_->end[n] && BranchesAt(n).size() == BranchesBelow(n).size();
+      owner.writes_states = above + owner.pieces > 1 || !ends_here;
+      needs = NeedsOf(owner);
+    } else if (node.absorbed()) {  // its first reader
+      needs.memory_ps = Picoseconds(node.tokens * (cost_.ReadNs() - cost_.RereadNs(node.tokens)));
     }
+    SetNeeds(n, needs);
+    const int32_t contributions = above + owner.pieces;
+    if (contributions != std::exchange(node.num_contributions, contributions)) MarkChildren(n);
     for (int32_t b : BranchesAt(n)) {
       ForEachTile(b, [&](const Tile& tile) {
         Owner& own = owners_[tile.owner];
-        if (own.rows > 0) ShapeOwner(own, tile.owner, node.num_contributions);
-        const int32_t total = node.num_contributions + own.pieces;
+        own.contributions_above = contributions;
+        if (own.rows > 0) ShapeOwner(own, tile.owner);
+        const int32_t total = contributions + own.pieces;
         own.writes_states = total > 1;
-        count(own);
-        contributions += int64_t{tile.num_sets} * BlockPool::Rounded(total);
-        if (own.rows > 0) total_load_ += OwnerLoad(own);
-        if (total > 1) {
-          total_load_.overhead_ns += own.pieces * cost_.StateNs(own.rows) + tile.num_sets * cost_.MergeNs();
-        }
+        Needs own_needs = NeedsOf(own);
+        own_needs.contributions = tile.num_sets * BlockPool::Rounded(total);
+        if (total > 1) own_needs.overhead_ps += Picoseconds(tile.num_sets * cost_.MergeNs());
+        SetNeeds(tile.owner, own_needs);
       });
     }
   }
-  return items <= sizes_.max_items && members <= sizes_.max_members && contributions <= sizes_.max_contributions &&
-         states <= sizes_.max_states / spec_.num_kv_heads;
+}
+
+Planner::Needs Planner::NeedsOf(const Owner& owner) const {
+  if (owner.pieces == 0) return {};
+  const Load load = OwnerLoad(owner, owner.pieces);
+  Needs needs{.memory_ps = Picoseconds(load.memory_ns),
+              .compute_ps = Picoseconds(load.compute_ns),
+              .overhead_ps = Picoseconds(load.overhead_ns),
+              .items = BlockPool::Rounded(owner.num_items()),
+              .members = BlockPool::Rounded(owner.num_sets)};
+  if (owner.writes_states) {
+    needs.states = BlockPool::Rounded(owner.pieces * owner.rows);
+    needs.overhead_ps += Picoseconds(owner.pieces * cost_.StateNs(owner.rows));
+  }
+  return needs;
+}
+
+bool Planner::Fits() const {
+  return total_needs_.items <= sizes_.max_items && total_needs_.members <= sizes_.max_members &&
+         total_needs_.contributions <= sizes_.max_contributions && total_needs_.states <= sizes_.max_states / spec_.num_kv_heads;
 }
 
 // Pieces along KV, groups along the rows, kv heads per task.
-void Planner::ShapeOwner(Owner& owner, int32_t owner_id, int32_t contributions_above) const {
+void Planner::ShapeOwner(Owner& owner, int32_t owner_id) const {
   const int32_t tokens = owner.planned_end - owner.begin;
-  const int32_t fewest_groups = static_cast<int32_t>(cost_.RowGroups(owner.rows));
-  const double whole_ns = tokens * TokenNs(owner.rows) + cost_.task_fixed_ns();
-  const int32_t wanted = std::max(fewest_groups, static_cast<int32_t>(std::min(std::ceil(whole_ns / grain_ns_), 65536.0)));
-
-  // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper.
-  int32_t groups = fewest_groups;
-  const int32_t most_groups = static_cast<int32_t>(CeilDiv(owner.rows, traits_.dense_tile_rows));
-  if (wanted > groups && most_groups > groups) {
-    const int32_t by_rows = std::min(wanted, most_groups);
-    const double reread_ns = (by_rows - groups) * static_cast<double>(tokens) * cost_.RereadNs(tokens);
-    const double state_ns = (CeilDiv(wanted, groups) - 1) * cost_.StateNs(owner.rows);
-    if (reread_ns <= state_ns) groups = by_rows;
+  const RowCosts& all_rows = CostsOf(owner.rows);
+  const double whole_ns = tokens * all_rows.token_ns + cost_.task_fixed_ns();
+  int32_t wanted = all_rows.row_groups, groups = wanted;
+  if (whole_ns > groups * grain_ns_) {
+    wanted = static_cast<int32_t>(std::min(whole_ns / grain_ns_, 65536.0)) + 1;
+    // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper.
+    const int32_t by_rows = std::min(wanted, static_cast<int32_t>(CeilDiv(owner.rows, traits_.dense_tile_rows)));
+    if (by_rows > groups) {
+      const double reread_ns = double{1} * (by_rows - groups) * tokens * cost_.RereadNs(tokens);
+      const double state_ns = static_cast<double>(CeilDiv(wanted, groups) - 1) * cost_.StateNs(owner.rows);
+      if (reread_ns <= state_ns) groups = by_rows;
+    }
   }
   owner.row_groups = 1;
   owner.group_rows = INT32_MAX;
@@ -614,25 +684,28 @@ void Planner::ShapeOwner(Owner& owner, int32_t owner_id, int32_t contributions_a
     owner.row_groups = 0;
     ForEachRowGroup(owner_id, owner.group_rows, [&](const RowGroup&) { ++owner.row_groups; });
   }
-  const int64_t rows = CeilDiv(owner.rows, owner.row_groups);
-  const double token_ns = TokenNs(rows);
-  const double cut_ns = cost_.task_fixed_ns() + cost_.StateNs(rows) * cost_.workers() / spec_.num_kv_heads;
-  const int32_t shortest =
-      std::max(2 * traits_.kv_tile, static_cast<int32_t>(std::min(kMinPieceOverhead * cut_ns / token_ns, 1e9)));
-  const int32_t pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, owner.row_groups)), 1, std::max(1, tokens / shortest));
-  CutRange(owner, owner_id >= capacity_.max_nodes, pressure_ == kMaxPressure ? 1 : pieces, contributions_above);
+  const RowCosts& group = owner.row_groups == 1 ? all_rows : CostsOf(static_cast<int32_t>(CeilDiv(owner.rows, owner.row_groups)));
+  int32_t pieces = 1;
+  if (wanted > owner.row_groups && pressure_ < kMaxPressure) {
+    pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, owner.row_groups)), 1, std::max(1, tokens / group.shortest_piece));
+  }
+  CutRange(owner, owner_id >= capacity_.max_nodes, pieces);
 
-  const double piece_ns = token_ns * tokens / owner.pieces + cost_.task_fixed_ns();
-  const double heads = std::min(std::ceil(kMinTaskStarts * cost_.task_fixed_ns() / piece_ns), std::floor(grain_ns_ / piece_ns));
-  const int32_t most_heads =
+  const double piece_ns = group.token_ns * tokens / owner.pieces + cost_.task_fixed_ns();
+  const double least = kMinTaskStarts * cost_.task_fixed_ns();
+  const int32_t heads = least <= piece_ns ? 1 : static_cast<int32_t>(std::min(least / piece_ns + 1, grain_ns_ / piece_ns));
+  const int32_t most =
       traits_.max_heads_per_task > 0 ? std::min(traits_.max_heads_per_task, spec_.num_kv_heads) : spec_.num_kv_heads;
-  owner.heads_per_task = std::clamp(static_cast<int32_t>(heads), 1, most_heads);
+  owner.heads_per_task = std::clamp(heads, 1, most);
 }
 
 // Cuts at absolute multiples: of the KV tile, or where deterministic mode allows (plan.h, (a) to (d)).
-void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces, int32_t contributions_above) const {
+void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces) const {
   owner.unit_pieces = 0;
   if (!spec_.deterministic) {
+    owner.pieces = 1;
+    owner.first_cut = owner.chunk = 0;
+    if (pieces == 1) return;
     const int32_t base = AlignDown(owner.begin, traits_.kv_tile);
     owner.chunk =
         std::max(traits_.kv_tile, AlignUp(static_cast<int32_t>(CeilDiv(owner.planned_end - base, pieces)), traits_.kv_tile));
@@ -641,9 +714,9 @@ void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces, int32_t contr
     return;
   }
   owner.chunk = kDeterministicSuperblock;
-  if (is_tile && contributions_above == 0 && pieces == 1) {  // (d)
+  if (is_tile && owner.contributions_above == 0 && pieces == 1) {  // (d)
     owner.pieces = 1;
-    owner.first_cut = INT32_MAX;
+    owner.first_cut = owner.chunk = 0;
     return;
   }
   // A live range is laid out as far as it may grow before the next Update.
@@ -655,7 +728,7 @@ void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces, int32_t contr
   owner.pieces = std::max(1, owner.unit_pieces + superblocks);
   if (owner.unit_pieces > 0) return;
   int32_t first_superblocks = 1;
-  if (contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut
+  if (owner.contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut
     const int32_t whole = (end - owner.begin) / kDeterministicSuperblock;
     first_superblocks = std::clamp(superblocks - pieces + 1, 1, std::max(1, whole));
     owner.pieces = std::max(1, 1 + superblocks - first_superblocks);
@@ -671,45 +744,37 @@ int32_t Planner::PieceBegin(const Owner& owner, int32_t piece) {
 
 // --------------------------------------------------------------------------------------------------------------------- emission
 
-// Lays out every owner whose work changed and refreshes the flags and times of the others.
+// Lays out every owner whose work changed and refreshes the flags and times of dirty ones.
 bool Planner::Emit() {
   const ForestIndex& index = *index_;
   std::ranges::fill(set_touched_, 0);
   // Give back first, so that the new layout finds room.
-  const auto outdated = [&](int32_t owner, bool changed) { return changed || !owners_[owner].SameGeometry(emitted_[owner]); };
+  const auto give_back = [&](int32_t owner, bool members_changed) {
+    relaid_[owner] = members_changed || !(owners_[owner] == emitted_[owner]);
+    if (relaid_[owner]) FreeBlocks(owner);
+  };
   for (int32_t n : index.Preorder()) {
-    const int32_t p = index.parent[n];
-    const bool changed = outdated(n, members_changed_[n] && (owners_[n].pieces > 0 || emitted_[n].pieces > 0));
-    touched_node_[n] = changed || (p != kNoParent && touched_node_[p]);
-    if (changed) FreeBlocks(n);
-    for (int32_t b : BranchesAt(n)) {
-      ForEachTile(b, [&](const Tile& tile) {
-        const bool tile_changed = outdated(tile.owner, branch_changed_[b]);
-        if (tile_changed) FreeBlocks(tile.owner);
-        if (!tile_changed && !touched_node_[n]) return;
-        int32_t set = tile.first_set;
-        for (int32_t i = 0; i < tile.num_sets; ++i, set = next_set_[set]) set_touched_[set] = 1;
-      });
-    }
+    if (!dirty_[n]) continue;
+    give_back(n, members_changed_[n] && owners_[n].pieces > 0);
+    for (int32_t b : BranchesAt(n)) ForEachTile(b, [&](const Tile& tile) { give_back(tile.owner, branch_changed_[b]); });
   }
+  bool fits = true;
   for (int32_t n : index.Preorder()) {
-    if (nodes_[n].rows == 0) continue;
-    if (!EmitOwner(n)) return false;
+    if (!dirty_[n]) continue;
+    fits = fits && EmitOwner(n);
     for (int32_t b : BranchesAt(n)) {
-      bool fits = true;
       ForEachTile(b, [&](const Tile& tile) {
         fits = fits && EmitOwner(tile.owner);
         const int32_t total = nodes_[n].num_contributions + owners_[tile.owner].pieces;
         int32_t set = tile.first_set;
         for (int32_t i = 0; i < tile.num_sets; ++i, set = next_set_[set]) {
-          if (set_touched_[set]) fits = fits && ReserveContributions(set, total);
+          if (branch_changed_[b] || set_capacity_[set] != total) fits = fits && ReserveContributions(set, total);
         }
       });
-      if (!fits) return false;
     }
   }
-  FillContributions();
-  return true;
+  if (fits) FillContributions();
+  return fits;
 }
 
 void Planner::FreeBlocks(int32_t owner) {
@@ -746,7 +811,7 @@ bool Planner::EmitOwner(int32_t owner_id) {
       const bool last = piece + 1 == owner.pieces;
       const int32_t begin = PieceBegin(owner, piece), end = last ? owner.end : PieceBegin(owner, piece + 1);
       const int32_t tokens = std::max(0, (last ? owner.planned_end : end) - begin);
-      const double ns = tokens * TokenNs(group.rows) * owner.heads_per_task + cost_.task_fixed_ns();
+      const double ns = tokens * CostsOf(group.rows).token_ns * owner.heads_per_task + cost_.task_fixed_ns();
       items_[blocks.items + piece * owner.row_groups + k] = {
           .kind = cost_.KindOf(group.rows),
           .flags = FlagsOf(owner, begin, end),
@@ -784,10 +849,12 @@ bool Planner::ReserveContributions(int32_t set, int32_t count) {
   }
   set_capacity_[set] = count;
   merge_set.contribution_count = count;
+  set_touched_[set] = 1;
   return true;
 }
 
-// Owners from the roots down, pieces in order: so each set's contributions come in path order.
+// An owner's pieces stand, in order, after the contributions from above: so each set's contributions come in path order. An owner
+// that was laid out again tells all its sets; the others only the sets that need everything again.
 void Planner::FillContributions() {
   const std::span<const int32_t> active = index_->ActiveBranches();
   touched_before_[0] = 0;
@@ -796,30 +863,53 @@ void Planner::FillContributions() {
     for (int32_t k = 0; k < branch_sets_[active[i]]; ++k, set = next_set_[set]) touched += set_touched_[set];
     touched_before_[i + 1] = touched_before_[i] + touched;
   }
-  sets_replanned_ = touched_before_[active.size()];
-  std::ranges::fill(set_filled_, 0);
-  const auto fill = [&](int32_t owner_id) {
-    const Owner& owner = owners_[owner_id];
-    for (int32_t i = 0; i < owner.num_items(); ++i) {
-      const int32_t item_id = blocks_[owner_id].items + i;
-      const WorkItem& item = items_[item_id];
-      const std::span<const int32_t> members = members_.subspan(item.member_begin, item.member_count);
-      int32_t rows = 0;
-      for (int32_t set : members) rows += sets_[set].query_count * spec_.group_size();
-      int32_t row = 0;
-      for (int32_t set : members) {
-        if (set_touched_[set]) {
-          contributions_[sets_[set].contribution_begin + set_filled_[set]++] = {
-              .state_begin = owner.writes_states ? item.state_begin + row : -1, .head_stride = rows, .item = item_id};
-        }
-        row += sets_[set].query_count * spec_.group_size();
-      }
-    }
+  const auto touched_below = [&](int32_t n) {
+    return touched_before_[index_->last_member[n]] - touched_before_[index_->first_member[n]];
   };
+  int32_t counted_to = 0;  // position up to which the branches' sets were counted as replanned
   for (int32_t n : index_->Preorder()) {
-    if (touched_before_[index_->last_member[n]] == touched_before_[index_->first_member[n]]) continue;
-    fill(n);
-    for (int32_t b : BranchesAt(n)) ForEachTile(b, [&](const Tile& tile) { fill(tile.owner); });
+    const bool relaid = dirty_[n] && relaid_[n] && owners_[n].pieces > 0;
+    if (relaid && index_->first_member[n] >= counted_to) {
+      sets_replanned_ += nodes_[n].num_sets;
+      counted_to = index_->last_member[n];
+    }
+    if (!relaid && !dirty_[n] && touched_below(n) == 0) continue;
+    FillOwner(n, relaid);
+    for (int32_t b : BranchesAt(n)) {
+      int32_t rewritten = 0;
+      ForEachTile(b, [&](const Tile& tile) {
+        const bool all = dirty_[n] && relaid_[tile.owner];
+        FillOwner(tile.owner, all);
+        if (all) {
+          rewritten += tile.num_sets;
+          return;
+        }
+        int32_t set = tile.first_set;
+        for (int32_t i = 0; i < tile.num_sets; ++i, set = next_set_[set]) rewritten += set_touched_[set];
+      });
+      if (index_->first_member[n] >= counted_to) sets_replanned_ += rewritten;
+    }
+  }
+}
+
+void Planner::FillOwner(int32_t owner_id, bool all_members) {
+  const Owner& owner = owners_[owner_id];
+  const int32_t group_size = spec_.group_size();
+  for (int32_t i = 0; i < owner.num_items(); ++i) {
+    const int32_t item_id = blocks_[owner_id].items + i, piece = i / owner.row_groups;
+    const WorkItem& item = items_[item_id];
+    const std::span<const int32_t> members = members_.subspan(item.member_begin, item.member_count);
+    int32_t rows = 0;
+    for (int32_t set : members) rows += sets_[set].query_count * group_size;
+    int32_t row = 0;
+    for (int32_t set : members) {
+      const MergeSet& merge_set = sets_[set];
+      if (all_members || set_touched_[set]) {
+        contributions_[merge_set.contribution_begin + owner.contributions_above + piece] = {
+            .state_begin = owner.writes_states ? item.state_begin + row : -1, .head_stride = rows, .item = item_id};
+      }
+      row += merge_set.query_count * group_size;
+    }
   }
 }
 
@@ -877,6 +967,12 @@ PlanView Planner::View() const {
           .num_states = state_pool_.used() * spec_.num_kv_heads};
 }
 
+Load Planner::TotalLoad() const {
+  return {.memory_ns = static_cast<double>(total_needs_.memory_ps) * 1e-3,
+          .compute_ns = static_cast<double>(total_needs_.compute_ps) * 1e-3,
+          .overhead_ns = static_cast<double>(total_needs_.overhead_ps) * 1e-3};
+}
+
 PlanStats Planner::Stats() const {
   PlanStats stats;
   stats.nodes_replanned = nodes_replanned_;
@@ -930,7 +1026,7 @@ PlanStats Planner::Stats() const {
   stats.kv_bytes_read = stats.kv_tokens_read * cost_.kv_bytes_per_token();
   stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * cost_.kv_bytes_per_token();
   stats.flops = visible * cost_.flops_per_row_token() * spec_.group_size();
-  stats.predicted_ns = total_load_.RooflineNs();
+  stats.predicted_ns = TotalLoad().RooflineNs();
   return stats;
 }
 

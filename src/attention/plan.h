@@ -15,7 +15,9 @@
 // are no multiple of 512 are shared up to the last multiple below; the rest is read by the items below the node.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -80,25 +82,48 @@ class Planner {
 
   // Reads one KV range for a list of merge sets: a shared node, or a row tile of a branch. Its items are `pieces` along KV times
   // `row_groups` along the rows. Owner ids: nodes first, then row tiles by their first merge set.
-  struct Owner {
+  struct Geometry {
     int32_t begin = 0, end = 0;              // kv indices; end may be kLive
-    int32_t planned_end = 0;                 // end, or what kLive is taken to be
-    int32_t cached_end = 0;                  // tokens before it are read by others too
     int32_t rows = 0, num_sets = 0;          // per kv head
-    int32_t min_query = 0, max_query = 0;    // kv indices of the first and last query
     int32_t pieces = 0;                      // 0: owns nothing
     int32_t unit_pieces = 0;                 // deterministic mode: the first pieces that are single units
     int32_t first_cut = 0, chunk = 0;        // where piece max(1, unit_pieces) begins, and the distance of further cuts
     int32_t row_groups = 0, group_rows = 0;  // rows that a row group may hold
-    int32_t heads_per_task = 1;
+    int32_t contributions_above = 0;         // of its merge sets, from shared nodes above
     bool writes_states = false;
 
     int32_t num_items() const { return pieces * row_groups; }
-    bool SameGeometry(const Owner& o) const {
-      return begin == o.begin && end == o.end && rows == o.rows && num_sets == o.num_sets && pieces == o.pieces &&
-             unit_pieces == o.unit_pieces && (pieces == 1 || (first_cut == o.first_cut && chunk == o.chunk)) &&
-             row_groups == o.row_groups && group_rows == o.group_rows && writes_states == o.writes_states;
+    bool operator==(const Geometry&) const = default;
+  };
+  struct Owner : Geometry {
+    int32_t planned_end = 0;               // end, or what kLive is taken to be
+    int32_t cached_end = 0;                // tokens before it are read by others too
+    int32_t min_query = 0, max_query = 0;  // kv indices of the first and last query
+    int32_t heads_per_task = 1;
+    int64_t step_ps = 0;  // predicted time before any cut
+  };
+  // What an owner adds to the step's time and to the layout.
+  struct Needs {
+    int64_t memory_ps = 0, compute_ps = 0, overhead_ps = 0;
+    int64_t items = 0, members = 0, states = 0, contributions = 0;  // slots; states in rows
+
+    template <class Op>
+    Needs& Apply(const Needs& o, Op op) {
+      for (int64_t Needs::*field : {&Needs::memory_ps, &Needs::compute_ps, &Needs::overhead_ps, &Needs::items, &Needs::members,
+                                    &Needs::states, &Needs::contributions}) {
+        this->*field = op(this->*field, o.*field);
+      }
+      return *this;
     }
+    Needs& operator+=(const Needs& o) { return Apply(o, std::plus<>()); }
+    Needs& operator-=(const Needs& o) { return Apply(o, std::minus<>()); }
+  };
+  struct RowCosts {
+    int32_t rows = -1, row_groups = 0;
+    int32_t shortest_piece = 0;  // tokens below which a cut does not pay
+    int64_t compute_ps = 0;
+    double compute_ns = 0;  // one token, whole machine
+    double token_ns = 0;    // one token of one kv head on one worker
   };
   // Where an owner's parts lie.
   struct Blocks {
@@ -109,14 +134,17 @@ class Planner {
   struct NodePlan {
     int32_t rows = 0, num_sets = 0, num_consumers = 0;  // of the subtree; children and row tiles that have queries
     int32_t min_query = 0, max_query = 0;
-    int32_t chain_begin = 0;                    // begin of the tokens that are read on through by this node alone if it shares
-    int32_t share_end = 0;                      // items below begin here if this node is shared
-    int32_t tokens = 0;                         // visible ones from chain_begin to share_end: what the decision is about
-    int32_t range_begin = 0;                    // where an item that covers this node begins
-    int32_t num_contributions = 0;              // of sets below, up to and including this node
-    int32_t own_reads = 0, below_reads = 0;     // items that read this node's tokens if it is shared; if not
-    double own_compute = 0, below_compute = 0;  // their compute time a token
-    double share_ns = 0, absorb_ns = 0;         // weighted cost of the two choices
+    int32_t chain_begin = 0;                       // begin of the tokens that are read on through by this node alone if it shares
+    int32_t share_end = 0;                         // items below begin here if this node is shared
+    int32_t tokens = 0;                            // visible ones from chain_begin to share_end: what the decision is about
+    int32_t chain_below = 0;                       // chain_begin that an only consumer inherits; kLive: none
+    int32_t range_begin = 0;                       // where an item that covers this node begins
+    int32_t range_below = 0;                       // where items below begin
+    int64_t step_tokens = 0, step_compute_ps = 0;  // part of the step if everything were shared
+    int32_t num_contributions = 0;                 // of sets below, up to and including this node
+    int32_t own_reads = 0, below_reads = 0;        // items that read this node's tokens if it is shared; if not
+    double own_compute = 0, below_compute = 0;     // their compute time a token
+    double share_ns = 0, absorb_ns = 0;            // weighted cost of the two choices
     Decision decision = Decision::kIdle;
 
     bool shared() const { return decision == Decision::kShared || decision == Decision::kForced; }
@@ -151,13 +179,23 @@ class Planner {
   void FindChains();
   void Decide();
   void AssignRanges();
-  bool SplitOwners();  // false if the result does not fit the capacity
-  bool Emit();         // false if the pools are too fragmented
+  void SetGrain();
+  void SplitOwners();
+  bool Fits() const;
+  bool Emit();  // false if the pools are too fragmented
   void FillContributions();
   void FillQueues();
   void FinishLengths();
 
   void MarkAll();
+  void MarkChildren(int32_t n);
+  bool LengthMatters(int32_t branch) const;
+  void SumNode(int32_t n);
+  void SetOwner(int32_t id, const Owner& owner);
+  void SetNeeds(int32_t owner, const Needs& needs);
+  Needs NeedsOf(const Owner& owner) const;
+  const RowCosts& CostsOf(int32_t rows) const;
+  Load TotalLoad() const;
   void ReleaseBlocks();
   void CreateSets(int32_t branch, int32_t query_count);
   void RetireBranch(int32_t branch);
@@ -165,14 +203,14 @@ class Planner {
   void FreeBlocks(int32_t owner);
   void DecideNode(int32_t n);
   Decision Choose(int32_t n) const;
-  void ShapeOwner(Owner& owner, int32_t owner_id, int32_t contributions_above) const;
-  void CutRange(Owner& owner, bool is_tile, int32_t pieces, int32_t contributions_above) const;
+  void ShapeOwner(Owner& owner, int32_t owner_id) const;
+  void CutRange(Owner& owner, bool is_tile, int32_t pieces) const;
   static int32_t PieceBegin(const Owner& owner, int32_t piece);
   uint8_t FlagsOf(const Owner& owner, int32_t begin, int32_t end) const;
   bool EmitOwner(int32_t owner);
   bool ReserveContributions(int32_t set, int32_t count);
-  Load OwnerLoad(const Owner& owner) const;
-  double TokenNs(int64_t rows) const;
+  void FillOwner(int32_t owner, bool all_members);
+  Load OwnerLoad(const Owner& owner, int32_t pieces) const;
   int32_t PlannedEnd(int32_t kv_len) const;
   int32_t VisibleBegin(int32_t min_query) const;
   int32_t AlignShare(int32_t kv_index) const { return kv_index / share_unit_ * share_unit_; }
@@ -207,22 +245,26 @@ class Planner {
 
   // Inputs of the last replanning that all decisions depend on, coarse enough to change rarely.
   double memory_price_ = 1, compute_price_ = 1, grain_ns_ = 0;
+  int64_t step_tokens_ = 0, step_compute_ps_ = 0, step_ps_ = 0;  // sums over nodes, and over owners before any cut
+  static constexpr int kRowCostsBits = 6;
+  mutable std::array<RowCosts, 1 << kRowCostsBits> row_costs_;
   int32_t pressure_ = 0;  // how often shares and splits were halved to fit the capacity
 
   std::span<NodePlan> nodes_;           // [N]
   std::span<uint8_t> dirty_;            // [N] to be decided again
   std::span<uint8_t> members_changed_;  // [N] the list of merge sets below changed
-  std::span<uint8_t> touched_node_;     // [N] contributions below changed
+  std::span<uint8_t> relaid_;           // [N + sets] owners that were laid out again
   std::span<uint8_t> branch_changed_;   // [B]
-  std::span<Owner> owners_, emitted_;   // [N + sets]: wanted, and as laid out
+  std::span<Owner> owners_;             // [N + sets] as wanted
+  std::span<Geometry> emitted_;         // [N + sets] as laid out
+  std::span<Needs> needs_;              // [N + sets]
   std::span<Blocks> blocks_;            // [N + sets]
   std::span<int32_t> branch_sets_;      // [B] number of merge sets in use
   std::span<int32_t> next_set_;         // [sets] next of the same branch
   std::span<int32_t> free_sets_;        // stack of extra sets
   int32_t num_free_sets_ = 0;
   std::span<int32_t> set_capacity_;       // [sets] slots of its contribution block
-  std::span<uint8_t> set_touched_;        // [sets]
-  std::span<int32_t> set_filled_;         // [sets]
+  std::span<uint8_t> set_touched_;        // [sets] needs all its contributions again
   std::span<int32_t> min_len_, max_len_;  // [B] lengths for which the plan holds
   std::span<int32_t> touched_before_;     // [B + 1] touched sets of the branches before a position
   std::span<int32_t> class_begin_;        // time classes of the queues' counting sort
@@ -235,7 +277,7 @@ class Planner {
   std::span<int32_t> compute_queue_, bandwidth_queue_;
   int32_t num_compute_ = 0, num_bandwidth_ = 0;
   int32_t steps_left_ = 0;
-  Load total_load_;
+  Needs total_needs_;
   int32_t nodes_replanned_ = 0, sets_replanned_ = 0;
   int64_t updates_skipped_ = 0, updates_replanned_ = 0;
 };

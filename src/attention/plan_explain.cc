@@ -27,6 +27,7 @@ std::string Planner::Explain() const {
   std::string out;
   if (!planned_) return "no plan yet: call Update\n";
   const PlanStats stats = Stats();
+  const Load load = TotalLoad();
   Append(out, "attention plan: %d qo heads, %d kv heads, head_dim %d, kv %s%s, machine %s, %d workers\n", spec_.num_qo_heads,
          spec_.num_kv_heads, spec_.head_dim, std::string(coppice::Name(spec_.kv_dtype)).c_str(),
          spec_.deterministic ? ", deterministic" : "", machine_.name.c_str(), cost_.workers());
@@ -69,7 +70,7 @@ std::string Planner::Explain() const {
          static_cast<double>(stats.flops) / 1e9, stats.num_items, stats.shared_nodes, stats.absorbed_nodes, stats.num_merge_sets,
          stats.num_contributions);
   Append(out, "predicted: %.2f us (memory %.2f, compute %.2f, fixed and states %.2f)\n", stats.predicted_ns / 1e3,
-         total_load_.memory_ns / 1e3, total_load_.compute_ns / 1e3, total_load_.overhead_ns / 1e3);
+         load.memory_ns / 1e3, load.compute_ns / 1e3, load.overhead_ns / 1e3);
   return out;
 }
 

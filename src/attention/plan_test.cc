@@ -37,6 +37,30 @@ PlanCapacity Large() {
   return {.max_branches = 256, .max_queries = 8192, .max_nodes = 512, .max_page_slots = 1 << 20, .page_size = 16};
 }
 
+// plan.h, (a) to (d): each contribution is a term of the fold that defines a row's bits.
+void CheckDeterministicCuts(const Planner& planner, const MergeSet& set, int32_t length) {
+  if (set.contribution_count == 1) return;  // (d)
+  const PlanView view = planner.View();
+  const int32_t longest = length + std::max(0, planner.StepsLeft());
+  for (int32_t c = 0; c < set.contribution_count; ++c) {
+    const bool last = c + 1 == set.contribution_count;
+    const WorkItem& item = view.items[view.contributions[set.contribution_begin + c].item];
+    const int32_t end = item.kv_end == kLive ? std::max(longest, item.kv_begin) : item.kv_end;
+    ASSERT_EQ(item.kv_begin % kDeterministicUnit, 0);
+    if (!last) {
+      ASSERT_EQ(end % kDeterministicUnit, 0) << "only the last range may end inside a unit";
+    }
+    const int32_t into_superblock = item.kv_begin % kDeterministicSuperblock;
+    if (c == 0 && into_superblock == 0 && end - item.kv_begin > kDeterministicSuperblock) {
+      ASSERT_EQ(end % kDeterministicSuperblock, 0) << "(c) whole superblocks";
+    } else if (into_superblock == 0) {
+      ASSERT_LE(end - item.kv_begin, kDeterministicSuperblock) << "(a) inside one superblock";
+    } else {
+      ASSERT_LE(end - item.kv_begin, kDeterministicUnit) << "(b) one unit";
+    }
+  }
+}
+
 // Every (query, token it may see) is in exactly one of the contributions of its merge set, contributions come in path order, each
 // contribution's item names the set, states of different contributions never overlap, and rows fit the traits.
 void CheckPlan(const Planner& planner, const TestForest& forest) {
@@ -140,6 +164,7 @@ void CheckPlan(const Planner& planner, const TestForest& forest) {
         }
       }
     }
+    if (spec.deterministic) CheckDeterministicCuts(planner, set, length);
     // From the first token that the first query sees to the last one that the last query sees.
     ASSERT_LE(lowest_begin, first_seen);
     if (spec.window == 0) {
@@ -231,6 +256,96 @@ TEST(Plan, CoversEveryVisibleTokenOnceInPathOrder) {
     if (HasFatalFailure()) {
       std::puts(planner->Explain().c_str());
       return;
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ edits
+
+// One random legal edit of the kind a scheduler makes; may also only move queries or lengths.
+void RandomEdit(TestForest& forest, std::mt19937& rng) {
+  const auto pick = [&](int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(rng); };
+  std::vector<int32_t> inner, branches;
+  for (int32_t n = 0; n < static_cast<int32_t>(forest.node_parent.size()); ++n) {
+    if (forest.node_parent[n] != kFreeSlot && forest.node_end[n] != kLive) inner.push_back(n);
+  }
+  for (int32_t b = 0; b < static_cast<int32_t>(forest.branch_node.size()); ++b) {
+    if (forest.branch_node[b] != kFreeSlot) branches.push_back(b);
+  }
+  const auto any = [&](const std::vector<int32_t>& list) {
+    return list[static_cast<size_t>(pick(0, static_cast<int32_t>(list.size()) - 1))];
+  };
+  switch (pick(0, 6)) {
+    case 0:
+    case 1: {  // a branch comes
+      if (branches.size() >= 24) return;
+      const int32_t parent = inner.empty() || pick(0, 5) == 0 ? kNoParent : any(inner);
+      const int32_t begin = parent == kNoParent ? 0 : forest.node_end[parent];
+      const int32_t queries = pick(0, 3) == 0 ? pick(2, 200) : 1;
+      forest.AddBranch(parent, std::max(pick(0, 400), queries - begin), queries);
+      return;
+    }
+    case 2:  // a branch goes
+      if (branches.size() > 1) forest.RemoveBranch(any(branches));
+      return;
+    case 3: {  // a node splits, and a branch may come at the split
+      if (inner.empty()) return;
+      const int32_t n = any(inner), length = forest.node_end[n] - forest.node_begin[n];
+      if (length < 2) return;
+      forest.SplitNode(n, pick(1, length - 1));
+      if (branches.size() < 24 && pick(0, 1) == 0) forest.AddBranch(forest.node_parent[n], pick(1, 100), 1);
+      return;
+    }
+    case 4: {  // a branch pauses, resumes or drafts
+      if (branches.empty()) return;
+      const int32_t b = any(branches);
+      const int32_t count = pick(0, 5);
+      forest.branch_query_count[b] = std::min(count, forest.branch_kv_len[b]);
+      if (forest.node_end[forest.branch_node[b]] != kLive) forest.branch_kv_len[b] = forest.node_end[forest.branch_node[b]];
+      ++forest.version;
+      forest.LayOutQueries();
+      return;
+    }
+    case 5: {  // one branch grows much, or loses rejected drafts
+      if (branches.empty()) return;
+      const int32_t b = any(branches), n = forest.branch_node[b];
+      if (forest.node_end[n] != kLive) return;
+      const int32_t low = std::max({forest.node_begin[n], forest.branch_query_count[b], 1});
+      const int32_t high = std::min(forest.branch_page_capacity[b] * forest.page_size, forest.branch_kv_len[b] + 100);
+      if (low <= high) forest.branch_kv_len[b] = std::clamp(forest.branch_kv_len[b] + pick(-4, 100), low, high);
+      return;
+    }
+    default: forest.Grow();
+  }
+  for (size_t b = 0; b < forest.branch_node.size(); ++b) {  // never past the page rows
+    forest.branch_kv_len[b] = std::min(forest.branch_kv_len[b], forest.branch_page_capacity[b] * forest.page_size);
+  }
+}
+
+TEST(PlanEdits, GiveWhatAFreshPlanGives) {
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    std::mt19937 rng(seed);
+    const PlanSetup setup = RandomSetup(rng);
+    TestForest forest = RandomForest(rng, seed % 6 == 0 ? 6000 : 300);
+    PlanCapacity capacity = Large();
+    capacity.page_size = forest.page_size;
+    capacity.max_page_slots = 1 << 22;
+    const std::unique_ptr<Planner> planner = setup.Make(capacity);
+    for (int32_t step = 0; step < 60; ++step) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + " step " + std::to_string(step));
+      const int64_t replanned = planner->Stats().updates_replanned;
+      const Status status = planner->Update(forest.Forest());
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      CheckPlan(*planner, forest);
+      ASSERT_FALSE(HasFatalFailure());
+      if (planner->Stats().updates_replanned > replanned) {
+        const std::unique_ptr<Planner> fresh = setup.Make(capacity);
+        ASSERT_TRUE(fresh->Update(forest.Forest()).ok());
+        ASSERT_EQ(Canonical(planner->View()), Canonical(fresh->View()));
+        ASSERT_EQ(planner->StepsLeft(), fresh->StepsLeft());
+        ASSERT_EQ(planner->Explain(), fresh->Explain());
+      }
+      RandomEdit(forest, rng);
     }
   }
 }

@@ -1,0 +1,103 @@
+// Planning time at 1,024 requests: a fresh plan, one edit, a skipped update, and the mean over 256 decode steps with one change of
+// the tree every 16. Goal: less than 10 us a step. Layer: attention, benchmarks.
+#include <benchmark/benchmark.h>
+
+#include "attention/plan_test_forest.h"
+
+namespace coppice::attention {
+namespace {
+
+constexpr int32_t kGroups = 32, kBranchesPerGroup = 32;
+
+// A system prompt, 32 prompts below it, 32 samples of each.
+testing::TestForest Samples() {
+  testing::TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 2048);
+  for (int32_t g = 0; g < kGroups; ++g) {
+    const int32_t prompt = forest.AddNode(root, 512);
+    for (int32_t b = 0; b < kBranchesPerGroup; ++b) forest.AddBranch(prompt, 1 + (37 * (g + b)) % 300, 1, 256);
+  }
+  return forest;
+}
+
+std::unique_ptr<Planner> MakePlanner(const testing::TestForest& forest, const char* machine, int32_t workers) {
+  const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  PlanCapacity capacity = forest.Capacity();
+  capacity.max_nodes = 0;
+  const BackendTraits traits{.workers = workers, .dense_tile_rows = 64, .dense_min_rows = 8, .kv_tile = 64};
+  return Planner::Create(spec, capacity, {}, traits, ShippedMachineModel(machine, workers).value()).value();
+}
+
+// A request leaves its group and a new one joins another group.
+void Replace(testing::TestForest& forest, int32_t branch) {
+  const int32_t from = forest.node_parent[forest.branch_node[branch]];
+  int32_t to = forest.node_parent[forest.branch_node[(branch + 5 * kBranchesPerGroup) % (kGroups * kBranchesPerGroup)]];
+  if (to == from) to = forest.node_parent[forest.branch_node[0]];
+  forest.RemoveBranch(branch);
+  forest.AddBranch(to, 1, 1, 256);
+}
+
+void BM_FreshPlan(benchmark::State& state) {
+  testing::TestForest forest = Samples();
+  const std::unique_ptr<Planner> planner = MakePlanner(forest, "h200", 132);
+  testing::TestForest empty;
+  for (auto _ : state) {
+    state.PauseTiming();
+    ++empty.version;
+    empty.version = ++forest.version;
+    if (!planner->Update(empty.Forest()).ok()) state.SkipWithError("empty");
+    ++forest.version;
+    state.ResumeTiming();
+    if (!planner->Update(forest.Forest()).ok()) state.SkipWithError("forest");
+  }
+}
+BENCHMARK(BM_FreshPlan)->Unit(benchmark::kMicrosecond);
+
+void BM_OneEdit(benchmark::State& state) {
+  testing::TestForest forest = Samples();
+  const std::unique_ptr<Planner> planner = MakePlanner(forest, "h200", 132);
+  int32_t branch = 0;
+  for (auto _ : state) {
+    state.PauseTiming();
+    Replace(forest, branch = (branch + 37) % (kGroups * kBranchesPerGroup));
+    state.ResumeTiming();
+    if (!planner->Update(forest.Forest()).ok()) state.SkipWithError("update");
+  }
+}
+BENCHMARK(BM_OneEdit)->Unit(benchmark::kMicrosecond);
+
+void BM_LengthsOnly(benchmark::State& state) {
+  testing::TestForest forest = Samples();
+  const std::unique_ptr<Planner> planner = MakePlanner(forest, "h200", 132);
+  for (auto _ : state) benchmark::DoNotOptimize(planner->Update(forest.Forest()).ok());
+}
+BENCHMARK(BM_LengthsOnly)->Unit(benchmark::kMicrosecond);
+
+// Time of one iteration is that of one decode step.
+void BM_DecodeSteps(benchmark::State& state) {
+  testing::TestForest forest = Samples();
+  const std::unique_ptr<Planner> planner =
+      MakePlanner(forest, state.range(0) == 0 ? "zen5" : "h200", state.range(0) == 0 ? 2 : 132);
+  const testing::TestForest start = forest;
+  int32_t step = 0;
+  for (auto _ : state) {
+    state.PauseTiming();
+    if (step % 256 == 0) {
+      const uint64_t version = forest.version;
+      forest = start;
+      forest.version = version + 1;
+      if (!planner->Update(forest.Forest()).ok()) state.SkipWithError("update");
+    }
+    ++step;
+    forest.Grow();
+    if (step % 16 == 0) Replace(forest, (37 * step) % (kGroups * kBranchesPerGroup));
+    state.ResumeTiming();
+    if (!planner->Update(forest.Forest()).ok()) state.SkipWithError("update");
+  }
+}
+BENCHMARK(BM_DecodeSteps)->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->Iterations(1024);
+
+}  // namespace
+}  // namespace coppice::attention
+
+BENCHMARK_MAIN();
