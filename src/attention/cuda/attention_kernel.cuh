@@ -51,13 +51,15 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
     ptx::NamedBarrierSync(kDenseOverBarrier, kDenseOverThreads);
     const int worker = warp - 4;
-    StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask).Run();
+    // Without dense tasks all SMs begin at once: an even deal beats a race, which some SMs' warps would win together.
+    const int first_task = !C::kConcurrent && header.num_dense_tasks == 0 ? worker * gridDim.x + blockIdx.x : -1;
+    StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask).Run(first_task);
     FinishFetching(p, s);
   } else {
     if constexpr (C::kConcurrent) {
       ptx::IncreaseRegisters<C::kStreamRegisters>();
       const int worker = warp - 4 * (1 + kDenseWarpgroups);
-      StreamWorker<C, C::kStreamSteps>(p, maps, s.stream[worker], s.stream_rings[worker], header.num_stream_tasks, tree_mask).Run();
+      StreamWorker<C, C::kStreamSteps>(p, maps, s.stream[worker], s.stream_rings[worker], header.num_stream_tasks, tree_mask).Run(-1);
       FinishFetching(p, s);
     }
   }

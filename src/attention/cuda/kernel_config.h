@@ -11,12 +11,13 @@ namespace coppice::attention::cuda {
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kDenseWarpgroups = 2;
+inline constexpr int kStreamWarpsPerSm = 8;  // at least; what plans are cut for
 inline constexpr int kBoxTokens = 16;  // most tokens of one bulk tensor copy: the common page size
 
-// KV tokens of a dense step. 128 keeps the tensor cores busiest (64 registers of scores, 64 of output, 32 of weights in flight); 80
+// KV tokens of a dense step. 128 keeps the tensor cores busiest (64 registers of scores, 64 of output, 32 of weights in flight); 64
 // is what fits beside a stream warpgroup.
 inline constexpr int kSequentialKvTile = 128;
-inline constexpr int kConcurrentKvTile = 80;
+inline constexpr int kConcurrentKvTile = 64;
 
 // kConcurrent_: stream tiles run in a warpgroup of their own beside the dense ones, at the same moment; otherwise the dense
 // warpgroups turn to stream tiles when no dense task is left. The items and the code are the same.
@@ -31,8 +32,8 @@ struct Config {
   static constexpr int kThreads = kWarpgroups * kWarpgroup;
   // Registers of a thread by role; 65536 in all: 384 threads start with 168, 512 with 128, and setmaxnreg deals them anew.
   static constexpr int kProducerRegisters = 40;
-  static constexpr int kDenseRegisters = kConcurrent ? 168 : 232;
-  static constexpr int kStreamRegisters = 136;
+  static constexpr int kDenseRegisters = kConcurrent ? 160 : 232;
+  static constexpr int kStreamRegisters = 152;
   static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters + (kConcurrent ? kStreamRegisters : 0) <=
                 (kConcurrent ? 512 : 504));
 

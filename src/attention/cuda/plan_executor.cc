@@ -1,10 +1,12 @@
 #include "attention/cuda/plan_executor.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
 
+#include "attention/cuda/kernel_config.h"
 #include "core/check.h"
 
 namespace coppice::attention::cuda {
@@ -27,7 +29,7 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, VariantPair variants
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
-      translator_(spec, capacity, sizes, num_sms * 8) {}
+      translator_(spec, capacity, sizes, num_sms * kStreamWarpsPerSm) {}
 
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, VariantPair variants,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,
@@ -37,7 +39,7 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   const size_t bytes = executor->translator_.layout().bytes;
   const size_t state_bytes = (static_cast<size_t>(variants.sequential->head_dim) + 2) * sizeof(float);
   COPPICE_ASSIGN_OR_RETURN(executor->plan_, DeviceBuffer::Allocate(bytes));
-  COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(std::max<size_t>(sizes.max_states, 1) * state_bytes));
+  COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(executor->translator_.layout().max_states * state_bytes));
   COPPICE_ASSIGN_OR_RETURN(
       executor->tickets_,
       DeviceBuffer::Allocate(std::max<size_t>(sizes.max_merge_sets, 1) * spec.num_kv_heads * sizeof(int32_t)));
@@ -124,9 +126,9 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
     Compare(layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task));
     Compare(layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task));
     Compare(layout.items, translator_.num_items() * sizeof(DeviceItem));
-    Compare(layout.members, plan.members.size() * sizeof(DeviceMember));
+    Compare(layout.members, translator_.num_members() * sizeof(DeviceMember));
     Compare(layout.merge_sets, plan.merge_sets.size() * sizeof(DeviceMergeSet));
-    Compare(layout.contributions, plan.contributions.size() * sizeof(DeviceContribution));
+    Compare(layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution));
   }
   translator_.TranslateLengths(forest, next_.data());
   Compare(layout.header, sizeof(PlanHeader));
@@ -188,7 +190,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
       .page_indices = reinterpret_cast<const int32_t*>(plan + layout.page_indices),
       .tree_mask = reinterpret_cast<const uint64_t*>(plan + layout.tree_mask),
       .state_acc = states,
-      .state_ml = states + static_cast<size_t>(std::max(sizes_.max_states, 1)) * variant.head_dim,
+      .state_ml = states + layout.max_states * variant.head_dim,
       .tickets = reinterpret_cast<int32_t*>(tickets_.data()),
       .counters = reinterpret_cast<QueueCounters*>(counters_.data()),
       .q = args.q,

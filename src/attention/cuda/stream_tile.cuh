@@ -31,8 +31,11 @@ class StreamWorker {
     __syncwarp();
   }
 
-  __device__ void Run() {
-    Draw();
+  // first_task: the task to begin with, where all warps begin at the same moment; -1: drawn from the queue.
+  __device__ void Run(int first_task) {
+    claimed_ = first_task;
+    drawn_from_ = first_task < 0 ? 0 : gridDim.x * C::kTailWarps;
+    if (first_task < 0) Draw();
     for (; current_ < fetched_ || Fetch(); ++current_) {
       Fill();
       const StreamTask task = state_.tasks[current_ & 1];
@@ -51,7 +54,7 @@ class StreamWorker {
   // ---- The loading side: a cursor that runs up to kSteps steps and one task ahead.
 
   __device__ void Draw() {
-    if (lane_ == 0) claimed_ = atomicAdd(&p_.counters->stream_next, 1);
+    if (lane_ == 0) claimed_ = drawn_from_ + atomicAdd(&p_.counters->stream_next, 1);
   }
 
   // Resolves the claimed task into the other place and draws one more. False when the queue is empty.
@@ -375,7 +378,8 @@ class StreamWorker {
   const bool tree_mask_;
   const int lane_ = threadIdx.x % 32;
 
-  int claimed_ = 0;  // lane 0: the task to fetch next
+  int drawn_from_ = 0;  // tasks that are not drawn
+  int claimed_ = 0;     // lane 0: the task to fetch next
   bool exhausted_ = false;
   int fetched_ = 0, current_ = 0;                // tasks
   int k_loaded_ = 0, v_loaded_ = 0, done_ = 0;  // steps
