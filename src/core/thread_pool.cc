@@ -50,8 +50,15 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+// The caller waits for indices that were handed out, never for workers: one that the system has not scheduled yet holds nobody up.
 void ThreadPool::Drain(int worker) {
-  for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) task_.Run(i, worker);
+  for (int64_t left = left_.load(std::memory_order_acquire); left > 0;) {
+    if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) continue;
+    const int64_t count = count_;  // may not be read once the last index is done
+    task_.Run(count - left, worker);
+    if (done_.fetch_add(1, std::memory_order_release) + 1 == count) done_.notify_one();
+    left = left_.load(std::memory_order_acquire);
+  }
 }
 
 void ThreadPool::ParallelFor(int64_t count, TaskRef task) {
@@ -62,12 +69,12 @@ void ThreadPool::ParallelFor(int64_t count, TaskRef task) {
   }
   task_ = task;
   count_ = count;
-  next_.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int32_t>(threads_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_release);  // publishes task_, count_ and next_
+  done_.store(0, std::memory_order_relaxed);
+  left_.store(count, std::memory_order_release);  // publishes task_ and count_
+  epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
   Drain(0);
-  for (int32_t left; (left = busy_.load(std::memory_order_acquire)) != 0;) AwaitChange(busy_, left);
+  for (int64_t done; (done = done_.load(std::memory_order_acquire)) != count;) AwaitChange(done_, done);
 }
 
 void ThreadPool::WorkerLoop(int worker) {
@@ -75,7 +82,6 @@ void ThreadPool::WorkerLoop(int worker) {
     seen = AwaitChange(epoch_, seen);
     if (stop_.load(std::memory_order_relaxed)) return;
     Drain(worker);
-    if (busy_.fetch_sub(1, std::memory_order_release) == 1) busy_.notify_one();
   }
 }
 

@@ -31,11 +31,12 @@ class ThreadPool final : public Executor {
   void Drain(int worker);
 
   std::vector<std::thread> threads_;
+  // The loop at hand. Written by the caller while nothing is left to hand out and nothing runs; read after an index was drawn.
   TaskRef task_;
   int64_t count_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};    // next index to hand out
-  alignas(64) std::atomic<uint32_t> epoch_{0};  // grows by one per loop; workers wait for a change
-  alignas(64) std::atomic<int32_t> busy_{0};    // workers that have not finished this epoch
+  alignas(64) std::atomic<int64_t> left_{0};    // indices not handed out yet; drawing one makes the loop's caller wait for it
+  alignas(64) std::atomic<int64_t> done_{0};    // indices that have run
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // grows by one per loop; idle workers wait for a change
   std::atomic<bool> stop_{false};
 };
 
