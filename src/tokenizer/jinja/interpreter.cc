@@ -43,7 +43,7 @@ std::string Interpreter::Capture(const Body& body) {
 void Interpreter::Charge(size_t bytes) {
   if (bytes > bytes_left_) {
     throw Error{ResourceExhausted("chat template, line " + std::to_string(position_.line) +
-                                  ": it makes more than 256 MiB of text; shorten the messages or mend the template")};
+                                  ": it makes more than 128 MiB of text and lists; shorten the messages or mend the template")};
   }
   bytes_left_ -= bytes;
 }
@@ -51,7 +51,7 @@ void Interpreter::Charge(size_t bytes) {
 void Interpreter::Step() {
   if (--steps_left_ > 0) return;
   throw Error{ResourceExhausted("chat template, line " + std::to_string(position_.line) +
-                                ": it takes more than 10 million steps; shorten the messages or mend the template")};
+                                ": it takes more than 2 million steps; shorten the messages or mend the template")};
 }
 
 void Interpreter::Fail(const std::string& message) const { FailSyntax(position_, message); }
@@ -344,7 +344,8 @@ void For::Execute(Interpreter& in) const {
   }
   const auto size = static_cast<int64_t>(items.size());
   for (int64_t i = 0; i < size; ++i) {
-    in.PopScope();  // what an iteration sets ends with it
+    in.Charge(sizeof(Dict::value_type) * 9);  // for `loop`, and so that an empty body is not free
+    in.PopScope();                            // what an iteration sets ends with it
     in.PushScope();
     in.Assign("loop", Dict{{"index", i + 1},
                            {"index0", i},

@@ -44,8 +44,8 @@ class Interpreter {
   std::vector<std::unique_ptr<Namespace>> namespaces_;
   std::string output_;
   Position position_;
-  int64_t steps_left_ = 10'000'000;        // about a second; real templates need some ten a message
-  size_t bytes_left_ = size_t{256} << 20;  // of text and lists made in one rendering
+  int64_t steps_left_ = 2'000'000;         // real templates need some ten a message
+  size_t bytes_left_ = size_t{128} << 20;  // of text and lists made in one rendering
 };
 
 }  // namespace coppice::jinja
