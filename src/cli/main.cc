@@ -6,15 +6,17 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
+#include <string>
 
-#include "cli/exit_code.h"
+#include "cli/command.h"
+#include "cli/inspect_model.h"
+#include "cli/inspect_plan.h"
 #include "cli/run_command.h"
-#include "cli/run_options.h"
 
 namespace {
 
 using coppice::Result;
-using coppice::Status;
+using coppice::cli::Command;
 using coppice::cli::ExitCode;
 
 int Fail(const std::string& message, ExitCode code) {
@@ -31,8 +33,10 @@ int main(int argc, char** argv) {
   CLI::App app{"Coppice: LLM inference that reads shared KV once per step", "coppice"};
   app.set_version_flag("--version", "coppice " COPPICE_VERSION);
   app.require_subcommand(1);
-  coppice::cli::RunOptions run;
-  const CLI::App* run_command = coppice::cli::AddRunCommand(app, run);
+  CLI::App* inspect = app.add_subcommand("inspect", "Show what a model file holds or what the attention planner decides");
+  inspect->require_subcommand(1);
+  const Command commands[] = {coppice::cli::AddRunCommand(app), coppice::cli::AddInspectModelCommand(*inspect),
+                              coppice::cli::AddInspectPlanCommand(*inspect)};
 
   try {
     app.parse(argc, argv);
@@ -41,9 +45,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return Fail(std::string(error.what()) + "; see coppice --help", ExitCode::kUsage);
   }
-
-  if (run.verbose) spdlog::set_level(spdlog::level::info);
-  const Result<ExitCode> result = run_command->parsed() ? coppice::cli::Run(std::move(run)) : Result<ExitCode>(ExitCode::kUsage);
-  if (!result.ok()) return Fail(result.status().message(), coppice::cli::ExitCodeOf(result.status()));
-  return static_cast<int>(*result);
+  for (const Command& command : commands) {
+    if (!command.app->parsed()) continue;
+    const Result<ExitCode> result = command.run();
+    if (!result.ok()) return Fail(result.status().message(), coppice::cli::ExitCodeOf(result.status()));
+    return static_cast<int>(*result);
+  }
+  return Fail("no command given; see coppice --help", ExitCode::kUsage);
 }

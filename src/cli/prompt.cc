@@ -3,26 +3,15 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 
+#include "cli/read_file.h"
+#include "core/check.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::cli {
 namespace {
-
-Result<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  // A folder opens, and fails at the first read.
-  if (!file.is_open() || file.bad()) {
-    return NotFound(fmt::format("cannot read the prompt file {}: {}; check --prompt-file", path, std::strerror(errno)));
-  }
-  return text;
-}
 
 Result<std::string> ReadStdin() {
   if (isatty(STDIN_FILENO)) {
@@ -34,8 +23,7 @@ Result<std::string> ReadStdin() {
 Result<std::string> RenderChat(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
   const TokenizerData& data = tokenizer.data();
   if (data.chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
-  Result<std::unique_ptr<ChatTemplate>> chat = ChatTemplate::Parse(data.chat_template);
-  if (!chat.ok()) return chat.status();
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, ChatTemplate::Parse(data.chat_template));
 
   std::vector<ChatMessage> messages;
   if (system) messages.push_back({"system", *system});
@@ -43,8 +31,8 @@ Result<std::string> RenderChat(const std::string& user, const std::optional<std:
   const auto text_of = [&](int32_t id) {
     return id < 0 ? std::string() : std::string(tokenizer.TokenBytes(id, /*keep_special=*/true));
   };
-  return (*chat)->Render(
-      messages, {.bos_token = text_of(data.bos_id), .eos_token = text_of(data.eos_ids.empty() ? -1 : data.eos_ids.front())});
+  return chat->Render(messages,
+                      {.bos_token = text_of(data.bos_id), .eos_token = text_of(data.eos_ids.empty() ? -1 : data.eos_ids.front())});
 }
 
 }  // namespace
@@ -55,7 +43,7 @@ Result<std::optional<std::string>> ReadPromptText(const RunOptions& options) {
     return std::optional<std::string>();
   }
   Result<std::string> text = options.prompt        ? Result<std::string>(*options.prompt)
-                             : options.prompt_file ? ReadFile(*options.prompt_file)
+                             : options.prompt_file ? ReadFile(*options.prompt_file, "--prompt-file")
                                                    : ReadStdin();
   if (!text.ok()) return text.status();
   if (text->empty()) {
@@ -72,10 +60,9 @@ Result<std::vector<int32_t>> EncodePrompt(const RunOptions& options, const std::
   if (!text) return *options.prompt_ids;
   if (tokenizer == nullptr) return InvalidArgument("the model has no tokenizer; give the prompt as --prompt-ids 1,2,3");
   if (!options.chat) return tokenizer->Encode(*text);
-  const Result<std::string> rendered = RenderChat(*text, options.system, *tokenizer);
-  if (!rendered.ok()) return rendered.status();
+  COPPICE_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(*text, options.system, *tokenizer));
   // The template writes the beginning-of-text token itself.
-  return tokenizer->Encode(*rendered, {.add_special = false, .parse_special = true});
+  return tokenizer->Encode(rendered, {.add_special = false, .parse_special = true});
 }
 
 }  // namespace coppice::cli

@@ -9,12 +9,14 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <utility>
 
 #include "cli/generation.h"
 #include "cli/interrupt.h"
 #include "cli/prompt.h"
 #include "cli/run_output.h"
 #include "cli/run_stats.h"
+#include "core/check.h"
 
 namespace coppice::cli {
 namespace {
@@ -48,11 +50,9 @@ Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing
   options.sharing = sharing;
   options.force_sharing = false;
   spdlog::info("running the job again with --sharing {}", Name(sharing));
-  Result<std::unique_ptr<Engine>> engine = Engine::Create(options);
-  if (!engine.ok()) return engine.status();
-  const Result<Generation> generation = Generate(**engine, request, {.should_stop = Interrupted});
-  if (!generation.ok()) return generation.status();
-  const RunStats stats = MakeRunStats(options, *generation);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
+  COPPICE_ASSIGN_OR_RETURN(const Generation generation, Generate(*engine, request, {.should_stop = Interrupted}));
+  const RunStats stats = MakeRunStats(options, generation);
   return BaselineSpeed{sharing, stats.prefill_tokens_per_second(), stats.decode_tokens_per_second()};
 }
 
@@ -74,55 +74,54 @@ Result<std::string> FindModel(const std::string& given) {
 }
 
 Result<ExitCode> Run(RunOptions options) {
-  if (Status status = Validate(options); !status.ok()) return status;
-  Result<std::string> model = FindModel(options.engine.model_path);
-  if (!model.ok()) return model.status();
-  options.engine.model_path = *std::move(model);
-  const Result<std::optional<std::string>> text = ReadPromptText(options);
-  if (!text.ok()) return text.status();
-
-  Result<std::unique_ptr<Engine>> engine = Engine::Create(options.engine);
-  if (!engine.ok()) return engine.status();
-  Result<std::vector<int32_t>> prompt_ids = EncodePrompt(options, *text, (*engine)->tokenizer());
-  if (!prompt_ids.ok()) return prompt_ids.status();
+  COPPICE_RETURN_IF_ERROR(Validate(options));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadPromptText(options));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   Request& request = options.request;
-  request.prompt_ids = *std::move(prompt_ids);
+  COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, EncodePrompt(options, text, engine->tokenizer()));
 
   CatchFirstInterrupt();
-  spdlog::info("generating {} samples of a prompt of {} tokens with {}", request.n, request.prompt_ids.size(), options.engine.model_path);
+  spdlog::info("generating {} samples of a prompt of {} tokens with {}", request.n, request.prompt_ids.size(),
+               options.engine.model_path);
   ProgressLine progress;
-  const bool print_as_they_finish = !options.json && !options.rank;
-  const Result<Generation> generation = Generate(**engine, request,
-                                                 {.on_sample =
-                                                      [&](const Sample& sample) {
-                                                        if (!print_as_they_finish) return;
-                                                        progress.Clear();
-                                                        std::cout << FormatSample(sample) << std::flush;
-                                                      },
-                                                  .on_step = [&](const GenerationProgress& state) { progress.Show(state); },
-                                                  .should_stop = Interrupted});
+  const GenerationHooks hooks = {.on_sample =
+                                     [&](const Sample& sample) {
+                                       if (options.json || options.rank) return;  // printed at the end
+                                       progress.Clear();
+                                       std::cout << FormatSample(sample) << std::flush;
+                                     },
+                                 .on_step = [&](const GenerationProgress& state) { progress.Show(state); },
+                                 .should_stop = Interrupted};
+  Result<Generation> generated = Generate(*engine, request, hooks);
   progress.Clear();
-  if (!generation.ok()) return generation.status();
+  COPPICE_ASSIGN_OR_RETURN(const Generation generation, std::move(generated));
 
-  RunStats stats = MakeRunStats(options.engine, *generation);
-  engine->reset();  // its memory, before the baseline's engine takes its own
-  if (options.baseline && !generation->interrupted) {
-    const Result<BaselineSpeed> baseline = MeasureBaseline(options.engine, *options.baseline, request);
-    if (!baseline.ok()) return baseline.status();
-    if (!Interrupted()) stats.baseline = *baseline;
+  RunStats stats = MakeRunStats(options.engine, generation);
+  engine.reset();  // its memory, before the baseline's engine takes its own
+  if (options.baseline && !generation.interrupted) {
+    COPPICE_ASSIGN_OR_RETURN(const BaselineSpeed baseline, MeasureBaseline(options.engine, *options.baseline, request));
+    if (!Interrupted()) stats.baseline = baseline;
   }
 
   if (options.json) {
-    std::cout << FormatJson(*generation, stats, options.rank);
+    std::cout << FormatJson(generation, stats, options.rank);
   } else {
     if (options.rank) {
       int32_t rank = 0;
-      for (const Sample* sample : Ranked(*generation)) std::cout << FormatSample(*sample, ++rank);
+      for (const Sample* sample : Ranked(generation)) std::cout << FormatSample(*sample, ++rank);
     }
     std::cout << "\n" << FormatTable(stats);
   }
-  std::cout << std::flush;
   return Interrupted() ? ExitCode::kInterrupted : ExitCode::kOk;
+}
+
+Command AddRunCommand(CLI::App& app) {
+  const auto options = std::make_shared<RunOptions>();
+  return {AddRunCommand(app, *options), [options] {
+            if (options->verbose) spdlog::set_level(spdlog::level::info);
+            return Run(*options);
+          }};
 }
 
 }  // namespace coppice::cli

@@ -2,13 +2,15 @@
 // Layer: cli.
 #pragma once
 
-#include "cli/exit_code.h"
+#include <string>
+
+#include "cli/command.h"
 #include "cli/run_options.h"
-#include "coppice/status.h"
 
 namespace coppice::cli {
 
 Result<ExitCode> Run(RunOptions options);
+Command AddRunCommand(CLI::App& app);
 
 // `given`, or the default model's place if that is empty. NOT_FOUND if there is nothing to open there.
 Result<std::string> FindModel(const std::string& given);

@@ -1,26 +1,16 @@
 #include "cli/run_options.h"
 
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
 
-#include <fmt/format.h>
-#include <CLI/CLI.hpp>
+#include "cli/parsed_option.h"
 
 namespace coppice::cli {
 namespace {
-
-// An option whose text `parse` turns into `target`; its error becomes CLI11's.
-template <class T, class Target>
-CLI::Option* AddParsed(CLI::App& command, const std::string& name, Target& target, Result<T> (*parse)(std::string_view),
-                       const std::string& help) {
-  const auto assign = [name, &target, parse](const std::string& text) {
-    Result<T> value = parse(text);
-    if (!value.ok()) throw CLI::ValidationError(name, value.status().message());
-    target = *std::move(value);
-  };
-  return command.add_option_function<std::string>(name, assign, help);
-}
 
 struct RangeCheck {
   bool in_range;  // written so that NaN is out of every range

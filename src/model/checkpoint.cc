@@ -26,6 +26,14 @@ class MappedCheckpoint final : public Checkpoint {
     tokenizer_ = std::move(contents.tokenizer);
   }
 
+  std::vector<TensorInfo> Tensors() const override {
+    std::vector<TensorInfo> infos;
+    for (const auto& [name, tensor] : tensors_) {
+      infos.push_back({name, Name(tensor.type), tensor.shape, static_cast<int64_t>(tensor.data.size())});
+    }
+    return infos;
+  }
+
   bool Has(std::string_view name) const override { return tensors_.contains(name); }
 
   Status Load(std::string_view name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const override {

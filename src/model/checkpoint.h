@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "coppice/status.h"
 #include "coppice/types.h"
@@ -28,6 +29,15 @@ class Checkpoint {
   const ModelConfig& config() const { return config_; }
   // Absent for a folder without a tokenizer.
   const std::optional<TokenizerData>& tokenizer() const { return tokenizer_; }
+
+  // For inspection: every tensor by name, as it is stored. `type` is the format's own name ("Q4_1"); shape is outermost first.
+  struct TensorInfo {
+    std::string name;
+    std::string_view type;
+    std::vector<int64_t> shape;
+    int64_t bytes = 0;
+  };
+  virtual std::vector<TensorInfo> Tensors() const = 0;
 
   virtual bool Has(std::string_view name) const = 0;
   // Writes the tensor, converted (dequantised) to `dtype`, row-major, into `out` (rows * cols elements of dtype; a vector has

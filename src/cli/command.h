@@ -1,0 +1,21 @@
+// A subcommand of the program: where CLI11 tells that it was asked for, and what it then does.
+// Layer: cli.
+#pragma once
+
+#include <functional>
+
+#include "cli/exit_code.h"
+#include "coppice/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace coppice::cli {
+
+struct Command {
+  const CLI::App* app = nullptr;
+  std::function<Result<ExitCode>()> run;
+};
+
+}  // namespace coppice::cli

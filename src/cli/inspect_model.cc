@@ -1,0 +1,136 @@
+#include "cli/inspect_model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/run_command.h"
+#include "cli/run_stats.h"
+#include "core/check.h"
+#include "model/checkpoint.h"
+
+namespace coppice::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct InspectModelOptions {
+  std::string path;
+  bool json = false, tensors = false;
+};
+
+std::string_view NameOf(RopeScaling scaling) {
+  switch (scaling) {
+    case RopeScaling::kNone: return "none";
+    case RopeScaling::kLinear: return "linear";
+    case RopeScaling::kLlama3: return "llama3";
+  }
+  return "?";
+}
+
+int64_t KvElementsPerToken(const ModelConfig& config) {
+  return int64_t{2} * config.num_layers * config.num_kv_heads * config.head_dim;
+}
+
+std::string FormatModel(const Checkpoint& checkpoint, const InspectModelOptions& options) {
+  const ModelConfig& config = checkpoint.config();
+  std::string text = fmt::format("{}: {}\n", options.path, config.architecture);
+  text +=
+      fmt::format("layers {}, hidden size {}, intermediate size {}, {} query heads, {} KV heads, head_dim {}\n", config.num_layers,
+                  config.hidden_size, config.intermediate_size, config.num_qo_heads, config.num_kv_heads, config.head_dim);
+  text +=
+      fmt::format("vocabulary {}, context {} tokens, window {}, rope theta {}, scaling {}, output projection {}\n",
+                  config.vocab_size, config.max_position, config.window > 0 ? fmt::format("{} tokens", config.window) : "none",
+                  config.rope.theta, config.rope.frequency_divisors.empty() ? NameOf(config.rope.scaling) : "by frequency factors",
+                  config.tie_embeddings ? "tied to the embedding" : "of its own");
+  const double kv_elements = static_cast<double>(KvElementsPerToken(config));
+  text += fmt::format("KV of one token: {} in bf16, {} in f32\n", FormatBytes(2 * kv_elements), FormatBytes(4 * kv_elements));
+  if (const std::optional<TokenizerData>& tokenizer = checkpoint.tokenizer()) {
+    text +=
+        fmt::format("tokenizer: {} ({}), {} tokens, {} merges, end of text {}, chat template: {}\n", tokenizer->model,
+                    tokenizer->pre_tokenizer.empty() ? "its own patterns" : tokenizer->pre_tokenizer, tokenizer->tokens.size(),
+                    tokenizer->merges.size(), fmt::join(tokenizer->eos_ids, " "), tokenizer->chat_template.empty() ? "no" : "yes");
+  } else {
+    text += "tokenizer: none; give prompts as --prompt-ids\n";
+  }
+
+  std::map<std::string_view, std::pair<int, int64_t>> by_type;  // tensors, bytes
+  const std::vector<Checkpoint::TensorInfo> tensors = checkpoint.Tensors();
+  for (const Checkpoint::TensorInfo& tensor : tensors) {
+    auto& [count, bytes] = by_type[tensor.type];
+    ++count;
+    bytes += tensor.bytes;
+  }
+  text += fmt::format("{} tensors:", tensors.size());
+  for (const auto& [type, sum] : by_type)
+    text += fmt::format(" {} {} ({})", sum.first, type, FormatBytes(static_cast<double>(sum.second)));
+  text += "\n";
+  if (!options.tensors) return text;
+  for (const Checkpoint::TensorInfo& tensor : tensors) {
+    text += fmt::format("{:<52} {:<5} [{}] {}\n", tensor.name, tensor.type, fmt::join(tensor.shape, ", "),
+                        FormatBytes(static_cast<double>(tensor.bytes)));
+  }
+  return text;
+}
+
+ordered_json ToJson(const Checkpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config();
+  ordered_json json = {
+      {"architecture", config.architecture},
+      {"num_layers", config.num_layers},
+      {"hidden_size", config.hidden_size},
+      {"intermediate_size", config.intermediate_size},
+      {"num_qo_heads", config.num_qo_heads},
+      {"num_kv_heads", config.num_kv_heads},
+      {"head_dim", config.head_dim},
+      {"vocab_size", config.vocab_size},
+      {"max_position", config.max_position},
+      {"window", config.window},
+      {"rope_theta", config.rope.theta},
+      {"rope_scaling", NameOf(config.rope.scaling)},
+      {"tie_embeddings", config.tie_embeddings},
+      {"eos_token_ids", config.eos_token_ids},
+      {"kv_elements_per_token", KvElementsPerToken(config)},
+      {"tokenizer", nullptr},
+      {"tensors", ordered_json::array()},
+  };
+  if (const std::optional<TokenizerData>& tokenizer = checkpoint.tokenizer()) {
+    json["tokenizer"] = {{"model", tokenizer->model},          {"pre_tokenizer", tokenizer->pre_tokenizer},
+                         {"tokens", tokenizer->tokens.size()}, {"merges", tokenizer->merges.size()},
+                         {"eos_ids", tokenizer->eos_ids},      {"chat_template", tokenizer->chat_template}};
+  }
+  for (const Checkpoint::TensorInfo& tensor : checkpoint.Tensors()) {
+    json["tensors"].push_back({{"name", tensor.name}, {"type", tensor.type}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
+  }
+  return json;
+}
+
+Result<ExitCode> InspectModel(InspectModelOptions options) {
+  COPPICE_ASSIGN_OR_RETURN(options.path, FindModel(options.path));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.path));
+  if (options.json) {
+    std::cout << ToJson(*checkpoint).dump(1, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+  } else {
+    std::cout << FormatModel(*checkpoint, options);
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddInspectModelCommand(CLI::App& inspect) {
+  const auto options = std::make_shared<InspectModelOptions>();
+  CLI::App* command = inspect.add_subcommand("model", "Config, tokenizer and tensors of a GGUF file or Hugging Face folder");
+  command->add_option("path", options->path, "Model (default: the model that scripts/fetch_model keeps)");
+  command->add_flag("--tensors", options->tensors, "List every tensor");
+  command->add_flag("--json", options->json, "Print one JSON object instead of text");
+  return {command, [options] { return InspectModel(*options); }};
+}
+
+}  // namespace coppice::cli

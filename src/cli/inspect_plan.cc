@@ -1,0 +1,159 @@
+#include "cli/inspect_plan.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "attention/plan_io.h"
+#include "cli/parsed_option.h"
+#include "cli/read_file.h"
+#include "cli/run_options.h"
+#include "cli/tree_problem.h"
+#include "core/check.h"
+#include "core/thread_pool.h"
+
+namespace coppice::cli {
+namespace {
+
+using attention::PlanDump;
+using attention::SharePolicy;
+
+struct InspectPlanOptions {
+  std::string tree = "2048,64x32", replay, machine;
+  attention::AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  DType dtype = DType::kBF16;
+  SharingMode sharing = SharingMode::kTree;
+  bool force_sharing = false, json = false, no_measure = false;
+  int32_t page_size = 16, queries = 1;
+  int threads = 0;
+};
+
+SharePolicy PolicyOf(SharingMode sharing) {
+  switch (sharing) {
+    case SharingMode::kTree: return SharePolicy::kTree;
+    case SharingMode::kOneLevel: return SharePolicy::kOneLevel;
+    case SharingMode::kStore:
+    case SharingMode::kNone: return SharePolicy::kStore;
+  }
+  return SharePolicy::kTree;
+}
+
+Result<PlanDump> MakeProblem(const InspectPlanOptions& options) {
+  PlanDump problem;
+  problem.spec = options.spec;
+  problem.spec.q_dtype = problem.spec.kv_dtype = options.dtype;
+  problem.options = {
+      .policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing, .machine_model_path = options.machine};
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(options.tree));
+  COPPICE_RETURN_IF_ERROR(MakeTree(levels, options.page_size, options.queries, options.sharing, problem));
+  return problem;
+}
+
+struct Timing {
+  double median_ns = 0, fastest_ns = 0, slowest_ns = 0;
+  size_t runs = 0;
+};
+
+// Runs until half a second has passed, after one run that warms caches and page tables up.
+Result<Timing> Measure(RunnablePlan& plan) {
+  using Clock = std::chrono::steady_clock;
+  COPPICE_RETURN_IF_ERROR(plan.Run());
+  std::vector<double> ns;
+  const Clock::time_point start = Clock::now();
+  while (ns.size() < 3 || Clock::now() - start < std::chrono::milliseconds(500)) {
+    const Clock::time_point before = Clock::now();
+    COPPICE_RETURN_IF_ERROR(plan.Run());
+    ns.push_back(std::chrono::duration<double, std::nano>(Clock::now() - before).count());
+  }
+  std::ranges::sort(ns);
+  return Timing{ns[ns.size() / 2], ns.front(), ns.back(), ns.size()};
+}
+
+Result<ExitCode> InspectPlan(const InspectPlanOptions& options) {
+  PlanDump problem;
+  std::string explanation, dump;
+  ThreadPool threads(options.threads);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Context> context, attention::Context::CreateCpu(&threads));
+  if (options.replay.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(problem, MakeProblem(options));
+  } else {
+    // Decisions are those of the machine that wrote the dump; only the measurement is this machine's.
+    COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.replay, "--replay"));
+    COPPICE_ASSIGN_OR_RETURN(problem, attention::ParsePlanDump(text));
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Planner> planner, attention::ReplayPlan(problem));
+    explanation = planner->Explain();
+    dump = attention::DumpPlan(*planner);
+  }
+
+  Timing timing;
+  if (options.replay.empty() || !options.no_measure) {
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<RunnablePlan> runnable, RunnablePlan::Create(*context, problem));
+    if (options.replay.empty()) {
+      explanation = runnable->plan().Explain();
+      dump = runnable->plan().Dump();
+    }
+    if (!options.no_measure) {
+      COPPICE_ASSIGN_OR_RETURN(timing, Measure(*runnable));
+    }
+  }
+
+  if (options.json) {
+    nlohmann::ordered_json json = nlohmann::ordered_json::parse(dump);
+    if (!options.no_measure) {
+      json["measured"] = {{"median_ns", timing.median_ns},
+                          {"fastest_ns", timing.fastest_ns},
+                          {"slowest_ns", timing.slowest_ns},
+                          {"runs", timing.runs},
+                          {"threads", threads.num_workers()}};
+    }
+    std::cout << json.dump() << "\n";
+    return ExitCode::kOk;
+  }
+  std::cout << explanation;
+  if (!options.no_measure) {
+    std::cout << fmt::format("measured here: {:.2f} us (median of {} runs, {:.2f} to {:.2f}; {} threads)\n", timing.median_ns / 1e3,
+                             timing.runs, timing.fastest_ns / 1e3, timing.slowest_ns / 1e3, threads.num_workers());
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddInspectPlanCommand(CLI::App& inspect) {
+  const auto options = std::make_shared<InspectPlanOptions>();
+  CLI::App* command = inspect.add_subcommand("plan", "How the attention planner cuts a prefix tree into work, and why");
+  CLI::Option* tree =
+      command
+          ->add_option("--tree", options->tree,
+                       "Levels from the root: TOKENS or TOKENSxNODES below each parent; the last level are the requests")
+          ->capture_default_str();
+  command->add_option("--replay", options->replay, "A plan dumped by AttentionPlan::Dump or --json")->excludes(tree);
+  command->add_option("--qo-heads", options->spec.num_qo_heads, "Query heads")->capture_default_str();
+  command->add_option("--kv-heads", options->spec.num_kv_heads, "KV heads")->capture_default_str();
+  command->add_option("--head-dim", options->spec.head_dim, "Elements of a head")->capture_default_str();
+  command->add_option("--window", options->spec.window, "Sliding window in tokens; 0: none")->capture_default_str();
+  command->add_flag("--deterministic", options->spec.deterministic, "Plan for bits that do not depend on the batch");
+  AddParsed<DType>(*command, "--dtype", options->dtype, ParseDType, "bf16 (default) or f32");
+  AddParsed<SharingMode>(*command, "--sharing", options->sharing, ParseSharingMode, "tree (default), one-level, store or none");
+  command->add_flag("--force-sharing", options->force_sharing, "Share wherever the tree allows, whatever the cost model says");
+  command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();
+  command->add_option("--queries", options->queries, "Queries of each request: 1 decodes, more is a draft or a chunk")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--machine", options->machine, "Constants from `coppice bench calibrate`; default: shipped ones");
+  command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_flag("--no-measure", options->no_measure, "Do not run the plan");
+  command->add_flag("--json", options->json, "Print the plan as JSON, which --replay reads");
+  return {command, [options] { return InspectPlan(*options); }};
+}
+
+}  // namespace coppice::cli

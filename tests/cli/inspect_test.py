@@ -1,0 +1,69 @@
+"""`coppice inspect model` and `coppice inspect plan`: what they say, as text and as JSON, and what they refuse."""
+
+import json
+import os
+import tempfile
+import unittest
+
+from program import TINY, coppice
+
+
+class InspectModelTest(unittest.TestCase):
+    def test_text(self):
+        done = coppice("inspect", "model", TINY, "--tensors")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for words in ("6 query heads, 2 KV heads, head_dim 16", "vocabulary 320, context 2048 tokens", "tokenizer: none",
+                      "model.layers.2.mlp.down_proj.weight"):
+            self.assertIn(words, done.stdout)
+
+    def test_json(self):
+        model = json.loads(coppice("inspect", "model", TINY, "--json").stdout)
+        self.assertEqual((model["architecture"], model["num_layers"], model["kv_elements_per_token"]), ("llama", 3, 2 * 3 * 2 * 16))
+        shapes = {tensor["name"]: tensor["shape"] for tensor in model["tensors"]}
+        self.assertEqual(shapes["model.embed_tokens.weight"], [320, 96])
+
+    def test_missing(self):
+        done = coppice("inspect", "model", "/nonexistent")
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1))
+
+
+class InspectPlanTest(unittest.TestCase):
+    TREE = ["--tree", "512,64x4,16x4", "--qo-heads", "4", "--kv-heads", "2", "--head-dim", "64", "--threads", "1"]
+
+    def test_text(self):
+        done = coppice("inspect", "plan", *self.TREE, "--force-sharing")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for words in ("node 0 [0, 512), 16 branches", "shared", "KV read:", "predicted:", "measured here:"):
+            self.assertIn(words, done.stdout)
+
+    def test_bytes_of_each_sharing_mode(self):
+        tokens = {}
+        for mode in ("tree", "one-level", "store", "none"):
+            force = ["--force-sharing"] if mode in ("tree", "one-level") else []
+            plan = json.loads(coppice("inspect", "plan", *self.TREE, *force, "--sharing", mode, "--json", "--no-measure").stdout)["plan"]
+            tokens[mode] = plan["kv_tokens_read"]
+        each = 16 * (512 + 64 + 16)
+        self.assertEqual(tokens, {"tree": 512 + 4 * 64 + 16 * 16, "one-level": 512 + 16 * (64 + 16), "store": each, "none": each})
+
+    def test_replay(self):
+        dump = coppice("inspect", "plan", *self.TREE, "--json").stdout
+        self.assertGreater(json.loads(dump)["measured"]["median_ns"], 0)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write(dump)
+            file.flush()
+            again = coppice("inspect", "plan", "--replay", file.name, "--json", "--no-measure").stdout
+            measured = coppice("inspect", "plan", "--replay", file.name).stdout
+        self.assertEqual(json.loads(again)["plan"], json.loads(dump)["plan"])
+        self.assertIn("measured here:", measured)
+
+    def test_errors(self):
+        for args, word in ((["--tree", "12,x3"], "'x3'"), (["--tree", "8", "--queries", "9"], "8 own tokens"), (["--head-dim", "7"], "7"),
+                           (["--replay", "/nonexistent"], "/nonexistent"), (["--replay", os.path.join(TINY, "config.json")], "plan dump")):
+            with self.subTest(args):
+                done = coppice("inspect", "plan", *args)
+                self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done)
+                self.assertIn(word, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
