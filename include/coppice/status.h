@@ -73,10 +73,10 @@ class [[nodiscard]] Result {
 
   T& value() & { return Checked(); }
   const T& value() const& { return const_cast<Result*>(this)->Checked(); }
-  T&& value() && { return std::move(Checked()); }
+  T value() && { return std::move(Checked()); }  // by value: `for (x : F().value())` keeps the range alive
   T& operator*() & { return Checked(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(Checked()); }
+  T operator*() && { return std::move(Checked()); }
   T* operator->() { return &Checked(); }
   const T* operator->() const { return &value(); }
 
