@@ -1,7 +1,7 @@
 // Attention of one layer on the device: the shapes and trees of docs/kernels/hopper.md, planned by the real planner, checked against
 // fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate measured in the same run and
 // the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on an H200).
-//   attention_cuda_bench [--cases A1,F,tree3] [--schedule sequential|concurrent] [--policy tree|store] [--iterations n] [--json file]
+//   attention_cuda_bench [--cases A1,F,tree3] [--schedule sequential|concurrent] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -147,6 +147,7 @@ struct Options {
   int iterations = 15;
   double matmul_tflops = 783;
   std::string json;
+  bool flush = true;
 };
 
 struct Measurement {
@@ -217,7 +218,7 @@ class Bench {
 
     std::vector<double> times;
     for (int i = 0; i < options_.iterations + 2; ++i) {
-      Flush(flush_.data(), kFlushBytes, stream_);
+      if (options_.flush) Flush(flush_.data(), kFlushBytes, stream_);
       CheckCuda(cudaEventRecord(begin_, stream_), "event");
       CheckCuda(cudaGraphLaunch(replay, stream_), "graph");
       CheckCuda(cudaEventRecord(end_, stream_), "event");
@@ -320,6 +321,8 @@ Options Parse(int argc, char** argv) {
       options.iterations = std::stoi(value);
     } else if (name == "--matmul-tflops") {
       options.matmul_tflops = std::stod(value);
+    } else if (name == "--flush") {
+      options.flush = value != "off";
     } else if (name == "--json") {
       options.json = value;
     } else {

@@ -42,7 +42,7 @@ class CudaBackend final : public Backend {
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
     COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, Traits(spec, capacity));
     PlanSizes sizes = ComputePlanSizes(spec, capacity, traits);
-    sizes.plan_bytes = PlanLayout(spec, capacity, sizes, num_sms_ * kStreamWarpsPerSm).bytes;
+    sizes.plan_bytes = PlanLayout(spec, capacity, sizes, num_sms_).bytes;
     return sizes;
   }
 

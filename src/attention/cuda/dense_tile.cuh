@@ -164,19 +164,16 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // `completes` is written
     const uint8_t* completes = s.completes + wg * 64;
     if (!__any_sync(kAllLanes, completes[lane] | completes[lane + 32])) return;
-    for (int group = 0; group < 4; ++group) {  // this warp's 16 rows, four at a time
-      const int row = warp * 16 + group * 4 + lane / 8;
-      const RowInfo& info = slot.rows[wg * 64 + row];
-      const bool fold = info.q_row >= 0 && info.state != kDirect && completes[max(0, row - info.row_in_set)];
-      if (!__any_sync(kAllLanes, fold)) continue;
-      FoldRows<T, C::kHeadDim>(p, fold ? info.set : -1, info.row_in_set, kv_head);
+    {
+      const RowInfo& info = slot.rows[wg * 64 + warp * 16 + lane % 16];
+      const bool fold = lane < 16 && info.q_row >= 0 && info.state != kDirect && completes[max(0, warp * 16 + lane - info.row_in_set)];
+      if (__any_sync(kAllLanes, fold)) FoldRows<T, C::kHeadDim>(p, fold ? info.set : -1, info.row_in_set, kv_head);
     }
     // A set may lie across the two halves; whoever completes it folds the other half's rows too.
     const auto fold_range = [&](const RowInfo& info, int begin, int end) {
-      for (int base = begin + warp * 4; base < end; base += 16) {
-        const int row = base + lane / 8;
-        FoldRows<T, C::kHeadDim>(p, row < end ? info.set : -1, row, kv_head);
-      }
+      const int row = begin + warp * 16 + lane;  // at most 63
+      const bool fold = lane < 16 && row < end;
+      if (__any_sync(kAllLanes, fold)) FoldRows<T, C::kHeadDim>(p, fold ? info.set : -1, row, kv_head);
     };
     const RowInfo &first = slot.rows[wg * 64], &last = slot.rows[wg * 64 + 63];
     if (wg == 1 && completes[0]) fold_range(first, 0, first.row_in_set);

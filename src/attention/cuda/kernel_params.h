@@ -11,7 +11,6 @@ struct KernelParams {
   const PlanHeader* header;
   const Task* dense_tasks;
   const Task* stream_tasks;
-  const DeviceItem* items;
   const DeviceMember* members;
   const DeviceMergeSet* merge_sets;
   const DeviceContribution* contributions;

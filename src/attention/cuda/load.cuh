@@ -27,11 +27,15 @@ __device__ __forceinline__ void FinishFetching(const KernelParams& p, SharedStor
   p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
 }
 
-// Copies the box of kv index `position` (a multiple of the box) of one kv head, K or V, to `to` and its bytes to `ready`.
-__device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap* map, uint64_t* ready, uint8_t* to, int page_begin,
-                                        int kv_head, int position, int chunks, int group_bytes) {
+// Where the tensor maps find (kv index, kv head): the last dimension's coordinate.
+__device__ __forceinline__ int UnitOf(const KernelParams& p, int page_begin, int kv_head, int position) {
   const int page = __ldg(p.page_indices + page_begin + (position >> p.page_shift));
-  const int unit = page * p.units_per_page + kv_head * p.units_per_head;
+  return page * p.units_per_page + kv_head * p.units_per_head;
+}
+
+// Copies the box of kv index `position` (a multiple of the box), K or V, to `to` and its bytes to `ready`.
+__device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap* map, uint64_t* ready, uint8_t* to, int unit,
+                                        int position, int chunks, int group_bytes) {
   const int group = (position & (p.page_size - 1)) / 8;
   if (!p.split_boxes) {
     ptx::TensorLoad5(to, map, ready, 0, 0, 0, group, unit);
@@ -67,14 +71,14 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
     }
     if (lane == 0) claimed = gridDim.x + atomicAdd(&p.counters->dense_next, 1);  // needed only when this task is loaded
     const Task task = p.dense_tasks[index];
-    const DeviceItem item = p.items[task.item];
+    const DeviceItem& item = task.item;
     const int end = min(item.kv_end, p.branches[item.branch].kv_len);
 
     int lo_min = INT32_MAX, lo_max = 0, hi_min = INT32_MAX, hi_max = 0;
 #pragma unroll
     for (int i = 0; i < kDenseRows / 32; ++i) {
       const int r = lane + 32 * i;
-      const RowInfo info = ResolveRow(p, item, r, tree_mask);
+      const RowInfo info = ResolveRow(p, task, r, tree_mask);
       shared.rows[r] = info;
       if (info.q_row >= 0) {
         lo_min = min(lo_min, info.lo), lo_max = max(lo_max, info.lo);
@@ -92,7 +96,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
       t.first = t.begin / kBoxTokens * kBoxTokens;
       t.num_tiles = t.end > t.begin ? (t.end - t.first + C::kKvTile - 1) / C::kKvTile : 0;
       t.page_begin = item.page_begin;
-      t.kv_head = task.head_begin;
+      t.kv_head = item.head_begin;
       t.rows = item.rows;
       shared.task = t;
     }
@@ -107,7 +111,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
       const RowInfo& info = shared.rows[r];
       const bool exists = info.q_row >= 0 && piece * 8 < p.head_dim;
       const T* from = exists ? q + info.q_row * p.q_row_stride +
-                                   int64_t{task.head_begin * p.group_size + info.head_in_group} * p.head_dim + piece * 8
+                                   int64_t{item.head_begin * p.group_size + info.head_in_group} * p.head_dim + piece * 8
                              : q;
       uint8_t* to = s.q[slot] + (r / 64) * C::kQHalfBytes + (piece / 8) * 8192 + (r % 64) * 128 + ((piece % 8) ^ (r % 8)) * 16;
       ptx::CopyAsync16(ptx::SharedAddress(to), from, exists ? 16 : 0);
@@ -137,19 +141,21 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
       const int box = lane % 16;
       const bool is_v = lane >= 16;
+      const int position = start + box * p.box_tokens;
+      const int unit = box < present ? UnitOf(p, t.page_begin, t.kv_head, position) : 0;  // before the wait: it costs a look-up
       ptx::BarrierWait(&s.k_free[stage], parity);
       if (lane == 0) ptx::BarrierArriveExpectBytes(&s.k_ready[stage], bytes);
       __syncwarp();
       if (!is_v && box < present) {
-        LoadBox(p, maps.k, &s.k_ready[stage], s.k[stage] + box * p.box_tokens / 8 * C::kGroupBytes, t.page_begin, t.kv_head,
-                start + box * p.box_tokens, C::kHeadChunks, C::kGroupBytes);
+        LoadBox(p, maps.k, &s.k_ready[stage], s.k[stage] + box * p.box_tokens / 8 * C::kGroupBytes, unit, position, C::kHeadChunks,
+                C::kGroupBytes);
       }
       ptx::BarrierWait(&s.v_free[stage], parity);
       if (lane == 16) ptx::BarrierArriveExpectBytes(&s.v_ready[stage], bytes);
       __syncwarp();
       if (is_v && box < present) {
-        LoadBox(p, maps.v, &s.v_ready[stage], s.v[stage] + box * p.box_tokens / 8 * C::kGroupBytes, t.page_begin, t.kv_head,
-                start + box * p.box_tokens, C::kHeadChunks, C::kGroupBytes);
+        LoadBox(p, maps.v, &s.v_ready[stage], s.v[stage] + box * p.box_tokens / 8 * C::kGroupBytes, unit, position, C::kHeadChunks,
+                C::kGroupBytes);
       }
     }
   }

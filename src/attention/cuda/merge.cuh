@@ -26,7 +26,8 @@ struct alignas(16) RowInfo {
 };
 static_assert(sizeof(RowInfo) == 32);
 
-__device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const DeviceItem& item, int r, bool tree_mask) {
+__device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task& task, int r, bool tree_mask) {
+  const DeviceItem& item = task.item;
   RowInfo info{.q_row = -1, .lo = 0, .hi = INT32_MAX, .state = kDirect, .head_stride = 0, .set = -1};
   if (r >= item.rows) return info;
   int member = 0;
@@ -39,7 +40,7 @@ __device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Devic
       member = low;
     }
   }
-  const DeviceMember m = p.members[item.member_begin + member];
+  const DeviceMember m = member == 0 ? task.first : p.members[item.member_begin + member];
   const DeviceBranch branch = p.branches[m.branch];
   const int row = r - m.row_begin;
   const int query = row / p.group_size;
@@ -90,61 +91,71 @@ __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int k
   return true;
 }
 
-// Folds all contributions of four rows at once, eight lanes looking after the states of each, and writes their output.
-// set: of this lane's row, or -1 for none; uniform over each group of eight lanes. All lanes call.
+// Contributions of a row that the fast fold holds in registers.
+inline constexpr int kFoldWidth = 8;
+
+// Writes one row of output, spread over the warp.
+template <class T, int kPerLane>
+__device__ __forceinline__ void StoreFolded(const KernelParams& p, int q_row, int head, const float (&acc)[kPerLane], float scale) {
+  const int lane = threadIdx.x % 32;
+  if (lane * kPerLane >= p.head_dim) return;
+  T* to = static_cast<T*>(p.out) + q_row * p.out_row_stride + int64_t{head} * p.head_dim + lane * kPerLane;
+  if constexpr (kPerLane == 4) {
+    *reinterpret_cast<uint2*>(to) = {Pack<T>(acc[0] * scale, acc[1] * scale), Pack<T>(acc[2] * scale, acc[3] * scale)};
+  } else {
+    *reinterpret_cast<uint32_t*>(to) = Pack<T>(acc[0] * scale, acc[1] * scale);
+  }
+}
+
+template <int kPerLane>
+__device__ __forceinline__ void AddScaled(float (&acc)[kPerLane], const float* from, float weight) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kPerLane == 4) {
+    const float4 v = __ldcg(reinterpret_cast<const float4*>(from) + lane);
+    acc[0] += weight * v.x, acc[1] += weight * v.y, acc[2] += weight * v.z, acc[3] += weight * v.w;
+  } else {
+    const float2 v = __ldcg(reinterpret_cast<const float2*>(from) + lane);
+    acc[0] += weight * v.x, acc[1] += weight * v.y;
+  }
+}
+
+// Folds all contributions of up to 32 rows, one for each lane, and writes their output. set: of this lane's row, or -1 for none.
+// What is known of a row (set, contributions, max, sums) is loaded by its lane, so that all rows wait together; the vectors are then
+// added row by row by the whole warp. All lanes call.
 template <class T, int kHeadDim>
 __device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in_set, int kv_head) {
   constexpr int kPerLane = kHeadDim / 32;
   constexpr unsigned kAll = 0xffffffffu;
-  const int lane = threadIdx.x % 32;
   ptx::FenceDevice();  // the ticket before the states of others
   DeviceMergeSet merge{};
   if (set >= 0) merge = p.merge_sets[set];
   const int count = set >= 0 ? merge.contribution_count : 0;
-  const int most = __reduce_max_sync(kAll, count);
-
+  const auto state_of = [&](int c) {
+    const DeviceContribution from = p.contributions[merge.contribution_begin + c];
+    return from.state_begin + kv_head * from.head_stride + row_in_set;
+  };
+  const auto ml_of = [&](int state) { return __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state); };
+  int state[kFoldWidth];
+  float weight[kFoldWidth];
   float m = -INFINITY, l = 0.0f;
-  float acc[4][kPerLane] = {};
-  for (int base = 0; base < most; base += 8) {
-    const int c = base + lane % 8;
-    int state = 0;
-    float2 ml = {-INFINITY, 0.0f};
-    if (c < count) {
-      const DeviceContribution from = p.contributions[merge.contribution_begin + c];
-      state = from.state_begin + kv_head * from.head_stride + row_in_set;
-      ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
+  {
+    float2 ml[kFoldWidth];
+#pragma unroll
+    for (int c = 0; c < kFoldWidth; ++c) state[c] = c < count ? state_of(c) : 0;
+#pragma unroll
+    for (int c = 0; c < kFoldWidth; ++c) ml[c] = c < count ? ml_of(state[c]) : float2{-INFINITY, 0.0f};
+#pragma unroll
+    for (int c = 0; c < kFoldWidth; ++c) m = fmaxf(m, ml[c].x);
+    for (int c = kFoldWidth; c < count; ++c) m = fmaxf(m, ml_of(state_of(c)).x);
+    const float base = m == -INFINITY ? 0.0f : m;
+#pragma unroll
+    for (int c = 0; c < kFoldWidth; ++c) {
+      weight[c] = ptx::Exp2(ml[c].x - base);
+      l += weight[c] * ml[c].y;
     }
-    float m_new = ml.x;
-#pragma unroll
-    for (int d = 4; d > 0; d /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(kAll, m_new, d));
-    m_new = fmaxf(m, m_new);
-    const float weight = ml.x == -INFINITY ? 0.0f : ptx::Exp2(ml.x - m_new);
-    const float rescale = m == -INFINITY ? 0.0f : ptx::Exp2(m - m_new);
-    float sum = weight * ml.y;
-#pragma unroll
-    for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
-    l = l * rescale + sum;
-    m = m_new;
-#pragma unroll
-    for (int job = 0; job < 4; ++job) {
-      const float job_rescale = __shfl_sync(kAll, rescale, job * 8);
-      const int job_count = min(8, __shfl_sync(kAll, count, job * 8) - base);
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) acc[job][i] *= job_rescale;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int64_t from = __shfl_sync(kAll, state, job * 8 + k);
-        const float w = __shfl_sync(kAll, weight, job * 8 + k);
-        if (k >= job_count || w == 0.0f) continue;
-        const float* source = p.state_acc + from * kHeadDim + lane * kPerLane;
-        if constexpr (kPerLane == 4) {
-          const float4 v = __ldcg(reinterpret_cast<const float4*>(source));
-          acc[job][0] += w * v.x, acc[job][1] += w * v.y, acc[job][2] += w * v.z, acc[job][3] += w * v.w;
-        } else {
-          const float2 v = __ldcg(reinterpret_cast<const float2*>(source));
-          acc[job][0] += w * v.x, acc[job][1] += w * v.y;
-        }
-      }
+    for (int c = kFoldWidth; c < count; ++c) {
+      const float2 more = ml_of(state_of(c));
+      l += ptx::Exp2(more.x - base) * more.y;
     }
   }
   int q_row = -1, head = 0;
@@ -152,24 +163,27 @@ __device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in
     const int query = row_in_set / p.group_size;
     q_row = p.branches[merge.branch].query_begin + merge.query_begin + query;
     head = kv_head * p.group_size + row_in_set - query * p.group_size;
-    if (p.lse != nullptr && lane % 8 == 0) p.lse[int64_t{q_row} * p.num_kv_heads * p.group_size + head] = NaturalLse(m, l);
+    if (p.lse != nullptr) p.lse[int64_t{q_row} * p.num_kv_heads * p.group_size + head] = NaturalLse(m, l);
   }
-  const float inverse = l > 0.0f ? p.value_scale / l : 0.0f;
+  const float scale = l > 0.0f ? p.value_scale / l : 0.0f;
+  for (unsigned rows = __ballot_sync(kAll, set >= 0); rows != 0; rows &= rows - 1) {
+    const int r = __ffs(rows) - 1;
+    const int r_count = __shfl_sync(kAll, count, r);
+    float acc[kPerLane] = {};
 #pragma unroll
-  for (int job = 0; job < 4; ++job) {
-    const int job_row = __shfl_sync(kAll, q_row, job * 8);
-    const int job_head = __shfl_sync(kAll, head, job * 8);
-    const float scale = __shfl_sync(kAll, inverse, job * 8);
-    if (job_row < 0 || lane * kPerLane >= p.head_dim) continue;
-    T* to = static_cast<T*>(p.out) + job_row * p.out_row_stride + int64_t{job_head} * p.head_dim + lane * kPerLane;
-    uint32_t packed[kPerLane / 2];
-#pragma unroll
-    for (int i = 0; i < kPerLane / 2; ++i) packed[i] = Pack<T>(acc[job][2 * i] * scale, acc[job][2 * i + 1] * scale);
-    if constexpr (kPerLane == 4) {
-      *reinterpret_cast<uint2*>(to) = {packed[0], packed[1]};
-    } else {
-      *reinterpret_cast<uint32_t*>(to) = packed[0];
+    for (int c = 0; c < kFoldWidth; ++c) {
+      const int64_t from = __shfl_sync(kAll, state[c], r);
+      const float w = __shfl_sync(kAll, weight[c], r);
+      if (c < r_count && w > 0.0f) AddScaled(acc, p.state_acc + from * kHeadDim, w);
     }
+    for (int c = kFoldWidth; c < r_count; ++c) {
+      const int own = c < count ? state_of(c) : 0;  // only lane r's is used
+      const int64_t from = __shfl_sync(kAll, own, r);
+      const float r_max = __shfl_sync(kAll, m, r);
+      const float w = ptx::Exp2(ml_of(from).x - (r_max == -INFINITY ? 0.0f : r_max));
+      if (w > 0.0f) AddScaled(acc, p.state_acc + from * kHeadDim, w);
+    }
+    StoreFolded<T>(p, __shfl_sync(kAll, q_row, r), __shfl_sync(kAll, head, r), acc, __shfl_sync(kAll, scale, r));
   }
 }
 

@@ -17,13 +17,7 @@ struct PlanHeader {
   int32_t has_tree_mask, reserved;
 };
 
-// What a worker draws from a queue: an item under kv heads [head_begin, head_begin + head_count).
-struct Task {
-  int32_t item;
-  uint16_t head_begin, head_count;
-};
-
-// A plan item, or a block of at most kDenseRows rows of one.
+// A plan item, or a piece of one: a part of its KV range, at most kDenseRows of its rows.
 struct alignas(16) DeviceItem {
   int32_t kv_begin, kv_end;  // kv_end is cut to the live length of `branch` on the device
   int32_t page_begin;        // of the page row that it reads
@@ -32,7 +26,7 @@ struct alignas(16) DeviceItem {
   uint16_t member_count, rows;
   uint16_t rows_per_member;  // 0: they differ
   uint16_t masked;           // some row may not see the whole range
-  int32_t reserved;
+  uint16_t head_begin, head_count;  // kv heads of the task; of the item itself: all
 };
 static_assert(sizeof(DeviceItem) == 32);
 
@@ -45,6 +39,14 @@ struct alignas(16) DeviceMember {
   int32_t arrivals;     // tickets that complete the set under one kv head: one per warpgroup that holds rows of it, over all items
 };
 static_assert(sizeof(DeviceMember) == 32);
+
+// What a worker draws from a queue: an item under some kv heads, with its first member at hand, so that the common item of one member
+// needs no second look.
+struct Task {
+  DeviceItem item;
+  DeviceMember first;
+};
+static_assert(sizeof(Task) == 64);
 
 struct alignas(16) DeviceMergeSet {
   int32_t branch, query_begin, contribution_begin, contribution_count;

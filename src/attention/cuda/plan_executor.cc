@@ -29,7 +29,7 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, VariantPair variants
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
-      translator_(spec, capacity, sizes, num_sms * kStreamWarpsPerSm) {}
+      translator_(spec, capacity, sizes, num_sms) {}
 
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, VariantPair variants,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,
@@ -125,7 +125,6 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
     RememberPlan(plan, forest.version);
     Compare(layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task));
     Compare(layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task));
-    Compare(layout.items, translator_.num_items() * sizeof(DeviceItem));
     Compare(layout.members, translator_.num_members() * sizeof(DeviceMember));
     Compare(layout.merge_sets, plan.merge_sets.size() * sizeof(DeviceMergeSet));
     Compare(layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution));
@@ -182,7 +181,6 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
       .header = reinterpret_cast<const PlanHeader*>(plan + layout.header),
       .dense_tasks = reinterpret_cast<const Task*>(plan + layout.dense_tasks),
       .stream_tasks = reinterpret_cast<const Task*>(plan + layout.stream_tasks),
-      .items = reinterpret_cast<const DeviceItem*>(plan + layout.items),
       .members = reinterpret_cast<const DeviceMember*>(plan + layout.members),
       .merge_sets = reinterpret_cast<const DeviceMergeSet*>(plan + layout.merge_sets),
       .contributions = reinterpret_cast<const DeviceContribution*>(plan + layout.contributions),

@@ -2,15 +2,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 
+#include "attention/cuda/kernel_config.h"
 #include "core/check.h"
 
 namespace coppice::attention::cuda {
 namespace {
 
 constexpr int64_t kTasksPerStreamWarp = 3;  // enough to even out, few enough that their fixed cost stays small
-constexpr int32_t kMinPieceTokens = 256;    // a shorter piece costs more to start than it evens out
+constexpr int32_t kMinStreamPiece = 256;    // tokens; a shorter piece costs more to start than it evens out
+constexpr int32_t kMinDensePiece = 128;     // one step
+constexpr int64_t kDenseTasksPerSm = 4;     // most, by cutting
+constexpr int64_t kSimulatedTasksPerSm = 6;
+
+// What an SM does alone (docs/kernels/hopper.md): dense tiles at 600 TFLOP/s and bulk copies at 4.4 TB/s over 132 SMs; starting a dense
+// task and storing and folding its states.
+constexpr double kDenseFlopsPerNs = 600e3 / 132, kStreamBytesPerNs = 4.4e3 / 132, kDenseTaskNs = 6000;
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class T>
 T* At(std::byte* image, size_t offset) {
@@ -24,14 +35,14 @@ Status Exceeded(const char* what, int64_t have, int64_t most) {
 
 }  // namespace
 
-PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int stream_warps) {
-  max_pieces = kTasksPerStreamWarp * stream_warps / spec.num_kv_heads + 1;
-  max_contributions = sizes.max_contributions + max_pieces;
-  max_members = max_contributions;  // a member is a contribution seen from its item
-  // Cutting an item into blocks of rows begins a block at a member: at most one block more for each.
-  max_items = sizes.max_items + max_contributions;
+PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms) {
+  const int64_t most = int64_t{num_sms} * (kDenseTasksPerSm * kDenseRows + kTasksPerStreamWarp * kStreamWarpsPerSm * kStreamRows);
+  own_states = std::min(most, int64_t{16} * capacity.max_queries * spec.num_qo_heads);
+  max_states = sizes.max_states + own_states;
+  max_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;  // each has a row or more
+  max_members = max_contributions;                                               // a member is a contribution seen from its item
+  max_items = sizes.max_items + max_contributions;  // a block of rows begins at a member
   max_tasks = max_items * spec.num_kv_heads;
-  max_states = sizes.max_states + max_pieces * kStreamRows * spec.num_kv_heads;
   size_t used = 0;
   const auto reserve = [&](size_t& offset, int64_t count, size_t each) {
     offset = used;
@@ -41,7 +52,6 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   reserve(branches, capacity.max_branches, sizeof(DeviceBranch));
   reserve(dense_tasks, max_tasks, sizeof(Task));
   reserve(stream_tasks, max_tasks, sizeof(Task));
-  reserve(items, max_items, sizeof(DeviceItem));
   reserve(members, max_members, sizeof(DeviceMember));
   reserve(merge_sets, sizes.max_merge_sets, sizeof(DeviceMergeSet));
   reserve(contributions, max_contributions, sizeof(DeviceContribution));
@@ -50,10 +60,13 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   bytes = used;
 }
 
-PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int stream_warps)
-    : spec_(spec), sizes_(sizes), layout_(spec, capacity, sizes, stream_warps), stream_warps_(stream_warps) {
+PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms)
+    : spec_(spec), sizes_(sizes), layout_(spec, capacity, sizes, num_sms), num_sms_(num_sms) {
   pieces_.resize(sizes.max_items);
+  lengths_.reserve(sizes.max_items);
+  items_.resize(layout_.max_items);
   arrivals_.resize(sizes.max_merge_sets);
+  sm_busy_until_.resize(num_sms);
 }
 
 Status PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image) {
@@ -63,7 +76,7 @@ Status PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestVie
   }
   if (plan.num_states > sizes_.max_states) return Exceeded("states", plan.num_states, sizes_.max_states);
 
-  CutStreamItems(plan, forest);
+  CutItems(plan, forest);
   COPPICE_RETURN_IF_ERROR(EmitContributions(plan, image));
   num_items_ = num_members_ = 0;
   std::ranges::fill(arrivals_, 0);
@@ -81,35 +94,82 @@ int32_t PlanTranslator::EndOf(const WorkItem& item, const PrefixForestView& fore
   return std::min(item.kv_end, forest.branch_kv_len[item.page_row]);
 }
 
-// Decides how many pieces each stream item is cut into.
-void PlanTranslator::CutStreamItems(const PlanView& plan, const PrefixForestView& forest) {
+// Decides how many pieces each item is cut into.
+void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& forest) {
   std::ranges::fill(pieces_, Pieces{});
-  int64_t tokens = 0, left = layout_.max_pieces;
-  const auto for_each_stream_item = [&](const auto& body) {
-    for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
-      for (const int32_t id : queue) {
-        const WorkItem& item = plan.items[id];
-        int32_t rows = 0;
-        for (int32_t m = 0; m < item.member_count && rows <= kStreamRows; ++m) {
-          rows += RowsOf(plan.merge_sets[plan.members[item.member_begin + m]]);
-        }
-        if (rows <= kStreamRows) body(id, item, rows, std::max(0, EndOf(item, forest) - item.kv_begin));
+  lengths_.clear();
+  int64_t stream_tokens = 0;
+  for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
+    for (const int32_t id : queue) {
+      const WorkItem& item = plan.items[id];
+      int32_t rows = 0;
+      for (int32_t m = 0; m < item.member_count; ++m) rows += RowsOf(plan.merge_sets[plan.members[item.member_begin + m]]);
+      const int32_t tokens = std::max(0, EndOf(item, forest) - item.kv_begin);
+      lengths_.push_back({.item = id, .rows = rows, .blocks = (rows + kDenseRows - 1) / kDenseRows, .tokens = tokens});
+      if (rows <= kStreamRows) stream_tokens += tokens;
+    }
+  }
+  const int64_t heads = spec_.num_kv_heads;
+  const double stream_ns = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim / kStreamBytesPerNs;
+  const int32_t dense_piece = DensePieceTokens(stream_ns);
+  const int64_t stream_warps = int64_t{num_sms_} * kStreamWarpsPerSm;
+  const int64_t stream_piece = std::max<int64_t>(kMinStreamPiece, stream_tokens * heads / (kTasksPerStreamWarp * stream_warps) + 1);
+
+  int64_t states = plan.num_states, end_of_states = sizes_.max_states + layout_.own_states;
+  for (const Length& length : lengths_) {
+    const bool dense = length.rows > kStreamRows;
+    // A stream item's count is rounded to the nearest: half a piece evens out nothing.
+    const int64_t count = dense ? CeilDiv(length.tokens, dense_piece) : (length.tokens + stream_piece / 2) / stream_piece;
+    if (count <= 1) continue;
+    const int32_t unit = dense ? kMinDensePiece : 64;
+    const auto tokens = static_cast<int32_t>(CeilDiv(CeilDiv(length.tokens, count), unit) * unit);
+    const Pieces pieces{.count = static_cast<int32_t>(CeilDiv(length.tokens, tokens)),
+                        .tokens = tokens,
+                        .state_begin = static_cast<int32_t>(states),
+                        .rows = length.rows};
+    if (pieces.count <= 1 || states + pieces.count * length.rows * heads > end_of_states) continue;
+    pieces_[length.item] = pieces;
+    states += pieces.count * length.rows * heads;
+  }
+}
+
+int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
+  const int64_t heads = spec_.num_kv_heads;
+  const double token_ns = 4.0 * kDenseRows * spec_.head_dim / kDenseFlopsPerNs;
+  int64_t tokens = 0;
+  for (const Length& length : lengths_) {
+    if (length.rows > kStreamRows) tokens += int64_t{length.tokens} * length.blocks * heads;
+  }
+  if (tokens == 0) return INT32_MAX;
+  int32_t best = INT32_MAX;
+  double best_ns = 0;
+  for (const double share : {1e9, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0}) {
+    const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
+    const auto piece = static_cast<int32_t>(CeilDiv(static_cast<int64_t>(wanted) + 1, kMinDensePiece) * kMinDensePiece);
+    // The time to the end, longest tasks first as the queue has them, each to the SM that is free first.
+    std::ranges::fill(sm_busy_until_, 0.0);
+    const std::greater<> later;
+    double total_ns = 0;
+    int64_t tasks = 0, states = 0;
+    for (const Length& length : lengths_) {
+      if (length.rows <= kStreamRows || length.tokens == 0) continue;
+      const int64_t count = CeilDiv(length.tokens, piece);
+      const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * token_ns;
+      const int64_t item_tasks = count * length.blocks * heads;
+      total_ns += static_cast<double>(item_tasks) * task_ns;
+      if (count > 1) states += count * length.rows * heads;
+      if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) continue;  // so many even out by themselves
+      for (int64_t i = 0; i < item_tasks; ++i) {
+        std::ranges::pop_heap(sm_busy_until_, later);
+        sm_busy_until_.back() += task_ns;
+        std::ranges::push_heap(sm_busy_until_, later);
       }
     }
-  };
-  for_each_stream_item([&](int32_t, const WorkItem&, int32_t, int32_t length) { tokens += length; });
-  const int64_t grain =
-      std::max<int64_t>(kMinPieceTokens, tokens * spec_.num_kv_heads / (kTasksPerStreamWarp * stream_warps_) + 1);
-  int32_t states = plan.num_states;
-  for_each_stream_item([&](int32_t id, const WorkItem& item, int32_t rows, int32_t length) {
-    // Rounded to the nearest count: half a grain evens out nothing.
-    const int64_t count = std::min<int64_t>((length + grain / 2) / grain, left / std::max(item.member_count, 1));
-    if (count <= 1) return;
-    left -= count * item.member_count;
-    const auto piece = static_cast<int32_t>((length + count - 1) / count + 63) / 64 * 64;
-    pieces_[id] = {.count = (length + piece - 1) / piece, .tokens = piece, .state_begin = states, .rows = rows};
-    states += pieces_[id].count * rows * spec_.num_kv_heads;
-  });
+    if (states > layout_.own_states) break;
+    const double ns = std::max(*std::ranges::max_element(sm_busy_until_), (total_ns + stream_ns) / num_sms_);
+    if (best_ns == 0 || ns < 0.98 * best_ns) best = piece, best_ns = ns;
+  }
+  return best;
 }
 
 // The contributions of each set, an item's pieces in place of the item.
@@ -149,7 +209,7 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
       const int32_t rows = RowsOf(set);
       if (block == nullptr || block->rows + rows > kDenseRows) {
         if (num_items_ == layout_.max_items) return Exceeded("row blocks", num_items_ + 1, layout_.max_items);
-        block = &At<DeviceItem>(image, layout_.items)[num_items_++];
+        block = &items_[num_items_++];
         *block = {.kv_begin = item.kv_begin + piece * pieces.tokens,
                   .kv_end = piece + 1 < pieces.count ? item.kv_begin + (piece + 1) * pieces.tokens : item.kv_end,
                   .page_begin = forest.branch_page_begin[item.page_row],
@@ -159,7 +219,8 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
                   .rows = 0,
                   .rows_per_member = static_cast<uint16_t>(rows),
                   .masked = static_cast<uint16_t>((item.flags & kItemMasked) != 0),
-                  .reserved = 0};
+                  .head_begin = 0,
+                  .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
       }
       if (num_members_ == layout_.max_members) return Exceeded("members", num_members_ + 1, layout_.max_members);
       DeviceMember member{.set = set_id,
@@ -201,28 +262,32 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
 // In the order of the queues, longest first; kv heads outermost within a run of items over the same KV, so that its row blocks meet in
 // the L2.
 void PlanTranslator::EmitTasks(std::byte* image) {
-  DeviceItem* items = At<DeviceItem>(image, layout_.items);
+  const DeviceMember* members = At<DeviceMember>(image, layout_.members);
   Task* dense = At<Task>(image, layout_.dense_tasks);
   Task* stream = At<Task>(image, layout_.stream_tasks);
   num_dense_ = num_stream_ = 0;
-  int64_t stream_blocks = 0;
-  for (int64_t i = 0; i < num_items_; ++i) stream_blocks += items[i].rows <= kStreamRows;
+  int64_t stream_items = 0;
+  for (int64_t i = 0; i < num_items_; ++i) stream_items += items_[i].rows <= kStreamRows;
   const int64_t heads = spec_.num_kv_heads;
-  const int64_t heads_per_task = std::clamp(stream_blocks * heads / (2 * kTasksPerStreamWarp * stream_warps_), int64_t{1}, heads);
+  const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
+  const int64_t heads_per_task = std::clamp(per_warp / kTasksPerStreamWarp, int64_t{1}, std::min<int64_t>(heads, 8));
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
     return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin && a.kv_end == b.kv_end;
   };
+  const auto task = [&](int64_t i, int64_t head, int64_t count) {
+    Task t{.item = items_[i], .first = members[items_[i].member_begin]};
+    t.item.head_begin = static_cast<uint16_t>(head);
+    t.item.head_count = static_cast<uint16_t>(count);
+    return t;
+  };
   for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
-    while (end < num_items_ && same_kv(items[begin], items[end])) ++end;
+    while (end < num_items_ && same_kv(items_[begin], items_[end])) ++end;
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t i = begin; i < end; ++i) {
-        const auto item = static_cast<int32_t>(i);
-        if (items[i].rows > kStreamRows) {
-          dense[num_dense_++] = {.item = item, .head_begin = static_cast<uint16_t>(head), .head_count = 1};
+        if (items_[i].rows > kStreamRows) {
+          dense[num_dense_++] = task(i, head, 1);
         } else if (head % heads_per_task == 0) {
-          stream[num_stream_++] = {.item = item,
-                                   .head_begin = static_cast<uint16_t>(head),
-                                   .head_count = static_cast<uint16_t>(std::min(heads_per_task, heads - head))};
+          stream[num_stream_++] = task(i, head, std::min(heads_per_task, heads - head));
         }
       }
     }

@@ -14,22 +14,21 @@ namespace coppice::attention::cuda {
 
 // Byte offsets of the arrays in one block of memory, the same on host and device, and how much each may hold.
 struct PlanLayout {
-  PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int stream_warps);
+  PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
 
-  int64_t max_pieces;                          // by which stream items may be cut further
+  int64_t own_states;  // beside the plan's, for pieces
   int64_t max_items, max_members, max_tasks, max_contributions, max_states;
-  size_t header, dense_tasks, stream_tasks, items, members, merge_sets, contributions, branches, page_indices, tree_mask;
+  size_t header, dense_tasks, stream_tasks, members, merge_sets, contributions, branches, page_indices, tree_mask;
   size_t bytes;
 };
 
 // Writes the image of a plan. Allocates in its constructor only.
 //
-// A planner's worker is an SM, and a stream tile is one warp's: stream items are cut along KV until every warp has several, with states
-// of their own. Live items keep their open end in the last piece.
+// The planner knows of workers and of items, not of blocks of 128 rows in SMs and stream tiles in warps: its items are cut further along
+// KV, with states of their own, until all SMs and warps have work to the end. Live items keep their open end in the last piece.
 class PlanTranslator {
  public:
-  // stream_warps: how many stream tasks run at the same moment.
-  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int stream_warps);
+  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
 
   const PlanLayout& layout() const { return layout_; }
   // RESOURCE_EXHAUSTED if the plan exceeds the sizes given at creation.
@@ -52,7 +51,9 @@ class PlanTranslator {
   };
   int32_t RowsOf(const MergeSet& set) const { return set.query_count * spec_.group_size(); }
   int32_t EndOf(const WorkItem& item, const PrefixForestView& forest) const;
-  void CutStreamItems(const PlanView& plan, const PrefixForestView& forest);
+  void CutItems(const PlanView& plan, const PrefixForestView& forest);
+  // The length of dense pieces that ends soonest, given how much stream work can fill the gaps; in tokens.
+  int32_t DensePieceTokens(double stream_ns);
   Status EmitContributions(const PlanView& plan, std::byte* image);
   Status EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
   void EmitTasks(std::byte* image);
@@ -60,10 +61,16 @@ class PlanTranslator {
   AttentionSpec spec_;
   PlanSizes sizes_;
   PlanLayout layout_;
-  int stream_warps_;
+  int num_sms_;
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
+  struct Length {
+    int32_t item, rows, blocks, tokens;
+  };
   std::vector<Pieces> pieces_;     // [plan item]
+  std::vector<Length> lengths_;    // of the queued items
+  std::vector<DeviceItem> items_;  // pieces and blocks, in queue order
   std::vector<int32_t> arrivals_;  // [merge set]
+  std::vector<double> sm_busy_until_;
 };
 
 }  // namespace coppice::attention::cuda

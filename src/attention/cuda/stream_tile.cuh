@@ -46,6 +46,7 @@ class StreamWorker {
           Attend<2>(task, head);
         }
       }
+      Complete(task);
       __syncwarp();  // the task's rows are read; its place may be filled again
     }
   }
@@ -67,9 +68,9 @@ class StreamWorker {
     }
     Draw();
     const Task task = p_.stream_tasks[index];
-    const DeviceItem item = p_.items[task.item];
+    const DeviceItem& item = task.item;
     const int end = min(item.kv_end, p_.branches[item.branch].kv_len);
-    const RowInfo info = ResolveRow(p_, item, lane_, tree_mask_);
+    const RowInfo info = ResolveRow(p_, task, lane_, tree_mask_);
     const bool exists = info.q_row >= 0;
     const int lo_min = __reduce_min_sync(kAllLanes, exists ? info.lo : INT32_MAX);
     const int lo_max = __reduce_max_sync(kAllLanes, exists ? info.lo : 0);
@@ -82,8 +83,8 @@ class StreamWorker {
     t.full_end = item.masked ? min(end, hi_min) : end;
     t.first = t.begin / kBoxTokens * kBoxTokens;
     t.page_begin = item.page_begin;
-    t.head_begin = task.head_begin;
-    t.head_end = task.head_begin + task.head_count;
+    t.head_begin = item.head_begin;
+    t.head_end = item.head_begin + item.head_count;
     t.rows = item.rows;
     const int place = fetched_ & 1;
     if (lane_ < kStreamRows) state_.rows[place][lane_] = info;
@@ -117,8 +118,9 @@ class StreamWorker {
     if (lane_ == 0) ptx::BarrierArriveExpectBytes(ready, boxes * p_.box_tokens * C::kHeadDim * 2);
     __syncwarp();
     if (lane_ < boxes) {
-      LoadBox(p_, map, ready, to + lane_ * p_.box_tokens / 8 * C::kGroupBytes, page_begin, head, position + lane_ * p_.box_tokens,
-              C::kHeadChunks, C::kGroupBytes);
+      const int at = position + lane_ * p_.box_tokens;
+      LoadBox(p_, map, ready, to + lane_ * p_.box_tokens / 8 * C::kGroupBytes, UnitOf(p_, page_begin, head, at), at, C::kHeadChunks,
+              C::kGroupBytes);
     }
   }
 
@@ -309,7 +311,7 @@ class StreamWorker {
     __syncwarp();
   }
 
-  // Stores states or output, draws the tickets and folds what is complete. out[n][d]: elements d * 16 + lane / 4 (+ 8 for registers
+  // Stores states or output. out[n][d]: elements d * 16 + lane / 4 (+ 8 for registers
   // 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for registers 1, 3).
   template <int kColumns>
   __device__ void Finish(const RowInfo* rows, int head, float (&out)[kColumns][kDepth][4], const float (&row_max)[kColumns][2],
@@ -355,17 +357,23 @@ class StreamWorker {
         }
       }
     }
+  }
 
+  // Draws the tickets of all sets and heads of the task at once, and folds what is complete.
+  __device__ void Complete(const StreamTask& task) {
+    const RowInfo* rows = state_.rows[current_ & 1];
+    const int stride = task.rows <= 1 ? 1 : 1 << (32 - __clz(task.rows - 1));  // rows padded to a power of two
+    const int row = lane_ % stride, heads = 32 / stride;
     __syncwarp();  // all states of the warp are stored
-    const RowInfo& mine = rows[lane_ % (kColumns * 8)];
-    const bool draws = lane_ < kColumns * 8 && mine.q_row >= 0 && mine.state != kDirect && mine.row_in_set == 0;
-    const unsigned complete = __ballot_sync(kAllLanes, draws && ArriveLast(p_, mine.set, head, mine.arrivals));
-    if (complete == 0) return;
-    for (int base = 0; base < kColumns * 8; base += 4) {
-      const int row = base + lane_ / 8;
-      const RowInfo& info = rows[row];
-      const bool fold = info.q_row >= 0 && info.state != kDirect && (complete >> (row - info.row_in_set) & 1) != 0;
-      if (!__any_sync(kAllLanes, fold)) continue;
+    const RowInfo info = rows[row];
+    const bool waits = info.q_row >= 0 && info.state != kDirect;
+    if (!__any_sync(kAllLanes, waits)) return;
+    for (int base = task.head_begin; base < task.head_end; base += heads) {
+      const int head = base + lane_ / stride;
+      const bool draws = waits && head < task.head_end && info.row_in_set == 0;
+      const unsigned complete = __ballot_sync(kAllLanes, draws && ArriveLast(p_, info.set, head, info.arrivals));
+      if (complete == 0) continue;
+      const bool fold = waits && head < task.head_end && (complete >> (lane_ - info.row_in_set) & 1) != 0;
       FoldRows<T, C::kHeadDim>(p_, fold ? info.set : -1, info.row_in_set, head);
     }
   }
