@@ -1,5 +1,5 @@
-// The forward pass: one screen per layer, the verbs of the papers. Owns packed weights and activations; attention comes from a plan.
-// Layer: model.
+// The forward pass: one screen per layer, the verbs of the papers. Owns packed weights and activations; attention comes from a
+// plan. Layer: model.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ class Transformer {
     DType dtype = DType::kBF16;  // kF32: weights, products and KV in fp32
     Executor* executor = nullptr;
     attention::Context* attention = nullptr;
-    int32_t max_tokens = 512;     // T of the largest batch
+    int32_t max_tokens = 512;  // T of the largest batch
     int32_t max_logit_rows = 512;
-    bool deterministic = false;   // a row's bits do not depend on how many rows ride with it
+    bool deterministic = false;  // a row's bits do not depend on how many rows ride with it
   };
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
   virtual ~Transformer() = default;
