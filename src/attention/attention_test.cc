@@ -238,7 +238,9 @@ TEST_P(AttentionTest, PromptsOverCachedPrefixReadItOnce) {
   for (int32_t b = 1; b < kPrompts; ++b) test.forest().Fork(0, kPrefix, kTokens);
   test.forest().SetQueries(std::vector<int32_t>(kPrompts, kTokens));
   test.Refresh();
-  const auto plan = Plan(*device_, test, {.force_sharing = true});
+  PlanCapacity capacity = test.forest().Capacity();
+  capacity.max_branches = capacity.max_queries;  // room for partial states of all rows
+  const auto plan = *AttentionPlan::Create(device_->backend(), test.spec(), capacity, {.force_sharing = true});
   RunAndCompare(test, *plan);
   const PlanStats stats = plan->Stats();
   constexpr int64_t kTokenBytes = 2 * 64 * 2;

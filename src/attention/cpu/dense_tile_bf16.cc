@@ -4,8 +4,8 @@
 //   P^T = 2^(S^T - m)                 maxima and sums run down the lanes: no shuffles between rows
 //   O^T [dims x rows]  += V^T P^T     P^T needs one permutation; V is packed once per KV tile for all rows
 //
-// Layouts (one "pair" is two bf16 in a dword): Q and P^T [pair][16 rows], V^T for AMX [16 dims][16 token pairs], for dots
-// [token pair][32 dims], accumulators O^T [dims][16 rows] fp32. Dims inside a run of 32 are permuted (see PackV).
+// Layouts (one "pair" is two bf16 in a dword): Q and P^T [pair][16 rows], V^T for AMX [dims][16 token pairs], V for dots
+// [token pair][dims], accumulators O^T [dims][16 rows] fp32.
 // Layer: attention/cpu. Hydragen section 3.2 (all rows of a prefix in one product); Milakov & Gimelshein (online softmax).
 #include "attention/cpu/dense_tile_bf16.h"
 
@@ -50,7 +50,7 @@ struct Run {
   std::byte* k;              // [kTile][d_pad] bf16: K where pages cannot be read in place
   std::byte* v;              // packed V of the KV tile
   std::byte* p;              // [kTile / kChunk][2 groups][16 token pairs][16] pairs: P^T of two groups
-  float* s;                  // [2 groups][kChunk][16]: S^T of one chunk
+  float* s;                  // [3 chunks][2 groups][kChunk][16]: S^T of a chunk and the next two
   Ranges* ranges;            // [group]
   const std::byte** k_rows;  // [kTile]: where each token's K and V lie; zeros outside the task's range
   const std::byte** v_rows;
@@ -60,7 +60,7 @@ struct Run {
   static constexpr size_t kZeroBytes = 512;
   static size_t Bytes(int32_t head_dim, int32_t max_rows) {
     const size_t dp = RoundUp(head_dim, 32), g = RoundUp(max_rows, 2 * kLanes) / kLanes;
-    return g * dp * (32 + 64) + g * 128 + 2 * kTile * dp * 2 + kTile * 64 + 2 * kChunk * 64 + g * RoundUp(sizeof(Ranges), 64) +
+    return g * dp * (32 + 64) + g * 128 + 2 * kTile * dp * 2 + kTile * 64 + 6 * kChunk * 64 + g * RoundUp(sizeof(Ranges), 64) +
            3 * kTile * sizeof(void*) + kZeroBytes + 1024;
   }
   Run(const TileTask& t, std::byte* scratch) : task(t), d(t.head_dim), d_pad(RoundUp(t.head_dim, 32)) {
@@ -78,7 +78,7 @@ struct Run {
     k = take(size_t(kTile) * d_pad * 2);
     v = take(size_t(kTile) * d_pad * 2);
     p = take(kTile * 64);
-    s = reinterpret_cast<float*>(take(2 * kChunk * 64));
+    s = reinterpret_cast<float*>(take(6 * kChunk * 64));
     ranges = reinterpret_cast<Ranges*>(take(groups * sizeof(Ranges)));
     k_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
     v_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
@@ -129,18 +129,6 @@ void LocateTokens(const Run& run, int32_t tile, int32_t begin, int32_t end) {
   std::fill(run.v_rows + end - tile, run.v_rows + padded - tile, run.zeros);
 }
 
-// Two token rows, 32 dims -> dims as token pairs. Each 128-bit lane L of `low` holds dims 8 L + 0..3, of `high` 8 L + 4..7:
-// the order in which accumulators store the dims of this run (undone by StoreStates).
-struct TokenPair {
-  __m512i low, high;
-};
-inline TokenPair Interleave(const Run& run, int32_t token, int32_t e) {
-  const __mmask32 valid = run.d - e >= 32 ? ~__mmask32{0} : (__mmask32{1} << (run.d - e)) - 1;
-  const __m512i even = _mm512_maskz_loadu_epi16(valid, run.v_rows[token] + e * 2);
-  const __m512i odd = _mm512_maskz_loadu_epi16(valid, run.v_rows[token + 1] + e * 2);
-  return {_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)};
-}
-
 // ------------------------------------------------------------------------------------------------------------------ products
 // How the two matrix products are done. PackKv prepares the chunks [first, last) of a tile, Scores fills run.s for `pair` (one or
 // two) groups, Accumulate adds the chunks [first, last) of P V to their accumulators.
@@ -187,28 +175,44 @@ struct Amx {
     }
   }
 
-  // V of a chunk -> tiles [d_pad / 16][16 dims][16 token pairs].
+  // V of a chunk, transposed: [d_pad][32 tokens]. Vectors are gathered so that each 128-bit lane holds 8 dims of tokens 8 apart:
+  // what is left are 8 x 8 transpositions inside the lanes (24 shuffles for 8 dims instead of 40).
   static void PackV(const Run& run, int32_t chunk) {
-    for (int32_t e = 0; e < run.d_pad; e += 32) {
-      __m512i low[16], high[16];
-      for (int32_t pair = 0; pair < 16; ++pair) {
-        const TokenPair x = Interleave(run, chunk * kChunk + 2 * pair, e);
-        low[pair] = x.low;
-        high[pair] = x.high;
+    const std::byte* const* rows = run.v_rows + chunk * kChunk;
+    std::byte* to = run.v + static_cast<int64_t>(chunk) * run.d_pad * 64;
+    for (int32_t e = 0; e < run.d; e += 8) {
+      __m512i r[8], t[8];
+      for (int j = 0; j < 8; ++j) {
+        const auto lane = [&](int l) { return *reinterpret_cast<const __m128i_u*>(rows[j + 8 * l] + e * 2); };
+        r[j] = _mm512_inserti32x4(_mm512_castsi128_si512(lane(0)), lane(1), 1);
+        r[j] = _mm512_inserti32x4(_mm512_inserti32x4(r[j], lane(2), 2), lane(3), 3);
       }
-      Transpose16x16(low);
-      Transpose16x16(high);
-      std::byte* to = run.v + (static_cast<int64_t>(chunk) * run.d_pad + e) * 64;
-      for (int32_t i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, low[i]);
-      for (int32_t i = 0; i < 16; ++i) _mm512_store_si512(to + 1024 + i * 64, high[i]);
+      for (int j = 0; j < 4; ++j) {
+        t[2 * j] = _mm512_unpacklo_epi16(r[2 * j], r[2 * j + 1]);
+        t[2 * j + 1] = _mm512_unpackhi_epi16(r[2 * j], r[2 * j + 1]);
+      }
+      for (int j = 0; j < 2; ++j) {
+        r[4 * j] = _mm512_unpacklo_epi32(t[4 * j], t[4 * j + 2]);
+        r[4 * j + 1] = _mm512_unpackhi_epi32(t[4 * j], t[4 * j + 2]);
+        r[4 * j + 2] = _mm512_unpacklo_epi32(t[4 * j + 1], t[4 * j + 3]);
+        r[4 * j + 3] = _mm512_unpackhi_epi32(t[4 * j + 1], t[4 * j + 3]);
+      }
+      for (int j = 0; j < 4; ++j, to += 128) {
+        _mm512_store_si512(to, _mm512_unpacklo_epi64(r[j], r[j + 4]));
+        _mm512_store_si512(to + 64, _mm512_unpackhi_epi64(r[j], r[j + 4]));
+      }
     }
+    std::memset(to, 0, (run.d_pad - run.d) * 64);
   }
 
-  template <int kGroups>
-  static void Scores(const Run& run, int32_t group, int32_t chunk) {
+  // Between the steps over dims `meanwhile(part, parts)` does vector work, so that tile and vector units run at the same moment:
+  // a step is 64 cycles of tile products, and out-of-order execution sees about one step ahead.
+  template <int kGroups, class Meanwhile>
+  static void Scores(const Run& run, int32_t group, int32_t chunk, float* s, const Meanwhile& meanwhile) {
     const std::byte *k0 = run.k_blocks[2 * chunk], *k1 = run.k_blocks[2 * chunk + 1];
     const int64_t k_stride = ReadsPages(run) ? run.task.kv.slot_bytes : run.d_pad * 2;
     const std::byte *q0 = run.q + static_cast<int64_t>(group) * run.d_pad * 32, *q1 = q0 + static_cast<int64_t>(run.d_pad) * 32;
+    const int32_t steps = run.d_pad / 32;
     OrderStoresBeforeTileLoads();
     _tile_zero(0);
     _tile_zero(1);
@@ -216,23 +220,24 @@ struct Amx {
       _tile_zero(2);
       _tile_zero(3);
     }
-    for (int32_t e = 0; e < run.d_pad; e += 32) {
-      _tile_loadd(4, k0 + e * 2, k_stride);
-      _tile_loadd(6, q0 + e * 32, 64);
-      _tile_loadd(5, k1 + e * 2, k_stride);
+    for (int32_t step = 0; step < steps; ++step) {
+      _tile_loadd(4, k0 + step * 64, k_stride);
+      _tile_loadd(6, q0 + step * 1024, 64);
+      _tile_loadd(5, k1 + step * 64, k_stride);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 5, 6);
       if constexpr (kGroups == 2) {
-        _tile_loadd(7, q1 + e * 32, 64);
+        _tile_loadd(7, q1 + step * 1024, 64);
         _tile_dpbf16ps(2, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
       }
+      meanwhile(step, steps);
     }
-    _tile_stored(0, run.s, 64);
-    _tile_stored(1, run.s + 16 * kLanes, 64);
+    _tile_stored(0, s, 64);
+    _tile_stored(1, s + 16 * kLanes, 64);
     if constexpr (kGroups == 2) {
-      _tile_stored(2, run.s + kChunk * kLanes, 64);
-      _tile_stored(3, run.s + (kChunk + 16) * kLanes, 64);
+      _tile_stored(2, s + kChunk * kLanes, 64);
+      _tile_stored(3, s + (kChunk + 16) * kLanes, 64);
     }
   }
 
@@ -285,20 +290,27 @@ struct Dots {
   }
   static __m512bh Pairs(const std::byte* row) { return reinterpret_cast<__m512bh>(_mm512_load_si512(row)); }
 
+  // V as token pairs: [pair][dims].
   static void PackKv(const Run& run, int32_t /*tile*/, int32_t first, int32_t last) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
+                                         35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     for (int32_t pair = first * kChunk / 2; pair < last * kChunk / 2; ++pair) {
       for (int32_t e = 0; e < run.d_pad; e += 32) {
-        const TokenPair x = Interleave(run, 2 * pair, e);
+        const __mmask32 valid = run.d - e >= 32 ? ~__mmask32{0} : (__mmask32{1} << (run.d - e)) - 1;
+        const __m512i even = _mm512_maskz_loadu_epi16(valid, run.v_rows[2 * pair] + e * 2);
+        const __m512i odd = _mm512_maskz_loadu_epi16(valid, run.v_rows[2 * pair + 1] + e * 2);
         std::byte* to = run.v + (static_cast<int64_t>(pair) * run.d_pad + e) * 4;
-        _mm512_store_si512(to, x.low);
-        _mm512_store_si512(to + 64, x.high);
+        _mm512_store_si512(to, _mm512_permutex2var_epi16(even, low, odd));
+        _mm512_store_si512(to + 64, _mm512_permutex2var_epi16(even, high, odd));
       }
     }
   }
 
-  template <int kGroups>
-  static void Scores(const Run& run, int32_t group, int32_t chunk) {
-    for (int32_t t = 0; t < kChunk; t += 8) ScoresOf8<kGroups>(run, group, chunk * kChunk + t, run.s + t * kLanes);
+  template <int kGroups, class Meanwhile>
+  static void Scores(const Run& run, int32_t group, int32_t chunk, float* s, const Meanwhile& meanwhile) {
+    for (int32_t t = 0; t < kChunk; t += 8) ScoresOf8<kGroups>(run, group, chunk * kChunk + t, s + t * kLanes);
+    meanwhile(0, 1);  // the same units do both
   }
 
   template <int kGroups>
@@ -374,21 +386,29 @@ inline __m512 ChunkMax(const float* s) {
   return _mm512_max_ps(max0, max1);
 }
 
-// P^T of a chunk, rounded to bf16, as token pairs; l sums the same rounded values, so that rounding P cannot bias the result.
-inline void Exponentiate(const float* s, float scale, __m512 m, std::byte* p, float* l) {
-  const __m512 factor = _mm512_set1_ps(scale), reference = SafeMax(m);
+// P^T of the tokens [first, last) of a chunk, rounded to bf16, as token pairs; l sums the same rounded values, so that rounding P
+// cannot bias the result.
+struct Exponent {
+  const float* s;
+  float scale;
+  const float* m;
+  float* l;
+  std::byte* p;
+};
+inline void Exponentiate(const Exponent& x, int32_t first, int32_t last) {
+  const __m512 factor = _mm512_set1_ps(x.scale), reference = SafeMax(_mm512_load_ps(x.m));
   const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
                                          19, 3, 18, 2, 17, 1, 16, 0);
   const __m512bh ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
-  __m512 sum = _mm512_load_ps(l);
-  for (int32_t t = 0; t < kChunk; t += 2) {
-    const __m512 p0 = Exp2V<4>(_mm512_fmsub_ps(_mm512_load_ps(s + t * kLanes), factor, reference));
-    const __m512 p1 = Exp2V<4>(_mm512_fmsub_ps(_mm512_load_ps(s + (t + 1) * kLanes), factor, reference));
+  __m512 sum = _mm512_load_ps(x.l);
+  for (int32_t t = first; t < last; t += 2) {
+    const __m512 p0 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(x.s + t * kLanes), factor, reference));
+    const __m512 p1 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(x.s + (t + 1) * kLanes), factor, reference));
     const __m512i both = _mm512_permutexvar_epi16(pairs, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0)));
-    _mm512_store_si512(p + t * 32, both);
+    _mm512_store_si512(x.p + t * 32, both);
     sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(both), ones);
   }
-  _mm512_store_ps(l, sum);
+  _mm512_store_ps(x.l, sum);
 }
 
 // Brings the lanes of `raised` to a new maximum.
@@ -403,62 +423,90 @@ void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
     _mm512_store_ps(acc + e * kLanes, _mm512_mul_ps(_mm512_load_ps(acc + e * kLanes), factor));
 }
 
-// One KV tile for one or two groups: score, softmax, accumulate.
+// The exponentials of one chunk, in parts that Scores of a later chunk has done meanwhile. (A struct: g++ 12 does not compile
+// lambdas for the instruction set of the pragma.)
+template <int kGroups>
+struct ExponentiateChunk {
+  Exponent exponents[kGroups];
+
+  void operator()(int32_t part, int32_t parts) const {
+    const int32_t first = part * (kChunk / 2) / parts * 2, last = (part + 1) * (kChunk / 2) / parts * 2;
+    for (const Exponent& x : exponents) Exponentiate(x, first, last);
+  }
+};
+struct Nothing {
+  void operator()(int32_t, int32_t) const {}
+};
+
+// One KV tile for one or two groups: score, softmax, accumulate. Scores run two chunks ahead: their stores have left for the
+// cache when the maximum is taken, and tile products overlap with the exponentials of the chunk before.
 template <class Products, int kGroups>
-void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end) {
-  const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
-  int32_t pending = first_chunk;  // chunks whose P waits for V
-  for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
-    Products::template Scores<kGroups>(run, group, chunk);
+struct TileOfGroups {
+  const Run& run;
+  int32_t group, tile;
+  int32_t first_chunk, last_chunk;
+  int32_t pending;  // the first chunk whose P waits for V
+
+  TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end)
+      : run(run), group(group), tile(tile), first_chunk((begin - tile) / kChunk), last_chunk(RoundUp(end - tile, kChunk) / kChunk) {
+    pending = first_chunk;
+    Score(first_chunk, Nothing());
+    Score(first_chunk + 1, Nothing());
+    for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) Score(chunk + 2, Prepare(chunk));
+    Products::template Accumulate<kGroups>(run, group, pending, last_chunk);
+  }
+
+  float* ScoresOf(int32_t chunk) const { return run.s + chunk % 3 * (2 * kChunk * kLanes); }
+
+  template <class Meanwhile>
+  void Score(int32_t chunk, const Meanwhile& meanwhile) const {
+    if (chunk < last_chunk) {
+      Products::template Scores<kGroups>(run, group, chunk, ScoresOf(chunk), meanwhile);
+    } else {
+      meanwhile(0, 1);
+    }
+  }
+
+  // Masks, and moves the maximum where it must.
+  ExponentiateChunk<kGroups> Prepare(int32_t chunk) {
+    ExponentiateChunk<kGroups> result;
     for (int g = 0; g < kGroups; ++g) {
       const Ranges& range = run.ranges[group + g];
       const int32_t index = tile + chunk * kChunk;
-      float* s = run.s + g * kChunk * kLanes;
+      float *s = ScoresOf(chunk) + g * kChunk * kLanes, *m = run.m + (group + g) * kLanes;
       float scale = run.scale;
       if (run.task.soft_cap > 0 || !range.SeeAll(index, index + kChunk)) {
         MaskScores(run, range, index, s);
         if (run.task.soft_cap > 0) scale = 1.0f;
       }
       const __m512 chunk_max = _mm512_mul_ps(ChunkMax(s), _mm512_set1_ps(scale));
-      const __m512 m = _mm512_load_ps(run.m + (group + g) * kLanes);
-      if (const __mmask16 raised = _mm512_cmp_ps_mask(chunk_max, _mm512_add_ps(m, _mm512_set1_ps(kSlack)), _CMP_GT_OQ)) {
+      const __m512 limit = _mm512_add_ps(_mm512_load_ps(m), _mm512_set1_ps(kSlack));
+      if (const __mmask16 raised = _mm512_cmp_ps_mask(chunk_max, limit, _CMP_GT_OQ)) {
         Products::template Accumulate<kGroups>(run, group, pending, chunk);  // their P belongs to the old maximum
         pending = chunk;
         Raise(run, group + g, raised, chunk_max);
       }
-      Exponentiate(s, scale, _mm512_load_ps(run.m + (group + g) * kLanes), run.p + chunk * 2048 + g * 1024,
-                   run.l + (group + g) * kLanes);
+      result.exponents[g] = {
+          .s = s, .scale = scale, .m = m, .l = run.l + (group + g) * kLanes, .p = run.p + chunk * 2048 + g * 1024};
     }
+    return result;
   }
-  Products::template Accumulate<kGroups>(run, group, pending, last_chunk);
-}
+};
 
-// O^T -> rows, dims back in order.
+// O^T -> rows.
 void StoreStates(const Run& run, const TileStates& states) {
-  // Dword i of `low` is dim 8 (i / 4) + i % 4, of `high` 4 more: 128-bit lanes alternate.
-  const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
   for (int32_t g = 0; g < run.groups; ++g) {
     const int32_t rows = std::min(kLanes, run.task.num_rows() - g * kLanes);
     std::copy_n(run.m + g * kLanes, rows, states.m + g * kLanes);
     std::copy_n(run.l + g * kLanes, rows, states.l + g * kLanes);
-    for (int32_t e = 0; e < run.d; e += 32) {
-      __m512i low[16], high[16];
+    for (int32_t e = 0; e < run.d; e += 16) {
+      __m512i r[16];
       const float* acc = run.acc + (static_cast<int64_t>(g) * run.d_pad + e) * kLanes;
-      for (int i = 0; i < 16; ++i) {
-        low[i] = _mm512_load_si512(acc + i * kLanes);
-        high[i] = _mm512_load_si512(acc + (16 + i) * kLanes);
-      }
-      Transpose16x16(low);
-      Transpose16x16(high);
-      const auto valid = [&](int32_t from) -> __mmask16 {
-        const int32_t count = std::clamp(run.d - from, 0, 16);
-        return static_cast<__mmask16>((1u << count) - 1);
-      };
-      for (int32_t r = 0; r < rows; ++r) {
-        float* to = states.acc + (g * kLanes + r) * states.acc_stride + e;
-        _mm512_mask_storeu_epi32(to, valid(e), _mm512_permutex2var_epi64(low[r], first, high[r]));
-        _mm512_mask_storeu_epi32(to + 16, valid(e + 16), _mm512_permutex2var_epi64(low[r], second, high[r]));
-      }
+      for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(acc + i * kLanes);
+      Transpose16x16(r);
+      const __mmask16 valid = run.d - e >= 16 ? 0xffff : 0x00ff;
+      for (int32_t i = 0; i < rows; ++i)
+        _mm512_mask_storeu_epi32(states.acc + (g * kLanes + i) * states.acc_stride + e, valid, r[i]);
     }
   }
 }
@@ -483,7 +531,11 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
       if (groups == 2) first = std::min(first, run.ranges[g + 1].first), last = std::max(last, run.ranges[g + 1].last);
       first = std::max(first, begin), last = std::min(last, end);
       if (first >= last) continue;
-      groups == 2 ? TileOfGroups<Products, 2>(run, g, tile, first, last) : TileOfGroups<Products, 1>(run, g, tile, first, last);
+      if (groups == 2) {
+        TileOfGroups<Products, 2>(run, g, tile, first, last);
+      } else {
+        TileOfGroups<Products, 1>(run, g, tile, first, last);
+      }
     }
   }
   StoreStates(run, states);
