@@ -286,9 +286,13 @@ void Planner::FindChanges() {
       nodes_[n] = {};
     }
   }
-  for (int32_t b = 0; b < std::max(now.num_branches(), old.num_branches()); ++b) {
-    const int32_t new_count = b < now.num_branches() ? now.query_count[b] : 0;
-    const int32_t old_count = b < old.num_branches() ? old.query_count[b] : 0;
+  const int32_t num_branches = std::max(now.num_branches(), old.num_branches());
+  const auto count_of = [](const ForestIndex& index, int32_t b) { return b < index.num_branches() ? index.query_count[b] : 0; };
+  for (int32_t b = 0; b < num_branches; ++b) {  // all of them give back before anyone takes: merge sets suffice for one step's queries
+    if (count_of(now, b) != count_of(old, b)) RetireBranch(b);
+  }
+  for (int32_t b = 0; b < num_branches; ++b) {
+    const int32_t new_count = count_of(now, b), old_count = count_of(old, b);
     if (new_count == 0 && old_count == 0) continue;
     const int32_t new_node = new_count > 0 ? now.branch_node[b] : kFreeSlot;
     const int32_t old_node = old_count > 0 ? old.branch_node[b] : kFreeSlot;
@@ -296,10 +300,7 @@ void Planner::FindChanges() {
       if (LengthMatters(b)) dirty_[new_node] = 1;
       continue;
     }
-    if (new_count != old_count) {
-      RetireBranch(b);
-      CreateSets(b, new_count);
-    }
+    if (new_count != old_count) CreateSets(b, new_count);
     branch_changed_[b] = 1;
     mark(new_node);
     mark(old_node);
