@@ -64,13 +64,18 @@ class EngineHarness {
                       .value();
     parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
     const int32_t row = (config.model.max_position + config.model.page_size - 1) / config.model.page_size;
-    parts.plan = attention::AttentionPlan::Create(*parts.context, {.num_qo_heads = 2, .num_kv_heads = 1, .head_dim = 8},
-                                                  {.max_branches = config.max_running,
-                                                   .max_queries = config.max_batch_tokens,
-                                                   .max_page_slots = config.max_running * row,
-                                                   .page_size = config.model.page_size},
-                                                  {.force_sharing = true})
-                     .value();
+    parts.plan =
+        attention::AttentionPlan::Create(
+            *parts.context, {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64, .q_dtype = DType::kF32, .kv_dtype = DType::kF32},
+            {.max_branches = config.max_running,
+             .max_queries = config.max_batch_tokens,
+             .max_page_slots = config.max_running * row,
+             .page_size = config.model.page_size},
+            {.policy = config.sharing == SharingMode::kTree       ? attention::SharePolicy::kTree
+                       : config.sharing == SharingMode::kOneLevel ? attention::SharePolicy::kOneLevel
+                                                                  : attention::SharePolicy::kStore,
+             .force_sharing = true})
+            .value();
     auto model = std::make_unique<FakeModel>(config.model);
     model_ = model.get();
     cache_ = parts.cache.get();
@@ -350,6 +355,19 @@ TEST(Engine, OutOfPagesPreemptsAndResumes) {
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(harness.outputs(i)[0].tokens, harness.GreedyAfter(Prompt(6, i), 30)) << i;
     EXPECT_EQ(harness.outputs(i)[0].reason, FinishReason::kLength);
+  }
+}
+
+TEST(Engine, WithoutSharingTooSamplesThatHadToWaitAreComputedAgain) {
+  for (const int32_t budget : {150, 272, 273, 512}) {
+    EngineHarness harness({.model = {.max_position = 512, .num_pages = 200},
+                           .max_running = 4,
+                           .max_batch_tokens = budget,
+                           .sharing = SharingMode::kNone});
+    harness.Submit(Greedy(Prompt(271), 24, 8));
+    harness.RunToEnd();
+    const std::vector<int32_t> expected = harness.GreedyAfter(Prompt(271), 24);
+    for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.tokens, expected);
   }
 }
 

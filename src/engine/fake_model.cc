@@ -34,8 +34,43 @@ Status FakeModel::CopyPages(std::span<const attention::PageCopy> copies) {
   return OkStatus();
 }
 
+// Every query's history must be covered by the items of its merge set, each kv index once, read through a row with the same KV.
+void FakeModel::CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const {
+  const auto slot_at = [&](int32_t branch, int32_t kv_index) -> const Slot& {
+    const int32_t page = forest.page_indices[forest.branch_page_begin[branch] + kv_index / page_size_];
+    return memory_[static_cast<int64_t>(page) * page_size_ + kv_index % page_size_];
+  };
+  std::vector<int32_t> planned(forest.branch_node.size());
+  std::vector<int32_t> served(plan.merge_sets.size());
+  for (const attention::WorkItem& item : plan.items) {
+    for (int32_t m = 0; m < item.member_count; ++m) ++served[plan.members[item.member_begin + m]];
+  }
+  for (size_t id = 0; id < plan.merge_sets.size(); ++id) {
+    const attention::MergeSet& set = plan.merge_sets[id];
+    if (set.query_count == 0) continue;
+    COPPICE_CHECK(served[id] == set.contribution_count);
+    planned[set.branch] += set.query_count;
+    const int32_t kv_len = forest.branch_kv_len[set.branch];
+    const int32_t first_query = kv_len - forest.branch_query_count[set.branch] + set.query_begin;
+    int32_t covered = 0;
+    for (int32_t c = 0; c < set.contribution_count; ++c) {
+      const attention::WorkItem& item = plan.items[plan.contributions[set.contribution_begin + c].item];
+      const int32_t begin = std::min(item.kv_begin, kv_len), end = std::min(item.kv_end, kv_len);
+      COPPICE_CHECK(begin <= covered);
+      COPPICE_CHECK(begin == covered || begin == kv_len);
+      COPPICE_CHECK((item.flags & attention::kItemMasked) || end <= first_query + 1);
+      for (int32_t i = begin; i < end; ++i) COPPICE_CHECK(slot_at(item.page_row, i).path == slot_at(set.branch, i).path);
+      covered = end;
+    }
+    COPPICE_CHECK(covered >= first_query + set.query_count);
+  }
+  for (size_t b = 0; b < planned.size(); ++b) {
+    if (forest.branch_node[b] != attention::kFreeSlot) COPPICE_CHECK(planned[b] == forest.branch_query_count[b]);
+  }
+}
+
 Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
-                                                   attention::AttentionPlan&) {
+                                                   attention::AttentionPlan& plan) {
   if (!failure_.ok()) return std::exchange(failure_, OkStatus());
   const int32_t num_tokens = static_cast<int32_t>(batch.token_ids.size());
   largest_batch_ = std::max(largest_batch_, num_tokens);
@@ -51,16 +86,22 @@ Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, co
       const int32_t row = forest.branch_query_begin[b] + i;
       const int32_t kv_index = forest.branch_kv_len[b] - forest.branch_query_count[b] + i;
       COPPICE_CHECK(batch.positions[row] == kv_index);
-      paths_[row] = Extend(kv_index == 0 ? 0 : memory_[slot_of(kv_index - 1)], batch.token_ids[row]);
       const int64_t slot = batch.slot_mapping[row];
-      if (slot < 0) {
-        COPPICE_CHECK(memory_[slot_of(kv_index)] == paths_[row]);  // claimed to be cached: it must be this token's
-      } else {
+      if (slot >= 0) {
         COPPICE_CHECK(slot == slot_of(kv_index));
-        memory_[slot] = paths_[row];
+        memory_[slot].token = batch.token_ids[row];
+        memory_[slot].path = Extend(kv_index == 0 ? 0 : memory_[slot_of(kv_index - 1)].path, batch.token_ids[row]);
       }
+      paths_[row] = 0;
+      for (int32_t i = 0; i <= kv_index; ++i) {
+        const Slot& kv = memory_[slot_of(i)];
+        paths_[row] = Extend(paths_[row], kv.token);
+        COPPICE_CHECK(kv.path == paths_[row]);
+      }
+      COPPICE_CHECK(memory_[slot_of(kv_index)].token == batch.token_ids[row]);
     }
   }
+  CheckPlan(forest, plan.View());
   const int64_t rows = static_cast<int64_t>(batch.logit_rows.size());
   logits_.resize(rows * config_.vocab_size);
   for (int64_t r = 0; r < rows; ++r) {

@@ -13,7 +13,8 @@
 
 namespace coppice {
 
-// Each slot of KV holds the hash of the path up to its token, chained from the slot before it.
+// Each slot of KV holds its token and the hash of the path up to it. Attention is played by walking a query's whole row and
+// checking that every slot continues the one before it; the plan must cover that row.
 class FakeModel final : public StepModel {
  public:
   struct Options {
@@ -38,12 +39,17 @@ class FakeModel final : public StepModel {
   void FailNext(Status status) { failure_ = std::move(status); }
 
  private:
+  void CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const;
   void FillLogits(uint64_t path, std::span<float> logits) const;
 
   ModelConfig config_;
   int32_t page_size_;
-  std::vector<uint64_t> memory_;  // by slot
-  std::vector<uint64_t> paths_;   // by token of the batch
+  struct Slot {
+    uint64_t path = 0;
+    int32_t token = 0;
+  };
+  std::vector<Slot> memory_;
+  std::vector<uint64_t> paths_;  // by token of the batch
   std::vector<float> logits_;
   int64_t tokens_computed_ = 0;
   int32_t largest_batch_ = 0;

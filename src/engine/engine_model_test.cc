@@ -1,0 +1,250 @@
+// The whole engine on random models against what Hugging Face transformers computed (float32), in all sharing modes and at page
+// boundaries; the bytes it reports against the formula; deterministic mode: what was cached, chunked or crowded gives the same
+// bits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coppice/engine.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+namespace coppice {
+namespace {
+
+constexpr SharingMode kModes[] = {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore, SharingMode::kNone};
+constexpr float kTolerance = 1e-3f;  // of log-probabilities against transformers; closer choices may go either way
+
+std::string ModelPath(const std::string& name) { return std::string(COPPICE_TEST_DATA) + "/models/" + name; }
+
+struct Expected {
+  std::vector<int32_t> prompt, greedy;
+  std::vector<float> logits, greedy_logprobs;  // logits: [prompt, vocab]
+
+  float Logprob(size_t position, int32_t token) const {
+    const size_t vocab = logits.size() / prompt.size();
+    const float* const row = logits.data() + position * vocab;
+    double sum = 0;
+    for (size_t v = 0; v < vocab; ++v) sum += std::exp(static_cast<double>(row[v]));
+    return static_cast<float>(row[token] - std::log(sum));
+  }
+};
+
+Expected LoadExpected(const std::string& name) {
+  const auto file = SafetensorsFile::Open(ModelPath(name) + "/expected.safetensors");
+  EXPECT_TRUE(file.ok()) << file.status().ToString();
+  return {*file->Read<int32_t>("prompt"), *file->Read<int32_t>("greedy"), *file->Read<float>("logits"),
+          *file->Read<float>("greedy_logprobs")};
+}
+
+struct Output {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  bool operator==(const Output&) const = default;
+};
+
+// Of one request.
+struct Outcome {
+  std::vector<Output> samples;
+  std::vector<std::optional<float>> prompt_logprobs;
+};
+
+std::unique_ptr<Engine> MakeEngine(const std::string& name, EngineOptions options) {
+  options.model_path = ModelPath(name);
+  options.dtype = DType::kF32;
+  options.num_threads = 2;
+  options.kv_cache_bytes = 64 << 20;
+  Result<std::unique_ptr<Engine>> engine = Engine::Create(options);
+  EXPECT_TRUE(engine.ok()) << engine.status().ToString();
+  return std::move(engine).value();
+}
+
+// Submits; the result is complete when the engine has come to its end.
+void Submit(Engine& engine, Request request, Outcome* result) {
+  result->samples.resize(request.n);
+  request.on_event = [result](const StreamEvent& event) {
+    if (event.index < 0) {
+      result->prompt_logprobs = event.prompt_logprobs;
+      return;
+    }
+    EXPECT_TRUE(event.status.ok()) << event.status.ToString();
+    Output& output = result->samples[event.index];
+    output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
+    output.logprobs.insert(output.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+  };
+  const Result<RequestId> id = engine.Submit(std::move(request));
+  ASSERT_TRUE(id.ok()) << id.status().ToString();
+}
+
+void RunToEnd(Engine& engine) {
+  for (;;) {
+    const Result<bool> worked = engine.Step();
+    ASSERT_TRUE(worked.ok()) << worked.status().ToString();
+    if (!*worked) return;
+  }
+}
+
+Outcome Generate(Engine& engine, Request request) {
+  Outcome result;
+  Submit(engine, std::move(request), &result);
+  RunToEnd(engine);
+  return result;
+}
+
+Request Greedy(std::vector<int32_t> prompt, int32_t max_tokens, int32_t n = 1) {
+  Request request{.prompt_ids = std::move(prompt), .n = n, .max_tokens = max_tokens, .ignore_eos = true};
+  request.sampling.temperature = 0;
+  return request;
+}
+
+class FixtureModel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(FixtureModel, GreedyTokensAndLogprobsInEveryMode) {
+  const Expected expected = LoadExpected(GetParam());
+  for (const SharingMode sharing : kModes) {
+    for (const int32_t page_size : {1, 16, 64}) {
+      SCOPED_TRACE(std::string(Name(sharing)) + ", page size " + std::to_string(page_size));
+      const auto engine = MakeEngine(GetParam(), {.sharing = sharing,
+                                                  .force_sharing = true,
+                                                  .page_size = page_size,
+                                                  .max_running = 64,
+                                                  .max_batch_tokens = 100,
+                                                  .max_context = 512});
+      const int32_t n = page_size == 16 ? 64 : 1;
+      Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), n);
+      request.prompt_logprobs = true;
+      const Outcome result = Generate(*engine, request);
+      for (const Output& output : result.samples) {
+        ASSERT_EQ(output.tokens, expected.greedy);
+        for (size_t i = 0; i < output.logprobs.size(); ++i)
+          EXPECT_NEAR(output.logprobs[i], expected.greedy_logprobs[i], kTolerance);
+      }
+      ASSERT_EQ(result.prompt_logprobs.size(), expected.prompt.size());
+      for (size_t i = 1; i < expected.prompt.size(); ++i) {
+        EXPECT_NEAR(*result.prompt_logprobs[i], expected.Logprob(i - 1, expected.prompt[i]), kTolerance);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Llama, FixtureModel, ::testing::Values("llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(EngineModel, PromptsAroundPageBoundariesAgreeInEveryMode) {
+  const Expected expected = LoadExpected("llama-gqa");
+  for (const int32_t page_size : {1, 16, 32}) {
+    for (const int32_t length : {1, page_size - 1, page_size, page_size + 1}) {
+      if (length < 1) continue;
+      const std::vector<int32_t> prompt(expected.prompt.begin(), expected.prompt.begin() + length);
+      std::vector<Output> first;
+      for (const SharingMode sharing : kModes) {
+        SCOPED_TRACE(std::string(Name(sharing)) + ", page size " + std::to_string(page_size) + ", prompt " +
+                     std::to_string(length));
+        const auto engine = MakeEngine(
+            "llama-gqa", {.sharing = sharing, .force_sharing = true, .page_size = page_size, .max_running = 8, .max_context = 128});
+        Request request = Greedy(prompt, 12, 5);
+        const Outcome greedy = Generate(*engine, request);
+        EXPECT_NEAR(greedy.samples[0].logprobs[0], expected.Logprob(length - 1, greedy.samples[0].tokens[0]), kTolerance);
+        request.sampling.temperature = 1;
+        request.sampling.seed = 5;
+        std::vector<Output> samples = greedy.samples;
+        const Outcome sampled = Generate(*engine, request);
+        samples.insert(samples.end(), sampled.samples.begin(), sampled.samples.end());
+        if (first.empty()) first = samples;
+        for (size_t i = 0; i < samples.size(); ++i) {
+          EXPECT_EQ(samples[i].tokens, first[i].tokens);
+          for (size_t t = 0; t < samples[i].logprobs.size(); ++t)
+            EXPECT_NEAR(samples[i].logprobs[t], first[i].logprobs[t], kTolerance);
+        }
+      }
+    }
+  }
+}
+
+// Bifurcated Attention equations 5 and 6: with sharing a step reads P + sum of own tokens per layer, without n P + the same sum.
+TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
+  const Expected expected = LoadExpected("llama-gqa");
+  for (const SharingMode sharing : kModes) {
+    for (const int32_t n : {1, 6, 64}) {
+      for (const int32_t length : {16, 33, 57}) {
+        SCOPED_TRACE(std::string(Name(sharing)) + ", n " + std::to_string(n) + ", prompt " + std::to_string(length));
+        const auto engine =
+            MakeEngine("llama-gqa",
+                       {.sharing = sharing, .force_sharing = true, .max_running = 64, .max_batch_tokens = 128, .max_context = 128});
+        const std::vector<int32_t> prompt(expected.prompt.begin(), expected.prompt.begin() + length);
+        constexpr int32_t kSteps = 9;
+        Generate(*engine, Greedy(prompt, kSteps + 1, n));
+        const EngineMetrics metrics = engine->Metrics();
+        const ModelConfig& config = engine->model_config();
+        const int64_t token_bytes = int64_t{2} * config.num_kv_heads * config.head_dim * sizeof(float) * config.num_layers;
+        int64_t shared = 0, unshared = 0;
+        for (int32_t own = 1; own <= kSteps; ++own) {
+          shared += token_bytes * (length + n * own);
+          unshared += token_bytes * (n * length + n * own);
+        }
+        EXPECT_EQ(metrics.decode_steps, kSteps);
+        EXPECT_EQ(metrics.decode_kv_bytes_read_unshared, unshared);
+        const bool shares = sharing == SharingMode::kTree || sharing == SharingMode::kOneLevel;
+        EXPECT_EQ(metrics.decode_kv_bytes_read, shares ? shared : unshared);
+        // Stored: distinct tokens, and apart from them what whole pages round up to.
+        const bool stores_once = sharing != SharingMode::kNone;
+        const int64_t tokens = stores_once ? length + n * kSteps : n * (length + kSteps);
+        EXPECT_EQ(metrics.kv_bytes_stored - metrics.kv_page_rounding_bytes, token_bytes * tokens);
+        EXPECT_EQ(metrics.kv_bytes_stored_unshared, token_bytes * n * ((length + kSteps + 15) / 16 * 16));
+      }
+    }
+  }
+}
+
+// Warm equals cold: bits of a request depend on the request alone.
+TEST(EngineModel, DeterministicModeGivesTheSameBitsWarmColdChunkedAndCrowded) {
+  const Expected expected = LoadExpected("llama-hd64-long");
+  Request request = Greedy(expected.prompt, 8, 3);
+  request.sampling.temperature = 1;
+  request.sampling.seed = 11;
+  const EngineOptions options{
+      .force_sharing = true, .max_running = 16, .max_batch_tokens = 300, .max_context = 512, .deterministic = true};
+  const auto engine = MakeEngine("llama-hd64-long", options);
+  const Outcome cold = Generate(*engine, request);
+  const auto expect_equal = [&](const Outcome& other, const char* what) {
+    for (size_t i = 0; i < cold.samples.size(); ++i) {
+      EXPECT_EQ(other.samples[i].tokens, cold.samples[i].tokens) << what;
+      EXPECT_EQ(other.samples[i].logprobs, cold.samples[i].logprobs) << what;  // bit for bit
+    }
+  };
+  expect_equal(Generate(*engine, request), "the prompt was cached");
+
+  EngineOptions chunked = options;
+  chunked.max_batch_tokens = 37;
+  expect_equal(Generate(*MakeEngine("llama-hd64-long", chunked), request), "the prompt was computed in chunks");
+
+  EngineOptions small_pages = options;
+  small_pages.page_size = 1;
+  small_pages.sharing = SharingMode::kStore;
+  expect_equal(Generate(*MakeEngine("llama-hd64-long", small_pages), request), "other pages, no shared reads");
+
+  const auto crowded = MakeEngine("llama-hd64-long", options);
+  std::vector<Outcome> others(4);
+  for (size_t i = 0; i < others.size(); ++i) {
+    const size_t own = 20 + 30 * i;
+    Request other = Greedy({expected.prompt.begin(), expected.prompt.begin() + own}, 12, 2);
+    other.prompt_ids.push_back(static_cast<int32_t>(7 + i));
+    Submit(*crowded, other, &others[i]);
+  }
+  Outcome among;
+  Submit(*crowded, request, &among);
+  RunToEnd(*crowded);
+  expect_equal(among, "other requests shared parts of the prompt in flight");
+}
+
+}  // namespace
+}  // namespace coppice

@@ -1,0 +1,192 @@
+#include "engine/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "engine/philox.h"
+
+namespace coppice {
+namespace {
+
+std::vector<float> RandomLogits(int32_t vocab, uint32_t seed, float scale = 3.0f) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> logits(vocab);
+  for (float& logit : logits) logit = normal(random);
+  return logits;
+}
+
+// Draws `count` tokens at positions 0 .. count - 1.
+std::vector<TokenDraw> DrawMany(const std::vector<float>& logits, const SamplingParams& params, int32_t count,
+                                SampleTask context = {}) {
+  ThreadPool pool(1);
+  Sampler sampler(&pool, static_cast<int32_t>(logits.size()));
+  std::vector<TokenDraw> draws(count);
+  std::vector<SampleTask> tasks(count, context);
+  for (int32_t i = 0; i < count; ++i) {
+    tasks[i].logits = logits;
+    tasks[i].params = &params;
+    tasks[i].position = i;
+    tasks[i].draws = std::span(draws).subspan(i, 1);
+  }
+  sampler.Run(tasks, {});
+  return draws;
+}
+
+// The distribution after temperature, top_k, top_p and min_p, by sorting everything.
+std::vector<double> NaiveDistribution(const std::vector<float>& logits, const SamplingParams& params) {
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  std::vector<double> weights(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i)
+    weights[i] = std::exp((logits[i] - logits[order[0]]) / static_cast<double>(params.temperature));
+  size_t keep = params.top_k > 0 ? std::min<size_t>(params.top_k, order.size()) : order.size();
+  if (params.top_p < 1) {
+    double total = 0, mass = 0;
+    for (size_t i = 0; i < keep; ++i) total += weights[order[i]];
+    size_t nucleus = 0;
+    while (nucleus < keep && (nucleus == 0 || mass < params.top_p * total)) mass += weights[order[nucleus++]];
+    keep = nucleus;
+  }
+  while (keep > 1 && weights[order[keep - 1]] < params.min_p) --keep;
+  std::vector<double> distribution(logits.size());
+  double total = 0;
+  for (size_t i = 0; i < keep; ++i) total += weights[order[i]];
+  for (size_t i = 0; i < keep; ++i) distribution[order[i]] = weights[order[i]] / total;
+  return distribution;
+}
+
+void ExpectDistribution(const std::vector<float>& logits, const SamplingParams& params, int32_t count) {
+  const std::vector<double> expected = NaiveDistribution(logits, params);
+  std::vector<int32_t> counts(logits.size());
+  for (const TokenDraw& draw : DrawMany(logits, params, count)) ++counts[draw.token];
+  for (size_t v = 0; v < logits.size(); ++v) {
+    if (expected[v] == 0) {
+      EXPECT_EQ(counts[v], 0) << "token " << v << " was filtered out";
+    } else {  // five standard deviations of a binomial count
+      EXPECT_NEAR(counts[v], count * expected[v], 5 * std::sqrt(count * expected[v] * (1 - expected[v])) + 1) << "token " << v;
+    }
+  }
+}
+
+TEST(Philox, GivesThePublishedAnswers) {  // known answers of the authors' library (Random123, kat_vectors)
+  EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}), (PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), (PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(Sampler, GreedyTakesTheLowestIdOfEqualLogits) {
+  std::vector<float> logits(1000, -1.0f);
+  logits[400] = logits[700] = 2.0f;
+  EXPECT_EQ(DrawMany(logits, {.temperature = 0}, 1)[0].token, 400);
+}
+
+TEST(Sampler, LogprobIsTheModelsWhateverTheParameters) {
+  const std::vector<float> logits = RandomLogits(777, 1);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+  for (const SamplingParams& params : {SamplingParams{.temperature = 0}, SamplingParams{.temperature = 0.3f, .top_k = 5}}) {
+    const TokenDraw draw = DrawMany(logits, params, 1)[0];
+    EXPECT_NEAR(draw.logprob, logits[draw.token] - std::log(sum), 1e-5);
+  }
+}
+
+TEST(Sampler, PlainTemperatureFollowsTheSoftmax) {
+  ExpectDistribution(RandomLogits(600, 2, 1.0f), {}, 30000);
+  ExpectDistribution(RandomLogits(600, 3), {.temperature = 0.7f}, 30000);
+}
+
+TEST(Sampler, FiltersFollowTheSortedDistribution) {
+  const std::vector<float> logits = RandomLogits(600, 4, 1.5f);
+  ExpectDistribution(logits, {.top_k = 7}, 20000);
+  ExpectDistribution(logits, {.top_p = 0.5f}, 20000);
+  ExpectDistribution(logits, {.min_p = 0.1f}, 20000);
+  ExpectDistribution(logits, {.temperature = 1.3f, .top_p = 0.8f, .top_k = 20, .min_p = 0.05f}, 20000);
+  ExpectDistribution(logits, {.top_k = 100000}, 20000);
+  ExpectDistribution(std::vector<float>(300, 0.0f), {.top_k = 5}, 5000);  // ties: the lowest ids
+}
+
+TEST(Sampler, FiltersOfALargeVocabularyKeepWhatSortingKeeps) {
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    const std::vector<float> logits = RandomLogits(49152, seed, 0.5f + seed);
+    for (const SamplingParams& params :
+         {SamplingParams{.top_k = 40}, SamplingParams{.top_p = 0.9f}, SamplingParams{.top_k = 500}, SamplingParams{.min_p = 0.02f},
+          SamplingParams{.temperature = 0.5f, .top_p = 0.95f, .top_k = 64}}) {
+      const std::vector<double> expected = NaiveDistribution(logits, params);
+      for (const TokenDraw& draw : DrawMany(logits, params, 50)) EXPECT_GT(expected[draw.token], 0);
+    }
+  }
+}
+
+TEST(Sampler, PenaltiesAndBiasMoveLogits) {
+  std::vector<float> logits(100, 0.0f);
+  logits[1] = 2.0f;
+  logits[2] = 1.9f;
+  logits[3] = -1.0f;
+  const std::vector<int32_t> generated = {1, 1}, prompt = {2};
+  const auto greedy = [&](SamplingParams params, std::vector<int32_t> banned = {}) {
+    params.temperature = 0;
+    return DrawMany(logits, params, 1, {.prompt = prompt, .generated = generated, .banned = banned})[0].token;
+  };
+  EXPECT_EQ(greedy({}), 1);
+  EXPECT_EQ(greedy({.presence_penalty = 0.05f}), 1);
+  EXPECT_EQ(greedy({.presence_penalty = 0.2f}), 2);
+  EXPECT_EQ(greedy({.frequency_penalty = 0.06f}), 2);  // twice
+  EXPECT_EQ(greedy({.repetition_penalty = 1.5f}), 1);  // 2.0 / 1.5 against 1.9 / 1.5: the prompt counts too
+  EXPECT_EQ(greedy({.repetition_penalty = 1.5f, .logit_bias = {{2, 1.0f}}}), 2);
+  EXPECT_EQ(greedy({.logit_bias = {{3, 10.0f}}}), 3);
+  EXPECT_EQ(greedy({.logit_bias = {{1, -INFINITY}}}), 2);
+  EXPECT_EQ(greedy({}, {1, 2}), 0);
+}
+
+TEST(Sampler, ManyDrawsFromOneRowAreThoseOfSingleOnes) {
+  const std::vector<float> logits = RandomLogits(5000, 9);
+  const SamplingParams params{.temperature = 0.9f, .top_p = 0.9f, .seed = 77};
+  ThreadPool pool(2);
+  Sampler sampler(&pool, 5000);
+  std::vector<TokenDraw> together(64), alone(64);
+  for (int32_t i = 0; i < 64; ++i) together[i].sample = alone[i].sample = i;
+  std::vector<SampleTask> tasks = {{.logits = logits, .params = &params, .position = 3, .draws = together}};
+  sampler.Run(tasks, {});
+  tasks.clear();
+  for (int32_t i = 0; i < 64; ++i) {
+    tasks.push_back({.logits = logits, .params = &params, .position = 3, .draws = std::span(alone).subspan(i, 1)});
+  }
+  sampler.Run(tasks, {});
+  std::set<int32_t> distinct;
+  for (int32_t i = 0; i < 64; ++i) {
+    EXPECT_EQ(together[i].token, alone[i].token);
+    EXPECT_EQ(together[i].logprob, alone[i].logprob);
+    distinct.insert(together[i].token);
+  }
+  EXPECT_GT(distinct.size(), 10u);
+}
+
+TEST(Sampler, ReportsLogitsThatAreNoNumbers) {
+  std::vector<float> logits(300, 0.0f);
+  logits[123] = NAN;
+  EXPECT_EQ(DrawMany(logits, {}, 1)[0].token, -1);
+  logits[123] = INFINITY;
+  EXPECT_EQ(DrawMany(logits, {.temperature = 0}, 1)[0].token, -1);
+}
+
+TEST(Sampler, ImpossibleTokensAreNeverDrawn) {  // some checkpoints pad the vocabulary with -infinity
+  std::vector<float> logits(300, -INFINITY);
+  logits[5] = 1.0f;
+  logits[6] = 0.5f;
+  for (const SamplingParams& params : {SamplingParams{}, SamplingParams{.top_k = 10}, SamplingParams{.top_p = 0.99f}}) {
+    for (const TokenDraw& draw : DrawMany(logits, params, 100)) EXPECT_TRUE(draw.token == 5 || draw.token == 6);
+  }
+}
+
+}  // namespace
+}  // namespace coppice
