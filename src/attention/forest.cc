@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "core/check.h"
 
@@ -12,6 +13,10 @@ namespace {
 
 std::string Str(int64_t value) { return value == kLive ? "kLive" : std::to_string(value); }
 std::string Node(int32_t n) { return "node " + std::to_string(n); }
+bool Fail(Status& error, Status why) {
+  error = std::move(why);
+  return false;
+}
 std::string Branch(int32_t b) { return "branch " + std::to_string(b); }
 
 }  // namespace
@@ -73,11 +78,16 @@ Status ForestIndex::Build(const PrefixForestView& forest, const PlanCapacity& ca
   std::ranges::copy(forest.branch_query_count, query_count.begin());
   std::ranges::copy(forest.branch_kv_len, kv_len.begin());
 
-  for (int32_t n = 0; n < num_nodes_; ++n) COPPICE_RETURN_IF_ERROR(CheckNode(n));
+  Status error;  // filled in by the check that fails; building a Status for each of a thousand nodes would cost more than the check
+  for (int32_t n = 0; n < num_nodes_; ++n) {
+    if (!CheckNode(n, error)) return error;
+  }
   std::ranges::fill(first_branch_.first(num_nodes_), -1);
   std::ranges::fill(live_branch_.first(num_nodes_), -1);
   std::ranges::fill(query_owner_, -1);
-  for (int32_t b = num_branches_ - 1; b >= 0; --b) COPPICE_RETURN_IF_ERROR(CheckBranch(forest, capacity, b));
+  for (int32_t b = num_branches_ - 1; b >= 0; --b) {
+    if (!CheckBranch(forest, capacity, b, error)) return error;
+  }
   return OrderNodes();
 }
 
@@ -109,90 +119,97 @@ Status ForestIndex::CheckShapes(const PrefixForestView& forest, const PlanCapaci
   return fits("page slots", forest.page_indices.size(), capacity.max_page_slots);
 }
 
-Status ForestIndex::CheckNode(int32_t n) const {
+bool ForestIndex::CheckNode(int32_t n, Status& error) const {
   const int32_t p = parent[n];
-  if (p == kFreeSlot) return OkStatus();
+  if (p == kFreeSlot) return true;
   if (p < kNoParent || p >= num_nodes_ || p == n) {
-    return InvalidArgument(Node(n) + ": parent is " + Str(p) + ", expected another node of the " + Str(num_nodes_) +
-                           ", kNoParent or kFreeSlot");
+    return Fail(error, InvalidArgument(Node(n) + ": parent is " + Str(p) + ", expected another node of the " + Str(num_nodes_) +
+                                       ", kNoParent or kFreeSlot"));
   }
   if (begin[n] < 0 || begin[n] == kLive || end[n] < begin[n]) {
-    return InvalidArgument(Node(n) + ": covers [" + Str(begin[n]) + ", " + Str(end[n]) + "), expected 0 <= begin <= end");
+    return Fail(error,
+                InvalidArgument(Node(n) + ": covers [" + Str(begin[n]) + ", " + Str(end[n]) + "), expected 0 <= begin <= end"));
   }
   if (p == kNoParent) {
-    if (begin[n] == 0) return OkStatus();
-    return InvalidArgument(Node(n) + ": is a root and begins at " + Str(begin[n]) + ", expected 0");
+    if (begin[n] == 0) return true;
+    return Fail(error, InvalidArgument(Node(n) + ": is a root and begins at " + Str(begin[n]) + ", expected 0"));
   }
-  if (parent[p] == kFreeSlot) return InvalidArgument(Node(n) + ": parent " + Str(p) + " is a free slot");
-  if (end[p] == kLive) return InvalidArgument(Node(n) + ": parent " + Str(p) + " ends at kLive, but only leaves may");
+  if (parent[p] == kFreeSlot) return Fail(error, InvalidArgument(Node(n) + ": parent " + Str(p) + " is a free slot"));
+  if (end[p] == kLive) return Fail(error, InvalidArgument(Node(n) + ": parent " + Str(p) + " ends at kLive, but only leaves may"));
   if (begin[n] != end[p]) {
-    return InvalidArgument(Node(n) + ": begins at " + Str(begin[n]) + ", but its parent " + Str(p) + " ends at " + Str(end[p]) +
-                           "; expected the same");
+    return Fail(error, InvalidArgument(Node(n) + ": begins at " + Str(begin[n]) + ", but its parent " + Str(p) + " ends at " +
+                                       Str(end[p]) + "; expected the same"));
   }
-  return OkStatus();
+  return true;
 }
 
-Status ForestIndex::CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) {
+bool ForestIndex::CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b, Status& error) {
   const int32_t n = branch_node[b];
   if (n == kFreeSlot) {
-    if (query_count[b] == 0) return OkStatus();
-    return InvalidArgument(Branch(b) + ": is a free slot but has " + Str(query_count[b]) + " queries, expected 0");
+    if (query_count[b] == 0) return true;
+    return Fail(error, InvalidArgument(Branch(b) + ": is a free slot but has " + Str(query_count[b]) + " queries, expected 0"));
   }
   if (n < 0 || n >= num_nodes_) {
-    return InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", expected one of the " + Str(num_nodes_) + " or kFreeSlot");
+    return Fail(error, InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", expected one of the " + Str(num_nodes_) +
+                                       " or kFreeSlot"));
   }
-  if (parent[n] == kFreeSlot) return InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", which is a free slot");
+  if (parent[n] == kFreeSlot)
+    return Fail(error, InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", which is a free slot"));
   if (end[n] == kLive) {
     if (live_branch_[n] >= 0) {
-      return InvalidArgument(Node(n) + ": ends at kLive but belongs to branches " + Str(b) + " and " + Str(live_branch_[n]) +
-                             "; expected one branch");
+      return Fail(error, InvalidArgument(Node(n) + ": ends at kLive but belongs to branches " + Str(b) + " and " +
+                                         Str(live_branch_[n]) + "; expected one branch"));
     }
     live_branch_[n] = b;
   }
   const int32_t count = query_count[b];
-  if (count < 0) return InvalidArgument(Branch(b) + ": has " + Str(count) + " queries, expected 0 or more");
-  if (count == 0) return OkStatus();  // keeps its place; its lengths are not looked at
+  if (count < 0) return Fail(error, InvalidArgument(Branch(b) + ": has " + Str(count) + " queries, expected 0 or more"));
+  if (count == 0) return true;  // keeps its place; its lengths are not looked at
 
   const int32_t length = kv_len[b];
   if (length < count) {
-    return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", expected at least its " + Str(count) + " queries");
+    return Fail(error,
+                InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", expected at least its " + Str(count) + " queries"));
   }
   if (end[n] == kLive ? length < begin[n] : length != end[n]) {
-    return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its node " + Str(n) + " covers [" + Str(begin[n]) +
-                           ", " + Str(end[n]) + "); expected " + (end[n] == kLive ? "at least its begin" : "its end"));
+    return Fail(
+        error, InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its node " + Str(n) + " covers [" + Str(begin[n]) +
+                               ", " + Str(end[n]) + "); expected " + (end[n] == kLive ? "at least its begin" : "its end")));
   }
   const int64_t row_begin = forest.branch_page_begin[b], row_capacity = forest.branch_page_capacity[b];
   if (row_begin < 0 || row_capacity < 0 || row_begin + row_capacity > static_cast<int64_t>(forest.page_indices.size())) {
-    return InvalidArgument(Branch(b) + ": page row is [" + Str(row_begin) + ", " + Str(row_begin + row_capacity) +
-                           "), expected within page_indices of " + std::to_string(forest.page_indices.size()) + " entries");
+    return Fail(error,
+                InvalidArgument(Branch(b) + ": page row is [" + Str(row_begin) + ", " + Str(row_begin + row_capacity) +
+                                "), expected within page_indices of " + std::to_string(forest.page_indices.size()) + " entries"));
   }
   if (length > row_capacity * forest.page_size) {
-    return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its page row holds " + Str(row_capacity) +
-                           " pages of " + Str(forest.page_size) + " tokens; reserve more");
+    return Fail(error, InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its page row holds " + Str(row_capacity) +
+                                       " pages of " + Str(forest.page_size) + " tokens; reserve more"));
   }
   const int64_t q_begin = forest.branch_query_begin[b], q_end = q_begin + count;
-  if (q_begin < 0) return InvalidArgument(Branch(b) + ": queries begin at " + Str(q_begin) + ", expected 0 or more");
+  if (q_begin < 0) return Fail(error, InvalidArgument(Branch(b) + ": queries begin at " + Str(q_begin) + ", expected 0 or more"));
   if (q_end > capacity.max_queries) {
-    return Status(StatusCode::kResourceExhausted, Branch(b) + ": queries end at row " + Str(q_end) +
-                                                      ", but the plan's capacity is " + Str(capacity.max_queries) +
-                                                      "; create the plan with a larger one");
+    return Fail(error, Status(StatusCode::kResourceExhausted, Branch(b) + ": queries end at row " + Str(q_end) +
+                                                                  ", but the plan's capacity is " + Str(capacity.max_queries) +
+                                                                  "; create the plan with a larger one"));
   }
   if (has_tree_mask_) {
-    if (count > 64) return InvalidArgument(Branch(b) + ": has " + Str(count) + " queries under a tree mask, expected at most 64");
+    if (count > 64)
+      return Fail(error, InvalidArgument(Branch(b) + ": has " + Str(count) + " queries under a tree mask, expected at most 64"));
     if (q_end > static_cast<int64_t>(forest.query_tree_mask.size())) {
-      return InvalidArgument(Branch(b) + ": queries end at row " + Str(q_end) + ", but query_tree_mask has " +
-                             std::to_string(forest.query_tree_mask.size()) + " entries");
+      return Fail(error, InvalidArgument(Branch(b) + ": queries end at row " + Str(q_end) + ", but query_tree_mask has " +
+                                         std::to_string(forest.query_tree_mask.size()) + " entries"));
     }
   }
   for (int64_t q = q_begin; q < q_end; ++q) {
     if (query_owner_[q] >= 0) {
-      return InvalidArgument(Branch(b) + ": query row " + Str(q) + " also belongs to branch " + Str(query_owner_[q]));
+      return Fail(error, InvalidArgument(Branch(b) + ": query row " + Str(q) + " also belongs to branch " + Str(query_owner_[q])));
     }
     query_owner_[q] = b;
   }
   next_branch_[b] = first_branch_[n];
   first_branch_[n] = b;
-  return OkStatus();
+  return true;
 }
 
 Status ForestIndex::OrderNodes() {

@@ -43,8 +43,8 @@ class ForestIndex {
 
  private:
   Status CheckShapes(const PrefixForestView& forest, const PlanCapacity& capacity);
-  Status CheckNode(int32_t n) const;
-  Status CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b);
+  bool CheckNode(int32_t n, Status& error) const;
+  bool CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b, Status& error);
   Status OrderNodes();
 
   int32_t num_nodes_ = 0, num_branches_ = 0, num_preorder_ = 0, num_active_ = 0;

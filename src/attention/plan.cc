@@ -66,14 +66,16 @@ PlanSizes Planner::Limits(const AttentionSpec& spec, const PlanCapacity& capacit
   // What a deep tree with a few cuts wants; more is dropped. Deterministic mode cuts every path at its superblocks.
   const int64_t depth = spec.deterministic ? 12 : 6;
   const int64_t cuts = int64_t{8} * traits.workers;
-  const int64_t rows_with_states = std::min<int64_t>(capacity.max_queries, int64_t{2} * capacity.max_branches) * spec.group_size();
+  // States: two levels for every query (a cached prefix under new prompts), more for as many as decode steps and drafts have.
+  const int64_t deep_queries = std::min<int64_t>(capacity.max_queries, int64_t{2} * capacity.max_branches);
+  const int64_t rows_with_states = (2 * int64_t{capacity.max_queries} + depth * 2 / 3 * deep_queries) * spec.group_size();
   PlanSizes sizes;
   const auto clamp = [](int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX / 2)); };
   sizes.max_merge_sets = clamp(sets);
   sizes.max_items = clamp(depth * sets / 2 + 2 * int64_t{capacity.max_nodes} + cuts);
   sizes.max_members = clamp(depth * sets);
   sizes.max_contributions = clamp(depth * sets + cuts);
-  const int64_t state_rows = depth * 2 / 3 * rows_with_states + cuts * std::max(64, spec.group_size());
+  const int64_t state_rows = rows_with_states + cuts * std::max(64, spec.group_size());
   sizes.max_states = clamp(state_rows * spec.num_kv_heads) / spec.num_kv_heads * spec.num_kv_heads;
   return sizes;
 }
@@ -288,7 +290,8 @@ void Planner::FindChanges() {
   }
   const int32_t num_branches = std::max(now.num_branches(), old.num_branches());
   const auto count_of = [](const ForestIndex& index, int32_t b) { return b < index.num_branches() ? index.query_count[b] : 0; };
-  for (int32_t b = 0; b < num_branches; ++b) {  // all of them give back before anyone takes: merge sets suffice for one step's queries
+  for (int32_t b = 0; b < num_branches;
+       ++b) {  // all of them give back before anyone takes: merge sets suffice for one step's queries
     if (count_of(now, b) != count_of(old, b)) RetireBranch(b);
   }
   for (int32_t b = 0; b < num_branches; ++b) {
@@ -669,9 +672,10 @@ void Planner::ShapeOwner(Owner& owner, int32_t owner_id) const {
   int32_t wanted = all_rows.row_groups, groups = wanted;
   if (whole_ns > groups * grain_ns_) {
     wanted = static_cast<int32_t>(std::min(whole_ns / grain_ns_, 65536.0)) + 1;
-    // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper.
+    // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper. Whoever forces sharing
+    // wants each token read once.
     const int32_t by_rows = std::min(wanted, static_cast<int32_t>(CeilDiv(owner.rows, traits_.dense_tile_rows)));
-    if (by_rows > groups) {
+    if (by_rows > groups && !options_.force_sharing) {
       const double reread_ns = double{1} * (by_rows - groups) * tokens * cost_.RereadNs(tokens);
       const double state_ns = static_cast<double>(CeilDiv(wanted, groups) - 1) * cost_.StateNs(owner.rows);
       if (reread_ns <= state_ns) groups = by_rows;

@@ -4,13 +4,27 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
+#include <new>
 #include <random>
 #include <set>
 #include <string>
 #include <tuple>
 
 #include "attention/plan_test_forest.h"
+
+namespace {
+int64_t allocations = 0;
+}  // namespace
+
+void* operator new(size_t size) {
+  ++allocations;
+  if (void* p = std::malloc(size)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace coppice::attention {
 namespace {
@@ -97,7 +111,9 @@ void CheckPlan(const Planner& planner, const TestForest& forest) {
       if (item.kv_end == kLive) {
         ASSERT_EQ(branches.size(), 1u);
       }
-      if (planner.traits().max_item_rows > 0 && item.member_count > 1) ASSERT_LE(rows, planner.traits().max_item_rows);
+      if (planner.traits().max_item_rows > 0 && item.member_count > 1) {
+        ASSERT_LE(rows, planner.traits().max_item_rows);
+      }
       ASSERT_EQ(item.kind == ItemKind::kDenseTile, rows >= planner.traits().dense_min_rows);
     }
   }
@@ -347,6 +363,413 @@ TEST(PlanEdits, GiveWhatAFreshPlanGives) {
       }
       RandomEdit(forest, rng);
     }
+  }
+}
+
+TEST(PlanEdits, TouchOnlyChangedNodesTheirAncestorsAndMembers) {
+  TestForest forest;
+  std::vector<int32_t> prompts, branches;
+  for (int32_t root = 0; root < 4; ++root) {
+    const int32_t system = forest.AddNode(kNoParent, 1024);
+    for (int32_t p = 0; p < 4; ++p) {
+      prompts.push_back(forest.AddNode(system, 512));
+      for (int32_t b = 0; b < 8; ++b) branches.push_back(forest.AddBranch(prompts.back(), 40, 1));
+    }
+  }
+  PlanSetup setup;
+  setup.options.force_sharing = true;
+  const std::unique_ptr<Planner> planner = setup.Make(Large());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().nodes_replanned, 4 + 16 + 128);
+  EXPECT_EQ(planner->Stats().merge_sets_replanned, 128);
+
+  // A branch joins the second prompt of the third tree: its leaf, the prompt and the system prompt; the sets of that tree.
+  forest.AddBranch(prompts[9], 5, 1);
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().nodes_replanned, 3);
+  EXPECT_EQ(planner->Stats().merge_sets_replanned, 33);
+
+  // One leaves the first tree: its prompt and system prompt.
+  forest.RemoveBranch(branches[0]);
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().nodes_replanned, 2);
+  EXPECT_EQ(planner->Stats().merge_sets_replanned, 31);
+
+  // A prompt splits; the new upper node has an only consumer, so no merge set changes its reads but the tree's items are redone.
+  forest.SplitNode(prompts[4], 256);
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().nodes_replanned, 3);
+  CheckPlan(*planner, forest);
+
+  // One step longer: nothing at all. A new version without a change: nothing either.
+  forest.Grow();
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().updates_skipped, 1);
+  ++forest.version;
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().nodes_replanned, 0);
+  EXPECT_EQ(planner->Stats().merge_sets_replanned, 0);
+}
+
+// -------------------------------------------------------------------------------------------------------------- what is shared
+
+// Two levels: P tokens for all of n branches with `own` tokens each.
+TestForest TwoLevels(int32_t prefix, int32_t n, int32_t own, int32_t queries = 1) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, prefix);
+  for (int32_t b = 0; b < n; ++b) forest.AddBranch(root, own + b, queries);
+  return forest;
+}
+
+// Bifurcated Attention eq. 5-6: P + the sum of own tokens with sharing, n P + the same sum without.
+TEST(PlanPolicy, ReadsWhatTheFormulaSays) {
+  for (const int32_t prefix : {1, 15, 16, 17, 512, 5000}) {
+    for (const int32_t n : {1, 2, 64}) {
+      TestForest forest = TwoLevels(prefix, n, 3);
+      for (int32_t step = 0; step < 3; ++step, forest.Grow()) {
+        int64_t own = 0;
+        for (int32_t length : forest.branch_kv_len) own += length - prefix;
+        PlanSetup setup;
+        setup.options.force_sharing = true;
+        std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+        ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+        EXPECT_EQ(planner->Stats().kv_tokens_read, prefix + own) << prefix << " x " << n;
+        EXPECT_EQ(planner->Stats().kv_tokens_read_unshared, int64_t{n} * prefix + own);
+        EXPECT_EQ(planner->Stats().kv_bytes_read, (prefix + own) * 2 * 2 * 64 * 2);
+        EXPECT_EQ(planner->Stats().flops, (int64_t{n} * prefix + own) * 4 * 64 * 8);
+
+        setup.options.policy = SharePolicy::kStore;
+        planner = setup.Make(forest.Capacity());
+        ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+        EXPECT_EQ(planner->Stats().kv_tokens_read, int64_t{n} * prefix + own);
+        EXPECT_EQ(planner->Stats().shared_nodes, 0);
+      }
+    }
+  }
+}
+
+TEST(PlanPolicy, LengthsAreCountedLive) {
+  TestForest forest = TwoLevels(1000, 8, 10);
+  PlanSetup setup;
+  setup.options.force_sharing = true;
+  const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  const int64_t before = planner->Stats().kv_tokens_read;
+  forest.Grow(5);
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().updates_replanned, 1);
+  EXPECT_EQ(planner->Stats().kv_tokens_read, before + 8 * 5);
+}
+
+TEST(PlanPolicy, OneLevelSharesOnlyWhatAllHaveInCommon) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 1024);
+  const int32_t left = forest.AddNode(root, 1024), right = forest.AddNode(root, 1024);
+  for (int32_t b = 0; b < 8; ++b) forest.AddBranch(b < 4 ? left : right, 8, 1);
+  PlanSetup setup;
+  setup.options.policy = SharePolicy::kOneLevel;
+  setup.options.force_sharing = true;
+  const std::unique_ptr<Planner> planner = setup.Make(Large());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().kv_tokens_read, 1024 + 8 * (1024 + 8));
+  // The right side pauses: now both levels of the left side are common to all. They are one range: the left node's item reads it.
+  for (int32_t b = 4; b < 8; ++b) forest.branch_query_count[b] = 0;
+  ++forest.version;
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().kv_tokens_read, 2048 + 4 * 8);
+  EXPECT_EQ(planner->Stats().shared_nodes, 1);
+  CheckPlan(*planner, forest);
+}
+
+TEST(PlanCost, SharesLongPrefixesAndAbsorbsShortOnes) {
+  for (const char* machine : {"zen4", "zen5", "sapphire-rapids", "generic-x86", "h100", "h200"}) {
+    SCOPED_TRACE(machine);
+    PlanSetup setup;
+    setup.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+    setup.traits.workers = machine[0] == 'h' ? 132 : 2;
+    setup.machine = ShippedMachineModel(machine, setup.traits.workers).value();
+    const auto shared_nodes = [&](int32_t prefix, int32_t n) {
+      const TestForest forest = TwoLevels(prefix, n, 100);
+      const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+      EXPECT_TRUE(planner->Update(forest.Forest()).ok());
+      return planner->Stats().shared_nodes;
+    };
+    EXPECT_EQ(shared_nodes(4096, 64), 1);
+    EXPECT_EQ(shared_nodes(2, 2), 0);
+    EXPECT_EQ(shared_nodes(1, 64), 0);
+    // Once sharing pays at a length, it pays at all greater ones.
+    bool paid = false;
+    for (int32_t prefix = 1; prefix <= 8192; prefix *= 2) {
+      const bool pays = shared_nodes(prefix, 64) > 0;
+      EXPECT_TRUE(pays || !paid) << prefix;
+      paid |= pays;
+    }
+  }
+}
+
+// RelayAttention algorithm 1: the cached prefix is read once for all new prompts.
+TEST(PlanCost, NewPromptsReadACachedPrefixOnce) {
+  const TestForest forest = [] {
+    TestForest f;
+    const int32_t root = f.AddNode(kNoParent, 2048);
+    for (int32_t b = 0; b < 32; ++b) f.AddBranch(root, 64, 64);
+    return f;
+  }();
+  PlanSetup setup;
+  setup.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  setup.options.force_sharing = true;
+  const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  CheckPlan(*planner, forest);
+  const PlanView view = planner->View();
+  int64_t prefix_tokens = 0;
+  for (const WorkItem& item : view.items) {
+    if (item.member_count == 0) continue;
+    if (item.kv_end <= 2048) {
+      EXPECT_EQ(item.flags, 0) << "all rows see the whole prefix";
+      EXPECT_EQ(item.kind, ItemKind::kDenseTile);
+      int32_t queries = 0;
+      for (int32_t m = 0; m < item.member_count; ++m) queries += view.merge_sets[view.members[item.member_begin + m]].query_count;
+      prefix_tokens += int64_t{item.kv_end - item.kv_begin} * queries;
+    } else {
+      EXPECT_EQ(item.flags, kItemMasked);
+    }
+  }
+  EXPECT_EQ(prefix_tokens, 2048 * 32 * 64) << "every query sees the prefix through shared items";
+  EXPECT_LT(planner->Stats().kv_tokens_read, 3 * 2048 + 32 * 64 * 4);
+}
+
+// A tile of a prompt chunk reads no further than its last query.
+TEST(PlanCost, CausalTailsEndWithTheirTile) {
+  TestForest forest;
+  forest.AddBranch(forest.AddNode(kNoParent, 0), 1000, 512);
+  PlanSetup setup;
+  const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  CheckPlan(*planner, forest);
+  for (const MergeSet& set : planner->View().merge_sets) {
+    if (set.query_count == 0) continue;
+    const PlanView view = planner->View();
+    const Contribution& last = view.contributions[set.contribution_begin + set.contribution_count - 1];
+    const int32_t end = std::min(view.items[last.item].kv_end, 1000);
+    EXPECT_LE(end, 1000 - 512 + set.query_begin + set.query_count + setup.traits.dense_tile_rows);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------- life of a
+// plan
+
+TEST(PlanLife, HoldsForTheStepsLaidOutAhead) {
+  TestForest forest = TwoLevels(300, 5, 20);
+  PlanSetup setup;
+  const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  ASSERT_EQ(planner->StepsLeft(), 64);
+  const CanonicalPlan plan = Canonical(planner->View());
+  for (int32_t step = 1; step <= 64; ++step) {
+    forest.Grow();
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    ASSERT_EQ(planner->StepsLeft(), 64 - step);
+    ASSERT_EQ(planner->Stats().updates_replanned, 1);
+    CheckPlan(*planner, forest);
+  }
+  EXPECT_EQ(Canonical(planner->View()), plan);
+  forest.Grow();
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->Stats().updates_replanned, 2);
+  EXPECT_EQ(planner->StepsLeft(), 64);
+}
+
+TEST(PlanLife, EndsWithThePageRow) {
+  TestForest forest(16);
+  forest.AddBranch(kNoParent, 30, 1);
+  forest.branch_page_capacity[0] = 2;
+  PlanSetup setup;
+  const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  EXPECT_EQ(planner->StepsLeft(), 2);
+  forest.Grow(3);
+  const Status status = planner->Update(forest.Forest());
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("branch 0: kv_len is 33, but its page row holds 2 pages of 16"), std::string::npos)
+      << status.message();
+}
+
+TEST(PlanLife, NoticesQueryCountsWithoutANewVersion) {
+  TestForest forest = TwoLevels(300, 5, 20);
+  PlanSetup setup;
+  PlanCapacity capacity = Large();
+  const std::unique_ptr<Planner> planner = setup.Make(capacity);
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  forest.branch_query_count[2] = 0;  // the caller forgot to grow the version
+  forest.LayOutQueries();
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  CheckPlan(*planner, forest);
+}
+
+TEST(PlanLife, KeepsItsStateWhenAnUpdateFails) {
+  TestForest forest = TwoLevels(300, 5, 20);
+  PlanSetup setup;
+  const std::unique_ptr<Planner> planner = setup.Make(Large());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  const CanonicalPlan plan = Canonical(planner->View());
+  TestForest broken = forest;
+  ++broken.version;
+  broken.node_begin[2] += 1;
+  EXPECT_FALSE(planner->Update(broken.Forest()).ok());
+  EXPECT_EQ(Canonical(planner->View()), plan);
+  forest.AddBranch(0, 7, 1);
+  ++forest.version;
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  CheckPlan(*planner, forest);
+}
+
+TEST(PlanLife, AllocatesNothingAfterCreate) {
+  std::mt19937 rng(7);
+  TestForest forest = RandomForest(rng);
+  PlanCapacity capacity = Large();
+  capacity.page_size = forest.page_size;
+  capacity.max_page_slots = 1 << 22;
+  const std::unique_ptr<Planner> planner = PlanSetup().Make(capacity);
+  for (int32_t step = 0; step < 200; ++step) {
+    const PrefixForestView view = forest.Forest();
+    const int64_t before = allocations;
+    const bool ok = planner->Update(view).ok();
+    const int64_t allocated = allocations - before;
+    ASSERT_TRUE(ok);
+    ASSERT_EQ(allocated, 0) << "step " << step;
+    RandomEdit(forest, rng);
+  }
+}
+
+TEST(PlanLife, SameInputSameOutput) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 rng(seed);
+    const PlanSetup setup = RandomSetup(rng);
+    const TestForest forest = RandomForest(rng);
+    const std::unique_ptr<Planner> a = setup.Make(forest.Capacity()), b = setup.Make(forest.Capacity());
+    ASSERT_TRUE(a->Update(forest.Forest()).ok());
+    ASSERT_TRUE(b->Update(forest.Forest()).ok());
+    EXPECT_EQ(DumpPlan(*a), DumpPlan(*b));
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------------------- capacities
+
+// More levels than states and contributions were sized for: shares are dropped, the weakest first, and the plan stays right.
+TEST(PlanCapacityTest, DropsSharesAndSplitsButNeverFails) {
+  TestForest forest;
+  std::vector<int32_t> level = {forest.AddNode(kNoParent, 300)};
+  for (int32_t depth = 0; depth < 40; ++depth) {  // a comb: one branch leaves at each level
+    forest.AddBranch(level.back(), 10, 1);
+    level.push_back(forest.AddNode(level.back(), 300));
+  }
+  for (int32_t b = 0; b < 200; ++b) forest.AddBranch(level.back(), 10, 1);
+  for (const bool deterministic : {false, true}) {
+    PlanSetup setup;
+    setup.spec.deterministic = deterministic;
+    setup.options.force_sharing = true;
+    setup.traits.workers = 132;
+    const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    CheckPlan(*planner, forest);
+    EXPECT_NE(planner->Explain().find("for lack of capacity"), std::string::npos);
+    // With less to do the plan shares fully again.
+    for (int32_t b = 0; b < 230; ++b) forest.branch_query_count[static_cast<size_t>(b)] = 0;
+    forest.LayOutQueries();
+    ++forest.version;
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    CheckPlan(*planner, forest);
+    EXPECT_EQ(planner->Explain().find("for lack of capacity"), std::string::npos);
+    for (int32_t b = 0; b < 230; ++b) forest.branch_query_count[static_cast<size_t>(b)] = 1;
+    forest.LayOutQueries();
+    ++forest.version;
+  }
+}
+
+TEST(PlanCapacityTest, SizesAreWhatCreateReserves) {
+  const PlanSetup setup;
+  const PlanCapacity capacity = Large();
+  const PlanSizes sizes = ComputePlanSizes(setup.spec, capacity, setup.traits);
+  EXPECT_EQ(sizes.max_merge_sets, 256 + 8192 / 16);
+  EXPECT_GE(sizes.max_items, sizes.max_merge_sets) << "one unsplit item per merge set must always fit";
+  EXPECT_GE(sizes.workspace_bytes, static_cast<size_t>(sizes.max_states) * (64 + 2) * 4);
+  EXPECT_EQ(setup.Make(capacity)->sizes().host_bytes, sizes.host_bytes);
+}
+
+// ------------------------------------------------------------------------------------------------------------- parallel splits
+
+TEST(PlanSplit, FillsTheWorkersWithOneLongRequest) {
+  TestForest forest;
+  forest.AddBranch(kNoParent, 32768, 1);
+  PlanSetup setup;
+  setup.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  setup.traits.workers = 132;
+  setup.machine = ShippedMachineModel("h200", 132).value();
+  const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  CheckPlan(*planner, forest);
+  EXPECT_GE(planner->Stats().num_items * 8, 132);
+  EXPECT_LE(planner->Stats().num_items * 8, 132 * 6);
+}
+
+// The same request alone, beside others, with and without a shared prefix: the fold of its states has the same terms.
+TEST(PlanDeterministic, TermsDoNotDependOnTheBatch) {
+  PlanSetup setup;
+  setup.spec.deterministic = true;
+  for (const int32_t length : {1, 511, 512, 513, 4095, 4096, 4097, 9000, 13000}) {
+    for (const int32_t shared : {0, 100, 512, 4096, 5000, 8192}) {
+      if (shared >= length) continue;
+      TestForest forest;
+      const int32_t root = forest.AddNode(kNoParent, shared);
+      for (int32_t b = 0; b < 12; ++b) forest.AddBranch(root, length - shared + b, b % 3 + 1);
+      setup.options.force_sharing = true;
+      const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+      ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+      CheckPlan(*planner, forest);
+      ASSERT_FALSE(HasFatalFailure()) << length << " " << shared << "\n" << planner->Explain();
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------- explain, dump
+
+TEST(PlanIo, ADumpReplaysToTheSamePlan) {
+  for (uint32_t seed = 0; seed < 30; ++seed) {
+    std::mt19937 rng(seed);
+    const PlanSetup setup = RandomSetup(rng);
+    const TestForest forest = RandomForest(rng);
+    const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    const std::string text = DumpPlan(*planner);
+    Result<PlanDump> dump = ParsePlanDump(text);
+    ASSERT_TRUE(dump.ok()) << dump.status().ToString();
+    Result<std::unique_ptr<Planner>> replayed = ReplayPlan(*dump);
+    ASSERT_TRUE(replayed.ok()) << replayed.status().ToString();
+    EXPECT_EQ((*replayed)->Explain(), planner->Explain());
+    EXPECT_EQ(DumpPlan(**replayed), text);
+  }
+}
+
+TEST(PlanIo, RefusesWhatIsNoDump) {
+  const auto message = [](std::string_view text) { return ParsePlanDump(text).status().message(); };
+  EXPECT_NE(message("nonsense").find("not a JSON object"), std::string::npos);
+  EXPECT_NE(message("{}").find("'dump.format' is missing"), std::string::npos);
+  EXPECT_NE(message(R"({"format": 7})").find("format is 7, this build reads 1"), std::string::npos);
+  EXPECT_NE(message(R"({"format": 1})").find("'spec' is not an object"), std::string::npos);
+  EXPECT_NE(message(R"({"format": 1, "spec": {"num_qo_heads": "8"}})").find("'spec.num_qo_heads' is not an integer"),
+            std::string::npos);
+}
+
+TEST(PlanIo, ExplainNamesDecisionsAndCosts) {
+  const TestForest forest = TwoLevels(4096, 16, 10);
+  const std::unique_ptr<Planner> planner = PlanSetup().Make(forest.Capacity());
+  EXPECT_NE(planner->Explain().find("no plan yet"), std::string::npos);
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  const std::string text = planner->Explain();
+  for (const char* part : {"node 0 [0, 4096), 16 branches, 64 rows: shared (4096 tokens: read once", "reads [0, 4096) for 64 rows",
+                           "reads [4096, live) for 4 rows", "KV read:", "without sharing", "predicted:"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }
 

@@ -1,0 +1,78 @@
+// The cost model's arithmetic, and machine models as JSON. Layer: attention, tests.
+#include "attention/cost_model.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "attention/backend.h"
+
+namespace coppice::attention {
+namespace {
+
+TEST(MachineModel, JsonRoundTrip) {
+  for (const char* name : {"zen4", "zen5", "sapphire-rapids", "generic-x86", "h100", "h200"}) {
+    const MachineModel model = ShippedMachineModel(name, 4).value();
+    const Result<MachineModel> parsed = ParseMachineModel(ToJson(model));
+    ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+    EXPECT_EQ(parsed->name, name);
+    EXPECT_EQ(ToJson(*parsed), ToJson(model));
+  }
+  EXPECT_TRUE(ShippedMachineModel(HostCpuModelName()).ok());
+  EXPECT_EQ(ShippedMachineModel("z80").status().code(), StatusCode::kNotFound);
+}
+
+TEST(MachineModel, SavesAndLoadsFiles) {
+  const std::string path = (std::filesystem::temp_directory_path() / "coppice_machine_model_test.json").string();
+  const MachineModel model = ShippedMachineModel("zen5", 2).value();
+  ASSERT_TRUE(SaveMachineModel(model, path).ok());
+  EXPECT_EQ(ToJson(LoadMachineModel(path).value()), ToJson(model));
+  std::filesystem::remove(path);
+  EXPECT_EQ(LoadMachineModel(path).status().code(), StatusCode::kNotFound);
+}
+
+TEST(MachineModel, RefusesBadJson) {
+  const auto message = [](const std::string& json) { return ParseMachineModel(json).status().message(); };
+  EXPECT_NE(message("[]").find("not a JSON object"), std::string::npos);
+  EXPECT_NE(message("{}").find("'read_bytes_per_s' is missing"), std::string::npos);
+  EXPECT_NE(message(R"({"speed": 3})").find("unknown field 'speed'"), std::string::npos);
+  std::string json = ToJson(ShippedMachineModel("zen5").value());
+  const size_t at = json.find("400.0");
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_NE(message(json.replace(at, 5, "-4.00")).find("'item_fixed_ns' is -4.0, expected a positive number"), std::string::npos);
+}
+
+TEST(CostModel, FollowsTheRoofline) {
+  const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  const BackendTraits traits{.workers = 4, .dense_min_rows = 8, .max_item_rows = 128, .native_head_dim = 128};
+  const MachineModel machine{.read_bytes_per_s = 1e9,
+                             .cache_bytes_per_s = 4e9,
+                             .cache_bytes = 4096e3,
+                             .dense_flops_per_s = 1e12,
+                             .stream_flops_per_s = 1e11,
+                             .item_fixed_ns = 100,
+                             .state_bytes_per_s = 1e9,
+                             .merge_fixed_ns = 40};
+  const CostModel cost(spec, traits, machine);
+  EXPECT_EQ(cost.kv_bytes_per_token(), 2 * 8 * 128 * 2);
+  EXPECT_DOUBLE_EQ(cost.ReadNs(), 4096);
+  EXPECT_DOUBLE_EQ(cost.RereadNs(1000), 1024) << "all of it in the cache";
+  EXPECT_DOUBLE_EQ(cost.RereadNs(2000), 0.5 * 1024 + 0.5 * 4096) << "half of it";
+  EXPECT_DOUBLE_EQ(cost.ComputeNs(4), 4 * 4.0 * 8 * 128 / 1e11 * 1e9);
+  EXPECT_DOUBLE_EQ(cost.ComputeNs(9), 16 * 4.0 * 8 * 128 / 1e12 * 1e9) << "dense tiles pad to 8 rows";
+  EXPECT_EQ(cost.KindOf(7), ItemKind::kStreamTile);
+  EXPECT_EQ(cost.KindOf(8), ItemKind::kDenseTile);
+  EXPECT_EQ(cost.RowGroups(129), 2);
+  EXPECT_DOUBLE_EQ(cost.StateNs(1), 2 * 8 * 130 * 4) << "written and read";
+  EXPECT_DOUBLE_EQ(cost.ItemNs(), 100 * 8 / 4);
+  EXPECT_DOUBLE_EQ(cost.MergeNs(), 10);
+
+  BackendTraits padded = traits;
+  padded.native_head_dim = 256;
+  EXPECT_DOUBLE_EQ(CostModel(spec, padded, machine).ComputeNs(4), 2 * cost.ComputeNs(4)) << "padding costs computation";
+  EXPECT_DOUBLE_EQ(CostModel(spec, padded, machine).ReadNs(), cost.ReadNs()) << "but no bytes";
+}
+
+}  // namespace
+}  // namespace coppice::attention
