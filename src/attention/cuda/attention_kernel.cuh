@@ -51,15 +51,16 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
     ptx::NamedBarrierSync(kDenseOverBarrier, kDenseOverThreads);
     const int worker = warp - 4;
-    // Without dense tasks all SMs begin at once: an even deal beats a race, which some SMs' warps would win together.
-    const int first_task = !C::kConcurrent && header.num_dense_tasks == 0 ? worker * gridDim.x + blockIdx.x : -1;
-    StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask).Run(first_task);
+    // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
+    const int busy = C::kConcurrent ? gridDim.x : min(header.num_dense_tasks, gridDim.x), idle = gridDim.x - busy;
+    const int first_task = static_cast<int>(blockIdx.x) < busy ? -1 : worker * idle + blockIdx.x - busy;
+    StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask).Run(first_task, C::kTailWarps * idle);
     FinishFetching(p, s);
   } else {
     if constexpr (C::kConcurrent) {
       ptx::IncreaseRegisters<C::kStreamRegisters>();
       const int worker = warp - 4 * (1 + kDenseWarpgroups);
-      StreamWorker<C, C::kStreamSteps>(p, maps, s.stream[worker], s.stream_rings[worker], header.num_stream_tasks, tree_mask).Run(-1);
+      StreamWorker<C, C::kStreamSteps>(p, maps, s.stream[worker], s.stream_rings[worker], header.num_stream_tasks, tree_mask).Run(-1, 0);
       FinishFetching(p, s);
     }
   }

@@ -33,11 +33,11 @@ struct DenseTile {
   static __device__ __forceinline__ void Score(float (&scores)[kScores], uint32_t q, uint32_t k) {
     ptx::PinRegisters(scores);
     ptx::WgmmaFence();
+    const uint64_t a = MatrixDescriptor(q, 16, 1024), b = MatrixDescriptor(k, 16, C::kGroupBytes);
 #pragma unroll
-    for (int step = 0; step < C::kHeadDim / 16; ++step) {
-      const uint64_t a = MatrixDescriptor(q + step / 4 * 8192 + step % 4 * 32, 16, 1024);
-      const uint64_t b = MatrixDescriptor(k + step / 4 * 1024 + step % 4 * 32, 16, C::kGroupBytes);
-      ptx::Wgmma<T, C::kKvTile>::Ss(scores, a, b, step != 0);
+    for (int step = 0; step < C::kHeadDim / 16; ++step) {  // the address field counts 16 bytes
+      ptx::Wgmma<T, C::kKvTile>::Ss(scores, a + (step / 4 * 8192 + step % 4 * 32) / 16, b + (step / 4 * 1024 + step % 4 * 32) / 16,
+                                    step != 0);
     }
     ptx::WgmmaCommit();
   }
@@ -46,10 +46,10 @@ struct DenseTile {
   static __device__ __forceinline__ void Accumulate(float (&out)[kOut], const uint32_t (&weights)[kScores / 2], uint32_t v) {
     ptx::PinRegisters(out);
     ptx::WgmmaFence();
+    const uint64_t b = MatrixDescriptor(v, 1024, C::kGroupBytes);
 #pragma unroll
     for (int step = 0; step < C::kKvTile / 16; ++step) {
-      const uint64_t b = MatrixDescriptor(v + step * 2 * C::kGroupBytes, 1024, C::kGroupBytes);
-      ptx::Wgmma<T, C::kHeadDim>::RsTransposedB(out, weights + step * 4, b);
+      ptx::Wgmma<T, C::kHeadDim>::RsTransposedB(out, weights + step * 4, b + step * 2 * C::kGroupBytes / 16);
     }
     ptx::WgmmaCommit();
   }
@@ -60,15 +60,16 @@ struct DenseTile {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const RowInfo& info = slot.rows[row + half * 8];
-      const int lo = max(slot.task.begin, info.lo), hi = min(slot.task.end, info.hi);
+      const VisibleRange visible(p, slot.rows[row + half * 8], slot.task.begin, slot.task.end, tree_mask);
 #pragma unroll
-      for (int j = 0; j < C::kKvTile / 8; ++j) {
+      for (int w = 0; w < C::kKvTile / 32; ++w) {
+        const uint32_t word = visible.Word(start + w * 32) >> lane % 4 * 2;
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int kv_index = start + j * 8 + lane % 4 * 2 + c;
-          const bool sees = kv_index >= lo && kv_index < hi && (!tree_mask || Sees(p, info, kv_index, true));
-          if (!sees) scores[j * 4 + half * 2 + c] = -INFINITY;
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            if ((word >> (j * 8 + c) & 1) == 0) scores[(w * 4 + j) * 4 + half * 2 + c] = -INFINITY;
+          }
         }
       }
     }
@@ -196,7 +197,7 @@ struct DenseTile {
     };
     if (wg == 1) turn_end();  // the first turn is warpgroup 0's
 
-    int tile = 0;
+    uint32_t tile = 0;  // over all tasks
     for (int n = 0;; ++n) {
       const int slot_index = n % C::kQBuffers;
       ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
@@ -218,14 +219,14 @@ struct DenseTile {
         const auto step_softmax = [&](int i) {
           if (p.cap_in > 0.0f) {
 #pragma unroll
-            for (int k = 0; k < kScores; ++k) scores[k] = tanhf(scores[k] * p.cap_in);
+            for (int k = 0; k < kScores; ++k) scores[k] = Tanh(scores[k] * p.cap_in);
           }
           const int start = first + i * C::kKvTile;
           if (start < full_begin || start + C::kKvTile > full_end) Mask(p, scores, slot, row, start, tree_mask);
           Softmax(state, scores, rescale, scale_log2);
         };
         const auto stage = [&](int i) { return (tile + i) % C::kStages; };
-        const auto parity = [&](int i) { return static_cast<uint32_t>((tile + i) / C::kStages & 1); };
+        const auto parity = [&](int i) { return (tile + i) / C::kStages & 1; };
 
         ptx::BarrierWait(&s.k_ready[stage(0)], parity(0));
         Score(scores, q, ptx::SharedAddress(s.k[stage(0)]));

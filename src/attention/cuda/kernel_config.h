@@ -31,8 +31,8 @@ struct Config {
   static constexpr int kWarpgroups = 1 + kDenseWarpgroups + (kConcurrent ? 1 : 0);
   static constexpr int kThreads = kWarpgroups * kWarpgroup;
   // Registers of a thread by role; 65536 in all: 384 threads start with 168, 512 with 128, and setmaxnreg deals them anew.
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kDenseRegisters = kConcurrent ? 160 : 232;
+  static constexpr int kProducerRegisters = kConcurrent ? 40 : 56;
+  static constexpr int kDenseRegisters = kConcurrent ? 160 : 224;
   static constexpr int kStreamRegisters = 152;
   static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters + (kConcurrent ? kStreamRegisters : 0) <=
                 (kConcurrent ? 512 : 504));

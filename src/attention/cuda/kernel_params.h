@@ -29,7 +29,7 @@ struct KernelParams {
   int64_t q_row_stride, out_row_stride;
 
   int32_t num_kv_heads, group_size, head_dim;
-  int32_t page_shift, page_size, box_tokens;
+  int32_t page_shift, page_size, box_tokens, box_shift;
   int32_t units_per_page, units_per_head;  // coordinate of (page, kv head) in the last dimension of the tensor maps
   int32_t split_boxes;                     // 1: head_dim is padded; a box is 8 tokens x 64 elements
   int32_t window;

@@ -36,7 +36,7 @@ __device__ __forceinline__ int UnitOf(const KernelParams& p, int page_begin, int
 // Copies the box of kv index `position` (a multiple of the box), K or V, to `to` and its bytes to `ready`.
 __device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap* map, uint64_t* ready, uint8_t* to, int unit,
                                         int position, int chunks, int group_bytes) {
-  const int group = (position & (p.page_size - 1)) / 8;
+  const int group = (position & (p.page_size - 1)) >> 3;
   if (!p.split_boxes) {
     ptx::TensorLoad5(to, map, ready, 0, 0, 0, group, unit);
     return;
@@ -75,7 +75,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
     const int end = min(item.kv_end, p.branches[item.branch].kv_len);
 
     int lo_min = INT32_MAX, lo_max = 0, hi_min = INT32_MAX, hi_max = 0;
-#pragma unroll
+#pragma unroll 2  // two look-ups under way; more do not fit the producer's registers
     for (int i = 0; i < kDenseRows / 32; ++i) {
       const int r = lane + 32 * i;
       const RowInfo info = ResolveRow(p, task, r, tree_mask);
@@ -126,7 +126,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
 template <class C>
 __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
   const int lane = threadIdx.x % 32;
-  const int boxes = C::kKvTile / p.box_tokens;  // at most 16
+  const int boxes = C::kKvTile >> p.box_shift;  // at most 16
   int tile = 0;                                 // over all tasks
   for (int n = 0;; ++n) {
     const int slot = n % C::kQBuffers;
@@ -137,7 +137,7 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       const int stage = tile % C::kStages;
       const uint32_t parity = (tile / C::kStages & 1) ^ 1;
       const int start = t.first + i * C::kKvTile;
-      const int present = min(boxes, (t.end - start + p.box_tokens - 1) / p.box_tokens);
+      const int present = min(boxes, (t.end - start + p.box_tokens - 1) >> p.box_shift);
       const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
       const int box = lane % 16;
       const bool is_v = lane >= 16;

@@ -59,13 +59,36 @@ __device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task&
   return info;
 }
 
-// Whether a row sees a kv index inside its item's range.
-__device__ __forceinline__ bool Sees(const KernelParams& p, const RowInfo& row, int kv_index, bool tree_mask) {
-  if (kv_index < row.lo || kv_index >= row.hi) return false;
-  if (!tree_mask || row.q_row < 0) return true;
-  const int own = kv_index - (row.hi - row.query_count);  // index among the branch's own queries
-  return own < 0 || (p.tree_mask[row.q_row] >> own & 1) != 0;
-}
+// What a row sees of its item's range [begin, end).
+struct VisibleRange {
+  int lo, hi;
+  int own = INT32_MAX;  // from this kv index on the draft mask decides
+  uint64_t mask = 0;
+
+  __device__ __forceinline__ VisibleRange(const KernelParams& p, const RowInfo& row, int begin, int end, bool tree_mask)
+      : lo(max(begin, row.lo)), hi(min(end, row.hi)) {
+    if (!tree_mask || row.q_row < 0) return;
+    own = row.hi - row.query_count;
+    mask = p.tree_mask[row.q_row];
+  }
+  // Bit i: it sees start + i.
+  __device__ __forceinline__ uint32_t Word(int start) const {
+    const auto below = [](int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; };  // bits [0, n)
+    uint32_t word = below(hi - start) & ~below(lo - start);
+    const int own_from = own - start;  // bits from here on are the mask's
+    if (own_from < 32) {
+      const uint64_t bits = own_from >= 0 ? mask << own_from : own_from > -64 ? mask >> -own_from : 0;
+      word &= static_cast<uint32_t>(bits) | below(own_from);
+    }
+    return word;
+  }
+  __device__ __forceinline__ bool Has(int kv_index) const {
+    return kv_index >= lo && kv_index < hi && (kv_index < own || (mask >> (kv_index - own) & 1) != 0);
+  }
+};
+
+// For the soft cap: exact to fp32 rounding of 1, which is what the cap scales. Saturates without overflow.
+__device__ __forceinline__ float Tanh(float x) { return 1.0f - __fdividef(2.0f, ptx::Exp2(x * 2.8853900817779268f) + 1.0f); }
 
 template <class T>
 __device__ __forceinline__ uint32_t Pack(float x, float y);
@@ -82,10 +105,10 @@ __device__ __forceinline__ uint32_t Pack<__half>(float x, float y) {
 
 __device__ __forceinline__ float NaturalLse(float m, float l) { return l > 0.0f ? (m + log2f(l)) * kLn2 : -INFINITY; }
 
-// Draws the ticket of (set, kv head) after this warp's (or warpgroup's, behind a barrier) states are stored. True for the last.
+// Draws the ticket of (set, kv head), behind a barrier after which the states of this warp or warpgroup are stored. The draw releases
+// them and acquires those of all who drew before. True for the last.
 __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int kv_head, int arrivals) {
   int32_t* ticket = p.tickets + int64_t{set} * p.num_kv_heads + kv_head;
-  ptx::FenceDevice();  // states before the ticket
   if (ptx::AtomicAddDevice(ticket, 1) != arrivals - 1) return false;
   *ticket = 0;  // nobody else comes before the next launch
   return true;
@@ -126,7 +149,6 @@ template <class T, int kHeadDim>
 __device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in_set, int kv_head) {
   constexpr int kPerLane = kHeadDim / 32;
   constexpr unsigned kAll = 0xffffffffu;
-  ptx::FenceDevice();  // the ticket before the states of others
   DeviceMergeSet merge{};
   if (set >= 0) merge = p.merge_sets[set];
   const int count = set >= 0 ? merge.contribution_count : 0;

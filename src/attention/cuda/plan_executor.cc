@@ -202,6 +202,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
       .page_shift = std::countr_zero(static_cast<uint32_t>(view.page_size)),
       .page_size = view.page_size,
       .box_tokens = maps.box_tokens,
+      .box_shift = std::countr_zero(static_cast<uint32_t>(maps.box_tokens)),
       .units_per_page = maps.units_per_page,
       .units_per_head = maps.units_per_head,
       .split_boxes = maps.split_boxes,

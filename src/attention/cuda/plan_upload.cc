@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <tuple>
 
 #include "attention/cuda/kernel_config.h"
 #include "core/check.h"
@@ -64,6 +65,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
     : spec_(spec), sizes_(sizes), layout_(spec, capacity, sizes, num_sms), num_sms_(num_sms) {
   pieces_.resize(sizes.max_items);
   lengths_.reserve(sizes.max_items);
+  joined_.reserve(sizes.max_items);
   items_.resize(layout_.max_items);
   arrivals_.resize(sizes.max_merge_sets);
   sm_busy_until_.resize(num_sms);
@@ -106,9 +108,10 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
       for (int32_t m = 0; m < item.member_count; ++m) rows += RowsOf(plan.merge_sets[plan.members[item.member_begin + m]]);
       const int32_t tokens = std::max(0, EndOf(item, forest) - item.kv_begin);
       lengths_.push_back({.item = id, .rows = rows, .blocks = (rows + kDenseRows - 1) / kDenseRows, .tokens = tokens});
-      if (rows <= kStreamRows) stream_tokens += tokens;
     }
   }
+  JoinItems(plan, forest);
+  for (const Length& length : lengths_) stream_tokens += length.rows <= kStreamRows ? length.tokens : 0;
   const int64_t heads = spec_.num_kv_heads;
   const double stream_ns = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim / kStreamBytesPerNs;
   const int32_t dense_piece = DensePieceTokens(stream_ns);
@@ -123,13 +126,44 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     if (count <= 1) continue;
     const int32_t unit = dense ? kMinDensePiece : 64;
     const auto tokens = static_cast<int32_t>(CeilDiv(CeilDiv(length.tokens, count), unit) * unit);
-    const Pieces pieces{.count = static_cast<int32_t>(CeilDiv(length.tokens, tokens)),
-                        .tokens = tokens,
-                        .state_begin = static_cast<int32_t>(states),
-                        .rows = length.rows};
-    if (pieces.count <= 1 || states + pieces.count * length.rows * heads > end_of_states) continue;
-    pieces_[length.item] = pieces;
-    states += pieces.count * length.rows * heads;
+    const auto whole = static_cast<int32_t>(CeilDiv(length.tokens, tokens));
+    if (whole <= 1 || states + whole * length.rows * heads > end_of_states) continue;
+    Pieces& pieces = pieces_[length.item];
+    pieces.count = whole;
+    pieces.tokens = tokens;
+    pieces.state_begin = static_cast<int32_t>(states);
+    pieces.rows = length.rows;
+    states += whole * length.rows * heads;
+  }
+}
+
+// Joins items that read neighbouring ranges for the same members: the planner's own cuts along KV, which are made anew here.
+void PlanTranslator::JoinItems(const PlanView& plan, const PrefixForestView& forest) {
+  const auto key = [&](const Length& length) {
+    const WorkItem& item = plan.items[length.item];
+    return std::tuple(item.member_begin, item.member_count, item.page_row, item.kv_begin);
+  };
+  joined_ = lengths_;
+  std::ranges::sort(joined_, {}, key);
+  for (size_t i = 0, head = 0; i < joined_.size(); ++i) {
+    const WorkItem& item = plan.items[joined_[i].item];
+    const WorkItem& first = plan.items[joined_[head].item];
+    Pieces& whole = pieces_[joined_[head].item];
+    const bool joins = i > head && item.member_begin == first.member_begin && item.member_count == first.member_count &&
+                       item.page_row == first.page_row && item.kv_begin == whole.kv_end;
+    if (joins) {
+      pieces_[joined_[i].item].count = 0;
+      whole.kv_end = item.kv_end;
+      whole.masked |= item.flags & kItemMasked;
+    } else {
+      head = i;
+      pieces_[joined_[i].item] = {.kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
+    }
+  }
+  std::erase_if(lengths_, [&](const Length& length) { return pieces_[length.item].count == 0; });
+  for (Length& length : lengths_) {
+    const WorkItem& item = plan.items[length.item];
+    length.tokens = std::max(0, std::min(pieces_[length.item].kv_end, forest.branch_kv_len[item.page_row]) - item.kv_begin);
   }
 }
 
@@ -211,14 +245,14 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
         if (num_items_ == layout_.max_items) return Exceeded("row blocks", num_items_ + 1, layout_.max_items);
         block = &items_[num_items_++];
         *block = {.kv_begin = item.kv_begin + piece * pieces.tokens,
-                  .kv_end = piece + 1 < pieces.count ? item.kv_begin + (piece + 1) * pieces.tokens : item.kv_end,
+                  .kv_end = piece + 1 < pieces.count ? item.kv_begin + (piece + 1) * pieces.tokens : pieces.kv_end,
                   .page_begin = forest.branch_page_begin[item.page_row],
                   .branch = item.page_row,
                   .member_begin = static_cast<int32_t>(num_members_),
                   .member_count = 0,
                   .rows = 0,
                   .rows_per_member = static_cast<uint16_t>(rows),
-                  .masked = static_cast<uint16_t>((item.flags & kItemMasked) != 0),
+                  .masked = pieces.masked,
                   .head_begin = 0,
                   .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
       }

@@ -45,13 +45,16 @@ class PlanTranslator {
  private:
   // How a plan item is run.
   struct Pieces {
-    int32_t count = 1, tokens = 0;  // along KV; all but the last of `tokens` tokens
+    int32_t count = 1, tokens = 0;  // along KV; all but the last of `tokens` tokens. 0: joined to an item before it
+    int32_t kv_end = 0;             // with the items joined to it
     int32_t state_begin = 0;        // count > 1: of its first piece
     int32_t rows = 0;
+    bool masked = false;
   };
   int32_t RowsOf(const MergeSet& set) const { return set.query_count * spec_.group_size(); }
   int32_t EndOf(const WorkItem& item, const PrefixForestView& forest) const;
   void CutItems(const PlanView& plan, const PrefixForestView& forest);
+  void JoinItems(const PlanView& plan, const PrefixForestView& forest);
   // The length of dense pieces that ends soonest, given how much stream work can fill the gaps; in tokens.
   int32_t DensePieceTokens(double stream_ns);
   Status EmitContributions(const PlanView& plan, std::byte* image);
@@ -67,7 +70,7 @@ class PlanTranslator {
     int32_t item, rows, blocks, tokens;
   };
   std::vector<Pieces> pieces_;     // [plan item]
-  std::vector<Length> lengths_;    // of the queued items
+  std::vector<Length> lengths_, joined_;  // of the queued items
   std::vector<DeviceItem> items_;  // pieces and blocks, in queue order
   std::vector<int32_t> arrivals_;  // [merge set]
   std::vector<double> sm_busy_until_;

@@ -146,7 +146,6 @@ __device__ __forceinline__ float Exp2(float x) {
 
 // ---- Memory model (8.10, 9.7.13.4): release and acquire at device scope.
 
-__device__ __forceinline__ void FenceDevice() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ int32_t AtomicAddDevice(int32_t* p, int32_t value) {
   int32_t old;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(value) : "memory");

@@ -24,7 +24,7 @@ struct alignas(16) DenseSlot {
 
 struct StreamTask {
   int32_t first, begin, end, full_begin, full_end;
-  int32_t page_begin, head_begin, head_end, rows;
+  int32_t head_begin, head_end, rows;
 };
 
 // One stream warp's tasks (the one it works on and the next, whose loads are already under way) and ring.

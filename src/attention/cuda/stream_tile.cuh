@@ -31,23 +31,37 @@ class StreamWorker {
     __syncwarp();
   }
 
-  // first_task: the task to begin with, where all warps begin at the same moment; -1: drawn from the queue.
-  __device__ void Run(int first_task) {
+  // first_task: the task to begin with, or -1 to draw it too. drawn_from: tasks before it are dealt, not drawn.
+  // One loop over steps, whatever task and head they belong to, so that the code of each part exists once (instruction cache).
+  __device__ void Run(int first_task, int drawn_from) {
+    drawn_from_ = drawn_from;
     claimed_ = first_task;
-    drawn_from_ = first_task < 0 ? 0 : gridDim.x * C::kTailWarps;
     if (first_task < 0) Draw();
-    for (; current_ < fetched_ || Fetch(); ++current_) {
+    StreamTask task{};
+    int head = 0, position = 0, end = 0;
+    bool open = false;
+    for (;;) {
       Fill();
-      const StreamTask task = state_.tasks[current_ & 1];
-      for (int head = task.head_begin; head < task.head_end; ++head) {
-        if (task.rows <= 8) {
-          Attend<1>(task, head);
-        } else {
-          Attend<2>(task, head);
-        }
+      if (!open) {
+        if (current_ == fetched_) return;
+        task = state_.tasks[current_ & 1];
+        head = task.head_begin, position = task.first, end = max(task.end, task.first);
+        open = true;
       }
+      const bool narrow = task.rows <= 8;
+      if (position == task.first) narrow ? Begin<1>(head) : Begin<2>(head);
+      if (position < end) {
+        narrow ? Step<1>(task, position) : Step<2>(task, position);
+        position += kTokens;
+      }
+      if (position < end) continue;
+      narrow ? Finish<1>(head) : Finish<2>(head);
+      position = task.first;
+      if (++head < task.head_end) continue;
       Complete(task);
       __syncwarp();  // the task's rows are read; its place may be filled again
+      ++current_;
+      open = false;
     }
   }
 
@@ -58,7 +72,7 @@ class StreamWorker {
     if (lane_ == 0) claimed_ = drawn_from_ + atomicAdd(&p_.counters->stream_next, 1);
   }
 
-  // Resolves the claimed task into the other place and draws one more. False when the queue is empty.
+  // Resolves the claimed task into the free place and draws one more. False when the queue is empty.
   __device__ bool Fetch() {
     if (exhausted_) return false;
     const int index = __shfl_sync(kAllLanes, claimed_, 0);
@@ -82,7 +96,6 @@ class StreamWorker {
     t.full_begin = item.masked ? max(item.kv_begin, lo_max) : item.kv_begin;
     t.full_end = item.masked ? min(end, hi_min) : end;
     t.first = t.begin / kBoxTokens * kBoxTokens;
-    t.page_begin = item.page_begin;
     t.head_begin = item.head_begin;
     t.head_end = item.head_begin + item.head_count;
     t.rows = item.rows;
@@ -92,20 +105,20 @@ class StreamWorker {
     __syncwarp();
     ++fetched_;
     load_first_ = load_position_ = t.first;
-    load_end_ = t.end > t.begin ? t.end : t.first;  // an empty range loads nothing
+    load_end_ = max(t.end, t.first);  // an empty range loads nothing
     load_head_ = t.head_begin;
     load_head_end_ = t.head_end;
-    load_page_begin_ = t.page_begin;
+    load_page_begin_ = item.page_begin;
+    pages_from_ = -kPagesHeld;
     return true;
   }
 
   // Moves the cursor to the next step that exists. False if there is none within one task of the current one.
   __device__ bool FindStep() {
     while (load_position_ >= load_end_) {
-      if (load_head_ + 1 < load_head_end_) {
+      if (load_head_ + 1 < load_head_end_ && load_first_ < load_end_) {
         ++load_head_;
         load_position_ = load_first_;
-        if (load_first_ >= load_end_) load_head_ = load_head_end_;
       } else if (fetched_ > current_ + 1 || !Fetch()) {
         return false;
       }
@@ -113,36 +126,29 @@ class StreamWorker {
     return true;
   }
 
-  __device__ void Load(const CUtensorMap* map, uint64_t* ready, uint8_t* to, int position, int end, int head, int page_begin) {
-    const int boxes = min(kTokens / p_.box_tokens, (end - position + p_.box_tokens - 1) / p_.box_tokens);
-    if (lane_ == 0) ptx::BarrierArriveExpectBytes(ready, boxes * p_.box_tokens * C::kHeadDim * 2);
-    __syncwarp();
-    if (lane_ < boxes) {
-      const int at = position + lane_ * p_.box_tokens;
-      LoadBox(p_, map, ready, to + lane_ * p_.box_tokens / 8 * C::kGroupBytes, UnitOf(p_, page_begin, head, at), at, C::kHeadChunks,
-              C::kGroupBytes);
-    }
-  }
-
-  // Starts the K copies of the next step into the ring's next place, whose K must be free.
-  __device__ bool LoadK() {
-    if (!FindStep()) return false;
-    const int place = k_loaded_ % kSteps;
-    Load(maps_.k, &state_.k_ready[place], ring_[place][0], load_position_, load_end_, load_head_, load_page_begin_);
-    v_position_ = load_position_, v_end_ = load_end_, v_head_ = load_head_, v_page_begin_ = load_page_begin_;
-    load_position_ += kTokens;
-    ++k_loaded_;
-    return true;
-  }
-  // The V copies of the step whose K was loaded last.
-  __device__ void LoadV() {
-    const int place = v_loaded_ % kSteps;
-    Load(maps_.v, &state_.v_ready[place], ring_[place][1], v_position_, v_end_, v_head_, v_page_begin_);
-    ++v_loaded_;
-  }
+  // Starts the copies of steps while the ring has room. Lanes 0.. load the boxes of K, lanes 16.. those of V.
   __device__ void Fill() {
-    if (v_loaded_ < k_loaded_) LoadV();
-    while (k_loaded_ < done_ + kSteps && LoadK()) LoadV();
+    while (in_ring_ < kSteps && FindStep()) {
+      const int boxes = min(kTokens >> p_.box_shift, (load_end_ - load_position_ + p_.box_tokens - 1) >> p_.box_shift);
+      const int first_page = load_position_ >> p_.page_shift, last_page = (load_end_ - 1) >> p_.page_shift;
+      if (first_page < pages_from_ || first_page + 3 >= pages_from_ + kPagesHeld) {  // a step lies on at most four pages
+        pages_from_ = first_page;
+        pages_ = first_page + lane_ <= last_page ? __ldg(p_.page_indices + load_page_begin_ + first_page + lane_) : 0;
+      }
+      const int box = lane_ % 16, position = load_position_ + (box << p_.box_shift);
+      const int page = __shfl_sync(kAllLanes, pages_, ((position >> p_.page_shift) - pages_from_) & 31);
+      const bool is_v = lane_ >= 16;
+      uint64_t* ready = is_v ? &state_.v_ready[load_slot_] : &state_.k_ready[load_slot_];
+      if (box == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p_.box_shift) * C::kHeadDim * 2);
+      __syncwarp();  // the barriers expect the bytes before any arrive
+      if (box < boxes) {
+        LoadBox(p_, is_v ? maps_.v : maps_.k, ready, ring_[load_slot_][is_v] + (box << p_.box_shift) / 8 * C::kGroupBytes,
+                page * p_.units_per_page + load_head_ * p_.units_per_head, position, C::kHeadChunks, C::kGroupBytes);
+      }
+      load_position_ += kTokens;
+      load_slot_ = load_slot_ + 1 == kSteps ? 0 : load_slot_ + 1;
+      ++in_ring_;
+    }
   }
 
   // ---- The computing side.
@@ -152,97 +158,85 @@ class StreamWorker {
     return unit + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 + ((piece % 8) ^ (token % 8)) * 16;
   }
 
-  // All rows of the task under one kv head. kColumns: blocks of eight rows.
+  // kColumns: blocks of eight rows.
   template <int kColumns>
-  __device__ void Attend(const StreamTask& task, int head) {
-    const RowInfo* rows = state_.rows[current_ & 1];
-    uint32_t q[kColumns][kDepth][2];
-    LoadQ<kColumns>(rows, head, q);
-    float out[kColumns][kDepth][4] = {};
-    float row_max[kColumns][2], row_sum[kColumns][2] = {};
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) row_max[n][0] = row_max[n][1] = -INFINITY;
-
-    const int end = task.end > task.begin ? task.end : task.first;
-    for (int position = task.first; position < end; position += kTokens) {
-      const int place = done_ % kSteps;
-      const uint32_t parity = done_ / kSteps & 1;
-      float scores[kBlocks][kColumns][4] = {};
-      const uint32_t k = ptx::SharedAddress(ring_[place][0]);
-      ptx::BarrierWait(&state_.k_ready[place], parity);
-#pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          uint32_t a[4];
-          ptx::LoadMatrix4(a, Piece(k, b * 16 + lane_ % 16, d * 2 + lane_ / 16));
-#pragma unroll
-          for (int n = 0; n < kColumns; ++n) ptx::MmaM16N8K16<T>(scores[b][n], a, q[n][d][0], q[n][d][1]);
-        }
-      }
-      __syncwarp();  // K is read by all lanes: its place is free
-      if (v_loaded_ == k_loaded_ && k_loaded_ < done_ + 1 + kSteps) LoadK();
-
-      if (p_.cap_in > 0.0f) {
-#pragma unroll
-        for (int i = 0; i < kBlocks * kColumns * 4; ++i) {
-          float& x = scores[i / (kColumns * 4)][i / 4 % kColumns][i % 4];
-          x = tanhf(x * p_.cap_in);
-        }
-      }
-      if (position < task.full_begin || position + kTokens > task.full_end) Mask<kColumns>(task, rows, position, scores);
-
-      uint32_t weights[kBlocks][kColumns][2];
-#pragma unroll
-      for (int n = 0; n < kColumns; ++n) {
-        float rescale[2];
-#pragma unroll
-        for (int c = 0; c < 2; ++c) Softmax<kColumns>(scores, n, c, row_max[n][c], row_sum[n][c], rescale[c]);
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          weights[b][n][0] = ptx::TransposeMatrix(Pack<T>(scores[b][n][0], scores[b][n][1]));
-          weights[b][n][1] = ptx::TransposeMatrix(Pack<T>(scores[b][n][2], scores[b][n][3]));
-        }
-        if (__any_sync(kAllLanes, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
-#pragma unroll
-          for (int d = 0; d < kDepth; ++d) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) out[n][d][i] *= rescale[i % 2];
-          }
-        }
-      }
-
-      ptx::BarrierWait(&state_.v_ready[place], parity);
-      if (position + kTokens > task.end) ClearTail(ring_[place][1], task.end - position);
-      const uint32_t v = ptx::SharedAddress(ring_[place][1]);
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-        for (int d = 0; d < kDepth; ++d) {
-          uint32_t a[4];
-          ptx::LoadMatrix4Transposed(a, Piece(v, b * 16 + lane_ / 16 * 8 + lane_ % 8, d * 2 + lane_ / 8 % 2));
-#pragma unroll
-          for (int n = 0; n < kColumns; ++n) ptx::MmaM16N8K16<T>(out[n][d], a, weights[b][n][0], weights[b][n][1]);
-        }
-      }
-      __syncwarp();  // V is read by all lanes: its place is free
-      ++done_;
-      Fill();
-    }
+  __device__ void Begin(int head) {
+    LoadQ<kColumns>(state_.rows[current_ & 1], head);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
+      row_max_[n][0] = row_max_[n][1] = -INFINITY;
+      row_sum_[n][0] = row_sum_[n][1] = 0.0f;
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
+      for (int i = 0; i < kDepth * 4; ++i) out_[n][i / 4][i % 4] = 0.0f;
+    }
+  }
+
+  // All rows of the task against the next kTokens tokens.
+  template <int kColumns>
+  __device__ void Step(const StreamTask& task, int position) {
+    float scores[kBlocks][kColumns][4] = {};
+    const uint32_t k = ptx::SharedAddress(ring_[slot_][0]);
+    ptx::BarrierWait(&state_.k_ready[slot_], parity_);
 #pragma unroll
-        for (int d = 4; d < 32; d *= 2) row_sum[n][c] += __shfl_xor_sync(kAllLanes, row_sum[n][c], d);
+    for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        uint32_t a[4];
+        ptx::LoadMatrix4(a, Piece(k, b * 16 + lane_ % 16, d * 2 + lane_ / 16));
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) ptx::MmaM16N8K16<T>(scores[b][n], a, q_[n][d][0], q_[n][d][1]);
       }
     }
-    Finish<kColumns>(rows, head, out, row_max, row_sum);
+    if (p_.cap_in > 0.0f) {
+#pragma unroll
+      for (int i = 0; i < kBlocks * kColumns * 4; ++i) {
+        float& x = scores[i / (kColumns * 4)][i / 4 % kColumns][i % 4];
+        x = Tanh(x * p_.cap_in);
+      }
+    }
+    if (position < task.full_begin || position + kTokens > task.full_end) Mask<kColumns>(task, position, scores);
+
+    uint32_t weights[kBlocks][kColumns][2];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      float rescale[2];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) Softmax<kColumns>(scores, n, c, row_max_[n][c], row_sum_[n][c], rescale[c]);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        weights[b][n][0] = ptx::TransposeMatrix(Pack<T>(scores[b][n][0], scores[b][n][1]));
+        weights[b][n][1] = ptx::TransposeMatrix(Pack<T>(scores[b][n][2], scores[b][n][3]));
+      }
+      if (__any_sync(kAllLanes, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+        for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) out_[n][d][i] *= rescale[i % 2];
+        }
+      }
+    }
+
+    ptx::BarrierWait(&state_.v_ready[slot_], parity_);
+    if (position + kTokens > task.end) ClearTail(ring_[slot_][1], task.end - position);
+    const uint32_t v = ptx::SharedAddress(ring_[slot_][1]);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int d = 0; d < kDepth; ++d) {
+        uint32_t a[4];
+        ptx::LoadMatrix4Transposed(a, Piece(v, b * 16 + lane_ / 16 * 8 + lane_ % 8, d * 2 + lane_ / 8 % 2));
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) ptx::MmaM16N8K16<T>(out_[n][d], a, weights[b][n][0], weights[b][n][1]);
+      }
+    }
+    __syncwarp();  // K and V are read by all lanes: the place is free
+    --in_ring_;
+    if (++slot_ == kSteps) slot_ = 0, parity_ ^= 1;
   }
 
   // Q^T as mma's B operand, straight from global memory: lane / 4 is the row, lane % 4 the pair of elements.
   template <int kColumns>
-  __device__ void LoadQ(const RowInfo* rows, int head, uint32_t (&q)[kColumns][kDepth][2]) {
+  __device__ void LoadQ(const RowInfo* rows, int head) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       const RowInfo& info = rows[n * 8 + lane_ / 4];
@@ -254,7 +248,7 @@ class StreamWorker {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int column = d * 16 + half * 8;
-          q[n][d][half] = exists && column < p_.head_dim ? __ldg(reinterpret_cast<const uint32_t*>(from + column)) : 0;
+          q_[n][d][half] = exists && column < p_.head_dim ? __ldg(reinterpret_cast<const uint32_t*>(from + column)) : 0;
         }
       }
     }
@@ -262,17 +256,16 @@ class StreamWorker {
 
   // scores[b][n]: tokens b * 16 + lane / 4 (+ 8 for elements 2, 3), rows n * 8 + lane % 4 * 2 (+ 1 for elements 1, 3).
   template <int kColumns>
-  __device__ void Mask(const StreamTask& task, const RowInfo* rows, int position, float (&scores)[kBlocks][kColumns][4]) {
+  __device__ void Mask(const StreamTask& task, int position, float (&scores)[kBlocks][kColumns][4]) {
+    const RowInfo* rows = state_.rows[current_ & 1];
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const RowInfo& info = rows[n * 8 + lane_ % 4 * 2 + c];
+        const VisibleRange visible(p_, rows[n * 8 + lane_ % 4 * 2 + c], task.begin, task.end, tree_mask_);
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
-          const int kv_index = position + lane_ / 4 + i * 8;
-          const bool sees = kv_index >= task.begin && kv_index < task.end && Sees(p_, info, kv_index, tree_mask_);
-          if (!sees) scores[i / 2][n][i % 2 * 2 + c] = -INFINITY;
+          if (!visible.Has(position + lane_ / 4 + i * 8)) scores[i / 2][n][i % 2 * 2 + c] = -INFINITY;
         }
       }
     }
@@ -311,18 +304,26 @@ class StreamWorker {
     __syncwarp();
   }
 
-  // Stores states or output. out[n][d]: elements d * 16 + lane / 4 (+ 8 for registers
+  // Stores states or output. out_[n][d]: elements d * 16 + lane / 4 (+ 8 for registers
   // 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for registers 1, 3).
   template <int kColumns>
-  __device__ void Finish(const RowInfo* rows, int head, float (&out)[kColumns][kDepth][4], const float (&row_max)[kColumns][2],
-                         const float (&row_sum)[kColumns][2]) {
+  __device__ void Finish(int head) {
+    const RowInfo* rows = state_.rows[current_ & 1];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) row_sum_[n][c] += __shfl_xor_sync(kAllLanes, row_sum_[n][c], d);
+      }
+    }
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       float scale[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const RowInfo& info = rows[n * 8 + lane_ % 4 * 2 + c];
-        const float sum = row_sum[n][c], m = sum > 0.0f ? row_max[n][c] * p_.score_scale_log2 : -INFINITY;
+        const float sum = row_sum_[n][c], m = sum > 0.0f ? row_max_[n][c] * p_.score_scale_log2 : -INFINITY;
         scale[c] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
         if (info.q_row < 0) continue;
         if (info.state == kDirect) {
@@ -334,8 +335,8 @@ class StreamWorker {
           float* to = p_.state_acc + at * C::kHeadDim + lane_ / 4;
 #pragma unroll
           for (int d = 0; d < kDepth; ++d) {
-            __stcg(to + d * 16, out[n][d][c]);
-            __stcg(to + d * 16 + 8, out[n][d][c + 2]);
+            __stcg(to + d * 16, out_[n][d][c]);
+            __stcg(to + d * 16 + 8, out_[n][d][c + 2]);
           }
         }
       }
@@ -350,7 +351,7 @@ class StreamWorker {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const uint32_t pair =
-                ptx::TransposeMatrix(Pack<T>(out[n][d][half * 2] * scale[0], out[n][d][half * 2 + 1] * scale[1]));
+                ptx::TransposeMatrix(Pack<T>(out_[n][d][half * 2] * scale[0], out_[n][d][half * 2 + 1] * scale[1]));
             const int column = d * 16 + half * 8;
             if (direct && column < p_.head_dim) *reinterpret_cast<uint32_t*>(to + column) = pair;
           }
@@ -386,13 +387,21 @@ class StreamWorker {
   const bool tree_mask_;
   const int lane_ = threadIdx.x % 32;
 
-  int drawn_from_ = 0;  // tasks that are not drawn
+  // This head's rows: Q^T, the output so far and its softmax.
+  uint32_t q_[2][kDepth][2];
+  float out_[2][kDepth][4];
+  float row_max_[2][2], row_sum_[2][2];
+
+  int drawn_from_ = 0;  // tasks before this one are not drawn
   int claimed_ = 0;     // lane 0: the task to fetch next
   bool exhausted_ = false;
-  int fetched_ = 0, current_ = 0;                // tasks
-  int k_loaded_ = 0, v_loaded_ = 0, done_ = 0;  // steps
+  int fetched_ = 0, current_ = 0;  // tasks
+  int in_ring_ = 0;                // steps
+  int slot_ = 0, load_slot_ = 0;   // places of the ring
+  uint32_t parity_ = 0;
   int load_first_ = 0, load_position_ = 0, load_end_ = 0, load_head_ = 0, load_head_end_ = 0, load_page_begin_ = 0;
-  int v_position_ = 0, v_end_ = 0, v_head_ = 0, v_page_begin_ = 0;
+  static constexpr int kPagesHeld = 32;
+  int pages_ = 0, pages_from_ = -kPagesHeld;  // page of the row pages_from_ + lane
 };
 
 }  // namespace coppice::attention::cuda
