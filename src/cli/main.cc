@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "cli/bench_decode.h"
 #include "cli/command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
@@ -35,8 +36,14 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a model file holds or what the attention planner decides");
   inspect->require_subcommand(1);
-  const Command commands[] = {coppice::cli::AddRunCommand(app), coppice::cli::AddInspectModelCommand(*inspect),
-                              coppice::cli::AddInspectPlanCommand(*inspect)};
+  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
+  bench->require_subcommand(1);
+  const Command commands[] = {
+      coppice::cli::AddRunCommand(app),
+      coppice::cli::AddInspectModelCommand(*inspect),
+      coppice::cli::AddInspectPlanCommand(*inspect),
+      coppice::cli::AddBenchDecodeCommand(*bench),
+  };
 
   try {
     app.parse(argc, argv);
