@@ -1,0 +1,55 @@
+// Time of one attention layer over a given tree, planned and forced, beside engines that do not share reads (`store`) or pages
+// (`none`): what `coppice bench attention` prints.
+// Layer: attention/cpu.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/cost_model.h"
+#include "attention/cpu/cpu_features.h"
+#include "attention/cpu/roofline.h"
+#include "coppice/attention.h"
+
+namespace coppice::attention {
+
+// A uniform tree: the root has levels[0].tokens tokens; a node of level i has levels[i + 1].fanout children of
+// levels[i + 1].tokens tokens. Nodes of the last level are requests with `queries` queries each (1: decode).
+struct BenchTree {
+  struct Level {
+    int32_t fanout, tokens;
+  };
+  std::string name;
+  std::vector<Level> levels;  // levels[0].fanout roots
+  int32_t queries = 1;
+
+  int32_t num_requests() const;
+};
+
+enum class BenchMode : uint8_t { kPlanned, kAllShared, kStore, kNone };
+std::string_view Name(BenchMode mode);
+
+struct BenchRow {
+  BenchMode mode;
+  double median_s = 0, fastest_s = 0, slowest_s = 0;
+  double kv_bytes = 0, flops = 0;  // read and computed, as the plan counts them
+  double predicted_s = 0;
+  double roofline_s = 0;  // max(bytes / bandwidth, flops / product rate)
+  double percent_of_roofline() const { return 100 * roofline_s / median_s; }
+};
+
+struct BenchOptions {
+  int32_t page_size = 16;
+  int repeats = 9;
+  // Layers that take turns, so that a layer's KV has left the caches when its turn comes again, as in a model: enough for this many
+  // bytes (0: one layer, which stays in the caches if it fits).
+  int64_t working_set_bytes = 0;
+  cpu::Isa isa = cpu::DetectIsa();
+  std::string machine_model_path;  // constants for the planner; empty: shipped ones
+};
+
+// All four modes, interleaved run by run. Errors: those of the plan; RESOURCE_EXHAUSTED without memory for the pools.
+Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const AttentionSpec& spec, const BenchTree& tree,
+                                                const cpu::CpuRoofline& roofline, const BenchOptions& options);
+
+}  // namespace coppice::attention

@@ -1,0 +1,205 @@
+#include "attention/cpu/calibrate.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <vector>
+
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cpu/kernel_table.h"
+#include "attention/cpu/roofline.h"
+#include "attention/cpu/softmax_state.h"
+#include "core/buffer.h"
+#include "core/check.h"
+
+namespace coppice::attention {
+namespace {
+
+constexpr int32_t kHeadDim = 128, kPageSize = 16;
+constexpr int kRepeats = 15;
+
+double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// The shortest of some runs: interference only adds.
+template <class F>
+double BestTime(const F& body) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kRepeats; ++i) {
+    const double begin = Seconds();
+    body();
+    best = std::min(best, Seconds() - begin);
+  }
+  return best;
+}
+
+// `branches` requests that share nothing, kv_len tokens each, one query; each path is cut into `cuts` items.
+struct Problem {
+  AttentionSpec spec;
+  std::vector<int32_t> node_parent, node_begin, node_end, branch_node, query_begin, query_count, kv_len, page_begin, page_capacity;
+  std::vector<int32_t> pages, members, queue;
+  std::vector<WorkItem> items;
+  std::vector<MergeSet> sets;
+  std::vector<Contribution> contributions;
+  Buffer pool, q, out;
+  KvLayerView kv;
+
+  static Result<Problem> Make(const AttentionSpec& spec, int32_t branches, int32_t kv_len, int32_t cuts, ItemKind kind) {
+    Problem p;
+    p.spec = spec;
+    const int32_t pages_each = (kv_len + kPageSize - 1) / kPageSize;
+    for (int32_t b = 0; b < branches; ++b) {
+      p.node_parent.push_back(kNoParent);
+      p.node_begin.push_back(0);
+      p.node_end.push_back(kLive);
+      p.branch_node.push_back(b);
+      p.query_begin.push_back(b);
+      p.query_count.push_back(1);
+      p.kv_len.push_back(kv_len);
+      p.page_begin.push_back(b * pages_each);
+      p.page_capacity.push_back(pages_each);
+      p.sets.push_back({.branch = b,
+                        .query_begin = 0,
+                        .query_count = 1,
+                        .contribution_begin = static_cast<int32_t>(p.contributions.size()),
+                        .contribution_count = cuts});
+      for (int32_t c = 0; c < cuts; ++c) {
+        const int32_t id = static_cast<int32_t>(p.items.size()), rows = spec.group_size();
+        p.contributions.push_back({.state_begin = cuts == 1 ? -1 : id * rows, .head_stride = 0, .item = id});
+        p.queue.push_back(id);
+        p.members.push_back(b);
+        p.items.push_back({.kind = kind,
+                           .flags = 0,
+                           .heads_per_task = 1,
+                           .page_row = b,
+                           .kv_begin = kv_len * c / cuts,
+                           .kv_end = kv_len * (c + 1) / cuts,
+                           .member_begin = id,
+                           .member_count = 1,
+                           .state_begin = cuts == 1 ? -1 : id * rows,
+                           .predicted_ns = 0});
+      }
+    }
+    p.pages.resize(static_cast<size_t>(branches) * pages_each);
+    for (size_t i = 0; i < p.pages.size(); ++i) p.pages[i] = static_cast<int32_t>(i);
+    const KvPoolShape shape = {.num_pages = static_cast<int32_t>(p.pages.size()),
+                               .page_size = kPageSize,
+                               .num_kv_heads = spec.num_kv_heads,
+                               .head_dim = spec.head_dim,
+                               .dtype = spec.kv_dtype};
+    COPPICE_ASSIGN_OR_RETURN(p.pool, Buffer::Allocate(shape.bytes()));
+    const size_t rows_bytes = static_cast<size_t>(branches) * spec.num_qo_heads * spec.head_dim * SizeOf(spec.q_dtype);
+    COPPICE_ASSIGN_OR_RETURN(p.q, Buffer::Allocate(rows_bytes));
+    COPPICE_ASSIGN_OR_RETURN(p.out, Buffer::Allocate(rows_bytes));
+    std::ranges::fill(p.pool.Span<BF16>(), BF16::FromFloat(0.5f));
+    std::ranges::fill(p.q.Span<BF16>(), BF16::FromFloat(0.25f));
+    p.kv = shape.View(p.pool.data());
+    return p;
+  }
+
+  // Seconds of one Run.
+  Result<double> Time(Backend& backend) {
+    const PlanView plan = {.spec = spec,
+                           .page_size = kPageSize,
+                           .items = items,
+                           .members = members,
+                           .merge_sets = sets,
+                           .contributions = contributions,
+                           .compute_queue = items[0].kind == ItemKind::kDenseTile ? queue : std::span<const int32_t>(),
+                           .bandwidth_queue = items[0].kind == ItemKind::kStreamTile ? queue : std::span<const int32_t>(),
+                           .num_states = static_cast<int32_t>(items.size()) * spec.group_size()};
+    const PrefixForestView forest = {.page_size = kPageSize,
+                                     .version = 1,
+                                     .node_parent = node_parent,
+                                     .node_begin = node_begin,
+                                     .node_end = node_end,
+                                     .branch_node = branch_node,
+                                     .branch_query_begin = query_begin,
+                                     .branch_query_count = query_count,
+                                     .branch_kv_len = kv_len,
+                                     .branch_page_begin = page_begin,
+                                     .branch_page_capacity = page_capacity,
+                                     .page_indices = pages,
+                                     .query_tree_mask = {}};
+    const PlanCapacity capacity = {.max_branches = static_cast<int32_t>(branch_node.size()),
+                                   .max_queries = static_cast<int32_t>(branch_node.size()),
+                                   .max_nodes = static_cast<int32_t>(branch_node.size()),
+                                   .max_page_slots = static_cast<int32_t>(pages.size()),
+                                   .page_size = kPageSize};
+    const PlanSizes sizes = {.max_items = static_cast<int32_t>(items.size()),
+                             .max_members = static_cast<int32_t>(members.size()),
+                             .max_merge_sets = static_cast<int32_t>(sets.size()),
+                             .max_contributions = static_cast<int32_t>(contributions.size()),
+                             .max_states = plan.num_states};
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, capacity, sizes));
+    COPPICE_RETURN_IF_ERROR(executor->Upload(plan, forest, nullptr));
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BoundKv> bound, backend.BindKv(spec, kv));
+    const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim;
+    const RunArgs args = {.q = q.data(), .q_row_stride = row, .out = out.data(), .out_row_stride = row, .lse = nullptr};
+    Status status;
+    const double seconds = BestTime([&] { status = executor->Run(*bound, args, nullptr); });
+    COPPICE_RETURN_IF_ERROR(status);
+    return seconds;
+  }
+};
+
+AttentionSpec Spec(int32_t group, int32_t head_dim) {
+  return {.num_qo_heads = group, .num_kv_heads = 1, .head_dim = head_dim, .q_dtype = DType::kBF16, .kv_dtype = DType::kBF16};
+}
+
+}  // namespace
+
+Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
+  const int32_t workers = executor.num_workers();
+  COPPICE_ASSIGN_OR_RETURN(const cpu::CpuRoofline roofline, cpu::MeasureCpuRoofline(executor, isa, DType::kBF16));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(&executor, isa));
+  MachineModel model;
+  model.name = "measured " + std::string(HostCpuModelName()) + ", " + std::to_string(workers) + " workers";
+  model.read_bytes_per_s = roofline.read_bytes_per_s;
+  model.cache_bytes_per_s = roofline.cache_bytes_per_s;
+  const long last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  model.cache_bytes = last_level > 0 ? 0.6 * static_cast<double>(last_level) : 16e6;  // the rest is weights and activations
+
+  // Dense: 128 rows over 2,048 tokens on each worker; KV in the cache.
+  const auto flops = [](const Problem& p) {
+    double sum = 0;
+    for (const int32_t n : p.kv_len) sum += 4.0 * n * p.spec.num_qo_heads * p.spec.head_dim;
+    return sum;
+  };
+  COPPICE_ASSIGN_OR_RETURN(Problem dense, Problem::Make(Spec(128, kHeadDim), workers, 2048, 1, ItemKind::kDenseTile));
+  COPPICE_ASSIGN_OR_RETURN(const double dense_seconds, dense.Time(*backend));
+  model.dense_flops_per_s = flops(dense) / dense_seconds;
+  // Stream: 4 rows, KV small enough for the private caches, so that arithmetic is what counts.
+  COPPICE_ASSIGN_OR_RETURN(Problem stream, Problem::Make(Spec(4, kHeadDim), workers, 1024, 1, ItemKind::kStreamTile));
+  COPPICE_ASSIGN_OR_RETURN(const double stream_seconds, stream.Time(*backend));
+  model.stream_flops_per_s = flops(stream) / stream_seconds;
+
+  // Items of one token, in one piece and as two contributions: what starting an item and folding a set cost on one worker.
+  constexpr int32_t kBranches = 512;
+  COPPICE_ASSIGN_OR_RETURN(Problem whole, Problem::Make(Spec(1, 8), kBranches, 2, 1, ItemKind::kStreamTile));
+  COPPICE_ASSIGN_OR_RETURN(const double whole_seconds, whole.Time(*backend));
+  COPPICE_ASSIGN_OR_RETURN(Problem halves, Problem::Make(Spec(1, 8), kBranches, 2, 2, ItemKind::kStreamTile));
+  COPPICE_ASSIGN_OR_RETURN(const double halves_seconds, halves.Time(*backend));
+  const double per_set = 1e9 * workers / kBranches;
+  model.item_fixed_ns = std::max(1.0, whole_seconds * per_set);
+  model.merge_fixed_ns = std::max(1.0, (halves_seconds - 2 * whole_seconds) * per_set);
+
+  // States: copied out once and folded once, from a buffer larger than L2.
+  constexpr int32_t kStates = 8192;
+  COPPICE_ASSIGN_OR_RETURN(Buffer states, Buffer::Allocate(size_t{kStates} * kHeadDim * sizeof(float)));
+  float acc[kHeadDim] = {}, m = 0, l = 1;
+  const double state_seconds = BestTime([&] {
+    for (int32_t i = 0; i < kStates; ++i) {
+      float* state = states.As<float>() + int64_t{i} * kHeadDim;
+      std::copy_n(acc, kHeadDim, state);
+    }
+    for (int32_t i = 0; i < kStates; ++i) {
+      cpu::FoldState({.acc = acc, .m = &m, .l = &l}, {.acc = states.As<float>() + int64_t{i} * kHeadDim, .m = 0, .l = 0}, kHeadDim);
+    }
+  });
+  model.state_bytes_per_s = workers * 2.0 * static_cast<double>(states.size()) / state_seconds;
+  return model;
+}
+
+}  // namespace coppice::attention

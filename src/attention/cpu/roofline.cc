@@ -1,0 +1,180 @@
+#include "attention/cpu/roofline.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/check.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace coppice::attention::cpu {
+namespace {
+
+constexpr int kRepeats = 20;
+
+double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Shortest time in which all workers run `body(worker)` once.
+template <class F>
+double BestTime(Executor& executor, const F& body) {
+  double best = 1e30;
+  for (int i = 0; i < kRepeats; ++i) {
+    const double begin = Seconds();
+    executor.ParallelFor(executor.num_workers(), [&](int64_t part, int) { body(part); });
+    best = std::min(best, Seconds() - begin);
+  }
+  return best;
+}
+
+constexpr int64_t kSteps = 20000;  // a fraction of a millisecond
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+
+// 2 x 2 tiles per step, both operands loaded as in a matrix product. Returns the FLOPs.
+double AmxProducts() {
+  alignas(64) static const struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+  alignas(64) std::byte operands[4 * 1024] = {};
+  asm volatile("" ::"r"(operands) : "memory");
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t i = 0; i < kSteps; ++i) {
+    _tile_loadd(4, operands, 64);
+    _tile_loadd(6, operands + 1024, 64);
+    _tile_loadd(5, operands + 2048, 64);
+    _tile_loadd(7, operands + 3072, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return static_cast<double>(kSteps) * 4 * (2 * 16 * 16 * 32);
+}
+
+constexpr int kChains = 12;  // covers latency x throughput of every product instruction so far
+
+double DotProducts() {
+  __m512 sum[kChains] = {};
+  __m512 a = _mm512_set1_ps(1.25f), b = _mm512_set1_ps(-0.75f);
+  for (int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) asm volatile("vdpbf16ps %2, %1, %0" : "+v"(sum[c]) : "v"(a), "v"(b));
+  }
+  return static_cast<double>(kSteps) * kChains * 64;
+}
+
+double Fma512() {
+  __m512 sum[kChains] = {};
+  const __m512 a = _mm512_set1_ps(1.25f), b = _mm512_set1_ps(-0.75f);
+  for (int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum[c]) : "v"(a), "v"(b));
+  }
+  return static_cast<double>(kSteps) * kChains * 32;
+}
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+double Fma256() {
+  __m256 sum[kChains] = {};
+  const __m256 a = _mm256_set1_ps(1.25f), b = _mm256_set1_ps(-0.75f);
+  for (int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum[c]) : "x"(a), "x"(b));
+  }
+  return static_cast<double>(kSteps) * kChains * 16;
+}
+#pragma GCC pop_options
+#endif
+
+// Plain multiplies and adds of four floats: what the portable kernel compiles to.
+double MulAddBaseline() {
+  typedef float V __attribute__((vector_size(16)));
+  V sum[kChains] = {}, a = {1.25f, 1.25f, 1.25f, 1.25f};
+  for (int64_t i = 0; i < kSteps; ++i) {
+    for (int c = 0; c < kChains; ++c) {
+      sum[c] = sum[c] * a + a;
+      asm volatile("" : "+x"(sum[c]));
+    }
+  }
+  return static_cast<double>(kSteps) * kChains * 8;
+}
+
+double ProductFlops(Isa isa, DType dtype) {
+#if defined(__x86_64__)
+  if (dtype == DType::kBF16 && isa >= Isa::kAmxBf16) return AmxProducts();
+  if (dtype == DType::kBF16 && isa >= Isa::kAvx512Bf16) return DotProducts();
+  if (isa >= Isa::kAvx512) return Fma512();
+  if (isa >= Isa::kAvx2) return Fma256();
+#endif
+  return MulAddBaseline();
+}
+
+// One load a cache line: the bandwidth is that of lines, not of instructions.
+uint64_t TouchLines(const std::byte* from, size_t bytes) {
+  uint64_t sum[8] = {};
+  for (size_t at = 0; at + 512 <= bytes; at += 512) {
+    for (size_t line = 0; line < 8; ++line) {
+      uint64_t word;
+      std::memcpy(&word, from + at + line * 64, sizeof(word));
+      sum[line] += word;
+    }
+  }
+  uint64_t total = 0;
+  for (const uint64_t s : sum) total += s;
+  return total;
+}
+
+double ReadRate(Executor& executor, const std::byte* data, size_t bytes_each, int passes) {
+  const double seconds = BestTime(executor, [&](int64_t part) {
+    for (int i = 0; i < passes; ++i) {
+      const uint64_t sum = TouchLines(data + part * bytes_each, bytes_each);
+      asm volatile("" ::"r"(sum));
+    }
+  });
+  return static_cast<double>(executor.num_workers()) * passes * bytes_each / seconds;
+}
+
+}  // namespace
+
+Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype) {
+  CpuRoofline result;
+  const int workers = executor.num_workers();
+  std::vector<double> flops(workers);
+  const double seconds = BestTime(executor, [&](int64_t part) { flops[part] = ProductFlops(isa, dtype); });
+  for (const double f : flops) result.product_flops_per_s += f / seconds;
+
+  const auto cache_size = [](int name, size_t otherwise) {
+    const long bytes = sysconf(name);
+    return bytes > 0 ? static_cast<size_t>(bytes) : otherwise;
+  };
+  const size_t last_level = cache_size(_SC_LEVEL3_CACHE_SIZE, 32u << 20),
+               private_level = cache_size(_SC_LEVEL2_CACHE_SIZE, 1u << 20);
+  const size_t bytes = std::clamp<size_t>(4 * last_level, 256u << 20, 1u << 30);
+  COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
+  executor.ParallelFor(64, [&](int64_t part, int) { std::memset(buffer.data() + part * (bytes / 64), 1, bytes / 64); });
+  const size_t each = bytes / workers / 512 * 512;
+  result.read_bytes_per_s = ReadRate(executor, buffer.data(), each, 1);
+  const size_t cached = std::min(each, std::max(4 * private_level, last_level / 8 / workers) / 512 * 512);
+  result.cache_bytes_per_s = ReadRate(executor, buffer.data(), cached, 4);
+  return result;
+}
+
+}  // namespace coppice::attention::cpu

@@ -1,0 +1,24 @@
+// What this machine's cores and memory can do at most, as loops without any attention in them reach it: the denominators of
+// "percent of the roofline".
+// Layer: attention/cpu.
+#pragma once
+
+#include "attention/cpu/cpu_features.h"
+#include "coppice/executor.h"
+#include "coppice/status.h"
+#include "coppice/types.h"
+
+namespace coppice::attention::cpu {
+
+// Rates of all workers together. Each is the best of some twenty short measurements, since other users of the machine can only
+// slow one down.
+struct CpuRoofline {
+  double product_flops_per_s = 0;  // the product instruction that dense tiles of this dtype use, operands in L1
+  double read_bytes_per_s = 0;     // from memory: a buffer four times the last-level cache (at most 1 GiB), each worker its part
+  double cache_bytes_per_s = 0;    // from the last-level cache, private caches too small
+};
+
+// Takes about half a second. RESOURCE_EXHAUSTED if the buffer cannot be had.
+Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype);
+
+}  // namespace coppice::attention::cpu
