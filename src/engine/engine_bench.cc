@@ -1,0 +1,99 @@
+// Host work of a step at 1,024 running samples, around a model that costs nothing: schedule, forest, plan, commit, events. Sampling
+// is reported apart. One iteration is one decode step; counters are medians over steps.
+//   build/src/engine/engine_bench
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/check.h"
+#include "engine/engine_parts.h"
+
+namespace coppice {
+namespace {
+
+constexpr int32_t kRunning = 1024, kPrompt = 512, kPageSize = 16, kContext = 8192,
+                  kVocab = 49152;  // SmolLM2's vocabulary and context
+
+// The same logits for every row, at no cost.
+class NullModel final : public StepModel {
+ public:
+  NullModel() : logits_(kVocab) {
+    for (int32_t v = 0; v < kVocab; ++v) logits_[v] = static_cast<float>((v * 2654435761u) >> 20) * 1e-3f;
+    config_.architecture = "null";
+    config_.num_layers = 30;
+    config_.vocab_size = kVocab;
+    config_.max_position = kContext;
+  }
+  const ModelConfig& config() const override { return config_; }
+  int64_t kv_bytes_per_token() const override { return 1; }
+  Status CopyPages(std::span<const attention::PageCopy>) override { return OkStatus(); }
+  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
+                                          attention::AttentionPlan&) override {
+    return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), kVocab, /*stride=*/0);
+  }
+
+ private:
+  ModelConfig config_;
+  std::vector<float> logits_;
+};
+
+std::unique_ptr<Engine> MakeNullEngine() {
+  EngineParts parts;
+  parts.options = {.page_size = kPageSize, .max_running = kRunning, .max_batch_tokens = 2 * kRunning, .max_context = kContext};
+  parts.threads = std::make_unique<ThreadPool>(1);
+  parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
+  constexpr int32_t kPages = 1 << 18;
+  parts.cache =
+      KvCache::Create({.num_pages = kPages, .page_size = kPageSize, .max_branches = kRunning, .max_context = kContext}).value();
+  parts.plan = attention::AttentionPlan::Create(*parts.context, {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64},
+                                                {.max_branches = kRunning,
+                                                 .max_queries = parts.options.max_batch_tokens,
+                                                 .max_page_slots = kRunning * (kContext / kPageSize),
+                                                 .page_size = kPageSize})
+                   .value();
+  parts.model = std::make_unique<NullModel>();
+  return MakeEngine(std::move(parts));
+}
+
+// range(0): requests; they share their first half, and each has kRunning / requests samples.
+void BM_DecodeStep(benchmark::State& state) {
+  const int32_t requests = static_cast<int32_t>(state.range(0));
+  const std::unique_ptr<Engine> engine = MakeNullEngine();
+  int64_t tokens = 0;
+  for (int32_t r = 0; r < requests; ++r) {
+    Request request{.n = kRunning / requests, .max_tokens = kContext - kPrompt, .ignore_eos = true};
+    request.sampling.temperature = 0;
+    request.prompt_ids.assign(kPrompt, 7);
+    for (int32_t i = kPrompt / 2; i < kPrompt; ++i) request.prompt_ids[i] = 100 + r;
+    request.on_event = [&](const StreamEvent& event) { tokens += static_cast<int64_t>(event.token_ids.size()); };
+    COPPICE_CHECK(engine->Submit(std::move(request)).ok());
+  }
+  while (engine->Metrics().running < kRunning || engine->Metrics().decode_steps < 2) COPPICE_CHECK(*engine->Step());
+  std::vector<double> host, plan, sample;
+  EngineMetrics before = engine->Metrics();
+  for (auto _ : state) {
+    COPPICE_CHECK(*engine->Step());
+    const EngineMetrics after = engine->Metrics();
+    host.push_back(after.host_seconds - before.host_seconds);
+    plan.push_back(after.plan_seconds - before.plan_seconds);
+    sample.push_back(after.sample_seconds - before.sample_seconds);
+    before = after;
+  }
+  const auto median_us = [](std::vector<double>& seconds) {
+    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+    return seconds[seconds.size() / 2] * 1e6;
+  };
+  state.counters["host_us"] = median_us(host);
+  state.counters["host_min_us"] = *std::min_element(host.begin(), host.end()) * 1e6;
+  state.counters["plan_us"] = median_us(plan);
+  state.counters["sample_us"] = median_us(sample);
+  state.SetItemsProcessed(tokens);
+}
+BENCHMARK(BM_DecodeStep)->Arg(1)->Arg(64)->Arg(1024)->Iterations(60)->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace coppice
+
+BENCHMARK_MAIN();
