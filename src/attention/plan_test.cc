@@ -347,14 +347,14 @@ TEST(PlanEdits, GiveWhatAFreshPlanGives) {
     capacity.page_size = forest.page_size;
     capacity.max_page_slots = 1 << 22;
     const std::unique_ptr<Planner> planner = setup.Make(capacity);
+    int64_t replanned = 0;
     for (int32_t step = 0; step < 60; ++step) {
       SCOPED_TRACE("seed " + std::to_string(seed) + " step " + std::to_string(step));
-      const int64_t replanned = planner->Stats().updates_replanned;
       const Status status = planner->Update(forest.Forest());
       ASSERT_TRUE(status.ok()) << status.ToString();
       CheckPlan(*planner, forest);
       ASSERT_FALSE(HasFatalFailure());
-      if (planner->Stats().updates_replanned > replanned) {
+      if (planner->Stats().updates_replanned > std::exchange(replanned, planner->Stats().updates_replanned)) {
         const std::unique_ptr<Planner> fresh = setup.Make(capacity);
         ASSERT_TRUE(fresh->Update(forest.Forest()).ok());
         ASSERT_EQ(Canonical(planner->View()), Canonical(fresh->View()));
