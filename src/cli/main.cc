@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "cli/bench_attention.h"
 #include "cli/bench_decode.h"
 #include "cli/command.h"
 #include "cli/inspect_model.h"
@@ -42,6 +43,8 @@ int main(int argc, char** argv) {
       coppice::cli::AddRunCommand(app),
       coppice::cli::AddInspectModelCommand(*inspect),
       coppice::cli::AddInspectPlanCommand(*inspect),
+      coppice::cli::AddBenchAttentionCommand(*bench),
+      coppice::cli::AddBenchCalibrateCommand(*bench),
       coppice::cli::AddBenchDecodeCommand(*bench),
   };
 

@@ -1,0 +1,197 @@
+#include "cli/bench_attention.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "attention/cpu/attention_bench.h"
+#include "attention/cpu/calibrate.h"
+#include "attention/cpu/roofline.h"
+#include "cli/run_stats.h"
+#include "cli/tree_problem.h"
+#include "core/check.h"
+#include "core/thread_pool.h"
+
+namespace coppice::cli {
+namespace {
+
+using attention::AttentionSpec;
+using attention::BenchMode;
+using attention::BenchRow;
+using attention::BenchTree;
+using nlohmann::ordered_json;
+
+struct BenchAttentionOptions {
+  std::vector<std::string> trees;  // empty: the shapes below
+  AttentionSpec spec;              // num_qo_heads 0: the specs below
+  int32_t queries = 1, page_size = 16, repeats = 9;
+  int threads = 0;
+  std::string machine, out;
+};
+
+// Heads of SmolLM2-135M, of Llama-3 8B, and without grouping; trees of the papers' experiments, scaled to what a CPU holds: samples
+// of one prompt (Hydragen, Bifurcated Attention), a system prompt with documents and questions (Hydragen 4.3, Cascade Inference),
+// requests that share nothing, and new prompts over a cached prefix (RelayAttention).
+std::vector<AttentionSpec> DefaultSpecs() {
+  return {{.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64},
+          {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128},
+          {.num_qo_heads = 8, .num_kv_heads = 8, .head_dim = 128}};
+}
+struct TreeShape {
+  const char* tree;
+  int32_t queries;
+};
+constexpr TreeShape kDefaultTrees[] = {{"2048,64x64", 1},      {"2048,64x8", 1}, {"512,256x16", 1},
+                                       {"1024,512x4,32x8", 1}, {"512x16", 1},    {"2048,64x8", 64}};
+
+// Layers take turns over this much KV, so that none is found in the caches, as in a model.
+constexpr int64_t kWorkingSetBytes = int64_t{160} << 20;
+
+Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(text));
+  if (levels.back().tokens < queries) {
+    return InvalidArgument(fmt::format("tree {}: a request has {} own tokens and {} queries; expected at least as many tokens",
+                                       text, levels.back().tokens, queries));
+  }
+  BenchTree tree{.name = text, .queries = queries};
+  for (const TreeLevel& level : levels) tree.levels.push_back({.fanout = level.fan_out, .tokens = level.tokens});
+  return tree;
+}
+
+ordered_json ToJson(const AttentionSpec& spec, const BenchTree& tree, const std::vector<BenchRow>& rows) {
+  ordered_json json = ordered_json::array();
+  for (const BenchRow& row : rows) {
+    json.push_back({{"num_qo_heads", spec.num_qo_heads},
+                    {"num_kv_heads", spec.num_kv_heads},
+                    {"head_dim", spec.head_dim},
+                    {"tree", tree.name},
+                    {"queries", tree.queries},
+                    {"mode", Name(row.mode)},
+                    {"median_us", row.median_s * 1e6},
+                    {"fastest_us", row.fastest_s * 1e6},
+                    {"slowest_us", row.slowest_s * 1e6},
+                    {"predicted_us", row.predicted_s * 1e6},
+                    {"kv_bytes", row.kv_bytes},
+                    {"flops", row.flops},
+                    {"percent_of_roofline", row.percent_of_roofline()}});
+  }
+  return json;
+}
+
+// One line a tree: the planned time, and how many times slower each of the others is.
+std::string FormatLine(const AttentionSpec& spec, const BenchTree& tree, const std::vector<BenchRow>& rows) {
+  const double planned = rows.front().median_s;
+  std::string line = fmt::format("{:>2}/{:<2} d{:<3} {:<18} {:>3} q {:>10.1f} us {:>10} {:>8.3f} Gflop {:>5.1f} %",
+                                 spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name, tree.queries, planned * 1e6,
+                                 FormatBytes(rows.front().kv_bytes), rows.front().flops * 1e-9, rows.front().percent_of_roofline());
+  for (const BenchRow& row : rows) {
+    if (row.mode != BenchMode::kPlanned) line += fmt::format("  {} x{:.2f}", Name(row.mode), row.median_s / planned);
+  }
+  return line + "\n";
+}
+
+Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
+  std::vector<BenchTree> trees;
+  for (const std::string& text : options.trees) {
+    COPPICE_ASSIGN_OR_RETURN(trees.emplace_back(), MakeBenchTree(text, options.queries));
+  }
+  if (options.trees.empty()) {
+    for (const TreeShape& shape : kDefaultTrees) {
+      COPPICE_ASSIGN_OR_RETURN(trees.emplace_back(), MakeBenchTree(shape.tree, shape.queries));
+    }
+  }
+  const std::vector<AttentionSpec> specs = options.spec.num_qo_heads > 0 ? std::vector{options.spec} : DefaultSpecs();
+
+  ThreadPool threads(options.threads);
+  const attention::cpu::Isa isa = attention::cpu::DetectIsa();
+  COPPICE_ASSIGN_OR_RETURN(const attention::cpu::CpuRoofline roofline,
+                           attention::cpu::MeasureCpuRoofline(threads, isa, DType::kBF16));
+  ordered_json report = {{"isa", Name(isa)},
+                         {"workers", threads.num_workers()},
+                         {"page_size", options.page_size},
+                         {"repeats", options.repeats},
+                         {"product_flops_per_s", roofline.product_flops_per_s},
+                         {"read_bytes_per_s", roofline.read_bytes_per_s},
+                         {"rows", ordered_json::array()}};
+  std::cout << fmt::format("{}, {} threads; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", Name(isa),
+                           threads.num_workers(), roofline.product_flops_per_s * 1e-9, roofline.read_bytes_per_s * 1e-9);
+  for (const AttentionSpec& spec : specs) {
+    for (const BenchTree& tree : trees) {
+      COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows,
+                               attention::RunAttentionBench(threads, spec, tree, roofline,
+                                                            {.page_size = options.page_size,
+                                                             .repeats = options.repeats,
+                                                             .working_set_bytes = kWorkingSetBytes,
+                                                             .isa = isa,
+                                                             .machine_model_path = options.machine}));
+      for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
+      std::cout << FormatLine(spec, tree, rows) << std::flush;
+    }
+  }
+  if (options.out.empty()) return ExitCode::kOk;
+  std::ofstream file(options.out);
+  file << report.dump(1) << "\n";
+  if (!file.flush()) return NotFound(fmt::format("cannot write {}; check --out", options.out));
+  return ExitCode::kOk;
+}
+
+Result<ExitCode> Calibrate(int num_threads, const std::string& out) {
+  ThreadPool threads(num_threads);
+  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, attention::CalibrateCpu(threads));
+  if (out.empty()) {
+    std::cout << attention::ToJson(machine) << "\n";
+  } else {
+    COPPICE_RETURN_IF_ERROR(attention::SaveMachineModel(machine, out));
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddBenchAttentionCommand(CLI::App& bench) {
+  const auto options = std::make_shared<BenchAttentionOptions>();
+  CLI::App* command =
+      bench.add_subcommand("attention", "One attention layer over prefix trees: planned, all shared, store and none, interleaved");
+  command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
+      ->allow_extra_args(false);
+  command->add_option("--queries", options->queries, "Queries of each request of --tree")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  CLI::Option* qo_heads = command->add_option("--qo-heads", options->spec.num_qo_heads, "Query heads (default: three specs)");
+  CLI::Option* kv_heads = command->add_option("--kv-heads", options->spec.num_kv_heads, "KV heads");
+  CLI::Option* head_dim = command->add_option("--head-dim", options->spec.head_dim, "Elements of a head");
+  qo_heads->needs(kv_heads, head_dim);
+  kv_heads->needs(qo_heads);
+  head_dim->needs(qo_heads);
+  command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();
+  command->add_option("--repeats", options->repeats, "Timed runs of each mode")->check(CLI::Range(1, 10000))->capture_default_str();
+  command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_option("--machine", options->machine, "Constants from `coppice bench calibrate`; default: shipped ones");
+  command->add_option("--out", options->out, "Write the result to this file as JSON");
+  return {command, [options] { return BenchAttention(*options); }};
+}
+
+Command AddBenchCalibrateCommand(CLI::App& bench) {
+  struct Options {
+    int threads = 0;
+    std::string out;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = bench.add_subcommand("calibrate", "Measure the constants of the planner's cost model on this idle machine");
+  command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_option("--out", options->out, "Write them to this file (default: print them)");
+  return {command, [options] { return Calibrate(options->threads, options->out); }};
+}
+
+}  // namespace coppice::cli
