@@ -34,6 +34,14 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
   for (BranchId b = options.max_branches - 1; b >= 0; --b) free_branches_.push_back(b);
 }
 
+int32_t KvCache::CachedTokens(std::span<const int32_t> tokens, const CacheSalt& salt) const {
+  if (!options_.share) return 0;
+  if (salt.salt.empty()) return tree_.Find(tokens, {}).length;
+  const auto known = salt_ids_.find(salt.salt);
+  const uint32_t id = known == salt_ids_.end() ? UINT32_MAX : known->second;  // of an unknown salt nothing private is cached
+  return tree_.Find(tokens, {.id = id, .begin = salt.private_begin}).length;
+}
+
 KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   const int32_t num_tokens = static_cast<int32_t>(args.tokens.size());
   COPPICE_CHECK(num_tokens >= 1 && num_tokens <= options_.max_context);

@@ -56,6 +56,8 @@ class KvCache {
     bool compute_all = false;  // the caller needs the forward of every token (prompt log-probabilities), cached or not
     int32_t spare_pages = 0;   // admit only if this many pages stay obtainable
   };
+  // Tokens of a prompt that are cached or being computed now. O(tokens).
+  int32_t CachedTokens(std::span<const int32_t> tokens, const CacheSalt& salt) const;
   // Starts a branch. Its tokens are announced in the tree at once, so that equal prompts in flight wait and then share.
   Admission Admit(const AdmitArgs& args);
   // A branch with the same path. kNoBranch when slots (or, without sharing, pages) are lacking.

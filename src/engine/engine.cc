@@ -165,6 +165,7 @@ Result<bool> EngineImpl::Step() {
   worked |= ExpireDeadlines();
   Result<bool> ran = RunStep();
   if (!ran.ok()) EndAll(ran.status());
+  scheduler_.RemoveStopped();
   ForgetDone();
   Publish();
   if (!ran.ok()) return ran.status();
@@ -248,6 +249,7 @@ Status EngineImpl::CopyPages() {
 
 void EngineImpl::Commit(const StepBatch& batch, const SampledTokens& tokens) {
   for (size_t e = 0; e < batch.entries.size(); ++e) {
+    PrefetchAhead(e, batch.entries.size(), [&](size_t i) { return batch.entries[i].sequence; });
     const StepBatch::Entry& entry = batch.entries[e];
     Sequence* const sequence = entry.sequence;
     sequence->computed += entry.count;

@@ -347,6 +347,26 @@ TEST(Engine, DecodesAreNeverStalledByALongPrompt) {
   EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(200, 9), 2));
 }
 
+TEST(Engine, CachedPromptsGoFirstAndColdOnesDoNotStarve) {
+  EngineHarness harness({.model = {.num_pages = 400}, .max_running = 1, .max_batch_tokens = 64});
+  harness.Submit(Greedy(Prompt(40), 1));
+  harness.RunToEnd();
+  const size_t running = 1, cold = 2, warm = 3;
+  harness.Submit(Greedy(Prompt(40), 3));
+  harness.Step();
+  harness.Submit(Greedy(Prompt(40, 9), 1));
+  harness.Submit(Greedy(Prompt(40), 1));
+  while (!harness.done(warm)) harness.Step();
+  EXPECT_TRUE(harness.done(running));
+  EXPECT_FALSE(harness.done(cold));
+  // A stream of warm requests that never ends still lets the cold one in.
+  for (int i = 0; i < 200 && !harness.done(cold); ++i) {
+    harness.Submit(Greedy(Prompt(40), 1));
+    harness.Step();
+  }
+  EXPECT_TRUE(harness.done(cold));
+}
+
 TEST(Engine, OutOfPagesPreemptsAndResumes) {
   EngineHarness harness({.model = {.num_pages = 12, .page_size = 4}, .max_batch_tokens = 16});
   for (int i = 0; i < 4; ++i) harness.Submit(Greedy(Prompt(6, i), 30));

@@ -7,8 +7,10 @@
 namespace coppice {
 namespace {
 
-// How many waiting sequences behind one that waits for somebody else's prompt are tried in a step; bounds the cost of matching.
-constexpr int kMaxPendingSkipped = 16;
+// How many of the first in line are compared; bounds the cost of matching prompts.
+constexpr size_t kWindow = 32;
+// A sequence that was overtaken this often goes before whatever is cached: nobody starves.
+constexpr int32_t kMaxOvertaken = 32;
 
 }  // namespace
 
@@ -19,7 +21,6 @@ void Scheduler::Add(RequestState* request) {
 }
 
 const StepBatch& Scheduler::Schedule() {
-  RemoveStopped();
   batch_.Clear();
   cache_->BeginStep();
   ScheduleDecodes();
@@ -31,6 +32,7 @@ const StepBatch& Scheduler::Schedule() {
 
 void Scheduler::ScheduleDecodes() {
   for (size_t i = 0; i < running_.size(); ++i) {
+    PrefetchAhead(i, running_.size(), [&](size_t j) { return running_[j]; });
     Sequence* const sequence = running_[i];
     if (sequence->state != Sequence::State::kRunning || sequence->prefilling() || budget_left() == 0) continue;
     if (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i)) Append(sequence, 1);
@@ -45,30 +47,54 @@ void Scheduler::ScheduleRunningPrefills() {
 }
 
 void Scheduler::Admit() {
-  int skipped = 0;
-  for (size_t i = 0; i < waiting_.size() && budget_left() > 0;) {
-    Sequence* const sequence = waiting_[i];
-    const RequestState& request = *sequence->request;
-    // Everybody must be able to take one more page, or the newcomer would push somebody out at once.
-    const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->births();
-    const KvCache::Admission admission =
-        cache_->Admit({.tokens = sequence->Tokens(&scratch_),
-                       .salt = {.salt = request.params.cache_salt, .private_begin = request.params.cache_private_begin},
-                       .compute_all = !request.prompt_logprobs.empty() && !request.prompt_done,
-                       .spare_pages = spare_pages});
-    if (admission.outcome == KvCache::Outcome::kNoRoom) return;  // nobody overtakes: the first in line is not starved
-    if (admission.outcome == KvCache::Outcome::kPending) {
-      ++i;
-      if (++skipped == kMaxPendingSkipped) return;
-      continue;
-    }
-    waiting_.erase(waiting_.begin() + i);
-    sequence->state = Sequence::State::kRunning;
-    sequence->branch = admission.branch;
-    sequence->computed = admission.computed;
-    running_.push_back(sequence);
+  if (waiting_.empty() || budget_left() == 0 || cache_->free_branches() == 0) return;
+  for (Sequence* const sequence : AdmissionOrder()) {
+    if (budget_left() == 0) return;
+    const KvCache::Outcome outcome = TryAdmit(sequence);
+    // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
+    if (outcome == KvCache::Outcome::kNoRoom) return;
+    if (outcome == KvCache::Outcome::kPending) continue;
+    const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
+    for (auto earlier = waiting_.begin(); earlier != place; ++earlier) ++(*earlier)->overtaken;
+    waiting_.erase(place);
     Append(sequence, std::min(sequence->remaining(), budget_left()));
   }
+}
+
+std::span<Sequence* const> Scheduler::AdmissionOrder() {
+  order_.assign(waiting_.begin(), waiting_.begin() + std::min(kWindow, waiting_.size()));
+  if (order_.size() == 1) return order_;
+  // More of it cached, sooner: what is shared is read and kept once while its users run together.
+  std::vector<std::pair<int32_t, Sequence*>>& ranked = ranked_;
+  ranked.clear();
+  for (Sequence* const sequence : order_) {
+    const bool aged = sequence->overtaken >= kMaxOvertaken;
+    ranked.emplace_back(aged ? INT32_MAX : cache_->CachedTokens(sequence->Tokens(&scratch_), SaltOf(*sequence)), sequence);
+  }
+  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::transform(ranked.begin(), ranked.end(), order_.begin(), [](const auto& entry) { return entry.second; });
+  return order_;
+}
+
+CacheSalt Scheduler::SaltOf(const Sequence& sequence) {
+  const Request& params = sequence.request->params;
+  return {.salt = params.cache_salt, .private_begin = params.cache_private_begin};
+}
+
+KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
+  const RequestState& request = *sequence->request;
+  // Everybody must be able to take one more page, or the newcomer would push somebody out at once.
+  const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->births();
+  const KvCache::Admission admission = cache_->Admit({.tokens = sequence->Tokens(&scratch_),
+                                                      .salt = SaltOf(*sequence),
+                                                      .compute_all = !request.prompt_done && !request.prompt_logprobs.empty(),
+                                                      .spare_pages = spare_pages});
+  if (admission.outcome != KvCache::Outcome::kAdmitted) return admission.outcome;
+  sequence->state = Sequence::State::kRunning;
+  sequence->branch = admission.branch;
+  sequence->computed = admission.computed;
+  running_.push_back(sequence);
+  return admission.outcome;
 }
 
 void Scheduler::Append(Sequence* sequence, int32_t count) {
@@ -85,7 +111,7 @@ void Scheduler::Append(Sequence* sequence, int32_t count) {
                          .count = count,
                          .first_logit_row = static_cast<int32_t>(batch_.logit_rows.size()),
                          .samples = end == sequence->length()};
-  const bool scores_prompt = !sequence->request->prompt_logprobs.empty() && !sequence->request->prompt_done;
+  const bool scores_prompt = !sequence->request->prompt_done && !sequence->request->prompt_logprobs.empty();
   entry.logit_rows = scores_prompt ? count : entry.samples ? 1 : 0;
   for (int32_t row = count - entry.logit_rows; row < count; ++row) batch_.logit_rows.push_back(query_begin + row);
   batch_.entries.push_back(entry);
@@ -141,11 +167,6 @@ void Scheduler::Branch(Sequence* first, std::span<Sequence* const> survivors) {
     first->branch = kNoBranch;
     first->state = Sequence::State::kFinished;
   }
-}
-
-int32_t Scheduler::num_running() const {
-  return static_cast<int32_t>(
-      std::count_if(running_.begin(), running_.end(), [](const Sequence* s) { return s->state == Sequence::State::kRunning; }));
 }
 
 void Scheduler::Release(Sequence* sequence) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache/kv_cache.h"
@@ -35,8 +36,11 @@ class Scheduler {
   // branch of its own; those for whom there is no slot wait. `first` keeps its branch if it is among them.
   void Branch(Sequence* first, std::span<Sequence* const> survivors);
 
+  // Lets go of sequences that do not run any more; before their requests are destroyed.
+  void RemoveStopped();
+
   bool idle() const { return waiting_.empty() && running_.empty(); }
-  int32_t num_running() const;
+  int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   const std::deque<Sequence*>& waiting() const { return waiting_; }
   int64_t preemptions() const { return preemptions_; }
 
@@ -44,21 +48,26 @@ class Scheduler {
   void ScheduleDecodes();
   void ScheduleRunningPrefills();
   void Admit();
+  // The first in line, those with the longest cached prompt first; who was overtaken too often comes before all.
+  std::span<Sequence* const> AdmissionOrder();
+  KvCache::Outcome TryAdmit(Sequence* sequence);
+  static CacheSalt SaltOf(const Sequence& sequence);
   // Adds `count` tokens of a running sequence to the batch.
   void Append(Sequence* sequence, int32_t count);
   // Pages for one more token of `running_[index]`, taking them from newer sequences if need be; false if it had to give way itself.
   bool MakeRoom(size_t index);
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
-  void RemoveStopped();
   int32_t budget_left() const { return options_.max_batch_tokens - batch_.num_tokens(); }
 
   Options options_;
   KvCache* cache_;
   std::deque<Sequence*> waiting_;   // first comes first; preempted ones and late-born siblings go to the front
-  std::vector<Sequence*> running_;  // in order of admission; may hold stopped ones until RemoveStopped
+  std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   StepBatch batch_;
   std::vector<int32_t> scratch_;
+  std::vector<Sequence*> order_;
+  std::vector<std::pair<int32_t, Sequence*>> ranked_;
   int64_t preemptions_ = 0;
 };
 
