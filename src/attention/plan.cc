@@ -22,8 +22,8 @@ constexpr double kMinPieceOverhead = 4;
 constexpr double kMinTaskStarts = 8;
 // Halvings of sharing and splitting before giving both up to fit a capacity.
 constexpr int32_t kMaxPressure = 12;
-// Unsplit tiles of a branch have room to grow by this much before their predicted time is stale.
-constexpr uint32_t kLengthStep = 64;
+// Rounding of a leaf's own tokens, see PlannedEnd.
+constexpr uint32_t kShortestLeaf = 64, kShortLeaf = 512;
 
 constexpr int32_t AlignDown(int32_t value, int32_t unit) { return value / unit * unit; }
 constexpr int32_t AlignUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
@@ -172,7 +172,10 @@ std::span<const int32_t> Planner::BranchesAt(int32_t n) const {
   return below.first(count);
 }
 
-int32_t Planner::NumTiles(int32_t branch) const { return static_cast<int32_t>(CeilDiv(branch_sets_[branch], tile_sets_)); }
+int32_t Planner::NumTiles(int32_t branch) const {
+  return branch_sets_[branch] <= tile_sets_ ? (branch_sets_[branch] > 0)
+                                            : static_cast<int32_t>(CeilDiv(branch_sets_[branch], tile_sets_));
+}
 
 // ----------------------------------------------------------------------------------------------------------------------- update
 
@@ -319,7 +322,7 @@ bool Planner::LengthMatters(int32_t b) const {
   const int32_t count = index_->query_count[b], leaf_begin = index_->begin[index_->branch_node[b]];
   const bool queries_in_shared_node = std::min(now, old) - count < leaf_begin;
   return spec_.window > 0 || queries_in_shared_node || branch_sets_[b] > tile_sets_ || owners_[TileOwner(b)].pieces > 1 ||
-         PlannedEnd(now) != PlannedEnd(old);
+         PlannedEnd(leaf_begin, now) != PlannedEnd(leaf_begin, old);
 }
 
 void Planner::CreateSets(int32_t branch, int32_t query_count) {
@@ -415,7 +418,7 @@ void Planner::SumNode(int32_t n) {
   step_compute_ps_ -= node.step_compute_ps;
   node.step_tokens = node.step_compute_ps = 0;
   if (node.rows > 0) {
-    const int32_t end = IsLive(n) ? PlannedEnd(node.max_query + 1) : index_->end[n];
+    const int32_t end = IsLive(n) ? PlannedEnd(index_->begin[n], node.max_query + 1) : index_->end[n];
     node.step_tokens = std::max(0, end - std::max(index_->begin[n], VisibleBegin(node.min_query)));
     node.step_compute_ps = node.step_tokens * CostsOf(node.rows).compute_ps;
   }
@@ -485,6 +488,10 @@ void Planner::DecideNode(int32_t n) {
   node.own_reads = CostsOf(node.rows).row_groups;
   node.own_compute = CostsOf(node.rows).compute_ns;
 
+  if (node.tokens == 0 || node.num_consumers == 1) {
+    node.decision = node.tokens == 0 ? Decision::kNothing : Decision::kOnlyConsumer;
+    return;
+  }
   const double tokens = node.tokens, reread = cost_.RereadNs(node.tokens);
   const auto read_and_compute = [&](int32_t reads, double compute) {
     return tokens * (memory_price_ * (reads - 1) * reread + compute_price_ * compute);
@@ -500,8 +507,6 @@ void Planner::DecideNode(int32_t n) {
 
 Decision Planner::Choose(int32_t n) const {
   const NodePlan& node = nodes_[n];
-  if (node.tokens == 0) return Decision::kNothing;
-  if (node.num_consumers == 1) return Decision::kOnlyConsumer;
   if (options_.policy == SharePolicy::kStore) return Decision::kPolicy;
   if (options_.policy == SharePolicy::kOneLevel && BranchesBelow(n).size() != index_->ActiveBranches().size()) {
     return Decision::kPolicy;
@@ -514,10 +519,13 @@ Decision Planner::Choose(int32_t n) const {
 
 // ----------------------------------------------------------------------------------------------------------------------- ranges
 
-// What kLive is taken to be when times are predicted: a step of lengths, so that growth changes it rarely. Steps are powers of two.
-int32_t Planner::PlannedEnd(int32_t kv_len) const {
-  const uint32_t step = std::max(kLengthStep, std::bit_floor(static_cast<uint32_t>(kv_len)) / 8);
-  return static_cast<int32_t>((static_cast<uint32_t>(kv_len + options_.lookahead_tokens / 2) + step - 1) & ~(step - 1));
+// What kLive is taken to be when times are predicted: the leaf's own tokens rounded up to a step, so that growth changes it rarely.
+// Octaves up to 512 tokens, where fixed costs dominate; a quarter of that above.
+int32_t Planner::PlannedEnd(int32_t leaf_begin, int32_t kv_len) const {
+  const uint32_t own = static_cast<uint32_t>(std::max(0, kv_len - leaf_begin) + options_.lookahead_tokens / 2);
+  const uint32_t step = std::bit_floor(own) / 4;
+  const uint32_t planned = own <= kShortLeaf ? std::max(kShortestLeaf, std::bit_ceil(own)) : (own + step - 1) / step * step;
+  return leaf_begin + static_cast<int32_t>(planned);
 }
 
 int32_t Planner::VisibleBegin(int32_t min_query) const {
@@ -557,7 +565,7 @@ void Planner::AssignRanges() {
                              .end = tile.last ? kLive : end,
                              .rows = tile.num_queries * spec_.group_size(),
                              .num_sets = tile.num_sets}};
-        owner.planned_end = std::max(grows ? PlannedEnd(kv_len) : end, owner.begin);
+        owner.planned_end = std::max(grows ? PlannedEnd(index_->begin[n], kv_len) : end, owner.begin);
         owner.cached_end = node.num_consumers == 1 ? node.chain_begin : node.share_end;
         owner.min_query = min_query;
         owner.max_query = end - 1;

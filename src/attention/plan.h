@@ -17,7 +17,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -107,16 +106,16 @@ class Planner {
     int64_t memory_ps = 0, compute_ps = 0, overhead_ps = 0;
     int64_t items = 0, members = 0, states = 0, contributions = 0;  // slots; states in rows
 
-    template <class Op>
-    Needs& Apply(const Needs& o, Op op) {
-      for (int64_t Needs::*field : {&Needs::memory_ps, &Needs::compute_ps, &Needs::overhead_ps, &Needs::items, &Needs::members,
-                                    &Needs::states, &Needs::contributions}) {
-        this->*field = op(this->*field, o.*field);
-      }
+    Needs& operator+=(const Needs& o) {
+      memory_ps += o.memory_ps, compute_ps += o.compute_ps, overhead_ps += o.overhead_ps;
+      items += o.items, members += o.members, states += o.states, contributions += o.contributions;
       return *this;
     }
-    Needs& operator+=(const Needs& o) { return Apply(o, std::plus<>()); }
-    Needs& operator-=(const Needs& o) { return Apply(o, std::minus<>()); }
+    Needs& operator-=(const Needs& o) {
+      memory_ps -= o.memory_ps, compute_ps -= o.compute_ps, overhead_ps -= o.overhead_ps;
+      items -= o.items, members -= o.members, states -= o.states, contributions -= o.contributions;
+      return *this;
+    }
   };
   struct RowCosts {
     int32_t rows = -1, row_groups = 0;
@@ -211,9 +210,11 @@ class Planner {
   bool ReserveContributions(int32_t set, int32_t count);
   void FillOwner(int32_t owner, bool all_members);
   Load OwnerLoad(const Owner& owner, int32_t pieces) const;
-  int32_t PlannedEnd(int32_t kv_len) const;
+  int32_t PlannedEnd(int32_t leaf_begin, int32_t kv_len) const;
   int32_t VisibleBegin(int32_t min_query) const;
-  int32_t AlignShare(int32_t kv_index) const { return kv_index / share_unit_ * share_unit_; }
+  int32_t AlignShare(int32_t kv_index) const {
+    return spec_.deterministic ? kv_index / kDeterministicUnit * kDeterministicUnit : kv_index;
+  }
 
   bool IsLive(int32_t n) const { return index_->end[n] == kLive; }
   // Branches with queries that end exactly at node n.

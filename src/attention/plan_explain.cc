@@ -18,7 +18,9 @@ void Append(std::string& out, const char* format, Args... args) {
 }
 
 std::string Range(int32_t begin, int32_t end) {
-  return "[" + std::to_string(begin) + ", " + (end == kLive ? "live" : std::to_string(end)) + ")";
+  std::string text;
+  Append(text, end == kLive ? "[%d, live)" : "[%d, %d)", begin, end);
+  return text;
 }
 
 }  // namespace

@@ -18,13 +18,14 @@ namespace {
 int64_t allocations = 0;
 }  // namespace
 
-void* operator new(size_t size) {
+// Not inlined: the compiler would otherwise warn that free() meets memory from operator new.
+__attribute__((noinline)) void* operator new(size_t size) {
   ++allocations;
   if (void* p = std::malloc(size)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace coppice::attention {
 namespace {
