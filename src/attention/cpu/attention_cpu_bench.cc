@@ -15,10 +15,8 @@
 namespace coppice::attention {
 namespace {
 
-// One kernel on one worker, KV in the caches (dense) or from memory (stream), fastest and median of many runs, next to the
-// roofline measured between them.
-void BenchKernel(cpu::Isa isa, bool dense, int32_t rows, int32_t tokens, int64_t working_set) {
-  ThreadPool one(1);
+// One kernel on one worker, KV in the caches (dense) or from memory (stream), fastest and median of many runs.
+void BenchKernel(cpu::Isa isa, const cpu::CpuRoofline& roofline, bool dense, int32_t rows, int32_t tokens, int64_t working_set) {
   const AttentionSpec spec = {.num_qo_heads = 1, .num_kv_heads = 1, .head_dim = 128};
   const cpu::TileKernels kernels = cpu::SelectKernels(isa, spec);
   const cpu::TileKernel& kernel = dense ? kernels.dense : kernels.stream;
@@ -35,32 +33,28 @@ void BenchKernel(cpu::Isa isa, bool dense, int32_t rows, int32_t tokens, int64_t
   std::vector<float> acc(size_t(rows) * d), m(rows), l(rows);
   Buffer scratch = *Buffer::Allocate(kernel.scratch_bytes(d, rows));
   std::vector<double> seconds;
-  cpu::CpuRoofline roofline;
-  for (int round = 0; round < 5; ++round) {
-    const cpu::CpuRoofline now = *cpu::MeasureCpuRoofline(one, isa, DType::kBF16);
-    roofline.product_flops_per_s = std::max(roofline.product_flops_per_s, now.product_flops_per_s);
-    roofline.read_bytes_per_s = std::max(roofline.read_bytes_per_s, now.read_bytes_per_s);
-    for (int64_t run = 0; run < std::max<int64_t>(20, copies); ++run) {
-      const KvLayerView kv = shape.View(pool.data() + run % copies * shape.bytes());
-      const cpu::TileTask task = {.kv = {.k = static_cast<const std::byte*>(kv.k),
-                                         .v = static_cast<const std::byte*>(kv.v),
-                                         .page_bytes = kv.page_stride * 2,
-                                         .slot_bytes = kv.slot_stride * 2,
-                                         .pages = pages.data(),
-                                         .page_size = 16},
-                                  .kv_begin = 0,
-                                  .kv_end = tokens,
-                                  .queries = queries,
-                                  .group_size = 1,
-                                  .head_dim = d,
-                                  .q = q.data(),
-                                  .q_row_bytes = d * 2,
-                                  .score_scale = 0.1275f,
-                                  .soft_cap = 0};
-      const auto begin = std::chrono::steady_clock::now();
-      kernel.run(task, {.acc = acc.data(), .acc_stride = d, .m = m.data(), .l = l.data()}, scratch.data());
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
+  double total = 0;
+  for (int64_t run = 0; run < copies || total < 0.3; ++run) {
+    const KvLayerView kv = shape.View(pool.data() + run % copies * shape.bytes());
+    const cpu::TileTask task = {.kv = {.k = static_cast<const std::byte*>(kv.k),
+                                       .v = static_cast<const std::byte*>(kv.v),
+                                       .page_bytes = kv.page_stride * 2,
+                                       .slot_bytes = kv.slot_stride * 2,
+                                       .pages = pages.data(),
+                                       .page_size = 16},
+                                .kv_begin = 0,
+                                .kv_end = tokens,
+                                .queries = queries,
+                                .group_size = 1,
+                                .head_dim = d,
+                                .q = q.data(),
+                                .q_row_bytes = d * 2,
+                                .score_scale = 0.1275f,
+                                .soft_cap = 0};
+    const auto begin = std::chrono::steady_clock::now();
+    kernel.run(task, {.acc = acc.data(), .acc_stride = d, .m = m.data(), .l = l.data()}, scratch.data());
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    total += seconds.back();
   }
   std::ranges::sort(seconds);
   const double flops = 4.0 * rows * tokens * d, bytes = static_cast<double>(shape.bytes());
@@ -77,9 +71,10 @@ void BenchKernel(cpu::Isa isa, bool dense, int32_t rows, int32_t tokens, int64_t
 int Kernels() {
   for (const cpu::Isa isa : {cpu::Isa::kAmxBf16, cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvx2}) {
     if (isa > cpu::DetectIsa()) continue;
-    for (const int32_t rows : {16, 64, 128, 256, 512}) BenchKernel(isa, true, rows, 2048, 0);
-    // Fastest of all passes over 512 MiB: interference only adds.
-    for (const int32_t rows : {1, 2, 4, 8}) BenchKernel(isa, false, rows, 65536, 512 << 20);
+    ThreadPool one(1);
+    const cpu::CpuRoofline roofline = *cpu::MeasureCpuRoofline(one, isa, DType::kBF16);
+    for (const int32_t rows : {16, 64, 128, 256, 512}) BenchKernel(isa, roofline, true, rows, 2048, 0);
+    for (const int32_t rows : {1, 2, 4, 8}) BenchKernel(isa, roofline, false, rows, 16384, 512 << 20);
   }
   return 0;
 }

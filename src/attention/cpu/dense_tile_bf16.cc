@@ -50,18 +50,19 @@ struct Run {
   std::byte* k;              // [kTile][d_pad] bf16: K where pages cannot be read in place
   std::byte* v;              // packed V of the KV tile
   std::byte* p;              // [kTile / kChunk][2 groups][16 token pairs][16] pairs: P^T of two groups
-  float* s;                  // [3 chunks][2 groups][kChunk][16]: S^T of a chunk and the next two
+  float* s;                  // [2 groups][kChunk][16]: S^T of one chunk
   Ranges* ranges;            // [group]
   const std::byte** k_rows;  // [kTile]: where each token's K and V lie; zeros outside the task's range
   const std::byte** v_rows;
+  std::byte* v_rows_copy;      // [kChunk][d_pad] bf16
   const std::byte** k_blocks;  // [kTile / 16]: where 16 tokens of K begin
   std::byte* zeros;
 
   static constexpr size_t kZeroBytes = 512;
   static size_t Bytes(int32_t head_dim, int32_t max_rows) {
     const size_t dp = RoundUp(head_dim, 32), g = RoundUp(max_rows, 2 * kLanes) / kLanes;
-    return g * dp * (32 + 64) + g * 128 + 2 * kTile * dp * 2 + kTile * 64 + 6 * kChunk * 64 + g * RoundUp(sizeof(Ranges), 64) +
-           3 * kTile * sizeof(void*) + kZeroBytes + 1024;
+    return g * dp * (32 + 64) + g * 128 + kChunk * dp * 2 + 2 * kTile * dp * 2 + kTile * 64 + 2 * kChunk * 64 +
+           g * RoundUp(sizeof(Ranges), 64) + 3 * kTile * sizeof(void*) + kZeroBytes + 1024;
   }
   Run(const TileTask& t, std::byte* scratch) : task(t), d(t.head_dim), d_pad(RoundUp(t.head_dim, 32)) {
     groups = RoundUp(t.num_rows(), kLanes) / kLanes;
@@ -78,11 +79,12 @@ struct Run {
     k = take(size_t(kTile) * d_pad * 2);
     v = take(size_t(kTile) * d_pad * 2);
     p = take(kTile * 64);
-    s = reinterpret_cast<float*>(take(6 * kChunk * 64));
+    s = reinterpret_cast<float*>(take(2 * kChunk * 64));
     ranges = reinterpret_cast<Ranges*>(take(groups * sizeof(Ranges)));
     k_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
     v_rows = reinterpret_cast<const std::byte**>(take(kTile * sizeof(void*)));
     k_blocks = reinterpret_cast<const std::byte**>(take(kTile / kLanes * sizeof(void*)));
+    v_rows_copy = take(kChunk * d_pad * 2);
     zeros = take(kZeroBytes);
     std::memset(zeros, 0, kZeroBytes);
   }
@@ -157,7 +159,7 @@ struct Amx {
   static bool ReadsPages(const Run& run) { return run.d % 32 == 0 && run.task.kv.page_size % kLanes == 0; }
 
   static void PackKv(const Run& run, int32_t tile, int32_t first, int32_t last) {
-    for (int32_t chunk = first; chunk < last; ++chunk) PackV(run, chunk);
+    for (int32_t chunk = first; chunk < last; ++chunk) PackV(run, tile, chunk);
     const bool in_place = ReadsPages(run);
     const std::byte* some_block = in_place ? run.task.kv.K(std::max(tile, run.task.kv_begin) / kLanes * kLanes) : nullptr;
     for (int32_t token = first * kChunk; token < last * kChunk; token += kLanes) {
@@ -177,15 +179,27 @@ struct Amx {
 
   // V of a chunk, transposed: [d_pad][32 tokens]. Vectors are gathered so that each 128-bit lane holds 8 dims of tokens 8 apart:
   // what is left are 8 x 8 transpositions inside the lanes (24 shuffles for 8 dims instead of 40).
-  static void PackV(const Run& run, int32_t chunk) {
-    const std::byte* const* rows = run.v_rows + chunk * kChunk;
+  static void PackV(const Run& run, int32_t tile, int32_t chunk) {
+    const HeadKv& kv = run.task.kv;
+    const int32_t index = tile + chunk * kChunk;
+    const std::byte* eight[4];  // where each eight tokens begin
+    int64_t stride = kv.slot_bytes;
+    if (kv.page_size % 8 == 0 && index >= run.task.kv_begin && index + kChunk <= run.task.kv_end) {
+      for (int l = 0; l < 4; ++l) eight[l] = run.v_rows[chunk * kChunk + 8 * l];
+    } else {  // small pages, or a chunk at the end of the range
+      stride = run.d_pad * 2;
+      for (int32_t t = 0; t < kChunk; ++t) std::memcpy(run.v_rows_copy + t * stride, run.v_rows[chunk * kChunk + t], run.d * 2);
+      for (int l = 0; l < 4; ++l) eight[l] = run.v_rows_copy + 8 * l * stride;
+    }
     std::byte* to = run.v + static_cast<int64_t>(chunk) * run.d_pad * 64;
     for (int32_t e = 0; e < run.d; e += 8) {
       __m512i r[8], t[8];
       for (int j = 0; j < 8; ++j) {
-        const auto lane = [&](int l) { return *reinterpret_cast<const __m128i_u*>(rows[j + 8 * l] + e * 2); };
-        r[j] = _mm512_inserti32x4(_mm512_castsi128_si512(lane(0)), lane(1), 1);
-        r[j] = _mm512_inserti32x4(_mm512_inserti32x4(r[j], lane(2), 2), lane(3), 3);
+        const int64_t at = j * stride + e * 2;
+        r[j] = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(eight[0] + at)));
+        r[j] = _mm512_inserti32x4(r[j], _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight[1] + at)), 1);
+        r[j] = _mm512_inserti32x4(r[j], _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight[2] + at)), 2);
+        r[j] = _mm512_inserti32x4(r[j], _mm_loadu_si128(reinterpret_cast<const __m128i*>(eight[3] + at)), 3);
       }
       for (int j = 0; j < 4; ++j) {
         t[2 * j] = _mm512_unpacklo_epi16(r[2 * j], r[2 * j + 1]);
@@ -205,10 +219,8 @@ struct Amx {
     std::memset(to, 0, (run.d_pad - run.d) * 64);
   }
 
-  // Between the steps over dims `meanwhile(part, parts)` does vector work, so that tile and vector units run at the same moment:
-  // a step is 64 cycles of tile products, and out-of-order execution sees about one step ahead.
-  template <int kGroups, class Meanwhile>
-  static void Scores(const Run& run, int32_t group, int32_t chunk, float* s, const Meanwhile& meanwhile) {
+  template <int kGroups>
+  static void Scores(const Run& run, int32_t group, int32_t chunk) {
     const std::byte *k0 = run.k_blocks[2 * chunk], *k1 = run.k_blocks[2 * chunk + 1];
     const int64_t k_stride = ReadsPages(run) ? run.task.kv.slot_bytes : run.d_pad * 2;
     const std::byte *q0 = run.q + static_cast<int64_t>(group) * run.d_pad * 32, *q1 = q0 + static_cast<int64_t>(run.d_pad) * 32;
@@ -231,13 +243,12 @@ struct Amx {
         _tile_dpbf16ps(2, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
       }
-      meanwhile(step, steps);
     }
-    _tile_stored(0, s, 64);
-    _tile_stored(1, s + 16 * kLanes, 64);
+    _tile_stored(0, run.s, 64);
+    _tile_stored(1, run.s + 16 * kLanes, 64);
     if constexpr (kGroups == 2) {
-      _tile_stored(2, s + kChunk * kLanes, 64);
-      _tile_stored(3, s + (kChunk + 16) * kLanes, 64);
+      _tile_stored(2, run.s + kChunk * kLanes, 64);
+      _tile_stored(3, run.s + (kChunk + 16) * kLanes, 64);
     }
   }
 
@@ -307,10 +318,9 @@ struct Dots {
     }
   }
 
-  template <int kGroups, class Meanwhile>
-  static void Scores(const Run& run, int32_t group, int32_t chunk, float* s, const Meanwhile& meanwhile) {
-    for (int32_t t = 0; t < kChunk; t += 8) ScoresOf8<kGroups>(run, group, chunk * kChunk + t, s + t * kLanes);
-    meanwhile(0, 1);  // the same units do both
+  template <int kGroups>
+  static void Scores(const Run& run, int32_t group, int32_t chunk) {
+    for (int32_t t = 0; t < kChunk; t += 8) ScoresOf8<kGroups>(run, group, chunk * kChunk + t, run.s + t * kLanes);
   }
 
   template <int kGroups>
@@ -386,29 +396,21 @@ inline __m512 ChunkMax(const float* s) {
   return _mm512_max_ps(max0, max1);
 }
 
-// P^T of the tokens [first, last) of a chunk, rounded to bf16, as token pairs; l sums the same rounded values, so that rounding P
-// cannot bias the result.
-struct Exponent {
-  const float* s;
-  float scale;
-  const float* m;
-  float* l;
-  std::byte* p;
-};
-inline void Exponentiate(const Exponent& x, int32_t first, int32_t last) {
-  const __m512 factor = _mm512_set1_ps(x.scale), reference = SafeMax(_mm512_load_ps(x.m));
+// P^T of a chunk, rounded to bf16, as token pairs; l sums the same rounded values, so that rounding P cannot bias the result.
+inline void Exponentiate(const float* s, float scale, __m512 m, std::byte* p, float* l) {
+  const __m512 factor = _mm512_set1_ps(scale), reference = SafeMax(m);
   const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
                                          19, 3, 18, 2, 17, 1, 16, 0);
-  const __m512bh ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
-  __m512 sum = _mm512_load_ps(x.l);
-  for (int32_t t = first; t < last; t += 2) {
-    const __m512 p0 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(x.s + t * kLanes), factor, reference));
-    const __m512 p1 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(x.s + (t + 1) * kLanes), factor, reference));
+  __m512 even_sum = _mm512_setzero_ps(), odd_sum = _mm512_setzero_ps();
+  for (int32_t t = 0; t < kChunk; t += 2) {
+    const __m512 p0 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(s + t * kLanes), factor, reference));
+    const __m512 p1 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(s + (t + 1) * kLanes), factor, reference));
     const __m512i both = _mm512_permutexvar_epi16(pairs, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0)));
-    _mm512_store_si512(x.p + t * 32, both);
-    sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(both), ones);
+    _mm512_store_si512(p + t * 32, both);
+    even_sum = _mm512_add_ps(even_sum, _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)));
+    odd_sum = _mm512_add_ps(odd_sum, _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))));
   }
-  _mm512_store_ps(x.l, sum);
+  _mm512_store_ps(l, _mm512_add_ps(_mm512_load_ps(l), _mm512_add_ps(even_sum, odd_sum)));
 }
 
 // Brings the lanes of `raised` to a new maximum.
@@ -423,57 +425,17 @@ void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
     _mm512_store_ps(acc + e * kLanes, _mm512_mul_ps(_mm512_load_ps(acc + e * kLanes), factor));
 }
 
-// The exponentials of one chunk, in parts that Scores of a later chunk has done meanwhile. (A struct: g++ 12 does not compile
-// lambdas for the instruction set of the pragma.)
-template <int kGroups>
-struct ExponentiateChunk {
-  Exponent exponents[kGroups];
-
-  void operator()(int32_t part, int32_t parts) const {
-    const int32_t first = part * (kChunk / 2) / parts * 2, last = (part + 1) * (kChunk / 2) / parts * 2;
-    for (const Exponent& x : exponents) Exponentiate(x, first, last);
-  }
-};
-struct Nothing {
-  void operator()(int32_t, int32_t) const {}
-};
-
-// One KV tile for one or two groups: score, softmax, accumulate. Scores run two chunks ahead: their stores have left for the
-// cache when the maximum is taken, and tile products overlap with the exponentials of the chunk before.
+// One KV tile for one or two groups: score, softmax, accumulate.
 template <class Products, int kGroups>
-struct TileOfGroups {
-  const Run& run;
-  int32_t group, tile;
-  int32_t first_chunk, last_chunk;
-  int32_t pending;  // the first chunk whose P waits for V
-
-  TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end)
-      : run(run), group(group), tile(tile), first_chunk((begin - tile) / kChunk), last_chunk(RoundUp(end - tile, kChunk) / kChunk) {
-    pending = first_chunk;
-    Score(first_chunk, Nothing());
-    Score(first_chunk + 1, Nothing());
-    for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) Score(chunk + 2, Prepare(chunk));
-    Products::template Accumulate<kGroups>(run, group, pending, last_chunk);
-  }
-
-  float* ScoresOf(int32_t chunk) const { return run.s + chunk % 3 * (2 * kChunk * kLanes); }
-
-  template <class Meanwhile>
-  void Score(int32_t chunk, const Meanwhile& meanwhile) const {
-    if (chunk < last_chunk) {
-      Products::template Scores<kGroups>(run, group, chunk, ScoresOf(chunk), meanwhile);
-    } else {
-      meanwhile(0, 1);
-    }
-  }
-
-  // Masks, and moves the maximum where it must.
-  ExponentiateChunk<kGroups> Prepare(int32_t chunk) {
-    ExponentiateChunk<kGroups> result;
+void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end) {
+  const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
+  int32_t pending = first_chunk;  // chunks whose P waits for V
+  for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
+    Products::template Scores<kGroups>(run, group, chunk);
     for (int g = 0; g < kGroups; ++g) {
       const Ranges& range = run.ranges[group + g];
       const int32_t index = tile + chunk * kChunk;
-      float *s = ScoresOf(chunk) + g * kChunk * kLanes, *m = run.m + (group + g) * kLanes;
+      float *s = run.s + g * kChunk * kLanes, *m = run.m + (group + g) * kLanes;
       float scale = run.scale;
       if (run.task.soft_cap > 0 || !range.SeeAll(index, index + kChunk)) {
         MaskScores(run, range, index, s);
@@ -486,12 +448,11 @@ struct TileOfGroups {
         pending = chunk;
         Raise(run, group + g, raised, chunk_max);
       }
-      result.exponents[g] = {
-          .s = s, .scale = scale, .m = m, .l = run.l + (group + g) * kLanes, .p = run.p + chunk * 2048 + g * 1024};
+      Exponentiate(s, scale, _mm512_load_ps(m), run.p + chunk * 2048 + g * 1024, run.l + (group + g) * kLanes);
     }
-    return result;
   }
-};
+  Products::template Accumulate<kGroups>(run, group, pending, last_chunk);
+}
 
 // O^T -> rows.
 void StoreStates(const Run& run, const TileStates& states) {
@@ -531,11 +492,7 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
       if (groups == 2) first = std::min(first, run.ranges[g + 1].first), last = std::max(last, run.ranges[g + 1].last);
       first = std::max(first, begin), last = std::min(last, end);
       if (first >= last) continue;
-      if (groups == 2) {
-        TileOfGroups<Products, 2>(run, g, tile, first, last);
-      } else {
-        TileOfGroups<Products, 1>(run, g, tile, first, last);
-      }
+      groups == 2 ? TileOfGroups<Products, 2>(run, g, tile, first, last) : TileOfGroups<Products, 1>(run, g, tile, first, last);
     }
   }
   StoreStates(run, states);

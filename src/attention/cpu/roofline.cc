@@ -17,15 +17,15 @@
 namespace coppice::attention::cpu {
 namespace {
 
-constexpr int kRepeats = 20;
+constexpr int kRepeats = 20, kReadRepeats = 5;
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Shortest time in which all workers run `body(worker)` once.
 template <class F>
-double BestTime(Executor& executor, const F& body) {
+double BestTime(Executor& executor, int repeats, const F& body) {
   double best = 1e30;
-  for (int i = 0; i < kRepeats; ++i) {
+  for (int i = 0; i < repeats; ++i) {
     const double begin = Seconds();
     executor.ParallelFor(executor.num_workers(), [&](int64_t part, int) { body(part); });
     best = std::min(best, Seconds() - begin);
@@ -143,7 +143,7 @@ uint64_t TouchLines(const std::byte* from, size_t bytes) {
 }
 
 double ReadRate(Executor& executor, const std::byte* data, size_t bytes_each, int passes) {
-  const double seconds = BestTime(executor, [&](int64_t part) {
+  const double seconds = BestTime(executor, kReadRepeats, [&](int64_t part) {
     for (int i = 0; i < passes; ++i) {
       const uint64_t sum = TouchLines(data + part * bytes_each, bytes_each);
       asm volatile("" ::"r"(sum));
@@ -158,7 +158,7 @@ Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype)
   CpuRoofline result;
   const int workers = executor.num_workers();
   std::vector<double> flops(workers);
-  const double seconds = BestTime(executor, [&](int64_t part) { flops[part] = ProductFlops(isa, dtype); });
+  const double seconds = BestTime(executor, kRepeats, [&](int64_t part) { flops[part] = ProductFlops(isa, dtype); });
   for (const double f : flops) result.product_flops_per_s += f / seconds;
 
   const auto cache_size = [](int name, size_t otherwise) {
@@ -167,7 +167,7 @@ Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype)
   };
   const size_t last_level = cache_size(_SC_LEVEL3_CACHE_SIZE, 32u << 20),
                private_level = cache_size(_SC_LEVEL2_CACHE_SIZE, 1u << 20);
-  const size_t bytes = std::clamp<size_t>(4 * last_level, 256u << 20, 1u << 30);
+  const size_t bytes = std::clamp<size_t>(3 * last_level, 128u << 20, 512u << 20);
   COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
   executor.ParallelFor(64, [&](int64_t part, int) { std::memset(buffer.data() + part * (bytes / 64), 1, bytes / 64); });
   const size_t each = bytes / workers / 512 * 512;

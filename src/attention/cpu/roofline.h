@@ -10,15 +10,15 @@
 
 namespace coppice::attention::cpu {
 
-// Rates of all workers together. Each is the best of some twenty short measurements, since other users of the machine can only
+// Rates of all workers together. Each is the best of several short measurements, since other users of the machine can only
 // slow one down.
 struct CpuRoofline {
   double product_flops_per_s = 0;  // the product instruction that dense tiles of this dtype use, operands in L1
-  double read_bytes_per_s = 0;     // from memory: a buffer four times the last-level cache (at most 1 GiB), each worker its part
+  double read_bytes_per_s = 0;     // from memory: a buffer three times the last-level cache (at most 512 MiB), each worker its part
   double cache_bytes_per_s = 0;    // from the last-level cache, private caches too small
 };
 
-// Takes about half a second. RESOURCE_EXHAUSTED if the buffer cannot be had.
+// Takes about a second. RESOURCE_EXHAUSTED if the buffer cannot be had.
 Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype);
 
 }  // namespace coppice::attention::cpu
