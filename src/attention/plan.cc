@@ -661,7 +661,8 @@ Planner::Needs Planner::NeedsOf(const Owner& owner) const {
               .items = BlockPool::Rounded(owner.num_items()),
               .members = BlockPool::Rounded(owner.num_sets)};
   if (owner.writes_states) {
-    needs.states = BlockPool::Rounded(owner.pieces * owner.rows);
+    const int64_t states = int64_t{owner.pieces} * owner.rows;
+    needs.states = states > sizes_.max_states ? states : BlockPool::Rounded(static_cast<int32_t>(states));  // more never fit
     needs.overhead_ps += Picoseconds(owner.pieces * cost_.StateNs(owner.rows));
   }
   return needs;
