@@ -42,7 +42,10 @@ struct Request {
   bool prompt_logprobs = false;
   std::string cache_salt;           // requests with different salts never share KV
   int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody
-  double timeout_seconds = 0;       // from Submit; what is unfinished then ends with kError. 0: none
+  // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
+  // use is given to the new prompt. Not with SharingMode::kNone.
+  std::string pin_prompt_as;
+  double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError. 0: none
   // Called on the thread that steps the engine; must not call back into it.
   std::function<void(const struct StreamEvent&)> on_event;
 };
@@ -103,7 +106,7 @@ struct EngineMetrics {
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0;
 };
 
-// Submit, Cancel and Metrics are thread-safe; Step is called by one thread.
+// Submit, Cancel, Unpin and Metrics are thread-safe; Step is called by one thread.
 class Engine {
  public:
   // Loads the model. Errors name the file and what to do.
@@ -113,6 +116,8 @@ class Engine {
   // INVALID_ARGUMENT for an impossible request (empty prompt, n = 0, prompt over the context length: both values named).
   virtual Result<RequestId> Submit(Request request) = 0;
   virtual Status Cancel(RequestId id) = 0;
+  // Lets the prompt that was pinned under `name` be evicted again. NOT_FOUND if there is none (yet).
+  virtual Status Unpin(const std::string& name) = 0;
   // Runs one step; false when there is nothing to do.
   virtual Result<bool> Step() = 0;
   virtual EngineMetrics Metrics() const = 0;

@@ -177,6 +177,22 @@ void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   free_branches_.push_back(id);
 }
 
+void KvCache::Pin(const std::string& name, BranchId id) {
+  const Branch& branch = branches_[id];
+  COPPICE_CHECK(options_.share && branch.in_use && branch.computed >= branch.own_begin);
+  tree_.Lock(branch.node);
+  Unpin(name);
+  pins_.emplace(name, branch.node);
+}
+
+bool KvCache::Unpin(const std::string& name) {
+  const auto pin = pins_.find(name);
+  if (pin == pins_.end()) return false;
+  tree_.Unlock(pin->second);
+  pins_.erase(pin);
+  return true;
+}
+
 attention::PrefixForestView KvCache::EndStep() {
   forest_.EndStep();
   return forest_.View();
@@ -336,6 +352,7 @@ Status KvCache::CheckIntegrity() const {
       }
     }
   }
+  for (const auto& [name, node] : pins_) ++direct_locks[node];
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
     if (!tree_.node(n).in_tree) continue;
     if (tree_.node(n).locks > 0) ++direct_locks[tree_.node(n).parent];

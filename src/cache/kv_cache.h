@@ -74,6 +74,12 @@ class KvCache {
   // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start.
   void Release(BranchId branch, std::span<const int32_t> tokens);
 
+  // Keeps the branch's prompt, which is computed, until Unpin: its pages count as in use. A pin of the same name is moved.
+  // REQUIRES: Options::share.
+  void Pin(const std::string& name, BranchId branch);
+  // False if there is no pin of that name.
+  bool Unpin(const std::string& name);
+
   // ---- this step
 
   void BeginStep() { forest_.BeginStep(); }
@@ -90,7 +96,7 @@ class KvCache {
 
   struct Usage {
     int32_t pages_total = 0, pages_owned = 0;  // owned: running and cached
-    int32_t pages_in_use = 0;                  // of running branches, shared ones once
+    int32_t pages_in_use = 0;                  // of running branches and pins, shared ones once
     int64_t pages_unshared = 0;                // what the same branches would take with a copy each
     int64_t tokens_in_use = 0;                 // distinct tokens in pages_in_use; the rest of their slots is rounding
   };
@@ -150,6 +156,7 @@ class KvCache {
   std::vector<Branch> branches_;
   std::vector<BranchId> free_branches_;
   std::vector<attention::PageCopy> pending_copies_;
+  std::map<std::string, NodeId, std::less<>> pins_;  // locked
   std::map<std::string, uint32_t, std::less<>> salt_ids_;
   size_t salt_limit_ = 1024;  // entries of salt_ids_ before it is cleaned
   uint32_t next_salt_id_ = 1;

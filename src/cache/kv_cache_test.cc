@@ -239,6 +239,29 @@ TEST(KvCache, PromptLogProbabilitiesComputeEverythingAndThenShare) {
   EXPECT_EQ(harness.cache().usage().pages_in_use, 2);
 }
 
+TEST(KvCache, APinnedPromptIsNotEvicted) {
+  Harness harness(8, 16, 4, true);
+  Sequence a{.tokens = Tokens(40)};
+  ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
+  harness.Step({{&a, 40}});
+  harness.cache().Pin("system", a.branch);
+  harness.Release(a);
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 3);
+  harness.cache().DropCached();
+  Sequence b{.tokens = Tokens(48)};
+  ASSERT_EQ(harness.Admit(&b), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(b.computed, 40);
+  harness.Step({{&b, 8}});
+  harness.cache().Pin("system", b.branch);  // moves
+  harness.Release(b);
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+  EXPECT_TRUE(harness.cache().Unpin("system"));
+  EXPECT_FALSE(harness.cache().Unpin("system"));
+  harness.cache().DropCached();
+  EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+}
+
 TEST(KvCache, OutOfPagesIsANormalResult) {
   Harness harness(4, 16, 4, true);
   Sequence a{.tokens = Tokens(40)}, b{.tokens = Tokens(40, 100)};
@@ -280,6 +303,15 @@ TEST(KvCache, RandomLivesOfBranches) {
             harness.FlushCopies();
             if (child.branch != kNoBranch) running.push_back(child);
           }
+        } else if (share && random() % 16 == 0) {
+          const std::string name = random() % 2 == 0 ? "p" : "q";
+          const auto pinned =
+              std::find_if(running.begin(), running.end(), [](const Sequence& s) { return s.computed >= s.prompt; });
+          if (random() % 2 == 0 || pinned == running.end()) {
+            harness.cache().Unpin(name);
+          } else {
+            harness.cache().Pin(name, pinned->branch);
+          }
         } else if (kind < 4 && !running.empty()) {
           const size_t victim = random() % running.size();
           harness.Release(running[victim]);
@@ -315,6 +347,8 @@ TEST(KvCache, RandomLivesOfBranches) {
         }
       }
       for (const Sequence& sequence : running) harness.Release(sequence);
+      harness.cache().Unpin("p");
+      harness.cache().Unpin("q");
       harness.cache().DropCached();
       EXPECT_EQ(harness.cache().usage().pages_owned, 0);
       const Status status = harness.cache().CheckIntegrity();

@@ -21,6 +21,7 @@ class FakeEngine final : public Engine {
     request_ = std::move(request);
     return RequestId{7};
   }
+  Status Unpin(const std::string&) override { return OkStatus(); }
   Status Cancel(RequestId id) override {
     cancelled_ = id == RequestId{7};
     return OkStatus();

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -52,6 +54,7 @@ class EngineImpl final : public Engine {
 
   Result<RequestId> Submit(Request request) override;
   Status Cancel(RequestId id) override;
+  Status Unpin(const std::string& name) override;
   Result<bool> Step() override;
   EngineMetrics Metrics() const override {
     const std::lock_guard lock(mutex_);
@@ -100,6 +103,8 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<RequestState>> inbox_;
   std::vector<RequestId> cancelled_;
   std::unordered_set<uint64_t> live_;  // submitted and not done
+  std::set<std::string> pinned_;       // names
+  std::vector<std::string> unpinned_;  // to be let go by the next step
   uint64_t next_id_ = 1;
   int32_t waiting_ = 0;  // requests that have not begun to run, the inbox included
   EngineMetrics published_;
@@ -112,7 +117,8 @@ Result<RequestId> EngineImpl::Submit(Request request) {
                              .max_context = parts_.options.max_context,
                              .page_size = cache_.page_size(),
                              .num_pages = num_pages_,
-                             .has_tokenizer = parts_.tokenizer != nullptr};
+                             .has_tokenizer = parts_.tokenizer != nullptr,
+                             .can_pin = parts_.options.sharing != SharingMode::kNone};
   COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits));
   auto state = std::make_unique<RequestState>();
   if (request.timeout_seconds > 0) {
@@ -155,6 +161,13 @@ Status EngineImpl::Cancel(RequestId id) {
     return NotFound("request " + std::to_string(static_cast<uint64_t>(id)) + " is not known or is done already");
   }
   cancelled_.push_back(id);
+  return OkStatus();
+}
+
+Status EngineImpl::Unpin(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  if (pinned_.erase(name) == 0) return NotFound("no prompt is pinned as \"" + name + "\": it may not be computed yet");
+  unpinned_.push_back(name);
   return OkStatus();
 }
 
@@ -204,11 +217,14 @@ Result<bool> EngineImpl::RunStep() {
 bool EngineImpl::TakeInbox() {
   std::vector<std::unique_ptr<RequestState>> arrived;
   std::vector<RequestId> cancelled;
+  std::vector<std::string> unpinned;
   {
     const std::lock_guard lock(mutex_);
     arrived.swap(inbox_);
     cancelled.swap(cancelled_);
+    unpinned.swap(unpinned_);
   }
+  for (const std::string& name : unpinned) cache_.Unpin(name);
   for (auto& request : arrived) Begin(std::move(request));
   for (const RequestId id : cancelled) {
     const auto found = requests_.find(static_cast<uint64_t>(id));
@@ -268,6 +284,12 @@ void EngineImpl::BearSamples(Sequence* first, std::span<const TokenDraw> draws) 
   RequestState* const request = first->request;
   request->prompt_done = true;
   EmitPrompt(request);
+  if (const std::string& name = request->params.pin_prompt_as; !name.empty()) {
+    cache_.Pin(name, first->branch);
+    const std::lock_guard lock(mutex_);
+    std::erase(unpinned_, name);  // meant the one that this one replaces
+    pinned_.insert(name);
+  }
   survivors_.clear();
   for (const TokenDraw& draw : draws) {
     Sequence* const sequence = &request->sequences[draw.sample];

@@ -334,6 +334,24 @@ TEST(Engine, AFollowUpTurnFindsWhatWasGenerated) {
   EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(turn, 5));
 }
 
+TEST(Engine, APinnedPromptOutlivesThePressure) {
+  EngineHarness harness({.model = {.num_pages = 12, .page_size = 16}});
+  Request system = Greedy(Prompt(64), 1);
+  system.pin_prompt_as = "system";
+  EXPECT_EQ(harness.engine().Unpin("system").code(), StatusCode::kNotFound);
+  harness.Submit(system);
+  harness.RunToEnd();
+  for (int i = 1; i < 6; ++i) harness.Submit(Greedy(Prompt(70, i), 5));  // evict whatever may be evicted
+  harness.RunToEnd();
+  const int64_t before = harness.engine().Metrics().cached_tokens;
+  harness.Submit(Greedy(Prompt(64), 3));
+  harness.RunToEnd();
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens - before, 64);
+  ASSERT_TRUE(harness.engine().Unpin("system").ok());
+  harness.Step();
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+}
+
 TEST(Engine, DecodesAreNeverStalledByALongPrompt) {
   EngineHarness harness({.model = {.num_pages = 64}, .max_batch_tokens = 16});
   harness.Submit(Greedy(Prompt(8), 40));

@@ -71,6 +71,10 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   if (!request.stop.empty() && !limits.has_tokenizer) {
     return InvalidArgument("stop strings need a tokenizer and the model has none: use stop_token_ids");
   }
+  if (!request.pin_prompt_as.empty() && !limits.can_pin) {
+    return InvalidArgument("pin_prompt_as is \"" + request.pin_prompt_as +
+                           "\", but sharing mode none keeps nothing: use another mode");
+  }
   // The longest sample alone must fit: its pages, and one more for the copy of a shared last page.
   const int64_t longest = std::min<int64_t>(prompt + request.max_tokens, limits.max_context);
   const int64_t pages = (longest + limits.page_size - 1) / limits.page_size + 1;

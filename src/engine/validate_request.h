@@ -14,6 +14,7 @@ struct RequestLimits {
   int32_t max_context = 0;  // tokens
   int32_t page_size = 16, num_pages = 0;
   bool has_tokenizer = false;
+  bool can_pin = true;
 };
 
 // INVALID_ARGUMENT, or OK.
