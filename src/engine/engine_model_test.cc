@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -58,7 +60,7 @@ std::unique_ptr<Engine> MakeEngine(const std::string& name, EngineOptions option
   options.model_path = ModelPath(name);
   options.dtype = DType::kF32;
   options.num_threads = 2;
-  options.kv_cache_bytes = 64 << 20;
+  if (options.kv_cache_bytes == 0) options.kv_cache_bytes = 64 << 20;
   Result<std::unique_ptr<Engine>> engine = Engine::Create(options);
   EXPECT_TRUE(engine.ok()) << engine.status().ToString();
   return std::move(engine).value();
@@ -244,6 +246,63 @@ TEST(EngineModel, DeterministicModeGivesTheSameBitsWarmColdChunkedAndCrowded) {
   Submit(*crowded, request, &among);
   RunToEnd(*crowded);
   expect_equal(among, "other requests shared parts of the prompt in flight");
+}
+
+// Random traffic with cancellation, eviction and preemption, against each request alone on an engine that keeps nothing.
+// COPPICE_LONG_TEST=1 (ctest label `long`) runs 1,000 traces.
+TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
+  constexpr int kTracesPerEngine = 20;
+  const int traces = std::getenv("COPPICE_LONG_TEST") != nullptr ? 1000 : 200;
+  EngineOptions options{.page_size = 16,
+                        .kv_cache_bytes = 50 * 16 * 768,  // 50 pages of llama-gqa: too few for what runs
+                        .max_running = 6,
+                        .max_batch_tokens = 90,
+                        .max_context = 800,
+                        .deterministic = true};
+  std::mt19937 random(5);
+  const auto cold =
+      MakeEngine("llama-gqa", {.sharing = SharingMode::kNone, .max_running = 3, .max_context = 800, .deterministic = true});
+  int64_t compared = 0, preemptions = 0, cached = 0;
+  std::unique_ptr<Engine> warm;
+  for (int trace = 0; trace < traces; ++trace) {
+    if (trace % kTracesPerEngine == 0) {
+      options.force_sharing = random() % 2 == 0;
+      warm = MakeEngine("llama-gqa", options);
+    }
+    SCOPED_TRACE("trace " + std::to_string(trace));
+    std::vector<Request> requests(2 + random() % 4);
+    std::vector<Outcome> outcomes(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Request& request = requests[i];
+      const int32_t text = random() % 3;  // one of few texts, so that requests share prefixes of any length
+      request.prompt_ids.resize(1 + random() % (random() % 6 == 0 ? 700 : 100));
+      for (size_t t = 0; t < request.prompt_ids.size(); ++t)
+        request.prompt_ids[t] = static_cast<int32_t>((t * t + 7 * t * text + text) % 320);
+      if (random() % 2 == 0) request.prompt_ids.back() = random() % 320;
+      request.n = 1 + random() % 3;
+      request.max_tokens = 1 + random() % 40;
+      request.ignore_eos = true;
+      request.sampling.seed = random();
+      Submit(*warm, request, &outcomes[i]);
+      for (uint32_t step = random() % 4; step > 0; --step) ASSERT_TRUE(warm->Step().ok());
+    }
+    RunToEnd(*warm);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Outcome alone = Generate(*cold, requests[i]);
+      for (size_t s = 0; s < alone.samples.size(); ++s) {
+        ASSERT_EQ(outcomes[i].samples[s].tokens, alone.samples[s].tokens);
+        ASSERT_EQ(outcomes[i].samples[s].logprobs, alone.samples[s].logprobs);  // bit for bit
+        ++compared;
+      }
+    }
+    if ((trace + 1) % kTracesPerEngine == 0) {
+      preemptions += warm->Metrics().preemptions;
+      cached += warm->Metrics().cached_tokens;
+    }
+  }
+  EXPECT_GT(compared, traces);
+  EXPECT_GT(cached, 0);
+  EXPECT_GT(preemptions, 0);
 }
 
 }  // namespace
