@@ -80,6 +80,12 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
     return InvalidArgument("max_context is " + std::to_string(options.max_context) + ", the model's context length is " +
                            std::to_string(config.max_position) + ": ask for at most that");
   }
+  const int64_t page_slots = int64_t{options.max_running} * CeilDiv(options.max_context, options.page_size);
+  if (page_slots > INT32_MAX) {
+    return InvalidArgument("max_running " + std::to_string(options.max_running) + " samples of max_context " +
+                           std::to_string(options.max_context) + " tokens need " + std::to_string(page_slots) +
+                           " page slots, expected at most " + std::to_string(INT32_MAX) + ": lower one of them or raise page_size");
+  }
   options.max_batch_tokens = std::max(options.max_batch_tokens, options.max_running);  // every running sample decodes in each step
 
   if (checkpoint->tokenizer()) {
@@ -102,13 +108,13 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
                                                          .max_branches = options.max_running,
                                                          .max_context = options.max_context,
                                                          .share = options.sharing != SharingMode::kNone}));
-  COPPICE_ASSIGN_OR_RETURN(parts.plan, attention::AttentionPlan::Create(
-                                           *parts.context, spec,
-                                           {.max_branches = options.max_running,
-                                            .max_queries = options.max_batch_tokens,
-                                            .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
-                                            .page_size = options.page_size},
-                                           {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
+  COPPICE_ASSIGN_OR_RETURN(
+      parts.plan, attention::AttentionPlan::Create(*parts.context, spec,
+                                                   {.max_branches = options.max_running,
+                                                    .max_queries = options.max_batch_tokens,
+                                                    .max_page_slots = static_cast<int32_t>(page_slots),
+                                                    .page_size = options.page_size},
+                                                   {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvStorage> storage,
                            KvStorage::Create(parts.context.get(), spec, config.num_layers, num_pages, options.page_size));
   parts.model = std::make_unique<TransformerModel>(std::move(transformer), std::move(storage));

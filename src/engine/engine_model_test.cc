@@ -1,6 +1,7 @@
 // The whole engine on random models against what Hugging Face transformers computed (float32), in all sharing modes and at page
 // boundaries; the bytes it reports against the formula; deterministic mode: what was cached, chunked or crowded gives the same
 // bits.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -248,7 +249,23 @@ TEST(EngineModel, DeterministicModeGivesTheSameBitsWarmColdChunkedAndCrowded) {
   expect_equal(among, "other requests shared parts of the prompt in flight");
 }
 
-// Random traffic with cancellation, eviction and preemption, against each request alone on an engine that keeps nothing.
+TEST(EngineModel, CreateRefusesByName) {
+  const auto message = [](EngineOptions options) {
+    if (options.model_path.empty()) options.model_path = ModelPath("llama-gqa");
+    const auto engine = Engine::Create(options);
+    EXPECT_FALSE(engine.ok());
+    return engine.ok() ? std::string() : engine.status().message();
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(message({.model_path = "no/such/model.gguf"}), HasSubstr("no/such/model.gguf"));
+  EXPECT_THAT(message({.page_size = 0}), HasSubstr("page_size is 0, expected 1..256"));
+  EXPECT_THAT(message({.max_running = 0}), HasSubstr("max_running is 0"));
+  EXPECT_THAT(message({.max_context = 4096}), HasSubstr("max_context is 4096, the model's context length is 2048"));
+  EXPECT_THAT(message({.kv_cache_bytes = 100}), HasSubstr("raise kv_cache_bytes"));
+  EXPECT_THAT(message({.page_size = 1, .max_running = 2000000}), HasSubstr("page slots"));
+}
+
+// Random traffic with eviction and preemption, against each request alone on an engine that keeps nothing.
 // COPPICE_LONG_TEST=1 (ctest label `long`) runs 1,000 traces.
 TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
   constexpr int kTracesPerEngine = 20;
