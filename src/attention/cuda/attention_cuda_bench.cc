@@ -1,7 +1,7 @@
 // Attention of one layer on the device: the shapes and trees of docs/kernels/hopper.md, planned by the real planner, checked against
 // fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate measured in the same run and
 // the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on an H200).
-//   attention_cuda_bench [--cases A1,F,tree3] [--schedule sequential|concurrent] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
+//   attention_cuda_bench [--cases A1,F,tree3] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -19,7 +19,6 @@
 #include "attention/cuda/bench_kernels.h"
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_memory.h"
-#include "attention/cuda/plan_executor.h"
 #include "attention/plan.h"
 #include "core/check.h"
 
@@ -142,7 +141,6 @@ struct Forest {
 
 struct Options {
   std::vector<std::string> cases;
-  Schedule schedule = Schedule::kSequential;
   SharePolicy policy = SharePolicy::kTree;
   int iterations = 15;
   double matmul_tflops = 783;
@@ -191,7 +189,6 @@ class Bench {
     const auto planner =
         Take(Planner::Create(spec, capacity, {.policy = options_.policy}, traits, backend_->machine()));
     const auto executor = Take(backend_->MakeExecutor(spec, capacity, sizes));
-    static_cast<CudaPlanExecutor&>(*executor).ForceSchedule(options_.schedule);
     Measurement m;
     Check(planner->Update(forest.view));
     ++forest.view.version;  // a second look at the whole tree, with everything warm
@@ -313,8 +310,6 @@ Options Parse(int argc, char** argv) {
     if (name == "--cases") {
       std::stringstream list(value);
       for (std::string item; std::getline(list, item, ',');) options.cases.push_back(item);
-    } else if (name == "--schedule") {
-      options.schedule = value == "concurrent" ? Schedule::kConcurrent : Schedule::kSequential;
     } else if (name == "--policy") {
       options.policy = value == "store" ? SharePolicy::kStore : SharePolicy::kTree;
     } else if (name == "--iterations") {
@@ -335,8 +330,7 @@ Options Parse(int argc, char** argv) {
 int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   Bench bench(options);
-  std::printf("copy %.2f TB/s, matmul %.0f TFLOP/s (given), schedule %s\n", bench.copy_tbps(), options.matmul_tflops,
-              options.schedule == Schedule::kConcurrent ? "concurrent" : "sequential");
+  std::printf("copy %.2f TB/s, matmul %.0f TFLOP/s (given)\n", bench.copy_tbps(), options.matmul_tflops);
   std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %7s %6s\n", "case", "ms", "spread", "overlap", "serial", "x_over", "TFLOP/s",
               "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "plan_ms", "items");
   std::ofstream json;

@@ -7,15 +7,12 @@
 #include <cstdlib>
 
 #include "attention/cuda/cuda_test_device.h"
-#include "attention/cuda/plan_executor.h"
 #include "tests/support/attention_case.h"
 #include "tests/support/hand_plan.h"
 
 namespace coppice::attention {
 namespace {
 
-using cuda::CudaPlanExecutor;
-using cuda::Schedule;
 using testing::AttentionCase;
 using testing::CaseOptions;
 using testing::HandPlan;
@@ -84,7 +81,6 @@ TEST_F(AttentionCudaTest, RandomForestsAgreeWithOracle) {
       const HandPlan plan(test.spec(), test.forest().View(), RandomPlanOptions(seed + edit), seed);
       auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
       ASSERT_TRUE(executor.ok()) << executor.status().ToString();
-      static_cast<CudaPlanExecutor&>(**executor).ForceSchedule((seed + edit) % 2 ? Schedule::kConcurrent : Schedule::kSequential);
       for (int step = 0; step < 2; ++step) {  // the same plan serves growing lengths
         RunAndCompare(test, **executor, plan, step == 0);
         if (HasFatalFailure()) return;
@@ -100,29 +96,26 @@ TEST_F(AttentionCudaTest, RandomForestsAgreeWithOracle) {
 // Whoever arrives last folds in the same order: the bits do not depend on timing.
 TEST_F(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
   const uint64_t launches = FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000);
-  for (const Schedule schedule : {Schedule::kSequential, Schedule::kConcurrent}) {
-    CaseOptions options = RandomCudaCase(3);
-    options.spec = {.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
-    options.forest.page_size = 16;
-    options.forest.max_branches = 60;
-    options.forest.max_segment = 300;
-    options.forest.max_kv_len = 900;
-    options.forest.own_root = 0.05;
-    options.layout = testing::KvLayout::kNative;
-    AttentionCase test(*device_, options);
-    const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, 5);
-    auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
-    ASSERT_TRUE(executor.ok()) << executor.status().ToString();
-    static_cast<CudaPlanExecutor&>(**executor).ForceSchedule(schedule);
-    RunAndCompare(test, **executor, plan, true);
-    if (HasFatalFailure()) return;
-    const auto bound = test.Bind();
-    const std::vector<std::byte> first = test.Read().raw;
-    for (uint64_t i = 0; i < launches; ++i) {
-      ASSERT_TRUE((*executor)->Run(**bound, test.Args(true), nullptr).ok());
-      if (i % 100 == 99) {
-        ASSERT_EQ(test.Read().raw, first) << "launch " << i;
-      }
+  CaseOptions options = RandomCudaCase(3);
+  options.spec = {.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
+  options.forest.page_size = 16;
+  options.forest.max_branches = 60;
+  options.forest.max_segment = 300;
+  options.forest.max_kv_len = 900;
+  options.forest.own_root = 0.05;
+  options.layout = testing::KvLayout::kNative;
+  AttentionCase test(*device_, options);
+  const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, 5);
+  auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
+  ASSERT_TRUE(executor.ok()) << executor.status().ToString();
+  RunAndCompare(test, **executor, plan, true);
+  if (HasFatalFailure()) return;
+  const auto bound = test.Bind();
+  const std::vector<std::byte> first = test.Read().raw;
+  for (uint64_t i = 0; i < launches; ++i) {
+    ASSERT_TRUE((*executor)->Run(**bound, test.Args(true), nullptr).ok());
+    if (i % 100 == 99) {
+      ASSERT_EQ(test.Read().raw, first) << "launch " << i;
     }
   }
 }

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kQBuffers; ++i) {
       ptx::BarrierInit(&s.task_known[i], 1);
-      ptx::BarrierInit(&s.q_ready[i], 32);
+      ptx::BarrierInit(&s.q_ready[i], kGatherers * 32);
       ptx::BarrierInit(&s.task_done[i], kDenseWarpgroups * 4);
     }
     for (int i = 0; i < C::kStages; ++i) {
@@ -44,6 +44,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       LoadDenseKv<C>(p, maps, s);
     } else if (warp == 1) {
       LoadDenseTasks<C>(p, s, header.num_dense_tasks, tree_mask);
+    } else {
+      GatherQ<C>(p, s, warp - 2);
     }
   } else if (warpgroup <= kDenseWarpgroups) {
     ptx::IncreaseRegisters<C::kDenseRegisters>();
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::NamedBarrierSync(kDenseOverBarrier, kDenseOverThreads);
     const int worker = warp - 4;
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
-    const int busy = C::kConcurrent ? gridDim.x : min(header.num_dense_tasks, gridDim.x), idle = gridDim.x - busy;
+    const int ctas = gridDim.x, busy = C::kConcurrent ? ctas : min(header.num_dense_tasks, ctas), idle = ctas - busy;
     const int first_task = static_cast<int>(blockIdx.x) < busy ? -1 : worker * idle + blockIdx.x - busy;
     StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask).Run(first_task, C::kTailWarps * idle);
     FinishFetching(p, s);

@@ -34,8 +34,8 @@ class CudaBackend final : public Backend {
         .dense_tile_rows = kDenseRows,
         .dense_min_rows = kStreamRows + 1,
         .max_item_rows = 0,  // PlanTranslator cuts them
-        .kv_tile = KernelVariants(spec.q_dtype, spec.head_dim).sequential->kv_tile,
-        .native_head_dim = KernelVariants(spec.q_dtype, spec.head_dim).sequential->head_dim,
+        .kv_tile = KernelVariantFor(spec.q_dtype, spec.head_dim).kv_tile,
+        .native_head_dim = KernelVariantFor(spec.q_dtype, spec.head_dim).head_dim,
     };
   }
 
@@ -50,7 +50,7 @@ class CudaBackend final : public Backend {
                                                      const PlanSizes& sizes) override {
     COPPICE_RETURN_IF_ERROR(CheckSpec(spec));
     COPPICE_RETURN_IF_ERROR(CheckPageSize(capacity.page_size));
-    return CudaPlanExecutor::Create(device_, num_sms_, KernelVariants(spec.q_dtype, spec.head_dim), spec, capacity, sizes);
+    return CudaPlanExecutor::Create(device_, num_sms_, KernelVariantFor(spec.q_dtype, spec.head_dim), spec, capacity, sizes);
   }
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {
@@ -59,7 +59,7 @@ class CudaBackend final : public Backend {
     COPPICE_RETURN_IF_ERROR(CheckPageSize(view.page_size));
     DeviceGuard guard(device_);
     COPPICE_ASSIGN_OR_RETURN(const TensorMaps maps,
-                             EncodeTensorMaps(spec, view, KernelVariants(spec.q_dtype, spec.head_dim).sequential->head_dim));
+                             EncodeTensorMaps(spec, view, KernelVariantFor(spec.q_dtype, spec.head_dim).head_dim));
     return std::unique_ptr<BoundKv>(new BoundCudaKv(view, maps));
   }
 

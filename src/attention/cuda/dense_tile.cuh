@@ -165,16 +165,20 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // `completes` is written
     const uint8_t* completes = s.completes + wg * 64;
     if (!__any_sync(kAllLanes, completes[lane] | completes[lane + 32])) return;
-    {
-      const RowInfo& info = slot.rows[wg * 64 + warp * 16 + lane % 16];
-      const bool fold = lane < 16 && info.q_row >= 0 && info.state != kDirect && completes[max(0, warp * 16 + lane - info.row_in_set)];
+#pragma unroll 1
+    for (int base = warp * 16; base < warp * 16 + 16; base += 4) {
+      const int row_in_half = base + lane / 8;
+      const RowInfo& info = slot.rows[wg * 64 + row_in_half];
+      const bool fold = info.q_row >= 0 && info.state != kDirect && completes[max(0, row_in_half - info.row_in_set)];
       if (__any_sync(kAllLanes, fold)) FoldRows<T, C::kHeadDim>(p, fold ? info.set : -1, info.row_in_set, kv_head);
     }
     // A set may lie across the two halves; whoever completes it folds the other half's rows too.
     const auto fold_range = [&](const RowInfo& info, int begin, int end) {
-      const int row = begin + warp * 16 + lane;  // at most 63
-      const bool fold = lane < 16 && row < end;
-      if (__any_sync(kAllLanes, fold)) FoldRows<T, C::kHeadDim>(p, fold ? info.set : -1, row, kv_head);
+#pragma unroll 1
+      for (int base = begin + warp * 4; base < end; base += 16) {
+        const int row = base + lane / 8;
+        FoldRows<T, C::kHeadDim>(p, row < end ? info.set : -1, row, kv_head);
+      }
     };
     const RowInfo &first = slot.rows[wg * 64], &last = slot.rows[wg * 64 + 63];
     if (wg == 1 && completes[0]) fold_range(first, 0, first.row_in_set);
@@ -200,10 +204,11 @@ struct DenseTile {
     uint32_t tile = 0;  // over all tasks
     for (int n = 0;; ++n) {
       const int slot_index = n % C::kQBuffers;
-      ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
+      ptx::BarrierWait(&s.task_known[slot_index], n / C::kQBuffers & 1);
       const DenseSlot& slot = s.dense[slot_index];
       const int num_tiles = slot.task.num_tiles;
       if (num_tiles < 0) break;
+      ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
       const uint32_t q = ptx::SharedAddress(s.q[slot_index]) + wg * C::kQHalfBytes;
 
       float out[kOut];

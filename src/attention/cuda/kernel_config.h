@@ -31,9 +31,9 @@ struct Config {
   static constexpr int kWarpgroups = 1 + kDenseWarpgroups + (kConcurrent ? 1 : 0);
   static constexpr int kThreads = kWarpgroups * kWarpgroup;
   // Registers of a thread by role; 65536 in all: 384 threads start with 168, 512 with 128, and setmaxnreg deals them anew.
-  static constexpr int kProducerRegisters = kConcurrent ? 40 : 56;
-  static constexpr int kDenseRegisters = kConcurrent ? 160 : 224;
-  static constexpr int kStreamRegisters = 152;
+  static constexpr int kProducerRegisters = kConcurrent ? 40 : 72;
+  static constexpr int kDenseRegisters = kConcurrent ? 152 : 216;
+  static constexpr int kStreamRegisters = 168;
   static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters + (kConcurrent ? kStreamRegisters : 0) <=
                 (kConcurrent ? 512 : 504));
 

@@ -6,15 +6,13 @@
 
 namespace coppice::attention::cuda {
 
-extern const KernelVariant kBF16D64Sequential, kBF16D64Concurrent, kBF16D128Sequential, kBF16D128Concurrent;
-extern const KernelVariant kF16D64Sequential, kF16D64Concurrent, kF16D128Sequential, kF16D128Concurrent;
+extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128;
 
 template <class C>
 KernelVariant Variant(DType dtype) {
   static_assert(sizeof(SharedStorage<C>) <= 227 * 1024, "shared memory of an SM that a CTA may use");
   return {.dtype = dtype,
           .head_dim = C::kHeadDim,
-          .schedule = C::kConcurrent ? Schedule::kConcurrent : Schedule::kSequential,
           .kv_tile = C::kKvTile,
           .threads = C::kThreads,
           .shared_bytes = sizeof(SharedStorage<C>),

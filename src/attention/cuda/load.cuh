@@ -12,6 +12,7 @@
 namespace coppice::attention::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr int kGatherers = 2;  // warps that gather Q
 
 // The tensor maps of K and V; see EncodeTensorMaps in tensor_map.cc for their dimensions.
 struct KvMaps {
@@ -50,10 +51,9 @@ __device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap
 
 // ------------------------------------------------------------------------------------------------------------- dense tiles
 
-// One warp: draws dense tasks, resolves their rows and ranges, gathers their Q rows into the next buffer.
+// One warp: draws dense tasks, resolves their rows and ranges for the warps that load Q and KV.
 template <class C>
 __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int num_tasks, bool tree_mask) {
-  using T = typename C::Element;
   const int lane = threadIdx.x % 32;
   int claimed = blockIdx.x;  // the first task needs no drawing
   for (int n = 0;; ++n) {
@@ -65,7 +65,6 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
       if (lane == 0) shared.task.num_tiles = -1;
       __syncwarp();
       if (lane == 0) ptx::BarrierArrive(&s.task_known[slot]);
-      ptx::BarrierArrive(&s.q_ready[slot]);
       FinishFetching(p, s);
       return;
     }
@@ -102,17 +101,29 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
     }
     __syncwarp();
     if (lane == 0) ptx::BarrierArrive(&s.task_known[slot]);
+  }
+}
 
-    // Each row of Q is kHeadDim / 8 pieces of 16 bytes; rows and columns that do not exist become zeros.
-    constexpr int kPieces = C::kHeadDim / 8;
-    const T* q = static_cast<const T*>(p.q);
-    const int piece = lane % kPieces;
-    for (int r = lane / kPieces; r < kDenseRows; r += 32 / kPieces) {
-      const RowInfo& info = shared.rows[r];
-      const bool exists = info.q_row >= 0 && piece * 8 < p.head_dim;
-      const T* from = exists ? q + info.q_row * p.q_row_stride +
-                                   int64_t{item.head_begin * p.group_size + info.head_in_group} * p.head_dim + piece * 8
-                             : q;
+// Two warps, of which this is number `gatherer`: the Q rows of the same tasks, 16 bytes a lane; rows and columns that do not exist
+// become zeros.
+template <class C>
+__device__ void GatherQ(const KernelParams& p, SharedStorage<C>& s, int gatherer) {
+  using T = typename C::Element;
+  constexpr int kPieces = C::kHeadDim / 8, kRowsAtOnce = 32 / kPieces;
+  const int lane = threadIdx.x % 32, piece = lane % kPieces;
+  const T* q = static_cast<const T*>(p.q);
+  for (int n = 0;; ++n) {
+    const int slot = n % C::kQBuffers;
+    ptx::BarrierWait(&s.task_known[slot], n / C::kQBuffers & 1);
+    const DenseSlot& shared = s.dense[slot];
+    if (shared.task.num_tiles < 0) break;
+    const int first_head = shared.task.kv_head * p.group_size;
+#pragma unroll 4
+    for (int r = gatherer * kRowsAtOnce + lane / kPieces; r < kDenseRows; r += kGatherers * kRowsAtOnce) {
+      const int q_row = shared.rows[r].q_row;
+      const bool exists = q_row >= 0 && piece * 8 < p.head_dim;
+      const T* from =
+          exists ? q + q_row * p.q_row_stride + int64_t{first_head + shared.rows[r].head_in_group} * p.head_dim + piece * 8 : q;
       uint8_t* to = s.q[slot] + (r / 64) * C::kQHalfBytes + (piece / 8) * 8192 + (r % 64) * 128 + ((piece % 8) ^ (r % 8)) * 16;
       ptx::CopyAsync16(ptx::SharedAddress(to), from, exists ? 16 : 0);
     }
@@ -120,6 +131,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
     ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
     ptx::BarrierArrive(&s.q_ready[slot]);
   }
+  ptx::NamedBarrierArrive(kDenseOverBarrier, kDenseOverThreads);  // it reads no slot any more
 }
 
 // One warp: the KV tiles of the same tasks, as fast as the ring empties; it runs ahead across tasks.

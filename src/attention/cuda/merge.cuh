@@ -114,98 +114,66 @@ __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int k
   return true;
 }
 
-// Contributions of a row that the fast fold holds in registers.
-inline constexpr int kFoldWidth = 8;
-
-// Writes one row of output, spread over the warp.
-template <class T, int kPerLane>
-__device__ __forceinline__ void StoreFolded(const KernelParams& p, int q_row, int head, const float (&acc)[kPerLane], float scale) {
-  const int lane = threadIdx.x % 32;
-  if (lane * kPerLane >= p.head_dim) return;
-  T* to = static_cast<T*>(p.out) + q_row * p.out_row_stride + int64_t{head} * p.head_dim + lane * kPerLane;
-  if constexpr (kPerLane == 4) {
-    *reinterpret_cast<uint2*>(to) = {Pack<T>(acc[0] * scale, acc[1] * scale), Pack<T>(acc[2] * scale, acc[3] * scale)};
-  } else {
-    *reinterpret_cast<uint32_t*>(to) = Pack<T>(acc[0] * scale, acc[1] * scale);
-  }
-}
-
-template <int kPerLane>
-__device__ __forceinline__ void AddScaled(float (&acc)[kPerLane], const float* from, float weight) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (kPerLane == 4) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(from) + lane);
-    acc[0] += weight * v.x, acc[1] += weight * v.y, acc[2] += weight * v.z, acc[3] += weight * v.w;
-  } else {
-    const float2 v = __ldcg(reinterpret_cast<const float2*>(from) + lane);
-    acc[0] += weight * v.x, acc[1] += weight * v.y;
-  }
-}
-
-// Folds all contributions of up to 32 rows, one for each lane, and writes their output. set: of this lane's row, or -1 for none.
-// What is known of a row (set, contributions, max, sums) is loaded by its lane, so that all rows wait together; the vectors are then
-// added row by row by the whole warp. All lanes call.
+// Folds all contributions of four rows, eight lanes a row, and writes their output. set: of this lane's row, or -1 for none; the same
+// in each group of eight lanes. All lanes call. Small code on purpose: most launches run it once or twice, from a cold instruction cache.
 template <class T, int kHeadDim>
 __device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in_set, int kv_head) {
-  constexpr int kPerLane = kHeadDim / 32;
+  constexpr int kVectors = kHeadDim / 32;  // of four elements, a lane; lane i holds vectors i, i + 8, ...
   constexpr unsigned kAll = 0xffffffffu;
+  const int lane = threadIdx.x % 8;
   DeviceMergeSet merge{};
   if (set >= 0) merge = p.merge_sets[set];
-  const int count = set >= 0 ? merge.contribution_count : 0;
-  const auto state_of = [&](int c) {
-    const DeviceContribution from = p.contributions[merge.contribution_begin + c];
-    return from.state_begin + kv_head * from.head_stride + row_in_set;
-  };
-  const auto ml_of = [&](int state) { return __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state); };
-  int state[kFoldWidth];
-  float weight[kFoldWidth];
+  const int count = merge.contribution_count;
+  const int most = __reduce_max_sync(kAll, count);
   float m = -INFINITY, l = 0.0f;
-  {
-    float2 ml[kFoldWidth];
-#pragma unroll
-    for (int c = 0; c < kFoldWidth; ++c) state[c] = c < count ? state_of(c) : 0;
-#pragma unroll
-    for (int c = 0; c < kFoldWidth; ++c) ml[c] = c < count ? ml_of(state[c]) : float2{-INFINITY, 0.0f};
-#pragma unroll
-    for (int c = 0; c < kFoldWidth; ++c) m = fmaxf(m, ml[c].x);
-    for (int c = kFoldWidth; c < count; ++c) m = fmaxf(m, ml_of(state_of(c)).x);
-    const float base = m == -INFINITY ? 0.0f : m;
-#pragma unroll
-    for (int c = 0; c < kFoldWidth; ++c) {
-      weight[c] = ptx::Exp2(ml[c].x - base);
-      l += weight[c] * ml[c].y;
+  float acc[kVectors][4] = {};
+#pragma unroll 1
+  for (int base = 0; base < most; base += 8) {
+    int state = 0;
+    float2 ml = {-INFINITY, 0.0f};
+    if (base + lane < count) {
+      const DeviceContribution from = p.contributions[merge.contribution_begin + base + lane];
+      state = from.state_begin + kv_head * from.head_stride + row_in_set;
+      ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
     }
-    for (int c = kFoldWidth; c < count; ++c) {
-      const float2 more = ml_of(state_of(c));
-      l += ptx::Exp2(more.x - base) * more.y;
+    float m_new = ml.x;
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(kAll, m_new, d));
+    m_new = fmaxf(m, m_new);
+    const float weight = ml.x == -INFINITY ? 0.0f : ptx::Exp2(ml.x - m_new);
+    const float rescale = m == -INFINITY ? 0.0f : ptx::Exp2(m - m_new);
+    float sum = weight * ml.y;
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
+    l = l * rescale + sum;
+    m = m_new;
+#pragma unroll
+    for (int i = 0; i < kVectors * 4; ++i) acc[i / 4][i % 4] *= rescale;
+#pragma unroll 2
+    for (int c = 0; c < min(8, most - base); ++c) {
+      const int64_t from = __shfl_sync(kAll, state, c, 8);
+      const float w = __shfl_sync(kAll, weight, c, 8);
+      if (w == 0.0f) continue;  // an empty state has no vector
+      const float4* vectors = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + lane;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const float4 v = __ldcg(vectors + i * 8);
+        acc[i][0] += w * v.x, acc[i][1] += w * v.y, acc[i][2] += w * v.z, acc[i][3] += w * v.w;
+      }
     }
   }
-  int q_row = -1, head = 0;
-  if (set >= 0) {
-    const int query = row_in_set / p.group_size;
-    q_row = p.branches[merge.branch].query_begin + merge.query_begin + query;
-    head = kv_head * p.group_size + row_in_set - query * p.group_size;
-    if (p.lse != nullptr) p.lse[int64_t{q_row} * p.num_kv_heads * p.group_size + head] = NaturalLse(m, l);
-  }
+  if (set < 0) return;
+  const int query = row_in_set / p.group_size;
+  const int64_t q_row = p.branches[merge.branch].query_begin + merge.query_begin + query;
+  const int head = kv_head * p.group_size + row_in_set - query * p.group_size;
+  if (p.lse != nullptr && lane == 0) p.lse[q_row * p.num_kv_heads * p.group_size + head] = NaturalLse(m, l);
   const float scale = l > 0.0f ? p.value_scale / l : 0.0f;
-  for (unsigned rows = __ballot_sync(kAll, set >= 0); rows != 0; rows &= rows - 1) {
-    const int r = __ffs(rows) - 1;
-    const int r_count = __shfl_sync(kAll, count, r);
-    float acc[kPerLane] = {};
+  T* to = static_cast<T*>(p.out) + q_row * p.out_row_stride + int64_t{head} * p.head_dim;
 #pragma unroll
-    for (int c = 0; c < kFoldWidth; ++c) {
-      const int64_t from = __shfl_sync(kAll, state[c], r);
-      const float w = __shfl_sync(kAll, weight[c], r);
-      if (c < r_count && w > 0.0f) AddScaled(acc, p.state_acc + from * kHeadDim, w);
-    }
-    for (int c = kFoldWidth; c < r_count; ++c) {
-      const int own = c < count ? state_of(c) : 0;  // only lane r's is used
-      const int64_t from = __shfl_sync(kAll, own, r);
-      const float r_max = __shfl_sync(kAll, m, r);
-      const float w = ptx::Exp2(ml_of(from).x - (r_max == -INFINITY ? 0.0f : r_max));
-      if (w > 0.0f) AddScaled(acc, p.state_acc + from * kHeadDim, w);
-    }
-    StoreFolded<T>(p, __shfl_sync(kAll, q_row, r), __shfl_sync(kAll, head, r), acc, __shfl_sync(kAll, scale, r));
+  for (int i = 0; i < kVectors; ++i) {
+    const int column = (i * 8 + lane) * 4;
+    if (column >= p.head_dim) break;
+    *reinterpret_cast<uint2*>(to + column) = {Pack<T>(acc[i][0] * scale, acc[i][1] * scale), Pack<T>(acc[i][2] * scale, acc[i][3] * scale)};
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attention/cuda/kernel_config.h"
+#include "attention/cuda/kernel_params.h"
 #include "core/check.h"
 
 namespace coppice::attention::cuda {
@@ -21,23 +22,23 @@ bool Same(std::span<const T> a, const std::vector<T>& b) {
 
 }  // namespace
 
-CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, VariantPair variants, const AttentionSpec& spec,
+CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec,
                                    const PlanCapacity& capacity, const PlanSizes& sizes)
     : device_(device),
       num_sms_(num_sms),
-      variants_(variants),
+      variant_(variant),
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
       translator_(spec, capacity, sizes, num_sms) {}
 
-Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, VariantPair variants,
+Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, const KernelVariant& variant,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,
                                                                const PlanSizes& sizes) {
-  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variants, spec, capacity, sizes));
+  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes));
   DeviceGuard guard(device);
   const size_t bytes = executor->translator_.layout().bytes;
-  const size_t state_bytes = (static_cast<size_t>(variants.sequential->head_dim) + 2) * sizeof(float);
+  const size_t state_bytes = (static_cast<size_t>(variant.head_dim) + 2) * sizeof(float);
   COPPICE_ASSIGN_OR_RETURN(executor->plan_, DeviceBuffer::Allocate(bytes));
   COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(executor->translator_.layout().max_states * state_bytes));
   COPPICE_ASSIGN_OR_RETURN(
@@ -58,11 +59,9 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   executor->bandwidth_queue_.reserve(sizes.max_items);
   executor->merge_sets_.reserve(sizes.max_merge_sets);
   executor->contributions_.reserve(sizes.max_contributions);
-  for (const KernelVariant* variant : {variants.sequential, variants.concurrent}) {
-    COPPICE_RETURN_IF_ERROR(
-        CudaStatus(cudaFuncSetAttribute(variant->function, cudaFuncAttributeMaxDynamicSharedMemorySize, variant->shared_bytes),
-                   "raising the attention kernel's shared memory"));
-  }
+  COPPICE_RETURN_IF_ERROR(
+      CudaStatus(cudaFuncSetAttribute(variant.function, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes),
+                 "raising the attention kernel's shared memory"));
   return std::unique_ptr<PlanExecutor>(std::move(executor));
 }
 
@@ -170,7 +169,6 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
     return InvalidArgument("AttentionPlan::Run: q, out and their row strides must be multiples of 16 bytes; row strides are " +
                            std::to_string(args.q_row_stride) + " and " + std::to_string(args.out_row_stride) + " elements");
   }
-  const KernelVariant& variant = forced_ != nullptr ? *forced_ : *variants_.sequential;
   const PlanLayout& layout = translator_.layout();
   const KvLayerView& view = kv.view();
   const TensorMaps& maps = bound->maps();
@@ -188,7 +186,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
       .page_indices = reinterpret_cast<const int32_t*>(plan + layout.page_indices),
       .tree_mask = reinterpret_cast<const uint64_t*>(plan + layout.tree_mask),
       .state_acc = states,
-      .state_ml = states + layout.max_states * variant.head_dim,
+      .state_ml = states + layout.max_states * variant_.head_dim,
       .tickets = reinterpret_cast<int32_t*>(tickets_.data()),
       .counters = reinterpret_cast<QueueCounters*>(counters_.data()),
       .q = args.q,
@@ -213,7 +211,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
   };
   void* arguments[] = {&params, const_cast<CUtensorMap*>(&maps.k), const_cast<CUtensorMap*>(&maps.v)};
   DeviceGuard guard(device_);
-  return CudaStatus(cudaLaunchKernel(variant.function, dim3(num_sms_), dim3(variant.threads), arguments, variant.shared_bytes,
+  return CudaStatus(cudaLaunchKernel(variant_.function, dim3(num_sms_), dim3(variant_.threads), arguments, variant_.shared_bytes,
                                      static_cast<cudaStream_t>(stream)),
                     "launching the attention kernel");
 }

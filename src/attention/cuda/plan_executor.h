@@ -24,15 +24,12 @@ class BoundCudaKv final : public BoundKv {
 
 class CudaPlanExecutor final : public PlanExecutor {
  public:
-  static Result<std::unique_ptr<PlanExecutor>> Create(int device, int num_sms, VariantPair variants,
+  static Result<std::unique_ptr<PlanExecutor>> Create(int device, int num_sms, const KernelVariant& variant,
                                                       const AttentionSpec& spec, const PlanCapacity& capacity,
                                                       const PlanSizes& sizes);
   // Copies the parts of the plan, lengths and page rows that differ from what the device has, from page-locked memory.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
-
-  // Overrides the choice of schedule, for benchmarks and tests.
-  void ForceSchedule(Schedule schedule) { forced_ = &variants_.of(schedule); }
 
  private:
   struct Staging {
@@ -40,7 +37,7 @@ class CudaPlanExecutor final : public PlanExecutor {
     CudaEvent copied;
   };
 
-  CudaPlanExecutor(int device, int num_sms, VariantPair variants, const AttentionSpec& spec,
+  CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec,
                    const PlanCapacity& capacity, const PlanSizes& sizes);
   bool SamePlan(const PlanView& plan, uint64_t version) const;
   void RememberPlan(const PlanView& plan, uint64_t version);
@@ -53,8 +50,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   static constexpr int kStagingBuffers = 2;    // uploads in flight
 
   int device_, num_sms_;
-  VariantPair variants_;  // of this spec's dtype and head_dim
-  const KernelVariant* forced_ = nullptr;
+  const KernelVariant& variant_;
   AttentionSpec spec_;
   PlanCapacity capacity_;
   PlanSizes sizes_;

@@ -59,7 +59,7 @@ class PlanTranslator {
   int32_t DensePieceTokens(double stream_ns);
   Status EmitContributions(const PlanView& plan, std::byte* image);
   Status EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
-  void EmitTasks(std::byte* image);
+  void EmitTasks(const PrefixForestView& forest, std::byte* image);
 
   AttentionSpec spec_;
   PlanSizes sizes_;

@@ -62,6 +62,6 @@ struct SharedStorage {
 
 // Named barriers; 0 is the CTA's.
 enum BarrierId : int { kTurnBarrier = 1 /* and 2 */, kWarpgroupBarrier = 3 /* and 4 */, kDenseOverBarrier = 5 };
-inline constexpr int kDenseOverThreads = kDenseWarpgroups * kWarpgroup + 32;  // the dense warpgroups and the KV loading warp
+inline constexpr int kDenseOverThreads = kDenseWarpgroups * kWarpgroup + 96;  // the dense warpgroups, and the warps that load KV and Q
 
 }  // namespace coppice::attention::cuda

@@ -59,6 +59,7 @@ class StreamWorker {
       position = task.first;
       if (++head < task.head_end) continue;
       Complete(task);
+      Forget();
       __syncwarp();  // the task's rows are read; its place may be filled again
       ++current_;
       open = false;
@@ -156,6 +157,19 @@ class StreamWorker {
   // Shared-memory address of the 16-byte piece `piece` of `token` in a unit: [8 tokens][chunk][8][64], swizzled.
   static __device__ __forceinline__ uint32_t Piece(uint32_t unit, int token, int piece) {
     return unit + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 + ((piece % 8) ^ (token % 8)) * 16;
+  }
+
+  // Tells the compiler that the registers of a head are not needed across Complete, which it would save and restore.
+  __device__ void Forget() {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int d = 0; d < kDepth; ++d) {
+        q_[n][d][0] = q_[n][d][1] = 0;
+        out_[n][d][0] = out_[n][d][1] = out_[n][d][2] = out_[n][d][3] = 0.0f;
+      }
+      row_max_[n][0] = row_max_[n][1] = row_sum_[n][0] = row_sum_[n][1] = 0.0f;
+    }
   }
 
   // kColumns: blocks of eight rows.
@@ -373,9 +387,17 @@ class StreamWorker {
       const int head = base + lane_ / stride;
       const bool draws = waits && head < task.head_end && info.row_in_set == 0;
       const unsigned complete = __ballot_sync(kAllLanes, draws && ArriveLast(p_, info.set, head, info.arrivals));
-      if (complete == 0) continue;
-      const bool fold = waits && head < task.head_end && (complete >> (lane_ - info.row_in_set) & 1) != 0;
-      FoldRows<T, C::kHeadDim>(p_, fold ? info.set : -1, info.row_in_set, head);
+      const unsigned folds =
+          __ballot_sync(kAllLanes, waits && head < task.head_end && (complete >> (lane_ - info.row_in_set & 31) & 1) != 0);
+#pragma unroll 1
+      for (unsigned left = folds; left != 0;) {  // four (row, head) pairs at a time
+        int pair = -1;
+        for (int i = 0; i < 4 && left != 0; ++i, left &= left - 1) {
+          if (lane_ / 8 == i) pair = __ffs(left) - 1;
+        }
+        const RowInfo& own = rows[max(pair, 0) % stride];
+        FoldRows<T, C::kHeadDim>(p_, pair < 0 ? -1 : own.set, own.row_in_set, base + max(pair, 0) / stride);
+      }
     }
   }
 

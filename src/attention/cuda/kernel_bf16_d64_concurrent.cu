@@ -1,8 +1,0 @@
-// An instance of the attention kernel: bf16, head_dim up to 64, concurrent schedule. Layer: attention/cuda.
-#include "attention/cuda/kernel_instance.cuh"
-
-namespace coppice::attention::cuda {
-
-const KernelVariant kBF16D64Concurrent = Variant<Config<__nv_bfloat16, 64, kConcurrentKvTile, true>>(DType::kBF16);
-
-}  // namespace coppice::attention::cuda

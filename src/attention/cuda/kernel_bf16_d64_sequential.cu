@@ -1,8 +1,0 @@
-// An instance of the attention kernel: bf16, head_dim up to 64, sequential schedule. Layer: attention/cuda.
-#include "attention/cuda/kernel_instance.cuh"
-
-namespace coppice::attention::cuda {
-
-const KernelVariant kBF16D64Sequential = Variant<Config<__nv_bfloat16, 64, kSequentialKvTile, false>>(DType::kBF16);
-
-}  // namespace coppice::attention::cuda

@@ -1,8 +1,0 @@
-// An instance of the attention kernel: f16, head_dim up to 128, sequential schedule. Layer: attention/cuda.
-#include "attention/cuda/kernel_instance.cuh"
-
-namespace coppice::attention::cuda {
-
-const KernelVariant kF16D128Sequential = Variant<Config<__half, 128, kSequentialKvTile, false>>(DType::kF16);
-
-}  // namespace coppice::attention::cuda

@@ -1,0 +1,8 @@
+// An instance of the attention kernel: f16, head_dim up to 64. Layer: attention/cuda.
+#include "attention/cuda/kernel_instance.cuh"
+
+namespace coppice::attention::cuda {
+
+const KernelVariant kF16D64 = Variant<Config<__half, 64, kSequentialKvTile, false>>(DType::kF16);
+
+}  // namespace coppice::attention::cuda
