@@ -1,6 +1,6 @@
-// Attention of one layer on the device: the shapes and trees of docs/kernels/hopper.md, planned by the real planner, checked against
-// fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate measured in the same run and
-// the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on an H200).
+// Attention of one layer on the device: the shapes and trees of docs/kernels/hopper.md, planned by the real planner, checked
+// against fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate measured in the same
+// run and the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on an H200).
 //   attention_cuda_bench [--cases A1,F,tree3] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
 #include <cuda_runtime_api.h>
 
@@ -149,7 +149,8 @@ struct Options {
 };
 
 struct Measurement {
-  double ms = 0, spread_ms = 0, bound_overlapped_ms = 0, bound_serial_ms = 0, error = 0, plan_ms = 0, upload_ms = 0, tflops = 0, tbps = 0;
+  double ms = 0, spread_ms = 0, bound_overlapped_ms = 0, bound_serial_ms = 0, error = 0, plan_ms = 0, upload_ms = 0, tflops = 0,
+         tbps = 0;
   int items = 0, contributions = 0, dense_tasks = 0, stream_tasks = 0;
 };
 
@@ -186,8 +187,7 @@ class Bench {
                                 .max_page_slots = static_cast<int32_t>(forest.pages.size())};
     const BackendTraits traits = Take(backend_->Traits(spec, capacity));
     const PlanSizes sizes = Take(backend_->Sizes(spec, capacity));
-    const auto planner =
-        Take(Planner::Create(spec, capacity, {.policy = options_.policy}, traits, backend_->machine()));
+    const auto planner = Take(Planner::Create(spec, capacity, {.policy = options_.policy}, traits, backend_->machine()));
     const auto executor = Take(backend_->MakeExecutor(spec, capacity, sizes));
     Measurement m;
     Check(planner->Update(forest.view));
@@ -272,7 +272,8 @@ class Bench {
     const int64_t row = int64_t{c.qo_heads} * c.head_dim, rows = static_cast<int64_t>(forest.branch_node.size()) * c.queries;
     DeviceBuffer pages = Take(DeviceBuffer::Allocate(forest.pages.size() * 4));
     CheckCuda(cudaMemcpy(pages.data(), forest.pages.data(), forest.pages.size() * 4, cudaMemcpyHostToDevice), "pages");
-    DeviceBuffer scores = Take(DeviceBuffer::Allocate(size_t(c.qo_heads) * forest.kv_len[0] * 8)), result = Take(DeviceBuffer::Allocate(row * 8));
+    DeviceBuffer scores = Take(DeviceBuffer::Allocate(size_t(c.qo_heads) * forest.kv_len[0] * 8)),
+                 result = Take(DeviceBuffer::Allocate(row * 8));
     std::vector<BF16> got(rows * row);
     CheckCuda(cudaMemcpy(got.data(), out.data(), got.size() * 2, cudaMemcpyDeviceToHost), "out");
     for (const BF16 x : got) {
@@ -283,8 +284,9 @@ class Bench {
     for (const int64_t r : {int64_t{0}, rows / 2 + 1 < rows ? rows / 2 + 1 : 0, rows - 1}) {
       const int64_t branch = r / c.queries;
       const int32_t kv_len = static_cast<int32_t>(forest.kv_len[branch] - c.queries + r % c.queries + 1);
-      ReferenceRow(spec, kv, reinterpret_cast<const int32_t*>(pages.data()) + forest.page_begin[branch], kv_len, q.data() + r * row * 2,
-                   reinterpret_cast<double*>(scores.data()), reinterpret_cast<double*>(result.data()), stream_);
+      ReferenceRow(spec, kv, reinterpret_cast<const int32_t*>(pages.data()) + forest.page_begin[branch], kv_len,
+                   q.data() + r * row * 2, reinterpret_cast<double*>(scores.data()), reinterpret_cast<double*>(result.data()),
+                   stream_);
       CheckCuda(cudaMemcpyAsync(want.data(), result.data(), row * 8, cudaMemcpyDeviceToHost, stream_), "reference");
       CheckCuda(cudaStreamSynchronize(stream_), "reference");
       for (int64_t e = 0; e < row; ++e) {
@@ -331,8 +333,8 @@ int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   Bench bench(options);
   std::printf("copy %.2f TB/s, matmul %.0f TFLOP/s (given)\n", bench.copy_tbps(), options.matmul_tflops);
-  std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %7s %6s\n", "case", "ms", "spread", "overlap", "serial", "x_over", "TFLOP/s",
-              "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "plan_ms", "items");
+  std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %7s %6s\n", "case", "ms", "spread", "overlap", "serial", "x_over",
+              "TFLOP/s", "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "plan_ms", "items");
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
   double peers = 0;
@@ -340,17 +342,17 @@ int Main(int argc, char** argv) {
   for (const Case& c : AllCases()) {
     if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
     const Measurement m = bench.Run(c);
-    std::printf("%-7s %8.4f %7.4f %8.4f %8.4f %6.2f %7.0f %7.2f %8.3f %7.3f %6.2f %8.1e %7.3f %6d\n", c.name.c_str(), m.ms, m.spread_ms,
-                m.bound_overlapped_ms, m.bound_serial_ms, m.ms / m.bound_overlapped_ms, m.tflops, m.tbps, c.goal_ms, c.peer_ms,
-                c.peer_ms / m.ms, m.error, m.plan_ms, m.items);
+    std::printf("%-7s %8.4f %7.4f %8.4f %8.4f %6.2f %7.0f %7.2f %8.3f %7.3f %6.2f %8.1e %7.3f %6d\n", c.name.c_str(), m.ms,
+                m.spread_ms, m.bound_overlapped_ms, m.bound_serial_ms, m.ms / m.bound_overlapped_ms, m.tflops, m.tbps, c.goal_ms,
+                c.peer_ms, c.peer_ms / m.ms, m.error, m.plan_ms, m.items);
     std::fflush(stdout);
     if (c.name.starts_with("tree")) peers += std::log(c.peer_ms / m.ms), ++compared;
     if (json.is_open()) {
       json << "{\"case\": \"" << c.name << "\", \"ms\": " << m.ms << ", \"spread_ms\": " << m.spread_ms
            << ", \"bound_overlapped_ms\": " << m.bound_overlapped_ms << ", \"bound_serial_ms\": " << m.bound_serial_ms
-           << ", \"tflops\": " << m.tflops << ", \"tbps\": " << m.tbps << ", \"best_peer_ms\": " << c.peer_ms << ", \"error\": " << m.error
-           << ", \"plan_ms\": " << m.plan_ms << ", \"upload_ms\": " << m.upload_ms << ", \"items\": " << m.items
-           << ", \"contributions\": " << m.contributions << ", \"copy_tbps\": " << bench.copy_tbps()
+           << ", \"tflops\": " << m.tflops << ", \"tbps\": " << m.tbps << ", \"best_peer_ms\": " << c.peer_ms
+           << ", \"error\": " << m.error << ", \"plan_ms\": " << m.plan_ms << ", \"upload_ms\": " << m.upload_ms
+           << ", \"items\": " << m.items << ", \"contributions\": " << m.contributions << ", \"copy_tbps\": " << bench.copy_tbps()
            << ", \"matmul_tflops\": " << options.matmul_tflops << "}\n";
     }
   }

@@ -128,7 +128,8 @@ TEST_F(AttentionCudaTest, OneGraphServesChangingTrees) {
     options.forest.max_query_count = 4;
     AttentionCase test(*device_, options);
     const PlanCapacity capacity = test.forest().Capacity();
-    const PlanSizes sizes{.max_items = 4000, .max_members = 8000, .max_merge_sets = 400, .max_contributions = 8000, .max_states = 400000};
+    const PlanSizes sizes{
+        .max_items = 4000, .max_members = 8000, .max_merge_sets = 400, .max_contributions = 8000, .max_states = 400000};
     auto executor = device_->backend().MakeExecutor(test.spec(), capacity, sizes);
     ASSERT_TRUE(executor.ok()) << executor.status().ToString();
     const auto bound = test.Bind();

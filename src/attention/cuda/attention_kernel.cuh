@@ -1,7 +1,7 @@
 // The kernel: one persistent CTA per SM whose warpgroups take roles, one launch per layer for the whole work list.
-// Warpgroup 0 loads for the dense tiles, 1 and 2 compute them; stream tiles run in warpgroup 3 beside them (Config::kConcurrent) and
-// in warpgroups 1 and 2 once no dense task is left. No item waits for another, no CTA for another.
-// POD-Attention section 4 is the idea of mixing both kinds on an SM. Layer: attention/cuda.
+// Warpgroup 0 loads for the dense tiles, 1 and 2 compute them; stream tiles run in warpgroup 3 beside them (Config::kConcurrent)
+// and in warpgroups 1 and 2 once no dense task is left. No item waits for another, no CTA for another. POD-Attention section 4 is
+// the idea of mixing both kinds on an SM. Layer: attention/cuda.
 #pragma once
 
 #include "attention/cuda/dense_tile.cuh"
@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const KvMaps maps{&k_map, &v_map};
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kQBuffers; ++i) {
-      ptx::BarrierInit(&s.task_known[i], 1);
+      ptx::BarrierInit(&s.task_known[i], 32);
       ptx::BarrierInit(&s.q_ready[i], kGatherers * 32);
-      ptx::BarrierInit(&s.task_done[i], kDenseWarpgroups * 4);
+      ptx::BarrierInit(&s.task_done[i], kDenseWarpgroups * 4 + 1);  // the dense warps, and the warp that loads KV
     }
     for (int i = 0; i < C::kStages; ++i) {
       ptx::BarrierInit(&s.k_ready[i], 1);
@@ -56,13 +56,15 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
     const int ctas = gridDim.x, busy = C::kConcurrent ? ctas : min(header.num_dense_tasks, ctas), idle = ctas - busy;
     const int first_task = static_cast<int>(blockIdx.x) < busy ? -1 : worker * idle + blockIdx.x - busy;
-    StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask).Run(first_task, C::kTailWarps * idle);
+    StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask)
+        .Run(first_task, C::kTailWarps * idle);
     FinishFetching(p, s);
   } else {
     if constexpr (C::kConcurrent) {
       ptx::IncreaseRegisters<C::kStreamRegisters>();
       const int worker = warp - 4 * (1 + kDenseWarpgroups);
-      StreamWorker<C, C::kStreamSteps>(p, maps, s.stream[worker], s.stream_rings[worker], header.num_stream_tasks, tree_mask).Run(-1, 0);
+      StreamWorker<C, C::kStreamSteps>(p, maps, s.stream[worker], s.stream_rings[worker], header.num_stream_tasks, tree_mask)
+          .Run(-1, 0);
       FinishFetching(p, s);
     }
   }

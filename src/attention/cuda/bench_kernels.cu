@@ -42,7 +42,8 @@ struct RowParams {
 __global__ void ScoreKernel(RowParams p, double* scores) {
   const int head = blockIdx.y, token = blockIdx.x * blockDim.x + threadIdx.x;
   if (token >= p.kv_len) return;
-  const __nv_bfloat16* k = p.k + p.pages[token / p.page_size] * p.page_stride + head / p.group * p.head_stride + token % p.page_size * p.slot_stride;
+  const __nv_bfloat16* k =
+      p.k + p.pages[token / p.page_size] * p.page_stride + head / p.group * p.head_stride + token % p.page_size * p.slot_stride;
   double sum = 0;
   for (int e = 0; e < p.head_dim; ++e) sum += double{__bfloat162float(k[e])} * double{__bfloat162float(p.q[head * p.head_dim + e])};
   scores[int64_t{head} * p.kv_len + token] = sum * p.scale;
@@ -57,7 +58,8 @@ __global__ void ValueKernel(RowParams p, const double* scores, double* out) {
   for (int t = 0; t < p.kv_len; ++t) most = fmax(most, s[t]);
   for (int t = part; t < p.kv_len; t += 8) {
     const double w = exp(s[t] - most);
-    const __nv_bfloat16* v = p.v + p.pages[t / p.page_size] * p.page_stride + head / p.group * p.head_stride + t % p.page_size * p.slot_stride;
+    const __nv_bfloat16* v =
+        p.v + p.pages[t / p.page_size] * p.page_stride + head / p.group * p.head_stride + t % p.page_size * p.slot_stride;
     sum += w;
     value += w * double{__bfloat162float(v[e])};
   }
@@ -79,8 +81,8 @@ void Flush(void* memory, int64_t bytes, cudaStream_t stream) {
   FlushKernel<<<132 * 4, 512, 0, stream>>>(static_cast<float4*>(memory), bytes / 16);
 }
 
-void ReferenceRow(const AttentionSpec& spec, const KvLayerView& kv, const int32_t* page_row, int32_t kv_len, const void* q, double* scores,
-                  double* out, cudaStream_t stream) {
+void ReferenceRow(const AttentionSpec& spec, const KvLayerView& kv, const int32_t* page_row, int32_t kv_len, const void* q,
+                  double* scores, double* out, cudaStream_t stream) {
   const RowParams params{static_cast<const __nv_bfloat16*>(kv.k),
                          static_cast<const __nv_bfloat16*>(kv.v),
                          static_cast<const __nv_bfloat16*>(q),

@@ -16,7 +16,7 @@ void Flush(void* memory, int64_t bytes, cudaStream_t stream);
 
 // One query row of one branch, in fp64, straight from the pages: out [num_qo_heads, head_dim]. `scores` is scratch of
 // num_qo_heads * kv_len doubles. The row sees kv indices [0, kv_len).
-void ReferenceRow(const AttentionSpec& spec, const KvLayerView& kv, const int32_t* page_row, int32_t kv_len, const void* q, double* scores,
-                  double* out, cudaStream_t stream);
+void ReferenceRow(const AttentionSpec& spec, const KvLayerView& kv, const int32_t* page_row, int32_t kv_len, const void* q,
+                  double* scores, double* out, cudaStream_t stream);
 
 }  // namespace coppice::attention::cuda::bench

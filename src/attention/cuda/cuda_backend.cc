@@ -84,7 +84,8 @@ class CudaBackend final : public Backend {
                            std::string(Name(spec.kv_dtype)) + "; expected both bf16 or both f16");
     }
     if (spec.head_dim % 8 != 0 || spec.head_dim < 8 || spec.head_dim > 128) {
-      return Unimplemented("attention on CUDA: head_dim = " + std::to_string(spec.head_dim) + "; expected a multiple of 8 up to 128");
+      return Unimplemented("attention on CUDA: head_dim = " + std::to_string(spec.head_dim) +
+                           "; expected a multiple of 8 up to 128");
     }
     if (spec.num_kv_heads < 1 || spec.num_qo_heads % spec.num_kv_heads != 0 || spec.group_size() > kDenseRows) {
       return Unimplemented("attention on CUDA: " + std::to_string(spec.num_qo_heads) + " query heads over " +
@@ -121,7 +122,8 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(int device) {
   COPPICE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
   if (properties.major != 9 || properties.minor != 0) {
     return Unavailable("CUDA device " + std::to_string(device) + " (" + properties.name + ") has compute capability " +
-                       std::to_string(properties.major) + "." + std::to_string(properties.minor) + "; the kernels need 9.0 (Hopper)");
+                       std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+                       "; the kernels need 9.0 (Hopper)");
   }
   const std::string name = properties.name;
   COPPICE_ASSIGN_OR_RETURN(MachineModel machine, ShippedMachineModel(name.find("H200") != std::string::npos ? "h200" : "h100"));

@@ -14,7 +14,8 @@ namespace coppice::attention::cuda {
 // Matrix descriptors (PTX ISA, "Shared Memory Matrix Layout"), 128-byte swizzle; byte offsets between 8-row groups (stride) and,
 // where the contiguous dimension is longer than 64 elements, between its chunks (leading).
 __device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes) {
-  return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{leading_bytes >> 4} << 16 | uint64_t{stride_bytes >> 4} << 32 | uint64_t{1} << 62;
+  return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{leading_bytes >> 4} << 16 | uint64_t{stride_bytes >> 4} << 32 |
+         uint64_t{1} << 62;
 }
 
 // The running softmax of the two rows that a thread holds parts of: rows lane / 4 and lane / 4 + 8 of its warp's 16.
@@ -25,8 +26,8 @@ struct RowSoftmax {
 
 template <class C>
 struct DenseTile {
-  static constexpr int kScores = C::kKvTile / 2;   // registers of S
-  static constexpr int kOut = C::kHeadDim / 2;     // registers of O
+  static constexpr int kScores = C::kKvTile / 2;  // registers of S
+  static constexpr int kOut = C::kHeadDim / 2;    // registers of O
   using T = typename C::Element;
 
   // S = Q K^T, issued and committed.
@@ -55,8 +56,8 @@ struct DenseTile {
   }
 
   // Scores that a row does not see become -inf. `start` is the tile's first kv index.
-  static __device__ __forceinline__ void Mask(const KernelParams& p, float (&scores)[kScores], const DenseSlot& slot, int row, int start,
-                                              bool tree_mask) {
+  static __device__ __forceinline__ void Mask(const KernelParams& p, float (&scores)[kScores], const DenseSlot& slot, int row,
+                                              int start, bool tree_mask) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -76,7 +77,8 @@ struct DenseTile {
   }
 
   // One step of the running softmax: scores become weights relative to the new max; rescale is what older sums shrink by.
-  static __device__ __forceinline__ void Softmax(RowSoftmax& state, float (&scores)[kScores], float (&rescale)[2], float scale_log2) {
+  static __device__ __forceinline__ void Softmax(RowSoftmax& state, float (&scores)[kScores], float (&rescale)[2],
+                                                 float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float m = state.max[half];
@@ -118,8 +120,8 @@ struct DenseTile {
   }
 
   // Stores the rows' states, or their output where this item is the only contribution; then folds the sets that it completes.
-  static __device__ void Finish(const KernelParams& p, SharedStorage<C>& s, const DenseSlot& slot, float (&out)[kOut], RowSoftmax& state,
-                                float scale_log2, int wg) {
+  static __device__ void Finish(const KernelParams& p, SharedStorage<C>& s, const DenseSlot& slot, float (&out)[kOut],
+                                RowSoftmax& state, float scale_log2, int wg) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int kv_head = slot.task.kv_head;
 #pragma unroll

@@ -12,7 +12,7 @@ namespace coppice::attention::cuda {
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kDenseWarpgroups = 2;
 inline constexpr int kStreamWarpsPerSm = 8;  // at least; what plans are cut for
-inline constexpr int kBoxTokens = 16;  // most tokens of one bulk tensor copy: the common page size
+inline constexpr int kBoxTokens = 16;        // most tokens of one bulk tensor copy: the common page size
 
 // KV tokens of a dense step. 128 keeps the tensor cores busiest (64 registers of scores, 64 of output, 32 of weights in flight); 64
 // is what fits beside a stream warpgroup.

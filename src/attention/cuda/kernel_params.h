@@ -18,9 +18,9 @@ struct KernelParams {
   const int32_t* page_indices;
   const uint64_t* tree_mask;
 
-  float* state_acc;        // [states][kernel's head_dim], not normalised
-  float* state_ml;         // [states][2]: max (base 2, scaled), sum
-  int32_t* tickets;        // [merge set][kv head], zero between launches
+  float* state_acc;  // [states][kernel's head_dim], not normalised
+  float* state_ml;   // [states][2]: max (base 2, scaled), sum
+  int32_t* tickets;  // [merge set][kv head], zero between launches
   QueueCounters* counters;
 
   const void* q;

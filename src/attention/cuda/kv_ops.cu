@@ -33,8 +33,8 @@ class DeviceSpan {
     span.on_host_ = true;
     COPPICE_RETURN_IF_ERROR(CudaStatus(cudaMallocAsync(&span.owned_, from.size_bytes(), stream), "cudaMallocAsync"));
     span.data_ = static_cast<const T*>(span.owned_);
-    COPPICE_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(span.owned_, from.data(), from.size_bytes(), cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync"));
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(span.owned_, from.data(), from.size_bytes(), cudaMemcpyHostToDevice, stream),
+                                       "cudaMemcpyAsync"));
     return Result<DeviceSpan>(std::move(span));
   }
   DeviceSpan(DeviceSpan&& other) noexcept
@@ -61,11 +61,20 @@ struct PoolParams {
 };
 
 PoolParams MakePool(const AttentionSpec& spec, const KvLayerView& kv) {
-  return {static_cast<uint16_t*>(kv.k), static_cast<uint16_t*>(kv.v), kv.page_stride, kv.head_stride,   kv.slot_stride,
-          kv.page_size,                 spec.num_kv_heads,            spec.head_dim,  spec.head_dim / 8};
+  return {static_cast<uint16_t*>(kv.k),
+          static_cast<uint16_t*>(kv.v),
+          kv.page_stride,
+          kv.head_stride,
+          kv.slot_stride,
+          kv.page_size,
+          spec.num_kv_heads,
+          spec.head_dim,
+          spec.head_dim / 8};
 }
 
-__device__ void Copy16(uint16_t* to, const uint16_t* from) { *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); }
+__device__ void Copy16(uint16_t* to, const uint16_t* from) {
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+}
 
 __global__ void AppendKernel(PoolParams pool, const uint16_t* k, const uint16_t* v, int64_t row_stride, const int64_t* slots,
                              int64_t count) {
@@ -76,7 +85,8 @@ __global__ void AppendKernel(PoolParams pool, const uint16_t* k, const uint16_t*
   const int head = static_cast<int>(index % per_token / pool.pieces), piece = static_cast<int>(index % pool.pieces);
   const int64_t slot = slots[token];
   if (slot < 0) return;
-  const int64_t to = slot / pool.page_size * pool.page_stride + head * pool.head_stride + slot % pool.page_size * pool.slot_stride + piece * 8;
+  const int64_t to =
+      slot / pool.page_size * pool.page_stride + head * pool.head_stride + slot % pool.page_size * pool.slot_stride + piece * 8;
   const int64_t from = token * row_stride + int64_t{head} * pool.head_dim + piece * 8;
   Copy16(pool.k + to, k + from);
   Copy16(pool.v + to, v + from);
@@ -110,7 +120,9 @@ __global__ void MergeKernel(MergeParams p, int64_t num, int num_heads, int head_
   float sum = weight(p.into);
   for (int i = 0; i < p.count; ++i) sum += weight(p.from[i]);
   for (int e = lane; e < head_dim; e += 32) {
-    const auto value = [&](const StateView& state) { return static_cast<float>(static_cast<const T*>(state.out)[index * head_dim + e]); };
+    const auto value = [&](const StateView& state) {
+      return static_cast<float>(static_cast<const T*>(state.out)[index * head_dim + e]);
+    };
     const float own = weight(p.into);
     float acc = own > 0.0f ? own * value(p.into) : 0.0f;
     for (int i = 0; i < p.count; ++i) {
@@ -127,7 +139,8 @@ Status Launched(const char* what) { return CudaStatus(cudaGetLastError(), what);
 
 Status CheckPool(const AttentionSpec& spec, const KvLayerView& kv) {
   COPPICE_RETURN_IF_ERROR(cpu::CheckKvLayer(spec, kv));
-  if (SizeOf(kv.dtype) != 2) return Unimplemented("KV layer: dtype " + std::string(Name(kv.dtype)) + "; CUDA keeps KV in bf16 or f16");
+  if (SizeOf(kv.dtype) != 2)
+    return Unimplemented("KV layer: dtype " + std::string(Name(kv.dtype)) + "; CUDA keeps KV in bf16 or f16");
   if (kv.page_stride % 8 != 0 || kv.head_stride % 8 != 0 || kv.slot_stride % 8 != 0) {
     return Unimplemented("KV layer: a stride is no multiple of 8 elements; the CUDA backend copies 16 bytes at a time");
   }
@@ -150,8 +163,8 @@ Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendAr
     const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
     const auto bad = std::ranges::find_if(args.slot_mapping, [&](int64_t slot) { return slot >= num_slots; });
     if (bad != args.slot_mapping.end()) {
-      return OutOfRange("AppendKv: slot_mapping[" + std::to_string(bad - args.slot_mapping.begin()) + "] = " + std::to_string(*bad) +
-                        "; the pool has " + std::to_string(num_slots) + " slots");
+      return OutOfRange("AppendKv: slot_mapping[" + std::to_string(bad - args.slot_mapping.begin()) +
+                        "] = " + std::to_string(*bad) + "; the pool has " + std::to_string(num_slots) + " slots");
     }
   }
   const int64_t threads = count * spec.num_kv_heads * (spec.head_dim / 8);
@@ -190,7 +203,9 @@ Status MergeStates(const StateView& into, std::span<const StateView> from, int64
     std::copy_n(from.begin() + begin, params.count, params.from);
     switch (dtype) {
       case DType::kF32: MergeKernel<float><<<grid, kThreads, 0, stream>>>(params, num, num_heads, head_dim, rows.data()); break;
-      case DType::kBF16: MergeKernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params, num, num_heads, head_dim, rows.data()); break;
+      case DType::kBF16:
+        MergeKernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params, num, num_heads, head_dim, rows.data());
+        break;
       case DType::kF16: MergeKernel<__half><<<grid, kThreads, 0, stream>>>(params, num, num_heads, head_dim, rows.data()); break;
     }
     COPPICE_RETURN_IF_ERROR(Launched("MergeStates"));

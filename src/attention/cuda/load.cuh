@@ -63,8 +63,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
     ptx::BarrierWait(&s.task_done[slot], (n / C::kQBuffers & 1) ^ 1);
     if (index >= num_tasks) {
       if (lane == 0) shared.task.num_tiles = -1;
-      __syncwarp();
-      if (lane == 0) ptx::BarrierArrive(&s.task_known[slot]);
+      ptx::BarrierArrive(&s.task_known[slot]);
       FinishFetching(p, s);
       return;
     }
@@ -99,8 +98,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
       t.rows = item.rows;
       shared.task = t;
     }
-    __syncwarp();
-    if (lane == 0) ptx::BarrierArrive(&s.task_known[slot]);
+    ptx::BarrierArrive(&s.task_known[slot]);
   }
 }
 
@@ -145,6 +143,8 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
     ptx::BarrierWait(&s.task_known[slot], n / C::kQBuffers & 1);
     const DenseTask t = s.dense[slot].task;
     if (t.num_tiles < 0) break;
+    __syncwarp();  // all lanes have their copy of the task
+    if (lane == 0) ptx::BarrierArrive(&s.task_done[slot]);
     for (int i = 0; i < t.num_tiles; ++i, ++tile) {
       const int stage = tile % C::kStages;
       const uint32_t parity = (tile / C::kStages & 1) ^ 1;

@@ -17,9 +17,9 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 
 // One row of an item: a query under one query head of the group. Filled by the warp that loads the item.
 struct alignas(16) RowInfo {
-  int32_t q_row;            // of q and out; -1: no such row
-  int32_t lo, hi;           // sees kv indices in [lo, hi) (and by the draft mask, where there is one)
-  int32_t state;            // of kv head 0, or kDirect
+  int32_t q_row;   // of q and out; -1: no such row
+  int32_t lo, hi;  // sees kv indices in [lo, hi) (and by the draft mask, where there is one)
+  int32_t state;   // of kv head 0, or kDirect
   int32_t head_stride, set;
   uint8_t row_in_set, rows_in_set, head_in_group, reserved;
   uint16_t arrivals, query_count;
@@ -105,8 +105,8 @@ __device__ __forceinline__ uint32_t Pack<__half>(float x, float y) {
 
 __device__ __forceinline__ float NaturalLse(float m, float l) { return l > 0.0f ? (m + log2f(l)) * kLn2 : -INFINITY; }
 
-// Draws the ticket of (set, kv head), behind a barrier after which the states of this warp or warpgroup are stored. The draw releases
-// them and acquires those of all who drew before. True for the last.
+// Draws the ticket of (set, kv head), behind a barrier after which the states of this warp or warpgroup are stored. The draw
+// releases them and acquires those of all who drew before. True for the last.
 __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int kv_head, int arrivals) {
   int32_t* ticket = p.tickets + int64_t{set} * p.num_kv_heads + kv_head;
   if (ptx::AtomicAddDevice(ticket, 1) != arrivals - 1) return false;
@@ -114,8 +114,9 @@ __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int k
   return true;
 }
 
-// Folds all contributions of four rows, eight lanes a row, and writes their output. set: of this lane's row, or -1 for none; the same
-// in each group of eight lanes. All lanes call. Small code on purpose: most launches run it once or twice, from a cold instruction cache.
+// Folds all contributions of four rows, eight lanes a row, and writes their output. set: of this lane's row, or -1 for none; the
+// same in each group of eight lanes. All lanes call. Small code on purpose: most launches run it once or twice, from a cold
+// instruction cache.
 template <class T, int kHeadDim>
 __device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in_set, int kv_head) {
   constexpr int kVectors = kHeadDim / 32;  // of four elements, a lane; lane i holds vectors i, i + 8, ...
@@ -173,7 +174,8 @@ __device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in
   for (int i = 0; i < kVectors; ++i) {
     const int column = (i * 8 + lane) * 4;
     if (column >= p.head_dim) break;
-    *reinterpret_cast<uint2*>(to + column) = {Pack<T>(acc[i][0] * scale, acc[i][1] * scale), Pack<T>(acc[i][2] * scale, acc[i][3] * scale)};
+    *reinterpret_cast<uint2*>(to + column) = {Pack<T>(acc[i][0] * scale, acc[i][1] * scale),
+                                              Pack<T>(acc[i][2] * scale, acc[i][3] * scale)};
   }
 }
 

@@ -1,6 +1,6 @@
-// The plan as the kernel reads it: written by plan_upload.cc from a PlanView and a forest, read by dense_tile, stream_tile and merge.
-// Plain structs of 32-bit fields, loaded 16 bytes at a time; no CUDA types, so that the translation is testable without a GPU.
-// Layer: attention/cuda.
+// The plan as the kernel reads it: written by plan_upload.cc from a PlanView and a forest, read by dense_tile, stream_tile and
+// merge. Plain structs of 32-bit fields, loaded 16 bytes at a time; no CUDA types, so that the translation is testable without a
+// GPU. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct alignas(16) DeviceItem {
   int32_t branch;            // whose page row that is
   int32_t member_begin;
   uint16_t member_count, rows;
-  uint16_t rows_per_member;  // 0: they differ
-  uint16_t masked;           // some row may not see the whole range
+  uint16_t rows_per_member;         // 0: they differ
+  uint16_t masked;                  // some row may not see the whole range
   uint16_t head_begin, head_count;  // kv heads of the task; of the item itself: all
 };
 static_assert(sizeof(DeviceItem) == 32);
@@ -40,8 +40,8 @@ struct alignas(16) DeviceMember {
 };
 static_assert(sizeof(DeviceMember) == 32);
 
-// What a worker draws from a queue: an item under some kv heads, with its first member at hand, so that the common item of one member
-// needs no second look.
+// What a worker draws from a queue: an item under some kv heads, with its first member at hand, so that the common item of one
+// member needs no second look.
 struct Task {
   DeviceItem item;
   DeviceMember first;

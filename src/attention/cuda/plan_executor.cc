@@ -41,9 +41,8 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   const size_t state_bytes = (static_cast<size_t>(variant.head_dim) + 2) * sizeof(float);
   COPPICE_ASSIGN_OR_RETURN(executor->plan_, DeviceBuffer::Allocate(bytes));
   COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(executor->translator_.layout().max_states * state_bytes));
-  COPPICE_ASSIGN_OR_RETURN(
-      executor->tickets_,
-      DeviceBuffer::Allocate(std::max<size_t>(sizes.max_merge_sets, 1) * spec.num_kv_heads * sizeof(int32_t)));
+  COPPICE_ASSIGN_OR_RETURN(executor->tickets_,
+                           DeviceBuffer::Allocate(std::max<size_t>(sizes.max_merge_sets, 1) * spec.num_kv_heads * sizeof(int32_t)));
   COPPICE_ASSIGN_OR_RETURN(executor->counters_, DeviceBuffer::Allocate(sizeof(QueueCounters)));
   for (Staging& staging : executor->staging_) {
     COPPICE_ASSIGN_OR_RETURN(staging.memory, PinnedBuffer::Allocate(bytes));
@@ -152,8 +151,9 @@ Status CudaPlanExecutor::CopyChanged(cudaStream_t stream) {
     while (end < changed_.size() && changed_[end]) changed_[end++] = 0;
     const size_t offset = block * kBlockBytes, bytes = std::min(end * kBlockBytes, shadow_.size()) - offset;
     std::memcpy(staging.memory.data() + offset, &shadow_[offset], bytes);
-    COPPICE_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpyAsync(plan_.data() + offset, staging.memory.data() + offset, bytes, cudaMemcpyHostToDevice, stream), "copying a plan"));
+    COPPICE_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(plan_.data() + offset, staging.memory.data() + offset, bytes, cudaMemcpyHostToDevice, stream),
+                   "copying a plan"));
     block = end;
   }
   return CudaStatus(cudaEventRecord(staging.copied.get(), stream), "recording an upload");
@@ -163,9 +163,10 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
   if (!uploaded_) return FailedPrecondition("AttentionPlan::Run before Upload: call Update and Upload first");
   if (args.q == nullptr || args.out == nullptr) return InvalidArgument("AttentionPlan::Run: q or out is null");
   const auto* bound = dynamic_cast<const BoundCudaKv*>(&kv);
-  if (bound == nullptr) return InvalidArgument("AttentionPlan::Run: the KV was bound to another backend; bind it with this context");
-  if (reinterpret_cast<uintptr_t>(args.q) % 16 != 0 || reinterpret_cast<uintptr_t>(args.out) % 16 != 0 || args.q_row_stride % 8 != 0 ||
-      args.out_row_stride % 8 != 0) {
+  if (bound == nullptr)
+    return InvalidArgument("AttentionPlan::Run: the KV was bound to another backend; bind it with this context");
+  if (reinterpret_cast<uintptr_t>(args.q) % 16 != 0 || reinterpret_cast<uintptr_t>(args.out) % 16 != 0 ||
+      args.q_row_stride % 8 != 0 || args.out_row_stride % 8 != 0) {
     return InvalidArgument("AttentionPlan::Run: q, out and their row strides must be multiples of 16 bytes; row strides are " +
                            std::to_string(args.q_row_stride) + " and " + std::to_string(args.out_row_stride) + " elements");
   }
@@ -173,7 +174,8 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
   const KvLayerView& view = kv.view();
   const TensorMaps& maps = bound->maps();
   const std::byte* plan = plan_.data();
-  const float scale = (spec_.sm_scale != 0.0f ? spec_.sm_scale : 1.0f / std::sqrt(static_cast<float>(spec_.head_dim))) * view.k_scale;
+  const float scale =
+      (spec_.sm_scale != 0.0f ? spec_.sm_scale : 1.0f / std::sqrt(static_cast<float>(spec_.head_dim))) * view.k_scale;
   float* states = reinterpret_cast<float*>(states_.data());
   KernelParams params{
       .header = reinterpret_cast<const PlanHeader*>(plan + layout.header),

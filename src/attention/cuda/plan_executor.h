@@ -37,8 +37,8 @@ class CudaPlanExecutor final : public PlanExecutor {
     CudaEvent copied;
   };
 
-  CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec,
-                   const PlanCapacity& capacity, const PlanSizes& sizes);
+  CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
+                   const PlanSizes& sizes);
   bool SamePlan(const PlanView& plan, uint64_t version) const;
   void RememberPlan(const PlanView& plan, uint64_t version);
   // Marks blocks of [offset, offset + bytes) whose contents in next_ and shadow_ differ.

@@ -19,8 +19,8 @@ constexpr int32_t kMinDensePiece = 128;     // one step
 constexpr int64_t kDenseTasksPerSm = 4;     // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
 
-// What an SM does alone (docs/kernels/hopper.md): dense tiles at 600 TFLOP/s and bulk copies at 4.4 TB/s over 132 SMs; starting a dense
-// task and storing and folding its states.
+// What an SM does alone (docs/kernels/hopper.md): dense tiles at 600 TFLOP/s and bulk copies at 4.4 TB/s over 132 SMs; starting a
+// dense task and storing and folding its states.
 constexpr double kDenseFlopsPerNs = 600e3 / 132, kStreamBytesPerNs = 4.4e3 / 132, kDenseTaskNs = 6000;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -43,7 +43,7 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   max_states = sizes.max_states + own_states;
   max_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;  // each has a row or more
   max_members = max_contributions;                                               // a member is a contribution seen from its item
-  max_items = sizes.max_items + max_contributions;  // a block of rows begins at a member
+  max_items = sizes.max_items + max_contributions;                               // a block of rows begins at a member
   max_tasks = max_items * spec.num_kv_heads;
   size_t used = 0;
   const auto reserve = [&](size_t& offset, int64_t count, size_t each) {
@@ -276,8 +276,7 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
           }
           const bool own = pieces.count > 1;  // the plan has no states for pieces
           member.head_stride = own ? pieces.rows : from.head_stride;
-          member.state_begin =
-              own ? pieces.state_begin + piece * pieces.rows * spec_.num_kv_heads + rows_before : from.state_begin;
+          member.state_begin = own ? pieces.state_begin + piece * pieces.rows * spec_.num_kv_heads + rows_before : from.state_begin;
           contributions[at + piece] = {.state_begin = member.state_begin, .head_stride = member.head_stride};
           break;
         }
@@ -294,8 +293,8 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
   return OkStatus();
 }
 
-// In the order of the queues, longest first; kv heads outermost within a run of items over the same KV, so that its row blocks meet in
-// the L2.
+// In the order of the queues, longest first; kv heads outermost within a run of items over the same KV, so that its row blocks meet
+// in the L2.
 void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image) {
   const DeviceMember* members = At<DeviceMember>(image, layout_.members);
   Task* dense = At<Task>(image, layout_.dense_tasks);

@@ -1,6 +1,6 @@
 // Translates a plan and the forest's live arrays into the form that the kernel reads (plan_device.h): items cut into blocks of at
-// most kDenseRows rows, tasks laid out so that blocks which read the same KV run side by side, states and tickets resolved per member.
-// Host memory only; plan_executor.cc copies what changed. Layer: attention/cuda.
+// most kDenseRows rows, tasks laid out so that blocks which read the same KV run side by side, states and tickets resolved per
+// member. Host memory only; plan_executor.cc copies what changed. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ struct PlanLayout {
 
 // Writes the image of a plan. Allocates in its constructor only.
 //
-// The planner knows of workers and of items, not of blocks of 128 rows in SMs and stream tiles in warps: its items are cut further along
-// KV, with states of their own, until all SMs and warps have work to the end. Live items keep their open end in the last piece.
+// The planner knows of workers and of items, not of blocks of 128 rows in SMs and stream tiles in warps: its items are cut further
+// along KV, with states of their own, until all SMs and warps have work to the end. Live items keep their open end in the last
+// piece.
 class PlanTranslator {
  public:
   PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
@@ -69,10 +70,10 @@ class PlanTranslator {
   struct Length {
     int32_t item, rows, blocks, tokens;
   };
-  std::vector<Pieces> pieces_;     // [plan item]
+  std::vector<Pieces> pieces_;            // [plan item]
   std::vector<Length> lengths_, joined_;  // of the queued items
-  std::vector<DeviceItem> items_;  // pieces and blocks, in queue order
-  std::vector<int32_t> arrivals_;  // [merge set]
+  std::vector<DeviceItem> items_;         // pieces and blocks, in queue order
+  std::vector<int32_t> arrivals_;         // [merge set]
   std::vector<double> sm_busy_until_;
 };
 

@@ -27,11 +27,10 @@ __device__ __forceinline__ void BarrierArriveExpectBytes(uint64_t* barrier, uint
 }
 __device__ __forceinline__ bool BarrierTryWait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(done)
-      : "r"(SharedAddress(barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(done)
+               : "r"(SharedAddress(barrier)), "r"(parity)
+               : "memory");
   return done != 0;
 }
 // Returns once the phase of this parity is complete.
@@ -55,7 +54,8 @@ __device__ __forceinline__ void FenceProxyAsync() { asm volatile("fence.proxy.as
 
 // ---- Bulk tensor copy (9.7.9.27): a box of global memory to shared memory, completing bytes on `barrier`.
 
-__device__ __forceinline__ void TensorLoad5(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3, int c4) {
+__device__ __forceinline__ void TensorLoad5(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3,
+                                            int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
           SharedAddress(to)),

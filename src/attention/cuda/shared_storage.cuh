@@ -39,8 +39,8 @@ template <class C>
 struct SharedStorage {
   union {
     struct {
-      alignas(1024) uint8_t q[C::kQBuffers][C::kQTileBytes];      // [warpgroup][chunk][64 rows][64], swizzled
-      alignas(1024) uint8_t k[C::kStages][C::kKvTileBytes];       // [8 tokens][chunk][8][64], swizzled
+      alignas(1024) uint8_t q[C::kQBuffers][C::kQTileBytes];  // [warpgroup][chunk][64 rows][64], swizzled
+      alignas(1024) uint8_t k[C::kStages][C::kKvTileBytes];   // [8 tokens][chunk][8][64], swizzled
       alignas(1024) uint8_t v[C::kStages][C::kKvTileBytes];
     };
     alignas(1024) uint8_t tail_rings[C::kTailWarps][C::kTailSteps][2][C::kStreamUnitBytes];
@@ -62,6 +62,7 @@ struct SharedStorage {
 
 // Named barriers; 0 is the CTA's.
 enum BarrierId : int { kTurnBarrier = 1 /* and 2 */, kWarpgroupBarrier = 3 /* and 4 */, kDenseOverBarrier = 5 };
-inline constexpr int kDenseOverThreads = kDenseWarpgroups * kWarpgroup + 96;  // the dense warpgroups, and the warps that load KV and Q
+inline constexpr int kDenseOverThreads =
+    kDenseWarpgroups * kWarpgroup + 96;  // the dense warpgroups, and the warps that load KV and Q
 
 }  // namespace coppice::attention::cuda

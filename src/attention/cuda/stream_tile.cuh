@@ -1,7 +1,7 @@
-// Stream tiles: at most 16 rows against a run of KV, bound by memory bandwidth. Each warp works alone: it draws its tasks, keeps its
-// own ring of bulk copies full across items, and multiplies with KV as the tall operand (S^T = K Q^T, O^T = V^T P^T), so that one
-// row costs eight columns of mma.sync instead of sixteen rows and the weights never leave registers.
-// Bifurcated Attention section 4 and Hydragen section 3.1 call this the suffix part. Layer: attention/cuda.
+// Stream tiles: at most 16 rows against a run of KV, bound by memory bandwidth. Each warp works alone: it draws its tasks, keeps
+// its own ring of bulk copies full across items, and multiplies with KV as the tall operand (S^T = K Q^T, O^T = V^T P^T), so that
+// one row costs eight columns of mma.sync instead of sixteen rows and the weights never leave registers. Bifurcated Attention
+// section 4 and Hydragen section 3.1 call this the suffix part. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ template <class C, int kSteps>
 class StreamWorker {
   using T = typename C::Element;
   static constexpr int kTokens = C::kStreamTokens;
-  static constexpr int kBlocks = kTokens / 16;      // token blocks (mma's M) of a step
-  static constexpr int kDepth = C::kHeadDim / 16;   // mma's K steps of the scores, and M blocks of the output
-  using Ring = uint8_t[2][C::kStreamUnitBytes];     // K, V of one step
+  static constexpr int kBlocks = kTokens / 16;     // token blocks (mma's M) of a step
+  static constexpr int kDepth = C::kHeadDim / 16;  // mma's K steps of the scores, and M blocks of the output
+  using Ring = uint8_t[2][C::kStreamUnitBytes];    // K, V of one step
 
  public:
   __device__ StreamWorker(const KernelParams& p, KvMaps maps, StreamState<kSteps>& state, Ring* ring, int num_tasks, bool tree_mask)
@@ -342,7 +342,8 @@ class StreamWorker {
         if (info.q_row < 0) continue;
         if (info.state == kDirect) {
           const int qo_head = head * p_.group_size + info.head_in_group;
-          if (p_.lse != nullptr && lane_ < 4) p_.lse[int64_t{info.q_row} * p_.num_kv_heads * p_.group_size + qo_head] = NaturalLse(m, sum);
+          if (p_.lse != nullptr && lane_ < 4)
+            p_.lse[int64_t{info.q_row} * p_.num_kv_heads * p_.group_size + qo_head] = NaturalLse(m, sum);
         } else {
           const int64_t at = info.state + int64_t{head} * info.head_stride;
           if (lane_ < 4) __stcg(reinterpret_cast<float2*>(p_.state_ml) + at, float2{m, sum});

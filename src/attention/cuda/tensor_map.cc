@@ -19,8 +19,7 @@ using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
 Result<EncodeFunction> FindEncodeFunction() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
   if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
     return Unavailable("the CUDA driver has no cuTensorMapEncodeTiled; expected a driver for CUDA 12.0 or newer");
   }
@@ -38,9 +37,9 @@ Result<TensorMaps> EncodeTensorMaps(const AttentionSpec& spec, const KvLayerView
   const int64_t units_per_page = view.page_stride / unit, units_per_head = head_stride / unit;
   const int64_t units = (view.num_pages - 1) * units_per_page + (spec.num_kv_heads - 1) * units_per_head + 1;
   if (unit * kElement % 16 != 0 || view.slot_stride * kElement % 16 != 0 || units <= 0 || units > INT32_MAX) {
-    return Unimplemented("KV layer: page_stride = " + std::to_string(view.page_stride) + ", head_stride = " +
-                         std::to_string(view.head_stride) + ", slot_stride = " + std::to_string(view.slot_stride) +
-                         " elements; the CUDA backend expects positive multiples of 8");
+    return Unimplemented(
+        "KV layer: page_stride = " + std::to_string(view.page_stride) + ", head_stride = " + std::to_string(view.head_stride) +
+        ", slot_stride = " + std::to_string(view.slot_stride) + " elements; the CUDA backend expects positive multiples of 8");
   }
   TensorMaps maps{.units_per_page = static_cast<int32_t>(units_per_page),
                   .units_per_head = static_cast<int32_t>(units_per_head),
