@@ -500,7 +500,7 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
 
 }  // namespace
 
-TileKernel AmxBf16DenseTile() { return {Amx::kName, kLanes, kChunk, Run::Bytes, RunDense<Amx>}; }
+TileKernel AmxBf16DenseTile() { return {Amx::kName, 2 * kLanes, kChunk, Run::Bytes, RunDense<Amx>}; }
 TileKernel Avx512Bf16DenseTile() { return {Dots::kName, kLanes, 8, Run::Bytes, RunDense<Dots>}; }
 
 }  // namespace coppice::attention::cpu

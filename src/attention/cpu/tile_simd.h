@@ -224,7 +224,7 @@ class StreamTile {
  public:
   static size_t ScratchBytes(int32_t d, int32_t max_rows) {
     return 2 * Carver::Bytes<float>(size_t(max_rows) * Stride(d)) + Carver::Bytes<float>(kRows * kTileTokens) +
-           2 * Carver::Bytes<const Kv*>(kTileTokens);
+           4 * Carver::Bytes<const Kv*>(kTileTokens);
   }
 
   static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
@@ -235,12 +235,16 @@ class StreamTile {
     std::fill_n(states.m, rows, kNegInf);
     std::fill_n(states.l, rows, 0.0f);
     for (int32_t r = 0; r < rows; ++r) WidenRow<Simd>(QueryRow<Q>(task, r), tile.d_, tile.q_ + r * tile.stride_);
-    for (int32_t begin = task.kv_begin / kTileTokens * kTileTokens; begin < task.kv_end; begin += kTileTokens) {
-      tile.Locate(begin);
+    const int32_t first = task.kv_begin / kTileTokens * kTileTokens;
+    if (first < task.kv_end) tile.Locate(first, tile.k_next_, tile.v_next_);
+    for (int32_t begin = first; begin < task.kv_end; begin += kTileTokens) {
+      std::copy_n(tile.k_next_, kTileTokens, tile.k_);
+      std::copy_n(tile.v_next_, kTileTokens, tile.v_);
+      tile.Locate(begin + kTileTokens, tile.k_next_, tile.v_next_);
       int32_t r = 0;
-      for (; r + 4 <= rows; r += 4) tile.Step<4>(states, r, begin);
-      if (r + 2 <= rows) tile.Step<2>(states, r, begin), r += 2;
-      if (r < rows) tile.Step<1>(states, r, begin);
+      for (; r + 4 <= rows; r += 4) tile.template Step<4>(states, r, begin);
+      if (r + 2 <= rows) tile.template Step<2>(states, r, begin), r += 2;
+      if (r < rows) tile.template Step<1>(states, r, begin);
     }
     for (int32_t r = 0; r < rows; ++r) std::copy_n(tile.acc_ + r * tile.stride_, tile.d_, states.acc + r * states.acc_stride);
   }
@@ -255,31 +259,30 @@ class StreamTile {
     s_ = carver.Take<float>(kRows * kTileTokens);
     k_ = carver.Take<const Kv*>(kTileTokens);
     v_ = carver.Take<const Kv*>(kTileTokens);
+    k_next_ = carver.Take<const Kv*>(kTileTokens);
+    v_next_ = carver.Take<const Kv*>(kTileTokens);
   }
 
-  // Where the tile's tokens lie; the pages after it are fetched meanwhile, since hardware prefetchers stop at the end of a page.
-  void Locate(int32_t tile) {
-    const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTileTokens, task_.kv_end);
-    ForEachToken(begin, end, [&](int32_t index, const std::byte* k, const std::byte* v) {
-      k_[index - tile] = reinterpret_cast<const Kv*>(k);
-      v_[index - tile] = reinterpret_cast<const Kv*>(v);
-    });
-    ForEachToken(end, std::min(end + kTileTokens, task_.kv_end), [&](int32_t, const std::byte* k, const std::byte* v) {
-      for (int32_t byte = 0; byte < d_ * static_cast<int32_t>(sizeof(Kv)); byte += 64) {
-        __builtin_prefetch(k + byte, 0, 2);
-        __builtin_prefetch(v + byte, 0, 2);
-      }
-    });
-  }
-
-  template <class F>
-  void ForEachToken(int32_t begin, int32_t end, const F& f) const {
+  // Where the tokens of a tile lie. Those outside the task's range are given the place of its first token: they are fetched ahead
+  // like the others, but never used.
+  void Locate(int32_t tile, const Kv** k_rows, const Kv** v_rows) const {
     const HeadKv& kv = task_.kv;
-    for (int32_t index = begin; index < end;) {
+    std::fill_n(k_rows, kTileTokens, reinterpret_cast<const Kv*>(kv.K(task_.kv_begin)));
+    std::fill_n(v_rows, kTileTokens, reinterpret_cast<const Kv*>(kv.V(task_.kv_begin)));
+    const int32_t end = std::min(tile + kTileTokens, task_.kv_end);
+    for (int32_t index = std::max(tile, task_.kv_begin); index < end;) {
       const int32_t page_end = std::min(end, (index / kv.page_size + 1) * kv.page_size);
       const std::byte *k = kv.K(index), *v = kv.V(index);
-      for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) f(index, k, v);
+      for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) {
+        k_rows[index - tile] = reinterpret_cast<const Kv*>(k);
+        v_rows[index - tile] = reinterpret_cast<const Kv*>(v);
+      }
     }
+  }
+
+  // Hardware prefetchers stop at the end of a page. One token is fetched for each one used, so that the loads spread evenly.
+  void Prefetch(const Kv* row) const {
+    for (int32_t e = 0; e < d_; e += 64 / static_cast<int32_t>(sizeof(Kv))) __builtin_prefetch(row + e, 0, 2);
   }
 
   // One tile for kN rows: score, softmax, accumulate.
@@ -309,7 +312,10 @@ class StreamTile {
   void Score(int32_t row, int32_t t, int32_t last) {
     constexpr int32_t kTokens = W / kN;
     const Kv* k[kTokens];
-    for (int32_t i = 0; i < kTokens; ++i) k[i] = k_[std::min(t + i, last - 1)];
+    for (int32_t i = 0; i < kTokens; ++i) {
+      k[i] = k_[std::min(t + i, last - 1)];
+      if (row == 0) Prefetch(k_next_[std::min(t + i, kTileTokens - 1)]);
+    }
     V sum[W];  // [row][token]
     for (V& s : sum) s = Simd::Zero();
     int32_t e = 0;
@@ -382,6 +388,7 @@ class StreamTile {
       for (int c = 0; c < kVectors; ++c) sum[r][c] = Simd::Load(acc_ + (row + r) * stride_ + e + c * W);
     }
     for (int32_t t = first; t < last; ++t) {
+      if (row == 0 && e == 0) Prefetch(v_next_[t]);
       V p[kN];
 #pragma GCC unroll 4
       for (int r = 0; r < kN; ++r) p[r] = Simd::Set1(s_[r * kTileTokens + t]);
@@ -399,9 +406,10 @@ class StreamTile {
 
   const TileTask& task_;
   int32_t d_, stride_;
-  float *q_, *acc_;     // [row][stride]
-  float* s_;            // [kRows][kTileTokens]: scores, then P
-  const Kv **k_, **v_;  // [kTileTokens]
+  float *q_, *acc_;               // [row][stride]
+  float* s_;                      // [kRows][kTileTokens]: scores, then P
+  const Kv **k_, **v_;            // [kTileTokens]: rows of this tile
+  const Kv **k_next_, **v_next_;  // and of the next
 };
 
 // ---------------------------------------------------------------------------------------------------------------------- table
