@@ -143,30 +143,34 @@ INSTANTIATE_TEST_SUITE_P(Llama, FixtureModel, ::testing::Values("llama-gqa", "ll
                          });
 
 TEST(EngineModel, PromptsAroundPageBoundariesAgreeInEveryMode) {
-  const Expected expected = LoadExpected("llama-gqa");
-  for (const int32_t page_size : {1, 16, 32}) {
+  constexpr const char* kModel = "llama-hd64-long";
+  const Expected expected = LoadExpected(kModel);
+  for (const int32_t page_size : {1, 16, 64}) {
     for (const int32_t length : {1, page_size - 1, page_size, page_size + 1}) {
       if (length < 1) continue;
       const std::vector<int32_t> prompt(expected.prompt.begin(), expected.prompt.begin() + length);
-      std::vector<Output> first;
-      for (const SharingMode sharing : kModes) {
-        SCOPED_TRACE(std::string(Name(sharing)) + ", page size " + std::to_string(page_size) + ", prompt " +
-                     std::to_string(length));
-        const auto engine = MakeEngine(
-            "llama-gqa", {.sharing = sharing, .force_sharing = true, .page_size = page_size, .max_running = 8, .max_context = 128});
-        Request request = Greedy(prompt, 12, 5);
-        const Outcome greedy = Generate(*engine, request);
-        EXPECT_NEAR(greedy.samples[0].logprobs[0], expected.Logprob(length - 1, greedy.samples[0].tokens[0]), kTolerance);
-        request.sampling.temperature = 1;
-        request.sampling.seed = 5;
-        std::vector<Output> samples = greedy.samples;
-        const Outcome sampled = Generate(*engine, request);
-        samples.insert(samples.end(), sampled.samples.begin(), sampled.samples.end());
-        if (first.empty()) first = samples;
-        for (size_t i = 0; i < samples.size(); ++i) {
-          EXPECT_EQ(samples[i].tokens, first[i].tokens);
-          for (size_t t = 0; t < samples[i].logprobs.size(); ++t)
-            EXPECT_NEAR(samples[i].logprobs[t], first[i].logprobs[t], kTolerance);
+      for (const int32_t n : {1, 64}) {
+        std::vector<Output> first;
+        for (const SharingMode sharing : kModes) {
+          SCOPED_TRACE(std::string(Name(sharing)) + ", page size " + std::to_string(page_size) + ", prompt " +
+                       std::to_string(length) + ", n " + std::to_string(n));
+          const auto engine = MakeEngine(
+              kModel, {.sharing = sharing, .force_sharing = true, .page_size = page_size, .max_running = 64, .max_context = 128});
+          Request request = Greedy(prompt, 8, n);
+          const Outcome greedy = Generate(*engine, request);
+          EXPECT_NEAR(greedy.samples[0].logprobs[0], expected.Logprob(length - 1, greedy.samples[0].tokens[0]), kTolerance);
+          request.sampling.temperature = 1;
+          request.sampling.seed = 5;
+          std::vector<Output> samples = greedy.samples;
+          const Outcome sampled = Generate(*engine, request);
+          samples.insert(samples.end(), sampled.samples.begin(), sampled.samples.end());
+          if (first.empty()) first = samples;
+          ASSERT_EQ(samples.size(), first.size());
+          for (size_t i = 0; i < samples.size(); ++i) {
+            EXPECT_EQ(samples[i].tokens, first[i].tokens);
+            for (size_t t = 0; t < samples[i].logprobs.size(); ++t)
+              EXPECT_NEAR(samples[i].logprobs[t], first[i].logprobs[t], kTolerance);
+          }
         }
       }
     }
