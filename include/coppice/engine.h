@@ -74,6 +74,23 @@ struct StreamEvent {
   Status status;                                      // why, for kError
 };
 
+// What a step does when samples decode and prompts wait to be computed.
+enum class SchedulePolicy : uint8_t {
+  kMixed,         // every running sample decodes, prompts fill up the step in chunks: nobody stalls (Sarathi-Serve, POD-Attention)
+  kPrefillFirst,  // prompts alone as long as there are any that fit, while running samples wait: the baseline of POD figure 2
+};
+constexpr std::string_view Name(SchedulePolicy policy) {
+  switch (policy) {
+    case SchedulePolicy::kMixed: return "mixed";
+    case SchedulePolicy::kPrefillFirst: return "prefill-first";
+  }
+  return "?";
+}
+
+// EngineOptions::chunk: the smallest chunk whose prefill throughput is within 5% of the best, measured by Create (about a second
+// on small models). EngineMetrics::chunk_probe has the measurements.
+inline constexpr int32_t kAutoChunk = -1;
+
 struct EngineOptions {
   std::string model_path;      // GGUF file or Hugging Face folder
   DType dtype = DType::kBF16;  // of weights, KV and matrix product inputs; kF32 for exactness
@@ -83,10 +100,34 @@ struct EngineOptions {
   int64_t kv_cache_bytes = 0;      // 0: enough for max_running full-length requests, at most half of the free memory
   int32_t max_running = 256;       // samples that decode at the same moment
   int32_t max_batch_tokens = 512;  // token budget of a step: decode rows first, then prefill chunks
-  int32_t max_context = 0;         // 0: the model's
-  int32_t max_waiting = 0;         // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
-  int num_threads = 0;             // 0: one per core
+  SchedulePolicy schedule = SchedulePolicy::kMixed;
+  int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
+  int32_t max_context = 0;  // 0: the model's
+  int32_t max_waiting = 0;  // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
+  int num_threads = 0;      // 0: one per core
   bool deterministic = false;
+};
+
+// A run of cached tokens that requests have in common: a node of the prefix tree.
+struct CachedPrefix {
+  int32_t begin = 0, end = 0;  // tokens of the prompt: what lies before `begin` is an entry of its own
+  int64_t hits = 0;            // admissions that found it
+  int32_t users = 0;           // running samples that go through it now
+  bool pinned = false;
+};
+
+// One step.
+struct StepMetrics {
+  int64_t step = 0;  // 1 is the first
+  int32_t decode_rows = 0, prefill_rows = 0;
+  int32_t grouped_rows = 0;  // of all rows, those that read some KV together with another sample's rows
+  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  double seconds = 0, plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
+};
+
+struct ChunkSpeed {
+  int32_t tokens = 0;
+  double tokens_per_second = 0;
 };
 
 // Counters since creation; a snapshot is consistent.
@@ -103,7 +144,15 @@ struct EngineMetrics {
   int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
   double prefill_seconds = 0, decode_seconds = 0;             // wall time of steps with and without prefill rows
-  double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0;
+  int64_t rows = 0, grouped_rows = 0;                         // rows of attention; those that shared a read with another sample's
+  // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit,
+  // events); tokens to text with the callers' on_event.
+  double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
+  StepMetrics last_step;
+  // The 16 cached prefixes with the most hits, most first. Gathered at most ten times a second and when the engine runs idle.
+  std::vector<CachedPrefix> prefixes;
+  int32_t chunk = 0;                    // prompt tokens of a step at most
+  std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
 };
 
 // Submit, Cancel, Unpin and Metrics are thread-safe; Step is called by one thread.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/check.h"
@@ -87,6 +88,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   FillRow(id);
   forest_.Link(id, branch.alone ? kRootNode : branch.node, branch.computed);
   hit_tokens_ += branch.cached;
+  tree_.CountHit(above);
   return {.outcome = Outcome::kAdmitted, .branch = id, .cached = branch.cached, .computed = branch.computed};
 }
 
@@ -209,6 +211,32 @@ KvCache::Usage KvCache::usage() const {
     usage.tokens_in_use += branch.kv_len - branch.own_begin;
   }
   return usage;
+}
+
+std::vector<KvCache::PrefixUse> KvCache::TopPrefixes(size_t count) const {
+  std::vector<PrefixUse> uses(tree_.node_capacity());
+  for (const Branch& branch : branches_) {
+    if (!branch.in_use) continue;
+    for (NodeId n = branch.node; n != kRootNode; n = tree_.node(n).parent) ++uses[n].users;
+  }
+  for (const auto& [name, node] : pins_) {
+    for (NodeId n = node; n != kRootNode; n = tree_.node(n).parent) uses[n].pinned = true;
+  }
+  for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
+    const PrefixTree::Node& node = tree_.node(n);
+    if (!node.in_tree) continue;
+    uses[n].begin = node.begin;
+    uses[n].end = node.end();
+    uses[n].hits = node.hits;
+  }
+  std::erase_if(uses, [](const PrefixUse& use) { return use.end == 0; });  // the root and free slots
+  const auto before = [](const PrefixUse& a, const PrefixUse& b) {
+    return std::tuple(-a.hits, a.begin, -a.end) < std::tuple(-b.hits, b.begin, -b.end);
+  };
+  count = std::min(count, uses.size());
+  std::partial_sort(uses.begin(), uses.begin() + static_cast<std::ptrdiff_t>(count), uses.end(), before);
+  uses.resize(count);
+  return uses;
 }
 
 void KvCache::DropCached() {

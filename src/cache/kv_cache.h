@@ -101,6 +101,16 @@ class KvCache {
     int64_t tokens_in_use = 0;                 // distinct tokens in pages_in_use; the rest of their slots is rounding
   };
   Usage usage() const;  // O(branches)
+  // A node of the tree: tokens [begin, end) of some prompts, found by `hits` admissions, in use by `users` branches now.
+  struct PrefixUse {
+    int32_t begin = 0, end = 0;
+    int64_t hits = 0;
+    int32_t users = 0;
+    bool pinned = false;  // it or something below it
+  };
+  // The `count` nodes with the most hits, most first; of equals the one nearer to the root, then the longer. O(nodes + branches x
+  // depth).
+  std::vector<PrefixUse> TopPrefixes(size_t count) const;
   int32_t pages_owned() const { return pages_.num_owned(); }
   int64_t hit_tokens() const { return hit_tokens_; }  // tokens found by Admit
   int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }

@@ -67,6 +67,7 @@ NodeId PrefixTree::SplitAt(const Match& match) {
   upper.num_children = 1;
   upper.locks = lower.locks > 0;
   upper.last_use = lower.last_use;
+  upper.hits = lower.hits;
 
   lower.parent = upper_id;
   lower.begin = match.length;
@@ -128,6 +129,10 @@ void PrefixTree::DropUnready(NodeId id) {
     if (node.ready_end % page_size != 0) pool_->set_claimed_slots(node.pages.back(), node.ready_end % page_size);
     return;
   }
+}
+
+void PrefixTree::CountHit(NodeId id) {
+  for (; id != kRootNode; id = nodes_[id].parent) ++nodes_[id].hits;
 }
 
 void PrefixTree::Lock(NodeId id) {

@@ -47,6 +47,7 @@ class PrefixTree {
     int32_t num_children = 0;
     int32_t locks = 0;      // direct locks, and children with locks
     uint64_t last_use = 0;  // when it was added or last unlocked
+    int64_t hits = 0;       // how often it was found (CountHit)
     bool in_tree = false;   // false: a free slot
 
     int32_t end() const { return begin + static_cast<int32_t>(tokens.size()); }
@@ -77,6 +78,9 @@ class PrefixTree {
   void MarkReady(NodeId node, int32_t computed);
   // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. REQUIRES: not locked.
   void DropUnready(NodeId node);
+
+  // One more request found the path to `node`.
+  void CountHit(NodeId node);
 
   void Lock(NodeId node);
   void Unlock(NodeId node);

@@ -7,6 +7,7 @@
 
 #include "cache/kv_storage.h"
 #include "core/check.h"
+#include "engine/chunk_probe.h"
 #include "engine/engine_parts.h"
 #include "engine/transformer_model.h"
 #include "model/checkpoint.h"
@@ -32,6 +33,7 @@ Status ValidateOptions(const EngineOptions& options) {
   if (options.page_size < 1 || options.page_size > 256) return refuse("page_size", options.page_size, "1..256");
   if (options.max_running < 1) return refuse("max_running", options.max_running, "at least 1");
   if (options.max_batch_tokens < 1) return refuse("max_batch_tokens", options.max_batch_tokens, "at least 1");
+  if (options.chunk < kAutoChunk) return refuse("chunk", options.chunk, "0 (no limit), kAutoChunk (-1) or a positive number");
   if (options.max_context < 0) return refuse("max_context", options.max_context, "0 (the model's) or a positive number");
   if (options.max_waiting < 0) return refuse("max_waiting", options.max_waiting, "0 (no limit) or a positive number");
   if (options.kv_cache_bytes < 0) return refuse("kv_cache_bytes", options.kv_cache_bytes, "0 (automatic) or a positive number");
@@ -118,6 +120,11 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvStorage> storage,
                            KvStorage::Create(parts.context.get(), spec, config.num_layers, num_pages, options.page_size));
   parts.model = std::make_unique<TransformerModel>(std::move(transformer), std::move(storage));
+  if (options.chunk == kAutoChunk) {
+    COPPICE_ASSIGN_OR_RETURN(parts.chunk_probe, MeasureChunks(parts));
+    options.chunk = SmallestGoodChunk(parts.chunk_probe);
+  }
+  if (options.chunk == 0) options.chunk = options.max_batch_tokens;
   return MakeEngine(std::move(parts));
 }
 

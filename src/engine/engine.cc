@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "engine/batch_sampler.h"
 #include "engine/engine_parts.h"
+#include "engine/grouped_rows.h"
 #include "engine/request_state.h"
 #include "engine/scheduler.h"
 #include "engine/validate_request.h"
@@ -24,6 +25,9 @@ namespace coppice {
 namespace {
 
 using Clock = RequestState::Clock;
+
+constexpr size_t kNumPrefixes = 16;  // of EngineMetrics::prefixes
+constexpr std::chrono::milliseconds kPrefixesEvery(100);
 
 // Adds the time since the last lap to a counter.
 class LapTimer {
@@ -45,10 +49,14 @@ class EngineImpl final : public Engine {
         cache_(*parts_.cache),
         plan_(*parts_.plan),
         model_(*parts_.model),
-        scheduler_({.max_batch_tokens = parts_.options.max_batch_tokens}, parts_.cache.get()),
+        scheduler_(
+            {.max_batch_tokens = parts_.options.max_batch_tokens, .chunk = parts_.options.chunk, .policy = parts_.options.schedule},
+            parts_.cache.get()),
         sampler_(parts_.threads.get(), model_.config().vocab_size),
         num_pages_(cache_.usage().pages_total) {
     metrics_.pages_total = num_pages_;
+    metrics_.chunk = parts_.options.chunk;
+    metrics_.chunk_probe = parts_.chunk_probe;
     published_ = metrics_;
   }
 
@@ -82,8 +90,10 @@ class EngineImpl final : public Engine {
   void EndAll(const Status& status);
   void ForgetDone();
   void CountMemory();
-  void CountStep(const StepBatch& batch, double seconds);
-  void Publish();
+  void CountRows(const StepBatch& batch);
+  void CountTime();
+  // Publishes the counters. `idle`: there was nothing to do.
+  void Publish(bool idle);
 
   EngineParts parts_;
   KvCache& cache_;
@@ -98,6 +108,9 @@ class EngineImpl final : public Engine {
   std::vector<Sequence*> survivors_;
   StreamEvent event_;  // reused: its vectors keep their memory
   EngineMetrics metrics_;
+  StepMetrics step_;  // of the step at hand
+  GroupedRows grouped_rows_;
+  Clock::time_point prefixes_due_{};  // when metrics_.prefixes is gathered again
 
   mutable std::mutex mutex_;  // guards what follows
   std::vector<std::unique_ptr<RequestState>> inbox_;
@@ -180,13 +193,14 @@ Result<bool> EngineImpl::Step() {
   if (!ran.ok()) EndAll(ran.status());
   scheduler_.RemoveStopped();
   ForgetDone();
-  Publish();
+  Publish(/*idle=*/!ran.ok() || !*ran);
   if (!ran.ok()) return ran.status();
   return *ran || worked;
 }
 
 Result<bool> EngineImpl::RunStep() {
   const Clock::time_point begin = Clock::now();
+  step_ = {};
   LapTimer timer;
   const StepBatch& batch = scheduler_.Schedule();
   if (batch.empty()) {
@@ -197,20 +211,22 @@ Result<bool> EngineImpl::RunStep() {
     return true;
   }
   const attention::PrefixForestView forest = cache_.EndStep();
-  timer.Lap(&metrics_.host_seconds);
+  timer.Lap(&step_.host_seconds);
   COPPICE_RETURN_IF_ERROR(plan_.Update(forest));
   COPPICE_RETURN_IF_ERROR(plan_.Upload());
-  timer.Lap(&metrics_.plan_seconds);
+  timer.Lap(&step_.plan_seconds);
   COPPICE_RETURN_IF_ERROR(CopyPages());
   COPPICE_ASSIGN_OR_RETURN(const MatrixView<const float> logits, model_.Forward(batch.Forward(), forest, plan_));
-  timer.Lap(&metrics_.forward_seconds);
+  timer.Lap(&step_.forward_seconds);
   const SampledTokens tokens = sampler_.Sample(logits, batch);
-  timer.Lap(&metrics_.sample_seconds);
+  timer.Lap(&step_.sample_seconds);
   CountMemory();  // while everybody who ran still holds its pages
+  CountRows(batch);
   Commit(batch, tokens);
   COPPICE_RETURN_IF_ERROR(CopyPages());  // of samples that were born with a copy each: before anything they copy from can go
-  timer.Lap(&metrics_.host_seconds);
-  CountStep(batch, std::chrono::duration<double>(Clock::now() - begin).count());
+  timer.Lap(&step_.host_seconds);
+  step_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  CountTime();
   return true;
 }
 
@@ -391,21 +407,34 @@ void EngineImpl::ForgetDone() {
   done_.clear();
 }
 
-void EngineImpl::CountStep(const StepBatch& batch, double seconds) {
+void EngineImpl::CountRows(const StepBatch& batch) {
   const attention::PlanStats plan = plan_.Stats();
   const int64_t layers = model_.config().num_layers;
-  ++metrics_.steps;
-  metrics_.prefilled_tokens += batch.prefill_tokens;
-  metrics_.kv_bytes_read += plan.kv_bytes_read * layers;
-  metrics_.kv_bytes_read_unshared += plan.kv_bytes_read_unshared * layers;
-  if (batch.prefill_tokens == 0) {
-    ++metrics_.decode_steps;
-    metrics_.decode_seconds += seconds;
-    metrics_.decode_kv_bytes_read += plan.kv_bytes_read * layers;
-    metrics_.decode_kv_bytes_read_unshared += plan.kv_bytes_read_unshared * layers;
-  } else {
-    metrics_.prefill_seconds += seconds;
-  }
+  step_.step = ++metrics_.steps;
+  step_.prefill_rows = batch.prefill_tokens;
+  step_.decode_rows = batch.num_tokens() - batch.prefill_tokens;
+  step_.grouped_rows = grouped_rows_.Count(plan_, plan.updates_replanned);
+  step_.kv_bytes_read = plan.kv_bytes_read * layers;
+  step_.kv_bytes_read_unshared = plan.kv_bytes_read_unshared * layers;
+  metrics_.prefilled_tokens += step_.prefill_rows;
+  metrics_.rows += batch.num_tokens();
+  metrics_.grouped_rows += step_.grouped_rows;
+  metrics_.kv_bytes_read += step_.kv_bytes_read;
+  metrics_.kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+  if (step_.prefill_rows > 0) return;
+  ++metrics_.decode_steps;
+  metrics_.decode_kv_bytes_read += step_.kv_bytes_read;
+  metrics_.decode_kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+}
+
+void EngineImpl::CountTime() {
+  (step_.prefill_rows > 0 ? metrics_.prefill_seconds : metrics_.decode_seconds) += step_.seconds;
+  metrics_.plan_seconds += step_.plan_seconds;
+  metrics_.forward_seconds += step_.forward_seconds;
+  metrics_.sample_seconds += step_.sample_seconds;
+  metrics_.host_seconds += step_.host_seconds;
+  metrics_.detokenize_seconds += step_.detokenize_seconds;
+  metrics_.last_step = step_;
 }
 
 void EngineImpl::CountMemory() {
@@ -419,7 +448,14 @@ void EngineImpl::CountMemory() {
   metrics_.kv_page_rounding_bytes = metrics_.kv_bytes_stored - usage.tokens_in_use * token_bytes;
 }
 
-void EngineImpl::Publish() {
+void EngineImpl::Publish(bool idle) {
+  if (const Clock::time_point now = Clock::now(); idle || now >= prefixes_due_) {
+    prefixes_due_ = now + kPrefixesEvery;
+    metrics_.prefixes.clear();
+    for (const KvCache::PrefixUse& use : cache_.TopPrefixes(kNumPrefixes)) {
+      metrics_.prefixes.push_back({.begin = use.begin, .end = use.end, .hits = use.hits, .users = use.users, .pinned = use.pinned});
+    }
+  }
   metrics_.running = scheduler_.num_running();
   metrics_.pages_used = cache_.pages_owned();
   metrics_.cached_tokens = cache_.hit_tokens();

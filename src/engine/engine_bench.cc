@@ -41,7 +41,11 @@ class NullModel final : public StepModel {
 
 std::unique_ptr<Engine> MakeNullEngine() {
   EngineParts parts;
-  parts.options = {.page_size = kPageSize, .max_running = kRunning, .max_batch_tokens = 2 * kRunning, .max_context = kContext};
+  parts.options = {.page_size = kPageSize,
+                   .max_running = kRunning,
+                   .max_batch_tokens = 2 * kRunning,
+                   .chunk = 2 * kRunning,
+                   .max_context = kContext};
   parts.threads = std::make_unique<ThreadPool>(1);
   parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
   constexpr int32_t kPages = 1 << 18;

@@ -253,6 +253,28 @@ TEST(EngineModel, DeterministicModeGivesTheSameBitsWarmColdChunkedAndCrowded) {
   expect_equal(among, "other requests shared parts of the prompt in flight");
 }
 
+TEST(EngineModel, AutoChunkIsTheSmallestNearTheBestAndLeavesNothingBehind) {
+  const auto engine = MakeEngine("llama-gqa", {.max_running = 8, .max_batch_tokens = 100, .chunk = kAutoChunk, .max_context = 512});
+  const EngineMetrics metrics = engine->Metrics();
+  std::vector<int32_t> sizes;
+  double best = 0;
+  for (const ChunkSpeed& speed : metrics.chunk_probe) {
+    sizes.push_back(speed.tokens);
+    best = std::max(best, speed.tokens_per_second);
+  }
+  EXPECT_EQ(sizes, (std::vector<int32_t>{16, 32, 64, 100}));
+  for (const ChunkSpeed& speed : metrics.chunk_probe) {
+    EXPECT_GT(speed.tokens_per_second, 0);
+    if (speed.tokens <= metrics.chunk) {
+      EXPECT_EQ(speed.tokens_per_second >= 0.95 * best, speed.tokens == metrics.chunk) << speed.tokens;
+    }
+  }
+  EXPECT_EQ(metrics.pages_used, 0);
+  const Expected expected = LoadExpected("llama-gqa");
+  const int32_t count = static_cast<int32_t>(expected.greedy.size());
+  EXPECT_EQ(Generate(*engine, Greedy(expected.prompt, count)).samples[0].tokens, expected.greedy);
+}
+
 TEST(EngineModel, CreateRefusesByName) {
   const auto message = [](EngineOptions options) {
     if (options.model_path.empty()) options.model_path = ModelPath("llama-gqa");
@@ -264,6 +286,7 @@ TEST(EngineModel, CreateRefusesByName) {
   EXPECT_THAT(message({.model_path = "no/such/model.gguf"}), HasSubstr("no/such/model.gguf"));
   EXPECT_THAT(message({.page_size = 0}), HasSubstr("page_size is 0, expected 1..256"));
   EXPECT_THAT(message({.max_running = 0}), HasSubstr("max_running is 0"));
+  EXPECT_THAT(message({.chunk = -2}), HasSubstr("chunk is -2"));
   EXPECT_THAT(message({.max_context = 4096}), HasSubstr("max_context is 4096, the model's context length is 2048"));
   EXPECT_THAT(message({.kv_cache_bytes = 100}), HasSubstr("raise kv_cache_bytes"));
   EXPECT_THAT(message({.page_size = 1, .max_running = 2000000}), HasSubstr("page slots"));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "cache/kv_cache.h"
 #include "coppice/attention.h"
@@ -15,7 +16,8 @@ namespace coppice {
 
 // In order of dependence: the last is destroyed first.
 struct EngineParts {
-  EngineOptions options;                 // complete: no zeros that stand for a default, but max_waiting
+  EngineOptions options;                 // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
+  std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured
   std::unique_ptr<Tokenizer> tokenizer;  // may be null
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::Context> context;  // may be null if the plan does not need one

@@ -33,6 +33,8 @@ struct Output {
 struct EngineConfig {
   FakeModel::Options model;
   int32_t max_running = 8, max_batch_tokens = 32, max_waiting = 0;
+  int32_t chunk = 0;  // 0: max_batch_tokens
+  SchedulePolicy schedule = SchedulePolicy::kMixed;
   SharingMode sharing = SharingMode::kTree;
   std::vector<std::string> texts;  // of tokens; empty: no tokenizer
 };
@@ -52,6 +54,8 @@ class EngineHarness {
                      .page_size = config.model.page_size,
                      .max_running = config.max_running,
                      .max_batch_tokens = config.max_batch_tokens,
+                     .schedule = config.schedule,
+                     .chunk = config.chunk == 0 ? config.max_batch_tokens : config.chunk,
                      .max_context = config.model.max_position,
                      .max_waiting = config.max_waiting};
     if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
@@ -363,6 +367,67 @@ TEST(Engine, DecodesAreNeverStalledByALongPrompt) {
   EXPECT_LE(harness.model().largest_batch(), 16);
   harness.RunToEnd();
   EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(200, 9), 2));
+}
+
+TEST(Engine, AChunkLimitsThePromptTokensOfAStep) {
+  EngineHarness harness({.model = {.num_pages = 64}, .max_batch_tokens = 64, .chunk = 16});
+  harness.Submit(Greedy(Prompt(8), 40));
+  harness.Step(2);
+  harness.Submit(Greedy(Prompt(100, 9), 2));
+  harness.Submit(Greedy(Prompt(100, 8), 2));
+  for (int step = 0; step < 5; ++step) {
+    harness.Step();
+    EXPECT_EQ(harness.engine().Metrics().last_step.prefill_rows, 16);
+    EXPECT_EQ(harness.engine().Metrics().last_step.decode_rows, 1);
+  }
+  harness.RunToEnd();
+  EXPECT_EQ(harness.engine().Metrics().chunk, 16);
+  EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(100, 9), 2));
+  EXPECT_EQ(harness.outputs(2)[0].tokens, harness.GreedyAfter(Prompt(100, 8), 2));
+}
+
+TEST(Engine, PrefillFirstStallsDecodesAsLongAsPromptsWait) {
+  EngineHarness harness({.model = {.num_pages = 64}, .max_batch_tokens = 32, .schedule = SchedulePolicy::kPrefillFirst});
+  harness.Submit(Greedy(Prompt(8), 40));
+  harness.Step(2);
+  const size_t before = harness.outputs(0)[0].tokens.size();
+  harness.Submit(Greedy(Prompt(100, 9), 10));
+  harness.Submit(Greedy(Prompt(20, 8), 10));
+  harness.Step(4);  // 120 tokens in steps of 32
+  EXPECT_EQ(harness.outputs(0)[0].tokens.size(), before);
+  EXPECT_EQ(harness.engine().Metrics().last_step.decode_rows, 0);
+  harness.Step(3);
+  EXPECT_EQ(harness.outputs(0)[0].tokens.size(), before + 3);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(100, 9), 10));
+}
+
+TEST(Engine, MetricsTellStepsApartAndWhatIsShared) {
+  EngineHarness harness({.model = {.num_pages = 64}});
+  Request request{.prompt_ids = Prompt(20), .n = 4, .max_tokens = 6};
+  request.pin_prompt_as = "p";
+  harness.Submit(request);
+  harness.Submit(Greedy(Prompt(10, 7), 20));  // shares nothing
+  harness.Step(3);
+  const EngineMetrics metrics = harness.engine().Metrics();
+  EXPECT_EQ(metrics.last_step.step, 3);
+  EXPECT_EQ(metrics.last_step.decode_rows, 5);
+  EXPECT_EQ(metrics.last_step.prefill_rows, 0);
+  EXPECT_EQ(metrics.last_step.grouped_rows, 4);
+  EXPECT_EQ(metrics.rows, 30 + 2 * 5);
+  EXPECT_EQ(metrics.grouped_rows, 2 * 4);
+  EXPECT_GT(metrics.last_step.seconds, 0);
+  EXPECT_LT(metrics.last_step.kv_bytes_read, metrics.last_step.kv_bytes_read_unshared);
+  harness.RunToEnd();
+  harness.Submit(Greedy(Prompt(20), 1));
+  harness.RunToEnd();
+  const std::vector<CachedPrefix> prefixes = harness.engine().Metrics().prefixes;  // the engine is idle: up to date
+  ASSERT_FALSE(prefixes.empty());
+  EXPECT_EQ(prefixes[0].begin, 0);
+  EXPECT_EQ(prefixes[0].end, 20);
+  EXPECT_EQ(prefixes[0].hits, 1);
+  EXPECT_EQ(prefixes[0].users, 0);
+  EXPECT_TRUE(prefixes[0].pinned);
 }
 
 TEST(Engine, CachedPromptsGoFirstAndColdOnesDoNotStarve) {

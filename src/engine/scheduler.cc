@@ -23,6 +23,11 @@ void Scheduler::Add(RequestState* request) {
 const StepBatch& Scheduler::Schedule() {
   batch_.Clear();
   cache_->BeginStep();
+  if (options_.policy == SchedulePolicy::kPrefillFirst) {
+    ScheduleRunningPrefills();
+    Admit(/*prompts_only=*/true);
+    if (!batch_.empty()) return batch_;
+  }
   ScheduleDecodes();
   ScheduleRunningPrefills();
   RemoveStopped();  // the preempted ones, so that they can be admitted again
@@ -42,14 +47,15 @@ void Scheduler::ScheduleDecodes() {
 void Scheduler::ScheduleRunningPrefills() {
   for (Sequence* const sequence : running_) {
     if (sequence->state != Sequence::State::kRunning || !sequence->prefilling()) continue;
-    if (const int32_t count = std::min(sequence->remaining(), budget_left()); count > 0) Append(sequence, count);
+    if (const int32_t count = std::min(sequence->remaining(), prefill_left()); count > 0) Append(sequence, count);
   }
 }
 
-void Scheduler::Admit() {
-  if (waiting_.empty() || budget_left() == 0 || cache_->free_branches() == 0) return;
+void Scheduler::Admit(bool prompts_only) {
+  if (waiting_.empty() || prefill_left() <= 0 || cache_->free_branches() == 0) return;
   for (Sequence* const sequence : AdmissionOrder()) {
-    if (budget_left() == 0) return;
+    if (prefill_left() <= 0) return;
+    if (prompts_only && !sequence->prefilling()) continue;
     const KvCache::Outcome outcome = TryAdmit(sequence);
     // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
     if (outcome == KvCache::Outcome::kNoRoom) return;
@@ -57,7 +63,7 @@ void Scheduler::Admit() {
     const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
     for (auto earlier = waiting_.begin(); earlier != place; ++earlier) ++(*earlier)->overtaken;
     waiting_.erase(place);
-    Append(sequence, std::min(sequence->remaining(), budget_left()));
+    Append(sequence, std::min(sequence->remaining(), prefill_left()));
   }
 }
 

@@ -4,6 +4,7 @@
 // Layer: engine. Chunked prefill beside decode: POD-Attention section 2; docs/engine.md, "The scheduler".
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -21,6 +22,8 @@ class Scheduler {
  public:
   struct Options {
     int32_t max_batch_tokens = 512;  // tokens of a step
+    int32_t chunk = 512;             // of them, tokens of prompts at most
+    SchedulePolicy policy = SchedulePolicy::kMixed;
   };
   // `cache` outlives the scheduler.
   Scheduler(const Options& options, KvCache* cache) : options_(options), cache_(cache) {}
@@ -47,7 +50,8 @@ class Scheduler {
  private:
   void ScheduleDecodes();
   void ScheduleRunningPrefills();
-  void Admit();
+  // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
+  void Admit(bool prompts_only = false);
   // The first in line, those with the longest cached prompt first; who was overtaken too often comes before all.
   std::span<Sequence* const> AdmissionOrder();
   KvCache::Outcome TryAdmit(Sequence* sequence);
@@ -59,6 +63,7 @@ class Scheduler {
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
   int32_t budget_left() const { return options_.max_batch_tokens - batch_.num_tokens(); }
+  int32_t prefill_left() const { return std::min(budget_left(), options_.chunk - batch_.prefill_tokens); }
 
   Options options_;
   KvCache* cache_;

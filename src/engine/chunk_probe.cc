@@ -1,0 +1,68 @@
+#include "engine/chunk_probe.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace coppice {
+namespace {
+
+constexpr int32_t kSmallest = 16;
+constexpr int kRuns = 2;             // of each size, of which the faster counts
+constexpr double kGoodShare = 0.95;  // of the best speed
+
+// Seconds of one forward pass over a prompt of `count` tokens. No logits: all chunks of a prompt but its last go without.
+Result<double> TimeChunk(const EngineParts& parts, int32_t count) {
+  std::vector<int32_t> tokens(count), positions(count);
+  std::vector<int64_t> slots(count);
+  for (int32_t i = 0; i < count; ++i) tokens[i] = i % parts.model->config().vocab_size;
+  std::iota(positions.begin(), positions.end(), 0);
+  KvCache& cache = *parts.cache;
+  cache.BeginStep();
+  const KvCache::Admission admission = cache.Admit({.tokens = tokens});
+  COPPICE_CHECK(admission.outcome == KvCache::Outcome::kAdmitted && admission.computed == 0);
+  cache.SetQueries(admission.branch, 0, count, count);
+  for (int32_t i = 0; i < count; ++i) slots[i] = cache.SlotOf(admission.branch, i);
+  const attention::PrefixForestView forest = cache.EndStep();
+  const auto begin = std::chrono::steady_clock::now();
+  Status status = parts.plan->Update(forest);
+  if (status.ok()) status = parts.plan->Upload();
+  if (status.ok()) {
+    status =
+        parts.model->Forward({.token_ids = tokens, .positions = positions, .slot_mapping = slots}, forest, *parts.plan).status();
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  cache.Release(admission.branch, tokens);
+  cache.DropCached();
+  COPPICE_RETURN_IF_ERROR(status);
+  return seconds.count();
+}
+
+}  // namespace
+
+Result<std::vector<ChunkSpeed>> MeasureChunks(const EngineParts& parts) {
+  const int64_t cache_tokens = int64_t{parts.cache->usage().pages_total} * parts.cache->page_size();
+  const int32_t largest =
+      static_cast<int32_t>(std::min<int64_t>({parts.options.max_batch_tokens, parts.options.max_context, cache_tokens}));
+  std::vector<ChunkSpeed> speeds;
+  for (int32_t tokens = std::min(kSmallest, largest); tokens <= largest; tokens *= 2) speeds.push_back({.tokens = tokens});
+  if (speeds.back().tokens < largest) speeds.push_back({.tokens = largest});
+  COPPICE_RETURN_IF_ERROR(TimeChunk(parts, speeds.front().tokens).status());  // first touch of weights and workspaces
+  for (int run = 0; run < kRuns; ++run) {
+    for (ChunkSpeed& speed : speeds) {
+      COPPICE_ASSIGN_OR_RETURN(const double seconds, TimeChunk(parts, speed.tokens));
+      speed.tokens_per_second = std::max(speed.tokens_per_second, speed.tokens / seconds);
+    }
+  }
+  return speeds;
+}
+
+int32_t SmallestGoodChunk(std::span<const ChunkSpeed> speeds) {
+  const auto slower = [](const ChunkSpeed& a, const ChunkSpeed& b) { return a.tokens_per_second < b.tokens_per_second; };
+  const double enough = kGoodShare * std::max_element(speeds.begin(), speeds.end(), slower)->tokens_per_second;
+  return std::find_if(speeds.begin(), speeds.end(), [&](const ChunkSpeed& s) { return s.tokens_per_second >= enough; })->tokens;
+}
+
+}  // namespace coppice
