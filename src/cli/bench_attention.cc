@@ -4,8 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -33,6 +35,7 @@ struct BenchAttentionOptions {
   AttentionSpec spec;              // num_qo_heads 0: the specs below
   int32_t queries = 1, page_size = 16, repeats = 9;
   int threads = 0;
+  bool grid = false;
   std::string machine, out;
 };
 
@@ -53,6 +56,22 @@ constexpr TreeShape kDefaultTrees[] = {{"2048,64x64", 1},      {"2048,64x8", 1},
 
 // Layers take turns over this much KV, so that none is found in the caches, as in a model.
 constexpr int64_t kWorkingSetBytes = int64_t{160} << 20;
+
+// --grid: two and three levels around the point where sharing begins to pay, one query a request.
+std::vector<std::string> GridTrees() {
+  std::vector<std::string> trees;
+  for (const int prefix : {16, 64, 256, 1024, 4096}) {
+    for (const int own : {16, 128, 512}) {
+      for (const int requests : {1, 2, 4, 16}) trees.push_back(fmt::format("{},{}x{}", prefix, own, requests));
+    }
+  }
+  for (const int middle : {32, 256}) {
+    for (const int requests : {2, 8}) trees.push_back(fmt::format("512,{}x4,32x{}", middle, requests));
+  }
+  return trees;
+}
+constexpr BenchMode kGridModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore};
+constexpr int64_t kGridWorkingSetBytes = int64_t{32} << 20;
 
 Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
   COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(text));
@@ -77,6 +96,7 @@ ordered_json ToJson(const AttentionSpec& spec, const BenchTree& tree, const std:
                     {"median_us", row.median_s * 1e6},
                     {"fastest_us", row.fastest_s * 1e6},
                     {"slowest_us", row.slowest_s * 1e6},
+                    {"over_planned", row.over_planned},
                     {"predicted_us", row.predicted_s * 1e6},
                     {"kv_bytes", row.kv_bytes},
                     {"flops", row.flops},
@@ -92,17 +112,45 @@ std::string FormatLine(const AttentionSpec& spec, const BenchTree& tree, const s
                                  spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name, tree.queries, planned * 1e6,
                                  FormatBytes(rows.front().kv_bytes), rows.front().flops * 1e-9, rows.front().percent_of_roofline());
   for (const BenchRow& row : rows) {
-    if (row.mode != BenchMode::kPlanned) line += fmt::format("  {} x{:.2f}", Name(row.mode), row.median_s / planned);
+    if (row.mode != BenchMode::kPlanned) line += fmt::format("  {} x{:.2f}", Name(row.mode), row.over_planned);
   }
   return line + "\n";
 }
 
+// Planned time over the better of sharing everything and sharing nothing, over many trees: what planning by cost is worth.
+class NeverSlower {
+ public:
+  void Add(const AttentionSpec& spec, const BenchTree& tree, const std::vector<BenchRow>& rows) {
+    double best = std::numeric_limits<double>::infinity();
+    for (const BenchRow& row : rows) {
+      if (row.mode == BenchMode::kAllShared || row.mode == BenchMode::kStore) best = std::min(best, row.over_planned);
+    }
+    log_sum_ -= std::log(best);
+    ++count_;
+    if (1 / best <= worst_) return;
+    worst_ = 1 / best;
+    worst_name_ = fmt::format("{}/{} d{} {}", spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name);
+  }
+  double geomean() const { return std::exp(log_sum_ / count_); }
+  ordered_json Json() const { return {{"cells", count_}, {"geomean", geomean()}, {"worst", worst_}, {"worst_cell", worst_name_}}; }
+  std::string Line() const {
+    return fmt::format("planned / better of all-shared and store: geomean {:.3f}, worst {:.3f} ({}), {} cells\n", geomean(), worst_,
+                       worst_name_, count_);
+  }
+
+ private:
+  double log_sum_ = 0, worst_ = 0;
+  int count_ = 0;
+  std::string worst_name_;
+};
+
 Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   std::vector<BenchTree> trees;
-  for (const std::string& text : options.trees) {
+  const std::vector<std::string> texts = options.grid ? GridTrees() : options.trees;
+  for (const std::string& text : texts) {
     COPPICE_ASSIGN_OR_RETURN(trees.emplace_back(), MakeBenchTree(text, options.queries));
   }
-  if (options.trees.empty()) {
+  if (texts.empty()) {
     for (const TreeShape& shape : kDefaultTrees) {
       COPPICE_ASSIGN_OR_RETURN(trees.emplace_back(), MakeBenchTree(shape.tree, shape.queries));
     }
@@ -122,19 +170,26 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
                          {"rows", ordered_json::array()}};
   std::cout << fmt::format("{}, {} threads; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", Name(isa),
                            threads.num_workers(), roofline.product_flops_per_s * 1e-9, roofline.read_bytes_per_s * 1e-9);
+  const int64_t working_set_bytes = options.grid ? kGridWorkingSetBytes : kWorkingSetBytes;
+  const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
+  NeverSlower never_slower;
   for (const AttentionSpec& spec : specs) {
     for (const BenchTree& tree : trees) {
       COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows,
                                attention::RunAttentionBench(threads, spec, tree, roofline,
                                                             {.page_size = options.page_size,
                                                              .repeats = options.repeats,
-                                                             .working_set_bytes = kWorkingSetBytes,
+                                                             .working_set_bytes = working_set_bytes,
+                                                             .modes = modes,
                                                              .isa = isa,
                                                              .machine_model_path = options.machine}));
       for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
+      never_slower.Add(spec, tree, rows);
       std::cout << FormatLine(spec, tree, rows) << std::flush;
     }
   }
+  report["never_slower"] = never_slower.Json();
+  std::cout << never_slower.Line();
   if (options.out.empty()) return ExitCode::kOk;
   std::ofstream file(options.out);
   file << report.dump(1) << "\n";
@@ -159,8 +214,10 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
   const auto options = std::make_shared<BenchAttentionOptions>();
   CLI::App* command =
       bench.add_subcommand("attention", "One attention layer over prefix trees: planned, all shared, store and none, interleaved");
-  command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
-      ->allow_extra_args(false);
+  CLI::Option* trees =
+      command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
+          ->allow_extra_args(false);
+  command->add_flag("--grid", options->grid, "Trees around the point where sharing begins to pay; no `none`")->excludes(trees);
   command->add_option("--queries", options->queries, "Queries of each request of --tree")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -88,8 +89,13 @@ struct Contestant {
   std::unique_ptr<AttentionPlan> plan;
   std::vector<Buffer> pools;
   std::vector<std::unique_ptr<BoundKv>> layers;
-  std::vector<double> seconds;
+  std::vector<double> seconds;  // by repeat
 };
+
+double Median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + values.size() / 2);
+  return values[values.size() / 2];
+}
 
 }  // namespace
 
@@ -113,7 +119,7 @@ Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const Attent
                                                 const cpu::CpuRoofline& roofline, const BenchOptions& options) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(&executor, options.isa));
   std::vector<Contestant> contestants;
-  for (const BenchMode mode : {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone}) {
+  for (const BenchMode mode : options.modes) {
     Contestant c = {.mode = mode, .forest = BenchForest(tree, options.page_size, mode != BenchMode::kNone)};
     const int32_t requests = tree.num_requests();
     const PlanCapacity capacity = {.max_branches = requests,
@@ -161,18 +167,21 @@ Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const Attent
   }
 
   std::vector<BenchRow> result;
-  for (Contestant& c : contestants) {
-    std::ranges::sort(c.seconds);
+  std::vector<double> ratios(options.repeats);
+  for (const Contestant& c : contestants) {
+    std::ranges::transform(c.seconds, contestants.front().seconds, ratios.begin(), std::divides());
+    const auto [fastest, slowest] = std::ranges::minmax(c.seconds);
     const PlanStats stats = c.plan->Stats();
     result.push_back({.mode = c.mode,
-                      .median_s = c.seconds[c.seconds.size() / 2],
-                      .fastest_s = c.seconds.front(),
-                      .slowest_s = c.seconds.back(),
+                      .median_s = Median(c.seconds),
+                      .fastest_s = fastest,
+                      .slowest_s = slowest,
                       .kv_bytes = static_cast<double>(stats.kv_bytes_read),
                       .flops = static_cast<double>(stats.flops),
                       .predicted_s = stats.predicted_ns * 1e-9,
                       .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / roofline.read_bytes_per_s,
-                                             static_cast<double>(stats.flops) / roofline.product_flops_per_s)});
+                                             static_cast<double>(stats.flops) / roofline.product_flops_per_s),
+                      .over_planned = Median(ratios)});
   }
   return result;
 }

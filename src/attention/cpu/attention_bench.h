@@ -3,6 +3,7 @@
 // Layer: attention/cpu.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,13 +29,15 @@ struct BenchTree {
 
 enum class BenchMode : uint8_t { kPlanned, kAllShared, kStore, kNone };
 std::string_view Name(BenchMode mode);
+inline constexpr BenchMode kAllBenchModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone};
 
 struct BenchRow {
   BenchMode mode;
   double median_s = 0, fastest_s = 0, slowest_s = 0;
   double kv_bytes = 0, flops = 0;  // read and computed, as the plan counts them
   double predicted_s = 0;
-  double roofline_s = 0;  // max(bytes / bandwidth, flops / product rate)
+  double roofline_s = 0;    // max(bytes / bandwidth, flops / product rate)
+  double over_planned = 1;  // median over the repeats of this mode's time / the planned one's: what drifts falls out
   double percent_of_roofline() const { return 100 * roofline_s / median_s; }
 };
 
@@ -44,11 +47,12 @@ struct BenchOptions {
   // Layers that take turns, so that a layer's KV has left the caches when its turn comes again, as in a model: enough for this many
   // bytes (0: one layer, which stays in the caches if it fits).
   int64_t working_set_bytes = 0;
+  std::span<const BenchMode> modes = kAllBenchModes;  // the first is kPlanned
   cpu::Isa isa = cpu::DetectIsa();
   std::string machine_model_path;  // constants for the planner; empty: shipped ones
 };
 
-// All four modes, interleaved run by run. Errors: those of the plan; RESOURCE_EXHAUSTED without memory for the pools.
+// The modes, interleaved run by run. Errors: those of the plan; RESOURCE_EXHAUSTED without memory for the pools.
 Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const AttentionSpec& spec, const BenchTree& tree,
                                                 const cpu::CpuRoofline& roofline, const BenchOptions& options);
 
