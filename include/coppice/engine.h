@@ -69,6 +69,7 @@ struct StreamEvent {
   std::vector<float> logprobs;     // of each new token, natural logarithm, of the model's distribution before sampling parameters
   std::string text;                // new complete characters; empty without a tokenizer
   std::vector<std::optional<float>> prompt_logprobs;  // index -1 only; first entry null
+  int32_t cached_tokens = 0;                          // of the prompt, found in the cache when the request was admitted
   std::optional<FinishReason> finish_reason;          // set with the sample's last event
   bool request_done = false;                          // last event of the request
   Status status;                                      // why, for kError

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "cli/batch_command.h"
 #include "cli/bench_attention.h"
 #include "cli/bench_decode.h"
 #include "cli/command.h"
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
   bench->require_subcommand(1);
   const Command commands[] = {
       coppice::cli::AddRunCommand(app),
+      coppice::cli::AddBatchCommand(app),
       coppice::cli::AddInspectModelCommand(*inspect),
       coppice::cli::AddInspectPlanCommand(*inspect),
       coppice::cli::AddBenchAttentionCommand(*bench),

@@ -20,22 +20,25 @@ Result<std::string> ReadStdin() {
   return std::string{std::istreambuf_iterator<char>(std::cin), {}};
 }
 
-Result<std::string> RenderChat(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
-  const TokenizerData& data = tokenizer.data();
-  if (data.chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, ChatTemplate::Parse(data.chat_template));
-
+Result<std::string> RenderPrompt(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
+  if (tokenizer.data().chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, ChatTemplate::Parse(tokenizer.data().chat_template));
   std::vector<ChatMessage> messages;
   if (system) messages.push_back({"system", *system});
   messages.push_back({"user", user});
-  const auto text_of = [&](int32_t id) {
-    return id < 0 ? std::string() : std::string(tokenizer.TokenBytes(id, /*keep_special=*/true));
-  };
-  return chat->Render(messages,
-                      {.bos_token = text_of(data.bos_id), .eos_token = text_of(data.eos_ids.empty() ? -1 : data.eos_ids.front())});
+  return RenderChat(*chat, messages, tokenizer);
 }
 
 }  // namespace
+
+Result<std::string> RenderChat(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer) {
+  const TokenizerData& data = tokenizer.data();
+  const auto text_of = [&](int32_t id) {
+    return id < 0 ? std::string() : std::string(tokenizer.TokenBytes(id, /*keep_special=*/true));
+  };
+  return chat.Render(messages,
+                     {.bos_token = text_of(data.bos_id), .eos_token = text_of(data.eos_ids.empty() ? -1 : data.eos_ids.front())});
+}
 
 Result<std::optional<std::string>> ReadPromptText(const RunOptions& options) {
   if (options.prompt_ids) {
@@ -60,7 +63,7 @@ Result<std::vector<int32_t>> EncodePrompt(const RunOptions& options, const std::
   if (!text) return *options.prompt_ids;
   if (tokenizer == nullptr) return InvalidArgument("the model has no tokenizer; give the prompt as --prompt-ids 1,2,3");
   if (!options.chat) return tokenizer->Encode(*text);
-  COPPICE_ASSIGN_OR_RETURN(const std::string rendered, RenderChat(*text, options.system, *tokenizer));
+  COPPICE_ASSIGN_OR_RETURN(const std::string rendered, RenderPrompt(*text, options.system, *tokenizer));
   // The template writes the beginning-of-text token itself.
   return tokenizer->Encode(rendered, {.add_special = false, .parse_special = true});
 }

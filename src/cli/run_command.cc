@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -13,6 +11,7 @@
 
 #include "cli/generation.h"
 #include "cli/interrupt.h"
+#include "cli/progress_line.h"
 #include "cli/prompt.h"
 #include "cli/run_output.h"
 #include "cli/run_stats.h"
@@ -20,30 +19,6 @@
 
 namespace coppice::cli {
 namespace {
-
-// One line at the bottom of a terminal, rewritten in place, ten times a second at most. Silent when stderr is no terminal.
-class ProgressLine {
- public:
-  void Show(const GenerationProgress& progress) {
-    const Clock::time_point now = Clock::now();
-    if (!enabled_ || now < next_) return;
-    next_ = now + std::chrono::milliseconds(100);
-    std::cerr << kClearLine << FormatProgress(progress) << std::flush;
-    visible_ = true;
-  }
-  // Makes room for other output.
-  void Clear() {
-    if (visible_) std::cerr << kClearLine << std::flush;
-    visible_ = false;
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::string_view kClearLine = "\r\x1b[K";
-  const bool enabled_ = isatty(STDERR_FILENO);
-  bool visible_ = false;
-  Clock::time_point next_{};
-};
 
 // The same request on a fresh engine in the baseline's mode.
 Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing, const Request& request) {
@@ -91,7 +66,10 @@ Result<ExitCode> Run(RunOptions options) {
                                        progress.Clear();
                                        std::cout << FormatSample(sample) << std::flush;
                                      },
-                                 .on_step = [&](const GenerationProgress& state) { progress.Show(state); },
+                                 .on_step =
+                                     [&](const GenerationProgress& state) {
+                                       if (progress.due()) progress.Show(FormatProgress(state));
+                                     },
                                  .should_stop = Interrupted};
   Result<Generation> generated = Generate(*engine, request, hooks);
   progress.Clear();

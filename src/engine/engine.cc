@@ -365,6 +365,7 @@ void EngineImpl::Emit(const Sequence& sequence) {
   if (request.params.on_event) {
     event_.request = request.id;
     event_.index = sequence.index;
+    event_.cached_tokens = std::max(0, request.cached_tokens);
     event_.request_done = request.unfinished == 0;
     request.params.on_event(event_);
   }

@@ -52,6 +52,7 @@ struct RequestState {
   RequestId id{};
   int32_t unfinished = 0;        // sequences not finished yet
   bool prompt_done = false;      // its samples were born
+  int32_t cached_tokens = -1;    // of the prompt, found in the cache at admission; -1: not admitted yet
   std::vector<int32_t> end_ids;  // tokens that end a sample (eos, stop_token_ids)
   Request params;
   std::vector<Sequence> sequences;                    // n; never resized

@@ -88,7 +88,7 @@ CacheSalt Scheduler::SaltOf(const Sequence& sequence) {
 }
 
 KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
-  const RequestState& request = *sequence->request;
+  RequestState& request = *sequence->request;
   // Everybody must be able to take one more page, or the newcomer would push somebody out at once.
   const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->births();
   const KvCache::Admission admission = cache_->Admit({.tokens = sequence->Tokens(&scratch_),
@@ -99,6 +99,7 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;
   sequence->computed = admission.computed;
+  if (request.cached_tokens < 0) request.cached_tokens = admission.computed;
   running_.push_back(sequence);
   return admission.outcome;
 }

@@ -1,0 +1,296 @@
+#include "cli/batch_command.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/batch_input.h"
+#include "cli/batch_output.h"
+#include "cli/generation.h"
+#include "cli/interrupt.h"
+#include "cli/openai_request.h"
+#include "cli/openai_response.h"
+#include "cli/progress_line.h"
+#include "cli/run_command.h"
+#include "cli/run_options.h"
+#include "cli/run_stats.h"
+#include "coppice/engine.h"
+#include "core/check.h"
+#include "model/config.h"
+
+namespace coppice::cli {
+namespace {
+
+struct BatchOptions {
+  EngineOptions engine;
+  std::string input, output, errors;
+  int32_t queue = 64;
+  bool verbose = false;
+};
+
+struct BatchCounts {
+  int64_t total = 0;  // to be answered by this run
+  int64_t answered = 0, failed = 0;
+  int64_t done() const { return answered + failed; }
+};
+
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Feeds an engine with the jobs of an input, a bounded number ahead of it, and writes each answer as soon as it is complete.
+class BatchRunner {
+ public:
+  BatchRunner(Engine& engine, const BatchInput& input, const OpenAiRequestParser& parser, std::string model, int32_t queue,
+              BatchOutput* output, BatchErrors* errors)
+      : engine_(engine),
+        input_(input),
+        parser_(parser),
+        model_(std::move(model)),
+        queue_(queue),
+        output_(*output),
+        errors_(*errors) {
+    counts_.total = static_cast<int64_t>(input.jobs().size());
+  }
+
+  // Until all is answered or Ctrl-C is pressed. An error of the engine or of the output ends it; what was answered is written.
+  Status Run();
+  const BatchCounts& counts() const { return counts_; }
+
+ private:
+  // A request that the engine works on. Events may come from any thread.
+  struct Active {
+    const BatchJob* job = nullptr;
+    BatchLine line;
+    std::mutex mutex;
+    std::vector<Sample> samples;
+    int32_t cached_tokens = 0;
+    Status failure;
+    bool cancelled = false;
+  };
+
+  Status Submit(const BatchJob& job);
+  void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event);
+  Status WriteFinished();
+  Status Write(const Active& active);
+  std::string Progress() const;
+
+  Engine& engine_;
+  const BatchInput& input_;
+  const OpenAiRequestParser& parser_;
+  const std::string model_;
+  const int32_t queue_;
+  BatchOutput& output_;
+  BatchErrors& errors_;
+  BatchCounts counts_;
+  int64_t active_ = 0;
+  std::mutex finished_mutex_;
+  std::vector<std::shared_ptr<Active>> finished_;  // complete, to be written by Run
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+Status BatchRunner::Run() {
+  ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
+  auto next = input_.jobs().begin();
+  Status status;
+  while (status.ok() && !Interrupted() && (next != input_.jobs().end() || active_ > 0)) {
+    while (status.ok() && next != input_.jobs().end() && engine_.Metrics().waiting < queue_) status = Submit(*next++);
+    if (!status.ok()) break;
+    const Result<bool> stepped = engine_.Step();
+    if (!stepped.ok()) {
+      status = stepped.status();  // ends every request: none of them was at fault
+      break;
+    }
+    status = WriteFinished();
+    if (progress.due()) progress.Show(Progress());
+  }
+  progress.Clear();
+  Status synced = output_.Sync();
+  return status.ok() ? synced : status;
+}
+
+Status BatchRunner::Submit(const BatchJob& job) {
+  auto active = std::make_shared<Active>();
+  active->job = &job;
+  COPPICE_ASSIGN_OR_RETURN(active->line, input_.Load(job, parser_));
+  Request request = active->line.request.request;
+  active->line.request.request.prompt_ids = {};  // the engine has them
+  if (request.n > 0) active->samples.resize(static_cast<size_t>(request.n));
+  for (size_t i = 0; i < active->samples.size(); ++i) active->samples[i].index = static_cast<int32_t>(i);
+  request.on_event = [this, active](const StreamEvent& event) { OnEvent(active, event); };
+  const Result<RequestId> id = engine_.Submit(std::move(request));
+  if (id.ok()) {
+    ++active_;
+    return OkStatus();
+  }
+  ++counts_.failed;
+  return errors_.Report({.line = job.line, .id = active->line.id, .custom_id = active->line.custom_id, .status = id.status()});
+}
+
+void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event) {
+  const std::lock_guard lock(active->mutex);
+  if (event.index >= 0) {
+    Sample& sample = active->samples[event.index];
+    sample.text += event.text;
+    sample.token_ids.insert(sample.token_ids.end(), event.token_ids.begin(), event.token_ids.end());
+    sample.logprobs.insert(sample.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    if (event.finish_reason) sample.finish_reason = event.finish_reason;
+    active->cancelled |= event.finish_reason == FinishReason::kCancelled;
+    if (event.finish_reason == FinishReason::kError && active->failure.ok()) active->failure = event.status;
+  }
+  active->cached_tokens = std::max(active->cached_tokens, event.cached_tokens);
+  if (!event.request_done) return;
+  const std::lock_guard finished_lock(finished_mutex_);
+  finished_.push_back(active);
+}
+
+Status BatchRunner::WriteFinished() {
+  std::vector<std::shared_ptr<Active>> finished;
+  {
+    const std::lock_guard lock(finished_mutex_);
+    finished.swap(finished_);
+  }
+  for (const std::shared_ptr<Active>& active : finished) {
+    --active_;
+    COPPICE_RETURN_IF_ERROR(Write(*active));
+  }
+  return OkStatus();
+}
+
+Status BatchRunner::Write(const Active& active) {
+  const BatchLine& line = active.line;
+  if (active.cancelled) return OkStatus();
+  if (!active.failure.ok()) {
+    ++counts_.failed;
+    return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = active.failure});
+  }
+  ++counts_.answered;
+  const ResponseFacts facts = {
+      .id = line.id,
+      .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
+      .model = model_,
+      .prompt_tokens = active.job->num_tokens,
+      .cached_tokens = active.cached_tokens};
+  const nlohmann::ordered_json response = {{"status_code", 200},
+                                           {"request_id", "req_" + line.id},
+                                           {"body", ResponseBody(line.request, active.samples, facts, engine_.tokenizer())}};
+  return output_.Append(
+      {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", response}, {"error", nullptr}});
+}
+
+// "[########............] 102/256 requests, 1,312 tokens at 412.1/s, 97% of prompts cached, 0:41 left".
+std::string BatchRunner::Progress() const {
+  constexpr int64_t kBar = 20;
+  const EngineMetrics metrics = engine_.Metrics();
+  const double seconds = SecondsSince(begin_);
+  const int64_t filled = counts_.total > 0 ? kBar * counts_.done() / counts_.total : 0;
+  std::string text =
+      fmt::format("[{:#>{}}{:.>{}}] {}/{} requests, {} tokens at {:.1f}/s", "", filled, "", kBar - filled, counts_.done(),
+                  counts_.total, metrics.generated_tokens, static_cast<double>(metrics.generated_tokens) / std::max(seconds, 1e-9));
+  if (metrics.cached_tokens + metrics.prefilled_tokens > 0) {
+    text += fmt::format(", {:.0f}% of prompts cached", 100.0 * static_cast<double>(metrics.cached_tokens) /
+                                                           static_cast<double>(metrics.cached_tokens + metrics.prefilled_tokens));
+  }
+  if (counts_.done() > 0) {
+    const int64_t left =
+        static_cast<int64_t>(seconds / static_cast<double>(counts_.done()) * static_cast<double>(counts_.total - counts_.done()));
+    text += fmt::format(", {}:{:02} left", left / 60, left % 60);
+  }
+  return text;
+}
+
+std::string Summary(const BatchOptions& options, const BatchCounts& counts, const BatchErrors& errors, int64_t finished_before,
+                    const EngineMetrics& metrics, double seconds) {
+  std::string text = fmt::format("{} answered in {:.1f} s", counts.answered, seconds);
+  if (finished_before > 0) text += fmt::format(", {} by an earlier run", finished_before);
+  if (errors.count() > 0) text += fmt::format(", {} errors in {}", errors.count(), errors.path());
+  const auto percent = [](int64_t part, int64_t whole) {
+    return whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+  };
+  text += fmt::format("\nsharing {}: {} prompt tokens computed, {} found in the cache ({:.1f}%); {} generated, {:.1f}/s\n",
+                      Name(options.engine.sharing), metrics.prefilled_tokens, metrics.cached_tokens,
+                      percent(metrics.cached_tokens, metrics.cached_tokens + metrics.prefilled_tokens), metrics.generated_tokens,
+                      static_cast<double>(metrics.generated_tokens) / std::max(seconds, 1e-9));
+  text += fmt::format(
+      "KV read {}, {} without sharing reads; peak memory {}\n", FormatBytes(static_cast<double>(metrics.kv_bytes_read)),
+      FormatBytes(static_cast<double>(metrics.kv_bytes_read_unshared)), FormatBytes(static_cast<double>(PeakRssBytes())));
+  return text;
+}
+
+Status CheckFiles(const BatchOptions& options) {
+  const std::pair<const char*, const std::string*> files[] = {
+      {"the input", &options.input}, {"the output", &options.output}, {"--errors", &options.errors}};
+  for (size_t a = 0; a < std::size(files); ++a) {
+    for (size_t b = a + 1; b < std::size(files); ++b) {
+      std::error_code ignored;
+      if (*files[a].second == *files[b].second || std::filesystem::equivalent(*files[a].second, *files[b].second, ignored))
+        return InvalidArgument(
+            fmt::format("{} and {} are the same file {}; give two", files[a].first, files[b].first, *files[a].second));
+    }
+  }
+  return OkStatus();
+}
+
+Result<ExitCode> Batch(BatchOptions options) {
+  if (options.errors.empty()) options.errors = options.output + ".errors";
+  COPPICE_RETURN_IF_ERROR(Validate(options.engine));
+  COPPICE_RETURN_IF_ERROR(CheckFiles(options));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  if (std::error_code ignored; !std::filesystem::exists(options.input, ignored))
+    return NotFound(fmt::format("there is no input {}", options.input));
+  COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
+  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  const int32_t model_context = engine->model_config().max_position;
+  const OpenAiRequestParser parser(engine->tokenizer(),
+                                   options.engine.max_context > 0 ? options.engine.max_context : model_context);
+  CatchFirstInterrupt();
+  COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, parser, output, &errors));
+  spdlog::info("{} requests to answer, {} answered before, {} lines are none", input.jobs().size(), input.num_finished_before(),
+               errors.count());
+
+  const auto begin = std::chrono::steady_clock::now();
+  BatchRunner runner(*engine, input, parser, std::filesystem::path(options.engine.model_path).filename().string(), options.queue,
+                     &output, &errors);
+  COPPICE_RETURN_IF_ERROR(runner.Run());
+  const BatchCounts& counts = runner.counts();
+  std::cout << Summary(options, counts, errors, input.num_finished_before(), engine->Metrics(), SecondsSince(begin));
+  if (Interrupted() && counts.done() < counts.total) {
+    std::cout << fmt::format("interrupted; {} are left: the same command goes on with them\n", counts.total - counts.done());
+    return ExitCode::kInterrupted;
+  }
+  return errors.count() > 0 ? ExitCode::kFailure : ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddBatchCommand(CLI::App& app) {
+  const auto options = std::make_shared<BatchOptions>();
+  CLI::App* command = app.add_subcommand("batch", "Answer a file of OpenAI batch requests; those that share a prefix run together");
+  command->add_option("input", options->input, "JSON lines: custom_id, method, url, body")->required();
+  command->add_option("output", options->output, "JSON lines of responses, as they are completed; if it exists, the rest is done")
+      ->required();
+  command->add_option("--errors", options->errors, "JSON lines of what could not be answered (default: OUTPUT.errors)");
+  command->add_option("--queue", options->queue, "Requests that wait in the engine at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_flag("-v,--verbose", options->verbose, "Log to stderr what the program does");
+  AddEngineOptions(*command, options->engine);
+  return {command, [options] {
+            if (options->verbose) spdlog::set_level(spdlog::level::info);
+            return Batch(*options);
+          }};
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,205 @@
+"""`coppice batch`: the OpenAI batch format in and out, bad lines, order by prefix, and a run that is killed and goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from program import COPPICE, TINY, coppice
+
+
+def line(custom_id, prompt, url="/v1/completions", method="POST", **body):
+    return json.dumps({"custom_id": custom_id, "method": method, "url": url, "body": {"model": "any", "prompt": prompt, "temperature": 0} | body})
+
+
+class BatchTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.input, self.output = os.path.join(folder.name, "in.jsonl"), os.path.join(folder.name, "out.jsonl")
+        self.errors = self.output + ".errors"
+
+    def write(self, *lines):
+        with open(self.input, "w", encoding="utf-8") as file:
+            file.write("".join(text + "\n" for text in lines))
+
+    def command(self, *args):
+        return ["batch", self.input, self.output, "--model", TINY, "--dtype", "f32", *args]
+
+    def records(self, path):
+        if not os.path.exists(path):
+            return []
+        with open(path, encoding="utf-8") as file:
+            return [json.loads(text) for text in file]
+
+    def answers(self):
+        return {record["custom_id"]: record["response"]["body"] for record in self.records(self.output)}
+
+    def test_response_format(self):
+        self.write(line("one", [5, 6, 7], max_tokens=4, n=2, seed=3, temperature=1, logprobs=0, ignore_eos=True))
+        done = coppice(*self.command())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertFalse(os.path.exists(self.errors))
+        record, = self.records(self.output)
+        self.assertEqual(list(record), ["id", "custom_id", "response", "error"])
+        self.assertIsNone(record["error"])
+        self.assertEqual((record["custom_id"], record["response"]["status_code"]), ("one", 200))
+        self.assertTrue(record["response"]["request_id"])
+        body = record["response"]["body"]
+        self.assertEqual(body["object"], "text_completion")
+        self.assertEqual(body["usage"], {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}})
+        self.assertEqual([choice["index"] for choice in body["choices"]], [0, 1])
+        for choice in body["choices"]:
+            self.assertEqual(choice["finish_reason"], "length")
+            self.assertEqual((len(choice["token_ids"]), len(choice["logprobs"]["token_logprobs"])), (4, 4))
+        self.assertNotEqual(*(choice["token_ids"] for choice in body["choices"]))
+
+    def test_answers_are_those_of_run(self):
+        prompts = {"a": [5, 6, 7], "b": [9, 8, 7, 6], "c": [5, 6, 7, 8]}
+        self.write(*(line(name, prompt, max_tokens=6, ignore_eos=True) for name, prompt in prompts.items()))
+        self.assertEqual(coppice(*self.command()).returncode, 0)
+        for name, body in self.answers().items():
+            alone = coppice("run", "--json", "--model", TINY, "--dtype", "f32", "--prompt-ids", ",".join(map(str, prompts[name])), "--max-tokens", 6,
+                            "--temperature", 0, "--ignore-eos")
+            self.assertEqual(body["choices"][0]["token_ids"], json.loads(alone.stdout)["samples"][0]["token_ids"], name)
+
+    def test_bad_lines_are_reported_by_number_and_the_run_goes_on(self):
+        self.write(line("good", [5], max_tokens=1),                                             # 1
+                   "not json",                                                                 # 2
+                   "",                                                                         # 3: no line
+                   line("good", [6]),                                                          # 4: custom_id of line 1
+                   line("unknown", [6], suffix="x"),                                           # 5
+                   line("type", [6], max_tokens="many"),                                       # 6
+                   line("range", [6], top_p=7),                                                # 7
+                   line("vocabulary", [99999]),                                                # 8
+                   line("url", [6], url="/v1/embeddings"),                                     # 9
+                   line("method", [6], method="GET"),                                          # 10
+                   json.dumps({"method": "POST", "url": "/v1/completions", "body": {}}),       # 11
+                   line("twins", [[5], [6]]),                                                  # 12
+                   line("text", "words"),                                                      # 13
+                   line("big", [6], max_tokens=2**40),                                         # 14
+                   line("last", [7], max_tokens=1))                                            # 15
+        done = coppice(*self.command())
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(sorted(self.answers()), ["good", "last"])
+        errors = self.records(self.errors)
+        self.assertEqual([error["line"] for error in errors], [2, 4, 5, 6, 9, 10, 11, 12, 13, 14, 7, 8])  # 7 and 8: by the engine, in its order
+        self.assertIn("line 2: ", done.stderr)
+        by_line = {error["line"]: error for error in errors}
+        self.assertEqual((by_line[4]["custom_id"], by_line[4]["error"]["param"]), ("good", "custom_id"))
+        self.assertIn("that of line 1", by_line[4]["error"]["message"])
+        for number, param in ((5, "suffix"), (6, "max_tokens"), (12, "prompt"), (14, "max_tokens")):
+            response = by_line[number]["response"]
+            self.assertEqual(response["status_code"], 400)
+            self.assertEqual(response["body"]["error"]["param"], param)
+            self.assertIn(param, response["body"]["error"]["message"])
+        self.assertIn("top_p is 7", by_line[7]["response"]["body"]["error"]["message"])
+        self.assertEqual(by_line[9]["error"]["param"], "url")
+
+    def test_a_corrected_line_is_answered_by_the_next_run(self):
+        self.write(line("a", [5], max_tokens=1), line("b", [6], max_tokens=-1))
+        self.assertEqual(coppice(*self.command()).returncode, 1)
+        self.write(line("a", [5], max_tokens=1), line("b", [6], max_tokens=1))
+        self.assertEqual(coppice(*self.command()).returncode, 0)
+        self.assertEqual([record["custom_id"] for record in self.records(self.output)], ["a", "b"])
+        self.assertFalse(os.path.exists(self.errors))
+
+    def test_prefixes_run_together(self):
+        """Far apart in the file, three prompts of 200 tokens find each other although only one request runs at a time."""
+        heads = [[group + 3] * 200 for group in range(3)]
+        self.write(*(line(f"{i}", heads[i % 3] + [10 + i], max_tokens=1) for i in range(30)))
+        # Room for one prompt only: whoever comes between throws it out.
+        self.assertEqual(coppice(*self.command("--max-running", 1, "--kv-cache", 2 * 3 * 2 * 16 * 4 * 256)).returncode, 0)
+        answers = self.records(self.output)
+        groups = [int(record["custom_id"]) % 3 for record in answers]
+        self.assertEqual(groups, sorted(groups))
+        cached = [record["response"]["body"]["usage"]["prompt_tokens_details"]["cached_tokens"] for record in answers]
+        self.assertEqual(cached.count(0), 3)
+        self.assertEqual(sorted(cached)[3:], [200] * 27)
+
+    def requests_for_killing(self):
+        return [line(f"r{i}", [3 + i % 5] * 20 + [100 + i % 200], max_tokens=60, ignore_eos=True) for i in range(200)]
+
+    def whole_lines(self):
+        if not os.path.exists(self.output):
+            return 0
+        with open(self.output, encoding="utf-8") as file:
+            return sum(text.endswith("}\n") for text in file)
+
+    def run_until(self, records, how):
+        with subprocess.Popen([COPPICE, *map(str, self.command("--max-running", 4))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            deadline = time.monotonic() + 60
+            while self.whole_lines() < records:
+                self.assertIsNone(process.poll(), "it ended before it was killed")
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.002)
+            process.send_signal(how)
+            output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    def test_killed_and_resumed(self):
+        """Nothing is lost, nothing is there twice, and the answers are those of a run that nobody killed."""
+        self.write(*self.requests_for_killing())
+        self.assertEqual(coppice(*self.command()).returncode, 0)
+        undisturbed = {name: body["choices"] for name, body in self.answers().items()}
+        self.assertEqual(len(undisturbed), 200)
+        os.remove(self.output)
+        for records in (3, 40, 90):
+            self.assertEqual(self.run_until(records, signal.SIGKILL)[0], -signal.SIGKILL)
+            with open(self.output, encoding="utf-8") as file:
+                torn = file.readline()
+            with open(self.output, "a", encoding="utf-8") as file:  # what a kill in the middle of a write leaves
+                file.write(torn[:len(torn) // 2])
+        before = self.whole_lines()
+        self.assertLess(before, 200)
+        done = coppice(*self.command())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"{200 - before} answered", done.stdout)
+        self.assertIn(f"{before} by an earlier run", done.stdout)
+        names = [record["custom_id"] for record in self.records(self.output)]
+        self.assertEqual((len(names), len(set(names))), (200, 200))
+        self.assertEqual({name: body["choices"] for name, body in self.answers().items()}, undisturbed)
+
+    def test_interrupted(self):
+        self.write(*self.requests_for_killing())
+        status, output = self.run_until(5, signal.SIGINT)
+        self.assertEqual(status, 130)
+        self.assertIn("the same command goes on", output)
+        self.assertGreaterEqual(len(self.records(self.output)), 5)  # whole lines, all of them
+        self.assertEqual(coppice(*self.command()).returncode, 0)
+        self.assertEqual(len(self.answers()), 200)
+
+    def refused(self, *parts):
+        done = coppice(*self.command())
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        for part in parts:
+            self.assertIn(part, done.stderr)
+
+    def test_an_output_of_something_else_is_left_alone(self):
+        self.write(line("a", [5], max_tokens=1))
+        for text in ("my notes\n", "my notes", '{"custom_id": 3}\n'):
+            with open(self.output, "w", encoding="utf-8") as file:
+                file.write(text)
+            self.refused("out.jsonl")
+            with open(self.output, encoding="utf-8") as file:
+                self.assertEqual(file.read(), text)
+
+    def test_an_answer_to_another_request_is_no_answer(self):
+        self.write(line("a", [5], max_tokens=1))
+        self.assertEqual(coppice(*self.command()).returncode, 0)
+        self.write(line("a", [6], max_tokens=1))
+        self.refused('custom_id "a"', "another request", "give another output")
+
+    def test_files(self):
+        self.refused("there is no input")
+        self.write(line("a", [5], max_tokens=1))
+        done = coppice("batch", self.input, self.input, "--model", TINY)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("same file", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
