@@ -40,6 +40,7 @@ struct Request {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool prompt_logprobs = false;
+  bool echo = false;  // the event of the prompt (index -1) carries its token ids and text: what comes before each sample's output
   std::string cache_salt;           // requests with different salts never share KV
   int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody
   // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
@@ -61,13 +62,13 @@ constexpr std::string_view Name(FinishReason reason) {
   return "?";
 }
 
-// One sample made progress, or the prompt is done (index -1: prompt_logprobs are set).
+// One sample made progress, or the prompt is done (index -1, before all others: with prompt_logprobs or echo).
 struct StreamEvent {
   RequestId request{};
   int32_t index = -1;              // sample
-  std::vector<int32_t> token_ids;  // new tokens
+  std::vector<int32_t> token_ids;  // new tokens; with echo, index -1: the prompt
   std::vector<float> logprobs;     // of each new token, natural logarithm, of the model's distribution before sampling parameters
-  std::string text;                // new complete characters; empty without a tokenizer
+  std::string text;                // new complete characters; empty without a tokenizer. Of the prompt: special tokens included
   std::vector<std::optional<float>> prompt_logprobs;  // index -1 only; first entry null
   int32_t cached_tokens = 0;                          // of the prompt, found in the cache when the request was admitted
   std::optional<FinishReason> finish_reason;          // set with the sample's last event

@@ -1,15 +1,29 @@
 #include "cli/generation.h"
 
 #include <algorithm>
-#include <limits>
-#include <numeric>
+
+#include "core/check.h"
 
 namespace coppice::cli {
+namespace {
 
-std::optional<double> Sample::mean_logprob() const {
-  if (logprobs.empty()) return std::nullopt;
-  return std::accumulate(logprobs.begin(), logprobs.end(), 0.0) / static_cast<double>(logprobs.size());
+std::vector<const Sample*> Finished(const Generation& generation) {
+  std::vector<const Sample*> finished;
+  for (const Sample& sample : generation.samples) {
+    if (sample.finished()) finished.push_back(&sample);
+  }
+  return finished;
 }
+
+std::vector<RankedSample> Views(const std::vector<const Sample*>& samples) {
+  std::vector<RankedSample> views;
+  for (const Sample* sample : samples) views.push_back({sample->text, sample->token_ids, sample->logprobs});
+  return views;
+}
+
+}  // namespace
+
+std::optional<double> Sample::mean_logprob() const { return MeanLogprob(logprobs); }
 
 Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks) {
   Generation generation;
@@ -28,7 +42,9 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
     done |= event.request_done;
     if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
     if (event.index < 0) {
+      generation.prompt_text = event.text;
       generation.prompt_logprobs = event.prompt_logprobs;
+      if (hooks.on_prompt) hooks.on_prompt(event.text);
       return;
     }
     Sample& sample = generation.samples[event.index];
@@ -65,14 +81,22 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
   return generation;
 }
 
-std::vector<const Sample*> Ranked(const Generation& generation) {
-  std::vector<const Sample*> ranked;
-  for (const Sample& sample : generation.samples) {
-    if (sample.finished()) ranked.push_back(&sample);
+std::vector<const Sample*> Select(const Generation& generation, const Selection& selection) {
+  const std::vector<const Sample*> finished = Finished(generation);
+  const int32_t best = selection.best > 0 ? selection.best : static_cast<int32_t>(finished.size());
+  std::vector<const Sample*> selected;
+  for (const int32_t i : BestOf(Views(finished), best, selection.deduplicate)) selected.push_back(finished[i]);
+  if (!selection.rank) std::ranges::sort(selected, {}, &Sample::index);
+  return selected;
+}
+
+Result<std::vector<VotedAnswer>> Vote(const Generation& generation, const std::string& pattern) {
+  const std::vector<const Sample*> finished = Finished(generation);
+  COPPICE_ASSIGN_OR_RETURN(std::vector<VotedAnswer> votes, MajorityVote(Views(finished), pattern));
+  for (VotedAnswer& vote : votes) {
+    for (int32_t& voter : vote.voters) voter = finished[voter]->index;
   }
-  const auto key = [](const Sample* sample) { return sample->mean_logprob().value_or(-std::numeric_limits<double>::infinity()); };
-  std::stable_sort(ranked.begin(), ranked.end(), [&](const Sample* a, const Sample* b) { return key(a) > key(b); });
-  return ranked;
+  return votes;
 }
 
 }  // namespace coppice::cli

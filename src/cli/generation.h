@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "coppice/engine.h"
+#include "coppice/ranking.h"
 #include "coppice/status.h"
 
 namespace coppice::cli {
@@ -28,6 +29,7 @@ struct Sample {
 
 struct Generation {
   std::vector<int32_t> prompt_ids;
+  std::string prompt_text;                            // with Request::echo
   std::vector<std::optional<float>> prompt_logprobs;  // as requested; first entry null
   std::vector<Sample> samples;                        // by index
   bool interrupted = false;
@@ -43,6 +45,7 @@ struct GenerationProgress {
 };
 
 struct GenerationHooks {
+  std::function<void(const std::string&)> on_prompt;       // with Request::echo: the prompt's text, before any sample
   std::function<void(const Sample&)> on_sample;            // a sample finished
   std::function<void(const GenerationProgress&)> on_step;  // after each step
   std::function<bool()> should_stop;                       // asked before each step; true cancels what is left
@@ -52,7 +55,15 @@ struct GenerationHooks {
 // returned.
 Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks);
 
-// Finished samples, highest mean log-probability first; ties and samples without tokens by index.
-std::vector<const Sample*> Ranked(const Generation& generation);
+// Which of the finished samples are shown, and in what order.
+struct Selection {
+  bool rank = false;         // highest mean log-probability first, instead of by index
+  bool deduplicate = false;  // of equal texts, the one with the highest mean log-probability
+  int32_t best = 0;          // that many, those with the highest mean log-probability; 0: all
+};
+std::vector<const Sample*> Select(const Generation& generation, const Selection& selection);
+
+// The answers of all finished samples by votes (ranking.h, MajorityVote); voters are indices of samples.
+Result<std::vector<VotedAnswer>> Vote(const Generation& generation, const std::string& pattern);
 
 }  // namespace coppice::cli

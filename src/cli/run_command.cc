@@ -55,16 +55,24 @@ Result<ExitCode> Run(RunOptions options) {
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   Request& request = options.request;
   COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, EncodePrompt(options, text, engine->tokenizer()));
+  const Selection selection = {.rank = options.rank || options.best_of.has_value(),
+                               .deduplicate = options.deduplicate,
+                               .best = options.best_of ? request.n : 0};
+  if (options.best_of) request.n = *options.best_of;
+  if (request.echo && options.json) request.prompt_logprobs = true;
+  const bool prints_at_end = options.json || selection.rank || selection.deduplicate;
+  std::string echo;
 
   CatchFirstInterrupt();
   spdlog::info("generating {} samples of a prompt of {} tokens with {}", request.n, request.prompt_ids.size(),
                options.engine.model_path);
   ProgressLine progress;
-  const GenerationHooks hooks = {.on_sample =
+  const GenerationHooks hooks = {.on_prompt = [&](const std::string& prompt) { echo = prompt; },
+                                 .on_sample =
                                      [&](const Sample& sample) {
-                                       if (options.json || options.rank) return;  // printed at the end
+                                       if (prints_at_end) return;
                                        progress.Clear();
-                                       std::cout << FormatSample(sample) << std::flush;
+                                       std::cout << FormatSample(sample, 0, echo) << std::flush;
                                      },
                                  .on_step =
                                      [&](const GenerationProgress& state) {
@@ -82,13 +90,20 @@ Result<ExitCode> Run(RunOptions options) {
     if (!Interrupted()) stats.baseline = baseline;
   }
 
+  std::optional<std::vector<VotedAnswer>> votes;
+  if (options.vote) {
+    COPPICE_ASSIGN_OR_RETURN(votes, Vote(generation, *options.vote));
+  }
   if (options.json) {
-    std::cout << FormatJson(generation, stats, options.rank);
+    std::cout << FormatJson(generation, stats, {.selection = selection, .echo = request.echo, .votes = votes ? &*votes : nullptr});
   } else {
-    if (options.rank) {
+    if (prints_at_end) {
       int32_t rank = 0;
-      for (const Sample* sample : Ranked(generation)) std::cout << FormatSample(*sample, ++rank);
+      for (const Sample* sample : Select(generation, selection)) {
+        std::cout << FormatSample(*sample, selection.rank ? ++rank : 0, echo);
+      }
     }
+    if (votes) std::cout << FormatVotes(*votes, stats.samples_finished);
     std::cout << "\n" << FormatTable(stats);
   }
   return Interrupted() ? ExitCode::kInterrupted : ExitCode::kOk;

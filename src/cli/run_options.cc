@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "cli/parsed_option.h"
+#include "coppice/ranking.h"
 
 namespace coppice::cli {
 namespace {
@@ -103,6 +104,11 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_flag("--ignore-eos", request.ignore_eos, "Go on to --max-tokens");
 
   command->add_flag("--rank", options.rank, "Print the samples at the end, highest mean log-probability first");
+  command->add_option("--best-of", options.best_of, "Generate this many and print the -n best by mean log-probability");
+  command->add_flag("--dedup", options.deduplicate, "Of samples with equal text, print the most probable one");
+  command->add_option("--vote", options.vote,
+                      "Majority vote over answers: the first group (or all) of the last match of this regex in each sample");
+  command->add_flag("--echo", request.echo, "The prompt comes first in each sample's output");
   command->add_flag("--json", options.json, "Print one JSON object instead of text");
   command->add_flag("--prompt-logprobs", request.prompt_logprobs, "Put the prompt's log-probabilities into the JSON");
   AddParsed<SharingMode>(*command, "--baseline", options.baseline, ParseSharingMode,
@@ -131,6 +137,14 @@ Status Validate(const RunOptions& options) {
     return InvalidArgument("--prompt-ids bypasses the chat template; leave --chat or --prompt-ids out");
   const Request& request = options.request;
   if (request.prompt_logprobs && !options.json) return InvalidArgument("--prompt-logprobs are part of the JSON output; add --json");
+  if (options.best_of && *options.best_of < request.n) {
+    return InvalidArgument(fmt::format("--best-of is {}; expected at least -n, which is {}", *options.best_of, request.n));
+  }
+  if (options.vote) {
+    if (const auto compiled = ExtractAnswer("", *options.vote); !compiled.ok()) {
+      return InvalidArgument(fmt::format("--vote: {}", compiled.status().message()));
+    }
+  }
   for (const std::string& stop : request.stop) {
     if (stop.empty()) return InvalidArgument("--stop is empty; expected the text that ends a sample");
   }

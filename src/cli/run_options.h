@@ -27,7 +27,11 @@ struct RunOptions {
   // What is asked of each sample. prompt_ids are filled in later (prompt.h).
   Request request{.max_tokens = 128};
   std::optional<SharingMode> baseline;  // run the job again in this mode and set its speed beside
-  bool rank = false, json = false, verbose = false;
+  // What is printed of the samples. With best_of, that many are generated and the `request.n` best are shown.
+  bool rank = false, deduplicate = false;
+  std::optional<int32_t> best_of;
+  std::optional<std::string> vote;  // a regex: the answer of a sample
+  bool json = false, verbose = false;
 };
 
 Result<SharingMode> ParseSharingMode(std::string_view text);

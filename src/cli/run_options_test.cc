@@ -41,7 +41,8 @@ TEST(RunOptions, EveryOptionArrives) {
   ASSERT_EQ(
       Parse("--model m.gguf --prompt hello --chat --system short -n 64 --max-tokens 32 --temperature 0.5 --top-p 0.9 --top-k 40 "
             "--min-p 0.05 --seed 18446744073709551615 --sharing one-level --dtype f32 --page-size 64 --threads 2 --stop A --stop B "
-            "--ignore-eos --rank --json --prompt-logprobs --force-sharing --max-context 512 --kv-cache 2GiB --baseline none",
+            "--ignore-eos --rank --best-of 80 --dedup --vote [0-9]+ --echo --json --prompt-logprobs --force-sharing --max-context "
+            "512 --kv-cache 2GiB --baseline none",
             options),
       "");
   const Request& request = options.request;
@@ -56,6 +57,9 @@ TEST(RunOptions, EveryOptionArrives) {
   EXPECT_EQ(request.sampling.min_p, 0.05f);
   EXPECT_EQ(request.sampling.seed, std::numeric_limits<uint64_t>::max());
   EXPECT_THAT(request.stop, ElementsAre("A", "B"));
+  EXPECT_EQ(options.best_of, 80);
+  EXPECT_EQ(options.vote, "[0-9]+");
+  EXPECT_TRUE(request.echo && options.deduplicate);
   EXPECT_TRUE(request.ignore_eos && request.prompt_logprobs && options.rank && options.json && options.chat);
   EXPECT_EQ(options.engine.sharing, SharingMode::kOneLevel);
   EXPECT_EQ(options.engine.dtype, DType::kF32);
@@ -99,6 +103,8 @@ TEST(RunOptions, ValidateNamesOptionValueAndExpectation) {
   EXPECT_THAT(message([](RunOptions& o) { o.prompt = o.prompt_file = "x"; }), HasSubstr("more than one prompt"));
   EXPECT_THAT(message([](RunOptions& o) { o.system = "x"; }), HasSubstr("add --chat"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.prompt_logprobs = true; }), HasSubstr("add --json"));
+  EXPECT_EQ(message([](RunOptions& o) { o.request.n = 4, o.best_of = 3; }), "--best-of is 3; expected at least -n, which is 4");
+  EXPECT_THAT(message([](RunOptions& o) { o.vote = "("; }), HasSubstr("--vote: answer pattern (: missing closing parenthesis"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.stop = {""}; }), HasSubstr("--stop is empty"));
 }
 

@@ -36,7 +36,7 @@ TEST(FormatSample, IdsWithoutATokenizer) {
 
 TEST(FormatJson, SchemaAndOrder) {
   const Generation generation = ThreeSamples();
-  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), /*ranked=*/false));
+  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), {}));
   EXPECT_EQ(object["prompt_ids"], json({1, 2}));
   EXPECT_EQ(object["prompt_logprobs"], json({nullptr, -0.25}));
   ASSERT_EQ(object["samples"].size(), 2u);  // the cancelled one is not finished
@@ -49,14 +49,33 @@ TEST(FormatJson, SchemaAndOrder) {
   EXPECT_EQ(object["stats"]["samples_finished"], 2);
   EXPECT_EQ(object["stats"]["interrupted"], false);
 
-  const json ranked = json::parse(FormatJson(generation, MakeRunStats({}, generation), /*ranked=*/true));
+  const json ranked = json::parse(FormatJson(generation, MakeRunStats({}, generation), {.selection = {.rank = true}}));
   EXPECT_EQ(ranked["samples"][0]["index"], 2);
+}
+
+TEST(FormatJson, EchoAndVotes) {
+  Generation generation = ThreeSamples();
+  generation.prompt_text = "say: ";
+  const std::vector<VotedAnswer> votes = {{.answer = "low", .voters = {0}, .mean_logprob = -2.5}};
+  const json object =
+      json::parse(FormatJson(generation, MakeRunStats({}, generation), {.selection = {.best = 1}, .echo = true, .votes = &votes}));
+  ASSERT_EQ(object["samples"].size(), 1u);
+  const json& sample = object["samples"][0];
+  EXPECT_EQ(sample["text"], "say: h\u00f6ch");
+  EXPECT_EQ(sample["token_ids"], json({1, 2, 8}));
+  EXPECT_EQ(sample["logprobs"], json({nullptr, -0.25, -0.5}));
+  EXPECT_EQ(sample["mean_logprob"], -0.5);  // of what was generated
+  EXPECT_EQ(object["votes"], json::parse(R"([{"answer": "low", "samples": [0], "mean_logprob": -2.5}])"));
+  EXPECT_EQ(FormatSample(generation.samples[2], 0, "say: "),
+            "--- sample 2: 1 tokens, stop, mean log-probability -0.500\nsay: h\u00f6ch\n");
+  EXPECT_EQ(FormatVotes(votes, 2), "vote: low (1 of 2 samples: 0)\n");
+  EXPECT_EQ(FormatVotes({}, 2), "vote: no sample has an answer\n");
 }
 
 TEST(FormatJson, SurvivesWhatJsonCannotHold) {
   Generation generation;
   generation.samples = {{.text = "\xff", .token_ids = {1}, .logprobs = {-INFINITY}, .finish_reason = FinishReason::kStop}};
-  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), false));
+  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), {}));
   EXPECT_EQ(object["samples"][0]["text"], "\ufffd");
   EXPECT_TRUE(object["samples"][0]["logprobs"][0].is_null());
   EXPECT_FALSE(object.contains("prompt_logprobs"));

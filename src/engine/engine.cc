@@ -373,8 +373,12 @@ void EngineImpl::Emit(const Sequence& sequence) {
 }
 
 void EngineImpl::EmitPrompt(RequestState* request) {
-  if (!request->params.on_event || request->prompt_logprobs.empty()) return;
+  if (!request->params.on_event || (request->prompt_logprobs.empty() && !request->params.echo)) return;
   StreamEvent event{.request = request->id, .prompt_logprobs = request->prompt_logprobs};
+  if (request->params.echo) {
+    event.token_ids = request->params.prompt_ids;
+    if (parts_.tokenizer) event.text = PromptText(*parts_.tokenizer, request->params.prompt_ids);
+  }
   request->params.on_event(event);
 }
 

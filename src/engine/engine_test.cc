@@ -13,157 +13,12 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine_parts.h"
-#include "engine/fake_model.h"
+#include "engine/engine_harness.h"
 
 namespace coppice {
 namespace {
 
 using ::testing::HasSubstr;
-
-// What came out of one sample.
-struct Output {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  std::string text;
-  std::optional<FinishReason> reason;
-  Status status;
-};
-
-struct EngineConfig {
-  FakeModel::Options model;
-  int32_t max_running = 8, max_batch_tokens = 32, max_waiting = 0;
-  int32_t chunk = 0;  // 0: max_batch_tokens
-  SchedulePolicy schedule = SchedulePolicy::kMixed;
-  SharingMode sharing = SharingMode::kTree;
-  std::vector<std::string> texts;  // of tokens; empty: no tokenizer
-};
-
-// Letters, with a two-letter token and one that holds a stop string's middle.
-std::vector<std::string> Letters(int32_t count) {
-  std::vector<std::string> texts;
-  for (int32_t i = 0; i < count; ++i) texts.push_back(std::string(1, static_cast<char>('a' + i % 26)));
-  return texts;
-}
-
-class EngineHarness {
- public:
-  explicit EngineHarness(const EngineConfig& config) {
-    EngineParts parts;
-    parts.options = {.sharing = config.sharing,
-                     .page_size = config.model.page_size,
-                     .max_running = config.max_running,
-                     .max_batch_tokens = config.max_batch_tokens,
-                     .schedule = config.schedule,
-                     .chunk = config.chunk == 0 ? config.max_batch_tokens : config.chunk,
-                     .max_context = config.model.max_position,
-                     .max_waiting = config.max_waiting};
-    if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
-    parts.threads = std::make_unique<ThreadPool>(1);
-    parts.cache = KvCache::Create({.num_pages = config.model.num_pages,
-                                   .page_size = config.model.page_size,
-                                   .max_branches = config.max_running,
-                                   .max_context = config.model.max_position,
-                                   .share = config.sharing != SharingMode::kNone})
-                      .value();
-    parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
-    const int32_t row = (config.model.max_position + config.model.page_size - 1) / config.model.page_size;
-    parts.plan =
-        attention::AttentionPlan::Create(
-            *parts.context, {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64, .q_dtype = DType::kF32, .kv_dtype = DType::kF32},
-            {.max_branches = config.max_running,
-             .max_queries = config.max_batch_tokens,
-             .max_page_slots = config.max_running * row,
-             .page_size = config.model.page_size},
-            {.policy = config.sharing == SharingMode::kTree       ? attention::SharePolicy::kTree
-                       : config.sharing == SharingMode::kOneLevel ? attention::SharePolicy::kOneLevel
-                                                                  : attention::SharePolicy::kStore,
-             .force_sharing = true})
-            .value();
-    auto model = std::make_unique<FakeModel>(config.model);
-    model_ = model.get();
-    cache_ = parts.cache.get();
-    parts.model = std::move(model);
-    engine_ = MakeEngine(std::move(parts));
-  }
-
-  FakeModel& model() { return *model_; }
-  Engine& engine() { return *engine_; }
-  KvCache& cache() { return *cache_; }
-
-  RequestId Submit(Request request) {
-    const size_t slot = outputs_.size();
-    outputs_.emplace_back(request.n);
-    prompt_logprobs_.emplace_back();
-    done_.push_back(false);
-    request.on_event = [this, slot](const StreamEvent& event) {
-      EXPECT_FALSE(done_[slot]) << "an event after the last one";
-      done_[slot] = event.request_done;
-      if (event.index < 0) {
-        prompt_logprobs_[slot] = event.prompt_logprobs;
-        return;
-      }
-      Output& output = outputs_[slot][event.index];
-      EXPECT_FALSE(output.reason.has_value()) << "an event after the sample's end";
-      output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
-      output.logprobs.insert(output.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
-      output.text += event.text;
-      output.reason = event.finish_reason;
-      output.status = event.status;
-    };
-    return engine_->Submit(std::move(request)).value();
-  }
-  void Step(int count = 1) {
-    for (int i = 0; i < count; ++i) {
-      ASSERT_TRUE(engine_->Step().ok());
-      const Status status = cache_->CheckIntegrity();
-      ASSERT_TRUE(status.ok()) << status.message();
-    }
-  }
-  void RunToEnd() {
-    for (int step = 0; step < 100000; ++step) {
-      const Result<bool> worked = engine_->Step();
-      ASSERT_TRUE(worked.ok()) << worked.status().ToString();
-      const Status status = cache_->CheckIntegrity();
-      ASSERT_TRUE(status.ok()) << status.message();
-      if (!*worked) return;
-    }
-    FAIL() << "the engine does not come to an end";
-  }
-  const std::vector<Output>& outputs(size_t slot) const { return outputs_[slot]; }
-  const std::vector<std::optional<float>>& prompt_logprobs(size_t slot) const { return prompt_logprobs_[slot]; }
-  bool done(size_t slot) const { return done_[slot]; }
-
-  std::vector<int32_t> GreedyAfter(std::vector<int32_t> tokens, int32_t count) const {
-    std::vector<int32_t> generated;
-    for (int32_t i = 0; i < count; ++i) {
-      generated.push_back(model_->GreedyAfter(tokens));
-      tokens.push_back(generated.back());
-    }
-    return generated;
-  }
-
- private:
-  FakeModel* model_;
-  KvCache* cache_;
-  std::unique_ptr<Engine> engine_;
-  std::vector<std::vector<Output>> outputs_;
-  std::vector<std::vector<std::optional<float>>> prompt_logprobs_;
-  std::vector<bool> done_;
-};
-
-std::vector<int32_t> Prompt(int32_t length, int32_t seed = 0) {
-  std::mt19937 random(seed + 1);
-  std::vector<int32_t> tokens(length);
-  for (int32_t& token : tokens) token = random() % 64;
-  return tokens;
-}
-
-Request Greedy(std::vector<int32_t> prompt, int32_t max_tokens, int32_t n = 1) {
-  Request request{.prompt_ids = std::move(prompt), .n = n, .max_tokens = max_tokens};
-  request.sampling.temperature = 0;
-  return request;
-}
 
 // ------------------------------------------------------------------------------------------------------------------- the main job
 
@@ -261,6 +116,25 @@ TEST(Engine, LogprobsAreThoseOfTheModel) {
   for (size_t i = 0; i < output.tokens.size(); ++i) {
     EXPECT_NEAR(output.logprobs[i], logprob_after(tokens, output.tokens[i]), 1e-5);
     tokens.push_back(output.tokens[i]);
+  }
+}
+
+TEST(Engine, EchoGivesThePromptOnceAndFirst) {
+  for (const bool logprobs : {false, true}) {
+    EngineHarness harness({.texts = Letters(64)});
+    Request request = Greedy({1, 2, 3}, 2, 2);
+    request.echo = true;
+    request.prompt_logprobs = logprobs;
+    std::vector<StreamEvent> events;
+    request.on_event = [&](const StreamEvent& event) { events.push_back(event); };
+    ASSERT_TRUE(harness.engine().Submit(request).ok());
+    harness.RunToEnd();
+    ASSERT_EQ(events.size(), 1u + 2 * 2);
+    EXPECT_EQ(events[0].index, -1);
+    EXPECT_EQ(events[0].token_ids, request.prompt_ids);
+    EXPECT_EQ(events[0].text, "bcd");
+    EXPECT_EQ(events[0].prompt_logprobs.size(), logprobs ? 3u : 0u);
+    for (size_t i = 1; i < events.size(); ++i) EXPECT_GE(events[i].index, 0);
   }
 }
 

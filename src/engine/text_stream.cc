@@ -43,4 +43,13 @@ void TextStream::Finish(std::string* text) {
   held_.clear();
 }
 
+std::string PromptText(const Tokenizer& tokenizer, std::span<const int32_t> ids) {
+  const TokenizerData& data = tokenizer.data();
+  if (data.add_bos && !ids.empty() && ids.front() == data.bos_id) ids = ids.subspan(1);
+  IncrementalDecoder decoder(tokenizer, /*keep_special=*/true);
+  std::string text;
+  for (const int32_t id : ids) text += decoder.Push(id);
+  return text + decoder.Finish();
+}
+
 }  // namespace coppice

@@ -33,4 +33,7 @@ class TextStream {
   std::string held_;
 };
 
+// The text that a prompt was encoded from, special tokens included; the beginning-of-text token that Encode adds is left out.
+std::string PromptText(const Tokenizer& tokenizer, std::span<const int32_t> ids);
+
 }  // namespace coppice

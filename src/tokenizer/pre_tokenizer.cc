@@ -1,19 +1,13 @@
 #include "tokenizer/pre_tokenizer.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
+#include <algorithm>
 
 #include "core/check.h"
+#include "tokenizer/regex.h"
 #include "tokenizer/utf8.h"
 
 namespace coppice {
 namespace {
-
-// Backtracking steps of one match. The known kinds need none that grow with the text; a hostile pattern stops here, after about 0.1
-// s.
-constexpr uint32_t kMatchLimit = 10'000'000;
-constexpr uint32_t kHeapLimitKib = 64 << 10;
-constexpr size_t kJitStackStart = 32 << 10, kJitStackMax = 1 << 20;
 
 constexpr char kGpt2Pattern[] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr char kOneDigitPattern[] = R"(\p{N})";
@@ -47,35 +41,6 @@ std::string WithUnicodeSpaces(std::string_view pattern) {
   return out;
 }
 
-std::string Pcre2Message(int error) {
-  PCRE2_UCHAR buffer[256];
-  pcre2_get_error_message(error, buffer, sizeof buffer);
-  return reinterpret_cast<const char*>(buffer);
-}
-
-template <auto kFree>
-struct Freer {
-  template <class T>
-  void operator()(T* pointer) const {
-    kFree(pointer);
-  }
-};
-
-// What one thread needs to match; not shared.
-struct MatchScratch {
-  std::unique_ptr<pcre2_match_data, Freer<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
-  std::unique_ptr<pcre2_match_context, Freer<pcre2_match_context_free>> context{pcre2_match_context_create(nullptr)};
-  std::unique_ptr<pcre2_jit_stack, Freer<pcre2_jit_stack_free>> stack{
-      pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr)};
-
-  MatchScratch() {
-    if (!context || !data) return;
-    pcre2_set_match_limit(context.get(), kMatchLimit);
-    pcre2_set_heap_limit(context.get(), kHeapLimitKib);
-    pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
-  }
-};
-
 }  // namespace
 
 Result<PreTokenizerKind> FindPreTokenizerKind(std::string_view name) {
@@ -101,36 +66,31 @@ Result<PreTokenizerKind> FindPreTokenizerKind(std::string_view name) {
   return Unimplemented("pre-tokenizer '" + std::string(name) + "': expected one of " + known);
 }
 
-struct PreTokenizer::Regex {
-  std::unique_ptr<pcre2_code, Freer<pcre2_code_free>> code;
+struct PreTokenizer::Splitter {
+  Regex regex;
   std::string pattern;
 
   // Appends the matches and gaps of `text`, which is valid UTF-8.
-  Status Split(std::string_view text, const MatchScratch& scratch, std::vector<std::string_view>* pieces) const {
-    const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  Status Split(std::string_view text, Regex::Scratch& scratch, std::vector<std::string_view>* pieces) const {
     size_t piece_begin = 0;  // everything before it is in `pieces`
     const auto cut = [&](size_t end) {
       if (end > piece_begin) pieces->push_back(text.substr(piece_begin, end - piece_begin));
       piece_begin = end;
     };
     for (size_t position = 0; position < text.size();) {
-      const int found =
-          pcre2_match(code.get(), subject, text.size(), position, PCRE2_NO_UTF_CHECK, scratch.data.get(), scratch.context.get());
-      if (found == PCRE2_ERROR_NOMATCH) break;
-      if (found < 0) {
-        return InvalidArgument("the pre-tokenizer pattern cannot split this text: " + Pcre2Message(found) + " at byte " +
-                               std::to_string(position) + " of " + std::to_string(text.size()) + ", pattern " + pattern);
+      std::optional<Regex::Match> match;
+      if (const Status status = regex.Find(text, position, scratch, &match); !status.ok()) {
+        return InvalidArgument("the pre-tokenizer pattern cannot split this text: " + status.message() + ", pattern " + pattern);
       }
-      const size_t* match = pcre2_get_ovector_pointer(scratch.data.get());
-      const size_t begin = match[0], end = match[1];
-      if (end <= begin || end <= position) {  // empty (\K can even make it end early): look again one character later
-        position = std::max(position, end);
+      if (!match) break;
+      if (match->end <= match->begin || match->end <= position) {  // empty (\K can even make it end early): look again one later
+        position = std::max(position, match->end);
         if (position < text.size()) position += DecodeUtf8(text.substr(position)).length;
         continue;
       }
-      cut(std::max(begin, piece_begin));
-      cut(end);
-      position = end;
+      cut(std::max(match->begin, piece_begin));
+      cut(match->end);
+      position = match->end;
     }
     cut(text.size());
     return OkStatus();
@@ -140,35 +100,23 @@ struct PreTokenizer::Regex {
 Result<PreTokenizer> PreTokenizer::Create(const std::vector<std::string>& patterns) {
   PreTokenizer pre_tokenizer;
   for (const std::string& pattern : patterns) {
-    const std::string source = WithUnicodeSpaces(pattern);
-    int error = 0;
-    size_t error_offset = 0;
-    auto regex = std::make_shared<Regex>();
-    regex->pattern = pattern;
-    regex->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
-                                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &error_offset, nullptr));
-    if (!regex->code) {
-      return InvalidArgument("pre-tokenizer pattern " + pattern + ": " + Pcre2Message(error) + " at offset " +
-                             std::to_string(error_offset) + "; expected a regular expression that PCRE2 can compile");
-    }
-    pcre2_jit_compile(regex->code.get(), PCRE2_JIT_COMPLETE);  // no JIT on this machine: the interpreter matches the same
-    pre_tokenizer.regexes_.push_back(std::move(regex));
+    Result<Regex> regex = Regex::Compile(WithUnicodeSpaces(pattern));
+    if (!regex.ok()) return InvalidArgument("pre-tokenizer pattern " + pattern + ": " + regex.status().message());
+    pre_tokenizer.splitters_.push_back(std::make_shared<Splitter>(Splitter{*std::move(regex), pattern}));
   }
   return pre_tokenizer;
 }
 
 Status PreTokenizer::Split(std::string_view text, std::vector<std::string_view>* pieces) const {
-  const MatchScratch scratch;
-  if (!scratch.data || !scratch.context || !scratch.stack) return ResourceExhausted("no memory for a regex match");
-
+  COPPICE_ASSIGN_OR_RETURN(Regex::Scratch scratch, Regex::Scratch::Create());
   std::vector<std::string_view> stage, next;
   while (!text.empty()) {
     const size_t valid = ValidUtf8Prefix(text);
     if (valid > 0) {
       stage.assign(1, text.substr(0, valid));
-      for (const auto& regex : regexes_) {
+      for (const auto& splitter : splitters_) {
         next.clear();
-        for (std::string_view piece : stage) COPPICE_RETURN_IF_ERROR(regex->Split(piece, scratch, &next));
+        for (std::string_view piece : stage) COPPICE_RETURN_IF_ERROR(splitter->Split(piece, scratch, &next));
         stage.swap(next);
       }
       pieces->insert(pieces->end(), stage.begin(), stage.end());

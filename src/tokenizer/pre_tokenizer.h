@@ -32,8 +32,8 @@ class PreTokenizer {
   Status Split(std::string_view text, std::vector<std::string_view>* pieces) const;
 
  private:
-  struct Regex;
-  std::vector<std::shared_ptr<const Regex>> regexes_;
+  struct Splitter;
+  std::vector<std::shared_ptr<const Splitter>> splitters_;
 };
 
 }  // namespace coppice
