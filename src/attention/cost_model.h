@@ -26,7 +26,7 @@ struct MachineModel {
   double stream_flops_per_s = 0;  // stream tiles
   double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)
   double state_bytes_per_s = 0;   // partial states, written and read
-  double merge_fixed_ns = 0;      // per merge set with more than one contribution, all kv heads together
+  double merge_fixed_ns = 0;      // per merge set with more than one contribution, and kv head
 };
 
 // Shipped constants. CPU models hold for `workers` cores: core rates add up, memory bandwidth saturates at the socket's.

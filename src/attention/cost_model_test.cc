@@ -66,7 +66,7 @@ TEST(CostModel, FollowsTheRoofline) {
   EXPECT_EQ(cost.RowGroups(129), 2);
   EXPECT_DOUBLE_EQ(cost.StateNs(1), 2 * 8 * 130 * 4) << "written and read";
   EXPECT_DOUBLE_EQ(cost.ItemNs(), 100 * 8 / 4);
-  EXPECT_DOUBLE_EQ(cost.MergeNs(), 10);
+  EXPECT_DOUBLE_EQ(cost.MergeNs(), 40 * 8 / 4);
 
   BackendTraits padded = traits;
   padded.native_head_dim = 256;

@@ -158,7 +158,9 @@ Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const Attent
   }
   const RunArgs args = {.q = q.data(), .q_row_stride = row, .out = out.data(), .out_row_stride = row, .lse = nullptr};
   for (int repeat = -1; repeat < options.repeats; ++repeat) {  // the first one warms up
-    for (Contestant& c : contestants) {
+    for (size_t turn = 0; turn < contestants.size(); ++turn) {
+      // Another one begins each time: whoever comes next finds the caches as the one before left them.
+      Contestant& c = contestants[(turn + repeat + 1) % contestants.size()];
       const auto begin = std::chrono::steady_clock::now();
       for (const auto& layer : c.layers) COPPICE_RETURN_IF_ERROR(c.plan->Run(*layer, args));
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;

@@ -10,7 +10,6 @@
 #include "attention/cpu/cpu_backend.h"
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/roofline.h"
-#include "attention/cpu/softmax_state.h"
 #include "core/buffer.h"
 #include "core/check.h"
 
@@ -18,7 +17,7 @@ namespace coppice::attention {
 namespace {
 
 constexpr int32_t kHeadDim = 128, kPageSize = 16;
-constexpr int kRepeats = 15;
+constexpr int kRepeats = 41;
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -175,30 +174,26 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   COPPICE_ASSIGN_OR_RETURN(const double stream_seconds, stream.Time(*backend));
   model.stream_flops_per_s = flops(stream) / stream_seconds;
 
-  // Items of one token, in one piece and as two contributions: what starting an item and folding a set cost on one worker.
-  constexpr int32_t kBranches = 512;
-  COPPICE_ASSIGN_OR_RETURN(Problem whole, Problem::Make(Spec(1, 8), kBranches, 2, 1, ItemKind::kStreamTile));
-  COPPICE_ASSIGN_OR_RETURN(const double whole_seconds, whole.Time(*backend));
-  COPPICE_ASSIGN_OR_RETURN(Problem halves, Problem::Make(Spec(1, 8), kBranches, 2, 2, ItemKind::kStreamTile));
-  COPPICE_ASSIGN_OR_RETURN(const double halves_seconds, halves.Time(*backend));
-  const double per_set = 1e9 * workers / kBranches;
-  model.item_fixed_ns = std::max(1.0, whole_seconds * per_set);
-  model.merge_fixed_ns = std::max(1.0, (halves_seconds - 2 * whole_seconds) * per_set);
-
-  // States: copied out once and folded once, from a buffer larger than L2.
-  constexpr int32_t kStates = 8192;
-  COPPICE_ASSIGN_OR_RETURN(Buffer states, Buffer::Allocate(size_t{kStates} * kHeadDim * sizeof(float)));
-  float acc[kHeadDim] = {}, m = 0, l = 1;
-  const double state_seconds = BestTime([&] {
-    for (int32_t i = 0; i < kStates; ++i) {
-      float* state = states.As<float>() + int64_t{i} * kHeadDim;
-      std::copy_n(acc, kHeadDim, state);
-    }
-    for (int32_t i = 0; i < kStates; ++i) {
-      cpu::FoldState({.acc = acc, .m = &m, .l = &l}, {.acc = states.As<float>() + int64_t{i} * kHeadDim, .m = 0, .l = 0}, kHeadDim);
-    }
-  });
-  model.state_bytes_per_s = workers * 2.0 * static_cast<double>(states.size()) / state_seconds;
+  // Decode steps of many short requests, as they are and cut in two. Twice the tokens tell what a token costs, and what is left is
+  // the start of an item; the cut adds one more start, the fold of a set, and two states a row: two group sizes tell them apart.
+  constexpr int32_t kBranches = 256, kTokens = 8;  // stays in the private caches
+  const auto ns_per_branch = [&](int32_t group, int32_t tokens, int32_t cuts) -> Result<double> {
+    COPPICE_ASSIGN_OR_RETURN(Problem p, Problem::Make(Spec(group, kHeadDim), kBranches, tokens, cuts, ItemKind::kStreamTile));
+    COPPICE_ASSIGN_OR_RETURN(const double seconds, p.Time(*backend));
+    return 1e9 * seconds * workers / kBranches;
+  };
+  constexpr int32_t kFewRows = 1, kManyRows = 8;
+  COPPICE_ASSIGN_OR_RETURN(const double few, ns_per_branch(kFewRows, kTokens, 1));
+  COPPICE_ASSIGN_OR_RETURN(const double few_longer, ns_per_branch(kFewRows, 2 * kTokens, 1));
+  COPPICE_ASSIGN_OR_RETURN(const double few_cut, ns_per_branch(kFewRows, 2 * kTokens, 2));
+  COPPICE_ASSIGN_OR_RETURN(const double many_longer, ns_per_branch(kManyRows, 2 * kTokens, 1));
+  COPPICE_ASSIGN_OR_RETURN(const double many_cut, ns_per_branch(kManyRows, 2 * kTokens, 2));
+  const double few_added = few_cut - few_longer, many_added = many_cut - many_longer;
+  const double two_states_ns = std::max(1.0, (many_added - few_added) / (kManyRows - kFewRows));
+  model.item_fixed_ns = std::max(1.0, 2 * few - few_longer);
+  model.merge_fixed_ns = std::max(1.0, few_added - model.item_fixed_ns - kFewRows * two_states_ns);
+  constexpr double kStateBytes = (kHeadDim + 2) * sizeof(float);
+  model.state_bytes_per_s = workers * 1e9 * 2 * (2 * kStateBytes) / two_states_ns;  // each written and read
   return model;
 }
 
