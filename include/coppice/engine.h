@@ -157,7 +157,7 @@ struct EngineMetrics {
   std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
 };
 
-// Submit, Cancel, Unpin and Metrics are thread-safe; Step is called by one thread.
+// Submit, Cancel, Unpin, SavePrefix, LoadPrefix and Metrics are thread-safe; Step is called by one thread.
 class Engine {
  public:
   // Loads the model. Errors name the file and what to do.
@@ -169,6 +169,16 @@ class Engine {
   virtual Status Cancel(RequestId id) = 0;
   // Lets the prompt that was pinned under `name` be evicted again. NOT_FOUND if there is none (yet).
   virtual Status Unpin(const std::string& name) = 0;
+  // Writes the prompt that is pinned under `name`, tokens and KV, to a file that LoadPrefix reads. Called by any thread but not
+  // from on_event: waits for the end of the step that runs, copies, lets the steps go on, and returns when the file is on the disk.
+  // The file is replaced whole or not at all; it holds the prompt and its salt, readable by its owner alone. NOT_FOUND if nothing
+  // is pinned under that name (yet); INTERNAL with the system's reason if the file cannot be written.
+  virtual Status SavePrefix(const std::string& name, const std::string& path) = 0;
+  // Reads such a file and pins its prompt under `name`, as if it had been computed here; what is cached of it already is kept.
+  // Called as SavePrefix; the KV is there for every step after the return. A file of another model, dtype or (deterministic
+  // engines) mode is INVALID_ARGUMENT, a truncated or corrupt one DATA_LOSS, no room for it RESOURCE_EXHAUSTED, and UNAVAILABLE
+  // says that a request computes a part of this prompt right now; the engine is then as it was.
+  virtual Status LoadPrefix(const std::string& name, const std::string& path) = 0;
   // Runs one step; false when there is nothing to do.
   virtual Result<bool> Step() = 0;
   virtual EngineMetrics Metrics() const = 0;

@@ -183,8 +183,12 @@ void KvCache::Pin(const std::string& name, BranchId id) {
   const Branch& branch = branches_[id];
   COPPICE_CHECK(options_.share && branch.in_use && branch.computed >= branch.own_begin);
   tree_.Lock(branch.node);
+  SetPin(name, branch.node);
+}
+
+void KvCache::SetPin(const std::string& name, NodeId node) {
   Unpin(name);
-  pins_.emplace(name, branch.node);
+  pins_.emplace(name, node);
 }
 
 bool KvCache::Unpin(const std::string& name) {
@@ -193,6 +197,67 @@ bool KvCache::Unpin(const std::string& name) {
   tree_.Unlock(pin->second);
   pins_.erase(pin);
   return true;
+}
+
+std::optional<KvCache::PinnedPrompt> KvCache::FindPinned(const std::string& name) const {
+  const auto pin = pins_.find(name);
+  if (pin == pins_.end()) return std::nullopt;
+  PinnedPrompt prompt;
+  const int32_t end = tree_.node(pin->second).end(), page_size = pages_.page_size();
+  prompt.tokens.resize(end);
+  prompt.pages.assign(CeilDiv(end, page_size), kNoPage);
+  prompt.private_begin = 0;
+  for (NodeId id = pin->second; id != kRootNode; id = tree_.node(id).parent) {
+    const PrefixTree::Node& node = tree_.node(id);
+    std::copy(node.tokens.begin(), node.tokens.end(), prompt.tokens.begin() + node.begin);
+    for (size_t i = 0; i < node.pages.size(); ++i) {  // where two nodes meet inside a page, the lower one's holds both
+      PageId& page = prompt.pages[node.begin / page_size + i];
+      if (page == kNoPage) page = node.pages[i];
+    }
+    if (node.salt == 0) continue;
+    prompt.private_begin = node.begin;
+    const auto bears = [&](const auto& entry) { return entry.second == node.salt; };
+    prompt.salt = std::ranges::find_if(salt_ids_, bears)->first;
+  }
+  return prompt;
+}
+
+Status KvCache::Restore(const std::string& name, std::span<const int32_t> tokens, const CacheSalt& salt_text,
+                        const std::function<Status(std::span<const PageId>, int32_t)>& write) {
+  const int32_t num_tokens = static_cast<int32_t>(tokens.size()), page_size = pages_.page_size();
+  COPPICE_CHECK(options_.share && num_tokens >= 1 && num_tokens <= options_.max_context);
+  SaltRange salt{.id = Intern(salt_text.salt), .begin = salt_text.private_begin};
+  if (salt.id == 0) salt.begin = 0;
+  const PrefixTree::Match match = tree_.Find(tokens, salt);
+  if (match.ready < match.length) {
+    return Unavailable("a running request computes a part of the prefix right now: try again when it is done");
+  }
+  NodeId node = Split(match);
+  tree_.Lock(node);  // before anything is evicted for us
+  if (match.length < num_tokens) {
+    // Whole new pages, the one in which the match ends included: `write` has all their tokens, so nothing is copied.
+    const int32_t first = match.length / page_size, needed = CeilDiv(num_tokens, page_size) - first;
+    const int32_t available = pages_.num_pages() - pages_.num_in_use();
+    if (needed > available) {
+      tree_.Unlock(node);
+      return ResourceExhausted("the prefix needs " + std::to_string(needed) + " pages of KV and " + std::to_string(available) +
+                               " are to be had: raise kv_cache_bytes or wait until less is running");
+    }
+    std::vector<PageId> fresh;
+    const bool have_pages = AppendFreshPages(first, first + needed, &fresh);
+    COPPICE_CHECK(have_pages);  // counted above
+    if (Status status = write(fresh, first * page_size); !status.ok()) {
+      DropPages(fresh);
+      tree_.Unlock(node);
+      return status;
+    }
+    const NodeId leaf = AddPath(node, tokens, match.length, salt, std::move(fresh), num_tokens);
+    tree_.Lock(leaf);
+    tree_.Unlock(node);
+    node = leaf;
+  }
+  SetPin(name, node);
+  return OkStatus();
 }
 
 attention::PrefixForestView KvCache::EndStep() {

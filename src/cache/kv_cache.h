@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -80,6 +82,21 @@ class KvCache {
   // False if there is no pin of that name.
   bool Unpin(const std::string& name);
 
+  // A pinned prompt: its tokens, the pages that hold them, in order, and who may share it.
+  struct PinnedPrompt {
+    std::vector<int32_t> tokens;
+    std::vector<PageId> pages;
+    std::string salt;
+    int32_t private_begin = 0;  // 0 without a salt
+  };
+  std::optional<PinnedPrompt> FindPinned(const std::string& name) const;
+  // Puts a prompt whose KV comes from elsewhere into the cache and pins it. What is cached already is kept; for the rest
+  // `write(pages, begin)` must fill the pages of the tokens from `begin` (where a page begins) on. Nothing changes on an error:
+  // write's own, RESOURCE_EXHAUSTED (no room), or UNAVAILABLE (a request computes a part of this prompt right now).
+  // REQUIRES: Options::share; 1..max_context tokens.
+  Status Restore(const std::string& name, std::span<const int32_t> tokens, const CacheSalt& salt,
+                 const std::function<Status(std::span<const PageId>, int32_t)>& write);
+
   // ---- this step
 
   void BeginStep() { forest_.BeginStep(); }
@@ -148,6 +165,8 @@ class KvCache {
   void DropPages(std::span<const PageId> pages);
   void FillRow(BranchId branch);
   BranchId TakeBranch();
+  // Gives the name to a locked node, taking it from another.
+  void SetPin(const std::string& name, NodeId node);
   NodeId Split(const PrefixTree::Match& match);
   // Adds nodes for tokens [begin, tokens.size()) below `above`, one per salt; takes over a reference to each page. Returns the
   // last.

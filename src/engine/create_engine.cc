@@ -119,7 +119,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
                                                    {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvStorage> storage,
                            KvStorage::Create(parts.context.get(), spec, config.num_layers, num_pages, options.page_size));
-  parts.model = std::make_unique<TransformerModel>(std::move(transformer), std::move(storage));
+  parts.model = std::make_unique<TransformerModel>(std::move(transformer), std::move(storage), checkpoint->Fingerprint());
   if (options.chunk == kAutoChunk) {
     COPPICE_ASSIGN_OR_RETURN(parts.chunk_probe, MeasureChunks(parts));
     options.chunk = SmallestGoodChunk(parts.chunk_probe);

@@ -17,8 +17,10 @@
 #include "engine/batch_sampler.h"
 #include "engine/engine_parts.h"
 #include "engine/grouped_rows.h"
+#include "engine/prefix_file.h"
 #include "engine/request_state.h"
 #include "engine/scheduler.h"
+#include "engine/turnstile.h"
 #include "engine/validate_request.h"
 
 namespace coppice {
@@ -63,6 +65,8 @@ class EngineImpl final : public Engine {
   Result<RequestId> Submit(Request request) override;
   Status Cancel(RequestId id) override;
   Status Unpin(const std::string& name) override;
+  Status SavePrefix(const std::string& name, const std::string& path) override;
+  Status LoadPrefix(const std::string& name, const std::string& path) override;
   Result<bool> Step() override;
   EngineMetrics Metrics() const override {
     const std::lock_guard lock(mutex_);
@@ -72,6 +76,9 @@ class EngineImpl final : public Engine {
   const ModelConfig& model_config() const override { return model_.config(); }
 
  private:
+  KvOrigin kv_origin() const;
+  // Records under mutex_ that `name` is pinned now; an Unpin that waits meant the prompt before this one.
+  void NotePin(const std::string& name);
   // The step's parts; false: nothing to do.
   Result<bool> RunStep();
   bool TakeInbox();
@@ -111,6 +118,8 @@ class EngineImpl final : public Engine {
   StepMetrics step_;  // of the step at hand
   GroupedRows grouped_rows_;
   Clock::time_point prefixes_due_{};  // when metrics_.prefixes is gathered again
+
+  Turnstile turnstile_;  // held by a step, and by another thread that needs what belongs to the stepping thread
 
   mutable std::mutex mutex_;  // guards what follows
   std::vector<std::unique_ptr<RequestState>> inbox_;
@@ -184,9 +193,63 @@ Status EngineImpl::Unpin(const std::string& name) {
   return OkStatus();
 }
 
+KvOrigin EngineImpl::kv_origin() const {
+  const ModelConfig& config = model_.config();
+  return {.model = model_.fingerprint(),
+          .dtype = model_.kv_dtype(),
+          .num_layers = config.num_layers,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .deterministic = parts_.options.deterministic};
+}
+
+void EngineImpl::NotePin(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  std::erase(unpinned_, name);
+  pinned_.insert(name);
+}
+
+Status EngineImpl::SavePrefix(const std::string& name, const std::string& path) {
+  StoredPrefix prefix{.origin = kv_origin()};
+  {
+    const std::lock_guard between_steps(turnstile_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (!pinned_.contains(name)) return NotFound("no prompt is pinned as \"" + name + "\": it may not be computed yet");
+    }
+    KvCache::PinnedPrompt pinned = cache_.FindPinned(name).value();
+    prefix.kv.resize(pinned.tokens.size() * prefix.origin.bytes_per_token());
+    COPPICE_RETURN_IF_ERROR(model_.ReadKv(pinned.pages, static_cast<int32_t>(pinned.tokens.size()), prefix.kv));
+    prefix.tokens = std::move(pinned.tokens);
+    prefix.salt = std::move(pinned.salt);
+    prefix.private_begin = pinned.private_begin;
+  }
+  return WritePrefixFile(path, prefix);
+}
+
+Status EngineImpl::LoadPrefix(const std::string& name, const std::string& path) {
+  if (name.empty()) return InvalidArgument("the name of a prefix is empty: give it one");
+  if (parts_.options.sharing == SharingMode::kNone) {
+    return InvalidArgument("sharing mode none keeps no prefixes: use another mode to load " + path);
+  }
+  COPPICE_ASSIGN_OR_RETURN(const StoredPrefix prefix, ReadPrefixFile(path, kv_origin()));
+  const int32_t num_tokens = static_cast<int32_t>(prefix.tokens.size());
+  if (num_tokens < 1 || num_tokens > parts_.options.max_context) {
+    return InvalidArgument(path + ": the prefix has " + std::to_string(num_tokens) + " tokens, expected 1.." +
+                           std::to_string(parts_.options.max_context) + " (max_context)");
+  }
+  const std::lock_guard between_steps(turnstile_);
+  COPPICE_RETURN_IF_ERROR(cache_.Restore(
+      name, prefix.tokens, {.salt = prefix.salt, .private_begin = prefix.private_begin},
+      [&](std::span<const PageId> pages, int32_t begin) { return model_.WriteKv(pages, begin, num_tokens, prefix.kv); }));
+  NotePin(name);
+  return OkStatus();
+}
+
 // ----------------------------------------------------------------------------------------------------------- the stepping thread
 
 Result<bool> EngineImpl::Step() {
+  const std::lock_guard turn(turnstile_);
   bool worked = TakeInbox();
   worked |= ExpireDeadlines();
   Result<bool> ran = RunStep();
@@ -302,9 +365,7 @@ void EngineImpl::BearSamples(Sequence* first, std::span<const TokenDraw> draws) 
   EmitPrompt(request);
   if (const std::string& name = request->params.pin_prompt_as; !name.empty()) {
     cache_.Pin(name, first->branch);
-    const std::lock_guard lock(mutex_);
-    std::erase(unpinned_, name);  // meant the one that this one replaces
-    pinned_.insert(name);
+    NotePin(name);
   }
   survivors_.clear();
   for (const TokenDraw& draw : draws) {

@@ -29,6 +29,10 @@ class NullModel final : public StepModel {
   const ModelConfig& config() const override { return config_; }
   int64_t kv_bytes_per_token() const override { return 1; }
   Status CopyPages(std::span<const attention::PageCopy>) override { return OkStatus(); }
+  std::string fingerprint() const override { return "null"; }
+  DType kv_dtype() const override { return DType::kF32; }
+  Status ReadKv(std::span<const int32_t>, int32_t, std::span<std::byte>) const override { return OkStatus(); }
+  Status WriteKv(std::span<const int32_t>, int32_t, int32_t, std::span<const std::byte>) override { return OkStatus(); }
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
                                           attention::AttentionPlan&) override {
     return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), kVocab, /*stride=*/0);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <thread>
@@ -228,6 +229,106 @@ TEST(Engine, APinnedPromptOutlivesThePressure) {
   ASSERT_TRUE(harness.engine().Unpin("system").ok());
   harness.Step();
   EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+}
+
+TEST(Engine, ASavedPrefixIsRestoredInAnotherEngine) {
+  const std::string path = ::testing::TempDir() + "engine_test_prefix";
+  for (const int32_t length : {15, 16, 17, 40}) {
+    SCOPED_TRACE(length);
+    EngineHarness writer({});
+    Request system = Greedy(Prompt(length), 1);
+    system.pin_prompt_as = "system";
+    system.cache_salt = "alice";
+    system.cache_private_begin = 10;
+    EXPECT_EQ(writer.engine().SavePrefix("system", path).code(), StatusCode::kNotFound);
+    writer.Submit(system);
+    writer.RunToEnd();
+    ASSERT_TRUE(writer.engine().SavePrefix("system", path).ok());
+
+    for (const int32_t page_size : {1, 16}) {
+      EngineHarness reader({.model = {.num_pages = 256 / page_size, .page_size = page_size}});
+      reader.Submit(Greedy(Prompt(length / 2), 1));  // a part is there already
+      reader.RunToEnd();
+      const Status loaded = reader.engine().LoadPrefix("system", path);
+      ASSERT_TRUE(loaded.ok()) << loaded.ToString();
+      ASSERT_TRUE(reader.cache().CheckIntegrity().ok());
+      const EngineMetrics before = reader.engine().Metrics();
+      std::vector<int32_t> turn = Prompt(length);
+      turn.push_back(9);
+      Request request = Greedy(turn, 5, 3), stranger = Greedy(turn, 5);
+      request.cache_salt = "alice";
+      request.cache_private_begin = 10;
+      reader.Submit(request);
+      reader.RunToEnd();
+      EXPECT_EQ(reader.engine().Metrics().cached_tokens - before.cached_tokens, length);
+      EXPECT_EQ(reader.outputs(1)[2].tokens, reader.GreedyAfter(turn, 5));
+      reader.Submit(stranger);  // sees the public part alone
+      reader.RunToEnd();
+      EXPECT_EQ(reader.engine().Metrics().cached_tokens - before.cached_tokens, length + std::max(10, length / 2));
+      EXPECT_EQ(reader.outputs(2)[0].tokens, reader.GreedyAfter(turn, 5));
+      EXPECT_GT(reader.cache().usage().pages_in_use, 0);
+      ASSERT_TRUE(reader.engine().Unpin("system").ok());
+      reader.RunToEnd();
+      reader.cache().DropCached();
+      EXPECT_EQ(reader.cache().usage().pages_owned, 0);
+    }
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(Engine, APrefixThatDoesNotFitIsRefusedAndNothingIsLost) {
+  const std::string path = ::testing::TempDir() + "engine_test_refused_prefix";
+  EngineHarness writer({});
+  Request system = Greedy(Prompt(100), 1);
+  system.pin_prompt_as = "system";
+  writer.Submit(system);
+  writer.RunToEnd();
+  ASSERT_TRUE(writer.engine().SavePrefix("system", path).ok());
+
+  EngineHarness small({.model = {.num_pages = 6}});
+  EXPECT_EQ(small.engine().LoadPrefix("system", path).code(), StatusCode::kResourceExhausted);
+  EngineHarness other({});
+  other.model().set_fingerprint("another");
+  EXPECT_EQ(other.engine().LoadPrefix("system", path).code(), StatusCode::kInvalidArgument);
+  EngineHarness copying({.sharing = SharingMode::kNone});
+  EXPECT_EQ(copying.engine().LoadPrefix("system", path).code(), StatusCode::kInvalidArgument);
+  EngineHarness busy({.max_batch_tokens = 16});
+  busy.Submit(Greedy(Prompt(100), 3));
+  busy.Step(2);
+  EXPECT_EQ(busy.engine().LoadPrefix("system", path).code(), StatusCode::kUnavailable);
+  busy.RunToEnd();
+  EXPECT_TRUE(busy.engine().LoadPrefix("system", path).ok());  // all of it is cached: only the pin is new
+  for (EngineHarness* harness : {&small, &other, &copying}) {
+    EXPECT_EQ(harness->engine().Unpin("system").code(), StatusCode::kNotFound);
+    EXPECT_EQ(harness->cache().usage().pages_owned, 0);
+    ASSERT_TRUE(harness->cache().CheckIntegrity().ok());
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(Engine, PrefixesAreSavedAndLoadedWhileAnotherThreadSteps) {
+  const std::string path = ::testing::TempDir() + "engine_test_threads_prefix";
+  EngineHarness harness({.model = {.num_pages = 256}});
+  Request system = Greedy(Prompt(40), 1);
+  system.pin_prompt_as = "system";
+  harness.Submit(system);
+  harness.RunToEnd();
+  std::atomic<bool> done{false};
+  std::thread visitor([&] {
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_TRUE(harness.engine().SavePrefix("system", path).ok());
+      EXPECT_TRUE(harness.engine().LoadPrefix("copy " + std::to_string(i), path).ok());
+    }
+    done = true;
+  });
+  for (int32_t i = 0; !done; ++i) {
+    if (harness.engine().Metrics().waiting == 0) harness.Submit(Greedy(Prompt(50, i), 10));
+    ASSERT_TRUE(harness.engine().Step().ok());
+  }
+  visitor.join();
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(1)[0].tokens.size(), 10u);
+  std::filesystem::remove(path);
 }
 
 TEST(Engine, DecodesAreNeverStalledByALongPrompt) {

@@ -1,6 +1,7 @@
 #include "engine/fake_model.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/check.h"
 
@@ -13,13 +14,21 @@ uint64_t Mix(uint64_t h) {
   return h ^ (h >> 33);
 }
 
-uint64_t Extend(uint64_t path, int32_t token) { return Mix(path + static_cast<uint64_t>(token) + 1); }
+constexpr uint64_t kTokenBits = 0xffff;
+
+uint64_t Extend(uint64_t path, int32_t token) {
+  return (Mix(path + static_cast<uint64_t>(token) + 1) & ~kTokenBits) | static_cast<uint64_t>(token);
+}
+
+int32_t TokenOf(uint64_t slot) { return static_cast<int32_t>(slot & kTokenBits); }
 
 }  // namespace
 
 FakeModel::FakeModel(const Options& options)
     : page_size_(options.page_size), memory_(static_cast<size_t>(options.num_pages) * options.page_size) {
+  COPPICE_CHECK(options.vocab_size <= static_cast<int32_t>(kTokenBits) + 1);
   config_.architecture = "fake";
+  config_.num_kv_heads = config_.head_dim = 1;
   config_.num_layers = 1;
   config_.vocab_size = options.vocab_size;
   config_.max_position = options.max_position;
@@ -34,9 +43,29 @@ Status FakeModel::CopyPages(std::span<const attention::PageCopy> copies) {
   return OkStatus();
 }
 
+Status FakeModel::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {
+  constexpr size_t kHalf = sizeof(uint64_t) / 2;
+  for (int32_t t = 0; t < num_tokens; ++t) {
+    const auto* const slot =
+        reinterpret_cast<const std::byte*>(&memory_[int64_t{pages[t / page_size_]} * page_size_ + t % page_size_]);
+    for (size_t half = 0; half < 2; ++half) std::memcpy(&kv[(half * num_tokens + t) * kHalf], slot + half * kHalf, kHalf);
+  }
+  return OkStatus();
+}
+
+Status FakeModel::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) {
+  constexpr size_t kHalf = sizeof(uint64_t) / 2;
+  for (int32_t t = begin; t < num_tokens; ++t) {
+    auto* const slot =
+        reinterpret_cast<std::byte*>(&memory_[int64_t{pages[(t - begin) / page_size_]} * page_size_ + t % page_size_]);
+    for (size_t half = 0; half < 2; ++half) std::memcpy(slot + half * kHalf, &kv[(half * num_tokens + t) * kHalf], kHalf);
+  }
+  return OkStatus();
+}
+
 // Every query's history must be covered by the items of its merge set, each kv index once, read through a row with the same KV.
 void FakeModel::CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const {
-  const auto slot_at = [&](int32_t branch, int32_t kv_index) -> const Slot& {
+  const auto slot_at = [&](int32_t branch, int32_t kv_index) {
     const int32_t page = forest.page_indices[forest.branch_page_begin[branch] + kv_index / page_size_];
     return memory_[static_cast<int64_t>(page) * page_size_ + kv_index % page_size_];
   };
@@ -59,7 +88,7 @@ void FakeModel::CheckPlan(const attention::PrefixForestView& forest, const atten
       COPPICE_CHECK(begin <= covered);
       COPPICE_CHECK(begin == covered || begin == kv_len);
       COPPICE_CHECK((item.flags & attention::kItemMasked) || end <= first_query + 1);
-      for (int32_t i = begin; i < end; ++i) COPPICE_CHECK(slot_at(item.page_row, i).path == slot_at(set.branch, i).path);
+      for (int32_t i = begin; i < end; ++i) COPPICE_CHECK(slot_at(item.page_row, i) == slot_at(set.branch, i));
       covered = end;
     }
     COPPICE_CHECK(covered >= first_query + set.query_count);
@@ -89,16 +118,15 @@ Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, co
       const int64_t slot = batch.slot_mapping[row];
       if (slot >= 0) {
         COPPICE_CHECK(slot == slot_of(kv_index));
-        memory_[slot].token = batch.token_ids[row];
-        memory_[slot].path = Extend(kv_index == 0 ? 0 : memory_[slot_of(kv_index - 1)].path, batch.token_ids[row]);
+        memory_[slot] = Extend(kv_index == 0 ? 0 : memory_[slot_of(kv_index - 1)], batch.token_ids[row]);
       }
       paths_[row] = 0;
       for (int32_t i = 0; i <= kv_index; ++i) {
-        const Slot& kv = memory_[slot_of(i)];
-        paths_[row] = Extend(paths_[row], kv.token);
-        COPPICE_CHECK(kv.path == paths_[row]);
+        const uint64_t kv = memory_[slot_of(i)];
+        paths_[row] = Extend(paths_[row], TokenOf(kv));
+        COPPICE_CHECK(kv == paths_[row]);
       }
-      COPPICE_CHECK(memory_[slot_of(kv_index)].token == batch.token_ids[row]);
+      COPPICE_CHECK(TokenOf(memory_[slot_of(kv_index)]) == batch.token_ids[row]);
     }
   }
   CheckPlan(forest, plan.View());

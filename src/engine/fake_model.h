@@ -13,8 +13,8 @@
 
 namespace coppice {
 
-// Each slot of KV holds its token and the hash of the path up to it. Attention is played by walking a query's whole row and
-// checking that every slot continues the one before it; the plan must cover that row.
+// Each slot of KV holds the hash of the path up to its token, and in its lowest 16 bits the token. Attention is played by walking a
+// query's whole row and checking that every slot continues the one before it; the plan must cover that row.
 class FakeModel final : public StepModel {
  public:
   struct Options {
@@ -27,6 +27,11 @@ class FakeModel final : public StepModel {
   const ModelConfig& config() const override { return config_; }
   int64_t kv_bytes_per_token() const override { return 8; }
   Status CopyPages(std::span<const attention::PageCopy> copies) override;
+  std::string fingerprint() const override { return fingerprint_; }
+  void set_fingerprint(std::string fingerprint) { fingerprint_ = std::move(fingerprint); }
+  DType kv_dtype() const override { return DType::kF32; }  // one head of one element: K and V are the two halves of a slot
+  Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
+  Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
                                           attention::AttentionPlan& plan) override;
 
@@ -44,11 +49,8 @@ class FakeModel final : public StepModel {
 
   ModelConfig config_;
   int32_t page_size_;
-  struct Slot {
-    uint64_t path = 0;
-    int32_t token = 0;
-  };
-  std::vector<Slot> memory_;
+  std::string fingerprint_ = "fake";
+  std::vector<uint64_t> memory_;
   std::vector<uint64_t> paths_;  // by token of the batch
   std::vector<float> logits_;
   int64_t tokens_computed_ = 0;

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "model/content_hash.h"
 #include "model/error_text.h"
 #include "model/gguf.h"
 #include "model/gguf_model.h"
@@ -16,6 +18,27 @@
 
 namespace coppice {
 namespace {
+
+constexpr size_t kFingerprintSample = 4096;  // bytes
+
+// What the forward pass reads of a config.
+void AddConfig(const ModelConfig& config, ContentHash& hash) {
+  hash.AddText(config.architecture);
+  for (const int32_t value : {config.hidden_size, config.intermediate_size, config.num_layers, config.num_qo_heads,
+                              config.num_kv_heads, config.head_dim, config.vocab_size, config.max_position, config.window,
+                              config.rope.original_max_position, static_cast<int32_t>(config.rope.scaling)}) {
+    hash.Add(value);
+  }
+  for (const bool value : {config.tie_embeddings, config.qkv_bias, config.attention_bias, config.mlp_bias, config.qk_norm}) {
+    hash.Add(static_cast<uint8_t>(value));
+  }
+  for (const float value :
+       {config.rms_norm_eps, config.rope.theta, config.rope.factor, config.rope.low_freq_factor, config.rope.high_freq_factor}) {
+    hash.Add(value);
+  }
+  hash.Add(config.rope.frequency_divisors.size());
+  for (const float value : config.rope.frequency_divisors) hash.Add(value);
+}
 
 // Any format, once read: views into mapped files.
 class MappedCheckpoint final : public Checkpoint {
@@ -32,6 +55,22 @@ class MappedCheckpoint final : public Checkpoint {
       infos.push_back({name, Name(tensor.type), tensor.shape, static_cast<int64_t>(tensor.data.size())});
     }
     return infos;
+  }
+
+  std::string Fingerprint() const override {
+    ContentHash hash;
+    AddConfig(config_, hash);
+    for (const auto& [name, tensor] : tensors_) {
+      hash.AddText(name);
+      hash.AddText(Name(tensor.type));
+      hash.Add(tensor.shape.size());
+      for (const int64_t size : tensor.shape) hash.Add(size);
+      const size_t sample = std::min<size_t>(tensor.data.size(), kFingerprintSample);
+      hash.AddBytes(tensor.data.first(sample));
+      hash.AddBytes(tensor.data.subspan((tensor.data.size() - sample) / 2, sample));
+      hash.AddBytes(tensor.data.last(sample));
+    }
+    return hash.Hex();
   }
 
   bool Has(std::string_view name) const override { return tensors_.contains(name); }

@@ -39,6 +39,10 @@ class Checkpoint {
   };
   virtual std::vector<TensorInfo> Tensors() const = 0;
 
+  // 32 hex digits of the config and of every tensor's name, type, shape and some of its bytes (4 KiB at both ends and in the
+  // middle): two files have the same if they are the same model in the same encoding. Reads those bytes.
+  virtual std::string Fingerprint() const = 0;
+
   virtual bool Has(std::string_view name) const = 0;
   // Writes the tensor, converted (dequantised) to `dtype`, row-major, into `out` (rows * cols elements of dtype; a vector has
   // rows 1). NOT_FOUND or INVALID_ARGUMENT (wrong shape: both shapes in the message).

@@ -16,6 +16,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kLengthBytes = 8;               // u64 little endian: bytes of the JSON header
 constexpr uint64_t kMaxHeaderBytes = 100000000;  // limit of the format
+constexpr const char* kMetadata = "__metadata__";
 
 std::optional<uint64_t> AsUnsigned(const Json& value) {
   return value.is_number_unsigned() ? std::optional(value.get<uint64_t>()) : std::nullopt;
@@ -92,9 +93,13 @@ Status CheckContiguous(const TensorMap& tensors, std::span<const std::byte> data
   return OkStatus();
 }
 
-}  // namespace
+// The two parts of a file.
+struct Parts {
+  Json header;
+  std::span<const std::byte> data;
+};
 
-Result<TensorMap> ParseSafetensors(std::span<const std::byte> bytes, const std::string& path) {
+Result<Parts> SplitFile(std::span<const std::byte> bytes, const std::string& path) {
   if (bytes.size() < kLengthBytes) {
     return DataLoss(
         fmt::format("{}: truncated: {} bytes, but a safetensors file begins with an 8-byte length", path, bytes.size()));
@@ -111,11 +116,18 @@ Result<TensorMap> ParseSafetensors(std::span<const std::byte> bytes, const std::
   }
   const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, header_bytes);
   const std::span<const std::byte> data = bytes.subspan(kLengthBytes + header_bytes);
-  COPPICE_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(header, path));
+  COPPICE_ASSIGN_OR_RETURN(Json json, ParseJsonObject(header, path));
+  return Parts{std::move(json), data};
+}
 
+}  // namespace
+
+Result<TensorMap> ParseSafetensors(std::span<const std::byte> bytes, const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(const Parts parts, SplitFile(bytes, path));
+  const std::span<const std::byte> data = parts.data;
   TensorMap tensors;
-  for (const auto& [name, value] : json.items()) {
-    if (name == "__metadata__") continue;
+  for (const auto& [name, value] : parts.header.items()) {
+    if (name == kMetadata) continue;
     COPPICE_ASSIGN_OR_RETURN(Entry entry, ParseEntry(name, value, data.size(), path));
     tensors[name] = {.file = path,
                      .type = entry.type,
@@ -124,6 +136,19 @@ Result<TensorMap> ParseSafetensors(std::span<const std::byte> bytes, const std::
   }
   COPPICE_RETURN_IF_ERROR(CheckContiguous(tensors, data, path));
   return tensors;
+}
+
+Result<std::map<std::string, std::string>> ParseSafetensorsMetadata(std::span<const std::byte> bytes, const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(const Parts parts, SplitFile(bytes, path));
+  std::map<std::string, std::string> metadata;
+  const auto found = parts.header.find(kMetadata);
+  if (found == parts.header.end()) return metadata;
+  if (!found->is_object()) return InvalidArgument(fmt::format("{}: {} must be an object of strings", path, kMetadata));
+  for (const auto& [name, value] : found->items()) {
+    if (!value.is_string()) return InvalidArgument(fmt::format("{}: {} {} must be a string", path, kMetadata, Quoted(name)));
+    metadata[name] = value.get<std::string>();
+  }
+  return metadata;
 }
 
 Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,9 @@ namespace coppice {
 // overlaps and as long as type and shape say; no name twice.
 Result<TensorMap> ParseSafetensors(std::span<const std::byte> bytes, const std::string& path);
 
+// The header's "__metadata__", strings by name; empty without one. Errors as ParseSafetensors.
+Result<std::map<std::string, std::string>> ParseSafetensorsMetadata(std::span<const std::byte> bytes, const std::string& path);
+
 // A mapped file and its tensors. Immutable: safe to use from several threads.
 class SafetensorsFile {
  public:
@@ -29,6 +33,7 @@ class SafetensorsFile {
   // Gives the mapping away; copies of the tensors stay valid as long as it lives.
   MappedFile TakeFile() && { return std::move(file_); }
   const TensorMap& tensors() const { return tensors_; }
+  Result<std::map<std::string, std::string>> Metadata() const { return ParseSafetensorsMetadata(file_.bytes(), file_.path()); }
 
   // A copy of all elements. T: float (F32), int32_t (I32), int64_t (I64) or uint8_t (U8), exactly as stored.
   // NOT_FOUND, or INVALID_ARGUMENT if the element type is another.

@@ -1,0 +1,46 @@
+// A prefix on disk: tokens and KV of a prompt that was computed once, so that another process need not compute it again. One
+// safetensors file: "tokens", "salt", and "layers.N.k" and "layers.N.v" [tokens, kv_heads, head_dim], whatever the page size; its
+// metadata says what model the KV belongs to and holds a checksum over everything.
+// Layer: engine. Offline prefill of a system prompt's KV: RelayAttention section 3.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coppice/status.h"
+#include "coppice/types.h"
+#include "model/config.h"
+
+namespace coppice {
+
+// What KV belongs to: it may be used only where all of this is equal.
+struct KvOrigin {
+  std::string model;  // fingerprint
+  DType dtype = DType::kBF16;
+  int32_t num_layers = 0, num_kv_heads = 0, head_dim = 0;
+  bool deterministic = false;  // a deterministic engine promises bits that other engines' KV does not have
+
+  int64_t bytes_per_token() const {
+    return int64_t{2} * num_layers * num_kv_heads * head_dim * static_cast<int64_t>(SizeOf(dtype));
+  }
+};
+
+struct StoredPrefix {
+  KvOrigin origin;
+  std::vector<int32_t> tokens;
+  std::string salt;  // empty: public
+  int32_t private_begin = 0;
+  std::vector<std::byte> kv;  // [layer][K, V][token][kv_head][head_dim]
+};
+
+// Atomic: a reader finds the old file or the new one. INTERNAL with the system's reason. The file is readable by its owner alone:
+// it holds the prompt and its salt.
+Status WritePrefixFile(const std::string& path, const StoredPrefix& prefix);
+
+// The prefix in `path`, which must come from `expected`. NOT_FOUND: no such file. DATA_LOSS: truncated or corrupt.
+// INVALID_ARGUMENT: no prefix file, or of another model, element type or mode (the message has both).
+Result<StoredPrefix> ReadPrefixFile(const std::string& path, const KvOrigin& expected);
+
+}  // namespace coppice
