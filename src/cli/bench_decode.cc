@@ -1,21 +1,17 @@
 #include "cli/bench_decode.h"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "cli/bench_support.h"
 #include "cli/generation.h"
 #include "cli/run_command.h"
 #include "cli/run_options.h"
@@ -27,8 +23,6 @@ namespace coppice::cli {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr std::array<SharingMode, 4> kModes = {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore, SharingMode::kNone};
 
 struct BenchDecodeOptions {
   EngineOptions engine;
@@ -53,38 +47,6 @@ Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max
   return ToJson(MakeRunStats(options, generation));
 }
 
-// The same in a process of its own, so that peak memory is that of this case alone.
-Result<ordered_json> MeasureInChild(const EngineOptions& options, const Case& job, int32_t max_tokens) {
-  int ends[2];
-  if (pipe(ends) != 0) return Internal(fmt::format("pipe: {}", std::strerror(errno)));
-  const pid_t child = fork();
-  if (child < 0) return Internal(fmt::format("fork: {}", std::strerror(errno)));
-  if (child == 0) {
-    const Result<ordered_json> stats = Measure(options, job, max_tokens);
-    const std::string text = (stats.ok() ? *stats : ordered_json{{"error", stats.status().message()}}).dump();
-    const bool written =
-        write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());  // fits into a pipe's 64 KiB
-    _exit(written ? 0 : 1);
-  }
-  close(ends[1]);
-  std::string text;
-  std::array<char, 4096> piece;
-  for (ssize_t count; (count = read(ends[0], piece.data(), piece.size())) > 0;)
-    text.append(piece.data(), static_cast<size_t>(count));
-  close(ends[0]);
-  waitpid(child, nullptr, 0);
-  ordered_json stats = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!stats.is_object()) return Internal("the measuring process ended early; is there enough memory?");
-  if (stats.contains("error")) return InvalidArgument(stats["error"].get<std::string>());
-  return stats;
-}
-
-double Median(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 // Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat.
 ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
   const auto median = [&](const char* key) {
@@ -106,14 +68,6 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
           {"kv_bytes_stored", runs.front()["kv_bytes_stored"]}};
 }
 
-std::string CpuName() {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; std::getline(cpuinfo, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
 std::string FormatRow(const ordered_json& row) {
   return fmt::format("{:>6} {:>4}  {:<9} {:>10.1f} {:>10.1f} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
                      row["samples"].get<int>(), row["sharing"].get<std::string>(), row["decode_tokens_per_second"].get<double>(),
@@ -127,7 +81,7 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   std::vector<Case> cases;
   for (const int32_t prompt : options.prompt_tokens) {
     for (const int32_t samples : options.samples) {
-      for (const SharingMode mode : kModes) cases.push_back({prompt, samples, mode});
+      for (const SharingMode mode : kSharingModes) cases.push_back({prompt, samples, mode});
     }
   }
   std::vector<std::vector<ordered_json>> runs(cases.size());
@@ -135,7 +89,8 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
     for (size_t c = 0; c < cases.size(); ++c) {
       if (isatty(STDERR_FILENO))
         std::cerr << fmt::format("\r\x1b[Krepeat {}/{}, case {}/{}", repeat + 1, options.repeats, c + 1, cases.size());
-      COPPICE_ASSIGN_OR_RETURN(ordered_json stats, MeasureInChild(options.engine, cases[c], options.max_tokens));
+      COPPICE_ASSIGN_OR_RETURN(ordered_json stats,
+                               MeasureInChild([&] { return Measure(options.engine, cases[c], options.max_tokens); }));
       runs[c].push_back(std::move(stats));
     }
   }
@@ -157,9 +112,7 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
     std::cout << FormatRow(report["rows"].back());
   }
   if (options.out.empty()) return ExitCode::kOk;
-  std::ofstream file(options.out);
-  file << report.dump(1) << "\n";
-  if (!file.flush()) return NotFound(fmt::format("cannot write {}; check --out", options.out));
+  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }
 

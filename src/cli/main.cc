@@ -11,6 +11,7 @@
 #include "cli/batch_command.h"
 #include "cli/bench_attention.h"
 #include "cli/bench_decode.h"
+#include "cli/bench_load.h"
 #include "cli/command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
@@ -48,6 +49,8 @@ int main(int argc, char** argv) {
       coppice::cli::AddBenchAttentionCommand(*bench),
       coppice::cli::AddBenchCalibrateCommand(*bench),
       coppice::cli::AddBenchDecodeCommand(*bench),
+      coppice::cli::AddBenchThroughputCommand(*bench),
+      coppice::cli::AddBenchServeCommand(*bench),
   };
 
   try {

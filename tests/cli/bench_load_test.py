@@ -1,0 +1,109 @@
+"""`coppice bench throughput` and `bench serve` on a random-weight model: figures that must hold, the JSON file, the page."""
+
+import html.parser
+import json
+import os
+import re
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+from program import TINY, coppice
+
+
+class Page(html.parser.HTMLParser):
+    """Counts plots; notes whatever would make a browser fetch something."""
+
+    def __init__(self):
+        super().__init__()
+        self.plots, self.references, self.open = 0, [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.plots += tag == "svg"
+        self.references += [value for name, value in attrs if name in ("href", "src")]
+        if tag not in ("meta", "line", "circle", "rect", "path"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+
+class BenchLoadTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out, self.html = os.path.join(folder.name, "out.json"), os.path.join(folder.name, "out.html")
+
+    def bench(self, *args):
+        done = coppice("bench", *args, "--model", TINY, "--out", self.out, "--html", self.html)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(self.out, encoding="utf-8") as file:
+            report = json.load(file)
+        self.assertEqual(len(done.stdout.splitlines()), 1 + len(report["rows"]))
+        return report
+
+    def page(self):
+        with open(self.html, encoding="utf-8") as file:
+            text = file.read()
+        page = Page()
+        page.feed(text)
+        self.assertEqual((page.references, page.open), ([], []))
+        for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+            xml.etree.ElementTree.fromstring(svg)
+            self.assertNotIn("nan", svg)
+            self.assertNotIn("inf", svg.replace("sans-serif", ""))
+        self.assertIn("prefers-color-scheme:dark", text)
+        return page
+
+    def test_throughput(self):
+        """2 groups of 4: 200 shared tokens and 10 own."""
+        report = self.bench("throughput", "--groups", 2, "--requests", 4, "--shared-tokens", 200, "--unique-tokens", 10, "--output-tokens", 8, "--repeats", 2)
+        rows = {row["sharing"]: row["result"] for row in report["rows"]}
+        self.assertEqual(list(rows), ["tree", "one-level", "store", "none"])
+        for mode, row in rows.items():
+            self.assertEqual((row["requests"], row["prompt_tokens"], row["output_tokens"]), (8, 8 * 210, 8 * 8))
+            self.assertAlmostEqual(row["hit_rate"], 0 if mode == "none" else 6 * 200 / (8 * 210))
+            self.assertEqual(row["prefilled_tokens"], 8 * 210 - row["cached_tokens"])
+            for name in ("ttft", "tbt", "latency"):
+                percentiles = row[name]["percentiles"]
+                self.assertEqual(len(percentiles), 101)
+                self.assertEqual(percentiles, sorted(percentiles))
+                self.assertEqual([row[name][p] for p in ("p50", "p90", "p99")], [percentiles[p] for p in (50, 90, 99)])
+            self.assertGreater(row["latency"]["p50"], row["ttft"]["p50"])
+            self.assertLessEqual(row["stalled_500ms_share"], row["stalled_200ms_share"])
+            self.assertGreater(row["output_tokens_per_second"], 0)
+        self.assertLess(rows["tree"]["kv_bytes_read"], rows["store"]["kv_bytes_read"])
+        self.assertLess(rows["store"]["kv_bytes_stored"], rows["none"]["kv_bytes_stored"])
+        self.assertEqual(self.page().plots, 10)
+
+    def test_serve(self):
+        report = self.bench("serve", "--workload", "mixture", "--requests", 12, "--shared-tokens", 40, "--unique-tokens", 5, "--output-tokens", 4, "--rate", "50,200",
+                            "--modes", "tree,none")
+        self.assertEqual([(row["rate"], row["sharing"]) for row in report["rows"]], [(50, "tree"), (50, "none"), (200, "tree"), (200, "none")])
+        for row in report["rows"]:
+            # 11 gaps follow the first arrival; nothing can end before the last request came.
+            self.assertLess(row["result"]["requests_per_second"], 4 * row["rate"])
+            self.assertEqual(row["result"]["requests"], 12)
+        self.assertEqual(self.page().plots, 7 + 2 * 3)
+
+    def test_sweep(self):
+        report = self.bench("throughput", "--workload", "ratio", "--requests", 3, "--total-tokens", 50, "--ratios", "4,9", "--modes", "tree")
+        self.assertEqual([(row["x"], row["result"]["output_tokens"]) for row in report["rows"]], [(4, 30), (9, 15)])
+        self.assertEqual(self.page().plots, 7 + 2 * 3)
+
+    def test_refusals(self):
+        for args, part in ((["throughput", "--workload", "books"], "expected one of shared-prefix"),
+                           (["throughput", "--workload", "sampling", "--groups", 3], "no --groups"),
+                           (["throughput", "--workload", "document"], "context length is 2048"),
+                           (["throughput", "--modes", "tree,all"], "'all' is no sharing mode"),
+                           (["serve"], "--rate"),
+                           (["serve", "--rate", "0"], "--rate")):
+            done = coppice("bench", *args, "--model", TINY)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), args)
+            self.assertIn(part, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
