@@ -140,6 +140,7 @@ struct EngineMetrics {
   int32_t waiting = 0, running = 0;  // requests, samples
   int32_t pages_total = 0, pages_used = 0;
   int64_t peak_pages_used = 0;
+  int64_t merged_pages = 0;  // pages given back because running samples had generated the same text
   // KV traffic of attention over all steps and layers, counted by the plan; "unshared": what `none` and `store` would read.
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
   int64_t decode_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
@@ -179,7 +180,8 @@ class Engine {
   // engines) mode is INVALID_ARGUMENT, a truncated or corrupt one DATA_LOSS, no room for it RESOURCE_EXHAUSTED, and UNAVAILABLE
   // says that a request computes a part of this prompt right now; the engine is then as it was.
   virtual Status LoadPrefix(const std::string& name, const std::string& path) = 0;
-  // Runs one step; false when there is nothing to do.
+  // Runs one step; false when there is nothing to do. When the model fails, the requests that took part in the step end with kError
+  // and its status, which is returned too; all others go on with the next step.
   virtual Result<bool> Step() = 0;
   virtual EngineMetrics Metrics() const = 0;
 

@@ -111,6 +111,13 @@ void BranchForest::Unlink(BranchId branch) {
   free_junctions_.push_back(junction);
 }
 
+void BranchForest::Descend(BranchId branch, NodeId child) {
+  LinksOf(child) = {.count = 1, .element_sum = branch};
+  const NodeId from = std::exchange(attach_[branch], child);
+  COPPICE_DCHECK(tree_->node(child).parent == from);
+  if (from != kRootNode) links_[from].element_sum += ElementOf(child) - branch;
+}
+
 void BranchForest::OnSplit(NodeId upper, NodeId lower) {
   if (LinksOf(lower).count == 0) return;
   LinksOf(upper) = {.count = 1, .element_sum = ElementOf(lower)};

@@ -35,6 +35,10 @@ class BranchForest {
   // both have everything before that point computed.
   void Link(BranchId branch, NodeId attach, int32_t kv_len);
   void Unlink(BranchId branch);
+  // A linked branch moves from its tree node to `child`, a new child of it that leads to nobody yet. Changes nothing in the forest.
+  void Descend(BranchId branch, NodeId child);
+  // Some linked branch goes through the tree node.
+  bool LeadsToBranches(NodeId node) const { return static_cast<size_t>(node) < links_.size() && links_[node].count > 0; }
   // PrefixTree::SplitAt made `upper` out of the upper part of `lower`.
   void OnSplit(NodeId upper, NodeId lower);
 

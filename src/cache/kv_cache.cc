@@ -35,12 +35,17 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
   for (BranchId b = options.max_branches - 1; b >= 0; --b) free_branches_.push_back(b);
 }
 
-int32_t KvCache::CachedTokens(std::span<const int32_t> tokens, const CacheSalt& salt) const {
-  if (!options_.share) return 0;
-  if (salt.salt.empty()) return tree_.Find(tokens, {}).length;
-  const auto known = salt_ids_.find(salt.salt);
-  const uint32_t id = known == salt_ids_.end() ? UINT32_MAX : known->second;  // of an unknown salt nothing private is cached
-  return tree_.Find(tokens, {.id = id, .begin = salt.private_begin}).length;
+KvCache::Overlap KvCache::FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt_text) const {
+  if (!options_.share) return {};
+  SaltRange salt;
+  if (!salt_text.salt.empty()) {
+    const auto known = salt_ids_.find(salt_text.salt);  // of an unknown salt nothing private is cached
+    salt = {.id = known == salt_ids_.end() ? UINT32_MAX : known->second, .begin = salt_text.private_begin};
+  }
+  const PrefixTree::Match match = tree_.Find(tokens, salt);
+  NodeId node = match.node;
+  while (node != kRootNode && !forest_.LeadsToBranches(node)) node = tree_.node(node).parent;
+  return {.cached = match.length, .running = std::min(match.length, tree_.node(node).end())};
 }
 
 KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
@@ -56,8 +61,14 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   const NodeId above = Split(match);
   tree_.Lock(above);  // before anything is evicted for us
 
-  const bool copies_page = match.length % pages_.page_size() != 0 && match.length < num_tokens;
-  const int32_t new_pages = CeilDiv(num_tokens, pages_.page_size()) - CeilDiv(match.length, pages_.page_size()) + copies_page;
+  // A page that is still written to in this step cannot be copied before it: its tokens are computed once more instead.
+  const int32_t page_size = pages_.page_size();
+  const bool is_due = match.computed < match.length;
+  const bool ends_inside = match.length % page_size != 0 && match.length < num_tokens;
+  const bool copies_page = ends_inside && !is_due;
+  const int32_t found = ends_inside && is_due ? match.length / page_size * page_size : match.length;
+  const int32_t first_fresh = CeilDiv(found, page_size), end_page = CeilDiv(num_tokens, page_size);
+  const int32_t new_pages = end_page - first_fresh + copies_page;
   if (new_pages + args.spare_pages > pages_.num_pages() - pages_.num_in_use()) {
     tree_.Unlock(above);
     return {};
@@ -65,18 +76,18 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   std::vector<PageId> new_path;
   bool have_pages = true;
   if (copies_page) have_pages = ContinuePage(tree_.node(above).pages.back(), match.length, &new_path);
-  have_pages =
-      have_pages && AppendFreshPages(CeilDiv(match.length, pages_.page_size()), CeilDiv(num_tokens, pages_.page_size()), &new_path);
+  have_pages = have_pages && AppendFreshPages(first_fresh, end_page, &new_path);
   COPPICE_CHECK(have_pages);  // counted above: every page that is not in use can be had by evicting
 
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
   branch.salt = salt;
-  branch.cached = match.length;
-  branch.alone = args.compute_all && match.length > 0;
-  branch.computed = branch.alone ? 0 : std::min(match.length, num_tokens - 1);
+  branch.cached = found;
+  const bool recomputes = args.compute_all && match.length > 0;
+  branch.computed = recomputes ? 0 : std::min(found, num_tokens - 1);
+  branch.joins_at = recomputes ? num_tokens : is_due ? match.length : 0;
   if (options_.share) {
-    branch.node = AddPath(above, args.tokens, match.length, salt, std::move(new_path), match.length);
+    branch.node = AddPath(above, args.tokens.subspan(match.length), match.length, salt, std::move(new_path), match.length);
     tree_.Lock(branch.node);
     tree_.Unlock(above);
     branch.own_begin = num_tokens;
@@ -86,7 +97,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   }
   branch.capacity = branch.kv_len = num_tokens;
   FillRow(id);
-  forest_.Link(id, branch.alone ? kRootNode : branch.node, branch.computed);
+  forest_.Link(id, branch.joins_at > 0 ? kRootNode : branch.node, branch.computed);
   hit_tokens_ += branch.cached;
   tree_.CountHit(above);
   return {.outcome = Outcome::kAdmitted, .branch = id, .cached = branch.cached, .computed = branch.computed};
@@ -157,11 +168,58 @@ void KvCache::MarkComputed(BranchId id, int32_t computed) {
   branch.computed = computed;
   if (computed > branch.own_begin) return;
   tree_.MarkReady(branch.node, computed);
-  if (branch.alone && computed == branch.own_begin) {
-    branch.alone = false;
+  if (branch.joins_at > 0 && computed >= branch.joins_at) {
+    branch.joins_at = 0;
     forest_.Unlink(id);
     forest_.Link(id, branch.node, computed);
   }
+}
+
+void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
+  Branch& branch = branches_[id];
+  const int32_t page_size = pages_.page_size(), first_page = branch.own_begin / page_size;
+  const int32_t end = branch.computed / page_size * page_size;
+  COPPICE_DCHECK(HasWholePages(id) && branch.joins_at == 0 && pending_copies_.empty());
+  tokens = tokens.first(end - branch.own_begin);
+  const auto published = std::span(branch.own_pages).first(end / page_size - first_page);
+  for (const PageId page : published) pages_.AddReference(page);
+
+  const PrefixTree::Node& node = tree_.node(branch.node);
+  const bool one_salt = node.salt == branch.salt.At(branch.own_begin) && node.salt == branch.salt.At(end - 1);
+  if (branch.has_tail && node.num_children == 0 && node.locks == 1 && one_salt) {  // nobody else is there: it grows
+    tree_.Extend(branch.node, tokens, published);
+  } else {
+    const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens, branch.salt);
+    const int32_t merged = match.length / page_size - first_page;
+    if (match.ready < match.length) {  // somebody computes the same right now: try again at the next token
+      DropPages(published);
+      return;
+    }
+    DropPages(published.first(merged));
+    const NodeId above = Split(match);
+    const NodeId leaf = AddPath(above, tokens.subspan(match.length - branch.own_begin), match.length, branch.salt,
+                                {published.begin() + merged, published.end()}, end);
+    tree_.Lock(leaf);
+    tree_.Unlock(branch.node);
+    if (above == branch.node && tree_.node(leaf).parent == above) {
+      forest_.Descend(id, leaf);
+    } else {
+      forest_.Unlink(id);
+      forest_.Link(id, leaf, branch.computed);
+    }
+    branch.node = leaf;
+    branch.has_tail = true;
+    if (merged > 0) {
+      // Rows first, then the pages: the next plan reads the rows before anybody can write to what is freed below.
+      CopyRowOfPath(id, first_page, first_page + merged);
+      forest_.NoteRowChange();
+      merged_pages_ += merged;
+    }
+  }
+  for (const PageId page : published) pages_.DropUse(page);
+  DropPages(published);
+  branch.own_pages.erase(branch.own_pages.begin(), branch.own_pages.begin() + static_cast<std::ptrdiff_t>(published.size()));
+  branch.own_begin = end;
 }
 
 void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
@@ -251,7 +309,7 @@ Status KvCache::Restore(const std::string& name, std::span<const int32_t> tokens
       tree_.Unlock(node);
       return status;
     }
-    const NodeId leaf = AddPath(node, tokens, match.length, salt, std::move(fresh), num_tokens);
+    const NodeId leaf = AddPath(node, tokens.subspan(match.length), match.length, salt, std::move(fresh), num_tokens);
     tree_.Lock(leaf);
     tree_.Unlock(node);
     node = leaf;
@@ -350,13 +408,18 @@ void KvCache::FillRow(BranchId branch_id) {
   const int32_t page_size = pages_.page_size();
   const int32_t own_first = branch.own_begin / page_size;
   std::copy(branch.own_pages.begin(), branch.own_pages.end(), row.begin() + own_first);
+  CopyRowOfPath(branch_id, 0, branch.own_pages.empty() ? static_cast<int32_t>(row.size()) : own_first);
+}
+
+void KvCache::CopyRowOfPath(BranchId branch, int32_t begin, int32_t end) {
+  const std::span<PageId> row = forest_.Row(branch);
   // Upwards; where two nodes meet inside a page, the lower one's page holds the tokens of both.
-  int32_t end = branch.own_pages.empty() ? static_cast<int32_t>(row.size()) : own_first;
-  for (NodeId id = branch.node; id != kRootNode; id = tree_.node(id).parent) {
+  for (NodeId id = branches_[branch].node; id != kRootNode && begin < end; id = tree_.node(id).parent) {
     const PrefixTree::Node& node = tree_.node(id);
-    const int32_t first = node.begin / page_size;
-    for (size_t i = 0; i < node.pages.size() && first + static_cast<int32_t>(i) < end; ++i) row[first + i] = node.pages[i];
-    end = first;
+    const int32_t first = node.begin / pages_.page_size();
+    const int32_t stop = std::min(end, first + static_cast<int32_t>(node.pages.size()));
+    for (int32_t j = std::max(begin, first); j < stop; ++j) row[j] = node.pages[j - first];
+    end = std::min(end, first);
   }
 }
 
@@ -376,15 +439,15 @@ NodeId KvCache::Split(const PrefixTree::Match& match) {
 NodeId KvCache::AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt,
                         std::vector<PageId> pages, int32_t ready_end) {
   const int32_t page_size = pages_.page_size();
-  const int32_t end = static_cast<int32_t>(tokens.size());
-  const int32_t first_page = begin / page_size;
+  const int32_t end = begin + static_cast<int32_t>(tokens.size());
+  const int32_t first_token = begin, first_page = begin / page_size;
   if (begin < end) pages_.set_claimed_slots(pages.back(), (end - 1) % page_size + 1);
   while (begin < end) {  // twice where the salt changes inside
     const int32_t stop = begin < salt.begin ? std::min(salt.begin, end) : end;
     std::vector<PageId> part(pages.begin() + (begin / page_size - first_page),
                              pages.begin() + (CeilDiv(stop, page_size) - first_page));
     if (stop < end && stop % page_size != 0) pages_.AddReference(part.back());
-    above = tree_.AddLeaf(above, tokens.subspan(begin, stop - begin), salt.At(begin), std::move(part),
+    above = tree_.AddLeaf(above, tokens.subspan(begin - first_token, stop - begin), salt.At(begin), std::move(part),
                           std::clamp(ready_end, begin, stop));
     begin = stop;
   }
@@ -400,7 +463,7 @@ void KvCache::KeepOwnTokens(const Branch& branch, std::span<const int32_t> token
   std::vector<PageId> pages(branch.own_pages.begin() + (match.length / page_size - own_first),
                             branch.own_pages.begin() + (CeilDiv(end, page_size) - own_first));
   for (const PageId page : pages) pages_.AddReference(page);
-  AddPath(Split(match), tokens, match.length, branch.salt, std::move(pages), end);
+  AddPath(Split(match), tokens.subspan(match.length), match.length, branch.salt, std::move(pages), end);
 }
 
 uint32_t KvCache::Intern(std::string_view salt) {

@@ -44,7 +44,7 @@ class KvCache {
   enum class Outcome : uint8_t {
     kAdmitted,
     kNoRoom,   // not enough pages or branch slots now
-    kPending,  // somebody computes a part of this prompt right now; wait for it
+    kPending,  // somebody is to compute a part of this prompt in a later step; wait for it
   };
   struct Admission {
     Outcome outcome = Outcome::kNoRoom;
@@ -58,9 +58,15 @@ class KvCache {
     bool compute_all = false;  // the caller needs the forward of every token (prompt log-probabilities), cached or not
     int32_t spare_pages = 0;   // admit only if this many pages stay obtainable
   };
-  // Tokens of a prompt that are cached or being computed now. O(tokens).
-  int32_t CachedTokens(std::span<const int32_t> tokens, const CacheSalt& salt) const;
-  // Starts a branch. Its tokens are announced in the tree at once, so that equal prompts in flight wait and then share.
+  // How much of a prompt is in the tree. O(tokens).
+  struct Overlap {
+    int32_t cached = 0;   // tokens that are cached or announced
+    int32_t running = 0;  // of them, those on the path of a running branch
+  };
+  Overlap FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt) const;
+  // Starts a branch. Its tokens are announced in the tree at once, so that equal prompts in flight wait and then share. Tokens that
+  // branches with queries in this step compute (SetQueries) count as cached: within a step, a layer stores all KV before it reads
+  // any. REQUIRES: such branches' queries come first in the batch.
   Admission Admit(const AdmitArgs& args);
   // A branch with the same path. kNoBranch when slots (or, without sharing, pages) are lacking.
   // REQUIRES: nothing was grown past the admitted tokens, which are all computed.
@@ -73,6 +79,18 @@ class KvCache {
   int64_t SlotOf(BranchId branch, int32_t kv_index) const;
   // Everything before kv index `computed` has been through the forward pass.
   void MarkComputed(BranchId branch, int32_t computed);
+  // Whole pages of the branch's own tokens are computed and not in the tree yet: Publish them.
+  bool HasWholePages(BranchId branch) const {
+    const Branch& b = branches_[branch];
+    return options_.share && b.computed / pages_.page_size() > b.own_begin / pages_.page_size();
+  }
+  // Where the branch's own tokens begin: those before are in the tree.
+  int32_t own_begin(BranchId branch) const { return branches_[branch].own_begin; }
+  // Makes tree nodes of the branch's whole own pages, so that others can share them while it runs. Where the tree has the same
+  // tokens already the branch takes those pages and frees its own: whoever published first stays. Changes the branch's row and
+  // place in the forest then, so the plan must be updated before the next forward pass. `tokens` are the branch's own, from
+  // own_begin on, as far as they are computed. REQUIRES: no copies pending.
+  void Publish(BranchId branch, std::span<const int32_t> tokens);
   // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start.
   void Release(BranchId branch, std::span<const int32_t> tokens);
 
@@ -102,7 +120,10 @@ class KvCache {
   void BeginStep() { forest_.BeginStep(); }
   void SetQueries(BranchId branch, int32_t query_begin, int32_t query_count, int32_t kv_len) {
     forest_.SetQueries(branch, query_begin, query_count, kv_len);
+    if (options_.share && kv_len <= branches_[branch].own_begin) tree_.MarkDue(branches_[branch].node, kv_len);
   }
+  // The forward pass failed: what it should have computed is not there. Branches that had queries must be released.
+  void AbandonStep() { tree_.ForgetDue(); }
   // The forest of this step; spans stay valid until the cache is gone.
   attention::PrefixForestView EndStep();
   // Whole-page copies to do, in any order, before this step's forward pass (copy-on-write).
@@ -129,7 +150,8 @@ class KvCache {
   // depth).
   std::vector<PrefixUse> TopPrefixes(size_t count) const;
   int32_t pages_owned() const { return pages_.num_owned(); }
-  int64_t hit_tokens() const { return hit_tokens_; }  // tokens found by Admit
+  int64_t hit_tokens() const { return hit_tokens_; }      // tokens found by Admit
+  int64_t merged_pages() const { return merged_pages_; }  // freed by Publish, since the tree had the same
   int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }
   int32_t page_size() const { return options_.page_size; }
   const PrefixTree& tree() const { return tree_; }
@@ -143,7 +165,9 @@ class KvCache {
  private:
   struct Branch {
     bool in_use = false;
-    bool alone = false;       // outside the shared forest until its prompt is computed
+    // Outside the shared forest until this much is computed, since it computes what others share with it; 0: inside.
+    int32_t joins_at = 0;
+    bool has_tail = false;    // its node came from Publish
     NodeId node = kRootNode;  // what it is attached to; locked
     int32_t own_begin = 0;    // kv index where its own pages take over: the end of `node`
     int32_t kv_len = 0;       // kv indices below this may be written
@@ -164,12 +188,14 @@ class KvCache {
   bool AppendFreshPages(int32_t begin, int32_t end, std::vector<PageId>* pages);
   void DropPages(std::span<const PageId> pages);
   void FillRow(BranchId branch);
+  // Entries [begin, end) of a branch's row, from the tree nodes of its path.
+  void CopyRowOfPath(BranchId branch, int32_t begin, int32_t end);
   BranchId TakeBranch();
   // Gives the name to a locked node, taking it from another.
   void SetPin(const std::string& name, NodeId node);
   NodeId Split(const PrefixTree::Match& match);
-  // Adds nodes for tokens [begin, tokens.size()) below `above`, one per salt; takes over a reference to each page. Returns the
-  // last.
+  // Adds nodes below `above`, one per salt, for `tokens`, which begin at kv index `begin`; takes over a reference to each page.
+  // Returns the last.
   NodeId AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt, std::vector<PageId> pages,
                  int32_t ready_end);
   // Puts what a branch computed past its node into the tree, except what is there already.
@@ -189,7 +215,7 @@ class KvCache {
   std::map<std::string, uint32_t, std::less<>> salt_ids_;
   size_t salt_limit_ = 1024;  // entries of salt_ids_ before it is cleaned
   uint32_t next_salt_id_ = 1;
-  int64_t hit_tokens_ = 0;
+  int64_t hit_tokens_ = 0, merged_pages_ = 0;
 };
 
 }  // namespace coppice

@@ -26,7 +26,8 @@ PrefixTree::PrefixTree(PagePool* pool) : pool_(pool) {
 }
 
 PrefixTree::Match PrefixTree::FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const {
-  Match match{.node = start, .length = nodes_[start].end(), .ready = nodes_[start].end()};
+  const int32_t begin = nodes_[start].end();
+  Match match{.node = start, .length = begin, .ready = begin, .computed = begin};
   for (size_t used = 0; used < tokens.size();) {
     const auto child = children_.find({match.node, salt.At(match.length), tokens[used]});
     if (child == children_.end()) break;
@@ -38,7 +39,9 @@ PrefixTree::Match PrefixTree::FindBelow(NodeId start, std::span<const int32_t> t
     const size_t same = std::mismatch(rest.begin(), rest.end(), node.tokens.begin()).first - rest.begin();
     match.node = child->second;
     match.length += static_cast<int32_t>(same);
-    match.ready = std::min(match.length, node.ready_end);
+    // What is below a part that is only due is at most due itself.
+    if (match.computed == node.begin) match.computed = std::min(match.length, node.ready_end);
+    match.ready = std::min(match.length, std::max(node.ready_end, node.due_end));
     used += same;
     if (same < node.tokens.size() || match.ready < match.length) break;
   }
@@ -58,7 +61,8 @@ NodeId PrefixTree::SplitAt(const Match& match) {
 
   upper.parent = lower.parent;
   upper.begin = lower.begin;
-  upper.ready_end = match.length;
+  upper.ready_end = std::min(match.length, lower.ready_end);
+  upper.due_end = std::min(match.length, lower.due_end);
   upper.salt = lower.salt;
   upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + keep);
   const int32_t first_page = lower.begin / page_size;
@@ -71,6 +75,7 @@ NodeId PrefixTree::SplitAt(const Match& match) {
 
   lower.parent = upper_id;
   lower.begin = match.length;
+  lower.ready_end = std::max(match.length, lower.ready_end);
   lower.tokens.erase(lower.tokens.begin(), lower.tokens.begin() + keep);
   lower.pages.erase(lower.pages.begin(), lower.pages.begin() + (match.length / page_size - first_page));
   if (match.length % page_size != 0) {  // both halves hold the page that the cut goes through
@@ -103,6 +108,28 @@ NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint3
   return id;
 }
 
+void PrefixTree::Extend(NodeId id, std::span<const int32_t> tokens, std::span<const PageId> pages) {
+  Node& node = nodes_[id];
+  COPPICE_DCHECK(node.num_children == 0 && node.ready_end == node.end() && node.end() % pool_->page_size() == 0);
+  node.tokens.insert(node.tokens.end(), tokens.begin(), tokens.end());
+  node.pages.insert(node.pages.end(), pages.begin(), pages.end());
+  node.ready_end = node.end();
+  if (node.locks == 0) return;
+  for (const PageId page : pages) pool_->AddUse(page);
+  locked_tokens_ += static_cast<int64_t>(tokens.size());
+}
+
+void PrefixTree::MarkDue(NodeId id, int32_t computed) {
+  for (; id != kRootNode && nodes_[id].ready_end < nodes_[id].end(); id = nodes_[id].parent) {
+    Node& node = nodes_[id];
+    node.due_end = std::clamp(computed, node.begin, node.end());
+  }
+}
+
+void PrefixTree::ForgetDue() {
+  for (Node& node : nodes_) node.due_end = 0;
+}
+
 void PrefixTree::MarkReady(NodeId id, int32_t computed) {
   for (; id != kRootNode; id = nodes_[id].parent) {
     Node& node = nodes_[id];
@@ -114,7 +141,7 @@ void PrefixTree::MarkReady(NodeId id, int32_t computed) {
 void PrefixTree::DropUnready(NodeId id) {
   while (id != kRootNode && nodes_[id].ready_end < nodes_[id].end()) {
     Node& node = nodes_[id];
-    COPPICE_CHECK(node.locks == 0 && node.num_children == 0);
+    if (node.locks > 0 || node.num_children > 0) return;
     const NodeId parent = node.parent;
     if (node.ready_end == node.begin) {
       Remove(id);

@@ -32,8 +32,9 @@ struct SaltRange {
 // (salt, token). A node references every page that its range touches, pages [begin / page_size, ceil(end / page_size)); the first
 // of them holds valid KV from slot 0, the tokens of ancestors included, so that a page row is a concatenation of nodes' pages.
 //
-// Tokens of a node at or past `ready_end` are announced but not computed yet. Nobody may attach past ready_end, so such a node is
-// a leaf of the tree, used by the one who computes it (or an ancestor of such a leaf made by the same request).
+// Tokens of a node at or past `ready_end` are announced but not computed yet; those before `due_end` will be once the step at hand
+// is done. Nobody may attach past both, so a node with tokens that nobody computes now is a leaf of the tree, used by the one who
+// will (or an ancestor of such a leaf made by the same request).
 //
 // Locks keep a node, its ancestors and their pages: a locked node is in use. Thread-compatible.
 class PrefixTree {
@@ -41,6 +42,7 @@ class PrefixTree {
   struct Node {
     NodeId parent = kNoNode;
     int32_t begin = 0, ready_end = 0;
+    int32_t due_end = 0;  // meaningful where it is larger than ready_end
     uint32_t salt = 0;
     std::vector<int32_t> tokens;
     std::vector<PageId> pages;
@@ -57,10 +59,11 @@ class PrefixTree {
   explicit PrefixTree(PagePool* pool);
 
   // The longest path whose tokens are a prefix of `tokens`: the deepest node it touches and the number of tokens matched, which may
-  // end inside that node. `ready` is how many of them are computed. O(tokens).
+  // end inside that node. `computed` is how many of them are ready; `ready` counts those that the step at hand computes too.
+  // O(tokens).
   struct Match {
     NodeId node = kRootNode;
-    int32_t length = 0, ready = 0;
+    int32_t length = 0, ready = 0, computed = 0;
   };
   Match Find(std::span<const int32_t> tokens, const SaltRange& salt) const { return FindBelow(kRootNode, tokens, salt); }
   // The same for the tokens that follow node `start`; Match::length counts from the root. REQUIRES: `start` is ready to its end.
@@ -74,9 +77,18 @@ class PrefixTree {
   // REQUIRES: no child of `parent` begins with (salt, tokens[0]).
   NodeId AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, std::vector<PageId> pages, int32_t ready_end);
 
+  // Appends computed tokens to a leaf, taking over one reference to each of `pages`.
+  // REQUIRES: no children; ready to its end, where a page ends.
+  void Extend(NodeId node, std::span<const int32_t> tokens, std::span<const PageId> pages);
+
+  // The step at hand computes everything on the path to `node` before kv index `computed`.
+  void MarkDue(NodeId node, int32_t computed);
+  // The step at hand failed: nothing is due.
+  void ForgetDue();
   // Records that everything on the path to `node` before kv index `computed` is computed.
   void MarkReady(NodeId node, int32_t computed);
-  // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. REQUIRES: not locked.
+  // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. What somebody else uses
+  // stays: who else waits for them is in the same step, and drops them when it fails.
   void DropUnready(NodeId node);
 
   // One more request found the path to `node`.

@@ -86,6 +86,8 @@ class EngineImpl final : public Engine {
   bool ExpireDeadlines();
   Status CopyPages();
   void Commit(const StepBatch& batch, const SampledTokens& tokens);
+  // What a sample generated becomes shareable page by page, while it runs.
+  void PublishPages(const Sequence& sequence);
   void BearSamples(Sequence* first, std::span<const TokenDraw> draws);
   // Adds a token to a sequence and says so; true if the sequence goes on.
   bool Accept(Sequence* sequence, const TokenDraw& draw);
@@ -94,7 +96,8 @@ class EngineImpl final : public Engine {
   void EmitPrompt(RequestState* request);
   // Ends every unfinished sequence of a request.
   void EndRequest(RequestState* request, FinishReason reason, Status status);
-  void EndAll(const Status& status);
+  // The step failed: ends the requests that took part in it, whose KV cannot be trusted; the others go on.
+  void EndBatch(const Status& status);
   void ForgetDone();
   void CountMemory();
   void CountRows(const StepBatch& batch);
@@ -253,7 +256,7 @@ Result<bool> EngineImpl::Step() {
   bool worked = TakeInbox();
   worked |= ExpireDeadlines();
   Result<bool> ran = RunStep();
-  if (!ran.ok()) EndAll(ran.status());
+  if (!ran.ok()) EndBatch(ran.status());
   scheduler_.RemoveStopped();
   ForgetDone();
   Publish(/*idle=*/!ran.ok() || !*ran);
@@ -349,6 +352,7 @@ void EngineImpl::Commit(const StepBatch& batch, const SampledTokens& tokens) {
     Sequence* const sequence = entry.sequence;
     sequence->computed += entry.count;
     cache_.MarkComputed(sequence->branch, sequence->computed);
+    if (cache_.HasWholePages(sequence->branch)) PublishPages(*sequence);
     if (!entry.samples) continue;
     if (!sequence->request->prompt_done) {
       BearSamples(sequence, tokens.OfEntry(e));
@@ -356,6 +360,12 @@ void EngineImpl::Commit(const StepBatch& batch, const SampledTokens& tokens) {
       scheduler_.Finish(sequence);
     }
   }
+}
+
+void EngineImpl::PublishPages(const Sequence& sequence) {
+  const int32_t begin = cache_.own_begin(sequence.branch) - sequence.request->prompt_length();
+  const int32_t count = sequence.computed - cache_.own_begin(sequence.branch);
+  cache_.Publish(sequence.branch, std::span(sequence.generated).subspan(begin, count));
 }
 
 // The prompt of a request is computed: its n samples begin as n leaves of it.
@@ -457,8 +467,11 @@ void EngineImpl::EndRequest(RequestState* request, FinishReason reason, Status s
   }
 }
 
-void EngineImpl::EndAll(const Status& status) {
-  for (const auto& [id, request] : requests_) EndRequest(request.get(), FinishReason::kError, status);
+void EngineImpl::EndBatch(const Status& status) {
+  cache_.AbandonStep();
+  for (const StepBatch::Entry& entry : scheduler_.batch().entries) {
+    EndRequest(entry.sequence->request, FinishReason::kError, status);
+  }
 }
 
 void EngineImpl::ForgetDone() {
@@ -526,6 +539,7 @@ void EngineImpl::Publish(bool idle) {
   metrics_.pages_used = cache_.pages_owned();
   metrics_.cached_tokens = cache_.hit_tokens();
   metrics_.preemptions = scheduler_.preemptions();
+  metrics_.merged_pages = cache_.merged_pages();
   int32_t waiting = 0;  // a request is counted once, by the sequence that computes its prompt
   for (const Sequence* sequence : scheduler_.waiting()) waiting += !sequence->request->prompt_done;
   const std::lock_guard lock(mutex_);

@@ -182,7 +182,7 @@ TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
   const Expected expected = LoadExpected("llama-gqa");
   for (const SharingMode sharing : kModes) {
     for (const int32_t n : {1, 6, 64}) {
-      for (const int32_t length : {16, 33, 57}) {
+      for (const int32_t length : {16, 33, 50}) {  // the samples, all equal, must not fill a page: it would be merged
         SCOPED_TRACE(std::string(Name(sharing)) + ", n " + std::to_string(n) + ", prompt " + std::to_string(length));
         const auto engine =
             MakeEngine("llama-gqa",

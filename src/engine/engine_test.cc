@@ -164,6 +164,70 @@ TEST(Engine, EqualPromptsInFlightAreComputedOnce) {
   EXPECT_EQ(harness.engine().Metrics().cached_tokens, 3 * 100);
 }
 
+TEST(Engine, WhoSharesWithAPromptOfTheSameStepDoesNotWait) {
+  EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 256});
+  std::vector<std::vector<int32_t>> prompts;
+  for (const int32_t shared : {40, 40, 1, 20, 32}) {  // with the first one
+    prompts.push_back(Prompt(40));
+    for (int32_t i = shared; i < 40; ++i) prompts.back()[i] = (prompts.back()[i] + shared) % 64;
+  }
+  for (const std::vector<int32_t>& prompt : prompts) harness.Submit(Greedy(prompt, 20, 2));
+  harness.Step();
+  // Computed in this step: all of it; its last token; 40 without a whole shared page; past the first page; past the second.
+  EXPECT_EQ(harness.model().tokens_computed(), 40 + 1 + 40 + 24 + 8);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(harness.outputs(i)[0].tokens.size(), 1u) << i;
+  }
+  harness.RunToEnd();
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    for (const Output& output : harness.outputs(i)) EXPECT_EQ(output.tokens, harness.GreedyAfter(prompts[i], 20)) << i;
+  }
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+}
+
+TEST(Engine, EqualTextOfRunningSamplesIsStoredOnce) {
+  for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kStore}) {
+    EngineHarness harness({.model = {.num_pages = 128}, .sharing = sharing});
+    harness.Submit(Greedy(Prompt(10), 60, 6));
+    harness.Step(50);  // 10 + 49 tokens computed
+    EXPECT_EQ(harness.engine().Metrics().merged_pages, 3 * 5);
+    EXPECT_EQ(harness.cache().usage().pages_in_use, 3 + 6);
+    // A follow-up that comes while they run shares the pages that are whole.
+    std::vector<int32_t> turn = Prompt(10);
+    for (const int32_t token : harness.outputs(0)[0].tokens) turn.push_back(token);
+    const int64_t before = harness.engine().Metrics().cached_tokens;
+    harness.Submit(Greedy(turn, 3));
+    harness.RunToEnd();
+    EXPECT_EQ(harness.engine().Metrics().cached_tokens - before, 48);
+    for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.tokens, harness.GreedyAfter(Prompt(10), 60));
+    EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(turn, 3));
+    EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+  }
+}
+
+// Prompts of two groups that share 30 tokens each, in turns.
+std::vector<int32_t> MemberOf(int32_t group, int32_t member) {
+  std::vector<int32_t> prompt = Prompt(30, group);
+  prompt.push_back(member);
+  return prompt;
+}
+
+TEST(Engine, GroupsRunTogetherWhenNotEverybodyFits) {
+  for (const int32_t budget : {8, 64}) {  // the shared part in several steps, or in one
+    SCOPED_TRACE(budget);
+    EngineHarness harness({.model = {.num_pages = 128}, .max_running = 4, .max_batch_tokens = budget});
+    for (int32_t member = 0; member < 4; ++member) {
+      for (const int32_t group : {0, 1}) harness.Submit(Greedy(MemberOf(group, member), 20));
+    }
+    harness.Step(10);
+    for (size_t i = 0; i < 8; ++i) EXPECT_EQ(harness.outputs(i)[0].tokens.empty(), i % 2 == 1) << i;
+    harness.RunToEnd();
+    for (int32_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(harness.outputs(i)[0].tokens, harness.GreedyAfter(MemberOf(i % 2, i / 2), 20));
+    }
+  }
+}
+
 TEST(Engine, CancellingTheOneWhoComputesHandsThePromptOver) {
   EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 32});
   const RequestId first = harness.Submit(Greedy(Prompt(100), 4));
@@ -604,17 +668,40 @@ TEST(Engine, ADeadlineEndsARequestWithAnError) {
   EXPECT_EQ(harness.outputs(0)[0].status.code(), StatusCode::kCancelled);
 }
 
-TEST(Engine, AFailedForwardEndsEveryRequestWithItsStatus) {
-  EngineHarness harness({});
+TEST(Engine, AFailedForwardEndsWhoTookPartInItAndNobodyElse) {
+  EngineHarness harness({.max_running = 3, .max_batch_tokens = 16});
   harness.Submit(Greedy(Prompt(10), 10, 2));
   harness.Step(2);
+  harness.Submit(Greedy(Prompt(40, 3), 10));  // computes its prompt in the step that fails
+  harness.Submit(Greedy(Prompt(40, 3), 10));  // waits for it
   harness.model().FailNext(Internal("the device is gone"));
   const Result<bool> step = harness.engine().Step();
   ASSERT_FALSE(step.ok());
   EXPECT_THAT(step.status().message(), HasSubstr("the device is gone"));
   for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.reason, FinishReason::kError);
+  EXPECT_EQ(harness.outputs(1)[0].reason, FinishReason::kError);
   ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
   EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(2)[0].tokens, harness.GreedyAfter(Prompt(40, 3), 10));
+}
+
+TEST(Engine, WhatAFailedStepShouldHaveComputedIsNotShared) {
+  EngineHarness harness({.model = {.num_pages = 64}, .max_batch_tokens = 128});
+  std::vector<int32_t> other = Prompt(40);
+  other[20] = (other[20] + 1) % 64;
+  harness.Submit(Greedy(Prompt(40), 5, 2));
+  harness.Submit(Greedy(other, 5));  // shares what the first computes in the same step
+  harness.Submit(Greedy(Prompt(40), 5));
+  harness.model().FailNext(Internal("once"));
+  ASSERT_FALSE(harness.engine().Step().ok());
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+  EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+  harness.Submit(Greedy(other, 5));
+  harness.Submit(Greedy(Prompt(40), 5));
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(3)[0].tokens, harness.GreedyAfter(other, 5));
+  EXPECT_EQ(harness.outputs(4)[0].tokens, harness.GreedyAfter(Prompt(40), 5));
 }
 
 // --------------------------------------------------------------------------------------------------------------------------

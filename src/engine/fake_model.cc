@@ -105,8 +105,12 @@ Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, co
   largest_batch_ = std::max(largest_batch_, num_tokens);
   tokens_computed_ += num_tokens;
   paths_.assign(num_tokens, 0);
+  std::vector<int32_t> branches;  // in the order of their rows: a branch may read what one before it computes in this step
   for (size_t b = 0; b < forest.branch_node.size(); ++b) {
-    if (forest.branch_node[b] == attention::kFreeSlot) continue;
+    if (forest.branch_node[b] != attention::kFreeSlot) branches.push_back(static_cast<int32_t>(b));
+  }
+  std::ranges::sort(branches, {}, [&](int32_t b) { return forest.branch_query_begin[b]; });
+  for (const int32_t b : branches) {
     const auto slot_of = [&](int32_t kv_index) {
       const int32_t page = forest.page_indices[forest.branch_page_begin[b] + kv_index / page_size_];
       return static_cast<int64_t>(page) * page_size_ + kv_index % page_size_;

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "core/check.h"
 
@@ -11,6 +12,13 @@ namespace {
 constexpr size_t kWindow = 32;
 // A sequence that was overtaken this often goes before whatever is cached: nobody starves.
 constexpr int32_t kMaxOvertaken = 32;
+
+// Tokens from here on cannot be shared between the two salts.
+int32_t SharedLimit(const CacheSalt& a, const CacheSalt& b) {
+  const auto begin = [](const CacheSalt& s) { return s.salt.empty() ? INT32_MAX : s.private_begin; };
+  if (a.salt == b.salt && begin(a) == begin(b)) return INT32_MAX;
+  return std::min(begin(a), begin(b));
+}
 
 }  // namespace
 
@@ -53,33 +61,59 @@ void Scheduler::ScheduleRunningPrefills() {
 
 void Scheduler::Admit(bool prompts_only) {
   if (waiting_.empty() || prefill_left() <= 0 || cache_->free_branches() == 0) return;
-  for (Sequence* const sequence : AdmissionOrder()) {
-    if (prefill_left() <= 0) return;
+  FindCandidates();
+  int32_t kept_free = 0;  // branch slots for members of a group whose prompt is in flight: it runs together, or it reads apart
+  while (!candidates_.empty() && prefill_left() > 0) {
+    const Candidate candidate = TakeBestCandidate();
+    Sequence* const sequence = candidate.sequence;
     if (prompts_only && !sequence->prefilling()) continue;
+    if (!candidate.aged && cache_->free_branches() <= kept_free) return;
     const KvCache::Outcome outcome = TryAdmit(sequence);
     // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
     if (outcome == KvCache::Outcome::kNoRoom) return;
-    if (outcome == KvCache::Outcome::kPending) continue;
+    if (outcome == KvCache::Outcome::kPending) {
+      kept_free += sequence->births();
+      continue;
+    }
     const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
     for (auto earlier = waiting_.begin(); earlier != place; ++earlier) ++(*earlier)->overtaken;
     waiting_.erase(place);
     Append(sequence, std::min(sequence->remaining(), prefill_left()));
+    NoteAdmitted(*sequence);
   }
 }
 
-std::span<Sequence* const> Scheduler::AdmissionOrder() {
-  order_.assign(waiting_.begin(), waiting_.begin() + std::min(kWindow, waiting_.size()));
-  if (order_.size() == 1) return order_;
-  // More of it cached, sooner: what is shared is read and kept once while its users run together.
-  std::vector<std::pair<int32_t, Sequence*>>& ranked = ranked_;
-  ranked.clear();
-  for (Sequence* const sequence : order_) {
-    const bool aged = sequence->overtaken >= kMaxOvertaken;
-    ranked.emplace_back(aged ? INT32_MAX : cache_->CachedTokens(sequence->Tokens(&scratch_), SaltOf(*sequence)), sequence);
+void Scheduler::FindCandidates() {
+  candidates_.clear();
+  const size_t count = std::min(kWindow, waiting_.size());
+  for (size_t i = 0; i < count; ++i) {
+    Sequence* const sequence = waiting_[i];
+    candidates_.push_back({.sequence = sequence, .aged = sequence->overtaken >= kMaxOvertaken});
+    if (count > 1) candidates_.back().overlap = cache_->FindOverlap(sequence->Tokens(&scratch_), SaltOf(*sequence));
   }
-  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::transform(ranked.begin(), ranked.end(), order_.begin(), [](const auto& entry) { return entry.second; });
-  return order_;
+}
+
+Scheduler::Candidate Scheduler::TakeBestCandidate() {
+  // What running samples share is read once for all of them; what is only cached need not be computed, now or later.
+  const auto worse = [](const Candidate& a, const Candidate& b) {
+    return std::tuple(a.aged, a.overlap.running, a.overlap.cached) < std::tuple(b.aged, b.overlap.running, b.overlap.cached);
+  };
+  const auto best = std::max_element(candidates_.begin(), candidates_.end(), worse);
+  const Candidate taken = *best;
+  candidates_.erase(best);
+  return taken;
+}
+
+void Scheduler::NoteAdmitted(const Sequence& admitted) {
+  const std::span<const int32_t> tokens = admitted.Tokens(&scratch_);
+  const CacheSalt salt = SaltOf(admitted);
+  for (Candidate& candidate : candidates_) {
+    const std::span<const int32_t> other = candidate.sequence->Tokens(&other_scratch_);
+    const auto differs = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first;
+    const int32_t equal = static_cast<int32_t>(differs - tokens.begin());
+    const int32_t shared = std::min(equal, SharedLimit(salt, SaltOf(*candidate.sequence)));
+    candidate.overlap.running = std::max(candidate.overlap.running, shared);
+  }
 }
 
 CacheSalt Scheduler::SaltOf(const Sequence& sequence) {

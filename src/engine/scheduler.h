@@ -39,6 +39,9 @@ class Scheduler {
   // branch of its own; those for whom there is no slot wait. `first` keeps its branch if it is among them.
   void Branch(Sequence* first, std::span<Sequence* const> survivors);
 
+  // The last step's work.
+  const StepBatch& batch() const { return batch_; }
+
   // Lets go of sequences that do not run any more; before their requests are destroyed.
   void RemoveStopped();
 
@@ -52,8 +55,18 @@ class Scheduler {
   void ScheduleRunningPrefills();
   // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
   void Admit(bool prompts_only = false);
-  // The first in line, those with the longest cached prompt first; who was overtaken too often comes before all.
-  std::span<Sequence* const> AdmissionOrder();
+  // One of the first in line, and what speaks for taking it now.
+  struct Candidate {
+    Sequence* sequence = nullptr;
+    bool aged = false;           // was overtaken too often
+    KvCache::Overlap overlap{};  // with the tree, and with whom was admitted since
+  };
+  void FindCandidates();
+  // Takes the best out of candidates_: the aged first, then who shares most with running samples, then who finds most in the cache;
+  // of equals the first in line.
+  Candidate TakeBestCandidate();
+  // The candidates learn that `admitted` runs.
+  void NoteAdmitted(const Sequence& admitted);
   KvCache::Outcome TryAdmit(Sequence* sequence);
   static CacheSalt SaltOf(const Sequence& sequence);
   // Adds `count` tokens of a running sequence to the batch.
@@ -70,9 +83,8 @@ class Scheduler {
   std::deque<Sequence*> waiting_;   // first comes first; preempted ones and late-born siblings go to the front
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   StepBatch batch_;
-  std::vector<int32_t> scratch_;
-  std::vector<Sequence*> order_;
-  std::vector<std::pair<int32_t, Sequence*>> ranked_;
+  std::vector<int32_t> scratch_, other_scratch_;
+  std::vector<Candidate> candidates_;
   int64_t preemptions_ = 0;
 };
 
