@@ -47,7 +47,9 @@ struct Request {
   // use is given to the new prompt. Not with SharingMode::kNone.
   std::string pin_prompt_as;
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError. 0: none
-  // Called on the thread that steps the engine; must not call back into it.
+  // Called at the end of a step on the thread that steps the engine, or with EngineOptions::event_thread on a thread of the
+  // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call what is
+  // thread-safe (Submit, Cancel, Unpin, Metrics), but not SavePrefix, LoadPrefix or Step, which wait for the step.
   std::function<void(const struct StreamEvent&)> on_event;
 };
 
@@ -107,6 +109,9 @@ struct EngineOptions {
   int32_t max_context = 0;  // 0: the model's
   int32_t max_waiting = 0;  // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
   int num_threads = 0;      // 0: one per core
+  // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
+  // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
+  bool event_thread = false;
   bool deterministic = false;
 };
 
@@ -148,8 +153,8 @@ struct EngineMetrics {
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
   double prefill_seconds = 0, decode_seconds = 0;             // wall time of steps with and without prefill rows
   int64_t rows = 0, grouped_rows = 0;                         // rows of attention; those that shared a read with another sample's
-  // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit,
-  // events); tokens to text with the callers' on_event.
+  // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit);
+  // tokens to text with the callers' on_event, which is not part of a step's seconds.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
   StepMetrics last_step;
   // The 16 cached prefixes with the most hits, most first. Gathered at most ten times a second and when the engine runs idle.

@@ -15,6 +15,7 @@
 
 #include "core/check.h"
 #include "engine/batch_sampler.h"
+#include "engine/emitter.h"
 #include "engine/engine_parts.h"
 #include "engine/grouped_rows.h"
 #include "engine/prefix_file.h"
@@ -55,7 +56,8 @@ class EngineImpl final : public Engine {
             {.max_batch_tokens = parts_.options.max_batch_tokens, .chunk = parts_.options.chunk, .policy = parts_.options.schedule},
             parts_.cache.get()),
         sampler_(parts_.threads.get(), model_.config().vocab_size),
-        num_pages_(cache_.usage().pages_total) {
+        num_pages_(cache_.usage().pages_total),
+        emitter_(parts_.options.event_thread) {
     metrics_.pages_total = num_pages_;
     metrics_.chunk = parts_.options.chunk;
     metrics_.chunk_probe = parts_.chunk_probe;
@@ -91,11 +93,14 @@ class EngineImpl final : public Engine {
   void BearSamples(Sequence* first, std::span<const TokenDraw> draws);
   // Adds a token to a sequence and says so; true if the sequence goes on.
   bool Accept(Sequence* sequence, const TokenDraw& draw);
-  std::optional<FinishReason> EndOf(Sequence* sequence, int32_t token, std::string* text) const;
-  void Emit(const Sequence& sequence);
+  // Whether the sequence ends with the item's token, its last one, and what text it adds where stop strings are looked for.
+  std::optional<FinishReason> EndOf(const Sequence& sequence, Emissions::Item* item);
+  static TextStream& TextOf(const Sequence& sequence) { return sequence.request->listener->texts[sequence.index]; }
+  std::string& NewText(Emissions::Item* item);
+  void Emit(const Sequence& sequence, Emissions::Item item);
   void EmitPrompt(RequestState* request);
   // Ends every unfinished sequence of a request.
-  void EndRequest(RequestState* request, FinishReason reason, Status status);
+  void EndRequest(RequestState* request, FinishReason reason, const Status& status);
   // The step failed: ends the requests that took part in it, whose KV cannot be trusted; the others go on.
   void EndBatch(const Status& status);
   void ForgetDone();
@@ -116,7 +121,7 @@ class EngineImpl final : public Engine {
   std::vector<RequestId> done_;  // to be forgotten at the end of the step
   int32_t deadlines_ = 0;        // requests with one
   std::vector<Sequence*> survivors_;
-  StreamEvent event_;  // reused: its vectors keep their memory
+  Emissions emissions_;  // of the step at hand
   EngineMetrics metrics_;
   StepMetrics step_;  // of the step at hand
   GroupedRows grouped_rows_;
@@ -133,6 +138,8 @@ class EngineImpl final : public Engine {
   uint64_t next_id_ = 1;
   int32_t waiting_ = 0;  // requests that have not begun to run, the inbox included
   EngineMetrics published_;
+
+  Emitter emitter_;  // last, so that it is done before what it refers to goes
 };
 
 // ---------------------------------------------------------------------------------------------------------------- any thread
@@ -159,11 +166,16 @@ Result<RequestId> EngineImpl::Submit(Request request) {
   if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
   state->unfinished = state->params.n;
   state->sequences.resize(state->params.n);
+  state->listener = std::make_unique<Listener>();
+  Listener& listener = *state->listener;
+  listener.on_event = std::move(state->params.on_event);
+  listener.has_stops = !state->params.stop.empty();
+  listener.texts.resize(state->params.n);
   for (int32_t i = 0; i < state->params.n; ++i) {
     Sequence& sequence = state->sequences[i];
     sequence.request = state.get();
     sequence.index = i;
-    sequence.text = TextStream(parts_.tokenizer.get(), state->params.stop);
+    listener.texts[i] = TextStream(parts_.tokenizer.get(), state->params.stop);
   }
 
   const std::lock_guard lock(mutex_);
@@ -173,7 +185,7 @@ Result<RequestId> EngineImpl::Submit(Request request) {
                              std::to_string(limit) + "; try again later");
   }
   const RequestId id{next_id_++};
-  state->id = id;
+  state->id = listener.request = id;
   ++waiting_;
   live_.insert(static_cast<uint64_t>(id));
   inbox_.push_back(std::move(state));
@@ -259,7 +271,14 @@ Result<bool> EngineImpl::Step() {
   if (!ran.ok()) EndBatch(ran.status());
   scheduler_.RemoveStopped();
   ForgetDone();
-  Publish(/*idle=*/!ran.ok() || !*ran);
+  const bool idle = !ran.ok() || !*ran;
+  emitter_.Send(&emissions_);
+  if (idle) {
+    emitter_.Drain();
+    const std::lock_guard lock(mutex_);
+    worked |= !inbox_.empty();  // what an event has led to
+  }
+  Publish(idle);
   if (!ran.ok()) return ran.status();
   return *ran || worked;
 }
@@ -394,76 +413,75 @@ void EngineImpl::BearSamples(Sequence* first, std::span<const TokenDraw> draws) 
 }
 
 bool EngineImpl::Accept(Sequence* sequence, const TokenDraw& draw) {
-  event_.token_ids.clear();
-  event_.logprobs.clear();
-  event_.text.clear();
-  event_.finish_reason.reset();
+  Emissions::Item item{.index = sequence->index, .token = draw.token, .logprob = draw.logprob};
   if (draw.token < 0) {
-    event_.finish_reason = FinishReason::kError;
-    event_.status = Internal("the model's logits are not finite numbers at token " + std::to_string(sequence->length()) +
-                             ": check the model file, or use f32");
+    item.reason = FinishReason::kError;
+    item.status = static_cast<int32_t>(emissions_.statuses.size());
+    emissions_.statuses.push_back(Internal("the model's logits are not finite numbers at token " +
+                                           std::to_string(sequence->length()) + ": check the model file, or use f32"));
   } else {
     sequence->generated.push_back(draw.token);
-    event_.token_ids.push_back(draw.token);
-    event_.logprobs.push_back(draw.logprob);
-    event_.finish_reason = EndOf(sequence, draw.token, &event_.text);
     ++metrics_.generated_tokens;
+    item.reason = EndOf(*sequence, &item);
   }
-  const bool goes_on = !event_.finish_reason;
-  Emit(*sequence);
-  return goes_on;
+  Emit(*sequence, item);
+  return !item.reason;
 }
 
-std::optional<FinishReason> EngineImpl::EndOf(Sequence* sequence, int32_t token, std::string* text) const {
-  const RequestState& request = *sequence->request;
-  const int32_t generated = static_cast<int32_t>(sequence->generated.size());
+std::optional<FinishReason> EngineImpl::EndOf(const Sequence& sequence, Emissions::Item* item) {
+  const RequestState& request = *sequence.request;
+  const int32_t generated = static_cast<int32_t>(sequence.generated.size());
   const bool may_end = generated >= request.params.min_tokens;
-  if (may_end && std::find(request.end_ids.begin(), request.end_ids.end(), token) != request.end_ids.end()) {
-    sequence->text.Finish(text);  // the token that ends a sample is no part of its text
-    return FinishReason::kStop;
+  if (may_end && std::find(request.end_ids.begin(), request.end_ids.end(), item->token) != request.end_ids.end()) {
+    if (request.listener->has_stops) TextOf(sequence).Finish(&NewText(item));
+    return FinishReason::kStop;  // the token that ends a sample is no part of its text
   }
-  if (sequence->text.Push(token, may_end, text)) return FinishReason::kStop;
-  if (generated == request.params.max_tokens || sequence->length() == parts_.options.max_context) {
-    sequence->text.Finish(text);
+  item->decodes = true;
+  if (request.listener->has_stops && TextOf(sequence).Push(item->token, may_end, &NewText(item))) return FinishReason::kStop;
+  if (generated == request.params.max_tokens || sequence.length() == parts_.options.max_context) {
+    if (request.listener->has_stops) TextOf(sequence).Finish(&emissions_.texts[item->text]);
     return FinishReason::kLength;
   }
   return std::nullopt;
 }
 
-void EngineImpl::Emit(const Sequence& sequence) {
+std::string& EngineImpl::NewText(Emissions::Item* item) {
+  item->text = static_cast<int32_t>(emissions_.texts.size());
+  return emissions_.texts.emplace_back();
+}
+
+void EngineImpl::Emit(const Sequence& sequence, Emissions::Item item) {
   RequestState& request = *sequence.request;
-  if (event_.finish_reason && --request.unfinished == 0) done_.push_back(request.id);
-  if (request.params.on_event) {
-    event_.request = request.id;
-    event_.index = sequence.index;
-    event_.cached_tokens = std::max(0, request.cached_tokens);
-    event_.request_done = request.unfinished == 0;
-    request.params.on_event(event_);
-  }
-  if (!event_.status.ok()) event_.status = OkStatus();
+  if (item.reason && --request.unfinished == 0) done_.push_back(request.id);
+  if (!request.listener->on_event) return;
+  item.listener = request.listener.get();
+  item.cached_tokens = std::max(0, request.cached_tokens);
+  item.request_done = request.unfinished == 0;
+  emissions_.items.push_back(item);
 }
 
 void EngineImpl::EmitPrompt(RequestState* request) {
-  if (!request->params.on_event || (request->prompt_logprobs.empty() && !request->params.echo)) return;
+  if (!request->listener->on_event || (request->prompt_logprobs.empty() && !request->params.echo)) return;
   StreamEvent event{.request = request->id, .prompt_logprobs = request->prompt_logprobs};
   if (request->params.echo) {
     event.token_ids = request->params.prompt_ids;
     if (parts_.tokenizer) event.text = PromptText(*parts_.tokenizer, request->params.prompt_ids);
   }
-  request->params.on_event(event);
+  emissions_.items.push_back({.listener = request->listener.get(), .prompt = static_cast<int32_t>(emissions_.prompts.size())});
+  emissions_.prompts.push_back(std::move(event));
 }
 
-void EngineImpl::EndRequest(RequestState* request, FinishReason reason, Status status) {
+void EngineImpl::EndRequest(RequestState* request, FinishReason reason, const Status& status) {
   for (Sequence& sequence : request->sequences) {
     if (sequence.state == Sequence::State::kFinished) continue;
     scheduler_.Finish(&sequence);
-    event_.token_ids.clear();
-    event_.logprobs.clear();
-    event_.text.clear();
-    sequence.text.Finish(&event_.text);
-    event_.finish_reason = reason;
-    event_.status = status;
-    Emit(sequence);
+    Emissions::Item item{.index = sequence.index, .reason = reason};
+    if (request->listener->has_stops) TextOf(sequence).Finish(&NewText(&item));
+    if (!status.ok()) {
+      item.status = static_cast<int32_t>(emissions_.statuses.size());
+      emissions_.statuses.push_back(status);
+    }
+    Emit(sequence, item);
   }
 }
 
@@ -480,6 +498,7 @@ void EngineImpl::ForgetDone() {
   for (const RequestId id : done_) {
     const auto found = requests_.find(static_cast<uint64_t>(id));
     deadlines_ -= found->second->deadline.has_value();
+    emissions_.retired.push_back(std::move(found->second->listener));
     requests_.erase(found);
     live_.erase(static_cast<uint64_t>(id));
   }
@@ -512,7 +531,6 @@ void EngineImpl::CountTime() {
   metrics_.forward_seconds += step_.forward_seconds;
   metrics_.sample_seconds += step_.sample_seconds;
   metrics_.host_seconds += step_.host_seconds;
-  metrics_.detokenize_seconds += step_.detokenize_seconds;
   metrics_.last_step = step_;
 }
 
@@ -528,6 +546,9 @@ void EngineImpl::CountMemory() {
 }
 
 void EngineImpl::Publish(bool idle) {
+  const double emitting = emitter_.seconds();
+  metrics_.last_step.detokenize_seconds = emitting - metrics_.detokenize_seconds;
+  metrics_.detokenize_seconds = emitting;
   if (const Clock::time_point now = Clock::now(); idle || now >= prefixes_due_) {
     prefixes_due_ = now + kPrefixesEvery;
     metrics_.prefixes.clear();

@@ -16,11 +16,13 @@ namespace {
 constexpr int32_t kRunning = 1024, kPrompt = 512, kPageSize = 16, kContext = 8192,
                   kVocab = 49152;  // SmolLM2's vocabulary and context
 
-// The same logits for every row, at no cost.
+// Logits at no cost: row r is the same run of numbers from its r-th on, so that each row has another maximum and samples go
+// different ways.
 class NullModel final : public StepModel {
  public:
-  NullModel() : logits_(kVocab) {
-    for (int32_t v = 0; v < kVocab; ++v) logits_[v] = static_cast<float>((v * 2654435761u) >> 20) * 1e-3f;
+  NullModel() : logits_(kVocab + 2 * kRunning) {
+    for (size_t v = 0; v < logits_.size(); ++v) logits_[v] = static_cast<float>((v * 2654435761u) >> 20 & 0xfff) * 1e-3f;
+    logits_[kVocab / 2] = 10.0f;
     config_.architecture = "null";
     config_.num_layers = 30;
     config_.vocab_size = kVocab;
@@ -35,7 +37,7 @@ class NullModel final : public StepModel {
   Status WriteKv(std::span<const int32_t>, int32_t, int32_t, std::span<const std::byte>) override { return OkStatus(); }
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
                                           attention::AttentionPlan&) override {
-    return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), kVocab, /*stride=*/0);
+    return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), kVocab, /*stride=*/1);
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -32,6 +33,7 @@ struct EngineConfig {
   SchedulePolicy schedule = SchedulePolicy::kMixed;
   SharingMode sharing = SharingMode::kTree;
   std::vector<std::string> texts;  // of tokens; empty: no tokenizer
+  bool event_thread = false;       // outputs may be read when RunToEnd has returned
 };
 
 // Letters, with a two-letter token and one that holds a stop string's middle.
@@ -52,7 +54,8 @@ class EngineHarness {
                      .schedule = config.schedule,
                      .chunk = config.chunk == 0 ? config.max_batch_tokens : config.chunk,
                      .max_context = config.model.max_position,
-                     .max_waiting = config.max_waiting};
+                     .max_waiting = config.max_waiting,
+                     .event_thread = config.event_thread};
     if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
     parts.threads = std::make_unique<ThreadPool>(1);
     parts.cache = KvCache::Create({.num_pages = config.model.num_pages,
@@ -87,11 +90,16 @@ class EngineHarness {
   KvCache& cache() { return *cache_; }
 
   RequestId Submit(Request request) {
-    const size_t slot = outputs_.size();
-    outputs_.emplace_back(request.n);
-    prompt_logprobs_.emplace_back();
-    done_.push_back(false);
+    size_t slot;
+    {
+      const std::lock_guard lock(mutex_);
+      slot = outputs_.size();
+      outputs_.emplace_back(request.n);
+      prompt_logprobs_.emplace_back();
+      done_.push_back(false);
+    }
     request.on_event = [this, slot](const StreamEvent& event) {
+      const std::lock_guard lock(mutex_);
       EXPECT_FALSE(done_[slot]) << "an event after the last one";
       done_[slot] = event.request_done;
       if (event.index < 0) {
@@ -142,6 +150,7 @@ class EngineHarness {
   FakeModel* model_;
   KvCache* cache_;
   std::unique_ptr<Engine> engine_;
+  std::mutex mutex_;  // events may come from a thread of the engine's
   std::vector<std::vector<Output>> outputs_;
   std::vector<std::vector<std::optional<float>>> prompt_logprobs_;
   std::vector<bool> done_;

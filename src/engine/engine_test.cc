@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -576,25 +577,27 @@ TEST(Engine, RandomTrafficMatchesTheHistories) {
 }
 
 TEST(Engine, SubmitAndCancelFromOtherThreads) {
-  EngineHarness harness({.model = {.num_pages = 256}});
-  std::atomic<int> done{0};
-  std::vector<std::thread> clients;
-  for (int t = 0; t < 3; ++t) {
-    clients.emplace_back([&, t] {
-      for (int i = 0; i < 20; ++i) {
-        Request request = Greedy(Prompt(5 + i, t), 4, 2);
-        request.on_event = [&](const StreamEvent& event) { done += event.request_done; };
-        const RequestId id = harness.engine().Submit(std::move(request)).value();
-        if (i % 3 == 0) (void)harness.engine().Cancel(id);
-        (void)harness.engine().Metrics();
-      }
-    });
+  for (const bool event_thread : {false, true}) {
+    EngineHarness harness({.model = {.num_pages = 256}, .event_thread = event_thread});
+    std::atomic<int> done{0};
+    std::vector<std::thread> clients;
+    for (int t = 0; t < 3; ++t) {
+      clients.emplace_back([&, t] {
+        for (int i = 0; i < 20; ++i) {
+          Request request = Greedy(Prompt(5 + i, t), 4, 2);
+          request.on_event = [&](const StreamEvent& event) { done += event.request_done; };
+          const RequestId id = harness.engine().Submit(std::move(request)).value();
+          if (i % 3 == 0) (void)harness.engine().Cancel(id);
+          (void)harness.engine().Metrics();
+        }
+      });
+    }
+    while (done < 60) ASSERT_TRUE(harness.engine().Step().ok());
+    for (std::thread& client : clients) client.join();
+    const EngineMetrics metrics = harness.engine().Metrics();
+    EXPECT_EQ(metrics.waiting, 0);
+    EXPECT_EQ(metrics.running, 0);
   }
-  while (done < 60) ASSERT_TRUE(harness.engine().Step().ok());
-  for (std::thread& client : clients) client.join();
-  const EngineMetrics metrics = harness.engine().Metrics();
-  EXPECT_EQ(metrics.waiting, 0);
-  EXPECT_EQ(metrics.running, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -648,6 +651,56 @@ TEST(Engine, StopStringsAreFoundAcrossTokensAndLeftOut) {
   const Output& output = harness.outputs(0)[0];
   EXPECT_EQ(output.reason, FinishReason::kStop);
   EXPECT_EQ(output.text, text.substr(0, text.find(request.stop[0])));
+}
+
+TEST(Engine, AnEventThreadSendsTheSameEventsInTheSameOrder) {
+  const auto run = [](bool event_thread) {
+    EngineHarness harness({.model = {.num_pages = 128}, .texts = Letters(64), .event_thread = event_thread});
+    std::string stop = "qx";
+    for (int32_t i = 0; i < 12; ++i) {
+      Request request{.prompt_ids = Prompt(5 + i, i), .n = 1 + i % 3, .max_tokens = 30};
+      request.sampling.seed = i;
+      if (i % 2 == 0) request.stop = {std::string(1, static_cast<char>('a' + i)), stop};
+      if (i % 4 == 1) request.prompt_logprobs = true;
+      const RequestId id = harness.Submit(request);
+      harness.Step(i % 2);
+      if (i == 7) {
+        EXPECT_TRUE(harness.engine().Cancel(id).ok());
+      }
+    }
+    harness.RunToEnd();
+    std::vector<std::string> texts;
+    for (size_t i = 0; i < 12; ++i) {
+      EXPECT_TRUE(harness.done(i));
+      for (const Output& output : harness.outputs(i)) {
+        texts.push_back(output.text + " " + std::string(Name(*output.reason)) + " " + std::to_string(output.tokens.size()));
+      }
+    }
+    EXPECT_GT(harness.engine().Metrics().detokenize_seconds, 0);
+    return texts;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST(Engine, AnEventThreadIsNotTheSteppingThread) {
+  EngineHarness harness({.event_thread = true});
+  std::set<std::thread::id> threads;
+  int32_t tokens = 0;
+  for (int32_t i = 0; i < 3; ++i) {
+    Request request = Greedy(Prompt(5, i), 6);
+    request.on_event = [&](const StreamEvent& event) {
+      threads.insert(std::this_thread::get_id());
+      tokens += static_cast<int32_t>(event.token_ids.size());
+      if (event.request_done && tokens < 60) {  // submits the next one, from there
+        EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(3), 1)).ok());
+      }
+    };
+    ASSERT_TRUE(harness.engine().Submit(std::move(request)).ok());
+  }
+  harness.RunToEnd();
+  EXPECT_EQ(tokens, 18);
+  EXPECT_EQ(threads.size(), 1u);
+  EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
 }
 
 TEST(Engine, EndsAtTheContextLength) {

@@ -4,13 +4,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "cache/kv_cache.h"
 #include "coppice/engine.h"
-#include "engine/text_stream.h"
+#include "engine/emitter.h"
 
 namespace coppice {
 
@@ -32,7 +33,6 @@ struct Sequence {
   int32_t computed = 0;   // tokens that went through the forward pass
   int32_t overtaken = 0;  // how many were admitted before it that came later
   std::vector<int32_t> generated;
-  TextStream text;
 
   int32_t length() const;  // tokens known: prompt and generated
   int32_t remaining() const { return length() - computed; }
@@ -50,10 +50,11 @@ struct RequestState {
 
   // What every step reads comes first: with a thousand requests, cache lines count.
   RequestId id{};
-  int32_t unfinished = 0;        // sequences not finished yet
-  bool prompt_done = false;      // its samples were born
-  int32_t cached_tokens = -1;    // of the prompt, found in the cache at admission; -1: not admitted yet
-  std::vector<int32_t> end_ids;  // tokens that end a sample (eos, stop_token_ids)
+  int32_t unfinished = 0;              // sequences not finished yet
+  bool prompt_done = false;            // its samples were born
+  int32_t cached_tokens = -1;          // of the prompt, found in the cache at admission; -1: not admitted yet
+  std::vector<int32_t> end_ids;        // tokens that end a sample (eos, stop_token_ids)
+  std::unique_ptr<Listener> listener;  // has params.on_event
   Request params;
   std::vector<Sequence> sequences;                    // n; never resized
   std::vector<std::optional<float>> prompt_logprobs;  // if wanted
@@ -93,7 +94,6 @@ void PrefetchAhead(size_t i, size_t count, const At& at) {
     const Sequence* const sequence = at(i + 4);
     __builtin_prefetch(sequence->request);
     __builtin_prefetch(&sequence->request->params.max_tokens);
-    __builtin_prefetch(&sequence->request->params.on_event);
     if (!sequence->generated.empty()) __builtin_prefetch(&sequence->generated.back());
   }
 }

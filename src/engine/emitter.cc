@@ -1,0 +1,125 @@
+#include "engine/emitter.h"
+
+#include <chrono>
+#include <utility>
+
+namespace coppice {
+namespace {
+
+constexpr size_t kMaxPending = 1 << 20;  // events
+
+}  // namespace
+
+void Emissions::Clear() {
+  items.clear();
+  texts.clear();
+  statuses.clear();
+  prompts.clear();
+  retired.clear();
+}
+
+Emitter::Emitter(bool own_thread) {
+  if (own_thread) thread_ = std::thread([this] { Loop(); });
+}
+
+Emitter::~Emitter() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void Emitter::Send(Emissions* emissions) {
+  if (emissions->empty()) return;
+  if (!thread_.joinable()) {
+    Process(emissions);
+    emissions->Clear();
+    return;
+  }
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return pending_ < kMaxPending; });
+    pending_ += emissions->items.size();
+    queue_.push_back(std::move(*emissions));
+    if (spare_.empty()) {
+      *emissions = {};
+    } else {
+      *emissions = std::move(spare_.back());
+      spare_.pop_back();
+    }
+  }
+  changed_.notify_all();
+}
+
+void Emitter::Drain() {
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+}
+
+double Emitter::seconds() const {
+  const std::lock_guard lock(mutex_);
+  return seconds_;
+}
+
+void Emitter::Loop() {
+  std::vector<Emissions> taken;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    taken.swap(queue_);
+    busy_ = true;
+    for (Emissions& emissions : taken) {
+      lock.unlock();
+      Process(&emissions);
+      const size_t sent = emissions.items.size();
+      emissions.Clear();
+      lock.lock();
+      pending_ -= sent;
+      spare_.push_back(std::move(emissions));
+    }
+    taken.clear();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+void Emitter::Process(Emissions* emissions) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const Emissions::Item& item : emissions->items) {
+    Listener& listener = *item.listener;
+    if (item.prompt >= 0) {
+      listener.on_event(emissions->prompts[item.prompt]);
+      continue;
+    }
+    event_.request = listener.request;
+    event_.index = item.index;
+    event_.token_ids.clear();
+    event_.logprobs.clear();
+    if (item.token >= 0) {
+      event_.token_ids.push_back(item.token);
+      event_.logprobs.push_back(item.logprob);
+    }
+    event_.text.clear();
+    if (item.text >= 0) event_.text = emissions->texts[item.text];
+    if (!listener.has_stops) {
+      TextStream& text = listener.texts[item.index];
+      if (item.decodes) text.Push(item.token, /*look_for_stops=*/false, &event_.text);
+      if (item.reason) text.Finish(&event_.text);
+    }
+    event_.cached_tokens = item.cached_tokens;
+    event_.finish_reason = item.reason;
+    event_.request_done = item.request_done;
+    event_.status = item.status >= 0 ? emissions->statuses[item.status] : OkStatus();
+    listener.on_event(event_);
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  const std::lock_guard lock(mutex_);
+  seconds_ += seconds.count();
+}
+
+}  // namespace coppice

@@ -1,0 +1,86 @@
+// Events on their way out: tokens become text and on_event is called, at the end of a step or on a thread of its own, so that the
+// next step need not wait for either. Decides nothing: which token ends a sample is known when it comes here.
+// Layer: engine.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "coppice/engine.h"
+#include "engine/text_stream.h"
+
+namespace coppice {
+
+// What the events of a request need, apart from the request: it may be gone when its last ones are sent.
+struct Listener {
+  RequestId request{};
+  std::function<void(const StreamEvent&)> on_event;  // may be empty
+  // By sample. Of a request with stop strings the stepping thread decodes, since the text decides when a sample ends; of all others
+  // the emitter does.
+  std::vector<TextStream> texts;
+  bool has_stops = false;
+};
+
+// One step's events, in order. Plain data beside the arrays that rare parts lie in.
+struct Emissions {
+  struct Item {
+    Listener* listener = nullptr;
+    int32_t index = -1;  // sample
+    int32_t token = -1;  // -1: none
+    float logprob = 0;
+    int32_t cached_tokens = 0;
+    int32_t text = -1;     // in `texts`, of requests with stop strings
+    int32_t status = -1;   // in `statuses`
+    int32_t prompt = -1;   // in `prompts`: the event of a prompt
+    bool decodes = false;  // the token's text belongs to the output
+    bool request_done = false;
+    std::optional<FinishReason> reason;
+  };
+  std::vector<Item> items;
+  std::vector<std::string> texts;
+  std::vector<Status> statuses;
+  std::vector<StreamEvent> prompts;
+  std::vector<std::unique_ptr<Listener>> retired;  // of requests without further events: destroyed after these
+
+  bool empty() const { return items.empty() && retired.empty(); }
+  void Clear();
+};
+
+// Thread-compatible: called by the stepping thread.
+class Emitter {
+ public:
+  // own_thread: Send returns at once and events are sent on a thread of the emitter's own; else within Send.
+  explicit Emitter(bool own_thread);
+  // Sends what is left.
+  ~Emitter();
+
+  // Takes the emissions and leaves empty ones. With a thread: waits while a million events are in line, so that a slow consumer
+  // slows the engine down rather than fill the memory.
+  void Send(Emissions* emissions);
+  // Returns when everything has been sent.
+  void Drain();
+  // Time spent on events so far.
+  double seconds() const;
+
+ private:
+  void Loop();
+  void Process(Emissions* emissions);
+
+  StreamEvent event_;         // reused: its vectors keep their memory
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<Emissions> queue_, spare_;  // spare ones keep their memory
+  size_t pending_ = 0;                    // events queued or being sent
+  bool busy_ = false, stop_ = false;
+  double seconds_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace coppice
