@@ -28,6 +28,10 @@ using Stream = void*;
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
+// Which kernels a CUDA context uses. kAuto: for each spec the Hopper ones where device, head_dim, page size and mode allow, else those
+// of mma.sync, which run on every device since sm_80. The others force one kind; what it cannot do is refused.
+enum class CudaKernels : uint8_t { kAuto, kHopper, kMmaSync };
+
 // ------------------------------------------------------------------------------------------------------------------- problem
 
 // What one attention layer computes. One plan serves all layers with the same spec.
@@ -274,7 +278,8 @@ struct PageCopy {
 class Context {
  public:
   static Result<std::unique_ptr<Context>> CreateCpu(Executor* executor);  // executor outlives the context
-  static Result<std::unique_ptr<Context>> CreateCuda(int device);         // UNAVAILABLE if not built or no such device
+  // UNAVAILABLE if not built, no such device, or an older one than sm_80.
+  static Result<std::unique_ptr<Context>> CreateCuda(int device, CudaKernels kernels = CudaKernels::kAuto);
   virtual ~Context() = default;
 
   virtual DeviceKind device() const = 0;

@@ -3,7 +3,7 @@
 
 namespace coppice::attention {
 
-Result<std::unique_ptr<Context>> Context::CreateCuda(int) {
+Result<std::unique_ptr<Context>> Context::CreateCuda(int, CudaKernels) {
   return Unavailable("the CUDA backend is not built; configure with -DCOPPICE_CUDA=ON, or use the CPU");
 }
 

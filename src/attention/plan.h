@@ -26,15 +26,13 @@
 #include "attention/block_pool.h"
 #include "attention/cost_model.h"
 #include "attention/forest.h"
+#include "attention/plan_units.h"
 #include "coppice/attention.h"
 #include "core/buffer.h"
 
 namespace coppice::attention {
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-inline constexpr int32_t kDeterministicUnit = 512;
-inline constexpr int32_t kDeterministicSuperblock = 8 * kDeterministicUnit;
 
 // Why a node's tokens are read once for all below, or by the items below.
 enum class Decision : uint8_t {

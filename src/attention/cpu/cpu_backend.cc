@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "attention/argument_checks.h"
 #include "attention/cpu/cpu_features.h"
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/kv_ops.h"
@@ -53,7 +54,7 @@ class CpuBackend final : public Backend {
   }
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {
-    COPPICE_RETURN_IF_ERROR(cpu::CheckKvLayer(spec, view));
+    COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, view));
     return std::unique_ptr<BoundKv>(new BoundCpuKv(view));
   }
   Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream) override {

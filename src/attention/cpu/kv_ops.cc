@@ -1,10 +1,9 @@
 #include "attention/cpu/kv_ops.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <string>
 
+#include "attention/argument_checks.h"
 #include "core/check.h"
 
 namespace coppice::attention::cpu {
@@ -28,48 +27,12 @@ void ForEach(Executor& executor, int64_t count, int64_t bytes_each, const F& bod
 
 }  // namespace
 
-Status CheckKvLayer(const AttentionSpec& spec, const KvLayerView& kv) {
-  if (kv.k == nullptr || kv.v == nullptr) return InvalidArgument("KV layer: k or v is null; pass the layer's pool");
-  if (kv.dtype != spec.kv_dtype) {
-    return InvalidArgument("KV layer: dtype " + std::string(Name(kv.dtype)) + ", the spec says " +
-                           std::string(Name(spec.kv_dtype)));
-  }
-  if (kv.page_size < 1 || kv.page_size > 256) {
-    return InvalidArgument("KV layer: page_size = " + std::to_string(kv.page_size) + "; expected 1..256");
-  }
-  if (kv.num_pages < 0) return InvalidArgument("KV layer: num_pages = " + std::to_string(kv.num_pages) + "; expected >= 0");
-  const struct {
-    const char* name;
-    int64_t stride;
-    int32_t count;
-  } strides[] = {{"page_stride", kv.page_stride, kv.num_pages},
-                 {"head_stride", kv.head_stride, spec.num_kv_heads},
-                 {"slot_stride", kv.slot_stride, kv.page_size}};
-  for (const auto& [name, stride, count] : strides) {
-    if (count > 1 && std::abs(stride) < spec.head_dim) {
-      return InvalidArgument("KV layer: " + std::string(name) + " = " + std::to_string(stride) +
-                             " elements; expected at least head_dim = " + std::to_string(spec.head_dim));
-    }
-  }
-  return OkStatus();
-}
-
 Status AppendKv(Executor& executor, const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args) {
   COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, kv));
+  if (args.slot_mapping.empty()) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(CheckAppend(spec, args));
+  COPPICE_RETURN_IF_ERROR(CheckSlots(kv, args.slot_mapping));
   const int64_t row_elements = int64_t{spec.num_kv_heads} * spec.head_dim, num_tokens = std::ssize(args.slot_mapping);
-  if (num_tokens == 0) return OkStatus();
-  if (args.k == nullptr || args.v == nullptr) return InvalidArgument("AppendKv: k or v is null; pass the rows to append");
-  if (args.row_stride < row_elements) {
-    return InvalidArgument("AppendKv: row_stride = " + std::to_string(args.row_stride) +
-                           " elements; expected at least num_kv_heads * head_dim = " + std::to_string(row_elements));
-  }
-  const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    if (args.slot_mapping[t] >= num_slots) {
-      return OutOfRange("AppendKv: slot_mapping[" + std::to_string(t) + "] = " + std::to_string(args.slot_mapping[t]) +
-                        "; the pool has " + std::to_string(num_slots) + " slots");
-    }
-  }
   const size_t element = SizeOf(kv.dtype), head_bytes = spec.head_dim * element;
   ForEach(executor, num_tokens, static_cast<int64_t>(2 * row_elements * element), [&](int64_t t) {
     const int64_t slot = args.slot_mapping[t];
@@ -86,14 +49,7 @@ Status AppendKv(Executor& executor, const AttentionSpec& spec, const KvLayerView
 
 Status CopyPages(Executor& executor, const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies) {
   COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, kv));
-  for (size_t i = 0; i < copies.size(); ++i) {
-    for (const int32_t page : {copies[i].from, copies[i].to}) {
-      if (page < 0 || page >= kv.num_pages) {
-        return OutOfRange("CopyPages: copy " + std::to_string(i) + " names page " + std::to_string(page) + "; the pool has " +
-                          std::to_string(kv.num_pages) + " pages");
-      }
-    }
-  }
+  COPPICE_RETURN_IF_ERROR(CheckPageCopies(kv, copies));
   const size_t element = SizeOf(kv.dtype), head_bytes = spec.head_dim * element;
   const int64_t page_bytes = static_cast<int64_t>(2 * kv.page_size * spec.num_kv_heads * head_bytes);
   ForEach(executor, std::ssize(copies), page_bytes, [&](int64_t i) {

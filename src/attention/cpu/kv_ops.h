@@ -11,7 +11,4 @@ namespace coppice::attention::cpu {
 Status AppendKv(Executor& executor, const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args);
 Status CopyPages(Executor& executor, const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies);
 
-// INVALID_ARGUMENT if the view cannot be a layer of this spec.
-Status CheckKvLayer(const AttentionSpec& spec, const KvLayerView& kv);
-
 }  // namespace coppice::attention::cpu

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
 
+#include "attention/argument_checks.h"
 #include "attention/cpu/softmax_state.h"
+#include "core/check.h"
 
 namespace coppice::attention::cpu {
 
@@ -44,20 +45,8 @@ void LoadRow(const std::byte* from, int32_t head_dim, DType dtype, float* to) {
 
 Status MergeStates(Executor& executor, const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads,
                    int32_t head_dim, DType dtype, std::span<const uint8_t> mask) {
+  COPPICE_RETURN_IF_ERROR(CheckMerge(into, from, num_rows, num_heads, head_dim, mask));
   constexpr int32_t kMaxHeadDim = 256;
-  if (num_rows < 0 || num_heads < 1 || head_dim < 1 || head_dim > kMaxHeadDim) {
-    return InvalidArgument("MergeStates: num_rows = " + std::to_string(num_rows) + ", num_heads = " + std::to_string(num_heads) +
-                           ", head_dim = " + std::to_string(head_dim) + "; expected >= 0, >= 1 and 1..256");
-  }
-  if (!mask.empty() && static_cast<int64_t>(mask.size()) != num_rows) {
-    return InvalidArgument("MergeStates: mask has " + std::to_string(mask.size()) + " entries for " + std::to_string(num_rows) +
-                           " rows; pass one per row or none");
-  }
-  const auto is_null = [](const StateView& state) { return state.out == nullptr || state.lse == nullptr; };
-  if (num_rows > 0 && (is_null(into) || std::ranges::any_of(from, is_null))) {
-    return InvalidArgument("MergeStates: a state has a null out or lse; pass both for each of the " +
-                           std::to_string(from.size() + 1) + " states");
-  }
 
   // A normalised pair (out, lse) is the state with acc = out, l = 1, m = lse in base 2.
   const size_t row_bytes = head_dim * SizeOf(dtype);

@@ -1,14 +1,14 @@
-// The CUDA backend against the fp64 oracle on random forests and hand-made plans, graph replays over changing trees, and equal bits
-// over repeated launches. Skips itself where there is no Hopper device.
+// The CUDA backend under the bodies that the CPU runs (tests/support/attention_bodies.h), once for each kind of kernel: random forests
+// against the fp64 oracle, edge cases, deterministic bits, states and pool; then what only a device has: graph replays over changing
+// trees, several devices. Skips itself where the device is missing.
 //   COPPICE_ATTENTION_CASES=n, COPPICE_ATTENTION_SEED=s   as in attention_test.cc
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <thread>
 
 #include "attention/cuda/cuda_test_device.h"
-#include "tests/support/attention_case.h"
-#include "tests/support/hand_plan.h"
+#include "tests/support/attention_bodies.h"
 
 namespace coppice::attention {
 namespace {
@@ -16,22 +16,19 @@ namespace {
 using testing::AttentionCase;
 using testing::CaseOptions;
 using testing::HandPlan;
-using testing::HandPlanOptions;
-
-uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
-}
 
 // A random case with what the kernels do not take replaced by what they do.
-CaseOptions RandomCudaCase(uint64_t seed) {
+CaseOptions RandomCudaCase(uint64_t seed, CudaKernels kernels) {
   CaseOptions options = testing::RandomCase(seed);
   std::mt19937_64 rng(seed * 31 + 7);
   const auto pick = [&](std::initializer_list<int32_t> list) { return list.begin()[rng() % list.size()]; };
   options.spec.q_dtype = options.spec.kv_dtype = rng() % 2 ? DType::kBF16 : DType::kF16;
-  options.spec.head_dim = std::min(options.spec.head_dim, 128);
-  options.spec.deterministic = false;
-  options.forest.page_size = pick({8, 16, 16, 32, 64, 256});
+  const int32_t page_size = pick({8, 16, 16, 32, 64, 256});
+  if (kernels == CudaKernels::kHopper) {
+    options.spec.head_dim = std::min(options.spec.head_dim, 128);
+    options.spec.deterministic = false;
+    options.forest.page_size = page_size;
+  }
   if (rng() % 3 == 0) {  // wide forests, so that dense tiles are full and cut
     options.forest.max_branches = 60;
     options.forest.max_segment = 300;
@@ -41,74 +38,44 @@ CaseOptions RandomCudaCase(uint64_t seed) {
   return options;
 }
 
-HandPlanOptions RandomPlanOptions(uint64_t seed) {
-  std::mt19937_64 rng(seed);
-  HandPlanOptions options;
-  options.share = rng() % 4 != 0;
-  options.absorb = rng() % 2 ? 0.3 : 0.0;
-  options.cut_multiple = rng() % 2 ? 64 : 0;
-  options.lookahead = rng() % 2 ? 100 : 0;
-  return options;
-}
-
-class AttentionCudaTest : public ::testing::Test {
+class AttentionCudaTest : public ::testing::TestWithParam<CudaKernels> {
  protected:
   void SetUp() override {
-    device_ = testing::MakeCudaTestDevice();
-    if (device_ == nullptr) GTEST_SKIP() << "no Hopper device";
+    device_ = testing::MakeCudaTestDevice(0, GetParam());
+    if (device_ == nullptr) GTEST_SKIP() << "no device for these kernels";
   }
-  static void RunAndCompare(AttentionCase& test, PlanExecutor& executor, const HandPlan& plan, bool with_lse) {
-    const auto bound = test.Bind();
-    ASSERT_TRUE(bound.ok()) << bound.status().ToString();
-    const Status uploaded = executor.Upload(plan.View(), test.forest().View(), nullptr);
-    ASSERT_TRUE(uploaded.ok()) << uploaded.ToString();
-    const Status status = executor.Run(**bound, test.Args(with_lse), nullptr);
-    ASSERT_TRUE(status.ok()) << status.ToString();
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << cudaGetErrorString(cudaGetLastError());
-    ASSERT_EQ(test.Compare(test.Read(), plan.max_contributions_of_a_set(), with_lse), "");
-  }
+  CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam()); }
 
   std::unique_ptr<testing::TestDevice> device_;
 };
 
-TEST_F(AttentionCudaTest, RandomForestsAgreeWithOracle) {
-  const uint64_t first = FromEnvironment("COPPICE_ATTENTION_SEED", 0), count = FromEnvironment("COPPICE_ATTENTION_CASES", 300);
-  for (uint64_t seed = first; seed < first + count; ++seed) {
-    const CaseOptions options = RandomCudaCase(seed);
-    SCOPED_TRACE(options.ToString());
-    AttentionCase test(*device_, options);
-    for (int edit = 0; edit < 2; ++edit) {
-      const HandPlan plan(test.spec(), test.forest().View(), RandomPlanOptions(seed + edit), seed);
-      auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
-      ASSERT_TRUE(executor.ok()) << executor.status().ToString();
-      for (int step = 0; step < 2; ++step) {  // the same plan serves growing lengths
-        RunAndCompare(test, **executor, plan, step == 0);
-        if (HasFatalFailure()) return;
-        if (!test.forest().Grow()) break;
-        test.Refresh();
-      }
-      test.forest().Edit();
-      test.Refresh();
-    }
-  }
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCudaTest, ::testing::Values(CudaKernels::kHopper, CudaKernels::kMmaSync),
+                         [](const auto& info) { return info.param == CudaKernels::kHopper ? "Hopper" : "MmaSync"; });
+
+TEST_P(AttentionCudaTest, RandomForestsAgreeWithOracle) {
+  testing::RandomForestsAgreeWithOracle(*device_, testing::FromEnvironment("COPPICE_ATTENTION_SEED", 0),
+                                        testing::FromEnvironment("COPPICE_ATTENTION_CASES", 200),
+                                        [&](uint64_t seed) { return RandomCase(seed); });
 }
 
-// Whoever arrives last folds in the same order: the bits do not depend on timing.
-TEST_F(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
-  const uint64_t launches = FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000);
-  CaseOptions options = RandomCudaCase(3);
+TEST_P(AttentionCudaTest, EdgeCases) { testing::EdgeCasesAgreeWithOracle(*device_); }
+
+TEST_P(AttentionCudaTest, LseIsNaturalLogarithm) { testing::LseIsNaturalLogarithm(*device_, {DType::kBF16, DType::kF16}); }
+
+TEST_P(AttentionCudaTest, RowThatSeesNothing) { testing::RowThatSeesNothing(*device_); }
+
+// Whoever arrives last folds in the same order: the bits do not depend on timing. (attention_cuda_stress_test adds delays.)
+TEST_P(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
+  const uint64_t launches = testing::FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000);
+  CaseOptions options = RandomCase(3);
   options.spec = {.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
-  options.forest.page_size = 16;
-  options.forest.max_branches = 60;
-  options.forest.max_segment = 300;
-  options.forest.max_kv_len = 900;
-  options.forest.own_root = 0.05;
+  options.forest = {.page_size = 16, .max_branches = 60, .max_segment = 300, .max_kv_len = 900, .own_root = 0.05};
   options.layout = testing::KvLayout::kNative;
   AttentionCase test(*device_, options);
   const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, 5);
   auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
   ASSERT_TRUE(executor.ok()) << executor.status().ToString();
-  RunAndCompare(test, **executor, plan, true);
+  testing::RunAndCompare(test, **executor, plan);
   if (HasFatalFailure()) return;
   const auto bound = test.Bind();
   const std::vector<std::byte> first = test.Read().raw;
@@ -120,10 +87,11 @@ TEST_F(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
   }
 }
 
-// One captured launch serves every tree: lengths, counts and the plan are read on the device.
-TEST_F(AttentionCudaTest, OneGraphServesChangingTrees) {
+// One captured launch serves every tree: lengths, counts and the plan are read on the device, and counters and tickets are left as the
+// next replay needs them.
+TEST_P(AttentionCudaTest, OneGraphServesChangingTrees) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
-    CaseOptions options = RandomCudaCase(seed);
+    CaseOptions options = RandomCase(seed);
     options.forest.max_branches = 20;
     options.forest.max_query_count = 4;
     AttentionCase test(*device_, options);
@@ -138,7 +106,8 @@ TEST_F(AttentionCudaTest, OneGraphServesChangingTrees) {
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
     cudaGraphExec_t graph = nullptr;
     for (int step = 0; step < 6; ++step) {
-      const HandPlan plan(test.spec(), test.forest().View(), RandomPlanOptions(seed * 10 + step), seed);
+      const HandPlan plan(test.spec(), test.forest().View(),
+                          testing::RandomPlanOptions(seed * 10 + step, test.spec().deterministic), seed);
       const Status uploaded = (*executor)->Upload(plan.View(), test.forest().View(), stream);
       ASSERT_TRUE(uploaded.ok()) << uploaded.ToString();
       if (graph == nullptr) {
@@ -149,7 +118,7 @@ TEST_F(AttentionCudaTest, OneGraphServesChangingTrees) {
         ASSERT_EQ(cudaGraphInstantiate(&graph, captured, 0), cudaSuccess);
         cudaGraphDestroy(captured);
       }
-      ASSERT_EQ(cudaGraphLaunch(graph, stream), cudaSuccess);
+      for (int replay = 0; replay < 3; ++replay) ASSERT_EQ(cudaGraphLaunch(graph, stream), cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       ASSERT_EQ(test.Compare(test.Read(), plan.max_contributions_of_a_set(), true), "") << "step " << step;
       if (!test.forest().Grow() || step % 2 == 1) test.forest().Edit();
@@ -160,19 +129,67 @@ TEST_F(AttentionCudaTest, OneGraphServesChangingTrees) {
   }
 }
 
-TEST_F(AttentionCudaTest, RefusesWhatTheKernelsCannotDo) {
+// Contexts on two devices, from two threads at once: nothing is shared between them, and the caller's current device stays.
+TEST_P(AttentionCudaTest, TwoDevicesAtOnce) {
+  const auto other = testing::MakeCudaTestDevice(1, GetParam());
+  if (other == nullptr) GTEST_SKIP() << "one device";
+  const auto run = [&](testing::TestDevice& device, uint64_t seed) {
+    testing::RandomForestsAgreeWithOracle(device, seed, 20, [&](uint64_t s) { return RandomCase(s); });
+    int current = -1;
+    EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
+    EXPECT_EQ(current, 0);
+  };
+  std::thread second([&] { run(*other, 100); });
+  run(*device_, 200);
+  second.join();
+}
+
+TEST_P(AttentionCudaTest, RefusesWhatTheKernelsCannotDo) {
   const PlanCapacity capacity{.max_branches = 4, .max_queries = 4, .max_page_slots = 64};
   const AttentionSpec good{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
   EXPECT_TRUE(device_->backend().Traits(good, capacity).ok());
-  AttentionSpec wide = good, mixed = good;
-  wide.head_dim = 512;
+  AttentionSpec wide = good, mixed = good, single = good, exact = good;
+  wide.head_dim = 264;
   mixed.kv_dtype = DType::kF16;
+  single.q_dtype = single.kv_dtype = DType::kF32;
+  for (const AttentionSpec& spec : {wide, mixed, single}) {
+    EXPECT_EQ(device_->backend().Traits(spec, capacity).status().code(), StatusCode::kUnimplemented);
+  }
   PlanCapacity odd = capacity;
   odd.page_size = 100;
-  EXPECT_EQ(device_->backend().Traits(wide, capacity).status().code(), StatusCode::kUnimplemented);
-  EXPECT_EQ(device_->backend().Traits(mixed, capacity).status().code(), StatusCode::kUnimplemented);
-  EXPECT_EQ(device_->backend().Traits(good, odd).status().code(), StatusCode::kUnimplemented);
+  wide.head_dim = 256;
+  exact.deterministic = true;
+  const bool hopper = GetParam() == CudaKernels::kHopper;
+  EXPECT_EQ(device_->backend().Traits(good, odd).ok(), !hopper);
+  EXPECT_EQ(device_->backend().Traits(wide, capacity).ok(), !hopper);
+  EXPECT_EQ(device_->backend().Traits(exact, capacity).ok(), !hopper);
 }
+
+// -------------------------------------------------------------------------------------------------------------- any kind of kernel
+
+class CudaTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    device_ = testing::MakeCudaTestDevice(0);
+    if (device_ == nullptr) GTEST_SKIP() << "no CUDA device";
+  }
+  std::unique_ptr<testing::TestDevice> device_;
+};
+
+TEST_F(CudaTest, DeterministicBits) {
+  testing::DeterministicBitsDependOnTheRequestAlone([](int) { return testing::MakeCudaTestDevice(0); },
+                                                    {{DType::kBF16, 32}, {DType::kF16, 64}, {DType::kBF16, 128}, {DType::kBF16, 256}});
+}
+
+TEST_F(CudaTest, MergeIsTheSoftmaxOfTheUnion) { testing::MergedStatesAreTheSoftmaxOfTheUnion(*device_); }
+
+TEST_F(CudaTest, AppendedTokensLandInTheirSlotsInEveryLayout) { testing::AppendedTokensLandInTheirSlots(*device_, 8); }
+
+TEST_F(CudaTest, CopiedPagesAreEqual) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) testing::CopiedPagesAreEqual(*device_, dtype);
+}
+
+TEST_F(CudaTest, BadArgumentsAreNamed) { testing::BadArgumentsAreNamed(*device_); }
 
 }  // namespace
 }  // namespace coppice::attention

@@ -2,15 +2,16 @@
 
 #include <cuda_runtime_api.h>
 
-#include <bit>
 #include <string>
+#include <utility>
 
-#include "attention/cpu/kv_ops.h"
+#include "attention/argument_checks.h"
 #include "attention/cuda/device_memory.h"
-#include "attention/cuda/kernel_config.h"
+#include "attention/cuda/kernel_variants.h"
 #include "attention/cuda/kv_ops.h"
 #include "attention/cuda/plan_executor.h"
 #include "attention/cuda/tensor_map.h"
+#include "attention/forest.h"
 #include "attention/plan.h"
 #include "core/check.h"
 
@@ -19,48 +20,96 @@ namespace {
 
 using namespace cuda;
 
+// Shipped constants for Hopper. Other devices get the H100's scaled by what the driver says of their memory bus, SMs and clock, at the
+// share of Hopper's matrix rate per SM and clock that their generation has (sm_80: half, sm_86 and sm_89: a quarter): close enough to
+// decide what to share until `PlannerOptions::machine_model_path` gives measured ones.
+Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties) {
+  const std::string name = properties.name;
+  if (properties.major == 9) return ShippedMachineModel(name.find("H200") != std::string::npos ? "h200" : "h100");
+  COPPICE_ASSIGN_OR_RETURN(MachineModel machine, ShippedMachineModel("h100"));
+  int memory_khz = 0, bus_bits = 0, core_khz = 0;
+  for (const auto& [value, attribute] : {std::pair{&memory_khz, cudaDevAttrMemoryClockRate},
+                                         {&bus_bits, cudaDevAttrGlobalMemoryBusWidth},
+                                         {&core_khz, cudaDevAttrClockRate}}) {
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(value, attribute, device), "cudaDeviceGetAttribute"));
+  }
+  constexpr double kH100Bytes = 3.35e12, kH100SmHz = 132 * 1.755e9;  // by its data sheet
+  const double memory = 2e3 * memory_khz * bus_bits / 8 / kH100Bytes;
+  const double generation = properties.major == 8 ? (properties.minor == 0 ? 0.5 : 0.25) : 1.0;
+  const double compute = properties.multiProcessorCount * 1e3 * core_khz / kH100SmHz;
+  machine.name = name;
+  if (memory > 0) machine.read_bytes_per_s *= memory;
+  machine.cache_bytes = properties.l2CacheSize;
+  machine.cache_bytes_per_s *= compute;
+  machine.state_bytes_per_s *= compute;
+  machine.dense_flops_per_s *= compute * generation;
+  machine.stream_flops_per_s *= compute * generation;
+  return machine;
+}
+
+// What cp.async of 16 bytes needs.
+Status CheckAlignment(const KvLayerView& view) {
+  const bool aligned = reinterpret_cast<uintptr_t>(view.k) % 16 == 0 && reinterpret_cast<uintptr_t>(view.v) % 16 == 0;
+  if (aligned && view.page_stride % 8 == 0 && view.head_stride % 8 == 0 && view.slot_stride % 8 == 0) return OkStatus();
+  return Unimplemented("KV layer: page_stride = " + std::to_string(view.page_stride) +
+                       ", head_stride = " + std::to_string(view.head_stride) + ", slot_stride = " + std::to_string(view.slot_stride) +
+                       " elements; the CUDA backend expects multiples of 8, and k and v aligned to 16 bytes");
+}
+
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, int num_sms, MachineModel machine) : device_(device), num_sms_(num_sms), machine_(std::move(machine)) {}
+  CudaBackend(int device, const cudaDeviceProp& properties, CudaKernels kernels, MachineModel machine)
+      : device_(device),
+        num_sms_(properties.multiProcessorCount),
+        major_(properties.major),
+        minor_(properties.minor),
+        kernels_(kernels),
+        machine_(std::move(machine)) {}
 
   DeviceKind device() const override { return DeviceKind::kCuda; }
   const MachineModel& machine() const override { return machine_; }
 
   Result<BackendTraits> Traits(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
-    COPPICE_RETURN_IF_ERROR(CheckSpec(spec));
-    COPPICE_RETURN_IF_ERROR(CheckPageSize(capacity.page_size));
+    COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, capacity.page_size));
     return BackendTraits{
         .workers = num_sms_,
         .dense_tile_rows = kDenseRows,
         .dense_min_rows = kStreamRows + 1,
         .max_item_rows = 0,  // PlanTranslator cuts them
-        .kv_tile = KernelVariantFor(spec.q_dtype, spec.head_dim).kv_tile,
-        .native_head_dim = KernelVariantFor(spec.q_dtype, spec.head_dim).head_dim,
+        .kv_tile = kernel->kv_tile,
+        .native_head_dim = kernel->head_dim,
     };
   }
 
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
-    COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, Traits(spec, capacity));
-    PlanSizes sizes = ComputePlanSizes(spec, capacity, traits);
-    sizes.plan_bytes = PlanLayout(spec, capacity, sizes, num_sms_).bytes;
+    COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
+    COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
+    COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, Traits(spec, resolved));
+    COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, resolved.page_size));
+    PlanSizes sizes = ComputePlanSizes(spec, resolved, traits);
+    const PlanLayout layout(spec, resolved, sizes, num_sms_);
+    sizes.plan_bytes = layout.bytes;
+    sizes.workspace_bytes = WorkspaceLayout(*kernel, spec, sizes, layout, num_sms_).bytes();
     return sizes;
   }
 
   Result<std::unique_ptr<PlanExecutor>> MakeExecutor(const AttentionSpec& spec, const PlanCapacity& capacity,
                                                      const PlanSizes& sizes) override {
-    COPPICE_RETURN_IF_ERROR(CheckSpec(spec));
-    COPPICE_RETURN_IF_ERROR(CheckPageSize(capacity.page_size));
-    return CudaPlanExecutor::Create(device_, num_sms_, KernelVariantFor(spec.q_dtype, spec.head_dim), spec, capacity, sizes);
+    COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, capacity.page_size));
+    return CudaPlanExecutor::Create(device_, num_sms_, *kernel, spec, capacity, sizes);
   }
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {
-    COPPICE_RETURN_IF_ERROR(CheckSpec(spec));
-    COPPICE_RETURN_IF_ERROR(cpu::CheckKvLayer(spec, view));
-    COPPICE_RETURN_IF_ERROR(CheckPageSize(view.page_size));
+    COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, view));
+    COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, view.page_size));
     DeviceGuard guard(device_);
-    COPPICE_ASSIGN_OR_RETURN(const TensorMaps maps,
-                             EncodeTensorMaps(spec, view, KernelVariantFor(spec.q_dtype, spec.head_dim).head_dim));
-    return std::unique_ptr<BoundKv>(new BoundCudaKv(view, maps));
+    TensorMaps maps{};
+    if (kernel->path == KernelPath::kHopper) {
+      COPPICE_ASSIGN_OR_RETURN(maps, EncodeTensorMaps(spec, view, kernel->head_dim));
+    } else {
+      COPPICE_RETURN_IF_ERROR(CheckAlignment(view));
+    }
+    return std::unique_ptr<BoundKv>(new BoundCudaKv(view, kernel->path, maps));
   }
 
   Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream stream) override {
@@ -78,38 +127,23 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  static Status CheckSpec(const AttentionSpec& spec) {
-    if (spec.q_dtype != spec.kv_dtype || SizeOf(spec.q_dtype) != 2) {
-      return Unimplemented("attention on CUDA: q is " + std::string(Name(spec.q_dtype)) + " and KV is " +
-                           std::string(Name(spec.kv_dtype)) + "; expected both bf16 or both f16");
-    }
-    if (spec.head_dim % 8 != 0 || spec.head_dim < 8 || spec.head_dim > 128) {
-      return Unimplemented("attention on CUDA: head_dim = " + std::to_string(spec.head_dim) +
-                           "; expected a multiple of 8 up to 128");
-    }
-    if (spec.num_kv_heads < 1 || spec.num_qo_heads % spec.num_kv_heads != 0 || spec.group_size() > kDenseRows) {
-      return Unimplemented("attention on CUDA: " + std::to_string(spec.num_qo_heads) + " query heads over " +
-                           std::to_string(spec.num_kv_heads) + " kv heads; expected at most " + std::to_string(kDenseRows) +
-                           " query heads for each kv head");
-    }
-    if (spec.sm_scale < 0.0f) {
-      return Unimplemented("attention on CUDA: sm_scale = " + std::to_string(spec.sm_scale) + "; expected a positive scale");
-    }
-    if (spec.deterministic) return Unimplemented("attention on CUDA: deterministic mode is not built; the CPU backend has it");
-    return OkStatus();
-  }
-  static Status CheckPageSize(int32_t page_size) {
-    if (page_size >= 8 && page_size <= 256 && std::has_single_bit(static_cast<uint32_t>(page_size))) return OkStatus();
-    return Unimplemented("attention on CUDA: page_size = " + std::to_string(page_size) + "; expected a power of two from 8 to 256");
+  Result<const KernelVariant*> Kernel(const AttentionSpec& spec, int32_t page_size) const {
+    return SelectKernel(kernels_, major_, minor_, spec, page_size);
   }
 
-  int device_, num_sms_;
+  int device_, num_sms_, major_, minor_;
+  CudaKernels kernels_;
   MachineModel machine_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> MakeCudaBackend(int device) {
+Result<std::unique_ptr<Context>> Context::CreateCuda(int device, CudaKernels kernels) {
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeCudaBackend(device, kernels));
+  return std::unique_ptr<Context>(std::move(backend));
+}
+
+Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     cudaGetLastError();
@@ -120,14 +154,14 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(int device) {
   }
   cudaDeviceProp properties;
   COPPICE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
-  if (properties.major != 9 || properties.minor != 0) {
+  const bool hopper = properties.major == 9 && properties.minor == 0;
+  if (properties.major < 8 || (kernels == CudaKernels::kHopper && !hopper)) {
     return Unavailable("CUDA device " + std::to_string(device) + " (" + properties.name + ") has compute capability " +
-                       std::to_string(properties.major) + "." + std::to_string(properties.minor) +
-                       "; the kernels need 9.0 (Hopper)");
+                       std::to_string(properties.major) + "." + std::to_string(properties.minor) + "; the kernels need " +
+                       (kernels == CudaKernels::kHopper ? "9.0 (Hopper)" : "8.0 (Ampere) or newer"));
   }
-  const std::string name = properties.name;
-  COPPICE_ASSIGN_OR_RETURN(MachineModel machine, ShippedMachineModel(name.find("H200") != std::string::npos ? "h200" : "h100"));
-  return std::unique_ptr<Backend>(new CudaBackend(device, properties.multiProcessorCount, std::move(machine)));
+  COPPICE_ASSIGN_OR_RETURN(MachineModel machine, MachineModelOf(device, properties));
+  return std::unique_ptr<Backend>(new CudaBackend(device, properties, kernels, std::move(machine)));
 }
 
 }  // namespace coppice::attention

@@ -7,7 +7,7 @@
 
 namespace coppice::attention {
 
-// UNAVAILABLE, with the reason, if CUDA is not built, the device does not exist or the kernels do not run on it (sm_90 needed).
-Result<std::unique_ptr<Backend>> MakeCudaBackend(int device);
+// As Context::CreateCuda. UNAVAILABLE, with the reason, if the device does not exist or no kernel runs on it (sm_80 needed).
+Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels = CudaKernels::kAuto);
 
 }  // namespace coppice::attention

@@ -11,35 +11,43 @@ namespace {
 
 class CudaMemory final : public DeviceMemory {
  public:
-  explicit CudaMemory(size_t bytes) : buffer_(std::move(cuda::DeviceBuffer::Allocate(bytes)).value()) {}
+  CudaMemory(int device, size_t bytes) : device_(device) {
+    const cuda::DeviceGuard guard(device);
+    buffer_ = std::move(cuda::DeviceBuffer::Allocate(bytes)).value();
+  }
   void* data() override { return buffer_.data(); }
+  // On the device's own default stream, behind what runs there.
   void CopyFrom(std::span<const std::byte> host) override {
+    const cuda::DeviceGuard guard(device_);
     COPPICE_CHECK(cudaMemcpy(buffer_.data(), host.data(), host.size(), cudaMemcpyHostToDevice) == cudaSuccess);
   }
   void CopyTo(std::span<std::byte> host) override {
+    const cuda::DeviceGuard guard(device_);
     COPPICE_CHECK(cudaMemcpy(host.data(), buffer_.data(), host.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
   }
 
  private:
+  int device_;
   cuda::DeviceBuffer buffer_;
 };
 
 class CudaTestDevice final : public TestDevice {
  public:
-  explicit CudaTestDevice(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  CudaTestDevice(int device, std::unique_ptr<Backend> backend) : device_(device), backend_(std::move(backend)) {}
   Backend& backend() override { return *backend_; }
-  std::unique_ptr<DeviceMemory> Allocate(size_t bytes) override { return std::make_unique<CudaMemory>(bytes); }
+  std::unique_ptr<DeviceMemory> Allocate(size_t bytes) override { return std::make_unique<CudaMemory>(device_, bytes); }
 
  private:
+  int device_;
   std::unique_ptr<Backend> backend_;
 };
 
 }  // namespace
 
-std::unique_ptr<TestDevice> MakeCudaTestDevice(int device) {
-  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device);
+std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels) {
+  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device, kernels);
   if (!backend.ok()) return nullptr;
-  return std::make_unique<CudaTestDevice>(std::move(backend).value());
+  return std::make_unique<CudaTestDevice>(device, std::move(backend).value());
 }
 
 }  // namespace coppice::attention::testing

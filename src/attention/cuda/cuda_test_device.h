@@ -7,7 +7,7 @@
 
 namespace coppice::attention::testing {
 
-// Null if the CUDA backend is unavailable here.
-std::unique_ptr<TestDevice> MakeCudaTestDevice(int device = 0);
+// Null if there is no such device, or none that runs these kernels.
+std::unique_ptr<TestDevice> MakeCudaTestDevice(int device = 0, CudaKernels kernels = CudaKernels::kAuto);
 
 }  // namespace coppice::attention::testing

@@ -8,6 +8,7 @@
 
 #include "attention/cuda/load.cuh"
 #include "attention/cuda/mma_sm90.cuh"
+#include "attention/cuda/stress_delay.cuh"
 
 namespace coppice::attention::cuda {
 
@@ -156,6 +157,7 @@ struct DenseTile {
       }
     }
 
+    StressDelay<C>();
     // Tickets: the first row of each set within this half draws for it.
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // all states of the warpgroup are stored
     const int t = threadIdx.x % kWarpgroup;

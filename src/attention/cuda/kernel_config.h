@@ -27,6 +27,7 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kKvTile = kKvTile_;  // tokens of a dense step
   static constexpr bool kConcurrent = kConcurrent_;
+  static constexpr bool kDelays = false;  // see StressConfig
 
   static constexpr int kWarpgroups = 1 + kDenseWarpgroups + (kConcurrent ? 1 : 0);
   static constexpr int kThreads = kWarpgroups * kWarpgroup;

@@ -11,11 +11,14 @@ extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128;
 template <class C>
 KernelVariant Variant(DType dtype) {
   static_assert(sizeof(SharedStorage<C>) <= 227 * 1024, "shared memory of an SM that a CTA may use");
-  return {.dtype = dtype,
+  return {.path = KernelPath::kHopper,
+          .dtype = dtype,
           .head_dim = C::kHeadDim,
           .kv_tile = C::kKvTile,
           .threads = C::kThreads,
           .shared_bytes = sizeof(SharedStorage<C>),
+          .ctas_per_sm = 1,
+          .fold_bytes_per_cta = 0,
           .function = reinterpret_cast<const void*>(&AttentionKernel<C>)};
 }
 

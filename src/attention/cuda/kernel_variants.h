@@ -1,18 +1,33 @@
-// The compiled variants of the attention kernel: one small .cu file each, so that builds run in parallel. Layer: attention/cuda.
+// The compiled variants of the attention kernels, one small .cu file each, so that builds run in parallel; and which of them serves a
+// spec on a device. Layer: attention/cuda.
 #pragma once
 
+#include "coppice/attention.h"
 #include "coppice/types.h"
 
 namespace coppice::attention::cuda {
 
+enum class KernelPath : uint8_t {
+  kHopper,   // attention_kernel.cuh: wgmma and bulk tensor copies, sm_90a
+  kMmaSync,  // sm80_kernel.cuh: mma.sync and cp.async, sm_80 and later
+};
+
 struct KernelVariant {
+  KernelPath path;
   DType dtype;
   int head_dim;  // after padding
   int kv_tile, threads, shared_bytes;
+  int ctas_per_sm;         // at most
+  int fold_bytes_per_cta;  // deterministic mode
   const void* function;
 };
 
-// The variant for a dtype (bf16 or f16) and head_dim (at most 128).
-const KernelVariant& KernelVariantFor(DType dtype, int head_dim);
+// The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128); the mma.sync kernel (at most 256).
+const KernelVariant& HopperVariantFor(DType dtype, int head_dim);
+const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim);
+
+// What serves `spec` over pages of this size on a device of compute capability major.minor: the Hopper kernel where it can, unless
+// `kernels` says otherwise. UNIMPLEMENTED, with the reason, if nothing does.
+Result<const KernelVariant*> SelectKernel(CudaKernels kernels, int major, int minor, const AttentionSpec& spec, int32_t page_size);
 
 }  // namespace coppice::attention::cuda

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "attention/cpu/kv_ops.h"
+#include "attention/argument_checks.h"
 #include "attention/cuda/device_memory.h"
 #include "core/check.h"
 
@@ -137,12 +137,15 @@ __global__ void MergeKernel(MergeParams p, int64_t num, int num_heads, int head_
 
 Status Launched(const char* what) { return CudaStatus(cudaGetLastError(), what); }
 
+bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
 Status CheckPool(const AttentionSpec& spec, const KvLayerView& kv) {
-  COPPICE_RETURN_IF_ERROR(cpu::CheckKvLayer(spec, kv));
+  COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, kv));
   if (SizeOf(kv.dtype) != 2)
     return Unimplemented("KV layer: dtype " + std::string(Name(kv.dtype)) + "; CUDA keeps KV in bf16 or f16");
-  if (kv.page_stride % 8 != 0 || kv.head_stride % 8 != 0 || kv.slot_stride % 8 != 0) {
-    return Unimplemented("KV layer: a stride is no multiple of 8 elements; the CUDA backend copies 16 bytes at a time");
+  if (kv.page_stride % 8 != 0 || kv.head_stride % 8 != 0 || kv.slot_stride % 8 != 0 || !IsAligned(kv.k) || !IsAligned(kv.v)) {
+    return Unimplemented("KV layer: a stride is no multiple of 8 elements, or k or v not aligned to 16 bytes, of which the CUDA "
+                         "backend copies at a time");
   }
   return OkStatus();
 }
@@ -151,22 +154,15 @@ Status CheckPool(const AttentionSpec& spec, const KvLayerView& kv) {
 
 Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, cudaStream_t stream) {
   COPPICE_RETURN_IF_ERROR(CheckPool(spec, kv));
-  const int64_t count = std::ssize(args.slot_mapping), row = int64_t{spec.num_kv_heads} * spec.head_dim;
+  const int64_t count = std::ssize(args.slot_mapping);
   if (count == 0) return OkStatus();
-  if (args.k == nullptr || args.v == nullptr) return InvalidArgument("AppendKv: k or v is null; pass the rows to append");
-  if (args.row_stride < row || args.row_stride % 8 != 0) {
+  COPPICE_RETURN_IF_ERROR(CheckAppend(spec, args));
+  if (args.row_stride % 8 != 0 || !IsAligned(args.k) || !IsAligned(args.v)) {
     return InvalidArgument("AppendKv: row_stride = " + std::to_string(args.row_stride) +
-                           " elements; expected a multiple of 8, at least num_kv_heads * head_dim = " + std::to_string(row));
+                           " elements; the CUDA backend expects a multiple of 8, and k and v aligned to 16 bytes");
   }
   COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> slots, DeviceSpan<int64_t>::Make(args.slot_mapping, stream));
-  if (slots.on_host()) {
-    const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
-    const auto bad = std::ranges::find_if(args.slot_mapping, [&](int64_t slot) { return slot >= num_slots; });
-    if (bad != args.slot_mapping.end()) {
-      return OutOfRange("AppendKv: slot_mapping[" + std::to_string(bad - args.slot_mapping.begin()) +
-                        "] = " + std::to_string(*bad) + "; the pool has " + std::to_string(num_slots) + " slots");
-    }
-  }
+  if (slots.on_host()) COPPICE_RETURN_IF_ERROR(CheckSlots(kv, args.slot_mapping));
   const int64_t threads = count * spec.num_kv_heads * (spec.head_dim / 8);
   AppendKernel<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
       MakePool(spec, kv), static_cast<const uint16_t*>(args.k), static_cast<const uint16_t*>(args.v), args.row_stride, slots.data(),
@@ -178,22 +174,14 @@ Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<con
   COPPICE_RETURN_IF_ERROR(CheckPool(spec, kv));
   if (copies.empty()) return OkStatus();
   COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<PageCopy> list, DeviceSpan<PageCopy>::Make(copies, stream));
-  if (list.on_host()) {
-    for (size_t i = 0; i < copies.size(); ++i) {
-      for (const int32_t page : {copies[i].from, copies[i].to}) {
-        if (page < 0 || page >= kv.num_pages) {
-          return OutOfRange("CopyPages: copies[" + std::to_string(i) + "] names page " + std::to_string(page) + "; the pool has " +
-                            std::to_string(kv.num_pages) + " pages");
-        }
-      }
-    }
-  }
+  if (list.on_host()) COPPICE_RETURN_IF_ERROR(CheckPageCopies(kv, copies));
   CopyPagesKernel<<<static_cast<unsigned>(copies.size()), kThreads, 0, stream>>>(MakePool(spec, kv), list.data());
   return Launched("CopyPages");
 }
 
 Status MergeStates(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
                    DType dtype, std::span<const uint8_t> mask, cudaStream_t stream) {
+  COPPICE_RETURN_IF_ERROR(CheckMerge(into, from, num_rows, num_heads, head_dim, mask));
   if (num_rows == 0 || from.empty()) return OkStatus();
   COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<uint8_t> rows, DeviceSpan<uint8_t>::Make(mask, stream));
   const int64_t num = num_rows * num_heads;

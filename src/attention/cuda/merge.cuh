@@ -114,6 +114,26 @@ __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int k
   return true;
 }
 
+// Writes the output and lse of one row of a set from its folded state, eight lanes a row; lane i holds vectors i, i + 8, ...
+template <class T, int kVectors>
+__device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const DeviceMergeSet& merge, int row_in_set, int kv_head, float m,
+                                               float l, const float (&acc)[kVectors][4]) {
+  const int lane = threadIdx.x % 8;
+  const int query = row_in_set / p.group_size;
+  const int64_t q_row = p.branches[merge.branch].query_begin + merge.query_begin + query;
+  const int head = kv_head * p.group_size + row_in_set - query * p.group_size;
+  if (p.lse != nullptr && lane == 0) p.lse[q_row * p.num_kv_heads * p.group_size + head] = NaturalLse(m, l);
+  const float scale = l > 0.0f ? p.value_scale / l : 0.0f;
+  T* to = static_cast<T*>(p.out) + q_row * p.out_row_stride + int64_t{head} * p.head_dim;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int column = (i * 8 + lane) * 4;
+    if (column >= p.head_dim) break;
+    *reinterpret_cast<uint2*>(to + column) = {Pack<T>(acc[i][0] * scale, acc[i][1] * scale),
+                                              Pack<T>(acc[i][2] * scale, acc[i][3] * scale)};
+  }
+}
+
 // Folds all contributions of four rows, eight lanes a row, and writes their output. set: of this lane's row, or -1 for none; the
 // same in each group of eight lanes. All lanes call. Small code on purpose: most launches run it once or twice, from a cold
 // instruction cache.
@@ -163,20 +183,7 @@ __device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in
       }
     }
   }
-  if (set < 0) return;
-  const int query = row_in_set / p.group_size;
-  const int64_t q_row = p.branches[merge.branch].query_begin + merge.query_begin + query;
-  const int head = kv_head * p.group_size + row_in_set - query * p.group_size;
-  if (p.lse != nullptr && lane == 0) p.lse[q_row * p.num_kv_heads * p.group_size + head] = NaturalLse(m, l);
-  const float scale = l > 0.0f ? p.value_scale / l : 0.0f;
-  T* to = static_cast<T*>(p.out) + q_row * p.out_row_stride + int64_t{head} * p.head_dim;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int column = (i * 8 + lane) * 4;
-    if (column >= p.head_dim) break;
-    *reinterpret_cast<uint2*>(to + column) = {Pack<T>(acc[i][0] * scale, acc[i][1] * scale),
-                                              Pack<T>(acc[i][2] * scale, acc[i][3] * scale)};
-  }
+  if (set >= 0) StoreFoldedRow<T>(p, merge, row_in_set, kv_head, m, l, acc);
 }
 
 }  // namespace coppice::attention::cuda

@@ -53,8 +53,11 @@ struct alignas(16) DeviceMergeSet {
 };
 
 struct alignas(8) DeviceContribution {
-  int32_t state_begin, head_stride;
+  int32_t state_begin;
+  uint32_t head_stride : 31;
+  uint32_t begins_superblock : 1;  // deterministic mode: its range begins at a multiple of kDeterministicSuperblock
 };
+static_assert(sizeof(DeviceContribution) == 8);
 
 // What changes with every step.
 struct alignas(16) DeviceBranch {

@@ -8,6 +8,7 @@
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_params.h"
+#include "attention/cuda/sm80_config.h"
 #include "core/check.h"
 
 namespace coppice::attention::cuda {
@@ -21,6 +22,13 @@ bool Same(std::span<const T> a, const std::vector<T>& b) {
 }
 
 }  // namespace
+
+WorkspaceLayout::WorkspaceLayout(const KernelVariant& variant, const AttentionSpec& spec, const PlanSizes& sizes,
+                                 const PlanLayout& plan, int num_sms)
+    : states(static_cast<size_t>(plan.max_states) * (variant.head_dim + 2) * sizeof(float)),
+      tickets(static_cast<size_t>(std::max(sizes.max_merge_sets, 1)) * spec.num_kv_heads * sizeof(int32_t)),
+      counters(sizeof(QueueCounters)),
+      folds(spec.deterministic ? static_cast<size_t>(num_sms) * variant.ctas_per_sm * variant.fold_bytes_per_cta : 0) {}
 
 CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec,
                                    const PlanCapacity& capacity, const PlanSizes& sizes)
@@ -38,12 +46,12 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes));
   DeviceGuard guard(device);
   const size_t bytes = executor->translator_.layout().bytes;
-  const size_t state_bytes = (static_cast<size_t>(variant.head_dim) + 2) * sizeof(float);
+  const WorkspaceLayout workspace(variant, spec, sizes, executor->translator_.layout(), num_sms);
   COPPICE_ASSIGN_OR_RETURN(executor->plan_, DeviceBuffer::Allocate(bytes));
-  COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(executor->translator_.layout().max_states * state_bytes));
-  COPPICE_ASSIGN_OR_RETURN(executor->tickets_,
-                           DeviceBuffer::Allocate(std::max<size_t>(sizes.max_merge_sets, 1) * spec.num_kv_heads * sizeof(int32_t)));
-  COPPICE_ASSIGN_OR_RETURN(executor->counters_, DeviceBuffer::Allocate(sizeof(QueueCounters)));
+  COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(workspace.states));
+  COPPICE_ASSIGN_OR_RETURN(executor->tickets_, DeviceBuffer::Allocate(workspace.tickets));
+  COPPICE_ASSIGN_OR_RETURN(executor->counters_, DeviceBuffer::Allocate(workspace.counters));
+  COPPICE_ASSIGN_OR_RETURN(executor->folds_, DeviceBuffer::Allocate(workspace.folds));
   for (Staging& staging : executor->staging_) {
     COPPICE_ASSIGN_OR_RETURN(staging.memory, PinnedBuffer::Allocate(bytes));
     COPPICE_ASSIGN_OR_RETURN(staging.copied, CudaEvent::Create());
@@ -61,6 +69,11 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   COPPICE_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(variant.function, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes),
                  "raising the attention kernel's shared memory"));
+  int ctas_per_sm = 0;
+  COPPICE_RETURN_IF_ERROR(CudaStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant.function, variant.threads,
+                                                                                   variant.shared_bytes),
+                                     "asking how many attention CTAs fit an SM"));
+  executor->num_ctas_ = num_sms * std::clamp(ctas_per_sm, 1, variant.ctas_per_sm);
   return std::unique_ptr<PlanExecutor>(std::move(executor));
 }
 
@@ -170,14 +183,24 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
     return InvalidArgument("AttentionPlan::Run: q, out and their row strides must be multiples of 16 bytes; row strides are " +
                            std::to_string(args.q_row_stride) + " and " + std::to_string(args.out_row_stride) + " elements");
   }
+  if (bound->path() != variant_.path || kv.view().page_size != capacity_.page_size) {
+    return InvalidArgument("AttentionPlan::Run: the KV was bound for another spec or page size (" +
+                           std::to_string(kv.view().page_size) + ", the plan's is " + std::to_string(capacity_.page_size) +
+                           "); bind it with the plan's spec");
+  }
+  const KernelParams params = MakeParams(kv.view(), args);
+  DeviceGuard guard(device_);
+  return variant_.path == KernelPath::kHopper ? LaunchHopper(params, bound->maps(), static_cast<cudaStream_t>(stream))
+                                              : LaunchMmaSync(params, kv.view(), static_cast<cudaStream_t>(stream));
+}
+
+KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs& args) const {
   const PlanLayout& layout = translator_.layout();
-  const KvLayerView& view = kv.view();
-  const TensorMaps& maps = bound->maps();
   const std::byte* plan = plan_.data();
   const float scale =
       (spec_.sm_scale != 0.0f ? spec_.sm_scale : 1.0f / std::sqrt(static_cast<float>(spec_.head_dim))) * view.k_scale;
   float* states = reinterpret_cast<float*>(states_.data());
-  KernelParams params{
+  return {
       .header = reinterpret_cast<const PlanHeader*>(plan + layout.header),
       .dense_tasks = reinterpret_cast<const Task*>(plan + layout.dense_tasks),
       .stream_tasks = reinterpret_cast<const Task*>(plan + layout.stream_tasks),
@@ -201,21 +224,37 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
       .head_dim = spec_.head_dim,
       .page_shift = std::countr_zero(static_cast<uint32_t>(view.page_size)),
       .page_size = view.page_size,
-      .box_tokens = maps.box_tokens,
-      .box_shift = std::countr_zero(static_cast<uint32_t>(maps.box_tokens)),
-      .units_per_page = maps.units_per_page,
-      .units_per_head = maps.units_per_head,
-      .split_boxes = maps.split_boxes,
       .window = spec_.window,
       .score_scale_log2 = spec_.soft_cap > 0.0f ? spec_.soft_cap * kLog2E : scale * kLog2E,
       .cap_in = spec_.soft_cap > 0.0f ? scale / spec_.soft_cap : 0.0f,
       .value_scale = view.v_scale,
   };
+}
+
+Status CudaPlanExecutor::LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const {
+  params.box_tokens = maps.box_tokens;
+  params.box_shift = std::countr_zero(static_cast<uint32_t>(maps.box_tokens));
+  params.units_per_page = maps.units_per_page;
+  params.units_per_head = maps.units_per_head;
+  params.split_boxes = maps.split_boxes;
   void* arguments[] = {&params, const_cast<CUtensorMap*>(&maps.k), const_cast<CUtensorMap*>(&maps.v)};
-  DeviceGuard guard(device_);
-  return CudaStatus(cudaLaunchKernel(variant_.function, dim3(num_sms_), dim3(variant_.threads), arguments, variant_.shared_bytes,
-                                     static_cast<cudaStream_t>(stream)),
-                    "launching the attention kernel");
+  return CudaStatus(
+      cudaLaunchKernel(variant_.function, dim3(num_ctas_), dim3(variant_.threads), arguments, variant_.shared_bytes, stream),
+      "launching the attention kernel");
+}
+
+Status CudaPlanExecutor::LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {
+  Sm80Params all{.plan = params,
+                 .k = view.k,
+                 .v = view.v,
+                 .page_stride = view.page_stride,
+                 .head_stride = view.head_stride,
+                 .slot_stride = view.slot_stride,
+                 .folds = reinterpret_cast<float*>(folds_.data())};
+  void* arguments[] = {&all};
+  return CudaStatus(
+      cudaLaunchKernel(variant_.function, dim3(num_ctas_), dim3(variant_.threads), arguments, variant_.shared_bytes, stream),
+      "launching the attention kernel");
 }
 
 }  // namespace coppice::attention::cuda

@@ -7,6 +7,7 @@
 
 #include "attention/backend.h"
 #include "attention/cuda/device_memory.h"
+#include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernel_variants.h"
 #include "attention/cuda/plan_upload.h"
 #include "attention/cuda/tensor_map.h"
@@ -15,11 +16,20 @@ namespace coppice::attention::cuda {
 
 class BoundCudaKv final : public BoundKv {
  public:
-  BoundCudaKv(const KvLayerView& view, const TensorMaps& maps) : BoundKv(view), maps_(maps) {}
-  const TensorMaps& maps() const { return maps_; }
+  BoundCudaKv(const KvLayerView& view, KernelPath path, const TensorMaps& maps) : BoundKv(view), path_(path), maps_(maps) {}
+  KernelPath path() const { return path_; }
+  const TensorMaps& maps() const { return maps_; }  // of the Hopper path
 
  private:
+  KernelPath path_;
   TensorMaps maps_;
+};
+
+// The device bytes that a plan needs beside its image: states, tickets, counters and what deterministic mode keeps per CTA.
+struct WorkspaceLayout {
+  WorkspaceLayout(const KernelVariant& variant, const AttentionSpec& spec, const PlanSizes& sizes, const PlanLayout& plan, int num_sms);
+  size_t states, tickets, counters, folds;
+  size_t bytes() const { return states + tickets + counters + folds; }
 };
 
 class CudaPlanExecutor final : public PlanExecutor {
@@ -45,6 +55,9 @@ class CudaPlanExecutor final : public PlanExecutor {
   void Compare(size_t offset, size_t bytes);
   void ComparePages(const PrefixForestView& forest, bool all);
   Status CopyChanged(cudaStream_t stream);
+  KernelParams MakeParams(const KvLayerView& view, const RunArgs& args) const;
+  Status LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const;
+  Status LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
 
   static constexpr size_t kBlockBytes = 4096;  // granularity of copies
   static constexpr int kStagingBuffers = 2;    // uploads in flight
@@ -55,7 +68,8 @@ class CudaPlanExecutor final : public PlanExecutor {
   PlanCapacity capacity_;
   PlanSizes sizes_;
   PlanTranslator translator_;
-  DeviceBuffer plan_, states_, tickets_, counters_;
+  int num_ctas_ = 0;  // of a launch: constant, so that a captured graph serves every plan
+  DeviceBuffer plan_, states_, tickets_, counters_, folds_;
   std::array<Staging, kStagingBuffers> staging_;
   int next_staging_ = 0;
   std::vector<std::byte> next_, shadow_;  // the image to be, the image that the device has

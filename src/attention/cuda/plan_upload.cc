@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "attention/cuda/kernel_config.h"
+#include "attention/plan_units.h"
 #include "core/check.h"
 
 namespace coppice::attention::cuda {
@@ -39,7 +40,7 @@ Status Exceeded(const char* what, int64_t have, int64_t most) {
 
 PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms) {
   const int64_t most = int64_t{num_sms} * (kDenseTasksPerSm * kDenseRows + kTasksPerStreamWarp * kStreamWarpsPerSm * kStreamRows);
-  own_states = std::min(most, int64_t{16} * capacity.max_queries * spec.num_qo_heads);
+  own_states = spec.deterministic ? 0 : std::min(most, int64_t{16} * capacity.max_queries * spec.num_qo_heads);
   max_states = sizes.max_states + own_states;
   max_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;  // each has a row or more
   max_members = max_contributions;                                               // a member is a contribution seen from its item
@@ -112,6 +113,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     }
   }
   JoinItems(plan, forest);
+  if (spec_.deterministic) return;
   for (const Length& length : lengths_) stream_tokens += length.rows <= kStreamRows ? length.tokens : 0;
   const int64_t heads = spec_.num_kv_heads;
   const double stream_ns = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim / kStreamBytesPerNs;
@@ -138,7 +140,8 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   }
 }
 
-// Joins items that read neighbouring ranges for the same members: the planner's own cuts along KV, which are made anew here.
+// Joins items that read neighbouring ranges for the same members: the planner's own cuts along KV, which are made anew here. Not in
+// deterministic mode, whose cuts define the result.
 void PlanTranslator::JoinItems(const PlanView& plan, const PrefixForestView& forest) {
   const auto key = [&](const Length& length) {
     const WorkItem& item = plan.items[length.item];
@@ -150,7 +153,7 @@ void PlanTranslator::JoinItems(const PlanView& plan, const PrefixForestView& for
     const WorkItem& item = plan.items[joined_[i].item];
     const WorkItem& first = plan.items[joined_[head].item];
     Pieces& whole = pieces_[joined_[head].item];
-    const bool joins = i > head && item.member_begin == first.member_begin && item.member_count == first.member_count &&
+    const bool joins = !spec_.deterministic && i > head && item.member_begin == first.member_begin && item.member_count == first.member_count &&
                        item.page_row == first.page_row && item.kv_begin == whole.kv_end;
     if (joins) {
       pieces_[joined_[i].item].count = 0;
@@ -277,7 +280,9 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
           const bool own = pieces.count > 1;  // the plan has no states for pieces
           member.head_stride = own ? pieces.rows : from.head_stride;
           member.state_begin = own ? pieces.state_begin + piece * pieces.rows * spec_.num_kv_heads + rows_before : from.state_begin;
-          contributions[at + piece] = {.state_begin = member.state_begin, .head_stride = member.head_stride};
+          contributions[at + piece] = {.state_begin = member.state_begin,
+                                       .head_stride = static_cast<uint32_t>(member.head_stride),
+                                       .begins_superblock = item.kv_begin % kDeterministicSuperblock == 0};
           break;
         }
       }

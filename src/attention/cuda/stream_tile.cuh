@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention/cuda/load.cuh"
+#include "attention/cuda/stress_delay.cuh"
 
 namespace coppice::attention::cuda {
 
@@ -380,6 +381,7 @@ class StreamWorker {
     const RowInfo* rows = state_.rows[current_ & 1];
     const int stride = task.rows <= 1 ? 1 : 1 << (32 - __clz(task.rows - 1));  // rows padded to a power of two
     const int row = lane_ % stride, heads = 32 / stride;
+    StressDelay<C>();
     __syncwarp();  // all states of the warp are stored
     const RowInfo info = rows[row];
     const bool waits = info.q_row >= 0 && info.state != kDirect;

@@ -1,0 +1,22 @@
+// Checks of the arguments of Context's calls, the same for all backends: INVALID_ARGUMENT or OUT_OF_RANGE with what, the value found and
+// what is expected. What only one backend asks for (alignment, dtypes) it checks itself. Layer: attention, private.
+#pragma once
+
+#include <span>
+
+#include "coppice/attention.h"
+
+namespace coppice::attention {
+
+// The view can be a layer of this spec.
+Status CheckKvLayer(const AttentionSpec& spec, const KvLayerView& kv);
+
+Status CheckAppend(const AttentionSpec& spec, const AppendArgs& args);
+// The mapping in host memory.
+Status CheckSlots(const KvLayerView& kv, std::span<const int64_t> slot_mapping);
+// The list in host memory.
+Status CheckPageCopies(const KvLayerView& kv, std::span<const PageCopy> copies);
+Status CheckMerge(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
+                  std::span<const uint8_t> mask);
+
+}  // namespace coppice::attention
