@@ -28,8 +28,8 @@ using Stream = void*;
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// Which kernels a CUDA context uses. kAuto: for each spec the Hopper ones where device, head_dim, page size and mode allow, else those
-// of mma.sync, which run on every device since sm_80. The others force one kind; what it cannot do is refused.
+// Which kernels a CUDA context uses. kAuto: for each spec the Hopper ones where device, head_dim, page size and mode allow, else
+// those of mma.sync, which run on every device since sm_80. The others force one kind; what it cannot do is refused.
 enum class CudaKernels : uint8_t { kAuto, kHopper, kMmaSync };
 
 // ------------------------------------------------------------------------------------------------------------------- problem

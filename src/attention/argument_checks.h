@@ -1,5 +1,5 @@
-// Checks of the arguments of Context's calls, the same for all backends: INVALID_ARGUMENT or OUT_OF_RANGE with what, the value found and
-// what is expected. What only one backend asks for (alignment, dtypes) it checks itself. Layer: attention, private.
+// Checks of the arguments of Context's calls, the same for all backends: INVALID_ARGUMENT or OUT_OF_RANGE with what, the value
+// found and what is expected. What only one backend asks for (alignment, dtypes) it checks itself. Layer: attention, private.
 #pragma once
 
 #include <span>

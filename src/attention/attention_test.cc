@@ -101,9 +101,7 @@ TEST_P(AttentionTest, PromptsOverCachedPrefixReadItOnce) {
 
 TEST(StateTest, MergeIsTheSoftmaxOfTheUnion) { testing::MergedStatesAreTheSoftmaxOfTheUnion(*MakeCpuTestDevice(2)); }
 
-TEST(PoolTest, AppendedTokensLandInTheirSlotsInEveryLayout) {
-  testing::AppendedTokensLandInTheirSlots(*MakeCpuTestDevice(2), 5);
-}
+TEST(PoolTest, AppendedTokensLandInTheirSlotsInEveryLayout) { testing::AppendedTokensLandInTheirSlots(*MakeCpuTestDevice(2), 5); }
 
 TEST(PoolTest, CopiedPagesAreEqual) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) testing::CopiedPagesAreEqual(*MakeCpuTestDevice(2), dtype);

@@ -1,4 +1,5 @@
-// The units of deterministic mode (plan.h says how plans use them), apart so that device code may include them. Layer: attention, private.
+// The units of deterministic mode (plan.h says how plans use them), apart so that device code may include them. Layer: attention,
+// private.
 #pragma once
 
 #include <cstdint>

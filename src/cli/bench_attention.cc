@@ -15,7 +15,6 @@
 
 #include "attention/cpu/attention_bench.h"
 #include "attention/cpu/calibrate.h"
-#include "attention/cpu/roofline.h"
 #include "cli/run_stats.h"
 #include "cli/tree_problem.h"
 #include "core/check.h"
@@ -36,7 +35,7 @@ struct BenchAttentionOptions {
   int32_t queries = 1, page_size = 16, repeats = 9;
   int threads = 0;
   bool grid = false;
-  std::string machine, out;
+  std::string device = "cpu", machine, out;
 };
 
 // Heads of SmolLM2-135M, of Llama-3 8B, and without grouping; trees of the papers' experiments, scaled to what a CPU holds: samples
@@ -158,30 +157,29 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   const std::vector<AttentionSpec> specs = options.spec.num_qo_heads > 0 ? std::vector{options.spec} : DefaultSpecs();
 
   ThreadPool threads(options.threads);
-  const attention::cpu::Isa isa = attention::cpu::DetectIsa();
-  COPPICE_ASSIGN_OR_RETURN(const attention::cpu::CpuRoofline roofline,
-                           attention::cpu::MeasureCpuRoofline(threads, isa, DType::kBF16));
-  ordered_json report = {{"isa", Name(isa)},
-                         {"workers", threads.num_workers()},
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::BenchDevice> device,
+                           options.device == "cuda" ? attention::MakeCudaBenchDevice(0)
+                                                    : attention::MakeCpuBenchDevice(threads, attention::cpu::DetectIsa()));
+  ordered_json report = {{"device", device->name()},
                          {"page_size", options.page_size},
                          {"repeats", options.repeats},
-                         {"product_flops_per_s", roofline.product_flops_per_s},
-                         {"read_bytes_per_s", roofline.read_bytes_per_s},
+                         {"product_flops_per_s", device->product_flops_per_s()},
+                         {"read_bytes_per_s", device->read_bytes_per_s()},
                          {"rows", ordered_json::array()}};
-  std::cout << fmt::format("{}, {} threads; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", Name(isa),
-                           threads.num_workers(), roofline.product_flops_per_s * 1e-9, roofline.read_bytes_per_s * 1e-9);
+  if (options.device == "cpu") report["workers"] = threads.num_workers();
+  std::cout << fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
+                           device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9);
   const int64_t working_set_bytes = options.grid ? kGridWorkingSetBytes : kWorkingSetBytes;
   const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
   NeverSlower never_slower;
   for (const AttentionSpec& spec : specs) {
     for (const BenchTree& tree : trees) {
       COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows,
-                               attention::RunAttentionBench(threads, spec, tree, roofline,
+                               attention::RunAttentionBench(*device, spec, tree,
                                                             {.page_size = options.page_size,
                                                              .repeats = options.repeats,
                                                              .working_set_bytes = working_set_bytes,
                                                              .modes = modes,
-                                                             .isa = isa,
                                                              .machine_model_path = options.machine}));
       for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
       never_slower.Add(spec, tree, rows);
@@ -227,6 +225,9 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
   qo_heads->needs(kv_heads, head_dim);
   kv_heads->needs(qo_heads);
   head_dim->needs(qo_heads);
+  command->add_option("--device", options->device, "cpu, or cuda (device 0 of a build with -DCOPPICE_CUDA=ON)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();
   command->add_option("--repeats", options->repeats, "Timed runs of each mode")->check(CLI::Range(1, 10000))->capture_default_str();
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")

@@ -41,8 +41,8 @@ void EdgeCasesAgreeWithOracle(TestDevice& device);
 void LseIsNaturalLogarithm(TestDevice& device, std::initializer_list<DType> dtypes);
 // A draft tree whose first query may see nothing, not even itself.
 void RowThatSeesNothing(TestDevice& device);
-// The bits of one request's last query: alone or in a batch, shared or not, on any number of threads, as a decode row or inside chunks
-// of any length.
+// The bits of one request's last query: alone or in a batch, shared or not, on any number of threads, as a decode row or inside
+// chunks of any length.
 void DeterministicBitsDependOnTheRequestAlone(const std::function<std::unique_ptr<TestDevice>(int num_threads)>& make_device,
                                               std::initializer_list<std::pair<DType, int32_t>> dtypes_and_head_dims);
 

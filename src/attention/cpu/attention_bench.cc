@@ -1,12 +1,10 @@
 #include "attention/cpu/attention_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <random>
 #include <utility>
 
-#include "attention/cpu/cpu_backend.h"
 #include "core/buffer.h"
 #include "core/check.h"
 
@@ -66,7 +64,8 @@ struct BenchForest {
   }
 };
 
-void FillRandom(Buffer& buffer, DType dtype, uint64_t seed) {
+Result<std::unique_ptr<BenchMemory>> RandomMemory(BenchDevice& device, size_t bytes, DType dtype, uint64_t seed) {
+  COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
   std::mt19937_64 rng(seed);
   std::normal_distribution<float> normal;
   float values[4096];
@@ -80,6 +79,9 @@ void FillRandom(Buffer& buffer, DType dtype, uint64_t seed) {
       case DType::kF16: buffer.As<F16>()[i] = F16::FromFloat(x); break;
     }
   }
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BenchMemory> memory, device.Allocate(bytes));
+  COPPICE_RETURN_IF_ERROR(memory->CopyFrom({buffer.data(), bytes}));
+  return Result<std::unique_ptr<BenchMemory>>(std::move(memory));
 }
 
 // One mode: its forest, plan and pools.
@@ -87,7 +89,7 @@ struct Contestant {
   BenchMode mode;
   BenchForest forest;
   std::unique_ptr<AttentionPlan> plan;
-  std::vector<Buffer> pools;
+  std::vector<std::unique_ptr<BenchMemory>> pools;
   std::vector<std::unique_ptr<BoundKv>> layers;
   std::vector<double> seconds;  // by repeat
 };
@@ -115,9 +117,8 @@ std::string_view Name(BenchMode mode) {
   return "?";
 }
 
-Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const AttentionSpec& spec, const BenchTree& tree,
-                                                const cpu::CpuRoofline& roofline, const BenchOptions& options) {
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(&executor, options.isa));
+Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const AttentionSpec& spec, const BenchTree& tree,
+                                                const BenchOptions& options) {
   std::vector<Contestant> contestants;
   for (const BenchMode mode : options.modes) {
     Contestant c = {.mode = mode, .forest = BenchForest(tree, options.page_size, mode != BenchMode::kNone)};
@@ -130,18 +131,17 @@ Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const Attent
     PlannerOptions planner = {.machine_model_path = options.machine_model_path};
     planner.force_sharing = mode == BenchMode::kAllShared;
     if (mode == BenchMode::kStore || mode == BenchMode::kNone) planner.policy = SharePolicy::kStore;
-    COPPICE_ASSIGN_OR_RETURN(c.plan, AttentionPlan::Create(*backend, spec, capacity, planner));
+    COPPICE_ASSIGN_OR_RETURN(c.plan, AttentionPlan::Create(device.backend(), spec, capacity, planner));
     const KvPoolShape shape = {.num_pages = c.forest.num_pages,
                                .page_size = options.page_size,
                                .num_kv_heads = spec.num_kv_heads,
                                .head_dim = spec.head_dim,
                                .dtype = spec.kv_dtype};
-    const int64_t layers =
-        std::max<int64_t>(1, (options.working_set_bytes + static_cast<int64_t>(shape.bytes()) - 1) / shape.bytes());
+    const int64_t working_set = device.flushes_caches() ? 0 : options.working_set_bytes;
+    const int64_t layers = std::max<int64_t>(1, (working_set + static_cast<int64_t>(shape.bytes()) - 1) / shape.bytes());
     for (int64_t layer = 0; layer < layers; ++layer) {
-      COPPICE_ASSIGN_OR_RETURN(Buffer pool, Buffer::Allocate(shape.bytes()));
-      FillRandom(pool, spec.kv_dtype, layer);
-      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BoundKv> bound, backend->BindKv(spec, shape.View(pool.data())));
+      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BenchMemory> pool, RandomMemory(device, shape.bytes(), spec.kv_dtype, layer));
+      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BoundKv> bound, device.backend().BindKv(spec, shape.View(pool->data())));
       c.pools.push_back(std::move(pool));
       c.layers.push_back(std::move(bound));
     }
@@ -149,22 +149,23 @@ Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const Attent
   }
 
   const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim, rows = int64_t{tree.num_requests()} * tree.queries;
-  COPPICE_ASSIGN_OR_RETURN(Buffer q, Buffer::Allocate(rows * row * SizeOf(spec.q_dtype)));
-  COPPICE_ASSIGN_OR_RETURN(Buffer out, Buffer::Allocate(rows * row * SizeOf(spec.q_dtype)));
-  FillRandom(q, spec.q_dtype, 99);
+  const size_t row_bytes = rows * row * SizeOf(spec.q_dtype);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> q, RandomMemory(device, row_bytes, spec.q_dtype, 99));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> out, device.Allocate(row_bytes));
   for (Contestant& c : contestants) {  // the forests no longer move
     COPPICE_RETURN_IF_ERROR(c.plan->Update(c.forest.View()));
     COPPICE_RETURN_IF_ERROR(c.plan->Upload());
   }
-  const RunArgs args = {.q = q.data(), .q_row_stride = row, .out = out.data(), .out_row_stride = row, .lse = nullptr};
+  const RunArgs args = {.q = q->data(), .q_row_stride = row, .out = out->data(), .out_row_stride = row, .lse = nullptr};
   for (int repeat = -1; repeat < options.repeats; ++repeat) {  // the first one warms up
     for (size_t turn = 0; turn < contestants.size(); ++turn) {
       // Another one begins each time: whoever comes next finds the caches as the one before left them.
       Contestant& c = contestants[(turn + repeat + 1) % contestants.size()];
-      const auto begin = std::chrono::steady_clock::now();
-      for (const auto& layer : c.layers) COPPICE_RETURN_IF_ERROR(c.plan->Run(*layer, args));
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-      if (repeat >= 0) c.seconds.push_back(elapsed.count() / static_cast<double>(c.layers.size()));
+      COPPICE_ASSIGN_OR_RETURN(const double seconds, device.Time([&](Stream stream) {
+        for (const auto& layer : c.layers) COPPICE_RETURN_IF_ERROR(c.plan->Run(*layer, args, stream));
+        return OkStatus();
+      }));
+      if (repeat >= 0) c.seconds.push_back(seconds / static_cast<double>(c.layers.size()));
     }
   }
 
@@ -181,8 +182,8 @@ Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const Attent
                       .kv_bytes = static_cast<double>(stats.kv_bytes_read),
                       .flops = static_cast<double>(stats.flops),
                       .predicted_s = stats.predicted_ns * 1e-9,
-                      .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / roofline.read_bytes_per_s,
-                                             static_cast<double>(stats.flops) / roofline.product_flops_per_s),
+                      .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / device.read_bytes_per_s(),
+                                             static_cast<double>(stats.flops) / device.product_flops_per_s()),
                       .over_planned = Median(ratios)});
   }
   return result;

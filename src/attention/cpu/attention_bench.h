@@ -1,15 +1,14 @@
 // Time of one attention layer over a given tree, planned and forced, beside engines that do not share reads (`store`) or pages
 // (`none`): what `coppice bench attention` prints.
-// Layer: attention/cpu.
+// Layer: attention.
 #pragma once
 
 #include <span>
 #include <string>
 #include <vector>
 
+#include "attention/bench_device.h"
 #include "attention/cost_model.h"
-#include "attention/cpu/cpu_features.h"
-#include "attention/cpu/roofline.h"
 #include "coppice/attention.h"
 
 namespace coppice::attention {
@@ -45,15 +44,14 @@ struct BenchOptions {
   int32_t page_size = 16;
   int repeats = 9;
   // Layers that take turns, so that a layer's KV has left the caches when its turn comes again, as in a model: enough for this many
-  // bytes (0: one layer, which stays in the caches if it fits).
+  // bytes (0: one layer, which stays in the caches if it fits). A device that flushes its caches before each run needs one layer.
   int64_t working_set_bytes = 0;
   std::span<const BenchMode> modes = kAllBenchModes;  // the first is kPlanned
-  cpu::Isa isa = cpu::DetectIsa();
-  std::string machine_model_path;  // constants for the planner; empty: shipped ones
+  std::string machine_model_path;                     // constants for the planner; empty: shipped ones
 };
 
 // The modes, interleaved run by run. Errors: those of the plan; RESOURCE_EXHAUSTED without memory for the pools.
-Result<std::vector<BenchRow>> RunAttentionBench(Executor& executor, const AttentionSpec& spec, const BenchTree& tree,
-                                                const cpu::CpuRoofline& roofline, const BenchOptions& options);
+Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const AttentionSpec& spec, const BenchTree& tree,
+                                                const BenchOptions& options);
 
 }  // namespace coppice::attention

@@ -87,6 +87,8 @@ int Trees() {
       "{\"isa\": \"%s\", \"workers\": %d, \"product_gflops\": %.1f, \"read_gbytes_per_s\": %.1f, \"cache_gbytes_per_s\": %.1f}\n",
       std::string(cpu::Name(cpu::DetectIsa())).c_str(), pool.num_workers(), roofline->product_flops_per_s * 1e-9,
       roofline->read_bytes_per_s * 1e-9, roofline->cache_bytes_per_s * 1e-9);
+  const auto device = MakeCpuBenchDevice(pool, cpu::DetectIsa());
+  if (!device.ok()) return std::fprintf(stderr, "%s\n", device.status().ToString().c_str()), 1;
   const struct {
     const char* name;
     int32_t qo_heads, kv_heads, head_dim;
@@ -102,7 +104,7 @@ int Trees() {
   for (const auto& model : models) {
     const AttentionSpec spec = {.num_qo_heads = model.qo_heads, .num_kv_heads = model.kv_heads, .head_dim = model.head_dim};
     for (const BenchTree& tree : trees) {
-      const auto rows = RunAttentionBench(pool, spec, tree, *roofline, {.working_set_bytes = 160 << 20});
+      const auto rows = RunAttentionBench(**device, spec, tree, {.working_set_bytes = 160 << 20});
       if (!rows.ok()) return std::fprintf(stderr, "%s\n", rows.status().ToString().c_str()), 1;
       for (const BenchRow& row : *rows) {
         std::printf(

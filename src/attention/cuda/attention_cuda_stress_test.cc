@@ -1,6 +1,6 @@
-// Many launches of kernels that pause at random where the order of arrivals is decided: every launch must give the bits of the first,
-// and the first those of the oracle. What racecheck cannot see (it looks at shared memory only) shows here: a ticket drawn too early,
-// a state read before it is there, a counter that is not put back. Needs a Hopper device.
+// Many launches of kernels that pause at random where the order of arrivals is decided: every launch must give the bits of the
+// first, and the first those of the oracle. What racecheck cannot see (it looks at shared memory only) shows here: a ticket drawn
+// too early, a state read before it is there, a counter that is not put back. Needs a Hopper device.
 //   COPPICE_STRESS_LAUNCHES=n   for each kind of kernel (default 1,000,000)
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -30,8 +30,7 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
   int num_sms = 0;
   ASSERT_EQ(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
   constexpr uint64_t kForests = 4, kLaunchesPerGraph = 200;
-  const uint64_t replays =
-      testing::FromEnvironment("COPPICE_STRESS_LAUNCHES", 1'000'000) / (kForests * kLaunchesPerGraph) + 1;
+  const uint64_t replays = testing::FromEnvironment("COPPICE_STRESS_LAUNCHES", 1'000'000) / (kForests * kLaunchesPerGraph) + 1;
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   for (uint64_t seed = 0; seed < kForests; ++seed) {
@@ -43,8 +42,7 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
     AttentionCase test(*device, options);
     const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, seed);
     ASSERT_GT(plan.max_contributions_of_a_set(), 3);
-    const auto executor =
-        cuda::CudaPlanExecutor::Create(0, num_sms, variant, test.spec(), test.forest().Capacity(), plan.Sizes());
+    const auto executor = cuda::CudaPlanExecutor::Create(0, num_sms, variant, test.spec(), test.forest().Capacity(), plan.Sizes());
     ASSERT_TRUE(executor.ok()) << executor.status().ToString();
     testing::RunAndCompare(test, **executor, plan);
     if (HasFatalFailure()) return;

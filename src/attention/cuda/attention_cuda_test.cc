@@ -1,12 +1,13 @@
-// The CUDA backend under the bodies that the CPU runs (tests/support/attention_bodies.h), once for each kind of kernel: random forests
-// against the fp64 oracle, edge cases, deterministic bits, states and pool; then what only a device has: graph replays over changing
-// trees, several devices. Skips itself where the device is missing.
+// The CUDA backend under the bodies that the CPU runs (tests/support/attention_bodies.h), once for each kind of kernel: random
+// forests against the fp64 oracle, edge cases, deterministic bits, states and pool; then what only a device has: graph replays over
+// changing trees, several devices. Skips itself where the device is missing.
 //   COPPICE_ATTENTION_CASES=n, COPPICE_ATTENTION_SEED=s   as in attention_test.cc
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <thread>
 
+#include "attention/cpu/attention_bench.h"
 #include "attention/cuda/cuda_test_device.h"
 #include "tests/support/attention_bodies.h"
 
@@ -87,8 +88,8 @@ TEST_P(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
   }
 }
 
-// One captured launch serves every tree: lengths, counts and the plan are read on the device, and counters and tickets are left as the
-// next replay needs them.
+// One captured launch serves every tree: lengths, counts and the plan are read on the device, and counters and tickets are left as
+// the next replay needs them.
 TEST_P(AttentionCudaTest, OneGraphServesChangingTrees) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     CaseOptions options = RandomCase(seed);
@@ -177,8 +178,9 @@ class CudaTest : public ::testing::Test {
 };
 
 TEST_F(CudaTest, DeterministicBits) {
-  testing::DeterministicBitsDependOnTheRequestAlone([](int) { return testing::MakeCudaTestDevice(0); },
-                                                    {{DType::kBF16, 32}, {DType::kF16, 64}, {DType::kBF16, 128}, {DType::kBF16, 256}});
+  testing::DeterministicBitsDependOnTheRequestAlone(
+      [](int) { return testing::MakeCudaTestDevice(0); },
+      {{DType::kBF16, 32}, {DType::kF16, 64}, {DType::kBF16, 128}, {DType::kBF16, 256}});
 }
 
 TEST_F(CudaTest, MergeIsTheSoftmaxOfTheUnion) { testing::MergedStatesAreTheSoftmaxOfTheUnion(*device_); }
@@ -187,6 +189,21 @@ TEST_F(CudaTest, AppendedTokensLandInTheirSlotsInEveryLayout) { testing::Appende
 
 TEST_F(CudaTest, CopiedPagesAreEqual) {
   for (const DType dtype : {DType::kF16, DType::kBF16}) testing::CopiedPagesAreEqual(*device_, dtype);
+}
+
+// What `coppice bench attention --device cuda` runs.
+TEST_F(CudaTest, BenchMeasuresEveryMode) {
+  const auto device = MakeCudaBenchDevice(0);
+  ASSERT_TRUE(device.ok()) << device.status().ToString();
+  const BenchTree tree = {.name = "1024,32x16", .levels = {{1, 1024}, {16, 32}}, .queries = 1};
+  const AttentionSpec spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  const auto rows = RunAttentionBench(**device, spec, tree, {.repeats = 3});
+  ASSERT_TRUE(rows.ok()) << rows.status().ToString();
+  ASSERT_EQ(rows->size(), std::size(kAllBenchModes));
+  for (const BenchRow& row : *rows) {
+    EXPECT_GT(row.fastest_s, row.roofline_s) << Name(row.mode);
+    EXPECT_LT(row.median_s, 1e-3) << Name(row.mode);
+  }
 }
 
 TEST_F(CudaTest, BadArgumentsAreNamed) { testing::BadArgumentsAreNamed(*device_); }

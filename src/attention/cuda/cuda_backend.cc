@@ -20,9 +20,9 @@ namespace {
 
 using namespace cuda;
 
-// Shipped constants for Hopper. Other devices get the H100's scaled by what the driver says of their memory bus, SMs and clock, at the
-// share of Hopper's matrix rate per SM and clock that their generation has (sm_80: half, sm_86 and sm_89: a quarter): close enough to
-// decide what to share until `PlannerOptions::machine_model_path` gives measured ones.
+// Shipped constants for Hopper. Other devices get the H100's scaled by what the driver says of their memory bus, SMs and clock, at
+// the share of Hopper's matrix rate per SM and clock that their generation has (sm_80: half, sm_86 and sm_89: a quarter): close
+// enough to decide what to share until `PlannerOptions::machine_model_path` gives measured ones.
 Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties) {
   const std::string name = properties.name;
   if (properties.major == 9) return ShippedMachineModel(name.find("H200") != std::string::npos ? "h200" : "h100");
@@ -51,8 +51,8 @@ Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties
 Status CheckAlignment(const KvLayerView& view) {
   const bool aligned = reinterpret_cast<uintptr_t>(view.k) % 16 == 0 && reinterpret_cast<uintptr_t>(view.v) % 16 == 0;
   if (aligned && view.page_stride % 8 == 0 && view.head_stride % 8 == 0 && view.slot_stride % 8 == 0) return OkStatus();
-  return Unimplemented("KV layer: page_stride = " + std::to_string(view.page_stride) +
-                       ", head_stride = " + std::to_string(view.head_stride) + ", slot_stride = " + std::to_string(view.slot_stride) +
+  return Unimplemented("KV layer: page_stride = " + std::to_string(view.page_stride) + ", head_stride = " +
+                       std::to_string(view.head_stride) + ", slot_stride = " + std::to_string(view.slot_stride) +
                        " elements; the CUDA backend expects multiples of 8, and k and v aligned to 16 bytes");
 }
 

@@ -1,5 +1,6 @@
-// Deterministic mode: the fold of attention states in the one order that docs/numerics.md defines, for the kernels that fold the units
-// of an item and for the last item of a merge set. Cascade Inference, "attention state", gives the merge. Layer: attention/cuda.
+// Deterministic mode: the fold of attention states in the one order that docs/numerics.md defines, for the kernels that fold the
+// units of an item and for the last item of a merge set. Cascade Inference, "attention state", gives the merge. Layer:
+// attention/cuda.
 #pragma once
 
 #include <cstdint>

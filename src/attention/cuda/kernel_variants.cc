@@ -63,7 +63,8 @@ Result<const KernelVariant*> SelectKernel(CudaKernels kernels, int major, int mi
   COPPICE_RETURN_IF_ERROR(CheckSpec(spec));
   const std::string why_not_hopper = WhyNotHopper(major, minor, spec, page_size);
   if (kernels == CudaKernels::kHopper && !why_not_hopper.empty()) {
-    return Unimplemented("attention on CUDA: the Hopper kernel cannot do " + why_not_hopper + "; let the context choose its kernels");
+    return Unimplemented("attention on CUDA: the Hopper kernel cannot do " + why_not_hopper +
+                         "; let the context choose its kernels");
   }
   if (kernels != CudaKernels::kMmaSync && why_not_hopper.empty()) return &HopperVariantFor(spec.q_dtype, spec.head_dim);
   return &MmaSyncVariantFor(spec.q_dtype, spec.head_dim);

@@ -1,5 +1,5 @@
-// The compiled variants of the attention kernels, one small .cu file each, so that builds run in parallel; and which of them serves a
-// spec on a device. Layer: attention/cuda.
+// The compiled variants of the attention kernels, one small .cu file each, so that builds run in parallel; and which of them serves
+// a spec on a device. Layer: attention/cuda.
 #pragma once
 
 #include "coppice/attention.h"

@@ -14,7 +14,7 @@ KernelPath PathOf(CudaKernels kernels, int major, int minor, const AttentionSpec
   return (*kernel)->path;
 }
 
-AttentionSpec With(int32_t AttentionSpec::* field, int32_t value) {
+AttentionSpec With(int32_t AttentionSpec::*field, int32_t value) {
   AttentionSpec spec = kSpec;
   spec.*field = value;
   return spec;

@@ -144,8 +144,9 @@ Status CheckPool(const AttentionSpec& spec, const KvLayerView& kv) {
   if (SizeOf(kv.dtype) != 2)
     return Unimplemented("KV layer: dtype " + std::string(Name(kv.dtype)) + "; CUDA keeps KV in bf16 or f16");
   if (kv.page_stride % 8 != 0 || kv.head_stride % 8 != 0 || kv.slot_stride % 8 != 0 || !IsAligned(kv.k) || !IsAligned(kv.v)) {
-    return Unimplemented("KV layer: a stride is no multiple of 8 elements, or k or v not aligned to 16 bytes, of which the CUDA "
-                         "backend copies at a time");
+    return Unimplemented(
+        "KV layer: a stride is no multiple of 8 elements, or k or v not aligned to 16 bytes, of which the CUDA "
+        "backend copies at a time");
   }
   return OkStatus();
 }

@@ -116,8 +116,8 @@ __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int k
 
 // Writes the output and lse of one row of a set from its folded state, eight lanes a row; lane i holds vectors i, i + 8, ...
 template <class T, int kVectors>
-__device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const DeviceMergeSet& merge, int row_in_set, int kv_head, float m,
-                                               float l, const float (&acc)[kVectors][4]) {
+__device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const DeviceMergeSet& merge, int row_in_set, int kv_head,
+                                               float m, float l, const float (&acc)[kVectors][4]) {
   const int lane = threadIdx.x % 8;
   const int query = row_in_set / p.group_size;
   const int64_t q_row = p.branches[merge.branch].query_begin + merge.query_begin + query;

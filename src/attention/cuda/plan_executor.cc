@@ -70,9 +70,9 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
       CudaStatus(cudaFuncSetAttribute(variant.function, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes),
                  "raising the attention kernel's shared memory"));
   int ctas_per_sm = 0;
-  COPPICE_RETURN_IF_ERROR(CudaStatus(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant.function, variant.threads,
-                                                                                   variant.shared_bytes),
-                                     "asking how many attention CTAs fit an SM"));
+  COPPICE_RETURN_IF_ERROR(CudaStatus(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant.function, variant.threads, variant.shared_bytes),
+      "asking how many attention CTAs fit an SM"));
   executor->num_ctas_ = num_sms * std::clamp(ctas_per_sm, 1, variant.ctas_per_sm);
   return std::unique_ptr<PlanExecutor>(std::move(executor));
 }

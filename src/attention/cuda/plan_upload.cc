@@ -153,8 +153,8 @@ void PlanTranslator::JoinItems(const PlanView& plan, const PrefixForestView& for
     const WorkItem& item = plan.items[joined_[i].item];
     const WorkItem& first = plan.items[joined_[head].item];
     Pieces& whole = pieces_[joined_[head].item];
-    const bool joins = !spec_.deterministic && i > head && item.member_begin == first.member_begin && item.member_count == first.member_count &&
-                       item.page_row == first.page_row && item.kv_begin == whole.kv_end;
+    const bool joins = !spec_.deterministic && i > head && item.member_begin == first.member_begin &&
+                       item.member_count == first.member_count && item.page_row == first.page_row && item.kv_begin == whole.kv_end;
     if (joins) {
       pieces_[joined_[i].item].count = 0;
       whole.kv_end = item.kv_end;

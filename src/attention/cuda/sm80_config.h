@@ -17,8 +17,8 @@ struct Sm80Config {
 
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * 32;
-  // Sixteen rows a warp. Half a dense task: tickets are drawn per 64 rows (plan_device.h), and 64 rows of output at head_dim 256 fill
-  // half of the registers that a thread may have.
+  // Sixteen rows a warp. Half a dense task: tickets are drawn per 64 rows (plan_device.h), and 64 rows of output at head_dim 256
+  // fill half of the registers that a thread may have.
   static constexpr int kRows = kWarps * 16;
   static_assert(kDenseRows % kRows == 0);
   // 16 KB of K and V a tile: with two tiles and Q two CTAs fit an SM of 164 KB and one an SM of 100 KB at any head_dim. At 256, 32

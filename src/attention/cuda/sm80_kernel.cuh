@@ -1,7 +1,7 @@
-// The attention kernel of instructions that every GPU since sm_80 has: the same plan, tasks and merge as attention_kernel.cuh in one
-// persistent launch, for what that one cannot do (other GPUs, head_dim above 128, odd page sizes, deterministic mode). A CTA of four
-// warps takes half a dense task or a stream task at a time; KV tiles come by cp.async, double-buffered. Hydragen section 3.1 is the
-// batching of rows, Cascade Inference the merge. Layer: attention/cuda.
+// The attention kernel of instructions that every GPU since sm_80 has: the same plan, tasks and merge as attention_kernel.cuh in
+// one persistent launch, for what that one cannot do (other GPUs, head_dim above 128, odd page sizes, deterministic mode). A CTA of
+// four warps takes half a dense task or a stream task at a time; KV tiles come by cp.async, double-buffered. Hydragen section 3.1
+// is the batching of rows, Cascade Inference the merge. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Sm80Tokens {
 // Resolves the rows and what they see of the item's range; gives where its tokens lie. All threads call.
 template <class C>
 __device__ __forceinline__ Sm80Tokens<C> ResolveRows(const KernelParams& p, Sm80Storage<C>& s, const Task& task, int first_row,
-                                                 bool tree_mask) {
+                                                     bool tree_mask) {
   constexpr unsigned kAll = 0xffffffffu;
   constexpr int kWarps = C::kRows / 32;
   const int t = threadIdx.x;
@@ -110,8 +110,8 @@ __device__ __forceinline__ void CompleteSets(const KernelParams& p, Sm80Storage<
 
 // One item's rows under one kv head, from its tokens to its states or output.
 template <class C>
-__device__ __forceinline__ void RunHead(const Sm80Params& params, Sm80Storage<C>& s, const Sm80Tokens<C>& tokens, int rows, int kv_head,
-                                        bool tree_mask) {
+__device__ __forceinline__ void RunHead(const Sm80Params& params, Sm80Storage<C>& s, const Sm80Tokens<C>& tokens, int rows,
+                                        int kv_head, bool tree_mask) {
   const KernelParams& p = params.plan;
   const int num_tiles = tokens.end > tokens.first ? (tokens.end - tokens.first + C::kKvTile - 1) / C::kKvTile : 0;
   const bool computes = static_cast<int>(threadIdx.x) / 32 * 16 < rows;

@@ -1,7 +1,7 @@
-// What the CTAs of the mma.sync kernel do with a tile: load Q and KV rows (cp.async), score, softmax, accumulate (mma.sync m16n8k16).
-// A warp owns sixteen rows and takes the tokens of every tile in ascending order, so that a row's bits depend on nothing but the row
-// and its KV (deterministic mode needs that). Softmax: FlashAttention (Dao et al. 2022), algorithm 1, in base 2.
-// Layer: attention/cuda.
+// What the CTAs of the mma.sync kernel do with a tile: load Q and KV rows (cp.async), score, softmax, accumulate (mma.sync
+// m16n8k16). A warp owns sixteen rows and takes the tokens of every tile in ascending order, so that a row's bits depend on nothing
+// but the row and its KV (deterministic mode needs that). Softmax: FlashAttention (Dao et al. 2022), algorithm 1, in base 2. Layer:
+// attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,13 @@ struct Sm80Storage {
   RowInfo rows[C::kRows];
   Sm80Range range;
   Sm80Range rows_see[C::kRows / 32];  // by warp of rows
-  uint8_t completes[C::kRows];      // by row: it begins a set whose last ticket this CTA drew
+  uint8_t completes[C::kRows];        // by row: it begins a set whose last ticket this CTA drew
   int32_t next_unit;
 };
 
 // Byte offset of the 16-byte piece `piece` of row `row`: rows one after the other, pieces swizzled so that the eight rows that one
-// phase of ldmatrix reads lie in different banks. Rows begin at multiples of their length, so that another piece of the same row is an
-// exclusive or away.
+// phase of ldmatrix reads lie in different banks. Rows begin at multiples of their length, so that another piece of the same row is
+// an exclusive or away.
 template <class C>
 __device__ __forceinline__ uint32_t Sm80Piece(int row, int piece) {
   return row * C::kRowBytes + (piece ^ (row % 8)) * 16;
@@ -50,8 +50,9 @@ __device__ __forceinline__ void LoadQ(const Sm80Params& params, Sm80Storage<C>& 
     const int row = i / kPieces, piece = i % kPieces;
     const RowInfo& info = s.rows[row];
     const bool exists = info.q_row >= 0 && piece * 8 < p.head_dim;
-    const T* from = exists ? q + info.q_row * p.q_row_stride + int64_t{kv_head * p.group_size + info.head_in_group} * p.head_dim + piece * 8
-                           : q;
+    const T* from =
+        exists ? q + info.q_row * p.q_row_stride + int64_t{kv_head * p.group_size + info.head_in_group} * p.head_dim + piece * 8
+               : q;
     ptx::CopyAsync16(ptx::SharedAddress(s.q) + Sm80Piece<C>(row, piece), from, exists ? 16 : 0);
   }
 }
@@ -100,8 +101,7 @@ class Sm80Rows {
   }
 
   // Adds the tokens of one tile that begins at kv index `start`.
-  __device__ __forceinline__ void Add(const KernelParams& p, const Sm80Storage<C>& s, int stage, int start,
-                                      bool tree_mask) {
+  __device__ __forceinline__ void Add(const KernelParams& p, const Sm80Storage<C>& s, int stage, int start, bool tree_mask) {
     float scores[kScores / 4][4];
     Score(scores, ptx::SharedAddress(s.kv[stage][0]));
     if (p.cap_in > 0.0f) {
@@ -284,7 +284,7 @@ class Sm80Rows {
     }
   }
 
-  const uint32_t q_;  // address of this thread's row of Q, piece 0; its fragments are read again for every tile
+  const uint32_t q_;               // address of this thread's row of Q, piece 0; its fragments are read again for every tile
   float out_[C::kHeadDim / 8][4];  // element j * 8 + lane % 4 * 2 (+ 1) of rows lane / 4 (+ 8 for elements 2, 3)
   float max_[2], sum_[2];          // of raw scores and of this thread's columns until Close
 };

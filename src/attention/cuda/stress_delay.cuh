@@ -1,5 +1,5 @@
-// Random delays for the stress test: kernels instantiated with StressConfig pause at the places where the order of arrivals is decided.
-// In any other instantiation the calls are empty. Layer: attention/cuda, tests.
+// Random delays for the stress test: kernels instantiated with StressConfig pause at the places where the order of arrivals is
+// decided. In any other instantiation the calls are empty. Layer: attention/cuda, tests.
 #pragma once
 
 #include <cstdint>
