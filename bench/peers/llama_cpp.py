@@ -2,7 +2,8 @@
 """Decode speed of llama.cpp beside Coppice: one prompt, B samples of it, the same token ids, threads and steps, interleaved.
 
 llama.cpp runs through the low-level API of PyPI's llama-cpp-python (0.3.36 was used):
-    CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python==0.3.36
+    CMAKE_ARGS='-DGGML_NATIVE=ON "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse"' pip install llama-cpp-python==0.3.36
+Without the second flag GCC 12 drops stores that set up its AMX tiles, and it crashes on CPUs that have AMX (ggml-org/llama.cpp#20824, #26954).
 The prompt is prefilled once into sequence 0 and given to the other B - 1 by llama_memory_seq_cp; then every step decodes one token of
 each sequence with logits for every row. Its next tokens are fixed, so llama.cpp pays for no sampling; Coppice's figure contains its own.
 One untimed step comes first, in which llama.cpp copies KV where its flags make copies. Each measurement is a process of its own, so
@@ -18,6 +19,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,6 +40,16 @@ FTYPE = {"q4_0": 2, "q8_0": 7, "bf16": 32}  # llama_ftype
 PADDING = 256  # the KV cache's granularity
 
 
+def low_level_api():
+    """llama.h by name, told to be silent."""
+    from llama_cpp import llama_cpp as api
+    if not hasattr(low_level_api, "silent"):
+        low_level_api.silent = api.llama_log_callback(lambda level, text, data: None)  # must outlive all calls
+        api.llama_log_set(low_level_api.silent, ctypes.c_void_p())
+        api.llama_backend_init()
+    return api
+
+
 def prompt_ids(count):
     """The prompt of `coppice bench decode`: speed does not depend on the ids."""
     return [1 + i * 31 % 200 for i in range(count)]
@@ -45,11 +57,7 @@ def prompt_ids(count):
 
 def measure_llama(path, flags, prompt, samples, steps, threads):
     """One measurement in this process."""
-    from llama_cpp import llama_cpp as api
-
-    silent = api.llama_log_callback(lambda level, text, data: None)
-    api.llama_log_set(silent, ctypes.c_void_p())
-    api.llama_backend_init()
+    api = low_level_api()
     model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
     params = api.llama_context_default_params()
     settings = FLAGS[flags]
@@ -116,7 +124,7 @@ def quantized(options, weights):
         return options.model
     path = os.path.join(options.work, f"{os.path.splitext(os.path.basename(options.model))[0]}.as-{weights}.gguf")
     if not os.path.exists(path):
-        from llama_cpp import llama_cpp as api
+        api = low_level_api()
         params = api.llama_model_quantize_default_params()
         params.ftype, params.allow_requantize, params.nthread = FTYPE[weights], True, options.threads
         if api.llama_model_quantize(options.model.encode(), (path + ".part").encode(), ctypes.byref(params)) != 0:
@@ -150,13 +158,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--coppice", default="build/release/coppice")
-    parser.add_argument("--points", default="512x64,2048x32,7680x32,512x1,2048x1", help="prompt x samples")
-    parser.add_argument("--weights", default="own,q4_0,q8_0,bf16")
-    parser.add_argument("--flags", default="default,A,C", help=f"of {', '.join(FLAGS)}")
+    parser.add_argument("--points", default="512x64,2048x32,7680x32=own:default+own:A+q4_0:A,512x1,2048x1",
+                        help="prompt x samples; =CASES instead of --cases for this point")
+    parser.add_argument("--cases", default="own:default+own:A+own:C+q4_0:default+q4_0:A+q8_0:A+bf16:A",
+                        help=f"weights ({', '.join(['own', *FTYPE])}) and flags ({', '.join(FLAGS)}) of llama.cpp")
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--defaults-once", action="store_true", help="measure llama.cpp's defaults, its slowest, in the first round only")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further round after this time")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="repeat no measurement after this time")
     parser.add_argument("--work", default=os.path.expanduser("~/.cache/coppice/models"), help="where re-encoded models are kept")
     parser.add_argument("--out", help="write the result to this file as JSON")
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # one measurement: weights file, flags, prompt, samples
@@ -166,35 +176,46 @@ def main():
         print(json.dumps(measure_llama(path, flags, prompt, samples, options.steps, options.threads)))
         return
 
-    points = [tuple(map(int, point.split("x"))) for point in options.points.split(",")]
     cases = []
-    for prompt, samples in points:
+    for point in options.points.split(","):
+        sizes, _, own_cases = point.partition("=")
+        prompt, samples = map(int, sizes.split("x"))
         cases.append((prompt, samples, "coppice", "own", "tree"))
-        cases += [(prompt, samples, "llama.cpp", weights, flags) for weights in options.weights.split(",") for flags in options.flags.split(",")]
-    paths = {weights: quantized(options, weights) for weights in options.weights.split(",")}
+        cases += [(prompt, samples, "llama.cpp", *case.split(":")) for case in (own_cases or options.cases).split("+")]
+    paths = {case[3]: quantized(options, case[3]) for case in cases}
     runs = {case: [] for case in cases}
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # by way of `finally`
+    try:
+        measure_all(options, cases, paths, runs)
+    finally:
+        report(options, runs)
+
+
+def measure_all(options, cases, paths, runs):
     begin = time.monotonic()
-    for repeat in range(options.repeats):
-        if time.monotonic() - begin > options.seconds:
-            break
-        for case in cases:
-            prompt, samples, engine, weights, flags = case
-            if engine == "coppice":
-                runs[case].append(measure_coppice(options, prompt, samples, options.steps))
-            else:
-                command = [sys.executable, os.path.abspath(__file__), "--model", options.model, "--steps", str(options.steps), "--threads", str(options.threads),
-                           "--measure", json.dumps([paths[weights], flags, prompt, samples])]
-                runs[case].append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
-            print(f"round {repeat + 1}: {case} {runs[case][-1]['prefill']:.0f} prefill, {runs[case][-1]['decode']:.1f} decode", file=sys.stderr, flush=True)
-    rows = [{"prompt_tokens": case[0], "samples": case[1], "engine": case[2], "weights": case[3], "flags": case[4], "runs": len(runs[case])} | summarize(runs[case])
-            for case in cases]
+    for case in cases * options.repeats:
+        prompt, samples, engine, weights, flags = case
+        if runs[case] and (flags == "default" and options.defaults_once or time.monotonic() - begin > options.seconds):
+            continue
+        if engine == "coppice":
+            runs[case].append(measure_coppice(options, prompt, samples, options.steps))
+        else:
+            command = [sys.executable, os.path.abspath(__file__), "--model", options.model, "--steps", str(options.steps), "--threads", str(options.threads),
+                       "--measure", json.dumps([paths[weights], flags, prompt, samples])]
+            runs[case].append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+        print(f"{time.monotonic() - begin:.0f} s: {case} {runs[case][-1]['prefill']:.0f} prefill, {runs[case][-1]['decode']:.1f} decode", file=sys.stderr, flush=True)
+
+
+def report(options, runs):
+    """Prints and writes what was measured so far."""
+    rows = [{"prompt_tokens": case[0], "samples": case[1], "engine": case[2], "weights": case[3], "flags": case[4], "runs": len(measured)} | summarize(measured)
+            for case, measured in runs.items() if measured]
     from llama_cpp import __version__
-    report = {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": options.threads, "model": os.path.basename(options.model), "steps": options.steps,
-              "llama_cpp_python": __version__, "flags": {name: FLAGS[name] for name in options.flags.split(",")}, "rows": rows}
     print(table(rows))
     if options.out:
         with open(options.out, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
+            json.dump({"cpu": cpu_name(), "cores": os.cpu_count(), "threads": options.threads, "model": os.path.basename(options.model), "steps": options.steps,
+                       "llama_cpp_python": __version__, "flags": FLAGS, "rows": rows}, file, indent=1)
             file.write("\n")
 
 

@@ -74,6 +74,7 @@ class BatchRunner {
     const BatchJob* job = nullptr;
     BatchLine line;
     std::mutex mutex;
+    EchoedPrompt prompt;
     std::vector<Sample> samples;
     int32_t cached_tokens = 0;
     Status failure;
@@ -140,7 +141,9 @@ Status BatchRunner::Submit(const BatchJob& job) {
 
 void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event) {
   const std::lock_guard lock(active->mutex);
-  if (event.index >= 0) {
+  if (event.index < 0) {
+    active->prompt = {event.text, event.token_ids, event.prompt_logprobs};
+  } else {
     Sample& sample = active->samples[event.index];
     sample.text += event.text;
     sample.token_ids.insert(sample.token_ids.end(), event.token_ids.begin(), event.token_ids.end());
@@ -182,9 +185,10 @@ Status BatchRunner::Write(const Active& active) {
       .model = model_,
       .prompt_tokens = active.job->num_tokens,
       .cached_tokens = active.cached_tokens};
-  const nlohmann::ordered_json response = {{"status_code", 200},
-                                           {"request_id", "req_" + line.id},
-                                           {"body", ResponseBody(line.request, active.samples, facts, engine_.tokenizer())}};
+  const nlohmann::ordered_json response = {
+      {"status_code", 200},
+      {"request_id", "req_" + line.id},
+      {"body", ResponseBody(line.request, active.prompt, active.samples, facts, engine_.tokenizer())}};
   return output_.Append(
       {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", response}, {"error", nullptr}});
 }
@@ -202,7 +206,7 @@ std::string BatchRunner::Progress() const {
     text += fmt::format(", {:.0f}% of prompts cached", 100.0 * static_cast<double>(metrics.cached_tokens) /
                                                            static_cast<double>(metrics.cached_tokens + metrics.prefilled_tokens));
   }
-  if (counts_.done() > 0) {
+  if (20 * counts_.done() >= counts_.total) {  // fewer say little: many requests end at once
     const int64_t left =
         static_cast<int64_t>(seconds / static_cast<double>(counts_.done()) * static_cast<double>(counts_.total - counts_.done()));
     text += fmt::format(", {}:{:02} left", left / 60, left % 60);

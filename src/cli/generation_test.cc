@@ -22,6 +22,8 @@ class FakeEngine final : public Engine {
     return RequestId{7};
   }
   Status Unpin(const std::string&) override { return OkStatus(); }
+  Status SavePrefix(const std::string&, const std::string&) override { return OkStatus(); }
+  Status LoadPrefix(const std::string&, const std::string&) override { return OkStatus(); }
   Status Cancel(RequestId id) override {
     cancelled_ = id == RequestId{7};
     return OkStatus();

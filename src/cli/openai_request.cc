@@ -209,7 +209,8 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed) {
   fields.Take("model", &ignored);  // one model is loaded; the answer says which
   fields.Take("user", &ignored);
   fields.Find("metadata");
-  fields.Take("n", &request.n);
+  fields.Take("n", &parsed->choices);
+  request.n = parsed->choices;
   fields.Take("temperature", &sampling.temperature);
   fields.Take("top_p", &sampling.top_p);
   fields.Take("presence_penalty", &sampling.presence_penalty);
@@ -243,8 +244,11 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
   // null: none; 0: of the tokens chosen. Alternatives are not kept.
   parsed->logprobs = fields.Find("logprobs") != nullptr;
   TakeFixed(fields, "logprobs", 0);
-  TakeFixed(fields, "echo", false);
-  TakeFixed(fields, "best_of", parsed->request.n);
+  fields.Take("echo", &parsed->request.echo);
+  parsed->request.prompt_logprobs = parsed->request.echo && parsed->logprobs;
+  fields.Take("best_of", &parsed->request.n);
+  if (parsed->request.n < parsed->choices)
+    fields.Expect("best_of", parsed->request.n, fmt::format("at least n, {}", parsed->choices));
 }
 
 }  // namespace

@@ -26,11 +26,12 @@ Result<Endpoint> ParseUrl(std::string_view url);
 
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
-  Request request;                  // complete but for prompt_ids and max_tokens, which SetPrompt fills in
+  Request request;                  // complete but for prompt_ids and max_tokens, which SetPrompt fills in; n: samples to generate
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
   std::optional<int32_t> max_tokens;
-  bool logprobs = false;          // of the tokens chosen
+  int32_t choices = 1;            // samples to answer with, the best ones where more are generated (best_of)
+  bool logprobs = false;          // of the tokens chosen, and with echo of the prompt
   bool return_token_ids = false;  // an extension: token_ids in each choice
 };
 

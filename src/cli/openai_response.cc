@@ -1,6 +1,10 @@
 #include "cli/openai_response.h"
 
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "coppice/ranking.h"
 
 namespace coppice::cli {
 namespace {
@@ -18,17 +22,20 @@ int64_t NumCharacters(std::string_view text) {
   return count;
 }
 
-ordered_json CompletionLogprobs(const Sample& sample, const Tokenizer* tokenizer) {
-  ordered_json tokens = ordered_json::array(), offsets = ordered_json::array();
+ordered_json CompletionLogprobs(const EchoedPrompt& prompt, const Sample& sample, const Tokenizer* tokenizer) {
+  ordered_json tokens = ordered_json::array(), logprobs = ordered_json::array(), offsets = ordered_json::array();
   int64_t offset = 0;
-  for (const int32_t id : sample.token_ids) {
+  const auto add = [&](int32_t id, const std::optional<float>& logprob) {
     std::string text = TextOf(tokenizer, id);
     offsets.push_back(offset);
     offset += NumCharacters(text);
     tokens.push_back(std::move(text));
-  }
+    logprobs.push_back(logprob ? ordered_json(*logprob) : ordered_json());
+  };
+  for (size_t i = 0; i < prompt.token_ids.size(); ++i) add(prompt.token_ids[i], prompt.logprobs[i]);
+  for (size_t i = 0; i < sample.token_ids.size(); ++i) add(sample.token_ids[i], sample.logprobs[i]);
   return {{"tokens", std::move(tokens)},
-          {"token_logprobs", sample.logprobs},
+          {"token_logprobs", std::move(logprobs)},
           {"top_logprobs", nullptr},
           {"text_offset", std::move(offsets)}};
 }
@@ -45,33 +52,49 @@ ordered_json ChatLogprobs(const Sample& sample, const Tokenizer* tokenizer) {
   return {{"content", std::move(content)}};
 }
 
-ordered_json Choice(const OpenAiRequest& request, const Sample& sample, const Tokenizer* tokenizer) {
+ordered_json Choice(const OpenAiRequest& request, const EchoedPrompt& prompt, const Sample& sample, int32_t index,
+                    const Tokenizer* tokenizer) {
   const bool chat = request.endpoint == Endpoint::kChatCompletions;
-  ordered_json choice = {{"index", sample.index}};
+  ordered_json choice = {{"index", index}};
   if (chat) {
     choice["message"] = {{"role", "assistant"}, {"content", sample.text}};
   } else {
-    choice["text"] = sample.text;
+    choice["text"] = prompt.text + sample.text;
   }
   choice["logprobs"] = !request.logprobs ? ordered_json()
                        : chat            ? ChatLogprobs(sample, tokenizer)
-                                         : CompletionLogprobs(sample, tokenizer);
+                                         : CompletionLogprobs(prompt, sample, tokenizer);
   choice["finish_reason"] = sample.finish_reason ? ordered_json(Name(*sample.finish_reason)) : ordered_json();
-  if (request.return_token_ids || !tokenizer) choice["token_ids"] = sample.token_ids;
+  if (request.return_token_ids || !tokenizer) {
+    std::vector<int32_t> ids = prompt.token_ids;
+    ids.insert(ids.end(), sample.token_ids.begin(), sample.token_ids.end());
+    choice["token_ids"] = std::move(ids);
+  }
   return choice;
+}
+
+// All of them, or where fewer are wanted the best.
+std::vector<int32_t> Chosen(const OpenAiRequest& request, std::span<const Sample> samples) {
+  std::vector<RankedSample> ranked;
+  for (const Sample& sample : samples)
+    ranked.push_back({.text = sample.text, .token_ids = sample.token_ids, .logprobs = sample.logprobs});
+  if (request.choices < static_cast<int32_t>(samples.size())) return BestOf(ranked, request.choices, /*deduplicate=*/false);
+  std::vector<int32_t> all(samples.size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 }  // namespace
 
-ordered_json ResponseBody(const OpenAiRequest& request, std::span<const Sample> samples, const ResponseFacts& facts,
-                          const Tokenizer* tokenizer) {
+ordered_json ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt, std::span<const Sample> samples,
+                          const ResponseFacts& facts, const Tokenizer* tokenizer) {
   const bool chat = request.endpoint == Endpoint::kChatCompletions;
   ordered_json choices = ordered_json::array();
-  int64_t completion_tokens = 0;
-  for (const Sample& sample : samples) {
-    completion_tokens += static_cast<int64_t>(sample.token_ids.size());
-    choices.push_back(Choice(request, sample, tokenizer));
-  }
+  int64_t completion_tokens = 0;  // of all that was generated
+  for (const Sample& sample : samples) completion_tokens += static_cast<int64_t>(sample.token_ids.size());
+  int32_t index = 0;
+  for (const int32_t chosen : Chosen(request, samples))
+    choices.push_back(Choice(request, prompt, samples[chosen], index++, tokenizer));
   return {{"id", (chat ? "chatcmpl-" : "cmpl-") + facts.id},
           {"object", chat ? "chat.completion" : "text_completion"},
           {"created", facts.created},

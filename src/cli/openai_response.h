@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/generation.h"
 #include "cli/openai_request.h"
@@ -21,9 +23,17 @@ struct ResponseFacts {
   int64_t prompt_tokens = 0, cached_tokens = 0;
 };
 
-// The body of a finished request; samples by index. `tokenizer` may be null: choices then carry token_ids, their text is empty.
-nlohmann::ordered_json ResponseBody(const OpenAiRequest& request, std::span<const Sample> samples, const ResponseFacts& facts,
-                                    const Tokenizer* tokenizer);
+// What echo puts before each sample.
+struct EchoedPrompt {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<std::optional<float>> logprobs;  // one per token, the first null; empty unless asked for
+};
+
+// The body of a finished request; `samples` by index, of which it has the best where it wants fewer. `tokenizer` may be null:
+// choices then carry token_ids, their text is empty. `prompt` is empty without echo.
+nlohmann::ordered_json ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt, std::span<const Sample> samples,
+                                    const ResponseFacts& facts, const Tokenizer* tokenizer);
 
 // {"error": {message, type, param, code}}; an empty `param` becomes null.
 nlohmann::ordered_json ErrorBody(const Status& status, std::string_view param);

@@ -69,8 +69,8 @@ class OpenAiRequestTest : public ::testing::Test {
 
 TEST_F(OpenAiRequestTest, EveryFieldOfACompletion) {
   const OpenAiRequest parsed = Parsed(Endpoint::kCompletions, json::parse(R"({
-    "model": "m", "prompt": "ab", "n": 3, "best_of": 3, "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "seed": -1, "stop": ["x", "yz"],
-    "logprobs": 0, "echo": false, "stream": false, "presence_penalty": 1, "frequency_penalty": -1.5, "logit_bias": {"5": -100}, "user": "u",
+    "model": "m", "prompt": "ab", "n": 3, "best_of": 5, "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "seed": -1, "stop": ["x", "yz"],
+    "logprobs": 0, "echo": true, "stream": false, "presence_penalty": 1, "frequency_penalty": -1.5, "logit_bias": {"5": -100}, "user": "u",
     "top_k": 9, "min_p": 0.125, "repetition_penalty": 1.25, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [8, 9], "cache_salt": "s",
     "return_token_ids": true, "suffix": null})"));
   EXPECT_EQ(parsed.text, "ab");
@@ -78,7 +78,10 @@ TEST_F(OpenAiRequestTest, EveryFieldOfACompletion) {
   EXPECT_TRUE(parsed.return_token_ids);
   EXPECT_EQ(parsed.max_tokens, 7);
   const Request& request = parsed.request;
-  EXPECT_EQ(request.n, 3);
+  EXPECT_EQ(request.n, 5);
+  EXPECT_EQ(parsed.choices, 3);
+  EXPECT_TRUE(request.echo);
+  EXPECT_TRUE(request.prompt_logprobs);
   EXPECT_EQ(request.min_tokens, 2);
   EXPECT_TRUE(request.ignore_eos);
   EXPECT_THAT(request.stop, ElementsAre("x", "yz"));
@@ -134,7 +137,7 @@ TEST_F(OpenAiRequestTest, Chat) {
 
 TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
   for (const char* field :
-       {R"("suffix": "x")", R"("stream": true)", R"("echo": true)", R"("best_of": 2)", R"("logprobs": 5)", R"("n": "2")",
+       {R"("suffix": "x")", R"("stream": true)", R"("echo": 1)", R"("best_of": 0)", R"("logprobs": 5)", R"("n": "2")",
         R"("n": 1.5)", R"("n": 4294967296)", R"("temperature": "hot")", R"("stop": [3])", R"("logit_bias": {"a": 1})",
         R"("logit_bias": [1])", R"("seed": 1.5)", R"("ignore_eos": 1)", R"("tools": [])", R"("stop_token_ids": [-1])"}) {
     const BodyError error = Refused(Endpoint::kCompletions, json::parse(std::string(R"({"prompt": "a", )") + field + "}"));
@@ -164,7 +167,7 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
   const ResponseFacts facts = {.id = "7", .created = 5, .model = "m", .prompt_tokens = 4, .cached_tokens = 3};
   OpenAiRequest request{.logprobs = true};
   const json completion =
-      json::parse(ResponseBody(request, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
+      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
   EXPECT_EQ(completion["id"], "cmpl-7");
   EXPECT_EQ(completion["object"], "text_completion");
   EXPECT_EQ(completion["usage"], json::parse(R"({"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7,
@@ -178,15 +181,37 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
 
   request.endpoint = Endpoint::kChatCompletions;
   const json chat =
-      json::parse(ResponseBody(request, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
+      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
   EXPECT_EQ(chat["object"], "chat.completion");
   EXPECT_EQ(chat["choices"][0]["message"], json::parse(R"({"role": "assistant", "content": "hé"})"));
   EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][1]["bytes"], json({0xc3}));
 
   request = {};
-  const json bare = ResponseBody(request, samples, facts, nullptr);
+  const json bare = ResponseBody(request, {}, samples, facts, nullptr);
   EXPECT_EQ(bare["choices"][0]["token_ids"], json({'h', 0xc3, 0xa9}));  // the only thing there is to say without a tokenizer
   EXPECT_TRUE(bare["choices"][0]["logprobs"].is_null());
+}
+
+TEST(OpenAiResponseTest, EchoAndBestOf) {
+  const ByteTokenizer tokenizer;
+  std::vector<Sample> samples(3);
+  for (int32_t i = 0; i < 3; ++i)
+    samples[i] = {.index = i,
+                  .text = std::string(1, static_cast<char>('a' + i)),
+                  .token_ids = {'a' + i},
+                  .logprobs = {i == 1 ? -1.0f : -2.0f},
+                  .finish_reason = FinishReason::kLength};
+  OpenAiRequest request{.choices = 2, .logprobs = true, .return_token_ids = true};
+  const EchoedPrompt prompt = {.text = "xy", .token_ids = {'x', 'y'}, .logprobs = {std::nullopt, -0.5f}};
+  const json body = ResponseBody(request, prompt, samples, {}, &tokenizer);
+  ASSERT_EQ(body["choices"].size(), 2);
+  EXPECT_EQ(body["choices"][0]["text"], "xyb");  // the best of three first
+  EXPECT_EQ(body["choices"][1]["text"], "xya");
+  EXPECT_EQ(body["choices"][1]["index"], 1);
+  EXPECT_EQ(body["choices"][0]["token_ids"], json({'x', 'y', 'b'}));
+  EXPECT_EQ(body["choices"][0]["logprobs"], json::parse(R"({"tokens": ["x", "y", "b"], "token_logprobs": [null, -0.5, -1.0],
+                                                          "top_logprobs": null, "text_offset": [0, 1, 2]})"));
+  EXPECT_EQ(body["usage"]["completion_tokens"], 3);  // what was generated
 }
 
 TEST(OpenAiResponseTest, Errors) {

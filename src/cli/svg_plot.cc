@@ -50,8 +50,8 @@ std::string Frame(const Plot& plot, const Axis* x, const Axis& y) {
                        y.At(value));
     svg += Text(kLeft - 6, y.At(value) + 4, "end", "tick", Number(value));
   }
-  if (x) {
-    for (double value = std::ceil(x->low / x->step - 1e-9) * x->step; value <= x->high * (1 + 1e-9); value += x->step) {
+  if (x) {  // + 0.0: no tick "-0"
+    for (double value = std::ceil(x->low / x->step - 1e-9) * x->step + 0.0; value <= x->high * (1 + 1e-9); value += x->step) {
       svg += fmt::format(R"svg(<line x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}" class="axis"/>)svg", x->At(value), x->At(value),
                          kHeight - kBottom, kHeight - kBottom + 4);
       svg += Text(x->At(value), kHeight - kBottom + 17, "middle", "tick", Number(value));

@@ -66,6 +66,20 @@ class BatchTest(unittest.TestCase):
                             "--temperature", 0, "--ignore-eos")
             self.assertEqual(body["choices"][0]["token_ids"], json.loads(alone.stdout)["samples"][0]["token_ids"], name)
 
+    def test_echo_and_best_of(self):
+        prompt = [5, 6, 7]
+        args = {"max_tokens": 3, "temperature": 1, "ignore_eos": True, "seed": 4, "logprobs": 0}
+        self.write(line("all", prompt, n=6, **args), line("best", prompt, n=2, best_of=6, echo=True, **args))
+        self.assertEqual(coppice(*self.command()).returncode, 0)
+        everything, best = (self.answers()[name] for name in ("all", "best"))
+        ranked = sorted(everything["choices"], key=lambda choice: -sum(choice["logprobs"]["token_logprobs"]))
+        self.assertEqual([choice["token_ids"] for choice in best["choices"]], [prompt + choice["token_ids"] for choice in ranked[:2]])
+        self.assertEqual(best["usage"]["completion_tokens"], 18)
+        logprobs = best["choices"][0]["logprobs"]["token_logprobs"]
+        self.assertEqual(len(logprobs), 6)
+        self.assertIsNone(logprobs[0])
+        self.assertTrue(all(value < 0 for value in logprobs[1:]))
+
     def test_bad_lines_are_reported_by_number_and_the_run_goes_on(self):
         self.write(line("good", [5], max_tokens=1),                                             # 1
                    "not json",                                                                 # 2

@@ -64,7 +64,9 @@ class BenchLoadTest(unittest.TestCase):
         self.assertEqual(list(rows), ["tree", "one-level", "store", "none"])
         for mode, row in rows.items():
             self.assertEqual((row["requests"], row["prompt_tokens"], row["output_tokens"]), (8, 8 * 210, 8 * 8))
-            self.assertAlmostEqual(row["hit_rate"], 0 if mode == "none" else 6 * 200 / (8 * 210))
+            # Prompts that are computed in one step share whole pages of 16.
+            self.assertGreaterEqual(row["hit_rate"], 0 if mode == "none" else 6 * 192 / (8 * 210))
+            self.assertLessEqual(row["hit_rate"], 0 if mode == "none" else 6 * 200 / (8 * 210))
             self.assertEqual(row["prefilled_tokens"], 8 * 210 - row["cached_tokens"])
             for name in ("ttft", "tbt", "latency"):
                 percentiles = row[name]["percentiles"]
