@@ -274,6 +274,11 @@ struct PageCopy {
   int32_t from, to;
 };
 
+// page * page_size + slot.
+struct SlotMove {
+  int64_t from, to;
+};
+
 // A device with its backend. The caller owns threads and streams. Thread-compatible; outlives its plans and bound KV.
 class Context {
  public:
@@ -288,6 +293,10 @@ class Context {
   virtual Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream stream = nullptr) = 0;
   // Copies whole pages within one layer, all kv heads, K and V (copy-on-write).
   virtual Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies,
+                           Stream stream = nullptr) = 0;
+  // Copies single tokens within one layer, all kv heads, K and V, one after the other: a slot may be written after it was read
+  // (compaction of what was accepted of a draft tree).
+  virtual Status MoveSlots(const AttentionSpec& spec, const KvLayerView& kv, std::span<const SlotMove> moves,
                            Stream stream = nullptr) = 0;
   // into = merge(into, from), row by row (Cascade Inference, "attention state"; exact, associative, commutative up to rounding).
   // mask, if not empty: [n], rows with 0 are left alone.

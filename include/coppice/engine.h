@@ -95,6 +95,22 @@ constexpr std::string_view Name(SchedulePolicy policy) {
 // on small models). EngineMetrics::chunk_probe has the measurements.
 inline constexpr int32_t kAutoChunk = -1;
 
+// Who guesses tokens ahead, to be verified by the model several at a time. Output keeps the model's distribution; greedy output,
+// and with kNgram or in deterministic mode sampled output too, is what it would be without drafts.
+enum class DraftMode : uint8_t {
+  kNone,
+  kNgram,  // what followed the last tokens where they occurred before in the prompt or the output
+  kModel,  // a smaller model of the same vocabulary
+};
+constexpr std::string_view Name(DraftMode mode) {
+  switch (mode) {
+    case DraftMode::kNone: return "none";
+    case DraftMode::kNgram: return "ngram";
+    case DraftMode::kModel: return "model";
+  }
+  return "?";
+}
+
 struct EngineOptions {
   std::string model_path;      // GGUF file or Hugging Face folder
   DType dtype = DType::kBF16;  // of weights, KV and matrix product inputs; kF32 for exactness
@@ -113,6 +129,10 @@ struct EngineOptions {
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;
   bool deterministic = false;
+  DraftMode draft = DraftMode::kNone;
+  int32_t draft_tokens = 4;      // guessed ahead at most, 1..63; fewer while they are refused, or where the step has no room
+  int32_t draft_branches = 1;    // kNgram: continuations guessed at the same time, a tree; 1 in deterministic mode
+  std::string draft_model_path;  // kModel: GGUF file or Hugging Face folder
 };
 
 // A run of cached tokens that requests have in common: a node of the prefix tree.
@@ -140,7 +160,12 @@ struct ChunkSpeed {
 // Counters since creation; a snapshot is consistent.
 struct EngineMetrics {
   int64_t steps = 0, prompt_tokens = 0, prefilled_tokens = 0, generated_tokens = 0;
-  int64_t cached_tokens = 0;         // prompt tokens whose KV was found in the cache
+  int64_t cached_tokens = 0;  // prompt tokens whose KV was found in the cache
+  // Speculative decoding. A sample makes (sample_steps + accepted_draft_tokens) / sample_steps tokens a step.
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
+  int64_t sample_steps = 0;         // steps of running samples, each at least a token
+  int64_t draft_kv_bytes_read = 0;  // by the draft model, all its layers; not part of kv_bytes_read
+  double draft_seconds = 0;
   int64_t preemptions = 0;           // samples that gave their pages up and were computed again later
   int32_t waiting = 0, running = 0;  // requests, samples
   int32_t pages_total = 0, pages_used = 0;

@@ -151,7 +151,7 @@ bool KvCache::Grow(BranchId id, int32_t kv_len) {
     branch.capacity = (index + 1) * page_size;
   }
   branch.capacity = std::max(branch.capacity, kv_len);
-  branch.kv_len = std::max(branch.kv_len, kv_len);
+  branch.kv_len = std::max(branch.own_begin, kv_len);
   return true;
 }
 
@@ -165,8 +165,8 @@ int64_t KvCache::SlotOf(BranchId id, int32_t kv_index) const {
 
 void KvCache::MarkComputed(BranchId id, int32_t computed) {
   Branch& branch = branches_[id];
-  branch.computed = computed;
-  if (computed > branch.own_begin) return;
+  const bool prompt_was_computed = std::exchange(branch.computed, computed) > branch.own_begin;
+  if (prompt_was_computed) return;
   tree_.MarkReady(branch.node, computed);
   if (branch.joins_at > 0 && computed >= branch.joins_at) {
     branch.joins_at = 0;

@@ -72,12 +72,13 @@ class KvCache {
   // REQUIRES: nothing was grown past the admitted tokens, which are all computed.
   BranchId Fork(BranchId branch);
 
-  // Gives the branch pages for kv indices below `kv_len`; false when there are none to be had (some may have been taken: call again
-  // after a release, or release the branch). Evicts what nobody uses.
+  // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
+  // none to be had (some may have been taken: call again after a release, or release the branch). Evicts what nobody uses.
   [[nodiscard]] bool Grow(BranchId branch, int32_t kv_len);
   // page * page_size + slot to write the token at `kv_index` to; -1 when its KV is already there. REQUIRES: grown past it.
   int64_t SlotOf(BranchId branch, int32_t kv_index) const;
-  // Everything before kv index `computed` has been through the forward pass.
+  // Everything before kv index `computed` has been through the forward pass. May go back, not into the admitted tokens: drafts were
+  // refused.
   void MarkComputed(BranchId branch, int32_t computed);
   // Whole pages of the branch's own tokens are computed and not in the tree yet: Publish them.
   bool HasWholePages(BranchId branch) const {
@@ -154,6 +155,7 @@ class KvCache {
   int64_t merged_pages() const { return merged_pages_; }  // freed by Publish, since the tree had the same
   int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }
   int32_t page_size() const { return options_.page_size; }
+  int32_t max_context() const { return options_.max_context; }
   const PrefixTree& tree() const { return tree_; }
   const BranchForest& forest() const { return forest_; }
 

@@ -76,4 +76,10 @@ Status KvStorage::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t
                     [&](std::byte* pool, size_t offset, size_t bytes) { std::memcpy(pool, &kv[offset], bytes); });
 }
 
+Status KvStorage::MoveSlots(std::span<const attention::SlotMove> moves) {
+  if (moves.empty()) return OkStatus();
+  for (const auto& layer : layers_) COPPICE_RETURN_IF_ERROR(context_->MoveSlots(spec_, layer->view(), moves));
+  return OkStatus();
+}
+
 }  // namespace coppice

@@ -24,6 +24,7 @@ class KvStorage {
   // One per layer.
   std::span<const std::unique_ptr<attention::BoundKv>> layers() const { return layers_; }
   Status CopyPages(std::span<const attention::PageCopy> copies);
+  Status MoveSlots(std::span<const attention::SlotMove> moves);
 
   // KV of tokens [0, num_tokens) of a path whose pages, in order, are `pages`: `kv` is [layer][K, V][token][kv_head][head_dim] in
   // the pool's element type, num_tokens * BytesPerPage(.., 1) bytes, whatever the page size is. UNIMPLEMENTED for memory that the

@@ -12,6 +12,7 @@
 #include "cli/bench_attention.h"
 #include "cli/bench_decode.h"
 #include "cli/bench_load.h"
+#include "cli/bench_draft.h"
 #include "cli/command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
@@ -51,6 +52,7 @@ int main(int argc, char** argv) {
       coppice::cli::AddBenchDecodeCommand(*bench),
       coppice::cli::AddBenchThroughputCommand(*bench),
       coppice::cli::AddBenchServeCommand(*bench),
+      coppice::cli::AddBenchDraftCommand(*bench),
   };
 
   try {

@@ -43,6 +43,13 @@ Result<DType> ParseDType(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is no dtype of the engine; expected bf16 or f32", text));
 }
 
+Result<DraftMode> ParseDraftMode(std::string_view text) {
+  for (const DraftMode mode : {DraftMode::kNone, DraftMode::kNgram, DraftMode::kModel}) {
+    if (Name(mode) == text) return mode;
+  }
+  return InvalidArgument(fmt::format("'{}' is no way to draft; expected none, ngram or model", text));
+}
+
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
   std::vector<int32_t> ids;
   while (!text.empty()) {
@@ -79,6 +86,14 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       ->transform(CLI::AsSizeValue(false))
       ->default_str("0");
   command.add_flag("--deterministic", options.deterministic, "A sample's bits do not depend on what runs beside it");
+  AddParsed<DraftMode>(
+      command, "--draft", options.draft, ParseDraftMode,
+      "Speculative decoding: none (default); ngram: guesses what followed the last tokens before; model: a smaller "
+      "model guesses (--draft-model)");
+  command.add_option("--draft-model", options.draft_model_path, "The model of --draft model, of the same vocabulary");
+  command.add_option("--draft-tokens", options.draft_tokens, "Tokens guessed ahead at most, 1 to 63")->capture_default_str();
+  command.add_option("--draft-branches", options.draft_branches, "With --draft ngram: continuations guessed at a time, a tree")
+      ->capture_default_str();
 }
 
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
@@ -119,6 +134,9 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
 }
 
 Status Validate(const EngineOptions& options) {
+  if ((options.draft == DraftMode::kModel) != !options.draft_model_path.empty()) {
+    return InvalidArgument("--draft model and --draft-model PATH go together; give both or neither");
+  }
   return FirstOutOfRange({
       {options.page_size >= 1 && options.page_size <= 256, "--page-size", 1.0 * options.page_size, "1 to 256"},
       {options.num_threads >= 0, "--threads", 1.0 * options.num_threads, "0 (one per core) or more"},
@@ -126,6 +144,8 @@ Status Validate(const EngineOptions& options) {
       {options.max_running >= 1, "--max-running", 1.0 * options.max_running, "1 or more"},
       {options.max_batch_tokens >= 1, "--max-batch-tokens", 1.0 * options.max_batch_tokens, "1 or more"},
       {options.kv_cache_bytes >= 0, "--kv-cache", 1.0 * options.kv_cache_bytes, "0 (chosen by the engine) or a size such as 2GiB"},
+      {options.draft_tokens >= 1 && options.draft_tokens <= 63, "--draft-tokens", 1.0 * options.draft_tokens, "1 to 63"},
+      {options.draft_branches >= 1 && options.draft_branches <= 63, "--draft-branches", 1.0 * options.draft_branches, "1 to 63"},
   });
 }
 

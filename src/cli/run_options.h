@@ -36,6 +36,7 @@ struct RunOptions {
 
 Result<SharingMode> ParseSharingMode(std::string_view text);
 Result<DType> ParseDType(std::string_view text);
+Result<DraftMode> ParseDraftMode(std::string_view text);
 // "1,2,3", spaces allowed.
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 

@@ -42,7 +42,8 @@ TEST(RunOptions, EveryOptionArrives) {
       Parse("--model m.gguf --prompt hello --chat --system short -n 64 --max-tokens 32 --temperature 0.5 --top-p 0.9 --top-k 40 "
             "--min-p 0.05 --seed 18446744073709551615 --sharing one-level --dtype f32 --page-size 64 --threads 2 --stop A --stop B "
             "--ignore-eos --rank --best-of 80 --dedup --vote [0-9]+ --echo --json --prompt-logprobs --force-sharing --max-context "
-            "512 --kv-cache 2GiB --baseline none",
+            "512 --kv-cache 2GiB --baseline none "
+            "--draft model --draft-model small.gguf --draft-tokens 6 --draft-branches 1",
             options),
       "");
   const Request& request = options.request;
@@ -58,6 +59,9 @@ TEST(RunOptions, EveryOptionArrives) {
   EXPECT_EQ(request.sampling.seed, std::numeric_limits<uint64_t>::max());
   EXPECT_THAT(request.stop, ElementsAre("A", "B"));
   EXPECT_EQ(options.best_of, 80);
+  EXPECT_EQ(options.engine.draft, DraftMode::kModel);
+  EXPECT_EQ(options.engine.draft_model_path, "small.gguf");
+  EXPECT_EQ(options.engine.draft_tokens, 6);
   EXPECT_EQ(options.vote, "[0-9]+");
   EXPECT_TRUE(request.echo && options.deduplicate);
   EXPECT_TRUE(request.ignore_eos && request.prompt_logprobs && options.rank && options.json && options.chat);
@@ -77,6 +81,7 @@ TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
   EXPECT_THAT(Parse("--sharing forest", options),
               HasSubstr("'forest' is no sharing mode; expected tree, one-level, store or none"));
   EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16 or f32"));
+  EXPECT_THAT(Parse("--draft eagle", options), HasSubstr("'eagle' is no way to draft; expected none, ngram or model"));
   EXPECT_THAT(Parse("--prompt-ids 1,x", options), HasSubstr("'x' is no token id"));
   EXPECT_NE(Parse("-n many", options), "");
   EXPECT_NE(Parse("--unknown", options), "");
@@ -103,6 +108,8 @@ TEST(RunOptions, ValidateNamesOptionValueAndExpectation) {
   EXPECT_THAT(message([](RunOptions& o) { o.prompt = o.prompt_file = "x"; }), HasSubstr("more than one prompt"));
   EXPECT_THAT(message([](RunOptions& o) { o.system = "x"; }), HasSubstr("add --chat"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.prompt_logprobs = true; }), HasSubstr("add --json"));
+  EXPECT_EQ(message([](RunOptions& o) { o.engine.draft_tokens = 64; }), "--draft-tokens is 64; expected 1 to 63");
+  EXPECT_THAT(message([](RunOptions& o) { o.engine.draft = DraftMode::kModel; }), HasSubstr("--draft-model PATH"));
   EXPECT_EQ(message([](RunOptions& o) { o.request.n = 4, o.best_of = 3; }), "--best-of is 3; expected at least -n, which is 4");
   EXPECT_THAT(message([](RunOptions& o) { o.vote = "("; }), HasSubstr("--vote: answer pattern (: missing closing parenthesis"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.stop = {""}; }), HasSubstr("--stop is empty"));

@@ -59,6 +59,11 @@ RunStats MakeRunStats(const EngineOptions& options, const Generation& generation
           .kv_bytes_read_unshared = metrics.kv_bytes_read_unshared,
           .decode_kv_bytes_read = metrics.decode_kv_bytes_read,
           .decode_kv_bytes_read_unshared = metrics.decode_kv_bytes_read_unshared,
+          .sample_steps = metrics.sample_steps,
+          .drafted_tokens = metrics.drafted_tokens,
+          .accepted_draft_tokens = metrics.accepted_draft_tokens,
+          .draft_kv_bytes_read = metrics.draft_kv_bytes_read,
+          .draft_seconds = metrics.draft_seconds,
           .peak_rss_bytes = PeakRssBytes()};
 }
 
@@ -93,6 +98,12 @@ nlohmann::ordered_json ToJson(const RunStats& stats) {
       {"decode_kv_bytes_read_unshared", stats.decode_kv_bytes_read_unshared},
       {"kv_bytes_read_per_step", stats.kv_bytes_read_per_step()},
       {"kv_bytes_read_per_step_unshared", stats.kv_bytes_read_per_step_unshared()},
+      {"sample_steps", stats.sample_steps},
+      {"drafted_tokens", stats.drafted_tokens},
+      {"accepted_draft_tokens", stats.accepted_draft_tokens},
+      {"tokens_per_step", stats.tokens_per_step()},
+      {"draft_kv_bytes_read", stats.draft_kv_bytes_read},
+      {"draft_seconds", stats.draft_seconds},
       {"peak_rss_bytes", stats.peak_rss_bytes},
       {"baseline", nullptr},
   };
@@ -126,7 +137,11 @@ std::string FormatTable(const RunStats& stats) {
                   FormatBytes(static_cast<double>(stats.kv_bytes_stored_unshared)), "none: a copy per request"});
   rows.push_back({"KV read per decode step", FormatBytes(stats.kv_bytes_read_per_step()),
                   FormatBytes(stats.kv_bytes_read_per_step_unshared()), "store: each request reads its own path"});
-  return Layout(rows) +
+  const std::string drafts = stats.drafted_tokens == 0
+                                 ? ""
+                                 : fmt::format("{:.2f} tokens a step of a sample: {} of {} drafted tokens accepted\n",
+                                               stats.tokens_per_step(), stats.accepted_draft_tokens, stats.drafted_tokens);
+  return Layout(rows) + drafts +
          fmt::format(
              "{} prompt tokens, {} generated in {} of {} samples finished; page rounding {} of the KV stored; peak memory {}\n",
              stats.prompt_tokens, stats.generated_tokens, stats.samples_finished, stats.samples,

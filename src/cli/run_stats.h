@@ -34,6 +34,9 @@ struct RunStats {
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;      // all steps
   int64_t decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
+  // Speculative decoding (EngineMetrics).
+  int64_t sample_steps = 0, drafted_tokens = 0, accepted_draft_tokens = 0, draft_kv_bytes_read = 0;
+  double draft_seconds = 0;
   int64_t peak_rss_bytes = 0;  // of the process, weights included
   std::optional<BaselineSpeed> baseline;
 
@@ -42,6 +45,10 @@ struct RunStats {
     return prefill_seconds > 0 ? static_cast<double>(prefilled_tokens) / prefill_seconds : 0;
   }
   double decode_tokens_per_second() const { return decode_seconds > 0 ? static_cast<double>(decode_tokens) / decode_seconds : 0; }
+  // Of a sample, in a step.
+  double tokens_per_step() const {
+    return sample_steps > 0 ? static_cast<double>(sample_steps + accepted_draft_tokens) / static_cast<double>(sample_steps) : 0;
+  }
   double kv_bytes_read_per_step() const { return PerStep(decode_kv_bytes_read); }
   double kv_bytes_read_per_step_unshared() const { return PerStep(decode_kv_bytes_read_unshared); }
 

@@ -9,6 +9,7 @@ namespace coppice::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Generation TenSteps() {
   Generation generation;
@@ -62,6 +63,14 @@ TEST(RunStats, TableNamesTheBaselineOfEachRow) {
   stats.baseline = {.sharing = SharingMode::kNone, .prefill_tokens_per_second = 2, .decode_tokens_per_second = 1.5};
   EXPECT_THAT(FormatTable(stats), HasSubstr("decode tokens/s                   5.0              1.5  none, measured\n"));
   EXPECT_EQ(ToJson(stats)["baseline"]["decode_tokens_per_second"], 1.5);
+}
+
+TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
+  RunStats stats{.sample_steps = 100, .drafted_tokens = 80, .accepted_draft_tokens = 60};
+  EXPECT_THAT(FormatTable(stats), HasSubstr("\n1.60 tokens a step of a sample: 60 of 80 drafted tokens accepted\n"));
+  EXPECT_EQ(ToJson(stats)["tokens_per_step"], 1.6);
+  stats.drafted_tokens = stats.accepted_draft_tokens = 0;
+  EXPECT_THAT(FormatTable(stats), Not(HasSubstr("drafted")));
 }
 
 TEST(RunStats, NothingMeasuredIsADashNotADivision) {

@@ -9,6 +9,8 @@
 #include "core/check.h"
 #include "engine/chunk_probe.h"
 #include "engine/engine_parts.h"
+#include "engine/model_drafter.h"
+#include "engine/ngram_drafter.h"
 #include "engine/transformer_model.h"
 #include "model/checkpoint.h"
 
@@ -37,6 +39,22 @@ Status ValidateOptions(const EngineOptions& options) {
   if (options.max_context < 0) return refuse("max_context", options.max_context, "0 (the model's) or a positive number");
   if (options.max_waiting < 0) return refuse("max_waiting", options.max_waiting, "0 (no limit) or a positive number");
   if (options.kv_cache_bytes < 0) return refuse("kv_cache_bytes", options.kv_cache_bytes, "0 (automatic) or a positive number");
+  if (options.draft_tokens < 1 || options.draft_tokens > Draft::kMaxTokens)
+    return refuse("draft_tokens", options.draft_tokens, "1..63");
+  if (options.draft_branches < 1 || options.draft_branches > Draft::kMaxTokens) {
+    return refuse("draft_branches", options.draft_branches, "1..63");
+  }
+  if (options.draft_branches > 1 && options.draft != DraftMode::kNgram) {
+    return refuse("draft_branches", options.draft_branches, "1 unless draft is ngram: only n-gram drafts are trees");
+  }
+  if (options.draft_branches > 1 && options.deterministic) {
+    return refuse("draft_branches", options.draft_branches,
+                  "1 in deterministic mode: the bits of a draft tree's rows depend on the tree");
+  }
+  if ((options.draft == DraftMode::kModel) != !options.draft_model_path.empty()) {
+    return InvalidArgument("draft is " + std::string(Name(options.draft)) + " and draft_model_path is \"" +
+                           options.draft_model_path + "\": expected a path with draft model, and with that alone");
+  }
   if (options.num_threads < 0) return refuse("num_threads", options.num_threads, "0 (one per core) or a positive number");
   return OkStatus();
 }
@@ -68,6 +86,86 @@ attention::SharePolicy PolicyOf(SharingMode mode) {
   return attention::SharePolicy::kTree;
 }
 
+// A model with the cache and the plan that it runs on.
+struct LoadedModel {
+  std::unique_ptr<KvCache> cache;
+  std::unique_ptr<attention::AttentionPlan> plan;
+  std::unique_ptr<StepModel> model;
+};
+
+// `options` are complete; max_context is at most the model's. `num_pages` 0: as options.kv_cache_bytes says.
+Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages, ThreadPool* threads,
+                              attention::Context* context) {
+  const ModelConfig& config = checkpoint.config();
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
+                           Transformer::Create(checkpoint, {.dtype = options.dtype,
+                                                            .executor = threads,
+                                                            .attention = context,
+                                                            .max_tokens = options.max_batch_tokens,
+                                                            .max_logit_rows = options.max_batch_tokens,
+                                                            .deterministic = options.deterministic}));
+  const attention::AttentionSpec spec = transformer->attention_spec();
+  if (num_pages == 0) {
+    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(options, KvStorage::BytesPerPage(spec, config.num_layers, options.page_size)));
+  }
+  LoadedModel loaded;
+  COPPICE_ASSIGN_OR_RETURN(loaded.cache, KvCache::Create({.num_pages = num_pages,
+                                                          .page_size = options.page_size,
+                                                          .max_branches = options.max_running,
+                                                          .max_context = options.max_context,
+                                                          .share = options.sharing != SharingMode::kNone}));
+  COPPICE_ASSIGN_OR_RETURN(
+      loaded.plan,
+      attention::AttentionPlan::Create(*context, spec,
+                                       {.max_branches = options.max_running,
+                                        .max_queries = options.max_batch_tokens,
+                                        .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
+                                        .page_size = options.page_size},
+                                       {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvStorage> storage,
+                           KvStorage::Create(context, spec, config.num_layers, num_pages, options.page_size));
+  loaded.model = std::make_unique<TransformerModel>(std::move(transformer), std::move(storage), checkpoint.Fingerprint());
+  return loaded;
+}
+
+// A draft's ids must mean in the target what they mean in the draft model.
+Status CheckSameVocabulary(const Checkpoint& target, const Checkpoint& draft, const std::string& draft_path) {
+  if (draft.config().vocab_size != target.config().vocab_size) {
+    return InvalidArgument("the draft model " + draft_path + " has a vocabulary of " + std::to_string(draft.config().vocab_size) +
+                           " tokens, the model one of " + std::to_string(target.config().vocab_size) +
+                           ": expected two models of one vocabulary");
+  }
+  if (!draft.tokenizer() || !target.tokenizer()) return OkStatus();  // nothing to compare
+  const std::vector<std::string>& theirs = draft.tokenizer()->tokens;
+  const std::vector<std::string>& ours = target.tokenizer()->tokens;
+  for (size_t id = 0; id < std::min(theirs.size(), ours.size()); ++id) {
+    if (theirs[id] == ours[id]) continue;
+    return InvalidArgument("token " + std::to_string(id) + " is \"" + theirs[id] + "\" in the draft model " + draft_path +
+                           " and \"" + ours[id] + "\" in the model: expected two models of one vocabulary");
+  }
+  return OkStatus();
+}
+
+Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const EngineParts& parts) {
+  if (parts.options.draft == DraftMode::kNone) return std::unique_ptr<Drafter>();
+  if (parts.options.draft == DraftMode::kNgram) {
+    return std::unique_ptr<Drafter>(new NgramDrafter({.branches = parts.options.draft_branches}));
+  }
+  EngineOptions options = parts.options;
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.draft_model_path));
+  COPPICE_RETURN_IF_ERROR(CheckSameVocabulary(target, *checkpoint, options.draft_model_path));
+  options.max_context = std::min(options.max_context, checkpoint->config().max_position);
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total,
+                                                         parts.threads.get(), parts.context.get()));
+  return std::unique_ptr<Drafter>(new ModelDrafter({.cache = std::move(loaded.cache),
+                                                    .plan = std::move(loaded.plan),
+                                                    .model = std::move(loaded.model),
+                                                    .executor = parts.threads.get(),
+                                                    .max_batch_tokens = options.max_batch_tokens,
+                                                    .max_context = options.max_context,
+                                                    .exact = options.deterministic}));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
@@ -95,31 +193,12 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
   }
   parts.threads = std::make_unique<ThreadPool>(options.num_threads);
   COPPICE_ASSIGN_OR_RETURN(parts.context, attention::Context::CreateCpu(parts.threads.get()));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
-                           Transformer::Create(*checkpoint, {.dtype = options.dtype,
-                                                             .executor = parts.threads.get(),
-                                                             .attention = parts.context.get(),
-                                                             .max_tokens = options.max_batch_tokens,
-                                                             .max_logit_rows = options.max_batch_tokens,
-                                                             .deterministic = options.deterministic}));
-  const attention::AttentionSpec spec = transformer->attention_spec();
-  COPPICE_ASSIGN_OR_RETURN(const int32_t num_pages,
-                           NumPages(options, KvStorage::BytesPerPage(spec, config.num_layers, options.page_size)));
-  COPPICE_ASSIGN_OR_RETURN(parts.cache, KvCache::Create({.num_pages = num_pages,
-                                                         .page_size = options.page_size,
-                                                         .max_branches = options.max_running,
-                                                         .max_context = options.max_context,
-                                                         .share = options.sharing != SharingMode::kNone}));
-  COPPICE_ASSIGN_OR_RETURN(
-      parts.plan, attention::AttentionPlan::Create(*parts.context, spec,
-                                                   {.max_branches = options.max_running,
-                                                    .max_queries = options.max_batch_tokens,
-                                                    .max_page_slots = static_cast<int32_t>(page_slots),
-                                                    .page_size = options.page_size},
-                                                   {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvStorage> storage,
-                           KvStorage::Create(parts.context.get(), spec, config.num_layers, num_pages, options.page_size));
-  parts.model = std::make_unique<TransformerModel>(std::move(transformer), std::move(storage), checkpoint->Fingerprint());
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded,
+                           LoadModel(*checkpoint, options, /*num_pages=*/0, parts.threads.get(), parts.context.get()));
+  parts.cache = std::move(loaded.cache);
+  parts.plan = std::move(loaded.plan);
+  parts.model = std::move(loaded.model);
+  COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts));
   if (options.chunk == kAutoChunk) {
     COPPICE_ASSIGN_OR_RETURN(parts.chunk_probe, MeasureChunks(parts));
     options.chunk = SmallestGoodChunk(parts.chunk_probe);

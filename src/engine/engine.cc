@@ -81,6 +81,8 @@ class EngineImpl final : public Engine {
   KvOrigin kv_origin() const;
   // Records under mutex_ that `name` is pinned now; an Unpin that waits meant the prompt before this one.
   void NotePin(const std::string& name);
+  // Guesses for the sequences that decode in the next step.
+  Status ProposeDrafts();
   // The step's parts; false: nothing to do.
   Result<bool> RunStep();
   bool TakeInbox();
@@ -90,6 +92,8 @@ class EngineImpl final : public Engine {
   void Commit(const StepBatch& batch, const SampledTokens& tokens);
   // What a sample generated becomes shareable page by page, while it runs.
   void PublishPages(const Sequence& sequence);
+  // Takes over the drafts with which the model agrees, and the token that it says next. False if the sequence ends there.
+  bool CommitDrafts(const StepBatch::Entry& entry, std::span<const TokenDraw> draws);
   void BearSamples(Sequence* first, std::span<const TokenDraw> draws);
   // Adds a token to a sequence and says so; true if the sequence goes on.
   bool Accept(Sequence* sequence, const TokenDraw& draw);
@@ -122,6 +126,9 @@ class EngineImpl final : public Engine {
   int32_t deadlines_ = 0;        // requests with one
   std::vector<Sequence*> survivors_;
   Emissions emissions_;  // of the step at hand
+  std::vector<DraftRequest> draft_requests_;
+  std::vector<int32_t> accepted_;                // drafts of a sequence
+  std::vector<attention::SlotMove> slot_moves_;  // of this step's accepted drafts
   EngineMetrics metrics_;
   StepMetrics step_;  // of the step at hand
   GroupedRows grouped_rows_;
@@ -162,6 +169,9 @@ Result<RequestId> EngineImpl::Submit(Request request) {
   if (!state->params.ignore_eos) {
     const std::vector<int32_t>& eos = model_.config().eos_token_ids;
     state->end_ids.insert(state->end_ids.end(), eos.begin(), eos.end());
+  }
+  if (state->params.sampling.repetition_penalty != 1) {
+    for (const int32_t token : state->params.prompt_ids) state->prompt_counts.Add(token);
   }
   if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
   state->unfinished = state->params.n;
@@ -287,6 +297,11 @@ Result<bool> EngineImpl::RunStep() {
   const Clock::time_point begin = Clock::now();
   step_ = {};
   LapTimer timer;
+  if (const Status drafted = ProposeDrafts(); !drafted.ok()) {
+    for (const DraftRequest& request : draft_requests_) EndRequest(request.sequence->request, FinishReason::kError, drafted);
+    return drafted;
+  }
+  timer.Lap(&metrics_.draft_seconds);
   const StepBatch& batch = scheduler_.Schedule();
   if (batch.empty()) {
     if (scheduler_.idle()) return false;
@@ -295,7 +310,8 @@ Result<bool> EngineImpl::RunStep() {
                ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
     return true;
   }
-  const attention::PrefixForestView forest = cache_.EndStep();
+  attention::PrefixForestView forest = cache_.EndStep();
+  forest.query_tree_mask = batch.tree_masks;
   timer.Lap(&step_.host_seconds);
   COPPICE_RETURN_IF_ERROR(plan_.Update(forest));
   COPPICE_RETURN_IF_ERROR(plan_.Upload());
@@ -308,6 +324,7 @@ Result<bool> EngineImpl::RunStep() {
   CountMemory();  // while everybody who ran still holds its pages
   CountRows(batch);
   Commit(batch, tokens);
+  COPPICE_RETURN_IF_ERROR(model_.MoveSlots(slot_moves_));  // before a page that was freed is copied into
   COPPICE_RETURN_IF_ERROR(CopyPages());  // of samples that were born with a copy each: before anything they copy from can go
   timer.Lap(&step_.host_seconds);
   step_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -357,6 +374,22 @@ bool EngineImpl::ExpireDeadlines() {
   return expired;
 }
 
+Status EngineImpl::ProposeDrafts() {
+  if (!parts_.drafter) return OkStatus();
+  const EngineOptions& options = parts_.options;
+  draft_requests_.clear();
+  for (Sequence* const sequence : scheduler_.PlanDrafts()) {
+    sequence->draft.Clear();
+    const int32_t wanted = sequence->draft_depth > 0 ? sequence->draft_depth : options.draft_tokens;
+    const int32_t generated = static_cast<int32_t>(sequence->generated.size());
+    // One token more than the accepted drafts comes of a step.
+    const int32_t depth = std::min({wanted, scheduler_.draft_share(), sequence->request->params.max_tokens - generated - 1,
+                                    options.max_context - sequence->length() - 1});
+    if (depth > 0) draft_requests_.push_back({.sequence = sequence, .max_depth = depth});
+  }
+  return parts_.drafter->Propose(draft_requests_);
+}
+
 Status EngineImpl::CopyPages() {
   if (cache_.pending_copies().empty()) return OkStatus();
   COPPICE_RETURN_IF_ERROR(model_.CopyPages(cache_.pending_copies()));
@@ -365,10 +398,16 @@ Status EngineImpl::CopyPages() {
 }
 
 void EngineImpl::Commit(const StepBatch& batch, const SampledTokens& tokens) {
+  slot_moves_.clear();
   for (size_t e = 0; e < batch.entries.size(); ++e) {
     PrefetchAhead(e, batch.entries.size(), [&](size_t i) { return batch.entries[i].sequence; });
     const StepBatch::Entry& entry = batch.entries[e];
     Sequence* const sequence = entry.sequence;
+    metrics_.sample_steps += entry.samples && sequence->request->prompt_done;
+    if (entry.drafts > 0) {
+      if (!CommitDrafts(entry, tokens.OfEntry(e))) scheduler_.Finish(sequence);
+      continue;
+    }
     sequence->computed += entry.count;
     cache_.MarkComputed(sequence->branch, sequence->computed);
     if (cache_.HasWholePages(sequence->branch)) PublishPages(*sequence);
@@ -385,6 +424,37 @@ void EngineImpl::PublishPages(const Sequence& sequence) {
   const int32_t begin = cache_.own_begin(sequence.branch) - sequence.request->prompt_length();
   const int32_t count = sequence.computed - cache_.own_begin(sequence.branch);
   cache_.Publish(sequence.branch, std::span(sequence.generated).subspan(begin, count));
+}
+
+bool EngineImpl::CommitDrafts(const StepBatch::Entry& entry, std::span<const TokenDraw> draws) {
+  Sequence* const sequence = entry.sequence;
+  const Draft& draft = sequence->draft;
+  const int32_t drafts_begin = sequence->computed + entry.count - entry.drafts;  // kv index of the first
+  accepted_.clear();
+  bool goes_on = true;
+  for (int32_t node = Draft::kRoot;;) {
+    const TokenDraw& draw = draws[node + 1];
+    goes_on = Accept(sequence, draw);
+    node = goes_on ? draft.ChildOf(node, draw.token, entry.drafts) : Draft::kRoot;
+    if (node == Draft::kRoot) break;
+    accepted_.push_back(node);
+  }
+  const int32_t num_accepted = static_cast<int32_t>(accepted_.size());
+  for (int32_t i = 0; i < num_accepted; ++i) {  // what was refused in between goes
+    if (accepted_[i] == i) continue;
+    slot_moves_.push_back({.from = cache_.SlotOf(sequence->branch, drafts_begin + accepted_[i]),
+                           .to = cache_.SlotOf(sequence->branch, drafts_begin + i)});
+  }
+  sequence->computed = drafts_begin + num_accepted;
+  cache_.MarkComputed(sequence->branch, sequence->computed);
+  if (cache_.HasWholePages(sequence->branch)) PublishPages(*sequence);
+  metrics_.drafted_tokens += entry.drafts;
+  metrics_.accepted_draft_tokens += num_accepted;
+  // Deeper while everything is accepted, else as deep as it just went and one more.
+  int32_t depth = 0;
+  for (int32_t i = 0; i < entry.drafts; ++i) depth = std::max(depth, draft.DepthOf(i));
+  sequence->draft_depth = num_accepted == depth ? std::min(2 * depth, parts_.options.draft_tokens) : num_accepted + 1;
+  return goes_on;
 }
 
 // The prompt of a request is computed: its n samples begin as n leaves of it.
@@ -561,6 +631,7 @@ void EngineImpl::Publish(bool idle) {
   metrics_.cached_tokens = cache_.hit_tokens();
   metrics_.preemptions = scheduler_.preemptions();
   metrics_.merged_pages = cache_.merged_pages();
+  if (parts_.drafter) metrics_.draft_kv_bytes_read = parts_.drafter->kv_bytes_read();
   int32_t waiting = 0;  // a request is counted once, by the sequence that computes its prompt
   for (const Sequence* sequence : scheduler_.waiting()) waiting += !sequence->request->prompt_done;
   const std::lock_guard lock(mutex_);

@@ -35,6 +35,7 @@ class NullModel final : public StepModel {
   DType kv_dtype() const override { return DType::kF32; }
   Status ReadKv(std::span<const int32_t>, int32_t, std::span<std::byte>) const override { return OkStatus(); }
   Status WriteKv(std::span<const int32_t>, int32_t, int32_t, std::span<const std::byte>) override { return OkStatus(); }
+  Status MoveSlots(std::span<const attention::SlotMove>) override { return OkStatus(); }
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
                                           attention::AttentionPlan&) override {
     return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), kVocab, /*stride=*/1);

@@ -14,6 +14,8 @@
 #include "coppice/engine.h"
 #include "engine/engine_parts.h"
 #include "engine/fake_model.h"
+#include "engine/model_drafter.h"
+#include "engine/ngram_drafter.h"
 
 namespace coppice {
 
@@ -33,7 +35,11 @@ struct EngineConfig {
   SchedulePolicy schedule = SchedulePolicy::kMixed;
   SharingMode sharing = SharingMode::kTree;
   std::vector<std::string> texts;  // of tokens; empty: no tokenizer
-  bool event_thread = false;       // outputs may be read when RunToEnd has returned
+  DraftMode draft = DraftMode::kNone;
+  int32_t draft_tokens = 4, draft_branches = 1;
+  uint64_t draft_seed = 0;    // kModel: of the draft's FakeModel
+  bool exact_drafts = false;  // kModel
+  bool event_thread = false;  // outputs may be read when RunToEnd has returned
 };
 
 // Letters, with a two-letter token and one that holds a stop string's middle.
@@ -55,39 +61,44 @@ class EngineHarness {
                      .chunk = config.chunk == 0 ? config.max_batch_tokens : config.chunk,
                      .max_context = config.model.max_position,
                      .max_waiting = config.max_waiting,
-                     .event_thread = config.event_thread};
+                     .event_thread = config.event_thread,
+                     .draft = config.draft,
+                     .draft_tokens = config.draft_tokens,
+                     .draft_branches = config.draft_branches};
     if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
     parts.threads = std::make_unique<ThreadPool>(1);
-    parts.cache = KvCache::Create({.num_pages = config.model.num_pages,
-                                   .page_size = config.model.page_size,
-                                   .max_branches = config.max_running,
-                                   .max_context = config.model.max_position,
-                                   .share = config.sharing != SharingMode::kNone})
-                      .value();
     parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
-    const int32_t row = (config.model.max_position + config.model.page_size - 1) / config.model.page_size;
-    parts.plan =
-        attention::AttentionPlan::Create(
-            *parts.context, {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64, .q_dtype = DType::kF32, .kv_dtype = DType::kF32},
-            {.max_branches = config.max_running,
-             .max_queries = config.max_batch_tokens,
-             .max_page_slots = config.max_running * row,
-             .page_size = config.model.page_size},
-            {.policy = config.sharing == SharingMode::kTree       ? attention::SharePolicy::kTree
-                       : config.sharing == SharingMode::kOneLevel ? attention::SharePolicy::kOneLevel
-                                                                  : attention::SharePolicy::kStore,
-             .force_sharing = true})
-            .value();
+    parts.cache = MakeCache(config);
+    parts.plan = MakePlan(config, *parts.context);
     auto model = std::make_unique<FakeModel>(config.model);
     model_ = model.get();
     cache_ = parts.cache.get();
     parts.model = std::move(model);
+    if (config.draft == DraftMode::kNgram)
+      parts.drafter = std::make_unique<NgramDrafter>(NgramDrafter::Options{config.draft_branches});
+    if (config.draft == DraftMode::kModel) {
+      FakeModel::Options draft_model = config.model;
+      draft_model.seed = config.draft_seed;
+      auto fake = std::make_unique<FakeModel>(draft_model);
+      draft_model_ = fake.get();
+      auto drafter = std::make_unique<ModelDrafter>(ModelDrafterParts{.cache = MakeCache(config),
+                                                                      .plan = MakePlan(config, *parts.context),
+                                                                      .model = std::move(fake),
+                                                                      .executor = parts.threads.get(),
+                                                                      .max_batch_tokens = config.max_batch_tokens,
+                                                                      .max_context = config.model.max_position,
+                                                                      .exact = config.exact_drafts});
+      draft_cache_ = &drafter->cache();
+      parts.drafter = std::move(drafter);
+    }
     engine_ = MakeEngine(std::move(parts));
   }
 
   FakeModel& model() { return *model_; }
   Engine& engine() { return *engine_; }
   KvCache& cache() { return *cache_; }
+  const KvCache* draft_cache() const { return draft_cache_; }  // kModel
+  FakeModel& draft_model() { return *draft_model_; }
 
   RequestId Submit(Request request) {
     size_t slot;
@@ -129,6 +140,10 @@ class EngineHarness {
       ASSERT_TRUE(worked.ok()) << worked.status().ToString();
       const Status status = cache_->CheckIntegrity();
       ASSERT_TRUE(status.ok()) << status.message();
+      if (draft_cache_) {
+        const Status draft_status = draft_cache_->CheckIntegrity();
+        ASSERT_TRUE(draft_status.ok()) << "draft model: " << draft_status.message();
+      }
       if (!*worked) return;
     }
     FAIL() << "the engine does not come to an end";
@@ -147,8 +162,33 @@ class EngineHarness {
   }
 
  private:
+  static std::unique_ptr<KvCache> MakeCache(const EngineConfig& config) {
+    return KvCache::Create({.num_pages = config.model.num_pages,
+                            .page_size = config.model.page_size,
+                            .max_branches = config.max_running,
+                            .max_context = config.model.max_position,
+                            .share = config.sharing != SharingMode::kNone})
+        .value();
+  }
+  static std::unique_ptr<attention::AttentionPlan> MakePlan(const EngineConfig& config, attention::Context& context) {
+    const int32_t row = (config.model.max_position + config.model.page_size - 1) / config.model.page_size;
+    return attention::AttentionPlan::Create(
+               context, {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64, .q_dtype = DType::kF32, .kv_dtype = DType::kF32},
+               {.max_branches = config.max_running,
+                .max_queries = config.max_batch_tokens,
+                .max_page_slots = config.max_running * row,
+                .page_size = config.model.page_size},
+               {.policy = config.sharing == SharingMode::kTree       ? attention::SharePolicy::kTree
+                          : config.sharing == SharingMode::kOneLevel ? attention::SharePolicy::kOneLevel
+                                                                     : attention::SharePolicy::kStore,
+                .force_sharing = true})
+        .value();
+  }
+
   FakeModel* model_;
   KvCache* cache_;
+  const KvCache* draft_cache_ = nullptr;
+  FakeModel* draft_model_ = nullptr;
   std::unique_ptr<Engine> engine_;
   std::mutex mutex_;  // events may come from a thread of the engine's
   std::vector<std::vector<Output>> outputs_;

@@ -275,6 +275,67 @@ TEST(EngineModel, AutoChunkIsTheSmallestNearTheBestAndLeavesNothingBehind) {
   EXPECT_EQ(Generate(*engine, Greedy(expected.prompt, count)).samples[0].tokens, expected.greedy);
 }
 
+// Drafts are rows of the same forward pass: what the model says, and in deterministic mode its bits, is as without them.
+TEST(EngineModel, DraftsLeaveGreedyTextAloneInEveryMode) {
+  constexpr const char* kModel = "llama-hd64-long";
+  const Expected expected = LoadExpected(kModel);
+  const std::vector<int32_t> prompt(expected.prompt.begin(), expected.prompt.begin() + 63);
+  const auto request = [&](int32_t n) {  // few words, so that text repeats itself and lookup finds something
+    Request few_words = Greedy(prompt, 48, n);
+    for (int32_t token = 0; token < 5; ++token) few_words.sampling.logit_bias.emplace_back(token, 100.0f);
+    return few_words;
+  };
+  for (const SharingMode sharing : kModes) {
+    for (const int32_t n : {1, 6}) {
+      EngineOptions options{
+          .sharing = sharing, .force_sharing = true, .max_running = 8, .max_batch_tokens = 200, .max_context = 256};
+      const Outcome plain = Generate(*MakeEngine(kModel, options), request(n));
+      options.draft = DraftMode::kNgram;
+      EngineOptions tree = options, model = options;
+      tree.draft_branches = 4;
+      model.draft = DraftMode::kModel;
+      model.draft_model_path = ModelPath(kModel);
+      for (const EngineOptions& drafting : {options, tree, model}) {
+        SCOPED_TRACE(std::string(Name(sharing)) + ", n " + std::to_string(n) + ", " + std::string(Name(drafting.draft)) + " x " +
+                     std::to_string(drafting.draft_branches));
+        const auto engine = MakeEngine(kModel, drafting);
+        const Outcome drafted = Generate(*engine, request(n));
+        for (int32_t i = 0; i < n; ++i) {
+          EXPECT_EQ(drafted.samples[i].tokens, plain.samples[i].tokens);
+          for (size_t t = 0; t < plain.samples[i].logprobs.size(); ++t)
+            EXPECT_NEAR(drafted.samples[i].logprobs[t], plain.samples[i].logprobs[t], kTolerance);
+        }
+        const EngineMetrics metrics = engine->Metrics();
+        EXPECT_GT(metrics.accepted_draft_tokens, 0);
+        EXPECT_EQ(metrics.sample_steps + metrics.accepted_draft_tokens, 47 * n);
+        if (drafting.draft == DraftMode::kModel) {
+          EXPECT_GT(metrics.accepted_draft_tokens, 30 * n);  // it is the same model
+        }
+      }
+    }
+  }
+}
+
+TEST(EngineModel, DeterministicModeGivesTheSameBitsWithDrafts) {
+  constexpr const char* kModel = "llama-hd64-long";
+  const Expected expected = LoadExpected(kModel);
+  Request request = Greedy({expected.prompt.begin(), expected.prompt.begin() + 100}, 40, 3);
+  request.sampling.temperature = 0.4f;
+  request.sampling.seed = 12;
+  for (int32_t token = 0; token < 5; ++token) request.sampling.logit_bias.emplace_back(token, 100.0f);
+  EngineOptions options{.max_running = 4, .max_batch_tokens = 128, .max_context = 256, .deterministic = true};
+  const Outcome plain = Generate(*MakeEngine(kModel, options), request);
+  options.draft = DraftMode::kNgram;
+  EngineOptions model = options;
+  model.draft = DraftMode::kModel;
+  model.draft_model_path = ModelPath(kModel);
+  for (const EngineOptions& drafting : {options, model}) {
+    const auto engine = MakeEngine(kModel, drafting);
+    EXPECT_EQ(Generate(*engine, request).samples, plain.samples) << Name(drafting.draft);  // bit for bit
+    EXPECT_GT(engine->Metrics().accepted_draft_tokens, 0);
+  }
+}
+
 TEST(EngineModel, CreateRefusesByName) {
   const auto message = [](EngineOptions options) {
     if (options.model_path.empty()) options.model_path = ModelPath("llama-gqa");
@@ -290,6 +351,10 @@ TEST(EngineModel, CreateRefusesByName) {
   EXPECT_THAT(message({.max_context = 4096}), HasSubstr("max_context is 4096, the model's context length is 2048"));
   EXPECT_THAT(message({.kv_cache_bytes = 100}), HasSubstr("raise kv_cache_bytes"));
   EXPECT_THAT(message({.page_size = 1, .max_running = 2000000}), HasSubstr("page slots"));
+  EXPECT_THAT(message({.draft = DraftMode::kNgram, .draft_tokens = 64}), HasSubstr("draft_tokens is 64, expected 1..63"));
+  EXPECT_THAT(message({.draft = DraftMode::kModel}), HasSubstr("draft_model_path"));
+  EXPECT_THAT(message({.deterministic = true, .draft = DraftMode::kNgram, .draft_branches = 2}), HasSubstr("deterministic"));
+  EXPECT_THAT(message({.draft = DraftMode::kModel, .draft_model_path = ModelPath("llama-hd64-long")}), HasSubstr("vocabulary of"));
 }
 
 // Random traffic with eviction and preemption, against each request alone on an engine that keeps nothing.

@@ -9,6 +9,7 @@
 #include "coppice/attention.h"
 #include "coppice/engine.h"
 #include "core/thread_pool.h"
+#include "engine/draft.h"
 #include "engine/step_model.h"
 #include "tokenizer/tokenizer.h"
 
@@ -24,6 +25,7 @@ struct EngineParts {
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<attention::AttentionPlan> plan;
   std::unique_ptr<StepModel> model;
+  std::unique_ptr<Drafter> drafter;  // null: no speculative decoding
 };
 
 std::unique_ptr<Engine> MakeEngine(EngineParts parts);

@@ -93,6 +93,58 @@ TEST(Engine, MoreSamplesThanSlotsAllFinish) {
   for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.tokens, expected);
 }
 
+// Penalties, bias and min_tokens reach the sampler with the right history, after a preemption too.
+TEST(Engine, GreedyTextUnderEveryLogitParameterIsThatOfItsDefinition) {
+  EngineHarness harness({.model = {.num_pages = 20, .page_size = 4}, .max_running = 4});
+  Request request = Greedy({}, 30);
+  request.sampling.presence_penalty = 0.8f;
+  request.sampling.frequency_penalty = 0.5f;
+  request.sampling.repetition_penalty = 1.3f;
+  request.sampling.logit_bias = {{9, 2.0f}, {17, -INFINITY}};
+  request.stop_token_ids = {21};
+  request.min_tokens = 30;
+  request.n = 2;
+  for (int32_t slot = 0; slot < 3; ++slot) {
+    request.prompt_ids = Prompt(14, slot);
+    harness.Submit(request);
+  }
+  harness.RunToEnd();
+  EXPECT_GT(harness.engine().Metrics().preemptions, 0);
+  for (int32_t slot = 0; slot < 3; ++slot) {
+    std::vector<int32_t> text = Prompt(14, slot);
+    std::vector<int32_t> expected;
+    for (int i = 0; i < 30; ++i) {
+      std::vector<float> logits = harness.model().LogitsAfter(text);
+      for (int32_t v = 0; v < 64; ++v) {
+        const auto count = static_cast<float>(std::count(expected.begin(), expected.end(), v));
+        if (std::find(text.begin(), text.end(), v) != text.end()) logits[v] *= logits[v] > 0 ? 1 / 1.3f : 1.3f;
+        logits[v] -= count * 0.5f + (count > 0 ? 0.8f : 0.0f);
+        if (v == 9) logits[v] += 2;
+        if (v == 17 || v == 21) logits[v] = -INFINITY;
+      }
+      text.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+      expected.push_back(text.back());
+    }
+    for (const Output& output : harness.outputs(slot)) EXPECT_EQ(output.tokens, expected);
+  }
+}
+
+TEST(Engine, MinTokensLetsStopStringsPass) {
+  EngineConfig config{.texts = Letters(64)};
+  EngineHarness plain(config);
+  plain.Submit(Greedy(Prompt(9), 12));
+  plain.RunToEnd();
+  const std::string text = plain.outputs(0)[0].text;
+  Request request = Greedy(Prompt(9), 12);
+  request.stop = {text.substr(2, 2)};
+  request.min_tokens = 8;
+  EngineHarness harness(config);
+  harness.Submit(request);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(0)[0].text, text);  // the stop string is text here, and does not occur again
+  EXPECT_EQ(harness.outputs(0)[0].reason, FinishReason::kLength);
+}
+
 TEST(Engine, LogprobsAreThoseOfTheModel) {
   EngineHarness harness({});
   Request request = Greedy(Prompt(10), 3);
@@ -276,6 +328,40 @@ TEST(Engine, AFollowUpTurnFindsWhatWasGenerated) {
   harness.RunToEnd();
   EXPECT_EQ(harness.engine().Metrics().cached_tokens, 49);  // the last generated token was never fed
   EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(turn, 5));
+}
+
+TEST(Engine, AFollowUpSharesWithSiblingsThatStillRun) {
+  EngineHarness harness({.model = {.num_pages = 256}, .max_batch_tokens = 64});
+  Request request{.prompt_ids = Prompt(40), .n = 4, .max_tokens = 60};
+  request.sampling.seed = 3;
+  // One sample ends early: on the first token that it alone has at place 8.
+  EngineHarness probe({.model = {.num_pages = 256}, .max_batch_tokens = 64});
+  probe.Submit(request);
+  probe.RunToEnd();
+  const std::vector<int32_t>& early = probe.outputs(0)[1].tokens;
+  request.stop_token_ids = {early[8]};
+  harness.Submit(request);
+  while (!harness.outputs(0)[1].reason) harness.Step();
+  ASSERT_EQ(harness.outputs(0)[1].reason, FinishReason::kStop);
+  ASSERT_GT(harness.engine().Metrics().running, 0);  // siblings go on
+  const size_t answered = harness.outputs(0)[1].tokens.size();
+
+  std::vector<int32_t> turn = Prompt(40);
+  turn.insert(turn.end(), harness.outputs(0)[1].tokens.begin(), harness.outputs(0)[1].tokens.end());
+  turn.push_back(11);
+  // Two branches of a search from the same text: the second shares what the first computes.
+  harness.Submit(Greedy(turn, 6));
+  harness.Step(2);
+  const int64_t pages = harness.cache().usage().pages_in_use;
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens, 40 + static_cast<int64_t>(answered) - 1);
+  harness.Submit(Greedy(turn, 6, 3));
+  harness.Step(1);
+  EXPECT_EQ(harness.engine().Metrics().cached_tokens, 2 * (40 + static_cast<int64_t>(answered)));
+  EXPECT_LT(harness.cache().usage().pages_in_use, pages + 8);  // copies would be 12, siblings grow meanwhile
+  harness.RunToEnd();
+  const std::vector<int32_t> expected = harness.GreedyAfter(turn, 6);
+  EXPECT_EQ(harness.outputs(1)[0].tokens, expected);
+  for (const Output& output : harness.outputs(2)) EXPECT_EQ(output.tokens, expected);
 }
 
 TEST(Engine, APinnedPromptOutlivesThePressure) {

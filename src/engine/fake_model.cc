@@ -25,7 +25,7 @@ int32_t TokenOf(uint64_t slot) { return static_cast<int32_t>(slot & kTokenBits);
 }  // namespace
 
 FakeModel::FakeModel(const Options& options)
-    : page_size_(options.page_size), memory_(static_cast<size_t>(options.num_pages) * options.page_size) {
+    : options_(options), page_size_(options.page_size), memory_(static_cast<size_t>(options.num_pages) * options.page_size) {
   COPPICE_CHECK(options.vocab_size <= static_cast<int32_t>(kTokenBits) + 1);
   config_.architecture = "fake";
   config_.num_kv_heads = config_.head_dim = 1;
@@ -60,6 +60,11 @@ Status FakeModel::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t
         reinterpret_cast<std::byte*>(&memory_[int64_t{pages[(t - begin) / page_size_]} * page_size_ + t % page_size_]);
     for (size_t half = 0; half < 2; ++half) std::memcpy(slot + half * kHalf, &kv[(half * num_tokens + t) * kHalf], kHalf);
   }
+  return OkStatus();
+}
+
+Status FakeModel::MoveSlots(std::span<const attention::SlotMove> moves) {
+  for (const auto [from, to] : moves) memory_[to] = memory_[from];
   return OkStatus();
 }
 
@@ -104,7 +109,7 @@ Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, co
   const int32_t num_tokens = static_cast<int32_t>(batch.token_ids.size());
   largest_batch_ = std::max(largest_batch_, num_tokens);
   tokens_computed_ += num_tokens;
-  paths_.assign(num_tokens, 0);
+  states_.assign(num_tokens, 0);
   std::vector<int32_t> branches;  // in the order of their rows: a branch may read what one before it computes in this step
   for (size_t b = 0; b < forest.branch_node.size(); ++b) {
     if (forest.branch_node[b] != attention::kFreeSlot) branches.push_back(static_cast<int32_t>(b));
@@ -115,42 +120,60 @@ Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, co
       const int32_t page = forest.page_indices[forest.branch_page_begin[b] + kv_index / page_size_];
       return static_cast<int64_t>(page) * page_size_ + kv_index % page_size_;
     };
+    const int32_t queries_begin = forest.branch_kv_len[b] - forest.branch_query_count[b];
     for (int32_t i = 0; i < forest.branch_query_count[b]; ++i) {
       const int32_t row = forest.branch_query_begin[b] + i;
-      const int32_t kv_index = forest.branch_kv_len[b] - forest.branch_query_count[b] + i;
-      COPPICE_CHECK(batch.positions[row] == kv_index);
-      const int64_t slot = batch.slot_mapping[row];
-      if (slot >= 0) {
-        COPPICE_CHECK(slot == slot_of(kv_index));
-        memory_[slot] = Extend(kv_index == 0 ? 0 : memory_[slot_of(kv_index - 1)], batch.token_ids[row]);
+      const int32_t own = queries_begin + i;
+      const auto sees = [&](int32_t kv_index) {
+        return kv_index < queries_begin || forest.query_tree_mask.empty() ||
+               (forest.query_tree_mask[row] >> (kv_index - queries_begin) & 1) != 0;
+      };
+      COPPICE_CHECK(sees(own));
+      uint64_t path = 0;
+      history_.clear();
+      for (int32_t k = 0; k < own; ++k) {
+        if (!sees(k)) continue;
+        const uint64_t kv = memory_[slot_of(k)];
+        path = Extend(path, TokenOf(kv));
+        history_.push_back(TokenOf(kv));
+        COPPICE_CHECK(kv == path);
       }
-      paths_[row] = 0;
-      for (int32_t i = 0; i <= kv_index; ++i) {
-        const uint64_t kv = memory_[slot_of(i)];
-        paths_[row] = Extend(paths_[row], TokenOf(kv));
-        COPPICE_CHECK(kv == paths_[row]);
+      COPPICE_CHECK(batch.positions[row] == static_cast<int32_t>(history_.size()));
+      path = Extend(path, batch.token_ids[row]);
+      history_.push_back(batch.token_ids[row]);
+      if (const int64_t slot = batch.slot_mapping[row]; slot >= 0) {
+        COPPICE_CHECK(slot == slot_of(own));
+        memory_[slot] = path;
       }
-      COPPICE_CHECK(TokenOf(memory_[slot_of(kv_index)]) == batch.token_ids[row]);
+      COPPICE_CHECK(memory_[slot_of(own)] == path);
+      states_[row] = StateAfter(history_);
     }
   }
   CheckPlan(forest, plan.View());
   const int64_t rows = static_cast<int64_t>(batch.logit_rows.size());
   logits_.resize(rows * config_.vocab_size);
   for (int64_t r = 0; r < rows; ++r) {
-    FillLogits(paths_[batch.logit_rows[r]], std::span(logits_).subspan(r * config_.vocab_size, config_.vocab_size));
+    FillLogits(states_[batch.logit_rows[r]], std::span(logits_).subspan(r * config_.vocab_size, config_.vocab_size));
   }
   return MatrixView<const float>(logits_.data(), rows, config_.vocab_size);
 }
 
-void FakeModel::FillLogits(uint64_t path, std::span<float> logits) const {
-  for (size_t v = 0; v < logits.size(); ++v) logits[v] = static_cast<float>(Mix(path ^ (v * 0x9e3779b97f4a7c15u)) >> 40) * 0x1p-21f;
+uint64_t FakeModel::StateAfter(std::span<const int32_t> tokens) const {
+  if (options_.memory > 0 && tokens.size() > static_cast<size_t>(options_.memory)) tokens = tokens.last(options_.memory);
+  uint64_t state = options_.seed;
+  for (const int32_t token : tokens) state = Extend(state, token);
+  return state;
+}
+
+void FakeModel::FillLogits(uint64_t state, std::span<float> logits) const {
+  for (size_t v = 0; v < logits.size(); ++v) {
+    logits[v] = static_cast<float>(Mix(state ^ (v * 0x9e3779b97f4a7c15u)) >> 40) * 0x1p-24f * options_.logit_range;
+  }
 }
 
 std::vector<float> FakeModel::LogitsAfter(std::span<const int32_t> tokens) const {
-  uint64_t path = 0;
-  for (const int32_t token : tokens) path = Extend(path, token);
   std::vector<float> logits(config_.vocab_size);
-  FillLogits(path, logits);
+  FillLogits(StateAfter(tokens), logits);
   return logits;
 }
 

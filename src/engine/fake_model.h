@@ -21,6 +21,9 @@ class FakeModel final : public StepModel {
     int32_t vocab_size = 64, max_position = 256;
     int32_t num_pages = 64, page_size = 16;
     std::vector<int32_t> eos_token_ids;
+    uint64_t seed = 0;         // models of different seeds say different things after the same tokens
+    float logit_range = 8.0f;  // logits are uniform in [0, logit_range)
+    int32_t memory = 0;        // of the history, the last so many tokens count; 0: all
   };
   explicit FakeModel(const Options& options);
 
@@ -32,6 +35,7 @@ class FakeModel final : public StepModel {
   DType kv_dtype() const override { return DType::kF32; }  // one head of one element: K and V are the two halves of a slot
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+  Status MoveSlots(std::span<const attention::SlotMove> moves) override;
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
                                           attention::AttentionPlan& plan) override;
 
@@ -45,13 +49,17 @@ class FakeModel final : public StepModel {
 
  private:
   void CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const;
-  void FillLogits(uint64_t path, std::span<float> logits) const;
+  // What a query with these tokens before it (itself included) leads to.
+  uint64_t StateAfter(std::span<const int32_t> tokens) const;
+  void FillLogits(uint64_t state, std::span<float> logits) const;
 
   ModelConfig config_;
+  Options options_;
   int32_t page_size_;
   std::string fingerprint_ = "fake";
   std::vector<uint64_t> memory_;
-  std::vector<uint64_t> paths_;  // by token of the batch
+  std::vector<uint64_t> states_;  // by token of the batch
+  std::vector<int32_t> history_;  // tokens that a query sees
   std::vector<float> logits_;
   int64_t tokens_computed_ = 0;
   int32_t largest_batch_ = 0;

@@ -36,16 +36,18 @@ float MaximaKernel(const float* logits, int64_t count, float* maxima) {
   return result;
 }
 
+// exp((x - max) * inverse_temperature); NaN stays NaN.
+hn::Vec<D> ScaledExp(hn::Vec<D> x, float max, float inverse_temperature) {
+  const D d;
+  const auto scaled = hn::Mul(hn::Sub(x, hn::Set(d, max)), hn::Set(d, inverse_temperature));
+  // e^-100 vanishes beside the maximum's 1, and Exp needs a finite argument.
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, hn::Max(scaled, hn::Set(d, -100.0f))));
+}
+
 double ExpSumsKernel(const float* logits, int64_t count, float max, float inverse_temperature, float* sums) {
   const D d;
   const int64_t lanes = hn::Lanes(d);
-  const auto offset = hn::Set(d, max);
-  const auto scale = hn::Set(d, inverse_temperature);
-  const auto floor = hn::Set(d, -100.0f);  // e^-100 vanishes beside the maximum's 1, and Exp needs a finite argument
-  const auto exp = [&](auto x) {
-    const auto e = hn::Exp(d, hn::Max(hn::Mul(hn::Sub(x, offset), scale), floor));
-    return hn::IfThenElse(hn::IsNaN(x), x, e);  // Max would hide it
-  };
+  const auto exp = [=](hn::Vec<D> x) { return ScaledExp(x, max, inverse_temperature); };
   double total = 0;
   for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
     const int64_t end = std::min(begin + kLogitBlock, count);
@@ -60,6 +62,27 @@ double ExpSumsKernel(const float* logits, int64_t count, float max, float invers
   return total;
 }
 
+double ExpsKernel(const float* logits, int64_t count, float max, float inverse_temperature, float* exps) {
+  const D d;
+  const int64_t lanes = hn::Lanes(d);
+  const auto exp = [=](hn::Vec<D> x) { return ScaledExp(x, max, inverse_temperature); };
+  double total = 0;
+  for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
+    const int64_t end = std::min(begin + kLogitBlock, count);
+    auto sum = hn::Zero(d);
+    int64_t i = begin;
+    for (; i + lanes <= end; i += lanes) {
+      const auto e = exp(hn::LoadU(d, logits + i));
+      hn::StoreU(e, d, exps + i);
+      sum = hn::Add(sum, e);
+    }
+    float block = hn::GetLane(hn::SumOfLanes(d, sum));
+    for (; i < end; ++i) block += exps[i] = hn::GetLane(exp(hn::Set(d, logits[i])));
+    total += block;
+  }
+  return total;
+}
+
 }  // namespace coppice::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -68,6 +91,7 @@ namespace coppice {
 
 HWY_EXPORT(MaximaKernel);
 HWY_EXPORT(ExpSumsKernel);
+HWY_EXPORT(ExpsKernel);
 
 float ScanMaxima(std::span<const float> logits, std::span<float> maxima) {
   return HWY_DYNAMIC_DISPATCH(MaximaKernel)(logits.data(), static_cast<int64_t>(logits.size()), maxima.data());
@@ -76,6 +100,11 @@ float ScanMaxima(std::span<const float> logits, std::span<float> maxima) {
 double ScanExpSums(std::span<const float> logits, float max, float inverse_temperature, std::span<float> sums) {
   return HWY_DYNAMIC_DISPATCH(ExpSumsKernel)(logits.data(), static_cast<int64_t>(logits.size()), max, inverse_temperature,
                                              sums.data());
+}
+
+double ScanExps(std::span<const float> logits, float max, float inverse_temperature, std::span<float> exps) {
+  return HWY_DYNAMIC_DISPATCH(ExpsKernel)(logits.data(), static_cast<int64_t>(logits.size()), max, inverse_temperature,
+                                          exps.data());
 }
 
 }  // namespace coppice

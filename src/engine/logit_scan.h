@@ -16,4 +16,7 @@ float ScanMaxima(std::span<const float> logits, std::span<float> maxima);
 // sums[i] = sum over block i of exp((logit - max) * inverse_temperature); returns the sum of all, NaN if a logit is.
 double ScanExpSums(std::span<const float> logits, float max, float inverse_temperature, std::span<float> sums);
 
+// exps[i] = exp((logits[i] - max) * inverse_temperature); returns the sum.
+double ScanExps(std::span<const float> logits, float max, float inverse_temperature, std::span<float> exps);
+
 }  // namespace coppice

@@ -22,9 +22,13 @@ constexpr PhiloxBlock Philox4x32(PhiloxBlock counter, std::array<uint32_t, 2> ke
   return counter;
 }
 
+// What a random number is for: numbers of different streams are independent.
+enum class RandomStream : uint32_t { kToken, kDraft, kAcceptance, kResidual };
+
 // Uniform in [0, 1) with 53 random bits.
-constexpr double UniformAt(uint64_t seed, uint32_t sample, uint32_t position) {
-  const PhiloxBlock block = Philox4x32({position, sample, 0, 0}, {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+constexpr double UniformAt(uint64_t seed, uint32_t sample, uint32_t position, RandomStream stream = RandomStream::kToken) {
+  const PhiloxBlock block = Philox4x32({position, sample, static_cast<uint32_t>(stream), 0},
+                                       {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<double>((uint64_t{block[0]} << 32 | block[1]) >> 11) * 0x1p-53;
 }
 

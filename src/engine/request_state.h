@@ -11,7 +11,10 @@
 
 #include "cache/kv_cache.h"
 #include "coppice/engine.h"
+#include "engine/draft.h"
 #include "engine/emitter.h"
+#include "engine/ngram_drafter.h"
+#include "engine/token_counts.h"
 
 namespace coppice {
 
@@ -33,6 +36,10 @@ struct Sequence {
   int32_t computed = 0;   // tokens that went through the forward pass
   int32_t overtaken = 0;  // how many were admitted before it that came later
   std::vector<int32_t> generated;
+  TokenCounts counts;                    // of generated, as far as penalties needed them
+  Draft draft;                           // for the next step
+  int32_t draft_depth = 0;               // how deep drafting has paid lately; 0: not tried yet
+  std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
 
   int32_t length() const;  // tokens known: prompt and generated
   int32_t remaining() const { return length() - computed; }
@@ -59,6 +66,8 @@ struct RequestState {
   std::vector<Sequence> sequences;                    // n; never resized
   std::vector<std::optional<float>> prompt_logprobs;  // if wanted
   std::optional<Clock::time_point> deadline;
+  TokenCounts prompt_counts;                    // with a repetition penalty
+  std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };

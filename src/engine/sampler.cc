@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "core/check.h"
 #include "engine/logit_scan.h"
 #include "engine/philox.h"
 
@@ -20,6 +21,27 @@ bool NeedsAdjustment(const SampleTask& task) {
          !task.banned.empty();
 }
 
+bool HasFilter(const SamplingParams& params) { return params.top_k > 0 || params.top_p < 1 || params.min_p > 0; }
+
+double CandidateWeight(float logit, float max, float temperature) {
+  return std::exp(static_cast<double>((logit - max) / temperature));
+}
+
+// The token at which the running sum of `weights` passes `uniform` of their total; -1 if they are all zero.
+int32_t DrawFromWeights(std::span<const float> weights, double uniform) {
+  double total = 0;
+  for (const float weight : weights) total += weight;
+  double left = uniform * total;
+  int32_t largest = -1;  // should rounding carry the walk past the end
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] <= 0) continue;
+    left -= weights[i];
+    if (left < 0) return static_cast<int32_t>(i);
+    if (largest < 0 || weights[i] > weights[largest]) largest = static_cast<int32_t>(i);
+  }
+  return largest;
+}
+
 // The first entry that equals the maximum.
 int32_t ArgMax(std::span<const float> logits, std::span<const float> maxima, float max) {
   const auto block = std::find(maxima.begin(), maxima.end(), max) - maxima.begin();
@@ -33,7 +55,7 @@ Sampler::Sampler(Executor* executor, int32_t vocab_size) : executor_(executor), 
     scratch.adjusted.resize(vocab_size);
     scratch.maxima.resize(NumLogitBlocks(vocab_size));
     scratch.sums.resize(NumLogitBlocks(vocab_size));
-    scratch.counts.resize(vocab_size);
+    scratch.distribution.resize(vocab_size);
   }
 }
 
@@ -72,7 +94,9 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
   if (params.temperature == 0) {
     const int32_t token = ArgMax(logits, scratch.maxima, max);
     for (TokenDraw& draw : task.draws) draw.token = token;
-  } else if (params.top_k > 0 || params.top_p < 1 || params.min_p > 0) {
+  } else if (!task.distribution.empty() || !task.proposal.empty()) {
+    DrawSpeculatively(task, logits, max, scratch);
+  } else if (HasFilter(params)) {
     DrawFromCandidates(task, logits, max, scratch);
   } else {
     if (adjusted || params.temperature != 1) ScanExpSums(logits, max, 1.0f / params.temperature, scratch.sums);
@@ -86,28 +110,28 @@ std::span<const float> Sampler::Adjust(const SampleTask& task, Scratch& scratch)
   const SamplingParams& params = *task.params;
   std::vector<float>& logits = scratch.adjusted;
   std::copy(task.logits.begin(), task.logits.end(), logits.begin());
-  // Each distinct token once: a count above zero marks what is still to be done.
-  std::vector<int32_t>& counts = scratch.counts;
-  for (const int32_t token : task.generated) ++counts[token];
   const auto repeat = [&](int32_t token) {
-    if (params.repetition_penalty != 1) {
-      logits[token] = logits[token] > 0 ? logits[token] / params.repetition_penalty : logits[token] * params.repetition_penalty;
-    }
+    logits[token] = logits[token] > 0 ? logits[token] / params.repetition_penalty : logits[token] * params.repetition_penalty;
   };
-  for (const int32_t token : task.generated) {
-    if (counts[token] == 0) continue;
-    repeat(token);
-    logits[token] -= params.presence_penalty + params.frequency_penalty * static_cast<float>(counts[token]);
-    counts[token] = 0;
+  const bool repeats = params.repetition_penalty != 1;
+  if (repeats && task.prompt) {
+    for (const TokenCounts::Entry& entry : task.prompt->entries()) repeat(entry.token);
   }
-  if (params.repetition_penalty != 1) {
-    for (const int32_t token : task.generated) counts[token] = 1;  // done above
-    for (const int32_t token : task.prompt) {
-      if (counts[token] == 0) repeat(token);
-      counts[token] = 1;
+  if (task.generated) {
+    for (const TokenCounts::Entry& entry : task.generated->entries()) {
+      if (repeats && !entry.in_prompt) repeat(entry.token);
+      logits[entry.token] -= params.presence_penalty + params.frequency_penalty * static_cast<float>(entry.count);
     }
-    for (const int32_t token : task.generated) counts[token] = 0;
-    for (const int32_t token : task.prompt) counts[token] = 0;
+  }
+  for (size_t i = 0; i < task.drafted.size(); ++i) {  // few
+    const int32_t token = task.drafted[i];
+    const bool is_generated = (task.generated && task.generated->Contains(token)) ||
+                              std::find(task.drafted.begin(), task.drafted.begin() + i, token) != task.drafted.begin() + i;
+    if (!is_generated) {
+      if (repeats && !(task.prompt && task.prompt->Contains(token))) repeat(token);
+      logits[token] -= params.presence_penalty;
+    }
+    logits[token] -= params.frequency_penalty;
   }
   for (const auto& [token, bias] : params.logit_bias) logits[token] = std::max(logits[token] + bias, kBannedLogit);
   for (const int32_t token : task.banned) logits[token] = kBannedLogit;
@@ -154,13 +178,12 @@ void Sampler::CollectAtLeast(std::span<const float> logits, float threshold, Scr
   }
 }
 
-void Sampler::DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
-  const SamplingParams& params = *task.params;
+double Sampler::FilterCandidates(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch) {
   std::vector<Candidate>& candidates = scratch.candidates;
   const auto before = [](const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
   };
-  const auto weight = [&](float logit) { return std::exp(static_cast<double>((logit - max) / params.temperature)); };
+  const auto weight = [&](float logit) { return CandidateWeight(logit, max, params.temperature); };
   constexpr float kEverything = std::numeric_limits<float>::lowest();
   const size_t k = params.top_k > 0 ? std::min<size_t>(params.top_k, logits.size()) : logits.size();
   // min_p against the largest probability is a threshold on logits, whatever the other filters leave.
@@ -212,17 +235,56 @@ void Sampler::DrawFromCandidates(const SampleTask& task, std::span<const float> 
   mass = 0;
   for (const Candidate& candidate : candidates) mass += weight(candidate.logit);
 
+  return mass;
+}
+
+void Sampler::DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
+  const double mass = FilterCandidates(*task.params, logits, max, scratch);
   for (TokenDraw& draw : task.draws) {
-    double left = UniformAt(params.seed, draw.sample, task.position) * mass;
-    draw.token = candidates.front().token;  // should rounding carry the walk past the end
-    for (const Candidate& candidate : candidates) {
-      left -= weight(candidate.logit);
+    double left = UniformAt(task.params->seed, draw.sample, task.position) * mass;
+    draw.token = scratch.candidates.front().token;  // should rounding carry the walk past the end
+    for (const Candidate& candidate : scratch.candidates) {
+      left -= CandidateWeight(candidate.logit, max, task.params->temperature);
       if (left < 0) {
         draw.token = candidate.token;
         break;
       }
     }
   }
+}
+
+void Sampler::FillDistribution(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch,
+                               std::span<float> distribution) {
+  if (HasFilter(params)) {
+    const double mass = FilterCandidates(params, logits, max, scratch);
+    std::ranges::fill(distribution, 0.0f);
+    for (const Candidate& candidate : scratch.candidates) {
+      distribution[candidate.token] = static_cast<float>(CandidateWeight(candidate.logit, max, params.temperature) / mass);
+    }
+    return;
+  }
+  const double inverse_sum = 1 / ScanExps(logits, max, 1.0f / params.temperature, distribution);
+  for (float& weight : distribution) weight *= static_cast<float>(inverse_sum);
+}
+
+void Sampler::DrawSpeculatively(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
+  COPPICE_DCHECK(task.draws.size() == 1);
+  TokenDraw& draw = task.draws.front();
+  const auto uniform = [&](RandomStream stream) { return UniformAt(task.params->seed, draw.sample, task.position, stream); };
+  if (!task.distribution.empty()) {
+    FillDistribution(*task.params, logits, max, scratch, task.distribution);
+    draw.token = DrawFromWeights(task.distribution, uniform(RandomStream::kDraft));
+    return;
+  }
+  const std::span<float> p = scratch.distribution;
+  FillDistribution(*task.params, logits, max, scratch, p);
+  if (uniform(RandomStream::kAcceptance) * task.proposal[task.draft] < p[task.draft]) {
+    draw.token = task.draft;
+    return;
+  }
+  for (size_t i = 0; i < p.size(); ++i) p[i] = std::max(p[i] - task.proposal[i], 0.0f);
+  draw.token = DrawFromWeights(p, uniform(RandomStream::kResidual));
+  if (draw.token < 0) draw.token = task.draft;  // p equals q but for rounding
 }
 
 }  // namespace coppice

@@ -1,6 +1,6 @@
 // Chooses the next token of each row of logits and says how probable the model found it. Stateless: random numbers come from a
 // counter (philox.h), so a sample's tokens depend on its own logits and parameters alone. Layer: engine. Order of the filters:
-// penalties and bias, temperature, top_k, top_p, min_p.
+// penalties and bias, temperature, top_k, top_p, min_p. Drafted tokens: speculative sampling (Leviathan et al. 2023, algorithm 1).
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "coppice/engine.h"
 #include "coppice/executor.h"
+#include "engine/token_counts.h"
 
 namespace coppice {
 
@@ -24,11 +25,18 @@ struct TokenDraw {
 struct SampleTask {
   std::span<const float> logits;  // [vocab]
   const SamplingParams* params = nullptr;
-  uint32_t position = 0;               // kv index of the token to choose: the counter of the random stream
-  std::span<const int32_t> prompt;     // for the repetition penalty
-  std::span<const int32_t> generated;  // for all penalties
-  std::span<const int32_t> banned;     // ids that must not come now (min_tokens)
-  std::span<TokenDraw> draws;
+  uint32_t position = 0;                   // kv index of the token to choose: the counter of the random stream
+  const TokenCounts* prompt = nullptr;     // for the repetition penalty; null: nothing
+  const TokenCounts* generated = nullptr;  // for all penalties; entries know whether they are in `prompt`. Null: nothing
+  std::span<const int32_t> drafted;        // tokens between `generated` and this row, for all penalties
+  std::span<const int32_t> banned;         // ids that must not come now (min_tokens)
+  std::span<TokenDraw> draws;              // one, where any of the following is set
+  // [vocab] or empty: receives the probabilities that the parameters leave, and the draw is a draft's: from a random stream apart.
+  std::span<float> distribution;
+  // [vocab] or empty: the probabilities that `draft` was drawn from. The draw is `draft` with probability min(1, p / q), else a
+  // token of the normalised max(0, p - q): in all, of p, whatever q is.
+  std::span<const float> proposal;
+  int32_t draft = -1;
 };
 
 // A token whose log-probability is wanted (prompt_logprobs).
@@ -56,7 +64,7 @@ class Sampler {
     std::vector<float> adjusted;      // [vocab] logits after penalties and bias
     std::vector<float> maxima, sums;  // per block
     std::vector<Candidate> candidates;
-    std::vector<int32_t> counts;  // [vocab] occurrences; zero between uses
+    std::vector<float> distribution;  // [vocab]
   };
 
   static void Sample(const SampleTask& task, Scratch& scratch);
@@ -64,6 +72,12 @@ class Sampler {
   static std::span<const float> Adjust(const SampleTask& task, Scratch& scratch);
   static void DrawFromAll(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
   static void DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
+  static void DrawSpeculatively(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
+  // The candidates that the filters leave, most probable first, and the sum of their weights exp((logit - max) / temperature).
+  static double FilterCandidates(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch);
+  // The probability of every token.
+  static void FillDistribution(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch,
+                               std::span<float> distribution);
   static void CollectAtLeast(std::span<const float> logits, float threshold, Scratch& scratch);
 
   Executor* executor_;

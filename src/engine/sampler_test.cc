@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "engine/chi_square.h"
 #include "engine/philox.h"
 
 namespace coppice {
@@ -132,10 +133,13 @@ TEST(Sampler, PenaltiesAndBiasMoveLogits) {
   logits[1] = 2.0f;
   logits[2] = 1.9f;
   logits[3] = -1.0f;
-  const std::vector<int32_t> generated = {1, 1}, prompt = {2};
+  TokenCounts prompt, generated;
+  prompt.Add(2);
+  generated.Add(1, &prompt);
+  generated.Add(1, &prompt);
   const auto greedy = [&](SamplingParams params, std::vector<int32_t> banned = {}) {
     params.temperature = 0;
-    return DrawMany(logits, params, 1, {.prompt = prompt, .generated = generated, .banned = banned})[0].token;
+    return DrawMany(logits, params, 1, {.prompt = &prompt, .generated = &generated, .banned = banned})[0].token;
   };
   EXPECT_EQ(greedy({}), 1);
   EXPECT_EQ(greedy({.presence_penalty = 0.05f}), 1);
@@ -146,6 +150,92 @@ TEST(Sampler, PenaltiesAndBiasMoveLogits) {
   EXPECT_EQ(greedy({.logit_bias = {{3, 10.0f}}}), 3);
   EXPECT_EQ(greedy({.logit_bias = {{1, -INFINITY}}}), 2);
   EXPECT_EQ(greedy({}, {1, 2}), 0);
+}
+
+// Penalties as their definitions say, from the whole text.
+std::vector<float> NaivelyPenalized(std::vector<float> logits, const SamplingParams& params, const std::vector<int32_t>& prompt,
+                                    const std::vector<int32_t>& generated) {
+  std::set<int32_t> seen(prompt.begin(), prompt.end());
+  seen.insert(generated.begin(), generated.end());
+  for (const int32_t token : seen) logits[token] *= logits[token] > 0 ? 1 / params.repetition_penalty : params.repetition_penalty;
+  for (const int32_t token : std::set<int32_t>(generated.begin(), generated.end())) logits[token] -= params.presence_penalty;
+  for (const int32_t token : generated) logits[token] -= params.frequency_penalty;
+  return logits;
+}
+
+TEST(Sampler, PenaltiesCountTextAndDraftsAsTheyGrow) {
+  constexpr int32_t kVocab = 300;
+  const SamplingParams params{.presence_penalty = 0.7f, .frequency_penalty = 0.3f, .repetition_penalty = 1.4f};
+  std::mt19937 random(8);
+  std::vector<int32_t> prompt(40), text;
+  TokenCounts prompt_counts, counts;
+  for (int32_t& token : prompt) prompt_counts.Add(token = random() % 30);
+  ThreadPool pool(1);
+  Sampler sampler(&pool, kVocab);
+  for (int32_t length = 0; length < 60; ++length) {
+    const std::vector<float> logits = RandomLogits(kVocab, length, 1.0f);
+    std::vector<int32_t> drafted(random() % 5);
+    for (int32_t& token : drafted) token = random() % 50;
+    std::vector<int32_t> all = text;
+    all.insert(all.end(), drafted.begin(), drafted.end());
+    std::vector<float> distribution(kVocab);
+    TokenDraw draw;
+    const SampleTask task{.logits = logits,
+                          .params = &params,
+                          .prompt = &prompt_counts,
+                          .generated = &counts,
+                          .drafted = drafted,
+                          .draws = std::span(&draw, 1),
+                          .distribution = distribution};
+    sampler.Run(std::span(&task, 1), {});
+    const std::vector<double> expected = NaiveDistribution(NaivelyPenalized(logits, params, prompt, all), {});
+    for (int32_t v = 0; v < kVocab; ++v) ASSERT_NEAR(distribution[v], expected[v], 1e-5) << "token " << v << " after " << length;
+    text.push_back(static_cast<int32_t>(random() % 50));
+    counts.Add(text.back(), &prompt_counts);
+  }
+}
+
+// Draws drafts from q and verifies them against p: what comes out is distributed as p, and as many are accepted as can be.
+void ExpectSpeculativeDistribution(const std::vector<float>& p_logits, const std::vector<float>& q_logits,
+                                   const SamplingParams& params) {
+  constexpr int32_t kCount = 20000;
+  const int32_t vocab = static_cast<int32_t>(p_logits.size());
+  ThreadPool pool(1);
+  Sampler sampler(&pool, vocab);
+  std::vector<float> q(vocab);
+  std::vector<int64_t> counts(vocab), drafts(vocab);
+  int64_t accepted = 0;
+  for (int32_t i = 0; i < kCount; ++i) {
+    TokenDraw draft, draw;
+    SampleTask task{.logits = q_logits, .params = &params, .position = static_cast<uint32_t>(i), .draws = std::span(&draft, 1)};
+    task.distribution = q;
+    sampler.Run(std::span(&task, 1), {});
+    task = {.logits = p_logits, .params = &params, .position = static_cast<uint32_t>(i), .draws = std::span(&draw, 1)};
+    task.proposal = q;
+    task.draft = draft.token;
+    sampler.Run(std::span(&task, 1), {});
+    ++counts[draw.token];
+    ++drafts[draft.token];
+    accepted += draw.token == draft.token;
+  }
+  const std::vector<double> p = NaiveDistribution(p_logits, params), naive_q = NaiveDistribution(q_logits, params);
+  EXPECT_LT(ChiSquareDeviations(counts, p), 5);
+  EXPECT_LT(ChiSquareDeviations(drafts, naive_q), 5);
+  double overlap = 0;
+  for (int32_t v = 0; v < vocab; ++v) overlap += std::min(p[v], naive_q[v]);
+  overlap = std::min(overlap, 1.0);
+  EXPECT_NEAR(static_cast<double>(accepted) / kCount, overlap, 5 * std::sqrt(overlap * (1 - overlap) / kCount) + 1e-3);
+}
+
+TEST(Sampler, VerifiedDraftsFollowTheTargetsDistribution) {
+  const std::vector<float> p = RandomLogits(50, 21, 1.5f), q = RandomLogits(50, 22, 1.5f);
+  ExpectSpeculativeDistribution(p, q, {});
+  ExpectSpeculativeDistribution(p, p, {});
+  ExpectSpeculativeDistribution(p, q, {.temperature = 0.6f, .top_p = 0.9f});
+  ExpectSpeculativeDistribution(p, q, {.top_k = 8, .min_p = 0.02f});
+  std::vector<float> near = p;
+  for (size_t i = 0; i < near.size(); i += 3) near[i] += 0.5f;
+  ExpectSpeculativeDistribution(p, near, {.temperature = 1.3f});
 }
 
 TEST(Sampler, ManyDrawsFromOneRowAreThoseOfSingleOnes) {

@@ -30,6 +30,7 @@ void Scheduler::Add(RequestState* request) {
 
 const StepBatch& Scheduler::Schedule() {
   batch_.Clear();
+  has_draft_tree_ = false;
   cache_->BeginStep();
   if (options_.policy == SchedulePolicy::kPrefillFirst) {
     ScheduleRunningPrefills();
@@ -40,7 +41,29 @@ const StepBatch& Scheduler::Schedule() {
   ScheduleRunningPrefills();
   RemoveStopped();  // the preempted ones, so that they can be admitted again
   Admit();
+  if (has_draft_tree_) FillTreeMasks();
   return batch_;
+}
+
+std::span<Sequence* const> Scheduler::PlanDrafts() {
+  batch_.Clear();  // the last step's sequences may be gone
+  decoding_.clear();
+  bool has_prompts = !waiting_.empty();
+  for (Sequence* const sequence : running_) {
+    if (sequence->state != Sequence::State::kRunning) continue;
+    if (sequence->prefilling()) {
+      has_prompts = true;
+    } else {
+      decoding_.push_back(sequence);
+    }
+  }
+  // Prompts are sure to be of use, drafts are not: they share what decoding leaves. A tree mask holds for a whole step and allows
+  // few queries a branch, so trees keep out of the way of prompts.
+  const int32_t left = options_.max_batch_tokens - static_cast<int32_t>(decoding_.size());
+  draft_share_ = decoding_.empty() ? 0 : (has_prompts ? left / 2 : left) / static_cast<int32_t>(decoding_.size());
+  may_draft_trees_ = !has_prompts;
+  if (draft_share_ == 0) decoding_.clear();
+  return decoding_;
 }
 
 void Scheduler::ScheduleDecodes() {
@@ -48,7 +71,7 @@ void Scheduler::ScheduleDecodes() {
     PrefetchAhead(i, running_.size(), [&](size_t j) { return running_[j]; });
     Sequence* const sequence = running_[i];
     if (sequence->state != Sequence::State::kRunning || sequence->prefilling() || budget_left() == 0) continue;
-    if (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i)) Append(sequence, 1);
+    if (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i)) Append(sequence, 1, TakeDrafts(*sequence));
   }
 }
 
@@ -138,24 +161,53 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   return admission.outcome;
 }
 
-void Scheduler::Append(Sequence* sequence, int32_t count) {
+int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
+  if (draft_share_ == 0) return 0;
+  const Draft& draft = sequence.draft;
+  int32_t count = std::min({draft.size(), draft_share_, cache_->max_context() - sequence.length()});
+  if (!may_draft_trees_) count = std::min(count, draft.ChainLength());
+  // Nobody is preempted for a guess.
+  return count > 0 && cache_->Grow(sequence.branch, sequence.length() + count) ? count : 0;
+}
+
+void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   const int32_t query_begin = batch_.num_tokens();
   const int32_t begin = sequence->computed, end = begin + count;
   if (sequence->prefilling()) batch_.prefill_tokens += count;
-  cache_->SetQueries(sequence->branch, query_begin, count, end);
+  cache_->SetQueries(sequence->branch, query_begin, count + drafts, end + drafts);
   for (int32_t kv_index = begin; kv_index < end; ++kv_index) {
     batch_.token_ids.push_back(sequence->TokenAt(kv_index));
     batch_.positions.push_back(kv_index);
     batch_.slot_mapping.push_back(cache_->SlotOf(sequence->branch, kv_index));
   }
+  for (int32_t i = 0; i < drafts; ++i) {
+    batch_.token_ids.push_back(sequence->draft.tokens[i]);
+    batch_.positions.push_back(end - 1 + sequence->draft.DepthOf(i));
+    batch_.slot_mapping.push_back(cache_->SlotOf(sequence->branch, end + i));
+  }
+  has_draft_tree_ |= drafts > 0 && drafts > sequence->draft.ChainLength();
   StepBatch::Entry entry{.sequence = sequence,
-                         .count = count,
+                         .count = count + drafts,
+                         .drafts = drafts,
                          .first_logit_row = static_cast<int32_t>(batch_.logit_rows.size()),
                          .samples = end == sequence->length()};
   const bool scores_prompt = !sequence->request->prompt_done && !sequence->request->prompt_logprobs.empty();
-  entry.logit_rows = scores_prompt ? count : entry.samples ? 1 : 0;
-  for (int32_t row = count - entry.logit_rows; row < count; ++row) batch_.logit_rows.push_back(query_begin + row);
+  entry.logit_rows = scores_prompt ? count : entry.samples ? 1 + drafts : 0;
+  for (int32_t row = entry.count - entry.logit_rows; row < entry.count; ++row) batch_.logit_rows.push_back(query_begin + row);
   batch_.entries.push_back(entry);
+}
+
+void Scheduler::FillTreeMasks() {
+  for (const StepBatch::Entry& entry : batch_.entries) {
+    const size_t begin = batch_.tree_masks.size();
+    const int32_t known = entry.count - entry.drafts;
+    uint64_t mask = 0;
+    for (int32_t i = 0; i < known; ++i) batch_.tree_masks.push_back(mask |= uint64_t{1} << i);
+    for (int32_t i = 0; i < entry.drafts; ++i) {
+      const int32_t parent_row = known + entry.sequence->draft.parents[i];  // kRoot is -1: the last known token's
+      batch_.tree_masks.push_back(batch_.tree_masks[begin + parent_row] | uint64_t{1} << (known + i));
+    }
+  }
 }
 
 bool Scheduler::MakeRoom(size_t index) {

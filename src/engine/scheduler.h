@@ -30,6 +30,11 @@ class Scheduler {
 
   // Takes in a new request; its sequences live in `request`.
   void Add(RequestState* request);
+  // For drafting: the running sequences that decode in the next step, if it has room for drafts; else none. REQUIRES: Schedule
+  // comes next.
+  std::span<Sequence* const> PlanDrafts();
+  // Drafts for which the next step has room, per sequence. Set by PlanDrafts.
+  int32_t draft_share() const { return draft_share_; }
   // The next step's work; empty when nobody can run. The batch stays valid until the next call.
   const StepBatch& Schedule();
 
@@ -50,6 +55,8 @@ class Scheduler {
   const std::deque<Sequence*>& waiting() const { return waiting_; }
   int64_t preemptions() const { return preemptions_; }
 
+  static CacheSalt SaltOf(const Sequence& sequence);
+
  private:
   void ScheduleDecodes();
   void ScheduleRunningPrefills();
@@ -68,15 +75,20 @@ class Scheduler {
   // The candidates learn that `admitted` runs.
   void NoteAdmitted(const Sequence& admitted);
   KvCache::Outcome TryAdmit(Sequence* sequence);
-  static CacheSalt SaltOf(const Sequence& sequence);
-  // Adds `count` tokens of a running sequence to the batch.
-  void Append(Sequence* sequence, int32_t count);
+  // Adds `count` tokens of a running sequence to the batch, and behind them the first `drafts` of its draft.
+  void Append(Sequence* sequence, int32_t count, int32_t drafts = 0);
+  // How many drafts of a sequence that decodes go with it, with pages for them.
+  int32_t TakeDrafts(const Sequence& sequence);
+  void FillTreeMasks();
   // Pages for one more token of `running_[index]`, taking them from newer sequences if need be; false if it had to give way itself.
   bool MakeRoom(size_t index);
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
   int32_t budget_left() const { return options_.max_batch_tokens - batch_.num_tokens(); }
-  int32_t prefill_left() const { return std::min(budget_left(), options_.chunk - batch_.prefill_tokens); }
+  int32_t prefill_left() const {
+    const int32_t left = std::min(budget_left(), options_.chunk - batch_.prefill_tokens);
+    return has_draft_tree_ ? std::min(left, Draft::kMaxTokens + 1) : left;  // queries of a branch under a tree mask
+  }
 
   Options options_;
   KvCache* cache_;
@@ -85,6 +97,10 @@ class Scheduler {
   StepBatch batch_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
+  std::vector<Sequence*> decoding_;
+  int32_t draft_share_ = 0;
+  bool may_draft_trees_ = false;
+  bool has_draft_tree_ = false;  // in the batch
   int64_t preemptions_ = 0;
 };
 

@@ -14,14 +14,16 @@ struct StepBatch {
   struct Entry {
     Sequence* sequence = nullptr;
     int32_t count = 0;            // tokens of this sequence in this step; the first has kv index sequence->computed
+    int32_t drafts = 0;           // of them, the last so many are the first of sequence->draft
     int32_t first_logit_row = 0;  // its rows of the logits
-    int32_t logit_rows = 0;       // 0: a prefill chunk; 1: its last token; count: prompt log-probabilities
-    bool samples = false;         // its last token is the last known one: the next is to be chosen
+    int32_t logit_rows = 0;       // 0: a prefill chunk; 1: its last token; count: prompt log-probabilities, drafts
+    bool samples = false;         // its last token, drafts apart, is the last known one: the next is to be chosen
   };
   std::vector<Entry> entries;
   std::vector<int32_t> token_ids, positions;  // [T]
   std::vector<int64_t> slot_mapping;          // [T]
   std::vector<int32_t> logit_rows;            // [R]
+  std::vector<uint64_t> tree_masks;           // [T] or empty: PrefixForestView::query_tree_mask
   int32_t prefill_tokens = 0;                 // of T, those of sequences that prefill
 
   bool empty() const { return entries.empty(); }
@@ -35,6 +37,7 @@ struct StepBatch {
     positions.clear();
     slot_mapping.clear();
     logit_rows.clear();
+    tree_masks.clear();
     prefill_tokens = 0;
   }
 };

@@ -30,6 +30,8 @@ class StepModel {
   // KV by token, apart from pages (KvStorage::ReadKv, WriteKv). Not while a Forward runs.
   virtual Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const = 0;
   virtual Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) = 0;
+  // Moves single tokens' KV in all layers, in order, before the next Forward.
+  virtual Status MoveSlots(std::span<const attention::SlotMove> moves) = 0;
   // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. `forest` is what `plan` was updated with.
   virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
                                                   attention::AttentionPlan& plan) = 0;

@@ -29,6 +29,7 @@ class TransformerModel final : public StepModel {
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override {
     return storage_->WriteKv(pages, begin, num_tokens, kv);
   }
+  Status MoveSlots(std::span<const attention::SlotMove> moves) override { return storage_->MoveSlots(moves); }
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
                                           attention::AttentionPlan& plan) override {
     return transformer_->Forward(batch, plan, storage_->layers());

@@ -63,6 +63,9 @@ class CpuBackend final : public Backend {
   Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies, Stream) override {
     return cpu::CopyPages(*executor_, spec, kv, copies);
   }
+  Status MoveSlots(const AttentionSpec& spec, const KvLayerView& kv, std::span<const SlotMove> moves, Stream) override {
+    return cpu::MoveSlots(spec, kv, moves);
+  }
   Status MergeStates(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
                      DType dtype, std::span<const uint8_t> mask, Stream) override {
     return cpu::MergeStates(*executor_, into, from, num_rows, num_heads, head_dim, dtype, mask);

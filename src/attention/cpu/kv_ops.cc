@@ -67,4 +67,27 @@ Status CopyPages(Executor& executor, const AttentionSpec& spec, const KvLayerVie
   return OkStatus();
 }
 
+Status MoveSlots(const AttentionSpec& spec, const KvLayerView& kv, std::span<const SlotMove> moves) {
+  COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, kv));
+  const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
+  for (size_t i = 0; i < moves.size(); ++i) {
+    for (const int64_t slot : {moves[i].from, moves[i].to}) {
+      if (slot < 0 || slot >= num_slots) {
+        return OutOfRange("MoveSlots: move " + std::to_string(i) + " names slot " + std::to_string(slot) + "; the pool has " +
+                          std::to_string(num_slots) + " slots");
+      }
+    }
+  }
+  const size_t element = SizeOf(kv.dtype), head_bytes = spec.head_dim * element;
+  const auto place = [&](int64_t slot) { return slot / kv.page_size * kv.page_stride + slot % kv.page_size * kv.slot_stride; };
+  for (const auto [from, to] : moves) {  // a few tokens of a few branches: not worth waking the workers
+    for (int32_t h = 0; h < spec.num_kv_heads; ++h) {
+      const size_t from_byte = (place(from) + h * kv.head_stride) * element, to_byte = (place(to) + h * kv.head_stride) * element;
+      std::memmove(static_cast<std::byte*>(kv.k) + to_byte, static_cast<const std::byte*>(kv.k) + from_byte, head_bytes);
+      std::memmove(static_cast<std::byte*>(kv.v) + to_byte, static_cast<const std::byte*>(kv.v) + from_byte, head_bytes);
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace coppice::attention::cpu

@@ -120,6 +120,10 @@ class CudaBackend final : public Backend {
     DeviceGuard guard(device_);
     return cuda::CopyPages(spec, kv, copies, static_cast<cudaStream_t>(stream));
   }
+  Status MoveSlots(const AttentionSpec& spec, const KvLayerView& kv, std::span<const SlotMove> moves, Stream stream) override {
+    DeviceGuard guard(device_);
+    return cuda::MoveSlots(spec, kv, moves, static_cast<cudaStream_t>(stream));
+  }
   Status MergeStates(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
                      DType dtype, std::span<const uint8_t> mask, Stream stream) override {
     DeviceGuard guard(device_);

@@ -103,6 +103,20 @@ __global__ void CopyPagesKernel(PoolParams pool, const PageCopy* copies) {
   }
 }
 
+// One CTA a kv head. Each thread has pieces of its own and makes all moves of them in order, so none waits for another.
+__global__ void MoveSlotsKernel(PoolParams pool, const SlotMove* moves, int64_t count) {
+  const auto place = [&](int64_t slot) {
+    return slot / pool.page_size * pool.page_stride + blockIdx.x * pool.head_stride + slot % pool.page_size * pool.slot_stride;
+  };
+  for (int piece = threadIdx.x; piece < pool.pieces; piece += blockDim.x) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t from = place(moves[i].from) + piece * 8, to = place(moves[i].to) + piece * 8;
+      Copy16(pool.k + to, pool.k + from);
+      Copy16(pool.v + to, pool.v + from);
+    }
+  }
+}
+
 struct MergeParams {
   StateView into, from[kMaxStates];
   int count;
@@ -178,6 +192,26 @@ Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<con
   if (list.on_host()) COPPICE_RETURN_IF_ERROR(CheckPageCopies(kv, copies));
   CopyPagesKernel<<<static_cast<unsigned>(copies.size()), kThreads, 0, stream>>>(MakePool(spec, kv), list.data());
   return Launched("CopyPages");
+}
+
+Status MoveSlots(const AttentionSpec& spec, const KvLayerView& kv, std::span<const SlotMove> moves, cudaStream_t stream) {
+  COPPICE_RETURN_IF_ERROR(CheckPool(spec, kv));
+  if (moves.empty()) return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<SlotMove> list, DeviceSpan<SlotMove>::Make(moves, stream));
+  if (list.on_host()) {
+    const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
+    for (size_t i = 0; i < moves.size(); ++i) {
+      for (const int64_t slot : {moves[i].from, moves[i].to}) {
+        if (slot < 0 || slot >= num_slots) {
+          return OutOfRange("MoveSlots: moves[" + std::to_string(i) + "] names slot " + std::to_string(slot) + "; the pool has " +
+                            std::to_string(num_slots) + " slots");
+        }
+      }
+    }
+  }
+  constexpr int kPieces = 32;  // head_dim 256 in pieces of 16 bytes
+  MoveSlotsKernel<<<spec.num_kv_heads, kPieces, 0, stream>>>(MakePool(spec, kv), list.data(), std::ssize(moves));
+  return Launched("MoveSlots");
 }
 
 Status MergeStates(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
