@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "model/content_hash.h"
+#include "model/dequantize.h"
 #include "model/error_text.h"
 #include "model/gguf.h"
 #include "model/gguf_model.h"
@@ -79,6 +80,19 @@ class MappedCheckpoint final : public Checkpoint {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) return NotFound(fmt::format("{}: no tensor {}", files_.front().path(), Quoted(name)));
     return LoadWeight(name, found->second, rows, cols, dtype, out);
+  }
+
+  std::optional<Codes> LoadCodes(std::string_view name) const override {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end() || CodeBits(found->second.type) == 0 || found->second.shape.size() != 2) return std::nullopt;
+    const StoredTensor& tensor = found->second;
+    const int64_t elements = tensor.shape[0] * tensor.shape[1];
+    Codes result = {.bits = CodeBits(tensor.type),
+                    .codes = std::vector<int8_t>(elements),
+                    .scales = std::vector<F16>(elements / 32),
+                    .minima = std::vector<F16>(elements / 32)};
+    if (!coppice::LoadCodes(tensor, result.codes.data(), result.scales.data(), result.minima.data())) return std::nullopt;
+    return result;
   }
 
  private:

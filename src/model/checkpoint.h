@@ -48,6 +48,15 @@ class Checkpoint {
   // rows 1). NOT_FOUND or INVALID_ARGUMENT (wrong shape: both shapes in the message).
   virtual Status Load(std::string_view name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const = 0;
 
+  // A matrix's integers as they are stored: element (r, i) is scales[r][i / 32] * codes[r][i] + minima[r][i / 32].
+  struct Codes {
+    int32_t bits = 0;                 // 4: codes 0 to 15; 8: -128 to 127
+    std::vector<int8_t> codes;        // [rows, cols]
+    std::vector<F16> scales, minima;  // [rows, cols / 32]
+  };
+  // Nothing if the file has no such tensor, or stores it otherwise.
+  virtual std::optional<Codes> LoadCodes(std::string_view name) const = 0;
+
  protected:
   ModelConfig config_;
   std::optional<TokenizerData> tokenizer_;

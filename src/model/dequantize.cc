@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "core/check.h"
@@ -188,6 +189,46 @@ void Dequantize(StoredType type, const std::byte* stored, int64_t count, float* 
     case StoredType::kQ6_K: return DecodeBlocks<StoredType::kQ6_K, DecodeQ6_K>(stored, count, out);
     default: COPPICE_CHECK(false);  // integers are never weights: callers refuse them with the tensor's name
   }
+}
+
+int32_t CodeBits(StoredType type) {
+  switch (type) {
+    case StoredType::kQ4_0:
+    case StoredType::kQ4_1: return 4;
+    case StoredType::kQ5_0:
+    case StoredType::kQ5_1:
+    case StoredType::kQ8_0: return 8;
+    default: return 0;
+  }
+}
+
+bool DecodeCodes(StoredType type, const std::byte* stored, int64_t count, int8_t* codes, F16* scales, F16* minima) {
+  COPPICE_DCHECK(CodeBits(type) > 0 && count % 32 == 0);
+  const bool has_minimum = type == StoredType::kQ4_1 || type == StoredType::kQ5_1;
+  const bool has_fifth_bit = type == StoredType::kQ5_0 || type == StoredType::kQ5_1;
+  // Formats without a minimum put zero in the middle of their codes.
+  const float zero_code = type == StoredType::kQ4_0 ? 8 : type == StoredType::kQ5_0 ? 16 : 0;
+  bool in_range = true;
+  for (int64_t b = 0; b < count / 32; ++b, stored += Traits(type).block_bytes, codes += 32) {
+    const std::byte* at = stored;
+    scales[b] = LoadAs<F16>(at);
+    at += 2;
+    minima[b] = has_minimum ? LoadAs<F16>(at) : F16::FromFloat(-zero_code * scales[b].ToFloat());
+    at += has_minimum ? 2 : 0;
+    in_range = in_range && (has_minimum || std::isfinite(minima[b].ToFloat()));
+    if (type == StoredType::kQ8_0) {
+      std::memcpy(codes, at, 32);
+      continue;
+    }
+    const uint32_t fifth = has_fifth_bit ? LoadAs<uint32_t>(at) : 0;
+    at += has_fifth_bit ? 4 : 0;
+    const uint8_t* q = AsBytes(at);
+    for (int j = 0; j < 16; ++j) {
+      codes[j] = static_cast<int8_t>((q[j] & 15u) | (fifth >> j & 1u) << 4);
+      codes[j + 16] = static_cast<int8_t>((q[j] >> 4) | (fifth >> (j + 16) & 1u) << 4);
+    }
+  }
+  return in_range;
 }
 
 void ConvertRow(StoredType type, const std::byte* stored, int64_t count, DType dtype, std::byte* out) {

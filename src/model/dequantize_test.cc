@@ -78,6 +78,30 @@ TEST_P(DequantizeTest, ConvertRowRoundsToEachType) {
   }
 }
 
+TEST_P(DequantizeTest, CodesGiveTheSameValues) {
+  if (CodeBits(golden_.type) == 0) GTEST_SKIP() << "not one scale and one minimum per 32 elements";
+  std::vector<int8_t> codes(golden_.values.size());
+  std::vector<F16> scales(codes.size() / 32), minima(scales.size());
+  const auto* stored = reinterpret_cast<const std::byte*>(golden_.stored.data());
+  const bool in_range = DecodeCodes(golden_.type, stored, count(), codes.data(), scales.data(), minima.data());
+  const int low = CodeBits(golden_.type) == 4 ? 0 : -128, high = CodeBits(golden_.type) == 4 ? 15 : 127;
+  size_t compared = 0;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    ASSERT_TRUE(codes[i] >= low && codes[i] <= high) << "element " << i << ": " << int{codes[i]};
+    const float scale = scales[i / 32].ToFloat(), minimum = minima[i / 32].ToFloat();
+    if (std::isinf(minimum) && std::isfinite(golden_.values[i])) {
+      EXPECT_FALSE(in_range) << "element " << i;
+      continue;
+    }
+    const float value = scale * codes[i] + minimum;
+    ++compared;
+    if (!std::isnan(golden_.values[i])) {
+      EXPECT_EQ(value, golden_.values[i]) << "element " << i;
+    }
+  }
+  EXPECT_GE(compared, codes.size() / 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(StoredTypes, DequantizeTest,
                          ::testing::Values("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
                          [](const auto& info) { return std::string(info.param); });

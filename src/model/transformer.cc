@@ -117,6 +117,7 @@ class WeightLoader {
       COPPICE_ASSIGN_OR_RETURN(staging_, Buffer::Allocate(bytes));
     }
     std::vector<std::vector<float>> biases(parts.size());
+    std::vector<std::optional<Checkpoint::Codes>> codes(parts.size());
     std::vector<ops::LinearPart> loaded;
     size_t offset = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -127,6 +128,13 @@ class WeightLoader {
         COPPICE_ASSIGN_OR_RETURN(biases[i], Vector(part.name + ".bias", part.rows));
       }
       loaded.push_back({to.data(), part.rows, bias ? biases[i].data() : nullptr});
+      if (ops_.WantsCodes(dtype_)) codes[i] = checkpoint_.LoadCodes(part.name + ".weight");
+      if (codes[i]) {
+        loaded.back().coded = {.bits = codes[i]->bits,
+                               .codes = codes[i]->codes.data(),
+                               .scales = codes[i]->scales.data(),
+                               .minima = codes[i]->minima.data()};
+      }
       offset += to.size();
     }
     return ops_.Pack(dtype_, in_features, loaded, order);

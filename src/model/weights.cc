@@ -15,6 +15,21 @@ int64_t InterleavedRow(int64_t row, int64_t head_rows) {
   return head * head_rows + 2 * (in_head % half_rows) + in_head / half_rows;
 }
 
+// Calls f(stored, first, count) for runs of elements that lie together: elements [first, first + count) in half-split order.
+template <class F>
+void ForEachRun(const StoredTensor& tensor, F&& f) {
+  // Rows of the projection: those of the matrix, or single elements of a bias.
+  const int64_t rows = tensor.shape[0], cols = tensor.shape.size() == 1 ? 1 : tensor.shape.back();
+  if (tensor.interleaved_heads == 0) {  // rows are whole blocks, so the tensor is one long row
+    f(tensor.data.data(), int64_t{0}, rows * cols);
+    return;
+  }
+  const int64_t stored_row_bytes = StoredBytes(tensor.type, cols), head_rows = rows / tensor.interleaved_heads;
+  for (int64_t row = 0; row < rows; ++row) {
+    f(tensor.data.data() + InterleavedRow(row, head_rows) * stored_row_bytes, row * cols, cols);
+  }
+}
+
 }  // namespace
 
 std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config) {
@@ -95,20 +110,18 @@ Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t row
     return InvalidArgument(
         fmt::format("tensor {} needs {} bytes as {}, but {} were given", Quoted(name), bytes, Name(dtype), out.size()));
   }
-  if (tensor.interleaved_heads == 0) {  // rows are whole blocks, so the tensor converts as one long row
-    ConvertRow(tensor.type, tensor.data.data(), rows * cols, dtype, out.data());
-    return OkStatus();
-  }
-  // Rows of the projection: those of the matrix, or single elements of a bias.
-  const int64_t projection_rows = tensor.shape[0], row_elements = is_vector ? 1 : cols;
-  const int64_t stored_row_bytes = StoredBytes(tensor.type, row_elements);
-  const int64_t out_row_bytes = row_elements * static_cast<int64_t>(SizeOf(dtype));
-  const int64_t head_rows = projection_rows / tensor.interleaved_heads;
-  for (int64_t row = 0; row < projection_rows; ++row) {
-    ConvertRow(tensor.type, tensor.data.data() + InterleavedRow(row, head_rows) * stored_row_bytes, row_elements, dtype,
-               out.data() + row * out_row_bytes);
-  }
+  ForEachRun(tensor, [&](const std::byte* stored, int64_t first, int64_t count) {
+    ConvertRow(tensor.type, stored, count, dtype, out.data() + first * static_cast<int64_t>(SizeOf(dtype)));
+  });
   return OkStatus();
+}
+
+bool LoadCodes(const StoredTensor& tensor, int8_t* codes, F16* scales, F16* minima) {
+  bool in_range = true;
+  ForEachRun(tensor, [&](const std::byte* stored, int64_t first, int64_t count) {
+    in_range &= DecodeCodes(tensor.type, stored, count, codes + first, scales + first / 32, minima + first / 32);
+  });
+  return in_range;
 }
 
 }  // namespace coppice

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -32,11 +33,23 @@ inline constexpr int64_t kRowPadding = 16;
 inline constexpr int32_t kMaxHeadDim = 256;
 constexpr int64_t PadRows(int64_t rows) { return (rows + kRowPadding - 1) / kRowPadding * kRowPadding; }
 
-// One matrix as a model stores it: [rows, in_features] of the compute dtype, row-major; bias [rows] fp32 or null.
+// Consecutive inputs of a row that share a scale and a minimum in a CodedWeight.
+inline constexpr int64_t kCodeBlock = 32;
+// A matrix as a quantised file stores it: element (r, i) is scales[r][i / 32] * codes[r][i] + minima[r][i / 32].
+struct CodedWeight {
+  int32_t bits = 0;               // 4: codes 0 to 15; 8: -128 to 127
+  const int8_t* codes = nullptr;  // [rows, in_features]
+  const F16* scales = nullptr;    // [rows, in_features / 32]
+  const F16* minima = nullptr;    // likewise
+};
+
+// One matrix as a model stores it: [rows, in_features] of the compute dtype, row-major; bias [rows] fp32 or null. With `coded`, the
+// same matrix before it was rounded to the compute dtype: products of few rows read it instead, in fewer bytes.
 struct LinearPart {
   const void* weight = nullptr;
   int64_t rows = 0;
   const float* bias = nullptr;
+  std::optional<CodedWeight> coded = std::nullopt;
 };
 
 enum class PartOrder : uint8_t {
@@ -81,6 +94,9 @@ class Ops {
   };
   static Result<std::unique_ptr<Ops>> CreateCpu(Executor* executor, const Options& options);  // executor outlives the result
   virtual ~Ops() = default;
+
+  // Whether Pack makes use of LinearPart::coded for weights of this dtype.
+  virtual bool WantsCodes(DType dtype) const = 0;
 
   // Which kernels this machine runs, for `inspect` and logs: "avx512_bf16 + oneDNN brgemm".
   virtual std::string_view description() const = 0;

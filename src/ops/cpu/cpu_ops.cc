@@ -17,6 +17,8 @@ namespace {
 constexpr int64_t kBlockRows = OneDnnTiles::kMaxRows;
 // Up to this many rows of a block the panel kernels stream weights faster than oneDNN (docs/ops.md has the measurement).
 constexpr int64_t FewRows(DType dtype) { return dtype == DType::kBF16 ? 4 : 12; }
+// Up to this many rows coded weights, which are a third of the bytes, beat both.
+constexpr int64_t kCodedRows = 8;
 constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, otherwise one
 // Element-wise work is cut into tasks of about this many elements: some microseconds, ten times the cost of handing one out.
 constexpr int64_t kElementsPerTask = 16384;
@@ -34,6 +36,9 @@ class PackedWeight final : public LinearWeight {
   const float* GroupBias(int64_t group) const { return bias_.empty() ? nullptr : &bias_[group * panel_group_ * kPanelCols]; }
   int64_t panel_elements() const { return panel_elements_; }
 
+  int32_t code_bits() const { return code_bits_; }  // 0: not coded
+  const std::byte* CodedPanel(int64_t panel) const { return coded_panels_.data() + panel * coded_panel_bytes(); }
+
   void UnpackRow(int64_t row, float* out) const;
 
   const OneDnnTiles::Plan* plan = nullptr;  // null: panel kernels only
@@ -41,8 +46,12 @@ class PackedWeight final : public LinearWeight {
  private:
   template <class T>
   void PackRow(const T* row, int64_t column);
+  Status AllocateCodes(std::span<const LinearPart> parts);
+  void PackCodes(const CodedWeight& coded, int64_t row, int64_t column);
+  int64_t coded_panel_bytes() const { return kPanelCols / kStripCols * in_features_ / kCodeBlock * CodedBlockBytes(code_bits_); }
 
-  Buffer panels_;
+  Buffer panels_, coded_panels_;
+  int32_t code_bits_ = 0;
   std::vector<float> bias_;  // empty, or one per packed column
   int64_t num_panels_ = 0, panel_group_ = 1, panel_elements_ = 0, panel_bytes_ = 0;
 };
@@ -55,6 +64,46 @@ void PackedWeight::PackRow(const T* row, int64_t column) {
   const int64_t depth = Depth(dtype_);
   T* panel = panels_.As<T>() + column / kPanelCols * panel_elements_ + column % kPanelCols * depth;
   for (int64_t k = 0; k < in_features_; ++k) panel[k / depth * depth * kPanelCols + k % depth] = row[k];
+}
+
+// The wider of the parts' codes serves all; one part without any, and there are none.
+Status PackedWeight::AllocateCodes(std::span<const LinearPart> parts) {
+  int32_t bits = 4;
+  for (const LinearPart& part : parts) {
+    if (!part.coded) return OkStatus();
+    if (part.coded->bits != 4 && part.coded->bits != 8)
+      return InvalidArgument("a weight has codes of " + std::to_string(part.coded->bits) + " bits; expected 4 or 8");
+    bits = std::max(bits, part.coded->bits);
+  }
+  if (in_features_ % kCodeBlock != 0)
+    return InvalidArgument("a coded weight has " + std::to_string(in_features_) + " input features; expected a multiple of " +
+                           std::to_string(kCodeBlock));
+  code_bits_ = bits;
+  COPPICE_ASSIGN_OR_RETURN(coded_panels_, Buffer::Allocate(num_panels_ * coded_panel_bytes()));
+  return OkStatus();
+}
+
+// Layout: kernels.h. Columns without a row stay zero.
+void PackedWeight::PackCodes(const CodedWeight& coded, int64_t row, int64_t column) {
+  const int64_t blocks = in_features_ / kCodeBlock, block_bytes = CodedBlockBytes(code_bits_);
+  const int64_t in_strip = column % kStripCols, strip = column % kPanelCols / kStripCols;
+  std::byte* block = coded_panels_.data() + column / kPanelCols * coded_panel_bytes() + strip * blocks * block_bytes;
+  const int8_t* codes = coded.codes + row * in_features_;
+  const int64_t per_word = 32 / code_bits_;
+  for (int64_t b = 0; b < blocks; ++b, block += block_bytes, codes += kCodeBlock) {
+    for (int64_t j = 0; j < kCodeBlock / per_word; ++j) {
+      uint32_t word = 0;
+      for (int64_t i = 0; i < per_word; ++i) {
+        const uint32_t code = static_cast<uint8_t>(codes[j * per_word + i]);
+        // An even input's code in the low half, its successor's 16 bits above.
+        word |= code << (i / 2 * code_bits_ + i % 2 * 16);
+      }
+      std::memcpy(block + (j * kStripCols + in_strip) * sizeof(word), &word, sizeof(word));
+    }
+    std::byte* scales = block + kStripCols * kCodeBlock * code_bits_ / 8;
+    std::memcpy(scales + in_strip * sizeof(F16), &coded.scales[row * blocks + b], sizeof(F16));
+    std::memcpy(scales + (kStripCols + in_strip) * sizeof(F16), &coded.minima[row * blocks + b], sizeof(F16));
+  }
 }
 
 Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, DType dtype, int64_t in_features,
@@ -86,6 +135,7 @@ Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, D
   weight->panel_bytes_ = weight->panel_elements_ * static_cast<int64_t>(SizeOf(dtype));
   COPPICE_ASSIGN_OR_RETURN(weight->panels_, Buffer::Allocate(weight->num_panels_ * weight->panel_bytes_));
   if (has_bias) weight->bias_.assign(weight->num_panels_ * kPanelCols, 0.0f);
+  COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(parts));
 
   int64_t first = 0;  // of the part's outputs
   for (size_t p = 0; p < parts.size(); ++p) {
@@ -101,6 +151,7 @@ Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, D
         } else {
           weight->PackRow(static_cast<const float*>(part.weight) + row * in_features, column(row));
         }
+        if (weight->code_bits_ != 0) weight->PackCodes(*part.coded, row, column(row));
       }
     });
     if (part.bias != nullptr) {
@@ -134,12 +185,21 @@ class CpuOps final : public Ops {
     workers_.resize(executor_.num_workers());
   }
 
+  // The deterministic mode has one kernel for every number of rows.
+  bool WantsCodes(DType dtype) const override {
+    return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && kernels_.code_input != nullptr;
+  }
+
   std::string_view description() const override { return description_; }
 
   Result<std::unique_ptr<LinearWeight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                              PartOrder order) override {
+    std::vector<LinearPart> wanted(parts.begin(), parts.end());
+    if (!WantsCodes(dtype)) {
+      for (LinearPart& part : wanted) part.coded.reset();
+    }
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
-                             PackedWeight::Create(executor_, dtype, in_features, parts, order));
+                             PackedWeight::Create(executor_, dtype, in_features, wanted, order));
     if (onednn_ != nullptr) {
       weight->plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
       if (onednn_->any_plan()) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
@@ -212,12 +272,18 @@ class CpuOps final : public Ops {
     COPPICE_DCHECK(x.dtype == packed.dtype() && x.cols == packed.in_features());
     const int64_t row_blocks = RoundUp(x.rows, kBlockRows) / kBlockRows;
     const int64_t tile_cols = packed.panel_group() * kPanelCols;
+    const bool coded = packed.code_bits() != 0 && x.rows <= kCodedRows;
+    if (coded) CodeInput(x);
     // Row blocks vary fastest: a panel group stays in the cache while all rows pass by it.
     executor_.ParallelFor(row_blocks * packed.num_groups(), [&](int64_t task, int worker) {
       const int64_t group = task / row_blocks, first_row = task % row_blocks * kBlockRows;
       const int64_t rows = std::min(kBlockRows, x.rows - first_row);
       float* tile = workers_[worker].tile;
-      MultiplyTile(x, first_row, rows, packed, group, worker, tile);
+      if (coded) {
+        MultiplyCoded(rows, packed, group, tile);
+      } else {
+        MultiplyTile(x, first_row, rows, packed, group, worker, tile);
+      }
       const float* bias = packed.GroupBias(group);
       const int64_t column = group * kPanelCols, cols = std::min(kPanelCols, packed.out_features() - column);
       for (int64_t r = 0; r < rows; ++r, tile += tile_cols) {
@@ -258,6 +324,30 @@ class CpuOps final : public Ops {
     }
   }
 
+  // x as integers, for all tasks of a product.
+  void CodeInput(const AnyMatrix& x) {
+    const int64_t blocks = x.cols / kCodeBlock;
+    if (static_cast<int64_t>(input_codes_.size()) < x.rows * x.cols) {
+      input_codes_.resize(x.rows * x.cols);
+      input_scales_.resize(x.rows * blocks);
+      input_sums_.resize(x.rows * blocks);
+    }
+    coded_input_ = {.codes = input_codes_.data(), .scales = input_scales_.data(), .sums = input_sums_.data()};
+    for (int64_t r = 0; r < x.rows; ++r) {
+      kernels_.code_input(reinterpret_cast<const BF16*>(x.Row(r)), x.cols, coded_input_.codes + r * x.cols,
+                          coded_input_.scales + r * blocks, coded_input_.sums + r * blocks);
+    }
+  }
+
+  void MultiplyCoded(int64_t rows, const PackedWeight& weight, int64_t group, float* tile) {
+    const int64_t tile_stride = weight.panel_group() * kPanelCols;
+    const auto multiply = weight.code_bits() == 4 ? kernels_.panel_coded4 : kernels_.panel_coded8;
+    for (int64_t p = 0; p < weight.panel_group(); ++p) {
+      multiply(coded_input_, rows, weight.CodedPanel(group * weight.panel_group() + p), weight.in_features(), tile + p * kPanelCols,
+               tile_stride);
+    }
+  }
+
   // Returns the input behind the last head.
   const float* RotateHeads(const SplitHeadsArgs& args, int64_t row, int32_t heads, const RmsNormArgs& norm, const float* head,
                            const AnyMatrix& out) {
@@ -290,6 +380,9 @@ class CpuOps final : public Ops {
   std::unique_ptr<OneDnnTiles> onednn_;  // null: panel kernels only
   std::string description_;
   std::vector<Worker> workers_;
+  std::vector<int16_t> input_codes_;  // the memory of coded_input_
+  std::vector<float> input_scales_, input_sums_;
+  CodedInput coded_input_ = {};
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 // Layer: ops, private.
 
 #include <stdint.h>
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -107,6 +107,137 @@ void Panel(const typename Step::Element* x, int64_t x_stride, int64_t rows, cons
   }
 }
 
+// --------------------------------------------------------------------------------------------------------------- coded weights
+
+#if defined(__AVX2__)
+typedef int32_t I32 __attribute__((vector_size(4 * kLanes)));
+typedef int16_t I16 __attribute__((vector_size(4 * kLanes)));
+
+// sum + the two products in each 32-bit lane.
+inline I32 AddPairProducts(I32 sum, I16 a, I16 b) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<I32>(
+      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX512F__)
+  return sum + reinterpret_cast<I32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#else
+  return sum + reinterpret_cast<I32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#endif
+}
+
+inline F32 LoadHalves(const std::byte* p) {
+#if defined(__AVX512F__)
+  // The unmasked form warns of its undefined operand (GCC 12).
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#endif
+}
+
+// Pairs of consecutive inputs in one word of codes (kernels.h has the order).
+template <int kBits>
+inline I16 Pair(U32 word, int t) {
+  if constexpr (kBits == 4) return reinterpret_cast<I16>((word >> (4 * t)) & 0x000f000fu);
+  const I16 halves = reinterpret_cast<I16>(word);
+  return (t == 0 ? halves << 8 : halves) >> 8;
+}
+
+template <int kBits, int kRows>
+void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride) {
+  constexpr int kPairs = 16 / kBits, kWords = kCodeBlock / (2 * kPairs), kStrips = 2;
+  const int64_t blocks = k / kCodeBlock;
+  for (int64_t col = 0; col < kPanelCols; col += kStrips * kLanes) {
+    const int64_t in_strip = col % kStripCols;
+    const std::byte* block = panel + col / kStripCols * blocks * CodedBlockBytes(kBits);
+    F32 sum[kRows][kStrips] = {};
+    for (int64_t b = 0; b < blocks; ++b, block += CodedBlockBytes(kBits)) {
+      I32 block_sum[kRows][kStrips] = {};
+#pragma GCC unroll 8
+      for (int j = 0; j < kWords; ++j) {
+        U32 word[kStrips];
+#pragma GCC unroll 2
+        for (int v = 0; v < kStrips; ++v) {
+          word[v] = *reinterpret_cast<const U32Unaligned*>(block + 4 * (j * kStripCols + in_strip + v * kLanes));
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < kPairs; ++t) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kStrips; ++v) {
+            const I16 pair = Pair<kBits>(word[v], t);
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+              const int16_t* at = x.codes + (first_row + r) * k + b * kCodeBlock + (j * kPairs + t) * 2;
+              const U32 both = U32{} + *reinterpret_cast<const Word*>(at);
+              block_sum[r][v] = AddPairProducts(block_sum[r][v], pair, reinterpret_cast<I16>(both));
+            }
+          }
+        }
+      }
+      const std::byte* scales = block + kStripCols * kCodeBlock * kBits / 8 + 2 * in_strip;
+#pragma GCC unroll 2
+      for (int v = 0; v < kStrips; ++v) {
+        const F32 scale = LoadHalves(scales + 2 * v * kLanes), minimum = LoadHalves(scales + 2 * (kStripCols + v * kLanes));
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const int64_t at = (first_row + r) * blocks + b;
+          sum[r][v] += __builtin_convertvector(block_sum[r][v], F32) * x.scales[at] * scale + minimum * x.sums[at];
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kStrips; ++v) Store(sum[r][v], tile + r * tile_stride + col + v * kLanes);
+    }
+  }
+}
+
+template <int kBits>
+void PanelCoded(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride) {
+  using Fn = void (*)(const CodedInput&, int64_t, const std::byte*, int64_t, float*, int64_t);
+#if defined(__AVX512F__)
+  static constexpr Fn kByRows[] = {nullptr, CodedRows<kBits, 1>, CodedRows<kBits, 2>, CodedRows<kBits, 3>, CodedRows<kBits, 4>};
+#else  // 16 registers
+  static constexpr Fn kByRows[] = {nullptr, CodedRows<kBits, 1>, CodedRows<kBits, 2>};
+#endif
+  constexpr int64_t kMost = sizeof(kByRows) / sizeof(Fn) - 1;
+  for (int64_t r = 0; r < rows; r += kMost) {
+    kByRows[rows - r < kMost ? rows - r : kMost](x, r, panel, k, tile + r * tile_stride, tile_stride);
+  }
+}
+
+void CodeInput(const BF16* x, int64_t k, int16_t* codes, float* scales, float* sums) {
+  for (int64_t b = 0; b < k / kCodeBlock; ++b, x += kCodeBlock, codes += kCodeBlock) {
+    float values[kCodeBlock], largest = 0;
+    for (int64_t i = 0; i < kCodeBlock; ++i) {
+      values[i] = __builtin_bit_cast(float, static_cast<uint32_t>(x[i].bits) << 16);
+      const float magnitude = __builtin_fabsf(values[i]);
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    // NaN and infinity in the input must come out as NaN, as in the other kernels; a tiny block may lose its last bits.
+    float check = 0;
+    for (int64_t i = 0; i < kCodeBlock; ++i) check += values[i] * 0.0f;
+    const float scale = largest / 32767.0f, inverse = scale > 1e-35f && check == 0 ? 1.0f / scale : 0.0f;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < kCodeBlock; ++i) {
+      constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+      const int32_t code = __builtin_bit_cast(int32_t, values[i] * inverse + kRound) - __builtin_bit_cast(int32_t, kRound);
+      codes[i] = static_cast<int16_t>(inverse == 0 ? 0 : code);
+      sum += codes[i];
+    }
+    scales[b] = scale + check;
+    sums[b] = static_cast<float>(sum) * scales[b];
+  }
+}
+constexpr auto kCodeInput = CodeInput;
+constexpr auto kPanelCoded4 = PanelCoded<4>;
+constexpr auto kPanelCoded8 = PanelCoded<8>;
+#else
+constexpr decltype(Kernels::code_input) kCodeInput = nullptr;
+constexpr decltype(Kernels::panel_coded4) kPanelCoded4 = nullptr;
+constexpr decltype(Kernels::panel_coded8) kPanelCoded8 = nullptr;
+#endif
+
 // ------------------------------------------------------------------------------------------------------------ element by element
 
 inline uint16_t RoundToBF16(float value) {  // to nearest even; NaN stays NaN
@@ -183,6 +314,7 @@ void Rotate(const float* x, const float* cos, const float* sin, int64_t half, DT
 }  // namespace
 
 extern const Kernels kKernels;
-const Kernels kKernels = {COPPICE_ISA_NAME, Panel<StepF32>, Panel<StepBF16>, Convert, Add, SiluMul, RmsNorm, Rotate};
+const Kernels kKernels = {COPPICE_ISA_NAME, Panel<StepF32>, Panel<StepBF16>, kCodeInput, kPanelCoded4, kPanelCoded8, Convert, Add,
+                          SiluMul,          RmsNorm,        Rotate};
 
 }  // namespace coppice::ops::COPPICE_ISA

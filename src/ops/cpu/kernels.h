@@ -3,16 +3,32 @@
 // Layer: ops, private.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "coppice/types.h"
+#include "ops/ops.h"
 
 namespace coppice::ops {
 
 // Output columns that lie together in packed weights. f32: [panel][k][64]; bf16: [panel][k / 2][64][2], so that one 32-bit lane
 // holds the two elements that a bf16 dot product consumes. These are oneDNN's BA16a64b and BA16a64b2a.
 inline constexpr int64_t kPanelCols = 64;
+
+// Coded weights (ops.h): a panel is two strips of 32 columns; a strip is, for each block of 32 inputs, the codes and then 32 scales
+// and 32 minima (f16). Codes lie in 32-bit words, one per column, so that two shifts and a mask give pairs of consecutive inputs as
+// 16-bit integers. 4 bits: word j has inputs 8 j + 2 t and 8 j + 2 t + 1 in bits 4 t and 16 + 4 t; 8 bits: inputs 4 j, 4 j + 2,
+// 4 j + 1, 4 j + 3 in its bytes.
+inline constexpr int64_t kStripCols = 32;
+constexpr int64_t CodedBlockBytes(int32_t bits) { return kStripCols * (kCodeBlock * bits / 8 + 2 * 2); }
+
+// x as 16-bit integers: codes[i] * scales[i / 32] is x[i] to within 2^-16 of its block's largest magnitude.
+struct CodedInput {
+  int16_t* codes;  // [rows, k]
+  float* scales;   // [rows, k / 32]
+  float* sums;     // [rows, k / 32] of the block's codes x scale
+};
 
 struct Kernels {
   const char* isa;
@@ -21,6 +37,10 @@ struct Kernels {
   void (*panel_f32)(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t k, float* tile,
                     int64_t tile_stride);
   void (*panel_bf16)(const BF16* x, int64_t x_stride, int64_t rows, const BF16* panel, int64_t k, float* tile, int64_t tile_stride);
+  // The same with coded weights: sums over a block are exact integers. Null where the instruction set has no gain to offer.
+  void (*code_input)(const BF16* x, int64_t k, int16_t* codes, float* scales, float* sums);  // one row, k a multiple of 32
+  void (*panel_coded4)(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride);
+  void (*panel_coded8)(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride);
 
   void (*convert)(const float* x, int64_t n, DType dtype, void* y);
   void (*add)(const float* x, int64_t n, float* y);  // y += x

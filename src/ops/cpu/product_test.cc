@@ -167,6 +167,73 @@ std::string VariantName(const testing::TestParamInfo<ProductTest::ParamType>& in
 
 INSTANTIATE_TEST_SUITE_P(AllKernels, ProductTest, testing::ValuesIn(AllVariants()), VariantName);
 
+// Codes of either width, mixed widths, biases, gate and up; every row count on both sides of where coded products end.
+TEST(CodedProducts, MatchDoublePrecision) {
+  ThreadPool pool(2);
+  constexpr int64_t kInputs = 96, kRows = 10, kBlocks = kInputs / kCodeBlock;
+  const std::vector<std::vector<std::pair<int64_t, int32_t>>> cases = {{{100, 4}}, {{70, 8}}, {{64, 4}, {32, 8}, {32, 4}}};
+  for (const Kernels* kernels : SupportedKernels()) {
+    auto ops = MakeCpuOps(&pool, {}, *kernels, ProductLibrary::kAuto);
+    for (const auto& parts_of_case : cases) {
+      std::mt19937 random(7);
+      std::vector<std::vector<int8_t>> codes;
+      std::vector<std::vector<F16>> scales, minima;
+      std::vector<std::vector<BF16>> rounded;
+      std::vector<double> weights;  // exact
+      std::vector<LinearPart> parts;
+      for (const auto& [rows, bits] : parts_of_case) {
+        auto& c = codes.emplace_back(rows * kInputs);
+        auto& s = scales.emplace_back(rows * kBlocks);
+        auto& m = minima.emplace_back(rows * kBlocks);
+        auto& b = rounded.emplace_back(rows * kInputs);
+        for (int8_t& code : c) code = static_cast<int8_t>(bits == 4 ? random() % 16 : random() % 256);
+        for (F16& scale : s) scale = F16::FromFloat(static_cast<float>(random() % 100) * 1e-3f);
+        for (F16& minimum : m) minimum = F16::FromFloat(static_cast<float>(random() % 200) * 1e-2f - 1);
+        for (size_t i = 0; i < c.size(); ++i) {
+          weights.push_back(double{s[i / kCodeBlock].ToFloat()} * c[i] + m[i / kCodeBlock].ToFloat());
+          b[i] = BF16::FromFloat(static_cast<float>(weights.back()));
+        }
+      }
+      for (size_t p = 0; p < parts_of_case.size(); ++p) {
+        parts.push_back({.weight = rounded[p].data(),
+                         .rows = parts_of_case[p].first,
+                         .coded = CodedWeight{parts_of_case[p].second, codes[p].data(), scales[p].data(), minima[p].data()}});
+      }
+      auto packed = ops->Pack(DType::kBF16, kInputs, parts);
+      ASSERT_TRUE(packed.ok()) << packed.status().ToString();
+      const int64_t outputs = (*packed)->out_features();
+      Values x(DType::kBF16, PadRows(kRows) * kInputs, 3, 1.0f);
+      std::vector<float> first_row;
+      for (int64_t rows = 1; rows <= kRows; ++rows) {
+        std::vector<float> y(rows * outputs);
+        ops->Linear(x.Matrix(rows, kInputs), **packed, {y.data(), rows, outputs});
+        const bool coded = ops->WantsCodes(DType::kBF16) && rows <= 8;
+        for (int64_t i = 0; i < rows * outputs; ++i) {
+          double sum = 0, magnitude = 0;
+          for (int64_t k = 0; k < kInputs; ++k) {
+            const double term = x.f32[i / outputs * kInputs + k] * weights[i % outputs * kInputs + k];
+            sum += term;
+            magnitude += std::abs(term) + std::abs(weights[i % outputs * kInputs + k]);  // inputs are at most 1
+          }
+          // Coded: the input is rounded to 2^-16 of its largest; else the weights are rounded to bf16.
+          ASSERT_NEAR(y[i], sum, magnitude * (coded ? 0x1p-16 : 0x1p-9))
+              << kernels->isa << " rows " << rows << " at " << i / outputs << ", " << i % outputs;
+        }
+        if (rows == 1) first_row = y;
+        if (coded) {
+          EXPECT_EQ(std::memcmp(first_row.data(), y.data(), outputs * sizeof(float)), 0) << "rows " << rows;
+        }
+      }
+      // What is no number stays none, in its own row alone.
+      x.bf16[kInputs + 5].bits = 0x7fc0;
+      std::vector<float> y(2 * outputs);
+      ops->Linear(x.Matrix(2, kInputs), **packed, {y.data(), 2, outputs});
+      EXPECT_EQ(std::memcmp(first_row.data(), y.data(), outputs * sizeof(float)), 0);
+      for (int64_t c = 0; c < outputs; ++c) EXPECT_TRUE(std::isnan(y[outputs + c])) << c;
+    }
+  }
+}
+
 // A row's bits do not depend on how many rows ride with it: rows 1..512 of three products, bit by bit, against each row alone.
 TEST(DeterministicProducts, RowsAreBitEqualForEveryBatchSize) {
   ThreadPool pool(2);
