@@ -45,7 +45,7 @@ struct GpuConstants {
 
 constexpr std::array<GpuConstants, 2> kGpus = {{
     // H200, measured: 4.7 TB/s from HBM (4.4 in 4 KB pieces), 6.5 TB/s L2 hits, 60 MB L2, 890 Tflop/s wgmma, 640 mma.sync.
-    {"h200", 4.4e12, 6.5e12, 50e6, 620e12, 400e12, 1500, 4.0e12, 125},
+    {"h200", 4.4e12, 6.5e12, 50e6, 620e12, 400e12, 700, 4.0e12, 125},
     // H100 SXM: HBM 3.35 TB/s by data sheet, about 3.0 usable; the same SMs and L2 (50 MB).
     {"h100", 3.0e12, 5.5e12, 40e6, 620e12, 400e12, 1500, 3.5e12, 125},
 }};

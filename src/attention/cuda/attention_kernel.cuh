@@ -1,13 +1,35 @@
 // The kernel: one persistent CTA per SM whose warpgroups take roles, one launch per layer for the whole work list.
-// Warpgroup 0 loads for the dense tiles, 1 and 2 compute them; stream tiles run in warpgroup 3 beside them (Config::kConcurrent)
-// and in warpgroups 1 and 2 once no dense task is left. No item waits for another, no CTA for another. POD-Attention section 4 is
-// the idea of mixing both kinds on an SM. Layer: attention/cuda.
+// Warpgroup 0 loads for the dense tiles, 1 and 2 compute them and turn to stream tiles once no dense task is left. No item waits
+// for another, no CTA for another. Layer: attention/cuda.
 #pragma once
 
 #include "attention/cuda/dense_tile.cuh"
 #include "attention/cuda/stream_tile.cuh"
 
 namespace coppice::attention::cuda {
+
+// Brings this CTA's part of the plan and of Q to the L2 in a few instructions, ahead of the chains of dependent look-ups, each of
+// which would wait behind the stream of KV. Q only where it is small beside the L2.
+__device__ __forceinline__ void PrefetchPlan(const KernelParams& p, const PlanHeader& header) {
+  constexpr int64_t kMostQBytes = 8 << 20;
+  const int64_t q_bytes = header.num_queries * p.q_row_stride * 2;
+  const void* array = nullptr;
+  int64_t bytes = 0;
+  switch (threadIdx.x % 32) {  // an array a lane
+    case 0: array = p.branches, bytes = int64_t{header.num_branches} * sizeof(DeviceBranch); break;
+    case 1: array = p.dense_tasks, bytes = int64_t{header.num_dense_tasks} * sizeof(Task); break;
+    case 2: array = p.stream_tasks, bytes = int64_t{header.num_stream_tasks} * sizeof(Task); break;
+    case 3: array = p.members, bytes = int64_t{header.num_members} * sizeof(DeviceMember); break;
+    case 4: array = p.merge_sets, bytes = int64_t{header.num_merge_sets} * sizeof(DeviceMergeSet); break;
+    case 5: array = p.contributions, bytes = int64_t{header.num_contributions} * sizeof(DeviceContribution); break;
+    case 6: array = p.q, bytes = q_bytes <= kMostQBytes ? q_bytes : 0; break;
+    default: break;
+  }
+  const uint32_t blocks = static_cast<uint32_t>(bytes >> 8) + 1, part = (blocks + gridDim.x - 1) / gridDim.x;  // of 256 bytes
+  const int64_t begin = int64_t{part * blockIdx.x} << 8;
+  const int64_t size = min(int64_t{part} << 8, bytes - begin) & ~int64_t{15};
+  if (size > 0) ptx::PrefetchL2(static_cast<const uint8_t*>(array) + begin, static_cast<uint32_t>(size));
+}
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
@@ -19,6 +41,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const PlanHeader header = *p.header;
   const bool tree_mask = header.has_tree_mask != 0;
   const KvMaps maps{&k_map, &v_map};
+  if (warp == 1) ptx::PrefetchL2Line(p.dense_tasks + blockIdx.x);  // beside the header, not after it
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kQBuffers; ++i) {
       ptx::BarrierInit(&s.task_known[i], 32);
@@ -47,26 +70,19 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     } else {
       GatherQ<C>(p, s, warp - 2);
     }
-  } else if (warpgroup <= kDenseWarpgroups) {
+  } else {
     ptx::IncreaseRegisters<C::kDenseRegisters>();
+    if (warp == 4) PrefetchPlan(p, header);
     DenseTile<C>::Run(p, s, warpgroup - 1, tree_mask);
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
     ptx::NamedBarrierSync(kDenseOverBarrier, kDenseOverThreads);
     const int worker = warp - 4;
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
-    const int ctas = gridDim.x, busy = C::kConcurrent ? ctas : min(header.num_dense_tasks, ctas), idle = ctas - busy;
-    const int first_task = static_cast<int>(blockIdx.x) < busy ? -1 : worker * idle + blockIdx.x - busy;
-    StreamWorker<C, C::kTailSteps>(p, maps, s.tail[worker], s.tail_rings[worker], header.num_stream_tasks, tree_mask)
-        .Run(first_task, C::kTailWarps * idle);
+    const int ctas = gridDim.x, cta = blockIdx.x, busy = min(header.num_dense_tasks, ctas), idle = ctas - busy;
+    const int first_task = cta < busy ? -1 : worker * idle + cta - busy;
+    StreamWorker<C>(p, maps, s.stream[worker], s.rings[worker], header.num_stream_tasks, tree_mask)
+        .Run(first_task, C::kStreamWarps * idle);
     FinishFetching(p, s);
-  } else {
-    if constexpr (C::kConcurrent) {
-      ptx::IncreaseRegisters<C::kStreamRegisters>();
-      const int worker = warp - 4 * (1 + kDenseWarpgroups);
-      StreamWorker<C, C::kStreamSteps>(p, maps, s.stream[worker], s.stream_rings[worker], header.num_stream_tasks, tree_mask)
-          .Run(-1, 0);
-      FinishFetching(p, s);
-    }
   }
 }
 

@@ -3,6 +3,6 @@
 
 namespace coppice::attention::cuda {
 
-const KernelVariant kBF16D64 = Variant<Config<__nv_bfloat16, 64, kSequentialKvTile, false>>(DType::kBF16);
+const KernelVariant kBF16D64 = Variant<Config<__nv_bfloat16, 64>>(DType::kBF16);
 
 }  // namespace coppice::attention::cuda

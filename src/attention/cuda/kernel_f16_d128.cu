@@ -3,6 +3,6 @@
 
 namespace coppice::attention::cuda {
 
-const KernelVariant kF16D128 = Variant<Config<__half, 128, kSequentialKvTile, false>>(DType::kF16);
+const KernelVariant kF16D128 = Variant<Config<__half, 128>>(DType::kF16);
 
 }  // namespace coppice::attention::cuda

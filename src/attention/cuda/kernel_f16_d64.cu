@@ -3,6 +3,6 @@
 
 namespace coppice::attention::cuda {
 
-const KernelVariant kF16D64 = Variant<Config<__half, 64, kSequentialKvTile, false>>(DType::kF16);
+const KernelVariant kF16D64 = Variant<Config<__half, 64>>(DType::kF16);
 
 }  // namespace coppice::attention::cuda

@@ -17,6 +17,7 @@ struct KernelParams {
   const DeviceBranch* branches;
   const int32_t* page_indices;
   const uint64_t* tree_mask;
+  int32_t num_page_slots;  // of page_indices
 
   float* state_acc;  // [states][kernel's head_dim], not normalised
   float* state_ml;   // [states][2]: max (base 2, scaled), sum

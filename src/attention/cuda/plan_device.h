@@ -14,7 +14,9 @@ inline constexpr int32_t kDirect = -1;  // in place of a state index: the item i
 // Rewritten by every Upload, read at the start of a launch.
 struct PlanHeader {
   int32_t num_dense_tasks, num_stream_tasks;
-  int32_t has_tree_mask, reserved;
+  int32_t num_members, num_merge_sets, num_contributions, num_branches;
+  int32_t num_queries;  // of q and out
+  int32_t has_tree_mask;
 };
 
 // A plan item, or a piece of one: a part of its KV range, at most kDenseRows of its rows.
@@ -24,8 +26,9 @@ struct alignas(16) DeviceItem {
   int32_t branch;            // whose page row that is
   int32_t member_begin;
   uint16_t member_count, rows;
+  uint8_t dense;                    // 1: for a dense tile; 0: for a stream tile
+  uint8_t masked;                   // some row may not see the whole range
   uint16_t rows_per_member;         // 0: they differ
-  uint16_t masked;                  // some row may not see the whole range
   uint16_t head_begin, head_count;  // kv heads of the task; of the item itself: all
 };
 static_assert(sizeof(DeviceItem) == 32);

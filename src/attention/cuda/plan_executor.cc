@@ -210,6 +210,7 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
       .branches = reinterpret_cast<const DeviceBranch*>(plan + layout.branches),
       .page_indices = reinterpret_cast<const int32_t*>(plan + layout.page_indices),
       .tree_mask = reinterpret_cast<const uint64_t*>(plan + layout.tree_mask),
+      .num_page_slots = capacity_.max_page_slots,
       .state_acc = states,
       .state_ml = states + layout.max_states * variant_.head_dim,
       .tickets = reinterpret_cast<int32_t*>(tickets_.data()),

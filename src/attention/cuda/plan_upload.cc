@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kTasksPerStreamWarp = 2;  // more even out no better and each costs (measured: F 0.549 ms; 4: 0.568, 8: 0.72)
 constexpr int64_t kHeadTasksPerWarp = 3;    // left when kv heads are put together
+constexpr int64_t kHeadTaskTokens = 128;    // most, of all kv heads put together (tree 4: 0.147 ms; 256: 0.163)
 constexpr int32_t kMinStreamPiece = 256;    // tokens; a shorter piece costs more to start than it evens out
 constexpr int32_t kMinDensePiece = 128;     // one step
 constexpr int64_t kDenseTasksPerSm = 4;     // most, by cutting
@@ -23,6 +24,8 @@ constexpr int64_t kSimulatedTasksPerSm = 6;
 // What an SM does alone, as measured inside whole launches, while others stream (docs/kernels/hopper.md): dense tiles at 500
 // TFLOP/s and bulk copies at 4.4 TB/s over 132 SMs; starting a dense task and storing and folding its states.
 constexpr double kDenseFlopsPerNs = 500e3 / 132, kStreamBytesPerNs = 4.4e3 / 132, kDenseTaskNs = 6000;
+// A stream task occupies its warp, one of kStreamWarpsPerSm, for its latencies and 16 rows' products of 32 tokens at a time.
+constexpr double kStreamTaskNs = 20000, kStreamStepNs = 1200;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -68,6 +71,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
   pieces_.resize(sizes.max_items);
   lengths_.reserve(sizes.max_items);
   joined_.reserve(sizes.max_items);
+  tiles_.reserve(sizes.max_items);
   items_.resize(layout_.max_items);
   arrivals_.resize(sizes.max_merge_sets);
   sm_busy_until_.resize(num_sms);
@@ -80,14 +84,12 @@ Status PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestVie
   }
   if (plan.num_states > sizes_.max_states) return Exceeded("states", plan.num_states, sizes_.max_states);
 
+  num_merge_sets_ = static_cast<int32_t>(plan.merge_sets.size());
   CutItems(plan, forest);
   COPPICE_RETURN_IF_ERROR(EmitContributions(plan, image));
   num_items_ = num_members_ = 0;
   std::ranges::fill(arrivals_, 0);
-  // Only queued items are run: the pools of a plan that is edited in place hold others too.
-  for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
-    for (const int32_t item : queue) COPPICE_RETURN_IF_ERROR(EmitItem(plan, forest, item, image));
-  }
+  for (const Length& length : lengths_) COPPICE_RETURN_IF_ERROR(EmitItem(plan, forest, length.item, image));
   DeviceMember* members = At<DeviceMember>(image, layout_.members);
   for (int64_t m = 0; m < num_members_; ++m) members[m].arrivals = arrivals_[members[m].set];
   EmitTasks(forest, image);
@@ -103,6 +105,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   std::ranges::fill(pieces_, Pieces{});
   lengths_.clear();
   int64_t stream_tokens = 0;
+  // Only queued items are run: the pools of a plan that is edited in place hold others too.
   for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
     for (const int32_t id : queue) {
       const WorkItem& item = plan.items[id];
@@ -113,8 +116,14 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     }
   }
   JoinItems(plan, forest);
+  for (Length& length : lengths_) {
+    length.dense = IsDense(plan, length);
+    if (!length.dense) {
+      pieces_[length.item].block_rows = kStreamRows;
+      stream_tokens += int64_t{length.tokens} * CeilDiv(length.rows, kStreamRows);
+    }
+  }
   if (spec_.deterministic) return;
-  for (const Length& length : lengths_) stream_tokens += length.rows <= kStreamRows ? length.tokens : 0;
   const int64_t heads = spec_.num_kv_heads;
   const double stream_ns = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim / kStreamBytesPerNs;
   const int32_t dense_piece = DensePieceTokens(stream_ns);
@@ -123,7 +132,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
 
   int64_t states = plan.num_states, end_of_states = sizes_.max_states + layout_.own_states;
   for (const Length& length : lengths_) {
-    const bool dense = length.rows > kStreamRows;
+    const bool dense = length.dense;
     // A stream item's count is rounded to the nearest: half a piece evens out nothing.
     const int64_t count = dense ? CeilDiv(length.tokens, dense_piece) : (length.tokens + stream_piece / 2) / stream_piece;
     if (count <= 1) continue;
@@ -138,6 +147,22 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     pieces.rows = length.rows;
     states += whole * length.rows * heads;
   }
+}
+
+// Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every 16 rows.
+bool PlanTranslator::IsDense(const PlanView& plan, const Length& length) const {
+  if (length.rows <= kStreamRows || spec_.deterministic) return length.rows > kStreamRows;
+  const WorkItem& item = plan.items[length.item];
+  for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
+    if (RowsOf(plan.merge_sets[plan.members[m]]) > kStreamRows) return true;  // sets are not cut
+  }
+  const double dense_ns = static_cast<double>(length.blocks) *
+                          (kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, kMinDensePiece) * kMinDensePiece) * 4 *
+                                              kDenseRows * spec_.head_dim / kDenseFlopsPerNs);
+  const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, 32 * 4 * spec_.head_dim / kStreamBytesPerNs);
+  const double stream_ns = static_cast<double>(CeilDiv(length.rows, kStreamRows)) *
+                           (kStreamTaskNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, 32)) * step_ns);
+  return dense_ns <= stream_ns;
 }
 
 // Joins items that read neighbouring ranges for the same members: the planner's own cuts along KV, which are made anew here. Not in
@@ -161,14 +186,65 @@ void PlanTranslator::JoinItems(const PlanView& plan, const PrefixForestView& for
       whole.masked |= item.flags & kItemMasked;
     } else {
       head = i;
-      pieces_[joined_[i].item] = {.kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
+      pieces_[joined_[i].item] = {.kv_begin = item.kv_begin, .kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
     }
   }
-  std::erase_if(lengths_, [&](const Length& length) { return pieces_[length.item].count == 0; });
+  const auto drop_joined = [&] { std::erase_if(lengths_, [&](const Length& length) { return pieces_[length.item].count == 0; }); };
+  drop_joined();
+  const bool prompts_joined = !spec_.deterministic && JoinPromptTiles(plan);
+  drop_joined();
   for (Length& length : lengths_) {
+    const Pieces& whole = pieces_[length.item];
     const WorkItem& item = plan.items[length.item];
-    length.tokens = std::max(0, std::min(pieces_[length.item].kv_end, forest.branch_kv_len[item.page_row]) - item.kv_begin);
+    length.tokens = std::max(0, std::min(whole.kv_end, forest.branch_kv_len[item.page_row]) - whole.kv_begin);
   }
+  if (prompts_joined) std::ranges::stable_sort(lengths_, std::greater<>(), &Length::tokens);  // longest first, as the queues were
+}
+
+// What the row tiles of one prompt read in common gains nothing from being read by items of its own, whose row blocks are the same
+// tiles: each tile reads on through and needs no states. Where there are several tasks to an SM, one group of rows in four stays as
+// it is: its short tiles even out the end. True if any were joined.
+bool PlanTranslator::JoinPromptTiles(const PlanView& plan) {
+  int64_t tiles = 0, groups = 0;
+  bool joined = false;
+  for (const Length& length : lengths_) tiles += length.blocks == 1;
+  const bool leave_some = tiles * spec_.num_kv_heads > num_sms_;
+  const auto members_of = [&](const WorkItem& item) { return plan.members.subspan(item.member_begin, item.member_count); };
+  for (const Length& length : lengths_) {
+    const WorkItem& common = plan.items[length.item];
+    if (length.blocks <= 1) continue;
+    const auto members = members_of(common);
+    const int32_t branch = plan.merge_sets[members.front()].branch;
+    if (branch != common.page_row) continue;
+    tiles_.clear();
+    int64_t members_of_tiles = 0;
+    for (const int32_t set_id : members) {
+      const MergeSet& set = plan.merge_sets[set_id];
+      if (set.branch != branch) break;
+      for (const Contribution& c : plan.contributions.subspan(set.contribution_begin, set.contribution_count)) {
+        const Pieces& pieces = pieces_[c.item];
+        if (pieces.count == 0 || pieces.kv_begin != pieces_[length.item].kv_end || plan.items[c.item].page_row != branch) continue;
+        if (tiles_.empty() || tiles_.back() != c.item) {
+          tiles_.push_back(c.item);
+          members_of_tiles += plan.items[c.item].member_count;
+        }
+        break;
+      }
+    }
+    // The tiles must have these members and no others.
+    const auto begins_here = [&](int32_t tile) {
+      return std::ranges::find(members, members_of(plan.items[tile]).front()) != members.end();
+    };
+    if (members_of_tiles != std::ssize(members) || !std::ranges::all_of(tiles_, begins_here)) continue;
+    if (groups++ % 4 == 3 && leave_some) continue;
+    for (const int32_t tile : tiles_) {
+      pieces_[tile].kv_begin = pieces_[length.item].kv_begin;
+      pieces_[tile].masked |= pieces_[length.item].masked;
+    }
+    pieces_[length.item].count = 0;
+    joined = true;
+  }
+  return joined;
 }
 
 int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
@@ -176,7 +252,7 @@ int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
   const double token_ns = 4.0 * kDenseRows * spec_.head_dim / kDenseFlopsPerNs;
   int64_t tokens = 0;
   for (const Length& length : lengths_) {
-    if (length.rows > kStreamRows) tokens += int64_t{length.tokens} * length.blocks * heads;
+    if (length.dense) tokens += int64_t{length.tokens} * length.blocks * heads;
   }
   if (tokens == 0) return INT32_MAX;
   int32_t best = INT32_MAX;
@@ -190,7 +266,7 @@ int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
     double total_ns = 0;
     int64_t tasks = 0, states = 0;
     for (const Length& length : lengths_) {
-      if (length.rows <= kStreamRows || length.tokens == 0) continue;
+      if (!length.dense || length.tokens == 0) continue;
       const int64_t count = CeilDiv(length.tokens, piece);
       const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * token_ns;
       const int64_t item_tasks = count * length.blocks * heads;
@@ -245,18 +321,19 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
       const MergeSet& set = plan.merge_sets[set_id];
       const DeviceMergeSet& device_set = At<DeviceMergeSet>(image, layout_.merge_sets)[set_id];
       const int32_t rows = RowsOf(set);
-      if (block == nullptr || block->rows + rows > kDenseRows) {
+      if (block == nullptr || block->rows + rows > pieces.block_rows) {
         if (num_items_ == layout_.max_items) return Exceeded("row blocks", num_items_ + 1, layout_.max_items);
         block = &items_[num_items_++];
-        *block = {.kv_begin = item.kv_begin + piece * pieces.tokens,
-                  .kv_end = piece + 1 < pieces.count ? item.kv_begin + (piece + 1) * pieces.tokens : pieces.kv_end,
+        *block = {.kv_begin = pieces.kv_begin + piece * pieces.tokens,
+                  .kv_end = piece + 1 < pieces.count ? pieces.kv_begin + (piece + 1) * pieces.tokens : pieces.kv_end,
                   .page_begin = forest.branch_page_begin[item.page_row],
                   .branch = item.page_row,
                   .member_begin = static_cast<int32_t>(num_members_),
                   .member_count = 0,
                   .rows = 0,
-                  .rows_per_member = static_cast<uint16_t>(rows),
+                  .dense = pieces.block_rows == kDenseRows,
                   .masked = pieces.masked,
+                  .rows_per_member = static_cast<uint16_t>(rows),
                   .head_begin = 0,
                   .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
       }
@@ -298,25 +375,26 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
   return OkStatus();
 }
 
-// In the order of the queues, longest first; kv heads outermost within a run of items over the same KV, so that its row blocks meet
-// in the L2.
+// In the order of the queues, longest first; kv heads outermost within a run of items that begin with the same KV, so that its row
+// blocks meet in the L2.
 void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image) {
   const DeviceMember* members = At<DeviceMember>(image, layout_.members);
   Task* dense = At<Task>(image, layout_.dense_tasks);
   Task* stream = At<Task>(image, layout_.stream_tasks);
   num_dense_ = num_stream_ = 0;
   int64_t stream_items = 0;
-  for (int64_t i = 0; i < num_items_; ++i) stream_items += items_[i].rows <= kStreamRows;
+  for (int64_t i = 0; i < num_items_; ++i) stream_items += !items_[i].dense;
   const int64_t heads = spec_.num_kv_heads;
   const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
   const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min<int64_t>(heads, 8));
   const auto heads_per_task = [&](const DeviceItem& item) {
     const int64_t tokens = std::min(item.kv_end, forest.branch_kv_len[item.branch]) - item.kv_begin;
-    return std::clamp(kMinStreamPiece / std::max<int64_t>(tokens, 1), int64_t{1}, most_heads);
+    const int64_t work = std::max<int64_t>(tokens, 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
+    return std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads);
   };
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
-    return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin && a.kv_end == b.kv_end;
+    return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin;
   };
   const auto task = [&](int64_t i, int64_t head, int64_t count) {
     Task t{.item = items_[i], .first = members[items_[i].member_begin]};
@@ -328,7 +406,7 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
     while (end < num_items_ && same_kv(items_[begin], items_[end])) ++end;
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t i = begin; i < end; ++i) {
-        if (items_[i].rows > kStreamRows) {
+        if (items_[i].dense) {
           dense[num_dense_++] = task(i, head, 1);
         } else if (const int64_t count = heads_per_task(items_[i]); head % count == 0) {
           stream[num_stream_++] = task(i, head, std::min(count, heads - head));
@@ -337,7 +415,10 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
     }
   }
   *At<PlanHeader>(image, layout_.header) = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
-                                            .num_stream_tasks = static_cast<int32_t>(num_stream_)};
+                                            .num_stream_tasks = static_cast<int32_t>(num_stream_),
+                                            .num_members = static_cast<int32_t>(num_members_),
+                                            .num_merge_sets = num_merge_sets_,
+                                            .num_contributions = static_cast<int32_t>(num_contributions_)};
 }
 
 void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte* image) const {
@@ -349,7 +430,14 @@ void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte*
                    .reserved = 0};
   }
   std::memcpy(image + layout_.tree_mask, forest.query_tree_mask.data(), forest.query_tree_mask.size_bytes());
-  At<PlanHeader>(image, layout_.header)->has_tree_mask = !forest.query_tree_mask.empty();
+  PlanHeader& header = *At<PlanHeader>(image, layout_.header);
+  header.num_branches = static_cast<int32_t>(forest.branch_kv_len.size());
+  header.num_queries = 0;
+  for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
+    if (forest.branch_node[b] == kFreeSlot) continue;
+    header.num_queries = std::max(header.num_queries, forest.branch_query_begin[b] + forest.branch_query_count[b]);
+  }
+  header.has_tree_mask = !forest.query_tree_mask.empty();
 }
 
 }  // namespace coppice::attention::cuda

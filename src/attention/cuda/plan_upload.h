@@ -46,16 +46,23 @@ class PlanTranslator {
  private:
   // How a plan item is run.
   struct Pieces {
-    int32_t count = 1, tokens = 0;  // along KV; all but the last of `tokens` tokens. 0: joined to an item before it
-    int32_t kv_end = 0;             // with the items joined to it
-    int32_t state_begin = 0;        // count > 1: of its first piece
+    int32_t count = 1, tokens = 0;     // along KV; all but the last of `tokens` tokens. 0: joined to an item before it
+    int32_t kv_begin = 0, kv_end = 0;  // with the items joined to it
+    int32_t state_begin = 0;           // count > 1: of its first piece
     int32_t rows = 0;
+    int32_t block_rows = kDenseRows;  // rows of a task at most; kStreamRows: a stream tile's
     bool masked = false;
   };
+  struct Length {
+    int32_t item, rows, blocks, tokens;
+    bool dense;
+  };
   int32_t RowsOf(const MergeSet& set) const { return set.query_count * spec_.group_size(); }
+  bool IsDense(const PlanView& plan, const Length& length) const;
   int32_t EndOf(const WorkItem& item, const PrefixForestView& forest) const;
   void CutItems(const PlanView& plan, const PrefixForestView& forest);
   void JoinItems(const PlanView& plan, const PrefixForestView& forest);
+  bool JoinPromptTiles(const PlanView& plan);
   // The length of dense pieces that ends soonest, given how much stream work can fill the gaps; in tokens.
   int32_t DensePieceTokens(double stream_ns);
   Status EmitContributions(const PlanView& plan, std::byte* image);
@@ -66,12 +73,11 @@ class PlanTranslator {
   PlanSizes sizes_;
   PlanLayout layout_;
   int num_sms_;
+  int32_t num_merge_sets_ = 0;
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
-  struct Length {
-    int32_t item, rows, blocks, tokens;
-  };
   std::vector<Pieces> pieces_;            // [plan item]
   std::vector<Length> lengths_, joined_;  // of the queued items
+  std::vector<int32_t> tiles_;            // of a prompt
   std::vector<DeviceItem> items_;         // pieces and blocks, in queue order
   std::vector<int32_t> arrivals_;         // [merge set]
   std::vector<double> sm_busy_until_;

@@ -66,6 +66,13 @@ __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// ---- Prefetch to the L2 (9.7.9.16, 9.7.9.25): bytes, a multiple of 16; the line of an address.
+
+__device__ __forceinline__ void PrefetchL2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void PrefetchL2Line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // ---- cp.async (9.7.9.25): 16 bytes; source_bytes 0 writes zeros.
 
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int source_bytes) {

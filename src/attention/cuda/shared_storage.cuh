@@ -27,12 +27,13 @@ struct StreamTask {
   int32_t head_begin, head_end, rows;
 };
 
-// One stream warp's tasks (the one it works on and the next, whose loads are already under way) and ring.
-template <int kSteps>
+// One stream warp's tasks: the one it works on, the next, whose loads are already under way, and the one after as the plan has it.
+template <class C>
 struct alignas(16) StreamState {
   RowInfo rows[2][kStreamRows];
   StreamTask tasks[2];
-  uint64_t k_ready[kSteps], v_ready[kSteps];
+  Task ahead;
+  uint64_t ready[C::kStreamUnits];
 };
 
 template <class C>
@@ -43,16 +44,13 @@ struct SharedStorage {
       alignas(1024) uint8_t k[C::kStages][C::kKvTileBytes];   // [8 tokens][chunk][8][64], swizzled
       alignas(1024) uint8_t v[C::kStages][C::kKvTileBytes];
     };
-    alignas(1024) uint8_t tail_rings[C::kTailWarps][C::kTailSteps][2][C::kStreamUnitBytes];
+    alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamUnits][C::kStreamUnitBytes];
   };
-  alignas(1024) uint8_t stream_rings[C::kStreamWarps > 0 ? C::kStreamWarps : 1][C::kStreamWarps > 0 ? C::kStreamSteps : 1][2]
-                                    [C::kStreamWarps > 0 ? C::kStreamUnitBytes : 1024];
 
   union {
     DenseSlot dense[C::kQBuffers];
-    StreamState<C::kTailSteps> tail[C::kTailWarps];
+    StreamState<C> stream[C::kStreamWarps];
   };
-  StreamState<C::kStreamSteps> stream[C::kStreamWarps > 0 ? C::kStreamWarps : 1];
   uint8_t completes[kDenseRows];  // by row: it begins a set whose last ticket this warpgroup drew
 
   uint64_t task_known[C::kQBuffers], q_ready[C::kQBuffers], task_done[C::kQBuffers];

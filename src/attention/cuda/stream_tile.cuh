@@ -11,22 +11,20 @@
 
 namespace coppice::attention::cuda {
 
-template <class C, int kSteps>
+template <class C>
 class StreamWorker {
   using T = typename C::Element;
   static constexpr int kTokens = C::kStreamTokens;
+  static constexpr int kUnits = C::kStreamUnits;
   static constexpr int kBlocks = kTokens / 16;     // token blocks (mma's M) of a step
   static constexpr int kDepth = C::kHeadDim / 16;  // mma's K steps of the scores, and M blocks of the output
-  using Ring = uint8_t[2][C::kStreamUnitBytes];    // K, V of one step
+  using Unit = uint8_t[C::kStreamUnitBytes];       // K or V of a step; they alternate in the ring
 
  public:
-  __device__ StreamWorker(const KernelParams& p, KvMaps maps, StreamState<kSteps>& state, Ring* ring, int num_tasks, bool tree_mask)
+  __device__ StreamWorker(const KernelParams& p, KvMaps maps, StreamState<C>& state, Unit* ring, int num_tasks, bool tree_mask)
       : p_(p), maps_(maps), state_(state), ring_(ring), num_tasks_(num_tasks), tree_mask_(tree_mask) {
     if (lane_ == 0) {
-      for (int i = 0; i < kSteps; ++i) {
-        ptx::BarrierInit(&state_.k_ready[i], 1);
-        ptx::BarrierInit(&state_.v_ready[i], 1);
-      }
+      for (int i = 0; i < kUnits; ++i) ptx::BarrierInit(&state_.ready[i], 1);
       ptx::FenceBarrierInit();
     }
     __syncwarp();
@@ -38,10 +36,12 @@ class StreamWorker {
     drawn_from_ = drawn_from;
     claimed_ = first_task;
     if (first_task < 0) Draw();
+    ReadTask();
     StreamTask task{};
     int head = 0, position = 0, end = 0;
     bool open = false;
     for (;;) {
+      if (ahead_ == Ahead::kDrawn) ReadTask();  // drawn a step ago or more
       Fill();
       if (!open) {
         if (current_ == fetched_) return;
@@ -68,23 +68,41 @@ class StreamWorker {
   }
 
  private:
-  // ---- The loading side: a cursor that runs up to kSteps steps and one task ahead.
+  // ---- The loading side: a cursor that runs up to kUnits units and one task ahead. The task after that is drawn and read ahead
+  // too, in parts, so that no look-up is waited for; but only shortly before the cursor needs it, since what one warp has drawn no
+  // other can take.
 
   __device__ void Draw() {
     if (lane_ == 0) claimed_ = drawn_from_ + atomicAdd(&p_.counters->stream_next, 1);
+    ahead_ = Ahead::kDrawn;
   }
 
-  // Resolves the claimed task into the free place and draws one more. False when the queue is empty.
-  __device__ bool Fetch() {
-    if (exhausted_) return false;
+  // Starts copying the claimed task to its place.
+  __device__ void ReadTask() {
+    constexpr int kPieces = sizeof(Task) / 16;
     const int index = __shfl_sync(kAllLanes, claimed_, 0);
-    if (index >= num_tasks_) {
-      exhausted_ = true;
-      return false;
+    exists_ = index < num_tasks_;
+    if (exists_ && lane_ < kPieces) {
+      ptx::CopyAsync16(ptx::SharedAddress(&state_.ahead) + lane_ * 16,
+                       reinterpret_cast<const uint4*>(p_.stream_tasks + index) + lane_, 16);
     }
-    Draw();
-    const Task task = p_.stream_tasks[index];
+    ahead_ = Ahead::kRead;
+  }
+
+  // Resolves the task ahead into the free place. False when the queue is empty.
+  __device__ bool Fetch() {
+    if (ahead_ == Ahead::kNothing) Draw();
+    if (ahead_ == Ahead::kDrawn) ReadTask();
+    if (!exists_) return false;  // and it stays so
+    ptx::CopyAsyncWaitAll();
+    __syncwarp();  // the task is there
+    ahead_ = Ahead::kNothing;
+    const Task& task = state_.ahead;
     const DeviceItem& item = task.item;
+    load_page_begin_ = item.page_begin;
+    // Pages from the item's first on, beside the look-ups of lengths. Entries past its end are read and not used.
+    pages_from_ = item.kv_begin >> p_.page_shift;
+    pages_ = __ldg(p_.page_indices + min(load_page_begin_ + pages_from_ + lane_, p_.num_page_slots - 1));
     const int end = min(item.kv_end, p_.branches[item.branch].kv_len);
     const RowInfo info = ResolveRow(p_, task, lane_, tree_mask_);
     const bool exists = info.q_row >= 0;
@@ -110,8 +128,6 @@ class StreamWorker {
     load_end_ = max(t.end, t.first);  // an empty range loads nothing
     load_head_ = t.head_begin;
     load_head_end_ = t.head_end;
-    load_page_begin_ = item.page_begin;
-    pages_from_ = -kPagesHeld;
     return true;
   }
 
@@ -128,29 +144,47 @@ class StreamWorker {
     return true;
   }
 
-  // Starts the copies of steps while the ring has room. Lanes 0.. load the boxes of K, lanes 16.. those of V.
+  // Fills the ring.
   __device__ void Fill() {
-    while (in_ring_ < kSteps && FindStep()) {
-      const int boxes = min(kTokens >> p_.box_shift, (load_end_ - load_position_ + p_.box_tokens - 1) >> p_.box_shift);
-      const int first_page = load_position_ >> p_.page_shift, last_page = (load_end_ - 1) >> p_.page_shift;
-      if (first_page < pages_from_ || first_page + 3 >= pages_from_ + kPagesHeld) {  // a step lies on at most four pages
-        pages_from_ = first_page;
-        pages_ = first_page + lane_ <= last_page ? __ldg(p_.page_indices + load_page_begin_ + first_page + lane_) : 0;
-      }
-      const int box = lane_ % 16, position = load_position_ + (box << p_.box_shift);
-      const int page = __shfl_sync(kAllLanes, pages_, ((position >> p_.page_shift) - pages_from_) & 31);
-      const bool is_v = lane_ >= 16;
-      uint64_t* ready = is_v ? &state_.v_ready[load_slot_] : &state_.k_ready[load_slot_];
-      if (box == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p_.box_shift) * C::kHeadDim * 2);
-      __syncwarp();  // the barriers expect the bytes before any arrive
-      if (box < boxes) {
-        LoadBox(p_, is_v ? maps_.v : maps_.k, ready, ring_[load_slot_][is_v] + (box << p_.box_shift) / 8 * C::kGroupBytes,
-                page * p_.units_per_page + load_head_ * p_.units_per_head, position, C::kHeadChunks, C::kGroupBytes);
-      }
-      load_position_ += kTokens;
-      load_slot_ = load_slot_ + 1 == kSteps ? 0 : load_slot_ + 1;
-      ++in_ring_;
+    while (in_ring_ < kUnits && (load_v_ || FindStep())) Load();
+    const int tokens_left = load_end_ - load_position_ + (load_head_end_ - load_head_ - 1) * (load_end_ - load_first_);
+    if (ahead_ == Ahead::kNothing && tokens_left <= kDrawAheadTokens) Draw();
+  }
+
+  // Starts the copy of the unit at the cursor, a box a lane.
+  __device__ void Load() {
+    const int boxes = min(kTokens >> p_.box_shift, (load_end_ - load_position_ + p_.box_tokens - 1) >> p_.box_shift);
+    const int first_page = load_position_ >> p_.page_shift, last_page = (load_end_ - 1) >> p_.page_shift;
+    if (first_page < pages_from_ || first_page + 3 >= pages_from_ + kPagesHeld) {  // a step lies on at most four pages
+      pages_from_ = first_page;
+      pages_ = first_page + lane_ <= last_page ? __ldg(p_.page_indices + load_page_begin_ + first_page + lane_) : 0;
     }
+    const int position = load_position_ + (lane_ << p_.box_shift);
+    const int page = __shfl_sync(kAllLanes, pages_, ((position >> p_.page_shift) - pages_from_) & 31);
+    uint64_t* ready = &state_.ready[load_slot_];
+    if (lane_ == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p_.box_shift) * C::kHeadDim * 2);
+    __syncwarp();  // the barrier expects the bytes before any arrive
+    if (lane_ < boxes) {
+      LoadBox(p_, load_v_ ? maps_.v : maps_.k, ready, ring_[load_slot_] + (lane_ << p_.box_shift) / 8 * C::kGroupBytes,
+              page * p_.units_per_page + load_head_ * p_.units_per_head, position, C::kHeadChunks, C::kGroupBytes);
+    }
+    if (load_v_) load_position_ += kTokens;
+    load_v_ = !load_v_;
+    load_slot_ = load_slot_ + 1 == kUnits ? 0 : load_slot_ + 1;
+    ++in_ring_;
+  }
+
+  // Waits for the oldest unit of the ring, or the one after it. Release gives the oldest one's place back, once all lanes have read
+  // it.
+  __device__ uint8_t* Await(int after) {
+    const int slot = slot_ + after;
+    ptx::BarrierWait(&state_.ready[slot < kUnits ? slot : 0], slot < kUnits ? parity_ : parity_ ^ 1);
+    return ring_[slot < kUnits ? slot : 0];
+  }
+  __device__ void Release() {
+    __syncwarp();
+    --in_ring_;
+    if (++slot_ == kUnits) slot_ = 0, parity_ ^= 1;
   }
 
   // ---- The computing side.
@@ -176,7 +210,8 @@ class StreamWorker {
   // kColumns: blocks of eight rows.
   template <int kColumns>
   __device__ void Begin(int head) {
-    LoadQ<kColumns>(state_.rows[current_ & 1], head);
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) LoadQ(q_[n], state_.rows[current_ & 1], n, head);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       row_max_[n][0] = row_max_[n][1] = -INFINITY;
@@ -186,39 +221,77 @@ class StreamWorker {
     }
   }
 
+  // Token blocks whose scores are in registers together: both of a step, unless the output of two column blocks takes their place.
+  template <int kColumns>
+  static constexpr int kTogether = kColumns == 1 || C::kHeadDim == 64 ? kBlocks : 1;
+  template <int kColumns>
+  using Scores = float[kTogether<kColumns>][kColumns][4];
+
   // All rows of the task against the next kTokens tokens.
   template <int kColumns>
   __device__ void Step(const StreamTask& task, int position) {
-    float scores[kBlocks][kColumns][4] = {};
-    const uint32_t k = ptx::SharedAddress(ring_[slot_][0]);
-    ptx::BarrierWait(&state_.k_ready[slot_], parity_);
+#pragma unroll 1
+    for (int first = 0; first < kBlocks; first += kTogether<kColumns>) {
+      const bool last = first + kTogether<kColumns> == kBlocks;
+      Scores<kColumns> scores;
+      Score<kColumns>(scores, ptx::SharedAddress(Await(0)), first);
+      if (last) {
+        Release();
+        if (load_v_) Load();  // in the place of K
+      }
+      const int start = position + first * 16;
+      if (start < task.full_begin || start + 16 * kTogether < kColumns >> task.full_end) Mask<kColumns>(task, start, scores);
+      uint32_t weights[kTogether<kColumns>][kColumns][2];
+      Weigh<kColumns>(scores, weights);
+      uint8_t* const v = Await(last ? 0 : 1);
+      if (first == 0 && position + kTokens > task.end) ClearTail(v, task.end - position);
+      Accumulate<kColumns>(weights, ptx::SharedAddress(v), first);
+    }
+    Release();
+  }
+
+  // Scores of the token blocks from `first` on, capped.
+  template <int kColumns>
+  __device__ void Score(Scores<kColumns>& scores, uint32_t k, int first) {
+    // Two sums for a single column block: half the length of the chain of products, which nothing else hides.
+    constexpr int kSums = kColumns == 1 ? 2 : 1;
+    Scores<kColumns> sums[kSums] = {};
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
+      for (int b = 0; b < kTogether<kColumns>; ++b) {
         uint32_t a[4];
-        ptx::LoadMatrix4(a, Piece(k, b * 16 + lane_ % 16, d * 2 + lane_ / 16));
+        ptx::LoadMatrix4(a, Piece(k, (first + b) * 16 + lane_ % 16, d * 2 + lane_ / 16));
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) ptx::MmaM16N8K16<T>(scores[b][n], a, q_[n][d][0], q_[n][d][1]);
+        for (int n = 0; n < kColumns; ++n) ptx::MmaM16N8K16<T>(sums[d % kSums][b][n], a, q_[n][d][0], q_[n][d][1]);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether<kColumns> * kColumns * 4; ++i) {
+      const int b = i / (kColumns * 4), n = i / 4 % kColumns;
+      float x = sums[0][b][n][i % 4];
+      if constexpr (kSums == 2) x += sums[1][b][n][i % 4];
+      scores[b][n][i % 4] = x;
     }
     if (p_.cap_in > 0.0f) {
 #pragma unroll
-      for (int i = 0; i < kBlocks * kColumns * 4; ++i) {
+      for (int i = 0; i < kTogether<kColumns> * kColumns * 4; ++i) {
         float& x = scores[i / (kColumns * 4)][i / 4 % kColumns][i % 4];
         x = Tanh(x * p_.cap_in);
       }
     }
-    if (position < task.full_begin || position + kTokens > task.full_end) Mask<kColumns>(task, position, scores);
+  }
 
-    uint32_t weights[kBlocks][kColumns][2];
+  // The softmax step: weights as the B operand of the second product, and the output so far relative to the new maximum.
+  template <int kColumns>
+  __device__ void Weigh(Scores<kColumns>& scores, uint32_t (&weights)[kTogether<kColumns>][kColumns][2]) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       float rescale[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) Softmax<kColumns>(scores, n, c, row_max_[n][c], row_sum_[n][c], rescale[c]);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
+      for (int b = 0; b < kTogether<kColumns>; ++b) {
         weights[b][n][0] = ptx::TransposeMatrix(Pack<T>(scores[b][n][0], scores[b][n][1]));
         weights[b][n][1] = ptx::TransposeMatrix(Pack<T>(scores[b][n][2], scores[b][n][3]));
       }
@@ -230,48 +303,41 @@ class StreamWorker {
         }
       }
     }
+  }
 
-    ptx::BarrierWait(&state_.v_ready[slot_], parity_);
-    if (position + kTokens > task.end) ClearTail(ring_[slot_][1], task.end - position);
-    const uint32_t v = ptx::SharedAddress(ring_[slot_][1]);
+  template <int kColumns>
+  __device__ void Accumulate(const uint32_t (&weights)[kTogether<kColumns>][kColumns][2], uint32_t v, int first) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+    for (int b = 0; b < kTogether<kColumns>; ++b) {
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
         uint32_t a[4];
-        ptx::LoadMatrix4Transposed(a, Piece(v, b * 16 + lane_ / 16 * 8 + lane_ % 8, d * 2 + lane_ / 8 % 2));
+        ptx::LoadMatrix4Transposed(a, Piece(v, (first + b) * 16 + lane_ / 16 * 8 + lane_ % 8, d * 2 + lane_ / 8 % 2));
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) ptx::MmaM16N8K16<T>(out_[n][d], a, weights[b][n][0], weights[b][n][1]);
       }
     }
-    __syncwarp();  // K and V are read by all lanes: the place is free
-    --in_ring_;
-    if (++slot_ == kSteps) slot_ = 0, parity_ ^= 1;
   }
 
-  // Q^T as mma's B operand, straight from global memory: lane / 4 is the row, lane % 4 the pair of elements.
-  template <int kColumns>
-  __device__ void LoadQ(const RowInfo* rows, int head) {
+  // Q^T of column block `n` as mma's B operand, straight from global memory: lane / 4 is the row, lane % 4 the pair of elements.
+  __device__ void LoadQ(uint32_t (&q)[kDepth][2], const RowInfo* rows, int n, int head) {
+    const RowInfo& info = rows[n * 8 + lane_ / 4];
+    const bool exists = info.q_row >= 0;
+    const T* from = static_cast<const T*>(p_.q) + info.q_row * p_.q_row_stride +
+                    int64_t{head * p_.group_size + info.head_in_group} * p_.head_dim + lane_ % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      const RowInfo& info = rows[n * 8 + lane_ / 4];
-      const bool exists = info.q_row >= 0;
-      const T* from = static_cast<const T*>(p_.q) + info.q_row * p_.q_row_stride +
-                      int64_t{head * p_.group_size + info.head_in_group} * p_.head_dim + lane_ % 4 * 2;
+    for (int d = 0; d < kDepth; ++d) {
 #pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int column = d * 16 + half * 8;
-          q_[n][d][half] = exists && column < p_.head_dim ? __ldg(reinterpret_cast<const uint32_t*>(from + column)) : 0;
-        }
+      for (int half = 0; half < 2; ++half) {
+        const int column = d * 16 + half * 8;
+        q[d][half] = exists && column < p_.head_dim ? __ldg(reinterpret_cast<const uint32_t*>(from + column)) : 0;
       }
     }
   }
 
   // scores[b][n]: tokens b * 16 + lane / 4 (+ 8 for elements 2, 3), rows n * 8 + lane % 4 * 2 (+ 1 for elements 1, 3).
   template <int kColumns>
-  __device__ void Mask(const StreamTask& task, int position, float (&scores)[kBlocks][kColumns][4]) {
+  __device__ void Mask(const StreamTask& task, int start, Scores<kColumns>& scores) {
     const RowInfo* rows = state_.rows[current_ & 1];
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
@@ -279,8 +345,8 @@ class StreamWorker {
       for (int c = 0; c < 2; ++c) {
         const VisibleRange visible(p_, rows[n * 8 + lane_ % 4 * 2 + c], task.begin, task.end, tree_mask_);
 #pragma unroll
-        for (int i = 0; i < 2 * kBlocks; ++i) {
-          if (!visible.Has(position + lane_ / 4 + i * 8)) scores[i / 2][n][i % 2 * 2 + c] = -INFINITY;
+        for (int i = 0; i < 2 * kTogether<kColumns>; ++i) {
+          if (!visible.Has(start + lane_ / 4 + i * 8)) scores[i / 2][n][i % 2 * 2 + c] = -INFINITY;
         }
       }
     }
@@ -288,17 +354,17 @@ class StreamWorker {
 
   // One step of the running softmax (FlashAttention, algorithm 1, base 2) for the row that elements c and c + 2 belong to.
   template <int kColumns>
-  __device__ void Softmax(float (&scores)[kBlocks][kColumns][4], int n, int c, float& row_max, float& row_sum, float& rescale) {
+  __device__ void Softmax(Scores<kColumns>& scores, int n, int c, float& row_max, float& row_sum, float& rescale) {
     float m = row_max;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) m = fmaxf(m, fmaxf(scores[b][n][c], scores[b][n][c + 2]));
+    for (int b = 0; b < kTogether<kColumns>; ++b) m = fmaxf(m, fmaxf(scores[b][n][c], scores[b][n][c + 2]));
 #pragma unroll
     for (int d = 4; d < 32; d *= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, d));
     const float base = m == -INFINITY ? 0.0f : m * p_.score_scale_log2;
     rescale = m == row_max ? 1.0f : ptx::Exp2(row_max * p_.score_scale_log2 - base);
     row_sum *= rescale;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+    for (int b = 0; b < kTogether<kColumns>; ++b) {
 #pragma unroll
       for (int i = c; i < 4; i += 2) {
         scores[b][n][i] = ptx::Exp2(scores[b][n][i] * p_.score_scale_log2 - base);
@@ -406,8 +472,8 @@ class StreamWorker {
 
   const KernelParams& p_;
   const KvMaps maps_;
-  StreamState<kSteps>& state_;
-  Ring* const ring_;
+  StreamState<C>& state_;
+  Unit* const ring_;
   const int num_tasks_;
   const bool tree_mask_;
   const int lane_ = threadIdx.x % 32;
@@ -417,11 +483,15 @@ class StreamWorker {
   float out_[2][kDepth][4];
   float row_max_[2][2], row_sum_[2][2];
 
-  int drawn_from_ = 0;  // tasks before this one are not drawn
-  int claimed_ = 0;     // lane 0: the task to fetch next
-  bool exhausted_ = false;
+  int drawn_from_ = 0;                                     // tasks before this one are not drawn
+  int claimed_ = 0;                                        // lane 0: the task to fetch next
+  enum class Ahead : uint8_t { kNothing, kDrawn, kRead };  // what is known of the task to fetch next
+  Ahead ahead_ = Ahead::kNothing;
+  bool exists_ = false;  // kRead: there is such a task
+  static constexpr int kDrawAheadTokens = 2 * kTokens;
   int fetched_ = 0, current_ = 0;  // tasks
-  int in_ring_ = 0;                // steps
+  int in_ring_ = 0;                // units
+  bool load_v_ = false;            // the unit to load next is V's
   int slot_ = 0, load_slot_ = 0;   // places of the ring
   uint32_t parity_ = 0;
   int load_first_ = 0, load_position_ = 0, load_end_ = 0, load_head_ = 0, load_head_end_ = 0, load_page_begin_ = 0;
