@@ -241,7 +241,7 @@ class AttentionPlan {
   // Copies what changed (plan, lengths, page rows) to the device, outside any graph capture. CPU: nothing to do.
   virtual Status Upload(Stream stream = nullptr) = 0;
 
-  // One attention layer for all queries of the step. Asynchronous on `stream` (CUDA) or done on return (CPU).
+  // One attention layer, all queries. Asynchronous on `stream` (CUDA) or done on return (CPU: OUT_OF_RANGE for a page not in kv).
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream = nullptr) = 0;
 
   virtual PlanView View() const = 0;

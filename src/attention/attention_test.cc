@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "attention/cpu/kernel_table.h"
@@ -59,6 +61,76 @@ TEST_P(AttentionTest, RowThatSeesNothing) { testing::RowThatSeesNothing(*device_
 TEST_P(AttentionTest, DeterministicBits) {
   testing::DeterministicBitsDependOnTheRequestAlone([](int threads) { return MakeCpuTestDevice(threads, GetParam()); },
                                                     {{DType::kBF16, 32}, {DType::kF32, 32}});
+}
+
+// Sharing, cutting and folding cost no accuracy: against fp64, a request in a shared plan errs by no more than in a single pass
+// over its whole path. A floor of a few roundings of fp32 keeps near-exact results comparable.
+TEST_P(AttentionTest, SharingAddsNoError) {
+  constexpr double kRatio = 1.1, kFloor = 0x1p-23;
+  const auto rms_error = [](const testing::AttentionOutput& output, const ReferenceResult& reference) {
+    double sum = 0;
+    for (size_t i = 0; i < reference.out.size(); ++i) {
+      sum += (output.out[i] - reference.out[i]) * (output.out[i] - reference.out[i]);
+    }
+    return std::sqrt(sum / static_cast<double>(reference.out.size()));
+  };
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      CaseOptions options;
+      options.seed = seed;
+      options.spec = {.num_qo_heads = seed % 3 == 0 ? 2 : 8, .num_kv_heads = 2, .head_dim = seed % 2 == 0 ? 64 : 128};
+      options.spec.q_dtype = options.spec.kv_dtype = dtype;
+      options.forest = {.max_branches = 12, .max_segment = 160, .max_query_count = 1, .own_root = 0, .idle_branch = 0};
+      options.q_magnitude = seed % 3 == 2 ? 4.0f : 1.0f;
+      SCOPED_TRACE(options.ToString());
+      AttentionCase test(*device_, options);
+      const ReferenceResult reference = test.Reference();
+      const auto error_of = [&](const testing::HandPlanOptions& plan_options) {
+        const HandPlan plan(test.spec(), test.forest().View(), plan_options, seed);
+        const auto executor = *device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
+        testing::RunAndCompare(test, *executor, plan);
+        return rms_error(test.Read(), reference);
+      };
+      const double alone = error_of({.share = false});
+      EXPECT_LE(error_of({.share = true}), kRatio * alone + kFloor);
+      EXPECT_LE(error_of({.share = true, .cut_multiple = 64}), kRatio * alone + kFloor) << "cut";
+    }
+  }
+}
+
+TEST_P(AttentionTest, PagesOutsideThePoolAreRefused) {
+  AttentionCase test(*device_, testing::SmallCase(2, 64));
+  test.forest().AddRoot(31);
+  test.forest().AddRoot(16);
+  test.forest().SetQueries({1, 1});
+  test.Refresh();
+  const auto plan = testing::MakePlan(*device_, test);
+  const auto bound = test.Bind();
+  PrefixForestView view = test.forest().View();
+  std::vector<int32_t> pages(view.page_indices.begin(), view.page_indices.end()), lengths = {31, 16};
+  view.page_indices = pages;
+  view.branch_kv_len = lengths;
+  const auto run = [&] {
+    EXPECT_TRUE(plan->Update(view).ok());
+    return plan->Run(**bound, test.Args());
+  };
+  EXPECT_TRUE(run().ok());
+  // A page that is not in use yet may be anything; once the branch has grown into it, it is looked at.
+  const int32_t next = view.branch_page_begin[0] + 2, num_pages = test.kv().num_pages;
+  pages[next] = num_pages;
+  lengths[0] = 32;
+  EXPECT_TRUE(run().ok());
+  lengths[0] = 33;
+  const Status status = run();
+  EXPECT_EQ(status.code(), StatusCode::kOutOfRange);
+  EXPECT_NE(status.message().find("entry 2 of the page row of branch 0 is " + std::to_string(num_pages)), std::string::npos)
+      << status.message();
+  pages[next] = num_pages - 1;
+  EXPECT_TRUE(run().ok());
+  // With a new version each row is looked at again.
+  pages[view.branch_page_begin[1]] = -1;
+  view.version += 1;
+  EXPECT_EQ(run().code(), StatusCode::kOutOfRange);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- prompt phase

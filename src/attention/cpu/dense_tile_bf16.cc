@@ -21,22 +21,14 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
-#include "attention/cpu/lane_ranges.h"
-#include "attention/cpu/simd512.h"
+#include "attention/cpu/tile_bf16.h"
 
 namespace coppice::attention::cpu {
 namespace {
 
-using Ranges = LaneRanges<Simd512>;
-
 // Tokens whose V is packed at a time: 128 KiB at head_dim 128, a sixteenth of L2. Also the unit of docs/numerics.md.
 constexpr int32_t kTile = 512;
 constexpr int32_t kChunk = 32;  // tokens per softmax step: one AMX step of the second product
-constexpr int32_t kLanes = 16;
-// A score may exceed m by this much (base 2) before m moves: rescaling becomes rare, P stays below 2^8 and loses no precision.
-constexpr float kSlack = 8.0f;
-
-constexpr int32_t RoundUp(int32_t x, int32_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // Everything about one run. Pointers into the worker's scratch memory.
 struct Run {
@@ -90,29 +82,6 @@ struct Run {
   }
 };
 
-// Row-major bf16 rows -> [pair][16 rows], zero-padded; the same dword transposition serves Q and, within AMX tiles, V.
-void PackQ(const Run& run) {
-  const TileTask& task = run.task;
-  const __m512i sign = _mm512_set1_epi32(task.score_scale < 0 ? static_cast<int32_t>(0x80008000u) : 0);
-  for (int32_t g = 0; g < run.groups; ++g) {
-    for (int32_t e = 0; e < run.d_pad; e += 32) {
-      const __mmask32 valid = run.d - e >= 32 ? ~__mmask32{0} : (__mmask32{1} << (run.d - e)) - 1;
-      __m512i r[16];
-      for (int32_t lane = 0; lane < kLanes; ++lane) {
-        const int32_t row = g * kLanes + lane;
-        r[lane] = _mm512_setzero_si512();
-        if (row >= task.num_rows()) continue;
-        const std::byte* from = task.q + task.queries[row / task.group_size].q_row * task.q_row_bytes +
-                                (static_cast<int64_t>(row % task.group_size) * run.d + e) * 2;
-        r[lane] = _mm512_xor_si512(_mm512_maskz_loadu_epi16(valid, from), sign);
-      }
-      Transpose16x16(r);
-      std::byte* to = run.q + (static_cast<int64_t>(g) * run.d_pad + e) * 32;
-      for (int32_t pair = 0; pair < 16; ++pair) _mm512_store_si512(to + pair * 64, r[pair]);
-    }
-  }
-}
-
 // Token addresses of the tile; tokens outside [kv_begin, kv_end) read zeros.
 void LocateTokens(const Run& run, int32_t tile, int32_t begin, int32_t end) {
   const HeadKv& kv = run.task.kv;
@@ -135,25 +104,10 @@ void LocateTokens(const Run& run, int32_t tile, int32_t begin, int32_t end) {
 // How the two matrix products are done. PackKv prepares the chunks [first, last) of a tile, Scores fills run.s for `pair` (one or
 // two) groups, Accumulate adds the chunks [first, last) of P V to their accumulators.
 
-// Eight tiles of 16 rows x 64 bytes (SDM, LDTILECFG, palette 1).
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-constexpr TileConfig kTileConfig{};  // static: the intrinsic tells the compiler of its first bytes only
-
 struct Amx {
   static constexpr const char* kName = "amx-bf16 dense tile";
 
-  // Released at the end, so that a context switch outside kernels stays cheap and other users of tiles are not disturbed.
-  struct Session {
-    Session() { _tile_loadconfig(&kTileConfig); }
-    ~Session() { _tile_release(); }
-  };
-
-  // The tile-load intrinsics do not say that they read memory: what was stored before must stay before.
-  static void OrderStoresBeforeTileLoads() { asm volatile("" ::: "memory"); }
+  using Session = AmxSession;
 
   // A block of 16 tokens can be read in place if its rows have one stride and end on a tile column.
   static bool ReadsPages(const Run& run) { return run.d % 32 == 0 && run.task.kv.page_size % kLanes == 0; }
@@ -377,16 +331,6 @@ struct Dots {
 
 // ------------------------------------------------------------------------------------------------------------------- softmax
 
-// Masks, soft cap: scores in place become base-2 scores; masked ones -inf whatever they were.
-void MaskScores(const Run& run, const Ranges& range, int32_t index, float* s) {
-  const float cap = run.task.soft_cap;
-  for (int32_t t = 0; t < kChunk; ++t) {
-    __m512 x = _mm512_load_ps(s + t * kLanes);
-    if (cap > 0) x = _mm512_mul_ps(_mm512_set1_ps(kLog2E * cap), TanhV(_mm512_mul_ps(x, _mm512_set1_ps(run.scale / cap))));
-    _mm512_store_ps(s + t * kLanes, Simd512::KeepLanes(x, range.See(index + t)));
-  }
-}
-
 inline __m512 ChunkMax(const float* s) {
   __m512 max0 = _mm512_load_ps(s), max1 = _mm512_load_ps(s + kLanes);
   for (int32_t t = 2; t < kChunk; t += 2) {
@@ -399,16 +343,14 @@ inline __m512 ChunkMax(const float* s) {
 // P^T of a chunk, rounded to bf16, as token pairs; l sums the same rounded values, so that rounding P cannot bias the result.
 inline void Exponentiate(const float* s, float scale, __m512 m, std::byte* p, float* l) {
   const __m512 factor = _mm512_set1_ps(scale), reference = SafeMax(m);
-  const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-                                         19, 3, 18, 2, 17, 1, 16, 0);
   __m512 even_sum = _mm512_setzero_ps(), odd_sum = _mm512_setzero_ps();
   for (int32_t t = 0; t < kChunk; t += 2) {
     const __m512 p0 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(s + t * kLanes), factor, reference));
     const __m512 p1 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(s + (t + 1) * kLanes), factor, reference));
-    const __m512i both = _mm512_permutexvar_epi16(pairs, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0)));
+    const __m512i both = RoundToPairs(p0, p1);
     _mm512_store_si512(p + t * 32, both);
-    even_sum = _mm512_add_ps(even_sum, _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)));
-    odd_sum = _mm512_add_ps(odd_sum, _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))));
+    even_sum = _mm512_add_ps(even_sum, LowOfPairs(both));
+    odd_sum = _mm512_add_ps(odd_sum, HighOfPairs(both));
   }
   _mm512_store_ps(l, _mm512_add_ps(_mm512_load_ps(l), _mm512_add_ps(even_sum, odd_sum)));
 }
@@ -438,7 +380,7 @@ void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, in
       float *s = run.s + g * kChunk * kLanes, *m = run.m + (group + g) * kLanes;
       float scale = run.scale;
       if (run.task.soft_cap > 0 || !range.SeeAll(index, index + kChunk)) {
-        MaskScores(run, range, index, s);
+        MaskScores(run.task, range, index, kChunk, s);
         if (run.task.soft_cap > 0) scale = 1.0f;
       }
       const __m512 chunk_max = _mm512_mul_ps(ChunkMax(s), _mm512_set1_ps(scale));
@@ -476,7 +418,7 @@ template <class Products>
 void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch) {
   const Run run(task, scratch);
   [[maybe_unused]] typename Products::Session session;
-  PackQ(run);
+  PackQ(task, run.d_pad, run.q);
   std::fill_n(run.acc, static_cast<int64_t>(run.groups) * run.d_pad * kLanes, 0.0f);
   std::fill_n(run.m, run.groups * kLanes, kNegInf);
   std::fill_n(run.l, run.groups * kLanes, 0.0f);

@@ -1,6 +1,7 @@
 #include "attention/cpu/kernel_table.h"
 
 #include "attention/cpu/dense_tile_bf16.h"
+#include "attention/cpu/stream_tile_amx.h"
 #include "attention/cpu/tile_avx2.h"
 #include "attention/cpu/tile_avx512.h"
 #include "attention/cpu/tile_generic.h"
@@ -13,10 +14,10 @@ TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
     TileKernels kernels = Avx512Kernels(spec.q_dtype, spec.kv_dtype);
     if (spec.q_dtype == DType::kBF16 && spec.kv_dtype == DType::kBF16) {
       if (isa >= Isa::kAmxBf16) {
-        kernels.dense = AmxBf16DenseTile();
-        kernels.dense_min_rows = 5;
+        kernels = {.dense = AmxBf16DenseTile(), .stream = AmxBf16StreamTile(), .dense_min_rows = 5, .stream_max_rows = 16};
       } else if (isa >= Isa::kAvx512Bf16) {
         kernels.dense = Avx512Bf16DenseTile();
+        kernels.stream = Avx512RoundingStreamTile();
       }
     }
     return kernels;

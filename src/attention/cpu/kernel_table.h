@@ -9,7 +9,9 @@ namespace coppice::attention::cpu {
 
 struct TileKernels {
   TileKernel dense, stream;
-  int32_t dense_min_rows;  // from this many rows the dense kernel is the faster one (docs/attention.md)
+  int32_t dense_min_rows;  // items of this many rows are planned as compute-bound (docs/attention.md)
+  // Up to this many rows the stream kernel is the faster one all the same: it computes as many rows at once as a dense tile has.
+  int32_t stream_max_rows = 0;
 };
 TileKernels SelectKernels(Isa isa, const AttentionSpec& spec);
 

@@ -51,6 +51,8 @@ Result<std::unique_ptr<PlanExecutor>> CpuPlanExecutor::Create(Executor* executor
   COPPICE_ASSIGN_OR_RETURN(self->states_, Buffer::Allocate(static_cast<size_t>(sizes.max_states) * (d + 2) * sizeof(float)));
   self->tickets_ = std::vector<std::atomic<int32_t>>(static_cast<size_t>(sizes.max_merge_sets) * spec.num_kv_heads);
 
+  self->checked_pages_.resize(capacity.max_branches);
+
   // A task's last merge set may begin at row kBlockRows - 1; a set has at most max(64, group) rows.
   const int32_t max_rows = std::min(kBlockRows + std::max(64, group), capacity.max_queries * group);
   const size_t state_bytes = AlignUp(size_t(max_rows) * (d + 2) * sizeof(float));
@@ -109,6 +111,7 @@ Status CpuPlanExecutor::Run(const BoundKv& bound, const RunArgs& args, Stream) {
     return InvalidArgument("Run: the KV layer has page_size " + std::to_string(kv.page_size) + ", the plan's forest " +
                            std::to_string(forest_.page_size) + "; bind the pool that the forest's pages index");
   }
+  COPPICE_RETURN_IF_ERROR(CheckPages(kv));
   const Call call = {kv, args};
   compute_.next.store(0, std::memory_order_relaxed);
   bandwidth_.next.store(0, std::memory_order_relaxed);
@@ -118,6 +121,28 @@ Status CpuPlanExecutor::Run(const BoundKv& bound, const RunArgs& args, Stream) {
     Drain(compute_first ? compute_ : bandwidth_, call, workers_[worker]);
     Drain(compute_first ? bandwidth_ : compute_, call, workers_[worker]);
   });
+  return OkStatus();
+}
+
+Status CpuPlanExecutor::CheckPages(const KvLayerView& kv) {
+  if (forest_.version != checked_version_ || kv.num_pages != checked_pool_pages_) {
+    std::ranges::fill(checked_pages_, 0);
+    checked_version_ = forest_.version;
+    checked_pool_pages_ = kv.num_pages;
+  }
+  for (size_t b = 0; b < forest_.branch_node.size(); ++b) {
+    if (forest_.branch_node[b] == kFreeSlot || forest_.branch_query_count[b] == 0) continue;
+    const int32_t pages = static_cast<int32_t>(CeilDiv(forest_.branch_kv_len[b], forest_.page_size));
+    const int32_t* row = forest_.page_indices.data() + forest_.branch_page_begin[b];
+    for (int32_t i = checked_pages_[b]; i < pages; ++i) {
+      if (row[i] < 0 || row[i] >= kv.num_pages) {
+        checked_pages_[b] = 0;
+        return OutOfRange("Run: entry " + std::to_string(i) + " of the page row of branch " + std::to_string(b) + " is " +
+                          std::to_string(row[i]) + "; the KV layer has " + std::to_string(kv.num_pages) + " pages");
+      }
+    }
+    checked_pages_[b] = pages;
+  }
   return OkStatus();
 }
 
@@ -200,7 +225,8 @@ CpuPlanExecutor::Rows CpuPlanExecutor::GatherRows(const WorkItem& item, int32_t 
 
 // Leaves the item's states of these rows in worker.states[0].
 void CpuPlanExecutor::ComputeStates(const WorkItem& item, const TileTask& task, Worker& worker) const {
-  const TileKernel& kernel = item.kind == ItemKind::kDenseTile || spec_.deterministic ? kernels_.dense : kernels_.stream;
+  const bool stream = !spec_.deterministic && (item.kind == ItemKind::kStreamTile || task.num_rows() <= kernels_.stream_max_rows);
+  const TileKernel& kernel = stream ? kernels_.stream : kernels_.dense;
   if (!spec_.deterministic) {
     kernel.run(task, worker.states[0], worker.kernel_scratch);
     return;

@@ -50,6 +50,7 @@ class CpuPlanExecutor final : public PlanExecutor {
   CpuPlanExecutor(Executor* executor, const TileKernels& kernels, const AttentionSpec& spec)
       : executor_(executor), kernels_(kernels), spec_(spec) {}
 
+  Status CheckPages(const KvLayerView& kv);
   int32_t SetRows(int32_t set) const { return plan_.merge_sets[set].query_count * spec_.group_size(); }
   void NumberTasks(std::span<const int32_t> items, TaskQueue& queue) const;
   void Drain(TaskQueue& queue, const Call& call, Worker& worker);
@@ -67,6 +68,11 @@ class CpuPlanExecutor final : public PlanExecutor {
   PlanView plan_;
   PrefixForestView forest_;
   TaskQueue compute_, bandwidth_;
+  // [max_branches]: the first entries of a branch's page row that were found inside the pool, of checked_pool_pages_ pages, in this
+  // version of the forest. Entries are added as a branch grows, so a step looks at new ones only.
+  std::vector<int32_t> checked_pages_;
+  uint64_t checked_version_ = 0;
+  int32_t checked_pool_pages_ = 0;
   std::vector<Worker> workers_;
   Buffer scratch_;  // of all workers
 

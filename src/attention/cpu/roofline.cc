@@ -117,7 +117,22 @@ double MulAddBaseline() {
   return static_cast<double>(kSteps) * kChains * 8;
 }
 
-double ProductFlops(Isa isa, DType dtype) {
+// The workers read slice after slice of the buffer; the fastest slice counts, `passes` times over if it shall stay in the cache.
+double ReadRate(Executor& executor, const Buffer& buffer, size_t slice_bytes, int passes) {
+  const size_t workers = executor.num_workers(), slices = buffer.size() / (workers * slice_bytes);
+  double best = 1e30;
+  for (size_t slice = 0; slice < slices; ++slice) {
+    const std::byte* base = buffer.data() + slice * workers * slice_bytes;
+    best = std::min(best, BestTime(executor, 1, [&](int64_t part) {
+                      for (int i = 0; i < passes; ++i) ReadLines(base + part * slice_bytes, slice_bytes);
+                    }));
+  }
+  return static_cast<double>(workers) * passes * slice_bytes / best;
+}
+
+}  // namespace
+
+double ComputeProducts(Isa isa, DType dtype) {
 #if defined(__x86_64__)
   if (dtype == DType::kBF16 && isa >= Isa::kAmxBf16) return AmxProducts();
   if (dtype == DType::kBF16 && isa >= Isa::kAvx512Bf16) return DotProducts();
@@ -128,43 +143,28 @@ double ProductFlops(Isa isa, DType dtype) {
 }
 
 // One load a cache line: the bandwidth is that of lines, not of instructions.
-uint64_t TouchLines(const std::byte* from, size_t bytes) {
-  uint64_t sum[8] = {};
-  for (size_t at = 0; at + 512 <= bytes; at += 512) {
-    for (size_t line = 0; line < 8; ++line) {
-      uint64_t word;
-      std::memcpy(&word, from + at + line * 64, sizeof(word));
-      sum[line] += word;
+void ReadLines(const std::byte* from, size_t bytes) {
+  constexpr size_t kStreams = 8, kStreamBytes = 4096, kLine = 64;
+  uint64_t sum[kStreams] = {};
+  for (; bytes >= kStreams * kStreamBytes; from += kStreams * kStreamBytes, bytes -= kStreams * kStreamBytes) {
+    for (size_t at = 0; at < kStreamBytes; at += kLine) {
+      for (size_t stream = 0; stream < kStreams; ++stream) {
+        const std::byte* line = from + stream * kStreamBytes + at;
+        __builtin_prefetch(line + kStreams * kStreamBytes);
+        uint64_t word;
+        std::memcpy(&word, line, sizeof(word));
+        sum[stream] += word;
+      }
     }
   }
-  uint64_t total = 0;
-  for (const uint64_t s : sum) total += s;
-  return total;
+  for (uint64_t& s : sum) asm volatile("" : "+r"(s));
 }
-
-// The workers read slice after slice of the buffer; the fastest slice counts, `passes` times over if it shall stay in the cache.
-double ReadRate(Executor& executor, const Buffer& buffer, size_t slice_bytes, int passes) {
-  const size_t workers = executor.num_workers(), slices = buffer.size() / (workers * slice_bytes);
-  double best = 1e30;
-  for (size_t slice = 0; slice < slices; ++slice) {
-    const std::byte* base = buffer.data() + slice * workers * slice_bytes;
-    best = std::min(best, BestTime(executor, 1, [&](int64_t part) {
-                      for (int i = 0; i < passes; ++i) {
-                        const uint64_t sum = TouchLines(base + part * slice_bytes, slice_bytes);
-                        asm volatile("" ::"r"(sum));
-                      }
-                    }));
-  }
-  return static_cast<double>(workers) * passes * slice_bytes / best;
-}
-
-}  // namespace
 
 Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype) {
   CpuRoofline result;
   const int workers = executor.num_workers();
   std::vector<double> flops(workers);
-  const double seconds = BestTime(executor, kRepeats, [&](int64_t part) { flops[part] = ProductFlops(isa, dtype); });
+  const double seconds = BestTime(executor, kRepeats, [&](int64_t part) { flops[part] = ComputeProducts(isa, dtype); });
   for (const double f : flops) result.product_flops_per_s += f / seconds;
 
   const auto cache_size = [](int name, size_t otherwise) {

@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "attention/cpu/exp2.h"
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
@@ -90,6 +92,43 @@ struct Simd256 {
     return Widen(p);
   }
   static void StoreHalf(float* p, V x) { Store(p, x); }
+
+  // As in simd512.h.
+  static constexpr int kSums = 8, kStreamRows = 4;
+  template <class T>
+  static constexpr bool kEvenOdd = std::is_same_v<T, BF16>;
+  static void WidenPair(const BF16* p, V& even, V& odd) {
+    SplitPairs(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), even, odd);
+  }
+  template <class T>
+  static void WidenPair(const T* p, V& a, V& b) {
+    a = Widen(p);
+    b = Widen(p + kLanes);
+  }
+  static void WidenTail(const BF16* p, int32_t, V& even, V& odd) {
+    SplitPairs(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), even, odd);
+  }
+  template <class T>
+  static void WidenTail(const T* p, int32_t, V& a, V& b) {
+    a = Widen(p);
+    b = Zero();
+  }
+  static V Even(V a, V b) { return InOrder(_mm256_shuffle_ps(a, b, 0x88)); }
+  static V Odd(V a, V b) { return InOrder(_mm256_shuffle_ps(a, b, 0xdd)); }
+  static V ZipLow(V even, V odd) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd), 0x20);
+  }
+  static V ZipHigh(V even, V odd) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd), 0x31);
+  }
+
+ private:
+  static void SplitPairs(__m256i pairs, V& even, V& odd) {
+    even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  // Quarters 0 2 1 3 -> 0 1 2 3.
+  static V InOrder(V x) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8)); }
 };
 
 }  // namespace

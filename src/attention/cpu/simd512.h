@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
@@ -13,12 +14,12 @@
 namespace coppice::attention::cpu {
 namespace {
 
-// 2^x. Degree 6: relative error 1.2e-7 (2e-9 of it from the polynomial); degree 3: 7.5e-5, for results that are rounded to bf16
-// (4e-3).
-// Minimax on [0, 1); x - floor(x) of -inf is 0 and scalef gives 0 there.
+// 2^x. Degree 6: relative error 1.2e-7 (2e-9 of it from the polynomial); degree 5: 2e-7 (7.5e-8), for weights that are summed and
+// then rounded to bf16 (4e-3); degree 3: 7.5e-5, for weights that are rounded before all else. Minimax on [0, 1); x - floor(x) of
+// -inf is 0 and scalef gives 0 there.
 template <int kDegree>
 inline __m512 Exp2V(__m512 x) {
-  static_assert(kDegree == 3 || kDegree == 6);
+  static_assert(kDegree == 3 || kDegree == 5 || kDegree == 6);
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   __m512 p;
   if constexpr (kDegree == 6) {
@@ -29,6 +30,13 @@ inline __m512 Exp2V(__m512 x) {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24022983627406658f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931469838406079f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000000018557997f));
+  } else if constexpr (kDegree == 5) {
+    p = _mm512_set1_ps(0.0018775766735585646f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.008989340092747268f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.055826318053292245f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24015361704365748f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931530732002869f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.9999999250635426f));
   } else {
     p = _mm512_set1_ps(0.07802452268953328f);
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2260671553970887f));
@@ -93,9 +101,11 @@ inline __m512 AddLanes(__m512 a, __m512 b) {
 // Sums of 16 vectors: element i is the sum of the elements of r[i]. A fixed tree of additions.
 inline __m512 SumEach(__m512 (&r)[16]) {
   __m512 t[8];
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     t[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
   }
+#pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const __m512d a = _mm512_castps_pd(t[2 * i]), b = _mm512_castps_pd(t[2 * i + 1]);
     t[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
@@ -149,6 +159,52 @@ struct Simd512 {
     return _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
   static void StoreHalf(float* p, V x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
+
+  // Stream tiles: sums that fit the registers beside operands, and rows that pass together.
+  static constexpr int kSums = 16, kStreamRows = 8;
+  // 32 elements as two vectors. bf16 elements come apart into even and odd ones, one instruction each.
+  template <class T>
+  static constexpr bool kEvenOdd = std::is_same_v<T, BF16>;
+  static void WidenPair(const BF16* p, V& even, V& odd) { SplitPairs(_mm512_loadu_si512(p), even, odd); }
+  template <class T>
+  static void WidenPair(const T* p, V& a, V& b) {
+    a = Widen(p);
+    b = Widen(p + kLanes);
+  }
+  // The same for the last `count` elements of a head: 8, 16 or 24; zeros follow.
+  static void WidenTail(const BF16* p, int32_t count, V& even, V& odd) {
+    SplitPairs(_mm512_maskz_loadu_epi16((__mmask32{1} << count) - 1, p), even, odd);
+  }
+  template <class T>
+  static void WidenTail(const T* p, int32_t count, V& a, V& b) {
+    a = count >= kLanes ? Widen(p) : WidenHalf(p);
+    b = count > kLanes ? WidenHalf(p + kLanes) : Zero();
+  }
+  // To the nearest bf16, ties to even; finite x >= 0.
+  static V RoundToBf16(V x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static V Even(V a, V b) { return _mm512_permutex2var_ps(a, Indices(0, 2), b); }
+  static V Odd(V a, V b) { return _mm512_permutex2var_ps(a, Indices(1, 2), b); }
+  static V ZipLow(V even, V odd) { return _mm512_permutex2var_ps(even, ZipIndices(0), odd); }
+  static V ZipHigh(V even, V odd) { return _mm512_permutex2var_ps(even, ZipIndices(8), odd); }
+
+ private:
+  static void SplitPairs(__m512i pairs, V& even, V& odd) {
+    even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static __m512i Indices(int first, int step) {
+    const __m512i i = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_add_epi32(_mm512_mullo_epi32(i, _mm512_set1_epi32(step)), _mm512_set1_epi32(first));
+  }
+  static __m512i ZipIndices(int first) {
+    const __m512i i = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_add_epi32(i, _mm512_set1_epi32(first));
+  }
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 // inside a region compiled for that instruction set.
 //
 //   dense   query rows in the lanes: each element of K and V is broadcast to a vector of rows, nothing is summed across lanes
-//   stream  dims in the lanes: K and V go straight from the pages into registers, each once per four rows
+//   stream  dims in the lanes: K and V go straight from the pages into registers, each once for up to eight rows
 //
 // Layer: attention/cpu. Milakov & Gimelshein 2018 (online softmax); the equations are in softmax_state.h.
 #pragma once
@@ -170,16 +170,23 @@ class DenseTile {
     for (int32_t e = 0; e < d_; e += kBlock) Accumulate(g, e, first, last);
   }
 
+  // Sums of 32 dims at a time: one chain of all dims would round more than the stream tile's sums in 8 or 16 lanes do.
   void Score(int32_t g, int32_t t) {
-    const float *q = q_ + int64_t{g} * d_ * W, *k = k_ + t * d_;
-    V sum[kBlock];
-    for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Zero();
-    for (int32_t e = 0; e < d_; ++e) {
-      const V x = Simd::Load(q + e * W);
+    constexpr int32_t kDims = 32;
+    for (int32_t begin = 0; begin < d_; begin += kDims) {
+      const float *q = q_ + int64_t{g} * d_ * W, *k = k_ + t * d_;
+      V sum[kBlock];
+      for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Zero();
+      for (int32_t e = begin; e < std::min(begin + kDims, d_); ++e) {
+        const V x = Simd::Load(q + e * W);
 #pragma GCC unroll 8
-      for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Fma(Simd::Set1(k[i * d_ + e]), x, sum[i]);
+        for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Fma(Simd::Set1(k[i * d_ + e]), x, sum[i]);
+      }
+      for (int i = 0; i < kBlock; ++i) {
+        float* s = s_ + (t + i) * W;
+        Simd::Store(s, begin == 0 ? sum[i] : Simd::Add(Simd::Load(s), sum[i]));
+      }
     }
-    for (int i = 0; i < kBlock; ++i) Simd::Store(s_ + (t + i) * W, sum[i]);
   }
 
   void Accumulate(int32_t g, int32_t e, int32_t first, int32_t last) {
@@ -215,52 +222,83 @@ class DenseTile {
 
 // --------------------------------------------------------------------------------------------------------------- stream tiles
 
-template <class Simd, class Q, class Kv>
+// kRoundP: P is rounded to bf16, as the dense tile beside it does, so that a request's error does not depend on which of them
+// serves it (docs/numerics.md).
+template <class Simd, class Q, class Kv, bool kRoundP = false>
 class StreamTile {
-  static constexpr int32_t W = Simd::kLanes;
-  static constexpr int32_t kRows = 4;  // rows that share one pass over a tile
+  static constexpr int32_t W = Simd::kLanes, kPair = 2 * W;
+  static constexpr int32_t kRows = Simd::kStreamRows;  // rows that share one pass over a tile
+  static constexpr int32_t kScores = kTileTokens + W;  // of a row; sums of tokens past the tile's end land behind it
   using V = typename Simd::V;
 
  public:
   static size_t ScratchBytes(int32_t d, int32_t max_rows) {
-    return 2 * Carver::Bytes<float>(size_t(max_rows) * Stride(d)) + Carver::Bytes<float>(kRows * kTileTokens) +
+    return 2 * Carver::Bytes<float>(size_t(max_rows) * Stride(d)) + Carver::Bytes<float>(kRows * kScores) +
            4 * Carver::Bytes<const Kv*>(kTileTokens);
   }
 
   static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
     StreamTile tile(task, scratch);
     const int32_t rows = task.num_rows();
-    std::fill_n(tile.q_, int64_t{rows} * tile.stride_, 0.0f);
     std::fill_n(tile.acc_, int64_t{rows} * tile.stride_, 0.0f);
     std::fill_n(states.m, rows, kNegInf);
     std::fill_n(states.l, rows, 0.0f);
-    for (int32_t r = 0; r < rows; ++r) WidenRow<Simd>(QueryRow<Q>(task, r), tile.d_, tile.q_ + r * tile.stride_);
+    for (int32_t r = 0; r < rows; ++r) tile.PackQ(r);
     const int32_t first = task.kv_begin / kTileTokens * kTileTokens;
     if (first < task.kv_end) tile.Locate(first, tile.k_next_, tile.v_next_);
     for (int32_t begin = first; begin < task.kv_end; begin += kTileTokens) {
-      std::copy_n(tile.k_next_, kTileTokens, tile.k_);
-      std::copy_n(tile.v_next_, kTileTokens, tile.v_);
+      std::swap(tile.k_, tile.k_next_);
+      std::swap(tile.v_, tile.v_next_);
       tile.Locate(begin + kTileTokens, tile.k_next_, tile.v_next_);
       int32_t r = 0;
+      if constexpr (kRows >= 8) {
+        for (; r + 8 <= rows; r += 8) tile.template Step<8>(states, r, begin);
+      }
       for (; r + 4 <= rows; r += 4) tile.template Step<4>(states, r, begin);
       if (r + 2 <= rows) tile.template Step<2>(states, r, begin), r += 2;
       if (r < rows) tile.template Step<1>(states, r, begin);
     }
-    for (int32_t r = 0; r < rows; ++r) std::copy_n(tile.acc_ + r * tile.stride_, tile.d_, states.acc + r * states.acc_stride);
+    for (int32_t r = 0; r < rows; ++r) tile.StoreState(r, states.acc + r * states.acc_stride);
   }
 
  private:
-  static int32_t Stride(int32_t d) { return (d + W - 1) / W * W; }
+  static int32_t Stride(int32_t d) { return (d + kPair - 1) / kPair * kPair; }
 
   StreamTile(const TileTask& task, std::byte* scratch) : task_(task), d_(task.head_dim), stride_(Stride(d_)) {
     Carver carver(scratch);
     q_ = carver.Take<float>(int64_t{task.num_rows()} * stride_);
     acc_ = carver.Take<float>(int64_t{task.num_rows()} * stride_);
-    s_ = carver.Take<float>(kRows * kTileTokens);
+    s_ = carver.Take<float>(kRows * kScores);
     k_ = carver.Take<const Kv*>(kTileTokens);
     v_ = carver.Take<const Kv*>(kTileTokens);
     k_next_ = carver.Take<const Kv*>(kTileTokens);
     v_next_ = carver.Take<const Kv*>(kTileTokens);
+  }
+
+  // Each 2 * kLanes dims of q in the order in which WidenPair leaves those of K.
+  void PackQ(int32_t row) {
+    float* q = q_ + row * stride_;
+    std::fill_n(q, stride_, 0.0f);
+    WidenRow<Simd>(QueryRow<Q>(task_, row), d_, q);
+    if constexpr (Simd::template kEvenOdd<Kv>) {
+      for (int32_t e = 0; e < stride_; e += kPair) {
+        const V a = Simd::Load(q + e), b = Simd::Load(q + e + W);
+        Simd::Store(q + e, Simd::Even(a, b));
+        Simd::Store(q + e + W, Simd::Odd(a, b));
+      }
+    }
+  }
+
+  void StoreState(int32_t row, float* to) {
+    float* acc = acc_ + row * stride_;
+    if constexpr (Simd::template kEvenOdd<Kv>) {
+      for (int32_t e = 0; e < stride_; e += kPair) {
+        const V even = Simd::Load(acc + e), odd = Simd::Load(acc + e + W);
+        Simd::Store(acc + e, Simd::ZipLow(even, odd));
+        Simd::Store(acc + e + W, Simd::ZipHigh(even, odd));
+      }
+    }
+    std::copy_n(acc, d_, to);
   }
 
   // Where the tokens of a tile lie. Those outside the task's range are given the place of its first token: they are fetched ahead
@@ -280,8 +318,11 @@ class StreamTile {
     }
   }
 
-  // Hardware prefetchers stop at the end of a page. One token is fetched for each one used, so that the loads spread evenly.
-  void Prefetch(const Kv* row) const {
+  // The i-th row of the next tile to be fetched. Hardware prefetchers stop at the end of a page, and one stream of reads reaches
+  // half of the memory's rate (docs/attention.md): four pages of the usual 16 tokens take turns. One row is fetched for each one
+  // used, so that the loads spread evenly.
+  void Prefetch(const Kv* const* rows, int32_t i) const {
+    const Kv* row = rows[i % 4 * (kTileTokens / 4) + i / 4];
     for (int32_t e = 0; e < d_; e += 64 / static_cast<int32_t>(sizeof(Kv))) __builtin_prefetch(row + e, 0, 2);
   }
 
@@ -300,10 +341,10 @@ class StreamTile {
     bool any = false;
     for (int32_t r = 0; r < kN; ++r) any |= Softmax(states, row, r, tile, first, last);
     if (!any) return;
-    constexpr int kChunks = 4;  // vectors of dims whose sums are in registers together, for each row
+    constexpr int kPairs = std::clamp(Simd::kSums / (2 * kN), 1, 4);  // of vectors of dims, whose sums are in registers together
     int32_t e = 0;
-    for (; e + kChunks * W <= d_; e += kChunks * W) Accumulate<kN, kChunks>(row, e, first - tile, last - tile);
-    for (; e + W <= d_; e += W) Accumulate<kN, 1>(row, e, first - tile, last - tile);
+    for (; e + kPairs * kPair <= d_; e += kPairs * kPair) Accumulate<kN, kPairs>(row, e, first - tile, last - tile);
+    for (; e + kPair <= d_; e += kPair) Accumulate<kN, 1>(row, e, first - tile, last - tile);
     if (e < d_) Accumulate<kN, 0>(row, e, first - tile, last - tile);
   }
 
@@ -314,39 +355,56 @@ class StreamTile {
     const Kv* k[kTokens];
     for (int32_t i = 0; i < kTokens; ++i) {
       k[i] = k_[std::min(t + i, last - 1)];
-      if (row == 0) Prefetch(k_next_[std::min(t + i, kTileTokens - 1)]);
+      if (row == 0) Prefetch(k_next_, std::min(t + i, kTileTokens - 1));
     }
     V sum[W];  // [row][token]
-    for (V& s : sum) s = Simd::Zero();
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < W; ++i) sum[i] = Simd::Zero();
     int32_t e = 0;
-    for (; e + W <= d_; e += W) AddProducts<kN, false>(row, e, k, sum);
+    for (; e + kPair <= d_; e += kPair) AddProducts<kN, false>(row, e, k, sum);
     if (e < d_) AddProducts<kN, true>(row, e, k, sum);
     alignas(64) float sums[W];
     Simd::Store(sums, ScaleScores<Simd>(task_, Simd::SumEach(sum)));
-    for (int32_t r = 0; r < kN; ++r) {
-      std::copy_n(sums + r * kTokens, std::min(kTokens, kTileTokens - t), s_ + r * kTileTokens + t);
+    for (int32_t r = 0; r < kN; ++r) std::copy_n(sums + r * kTokens, kTokens, s_ + r * kScores + t);
+  }
+
+  // Two vectors of dims from e on, the last ones of a head with kTail.
+  template <bool kTail>
+  [[gnu::always_inline]] void Load(const Kv* row, int32_t e, V& a, V& b) const {
+    if constexpr (kTail) {
+      Simd::WidenTail(row + e, d_ - e, a, b);
+    } else {
+      Simd::WidenPair(row + e, a, b);
     }
   }
 
-  // sum[row][token] += q k over one vector of dims, or over the half vector at the end.
-  template <int kN, bool kHalf>
+  // sum[row][token] += q k over two vectors of dims.
+  template <int kN, bool kTail>
   [[gnu::always_inline]] void AddProducts(int32_t row, int32_t e, const Kv* const* k, V* sum) const {
     constexpr int32_t kTokens = W / kN;
-    V x[kN];
-#pragma GCC unroll 4
-    for (int32_t r = 0; r < kN; ++r) x[r] = Simd::Load(q_ + (row + r) * stride_ + e);
+    constexpr int32_t kHeld = std::min(kTokens, 4);  // tokens that are held widened while the rows pass
+    const float* q = q_ + row * stride_ + e;
 #pragma GCC unroll 16
-    for (int32_t i = 0; i < kTokens; ++i) {
-      const V y = kHalf ? Simd::WidenHalf(k[i] + e) : Simd::Widen(k[i] + e);
+    for (int32_t i = 0; i < kTokens; i += kHeld) {
+      V a[kHeld], b[kHeld];
 #pragma GCC unroll 4
-      for (int32_t r = 0; r < kN; ++r) sum[r * kTokens + i] = Simd::Fma(x[r], y, sum[r * kTokens + i]);
+      for (int32_t j = 0; j < kHeld; ++j) Load<kTail>(k[i + j], e, a[j], b[j]);
+#pragma GCC unroll 8
+      for (int32_t r = 0; r < kN; ++r) {
+        const V x = Simd::Load(q + r * stride_), y = Simd::Load(q + r * stride_ + W);
+#pragma GCC unroll 4
+        for (int32_t j = 0; j < kHeld; ++j) {
+          V& s = sum[r * kTokens + i + j];
+          s = Simd::Fma(y, b[j], Simd::Fma(x, a[j], s));
+        }
+      }
     }
   }
 
   // Online softmax of row `row + r` over the tile's tokens [first, last); s_ becomes P. False if it sees none of them.
   bool Softmax(const TileStates& states, int32_t row, int32_t r, int32_t tile, int32_t first, int32_t last) {
     const TileQuery& query = task_.queries[(row + r) / task_.group_size];
-    float* s = s_ + r * kTileTokens;
+    float* s = s_ + r * kScores;
     for (int32_t index = first; index < last && !query.SeesAll(first, last); ++index) {
       if (!query.Sees(index)) s[index - tile] = kNegInf;
     }
@@ -371,7 +429,8 @@ class StreamTile {
     }
     V sum = Simd::Zero();
     for (int32_t t = begin; t < end; t += W) {
-      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t), Simd::Set1(m)));
+      V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t), Simd::Set1(m)));
+      if constexpr (kRoundP) p = Simd::RoundToBf16(p);
       Simd::Store(s + t, p);
       sum = Simd::Add(sum, p);
     }
@@ -379,35 +438,41 @@ class StreamTile {
     return true;
   }
 
-  // acc[row .. + kN][e ..] += P V over the tokens [first, last): kChunks vectors of dims, or for 0 the half vector at the end.
-  template <int kN, int kChunks>
+  // acc[row .. + kN][e ..] += P V over the tokens [first, last): kPairs pairs of vectors of dims, or for 0 the last dims.
+  template <int kN, int kPairs>
   void Accumulate(int32_t row, int32_t e, int32_t first, int32_t last) {
-    constexpr int kVectors = std::max(kChunks, 1);
+    constexpr int kVectors = 2 * std::max(kPairs, 1);
     V sum[kN][kVectors];
+#pragma GCC unroll 8
     for (int r = 0; r < kN; ++r) {
+#pragma GCC unroll 8
       for (int c = 0; c < kVectors; ++c) sum[r][c] = Simd::Load(acc_ + (row + r) * stride_ + e + c * W);
     }
     for (int32_t t = first; t < last; ++t) {
-      if (row == 0 && e == 0) Prefetch(v_next_[t]);
-      V p[kN];
+      if (row == 0 && e == 0) Prefetch(v_next_, t);
 #pragma GCC unroll 4
-      for (int r = 0; r < kN; ++r) p[r] = Simd::Set1(s_[r * kTileTokens + t]);
-#pragma GCC unroll 4
-      for (int c = 0; c < kVectors; ++c) {
-        const V v = kChunks == 0 ? Simd::WidenHalf(v_[t] + e) : Simd::Widen(v_[t] + e + c * W);
-#pragma GCC unroll 4
-        for (int r = 0; r < kN; ++r) sum[r][c] = Simd::Fma(p[r], v, sum[r][c]);
+      for (int c = 0; c < kVectors; c += 2) {
+        V a, b;
+        Load<kPairs == 0>(v_[t], e + c * W, a, b);
+#pragma GCC unroll 8
+        for (int r = 0; r < kN; ++r) {
+          const V p = Simd::Set1(s_[r * kScores + t]);
+          sum[r][c] = Simd::Fma(p, a, sum[r][c]);
+          sum[r][c + 1] = Simd::Fma(p, b, sum[r][c + 1]);
+        }
       }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < kN; ++r) {
+#pragma GCC unroll 8
       for (int c = 0; c < kVectors; ++c) Simd::Store(acc_ + (row + r) * stride_ + e + c * W, sum[r][c]);
     }
   }
 
   const TileTask& task_;
   int32_t d_, stride_;
-  float *q_, *acc_;               // [row][stride]
-  float* s_;                      // [kRows][kTileTokens]: scores, then P
+  float *q_, *acc_;               // [row][stride], dims as WidenPair leaves them
+  float* s_;                      // [kRows][kScores]: scores, then P
   const Kv **k_, **v_;            // [kTileTokens]: rows of this tile
   const Kv **k_next_, **v_next_;  // and of the next
 };

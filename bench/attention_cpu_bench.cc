@@ -1,0 +1,211 @@
+// Each CPU tile kernel alone against what the machine can do: dense tiles beside bf16 matrix products of attention's shapes
+// (coppice::ops, oneDNN where it is fast), stream tiles beside a loop that only reads (roofline.h). A kernel and its bound take
+// turns run by run, on one thread and on all; rates are medians of all runs and of the fastest one. One JSON object a line. Run it
+// on an idle machine; whole layers over trees: `coppice bench attention`.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/cpu/kernel_table.h"
+#include "attention/cpu/roofline.h"
+#include "core/buffer.h"
+#include "core/thread_pool.h"
+#include "ops/ops.h"
+
+namespace coppice::attention {
+namespace {
+
+constexpr int32_t kPageSize = 16;
+
+double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// A thing to be measured: `run(repeat)` does `work` units (flops or bytes) on all workers of a pool.
+struct Contestant {
+  double work;
+  std::function<void(int repeat)> run;
+  std::vector<double> seconds = {};
+
+  double fastest() const { return work / *std::ranges::min_element(seconds) * 1e-9; }
+  double median() {
+    std::ranges::nth_element(seconds, seconds.begin() + seconds.size() / 2);
+    return work / seconds[seconds.size() / 2] * 1e-9;
+  }
+};
+
+void Interleave(std::vector<Contestant>& contestants, int repeats) {
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    for (Contestant& c : contestants) {
+      const double begin = Seconds();
+      c.run(repeat);
+      c.seconds.push_back(Seconds() - begin);
+    }
+  }
+}
+
+// What a kernel call needs, one worker's: queries in a row, `tokens` of KV in pages that lie one after the other.
+class Problem {
+ public:
+  Problem(const cpu::TileKernel& kernel, int32_t head_dim, int32_t rows, int32_t tokens)
+      : kernel_(kernel),
+        head_dim_(head_dim),
+        shape_{.num_pages = tokens / kPageSize, .page_size = kPageSize, .num_kv_heads = 1, .head_dim = head_dim},
+        q_(*Buffer::Allocate(size_t(rows) * head_dim * sizeof(BF16))),
+        scratch_(*Buffer::Allocate(kernel.scratch_bytes(head_dim, rows))),
+        acc_(size_t(rows) * head_dim),
+        m_(rows),
+        l_(rows) {
+    std::ranges::fill(q_.Span<BF16>(), BF16::FromFloat(0.5f));
+    for (int32_t page = 0; page < shape_.num_pages; ++page) pages_.push_back(page);
+    for (int32_t r = 0; r < rows; ++r) {
+      queries_.push_back({.q_row = r, .begin = 0, .end = tokens, .span_begin = INT32_MAX, .tree_mask = 0});
+    }
+  }
+
+  size_t kv_bytes() const { return shape_.bytes(); }
+  double flops() const { return 4.0 * static_cast<double>(queries_.size()) * shape_.num_pages * kPageSize * head_dim_; }
+  void Run(std::byte* kv) {
+    const KvLayerView view = shape_.View(kv);
+    const cpu::TileTask task = {.kv = {.k = static_cast<const std::byte*>(view.k),
+                                       .v = static_cast<const std::byte*>(view.v),
+                                       .page_bytes = view.page_stride * 2,
+                                       .slot_bytes = view.slot_stride * 2,
+                                       .pages = pages_.data(),
+                                       .page_size = kPageSize},
+                                .kv_begin = 0,
+                                .kv_end = shape_.num_pages * kPageSize,
+                                .queries = queries_,
+                                .group_size = 1,
+                                .head_dim = head_dim_,
+                                .q = q_.data(),
+                                .q_row_bytes = head_dim_ * 2,
+                                .score_scale = 0.1275f,
+                                .soft_cap = 0};
+    kernel_.run(task, {.acc = acc_.data(), .acc_stride = head_dim_, .m = m_.data(), .l = l_.data()}, scratch_.data());
+  }
+
+ private:
+  const cpu::TileKernel& kernel_;
+  int32_t head_dim_;
+  KvPoolShape shape_;
+  Buffer q_, scratch_;
+  std::vector<int32_t> pages_;
+  std::vector<cpu::TileQuery> queries_;
+  std::vector<float> acc_, m_, l_;
+};
+
+// y = x W^T with bf16 inputs, `rows` rows a worker.
+Contestant Product(ThreadPool& pool, ops::Ops& ops, int64_t rows, int64_t k, int64_t n) {
+  struct Operands {
+    Buffer x, y;
+    std::unique_ptr<ops::LinearWeight> weight;
+  };
+  const int64_t all_rows = rows * pool.num_workers();
+  const std::vector<BF16> values(k * n, BF16::FromFloat(0.01f));
+  const ops::LinearPart part = {values.data(), n};
+  auto operands =
+      std::make_shared<Operands>(Operands{*Buffer::Allocate(ops::PadRows(all_rows) * k * sizeof(BF16)),
+                                          *Buffer::Allocate(all_rows * n * sizeof(float)), *ops.Pack(DType::kBF16, k, {&part, 1})});
+  return {
+      .work = 2.0 * static_cast<double>(all_rows * k * n), .run = [=, &ops](int) {
+        ops.Linear({operands->x.data(), DType::kBF16, all_rows, k, k}, *operands->weight, {operands->y.As<float>(), all_rows, n});
+      }};
+}
+
+// KV of 2,048 tokens in the private cache. The bound is the fastest of three matrix products with packed weights: the two of
+// attention at this number of rows, and a large square one.
+void BenchDense(ThreadPool& pool, const cpu::TileKernel& kernel, cpu::Isa isa, int32_t head_dim, int32_t rows) {
+  constexpr int32_t kTokens = 2048;
+  constexpr int kRepeats = 40;
+  const int workers = pool.num_workers();
+  std::vector<Problem> problems;
+  for (int w = 0; w < workers; ++w) problems.emplace_back(kernel, head_dim, rows, kTokens);
+  const size_t kv_bytes = problems[0].kv_bytes();
+  Buffer kv = *Buffer::Allocate(kv_bytes * workers);
+  std::ranges::fill(kv.Span<BF16>(), BF16::FromFloat(0.25f));
+  const auto ops = *ops::Ops::CreateCpu(&pool, {});
+  std::vector<Contestant> contestants;
+  contestants.push_back({.work = problems[0].flops() * workers, .run = [&](int) {
+                           pool.ParallelFor(workers, [&](int64_t w, int) { problems[w].Run(kv.data() + w * kv_bytes); });
+                         }});
+  const double instructions = cpu::ComputeProducts(isa, DType::kBF16) * workers;
+  contestants.push_back({.work = instructions, .run = [&](int) {
+                           pool.ParallelFor(workers, [&](int64_t, int) { cpu::ComputeProducts(isa, DType::kBF16); });
+                         }});
+  contestants.push_back(Product(pool, *ops, rows, head_dim, kTokens));
+  contestants.push_back(Product(pool, *ops, rows, kTokens, head_dim));
+  contestants.push_back(Product(pool, *ops, 256, 1024, 1024));
+  Interleave(contestants, kRepeats);
+  double product = 0, median_product = 0;
+  for (Contestant& c : std::span(contestants).subspan(2)) {
+    product = std::max(product, c.fastest());
+    median_product = std::max(median_product, c.median());
+  }
+  Contestant& tile = contestants[0];
+  std::printf(
+      "{\"kernel\": \"%s\", \"threads\": %d, \"head_dim\": %d, \"rows\": %d, \"tokens\": %d, \"gflops\": %.1f, \"median_gflops\": "
+      "%.1f, "
+      "\"product_gflops\": %.1f, \"median_product_gflops\": %.1f, \"instruction_gflops\": %.1f, \"percent_of_products\": %.1f, "
+      "\"median_percent_of_products\": %.1f}\n",
+      kernel.name, workers, head_dim, rows, kTokens, tile.fastest(), tile.median(), product, median_product,
+      contestants[1].fastest(), 100 * tile.fastest() / product, 100 * tile.median() / median_product);
+}
+
+// KV from memory: a kernel and the loop that only reads take turns on pieces of 8 MiB a worker, none of which comes again before
+// `kv` has been read once.
+void BenchStream(ThreadPool& pool, const cpu::TileKernel& kernel, int32_t head_dim, int32_t rows, Buffer& kv) {
+  constexpr size_t kPieceBytes = size_t{8} << 20;
+  const int workers = pool.num_workers();
+  const int32_t tokens = static_cast<int32_t>(kPieceBytes / (2 * head_dim * sizeof(BF16)));
+  std::vector<Problem> problems;
+  for (int w = 0; w < workers; ++w) problems.emplace_back(kernel, head_dim, rows, tokens);
+  const double bytes = static_cast<double>(kPieceBytes) * workers;
+  const int pieces = static_cast<int>(kv.size() / kPieceBytes) / workers / 2;
+  const auto piece = [&](int turn, int64_t w) { return kv.data() + (turn % (2 * pieces) * workers + w) * kPieceBytes; };
+  std::vector<Contestant> contestants;
+  contestants.push_back({.work = bytes, .run = [&](int repeat) {
+                           pool.ParallelFor(workers, [&](int64_t w, int) { cpu::ReadLines(piece(2 * repeat, w), kPieceBytes); });
+                         }});
+  contestants.push_back({.work = bytes, .run = [&](int repeat) {
+                           pool.ParallelFor(workers, [&](int64_t w, int) { problems[w].Run(piece(2 * repeat + 1, w)); });
+                         }});
+  Interleave(contestants, 2 * pieces);
+  Contestant &read = contestants[0], &tile = contestants[1];
+  std::printf(
+      "{\"kernel\": \"%s\", \"threads\": %d, \"head_dim\": %d, \"rows\": %d, \"tokens\": %d, \"gbytes_per_s\": %.2f, "
+      "\"median_gbytes_per_s\": %.2f, \"read_gbytes_per_s\": %.2f, \"median_read_gbytes_per_s\": %.2f, \"percent_of_reads\": %.1f, "
+      "\"median_percent_of_reads\": %.1f}\n",
+      kernel.name, workers, head_dim, rows, tokens, tile.fastest(), tile.median(), read.fastest(), read.median(),
+      100 * tile.fastest() / read.fastest(), 100 * tile.median() / read.median());
+}
+
+int Main() {
+  Buffer kv = *Buffer::Allocate(size_t{512} << 20);
+  ThreadPool all, one(1);
+  all.ParallelFor(64, [&](int64_t part, int) {
+    std::ranges::fill(kv.Span<BF16>().subspan(part * (kv.size() / 128), kv.size() / 128), BF16::FromFloat(0.25f));
+  });
+  for (const cpu::Isa isa : {cpu::Isa::kAmxBf16, cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvx2}) {
+    if (isa > cpu::DetectIsa()) continue;
+    std::printf("{\"isa\": \"%s\"}\n", std::string(cpu::Name(isa)).c_str());
+    for (ThreadPool* pool : {&one, &all}) {
+      for (const int32_t head_dim : {128, 64}) {
+        const cpu::TileKernels kernels = cpu::SelectKernels(isa, {.num_qo_heads = 1, .num_kv_heads = 1, .head_dim = head_dim});
+        for (const int32_t rows : {1, 2, 4, 8, 16}) BenchStream(*pool, kernels.stream, head_dim, rows, kv);
+        if (head_dim != 128) continue;
+        for (const int32_t rows : {16, 64, 128, 256, 512}) BenchDense(*pool, kernels.dense, isa, head_dim, rows);
+      }
+    }
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace coppice::attention
+
+int main() { return coppice::attention::Main(); }

@@ -1,0 +1,91 @@
+// What the tiles that multiply bf16 pairs share: the query rows in the lanes, the masks, the tile unit's configuration. Include it
+// inside a region compiled for AVX512-BF16 and AMX; everything has internal linkage.
+// Layer: attention/cpu.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+
+#include "attention/cpu/lane_ranges.h"
+#include "attention/cpu/simd512.h"
+#include "attention/cpu/tile_kernel.h"
+
+namespace coppice::attention::cpu {
+namespace {
+
+using Ranges = LaneRanges<Simd512>;
+
+constexpr int32_t kLanes = 16;
+// A score may exceed m by this much (base 2) before m moves: rescaling becomes rare, P stays below 2^8 and loses no precision.
+constexpr float kSlack = 8.0f;
+
+constexpr int32_t RoundUp(int32_t x, int32_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// Row-major bf16 rows -> [group of 16 rows][d_pad / 2 pairs][16 rows], zero-padded to d_pad dims, a multiple of 32. A negative
+// scale is folded into Q.
+inline void PackQ(const TileTask& task, int32_t d_pad, std::byte* q) {
+  const __m512i sign = _mm512_set1_epi32(task.score_scale < 0 ? static_cast<int32_t>(0x80008000u) : 0);
+  for (int32_t first_row = 0; first_row < task.num_rows(); first_row += kLanes) {
+    for (int32_t e = 0; e < d_pad; e += 32, q += 1024) {
+      const __mmask32 valid = task.head_dim - e >= 32 ? ~__mmask32{0} : (__mmask32{1} << (task.head_dim - e)) - 1;
+      __m512i r[16];
+      for (int32_t lane = 0; lane < kLanes; ++lane) {
+        const int32_t row = first_row + lane;
+        r[lane] = _mm512_setzero_si512();
+        if (row >= task.num_rows()) continue;
+        const std::byte* from = task.q + task.queries[row / task.group_size].q_row * task.q_row_bytes +
+                                (static_cast<int64_t>(row % task.group_size) * task.head_dim + e) * 2;
+        r[lane] = _mm512_xor_si512(_mm512_maskz_loadu_epi16(valid, from), sign);
+      }
+      Transpose16x16(r);
+      for (int32_t pair = 0; pair < 16; ++pair) _mm512_store_si512(q + pair * 64, r[pair]);
+    }
+  }
+}
+
+// Masks, soft cap: products of `count` tokens from kv index `index` on, [token][16 rows], become base-2 scores if there is a cap;
+// masked ones -inf whatever they were.
+inline void MaskScores(const TileTask& task, const Ranges& range, int32_t index, int32_t count, float* s) {
+  const float cap = task.soft_cap;
+  for (int32_t t = 0; t < count; ++t) {
+    __m512 x = _mm512_load_ps(s + t * kLanes);
+    if (cap > 0) {
+      const __m512 in_caps = _mm512_mul_ps(x, _mm512_set1_ps(std::abs(task.score_scale) / cap));
+      x = _mm512_mul_ps(_mm512_set1_ps(kLog2E * cap), TanhV(in_caps));
+    }
+    _mm512_store_ps(s + t * kLanes, Simd512::KeepLanes(x, range.See(index + t)));
+  }
+}
+
+// Two tokens' weights of 16 rows, rounded to bf16: dword i holds those of row i, the first token's in the low half.
+inline __m512i RoundToPairs(__m512 first, __m512 second) {
+  const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+                                         19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(pairs, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
+}
+// Back to fp32.
+inline __m512 LowOfPairs(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+inline __m512 HighOfPairs(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+// Eight tiles of 16 rows x 64 bytes (SDM, LDTILECFG, palette 1).
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileConfig kTileConfig{};  // static: the intrinsic tells the compiler of its first bytes only
+
+// Released at the end, so that a context switch outside kernels stays cheap and other users of tiles are not disturbed.
+struct AmxSession {
+  AmxSession() { _tile_loadconfig(&kTileConfig); }
+  ~AmxSession() { _tile_release(); }
+};
+
+// The tile-load intrinsics do not say that they read memory: what was stored before must stay before.
+inline void OrderStoresBeforeTileLoads() { asm volatile("" ::: "memory"); }
+
+}  // namespace
+}  // namespace coppice::attention::cpu
