@@ -138,22 +138,6 @@ ordered_json ItemsJson(const PlanView& view) {
 
 }  // namespace
 
-PrefixForestView PlanDump::Forest() const {
-  return {.page_size = page_size,
-          .version = version,
-          .node_parent = node_parent,
-          .node_begin = node_begin,
-          .node_end = node_end,
-          .branch_node = branch_node,
-          .branch_query_begin = branch_query_begin,
-          .branch_query_count = branch_query_count,
-          .branch_kv_len = branch_kv_len,
-          .branch_page_begin = branch_page_begin,
-          .branch_page_capacity = branch_page_capacity,
-          .page_indices = page_indices,
-          .query_tree_mask = query_tree_mask};
-}
-
 std::string DumpPlan(const Planner& planner) {
   ordered_json root;
   root["format"] = kFormat;

@@ -6,28 +6,19 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "attention/owned_forest.h"
 #include "attention/plan.h"
 
 namespace coppice::attention {
 
-// What a dump was made from; owns the forest's arrays.
-struct PlanDump {
+// What a dump was made from.
+struct PlanDump : OwnedForest {
   AttentionSpec spec;
   PlanCapacity capacity;
   PlannerOptions options;
   BackendTraits traits;
   MachineModel machine;
-
-  int32_t page_size = 16;
-  uint64_t version = 0;
-  std::vector<int32_t> node_parent, node_begin, node_end;
-  std::vector<int32_t> branch_node, branch_query_begin, branch_query_count, branch_kv_len, branch_page_begin, branch_page_capacity;
-  std::vector<int32_t> page_indices;
-  std::vector<uint64_t> query_tree_mask;
-
-  PrefixForestView Forest() const;
 };
 
 // The dump of the planner's last Update.

@@ -78,9 +78,7 @@ Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
     return InvalidArgument(fmt::format("tree {}: a request has {} own tokens and {} queries; expected at least as many tokens",
                                        text, levels.back().tokens, queries));
   }
-  BenchTree tree{.name = text, .queries = queries};
-  for (const TreeLevel& level : levels) tree.levels.push_back({.fanout = level.fan_out, .tokens = level.tokens});
-  return tree;
+  return BenchTree{.name = text, .levels = levels, .queries = queries};
 }
 
 ordered_json ToJson(const AttentionSpec& spec, const BenchTree& tree, const std::vector<BenchRow>& rows) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/owned_forest.h"
 #include "attention/plan_io.h"
 #include "coppice/attention.h"
 #include "coppice/status.h"
@@ -16,10 +17,7 @@
 
 namespace coppice::cli {
 
-struct TreeLevel {
-  int32_t tokens = 0;   // of each node of the level
-  int32_t fan_out = 1;  // nodes per parent; on the first level: roots
-};
+using attention::TreeLevel;
 
 // "2048,256x4,64x8": a root of 2,048 tokens, below it 4 nodes of 256 tokens, below each of them 8 requests with 64 own tokens. The
 // last level are the requests.

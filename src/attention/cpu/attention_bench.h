@@ -9,21 +9,16 @@
 
 #include "attention/bench_device.h"
 #include "attention/cost_model.h"
+#include "attention/owned_forest.h"
 #include "coppice/attention.h"
 
 namespace coppice::attention {
 
-// A uniform tree: the root has levels[0].tokens tokens; a node of level i has levels[i + 1].fanout children of
-// levels[i + 1].tokens tokens. Nodes of the last level are requests with `queries` queries each (1: decode).
+// A uniform tree whose requests have `queries` queries each (1: decode).
 struct BenchTree {
-  struct Level {
-    int32_t fanout, tokens;
-  };
   std::string name;
-  std::vector<Level> levels;  // levels[0].fanout roots
+  std::vector<TreeLevel> levels;
   int32_t queries = 1;
-
-  int32_t num_requests() const;
 };
 
 enum class BenchMode : uint8_t { kPlanned, kAllShared, kStore, kNone };

@@ -10,6 +10,7 @@
 #include "attention/cpu/cpu_backend.h"
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/roofline.h"
+#include "attention/owned_forest.h"
 #include "core/buffer.h"
 #include "core/check.h"
 
@@ -36,8 +37,8 @@ double BestTime(const F& body) {
 // `branches` requests that share nothing, kv_len tokens each, one query; each path is cut into `cuts` items.
 struct Problem {
   AttentionSpec spec;
-  std::vector<int32_t> node_parent, node_begin, node_end, branch_node, query_begin, query_count, kv_len, page_begin, page_capacity;
-  std::vector<int32_t> pages, members, queue;
+  OwnedForest forest;
+  std::vector<int32_t> members, queue;
   std::vector<WorkItem> items;
   std::vector<MergeSet> sets;
   std::vector<Contribution> contributions;
@@ -47,17 +48,8 @@ struct Problem {
   static Result<Problem> Make(const AttentionSpec& spec, int32_t branches, int32_t kv_len, int32_t cuts, ItemKind kind) {
     Problem p;
     p.spec = spec;
-    const int32_t pages_each = (kv_len + kPageSize - 1) / kPageSize;
+    AddUniformTree({.levels = {{.tokens = kv_len, .fan_out = branches}}, .page_size = kPageSize}, p.forest);
     for (int32_t b = 0; b < branches; ++b) {
-      p.node_parent.push_back(kNoParent);
-      p.node_begin.push_back(0);
-      p.node_end.push_back(kLive);
-      p.branch_node.push_back(b);
-      p.query_begin.push_back(b);
-      p.query_count.push_back(1);
-      p.kv_len.push_back(kv_len);
-      p.page_begin.push_back(b * pages_each);
-      p.page_capacity.push_back(pages_each);
       p.sets.push_back({.branch = b,
                         .query_begin = 0,
                         .query_count = 1,
@@ -80,9 +72,7 @@ struct Problem {
                            .predicted_ns = 0});
       }
     }
-    p.pages.resize(static_cast<size_t>(branches) * pages_each);
-    for (size_t i = 0; i < p.pages.size(); ++i) p.pages[i] = static_cast<int32_t>(i);
-    const KvPoolShape shape = {.num_pages = static_cast<int32_t>(p.pages.size()),
+    const KvPoolShape shape = {.num_pages = p.forest.num_pages(),
                                .page_size = kPageSize,
                                .num_kv_heads = spec.num_kv_heads,
                                .head_dim = spec.head_dim,
@@ -108,31 +98,13 @@ struct Problem {
                            .compute_queue = items[0].kind == ItemKind::kDenseTile ? queue : std::span<const int32_t>(),
                            .bandwidth_queue = items[0].kind == ItemKind::kStreamTile ? queue : std::span<const int32_t>(),
                            .num_states = static_cast<int32_t>(items.size()) * spec.group_size()};
-    const PrefixForestView forest = {.page_size = kPageSize,
-                                     .version = 1,
-                                     .node_parent = node_parent,
-                                     .node_begin = node_begin,
-                                     .node_end = node_end,
-                                     .branch_node = branch_node,
-                                     .branch_query_begin = query_begin,
-                                     .branch_query_count = query_count,
-                                     .branch_kv_len = kv_len,
-                                     .branch_page_begin = page_begin,
-                                     .branch_page_capacity = page_capacity,
-                                     .page_indices = pages,
-                                     .query_tree_mask = {}};
-    const PlanCapacity capacity = {.max_branches = static_cast<int32_t>(branch_node.size()),
-                                   .max_queries = static_cast<int32_t>(branch_node.size()),
-                                   .max_nodes = static_cast<int32_t>(branch_node.size()),
-                                   .max_page_slots = static_cast<int32_t>(pages.size()),
-                                   .page_size = kPageSize};
     const PlanSizes sizes = {.max_items = static_cast<int32_t>(items.size()),
                              .max_members = static_cast<int32_t>(members.size()),
                              .max_merge_sets = static_cast<int32_t>(sets.size()),
                              .max_contributions = static_cast<int32_t>(contributions.size()),
                              .max_states = plan.num_states};
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, capacity, sizes));
-    COPPICE_RETURN_IF_ERROR(executor->Upload(plan, forest, nullptr));
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, forest.Capacity(), sizes));
+    COPPICE_RETURN_IF_ERROR(executor->Upload(plan, forest.Forest(), nullptr));
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BoundKv> bound, backend.BindKv(spec, kv));
     const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim;
     const RunArgs args = {.q = q.data(), .q_row_stride = row, .out = out.data(), .out_row_stride = row, .lse = nullptr};
@@ -163,7 +135,7 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   // Dense: 128 rows over 2,048 tokens on each worker; KV in the cache.
   const auto flops = [](const Problem& p) {
     double sum = 0;
-    for (const int32_t n : p.kv_len) sum += 4.0 * n * p.spec.num_qo_heads * p.spec.head_dim;
+    for (const int32_t n : p.forest.branch_kv_len) sum += 4.0 * n * p.spec.num_qo_heads * p.spec.head_dim;
     return sum;
   };
   COPPICE_ASSIGN_OR_RETURN(Problem dense, Problem::Make(Spec(128, kHeadDim), workers, 2048, 1, ItemKind::kDenseTile));

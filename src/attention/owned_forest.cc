@@ -1,0 +1,96 @@
+#include "attention/owned_forest.h"
+
+#include <algorithm>
+
+namespace coppice::attention {
+namespace {
+
+class TreeBuilder {
+ public:
+  TreeBuilder(const UniformTree& tree, OwnedForest& forest) : tree_(tree), forest_(forest) {}
+
+  // The nodes of `level` below `parent`, which ends at kv index `begin` and whose path holds `pages`.
+  void AddLevel(size_t level, int32_t parent, int32_t begin, const std::vector<int32_t>& pages) {
+    const TreeLevel& shape = tree_.levels[level];
+    const int32_t end = begin + shape.tokens;
+    const bool is_request = level + 1 == tree_.levels.size();
+    for (int32_t i = 0; i < shape.fan_out; ++i) {
+      if (is_request) {
+        AddRequest(parent, begin, end, pages);
+        continue;
+      }
+      const int32_t node = tree_.share ? forest_.AddNode(parent, begin, end) : kNoParent;
+      std::vector<int32_t> path = pages;
+      // A page belongs to the node of its last token; those below hold copies of earlier tokens (copy-on-write copies whole pages).
+      while (tree_.share && static_cast<int32_t>(path.size() + 1) * tree_.page_size <= end) path.push_back(next_page_++);
+      AddLevel(level + 1, node, end, path);
+    }
+  }
+
+ private:
+  void AddRequest(int32_t parent, int32_t begin, int32_t kv_len, std::vector<int32_t> pages) {
+    while (static_cast<int32_t>(pages.size()) * tree_.page_size < kv_len + tree_.room_to_grow) pages.push_back(next_page_++);
+    forest_.AddBranch(forest_.AddNode(parent, tree_.share ? begin : 0, kLive), kv_len, tree_.queries, pages);
+  }
+
+  const UniformTree& tree_;
+  OwnedForest& forest_;
+  int32_t next_page_ = 0;
+};
+
+}  // namespace
+
+PrefixForestView OwnedForest::Forest() const {
+  return {.page_size = page_size,
+          .version = version,
+          .node_parent = node_parent,
+          .node_begin = node_begin,
+          .node_end = node_end,
+          .branch_node = branch_node,
+          .branch_query_begin = branch_query_begin,
+          .branch_query_count = branch_query_count,
+          .branch_kv_len = branch_kv_len,
+          .branch_page_begin = branch_page_begin,
+          .branch_page_capacity = branch_page_capacity,
+          .page_indices = page_indices,
+          .query_tree_mask = query_tree_mask};
+}
+
+int32_t OwnedForest::AddNode(int32_t parent, int32_t begin, int32_t end) {
+  node_parent.push_back(parent);
+  node_begin.push_back(begin);
+  node_end.push_back(end);
+  return static_cast<int32_t>(node_parent.size()) - 1;
+}
+
+int32_t OwnedForest::AddBranch(int32_t node, int32_t kv_len, int32_t query_count, std::span<const int32_t> page_row) {
+  branch_query_begin.push_back(num_queries());
+  branch_query_count.push_back(query_count);
+  branch_node.push_back(node);
+  branch_kv_len.push_back(kv_len);
+  branch_page_begin.push_back(static_cast<int32_t>(page_indices.size()));
+  branch_page_capacity.push_back(static_cast<int32_t>(page_row.size()));
+  page_indices.insert(page_indices.end(), page_row.begin(), page_row.end());
+  return num_branches() - 1;
+}
+
+int32_t OwnedForest::num_queries() const {
+  return branch_query_begin.empty() ? 0 : branch_query_begin.back() + branch_query_count.back();
+}
+
+int32_t OwnedForest::num_pages() const { return page_indices.empty() ? 0 : *std::ranges::max_element(page_indices) + 1; }
+
+PlanCapacity OwnedForest::Capacity() const {
+  return {.max_branches = num_branches(),
+          .max_queries = num_queries(),
+          .max_nodes = std::max(2 * num_branches(), static_cast<int32_t>(node_parent.size())),
+          .max_page_slots = static_cast<int32_t>(page_indices.size()),
+          .page_size = page_size};
+}
+
+void AddUniformTree(const UniformTree& tree, OwnedForest& forest) {
+  forest.page_size = tree.page_size;
+  TreeBuilder(tree, forest).AddLevel(0, kNoParent, 0, {});
+}
+
+}  // namespace coppice::attention
