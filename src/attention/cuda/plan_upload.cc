@@ -20,6 +20,7 @@ constexpr int32_t kMinStreamPiece = 256;    // tokens; a shorter piece costs mor
 constexpr int32_t kMinDensePiece = 128;     // one step
 constexpr int64_t kDenseTasksPerSm = 4;     // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
+constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs more than it gains
 
 // What an SM does alone, as measured inside whole launches, while others stream (docs/kernels/hopper.md): dense tiles at 500
 // TFLOP/s and bulk copies at 4.4 TB/s over 132 SMs; starting a dense task and storing and folding its states.
@@ -43,7 +44,7 @@ Status Exceeded(const char* what, int64_t have, int64_t most) {
 
 PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms) {
   const int64_t most = int64_t{num_sms} * (kDenseTasksPerSm * kDenseRows + kTasksPerStreamWarp * kStreamWarpsPerSm * kStreamRows);
-  own_states = spec.deterministic ? 0 : std::min(most, int64_t{16} * capacity.max_queries * spec.num_qo_heads);
+  own_states = spec.deterministic ? 0 : std::min(most, kMostPieces * capacity.max_queries * spec.num_qo_heads);
   max_states = sizes.max_states + own_states;
   max_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;  // each has a row or more
   max_members = max_contributions;                                               // a member is a contribution seen from its item
@@ -134,12 +135,13 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   for (const Length& length : lengths_) {
     const bool dense = length.dense;
     // A stream item's count is rounded to the nearest: half a piece evens out nothing.
-    const int64_t count = dense ? CeilDiv(length.tokens, dense_piece) : (length.tokens + stream_piece / 2) / stream_piece;
+    const int64_t wanted = dense ? CeilDiv(length.tokens, dense_piece) : (length.tokens + stream_piece / 2) / stream_piece;
+    const int64_t count = std::min({wanted, kMostPieces, (end_of_states - states) / (length.rows * heads)});
     if (count <= 1) continue;
     const int32_t unit = dense ? kMinDensePiece : 64;
     const auto tokens = static_cast<int32_t>(CeilDiv(CeilDiv(length.tokens, count), unit) * unit);
     const auto whole = static_cast<int32_t>(CeilDiv(length.tokens, tokens));
-    if (whole <= 1 || states + whole * length.rows * heads > end_of_states) continue;
+    if (whole <= 1) continue;
     Pieces& pieces = pieces_[length.item];
     pieces.count = whole;
     pieces.tokens = tokens;
