@@ -5,6 +5,7 @@
 
 Needs an NVIDIA GPU and PyTorch. Columns:
   tree, store        Coppice through its C ABI, with sharing and without
+  mma_sync, exact    tree with the mma.sync kernels forced; in deterministic mode
   flash, cudnn       PyTorch's kernels as the Hydragen recipe: one call a level over KV gathered beforehand (not timed), then a merge
   fi_cascade         FlashInfer's MultiLevelCascadeAttentionWrapper as shipped; fi_cascade_fa2: its levels forced to the fa2 kernels
   fi_decode          BatchDecodeWithPagedKVCacheWrapper with tensor cores over shared pages; fi_batch: BatchAttention
@@ -25,6 +26,7 @@ import time
 
 import torch
 
+PEERS = ("flash", "cudnn", "fi_cascade", "fi_cascade_fa2", "fi_decode", "fi_batch")
 PAGE = 16
 HEAD_DIM = 128
 FLUSH_BYTES = 256 << 20
@@ -106,7 +108,8 @@ def struct(name, *fields):
 
 I32, I64, U64, F32, PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_float, ctypes.c_void_p
 Message = struct("Message", ("text", ctypes.c_char_p), ("capacity", ctypes.c_size_t))
-ContextOptions = struct("ContextOptions", ("device", I32), ("device_index", I32), ("num_threads", I32))
+ContextOptions = struct("ContextOptions", ("device", I32), ("device_index", I32), ("num_threads", I32),
+                        ("cuda_kernels", I32))
 Spec = struct("Spec", ("num_qo_heads", I32), ("num_kv_heads", I32), ("head_dim", I32), ("q_dtype", I32), ("kv_dtype", I32),
               ("sm_scale", F32), ("soft_cap", F32), ("window", I32), ("deterministic", I32))
 PlanOptions = struct("PlanOptions", ("max_branches", I32), ("max_queries", I32), ("max_nodes", I32), ("max_page_slots", I32),
@@ -119,14 +122,17 @@ KvLayer = struct("KvLayer", ("k", PTR), ("v", PTR), ("page_stride", I64), ("head
                  ("num_pages", I32), ("page_size", I32), ("dtype", I32), ("k_scale", F32), ("v_scale", F32))
 RunArgs = struct("RunArgs", ("q", PTR), ("q_row_stride", I64), ("out", PTR), ("out_row_stride", I64), ("lse", PTR))
 BF16, CUDA, KV_LIVE = 1, 1, 2**31 - 1
-POLICIES = {"tree": 0, "store": 2}
+# Contestant: share policy, kernels of its context, deterministic.
+OWN = {"tree": (0, 0, 0), "store": (2, 0, 0), "mma_sync": (0, 2, 0), "exact": (0, 0, 1)}
 
 
 class Coppice:
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
-        self.context = PTR()
-        self.call("context_create", ctypes.byref(ContextOptions(device=CUDA)), ctypes.byref(self.context))
+        self.contexts = {}
+        for kernels in {kernels for _, kernels, _ in OWN.values()}:
+            context = self.contexts[kernels] = PTR()
+            self.call("context_create", ctypes.byref(ContextOptions(device=CUDA, cuda_kernels=kernels)), ctypes.byref(context))
 
     def call(self, name, *arguments):
         text = ctypes.create_string_buffer(512)
@@ -134,8 +140,10 @@ class Coppice:
         if getattr(self.lib, "coppice_" + name)(*arguments, ctypes.byref(message)) != 0:
             raise RuntimeError(f"coppice_{name}: {text.value.decode()}")
 
-    def contestant(self, tree, policy):
-        """What to run, its output, and the host time of a plan made anew in ms."""
+    def contestant(self, tree, name):
+        """What to run, how to let go of it, and the host time of a plan made anew in ms."""
+        policy, kernels, deterministic = OWN[name]
+        context = self.contexts[kernels]
         parent, begin, end, first_node, depth = [], [], [], [], 0
         for level, (count, tokens) in enumerate(zip(tree.nodes, tree.tokens)):
             first_node.append(len(parent))
@@ -154,11 +162,12 @@ class Coppice:
                  "branch_page_begin", "branch_page_capacity")
         forest = Forest(page_size=PAGE, version=1, num_nodes=len(parent), num_branches=n, num_page_slots=rows.numel(),
                         page_indices=rows.data_ptr(), **{k: a.data_ptr() for k, a in zip(names, arrays)})
-        spec = Spec(num_qo_heads=tree.qo_heads, num_kv_heads=tree.kv_heads, head_dim=HEAD_DIM, q_dtype=BF16, kv_dtype=BF16)
+        spec = Spec(num_qo_heads=tree.qo_heads, num_kv_heads=tree.kv_heads, head_dim=HEAD_DIM, q_dtype=BF16, kv_dtype=BF16,
+                    deterministic=deterministic)
         plan, bound = PTR(), PTR()
-        self.call("plan_create", self.context, ctypes.byref(spec),
+        self.call("plan_create", context, ctypes.byref(spec),
                   ctypes.byref(PlanOptions(max_branches=n, max_queries=n, max_nodes=max(2 * n, len(parent)),
-                                           max_page_slots=rows.numel(), page_size=PAGE, share_policy=POLICIES[policy])),
+                                           max_page_slots=rows.numel(), page_size=PAGE, share_policy=policy)),
                   ctypes.byref(plan))
         self.call("plan_update", plan, ctypes.byref(forest))
         forest.version += 1  # a changed tree, with everything warm
@@ -168,7 +177,7 @@ class Coppice:
         plane = tree.kv_heads * PAGE * HEAD_DIM
         layer = KvLayer(k=tree.pool.data_ptr(), v=tree.pool.data_ptr() + plane * 2, page_stride=2 * plane,
                         head_stride=PAGE * HEAD_DIM, slot_stride=HEAD_DIM, num_pages=len(tree.pool), page_size=PAGE, dtype=BF16)
-        self.call("kv_bind", self.context, ctypes.byref(spec), ctypes.byref(layer), ctypes.byref(bound))
+        self.call("kv_bind", context, ctypes.byref(spec), ctypes.byref(layer), ctypes.byref(bound))
         self.call("plan_upload", plan, PTR(torch.cuda.current_stream().cuda_stream))
         torch.cuda.synchronize()
         out = torch.empty_like(tree.q)
@@ -328,12 +337,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libcoppice_attention.so of a CUDA build with BUILD_SHARED_LIBS=ON")
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--contestants", help="columns to fill (default: all)")
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--json", help="write one object a line, the rates first")
     options = parser.parse_args()
     unknown = [c for c in options.cases.split(",") if c not in CASES]
     if unknown:
         parser.error(f"unknown case {unknown[0]}; known: {', '.join(CASES)}")
+    known = (*OWN, *PEERS)
+    only = options.contestants.split(",") if options.contestants else known
+    if set(only) - set(known):
+        parser.error(f"unknown contestant {(set(only) - set(known)).pop()}; known: {', '.join(known)}")
+
+    def wanted(contestant):
+        return contestant in only
+
     try:
         import flashinfer
     except ImportError:
@@ -345,27 +363,27 @@ def main():
               "torch": torch.__version__, "flashinfer": getattr(flashinfer, "__version__", None), "iterations": options.iterations}]
     print(f"{lines[0]['device']}, W {copy / 1e12:.2f} TB/s, C {matmul / 1e12:.0f} TFLOP/s, torch {torch.__version__}, "
           f"flashinfer {lines[0]['flashinfer']}; ms, best peer / tree, error of tree")
-    columns = ["tree", "store", "flash", "cudnn", "fi_cascade", "fi_cascade_fa2", "fi_decode", "fi_batch"]
+    columns = [c for c in (*OWN, *PEERS) if wanted(c)]
     print(f"{'case':<7}{'overlap':>9}{'serial':>9}" + "".join(f"{c:>15}" for c in columns) + f"{'peer/x':>8}{'error':>9}{'plan_ms':>9}")
     gains = []
     for name in options.cases.split(","):
         tree = Tree(*CASES[name])
-        contestants = {policy: (lambda p=policy: coppice.contestant(tree, p)) for policy in ("tree", "store")}
+        contestants = {own: (lambda o=own: coppice.contestant(tree, o)) for own in OWN}
         contestants |= {kernel: (lambda k=kernel: hydragen(tree, k)) for kernel in ("flash", "cudnn")}
         if flashinfer is not None:
             contestants |= flashinfer_contestants(tree, flashinfer, workspace)
-        results = measure(tree, timer, contestants)
+        results = measure(tree, timer, {name: make for name, make in contestants.items() if wanted(name)})
         overlap, serial = tree.bounds_ms(copy, matmul)
         lines.append({"case": name, "qo_heads": tree.qo_heads, "kv_heads": tree.kv_heads, "nodes": tree.nodes, "tokens": tree.tokens,
                       "bound_overlapped_ms": overlap, "bound_serial_ms": serial, "results": results})
         ms = {c: r["ms"] for c, r in results.items() if "ms" in r}
-        peers = [ms[c] for c in columns[2:] if c in ms]
+        peers = [ms[c] for c in PEERS if c in ms]
         gain = min(peers) / ms["tree"] if peers and "tree" in ms else None
         if gain and name.startswith("tree"):
             gains.append(gain)
         print(f"{name:<7}{overlap:>9.4f}{serial:>9.4f}" + "".join(f"{ms[c]:>15.4f}" if c in ms else f"{'-':>15}" for c in columns) +
-              (f"{gain:>8.2f}" if gain else f"{'-':>8}") + f"{results['tree'].get('error', math.nan):>9.1e}"
-              f"{results['tree'].get('plan_ms', math.nan):>9.3f}", flush=True)
+              (f"{gain:>8.2f}" if gain else f"{'-':>8}") + f"{results.get('tree', {}).get('error', math.nan):>9.1e}"
+              f"{results.get('tree', {}).get('plan_ms', math.nan):>9.3f}", flush=True)
         del tree
         torch.cuda.empty_cache()
     if gains:

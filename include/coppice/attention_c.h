@@ -34,6 +34,12 @@ typedef enum coppice_status {
 
 typedef enum coppice_dtype { COPPICE_F32 = 0, COPPICE_BF16 = 1, COPPICE_F16 = 2 } coppice_dtype;
 typedef enum coppice_device { COPPICE_CPU = 0, COPPICE_CUDA = 1 } coppice_device;
+/* CudaKernels of attention.h */
+typedef enum coppice_cuda_kernels {
+  COPPICE_CUDA_KERNELS_AUTO = 0,
+  COPPICE_CUDA_KERNELS_HOPPER = 1,
+  COPPICE_CUDA_KERNELS_MMA_SYNC = 2
+} coppice_cuda_kernels;
 typedef enum coppice_share_policy {
   COPPICE_SHARE_TREE = 0,
   COPPICE_SHARE_ONE_LEVEL = 1,
@@ -60,6 +66,7 @@ typedef struct coppice_context_options {
   int32_t device;       /* coppice_device */
   int32_t device_index; /* CUDA ordinal */
   int32_t num_threads;  /* CPU: 0 means one per core; the context owns these threads */
+  int32_t cuda_kernels; /* coppice_cuda_kernels */
 } coppice_context_options;
 
 typedef struct coppice_attention_spec {

@@ -35,6 +35,7 @@ static_assert(COPPICE_INVALID_ARGUMENT == static_cast<int>(StatusCode::kInvalidA
                   COPPICE_INTERNAL == static_cast<int>(StatusCode::kInternal),
               "the C codes are StatusCode's");
 static_assert(COPPICE_F32 == static_cast<int>(DType::kF32) && COPPICE_F16 == static_cast<int>(DType::kF16));
+static_assert(COPPICE_CUDA_KERNELS_MMA_SYNC == static_cast<int>(CudaKernels::kMmaSync));
 static_assert(COPPICE_KV_LIVE == kLive && COPPICE_NO_PARENT == kNoParent && COPPICE_FREE_SLOT == kFreeSlot);
 
 void WriteText(const std::string& text, char* out, size_t capacity) {
@@ -176,7 +177,9 @@ coppice_status coppice_context_create(const coppice_context_options* options, co
       out->pool = std::make_unique<ThreadPool>(c.num_threads);
       COPPICE_ASSIGN_OR_RETURN(out->context, Context::CreateCpu(out->pool.get()));
     } else {
-      COPPICE_ASSIGN_OR_RETURN(out->context, Context::CreateCuda(c.device_index));
+      COPPICE_ASSIGN_OR_RETURN(const CudaKernels kernels,
+                               ReadEnum<CudaKernels>(c.cuda_kernels, COPPICE_CUDA_KERNELS_MMA_SYNC, "cuda_kernels"));
+      COPPICE_ASSIGN_OR_RETURN(out->context, Context::CreateCuda(c.device_index, kernels));
     }
     *context = out.release();
     return OkStatus();

@@ -177,6 +177,14 @@ TEST_F(AttentionC, ErrorsNameTheValue) {
   EXPECT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(text_).find("struct_size is 0"), std::string::npos) << text_;
   EXPECT_EQ(coppice_plan_update(nullptr, nullptr, nullptr), COPPICE_INVALID_ARGUMENT);  // a message is optional
+
+  coppice_context_options cuda{};
+  cuda.struct_size = sizeof(cuda);
+  cuda.device = COPPICE_CUDA;
+  cuda.cuda_kernels = 7;
+  coppice_context* context = nullptr;
+  EXPECT_EQ(coppice_context_create(&cuda, &context, &message_), COPPICE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(text_).find("cuda_kernels is 7"), std::string::npos) << text_;
 }
 
 TEST_F(AttentionC, OlderCallersStructsReadAsZeroFilled) {
