@@ -63,6 +63,10 @@ TEST_P(AttentionTest, DeterministicBits) {
                                                     {{DType::kBF16, 32}, {DType::kF32, 32}});
 }
 
+TEST_P(AttentionTest, DeterministicBitsInRandomForests) {
+  testing::DeterministicBitsAreThoseOfTheRequestAlone(*device_, 0, GetParam() == cpu::DetectIsa() ? 4 : 1);
+}
+
 // Sharing, cutting and folding cost no accuracy: against fp64, a request in a shared plan errs by no more than in a single pass
 // over its whole path. A floor of a few roundings of fp32 keeps near-exact results comparable.
 TEST_P(AttentionTest, SharingAddsNoError) {

@@ -246,6 +246,43 @@ void DeterministicBitsDependOnTheRequestAlone(const std::function<std::unique_pt
   }
 }
 
+void DeterministicBitsAreThoseOfTheRequestAlone(TestDevice& device, uint64_t first_seed, uint64_t num_seeds) {
+  for (uint64_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
+    CaseOptions options;
+    options.seed = seed;
+    options.spec = {.num_qo_heads = seed % 3 == 0 ? 20 : 4, .num_kv_heads = 1, .head_dim = seed % 2 ? 64 : 40};
+    options.spec.window = seed % 4 == 3 ? 1500 : 0;
+    options.spec.deterministic = true;
+    options.forest = {.page_size = seed % 2 ? 16 : 24, .max_branches = 7, .max_segment = 3500, .max_kv_len = 9000};
+    options.forest.max_query_count = seed % 2 ? 3 : 40;
+    options.forest.query_gap = 0;
+    AttentionCase test(device, options);
+    const auto plan = MakePlan(device, test, {.force_sharing = seed % 2 == 0});
+    const auto alone = MakePlan(device, test, {.policy = SharePolicy::kStore});
+    ASSERT_TRUE(plan != nullptr && alone != nullptr);
+    RunPlan(test, *plan);
+    if (::testing::Test::HasFatalFailure()) return;
+    const AttentionOutput batch = test.Read();
+    const PrefixForestView view = test.forest().View();
+    const std::vector<int32_t> begins(view.branch_query_begin.begin(), view.branch_query_begin.end());
+    const std::vector<int32_t> counts(view.branch_query_count.begin(), view.branch_query_count.end());
+    const size_t row_bytes = options.spec.num_qo_heads * options.spec.head_dim * SizeOf(options.spec.q_dtype);
+    for (size_t b = 0; b < counts.size(); ++b) {
+      if (view.branch_node[b] == kFreeSlot || counts[b] == 0) continue;
+      std::vector<int32_t> only(counts.size(), 0);
+      only[b] = counts[b];
+      test.forest().SetQueries(only);
+      test.Refresh();
+      RunPlan(test, *alone);
+      if (::testing::Test::HasFatalFailure()) return;
+      const AttentionOutput single = test.Read();
+      const auto there = batch.raw.begin() + begins[b] * row_bytes;
+      const auto here = single.raw.begin() + test.forest().View().branch_query_begin[b] * row_bytes;
+      EXPECT_TRUE(std::equal(here, here + counts[b] * row_bytes, there)) << "branch " << b << ", " << options.ToString();
+    }
+  }
+}
+
 // --------------------------------------------------------------------------------------------------------------------- states
 
 namespace {

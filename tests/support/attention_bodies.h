@@ -45,6 +45,9 @@ void RowThatSeesNothing(TestDevice& device);
 // chunks of any length.
 void DeterministicBitsDependOnTheRequestAlone(const std::function<std::unique_ptr<TestDevice>(int num_threads)>& make_device,
                                               std::initializer_list<std::pair<DType, int32_t>> dtypes_and_head_dims);
+// The same for every request of random forests over several units and superblocks: in its batch under the planner's sharing, and
+// alone with none.
+void DeterministicBitsAreThoseOfTheRequestAlone(TestDevice& device, uint64_t first_seed, uint64_t num_seeds);
 
 // Context::MergeStates on random states: against the formula in f64, commutative, associative, n-ary, neutral empty state, mask.
 void MergedStatesAreTheSoftmaxOfTheUnion(TestDevice& device);

@@ -30,7 +30,11 @@ CaseOptions RandomCudaCase(uint64_t seed, CudaKernels kernels) {
     options.spec.deterministic = false;
     options.forest.page_size = page_size;
   }
-  if (rng() % 3 == 0) {  // wide forests, so that dense tiles are full and cut
+  if (rng() % 10 == 0) {  // many query heads to a kv head: a set reaches over both halves of a dense tile
+    options.spec.num_qo_heads = pick({48, 96, 128});
+    options.spec.num_kv_heads = 1;
+    options.forest.max_query_count = std::min(options.forest.max_query_count, 4);
+  } else if (rng() % 3 == 0) {  // wide forests, so that dense tiles are full and cut
     options.forest.max_branches = 60;
     options.forest.max_segment = 300;
     options.forest.max_kv_len = 900;
@@ -182,6 +186,8 @@ TEST_F(CudaTest, DeterministicBits) {
       [](int) { return testing::MakeCudaTestDevice(0); },
       {{DType::kBF16, 32}, {DType::kF16, 64}, {DType::kBF16, 128}, {DType::kBF16, 256}});
 }
+
+TEST_F(CudaTest, DeterministicBitsInRandomForests) { testing::DeterministicBitsAreThoseOfTheRequestAlone(*device_, 0, 40); }
 
 TEST_F(CudaTest, MergeIsTheSoftmaxOfTheUnion) { testing::MergedStatesAreTheSoftmaxOfTheUnion(*device_); }
 

@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) Sm80Kernel(const _
   const PlanHeader header = *p.header;
   const bool tree_mask = header.has_tree_mask != 0;
   const int dense_units = kHalves * header.num_dense_tasks, units = dense_units + header.num_stream_tasks;
-  for (int unit = blockIdx.x; unit < units;) {  // the first unit needs no drawing
+  int place = 0;  // of the next unit: two in turn, since a unit without rows has no other barrier between writing and reading
+  for (int unit = blockIdx.x; unit < units; place ^= 1) {  // the first unit needs no drawing
     const int drawn = threadIdx.x == 0 ? static_cast<int>(gridDim.x) + atomicAdd(&p.counters->dense_next, 1) : 0;
     const bool dense = unit < dense_units;
     const Task task = dense ? p.dense_tasks[unit / kHalves] : p.stream_tasks[unit - dense_units];
@@ -189,9 +190,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) Sm80Kernel(const _
         CompleteSets<C>(p, s, head, params.folds != nullptr);
       }
     }
-    if (threadIdx.x == 0) s.next_unit = drawn;
+    if (threadIdx.x == 0) s.next_unit[place] = drawn;
     __syncthreads();  // the next unit is known, this one's rows are read
-    unit = s.next_unit;
+    unit = s.next_unit[place];
   }
   if (threadIdx.x != 0 || ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
   p.counters->dense_next = p.counters->finished_ctas = 0;  // as the next launch needs them

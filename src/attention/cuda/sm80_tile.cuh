@@ -27,7 +27,7 @@ struct Sm80Storage {
   Sm80Range range;
   Sm80Range rows_see[C::kRows / 32];  // by warp of rows
   uint8_t completes[C::kRows];        // by row: it begins a set whose last ticket this CTA drew
-  int32_t next_unit;
+  int32_t next_unit[2];
 };
 
 // Byte offset of the 16-byte piece `piece` of row `row`: rows one after the other, pieces swizzled so that the eight rows that one
