@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <random>
@@ -357,8 +359,8 @@ TEST(EngineModel, CreateRefusesByName) {
   EXPECT_THAT(message({.draft = DraftMode::kModel, .draft_model_path = ModelPath("llama-hd64-long")}), HasSubstr("vocabulary of"));
 }
 
-// Random traffic with eviction and preemption, against each request alone on an engine that keeps nothing.
-// COPPICE_LONG_TEST=1 (ctest label `long`) runs 1,000 traces.
+// Random traffic with eviction, preemption, merged pages, chunks and pages of several sizes and a prefix restored from disk,
+// against each request alone on an engine that keeps nothing. COPPICE_LONG_TEST=1 (ctest label `long`) runs 1,000 traces.
 TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
   constexpr int kTracesPerEngine = 20;
   const int traces = std::getenv("COPPICE_LONG_TEST") != nullptr ? 1000 : 200;
@@ -371,12 +373,27 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
   std::mt19937 random(5);
   const auto cold =
       MakeEngine("llama-gqa", {.sharing = SharingMode::kNone, .max_running = 3, .max_context = 800, .deterministic = true});
-  int64_t compared = 0, preemptions = 0, cached = 0;
+  const auto text_token = [](int32_t text, size_t t) { return static_cast<int32_t>((t * t + 7 * t * text + text) % 320); };
+  const std::string prefix_path = ::testing::TempDir() + "engine_model_test_prefix";
+  int64_t compared = 0, preemptions = 0, cached = 0, merged = 0;
   std::unique_ptr<Engine> warm;
   for (int trace = 0; trace < traces; ++trace) {
     if (trace % kTracesPerEngine == 0) {
       options.force_sharing = random() % 2 == 0;
+      options.page_size = std::array{16, 4, 1}[random() % 3];
+      options.chunk = random() % 2 == 0 ? 0 : 1 + static_cast<int32_t>(random() % 60);
+      options.schedule = random() % 3 == 0 ? SchedulePolicy::kPrefillFirst : SchedulePolicy::kMixed;
       warm = MakeEngine("llama-gqa", options);
+      if (trace == 0) {  // its KV lives on, on disk
+        Request pinned = Greedy({}, 1);
+        for (size_t t = 0; t < 50; ++t) pinned.prompt_ids.push_back(text_token(0, t));
+        pinned.pin_prompt_as = "text 0";
+        Generate(*warm, pinned);
+        ASSERT_TRUE(warm->SavePrefix("text 0", prefix_path).ok());
+      } else {
+        const Status loaded = warm->LoadPrefix("text 0", prefix_path);
+        ASSERT_TRUE(loaded.ok()) << loaded.ToString();
+      }
     }
     SCOPED_TRACE("trace " + std::to_string(trace));
     std::vector<Request> requests(2 + random() % 4);
@@ -384,14 +401,14 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
     for (size_t i = 0; i < requests.size(); ++i) {
       Request& request = requests[i];
       const int32_t text = random() % 3;  // one of few texts, so that requests share prefixes of any length
-      request.prompt_ids.resize(1 + random() % (random() % 6 == 0 ? 700 : 100));
-      for (size_t t = 0; t < request.prompt_ids.size(); ++t)
-        request.prompt_ids[t] = static_cast<int32_t>((t * t + 7 * t * text + text) % 320);
+      request.prompt_ids.resize(1 + random() % (random() % 6 == 0 ? 600 : 100));
+      for (size_t t = 0; t < request.prompt_ids.size(); ++t) request.prompt_ids[t] = text_token(text, t);
       if (random() % 2 == 0) request.prompt_ids.back() = random() % 320;
       request.n = 1 + random() % 3;
       request.max_tokens = 1 + random() % 40;
       request.ignore_eos = true;
       request.sampling.seed = random();
+      if (random() % 4 == 0) request.sampling.temperature = 0;  // all samples say the same
       Submit(*warm, request, &outcomes[i]);
       for (uint32_t step = random() % 4; step > 0; --step) ASSERT_TRUE(warm->Step().ok());
     }
@@ -407,11 +424,14 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
     if ((trace + 1) % kTracesPerEngine == 0) {
       preemptions += warm->Metrics().preemptions;
       cached += warm->Metrics().cached_tokens;
+      merged += warm->Metrics().merged_pages;
     }
   }
+  std::filesystem::remove(prefix_path);
   EXPECT_GT(compared, traces);
   EXPECT_GT(cached, 0);
   EXPECT_GT(preemptions, 0);
+  EXPECT_GT(merged, 0);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <set>
@@ -621,45 +622,66 @@ TEST(Engine, CancelsAtAnyMoment) {
   EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
 }
 
+// Submit, cancel, pin, unpin, eviction, preemption and failing steps at random, CheckIntegrity after every step.
+// COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.
 TEST(Engine, RandomTrafficMatchesTheHistories) {
-  for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kNone}) {
+  constexpr int kEventsPerRound = 1000;
+  const int rounds = std::getenv("COPPICE_LONG_TEST") != nullptr ? 1000 : 10;
+  int64_t finished = 0, preemptions = 0, merged = 0;
+  std::mt19937 random(3);
+  for (int round = 0; round < rounds; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const bool shares = round % 4 != 3;
     EngineHarness harness({.model = {.vocab_size = 64, .max_position = 64, .num_pages = 30, .page_size = 4},
                            .max_running = 5,
                            .max_batch_tokens = 11,
-                           .sharing = sharing});
-    std::mt19937 random(3);
+                           .chunk = round % 2 == 0 ? 0 : 5,
+                           .schedule = round % 5 == 4 ? SchedulePolicy::kPrefillFirst : SchedulePolicy::kMixed,
+                           .sharing = shares ? SharingMode::kTree : SharingMode::kNone});
     std::vector<Request> requests;
     std::vector<RequestId> ids;
-    for (int event = 0; event < 600; ++event) {
+    for (int event = 0; event < kEventsPerRound; ++event) {
       if (random() % 4 == 0) {
         Request request = Greedy(Prompt(1 + random() % 30, random() % 3), 1 + random() % 12, 1 + random() % 7);
         if (random() % 5 == 0) request.cache_salt = "x";
         if (random() % 6 == 0) request.prompt_logprobs = true;
+        if (shares && random() % 20 == 0 && request.prompt_ids.size() < 12) request.pin_prompt_as = random() % 2 == 0 ? "p" : "q";
         requests.push_back(request);
         ids.push_back(harness.Submit(request));
       }
       if (random() % 12 == 0 && !ids.empty()) (void)harness.engine().Cancel(ids[random() % ids.size()]);
-      harness.Step();
+      if (random() % 40 == 0) (void)harness.engine().Unpin(random() % 2 == 0 ? "p" : "q");
+      const bool fails = random() % 300 == 0;
+      if (fails) harness.model().FailNext(Internal("at random"));
+      const Result<bool> step = harness.engine().Step();
+      ASSERT_TRUE(step.ok() || fails) << step.status().ToString();
+      harness.model().FailNext(OkStatus());
+      const Status status = harness.cache().CheckIntegrity();
+      ASSERT_TRUE(status.ok()) << status.message() << " after event " << event;
     }
     harness.RunToEnd();
-    int finished = 0;
     for (size_t i = 0; i < requests.size(); ++i) {
       ASSERT_TRUE(harness.done(i));
       const std::vector<int32_t> expected = harness.GreedyAfter(requests[i].prompt_ids, requests[i].max_tokens);
       for (const Output& output : harness.outputs(i)) {
         ASSERT_LE(output.tokens.size(), expected.size());
-        EXPECT_TRUE(std::equal(output.tokens.begin(), output.tokens.end(), expected.begin()));
-        finished += output.reason == FinishReason::kLength;
-        if (output.reason == FinishReason::kLength) {
-          EXPECT_EQ(output.tokens.size(), expected.size());
-        }
+        ASSERT_TRUE(std::equal(output.tokens.begin(), output.tokens.end(), expected.begin()));
+        if (output.reason != FinishReason::kLength) continue;
+        ++finished;
+        ASSERT_EQ(output.tokens.size(), expected.size());
       }
     }
-    EXPECT_GT(finished, 100);
-    EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+    preemptions += harness.engine().Metrics().preemptions;
+    merged += harness.engine().Metrics().merged_pages;
+    for (const char* name : {"p", "q"}) (void)harness.engine().Unpin(name);
+    harness.RunToEnd();
+    ASSERT_EQ(harness.cache().usage().pages_in_use, 0);
     harness.cache().DropCached();
-    EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+    ASSERT_EQ(harness.cache().usage().pages_owned, 0);
   }
+  EXPECT_GT(finished, 50 * rounds);
+  EXPECT_GT(preemptions, rounds);
+  EXPECT_GT(merged, rounds);
 }
 
 TEST(Engine, SubmitAndCancelFromOtherThreads) {
