@@ -153,7 +153,6 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
     for (int64_t b = 0; b < blocks; ++b, block += CodedBlockBytes(kBits)) {
       // Weights come from memory once a step; the hardware's prefetcher stops at each page.
       constexpr int kAhead = 4096;
-#pragma GCC unroll 40
       for (int line = 0; line < CodedBlockBytes(kBits) * kStrips * kLanes / kStripCols; line += 64) {
         __builtin_prefetch(block + kAhead + line);
       }
