@@ -79,9 +79,15 @@ Result<ExitCode> Run(RunOptions options) {
                                        if (progress.due()) progress.Show(FormatProgress(state));
                                      },
                                  .should_stop = Interrupted};
+  constexpr const char *kSaved = "saved", *kLoaded = "loaded";  // names of pins
+  if (!options.load_prefix.empty()) COPPICE_RETURN_IF_ERROR(engine->LoadPrefix(kLoaded, options.load_prefix));
+  if (!options.save_prefix.empty()) request.pin_prompt_as = kSaved;
   Result<Generation> generated = Generate(*engine, request, hooks);
   progress.Clear();
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, std::move(generated));
+  if (!options.save_prefix.empty() && !generation.interrupted) {
+    COPPICE_RETURN_IF_ERROR(engine->SavePrefix(kSaved, options.save_prefix));
+  }
 
   RunStats stats = MakeRunStats(options.engine, generation);
   engine.reset();  // its memory, before the baseline's engine takes its own

@@ -50,6 +50,23 @@ Result<DraftMode> ParseDraftMode(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is no way to draft; expected none, ngram or model", text));
 }
 
+Result<SchedulePolicy> ParseSchedule(std::string_view text) {
+  for (const SchedulePolicy policy : {SchedulePolicy::kMixed, SchedulePolicy::kPrefillFirst}) {
+    if (Name(policy) == text) return policy;
+  }
+  return InvalidArgument(fmt::format("'{}' is no schedule; expected mixed or prefill-first", text));
+}
+
+Result<int32_t> ParseChunk(std::string_view text) {
+  if (text == "auto") return kAutoChunk;
+  int32_t tokens = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), tokens);
+  if (error != std::errc() || end != text.data() + text.size() || tokens < 0) {
+    return InvalidArgument(fmt::format("'{}' is no chunk; expected auto, or a number of tokens, 0 for no limit", text));
+  }
+  return tokens;
+}
+
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
   std::vector<int32_t> ids;
   while (!text.empty()) {
@@ -82,6 +99,12 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       ->capture_default_str();
   command.add_option("--max-running", options.max_running, "Samples that decode at the same moment")->capture_default_str();
   command.add_option("--max-batch-tokens", options.max_batch_tokens, "Token budget of a step")->capture_default_str();
+  AddParsed<SchedulePolicy>(command, "--schedule", options.schedule, ParseSchedule,
+                            "mixed (default): prompts fill up steps in which all running samples decode; prefill-first: prompts "
+                            "alone, while samples wait");
+  AddParsed<int32_t>(command, "--chunk", options.chunk, ParseChunk,
+                     "Prompt tokens of a step at most; 0 (default): what the budget leaves; auto: the smallest that keeps prefill "
+                     "within 5% of its best speed, measured at start");
   command.add_option("--kv-cache", options.kv_cache_bytes, "Size of the KV cache, e.g. 2GiB; 0: chosen by the engine")
       ->transform(CLI::AsSizeValue(false))
       ->default_str("0");
@@ -104,6 +127,9 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_option("-p,--prompt", options.prompt, "Prompt text");
   command->add_option("-f,--prompt-file", options.prompt_file, "File with the prompt, taken byte for byte (default: stdin)");
   AddParsed<std::vector<int32_t>>(*command, "--prompt-ids", options.prompt_ids, ParseTokenIds, "Prompt as token ids: 1,2,3");
+  command->add_option("--save-prefix", options.save_prefix, "Write the prompt's KV to this file, for --load-prefix");
+  command->add_option("--load-prefix", options.load_prefix,
+                      "Take the KV of what the prompt begins with from a file of --save-prefix instead of computing it");
   command->add_flag("--chat", options.chat, "The prompt is a user's message: apply the model's chat template");
   command->add_option("--system", options.system, "System message (with --chat)");
 
@@ -152,6 +178,9 @@ Status Validate(const EngineOptions& options) {
 Status Validate(const RunOptions& options) {
   const int prompts = options.prompt.has_value() + options.prompt_file.has_value() + options.prompt_ids.has_value();
   if (prompts > 1) return InvalidArgument("more than one prompt given; keep one of --prompt, --prompt-file and --prompt-ids");
+  if (options.engine.sharing == SharingMode::kNone && (!options.save_prefix.empty() || !options.load_prefix.empty())) {
+    return InvalidArgument("--save-prefix and --load-prefix need a cache; --sharing none keeps none");
+  }
   if (options.system && !options.chat) return InvalidArgument("--system works through the chat template; add --chat");
   if (options.prompt_ids && options.chat)
     return InvalidArgument("--prompt-ids bypasses the chat template; leave --chat or --prompt-ids out");

@@ -30,13 +30,16 @@ struct RunOptions {
   // What is printed of the samples. With best_of, that many are generated and the `request.n` best are shown.
   bool rank = false, deduplicate = false;
   std::optional<int32_t> best_of;
-  std::optional<std::string> vote;  // a regex: the answer of a sample
+  std::optional<std::string> vote;       // a regex: the answer of a sample
+  std::string save_prefix, load_prefix;  // files for the prompt's KV; empty: none
   bool json = false, verbose = false;
 };
 
 Result<SharingMode> ParseSharingMode(std::string_view text);
 Result<DType> ParseDType(std::string_view text);
 Result<DraftMode> ParseDraftMode(std::string_view text);
+Result<SchedulePolicy> ParseSchedule(std::string_view text);
+Result<int32_t> ParseChunk(std::string_view text);  // EngineOptions::chunk
 // "1,2,3", spaces allowed.
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 

@@ -82,9 +82,19 @@ TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
               HasSubstr("'forest' is no sharing mode; expected tree, one-level, store or none"));
   EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16 or f32"));
   EXPECT_THAT(Parse("--draft eagle", options), HasSubstr("'eagle' is no way to draft; expected none, ngram or model"));
+  EXPECT_THAT(Parse("--schedule fair", options), HasSubstr("'fair' is no schedule; expected mixed or prefill-first"));
+  EXPECT_THAT(Parse("--chunk some", options), HasSubstr("'some' is no chunk; expected auto, or a number of tokens"));
   EXPECT_THAT(Parse("--prompt-ids 1,x", options), HasSubstr("'x' is no token id"));
   EXPECT_NE(Parse("-n many", options), "");
   EXPECT_NE(Parse("--unknown", options), "");
+}
+
+TEST(RunOptions, ScheduleAndChunk) {
+  RunOptions options;
+  EXPECT_EQ(Parse("--schedule prefill-first --chunk auto", options), "");
+  EXPECT_EQ(options.engine.schedule, SchedulePolicy::kPrefillFirst);
+  EXPECT_EQ(options.engine.chunk, kAutoChunk);
+  EXPECT_EQ(*ParseChunk("128"), 128);
 }
 
 TEST(RunOptions, TokenIds) {

@@ -21,11 +21,11 @@ namespace coppice {
 // What the events of a request need, apart from the request: it may be gone when its last ones are sent.
 struct Listener {
   RequestId request{};
+  bool has_stops = false;
   std::function<void(const StreamEvent&)> on_event;  // may be empty
   // By sample. Of a request with stop strings the stepping thread decodes, since the text decides when a sample ends; of all others
   // the emitter does.
   std::vector<TextStream> texts;
-  bool has_stops = false;
 };
 
 // One step's events, in order. Plain data beside the arrays that rare parts lie in.

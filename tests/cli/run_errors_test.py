@@ -62,6 +62,10 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error([*GOOD, "--max-context", "2"], "3", "2")
         self.expect_error(["--model", TINY, "--prompt-ids", ",".join(["7"] * 2049)], "2049", "2048")
 
+    def test_prefix_files(self):
+        self.expect_error([*GOOD, "--load-prefix", "none.safetensors"], "none.safetensors")
+        self.expect_error([*GOOD, "--load-prefix", "x", "--sharing", "none"], "--load-prefix", "--sharing none")
+
     def test_missing_model(self):
         self.expect_error(["--model", os.path.join(self.folder, "absent.gguf"), "--prompt-ids", "1"], "absent.gguf", "--model")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import unittest
 
 from program import TINY, coppice, run_json
@@ -55,6 +56,28 @@ class JsonTest(unittest.TestCase):
         stats = run_json("--model", TINY, "--prompt-ids", ids(40), "-n", 4, "--max-tokens", 4, "--baseline", "none")["stats"]
         self.assertEqual(stats["baseline"]["sharing"], "none")
         self.assertGreater(stats["baseline"]["decode_tokens_per_second"], 0)
+
+
+class PrefixFileTest(unittest.TestCase):
+    def test_saved_prefix_is_not_computed_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "prompt.safetensors")
+            common = ["--model", TINY, "-n", 2, "--max-tokens", 6, "--seed", 4, "--ignore-eos", "--deterministic"]
+            saved = run_json(*common, "--prompt-ids", ids(50), "--save-prefix", path)
+            self.assertEqual(saved["stats"]["prefilled_tokens"], 50)
+            same = run_json(*common, "--prompt-ids", ids(50), "--load-prefix", path)
+            self.assertEqual(same["stats"]["prefilled_tokens"], 1)  # the last token's logits are needed
+            self.assertEqual([s["token_ids"] for s in same["samples"]], [s["token_ids"] for s in saved["samples"]])
+            longer = run_json(*common, "--prompt-ids", ids(60), "--load-prefix", path)
+            self.assertEqual(longer["stats"]["prefilled_tokens"], 10)
+            with open(path, "r+b") as file:
+                file.seek(-3, os.SEEK_END)
+                byte = file.read(1)
+                file.seek(-3, os.SEEK_END)
+                file.write(bytes([byte[0] ^ 1]))
+            done = coppice("run", "--model", TINY, "--prompt-ids", ids(50), "--load-prefix", path)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+            self.assertIn("checksum", done.stderr)
 
 
 class SharingTest(unittest.TestCase):
