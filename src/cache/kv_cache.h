@@ -72,15 +72,6 @@ class KvCache {
   // REQUIRES: nothing was grown past the admitted tokens, which are all computed.
   BranchId Fork(BranchId branch);
 
-  // Fetches into the cache what Grow, SlotOf and MarkComputed will read of a branch for the token at `kv_index`.
-  void Prefetch(BranchId branch, int32_t kv_index) const {
-    if (branch == kNoBranch) return;
-    const auto* const state = reinterpret_cast<const char*>(&branches_[branch]);
-    __builtin_prefetch(state);
-    __builtin_prefetch(state + 64);
-    __builtin_prefetch(&forest_.Row(branch)[kv_index / pages_.page_size()]);
-  }
-
   // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
   // none to be had (some may have been taken: call again after a release, or release the branch). Evicts what nobody uses.
   [[nodiscard]] bool Grow(BranchId branch, int32_t kv_len);

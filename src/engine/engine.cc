@@ -401,10 +401,6 @@ void EngineImpl::Commit(const StepBatch& batch, const SampledTokens& tokens) {
   slot_moves_.clear();
   for (size_t e = 0; e < batch.entries.size(); ++e) {
     PrefetchAhead(e, batch.entries.size(), [&](size_t i) { return batch.entries[i].sequence; });
-    if (e + 4 < batch.entries.size()) {
-      const Sequence& later = *batch.entries[e + 4].sequence;
-      cache_.Prefetch(later.branch, later.computed);
-    }
     const StepBatch::Entry& entry = batch.entries[e];
     Sequence* const sequence = entry.sequence;
     metrics_.sample_steps += entry.samples && sequence->request->prompt_done;

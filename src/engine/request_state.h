@@ -105,11 +105,6 @@ void PrefetchAhead(size_t i, size_t count, const At& at) {
     __builtin_prefetch(&sequence->request->params.max_tokens);
     if (!sequence->generated.empty()) __builtin_prefetch(&sequence->generated.back());
   }
-  if (i + 2 < count) {
-    const RequestState* const request = at(i + 2)->request;
-    __builtin_prefetch(request->listener.get());
-    __builtin_prefetch(request->end_ids.data());
-  }
 }
 
 }  // namespace coppice

@@ -69,7 +69,6 @@ std::span<Sequence* const> Scheduler::PlanDrafts() {
 void Scheduler::ScheduleDecodes() {
   for (size_t i = 0; i < running_.size(); ++i) {
     PrefetchAhead(i, running_.size(), [&](size_t j) { return running_[j]; });
-    if (i + 4 < running_.size()) cache_->Prefetch(running_[i + 4]->branch, running_[i + 4]->computed);
     Sequence* const sequence = running_[i];
     if (sequence->state != Sequence::State::kRunning || sequence->prefilling() || budget_left() == 0) continue;
     if (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i)) Append(sequence, 1, TakeDrafts(*sequence));
