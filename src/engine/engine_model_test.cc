@@ -3,6 +3,7 @@
 // bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -374,7 +375,7 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
   const auto cold =
       MakeEngine("llama-gqa", {.sharing = SharingMode::kNone, .max_running = 3, .max_context = 800, .deterministic = true});
   const auto text_token = [](int32_t text, size_t t) { return static_cast<int32_t>((t * t + 7 * t * text + text) % 320); };
-  const std::string prefix_path = ::testing::TempDir() + "engine_model_test_prefix";
+  const std::string prefix_path = ::testing::TempDir() + "engine_model_test_prefix" + std::to_string(getpid());
   int64_t compared = 0, preemptions = 0, cached = 0, merged = 0;
   std::unique_ptr<Engine> warm;
   for (int trace = 0; trace < traces; ++trace) {

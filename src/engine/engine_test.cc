@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -384,7 +385,7 @@ TEST(Engine, APinnedPromptOutlivesThePressure) {
 }
 
 TEST(Engine, ASavedPrefixIsRestoredInAnotherEngine) {
-  const std::string path = ::testing::TempDir() + "engine_test_prefix";
+  const std::string path = ::testing::TempDir() + "engine_test_prefix" + std::to_string(getpid());
   for (const int32_t length : {15, 16, 17, 40}) {
     SCOPED_TRACE(length);
     EngineHarness writer({});
@@ -429,7 +430,7 @@ TEST(Engine, ASavedPrefixIsRestoredInAnotherEngine) {
 }
 
 TEST(Engine, APrefixThatDoesNotFitIsRefusedAndNothingIsLost) {
-  const std::string path = ::testing::TempDir() + "engine_test_refused_prefix";
+  const std::string path = ::testing::TempDir() + "engine_test_refused_prefix" + std::to_string(getpid());
   EngineHarness writer({});
   Request system = Greedy(Prompt(100), 1);
   system.pin_prompt_as = "system";
@@ -459,7 +460,7 @@ TEST(Engine, APrefixThatDoesNotFitIsRefusedAndNothingIsLost) {
 }
 
 TEST(Engine, PrefixesAreSavedAndLoadedWhileAnotherThreadSteps) {
-  const std::string path = ::testing::TempDir() + "engine_test_threads_prefix";
+  const std::string path = ::testing::TempDir() + "engine_test_threads_prefix" + std::to_string(getpid());
   EngineHarness harness({.model = {.num_pages = 256}});
   Request system = Greedy(Prompt(40), 1);
   system.pin_prompt_as = "system";
