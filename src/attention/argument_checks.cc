@@ -59,6 +59,18 @@ Status CheckPageCopies(const KvLayerView& kv, std::span<const PageCopy> copies) 
   return OkStatus();
 }
 
+Status CheckSlotMoves(const KvLayerView& kv, std::span<const SlotMove> moves) {
+  const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
+  for (size_t i = 0; i < moves.size(); ++i) {
+    for (const int64_t slot : {moves[i].from, moves[i].to}) {
+      if (slot >= 0 && slot < num_slots) continue;
+      return OutOfRange("MoveSlots: move " + std::to_string(i) + " names slot " + std::to_string(slot) + "; the pool has " +
+                        std::to_string(num_slots) + " slots");
+    }
+  }
+  return OkStatus();
+}
+
 Status CheckMerge(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
                   std::span<const uint8_t> mask) {
   if (num_rows < 0 || num_heads < 1 || head_dim < 1 || head_dim > 256) {

@@ -14,8 +14,9 @@ Status CheckKvLayer(const AttentionSpec& spec, const KvLayerView& kv);
 Status CheckAppend(const AttentionSpec& spec, const AppendArgs& args);
 // The mapping in host memory.
 Status CheckSlots(const KvLayerView& kv, std::span<const int64_t> slot_mapping);
-// The list in host memory.
+// The lists in host memory.
 Status CheckPageCopies(const KvLayerView& kv, std::span<const PageCopy> copies);
+Status CheckSlotMoves(const KvLayerView& kv, std::span<const SlotMove> moves);
 Status CheckMerge(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads, int32_t head_dim,
                   std::span<const uint8_t> mask);
 

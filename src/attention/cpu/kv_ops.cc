@@ -69,15 +69,7 @@ Status CopyPages(Executor& executor, const AttentionSpec& spec, const KvLayerVie
 
 Status MoveSlots(const AttentionSpec& spec, const KvLayerView& kv, std::span<const SlotMove> moves) {
   COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, kv));
-  const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
-  for (size_t i = 0; i < moves.size(); ++i) {
-    for (const int64_t slot : {moves[i].from, moves[i].to}) {
-      if (slot < 0 || slot >= num_slots) {
-        return OutOfRange("MoveSlots: move " + std::to_string(i) + " names slot " + std::to_string(slot) + "; the pool has " +
-                          std::to_string(num_slots) + " slots");
-      }
-    }
-  }
+  COPPICE_RETURN_IF_ERROR(CheckSlotMoves(kv, moves));
   const size_t element = SizeOf(kv.dtype), head_bytes = spec.head_dim * element;
   const auto place = [&](int64_t slot) { return slot / kv.page_size * kv.page_stride + slot % kv.page_size * kv.slot_stride; };
   for (const auto [from, to] : moves) {  // a few tokens of a few branches: not worth waking the workers

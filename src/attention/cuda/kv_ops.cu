@@ -198,17 +198,7 @@ Status MoveSlots(const AttentionSpec& spec, const KvLayerView& kv, std::span<con
   COPPICE_RETURN_IF_ERROR(CheckPool(spec, kv));
   if (moves.empty()) return OkStatus();
   COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<SlotMove> list, DeviceSpan<SlotMove>::Make(moves, stream));
-  if (list.on_host()) {
-    const int64_t num_slots = int64_t{kv.num_pages} * kv.page_size;
-    for (size_t i = 0; i < moves.size(); ++i) {
-      for (const int64_t slot : {moves[i].from, moves[i].to}) {
-        if (slot < 0 || slot >= num_slots) {
-          return OutOfRange("MoveSlots: moves[" + std::to_string(i) + "] names slot " + std::to_string(slot) + "; the pool has " +
-                            std::to_string(num_slots) + " slots");
-        }
-      }
-    }
-  }
+  if (list.on_host()) COPPICE_RETURN_IF_ERROR(CheckSlotMoves(kv, moves));
   constexpr int kPieces = 32;  // head_dim 256 in pieces of 16 bytes
   MoveSlotsKernel<<<spec.num_kv_heads, kPieces, 0, stream>>>(MakePool(spec, kv), list.data(), std::ssize(moves));
   return Launched("MoveSlots");
