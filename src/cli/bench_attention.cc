@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -15,6 +14,7 @@
 
 #include "attention/cpu/attention_bench.h"
 #include "attention/cpu/calibrate.h"
+#include "cli/bench_support.h"
 #include "cli/run_stats.h"
 #include "cli/tree_problem.h"
 #include "core/check.h"
@@ -187,9 +187,7 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   report["never_slower"] = never_slower.Json();
   std::cout << never_slower.Line();
   if (options.out.empty()) return ExitCode::kOk;
-  std::ofstream file(options.out);
-  file << report.dump(1) << "\n";
-  if (!file.flush()) return NotFound(fmt::format("cannot write {}; check --out", options.out));
+  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }
 

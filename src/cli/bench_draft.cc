@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/bench_support.h"
 #include "cli/generation.h"
 #include "cli/run_command.h"
 #include "cli/run_options.h"
@@ -141,9 +141,7 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
     std::cout << FormatRow(report["rows"].back());
   }
   if (options.out.empty()) return ExitCode::kOk;
-  std::ofstream file(options.out);
-  file << report.dump(1) << "\n";
-  if (!file.flush()) return NotFound(fmt::format("cannot write {}; check --out", options.out));
+  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }
 
