@@ -44,25 +44,8 @@ hn::Vec<D> ScaledExp(hn::Vec<D> x, float max, float inverse_temperature) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, hn::Max(scaled, hn::Set(d, -100.0f))));
 }
 
-double ExpSumsKernel(const float* logits, int64_t count, float max, float inverse_temperature, float* sums) {
-  const D d;
-  const int64_t lanes = hn::Lanes(d);
-  const auto exp = [=](hn::Vec<D> x) { return ScaledExp(x, max, inverse_temperature); };
-  double total = 0;
-  for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
-    const int64_t end = std::min(begin + kLogitBlock, count);
-    auto sum = hn::Zero(d);
-    int64_t i = begin;
-    for (; i + lanes <= end; i += lanes) sum = hn::Add(sum, exp(hn::LoadU(d, logits + i)));
-    float block = hn::GetLane(hn::SumOfLanes(d, sum));
-    for (; i < end; ++i) block += hn::GetLane(exp(hn::Set(d, logits[i])));
-    *sums++ = block;
-    total += block;
-  }
-  return total;
-}
-
-double ExpsKernel(const float* logits, int64_t count, float max, float inverse_temperature, float* exps) {
+// The exponentials go to `exps` and the sum of each block to `sums`, where not null. Returns the sum of all.
+double ExpsKernel(const float* logits, int64_t count, float max, float inverse_temperature, float* exps, float* sums) {
   const D d;
   const int64_t lanes = hn::Lanes(d);
   const auto exp = [=](hn::Vec<D> x) { return ScaledExp(x, max, inverse_temperature); };
@@ -73,11 +56,16 @@ double ExpsKernel(const float* logits, int64_t count, float max, float inverse_t
     int64_t i = begin;
     for (; i + lanes <= end; i += lanes) {
       const auto e = exp(hn::LoadU(d, logits + i));
-      hn::StoreU(e, d, exps + i);
+      if (exps != nullptr) hn::StoreU(e, d, exps + i);
       sum = hn::Add(sum, e);
     }
     float block = hn::GetLane(hn::SumOfLanes(d, sum));
-    for (; i < end; ++i) block += exps[i] = hn::GetLane(exp(hn::Set(d, logits[i])));
+    for (; i < end; ++i) {
+      const float e = hn::GetLane(exp(hn::Set(d, logits[i])));
+      if (exps != nullptr) exps[i] = e;
+      block += e;
+    }
+    if (sums != nullptr) *sums++ = block;
     total += block;
   }
   return total;
@@ -90,7 +78,6 @@ HWY_AFTER_NAMESPACE();
 namespace coppice {
 
 HWY_EXPORT(MaximaKernel);
-HWY_EXPORT(ExpSumsKernel);
 HWY_EXPORT(ExpsKernel);
 
 float ScanMaxima(std::span<const float> logits, std::span<float> maxima) {
@@ -98,13 +85,13 @@ float ScanMaxima(std::span<const float> logits, std::span<float> maxima) {
 }
 
 double ScanExpSums(std::span<const float> logits, float max, float inverse_temperature, std::span<float> sums) {
-  return HWY_DYNAMIC_DISPATCH(ExpSumsKernel)(logits.data(), static_cast<int64_t>(logits.size()), max, inverse_temperature,
-                                             sums.data());
+  return HWY_DYNAMIC_DISPATCH(ExpsKernel)(logits.data(), static_cast<int64_t>(logits.size()), max, inverse_temperature, nullptr,
+                                          sums.data());
 }
 
 double ScanExps(std::span<const float> logits, float max, float inverse_temperature, std::span<float> exps) {
-  return HWY_DYNAMIC_DISPATCH(ExpsKernel)(logits.data(), static_cast<int64_t>(logits.size()), max, inverse_temperature,
-                                          exps.data());
+  return HWY_DYNAMIC_DISPATCH(ExpsKernel)(logits.data(), static_cast<int64_t>(logits.size()), max, inverse_temperature, exps.data(),
+                                          nullptr);
 }
 
 }  // namespace coppice
