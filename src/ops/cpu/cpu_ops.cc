@@ -27,8 +27,9 @@ constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 
 
 class PackedWeight final : public LinearWeight {
  public:
+  // keep_codes: those of the parts, if all have them.
   static Result<std::unique_ptr<PackedWeight>> Create(Executor& executor, DType dtype, int64_t in_features,
-                                                      std::span<const LinearPart> parts, PartOrder order);
+                                                      std::span<const LinearPart> parts, PartOrder order, bool keep_codes);
 
   int64_t panel_group() const { return panel_group_; }
   int64_t num_groups() const { return num_panels_ / panel_group_; }
@@ -107,7 +108,7 @@ void PackedWeight::PackCodes(const CodedWeight& coded, int64_t row, int64_t colu
 }
 
 Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, DType dtype, int64_t in_features,
-                                                           std::span<const LinearPart> parts, PartOrder order) {
+                                                           std::span<const LinearPart> parts, PartOrder order, bool keep_codes) {
   if (dtype == DType::kF16)
     return Unimplemented("matrix products have no kernels for f16 weights on the CPU; convert them to bf16 or f32");
   if (in_features <= 0 || in_features % Depth(dtype) != 0)
@@ -135,7 +136,7 @@ Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, D
   weight->panel_bytes_ = weight->panel_elements_ * static_cast<int64_t>(SizeOf(dtype));
   COPPICE_ASSIGN_OR_RETURN(weight->panels_, Buffer::Allocate(weight->num_panels_ * weight->panel_bytes_));
   if (has_bias) weight->bias_.assign(weight->num_panels_ * kPanelCols, 0.0f);
-  COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(parts));
+  if (keep_codes) COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(parts));
 
   int64_t first = 0;  // of the part's outputs
   for (size_t p = 0; p < parts.size(); ++p) {
@@ -194,12 +195,8 @@ class CpuOps final : public Ops {
 
   Result<std::unique_ptr<LinearWeight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                              PartOrder order) override {
-    std::vector<LinearPart> wanted(parts.begin(), parts.end());
-    if (!WantsCodes(dtype)) {
-      for (LinearPart& part : wanted) part.coded.reset();
-    }
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
-                             PackedWeight::Create(executor_, dtype, in_features, wanted, order));
+                             PackedWeight::Create(executor_, dtype, in_features, parts, order, WantsCodes(dtype)));
     if (onednn_ != nullptr) {
       weight->plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
       if (onednn_->any_plan()) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
