@@ -20,9 +20,8 @@ __device__ __forceinline__ void PrefetchPlan(const KernelParams& p, const PlanHe
     case 1: array = p.dense_tasks, bytes = int64_t{header.num_dense_tasks} * sizeof(Task); break;
     case 2: array = p.stream_tasks, bytes = int64_t{header.num_stream_tasks} * sizeof(Task); break;
     case 3: array = p.members, bytes = int64_t{header.num_members} * sizeof(DeviceMember); break;
-    case 4: array = p.merge_sets, bytes = int64_t{header.num_merge_sets} * sizeof(DeviceMergeSet); break;
-    case 5: array = p.contributions, bytes = int64_t{header.num_contributions} * sizeof(DeviceContribution); break;
-    case 6: array = p.q, bytes = q_bytes <= kMostQBytes ? q_bytes : 0; break;
+    case 4: array = p.contributions, bytes = int64_t{header.num_contributions} * sizeof(DeviceContribution); break;
+    case 5: array = p.q, bytes = q_bytes <= kMostQBytes ? q_bytes : 0; break;
     default: break;
   }
   const uint32_t blocks = static_cast<uint32_t>(bytes >> 8) + 1, part = (blocks + gridDim.x - 1) / gridDim.x;  // of 256 bytes
@@ -54,10 +53,19 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::BarrierInit(&s.k_free[i], kDenseWarpgroups * 4);
       ptx::BarrierInit(&s.v_free[i], kDenseWarpgroups * 4);
     }
-    s.fetchers_done = 0;
+    s.drawers_done = 0;
     ptx::FenceBarrierInit();
     ptx::PrefetchTensorMap(&k_map);
     ptx::PrefetchTensorMap(&v_map);
+  }
+  if (warp >= 4 && threadIdx.x % 32 == 0) {  // each stream warp's own
+    StreamState<C>& stream = s.stream[warp - 4];
+    for (int i = 0; i < C::kStreamSlots; ++i) {
+      ptx::BarrierInit(&stream.wanted[i], 1);
+      ptx::BarrierInit(&stream.known[i], kStreamRows);
+    }
+    for (int i = 0; i < C::kStreamUnits; ++i) ptx::BarrierInit(&stream.ready[i], 1);
+    ptx::FenceBarrierInit();
   }
   __syncthreads();  // barriers are initialised
 
@@ -70,19 +78,22 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     } else {
       GatherQ<C>(p, s, warp - 2);
     }
+    // The last copy for a dense tile is under way, so the workers will soon begin a stream task that is drawn now.
+    ptx::NamedBarrierSync(kDenseLoadedBarrier, kWarpgroup);
+    // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
+    const int ctas = gridDim.x, cta = blockIdx.x, busy = min(header.num_dense_tasks, ctas), idle = ctas - busy;
+    const int worker = warp * 2 + threadIdx.x / kStreamRows % 2;
+    const int first_task = cta < busy ? -1 : worker * idle + cta - busy;
+    LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask);
+    FinishDrawing(p, s);
   } else {
     ptx::IncreaseRegisters<C::kDenseRegisters>();
     if (warp == 4) PrefetchPlan(p, header);
     DenseTile<C>::Run(p, s, warpgroup - 1, tree_mask);
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
-    ptx::NamedBarrierSync(kDenseOverBarrier, kDenseOverThreads);
+    ptx::NamedBarrierSync(kDenseOverBarrier, kDenseWarpgroups * kWarpgroup);
     const int worker = warp - 4;
-    // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
-    const int ctas = gridDim.x, cta = blockIdx.x, busy = min(header.num_dense_tasks, ctas), idle = ctas - busy;
-    const int first_task = cta < busy ? -1 : worker * idle + cta - busy;
-    StreamWorker<C>(p, maps, s.stream[worker], s.rings[worker], header.num_stream_tasks, tree_mask)
-        .Run(first_task, C::kStreamWarps * idle);
-    FinishFetching(p, s);
+    StreamWorker<C>(p, maps, s.stream[worker], s.rings[worker], tree_mask).Run();
   }
 }
 

@@ -30,6 +30,7 @@ struct DenseTile {
   static constexpr int kScores = C::kKvTile / 2;  // registers of S
   static constexpr int kOut = C::kHeadDim / 2;    // registers of O
   using T = typename C::Element;
+  static constexpr int kFoldAtOnce = 4;  // states of a row on their way together
 
   // S = Q K^T, issued and committed.
   static __device__ __forceinline__ void Score(float (&scores)[kScores], uint32_t q, uint32_t k) {
@@ -135,7 +136,7 @@ struct DenseTile {
       const float m = state.max[half] * scale_log2;
       if (info.state == kDirect) {
         const int head = kv_head * p.group_size + info.head_in_group;
-        const float inverse = sum > 0.0f ? p.value_scale / sum : 0.0f;
+        const float inverse = Normalizer(p, sum);
         T* to = static_cast<T*>(p.out) + info.q_row * p.out_row_stride + int64_t{head} * p.head_dim;
 #pragma unroll
         for (int j = 0; j < C::kHeadDim / 8; ++j) {
@@ -169,25 +170,20 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // `completes` is written
     const uint8_t* completes = s.completes + wg * 64;
     if (!__any_sync(kAllLanes, completes[lane] | completes[lane + 32])) return;
-#pragma unroll 1
-    for (int base = warp * 16; base < warp * 16 + 16; base += 4) {
-      const int row_in_half = base + lane / 8;
-      const RowInfo& info = slot.rows[wg * 64 + row_in_half];
-      const bool fold = info.q_row >= 0 && info.state != kDirect && completes[max(0, row_in_half - info.row_in_set)];
-      if (__any_sync(kAllLanes, fold)) FoldRows<T, C::kHeadDim>(p, fold ? info.set : -1, info.row_in_set, kv_head);
-    }
-    // A set may lie across the two halves; whoever completes it folds the other half's rows too.
-    const auto fold_range = [&](const RowInfo& info, int begin, int end) {
-#pragma unroll 1
-      for (int base = begin + warp * 4; base < end; base += 16) {
-        const int row = base + lane / 8;
-        FoldRows<T, C::kHeadDim>(p, row < end ? info.set : -1, row, kv_head);
-      }
+    // A set may lie across the two halves; whoever completes it folds the other half's rows too: those before row 0 of this half,
+    // or after row 63.
+    const RowInfo* rows = slot.rows + wg * 64;
+    const auto completed = [&](int row) {
+      return rows[row].q_row >= 0 && rows[row].state != kDirect && completes[max(0, row - rows[row].row_in_set)];
     };
-    const RowInfo &first = slot.rows[wg * 64], &last = slot.rows[wg * 64 + 63];
-    if (wg == 1 && completes[0]) fold_range(first, 0, first.row_in_set);
-    if (wg == 0 && last.q_row >= 0 && last.state != kDirect && completes[max(0, 63 - last.row_in_set)]) {
-      fold_range(last, last.row_in_set + 1, last.rows_in_set);
+    const int begin = wg == 1 && completed(0) ? -rows[0].row_in_set : 0;
+    const int end = 64 + (wg == 0 && completed(63) ? rows[63].rows_in_set - 1 - rows[63].row_in_set : 0);
+#pragma unroll 1
+    for (int base = begin + warp * 4; base < end; base += 16) {
+      const int row = base + lane / 8, held = min(max(row, 0), 63);
+      FoldRow fold{};
+      if (row < end && completed(held)) fold = RowToFold(p, rows[held], rows[held].row_in_set + row - held, kv_head);
+      if (__any_sync(kAllLanes, fold.count != 0)) FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head);
     }
   }
 

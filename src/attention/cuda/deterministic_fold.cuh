@@ -41,16 +41,14 @@ struct RowPart {
 
 // As FoldRows, in the defined order: contributions into superblocks, superblocks into the row.
 template <class T, int kHeadDim>
-__device__ __noinline__ void FoldRowsDeterministic(const KernelParams& p, int set, int row_in_set, int kv_head) {
+__device__ __noinline__ void FoldRowsDeterministic(const KernelParams& p, const FoldRow& row, int kv_head) {
   constexpr int kVectors = kHeadDim / 32;
-  if (set < 0) return;
   const int lane = threadIdx.x % 8;
-  const DeviceMergeSet merge = p.merge_sets[set];
   RowPart<kVectors> total, superblock;
 #pragma unroll 1
-  for (int c = 0; c < merge.contribution_count; ++c) {
-    const DeviceContribution from = p.contributions[merge.contribution_begin + c];
-    const int64_t state = from.state_begin + int64_t{kv_head} * from.head_stride + row_in_set;
+  for (int c = 0; c < row.count; ++c) {
+    const DeviceContribution from = p.contributions[row.contribution_begin + c];
+    const int64_t state = from.state_begin + int64_t{kv_head} * from.head_stride + row.row_in_set;
     RowPart<kVectors> next;
     const float2 ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
     next.m = ml.x, next.l = ml.y;
@@ -68,7 +66,7 @@ __device__ __noinline__ void FoldRowsDeterministic(const KernelParams& p, int se
     }
   }
   total.Fold(superblock);
-  StoreFoldedRow<T>(p, merge, row_in_set, kv_head, total.m, total.l, total.acc);
+  if (row.count > 0) StoreFoldedRow<T>(p, row, total.m, total.l, total.acc);
 }
 
 }  // namespace coppice::attention::cuda

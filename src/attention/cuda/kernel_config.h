@@ -44,7 +44,7 @@ struct Config {
   static constexpr int kStreamWarps = kDenseWarpgroups * 4;  // the dense warps, which stream in the dense tiles' memory
   static constexpr int kStreamUnits = std::clamp(kDenseArenaBytes / (kStreamWarps * kStreamUnitBytes), 3, 4);
 
-  static constexpr int kFetchers = 1 + kStreamWarps;  // warps that draw tasks
+  static constexpr int kStreamSlots = 2;  // tasks of a stream warp: the one it works on and the next
 };
 
 }  // namespace coppice::attention::cuda

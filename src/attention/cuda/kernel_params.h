@@ -12,7 +12,6 @@ struct KernelParams {
   const Task* dense_tasks;
   const Task* stream_tasks;
   const DeviceMember* members;
-  const DeviceMergeSet* merge_sets;
   const DeviceContribution* contributions;
   const DeviceBranch* branches;
   const int32_t* page_indices;

@@ -20,10 +20,10 @@ struct KvMaps {
   const CUtensorMap* v;
 };
 
-// Called once by each fetching warp that found its queue empty: the last of all leaves the counters as the next launch needs them.
+// Called once by each loading warp when it draws no more: the last of all leaves the counters as the next launch needs them.
 template <class C>
-__device__ __forceinline__ void FinishFetching(const KernelParams& p, SharedStorage<C>& s) {
-  if (threadIdx.x % 32 != 0 || atomicAdd(&s.fetchers_done, 1) != C::kFetchers - 1) return;
+__device__ __forceinline__ void FinishDrawing(const KernelParams& p, SharedStorage<C>& s) {
+  if (threadIdx.x % 32 != 0 || atomicAdd(&s.drawers_done, 1) != kWarpgroup / 32 - 1) return;
   if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
   p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
 }
@@ -64,7 +64,6 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
     if (index >= num_tasks) {
       if (lane == 0) shared.task.num_tiles = -1;
       ptx::BarrierArrive(&s.task_known[slot]);
-      FinishFetching(p, s);
       return;
     }
     if (lane == 0) claimed = gridDim.x + atomicAdd(&p.counters->dense_next, 1);  // needed only when this task is loaded
@@ -129,7 +128,6 @@ __device__ void GatherQ(const KernelParams& p, SharedStorage<C>& s, int gatherer
     ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
     ptx::BarrierArrive(&s.q_ready[slot]);
   }
-  ptx::NamedBarrierArrive(kDenseOverBarrier, kDenseOverThreads);  // it reads no slot any more
 }
 
 // One warp: the KV tiles of the same tasks, as fast as the ring empties; it runs ahead across tasks.
@@ -171,7 +169,76 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       }
     }
   }
-  ptx::NamedBarrierArrive(kDenseOverBarrier, kDenseOverThreads);  // it reads no slot any more
+}
+
+// ------------------------------------------------------------------------------------------------------------ stream tiles
+
+// One warp: draws and resolves the tasks of the stream warps 2 * pair and 2 * pair + 1, a half of its lanes each, a row a lane. So
+// the chain of look-ups to a task costs the workers nothing. first_task: the worker's first one, or -1 to draw it too; tasks before
+// drawn_from are dealt, not drawn.
+template <class C>
+__device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int pair, int first_task, int drawn_from, int num_tasks,
+                                bool tree_mask) {
+  const int lane = threadIdx.x % 32, row = lane % kStreamRows;
+  StreamState<C>& state = s.stream[pair * 2 + lane / kStreamRows];
+  bool more = true;
+  for (int n = 0; __any_sync(kAllLanes, more);) {  // n is the half's own
+    const int place = n % C::kStreamSlots;
+    // The first task is wanted in any case.
+    const bool serves = more && (n == 0 || ptx::BarrierTest(&state.wanted[place], (n - 1) / C::kStreamSlots & 1));
+    if (!__any_sync(kAllLanes, serves)) {
+      __nanosleep(32);
+      continue;
+    }
+    int index = first_task;
+    if (serves && row == 0 && (n > 0 || first_task < 0)) index = drawn_from + atomicAdd(&p.counters->stream_next, 1);
+    index = __shfl_sync(kAllLanes, index, lane - row);
+    const bool exists = serves && index < num_tasks;
+    Task task{};
+    if (exists) task = p.stream_tasks[index];
+    const DeviceItem& item = task.item;
+    // Pages from the item's first on, beside the look-ups of lengths. Entries past its end are read and not used.
+    const int first_page = item.kv_begin >> p.page_shift;
+    int pages[kPagesHeld / kStreamRows];
+#pragma unroll
+    for (int i = 0; i < kPagesHeld / kStreamRows; ++i) {
+      pages[i] = __ldg(p.page_indices + min(item.page_begin + first_page + i * kStreamRows + row, p.num_page_slots - 1));
+    }
+    const int end = min(item.kv_end, p.branches[item.branch].kv_len);
+    const RowInfo info = ResolveRow(p, task, row, tree_mask);
+    const bool sees = info.q_row >= 0;
+    int lo_min = sees ? info.lo : INT32_MAX, lo_max = sees ? info.lo : 0;
+    int hi_min = sees ? (tree_mask ? info.hi - info.query_count : info.hi) : INT32_MAX, hi_max = sees ? info.hi : 0;
+#pragma unroll
+    for (int d = kStreamRows / 2; d > 0; d /= 2) {
+      lo_min = min(lo_min, __shfl_xor_sync(kAllLanes, lo_min, d)), lo_max = max(lo_max, __shfl_xor_sync(kAllLanes, lo_max, d));
+      hi_min = min(hi_min, __shfl_xor_sync(kAllLanes, hi_min, d)), hi_max = max(hi_max, __shfl_xor_sync(kAllLanes, hi_max, d));
+    }
+    if (serves) {
+      StreamSlot& slot = state.slots[place];
+      slot.rows[row] = info;
+#pragma unroll
+      for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
+      if (row == 0) {
+        StreamTask t{};
+        t.begin = item.masked ? max(item.kv_begin, lo_min) : item.kv_begin;
+        t.end = item.masked ? min(end, hi_max) : end;
+        t.full_begin = item.masked ? max(item.kv_begin, lo_max) : item.kv_begin;
+        t.full_end = item.masked ? min(end, hi_min) : end;
+        t.first = t.begin / kBoxTokens * kBoxTokens;
+        t.head_begin = item.head_begin;
+        t.head_end = exists ? item.head_begin + item.head_count : -1;
+        t.rows = item.rows;
+        t.page_begin = item.page_begin;
+        t.first_page = first_page;
+        slot.task = t;
+      }
+      ptx::BarrierArrive(&state.known[place]);
+      ++n;
+      more = exists;
+    }
+    __syncwarp();
+  }
 }
 
 }  // namespace coppice::attention::cuda

@@ -20,11 +20,11 @@ struct alignas(16) RowInfo {
   int32_t q_row;   // of q and out; -1: no such row
   int32_t lo, hi;  // sees kv indices in [lo, hi) (and by the draft mask, where there is one)
   int32_t state;   // of kv head 0, or kDirect
-  int32_t head_stride, set;
-  uint8_t row_in_set, rows_in_set, head_in_group, reserved;
-  uint16_t arrivals, query_count;
+  int32_t head_stride, set, contribution_begin;
+  uint16_t contribution_count, arrivals, query_count;
+  uint8_t row_in_set, rows_in_set, head_in_group;
 };
-static_assert(sizeof(RowInfo) == 32);
+static_assert(sizeof(RowInfo) == 48);
 
 __device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task& task, int r, bool tree_mask) {
   const DeviceItem& item = task.item;
@@ -51,6 +51,8 @@ __device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task&
   info.state = m.state_begin < 0 ? kDirect : m.state_begin + row;
   info.head_stride = m.head_stride;
   info.set = m.set;
+  info.contribution_begin = m.contribution_begin;
+  info.contribution_count = m.contribution_count;
   info.row_in_set = row;
   info.rows_in_set = m.query_count * p.group_size;
   info.head_in_group = row - query * p.group_size;
@@ -105,6 +107,12 @@ __device__ __forceinline__ uint32_t Pack<__half>(float x, float y) {
 
 __device__ __forceinline__ float NaturalLse(float m, float l) { return l > 0.0f ? (m + log2f(l)) * kLn2 : -INFINITY; }
 
+// What an accumulated row is multiplied with, from the sum of its weights. Everywhere the same instructions: a row that is folded
+// must have the bits of one that is not, in deterministic mode.
+__device__ __forceinline__ float Normalizer(const KernelParams& p, float l) {
+  return l > 0.0f ? __fdividef(p.value_scale, l) : 0.0f;
+}
+
 // Draws the ticket of (set, kv head), behind a barrier after which the states of this warp or warpgroup are stored. The draw
 // releases them and acquires those of all who drew before. True for the last.
 __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int kv_head, int arrivals) {
@@ -114,17 +122,31 @@ __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int k
   return true;
 }
 
-// Writes the output and lse of one row of a set from its folded state, eight lanes a row; lane i holds vectors i, i + 8, ...
+// A row to fold under one kv head.
+struct FoldRow {
+  int32_t count = 0;  // its states; 0: no row
+  int32_t contribution_begin = 0, row_in_set = 0;
+  int32_t q_row = 0, qo_head = 0;
+};
+
+// Row `row_in_set` of the set that `info` is a row of.
+__device__ __forceinline__ FoldRow RowToFold(const KernelParams& p, const RowInfo& info, int row_in_set, int kv_head) {
+  const int query = row_in_set / p.group_size, first_query = info.row_in_set / p.group_size;
+  return {.count = info.contribution_count,
+          .contribution_begin = info.contribution_begin,
+          .row_in_set = row_in_set,
+          .q_row = info.q_row + query - first_query,
+          .qo_head = kv_head * p.group_size + row_in_set - query * p.group_size};
+}
+
+// Writes the output and lse of a row from its folded state, eight lanes a row; lane i holds vectors i, i + 8, ...
 template <class T, int kVectors>
-__device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const DeviceMergeSet& merge, int row_in_set, int kv_head,
-                                               float m, float l, const float (&acc)[kVectors][4]) {
+__device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const FoldRow& row, float m, float l,
+                                               const float (&acc)[kVectors][4]) {
   const int lane = threadIdx.x % 8;
-  const int query = row_in_set / p.group_size;
-  const int64_t q_row = p.branches[merge.branch].query_begin + merge.query_begin + query;
-  const int head = kv_head * p.group_size + row_in_set - query * p.group_size;
-  if (p.lse != nullptr && lane == 0) p.lse[q_row * p.num_kv_heads * p.group_size + head] = NaturalLse(m, l);
-  const float scale = l > 0.0f ? p.value_scale / l : 0.0f;
-  T* to = static_cast<T*>(p.out) + q_row * p.out_row_stride + int64_t{head} * p.head_dim;
+  if (p.lse != nullptr && lane == 0) p.lse[int64_t{row.q_row} * p.num_kv_heads * p.group_size + row.qo_head] = NaturalLse(m, l);
+  const float scale = Normalizer(p, l);
+  T* to = static_cast<T*>(p.out) + row.q_row * p.out_row_stride + int64_t{row.qo_head} * p.head_dim;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int column = (i * 8 + lane) * 4;
@@ -134,56 +156,66 @@ __device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const Devi
   }
 }
 
-// Folds all contributions of four rows, eight lanes a row, and writes their output. set: of this lane's row, or -1 for none; the
-// same in each group of eight lanes. All lanes call. Small code on purpose: most launches run it once or twice, from a cold
-// instruction cache.
-template <class T, int kHeadDim>
-__device__ __noinline__ void FoldRows(const KernelParams& p, int set, int row_in_set, int kv_head) {
+// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes. All
+// lanes call. What it costs is latency, so the vectors of kAtOnce states are under way together, beside the states' maxima; and
+// its code is small, since most launches run it once or twice, from a cold instruction cache.
+template <class T, int kHeadDim, int kAtOnce>
+__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head) {
   constexpr int kVectors = kHeadDim / 32;  // of four elements, a lane; lane i holds vectors i, i + 8, ...
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = threadIdx.x % 8;
-  DeviceMergeSet merge{};
-  if (set >= 0) merge = p.merge_sets[set];
-  const int count = merge.contribution_count;
-  const int most = __reduce_max_sync(kAll, count);
+  const int most = __reduce_max_sync(kAll, row.count);
+  const DeviceContribution* contributions = p.contributions + row.contribution_begin + lane;
   float m = -INFINITY, l = 0.0f;
   float acc[kVectors][4] = {};
 #pragma unroll 1
   for (int base = 0; base < most; base += 8) {
     int state = 0;
     float2 ml = {-INFINITY, 0.0f};
-    if (base + lane < count) {
-      const DeviceContribution from = p.contributions[merge.contribution_begin + base + lane];
-      state = from.state_begin + kv_head * from.head_stride + row_in_set;
+    if (base + lane < row.count) {
+      const DeviceContribution from = contributions[base];
+      state = from.state_begin + kv_head * from.head_stride + row.row_in_set;
       ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
     }
-    float m_new = ml.x;
+    float weight = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < min(8, most - base); first += kAtOnce) {
+      float4 v[kAtOnce][kVectors];
 #pragma unroll
-    for (int d = 4; d > 0; d /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(kAll, m_new, d));
-    m_new = fmaxf(m, m_new);
-    const float weight = ml.x == -INFINITY ? 0.0f : ptx::Exp2(ml.x - m_new);
-    const float rescale = m == -INFINITY ? 0.0f : ptx::Exp2(m - m_new);
-    float sum = weight * ml.y;
+      for (int c = 0; c < kAtOnce; ++c) {
+        const int64_t from = __shfl_sync(kAll, state, first + c, 8);
+        const bool exists = base + first + c < row.count;
+        const float4* vectors = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + lane;
 #pragma unroll
-    for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
-    l = l * rescale + sum;
-    m = m_new;
+        for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? __ldcg(vectors + i * 8) : float4{};
+      }
+      if (first == 0) {  // the softmax of these eight, under the latency of their vectors
+        float m_new = ml.x;
 #pragma unroll
-    for (int i = 0; i < kVectors * 4; ++i) acc[i / 4][i % 4] *= rescale;
-#pragma unroll 2
-    for (int c = 0; c < min(8, most - base); ++c) {
-      const int64_t from = __shfl_sync(kAll, state, c, 8);
-      const float w = __shfl_sync(kAll, weight, c, 8);
-      if (w == 0.0f) continue;  // an empty state has no vector
-      const float4* vectors = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + lane;
+        for (int d = 4; d > 0; d /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(kAll, m_new, d));
+        m_new = fmaxf(m, m_new);
+        weight = ml.x == -INFINITY ? 0.0f : ptx::Exp2(ml.x - m_new);
+        const float rescale = m == -INFINITY ? 0.0f : ptx::Exp2(m - m_new);
+        float sum = weight * ml.y;
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const float4 v = __ldcg(vectors + i * 8);
-        acc[i][0] += w * v.x, acc[i][1] += w * v.y, acc[i][2] += w * v.z, acc[i][3] += w * v.w;
+        for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
+        l = l * rescale + sum;
+        m = m_new;
+#pragma unroll
+        for (int i = 0; i < kVectors * 4; ++i) acc[i / 4][i % 4] *= rescale;
+      }
+#pragma unroll
+      for (int c = 0; c < kAtOnce; ++c) {
+        const float w = __shfl_sync(kAll, weight, first + c, 8);
+        if (w == 0.0f) continue;  // no such state, or an empty one, which has no vector
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          acc[i][0] += w * v[c][i].x, acc[i][1] += w * v[c][i].y, acc[i][2] += w * v[c][i].z, acc[i][3] += w * v[c][i].w;
+        }
       }
     }
   }
-  if (set >= 0) StoreFoldedRow<T>(p, merge, row_in_set, kv_head, m, l, acc);
+  if (row.count > 0) StoreFoldedRow<T>(p, row, m, l, acc);
 }
 
 }  // namespace coppice::attention::cuda

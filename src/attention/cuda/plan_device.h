@@ -14,9 +14,10 @@ inline constexpr int32_t kDirect = -1;  // in place of a state index: the item i
 // Rewritten by every Upload, read at the start of a launch.
 struct PlanHeader {
   int32_t num_dense_tasks, num_stream_tasks;
-  int32_t num_members, num_merge_sets, num_contributions, num_branches;
+  int32_t num_members, num_contributions, num_branches;
   int32_t num_queries;  // of q and out
   int32_t has_tree_mask;
+  int32_t reserved;
 };
 
 // A plan item, or a piece of one: a part of its KV range, at most kDenseRows of its rows.
@@ -35,11 +36,14 @@ static_assert(sizeof(DeviceItem) == 32);
 
 // A merge set's place in an item.
 struct alignas(16) DeviceMember {
-  int32_t set, branch, query_begin, query_count;
-  int32_t row_begin;    // in the item
-  int32_t state_begin;  // of row 0 under kv head 0, or kDirect
-  int32_t head_stride;  // states from one kv head to the next
-  int32_t arrivals;     // tickets that complete the set under one kv head: one per warpgroup that holds rows of it, over all items
+  int32_t set, branch, query_begin;
+  int32_t state_begin;         // of row 0 under kv head 0, or kDirect
+  int32_t head_stride;         // states from one kv head to the next
+  int32_t contribution_begin;  // the set's contributions
+  uint16_t contribution_count;
+  uint16_t query_count;
+  uint16_t row_begin;  // in the item
+  uint16_t arrivals;   // tickets that complete the set under one kv head: one per warpgroup that holds rows of it, over all items
 };
 static_assert(sizeof(DeviceMember) == 32);
 
@@ -51,10 +55,7 @@ struct Task {
 };
 static_assert(sizeof(Task) == 64);
 
-struct alignas(16) DeviceMergeSet {
-  int32_t branch, query_begin, contribution_begin, contribution_count;
-};
-
+// Of one item, or piece of one, to a merge set; those of a set stand together, in path order.
 struct alignas(8) DeviceContribution {
   int32_t state_begin;
   uint32_t head_stride : 31;

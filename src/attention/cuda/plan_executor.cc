@@ -137,7 +137,6 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
     Compare(layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task));
     Compare(layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task));
     Compare(layout.members, translator_.num_members() * sizeof(DeviceMember));
-    Compare(layout.merge_sets, plan.merge_sets.size() * sizeof(DeviceMergeSet));
     Compare(layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution));
   }
   translator_.TranslateLengths(forest, next_.data());
@@ -205,7 +204,6 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
       .dense_tasks = reinterpret_cast<const Task*>(plan + layout.dense_tasks),
       .stream_tasks = reinterpret_cast<const Task*>(plan + layout.stream_tasks),
       .members = reinterpret_cast<const DeviceMember*>(plan + layout.members),
-      .merge_sets = reinterpret_cast<const DeviceMergeSet*>(plan + layout.merge_sets),
       .contributions = reinterpret_cast<const DeviceContribution*>(plan + layout.contributions),
       .branches = reinterpret_cast<const DeviceBranch*>(plan + layout.branches),
       .page_indices = reinterpret_cast<const int32_t*>(plan + layout.page_indices),

@@ -13,12 +13,16 @@
 namespace coppice::attention::cuda {
 namespace {
 
-constexpr int64_t kTasksPerStreamWarp = 2;  // more even out no better and each costs (measured: F 0.549 ms; 4: 0.568, 8: 0.72)
-constexpr int64_t kHeadTasksPerWarp = 3;    // left when kv heads are put together
-constexpr int64_t kHeadTaskTokens = 128;    // most, of all kv heads put together (tree 4: 0.147 ms; 256: 0.163)
-constexpr int32_t kMinStreamPiece = 256;    // tokens; a shorter piece costs more to start than it evens out
-constexpr int32_t kMinDensePiece = 128;     // one step
-constexpr int64_t kDenseTasksPerSm = 4;     // most, by cutting
+constexpr int64_t kTasksPerStreamWarp = 8;  // most, by cutting
+// Stream items are cut guided: a piece is half of what is left of its item, between these shares of a warp's part of all. Longest
+// first, the last pieces to be drawn are the shortest and even out the end (docs/kernels/hopper.md).
+constexpr double kLongestStreamPiece = 0.55, kShortestStreamPiece = 0.5;
+constexpr int32_t kStreamPieceUnit = 64;
+constexpr int64_t kHeadTasksPerWarp = 3;  // left when kv heads are put together
+constexpr int64_t kHeadTaskTokens = 128;  // most, of all kv heads put together (tree 4: 0.147 ms; 256: 0.163)
+constexpr int32_t kMinStreamPiece = 256, kMaxShortStreamPiece = 512;  // tokens; a short piece costs more to start than it evens out
+constexpr int32_t kMinDensePiece = 128;                               // one step
+constexpr int64_t kDenseTasksPerSm = 4;                               // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
 constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs more than it gains
 
@@ -60,7 +64,6 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   reserve(dense_tasks, max_tasks, sizeof(Task));
   reserve(stream_tasks, max_tasks, sizeof(Task));
   reserve(members, max_members, sizeof(DeviceMember));
-  reserve(merge_sets, sizes.max_merge_sets, sizeof(DeviceMergeSet));
   reserve(contributions, max_contributions, sizeof(DeviceContribution));
   reserve(tree_mask, capacity.max_queries, sizeof(uint64_t));
   reserve(page_indices, capacity.max_page_slots, sizeof(int32_t));
@@ -75,6 +78,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
   tiles_.reserve(sizes.max_items);
   items_.resize(layout_.max_items);
   arrivals_.resize(sizes.max_merge_sets);
+  set_contributions_.resize(sizes.max_merge_sets);
   sm_busy_until_.resize(num_sms);
 }
 
@@ -85,14 +89,13 @@ Status PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestVie
   }
   if (plan.num_states > sizes_.max_states) return Exceeded("states", plan.num_states, sizes_.max_states);
 
-  num_merge_sets_ = static_cast<int32_t>(plan.merge_sets.size());
   CutItems(plan, forest);
-  COPPICE_RETURN_IF_ERROR(EmitContributions(plan, image));
+  COPPICE_RETURN_IF_ERROR(CountContributions(plan));
   num_items_ = num_members_ = 0;
   std::ranges::fill(arrivals_, 0);
   for (const Length& length : lengths_) COPPICE_RETURN_IF_ERROR(EmitItem(plan, forest, length.item, image));
   DeviceMember* members = At<DeviceMember>(image, layout_.members);
-  for (int64_t m = 0; m < num_members_; ++m) members[m].arrivals = arrivals_[members[m].set];
+  for (int64_t m = 0; m < num_members_; ++m) members[m].arrivals = static_cast<uint16_t>(arrivals_[members[m].set]);
   EmitTasks(forest, image);
   return OkStatus();
 }
@@ -104,6 +107,7 @@ int32_t PlanTranslator::EndOf(const WorkItem& item, const PrefixForestView& fore
 // Decides how many pieces each item is cut into.
 void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& forest) {
   std::ranges::fill(pieces_, Pieces{});
+  piece_ends_.clear();
   lengths_.clear();
   int64_t stream_tokens = 0;
   // Only queued items are run: the pools of a plan that is edited in place hold others too.
@@ -129,25 +133,43 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   const double stream_ns = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim / kStreamBytesPerNs;
   const int32_t dense_piece = DensePieceTokens(stream_ns);
   const int64_t stream_warps = int64_t{num_sms_} * kStreamWarpsPerSm;
-  const int64_t stream_piece = std::max<int64_t>(kMinStreamPiece, stream_tokens * heads / (kTasksPerStreamWarp * stream_warps) + 1);
+  const double tokens_per_warp = static_cast<double>(stream_tokens * heads) / stream_warps;
+  const auto shortest =
+      static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, kMinStreamPiece, kMaxShortStreamPiece));
+  const auto longest = static_cast<int32_t>(std::max<double>(shortest, kLongestStreamPiece * tokens_per_warp));
 
   int64_t states = plan.num_states, end_of_states = sizes_.max_states + layout_.own_states;
   for (const Length& length : lengths_) {
-    const bool dense = length.dense;
-    // A stream item's count is rounded to the nearest: half a piece evens out nothing.
-    const int64_t wanted = dense ? CeilDiv(length.tokens, dense_piece) : (length.tokens + stream_piece / 2) / stream_piece;
-    const int64_t count = std::min({wanted, kMostPieces, (end_of_states - states) / (length.rows * heads)});
-    if (count <= 1) continue;
-    const int32_t unit = dense ? kMinDensePiece : 64;
-    const auto tokens = static_cast<int32_t>(CeilDiv(CeilDiv(length.tokens, count), unit) * unit);
-    const auto whole = static_cast<int32_t>(CeilDiv(length.tokens, tokens));
-    if (whole <= 1) continue;
+    const int64_t most = std::min(kMostPieces, (end_of_states - states) / (length.rows * heads));
     Pieces& pieces = pieces_[length.item];
-    pieces.count = whole;
-    pieces.tokens = tokens;
+    pieces.ends_begin = static_cast<int32_t>(piece_ends_.size());
+    if (length.dense) {
+      CutEvenly(length.tokens, std::min(CeilDiv(length.tokens, dense_piece), most));
+    } else {
+      CutGuided(length.tokens, shortest, longest, most);
+    }
+    pieces.count = static_cast<int32_t>(piece_ends_.size()) - pieces.ends_begin + 1;
+    if (pieces.count == 1) continue;
     pieces.state_begin = static_cast<int32_t>(states);
     pieces.rows = length.rows;
-    states += whole * length.rows * heads;
+    states += pieces.count * length.rows * heads;
+  }
+}
+
+// Both append the ends of all pieces but the last, which is open, to piece_ends_.
+void PlanTranslator::CutEvenly(int32_t tokens, int64_t count) {
+  if (count <= 1) return;
+  const int64_t piece = CeilDiv(CeilDiv(tokens, count), kMinDensePiece) * kMinDensePiece;
+  for (int64_t end = piece; end < tokens; end += piece) piece_ends_.push_back(static_cast<int32_t>(end));
+}
+
+void PlanTranslator::CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most) {
+  if (tokens <= longest + longest / 4) return;
+  for (int32_t end = 0; --most > 0;) {
+    const int32_t left = tokens - end;
+    const auto piece = static_cast<int32_t>(CeilDiv(std::clamp(left / 2, shortest, longest), kStreamPieceUnit) * kStreamPieceUnit);
+    if (left < piece + shortest / 2) return;
+    piece_ends_.push_back(end += piece);
   }
 }
 
@@ -289,20 +311,18 @@ int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
 }
 
 // The contributions of each set, an item's pieces in place of the item.
-Status PlanTranslator::EmitContributions(const PlanView& plan, std::byte* image) {
+Status PlanTranslator::CountContributions(const PlanView& plan) {
   num_contributions_ = 0;
   for (size_t s = 0; s < plan.merge_sets.size(); ++s) {
     const MergeSet& set = plan.merge_sets[s];
-    DeviceMergeSet& to = At<DeviceMergeSet>(image, layout_.merge_sets)[s];
-    to = {.branch = set.branch,
-          .query_begin = set.query_begin,
-          .contribution_begin = static_cast<int32_t>(num_contributions_),
-          .contribution_count = 0};
+    SetContributions& to = set_contributions_[s];
+    to = {.begin = static_cast<int32_t>(num_contributions_), .count = 0};
     for (int32_t c = set.contribution_begin; c < set.contribution_begin + set.contribution_count; ++c) {
       const Contribution& from = plan.contributions[c];
-      to.contribution_count += pieces_[from.item].count;
+      to.count += pieces_[from.item].count;
       num_contributions_ += pieces_[from.item].count;
     }
+    if (to.count > UINT16_MAX) return Exceeded("contributions of a merge set", to.count, UINT16_MAX);
     if (num_contributions_ > layout_.max_contributions) {
       return Exceeded("contributions", num_contributions_, layout_.max_contributions);
     }
@@ -314,6 +334,7 @@ Status PlanTranslator::EmitContributions(const PlanView& plan, std::byte* image)
 Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item_id, std::byte* image) {
   const WorkItem& item = plan.items[item_id];
   const Pieces& pieces = pieces_[item_id];
+  const int32_t* ends = piece_ends_.data() + pieces.ends_begin;
   DeviceContribution* contributions = At<DeviceContribution>(image, layout_.contributions);
   for (int32_t piece = 0; piece < pieces.count; ++piece) {
     DeviceItem* block = nullptr;
@@ -321,13 +342,13 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
     for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
       const int32_t set_id = plan.members[m];
       const MergeSet& set = plan.merge_sets[set_id];
-      const DeviceMergeSet& device_set = At<DeviceMergeSet>(image, layout_.merge_sets)[set_id];
+      const SetContributions& of_set = set_contributions_[set_id];
       const int32_t rows = RowsOf(set);
       if (block == nullptr || block->rows + rows > pieces.block_rows) {
         if (num_items_ == layout_.max_items) return Exceeded("row blocks", num_items_ + 1, layout_.max_items);
         block = &items_[num_items_++];
-        *block = {.kv_begin = pieces.kv_begin + piece * pieces.tokens,
-                  .kv_end = piece + 1 < pieces.count ? pieces.kv_begin + (piece + 1) * pieces.tokens : pieces.kv_end,
+        *block = {.kv_begin = pieces.kv_begin + (piece > 0 ? ends[piece - 1] : 0),
+                  .kv_end = piece + 1 < pieces.count ? pieces.kv_begin + ends[piece] : pieces.kv_end,
                   .page_begin = forest.branch_page_begin[item.page_row],
                   .branch = item.page_row,
                   .member_begin = static_cast<int32_t>(num_members_),
@@ -343,13 +364,15 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
       DeviceMember member{.set = set_id,
                           .branch = set.branch,
                           .query_begin = set.query_begin,
-                          .query_count = set.query_count,
-                          .row_begin = block->rows,
                           .state_begin = kDirect,
                           .head_stride = 0,
+                          .contribution_begin = of_set.begin,
+                          .contribution_count = static_cast<uint16_t>(of_set.count),
+                          .query_count = static_cast<uint16_t>(set.query_count),
+                          .row_begin = block->rows,
                           .arrivals = 0};
-      if (device_set.contribution_count > 1) {
-        int32_t at = device_set.contribution_begin;
+      if (of_set.count > 1) {
+        int32_t at = of_set.begin;
         for (int32_t c = set.contribution_begin; c < set.contribution_begin + set.contribution_count; ++c) {
           const Contribution& from = plan.contributions[c];
           if (from.item != item_id) {
@@ -377,13 +400,18 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
   return OkStatus();
 }
 
-// In the order of the queues, longest first; kv heads outermost within a run of items that begin with the same KV, so that its row
+// Longest first; kv heads outermost within a run of items that begin with the same KV, so that its row
 // blocks meet in the L2.
 void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image) {
   const DeviceMember* members = At<DeviceMember>(image, layout_.members);
   Task* dense = At<Task>(image, layout_.dense_tasks);
   Task* stream = At<Task>(image, layout_.stream_tasks);
   num_dense_ = num_stream_ = 0;
+  const auto tokens_of = [&](const DeviceItem& item) {
+    return std::max(0, std::min(item.kv_end, forest.branch_kv_len[item.branch]) - item.kv_begin);
+  };
+  std::stable_sort(items_.begin(), items_.begin() + num_items_,
+                   [&](const DeviceItem& a, const DeviceItem& b) { return tokens_of(a) > tokens_of(b); });
   int64_t stream_items = 0;
   for (int64_t i = 0; i < num_items_; ++i) stream_items += !items_[i].dense;
   const int64_t heads = spec_.num_kv_heads;
@@ -391,8 +419,7 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
   const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min<int64_t>(heads, 8));
   const auto heads_per_task = [&](const DeviceItem& item) {
-    const int64_t tokens = std::min(item.kv_end, forest.branch_kv_len[item.branch]) - item.kv_begin;
-    const int64_t work = std::max<int64_t>(tokens, 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
+    const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
     return std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads);
   };
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
@@ -419,7 +446,6 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
   *At<PlanHeader>(image, layout_.header) = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
                                             .num_stream_tasks = static_cast<int32_t>(num_stream_),
                                             .num_members = static_cast<int32_t>(num_members_),
-                                            .num_merge_sets = num_merge_sets_,
                                             .num_contributions = static_cast<int32_t>(num_contributions_)};
 }
 

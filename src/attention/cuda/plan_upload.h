@@ -18,7 +18,7 @@ struct PlanLayout {
 
   int64_t own_states;  // beside the plan's, for pieces
   int64_t max_items, max_members, max_tasks, max_contributions, max_states;
-  size_t header, dense_tasks, stream_tasks, members, merge_sets, contributions, branches, page_indices, tree_mask;
+  size_t header, dense_tasks, stream_tasks, members, contributions, branches, page_indices, tree_mask;
   size_t bytes;
 };
 
@@ -46,12 +46,17 @@ class PlanTranslator {
  private:
   // How a plan item is run.
   struct Pieces {
-    int32_t count = 1, tokens = 0;     // along KV; all but the last of `tokens` tokens. 0: joined to an item before it
+    int32_t count = 1;                 // along KV. 0: joined to an item before it
+    int32_t ends_begin = 0;            // in piece_ends_: where all but the last end, from kv_begin
     int32_t kv_begin = 0, kv_end = 0;  // with the items joined to it
     int32_t state_begin = 0;           // count > 1: of its first piece
     int32_t rows = 0;
     int32_t block_rows = kDenseRows;  // rows of a task at most; kStreamRows: a stream tile's
     bool masked = false;
+  };
+  // Of a merge set, an item's pieces in place of the item.
+  struct SetContributions {
+    int32_t begin, count;
   };
   struct Length {
     int32_t item, rows, blocks, tokens;
@@ -65,7 +70,9 @@ class PlanTranslator {
   bool JoinPromptTiles(const PlanView& plan);
   // The length of dense pieces that ends soonest, given how much stream work can fill the gaps; in tokens.
   int32_t DensePieceTokens(double stream_ns);
-  Status EmitContributions(const PlanView& plan, std::byte* image);
+  void CutEvenly(int32_t tokens, int64_t count);
+  void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most);
+  Status CountContributions(const PlanView& plan);
   Status EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
   void EmitTasks(const PrefixForestView& forest, std::byte* image);
 
@@ -73,13 +80,14 @@ class PlanTranslator {
   PlanSizes sizes_;
   PlanLayout layout_;
   int num_sms_;
-  int32_t num_merge_sets_ = 0;
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
-  std::vector<Pieces> pieces_;            // [plan item]
-  std::vector<Length> lengths_, joined_;  // of the queued items
-  std::vector<int32_t> tiles_;            // of a prompt
-  std::vector<DeviceItem> items_;         // pieces and blocks, in queue order
-  std::vector<int32_t> arrivals_;         // [merge set]
+  std::vector<Pieces> pieces_;                       // [plan item]
+  std::vector<Length> lengths_, joined_;             // of the queued items
+  std::vector<int32_t> tiles_;                       // of a prompt
+  std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
+  std::vector<SetContributions> set_contributions_;  // [merge set]
+  std::vector<int32_t> arrivals_;                    // [merge set]
+  std::vector<int32_t> piece_ends_;
   std::vector<double> sm_busy_until_;
 };
 

@@ -33,6 +33,15 @@ __device__ __forceinline__ bool BarrierTryWait(uint64_t* barrier, uint32_t parit
                : "memory");
   return done != 0;
 }
+// Whether the phase of this parity is complete, without waiting.
+__device__ __forceinline__ bool BarrierTest(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(done)
+               : "r"(SharedAddress(barrier)), "r"(parity)
+               : "memory");
+  return done != 0;
+}
 // Returns once the phase of this parity is complete.
 __device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) {
   while (!BarrierTryWait(barrier, parity)) {

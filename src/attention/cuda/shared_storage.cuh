@@ -24,15 +24,24 @@ struct alignas(16) DenseSlot {
 
 struct StreamTask {
   int32_t first, begin, end, full_begin, full_end;
-  int32_t head_begin, head_end, rows;
+  int32_t head_begin, head_end;  // head_end is -1: no more tasks
+  int32_t rows, page_begin;
+  int32_t first_page;  // of `pages`
 };
 
-// One stream warp's tasks: the one it works on, the next, whose loads are already under way, and the one after as the plan has it.
+inline constexpr int kPagesHeld = 32;  // page indices that a stream warp holds, a lane each
+
+struct alignas(16) StreamSlot {
+  RowInfo rows[kStreamRows];
+  StreamTask task;
+  int32_t pages[kPagesHeld];
+};
+
+// One stream warp's tasks, as resolved by a warp of the loading warpgroup.
 template <class C>
-struct alignas(16) StreamState {
-  RowInfo rows[2][kStreamRows];
-  StreamTask tasks[2];
-  Task ahead;
+struct StreamState {
+  StreamSlot slots[C::kStreamSlots];
+  uint64_t wanted[C::kStreamSlots], known[C::kStreamSlots];  // a slot is free and the worker will need it; it is filled
   uint64_t ready[C::kStreamUnits];
 };
 
@@ -47,20 +56,21 @@ struct SharedStorage {
     alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamUnits][C::kStreamUnitBytes];
   };
 
-  union {
-    DenseSlot dense[C::kQBuffers];
-    StreamState<C> stream[C::kStreamWarps];
-  };
+  DenseSlot dense[C::kQBuffers];
+  StreamState<C> stream[C::kStreamWarps];
   uint8_t completes[kDenseRows];  // by row: it begins a set whose last ticket this warpgroup drew
 
   uint64_t task_known[C::kQBuffers], q_ready[C::kQBuffers], task_done[C::kQBuffers];
   uint64_t k_ready[C::kStages], k_free[C::kStages], v_ready[C::kStages], v_free[C::kStages];
-  int32_t fetchers_done;
+  int32_t drawers_done;
 };
 
 // Named barriers; 0 is the CTA's.
-enum BarrierId : int { kTurnBarrier = 1 /* and 2 */, kWarpgroupBarrier = 3 /* and 4 */, kDenseOverBarrier = 5 };
-inline constexpr int kDenseOverThreads =
-    kDenseWarpgroups * kWarpgroup + 96;  // the dense warpgroups, and the warps that load KV and Q
+enum BarrierId : int {
+  kTurnBarrier = 1 /* and 2 */,
+  kWarpgroupBarrier = 3 /* and 4 */,
+  kDenseOverBarrier = 5,
+  kDenseLoadedBarrier
+};
 
 }  // namespace coppice::attention::cuda

@@ -79,32 +79,26 @@ __device__ __forceinline__ void CompleteSets(const KernelParams& p, Sm80Storage<
   __syncthreads();  // `completes` is written
   const bool any = s.completes[lane] | s.completes[lane + 32];
   if (!__any_sync(kAll, any)) return;
-  const auto fold = [&](int set, int row_in_set) {
-    if (deterministic) {
-      FoldRowsDeterministic<T, C::kHeadDim>(p, set, row_in_set, kv_head);
-    } else {
-      FoldRows<T, C::kHeadDim>(p, set, row_in_set, kv_head);
-    }
-  };
-#pragma unroll 1
-  for (int base = warp * 4; base < C::kRows; base += C::kWarps * 4) {
-    const int row = base + lane / 8;
+  // A set may reach into the task's other half; whoever completes it folds all of its rows, those before row 0 and those after the
+  // last too.
+  const auto completed = [&](int row) {
     const RowInfo& info = s.rows[row];
-    const bool completes = info.q_row >= 0 && info.state != kDirect && s.completes[max(0, row - info.row_in_set)];
-    if (__any_sync(kAll, completes)) fold(completes ? info.set : -1, info.row_in_set);
-  }
-  // A set may reach into the task's other half; whoever completes it folds all of its rows.
-  const auto fold_range = [&](int set, int begin, int end) {
-#pragma unroll 1
-    for (int base = begin + warp * 4; base < end; base += C::kWarps * 4) {
-      const int row = base + lane / 8;
-      fold(row < end ? set : -1, row);
-    }
+    return info.q_row >= 0 && info.state != kDirect && s.completes[max(0, row - info.row_in_set)];
   };
-  const RowInfo &first = s.rows[0], &last = s.rows[C::kRows - 1];
-  if (s.completes[0]) fold_range(first.set, 0, first.row_in_set);
-  if (last.q_row >= 0 && last.state != kDirect && s.completes[max(0, C::kRows - 1 - last.row_in_set)]) {
-    fold_range(last.set, last.row_in_set + 1, last.rows_in_set);
+  const RowInfo& last = s.rows[C::kRows - 1];
+  const int begin = completed(0) ? -s.rows[0].row_in_set : 0;
+  const int end = C::kRows + (completed(C::kRows - 1) ? last.rows_in_set - 1 - last.row_in_set : 0);
+#pragma unroll 1
+  for (int base = begin + warp * 4; base < end; base += C::kWarps * 4) {
+    const int row = base + lane / 8, held = min(max(row, 0), C::kRows - 1);
+    FoldRow fold{};
+    if (row < end && completed(held)) fold = RowToFold(p, s.rows[held], s.rows[held].row_in_set + row - held, kv_head);
+    if (!__any_sync(kAll, fold.count != 0)) continue;
+    if (deterministic) {
+      FoldRowsDeterministic<T, C::kHeadDim>(p, fold, kv_head);
+    } else {
+      FoldRows<T, C::kHeadDim, 2>(p, fold, kv_head);
+    }
   }
 }
 

@@ -175,7 +175,7 @@ class Sm80Rows {
       if (info.q_row < 0) continue;
       if (info.state == kDirect) {
         const int head = kv_head * p.group_size + info.head_in_group;
-        const float scale = sum_[half] > 0.0f ? p.value_scale / sum_[half] : 0.0f;
+        const float scale = Normalizer(p, sum_[half]);
         T* to = static_cast<T*>(p.out) + info.q_row * p.out_row_stride + int64_t{head} * p.head_dim + lane() % 4 * 2;
 #pragma unroll
         for (int j = 0; j < C::kHeadDim / 8; ++j) {

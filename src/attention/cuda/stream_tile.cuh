@@ -18,34 +18,27 @@ class StreamWorker {
   static constexpr int kUnits = C::kStreamUnits;
   static constexpr int kBlocks = kTokens / 16;     // token blocks (mma's M) of a step
   static constexpr int kDepth = C::kHeadDim / 16;  // mma's K steps of the scores, and M blocks of the output
+  static constexpr int kFoldAtOnce = 4;            // states of a row on their way together
   using Unit = uint8_t[C::kStreamUnitBytes];       // K or V of a step; they alternate in the ring
 
  public:
-  __device__ StreamWorker(const KernelParams& p, KvMaps maps, StreamState<C>& state, Unit* ring, int num_tasks, bool tree_mask)
-      : p_(p), maps_(maps), state_(state), ring_(ring), num_tasks_(num_tasks), tree_mask_(tree_mask) {
-    if (lane_ == 0) {
-      for (int i = 0; i < kUnits; ++i) ptx::BarrierInit(&state_.ready[i], 1);
-      ptx::FenceBarrierInit();
-    }
-    __syncwarp();
-  }
+  __device__ StreamWorker(const KernelParams& p, KvMaps maps, StreamState<C>& state, Unit* ring, bool tree_mask)
+      : p_(p), maps_(maps), state_(state), ring_(ring), tree_mask_(tree_mask) {}
 
-  // first_task: the task to begin with, or -1 to draw it too. drawn_from: tasks before it are dealt, not drawn.
   // One loop over steps, whatever task and head they belong to, so that the code of each part exists once (instruction cache).
-  __device__ void Run(int first_task, int drawn_from) {
-    drawn_from_ = drawn_from;
-    claimed_ = first_task;
-    if (first_task < 0) Draw();
-    ReadTask();
+  __device__ void Run() {
     StreamTask task{};
     int head = 0, position = 0, end = 0;
     bool open = false;
     for (;;) {
-      if (ahead_ == Ahead::kDrawn) ReadTask();  // drawn a step ago or more
       Fill();
       if (!open) {
-        if (current_ == fetched_) return;
-        task = state_.tasks[current_ & 1];
+        if (current_ == fetched_) {  // nothing is left to do, nor to load
+          ptx::BarrierWait(&state_.known[Place(fetched_)], Phase(fetched_));
+          if (state_.slots[Place(fetched_)].task.head_end < 0) return;
+          continue;
+        }
+        task = state_.slots[Place(current_)].task;
         head = task.head_begin, position = task.first, end = max(task.end, task.first);
         open = true;
       }
@@ -61,74 +54,42 @@ class StreamWorker {
       if (++head < task.head_end) continue;
       Complete(task);
       Forget();
-      __syncwarp();  // the task's rows are read; its place may be filled again
+      __syncwarp();  // the task's rows are read; its slot may be filled again
       ++current_;
       open = false;
     }
   }
 
  private:
-  // ---- The loading side: a cursor that runs up to kUnits units and one task ahead. The task after that is drawn and read ahead
-  // too, in parts, so that no look-up is waited for; but only shortly before the cursor needs it, since what one warp has drawn no
-  // other can take.
+  // ---- The loading side: a cursor that runs up to kUnits units and one task ahead. LoadStreamTasks fills the slots of tasks.
 
-  __device__ void Draw() {
-    if (lane_ == 0) claimed_ = drawn_from_ + atomicAdd(&p_.counters->stream_next, 1);
-    ahead_ = Ahead::kDrawn;
-  }
+  static __device__ __forceinline__ int Place(int task) { return task % C::kStreamSlots; }
+  static __device__ __forceinline__ uint32_t Phase(int task) { return task / C::kStreamSlots & 1; }
 
-  // Starts copying the claimed task to its place.
-  __device__ void ReadTask() {
-    constexpr int kPieces = sizeof(Task) / 16;
-    const int index = __shfl_sync(kAllLanes, claimed_, 0);
-    exists_ = index < num_tasks_;
-    if (exists_ && lane_ < kPieces) {
-      ptx::CopyAsync16(ptx::SharedAddress(&state_.ahead) + lane_ * 16,
-                       reinterpret_cast<const uint4*>(p_.stream_tasks + index) + lane_, 16);
-    }
-    ahead_ = Ahead::kRead;
-  }
-
-  // Resolves the task ahead into the free place. False when the queue is empty.
-  __device__ bool Fetch() {
-    if (ahead_ == Ahead::kNothing) Draw();
-    if (ahead_ == Ahead::kDrawn) ReadTask();
-    if (!exists_) return false;  // and it stays so
-    ptx::CopyAsyncWaitAll();
-    __syncwarp();  // the task is there
-    ahead_ = Ahead::kNothing;
-    const Task& task = state_.ahead;
-    const DeviceItem& item = task.item;
-    load_page_begin_ = item.page_begin;
-    // Pages from the item's first on, beside the look-ups of lengths. Entries past its end are read and not used.
-    pages_from_ = item.kv_begin >> p_.page_shift;
-    pages_ = __ldg(p_.page_indices + min(load_page_begin_ + pages_from_ + lane_, p_.num_page_slots - 1));
-    const int end = min(item.kv_end, p_.branches[item.branch].kv_len);
-    const RowInfo info = ResolveRow(p_, task, lane_, tree_mask_);
-    const bool exists = info.q_row >= 0;
-    const int lo_min = __reduce_min_sync(kAllLanes, exists ? info.lo : INT32_MAX);
-    const int lo_max = __reduce_max_sync(kAllLanes, exists ? info.lo : 0);
-    const int hi_min = __reduce_min_sync(kAllLanes, exists ? (tree_mask_ ? info.hi - info.query_count : info.hi) : INT32_MAX);
-    const int hi_max = __reduce_max_sync(kAllLanes, exists ? info.hi : 0);
-    StreamTask t{};
-    t.begin = item.masked ? max(item.kv_begin, lo_min) : item.kv_begin;
-    t.end = item.masked ? min(end, hi_max) : end;
-    t.full_begin = item.masked ? max(item.kv_begin, lo_max) : item.kv_begin;
-    t.full_end = item.masked ? min(end, hi_min) : end;
-    t.first = t.begin / kBoxTokens * kBoxTokens;
-    t.head_begin = item.head_begin;
-    t.head_end = item.head_begin + item.head_count;
-    t.rows = item.rows;
-    const int place = fetched_ & 1;
-    if (lane_ < kStreamRows) state_.rows[place][lane_] = info;
-    if (lane_ == 0) state_.tasks[place] = t;
-    __syncwarp();
+  // Moves the cursor to the next task. False if it is not known yet, or there is none.
+  __device__ bool Advance() {
+    if (!__all_sync(kAllLanes, ptx::BarrierTest(&state_.known[Place(fetched_)], Phase(fetched_)))) return false;
+    const StreamSlot& slot = state_.slots[Place(fetched_)];
+    if (slot.task.head_end < 0) return false;
     ++fetched_;
-    load_first_ = load_position_ = t.first;
-    load_end_ = max(t.end, t.first);  // an empty range loads nothing
-    load_head_ = t.head_begin;
-    load_head_end_ = t.head_end;
+    load_first_ = load_position_ = slot.task.first;
+    load_end_ = max(slot.task.end, slot.task.first);  // an empty range loads nothing
+    load_head_ = slot.task.head_begin;
+    load_head_end_ = slot.task.head_end;
+    load_page_begin_ = slot.task.page_begin;
+    pages_from_ = slot.task.first_page;
+    pages_ = slot.pages[lane_];
     return true;
+  }
+
+  // Asks for the next task shortly before the cursor needs it, not sooner: what one warp has drawn no other can take. The slot is
+  // free, for all lanes have left the task that was there.
+  __device__ void Want() {
+    if (wanted_ > fetched_ || wanted_ == current_ + C::kStreamSlots) return;
+    const int tokens_left = load_end_ - load_position_ + (load_head_end_ - load_head_ - 1) * (load_end_ - load_first_);
+    if (tokens_left > kWantTokens) return;
+    if (lane_ == 0) ptx::BarrierArrive(&state_.wanted[Place(wanted_)]);
+    ++wanted_;
   }
 
   // Moves the cursor to the next step that exists. False if there is none within one task of the current one.
@@ -137,7 +98,7 @@ class StreamWorker {
       if (load_head_ + 1 < load_head_end_ && load_first_ < load_end_) {
         ++load_head_;
         load_position_ = load_first_;
-      } else if (fetched_ > current_ + 1 || !Fetch()) {
+      } else if (!Advance()) {
         return false;
       }
     }
@@ -147,8 +108,7 @@ class StreamWorker {
   // Fills the ring.
   __device__ void Fill() {
     while (in_ring_ < kUnits && (load_v_ || FindStep())) Load();
-    const int tokens_left = load_end_ - load_position_ + (load_head_end_ - load_head_ - 1) * (load_end_ - load_first_);
-    if (ahead_ == Ahead::kNothing && tokens_left <= kDrawAheadTokens) Draw();
+    Want();
   }
 
   // Starts the copy of the unit at the cursor, a box a lane.
@@ -211,7 +171,7 @@ class StreamWorker {
   template <int kColumns>
   __device__ void Begin(int head) {
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) LoadQ(q_[n], state_.rows[current_ & 1], n, head);
+    for (int n = 0; n < kColumns; ++n) LoadQ(q_[n], state_.slots[Place(current_)].rows, n, head);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       row_max_[n][0] = row_max_[n][1] = -INFINITY;
@@ -338,7 +298,7 @@ class StreamWorker {
   // scores[b][n]: tokens b * 16 + lane / 4 (+ 8 for elements 2, 3), rows n * 8 + lane % 4 * 2 (+ 1 for elements 1, 3).
   template <int kColumns>
   __device__ void Mask(const StreamTask& task, int start, Scores<kColumns>& scores) {
-    const RowInfo* rows = state_.rows[current_ & 1];
+    const RowInfo* rows = state_.slots[Place(current_)].rows;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -389,7 +349,7 @@ class StreamWorker {
   // 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for registers 1, 3).
   template <int kColumns>
   __device__ void Finish(int head) {
-    const RowInfo* rows = state_.rows[current_ & 1];
+    const RowInfo* rows = state_.slots[Place(current_)].rows;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -405,7 +365,7 @@ class StreamWorker {
       for (int c = 0; c < 2; ++c) {
         const RowInfo& info = rows[n * 8 + lane_ % 4 * 2 + c];
         const float sum = row_sum_[n][c], m = sum > 0.0f ? row_max_[n][c] * p_.score_scale_log2 : -INFINITY;
-        scale[c] = sum > 0.0f ? p_.value_scale / sum : 0.0f;
+        scale[c] = Normalizer(p_, sum);
         if (info.q_row < 0) continue;
         if (info.state == kDirect) {
           const int qo_head = head * p_.group_size + info.head_in_group;
@@ -444,7 +404,7 @@ class StreamWorker {
 
   // Draws the tickets of all sets and heads of the task at once, and folds what is complete.
   __device__ void Complete(const StreamTask& task) {
-    const RowInfo* rows = state_.rows[current_ & 1];
+    const RowInfo* rows = state_.slots[Place(current_)].rows;
     const int stride = task.rows <= 1 ? 1 : 1 << (32 - __clz(task.rows - 1));  // rows padded to a power of two
     const int row = lane_ % stride, heads = 32 / stride;
     StressDelay<C>();
@@ -465,7 +425,13 @@ class StreamWorker {
           if (lane_ / 8 == i) pair = __ffs(left) - 1;
         }
         const RowInfo& own = rows[max(pair, 0) % stride];
-        FoldRows<T, C::kHeadDim>(p_, pair < 0 ? -1 : own.set, own.row_in_set, base + max(pair, 0) / stride);
+        const int fold_head = base + max(pair, 0) / stride;
+        FoldRow fold{.contribution_begin = own.contribution_begin,
+                     .row_in_set = own.row_in_set,
+                     .q_row = own.q_row,
+                     .qo_head = fold_head * p_.group_size + own.head_in_group};
+        if (pair >= 0) fold.count = own.contribution_count;
+        FoldRows<T, C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head);
       }
     }
   }
@@ -474,7 +440,6 @@ class StreamWorker {
   const KvMaps maps_;
   StreamState<C>& state_;
   Unit* const ring_;
-  const int num_tasks_;
   const bool tree_mask_;
   const int lane_ = threadIdx.x % 32;
 
@@ -483,19 +448,13 @@ class StreamWorker {
   float out_[2][kDepth][4];
   float row_max_[2][2], row_sum_[2][2];
 
-  int drawn_from_ = 0;                                     // tasks before this one are not drawn
-  int claimed_ = 0;                                        // lane 0: the task to fetch next
-  enum class Ahead : uint8_t { kNothing, kDrawn, kRead };  // what is known of the task to fetch next
-  Ahead ahead_ = Ahead::kNothing;
-  bool exists_ = false;  // kRead: there is such a task
-  static constexpr int kDrawAheadTokens = 2 * kTokens;
-  int fetched_ = 0, current_ = 0;  // tasks
-  int in_ring_ = 0;                // units
-  bool load_v_ = false;            // the unit to load next is V's
-  int slot_ = 0, load_slot_ = 0;   // places of the ring
+  static constexpr int kWantTokens = 2 * kTokens;
+  int wanted_ = 1, fetched_ = 0, current_ = 0;  // tasks; the first is wanted from the start
+  int in_ring_ = 0;                             // units
+  bool load_v_ = false;                         // the unit to load next is V's
+  int slot_ = 0, load_slot_ = 0;                // places of the ring
   uint32_t parity_ = 0;
   int load_first_ = 0, load_position_ = 0, load_end_ = 0, load_head_ = 0, load_head_end_ = 0, load_page_begin_ = 0;
-  static constexpr int kPagesHeld = 32;
   int pages_ = 0, pages_from_ = -kPagesHeld;  // page of the row pages_from_ + lane
 };
 
