@@ -1,10 +1,11 @@
 // Each CPU tile kernel alone against what the machine can do: dense tiles beside bf16 matrix products of attention's shapes
 // (coppice::ops, oneDNN where it is fast), stream tiles beside a loop that only reads (roofline.h). A kernel and its bound take
 // turns run by run, on one thread and on all; rates are medians of all runs and of the fastest one. One JSON object a line. Run it
-// on an idle machine; whole layers over trees: `coppice bench attention`.
+// on an idle machine (arguments: parts of kernel names, to measure only those); whole layers over trees: `coppice bench attention`.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
@@ -24,10 +25,10 @@ constexpr int32_t kPageSize = 16;
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// A thing to be measured: `run(repeat)` does `work` units (flops or bytes) on all workers of a pool.
+// A thing to be measured: `run(i)`, the i-th run of all, does `work` units (flops or bytes) on all workers of a pool.
 struct Contestant {
   double work;
-  std::function<void(int repeat)> run;
+  std::function<void(int i)> run;
   std::vector<double> seconds = {};
 
   double fastest() const { return work / *std::ranges::min_element(seconds) * 1e-9; }
@@ -37,12 +38,22 @@ struct Contestant {
   }
 };
 
-void Interleave(std::vector<Contestant>& contestants, int repeats) {
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    for (Contestant& c : contestants) {
-      const double begin = Seconds();
-      c.run(repeat);
-      c.seconds.push_back(Seconds() - begin);
+// Contestants take turns, in an order that rotates. A turn is a burst of at least `burst_s`, of which the second half counts: each
+// finds the caches, the clock and the tile unit's power state as it leaves them itself, not as the one before did. burst_s 0: one
+// run.
+void Interleave(std::vector<Contestant>& contestants, int turns, double burst_s) {
+  int runs = 0;
+  for (int turn = 0; turn < turns; ++turn) {
+    for (size_t i = 0; i < contestants.size(); ++i) {
+      Contestant& c = contestants[(i + turn) % contestants.size()];
+      const double start = Seconds();
+      double begin, end;
+      do {
+        begin = Seconds();
+        c.run(runs++);
+        end = Seconds();
+        if (end - start >= burst_s / 2) c.seconds.push_back(end - begin);
+      } while (end - start < burst_s);
     }
   }
 }
@@ -120,7 +131,6 @@ Contestant Product(ThreadPool& pool, ops::Ops& ops, int64_t rows, int64_t k, int
 // attention at this number of rows, and a large square one.
 void BenchDense(ThreadPool& pool, const cpu::TileKernel& kernel, cpu::Isa isa, int32_t head_dim, int32_t rows) {
   constexpr int32_t kTokens = 2048;
-  constexpr int kRepeats = 40;
   const int workers = pool.num_workers();
   std::vector<Problem> problems;
   for (int w = 0; w < workers; ++w) problems.emplace_back(kernel, head_dim, rows, kTokens);
@@ -139,13 +149,14 @@ void BenchDense(ThreadPool& pool, const cpu::TileKernel& kernel, cpu::Isa isa, i
   contestants.push_back(Product(pool, *ops, rows, head_dim, kTokens));
   contestants.push_back(Product(pool, *ops, rows, kTokens, head_dim));
   contestants.push_back(Product(pool, *ops, 256, 1024, 1024));
-  Interleave(contestants, kRepeats);
+  Interleave(contestants, /*turns=*/10, /*burst_s=*/6e-3);
   double product = 0, median_product = 0;
   for (Contestant& c : std::span(contestants).subspan(2)) {
     product = std::max(product, c.fastest());
     median_product = std::max(median_product, c.median());
   }
   Contestant& tile = contestants[0];
+  for (Contestant& c : std::span(contestants).subspan(2)) std::fprintf(stderr, " %.0f/%.0f", c.median(), c.fastest());
   std::printf(
       "{\"kernel\": \"%s\", \"threads\": %d, \"head_dim\": %d, \"rows\": %d, \"tokens\": %d, \"gflops\": %.1f, \"median_gflops\": "
       "%.1f, "
@@ -164,16 +175,15 @@ void BenchStream(ThreadPool& pool, const cpu::TileKernel& kernel, int32_t head_d
   std::vector<Problem> problems;
   for (int w = 0; w < workers; ++w) problems.emplace_back(kernel, head_dim, rows, tokens);
   const double bytes = static_cast<double>(kPieceBytes) * workers;
-  const int pieces = static_cast<int>(kv.size() / kPieceBytes) / workers / 2;
-  const auto piece = [&](int turn, int64_t w) { return kv.data() + (turn % (2 * pieces) * workers + w) * kPieceBytes; };
+  const int pieces = static_cast<int>(kv.size() / kPieceBytes) / workers;
+  const auto piece = [&](int run, int64_t w) { return kv.data() + (run % pieces * workers + w) * kPieceBytes; };
   std::vector<Contestant> contestants;
-  contestants.push_back({.work = bytes, .run = [&](int repeat) {
-                           pool.ParallelFor(workers, [&](int64_t w, int) { cpu::ReadLines(piece(2 * repeat, w), kPieceBytes); });
+  contestants.push_back({.work = bytes, .run = [&](int i) {
+                           pool.ParallelFor(workers, [&](int64_t w, int) { cpu::ReadLines(piece(i, w), kPieceBytes); });
                          }});
-  contestants.push_back({.work = bytes, .run = [&](int repeat) {
-                           pool.ParallelFor(workers, [&](int64_t w, int) { problems[w].Run(piece(2 * repeat + 1, w)); });
-                         }});
-  Interleave(contestants, 2 * pieces);
+  contestants.push_back(
+      {.work = bytes, .run = [&](int i) { pool.ParallelFor(workers, [&](int64_t w, int) { problems[w].Run(piece(i, w)); }); }});
+  Interleave(contestants, pieces, 0);
   Contestant &read = contestants[0], &tile = contestants[1];
   std::printf(
       "{\"kernel\": \"%s\", \"threads\": %d, \"head_dim\": %d, \"rows\": %d, \"tokens\": %d, \"gbytes_per_s\": %.2f, "
@@ -183,7 +193,11 @@ void BenchStream(ThreadPool& pool, const cpu::TileKernel& kernel, int32_t head_d
       100 * tile.fastest() / read.fastest(), 100 * tile.median() / read.median());
 }
 
-int Main() {
+// `names`: only kernels whose name contains one of them; none: all.
+int Main(std::span<char*> names) {
+  const auto wanted = [&](const cpu::TileKernel& kernel) {
+    return names.empty() || std::ranges::any_of(names, [&](const char* name) { return std::strstr(kernel.name, name) != nullptr; });
+  };
   Buffer kv = *Buffer::Allocate(size_t{512} << 20);
   ThreadPool all, one(1);
   all.ParallelFor(64, [&](int64_t part, int) {
@@ -195,8 +209,10 @@ int Main() {
     for (ThreadPool* pool : {&one, &all}) {
       for (const int32_t head_dim : {128, 64}) {
         const cpu::TileKernels kernels = cpu::SelectKernels(isa, {.num_qo_heads = 1, .num_kv_heads = 1, .head_dim = head_dim});
-        for (const int32_t rows : {1, 2, 4, 8, 16}) BenchStream(*pool, kernels.stream, head_dim, rows, kv);
-        if (head_dim != 128) continue;
+        for (const int32_t rows : {1, 2, 4, 8, 16}) {
+          if (wanted(kernels.stream)) BenchStream(*pool, kernels.stream, head_dim, rows, kv);
+        }
+        if (head_dim != 128 || !wanted(kernels.dense)) continue;
         for (const int32_t rows : {16, 64, 128, 256, 512}) BenchDense(*pool, kernels.dense, isa, head_dim, rows);
       }
     }
@@ -208,4 +224,4 @@ int Main() {
 }  // namespace
 }  // namespace coppice::attention
 
-int main() { return coppice::attention::Main(); }
+int main(int argc, char** argv) { return coppice::attention::Main({argv + 1, argv + argc}); }

@@ -34,6 +34,7 @@ Result<std::unique_ptr<BenchMemory>> RandomMemory(BenchDevice& device, size_t by
 // One mode: its forest, plan and pools.
 struct Contestant {
   BenchMode mode;
+  AttentionSpec spec;
   OwnedForest forest;
   std::unique_ptr<AttentionPlan> plan;
   std::vector<std::unique_ptr<BenchMemory>> pools;
@@ -46,6 +47,18 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Whether two plans over one forest execute the same items in the same order.
+bool SameWork(const PlanView& a, const PlanView& b) {
+  const auto same_item = [&](int32_t i, int32_t j) {
+    const WorkItem &x = a.items[i], &y = b.items[j];
+    return x.kind == y.kind && x.heads_per_task == y.heads_per_task && x.page_row == y.page_row && x.kv_begin == y.kv_begin &&
+           x.kv_end == y.kv_end &&
+           std::ranges::equal(a.members.subspan(x.member_begin, x.member_count), b.members.subspan(y.member_begin, y.member_count));
+  };
+  return std::ranges::equal(a.compute_queue, b.compute_queue, same_item) &&
+         std::ranges::equal(a.bandwidth_queue, b.bandwidth_queue, same_item);
+}
+
 }  // namespace
 
 std::string_view Name(BenchMode mode) {
@@ -54,6 +67,7 @@ std::string_view Name(BenchMode mode) {
     case BenchMode::kAllShared: return "all-shared";
     case BenchMode::kStore: return "store";
     case BenchMode::kNone: return "none";
+    case BenchMode::kDeterministic: return "deterministic";
   }
   return "?";
 }
@@ -62,14 +76,15 @@ Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const Atten
                                                 const BenchOptions& options) {
   std::vector<Contestant> contestants;
   for (const BenchMode mode : options.modes) {
-    Contestant c = {.mode = mode};
+    Contestant c = {.mode = mode, .spec = spec};
+    c.spec.deterministic = mode == BenchMode::kDeterministic;
     AddUniformTree(
         {.levels = tree.levels, .queries = tree.queries, .page_size = options.page_size, .share = mode != BenchMode::kNone},
         c.forest);
     PlannerOptions planner = {.machine_model_path = options.machine_model_path};
     planner.force_sharing = mode == BenchMode::kAllShared;
     if (mode == BenchMode::kStore || mode == BenchMode::kNone) planner.policy = SharePolicy::kStore;
-    COPPICE_ASSIGN_OR_RETURN(c.plan, AttentionPlan::Create(device.backend(), spec, c.forest.Capacity(), planner));
+    COPPICE_ASSIGN_OR_RETURN(c.plan, AttentionPlan::Create(device.backend(), c.spec, c.forest.Capacity(), planner));
     const KvPoolShape shape = {.num_pages = c.forest.num_pages(),
                                .page_size = options.page_size,
                                .num_kv_heads = spec.num_kv_heads,
@@ -79,7 +94,7 @@ Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const Atten
     const int64_t layers = std::max<int64_t>(1, (working_set + static_cast<int64_t>(shape.bytes()) - 1) / shape.bytes());
     for (int64_t layer = 0; layer < layers; ++layer) {
       COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BenchMemory> pool, RandomMemory(device, shape.bytes(), spec.kv_dtype, layer));
-      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BoundKv> bound, device.backend().BindKv(spec, shape.View(pool->data())));
+      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BoundKv> bound, device.backend().BindKv(c.spec, shape.View(pool->data())));
       c.pools.push_back(std::move(pool));
       c.layers.push_back(std::move(bound));
     }
@@ -122,7 +137,9 @@ Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const Atten
                       .predicted_s = stats.predicted_ns * 1e-9,
                       .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / device.read_bytes_per_s(),
                                              static_cast<double>(stats.flops) / device.product_flops_per_s()),
-                      .over_planned = Median(ratios)});
+                      .over_planned = Median(ratios),
+                      .same_work = c.mode != BenchMode::kNone && !c.spec.deterministic &&
+                                   SameWork(c.plan->View(), contestants.front().plan->View())});
   }
   return result;
 }

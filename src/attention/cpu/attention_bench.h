@@ -21,7 +21,8 @@ struct BenchTree {
   int32_t queries = 1;
 };
 
-enum class BenchMode : uint8_t { kPlanned, kAllShared, kStore, kNone };
+// kDeterministic: planned and computed so that a request's bits do not depend on the batch (docs/numerics.md).
+enum class BenchMode : uint8_t { kPlanned, kAllShared, kStore, kNone, kDeterministic };
 std::string_view Name(BenchMode mode);
 inline constexpr BenchMode kAllBenchModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone};
 
@@ -32,6 +33,7 @@ struct BenchRow {
   double predicted_s = 0;
   double roofline_s = 0;    // max(bytes / bandwidth, flops / product rate)
   double over_planned = 1;  // median over the repeats of this mode's time / the planned one's: what drifts falls out
+  bool same_work = false;   // the work list is the planned one's: over_planned is noise
   double percent_of_roofline() const { return 100 * roofline_s / median_s; }
 };
 

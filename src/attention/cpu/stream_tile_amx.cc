@@ -6,7 +6,7 @@
 //   P   [rows x tokens] = 2^(S - m)   maxima and sums run down the lanes of S^T; P^T is transposed, 16 dwords by 16
 //   O   [rows x dims]  += P V         V with each two tokens interleaved, two shuffles for 64 elements
 //
-// Meanwhile the next 32 tokens are fetched, at an even pace and from several pages in turn (docs/attention.md says what that
+// Meanwhile the next 64 tokens are fetched, at an even pace and from several pages in turn (docs/attention.md says what that
 // gives). Layer: attention/cpu. Milakov & Gimelshein (online softmax).
 #include "attention/cpu/stream_tile_amx.h"
 
@@ -27,23 +27,25 @@
 namespace coppice::attention::cpu {
 namespace {
 
-// Of a KV tile: at head_dim 128 it, the next one and all operands stay in 48 KiB of L1.
+// Of a KV tile: at head_dim 128 it and all operands stay in 48 KiB of L1 beside most of what is fetched.
 constexpr int32_t kTokens = 32;
 constexpr int32_t kBlock = kLanes, kBlocks = kTokens / kBlock;  // tokens of one tile register
+constexpr int32_t kWindow = 64;                                 // tokens that are fetched together
 
-// Fetches the rows of the KV tile to come: one row of each block of K and of V in turn.
+// Fetches the rows of the window to come: one row of each block of K and of V in turn, so that eight pages of the usual 16 tokens
+// are read at once (docs/attention.md says what that gives).
 template <int32_t kHeadDim>
 class Prefetcher {
  public:
-  static constexpr uint32_t kRows = 2 * kTokens;
+  static constexpr uint32_t kRows = 2 * kWindow;
 
   explicit Prefetcher(const TileTask& task) : kv_(task.kv), kv_begin_(task.kv_begin), kv_end_(task.kv_end), d_(task.head_dim) {}
 
-  void Begin(int32_t tile) {
-    if (tile >= kv_end_) return;
+  void Begin(int32_t window) {
+    if (window >= kv_end_) return;
     left_ = kRows;
-    for (int32_t b = 0; b < kBlocks; ++b) {
-      const int32_t index = std::clamp(tile + b * kBlock, kv_begin_, kv_end_ - 1);
+    for (int32_t b = 0; b < kPlaces / 2; ++b) {
+      const int32_t index = std::clamp(window + b * kBlock, kv_begin_, kv_end_ - 1);
       next_[2 * b] = kv_.K(index);
       next_[2 * b + 1] = kv_.V(index);
     }
@@ -51,17 +53,19 @@ class Prefetcher {
   // At most `rows` more; kRows in all after Begin.
   [[gnu::always_inline]] void Step(uint32_t rows) {
     for (uint32_t count = std::min(rows, left_); count > 0; --count) {
-      const std::byte*& row = next_[left_-- % (2 * kBlocks)];
+      const std::byte*& row = next_[left_-- % kPlaces];
       for (int32_t at = 0; at < (kHeadDim > 0 ? kHeadDim : d_) * 2; at += 64) __builtin_prefetch(row + at);
       row += kv_.slot_bytes;
     }
   }
 
  private:
+  static constexpr int32_t kPlaces = 2 * kWindow / kBlock;
+
   const HeadKv& kv_;
   const int32_t kv_begin_, kv_end_, d_;
   uint32_t left_ = 0;
-  const std::byte* next_[2 * kBlocks];
+  const std::byte* next_[kPlaces];
 };
 
 // kHeadDim 0: any, known at run time.
@@ -76,14 +80,17 @@ class AmxStream {
   static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
     const AmxSession session;
     AmxStream self(task, scratch);
-    for (int32_t tile = task.kv_begin / kTokens * kTokens; tile < task.kv_end; tile += kTokens) {
-      self.prefetcher_.Begin(tile + kTokens);
+    const int32_t first = task.kv_begin / kTokens * kTokens;
+    for (int32_t tile = first; tile < task.kv_end; tile += kTokens) {
+      if (tile == first || tile % kWindow == 0) {
+        self.prefetcher_.Step(self.prefetcher_.kRows);
+        self.prefetcher_.Begin((tile / kWindow + 1) * kWindow);
+      }
       self.Locate(tile);
       self.InterleaveV();
       for (int32_t g = 0; g < self.groups_; ++g) {
         if (self.ranges_[g].first < tile + kTokens && self.ranges_[g].last > tile) self.Step(g, tile);
       }
-      self.prefetcher_.Step(self.prefetcher_.kRows);
     }
     self.StoreStates(states);
   }
@@ -112,7 +119,7 @@ class AmxStream {
     s_ = reinterpret_cast<float*>(take(kTokens * 64));
     p_ = take(kTokens * 32);
 
-    prefetcher_.Begin(task.kv_begin / kTokens * kTokens);
+    prefetcher_.Begin(task.kv_begin / kWindow * kWindow);
     prefetcher_.Step(prefetcher_.kRows);
     PackQ(task, d_pad(), q_);
     std::fill_n(acc_, groups_ * d_pad() * kLanes, 0.0f);
@@ -177,7 +184,7 @@ class AmxStream {
     if (e < d_pad()) Accumulate<2>(g, e);
   }
 
-  // Rows to fetch beside two tile products, so that half of the next KV tile comes in meanwhile.
+  // Rows to fetch beside two tile products: half of what one KV tile's time must bring in comes beside products.
   uint32_t FetchedPerTwoProducts() const { return std::max(1, 512 / d_pad()); }
 
   void Score(int32_t g) {
