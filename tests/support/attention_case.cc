@@ -97,7 +97,7 @@ CaseOptions RandomCase(uint64_t seed) {
   const int32_t group = pick({1, 1, 2, 3, 4, 5, 7, 8, 16}), kv_heads = group > 4 ? 1 : pick({1, 2, 3});
   c.spec.num_kv_heads = kv_heads;
   c.spec.num_qo_heads = kv_heads * group;
-  c.spec.head_dim = pick({8, 24, 64, 64, 80, 96, 104, 128, 128, 128, 200, 256});
+  c.spec.head_dim = pick({64, 80, 96, 128, 128, 256, 8 * (1 + static_cast<int32_t>(rng() % 32))});
   const std::pair<DType, DType> same[] = {{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF16, DType::kF16}};
   const auto [q_dtype, kv_dtype] = rng() % 4 != 0 ? same[rng() % 3] : std::pair{same[rng() % 3].first, same[rng() % 3].first};
   c.spec.q_dtype = q_dtype;
@@ -106,7 +106,7 @@ CaseOptions RandomCase(uint64_t seed) {
   c.spec.soft_cap = pick({0.0f, 0.0f, 0.0f, 5.0f, 30.0f});
   c.spec.sm_scale = pick({0.0f, 0.0f, 0.2f});
   c.spec.deterministic = rng() % 5 == 0;
-  c.forest.page_size = pick({1, 2, 5, 8, 16, 16, 16, 32, 64, 100, 256});
+  c.forest.page_size = pick({1, 2, 8, 16, 16, 16, 32, 64, 256, 1 + static_cast<int32_t>(rng() % 256)});
   c.forest.max_branches = pick({1, 2, 6, 12, 20});
   c.forest.max_segment = pick({3, 20, 80, 160});
   c.forest.max_kv_len = 400;
