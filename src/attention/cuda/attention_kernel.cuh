@@ -1,6 +1,6 @@
 // The kernel: one persistent CTA per SM whose warpgroups take roles, one launch per layer for the whole work list.
-// Warpgroup 0 loads for the dense tiles, 1 and 2 compute them and turn to stream tiles once no dense task is left. No item waits
-// for another, no CTA for another. Layer: attention/cuda.
+// Warpgroup 0 loads for the dense tiles and looks up the tasks of the stream tiles; 1 and 2 compute the dense tiles, and turn to
+// stream tiles once no dense task is left. No item waits for another, no CTA for another. Layer: attention/cuda.
 #pragma once
 
 #include "attention/cuda/dense_tile.cuh"

@@ -1,7 +1,7 @@
-// Stream tiles: at most 16 rows against a run of KV, bound by memory bandwidth. Each warp works alone: it draws its tasks, keeps
-// its own ring of bulk copies full across items, and multiplies with KV as the tall operand (S^T = K Q^T, O^T = V^T P^T), so that
-// one row costs eight columns of mma.sync instead of sixteen rows and the weights never leave registers. Bifurcated Attention
-// section 4 and Hydragen section 3.1 call this the suffix part. Layer: attention/cuda.
+// Stream tiles: at most 16 rows against a run of KV, bound by memory bandwidth. Each warp works alone on tasks that LoadStreamTasks
+// looks up for it: it keeps its own ring of bulk copies full across items, and multiplies with KV as the tall operand (S^T = K Q^T,
+// O^T = V^T P^T), so that one row costs eight columns of mma.sync instead of sixteen rows and the weights never leave registers.
+// Bifurcated Attention section 4 and Hydragen section 3.1 call this the suffix part. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>
