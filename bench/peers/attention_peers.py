@@ -9,7 +9,9 @@ Needs an NVIDIA GPU and PyTorch. Columns:
   flash, cudnn       PyTorch's kernels as the Hydragen recipe: one call a level over KV gathered beforehand (not timed), then a merge
   fi_cascade         FlashInfer's MultiLevelCascadeAttentionWrapper as shipped; fi_cascade_fa2: its levels forced to the fa2 kernels
   fi_decode          BatchDecodeWithPagedKVCacheWrapper with tensor cores over shared pages; fi_batch: BatchAttention
-FlashInfer's columns stay empty where `flashinfer` (PyPI flashinfer-python) cannot be imported.
+FlashInfer's columns stay empty where `flashinfer` (PyPI flashinfer-python) cannot be imported. PAT and FastTree are not on PyPI.
+Host times, with uploads: plan_ms and step_ms are ours after a change of the tree and of a mean decode step with a change every 16;
+fi_plan is the fastest plan of FlashInfer's wrappers, which they need every step.
 
 Method: every contestant is captured in a CUDA graph; between replays 256 MB are written, so that the L2 is cold; the median of the
 replays counts, graph launch included. Bounds take the rates measured in the same run: W, a device-to-device copy (read + write), and C,
@@ -121,7 +123,7 @@ Forest = struct("Forest", ("page_size", I32), ("version", U64), ("num_nodes", I3
 KvLayer = struct("KvLayer", ("k", PTR), ("v", PTR), ("page_stride", I64), ("head_stride", I64), ("slot_stride", I64),
                  ("num_pages", I32), ("page_size", I32), ("dtype", I32), ("k_scale", F32), ("v_scale", F32))
 RunArgs = struct("RunArgs", ("q", PTR), ("q_row_stride", I64), ("out", PTR), ("out_row_stride", I64), ("lse", PTR))
-BF16, CUDA, KV_LIVE = 1, 1, 2**31 - 1
+BF16, CUDA, KV_LIVE, FREE_SLOT = 1, 1, 2**31 - 1, -2
 # Contestant: share policy, kernels of its context, deterministic.
 OWN = {"tree": (0, 0, 0), "store": (2, 0, 0), "mma_sync": (0, 2, 0), "exact": (0, 0, 1)}
 
@@ -141,7 +143,8 @@ class Coppice:
             raise RuntimeError(f"coppice_{name}: {text.value.decode()}")
 
     def contestant(self, tree, name):
-        """What to run, how to let go of it, and the host time of a plan made anew in ms."""
+        """What to run, how to let go of it, and the host times of planning in ms, with the upload: after a request left or came, and of a
+        decode step, the mean over 64 of which every 16th begins with such a change."""
         policy, kernels, deterministic = OWN[name]
         context = self.contexts[kernels]
         parent, begin, end, first_node, depth = [], [], [], [], 0
@@ -152,7 +155,7 @@ class Coppice:
             begin += [depth] * count
             depth += tokens
             end += [depth if level + 1 < len(tree.nodes) else KV_LIVE] * count
-        rows = tree.page_rows().int().contiguous()
+        rows = torch.nn.functional.pad(tree.page_rows().int(), (0, 8)).contiguous()  # room to grow
         row_pages = rows.shape[1]
         n = tree.requests
         arrays = [torch.tensor(a, dtype=torch.int32) for a in
@@ -169,16 +172,39 @@ class Coppice:
                   ctypes.byref(PlanOptions(max_branches=n, max_queries=n, max_nodes=max(2 * n, len(parent)),
                                            max_page_slots=rows.numel(), page_size=PAGE, share_policy=policy)),
                   ctypes.byref(plan))
-        self.call("plan_update", plan, ctypes.byref(forest))
-        forest.version += 1  # a changed tree, with everything warm
-        start = time.perf_counter()
-        self.call("plan_update", plan, ctypes.byref(forest))
-        plan_ms = 1e3 * (time.perf_counter() - start)
+        stream = PTR(torch.cuda.current_stream().cuda_stream)
+
+        def update():
+            start = time.perf_counter()
+            self.call("plan_update", plan, ctypes.byref(forest))
+            self.call("plan_upload", plan, stream)
+            return 1e3 * (time.perf_counter() - start)
+
+        leaf = first_node[-1] + n - 1
+        above = parent[leaf]
+
+        def change():  # the last request leaves, or comes back
+            leaves = arrays[3][-1].item() != FREE_SLOT
+            arrays[0][leaf], arrays[3][-1], arrays[5][-1] = (FREE_SLOT, FREE_SLOT, 0) if leaves else (above, leaf, 1)
+            forest.version += 1
+
+        update()
+        changes, steps = [], []
+        for _ in range(8):
+            change()
+            changes.append(update())
+        for step in range(64):
+            if step % 16 == 0:
+                change()
+            arrays[6] += 1
+            steps.append(update())
+        arrays[6] -= 64
+        forest.version += 1
         plane = tree.kv_heads * PAGE * HEAD_DIM
         layer = KvLayer(k=tree.pool.data_ptr(), v=tree.pool.data_ptr() + plane * 2, page_stride=2 * plane,
                         head_stride=PAGE * HEAD_DIM, slot_stride=HEAD_DIM, num_pages=len(tree.pool), page_size=PAGE, dtype=BF16)
         self.call("kv_bind", context, ctypes.byref(spec), ctypes.byref(layer), ctypes.byref(bound))
-        self.call("plan_upload", plan, PTR(torch.cuda.current_stream().cuda_stream))
+        update()
         torch.cuda.synchronize()
         out = torch.empty_like(tree.q)
         row = tree.qo_heads * HEAD_DIM
@@ -193,7 +219,7 @@ class Coppice:
             self.lib.coppice_plan_destroy(plan)
             arrays.clear()
 
-        return run, release, plan_ms
+        return run, release, {"plan_ms": statistics.median(changes), "step_plan_ms": statistics.mean(steps)}
 
 
 # ------------------------------------------------------------------------------------------------------------------- PyTorch
@@ -237,6 +263,17 @@ def indptr(counts):
     return torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int()
 
 
+def planned(plan, run):
+    """A peer that plans every step anew: what to run, and the median host time of its plan in ms."""
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        plan()
+        times.append(1e3 * (time.perf_counter() - start))
+    return run, None, {"plan_ms": statistics.median(times)}
+
+
 def flashinfer_contestants(tree, flashinfer, workspace):
     heads = (tree.qo_heads, tree.kv_heads, HEAD_DIM, PAGE)
     dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
@@ -246,26 +283,26 @@ def flashinfer_contestants(tree, flashinfer, workspace):
         if backend:
             for level in wrapper._batch_prefill_wrappers:
                 level._backend = backend
-        wrapper.plan([indptr([tree.requests // n] * n).cuda() for n in tree.nodes],
+        arguments = ([indptr([tree.requests // n] * n).cuda() for n in tree.nodes],
                      [indptr([p.shape[1]] * len(p)).cuda() for p in tree.pages],
                      [p.flatten().int().cuda() for p in tree.pages],
-                     [torch.full((n,), PAGE, dtype=torch.int32, device="cuda") for n in tree.nodes], *heads, **dtypes)
-        return lambda: wrapper.run(tree.q, tree.pool)
+                     [torch.full((n,), PAGE, dtype=torch.int32, device="cuda") for n in tree.nodes], *heads)
+        return planned(lambda: wrapper.plan(*arguments, **dtypes), lambda: wrapper.run(tree.q, tree.pool))
 
     rows = tree.page_rows().int()
     row_indptr = indptr([rows.shape[1]] * tree.requests)
 
     def decode():
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
-        wrapper.plan(row_indptr, rows.flatten().cuda(), torch.full((tree.requests,), PAGE, dtype=torch.int32), *heads, **dtypes)
-        return lambda: wrapper.run(tree.q, tree.pool)
+        arguments = (row_indptr, rows.flatten().cuda(), torch.full((tree.requests,), PAGE, dtype=torch.int32), *heads)
+        return planned(lambda: wrapper.plan(*arguments, **dtypes), lambda: wrapper.run(tree.q, tree.pool))
 
     def batch():
         wrapper = flashinfer.BatchAttention(kv_layout="HND")
-        wrapper.plan(indptr([1] * tree.requests).cuda(), row_indptr.cuda(), rows.flatten().cuda(),
+        arguments = (indptr([1] * tree.requests).cuda(), row_indptr.cuda(), rows.flatten().cuda(),
                      torch.full((tree.requests,), rows.shape[1] * PAGE, dtype=torch.int32, device="cuda"), tree.qo_heads,
-                     tree.kv_heads, HEAD_DIM, HEAD_DIM, PAGE, **dtypes)
-        return lambda: wrapper.run(tree.q, tree.pool)[0]
+                     tree.kv_heads, HEAD_DIM, HEAD_DIM, PAGE)
+        return planned(lambda: wrapper.plan(*arguments, **dtypes), lambda: wrapper.run(tree.q, tree.pool)[0])
 
     return {"fi_cascade": lambda: cascade(None), "fi_cascade_fa2": lambda: cascade("fa2"), "fi_decode": decode, "fi_batch": batch}
 
@@ -320,11 +357,9 @@ def measure(tree, timer, contestants):
         release = None
         try:
             made = make()
-            run, release, plan_ms = made if isinstance(made, tuple) else (made, None, None)
+            run, release, host = made if isinstance(made, tuple) else (made, None, {})
             ms, spread, out = timer.graph(run)
-            results[name] = {"ms": ms, "spread_ms": spread, "error": tree.error(out)}
-            if plan_ms is not None:
-                results[name]["plan_ms"] = plan_ms
+            results[name] = {"ms": ms, "spread_ms": spread, "error": tree.error(out), **host}
         except (RuntimeError, ValueError, NotImplementedError) as problem:
             results[name] = {"refused": str(problem).strip().splitlines()[0][:200]}
         torch.cuda.synchronize()
@@ -364,7 +399,7 @@ def main():
     print(f"{lines[0]['device']}, W {copy / 1e12:.2f} TB/s, C {matmul / 1e12:.0f} TFLOP/s, torch {torch.__version__}, "
           f"flashinfer {lines[0]['flashinfer']}; ms, best peer / tree, error of tree")
     columns = [c for c in (*OWN, *PEERS) if wanted(c)]
-    print(f"{'case':<7}{'overlap':>9}{'serial':>9}" + "".join(f"{c:>15}" for c in columns) + f"{'peer/x':>8}{'error':>9}{'plan_ms':>9}")
+    print(f"{'case':<7}{'overlap':>9}{'serial':>9}" + "".join(f"{c:>15}" for c in columns) + f"{'peer/x':>8}{'error':>9}{'plan_ms':>9}{'step_ms':>9}{'fi_plan':>9}")
     gains = []
     for name in options.cases.split(","):
         tree = Tree(*CASES[name])
@@ -381,9 +416,11 @@ def main():
         gain = min(peers) / ms["tree"] if peers and "tree" in ms else None
         if gain and name.startswith("tree"):
             gains.append(gain)
+        own = results.get("tree", {})
+        fastest_plan = min((r["plan_ms"] for c, r in results.items() if c.startswith("fi_") and "plan_ms" in r), default=math.nan)
         print(f"{name:<7}{overlap:>9.4f}{serial:>9.4f}" + "".join(f"{ms[c]:>15.4f}" if c in ms else f"{'-':>15}" for c in columns) +
-              (f"{gain:>8.2f}" if gain else f"{'-':>8}") + f"{results.get('tree', {}).get('error', math.nan):>9.1e}"
-              f"{results.get('tree', {}).get('plan_ms', math.nan):>9.3f}", flush=True)
+              (f"{gain:>8.2f}" if gain else f"{'-':>8}") + f"{own.get('error', math.nan):>9.1e}"
+              f"{own.get('plan_ms', math.nan):>9.3f}{own.get('step_plan_ms', math.nan):>9.4f}{fastest_plan:>9.3f}", flush=True)
         del tree
         torch.cuda.empty_cache()
     if gains:

@@ -186,31 +186,7 @@ TEST(PoolTest, CopiedPagesAreEqual) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) testing::CopiedPagesAreEqual(*MakeCpuTestDevice(2), dtype);
 }
 
-TEST(PoolTest, MovedSlotsKeepTheirOrder) {
-  ThreadPool pool(1);
-  const auto context = *Context::CreateCpu(&pool);
-  const KvPoolShape shape = {3, 4, 2, 16, DType::kF32};
-  const AttentionSpec spec = {.num_qo_heads = 4, .num_kv_heads = 2, .head_dim = 16, .kv_dtype = DType::kF32};
-  std::vector<float> memory(shape.bytes() / sizeof(float));
-  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i);
-  const KvLayerView view = shape.View(memory.data());
-  const auto at = [&](const void* base, int64_t slot, int32_t head) {
-    return static_cast<const float*>(base) + slot / 4 * view.page_stride + head * view.head_stride + slot % 4 * view.slot_stride;
-  };
-  std::vector<float> before = memory;
-  const KvLayerView old = shape.View(before.data());
-  const SlotMove moves[] = {{5, 3}, {6, 5}, {9, 6}, {2, 2}};  // 5 and 6 are read before they are written
-  ASSERT_TRUE(context->MoveSlots(spec, view, moves).ok());
-  for (int64_t slot = 0; slot < 12; ++slot) {
-    const int64_t from = slot == 3 ? 5 : slot == 5 ? 6 : slot == 6 ? 9 : slot;
-    for (int32_t head = 0; head < 2; ++head) {
-      EXPECT_EQ(std::memcmp(at(view.k, slot, head), at(old.k, from, head), 16 * sizeof(float)), 0) << slot;
-      EXPECT_EQ(std::memcmp(at(view.v, slot, head), at(old.v, from, head), 16 * sizeof(float)), 0) << slot;
-    }
-  }
-  const SlotMove bad[] = {{0, 12}};
-  EXPECT_EQ(context->MoveSlots(spec, view, bad).message(), "MoveSlots: move 0 names slot 12; the pool has 12 slots");
-}
+TEST(PoolTest, MovedSlotsKeepTheirOrder) { testing::MovedSlotsKeepTheirOrder(*MakeCpuTestDevice(2)); }
 
 TEST(ContextTest, BadArgumentsAreNamed) {
   testing::BadArgumentsAreNamed(*MakeCpuTestDevice(2));

@@ -43,17 +43,30 @@ constexpr std::array<CpuConstants, 4> kCpus = {{
 struct GpuConstants {
   std::string_view name;
   double read, cache, cache_bytes, dense, stream, item_fixed_ns, state, merge_fixed_ns;
+  double launch_ns, dense_task_ns, dense_token_ns, stream_task_ns, stream_token_ns, fold_ns, fold_state_ns;
 };
 
+// Fitted to the 294 cells of `attention_cuda_bench --sweep on` (docs/kernels/hopper.md, "Never slower"). Row tiles of one range run
+// side by side and meet in the L2 however long the range is: it counts as if the cache held all of it.
 constexpr std::array<GpuConstants, 2> kGpus = {{
-    // H200, measured: 4.7 TB/s from HBM (4.4 in 4 KB pieces), 6.5 TB/s L2 hits, 60 MB L2, 890 Tflop/s wgmma, 640 mma.sync.
-    {"h200", 4.4e12, 6.5e12, 50e6, 620e12, 400e12, 700, 4.0e12, 125},
-    // H100 SXM: HBM 3.35 TB/s by data sheet, about 3.0 usable; the same SMs and L2 (50 MB).
-    {"h100", 3.0e12, 5.5e12, 40e6, 620e12, 400e12, 1500, 3.5e12, 125},
+    // H200: 4.3 TB/s from HBM with stream tiles and 9.4 from the L2; dense tiles at 500 Tflop/s while others stream.
+    {"h200", 4.3e12, 9.4e12, 1e12, 500e12, 400e12, 700, 3.4e12, 212, 13500, 6000, 10.5, 2700, 27, 3000, 400},
+    // H100 SXM: HBM 3.35 TB/s by data sheet against the H200's 4.8, so 3.0 usable. All else is the SMs' and the L2's, which are the
+    // same at the same clock.
+    {"h100", 3.0e12, 9.4e12, 1e12, 500e12, 400e12, 700, 3.4e12, 212, 13500, 6000, 10.5, 2700, 27, 3000, 400},
 }};
 
-// The numeric fields of a model, in the order of its JSON.
-constexpr std::array<std::pair<const char*, double MachineModel::*>, 8> kFields = {{
+// The part of the cache's time for tokens read again that reads from memory do not hide: all warps begin with the shared part.
+constexpr double kUnhiddenReread = 0.6;
+// The part of a dense task's start that the task before it on its worker does not hide: its Q and first KV are loaded meanwhile.
+constexpr double kUnhiddenStart = 0.4;
+// What an SM's warps fold at a time, and how many rows one of them folds at most, one pass after the other.
+constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16;
+constexpr int64_t kShortestStreamPiece = 256, kMostPieces = 64;
+
+// The numeric fields of a model, in the order of its JSON. A model may lack the latencies.
+constexpr size_t kNumRates = 8;
+constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRates + 7> kFields = {{
     {"read_bytes_per_s", &MachineModel::read_bytes_per_s},
     {"cache_bytes_per_s", &MachineModel::cache_bytes_per_s},
     {"cache_bytes", &MachineModel::cache_bytes},
@@ -62,6 +75,13 @@ constexpr std::array<std::pair<const char*, double MachineModel::*>, 8> kFields 
     {"item_fixed_ns", &MachineModel::item_fixed_ns},
     {"state_bytes_per_s", &MachineModel::state_bytes_per_s},
     {"merge_fixed_ns", &MachineModel::merge_fixed_ns},
+    {"launch_ns", &MachineModel::launch_ns},
+    {"dense_task_ns", &MachineModel::dense_task_ns},
+    {"dense_token_ns", &MachineModel::dense_token_ns},
+    {"stream_task_ns", &MachineModel::stream_task_ns},
+    {"stream_token_ns", &MachineModel::stream_token_ns},
+    {"fold_ns", &MachineModel::fold_ns},
+    {"fold_state_ns", &MachineModel::fold_state_ns},
 }};
 
 }  // namespace
@@ -90,7 +110,14 @@ Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers)
                         .stream_flops_per_s = gpu.stream,
                         .item_fixed_ns = gpu.item_fixed_ns,
                         .state_bytes_per_s = gpu.state,
-                        .merge_fixed_ns = gpu.merge_fixed_ns};
+                        .merge_fixed_ns = gpu.merge_fixed_ns,
+                        .launch_ns = gpu.launch_ns,
+                        .dense_task_ns = gpu.dense_task_ns,
+                        .dense_token_ns = gpu.dense_token_ns,
+                        .stream_task_ns = gpu.stream_task_ns,
+                        .stream_token_ns = gpu.stream_token_ns,
+                        .fold_ns = gpu.fold_ns,
+                        .fold_state_ns = gpu.fold_state_ns};
   }
   std::string known;
   for (const CpuConstants& cpu : kCpus) known.append(" ").append(cpu.name);
@@ -126,14 +153,18 @@ Result<MachineModel> ParseMachineModel(std::string_view json) {
     if (!it->is_string()) return InvalidArgument("machine model: 'name' is not a string");
     model.name = it->get<std::string>();
   }
-  for (const auto& [key, field] : kFields) {
+  for (size_t i = 0; i < kFields.size(); ++i) {
+    const auto& [key, field] = kFields[i];
     const auto it = object.find(key);
+    const bool latency = i >= kNumRates;
+    if (latency && it == object.end()) continue;
     if (it == object.end() || !it->is_number()) {
       return InvalidArgument("machine model: field '" + std::string(key) + "' is missing or not a number");
     }
     model.*field = it->get<double>();
-    if (!std::isfinite(model.*field) || model.*field <= 0) {
-      return InvalidArgument("machine model: '" + std::string(key) + "' is " + it->dump() + ", expected a positive number");
+    if (!std::isfinite(model.*field) || model.*field < 0 || (!latency && model.*field == 0)) {
+      return InvalidArgument("machine model: '" + std::string(key) + "' is " + it->dump() + ", expected a positive number" +
+                             (latency ? " or 0" : ""));
     }
   }
   return model;
@@ -172,6 +203,13 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   flops_ = int64_t{4} * spec.num_kv_heads * spec.head_dim;
   state_bytes_ = int64_t{spec.num_kv_heads} * (spec.head_dim + 2) * 4;
   dense_min_rows_ = std::max(traits.dense_min_rows, 1);
+  row_unit_ = traits.dense_row_unit > 0 ? traits.dense_row_unit : dense_min_rows_;
+  tile_rows_ = std::max(traits.dense_tile_rows, 1);
+  lanes_ = std::max(traits.stream_lanes, 1);
+  kv_tile_ = std::max(traits.kv_tile, 1);
+  kv_heads_ = spec.num_kv_heads;
+  latencies_ = machine.launch_ns > 0;
+  machine_ = machine;
   max_item_rows_ = traits.max_item_rows;
   workers_ = std::max(traits.workers, 1);
   read_ns_ = 1e9 * static_cast<double>(kv_bytes_) / machine.read_bytes_per_s;
@@ -194,8 +232,76 @@ double CostModel::RereadNs(int64_t tokens) const {
 
 double CostModel::ComputeNs(int64_t rows) const {
   if (KindOf(rows) == ItemKind::kStreamTile) return static_cast<double>(rows) * stream_ns_;
-  const int64_t padded = (rows + dense_min_rows_ - 1) / dense_min_rows_ * dense_min_rows_;
-  return static_cast<double>(padded) * dense_ns_;
+  return static_cast<double>(ComputedRows(rows)) * dense_ns_;
+}
+
+double CostModel::StartNs(int64_t rows) const {
+  if (!latencies_) return static_cast<double>(RowGroups(rows)) * item_ns_;
+  if (KindOf(rows) == ItemKind::kStreamTile) return machine_.stream_task_ns * kv_heads_ / (workers_ * lanes_);
+  return static_cast<double>(DenseTasks(rows)) * kUnhiddenStart * machine_.dense_task_ns * kv_heads_ / workers_;
+}
+
+int64_t CostModel::ComputedRows(int64_t rows) const {
+  return KindOf(rows) == ItemKind::kStreamTile ? rows : (rows + row_unit_ - 1) / row_unit_ * row_unit_;
+}
+
+int64_t CostModel::ComputedTokens(int64_t rows, int64_t tokens) const {
+  if (!latencies_ || KindOf(rows) == ItemKind::kStreamTile) return tokens;
+  return (tokens + kv_tile_ - 1) / kv_tile_ * kv_tile_;
+}
+
+int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
+  return std::max(kShortestStreamPiece, shape.stream_tokens * kv_heads_ / (int64_t{2} * workers_ * lanes_));
+}
+
+// n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
+Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const {
+  const bool dense = KindOf(rows) == ItemKind::kDenseTile;
+  const int64_t shortest = dense ? kv_tile_ : shortest_stream_piece;
+  const double token_ns = dense ? machine_.dense_token_ns : machine_.stream_token_ns * (2 * rows >= dense_min_rows_ ? 2 : 1);
+  const double read_ns = static_cast<double>(ComputedTokens(rows, tokens)) * token_ns;
+  const double fold_ns = FoldNs(rows, 2) - FoldNs(rows, 1);
+  const int64_t most = std::clamp(tokens / shortest, int64_t{1}, kMostPieces);
+  const int64_t count =
+      fold_ns > 0 ? std::clamp(std::llround(std::sqrt(read_ns / fold_ns)), 1LL, static_cast<long long>(most)) : most;
+  return {.count = static_cast<int32_t>(count), .ns = read_ns / static_cast<double>(count) + (dense ? machine_.dense_task_ns : 0)};
+}
+
+double CostModel::FoldNs(int64_t rows, int64_t states) const {
+  const auto passes = static_cast<double>((std::min(rows, kFoldWarpRows) + kFoldRows - 1) / kFoldRows);
+  // The warps of a dense tile fold at the same time: they wait for the code once.
+  const double begin = KindOf(rows) == ItemKind::kDenseTile ? machine_.fold_ns : passes * machine_.fold_ns;
+  return begin + passes * static_cast<double>(states) * machine_.fold_state_ns;
+}
+
+double CostModel::StepNs(const StepShape& shape) const {
+  const double heads = kv_heads_;
+  const auto reread = static_cast<double>(std::max<int64_t>(0, shape.item_tokens - shape.read_tokens));
+  const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));
+  const double memory = streamed * read_ns_ + kUnhiddenReread * reread * cache_ns_;
+  const double stream = static_cast<double>(shape.stream_tasks) * heads * machine_.stream_task_ns / (workers_ * lanes_) +
+                        static_cast<double>(shape.stream_tokens) * cache_ns_;
+  // An SM computes its dense tasks, then streams.
+  const double dense =
+      static_cast<double>(shape.dense_tasks) * heads * kUnhiddenStart * machine_.dense_task_ns / workers_ +
+      std::max(static_cast<double>(shape.dense_row_tokens) * dense_ns_, static_cast<double>(shape.dense_item_tokens) * read_ns_);
+  const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
+  // More stream tasks than lanes without a dense task: one begins when the first others end.
+  const double busy = std::min(static_cast<double>(shape.dense_pieces) * heads, static_cast<double>(workers_));
+  const double free_lanes = lanes_ * (busy < workers_ ? workers_ - busy : workers_);
+  const bool waits = static_cast<double>(shape.stream_pieces) * heads > free_lanes;
+  const double tail = waits ? shape.longest_stream_ns + machine_.stream_task_ns : 0;
+  return machine_.launch_ns +
+         std::max(dense + std::max({memory, stream, shape.longest_stream_ns}) + merge + shape.longest_fold_ns + tail,
+                  shape.longest_dense_ns);
+}
+
+double CostModel::RereadPrice(const StepShape& shape) const {
+  const double reread = static_cast<double>(shape.item_tokens - shape.read_tokens) * cache_ns_;
+  if (reread <= 0) return kUnhiddenReread;
+  const double stream = static_cast<double>(shape.stream_tasks) * kv_heads_ * machine_.stream_task_ns / (workers_ * lanes_) +
+                        static_cast<double>(shape.stream_tokens) * cache_ns_;
+  return std::clamp((stream - static_cast<double>(shape.read_tokens) * read_ns_) / reread, kUnhiddenReread, 1.0);
 }
 
 }  // namespace coppice::attention

@@ -1,6 +1,7 @@
 // Predicted time of attention work: max(bytes / bandwidth, flops / rate) plus fixed costs per task, per partial state and per
-// merge (roofline; Bifurcated Attention section 4, RelayAttention eq. 10). Constants are measured by `coppice bench calibrate`
-// or shipped per chip. Decides nothing: plan.cc does.
+// merge (roofline; Bifurcated Attention section 4, RelayAttention eq. 10), and on a GPU the time to the end of a whole step, whose
+// longest chain of a task and a merge may outlast its sums. Constants are measured by `coppice bench calibrate` or shipped per
+// chip. Decides nothing: plan.cc does.
 // Layer: attention, private.
 #pragma once
 
@@ -27,6 +28,16 @@ struct MachineModel {
   double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)
   double state_bytes_per_s = 0;   // partial states, written and read
   double merge_fixed_ns = 0;      // per merge set with more than one contribution, and kv head
+
+  // How long things take however idle the machine is: on a GPU a decode step often lasts no longer. All 0 on a CPU, where a step is
+  // long beside a task's start: then steps are sums.
+  double launch_ns = 0;        // a step that does nothing
+  double dense_task_ns = 0;    // to start a dense task and to store its states
+  double dense_token_ns = 0;   // one token of a dense task, all rows of its tile
+  double stream_task_ns = 0;   // to start a stream task
+  double stream_token_ns = 0;  // one token of a stream task of at most half of its rows, alone on its worker
+  double fold_ns = 0;          // to begin folding four rows
+  double fold_state_ns = 0;    // each of their states
 };
 
 // Shipped constants. CPU models hold for `workers` cores: core rates add up, memory bandwidth saturates at the socket's.
@@ -41,6 +52,25 @@ std::string ToJson(const MachineModel& model);
 // The same from and to a file; NOT_FOUND if it cannot be opened.
 Result<MachineModel> LoadMachineModel(const std::string& path);
 Status SaveMachineModel(const MachineModel& model, const std::string& path);
+
+// A step's items, counted under one kv head.
+struct StepShape {
+  int64_t read_tokens = 0;                            // from memory
+  int64_t item_tokens = 0;                            // of all items: what exceeds read_tokens is read again, from the cache
+  int64_t stream_tasks = 0, stream_tokens = 0;        // a task's rows together
+  int64_t dense_tasks = 0, dense_row_tokens = 0;      // a task is a tile of rows; rows x tokens, both as computed
+  int64_t dense_item_tokens = 0;                      // of the items, whatever their rows
+  int64_t stream_pieces = 0, dense_pieces = 0;        // tasks after the cuts
+  int64_t merges = 0, state_rows = 0;                 // sets with several contributions; rows x contributions
+  double longest_stream_ns = 0, longest_fold_ns = 0;  // of the step's last tasks, alone on the machine
+  double longest_dense_ns = 0;                        // with the fold behind it
+};
+
+// A range cut along KV so that reading the pieces side by side and folding their states takes least.
+struct Pieces {
+  int32_t count = 1;
+  double ns = 0;  // one piece
+};
 
 // What a piece of work asks of the whole machine, in nanoseconds of each resource.
 struct Load {
@@ -73,6 +103,26 @@ class CostModel {
   // Starting one item (all its heads) or folding one merge set, spread over the workers.
   double ItemNs() const { return item_ns_; }
   double MergeNs() const { return merge_ns_; }
+  // Starting all tasks that `rows` rows over one range need.
+  double StartNs(int64_t rows) const;
+  // What is computed for `rows` rows, or for them over `tokens` tokens: padding counts.
+  int64_t ComputedRows(int64_t rows) const;
+  int64_t ComputedTokens(int64_t rows, int64_t tokens) const;
+
+  // Whether the machine's latencies are known; the rest needs them.
+  bool has_latencies() const { return latencies_; }
+  int64_t DenseTasks(int64_t rows) const {
+    return KindOf(rows) == ItemKind::kStreamTile ? 0 : (rows + tile_rows_ - 1) / tile_rows_;
+  }
+  // Tokens below which a step does not cut stream items.
+  int64_t ShortestStreamPiece(const StepShape& shape) const;
+  Pieces Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const;
+  // The fold of `states` states of a set of `set_rows` rows by the item of `rows` rows that arrives last.
+  double FoldNs(int64_t rows, int64_t states) const;
+  // The whole step, launch to end.
+  double StepNs(const StepShape& shape) const;
+  // What the cache's time for a token read again costs a step that shares nothing (`shape`): between kUnhiddenReread and 1.
+  double RereadPrice(const StepShape& shape) const;
 
   int32_t workers() const { return workers_; }
   double task_fixed_ns() const { return task_fixed_ns_; }  // on the worker that runs it
@@ -82,8 +132,10 @@ class CostModel {
 
  private:
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
-  int64_t dense_min_rows_ = 1, max_item_rows_ = 0;
-  int32_t workers_ = 1;
+  int64_t dense_min_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;
+  int32_t workers_ = 1, lanes_ = 1, kv_tile_ = 1, kv_heads_ = 1;
+  bool latencies_ = false;
+  MachineModel machine_;
   double read_ns_ = 0, cache_ns_ = 0, cache_tokens_ = 0, dense_ns_ = 0, stream_ns_ = 0;
   double state_ns_ = 0, item_ns_ = 0, merge_ns_ = 0, task_fixed_ns_ = 0;
 };

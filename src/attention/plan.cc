@@ -22,6 +22,8 @@ constexpr double kMinPieceOverhead = 4;
 constexpr double kMinTaskStarts = 8;
 // Halvings of sharing and splitting before giving both up to fit a capacity.
 constexpr int32_t kMaxPressure = 12;
+// Of a step that shares nothing: a step that shares must be predicted to end before this part of it.
+constexpr double kLeastStepGain = 0.91;
 // Rounding of a leaf's own tokens, see PlannedEnd.
 constexpr uint32_t kShortestLeaf = 64, kShortLeaf = 512;
 
@@ -54,6 +56,7 @@ std::string_view Name(Decision decision) {
     case Decision::kShared: return "shared";
     case Decision::kForced: return "shared by force";
     case Decision::kCapacity: return "absorbed for lack of capacity";
+    case Decision::kNoGain: return "absorbed since the step gains nothing";
   }
   return "?";
 }
@@ -224,6 +227,7 @@ void Planner::Replan() {
   FindChains();
   for (pressure_ = 0;; ++pressure_) {
     Decide();
+    JudgeStep();
     AssignRanges();
     SetGrain();
     SplitOwners();
@@ -429,7 +433,18 @@ void Planner::SumNode(int32_t n) {
 // Memory and compute time of the step if everything were shared. The resource that binds has price 1; what the other one has to
 // spare makes it cheaper, down to a quarter (not to nothing: many nodes could each spend the same slack). Steps of two keep
 // prices, and with them the decisions of unchanged nodes, stable.
+//
+// Where the machine's latencies are known, reads of tokens that others read too have the price that they have for a step that
+// shares nothing, and dense tiles that of their time: there they and streaming follow each other.
 void Planner::SetPrices() {
+  if (cost_.has_latencies()) {
+    const StepShape unshared = StepOf(/*shares=*/false);
+    unshared_step_ns_ = cost_.StepNs(unshared);
+    const double reread_price = std::ceil(8 * cost_.RereadPrice(unshared)) / 8;
+    if (reread_price != memory_price_) MarkAll();
+    memory_price_ = reread_price;
+    return;
+  }
   const double memory = static_cast<double>(step_tokens_) * cost_.ReadNs(), compute = static_cast<double>(step_compute_ps_) * 1e-3;
   const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
   const double memory_price = price(memory, compute), compute_price = price(compute, memory);
@@ -472,7 +487,7 @@ void Planner::DecideNode(int32_t n) {
   node.own_reads = 0;
   node.own_compute = 0;
   if (node.rows == 0) {
-    node.decision = Decision::kIdle;
+    node.wanted = Decision::kIdle;
     return;
   }
   for (int32_t b : BranchesAt(n)) {
@@ -489,20 +504,19 @@ void Planner::DecideNode(int32_t n) {
   node.own_compute = CostsOf(node.rows).compute_ns;
 
   if (node.tokens == 0 || node.num_consumers == 1) {
-    node.decision = node.tokens == 0 ? Decision::kNothing : Decision::kOnlyConsumer;
+    node.wanted = node.tokens == 0 ? Decision::kNothing : Decision::kOnlyConsumer;
     return;
   }
   const double tokens = node.tokens, reread = cost_.RereadNs(node.tokens);
-  const auto read_and_compute = [&](int32_t reads, double compute) {
-    return tokens * (memory_price_ * (reads - 1) * reread + compute_price_ * compute);
-  };
-  node.absorb_ns = read_and_compute(node.below_reads, node.below_compute);
+  const auto reads_ns = [&](int32_t reads) { return tokens * memory_price_ * (reads - 1) * reread; };
+  node.absorb_ns = reads_ns(node.below_reads) + tokens * compute_price_ * node.below_compute;
   // A set's first merge also costs the state of its own item and the fold. Ancestors, shared by at least as many, pay their part
   // of that: this node's part is its share of the path so far.
   const double first_merge = node.num_sets * cost_.MergeNs() + cost_.StateNs(node.rows);
-  node.share_ns = read_and_compute(node.own_reads, node.own_compute) + node.own_reads * cost_.ItemNs() + cost_.StateNs(node.rows) +
-                  first_merge * tokens / std::max(1, node.share_end);
-  node.decision = Choose(n);
+  node.share_ns = reads_ns(node.own_reads) +
+                  static_cast<double>(cost_.ComputedTokens(node.rows, node.tokens)) * compute_price_ * node.own_compute +
+                  cost_.StartNs(node.rows) + cost_.StateNs(node.rows) + first_merge * tokens / std::max(1, node.share_end);
+  node.wanted = Choose(n);
 }
 
 Decision Planner::Choose(int32_t n) const {
@@ -517,6 +531,101 @@ Decision Planner::Choose(int32_t n) const {
   return Decision::kShared;
 }
 
+// The decisions above weigh sums of work. Where latencies are known, a step also has to end sooner than if nothing were shared: a
+// short one may wait longer for a merge than it saves in reading.
+void Planner::JudgeStep() {
+  bool pays = true;
+  if (cost_.has_latencies()) {
+    const bool optional = options_.policy != SharePolicy::kStore && !options_.force_sharing;
+    step_ns_ = cost_.StepNs(StepOf(/*shares=*/true));
+    pays = !optional || step_ns_ < kLeastStepGain * unshared_step_ns_;
+    if (!pays) step_ns_ = unshared_step_ns_;
+  }
+  if (pays != sharing_pays_) MarkAll();
+  sharing_pays_ = pays;
+  for (int32_t n : index_->Preorder()) {
+    if (!dirty_[n]) continue;
+    NodePlan& node = nodes_[n];
+    node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
+  }
+}
+
+// The step's items as the nodes want them, or if nothing were shared; at typical lengths.
+StepShape Planner::StepOf(bool shares) {
+  StepShape shape;
+  const auto sum_up = [&](int32_t rows, int64_t tokens) {
+    shape.item_tokens += tokens;
+    if (const int64_t tasks = cost_.DenseTasks(rows); tasks > 0) {
+      shape.dense_tasks += tasks;
+      shape.dense_row_tokens += cost_.ComputedRows(rows) * cost_.ComputedTokens(rows, tokens);
+      shape.dense_item_tokens += tokens;
+    } else {
+      shape.stream_tasks += 1;
+      shape.stream_tokens += tokens;
+    }
+  };
+  int64_t shortest = 0;
+  const auto finish = [&](int32_t rows, int64_t tokens, int64_t states_above) {
+    const Pieces pieces = cost_.Cut(rows, tokens, shortest);
+    const int64_t states = states_above + pieces.count;
+    const double fold_ns = states > 1 ? cost_.FoldNs(rows, states) : 0;
+    if (const int64_t tasks = cost_.DenseTasks(rows); tasks > 0) {
+      shape.dense_pieces += tasks * pieces.count;
+      shape.longest_dense_ns = std::max(shape.longest_dense_ns, pieces.ns + fold_ns);
+    } else {
+      shape.stream_pieces += pieces.count;
+      shape.longest_stream_ns = std::max(shape.longest_stream_ns, pieces.ns);
+      shape.longest_fold_ns = std::max(shape.longest_fold_ns, fold_ns);
+    }
+    return pieces.count;
+  };
+  const auto visit = [&](auto&& shared_item, auto&& tile_item) {
+    for (int32_t n : index_->Preorder()) {
+      NodePlan& node = nodes_[n];
+      const int32_t p = index_->parent[n];
+      node.items_begin = p == kNoParent ? 0 : nodes_[p].items_begin;
+      node.states_above = p == kNoParent ? 0 : nodes_[p].states_above;
+      node.owners_above = p == kNoParent ? 0 : nodes_[p].owners_above;
+      if (shares && NodePlan::Shares(node.wanted)) {
+        const int32_t begin = std::max(node.items_begin, VisibleBegin(node.min_query));
+        shared_item(node, std::max(0, node.share_end - begin));
+        node.items_begin = node.share_end;
+        node.owners_above += 1;
+      }
+      for (int32_t b : BranchesAt(n)) {
+        const int32_t first = index_->kv_len[b] - index_->query_count[b];
+        const bool grows = IsLive(n) && branch_sets_[b] <= tile_sets_;
+        ForEachTile(b, [&](const Tile& tile) {
+          const int32_t min_query = first + tile.first_query, end = min_query + tile.num_queries;
+          const int32_t begin = std::max(node.items_begin, VisibleBegin(min_query));
+          tile_item(node, tile, std::max(0, (grows ? TypicalEnd(index_->begin[n], end) : end) - begin));
+        });
+      }
+    }
+  };
+  visit([&](const NodePlan& node, int32_t tokens) { sum_up(node.rows, tokens); },
+        [&](const NodePlan& node, const Tile& tile, int32_t tokens) {
+          const int32_t rows = tile.num_queries * spec_.group_size();
+          sum_up(rows, tokens);
+          if (node.owners_above == 0) return;
+          shape.merges += tile.num_sets;
+          shape.state_rows += int64_t{rows} * (node.owners_above + 1);
+        });
+  for (int32_t n : index_->Preorder()) {
+    const NodePlan& node = nodes_[n];
+    if (node.rows == 0) continue;
+    const int32_t end = IsLive(n) ? TypicalEnd(index_->begin[n], node.max_query + 1) : index_->end[n];
+    shape.read_tokens += std::max(0, end - std::max(index_->begin[n], VisibleBegin(node.min_query)));
+  }
+  shortest = cost_.ShortestStreamPiece(shape);
+  // The least that a shared item's states are folded with is one of a leaf.
+  visit([&](NodePlan& node, int32_t tokens) { node.states_above += finish(node.rows, tokens, node.states_above + 1); },
+        [&](const NodePlan& node, const Tile& tile, int32_t tokens) {
+          finish(tile.num_queries * spec_.group_size(), tokens, node.states_above);
+        });
+  return shape;
+}
+
 // ----------------------------------------------------------------------------------------------------------------------- ranges
 
 // What kLive is taken to be when times are predicted: the leaf's own tokens rounded up to a step, so that growth changes it rarely.
@@ -526,6 +635,16 @@ int32_t Planner::PlannedEnd(int32_t leaf_begin, int32_t kv_len) const {
   const uint32_t step = std::bit_floor(own) / 4;
   const uint32_t planned = own <= kShortLeaf ? std::max(kShortestLeaf, std::bit_ceil(own)) : (own + step - 1) / step * step;
   return leaf_begin + static_cast<int32_t>(planned);
+}
+
+// The middle of the lengths whose PlannedEnd is that of this one: for sums of many leaves, which would be too long by a third if
+// each were rounded up.
+int32_t Planner::TypicalEnd(int32_t leaf_begin, int32_t kv_len) const {
+  const auto planned = static_cast<uint32_t>(PlannedEnd(leaf_begin, kv_len) - leaf_begin);
+  const uint32_t step = planned == kShortestLeaf ? kShortestLeaf
+                        : planned <= kShortLeaf  ? planned / 2
+                                                 : std::bit_floor(planned - 1) / 4;
+  return leaf_begin + std::max(0, static_cast<int32_t>(planned - step / 2) - options_.lookahead_tokens / 2);
 }
 
 int32_t Planner::VisibleBegin(int32_t min_query) const {
@@ -1040,7 +1159,7 @@ PlanStats Planner::Stats() const {
   stats.kv_bytes_read = stats.kv_tokens_read * cost_.kv_bytes_per_token();
   stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * cost_.kv_bytes_per_token();
   stats.flops = visible * cost_.flops_per_row_token() * spec_.group_size();
-  stats.predicted_ns = TotalLoad().RooflineNs();
+  stats.predicted_ns = cost_.has_latencies() ? step_ns_ : TotalLoad().RooflineNs();
   return stats;
 }
 

@@ -44,6 +44,7 @@ enum class Decision : uint8_t {
   kShared,        // predicted cheaper to read once
   kForced,        // shared because force_sharing says so
   kCapacity,      // would be shared, but items or states would not fit the plan's capacity
+  kNoGain,        // worth it by itself, but the whole step is predicted to end no sooner than one that shares nothing
 };
 
 // "shared", "absorbed", ...: for reports.
@@ -142,14 +143,19 @@ class Planner {
     int32_t own_reads = 0, below_reads = 0;        // items that read this node's tokens if it is shared; if not
     double own_compute = 0, below_compute = 0;     // their compute time a token
     double share_ns = 0, absorb_ns = 0;            // weighted cost of the two choices
-    Decision decision = Decision::kIdle;
+    int32_t items_begin = 0;                       // StepOf: where items below begin,
+    int32_t states_above = 0, owners_above = 0;    // and how many pieces and items there are before them
+    Decision wanted = Decision::kIdle;             // by the node alone
+    Decision decision = Decision::kIdle;           // with a view to the step
 
-    bool shared() const { return decision == Decision::kShared || decision == Decision::kForced; }
+    static bool Shares(Decision d) { return d == Decision::kShared || d == Decision::kForced; }
+    bool shared() const { return Shares(decision); }
     bool absorbed() const {
-      return decision == Decision::kAbsorbed || decision == Decision::kPolicy || decision == Decision::kCapacity;
+      return decision == Decision::kAbsorbed || decision == Decision::kPolicy || decision == Decision::kCapacity ||
+             decision == Decision::kNoGain;
     }
-    int32_t reads() const { return shared() ? own_reads : below_reads; }
-    double compute() const { return shared() ? own_compute : below_compute; }
+    int32_t reads() const { return Shares(wanted) ? own_reads : below_reads; }
+    double compute() const { return Shares(wanted) ? own_compute : below_compute; }
   };
   // A row tile of a branch: consecutive merge sets that one dense tile holds.
   struct Tile {
@@ -175,6 +181,7 @@ class Planner {
   void SetPrices();
   void FindChains();
   void Decide();
+  void JudgeStep();
   void AssignRanges();
   void SetGrain();
   void SplitOwners();
@@ -199,6 +206,7 @@ class Planner {
   void RetireOwner(int32_t owner);
   void FreeBlocks(int32_t owner);
   void DecideNode(int32_t n);
+  StepShape StepOf(bool shares);
   Decision Choose(int32_t n) const;
   void ShapeOwner(Owner& owner, int32_t owner_id) const;
   void CutRange(Owner& owner, bool is_tile, int32_t pieces) const;
@@ -209,6 +217,7 @@ class Planner {
   void FillOwner(int32_t owner, bool all_members);
   Load OwnerLoad(const Owner& owner, int32_t pieces) const;
   int32_t PlannedEnd(int32_t leaf_begin, int32_t kv_len) const;
+  int32_t TypicalEnd(int32_t leaf_begin, int32_t kv_len) const;
   int32_t VisibleBegin(int32_t min_query) const;
   int32_t AlignShare(int32_t kv_index) const {
     return spec_.deterministic ? kv_index / kDeterministicUnit * kDeterministicUnit : kv_index;
@@ -244,6 +253,8 @@ class Planner {
 
   // Inputs of the last replanning that all decisions depend on, coarse enough to change rarely.
   double memory_price_ = 1, compute_price_ = 1, grain_ns_ = 0;
+  bool sharing_pays_ = true;
+  double unshared_step_ns_ = 0, step_ns_ = 0;  // whole steps as predicted, where the machine's latencies are known
   int64_t step_tokens_ = 0, step_compute_ps_ = 0, step_ps_ = 0;  // sums over nodes, and over owners before any cut
   static constexpr int kRowCostsBits = 6;
   mutable std::array<RowCosts, 1 << kRowCostsBits> row_costs_;

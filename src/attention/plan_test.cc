@@ -509,6 +509,32 @@ TEST(PlanCost, SharesLongPrefixesAndAbsorbsShortOnes) {
 }
 
 // RelayAttention algorithm 1: the cached prefix is read once for all new prompts.
+// A GPU's step that lasts no longer than the wait for a merge is planned as if nothing could be shared; with more requests it
+// shares.
+TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
+  const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  const BackendTraits gpu{.workers = 132,
+                          .dense_tile_rows = 128,
+                          .dense_min_rows = 17,
+                          .dense_row_unit = 64,
+                          .stream_lanes = 8,
+                          .kv_tile = 128,
+                          .native_head_dim = 128};
+  const MachineModel h200 = ShippedMachineModel("h200").value();
+  for (const int32_t branches : {8, 256}) {
+    TestForest forest;
+    const int32_t root = forest.AddNode(kNoParent, 512);
+    for (int32_t b = 0; b < branches; ++b) forest.AddBranch(root, 64, 1);
+    const auto tree = Planner::Create(spec, forest.Capacity(), {}, gpu, h200).value();
+    const auto store = Planner::Create(spec, forest.Capacity(), {.policy = SharePolicy::kStore}, gpu, h200).value();
+    ASSERT_TRUE(tree->Update(forest.Forest()).ok() && store->Update(forest.Forest()).ok());
+    EXPECT_EQ(tree->Stats().shared_nodes, branches == 8 ? 0 : 1);
+    EXPECT_EQ(tree->Stats().kv_tokens_read == store->Stats().kv_tokens_read, branches == 8);
+    EXPECT_LE(tree->Stats().predicted_ns, store->Stats().predicted_ns);
+    EXPECT_GT(tree->Stats().predicted_ns, h200.launch_ns);
+  }
+}
+
 TEST(PlanCost, NewPromptsReadACachedPrefixOnce) {
   const TestForest forest = [] {
     TestForest f;

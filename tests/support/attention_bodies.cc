@@ -434,6 +434,32 @@ void CopiedPagesAreEqual(TestDevice& device, DType dtype) {
   }
 }
 
+void MovedSlotsKeepTheirOrder(TestDevice& device) {
+  const KvPoolShape shape = {3, 4, 2, 16, DType::kBF16};
+  const AttentionSpec spec = {.num_qo_heads = 4, .num_kv_heads = 2, .head_dim = 16};
+  std::vector<uint16_t> before(shape.bytes() / sizeof(uint16_t));
+  for (size_t i = 0; i < before.size(); ++i) before[i] = static_cast<uint16_t>(i);
+  const auto pool = Copy(device, std::as_bytes(std::span(before)));
+  const KvLayerView view = shape.View(pool->data());
+  const SlotMove moves[] = {{5, 3}, {6, 5}, {9, 6}, {2, 2}};  // 5 and 6 are read before they are written
+  ASSERT_TRUE(device.backend().MoveSlots(spec, view, moves).ok());
+  std::vector<uint16_t> after(before.size());
+  pool->CopyTo(std::as_writable_bytes(std::span(after)));
+  const KvLayerView old_view = shape.View(before.data()), new_view = shape.View(after.data());
+  const auto at = [&](const void* base, int64_t slot, int32_t head) {
+    return static_cast<const uint16_t*>(base) + slot / 4 * view.page_stride + head * view.head_stride + slot % 4 * view.slot_stride;
+  };
+  for (int64_t slot = 0; slot < 12; ++slot) {
+    const int64_t from = slot == 3 ? 5 : slot == 5 ? 6 : slot == 6 ? 9 : slot;
+    for (int32_t head = 0; head < 2; ++head) {
+      EXPECT_EQ(std::memcmp(at(new_view.k, slot, head), at(old_view.k, from, head), 16 * sizeof(uint16_t)), 0) << slot;
+      EXPECT_EQ(std::memcmp(at(new_view.v, slot, head), at(old_view.v, from, head), 16 * sizeof(uint16_t)), 0) << slot;
+    }
+  }
+  const SlotMove bad[] = {{0, 12}};
+  EXPECT_EQ(device.backend().MoveSlots(spec, view, bad).message(), "MoveSlots: move 0 names slot 12; the pool has 12 slots");
+}
+
 void BadArgumentsAreNamed(TestDevice& device) {
   constexpr AttentionSpec kSpec = {.num_qo_heads = 4, .num_kv_heads = 2, .head_dim = 16};
   Backend& backend = device.backend();

@@ -54,6 +54,7 @@ void MergedStatesAreTheSoftmaxOfTheUnion(TestDevice& device);
 // Context::AppendKv in every layout, from rows with `row_padding` elements after each; Context::CopyPages.
 void AppendedTokensLandInTheirSlots(TestDevice& device, int32_t row_padding);
 void CopiedPagesAreEqual(TestDevice& device, DType dtype);
+void MovedSlotsKeepTheirOrder(TestDevice& device);
 // All of them, and BindKv, name what is wrong with their arguments.
 void BadArgumentsAreNamed(TestDevice& device);
 

@@ -2,8 +2,11 @@
 // against fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate measured in the same
 // run and the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on an H200).
 //   attention_cuda_bench [--cases A1,F,tree3] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
-//   attention_cuda_bench --sweep on [--json file]   one shared prefix over a grid of shapes: the plan against the plan that shares
-//                                                   nothing, cell by cell
+//   attention_cuda_bench --sweep on [--json file]     one shared prefix over a grid of shapes: the plan beside the plan that shares
+//                                                     nothing and the one that shares everything, cell by cell
+//   attention_cuda_bench --figures on [--json file]   the grids of Hydragen's figures 5 and 8 and of Cascade Inference's figure 4:
+//                                                     speed-up over reading the prefix once a request, from one copy (store) and
+//                                                     from a copy each (none), beside RelayAttention's eq. 10
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -84,7 +87,10 @@ T Take(Result<T> result) {
 }
 void CheckCuda(cudaError_t error, const char* what) { Check(CudaStatus(error, what)); }
 
-// A balanced tree with its own pages for every node, in random page order.
+constexpr int64_t kMostPoolBytes = int64_t{64} << 30;
+
+// A balanced tree with its own pages for every node, in random page order. Requests of a last level without tokens end with the
+// nodes above. Of more than kMostPoolBytes of KV only that much exists, and its pages serve in turn: far more than the L2 holds.
 struct Forest {
   PrefixForestView view;
   std::vector<int32_t> parent, begin, end, branch_node, query_begin, query_count, kv_len, page_begin, page_capacity, pages;
@@ -97,8 +103,12 @@ struct Forest {
       level_nodes.emplace_back();
       const bool last = level + 1 == c.nodes.size();
       for (int32_t i = 0; i < c.nodes[level]; ++i) {
-        level_nodes[level].push_back(static_cast<int32_t>(parent.size()));
         const int32_t above = level == 0 ? kNoParent : level_nodes[level - 1][int64_t{i} * c.nodes[level - 1] / c.nodes[level]];
+        if (last && c.tokens[level] == 0) {
+          level_nodes[level].push_back(above);
+          continue;
+        }
+        level_nodes[level].push_back(static_cast<int32_t>(parent.size()));
         parent.push_back(above);
         begin.push_back(depth_tokens);
         end.push_back(last ? kLive : depth_tokens + c.tokens[level]);
@@ -107,6 +117,8 @@ struct Forest {
       }
       depth_tokens += c.tokens[level];
     }
+    const int64_t page_bytes = int64_t{4} * page_size * c.kv_heads * c.head_dim;
+    num_pages = static_cast<int32_t>(std::min<int64_t>(num_pages, kMostPoolBytes / page_bytes));
     std::vector<int32_t> shuffled(num_pages);
     std::iota(shuffled.begin(), shuffled.end(), 0);
     std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(1));
@@ -120,7 +132,7 @@ struct Forest {
       std::vector<int32_t> path;
       for (int32_t n = leaf; n != kNoParent; n = parent[n]) path.push_back(n);
       for (auto n = path.rbegin(); n != path.rend(); ++n) {
-        for (const int32_t page : node_pages[*n]) pages.push_back(shuffled[page]);
+        for (const int32_t page : node_pages[*n]) pages.push_back(shuffled[page % num_pages]);
       }
       const int32_t used = static_cast<int32_t>(pages.size()) - page_begin.back();
       for (int i = 0; i < 8; ++i) pages.push_back(0);  // room to grow
@@ -147,18 +159,67 @@ struct Options {
   int iterations = 15;
   double matmul_tflops = 783;
   std::string json;
-  bool flush = true, sweep = false;
+  bool flush = true, sweep = false, figures = false;
 };
 
-struct Measurement {
-  double ms = 0, spread_ms = 0, bound_overlapped_ms = 0, bound_serial_ms = 0, error = 0, plan_ms = 0, upload_ms = 0, tflops = 0,
-         tbps = 0;
-  int items = 0, contributions = 0, dense_tasks = 0, stream_tasks = 0;
+// A case under one plan.
+struct Contestant {
+  const Case& c;
+  PlannerOptions planner;
+};
+
+struct Bounds {
+  double bytes = 0, flops = 0, overlapped_ms = 0, serial_ms = 0;
+};
+
+// Host times of a plan, with the translation for the device and the start of its copy.
+struct PlanTimes {
+  double fresh_ms = 0, change_ms = 0, step_ms = 0;
 };
 
 double MillisecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
+
+double Quantile(std::vector<double> values, double at) {
+  std::ranges::sort(values);
+  return values[static_cast<size_t>(at * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+template <class T>
+bool SameBytes(std::span<const T> a, std::span<const T> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+bool SamePlan(const PlanView& a, const PlanView& b) {
+  return SameBytes(a.items, b.items) && SameBytes(a.members, b.members) && SameBytes(a.merge_sets, b.merge_sets) &&
+         SameBytes(a.contributions, b.contributions) && SameBytes(a.compute_queue, b.compute_queue) &&
+         SameBytes(a.bandwidth_queue, b.bandwidth_queue);
+}
+
+// A contestant's plan, uploaded and captured as a graph. All contestants read the same KV and queries and write the same output.
+struct Replay {
+  AttentionSpec spec;
+  Forest forest;
+  std::unique_ptr<Planner> planner;
+  std::unique_ptr<PlanExecutor> executor;
+  std::unique_ptr<BoundKv> kv;
+  cudaGraphExec_t graph = nullptr;
+  PlanTimes plan;
+  std::vector<double> times;
+
+  explicit Replay(const Case& c)
+      : spec{.num_qo_heads = c.qo_heads, .num_kv_heads = c.kv_heads, .head_dim = c.head_dim}, forest(c) {}
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+  ~Replay() {
+    if (graph != nullptr) cudaGraphExecDestroy(graph);
+  }
+
+  int64_t q_row() const { return int64_t{spec.num_qo_heads} * spec.head_dim; }
+  int64_t rows() const { return forest.query_begin.back() + forest.query_count.back(); }
+  double ms() const { return Quantile(times, 0.5); }
+  double spread_ms() const { return Quantile(times, 0.9) - Quantile(times, 0.1); }
+};
 
 class Bench {
  public:
@@ -171,86 +232,178 @@ class Bench {
   }
   double copy_tbps() const { return copy_bytes_per_s_ / 1e12; }
 
-  // check: compare with fp64 too.
-  Measurement Run(const Case& c, SharePolicy policy, bool check = true) {
-    const AttentionSpec spec{.num_qo_heads = c.qo_heads, .num_kv_heads = c.kv_heads, .head_dim = c.head_dim};
-    Forest forest(c);
-    const KvPoolShape shape{.num_pages = forest.num_pages, .page_size = 16, .num_kv_heads = c.kv_heads, .head_dim = c.head_dim};
-    const auto branches = static_cast<int32_t>(forest.branch_node.size());
-    const int64_t rows = int64_t{branches} * c.queries, row = int64_t{c.qo_heads} * c.head_dim;
-    DeviceBuffer pool = Take(DeviceBuffer::Allocate(shape.bytes())), q = Take(DeviceBuffer::Allocate(rows * row * 2));
-    DeviceBuffer out = Take(DeviceBuffer::Allocate(rows * row * 2));
-    FillNormal(pool.data(), shape.bytes() / 2, 1, stream_);
-    FillNormal(q.data(), rows * row, 2, stream_);
-    CheckCuda(cudaMemsetAsync(out.data(), 0xff, out.size(), stream_), "poison");
-    const KvLayerView kv = shape.View(pool.data());
-
-    const PlanCapacity capacity{.max_branches = branches,
-                                .max_queries = static_cast<int32_t>(rows),
-                                .max_page_slots = static_cast<int32_t>(forest.pages.size())};
-    const BackendTraits traits = Take(backend_->Traits(spec, capacity));
-    const PlanSizes sizes = Take(backend_->Sizes(spec, capacity));
-    const auto planner = Take(Planner::Create(spec, capacity, {.policy = policy}, traits, backend_->machine()));
-    const auto executor = Take(backend_->MakeExecutor(spec, capacity, sizes));
-    Measurement m;
-    Check(planner->Update(forest.view));
-    ++forest.view.version;  // a second look at the whole tree, with everything warm
-    const auto plan_start = std::chrono::steady_clock::now();
-    Check(planner->Update(forest.view));
-    m.plan_ms = MillisecondsSince(plan_start);
-    const auto upload_start = std::chrono::steady_clock::now();
-    Check(executor->Upload(planner->View(), forest.view, stream_));
-    m.upload_ms = MillisecondsSince(upload_start);
-    m.items = static_cast<int>(planner->View().compute_queue.size() + planner->View().bandwidth_queue.size());
-    m.contributions = planner->Stats().num_contributions;
-    const auto bound = Take(backend_->BindKv(spec, kv));
-    const RunArgs args{.q = q.data(), .q_row_stride = row, .out = out.data(), .out_row_stride = row};
-
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    CheckCuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    Check(executor->Run(*bound, args, stream_));
-    CheckCuda(cudaStreamEndCapture(stream_, &graph), "capture");
-    CheckCuda(cudaGraphInstantiate(&replay, graph, 0), "graph");
-    CheckCuda(cudaGraphLaunch(replay, stream_), "graph");
-    CheckCuda(cudaStreamSynchronize(stream_), "the kernel");
-    if (check) m.error = Error(spec, c, forest, kv, q, out);
-
-    std::vector<double> times;
-    for (int i = 0; i < options_.iterations + 2; ++i) {
-      if (options_.flush) Flush(flush_.data(), kFlushBytes, stream_);
-      CheckCuda(cudaEventRecord(begin_, stream_), "event");
-      CheckCuda(cudaGraphLaunch(replay, stream_), "graph");
-      CheckCuda(cudaEventRecord(end_, stream_), "event");
-      CheckCuda(cudaEventSynchronize(end_), "the kernel");
-      float ms = 0;
-      CheckCuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
-      if (i >= 2) times.push_back(ms);
+  // Times the contestants in turns, there and back, so that what drifts (clocks, temperature) meets all of them alike. A short
+  // replay follows one of its own kind: the kernel's code stays in the SMs' instruction caches, which the flush does not reach, and
+  // another plan runs other parts of it (15 or 18 us for the same plan).
+  std::vector<std::unique_ptr<Replay>> Measure(std::span<const Contestant> contestants) {
+    std::vector<std::unique_ptr<Replay>> replays;
+    int64_t kv_bytes = 0, q_bytes = 0;
+    for (const Contestant& contestant : contestants) {
+      replays.push_back(std::make_unique<Replay>(contestant.c));
+      const Replay& replay = *replays.back();
+      kv_bytes = std::max(kv_bytes, static_cast<int64_t>(PoolShape(replay).bytes()));
+      q_bytes = std::max(q_bytes, replay.rows() * replay.q_row() * 2);
     }
-    std::ranges::sort(times);
-    m.ms = times[times.size() / 2];
-    m.spread_ms = times[times.size() * 9 / 10] - times[times.size() / 10];
-    cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
+    Reserve(kv_, kv_bytes, 1);
+    Reserve(q_, q_bytes, 2);
+    Reserve(out_, q_bytes, 3);
+    for (size_t i = 0; i < replays.size(); ++i) Capture(*replays[i], contestants[i].planner);
+    double longest_ms = 0;
+    for (const auto& replay : replays) longest_ms = std::max({longest_ms, Launch(*replay), Launch(*replay)});
+    // Short replays vary more.
+    const int rounds = longest_ms < kShortMs ? 2 * options_.iterations
+                       : longest_ms < 4      ? options_.iterations
+                                             : options_.iterations / 2 + 1;
+    for (int round = 0; round < rounds; ++round) {
+      for (size_t i = 0; i < replays.size(); ++i) {
+        Replay& replay = *replays[round % 2 == 0 ? i : replays.size() - 1 - i];
+        if (longest_ms < kShortMs) Launch(replay);
+        replay.times.push_back(Launch(replay));
+      }
+    }
+    return replays;
+  }
 
-    double bytes = 0, flops = 0, serial = 0;
+  Bounds BoundsOf(const Case& c) const {
+    Bounds bounds;
+    const double matmul = options_.matmul_tflops * 1e12;
     for (size_t level = 0; level < c.nodes.size(); ++level) {
-      const double level_bytes = 4.0 * c.nodes[level] * c.tokens[level] * c.kv_heads * c.head_dim;
+      const double bytes = 4.0 * c.nodes[level] * c.tokens[level] * c.kv_heads * c.head_dim;
       double visible = static_cast<double>(c.tokens[level]) * c.queries;
       if (level + 1 == c.nodes.size()) visible -= 0.5 * c.queries * (c.queries - 1);
-      const double level_flops = 4.0 * c.head_dim * c.qo_heads * branches * visible;
-      bytes += level_bytes, flops += level_flops;
-      serial += std::max(level_bytes / copy_bytes_per_s_, level_flops / (options_.matmul_tflops * 1e12));
+      const double flops = 4.0 * c.head_dim * c.qo_heads * c.nodes.back() * visible;
+      bounds.bytes += bytes, bounds.flops += flops;
+      bounds.serial_ms += 1e3 * std::max(bytes / copy_bytes_per_s_, flops / matmul);
     }
-    m.bound_overlapped_ms = 1e3 * std::max(bytes / copy_bytes_per_s_, flops / (options_.matmul_tflops * 1e12));
-    m.bound_serial_ms = 1e3 * serial;
-    m.tflops = flops / m.ms / 1e9;
-    m.tbps = bytes / m.ms / 1e9;
-    return m;
+    bounds.overlapped_ms = 1e3 * std::max(bounds.bytes / copy_bytes_per_s_, bounds.flops / matmul);
+    return bounds;
+  }
+
+  // Relative L2 error of the first, a middle and the last row; infinite if any output element was left unwritten.
+  double Error(const Replay& replay) {
+    const Forest& forest = replay.forest;
+    const int64_t row = replay.q_row(), rows = replay.rows();
+    CheckCuda(cudaMemsetAsync(out_.data(), 0xff, out_.size(), stream_), "poison");
+    Launch(replay);
+    DeviceBuffer pages = Take(DeviceBuffer::Allocate(forest.pages.size() * 4));
+    CheckCuda(cudaMemcpy(pages.data(), forest.pages.data(), forest.pages.size() * 4, cudaMemcpyHostToDevice), "pages");
+    DeviceBuffer scores = Take(DeviceBuffer::Allocate(static_cast<size_t>(replay.spec.num_qo_heads) * forest.kv_len[0] * 8)),
+                 result = Take(DeviceBuffer::Allocate(row * 8));
+    std::vector<BF16> got(rows * row);
+    CheckCuda(cudaMemcpy(got.data(), out_.data(), got.size() * 2, cudaMemcpyDeviceToHost), "out");
+    for (const BF16 x : got) {
+      if (std::isnan(x.ToFloat())) return INFINITY;
+    }
+    std::vector<double> want(row);
+    double error = 0, norm = 0;
+    const KvLayerView kv = PoolShape(replay).View(kv_.data());
+    for (const int64_t r : {int64_t{0}, rows / 2 + 1 < rows ? rows / 2 + 1 : 0, rows - 1}) {
+      const int64_t branch = r / forest.query_count[0];
+      const auto kv_len = static_cast<int32_t>(forest.kv_len[branch] - forest.query_count[0] + r % forest.query_count[0] + 1);
+      ReferenceRow(replay.spec, kv, reinterpret_cast<const int32_t*>(pages.data()) + forest.page_begin[branch], kv_len,
+                   q_.data() + r * row * 2, reinterpret_cast<double*>(scores.data()), reinterpret_cast<double*>(result.data()),
+                   stream_);
+      CheckCuda(cudaMemcpyAsync(want.data(), result.data(), row * 8, cudaMemcpyDeviceToHost, stream_), "reference");
+      CheckCuda(cudaStreamSynchronize(stream_), "reference");
+      for (int64_t e = 0; e < row; ++e) {
+        const double difference = got[r * row + e].ToFloat() - want[e];
+        error += difference * difference, norm += want[e] * want[e];
+      }
+    }
+    return std::sqrt(error / norm);
   }
 
  private:
   static constexpr int64_t kFlushBytes = int64_t{256} << 20;
+  static constexpr double kShortMs = 0.1;
+
+  static KvPoolShape PoolShape(const Replay& replay) {
+    return {.num_pages = replay.forest.num_pages,
+            .page_size = replay.forest.view.page_size,
+            .num_kv_heads = replay.spec.num_kv_heads,
+            .head_dim = replay.spec.head_dim};
+  }
+
+  void Reserve(DeviceBuffer& buffer, int64_t bytes, uint64_t seed) {
+    if (static_cast<int64_t>(buffer.size()) >= bytes) return;
+    buffer = {};  // before the larger one is there
+    buffer = Take(DeviceBuffer::Allocate(bytes));
+    FillNormal(buffer.data(), bytes / 2, seed, stream_);
+  }
+
+  void Capture(Replay& replay, const PlannerOptions& options) {
+    Forest& forest = replay.forest;
+    const PlanCapacity capacity{.max_branches = static_cast<int32_t>(forest.branch_node.size()),
+                                .max_queries = static_cast<int32_t>(replay.rows()),
+                                .max_page_slots = static_cast<int32_t>(forest.pages.size())};
+    const BackendTraits traits = Take(backend_->Traits(replay.spec, capacity));
+    const PlanSizes sizes = Take(backend_->Sizes(replay.spec, capacity));
+    replay.planner = Take(Planner::Create(replay.spec, capacity, options, traits, backend_->machine()));
+    replay.executor = Take(backend_->MakeExecutor(replay.spec, capacity, sizes));
+    replay.kv = Take(backend_->BindKv(replay.spec, PoolShape(replay).View(kv_.data())));
+    Plan(replay);
+    const RunArgs args{.q = q_.data(), .q_row_stride = replay.q_row(), .out = out_.data(), .out_row_stride = replay.q_row()};
+    cudaGraph_t graph;
+    CheckCuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    Check(replay.executor->Run(*replay.kv, args, stream_));
+    CheckCuda(cudaStreamEndCapture(stream_, &graph), "capture");
+    CheckCuda(cudaGraphInstantiate(&replay.graph, graph, 0), "graph");
+    cudaGraphDestroy(graph);
+  }
+
+  double Update(Replay& replay) {
+    const auto start = std::chrono::steady_clock::now();
+    Check(replay.planner->Update(replay.forest.view));
+    Check(replay.executor->Upload(replay.planner->View(), replay.forest.view, stream_));
+    return MillisecondsSince(start);
+  }
+
+  // Plans a replay's forest. What planning costs is measured before the last plan: a fresh one; one after the last request left
+  // or came (the median of both); and a decode step, the mean over 64 of them of which every 16th begins with such a change.
+  void Plan(Replay& replay) {
+    Forest& forest = replay.forest;
+    replay.plan.fresh_ms = Update(replay);
+    if (forest.branch_node.size() > 1 && forest.end.back() == kLive) {
+      const int32_t last = static_cast<int32_t>(forest.branch_node.size()) - 1, leaf = forest.branch_node[last];
+      const int32_t above = forest.parent[leaf], queries = forest.query_count[last];
+      const auto change = [&] {
+        const bool leaves = forest.branch_node[last] != kFreeSlot;
+        forest.branch_node[last] = leaves ? kFreeSlot : leaf;
+        forest.parent[leaf] = leaves ? kFreeSlot : above;
+        forest.query_count[last] = leaves ? 0 : queries;
+        ++forest.view.version;
+      };
+      std::vector<double> changes;
+      for (int i = 0; i < 8; ++i) {
+        change();
+        changes.push_back(Update(replay));
+      }
+      replay.plan.change_ms = Quantile(changes, 0.5);
+      const std::vector<int32_t> lengths = forest.kv_len;
+      constexpr int kSteps = 64;
+      for (int step = 0; step < kSteps; ++step) {
+        if (step % 16 == 0) change();
+        for (int32_t& length : forest.kv_len) ++length;
+        replay.plan.step_ms += Update(replay) / kSteps;
+      }
+      forest.kv_len = lengths;
+      ++forest.view.version;
+    }
+    Update(replay);
+    CheckCuda(cudaStreamSynchronize(stream_), "upload");
+  }
+
+  // One replay, in ms.
+  double Launch(const Replay& replay) {
+    if (options_.flush) Flush(flush_.data(), kFlushBytes, stream_);
+    CheckCuda(cudaEventRecord(begin_, stream_), "event");
+    CheckCuda(cudaGraphLaunch(replay.graph, stream_), "graph");
+    CheckCuda(cudaEventRecord(end_, stream_), "event");
+    CheckCuda(cudaEventSynchronize(end_), "the kernel");
+    float ms = 0;
+    CheckCuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
+    return ms;
+  }
 
   void MeasureCopy() {
     const size_t bytes = size_t{2} << 30;
@@ -265,46 +418,14 @@ class Bench {
       CheckCuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
       times.push_back(ms);
     }
-    std::ranges::sort(times);
-    copy_bytes_per_s_ = 2.0 * static_cast<double>(bytes) / (times[times.size() / 2] * 1e-3);
-  }
-
-  // Relative L2 error of the first, a middle and the last row; infinite if any output element was left unwritten.
-  double Error(const AttentionSpec& spec, const Case& c, const Forest& forest, const KvLayerView& kv, const DeviceBuffer& q,
-               const DeviceBuffer& out) {
-    const int64_t row = int64_t{c.qo_heads} * c.head_dim, rows = static_cast<int64_t>(forest.branch_node.size()) * c.queries;
-    DeviceBuffer pages = Take(DeviceBuffer::Allocate(forest.pages.size() * 4));
-    CheckCuda(cudaMemcpy(pages.data(), forest.pages.data(), forest.pages.size() * 4, cudaMemcpyHostToDevice), "pages");
-    DeviceBuffer scores = Take(DeviceBuffer::Allocate(size_t(c.qo_heads) * forest.kv_len[0] * 8)),
-                 result = Take(DeviceBuffer::Allocate(row * 8));
-    std::vector<BF16> got(rows * row);
-    CheckCuda(cudaMemcpy(got.data(), out.data(), got.size() * 2, cudaMemcpyDeviceToHost), "out");
-    for (const BF16 x : got) {
-      if (std::isnan(x.ToFloat())) return INFINITY;
-    }
-    std::vector<double> want(row);
-    double error = 0, norm = 0;
-    for (const int64_t r : {int64_t{0}, rows / 2 + 1 < rows ? rows / 2 + 1 : 0, rows - 1}) {
-      const int64_t branch = r / c.queries;
-      const int32_t kv_len = static_cast<int32_t>(forest.kv_len[branch] - c.queries + r % c.queries + 1);
-      ReferenceRow(spec, kv, reinterpret_cast<const int32_t*>(pages.data()) + forest.page_begin[branch], kv_len,
-                   q.data() + r * row * 2, reinterpret_cast<double*>(scores.data()), reinterpret_cast<double*>(result.data()),
-                   stream_);
-      CheckCuda(cudaMemcpyAsync(want.data(), result.data(), row * 8, cudaMemcpyDeviceToHost, stream_), "reference");
-      CheckCuda(cudaStreamSynchronize(stream_), "reference");
-      for (int64_t e = 0; e < row; ++e) {
-        const double difference = got[r * row + e].ToFloat() - want[e];
-        error += difference * difference, norm += want[e] * want[e];
-      }
-    }
-    return std::sqrt(error / norm);
+    copy_bytes_per_s_ = 2.0 * static_cast<double>(bytes) / (Quantile(times, 0.5) * 1e-3);
   }
 
   Options options_;
   std::unique_ptr<Backend> backend_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
-  DeviceBuffer flush_;
+  DeviceBuffer flush_, kv_, q_, out_;
   double copy_bytes_per_s_ = 0;
 };
 
@@ -325,6 +446,8 @@ Options Parse(int argc, char** argv) {
       options.flush = value != "off";
     } else if (name == "--sweep") {
       options.sweep = value == "on";
+    } else if (name == "--figures") {
+      options.figures = value == "on";
     } else if (name == "--json") {
       options.json = value;
     } else {
@@ -335,15 +458,16 @@ Options Parse(int argc, char** argv) {
 }
 
 // One prefix of P tokens under B requests of U tokens each: the plan must nowhere lose more than 2 % (5 % below 20 us, where a
-// replay varies that much) to the plan that shares nothing. Cells that would read more than 40 GB unshared are left out: there
-// sharing saves most of the bytes.
+// replay varies that much) to the plan that shares nothing. Where the planner shares nothing the two plans are equal, and their
+// ratio is noise. Cells that would read more than 40 GB unshared are left out: there sharing saves most of the bytes.
 void Sweep(Bench& bench, const Options& options) {
-  constexpr double kMostBytes = 40e9, kShortMs = 0.020;
+  constexpr double kMostBytes = 40e9, kVariesMs = 0.020;
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
-  int cells = 0, slower = 0, left_out = 0;
-  double log_gain = 0;
-  std::printf("%-6s %6s %5s %5s %9s %9s %7s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "ratio");
+  int cells = 0, slower = 0, equal = 0, left_out = 0;
+  double log_gain = 0, log_best = 0, noise = 0;
+  std::printf("%-6s %6s %5s %5s %9s %9s %9s %7s %6s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "shared_ms", "ratio",
+              "plan");
   const std::pair<int32_t, int32_t> heads[] = {{32, 32}, {32, 8}, {8, 1}};
   for (const auto& [qo_heads, kv_heads] : heads) {
     for (const int32_t prefix : {64, 512, 4096, 32768}) {
@@ -354,55 +478,124 @@ void Sweep(Bench& bench, const Options& options) {
             continue;
           }
           const Case c{"sweep", qo_heads, kv_heads, 128, {1, batch}, {prefix, unique}};
-          const double plan = bench.Run(c, SharePolicy::kTree, false).ms, store = bench.Run(c, SharePolicy::kStore, false).ms;
-          const bool is_slower = plan > store * (std::max(plan, store) < kShortMs ? 1.05 : 1.02);
-          ++cells, slower += is_slower, log_gain += std::log(store / plan);
+          const Contestant contestants[] = {{c, {}}, {c, {.policy = SharePolicy::kStore}}, {c, {.force_sharing = true}}};
+          const auto replays = bench.Measure(contestants);
+          const double plan = replays[0]->ms(), store = replays[1]->ms(), shared = replays[2]->ms();
+          const bool same = SamePlan(replays[0]->planner->View(), replays[1]->planner->View());
+          const bool is_slower = plan > store * (std::max(plan, store) < kVariesMs ? 1.05 : 1.02);
+          ++cells, slower += is_slower, equal += same;
+          log_gain += std::log(store / plan), log_best += std::log(plan / std::min(store, shared));
+          if (same) noise = std::max(noise, std::abs(plan / store - 1));
           if (is_slower) {
-            std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %7.3f\n", qo_heads, kv_heads, prefix, unique, batch, plan, store,
-                        plan / store);
+            std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %9.4f %7.3f %6s\n", qo_heads, kv_heads, prefix, unique, batch, plan,
+                        store, shared, plan / store, same ? "equal" : "shares");
           }
           if (json.is_open()) {
             json << "{\"qo_heads\": " << qo_heads << ", \"kv_heads\": " << kv_heads << ", \"prefix\": " << prefix
                  << ", \"unique\": " << unique << ", \"batch\": " << batch << ", \"plan_ms\": " << plan
-                 << ", \"store_ms\": " << store << "}\n";
+                 << ", \"store_ms\": " << store << ", \"shared_ms\": " << shared << ", \"shares\": " << (same ? "false" : "true")
+                 << "}\n";
           }
         }
       }
     }
   }
-  std::printf("%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d; geomean %.2fx faster\n", cells,
-              left_out, kMostBytes / 1e9, slower, std::exp(log_gain / cells));
+  std::printf(
+      "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d; geomean %.2fx faster, %.3fx the "
+      "better of sharing and not; %d plans are the one that shares nothing, their ratios within %.1f %%\n",
+      cells, left_out, kMostBytes / 1e9, slower, std::exp(log_gain / cells), std::exp(log_best / cells), equal, 100 * noise);
+}
+
+struct Grid {
+  const char* name;
+  int32_t qo_heads, kv_heads;
+  std::vector<int32_t> prefixes, uniques, batches;
+};
+
+// Speed-up over `store` (one copy of the prefix, read once a request) and `none` (a copy a request), and RelayAttention's eq. 10:
+// the ratio of elements moved, (s + c + 2 g) / (s / b + c + 7 g), its g = 1 extended to g query heads a kv head.
+void Figures(Bench& bench, const Options& options) {
+  const Grid grids[] = {
+      {"Hydragen, figures 5 and 8", 8, 1, {1024, 2048, 4096, 8192, 16384}, {0, 128, 256, 512}, {16, 64, 256, 1024, 4096}},
+      {"Cascade Inference, figure 4",
+       32,
+       32,
+       {1024, 2048, 4096, 8192, 16384, 32768},
+       {128, 256, 512, 1024, 2048},
+       {1, 4, 16, 64, 128, 256}}};
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  for (const Grid& grid : grids) {
+    std::printf("%s: %d/%d heads; ms, and speed-up over store, over none, eq. 10\n%6s %5s", grid.name, grid.qo_heads, grid.kv_heads,
+                "P", "U");
+    for (const int32_t batch : grid.batches) std::printf("  | B %-26d", batch);
+    std::printf("\n");
+    for (const int32_t prefix : grid.prefixes) {
+      for (const int32_t unique : grid.uniques) {
+        std::printf("%6d %5d", prefix, unique);
+        for (const int32_t batch : grid.batches) {
+          const Case shared{"shared", grid.qo_heads, grid.kv_heads, 128, {1, batch}, {prefix, unique}};
+          const Case copies{"copies", grid.qo_heads, grid.kv_heads, 128, {batch}, {prefix + unique}};
+          const Contestant contestants[] = {{shared, {}}, {shared, {.policy = SharePolicy::kStore}}, {copies, {}}};
+          const auto replays = bench.Measure(contestants);
+          const double plan = replays[0]->ms(), store = replays[1]->ms(), none = replays[2]->ms();
+          const double group = grid.qo_heads / grid.kv_heads;
+          const double predicted = (prefix + unique + 2 * group) / (static_cast<double>(prefix) / batch + unique + 7 * group);
+          std::printf("  | %7.4f %6.2f %6.2f %6.2f", plan, store / plan, none / plan, predicted);
+          if (json.is_open()) {
+            json << "{\"figure\": \"" << grid.name << "\", \"qo_heads\": " << grid.qo_heads << ", \"kv_heads\": " << grid.kv_heads
+                 << ", \"prefix\": " << prefix << ", \"unique\": " << unique << ", \"batch\": " << batch << ", \"ms\": " << plan
+                 << ", \"store_ms\": " << store << ", \"none_ms\": " << none << ", \"over_store\": " << store / plan
+                 << ", \"over_none\": " << none / plan << ", \"relay_eq10\": " << predicted << "}\n";
+          }
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+      }
+    }
+  }
 }
 
 int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   Bench bench(options);
+  std::printf("copy %.2f TB/s, matmul %.0f TFLOP/s (given)\n", bench.copy_tbps(), options.matmul_tflops);
   if (options.sweep) {
     Sweep(bench, options);
     return 0;
   }
-  std::printf("copy %.2f TB/s, matmul %.0f TFLOP/s (given)\n", bench.copy_tbps(), options.matmul_tflops);
-  std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %7s %6s\n", "case", "ms", "spread", "overlap", "serial", "x_over",
-              "TFLOP/s", "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "plan_ms", "items");
+  if (options.figures) {
+    Figures(bench, options);
+    return 0;
+  }
+  std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %6s %8s %9s %8s\n", "case", "ms", "spread", "overlap", "serial",
+              "x_over", "TFLOP/s", "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "items", "fresh_ms", "change_ms", "step_ms");
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
   double peers = 0;
   int compared = 0;
   for (const Case& c : AllCases()) {
     if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
-    const Measurement m = bench.Run(c, options.policy);
-    std::printf("%-7s %8.4f %7.4f %8.4f %8.4f %6.2f %7.0f %7.2f %8.3f %7.3f %6.2f %8.1e %7.3f %6d\n", c.name.c_str(), m.ms,
-                m.spread_ms, m.bound_overlapped_ms, m.bound_serial_ms, m.ms / m.bound_overlapped_ms, m.tflops, m.tbps, c.goal_ms,
-                c.peer_ms, c.peer_ms / m.ms, m.error, m.plan_ms, m.items);
+    const Contestant contestants[] = {{c, {.policy = options.policy}}};
+    const auto replays = bench.Measure(contestants);
+    const Replay& replay = *replays[0];
+    const double ms = replay.ms(), error = bench.Error(replay);
+    const Bounds bounds = bench.BoundsOf(c);
+    const PlanStats stats = replay.planner->Stats();
+    std::printf("%-7s %8.4f %7.4f %8.4f %8.4f %6.2f %7.0f %7.2f %8.3f %7.3f %6.2f %8.1e %6d %8.3f %9.3f %8.4f\n", c.name.c_str(),
+                ms, replay.spread_ms(), bounds.overlapped_ms, bounds.serial_ms, ms / bounds.overlapped_ms, bounds.flops / ms / 1e9,
+                bounds.bytes / ms / 1e9, c.goal_ms, c.peer_ms, c.peer_ms / ms, error, stats.num_items, replay.plan.fresh_ms,
+                replay.plan.change_ms, replay.plan.step_ms);
     std::fflush(stdout);
-    if (c.name.starts_with("tree")) peers += std::log(c.peer_ms / m.ms), ++compared;
+    if (c.name.starts_with("tree")) peers += std::log(c.peer_ms / ms), ++compared;
     if (json.is_open()) {
-      json << "{\"case\": \"" << c.name << "\", \"ms\": " << m.ms << ", \"spread_ms\": " << m.spread_ms
-           << ", \"bound_overlapped_ms\": " << m.bound_overlapped_ms << ", \"bound_serial_ms\": " << m.bound_serial_ms
-           << ", \"tflops\": " << m.tflops << ", \"tbps\": " << m.tbps << ", \"best_peer_ms\": " << c.peer_ms
-           << ", \"error\": " << m.error << ", \"plan_ms\": " << m.plan_ms << ", \"upload_ms\": " << m.upload_ms
-           << ", \"items\": " << m.items << ", \"contributions\": " << m.contributions << ", \"copy_tbps\": " << bench.copy_tbps()
-           << ", \"matmul_tflops\": " << options.matmul_tflops << "}\n";
+      json << "{\"case\": \"" << c.name << "\", \"ms\": " << ms << ", \"spread_ms\": " << replay.spread_ms()
+           << ", \"bound_overlapped_ms\": " << bounds.overlapped_ms << ", \"bound_serial_ms\": " << bounds.serial_ms
+           << ", \"tflops\": " << bounds.flops / ms / 1e9 << ", \"tbps\": " << bounds.bytes / ms / 1e9
+           << ", \"best_peer_ms\": " << c.peer_ms << ", \"error\": " << error << ", \"items\": " << stats.num_items
+           << ", \"contributions\": " << stats.num_contributions << ", \"plan_fresh_ms\": " << replay.plan.fresh_ms
+           << ", \"plan_change_ms\": " << replay.plan.change_ms << ", \"plan_step_ms\": " << replay.plan.step_ms
+           << ", \"copy_tbps\": " << bench.copy_tbps() << ", \"matmul_tflops\": " << options.matmul_tflops << "}\n";
     }
   }
   if (compared > 0) std::printf("trees: geomean %.2fx the best peer\n", std::exp(peers / compared));

@@ -197,6 +197,8 @@ TEST_F(CudaTest, CopiedPagesAreEqual) {
   for (const DType dtype : {DType::kF16, DType::kBF16}) testing::CopiedPagesAreEqual(*device_, dtype);
 }
 
+TEST_F(CudaTest, MovedSlotsKeepTheirOrder) { testing::MovedSlotsKeepTheirOrder(*device_); }
+
 // What `coppice bench attention --device cuda` runs.
 TEST_F(CudaTest, BenchMeasuresEveryMode) {
   const auto device = MakeCudaBenchDevice(0);

@@ -7,6 +7,7 @@
 
 #include "attention/argument_checks.h"
 #include "attention/cuda/device_memory.h"
+#include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_variants.h"
 #include "attention/cuda/kv_ops.h"
 #include "attention/cuda/plan_executor.h"
@@ -75,6 +76,8 @@ class CudaBackend final : public Backend {
         .workers = num_sms_,
         .dense_tile_rows = kDenseRows,
         .dense_min_rows = kStreamRows + 1,
+        .dense_row_unit = kDenseRows / kDenseWarpgroups,
+        .stream_lanes = kStreamWarpsPerSm,
         .max_item_rows = 0,  // PlanTranslator cuts them
         .kv_tile = kernel->kv_tile,
         .native_head_dim = kernel->head_dim,

@@ -1,6 +1,7 @@
 #include "attention/cuda/plan_upload.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -31,12 +32,21 @@ constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs
 constexpr double kDenseFlopsPerNs = 500e3 / 132, kStreamBytesPerNs = 4.4e3 / 132, kDenseTaskNs = 6000;
 // A stream task occupies its warp, one of kStreamWarpsPerSm, for its latencies and 16 rows' products of 32 tokens at a time.
 constexpr double kStreamTaskNs = 20000, kStreamStepNs = 1200;
+// Tokens of a stream task whose warp has the SM's copy path for itself. Who arrives last folds a state of each piece, four rows in
+// one pass, a warp 16 rows after each other: what a piece saves in reading must be worth that (measured: 8/1 heads, one request).
+constexpr double kStreamTokenNs = 27, kFoldPassNs = 400;
+constexpr int kFoldRows = 4, kFoldWarpRows = 16;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class T>
 T* At(std::byte* image, size_t offset) {
   return reinterpret_cast<T*>(image + offset);
+}
+
+// Folding one more piece of an item of this many rows.
+double FoldNs(int64_t rows) {
+  return kFoldPassNs * static_cast<double>(CeilDiv(std::min<int64_t>(rows, kFoldWarpRows), kFoldRows));
 }
 
 Status Exceeded(const char* what, int64_t have, int64_t most) {
@@ -146,7 +156,11 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     if (length.dense) {
       CutEvenly(length.tokens, std::min(CeilDiv(length.tokens, dense_piece), most));
     } else {
-      CutGuided(length.tokens, shortest, longest, most);
+      // n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
+      const auto useful = std::lround(std::sqrt(length.tokens * kStreamTokenNs / FoldNs(length.rows)));
+      const int64_t fewest_tokens = CeilDiv(length.tokens, std::clamp<int64_t>(useful, 1, std::max<int64_t>(most, 1)));
+      const auto least = static_cast<int32_t>(std::max<int64_t>(shortest, fewest_tokens));
+      CutGuided(length.tokens, least, std::max(least, longest), most);
     }
     pieces.count = static_cast<int32_t>(piece_ends_.size()) - pieces.ends_begin + 1;
     if (pieces.count == 1) continue;
@@ -281,13 +295,13 @@ int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
   if (tokens == 0) return INT32_MAX;
   int32_t best = INT32_MAX;
   double best_ns = 0;
-  for (const double share : {1e9, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0}) {
+  for (const double share : {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0}) {
     const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
     const auto piece = static_cast<int32_t>(CeilDiv(static_cast<int64_t>(wanted) + 1, kMinDensePiece) * kMinDensePiece);
     // The time to the end, longest tasks first as the queue has them, each to the SM that is free first.
     std::ranges::fill(sm_busy_until_, 0.0);
     const std::greater<> later;
-    double total_ns = 0;
+    double total_ns = 0, fold_ns = 0;
     int64_t tasks = 0, states = 0;
     for (const Length& length : lengths_) {
       if (!length.dense || length.tokens == 0) continue;
@@ -295,7 +309,10 @@ int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
       const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * token_ns;
       const int64_t item_tasks = count * length.blocks * heads;
       total_ns += static_cast<double>(item_tasks) * task_ns;
-      if (count > 1) states += count * length.rows * heads;
+      if (count > 1) {
+        states += count * length.rows * heads;
+        fold_ns = std::max(fold_ns, static_cast<double>(count) * FoldNs(length.rows));
+      }
       if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) continue;  // so many even out by themselves
       for (int64_t i = 0; i < item_tasks; ++i) {
         std::ranges::pop_heap(sm_busy_until_, later);
@@ -304,7 +321,8 @@ int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
       }
     }
     if (states > layout_.own_states) break;
-    const double ns = std::max(*std::ranges::max_element(sm_busy_until_), (total_ns + stream_ns) / num_sms_);
+    // Where streaming ends later, its warps fold, a set each.
+    const double ns = std::max(*std::ranges::max_element(sm_busy_until_) + fold_ns, (total_ns + stream_ns) / num_sms_);
     if (best_ns == 0 || ns < 0.98 * best_ns) best = piece, best_ns = ns;
   }
   return best;
