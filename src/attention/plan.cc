@@ -565,8 +565,14 @@ StepShape Planner::StepOf(bool shares) {
     }
   };
   int64_t shortest = 0;
+  struct {
+    int32_t rows = -1;
+    int64_t tokens = 0;
+    Pieces pieces;
+  } last;  // neighbouring leaves are alike
   const auto finish = [&](int32_t rows, int64_t tokens, int64_t states_above) {
-    const Pieces pieces = cost_.Cut(rows, tokens, shortest);
+    if (rows != last.rows || tokens != last.tokens) last = {rows, tokens, cost_.Cut(rows, tokens, shortest)};
+    const Pieces pieces = last.pieces;
     const int64_t states = states_above + pieces.count;
     const double fold_ns = states > 1 ? cost_.FoldNs(rows, states) : 0;
     if (const int64_t tasks = cost_.DenseTasks(rows); tasks > 0) {
