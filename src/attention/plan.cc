@@ -292,6 +292,7 @@ void Planner::FindChanges() {
       RetireOwner(n);
       step_tokens_ -= nodes_[n].step_tokens;
       step_compute_ps_ -= nodes_[n].step_compute_ps;
+      CountDecision(nodes_[n], -1);
       nodes_[n] = {};
     }
   }
@@ -472,9 +473,16 @@ void Planner::Decide() {
   for (size_t i = preorder.size(); i-- > 0;) {
     const int32_t n = preorder[i];
     if (!dirty_[n]) continue;
+    CountDecision(nodes_[n], -1);
     DecideNode(n);
+    CountDecision(nodes_[n], 1);
     ++nodes_replanned_;
   }
+}
+
+void Planner::CountDecision(const NodePlan& node, int32_t sign) {
+  shared_nodes_ += node.shared() ? sign : 0;
+  absorbed_nodes_ += node.absorbed() ? sign : 0;
 }
 
 // Share: read the tokens once, multiply all rows at once, and give every merge set below one more partial state. Absorb: each
@@ -1123,11 +1131,14 @@ PlanStats Planner::Stats() const {
   const auto live_length = [&](int32_t branch) { return forest_.branch_kv_len[branch]; };
   const auto count_item = [&](int32_t id) {
     const WorkItem& item = view.items[id];
-    int32_t first_seen = INT32_MAX;
-    for (int32_t set : view.members.subspan(item.member_begin, item.member_count)) {
-      const MergeSet& s = view.merge_sets[set];
-      const int32_t first_query = live_length(s.branch) - index_->query_count[s.branch] + s.query_begin;
-      first_seen = std::min(first_seen, spec_.window > 0 ? std::max(0, first_query - spec_.window + 1) : 0);
+    int32_t first_seen = 0;
+    if (spec_.window > 0) {
+      first_seen = INT32_MAX;
+      for (int32_t set : view.members.subspan(item.member_begin, item.member_count)) {
+        const MergeSet& s = view.merge_sets[set];
+        const int32_t first_query = live_length(s.branch) - index_->query_count[s.branch] + s.query_begin;
+        first_seen = std::min(first_seen, std::max(0, first_query - spec_.window + 1));
+      }
     }
     // A range laid out ahead of a branch's length is read up to the length; a shared one is within every member's.
     const int32_t end = std::min(item.kv_end, live_length(item.page_row));
@@ -1158,10 +1169,8 @@ PlanStats Planner::Stats() const {
       }
     }
   }
-  for (int32_t n : index_->Preorder()) {
-    stats.shared_nodes += nodes_[n].shared();
-    stats.absorbed_nodes += nodes_[n].absorbed();
-  }
+  stats.shared_nodes = shared_nodes_;
+  stats.absorbed_nodes = absorbed_nodes_;
   stats.kv_bytes_read = stats.kv_tokens_read * cost_.kv_bytes_per_token();
   stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * cost_.kv_bytes_per_token();
   stats.flops = visible * cost_.flops_per_row_token() * spec_.group_size();

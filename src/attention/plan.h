@@ -205,6 +205,7 @@ class Planner {
   void RetireBranch(int32_t branch);
   void RetireOwner(int32_t owner);
   void FreeBlocks(int32_t owner);
+  void CountDecision(const NodePlan& node, int32_t sign);
   void DecideNode(int32_t n);
   StepShape StepOf(bool shares);
   Decision Choose(int32_t n) const;
@@ -258,7 +259,8 @@ class Planner {
   int64_t step_tokens_ = 0, step_compute_ps_ = 0, step_ps_ = 0;  // sums over nodes, and over owners before any cut
   static constexpr int kRowCostsBits = 6;
   mutable std::array<RowCosts, 1 << kRowCostsBits> row_costs_;
-  int32_t pressure_ = 0;  // how often shares and splits were halved to fit the capacity
+  int32_t pressure_ = 0;                           // how often shares and splits were halved to fit the capacity
+  int32_t shared_nodes_ = 0, absorbed_nodes_ = 0;  // of nodes_
 
   std::span<NodePlan> nodes_;           // [N]
   std::span<uint8_t> dirty_;            // [N] to be decided again

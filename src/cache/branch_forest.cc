@@ -144,10 +144,6 @@ void BranchForest::EndStep() {
   }
 }
 
-std::span<PageId> BranchForest::Row(BranchId branch) {
-  return rows_.Span<PageId>().subspan(static_cast<size_t>(branch) * pages_per_branch_, pages_per_branch_);
-}
-
 attention::PrefixForestView BranchForest::View() const {
   return {
       .page_size = page_size_,

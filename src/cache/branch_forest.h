@@ -48,7 +48,9 @@ class BranchForest {
   void EndStep();
 
   // The branch's page row. Filling entries that were never read needs no notice; rewriting others needs NoteRowChange.
-  std::span<PageId> Row(BranchId branch);
+  std::span<PageId> Row(BranchId branch) {
+    return rows_.Span<PageId>().subspan(static_cast<size_t>(branch) * pages_per_branch_, pages_per_branch_);
+  }
   std::span<const PageId> Row(BranchId branch) const { return const_cast<BranchForest*>(this)->Row(branch); }
   void NoteRowChange() { ++version_; }
 

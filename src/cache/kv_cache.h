@@ -77,6 +77,12 @@ class KvCache {
   [[nodiscard]] bool Grow(BranchId branch, int32_t kv_len);
   // page * page_size + slot to write the token at `kv_index` to; -1 when its KV is already there. REQUIRES: grown past it.
   int64_t SlotOf(BranchId branch, int32_t kv_index) const;
+  // Fetches into the processor's cache what Grow, SlotOf and MarkComputed will look at. kNoBranch: nothing.
+  void Prefetch(BranchId branch, int32_t kv_index) const {
+    if (branch == kNoBranch) return;
+    __builtin_prefetch(&branches_[branch]);
+    __builtin_prefetch(&forest_.Row(branch)[kv_index / options_.page_size]);
+  }
   // Everything before kv index `computed` has been through the forward pass. May go back, not into the admitted tokens: drafts were
   // refused.
   void MarkComputed(BranchId branch, int32_t computed);
@@ -165,20 +171,21 @@ class KvCache {
   Status CheckIntegrity() const;
 
  private:
-  struct Branch {
+  struct alignas(64) Branch {  // a cache line: each is visited several times a step
     bool in_use = false;
+    bool has_tail = false;  // its node came from Publish
     // Outside the shared forest until this much is computed, since it computes what others share with it; 0: inside.
     int32_t joins_at = 0;
-    bool has_tail = false;    // its node came from Publish
     NodeId node = kRootNode;  // what it is attached to; locked
     int32_t own_begin = 0;    // kv index where its own pages take over: the end of `node`
     int32_t kv_len = 0;       // kv indices below this may be written
     int32_t capacity = 0;     // kv indices below this have pages
     int32_t computed = 0, cached = 0;
-    std::vector<PageId>
-        own_pages;  // pages own_begin / page_size and on; the first may continue a shared page, in place or as a copy
     SaltRange salt;
+    // Pages own_begin / page_size and on; the first may continue a shared page, in place or as a copy.
+    std::vector<PageId> own_pages;
   };
+  static_assert(sizeof(Branch) == 64);
 
   KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::unique_ptr<PrefixTree> tree, BranchForest forest);
   // A free page, evicting if need be; kNoPage if every page is in use.

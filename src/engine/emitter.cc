@@ -1,5 +1,6 @@
 #include "engine/emitter.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -111,7 +112,7 @@ void Emitter::Process(Emissions* emissions) {
       if (item.decodes) text.Push(item.token, /*look_for_stops=*/false, &event_.text);
       if (item.reason) text.Finish(&event_.text);
     }
-    event_.cached_tokens = item.cached_tokens;
+    event_.cached_tokens = std::max(0, listener.cached_tokens);
     event_.finish_reason = item.reason;
     event_.request_done = item.request_done;
     event_.status = item.status >= 0 ? emissions->statuses[item.status] : OkStatus();

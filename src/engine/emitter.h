@@ -21,6 +21,7 @@ namespace coppice {
 // What the events of a request need, apart from the request: it may be gone when its last ones are sent.
 struct Listener {
   RequestId request{};
+  int32_t cached_tokens = -1;  // of the prompt, found in the cache at admission, which comes before its events; -1: not admitted
   bool has_stops = false;
   std::function<void(const StreamEvent&)> on_event;  // may be empty
   // By sample. Of a request with stop strings the stepping thread decodes, since the text decides when a sample ends; of all others
@@ -35,7 +36,6 @@ struct Emissions {
     int32_t index = -1;  // sample
     int32_t token = -1;  // -1: none
     float logprob = 0;
-    int32_t cached_tokens = 0;
     int32_t text = -1;     // in `texts`, of requests with stop strings
     int32_t status = -1;   // in `statuses`
     int32_t prompt = -1;   // in `prompts`: the event of a prompt

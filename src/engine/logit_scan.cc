@@ -37,7 +37,7 @@ float MaximaKernel(const float* logits, int64_t count, float* maxima) {
 }
 
 // exp((x - max) * inverse_temperature); NaN stays NaN.
-hn::Vec<D> ScaledExp(hn::Vec<D> x, float max, float inverse_temperature) {
+HWY_INLINE hn::Vec<D> ScaledExp(hn::Vec<D> x, float max, float inverse_temperature) {
   const D d;
   const auto scaled = hn::Mul(hn::Sub(x, hn::Set(d, max)), hn::Set(d, inverse_temperature));
   // e^-100 vanishes beside the maximum's 1, and Exp needs a finite argument.
@@ -48,20 +48,19 @@ hn::Vec<D> ScaledExp(hn::Vec<D> x, float max, float inverse_temperature) {
 double ExpsKernel(const float* logits, int64_t count, float max, float inverse_temperature, float* exps, float* sums) {
   const D d;
   const int64_t lanes = hn::Lanes(d);
-  const auto exp = [=](hn::Vec<D> x) { return ScaledExp(x, max, inverse_temperature); };
   double total = 0;
   for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
     const int64_t end = std::min(begin + kLogitBlock, count);
     auto sum = hn::Zero(d);
     int64_t i = begin;
     for (; i + lanes <= end; i += lanes) {
-      const auto e = exp(hn::LoadU(d, logits + i));
+      const auto e = ScaledExp(hn::LoadU(d, logits + i), max, inverse_temperature);
       if (exps != nullptr) hn::StoreU(e, d, exps + i);
       sum = hn::Add(sum, e);
     }
     float block = hn::GetLane(hn::SumOfLanes(d, sum));
     for (; i < end; ++i) {
-      const float e = hn::GetLane(exp(hn::Set(d, logits[i])));
+      const float e = hn::GetLane(ScaledExp(hn::Set(d, logits[i]), max, inverse_temperature));
       if (exps != nullptr) exps[i] = e;
       block += e;
     }

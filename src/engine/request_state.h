@@ -20,8 +20,11 @@ namespace coppice {
 
 struct RequestState;
 
+// Cache lines of what every decode step touches: with a thousand samples, waiting for them is most of a step's host work.
+inline constexpr size_t kCacheLine = 64;
+
 // One sample: the prompt and what it generated so far. Until the prompt is computed, sequence 0 stands for all n of them.
-struct Sequence {
+struct alignas(kCacheLine) Sequence {
   enum class State : uint8_t {
     kUnborn,   // sequence 0 still computes the prompt
     kWaiting,  // has no pages: new, preempted, or born when all branch slots were taken
@@ -29,17 +32,19 @@ struct Sequence {
     kFinished,
   };
 
+  // The first cache line: what a decode step reads and writes.
   RequestState* request = nullptr;
-  int32_t index = 0;  // of the sample
-  State state = State::kUnborn;
-  BranchId branch = kNoBranch;
-  int32_t computed = 0;   // tokens that went through the forward pass
-  int32_t overtaken = 0;  // how many were admitted before it that came later
   std::vector<int32_t> generated;
-  TokenCounts counts;                    // of generated, as far as penalties needed them
-  Draft draft;                           // for the next step
+  int32_t index = 0;  // of the sample
+  BranchId branch = kNoBranch;
+  int32_t computed = 0;  // tokens that went through the forward pass
+  State state = State::kUnborn;
+  int32_t overtaken = 0;                 // how many were admitted before it that came later
   int32_t draft_depth = 0;               // how deep drafting has paid lately; 0: not tried yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
+  // The rest.
+  TokenCounts counts;  // of generated, as far as penalties needed them
+  Draft draft;         // for the next step
 
   int32_t length() const;  // tokens known: prompt and generated
   int32_t remaining() const { return length() - computed; }
@@ -52,17 +57,21 @@ struct Sequence {
   std::span<const int32_t> Tokens(std::vector<int32_t>* scratch) const;
 };
 
-struct RequestState {
+struct alignas(kCacheLine) RequestState {
   using Clock = std::chrono::steady_clock;
 
-  // What every step reads comes first: with a thousand requests, cache lines count.
-  RequestId id{};
-  int32_t unfinished = 0;              // sequences not finished yet
-  bool prompt_done = false;            // its samples were born
-  int32_t cached_tokens = -1;          // of the prompt, found in the cache at admission; -1: not admitted yet
-  std::vector<int32_t> end_ids;        // tokens that end a sample (eos, stop_token_ids)
+  // The first cache line, with the first fields of `params`: what a decode step reads. The second: params.sampling.
   std::unique_ptr<Listener> listener;  // has params.on_event
+  bool has_listener = false;           // listener->on_event is not empty
+  bool has_stops = false;              // stop strings: the step decodes its text, since that decides when a sample ends
+  bool ends_at_eos = false;            // the model's eos ids end a sample
+  bool has_stop_ids = false;           // params.stop_token_ids is not empty
+  bool prompt_done = false;            // its samples were born
+  int32_t unfinished = 0;              // sequences not finished yet
   Request params;
+  // The rest.
+  RequestId id{};
+  std::vector<int32_t> end_ids;                       // all tokens that end a sample
   std::vector<Sequence> sequences;                    // n; never resized
   std::vector<std::optional<float>> prompt_logprobs;  // if wanted
   std::optional<Clock::time_point> deadline;
@@ -91,19 +100,16 @@ inline std::span<const int32_t> Sequence::Tokens(std::vector<int32_t>* scratch) 
   return *scratch;
 }
 
-// For loops over many sequences, each a few cache misses: fetches the sequence that is eight turns ahead, and the request of the
-// one that is four turns ahead. `at(i)` is the i-th of `count` sequences.
+// For loops over many sequences, each a few cache misses: fetches the sequence that is sixteen turns ahead, and what the one that
+// is eight turns ahead refers to. `at(i)` is the i-th of `count` sequences.
 template <class At>
-void PrefetchAhead(size_t i, size_t count, const At& at) {
+void PrefetchAhead(size_t i, size_t count, const KvCache& cache, const At& at) {
+  if (i + 16 < count) __builtin_prefetch(at(i + 16));
   if (i + 8 < count) {
-    __builtin_prefetch(at(i + 8));
-    __builtin_prefetch(reinterpret_cast<const char*>(at(i + 8)) + 64);
-  }
-  if (i + 4 < count) {
-    const Sequence* const sequence = at(i + 4);
+    const Sequence* const sequence = at(i + 8);
     __builtin_prefetch(sequence->request);
-    __builtin_prefetch(&sequence->request->params.max_tokens);
     if (!sequence->generated.empty()) __builtin_prefetch(&sequence->generated.back());
+    cache.Prefetch(sequence->branch, sequence->computed);
   }
 }
 

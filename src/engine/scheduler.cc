@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "core/check.h"
 
@@ -68,7 +69,7 @@ std::span<Sequence* const> Scheduler::PlanDrafts() {
 
 void Scheduler::ScheduleDecodes() {
   for (size_t i = 0; i < running_.size(); ++i) {
-    PrefetchAhead(i, running_.size(), [&](size_t j) { return running_[j]; });
+    PrefetchAhead(i, running_.size(), *cache_, [&](size_t j) { return running_[j]; });
     Sequence* const sequence = running_[i];
     if (sequence->state != Sequence::State::kRunning || sequence->prefilling() || budget_left() == 0) continue;
     if (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i)) Append(sequence, 1, TakeDrafts(*sequence));
@@ -156,7 +157,7 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;
   sequence->computed = admission.computed;
-  if (request.cached_tokens < 0) request.cached_tokens = admission.computed;
+  if (int32_t& cached = request.listener->cached_tokens; cached < 0) cached = admission.computed;
   running_.push_back(sequence);
   return admission.outcome;
 }
@@ -186,15 +187,15 @@ void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
     batch_.slot_mapping.push_back(cache_->SlotOf(sequence->branch, end + i));
   }
   has_draft_tree_ |= drafts > 0 && drafts > sequence->draft.ChainLength();
-  StepBatch::Entry entry{.sequence = sequence,
-                         .count = count + drafts,
-                         .drafts = drafts,
-                         .first_logit_row = static_cast<int32_t>(batch_.logit_rows.size()),
-                         .samples = end == sequence->length()};
+  StepBatch::Entry& entry = batch_.entries.emplace_back();  // filled in place: EngineImpl::NewItem
+  entry.sequence = sequence;
+  entry.count = count + drafts;
+  entry.drafts = drafts;
+  entry.first_logit_row = static_cast<int32_t>(batch_.logit_rows.size());
+  entry.samples = end == sequence->length();
   const bool scores_prompt = !sequence->request->prompt_done && !sequence->request->prompt_logprobs.empty();
   entry.logit_rows = scores_prompt ? count : entry.samples ? 1 + drafts : 0;
   for (int32_t row = entry.count - entry.logit_rows; row < entry.count; ++row) batch_.logit_rows.push_back(query_begin + row);
-  batch_.entries.push_back(entry);
 }
 
 void Scheduler::FillTreeMasks() {
@@ -259,6 +260,7 @@ void Scheduler::Branch(Sequence* first, std::span<Sequence* const> survivors) {
   if (!first_survives) {
     first->branch = kNoBranch;
     first->state = Sequence::State::kFinished;
+    ++num_stopped_;
   }
 }
 
@@ -266,9 +268,11 @@ void Scheduler::Release(Sequence* sequence) {
   cache_->Release(sequence->branch, sequence->Tokens(&scratch_));
   sequence->branch = kNoBranch;
   sequence->computed = 0;
+  ++num_stopped_;
 }
 
 void Scheduler::RemoveStopped() {
+  if (std::exchange(num_stopped_, 0) == 0) return;
   std::erase_if(running_, [](const Sequence* sequence) { return sequence->state != Sequence::State::kRunning; });
 }
 

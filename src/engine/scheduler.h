@@ -94,6 +94,7 @@ class Scheduler {
   KvCache* cache_;
   std::deque<Sequence*> waiting_;   // first comes first; preempted ones and late-born siblings go to the front
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
+  int32_t num_stopped_ = 0;         // of them
   StepBatch batch_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
