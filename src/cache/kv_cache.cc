@@ -90,12 +90,12 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
     branch.node = AddPath(above, args.tokens.subspan(match.length), match.length, salt, std::move(new_path), match.length);
     tree_.Lock(branch.node);
     tree_.Unlock(above);
-    branch.own_begin = num_tokens;
   } else {
     branch.own_pages = std::move(new_path);
     for (const PageId page : branch.own_pages) pages_.AddUse(page);
   }
-  branch.capacity = branch.kv_len = num_tokens;
+  SetExtent(&branch, options_.share ? num_tokens : 0, num_tokens);
+  branch.capacity = num_tokens;
   FillRow(id);
   forest_.Link(id, branch.joins_at > 0 ? kRootNode : branch.node, branch.computed);
   hit_tokens_ += branch.cached;
@@ -119,9 +119,14 @@ BranchId KvCache::Fork(BranchId parent_id) {
     }
   }
   const BranchId id = TakeBranch();
-  branches_[id] = parent;
-  branches_[id].own_pages = std::move(copies);
-  branches_[id].cached = parent.kv_len;
+  Branch& branch = branches_[id];
+  branch.salt = parent.salt;
+  branch.node = parent.node;
+  branch.own_pages = std::move(copies);
+  branch.computed = parent.computed;
+  branch.cached = parent.kv_len;
+  branch.capacity = parent.capacity;
+  SetExtent(&branch, parent.own_begin, parent.kv_len);
   tree_.Lock(parent.node);
   FillRow(id);
   forest_.Link(id, parent.node, parent.computed);
@@ -151,8 +156,16 @@ bool KvCache::Grow(BranchId id, int32_t kv_len) {
     branch.capacity = (index + 1) * page_size;
   }
   branch.capacity = std::max(branch.capacity, kv_len);
-  branch.kv_len = std::max(branch.own_begin, kv_len);
+  SetExtent(&branch, branch.own_begin, std::max(branch.own_begin, kv_len));
   return true;
+}
+
+void KvCache::SetExtent(Branch* branch, int32_t own_begin, int32_t kv_len) {
+  const int32_t page_size = pages_.page_size();
+  pages_unshared_ += CeilDiv(kv_len, page_size) - CeilDiv(branch->kv_len, page_size);
+  own_tokens_ += (kv_len - own_begin) - (branch->kv_len - branch->own_begin);
+  branch->own_begin = own_begin;
+  branch->kv_len = kv_len;
 }
 
 int64_t KvCache::SlotOf(BranchId id, int32_t kv_index) const {
@@ -219,7 +232,7 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
   for (const PageId page : published) pages_.DropUse(page);
   DropPages(published);
   branch.own_pages.erase(branch.own_pages.begin(), branch.own_pages.begin() + static_cast<std::ptrdiff_t>(published.size()));
-  branch.own_begin = end;
+  SetExtent(&branch, end, branch.kv_len);
 }
 
 void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
@@ -233,6 +246,7 @@ void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   tree_.Unlock(branch.node);
   tree_.DropUnready(branch.node);
   std::erase_if(pending_copies_, [&](const attention::PageCopy& copy) { return pages_.references(copy.to) == 0; });
+  SetExtent(&branch, 0, 0);
   branch = Branch{};
   free_branches_.push_back(id);
 }
@@ -324,16 +338,11 @@ attention::PrefixForestView KvCache::EndStep() {
 }
 
 KvCache::Usage KvCache::usage() const {
-  Usage usage{.pages_total = pages_.num_pages(),
-              .pages_owned = pages_.num_owned(),
-              .pages_in_use = pages_.num_in_use(),
-              .tokens_in_use = tree_.locked_tokens()};
-  for (const Branch& branch : branches_) {
-    if (!branch.in_use) continue;
-    usage.pages_unshared += CeilDiv(branch.kv_len, pages_.page_size());
-    usage.tokens_in_use += branch.kv_len - branch.own_begin;
-  }
-  return usage;
+  return {.pages_total = pages_.num_pages(),
+          .pages_owned = pages_.num_owned(),
+          .pages_in_use = pages_.num_in_use(),
+          .pages_unshared = pages_unshared_,
+          .tokens_in_use = tree_.locked_tokens() + own_tokens_};
 }
 
 std::vector<KvCache::PrefixUse> KvCache::TopPrefixes(size_t count) const {
@@ -484,9 +493,12 @@ Status KvCache::CheckIntegrity() const {
   COPPICE_RETURN_IF_ERROR(tree_.CheckIntegrity(references, uses));
   COPPICE_RETURN_IF_ERROR(forest_.CheckIntegrity());
   const int32_t page_size = pages_.page_size();
+  int64_t pages_unshared = 0, own_tokens = 0;
   for (BranchId id = 0; id < options_.max_branches; ++id) {
     const Branch& branch = branches_[id];
     if (!branch.in_use) continue;
+    pages_unshared += CeilDiv(branch.kv_len, page_size);
+    own_tokens += branch.kv_len - branch.own_begin;
     const auto broken = [id](const std::string& what) { return Internal("branch " + std::to_string(id) + ": " + what); };
     ++direct_locks[branch.node];
     for (const PageId page : branch.own_pages) {
@@ -508,6 +520,7 @@ Status KvCache::CheckIntegrity() const {
       }
     }
   }
+  if (pages_unshared != pages_unshared_ || own_tokens != own_tokens_) return Internal("the sums over branches are wrong");
   for (const auto& [name, node] : pins_) ++direct_locks[node];
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
     if (!tree_.node(n).in_tree) continue;

@@ -145,7 +145,7 @@ class KvCache {
     int64_t pages_unshared = 0;                // what the same branches would take with a copy each
     int64_t tokens_in_use = 0;                 // distinct tokens in pages_in_use; the rest of their slots is rounding
   };
-  Usage usage() const;  // O(branches)
+  Usage usage() const;
   // A node of the tree: tokens [begin, end) of some prompts, found by `hits` admissions, in use by `users` branches now.
   struct PrefixUse {
     int32_t begin = 0, end = 0;
@@ -200,6 +200,8 @@ class KvCache {
   // Entries [begin, end) of a branch's row, from the tree nodes of its path.
   void CopyRowOfPath(BranchId branch, int32_t begin, int32_t end);
   BranchId TakeBranch();
+  // Changes a branch's own_begin and kv_len, and the sums over them.
+  void SetExtent(Branch* branch, int32_t own_begin, int32_t kv_len);
   // Gives the name to a locked node, taking it from another.
   void SetPin(const std::string& name, NodeId node);
   NodeId Split(const PrefixTree::Match& match);
@@ -224,6 +226,7 @@ class KvCache {
   std::map<std::string, uint32_t, std::less<>> salt_ids_;
   size_t salt_limit_ = 1024;  // entries of salt_ids_ before it is cleaned
   uint32_t next_salt_id_ = 1;
+  int64_t pages_unshared_ = 0, own_tokens_ = 0;  // sums over branches: Usage
   int64_t hit_tokens_ = 0, merged_pages_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -19,16 +20,24 @@ void Buffer::Release::operator()(std::byte* p) const { munmap(p, mapped_bytes); 
 Result<Buffer> Buffer::Allocate(size_t bytes) {
   Buffer buffer;
   if (bytes == 0) return buffer;
-  if (bytes > SIZE_MAX - kPageBytes)
+  if (bytes > SIZE_MAX - 2 * kHugePageBytes)
     return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes: the size overflows");
   const size_t mapped = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const size_t slack = mapped >= kHugePageBytes ? kHugePageBytes : 0;  // to begin where a huge page does
+  void* p = mmap(nullptr, mapped + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
     return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes: " + std::strerror(errno) +
                              "; use a smaller context, fewer pages or a machine with more memory");
   }
-  if (mapped >= kHugePageBytes) madvise(p, mapped, MADV_HUGEPAGE);  // a hint: failure only costs TLB misses
-  buffer.data_ = {static_cast<std::byte*>(p), Release{mapped}};
+  auto* data = static_cast<std::byte*>(p);
+  if (slack > 0) {
+    const size_t before = (kHugePageBytes - reinterpret_cast<uintptr_t>(data) % kHugePageBytes) % kHugePageBytes;
+    if (before > 0) munmap(data, before);
+    data += before;
+    munmap(data + mapped, slack - before);  // slack > before: `before` is less than a huge page
+    madvise(data, mapped, MADV_HUGEPAGE);   // a hint: failure only costs TLB misses
+  }
+  buffer.data_ = {data, Release{mapped}};
   buffer.size_ = bytes;
   return buffer;
 }

@@ -38,8 +38,7 @@ const StepBatch& Scheduler::Schedule() {
     Admit(/*prompts_only=*/true);
     if (!batch_.empty()) return batch_;
   }
-  ScheduleDecodes();
-  ScheduleRunningPrefills();
+  if (ScheduleDecodes()) ScheduleRunningPrefills();
   RemoveStopped();  // the preempted ones, so that they can be admitted again
   Admit();
   if (has_draft_tree_) FillTreeMasks();
@@ -67,13 +66,19 @@ std::span<Sequence* const> Scheduler::PlanDrafts() {
   return decoding_;
 }
 
-void Scheduler::ScheduleDecodes() {
+bool Scheduler::ScheduleDecodes() {
+  bool has_prefills = false;
   for (size_t i = 0; i < running_.size(); ++i) {
     PrefetchAhead(i, running_.size(), *cache_, [&](size_t j) { return running_[j]; });
     Sequence* const sequence = running_[i];
-    if (sequence->state != Sequence::State::kRunning || sequence->prefilling() || budget_left() == 0) continue;
-    if (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i)) Append(sequence, 1, TakeDrafts(*sequence));
+    if (sequence->state != Sequence::State::kRunning) continue;
+    if (sequence->prefilling()) {
+      has_prefills = true;
+    } else if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i))) {
+      Append(sequence, 1, TakeDrafts(*sequence));
+    }
   }
+  return has_prefills;
 }
 
 void Scheduler::ScheduleRunningPrefills() {

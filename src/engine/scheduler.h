@@ -58,7 +58,8 @@ class Scheduler {
   static CacheSalt SaltOf(const Sequence& sequence);
 
  private:
-  void ScheduleDecodes();
+  // Returns whether running sequences prefill.
+  bool ScheduleDecodes();
   void ScheduleRunningPrefills();
   // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
   void Admit(bool prompts_only = false);
