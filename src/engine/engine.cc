@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <set>
 #include <string>
@@ -86,7 +87,7 @@ class EngineImpl final : public Engine {
   // The step's parts; false: nothing to do.
   Result<bool> RunStep();
   bool TakeInbox();
-  void Begin(std::unique_ptr<RequestState> request);
+  void Begin(RequestPtr request);
   bool ExpireDeadlines();
   Status CopyPages();
   void Commit(const StepBatch& batch, const SampledTokens& tokens);
@@ -118,6 +119,8 @@ class EngineImpl final : public Engine {
   // Publishes the counters. `idle`: there was nothing to do.
   void Publish(bool idle);
 
+  std::pmr::synchronized_pool_resource request_memory_;  // any thread submits, the stepping thread forgets
+
   EngineParts parts_;
   KvCache& cache_;
   attention::AttentionPlan& plan_;
@@ -125,7 +128,7 @@ class EngineImpl final : public Engine {
   Scheduler scheduler_;
   BatchSampler sampler_;
   const int32_t num_pages_;
-  std::unordered_map<uint64_t, std::unique_ptr<RequestState>> requests_;
+  std::unordered_map<uint64_t, RequestPtr> requests_;
   std::vector<RequestId> done_;  // to be forgotten at the end of the step
   int32_t deadlines_ = 0;        // requests with one
   std::vector<Sequence*> survivors_;
@@ -141,7 +144,7 @@ class EngineImpl final : public Engine {
   Turnstile turnstile_;  // held by a step, and by another thread that needs what belongs to the stepping thread
 
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<std::unique_ptr<RequestState>> inbox_;
+  std::vector<RequestPtr> inbox_;
   std::vector<RequestId> cancelled_;
   std::unordered_set<uint64_t> live_;  // submitted and not done
   std::set<std::string> pinned_;       // names
@@ -163,7 +166,7 @@ Result<RequestId> EngineImpl::Submit(Request request) {
                              .has_tokenizer = parts_.tokenizer != nullptr,
                              .can_pin = parts_.options.sharing != SharingMode::kNone};
   COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits));
-  auto state = std::make_unique<RequestState>();
+  RequestPtr state = MakeRequest(&request_memory_);
   if (request.timeout_seconds > 0) {
     state->deadline =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.timeout_seconds));
@@ -340,7 +343,7 @@ Result<bool> EngineImpl::RunStep() {
 }
 
 bool EngineImpl::TakeInbox() {
-  std::vector<std::unique_ptr<RequestState>> arrived;
+  std::vector<RequestPtr> arrived;
   std::vector<RequestId> cancelled;
   std::vector<std::string> unpinned;
   {
@@ -358,7 +361,7 @@ bool EngineImpl::TakeInbox() {
   return !arrived.empty() || !cancelled.empty();
 }
 
-void EngineImpl::Begin(std::unique_ptr<RequestState> request) {
+void EngineImpl::Begin(RequestPtr request) {
   metrics_.prompt_tokens += request->prompt_length();
   deadlines_ += request->deadline.has_value();
   scheduler_.Add(request.get());

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <vector>
@@ -60,6 +61,8 @@ struct alignas(kCacheLine) Sequence {
 struct alignas(kCacheLine) RequestState {
   using Clock = std::chrono::steady_clock;
 
+  explicit RequestState(std::pmr::memory_resource* memory) : sequences(memory) {}
+
   // The first cache line, with the first fields of `params`: what a decode step reads. The second: params.sampling.
   std::unique_ptr<Listener> listener;  // has params.on_event
   bool has_listener = false;           // listener->on_event is not empty
@@ -72,7 +75,7 @@ struct alignas(kCacheLine) RequestState {
   // The rest.
   RequestId id{};
   std::vector<int32_t> end_ids;                       // all tokens that end a sample
-  std::vector<Sequence> sequences;                    // n; never resized
+  std::pmr::vector<Sequence> sequences;               // n; never resized
   std::vector<std::optional<float>> prompt_logprobs;  // if wanted
   std::optional<Clock::time_point> deadline;
   TokenCounts prompt_counts;                    // with a repetition penalty
@@ -80,6 +83,17 @@ struct alignas(kCacheLine) RequestState {
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };
+
+// Requests and sequences come from pools, so that a step that visits them all touches few pages of memory: among their prompts, on
+// the heap, each had two of its own.
+struct DeleteRequest {
+  std::pmr::memory_resource* memory = nullptr;
+  void operator()(RequestState* request) const { std::pmr::polymorphic_allocator<>(memory).delete_object(request); }
+};
+using RequestPtr = std::unique_ptr<RequestState, DeleteRequest>;
+inline RequestPtr MakeRequest(std::pmr::memory_resource* memory) {
+  return RequestPtr(std::pmr::polymorphic_allocator<>(memory).new_object<RequestState>(memory), DeleteRequest{memory});
+}
 
 inline int32_t Sequence::length() const { return request->prompt_length() + static_cast<int32_t>(generated.size()); }
 
