@@ -26,7 +26,9 @@ Generation TenSteps() {
                         .kv_bytes_stored_unshared = 3 * 1024 * 1024,
                         .kv_page_rounding_bytes = 512,
                         .prefill_seconds = 0.5,
-                        .decode_seconds = 4};
+                        .decode_seconds = 4,
+                        .forward_seconds = 3,
+                        .host_seconds = 0.25};
   return generation;
 }
 
@@ -45,6 +47,8 @@ TEST(RunStats, FiguresComeFromTheCounters) {
   EXPECT_EQ(json["dtype"], "f32");
   EXPECT_EQ(json["page_size"], 64);
   EXPECT_EQ(json["decode_tokens_per_second"], 5.0);
+  EXPECT_EQ(json["forward_seconds"], 3.0);
+  EXPECT_EQ(json["host_seconds"], 0.25);
   EXPECT_EQ(json["kv_bytes_stored"], 2 * 1024 * 1024);
   EXPECT_TRUE(json["baseline"].is_null());
 }

@@ -40,16 +40,21 @@ Result<double> TimeChunk(const EngineParts& parts, int32_t count) {
   return seconds.count();
 }
 
+// The longest prompt that a step can compute at once.
+int32_t LargestChunk(const EngineParts& parts) {
+  const int64_t cache_tokens = int64_t{parts.cache->usage().pages_total} * parts.cache->page_size();
+  return static_cast<int32_t>(std::min<int64_t>({parts.options.max_batch_tokens, parts.options.max_context, cache_tokens}));
+}
+
 }  // namespace
 
+Status WarmUp(const EngineParts& parts) { return TimeChunk(parts, std::min(kSmallest, LargestChunk(parts))).status(); }
+
 Result<std::vector<ChunkSpeed>> MeasureChunks(const EngineParts& parts) {
-  const int64_t cache_tokens = int64_t{parts.cache->usage().pages_total} * parts.cache->page_size();
-  const int32_t largest =
-      static_cast<int32_t>(std::min<int64_t>({parts.options.max_batch_tokens, parts.options.max_context, cache_tokens}));
+  const int32_t largest = LargestChunk(parts);
   std::vector<ChunkSpeed> speeds;
   for (int32_t tokens = std::min(kSmallest, largest); tokens <= largest; tokens *= 2) speeds.push_back({.tokens = tokens});
   if (speeds.back().tokens < largest) speeds.push_back({.tokens = largest});
-  COPPICE_RETURN_IF_ERROR(TimeChunk(parts, speeds.front().tokens).status());  // first touch of weights and workspaces
   for (int run = 0; run < kRuns; ++run) {
     for (ChunkSpeed& speed : speeds) {
       COPPICE_ASSIGN_OR_RETURN(const double seconds, TimeChunk(parts, speed.tokens));

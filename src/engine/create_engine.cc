@@ -199,6 +199,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
   parts.plan = std::move(loaded.plan);
   parts.model = std::move(loaded.model);
   COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts));
+  COPPICE_RETURN_IF_ERROR(WarmUp(parts));
   if (options.chunk == kAutoChunk) {
     COPPICE_ASSIGN_OR_RETURN(parts.chunk_probe, MeasureChunks(parts));
     options.chunk = SmallestGoodChunk(parts.chunk_probe);
