@@ -473,16 +473,9 @@ void Planner::Decide() {
   for (size_t i = preorder.size(); i-- > 0;) {
     const int32_t n = preorder[i];
     if (!dirty_[n]) continue;
-    CountDecision(nodes_[n], -1);
     DecideNode(n);
-    CountDecision(nodes_[n], 1);
     ++nodes_replanned_;
   }
-}
-
-void Planner::CountDecision(const NodePlan& node, int32_t sign) {
-  shared_nodes_ += node.shared() ? sign : 0;
-  absorbed_nodes_ += node.absorbed() ? sign : 0;
 }
 
 // Share: read the tokens once, multiply all rows at once, and give every merge set below one more partial state. Absorb: each
@@ -554,8 +547,15 @@ void Planner::JudgeStep() {
   for (int32_t n : index_->Preorder()) {
     if (!dirty_[n]) continue;
     NodePlan& node = nodes_[n];
+    CountDecision(node, -1);
     node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
+    CountDecision(node, 1);
   }
+}
+
+void Planner::CountDecision(const NodePlan& node, int32_t sign) {
+  shared_nodes_ += node.shared() ? sign : 0;
+  absorbed_nodes_ += node.absorbed() ? sign : 0;
 }
 
 // The step's items as the nodes want them, or if nothing were shared; at typical lengths.
