@@ -59,7 +59,7 @@ class BenchLoadTest(unittest.TestCase):
 
     def test_throughput(self):
         """2 groups of 4: 200 shared tokens and 10 own."""
-        report = self.bench("throughput", "--groups", 2, "--requests", 4, "--shared-tokens", 200, "--unique-tokens", 10, "--output-tokens", 8, "--repeats", 2)
+        report = self.bench("throughput", "--groups", 2, "--requests", 4, "--shared-tokens", 200, "--unique-tokens", 10, "--output-tokens", 8, "--repeats", 2, "--force-sharing")
         rows = {row["sharing"]: row["result"] for row in report["rows"]}
         self.assertEqual(list(rows), ["tree", "one-level", "store", "none"])
         for mode, row in rows.items():
