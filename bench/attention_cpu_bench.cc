@@ -156,7 +156,6 @@ void BenchDense(ThreadPool& pool, const cpu::TileKernel& kernel, cpu::Isa isa, i
     median_product = std::max(median_product, c.median());
   }
   Contestant& tile = contestants[0];
-  for (Contestant& c : std::span(contestants).subspan(2)) std::fprintf(stderr, " %.0f/%.0f", c.median(), c.fastest());
   std::printf(
       "{\"kernel\": \"%s\", \"threads\": %d, \"head_dim\": %d, \"rows\": %d, \"tokens\": %d, \"gflops\": %.1f, \"median_gflops\": "
       "%.1f, "
