@@ -9,7 +9,7 @@ Needs an NVIDIA GPU and PyTorch. Columns:
   flash, cudnn       PyTorch's kernels as the Hydragen recipe: one call a level over KV gathered beforehand (not timed), then a merge
   fi_cascade         FlashInfer's MultiLevelCascadeAttentionWrapper as shipped; fi_cascade_fa2: its levels forced to the fa2 kernels
   fi_decode          BatchDecodeWithPagedKVCacheWrapper with tensor cores over shared pages; fi_batch: BatchAttention
-FlashInfer's columns stay empty where `flashinfer` (PyPI flashinfer-python) cannot be imported. PAT and FastTree are not on PyPI.
+FlashInfer's columns stay empty where `flashinfer` (PyPI flashinfer-python) cannot be imported. PAT and FastTree are not run here.
 Host times, with uploads: plan_ms and step_ms are ours after a change of the tree and of a mean decode step with a change every 16;
 fi_plan is the fastest plan of FlashInfer's wrappers, which they need every step.
 
