@@ -69,7 +69,7 @@ class BatchRunner {
   const BatchCounts& counts() const { return counts_; }
 
  private:
-  // A request that the engine works on. Events may come from any thread.
+  // A request that the engine works on. Its events come on the engine's thread, and may outlive the runner.
   struct Active {
     const BatchJob* job = nullptr;
     BatchLine line;
@@ -80,9 +80,14 @@ class BatchRunner {
     Status failure;
     bool cancelled = false;
   };
+  // Complete requests, to be written by Run.
+  struct Finished {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<Active>> requests;
+  };
 
   Status Submit(const BatchJob& job);
-  void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event);
+  static void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished);
   Status WriteFinished();
   Status Write(const Active& active);
   std::string Progress() const;
@@ -96,8 +101,7 @@ class BatchRunner {
   BatchErrors& errors_;
   BatchCounts counts_;
   int64_t active_ = 0;
-  std::mutex finished_mutex_;
-  std::vector<std::shared_ptr<Active>> finished_;  // complete, to be written by Run
+  const std::shared_ptr<Finished> finished_ = std::make_shared<Finished>();
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
@@ -129,7 +133,7 @@ Status BatchRunner::Submit(const BatchJob& job) {
   active->line.request.request.prompt_ids = {};  // the engine has them
   if (request.n > 0) active->samples.resize(static_cast<size_t>(request.n));
   for (size_t i = 0; i < active->samples.size(); ++i) active->samples[i].index = static_cast<int32_t>(i);
-  request.on_event = [this, active](const StreamEvent& event) { OnEvent(active, event); };
+  request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (id.ok()) {
     ++active_;
@@ -139,7 +143,7 @@ Status BatchRunner::Submit(const BatchJob& job) {
   return errors_.Report({.line = job.line, .id = active->line.id, .custom_id = active->line.custom_id, .status = id.status()});
 }
 
-void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event) {
+void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished) {
   const std::lock_guard lock(active->mutex);
   if (event.index < 0) {
     active->prompt = {event.text, event.token_ids, event.prompt_logprobs};
@@ -154,15 +158,15 @@ void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEve
   }
   active->cached_tokens = std::max(active->cached_tokens, event.cached_tokens);
   if (!event.request_done) return;
-  const std::lock_guard finished_lock(finished_mutex_);
-  finished_.push_back(active);
+  const std::lock_guard finished_lock(finished->mutex);
+  finished->requests.push_back(active);
 }
 
 Status BatchRunner::WriteFinished() {
   std::vector<std::shared_ptr<Active>> finished;
   {
-    const std::lock_guard lock(finished_mutex_);
-    finished.swap(finished_);
+    const std::lock_guard lock(finished_->mutex);
+    finished.swap(finished_->requests);
   }
   for (const std::shared_ptr<Active>& active : finished) {
     --active_;
@@ -255,6 +259,7 @@ Result<ExitCode> Batch(BatchOptions options) {
     return NotFound(fmt::format("there is no input {}", options.input));
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
+  options.engine.event_thread = true;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   const int32_t model_context = engine->model_config().max_position;
   const OpenAiRequestParser parser(engine->tokenizer(),

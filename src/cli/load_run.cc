@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -21,7 +22,7 @@ double Share(int64_t part, int64_t whole) { return whole > 0 ? static_cast<doubl
 
 double PerSecond(int64_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0; }
 
-// Notes when tokens come; events may come from any thread.
+// Notes when tokens come; events come on the engine's thread.
 class LoadRecorder {
  public:
   LoadRecorder(std::span<const WorkloadRequest> requests, std::span<const double> arrivals) : traces_(requests.size()) {
@@ -99,28 +100,28 @@ std::vector<double> Percentiles(std::vector<double> values) {
 
 Result<LoadResult> RunLoad(Engine& engine, std::span<const WorkloadRequest> requests, std::span<const double> arrivals) {
   COPPICE_CHECK(requests.size() == arrivals.size());
-  LoadRecorder recorder(requests, arrivals);
+  const auto recorder = std::make_shared<LoadRecorder>(requests, arrivals);  // events may outlive this call if it fails
   const Clock::time_point begin = Clock::now();
   const auto now = [begin] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   size_t next = 0;
-  while (recorder.done() < requests.size()) {
+  while (recorder->done() < requests.size()) {
     for (; next < requests.size() && arrivals[next] <= now(); ++next) {
       Request request{.prompt_ids = requests[next].prompt_ids,
                       .n = requests[next].samples,
                       .max_tokens = requests[next].output_tokens,
                       .ignore_eos = true,
-                      .on_event = [&recorder, now, i = next](const StreamEvent& event) { recorder.OnEvent(i, event, now()); }};
+                      .on_event = [recorder, now, i = next](const StreamEvent& event) { recorder->OnEvent(i, event, now()); }};
       request.sampling.seed = next;
       if (Result<RequestId> id = engine.Submit(std::move(request)); !id.ok()) return id.status();
     }
     COPPICE_ASSIGN_OR_RETURN(const bool worked, engine.Step());
-    COPPICE_RETURN_IF_ERROR(recorder.failure());
-    if (worked || recorder.done() == requests.size()) continue;
+    COPPICE_RETURN_IF_ERROR(recorder->failure());
+    if (worked || recorder->done() == requests.size()) continue;
     if (next < requests.size())
       std::this_thread::sleep_until(begin +
                                     std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(arrivals[next])));
   }
-  LoadResult result = recorder.Take();
+  LoadResult result = recorder->Take();
   result.seconds -= arrivals.empty() ? 0 : arrivals.front();
   result.metrics = engine.Metrics();
   return result;
