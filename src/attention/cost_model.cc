@@ -279,8 +279,6 @@ double CostModel::StepNs(const StepShape& shape) const {
   const auto reread = static_cast<double>(std::max<int64_t>(0, shape.item_tokens - shape.read_tokens));
   const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));
   const double memory = streamed * read_ns_ + kUnhiddenReread * reread * cache_ns_;
-  const double stream = static_cast<double>(shape.stream_tasks) * heads * machine_.stream_task_ns / (workers_ * lanes_) +
-                        static_cast<double>(shape.stream_tokens) * cache_ns_;
   // An SM computes its dense tasks, then streams.
   const double dense =
       static_cast<double>(shape.dense_tasks) * heads * kUnhiddenStart * machine_.dense_task_ns / workers_ +
@@ -292,16 +290,19 @@ double CostModel::StepNs(const StepShape& shape) const {
   const bool waits = static_cast<double>(shape.stream_pieces) * heads > free_lanes;
   const double tail = waits ? shape.longest_stream_ns + machine_.stream_task_ns : 0;
   return machine_.launch_ns +
-         std::max(dense + std::max({memory, stream, shape.longest_stream_ns}) + merge + shape.longest_fold_ns + tail,
+         std::max(dense + std::max({memory, StreamNs(shape), shape.longest_stream_ns}) + merge + shape.longest_fold_ns + tail,
                   shape.longest_dense_ns);
+}
+
+double CostModel::StreamNs(const StepShape& shape) const {
+  return static_cast<double>(shape.stream_tasks) * kv_heads_ * machine_.stream_task_ns / (workers_ * lanes_) +
+         static_cast<double>(shape.stream_tokens) * cache_ns_;
 }
 
 double CostModel::RereadPrice(const StepShape& shape) const {
   const double reread = static_cast<double>(shape.item_tokens - shape.read_tokens) * cache_ns_;
   if (reread <= 0) return kUnhiddenReread;
-  const double stream = static_cast<double>(shape.stream_tasks) * kv_heads_ * machine_.stream_task_ns / (workers_ * lanes_) +
-                        static_cast<double>(shape.stream_tokens) * cache_ns_;
-  return std::clamp((stream - static_cast<double>(shape.read_tokens) * read_ns_) / reread, kUnhiddenReread, 1.0);
+  return std::clamp((StreamNs(shape) - static_cast<double>(shape.read_tokens) * read_ns_) / reread, kUnhiddenReread, 1.0);
 }
 
 }  // namespace coppice::attention

@@ -131,6 +131,9 @@ class CostModel {
   int64_t state_bytes_per_row() const { return state_bytes_; }
 
  private:
+  // All stream tasks on all lanes: their starts, and their tokens from the cache.
+  double StreamNs(const StepShape& shape) const;
+
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
   int64_t dense_min_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;
   int32_t workers_ = 1, lanes_ = 1, kv_tile_ = 1, kv_heads_ = 1;

@@ -508,7 +508,6 @@ TEST(PlanCost, SharesLongPrefixesAndAbsorbsShortOnes) {
   }
 }
 
-// RelayAttention algorithm 1: the cached prefix is read once for all new prompts.
 // A GPU's step that lasts no longer than the wait for a merge is planned as if nothing could be shared; with more requests it
 // shares.
 TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
@@ -535,6 +534,7 @@ TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
   }
 }
 
+// RelayAttention algorithm 1: the cached prefix is read once for all new prompts.
 TEST(PlanCost, NewPromptsReadACachedPrefixOnce) {
   const TestForest forest = [] {
     TestForest f;
