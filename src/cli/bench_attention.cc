@@ -57,9 +57,6 @@ constexpr TreeShape kDefaultTrees[] = {{"2048,64x64", 1},      {"2048,64x8", 1},
 // Layers take turns over this much KV, so that none is found in the caches, as in a model.
 constexpr int64_t kWorkingSetBytes = int64_t{160} << 20;
 
-constexpr BenchMode kModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone,
-                                BenchMode::kDeterministic};
-
 // --grid: two and three levels around the point where sharing begins to pay, one query a request.
 std::vector<std::string> GridTrees() {
   std::vector<std::string> trees;
@@ -201,7 +198,7 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   std::cout << fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
                            device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9);
   const int64_t working_set_bytes = options.grid ? kGridWorkingSetBytes : kWorkingSetBytes;
-  const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(kModes);
+  const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
   NeverSlower never_slower;
   for (const AttentionSpec& spec : specs) {
     for (const BenchTree& tree : trees) {

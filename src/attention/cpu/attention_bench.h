@@ -24,7 +24,8 @@ struct BenchTree {
 // kDeterministic: planned and computed so that a request's bits do not depend on the batch (docs/numerics.md).
 enum class BenchMode : uint8_t { kPlanned, kAllShared, kStore, kNone, kDeterministic };
 std::string_view Name(BenchMode mode);
-inline constexpr BenchMode kAllBenchModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone};
+inline constexpr BenchMode kAllBenchModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone,
+                                               BenchMode::kDeterministic};
 
 struct BenchRow {
   BenchMode mode;
