@@ -23,6 +23,9 @@ constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, othe
 // Element-wise work is cut into tasks of about this many elements: some microseconds, ten times the cost of handing one out.
 constexpr int64_t kElementsPerTask = 16384;
 
+constexpr int64_t kCacheLine = 64;
+constexpr int kSecondLevel = 2;  // of __builtin_prefetch: to the second-level cache and no nearer
+
 constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 class PackedWeight final : public LinearWeight {
@@ -33,7 +36,8 @@ class PackedWeight final : public LinearWeight {
 
   int64_t panel_group() const { return panel_group_; }
   int64_t num_groups() const { return num_panels_ / panel_group_; }
-  const std::byte* Group(int64_t group) const { return panels_.data() + group * panel_group_ * panel_bytes_; }
+  int64_t group_bytes() const { return panel_group_ * panel_bytes_; }
+  const std::byte* Group(int64_t group) const { return panels_.data() + group * group_bytes(); }
   const float* GroupBias(int64_t group) const { return bias_.empty() ? nullptr : &bias_[group * panel_group_ * kPanelCols]; }
   int64_t panel_elements() const { return panel_elements_; }
 
@@ -205,18 +209,18 @@ class CpuOps final : public Ops {
   }
 
   void Linear(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) override {
-    Product(x, weight, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
-      std::memcpy(&y(row, column), tile, cols * sizeof(float));
+    Product(x, weight, Untyped(y), [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+      kernels_.convert(tile, cols, DType::kF32, &y(row, column));
     });
   }
 
   void LinearAdd(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) override {
-    Product(x, weight,
+    Product(x, weight, Untyped(y),
             [&](const float* tile, int64_t row, int64_t column, int64_t cols) { kernels_.add(tile, cols, &y(row, column)); });
   }
 
   void LinearSiluMul(const AnyMatrix& x, const LinearWeight& weight, const AnyMatrix& y) override {
-    Product(x, weight, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+    Product(x, weight, y, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
       kernels_.silu_mul(tile, tile + kPanelCols, cols, y.dtype, y.Row(row) + column * SizeOf(y.dtype));
     });
   }
@@ -261,10 +265,12 @@ class CpuOps final : public Ops {
     alignas(64) float tile[kBlockRows * kMaxGroup * kPanelCols];
   };
 
-  // Calls write(tile row, row, first column, columns) for every output row of every panel group; a tile row has the group's panels
-  // side by side, biases added.
+  static AnyMatrix Untyped(MatrixView<float> y) { return {y.data, DType::kF32, y.rows, y.cols, y.stride}; }
+
+  // Calls write(tile row, row, first column, columns) for every row of y and every panel group, to be written there; a tile row has
+  // the group's panels side by side, biases added.
   template <class Write>
-  void Product(const AnyMatrix& x, const LinearWeight& weight, Write write) {
+  void Product(const AnyMatrix& x, const LinearWeight& weight, const AnyMatrix& y, Write write) {
     const auto& packed = static_cast<const PackedWeight&>(weight);
     COPPICE_DCHECK(x.dtype == packed.dtype() && x.cols == packed.in_features());
     const int64_t row_blocks = RoundUp(x.rows, kBlockRows) / kBlockRows;
@@ -275,19 +281,43 @@ class CpuOps final : public Ops {
     executor_.ParallelFor(row_blocks * packed.num_groups(), [&](int64_t task, int worker) {
       const int64_t group = task / row_blocks, first_row = task % row_blocks * kBlockRows;
       const int64_t rows = std::min(kBlockRows, x.rows - first_row);
+      const int64_t column = group * kPanelCols, cols = std::min(kPanelCols, packed.out_features() - column);
       float* tile = workers_[worker].tile;
       if (coded) {
         MultiplyCoded(rows, packed, group, tile);
       } else {
+        PrefetchOutput(y, first_row, rows, column, cols);
+        PrefetchWeight(packed, group, task % row_blocks, row_blocks);
         MultiplyTile(x, first_row, rows, packed, group, worker, tile);
       }
       const float* bias = packed.GroupBias(group);
-      const int64_t column = group * kPanelCols, cols = std::min(kPanelCols, packed.out_features() - column);
       for (int64_t r = 0; r < rows; ++r, tile += tile_cols) {
         if (bias != nullptr) kernels_.add(bias, tile_cols, tile);
         write(tile, first_row + r, column, cols);
       }
     });
+  }
+
+  // A tile's output is a short run of lines in each of many rows, which no hardware prefetcher foresees; asked for before the
+  // product, they are there after it.
+  static void PrefetchOutput(const AnyMatrix& y, int64_t first_row, int64_t rows, int64_t column, int64_t cols) {
+    const auto size = static_cast<int64_t>(SizeOf(y.dtype));
+    for (int64_t r = first_row; r < first_row + rows; ++r) {
+      const std::byte* run = y.Row(r) + column * size;
+      for (int64_t i = 0; i < cols * size; i += kCacheLine) __builtin_prefetch(run + i, /*write=*/1, kSecondLevel);
+    }
+  }
+
+  // The panels that this worker will need next come from memory or another core's cache: each of the tasks that it does with the
+  // present ones asks for its share.
+  void PrefetchWeight(const PackedWeight& weight, int64_t group, int64_t row_block, int64_t row_blocks) const {
+    const int64_t workers = executor_.num_workers();
+    const int64_t next = group + std::max<int64_t>(1, workers / row_blocks);
+    const int64_t shares = std::max<int64_t>(1, row_blocks / workers), share = row_block / workers;
+    if (next >= weight.num_groups() || share >= shares) return;
+    const int64_t bytes = weight.group_bytes() / shares;
+    const std::byte* from = weight.Group(next) + share * bytes;
+    for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(from + i, /*write=*/0, kSecondLevel);
   }
 
   bool UsesOneDnn(const PackedWeight& weight, int64_t rows, int64_t x_stride) const {
