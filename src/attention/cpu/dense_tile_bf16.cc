@@ -367,13 +367,41 @@ void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
     _mm512_store_ps(acc + e * kLanes, _mm512_mul_ps(_mm512_load_ps(acc + e * kLanes), factor));
 }
 
+// Asks the second-level cache for the next tile's KV, a share with each chunk of the present one: pages lie anywhere, and the
+// hardware's prefetchers stop at the end of each.
+class NextTile {
+ public:
+  NextTile(const TileTask& task, int32_t begin, int32_t chunks)
+      : task_(task), next_(begin), end_(std::min(begin + kTile, task.kv_end)), share_((end_ - begin + chunks - 1) / chunks) {}
+
+  void FetchShare() {
+    const HeadKv& kv = task_.kv;
+    for (const int32_t stop = std::min(end_, next_ + share_); next_ < stop;) {
+      const int32_t page_end = std::min(stop, (next_ / kv.page_size + 1) * kv.page_size);
+      const std::byte *k = kv.K(next_), *v = kv.V(next_);
+      for (; next_ < page_end; ++next_, k += kv.slot_bytes, v += kv.slot_bytes) {
+        for (int32_t at = 0; at < task_.head_dim * 2; at += 64) {
+          __builtin_prefetch(k + at, /*write=*/0, kSecondLevel);
+          __builtin_prefetch(v + at, /*write=*/0, kSecondLevel);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSecondLevel = 2;
+  const TileTask& task_;
+  int32_t next_, end_, share_;  // tokens
+};
+
 // One KV tile for one or two groups: score, softmax, accumulate.
 template <class Products, int kGroups>
-void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end) {
+void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end, NextTile& next_tile) {
   const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
   int32_t pending = first_chunk;  // chunks whose P waits for V
   for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
     Products::template Scores<kGroups>(run, group, chunk);
+    next_tile.FetchShare();
     for (int g = 0; g < kGroups; ++g) {
       const Ranges& range = run.ranges[group + g];
       const int32_t index = tile + chunk * kChunk;
@@ -428,13 +456,15 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
     const int32_t begin = std::max(tile, task.kv_begin), end = std::min(tile + kTile, task.kv_end);
     LocateTokens(run, tile, begin, end);
     Products::PackKv(run, tile, (begin - tile) / kChunk, RoundUp(end - tile, kChunk) / kChunk);
+    NextTile next_tile(task, tile + kTile, RoundUp(end - begin, kChunk) / kChunk * (RoundUp(run.groups, 2) / 2));
     for (int32_t g = 0; g < run.groups; g += 2) {
       const int32_t groups = std::min(2, run.groups - g);
       int32_t first = run.ranges[g].first, last = run.ranges[g].last;
       if (groups == 2) first = std::min(first, run.ranges[g + 1].first), last = std::max(last, run.ranges[g + 1].last);
       first = std::max(first, begin), last = std::min(last, end);
       if (first >= last) continue;
-      groups == 2 ? TileOfGroups<Products, 2>(run, g, tile, first, last) : TileOfGroups<Products, 1>(run, g, tile, first, last);
+      groups == 2 ? TileOfGroups<Products, 2>(run, g, tile, first, last, next_tile)
+                  : TileOfGroups<Products, 1>(run, g, tile, first, last, next_tile);
     }
   }
   StoreStates(run, states);
