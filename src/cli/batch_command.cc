@@ -148,11 +148,7 @@ void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEve
   if (event.index < 0) {
     active->prompt = {event.text, event.token_ids, event.prompt_logprobs};
   } else {
-    Sample& sample = active->samples[event.index];
-    sample.text += event.text;
-    sample.token_ids.insert(sample.token_ids.end(), event.token_ids.begin(), event.token_ids.end());
-    sample.logprobs.insert(sample.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
-    if (event.finish_reason) sample.finish_reason = event.finish_reason;
+    active->samples[event.index].Append(event);
     active->cancelled |= event.finish_reason == FinishReason::kCancelled;
     if (event.finish_reason == FinishReason::kError && active->failure.ok()) active->failure = event.status;
   }
@@ -259,7 +255,6 @@ Result<ExitCode> Batch(BatchOptions options) {
     return NotFound(fmt::format("there is no input {}", options.input));
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
-  options.engine.event_thread = true;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   const int32_t model_context = engine->model_config().max_position;
   const OpenAiRequestParser parser(engine->tokenizer(),

@@ -58,7 +58,6 @@ Result<std::vector<SharingMode>> ParseModes(std::string_view text) {
 
 Result<ordered_json> Measure(EngineOptions options, const Case& job, uint64_t seed) {
   options.sharing = job.sharing;
-  options.event_thread = true;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
   const size_t count = job.point->requests.size();
   const std::vector<double> arrivals = job.rate > 0 ? PoissonArrivals(count, job.rate, seed) : std::vector<double>(count, 0.0);

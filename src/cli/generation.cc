@@ -1,6 +1,9 @@
 #include "cli/generation.h"
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
 
 #include "core/check.h"
 
@@ -21,63 +24,96 @@ std::vector<RankedSample> Views(const std::vector<const Sample*>& samples) {
   return views;
 }
 
+// What the engine said of the request so far. Events come on the engine's thread for them or in its steps.
+struct Gathered {
+  explicit Gathered(int32_t n) : samples(static_cast<size_t>(n)) {
+    for (int32_t i = 0; i < n; ++i) samples[i].index = i;
+  }
+
+  void Add(const StreamEvent& event) {
+    const std::lock_guard lock(mutex);
+    done |= event.request_done;
+    if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
+    if (event.index < 0) {
+      prompt_text = event.text;
+      prompt_logprobs = event.prompt_logprobs;
+      news.push_back(event.index);
+      return;
+    }
+    samples[event.index].Append(event);
+    if (samples[event.index].finished()) news.push_back(event.index);
+  }
+
+  // Calls the hooks for what came since the last call; how many samples finished. Under the lock.
+  int32_t ReportNews(const GenerationHooks& hooks) {
+    int32_t finished = 0;
+    for (const int32_t index : std::exchange(news, {})) {
+      if (index < 0) {
+        if (hooks.on_prompt) hooks.on_prompt(prompt_text);
+        continue;
+      }
+      ++finished;
+      if (hooks.on_sample) hooks.on_sample(samples[index]);
+    }
+    return finished;
+  }
+
+  std::mutex mutex;
+  std::vector<Sample> samples;
+  std::string prompt_text;
+  std::vector<std::optional<float>> prompt_logprobs;
+  std::vector<int32_t> news;  // samples that finished, -1 for the prompt, in order
+  bool done = false;
+  Status failure;
+};
+
 }  // namespace
 
 std::optional<double> Sample::mean_logprob() const { return MeanLogprob(logprobs); }
 
+void Sample::Append(const StreamEvent& event) {
+  text += event.text;
+  token_ids.insert(token_ids.end(), event.token_ids.begin(), event.token_ids.end());
+  logprobs.insert(logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+  if (event.finish_reason) finish_reason = event.finish_reason;
+}
+
 Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks) {
   Generation generation;
   generation.prompt_ids = request.prompt_ids;
-  generation.samples.resize(request.n);
-  for (int32_t i = 0; i < request.n; ++i) generation.samples[i].index = i;
-
   GenerationProgress progress{.metrics = &generation.metrics,
                               .prompt_tokens = static_cast<int64_t>(request.prompt_ids.size()),
                               .tokens_wanted = int64_t{request.n} * request.max_tokens,
                               .samples = request.n};
-  Status failure;
-  bool done = false;
-  int64_t tokens_of_step = 0;
-  request.on_event = [&](const StreamEvent& event) {
-    done |= event.request_done;
-    if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
-    if (event.index < 0) {
-      generation.prompt_text = event.text;
-      generation.prompt_logprobs = event.prompt_logprobs;
-      if (hooks.on_prompt) hooks.on_prompt(event.text);
-      return;
-    }
-    Sample& sample = generation.samples[event.index];
-    sample.text += event.text;
-    sample.token_ids.insert(sample.token_ids.end(), event.token_ids.begin(), event.token_ids.end());
-    sample.logprobs.insert(sample.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
-    tokens_of_step += static_cast<int64_t>(event.token_ids.size());
-    if (!event.finish_reason) return;
-    sample.finish_reason = event.finish_reason;
-    if (!sample.finished()) return;
-    ++progress.samples_finished;
-    if (hooks.on_sample) hooks.on_sample(sample);
-  };
-
+  const auto gathered = std::make_shared<Gathered>(request.n);  // events may outlive this call if it fails
+  request.on_event = [gathered](const StreamEvent& event) { gathered->Add(event); };
   const Result<RequestId> id = engine.Submit(std::move(request));
   if (!id.ok()) return id.status();
-  while (!done) {
+  bool done = false;
+  for (bool more = true; more && !done;) {
     if (!generation.interrupted && hooks.should_stop && hooks.should_stop()) {
       generation.interrupted = true;
       if (Status status = engine.Cancel(*id); !status.ok()) return status;
     }
-    const int64_t decode_steps_before = generation.metrics.decode_steps;
-    tokens_of_step = 0;
-    const Result<bool> stepped = engine.Step();
-    if (!stepped.ok()) return stepped.status();
+    const int64_t decode_steps_before = generation.metrics.decode_steps, tokens_before = generation.metrics.generated_tokens;
+    COPPICE_ASSIGN_OR_RETURN(more, engine.Step());
     generation.metrics = engine.Metrics();
-    if (generation.metrics.decode_steps > decode_steps_before) generation.decode_tokens += tokens_of_step;
+    if (generation.metrics.decode_steps > decode_steps_before)
+      generation.decode_tokens += generation.metrics.generated_tokens - tokens_before;
     progress.decode_tokens = generation.decode_tokens;
+    {
+      const std::lock_guard lock(gathered->mutex);
+      progress.samples_finished += gathered->ReportNews(hooks);
+      done = gathered->done;
+    }
     if (hooks.on_step) hooks.on_step(progress);
-    if (!*stepped) break;
   }
-  if (!failure.ok()) return failure;
+  const std::lock_guard lock(gathered->mutex);
+  COPPICE_RETURN_IF_ERROR(gathered->failure);
   if (!done && !generation.interrupted) return Internal("the engine has nothing to do although the request is not done");
+  generation.prompt_text = std::move(gathered->prompt_text);
+  generation.prompt_logprobs = std::move(gathered->prompt_logprobs);
+  generation.samples = std::move(gathered->samples);
   return generation;
 }
 

@@ -25,6 +25,8 @@ struct Sample {
   bool finished() const { return finish_reason == FinishReason::kStop || finish_reason == FinishReason::kLength; }
   // Absent when there is no token.
   std::optional<double> mean_logprob() const;
+  // Takes what an event of this sample brings.
+  void Append(const StreamEvent& event);
 };
 
 struct Generation {
@@ -44,6 +46,7 @@ struct GenerationProgress {
   int32_t samples_finished = 0, samples = 0;
 };
 
+// Called on the thread that called Generate.
 struct GenerationHooks {
   std::function<void(const std::string&)> on_prompt;       // with Request::echo: the prompt's text, before any sample
   std::function<void(const Sample&)> on_sample;            // a sample finished
@@ -51,8 +54,8 @@ struct GenerationHooks {
   std::function<bool()> should_stop;                       // asked before each step; true cancels what is left
 };
 
-// Runs `request` to its end on an idle engine whose counters are zero. Errors of Submit and Step, and of a sample that failed, are
-// returned.
+// Runs `request` to its end on an idle engine whose counters are zero, with or without a thread for events. Errors of Submit and
+// Step, and of a sample that failed, are returned.
 Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks);
 
 // Which of the finished samples are shown, and in what order.

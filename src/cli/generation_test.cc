@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
 #include <utility>
 
 namespace coppice::cli {
@@ -11,10 +12,12 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Plays a list of steps, each a list of events; the first step is prefill, the others decode. Cancel ends what is unfinished.
+// Plays a list of steps, each a list of events; the first step is prefill, the others decode. Cancel ends what is unfinished. With
+// `late_events` each step's events come during the next one, on a thread of their own.
 class FakeEngine final : public Engine {
  public:
-  explicit FakeEngine(std::vector<std::vector<StreamEvent>> steps) : steps_(std::move(steps)) {}
+  explicit FakeEngine(std::vector<std::vector<StreamEvent>> steps, bool late_events = false)
+      : steps_(std::move(steps)), late_events_(late_events) {}
 
   Result<RequestId> Submit(Request request) override {
     if (request.prompt_ids.empty()) return InvalidArgument("the prompt is empty");
@@ -29,13 +32,16 @@ class FakeEngine final : public Engine {
     return OkStatus();
   }
   Result<bool> Step() override {
+    if (late_events_) std::jthread([this] { Send(std::exchange(events_, {})); });
     if (fail_at_ == metrics_.steps) return Internal("the step broke");
     if (cancelled_) {
       request_.on_event({.index = 1, .finish_reason = FinishReason::kCancelled, .request_done = true});
       return true;
     }
     if (metrics_.steps == static_cast<int64_t>(steps_.size())) return false;
-    for (const StreamEvent& event : steps_[metrics_.steps]) request_.on_event(event);
+    events_ = steps_[metrics_.steps];
+    for (const StreamEvent& event : events_) metrics_.generated_tokens += static_cast<int64_t>(event.token_ids.size());
+    if (!late_events_) Send(events_);
     ++metrics_.steps;
     if (metrics_.steps > 1) ++metrics_.decode_steps;
     return true;
@@ -47,7 +53,13 @@ class FakeEngine final : public Engine {
   int64_t fail_at_ = -1;
 
  private:
+  void Send(const std::vector<StreamEvent>& events) {
+    for (const StreamEvent& event : events) request_.on_event(event);
+  }
+
   std::vector<std::vector<StreamEvent>> steps_;
+  std::vector<StreamEvent> events_;  // of the last step
+  bool late_events_ = false;
   Request request_;
   EngineMetrics metrics_;
   bool cancelled_ = false;
@@ -72,25 +84,27 @@ std::vector<std::vector<StreamEvent>> TwoSamples() {
 const Request kRequest{.prompt_ids = {1, 2}, .n = 2, .max_tokens = 3};
 
 TEST(Generate, GathersSamplesInOrderOfTheirEvents) {
-  FakeEngine engine(TwoSamples());
-  std::vector<int32_t> finished;
-  int64_t last_finished_seen = -1;
-  const Result<Generation> generation =
-      Generate(engine, kRequest,
-               {.on_sample = [&](const Sample& sample) { finished.push_back(sample.index); },
-                .on_step = [&](const GenerationProgress& progress) { last_finished_seen = progress.samples_finished; }});
-  ASSERT_TRUE(generation.ok()) << generation.status().ToString();
-  EXPECT_THAT(finished, ElementsAre(0, 1));
-  EXPECT_EQ(last_finished_seen, 2);
-  EXPECT_THAT(generation->prompt_ids, ElementsAre(1, 2));
-  EXPECT_THAT(generation->prompt_logprobs, ElementsAre(std::nullopt, -0.5f));
-  EXPECT_EQ(generation->samples[0].text, "ab");
-  EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21, 22));
-  EXPECT_EQ(generation->samples[0].finish_reason, FinishReason::kStop);
-  EXPECT_EQ(generation->samples[1].finish_reason, FinishReason::kLength);
-  EXPECT_DOUBLE_EQ(*generation->samples[0].mean_logprob(), -2.0);
-  EXPECT_EQ(generation->decode_tokens, 3);  // the first token of each sample comes from the prefill step
-  EXPECT_FALSE(generation->interrupted);
+  for (const bool late_events : {false, true}) {
+    FakeEngine engine(TwoSamples(), late_events);
+    std::vector<int32_t> finished;
+    int64_t last_finished_seen = -1;
+    const Result<Generation> generation =
+        Generate(engine, kRequest,
+                 {.on_sample = [&](const Sample& sample) { finished.push_back(sample.index); },
+                  .on_step = [&](const GenerationProgress& progress) { last_finished_seen = progress.samples_finished; }});
+    ASSERT_TRUE(generation.ok()) << generation.status().ToString();
+    EXPECT_THAT(finished, ElementsAre(0, 1));
+    EXPECT_EQ(last_finished_seen, 2);
+    EXPECT_THAT(generation->prompt_ids, ElementsAre(1, 2));
+    EXPECT_THAT(generation->prompt_logprobs, ElementsAre(std::nullopt, -0.5f));
+    EXPECT_EQ(generation->samples[0].text, "ab");
+    EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21, 22));
+    EXPECT_EQ(generation->samples[0].finish_reason, FinishReason::kStop);
+    EXPECT_EQ(generation->samples[1].finish_reason, FinishReason::kLength);
+    EXPECT_DOUBLE_EQ(*generation->samples[0].mean_logprob(), -2.0);
+    EXPECT_EQ(generation->decode_tokens, 3);  // the first token of each sample comes from the prefill step
+    EXPECT_FALSE(generation->interrupted);
+  }
 }
 
 TEST(Generate, RanksByMeanLogProbability) {

@@ -86,6 +86,7 @@ Result<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
 }
 
 void AddEngineOptions(CLI::App& command, EngineOptions& options) {
+  options.event_thread = true;
   command.add_option("-m,--model", options.model_path,
                      "GGUF file or Hugging Face folder (default: the model that scripts/fetch_model keeps)");
   AddParsed<DType>(command, "--dtype", options.dtype, ParseDType, "bf16 (default), or f32 for exactness");

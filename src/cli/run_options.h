@@ -43,7 +43,8 @@ Result<int32_t> ParseChunk(std::string_view text);  // EngineOptions::chunk
 // "1,2,3", spaces allowed.
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 
-// The options that every command with an engine has: --model, --dtype, --sharing, --page-size, --threads, ...
+// The options that every command with an engine has: --model, --dtype, --sharing, --page-size, --threads, ... All have a thread for
+// events.
 void AddEngineOptions(CLI::App& command, EngineOptions& options);
 // Adds the subcommand `run`; `options` is filled while the command line is parsed and must outlive it.
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options);
