@@ -214,7 +214,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   workers_ = std::max(traits.workers, 1);
   read_ns_ = 1e9 * static_cast<double>(kv_bytes_) / machine.read_bytes_per_s;
   cache_ns_ = 1e9 * static_cast<double>(kv_bytes_) / std::max(machine.cache_bytes_per_s, machine.read_bytes_per_s);
-  cache_tokens_ = machine.cache_bytes / static_cast<double>(kv_bytes_);
+  cache_tokens_ = std::llround(machine.cache_bytes / static_cast<double>(kv_bytes_));
   const double row_flops = 4.0 * spec.num_kv_heads * static_cast<double>(computed_dim);
   dense_ns_ = 1e9 * row_flops / machine.dense_flops_per_s;
   stream_ns_ = 1e9 * row_flops / machine.stream_flops_per_s;
@@ -226,7 +226,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
 
 double CostModel::RereadNs(int64_t tokens) const {
   if (tokens <= 0) return cache_ns_;
-  const double hit = std::min(1.0, cache_tokens_ / static_cast<double>(tokens));
+  const double hit = std::min(1.0, static_cast<double>(cache_tokens_) / static_cast<double>(tokens));
   return hit * cache_ns_ + (1.0 - hit) * read_ns_;
 }
 
@@ -274,24 +274,31 @@ double CostModel::FoldNs(int64_t rows, int64_t states) const {
   return begin + passes * static_cast<double>(states) * machine_.fold_state_ns;
 }
 
-double CostModel::StepNs(const StepShape& shape) const {
+double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const {
   const double heads = kv_heads_;
   const auto reread = static_cast<double>(std::max<int64_t>(0, shape.item_tokens - shape.read_tokens));
+  const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
+  if (!latencies_) {
+    const auto misses = static_cast<double>(std::max<int64_t>(0, shape.item_misses - shape.read_misses));
+    const double memory = static_cast<double>(shape.read_tokens) * read_ns_ + reread * cache_ns_ + misses * (read_ns_ - cache_ns_);
+    const double compute =
+        static_cast<double>(shape.dense_row_tokens) * dense_ns_ + static_cast<double>(shape.stream_row_tokens) * stream_ns_;
+    return std::max(memory, compute) + static_cast<double>(shape.item_starts) * item_ns_ + merge;
+  }
   const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));
   const double memory = streamed * read_ns_ + kUnhiddenReread * reread * cache_ns_;
   // An SM computes its dense tasks, then streams.
   const double dense =
       static_cast<double>(shape.dense_tasks) * heads * kUnhiddenStart * machine_.dense_task_ns / workers_ +
       std::max(static_cast<double>(shape.dense_row_tokens) * dense_ns_, static_cast<double>(shape.dense_item_tokens) * read_ns_);
-  const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
   // More stream tasks than lanes without a dense task: one begins when the first others end.
-  const double busy = std::min(static_cast<double>(shape.dense_pieces) * heads, static_cast<double>(workers_));
+  const double busy = std::min(static_cast<double>(chains.dense_pieces) * heads, static_cast<double>(workers_));
   const double free_lanes = lanes_ * (busy < workers_ ? workers_ - busy : workers_);
-  const bool waits = static_cast<double>(shape.stream_pieces) * heads > free_lanes;
-  const double tail = waits ? shape.longest_stream_ns + machine_.stream_task_ns : 0;
+  const bool waits = static_cast<double>(chains.stream_pieces) * heads > free_lanes;
+  const double tail = waits ? chains.longest_stream_ns + machine_.stream_task_ns : 0;
   return machine_.launch_ns +
-         std::max(dense + std::max({memory, StreamNs(shape), shape.longest_stream_ns}) + merge + shape.longest_fold_ns + tail,
-                  shape.longest_dense_ns);
+         std::max(dense + std::max({memory, StreamNs(shape), chains.longest_stream_ns}) + merge + chains.longest_fold_ns + tail,
+                  chains.longest_dense_ns);
 }
 
 double CostModel::StreamNs(const StepShape& shape) const {

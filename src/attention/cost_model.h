@@ -5,6 +5,7 @@
 // Layer: attention, private.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -53,16 +54,23 @@ std::string ToJson(const MachineModel& model);
 Result<MachineModel> LoadMachineModel(const std::string& path);
 Status SaveMachineModel(const MachineModel& model, const std::string& path);
 
-// A step's items, counted under one kv head.
+// A step's items before any cut, counted under one kv head. Integers: edits add to them and subtract from them.
 struct StepShape {
-  int64_t read_tokens = 0;                            // from memory
-  int64_t item_tokens = 0;                            // of all items: what exceeds read_tokens is read again, from the cache
-  int64_t stream_tasks = 0, stream_tokens = 0;        // a task's rows together
-  int64_t dense_tasks = 0, dense_row_tokens = 0;      // a task is a tile of rows; rows x tokens, both as computed
-  int64_t dense_item_tokens = 0;                      // of the items, whatever their rows
+  int64_t read_tokens = 0;                        // from memory
+  int64_t item_tokens = 0;                        // of all items: what exceeds read_tokens is read again, from the cache
+  int64_t stream_tasks = 0, stream_tokens = 0;    // a task's rows together
+  int64_t dense_tasks = 0, dense_row_tokens = 0;  // a task is a tile of rows; rows x tokens, both as computed
+  int64_t dense_item_tokens = 0;                  // of the items, whatever their rows
+  int64_t stream_row_tokens = 0;                  // rows x tokens
+  int64_t item_starts = 0;                        // items, counted once for each of their row groups
+  int64_t read_misses = 0, item_misses = 0;       // tokens of read_tokens, of item_tokens, that the cache cannot hold
+  int64_t merges = 0, state_rows = 0;             // sets with several contributions; rows x contributions
+};
+
+// What of a step lasts longest once its ranges are cut, alone on the machine.
+struct StepChains {
   int64_t stream_pieces = 0, dense_pieces = 0;        // tasks after the cuts
-  int64_t merges = 0, state_rows = 0;                 // sets with several contributions; rows x contributions
-  double longest_stream_ns = 0, longest_fold_ns = 0;  // of the step's last tasks, alone on the machine
+  double longest_stream_ns = 0, longest_fold_ns = 0;  // of the step's last tasks
   double longest_dense_ns = 0;                        // with the fold behind it
 };
 
@@ -96,6 +104,8 @@ class CostModel {
   // KV of one token, from memory; or again, from the cache, when `tokens` tokens are read by several items one after the other.
   double ReadNs() const { return read_ns_; }
   double RereadNs(int64_t tokens) const;
+  // Of that many tokens, those that are read from memory again.
+  int64_t Misses(int64_t tokens) const { return std::max<int64_t>(0, tokens - cache_tokens_); }
   // Scores and values of `rows` rows against one token, rows padded to what the tiles compute.
   double ComputeNs(int64_t rows) const;
   // A partial state of `rows` rows, written and read back.
@@ -109,7 +119,7 @@ class CostModel {
   int64_t ComputedRows(int64_t rows) const;
   int64_t ComputedTokens(int64_t rows, int64_t tokens) const;
 
-  // Whether the machine's latencies are known; the rest needs them.
+  // Whether the machine's latencies are known; Cut and FoldNs need them.
   bool has_latencies() const { return latencies_; }
   int64_t DenseTasks(int64_t rows) const {
     return KindOf(rows) == ItemKind::kStreamTile ? 0 : (rows + tile_rows_ - 1) / tile_rows_;
@@ -119,8 +129,8 @@ class CostModel {
   Pieces Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const;
   // The fold of `states` states of a set of `set_rows` rows by the item of `rows` rows that arrives last.
   double FoldNs(int64_t rows, int64_t states) const;
-  // The whole step, launch to end.
-  double StepNs(const StepShape& shape) const;
+  // The whole step, launch to end. Without latencies: the longer of reading and computing, and all overheads; no chains then.
+  double StepNs(const StepShape& shape, const StepChains& chains) const;
   // What the cache's time for a token read again costs a step that shares nothing (`shape`): between kUnhiddenReread and 1.
   double RereadPrice(const StepShape& shape) const;
 
@@ -137,9 +147,10 @@ class CostModel {
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
   int64_t dense_min_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;
   int32_t workers_ = 1, lanes_ = 1, kv_tile_ = 1, kv_heads_ = 1;
+  int64_t cache_tokens_ = 0;
   bool latencies_ = false;
   MachineModel machine_;
-  double read_ns_ = 0, cache_ns_ = 0, cache_tokens_ = 0, dense_ns_ = 0, stream_ns_ = 0;
+  double read_ns_ = 0, cache_ns_ = 0, dense_ns_ = 0, stream_ns_ = 0;
   double state_ns_ = 0, item_ns_ = 0, merge_ns_ = 0, task_fixed_ns_ = 0;
 };
 

@@ -13,10 +13,6 @@ namespace {
 
 std::string Str(int64_t value) { return value == kLive ? "kLive" : std::to_string(value); }
 std::string Node(int32_t n) { return "node " + std::to_string(n); }
-bool Fail(Status& error, Status why) {
-  error = std::move(why);
-  return false;
-}
 std::string Branch(int32_t b) { return "branch " + std::to_string(b); }
 
 }  // namespace
@@ -56,8 +52,8 @@ Result<PlanCapacity> ResolveCapacity(const PlanCapacity& capacity) {
 }
 
 void ForestIndex::Layout(Arena& arena, const PlanCapacity& capacity) {
-  for (std::span<int32_t>* per_node : {&parent, &begin, &end, &first_member, &last_member, &preorder_, &first_child, &next_sibling,
-                                       &first_branch_, &live_branch_}) {
+  for (std::span<int32_t>* per_node : {&parent, &begin, &end, &first_member, &last_member, &position, &preorder_, &first_child,
+                                       &next_sibling, &first_branch_, &live_branch_}) {
     *per_node = arena.Take<int32_t>(capacity.max_nodes);
   }
   for (std::span<int32_t>* per_branch : {&branch_node, &query_count, &kv_len, &active_, &next_branch_}) {
@@ -78,15 +74,14 @@ Status ForestIndex::Build(const PrefixForestView& forest, const PlanCapacity& ca
   std::ranges::copy(forest.branch_query_count, query_count.begin());
   std::ranges::copy(forest.branch_kv_len, kv_len.begin());
 
-  Status error;  // filled in by the check that fails; building a Status for each of a thousand nodes would cost more than the check
   for (int32_t n = 0; n < num_nodes_; ++n) {
-    if (!CheckNode(n, error)) return error;
+    if (const Fault fault = CheckNode(n); fault != Fault::kNone) return NodeError(fault, n);
   }
   std::ranges::fill(first_branch_.first(num_nodes_), -1);
   std::ranges::fill(live_branch_.first(num_nodes_), -1);
   std::ranges::fill(query_owner_, -1);
   for (int32_t b = num_branches_ - 1; b >= 0; --b) {
-    if (!CheckBranch(forest, capacity, b, error)) return error;
+    if (const Fault fault = AddBranch(forest, capacity, b); fault != Fault::kNone) return BranchError(fault, forest, capacity, b);
   }
   return OrderNodes();
 }
@@ -119,97 +114,112 @@ Status ForestIndex::CheckShapes(const PrefixForestView& forest, const PlanCapaci
   return fits("page slots", forest.page_indices.size(), capacity.max_page_slots);
 }
 
-bool ForestIndex::CheckNode(int32_t n, Status& error) const {
-  const int32_t p = parent[n];
-  if (p == kFreeSlot) return true;
-  if (p < kNoParent || p >= num_nodes_ || p == n) {
-    return Fail(error, InvalidArgument(Node(n) + ": parent is " + Str(p) + ", expected another node of the " + Str(num_nodes_) +
-                                       ", kNoParent or kFreeSlot"));
-  }
-  if (begin[n] < 0 || begin[n] == kLive || end[n] < begin[n]) {
-    return Fail(error,
-                InvalidArgument(Node(n) + ": covers [" + Str(begin[n]) + ", " + Str(end[n]) + "), expected 0 <= begin <= end"));
-  }
-  if (p == kNoParent) {
-    if (begin[n] == 0) return true;
-    return Fail(error, InvalidArgument(Node(n) + ": is a root and begins at " + Str(begin[n]) + ", expected 0"));
-  }
-  if (parent[p] == kFreeSlot) return Fail(error, InvalidArgument(Node(n) + ": parent " + Str(p) + " is a free slot"));
-  if (end[p] == kLive) return Fail(error, InvalidArgument(Node(n) + ": parent " + Str(p) + " ends at kLive, but only leaves may"));
-  if (begin[n] != end[p]) {
-    return Fail(error, InvalidArgument(Node(n) + ": begins at " + Str(begin[n]) + ", but its parent " + Str(p) + " ends at " +
-                                       Str(end[p]) + "; expected the same"));
-  }
-  return true;
+inline ForestIndex::Fault ForestIndex::CheckNode(int32_t n) const {
+  const int32_t p = parent[n], first = begin[n];
+  if (p == kFreeSlot) return Fault::kNone;
+  if (p < kNoParent || p >= num_nodes_ || p == n) return Fault::kNodeParent;
+  if (first < 0 || first == kLive || end[n] < first) return Fault::kNodeRange;
+  if (p == kNoParent) return first == 0 ? Fault::kNone : Fault::kRootBegin;
+  if (parent[p] == kFreeSlot) return Fault::kParentFree;
+  if (first == end[p]) return Fault::kNone;  // so it is not kLive
+  return end[p] == kLive ? Fault::kParentLive : Fault::kNodeBegin;
 }
 
-bool ForestIndex::CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b, Status& error) {
-  const int32_t n = branch_node[b];
-  if (n == kFreeSlot) {
-    if (query_count[b] == 0) return true;
-    return Fail(error, InvalidArgument(Branch(b) + ": is a free slot but has " + Str(query_count[b]) + " queries, expected 0"));
+Status ForestIndex::NodeError(Fault fault, int32_t n) const {
+  const int32_t p = parent[n];
+  switch (fault) {
+    case Fault::kNodeParent:
+      return InvalidArgument(Node(n) + ": parent is " + Str(p) + ", expected another node of the " + Str(num_nodes_) +
+                             ", kNoParent or kFreeSlot");
+    case Fault::kNodeRange:
+      return InvalidArgument(Node(n) + ": covers [" + Str(begin[n]) + ", " + Str(end[n]) + "), expected 0 <= begin <= end");
+    case Fault::kRootBegin: return InvalidArgument(Node(n) + ": is a root and begins at " + Str(begin[n]) + ", expected 0");
+    case Fault::kParentFree: return InvalidArgument(Node(n) + ": parent " + Str(p) + " is a free slot");
+    case Fault::kParentLive: return InvalidArgument(Node(n) + ": parent " + Str(p) + " ends at kLive, but only leaves may");
+    default:
+      return InvalidArgument(Node(n) + ": begins at " + Str(begin[n]) + ", but its parent " + Str(p) + " ends at " + Str(end[p]) +
+                             "; expected the same");
   }
-  if (n < 0 || n >= num_nodes_) {
-    return Fail(error, InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", expected one of the " + Str(num_nodes_) +
-                                       " or kFreeSlot"));
-  }
-  if (parent[n] == kFreeSlot)
-    return Fail(error, InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", which is a free slot"));
-  if (end[n] == kLive) {
-    if (live_branch_[n] >= 0) {
-      return Fail(error, InvalidArgument(Node(n) + ": ends at kLive but belongs to branches " + Str(b) + " and " +
-                                         Str(live_branch_[n]) + "; expected one branch"));
-    }
+}
+
+inline ForestIndex::Fault ForestIndex::AddBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) {
+  const int32_t n = branch_node[b], count = query_count[b];
+  if (n == kFreeSlot) return count == 0 ? Fault::kNone : Fault::kFreeWithQueries;
+  if (n < 0 || n >= num_nodes_) return Fault::kBranchNode;
+  if (parent[n] == kFreeSlot) return Fault::kBranchNodeFree;
+  const bool live = end[n] == kLive;
+  if (live) {
+    if (live_branch_[n] >= 0) return Fault::kLiveNodeTaken;
     live_branch_[n] = b;
   }
-  const int32_t count = query_count[b];
-  if (count < 0) return Fail(error, InvalidArgument(Branch(b) + ": has " + Str(count) + " queries, expected 0 or more"));
-  if (count == 0) return true;  // keeps its place; its lengths are not looked at
+  if (count < 0) return Fault::kQueryCount;
+  if (count == 0) return Fault::kNone;  // keeps its place; its lengths are not looked at
 
   const int32_t length = kv_len[b];
-  if (length < count) {
-    return Fail(error,
-                InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", expected at least its " + Str(count) + " queries"));
-  }
-  if (end[n] == kLive ? length < begin[n] : length != end[n]) {
-    return Fail(
-        error, InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its node " + Str(n) + " covers [" + Str(begin[n]) +
-                               ", " + Str(end[n]) + "); expected " + (end[n] == kLive ? "at least its begin" : "its end")));
-  }
+  if (length < count) return Fault::kTooFewTokens;
+  if (live ? length < begin[n] : length != end[n]) return Fault::kLengthOfNode;
   const int64_t row_begin = forest.branch_page_begin[b], row_capacity = forest.branch_page_capacity[b];
   if (row_begin < 0 || row_capacity < 0 || row_begin + row_capacity > static_cast<int64_t>(forest.page_indices.size())) {
-    return Fail(error,
-                InvalidArgument(Branch(b) + ": page row is [" + Str(row_begin) + ", " + Str(row_begin + row_capacity) +
-                                "), expected within page_indices of " + std::to_string(forest.page_indices.size()) + " entries"));
+    return Fault::kPageRow;
   }
-  if (length > row_capacity * forest.page_size) {
-    return Fail(error, InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its page row holds " + Str(row_capacity) +
-                                       " pages of " + Str(forest.page_size) + " tokens; reserve more"));
-  }
+  if (length > row_capacity * forest.page_size) return Fault::kPageRowShort;
   const int64_t q_begin = forest.branch_query_begin[b], q_end = q_begin + count;
-  if (q_begin < 0) return Fail(error, InvalidArgument(Branch(b) + ": queries begin at " + Str(q_begin) + ", expected 0 or more"));
-  if (q_end > capacity.max_queries) {
-    return Fail(error, Status(StatusCode::kResourceExhausted, Branch(b) + ": queries end at row " + Str(q_end) +
-                                                                  ", but the plan's capacity is " + Str(capacity.max_queries) +
-                                                                  "; create the plan with a larger one"));
-  }
+  if (q_begin < 0) return Fault::kQueryBegin;
+  if (q_end > capacity.max_queries) return Fault::kQueryCapacity;
   if (has_tree_mask_) {
-    if (count > 64)
-      return Fail(error, InvalidArgument(Branch(b) + ": has " + Str(count) + " queries under a tree mask, expected at most 64"));
-    if (q_end > static_cast<int64_t>(forest.query_tree_mask.size())) {
-      return Fail(error, InvalidArgument(Branch(b) + ": queries end at row " + Str(q_end) + ", but query_tree_mask has " +
-                                         std::to_string(forest.query_tree_mask.size()) + " entries"));
-    }
+    if (count > 64) return Fault::kMaskQueries;
+    if (q_end > static_cast<int64_t>(forest.query_tree_mask.size())) return Fault::kMaskEntries;
   }
   for (int64_t q = q_begin; q < q_end; ++q) {
-    if (query_owner_[q] >= 0) {
-      return Fail(error, InvalidArgument(Branch(b) + ": query row " + Str(q) + " also belongs to branch " + Str(query_owner_[q])));
-    }
+    if (query_owner_[q] >= 0) return Fault::kQueryTaken;
     query_owner_[q] = b;
   }
   next_branch_[b] = first_branch_[n];
   first_branch_[n] = b;
-  return true;
+  return Fault::kNone;
+}
+
+Status ForestIndex::BranchError(Fault fault, const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const {
+  const int32_t n = branch_node[b], count = query_count[b], length = kv_len[b];
+  const int64_t row_begin = forest.branch_page_begin[b], row_capacity = forest.branch_page_capacity[b];
+  const int64_t q_begin = forest.branch_query_begin[b], q_end = q_begin + count;
+  switch (fault) {
+    case Fault::kFreeWithQueries:
+      return InvalidArgument(Branch(b) + ": is a free slot but has " + Str(count) + " queries, expected 0");
+    case Fault::kBranchNode:
+      return InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", expected one of the " + Str(num_nodes_) + " or kFreeSlot");
+    case Fault::kBranchNodeFree: return InvalidArgument(Branch(b) + ": ends at node " + Str(n) + ", which is a free slot");
+    case Fault::kLiveNodeTaken:
+      return InvalidArgument(Node(n) + ": ends at kLive but belongs to branches " + Str(b) + " and " + Str(live_branch_[n]) +
+                             "; expected one branch");
+    case Fault::kQueryCount: return InvalidArgument(Branch(b) + ": has " + Str(count) + " queries, expected 0 or more");
+    case Fault::kTooFewTokens:
+      return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", expected at least its " + Str(count) + " queries");
+    case Fault::kLengthOfNode:
+      return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its node " + Str(n) + " covers [" + Str(begin[n]) +
+                             ", " + Str(end[n]) + "); expected " + (end[n] == kLive ? "at least its begin" : "its end"));
+    case Fault::kPageRow:
+      return InvalidArgument(Branch(b) + ": page row is [" + Str(row_begin) + ", " + Str(row_begin + row_capacity) +
+                             "), expected within page_indices of " + std::to_string(forest.page_indices.size()) + " entries");
+    case Fault::kPageRowShort:
+      return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its page row holds " + Str(row_capacity) +
+                             " pages of " + Str(forest.page_size) + " tokens; reserve more");
+    case Fault::kQueryBegin: return InvalidArgument(Branch(b) + ": queries begin at " + Str(q_begin) + ", expected 0 or more");
+    case Fault::kQueryCapacity:
+      return Status(StatusCode::kResourceExhausted, Branch(b) + ": queries end at row " + Str(q_end) +
+                                                        ", but the plan's capacity is " + Str(capacity.max_queries) +
+                                                        "; create the plan with a larger one");
+    case Fault::kMaskQueries:
+      return InvalidArgument(Branch(b) + ": has " + Str(count) + " queries under a tree mask, expected at most 64");
+    case Fault::kMaskEntries:
+      return InvalidArgument(Branch(b) + ": queries end at row " + Str(q_end) + ", but query_tree_mask has " +
+                             std::to_string(forest.query_tree_mask.size()) + " entries");
+    default: {
+      int64_t q = q_begin;  // its own rows, then the one that was taken before
+      while (query_owner_[q] == b) ++q;
+      return InvalidArgument(Branch(b) + ": query row " + Str(q) + " also belongs to branch " + Str(query_owner_[q]));
+    }
+  }
 }
 
 Status ForestIndex::OrderNodes() {
@@ -225,6 +235,7 @@ Status ForestIndex::OrderNodes() {
   }
   num_preorder_ = num_active_ = 0;
   for (int32_t n = first_root; n >= 0;) {
+    position[n] = num_preorder_;
     preorder_[num_preorder_++] = n;
     first_member[n] = num_active_;
     for (int32_t b = first_branch_[n]; b >= 0; b = next_branch_[b]) active_[num_active_++] = b;

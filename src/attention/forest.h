@@ -36,6 +36,7 @@ class ForestIndex {
 
   // Nodes in use, parents first, siblings by slot.
   std::span<const int32_t> Preorder() const { return preorder_.first(num_preorder_); }
+  std::span<int32_t> position;  // [N] of a node in use, in Preorder
   // Branches with queries in depth-first order; those at or below node n are the positions [first_member[n], last_member[n]).
   std::span<const int32_t> ActiveBranches() const { return active_.first(num_active_); }
   std::span<int32_t> first_member, last_member;  // [N]
@@ -43,8 +44,34 @@ class ForestIndex {
 
  private:
   Status CheckShapes(const PrefixForestView& forest, const PlanCapacity& capacity);
-  bool CheckNode(int32_t n, Status& error) const;
-  bool CheckBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b, Status& error);
+  // What is wrong with a node or branch. Apart from the messages, which the checks of a thousand sound ones should not carry along.
+  enum class Fault : uint8_t {
+    kNone,
+    kNodeParent,
+    kNodeRange,
+    kRootBegin,
+    kParentFree,
+    kParentLive,
+    kNodeBegin,
+    kFreeWithQueries,
+    kBranchNode,
+    kBranchNodeFree,
+    kLiveNodeTaken,
+    kQueryCount,
+    kTooFewTokens,
+    kLengthOfNode,
+    kPageRow,
+    kPageRowShort,
+    kQueryBegin,
+    kQueryCapacity,
+    kMaskQueries,
+    kMaskEntries,
+    kQueryTaken
+  };
+  Fault CheckNode(int32_t n) const;
+  Fault AddBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b);
+  Status NodeError(Fault fault, int32_t n) const;
+  Status BranchError(Fault fault, const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const;
   Status OrderNodes();
 
   int32_t num_nodes_ = 0, num_branches_ = 0, num_preorder_ = 0, num_active_ = 0;

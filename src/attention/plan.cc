@@ -22,10 +22,32 @@ constexpr double kMinPieceOverhead = 4;
 constexpr double kMinTaskStarts = 8;
 // Halvings of sharing and splitting before giving both up to fit a capacity.
 constexpr int32_t kMaxPressure = 12;
-// Of a step that shares nothing: a step that shares must be predicted to end before this part of it.
-constexpr double kLeastStepGain = 0.91;
-// Rounding of a leaf's own tokens, see PlannedEnd.
+// Of a step that shares nothing: a step that shares must be predicted to end before this part of it. Sums of work need no margin.
+constexpr double kLeastStepGain = 0.91, kLeastSumGain = 1;
+// Rounding of a leaf's own tokens, see PlannedClass.
 constexpr uint32_t kShortestLeaf = 64, kShortLeaf = 512;
+
+// Slots of the arrays of a forest and of the one before it.
+struct Slots {
+  int32_t now, old;
+};
+// f(i) for the slots that are not the same in both. Most are, which whole blocks tell at once. changed(i) is 0 where nothing is.
+template <class Changed, class F>
+void ForEachChanged(Slots slots, Changed&& changed, F&& f) {
+  constexpr int32_t kBlock = 32;
+  const int32_t common = std::min(slots.now, slots.old), count = std::max(slots.now, slots.old);
+  for (int32_t begin = 0; begin < count; begin += kBlock) {
+    const int32_t end = std::min(begin + kBlock, count);
+    uint32_t any = end > common;
+    if (any == 0) {
+      for (int32_t i = begin; i < end; ++i) any |= changed(i);
+    }
+    if (any == 0) continue;
+    for (int32_t i = begin; i < end; ++i) {
+      if (i >= common || changed(i) != 0) f(i);
+    }
+  }
+}
 
 constexpr int32_t AlignDown(int32_t value, int32_t unit) { return value / unit * unit; }
 constexpr int32_t AlignUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
@@ -38,6 +60,7 @@ int64_t Picoseconds(double ns) { return static_cast<int64_t>(ns * 1e3 + 0.5); }
 
 // Time classes of the queues: 16 an octave, that is 6 % apart.
 constexpr int32_t kNumClasses = 32 * 16;
+constexpr uint16_t kNoClass = UINT16_MAX;
 int32_t TimeClass(uint32_t ns) {
   if (ns < 16) return static_cast<int32_t>(ns);
   const int32_t octave = std::bit_width(ns) - 1;
@@ -108,7 +131,8 @@ Planner::Planner(const AttentionSpec& spec, const PlanCapacity& capacity, const 
       share_unit_(spec.deterministic ? kDeterministicUnit : 1),
       window_unit_(spec.deterministic ? kDeterministicUnit : AlignUp(64, traits.kv_tile)),
       index_(&index_a_),
-      previous_(&index_b_) {}
+      previous_(&index_b_),
+      optional_(options.policy != SharePolicy::kStore && !options.force_sharing) {}
 
 Result<std::unique_ptr<Planner>> Planner::Create(const AttentionSpec& spec, const PlanCapacity& capacity,
                                                  const PlannerOptions& options, const BackendTraits& traits,
@@ -132,7 +156,10 @@ void Planner::Layout(Arena& arena) {
   index_a_.Layout(arena, capacity_);
   index_b_.Layout(arena, capacity_);
   nodes_ = arena.Take<NodePlan>(num_nodes);
-  dirty_ = arena.Take<uint8_t>(num_nodes);
+  states_above_ = arena.Take<int32_t>(num_nodes);
+  unshared_.items = arena.Take<StepItem>(num_nodes + num_sets);
+  wanted_.items = arena.Take<StepItem>(num_nodes + num_sets);
+  dirty_.Layout(arena, num_nodes);
   members_changed_ = arena.Take<uint8_t>(num_nodes);
   relaid_ = arena.Take<uint8_t>(num_nodes + num_sets);
   branch_changed_ = arena.Take<uint8_t>(num_branches);
@@ -145,10 +172,14 @@ void Planner::Layout(Arena& arena) {
   free_sets_ = arena.Take<int32_t>(num_sets);
   set_capacity_ = arena.Take<int32_t>(num_sets);
   set_touched_ = arena.Take<uint8_t>(num_sets);
-  touched_before_ = arena.Take<int32_t>(num_branches + 1);
+  touched_below_ = arena.Take<int32_t>(num_nodes);
+  hold_min_ = arena.Take<int32_t>(num_branches);
+  hold_max_ = arena.Take<int32_t>(num_branches);
+  grows_ = arena.Take<uint8_t>(num_branches);
   min_len_ = arena.Take<int32_t>(num_branches);
   max_len_ = arena.Take<int32_t>(num_branches);
   class_begin_ = arena.Take<int32_t>(2 * kNumClasses);
+  item_class_ = arena.Take<uint16_t>(sizes_.max_items);
   item_pool_.Layout(arena, sizes_.max_items);
   member_pool_.Layout(arena, sizes_.max_members);
   contribution_pool_.Layout(arena, sizes_.max_contributions);
@@ -162,18 +193,6 @@ void Planner::Layout(Arena& arena) {
 }
 
 // -------------------------------------------------------------------------------------------------------------------- iteration
-
-std::span<const int32_t> Planner::BranchesBelow(int32_t n) const {
-  const int32_t first = index_->first_member[n];
-  return index_->ActiveBranches().subspan(first, index_->last_member[n] - first);
-}
-
-std::span<const int32_t> Planner::BranchesAt(int32_t n) const {
-  const std::span<const int32_t> below = BranchesBelow(n);
-  size_t count = 0;  // those that end here come first
-  while (count < below.size() && index_->branch_node[below[count]] == n) ++count;
-  return below.first(count);
-}
 
 int32_t Planner::NumTiles(int32_t branch) const {
   return branch_sets_[branch] <= tile_sets_ ? (branch_sets_[branch] > 0)
@@ -227,6 +246,7 @@ void Planner::Replan() {
   FindChains();
   for (pressure_ = 0;; ++pressure_) {
     Decide();
+    ListItems();
     JudgeStep();
     AssignRanges();
     SetGrain();
@@ -248,10 +268,10 @@ void Planner::Replan() {
 
 // A dirty node is looked at by every stage. Dirt spreads to ancestors (SumUpwards), and to children where what they inherit
 // changed.
-void Planner::MarkAll() { std::ranges::fill(dirty_, 1); }
+void Planner::MarkAll() { dirty_.MarkFirst(static_cast<int32_t>(index_->Preorder().size())); }
 
 void Planner::MarkChildren(int32_t n) {
-  for (int32_t c = index_->first_child[n]; c >= 0; c = index_->next_sibling[c]) dirty_[c] = 1;
+  for (int32_t c = index_->first_child[n]; c >= 0; c = index_->next_sibling[c]) dirty_.Mark(index_->position[c]);
 }
 
 void Planner::ReleaseBlocks() {
@@ -266,68 +286,82 @@ void Planner::ReleaseBlocks() {
 }
 
 void Planner::FindChanges() {
-  std::ranges::fill(dirty_, 0);
+  dirty_.Clear();
   std::ranges::fill(members_changed_, 0);
   std::ranges::fill(branch_changed_, 0);
   if (!planned_) {
     ReleaseBlocks();
     num_free_sets_ = 0;
     for (int32_t set = sizes_.max_merge_sets - 1; set >= capacity_.max_branches; --set) free_sets_[num_free_sets_++] = set;
+    std::ranges::fill(hold_min_, INT32_MIN);
+    std::ranges::fill(hold_max_, INT32_MAX);
     for (int32_t b = 0; b < index_->num_branches(); ++b) CreateSets(b, index_->query_count[b]);
     return;
   }
   const ForestIndex &now = *index_, &old = *previous_;
   const auto mark = [&](int32_t n) {
-    if (n >= 0 && n < now.num_nodes()) dirty_[n] = members_changed_[n] = 1;
+    if (n < 0 || n >= now.num_nodes() || now.parent[n] == kFreeSlot) return;
+    dirty_.Mark(now.position[n]);
+    members_changed_[n] = 1;
   };
-  for (int32_t n = 0; n < std::max(now.num_nodes(), old.num_nodes()); ++n) {
-    const int32_t new_parent = n < now.num_nodes() ? now.parent[n] : kFreeSlot;
-    const int32_t old_parent = n < old.num_nodes() ? old.parent[n] : kFreeSlot;
-    if (new_parent == kFreeSlot && old_parent == kFreeSlot) continue;
-    if (new_parent == old_parent && now.begin[n] == old.begin[n] && now.end[n] == old.end[n]) continue;
+  const Slots nodes = {.now = now.num_nodes(), .old = old.num_nodes()};
+  const auto differ = [](std::span<const int32_t> a, std::span<const int32_t> b) {
+    return [a = a.data(), b = b.data()](int32_t i) { return static_cast<uint32_t>(a[i] ^ b[i]); };
+  };
+  const auto parent = differ(now.parent, old.parent), begin = differ(now.begin, old.begin), end = differ(now.end, old.end);
+  const auto node_changed = [&](int32_t n) { return parent(n) | begin(n) | end(n); };
+  ForEachChanged(nodes, node_changed, [&](int32_t n) {
+    const int32_t new_parent = n < nodes.now ? now.parent[n] : kFreeSlot;
+    const int32_t old_parent = n < nodes.old ? old.parent[n] : kFreeSlot;
     mark(n);
     mark(new_parent);
     mark(old_parent);
-    if (new_parent == kFreeSlot) {
+    if (new_parent == kFreeSlot && old_parent != kFreeSlot) {
       RetireOwner(n);
       step_tokens_ -= nodes_[n].step_tokens;
       step_compute_ps_ -= nodes_[n].step_compute_ps;
+      SetReadTokens(nodes_[n], 0);
       CountDecision(nodes_[n], -1);
       nodes_[n] = {};
     }
-  }
-  const int32_t num_branches = std::max(now.num_branches(), old.num_branches());
+  });
+  const Slots branches = {.now = now.num_branches(), .old = old.num_branches()};
   const auto count_of = [](const ForestIndex& index, int32_t b) { return b < index.num_branches() ? index.query_count[b] : 0; };
-  for (int32_t b = 0; b < num_branches;
-       ++b) {  // all of them give back before anyone takes: merge sets suffice for one step's queries
-    if (count_of(now, b) != count_of(old, b)) RetireBranch(b);
-  }
-  for (int32_t b = 0; b < num_branches; ++b) {
+  // All of them give back before anyone takes: merge sets suffice for one step's queries.
+  const auto count = differ(now.query_count, old.query_count), node = differ(now.branch_node, old.branch_node);
+  ForEachChanged(branches, count, [&](int32_t b) { RetireBranch(b); });
+  const auto branch_changed = [&, length = now.kv_len.data(), least = hold_min_.data(), most = hold_max_.data()](int32_t b) {
+    return count(b) | node(b) | static_cast<uint32_t>(length[b] < least[b]) | static_cast<uint32_t>(length[b] > most[b]);
+  };
+  ForEachChanged(branches, branch_changed, [&](int32_t b) {
     const int32_t new_count = count_of(now, b), old_count = count_of(old, b);
-    if (new_count == 0 && old_count == 0) continue;
+    if (new_count == 0 && old_count == 0) return;
     const int32_t new_node = new_count > 0 ? now.branch_node[b] : kFreeSlot;
     const int32_t old_node = old_count > 0 ? old.branch_node[b] : kFreeSlot;
-    if (new_count == old_count && new_node == old_node) {
-      if (LengthMatters(b)) dirty_[new_node] = 1;
-      continue;
+    if (new_count == old_count && new_node == old_node) {  // its length matters
+      dirty_.Mark(now.position[new_node]);
+      return;
     }
     if (new_count != old_count) CreateSets(b, new_count);
     branch_changed_[b] = 1;
     mark(new_node);
     mark(old_node);
-  }
+  });
   if (now.has_tree_mask() != old.has_tree_mask()) MarkAll();
   if (options_.policy == SharePolicy::kOneLevel && now.ActiveBranches().size() != old.ActiveBranches().size()) MarkAll();
 }
 
-// Whether the new length of a branch can change anything but the live end of its last item.
-bool Planner::LengthMatters(int32_t b) const {
-  const int32_t now = index_->kv_len[b], old = previous_->kv_len[b];
-  if (now == old) return false;
-  const int32_t count = index_->query_count[b], leaf_begin = index_->begin[index_->branch_node[b]];
-  const bool queries_in_shared_node = std::min(now, old) - count < leaf_begin;
-  return spec_.window > 0 || queries_in_shared_node || branch_sets_[b] > tile_sets_ || owners_[TileOwner(b)].pieces > 1 ||
-         PlannedEnd(leaf_begin, now) != PlannedEnd(leaf_begin, old);
+// Finds the lengths of a branch that would change nothing but the live end of its last item.
+void Planner::HoldLengths(int32_t b) {
+  const int32_t n = index_->branch_node[b], length = index_->kv_len[b], count = index_->query_count[b];
+  const int32_t leaf_begin = index_->begin[n];
+  grows_[b] = IsLive(n) && NumTiles(b) == 1;
+  hold_min_[b] = hold_max_[b] = length;
+  const bool queries_in_shared_node = length - count < leaf_begin;
+  if (!grows_[b] || spec_.window > 0 || queries_in_shared_node || owners_[TileOwner(b)].pieces > 1) return;
+  const LengthClass planned = PlannedClass(leaf_begin, length);
+  hold_min_[b] = std::max(planned.first, leaf_begin + count);
+  hold_max_[b] = planned.last;
 }
 
 void Planner::CreateSets(int32_t branch, int32_t query_count) {
@@ -357,12 +391,17 @@ void Planner::RetireBranch(int32_t branch) {
     set = next;
   }
   branch_sets_[branch] = 0;
+  grows_[branch] = 0;
+  hold_min_[branch] = INT32_MIN;
+  hold_max_[branch] = INT32_MAX;
 }
 
 void Planner::RetireOwner(int32_t owner) {
   FreeBlocks(owner);
   SetOwner(owner, {});
   SetNeeds(owner, {});
+  SetItem(unshared_, owner, {});
+  SetItem(wanted_, owner, {});
 }
 
 void Planner::SetOwner(int32_t id, const Owner& owner) {
@@ -381,15 +420,13 @@ void Planner::SetNeeds(int32_t owner, const Needs& needs) {
 
 // Rows, sets, consumers and query positions of changed subtrees; ancestors of a change are changed.
 void Planner::SumUpwards() {
-  const std::span<const int32_t> preorder = index_->Preorder();
-  for (size_t i = preorder.size(); i-- > 0;) {
-    const int32_t n = preorder[i], p = index_->parent[n];
-    if (!dirty_[n]) continue;
+  ForEachDirtyUpwards([&](int32_t n) {
     SumNode(n);
-    if (p == kNoParent) continue;
-    dirty_[p] = 1;
+    const int32_t p = index_->parent[n];
+    if (p == kNoParent) return;
+    dirty_.Mark(index_->position[p]);
     members_changed_[p] |= members_changed_[n];
-  }
+  });
 }
 
 void Planner::SumNode(int32_t n) {
@@ -408,6 +445,17 @@ void Planner::SumNode(int32_t n) {
     node.max_query = std::max(node.max_query, index_->kv_len[b] - 1);
     // The row tiles of a prompt chunk share what lies before the chunk.
     if (IsLive(n) && tiles > 1) node.share_end = std::max(begin, AlignDown(first_query, std::max(share_unit_, traits_.kv_tile)));
+    if (!JudgesSteps()) continue;
+    const bool grows = IsLive(n) && tiles == 1;
+    ForEachTile(b, [&](const Tile& tile) {
+      const int32_t min_query = first_query + tile.first_query, end = min_query + tile.num_queries;
+      SetItem(unshared_, tile.owner,
+              {.rows = tile.num_queries * spec_.group_size(),
+               .begin = VisibleBegin(min_query),
+               .end = grows ? PlannedClass(index_->begin[n], end).typical : end,
+               .num_sets = tile.num_sets,
+               .items = 1});
+    });
   }
   for (int32_t c = index_->first_child[n]; c >= 0; c = index_->next_sibling[c]) {
     const NodePlan& child = nodes_[c];
@@ -418,17 +466,25 @@ void Planner::SumNode(int32_t n) {
     node.min_query = std::min(node.min_query, child.min_query);
     node.max_query = std::max(node.max_query, child.max_query);
   }
-  // Its part of the step if everything were shared.
+  // Its part of the step if everything were shared, and of any step.
   step_tokens_ -= node.step_tokens;
   step_compute_ps_ -= node.step_compute_ps;
   node.step_tokens = node.step_compute_ps = 0;
+  int64_t read_tokens = 0;
   if (node.rows > 0) {
-    const int32_t end = IsLive(n) ? PlannedEnd(index_->begin[n], node.max_query + 1) : index_->end[n];
-    node.step_tokens = std::max(0, end - std::max(index_->begin[n], VisibleBegin(node.min_query)));
+    const int32_t node_begin = index_->begin[n], first_read = std::max(node_begin, VisibleBegin(node.min_query));
+    int32_t end = index_->end[n], typical_end = end;
+    if (IsLive(n)) {
+      const LengthClass lengths = PlannedClass(node_begin, node.max_query + 1);
+      end = lengths.planned, typical_end = lengths.typical;
+    }
+    node.step_tokens = std::max(0, end - first_read);
     node.step_compute_ps = node.step_tokens * CostsOf(node.rows).compute_ps;
+    read_tokens = std::max(0, typical_end - first_read);
   }
   step_tokens_ += node.step_tokens;
   step_compute_ps_ += node.step_compute_ps;
+  if (JudgesSteps()) SetReadTokens(node, read_tokens);
 }
 
 // Memory and compute time of the step if everything were shared. The resource that binds has price 1; what the other one has to
@@ -439,9 +495,7 @@ void Planner::SumNode(int32_t n) {
 // shares nothing, and dense tiles that of their time: there they and streaming follow each other.
 void Planner::SetPrices() {
   if (cost_.has_latencies()) {
-    const StepShape unshared = StepOf(/*shares=*/false);
-    unshared_step_ns_ = cost_.StepNs(unshared);
-    const double reread_price = std::ceil(8 * cost_.RereadPrice(unshared)) / 8;
+    const double reread_price = std::ceil(8 * cost_.RereadPrice(unshared_.shape)) / 8;
     if (reread_price != memory_price_) MarkAll();
     memory_price_ = reread_price;
     return;
@@ -456,8 +510,7 @@ void Planner::SetPrices() {
 
 // Tokens that the decision at a node is about: its own, and those of ancestors that only this node would read on through.
 void Planner::FindChains() {
-  for (int32_t n : index_->Preorder()) {
-    if (!dirty_[n]) continue;
+  ForEachDirty([&](int32_t n) {
     NodePlan& node = nodes_[n];
     const int32_t p = index_->parent[n];
     const bool only = p != kNoParent && nodes_[p].num_consumers == 1;
@@ -465,17 +518,14 @@ void Planner::FindChains() {
     node.tokens = std::max(0, node.share_end - std::max(node.chain_begin, VisibleBegin(node.min_query)));
     const int32_t chain_below = node.num_consumers == 1 ? node.chain_begin : kLive;
     if (chain_below != std::exchange(node.chain_below, chain_below)) MarkChildren(n);
-  }
+  });
 }
 
 void Planner::Decide() {
-  const std::span<const int32_t> preorder = index_->Preorder();
-  for (size_t i = preorder.size(); i-- > 0;) {
-    const int32_t n = preorder[i];
-    if (!dirty_[n]) continue;
+  ForEachDirtyUpwards([&](int32_t n) {
     DecideNode(n);
     ++nodes_replanned_;
-  }
+  });
 }
 
 // Share: read the tokens once, multiply all rows at once, and give every merge set below one more partial state. Absorb: each
@@ -532,25 +582,154 @@ Decision Planner::Choose(int32_t n) const {
   return Decision::kShared;
 }
 
-// The decisions above weigh sums of work. Where latencies are known, a step also has to end sooner than if nothing were shared: a
-// short one may wait longer for a merge than it saves in reading.
+// ------------------------------------------------------------------------------------------------------------------- whole steps
+
+void Planner::CountItem(const StepItem& item, int64_t sign, StepShape& shape) const {
+  if (item.rows == 0) return;
+  const RowCosts& costs = CostsOf(item.rows);
+  const int64_t tokens = sign * item.tokens();
+  shape.item_tokens += costs.row_groups * tokens;
+  shape.item_misses += sign * costs.row_groups * cost_.Misses(item.tokens());
+  shape.item_starts += sign * costs.row_groups;
+  if (costs.dense_tasks > 0) {
+    shape.dense_tasks += sign * costs.dense_tasks;
+    shape.dense_row_tokens += sign * costs.computed_rows * cost_.ComputedTokens(item.rows, item.tokens());
+    shape.dense_item_tokens += tokens;
+  } else {
+    shape.stream_tasks += sign;
+    shape.stream_tokens += tokens;
+    shape.stream_row_tokens += item.rows * tokens;
+  }
+  if (item.num_sets > 0 && item.items > 1) {
+    shape.merges += sign * item.num_sets;
+    shape.state_rows += sign * item.rows * item.items;
+  }
+}
+
+void Planner::SetItem(Step& step, int32_t owner, const StepItem& item) {
+  StepItem& kept = step.items[owner];
+  if (kept == item) return;
+  CountItem(kept, -1, step.shape);
+  CountItem(item, 1, step.shape);
+  kept = item;
+  step.changed = true;
+}
+
+void Planner::SetReadTokens(NodePlan& node, int64_t tokens) {
+  if (node.read_tokens == tokens) return;
+  for (Step* step : {&unshared_, &wanted_}) {
+    step->shape.read_tokens += tokens - node.read_tokens;
+    step->shape.read_misses += cost_.Misses(tokens) - cost_.Misses(node.read_tokens);
+    step->changed = true;
+  }
+  node.read_tokens = tokens;
+}
+
+// From the roots down: the items of the step as the nodes want them.
+void Planner::ListItems() {
+  if (!JudgesSteps()) return;
+  ForEachDirty([&](int32_t n) {
+    NodePlan& node = nodes_[n];
+    const int32_t p = index_->parent[n];
+    int32_t begin = p == kNoParent ? 0 : nodes_[p].items_begin, above = p == kNoParent ? 0 : nodes_[p].items_above;
+    StepItem shared;
+    if (NodePlan::Shares(node.wanted)) {
+      shared = {.rows = node.rows, .begin = std::max(begin, VisibleBegin(node.min_query)), .end = node.share_end};
+      begin = node.share_end;
+      above += 1;
+    }
+    SetItem(wanted_, n, shared);
+    if (begin != node.items_begin || above != node.items_above) MarkChildren(n);
+    node.items_begin = begin;
+    node.items_above = above;
+    for (int32_t b : BranchesAt(n)) {
+      ForEachTile(b, [&](const Tile& tile) {
+        StepItem item = unshared_.items[tile.owner];
+        item.begin = std::max(item.begin, begin);
+        item.items += above;
+        SetItem(wanted_, tile.owner, item);
+      });
+    }
+  });
+}
+
+// The decisions above weigh sums of work, one node at a time. The whole step also has to end sooner than if nothing were shared: a
+// GPU's short one may wait longer for a merge than it saves in reading, and prices are no times.
 void Planner::JudgeStep() {
   bool pays = true;
-  if (cost_.has_latencies()) {
-    const bool optional = options_.policy != SharePolicy::kStore && !options_.force_sharing;
-    step_ns_ = cost_.StepNs(StepOf(/*shares=*/true));
-    pays = !optional || step_ns_ < kLeastStepGain * unshared_step_ns_;
-    if (!pays) step_ns_ = unshared_step_ns_;
+  if (JudgesSteps()) {
+    PredictStep(wanted_);
+    if (optional_ && wanted_.shape.merges > 0) {
+      const double least_gain = cost_.has_latencies() ? kLeastStepGain : kLeastSumGain;
+      // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
+      pays = wanted_.ns < least_gain * cost_.StepNs(unshared_.shape, {});
+      if (!pays) {
+        PredictStep(unshared_);
+        pays = wanted_.ns < least_gain * unshared_.ns;
+      }
+    }
+    step_ns_ = pays ? wanted_.ns : unshared_.ns;
   }
   if (pays != sharing_pays_) MarkAll();
   sharing_pays_ = pays;
-  for (int32_t n : index_->Preorder()) {
-    if (!dirty_[n]) continue;
+  ForEachDirty([&](int32_t n) {
     NodePlan& node = nodes_[n];
     CountDecision(node, -1);
     node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
     CountDecision(node, 1);
+  });
+}
+
+void Planner::PredictStep(Step& step) {
+  if (!std::exchange(step.changed, false)) return;
+  step.ns = cost_.StepNs(step.shape, cost_.has_latencies() ? ChainsOf(step) : StepChains{});
+}
+
+StepChains Planner::ChainsOf(const Step& step) {
+  StepChains chains;
+  const int64_t shortest = cost_.ShortestStreamPiece(step.shape);
+  const auto add = [&](const StepItem& item, int32_t states_above) {
+    const ItemCut& cut = CutOf(item.rows, item.tokens(), shortest);
+    const int32_t states = states_above + cut.pieces.count;
+    const double fold_ns = states > 1 ? cut.fold_ns + states * cut.fold_state_ns : 0;
+    if (cut.dense_tasks > 0) {
+      chains.dense_pieces += cut.dense_tasks * cut.pieces.count;
+      chains.longest_dense_ns = std::max(chains.longest_dense_ns, cut.pieces.ns + fold_ns);
+    } else {
+      chains.stream_pieces += cut.pieces.count;
+      chains.longest_stream_ns = std::max(chains.longest_stream_ns, cut.pieces.ns);
+      chains.longest_fold_ns = std::max(chains.longest_fold_ns, fold_ns);
+    }
+    return cut.pieces.count;
+  };
+  const bool shares = step.shape.merges > 0;
+  if (shares) {
+    for (int32_t n : index_->Preorder()) {
+      const int32_t p = index_->parent[n], above = p == kNoParent ? 0 : states_above_[p];
+      // The least that a shared item's states are folded with is one of a leaf.
+      states_above_[n] = above + (step.items[n].rows > 0 ? add(step.items[n], above + 1) : 0);
+    }
   }
+  for (int32_t b : index_->ActiveBranches()) {
+    const int32_t above = shares ? states_above_[index_->branch_node[b]] : 0;
+    if (branch_sets_[b] <= tile_sets_) {
+      add(step.items[TileOwner(b)], above);
+    } else {
+      ForEachTile(b, [&](const Tile& tile) { add(step.items[tile.owner], above); });
+    }
+  }
+  return chains;
+}
+
+Planner::ItemCut Planner::ComputeItemCut(int32_t rows, int32_t tokens, int64_t shortest) const {
+  const double fold_ns = cost_.FoldNs(rows, 0);
+  return {.rows = rows,
+          .tokens = tokens,
+          .shortest = shortest,
+          .pieces = cost_.Cut(rows, tokens, shortest),
+          .dense_tasks = cost_.DenseTasks(rows),
+          .fold_ns = fold_ns,
+          .fold_state_ns = cost_.FoldNs(rows, 1) - fold_ns};
 }
 
 void Planner::CountDecision(const NodePlan& node, int32_t sign) {
@@ -558,107 +737,24 @@ void Planner::CountDecision(const NodePlan& node, int32_t sign) {
   absorbed_nodes_ += node.absorbed() ? sign : 0;
 }
 
-// The step's items as the nodes want them, or if nothing were shared; at typical lengths.
-StepShape Planner::StepOf(bool shares) {
-  StepShape shape;
-  const auto sum_up = [&](int32_t rows, int64_t tokens) {
-    shape.item_tokens += tokens;
-    if (const int64_t tasks = cost_.DenseTasks(rows); tasks > 0) {
-      shape.dense_tasks += tasks;
-      shape.dense_row_tokens += cost_.ComputedRows(rows) * cost_.ComputedTokens(rows, tokens);
-      shape.dense_item_tokens += tokens;
-    } else {
-      shape.stream_tasks += 1;
-      shape.stream_tokens += tokens;
-    }
-  };
-  int64_t shortest = 0;
-  struct {
-    int32_t rows = -1;
-    int64_t tokens = 0;
-    Pieces pieces;
-  } last;  // neighbouring leaves are alike
-  const auto finish = [&](int32_t rows, int64_t tokens, int64_t states_above) {
-    if (rows != last.rows || tokens != last.tokens) last = {rows, tokens, cost_.Cut(rows, tokens, shortest)};
-    const Pieces pieces = last.pieces;
-    const int64_t states = states_above + pieces.count;
-    const double fold_ns = states > 1 ? cost_.FoldNs(rows, states) : 0;
-    if (const int64_t tasks = cost_.DenseTasks(rows); tasks > 0) {
-      shape.dense_pieces += tasks * pieces.count;
-      shape.longest_dense_ns = std::max(shape.longest_dense_ns, pieces.ns + fold_ns);
-    } else {
-      shape.stream_pieces += pieces.count;
-      shape.longest_stream_ns = std::max(shape.longest_stream_ns, pieces.ns);
-      shape.longest_fold_ns = std::max(shape.longest_fold_ns, fold_ns);
-    }
-    return pieces.count;
-  };
-  const auto visit = [&](auto&& shared_item, auto&& tile_item) {
-    for (int32_t n : index_->Preorder()) {
-      NodePlan& node = nodes_[n];
-      const int32_t p = index_->parent[n];
-      node.items_begin = p == kNoParent ? 0 : nodes_[p].items_begin;
-      node.states_above = p == kNoParent ? 0 : nodes_[p].states_above;
-      node.owners_above = p == kNoParent ? 0 : nodes_[p].owners_above;
-      if (shares && NodePlan::Shares(node.wanted)) {
-        const int32_t begin = std::max(node.items_begin, VisibleBegin(node.min_query));
-        shared_item(node, std::max(0, node.share_end - begin));
-        node.items_begin = node.share_end;
-        node.owners_above += 1;
-      }
-      for (int32_t b : BranchesAt(n)) {
-        const int32_t first = index_->kv_len[b] - index_->query_count[b];
-        const bool grows = IsLive(n) && branch_sets_[b] <= tile_sets_;
-        ForEachTile(b, [&](const Tile& tile) {
-          const int32_t min_query = first + tile.first_query, end = min_query + tile.num_queries;
-          const int32_t begin = std::max(node.items_begin, VisibleBegin(min_query));
-          tile_item(node, tile, std::max(0, (grows ? TypicalEnd(index_->begin[n], end) : end) - begin));
-        });
-      }
-    }
-  };
-  visit([&](const NodePlan& node, int32_t tokens) { sum_up(node.rows, tokens); },
-        [&](const NodePlan& node, const Tile& tile, int32_t tokens) {
-          const int32_t rows = tile.num_queries * spec_.group_size();
-          sum_up(rows, tokens);
-          if (node.owners_above == 0) return;
-          shape.merges += tile.num_sets;
-          shape.state_rows += int64_t{rows} * (node.owners_above + 1);
-        });
-  for (int32_t n : index_->Preorder()) {
-    const NodePlan& node = nodes_[n];
-    if (node.rows == 0) continue;
-    const int32_t end = IsLive(n) ? TypicalEnd(index_->begin[n], node.max_query + 1) : index_->end[n];
-    shape.read_tokens += std::max(0, end - std::max(index_->begin[n], VisibleBegin(node.min_query)));
-  }
-  shortest = cost_.ShortestStreamPiece(shape);
-  // The least that a shared item's states are folded with is one of a leaf.
-  visit([&](NodePlan& node, int32_t tokens) { node.states_above += finish(node.rows, tokens, node.states_above + 1); },
-        [&](const NodePlan& node, const Tile& tile, int32_t tokens) {
-          finish(tile.num_queries * spec_.group_size(), tokens, node.states_above);
-        });
-  return shape;
-}
-
 // ----------------------------------------------------------------------------------------------------------------------- ranges
 
 // What kLive is taken to be when times are predicted: the leaf's own tokens rounded up to a step, so that growth changes it rarely.
 // Octaves up to 512 tokens, where fixed costs dominate; a quarter of that above.
-int32_t Planner::PlannedEnd(int32_t leaf_begin, int32_t kv_len) const {
-  const uint32_t own = static_cast<uint32_t>(std::max(0, kv_len - leaf_begin) + options_.lookahead_tokens / 2);
-  const uint32_t step = std::bit_floor(own) / 4;
-  const uint32_t planned = own <= kShortLeaf ? std::max(kShortestLeaf, std::bit_ceil(own)) : (own + step - 1) / step * step;
-  return leaf_begin + static_cast<int32_t>(planned);
-}
-
-// The middle of the lengths whose PlannedEnd is that of this one: for sums of many leaves, which would be too long by a third if
-// each were rounded up.
-int32_t Planner::TypicalEnd(int32_t leaf_begin, int32_t kv_len) const {
-  const auto planned = static_cast<uint32_t>(PlannedEnd(leaf_begin, kv_len) - leaf_begin);
+Planner::LengthClass Planner::PlannedClass(int32_t leaf_begin, int32_t kv_len) const {
+  const int32_t ahead = options_.lookahead_tokens / 2;
+  const uint32_t own = static_cast<uint32_t>(std::max(0, kv_len - leaf_begin) + ahead);
+  const uint32_t fine_step = std::bit_floor(own) / 4;
+  const uint32_t planned =
+      own <= kShortLeaf ? std::max(kShortestLeaf, std::bit_ceil(own)) : (own + fine_step - 1) / fine_step * fine_step;
   const uint32_t step = planned == kShortestLeaf ? kShortestLeaf
                         : planned <= kShortLeaf  ? planned / 2
                                                  : std::bit_floor(planned - 1) / 4;
-  return leaf_begin + std::max(0, static_cast<int32_t>(planned - step / 2) - options_.lookahead_tokens / 2);
+  const int32_t last = leaf_begin + static_cast<int32_t>(planned) - ahead;
+  return {.first = planned == kShortestLeaf ? INT32_MIN : last - static_cast<int32_t>(step) + 1,
+          .last = last,
+          .planned = last + ahead,
+          .typical = std::max(leaf_begin, last - static_cast<int32_t>(step / 2))};
 }
 
 int32_t Planner::VisibleBegin(int32_t min_query) const {
@@ -668,8 +764,7 @@ int32_t Planner::VisibleBegin(int32_t min_query) const {
 
 // From the roots down: what each shared node and each row tile reads. An absorbed node's tokens go to whoever is below it.
 void Planner::AssignRanges() {
-  for (int32_t n : index_->Preorder()) {
-    if (!dirty_[n]) continue;
+  ForEachDirty([&](int32_t n) {
     NodePlan& node = nodes_[n];
     const int32_t p = index_->parent[n];
     node.range_begin = p == kNoParent ? 0 : nodes_[p].range_below;
@@ -698,7 +793,7 @@ void Planner::AssignRanges() {
                              .end = tile.last ? kLive : end,
                              .rows = tile.num_queries * spec_.group_size(),
                              .num_sets = tile.num_sets}};
-        owner.planned_end = std::max(grows ? PlannedEnd(index_->begin[n], kv_len) : end, owner.begin);
+        owner.planned_end = std::max(grows ? PlannedClass(index_->begin[n], kv_len).planned : end, owner.begin);
         owner.cached_end = node.num_consumers == 1 ? node.chain_begin : node.share_end;
         owner.min_query = min_query;
         owner.max_query = end - 1;
@@ -707,24 +802,22 @@ void Planner::AssignRanges() {
         SetOwner(tile.owner, nothing_left ? Owner{} : owner);
       });
     }
-  }
+  });
 }
 
-// Costs of an owner's rows, remembered: a step has few different row counts.
-const Planner::RowCosts& Planner::CostsOf(int32_t rows) const {
-  RowCosts& costs = row_costs_[static_cast<uint32_t>(rows) * 0x9E3779B1u >> (32 - kRowCostsBits)];
-  if (costs.rows == rows) return costs;
+Planner::RowCosts Planner::ComputeRowCosts(int32_t rows) const {
   const double compute_ns = cost_.ComputeNs(rows);
   const double token_ns = std::max(cost_.ReadNs(), compute_ns) * cost_.workers() / spec_.num_kv_heads;
   const double cut_ns = cost_.task_fixed_ns() + cost_.StateNs(rows) * cost_.workers() / spec_.num_kv_heads;
-  costs = {
+  return {
       .rows = rows,
       .row_groups = static_cast<int32_t>(cost_.RowGroups(rows)),
       .shortest_piece = std::max(2 * traits_.kv_tile, static_cast<int32_t>(std::min(kMinPieceOverhead * cut_ns / token_ns, 1e9))),
+      .dense_tasks = cost_.DenseTasks(rows),
+      .computed_rows = cost_.ComputedRows(rows),
       .compute_ps = Picoseconds(compute_ns),
       .compute_ns = compute_ns,
       .token_ns = token_ns};
-  return costs;
 }
 
 // What an owner's range costs if it is cut into this many pieces; its first row group reads what others do not from memory.
@@ -750,8 +843,7 @@ void Planner::SetGrain() {
 
 // Cuts ranges to the grain and adds up what the layout needs.
 void Planner::SplitOwners() {
-  for (int32_t n : index_->Preorder()) {
-    if (!dirty_[n]) continue;
+  ForEachDirty([&](int32_t n) {
     NodePlan& node = nodes_[n];
     const int32_t p = index_->parent[n];
     const int32_t above = p == kNoParent ? 0 : nodes_[p].num_contributions;
@@ -782,7 +874,7 @@ void Planner::SplitOwners() {
         SetNeeds(tile.owner, own_needs);
       });
     }
-  }
+  });
 }
 
 Planner::Needs Planner::NeedsOf(const Owner& owner) const {
@@ -893,21 +985,19 @@ int32_t Planner::PieceBegin(const Owner& owner, int32_t piece) {
 
 // Lays out every owner whose work changed and refreshes the flags and times of dirty ones.
 bool Planner::Emit() {
-  const ForestIndex& index = *index_;
   std::ranges::fill(set_touched_, 0);
   // Give back first, so that the new layout finds room.
   const auto give_back = [&](int32_t owner, bool members_changed) {
     relaid_[owner] = members_changed || !(owners_[owner] == emitted_[owner]);
     if (relaid_[owner]) FreeBlocks(owner);
   };
-  for (int32_t n : index.Preorder()) {
-    if (!dirty_[n]) continue;
+  ForEachDirty([&](int32_t n) {
+    touched_below_[n] = 0;
     give_back(n, members_changed_[n] && owners_[n].pieces > 0);
     for (int32_t b : BranchesAt(n)) ForEachTile(b, [&](const Tile& tile) { give_back(tile.owner, branch_changed_[b]); });
-  }
+  });
   bool fits = true;
-  for (int32_t n : index.Preorder()) {
-    if (!dirty_[n]) continue;
+  ForEachDirty([&](int32_t n) {
     fits = fits && EmitOwner(n);
     for (int32_t b : BranchesAt(n)) {
       ForEachTile(b, [&](const Tile& tile) {
@@ -915,11 +1005,13 @@ bool Planner::Emit() {
         const int32_t total = nodes_[n].num_contributions + owners_[tile.owner].pieces;
         int32_t set = tile.first_set;
         for (int32_t i = 0; i < tile.num_sets; ++i, set = next_set_[set]) {
-          if (branch_changed_[b] || set_capacity_[set] != total) fits = fits && ReserveContributions(set, total);
+          if (!branch_changed_[b] && set_capacity_[set] == total) continue;
+          fits = fits && ReserveContributions(set, total);
+          ++touched_below_[n];
         }
       });
     }
-  }
+  });
   if (fits) FillContributions();
   return fits;
 }
@@ -1003,29 +1095,21 @@ bool Planner::ReserveContributions(int32_t set, int32_t count) {
 // An owner's pieces stand, in order, after the contributions from above: so each set's contributions come in path order. An owner
 // that was laid out again tells all its sets; the others only the sets that need everything again.
 void Planner::FillContributions() {
-  const std::span<const int32_t> active = index_->ActiveBranches();
-  touched_before_[0] = 0;
-  for (size_t i = 0; i < active.size(); ++i) {
-    int32_t touched = 0, set = active[i];
-    for (int32_t k = 0; k < branch_sets_[active[i]]; ++k, set = next_set_[set]) touched += set_touched_[set];
-    touched_before_[i + 1] = touched_before_[i] + touched;
-  }
-  const auto touched_below = [&](int32_t n) {
-    return touched_before_[index_->last_member[n]] - touched_before_[index_->first_member[n]];
-  };
+  ForEachDirtyUpwards([&](int32_t n) {
+    if (const int32_t p = index_->parent[n]; p != kNoParent) touched_below_[p] += touched_below_[n];
+  });
   int32_t counted_to = 0;  // position up to which the branches' sets were counted as replanned
-  for (int32_t n : index_->Preorder()) {
-    const bool relaid = dirty_[n] && relaid_[n] && owners_[n].pieces > 0;
+  ForEachDirty([&](int32_t n) {
+    const bool relaid = relaid_[n] && owners_[n].pieces > 0;
     if (relaid && index_->first_member[n] >= counted_to) {
       sets_replanned_ += nodes_[n].num_sets;
       counted_to = index_->last_member[n];
     }
-    if (!relaid && !dirty_[n] && touched_below(n) == 0) continue;
-    FillOwner(n, relaid);
+    if (relaid || touched_below_[n] > 0) FillOwner(n, relaid);
     for (int32_t b : BranchesAt(n)) {
       int32_t rewritten = 0;
       ForEachTile(b, [&](const Tile& tile) {
-        const bool all = dirty_[n] && relaid_[tile.owner];
+        const bool all = relaid_[tile.owner];
         FillOwner(tile.owner, all);
         if (all) {
           rewritten += tile.num_sets;
@@ -1036,24 +1120,31 @@ void Planner::FillContributions() {
       });
       if (index_->first_member[n] >= counted_to) sets_replanned_ += rewritten;
     }
-  }
+  });
 }
 
 void Planner::FillOwner(int32_t owner_id, bool all_members) {
   const Owner& owner = owners_[owner_id];
-  const int32_t group_size = spec_.group_size();
-  for (int32_t i = 0; i < owner.num_items(); ++i) {
-    const int32_t item_id = blocks_[owner_id].items + i, piece = i / owner.row_groups;
-    const WorkItem& item = items_[item_id];
-    const std::span<const int32_t> members = members_.subspan(item.member_begin, item.member_count);
-    int32_t rows = 0;
-    for (int32_t set : members) rows += sets_[set].query_count * group_size;
+  const int32_t group_size = spec_.group_size(), first_item = blocks_[owner_id].items;
+  if (owner.pieces == 0) return;
+  for (int32_t group = 0; group < owner.row_groups; ++group) {
+    const WorkItem& first = items_[first_item + group];
+    const std::span<const int32_t> members = members_.subspan(first.member_begin, first.member_count);
+    int32_t rows = owner.rows;
+    if (owner.row_groups > 1) {
+      rows = 0;
+      for (int32_t set : members) rows += sets_[set].query_count * group_size;
+    }
     int32_t row = 0;
     for (int32_t set : members) {
       const MergeSet& merge_set = sets_[set];
       if (all_members || set_touched_[set]) {
-        contributions_[merge_set.contribution_begin + owner.contributions_above + piece] = {
-            .state_begin = owner.writes_states ? item.state_begin + row : -1, .head_stride = rows, .item = item_id};
+        Contribution* contribution = &contributions_[merge_set.contribution_begin + owner.contributions_above];
+        for (int32_t piece = 0; piece < owner.pieces; ++piece) {
+          const int32_t item = first_item + piece * owner.row_groups + group;
+          *contribution++ = {
+              .state_begin = owner.writes_states ? items_[item].state_begin + row : -1, .head_stride = rows, .item = item};
+        }
       }
       row += merge_set.query_count * group_size;
     }
@@ -1064,12 +1155,15 @@ void Planner::FillOwner(int32_t owner_id, bool all_members) {
 void Planner::FillQueues() {
   std::ranges::fill(class_begin_, 0);
   const std::span<const WorkItem> items = items_.first(item_pool_.used());
-  const auto slot = [&](const WorkItem& item) -> int32_t& {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const WorkItem& item = items[i];
+    if (item.member_count == 0) {
+      item_class_[i] = kNoClass;
+      continue;
+    }
     const int32_t offset = item.kind == ItemKind::kDenseTile ? 0 : kNumClasses;
-    return class_begin_[offset + kNumClasses - 1 - TimeClass(item.predicted_ns)];
-  };
-  for (const WorkItem& item : items) {
-    if (item.member_count > 0) ++slot(item);
+    item_class_[i] = static_cast<uint16_t>(offset + kNumClasses - 1 - TimeClass(item.predicted_ns));
+    ++class_begin_[item_class_[i]];
   }
   int32_t total = 0;
   for (size_t i = 0; i < class_begin_.size(); ++i) {
@@ -1077,25 +1171,33 @@ void Planner::FillQueues() {
     total += std::exchange(class_begin_[i], total);
   }
   num_bandwidth_ = total;
-  for (int32_t i = 0; i < static_cast<int32_t>(items.size()); ++i) {
-    if (items[i].member_count == 0) continue;
-    (items[i].kind == ItemKind::kDenseTile ? compute_queue_ : bandwidth_queue_)[slot(items[i])++] = i;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (item_class_[i] == kNoClass) continue;
+    (item_class_[i] < kNumClasses ? compute_queue_ : bandwidth_queue_)[class_begin_[item_class_[i]]++] = static_cast<int32_t>(i);
   }
 }
 
 // Lengths for which this plan holds. Unsplit rows of a branch that ends at kLive may grow; all else is laid out for one length.
 void Planner::FinishLengths() {
-  std::ranges::fill(min_len_, INT32_MIN);
-  std::ranges::fill(max_len_, INT32_MAX);
+  ForEachDirty([&](int32_t n) {
+    for (int32_t b : BranchesAt(n)) HoldLengths(b);
+  });
+  const int32_t page_size = forest_.page_size, most_pages = INT32_MAX / page_size;
+  const int32_t *lengths = index_->kv_len.data(), *counts = index_->query_count.data();
+  const int32_t* pages = forest_.branch_page_capacity.data();
+  const uint8_t* grows = grows_.data();
+  int32_t *least = min_len_.data(), *most = max_len_.data();
   int32_t steps = INT32_MAX;
-  for (int32_t b : index_->ActiveBranches()) {
-    const int32_t length = index_->kv_len[b];
-    min_len_[b] = max_len_[b] = length;
-    if (IsLive(index_->branch_node[b]) && NumTiles(b) == 1) {
-      const int64_t room = int64_t{forest_.branch_page_capacity[b]} * forest_.page_size;
-      max_len_[b] = static_cast<int32_t>(std::min<int64_t>(int64_t{length} + options_.lookahead_tokens, room));
+  for (int32_t b = 0; b < index_->num_branches(); ++b) {
+    if (counts[b] == 0) {
+      least[b] = INT32_MIN, most[b] = INT32_MAX;
+      continue;
     }
-    steps = std::min(steps, max_len_[b] - length);
+    int32_t ahead = 0;
+    if (grows[b] != 0) ahead = std::min(options_.lookahead_tokens, std::min(pages[b], most_pages) * page_size - lengths[b]);
+    least[b] = lengths[b];
+    most[b] = lengths[b] + ahead;
+    steps = std::min(steps, ahead);
   }
   steps_left_ = steps;
 }

@@ -15,6 +15,7 @@
 // are no multiple of 512 are shared up to the last multiple below; the rest is read by the items below the node.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -26,6 +27,7 @@
 #include "attention/block_pool.h"
 #include "attention/cost_model.h"
 #include "attention/forest.h"
+#include "attention/mark_set.h"
 #include "attention/plan_units.h"
 #include "coppice/attention.h"
 #include "core/buffer.h"
@@ -119,6 +121,7 @@ class Planner {
   struct RowCosts {
     int32_t rows = -1, row_groups = 0;
     int32_t shortest_piece = 0;  // tokens below which a cut does not pay
+    int64_t dense_tasks = 0, computed_rows = 0;
     int64_t compute_ps = 0;
     double compute_ns = 0;  // one token, whole machine
     double token_ns = 0;    // one token of one kv head on one worker
@@ -139,12 +142,12 @@ class Planner {
     int32_t range_begin = 0;                       // where an item that covers this node begins
     int32_t range_below = 0;                       // where items below begin
     int64_t step_tokens = 0, step_compute_ps = 0;  // part of the step if everything were shared
+    int64_t read_tokens = 0;                       // its tokens that a step reads, at typical lengths
     int32_t num_contributions = 0;                 // of sets below, up to and including this node
     int32_t own_reads = 0, below_reads = 0;        // items that read this node's tokens if it is shared; if not
     double own_compute = 0, below_compute = 0;     // their compute time a token
     double share_ns = 0, absorb_ns = 0;            // weighted cost of the two choices
-    int32_t items_begin = 0;                       // StepOf: where items below begin,
-    int32_t states_above = 0, owners_above = 0;    // and how many pieces and items there are before them
+    int32_t items_begin = 0, items_above = 0;      // as wanted: where items below begin, and how many there are before them
     Decision wanted = Decision::kIdle;             // by the node alone
     Decision decision = Decision::kIdle;           // with a view to the step
 
@@ -156,6 +159,37 @@ class Planner {
     }
     int32_t reads() const { return Shares(wanted) ? own_reads : below_reads; }
     double compute() const { return Shares(wanted) ? own_compute : below_compute; }
+  };
+  // An owner's item before any cut, at typical lengths.
+  struct StepItem {
+    int32_t rows = 0;  // 0: owns nothing
+    int32_t begin = 0, end = 0;
+    int32_t num_sets = 0;  // of a row tile; 0: a shared node
+    int32_t items = 0;     // of a row tile's rows: itself and the shared ones above
+
+    int32_t tokens() const { return std::max(0, end - begin); }
+    bool operator==(const StepItem&) const = default;
+  };
+  // The whole step under one choice of shared nodes; `shape` is the sum of the items.
+  struct Step {
+    StepShape shape;
+    std::span<StepItem> items;  // [N + sets]
+    double ns = 0;
+    bool changed = true;  // since ns was computed
+  };
+  // How CostModel::Cut cuts an item of a step; remembered as RowCosts are.
+  struct ItemCut {
+    int32_t rows = -1, tokens = 0;
+    int64_t shortest = 0;
+    Pieces pieces;
+    int64_t dense_tasks = 0;
+    double fold_ns = 0, fold_state_ns = 0;
+  };
+  // The lengths of a branch that times are predicted alike for: the first and the last of them, and what their kLive is taken to be
+  // in predictions of an item, and in sums of many, which would be too long by a third if each were rounded up.
+  struct LengthClass {
+    int32_t first, last;
+    int32_t planned, typical;
   };
   // A row tile of a branch: consecutive merge sets that one dense tile holds.
   struct Tile {
@@ -181,6 +215,7 @@ class Planner {
   void SetPrices();
   void FindChains();
   void Decide();
+  void ListItems();
   void JudgeStep();
   void AssignRanges();
   void SetGrain();
@@ -193,12 +228,19 @@ class Planner {
 
   void MarkAll();
   void MarkChildren(int32_t n);
-  bool LengthMatters(int32_t branch) const;
+  void HoldLengths(int32_t branch);
   void SumNode(int32_t n);
   void SetOwner(int32_t id, const Owner& owner);
   void SetNeeds(int32_t owner, const Needs& needs);
   Needs NeedsOf(const Owner& owner) const;
-  const RowCosts& CostsOf(int32_t rows) const;
+  // Costs of an owner's rows, remembered: a step has few different row counts.
+  const RowCosts& CostsOf(int32_t rows) const {
+    RowCosts& costs = row_costs_[static_cast<uint32_t>(rows) * 0x9E3779B1u >> (32 - kRowCostsBits)];
+    if (costs.rows != rows) [[unlikely]]
+      costs = ComputeRowCosts(rows);
+    return costs;
+  }
+  RowCosts ComputeRowCosts(int32_t rows) const;
   Load TotalLoad() const;
   void ReleaseBlocks();
   void CreateSets(int32_t branch, int32_t query_count);
@@ -207,7 +249,21 @@ class Planner {
   void FreeBlocks(int32_t owner);
   void CountDecision(const NodePlan& node, int32_t sign);
   void DecideNode(int32_t n);
-  StepShape StepOf(bool shares);
+  void SetItem(Step& step, int32_t owner, const StepItem& item);
+  void CountItem(const StepItem& item, int64_t sign, StepShape& shape) const;
+  void SetReadTokens(NodePlan& node, int64_t tokens);
+  void PredictStep(Step& step);
+  StepChains ChainsOf(const Step& step);
+  // CostModel::Cut of an item, remembered too: neighbours are alike.
+  const ItemCut& CutOf(int32_t rows, int32_t tokens, int64_t shortest) {
+    const uint32_t hash = (static_cast<uint32_t>(rows) * 0x9E3779B1u + static_cast<uint32_t>(tokens)) * 0x85EBCA6Bu;
+    ItemCut& cut = item_cuts_[hash >> (32 - kItemCutsBits)];
+    if (cut.rows != rows || cut.tokens != tokens || cut.shortest != shortest) [[unlikely]] {
+      cut = ComputeItemCut(rows, tokens, shortest);
+    }
+    return cut;
+  }
+  ItemCut ComputeItemCut(int32_t rows, int32_t tokens, int64_t shortest) const;
   Decision Choose(int32_t n) const;
   void ShapeOwner(Owner& owner, int32_t owner_id) const;
   void CutRange(Owner& owner, bool is_tile, int32_t pieces) const;
@@ -217,19 +273,37 @@ class Planner {
   bool ReserveContributions(int32_t set, int32_t count);
   void FillOwner(int32_t owner, bool all_members);
   Load OwnerLoad(const Owner& owner, int32_t pieces) const;
-  int32_t PlannedEnd(int32_t leaf_begin, int32_t kv_len) const;
-  int32_t TypicalEnd(int32_t leaf_begin, int32_t kv_len) const;
+  LengthClass PlannedClass(int32_t leaf_begin, int32_t kv_len) const;
   int32_t VisibleBegin(int32_t min_query) const;
   int32_t AlignShare(int32_t kv_index) const {
     return spec_.deterministic ? kv_index / kDeterministicUnit * kDeterministicUnit : kv_index;
   }
 
+  // Whether whole steps are compared or predicted.
+  bool JudgesSteps() const { return optional_ || cost_.has_latencies(); }
   bool IsLive(int32_t n) const { return index_->end[n] == kLive; }
   // Branches with queries that end exactly at node n.
-  std::span<const int32_t> BranchesAt(int32_t n) const;
-  std::span<const int32_t> BranchesBelow(int32_t n) const;
+  std::span<const int32_t> BranchesAt(int32_t n) const {
+    const std::span<const int32_t> below = BranchesBelow(n);
+    size_t count = 0;  // those that end here come first
+    while (count < below.size() && index_->branch_node[below[count]] == n) ++count;
+    return below.first(count);
+  }
+  std::span<const int32_t> BranchesBelow(int32_t n) const {
+    const int32_t first = index_->first_member[n];
+    return index_->ActiveBranches().subspan(first, index_->last_member[n] - first);
+  }
   int32_t NumTiles(int32_t branch) const;
   int32_t TileOwner(int32_t first_set) const { return capacity_.max_nodes + first_set; }
+  // f(node) for dirty nodes, parents first; f may mark descendants. Upwards: children first; f may mark ancestors.
+  template <class F>
+  void ForEachDirty(F&& f) const {
+    dirty_.ForEach([&](int32_t at) { f(index_->Preorder()[at]); });
+  }
+  template <class F>
+  void ForEachDirtyUpwards(F&& f) const {
+    dirty_.ForEachBackwards([&](int32_t at) { f(index_->Preorder()[at]); });
+  }
   template <class F>
   void ForEachTile(int32_t branch, F&& f) const;
   template <class F>
@@ -255,15 +329,20 @@ class Planner {
   // Inputs of the last replanning that all decisions depend on, coarse enough to change rarely.
   double memory_price_ = 1, compute_price_ = 1, grain_ns_ = 0;
   bool sharing_pays_ = true;
-  double unshared_step_ns_ = 0, step_ns_ = 0;  // whole steps as predicted, where the machine's latencies are known
+  bool optional_ = true;    // sharing, as far as options say
+  Step unshared_, wanted_;  // if nothing were shared; as the nodes want. Kept where they are compared or predict the step
+  double step_ns_ = 0;      // of the two, the one that is planned
   int64_t step_tokens_ = 0, step_compute_ps_ = 0, step_ps_ = 0;  // sums over nodes, and over owners before any cut
   static constexpr int kRowCostsBits = 6;
   mutable std::array<RowCosts, 1 << kRowCostsBits> row_costs_;
+  static constexpr int kItemCutsBits = 8;
+  std::array<ItemCut, 1 << kItemCutsBits> item_cuts_;
   int32_t pressure_ = 0;                           // how often shares and splits were halved to fit the capacity
   int32_t shared_nodes_ = 0, absorbed_nodes_ = 0;  // of nodes_
 
   std::span<NodePlan> nodes_;           // [N]
-  std::span<uint8_t> dirty_;            // [N] to be decided again
+  std::span<int32_t> states_above_;     // [N] ChainsOf: pieces of shared nodes, down to and including this one
+  MarkSet dirty_;                       // nodes to be decided again, by their position; with a node, all of its ancestors
   std::span<uint8_t> members_changed_;  // [N] the list of merge sets below changed
   std::span<uint8_t> relaid_;           // [N + sets] owners that were laid out again
   std::span<uint8_t> branch_changed_;   // [B]
@@ -275,11 +354,14 @@ class Planner {
   std::span<int32_t> next_set_;         // [sets] next of the same branch
   std::span<int32_t> free_sets_;        // stack of extra sets
   int32_t num_free_sets_ = 0;
-  std::span<int32_t> set_capacity_;       // [sets] slots of its contribution block
-  std::span<uint8_t> set_touched_;        // [sets] needs all its contributions again
-  std::span<int32_t> min_len_, max_len_;  // [B] lengths for which the plan holds
-  std::span<int32_t> touched_before_;     // [B + 1] touched sets of the branches before a position
-  std::span<int32_t> class_begin_;        // time classes of the queues' counting sort
+  std::span<int32_t> set_capacity_;         // [sets] slots of its contribution block
+  std::span<uint8_t> set_touched_;          // [sets] needs all its contributions again
+  std::span<int32_t> min_len_, max_len_;    // [B] lengths for which the plan holds
+  std::span<int32_t> touched_below_;        // [N] of dirty nodes: touched sets of their subtrees
+  std::span<int32_t> hold_min_, hold_max_;  // [B] lengths that change no decision
+  std::span<uint8_t> grows_;                // [B] laid out for lengths to come
+  std::span<int32_t> class_begin_;          // time classes of the queues' counting sort
+  std::span<uint16_t> item_class_;          // [items] theirs
 
   BlockPool item_pool_, member_pool_, contribution_pool_, state_pool_;
   std::span<WorkItem> items_;
@@ -326,6 +408,13 @@ void Planner::ForEachMember(int32_t owner, F&& f) const {
 // Row groups take members in order while they fit; a merge set is never split.
 template <class F>
 void Planner::ForEachRowGroup(int32_t owner_id, int32_t group_rows, F&& f) const {
+  const Owner& owner = owners_[owner_id];
+  if (owner.rows <= group_rows) {
+    const int32_t branch =
+        owner_id < capacity_.max_nodes ? BranchesBelow(owner_id)[0] : sets_[owner_id - capacity_.max_nodes].branch;
+    f(RowGroup{.branch = branch, .num_members = owner.num_sets, .rows = owner.rows});
+    return;
+  }
   RowGroup group;
   int32_t position = 0;
   ForEachMember(owner_id, [&](int32_t set) {

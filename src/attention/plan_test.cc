@@ -534,6 +534,38 @@ TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
   }
 }
 
+// Where times are sums of work, a plan that shares is predicted to end sooner than the one that shares nothing, whatever the prices
+// that each node was decided with: near the point where sharing begins to pay they disagree.
+TEST(PlanCost, NeverSharesAgainstTheSum) {
+  const BackendTraits amx{.workers = 2, .dense_tile_rows = 16, .dense_min_rows = 5, .kv_tile = 512};
+  const MachineModel machine = ShippedMachineModel("sapphire-rapids", 2).value();
+  int32_t gains_nothing = 0, shares = 0;
+  for (const AttentionSpec& spec : {AttentionSpec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128},
+                                    AttentionSpec{.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64}}) {
+    for (int32_t prefix = 16; prefix <= 1024; prefix *= 2) {
+      for (const int32_t own : {16, 128, 512}) {
+        for (const int32_t requests : {2, 4, 16}) {
+          TestForest forest;
+          const int32_t root = forest.AddNode(kNoParent, prefix);
+          for (int32_t b = 0; b < requests; ++b) forest.AddBranch(root, own, 1);
+          const auto tree = Planner::Create(spec, forest.Capacity(), {}, amx, machine).value();
+          const auto store = Planner::Create(spec, forest.Capacity(), {.policy = SharePolicy::kStore}, amx, machine).value();
+          ASSERT_TRUE(tree->Update(forest.Forest()).ok() && store->Update(forest.Forest()).ok());
+          if (tree->Explain().find(Name(Decision::kNoGain)) != std::string::npos) ++gains_nothing;
+          if (tree->Stats().shared_nodes == 0) {
+            EXPECT_EQ(tree->Stats().predicted_ns, store->Stats().predicted_ns);
+          } else {
+            EXPECT_LT(tree->Stats().predicted_ns, store->Stats().predicted_ns) << prefix << "," << own << "x" << requests;
+            ++shares;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(gains_nothing, 0);
+  EXPECT_GT(shares, 30);
+}
+
 // RelayAttention algorithm 1: the cached prefix is read once for all new prompts.
 TEST(PlanCost, NewPromptsReadACachedPrefixOnce) {
   const TestForest forest = [] {
