@@ -8,6 +8,8 @@
 
 namespace coppice::attention::cuda {
 
+inline constexpr size_t kLine = 128;  // bytes of the L2
+
 // Brings this CTA's part of the plan and of Q to the L2 in a few instructions, ahead of the chains of dependent look-ups, each of
 // which would wait behind the stream of KV. Q only where it is small beside the L2.
 __device__ __forceinline__ void PrefetchPlan(const KernelParams& p, const PlanHeader& header) {
@@ -30,6 +32,26 @@ __device__ __forceinline__ void PrefetchPlan(const KernelParams& p, const PlanHe
   if (size > 0) ptx::PrefetchL2(static_cast<const uint8_t*>(array) + begin, static_cast<uint32_t>(size));
 }
 
+// Beside the header, not after it: what the first look-ups read, where the plan is small or gives this CTA no dense task. An
+// address past what the plan holds brings a line that nobody reads.
+__device__ __forceinline__ void PrefetchFirst(const KernelParams& p) {
+  const int lane = threadIdx.x % 32, cta = blockIdx.x;
+  const void* line = nullptr;
+  if (lane < kStreamWarpsPerSm) {
+    line = p.stream_tasks + lane * gridDim.x + cta;
+  } else {
+    switch (lane - kStreamWarpsPerSm) {
+      case 0: line = p.dense_tasks + cta; break;
+      case 1: line = p.branches + cta * (kLine / sizeof(DeviceBranch)); break;
+      case 2: line = p.contributions + cta * (kLine / sizeof(DeviceContribution)); break;
+      case 3: line = p.page_indices + min(cta * static_cast<int>(kLine / sizeof(int32_t)), p.num_page_slots - 1); break;
+      case 4: line = p.counters; break;
+      default: break;
+    }
+  }
+  if (line != nullptr) ptx::PrefetchL2Line(line);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     AttentionKernel(const __grid_constant__ KernelParams p, const __grid_constant__ CUtensorMap k_map,
@@ -40,7 +62,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const PlanHeader header = *p.header;
   const bool tree_mask = header.has_tree_mask != 0;
   const KvMaps maps{&k_map, &v_map};
-  if (warp == 1) ptx::PrefetchL2Line(p.dense_tasks + blockIdx.x);  // beside the header, not after it
+  if (warp == 1) PrefetchFirst(p);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kQBuffers; ++i) {
       ptx::BarrierInit(&s.task_known[i], 32);
@@ -89,7 +111,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   } else {
     ptx::IncreaseRegisters<C::kDenseRegisters>();
     if (warp == 4) PrefetchPlan(p, header);
-    DenseTile<C>::Run(p, s, warpgroup - 1, tree_mask);
+    DenseTile<C>::Run(p, s, ptx::Uniform(warpgroup - 1), tree_mask);
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
     ptx::NamedBarrierSync(kDenseOverBarrier, kDenseWarpgroups * kWarpgroup);
     const int worker = warp - 4;

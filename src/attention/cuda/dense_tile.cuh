@@ -1,9 +1,10 @@
-// Dense tiles: 128 rows against a run of KV, two warpgroups of 64 rows each, wgmma for both products. The scores of step n + 1 are
-// computed while the values of step n are accumulated, and the warpgroups take turns so that one's softmax runs under the
-// other's products. Hydragen section 3.1 is the batching; the pipeline follows the FlashAttention-3 paper, sections 3.1 and 3.2.
+// Dense tiles: 128 rows against a run of KV, two warpgroups of 64 rows each, wgmma for both products. The warpgroups take turns:
+// one has the scores of step n + 1 and the values of step n computed while the other's softmax runs. Hydragen section 3.1 is the
+// batching; the turns follow the FlashAttention-3 paper, section 3.1.
 // Layer: attention/cuda.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "attention/cuda/load.cuh"
@@ -21,8 +22,19 @@ __device__ __forceinline__ uint64_t MatrixDescriptor(uint32_t address, uint32_t 
 
 // The running softmax of the two rows that a thread holds parts of: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 struct RowSoftmax {
-  float max[2] = {-INFINITY, -INFINITY};  // of scaled-by-nothing scores
-  float sum[2] = {0.0f, 0.0f};            // this thread's columns only
+  float reference[2] = {-INFINITY, -INFINITY};  // a score, not scaled, that weights and sums are relative to
+  float base[2];                                // its exponent, 0 while there is none
+  float sum[2] = {0.0f, 0.0f};                  // this thread's columns only
+  bool incomplete = true;                       // some row of the warp has no reference yet
+};
+
+// A place in a ring of tiles.
+template <int kStages>
+struct RingCursor {
+  uint32_t stage = 0, parity = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
 };
 
 template <class C>
@@ -31,6 +43,8 @@ struct DenseTile {
   static constexpr int kOut = C::kHeadDim / 2;    // registers of O
   using T = typename C::Element;
   static constexpr int kFoldAtOnce = 4;  // states of a row on their way together
+  // Of a weight relative to a score that is not the row's largest: f16 holds 2^16.
+  static constexpr float kMostWeight = 4096.0f;
 
   // S = Q K^T, issued and committed.
   static __device__ __forceinline__ void Score(float (&scores)[kScores], uint32_t q, uint32_t k) {
@@ -63,7 +77,7 @@ struct DenseTile {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const VisibleRange visible(p, slot.rows[row + half * 8], slot.task.begin, slot.task.end, tree_mask);
+      const VisibleRange visible(p, slot.rows[row + half * 8], slot.task.range.begin, slot.task.range.end, tree_mask);
 #pragma unroll
       for (int w = 0; w < C::kKvTile / 32; ++w) {
         const uint32_t word = visible.Word(start + w * 32) >> lane % 4 * 2;
@@ -78,36 +92,56 @@ struct DenseTile {
     }
   }
 
-  // One step of the running softmax: scores become weights relative to the new max; rescale is what older sums shrink by.
-  static __device__ __forceinline__ void Softmax(RowSoftmax& state, float (&scores)[kScores], float (&rescale)[2],
-                                                 float scale_log2) {
+  // Brings the rows' references to the largest score seen, and with them what was summed relative to the old ones.
+  static __device__ __forceinline__ void MoveReferences(RowSoftmax& state, const float (&scores)[kScores], float (&out)[kOut],
+                                                        float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float m = state.max[half];
+      float m[4];  // chains of comparisons
 #pragma unroll
-      for (int j = 0; j < C::kKvTile / 8; ++j) m = fmaxf(m, fmaxf(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]));
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
-      const float base = m == -INFINITY ? 0.0f : m * scale_log2;
-      rescale[half] = ptx::Exp2(state.max[half] * scale_log2 - base);
-      float sum = 0.0f;
-#pragma unroll
-      for (int j = 0; j < C::kKvTile / 8; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& x = scores[j * 4 + half * 2 + c];
-          x = ptx::Exp2(x * scale_log2 - base);
-          sum += x;
-        }
+      for (int j = 0; j < kScores / 4; ++j) {
+        const float larger = fmaxf(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]);
+        m[j % 4] = j < 4 ? larger : fmaxf(m[j % 4], larger);
       }
-      state.sum[half] = state.sum[half] * rescale[half] + sum;
-      state.max[half] = m;
+      float reference = fmaxf(fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])), state.reference[half]);
+      reference = fmaxf(reference, __shfl_xor_sync(kAllLanes, reference, 1));
+      reference = fmaxf(reference, __shfl_xor_sync(kAllLanes, reference, 2));
+      state.base[half] = reference == -INFINITY ? 0.0f : reference * scale_log2;
+      const float rescale = ptx::Exp2(state.reference[half] * scale_log2 - state.base[half]);
+      state.reference[half] = reference;
+      state.sum[half] *= rescale;
+#pragma unroll
+      for (int j = 0; j < kOut / 4; ++j) out[j * 4 + half * 2] *= rescale, out[j * 4 + half * 2 + 1] *= rescale;
     }
+    state.incomplete = __any_sync(kAllLanes, fminf(state.reference[0], state.reference[1]) == -INFINITY);
   }
 
-  static __device__ __forceinline__ void Round(uint32_t (&weights)[kScores / 2], const float (&scores)[kScores]) {
+  // One step of the running softmax: weights of the scores, relative to the rows' references. A reference need not be the largest
+  // score, only near it: the sums show whether it is, so that no step but a row's first looks for the largest before it begins.
+  // prepare(): what a step seldom needs before, if `prepares`; it stands behind the same branch.
+  template <class Prepare>
+  static __device__ __forceinline__ void Softmax(RowSoftmax& state, float (&scores)[kScores], uint32_t (&weights)[kScores / 2],
+                                                 float (&out)[kOut], float scale_log2, bool prepares, Prepare&& prepare) {
+    bool move = state.incomplete;
+    float sum[2];
+    while (true) {
+      if (__builtin_expect(prepares || move, false)) {
+        if (prepares) prepare(), prepares = false;
+        if (move) MoveReferences(state, scores, out, scale_log2);
+      }
+      sum[0] = sum[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) weights[i] = Pack<T>(scores[2 * i], scores[2 * i + 1]);
+      for (int i = 0; i < kScores / 2; ++i) {
+        const float x = ptx::Exp2(scores[2 * i] * scale_log2 - state.base[i % 2]);
+        const float y = ptx::Exp2(scores[2 * i + 1] * scale_log2 - state.base[i % 2]);
+        sum[i % 2] += x;
+        sum[i % 2] += y;
+        weights[i] = Pack<T>(x, y);
+      }
+      if (move || __all_sync(kAllLanes, fmaxf(sum[0], sum[1]) <= kMostWeight)) break;
+      move = true;
+    }
+    state.sum[0] += sum[0], state.sum[1] += sum[1];
   }
 
   // V rows past the end may hold NaN, which no weight of zero removes: zeros instead. Both warpgroups write the same zeros.
@@ -133,7 +167,7 @@ struct DenseTile {
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
       const RowInfo info = slot.rows[wg * 64 + warp * 16 + lane / 4 + half * 8];
       if (info.q_row < 0) continue;
-      const float m = state.max[half] * scale_log2;
+      const float m = state.reference[half] * scale_log2;
       if (info.state == kDirect) {
         const int head = kv_head * p.group_size + info.head_in_group;
         const float inverse = Normalizer(p, sum);
@@ -193,15 +227,20 @@ struct DenseTile {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int row = wg * 64 + warp * 16 + lane / 4;  // and row + 8
     const float scale_log2 = p.score_scale_log2;
+    using S = SharedStorage<C>;
+    const uint32_t memory = ptx::Uniform(ptx::SharedAddress(&s));
+    const auto barrier = [&](uint32_t of_member, uint32_t index) {
+      return memory + of_member + index * static_cast<uint32_t>(sizeof(uint64_t));
+    };
+    const auto kv_tile = [&](uint32_t of_member, uint32_t stage) { return memory + of_member + stage * C::kKvTileBytes; };
     const auto turn_begin = [&] { ptx::NamedBarrierSync(kTurnBarrier + wg, 2 * kWarpgroup); };
     const auto turn_end = [&] { ptx::NamedBarrierArrive(kTurnBarrier + (wg ^ 1), 2 * kWarpgroup); };
-    const auto release = [&](uint64_t* barrier) {
-      __syncwarp();
+    const auto release = [&](uint32_t barrier) {  // all lanes are done, by the wait for wgmma or a barrier
       if (lane == 0) ptx::BarrierArrive(barrier);
     };
     if (wg == 1) turn_end();  // the first turn is warpgroup 0's
 
-    uint32_t tile = 0;  // over all tasks
+    RingCursor<C::kStages> k, v;  // over all tasks
     for (int n = 0;; ++n) {
       const int slot_index = n % C::kQBuffers;
       ptx::BarrierWait(&s.task_known[slot_index], n / C::kQBuffers & 1);
@@ -209,7 +248,7 @@ struct DenseTile {
       const int num_tiles = slot.task.num_tiles;
       if (num_tiles < 0) break;
       ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
-      const uint32_t q = ptx::SharedAddress(s.q[slot_index]) + wg * C::kQHalfBytes;
+      const uint32_t q = memory + offsetof(S, q) + slot_index * C::kQTileBytes + wg * C::kQHalfBytes;
 
       float out[kOut];
 #pragma unroll
@@ -218,58 +257,51 @@ struct DenseTile {
       if (num_tiles > 0) {
         float scores[kScores];
         uint32_t weights[kScores / 2];
-        float rescale[2];
-        const int first = slot.task.first, end = slot.task.end;
-        const int full_begin = slot.task.full_begin, full_end = slot.task.full_end;
-        const auto step_softmax = [&](int i) {
-          if (p.cap_in > 0.0f) {
-#pragma unroll
-            for (int k = 0; k < kScores; ++k) scores[k] = Tanh(scores[k] * p.cap_in);
-          }
-          const int start = first + i * C::kKvTile;
-          if (start < full_begin || start + C::kKvTile > full_end) Mask(p, scores, slot, row, start, tree_mask);
-          Softmax(state, scores, rescale, scale_log2);
-        };
-        const auto stage = [&](int i) { return (tile + i) % C::kStages; };
-        const auto parity = [&](int i) { return (tile + i) / C::kStages & 1; };
-
-        ptx::BarrierWait(&s.k_ready[stage(0)], parity(0));
-        Score(scores, q, ptx::SharedAddress(s.k[stage(0)]));
-        ptx::WgmmaWait<0>();
-        ptx::PinRegisters(scores);
-        release(&s.k_free[stage(0)]);
-        step_softmax(0);
-        Round(weights, scores);
-        for (int i = 1; i < num_tiles; ++i) {
-          ptx::BarrierWait(&s.k_ready[stage(i)], parity(i));
+        const int end = slot.task.range.end, full_begin = slot.task.range.full_begin, full_end = slot.task.range.full_end;
+        int start = slot.task.first;  // of the tile
+        bool k_ready = false, v_ready = false;
+        for (int i = 0; i < num_tiles; ++i, start += C::kKvTile) {
+          if (!k_ready) ptx::BarrierWait(barrier(offsetof(S, k_ready), k.stage), k.parity);
           turn_begin();
-          Score(scores, q, ptx::SharedAddress(s.k[stage(i)]));
-          ptx::BarrierWait(&s.v_ready[stage(i - 1)], parity(i - 1));
-          Accumulate(out, weights, ptx::SharedAddress(s.v[stage(i - 1)]));
+          Score(scores, q, kv_tile(offsetof(S, k), k.stage));
+          if (i > 0) {
+            if (!v_ready) ptx::BarrierWait(barrier(offsetof(S, v_ready), v.stage), v.parity);
+            Accumulate(out, weights, kv_tile(offsetof(S, v), v.stage));
+          }
           turn_end();
-          ptx::WgmmaWait<1>();  // the scores
+          const uint32_t k_free = barrier(offsetof(S, k_free), k.stage), v_free = barrier(offsetof(S, v_free), v.stage);
+          k.Advance();
+          if (i > 0) v.Advance();
+          // A look at the next step's barriers, whose latency would be seen there.
+          k_ready = ptx::BarrierTest(barrier(offsetof(S, k_ready), k.stage), k.parity);
+          v_ready = ptx::BarrierTest(barrier(offsetof(S, v_ready), v.stage), v.parity);
+          const bool masked = start < full_begin || start + C::kKvTile > full_end;
+          // Both products: issuing the second, whose left operand is in registers, takes until it is nearly done.
+          ptx::WgmmaWait<0>();
           ptx::PinRegisters(scores);
-          release(&s.k_free[stage(i)]);
-          step_softmax(i);
-          ptx::WgmmaWait<0>();  // the values
           ptx::PinRegisters(out);
-          release(&s.v_free[stage(i - 1)]);
+          release(k_free);
+          if (i > 0) release(v_free);
+          Softmax(state, scores, weights, out, scale_log2, masked || p.cap_in > 0.0f, [&] {
+            if (p.cap_in > 0.0f) {
 #pragma unroll
-          for (int k = 0; k < kOut; ++k) out[k] *= rescale[k / 2 % 2];
-          Round(weights, scores);
+              for (int j = 0; j < kScores; ++j) scores[j] = Tanh(scores[j] * p.cap_in);
+            }
+            if (masked) Mask(p, scores, slot, row, start, tree_mask);
+          });
         }
-        const int last = num_tiles - 1;
-        ptx::BarrierWait(&s.v_ready[stage(last)], parity(last));
-        const int present = end - (first + last * C::kKvTile);
-        if (present < C::kKvTile) ClearTail(s.v[stage(last)], present, wg);
-        Accumulate(out, weights, ptx::SharedAddress(s.v[stage(last)]));
+        if (!v_ready) ptx::BarrierWait(barrier(offsetof(S, v_ready), v.stage), v.parity);
+        const int present = end - (start - C::kKvTile);
+        if (present < C::kKvTile) ClearTail(s.v[v.stage], present, wg);
+        Accumulate(out, weights, kv_tile(offsetof(S, v), v.stage));
         ptx::WgmmaWait<0>();
         ptx::PinRegisters(out);
-        release(&s.v_free[stage(last)]);
-        tile += num_tiles;
+        release(barrier(offsetof(S, v_free), v.stage));
+        v.Advance();
       }
       Finish(p, s, slot, out, state, scale_log2, wg);
-      release(&s.task_done[slot_index]);
+      __syncwarp();
+      release(barrier(offsetof(S, task_done), slot_index));
     }
     if (wg == 0) turn_begin();  // takes the arrival that is left, so that the barrier ends as it began
   }

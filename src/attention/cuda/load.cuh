@@ -49,6 +49,32 @@ __device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap
   }
 }
 
+// Gathers what the rows of a task see; each lane adds its own.
+struct RowRanges {
+  int lo_min = INT32_MAX, lo_max = 0, hi_min = INT32_MAX, hi_max = 0;
+
+  __device__ __forceinline__ void Add(const RowInfo& row, bool tree_mask) {
+    if (row.q_row < 0) return;
+    lo_min = min(lo_min, row.lo), lo_max = max(lo_max, row.lo);
+    // The draft mask may hide any of a branch's own queries.
+    hi_min = min(hi_min, tree_mask ? row.hi - row.query_count : row.hi), hi_max = max(hi_max, row.hi);
+  }
+  // Over groups of kLanes neighbouring lanes; all lanes call.
+  template <int kLanes>
+  __device__ __forceinline__ void Combine() {
+#pragma unroll
+    for (int d = kLanes / 2; d > 0; d /= 2) {
+      lo_min = min(lo_min, __shfl_xor_sync(kAllLanes, lo_min, d)), lo_max = max(lo_max, __shfl_xor_sync(kAllLanes, lo_max, d));
+      hi_min = min(hi_min, __shfl_xor_sync(kAllLanes, hi_min, d)), hi_max = max(hi_max, __shfl_xor_sync(kAllLanes, hi_max, d));
+    }
+  }
+  // Of an item whose range the live length of its branch ends at `end`.
+  __device__ __forceinline__ TaskRange Of(const DeviceItem& item, int end) const {
+    if (!item.masked) return {item.kv_begin, end, item.kv_begin, end};
+    return {max(item.kv_begin, lo_min), min(end, hi_max), max(item.kv_begin, lo_max), min(end, hi_min)};
+  }
+};
+
 // ------------------------------------------------------------------------------------------------------------- dense tiles
 
 // One warp: draws dense tasks, resolves their rows and ranges for the warps that load Q and KV.
@@ -71,27 +97,19 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
     const DeviceItem& item = task.item;
     const int end = min(item.kv_end, p.branches[item.branch].kv_len);
 
-    int lo_min = INT32_MAX, lo_max = 0, hi_min = INT32_MAX, hi_max = 0;
+    RowRanges ranges;
 #pragma unroll 2  // two look-ups under way; more do not fit the producer's registers
     for (int i = 0; i < kDenseRows / 32; ++i) {
       const int r = lane + 32 * i;
       const RowInfo info = ResolveRow(p, task, r, tree_mask);
       shared.rows[r] = info;
-      if (info.q_row >= 0) {
-        lo_min = min(lo_min, info.lo), lo_max = max(lo_max, info.lo);
-        hi_max = max(hi_max, info.hi), hi_min = min(hi_min, tree_mask ? info.hi - info.query_count : info.hi);
-      }
+      ranges.Add(info, tree_mask);
     }
-    lo_min = __reduce_min_sync(kAllLanes, lo_min), lo_max = __reduce_max_sync(kAllLanes, lo_max);
-    hi_min = __reduce_min_sync(kAllLanes, hi_min), hi_max = __reduce_max_sync(kAllLanes, hi_max);
+    ranges.Combine<32>();
     if (lane == 0) {
-      DenseTask t{};
-      t.begin = item.masked ? max(item.kv_begin, lo_min) : item.kv_begin;
-      t.end = item.masked ? min(end, hi_max) : end;
-      t.full_begin = item.masked ? max(item.kv_begin, lo_max) : item.kv_begin;
-      t.full_end = item.masked ? min(end, hi_min) : end;
-      t.first = t.begin / kBoxTokens * kBoxTokens;
-      t.num_tiles = t.end > t.begin ? (t.end - t.first + C::kKvTile - 1) / C::kKvTile : 0;
+      DenseTask t{.range = ranges.Of(item, end)};
+      t.first = t.range.begin / kBoxTokens * kBoxTokens;
+      t.num_tiles = t.range.end > t.range.begin ? (t.range.end - t.first + C::kKvTile - 1) / C::kKvTile : 0;
       t.page_begin = item.page_begin;
       t.kv_head = item.head_begin;
       t.rows = item.rows;
@@ -147,7 +165,7 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       const int stage = tile % C::kStages;
       const uint32_t parity = (tile / C::kStages & 1) ^ 1;
       const int start = t.first + i * C::kKvTile;
-      const int present = min(boxes, (t.end - start + p.box_tokens - 1) >> p.box_shift);
+      const int present = min(boxes, (t.range.end - start + p.box_tokens - 1) >> p.box_shift);
       const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
       const int box = lane % 16;
       const bool is_v = lane >= 16;
@@ -206,26 +224,17 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
     }
     const int end = min(item.kv_end, p.branches[item.branch].kv_len);
     const RowInfo info = ResolveRow(p, task, row, tree_mask);
-    const bool sees = info.q_row >= 0;
-    int lo_min = sees ? info.lo : INT32_MAX, lo_max = sees ? info.lo : 0;
-    int hi_min = sees ? (tree_mask ? info.hi - info.query_count : info.hi) : INT32_MAX, hi_max = sees ? info.hi : 0;
-#pragma unroll
-    for (int d = kStreamRows / 2; d > 0; d /= 2) {
-      lo_min = min(lo_min, __shfl_xor_sync(kAllLanes, lo_min, d)), lo_max = max(lo_max, __shfl_xor_sync(kAllLanes, lo_max, d));
-      hi_min = min(hi_min, __shfl_xor_sync(kAllLanes, hi_min, d)), hi_max = max(hi_max, __shfl_xor_sync(kAllLanes, hi_max, d));
-    }
+    RowRanges ranges;
+    ranges.Add(info, tree_mask);
+    ranges.Combine<kStreamRows>();
     if (serves) {
       StreamSlot& slot = state.slots[place];
       slot.rows[row] = info;
 #pragma unroll
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
-        StreamTask t{};
-        t.begin = item.masked ? max(item.kv_begin, lo_min) : item.kv_begin;
-        t.end = item.masked ? min(end, hi_max) : end;
-        t.full_begin = item.masked ? max(item.kv_begin, lo_max) : item.kv_begin;
-        t.full_end = item.masked ? min(end, hi_min) : end;
-        t.first = t.begin / kBoxTokens * kBoxTokens;
+        StreamTask t{.range = ranges.Of(item, end)};
+        t.first = t.range.begin / kBoxTokens * kBoxTokens;
         t.head_begin = item.head_begin;
         t.head_end = exists ? item.head_begin + item.head_count : -1;
         t.rows = item.rows;

@@ -18,12 +18,16 @@ constexpr int64_t kTasksPerStreamWarp = 8;  // most, by cutting
 // Stream items are cut guided: a piece is half of what is left of its item, between these shares of a warp's part of all. Longest
 // first, the last pieces to be drawn are the shortest and even out the end (docs/kernels/hopper.md).
 constexpr double kLongestStreamPiece = 0.55, kShortestStreamPiece = 0.5;
-constexpr int32_t kStreamPieceUnit = 64;
+constexpr int32_t kStreamPieceUnit = 32;  // one step
 constexpr int64_t kHeadTasksPerWarp = 3;  // left when kv heads are put together
 constexpr int64_t kHeadTaskTokens = 128;  // most, of all kv heads put together (tree 4: 0.147 ms; 256: 0.163)
 constexpr int32_t kMinStreamPiece = 256, kMaxShortStreamPiece = 512;  // tokens; a short piece costs more to start than it evens out
-constexpr int32_t kMinDensePiece = 128;                               // one step
-constexpr int64_t kDenseTasksPerSm = 4;                               // most, by cutting
+// Where an SM has less than that to read, time is latency: a step of a lone warp takes 1.5 us, and other SMs are idle. The shortest
+// piece is this share of an SM's part then.
+constexpr int32_t kMinStreamPieceOfFew = 64;
+constexpr double kShortestPieceOfSm = 0.3;
+constexpr int32_t kMinDensePiece = 128;  // one step
+constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
 constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs more than it gains
 
@@ -34,7 +38,7 @@ constexpr double kDenseFlopsPerNs = 500e3 / 132, kStreamBytesPerNs = 4.4e3 / 132
 constexpr double kStreamTaskNs = 20000, kStreamStepNs = 1200;
 // Tokens of a stream task whose warp has the SM's copy path for itself. Who arrives last folds a state of each piece, four rows in
 // one pass, a warp 16 rows after each other: what a piece saves in reading must be worth that (measured: 8/1 heads, one request).
-constexpr double kStreamTokenNs = 27, kFoldPassNs = 400;
+constexpr double kStreamTokenNs = 80, kFoldPassNs = 250;
 constexpr int kFoldRows = 4, kFoldWarpRows = 16;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -144,8 +148,10 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   const int32_t dense_piece = DensePieceTokens(stream_ns);
   const int64_t stream_warps = int64_t{num_sms_} * kStreamWarpsPerSm;
   const double tokens_per_warp = static_cast<double>(stream_tokens * heads) / stream_warps;
+  const double fewest =
+      std::clamp<double>(kShortestPieceOfSm * kStreamWarpsPerSm * tokens_per_warp, kMinStreamPieceOfFew, kMinStreamPiece);
   const auto shortest =
-      static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, kMinStreamPiece, kMaxShortStreamPiece));
+      static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, fewest, kMaxShortStreamPiece));
   const auto longest = static_cast<int32_t>(std::max<double>(shortest, kLongestStreamPiece * tokens_per_warp));
 
   int64_t states = plan.num_states, end_of_states = sizes_.max_states + layout_.own_states;
@@ -245,12 +251,11 @@ void PlanTranslator::JoinItems(const PlanView& plan, const PrefixForestView& for
 bool PlanTranslator::JoinPromptTiles(const PlanView& plan) {
   int64_t tiles = 0, groups = 0;
   bool joined = false;
-  for (const Length& length : lengths_) tiles += length.blocks == 1;
+  for (const Length& length : lengths_) tiles += length.blocks == 1 && pieces_[length.item].masked;
   const bool leave_some = tiles * spec_.num_kv_heads > num_sms_;
   const auto members_of = [&](const WorkItem& item) { return plan.members.subspan(item.member_begin, item.member_count); };
   for (const Length& length : lengths_) {
     const WorkItem& common = plan.items[length.item];
-    if (length.blocks <= 1) continue;
     const auto members = members_of(common);
     const int32_t branch = plan.merge_sets[members.front()].branch;
     if (branch != common.page_row) continue;

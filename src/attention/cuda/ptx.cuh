@@ -12,6 +12,9 @@ namespace coppice::attention::cuda::ptx {
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
+// The same value, which the warp's lanes agree on, in a register: ptxas does not derive it again at each use.
+__device__ __forceinline__ uint32_t Uniform(uint32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 // ---- mbarrier (9.7.13.15). A phase completes when all expected arrivals and bytes are in.
 
 __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {
@@ -19,34 +22,39 @@ __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals
 }
 // Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void FenceBarrierInit() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) { BarrierArrive(SharedAddress(barrier)); }
 __device__ __forceinline__ void BarrierArriveExpectBytes(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ bool BarrierTryWait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool BarrierTryWait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
                : "=r"(done)
-               : "r"(SharedAddress(barrier)), "r"(parity)
+               : "r"(barrier), "r"(parity)
                : "memory");
   return done != 0;
 }
 // Whether the phase of this parity is complete, without waiting.
-__device__ __forceinline__ bool BarrierTest(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
                : "=r"(done)
-               : "r"(SharedAddress(barrier)), "r"(parity)
+               : "r"(barrier), "r"(parity)
                : "memory");
   return done != 0;
 }
+__device__ __forceinline__ bool BarrierTest(uint64_t* barrier, uint32_t parity) {
+  return BarrierTest(SharedAddress(barrier), parity);
+}
 // Returns once the phase of this parity is complete.
-__device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
   while (!BarrierTryWait(barrier, parity)) {
   }
 }
+__device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) { BarrierWait(SharedAddress(barrier), parity); }
 
 // ---- Named barriers (9.7.13.1): `threads` arrivals, a multiple of 32.
 

@@ -8,12 +8,17 @@
 
 namespace coppice::attention::cuda {
 
+// What the rows of a task see of its KV range.
+struct TaskRange {
+  int32_t begin, end;            // that some row may see
+  int32_t full_begin, full_end;  // that every row sees
+};
+
 // A dense item under one kv head, as resolved from live lengths by the loading warp.
 struct DenseTask {
-  int32_t num_tiles;             // -1: no more tasks
-  int32_t first;                 // kv index of the first tile's first token, a multiple of kBoxTokens
-  int32_t begin, end;            // range that some row may see
-  int32_t full_begin, full_end;  // range that every row sees
+  int32_t num_tiles;  // -1: no more tasks
+  int32_t first;      // kv index of the first tile's first token, a multiple of kBoxTokens
+  TaskRange range;
   int32_t page_begin, kv_head, rows, reserved;
 };
 
@@ -23,7 +28,8 @@ struct alignas(16) DenseSlot {
 };
 
 struct StreamTask {
-  int32_t first, begin, end, full_begin, full_end;
+  int32_t first;  // kv index of the first step's first token, a multiple of kBoxTokens
+  TaskRange range;
   int32_t head_begin, head_end;  // head_end is -1: no more tasks
   int32_t rows, page_begin;
   int32_t first_page;  // of `pages`

@@ -39,7 +39,7 @@ class StreamWorker {
           continue;
         }
         task = state_.slots[Place(current_)].task;
-        head = task.head_begin, position = task.first, end = max(task.end, task.first);
+        head = task.head_begin, position = task.first, end = max(task.range.end, task.first);
         open = true;
       }
       const bool narrow = task.rows <= 8;
@@ -73,7 +73,7 @@ class StreamWorker {
     if (slot.task.head_end < 0) return false;
     ++fetched_;
     load_first_ = load_position_ = slot.task.first;
-    load_end_ = max(slot.task.end, slot.task.first);  // an empty range loads nothing
+    load_end_ = max(slot.task.range.end, slot.task.first);  // an empty range loads nothing
     load_head_ = slot.task.head_begin;
     load_head_end_ = slot.task.head_end;
     load_page_begin_ = slot.task.page_begin;
@@ -200,11 +200,12 @@ class StreamWorker {
         if (load_v_) Load();  // in the place of K
       }
       const int start = position + first * 16;
-      if (start < task.full_begin || start + 16 * kTogether < kColumns >> task.full_end) Mask<kColumns>(task, start, scores);
+      if (start < task.range.full_begin || start + 16 * kTogether < kColumns >> task.range.full_end)
+        Mask<kColumns>(task, start, scores);
       uint32_t weights[kTogether<kColumns>][kColumns][2];
       Weigh<kColumns>(scores, weights);
       uint8_t* const v = Await(last ? 0 : 1);
-      if (first == 0 && position + kTokens > task.end) ClearTail(v, task.end - position);
+      if (first == 0 && position + kTokens > task.range.end) ClearTail(v, task.range.end - position);
       Accumulate<kColumns>(weights, ptx::SharedAddress(v), first);
     }
     Release();
@@ -303,7 +304,7 @@ class StreamWorker {
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const VisibleRange visible(p_, rows[n * 8 + lane_ % 4 * 2 + c], task.begin, task.end, tree_mask_);
+        const VisibleRange visible(p_, rows[n * 8 + lane_ % 4 * 2 + c], task.range.begin, task.range.end, tree_mask_);
 #pragma unroll
         for (int i = 0; i < 2 * kTogether<kColumns>; ++i) {
           if (!visible.Has(start + lane_ / 4 + i * 8)) scores[i / 2][n][i % 2 * 2 + c] = -INFINITY;
