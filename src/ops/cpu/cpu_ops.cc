@@ -15,10 +15,6 @@ namespace coppice::ops {
 namespace {
 
 constexpr int64_t kBlockRows = OneDnnTiles::kMaxRows;
-// Up to this many rows of a block the panel kernels stream weights faster than oneDNN (docs/ops.md has the measurement).
-constexpr int64_t FewRows(DType dtype) { return dtype == DType::kBF16 ? 4 : 12; }
-// Up to this many rows coded weights, which are a third of the bytes, beat both.
-constexpr int64_t kCodedRows = 8;
 constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, otherwise one
 // Element-wise work is cut into tasks of about this many elements: some microseconds, ten times the cost of handing one out.
 constexpr int64_t kElementsPerTask = 16384;
@@ -28,34 +24,65 @@ constexpr int kSecondLevel = 2;  // of __builtin_prefetch: to the second-level c
 
 constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
+// Zeroed memory for one kind of weights, in the order in which a model packs them: nearly all of it in huge pages, which most of a
+// small model's weights would be too small to have of their own.
+class WeightMemory {
+ public:
+  Result<std::shared_ptr<std::byte>> Allocate(int64_t bytes) {
+    bytes = RoundUp(bytes, kCacheLine);
+    if (chunk_ == nullptr || used_ + bytes > static_cast<int64_t>(chunk_->size())) {
+      COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(std::max(bytes, kChunkBytes)));
+      chunk_ = std::make_shared<Buffer>(std::move(buffer));
+      used_ = 0;
+    }
+    std::shared_ptr<std::byte> part(chunk_, chunk_->data() + used_);
+    used_ += bytes;
+    return part;
+  }
+
+ private:
+  static constexpr int64_t kChunkBytes = int64_t{64} << 20;  // what is never touched costs nothing
+  std::shared_ptr<Buffer> chunk_;
+  int64_t used_ = 0;
+};
+
 class PackedWeight final : public LinearWeight {
  public:
+  struct Memory {
+    WeightMemory panels, codes;
+  };
   // keep_codes: those of the parts, if all have them.
-  static Result<std::unique_ptr<PackedWeight>> Create(Executor& executor, DType dtype, int64_t in_features,
+  static Result<std::unique_ptr<PackedWeight>> Create(Executor& executor, Memory& memory, DType dtype, int64_t in_features,
                                                       std::span<const LinearPart> parts, PartOrder order, bool keep_codes);
 
   int64_t panel_group() const { return panel_group_; }
   int64_t num_groups() const { return num_panels_ / panel_group_; }
   int64_t group_bytes() const { return panel_group_ * panel_bytes_; }
-  const std::byte* Group(int64_t group) const { return panels_.data() + group * group_bytes(); }
+  const std::byte* Group(int64_t group) const { return panels_.get() + group * group_bytes(); }
   const float* GroupBias(int64_t group) const { return bias_.empty() ? nullptr : &bias_[group * panel_group_ * kPanelCols]; }
   int64_t panel_elements() const { return panel_elements_; }
 
   int32_t code_bits() const { return code_bits_; }  // 0: not coded
-  const std::byte* CodedPanel(int64_t panel) const { return coded_panels_.data() + panel * coded_panel_bytes(); }
+  const std::byte* CodedPanel(int64_t panel) const { return coded_panels_.get() + panel * coded_panel_bytes(); }
 
   void UnpackRow(int64_t row, float* out) const;
+
+  // Up to this many rows of a block the panel kernels stream weights faster than oneDNN (docs/ops.md has the measurement).
+  int64_t few_rows() const { return dtype_ == DType::kBF16 ? 4 : 12; }
+  // Up to this many rows coded weights, which are a third of the bytes, beat both.
+  int64_t coded_rows() const { return code_bits_ == 0 ? 0 : matrix_units() ? 8 : 16; }
 
   const OneDnnTiles::Plan* plan = nullptr;  // null: panel kernels only
 
  private:
+  bool matrix_units() const { return plan != nullptr && OneDnnTiles::UsesMatrixUnits(*plan); }
   template <class T>
   void PackRow(const T* row, int64_t column);
-  Status AllocateCodes(std::span<const LinearPart> parts);
+  Status AllocateCodes(WeightMemory& memory, std::span<const LinearPart> parts);
   void PackCodes(const CodedWeight& coded, int64_t row, int64_t column);
   int64_t coded_panel_bytes() const { return kPanelCols / kStripCols * in_features_ / kCodeBlock * CodedBlockBytes(code_bits_); }
 
-  Buffer panels_, coded_panels_;
+  std::shared_ptr<std::byte> panels_, coded_panels_;
   int32_t code_bits_ = 0;
   std::vector<float> bias_;  // empty, or one per packed column
   int64_t num_panels_ = 0, panel_group_ = 1, panel_elements_ = 0, panel_bytes_ = 0;
@@ -67,12 +94,12 @@ int64_t Depth(DType dtype) { return dtype == DType::kBF16 ? 2 : 1; }
 template <class T>
 void PackedWeight::PackRow(const T* row, int64_t column) {
   const int64_t depth = Depth(dtype_);
-  T* panel = panels_.As<T>() + column / kPanelCols * panel_elements_ + column % kPanelCols * depth;
+  T* panel = reinterpret_cast<T*>(panels_.get()) + column / kPanelCols * panel_elements_ + column % kPanelCols * depth;
   for (int64_t k = 0; k < in_features_; ++k) panel[k / depth * depth * kPanelCols + k % depth] = row[k];
 }
 
 // The wider of the parts' codes serves all; one part without any, and there are none.
-Status PackedWeight::AllocateCodes(std::span<const LinearPart> parts) {
+Status PackedWeight::AllocateCodes(WeightMemory& memory, std::span<const LinearPart> parts) {
   int32_t bits = 4;
   for (const LinearPart& part : parts) {
     if (!part.coded) return OkStatus();
@@ -84,7 +111,7 @@ Status PackedWeight::AllocateCodes(std::span<const LinearPart> parts) {
     return InvalidArgument("a coded weight has " + std::to_string(in_features_) + " input features; expected a multiple of " +
                            std::to_string(kCodeBlock));
   code_bits_ = bits;
-  COPPICE_ASSIGN_OR_RETURN(coded_panels_, Buffer::Allocate(num_panels_ * coded_panel_bytes()));
+  COPPICE_ASSIGN_OR_RETURN(coded_panels_, memory.Allocate(num_panels_ * coded_panel_bytes()));
   return OkStatus();
 }
 
@@ -92,7 +119,7 @@ Status PackedWeight::AllocateCodes(std::span<const LinearPart> parts) {
 void PackedWeight::PackCodes(const CodedWeight& coded, int64_t row, int64_t column) {
   const int64_t blocks = in_features_ / kCodeBlock, block_bytes = CodedBlockBytes(code_bits_);
   const int64_t in_strip = column % kStripCols, strip = column % kPanelCols / kStripCols;
-  std::byte* block = coded_panels_.data() + column / kPanelCols * coded_panel_bytes() + strip * blocks * block_bytes;
+  std::byte* block = coded_panels_.get() + column / kPanelCols * coded_panel_bytes() + strip * blocks * block_bytes;
   const int8_t* codes = coded.codes + row * in_features_;
   const int64_t per_word = 32 / code_bits_;
   for (int64_t b = 0; b < blocks; ++b, block += block_bytes, codes += kCodeBlock) {
@@ -111,7 +138,7 @@ void PackedWeight::PackCodes(const CodedWeight& coded, int64_t row, int64_t colu
   }
 }
 
-Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, DType dtype, int64_t in_features,
+Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, Memory& memory, DType dtype, int64_t in_features,
                                                            std::span<const LinearPart> parts, PartOrder order, bool keep_codes) {
   if (dtype == DType::kF16)
     return Unimplemented("matrix products have no kernels for f16 weights on the CPU; convert them to bf16 or f32");
@@ -138,9 +165,9 @@ Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, D
   weight->num_panels_ = RoundUp(weight->out_features_, kPanelCols) / kPanelCols * weight->panel_group_;
   weight->panel_elements_ = RoundUp(in_features, 16 * Depth(dtype)) * kPanelCols;  // whole blocks of oneDNN's layout
   weight->panel_bytes_ = weight->panel_elements_ * static_cast<int64_t>(SizeOf(dtype));
-  COPPICE_ASSIGN_OR_RETURN(weight->panels_, Buffer::Allocate(weight->num_panels_ * weight->panel_bytes_));
+  COPPICE_ASSIGN_OR_RETURN(weight->panels_, memory.panels.Allocate(weight->num_panels_ * weight->panel_bytes_));
   if (has_bias) weight->bias_.assign(weight->num_panels_ * kPanelCols, 0.0f);
-  if (keep_codes) COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(parts));
+  if (keep_codes) COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(memory.codes, parts));
 
   int64_t first = 0;  // of the part's outputs
   for (size_t p = 0; p < parts.size(); ++p) {
@@ -170,10 +197,10 @@ Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, D
 void PackedWeight::UnpackRow(int64_t row, float* out) const {
   const int64_t panel = row / kPanelCols * panel_elements_, column = row % kPanelCols;
   if (dtype_ == DType::kF32) {
-    const float* from = panels_.As<float>() + panel + column;
+    const float* from = reinterpret_cast<const float*>(panels_.get()) + panel + column;
     for (int64_t k = 0; k < in_features_; ++k) out[k] = from[k * kPanelCols];
   } else {
-    const BF16* from = panels_.As<BF16>() + panel + column * 2;
+    const BF16* from = reinterpret_cast<const BF16*>(panels_.get()) + panel + column * 2;
     for (int64_t k = 0; k < in_features_; k += 2, from += kPanelCols * 2) {
       out[k] = from[0].ToFloat();
       out[k + 1] = from[1].ToFloat();
@@ -200,10 +227,13 @@ class CpuOps final : public Ops {
   Result<std::unique_ptr<LinearWeight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                              PartOrder order) override {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
-                             PackedWeight::Create(executor_, dtype, in_features, parts, order, WantsCodes(dtype)));
+                             PackedWeight::Create(executor_, memory_, dtype, in_features, parts, order, WantsCodes(dtype)));
     if (onednn_ != nullptr) {
-      weight->plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
-      if (onednn_->any_plan()) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
+      const OneDnnTiles::Plan* plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
+      // Without matrix units the panel kernels are as fast for any number of bf16 rows, and faster for few.
+      const bool pays = plan != nullptr && (dtype == DType::kF32 || OneDnnTiles::UsesMatrixUnits(*plan));
+      if (pays || library_ == ProductLibrary::kOneDnn) weight->plan = plan;
+      if (weight->plan != nullptr) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
     }
     return std::unique_ptr<LinearWeight>(std::move(weight));
   }
@@ -275,7 +305,7 @@ class CpuOps final : public Ops {
     COPPICE_DCHECK(x.dtype == packed.dtype() && x.cols == packed.in_features());
     const int64_t row_blocks = RoundUp(x.rows, kBlockRows) / kBlockRows;
     const int64_t tile_cols = packed.panel_group() * kPanelCols;
-    const bool coded = packed.code_bits() != 0 && x.rows <= kCodedRows;
+    const bool coded = x.rows <= packed.coded_rows();
     if (coded) CodeInput(x);
     // Row blocks vary fastest: a panel group stays in the cache while all rows pass by it.
     executor_.ParallelFor(row_blocks * packed.num_groups(), [&](int64_t task, int worker) {
@@ -309,12 +339,12 @@ class CpuOps final : public Ops {
   }
 
   // The panels that this worker will need next come from memory or another core's cache: each of the tasks that it does with the
-  // present ones asks for its share.
+  // present ones asks for its share. Behind the last panels lies, as a rule, the weight of the product that follows.
   void PrefetchWeight(const PackedWeight& weight, int64_t group, int64_t row_block, int64_t row_blocks) const {
     const int64_t workers = executor_.num_workers();
     const int64_t next = group + std::max<int64_t>(1, workers / row_blocks);
     const int64_t shares = std::max<int64_t>(1, row_blocks / workers), share = row_block / workers;
-    if (next >= weight.num_groups() || share >= shares) return;
+    if (share >= shares) return;
     const int64_t bytes = weight.group_bytes() / shares;
     const std::byte* from = weight.Group(next) + share * bytes;
     for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(from + i, /*write=*/0, kSecondLevel);
@@ -324,7 +354,7 @@ class CpuOps final : public Ops {
     if (weight.plan == nullptr || x_stride != weight.in_features()) return false;
     // The panel kernels give the same bits for any number of rows; without matrix units they are also as fast.
     if (deterministic_) return OneDnnTiles::UsesMatrixUnits(*weight.plan);
-    return library_ == ProductLibrary::kOneDnn || rows > FewRows(weight.dtype());
+    return library_ == ProductLibrary::kOneDnn || rows > weight.few_rows();
   }
 
   void MultiplyTile(const AnyMatrix& x, int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group, int worker,
@@ -369,9 +399,10 @@ class CpuOps final : public Ops {
   void MultiplyCoded(int64_t rows, const PackedWeight& weight, int64_t group, float* tile) {
     const int64_t tile_stride = weight.panel_group() * kPanelCols;
     const auto multiply = weight.code_bits() == 4 ? kernels_.panel_coded4 : kernels_.panel_coded8;
+    const int64_t ahead = weight.CodedPanel(executor_.num_workers() * weight.panel_group()) - weight.CodedPanel(0);
     for (int64_t p = 0; p < weight.panel_group(); ++p) {
-      multiply(coded_input_, rows, weight.CodedPanel(group * weight.panel_group() + p), weight.in_features(), tile + p * kPanelCols,
-               tile_stride);
+      multiply(coded_input_, rows, weight.CodedPanel(group * weight.panel_group() + p), ahead, weight.in_features(),
+               tile + p * kPanelCols, tile_stride);
     }
   }
 
@@ -404,6 +435,7 @@ class CpuOps final : public Ops {
   const bool deterministic_;
   const Kernels& kernels_;
   const ProductLibrary library_;
+  PackedWeight::Memory memory_;
   std::unique_ptr<OneDnnTiles> onednn_;  // null: panel kernels only
   std::string description_;
   std::vector<Worker> workers_;

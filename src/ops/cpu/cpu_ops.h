@@ -10,7 +10,7 @@
 namespace coppice::ops {
 
 enum class ProductLibrary : uint8_t {
-  kAuto,    // oneDNN where it has fast kernels and there are rows enough, panel kernels otherwise
+  kAuto,    // what is fastest (docs/ops.md)
   kPanels,  // panel kernels only
   kOneDnn,  // oneDNN for any number of rows, where it has fast kernels
 };

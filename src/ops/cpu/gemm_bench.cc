@@ -21,17 +21,26 @@ ThreadPool& Pool(int threads) {
   return threads == 1 ? one : two;
 }
 
-void BM_Linear(benchmark::State& state, DType dtype, ProductLibrary library, bool deterministic, int64_t k, int64_t n,
-               int threads) {
+struct Variant {
+  const char* name;
+  ProductLibrary library;
+  bool deterministic = false;
+  int32_t code_bits = 0;  // 0: not coded
+};
+
+void BM_Linear(benchmark::State& state, DType dtype, const Variant& variant, int64_t k, int64_t n, int threads) {
   const int64_t rows = state.range(0);
-  auto ops = MakeCpuOps(&Pool(threads), {.deterministic = deterministic}, SelectKernels(), library);
+  auto ops = MakeCpuOps(&Pool(threads), {.deterministic = variant.deterministic}, SelectKernels(), variant.library);
   // As many copies as a model has layers, up to 96 MB: a layer's weights are not in the second-level cache when it runs.
   const int64_t bytes = k * n * static_cast<int64_t>(SizeOf(dtype));
   const int64_t copies = std::clamp<int64_t>((96 << 20) / bytes, 1, 30);
   std::vector<float> values(k * n, 0.01f), y(rows * n);
   std::vector<BF16> values_bf16(k * n, BF16::FromFloat(0.01f));
   std::vector<std::unique_ptr<LinearWeight>> weights;
-  const LinearPart part = {dtype == DType::kF32 ? static_cast<const void*>(values.data()) : values_bf16.data(), n};
+  const std::vector<int8_t> codes(k * n, 1);
+  const std::vector<F16> scales(k * n / kCodeBlock, F16::FromFloat(0.01f)), minima(scales.size(), F16::FromFloat(0.0f));
+  LinearPart part = {dtype == DType::kF32 ? static_cast<const void*>(values.data()) : values_bf16.data(), n};
+  if (variant.code_bits != 0) part.coded = {variant.code_bits, codes.data(), scales.data(), minima.data()};
   for (int64_t i = 0; i < copies; ++i) weights.push_back(*ops->Pack(dtype, k, {&part, 1}));
   std::vector<float> x(PadRows(rows) * k, 0.0f);  // also read as bf16
   size_t next = 0;
@@ -65,7 +74,7 @@ void BM_OpenBlas(benchmark::State& state, int64_t k, int64_t n, int threads) {
 #endif
 
 void SetRows(benchmark::internal::Benchmark* bench) {
-  for (int rows : {1, 8, 32, 64, 512}) bench->Arg(rows);
+  for (int rows : {1, 4, 8, 12, 16, 24, 32, 48, 64, 512}) bench->Arg(rows);
   bench->UseRealTime()->Unit(benchmark::kMicrosecond)->ComputeStatistics("min", [](const std::vector<double>& values) {
     return *std::min_element(values.begin(), values.end());
   });
@@ -77,22 +86,18 @@ struct Layer {
 };
 
 void RegisterAll() {
-  struct Variant {
-    const char* name;
-    ProductLibrary library;
-    bool deterministic;
-  };
   for (const Layer& layer :
        {Layer{"qkv", 576, 960}, Layer{"gate_up", 576, 3072}, Layer{"down", 1536, 576}, Layer{"lm_head", 576, 49152}}) {
     for (DType dtype : {DType::kBF16, DType::kF32}) {
       for (const Variant& variant :
-           {Variant{"panels", ProductLibrary::kPanels, false}, Variant{"onednn", ProductLibrary::kOneDnn, false},
-            Variant{"auto", ProductLibrary::kAuto, false}, Variant{"deterministic", ProductLibrary::kAuto, true}}) {
+           {Variant{"panels", ProductLibrary::kPanels}, Variant{"onednn", ProductLibrary::kOneDnn},
+            Variant{"auto", ProductLibrary::kAuto}, Variant{"deterministic", ProductLibrary::kAuto, true},
+            Variant{"coded4", ProductLibrary::kAuto, false, 4}, Variant{"coded8", ProductLibrary::kAuto, false, 8}}) {
+        if (variant.code_bits != 0 && dtype != DType::kBF16) continue;
         for (int threads : {1, 2}) {
           const std::string name = std::string(layer.name) + "/" + std::string(Name(dtype)) + "/" + variant.name +
                                    "/threads:" + std::to_string(threads) + "/rows";
-          SetRows(benchmark::RegisterBenchmark(name.c_str(), BM_Linear, dtype, variant.library, variant.deterministic, layer.k,
-                                               layer.n, threads));
+          SetRows(benchmark::RegisterBenchmark(name.c_str(), BM_Linear, dtype, variant, layer.k, layer.n, threads));
         }
       }
     }

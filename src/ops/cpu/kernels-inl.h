@@ -143,7 +143,8 @@ inline I16 Pair(U32 word, int t) {
 }
 
 template <int kBits, int kRows>
-void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride) {
+void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, int64_t ahead, int64_t k, float* tile,
+               int64_t tile_stride) {
   constexpr int kPairs = 16 / kBits, kWords = kCodeBlock / (2 * kPairs), kStrips = 2;
   const int64_t blocks = k / kCodeBlock;
   for (int64_t col = 0; col < kPanelCols; col += kStrips * kLanes) {
@@ -151,10 +152,9 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
     const std::byte* block = panel + col / kStripCols * blocks * CodedBlockBytes(kBits);
     F32 sum[kRows][kStrips] = {};
     for (int64_t b = 0; b < blocks; ++b, block += CodedBlockBytes(kBits)) {
-      // Weights come from memory once a step; the hardware's prefetcher stops at each page.
-      constexpr int kAhead = 4096;
+      // Weights come from memory once a step.
       for (int line = 0; line < CodedBlockBytes(kBits) * kStrips * kLanes / kStripCols; line += 64) {
-        __builtin_prefetch(block + kAhead + line);
+        __builtin_prefetch(block + ahead + line, /*write=*/0, /*second level*/ 2);
       }
       I32 block_sum[kRows][kStrips] = {};
 #pragma GCC unroll 8
@@ -198,8 +198,9 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
 }
 
 template <int kBits>
-void PanelCoded(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride) {
-  using Fn = void (*)(const CodedInput&, int64_t, const std::byte*, int64_t, float*, int64_t);
+void PanelCoded(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t ahead, int64_t k, float* tile,
+                int64_t tile_stride) {
+  using Fn = void (*)(const CodedInput&, int64_t, const std::byte*, int64_t, int64_t, float*, int64_t);
 #if defined(__AVX512F__)
   static constexpr Fn kByRows[] = {nullptr, CodedRows<kBits, 1>, CodedRows<kBits, 2>, CodedRows<kBits, 3>, CodedRows<kBits, 4>};
 #else  // 16 registers
@@ -207,7 +208,7 @@ void PanelCoded(const CodedInput& x, int64_t rows, const std::byte* panel, int64
 #endif
   constexpr int64_t kMost = sizeof(kByRows) / sizeof(Fn) - 1;
   for (int64_t r = 0; r < rows; r += kMost) {
-    kByRows[rows - r < kMost ? rows - r : kMost](x, r, panel, k, tile + r * tile_stride, tile_stride);
+    kByRows[rows - r < kMost ? rows - r : kMost](x, r, panel, ahead, k, tile + r * tile_stride, tile_stride);
   }
 }
 

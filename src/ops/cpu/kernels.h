@@ -38,9 +38,12 @@ struct Kernels {
                     int64_t tile_stride);
   void (*panel_bf16)(const BF16* x, int64_t x_stride, int64_t rows, const BF16* panel, int64_t k, float* tile, int64_t tile_stride);
   // The same with coded weights: sums over a block are exact integers. Null where the instruction set has no gain to offer.
+  // ahead: while the panel is read, what lies so many bytes behind it is asked for, to the second-level cache.
   void (*code_input)(const BF16* x, int64_t k, int16_t* codes, float* scales, float* sums);  // one row, k a multiple of 32
-  void (*panel_coded4)(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride);
-  void (*panel_coded8)(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t k, float* tile, int64_t tile_stride);
+  void (*panel_coded4)(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t ahead, int64_t k, float* tile,
+                       int64_t tile_stride);
+  void (*panel_coded8)(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t ahead, int64_t k, float* tile,
+                       int64_t tile_stride);
 
   void (*convert)(const float* x, int64_t n, DType dtype, void* y);
   void (*add)(const float* x, int64_t n, float* y);  // y += x

@@ -91,7 +91,6 @@ const OneDnnTiles::Plan* OneDnnTiles::Prepare(DType dtype, int64_t k, int64_t pa
       }
     }
     entry->second = std::move(plan);
-    any_plan_ = true;
   } catch (const dnnl::error&) {  // this machine or version has no such kernel; the panel kernels have
   }
   return entry->second.get();

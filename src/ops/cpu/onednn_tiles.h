@@ -34,8 +34,6 @@ class OneDnnTiles {
   // Different workers may run at the same moment, also on one plan.
   void Run(const Plan& plan, int worker, const void* x, int64_t rows, const void* weight, float* tile);
 
-  bool any_plan() const { return any_plan_; }
-
  private:
   struct Library;  // engine and per-worker streams
   struct Key {
@@ -45,7 +43,6 @@ class OneDnnTiles {
   };
   std::unique_ptr<Library> library_;
   std::map<Key, std::unique_ptr<Plan>> plans_;
-  bool any_plan_ = false;
 };
 
 }  // namespace coppice::ops

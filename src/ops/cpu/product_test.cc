@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(AllKernels, ProductTest, testing::ValuesIn(AllVariants(
 // Codes of either width, mixed widths, biases, gate and up; every row count on both sides of where coded products end.
 TEST(CodedProducts, MatchDoublePrecision) {
   ThreadPool pool(2);
-  constexpr int64_t kInputs = 96, kRows = 10, kBlocks = kInputs / kCodeBlock;
+  constexpr int64_t kInputs = 96, kRows = 18, kBlocks = kInputs / kCodeBlock;
   const std::vector<std::vector<std::pair<int64_t, int32_t>>> cases = {{{100, 4}}, {{70, 8}}, {{64, 4}, {32, 8}, {32, 4}}};
   for (const Kernels* kernels : SupportedKernels()) {
     auto ops = MakeCpuOps(&pool, {}, *kernels, ProductLibrary::kAuto);
@@ -207,7 +207,7 @@ TEST(CodedProducts, MatchDoublePrecision) {
       for (int64_t rows = 1; rows <= kRows; ++rows) {
         std::vector<float> y(rows * outputs);
         ops->Linear(x.Matrix(rows, kInputs), **packed, {y.data(), rows, outputs});
-        const bool coded = ops->WantsCodes(DType::kBF16) && rows <= 8;
+        const bool coded = ops->WantsCodes(DType::kBF16) && rows <= 8;  // where there are no matrix units, up to 16
         for (int64_t i = 0; i < rows * outputs; ++i) {
           double sum = 0, magnitude = 0;
           for (int64_t k = 0; k < kInputs; ++k) {
