@@ -20,8 +20,8 @@ constexpr double kTasksPerWorker = 3;
 constexpr double kMinPieceOverhead = 4;
 // A task takes several kv heads until it lasts this many starts.
 constexpr double kMinTaskStarts = 8;
-// Halvings of sharing and splitting before giving both up to fit a capacity.
-constexpr int32_t kMaxPressure = 12;
+// Halvings of splitting, then of sharing too, before giving both up to fit a capacity.
+constexpr int32_t kOnlyCoarser = 2, kMaxPressure = 12;
 // Of a step that shares nothing: a step that shares must be predicted to end before this part of it. Sums of work need no margin.
 constexpr double kLeastStepGain = 0.91, kLeastSumGain = 1;
 // Rounding of a leaf's own tokens, see PlannedClass.
@@ -576,9 +576,10 @@ Decision Planner::Choose(int32_t n) const {
   if (options_.policy == SharePolicy::kOneLevel && BranchesBelow(n).size() != index_->ActiveBranches().size()) {
     return Decision::kPolicy;
   }
-  if (options_.force_sharing && pressure_ == 0) return Decision::kForced;
+  if (options_.force_sharing && pressure_ <= kOnlyCoarser) return Decision::kForced;
   if (node.share_ns >= node.absorb_ns) return options_.force_sharing ? Decision::kCapacity : Decision::kAbsorbed;
-  if (pressure_ == kMaxPressure || node.share_ns * (1 << pressure_) >= node.absorb_ns) return Decision::kCapacity;
+  const int32_t gain = 1 << std::max(0, pressure_ - kOnlyCoarser);
+  if (pressure_ == kMaxPressure || node.share_ns * gain >= node.absorb_ns) return Decision::kCapacity;
   return Decision::kShared;
 }
 

@@ -337,7 +337,7 @@ class Planner {
   mutable std::array<RowCosts, 1 << kRowCostsBits> row_costs_;
   static constexpr int kItemCutsBits = 8;
   std::array<ItemCut, 1 << kItemCutsBits> item_cuts_;
-  int32_t pressure_ = 0;                           // how often shares and splits were halved to fit the capacity
+  int32_t pressure_ = 0;                           // how often the grain was doubled, and shares halved, to fit the capacity
   int32_t shared_nodes_ = 0, absorbed_nodes_ = 0;  // of nodes_
 
   std::span<NodePlan> nodes_;           // [N]

@@ -746,6 +746,24 @@ TEST(PlanCapacityTest, DropsSharesAndSplitsButNeverFails) {
   }
 }
 
+// Two workers want the prefix in more pieces along KV than there is room for states of every query; in fewer it fits.
+TEST(PlanCapacityTest, CutsLessBeforeItSharesLess) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 2048);
+  for (int32_t b = 0; b < 32; ++b) forest.AddBranch(root, 64, 64);
+  PlanSetup setup;
+  setup.spec = {.num_qo_heads = 2, .num_kv_heads = 1, .head_dim = 64};
+  setup.options.force_sharing = true;
+  setup.traits = {.workers = 2, .dense_tile_rows = 16, .dense_min_rows = 9, .kv_tile = 64};
+  PlanCapacity capacity = forest.Capacity();
+  capacity.max_branches = capacity.max_queries;
+  const std::unique_ptr<Planner> planner = setup.Make(capacity);
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  CheckPlan(*planner, forest);
+  EXPECT_EQ(planner->Explain().find("capacity pressure 0"), std::string::npos) << "the case asks for too little";
+  EXPECT_EQ(planner->Stats().shared_nodes, 1);
+}
+
 TEST(PlanCapacityTest, SizesAreWhatCreateReserves) {
   const PlanSetup setup;
   const PlanCapacity capacity = Large();
