@@ -1,13 +1,12 @@
 #include "attention/cpu/calibrate.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <limits>
 #include <vector>
 
 #include "attention/cpu/cpu_backend.h"
+#include "attention/cpu/cpu_features.h"
 #include "attention/cpu/kernel_table.h"
 #include "attention/cpu/roofline.h"
 #include "attention/owned_forest.h"
@@ -129,8 +128,7 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   model.name = "measured " + std::string(HostCpuModelName()) + ", " + std::to_string(workers) + " workers";
   model.read_bytes_per_s = roofline.read_bytes_per_s;
   model.cache_bytes_per_s = roofline.cache_bytes_per_s;
-  const long last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  model.cache_bytes = last_level > 0 ? 0.6 * static_cast<double>(last_level) : 16e6;  // the rest is weights and activations
+  model.cache_bytes = 0.6 * static_cast<double>(cpu::CacheBytes(3, 26u << 20));  // the rest is weights and activations
 
   // Dense: 128 rows over 2,048 tokens on each worker; KV in the cache.
   const auto flops = [](const Problem& p) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 
 #if defined(__x86_64__)
 #include <sys/syscall.h>
@@ -50,6 +52,17 @@ Isa DetectIsa() {
   if (wanted == nullptr) return best;
   const auto found = std::ranges::find(kNames, std::string_view(wanted));
   return found == kNames.end() ? best : std::min(best, static_cast<Isa>(found - kNames.begin()));
+}
+
+size_t CacheBytes(int level, size_t otherwise) {
+  for (int index = 0;; ++index) {
+    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
+    int found = 0;
+    std::string type;
+    size_t kib = 0;
+    if (!(std::ifstream(folder + "level") >> found) || !(std::ifstream(folder + "type") >> type)) return otherwise;
+    if (found == level && type != "Instruction" && std::ifstream(folder + "size") >> kib && kib > 0) return kib << 10;
+  }
 }
 
 }  // namespace coppice::attention::cpu

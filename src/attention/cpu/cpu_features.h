@@ -3,6 +3,7 @@
 // Layer: attention/cpu.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -15,5 +16,9 @@ std::string_view Name(Isa isa);
 // The best of them here, AMX only if the system grants its tile registers to this process. COPPICE_CPU_ISA (baseline, avx2,
 // avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
 Isa DetectIsa();
+
+// Bytes of the data cache of `level` (1..3) that the first CPU uses, as the kernel tells; `otherwise` if it does not. sysconf adds
+// up all third-level caches of some sockets (384 MiB where a core reaches 32).
+size_t CacheBytes(int level, size_t otherwise);
 
 }  // namespace coppice::attention::cpu

@@ -1,7 +1,5 @@
 #include "attention/cpu/roofline.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -167,12 +165,7 @@ Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype)
   const double seconds = BestTime(executor, kRepeats, [&](int64_t part) { flops[part] = ComputeProducts(isa, dtype); });
   for (const double f : flops) result.product_flops_per_s += f / seconds;
 
-  const auto cache_size = [](int name, size_t otherwise) {
-    const long bytes = sysconf(name);
-    return bytes > 0 ? static_cast<size_t>(bytes) : otherwise;
-  };
-  const size_t last_level = cache_size(_SC_LEVEL3_CACHE_SIZE, 32u << 20),
-               private_level = cache_size(_SC_LEVEL2_CACHE_SIZE, 1u << 20);
+  const size_t last_level = CacheBytes(3, 32u << 20), private_level = CacheBytes(2, 1u << 20);
   const size_t bytes = std::clamp<size_t>(3 * last_level, 128u << 20, 512u << 20);
   COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
   executor.ParallelFor(64, [&](int64_t part, int) { std::memset(buffer.data() + part * (bytes / 64), 1, bytes / 64); });
