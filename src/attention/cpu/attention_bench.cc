@@ -31,13 +31,13 @@ Result<std::unique_ptr<BenchMemory>> RandomMemory(BenchDevice& device, size_t by
   return Result<std::unique_ptr<BenchMemory>>(std::move(memory));
 }
 
-// One mode: its forest, plan and pools.
+// One mode: its forest, plan and KV.
 struct Contestant {
   BenchMode mode;
   AttentionSpec spec;
   OwnedForest forest;
   std::unique_ptr<AttentionPlan> plan;
-  std::vector<std::unique_ptr<BenchMemory>> pools;
+  std::unique_ptr<BenchMemory> pool;  // of all layers, as in an engine: large enough for huge pages however small the tree
   std::vector<std::unique_ptr<BoundKv>> layers;
   std::vector<double> seconds;  // by repeat
 };
@@ -92,10 +92,10 @@ Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const Atten
                                .dtype = spec.kv_dtype};
     const int64_t working_set = device.flushes_caches() ? 0 : options.working_set_bytes;
     const int64_t layers = std::max<int64_t>(1, (working_set + static_cast<int64_t>(shape.bytes()) - 1) / shape.bytes());
+    COPPICE_ASSIGN_OR_RETURN(c.pool, RandomMemory(device, layers * shape.bytes(), spec.kv_dtype, /*seed=*/0));
     for (int64_t layer = 0; layer < layers; ++layer) {
-      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BenchMemory> pool, RandomMemory(device, shape.bytes(), spec.kv_dtype, layer));
-      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BoundKv> bound, device.backend().BindKv(c.spec, shape.View(pool->data())));
-      c.pools.push_back(std::move(pool));
+      std::byte* data = static_cast<std::byte*>(c.pool->data()) + layer * shape.bytes();
+      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BoundKv> bound, device.backend().BindKv(c.spec, shape.View(data)));
       c.layers.push_back(std::move(bound));
     }
     contestants.push_back(std::move(c));
