@@ -3,7 +3,7 @@
 
 The document holds 261 facts "The dog named {name} has fur that is {color}." among sentences about nothing; five of the questions are
 answered in the prompt as examples, 256 are asked, in one request each, all with the same prefix. Greedy, --max-tokens tokens each, of
-which the first line is the answer. The mode `none` computes the whole prompt for each question: --none-questions bounds how many it is given, and
+which the first line is the answer. The mode `none` computes the whole prompt for each question: --none-questions bounds how many it is given, from --first on, and
 the table says so. Prints a table, and writes JSON with --out.
 """
 
@@ -80,6 +80,7 @@ def main():
     parser.add_argument("--model", help="default: the program's own")
     parser.add_argument("--questions", type=int, default=256)
     parser.add_argument("--none-questions", type=int, default=16, help="questions that the mode none is given")
+    parser.add_argument("--first", type=int, default=0, help="begin with this question: a long mode can be run in pieces")
     parser.add_argument("--filler", type=int, default=400, help="sentences without a fact; 400 make a document of about 7,000 tokens for SmolLM2")
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--modes", default="tree,one-level,store,none")
@@ -96,7 +97,8 @@ def main():
     runs = []
     for repeat in range(options.repeats):
         for mode in options.modes.split(","):
-            run = run_mode(options, mode, prefix, asked[:options.none_questions] if mode == "none" else asked)
+            last = options.first + options.none_questions if mode == "none" else None
+            run = run_mode(options, mode, prefix, asked[options.first:last])
             print(f"round {repeat + 1}: {mode} {run['seconds']} s", file=sys.stderr, flush=True)
             runs.append(run)
     print("| sharing | questions | prompt tokens | seconds | seconds a question | cached | correct | texts as in the first run |\n|---|---|---|---|---|---|---|---|")
