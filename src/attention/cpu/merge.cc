@@ -4,6 +4,7 @@
 #include <array>
 
 #include "attention/argument_checks.h"
+#include "attention/cpu/row_ops.h"
 #include "attention/cpu/softmax_state.h"
 #include "core/check.h"
 
@@ -13,34 +14,9 @@ void FoldState(const RowState& into, const ConstRowState& from, int32_t head_dim
   const float m = std::max(*into.m, from.m);
   if (m == kNegInf) return;  // both empty
   const float keep = Rescale(*into.m, m), add = Rescale(from.m, m);
-  for (int32_t e = 0; e < head_dim; ++e) into.acc[e] = into.acc[e] * keep + from.acc[e] * add;
+  FoldRow(into.acc, keep, from.acc, add, head_dim);
   *into.l = *into.l * keep + from.l * add;
   *into.m = m;
-}
-
-void StoreRow(const float* acc, float scale, int32_t head_dim, DType dtype, std::byte* out) {
-  const auto store = [&]<class T>(T* to, auto convert) {
-    for (int32_t e = 0; e < head_dim; ++e) to[e] = convert(acc[e] * scale);
-  };
-  switch (dtype) {
-    case DType::kF32: return store(reinterpret_cast<float*>(out), [](float x) { return x; });
-    case DType::kBF16: return store(reinterpret_cast<BF16*>(out), BF16::FromFloat);
-    case DType::kF16: return store(reinterpret_cast<F16*>(out), F16::FromFloat);
-  }
-}
-
-void LoadRow(const std::byte* from, int32_t head_dim, DType dtype, float* to) {
-  switch (dtype) {
-    case DType::kF32: std::copy_n(reinterpret_cast<const float*>(from), head_dim, to); return;
-    case DType::kBF16:
-      std::transform(reinterpret_cast<const BF16*>(from), reinterpret_cast<const BF16*>(from) + head_dim, to,
-                     [](BF16 x) { return x.ToFloat(); });
-      return;
-    case DType::kF16:
-      std::transform(reinterpret_cast<const F16*>(from), reinterpret_cast<const F16*>(from) + head_dim, to,
-                     [](F16 x) { return x.ToFloat(); });
-      return;
-  }
 }
 
 Status MergeStates(Executor& executor, const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads,

@@ -13,9 +13,4 @@ namespace coppice::attention::cpu {
 Status MergeStates(Executor& executor, const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads,
                    int32_t head_dim, DType dtype, std::span<const uint8_t> mask);
 
-// out[e] = acc[e] * scale, rounded to dtype.
-void StoreRow(const float* acc, float scale, int32_t head_dim, DType dtype, std::byte* out);
-// to[e] = from[e] widened to fp32.
-void LoadRow(const std::byte* from, int32_t head_dim, DType dtype, float* to);
-
 }  // namespace coppice::attention::cpu

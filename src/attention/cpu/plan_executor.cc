@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "attention/cpu/merge.h"
+#include "attention/cpu/row_ops.h"
 #include "attention/cpu/softmax_state.h"
 #include "attention/plan.h"
 #include "core/check.h"

@@ -18,7 +18,10 @@ inline constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994
 inline constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 // The factor that brings a state with maximum m to the maximum m_new >= m. An empty state keeps its zeros.
-inline float Rescale(float m, float m_new) { return m == kNegInf ? 0.0f : std::exp2(m - m_new); }
+inline float Rescale(float m, float m_new) {
+  if (m == m_new) return m == kNegInf ? 0.0f : 1.0f;  // one side of each fold
+  return m == kNegInf ? 0.0f : std::exp2(m - m_new);
+}
 
 // One row's partial state; acc has head_dim elements.
 struct RowState {

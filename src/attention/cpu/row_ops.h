@@ -1,0 +1,22 @@
+// Element-wise work on the rows of attention states: folding, rounding, widening. Compiled for every instruction set by Highway and
+// chosen at run time; a row's bits depend on the machine alone.
+// Layer: attention/cpu.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "coppice/types.h"
+
+namespace coppice::attention::cpu {
+
+// Any head_dim, fastest where it is a multiple of 8; pointers need no alignment.
+
+// into[e] = into[e] * keep + from[e] * add.
+void FoldRow(float* into, float keep, const float* from, float add, int32_t head_dim);
+// out[e] = acc[e] * scale, rounded to dtype: to nearest even, NaN stays NaN.
+void StoreRow(const float* acc, float scale, int32_t head_dim, DType dtype, std::byte* out);
+// to[e] = from[e] widened to fp32.
+void LoadRow(const std::byte* from, int32_t head_dim, DType dtype, float* to);
+
+}  // namespace coppice::attention::cpu
