@@ -244,6 +244,8 @@ struct Amx {
 
 struct Dots {
   static constexpr const char* kName = "avx512-bf16 dense tile";
+  // Sums in registers together. A row's sums are the same, in the same order, however many groups share them.
+  static constexpr int kChains = 16;
   struct Session {
     Session() {}  // nothing to set up
   };
@@ -274,29 +276,31 @@ struct Dots {
 
   template <int kGroups>
   static void Scores(const Run& run, int32_t group, int32_t chunk) {
-    for (int32_t t = 0; t < kChunk; t += 8) ScoresOf8<kGroups>(run, group, chunk * kChunk + t, run.s + t * kLanes);
+    constexpr int kTokens = kChains / kGroups;
+    for (int32_t t = 0; t < kChunk; t += kTokens) ScoresOf<kGroups>(run, group, chunk * kChunk + t, run.s + t * kLanes);
   }
 
   template <int kGroups>
-  static void ScoresOf8(const Run& run, int32_t group, int32_t token, float* s) {
+  static void ScoresOf(const Run& run, int32_t group, int32_t token, float* s) {
+    constexpr int kTokens = kChains / kGroups;
     const std::byte *q0 = run.q + static_cast<int64_t>(group) * run.d_pad * 32, *q1 = q0 + static_cast<int64_t>(run.d_pad) * 32;
-    const std::byte* k[8];
-    __m512 sum[kGroups][8];
-    for (int i = 0; i < 8; ++i) {
+    const std::byte* k[kTokens];
+    __m512 sum[kGroups][kTokens];
+    for (int i = 0; i < kTokens; ++i) {
       k[i] = run.k_rows[token + i];
       for (int g = 0; g < kGroups; ++g) sum[g][i] = _mm512_setzero_ps();
     }
     for (int32_t pair = 0; pair < run.d / 2; ++pair) {
       const __m512bh a = Pairs(q0 + pair * 64), b = kGroups == 2 ? Pairs(q1 + pair * 64) : a;
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokens; ++i) {
         const __m512bh x = Broadcast(k[i] + pair * 4);
         sum[0][i] = _mm512_dpbf16_ps(sum[0][i], a, x);
         if constexpr (kGroups == 2) sum[1][i] = _mm512_dpbf16_ps(sum[1][i], b, x);
       }
     }
     for (int g = 0; g < kGroups; ++g) {
-      for (int i = 0; i < 8; ++i) _mm512_store_ps(s + (g * kChunk + i) * kLanes, sum[g][i]);
+      for (int i = 0; i < kTokens; ++i) _mm512_store_ps(s + (g * kChunk + i) * kLanes, sum[g][i]);
     }
   }
 
@@ -304,18 +308,19 @@ struct Dots {
   static void Accumulate(const Run& run, int32_t group, int32_t first, int32_t last) {
     float* acc[2] = {run.acc + static_cast<int64_t>(group) * run.d_pad * kLanes,
                      run.acc + static_cast<int64_t>(group + kGroups - 1) * run.d_pad * kLanes};
-    for (int32_t e = 0; e < run.d_pad; e += 8) {
-      __m512 sum[kGroups][8];
+    constexpr int kDims = kChains / kGroups;
+    for (int32_t e = 0; e < run.d_pad; e += kDims) {
+      __m512 sum[kGroups][kDims];
       for (int g = 0; g < kGroups; ++g) {
-        for (int i = 0; i < 8; ++i) sum[g][i] = _mm512_load_ps(acc[g] + (e + i) * kLanes);
+        for (int i = 0; i < kDims; ++i) sum[g][i] = _mm512_load_ps(acc[g] + (e + i) * kLanes);
       }
       for (int32_t chunk = first; chunk < last; ++chunk) {
         for (int32_t pair = 0; pair < kChunk / 2; ++pair) {
           const std::byte* p = run.p + chunk * 2048 + pair * 64;
           const std::byte* v = run.v + (static_cast<int64_t>(chunk * kChunk / 2 + pair) * run.d_pad + e) * 4;
           const __m512bh a = Pairs(p), b = kGroups == 2 ? Pairs(p + 1024) : a;
-#pragma GCC unroll 8
-          for (int i = 0; i < 8; ++i) {
+#pragma GCC unroll 16
+          for (int i = 0; i < kDims; ++i) {
             const __m512bh x = Broadcast(v + i * 4);
             sum[0][i] = _mm512_dpbf16_ps(sum[0][i], a, x);
             if constexpr (kGroups == 2) sum[1][i] = _mm512_dpbf16_ps(sum[1][i], b, x);
@@ -323,7 +328,7 @@ struct Dots {
         }
       }
       for (int g = 0; g < kGroups; ++g) {
-        for (int i = 0; i < 8; ++i) _mm512_store_ps(acc[g] + (e + i) * kLanes, sum[g][i]);
+        for (int i = 0; i < kDims; ++i) _mm512_store_ps(acc[g] + (e + i) * kLanes, sum[g][i]);
       }
     }
   }

@@ -2,6 +2,7 @@
 
 #include "attention/cpu/dense_tile_bf16.h"
 #include "attention/cpu/stream_tile_amx.h"
+#include "attention/cpu/stream_tile_bf16.h"
 #include "attention/cpu/tile_avx2.h"
 #include "attention/cpu/tile_avx512.h"
 #include "attention/cpu/tile_generic.h"
@@ -17,7 +18,8 @@ TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
         kernels = {.dense = AmxBf16DenseTile(), .stream = AmxBf16StreamTile(), .dense_min_rows = 5, .stream_max_rows = 16};
       } else if (isa >= Isa::kAvx512Bf16) {
         kernels.dense = Avx512Bf16DenseTile();
-        kernels.stream = Avx512RoundingStreamTile();
+        kernels.stream = Avx512Bf16StreamTile();
+        kernels.stream_max_rows = 16;
       }
     }
     return kernels;

@@ -180,13 +180,6 @@ struct Simd512 {
     a = count >= kLanes ? Widen(p) : WidenHalf(p);
     b = count > kLanes ? WidenHalf(p + kLanes) : Zero();
   }
-  // To the nearest bf16, ties to even; finite x >= 0.
-  static V RoundToBf16(V x) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-  }
   static V Even(V a, V b) { return _mm512_permutex2var_ps(a, Indices(0, 2), b); }
   static V Odd(V a, V b) { return _mm512_permutex2var_ps(a, Indices(1, 2), b); }
   static V ZipLow(V even, V odd) { return _mm512_permutex2var_ps(even, ZipIndices(0), odd); }

@@ -19,11 +19,6 @@ namespace coppice::attention::cpu {
 
 TileKernels Avx512Kernels(DType q_dtype, DType kv_dtype) { return SimdKernels<Simd512>(q_dtype, kv_dtype); }
 
-TileKernel Avx512RoundingStreamTile() {
-  using Stream = StreamTile<Simd512, BF16, BF16, true>;
-  return {Simd512::kStreamName, 1, 8, Stream::ScratchBytes, Stream::Run};
-}
-
 }  // namespace coppice::attention::cpu
 #pragma GCC pop_options
 #endif

@@ -222,9 +222,7 @@ class DenseTile {
 
 // --------------------------------------------------------------------------------------------------------------- stream tiles
 
-// kRoundP: P is rounded to bf16, as the dense tile beside it does, so that a request's error does not depend on which of them
-// serves it (docs/numerics.md).
-template <class Simd, class Q, class Kv, bool kRoundP = false>
+template <class Simd, class Q, class Kv>
 class StreamTile {
   static constexpr int32_t W = Simd::kLanes, kPair = 2 * W;
   static constexpr int32_t kRows = Simd::kStreamRows;  // rows that share one pass over a tile
@@ -429,8 +427,7 @@ class StreamTile {
     }
     V sum = Simd::Zero();
     for (int32_t t = begin; t < end; t += W) {
-      V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t), Simd::Set1(m)));
-      if constexpr (kRoundP) p = Simd::RoundToBf16(p);
+      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t), Simd::Set1(m)));
       Simd::Store(s + t, p);
       sum = Simd::Add(sum, p);
     }

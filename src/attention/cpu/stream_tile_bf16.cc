@@ -1,0 +1,339 @@
+// Stream tiles in bf16 dots, for CPUs without a tile unit: dims in the lanes, up to eight rows to one pass over a KV tile.
+//
+//   S [rows x tokens] = Q K^T         K as it lies in the pages; the lanes of 16 sums are added together
+//   P                 = 2^(S - m)     tokens in the lanes
+//   O [rows x dims]  += P V           V with each two tokens interleaved, two shuffles for 64 elements
+//
+// Meanwhile the tile to come is fetched, line by line in the order in which it lies in the pages (docs/attention.md says what that
+// gives). Layer: attention/cpu. Milakov & Gimelshein (online softmax).
+#include "attention/cpu/stream_tile_bf16.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attention/cpu/softmax_state.h"
+#include "attention/cpu/tile_kernel.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "attention/cpu/tile_bf16.h"
+
+namespace coppice::attention::cpu {
+namespace {
+
+// Of a KV tile: at head_dim 128 it, the tile that is fetched meanwhile and all operands stay in 48 KiB of L1.
+constexpr int32_t kTokens = 32;
+constexpr int32_t kMaxRows = 8;  // that pass over a KV tile together
+
+inline __m512bh AsPairs(__m512i x) { return reinterpret_cast<__m512bh>(x); }
+
+// Requests the lines of a range of tokens in the order of memory: K, then V of each page. Where slots do not follow each other
+// without a gap, row by row.
+class LineFetcher {
+ public:
+  explicit LineFetcher(const TileTask& task)
+      : kv_(task.kv),
+        row_bytes_(task.head_dim * 2),
+        run_tokens_(kv_.slot_bytes == row_bytes_ ? kv_.page_size : 1),
+        first_(task.kv_begin),
+        end_(task.kv_end) {}
+
+  void Begin(int32_t token) {
+    token_ = std::max(token, first_);
+    v_is_next_ = false;
+    NextRun();
+  }
+  // The next kLines lines; past the end of the task's range, none.
+  template <int kLines>
+  [[gnu::always_inline]] void Fetch() {
+    if (left_ < kLines) [[unlikely]]
+      return FetchSlowly(kLines);
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at_ + i * 64);
+    at_ += kLines * 64;
+    left_ -= kLines;
+  }
+
+ private:
+  [[gnu::noinline]] void FetchSlowly(int lines) {
+    for (; lines > 0; --lines) {
+      if (left_ == 0) NextRun();
+      if (left_ == 0) return;
+      __builtin_prefetch(at_);
+      at_ += 64;
+      --left_;
+    }
+  }
+  // K of the tokens from token_ on that lie in one page, then their V.
+  void NextRun() {
+    left_ = 0;
+    if (token_ >= end_) return;
+    const int32_t run_end = std::min(end_, (token_ / run_tokens_ + 1) * run_tokens_);
+    at_ = v_is_next_ ? kv_.V(token_) : kv_.K(token_);
+    left_ = ((run_end - token_) * row_bytes_ + 63) / 64;
+    if (v_is_next_) token_ = run_end;
+    v_is_next_ = !v_is_next_;
+  }
+
+  const HeadKv& kv_;
+  int32_t row_bytes_, run_tokens_, first_, end_;
+  int32_t token_ = 0, left_ = 0;  // left_: lines of the run
+  bool v_is_next_ = false;
+  const std::byte* at_ = nullptr;
+};
+
+// kHeadDim 0: any, known at run time.
+template <int32_t kHeadDim>
+class DotStream {
+ public:
+  static size_t ScratchBytes(int32_t head_dim, int32_t max_rows) {
+    const size_t d = RoundUp(head_dim, 32), rows = RoundUp(max_rows, kMaxRows);
+    return rows * (d * 2 + d * 4 + 4 + 2 * 64) + 64 + kMaxRows * kTokens * (4 + 2) + 2 * kTokens * sizeof(void*);
+  }
+
+  static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
+    DotStream self(task, scratch);
+    for (int32_t tile = task.kv_begin / kTokens * kTokens; tile < task.kv_end; tile += kTokens) {
+      self.Locate(tile);
+      self.fetcher_.Begin(tile + kTokens);
+      self.may_fetch_ = true;
+      for (int32_t row = 0; row < task.num_rows(); row += kMaxRows) {
+        const int32_t rows = task.num_rows() - row;
+        rows > 4   ? self.template Step<8>(row, tile)
+        : rows > 2 ? self.template Step<4>(row, tile)
+        : rows > 1 ? self.template Step<2>(row, tile)
+                   : self.template Step<1>(row, tile);
+      }
+    }
+    self.StoreStates(states);
+  }
+
+ private:
+  DotStream(const TileTask& task, std::byte* scratch) : task_(task), fetcher_(task) {
+    const auto take = [&](size_t bytes) {
+      std::byte* p = scratch;
+      scratch += RoundUp(static_cast<int32_t>(bytes), 64);
+      return p;
+    };
+    const int32_t rows = task.num_rows(), padded = RoundUp(rows, kMaxRows);
+    q_ = take(size_t(padded) * d_pad() * 2);
+    acc_ = reinterpret_cast<float*>(take(size_t(padded) * d_pad() * 4));
+    l_ = reinterpret_cast<float*>(take(padded * 64));
+    l_rounded_ = reinterpret_cast<float*>(take(padded * 64));
+    m_ = reinterpret_cast<float*>(take(padded * 4));
+    s_ = reinterpret_cast<float*>(take(kMaxRows * kTokens * 4));
+    p_ = take(kMaxRows * kTokens * 2);
+    k_rows_ = reinterpret_cast<const std::byte**>(take(kTokens * sizeof(void*)));
+    v_rows_ = reinterpret_cast<const std::byte**>(take(kTokens * sizeof(void*)));
+
+    std::memset(q_, 0, size_t(rows) * d_pad() * 2);
+    for (int32_t row = 0; row < rows; ++row) {
+      const std::byte* from = task.q + task.queries[row / task.group_size].q_row * task.q_row_bytes;
+      std::memcpy(q_ + row * d_pad() * 2, from + static_cast<int64_t>(row % task.group_size) * d() * 2, d() * 2);
+    }
+    std::fill_n(acc_, padded * d_pad(), 0.0f);
+    std::fill_n(l_, rows * kLanes, 0.0f);
+    std::fill_n(l_rounded_, rows * kLanes, 0.0f);
+    std::fill_n(m_, rows, kNegInf);
+    std::memset(p_, 0, kMaxRows * kTokens * 2);  // rows that pad a step keep weights of 0
+  }
+
+  int32_t d() const { return kHeadDim > 0 ? kHeadDim : task_.head_dim; }
+  int32_t d_pad() const { return RoundUp(d(), 32); }
+
+  // Where the tokens of a tile lie; those outside the task's range repeat one inside: their weights are 0.
+  void Locate(int32_t tile) {
+    const HeadKv& kv = task_.kv;
+    const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTokens, task_.kv_end);
+    for (int32_t index = begin; index < end;) {
+      const int32_t page_end = std::min(end, (index / kv.page_size + 1) * kv.page_size);
+      const std::byte *k = kv.K(index), *v = kv.V(index);
+      for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) {
+        k_rows_[index - tile] = k;
+        v_rows_[index - tile] = v;
+      }
+    }
+    for (const std::byte** rows : {k_rows_, v_rows_}) {
+      std::fill(rows, rows + (begin - tile), rows[begin - tile]);
+      std::fill(rows + (end - tile), rows + kTokens, rows[begin - tile]);
+    }
+  }
+
+  // 32 dims of a row from dim e on; zeros follow the last one.
+  [[gnu::always_inline]] __m512i LoadDims(const std::byte* row, int32_t e) const {
+    if constexpr (kHeadDim > 0 && kHeadDim % 32 == 0) return _mm512_loadu_si512(row + e * 2);
+    return _mm512_maskz_loadu_epi16(d() - e >= 32 ? ~__mmask32{0} : (__mmask32{1} << (d() - e)) - 1, row + e * 2);
+  }
+
+  // One KV tile for the rows from `row` on, of which there may be fewer than kN: score, softmax, accumulate.
+  template <int kN>
+  void Step(int32_t row, int32_t tile) {
+    const int32_t rows = std::min(kN, task_.num_rows() - row);
+    int32_t first = kTokens, last = 0;  // what any of them sees
+    for (int32_t r = row; r < row + rows; ++r) {
+      const TileQuery& query = task_.queries[r / task_.group_size];
+      const int32_t begin = std::max(query.begin - tile, 0), end = std::min(query.end - tile, kTokens);
+      if (begin < end) first = std::min(first, begin), last = std::max(last, end);
+    }
+    if (first >= last) return;
+    const bool fetch = may_fetch_;
+    may_fetch_ = false;
+    for (int32_t t = first / kLanes * kLanes; t < last; t += kLanes) {
+      fetch ? Score<true>(row, 0, t) : Score<false>(row, 0, t);
+      for (int32_t r = 1; r < rows; ++r) Score<false>(row + r, r, t);
+    }
+    for (int32_t r = 0; r < rows; ++r) Softmax(row + r, r, tile);
+    // Times 32 dims, whose sums are in registers together: 16 sums, or all dims.
+    constexpr int kHeld = std::min(std::max(8 / kN, 1), kHeadDim > 0 ? kHeadDim / 32 : 4);
+    int32_t e = 0;
+    for (; e + 32 * kHeld <= d_pad(); e += 32 * kHeld) {
+      fetch ? Accumulate<kN, kHeld, true>(row, e, first, last) : Accumulate<kN, kHeld, false>(row, e, first, last);
+    }
+    for (; e < d_pad(); e += 32) {
+      fetch ? Accumulate<kN, 1, true>(row, e, first, last) : Accumulate<kN, 1, false>(row, e, first, last);
+    }
+  }
+
+  // Scores of the r-th row of a step against 16 tokens from t on. Whole vectors are stored: the softmax loads such, and could not
+  // have smaller stores forwarded to it before they retire.
+  template <bool kFetch>
+  void Score(int32_t row, int32_t r, int32_t t) {
+    constexpr int kHeld = std::max(kHeadDim / 32, 1);
+    const std::byte* q = q_ + row * d_pad() * 2;
+    __m512i held[kHeld];
+#pragma GCC unroll 4
+    for (int i = 0; i < kHeld; ++i) held[i] = _mm512_load_si512(q + i * 64);
+    __m512 sum[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      const std::byte* k = k_rows_[t + i];
+      sum[i] = _mm512_setzero_ps();
+      for (int32_t e = 0; e < d_pad(); e += 32) {
+        if constexpr (kFetch) fetcher_.template Fetch<1>();
+        const __m512i x = kHeadDim > 0 ? held[e / 32] : _mm512_load_si512(q + e * 2);
+        sum[i] = _mm512_dpbf16_ps(sum[i], AsPairs(x), AsPairs(LoadDims(k, e)));
+      }
+    }
+    __m512 s = _mm512_mul_ps(SumEach(sum), _mm512_set1_ps(task_.score_scale));
+    if (const float cap = task_.soft_cap; cap > 0) {
+      s = _mm512_mul_ps(_mm512_set1_ps(kLog2E * cap), TanhV(_mm512_mul_ps(s, _mm512_set1_ps(1 / cap))));
+    }
+    _mm512_store_ps(s_ + r * kTokens + t, s);
+  }
+
+  // s_ -> p_, rounded to bf16. acc_ and l_rounded_ are sums of P as it is multiplied; l_ is their unrounded sum.
+  void Softmax(int32_t row, int32_t r, int32_t tile) {
+    float* s = s_ + r * kTokens;
+    if (const TileQuery& query = task_.queries[row / task_.group_size]; !query.SeesAll(tile, tile + kTokens)) {
+      for (int32_t t = 0; t < kTokens; ++t) {
+        if (!query.Sees(tile + t)) s[t] = kNegInf;
+      }
+    }
+    const __m512 low = _mm512_load_ps(s), high = _mm512_load_ps(s + kLanes), max = _mm512_max_ps(low, high);
+    if (_mm512_cmp_ps_mask(max, _mm512_set1_ps(m_[row] + kSlack), _CMP_GT_OQ)) Raise(row, _mm512_reduce_max_ps(max));
+    const __m512 m = _mm512_set1_ps(m_[row] == kNegInf ? 0.0f : m_[row]);
+    const __m512 p0 = Exp2V<5>(_mm512_sub_ps(low, m)), p1 = Exp2V<5>(_mm512_sub_ps(high, m));
+    const __m512i p = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0));
+    _mm512_store_si512(p_ + r * kTokens * 2, p);
+    float *l = l_ + row * kLanes, *rounded = l_rounded_ + row * kLanes;
+    _mm512_store_ps(l, _mm512_add_ps(_mm512_load_ps(l), _mm512_add_ps(p0, p1)));
+    _mm512_store_ps(rounded, _mm512_add_ps(_mm512_load_ps(rounded), _mm512_add_ps(LowOfPairs(p), HighOfPairs(p))));
+  }
+
+  void Raise(int32_t row, float m) {
+    const __m512 factor = _mm512_set1_ps(Rescale(m_[row], m));
+    m_[row] = m;
+    for (float* l : {l_ + row * kLanes, l_rounded_ + row * kLanes}) _mm512_store_ps(l, _mm512_mul_ps(_mm512_load_ps(l), factor));
+    float* acc = acc_ + row * d_pad();
+    for (int32_t e = 0; e < d_pad(); e += kLanes) _mm512_store_ps(acc + e, _mm512_mul_ps(_mm512_load_ps(acc + e), factor));
+  }
+
+  // acc[row .. + kN][e .. + 32 kVectors] += P V over the tile's tokens [first, last), pair by pair. Unpacking works within 128-bit
+  // lanes, so the dims of each two accumulators are shuffled; StoreStates puts them in order.
+  template <int kN, int kVectors, bool kFetch>
+  void Accumulate(int32_t row, int32_t e, int32_t first, int32_t last) {
+    float* acc = acc_ + row * d_pad() + e;
+    __m512 sum[kN][2 * kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kN; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < 2 * kVectors; ++c) sum[r][c] = _mm512_load_ps(acc + r * d_pad() + c * kLanes);
+    }
+    for (int32_t t = first / 2 * 2; t < last; t += 2) {
+      if constexpr (kFetch) fetcher_.template Fetch<2 * kVectors>();
+#pragma GCC unroll 4
+      for (int c = 0; c < kVectors; ++c) {
+        const __m512i a = LoadDims(v_rows_[t], e + c * 32), b = LoadDims(v_rows_[t + 1], e + c * 32);
+        const __m512bh low = AsPairs(_mm512_unpacklo_epi16(a, b)), high = AsPairs(_mm512_unpackhi_epi16(a, b));
+#pragma GCC unroll 8
+        for (int r = 0; r < kN; ++r) {
+          int32_t pair;
+          std::memcpy(&pair, p_ + (r * kTokens + t) * 2, 4);
+          const __m512bh p = AsPairs(_mm512_set1_epi32(pair));
+          sum[r][2 * c] = _mm512_dpbf16_ps(sum[r][2 * c], p, low);
+          sum[r][2 * c + 1] = _mm512_dpbf16_ps(sum[r][2 * c + 1], p, high);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kN; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < 2 * kVectors; ++c) _mm512_store_ps(acc + r * d_pad() + c * kLanes, sum[r][c]);
+    }
+  }
+
+  // acc_ was summed with rounded weights. What is stored is their mean of V times the unrounded l: the output is normalised by what
+  // was multiplied, while l, which gives the LSE and the weight of this state in a merge, carries no rounding of P.
+  void StoreStates(const TileStates& states) const {
+    // Dims 0-3, 8-11, 16-19, 24-27 are in the first of two accumulators, the others in the second.
+    const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    for (int32_t row = 0; row < task_.num_rows(); ++row) {
+      const float l = _mm512_reduce_add_ps(_mm512_load_ps(l_ + row * kLanes));
+      const float rounded = _mm512_reduce_add_ps(_mm512_load_ps(l_rounded_ + row * kLanes));
+      states.m[row] = m_[row];
+      states.l[row] = l;
+      const __m512 factor = _mm512_set1_ps(rounded > 0 ? l / rounded : 1.0f);
+      for (int32_t e = 0; e < d(); e += 32) {
+        const float* acc = acc_ + row * d_pad() + e;
+        const __m512 a = _mm512_load_ps(acc), b = _mm512_load_ps(acc + kLanes);
+        float* to = states.acc + row * states.acc_stride + e;
+        const uint32_t valid = d() - e >= 32 ? ~uint32_t{0} : (uint32_t{1} << (d() - e)) - 1;
+        _mm512_mask_storeu_ps(to, static_cast<__mmask16>(valid), _mm512_mul_ps(_mm512_permutex2var_ps(a, first, b), factor));
+        _mm512_mask_storeu_ps(to + kLanes, static_cast<__mmask16>(valid >> 16),
+                              _mm512_mul_ps(_mm512_permutex2var_ps(a, second, b), factor));
+      }
+    }
+  }
+
+  const TileTask& task_;
+  LineFetcher fetcher_;
+  bool may_fetch_ = true;                // the first step of a tile fetches the next tile
+  std::byte* q_;                         // [row][d_pad] bf16
+  float* acc_;                           // [row][d_pad], as Accumulate leaves it
+  float *l_, *l_rounded_;                // [row][16]: their lanes are added at the end
+  float* m_;                             // [row]
+  float* s_;                             // [kMaxRows][kTokens]
+  std::byte* p_;                         // [kMaxRows][kTokens] bf16
+  const std::byte **k_rows_, **v_rows_;  // [kTokens]
+};
+
+void RunStream(const TileTask& task, const TileStates& states, std::byte* scratch) {
+  switch (task.head_dim) {
+    case 64: return DotStream<64>::Run(task, states, scratch);
+    case 128: return DotStream<128>::Run(task, states, scratch);
+    default: return DotStream<0>::Run(task, states, scratch);
+  }
+}
+
+}  // namespace
+
+TileKernel Avx512Bf16StreamTile() { return {"avx512-bf16 stream tile", 1, 32, DotStream<0>::ScratchBytes, RunStream}; }
+
+}  // namespace coppice::attention::cpu
+#pragma GCC pop_options
+#endif
