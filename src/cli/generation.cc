@@ -44,10 +44,11 @@ struct Gathered {
     if (samples[event.index].finished()) news.push_back(event.index);
   }
 
-  // Calls the hooks for what came since the last call; how many samples finished. Under the lock.
-  int32_t ReportNews(const GenerationHooks& hooks) {
+  // Calls the hooks for `news`; how many samples finished. Needs no lock: nothing comes any more for those samples, nor for the
+  // prompt.
+  int32_t Report(const std::vector<int32_t>& news, const GenerationHooks& hooks) const {
     int32_t finished = 0;
-    for (const int32_t index : std::exchange(news, {})) {
+    for (const int32_t index : news) {
       if (index < 0) {
         if (hooks.on_prompt) hooks.on_prompt(prompt_text);
         continue;
@@ -101,11 +102,13 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
     if (generation.metrics.decode_steps > decode_steps_before)
       generation.decode_tokens += generation.metrics.generated_tokens - tokens_before;
     progress.decode_tokens = generation.decode_tokens;
+    std::vector<int32_t> news;
     {
       const std::lock_guard lock(gathered->mutex);
-      progress.samples_finished += gathered->ReportNews(hooks);
+      news = std::exchange(gathered->news, {});
       done = gathered->done;
     }
+    progress.samples_finished += gathered->Report(news, hooks);
     if (hooks.on_step) hooks.on_step(progress);
   }
   const std::lock_guard lock(gathered->mutex);
