@@ -119,11 +119,13 @@ double MulAddBaseline() {
 double ReadRate(Executor& executor, const Buffer& buffer, size_t slice_bytes, int passes) {
   const size_t workers = executor.num_workers(), slices = buffer.size() / (workers * slice_bytes);
   double best = 1e30;
-  for (size_t slice = 0; slice < slices; ++slice) {
-    const std::byte* base = buffer.data() + slice * workers * slice_bytes;
-    best = std::min(best, BestTime(executor, 1, [&](int64_t part) {
-                      for (int i = 0; i < passes; ++i) ReadLines(base + part * slice_bytes, slice_bytes);
-                    }));
+  for (const ReadOrder order : {ReadOrder::kPagesInTurn, ReadOrder::kMemory}) {
+    for (size_t slice = 0; slice < slices; ++slice) {
+      const std::byte* base = buffer.data() + slice * workers * slice_bytes;
+      best = std::min(best, BestTime(executor, 1, [&](int64_t part) {
+                        for (int i = 0; i < passes; ++i) ReadLines(base + part * slice_bytes, slice_bytes, order);
+                      }));
+    }
   }
   return static_cast<double>(workers) * passes * slice_bytes / best;
 }
@@ -141,14 +143,18 @@ double ComputeProducts(Isa isa, DType dtype) {
 }
 
 // One load a cache line: the bandwidth is that of lines, not of instructions.
-void ReadLines(const std::byte* from, size_t bytes) {
-  constexpr size_t kStreams = 8, kStreamBytes = 4096, kLine = 64;
+void ReadLines(const std::byte* from, size_t bytes, ReadOrder order) {
+  constexpr size_t kStreams = 8, kPageBytes = 4096, kLine = 64, kBlock = kStreams * kPageBytes;
+  const bool in_turn = order == ReadOrder::kPagesInTurn;
+  // Eight lines a step: one of each of eight pages, or eight that follow each other.
+  const size_t apart = in_turn ? kPageBytes : kLine, step = in_turn ? kLine : kStreams * kLine;
+  const size_t ahead = in_turn ? kBlock : kPageBytes;
   uint64_t sum[kStreams] = {};
-  for (; bytes >= kStreams * kStreamBytes; from += kStreams * kStreamBytes, bytes -= kStreams * kStreamBytes) {
-    for (size_t at = 0; at < kStreamBytes; at += kLine) {
+  for (; bytes >= kBlock; from += kBlock, bytes -= kBlock) {
+    for (size_t i = 0; i < kPageBytes / kLine; ++i) {
       for (size_t stream = 0; stream < kStreams; ++stream) {
-        const std::byte* line = from + stream * kStreamBytes + at;
-        __builtin_prefetch(line + kStreams * kStreamBytes);
+        const std::byte* line = from + i * step + stream * apart;
+        __builtin_prefetch(line + ahead);
         uint64_t word;
         std::memcpy(&word, line, sizeof(word));
         sum[stream] += word;

@@ -21,9 +21,11 @@ struct CpuRoofline {
 // The two loops behind it, for benches that interleave them with what they measure.
 // Products of the instruction that dense tiles of `dtype` use, a fraction of a millisecond of them; returns their FLOPs.
 double ComputeProducts(Isa isa, DType dtype);
-// Reads a word of each cache line of [from, from + bytes), a multiple of 32 KiB, eight 4 KiB pages in turn, each line requested a
-// page ahead: one page after the other reaches half of this (docs/attention.md).
-void ReadLines(const std::byte* from, size_t bytes);
+// Reads a word of each cache line of [from, from + bytes), a multiple of 32 KiB: eight 4 KiB pages in turn, or in the order of
+// memory. Each line is requested a page ahead of its turn. Which order is the faster one depends on the machine
+// (docs/attention.md).
+enum class ReadOrder : uint8_t { kPagesInTurn, kMemory };
+void ReadLines(const std::byte* from, size_t bytes, ReadOrder order);
 
 // Takes about a second. RESOURCE_EXHAUSTED if the buffer cannot be had.
 Result<CpuRoofline> MeasureCpuRoofline(Executor& executor, Isa isa, DType dtype);
