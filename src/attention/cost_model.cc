@@ -24,20 +24,20 @@ namespace {
 struct CpuConstants {
   std::string_view name;
   double read_per_core, read_socket, cache_per_core, cache_bytes;
-  double dense_per_core, stream_per_core, item_fixed_ns, state_per_core, merge_fixed_ns;
+  double dense_per_core, stream_per_core, item_fixed_ns, state_per_core, merge_fixed_ns, stream_kv_per_core;
 };
 
 constexpr std::array<CpuConstants, 4> kCpus = {{
-    // Zen 5, measured on one EPYC VM core: 450 Gflop/s VDPBF16PS peak, L3 105 GB/s, memory 32-38 GB/s alone and 36-50 for two.
-    {"zen5", 24e9, 500e9, 80e9, 24e6, 290e9, 60e9, 400, 40e9, 300},
+    // Zen 5, `coppice bench calibrate` on two cores of an EPYC virtual machine, halved.
+    {"zen5", 25e9, 500e9, 65e9, 20e6, 430e9, 290e9, 420, 15e9, 30, 65e9},
     // Zen 4: half of Zen 5's 512-bit width, 12 channels of DDR5-4800.
-    {"zen4", 22e9, 400e9, 60e9, 24e6, 150e9, 45e9, 400, 35e9, 300},
+    {"zen4", 22e9, 400e9, 50e9, 20e6, 215e9, 145e9, 450, 14e9, 30, 33e9},
     // Sapphire Rapids, `coppice bench calibrate` on two cores of a virtual machine, halved; 8 channels of DDR5-4800 (307 GB/s).
     // Neighbours on the host take up to two thirds of memory and tile unit: these are of a calm moment, but for the dense rate,
     // which is the middle of what was seen (270 to 670 Gflop/s a core).
-    {"sapphire-rapids", 21.8e9, 270e9, 26.4e9, 60e6, 450e9, 95e9, 1875, 7.3e9, 194},
+    {"sapphire-rapids", 21.8e9, 270e9, 26.4e9, 60e6, 450e9, 95e9, 1875, 7.3e9, 194, 0},
     // AVX2 and fp32 FMA.
-    {"generic-x86", 12e9, 100e9, 40e9, 16e6, 60e9, 25e9, 500, 25e9, 350},
+    {"generic-x86", 12e9, 100e9, 40e9, 16e6, 60e9, 25e9, 500, 25e9, 350, 0},
 }};
 
 struct GpuConstants {
@@ -64,9 +64,9 @@ constexpr double kUnhiddenStart = 0.4;
 constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16;
 constexpr int64_t kShortestStreamPiece = 256, kMostPieces = 64;
 
-// The numeric fields of a model, in the order of its JSON. A model may lack the latencies.
-constexpr size_t kNumRates = 8;
-constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRates + 7> kFields = {{
+// The numeric fields of a model, in the order of its JSON. A model may lack those after the first kNumRequired.
+constexpr size_t kNumRequired = 8;
+constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequired + 8> kFields = {{
     {"read_bytes_per_s", &MachineModel::read_bytes_per_s},
     {"cache_bytes_per_s", &MachineModel::cache_bytes_per_s},
     {"cache_bytes", &MachineModel::cache_bytes},
@@ -75,6 +75,7 @@ constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRates +
     {"item_fixed_ns", &MachineModel::item_fixed_ns},
     {"state_bytes_per_s", &MachineModel::state_bytes_per_s},
     {"merge_fixed_ns", &MachineModel::merge_fixed_ns},
+    {"stream_kv_bytes_per_s", &MachineModel::stream_kv_bytes_per_s},
     {"launch_ns", &MachineModel::launch_ns},
     {"dense_task_ns", &MachineModel::dense_task_ns},
     {"dense_token_ns", &MachineModel::dense_token_ns},
@@ -98,7 +99,8 @@ Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers)
                         .stream_flops_per_s = n * cpu.stream_per_core,
                         .item_fixed_ns = cpu.item_fixed_ns,
                         .state_bytes_per_s = n * cpu.state_per_core,
-                        .merge_fixed_ns = cpu.merge_fixed_ns};
+                        .merge_fixed_ns = cpu.merge_fixed_ns,
+                        .stream_kv_bytes_per_s = n * cpu.stream_kv_per_core};
   }
   for (const GpuConstants& gpu : kGpus) {
     if (gpu.name != name) continue;
@@ -156,15 +158,15 @@ Result<MachineModel> ParseMachineModel(std::string_view json) {
   for (size_t i = 0; i < kFields.size(); ++i) {
     const auto& [key, field] = kFields[i];
     const auto it = object.find(key);
-    const bool latency = i >= kNumRates;
-    if (latency && it == object.end()) continue;
+    const bool optional = i >= kNumRequired;
+    if (optional && it == object.end()) continue;
     if (it == object.end() || !it->is_number()) {
       return InvalidArgument("machine model: field '" + std::string(key) + "' is missing or not a number");
     }
     model.*field = it->get<double>();
-    if (!std::isfinite(model.*field) || model.*field < 0 || (!latency && model.*field == 0)) {
+    if (!std::isfinite(model.*field) || model.*field < 0 || (!optional && model.*field == 0)) {
       return InvalidArgument("machine model: '" + std::string(key) + "' is " + it->dump() + ", expected a positive number" +
-                             (latency ? " or 0" : ""));
+                             (optional ? " or 0" : ""));
     }
   }
   return model;
@@ -218,6 +220,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   const double row_flops = 4.0 * spec.num_kv_heads * static_cast<double>(computed_dim);
   dense_ns_ = 1e9 * row_flops / machine.dense_flops_per_s;
   stream_ns_ = 1e9 * row_flops / machine.stream_flops_per_s;
+  if (machine.stream_kv_bytes_per_s > 0) stream_kv_ns_ = 1e9 * static_cast<double>(kv_bytes_) / machine.stream_kv_bytes_per_s;
   state_ns_ = 1e9 * 2.0 * static_cast<double>(state_bytes_) / machine.state_bytes_per_s;
   task_fixed_ns_ = machine.item_fixed_ns;
   item_ns_ = machine.item_fixed_ns * spec.num_kv_heads / workers_;
@@ -231,7 +234,7 @@ double CostModel::RereadNs(int64_t tokens) const {
 }
 
 double CostModel::ComputeNs(int64_t rows) const {
-  if (KindOf(rows) == ItemKind::kStreamTile) return static_cast<double>(rows) * stream_ns_;
+  if (KindOf(rows) == ItemKind::kStreamTile) return stream_kv_ns_ + static_cast<double>(rows) * stream_ns_;
   return static_cast<double>(ComputedRows(rows)) * dense_ns_;
 }
 
@@ -281,8 +284,9 @@ double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const
   if (!latencies_) {
     const auto misses = static_cast<double>(std::max<int64_t>(0, shape.item_misses - shape.read_misses));
     const double memory = static_cast<double>(shape.read_tokens) * read_ns_ + reread * cache_ns_ + misses * (read_ns_ - cache_ns_);
-    const double compute =
-        static_cast<double>(shape.dense_row_tokens) * dense_ns_ + static_cast<double>(shape.stream_row_tokens) * stream_ns_;
+    const double compute = static_cast<double>(shape.dense_row_tokens) * dense_ns_ +
+                           static_cast<double>(shape.stream_row_tokens) * stream_ns_ +
+                           static_cast<double>(shape.stream_tokens) * stream_kv_ns_;
     return std::max(memory, compute) + static_cast<double>(shape.item_starts) * item_ns_ + merge;
   }
   const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));

@@ -29,6 +29,8 @@ struct MachineModel {
   double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)
   double state_bytes_per_s = 0;   // partial states, written and read
   double merge_fixed_ns = 0;      // per merge set with more than one contribution, and kv head
+  double stream_kv_bytes_per_s =
+      0;  // KV that stream tiles take from the cache, besides what each row computes; 0: as fast as you like
 
   // How long things take however idle the machine is: on a GPU a decode step often lasts no longer. All 0 on a CPU, where a step is
   // long beside a task's start: then steps are sums.
@@ -150,7 +152,7 @@ class CostModel {
   int64_t cache_tokens_ = 0;
   bool latencies_ = false;
   MachineModel machine_;
-  double read_ns_ = 0, cache_ns_ = 0, dense_ns_ = 0, stream_ns_ = 0;
+  double read_ns_ = 0, cache_ns_ = 0, dense_ns_ = 0, stream_ns_ = 0, stream_kv_ns_ = 0;
   double state_ns_ = 0, item_ns_ = 0, merge_ns_ = 0, task_fixed_ns_ = 0;
 };
 

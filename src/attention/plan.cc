@@ -22,8 +22,9 @@ constexpr double kMinPieceOverhead = 4;
 constexpr double kMinTaskStarts = 8;
 // Halvings of splitting, then of sharing too, before giving both up to fit a capacity.
 constexpr int32_t kOnlyCoarser = 2, kMaxPressure = 12;
-// Of a step that shares nothing: a step that shares must be predicted to end before this part of it. Sums of work need no margin.
-constexpr double kLeastStepGain = 0.91, kLeastSumGain = 1;
+// Of a step that shares nothing: a step that shares must be predicted to end before this part of it. Sums of work do not know how
+// long short tasks wait for their first KV.
+constexpr double kLeastStepGain = 0.91, kLeastSumGain = 0.94;
 // Rounding of a leaf's own tokens, see PlannedClass.
 constexpr uint32_t kShortestLeaf = 64, kShortLeaf = 512;
 

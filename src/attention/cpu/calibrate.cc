@@ -139,10 +139,20 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   COPPICE_ASSIGN_OR_RETURN(Problem dense, Problem::Make(Spec(128, kHeadDim), workers, 2048, 1, ItemKind::kDenseTile));
   COPPICE_ASSIGN_OR_RETURN(const double dense_seconds, dense.Time(*backend));
   model.dense_flops_per_s = flops(dense) / dense_seconds;
-  // Stream: 4 rows, KV small enough for the private caches, so that arithmetic is what counts.
-  COPPICE_ASSIGN_OR_RETURN(Problem stream, Problem::Make(Spec(4, kHeadDim), workers, 1024, 1, ItemKind::kStreamTile));
-  COPPICE_ASSIGN_OR_RETURN(const double stream_seconds, stream.Time(*backend));
-  model.stream_flops_per_s = flops(stream) / stream_seconds;
+  // Stream: few rows and many, KV small enough for the private caches: what a token costs beside its rows, and each row.
+  constexpr int32_t kStreamTokens = 1024, kFewStreamRows = 2, kManyStreamRows = 8;
+  const auto ns_per_token = [&](int32_t rows) -> Result<double> {
+    COPPICE_ASSIGN_OR_RETURN(Problem p, Problem::Make(Spec(rows, kHeadDim), workers, kStreamTokens, 1, ItemKind::kStreamTile));
+    COPPICE_ASSIGN_OR_RETURN(const double seconds, p.Time(*backend));
+    return 1e9 * seconds / kStreamTokens;
+  };
+  COPPICE_ASSIGN_OR_RETURN(const double few_rows_ns, ns_per_token(kFewStreamRows));
+  COPPICE_ASSIGN_OR_RETURN(const double many_rows_ns, ns_per_token(kManyStreamRows));
+  // A tile unit computes 16 rows in the time of one.
+  const double row_ns = std::max((many_rows_ns - few_rows_ns) / (kManyStreamRows - kFewStreamRows), many_rows_ns / 64);
+  model.stream_flops_per_s = workers * 1e9 * 4 * kHeadDim / row_ns;
+  const double token_ns = few_rows_ns - kFewStreamRows * row_ns;
+  if (token_ns > 0) model.stream_kv_bytes_per_s = workers * 1e9 * 2 * kHeadDim * sizeof(BF16) / token_ns;
 
   // Decode steps of many short requests, as they are and cut in two. Twice the tokens tell what a token costs, and what is left is
   // the start of an item; the cut adds one more start, the fold of a set, and two states a row: two group sizes tell them apart.

@@ -34,6 +34,7 @@ class CpuBackend final : public Backend {
         .workers = executor_->num_workers(),
         .dense_tile_rows = kernels.dense.row_multiple,
         .dense_min_rows = kernels.dense_min_rows,
+        .dense_row_unit = kernels.dense_row_unit,
         .max_item_rows = 0,  // the executor cuts rows into blocks
         .kv_tile = cpu::kKvTile,
         .native_head_dim =

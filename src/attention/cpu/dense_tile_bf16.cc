@@ -460,7 +460,17 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
   for (int32_t tile = task.kv_begin / kTile * kTile; tile < task.kv_end; tile += kTile) {
     const int32_t begin = std::max(tile, task.kv_begin), end = std::min(tile + kTile, task.kv_end);
     LocateTokens(run, tile, begin, end);
-    Products::PackKv(run, tile, (begin - tile) / kChunk, RoundUp(end - tile, kChunk) / kChunk);
+    const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
+    if (begin == task.kv_begin) {  // nobody has asked for the first tile yet: two chunks ahead
+      NextTile this_tile(task, begin, last_chunk - first_chunk);
+      this_tile.FetchShare();
+      for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
+        this_tile.FetchShare();
+        Products::PackKv(run, tile, chunk, chunk + 1);
+      }
+    } else {
+      Products::PackKv(run, tile, first_chunk, last_chunk);
+    }
     NextTile next_tile(task, tile + kTile, RoundUp(end - begin, kChunk) / kChunk * (RoundUp(run.groups, 2) / 2));
     for (int32_t g = 0; g < run.groups; g += 2) {
       const int32_t groups = std::min(2, run.groups - g);

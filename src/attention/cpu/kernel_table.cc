@@ -19,7 +19,9 @@ TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
       } else if (isa >= Isa::kAvx512Bf16) {
         kernels.dense = Avx512Bf16DenseTile();
         kernels.stream = Avx512Bf16StreamTile();
-        kernels.stream_max_rows = 16;
+        kernels.dense_min_rows = 33;
+        kernels.dense_row_unit = 16;
+        kernels.stream_max_rows = 32;
       }
     }
     return kernels;

@@ -47,6 +47,11 @@ class LineFetcher {
     v_is_next_ = false;
     NextRun();
   }
+  // The first `tokens` of the range at once.
+  void BeginAndFetch(int32_t tokens) {
+    Begin(first_);
+    FetchSlowly(2 * tokens * ((row_bytes_ + 63) / 64));
+  }
   // The next kLines lines; past the end of the task's range, none.
   template <int kLines>
   [[gnu::always_inline]] void Fetch() {
@@ -97,6 +102,7 @@ class DotStream {
 
   static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
     DotStream self(task, scratch);
+    self.fetcher_.BeginAndFetch(std::min(kTokens, task.kv_end - task.kv_begin));  // nobody has asked for these yet
     for (int32_t tile = task.kv_begin / kTokens * kTokens; tile < task.kv_end; tile += kTokens) {
       self.Locate(tile);
       self.fetcher_.Begin(tile + kTokens);
@@ -182,9 +188,10 @@ class DotStream {
     if (first >= last) return;
     const bool fetch = may_fetch_;
     may_fetch_ = false;
+    uint32_t every_nth = 0;  // tokens with which the first row fetches; each row has its own, so that requests spread evenly
+    for (int32_t i = 0; fetch && i < kLanes; i += rows) every_nth |= uint32_t{1} << i;
     for (int32_t t = first / kLanes * kLanes; t < last; t += kLanes) {
-      fetch ? Score<true>(row, 0, t) : Score<false>(row, 0, t);
-      for (int32_t r = 1; r < rows; ++r) Score<false>(row + r, r, t);
+      for (int32_t r = 0; r < rows; ++r) Score(row + r, r, t, every_nth << r);
     }
     for (int32_t r = 0; r < rows; ++r) Softmax(row + r, r, tile);
     // Times 32 dims, whose sums are in registers together: 16 sums, or all dims.
@@ -198,10 +205,19 @@ class DotStream {
     }
   }
 
-  // Scores of the r-th row of a step against 16 tokens from t on. Whole vectors are stored: the softmax loads such, and could not
-  // have smaller stores forwarded to it before they retire.
-  template <bool kFetch>
-  void Score(int32_t row, int32_t r, int32_t t) {
+  // As many lines as K of one token has.
+  [[gnu::always_inline]] void FetchRow() {
+    if constexpr (kHeadDim > 0) {
+      fetcher_.template Fetch<kHeadDim / 32>();
+    } else {
+      for (int32_t e = 0; e < d_pad(); e += 32) fetcher_.template Fetch<1>();
+    }
+  }
+
+  // Scores of the r-th row of a step against 16 tokens from t on; bit i of `fetch`: request as many lines as a token's K has with
+  // the i-th. Whole vectors are stored: the softmax loads such, and could not have smaller stores forwarded to it before they
+  // retire.
+  void Score(int32_t row, int32_t r, int32_t t, uint32_t fetch) {
     constexpr int kHeld = std::max(kHeadDim / 32, 1);
     const std::byte* q = q_ + row * d_pad() * 2;
     __m512i held[kHeld];
@@ -212,8 +228,8 @@ class DotStream {
     for (int i = 0; i < kLanes; ++i) {
       const std::byte* k = k_rows_[t + i];
       sum[i] = _mm512_setzero_ps();
+      if ((fetch >> i & 1) != 0) FetchRow();
       for (int32_t e = 0; e < d_pad(); e += 32) {
-        if constexpr (kFetch) fetcher_.template Fetch<1>();
         const __m512i x = kHeadDim > 0 ? held[e / 32] : _mm512_load_si512(q + e * 2);
         sum[i] = _mm512_dpbf16_ps(sum[i], AsPairs(x), AsPairs(LoadDims(k, e)));
       }
