@@ -29,8 +29,8 @@ struct MachineModel {
   double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)
   double state_bytes_per_s = 0;   // partial states, written and read
   double merge_fixed_ns = 0;      // per merge set with more than one contribution, and kv head
-  double stream_kv_bytes_per_s =
-      0;  // KV that stream tiles take from the cache, besides what each row computes; 0: as fast as you like
+  // KV that stream tiles take from the cache, besides what each row computes; 0: no bound.
+  double stream_kv_bytes_per_s = 0;
 
   // How long things take however idle the machine is: on a GPU a decode step often lasts no longer. All 0 on a CPU, where a step is
   // long beside a task's start: then steps are sums.

@@ -372,11 +372,11 @@ void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
     _mm512_store_ps(acc + e * kLanes, _mm512_mul_ps(_mm512_load_ps(acc + e * kLanes), factor));
 }
 
-// Asks the second-level cache for the next tile's KV, a share with each chunk of the present one: pages lie anywhere, and the
-// hardware's prefetchers stop at the end of each.
-class NextTile {
+// Asks the second-level cache for the KV of the tile that begins at `begin`, a share at a time, of which there are `chunks`: pages
+// lie anywhere, and the hardware's prefetchers stop at the end of each.
+class TileFetcher {
  public:
-  NextTile(const TileTask& task, int32_t begin, int32_t chunks)
+  TileFetcher(const TileTask& task, int32_t begin, int32_t chunks)
       : task_(task), next_(begin), end_(std::min(begin + kTile, task.kv_end)), share_((end_ - begin + chunks - 1) / chunks) {}
 
   void FetchShare() {
@@ -401,7 +401,7 @@ class NextTile {
 
 // One KV tile for one or two groups: score, softmax, accumulate.
 template <class Products, int kGroups>
-void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end, NextTile& next_tile) {
+void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, int32_t end, TileFetcher& next_tile) {
   const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
   int32_t pending = first_chunk;  // chunks whose P waits for V
   for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
@@ -461,8 +461,8 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
     const int32_t begin = std::max(tile, task.kv_begin), end = std::min(tile + kTile, task.kv_end);
     LocateTokens(run, tile, begin, end);
     const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
-    if (begin == task.kv_begin) {  // nobody has asked for the first tile yet: two chunks ahead
-      NextTile this_tile(task, begin, last_chunk - first_chunk);
+    if (begin == task.kv_begin) {  // the first tile, which nobody has asked for yet: two chunks ahead
+      TileFetcher this_tile(task, begin, last_chunk - first_chunk);
       this_tile.FetchShare();
       for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
         this_tile.FetchShare();
@@ -471,7 +471,7 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
     } else {
       Products::PackKv(run, tile, first_chunk, last_chunk);
     }
-    NextTile next_tile(task, tile + kTile, RoundUp(end - begin, kChunk) / kChunk * (RoundUp(run.groups, 2) / 2));
+    TileFetcher next_tile(task, tile + kTile, RoundUp(end - begin, kChunk) / kChunk * (RoundUp(run.groups, 2) / 2));
     for (int32_t g = 0; g < run.groups; g += 2) {
       const int32_t groups = std::min(2, run.groups - g);
       int32_t first = run.ranges[g].first, last = run.ranges[g].last;
