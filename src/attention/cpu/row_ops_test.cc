@@ -75,8 +75,8 @@ TEST(RowOps, StoresWhatTheScalarConversionGives) {
     }
     EXPECT_EQ(bf16[dim].bits, 0x1234) << "wrote past the row";
 
-    StoreRow(acc.data() + 7, 0.5f, 8, DType::kF32, reinterpret_cast<std::byte*>(f32.data()));
-    EXPECT_EQ(f32[0], acc[7] * 0.5f);
+    StoreRow(acc.data(), 0.5f, dim, DType::kF32, reinterpret_cast<std::byte*>(f32.data()));
+    EXPECT_EQ(f32[0], acc[0] * 0.5f);
   });
 }
 
