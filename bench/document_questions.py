@@ -3,8 +3,8 @@
 
 The document holds 261 facts "The dog named {name} has fur that is {color}." among sentences about nothing; five of the questions are
 answered in the prompt as examples, 256 are asked, in one request each, all with the same prefix. Greedy, --max-tokens tokens each, of
-which the first line is the answer. The mode `none` computes the whole prompt for each question: --none-questions bounds how many it is given, from --first on, and
-the table says so. Prints a table, and writes JSON with --out.
+which the first line is the answer. The mode `none` computes the whole prompt for each question: --none-questions bounds how many it is given, and
+the table says so; --first lets it be run in pieces. Prints a table, and writes JSON with --out.
 """
 
 import argparse

@@ -471,7 +471,7 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
     } else {
       Products::PackKv(run, tile, first_chunk, last_chunk);
     }
-    TileFetcher next_tile(task, tile + kTile, RoundUp(end - begin, kChunk) / kChunk * (RoundUp(run.groups, 2) / 2));
+    TileFetcher next_tile(task, tile + kTile, (last_chunk - first_chunk) * (RoundUp(run.groups, 2) / 2));
     for (int32_t g = 0; g < run.groups; g += 2) {
       const int32_t groups = std::min(2, run.groups - g);
       int32_t first = run.ranges[g].first, last = run.ranges[g].last;

@@ -1,14 +1,23 @@
-// What the query rows in the lanes of one vector each see. Include inside a region compiled for the vector's instruction set.
-// Layer: attention/cpu.
+// Scores in vectors, and what the query rows in the lanes of one each see. Include inside a region compiled for the vector's
+// instruction set. Layer: attention/cpu.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
 
 namespace coppice::attention::cpu {
 namespace {
+
+// Raw products -> base-2 scores.
+template <class Simd>
+inline typename Simd::V ScaleScores(const TileTask& task, typename Simd::V x) {
+  x = Simd::Mul(x, Simd::Set1(task.score_scale));
+  if (task.soft_cap == 0) return x;
+  return Simd::Mul(Simd::Set1(kLog2E * task.soft_cap), Simd::Tanh(Simd::Mul(x, Simd::Set1(1 / task.soft_cap))));
+}
 
 // Lane i is row first_row + i of the tile; lanes past the last row see nothing. Simd::InRange compares a whole vector.
 template <class Simd>

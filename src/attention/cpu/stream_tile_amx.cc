@@ -321,17 +321,9 @@ class AmxStream {
   Block blocks_[kBlocks];
 };
 
-void RunStream(const TileTask& task, const TileStates& states, std::byte* scratch) {
-  switch (task.head_dim) {
-    case 64: return AmxStream<64>::Run(task, states, scratch);
-    case 128: return AmxStream<128>::Run(task, states, scratch);
-    default: return AmxStream<0>::Run(task, states, scratch);
-  }
-}
-
 }  // namespace
 
-TileKernel AmxBf16StreamTile() { return {"amx-bf16 stream tile", 1, 32, AmxStream<0>::ScratchBytes, RunStream}; }
+TileKernel AmxBf16StreamTile() { return StreamKernel<AmxStream>("amx-bf16 stream tile"); }
 
 }  // namespace coppice::attention::cpu
 #pragma GCC pop_options

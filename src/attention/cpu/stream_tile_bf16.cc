@@ -234,11 +234,7 @@ class DotStream {
         sum[i] = _mm512_dpbf16_ps(sum[i], AsPairs(x), AsPairs(LoadDims(k, e)));
       }
     }
-    __m512 s = _mm512_mul_ps(SumEach(sum), _mm512_set1_ps(task_.score_scale));
-    if (const float cap = task_.soft_cap; cap > 0) {
-      s = _mm512_mul_ps(_mm512_set1_ps(kLog2E * cap), TanhV(_mm512_mul_ps(s, _mm512_set1_ps(1 / cap))));
-    }
-    _mm512_store_ps(s_ + r * kTokens + t, s);
+    _mm512_store_ps(s_ + r * kTokens + t, ScaleScores<Simd512>(task_, SumEach(sum)));
   }
 
   // s_ -> p_, rounded to bf16. acc_ and l_rounded_ are sums of P as it is multiplied; l_ is their unrounded sum.
@@ -338,17 +334,9 @@ class DotStream {
   const std::byte **k_rows_, **v_rows_;  // [kTokens]
 };
 
-void RunStream(const TileTask& task, const TileStates& states, std::byte* scratch) {
-  switch (task.head_dim) {
-    case 64: return DotStream<64>::Run(task, states, scratch);
-    case 128: return DotStream<128>::Run(task, states, scratch);
-    default: return DotStream<0>::Run(task, states, scratch);
-  }
-}
-
 }  // namespace
 
-TileKernel Avx512Bf16StreamTile() { return {"avx512-bf16 stream tile", 1, 32, DotStream<0>::ScratchBytes, RunStream}; }
+TileKernel Avx512Bf16StreamTile() { return StreamKernel<DotStream>("avx512-bf16 stream tile"); }
 
 }  // namespace coppice::attention::cpu
 #pragma GCC pop_options

@@ -87,5 +87,19 @@ struct AmxSession {
 // The tile-load intrinsics do not say that they read memory: what was stored before must stay before.
 inline void OrderStoresBeforeTileLoads() { asm volatile("" ::: "memory"); }
 
+// A stream kernel of Stream<head_dim>, a constant where it is a usual one: Stream<0> takes any.
+template <template <int32_t> class Stream>
+void RunStream(const TileTask& task, const TileStates& states, std::byte* scratch) {
+  switch (task.head_dim) {
+    case 64: return Stream<64>::Run(task, states, scratch);
+    case 128: return Stream<128>::Run(task, states, scratch);
+    default: return Stream<0>::Run(task, states, scratch);
+  }
+}
+template <template <int32_t> class Stream>
+TileKernel StreamKernel(const char* name) {
+  return {name, 1, 32, Stream<0>::ScratchBytes, RunStream<Stream>};
+}
+
 }  // namespace
 }  // namespace coppice::attention::cpu

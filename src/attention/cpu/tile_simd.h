@@ -53,14 +53,6 @@ const T* QueryRow(const TileTask& task, int32_t row) {
          static_cast<int64_t>(row % task.group_size) * task.head_dim;
 }
 
-// Raw products -> base-2 scores.
-template <class Simd>
-inline typename Simd::V ScaleScores(const TileTask& task, typename Simd::V x) {
-  x = Simd::Mul(x, Simd::Set1(task.score_scale));
-  if (task.soft_cap == 0) return x;
-  return Simd::Mul(Simd::Set1(kLog2E * task.soft_cap), Simd::Tanh(Simd::Mul(x, Simd::Set1(1 / task.soft_cap))));
-}
-
 // ---------------------------------------------------------------------------------------------------------------- dense tiles
 
 template <class Simd, class Q, class Kv>
