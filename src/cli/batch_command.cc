@@ -74,11 +74,7 @@ class BatchRunner {
     const BatchJob* job = nullptr;
     BatchLine line;
     std::mutex mutex;
-    EchoedPrompt prompt;
-    std::vector<Sample> samples;
-    int32_t cached_tokens = 0;
-    Status failure;
-    bool cancelled = false;
+    RequestOutput output;
   };
   // Complete requests, to be written by Run.
   struct Finished {
@@ -131,8 +127,7 @@ Status BatchRunner::Submit(const BatchJob& job) {
   COPPICE_ASSIGN_OR_RETURN(active->line, input_.Load(job, parser_));
   Request request = active->line.request.request;
   active->line.request.request.prompt_ids = {};  // the engine has them
-  if (request.n > 0) active->samples.resize(static_cast<size_t>(request.n));
-  for (size_t i = 0; i < active->samples.size(); ++i) active->samples[i].index = static_cast<int32_t>(i);
+  active->output = RequestOutput(request.n);
   request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (id.ok()) {
@@ -145,15 +140,8 @@ Status BatchRunner::Submit(const BatchJob& job) {
 
 void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished) {
   const std::lock_guard lock(active->mutex);
-  if (event.index < 0) {
-    active->prompt = {event.text, event.token_ids, event.prompt_logprobs};
-  } else {
-    active->samples[event.index].Append(event);
-    active->cancelled |= event.finish_reason == FinishReason::kCancelled;
-    if (event.finish_reason == FinishReason::kError && active->failure.ok()) active->failure = event.status;
-  }
-  active->cached_tokens = std::max(active->cached_tokens, event.cached_tokens);
-  if (!event.request_done) return;
+  active->output.Add(event);
+  if (!active->output.done) return;
   const std::lock_guard finished_lock(finished->mutex);
   finished->requests.push_back(active);
 }
@@ -173,10 +161,11 @@ Status BatchRunner::WriteFinished() {
 
 Status BatchRunner::Write(const Active& active) {
   const BatchLine& line = active.line;
-  if (active.cancelled) return OkStatus();
-  if (!active.failure.ok()) {
+  const RequestOutput& output = active.output;
+  if (output.cancelled) return OkStatus();
+  if (!output.failure.ok()) {
     ++counts_.failed;
-    return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = active.failure});
+    return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = output.failure});
   }
   ++counts_.answered;
   const ResponseFacts facts = {
@@ -184,11 +173,11 @@ Status BatchRunner::Write(const Active& active) {
       .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
       .model = model_,
       .prompt_tokens = active.job->num_tokens,
-      .cached_tokens = active.cached_tokens};
+      .cached_tokens = output.cached_tokens};
   const nlohmann::ordered_json response = {
       {"status_code", 200},
       {"request_id", "req_" + line.id},
-      {"body", ResponseBody(line.request, active.prompt, active.samples, facts, engine_.tokenizer())}};
+      {"body", ResponseBody(line.request, output.prompt, output.samples, facts, engine_.tokenizer())}};
   return output_.Append(
       {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", response}, {"error", nullptr}});
 }

@@ -24,24 +24,14 @@ std::vector<RankedSample> Views(const std::vector<const Sample*>& samples) {
   return views;
 }
 
-// What the engine said of the request so far. Events come on the engine's thread for them or in its steps.
+// The request's output, and what of it is to be reported.
 struct Gathered {
-  explicit Gathered(int32_t n) : samples(static_cast<size_t>(n)) {
-    for (int32_t i = 0; i < n; ++i) samples[i].index = i;
-  }
+  explicit Gathered(int32_t num_samples) : output(num_samples) {}
 
   void Add(const StreamEvent& event) {
     const std::lock_guard lock(mutex);
-    done |= event.request_done;
-    if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
-    if (event.index < 0) {
-      prompt_text = event.text;
-      prompt_logprobs = event.prompt_logprobs;
-      news.push_back(event.index);
-      return;
-    }
-    samples[event.index].Append(event);
-    if (samples[event.index].finished()) news.push_back(event.index);
+    output.Add(event);
+    if (event.index < 0 || output.samples[event.index].finished()) news.push_back(event.index);
   }
 
   // Calls the hooks for `news`; how many samples finished. Needs no lock: nothing comes any more for those samples, nor for the
@@ -50,22 +40,18 @@ struct Gathered {
     int32_t finished = 0;
     for (const int32_t index : news) {
       if (index < 0) {
-        if (hooks.on_prompt) hooks.on_prompt(prompt_text);
+        if (hooks.on_prompt) hooks.on_prompt(output.prompt.text);
         continue;
       }
       ++finished;
-      if (hooks.on_sample) hooks.on_sample(samples[index]);
+      if (hooks.on_sample) hooks.on_sample(output.samples[index]);
     }
     return finished;
   }
 
   std::mutex mutex;
-  std::vector<Sample> samples;
-  std::string prompt_text;
-  std::vector<std::optional<float>> prompt_logprobs;
+  RequestOutput output;
   std::vector<int32_t> news;  // samples that finished, -1 for the prompt, in order
-  bool done = false;
-  Status failure;
 };
 
 }  // namespace
@@ -77,6 +63,22 @@ void Sample::Append(const StreamEvent& event) {
   token_ids.insert(token_ids.end(), event.token_ids.begin(), event.token_ids.end());
   logprobs.insert(logprobs.end(), event.logprobs.begin(), event.logprobs.end());
   if (event.finish_reason) finish_reason = event.finish_reason;
+}
+
+RequestOutput::RequestOutput(int32_t num_samples) : samples(static_cast<size_t>(std::max(num_samples, 0))) {
+  for (int32_t i = 0; i < num_samples; ++i) samples[i].index = i;
+}
+
+void RequestOutput::Add(const StreamEvent& event) {
+  if (event.index < 0) {
+    prompt = {event.text, event.token_ids, event.prompt_logprobs};
+  } else {
+    samples[event.index].Append(event);
+  }
+  cached_tokens = std::max(cached_tokens, event.cached_tokens);
+  if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
+  cancelled |= event.finish_reason == FinishReason::kCancelled;
+  done |= event.request_done;
 }
 
 Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks) {
@@ -106,17 +108,18 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
     {
       const std::lock_guard lock(gathered->mutex);
       news = std::exchange(gathered->news, {});
-      done = gathered->done;
+      done = gathered->output.done;
     }
     progress.samples_finished += gathered->Report(news, hooks);
     if (hooks.on_step) hooks.on_step(progress);
   }
   const std::lock_guard lock(gathered->mutex);
-  COPPICE_RETURN_IF_ERROR(gathered->failure);
+  RequestOutput& output = gathered->output;
+  COPPICE_RETURN_IF_ERROR(output.failure);
   if (!done && !generation.interrupted) return Internal("the engine has nothing to do although the request is not done");
-  generation.prompt_text = std::move(gathered->prompt_text);
-  generation.prompt_logprobs = std::move(gathered->prompt_logprobs);
-  generation.samples = std::move(gathered->samples);
+  generation.prompt_text = std::move(output.prompt.text);
+  generation.prompt_logprobs = std::move(output.prompt.logprobs);
+  generation.samples = std::move(output.samples);
   return generation;
 }
 

@@ -1,4 +1,5 @@
-// Drives an engine through one request and gathers what it says: samples, log-probabilities, counters. Prints nothing.
+// Gathers what an engine says of a request, and drives one through a single request: samples, log-probabilities, counters. Prints
+// nothing.
 // Layer: cli.
 #pragma once
 
@@ -27,6 +28,30 @@ struct Sample {
   std::optional<double> mean_logprob() const;
   // Takes what an event of this sample brings.
   void Append(const StreamEvent& event);
+};
+
+// What the event of the prompt brings.
+struct EchoedPrompt {
+  std::string text;  // with Request::echo, like token_ids
+  std::vector<int32_t> token_ids;
+  std::vector<std::optional<float>> logprobs;  // one per token, the first null; empty unless asked for
+};
+
+// What the engine said of one request so far. Thread-compatible: events come on the engine's thread for them or in its steps, so
+// who reads it meanwhile needs a lock.
+struct RequestOutput {
+  RequestOutput() = default;
+  // For `num_samples` samples; none where a request asks for fewer, which the engine refuses.
+  explicit RequestOutput(int32_t num_samples);
+
+  void Add(const StreamEvent& event);
+
+  EchoedPrompt prompt;
+  std::vector<Sample> samples;  // by index
+  int32_t cached_tokens = 0;    // of the prompt
+  Status failure;               // of the first sample that failed
+  bool cancelled = false;       // a sample was
+  bool done = false;            // all events came
 };
 
 struct Generation {

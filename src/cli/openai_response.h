@@ -23,13 +23,6 @@ struct ResponseFacts {
   int64_t prompt_tokens = 0, cached_tokens = 0;
 };
 
-// What echo puts before each sample.
-struct EchoedPrompt {
-  std::string text;
-  std::vector<int32_t> token_ids;
-  std::vector<std::optional<float>> logprobs;  // one per token, the first null; empty unless asked for
-};
-
 // The body of a finished request; `samples` by index, of which it has the best where it wants fewer. `tokenizer` may be null:
 // choices then carry token_ids, their text is empty. `prompt` is empty without echo.
 nlohmann::ordered_json ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt, std::span<const Sample> samples,
