@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -33,7 +32,8 @@ using nlohmann::ordered_json;
 struct BenchAttentionOptions {
   std::vector<std::string> trees;  // empty: the shapes below
   AttentionSpec spec;              // num_qo_heads 0: the specs below
-  int32_t queries = 1, page_size = 16, repeats = 9;
+  int32_t queries = 1, page_size = 16, repeats = 15;
+  double precision = 0.03, seconds = 0.3;
   int threads = 0;
   bool grid = false;
   std::string device = "cpu", machine, out;
@@ -71,7 +71,6 @@ std::vector<std::string> GridTrees() {
   return trees;
 }
 constexpr BenchMode kGridModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore};
-constexpr int64_t kGridWorkingSetBytes = int64_t{32} << 20;
 
 Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
   COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(text));
@@ -94,7 +93,10 @@ ordered_json ToJson(const AttentionSpec& spec, const BenchTree& tree, const std:
                     {"median_us", row.median_s * 1e6},
                     {"fastest_us", row.fastest_s * 1e6},
                     {"slowest_us", row.slowest_s * 1e6},
-                    {"over_planned", row.over_planned},
+                    {"rounds", row.rounds},
+                    {"over_planned", row.over_planned.median},
+                    {"over_planned_from", row.over_planned.low},
+                    {"over_planned_to", row.over_planned.high},
                     {"same_work", row.same_work},
                     {"predicted_us", row.predicted_s * 1e6},
                     {"kv_bytes", row.kv_bytes},
@@ -112,68 +114,86 @@ std::string FormatLine(const AttentionSpec& spec, const BenchTree& tree, const s
                                  FormatBytes(rows.front().kv_bytes), rows.front().flops * 1e-9, rows.front().percent_of_roofline());
   for (const BenchRow& row : rows) {
     if (row.mode != BenchMode::kPlanned)
-      line += fmt::format("  {} {}{:.2f}", Name(row.mode), row.same_work ? '=' : 'x', row.over_planned);
+      line += fmt::format("  {} {}{:.2f}", Name(row.mode), row.same_work ? '=' : 'x', row.over_planned.median);
   }
   return line + "\n";
 }
 
 // Planned time over the better of sharing everything and sharing nothing. Where one of them is the plan itself, the plan is at
 // least as good as that one whatever was measured: the ratio is 1 or, if the other is faster, more.
-double OverBetter(std::span<const BenchRow> rows) {
-  double best = std::numeric_limits<double>::infinity();
+attention::Estimate OverBetter(std::span<const BenchRow> rows) {
+  attention::Estimate worst{.median = 0, .low = 0, .high = 0};
   for (const BenchRow& row : rows) {
-    if (row.mode == BenchMode::kAllShared || row.mode == BenchMode::kStore) {
-      best = std::min(best, row.same_work ? 1.0 : row.over_planned);
-    }
+    if (row.mode != BenchMode::kAllShared && row.mode != BenchMode::kStore) continue;
+    const attention::Estimate over = row.same_work ? attention::Estimate{} : row.over_planned;
+    if (1 / over.median > worst.median) worst = {.median = 1 / over.median, .low = 1 / over.high, .high = 1 / over.low};
   }
-  return 1 / best;
+  return worst;
 }
 
-// OverBetter over many trees: what planning by cost is worth. Beside it the noise: the same ratio between equal work lists.
+// OverBetter over many trees: what planning by cost is worth. Beside it how well it is known: the same ratio between equal work
+// lists, and how often its interval has the 1 that it ought to be.
 class NeverSlower {
  public:
   void Add(const AttentionSpec& spec, const BenchTree& tree, std::span<const BenchRow> rows) {
-    const double ratio = OverBetter(rows);
-    log_sum_ += std::log(ratio);
-    ++count_;
+    const attention::Estimate ratio = OverBetter(rows);
+    log_sum_ += std::log(ratio.median);
+    ++cells_;
     bool differs = false;
     for (const BenchRow& row : rows) {
       if (row.mode != BenchMode::kAllShared && row.mode != BenchMode::kStore) continue;
+      widest_ = std::max(widest_, row.over_planned.width());
       differs |= !row.same_work;
-      if (row.same_work) noise_ = std::max({noise_, row.over_planned, 1 / row.over_planned});
+      if (!row.same_work) continue;
+      ++equal_;
+      equal_within_ += row.over_planned.low <= 1 && 1 <= row.over_planned.high;
+      noise_ = std::max({noise_, row.over_planned.median, 1 / row.over_planned.median});
     }
-    num_same_ += !differs;
-    if (ratio <= worst_) return;
+    cells_of_equal_plans_ += !differs;
+    above_limit_ += ratio.median > kLimit;
+    surely_above_limit_ += ratio.low > kLimit;
+    if (ratio.median <= worst_.median) return;
     worst_ = ratio;
     worst_name_ = fmt::format("{}/{} d{} {}", spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name);
   }
   ordered_json Json() const {
-    return {{"cells", count_}, {"cells_of_equal_plans", num_same_}, {"geomean", geomean()},
-            {"worst", worst_}, {"worst_cell", worst_name_},         {"noise_of_equal_plans", noise_}};
+    return {{"cells", cells_},
+            {"cells_of_equal_plans", cells_of_equal_plans_},
+            {"geomean", geomean()},
+            {"worst", worst_.median},
+            {"worst_from", worst_.low},
+            {"worst_to", worst_.high},
+            {"worst_cell", worst_name_},
+            {"above_1.10", above_limit_},
+            {"surely_above_1.10", surely_above_limit_},
+            {"widest_interval", widest_},
+            {"noise_of_equal_plans", noise_},
+            {"pairs_of_equal_plans", equal_},
+            {"pairs_of_equal_plans_whose_interval_has_1", equal_within_}};
   }
   std::string Line() const {
     return fmt::format(
-        "planned / better of all-shared and store: geomean {:.3f}, worst {:.3f} ({}), {} cells, in {} of them all plans are equal; "
-        "equal work differed by up to {:.3f}\n",
-        geomean(), worst_, worst_name_, count_, num_same_, noise_);
+        "planned / better of all-shared and store: geomean {:.3f}, worst {:.3f} ({:.3f} to {:.3f}, {}), {} of {} cells above {}; "
+        "widest interval {:.1f} %\n"
+        "equal work: all three plans in {} cells; {} pairs differed by up to {:.3f}, the interval had 1 in {} of them\n",
+        geomean(), worst_.median, worst_.low, worst_.high, worst_name_, above_limit_, cells_, kLimit, 100 * widest_,
+        cells_of_equal_plans_, equal_, noise_, equal_within_);
   }
 
  private:
-  double geomean() const { return std::exp(log_sum_ / count_); }
+  static constexpr double kLimit = 1.10;
 
-  double log_sum_ = 0, worst_ = 0, noise_ = 1;
-  int count_ = 0, num_same_ = 0;
+  double geomean() const { return std::exp(log_sum_ / cells_); }
+
+  attention::Estimate worst_{.median = 0, .low = 0, .high = 0};
+  double log_sum_ = 0, noise_ = 1, widest_ = 0;
+  int cells_ = 0, cells_of_equal_plans_ = 0, above_limit_ = 0, surely_above_limit_ = 0, equal_ = 0, equal_within_ = 0;
   std::string worst_name_;
 };
 
-// A cell that misses is measured again with this many times the repeats, which then count: of 192 medians of a few runs some are
-// far off by chance.
-constexpr double kMiss = 1.08;
-constexpr int kMoreRepeats = 6;
-
 Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   std::vector<BenchTree> trees;
-  const std::vector<std::string> texts = options.grid ? GridTrees() : options.trees;
+  const std::vector<std::string> texts = options.grid && options.trees.empty() ? GridTrees() : options.trees;
   for (const std::string& text : texts) {
     COPPICE_ASSIGN_OR_RETURN(trees.emplace_back(), MakeBenchTree(text, options.queries));
   }
@@ -190,28 +210,27 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
                                                     : attention::MakeCpuBenchDevice(threads, attention::cpu::DetectIsa()));
   ordered_json report = {{"device", device->name()},
                          {"page_size", options.page_size},
-                         {"repeats", options.repeats},
+                         {"least_rounds", options.repeats},
+                         {"precision", options.precision},
+                         {"seconds", options.seconds},
                          {"product_flops_per_s", device->product_flops_per_s()},
                          {"read_bytes_per_s", device->read_bytes_per_s()},
                          {"rows", ordered_json::array()}};
   if (options.device == "cpu") report["workers"] = threads.num_workers();
   std::cout << fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
                            device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9);
-  const int64_t working_set_bytes = options.grid ? kGridWorkingSetBytes : kWorkingSetBytes;
   const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
+  attention::AttentionBench bench(*device, {.page_size = options.page_size,
+                                            .repeats = options.repeats,
+                                            .precision = options.precision,
+                                            .seconds = options.seconds,
+                                            .working_set_bytes = kWorkingSetBytes,
+                                            .modes = modes,
+                                            .machine_model_path = options.machine});
   NeverSlower never_slower;
   for (const AttentionSpec& spec : specs) {
     for (const BenchTree& tree : trees) {
-      attention::BenchOptions bench = {.page_size = options.page_size,
-                                       .repeats = options.repeats,
-                                       .working_set_bytes = working_set_bytes,
-                                       .modes = modes,
-                                       .machine_model_path = options.machine};
-      COPPICE_ASSIGN_OR_RETURN(std::vector<BenchRow> rows, attention::RunAttentionBench(*device, spec, tree, bench));
-      if (options.grid && OverBetter(rows) > kMiss) {
-        bench.repeats *= kMoreRepeats;
-        COPPICE_ASSIGN_OR_RETURN(rows, attention::RunAttentionBench(*device, spec, tree, bench));
-      }
+      COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run(spec, tree));
       for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
       never_slower.Add(spec, tree, rows);
       std::cout << FormatLine(spec, tree, rows) << std::flush;
@@ -241,10 +260,10 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
   const auto options = std::make_shared<BenchAttentionOptions>();
   CLI::App* command = bench.add_subcommand(
       "attention", "One attention layer over prefix trees: planned, all shared, store, none and deterministic, interleaved");
-  CLI::Option* trees =
-      command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
-          ->allow_extra_args(false);
-  command->add_flag("--grid", options->grid, "Trees around the point where sharing begins to pay; no `none`")->excludes(trees);
+  command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
+      ->allow_extra_args(false);
+  command->add_flag("--grid", options->grid,
+                    "Only planned, all shared and store; default trees: around the point where sharing begins to pay");
   command->add_option("--queries", options->queries, "Queries of each request of --tree")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
@@ -258,7 +277,17 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();
-  command->add_option("--repeats", options->repeats, "Timed runs of each mode")->check(CLI::Range(1, 10000))->capture_default_str();
+  command->add_option("--repeats", options->repeats, "Rounds at least: each mode runs once in one")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command
+      ->add_option("--precision", options->precision,
+                   "More rounds until the 95 % interval of each mode's time over the planned is this wide")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--seconds", options->seconds, "No more rounds after this time a tree")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

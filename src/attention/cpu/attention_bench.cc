@@ -1,51 +1,57 @@
 #include "attention/cpu/attention_bench.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <functional>
 #include <random>
 #include <utility>
 
+#include "attention/plan.h"
 #include "core/buffer.h"
 #include "core/check.h"
 
 namespace coppice::attention {
 namespace {
 
+// Normally distributed values.
 Result<std::unique_ptr<BenchMemory>> RandomMemory(BenchDevice& device, size_t bytes, DType dtype, uint64_t seed) {
+  constexpr size_t kPeriod = 4096;
   COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
   std::mt19937_64 rng(seed);
   std::normal_distribution<float> normal;
-  float values[4096];
-  for (float& x : values) x = normal(rng);
-  const size_t count = buffer.size() / SizeOf(dtype);
-  for (size_t i = 0; i < count; ++i) {
-    const float x = values[(i ^ (i >> 12)) % 4096];
-    switch (dtype) {
-      case DType::kF32: buffer.As<float>()[i] = x; break;
-      case DType::kBF16: buffer.As<BF16>()[i] = BF16::FromFloat(x); break;
-      case DType::kF16: buffer.As<F16>()[i] = F16::FromFloat(x); break;
-    }
+  const auto fill = [&]<class T>(std::span<T> all, const auto& convert) {
+    T values[kPeriod];
+    for (T& x : values) x = convert(normal(rng));
+    for (size_t i = 0; i < all.size(); ++i) all[i] = values[(i ^ (i / kPeriod)) % kPeriod];
+  };
+  switch (dtype) {
+    case DType::kF32: fill(buffer.Span<float>(), [](float x) { return x; }); break;
+    case DType::kBF16: fill(buffer.Span<BF16>(), BF16::FromFloat); break;
+    case DType::kF16: fill(buffer.Span<F16>(), F16::FromFloat); break;
   }
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BenchMemory> memory, device.Allocate(bytes));
   COPPICE_RETURN_IF_ERROR(memory->CopyFrom({buffer.data(), bytes}));
   return Result<std::unique_ptr<BenchMemory>>(std::move(memory));
 }
 
-// One mode: its forest, plan and KV.
+// A turn of a mode runs as many layers as last this long with the plan: long beside the clock and the first layer's cold state,
+// short beside what the neighbours of a virtual machine do.
+constexpr double kTurnSeconds = 250e-6;
+constexpr int kWarmUpRounds = 2;
+
+// One mode: its forest, plan and layers.
 struct Contestant {
   BenchMode mode;
   AttentionSpec spec;
   OwnedForest forest;
+  int64_t layer_bytes = 0;
   std::unique_ptr<AttentionPlan> plan;
-  std::unique_ptr<BenchMemory> pool;  // of all layers, as in an engine: large enough for huge pages however small the tree
-  std::vector<std::unique_ptr<BoundKv>> layers;
-  std::vector<double> seconds;  // by repeat
-};
+  std::vector<std::unique_ptr<BoundKv>> layers;  // one after the other in the KV memory
+  std::vector<double> seconds;                   // of a layer, by round
 
-double Median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + values.size() / 2);
-  return values[values.size() / 2];
-}
+  bool may_equal_planned() const { return mode != BenchMode::kNone && !spec.deterministic; }
+};
 
 // Whether two plans over one forest execute the same items in the same order.
 bool SameWork(const PlanView& a, const PlanView& b) {
@@ -72,75 +78,127 @@ std::string_view Name(BenchMode mode) {
   return "?";
 }
 
-Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const AttentionSpec& spec, const BenchTree& tree,
-                                                const BenchOptions& options) {
+Estimate EstimateMedian(std::span<double> values) {
+  std::ranges::sort(values);
+  const double n = static_cast<double>(values.size()), spread = 0.98 * std::sqrt(n);  // 1.96 standard deviations of a rank
+  const auto at = [&](double rank) { return values[static_cast<size_t>(std::clamp(rank, 1.0, n)) - 1]; };
+  return {.median = values[values.size() / 2], .low = at(std::round(n / 2 - spread)), .high = at(std::round(n / 2 + 1 + spread))};
+}
+
+Status AttentionBench::ReserveKv(int64_t bytes, DType dtype) {
+  if (kv_ != nullptr && kv_bytes_ >= bytes && kv_dtype_ == dtype) return OkStatus();
+  kv_.reset();
+  COPPICE_ASSIGN_OR_RETURN(kv_, RandomMemory(device_, static_cast<size_t>(bytes), dtype, /*seed=*/0));
+  kv_bytes_ = bytes;
+  kv_dtype_ = dtype;
+  return OkStatus();
+}
+
+Result<std::vector<BenchRow>> AttentionBench::Run(const AttentionSpec& spec, const BenchTree& tree) {
   std::vector<Contestant> contestants;
-  for (const BenchMode mode : options.modes) {
-    Contestant c = {.mode = mode, .spec = spec};
+  for (const BenchMode mode : options_.modes) {
+    Contestant& c = contestants.emplace_back(Contestant{.mode = mode, .spec = spec});
     c.spec.deterministic = mode == BenchMode::kDeterministic;
     AddUniformTree(
-        {.levels = tree.levels, .queries = tree.queries, .page_size = options.page_size, .share = mode != BenchMode::kNone},
+        {.levels = tree.levels, .queries = tree.queries, .page_size = options_.page_size, .share = mode != BenchMode::kNone},
         c.forest);
-    PlannerOptions planner = {.machine_model_path = options.machine_model_path};
+    PlannerOptions planner = {.machine_model_path = options_.machine_model_path};
     planner.force_sharing = mode == BenchMode::kAllShared;
     if (mode == BenchMode::kStore || mode == BenchMode::kNone) planner.policy = SharePolicy::kStore;
-    COPPICE_ASSIGN_OR_RETURN(c.plan, AttentionPlan::Create(device.backend(), c.spec, c.forest.Capacity(), planner));
-    const KvPoolShape shape = {.num_pages = c.forest.num_pages(),
-                               .page_size = options.page_size,
-                               .num_kv_heads = spec.num_kv_heads,
-                               .head_dim = spec.head_dim,
-                               .dtype = spec.kv_dtype};
-    const int64_t working_set = device.flushes_caches() ? 0 : options.working_set_bytes;
-    const int64_t layers = std::max<int64_t>(1, (working_set + static_cast<int64_t>(shape.bytes()) - 1) / shape.bytes());
-    COPPICE_ASSIGN_OR_RETURN(c.pool, RandomMemory(device, layers * shape.bytes(), spec.kv_dtype, /*seed=*/0));
+    COPPICE_ASSIGN_OR_RETURN(c.plan, AttentionPlan::Create(device_.backend(), c.spec, c.forest.Capacity(), planner));
+  }
+  const auto shape_of = [&](const Contestant& c) {
+    return KvPoolShape{.num_pages = c.forest.num_pages(),
+                       .page_size = options_.page_size,
+                       .num_kv_heads = spec.num_kv_heads,
+                       .head_dim = spec.head_dim,
+                       .dtype = spec.kv_dtype};
+  };
+  int64_t kv_bytes = device_.flushes_caches() ? 0 : options_.working_set_bytes;
+  for (Contestant& c : contestants) {
+    c.layer_bytes = static_cast<int64_t>(shape_of(c).bytes());
+    kv_bytes = std::max(kv_bytes, c.layer_bytes);
+  }
+  COPPICE_RETURN_IF_ERROR(ReserveKv(kv_bytes, spec.kv_dtype));
+  for (Contestant& c : contestants) {  // the forests no longer move
+    const int64_t layers = device_.flushes_caches() ? 1 : kv_bytes / c.layer_bytes;
     for (int64_t layer = 0; layer < layers; ++layer) {
-      std::byte* data = static_cast<std::byte*>(c.pool->data()) + layer * shape.bytes();
-      COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BoundKv> bound, device.backend().BindKv(c.spec, shape.View(data)));
-      c.layers.push_back(std::move(bound));
+      std::byte* data = static_cast<std::byte*>(kv_->data()) + layer * c.layer_bytes;
+      COPPICE_ASSIGN_OR_RETURN(c.layers.emplace_back(), device_.backend().BindKv(c.spec, shape_of(c).View(data)));
     }
-    contestants.push_back(std::move(c));
+    COPPICE_RETURN_IF_ERROR(c.plan->Update(c.forest.Forest()));
+    COPPICE_RETURN_IF_ERROR(c.plan->Upload());
   }
 
   const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim;
   const size_t row_bytes = contestants[0].forest.num_queries() * row * SizeOf(spec.q_dtype);
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> q, RandomMemory(device, row_bytes, spec.q_dtype, 99));
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> out, device.Allocate(row_bytes));
-  for (Contestant& c : contestants) {  // the forests no longer move
-    COPPICE_RETURN_IF_ERROR(c.plan->Update(c.forest.Forest()));
-    COPPICE_RETURN_IF_ERROR(c.plan->Upload());
-  }
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> q, RandomMemory(device_, row_bytes, spec.q_dtype, 99));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> out, device_.Allocate(row_bytes));
   const RunArgs args = {.q = q->data(), .q_row_stride = row, .out = out->data(), .out_row_stride = row, .lse = nullptr};
-  for (int repeat = -1; repeat < options.repeats; ++repeat) {  // the first one warms up
-    for (size_t turn = 0; turn < contestants.size(); ++turn) {
-      // Another one begins each time: whoever comes next finds the caches as the one before left them.
-      Contestant& c = contestants[(turn + repeat + 1) % contestants.size()];
-      COPPICE_ASSIGN_OR_RETURN(const double seconds, device.Time([&](Stream stream) {
-        for (const auto& layer : c.layers) COPPICE_RETURN_IF_ERROR(c.plan->Run(*layer, args, stream));
-        return OkStatus();
-      }));
-      if (repeat >= 0) c.seconds.push_back(seconds / static_cast<double>(c.layers.size()));
+
+  int64_t turn_layers = 1;
+  int64_t position = 0;  // where in the KV memory the next turn goes on, whoever's it is
+  const auto take_turn = [&](Contestant& c) -> Result<double> {
+    const int64_t layers = static_cast<int64_t>(c.layers.size()), count = std::min(turn_layers, layers);
+    const int64_t first = CeilDiv(position, c.layer_bytes);
+    COPPICE_ASSIGN_OR_RETURN(const double seconds, device_.Time([&](Stream stream) {
+      for (int64_t i = first; i < first + count; ++i) {
+        COPPICE_RETURN_IF_ERROR(c.plan->Run(*c.layers[i % layers], args, stream));
+      }
+      return OkStatus();
+    }));
+    position = (first + count) % layers * c.layer_bytes;
+    return seconds / static_cast<double>(count);
+  };
+  for (int i = 0; i < kWarmUpRounds; ++i) {
+    for (Contestant& c : contestants) COPPICE_RETURN_IF_ERROR(take_turn(c).status());
+  }
+  COPPICE_ASSIGN_OR_RETURN(const double planned_s, take_turn(contestants.front()));
+  turn_layers = static_cast<int64_t>(std::max(1.0, std::ceil(kTurnSeconds / planned_s)));
+
+  std::vector<double> ratios;
+  const auto over_planned = [&](const Contestant& c) {
+    ratios.resize(c.seconds.size());
+    std::ranges::transform(c.seconds, contestants.front().seconds, ratios.begin(), std::divides());
+    return EstimateMedian(ratios);
+  };
+  const auto known = [&] {
+    return std::ranges::all_of(contestants, [&](const Contestant& c) { return over_planned(c).width() <= options_.precision; });
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  const auto time_is_up = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() >= options_.seconds;
+  };
+  // Another one begins each round, and every other time the order is reversed: each one runs after each of the others.
+  const size_t modes = contestants.size();
+  int rounds = 0;
+  for (int next_look = options_.repeats; rounds < next_look;) {
+    for (size_t turn = 0; turn < modes; ++turn) {
+      const size_t place = (turn + rounds) % modes;
+      Contestant& c = contestants[rounds / modes % 2 == 0 ? place : modes - 1 - place];
+      COPPICE_ASSIGN_OR_RETURN(c.seconds.emplace_back(), take_turn(c));
     }
+    if (++rounds == next_look && !time_is_up() && !known()) next_look += (next_look + 7) / 8;
   }
 
   std::vector<BenchRow> result;
-  std::vector<double> ratios(options.repeats);
-  for (const Contestant& c : contestants) {
-    std::ranges::transform(c.seconds, contestants.front().seconds, ratios.begin(), std::divides());
+  for (Contestant& c : contestants) {
+    const Estimate ratio = over_planned(c);
     const auto [fastest, slowest] = std::ranges::minmax(c.seconds);
     const PlanStats stats = c.plan->Stats();
     result.push_back({.mode = c.mode,
-                      .median_s = Median(c.seconds),
                       .fastest_s = fastest,
                       .slowest_s = slowest,
+                      .rounds = rounds,
                       .kv_bytes = static_cast<double>(stats.kv_bytes_read),
                       .flops = static_cast<double>(stats.flops),
                       .predicted_s = stats.predicted_ns * 1e-9,
-                      .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / device.read_bytes_per_s(),
-                                             static_cast<double>(stats.flops) / device.product_flops_per_s()),
-                      .over_planned = Median(ratios),
-                      .same_work = c.mode != BenchMode::kNone && !c.spec.deterministic &&
-                                   SameWork(c.plan->View(), contestants.front().plan->View())});
+                      .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / device_.read_bytes_per_s(),
+                                             static_cast<double>(stats.flops) / device_.product_flops_per_s()),
+                      .over_planned = ratio,
+                      .same_work = c.may_equal_planned() && SameWork(c.plan->View(), contestants.front().plan->View())});
   }
+  for (size_t i = 0; i < modes; ++i) result[i].median_s = EstimateMedian(contestants[i].seconds).median;  // no longer by round
   return result;
 }
 

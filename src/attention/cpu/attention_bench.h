@@ -3,6 +3,7 @@
 // Layer: attention.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,20 +28,32 @@ std::string_view Name(BenchMode mode);
 inline constexpr BenchMode kAllBenchModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone,
                                                BenchMode::kDeterministic};
 
+// The median of some values, and the bounds between which that of endless many lies in 95 of 100 cases.
+struct Estimate {
+  double median = 1, low = 1, high = 1;
+  double width() const { return high / low - 1; }
+};
+// Bounds from ranks, whatever the distribution. Reorders `values`, of which there is one at least.
+Estimate EstimateMedian(std::span<double> values);
+
 struct BenchRow {
   BenchMode mode;
-  double median_s = 0, fastest_s = 0, slowest_s = 0;
+  double median_s = 0, fastest_s = 0, slowest_s = 0;  // of one layer, over the rounds
+  int rounds = 0;
   double kv_bytes = 0, flops = 0;  // read and computed, as the plan counts them
   double predicted_s = 0;
-  double roofline_s = 0;    // max(bytes / bandwidth, flops / product rate)
-  double over_planned = 1;  // median over the repeats of this mode's time / the planned one's: what drifts falls out
-  bool same_work = false;   // the work list is the planned one's: over_planned is noise
+  double roofline_s = 0;   // max(bytes / bandwidth, flops / product rate)
+  Estimate over_planned;   // this mode's time / the planned one's, each round's: what drifts falls out
+  bool same_work = false;  // the work list is the planned one's: over_planned is noise
   double percent_of_roofline() const { return 100 * roofline_s / median_s; }
 };
 
 struct BenchOptions {
   int32_t page_size = 16;
+  // Rounds, in each of which every mode runs once: at least `repeats`, then more until every over_planned is known to within
+  // `precision` (high / low - 1) or `seconds` have passed. The same rule for every tree, whatever its times are.
   int repeats = 9;
+  double precision = 0, seconds = 0;
   // Layers that take turns, so that a layer's KV has left the caches when its turn comes again, as in a model: enough for this many
   // bytes (0: one layer, which stays in the caches if it fits). A device that flushes its caches before each run needs one layer.
   int64_t working_set_bytes = 0;
@@ -48,8 +61,28 @@ struct BenchOptions {
   std::string machine_model_path;                     // constants for the planner; empty: shipped ones
 };
 
-// The modes, interleaved run by run. Errors: those of the plan; RESOURCE_EXHAUSTED without memory for the pools.
-Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const AttentionSpec& spec, const BenchTree& tree,
-                                                const BenchOptions& options);
+// Measures trees, one after the other, on one piece of KV memory, which all modes read: where it lies makes no difference between
+// them. It grows to what the largest layer needs.
+class AttentionBench {
+ public:
+  AttentionBench(BenchDevice& device, const BenchOptions& options) : device_(device), options_(options) {}
+  // The modes, interleaved. Errors: those of the plan; RESOURCE_EXHAUSTED without memory for KV.
+  Result<std::vector<BenchRow>> Run(const AttentionSpec& spec, const BenchTree& tree);
+
+ private:
+  Status ReserveKv(int64_t bytes, DType dtype);
+
+  BenchDevice& device_;
+  BenchOptions options_;
+  std::unique_ptr<BenchMemory> kv_;
+  int64_t kv_bytes_ = 0;
+  DType kv_dtype_ = DType::kBF16;
+};
+
+// One tree alone.
+inline Result<std::vector<BenchRow>> RunAttentionBench(BenchDevice& device, const AttentionSpec& spec, const BenchTree& tree,
+                                                       const BenchOptions& options) {
+  return AttentionBench(device, options).Run(spec, tree);
+}
 
 }  // namespace coppice::attention
