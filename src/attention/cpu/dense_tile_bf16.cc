@@ -373,7 +373,7 @@ void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
 }
 
 // Asks the second-level cache for the KV of the tile that begins at `begin`, a share at a time, of which there are `chunks`: pages
-// lie anywhere, and the hardware's prefetchers stop at the end of each.
+// lie anywhere, and the hardware's prefetchers stop at the end of each. K of a page, then its V, as they lie in memory.
 class TileFetcher {
  public:
   TileFetcher(const TileTask& task, int32_t begin, int32_t chunks)
@@ -383,13 +383,12 @@ class TileFetcher {
     const HeadKv& kv = task_.kv;
     for (const int32_t stop = std::min(end_, next_ + share_); next_ < stop;) {
       const int32_t page_end = std::min(stop, (next_ / kv.page_size + 1) * kv.page_size);
-      const std::byte *k = kv.K(next_), *v = kv.V(next_);
-      for (; next_ < page_end; ++next_, k += kv.slot_bytes, v += kv.slot_bytes) {
-        for (int32_t at = 0; at < task_.head_dim * 2; at += 64) {
-          __builtin_prefetch(k + at, /*write=*/0, kSecondLevel);
-          __builtin_prefetch(v + at, /*write=*/0, kSecondLevel);
+      for (const std::byte* row : {kv.K(next_), kv.V(next_)}) {
+        for (int32_t i = next_; i < page_end; ++i, row += kv.slot_bytes) {
+          for (int32_t at = 0; at < task_.head_dim * 2; at += 64) __builtin_prefetch(row + at, /*write=*/0, kSecondLevel);
         }
       }
+      next_ = page_end;
     }
   }
 

@@ -261,43 +261,52 @@ RowState CpuPlanExecutor::Partial(int64_t state) const {
           .l = acc + max_states_ * (spec_.head_dim + 1) + state};
 }
 
-// Writes the output of sets that this item alone serves; stores partial states of the others and folds those it completes.
+// Writes the output of sets that this item alone serves; of the others it stores the partial states, or folds all of them if it
+// comes last. Tickets are drawn after all stores: a ticket waits until the stores before it are visible, and their misses overlap.
 void CpuPlanExecutor::Deliver(int32_t item_id, const Rows& rows, int32_t kv_head, const Call& call, Worker& worker) {
+  const auto ticket = [&](int32_t s) -> std::atomic<int32_t>& {
+    return tickets_[static_cast<size_t>(s) * spec_.num_kv_heads + kv_head];
+  };
   int32_t first_row = 0;
   for (const int32_t s : rows.sets) {
     const MergeSet& set = plan_.merge_sets[s];
-    const int32_t set_rows = SetRows(s);
-    if (set.contribution_count == 1) {
-      for (int32_t r = 0; r < set_rows; ++r) {
-        const RowState state = worker.Row(0, first_row + r);
-        StoreOutput(set, r, kv_head, {.acc = state.acc, .m = *state.m, .l = *state.l}, call);
-      }
-    } else {
-      const auto contributions = plan_.contributions.subspan(set.contribution_begin, set.contribution_count);
-      const auto mine = std::ranges::find(contributions, item_id, &Contribution::item);
-      COPPICE_DCHECK(mine != contributions.end());
-      const int64_t base = mine->state_begin + int64_t{kv_head} * mine->head_stride;
-      for (int32_t r = 0; r < set_rows; ++r) {
+    // Whoever finds that all others have arrived will fold, and needs to leave nothing.
+    if (const int32_t others = set.contribution_count - 1; ticket(s).load(std::memory_order_relaxed) < others) {
+      const auto mine = std::ranges::find(Contributions(set), item_id, &Contribution::item);
+      COPPICE_DCHECK(mine != Contributions(set).end());
+      const int64_t base = StateBegin(*mine, kv_head);
+      for (int32_t r = 0; r < SetRows(s); ++r) {
         const RowState from = worker.Row(0, first_row + r), to = Partial(base + r);
         std::copy_n(from.acc, spec_.head_dim, to.acc);
         *to.m = *from.m;
         *to.l = *from.l;
       }
-      // acq_rel: publishes these states, and makes those of earlier arrivals visible to whoever is last.
-      std::atomic<int32_t>& ticket = tickets_[static_cast<size_t>(s) * spec_.num_kv_heads + kv_head];
-      if (ticket.fetch_add(1, std::memory_order_acq_rel) + 1 == set.contribution_count) {
-        ticket.store(0, std::memory_order_relaxed);  // the next Run's ParallelFor orders it
-        FoldContributions(set, kv_head, call, worker);
-      }
     }
-    first_row += set_rows;
+    first_row += SetRows(s);
+  }
+  first_row = 0;
+  for (const int32_t s : rows.sets) {
+    const MergeSet& set = plan_.merge_sets[s];
+    if (set.contribution_count == 1) {
+      for (int32_t r = 0; r < SetRows(s); ++r) {
+        const RowState state = worker.Row(0, first_row + r);
+        StoreOutput(set, r, kv_head, {.acc = state.acc, .m = *state.m, .l = *state.l}, call);
+      }
+      // acq_rel: publishes these states, and makes those of earlier arrivals visible to whoever is last.
+    } else if (ticket(s).fetch_add(1, std::memory_order_acq_rel) + 1 == set.contribution_count) {
+      ticket(s).store(0, std::memory_order_relaxed);  // the next Run's ParallelFor orders it
+      FoldContributions(set, item_id, first_row, kv_head, call, worker);
+    }
+    first_row += SetRows(s);
   }
 }
 
 // Path order, whoever comes last, so that the bits do not depend on timing. In deterministic mode the states of one superblock
-// fold first; items then never cross from one superblock into the middle of the next (the planner's rule).
-void CpuPlanExecutor::FoldContributions(const MergeSet& set, int32_t kv_head, const Call& call, Worker& worker) const {
-  const auto contributions = plan_.contributions.subspan(set.contribution_begin, set.contribution_count);
+// fold first; items then never cross from one superblock into the middle of the next (the planner's rule). The states of this
+// worker's own item, which begin at first_own, are still where the kernel left them.
+void CpuPlanExecutor::FoldContributions(const MergeSet& set, int32_t own_item, int32_t first_own, int32_t kv_head, const Call& call,
+                                        Worker& worker) const {
+  const auto contributions = Contributions(set);
   const int32_t d = spec_.head_dim;
   const RowState total = worker.Row(1, 0), running = worker.Row(2, 0);
   const auto superblock = [&](const Contribution& c) { return plan_.items[c.item].kv_begin / kSuperblock; };
@@ -306,7 +315,7 @@ void CpuPlanExecutor::FoldContributions(const MergeSet& set, int32_t kv_head, co
     if (spec_.deterministic) Clear(running, d);
     for (size_t i = 0; i < contributions.size(); ++i) {
       const Contribution& c = contributions[i];
-      const RowState state = Partial(c.state_begin + int64_t{kv_head} * c.head_stride + r);
+      const RowState state = c.item == own_item ? worker.Row(0, first_own + r) : Partial(StateBegin(c, kv_head) + r);
       const ConstRowState term = {.acc = state.acc, .m = *state.m, .l = *state.l};
       if (!spec_.deterministic) {
         FoldState(total, term, d);

@@ -58,8 +58,13 @@ class CpuPlanExecutor final : public PlanExecutor {
   Rows GatherRows(const WorkItem& item, int32_t row_block, Worker& worker) const;
   void ComputeStates(const WorkItem& item, const TileTask& task, Worker& worker) const;
   void Deliver(int32_t item_id, const Rows& rows, int32_t kv_head, const Call& call, Worker& worker);
-  void FoldContributions(const MergeSet& set, int32_t kv_head, const Call& call, Worker& worker) const;
+  void FoldContributions(const MergeSet& set, int32_t own_item, int32_t first_own, int32_t kv_head, const Call& call,
+                         Worker& worker) const;
   void StoreOutput(const MergeSet& set, int32_t row, int32_t kv_head, const ConstRowState& state, const Call& call) const;
+  std::span<const Contribution> Contributions(const MergeSet& set) const {
+    return plan_.contributions.subspan(set.contribution_begin, set.contribution_count);
+  }
+  static int64_t StateBegin(const Contribution& c, int32_t kv_head) { return c.state_begin + int64_t{kv_head} * c.head_stride; }
   RowState Partial(int64_t state) const;
 
   Executor* executor_;
