@@ -24,20 +24,20 @@ namespace {
 struct CpuConstants {
   std::string_view name;
   double read_per_core, read_socket, cache_per_core, cache_bytes;
-  double dense_per_core, stream_per_core, item_fixed_ns, state_per_core, merge_fixed_ns, stream_kv_per_core;
+  double dense_per_core, stream_per_core, item_fixed_ns, state_per_core, merge_fixed_ns, stream_kv_per_core, dense_task_ns;
 };
 
 constexpr std::array<CpuConstants, 4> kCpus = {{
     // Zen 5, `coppice bench calibrate` on two cores of an EPYC virtual machine, halved.
-    {"zen5", 25e9, 500e9, 65e9, 20e6, 430e9, 290e9, 420, 15e9, 30, 65e9},
+    {"zen5", 25e9, 500e9, 65e9, 20e6, 430e9, 290e9, 420, 15e9, 30, 65e9, 600},
     // Zen 4: half of Zen 5's 512-bit width, 12 channels of DDR5-4800.
-    {"zen4", 22e9, 400e9, 50e9, 20e6, 215e9, 145e9, 450, 14e9, 30, 33e9},
+    {"zen4", 22e9, 400e9, 50e9, 20e6, 215e9, 145e9, 450, 14e9, 30, 33e9, 1200},
     // Sapphire Rapids, `coppice bench calibrate` on two cores of a virtual machine, halved; 8 channels of DDR5-4800 (307 GB/s).
     // Neighbours on the host take up to two thirds of memory and tile unit: these are of a calm moment, but for the dense rate,
     // which is the middle of what was seen (270 to 670 Gflop/s a core).
-    {"sapphire-rapids", 21.8e9, 270e9, 26.4e9, 60e6, 450e9, 95e9, 1875, 7.3e9, 194, 0},
+    {"sapphire-rapids", 21.8e9, 270e9, 26.4e9, 60e6, 450e9, 95e9, 1875, 7.3e9, 194, 0, 0},
     // AVX2 and fp32 FMA.
-    {"generic-x86", 12e9, 100e9, 40e9, 16e6, 60e9, 25e9, 500, 25e9, 350, 0},
+    {"generic-x86", 12e9, 100e9, 40e9, 16e6, 60e9, 25e9, 500, 25e9, 350, 0, 0},
 }};
 
 struct GpuConstants {
@@ -100,7 +100,8 @@ Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers)
                         .item_fixed_ns = cpu.item_fixed_ns,
                         .state_bytes_per_s = n * cpu.state_per_core,
                         .merge_fixed_ns = cpu.merge_fixed_ns,
-                        .stream_kv_bytes_per_s = n * cpu.stream_kv_per_core};
+                        .stream_kv_bytes_per_s = n * cpu.stream_kv_per_core,
+                        .dense_task_ns = cpu.dense_task_ns};
   }
   for (const GpuConstants& gpu : kGpus) {
     if (gpu.name != name) continue;
@@ -224,6 +225,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   state_ns_ = 1e9 * 2.0 * static_cast<double>(state_bytes_) / machine.state_bytes_per_s;
   task_fixed_ns_ = machine.item_fixed_ns;
   item_ns_ = machine.item_fixed_ns * spec.num_kv_heads / workers_;
+  dense_start_ns_ = machine.dense_task_ns * spec.num_kv_heads / workers_;
   merge_ns_ = machine.merge_fixed_ns * spec.num_kv_heads / workers_;
 }
 
@@ -239,7 +241,7 @@ double CostModel::ComputeNs(int64_t rows) const {
 }
 
 double CostModel::StartNs(int64_t rows) const {
-  if (!latencies_) return static_cast<double>(RowGroups(rows)) * item_ns_;
+  if (!latencies_) return static_cast<double>(RowGroups(rows)) * item_ns_ + DenseStartNs(rows);
   if (KindOf(rows) == ItemKind::kStreamTile) return machine_.stream_task_ns * kv_heads_ / (workers_ * lanes_);
   return static_cast<double>(DenseTasks(rows)) * kUnhiddenStart * machine_.dense_task_ns * kv_heads_ / workers_;
 }
@@ -287,7 +289,8 @@ double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const
     const double compute = static_cast<double>(shape.dense_row_tokens) * dense_ns_ +
                            static_cast<double>(shape.stream_row_tokens) * stream_ns_ +
                            static_cast<double>(shape.stream_tokens) * stream_kv_ns_;
-    return std::max(memory, compute) + static_cast<double>(shape.item_starts) * item_ns_ + merge;
+    return std::max(memory, compute) + static_cast<double>(shape.item_starts) * item_ns_ +
+           static_cast<double>(shape.dense_tasks) * dense_start_ns_ + merge;
   }
   const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));
   const double memory = streamed * read_ns_ + kUnhiddenReread * reread * cache_ns_;

@@ -32,10 +32,10 @@ struct MachineModel {
   // KV that stream tiles take from the cache, besides what each row computes; 0: no bound.
   double stream_kv_bytes_per_s = 0;
 
-  // How long things take however idle the machine is: on a GPU a decode step often lasts no longer. All 0 on a CPU, where a step is
-  // long beside a task's start: then steps are sums.
+  // How long things take however idle the machine is: on a GPU a decode step often lasts no longer. 0 on a CPU, where a step is
+  // long beside a task's start: then steps are sums. But for dense_task_ns: there it adds to a worker's sum, besides item_fixed_ns.
   double launch_ns = 0;        // a step that does nothing
-  double dense_task_ns = 0;    // to start a dense task and to store its states
+  double dense_task_ns = 0;    // to start a dense task, a tile of rows, and to store its states
   double dense_token_ns = 0;   // one token of a dense task, all rows of its tile
   double stream_task_ns = 0;   // to start a stream task
   double stream_token_ns = 0;  // one token of a stream task of at most half of its rows, alone on its worker
@@ -117,6 +117,8 @@ class CostModel {
   double MergeNs() const { return merge_ns_; }
   // Starting all tasks that `rows` rows over one range need.
   double StartNs(int64_t rows) const;
+  // Of that, what dense tasks take where steps are sums.
+  double DenseStartNs(int64_t rows) const { return latencies_ ? 0 : static_cast<double>(DenseTasks(rows)) * dense_start_ns_; }
   // What is computed for `rows` rows, or for them over `tokens` tokens: padding counts.
   int64_t ComputedRows(int64_t rows) const;
   int64_t ComputedTokens(int64_t rows, int64_t tokens) const;
@@ -153,7 +155,7 @@ class CostModel {
   bool latencies_ = false;
   MachineModel machine_;
   double read_ns_ = 0, cache_ns_ = 0, dense_ns_ = 0, stream_ns_ = 0, stream_kv_ns_ = 0;
-  double state_ns_ = 0, item_ns_ = 0, merge_ns_ = 0, task_fixed_ns_ = 0;
+  double state_ns_ = 0, item_ns_ = 0, dense_start_ns_ = 0, merge_ns_ = 0, task_fixed_ns_ = 0;
 };
 
 }  // namespace coppice::attention

@@ -72,6 +72,13 @@ TEST(CostModel, FollowsTheRoofline) {
   EXPECT_DOUBLE_EQ(CostModel(spec, traits, tiles).ComputeNs(4), 2048 + cost.ComputeNs(4)) << "a stream tile takes KV once";
   EXPECT_DOUBLE_EQ(CostModel(spec, traits, tiles).ComputeNs(9), cost.ComputeNs(9)) << "dense tiles do not";
 
+  MachineModel starts = machine;
+  starts.dense_task_ns = 50;
+  BackendTraits sixteen = traits;
+  sixteen.dense_tile_rows = 16;
+  EXPECT_DOUBLE_EQ(CostModel(spec, sixteen, starts).StartNs(33), cost.ItemNs() + 3 * 50 * 8 / 4) << "three tiles of rows";
+  EXPECT_DOUBLE_EQ(CostModel(spec, sixteen, starts).StartNs(7), cost.ItemNs()) << "a stream tile has none";
+
   BackendTraits padded = traits;
   padded.native_head_dim = 256;
   EXPECT_DOUBLE_EQ(CostModel(spec, padded, machine).ComputeNs(4), 2 * cost.ComputeNs(4)) << "padding costs computation";

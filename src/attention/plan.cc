@@ -16,15 +16,15 @@ namespace {
 
 // Tasks a worker should have, so that longest-first order evens out the rest.
 constexpr double kTasksPerWorker = 3;
-// A piece is no shorter than this multiple of what cutting it off costs.
-constexpr double kMinPieceOverhead = 4;
+// A piece is no shorter than this multiple of what cutting it off costs: on a GPU, and where steps are sums, which do not know how
+// far a state has to go between cores.
+constexpr double kMinPieceOverhead = 4, kMinSumPieceOverhead = 6;
 // A task takes several kv heads until it lasts this many starts.
 constexpr double kMinTaskStarts = 8;
 // Halvings of splitting, then of sharing too, before giving both up to fit a capacity.
 constexpr int32_t kOnlyCoarser = 2, kMaxPressure = 12;
-// Of a step that shares nothing: a step that shares must be predicted to end before this part of it. Sums of work do not know how
-// long short tasks wait for their first KV.
-constexpr double kLeastStepGain = 0.91, kLeastSumGain = 0.94;
+// Of a step that shares nothing: where latencies count, a step that shares must be predicted to end before this part of it.
+constexpr double kLeastStepGain = 0.91;
 // Rounding of a leaf's own tokens, see PlannedClass.
 constexpr uint32_t kShortestLeaf = 64, kShortLeaf = 512;
 
@@ -662,7 +662,7 @@ void Planner::JudgeStep() {
   if (JudgesSteps()) {
     PredictStep(wanted_);
     if (optional_ && wanted_.shape.merges > 0) {
-      const double least_gain = cost_.has_latencies() ? kLeastStepGain : kLeastSumGain;
+      const double least_gain = cost_.has_latencies() ? kLeastStepGain : 1.0;
       // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
       pays = wanted_.ns < least_gain * cost_.StepNs(unshared_.shape, {});
       if (!pays) {
@@ -810,16 +810,17 @@ void Planner::AssignRanges() {
 Planner::RowCosts Planner::ComputeRowCosts(int32_t rows) const {
   const double compute_ns = cost_.ComputeNs(rows);
   const double token_ns = std::max(cost_.ReadNs(), compute_ns) * cost_.workers() / spec_.num_kv_heads;
-  const double cut_ns = cost_.task_fixed_ns() + cost_.StateNs(rows) * cost_.workers() / spec_.num_kv_heads;
-  return {
-      .rows = rows,
-      .row_groups = static_cast<int32_t>(cost_.RowGroups(rows)),
-      .shortest_piece = std::max(2 * traits_.kv_tile, static_cast<int32_t>(std::min(kMinPieceOverhead * cut_ns / token_ns, 1e9))),
-      .dense_tasks = cost_.DenseTasks(rows),
-      .computed_rows = cost_.ComputedRows(rows),
-      .compute_ps = Picoseconds(compute_ns),
-      .compute_ns = compute_ns,
-      .token_ns = token_ns};
+  const double cut_ns =
+      cost_.task_fixed_ns() + (cost_.DenseStartNs(rows) + cost_.StateNs(rows)) * cost_.workers() / spec_.num_kv_heads;
+  const double shortest = (cost_.has_latencies() ? kMinPieceOverhead : kMinSumPieceOverhead) * cut_ns / token_ns;
+  return {.rows = rows,
+          .row_groups = static_cast<int32_t>(cost_.RowGroups(rows)),
+          .shortest_piece = std::max(2 * traits_.kv_tile, static_cast<int32_t>(std::min(shortest, 1e9))),
+          .dense_tasks = cost_.DenseTasks(rows),
+          .computed_rows = cost_.ComputedRows(rows),
+          .compute_ps = Picoseconds(compute_ns),
+          .compute_ns = compute_ns,
+          .token_ns = token_ns};
 }
 
 // What an owner's range costs if it is cut into this many pieces; its first row group reads what others do not from memory.
@@ -829,7 +830,7 @@ Load Planner::OwnerLoad(const Owner& owner, int32_t pieces) const {
   const int32_t cached = std::clamp(owner.cached_end - owner.begin, 0, tokens);
   Load load{.memory_ns = (tokens - cached) * cost_.ReadNs(),
             .compute_ns = tokens * costs.compute_ns,
-            .overhead_ns = groups * pieces * cost_.ItemNs()};
+            .overhead_ns = groups * pieces * cost_.ItemNs() + pieces * cost_.DenseStartNs(owner.rows)};
   if (cached > 0 || groups > 1) load.memory_ns += (cached + double{1} * tokens * (groups - 1)) * cost_.RereadNs(tokens);
   return load;
 }
@@ -904,7 +905,9 @@ bool Planner::Fits() const {
 void Planner::ShapeOwner(Owner& owner, int32_t owner_id) const {
   const int32_t tokens = owner.planned_end - owner.begin;
   const RowCosts& all_rows = CostsOf(owner.rows);
-  const double whole_ns = tokens * all_rows.token_ns + cost_.task_fixed_ns();
+  // Of one head on one worker. Where steps are sums, what the step counts: tokens that others read too come from the cache.
+  const double whole_ns = cost_.has_latencies() ? tokens * all_rows.token_ns + cost_.task_fixed_ns()
+                                                : static_cast<double>(owner.step_ps) * 1e-3 * cost_.workers() / spec_.num_kv_heads;
   int32_t wanted = all_rows.row_groups, groups = wanted;
   if (whole_ns > groups * grain_ns_) {
     wanted = static_cast<int32_t>(std::min(whole_ns / grain_ns_, 65536.0)) + 1;

@@ -749,7 +749,7 @@ TEST(PlanCapacityTest, DropsSharesAndSplitsButNeverFails) {
 // Two workers want the prefix in more pieces along KV than there is room for states of every query; in fewer it fits.
 TEST(PlanCapacityTest, CutsLessBeforeItSharesLess) {
   TestForest forest;
-  const int32_t root = forest.AddNode(kNoParent, 2048);
+  const int32_t root = forest.AddNode(kNoParent, 8192);
   for (int32_t b = 0; b < 32; ++b) forest.AddBranch(root, 64, 64);
   PlanSetup setup;
   setup.spec = {.num_qo_heads = 2, .num_kv_heads = 1, .head_dim = 64};

@@ -157,8 +157,9 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   // Decode steps of many short requests, as they are and cut in two. Twice the tokens tell what a token costs, and what is left is
   // the start of an item; the cut adds one more start, the fold of a set, and two states a row: two group sizes tell them apart.
   constexpr int32_t kBranches = 256, kTokens = 8;  // stays in the private caches
-  const auto ns_per_branch = [&](int32_t group, int32_t tokens, int32_t cuts) -> Result<double> {
-    COPPICE_ASSIGN_OR_RETURN(Problem p, Problem::Make(Spec(group, kHeadDim), kBranches, tokens, cuts, ItemKind::kStreamTile));
+  const auto ns_per_branch = [&](int32_t group, int32_t tokens, int32_t cuts,
+                                 ItemKind kind = ItemKind::kStreamTile) -> Result<double> {
+    COPPICE_ASSIGN_OR_RETURN(Problem p, Problem::Make(Spec(group, kHeadDim), kBranches, tokens, cuts, kind));
     COPPICE_ASSIGN_OR_RETURN(const double seconds, p.Time(*backend));
     return 1e9 * seconds * workers / kBranches;
   };
@@ -172,6 +173,14 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   const double two_states_ns = std::max(1.0, (many_added - few_added) / (kManyRows - kFewRows));
   model.item_fixed_ns = std::max(1.0, 2 * few - few_longer);
   model.merge_fixed_ns = std::max(1.0, few_added - model.item_fixed_ns - kFewRows * two_states_ns);
+  // Dense tasks likewise, in whole tiles of rows.
+  constexpr int32_t kDenseTokens = 64, kDenseTiles = 4;
+  const AttentionSpec spec = Spec(1, kHeadDim);
+  COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, backend->Traits(spec, {}));
+  const int32_t dense_rows = kDenseTiles * traits.dense_tile_rows;
+  COPPICE_ASSIGN_OR_RETURN(const double dense_few, ns_per_branch(dense_rows, kDenseTokens, 1, ItemKind::kDenseTile));
+  COPPICE_ASSIGN_OR_RETURN(const double dense_longer, ns_per_branch(dense_rows, 2 * kDenseTokens, 1, ItemKind::kDenseTile));
+  model.dense_task_ns = std::max(0.0, 2 * dense_few - dense_longer - model.item_fixed_ns) / kDenseTiles;
   constexpr double kStateBytes = (kHeadDim + 2) * sizeof(float);
   model.state_bytes_per_s = workers * 1e9 * 2 * (2 * kStateBytes) / two_states_ns;  // each written and read
   return model;
