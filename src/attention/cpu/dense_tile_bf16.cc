@@ -21,6 +21,7 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "attention/cpu/page_walk.h"
 #include "attention/cpu/tile_bf16.h"
 
 namespace coppice::attention::cpu {
@@ -84,17 +85,12 @@ struct Run {
 
 // Token addresses of the tile; tokens outside [kv_begin, kv_end) read zeros.
 void LocateTokens(const Run& run, int32_t tile, int32_t begin, int32_t end) {
-  const HeadKv& kv = run.task.kv;
   std::fill(run.k_rows + begin / kChunk * kChunk - tile, run.k_rows + begin - tile, run.zeros);
   std::fill(run.v_rows + begin / kChunk * kChunk - tile, run.v_rows + begin - tile, run.zeros);
-  for (int32_t index = begin; index < end;) {
-    const int32_t page_end = std::min(end, (index / kv.page_size + 1) * kv.page_size);
-    const std::byte *k = kv.K(index), *v = kv.V(index);
-    for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) {
-      run.k_rows[index - tile] = k;
-      run.v_rows[index - tile] = v;
-    }
-  }
+  PageWalk(run.task.kv, begin).ForEachRow(end, [&](int32_t index, const std::byte* k, const std::byte* v) {
+    run.k_rows[index - tile] = k;
+    run.v_rows[index - tile] = v;
+  });
   const int32_t padded = RoundUp(end, kChunk);
   std::fill(run.k_rows + end - tile, run.k_rows + padded - tile, run.zeros);
   std::fill(run.v_rows + end - tile, run.v_rows + padded - tile, run.zeros);
@@ -377,25 +373,28 @@ void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
 class TileFetcher {
  public:
   TileFetcher(const TileTask& task, int32_t begin, int32_t chunks)
-      : task_(task), next_(begin), end_(std::min(begin + kTile, task.kv_end)), share_((end_ - begin + chunks - 1) / chunks) {}
+      : row_bytes_(task.head_dim * 2),
+        slot_bytes_(task.kv.slot_bytes),
+        end_(std::min(begin + kTile, task.kv_end)),
+        share_((end_ - begin + chunks - 1) / chunks),
+        walk_(task.kv, std::min(begin, task.kv_end)) {}
 
   void FetchShare() {
-    const HeadKv& kv = task_.kv;
-    for (const int32_t stop = std::min(end_, next_ + share_); next_ < stop;) {
-      const int32_t page_end = std::min(stop, (next_ / kv.page_size + 1) * kv.page_size);
-      for (const std::byte* row : {kv.K(next_), kv.V(next_)}) {
-        for (int32_t i = next_; i < page_end; ++i, row += kv.slot_bytes) {
-          for (int32_t at = 0; at < task_.head_dim * 2; at += 64) __builtin_prefetch(row + at, /*write=*/0, kSecondLevel);
+    walk_.ForEachPage(std::min(end_, walk_.index() + share_), [&](int32_t, int32_t count, const std::byte* k, const std::byte* v) {
+      for (const std::byte* row : {k, v}) {
+        for (int32_t i = 0; i < count; ++i, row += slot_bytes_) {
+          for (int32_t at = 0; at < row_bytes_; at += 64) __builtin_prefetch(row + at, /*write=*/0, kSecondLevel);
         }
       }
-      next_ = page_end;
-    }
+    });
   }
 
  private:
   static constexpr int kSecondLevel = 2;
-  const TileTask& task_;
-  int32_t next_, end_, share_;  // tokens
+  int32_t row_bytes_;
+  int64_t slot_bytes_;
+  int32_t end_, share_;  // tokens
+  PageWalk walk_;
 };
 
 // One KV tile for one or two groups: score, softmax, accumulate.

@@ -20,6 +20,7 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "attention/cpu/page_walk.h"
 #include "attention/cpu/tile_bf16.h"
 
 namespace coppice::attention::cpu {
@@ -38,12 +39,14 @@ class LineFetcher {
   explicit LineFetcher(const TileTask& task)
       : kv_(task.kv),
         row_bytes_(task.head_dim * 2),
-        run_tokens_(kv_.slot_bytes == row_bytes_ ? kv_.page_size : 1),
+        longest_run_(kv_.slot_bytes == row_bytes_ ? kv_.page_size : 1),
         first_(task.kv_begin),
-        end_(task.kv_end) {}
+        end_(task.kv_end),
+        walk_(kv_, first_) {}
 
   void Begin(int32_t token) {
-    token_ = std::max(token, first_);
+    token = std::clamp(token, first_, end_);
+    if (walk_.index() != token) walk_ = PageWalk(kv_, token);
     v_is_next_ = false;
     NextRun();
   }
@@ -73,20 +76,21 @@ class LineFetcher {
       --left_;
     }
   }
-  // K of the tokens from token_ on that lie in one page, then their V.
+  // K of the tokens that lie in one page, then their V.
   void NextRun() {
     left_ = 0;
-    if (token_ >= end_) return;
-    const int32_t run_end = std::min(end_, (token_ / run_tokens_ + 1) * run_tokens_);
-    at_ = v_is_next_ ? kv_.V(token_) : kv_.K(token_);
-    left_ = ((run_end - token_) * row_bytes_ + 63) / 64;
-    if (v_is_next_) token_ = run_end;
+    if (walk_.index() >= end_) return;
+    const int32_t tokens = std::min({end_ - walk_.index(), walk_.left_in_page(), longest_run_});
+    at_ = v_is_next_ ? walk_.V() : walk_.K();
+    left_ = (tokens * row_bytes_ + 63) / 64;
+    if (v_is_next_) walk_.Advance(tokens);
     v_is_next_ = !v_is_next_;
   }
 
   const HeadKv& kv_;
-  int32_t row_bytes_, run_tokens_, first_, end_;
-  int32_t token_ = 0, left_ = 0;  // left_: lines of the run
+  int32_t row_bytes_, longest_run_, first_, end_;
+  PageWalk walk_;     // to the tokens whose K, or V, is next
+  int32_t left_ = 0;  // lines of the run
   bool v_is_next_ = false;
   const std::byte* at_ = nullptr;
 };
@@ -119,7 +123,7 @@ class DotStream {
   }
 
  private:
-  DotStream(const TileTask& task, std::byte* scratch) : task_(task), fetcher_(task) {
+  DotStream(const TileTask& task, std::byte* scratch) : task_(task), fetcher_(task), walk_(task.kv, task.kv_begin) {
     const auto take = [&](size_t bytes) {
       std::byte* p = scratch;
       scratch += RoundUp(static_cast<int32_t>(bytes), 64);
@@ -151,18 +155,14 @@ class DotStream {
   int32_t d() const { return kHeadDim > 0 ? kHeadDim : task_.head_dim; }
   int32_t d_pad() const { return RoundUp(d(), 32); }
 
-  // Where the tokens of a tile lie; those outside the task's range repeat one inside: their weights are 0.
-  void Locate(int32_t tile) {
-    const HeadKv& kv = task_.kv;
+  // Where the tokens of the next tile lie; those outside the task's range repeat one inside: their weights are 0. Not inlined:
+  // beside the loops of the steps it cost 4 rows 7 %.
+  [[gnu::noinline]] void Locate(int32_t tile) {
     const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTokens, task_.kv_end);
-    for (int32_t index = begin; index < end;) {
-      const int32_t page_end = std::min(end, (index / kv.page_size + 1) * kv.page_size);
-      const std::byte *k = kv.K(index), *v = kv.V(index);
-      for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) {
-        k_rows_[index - tile] = k;
-        v_rows_[index - tile] = v;
-      }
-    }
+    walk_.ForEachRow(end, [&](int32_t index, const std::byte* k, const std::byte* v) {
+      k_rows_[index - tile] = k;
+      v_rows_[index - tile] = v;
+    });
     for (const std::byte** rows : {k_rows_, v_rows_}) {
       std::fill(rows, rows + (begin - tile), rows[begin - tile]);
       std::fill(rows + (end - tile), rows + kTokens, rows[begin - tile]);
@@ -324,6 +324,7 @@ class DotStream {
 
   const TileTask& task_;
   LineFetcher fetcher_;
+  PageWalk walk_;                        // to the tile that is located next
   bool may_fetch_ = true;                // the first step of a tile fetches the next tile
   std::byte* q_;                         // [row][d_pad] bf16
   float* acc_;                           // [row][d_pad], as Accumulate leaves it

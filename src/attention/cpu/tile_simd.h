@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "attention/cpu/lane_ranges.h"
+#include "attention/cpu/page_walk.h"
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
 
@@ -119,10 +120,10 @@ class DenseTile {
     const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTileTokens, task_.kv_end);
     std::fill_n(k_, int64_t{begin - tile} * d_, 0.0f);
     std::fill_n(v_, int64_t{begin - tile} * d_, 0.0f);
-    for (int32_t index = begin; index < end; ++index) {
-      WidenRow<Simd>(reinterpret_cast<const Kv*>(task_.kv.K(index)), d_, k_ + (index - tile) * d_);
-      WidenRow<Simd>(reinterpret_cast<const Kv*>(task_.kv.V(index)), d_, v_ + (index - tile) * d_);
-    }
+    PageWalk(task_.kv, begin).ForEachRow(end, [&](int32_t index, const std::byte* k, const std::byte* v) {
+      WidenRow<Simd>(reinterpret_cast<const Kv*>(k), d_, k_ + (index - tile) * d_);
+      WidenRow<Simd>(reinterpret_cast<const Kv*>(v), d_, v_ + (index - tile) * d_);
+    });
     std::fill_n(k_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
     std::fill_n(v_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
   }
@@ -298,14 +299,11 @@ class StreamTile {
     std::fill_n(k_rows, kTileTokens, reinterpret_cast<const Kv*>(kv.K(task_.kv_begin)));
     std::fill_n(v_rows, kTileTokens, reinterpret_cast<const Kv*>(kv.V(task_.kv_begin)));
     const int32_t end = std::min(tile + kTileTokens, task_.kv_end);
-    for (int32_t index = std::max(tile, task_.kv_begin); index < end;) {
-      const int32_t page_end = std::min(end, (index / kv.page_size + 1) * kv.page_size);
-      const std::byte *k = kv.K(index), *v = kv.V(index);
-      for (; index < page_end; ++index, k += kv.slot_bytes, v += kv.slot_bytes) {
-        k_rows[index - tile] = reinterpret_cast<const Kv*>(k);
-        v_rows[index - tile] = reinterpret_cast<const Kv*>(v);
-      }
-    }
+    PageWalk(kv, std::clamp(tile, task_.kv_begin, task_.kv_end))
+        .ForEachRow(end, [&](int32_t index, const std::byte* k, const std::byte* v) {
+          k_rows[index - tile] = reinterpret_cast<const Kv*>(k);
+          v_rows[index - tile] = reinterpret_cast<const Kv*>(v);
+        });
   }
 
   // The i-th row of the next tile to be fetched. Hardware prefetchers stop at the end of a page, and one stream of reads reaches
