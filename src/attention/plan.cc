@@ -356,7 +356,7 @@ void Planner::FindChanges() {
 void Planner::HoldLengths(int32_t b) {
   const int32_t n = index_->branch_node[b], length = index_->kv_len[b], count = index_->query_count[b];
   const int32_t leaf_begin = index_->begin[n];
-  grows_[b] = IsLive(n) && NumTiles(b) == 1;
+  grows_[b] = Grows(b);
   hold_min_[b] = hold_max_[b] = length;
   const bool queries_in_shared_node = length - count < leaf_begin;
   if (!grows_[b] || spec_.window > 0 || queries_in_shared_node || owners_[TileOwner(b)].pieces > 1) return;
@@ -447,7 +447,7 @@ void Planner::SumNode(int32_t n) {
     // The row tiles of a prompt chunk share what lies before the chunk.
     if (IsLive(n) && tiles > 1) node.share_end = std::max(begin, AlignDown(first_query, std::max(share_unit_, traits_.kv_tile)));
     if (!JudgesSteps()) continue;
-    const bool grows = IsLive(n) && tiles == 1;
+    const bool grows = Grows(b);
     ForEachTile(b, [&](const Tile& tile) {
       const int32_t min_query = first_query + tile.first_query, end = min_query + tile.num_queries;
       SetItem(unshared_, tile.owner,
@@ -788,7 +788,7 @@ void Planner::AssignRanges() {
     }
     for (int32_t b : BranchesAt(n)) {
       const int32_t kv_len = index_->kv_len[b], first = kv_len - index_->query_count[b];
-      const bool grows = IsLive(n) && branch_sets_[b] <= tile_sets_;
+      const bool grows = Grows(b);
       ForEachTile(b, [&](const Tile& tile) {
         const int32_t min_query = first + tile.first_query, end = min_query + tile.num_queries;
         Owner owner{Geometry{.begin = std::max(range_below, VisibleBegin(min_query)),

@@ -294,6 +294,8 @@ class Planner {
     return index_->ActiveBranches().subspan(first, index_->last_member[n] - first);
   }
   int32_t NumTiles(int32_t branch) const;
+  // Whether a plan may hold for more than one length of a branch that has queries: its one row tile ends at kLive.
+  bool Grows(int32_t branch) const { return IsLive(index_->branch_node[branch]) && NumTiles(branch) == 1; }
   int32_t TileOwner(int32_t first_set) const { return capacity_.max_nodes + first_set; }
   // f(node) for dirty nodes, parents first; f may mark descendants. Upwards: children first; f may mark ancestors.
   template <class F>
