@@ -12,6 +12,7 @@
 
 #include "cache/kv_cache.h"
 #include "coppice/engine.h"
+#include "core/cache_line.h"
 #include "engine/draft.h"
 #include "engine/emitter.h"
 #include "engine/ngram_drafter.h"
@@ -21,10 +22,8 @@ namespace coppice {
 
 struct RequestState;
 
-// Cache lines of what every decode step touches: with a thousand samples, waiting for them is most of a step's host work.
-inline constexpr size_t kCacheLine = 64;
-
-// One sample: the prompt and what it generated so far. Until the prompt is computed, sequence 0 stands for all n of them.
+// One sample: the prompt and what it generated so far. In whole cache lines, as all that every decode step touches: with a thousand
+// samples, waiting for them is most of a step's host work. Until the prompt is computed, sequence 0 stands for all n of them.
 struct alignas(kCacheLine) Sequence {
   enum class State : uint8_t {
     kUnborn,   // sequence 0 still computes the prompt

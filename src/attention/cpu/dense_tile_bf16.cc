@@ -15,6 +15,7 @@
 
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
+#include "core/cache_line.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -383,14 +384,13 @@ class TileFetcher {
     walk_.ForEachPage(std::min(end_, walk_.index() + share_), [&](int32_t, int32_t count, const std::byte* k, const std::byte* v) {
       for (const std::byte* row : {k, v}) {
         for (int32_t i = 0; i < count; ++i, row += slot_bytes_) {
-          for (int32_t at = 0; at < row_bytes_; at += 64) __builtin_prefetch(row + at, /*write=*/0, kSecondLevel);
+          for (int32_t at = 0; at < row_bytes_; at += kCacheLine) __builtin_prefetch(row + at, /*write=*/0, kSecondLevel);
         }
       }
     });
   }
 
  private:
-  static constexpr int kSecondLevel = 2;
   int32_t row_bytes_;
   int64_t slot_bytes_;
   int32_t end_, share_;  // tokens

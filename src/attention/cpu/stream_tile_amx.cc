@@ -16,6 +16,7 @@
 
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
+#include "core/cache_line.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -54,7 +55,7 @@ class Prefetcher {
   [[gnu::always_inline]] void Step(uint32_t rows) {
     for (uint32_t count = std::min(rows, left_); count > 0; --count) {
       const std::byte*& row = next_[left_-- % kPlaces];
-      for (int32_t at = 0; at < (kHeadDim > 0 ? kHeadDim : d_) * 2; at += 64) __builtin_prefetch(row + at);
+      for (int32_t at = 0; at < (kHeadDim > 0 ? kHeadDim : d_) * 2; at += kCacheLine) __builtin_prefetch(row + at);
       row += kv_.slot_bytes;
     }
   }

@@ -14,6 +14,7 @@
 
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
+#include "core/cache_line.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -61,8 +62,8 @@ class LineFetcher {
     if (left_ < kLines) [[unlikely]]
       return FetchSlowly(kLines);
 #pragma GCC unroll 8
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at_ + i * 64);
-    at_ += kLines * 64;
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at_ + i * kCacheLine);
+    at_ += kLines * kCacheLine;
     left_ -= kLines;
   }
 
@@ -72,7 +73,7 @@ class LineFetcher {
       if (left_ == 0) NextRun();
       if (left_ == 0) return;
       __builtin_prefetch(at_);
-      at_ += 64;
+      at_ += kCacheLine;
       --left_;
     }
   }
@@ -82,7 +83,7 @@ class LineFetcher {
     if (walk_.index() >= end_) return;
     const int32_t tokens = std::min({end_ - walk_.index(), walk_.left_in_page(), longest_run_});
     at_ = v_is_next_ ? walk_.V() : walk_.K();
-    left_ = (tokens * row_bytes_ + 63) / 64;
+    left_ = RoundUp(tokens * row_bytes_, kCacheLine) / kCacheLine;
     if (v_is_next_) walk_.Advance(tokens);
     v_is_next_ = !v_is_next_;
   }

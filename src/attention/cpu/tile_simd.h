@@ -15,6 +15,7 @@
 #include "attention/cpu/page_walk.h"
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
+#include "core/cache_line.h"
 
 namespace coppice::attention::cpu {
 namespace {
@@ -311,7 +312,8 @@ class StreamTile {
   // used, so that the loads spread evenly.
   void Prefetch(const Kv* const* rows, int32_t i) const {
     const Kv* row = rows[i % 4 * (kTileTokens / 4) + i / 4];
-    for (int32_t e = 0; e < d_; e += 64 / static_cast<int32_t>(sizeof(Kv))) __builtin_prefetch(row + e, 0, 2);
+    for (int32_t e = 0; e < d_; e += kCacheLine / static_cast<int32_t>(sizeof(Kv)))
+      __builtin_prefetch(row + e, /*write=*/0, kSecondLevel);
   }
 
   // One tile for kN rows: score, softmax, accumulate.

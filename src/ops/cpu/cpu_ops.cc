@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/cache_line.h"
 #include "core/check.h"
 #include "ops/cpu/onednn_tiles.h"
 
@@ -18,9 +19,6 @@ constexpr int64_t kBlockRows = OneDnnTiles::kMaxRows;
 constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, otherwise one
 // Element-wise work is cut into tasks of about this many elements: some microseconds, ten times the cost of handing one out.
 constexpr int64_t kElementsPerTask = 16384;
-
-constexpr int64_t kCacheLine = 64;
-constexpr int kSecondLevel = 2;  // of __builtin_prefetch: to the second-level cache and no nearer
 
 constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 

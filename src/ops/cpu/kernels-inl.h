@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include "core/cache_line.h"
 #include "ops/cpu/kernels.h"
 
 namespace coppice::ops::COPPICE_ISA {
@@ -153,8 +154,8 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
     F32 sum[kRows][kStrips] = {};
     for (int64_t b = 0; b < blocks; ++b, block += CodedBlockBytes(kBits)) {
       // Weights come from memory once a step.
-      for (int line = 0; line < CodedBlockBytes(kBits) * kStrips * kLanes / kStripCols; line += 64) {
-        __builtin_prefetch(block + ahead + line, /*write=*/0, /*second level*/ 2);
+      for (int line = 0; line < CodedBlockBytes(kBits) * kStrips * kLanes / kStripCols; line += kCacheLine) {
+        __builtin_prefetch(block + ahead + line, /*write=*/0, kSecondLevel);
       }
       I32 block_sum[kRows][kStrips] = {};
 #pragma GCC unroll 8
