@@ -19,8 +19,11 @@ struct Config {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kDelays = false;  // see StressConfig
-  // Tokens of a dense step: 64 registers of scores, 64 of output, 32 of weights in flight keep the tensor cores busiest.
-  static constexpr int kKvTile = 128;
+  // Tokens of a dense step: as many as the registers hold (64 of scores, 64 of output, 32 of weights; 96, 32 and 48), since
+  // barriers, the turn, a softmax's first exponential and its check cost the same whatever the tokens: a fifth of 128 of
+  // head_dim 64.
+  static constexpr int kKvTile = kHeadDim == 64 ? 192 : 128;
+  static constexpr int kMostBoxes = kKvTile / 8;  // bulk tensor copies of a tile: pages of 8 tokens are the smallest
 
   static constexpr int kThreads = (1 + kDenseWarpgroups) * kWarpgroup;
   // Registers of a thread by role; 65536 in all: 384 threads start with 168, and setmaxnreg deals them anew.

@@ -152,8 +152,10 @@ __device__ void GatherQ(const KernelParams& p, SharedStorage<C>& s, int gatherer
 template <class C>
 __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
   const int lane = threadIdx.x % 32;
-  const int boxes = C::kKvTile >> p.box_shift;  // at most 16
-  int tile = 0;                                 // over all tasks
+  constexpr int kBoxesAtOnce = 16;  // half of the lanes copy K, half V
+  constexpr int kRounds = (C::kMostBoxes + kBoxesAtOnce - 1) / kBoxesAtOnce;
+  const int boxes = C::kKvTile >> p.box_shift;
+  int tile = 0;  // over all tasks
   for (int n = 0;; ++n) {
     const int slot = n % C::kQBuffers;
     ptx::BarrierWait(&s.task_known[slot], n / C::kQBuffers & 1);
@@ -167,24 +169,30 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       const int start = t.first + i * C::kKvTile;
       const int present = min(boxes, (t.range.end - start + p.box_tokens - 1) >> p.box_shift);
       const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
-      const int box = lane % 16;
-      const bool is_v = lane >= 16;
-      const int position = start + box * p.box_tokens;
-      const int unit = box < present ? UnitOf(p, t.page_begin, t.kv_head, position) : 0;  // before the wait: it costs a look-up
+      const bool is_v = lane >= kBoxesAtOnce;
+      int units[kRounds];
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) {  // before the wait: it costs a look-up
+        const int box = r * kBoxesAtOnce + lane % kBoxesAtOnce;
+        units[r] = box < present ? UnitOf(p, t.page_begin, t.kv_head, start + box * p.box_tokens) : 0;
+      }
+      const auto load = [&](const CUtensorMap* map, uint64_t* ready, uint8_t* to) {
+#pragma unroll
+        for (int r = 0; r < kRounds; ++r) {
+          const int box = r * kBoxesAtOnce + lane % kBoxesAtOnce;
+          if (box >= present) break;
+          LoadBox(p, map, ready, to + box * p.box_tokens / 8 * C::kGroupBytes, units[r], start + box * p.box_tokens, C::kHeadChunks,
+                  C::kGroupBytes);
+        }
+      };
       ptx::BarrierWait(&s.k_free[stage], parity);
       if (lane == 0) ptx::BarrierArriveExpectBytes(&s.k_ready[stage], bytes);
       __syncwarp();
-      if (!is_v && box < present) {
-        LoadBox(p, maps.k, &s.k_ready[stage], s.k[stage] + box * p.box_tokens / 8 * C::kGroupBytes, unit, position, C::kHeadChunks,
-                C::kGroupBytes);
-      }
+      if (!is_v) load(maps.k, &s.k_ready[stage], s.k[stage]);
       ptx::BarrierWait(&s.v_free[stage], parity);
-      if (lane == 16) ptx::BarrierArriveExpectBytes(&s.v_ready[stage], bytes);
+      if (lane == kBoxesAtOnce) ptx::BarrierArriveExpectBytes(&s.v_ready[stage], bytes);
       __syncwarp();
-      if (is_v && box < present) {
-        LoadBox(p, maps.v, &s.v_ready[stage], s.v[stage] + box * p.box_tokens / 8 * C::kGroupBytes, unit, position, C::kHeadChunks,
-                C::kGroupBytes);
-      }
+      if (is_v) load(maps.v, &s.v_ready[stage], s.v[stage]);
     }
   }
 }

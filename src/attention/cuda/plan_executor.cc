@@ -38,7 +38,7 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
-      translator_(spec, capacity, sizes, num_sms) {}
+      translator_(spec, capacity, sizes, num_sms, variant.kv_tile) {}
 
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, const KernelVariant& variant,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,

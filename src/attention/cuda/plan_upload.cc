@@ -26,7 +26,7 @@ constexpr int32_t kMinStreamPiece = 256, kMaxShortStreamPiece = 512;  // tokens;
 // piece is this share of an SM's part then.
 constexpr int32_t kMinStreamPieceOfFew = 64;
 constexpr double kShortestPieceOfSm = 0.3;
-constexpr int32_t kMinDensePiece = 128;  // one step
+constexpr int32_t kMinDensePiece = 128;  // at least, and whole steps
 constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
 constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs more than it gains
@@ -84,8 +84,13 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   bytes = used;
 }
 
-PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms)
-    : spec_(spec), sizes_(sizes), layout_(spec, capacity, sizes, num_sms), num_sms_(num_sms) {
+PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms,
+                               int kv_tile)
+    : spec_(spec),
+      sizes_(sizes),
+      layout_(spec, capacity, sizes, num_sms),
+      num_sms_(num_sms),
+      dense_piece_unit_(static_cast<int32_t>(CeilDiv(kMinDensePiece, kv_tile) * kv_tile)) {
   pieces_.resize(sizes.max_items);
   lengths_.reserve(sizes.max_items);
   joined_.reserve(sizes.max_items);
@@ -179,7 +184,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
 // Both append the ends of all pieces but the last, which is open, to piece_ends_.
 void PlanTranslator::CutEvenly(int32_t tokens, int64_t count) {
   if (count <= 1) return;
-  const int64_t piece = CeilDiv(CeilDiv(tokens, count), kMinDensePiece) * kMinDensePiece;
+  const int64_t piece = CeilDiv(CeilDiv(tokens, count), dense_piece_unit_) * dense_piece_unit_;
   for (int64_t end = piece; end < tokens; end += piece) piece_ends_.push_back(static_cast<int32_t>(end));
 }
 
@@ -201,7 +206,7 @@ bool PlanTranslator::IsDense(const PlanView& plan, const Length& length) const {
     if (RowsOf(plan.merge_sets[plan.members[m]]) > kStreamRows) return true;  // sets are not cut
   }
   const double dense_ns = static_cast<double>(length.blocks) *
-                          (kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, kMinDensePiece) * kMinDensePiece) * 4 *
+                          (kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, dense_piece_unit_) * dense_piece_unit_) * 4 *
                                               kDenseRows * spec_.head_dim / kDenseFlopsPerNs);
   const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, 32 * 4 * spec_.head_dim / kStreamBytesPerNs);
   const double stream_ns = static_cast<double>(CeilDiv(length.rows, kStreamRows)) *
@@ -302,7 +307,7 @@ int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
   double best_ns = 0;
   for (const double share : {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0}) {
     const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
-    const auto piece = static_cast<int32_t>(CeilDiv(static_cast<int64_t>(wanted) + 1, kMinDensePiece) * kMinDensePiece);
+    const auto piece = static_cast<int32_t>(CeilDiv(static_cast<int64_t>(wanted) + 1, dense_piece_unit_) * dense_piece_unit_);
     // The time to the end, longest tasks first as the queue has them, each to the SM that is free first.
     std::ranges::fill(sm_busy_until_, 0.0);
     const std::greater<> later;

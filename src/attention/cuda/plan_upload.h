@@ -29,7 +29,8 @@ struct PlanLayout {
 // piece.
 class PlanTranslator {
  public:
-  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
+  // kv_tile: tokens of a dense step of the kernel.
+  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms, int kv_tile);
 
   const PlanLayout& layout() const { return layout_; }
   // RESOURCE_EXHAUSTED if the plan exceeds the sizes given at creation.
@@ -80,6 +81,7 @@ class PlanTranslator {
   PlanSizes sizes_;
   PlanLayout layout_;
   int num_sms_;
+  int32_t dense_piece_unit_;  // tokens; the ends of dense pieces are multiples of it
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
   std::vector<Pieces> pieces_;                       // [plan item]
   std::vector<Length> lengths_, joined_;             // of the queued items
