@@ -115,7 +115,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
     ptx::NamedBarrierSync(kDenseOverBarrier, kDenseWarpgroups * kWarpgroup);
     const int worker = warp - 4;
-    StreamWorker<C>(p, maps, s.stream[worker], s.rings[worker], tree_mask).Run();
+    // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first units do.
+    const int units_to_claim = header.num_dense_tasks == 0 ? kUnitsToClaimL2 : 0;
+    StreamWorker<C>(p, maps, s.stream[worker], s.rings[worker], tree_mask, units_to_claim).Run();
   }
 }
 

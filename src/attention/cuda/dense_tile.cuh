@@ -155,9 +155,9 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);
   }
 
-  // Stores the rows' states, or their output where this item is the only contribution; then folds the sets that it completes.
-  static __device__ void Finish(const KernelParams& p, SharedStorage<C>& s, const DenseSlot& slot, float (&out)[kOut],
-                                RowSoftmax& state, float scale_log2, int wg) {
+  // Stores the rows' states, or their output where this item is the only contribution.
+  static __device__ void Finish(const KernelParams& p, const DenseSlot& slot, float (&out)[kOut], RowSoftmax& state,
+                                float scale_log2, int wg) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int kv_head = slot.task.kv_head;
 #pragma unroll
@@ -183,42 +183,69 @@ struct DenseTile {
         }
       } else {
         const int64_t at = info.state + int64_t{kv_head} * info.head_stride;
-        if (lane % 4 == 0) __stcg(reinterpret_cast<float2*>(p.state_ml) + at, float2{sum > 0.0f ? m : -INFINITY, sum});
+        if (lane % 4 == 0)
+          ptx::StoreL2(reinterpret_cast<float2*>(p.state_ml) + at, float2{sum > 0.0f ? m : -INFINITY, sum}, ptx::kEvictLast);
         float* to = p.state_acc + at * C::kHeadDim + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < C::kHeadDim / 8; ++j) {
-          __stcg(reinterpret_cast<float2*>(to + j * 8), float2{out[j * 4 + half * 2], out[j * 4 + half * 2 + 1]});
+          ptx::StoreL2(reinterpret_cast<float2*>(to + j * 8), float2{out[j * 4 + half * 2], out[j * 4 + half * 2 + 1]},
+                       ptx::kEvictLast);
         }
       }
     }
+  }
 
+  // A task's tickets are drawn when the next one's states are ready to be stored, and looked at when they are: neither the stores
+  // nor the draw are waited for. Until then `arrivals` holds its rows, whose slot is free.
+
+  // For the sets of the task before: the first row of each set within this half draws. What DrawTicket gave, or -1.
+  static __device__ int32_t DrawTickets(const KernelParams& p, const DenseArrivals& arrivals, int wg) {
     StressDelay<C>();
-    // Tickets: the first row of each set within this half draws for it.
-    ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // all states of the warpgroup are stored
+    ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // all its states are stored, all rows noted
     const int t = threadIdx.x % kWarpgroup;
+    if (t >= 64) return -1;
+    const RowInfo& info = arrivals.rows[t];
+    const bool draws = info.q_row >= 0 && info.state != kDirect && (info.row_in_set == 0 || t == 0);
+    return draws ? DrawTicket(p, info.set, arrivals.kv_head) : -1;
+  }
+
+  // Folds the sets that those tickets complete.
+  static __device__ void FoldComplete(const KernelParams& p, SharedStorage<C>& s, int32_t ticket, int wg) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = threadIdx.x % kWarpgroup;
+    const RowInfo* rows = s.arrivals[wg].rows;
+    const int kv_head = s.arrivals[wg].kv_head;
     if (t < 64) {
-      const RowInfo& info = slot.rows[wg * 64 + t];
-      const bool draws = info.q_row >= 0 && info.state != kDirect && (info.row_in_set == 0 || t == 0);
-      s.completes[wg * 64 + t] = draws && ArriveLast(p, info.set, kv_head, info.arrivals);
+      const bool last = ticket >= 0 && ticket == rows[t].arrivals - 1;
+      if (last) AcquireSet(p, rows[t].set, kv_head);
+      s.completes[wg * 64 + t] = last;
     }
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // `completes` is written
     const uint8_t* completes = s.completes + wg * 64;
     if (!__any_sync(kAllLanes, completes[lane] | completes[lane + 32])) return;
     // A set may lie across the two halves; whoever completes it folds the other half's rows too: those before row 0 of this half,
     // or after row 63.
-    const RowInfo* rows = slot.rows + wg * 64;
     const auto completed = [&](int row) {
       return rows[row].q_row >= 0 && rows[row].state != kDirect && completes[max(0, row - rows[row].row_in_set)];
     };
     const int begin = wg == 1 && completed(0) ? -rows[0].row_in_set : 0;
     const int end = 64 + (wg == 0 && completed(63) ? rows[63].rows_in_set - 1 - rows[63].row_in_set : 0);
-#pragma unroll 1
-    for (int base = begin + warp * 4; base < end; base += 16) {
+    const auto row_to_fold = [&](int base) {
       const int row = base + lane / 8, held = min(max(row, 0), 63);
       FoldRow fold{};
       if (row < end && completed(held)) fold = RowToFold(p, rows[held], rows[held].row_in_set + row - held, kv_head);
-      if (__any_sync(kAllLanes, fold.count != 0)) FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head);
+      return fold;
+    };
+    int base = begin + warp * 4;
+    FoldRow fold = row_to_fold(base);
+    DeviceContribution contribution = ContributionOf(p, fold.contribution_begin, fold.count, 0);
+#pragma unroll 1
+    while (base < end) {  // the next rows' look-up under the latency of these rows' states
+      const FoldRow next = row_to_fold(base += 16);
+      const DeviceContribution next_contribution = ContributionOf(p, next.contribution_begin, next.count, 0);
+      if (__any_sync(kAllLanes, fold.count != 0)) FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head, contribution);
+      fold = next, contribution = next_contribution;
     }
+    ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // the rows are read
   }
 
   // A dense warpgroup's life: the tasks in the order that LoadDenseTasks drew them. The softmax equations are FlashAttention's
@@ -246,8 +273,8 @@ struct DenseTile {
       ptx::BarrierWait(&s.task_known[slot_index], n / C::kQBuffers & 1);
       const DenseSlot& slot = s.dense[slot_index];
       const int num_tiles = slot.task.num_tiles;
-      if (num_tiles < 0) break;
-      ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
+      const bool over = num_tiles < 0;
+      if (!over) ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
       const uint32_t q = memory + offsetof(S, q) + slot_index * C::kQTileBytes + wg * C::kQHalfBytes;
 
       float out[kOut];
@@ -299,7 +326,14 @@ struct DenseTile {
         release(barrier(offsetof(S, v_free), v.stage));
         v.Advance();
       }
-      Finish(p, s, slot, out, state, scale_log2, wg);
+      const int32_t ticket = n > 0 ? DrawTickets(p, s.arrivals[wg], wg) : -1;
+      if (!over) Finish(p, slot, out, state, scale_log2, wg);
+      if (n > 0) FoldComplete(p, s, ticket, wg);
+      if (over) break;
+      if (const int t = threadIdx.x % kWarpgroup; t < 64) {
+        s.arrivals[wg].rows[t] = slot.rows[wg * 64 + t];
+        if (t == 0) s.arrivals[wg].kv_head = slot.task.kv_head;
+      }
       __syncwarp();
       release(barrier(offsetof(S, task_done), slot_index));
     }

@@ -2,7 +2,6 @@
 // measurements. Layer: attention/cuda.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "attention/cuda/plan_device.h"
@@ -40,12 +39,12 @@ struct Config {
   static constexpr int kQHalfBytes = kQTileBytes / kDenseWarpgroups;
 
   // A stream step is 32 tokens: with fewer, the latencies of a step (products, maximum, weights) cost more than its bytes. The ring
-  // holds K and V of a step as units of their own. 48 KB in flight fill an SM's share of the memory bus (measured).
+  // holds K and V of a step as units of their own. 96 KB in flight fill an SM's share of the memory bus; what is more waits in a
+  // queue that look-ups, Q and states wait in too (measured: 192 KB).
   static constexpr int kStreamTokens = 32;
   static constexpr int kStreamUnitBytes = kStreamTokens * kHeadDim * 2;
-  static constexpr int kDenseArenaBytes = kQBuffers * kQTileBytes + 2 * kStages * kKvTileBytes;
   static constexpr int kStreamWarps = kDenseWarpgroups * 4;  // the dense warps, which stream in the dense tiles' memory
-  static constexpr int kStreamUnits = std::clamp(kDenseArenaBytes / (kStreamWarps * kStreamUnitBytes), 3, 4);
+  static constexpr int kStreamUnits = 128 * 1024 / (kStreamWarps * kStreamUnitBytes);
 
   static constexpr int kStreamSlots = 2;  // tasks of a stream warp: the one it works on and the next
 };

@@ -24,6 +24,7 @@ struct KvMaps {
 template <class C>
 __device__ __forceinline__ void FinishDrawing(const KernelParams& p, SharedStorage<C>& s) {
   if (threadIdx.x % 32 != 0 || atomicAdd(&s.drawers_done, 1) != kWarpgroup / 32 - 1) return;
+  ptx::FenceRelease();
   if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
   p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
 }
@@ -36,15 +37,15 @@ __device__ __forceinline__ int UnitOf(const KernelParams& p, int page_begin, int
 
 // Copies the box of kv index `position` (a multiple of the box), K or V, to `to` and its bytes to `ready`.
 __device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap* map, uint64_t* ready, uint8_t* to, int unit,
-                                        int position, int chunks, int group_bytes) {
+                                        int position, int chunks, int group_bytes, uint64_t priority) {
   const int group = (position & (p.page_size - 1)) >> 3;
   if (!p.split_boxes) {
-    ptx::TensorLoad5(to, map, ready, 0, 0, 0, group, unit);
+    ptx::TensorLoad5(to, map, ready, 0, 0, 0, group, unit, priority);
     return;
   }
   for (int g = 0; g < p.box_tokens / 8; ++g) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      ptx::TensorLoad5(to + g * group_bytes + chunk * 1024, map, ready, chunk * 64, 0, group + g, unit, 0);
+      ptx::TensorLoad5(to + g * group_bytes + chunk * 1024, map, ready, chunk * 64, 0, group + g, unit, 0, priority);
     }
   }
 }
@@ -182,7 +183,7 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
           const int box = r * kBoxesAtOnce + lane % kBoxesAtOnce;
           if (box >= present) break;
           LoadBox(p, map, ready, to + box * p.box_tokens / 8 * C::kGroupBytes, units[r], start + box * p.box_tokens, C::kHeadChunks,
-                  C::kGroupBytes);
+                  C::kGroupBytes, ptx::kEvictNormal);
         }
       };
       ptx::BarrierWait(&s.k_free[stage], parity);
@@ -248,6 +249,7 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
         t.rows = item.rows;
         t.page_begin = item.page_begin;
         t.first_page = first_page;
+        t.read_once = item.read_once;
         slot.task = t;
       }
       ptx::BarrierArrive(&state.known[place]);

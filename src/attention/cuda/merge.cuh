@@ -113,12 +113,27 @@ __device__ __forceinline__ float Normalizer(const KernelParams& p, float l) {
   return l > 0.0f ? __fdividef(p.value_scale, l) : 0.0f;
 }
 
-// Draws the ticket of (set, kv head), behind a barrier after which the states of this warp or warpgroup are stored. The draw
-// releases them and acquires those of all who drew before. True for the last.
+__device__ __forceinline__ int32_t* TicketOf(const KernelParams& p, int set, int kv_head) {
+  return p.tickets + int64_t{set} * p.num_kv_heads + kv_head;
+}
+
+// Draws the ticket of (set, kv head), behind a barrier after which the states of this warp or warpgroup are stored: releases them
+// and gives how many arrived before. Nothing waits for the answer before it is used.
+__device__ __forceinline__ int32_t DrawTicket(const KernelParams& p, int set, int kv_head) {
+  ptx::FenceRelease();
+  return ptx::AtomicAddDevice(TicketOf(p, set, kv_head), 1);
+}
+
+// Called with the last ticket of a set: acquires the states of all who drew before.
+__device__ __forceinline__ void AcquireSet(const KernelParams& p, int set, int kv_head) {
+  ptx::FenceAcquire();
+  *TicketOf(p, set, kv_head) = 0;  // nobody else comes before the next launch
+}
+
+// Draws and, as the last, acquires. True for the last.
 __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int kv_head, int arrivals) {
-  int32_t* ticket = p.tickets + int64_t{set} * p.num_kv_heads + kv_head;
-  if (ptx::AtomicAddDevice(ticket, 1) != arrivals - 1) return false;
-  *ticket = 0;  // nobody else comes before the next launch
+  if (DrawTicket(p, set, kv_head) != arrivals - 1) return false;
+  AcquireSet(p, set, kv_head);
   return true;
 }
 
@@ -156,27 +171,31 @@ __device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const Fold
   }
 }
 
-// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes. All
-// lanes call. What it costs is latency, so the vectors of kAtOnce states are under way together, beside the states' maxima; and
-// its code is small, since most launches run it once or twice, from a cold instruction cache.
+// The contribution that this lane's state of a row comes from, eight lanes a row: those from `base` on. Plan data, so it may be
+// asked for before the last ticket is drawn.
+__device__ __forceinline__ DeviceContribution ContributionOf(const KernelParams& p, int contribution_begin, int count, int base) {
+  const int i = base + static_cast<int>(threadIdx.x % 8);
+  return i < count ? p.contributions[contribution_begin + i] : DeviceContribution{};
+}
+
+// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes, `next`
+// is the lane's ContributionOf the row's first eight. All lanes call. What it costs is latency, so the vectors of kAtOnce states
+// are under way together, beside the states' maxima and the next contributions; and its code is small, since most launches run it
+// once or twice, from a cold instruction cache.
 template <class T, int kHeadDim, int kAtOnce>
-__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head) {
+__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head, DeviceContribution next) {
   constexpr int kVectors = kHeadDim / 32;  // of four elements, a lane; lane i holds vectors i, i + 8, ...
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = threadIdx.x % 8;
   const int most = __reduce_max_sync(kAll, row.count);
-  const DeviceContribution* contributions = p.contributions + row.contribution_begin + lane;
   float m = -INFINITY, l = 0.0f;
   float acc[kVectors][4] = {};
 #pragma unroll 1
   for (int base = 0; base < most; base += 8) {
-    int state = 0;
+    const int state = next.state_begin + kv_head * next.head_stride + row.row_in_set;
     float2 ml = {-INFINITY, 0.0f};
-    if (base + lane < row.count) {
-      const DeviceContribution from = contributions[base];
-      state = from.state_begin + kv_head * from.head_stride + row.row_in_set;
-      ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
-    }
+    if (base + lane < row.count) ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
+    next = ContributionOf(p, row.contribution_begin, row.count, base + 8);
     float weight = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < min(8, most - base); first += kAtOnce) {
@@ -187,7 +206,7 @@ __device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& r
         const bool exists = base + first + c < row.count;
         const float4* vectors = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + lane;
 #pragma unroll
-        for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? __ldcg(vectors + i * 8) : float4{};
+        for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? ptx::LoadL2(vectors + i * 8, ptx::kEvictFirst) : float4{};
       }
       if (first == 0) {  // the softmax of these eight, under the latency of their vectors
         float m_new = ml.x;

@@ -27,7 +27,8 @@ struct alignas(16) DeviceItem {
   int32_t branch;            // whose page row that is
   int32_t member_begin;
   uint16_t member_count, rows;
-  uint8_t dense;                    // 1: for a dense tile; 0: for a stream tile
+  uint8_t dense : 1;                // 1: for a dense tile; 0: for a stream tile
+  uint8_t read_once : 1;            // no other task reads its KV
   uint8_t masked;                   // some row may not see the whole range
   uint16_t rows_per_member;         // 0: they differ
   uint16_t head_begin, head_count;  // kv heads of the task; of the item itself: all

@@ -94,6 +94,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
   pieces_.resize(sizes.max_items);
   lengths_.reserve(sizes.max_items);
   joined_.reserve(sizes.max_items);
+  node_reads_.reserve(capacity.max_nodes > 0 ? capacity.max_nodes : 2 * capacity.max_branches);
   tiles_.reserve(sizes.max_items);
   items_.resize(layout_.max_items);
   arrivals_.resize(sizes.max_merge_sets);
@@ -147,6 +148,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
       stream_tokens += int64_t{length.tokens} * CeilDiv(length.rows, kStreamRows);
     }
   }
+  MarkReadOnce(plan, forest);
   if (spec_.deterministic) return;
   const int64_t heads = spec_.num_kv_heads;
   const double stream_ns = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim / kStreamBytesPerNs;
@@ -178,6 +180,27 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     pieces.state_begin = static_cast<int32_t>(states);
     pieces.rows = length.rows;
     states += pieces.count * length.rows * heads;
+  }
+}
+
+// Finds the items whose KV one task reads: those with one block of rows on nodes that nothing else reads.
+void PlanTranslator::MarkReadOnce(const PlanView& plan, const PrefixForestView& forest) {
+  const auto for_each_node = [&](const Length& length, auto&& visit) {
+    const int32_t begin = pieces_[length.item].kv_begin, end = begin + length.tokens;
+    int32_t n = forest.branch_node[plan.items[length.item].page_row];
+    for (; n != kNoParent && begin < forest.node_end[n]; n = forest.node_parent[n]) {
+      if (forest.node_begin[n] < end) visit(n);
+    }
+  };
+  node_reads_.assign(forest.node_parent.size(), 0);
+  for (const Length& length : lengths_) {
+    const auto blocks = static_cast<int32_t>(CeilDiv(length.rows, pieces_[length.item].block_rows));
+    for_each_node(length, [&](int32_t n) { node_reads_[n] += blocks; });
+  }
+  for (const Length& length : lengths_) {
+    bool& once = pieces_[length.item].read_once;
+    once = true;
+    for_each_node(length, [&](int32_t n) { once &= node_reads_[n] == 1; });
   }
 }
 
@@ -383,6 +406,7 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
                   .member_count = 0,
                   .rows = 0,
                   .dense = pieces.block_rows == kDenseRows,
+                  .read_once = pieces.read_once,
                   .masked = pieces.masked,
                   .rows_per_member = static_cast<uint16_t>(rows),
                   .head_begin = 0,

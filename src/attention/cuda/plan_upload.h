@@ -54,6 +54,7 @@ class PlanTranslator {
     int32_t rows = 0;
     int32_t block_rows = kDenseRows;  // rows of a task at most; kStreamRows: a stream tile's
     bool masked = false;
+    bool read_once = false;  // by one task, each kv head
   };
   // Of a merge set, an item's pieces in place of the item.
   struct SetContributions {
@@ -69,6 +70,7 @@ class PlanTranslator {
   void CutItems(const PlanView& plan, const PrefixForestView& forest);
   void JoinItems(const PlanView& plan, const PrefixForestView& forest);
   bool JoinPromptTiles(const PlanView& plan);
+  void MarkReadOnce(const PlanView& plan, const PrefixForestView& forest);
   // The length of dense pieces that ends soonest, given how much stream work can fill the gaps; in tokens.
   int32_t DensePieceTokens(double stream_ns);
   void CutEvenly(int32_t tokens, int64_t count);
@@ -89,6 +91,7 @@ class PlanTranslator {
   std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
   std::vector<SetContributions> set_contributions_;  // [merge set]
   std::vector<int32_t> arrivals_;                    // [merge set]
+  std::vector<int32_t> node_reads_;                  // [node] tasks of a kv head that read some of it, pieces along KV apart
   std::vector<int32_t> piece_ends_;
   std::vector<double> sm_busy_until_;
 };

@@ -15,6 +15,12 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) { return static
 // The same value, which the warp's lanes agree on, in a register: ptxas does not derive it again at each use.
 __device__ __forceinline__ uint32_t Uniform(uint32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
 
+// The value stays in its register, from which addresses with constant offsets follow: ptxas does not derive it again at each use.
+template <class T>
+__device__ __forceinline__ void Pin(T*& pointer) {
+  asm volatile("" : "+l"(pointer));
+}
+
 // ---- mbarrier (9.7.13.15). A phase completes when all expected arrivals and bytes are in.
 
 __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {
@@ -69,14 +75,36 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 
 __device__ __forceinline__ void FenceProxyAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// ---- Priorities of lines in the L2 (9.7.9.18): what createpolicy.fractional gives for all lines. First to leave, as usual, last.
+
+inline constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictNormal = 0x1000000000000000, kEvictLast = 0x14f0000000000000;
+
+__device__ __forceinline__ void StoreL2(float* to, float x, uint64_t priority) {
+  asm volatile("st.global.cg.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(x), "l"(priority) : "memory");
+}
+__device__ __forceinline__ void StoreL2(float2* to, float2 v, uint64_t priority) {
+  asm volatile("st.global.cg.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(v.x), "f"(v.y), "l"(priority) : "memory");
+}
+__device__ __forceinline__ float4 LoadL2(const float4* from, uint64_t priority) {
+#if __CUDA_ARCH__ < 900
+  return __ldcg(from);  // other cards have other encodings
+#endif
+  float4 v;
+  asm volatile("ld.global.cg.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from), "l"(priority));
+  return v;
+}
+
 // ---- Bulk tensor copy (9.7.9.27): a box of global memory to shared memory, completing bytes on `barrier`.
 
 __device__ __forceinline__ void TensorLoad5(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3,
-                                            int c4) {
+                                            int c4, uint64_t priority) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
-          SharedAddress(to)),
-      "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, "
+      "%7}], "
+      "[%2], %8;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(priority)
       : "memory");
 }
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
@@ -168,12 +196,27 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
-// ---- Memory model (8.10, 9.7.13.4): release and acquire at device scope.
+// ---- Memory model (8.10, 9.7.13.4) at device scope: an atomic that orders nothing, and the halves of the fence that make it
+// release what came before or acquire what comes after. On Hopper the first waits for this thread's stores, the second for nothing.
 
 __device__ __forceinline__ int32_t AtomicAddDevice(int32_t* p, int32_t value) {
   int32_t old;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
   return old;
+}
+__device__ __forceinline__ void FenceRelease() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.release.gpu;" ::: "memory");
+#else
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void FenceAcquire() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.acquire.gpu;" ::: "memory");
+#else
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
 }
 
 }  // namespace coppice::attention::cuda::ptx

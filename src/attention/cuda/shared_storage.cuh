@@ -27,12 +27,19 @@ struct alignas(16) DenseSlot {
   alignas(16) RowInfo rows[kDenseRows];
 };
 
+// What is left of a warpgroup's task whose tickets are due.
+struct DenseArrivals {
+  RowInfo rows[kDenseRows / kDenseWarpgroups];
+  int32_t kv_head;
+};
+
 struct StreamTask {
   int32_t first;  // kv index of the first step's first token, a multiple of kBoxTokens
   TaskRange range;
   int32_t head_begin, head_end;  // head_end is -1: no more tasks
   int32_t rows, page_begin;
   int32_t first_page;  // of `pages`
+  bool read_once;      // no other task reads its KV
 };
 
 inline constexpr int kPagesHeld = 32;  // page indices that a stream warp holds, a lane each
@@ -64,6 +71,7 @@ struct SharedStorage {
 
   DenseSlot dense[C::kQBuffers];
   StreamState<C> stream[C::kStreamWarps];
+  DenseArrivals arrivals[kDenseWarpgroups];
   uint8_t completes[kDenseRows];  // by row: it begins a set whose last ticket this warpgroup drew
 
   uint64_t task_known[C::kQBuffers], q_ready[C::kQBuffers], task_done[C::kQBuffers];

@@ -97,7 +97,7 @@ __device__ __forceinline__ void CompleteSets(const KernelParams& p, Sm80Storage<
     if (deterministic) {
       FoldRowsDeterministic<T, C::kHeadDim>(p, fold, kv_head);
     } else {
-      FoldRows<T, C::kHeadDim, 2>(p, fold, kv_head);
+      FoldRows<T, C::kHeadDim, 2>(p, fold, kv_head, ContributionOf(p, fold.contribution_begin, fold.count, 0));
     }
   }
 }
@@ -188,7 +188,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) Sm80Kernel(const _
     __syncthreads();  // the next unit is known, this one's rows are read
     unit = s.next_unit[place];
   }
-  if (threadIdx.x != 0 || ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
+  if (threadIdx.x != 0) return;
+  ptx::FenceRelease();
+  if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
   p.counters->dense_next = p.counters->finished_ctas = 0;  // as the next launch needs them
 }
 

@@ -63,7 +63,7 @@ Result<TensorMaps> EncodeTensorMaps(const AttentionSpec& spec, const KvLayerView
     const CUresult result =
         encode(map, type, 5, base, maps.split_boxes ? split_size : whole_size, maps.split_boxes ? split_stride : whole_stride,
                maps.split_boxes ? split_box : whole_box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
       return Unimplemented("KV layer: the driver refuses a tensor map (error " + std::to_string(result) +
                            "); expected 16-byte aligned k and v and strides below 2^40 bytes");

@@ -1,0 +1,116 @@
+// The translation of plans for the device: host code, needs no device.
+#include "attention/cuda/plan_upload.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/cuda/plan_device.h"
+#include "attention/plan.h"
+#include "attention/plan_test_forest.h"
+
+namespace coppice::attention::cuda {
+namespace {
+
+using attention::testing::RandomForest;
+using attention::testing::TestForest;
+
+constexpr AttentionSpec kSpec{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
+constexpr int kSms = 132, kKvTile = 128;
+
+// The plan of a forest on one H200, as the device reads it.
+class Translated {
+ public:
+  Translated(const TestForest& forest, SharePolicy policy) {
+    constexpr BackendTraits kTraits{.workers = kSms,
+                                    .dense_tile_rows = kDenseRows,
+                                    .dense_min_rows = kStreamRows + 1,
+                                    .dense_row_unit = 64,
+                                    .stream_lanes = 8,
+                                    .kv_tile = kKvTile};
+    auto planner =
+        Planner::Create(kSpec, forest.Capacity(), {.policy = policy}, kTraits, ShippedMachineModel("h200", kSms).value());
+    EXPECT_TRUE(planner.ok()) << planner.status().ToString();
+    EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
+    PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), kSms, kKvTile);
+    image_.resize(translator.layout().bytes + 64);
+    std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
+    const Status status = translator.TranslatePlan((*planner)->View(), forest.Forest(), image);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    const auto tasks = [&](size_t offset, int64_t count) {
+      return std::span(reinterpret_cast<const Task*>(image + offset), static_cast<size_t>(count));
+    };
+    dense = tasks(translator.layout().dense_tasks, translator.num_dense_tasks());
+    stream = tasks(translator.layout().stream_tasks, translator.num_stream_tasks());
+  }
+
+  std::span<const Task> dense, stream;
+
+ private:
+  std::vector<std::byte> image_;
+};
+
+// Tokens of a node that tasks read under one kv head.
+struct Read {
+  int32_t begin, end;
+  const Task* task;
+};
+
+std::map<std::pair<int32_t, int32_t>, std::vector<Read>> ReadsByNodeAndHead(const Translated& plan, const TestForest& forest) {
+  std::map<std::pair<int32_t, int32_t>, std::vector<Read>> reads;
+  for (const auto tasks : {plan.dense, plan.stream}) {
+    for (const Task& task : tasks) {
+      const DeviceItem& item = task.item;
+      const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.branch]);
+      for (int32_t n = forest.branch_node[item.branch]; n != kNoParent; n = forest.node_parent[n]) {
+        const Read read{std::max(item.kv_begin, forest.node_begin[n]), std::min(end, forest.node_end[n]), &task};
+        if (read.begin >= read.end) continue;
+        for (int32_t h = 0; h < item.head_count; ++h) reads[{n, item.head_begin + h}].push_back(read);
+      }
+    }
+  }
+  return reads;
+}
+
+TEST(PlanUpload, ReadOnceMeansThatNoOtherTaskReadsTheKv) {
+  int64_t once = 0, shared = 0;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    const TestForest forest = RandomForest(rng, seed % 5 == 0 ? 9000 : 700);
+    const Translated plan(forest, static_cast<SharePolicy>(seed % 3));
+    for (const auto& [node, reads] : ReadsByNodeAndHead(plan, forest)) {
+      for (const Read& read : reads) {
+        ++(read.task->item.read_once ? once : shared);
+        if (!read.task->item.read_once) continue;
+        for (const Read& other : reads) {
+          ASSERT_TRUE(other.task == read.task || other.end <= read.begin || other.begin >= read.end)
+              << "node " << node.first << ", kv head " << node.second << ": [" << read.begin << ", " << read.end << ") and ["
+              << other.begin << ", " << other.end << ")";
+        }
+      }
+    }
+  }
+  EXPECT_GT(once, 1000);
+  EXPECT_GT(shared, 1000);
+}
+
+TEST(PlanUpload, WithoutSharingAllKvIsReadOnce) {
+  TestForest forest;
+  for (int i = 0; i < 40; ++i) forest.AddBranch(kNoParent, 3000 + i, 1);
+  const Translated plan(forest, SharePolicy::kTree);
+  ASSERT_FALSE(plan.stream.empty());
+  for (const Task& task : plan.stream) EXPECT_TRUE(task.item.read_once);
+}
+
+}  // namespace
+}  // namespace coppice::attention::cuda
