@@ -96,14 +96,14 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     if (warp == 0) {
       LoadDenseKv<C>(p, maps, s);
     } else if (warp == 1) {
-      LoadDenseTasks<C>(p, s, header.num_dense_tasks, tree_mask);
+      LoadDenseTasks<C>(p, s, header.num_dense_tasks, header.dense_ctas, tree_mask);
     } else {
       GatherQ<C>(p, s, warp - 2);
     }
     // The last copy for a dense tile is under way, so the workers will soon begin a stream task that is drawn now.
     ptx::NamedBarrierSync(kDenseLoadedBarrier, kWarpgroup);
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
-    const int ctas = gridDim.x, cta = blockIdx.x, busy = min(header.num_dense_tasks, ctas), idle = ctas - busy;
+    const int ctas = gridDim.x, cta = blockIdx.x, busy = min(header.num_dense_tasks, header.dense_ctas), idle = ctas - busy;
     const int worker = warp * 2 + threadIdx.x / kStreamRows % 2;
     const int first_task = cta < busy ? -1 : worker * idle + cta - busy;
     LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask);

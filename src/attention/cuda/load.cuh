@@ -26,6 +26,7 @@ __device__ __forceinline__ void FinishDrawing(const KernelParams& p, SharedStora
   if (threadIdx.x % 32 != 0 || atomicAdd(&s.drawers_done, 1) != kWarpgroup / 32 - 1) return;
   ptx::FenceRelease();
   if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
+  ptx::FenceAcquire();  // what the others drew comes before what follows
   p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
 }
 
@@ -80,9 +81,9 @@ struct RowRanges {
 
 // One warp: draws dense tasks, resolves their rows and ranges for the warps that load Q and KV.
 template <class C>
-__device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int num_tasks, bool tree_mask) {
+__device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int num_tasks, int dense_ctas, bool tree_mask) {
   const int lane = threadIdx.x % 32;
-  int claimed = blockIdx.x;  // the first task needs no drawing
+  int claimed = blockIdx.x < dense_ctas ? blockIdx.x : num_tasks;  // the first task needs no drawing
   for (int n = 0;; ++n) {
     const int slot = n % C::kQBuffers;
     DenseSlot& shared = s.dense[slot];
@@ -93,7 +94,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
       ptx::BarrierArrive(&s.task_known[slot]);
       return;
     }
-    if (lane == 0) claimed = gridDim.x + atomicAdd(&p.counters->dense_next, 1);  // needed only when this task is loaded
+    if (lane == 0) claimed = dense_ctas + atomicAdd(&p.counters->dense_next, 1);  // needed only when this task is loaded
     const Task task = p.dense_tasks[index];
     const DeviceItem& item = task.item;
     const int end = min(item.kv_end, p.branches[item.branch].kv_len);

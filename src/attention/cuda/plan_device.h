@@ -17,7 +17,7 @@ struct PlanHeader {
   int32_t num_members, num_contributions, num_branches;
   int32_t num_queries;  // of q and out
   int32_t has_tree_mask;
-  int32_t reserved;
+  int32_t dense_ctas;  // CTAs from this on take no dense task, so that streams run beside the dense tiles from the start
 };
 
 // A plan item, or a piece of one: a part of its KV range, at most kDenseRows of its rows.

@@ -1,6 +1,7 @@
 #include "attention/cuda/plan_upload.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -31,11 +32,19 @@ constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
 constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs more than it gains
 
-// What an SM does alone, as measured inside whole launches, while others stream (docs/kernels/hopper.md): dense tiles at 500
-// TFLOP/s and bulk copies at 4.4 TB/s over 132 SMs; starting a dense task and storing and folding its states.
-constexpr double kDenseFlopsPerNs = 500e3 / 132, kStreamBytesPerNs = 4.4e3 / 132, kDenseTaskNs = 6000;
-// A stream task occupies its warp, one of kStreamWarpsPerSm, for its latencies and 16 rows' products of 32 tokens at a time.
-constexpr double kStreamTaskNs = 20000, kStreamStepNs = 1200;
+// What an SM does alone, as measured inside whole launches (docs/kernels/hopper.md): dense tiles at 560 TFLOP/s over 132 SMs;
+// starting a dense task and storing and folding its states; bulk copies. All together copy no faster than the memory.
+constexpr double kDenseFlopsPerNs = 560e3 / 132, kDenseTaskNs = 6000, kSmBytesPerNs = 49, kMemoryBytesPerNs = 4.4e3;
+constexpr double kStreamBytesPerNs = kMemoryBytesPerNs / 132;
+// When SMs are divided into those that compute and those that stream: the predicted step against the one where all do both, the
+// fewest that compute, how far apart the numbers tried are, pieces tried (that are at most so much worse where all SMs compute),
+// and the fewest tasks of a streaming warp, below which its last one decides when the step ends (B: 5.6, 0.152 ms instead of
+// 0.131).
+constexpr double kWorthDividing = 0.93, kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
+constexpr int64_t kTasksOfStreamingWarp = 12;
+// A stream task occupies its warp, one of kStreamWarpsPerSm, for its latencies and 16 rows' products of 32 tokens at a time: as a
+// price where dense tiles could do the same, and beside dense tiles of other SMs.
+constexpr double kStreamTaskNs = 20000, kStreamStepNs = 1200, kStreamRowNs = 2000;
 // Tokens of a stream task whose warp has the SM's copy path for itself. Who arrives last folds a state of each piece, four rows in
 // one pass, a warp 16 rows after each other: what a piece saves in reading must be worth that (measured: 8/1 heads, one request).
 constexpr double kStreamTokenNs = 80, kFoldPassNs = 250;
@@ -130,6 +139,8 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   piece_ends_.clear();
   lengths_.clear();
   int64_t stream_tokens = 0;
+  int64_t stream_blocks = 0;
+  double stream_warp_ns = 0;
   // Only queued items are run: the pools of a plan that is edited in place hold others too.
   for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
     for (const int32_t id : queue) {
@@ -145,14 +156,20 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     length.dense = IsDense(plan, length);
     if (!length.dense) {
       pieces_[length.item].block_rows = kStreamRows;
-      stream_tokens += int64_t{length.tokens} * CeilDiv(length.rows, kStreamRows);
+      const int64_t blocks = CeilDiv(length.rows, kStreamRows);
+      stream_blocks += blocks;
+      stream_tokens += length.tokens * blocks;
+      stream_warp_ns += static_cast<double>(length.rows) * kStreamRowNs +
+                        static_cast<double>(blocks * CeilDiv(length.tokens, kStreamPieceUnit)) * kStreamStepNs;
     }
   }
   MarkReadOnce(plan, forest);
+  dense_ctas_ = num_sms_;
   if (spec_.deterministic) return;
   const int64_t heads = spec_.num_kv_heads;
-  const double stream_ns = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim / kStreamBytesPerNs;
-  const int32_t dense_piece = DensePieceTokens(stream_ns);
+  const int32_t dense_piece = DivideSms({.bytes = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim,
+                                         .sm_ns = stream_warp_ns * static_cast<double>(heads) / kStreamWarpsPerSm,
+                                         .tasks = stream_blocks * heads});
   const int64_t stream_warps = int64_t{num_sms_} * kStreamWarpsPerSm;
   const double tokens_per_warp = static_cast<double>(stream_tokens * heads) / stream_warps;
   const double fewest =
@@ -318,47 +335,100 @@ bool PlanTranslator::JoinPromptTiles(const PlanView& plan) {
   return joined;
 }
 
-int32_t PlanTranslator::DensePieceTokens(double stream_ns) {
-  const int64_t heads = spec_.num_kv_heads;
-  const double token_ns = 4.0 * kDenseRows * spec_.head_dim / kDenseFlopsPerNs;
-  int64_t tokens = 0;
+// Dense tiles leave the memory idle and streams the tensor cores, so some SMs stream from the start while the others compute, which
+// join them when no dense task is left (POD-Attention's point, by SM). Finds the SMs that compute and the length of dense pieces
+// for which the step ends soonest.
+int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
+  int64_t tokens = 0, kv_tokens = 0;
   for (const Length& length : lengths_) {
-    if (length.dense) tokens += int64_t{length.tokens} * length.blocks * heads;
+    if (!length.dense) continue;
+    tokens += int64_t{length.tokens} * length.blocks;
+    kv_tokens += length.tokens;
   }
   if (tokens == 0) return INT32_MAX;
-  int32_t best = INT32_MAX;
-  double best_ns = 0;
+  const int64_t heads = spec_.num_kv_heads;
+  dense_kv_bytes_ = static_cast<double>(kv_tokens * heads) * 4 * spec_.head_dim;
+  struct Choice {
+    double ns = INFINITY;
+    int64_t tasks = 0;
+    int32_t piece = INT32_MAX;
+  };
+  std::array<Choice, 11> choices;
+  size_t num_choices = 0;
+  Choice best;
   for (const double share : {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0}) {
-    const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
+    const double wanted = std::min(share * static_cast<double>(tokens * heads) / num_sms_, 1e9);
     const auto piece = static_cast<int32_t>(CeilDiv(static_cast<int64_t>(wanted) + 1, dense_piece_unit_) * dense_piece_unit_);
-    // The time to the end, longest tasks first as the queue has them, each to the SM that is free first.
-    std::ranges::fill(sm_busy_until_, 0.0);
-    const std::greater<> later;
-    double total_ns = 0, fold_ns = 0;
-    int64_t tasks = 0, states = 0;
-    for (const Length& length : lengths_) {
-      if (!length.dense || length.tokens == 0) continue;
-      const int64_t count = CeilDiv(length.tokens, piece);
-      const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * token_ns;
-      const int64_t item_tasks = count * length.blocks * heads;
-      total_ns += static_cast<double>(item_tasks) * task_ns;
-      if (count > 1) {
-        states += count * length.rows * heads;
-        fold_ns = std::max(fold_ns, static_cast<double>(count) * FoldNs(length.rows));
-      }
-      if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) continue;  // so many even out by themselves
-      for (int64_t i = 0; i < item_tasks; ++i) {
-        std::ranges::pop_heap(sm_busy_until_, later);
-        sm_busy_until_.back() += task_ns;
-        std::ranges::push_heap(sm_busy_until_, later);
-      }
-    }
-    if (states > layout_.own_states) break;
-    // Where streaming ends later, its warps fold, a set each.
-    const double ns = std::max(*std::ranges::max_element(sm_busy_until_) + fold_ns, (total_ns + stream_ns) / num_sms_);
-    if (best_ns == 0 || ns < 0.98 * best_ns) best = piece, best_ns = ns;
+    const Simulated step = Simulate(piece, num_sms_, stream);
+    if (step.states > layout_.own_states) break;
+    const Choice choice{step.ns, step.dense_tasks, piece};
+    choices[num_choices++] = choice;
+    if (choice.ns < 0.98 * best.ns) best = choice;
   }
-  return best;
+  // As many SMs as take whole rounds of the tasks.
+  const double all_sms_ns = best.ns;
+  for (const Choice& choice : std::span(choices).first(num_choices)) {
+    if (choice.ns > kPieceWorthTrying * all_sms_ns) continue;
+    double most = num_sms_ - 1;
+    for (int64_t rounds = CeilDiv(choice.tasks, num_sms_); most >= kFewestComputing * num_sms_; ++rounds) {
+      const auto ctas = static_cast<int32_t>(CeilDiv(choice.tasks, rounds));
+      if (ctas > most) continue;
+      most = ctas - kSmsApart * num_sms_;
+      const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
+      if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
+      const double ns = Simulate(choice.piece, ctas, stream).ns;
+      if (ns < kWorthDividing * all_sms_ns && ns < 0.98 * best.ns) best = {ns, choice.tasks, choice.piece}, dense_ctas_ = ctas;
+    }
+  }
+  return best.piece;
+}
+
+double PlanTranslator::DenseTokenNs() const { return 4.0 * kDenseRows * spec_.head_dim / kDenseFlopsPerNs; }
+
+// The step's time if dense items are cut to this length and run on this many SMs, longest tasks first as the queue has them, each
+// on the SM that is free first.
+PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_ctas, const StreamWork& stream) {
+  const int64_t heads = spec_.num_kv_heads;
+  const auto busy_until = std::span(sm_busy_until_).first(dense_ctas);
+  std::ranges::fill(busy_until, 0.0);
+  const std::greater<> later;
+  Simulated step;
+  double fold_ns = 0, rest_ns = 0;
+  for (const Length& length : lengths_) {
+    if (!length.dense || length.tokens == 0) continue;
+    const int64_t count = CeilDiv(length.tokens, piece);
+    const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * DenseTokenNs();
+    const int64_t item_tasks = count * length.blocks * heads;
+    if (count > 1) {
+      step.states += count * length.rows * heads;
+      fold_ns = std::max(fold_ns, static_cast<double>(count) * FoldNs(length.rows));
+    }
+    if (step.dense_tasks += item_tasks; step.dense_tasks > kSimulatedTasksPerSm * num_sms_) {  // so many even out by themselves
+      rest_ns += static_cast<double>(item_tasks) * task_ns;
+      continue;
+    }
+    for (int64_t i = 0; i < item_tasks; ++i) {
+      std::ranges::pop_heap(busy_until, later);
+      busy_until.back() += task_ns;
+      std::ranges::push_heap(busy_until, later);
+    }
+  }
+  for (double& end : busy_until) end += rest_ns / dense_ctas;
+  std::ranges::sort(busy_until);
+  // Streams have what the dense tiles leave of the memory, then all of it.
+  const double dense_end = busy_until.back(), per_sm = std::min(kSmBytesPerNs, stream.bytes / std::max(1.0, stream.sm_ns));
+  const double beside = std::max(kMemoryBytesPerNs / 4, kMemoryBytesPerNs - dense_kv_bytes_ / std::max(1.0, dense_end));
+  double now = 0, left = stream.bytes;
+  int64_t streaming = num_sms_ - dense_ctas;
+  for (const double end : busy_until) {
+    left -= (end - now) * std::min(beside, static_cast<double>(streaming) * per_sm);
+    now = end;
+    ++streaming;
+  }
+  if (left > 0) now += left / std::min(kMemoryBytesPerNs, static_cast<double>(num_sms_) * per_sm);
+  // Where streaming ends later, its warps fold, a set each.
+  step.ns = std::max(now, dense_end + fold_ns);
+  return step;
 }
 
 // The contributions of each set, an item's pieces in place of the item.
@@ -498,7 +568,8 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
   *At<PlanHeader>(image, layout_.header) = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
                                             .num_stream_tasks = static_cast<int32_t>(num_stream_),
                                             .num_members = static_cast<int32_t>(num_members_),
-                                            .num_contributions = static_cast<int32_t>(num_contributions_)};
+                                            .num_contributions = static_cast<int32_t>(num_contributions_),
+                                            .dense_ctas = dense_ctas_};
 }
 
 void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte* image) const {

@@ -71,8 +71,19 @@ class PlanTranslator {
   void JoinItems(const PlanView& plan, const PrefixForestView& forest);
   bool JoinPromptTiles(const PlanView& plan);
   void MarkReadOnce(const PlanView& plan, const PrefixForestView& forest);
-  // The length of dense pieces that ends soonest, given how much stream work can fill the gaps; in tokens.
-  int32_t DensePieceTokens(double stream_ns);
+  // What stream tasks read, the time that one SM takes for them if memory is no limit, and their number before any cut.
+  struct StreamWork {
+    double bytes, sm_ns;
+    int64_t tasks;
+  };
+  struct Simulated {
+    double ns = 0;
+    int64_t dense_tasks = 0, states = 0;  // states of dense pieces
+  };
+  // Sets dense_ctas_; the length of dense pieces in tokens.
+  int32_t DivideSms(const StreamWork& stream);
+  Simulated Simulate(int32_t piece, int32_t dense_ctas, const StreamWork& stream);
+  double DenseTokenNs() const;
   void CutEvenly(int32_t tokens, int64_t count);
   void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most);
   Status CountContributions(const PlanView& plan);
@@ -83,7 +94,9 @@ class PlanTranslator {
   PlanSizes sizes_;
   PlanLayout layout_;
   int num_sms_;
-  int32_t dense_piece_unit_;  // tokens; the ends of dense pieces are multiples of it
+  int32_t dense_piece_unit_;   // tokens; the ends of dense pieces are multiples of it
+  int32_t dense_ctas_ = 0;     // CTAs that take dense tasks
+  double dense_kv_bytes_ = 0;  // that dense tasks read, once
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
   std::vector<Pieces> pieces_;                       // [plan item]
   std::vector<Length> lengths_, joined_;             // of the queued items

@@ -30,22 +30,22 @@ constexpr int kSms = 132, kKvTile = 128;
 // The plan of a forest on one H200, as the device reads it.
 class Translated {
  public:
-  Translated(const TestForest& forest, SharePolicy policy) {
+  explicit Translated(const TestForest& forest, SharePolicy policy = SharePolicy::kTree, const AttentionSpec& spec = kSpec) {
     constexpr BackendTraits kTraits{.workers = kSms,
                                     .dense_tile_rows = kDenseRows,
                                     .dense_min_rows = kStreamRows + 1,
                                     .dense_row_unit = 64,
                                     .stream_lanes = 8,
                                     .kv_tile = kKvTile};
-    auto planner =
-        Planner::Create(kSpec, forest.Capacity(), {.policy = policy}, kTraits, ShippedMachineModel("h200", kSms).value());
+    auto planner = Planner::Create(spec, forest.Capacity(), {.policy = policy}, kTraits, ShippedMachineModel("h200", kSms).value());
     EXPECT_TRUE(planner.ok()) << planner.status().ToString();
     EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
-    PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), kSms, kKvTile);
+    PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), kSms, kKvTile);
     image_.resize(translator.layout().bytes + 64);
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
     const Status status = translator.TranslatePlan((*planner)->View(), forest.Forest(), image);
     EXPECT_TRUE(status.ok()) << status.ToString();
+    dense_ctas = reinterpret_cast<const PlanHeader*>(image + translator.layout().header)->dense_ctas;
     const auto tasks = [&](size_t offset, int64_t count) {
       return std::span(reinterpret_cast<const Task*>(image + offset), static_cast<size_t>(count));
     };
@@ -54,6 +54,7 @@ class Translated {
   }
 
   std::span<const Task> dense, stream;
+  int32_t dense_ctas = 0;
 
  private:
   std::vector<std::byte> image_;
@@ -107,9 +108,33 @@ TEST(PlanUpload, ReadOnceMeansThatNoOtherTaskReadsTheKv) {
 TEST(PlanUpload, WithoutSharingAllKvIsReadOnce) {
   TestForest forest;
   for (int i = 0; i < 40; ++i) forest.AddBranch(kNoParent, 3000 + i, 1);
-  const Translated plan(forest, SharePolicy::kTree);
+  const Translated plan(forest);
   ASSERT_FALSE(plan.stream.empty());
   for (const Task& task : plan.stream) EXPECT_TRUE(task.item.read_once);
+}
+
+// `requests` over one prefix.
+TestForest OnePrefix(int32_t prefix, int32_t own, int requests) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, prefix);
+  for (int i = 0; i < requests; ++i) forest.AddBranch(root, own, 1);
+  return forest;
+}
+
+TEST(PlanUpload, SmsAreDividedWhereDenseAndStreamingWorkAreLong) {
+  constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
+  const Translated plan(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads);
+  EXPECT_LT(plan.dense_ctas, kSms);
+  EXPECT_GE(plan.dense_ctas, kSms / 3);
+  const auto tasks = static_cast<int32_t>(plan.dense.size()), rounds = (tasks + plan.dense_ctas - 1) / plan.dense_ctas;
+  EXPECT_LT(rounds * plan.dense_ctas - tasks, rounds) << tasks << " dense tasks on " << plan.dense_ctas << " SMs: whole rounds";
+}
+
+TEST(PlanUpload, SmsAreNotDividedWhereOneKindOfWorkIsShort) {
+  EXPECT_EQ(Translated(OnePrefix(8192, 256, 256)).dense_ctas, kSms) << "few stream tasks";
+  EXPECT_EQ(Translated(OnePrefix(64, 256, 256)).dense_ctas, kSms) << "hardly a prefix";
+  EXPECT_EQ(Translated(OnePrefix(32768, 1, 1024)).dense_ctas, kSms) << "hardly more than a prefix";
+  EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kStore).dense_ctas, kSms) << "no dense task";
 }
 
 }  // namespace

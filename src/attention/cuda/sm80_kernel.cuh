@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) Sm80Kernel(const _
   if (threadIdx.x != 0) return;
   ptx::FenceRelease();
   if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
+  ptx::FenceAcquire();
   p.counters->dense_next = p.counters->finished_ctas = 0;  // as the next launch needs them
 }
 
