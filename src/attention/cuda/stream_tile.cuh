@@ -420,8 +420,8 @@ class StreamWorker {
     const int row_mask = (1 << shift) - 1, heads = 32 >> shift;
     // What the first fold will ask for, under the latency of the tickets; most tasks hold rows of one set, and it serves all folds.
     const RowInfo& early = rows[lane_ / 8 & row_mask];
-    const int early_begin = early.contribution_begin;
-    const DeviceContribution early_contribution = ContributionOf(p_, early_begin, early.contribution_count, 0);
+    const int early_set = early.set;  // -1 where there is no such row
+    const DeviceContribution early_contribution = ContributionOf(p_, early.contribution_begin, early.contribution_count, 0);
     StressDelay<C>();
     __syncwarp();  // all states of the warp are stored
     const RowInfo info = rows[lane_ & row_mask];
@@ -446,7 +446,7 @@ class StreamWorker {
                      .q_row = own.q_row,
                      .qo_head = fold_head * p_.group_size + own.head_in_group};
         if (pair >= 0) fold.count = own.contribution_count;
-        const bool known = own.contribution_begin == early_begin;
+        const bool known = own.set == early_set;
         FoldRows<T, C::kHeadDim, kFoldAtOnce>(
             p_, fold, fold_head, known ? early_contribution : ContributionOf(p_, fold.contribution_begin, fold.count, 0));
       }
