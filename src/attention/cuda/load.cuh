@@ -24,10 +24,7 @@ struct KvMaps {
 template <class C>
 __device__ __forceinline__ void FinishDrawing(const KernelParams& p, SharedStorage<C>& s) {
   if (threadIdx.x % 32 != 0 || atomicAdd(&s.drawers_done, 1) != kWarpgroup / 32 - 1) return;
-  ptx::FenceRelease();
-  if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
-  ptx::FenceAcquire();  // what the others drew comes before what follows
-  p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
+  if (FinishesLast(p)) p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
 }
 
 // Where the tensor maps find (kv index, kv head): the last dimension's coordinate.

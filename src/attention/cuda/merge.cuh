@@ -137,6 +137,15 @@ __device__ __forceinline__ bool ArriveLast(const KernelParams& p, int set, int k
   return true;
 }
 
+// Called once by each CTA when it draws no more. True for the last of the launch: what the others drew comes before what it does
+// next, which is to leave the counters as the next launch needs them.
+__device__ __forceinline__ bool FinishesLast(const KernelParams& p) {
+  ptx::FenceRelease();
+  if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return false;
+  ptx::FenceAcquire();
+  return true;
+}
+
 // A row to fold under one kv head.
 struct FoldRow {
   int32_t count = 0;  // its states; 0: no row

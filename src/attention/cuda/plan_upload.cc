@@ -42,6 +42,7 @@ constexpr double kStreamBytesPerNs = kMemoryBytesPerNs / 132;
 // 0.131).
 constexpr double kWorthDividing = 0.93, kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
 constexpr int64_t kTasksOfStreamingWarp = 12;
+constexpr double kWorthChanging = 0.98;  // another choice, against the one before it
 // A stream task occupies its warp, one of kStreamWarpsPerSm, for its latencies and 16 rows' products of 32 tokens at a time: as a
 // price where dense tiles could do the same, and beside dense tiles of other SMs.
 constexpr double kStreamTaskNs = 20000, kStreamStepNs = 1200, kStreamRowNs = 2000;
@@ -224,7 +225,7 @@ void PlanTranslator::MarkReadOnce(const PlanView& plan, const PrefixForestView& 
 // Both append the ends of all pieces but the last, which is open, to piece_ends_.
 void PlanTranslator::CutEvenly(int32_t tokens, int64_t count) {
   if (count <= 1) return;
-  const int64_t piece = CeilDiv(CeilDiv(tokens, count), dense_piece_unit_) * dense_piece_unit_;
+  const int64_t piece = WholeDenseSteps(CeilDiv(tokens, count));
   for (int64_t end = piece; end < tokens; end += piece) piece_ends_.push_back(static_cast<int32_t>(end));
 }
 
@@ -245,9 +246,8 @@ bool PlanTranslator::IsDense(const PlanView& plan, const Length& length) const {
   for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
     if (RowsOf(plan.merge_sets[plan.members[m]]) > kStreamRows) return true;  // sets are not cut
   }
-  const double dense_ns = static_cast<double>(length.blocks) *
-                          (kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, dense_piece_unit_) * dense_piece_unit_) * 4 *
-                                              kDenseRows * spec_.head_dim / kDenseFlopsPerNs);
+  const double dense_ns =
+      static_cast<double>(length.blocks) * (kDenseTaskNs + static_cast<double>(WholeDenseSteps(length.tokens)) * DenseTokenNs());
   const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, 32 * 4 * spec_.head_dim / kStreamBytesPerNs);
   const double stream_ns = static_cast<double>(CeilDiv(length.rows, kStreamRows)) *
                            (kStreamTaskNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, 32)) * step_ns);
@@ -339,15 +339,12 @@ bool PlanTranslator::JoinPromptTiles(const PlanView& plan) {
 // join them when no dense task is left (POD-Attention's point, by SM). Finds the SMs that compute and the length of dense pieces
 // for which the step ends soonest.
 int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
-  int64_t tokens = 0, kv_tokens = 0;
+  const int64_t heads = spec_.num_kv_heads;
+  int64_t tokens = 0;
   for (const Length& length : lengths_) {
-    if (!length.dense) continue;
-    tokens += int64_t{length.tokens} * length.blocks;
-    kv_tokens += length.tokens;
+    if (length.dense) tokens += int64_t{length.tokens} * length.blocks * heads;
   }
   if (tokens == 0) return INT32_MAX;
-  const int64_t heads = spec_.num_kv_heads;
-  dense_kv_bytes_ = static_cast<double>(kv_tokens * heads) * 4 * spec_.head_dim;
   struct Choice {
     double ns = INFINITY;
     int64_t tasks = 0;
@@ -357,13 +354,13 @@ int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
   size_t num_choices = 0;
   Choice best;
   for (const double share : {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0}) {
-    const double wanted = std::min(share * static_cast<double>(tokens * heads) / num_sms_, 1e9);
-    const auto piece = static_cast<int32_t>(CeilDiv(static_cast<int64_t>(wanted) + 1, dense_piece_unit_) * dense_piece_unit_);
+    const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
+    const auto piece = static_cast<int32_t>(WholeDenseSteps(static_cast<int64_t>(wanted) + 1));
     const Simulated step = Simulate(piece, num_sms_, stream);
     if (step.states > layout_.own_states) break;
     const Choice choice{step.ns, step.dense_tasks, piece};
     choices[num_choices++] = choice;
-    if (choice.ns < 0.98 * best.ns) best = choice;
+    if (choice.ns < kWorthChanging * best.ns) best = choice;
   }
   // As many SMs as take whole rounds of the tasks.
   const double all_sms_ns = best.ns;
@@ -377,11 +374,14 @@ int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
       const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
       if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
       const double ns = Simulate(choice.piece, ctas, stream).ns;
-      if (ns < kWorthDividing * all_sms_ns && ns < 0.98 * best.ns) best = {ns, choice.tasks, choice.piece}, dense_ctas_ = ctas;
+      if (ns < kWorthDividing * all_sms_ns && ns < kWorthChanging * best.ns)
+        best = {ns, choice.tasks, choice.piece}, dense_ctas_ = ctas;
     }
   }
   return best.piece;
 }
+
+int64_t PlanTranslator::WholeDenseSteps(int64_t tokens) const { return CeilDiv(tokens, dense_piece_unit_) * dense_piece_unit_; }
 
 double PlanTranslator::DenseTokenNs() const { return 4.0 * kDenseRows * spec_.head_dim / kDenseFlopsPerNs; }
 
@@ -394,8 +394,10 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
   const std::greater<> later;
   Simulated step;
   double fold_ns = 0, rest_ns = 0;
+  int64_t kv_tokens = 0;  // that dense tasks read, once
   for (const Length& length : lengths_) {
     if (!length.dense || length.tokens == 0) continue;
+    kv_tokens += length.tokens * heads;
     const int64_t count = CeilDiv(length.tokens, piece);
     const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * DenseTokenNs();
     const int64_t item_tasks = count * length.blocks * heads;
@@ -417,7 +419,8 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
   std::ranges::sort(busy_until);
   // Streams have what the dense tiles leave of the memory, then all of it.
   const double dense_end = busy_until.back(), per_sm = std::min(kSmBytesPerNs, stream.bytes / std::max(1.0, stream.sm_ns));
-  const double beside = std::max(kMemoryBytesPerNs / 4, kMemoryBytesPerNs - dense_kv_bytes_ / std::max(1.0, dense_end));
+  const double dense_bytes = static_cast<double>(kv_tokens) * 4 * spec_.head_dim;
+  const double beside = std::max(kMemoryBytesPerNs / 4, kMemoryBytesPerNs - dense_bytes / std::max(1.0, dense_end));
   double now = 0, left = stream.bytes;
   int64_t streaming = num_sms_ - dense_ctas;
   for (const double end : busy_until) {

@@ -83,7 +83,8 @@ class PlanTranslator {
   // Sets dense_ctas_; the length of dense pieces in tokens.
   int32_t DivideSms(const StreamWork& stream);
   Simulated Simulate(int32_t piece, int32_t dense_ctas, const StreamWork& stream);
-  double DenseTokenNs() const;
+  double DenseTokenNs() const;                    // of one block of rows under one kv head
+  int64_t WholeDenseSteps(int64_t tokens) const;  // rounded up
   void CutEvenly(int32_t tokens, int64_t count);
   void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most);
   Status CountContributions(const PlanView& plan);
@@ -94,9 +95,8 @@ class PlanTranslator {
   PlanSizes sizes_;
   PlanLayout layout_;
   int num_sms_;
-  int32_t dense_piece_unit_;   // tokens; the ends of dense pieces are multiples of it
-  int32_t dense_ctas_ = 0;     // CTAs that take dense tasks
-  double dense_kv_bytes_ = 0;  // that dense tasks read, once
+  int32_t dense_piece_unit_;  // tokens; the ends of dense pieces are multiples of it
+  int32_t dense_ctas_ = 0;    // CTAs that take dense tasks
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
   std::vector<Pieces> pieces_;                       // [plan item]
   std::vector<Length> lengths_, joined_;             // of the queued items

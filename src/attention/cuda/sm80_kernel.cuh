@@ -188,11 +188,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) Sm80Kernel(const _
     __syncthreads();  // the next unit is known, this one's rows are read
     unit = s.next_unit[place];
   }
-  if (threadIdx.x != 0) return;
-  ptx::FenceRelease();
-  if (ptx::AtomicAddDevice(&p.counters->finished_ctas, 1) != static_cast<int>(gridDim.x) - 1) return;
-  ptx::FenceAcquire();
-  p.counters->dense_next = p.counters->finished_ctas = 0;  // as the next launch needs them
+  if (threadIdx.x == 0 && FinishesLast(p)) p.counters->dense_next = p.counters->finished_ctas = 0;
 }
 
 }  // namespace coppice::attention::cuda
