@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::BarrierInit(&stream.known[i], kStreamRows);
     }
     for (int i = 0; i < C::kStreamUnits; ++i) ptx::BarrierInit(&stream.ready[i], 1);
+    ptx::BarrierInit(&stream.held_ready, 1);
     ptx::FenceBarrierInit();
   }
   __syncthreads();  // barriers are initialised
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const int worker = warp - 4;
     // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first units do.
     const int units_to_claim = header.num_dense_tasks == 0 ? kUnitsToClaimL2 : 0;
-    StreamWorker<C>(p, maps, s.stream[worker], s.rings[worker], tree_mask, units_to_claim).Run();
+    StreamWorker<C>(p, maps, s, worker, tree_mask, units_to_claim).Run();
   }
 }
 

@@ -198,6 +198,58 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
 
 // ------------------------------------------------------------------------------------------------------------ stream tiles
 
+// Quotient of small positive numbers in a few instructions.
+__device__ __forceinline__ int SmallQuotient(int a, int b) { return __float2int_rz(__fdividef(a + 0.5f, b)); }
+
+// A look at the tickets of a stream task whose rows are of one merge set, when the task is looked up. If all others have arrived,
+// the task's warp needs no ticket and stores no states: it fetches the others' while it reads KV and folds from shared memory
+// (FoldHeld). A lane of the task's half of the warp each state.
+struct EarlyLook {
+  bool few = false;    // a warp can hold the states; the same for the task
+  bool holds = false;  // this lane has one, of:
+  int32_t set = 0, head = 0, row = 0;
+  int32_t ticket = 0;
+  int32_t own_state = 0;  // of the task in its place
+  LoadedContribution contribution;
+
+  // Starts the look-ups; `lane` is that in the task's half of the warp.
+  __device__ __forceinline__ EarlyLook(const KernelParams& p, const Task& task, int lane, bool looks) {
+    const DeviceItem& item = task.item;
+    const DeviceMember& m = task.first;
+    const int rows = item.rows, count = m.contribution_count, states = rows * item.head_count * count;
+    few = looks && item.member_count == 1 && m.state_begin != kDirect && states <= kHeldStates;
+    holds = few && lane < states;
+    if (!holds) return;
+    const int pair = SmallQuotient(lane, count), head_in_task = SmallQuotient(pair, rows);
+    set = m.set, head = item.head_begin + head_in_task, row = pair - head_in_task * rows;
+    ticket = ptx::LoadRelaxedDevice(TicketOf(p, set, head));
+    contribution = LoadContribution(p, m.contribution_begin + lane - pair * count);
+    own_state = m.state_begin + head * m.head_stride + row;
+  }
+
+  // If all others have arrived, puts the tickets back, since nobody comes after this task, and acquires their states. All lanes of
+  // the warp call; the result is the task's.
+  __device__ __forceinline__ bool FindsLast(const KernelParams& p, int arrivals) const {
+    const unsigned missing = Ballot(holds && ticket != arrivals - 1);
+    const bool last = few && missing == 0;
+    if (!__any_sync(kAllLanes, last)) return false;
+    if (last && holds) AcquireSet(p, set, head);
+    ptx::FenceProxyAsyncGlobal();  // the copy engine fetches what these tickets released
+    return last;
+  }
+  // The state to fetch, or kOwnState.
+  __device__ __forceinline__ int32_t Fetched() const {
+    const int32_t state = contribution.State(head, row);
+    return holds && state != own_state ? state : kOwnState;
+  }
+  __device__ __forceinline__ unsigned OwnStates() const { return Ballot(holds && Fetched() == kOwnState); }
+
+ private:
+  static __device__ __forceinline__ unsigned Ballot(bool bit) {
+    return __ballot_sync(kAllLanes, bit) >> (threadIdx.x % 32 / kStreamRows * kStreamRows) & ((1u << kStreamRows) - 1);
+  }
+};
+
 // One warp: draws and resolves the tasks of the stream warps 2 * pair and 2 * pair + 1, a half of its lanes each, a row a lane. So
 // the chain of look-ups to a task costs the workers nothing. first_task: the worker's first one, or -1 to draw it too; tasks before
 // drawn_from are dealt, not drawn.
@@ -206,8 +258,8 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
                                 bool tree_mask) {
   const int lane = threadIdx.x % 32, row = lane % kStreamRows;
   StreamState<C>& state = s.stream[pair * 2 + lane / kStreamRows];
-  bool more = true;
-  for (int n = 0; __any_sync(kAllLanes, more);) {  // n is the half's own
+  bool more = true, phase = false;
+  for (int n = 0; __any_sync(kAllLanes, more);) {  // these three are the half's own
     const int place = n % C::kStreamSlots;
     // The first task is wanted in any case.
     const bool serves = more && (n == 0 || ptx::BarrierTest(&state.wanted[place], (n - 1) / C::kStreamSlots & 1));
@@ -222,6 +274,8 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
     Task task{};
     if (exists) task = p.stream_tasks[index];
     const DeviceItem& item = task.item;
+    // At the beginning of a launch nobody has arrived.
+    const EarlyLook early(p, task, row, exists && (n > 0 || first_task < 0));
     // Pages from the item's first on, beside the look-ups of lengths. Entries past its end are read and not used.
     const int first_page = item.kv_begin >> p.page_shift;
     int pages[kPagesHeld / kStreamRows];
@@ -234,9 +288,12 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
     RowRanges ranges;
     ranges.Add(info, tree_mask);
     ranges.Combine<kStreamRows>();
+    const bool last = early.FindsLast(p, task.first.arrivals);
+    const unsigned own = early.OwnStates();
     if (serves) {
       StreamSlot& slot = state.slots[place];
-      slot.rows[row] = info;
+      if (!last || row < kHoldingRows) slot.rows[row] = info;
+      if (last) slot.held[row] = early.Fetched();
 #pragma unroll
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
@@ -248,9 +305,13 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
         t.page_begin = item.page_begin;
         t.first_page = first_page;
         t.read_once = item.read_once;
+        t.held_of_row = last ? task.first.contribution_count : 0;
+        t.held_phase = phase;
+        t.own = own;
         slot.task = t;
       }
       ptx::BarrierArrive(&state.known[place]);
+      phase ^= last;
       ++n;
       more = exists;
     }

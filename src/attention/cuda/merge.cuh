@@ -153,6 +153,15 @@ struct FoldRow {
   int32_t q_row = 0, qo_head = 0;
 };
 
+// States by index: the workspace's, in global memory, or those that a stream warp holds, in shared memory.
+struct StateArrays {
+  float* acc;  // [state][head_dim]
+  float2* ml;  // [state]: max (base 2, scaled), sum
+};
+__device__ __forceinline__ StateArrays StoredArrays(const KernelParams& p) {
+  return {p.state_acc, reinterpret_cast<float2*>(p.state_ml)};
+}
+
 // Row `row_in_set` of the set that `info` is a row of.
 __device__ __forceinline__ FoldRow RowToFold(const KernelParams& p, const RowInfo& info, int row_in_set, int kv_head) {
   const int query = row_in_set / p.group_size, first_query = info.row_in_set / p.group_size;
@@ -180,19 +189,78 @@ __device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const Fold
   }
 }
 
-// The contribution that this lane's state of a row comes from, eight lanes a row: those from `base` on. Plan data, so it may be
-// asked for before the last ticket is drawn.
-__device__ __forceinline__ DeviceContribution ContributionOf(const KernelParams& p, int contribution_begin, int count, int base) {
-  const int i = base + static_cast<int>(threadIdx.x % 8);
-  return i < count ? p.contributions[contribution_begin + i] : DeviceContribution{};
+// A contribution as loaded: taking it apart would wait for it.
+struct LoadedContribution {
+  int2 raw = {0, 0};
+
+  // Of a row of its set, under a kv head.
+  __device__ __forceinline__ int State(int kv_head, int row_in_set) const {
+    DeviceContribution c;
+    static_assert(sizeof(c) == sizeof(raw));
+    memcpy(&c, &raw, sizeof(c));
+    return c.state_begin + kv_head * static_cast<int>(c.head_stride) + row_in_set;
+  }
+};
+__device__ __forceinline__ LoadedContribution LoadContribution(const KernelParams& p, int index) {
+  return {__ldg(reinterpret_cast<const int2*>(p.contributions) + index)};
 }
 
-// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes, `next`
-// is the lane's ContributionOf the row's first eight. All lanes call. What it costs is latency, so the vectors of kAtOnce states
-// are under way together, beside the states' maxima and the next contributions; and its code is small, since most launches run it
-// once or twice, from a cold instruction cache.
-template <class T, int kHeadDim, int kAtOnce>
-__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head, DeviceContribution next) {
+// The contribution that this lane's state of a row comes from, eight lanes a row: those from `base` on. Plan data, so it may be
+// asked for before the last ticket is drawn.
+__device__ __forceinline__ LoadedContribution ContributionOf(const KernelParams& p, int contribution_begin, int count, int base) {
+  const int i = base + static_cast<int>(threadIdx.x % 8);
+  return i < count ? LoadContribution(p, contribution_begin + i) : LoadedContribution{};
+}
+
+// Where FoldRows finds a row's states: in the workspace, to which their tasks stored them. `next` is the lane's ContributionOf the
+// row's first eight.
+template <int kHeadDim>
+struct StoredStates {
+  const KernelParams& p;
+  int kv_head;
+  LoadedContribution next;
+  int state = 0;
+
+  // Moves to the eight from `base` on, a lane each: maximum and sum of this lane's.
+  __device__ __forceinline__ float2 Load(const FoldRow& row, int base) {
+    state = next.State(kv_head, row.row_in_set);
+    float2 ml = {-INFINITY, 0.0f};
+    if (base + static_cast<int>(threadIdx.x % 8) < row.count) ml = __ldcg(StoredArrays(p).ml + state);
+    next = ContributionOf(p, row.contribution_begin, row.count, base + 8);
+    return ml;
+  }
+  // The vectors of number `i` of these eight. All lanes call.
+  __device__ __forceinline__ const float4* VectorsOf(int i) const {
+    const int64_t from = __shfl_sync(0xffffffffu, state, i, 8);
+    return reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim);
+  }
+  static __device__ __forceinline__ float4 Read(const float4* vector) { return ptx::LoadL2(vector, ptx::kEvictFirst); }
+};
+
+// Or in shared memory, where a stream warp holds them from `acc` and `ml` on.
+template <int kHeadDim>
+struct HeldStates {
+  const float* acc;
+  const float2* ml;
+  int begin = 0;
+
+  __device__ __forceinline__ float2 Load(const FoldRow& row, int base) {
+    begin = base;
+    const int i = base + static_cast<int>(threadIdx.x % 8);
+    return i < row.count ? ml[i] : float2{-INFINITY, 0.0f};
+  }
+  __device__ __forceinline__ const float4* VectorsOf(int i) const {
+    return reinterpret_cast<const float4*>(acc + (begin + i) * kHeadDim);
+  }
+  static __device__ __forceinline__ float4 Read(const float4* vector) { return *vector; }
+};
+
+// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes. All
+// lanes call. What it costs is latency, so the vectors of kAtOnce states are under way together, beside the states' maxima and the
+// next contributions; and its code is small, since most launches run it once or twice, from a cold instruction cache.
+// States: StoredStates or HeldStates. The bits do not depend on which.
+template <class T, int kHeadDim, int kAtOnce, class States>
+__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, States states) {
   constexpr int kVectors = kHeadDim / 32;  // of four elements, a lane; lane i holds vectors i, i + 8, ...
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = threadIdx.x % 8;
@@ -201,21 +269,17 @@ __device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& r
   float acc[kVectors][4] = {};
 #pragma unroll 1
   for (int base = 0; base < most; base += 8) {
-    const int state = next.state_begin + kv_head * next.head_stride + row.row_in_set;
-    float2 ml = {-INFINITY, 0.0f};
-    if (base + lane < row.count) ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
-    next = ContributionOf(p, row.contribution_begin, row.count, base + 8);
+    const float2 ml = states.Load(row, base);
     float weight = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < min(8, most - base); first += kAtOnce) {
       float4 v[kAtOnce][kVectors];
 #pragma unroll
       for (int c = 0; c < kAtOnce; ++c) {
-        const int64_t from = __shfl_sync(kAll, state, first + c, 8);
+        const float4* vectors = states.VectorsOf(first + c) + lane;
         const bool exists = base + first + c < row.count;
-        const float4* vectors = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + lane;
 #pragma unroll
-        for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? ptx::LoadL2(vectors + i * 8, ptx::kEvictFirst) : float4{};
+        for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? States::Read(vectors + i * 8) : float4{};
       }
       if (first == 0) {  // the softmax of these eight, under the latency of their vectors
         float m_new = ml.x;

@@ -21,6 +21,12 @@ __device__ __forceinline__ void Pin(T*& pointer) {
   asm volatile("" : "+l"(pointer));
 }
 
+// The same value; what follows from it is computed where it is used, not kept in registers across the loops around.
+__device__ __forceinline__ int Here(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // ---- mbarrier (9.7.13.15). A phase completes when all expected arrivals and bytes are in.
 
 __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {
@@ -74,6 +80,7 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 // ---- Proxies (9.7.13.4): orders ordinary shared-memory accesses of this thread with those of the copy engine and wgmma.
 
 __device__ __forceinline__ void FenceProxyAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void FenceProxyAsyncGlobal() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- Priorities of lines in the L2 (9.7.9.18): what createpolicy.fractional gives for all lines. First to leave, as usual, last.
 
@@ -111,6 +118,15 @@ __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// ---- Bulk copy (9.7.9.25.4.1): `bytes` of global memory, a multiple of 16, to shared memory, completing them on `barrier`.
+
+__device__ __forceinline__ void BulkLoad(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t priority) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   SharedAddress(to)),
+               "l"(from), "r"(bytes), "r"(SharedAddress(barrier)), "l"(priority)
+               : "memory");
+}
+
 // ---- Prefetch to the L2 (9.7.9.16, 9.7.9.25): bytes, a multiple of 16; the line of an address.
 
 __device__ __forceinline__ void PrefetchL2(const void* from, uint32_t bytes) {
@@ -118,10 +134,13 @@ __device__ __forceinline__ void PrefetchL2(const void* from, uint32_t bytes) {
 }
 __device__ __forceinline__ void PrefetchL2Line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-// ---- cp.async (9.7.9.25): 16 bytes; source_bytes 0 writes zeros.
+// ---- cp.async (9.7.9.25): 16 bytes, of which source_bytes 0 writes zeros; 8 bytes.
 
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int source_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(source_bytes) : "memory");
+}
+__device__ __forceinline__ void CopyAsync8(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void CopyAsyncWaitAll() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -203,6 +222,11 @@ __device__ __forceinline__ int32_t AtomicAddDevice(int32_t* p, int32_t value) {
   int32_t old;
   asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
   return old;
+}
+__device__ __forceinline__ int32_t LoadRelaxedDevice(const int32_t* p) {
+  int32_t value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
 }
 __device__ __forceinline__ void FenceRelease() {
 #if __CUDA_ARCH__ >= 900

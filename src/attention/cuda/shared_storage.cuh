@@ -33,6 +33,10 @@ struct DenseArrivals {
   int32_t kv_head;
 };
 
+// Most states that a stream warp holds to fold its task's set, as many as the lanes that look a task up. A row has two or more.
+inline constexpr int kHeldStates = kStreamRows, kHoldingRows = kHeldStates / 2;
+inline constexpr int32_t kOwnState = -1;  // among the states to hold: the task's own
+
 struct StreamTask {
   int32_t first;  // kv index of the first step's first token, a multiple of kBoxTokens
   TaskRange range;
@@ -40,12 +44,23 @@ struct StreamTask {
   int32_t rows, page_begin;
   int32_t first_page;  // of `pages`
   bool read_once;      // no other task reads its KV
+  // Not 0: all others of the task's set have arrived, so its warp holds and folds the set's states, so many a row and kv head. They
+  // lie by kv head, row and place in the path.
+  uint8_t held_of_row;
+  uint8_t held_phase;  // of held_ready
+  uint16_t own;        // bit i: held state i is the task's own
 };
 
 inline constexpr int kPagesHeld = 32;  // page indices that a stream warp holds, a lane each
 
 struct alignas(16) StreamSlot {
-  RowInfo rows[kStreamRows];
+  union {
+    RowInfo rows[kStreamRows];
+    struct {
+      RowInfo holding_rows[kHoldingRows];  // of a task that holds states
+      int32_t held[kHeldStates];           // those to fetch, or kOwnState
+    };
+  };
   StreamTask task;
   int32_t pages[kPagesHeld];
 };
@@ -56,6 +71,14 @@ struct StreamState {
   StreamSlot slots[C::kStreamSlots];
   uint64_t wanted[C::kStreamSlots], known[C::kStreamSlots];  // a slot is free and the worker will need it; it is filled
   uint64_t ready[C::kStreamUnits];
+  uint64_t held_ready;  // the states that the warp fetches are there
+};
+
+// The states that a stream warp holds: its task's own, and those it fetches while it reads KV.
+template <class C>
+struct alignas(16) StatesHeld {
+  float acc[kHeldStates][C::kHeadDim];
+  float2 ml[kHeldStates];
 };
 
 template <class C>
@@ -66,7 +89,10 @@ struct SharedStorage {
       alignas(1024) uint8_t k[C::kStages][C::kKvTileBytes];   // [8 tokens][chunk][8][64], swizzled
       alignas(1024) uint8_t v[C::kStages][C::kKvTileBytes];
     };
-    alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamUnits][C::kStreamUnitBytes];
+    struct {
+      alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamUnits][C::kStreamUnitBytes];
+      StatesHeld<C> held[C::kStreamWarps];
+    };
   };
 
   DenseSlot dense[C::kQBuffers];

@@ -97,7 +97,8 @@ __device__ __forceinline__ void CompleteSets(const KernelParams& p, Sm80Storage<
     if (deterministic) {
       FoldRowsDeterministic<T, C::kHeadDim>(p, fold, kv_head);
     } else {
-      FoldRows<T, C::kHeadDim, 2>(p, fold, kv_head, ContributionOf(p, fold.contribution_begin, fold.count, 0));
+      const LoadedContribution first = ContributionOf(p, fold.contribution_begin, fold.count, 0);
+      FoldRows<T, C::kHeadDim, 2>(p, fold, StoredStates<C::kHeadDim>{p, kv_head, first});
     }
   }
 }

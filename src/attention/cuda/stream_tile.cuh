@@ -27,8 +27,9 @@ class StreamWorker {
   using Unit = uint8_t[C::kStreamUnitBytes];       // K or V of a step; they alternate in the ring
 
  public:
-  __device__ StreamWorker(const KernelParams& p, KvMaps maps, StreamState<C>& state, Unit* ring, bool tree_mask, int units_to_claim)
-      : p_(p), maps_(maps), state_(state), ring_(ring), tree_mask_(tree_mask), units_to_claim_(units_to_claim) {}
+  // worker: of the CTA's stream warps.
+  __device__ StreamWorker(const KernelParams& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int units_to_claim)
+      : p_(p), maps_(maps), s_(s), worker_(worker), tree_mask_(tree_mask), units_to_claim_(units_to_claim) {}
 
   // One loop over steps, whatever task and head they belong to, so that the code of each part exists once (instruction cache).
   __device__ void Run() {
@@ -39,13 +40,14 @@ class StreamWorker {
       Fill();
       if (!open) {
         if (current_ == fetched_) {  // nothing is left to do, nor to load
-          ptx::BarrierWait(&state_.known[Place(fetched_)], Phase(fetched_));
-          if (state_.slots[Place(fetched_)].task.head_end < 0) return;
+          ptx::BarrierWait(&s_.stream[worker_].known[Place(fetched_)], Phase(fetched_));
+          if (SlotOf(fetched_).task.head_end < 0) return;
           continue;
         }
-        task = state_.slots[Place(current_)].task;
+        task = slot().task;
         head = task.head_begin, position = task.first, end = max(task.range.end, task.first);
         open = true;
+        if (holds_states()) FetchStates(task);
       }
       const bool narrow = task.rows <= 8;
       if (position == task.first) narrow ? Begin<1>(head) : Begin<2>(head);
@@ -54,10 +56,10 @@ class StreamWorker {
         position += kTokens;
       }
       if (position < end) continue;
-      narrow ? Finish<1>(head) : Finish<2>(head);
+      narrow ? Finish<1>(task, head) : Finish<2>(task, head);
       position = task.first;
       if (++head < task.head_end) continue;
-      Complete(task);
+      holds_states() ? FoldHeld(task) : Complete(task);
       Forget();
       __syncwarp();  // the task's rows are read; its slot may be filled again
       ++current_;
@@ -69,12 +71,13 @@ class StreamWorker {
   // ---- The loading side: a cursor that runs up to kUnits units and one task ahead. LoadStreamTasks fills the slots of tasks.
 
   static __device__ __forceinline__ int Place(int task) { return task % C::kStreamSlots; }
+  __device__ __forceinline__ const StreamSlot& SlotOf(int task) const { return s_.stream[worker_].slots[Place(task)]; }
   static __device__ __forceinline__ uint32_t Phase(int task) { return task / C::kStreamSlots & 1; }
 
   // Moves the cursor to the next task. False if it is not known yet, or there is none.
   __device__ bool Advance() {
-    if (!__all_sync(kAllLanes, ptx::BarrierTest(&state_.known[Place(fetched_)], Phase(fetched_)))) return false;
-    const StreamSlot& slot = state_.slots[Place(fetched_)];
+    if (!__all_sync(kAllLanes, ptx::BarrierTest(&s_.stream[worker_].known[Place(fetched_)], Phase(fetched_)))) return false;
+    const StreamSlot& slot = SlotOf(fetched_);
     if (slot.task.head_end < 0) return false;
     ++fetched_;
     load_first_ = load_position_ = slot.task.first;
@@ -94,7 +97,7 @@ class StreamWorker {
     if (wanted_ > fetched_ || wanted_ == current_ + C::kStreamSlots) return;
     const int tokens_left = load_end_ - load_position_ + (load_head_end_ - load_head_ - 1) * (load_end_ - load_first_);
     if (tokens_left > kWantTokens) return;
-    if (lane_ == 0) ptx::BarrierArrive(&state_.wanted[Place(wanted_)]);
+    if (lane_ == 0) ptx::BarrierArrive(&s_.stream[worker_].wanted[Place(wanted_)]);
     ++wanted_;
   }
 
@@ -127,11 +130,11 @@ class StreamWorker {
     }
     const int position = load_position_ + (lane_ << p_.box_shift);
     const int page = __shfl_sync(kAllLanes, pages_, ((position >> p_.page_shift) - pages_from_) & 31);
-    uint64_t* ready = &state_.ready[load_slot_];
+    uint64_t* ready = &s_.stream[worker_].ready[load_slot_];
     if (lane_ == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p_.box_shift) * C::kHeadDim * 2);
     __syncwarp();  // the barrier expects the bytes before any arrive
     if (lane_ < boxes) {
-      LoadBox(p_, load_v_ ? maps_.v : maps_.k, ready, ring_[load_slot_] + (lane_ << p_.box_shift) / 8 * C::kGroupBytes,
+      LoadBox(p_, load_v_ ? maps_.v : maps_.k, ready, s_.rings[worker_][load_slot_] + (lane_ << p_.box_shift) / 8 * C::kGroupBytes,
               page * p_.units_per_page + load_head_ * p_.units_per_head, position, C::kHeadChunks, C::kGroupBytes,
               load_once_ && units_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
     }
@@ -146,8 +149,8 @@ class StreamWorker {
   // it.
   __device__ uint8_t* Await(int after) {
     const int slot = slot_ + after;
-    ptx::BarrierWait(&state_.ready[slot < kUnits ? slot : 0], slot < kUnits ? parity_ : parity_ ^ 1);
-    return ring_[slot < kUnits ? slot : 0];
+    ptx::BarrierWait(&s_.stream[worker_].ready[slot < kUnits ? slot : 0], slot < kUnits ? parity_ : parity_ ^ 1);
+    return s_.rings[worker_][slot < kUnits ? slot : 0];
   }
   __device__ void Release() {
     __syncwarp();
@@ -160,6 +163,16 @@ class StreamWorker {
   // Shared-memory address of the 16-byte piece `piece` of `token` in a unit: [8 tokens][chunk][8][64], swizzled.
   static __device__ __forceinline__ uint32_t Piece(uint32_t unit, int token, int piece) {
     return unit + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 + ((piece % 8) ^ (token % 8)) * 16;
+  }
+
+  // The current task's. Not all of it is kept in registers.
+  __device__ __forceinline__ const StreamSlot& slot() const { return SlotOf(current_); }
+  // The same in all lanes, which call together: the vote tells the compiler so.
+  __device__ __forceinline__ bool holds_states() const { return __any_sync(kAllLanes, slot().task.held_of_row != 0); }
+  __device__ __forceinline__ StatesHeld<C>& held() const { return s_.held[ptx::Here(worker_)]; }
+  // The first held state of a row under a kv head.
+  __device__ __forceinline__ int HeldBegin(const StreamTask& task, int head, int row) const {
+    return ((head - task.head_begin) * task.rows + row) * slot().task.held_of_row;
   }
 
   // Tells the compiler that the registers of a head are not needed across Complete, which it would save and restore.
@@ -179,7 +192,7 @@ class StreamWorker {
   template <int kColumns>
   __device__ void Begin(int head) {
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) LoadQ(q_[n], state_.slots[Place(current_)].rows, n, head);
+    for (int n = 0; n < kColumns; ++n) LoadQ(q_[n], slot().rows, n, head);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       row_max_[n][0] = row_max_[n][1] = -INFINITY;
@@ -203,10 +216,7 @@ class StreamWorker {
       const bool last = first + kTogether<kColumns> == kBlocks;
       Scores<kColumns> scores;
       Score<kColumns>(scores, ptx::SharedAddress(Await(0)), first);
-      if (last) {
-        Release();
-        if (load_v_) Load();  // in the place of K
-      }
+      if (last) Release();
       const int start = position + first * 16;
       if (start < task.range.full_begin || start + 16 * kTogether < kColumns >> task.range.full_end)
         Mask<kColumns>(task, start, scores);
@@ -308,7 +318,7 @@ class StreamWorker {
   // scores[b][n]: tokens b * 16 + lane / 4 (+ 8 for elements 2, 3), rows n * 8 + lane % 4 * 2 (+ 1 for elements 1, 3).
   template <int kColumns>
   __device__ void Mask(const StreamTask& task, int start, Scores<kColumns>& scores) {
-    const RowInfo* rows = state_.slots[Place(current_)].rows;
+    const RowInfo* rows = slot().rows;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -359,8 +369,9 @@ class StreamWorker {
   // Stores states or output. out_[n][d]: elements d * 16 + lane / 4 (+ 8 for registers
   // 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for registers 1, 3).
   template <int kColumns>
-  __device__ void Finish(int head) {
-    const RowInfo* rows = state_.slots[Place(current_)].rows;
+  __device__ void Finish(const StreamTask& task, int head) {
+    const RowInfo* rows = slot().rows;
+    const bool holds = kColumns == 1 && holds_states();  // of at most eight rows
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -383,14 +394,17 @@ class StreamWorker {
           if (p_.lse != nullptr && lane_ < 4)
             p_.lse[int64_t{info.q_row} * p_.num_kv_heads * p_.group_size + qo_head] = NaturalLse(m, sum);
         } else {
-          const int64_t at = info.state + int64_t{head} * info.head_stride;
-          if (lane_ < 4) ptx::StoreL2(reinterpret_cast<float2*>(p_.state_ml) + at, float2{m, sum}, ptx::kEvictLast);
-          float* to = p_.state_acc + at * C::kHeadDim + lane_ / 4;
-#pragma unroll
-          for (int d = 0; d < kDepth; ++d) {
-            ptx::StoreL2(to + d * 16, out_[n][d][c], ptx::kEvictLast);
-            ptx::StoreL2(to + d * 16 + 8, out_[n][d][c + 2], ptx::kEvictLast);
+          int64_t at = info.state + int64_t{head} * info.head_stride;
+          StateArrays to = StoredArrays(p_);
+          if (holds) {
+            const int first = HeldBegin(task, head, n * 8 + lane_ % 4 * 2 + c);
+            at = first + __ffs(slot().task.own >> first) - 1;
+            to = {held().acc[0], held().ml};
           }
+          if (lane_ < 4) to.ml[at] = {m, sum};
+          float* const acc = to.acc + at * C::kHeadDim + lane_ / 4;
+#pragma unroll
+          for (int d = 0; d < kDepth; ++d) acc[d * 16] = out_[n][d][c], acc[d * 16 + 8] = out_[n][d][c + 2];
         }
       }
       // Output of sets that only this item contributes to: transposed back, so that a lane holds neighbours of one row.
@@ -413,15 +427,29 @@ class StreamWorker {
     }
   }
 
+  // Asks for the states that the warp is to hold beside the task's own.
+  __device__ void FetchStates(const StreamTask& task) {
+    const int count = task.rows * (task.head_end - task.head_begin) * slot().task.held_of_row;
+    const int state = lane_ < count ? slot().held[lane_] : kOwnState;
+    const bool fetches = state != kOwnState;
+    const int others = __popc(__ballot_sync(kAllLanes, fetches));
+    if (lane_ == 0) ptx::BarrierArriveExpectBytes(&s_.stream[worker_].held_ready, others * C::kHeadDim * 4);
+    __syncwarp();  // the barrier expects the bytes before any arrive
+    if (!fetches) return;
+    ptx::BulkLoad(held().acc[lane_], p_.state_acc + int64_t{state} * C::kHeadDim, C::kHeadDim * 4, &s_.stream[worker_].held_ready,
+                  ptx::kEvictFirst);
+    ptx::CopyAsync8(ptx::SharedAddress(&held().ml[lane_]), p_.state_ml + int64_t{state} * 2);
+  }
+
   // Draws the tickets of all sets and heads of the task at once, and folds what is complete.
   __device__ void Complete(const StreamTask& task) {
-    const RowInfo* rows = state_.slots[Place(current_)].rows;
+    const RowInfo* rows = slot().rows;
     const int shift = task.rows <= 1 ? 0 : 32 - __clz(task.rows - 1);  // rows padded to a power of two
     const int row_mask = (1 << shift) - 1, heads = 32 >> shift;
     // What the first fold will ask for, under the latency of the tickets; most tasks hold rows of one set, and it serves all folds.
     const RowInfo& early = rows[lane_ / 8 & row_mask];
     const int early_set = early.set;  // -1 where there is no such row
-    const DeviceContribution early_contribution = ContributionOf(p_, early.contribution_begin, early.contribution_count, 0);
+    const LoadedContribution early_contribution = ContributionOf(p_, early.contribution_begin, early.contribution_count, 0);
     StressDelay<C>();
     __syncwarp();  // all states of the warp are stored
     const RowInfo info = rows[lane_ & row_mask];
@@ -448,15 +476,37 @@ class StreamWorker {
         if (pair >= 0) fold.count = own.contribution_count;
         const bool known = own.set == early_set;
         FoldRows<T, C::kHeadDim, kFoldAtOnce>(
-            p_, fold, fold_head, known ? early_contribution : ContributionOf(p_, fold.contribution_begin, fold.count, 0));
+            p_, fold,
+            StoredStates<C::kHeadDim>{p_, fold_head,
+                                      known ? early_contribution : ContributionOf(p_, fold.contribution_begin, fold.count, 0)});
       }
     }
   }
 
+  // Folds the states that the warp holds. No other task of the set is left.
+  __device__ void FoldHeld(const StreamTask& task) {
+    const RowInfo* rows = slot().rows;
+    const int lane = ptx::Here(lane_);
+    ptx::BarrierWait(&s_.stream[worker_].held_ready, slot().task.held_phase);
+    ptx::CopyAsyncWaitAll();
+    __syncwarp();  // what all lanes fetched has come, what all lanes added is written
+    const int count = slot().task.held_of_row, pairs = task.rows * (task.head_end - task.head_begin);  // (row, kv head)
+#pragma unroll 1
+    for (int first = 0; first < pairs; first += 4) {  // eight lanes a pair
+      const int pair = min(first + lane / 8, pairs - 1), head = SmallQuotient(pair, task.rows);
+      const RowInfo& info = rows[pair - head * task.rows];
+      const FoldRow fold{.count = first + lane / 8 < pairs ? count : 0,
+                         .q_row = info.q_row,
+                         .qo_head = (task.head_begin + head) * p_.group_size + info.head_in_group};
+      FoldRows<T, C::kHeadDim, 1>(p_, fold, HeldStates<C::kHeadDim>{held().acc[pair * count], held().ml + pair * count});
+    }
+    ptx::FenceProxyAsync();  // these accesses before the copy engine's next ones
+  }
+
   const KernelParams& p_;
   const KvMaps maps_;
-  StreamState<C>& state_;
-  Unit* const ring_;
+  SharedStorage<C>& s_;
+  const int worker_;
   const bool tree_mask_;
   const int lane_ = threadIdx.x % 32;
 
