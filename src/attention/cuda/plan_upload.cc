@@ -32,20 +32,24 @@ constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
 constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs more than it gains
 
-// What an SM does alone, as measured inside whole launches (docs/kernels/hopper.md): dense tiles at 560 TFLOP/s over 132 SMs;
-// starting a dense task and storing and folding its states; bulk copies. All together copy no faster than the memory.
-constexpr double kDenseFlopsPerNs = 560e3 / 132, kDenseTaskNs = 6000, kSmBytesPerNs = 49, kMemoryBytesPerNs = 4.4e3;
+// What an SM does alone, fitted to whole launches (docs/kernels/hopper.md, "SMs divided"): dense tiles at 700 TFLOP/s over 132 SMs;
+// starting a dense task and storing and folding its states; bulk copies. All together copy no faster than the memory. A launch
+// takes so much more than its work: its beginning, the first KV, the end of the last tasks.
+constexpr double kDenseFlopsPerNs = 700e3 / 132, kDenseTaskNs = 5000, kSmBytesPerNs = 49, kMemoryBytesPerNs = 4.4e3;
+constexpr double kLaunchNs = 20000;
+// Dense tokens take so much longer if all other SMs stream: copies of both share the way to the memory (A2, 64 of 132 SMs).
+constexpr double kSlowedByStreams = 0.3;
 constexpr double kStreamBytesPerNs = kMemoryBytesPerNs / 132;
-// When SMs are divided into those that compute and those that stream: the predicted step against the one where all do both, the
-// fewest that compute, how far apart the numbers tried are, pieces tried (that are at most so much worse where all SMs compute),
-// and the fewest tasks of a streaming warp, below which its last one decides when the step ends (B: 5.6, 0.152 ms instead of
-// 0.131).
-constexpr double kWorthDividing = 0.93, kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
-constexpr int64_t kTasksOfStreamingWarp = 12;
-constexpr double kWorthChanging = 0.98;  // another choice, against the one before it
-// A stream task occupies its warp, one of kStreamWarpsPerSm, for its latencies and 16 rows' products of 32 tokens at a time: as a
-// price where dense tiles could do the same, and beside dense tiles of other SMs.
-constexpr double kStreamTaskNs = 20000, kStreamStepNs = 1200, kStreamRowNs = 2000;
+// When SMs are divided into those that compute and those that stream: the fewest that compute, how far apart the numbers tried are,
+// pieces tried (that are at most so much worse where all SMs compute), and the fewest tasks of a streaming warp, below which its
+// last one decides when the step ends.
+constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
+constexpr int64_t kTasksOfStreamingWarp = 6;
+constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
+// A stream task occupies its warp, one of kStreamWarpsPerSm, for each step of 32 tokens and for its latencies, which are shorter
+// once the dense tasks are done, since it is the last of its sets then and folds from shared memory. And the price of a task where
+// dense tiles could do the same.
+constexpr double kStreamStepNs = 1200, kStreamTaskBesideDenseNs = 3000, kStreamTaskNs = 1000, kStreamPriceNs = 20000;
 // Tokens of a stream task whose warp has the SM's copy path for itself. Who arrives last folds a state of each piece, four rows in
 // one pass, a warp 16 rows after each other: what a piece saves in reading must be worth that (measured: 8/1 heads, one request).
 constexpr double kStreamTokenNs = 80, kFoldPassNs = 250;
@@ -141,7 +145,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   lengths_.clear();
   int64_t stream_tokens = 0;
   int64_t stream_blocks = 0;
-  double stream_warp_ns = 0;
+  int64_t stream_steps = 0;
   // Only queued items are run: the pools of a plan that is edited in place hold others too.
   for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
     for (const int32_t id : queue) {
@@ -160,8 +164,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
       const int64_t blocks = CeilDiv(length.rows, kStreamRows);
       stream_blocks += blocks;
       stream_tokens += length.tokens * blocks;
-      stream_warp_ns += static_cast<double>(length.rows) * kStreamRowNs +
-                        static_cast<double>(blocks * CeilDiv(length.tokens, kStreamPieceUnit)) * kStreamStepNs;
+      stream_steps += blocks * CeilDiv(length.tokens, kStreamPieceUnit);
     }
   }
   MarkReadOnce(plan, forest);
@@ -169,7 +172,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
   if (spec_.deterministic) return;
   const int64_t heads = spec_.num_kv_heads;
   const int32_t dense_piece = DivideSms({.bytes = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim,
-                                         .sm_ns = stream_warp_ns * static_cast<double>(heads) / kStreamWarpsPerSm,
+                                         .steps = stream_steps * heads,
                                          .tasks = stream_blocks * heads});
   const int64_t stream_warps = int64_t{num_sms_} * kStreamWarpsPerSm;
   const double tokens_per_warp = static_cast<double>(stream_tokens * heads) / stream_warps;
@@ -250,7 +253,7 @@ bool PlanTranslator::IsDense(const PlanView& plan, const Length& length) const {
       static_cast<double>(length.blocks) * (kDenseTaskNs + static_cast<double>(WholeDenseSteps(length.tokens)) * DenseTokenNs());
   const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, 32 * 4 * spec_.head_dim / kStreamBytesPerNs);
   const double stream_ns = static_cast<double>(CeilDiv(length.rows, kStreamRows)) *
-                           (kStreamTaskNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, 32)) * step_ns);
+                           (kStreamPriceNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, 32)) * step_ns);
   return dense_ns <= stream_ns;
 }
 
@@ -374,8 +377,7 @@ int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
       const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
       if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
       const double ns = Simulate(choice.piece, ctas, stream).ns;
-      if (ns < kWorthDividing * all_sms_ns && ns < kWorthChanging * best.ns)
-        best = {ns, choice.tasks, choice.piece}, dense_ctas_ = ctas;
+      if (ns < kWorthChanging * best.ns) best = {ns, choice.tasks, choice.piece}, dense_ctas_ = ctas;
     }
   }
   return best.piece;
@@ -393,19 +395,24 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
   std::ranges::fill(busy_until, 0.0);
   const std::greater<> later;
   Simulated step;
+  for (const Length& length : lengths_) {
+    if (length.dense && length.tokens > 0) step.dense_tasks += CeilDiv(length.tokens, piece) * length.blocks * heads;
+  }
+  const auto streaming_sms = static_cast<double>(num_sms_ - std::min<int64_t>(dense_ctas, step.dense_tasks));
+  const double token_ns = DenseTokenNs() * (1 + kSlowedByStreams * streaming_sms / num_sms_);
   double fold_ns = 0, rest_ns = 0;
-  int64_t kv_tokens = 0;  // that dense tasks read, once
+  int64_t kv_tokens = 0, tasks = 0;  // that dense tasks read, once; dense tasks
   for (const Length& length : lengths_) {
     if (!length.dense || length.tokens == 0) continue;
     kv_tokens += length.tokens * heads;
     const int64_t count = CeilDiv(length.tokens, piece);
-    const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * DenseTokenNs();
+    const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * token_ns;
     const int64_t item_tasks = count * length.blocks * heads;
     if (count > 1) {
       step.states += count * length.rows * heads;
       fold_ns = std::max(fold_ns, static_cast<double>(count) * FoldNs(length.rows));
     }
-    if (step.dense_tasks += item_tasks; step.dense_tasks > kSimulatedTasksPerSm * num_sms_) {  // so many even out by themselves
+    if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) {  // so many even out by themselves
       rest_ns += static_cast<double>(item_tasks) * task_ns;
       continue;
     }
@@ -418,7 +425,11 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
   for (double& end : busy_until) end += rest_ns / dense_ctas;
   std::ranges::sort(busy_until);
   // Streams have what the dense tiles leave of the memory, then all of it.
-  const double dense_end = busy_until.back(), per_sm = std::min(kSmBytesPerNs, stream.bytes / std::max(1.0, stream.sm_ns));
+  const auto sm_bytes_per_ns = [&](double task_ns) {
+    const double warp_ns = static_cast<double>(stream.steps) * kStreamStepNs + static_cast<double>(stream.tasks) * task_ns;
+    return std::min(kSmBytesPerNs, stream.bytes * kStreamWarpsPerSm / std::max(1.0, warp_ns));
+  };
+  const double dense_end = busy_until.back(), per_sm = sm_bytes_per_ns(kStreamTaskBesideDenseNs);
   const double dense_bytes = static_cast<double>(kv_tokens) * 4 * spec_.head_dim;
   const double beside = std::max(kMemoryBytesPerNs / 4, kMemoryBytesPerNs - dense_bytes / std::max(1.0, dense_end));
   double now = 0, left = stream.bytes;
@@ -428,9 +439,9 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
     now = end;
     ++streaming;
   }
-  if (left > 0) now += left / std::min(kMemoryBytesPerNs, static_cast<double>(num_sms_) * per_sm);
+  if (left > 0) now += left / std::min(kMemoryBytesPerNs, static_cast<double>(num_sms_) * sm_bytes_per_ns(kStreamTaskNs));
   // Where streaming ends later, its warps fold, a set each.
-  step.ns = std::max(now, dense_end + fold_ns);
+  step.ns = kLaunchNs + std::max(now, dense_end + fold_ns);
   return step;
 }
 

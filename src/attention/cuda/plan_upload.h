@@ -71,10 +71,10 @@ class PlanTranslator {
   void JoinItems(const PlanView& plan, const PrefixForestView& forest);
   bool JoinPromptTiles(const PlanView& plan);
   void MarkReadOnce(const PlanView& plan, const PrefixForestView& forest);
-  // What stream tasks read, the time that one SM takes for them if memory is no limit, and their number before any cut.
+  // What stream tasks read, and their steps and number before any cut.
   struct StreamWork {
-    double bytes, sm_ns;
-    int64_t tasks;
+    double bytes;
+    int64_t steps, tasks;
   };
   struct Simulated {
     double ns = 0;
