@@ -243,7 +243,7 @@ struct DenseTile {
       const FoldRow next = row_to_fold(base += 16);
       const LoadedContribution next_contribution = ContributionOf(p, next.contribution_begin, next.count, 0);
       if (__any_sync(kAllLanes, fold.count != 0)) {
-        FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, StoredStates<C::kHeadDim>{p, kv_head, contribution});
+        FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head, contribution);
       }
       fold = next, contribution = next_contribution;
     }

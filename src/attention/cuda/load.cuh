@@ -79,6 +79,7 @@ struct RowRanges {
 // One warp: draws dense tasks, resolves their rows and ranges for the warps that load Q and KV.
 template <class C>
 __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int num_tasks, int dense_ctas, bool tree_mask) {
+  constexpr int kRowsAtOnce = 2;  // a lane: as many look-ups under way as the producer's registers hold
   const int lane = threadIdx.x % 32;
   int claimed = blockIdx.x < dense_ctas ? blockIdx.x : num_tasks;  // the first task needs no drawing
   for (int n = 0;; ++n) {
@@ -91,22 +92,33 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
       ptx::BarrierArrive(&s.task_known[slot]);
       return;
     }
-    if (lane == 0) claimed = dense_ctas + atomicAdd(&p.counters->dense_next, 1);  // needed only when this task is loaded
-    const Task task = p.dense_tasks[index];
-    const DeviceItem& item = task.item;
-    const int end = min(item.kv_end, p.branches[item.branch].kv_len);
+    const DeviceItem item = LoadPlan(&p.dense_tasks[index].item);
+    const int kv_len = __ldg(&p.branches[item.branch].kv_len);
 
     RowRanges ranges;
-#pragma unroll 2  // two look-ups under way; more do not fit the producer's registers
-    for (int i = 0; i < kDenseRows / 32; ++i) {
-      const int r = lane + 32 * i;
-      const RowInfo info = ResolveRow(p, task, r, tree_mask);
-      shared.rows[r] = info;
-      ranges.Add(info, tree_mask);
+#pragma unroll 1
+    for (int begin = lane; begin < kDenseRows; begin += kRowsAtOnce * 32) {
+      DeviceMember members[kRowsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int r = begin + i * 32;
+        members[i] = LoadPlan(p.members + item.member_begin + (r < item.rows ? MemberOf(p, item, r) : 0));
+      }
+      DeviceBranch branches[kRowsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) branches[i] = LoadBranch(p, members[i].branch);
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int r = begin + i * 32;
+        RowInfo info = RowOf(p, item, members[i], r);
+        AddBranch(p, branches[i], tree_mask, info);
+        ranges.Add(info, tree_mask);
+        shared.rows[r] = info;
+      }
     }
     ranges.Combine<32>();
     if (lane == 0) {
-      DenseTask t{.range = ranges.Of(item, end)};
+      DenseTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
       t.first = t.range.begin / kBoxTokens * kBoxTokens;
       t.num_tiles = t.range.end > t.range.begin ? (t.range.end - t.first + C::kKvTile - 1) / C::kKvTile : 0;
       t.page_begin = item.page_begin;
@@ -115,6 +127,7 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int n
       shared.task = t;
     }
     ptx::BarrierArrive(&s.task_known[slot]);
+    if (lane == 0) claimed = dense_ctas + atomicAdd(&p.counters->dense_next, 1);  // the next, while this one is loaded
   }
 }
 
@@ -217,7 +230,7 @@ struct EarlyLook {
     const DeviceItem& item = task.item;
     const DeviceMember& m = task.first;
     const int rows = item.rows, count = m.contribution_count, states = rows * item.head_count * count;
-    few = looks && item.member_count == 1 && m.state_begin != kDirect && states <= kHeldStates;
+    few = looks && item.member_count == 1 && m.state_begin != kDirect && count <= kMostInShared && states <= kHeldStates;
     holds = few && lane < states;
     if (!holds) return;
     const int pair = SmallQuotient(lane, count), head_in_task = SmallQuotient(pair, rows);
@@ -272,19 +285,20 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
     index = __shfl_sync(kAllLanes, index, lane - row);
     const bool exists = serves && index < num_tasks;
     Task task{};
-    if (exists) task = p.stream_tasks[index];
+    if (exists) task = LoadPlan(p.stream_tasks + index);
     const DeviceItem& item = task.item;
-    // At the beginning of a launch nobody has arrived.
-    const EarlyLook early(p, task, row, exists && (n > 0 || first_task < 0));
-    // Pages from the item's first on, beside the look-ups of lengths. Entries past its end are read and not used.
+    // What follows from the task alone, asked for at once: lengths, pages from the item's first on (entries past its end are read
+    // and not used), tickets (not at the beginning of a launch, when nobody has arrived).
+    const DeviceBranch first_branch = LoadBranch(p, task.first.branch);
+    const int kv_len = __ldg(&p.branches[item.branch].kv_len);
     const int first_page = item.kv_begin >> p.page_shift;
     int pages[kPagesHeld / kStreamRows];
 #pragma unroll
     for (int i = 0; i < kPagesHeld / kStreamRows; ++i) {
       pages[i] = __ldg(p.page_indices + min(item.page_begin + first_page + i * kStreamRows + row, p.num_page_slots - 1));
     }
-    const int end = min(item.kv_end, p.branches[item.branch].kv_len);
-    const RowInfo info = ResolveRow(p, task, row, tree_mask);
+    const EarlyLook early(p, task, row, exists && (n > 0 || first_task < 0));
+    const RowInfo info = ResolveRow(p, task, first_branch, row, tree_mask);
     RowRanges ranges;
     ranges.Add(info, tree_mask);
     ranges.Combine<kStreamRows>();
@@ -297,7 +311,7 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
 #pragma unroll
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
-        StreamTask t{.range = ranges.Of(item, end)};
+        StreamTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
         t.first = t.range.begin / kBoxTokens * kBoxTokens;
         t.head_begin = item.head_begin;
         t.head_end = exists ? item.head_begin + item.head_count : -1;

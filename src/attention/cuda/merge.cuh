@@ -26,28 +26,45 @@ struct alignas(16) RowInfo {
 };
 static_assert(sizeof(RowInfo) == 48);
 
-__device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task& task, int r, bool tree_mask) {
-  const DeviceItem& item = task.item;
+// A struct of the plan in as few loads as it takes, all under way at once: field by field ptxas starts some of them only when
+// others are there.
+template <class S>
+__device__ __forceinline__ S LoadPlan(const S* from) {
+  constexpr int kWords = sizeof(S) / sizeof(int4);
+  static_assert(sizeof(S) % sizeof(int4) == 0 && alignof(S) % alignof(int4) == 0);
+  int4 words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __ldg(reinterpret_cast<const int4*>(from) + i);
+  S to;
+  memcpy(&to, words, sizeof(S));
+  return to;
+}
+
+__device__ __forceinline__ DeviceBranch LoadBranch(const KernelParams& p, int branch) {
+  const int32_t* from = &p.branches[branch].kv_len;
+  const int2 begin = __ldg(reinterpret_cast<const int2*>(from));
+  return {.kv_len = begin.x, .query_begin = begin.y, .query_count = __ldg(from + 2), .reserved = 0};
+}
+
+// Which of the item's members row `r` < item.rows is of.
+__device__ __forceinline__ int MemberOf(const KernelParams& p, const DeviceItem& item, int r) {
+  if (item.rows_per_member != 0) return r / item.rows_per_member;
+  int member = 0;  // the last with row_begin <= r
+  for (int low = 0, high = item.member_count; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    (p.members[item.member_begin + middle].row_begin <= r ? low : high) = middle;
+    member = low;
+  }
+  return member;
+}
+
+// Row `r` of an item, of member `m`, but for what AddBranch adds: q_row is the query's place in its branch.
+__device__ __forceinline__ RowInfo RowOf(const KernelParams& p, const DeviceItem& item, const DeviceMember& m, int r) {
   RowInfo info{.q_row = -1, .lo = 0, .hi = INT32_MAX, .state = kDirect, .head_stride = 0, .set = -1};
   if (r >= item.rows) return info;
-  int member = 0;
-  if (item.rows_per_member != 0) {
-    member = r / item.rows_per_member;
-  } else {  // last member with row_begin <= r
-    for (int low = 0, high = item.member_count; high - low > 1;) {
-      const int middle = (low + high) / 2;
-      (p.members[item.member_begin + middle].row_begin <= r ? low : high) = middle;
-      member = low;
-    }
-  }
-  const DeviceMember m = member == 0 ? task.first : p.members[item.member_begin + member];
-  const DeviceBranch branch = p.branches[m.branch];
   const int row = r - m.row_begin;
   const int query = row / p.group_size;
-  const int kv_index = branch.kv_len - branch.query_count + m.query_begin + query;
-  info.q_row = branch.query_begin + m.query_begin + query;
-  info.lo = p.window > 0 ? max(0, kv_index + 1 - p.window) : 0;
-  info.hi = tree_mask ? branch.kv_len : kv_index + 1;
+  info.q_row = m.query_begin + query;
   info.state = m.state_begin < 0 ? kDirect : m.state_begin + row;
   info.head_stride = m.head_stride;
   info.set = m.set;
@@ -57,7 +74,24 @@ __device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task&
   info.rows_in_set = m.query_count * p.group_size;
   info.head_in_group = row - query * p.group_size;
   info.arrivals = m.arrivals;
+  return info;
+}
+__device__ __forceinline__ void AddBranch(const KernelParams& p, const DeviceBranch& branch, bool tree_mask, RowInfo& info) {
+  if (info.q_row < 0) return;
+  const int kv_index = branch.kv_len - branch.query_count + info.q_row;
+  info.q_row += branch.query_begin;
+  info.lo = p.window > 0 ? max(0, kv_index + 1 - p.window) : 0;
+  info.hi = tree_mask ? branch.kv_len : kv_index + 1;
   info.query_count = branch.query_count;
+}
+
+// Row `r` of a task; first_branch: that of the task's first member, which most rows of a short task are of.
+__device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task& task, const DeviceBranch& first_branch, int r,
+                                              bool tree_mask) {
+  const int member = r < task.item.rows ? MemberOf(p, task.item, r) : 0;
+  const DeviceMember m = member == 0 ? task.first : LoadPlan(p.members + task.item.member_begin + member);
+  RowInfo info = RowOf(p, task.item, m, r);
+  AddBranch(p, member == 0 ? first_branch : LoadBranch(p, m.branch), tree_mask, info);
   return info;
 }
 
@@ -209,105 +243,115 @@ __device__ __forceinline__ LoadedContribution LoadContribution(const KernelParam
 // asked for before the last ticket is drawn.
 __device__ __forceinline__ LoadedContribution ContributionOf(const KernelParams& p, int contribution_begin, int count, int base) {
   const int i = base + static_cast<int>(threadIdx.x % 8);
-  return i < count ? LoadContribution(p, contribution_begin + i) : LoadedContribution{};
+  LoadedContribution contribution;
+  if (i < count) contribution = LoadContribution(p, contribution_begin + i);
+  return contribution;
 }
 
-// Where FoldRows finds a row's states: in the workspace, to which their tasks stored them. `next` is the lane's ContributionOf the
-// row's first eight.
-template <int kHeadDim>
-struct StoredStates {
-  const KernelParams& p;
-  int kv_head;
-  LoadedContribution next;
-  int state = 0;
+// What a state counts beside the largest maximum of its row's.
+__device__ __forceinline__ float StateWeight(float m, float largest) { return m == -INFINITY ? 0.0f : ptx::Exp2(m - largest); }
 
-  // Moves to the eight from `base` on, a lane each: maximum and sum of this lane's.
-  __device__ __forceinline__ float2 Load(const FoldRow& row, int base) {
-    state = next.State(kv_head, row.row_in_set);
-    float2 ml = {-INFINITY, 0.0f};
-    if (base + static_cast<int>(threadIdx.x % 8) < row.count) ml = __ldcg(StoredArrays(p).ml + state);
-    next = ContributionOf(p, row.contribution_begin, row.count, base + 8);
-    return ml;
+template <int kVectors>
+__device__ __forceinline__ void AddState(float weight, const float4 (&v)[kVectors], float (&acc)[kVectors][4]) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    acc[i][0] = __fmaf_rn(weight, v[i].x, acc[i][0]), acc[i][1] = __fmaf_rn(weight, v[i].y, acc[i][1]);
+    acc[i][2] = __fmaf_rn(weight, v[i].z, acc[i][2]), acc[i][3] = __fmaf_rn(weight, v[i].w, acc[i][3]);
   }
-  // The vectors of number `i` of these eight. All lanes call.
-  __device__ __forceinline__ const float4* VectorsOf(int i) const {
-    const int64_t from = __shfl_sync(0xffffffffu, state, i, 8);
-    return reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim);
-  }
-  static __device__ __forceinline__ float4 Read(const float4* vector) { return ptx::LoadL2(vector, ptx::kEvictFirst); }
-};
+}
 
-// Or in shared memory, where a stream warp holds them from `acc` and `ml` on.
-template <int kHeadDim>
-struct HeldStates {
-  const float* acc;
-  const float2* ml;
-  int begin = 0;
-
-  __device__ __forceinline__ float2 Load(const FoldRow& row, int base) {
-    begin = base;
-    const int i = base + static_cast<int>(threadIdx.x % 8);
-    return i < row.count ? ml[i] : float2{-INFINITY, 0.0f};
-  }
-  __device__ __forceinline__ const float4* VectorsOf(int i) const {
-    return reinterpret_cast<const float4*>(acc + (begin + i) * kHeadDim);
-  }
-  static __device__ __forceinline__ float4 Read(const float4* vector) { return *vector; }
-};
-
-// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes. All
-// lanes call. What it costs is latency, so the vectors of kAtOnce states are under way together, beside the states' maxima and the
-// next contributions; and its code is small, since most launches run it once or twice, from a cold instruction cache.
-// States: StoredStates or HeldStates. The bits do not depend on which.
-template <class T, int kHeadDim, int kAtOnce, class States>
-__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, States states) {
+// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes, `next`
+// is the lane's ContributionOf the row's first eight. All lanes call. What it costs is latency, so the vectors of kAtOnce states
+// are under way together, beside the states' maxima and the next contributions; and its code is small, since most launches run it
+// once or twice, from a cold instruction cache.
+template <class T, int kHeadDim, int kAtOnce>
+__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head, LoadedContribution next) {
   constexpr int kVectors = kHeadDim / 32;  // of four elements, a lane; lane i holds vectors i, i + 8, ...
   constexpr unsigned kAll = 0xffffffffu;
+  static_assert(8 % kAtOnce == 0);
   const int lane = threadIdx.x % 8;
   const int most = __reduce_max_sync(kAll, row.count);
   float m = -INFINITY, l = 0.0f;
   float acc[kVectors][4] = {};
+  int state = 0;
+  float weight = 0.0f;
+  // One loop: ptxas waits for loads before it enters another that uses what they bring.
 #pragma unroll 1
-  for (int base = 0; base < most; base += 8) {
-    const float2 ml = states.Load(row, base);
-    float weight = 0.0f;
-#pragma unroll 1
-    for (int first = 0; first < min(8, most - base); first += kAtOnce) {
-      float4 v[kAtOnce][kVectors];
+  for (int first = 0; first < most; first += kAtOnce) {
+    const bool of_eight = first % 8 == 0;
+    float2 ml = {-INFINITY, 0.0f};
+    if (of_eight) {
+      state = next.State(kv_head, row.row_in_set);
+      if (first + lane < row.count) ml = __ldcg(StoredArrays(p).ml + state);
+      next = ContributionOf(p, row.contribution_begin, row.count, first + 8);
+    }
+    const float4* vectors[kAtOnce];  // all of them before any load: ptxas leaves no room for the last loads else
 #pragma unroll
-      for (int c = 0; c < kAtOnce; ++c) {
-        const float4* vectors = states.VectorsOf(first + c) + lane;
-        const bool exists = base + first + c < row.count;
+    for (int c = 0; c < kAtOnce; ++c) {
+      const int64_t from = __shfl_sync(kAll, state, first + c, 8);
+      vectors[c] = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + lane;
+    }
+    float4 v[kAtOnce][kVectors];
 #pragma unroll
-        for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? States::Read(vectors + i * 8) : float4{};
-      }
-      if (first == 0) {  // the softmax of these eight, under the latency of their vectors
-        float m_new = ml.x;
+    for (int c = 0; c < kAtOnce; ++c) {
+      const bool exists = first + c < row.count;
 #pragma unroll
-        for (int d = 4; d > 0; d /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(kAll, m_new, d));
-        m_new = fmaxf(m, m_new);
-        weight = ml.x == -INFINITY ? 0.0f : ptx::Exp2(ml.x - m_new);
-        const float rescale = m == -INFINITY ? 0.0f : ptx::Exp2(m - m_new);
-        float sum = weight * ml.y;
+      for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? ptx::LoadL2(vectors[c] + i * 8, ptx::kEvictFirst) : float4{};
+    }
+    if (of_eight) {  // the softmax of these eight, under the latency of their vectors
+      float m_new = ml.x;
 #pragma unroll
-        for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
-        l = l * rescale + sum;
-        m = m_new;
+      for (int d = 4; d > 0; d /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(kAll, m_new, d));
+      m_new = fmaxf(m, m_new);
+      weight = StateWeight(ml.x, m_new);
+      const float rescale = StateWeight(m, m_new);
+      float sum = __fmul_rn(weight, ml.y);
 #pragma unroll
-        for (int i = 0; i < kVectors * 4; ++i) acc[i / 4][i % 4] *= rescale;
-      }
+      for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
+      l = l * rescale + sum;
+      m = m_new;
 #pragma unroll
-      for (int c = 0; c < kAtOnce; ++c) {
-        const float w = __shfl_sync(kAll, weight, first + c, 8);
-        if (w == 0.0f) continue;  // no such state, or an empty one, which has no vector
+      for (int i = 0; i < kVectors * 4; ++i) acc[i / 4][i % 4] *= rescale;
+    }
 #pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          acc[i][0] += w * v[c][i].x, acc[i][1] += w * v[c][i].y, acc[i][2] += w * v[c][i].z, acc[i][3] += w * v[c][i].w;
-        }
-      }
+    for (int c = 0; c < kAtOnce; ++c) {
+      const float w = __shfl_sync(kAll, weight, first + c, 8);
+      if (w != 0.0f) AddState(w, v[c], acc);  // else there is no such state, or an empty one, which has no vector
     }
   }
   if (row.count > 0) StoreFoldedRow<T>(p, row, m, l, acc);
+}
+
+// As FoldRows, for a row whose states lie in shared memory from `states` and `ml` on, at most kMostInShared: the same bits, by
+// eight lanes on their own. (With shuffles in two places ptxas no longer sees that the lanes of either are together, and waits for
+// all loads before each.)
+inline constexpr int kMostInShared = 8;
+template <class T, int kHeadDim>
+__device__ __forceinline__ void FoldRowInShared(const KernelParams& p, const FoldRow& row, const float* states, const float2* ml) {
+  constexpr int kVectors = kHeadDim / 32;
+  const int lane = threadIdx.x % 8;
+  float m = -INFINITY;
+#pragma unroll 1
+  for (int c = 0; c < row.count; ++c) m = fmaxf(m, ml[c].x);
+  float sums[kMostInShared];
+#pragma unroll
+  for (int c = 0; c < kMostInShared; ++c) sums[c] = c < row.count ? __fmul_rn(StateWeight(ml[c].x, m), ml[c].y) : 0.0f;
+#pragma unroll
+  for (int d = kMostInShared / 2; d > 0; d /= 2) {
+#pragma unroll
+    for (int c = 0; c < d; ++c) sums[c] += sums[c + d];
+  }
+  float acc[kVectors][4] = {};
+#pragma unroll 1
+  for (int c = 0; c < row.count; ++c) {
+    const float weight = StateWeight(ml[c].x, m);
+    if (weight == 0.0f) continue;
+    float4 v[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) v[i] = reinterpret_cast<const float4*>(states + c * kHeadDim)[lane + i * 8];
+    AddState(weight, v, acc);
+  }
+  StoreFoldedRow<T>(p, row, m, sums[0], acc);
 }
 
 }  // namespace coppice::attention::cuda

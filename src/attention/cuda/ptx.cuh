@@ -225,7 +225,7 @@ __device__ __forceinline__ int32_t AtomicAddDevice(int32_t* p, int32_t value) {
 }
 __device__ __forceinline__ int32_t LoadRelaxedDevice(const int32_t* p) {
   int32_t value;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p));
   return value;
 }
 __device__ __forceinline__ void FenceRelease() {

@@ -37,7 +37,7 @@ __device__ __forceinline__ Sm80Tokens<C> ResolveRows(const KernelParams& p, Sm80
   constexpr int kWarps = C::kRows / 32;
   const int t = threadIdx.x;
   if (t < C::kRows) {
-    const RowInfo info = ResolveRow(p, task, first_row + t, tree_mask);
+    const RowInfo info = ResolveRow(p, task, p.branches[task.first.branch], first_row + t, tree_mask);
     s.rows[t] = info;
     const bool exists = info.q_row >= 0;
     const int lo_min = __reduce_min_sync(kAll, exists ? info.lo : INT32_MAX);
@@ -97,8 +97,7 @@ __device__ __forceinline__ void CompleteSets(const KernelParams& p, Sm80Storage<
     if (deterministic) {
       FoldRowsDeterministic<T, C::kHeadDim>(p, fold, kv_head);
     } else {
-      const LoadedContribution first = ContributionOf(p, fold.contribution_begin, fold.count, 0);
-      FoldRows<T, C::kHeadDim, 2>(p, fold, StoredStates<C::kHeadDim>{p, kv_head, first});
+      FoldRows<T, C::kHeadDim, 2>(p, fold, kv_head, ContributionOf(p, fold.contribution_begin, fold.count, 0));
     }
   }
 }

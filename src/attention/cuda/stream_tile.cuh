@@ -475,10 +475,9 @@ class StreamWorker {
                      .qo_head = fold_head * p_.group_size + own.head_in_group};
         if (pair >= 0) fold.count = own.contribution_count;
         const bool known = own.set == early_set;
-        FoldRows<T, C::kHeadDim, kFoldAtOnce>(
-            p_, fold,
-            StoredStates<C::kHeadDim>{p_, fold_head,
-                                      known ? early_contribution : ContributionOf(p_, fold.contribution_begin, fold.count, 0)});
+        LoadedContribution contribution = ContributionOf(p_, fold.contribution_begin, known ? 0 : fold.count, 0);
+        if (known) contribution = early_contribution;
+        FoldRows<T, C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head, contribution);
       }
     }
   }
@@ -492,13 +491,12 @@ class StreamWorker {
     __syncwarp();  // what all lanes fetched has come, what all lanes added is written
     const int count = slot().task.held_of_row, pairs = task.rows * (task.head_end - task.head_begin);  // (row, kv head)
 #pragma unroll 1
-    for (int first = 0; first < pairs; first += 4) {  // eight lanes a pair
-      const int pair = min(first + lane / 8, pairs - 1), head = SmallQuotient(pair, task.rows);
+    for (int pair = lane / 8; pair < pairs; pair += 4) {  // eight lanes a pair
+      const int head = SmallQuotient(pair, task.rows);
       const RowInfo& info = rows[pair - head * task.rows];
-      const FoldRow fold{.count = first + lane / 8 < pairs ? count : 0,
-                         .q_row = info.q_row,
-                         .qo_head = (task.head_begin + head) * p_.group_size + info.head_in_group};
-      FoldRows<T, C::kHeadDim, 1>(p_, fold, HeldStates<C::kHeadDim>{held().acc[pair * count], held().ml + pair * count});
+      const FoldRow fold{
+          .count = count, .q_row = info.q_row, .qo_head = (task.head_begin + head) * p_.group_size + info.head_in_group};
+      FoldRowInShared<T, C::kHeadDim>(p_, fold, held().acc[pair * count], held().ml + pair * count);
     }
     ptx::FenceProxyAsync();  // these accesses before the copy engine's next ones
   }
