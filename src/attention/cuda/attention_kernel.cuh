@@ -8,7 +8,8 @@
 
 namespace coppice::attention::cuda {
 
-inline constexpr size_t kLine = 128;  // bytes of the L2
+inline constexpr size_t kLine = 128;    // bytes of the L2
+inline constexpr int kMemberLines = 4;  // that a CTA asks for beside the header
 
 // Brings this CTA's part of the plan and of Q to the L2 in a few instructions, ahead of the chains of dependent look-ups, each of
 // which would wait behind the stream of KV. Q only where it is small beside the L2.
@@ -48,6 +49,9 @@ __device__ __forceinline__ void PrefetchFirst(const KernelParams& p) {
       case 4: line = p.counters; break;
       default: break;
     }
+    if (const int i = lane - 2 * kStreamWarpsPerSm; i >= 0 && i < kMemberLines) {
+      line = p.members + (i * gridDim.x + cta) * (kLine / sizeof(DeviceMember));
+    }
   }
   if (line != nullptr) ptx::PrefetchL2Line(line);
 }
@@ -59,8 +63,6 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& s = *reinterpret_cast<SharedStorage<C>*>(memory);
   const int warpgroup = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32;
-  const PlanHeader header = *p.header;
-  const bool tree_mask = header.has_tree_mask != 0;
   const KvMaps maps{&k_map, &v_map};
   if (warp == 1) PrefetchFirst(p);
   if (threadIdx.x == 0) {
@@ -90,6 +92,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::BarrierInit(&stream.held_ready, 1);
     ptx::FenceBarrierInit();
   }
+  // Not sooner: ptxas puts the fields into uniform registers at once, which waits for them, and with them what comes after.
+  const PlanHeader header = *p.header;
+  const bool tree_mask = header.has_tree_mask != 0;
   __syncthreads();  // barriers are initialised
 
   if (warpgroup == 0) {
