@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "attention/backend.h"
+#include "attention/plan_units.h"
 #include "core/check.h"
 
 namespace coppice::attention {
@@ -60,9 +61,7 @@ constexpr std::array<GpuConstants, 2> kGpus = {{
 constexpr double kUnhiddenReread = 0.6;
 // The part of a dense task's start that the task before it on its worker does not hide: its Q and first KV are loaded meanwhile.
 constexpr double kUnhiddenStart = 0.4;
-// What an SM's warps fold at a time, and how many rows one of them folds at most, one pass after the other.
-constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16;
-constexpr int64_t kShortestStreamPiece = 256, kMostPieces = 64;
+constexpr int64_t kShortestStreamPiece = 256;
 
 // The numeric fields of a model, in the order of its JSON. A model may lack those after the first kNumRequired.
 constexpr size_t kNumRequired = 8;
@@ -247,12 +246,12 @@ double CostModel::StartNs(int64_t rows) const {
 }
 
 int64_t CostModel::ComputedRows(int64_t rows) const {
-  return KindOf(rows) == ItemKind::kStreamTile ? rows : (rows + row_unit_ - 1) / row_unit_ * row_unit_;
+  return KindOf(rows) == ItemKind::kStreamTile ? rows : CeilDiv(rows, row_unit_) * row_unit_;
 }
 
 int64_t CostModel::ComputedTokens(int64_t rows, int64_t tokens) const {
   if (!latencies_ || KindOf(rows) == ItemKind::kStreamTile) return tokens;
-  return (tokens + kv_tile_ - 1) / kv_tile_ * kv_tile_;
+  return CeilDiv(tokens, kv_tile_) * kv_tile_;
 }
 
 int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
@@ -273,7 +272,7 @@ Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piec
 }
 
 double CostModel::FoldNs(int64_t rows, int64_t states) const {
-  const auto passes = static_cast<double>((std::min(rows, kFoldWarpRows) + kFoldRows - 1) / kFoldRows);
+  const auto passes = static_cast<double>(CeilDiv(std::min(rows, kFoldWarpRows), kFoldRows));
   // The warps of a dense tile fold at the same time: they wait for the code once.
   const double begin = KindOf(rows) == ItemKind::kDenseTile ? machine_.fold_ns : passes * machine_.fold_ns;
   return begin + passes * static_cast<double>(states) * machine_.fold_state_ns;

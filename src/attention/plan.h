@@ -34,8 +34,6 @@
 
 namespace coppice::attention {
 
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Why a node's tokens are read once for all below, or by the items below.
 enum class Decision : uint8_t {
   kIdle,          // no queries below

@@ -1,4 +1,4 @@
-// The units of deterministic mode (plan.h says how plans use them), apart so that device code may include them. Layer: attention,
+// Numbers that the planner, the cost model and the kernels share, apart so that device code may include them. Layer: attention,
 // private.
 #pragma once
 
@@ -6,7 +6,14 @@
 
 namespace coppice::attention {
 
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Deterministic mode; plan.h says how plans use them.
 inline constexpr int32_t kDeterministicUnit = 512;
 inline constexpr int32_t kDeterministicSuperblock = 8 * kDeterministicUnit;
+
+// On a GPU, as its backend does and the cost model predicts: rows of a fold's pass, rows that one warp folds at most, one pass
+// after the other, and the most pieces that a range is cut into along KV.
+inline constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16, kMostPieces = 64;
 
 }  // namespace coppice::attention

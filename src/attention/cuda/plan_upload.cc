@@ -30,7 +30,6 @@ constexpr double kShortestPieceOfSm = 0.3;
 constexpr int32_t kMinDensePiece = 128;  // at least, and whole steps
 constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
-constexpr int64_t kMostPieces = 64;  // of a row, on average: folding more costs more than it gains
 
 // What an SM does alone, fitted to whole launches (docs/kernels/hopper.md, "SMs divided"): dense tiles at 700 TFLOP/s over 132 SMs;
 // starting a dense task and storing and folding its states; bulk copies. All together copy no faster than the memory. A launch
@@ -53,9 +52,6 @@ constexpr double kStreamStepNs = 1200, kStreamTaskBesideDenseNs = 3000, kStreamT
 // Tokens of a stream task whose warp has the SM's copy path for itself. Who arrives last folds a state of each piece, four rows in
 // one pass, a warp 16 rows after each other: what a piece saves in reading must be worth that (measured: 8/1 heads, one request).
 constexpr double kStreamTokenNs = 80, kFoldPassNs = 250;
-constexpr int kFoldRows = 4, kFoldWarpRows = 16;
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class T>
 T* At(std::byte* image, size_t offset) {
