@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::BarrierInit(&stream.wanted[i], 1);
       ptx::BarrierInit(&stream.known[i], kStreamRows);
     }
-    for (int i = 0; i < C::kStreamUnits; ++i) ptx::BarrierInit(&stream.ready[i], 1);
+    for (int i = 0; i < 2 * C::kStreamSteps; ++i) ptx::BarrierInit(&stream.ready[i / 2][i % 2], 1);
     ptx::BarrierInit(&stream.held_ready, 1);
     ptx::FenceBarrierInit();
   }
@@ -121,9 +121,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
     ptx::NamedBarrierSync(kDenseOverBarrier, kDenseWarpgroups * kWarpgroup);
     const int worker = warp - 4;
-    // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first units do.
-    const int units_to_claim = header.num_dense_tasks == 0 ? kUnitsToClaimL2 : 0;
-    StreamWorker<C>(p, maps, s, worker, tree_mask, units_to_claim).Run();
+    // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first steps do.
+    const int steps_to_claim = header.num_dense_tasks == 0 ? kStepsToClaimL2 : 0;
+    StreamWorker<C>(p, maps, s, worker, tree_mask, steps_to_claim).Run();
   }
 }
 

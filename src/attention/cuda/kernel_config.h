@@ -38,13 +38,13 @@ struct Config {
   static constexpr int kQTileBytes = kDenseRows * kHeadDim * 2;
   static constexpr int kQHalfBytes = kQTileBytes / kDenseWarpgroups;
 
-  // A stream step is 32 tokens: with fewer, the latencies of a step (products, maximum, weights) cost more than its bytes. The ring
-  // holds K and V of a step as units of their own. 96 KB in flight fill an SM's share of the memory bus; what is more waits in a
-  // queue that look-ups, Q and states wait in too (measured: 192 KB).
+  // A stream step is 32 tokens: with fewer, the latencies of a step (products, maximum, weights) cost more than its bytes. 96 KB in
+  // flight fill an SM's share of the memory bus; what is more waits in a queue that look-ups, Q and states wait in too (measured:
+  // 192 KB).
   static constexpr int kStreamTokens = 32;
-  static constexpr int kStreamUnitBytes = kStreamTokens * kHeadDim * 2;
-  static constexpr int kStreamWarps = kDenseWarpgroups * 4;  // the dense warps, which stream in the dense tiles' memory
-  static constexpr int kStreamUnits = 128 * 1024 / (kStreamWarps * kStreamUnitBytes);
+  static constexpr int kStreamUnitBytes = kStreamTokens * kHeadDim * 2;  // K or V of a step
+  static constexpr int kStreamWarps = kDenseWarpgroups * 4;              // the dense warps, which stream in the dense tiles' memory
+  static constexpr int kStreamSteps = 128 * 1024 / (kStreamWarps * 2 * kStreamUnitBytes);  // in flight
 
   static constexpr int kStreamSlots = 2;  // tasks of a stream warp: the one it works on and the next
 };

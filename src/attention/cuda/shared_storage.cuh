@@ -70,8 +70,8 @@ template <class C>
 struct StreamState {
   StreamSlot slots[C::kStreamSlots];
   uint64_t wanted[C::kStreamSlots], known[C::kStreamSlots];  // a slot is free and the worker will need it; it is filled
-  uint64_t ready[C::kStreamUnits];
-  uint64_t held_ready;  // the states that the warp fetches are there
+  uint64_t ready[C::kStreamSteps][2];                        // K, V
+  uint64_t held_ready;                                       // the states that the warp fetches are there
 };
 
 // The states that a stream warp holds: its task's own, and those it fetches while it reads KV.
@@ -90,7 +90,7 @@ struct SharedStorage {
       alignas(1024) uint8_t v[C::kStages][C::kKvTileBytes];
     };
     struct {
-      alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamUnits][C::kStreamUnitBytes];
+      alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamSteps][2][C::kStreamUnitBytes];  // K, V
       StatesHeld<C> held[C::kStreamWarps];
     };
   };

@@ -12,24 +12,23 @@
 namespace coppice::attention::cuda {
 
 // KV that is read once is marked to leave the L2 first, so that Q, states and shared KV stay there. It then only takes the place of
-// its like: a warp's first units must take that place from what earlier work left, or all streams share too little of the L2
+// its like: a warp's first steps must take that place from what earlier work left, or all streams share too little of the L2
 // (nothing shared, 64 x 8192 tokens: 0.504 ms without, 0.487 with these).
-inline constexpr int kUnitsToClaimL2 = 24;
+inline constexpr int kStepsToClaimL2 = 12;
 
 template <class C>
 class StreamWorker {
   using T = typename C::Element;
   static constexpr int kTokens = C::kStreamTokens;
-  static constexpr int kUnits = C::kStreamUnits;
+  static constexpr int kSteps = C::kStreamSteps;
   static constexpr int kBlocks = kTokens / 16;     // token blocks (mma's M) of a step
   static constexpr int kDepth = C::kHeadDim / 16;  // mma's K steps of the scores, and M blocks of the output
   static constexpr int kFoldAtOnce = 4;            // states of a row on their way together
-  using Unit = uint8_t[C::kStreamUnitBytes];       // K or V of a step; they alternate in the ring
 
  public:
   // worker: of the CTA's stream warps.
-  __device__ StreamWorker(const KernelParams& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int units_to_claim)
-      : p_(p), maps_(maps), s_(s), worker_(worker), tree_mask_(tree_mask), units_to_claim_(units_to_claim) {}
+  __device__ StreamWorker(const KernelParams& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int steps_to_claim)
+      : p_(p), maps_(maps), s_(s), worker_(worker), tree_mask_(tree_mask), steps_to_claim_(steps_to_claim) {}
 
   // One loop over steps, whatever task and head they belong to, so that the code of each part exists once (instruction cache).
   __device__ void Run() {
@@ -68,7 +67,7 @@ class StreamWorker {
   }
 
  private:
-  // ---- The loading side: a cursor that runs up to kUnits units and one task ahead. LoadStreamTasks fills the slots of tasks.
+  // ---- The loading side: a cursor that runs up to kSteps steps and one task ahead. LoadStreamTasks fills the slots of tasks.
 
   static __device__ __forceinline__ int Place(int task) { return task % C::kStreamSlots; }
   __device__ __forceinline__ const StreamSlot& SlotOf(int task) const { return s_.stream[worker_].slots[Place(task)]; }
@@ -116,11 +115,11 @@ class StreamWorker {
 
   // Fills the ring.
   __device__ void Fill() {
-    while (in_ring_ < kUnits && (load_v_ || FindStep())) Load();
+    while (in_ring_ < kSteps && FindStep()) Load();
     Want();
   }
 
-  // Starts the copy of the unit at the cursor, a box a lane.
+  // Starts the copies of the step at the cursor, a box a lane: K's by the first half of the warp, V's by the second.
   __device__ void Load() {
     const int boxes = min(kTokens >> p_.box_shift, (load_end_ - load_position_ + p_.box_tokens - 1) >> p_.box_shift);
     const int first_page = load_position_ >> p_.page_shift, last_page = (load_end_ - 1) >> p_.page_shift;
@@ -128,34 +127,32 @@ class StreamWorker {
       pages_from_ = first_page;
       pages_ = first_page + lane_ <= last_page ? __ldg(p_.page_indices + load_page_begin_ + first_page + lane_) : 0;
     }
-    const int position = load_position_ + (lane_ << p_.box_shift);
+    const int half = lane_ / 16, box = lane_ % 16, position = load_position_ + (box << p_.box_shift);
     const int page = __shfl_sync(kAllLanes, pages_, ((position >> p_.page_shift) - pages_from_) & 31);
-    uint64_t* ready = &s_.stream[worker_].ready[load_slot_];
-    if (lane_ == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p_.box_shift) * C::kHeadDim * 2);
-    __syncwarp();  // the barrier expects the bytes before any arrive
-    if (lane_ < boxes) {
-      LoadBox(p_, load_v_ ? maps_.v : maps_.k, ready, s_.rings[worker_][load_slot_] + (lane_ << p_.box_shift) / 8 * C::kGroupBytes,
+    uint64_t* ready = &s_.stream[worker_].ready[load_slot_][half];
+    if (box == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p_.box_shift) * C::kHeadDim * 2);
+    __syncwarp();  // the barriers expect the bytes before any arrive
+    if (box < boxes) {
+      LoadBox(p_, half == 0 ? maps_.k : maps_.v, ready,
+              s_.rings[worker_][load_slot_][half] + (box << p_.box_shift) / 8 * C::kGroupBytes,
               page * p_.units_per_page + load_head_ * p_.units_per_head, position, C::kHeadChunks, C::kGroupBytes,
-              load_once_ && units_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
+              load_once_ && steps_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
     }
-    --units_to_claim_;
-    if (load_v_) load_position_ += kTokens;
-    load_v_ = !load_v_;
-    load_slot_ = load_slot_ + 1 == kUnits ? 0 : load_slot_ + 1;
+    --steps_to_claim_;
+    load_position_ += kTokens;
+    load_slot_ = load_slot_ + 1 == kSteps ? 0 : load_slot_ + 1;
     ++in_ring_;
   }
 
-  // Waits for the oldest unit of the ring, or the one after it. Release gives the oldest one's place back, once all lanes have read
-  // it.
-  __device__ uint8_t* Await(int after) {
-    const int slot = slot_ + after;
-    ptx::BarrierWait(&s_.stream[worker_].ready[slot < kUnits ? slot : 0], slot < kUnits ? parity_ : parity_ ^ 1);
-    return s_.rings[worker_][slot < kUnits ? slot : 0];
+  // Waits for K (0) or V (1) of the oldest step. Release gives its place back, once all lanes have read it.
+  __device__ uint8_t* Await(int half) {
+    ptx::BarrierWait(&s_.stream[worker_].ready[slot_][half], parity_);
+    return s_.rings[worker_][slot_][half];
   }
   __device__ void Release() {
     __syncwarp();
     --in_ring_;
-    if (++slot_ == kUnits) slot_ = 0, parity_ ^= 1;
+    if (++slot_ == kSteps) slot_ = 0, parity_ ^= 1;
   }
 
   // ---- The computing side.
@@ -213,16 +210,14 @@ class StreamWorker {
   __device__ void Step(const StreamTask& task, int position) {
 #pragma unroll 1
     for (int first = 0; first < kBlocks; first += kTogether<kColumns>) {
-      const bool last = first + kTogether<kColumns> == kBlocks;
       Scores<kColumns> scores;
       Score<kColumns>(scores, ptx::SharedAddress(Await(0)), first);
-      if (last) Release();
       const int start = position + first * 16;
       if (start < task.range.full_begin || start + 16 * kTogether < kColumns >> task.range.full_end)
         Mask<kColumns>(task, start, scores);
       uint32_t weights[kTogether<kColumns>][kColumns][2];
       Weigh<kColumns>(scores, weights);
-      uint8_t* const v = Await(last ? 0 : 1);
+      uint8_t* const v = Await(1);
       if (first == 0 && position + kTokens > task.range.end) ClearTail(v, task.range.end - position);
       Accumulate<kColumns>(weights, ptx::SharedAddress(v), first);
     }
@@ -508,7 +503,7 @@ class StreamWorker {
   const bool tree_mask_;
   const int lane_ = threadIdx.x % 32;
 
-  int units_to_claim_;  // that take room in the L2 as usual before KV that is read once is marked to leave first
+  int steps_to_claim_;  // that take room in the L2 as usual before KV that is read once is marked to leave first
 
   // This head's rows: Q^T, the output so far and its softmax.
   uint32_t q_[2][kDepth][2];
@@ -517,8 +512,7 @@ class StreamWorker {
 
   static constexpr int kWantTokens = 2 * kTokens;
   int wanted_ = 1, fetched_ = 0, current_ = 0;  // tasks; the first is wanted from the start
-  int in_ring_ = 0;                             // units
-  bool load_v_ = false;                         // the unit to load next is V's
+  int in_ring_ = 0;                             // steps
   bool load_once_ = false;                      // no other task reads the KV of the cursor's
   int slot_ = 0, load_slot_ = 0;                // places of the ring
   uint32_t parity_ = 0;
