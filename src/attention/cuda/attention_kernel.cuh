@@ -8,8 +8,9 @@
 
 namespace coppice::attention::cuda {
 
-inline constexpr size_t kLine = 128;    // bytes of the L2
-inline constexpr int kMemberLines = 4;  // that a CTA asks for beside the header
+inline constexpr size_t kLine = 128;                                      // bytes of the L2
+inline constexpr int kMemberLines = 4;                                    // that a CTA asks for beside the header
+static_assert(kMemberLines * kLine <= kStreamWarpsPerSm * sizeof(Task));  // what PlanLayout leaves room for
 
 // Brings this CTA's part of the plan and of Q to the L2 in a few instructions, ahead of the chains of dependent look-ups, each of
 // which would wait behind the stream of KV. Q only where it is small beside the L2.

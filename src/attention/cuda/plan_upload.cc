@@ -91,7 +91,9 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   reserve(contributions, max_contributions, sizeof(DeviceContribution));
   reserve(tree_mask, capacity.max_queries, sizeof(uint64_t));
   reserve(page_indices, capacity.max_page_slots, sizeof(int32_t));
-  bytes = used;
+  // A launch asks for its first lines of some arrays before it knows how much they hold (PrefetchFirst), at most a task for each
+  // stream warp past an array's beginning: they lie in this memory too.
+  bytes = used + static_cast<size_t>(num_sms) * kStreamWarpsPerSm * sizeof(Task);
 }
 
 PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms,
