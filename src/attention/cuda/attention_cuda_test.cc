@@ -51,6 +51,22 @@ class AttentionCudaTest : public ::testing::TestWithParam<CudaKernels> {
   }
   CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam()); }
 
+  // The first launch agrees with the oracle, and as many more have its bits; one of every `read_every` is read.
+  void LaunchesGiveTheSameBits(AttentionCase& test, const HandPlan& plan, uint64_t launches, uint64_t read_every) {
+    auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
+    ASSERT_TRUE(executor.ok()) << executor.status().ToString();
+    testing::RunAndCompare(test, **executor, plan);
+    if (HasFatalFailure()) return;
+    const auto bound = test.Bind();
+    const std::vector<std::byte> first = test.Read().raw;
+    for (uint64_t i = 0; i < launches; ++i) {
+      ASSERT_TRUE((*executor)->Run(**bound, test.Args(true), nullptr).ok());
+      if (i % read_every == read_every - 1) {
+        ASSERT_EQ(test.Read().raw, first) << test.spec().num_qo_heads << "/" << test.spec().num_kv_heads << " heads, launch " << i;
+      }
+    }
+  }
+
   std::unique_ptr<testing::TestDevice> device_;
 };
 
@@ -78,18 +94,7 @@ TEST_P(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
   options.layout = testing::KvLayout::kNative;
   AttentionCase test(*device_, options);
   const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, 5);
-  auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
-  ASSERT_TRUE(executor.ok()) << executor.status().ToString();
-  testing::RunAndCompare(test, **executor, plan);
-  if (HasFatalFailure()) return;
-  const auto bound = test.Bind();
-  const std::vector<std::byte> first = test.Read().raw;
-  for (uint64_t i = 0; i < launches; ++i) {
-    ASSERT_TRUE((*executor)->Run(**bound, test.Args(true), nullptr).ok());
-    if (i % 100 == 99) {
-      ASSERT_EQ(test.Read().raw, first) << "launch " << i;
-    }
-  }
+  LaunchesGiveTheSameBits(test, plan, launches, 100);
 }
 
 // More stream tasks than warps: later ones find that all others of their sets have arrived and fold from shared memory, and several
@@ -107,16 +112,8 @@ TEST_P(AttentionCudaTest, ManyShortTasks) {
     AttentionCase test(*device_, options);
     const HandPlan plan(test.spec(), test.forest().View(), {.share = true}, 1);
     ASSERT_GT(plan.max_contributions_of_a_set(), 1);
-    auto executor = device_->backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
-    ASSERT_TRUE(executor.ok()) << executor.status().ToString();
-    testing::RunAndCompare(test, **executor, plan);
+    LaunchesGiveTheSameBits(test, plan, 50, 1);
     if (HasFatalFailure()) return;
-    const auto bound = test.Bind();
-    const std::vector<std::byte> first = test.Read().raw;
-    for (int i = 0; i < 50; ++i) {
-      ASSERT_TRUE((*executor)->Run(**bound, test.Args(true), nullptr).ok());
-      ASSERT_EQ(test.Read().raw, first) << spec.num_qo_heads << "/" << spec.num_kv_heads << " heads, launch " << i;
-    }
   }
 }
 

@@ -183,8 +183,7 @@ struct DenseTile {
         }
       } else {
         const int64_t at = info.state + int64_t{kv_head} * info.head_stride;
-        if (lane % 4 == 0)
-          ptx::StoreL2(reinterpret_cast<float2*>(p.state_ml) + at, float2{sum > 0.0f ? m : -INFINITY, sum}, ptx::kEvictLast);
+        if (lane % 4 == 0) ptx::StoreL2(p.state_ml + at, float2{sum > 0.0f ? m : -INFINITY, sum}, ptx::kEvictLast);
         float* to = p.state_acc + at * C::kHeadDim + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < C::kHeadDim / 8; ++j) {

@@ -50,7 +50,7 @@ __device__ __noinline__ void FoldRowsDeterministic(const KernelParams& p, const 
     const DeviceContribution from = p.contributions[row.contribution_begin + c];
     const int64_t state = from.state_begin + int64_t{kv_head} * from.head_stride + row.row_in_set;
     RowPart<kVectors> next;
-    const float2 ml = __ldcg(reinterpret_cast<const float2*>(p.state_ml) + state);
+    const float2 ml = __ldcg(p.state_ml + state);
     next.m = ml.x, next.l = ml.y;
     const float4* vectors = reinterpret_cast<const float4*>(p.state_acc + state * kHeadDim) + lane;
 #pragma unroll

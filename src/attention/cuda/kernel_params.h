@@ -1,6 +1,8 @@
 // The arguments of one launch, passed by value. Layer: attention/cuda.
 #pragma once
 
+#include <vector_types.h>
+
 #include <cstdint>
 
 #include "attention/cuda/plan_device.h"
@@ -19,7 +21,7 @@ struct KernelParams {
   int32_t num_page_slots;  // of page_indices
 
   float* state_acc;  // [states][kernel's head_dim], not normalised
-  float* state_ml;   // [states][2]: max (base 2, scaled), sum
+  float2* state_ml;  // [states]: max (base 2, scaled), sum
   int32_t* tickets;  // [merge set][kv head], zero between launches
   QueueCounters* counters;
 

@@ -192,9 +192,7 @@ struct StateArrays {
   float* acc;  // [state][head_dim]
   float2* ml;  // [state]: max (base 2, scaled), sum
 };
-__device__ __forceinline__ StateArrays StoredArrays(const KernelParams& p) {
-  return {p.state_acc, reinterpret_cast<float2*>(p.state_ml)};
-}
+__device__ __forceinline__ StateArrays StoredArrays(const KernelParams& p) { return {p.state_acc, p.state_ml}; }
 
 // Row `row_in_set` of the set that `info` is a row of.
 __device__ __forceinline__ FoldRow RowToFold(const KernelParams& p, const RowInfo& info, int row_in_set, int kv_head) {

@@ -210,7 +210,7 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
       .tree_mask = reinterpret_cast<const uint64_t*>(plan + layout.tree_mask),
       .num_page_slots = capacity_.max_page_slots,
       .state_acc = states,
-      .state_ml = states + layout.max_states * variant_.head_dim,
+      .state_ml = reinterpret_cast<float2*>(states + layout.max_states * variant_.head_dim),
       .tickets = reinterpret_cast<int32_t*>(tickets_.data()),
       .counters = reinterpret_cast<QueueCounters*>(counters_.data()),
       .q = args.q,

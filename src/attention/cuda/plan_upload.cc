@@ -151,7 +151,7 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
       int32_t rows = 0;
       for (int32_t m = 0; m < item.member_count; ++m) rows += RowsOf(plan.merge_sets[plan.members[item.member_begin + m]]);
       const int32_t tokens = std::max(0, EndOf(item, forest) - item.kv_begin);
-      lengths_.push_back({.item = id, .rows = rows, .blocks = (rows + kDenseRows - 1) / kDenseRows, .tokens = tokens});
+      lengths_.push_back({.item = id, .rows = rows, .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)), .tokens = tokens});
     }
   }
   JoinItems(plan, forest);
@@ -249,9 +249,10 @@ bool PlanTranslator::IsDense(const PlanView& plan, const Length& length) const {
   }
   const double dense_ns =
       static_cast<double>(length.blocks) * (kDenseTaskNs + static_cast<double>(WholeDenseSteps(length.tokens)) * DenseTokenNs());
-  const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, 32 * 4 * spec_.head_dim / kStreamBytesPerNs);
-  const double stream_ns = static_cast<double>(CeilDiv(length.rows, kStreamRows)) *
-                           (kStreamPriceNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, 32)) * step_ns);
+  const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, kStreamPieceUnit * 4 * spec_.head_dim / kStreamBytesPerNs);
+  const double stream_ns =
+      static_cast<double>(CeilDiv(length.rows, kStreamRows)) *
+      (kStreamPriceNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, kStreamPieceUnit)) * step_ns);
   return dense_ns <= stream_ns;
 }
 

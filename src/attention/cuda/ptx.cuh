@@ -86,9 +86,6 @@ __device__ __forceinline__ void FenceProxyAsyncGlobal() { asm volatile("fence.pr
 
 inline constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictNormal = 0x1000000000000000, kEvictLast = 0x14f0000000000000;
 
-__device__ __forceinline__ void StoreL2(float* to, float x, uint64_t priority) {
-  asm volatile("st.global.cg.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(x), "l"(priority) : "memory");
-}
 __device__ __forceinline__ void StoreL2(float2* to, float2 v, uint64_t priority) {
   asm volatile("st.global.cg.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(v.x), "f"(v.y), "l"(priority) : "memory");
 }

@@ -187,7 +187,7 @@ class Sm80Rows {
         }
       } else {
         const int64_t at = info.state + int64_t{kv_head} * info.head_stride;
-        if (lane() % 4 == 0) __stcg(reinterpret_cast<float2*>(p.state_ml) + at, float2{max_[half], sum_[half]});
+        if (lane() % 4 == 0) __stcg(p.state_ml + at, float2{max_[half], sum_[half]});
         float* to = p.state_acc + at * C::kHeadDim + lane() % 4 * 2;
 #pragma unroll
         for (int j = 0; j < C::kHeadDim / 8; ++j) {

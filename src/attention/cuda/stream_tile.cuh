@@ -361,8 +361,8 @@ class StreamWorker {
     __syncwarp();
   }
 
-  // Stores states or output. out_[n][d]: elements d * 16 + lane / 4 (+ 8 for registers
-  // 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for registers 1, 3).
+  // Stores states or output. out_[n][d]: elements d * 16 + lane / 4 (+ 8 for registers 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for
+  // registers 1, 3).
   template <int kColumns>
   __device__ void Finish(const StreamTask& task, int head) {
     const RowInfo* rows = slot().rows;
@@ -433,7 +433,7 @@ class StreamWorker {
     if (!fetches) return;
     ptx::BulkLoad(held().acc[lane_], p_.state_acc + int64_t{state} * C::kHeadDim, C::kHeadDim * 4, &s_.stream[worker_].held_ready,
                   ptx::kEvictFirst);
-    ptx::CopyAsync8(ptx::SharedAddress(&held().ml[lane_]), p_.state_ml + int64_t{state} * 2);
+    ptx::CopyAsync8(ptx::SharedAddress(&held().ml[lane_]), p_.state_ml + state);
   }
 
   // Draws the tickets of all sets and heads of the task at once, and folds what is complete.
