@@ -147,6 +147,7 @@ struct DenseTile {
   // V rows past the end may hold NaN, which no weight of zero removes: zeros instead. Both warpgroups write the same zeros.
   static __device__ __forceinline__ void ClearTail(uint8_t* v, int present, int wg) {
     constexpr int kPieces = C::kHeadDim / 8;
+#pragma unroll 1
     for (int i = present * kPieces + threadIdx.x % kWarpgroup; i < C::kKvTile * kPieces; i += kWarpgroup) {
       const int token = i / kPieces, piece = i % kPieces;
       *reinterpret_cast<uint4*>(v + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 + piece % 8 * 16) = uint4{};

@@ -139,12 +139,12 @@ __device__ __forceinline__ uint32_t Pack<__half>(float x, float y) {
   return reinterpret_cast<const uint32_t&>(v);
 }
 
-__device__ __forceinline__ float NaturalLse(float m, float l) { return l > 0.0f ? (m + log2f(l)) * kLn2 : -INFINITY; }
+__device__ __forceinline__ float NaturalLse(float m, float l) { return l > 0.0f ? (m + __log2f(l)) * kLn2 : -INFINITY; }
 
 // What an accumulated row is multiplied with, from the sum of its weights. Everywhere the same instructions: a row that is folded
 // must have the bits of one that is not, in deterministic mode.
 __device__ __forceinline__ float Normalizer(const KernelParams& p, float l) {
-  return l > 0.0f ? __fdividef(p.value_scale, l) : 0.0f;
+  return l > 0.0f ? p.value_scale * ptx::Reciprocal(l) : 0.0f;
 }
 
 __device__ __forceinline__ int32_t* TicketOf(const KernelParams& p, int set, int kv_head) {

@@ -211,6 +211,11 @@ __device__ __forceinline__ float Exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // ---- Memory model (8.10, 9.7.13.4) at device scope: an atomic that orders nothing, and the halves of the fence that make it
 // release what came before or acquire what comes after. On Hopper the first waits for this thread's stores, the second for nothing.

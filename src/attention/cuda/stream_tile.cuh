@@ -364,6 +364,7 @@ class StreamWorker {
   // Stores states or output. out_[n][d]: elements d * 16 + lane / 4 (+ 8 for registers 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for
   // registers 1, 3).
   template <int kColumns>
+#pragma unroll 1
   __device__ void Finish(const StreamTask& task, int head) {
     const RowInfo* rows = slot().rows;
     const bool holds = kColumns == 1 && holds_states();  // of at most eight rows
