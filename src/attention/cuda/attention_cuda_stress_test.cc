@@ -29,7 +29,7 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
   const cuda::KernelVariant& variant = GetParam() == CudaKernels::kHopper ? cuda::kStressHopper : cuda::kStressMmaSync;
   int num_sms = 0;
   ASSERT_EQ(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
-  constexpr uint64_t kForests = 4, kLaunchesPerGraph = 200;
+  constexpr uint64_t kForests = 5, kLaunchesPerGraph = 200;
   const uint64_t replays = testing::FromEnvironment("COPPICE_STRESS_LAUNCHES", 1'000'000) / (kForests * kLaunchesPerGraph) + 1;
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
@@ -37,13 +37,16 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
     CaseOptions options;
     options.seed = seed;
     options.spec = {.num_qo_heads = seed % 2 ? 12 : 8, .num_kv_heads = seed % 2 ? 3 : 1, .head_dim = 64};
-    // Sharing at several levels, cut into pieces: every output is folded from several items of both kinds. The last forest has more
-    // stream tasks than an H200 has stream warps, so that some fold by tickets and some because all others have arrived.
-    constexpr int32_t kBranches[kForests] = {8, 8, 24, 600};
-    options.forest = {.max_branches = kBranches[seed], .max_segment = 150, .max_kv_len = 600, .own_root = 0.05};
+    // Sharing at several levels, cut into pieces: every output is folded from several items of both kinds. The fourth forest has
+    // more stream tasks than an H200 has stream warps, so that some fold by tickets and some because all others have arrived. The
+    // last is read by teams of warps.
+    constexpr int32_t kBranches[kForests] = {8, 8, 24, 600, 2};
+    const int32_t longer = seed == 4 ? 20 : 1;
+    options.forest = {.max_branches = kBranches[seed], .max_segment = 150 * longer, .max_kv_len = 600 * longer, .own_root = 0.05};
     AttentionCase test(*device, options);
     const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, seed);
     ASSERT_GT(plan.max_contributions_of_a_set(), 3);
+    ASSERT_EQ(testing::TasksOf(test, plan, num_sms).team, seed == 4);
     const auto executor = cuda::CudaPlanExecutor::Create(0, num_sms, variant, test.spec(), test.forest().Capacity(), plan.Sizes());
     ASSERT_TRUE(executor.ok()) << executor.status().ToString();
     testing::RunAndCompare(test, **executor, plan);

@@ -5,7 +5,11 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <climits>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 #include "attention/cpu/attention_bench.h"
 #include "attention/cuda/cuda_test_device.h"
@@ -43,13 +47,25 @@ CaseOptions RandomCudaCase(uint64_t seed, CudaKernels kernels) {
   return options;
 }
 
-class AttentionCudaTest : public ::testing::TestWithParam<CudaKernels> {
+// Five SMs: more tasks than they take at once, where small forests leave most of 132 without any.
+struct TestedKernels {
+  const char* name;
+  CudaKernels kernels;
+  int most_sms = INT_MAX;
+};
+
+class AttentionCudaTest : public ::testing::TestWithParam<TestedKernels> {
  protected:
   void SetUp() override {
-    device_ = testing::MakeCudaTestDevice(0, GetParam());
+    device_ = testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms);
     if (device_ == nullptr) GTEST_SKIP() << "no device for these kernels";
   }
-  CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam()); }
+  CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam().kernels); }
+  static int NumSms() {
+    int num_sms = 0;
+    EXPECT_EQ(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
+    return std::min(num_sms, GetParam().most_sms);
+  }
 
   // The first launch agrees with the oracle, and as many more have its bits; one of every `read_every` is read.
   void LaunchesGiveTheSameBits(AttentionCase& test, const HandPlan& plan, uint64_t launches, uint64_t read_every) {
@@ -70,8 +86,11 @@ class AttentionCudaTest : public ::testing::TestWithParam<CudaKernels> {
   std::unique_ptr<testing::TestDevice> device_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCudaTest, ::testing::Values(CudaKernels::kHopper, CudaKernels::kMmaSync),
-                         [](const auto& info) { return info.param == CudaKernels::kHopper ? "Hopper" : "MmaSync"; });
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCudaTest,
+                         ::testing::Values(TestedKernels{"Hopper", CudaKernels::kHopper},
+                                           TestedKernels{"HopperOnFiveSms", CudaKernels::kHopper, 5},
+                                           TestedKernels{"MmaSync", CudaKernels::kMmaSync}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(AttentionCudaTest, RandomForestsAgreeWithOracle) {
   testing::RandomForestsAgreeWithOracle(*device_, testing::FromEnvironment("COPPICE_ATTENTION_SEED", 0),
@@ -115,6 +134,51 @@ TEST_P(AttentionCudaTest, ManyShortTasks) {
     LaunchesGiveTheSameBits(test, plan, 50, 1);
     if (HasFatalFailure()) return;
   }
+}
+
+// Fewer stream tasks than SMs, which the stream warps of a CTA read together: sets of a row to sixteen, a piece or several.
+TEST_P(AttentionCudaTest, TeamsOfWarps) {
+  constexpr std::pair<int32_t, int32_t> kHeads[] = {{8, 1}, {9, 1}, {16, 1}, {8, 2}, {3, 3}, {1, 1}};
+  int teams = 0, cut = 0;
+  for (uint64_t seed = 0; seed < 90; ++seed) {
+    CaseOptions options = RandomCase(seed);
+    std::tie(options.spec.num_qo_heads, options.spec.num_kv_heads) = kHeads[seed / 6 % std::size(kHeads)];
+    options.spec.deterministic = false;
+    const bool is_short = seed % 2 == 0;
+    options.forest.max_branches = seed % 6 + 1;
+    options.forest.max_segment = is_short ? 60 : 3000, options.forest.max_kv_len = is_short ? 100 : 6000;
+    options.forest.max_query_count = seed % 5 == 0 ? 2 : 1;
+    AttentionCase test(*device_, options);
+    const HandPlan plan(test.spec(), test.forest().View(), {.share = true}, seed);
+    const testing::DeviceTasks tasks = testing::TasksOf(test, plan, NumSms());
+    if (!tasks.team) continue;
+    ++teams, cut += tasks.stream > static_cast<int64_t>(plan.View().items.size()) * test.spec().num_kv_heads;
+    LaunchesGiveTheSameBits(test, plan, 20, 1);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(teams, 20);
+  EXPECT_GT(cut, 5);
+}
+
+// Three sets of nine rows over one short range are three row blocks, where two would hold their rows: more tasks than SMs, after
+// all.
+TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
+  const int groups = NumSms() / 5;
+  CaseOptions options = RandomCase(1);
+  options.spec = {.num_qo_heads = 9, .num_kv_heads = 1, .head_dim = 128};
+  options.forest = {.page_size = 16, .max_branches = 3 * groups, .start_empty = true};
+  AttentionCase test(*device_, options);
+  for (int g = 0; g < groups; ++g) {
+    const int32_t first = test.forest().AddRoot(30);
+    for (int i = 0; i < 2; ++i) test.forest().Fork(first, 16, 5 + 20 * i);
+  }
+  test.forest().SetQueries(std::vector<int32_t>(3 * groups, 1));
+  test.Refresh();
+  const HandPlan plan(test.spec(), test.forest().View(), {.share = true}, 1);
+  const testing::DeviceTasks tasks = testing::TasksOf(test, plan, NumSms());
+  ASSERT_TRUE(tasks.team);
+  ASSERT_GT(tasks.stream, NumSms());
+  LaunchesGiveTheSameBits(test, plan, 20, 1);
 }
 
 // One captured launch serves every tree: lengths, counts and the plan are read on the device, and counters and tickets are left as
@@ -161,7 +225,7 @@ TEST_P(AttentionCudaTest, OneGraphServesChangingTrees) {
 
 // Contexts on two devices, from two threads at once: nothing is shared between them, and the caller's current device stays.
 TEST_P(AttentionCudaTest, TwoDevicesAtOnce) {
-  const auto other = testing::MakeCudaTestDevice(1, GetParam());
+  const auto other = testing::MakeCudaTestDevice(1, GetParam().kernels, GetParam().most_sms);
   if (other == nullptr) GTEST_SKIP() << "one device";
   const auto run = [&](testing::TestDevice& device, uint64_t seed) {
     testing::RandomForestsAgreeWithOracle(device, seed, 20, [&](uint64_t s) { return RandomCase(s); });
@@ -189,7 +253,7 @@ TEST_P(AttentionCudaTest, RefusesWhatTheKernelsCannotDo) {
   odd.page_size = 100;
   wide.head_dim = 256;
   exact.deterministic = true;
-  const bool hopper = GetParam() == CudaKernels::kHopper;
+  const bool hopper = GetParam().kernels == CudaKernels::kHopper;
   EXPECT_EQ(device_->backend().Traits(good, odd).ok(), !hopper);
   EXPECT_EQ(device_->backend().Traits(wide, capacity).ok(), !hopper);
   EXPECT_EQ(device_->backend().Traits(exact, capacity).ok(), !hopper);

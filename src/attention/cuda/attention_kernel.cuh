@@ -112,8 +112,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
     const int ctas = gridDim.x, cta = blockIdx.x, busy = min(header.num_dense_tasks, header.dense_ctas), idle = ctas - busy;
     const int worker = warp * 2 + threadIdx.x / kStreamRows % 2;
-    const int first_task = cta < busy ? -1 : worker * idle + cta - busy;
-    LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask);
+    const bool team = header.team != 0;
+    const int first_task = team ? cta : cta < busy ? -1 : worker * idle + cta - busy;
+    LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask, team);
     FinishDrawing(p, s);
   } else {
     ptx::IncreaseRegisters<C::kDenseRegisters>();
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const int worker = warp - 4;
     // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first steps do.
     const int steps_to_claim = header.num_dense_tasks == 0 ? kStepsToClaimL2 : 0;
-    StreamWorker<C>(p, maps, s, worker, tree_mask, steps_to_claim).Run();
+    StreamWorker<C>(p, maps, s, worker, tree_mask, header.team ? C::kStreamWarps : 1, steps_to_claim).Run();
   }
 }
 

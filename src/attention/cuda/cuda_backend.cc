@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -59,9 +60,9 @@ Status CheckAlignment(const KvLayerView& view) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, const cudaDeviceProp& properties, CudaKernels kernels, MachineModel machine)
+  CudaBackend(int device, const cudaDeviceProp& properties, CudaKernels kernels, int most_sms, MachineModel machine)
       : device_(device),
-        num_sms_(properties.multiProcessorCount),
+        num_sms_(std::min(properties.multiProcessorCount, most_sms)),
         major_(properties.major),
         minor_(properties.minor),
         kernels_(kernels),
@@ -92,7 +93,7 @@ class CudaBackend final : public Backend {
     PlanSizes sizes = ComputePlanSizes(spec, resolved, traits);
     const PlanLayout layout(spec, resolved, sizes, num_sms_);
     sizes.plan_bytes = layout.bytes;
-    sizes.workspace_bytes = WorkspaceLayout(*kernel, spec, sizes, layout, num_sms_).bytes();
+    sizes.workspace_bytes = WorkspaceLayout(*kernel, spec, resolved, sizes, layout, num_sms_).bytes();
     return sizes;
   }
 
@@ -150,7 +151,7 @@ Result<std::unique_ptr<Context>> Context::CreateCuda(int device, CudaKernels ker
   return std::unique_ptr<Context>(std::move(backend));
 }
 
-Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels) {
+Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels, int most_sms) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     cudaGetLastError();
@@ -168,7 +169,7 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels
                        (kernels == CudaKernels::kHopper ? "9.0 (Hopper)" : "8.0 (Ampere) or newer"));
   }
   COPPICE_ASSIGN_OR_RETURN(MachineModel machine, MachineModelOf(device, properties));
-  return std::unique_ptr<Backend>(new CudaBackend(device, properties, kernels, std::move(machine)));
+  return std::unique_ptr<Backend>(new CudaBackend(device, properties, kernels, most_sms, std::move(machine)));
 }
 
 }  // namespace coppice::attention

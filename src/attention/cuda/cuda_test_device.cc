@@ -2,8 +2,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+#include <vector>
+
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_memory.h"
+#include "attention/cuda/plan_upload.h"
 #include "core/check.h"
 
 namespace coppice::attention::testing {
@@ -44,10 +48,21 @@ class CudaTestDevice final : public TestDevice {
 
 }  // namespace
 
-std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels) {
-  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device, kernels);
+std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, int most_sms) {
+  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device, kernels, most_sms);
   if (!backend.ok()) return nullptr;
   return std::make_unique<CudaTestDevice>(device, std::move(backend).value());
+}
+
+DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms) {
+  const PrefixForestView forest = test.forest().View();
+  cuda::PlanTranslator translator(test.spec(), test.forest().Capacity(), plan.Sizes(), num_sms, /*kv_tile=*/128);
+  std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
+  auto* const bytes = reinterpret_cast<std::byte*>(image.data());
+  const Status status = translator.TranslatePlan(plan.View(), forest, bytes);
+  COPPICE_CHECK(status.ok());
+  const auto& header = *reinterpret_cast<const cuda::PlanHeader*>(bytes + translator.layout().header);
+  return {.team = header.team != 0, .dense = header.num_dense_tasks, .stream = header.num_stream_tasks};
 }
 
 }  // namespace coppice::attention::testing

@@ -1,13 +1,24 @@
 // The CUDA device as the attention tests see it. Layer: attention/cuda, tests.
 #pragma once
 
+#include <climits>
+#include <cstdint>
 #include <memory>
 
 #include "tests/support/attention_case.h"
+#include "tests/support/hand_plan.h"
 
 namespace coppice::attention::testing {
 
-// Null if there is no such device, or none that runs these kernels.
-std::unique_ptr<TestDevice> MakeCudaTestDevice(int device = 0, CudaKernels kernels = CudaKernels::kAuto);
+// Null if there is no such device, or none that runs these kernels. most_sms: that a launch takes; with few, small forests make
+// plans that take large ones otherwise.
+std::unique_ptr<TestDevice> MakeCudaTestDevice(int device = 0, CudaKernels kernels = CudaKernels::kAuto, int most_sms = INT_MAX);
+
+// What a plan becomes for Hopper's kernels on so many SMs.
+struct DeviceTasks {
+  bool team;  // the stream warps of a CTA read each stream task together
+  int64_t dense, stream;
+};
+DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms);
 
 }  // namespace coppice::attention::testing

@@ -237,11 +237,11 @@ struct DenseTile {
     };
     int base = begin + warp * 4;
     FoldRow fold = row_to_fold(base);
-    LoadedContribution contribution = ContributionOf(p, fold.contribution_begin, fold.count, 0);
+    LoadedContribution contribution = ContributionOf(p, fold, 0);
 #pragma unroll 1
     while (base < end) {  // the next rows' look-up under the latency of these rows' states
       const FoldRow next = row_to_fold(base += 16);
-      const LoadedContribution next_contribution = ContributionOf(p, next.contribution_begin, next.count, 0);
+      const LoadedContribution next_contribution = ContributionOf(p, next, 0);
       if (__any_sync(kAllLanes, fold.count != 0)) {
         FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head, contribution);
       }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/cuda/plan_device.h"
+#include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
 
@@ -41,7 +42,7 @@ struct Config {
   // A stream step is 32 tokens: with fewer, the latencies of a step (products, maximum, weights) cost more than its bytes. 96 KB in
   // flight fill an SM's share of the memory bus; what is more waits in a queue that look-ups, Q and states wait in too (measured:
   // 192 KB).
-  static constexpr int kStreamTokens = 32;
+  static constexpr int kStreamTokens = kStreamStepTokens;
   static constexpr int kStreamUnitBytes = kStreamTokens * kHeadDim * 2;  // K or V of a step
   static constexpr int kStreamWarps = kDenseWarpgroups * 4;              // the dense warps, which stream in the dense tiles' memory
   static constexpr int kStreamSteps = 128 * 1024 / (kStreamWarps * 2 * kStreamUnitBytes);  // in flight

@@ -263,14 +263,22 @@ struct EarlyLook {
   }
 };
 
+// A row of a team's task, as one of its warps sees it: all warps compute with it, one stores what they found of it, draws a ticket
+// for it alone, whose place is the row's, and folds its states if that is the last.
+__device__ __forceinline__ void AssignRow(const KernelParams& p, bool own, RowInfo& row) {
+  if (!own) row.state = kDirect;
+  row.ticket = row.q_row * p.group_size + row.head_in_group;
+  row.rows_from_draw = 0;
+}
+
 // One warp: draws and resolves the tasks of the stream warps 2 * pair and 2 * pair + 1, a half of its lanes each, a row a lane. So
 // the chain of look-ups to a task costs the workers nothing. first_task: the worker's first one, or -1 to draw it too; tasks before
-// drawn_from are dealt, not drawn.
+// drawn_from are dealt, not drawn. A team's tasks are all dealt, a task an SM.
 template <class C>
 __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int pair, int first_task, int drawn_from, int num_tasks,
-                                bool tree_mask) {
-  const int lane = threadIdx.x % 32, row = lane % kStreamRows;
-  StreamState<C>& state = s.stream[pair * 2 + lane / kStreamRows];
+                                bool tree_mask, bool team) {
+  const int lane = threadIdx.x % 32, row = lane % kStreamRows, worker = pair * 2 + lane / kStreamRows;
+  StreamState<C>& state = s.stream[worker];
   bool more = true, phase = false;
   for (int n = 0; __any_sync(kAllLanes, more);) {  // these three are the half's own
     const int place = n % C::kStreamSlots;
@@ -280,8 +288,8 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
       __nanosleep(32);
       continue;
     }
-    int index = first_task;
-    if (serves && row == 0 && (n > 0 || first_task < 0)) index = drawn_from + atomicAdd(&p.counters->stream_next, 1);
+    int index = first_task + (team ? n * static_cast<int>(gridDim.x) : 0);
+    if (serves && row == 0 && !team && (n > 0 || first_task < 0)) index = drawn_from + atomicAdd(&p.counters->stream_next, 1);
     index = __shfl_sync(kAllLanes, index, lane - row);
     const bool exists = serves && index < num_tasks;
     Task task{};
@@ -297,13 +305,14 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
     for (int i = 0; i < kPagesHeld / kStreamRows; ++i) {
       pages[i] = __ldg(p.page_indices + min(item.page_begin + first_page + i * kStreamRows + row, p.num_page_slots - 1));
     }
-    const EarlyLook early(p, task, row, exists && (n > 0 || first_task < 0));
-    const RowInfo info = ResolveRow(p, task, first_branch, row, tree_mask);
+    const EarlyLook early(p, task, row, exists && !team && (n > 0 || first_task < 0));
+    RowInfo info = ResolveRow(p, task, first_branch, row, tree_mask);
     RowRanges ranges;
     ranges.Add(info, tree_mask);
     ranges.Combine<kStreamRows>();
     const bool last = early.FindsLast(p, task.first.arrivals);
-    const unsigned own = early.OwnStates();
+    const unsigned own = team ? kAllLanes : early.OwnStates();
+    if (team) AssignRow(p, row % C::kStreamWarps == worker, info);
     if (serves) {
       StreamSlot& slot = state.slots[place];
       if (!last || row < kHoldingRows) slot.rows[row] = info;
@@ -312,14 +321,14 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
         StreamTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
-        t.first = t.range.begin / kBoxTokens * kBoxTokens;
+        t.first = t.range.begin / kBoxTokens * kBoxTokens + (team ? worker * C::kStreamTokens : 0);
         t.head_begin = item.head_begin;
         t.head_end = exists ? item.head_begin + item.head_count : -1;
         t.rows = item.rows;
         t.page_begin = item.page_begin;
         t.first_page = first_page;
         t.read_once = item.read_once;
-        t.held_of_row = last ? task.first.contribution_count : 0;
+        t.held_of_row = team ? 1 : last ? task.first.contribution_count : 0;
         t.held_phase = phase;
         t.own = own;
         slot.task = t;

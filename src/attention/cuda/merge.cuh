@@ -21,8 +21,10 @@ struct alignas(16) RowInfo {
   int32_t lo, hi;  // sees kv indices in [lo, hi) (and by the draft mask, where there is one)
   int32_t state;   // of kv head 0, or kDirect
   int32_t head_stride, set, contribution_begin;
+  int32_t ticket;  // its set's, or in a team's task its own: number among those of a kv head
   uint16_t contribution_count, arrivals, query_count;
   uint8_t row_in_set, rows_in_set, head_in_group;
+  uint8_t rows_from_draw;  // of a stream task: back to the row that draws the ticket
 };
 static_assert(sizeof(RowInfo) == 48);
 
@@ -67,12 +69,13 @@ __device__ __forceinline__ RowInfo RowOf(const KernelParams& p, const DeviceItem
   info.q_row = m.query_begin + query;
   info.state = m.state_begin < 0 ? kDirect : m.state_begin + row;
   info.head_stride = m.head_stride;
-  info.set = m.set;
+  info.set = info.ticket = m.set;
   info.contribution_begin = m.contribution_begin;
   info.contribution_count = m.contribution_count;
   info.row_in_set = row;
   info.rows_in_set = m.query_count * p.group_size;
   info.head_in_group = row - query * p.group_size;
+  info.rows_from_draw = row;
   info.arrivals = m.arrivals;
   return info;
 }
@@ -204,17 +207,17 @@ __device__ __forceinline__ FoldRow RowToFold(const KernelParams& p, const RowInf
           .qo_head = kv_head * p.group_size + row_in_set - query * p.group_size};
 }
 
-// Writes the output and lse of a row from its folded state, eight lanes a row; lane i holds vectors i, i + 8, ...
-template <class T, int kVectors>
+// Writes the output and lse of a row from its folded state, kRowLanes lanes a row; lane i holds vectors i, i + kRowLanes, ...
+template <class T, int kRowLanes = 8, int kVectors>
 __device__ __forceinline__ void StoreFoldedRow(const KernelParams& p, const FoldRow& row, float m, float l,
                                                const float (&acc)[kVectors][4]) {
-  const int lane = threadIdx.x % 8;
+  const int lane = threadIdx.x % kRowLanes;
   if (p.lse != nullptr && lane == 0) p.lse[int64_t{row.q_row} * p.num_kv_heads * p.group_size + row.qo_head] = NaturalLse(m, l);
   const float scale = Normalizer(p, l);
   T* to = static_cast<T*>(p.out) + row.q_row * p.out_row_stride + int64_t{row.qo_head} * p.head_dim;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int column = (i * 8 + lane) * 4;
+    const int column = (i * kRowLanes + lane) * 4;
     if (column >= p.head_dim) break;
     *reinterpret_cast<uint2*>(to + column) = {Pack<T>(acc[i][0] * scale, acc[i][1] * scale),
                                               Pack<T>(acc[i][2] * scale, acc[i][3] * scale)};
@@ -237,17 +240,45 @@ __device__ __forceinline__ LoadedContribution LoadContribution(const KernelParam
   return {__ldg(reinterpret_cast<const int2*>(p.contributions) + index)};
 }
 
-// The contribution that this lane's state of a row comes from, eight lanes a row: those from `base` on. Plan data, so it may be
-// asked for before the last ticket is drawn.
-__device__ __forceinline__ LoadedContribution ContributionOf(const KernelParams& p, int contribution_begin, int count, int base) {
-  const int i = base + static_cast<int>(threadIdx.x % 8);
-  LoadedContribution contribution;
-  if (i < count) contribution = LoadContribution(p, contribution_begin + i);
-  return contribution;
-}
-
 // What a state counts beside the largest maximum of its row's.
 __device__ __forceinline__ float StateWeight(float m, float largest) { return m == -INFINITY ? 0.0f : ptx::Exp2(m - largest); }
+
+// A row folded by eight lanes: vectors of four elements, lane i those of i, i + 8, ...
+template <int kHeadDim>
+struct FoldedRow {
+  float m = -INFINITY, l = 0.0f;
+  float acc[kHeadDim / 32][4] = {};
+
+  // Where each eight lanes of the warp folded other states of one row: the fold of all, in every lane.
+  __device__ __forceinline__ void CombineWarp() {
+    constexpr unsigned kAll = 0xffffffffu;
+    float largest = m;
+#pragma unroll
+    for (int d = 8; d < 32; d *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, d));
+    const float weight = StateWeight(m, largest);
+    m = largest, l *= weight;
+#pragma unroll
+    for (int d = 8; d < 32; d *= 2) l += __shfl_xor_sync(kAll, l, d);
+#pragma unroll
+    for (auto& vector : acc) {
+#pragma unroll
+      for (float& x : vector) {
+        x *= weight;
+#pragma unroll
+        for (int d = 8; d < 32; d *= 2) x += __shfl_xor_sync(kAll, x, d);
+      }
+    }
+  }
+};
+
+// The contribution that this lane's state of a row comes from, eight lanes a row: those from `base` on. Plan data, so it may be
+// asked for before the last ticket is drawn.
+__device__ __forceinline__ LoadedContribution ContributionOf(const KernelParams& p, const FoldRow& row, int base, int stride = 1) {
+  const int i = base + static_cast<int>(threadIdx.x % 8);
+  LoadedContribution contribution;
+  if (i < row.count) contribution = LoadContribution(p, row.contribution_begin + i * stride);
+  return contribution;
+}
 
 template <int kVectors>
 __device__ __forceinline__ void AddState(float weight, const float4 (&v)[kVectors], float (&acc)[kVectors][4]) {
@@ -258,19 +289,20 @@ __device__ __forceinline__ void AddState(float weight, const float4 (&v)[kVector
   }
 }
 
-// Folds all states of four rows, eight lanes a row, and writes their output; `row` is the same in each group of eight lanes, `next`
-// is the lane's ContributionOf the row's first eight. All lanes call. What it costs is latency, so the vectors of kAtOnce states
-// are under way together, beside the states' maxima and the next contributions; and its code is small, since most launches run it
-// once or twice, from a cold instruction cache.
-template <class T, int kHeadDim, int kAtOnce>
-__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head, LoadedContribution next) {
-  constexpr int kVectors = kHeadDim / 32;  // of four elements, a lane; lane i holds vectors i, i + 8, ...
+// Folds all states of four rows, eight lanes a row; `row` is the same in each group of eight lanes, `next` is the lane's
+// ContributionOf the row's first eight. All lanes call. What it costs is latency, so the vectors of kAtOnce states are under way
+// together, beside the states' maxima and the next contributions; and its code is small, since most launches run it once or twice,
+// from a cold instruction cache.
+template <int kHeadDim, int kAtOnce>
+__device__ __forceinline__ FoldedRow<kHeadDim> FoldStates(const KernelParams& p, const FoldRow& row, int kv_head,
+                                                          LoadedContribution next, int stride = 1) {
+  constexpr int kVectors = kHeadDim / 32;
   constexpr unsigned kAll = 0xffffffffu;
   static_assert(8 % kAtOnce == 0);
   const int lane = threadIdx.x % 8;
   const int most = __reduce_max_sync(kAll, row.count);
-  float m = -INFINITY, l = 0.0f;
-  float acc[kVectors][4] = {};
+  FoldedRow<kHeadDim> folded;
+  auto& [m, l, acc] = folded;
   int state = 0;
   float weight = 0.0f;
   // One loop: ptxas waits for loads before it enters another that uses what they bring.
@@ -281,7 +313,7 @@ __device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& r
     if (of_eight) {
       state = next.State(kv_head, row.row_in_set);
       if (first + lane < row.count) ml = __ldcg(StoredArrays(p).ml + state);
-      next = ContributionOf(p, row.contribution_begin, row.count, first + 8);
+      next = ContributionOf(p, row, first + 8, stride);
     }
     const float4* vectors[kAtOnce];  // all of them before any load: ptxas leaves no room for the last loads else
 #pragma unroll
@@ -317,6 +349,13 @@ __device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& r
       if (w != 0.0f) AddState(w, v[c], acc);  // else there is no such state, or an empty one, which has no vector
     }
   }
+  return folded;
+}
+
+// As FoldStates, and writes the rows' output.
+template <class T, int kHeadDim, int kAtOnce>
+__device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head, LoadedContribution next) {
+  const auto [m, l, acc] = FoldStates<kHeadDim, kAtOnce>(p, row, kv_head, next);
   if (row.count > 0) StoreFoldedRow<T>(p, row, m, l, acc);
 }
 

@@ -16,7 +16,8 @@ struct PlanHeader {
   int32_t num_dense_tasks, num_stream_tasks;
   int32_t num_members, num_contributions, num_branches;
   int32_t num_queries;  // of q and out
-  int32_t has_tree_mask;
+  uint16_t has_tree_mask;
+  uint16_t team;       // 1: the stream warps of a CTA read each stream task together; one kv head a task, no dense tasks
   int32_t dense_ctas;  // CTAs from this on take no dense task, so that streams run beside the dense tiles from the start
 };
 

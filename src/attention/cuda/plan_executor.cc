@@ -23,10 +23,12 @@ bool Same(std::span<const T> a, const std::vector<T>& b) {
 
 }  // namespace
 
-WorkspaceLayout::WorkspaceLayout(const KernelVariant& variant, const AttentionSpec& spec, const PlanSizes& sizes,
-                                 const PlanLayout& plan, int num_sms)
+WorkspaceLayout::WorkspaceLayout(const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
+                                 const PlanSizes& sizes, const PlanLayout& plan, int num_sms)
     : states(static_cast<size_t>(plan.max_states) * (variant.head_dim + 2) * sizeof(float)),
-      tickets(static_cast<size_t>(std::max(sizes.max_merge_sets, 1)) * spec.num_kv_heads * sizeof(int32_t)),
+      tickets(std::max(static_cast<size_t>(std::max(sizes.max_merge_sets, 1)) * spec.num_kv_heads,
+                       static_cast<size_t>(capacity.max_queries) * spec.num_qo_heads) *
+              sizeof(int32_t)),
       counters(sizeof(QueueCounters)),
       folds(spec.deterministic ? static_cast<size_t>(num_sms) * variant.ctas_per_sm * variant.fold_bytes_per_cta : 0) {}
 
@@ -46,7 +48,7 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes));
   DeviceGuard guard(device);
   const size_t bytes = executor->translator_.layout().bytes;
-  const WorkspaceLayout workspace(variant, spec, sizes, executor->translator_.layout(), num_sms);
+  const WorkspaceLayout workspace(variant, spec, capacity, sizes, executor->translator_.layout(), num_sms);
   COPPICE_ASSIGN_OR_RETURN(executor->plan_, DeviceBuffer::Allocate(bytes));
   COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(workspace.states));
   COPPICE_ASSIGN_OR_RETURN(executor->tickets_, DeviceBuffer::Allocate(workspace.tickets));

@@ -27,8 +27,8 @@ class BoundCudaKv final : public BoundKv {
 
 // The device bytes that a plan needs beside its image: states, tickets, counters and what deterministic mode keeps per CTA.
 struct WorkspaceLayout {
-  WorkspaceLayout(const KernelVariant& variant, const AttentionSpec& spec, const PlanSizes& sizes, const PlanLayout& plan,
-                  int num_sms);
+  WorkspaceLayout(const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes,
+                  const PlanLayout& plan, int num_sms);
   size_t states, tickets, counters, folds;
   size_t bytes() const { return states + tickets + counters + folds; }
 };

@@ -19,7 +19,6 @@ constexpr int64_t kTasksPerStreamWarp = 8;  // most, by cutting
 // Stream items are cut guided: a piece is half of what is left of its item, between these shares of a warp's part of all. Longest
 // first, the last pieces to be drawn are the shortest and even out the end (docs/kernels/hopper.md).
 constexpr double kLongestStreamPiece = 0.55, kShortestStreamPiece = 0.5;
-constexpr int32_t kStreamPieceUnit = 32;  // one step
 constexpr int64_t kHeadTasksPerWarp = 3;  // left when kv heads are put together
 constexpr int64_t kHeadTaskTokens = 128;  // most, of all kv heads put together (tree 4: 0.147 ms; 256: 0.163)
 constexpr int32_t kMinStreamPiece = 256, kMaxShortStreamPiece = 512;  // tokens; a short piece costs more to start than it evens out
@@ -27,6 +26,9 @@ constexpr int32_t kMinStreamPiece = 256, kMaxShortStreamPiece = 512;  // tokens;
 // piece is this share of an SM's part then.
 constexpr int32_t kMinStreamPieceOfFew = 64;
 constexpr double kShortestPieceOfSm = 0.3;
+// Where each SM can have a stream task of its own, and no more, its warps read it as a team, a step each in turn: as much at once
+// as with a task a warp, but an eighth of the states to fold (docs/kernels/hopper.md, "Teams"). A step of a short task:
+constexpr int64_t kTeamStepNs = 2600;
 constexpr int32_t kMinDensePiece = 128;  // at least, and whole steps
 constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
@@ -162,11 +164,12 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
       const int64_t blocks = CeilDiv(length.rows, kStreamRows);
       stream_blocks += blocks;
       stream_tokens += length.tokens * blocks;
-      stream_steps += blocks * CeilDiv(length.tokens, kStreamPieceUnit);
+      stream_steps += blocks * CeilDiv(length.tokens, kStreamStepTokens);
     }
   }
   MarkReadOnce(plan, forest);
   dense_ctas_ = num_sms_;
+  team_ = false;
   if (spec_.deterministic) return;
   const int64_t heads = spec_.num_kv_heads;
   const int32_t dense_piece = DivideSms({.bytes = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim,
@@ -180,13 +183,17 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
       static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, fewest, kMaxShortStreamPiece));
   const auto longest = static_cast<int32_t>(std::max<double>(shortest, kLongestStreamPiece * tokens_per_warp));
 
+  const int32_t team_piece = TeamPiece(plan);
+  team_ = team_piece > 0;
   int64_t states = plan.num_states, end_of_states = sizes_.max_states + layout_.own_states;
   for (const Length& length : lengths_) {
     const int64_t most = std::min(kMostPieces, (end_of_states - states) / (length.rows * heads));
     Pieces& pieces = pieces_[length.item];
     pieces.ends_begin = static_cast<int32_t>(piece_ends_.size());
     if (length.dense) {
-      CutEvenly(length.tokens, std::min(CeilDiv(length.tokens, dense_piece), most));
+      CutEvenly(length.tokens, std::min(CeilDiv(length.tokens, dense_piece), most), dense_piece_unit_);
+    } else if (team_) {
+      CutEvenly(length.tokens, std::min(CeilDiv(length.tokens, team_piece), most), kStreamStepTokens);
     } else {
       // n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
       const auto useful = std::lround(std::sqrt(length.tokens * kStreamTokenNs / FoldNs(length.rows)));
@@ -200,6 +207,37 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
     pieces.rows = length.rows;
     states += pieces.count * length.rows * heads;
   }
+}
+
+// Whole items, or as many pieces as there are SMs.
+int32_t PlanTranslator::TeamPiece(const PlanView& plan) const {
+  const auto blocks = [&](const Length& length) { return CeilDiv(length.rows, kStreamRows) * spec_.num_kv_heads; };
+  const auto tasks = [&](int32_t piece) {
+    int64_t count = 0;
+    for (const Length& length : lengths_) count += std::max<int64_t>(CeilDiv(length.tokens, piece), 1) * blocks(length);
+    return count;
+  };
+  int64_t tokens = 0;
+  int32_t longest = 1;
+  for (const Length& length : lengths_) {
+    if (length.dense) return 0;
+    tokens += length.tokens * blocks(length);
+    longest = std::max(longest, length.tokens);
+  }
+  if (tokens > kMostTeamTokens * num_sms_ || tasks(longest) > num_sms_) return 0;
+  auto piece =
+      std::max(kMinTeamPiece, static_cast<int32_t>(CeilDiv(CeilDiv(tokens, num_sms_), kStreamStepTokens) * kStreamStepTokens));
+  while (piece < longest && tasks(piece) > num_sms_) piece += kStreamStepTokens;
+  const auto steps_ns = [](int32_t length) { return CeilDiv(length, kStreamStepTokens * kStreamWarpsPerSm) * kTeamStepNs; };
+  const bool merges = std::ranges::any_of(plan.merge_sets, [&](const MergeSet& set) {  // even if items stay whole
+    int32_t items = 0;
+    for (int32_t c = 0; c < set.contribution_count; ++c) {
+      items += pieces_[plan.contributions[set.contribution_begin + c].item].count;
+    }
+    return items > 1;
+  });
+  const int64_t merge_ns = merges ? 0 : kTeamMergeNs;
+  return steps_ns(longest) <= steps_ns(std::min(piece, longest)) + merge_ns ? longest : piece;
 }
 
 // Finds the items whose KV one task reads: those with one block of rows on nodes that nothing else reads.
@@ -224,9 +262,9 @@ void PlanTranslator::MarkReadOnce(const PlanView& plan, const PrefixForestView& 
 }
 
 // Both append the ends of all pieces but the last, which is open, to piece_ends_.
-void PlanTranslator::CutEvenly(int32_t tokens, int64_t count) {
+void PlanTranslator::CutEvenly(int32_t tokens, int64_t count, int64_t unit) {
   if (count <= 1) return;
-  const int64_t piece = WholeDenseSteps(CeilDiv(tokens, count));
+  const int64_t piece = CeilDiv(CeilDiv(tokens, count), unit) * unit;
   for (int64_t end = piece; end < tokens; end += piece) piece_ends_.push_back(static_cast<int32_t>(end));
 }
 
@@ -234,7 +272,8 @@ void PlanTranslator::CutGuided(int32_t tokens, int32_t shortest, int32_t longest
   if (tokens <= longest + longest / 4) return;
   for (int32_t end = 0; --most > 0;) {
     const int32_t left = tokens - end;
-    const auto piece = static_cast<int32_t>(CeilDiv(std::clamp(left / 2, shortest, longest), kStreamPieceUnit) * kStreamPieceUnit);
+    const auto piece =
+        static_cast<int32_t>(CeilDiv(std::clamp(left / 2, shortest, longest), kStreamStepTokens) * kStreamStepTokens);
     if (left < piece + shortest / 2) return;
     piece_ends_.push_back(end += piece);
   }
@@ -249,10 +288,10 @@ bool PlanTranslator::IsDense(const PlanView& plan, const Length& length) const {
   }
   const double dense_ns =
       static_cast<double>(length.blocks) * (kDenseTaskNs + static_cast<double>(WholeDenseSteps(length.tokens)) * DenseTokenNs());
-  const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, kStreamPieceUnit * 4 * spec_.head_dim / kStreamBytesPerNs);
+  const double step_ns = std::max(kStreamStepNs / kStreamWarpsPerSm, kStreamStepTokens * 4 * spec_.head_dim / kStreamBytesPerNs);
   const double stream_ns =
       static_cast<double>(CeilDiv(length.rows, kStreamRows)) *
-      (kStreamPriceNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, kStreamPieceUnit)) * step_ns);
+      (kStreamPriceNs / kStreamWarpsPerSm + static_cast<double>(CeilDiv(length.tokens, kStreamStepTokens)) * step_ns);
   return dense_ns <= stream_ns;
 }
 
@@ -555,7 +594,7 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
   const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min<int64_t>(heads, 8));
   const auto heads_per_task = [&](const DeviceItem& item) {
     const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
-    return std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads);
+    return team_ ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads);
   };
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
     return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin;
@@ -582,6 +621,7 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
                                             .num_stream_tasks = static_cast<int32_t>(num_stream_),
                                             .num_members = static_cast<int32_t>(num_members_),
                                             .num_contributions = static_cast<int32_t>(num_contributions_),
+                                            .team = team_,
                                             .dense_ctas = dense_ctas_};
 }
 

@@ -68,6 +68,8 @@ class PlanTranslator {
   bool IsDense(const PlanView& plan, const Length& length) const;
   int32_t EndOf(const WorkItem& item, const PrefixForestView& forest) const;
   void CutItems(const PlanView& plan, const PrefixForestView& forest);
+  // The length of a team's pieces in tokens, or 0 where the stream warps of a CTA have a task each.
+  int32_t TeamPiece(const PlanView& plan) const;
   void JoinItems(const PlanView& plan, const PrefixForestView& forest);
   bool JoinPromptTiles(const PlanView& plan);
   void MarkReadOnce(const PlanView& plan, const PrefixForestView& forest);
@@ -85,7 +87,7 @@ class PlanTranslator {
   Simulated Simulate(int32_t piece, int32_t dense_ctas, const StreamWork& stream);
   double DenseTokenNs() const;                    // of one block of rows under one kv head
   int64_t WholeDenseSteps(int64_t tokens) const;  // rounded up
-  void CutEvenly(int32_t tokens, int64_t count);
+  void CutEvenly(int32_t tokens, int64_t count, int64_t unit);
   void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most);
   Status CountContributions(const PlanView& plan);
   Status EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
@@ -97,6 +99,7 @@ class PlanTranslator {
   int num_sms_;
   int32_t dense_piece_unit_;  // tokens; the ends of dense pieces are multiples of it
   int32_t dense_ctas_ = 0;    // CTAs that take dense tasks
+  bool team_ = false;         // the stream warps of a CTA read each task together
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
   std::vector<Pieces> pieces_;                       // [plan item]
   std::vector<Length> lengths_, joined_;             // of the queued items

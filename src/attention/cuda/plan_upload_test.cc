@@ -46,7 +46,8 @@ class Translated {
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
     const Status status = translator.TranslatePlan((*planner)->View(), forest.Forest(), image);
     EXPECT_TRUE(status.ok()) << status.ToString();
-    dense_ctas = reinterpret_cast<const PlanHeader*>(image + translator.layout().header)->dense_ctas;
+    const auto& header = *reinterpret_cast<const PlanHeader*>(image + translator.layout().header);
+    dense_ctas = header.dense_ctas, team = header.team != 0;
     const auto tasks = [&](size_t offset, int64_t count) {
       return std::span(reinterpret_cast<const Task*>(image + offset), static_cast<size_t>(count));
     };
@@ -56,6 +57,7 @@ class Translated {
 
   std::span<const Task> dense, stream;
   int32_t dense_ctas = 0;
+  bool team = false;
 
  private:
   std::vector<std::byte> image_;
@@ -136,6 +138,46 @@ TEST(PlanUpload, SmsAreNotDividedWhereOneKindOfWorkIsShort) {
   EXPECT_EQ(Translated(OnePrefix(64, 256, 256)).dense_ctas, kSms) << "hardly a prefix";
   EXPECT_EQ(Translated(OnePrefix(32768, 1, 1024)).dense_ctas, kSms) << "hardly more than a prefix";
   EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kStore).dense_ctas, kSms) << "no dense task";
+}
+
+TestForest Unshared(int32_t tokens, int requests) {
+  TestForest forest;
+  for (int i = 0; i < requests; ++i) forest.AddBranch(kNoParent, tokens, 1);
+  return forest;
+}
+
+TEST(PlanUpload, TeamsReadWhereEachSmHasATaskAtMost) {
+  for (const int32_t tokens : {1, 100, 500, 1000, 5000, 60000}) {
+    for (const int requests : {1, 5, kSms / kSpec.num_kv_heads}) {
+      SCOPED_TRACE(std::to_string(requests) + " requests of " + std::to_string(tokens));
+      const TestForest forest = Unshared(tokens, requests);
+      const Translated plan(forest);
+      if (int64_t{tokens} * requests * kSpec.num_kv_heads > 16384 * kSms) {
+        EXPECT_FALSE(plan.team);
+        continue;
+      }
+      ASSERT_TRUE(plan.team);
+      EXPECT_TRUE(plan.dense.empty());
+      EXPECT_LE(std::ssize(plan.stream), kSms);
+      EXPECT_GT(2 * std::ssize(plan.stream), std::min<int64_t>(kSms, requests * kSpec.num_kv_heads * (tokens / 512))) << "SMs idle";
+      std::map<std::pair<int32_t, int32_t>, int64_t> read;  // by branch and kv head
+      for (const Task& task : plan.stream) {
+        EXPECT_EQ(task.item.head_count, 1);
+        read[{task.item.branch, task.item.head_begin}] += std::min(task.item.kv_end, tokens) - task.item.kv_begin;
+        const bool whole = task.first.contribution_count == 1;
+        EXPECT_TRUE(whole || tokens > 512) << "two steps cost less than a merge";
+        EXPECT_TRUE(task.item.kv_end >= tokens || task.item.kv_end - task.item.kv_begin >= 192);
+      }
+      EXPECT_EQ(std::ssize(read), requests * kSpec.num_kv_heads);
+      for (const auto& [unit, sum] : read) EXPECT_EQ(sum, tokens);
+    }
+  }
+}
+
+TEST(PlanUpload, WarpsWorkAloneWhereThereAreMoreTasksThanSms) {
+  EXPECT_TRUE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads)).team);
+  EXPECT_FALSE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads + 1)).team);
+  EXPECT_FALSE(Translated(OnePrefix(8192, 10, 30)).team) << "a dense task";
 }
 
 }  // namespace

@@ -33,19 +33,20 @@ struct DenseArrivals {
   int32_t kv_head;
 };
 
-// Most states that a stream warp holds to fold its task's set, as many as the lanes that look a task up. A row has two or more.
+// Most states that a stream warp holds, as many as the lanes that look a task up: those of its task's set, to fold them (a row has
+// two or more), or, in a team, its part of the task's, one a row.
 inline constexpr int kHeldStates = kStreamRows, kHoldingRows = kHeldStates / 2;
 inline constexpr int32_t kOwnState = -1;  // among the states to hold: the task's own
 
 struct StreamTask {
-  int32_t first;  // kv index of the first step's first token, a multiple of kBoxTokens
+  int32_t first;  // kv index of the first token of the warp's first step, a multiple of kBoxTokens
   TaskRange range;
   int32_t head_begin, head_end;  // head_end is -1: no more tasks
   int32_t rows, page_begin;
   int32_t first_page;  // of `pages`
   bool read_once;      // no other task reads its KV
-  // Not 0: all others of the task's set have arrived, so its warp holds and folds the set's states, so many a row and kv head. They
-  // lie by kv head, row and place in the path.
+  // States of a row and kv head that the warp holds; they lie by kv head, row and place in the path. 1: its own, in a team. More:
+  // all others of the task's set have arrived, so it fetches theirs and folds them.
   uint8_t held_of_row;
   uint8_t held_phase;  // of held_ready
   uint16_t own;        // bit i: held state i is the task's own
@@ -74,7 +75,7 @@ struct StreamState {
   uint64_t held_ready;                                       // the states that the warp fetches are there
 };
 
-// The states that a stream warp holds: its task's own, and those it fetches while it reads KV.
+// The states that a stream warp holds: its own, and those it fetches while it reads KV.
 template <class C>
 struct alignas(16) StatesHeld {
   float acc[kHeldStates][C::kHeadDim];
@@ -110,7 +111,8 @@ enum BarrierId : int {
   kTurnBarrier = 1 /* and 2 */,
   kWarpgroupBarrier = 3 /* and 4 */,
   kDenseOverBarrier = 5,
-  kDenseLoadedBarrier
+  kDenseLoadedBarrier,
+  kTeamBarrier
 };
 
 }  // namespace coppice::attention::cuda

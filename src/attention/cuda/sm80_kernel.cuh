@@ -97,7 +97,7 @@ __device__ __forceinline__ void CompleteSets(const KernelParams& p, Sm80Storage<
     if (deterministic) {
       FoldRowsDeterministic<T, C::kHeadDim>(p, fold, kv_head);
     } else {
-      FoldRows<T, C::kHeadDim, 2>(p, fold, kv_head, ContributionOf(p, fold.contribution_begin, fold.count, 0));
+      FoldRows<T, C::kHeadDim, 2>(p, fold, kv_head, ContributionOf(p, fold, 0));
     }
   }
 }

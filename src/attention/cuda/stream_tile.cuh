@@ -26,9 +26,16 @@ class StreamWorker {
   static constexpr int kFoldAtOnce = 4;            // states of a row on their way together
 
  public:
-  // worker: of the CTA's stream warps.
-  __device__ StreamWorker(const KernelParams& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int steps_to_claim)
-      : p_(p), maps_(maps), s_(s), worker_(worker), tree_mask_(tree_mask), steps_to_claim_(steps_to_claim) {}
+  // worker: of the CTA's stream warps. team: how many of them read a task together, a step each in turn; one, or all.
+  __device__ StreamWorker(const KernelParams& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int team,
+                          int steps_to_claim)
+      : p_(p),
+        maps_(maps),
+        s_(s),
+        worker_(worker),
+        tree_mask_(tree_mask),
+        stride_(team * kTokens),
+        steps_to_claim_(steps_to_claim) {}
 
   // One loop over steps, whatever task and head they belong to, so that the code of each part exists once (instruction cache).
   __device__ void Run() {
@@ -46,19 +53,21 @@ class StreamWorker {
         task = slot().task;
         head = task.head_begin, position = task.first, end = max(task.range.end, task.first);
         open = true;
-        if (holds_states()) FetchStates(task);
+        if (holds_set()) FetchStates(task);
       }
       const bool narrow = task.rows <= 8;
       if (position == task.first) narrow ? Begin<1>(head) : Begin<2>(head);
       if (position < end) {
         narrow ? Step<1>(task, position) : Step<2>(task, position);
-        position += kTokens;
+        position += stride_;
       }
       if (position < end) continue;
+      if (in_team() && current_ > 0) AwaitTeam();  // all have read what this warp held of the task before
       narrow ? Finish<1>(task, head) : Finish<2>(task, head);
       position = task.first;
       if (++head < task.head_end) continue;
-      holds_states() ? FoldHeld(task) : Complete(task);
+      if (in_team()) CombineTeam(task);
+      holds_set() ? FoldHeld(task) : Complete(task);
       Forget();
       __syncwarp();  // the task's rows are read; its slot may be filled again
       ++current_;
@@ -139,7 +148,7 @@ class StreamWorker {
               load_once_ && steps_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
     }
     --steps_to_claim_;
-    load_position_ += kTokens;
+    load_position_ += stride_;
     load_slot_ = load_slot_ + 1 == kSteps ? 0 : load_slot_ + 1;
     ++in_ring_;
   }
@@ -166,6 +175,8 @@ class StreamWorker {
   __device__ __forceinline__ const StreamSlot& slot() const { return SlotOf(current_); }
   // The same in all lanes, which call together: the vote tells the compiler so.
   __device__ __forceinline__ bool holds_states() const { return __any_sync(kAllLanes, slot().task.held_of_row != 0); }
+  __device__ __forceinline__ bool in_team() const { return stride_ != kTokens; }
+  __device__ __forceinline__ bool holds_set() const { return holds_states() && !in_team(); }
   __device__ __forceinline__ StatesHeld<C>& held() const { return s_.held[ptx::Here(worker_)]; }
   // The first held state of a row under a kv head.
   __device__ __forceinline__ int HeldBegin(const StreamTask& task, int head, int row) const {
@@ -353,6 +364,7 @@ class StreamWorker {
   // V rows past the end may hold NaN, which no weight of zero removes.
   __device__ void ClearTail(uint8_t* v, int present) {
     constexpr int kPieces = C::kHeadDim / 8;
+#pragma unroll 1
     for (int i = max(present, 0) * kPieces + lane_; i < kTokens * kPieces; i += 32) {
       const int token = i / kPieces, piece = i % kPieces;
       *reinterpret_cast<uint4*>(v + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 + piece % 8 * 16) = uint4{};
@@ -364,10 +376,9 @@ class StreamWorker {
   // Stores states or output. out_[n][d]: elements d * 16 + lane / 4 (+ 8 for registers 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for
   // registers 1, 3).
   template <int kColumns>
-#pragma unroll 1
   __device__ void Finish(const StreamTask& task, int head) {
     const RowInfo* rows = slot().rows;
-    const bool holds = kColumns == 1 && holds_states();  // of at most eight rows
+    const bool holds = holds_states();
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -385,7 +396,7 @@ class StreamWorker {
         const float sum = row_sum_[n][c], m = sum > 0.0f ? row_max_[n][c] * p_.score_scale_log2 : -INFINITY;
         scale[c] = Normalizer(p_, sum);
         if (info.q_row < 0) continue;
-        if (info.state == kDirect) {
+        if (info.state == kDirect && !holds) {
           const int qo_head = head * p_.group_size + info.head_in_group;
           if (p_.lse != nullptr && lane_ < 4)
             p_.lse[int64_t{info.q_row} * p_.num_kv_heads * p_.group_size + qo_head] = NaturalLse(m, sum);
@@ -405,7 +416,7 @@ class StreamWorker {
       }
       // Output of sets that only this item contributes to: transposed back, so that a lane holds neighbours of one row.
       const RowInfo& info = rows[n * 8 + lane_ / 4];
-      const bool direct = info.q_row >= 0 && info.state == kDirect;
+      const bool direct = info.q_row >= 0 && info.state == kDirect && !holds;
       if (__any_sync(kAllLanes, direct)) {
         T* to = static_cast<T*>(p_.out) + info.q_row * p_.out_row_stride +
                 int64_t{head * p_.group_size + info.head_in_group} * p_.head_dim + lane_ % 4 * 2;
@@ -437,15 +448,25 @@ class StreamWorker {
     ptx::CopyAsync8(ptx::SharedAddress(&held().ml[lane_]), p_.state_ml + state);
   }
 
+  // Which of a row's states the lane's group of eight folds: all of them, or, in a team, whose warps fold one row at a time, every
+  // fourth.
+  __device__ __forceinline__ FoldRow StatesOf(const RowInfo& row) const {
+    const int first = in_team() ? lane_ / 8 : 0;
+    return {.count = in_team() ? (row.contribution_count + 3 - first) / 4 : row.contribution_count,
+            .contribution_begin = row.contribution_begin + first,
+            .row_in_set = row.row_in_set};
+  }
+  __device__ __forceinline__ int state_stride() const { return in_team() ? 4 : 1; }
+
   // Draws the tickets of all sets and heads of the task at once, and folds what is complete.
   __device__ void Complete(const StreamTask& task) {
     const RowInfo* rows = slot().rows;
     const int shift = task.rows <= 1 ? 0 : 32 - __clz(task.rows - 1);  // rows padded to a power of two
     const int row_mask = (1 << shift) - 1, heads = 32 >> shift;
     // What the first fold will ask for, under the latency of the tickets; most tasks hold rows of one set, and it serves all folds.
-    const RowInfo& early = rows[lane_ / 8 & row_mask];
+    const RowInfo& early = rows[(in_team() ? worker_ : lane_ / 8) & row_mask];
     const int early_set = early.set;  // -1 where there is no such row
-    const LoadedContribution early_contribution = ContributionOf(p_, early.contribution_begin, early.contribution_count, 0);
+    const LoadedContribution early_contribution = ContributionOf(p_, StatesOf(early), 0, state_stride());
     StressDelay<C>();
     __syncwarp();  // all states of the warp are stored
     const RowInfo info = rows[lane_ & row_mask];
@@ -453,27 +474,29 @@ class StreamWorker {
     if (!__any_sync(kAllLanes, waits)) return;
     for (int base = task.head_begin; base < task.head_end; base += heads) {
       const int head = base + (lane_ >> shift);
-      const bool draws = waits && head < task.head_end && info.row_in_set == 0;
-      const unsigned complete = __ballot_sync(kAllLanes, draws && ArriveLast(p_, info.set, head, info.arrivals));
+      const bool draws = waits && head < task.head_end && info.rows_from_draw == 0;
+      const unsigned complete = __ballot_sync(kAllLanes, draws && ArriveLast(p_, info.ticket, head, info.arrivals));
       const unsigned folds =
-          __ballot_sync(kAllLanes, waits && head < task.head_end && (complete >> (lane_ - info.row_in_set & 31) & 1) != 0);
+          __ballot_sync(kAllLanes, waits && head < task.head_end && (complete >> (lane_ - info.rows_from_draw & 31) & 1) != 0);
 #pragma unroll 1
-      for (unsigned left = folds; left != 0;) {  // four (row, head) pairs at a time
+      for (unsigned left = folds; left != 0;) {  // four (row, head) pairs at a time; a team's warp one
         int pair = -1;
-        for (int i = 0; i < 4 && left != 0; ++i, left &= left - 1) {
-          if (lane_ / 8 == i) pair = __ffs(left) - 1;
+        for (int i = 0; i < (in_team() ? 1 : 4) && left != 0; ++i, left &= left - 1) {
+          if (in_team() || lane_ / 8 == i) pair = __ffs(left) - 1;
         }
         const RowInfo& own = rows[max(pair, 0) & row_mask];
         const int fold_head = base + (max(pair, 0) >> shift);
-        FoldRow fold{.contribution_begin = own.contribution_begin,
-                     .row_in_set = own.row_in_set,
-                     .q_row = own.q_row,
-                     .qo_head = fold_head * p_.group_size + own.head_in_group};
-        if (pair >= 0) fold.count = own.contribution_count;
+        FoldRow fold = StatesOf(own);
+        fold.q_row = own.q_row, fold.qo_head = fold_head * p_.group_size + own.head_in_group;
+        if (pair < 0) fold.count = 0;
         const bool known = own.set == early_set;
-        LoadedContribution contribution = ContributionOf(p_, fold.contribution_begin, known ? 0 : fold.count, 0);
+        FoldRow unknown = fold;
+        if (known) unknown.count = 0;  // and is not asked for again
+        LoadedContribution contribution = ContributionOf(p_, unknown, 0, state_stride());
         if (known) contribution = early_contribution;
-        FoldRows<T, C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head, contribution);
+        auto folded = FoldStates<C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head, contribution, state_stride());
+        if (in_team()) folded.CombineWarp();
+        if (in_team() ? lane_ < 8 : fold.count > 0) StoreFoldedRow<T>(p_, fold, folded.m, folded.l, folded.acc);
       }
     }
   }
@@ -497,6 +520,48 @@ class StreamWorker {
     ptx::FenceProxyAsync();  // these accesses before the copy engine's next ones
   }
 
+  __device__ __forceinline__ void AwaitTeam() const { ptx::NamedBarrierSync(kTeamBarrier, C::kStreamWarps * 32); }
+
+  // What the team's warps hold of each row becomes the row's output, or one state. Each warp takes the rows `worker` and
+  // `worker` + 8, sixteen lanes a row.
+  __device__ void CombineTeam(const StreamTask& task) {
+    constexpr int kRowLanes = 16, kVectors = C::kHeadDim / 4 / kRowLanes;
+    static_assert(C::kStreamWarps == 8 && 2 * C::kStreamWarps == kStreamRows && kHeldStates == kStreamRows);
+    AwaitTeam();  // all states are in shared memory
+    const int lane = lane_ % kRowLanes, row = worker_ + lane_ / kRowLanes * C::kStreamWarps;
+    const float2 ml = s_.held[lane % 8].ml[row];
+    float m = ml.x;
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, d));
+    const float weight = StateWeight(ml.x, m);
+    float l = weight * ml.y;
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) l += __shfl_xor_sync(kAllLanes, l, d);
+    float acc[kVectors][4] = {};
+#pragma unroll
+    for (int w = 0; w < C::kStreamWarps; ++w) {
+      const float of_warp = __shfl_sync(kAllLanes, weight, w, 8);
+      float4 v[kVectors];
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) v[i] = reinterpret_cast<const float4*>(s_.held[w].acc[row])[lane + i * kRowLanes];
+      AddState(of_warp, v, acc);
+    }
+    const RowInfo& info = slot().rows[row];
+    if (row >= task.rows) {
+      // What its place held was not of this task.
+    } else if (info.state == kDirect) {
+      const FoldRow direct{.q_row = info.q_row, .qo_head = task.head_begin * p_.group_size + info.head_in_group};
+      StoreFoldedRow<T, kRowLanes>(p_, direct, m, l, acc);
+    } else {
+      const int64_t state = info.state + int64_t{task.head_begin} * info.head_stride;
+      if (lane == 0) StoredArrays(p_).ml[state] = {m, l};
+      float4* const to = reinterpret_cast<float4*>(StoredArrays(p_).acc + state * C::kHeadDim) + lane;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) to[i * kRowLanes] = {acc[i][0], acc[i][1], acc[i][2], acc[i][3]};
+    }
+    __syncwarp();
+  }
+
   const KernelParams& p_;
   const KvMaps maps_;
   SharedStorage<C>& s_;
@@ -504,6 +569,7 @@ class StreamWorker {
   const bool tree_mask_;
   const int lane_ = threadIdx.x % 32;
 
+  const int stride_;    // tokens from a step of the warp to its next
   int steps_to_claim_;  // that take room in the L2 as usual before KV that is read once is marked to leave first
 
   // This head's rows: Q^T, the output so far and its softmax.
