@@ -50,11 +50,11 @@ struct GpuConstants {
 // Fitted to the 294 cells of `attention_cuda_bench --sweep on` (docs/kernels/hopper.md, "Never slower"). Row tiles of one range run
 // side by side and meet in the L2 however long the range is: it counts as if the cache held all of it.
 constexpr std::array<GpuConstants, 2> kGpus = {{
-    // H200: 4.3 TB/s from HBM with stream tiles and 9.4 from the L2; dense tiles at 500 Tflop/s while others stream.
-    {"h200", 4.3e12, 9.4e12, 1e12, 500e12, 400e12, 700, 3.4e12, 212, 13500, 6000, 10.5, 2700, 27, 3000, 400},
+    // H200: 4.3 TB/s from HBM with stream tiles and 10 from the L2; dense tiles at 545 Tflop/s while others stream.
+    {"h200", 4.3e12, 10.1e12, 1e12, 545e12, 400e12, 700, 5.8e12, 212, 10100, 3650, 10.5, 940, 27, 1560, 260},
     // H100 SXM: HBM 3.35 TB/s by data sheet against the H200's 4.8, so 3.0 usable. All else is the SMs' and the L2's, which are the
     // same at the same clock.
-    {"h100", 3.0e12, 9.4e12, 1e12, 500e12, 400e12, 700, 3.4e12, 212, 13500, 6000, 10.5, 2700, 27, 3000, 400},
+    {"h100", 3.0e12, 10.1e12, 1e12, 545e12, 400e12, 700, 5.8e12, 212, 10100, 3650, 10.5, 940, 27, 1560, 260},
 }};
 
 // The part of the cache's time for tokens read again that reads from memory do not hide: all warps begin with the shared part.
@@ -62,6 +62,9 @@ constexpr double kUnhiddenReread = 0.6;
 // The part of a dense task's start that the task before it on its worker does not hide: its Q and first KV are loaded meanwhile.
 constexpr double kUnhiddenStart = 0.4;
 constexpr int64_t kShortestStreamPiece = 256;
+// Steps of teams on an H200, fitted to 151 cells of the same sweep (10 % root mean square): the launch, and a step of all lanes, of
+// up to half of a stream tile's rows and of more.
+constexpr double kTeamLaunchNs = 10000, kTeamStepNs = 1600, kTeamWideStepNs = 4000;
 
 // The numeric fields of a model, in the order of its JSON. A model may lack those after the first kNumRequired.
 constexpr size_t kNumRequired = 8;
@@ -208,6 +211,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   row_unit_ = traits.dense_row_unit > 0 ? traits.dense_row_unit : dense_min_rows_;
   tile_rows_ = std::max(traits.dense_tile_rows, 1);
   lanes_ = std::max(traits.stream_lanes, 1);
+  team_lanes_ = traits.team_lanes;
   kv_tile_ = std::max(traits.kv_tile, 1);
   kv_heads_ = spec.num_kv_heads;
   latencies_ = machine.launch_ns > 0;
@@ -262,7 +266,7 @@ int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
 Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const {
   const bool dense = KindOf(rows) == ItemKind::kDenseTile;
   const int64_t shortest = dense ? kv_tile_ : shortest_stream_piece;
-  const double token_ns = dense ? machine_.dense_token_ns : machine_.stream_token_ns * (2 * rows >= dense_min_rows_ ? 2 : 1);
+  const double token_ns = dense ? machine_.dense_token_ns : machine_.stream_token_ns * (IsWide(rows) ? 2 : 1);
   const double read_ns = static_cast<double>(ComputedTokens(rows, tokens)) * token_ns;
   const double fold_ns = FoldNs(rows, 2) - FoldNs(rows, 1);
   const int64_t most = std::clamp(tokens / shortest, int64_t{1}, kMostPieces);
@@ -291,6 +295,7 @@ double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const
     return std::max(memory, compute) + static_cast<double>(shape.item_starts) * item_ns_ +
            static_cast<double>(shape.dense_tasks) * dense_start_ns_ + merge;
   }
+  if (RunsAsTeams(shape)) return TeamStepNs(shape);
   const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));
   const double memory = streamed * read_ns_ + kUnhiddenReread * reread * cache_ns_;
   // An SM computes its dense tasks, then streams.
@@ -310,6 +315,25 @@ double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const
 double CostModel::StreamNs(const StepShape& shape) const {
   return static_cast<double>(shape.stream_tasks) * kv_heads_ * machine_.stream_task_ns / (workers_ * lanes_) +
          static_cast<double>(shape.stream_tokens) * cache_ns_;
+}
+
+bool CostModel::RunsAsTeams(const StepShape& shape) const {
+  return team_lanes_ > 0 && shape.dense_tasks == 0 && shape.stream_tasks * kv_heads_ <= workers_ &&
+         shape.stream_tokens * kv_heads_ <= kMostTeamTokens * workers_;
+}
+
+double CostModel::TeamStepNs(const StepShape& shape) const {
+  const double step_ns = shape.wide_stream_tasks > 0 ? kTeamWideStepNs : kTeamStepNs;
+  const auto steps_ns = [&](int64_t tokens) {
+    return step_ns * static_cast<double>(CeilDiv(tokens, int64_t{kStreamStepTokens} * team_lanes_));
+  };
+  const int64_t tasks = std::max<int64_t>(shape.stream_tasks, 1);
+  const int64_t whole = shape.stream_tokens / tasks, pieces = workers_ / (tasks * kv_heads_);
+  const int64_t piece = std::min(whole, std::max<int64_t>(kMinTeamPiece, CeilDiv(whole, pieces)));
+  const bool cuts = shape.merges > 0 || steps_ns(whole) > steps_ns(piece) + kTeamMergeNs;
+  const double memory = static_cast<double>(shape.read_tokens) * read_ns_ +
+                        static_cast<double>(std::max<int64_t>(0, shape.item_tokens - shape.read_tokens)) * cache_ns_;
+  return kTeamLaunchNs + std::max(memory, steps_ns(cuts ? piece : whole)) + (cuts ? kTeamMergeNs : 0);
 }
 
 double CostModel::RereadPrice(const StepShape& shape) const {

@@ -64,6 +64,7 @@ struct StepShape {
   int64_t dense_tasks = 0, dense_row_tokens = 0;  // a task is a tile of rows; rows x tokens, both as computed
   int64_t dense_item_tokens = 0;                  // of the items, whatever their rows
   int64_t stream_row_tokens = 0;                  // rows x tokens
+  int64_t wide_stream_tasks = 0;                  // of more rows than half of a stream tile
   int64_t item_starts = 0;                        // items, counted once for each of their row groups
   int64_t read_misses = 0, item_misses = 0;       // tokens of read_tokens, of item_tokens, that the cache cannot hold
   int64_t merges = 0, state_rows = 0;             // sets with several contributions; rows x contributions
@@ -100,6 +101,8 @@ class CostModel {
   CostModel(const AttentionSpec& spec, const BackendTraits& traits, const MachineModel& machine);
 
   ItemKind KindOf(int64_t rows) const { return rows >= dense_min_rows_ ? ItemKind::kDenseTile : ItemKind::kStreamTile; }
+  // More rows than half of a stream tile.
+  bool IsWide(int64_t rows) const { return 2 * rows >= dense_min_rows_; }
   // Items that `rows` rows over one range need (max_item_rows).
   int64_t RowGroups(int64_t rows) const { return max_item_rows_ == 0 ? 1 : (rows + max_item_rows_ - 1) / max_item_rows_; }
 
@@ -147,10 +150,13 @@ class CostModel {
  private:
   // All stream tasks on all lanes: their starts, and their tokens from the cache.
   double StreamNs(const StepShape& shape) const;
+  // Whether each worker has one stream task at most and no dense one, which teams of lanes read; and the step then.
+  bool RunsAsTeams(const StepShape& shape) const;
+  double TeamStepNs(const StepShape& shape) const;
 
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
   int64_t dense_min_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;
-  int32_t workers_ = 1, lanes_ = 1, kv_tile_ = 1, kv_heads_ = 1;
+  int32_t workers_ = 1, lanes_ = 1, team_lanes_ = 0, kv_tile_ = 1, kv_heads_ = 1;
   int64_t cache_tokens_ = 0;
   bool latencies_ = false;
   MachineModel machine_;

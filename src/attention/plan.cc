@@ -601,6 +601,7 @@ void Planner::CountItem(const StepItem& item, int64_t sign, StepShape& shape) co
     shape.stream_tasks += sign;
     shape.stream_tokens += tokens;
     shape.stream_row_tokens += item.rows * tokens;
+    shape.wide_stream_tasks += cost_.IsWide(item.rows) ? sign : 0;
   }
   if (item.num_sets > 0 && item.items > 1) {
     shape.merges += sign * item.num_sets;

@@ -37,15 +37,16 @@ constexpr std::array<Field<PlanCapacity, int32_t>, 5> kCapacityInts = {{{"max_br
                                                                         {"max_nodes", &PlanCapacity::max_nodes},
                                                                         {"max_page_slots", &PlanCapacity::max_page_slots},
                                                                         {"page_size", &PlanCapacity::page_size}}};
-constexpr std::array<Field<BackendTraits, int32_t>, 9> kTraitsInts = {{{"workers", &BackendTraits::workers},
-                                                                       {"dense_tile_rows", &BackendTraits::dense_tile_rows},
-                                                                       {"dense_min_rows", &BackendTraits::dense_min_rows},
-                                                                       {"dense_row_unit", &BackendTraits::dense_row_unit},
-                                                                       {"stream_lanes", &BackendTraits::stream_lanes},
-                                                                       {"max_item_rows", &BackendTraits::max_item_rows},
-                                                                       {"kv_tile", &BackendTraits::kv_tile},
-                                                                       {"max_heads_per_task", &BackendTraits::max_heads_per_task},
-                                                                       {"native_head_dim", &BackendTraits::native_head_dim}}};
+constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {{{"workers", &BackendTraits::workers},
+                                                                        {"dense_tile_rows", &BackendTraits::dense_tile_rows},
+                                                                        {"dense_min_rows", &BackendTraits::dense_min_rows},
+                                                                        {"dense_row_unit", &BackendTraits::dense_row_unit},
+                                                                        {"stream_lanes", &BackendTraits::stream_lanes},
+                                                                        {"team_lanes", &BackendTraits::team_lanes},
+                                                                        {"max_item_rows", &BackendTraits::max_item_rows},
+                                                                        {"kv_tile", &BackendTraits::kv_tile},
+                                                                        {"max_heads_per_task", &BackendTraits::max_heads_per_task},
+                                                                        {"native_head_dim", &BackendTraits::native_head_dim}}};
 constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = {
     {{"node_parent", &PlanDump::node_parent},
      {"node_begin", &PlanDump::node_begin},

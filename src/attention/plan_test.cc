@@ -534,6 +534,39 @@ TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
   }
 }
 
+// Where the lanes of a worker read a task together, few requests end sooner, shared or not; a long prefix is shared by them.
+TEST(PlanCost, TeamsEndStepsOfFewRequestsSooner) {
+  const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  BackendTraits alone{
+      .workers = 132, .dense_tile_rows = 128, .dense_min_rows = 17, .dense_row_unit = 64, .stream_lanes = 8, .kv_tile = 128};
+  BackendTraits teams = alone;
+  teams.team_lanes = alone.stream_lanes;
+  const MachineModel h200 = ShippedMachineModel("h200").value();
+  for (const int32_t prefix : {512, 32768}) {
+    for (const int32_t branches : {4, 64}) {
+      SCOPED_TRACE(std::to_string(prefix) + " x " + std::to_string(branches));
+      TestForest forest;
+      const int32_t root = forest.AddNode(kNoParent, prefix);
+      for (int32_t b = 0; b < branches; ++b) forest.AddBranch(root, 64, 1);
+      const auto predicted_ns = [&](const BackendTraits& traits, SharePolicy policy) {
+        const auto planner = Planner::Create(spec, forest.Capacity(), {.policy = policy}, traits, h200).value();
+        EXPECT_TRUE(planner->Update(forest.Forest()).ok());
+        if (policy == SharePolicy::kTree && traits.team_lanes > 0) {
+          EXPECT_EQ(planner->Stats().shared_nodes, prefix == 512 && branches == 4 ? 0 : 1);
+        }
+        return planner->Stats().predicted_ns;
+      };
+      const double team_ns = predicted_ns(teams, SharePolicy::kStore), alone_ns = predicted_ns(alone, SharePolicy::kStore);
+      if (branches == 4) {
+        EXPECT_LT(team_ns, alone_ns);
+      } else {
+        EXPECT_EQ(team_ns, alone_ns) << "more tasks than workers";
+      }
+      EXPECT_LE(predicted_ns(teams, SharePolicy::kTree), team_ns);
+    }
+  }
+}
+
 // Where times are sums of work, a plan that shares is predicted to end sooner than the one that shares nothing, whatever the prices
 // that each node was decided with: near the point where sharing begins to pay they disagree.
 TEST(PlanCost, NeverSharesAgainstTheSum) {

@@ -79,6 +79,7 @@ class CudaBackend final : public Backend {
         .dense_min_rows = kStreamRows + 1,
         .dense_row_unit = kDenseRows / kDenseWarpgroups,
         .stream_lanes = kStreamWarpsPerSm,
+        .team_lanes = kernel->path == KernelPath::kHopper ? kStreamWarpsPerSm : 0,
         .max_item_rows = 0,  // PlanTranslator cuts them
         .kv_tile = kernel->kv_tile,
         .native_head_dim = kernel->head_dim,
