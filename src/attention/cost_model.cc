@@ -64,7 +64,7 @@ constexpr double kUnhiddenStart = 0.4;
 constexpr int64_t kShortestStreamPiece = 256;
 // Steps of teams on an H200, fitted to 151 cells of the same sweep (10 % root mean square): the launch, and a step of all lanes, of
 // up to half of a stream tile's rows and of more.
-constexpr double kTeamLaunchNs = 10000, kTeamStepNs = 1600, kTeamWideStepNs = 4000;
+constexpr double kTeamLaunchNs = 10000, kTeamStepNs = 1600, kTeamWideStepNs = 4800;
 
 // The numeric fields of a model, in the order of its JSON. A model may lack those after the first kNumRequired.
 constexpr size_t kNumRequired = 8;
