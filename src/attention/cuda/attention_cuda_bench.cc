@@ -466,7 +466,7 @@ void Sweep(Bench& bench, const Options& options) {
   constexpr double kMostBytes = 40e9, kVariesMs = 0.020;
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
-  int cells = 0, slower = 0, equal = 0, left_out = 0;
+  int cells = 0, slower = 0, equal = 0, equal_slower = 0, left_out = 0;
   double log_gain = 0, log_best = 0, noise = 0;
   std::printf("%-6s %6s %5s %5s %9s %9s %9s %7s %6s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "shared_ms", "ratio",
               "plan");
@@ -485,7 +485,7 @@ void Sweep(Bench& bench, const Options& options) {
           const double plan = replays[0]->ms(), store = replays[1]->ms(), shared = replays[2]->ms();
           const bool same = SamePlan(replays[0]->planner->View(), replays[1]->planner->View());
           const bool is_slower = plan > store * (std::max(plan, store) < kVariesMs ? 1.05 : 1.02);
-          ++cells, slower += is_slower, equal += same;
+          ++cells, equal += same, (same ? equal_slower : slower) += is_slower;
           log_gain += std::log(store / plan), log_best += std::log(plan / std::min(store, shared));
           if (same) noise = std::max(noise, std::abs(plan / store - 1));
           if (is_slower) {
@@ -504,8 +504,10 @@ void Sweep(Bench& bench, const Options& options) {
   }
   std::printf(
       "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d; geomean %.2fx faster, %.3fx the "
-      "better of sharing and not; %d plans are the one that shares nothing, their ratios within %.1f %%\n",
-      cells, left_out, kMostBytes / 1e9, slower, std::exp(log_gain / cells), std::exp(log_best / cells), equal, 100 * noise);
+      "better of sharing and not; %d plans are the one that shares nothing, their ratios within %.1f %%, %d of them slower than "
+      "themselves\n",
+      cells, left_out, kMostBytes / 1e9, slower, std::exp(log_gain / cells), std::exp(log_best / cells), equal, 100 * noise,
+      equal_slower);
 }
 
 struct Grid {
