@@ -240,6 +240,18 @@ __device__ __forceinline__ LoadedContribution LoadContribution(const KernelParam
   return {__ldg(reinterpret_cast<const int2*>(p.contributions) + index)};
 }
 
+// Over each eight lanes of the warp, in every lane; all lanes call. FoldRowInShared adds in the same order.
+__device__ __forceinline__ float MaxOfEight(float x) {
+#pragma unroll
+  for (int d = 4; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
+  return x;
+}
+__device__ __forceinline__ float SumOfEight(float x) {
+#pragma unroll
+  for (int d = 4; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+  return x;
+}
+
 // What a state counts beside the largest maximum of its row's.
 __device__ __forceinline__ float StateWeight(float m, float largest) { return m == -INFINITY ? 0.0f : ptx::Exp2(m - largest); }
 
@@ -329,16 +341,10 @@ __device__ __forceinline__ FoldedRow<kHeadDim> FoldStates(const KernelParams& p,
       for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? ptx::LoadL2(vectors[c] + i * 8, ptx::kEvictFirst) : float4{};
     }
     if (of_eight) {  // the softmax of these eight, under the latency of their vectors
-      float m_new = ml.x;
-#pragma unroll
-      for (int d = 4; d > 0; d /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(kAll, m_new, d));
-      m_new = fmaxf(m, m_new);
+      const float m_new = fmaxf(m, MaxOfEight(ml.x));
       weight = StateWeight(ml.x, m_new);
       const float rescale = StateWeight(m, m_new);
-      float sum = __fmul_rn(weight, ml.y);
-#pragma unroll
-      for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
-      l = l * rescale + sum;
+      l = l * rescale + SumOfEight(__fmul_rn(weight, ml.y));
       m = m_new;
 #pragma unroll
       for (int i = 0; i < kVectors * 4; ++i) acc[i / 4][i % 4] *= rescale;

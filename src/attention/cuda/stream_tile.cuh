@@ -530,13 +530,8 @@ class StreamWorker {
     AwaitTeam();  // all states are in shared memory
     const int lane = lane_ % kRowLanes, row = worker_ + lane_ / kRowLanes * C::kStreamWarps;
     const float2 ml = s_.held[lane % 8].ml[row];
-    float m = ml.x;
-#pragma unroll
-    for (int d = 4; d > 0; d /= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, d));
-    const float weight = StateWeight(ml.x, m);
-    float l = weight * ml.y;
-#pragma unroll
-    for (int d = 4; d > 0; d /= 2) l += __shfl_xor_sync(kAllLanes, l, d);
+    const float m = MaxOfEight(ml.x), weight = StateWeight(ml.x, m);
+    const float l = SumOfEight(weight * ml.y);
     float acc[kVectors][4] = {};
 #pragma unroll
     for (int w = 0; w < C::kStreamWarps; ++w) {
