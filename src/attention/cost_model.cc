@@ -250,12 +250,12 @@ double CostModel::StartNs(int64_t rows) const {
 }
 
 int64_t CostModel::ComputedRows(int64_t rows) const {
-  return KindOf(rows) == ItemKind::kStreamTile ? rows : CeilDiv(rows, row_unit_) * row_unit_;
+  return KindOf(rows) == ItemKind::kStreamTile ? rows : RoundUp(rows, row_unit_);
 }
 
 int64_t CostModel::ComputedTokens(int64_t rows, int64_t tokens) const {
   if (!latencies_ || KindOf(rows) == ItemKind::kStreamTile) return tokens;
-  return CeilDiv(tokens, kv_tile_) * kv_tile_;
+  return RoundUp(tokens, kv_tile_);
 }
 
 int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
@@ -284,7 +284,7 @@ double CostModel::FoldNs(int64_t rows, int64_t states) const {
 
 double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const {
   const double heads = kv_heads_;
-  const auto reread = static_cast<double>(std::max<int64_t>(0, shape.item_tokens - shape.read_tokens));
+  const auto reread = static_cast<double>(shape.reread_tokens());
   const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
   if (!latencies_) {
     const auto misses = static_cast<double>(std::max<int64_t>(0, shape.item_misses - shape.read_misses));
@@ -331,13 +331,12 @@ double CostModel::TeamStepNs(const StepShape& shape) const {
   const int64_t whole = shape.stream_tokens / tasks, pieces = workers_ / (tasks * kv_heads_);
   const int64_t piece = std::min(whole, std::max<int64_t>(kMinTeamPiece, CeilDiv(whole, pieces)));
   const bool cuts = shape.merges > 0 || steps_ns(whole) > steps_ns(piece) + kTeamMergeNs;
-  const double memory = static_cast<double>(shape.read_tokens) * read_ns_ +
-                        static_cast<double>(std::max<int64_t>(0, shape.item_tokens - shape.read_tokens)) * cache_ns_;
+  const double memory = static_cast<double>(shape.read_tokens) * read_ns_ + static_cast<double>(shape.reread_tokens()) * cache_ns_;
   return kTeamLaunchNs + std::max(memory, steps_ns(cuts ? piece : whole)) + (cuts ? kTeamMergeNs : 0);
 }
 
 double CostModel::RereadPrice(const StepShape& shape) const {
-  const double reread = static_cast<double>(shape.item_tokens - shape.read_tokens) * cache_ns_;
+  const double reread = static_cast<double>(shape.reread_tokens()) * cache_ns_;
   if (reread <= 0) return kUnhiddenReread;
   return std::clamp((StreamNs(shape) - static_cast<double>(shape.read_tokens) * read_ns_) / reread, kUnhiddenReread, 1.0);
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "attention/plan_units.h"
 #include "coppice/attention.h"
 #include "coppice/status.h"
 
@@ -68,6 +69,8 @@ struct StepShape {
   int64_t item_starts = 0;                        // items, counted once for each of their row groups
   int64_t read_misses = 0, item_misses = 0;       // tokens of read_tokens, of item_tokens, that the cache cannot hold
   int64_t merges = 0, state_rows = 0;             // sets with several contributions; rows x contributions
+
+  int64_t reread_tokens() const { return std::max<int64_t>(0, item_tokens - read_tokens); }
 };
 
 // What of a step lasts longest once its ranges are cut, alone on the machine.
@@ -104,7 +107,7 @@ class CostModel {
   // More rows than half of a stream tile.
   bool IsWide(int64_t rows) const { return 2 * rows >= dense_min_rows_; }
   // Items that `rows` rows over one range need (max_item_rows).
-  int64_t RowGroups(int64_t rows) const { return max_item_rows_ == 0 ? 1 : (rows + max_item_rows_ - 1) / max_item_rows_; }
+  int64_t RowGroups(int64_t rows) const { return max_item_rows_ == 0 ? 1 : CeilDiv(rows, max_item_rows_); }
 
   // KV of one token, from memory; or again, from the cache, when `tokens` tokens are read by several items one after the other.
   double ReadNs() const { return read_ns_; }
@@ -128,9 +131,7 @@ class CostModel {
 
   // Whether the machine's latencies are known; Cut and FoldNs need them.
   bool has_latencies() const { return latencies_; }
-  int64_t DenseTasks(int64_t rows) const {
-    return KindOf(rows) == ItemKind::kStreamTile ? 0 : (rows + tile_rows_ - 1) / tile_rows_;
-  }
+  int64_t DenseTasks(int64_t rows) const { return KindOf(rows) == ItemKind::kStreamTile ? 0 : CeilDiv(rows, tile_rows_); }
   // Tokens below which a step does not cut stream items.
   int64_t ShortestStreamPiece(const StepShape& shape) const;
   Pieces Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const;

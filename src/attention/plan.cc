@@ -51,7 +51,6 @@ void ForEachChanged(Slots slots, Changed&& changed, F&& f) {
 }
 
 constexpr int32_t AlignDown(int32_t value, int32_t unit) { return value / unit * unit; }
-constexpr int32_t AlignUp(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
 
 // The power of 2^(1/4) at or above `value`: changes by at least 19 %, so that small edits leave it alone.
 double Quantise(double value) { return value <= 0 ? 0 : std::exp2(std::ceil(4 * std::log2(value)) / 4); }
@@ -130,7 +129,7 @@ Planner::Planner(const AttentionSpec& spec, const PlanCapacity& capacity, const 
       set_queries_(MaxSetQueries(spec.group_size())),
       tile_sets_(std::max(1, traits.dense_tile_rows / (set_queries_ * spec.group_size()))),
       share_unit_(spec.deterministic ? kDeterministicUnit : 1),
-      window_unit_(spec.deterministic ? kDeterministicUnit : AlignUp(64, traits.kv_tile)),
+      window_unit_(spec.deterministic ? kDeterministicUnit : RoundUp(64, traits.kv_tile)),
       index_(&index_a_),
       previous_(&index_b_),
       optional_(options.policy != SharePolicy::kStore && !options.force_sharing) {}
@@ -924,7 +923,7 @@ void Planner::ShapeOwner(Owner& owner, int32_t owner_id) const {
   owner.row_groups = 1;
   owner.group_rows = INT32_MAX;
   if (groups > 1) {
-    owner.group_rows = AlignUp(static_cast<int32_t>(CeilDiv(owner.rows, groups)), traits_.dense_tile_rows);
+    owner.group_rows = RoundUp(static_cast<int32_t>(CeilDiv(owner.rows, groups)), traits_.dense_tile_rows);
     if (traits_.max_item_rows > 0) owner.group_rows = std::min(owner.group_rows, traits_.max_item_rows);
     owner.row_groups = 0;
     ForEachRowGroup(owner_id, owner.group_rows, [&](const RowGroup&) { ++owner.row_groups; });
@@ -953,7 +952,7 @@ void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces) const {
     if (pieces == 1) return;
     const int32_t base = AlignDown(owner.begin, traits_.kv_tile);
     owner.chunk =
-        std::max(traits_.kv_tile, AlignUp(static_cast<int32_t>(CeilDiv(owner.planned_end - base, pieces)), traits_.kv_tile));
+        std::max(traits_.kv_tile, RoundUp(static_cast<int32_t>(CeilDiv(owner.planned_end - base, pieces)), traits_.kv_tile));
     owner.first_cut = base + owner.chunk;
     owner.pieces = std::max(1, static_cast<int32_t>(CeilDiv(owner.planned_end - base, owner.chunk)));
     return;
@@ -965,8 +964,8 @@ void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces) const {
     return;
   }
   // A live range is laid out as far as it may grow before the next Update.
-  const int32_t end = owner.end == kLive ? AlignUp(owner.planned_end + options_.lookahead_tokens, kDeterministicUnit) : owner.end;
-  owner.first_cut = AlignUp(owner.begin, kDeterministicSuperblock);
+  const int32_t end = owner.end == kLive ? RoundUp(owner.planned_end + options_.lookahead_tokens, kDeterministicUnit) : owner.end;
+  owner.first_cut = RoundUp(owner.begin, kDeterministicSuperblock);
   // (b) units up to the next superblock, (a) superblocks from there on.
   owner.unit_pieces = static_cast<int32_t>(CeilDiv(std::min(owner.first_cut, end) - owner.begin, kDeterministicUnit));
   const int32_t superblocks = static_cast<int32_t>(CeilDiv(std::max(0, end - owner.first_cut), kDeterministicSuperblock));

@@ -3,10 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace coppice::attention {
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// To a multiple of `unit`.
+template <class T>
+constexpr T RoundUp(T value, std::type_identity_t<T> unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 // Deterministic mode; plan.h says how plans use them.
 inline constexpr int32_t kDeterministicUnit = 512;

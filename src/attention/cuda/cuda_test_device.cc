@@ -55,14 +55,10 @@ std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, 
 }
 
 DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms) {
-  const PrefixForestView forest = test.forest().View();
   cuda::PlanTranslator translator(test.spec(), test.forest().Capacity(), plan.Sizes(), num_sms, /*kv_tile=*/128);
   std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
-  auto* const bytes = reinterpret_cast<std::byte*>(image.data());
-  const Status status = translator.TranslatePlan(plan.View(), forest, bytes);
-  COPPICE_CHECK(status.ok());
-  const auto& header = *reinterpret_cast<const cuda::PlanHeader*>(bytes + translator.layout().header);
-  return {.team = header.team != 0, .dense = header.num_dense_tasks, .stream = header.num_stream_tasks};
+  COPPICE_CHECK(translator.TranslatePlan(plan.View(), test.forest().View(), reinterpret_cast<std::byte*>(image.data())).ok());
+  return {.team = translator.team(), .dense = translator.num_dense_tasks(), .stream = translator.num_stream_tasks()};
 }
 
 }  // namespace coppice::attention::testing

@@ -26,7 +26,7 @@ bool Same(std::span<const T> a, const std::vector<T>& b) {
 WorkspaceLayout::WorkspaceLayout(const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
                                  const PlanSizes& sizes, const PlanLayout& plan, int num_sms)
     : states(static_cast<size_t>(plan.max_states) * (variant.head_dim + 2) * sizeof(float)),
-      tickets(std::max(static_cast<size_t>(std::max(sizes.max_merge_sets, 1)) * spec.num_kv_heads,
+      tickets(std::max(static_cast<size_t>(sizes.max_merge_sets) * spec.num_kv_heads,
                        static_cast<size_t>(capacity.max_queries) * spec.num_qo_heads) *
               sizeof(int32_t)),
       counters(sizeof(QueueCounters)),

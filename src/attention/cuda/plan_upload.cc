@@ -28,7 +28,7 @@ constexpr int32_t kMinStreamPieceOfFew = 64;
 constexpr double kShortestPieceOfSm = 0.3;
 // Where each SM can have a stream task of its own, and no more, its warps read it as a team, a step each in turn: as much at once
 // as with a task a warp, but an eighth of the states to fold (docs/kernels/hopper.md, "Teams"). A step of a short task:
-constexpr int64_t kTeamStepNs = 2600;
+constexpr int64_t kShortTeamStepNs = 2600;
 constexpr int32_t kMinDensePiece = 128;  // at least, and whole steps
 constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
@@ -83,7 +83,7 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   size_t used = 0;
   const auto reserve = [&](size_t& offset, int64_t count, size_t each) {
     offset = used;
-    used = (used + static_cast<size_t>(count) * each + 255) / 256 * 256;
+    used = RoundUp(used + static_cast<size_t>(count) * each, 256);
   };
   reserve(header, 1, sizeof(PlanHeader));
   reserve(branches, capacity.max_branches, sizeof(DeviceBranch));
@@ -104,7 +104,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       sizes_(sizes),
       layout_(spec, capacity, sizes, num_sms),
       num_sms_(num_sms),
-      dense_piece_unit_(static_cast<int32_t>(CeilDiv(kMinDensePiece, kv_tile) * kv_tile)) {
+      dense_piece_unit_(RoundUp(kMinDensePiece, kv_tile)) {
   pieces_.resize(sizes.max_items);
   lengths_.reserve(sizes.max_items);
   joined_.reserve(sizes.max_items);
@@ -225,10 +225,9 @@ int32_t PlanTranslator::TeamPiece(const PlanView& plan) const {
     longest = std::max(longest, length.tokens);
   }
   if (tokens > kMostTeamTokens * num_sms_ || tasks(longest) > num_sms_) return 0;
-  auto piece =
-      std::max(kMinTeamPiece, static_cast<int32_t>(CeilDiv(CeilDiv(tokens, num_sms_), kStreamStepTokens) * kStreamStepTokens));
+  auto piece = std::max(kMinTeamPiece, static_cast<int32_t>(RoundUp(CeilDiv(tokens, num_sms_), kStreamStepTokens)));
   while (piece < longest && tasks(piece) > num_sms_) piece += kStreamStepTokens;
-  const auto steps_ns = [](int32_t length) { return CeilDiv(length, kStreamStepTokens * kStreamWarpsPerSm) * kTeamStepNs; };
+  const auto steps_ns = [](int32_t length) { return CeilDiv(length, kStreamStepTokens * kStreamWarpsPerSm) * kShortTeamStepNs; };
   const bool merges = std::ranges::any_of(plan.merge_sets, [&](const MergeSet& set) {  // even if items stay whole
     int32_t items = 0;
     for (int32_t c = 0; c < set.contribution_count; ++c) {
@@ -264,7 +263,7 @@ void PlanTranslator::MarkReadOnce(const PlanView& plan, const PrefixForestView& 
 // Both append the ends of all pieces but the last, which is open, to piece_ends_.
 void PlanTranslator::CutEvenly(int32_t tokens, int64_t count, int64_t unit) {
   if (count <= 1) return;
-  const int64_t piece = CeilDiv(CeilDiv(tokens, count), unit) * unit;
+  const int64_t piece = RoundUp(CeilDiv(tokens, count), unit);
   for (int64_t end = piece; end < tokens; end += piece) piece_ends_.push_back(static_cast<int32_t>(end));
 }
 
@@ -272,8 +271,7 @@ void PlanTranslator::CutGuided(int32_t tokens, int32_t shortest, int32_t longest
   if (tokens <= longest + longest / 4) return;
   for (int32_t end = 0; --most > 0;) {
     const int32_t left = tokens - end;
-    const auto piece =
-        static_cast<int32_t>(CeilDiv(std::clamp(left / 2, shortest, longest), kStreamStepTokens) * kStreamStepTokens);
+    const auto piece = RoundUp(std::clamp(left / 2, shortest, longest), kStreamStepTokens);
     if (left < piece + shortest / 2) return;
     piece_ends_.push_back(end += piece);
   }
@@ -421,7 +419,7 @@ int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
   return best.piece;
 }
 
-int64_t PlanTranslator::WholeDenseSteps(int64_t tokens) const { return CeilDiv(tokens, dense_piece_unit_) * dense_piece_unit_; }
+int64_t PlanTranslator::WholeDenseSteps(int64_t tokens) const { return RoundUp(tokens, dense_piece_unit_); }
 
 double PlanTranslator::DenseTokenNs() const { return 4.0 * kDenseRows * spec_.head_dim / kDenseFlopsPerNs; }
 

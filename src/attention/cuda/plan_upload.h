@@ -38,6 +38,7 @@ class PlanTranslator {
   // Branches and draft masks; page rows are copied by the caller.
   void TranslateLengths(const PrefixForestView& forest, std::byte* image) const;
 
+  bool team() const { return team_; }
   int64_t num_items() const { return num_items_; }
   int64_t num_members() const { return num_members_; }
   int64_t num_contributions() const { return num_contributions_; }
