@@ -32,8 +32,8 @@ using nlohmann::ordered_json;
 struct BenchAttentionOptions {
   std::vector<std::string> trees;  // empty: the shapes below
   AttentionSpec spec;              // num_qo_heads 0: the specs below
-  int32_t queries = 1, page_size = 16, repeats = 15;
-  double precision = 0.03, seconds = 0.3;
+  int32_t queries = 1, page_size = 16;
+  attention::RoundsOptions rounds = {.repeats = 15, .precision = 0.03, .seconds = 0.3};
   int threads = 0;
   bool grid = false;
   std::string device = "cpu", machine, out;
@@ -210,9 +210,9 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
                                                     : attention::MakeCpuBenchDevice(threads, attention::cpu::DetectIsa()));
   ordered_json report = {{"device", device->name()},
                          {"page_size", options.page_size},
-                         {"least_rounds", options.repeats},
-                         {"precision", options.precision},
-                         {"seconds", options.seconds},
+                         {"least_rounds", options.rounds.repeats},
+                         {"precision", options.rounds.precision},
+                         {"seconds", options.rounds.seconds},
                          {"product_flops_per_s", device->product_flops_per_s()},
                          {"read_bytes_per_s", device->read_bytes_per_s()},
                          {"rows", ordered_json::array()}};
@@ -221,9 +221,7 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
                            device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9);
   const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
   attention::AttentionBench bench(*device, {.page_size = options.page_size,
-                                            .repeats = options.repeats,
-                                            .precision = options.precision,
-                                            .seconds = options.seconds,
+                                            .rounds = options.rounds,
                                             .working_set_bytes = kWorkingSetBytes,
                                             .modes = modes,
                                             .machine_model_path = options.machine});
@@ -277,15 +275,15 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();
-  command->add_option("--repeats", options->repeats, "Rounds at least: each mode runs once in one")
+  command->add_option("--repeats", options->rounds.repeats, "Rounds at least: each mode runs once in one")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   command
-      ->add_option("--precision", options->precision,
+      ->add_option("--precision", options->rounds.precision,
                    "More rounds until the 95 % interval of each mode's time over the planned is this wide")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--seconds", options->seconds, "No more rounds after this time a tree")
+  command->add_option("--seconds", options->rounds.seconds, "No more rounds after this time a tree")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")

@@ -1,9 +1,7 @@
 #include "attention/cpu/attention_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <functional>
 #include <random>
 #include <utility>
 
@@ -48,7 +46,6 @@ struct Contestant {
   int64_t layer_bytes = 0;
   std::unique_ptr<AttentionPlan> plan;
   std::vector<std::unique_ptr<BoundKv>> layers;  // one after the other in the KV memory
-  std::vector<double> seconds;                   // of a layer, by round
 
   bool may_equal_planned() const { return mode != BenchMode::kNone && !spec.deterministic; }
 };
@@ -76,13 +73,6 @@ std::string_view Name(BenchMode mode) {
     case BenchMode::kDeterministic: return "deterministic";
   }
   return "?";
-}
-
-Estimate EstimateMedian(std::span<double> values) {
-  std::ranges::sort(values);
-  const double n = static_cast<double>(values.size()), spread = 0.98 * std::sqrt(n);  // 1.96 standard deviations of a rank
-  const auto at = [&](double rank) { return values[static_cast<size_t>(std::clamp(rank, 1.0, n)) - 1]; };
-  return {.median = values[values.size() / 2], .low = at(std::round(n / 2 - spread)), .high = at(std::round(n / 2 + 1 + spread))};
 }
 
 Status AttentionBench::ReserveKv(int64_t bytes, DType dtype) {
@@ -156,49 +146,27 @@ Result<std::vector<BenchRow>> AttentionBench::Run(const AttentionSpec& spec, con
   COPPICE_ASSIGN_OR_RETURN(const double planned_s, take_turn(contestants.front()));
   turn_layers = static_cast<int64_t>(std::max(1.0, std::ceil(kTurnSeconds / planned_s)));
 
-  std::vector<double> ratios;
-  const auto over_planned = [&](const Contestant& c) {
-    ratios.resize(c.seconds.size());
-    std::ranges::transform(c.seconds, contestants.front().seconds, ratios.begin(), std::divides());
-    return EstimateMedian(ratios);
-  };
-  const auto known = [&] {
-    return std::ranges::all_of(contestants, [&](const Contestant& c) { return over_planned(c).width() <= options_.precision; });
-  };
-  const auto begin = std::chrono::steady_clock::now();
-  const auto time_is_up = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() >= options_.seconds;
-  };
-  // Another one begins each round, and every other time the order is reversed: each one runs after each of the others.
-  const size_t modes = contestants.size();
-  int rounds = 0;
-  for (int next_look = options_.repeats; rounds < next_look;) {
-    for (size_t turn = 0; turn < modes; ++turn) {
-      const size_t place = (turn + rounds) % modes;
-      Contestant& c = contestants[rounds / modes % 2 == 0 ? place : modes - 1 - place];
-      COPPICE_ASSIGN_OR_RETURN(c.seconds.emplace_back(), take_turn(c));
-    }
-    if (++rounds == next_look && !time_is_up() && !known()) next_look += (next_look + 7) / 8;
-  }
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<InterleavedTimes> timed,
+                           TimeInTurns(contestants.size(), options_.rounds, [&](size_t i) { return take_turn(contestants[i]); }));
 
   std::vector<BenchRow> result;
-  for (Contestant& c : contestants) {
-    const Estimate ratio = over_planned(c);
-    const auto [fastest, slowest] = std::ranges::minmax(c.seconds);
+  for (size_t i = 0; i < contestants.size(); ++i) {
+    const Contestant& c = contestants[i];
+    const auto [fastest, slowest] = std::ranges::minmax(timed[i].times);
     const PlanStats stats = c.plan->Stats();
     result.push_back({.mode = c.mode,
+                      .median_s = timed[i].Median(),
                       .fastest_s = fastest,
                       .slowest_s = slowest,
-                      .rounds = rounds,
+                      .rounds = static_cast<int>(timed[i].times.size()),
                       .kv_bytes = static_cast<double>(stats.kv_bytes_read),
                       .flops = static_cast<double>(stats.flops),
                       .predicted_s = stats.predicted_ns * 1e-9,
                       .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / device_.read_bytes_per_s(),
                                              static_cast<double>(stats.flops) / device_.product_flops_per_s()),
-                      .over_planned = ratio,
+                      .over_planned = timed[i].over_first,
                       .same_work = c.may_equal_planned() && SameWork(c.plan->View(), contestants.front().plan->View())});
   }
-  for (size_t i = 0; i < modes; ++i) result[i].median_s = EstimateMedian(contestants[i].seconds).median;  // no longer by round
   return result;
 }
 

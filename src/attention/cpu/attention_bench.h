@@ -10,6 +10,7 @@
 
 #include "attention/bench_device.h"
 #include "attention/cost_model.h"
+#include "attention/interleaved_timing.h"
 #include "attention/owned_forest.h"
 #include "coppice/attention.h"
 
@@ -28,14 +29,6 @@ std::string_view Name(BenchMode mode);
 inline constexpr BenchMode kAllBenchModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore, BenchMode::kNone,
                                                BenchMode::kDeterministic};
 
-// The median of some values, and the bounds between which that of endless many lies in 95 of 100 cases.
-struct Estimate {
-  double median = 1, low = 1, high = 1;
-  double width() const { return high / low - 1; }
-};
-// Bounds from ranks, whatever the distribution. Reorders `values`, of which there is one at least.
-Estimate EstimateMedian(std::span<double> values);
-
 struct BenchRow {
   BenchMode mode;
   double median_s = 0, fastest_s = 0, slowest_s = 0;  // of one layer, over the rounds
@@ -50,10 +43,7 @@ struct BenchRow {
 
 struct BenchOptions {
   int32_t page_size = 16;
-  // Rounds, in each of which every mode runs once: at least `repeats`, then more until every over_planned is known to within
-  // `precision` (high / low - 1) or `seconds` have passed. The same rule for every tree, whatever its times are.
-  int repeats = 9;
-  double precision = 0, seconds = 0;
+  RoundsOptions rounds;
   // Layers that take turns, so that a layer's KV has left the caches when its turn comes again, as in a model: enough for this many
   // bytes (0: one layer, which stays in the caches if it fits). A device that flushes its caches before each run needs one layer.
   int64_t working_set_bytes = 0;

@@ -25,6 +25,7 @@
 #include "attention/cuda/bench_kernels.h"
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_memory.h"
+#include "attention/interleaved_timing.h"
 #include "attention/plan.h"
 #include "core/check.h"
 
@@ -207,7 +208,7 @@ struct Replay {
   std::unique_ptr<BoundKv> kv;
   cudaGraphExec_t graph = nullptr;
   PlanTimes plan;
-  std::vector<double> times;
+  InterleavedTimes timed;  // ms
 
   explicit Replay(const Case& c)
       : spec{.num_qo_heads = c.qo_heads, .num_kv_heads = c.kv_heads, .head_dim = c.head_dim}, forest(c) {}
@@ -219,8 +220,8 @@ struct Replay {
 
   int64_t q_row() const { return int64_t{spec.num_qo_heads} * spec.head_dim; }
   int64_t rows() const { return forest.query_begin.back() + forest.query_count.back(); }
-  double ms() const { return Quantile(times, 0.5); }
-  double spread_ms() const { return Quantile(times, 0.9) - Quantile(times, 0.1); }
+  double ms() const { return timed.Median(); }
+  double spread_ms() const { return Quantile(timed.times, 0.9) - Quantile(timed.times, 0.1); }
 };
 
 class Bench {
@@ -234,10 +235,10 @@ class Bench {
   }
   double copy_tbps() const { return copy_bytes_per_s_ / 1e12; }
 
-  // Times the contestants in turns, there and back, so that what drifts (clocks, temperature) meets all of them alike. A short
-  // replay follows one of its own kind: the kernel's code stays in the SMs' instruction caches, which the flush does not reach, and
-  // another plan runs other parts of it (15 or 18 us for the same plan).
-  std::vector<std::unique_ptr<Replay>> Measure(std::span<const Contestant> contestants) {
+  // Times the contestants in turns, in more rounds until their ratios are known to within `precision` or `seconds` have passed. A
+  // short replay follows one of its own kind: the kernel's code stays in the SMs' instruction caches, which the flush does not
+  // reach, and another plan runs other parts of it (15 or 18 us for the same plan).
+  std::vector<std::unique_ptr<Replay>> Measure(std::span<const Contestant> contestants, double precision = 0, double seconds = 0) {
     std::vector<std::unique_ptr<Replay>> replays;
     int64_t kv_bytes = 0, q_bytes = 0;
     for (const Contestant& contestant : contestants) {
@@ -256,13 +257,12 @@ class Bench {
     const int rounds = longest_ms < kShortMs ? 2 * options_.iterations
                        : longest_ms < 4      ? options_.iterations
                                              : options_.iterations / 2 + 1;
-    for (int round = 0; round < rounds; ++round) {
-      for (size_t i = 0; i < replays.size(); ++i) {
-        Replay& replay = *replays[round % 2 == 0 ? i : replays.size() - 1 - i];
-        if (longest_ms < kShortMs) Launch(replay);
-        replay.times.push_back(Launch(replay));
-      }
-    }
+    std::vector<InterleavedTimes> timed = Take(TimeInTurns(
+        replays.size(), {.repeats = rounds, .precision = precision, .seconds = seconds}, [&](size_t i) -> Result<double> {
+          if (longest_ms < kShortMs) Launch(*replays[i]);
+          return Launch(*replays[i]);
+        }));
+    for (size_t i = 0; i < replays.size(); ++i) replays[i]->timed = std::move(timed[i]);
     return replays;
   }
 
@@ -460,16 +460,18 @@ Options Parse(int argc, char** argv) {
 }
 
 // One prefix of P tokens under B requests of U tokens each: the plan must nowhere lose more than 2 % (5 % below 20 us, where a
-// replay varies that much) to the plan that shares nothing. Where the planner shares nothing the two plans are equal, and their
-// ratio is noise. Cells that would read more than 40 GB unshared are left out: there sharing saves most of the bytes.
+// replay varies that much) to the plan that shares nothing. A cell's ratio is the median of its rounds' ratios, known to 1 % or as
+// far as a quarter of a second tells. Where the planner shares nothing the two plans are equal and the ratio is 1: what was
+// measured there says how good the measurement is. Cells that would read more than 40 GB unshared are left out: there sharing saves
+// most of the bytes.
 void Sweep(Bench& bench, const Options& options) {
-  constexpr double kMostBytes = 40e9, kVariesMs = 0.020;
+  constexpr double kMostBytes = 40e9, kVariesMs = 0.020, kPrecision = 0.01, kSeconds = 0.25;
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
-  int cells = 0, slower = 0, equal = 0, equal_slower = 0, left_out = 0;
-  double log_gain = 0, log_best = 0, noise = 0;
-  std::printf("%-6s %6s %5s %5s %9s %9s %9s %7s %6s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "shared_ms", "ratio",
-              "plan");
+  int cells = 0, slower = 0, surely_slower = 0, left_out = 0, equal = 0, equal_slower = 0, equal_within = 0;
+  double log_gain = 0, log_best = 0, noise = 0, widest = 0;
+  std::printf("%-6s %6s %5s %5s %9s %9s %9s %7s %7s %7s %6s %6s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "shared_ms",
+              "ratio", "from", "to", "rounds", "plan");
   const std::pair<int32_t, int32_t> heads[] = {{32, 32}, {32, 8}, {8, 1}};
   for (const auto& [qo_heads, kv_heads] : heads) {
     for (const int32_t prefix : {64, 512, 4096, 32768}) {
@@ -480,34 +482,45 @@ void Sweep(Bench& bench, const Options& options) {
             continue;
           }
           const Case c{"sweep", qo_heads, kv_heads, 128, {1, batch}, {prefix, unique}};
-          const Contestant contestants[] = {{c, {}}, {c, {.policy = SharePolicy::kStore}}, {c, {.force_sharing = true}}};
-          const auto replays = bench.Measure(contestants);
-          const double plan = replays[0]->ms(), store = replays[1]->ms(), shared = replays[2]->ms();
+          const Contestant contestants[] = {{c, {.policy = SharePolicy::kStore}}, {c, {}}, {c, {.force_sharing = true}}};
+          const auto replays = bench.Measure(contestants, kPrecision, kSeconds);
+          const double store = replays[0]->ms(), plan = replays[1]->ms(), shared = replays[2]->ms();
+          const Estimate ratio = replays[1]->timed.over_first;
+          const size_t rounds = replays[1]->timed.times.size();
           const bool same = SamePlan(replays[0]->planner->View(), replays[1]->planner->View());
-          const bool is_slower = plan > store * (std::max(plan, store) < kVariesMs ? 1.05 : 1.02);
-          ++cells, equal += same, (same ? equal_slower : slower) += is_slower;
-          log_gain += std::log(store / plan), log_best += std::log(plan / std::min(store, shared));
-          if (same) noise = std::max(noise, std::abs(plan / store - 1));
+          const double most = std::max(plan, store) < kVariesMs ? 1.05 : 1.02;
+          const bool is_slower = ratio.median > most;
+          ++cells, widest = std::max(widest, ratio.width());
+          log_best += std::log(plan / std::min(store, shared));
+          if (same) {
+            ++equal, equal_slower += is_slower, equal_within += ratio.low <= 1 && 1 <= ratio.high;
+            noise = std::max(noise, std::abs(ratio.median - 1));
+          } else {
+            slower += is_slower, surely_slower += ratio.low > most, log_gain -= std::log(ratio.median);
+          }
           if (is_slower) {
-            std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %9.4f %7.3f %6s\n", qo_heads, kv_heads, prefix, unique, batch, plan,
-                        store, shared, plan / store, same ? "equal" : "shares");
+            std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %9.4f %7.3f %7.3f %7.3f %6zu %6s\n", qo_heads, kv_heads, prefix, unique,
+                        batch, plan, store, shared, ratio.median, ratio.low, ratio.high, rounds, same ? "equal" : "shares");
           }
           if (json.is_open()) {
             json << "{\"qo_heads\": " << qo_heads << ", \"kv_heads\": " << kv_heads << ", \"prefix\": " << prefix
                  << ", \"unique\": " << unique << ", \"batch\": " << batch << ", \"plan_ms\": " << plan
-                 << ", \"store_ms\": " << store << ", \"shared_ms\": " << shared << ", \"shares\": " << (same ? "false" : "true")
-                 << "}\n";
+                 << ", \"store_ms\": " << store << ", \"shared_ms\": " << shared << ", \"plan_over_store\": " << ratio.median
+                 << ", \"from\": " << ratio.low << ", \"to\": " << ratio.high << ", \"rounds\": " << rounds
+                 << ", \"shares\": " << (same ? "false" : "true") << "}\n";
           }
         }
       }
     }
   }
   std::printf(
-      "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d; geomean %.2fx faster, %.3fx the "
-      "better of sharing and not; %d plans are the one that shares nothing, their ratios within %.1f %%, %d of them slower than "
-      "themselves\n",
-      cells, left_out, kMostBytes / 1e9, slower, std::exp(log_gain / cells), std::exp(log_best / cells), equal, 100 * noise,
-      equal_slower);
+      "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d (%d surely); geomean %.2fx faster, "
+      "%.3fx "
+      "the better of sharing and not; widest interval %.1f %%\n"
+      "%d plans are the one that shares nothing: measured within %.1f %% of themselves, the interval had 1 in %d, %d beyond the "
+      "limit\n",
+      cells, left_out, kMostBytes / 1e9, slower, surely_slower, std::exp(log_gain / cells), std::exp(log_best / cells),
+      100 * widest, equal, 100 * noise, equal_within, equal_slower);
 }
 
 struct Grid {
@@ -604,7 +617,9 @@ int Main(int argc, char** argv) {
            << ", \"best_peer_ms\": " << c.peer_ms << ", \"error\": " << error << ", \"items\": " << stats.num_items
            << ", \"contributions\": " << stats.num_contributions << ", \"plan_fresh_ms\": " << replay.plan.fresh_ms
            << ", \"plan_change_ms\": " << replay.plan.change_ms << ", \"plan_step_ms\": " << replay.plan.step_ms
-           << ", \"copy_tbps\": " << bench.copy_tbps() << ", \"matmul_tflops\": " << options.matmul_tflops << "}\n";
+           << ", \"copy_tbps\": " << bench.copy_tbps() << ", \"matmul_tflops\": " << options.matmul_tflops << ", \"times_ms\": [";
+      for (size_t i = 0; i < replay.timed.times.size(); ++i) json << (i > 0 ? ", " : "") << replay.timed.times[i];
+      json << "]}\n";
     }
   }
   if (compared > 0) std::printf("trees: geomean %.2fx the best peer\n", std::exp(peers / compared));

@@ -294,7 +294,7 @@ TEST_F(CudaTest, BenchMeasuresEveryMode) {
   ASSERT_TRUE(device.ok()) << device.status().ToString();
   const BenchTree tree = {.name = "1024,32x16", .levels = {{1024, 1}, {32, 16}}, .queries = 1};
   const AttentionSpec spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  const auto rows = RunAttentionBench(**device, spec, tree, {.repeats = 3});
+  const auto rows = RunAttentionBench(**device, spec, tree, {.rounds = {.repeats = 3}});
   ASSERT_TRUE(rows.ok()) << rows.status().ToString();
   ASSERT_EQ(rows->size(), std::size(kAllBenchModes));
   for (const BenchRow& row : *rows) {
