@@ -100,7 +100,8 @@ PlanSizes Planner::Limits(const AttentionSpec& spec, const PlanCapacity& capacit
   sizes.max_merge_sets = clamp(sets);
   sizes.max_items = clamp(depth * sets / 2 + 2 * int64_t{capacity.max_nodes} + cuts);
   sizes.max_members = clamp(depth * sets);
-  sizes.max_contributions = clamp(depth * sets + cuts);
+  // A cut gives a contribution to each set of a tile's rows; the heads of an item are tasks of their own.
+  sizes.max_contributions = clamp(depth * sets + cuts * std::max(1, traits.dense_tile_rows / spec.num_qo_heads));
   const int64_t state_rows = rows_with_states + cuts * std::max(64, spec.group_size());
   sizes.max_states = clamp(state_rows * spec.num_kv_heads) / spec.num_kv_heads * spec.num_kv_heads;
   return sizes;

@@ -797,6 +797,24 @@ TEST(PlanCapacityTest, CutsLessBeforeItSharesLess) {
   EXPECT_EQ(planner->Stats().shared_nodes, 1);
 }
 
+// A GPU cuts one long prefix into as many pieces as it has workers, each of which is a contribution to every request.
+TEST(PlanCapacityTest, HasRoomForTheCutsOfOneLongPrefix) {
+  for (const int32_t requests : {64, 256}) {
+    TestForest forest;
+    const int32_t root = forest.AddNode(kNoParent, 32768);
+    for (int32_t b = 0; b < requests; ++b) forest.AddBranch(root, 16, 1);
+    PlanSetup setup;
+    setup.spec = {.num_qo_heads = 8, .num_kv_heads = 1, .head_dim = 128};
+    setup.traits = {
+        .workers = 132, .dense_tile_rows = 128, .dense_min_rows = 17, .dense_row_unit = 64, .stream_lanes = 8, .kv_tile = 128};
+    setup.machine = ShippedMachineModel("h200", 132).value();
+    const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    EXPECT_NE(planner->Explain().find("capacity pressure 0"), std::string::npos) << planner->Explain();
+    EXPECT_EQ(planner->Stats().shared_nodes, 1);
+  }
+}
+
 TEST(PlanCapacityTest, SizesAreWhatCreateReserves) {
   const PlanSetup setup;
   const PlanCapacity capacity = Large();
