@@ -57,6 +57,14 @@ __device__ __forceinline__ void PrefetchFirst(const KernelParams& p) {
   if (line != nullptr) ptx::PrefetchL2Line(line);
 }
 
+// The number by which a CTA takes its first tasks. Blocks are placed GPC by GPC, and the SMs of a GPC, and of a half of the card,
+// share a path to the L2. So numbers next to each other are far apart: where some CTAs stream and others compute, or few have a
+// task at all, each GPC has its part. Only the two SMs of a TPC keep together, whose tasks mostly read the same KV.
+__device__ __forceinline__ int SpreadCta(const KernelParams& p) {
+  const uint32_t pair = blockIdx.x / 2, pairs = gridDim.x / 2;
+  return static_cast<int>(pair < pairs ? 2 * __umulhi(pair * p.spread_step, pairs) + blockIdx.x % 2 : blockIdx.x);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     AttentionKernel(const __grid_constant__ KernelParams p, const __grid_constant__ CUtensorMap k_map,
@@ -99,18 +107,19 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   __syncthreads();  // barriers are initialised
 
   if (warpgroup == 0) {
+    const int cta = SpreadCta(p);
     ptx::DecreaseRegisters<C::kProducerRegisters>();
     if (warp == 0) {
       LoadDenseKv<C>(p, maps, s);
     } else if (warp == 1) {
-      LoadDenseTasks<C>(p, s, header.num_dense_tasks, header.dense_ctas, tree_mask);
+      LoadDenseTasks<C>(p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask);
     } else {
       GatherQ<C>(p, s, warp - 2);
     }
     // The last copy for a dense tile is under way, so the workers will soon begin a stream task that is drawn now.
     ptx::NamedBarrierSync(kDenseLoadedBarrier, kWarpgroup);
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
-    const int ctas = gridDim.x, cta = blockIdx.x, busy = min(header.num_dense_tasks, header.dense_ctas), idle = ctas - busy;
+    const int ctas = gridDim.x, busy = min(header.num_dense_tasks, header.dense_ctas), idle = ctas - busy;
     const int worker = warp * 2 + threadIdx.x / kStreamRows % 2;
     const bool team = header.team != 0;
     const int first_task = team ? cta : cta < busy ? -1 : worker * idle + cta - busy;

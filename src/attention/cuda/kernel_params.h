@@ -30,6 +30,7 @@ struct KernelParams {
   float* lse;  // or null
   int64_t q_row_stride, out_row_stride;
 
+  uint32_t spread_step;  // SpreadStep of half the grid
   int32_t num_kv_heads, group_size, head_dim;
   int32_t page_shift, page_size, box_tokens, box_shift;
   int32_t units_per_page, units_per_head;  // coordinate of (page, kv head) in the last dimension of the tensor maps

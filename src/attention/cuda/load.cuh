@@ -78,10 +78,10 @@ struct RowRanges {
 
 // One warp: draws dense tasks, resolves their rows and ranges for the warps that load Q and KV.
 template <class C>
-__device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int num_tasks, int dense_ctas, bool tree_mask) {
+__device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int cta, int num_tasks, int dense_ctas, bool tree_mask) {
   constexpr int kRowsAtOnce = 2;  // a lane: as many look-ups under way as the producer's registers hold
   const int lane = threadIdx.x % 32;
-  int claimed = blockIdx.x < dense_ctas ? blockIdx.x : num_tasks;  // the first task needs no drawing
+  int claimed = cta < dense_ctas ? cta : num_tasks;  // the first task needs no drawing
   for (int n = 0;; ++n) {
     const int slot = n % C::kQBuffers;
     DenseSlot& shared = s.dense[slot];

@@ -220,6 +220,7 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
       .lse = args.lse,
       .q_row_stride = args.q_row_stride,
       .out_row_stride = args.out_row_stride,
+      .spread_step = SpreadStep(num_ctas_ / 2),
       .num_kv_heads = spec_.num_kv_heads,
       .group_size = spec_.group_size(),
       .head_dim = spec_.head_dim,

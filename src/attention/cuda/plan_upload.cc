@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <tuple>
 
@@ -33,24 +34,26 @@ constexpr int32_t kMinDensePiece = 128;  // at least, and whole steps
 constexpr int64_t kDenseTasksPerSm = 4;  // most, by cutting
 constexpr int64_t kSimulatedTasksPerSm = 6;
 
-// What an SM does alone, fitted to whole launches (docs/kernels/hopper.md, "SMs divided"): dense tiles at 700 TFLOP/s over 132 SMs;
-// starting a dense task and storing and folding its states; bulk copies. All together copy no faster than the memory. A launch
+// What an SM does alone, fitted to whole launches (docs/kernels/hopper.md, "SMs divided"): dense tiles at 740 TFLOP/s over 132 SMs;
+// starting a dense task and storing and folding its states; bulk copies. All together read no faster than the memory. A launch
 // takes so much more than its work: its beginning, the first KV, the end of the last tasks.
-constexpr double kDenseFlopsPerNs = 700e3 / 132, kDenseTaskNs = 5000, kSmBytesPerNs = 49, kMemoryBytesPerNs = 4.4e3;
+constexpr double kDenseFlopsPerNs = 740e3 / 132, kDenseTaskNs = 4600, kSmBytesPerNs = 65, kMemoryBytesPerNs = 4.4e3;
 constexpr double kLaunchNs = 20000;
-// Dense tokens take so much longer if all other SMs stream: copies of both share the way to the memory (A2, 64 of 132 SMs).
-constexpr double kSlowedByStreams = 0.3;
+// Dense tokens take so much longer if all other SMs stream, or longer still if the memory cannot give both what they ask for.
+constexpr double kSlowedByStreams = 0.48;
 constexpr double kStreamBytesPerNs = kMemoryBytesPerNs / 132;
 // When SMs are divided into those that compute and those that stream: the fewest that compute, how far apart the numbers tried are,
 // pieces tried (that are at most so much worse where all SMs compute), and the fewest tasks of a streaming warp, below which its
 // last one decides when the step ends.
 constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
-constexpr int64_t kTasksOfStreamingWarp = 6;
+constexpr int64_t kTasksOfStreamingWarp = 5;
 constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
+// Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
+constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
 // A stream task occupies its warp, one of kStreamWarpsPerSm, for each step of 32 tokens and for its latencies, which are shorter
 // once the dense tasks are done, since it is the last of its sets then and folds from shared memory. And the price of a task where
 // dense tiles could do the same.
-constexpr double kStreamStepNs = 1200, kStreamTaskBesideDenseNs = 3000, kStreamTaskNs = 1000, kStreamPriceNs = 20000;
+constexpr double kStreamStepNs = 1850, kStreamTaskBesideDenseNs = 1300, kStreamTaskNs = 1000, kStreamPriceNs = 20000;
 // Tokens of a stream task whose warp has the SM's copy path for itself. Who arrives last folds a state of each piece, four rows in
 // one pass, a warp 16 rows after each other: what a piece saves in reading must be worth that (measured: 8/1 heads, one request).
 constexpr double kStreamTokenNs = 80, kFoldPassNs = 250;
@@ -71,6 +74,13 @@ Status Exceeded(const char* what, int64_t have, int64_t most) {
 }
 
 }  // namespace
+
+uint32_t SpreadStep(int32_t n) {
+  if (n < 2) return 0;
+  int64_t places = std::lround(0.618 * n);  // the golden section, or next to it
+  for (int64_t away = 1; std::gcd(places, n) > 1; away = away > 0 ? -away - 1 : -away + 1) places += away;
+  return static_cast<uint32_t>(((places << 32) + n - 1) / n);
+}
 
 PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms) {
   const int64_t most = int64_t{num_sms} * (kDenseTasksPerSm * kDenseRows + kTasksPerStreamWarp * kStreamWarpsPerSm * kStreamRows);
@@ -167,14 +177,20 @@ void PlanTranslator::CutItems(const PlanView& plan, const PrefixForestView& fore
       stream_steps += blocks * CeilDiv(length.tokens, kStreamStepTokens);
     }
   }
-  MarkReadOnce(plan, forest);
+  CountReads(plan, forest);
+  double stream_memory_tokens = 0;
+  for (const Length& length : lengths_) {
+    if (!length.dense) stream_memory_tokens += length.memory_tokens;
+  }
   dense_ctas_ = num_sms_;
   team_ = false;
   if (spec_.deterministic) return;
   const int64_t heads = spec_.num_kv_heads;
-  const int32_t dense_piece = DivideSms({.bytes = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim,
-                                         .steps = stream_steps * heads,
-                                         .tasks = stream_blocks * heads});
+  const int32_t dense_piece =
+      DivideSms({.bytes = static_cast<double>(stream_tokens * heads) * 4 * spec_.head_dim,
+                 .memory_share = stream_memory_tokens / static_cast<double>(std::max<int64_t>(stream_tokens, 1)),
+                 .steps = stream_steps * heads,
+                 .tasks = stream_blocks * heads});
   const int64_t stream_warps = int64_t{num_sms_} * kStreamWarpsPerSm;
   const double tokens_per_warp = static_cast<double>(stream_tokens * heads) / stream_warps;
   const double fewest =
@@ -239,8 +255,9 @@ int32_t PlanTranslator::TeamPiece(const PlanView& plan) const {
   return steps_ns(longest) <= steps_ns(std::min(piece, longest)) + merge_ns ? longest : piece;
 }
 
-// Finds the items whose KV one task reads: those with one block of rows on nodes that nothing else reads.
-void PlanTranslator::MarkReadOnce(const PlanView& plan, const PrefixForestView& forest) {
+// Finds the items whose KV one task reads, those with one block of rows on nodes that nothing else reads, and each item's share of
+// what is read from memory.
+void PlanTranslator::CountReads(const PlanView& plan, const PrefixForestView& forest) {
   const auto for_each_node = [&](const Length& length, auto&& visit) {
     const int32_t begin = pieces_[length.item].kv_begin, end = begin + length.tokens;
     int32_t n = forest.branch_node[plan.items[length.item].page_row];
@@ -253,10 +270,16 @@ void PlanTranslator::MarkReadOnce(const PlanView& plan, const PrefixForestView& 
     const auto blocks = static_cast<int32_t>(CeilDiv(length.rows, pieces_[length.item].block_rows));
     for_each_node(length, [&](int32_t n) { node_reads_[n] += blocks; });
   }
-  for (const Length& length : lengths_) {
-    bool& once = pieces_[length.item].read_once;
-    once = true;
-    for_each_node(length, [&](int32_t n) { once &= node_reads_[n] == 1; });
+  for (Length& length : lengths_) {
+    Pieces& pieces = pieces_[length.item];
+    const auto blocks = CeilDiv(length.rows, pieces.block_rows);
+    const int32_t begin = pieces.kv_begin, end = begin + length.tokens;
+    pieces.read_once = true;
+    for_each_node(length, [&](int32_t n) {
+      const int32_t tokens = std::min(end, forest.node_end[n]) - std::max(begin, forest.node_begin[n]);
+      pieces.read_once &= node_reads_[n] == 1;
+      length.memory_tokens += static_cast<double>(tokens * blocks) / node_reads_[n];
+    });
   }
 }
 
@@ -412,8 +435,9 @@ int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
       most = ctas - kSmsApart * num_sms_;
       const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
       if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
-      const double ns = Simulate(choice.piece, ctas, stream).ns;
-      if (ns < kWorthChanging * best.ns) best = {ns, choice.tasks, choice.piece}, dense_ctas_ = ctas;
+      const Simulated step = Simulate(choice.piece, ctas, stream);
+      const double worth = step.dense_ns < kDenseSoonDone * step.ns ? kAsGood : kWorthChanging;
+      if (step.ns < worth * best.ns) best = {step.ns, choice.tasks, choice.piece}, dense_ctas_ = ctas;
     }
   }
   return best.piece;
@@ -427,28 +451,25 @@ double PlanTranslator::DenseTokenNs() const { return 4.0 * kDenseRows * spec_.he
 // on the SM that is free first.
 PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_ctas, const StreamWork& stream) {
   const int64_t heads = spec_.num_kv_heads;
+  const double token_ns = DenseTokenNs();
+  // First the SMs' ends if nothing disturbs the dense tiles.
   const auto busy_until = std::span(sm_busy_until_).first(dense_ctas);
   std::ranges::fill(busy_until, 0.0);
   const std::greater<> later;
   Simulated step;
-  for (const Length& length : lengths_) {
-    if (length.dense && length.tokens > 0) step.dense_tasks += CeilDiv(length.tokens, piece) * length.blocks * heads;
-  }
-  const auto streaming_sms = static_cast<double>(num_sms_ - std::min<int64_t>(dense_ctas, step.dense_tasks));
-  const double token_ns = DenseTokenNs() * (1 + kSlowedByStreams * streaming_sms / num_sms_);
-  double fold_ns = 0, rest_ns = 0;
-  int64_t kv_tokens = 0, tasks = 0;  // that dense tasks read, once; dense tasks
+  double fold_ns = 0, rest_ns = 0, tokens = 0, memory_tokens = 0;  // that dense tasks read, and of those from memory
   for (const Length& length : lengths_) {
     if (!length.dense || length.tokens == 0) continue;
-    kv_tokens += length.tokens * heads;
+    tokens += static_cast<double>(length.tokens) * length.blocks;
+    memory_tokens += length.memory_tokens;
     const int64_t count = CeilDiv(length.tokens, piece);
-    const double task_ns = kDenseTaskNs + static_cast<double>(CeilDiv(length.tokens, count)) * token_ns;
+    const double task_ns = kDenseTaskNs + static_cast<double>(WholeDenseSteps(CeilDiv(length.tokens, count))) * token_ns;
     const int64_t item_tasks = count * length.blocks * heads;
     if (count > 1) {
       step.states += count * length.rows * heads;
       fold_ns = std::max(fold_ns, static_cast<double>(count) * FoldNs(length.rows));
     }
-    if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) {  // so many even out by themselves
+    if (step.dense_tasks += item_tasks; step.dense_tasks > kSimulatedTasksPerSm * num_sms_) {  // so many even out by themselves
       rest_ns += static_cast<double>(item_tasks) * task_ns;
       continue;
     }
@@ -460,24 +481,36 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
   }
   for (double& end : busy_until) end += rest_ns / dense_ctas;
   std::ranges::sort(busy_until);
-  // Streams have what the dense tiles leave of the memory, then all of it.
-  const auto sm_bytes_per_ns = [&](double task_ns) {
+  // Then with the streams, which share the memory with the dense tiles as each asks for it.
+  const auto stream_bytes_per_ns = [&](double task_ns) {  // of an SM
     const double warp_ns = static_cast<double>(stream.steps) * kStreamStepNs + static_cast<double>(stream.tasks) * task_ns;
     return std::min(kSmBytesPerNs, stream.bytes * kStreamWarpsPerSm / std::max(1.0, warp_ns));
   };
-  const double dense_end = busy_until.back(), per_sm = sm_bytes_per_ns(kStreamTaskBesideDenseNs);
-  const double dense_bytes = static_cast<double>(kv_tokens) * 4 * spec_.head_dim;
-  const double beside = std::max(kMemoryBytesPerNs / 4, kMemoryBytesPerNs - dense_bytes / std::max(1.0, dense_end));
-  double now = 0, left = stream.bytes;
-  int64_t streaming = num_sms_ - dense_ctas;
+  const double beside = stream_bytes_per_ns(kStreamTaskBesideDenseNs);
+  const double after = std::min(stream_bytes_per_ns(kStreamTaskNs), kMemoryBytesPerNs / stream.memory_share / num_sms_);
+  const double dense_bytes_per_ns =
+      tokens > 0 ? memory_tokens / tokens * 4 * spec_.head_dim / token_ns : 0;  // of an SM, from memory
+  double now = 0, left = stream.bytes, undisturbed = 0;
+  int64_t computing = dense_ctas;
   for (const double end : busy_until) {
-    left -= (end - now) * std::min(beside, static_cast<double>(streaming) * per_sm);
-    now = end;
-    ++streaming;
+    double dense_ns = end - undisturbed;
+    const double dense_bytes = static_cast<double>(computing) * dense_bytes_per_ns;
+    if (left > 0) {
+      const auto streaming = static_cast<double>(num_sms_ - computing);
+      const double share = std::min(1.0, kMemoryBytesPerNs / (streaming * beside * stream.memory_share + dense_bytes));
+      const double pace = std::min(share, 1 / (1 + kSlowedByStreams * streaming / num_sms_));
+      const double ns = std::min(dense_ns / pace, left / (streaming * beside * share));
+      now += ns, dense_ns -= ns * pace, left -= ns * streaming * beside * share;
+    }
+    now += std::max(dense_ns, 0.0) / std::min(1.0, kMemoryBytesPerNs / dense_bytes);
+    undisturbed = end;
+    --computing;
   }
-  if (left > 0) now += left / std::min(kMemoryBytesPerNs, static_cast<double>(num_sms_) * sm_bytes_per_ns(kStreamTaskNs));
+  const double dense_end = now;
+  if (left > 0) now += left / (after * num_sms_);
   // Where streaming ends later, its warps fold, a set each.
   step.ns = kLaunchNs + std::max(now, dense_end + fold_ns);
+  step.dense_ns = dense_end;
   return step;
 }
 

@@ -22,6 +22,10 @@ struct PlanLayout {
   size_t bytes;
 };
 
+// The step for which i -> (i * step mod 2^32) * n / 2^32 permutes 0 .. n - 1 such that any run of consecutive numbers comes from
+// places evenly spread. n: below 2^16.
+uint32_t SpreadStep(int32_t n);
+
 // Writes the image of a plan. Allocates in its constructor only.
 //
 // The planner knows of workers and of items, not of blocks of 128 rows in SMs and stream tiles in warps: its items are cut further
@@ -64,6 +68,7 @@ class PlanTranslator {
   struct Length {
     int32_t item, rows, blocks, tokens;
     bool dense;
+    double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
   };
   int32_t RowsOf(const MergeSet& set) const { return set.query_count * spec_.group_size(); }
   bool IsDense(const PlanView& plan, const Length& length) const;
@@ -73,14 +78,15 @@ class PlanTranslator {
   int32_t TeamPiece(const PlanView& plan) const;
   void JoinItems(const PlanView& plan, const PrefixForestView& forest);
   bool JoinPromptTiles(const PlanView& plan);
-  void MarkReadOnce(const PlanView& plan, const PrefixForestView& forest);
-  // What stream tasks read, and their steps and number before any cut.
+  // Sets read_once and memory_tokens.
+  void CountReads(const PlanView& plan, const PrefixForestView& forest);
+  // What stream tasks read, how much of it from memory, and their steps and number before any cut.
   struct StreamWork {
-    double bytes;
+    double bytes, memory_share;
     int64_t steps, tasks;
   };
   struct Simulated {
-    double ns = 0;
+    double ns = 0, dense_ns = 0;
     int64_t dense_tasks = 0, states = 0;  // states of dense pieces
   };
   // Sets dense_ctas_; the length of dense pieces in tokens.

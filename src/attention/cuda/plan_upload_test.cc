@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -131,6 +132,35 @@ TEST(PlanUpload, SmsAreDividedWhereDenseAndStreamingWorkAreLong) {
   EXPECT_GE(plan.dense_ctas, kSms / 3);
   const auto tasks = static_cast<int32_t>(plan.dense.size()), rounds = static_cast<int32_t>(CeilDiv(tasks, plan.dense_ctas));
   EXPECT_LT(rounds * plan.dense_ctas - tasks, rounds) << tasks << " dense tasks on " << plan.dense_ctas << " SMs: whole rounds";
+}
+
+// Cases whose best division was measured (docs/kernels/hopper.md, "SMs divided").
+TEST(PlanUpload, ShorterStepsAreDividedToo) {
+  constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
+  constexpr AttentionSpec kGrouped{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  EXPECT_EQ(Translated(OnePrefix(32768, 256, 256), SharePolicy::kTree, kAllHeads).dense_ctas, 96);
+  EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).dense_ctas, 86);
+  EXPECT_EQ(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).dense_ctas, kSms)
+      << "computation is the longer part";
+}
+
+TEST(SpreadStep, AnyRunOfNumbersIsSpreadEvenly) {
+  EXPECT_EQ(SpreadStep(0), 0u);
+  for (uint32_t n = 1; n <= 100; ++n) {
+    const uint32_t step = SpreadStep(static_cast<int32_t>(n));
+    std::vector<uint32_t> place(n, n);
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint32_t number = static_cast<uint32_t>(uint64_t{i * step} * n >> 32);
+      ASSERT_LT(number, n);
+      ASSERT_EQ(place[number], n) << "two places have number " << number << " of " << n;
+      place[number] = i;
+    }
+    if (n < 8) continue;
+    // Of the first half of the numbers, each quarter of the places has its part.
+    std::array<uint32_t, 4> quarters{};
+    for (uint32_t number = 0; number < n / 2; ++number) ++quarters[4 * place[number] / n];
+    for (const uint32_t count : quarters) EXPECT_NEAR(count, n / 8.0, 2.1) << n;
+  }
 }
 
 TEST(PlanUpload, SmsAreNotDividedWhereOneKindOfWorkIsShort) {
