@@ -515,8 +515,7 @@ void Sweep(Bench& bench, const Options& options) {
   }
   std::printf(
       "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d (%d surely); geomean %.2fx faster, "
-      "%.3fx "
-      "the better of sharing and not; widest interval %.1f %%\n"
+      "%.3fx the better of sharing and not; widest interval %.1f %%\n"
       "%d plans are the one that shares nothing: measured within %.1f %% of themselves, the interval had 1 in %d, %d beyond the "
       "limit\n",
       cells, left_out, kMostBytes / 1e9, slower, surely_slower, std::exp(log_gain / cells), std::exp(log_best / cells),
