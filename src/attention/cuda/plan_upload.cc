@@ -418,9 +418,14 @@ int32_t PlanTranslator::DivideSms(const StreamWork& stream) {
   for (const double share : {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0}) {
     const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
     const auto piece = static_cast<int32_t>(WholeDenseSteps(static_cast<int64_t>(wanted) + 1));
+    int64_t tasks = 0;
+    for (const Length& length : lengths_) {
+      if (length.dense) tasks += CeilDiv(length.tokens, piece) * length.blocks * heads;
+    }
+    if (num_choices > 0 && tasks == choices[num_choices - 1].tasks) continue;  // the same cuts
     const Simulated step = Simulate(piece, num_sms_, stream);
     if (step.states > layout_.own_states) break;
-    const Choice choice{step.ns, step.dense_tasks, piece};
+    const Choice choice{step.ns, tasks, piece};
     choices[num_choices++] = choice;
     if (choice.ns < kWorthChanging * best.ns) best = choice;
   }
@@ -457,6 +462,7 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
   std::ranges::fill(busy_until, 0.0);
   const std::greater<> later;
   Simulated step;
+  int64_t tasks = 0;
   double fold_ns = 0, rest_ns = 0, tokens = 0, memory_tokens = 0;  // that dense tasks read, and of those from memory
   for (const Length& length : lengths_) {
     if (!length.dense || length.tokens == 0) continue;
@@ -469,7 +475,7 @@ PlanTranslator::Simulated PlanTranslator::Simulate(int32_t piece, int32_t dense_
       step.states += count * length.rows * heads;
       fold_ns = std::max(fold_ns, static_cast<double>(count) * FoldNs(length.rows));
     }
-    if (step.dense_tasks += item_tasks; step.dense_tasks > kSimulatedTasksPerSm * num_sms_) {  // so many even out by themselves
+    if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) {  // so many even out by themselves
       rest_ns += static_cast<double>(item_tasks) * task_ns;
       continue;
     }

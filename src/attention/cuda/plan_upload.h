@@ -87,7 +87,7 @@ class PlanTranslator {
   };
   struct Simulated {
     double ns = 0, dense_ns = 0;
-    int64_t dense_tasks = 0, states = 0;  // states of dense pieces
+    int64_t states = 0;  // of dense pieces
   };
   // Sets dense_ctas_; the length of dense pieces in tokens.
   int32_t DivideSms(const StreamWork& stream);
