@@ -95,30 +95,31 @@ void CudaPlanExecutor::RememberPlan(const PlanView& plan, uint64_t version) {
   version_ = version;
 }
 
-void CudaPlanExecutor::Compare(size_t offset, size_t bytes) {
-  for (size_t at = offset; at < offset + bytes;) {
-    const size_t block = at / kBlockBytes, end = std::min(offset + bytes, (block + 1) * kBlockBytes);
-    if (std::memcmp(&next_[at], &shadow_[at], end - at) != 0) {
-      std::memcpy(&shadow_[at], &next_[at], end - at);
+void CudaPlanExecutor::Compare(size_t offset, std::span<const std::byte> wanted) {
+  const size_t end = offset + wanted.size();
+  for (size_t at = offset; at < end;) {
+    const size_t block = at / kBlockBytes, count = std::min(end, (block + 1) * kBlockBytes) - at;
+    const std::byte* from = &wanted[at - offset];
+    if (std::memcmp(from, &shadow_[at], count) != 0) {
+      std::memcpy(&shadow_[at], from, count);
       changed_[block] = 1;
     }
-    at = end;
+    at += count;
   }
 }
 
 // Page rows are read straight from the forest: all of them after an edit, else only the entries that a branch grew into.
 void CudaPlanExecutor::ComparePages(const PrefixForestView& forest, bool all) {
   const size_t base = translator_.layout().page_indices;
-  const auto compare = [&](size_t first, size_t count) {
-    std::memcpy(&next_[base + first * sizeof(int32_t)], &forest.page_indices[first], count * sizeof(int32_t));
-    Compare(base + first * sizeof(int32_t), count * sizeof(int32_t));
-  };
   for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
     if (forest.branch_node[b] == kFreeSlot) continue;
     const int32_t len = forest.branch_kv_len[b];
     const int32_t from = all ? 0 : std::max(0, std::min(len, last_kv_len_[b]) - 1) / forest.page_size;
     const int32_t to = std::min((len + forest.page_size - 1) / forest.page_size, forest.branch_page_capacity[b]);
-    if (to > from) compare(static_cast<size_t>(forest.branch_page_begin[b]) + from, to - from);
+    if (to > from) {
+      const size_t first = static_cast<size_t>(forest.branch_page_begin[b]) + from;
+      Compare(base + first * sizeof(int32_t), std::as_bytes(forest.page_indices.subspan(first, to - from)));
+    }
     last_kv_len_[b] = len;
   }
 }
@@ -131,20 +132,21 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
                              std::to_string(forest.page_indices.size()) + " page slots; the capacity is " +
                              std::to_string(capacity_.max_branches) + " and " + std::to_string(capacity_.max_page_slots));
   }
+  const auto compare = [&](size_t offset, size_t bytes) { Compare(offset, std::span(next_).subspan(offset, bytes)); };
   const bool same = SamePlan(plan, forest.version);
   if (!same) {
     uploaded_ = false;
     COPPICE_RETURN_IF_ERROR(translator_.TranslatePlan(plan, forest, next_.data()));
     RememberPlan(plan, forest.version);
-    Compare(layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task));
-    Compare(layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task));
-    Compare(layout.members, translator_.num_members() * sizeof(DeviceMember));
-    Compare(layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution));
+    compare(layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task));
+    compare(layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task));
+    compare(layout.members, translator_.num_members() * sizeof(DeviceMember));
+    compare(layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution));
   }
   translator_.TranslateLengths(forest, next_.data());
-  Compare(layout.header, sizeof(PlanHeader));
-  Compare(layout.branches, forest.branch_kv_len.size() * sizeof(DeviceBranch));
-  Compare(layout.tree_mask, forest.query_tree_mask.size_bytes());
+  compare(layout.header, sizeof(PlanHeader));
+  compare(layout.branches, forest.branch_kv_len.size() * sizeof(DeviceBranch));
+  compare(layout.tree_mask, forest.query_tree_mask.size_bytes());
   ComparePages(forest, !same);
   COPPICE_RETURN_IF_ERROR(CopyChanged(static_cast<cudaStream_t>(stream)));
   uploaded_ = true;

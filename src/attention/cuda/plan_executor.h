@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "attention/backend.h"
@@ -52,8 +53,8 @@ class CudaPlanExecutor final : public PlanExecutor {
                    const PlanSizes& sizes);
   bool SamePlan(const PlanView& plan, uint64_t version) const;
   void RememberPlan(const PlanView& plan, uint64_t version);
-  // Marks blocks of [offset, offset + bytes) whose contents in next_ and shadow_ differ.
-  void Compare(size_t offset, size_t bytes);
+  // Brings what is wanted at this offset of the image to shadow_ and marks the blocks that change.
+  void Compare(size_t offset, std::span<const std::byte> wanted);
   void ComparePages(const PrefixForestView& forest, bool all);
   Status CopyChanged(cudaStream_t stream);
   KernelParams MakeParams(const KvLayerView& view, const RunArgs& args) const;
@@ -73,7 +74,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   DeviceBuffer plan_, states_, tickets_, counters_, folds_;
   std::array<Staging, kStagingBuffers> staging_;
   int next_staging_ = 0;
-  std::vector<std::byte> next_, shadow_;  // the image to be, the image that the device has
+  std::vector<std::byte> next_, shadow_;  // the image to be but for page indices, the image that the device has
   std::vector<uint8_t> changed_;          // by block
   std::vector<int32_t> last_kv_len_;
 
