@@ -1,0 +1,72 @@
+#include "attention/cuda/fake_cuda_runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+
+namespace coppice::attention::cuda::testing {
+
+FakeRuntime& Runtime() {
+  static FakeRuntime runtime;
+  return runtime;
+}
+
+}  // namespace coppice::attention::cuda::testing
+
+using coppice::attention::cuda::KernelParams;
+using coppice::attention::cuda::testing::Runtime;
+
+namespace {
+
+cudaError_t Allocate(void** data, size_t bytes) {
+  constexpr size_t kAlignment = 256;  // cudaMalloc's
+  *data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  return *data != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+}  // namespace
+
+extern "C" {
+cudaError_t cudaMalloc(void** data, size_t bytes) { return Allocate(data, bytes); }
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return Allocate(data, bytes); }
+cudaError_t cudaFree(void* data) {
+  std::free(data);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+cudaError_t cudaMemset(void* data, int value, size_t bytes) {
+  std::memset(data, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  if (kind == cudaMemcpyHostToDevice) Runtime().bytes_to_device += bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void** arguments, size_t, cudaStream_t) {
+  Runtime().launches.push_back(*static_cast<const KernelParams*>(arguments[0]));
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
+  *blocks = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t) { return "an error"; }
+const char* cudaGetErrorString(cudaError_t) { return "of the stand-in runtime"; }
+}

@@ -1,0 +1,166 @@
+// What an executor puts on the device and hands to a kernel, over a stand-in for the CUDA runtime.
+#include "attention/cuda/plan_executor.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention/cuda/fake_cuda_runtime.h"
+#include "attention/plan.h"
+#include "attention/plan_test_forest.h"
+
+namespace coppice::attention::cuda {
+namespace {
+
+using attention::testing::RandomForest;
+using attention::testing::TestForest;
+using testing::Runtime;
+
+constexpr AttentionSpec kSpec{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
+constexpr int kSms = 132;
+constexpr KernelVariant kVariant{.path = KernelPath::kHopper,
+                                 .dtype = DType::kBF16,
+                                 .head_dim = 128,
+                                 .kv_tile = 128,
+                                 .threads = 384,
+                                 .shared_bytes = 0,
+                                 .ctas_per_sm = 1,
+                                 .fold_bytes_per_cta = 0,
+                                 .function = nullptr};
+
+template <class T>
+bool SameBytes(const T* a, const T* b, int64_t count) {
+  return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(T)) == 0;
+}
+
+// A planner and an executor with room for edits.
+class Session {
+ public:
+  explicit Session(const TestForest& forest) : capacity_(forest.Capacity()) {
+    capacity_.max_branches += 8;
+    capacity_.max_queries += 64;
+    capacity_.max_nodes += 16;
+    capacity_.max_page_slots += 1 << 16;
+    constexpr BackendTraits kTraits{.workers = kSms,
+                                    .dense_tile_rows = kDenseRows,
+                                    .dense_min_rows = kStreamRows + 1,
+                                    .dense_row_unit = 64,
+                                    .stream_lanes = 8,
+                                    .team_lanes = 8,
+                                    .kv_tile = kVariant.kv_tile};
+    planner_ = Planner::Create(kSpec, capacity_, {}, kTraits, ShippedMachineModel("h200", kSms).value()).value();
+    executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes()).value();
+    fresh_ = std::make_unique<PlanTranslator>(kSpec, capacity_, planner_->sizes(), kSms, kVariant.kv_tile);
+  }
+
+  // Plans, uploads and launches; what the kernel was given, and the bytes that were copied.
+  KernelParams Step(const TestForest& forest) {
+    EXPECT_TRUE(planner_->Update(forest.Forest()).ok());
+    Runtime().bytes_to_device = 0;
+    const Status uploaded = executor_->Upload(planner_->View(), forest.Forest(), nullptr);
+    EXPECT_TRUE(uploaded.ok()) << uploaded.ToString();
+    const BoundCudaKv kv({.num_pages = 1, .page_size = capacity_.page_size, .dtype = DType::kBF16}, KernelPath::kHopper,
+                         TensorMaps{});
+    alignas(16) float memory[4];
+    const Status ran = executor_->Run(kv, {.q = memory, .q_row_stride = 1024, .out = memory, .out_row_stride = 1024}, nullptr);
+    EXPECT_TRUE(ran.ok()) << ran.ToString();
+    return Runtime().launches.back();
+  }
+  static size_t bytes_copied() { return Runtime().bytes_to_device; }
+
+  // Everything that the kernel may read of the plan, against a translation of its own.
+  void ExpectFresh(const KernelParams& params, const TestForest& forest) {
+    std::vector<std::byte> image(fresh_->layout().bytes);
+    ASSERT_TRUE(fresh_->TranslatePlan(planner_->View(), forest.Forest(), image.data()).ok());
+    fresh_->TranslateLengths(forest.Forest(), image.data());
+    const auto at = [&]<class T>(const T*, size_t offset) { return reinterpret_cast<const T*>(image.data() + offset); };
+    const PlanLayout& layout = fresh_->layout();
+    EXPECT_TRUE(SameBytes(params.header, at(params.header, layout.header), 1));
+    EXPECT_TRUE(SameBytes(params.dense_tasks, at(params.dense_tasks, layout.dense_tasks), fresh_->num_dense_tasks()));
+    EXPECT_TRUE(SameBytes(params.stream_tasks, at(params.stream_tasks, layout.stream_tasks), fresh_->num_stream_tasks()));
+    EXPECT_TRUE(SameBytes(params.members, at(params.members, layout.members), fresh_->num_members()));
+    for (int64_t m = 0; m < fresh_->num_members(); ++m) {
+      const DeviceMember& member = params.members[m];
+      if (member.state_begin == kDirect) continue;
+      EXPECT_TRUE(SameBytes(params.contributions + member.contribution_begin,
+                            at(params.contributions, layout.contributions) + member.contribution_begin, member.contribution_count));
+    }
+  }
+  static void ExpectLengthsAndPages(const KernelParams& params, const TestForest& forest) {
+    for (size_t b = 0; b < forest.branch_node.size(); ++b) {
+      if (forest.branch_node[b] == kFreeSlot) continue;
+      ASSERT_EQ(params.branches[b].kv_len, forest.branch_kv_len[b]);
+      ASSERT_EQ(params.branches[b].query_begin, forest.branch_query_begin[b]);
+      const int32_t begin = forest.branch_page_begin[b],
+                    pages = (forest.branch_kv_len[b] + forest.page_size - 1) / forest.page_size;
+      ASSERT_TRUE(SameBytes(params.page_indices + begin, &forest.page_indices[begin], pages)) << "pages of branch " << b;
+    }
+  }
+
+ private:
+  PlanCapacity capacity_;
+  std::unique_ptr<Planner> planner_;
+  std::unique_ptr<PlanExecutor> executor_;
+  std::unique_ptr<PlanTranslator> fresh_;
+};
+
+TEST(PlanExecutor, TheDeviceHasWhatAFreshUploadWouldHave) {
+  for (uint32_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    const auto pick = [&](size_t count) { return static_cast<int32_t>(rng() % count); };
+    TestForest forest = RandomForest(rng, seed % 5 == 0 ? 9000 : 700);
+    Session session(forest);
+    for (int edit = 0; edit < 6; ++edit) {
+      const KernelParams params = session.Step(forest);
+      session.ExpectFresh(params, forest);
+      Session::ExpectLengthsAndPages(params, forest);
+      forest.Grow();
+      Session::ExpectLengthsAndPages(session.Step(forest), forest);
+      // A request leaves; another comes, with other pages; pages move.
+      if (pick(3) == 0 && forest.branch_node.size() > 1) {
+        if (const int32_t b = pick(forest.branch_node.size()); forest.branch_node[b] != kFreeSlot) forest.RemoveBranch(b);
+      }
+      if (pick(3) == 0) forest.AddBranch(kNoParent, 1 + pick(300), 1);
+      for (int i = 0; i < 3; ++i) forest.page_indices[pick(forest.page_indices.size())] = pick(1000);
+      ++forest.version;
+    }
+  }
+}
+
+TEST(PlanExecutor, CopiesWhatChanged) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 8192);
+  for (int i = 0; i < 500; ++i) forest.AddBranch(root, 100, 1);
+  Session session(forest);
+  session.Step(forest);
+  const size_t all = Session::bytes_copied();
+  EXPECT_GT(all, 500 * 518 * sizeof(int32_t)) << "page rows at least";
+  session.Step(forest);
+  EXPECT_EQ(Session::bytes_copied(), 0u) << "nothing changed";
+  forest.Grow();
+  session.Step(forest);
+  EXPECT_LE(Session::bytes_copied(), 500 * sizeof(DeviceBranch) + 2 * 4096) << "lengths, in whole blocks";
+  ++forest.page_indices[forest.branch_page_begin[7] + 3];
+  ++forest.version;
+  session.Step(forest);
+  EXPECT_LE(Session::bytes_copied(), all / 4) << "a page, and the plan of longer requests";
+  EXPECT_GT(Session::bytes_copied(), 0u);
+}
+
+TEST(PlanExecutor, RunNeedsAnUpload) {
+  TestForest forest;
+  forest.AddBranch(kNoParent, 10, 1);
+  const PlanCapacity capacity = forest.Capacity();
+  const PlanSizes sizes = ComputePlanSizes(kSpec, capacity, {.workers = kSms, .dense_tile_rows = kDenseRows});
+  const auto executor = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity, sizes).value();
+  const BoundCudaKv kv({}, KernelPath::kHopper, TensorMaps{});
+  EXPECT_EQ(executor->Run(kv, {}, nullptr).code(), StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace coppice::attention::cuda
