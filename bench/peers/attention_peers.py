@@ -14,8 +14,9 @@ Host times, with uploads: plan_ms and step_ms are ours after a change of the tre
 fi_plan is the fastest plan of FlashInfer's wrappers, which they need every step.
 
 Method: every contestant is captured in a CUDA graph and runs for 50 ms before it counts, since who is first after a pause is slower for
-some 10 ms; between replays 256 MB are written, so that the L2 is cold; the median of the replays counts, graph launch included. Bounds take the rates measured in the same run: W, a device-to-device copy (read + write), and C,
-a bf16 product of 8192-cubes. Each result is compared with float64 attention of three requests (relative L2 error).
+some 10 ms; between replays 256 MB are written, so that the L2 is cold; the median of the replays counts, graph launch included. Bounds
+take the rates measured in the same run: W, a device-to-device copy (read + write), and C, a bf16 product of 8192-cubes. Each result is
+compared with float64 attention of three requests (relative L2 error).
 """
 
 import argparse

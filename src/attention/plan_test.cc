@@ -512,13 +512,7 @@ TEST(PlanCost, SharesLongPrefixesAndAbsorbsShortOnes) {
 // shares.
 TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
   const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  const BackendTraits gpu{.workers = 132,
-                          .dense_tile_rows = 128,
-                          .dense_min_rows = 17,
-                          .dense_row_unit = 64,
-                          .stream_lanes = 8,
-                          .kv_tile = 128,
-                          .native_head_dim = 128};
+  const BackendTraits gpu = testing::H200Traits();
   const MachineModel h200 = ShippedMachineModel("h200").value();
   for (const int32_t branches : {8, 256}) {
     TestForest forest;
@@ -537,10 +531,9 @@ TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
 // Where the lanes of a worker read a task together, few requests end sooner, shared or not; a long prefix is shared by them.
 TEST(PlanCost, TeamsEndStepsOfFewRequestsSooner) {
   const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  BackendTraits alone{
-      .workers = 132, .dense_tile_rows = 128, .dense_min_rows = 17, .dense_row_unit = 64, .stream_lanes = 8, .kv_tile = 128};
-  BackendTraits teams = alone;
-  teams.team_lanes = alone.stream_lanes;
+  const BackendTraits teams = testing::H200Traits();
+  BackendTraits alone = teams;
+  alone.team_lanes = 0;
   const MachineModel h200 = ShippedMachineModel("h200").value();
   for (const int32_t prefix : {512, 32768}) {
     for (const int32_t branches : {4, 64}) {
@@ -805,8 +798,7 @@ TEST(PlanCapacityTest, HasRoomForTheCutsOfOneLongPrefix) {
     for (int32_t b = 0; b < requests; ++b) forest.AddBranch(root, 16, 1);
     PlanSetup setup;
     setup.spec = {.num_qo_heads = 8, .num_kv_heads = 1, .head_dim = 128};
-    setup.traits = {
-        .workers = 132, .dense_tile_rows = 128, .dense_min_rows = 17, .dense_row_unit = 64, .stream_lanes = 8, .kv_tile = 128};
+    setup.traits = testing::H200Traits();
     setup.machine = ShippedMachineModel("h200", 132).value();
     const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
     ASSERT_TRUE(planner->Update(forest.Forest()).ok());

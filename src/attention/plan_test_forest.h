@@ -1,4 +1,4 @@
-// Forests for the planner's tests: an editable one with its own arrays, and random ones with every legal oddity.
+// For the planner's tests: an editable forest with its own arrays, random ones with every legal oddity, and an H200's traits.
 // Layer: attention, tests.
 #pragma once
 
@@ -10,6 +10,18 @@
 #include "attention/plan_io.h"
 
 namespace coppice::attention::testing {
+
+// What the CUDA backend says of an H200 (bf16, head_dim 128).
+inline BackendTraits H200Traits() {
+  return {.workers = 132,
+          .dense_tile_rows = 128,
+          .dense_min_rows = 17,
+          .dense_row_unit = 64,
+          .stream_lanes = 8,
+          .team_lanes = 8,
+          .kv_tile = 128,
+          .native_head_dim = 128};
+}
 
 // A forest under edit. Node and branch slots are reused; ids are stable.
 struct TestForest : PlanDump {

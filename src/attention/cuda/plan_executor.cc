@@ -9,6 +9,7 @@
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/sm80_config.h"
+#include "attention/plan_units.h"
 #include "core/check.h"
 
 namespace coppice::attention::cuda {
@@ -76,6 +77,7 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant.function, variant.threads, variant.shared_bytes),
       "asking how many attention CTAs fit an SM"));
   executor->num_ctas_ = num_sms * std::clamp(ctas_per_sm, 1, variant.ctas_per_sm);
+  executor->spread_step_ = SpreadStep(executor->num_ctas_ / 2);
   return std::unique_ptr<PlanExecutor>(std::move(executor));
 }
 
@@ -115,7 +117,7 @@ void CudaPlanExecutor::ComparePages(const PrefixForestView& forest, bool all) {
     if (forest.branch_node[b] == kFreeSlot) continue;
     const int32_t len = forest.branch_kv_len[b];
     const int32_t from = all ? 0 : std::max(0, std::min(len, last_kv_len_[b]) - 1) / forest.page_size;
-    const int32_t to = std::min((len + forest.page_size - 1) / forest.page_size, forest.branch_page_capacity[b]);
+    const int32_t to = std::min(static_cast<int32_t>(CeilDiv(len, forest.page_size)), forest.branch_page_capacity[b]);
     if (to > from) {
       const size_t first = static_cast<size_t>(forest.branch_page_begin[b]) + from;
       Compare(base + first * sizeof(int32_t), std::as_bytes(forest.page_indices.subspan(first, to - from)));
@@ -222,7 +224,7 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
       .lse = args.lse,
       .q_row_stride = args.q_row_stride,
       .out_row_stride = args.out_row_stride,
-      .spread_step = SpreadStep(num_ctas_ / 2),
+      .spread_step = spread_step_,
       .num_kv_heads = spec_.num_kv_heads,
       .group_size = spec_.group_size(),
       .head_dim = spec_.head_dim,

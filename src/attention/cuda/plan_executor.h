@@ -70,7 +70,8 @@ class CudaPlanExecutor final : public PlanExecutor {
   PlanCapacity capacity_;
   PlanSizes sizes_;
   PlanTranslator translator_;
-  int num_ctas_ = 0;  // of a launch: constant, so that a captured graph serves every plan
+  int num_ctas_ = 0;          // of a launch: constant, so that a captured graph serves every plan
+  uint32_t spread_step_ = 0;  // of half of them
   DeviceBuffer plan_, states_, tickets_, counters_, folds_;
   std::array<Staging, kStagingBuffers> staging_;
   int next_staging_ = 0;

@@ -12,10 +12,12 @@
 #include "attention/cuda/fake_cuda_runtime.h"
 #include "attention/plan.h"
 #include "attention/plan_test_forest.h"
+#include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
 namespace {
 
+using attention::testing::H200Traits;
 using attention::testing::RandomForest;
 using attention::testing::TestForest;
 using testing::Runtime;
@@ -45,14 +47,7 @@ class Session {
     capacity_.max_queries += 64;
     capacity_.max_nodes += 16;
     capacity_.max_page_slots += 1 << 16;
-    constexpr BackendTraits kTraits{.workers = kSms,
-                                    .dense_tile_rows = kDenseRows,
-                                    .dense_min_rows = kStreamRows + 1,
-                                    .dense_row_unit = 64,
-                                    .stream_lanes = 8,
-                                    .team_lanes = 8,
-                                    .kv_tile = kVariant.kv_tile};
-    planner_ = Planner::Create(kSpec, capacity_, {}, kTraits, ShippedMachineModel("h200", kSms).value()).value();
+    planner_ = Planner::Create(kSpec, capacity_, {}, H200Traits(), ShippedMachineModel("h200", kSms).value()).value();
     executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes()).value();
     fresh_ = std::make_unique<PlanTranslator>(kSpec, capacity_, planner_->sizes(), kSms, kVariant.kv_tile);
   }
@@ -96,7 +91,7 @@ class Session {
       ASSERT_EQ(params.branches[b].kv_len, forest.branch_kv_len[b]);
       ASSERT_EQ(params.branches[b].query_begin, forest.branch_query_begin[b]);
       const int32_t begin = forest.branch_page_begin[b],
-                    pages = (forest.branch_kv_len[b] + forest.page_size - 1) / forest.page_size;
+                    pages = static_cast<int32_t>(CeilDiv(forest.branch_kv_len[b], forest.page_size));
       ASSERT_TRUE(SameBytes(params.page_indices + begin, &forest.page_indices[begin], pages)) << "pages of branch " << b;
     }
   }
@@ -156,7 +151,7 @@ TEST(PlanExecutor, RunNeedsAnUpload) {
   TestForest forest;
   forest.AddBranch(kNoParent, 10, 1);
   const PlanCapacity capacity = forest.Capacity();
-  const PlanSizes sizes = ComputePlanSizes(kSpec, capacity, {.workers = kSms, .dense_tile_rows = kDenseRows});
+  const PlanSizes sizes = ComputePlanSizes(kSpec, capacity, H200Traits());
   const auto executor = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity, sizes).value();
   const BoundCudaKv kv({}, KernelPath::kHopper, TensorMaps{});
   EXPECT_EQ(executor->Run(kv, {}, nullptr).code(), StatusCode::kFailedPrecondition);

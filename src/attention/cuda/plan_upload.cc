@@ -258,27 +258,27 @@ int32_t PlanTranslator::TeamPiece(const PlanView& plan) const {
 // Finds the items whose KV one task reads, those with one block of rows on nodes that nothing else reads, and each item's share of
 // what is read from memory.
 void PlanTranslator::CountReads(const PlanView& plan, const PrefixForestView& forest) {
-  const auto for_each_node = [&](const Length& length, auto&& visit) {
+  const auto blocks_of = [&](const Length& length) {
+    return static_cast<int32_t>(CeilDiv(length.rows, pieces_[length.item].block_rows));
+  };
+  const auto for_each_node = [&](const Length& length, auto&& visit) {  // with the tokens of it that the item reads
     const int32_t begin = pieces_[length.item].kv_begin, end = begin + length.tokens;
     int32_t n = forest.branch_node[plan.items[length.item].page_row];
     for (; n != kNoParent && begin < forest.node_end[n]; n = forest.node_parent[n]) {
-      if (forest.node_begin[n] < end) visit(n);
+      const int32_t tokens = std::min(end, forest.node_end[n]) - std::max(begin, forest.node_begin[n]);
+      if (forest.node_begin[n] < end) visit(n, tokens);
     }
   };
   node_reads_.assign(forest.node_parent.size(), 0);
   for (const Length& length : lengths_) {
-    const auto blocks = static_cast<int32_t>(CeilDiv(length.rows, pieces_[length.item].block_rows));
-    for_each_node(length, [&](int32_t n) { node_reads_[n] += blocks; });
+    for_each_node(length, [&, blocks = blocks_of(length)](int32_t n, int32_t) { node_reads_[n] += blocks; });
   }
   for (Length& length : lengths_) {
-    Pieces& pieces = pieces_[length.item];
-    const auto blocks = CeilDiv(length.rows, pieces.block_rows);
-    const int32_t begin = pieces.kv_begin, end = begin + length.tokens;
-    pieces.read_once = true;
-    for_each_node(length, [&](int32_t n) {
-      const int32_t tokens = std::min(end, forest.node_end[n]) - std::max(begin, forest.node_begin[n]);
-      pieces.read_once &= node_reads_[n] == 1;
-      length.memory_tokens += static_cast<double>(tokens * blocks) / node_reads_[n];
+    bool& once = pieces_[length.item].read_once;
+    once = true;
+    for_each_node(length, [&, blocks = blocks_of(length)](int32_t n, int32_t tokens) {
+      once &= node_reads_[n] == 1;
+      length.memory_tokens += static_cast<double>(tokens) * blocks / node_reads_[n];
     });
   }
 }

@@ -23,6 +23,7 @@
 namespace coppice::attention::cuda {
 namespace {
 
+using attention::testing::H200Traits;
 using attention::testing::RandomForest;
 using attention::testing::TestForest;
 
@@ -33,13 +34,8 @@ constexpr int kSms = 132, kKvTile = 128;
 class Translated {
  public:
   explicit Translated(const TestForest& forest, SharePolicy policy = SharePolicy::kTree, const AttentionSpec& spec = kSpec) {
-    constexpr BackendTraits kTraits{.workers = kSms,
-                                    .dense_tile_rows = kDenseRows,
-                                    .dense_min_rows = kStreamRows + 1,
-                                    .dense_row_unit = 64,
-                                    .stream_lanes = 8,
-                                    .kv_tile = kKvTile};
-    auto planner = Planner::Create(spec, forest.Capacity(), {.policy = policy}, kTraits, ShippedMachineModel("h200", kSms).value());
+    auto planner =
+        Planner::Create(spec, forest.Capacity(), {.policy = policy}, H200Traits(), ShippedMachineModel("h200", kSms).value());
     EXPECT_TRUE(planner.ok()) << planner.status().ToString();
     EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
     PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), kSms, kKvTile);
