@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention/cpu/kernel_table.h"
-#include "attention/cpu/roofline.h"
+#include "attention_tools/cpu/roofline.h"
 #include "core/buffer.h"
 #include "core/thread_pool.h"
 #include "ops/ops.h"

@@ -7,7 +7,9 @@ list(TRANSFORM COPPICE_INSTALLED_LAYERS PREPEND coppice_ OUTPUT_VARIABLE install
 install(TARGETS ${installed_targets} EXPORT CoppiceTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT attention
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT attention NAMELINK_COMPONENT attention)
-install(DIRECTORY include/coppice DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT attention PATTERN engine.h EXCLUDE)
+foreach(layer IN LISTS COPPICE_INSTALLED_LAYERS)
+  install(DIRECTORY include/coppice/${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coppice COMPONENT attention)
+endforeach()
 install(EXPORT CoppiceTargets NAMESPACE coppice:: DESTINATION ${package_dir} COMPONENT attention)
 
 # A static library names its private dependencies in the export, so the consumer has to find them; a shared one has linked them.

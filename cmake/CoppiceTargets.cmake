@@ -45,6 +45,9 @@ function(coppice_test name)
   target_compile_definitions(${name} PRIVATE COPPICE_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+  if("gpu" IN_LIST ARG_LABELS)  # one folder for scripts/check_gpu
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/gpu)
+  endif()
 endfunction()
 
 # coppice_python_test(name FILE [LABELS ...] [ENVIRONMENT ...]): a unittest file run by ctest as <name>. COPPICE is the path of the

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 using namespace coppice;
 using namespace coppice::attention;

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention {
 

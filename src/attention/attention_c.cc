@@ -1,6 +1,6 @@
 // The C ABI over attention.h: copies versioned structs, forwards, and turns every failure into a code and a message.
 // Layer: attention.
-#include "coppice/attention_c.h"
+#include "coppice/attention/attention_c.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
 

@@ -1,5 +1,5 @@
 // The C ABI end to end: a two-level forest against a naive softmax, errors with their messages, and struct versioning.
-#include "coppice/attention_c.h"
+#include "coppice/attention/attention_c.h"
 
 #include <gtest/gtest.h>
 

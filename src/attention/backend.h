@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "attention/cost_model.h"
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention {
 

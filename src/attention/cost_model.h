@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "attention/plan_units.h"
-#include "coppice/attention.h"
-#include "coppice/status.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
 
 namespace coppice::attention {
 

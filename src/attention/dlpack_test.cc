@@ -1,4 +1,4 @@
-#include "coppice/dlpack.h"
+#include "coppice/attention/dlpack.h"
 
 #include <dlpack/dlpack.h>
 #include <gtest/gtest.h>

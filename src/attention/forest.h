@@ -7,7 +7,7 @@
 #include <span>
 
 #include "attention/arena.h"
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention {
 

@@ -1,4 +1,4 @@
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention {
 

@@ -29,7 +29,7 @@
 #include "attention/forest.h"
 #include "attention/mark_set.h"
 #include "attention/plan_units.h"
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 #include "core/buffer.h"
 
 namespace coppice::attention {

@@ -1,6 +1,6 @@
 // The PrefixForest that attention is given: the part of the prefix tree that running branches use, compressed so that a node exists
 // only where the set of branches changes. Edited in place, O(depth) per branch that comes or goes; ids are stable slots.
-// Layer: cache. Forest rules: coppice/attention.h, PrefixForestView.
+// Layer: cache. Forest rules: coppice/attention/attention.h, PrefixForestView.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cache/prefix_tree.h"
-#include "coppice/attention.h"
-#include "coppice/status.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
 #include "core/buffer.h"
 
 namespace coppice {

@@ -17,8 +17,8 @@
 #include "cache/branch_forest.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_tree.h"
-#include "coppice/attention.h"
-#include "coppice/status.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "coppice/attention.h"
-#include "coppice/status.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
 #include "core/buffer.h"
 
 namespace coppice {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cache/page_pool.h"
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 

@@ -15,19 +15,19 @@
 #include <utility>
 #include <vector>
 
-#include "cli/batch_input.h"
-#include "cli/batch_output.h"
-#include "cli/generation.h"
 #include "cli/interrupt.h"
-#include "cli/openai_request.h"
-#include "cli/openai_response.h"
 #include "cli/progress_line.h"
 #include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "model/config.h"
+#include "openai/batch_input.h"
+#include "openai/batch_output.h"
+#include "openai/generation.h"
+#include "openai/request.h"
+#include "openai/response.h"
 
 namespace coppice::cli {
 namespace {
@@ -52,8 +52,8 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
 // Feeds an engine with the jobs of an input, a bounded number ahead of it, and writes each answer as soon as it is complete.
 class BatchRunner {
  public:
-  BatchRunner(Engine& engine, const BatchInput& input, const OpenAiRequestParser& parser, std::string model, int32_t queue,
-              BatchOutput* output, BatchErrors* errors)
+  BatchRunner(Engine& engine, const openai::BatchInput& input, const openai::OpenAiRequestParser& parser, std::string model,
+              int32_t queue, openai::BatchOutput* output, openai::BatchErrors* errors)
       : engine_(engine),
         input_(input),
         parser_(parser),
@@ -71,10 +71,10 @@ class BatchRunner {
  private:
   // A request that the engine works on. Its events come on the engine's thread, and may outlive the runner.
   struct Active {
-    const BatchJob* job = nullptr;
-    BatchLine line;
+    const openai::BatchJob* job = nullptr;
+    openai::BatchLine line;
     std::mutex mutex;
-    RequestOutput output;
+    openai::RequestOutput output;
   };
   // Complete requests, to be written by Run.
   struct Finished {
@@ -82,19 +82,19 @@ class BatchRunner {
     std::vector<std::shared_ptr<Active>> requests;
   };
 
-  Status Submit(const BatchJob& job);
+  Status Submit(const openai::BatchJob& job);
   static void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished);
   Status WriteFinished();
   Status Write(const Active& active);
   std::string Progress() const;
 
   Engine& engine_;
-  const BatchInput& input_;
-  const OpenAiRequestParser& parser_;
+  const openai::BatchInput& input_;
+  const openai::OpenAiRequestParser& parser_;
   const std::string model_;
   const int32_t queue_;
-  BatchOutput& output_;
-  BatchErrors& errors_;
+  openai::BatchOutput& output_;
+  openai::BatchErrors& errors_;
   BatchCounts counts_;
   int64_t active_ = 0;
   const std::shared_ptr<Finished> finished_ = std::make_shared<Finished>();
@@ -121,13 +121,13 @@ Status BatchRunner::Run() {
   return status.ok() ? synced : status;
 }
 
-Status BatchRunner::Submit(const BatchJob& job) {
+Status BatchRunner::Submit(const openai::BatchJob& job) {
   auto active = std::make_shared<Active>();
   active->job = &job;
   COPPICE_ASSIGN_OR_RETURN(active->line, input_.Load(job, parser_));
   Request request = active->line.request.request;
   active->line.request.request.prompt_ids = {};  // the engine has them
-  active->output = RequestOutput(request.n);
+  active->output = openai::RequestOutput(request.n);
   request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (id.ok()) {
@@ -160,15 +160,15 @@ Status BatchRunner::WriteFinished() {
 }
 
 Status BatchRunner::Write(const Active& active) {
-  const BatchLine& line = active.line;
-  const RequestOutput& output = active.output;
+  const openai::BatchLine& line = active.line;
+  const openai::RequestOutput& output = active.output;
   if (output.cancelled) return OkStatus();
   if (!output.failure.ok()) {
     ++counts_.failed;
     return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = output.failure});
   }
   ++counts_.answered;
-  const ResponseFacts facts = {
+  const openai::ResponseFacts facts = {
       .id = line.id,
       .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
       .model = model_,
@@ -203,8 +203,8 @@ std::string BatchRunner::Progress() const {
   return text;
 }
 
-std::string Summary(const BatchOptions& options, const BatchCounts& counts, const BatchErrors& errors, int64_t finished_before,
-                    const EngineMetrics& metrics, double seconds) {
+std::string Summary(const BatchOptions& options, const BatchCounts& counts, const openai::BatchErrors& errors,
+                    int64_t finished_before, const EngineMetrics& metrics, double seconds) {
   std::string text = fmt::format("{} answered in {:.1f} s", counts.answered, seconds);
   if (finished_before > 0) text += fmt::format(", {} by an earlier run", finished_before);
   if (errors.count() > 0) text += fmt::format(", {} errors in {}", errors.count(), errors.path());
@@ -242,14 +242,14 @@ Result<ExitCode> Batch(BatchOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
   if (std::error_code ignored; !std::filesystem::exists(options.input, ignored))
     return NotFound(fmt::format("there is no input {}", options.input));
-  COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
-  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
+  COPPICE_ASSIGN_OR_RETURN(openai::BatchOutput output, openai::BatchOutput::Open(options.output));
+  COPPICE_ASSIGN_OR_RETURN(openai::BatchErrors errors, openai::BatchErrors::Open(options.errors));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   const int32_t model_context = engine->model_config().max_position;
-  const OpenAiRequestParser parser(engine->tokenizer(),
-                                   options.engine.max_context > 0 ? options.engine.max_context : model_context);
+  const openai::OpenAiRequestParser parser(engine->tokenizer(),
+                                           options.engine.max_context > 0 ? options.engine.max_context : model_context);
   CatchFirstInterrupt();
-  COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, parser, output, &errors));
+  COPPICE_ASSIGN_OR_RETURN(const openai::BatchInput input, openai::BatchInput::Read(options.input, parser, output, &errors));
   spdlog::info("{} requests to answer, {} answered before, {} lines are none", input.jobs().size(), input.num_finished_before(),
                errors.count());
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "cli/exit_code.h"
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace CLI {
 class App;

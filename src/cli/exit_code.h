@@ -1,7 +1,7 @@
 // What the program's exit status means. Layer: cli.
 #pragma once
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice::cli {
 

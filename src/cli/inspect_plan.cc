@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "attention/plan_io.h"
+#include "cli/bench/tree_problem.h"
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
 #include "cli/run_options.h"
-#include "cli/tree_problem.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
 

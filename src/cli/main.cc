@@ -9,10 +9,10 @@
 #include <string>
 
 #include "cli/batch_command.h"
-#include "cli/bench_attention.h"
-#include "cli/bench_decode.h"
-#include "cli/bench_draft.h"
-#include "cli/bench_load.h"
+#include "cli/bench/bench_attention.h"
+#include "cli/bench/bench_decode.h"
+#include "cli/bench/bench_draft.h"
+#include "cli/bench/bench_load.h"
 #include "cli/command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice::cli {
 

@@ -8,6 +8,7 @@
 
 #include "cli/read_file.h"
 #include "core/check.h"
+#include "openai/chat.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::cli {
@@ -26,19 +27,10 @@ Result<std::string> RenderPrompt(const std::string& user, const std::optional<st
   std::vector<ChatMessage> messages;
   if (system) messages.push_back({"system", *system});
   messages.push_back({"user", user});
-  return RenderChat(*chat, messages, tokenizer);
+  return openai::RenderChat(*chat, messages, tokenizer);
 }
 
 }  // namespace
-
-Result<std::string> RenderChat(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer) {
-  const TokenizerData& data = tokenizer.data();
-  const auto text_of = [&](int32_t id) {
-    return id < 0 ? std::string() : std::string(tokenizer.TokenBytes(id, /*keep_special=*/true));
-  };
-  return chat.Render(messages,
-                     {.bos_token = text_of(data.bos_id), .eos_token = text_of(data.eos_ids.empty() ? -1 : data.eos_ids.front())});
-}
 
 Result<std::optional<std::string>> ReadPromptText(const RunOptions& options) {
   if (options.prompt_ids) {

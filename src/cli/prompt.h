@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "cli/run_options.h"
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
-struct ChatMessage;
-class ChatTemplate;
 class Tokenizer;
 }  // namespace coppice
 
@@ -21,9 +19,6 @@ namespace coppice::cli {
 // The text of --prompt, --prompt-file or stdin; nullopt with --prompt-ids. Errors: a file that cannot be read, an empty prompt,
 // stdin a terminal. Called before the model is loaded, so that such mistakes show at once.
 Result<std::optional<std::string>> ReadPromptText(const RunOptions& options);
-
-// The text of a chat, with the model's special tokens where the template asks for them.
-Result<std::string> RenderChat(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer);
 
 // Token ids of the prompt. tokenizer is null for a model without one, which takes --prompt-ids only.
 Result<std::vector<int32_t>> EncodePrompt(const RunOptions& options, const std::optional<std::string>& text,

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice::cli {
 

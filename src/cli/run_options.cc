@@ -8,7 +8,7 @@
 #include <initializer_list>
 
 #include "cli/parsed_option.h"
-#include "coppice/ranking.h"
+#include "coppice/engine/ranking.h"
 
 namespace coppice::cli {
 namespace {

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "coppice/engine.h"
-#include "coppice/status.h"
+#include "coppice/core/status.h"
+#include "coppice/engine/engine.h"
 
 namespace CLI {
 class App;

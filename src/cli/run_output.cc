@@ -32,7 +32,7 @@ ordered_json Joined(ordered_json first, const ordered_json& second) {
 
 }  // namespace
 
-std::string FormatSample(const Sample& sample, int32_t rank, std::string_view echo) {
+std::string FormatSample(const openai::Sample& sample, int32_t rank, std::string_view echo) {
   std::string heading =
       rank > 0 ? fmt::format("--- rank {}, sample {}", rank, sample.index) : fmt::format("--- sample {}", sample.index);
   heading +=
@@ -51,12 +51,12 @@ std::string FormatVotes(const std::vector<VotedAnswer>& votes, int32_t samples) 
   return text.empty() ? "vote: no sample has an answer\n" : text;
 }
 
-std::string FormatJson(const Generation& generation, const RunStats& stats, const JsonOptions& options) {
+std::string FormatJson(const openai::Generation& generation, const RunStats& stats, const JsonOptions& options) {
   ordered_json json;
   json["prompt_ids"] = generation.prompt_ids;
   if (!generation.prompt_logprobs.empty()) json["prompt_logprobs"] = OptionalNumbers(generation.prompt_logprobs);
   ordered_json& list = json["samples"] = ordered_json::array();
-  for (const Sample* sample : Select(generation, options.selection)) {
+  for (const openai::Sample* sample : openai::Select(generation, options.selection)) {
     ordered_json entry = {{"index", sample->index},
                           {"text", sample->text},
                           {"token_ids", sample->token_ids},
@@ -81,7 +81,7 @@ std::string FormatJson(const Generation& generation, const RunStats& stats, cons
   return json.dump(1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
 }
 
-std::string FormatProgress(const GenerationProgress& progress) {
+std::string FormatProgress(const openai::GenerationProgress& progress) {
   const EngineMetrics& metrics = *progress.metrics;
   std::string line =
       fmt::format("prefill {}/{} tokens, {}/{} generated", std::min(metrics.prefilled_tokens, progress.prompt_tokens),

@@ -6,28 +6,28 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/generation.h"
 #include "cli/run_stats.h"
+#include "openai/generation.h"
 
 namespace coppice::cli {
 
 // One sample with its heading; token ids where the model has no tokenizer. rank counts from 1; 0: not ranked. `echo`: what stands
 // before the sample's own text.
-std::string FormatSample(const Sample& sample, int32_t rank = 0, std::string_view echo = {});
+std::string FormatSample(const openai::Sample& sample, int32_t rank = 0, std::string_view echo = {});
 
 // "vote: 42 (5 of 8 samples: 0, 2, 3, 4, 7)", a line an answer.
 std::string FormatVotes(const std::vector<VotedAnswer>& votes, int32_t samples);
 
 struct JsonOptions {
-  Selection selection;
+  openai::Selection selection;
   bool echo = false;  // the prompt's text, token ids and log-probabilities come first in each sample; mean_logprob is without them
   const std::vector<VotedAnswer>* votes = nullptr;
 };
 // The object of --json: prompt_ids, prompt_logprobs (with --prompt-logprobs), samples (the selected ones), votes (with --vote),
 // stats. Pretty-printed, with a line break at the end.
-std::string FormatJson(const Generation& generation, const RunStats& stats, const JsonOptions& options);
+std::string FormatJson(const openai::Generation& generation, const RunStats& stats, const JsonOptions& options);
 
 // "prefill 512/512 tokens, decode 1,024/4,096 tokens at 812.3/s, 3/64 samples".
-std::string FormatProgress(const GenerationProgress& progress);
+std::string FormatProgress(const openai::GenerationProgress& progress);
 
 }  // namespace coppice::cli

@@ -10,8 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-Generation ThreeSamples() {
-  Generation generation;
+openai::Generation ThreeSamples() {
+  openai::Generation generation;
   generation.prompt_ids = {1, 2};
   generation.prompt_logprobs = {std::nullopt, -0.25f};
   generation.samples = {
@@ -23,7 +23,7 @@ Generation ThreeSamples() {
 }
 
 TEST(FormatSample, HeadingThenText) {
-  const Generation generation = ThreeSamples();
+  const openai::Generation generation = ThreeSamples();
   EXPECT_EQ(FormatSample(generation.samples[0]), "--- sample 0: 2 tokens, length, mean log-probability -2.500\nlow\n");
   EXPECT_EQ(FormatSample(generation.samples[2], 1),
             "--- rank 1, sample 2: 1 tokens, stop, mean log-probability -0.500\nh\u00f6ch\n");
@@ -35,7 +35,7 @@ TEST(FormatSample, IdsWithoutATokenizer) {
 }
 
 TEST(FormatJson, SchemaAndOrder) {
-  const Generation generation = ThreeSamples();
+  const openai::Generation generation = ThreeSamples();
   const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), {}));
   EXPECT_EQ(object["prompt_ids"], json({1, 2}));
   EXPECT_EQ(object["prompt_logprobs"], json({nullptr, -0.25}));
@@ -54,7 +54,7 @@ TEST(FormatJson, SchemaAndOrder) {
 }
 
 TEST(FormatJson, EchoAndVotes) {
-  Generation generation = ThreeSamples();
+  openai::Generation generation = ThreeSamples();
   generation.prompt_text = "say: ";
   const std::vector<VotedAnswer> votes = {{.answer = "low", .voters = {0}, .mean_logprob = -2.5}};
   const json object =
@@ -73,7 +73,7 @@ TEST(FormatJson, EchoAndVotes) {
 }
 
 TEST(FormatJson, SurvivesWhatJsonCannotHold) {
-  Generation generation;
+  openai::Generation generation;
   generation.samples = {{.text = "\xff", .token_ids = {1}, .logprobs = {-INFINITY}, .finish_reason = FinishReason::kStop}};
   const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), {}));
   EXPECT_EQ(object["samples"][0]["text"], "\ufffd");
@@ -83,7 +83,7 @@ TEST(FormatJson, SurvivesWhatJsonCannotHold) {
 
 TEST(FormatProgress, RateOnlyOnceThereIsOne) {
   EngineMetrics metrics{.prefilled_tokens = 256};
-  GenerationProgress progress{.metrics = &metrics, .prompt_tokens = 512, .tokens_wanted = 64, .samples = 4};
+  openai::GenerationProgress progress{.metrics = &metrics, .prompt_tokens = 512, .tokens_wanted = 64, .samples = 4};
   EXPECT_EQ(FormatProgress(progress), "prefill 256/512 tokens, 0/64 generated, 0/4 samples");
   metrics = {.prefilled_tokens = 2048, .generated_tokens = 30, .decode_seconds = 2};  // mode `none` prefills each copy
   progress.decode_tokens = 26;

@@ -38,13 +38,13 @@ std::string Layout(const std::vector<Row>& rows) {
 
 }  // namespace
 
-RunStats MakeRunStats(const EngineOptions& options, const Generation& generation) {
+RunStats MakeRunStats(const EngineOptions& options, const openai::Generation& generation) {
   const EngineMetrics& metrics = generation.metrics;
   return {.sharing = options.sharing,
           .dtype = options.dtype,
           .page_size = options.page_size,
           .samples = static_cast<int32_t>(generation.samples.size()),
-          .samples_finished = static_cast<int32_t>(std::ranges::count_if(generation.samples, &Sample::finished)),
+          .samples_finished = static_cast<int32_t>(std::ranges::count_if(generation.samples, &openai::Sample::finished)),
           .prompt_tokens = static_cast<int64_t>(generation.prompt_ids.size()),
           .prefilled_tokens = metrics.prefilled_tokens,
           .generated_tokens = metrics.generated_tokens,

@@ -9,8 +9,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "cli/generation.h"
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
+#include "openai/generation.h"
 
 namespace coppice::cli {
 
@@ -60,7 +60,7 @@ struct RunStats {
   }
 };
 
-RunStats MakeRunStats(const EngineOptions& options, const Generation& generation);
+RunStats MakeRunStats(const EngineOptions& options, const openai::Generation& generation);
 // Peak resident memory of this process so far.
 int64_t PeakRssBytes();
 

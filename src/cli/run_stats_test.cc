@@ -11,8 +11,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Generation TenSteps() {
-  Generation generation;
+openai::Generation TenSteps() {
+  openai::Generation generation;
   generation.prompt_ids = {1, 2, 3, 4};
   generation.samples = {{.index = 0, .finish_reason = FinishReason::kStop},
                         {.index = 1, .finish_reason = FinishReason::kCancelled}};
@@ -78,7 +78,7 @@ TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
 }
 
 TEST(RunStats, NothingMeasuredIsADashNotADivision) {
-  const RunStats stats = MakeRunStats({}, Generation());
+  const RunStats stats = MakeRunStats({}, openai::Generation());
   EXPECT_THAT(FormatTable(stats), HasSubstr("decode tokens/s                     -"));
   EXPECT_EQ(stats.kv_bytes_read_per_step(), 0);
 }

@@ -7,7 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 

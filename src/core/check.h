@@ -2,7 +2,7 @@
 // Layer: core.
 #pragma once
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice::internal {
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition);

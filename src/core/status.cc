@@ -1,4 +1,4 @@
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "coppice/executor.h"
+#include "coppice/core/executor.h"
 
 namespace coppice {
 

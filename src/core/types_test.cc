@@ -1,11 +1,11 @@
-#include "coppice/types.h"
+#include "coppice/core/types.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "core/buffer.h"
 
 namespace coppice {

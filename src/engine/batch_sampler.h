@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "coppice/tensor_view.h"
+#include "coppice/core/tensor_view.h"
 #include "engine/sampler.h"
 #include "engine/step_batch.h"
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
 #include "engine/text_stream.h"
 
 namespace coppice {

@@ -1,6 +1,6 @@
 // The step. Requests come in through an inbox that any thread may fill; everything else belongs to the thread that calls Step.
 // Layer: engine. docs/engine.md walks through this file.
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
 
 #include <algorithm>
 #include <chrono>

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
 #include "engine/engine_parts.h"
 #include "engine/fake_model.h"
 #include "engine/model_drafter.h"

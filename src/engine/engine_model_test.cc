@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "coppice/attention.h"
-#include "coppice/engine.h"
+#include "coppice/attention/attention.h"
+#include "coppice/engine/engine.h"
 #include "core/thread_pool.h"
 #include "engine/draft.h"
 #include "engine/step_model.h"

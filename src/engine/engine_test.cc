@@ -1,6 +1,6 @@
 // The engine around a model whose tokens depend on the whole history read back through the page rows: continuous batching, sharing,
 // cancellation, preemption, endings. Every test compares with what the tokens alone say.
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

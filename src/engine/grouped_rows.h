@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice {
 

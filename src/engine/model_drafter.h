@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "coppice/attention.h"
-#include "coppice/executor.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/executor.h"
 #include "engine/draft.h"
 #include "engine/request_state.h"
 #include "engine/sampler.h"

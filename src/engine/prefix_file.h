@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "coppice/status.h"
-#include "coppice/types.h"
+#include "coppice/core/status.h"
+#include "coppice/core/types.h"
 #include "model/config.h"
 
 namespace coppice {

@@ -1,4 +1,4 @@
-#include "coppice/ranking.h"
+#include "coppice/engine/ranking.h"
 
 #include <algorithm>
 #include <limits>

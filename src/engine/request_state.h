@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "coppice/engine.h"
+#include "coppice/engine/engine.h"
 #include "core/cache_line.h"
 #include "engine/draft.h"
 #include "engine/emitter.h"

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "coppice/engine.h"
-#include "coppice/executor.h"
+#include "coppice/core/executor.h"
+#include "coppice/engine/engine.h"
 #include "engine/token_counts.h"
 
 namespace coppice {

@@ -6,9 +6,9 @@
 #include <span>
 #include <string>
 
-#include "coppice/attention.h"
-#include "coppice/status.h"
-#include "coppice/tensor_view.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
+#include "coppice/core/tensor_view.h"
 #include "model/config.h"
 #include "model/transformer.h"
 

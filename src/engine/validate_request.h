@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "coppice/engine.h"
-#include "coppice/status.h"
+#include "coppice/core/status.h"
+#include "coppice/engine/engine.h"
 
 namespace coppice {
 

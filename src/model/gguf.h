@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "model/weights.h"
 
 namespace coppice {

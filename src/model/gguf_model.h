@@ -2,7 +2,7 @@
 // Layer: model.
 #pragma once
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "model/gguf.h"
 #include "model/model_contents.h"
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "model/config.h"
 
 namespace coppice {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "model/mapped_file.h"
 #include "model/model_contents.h"
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 

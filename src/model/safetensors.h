@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "model/mapped_file.h"
 #include "model/weights.h"
 

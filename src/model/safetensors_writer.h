@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "model/stored_type.h"
 
 namespace coppice {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <span>
 
-#include "coppice/attention.h"
-#include "coppice/status.h"
-#include "coppice/tensor_view.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
+#include "coppice/core/tensor_view.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
 

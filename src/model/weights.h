@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "coppice/status.h"
-#include "coppice/types.h"
+#include "coppice/core/status.h"
+#include "coppice/core/types.h"
 #include "model/config.h"
 #include "model/stored_type.h"
 

@@ -1,5 +1,5 @@
 // The dense operations of a transformer layer, behind one interface per device: matrix products with packed weights and what the
-// forward pass needs between them. Attention is a library of its own (coppice/attention.h); nothing here knows a model.
+// forward pass needs between them. Attention is a library of its own (coppice/attention/attention.h); nothing here knows a model.
 // Layer: ops. Choices and figures: docs/ops.md.
 //
 // Two dtypes meet here. The *compute dtype* (f32 or bf16) is that of weights and of every product's input; sums, product outputs
@@ -12,10 +12,10 @@
 #include <span>
 #include <string_view>
 
-#include "coppice/executor.h"
-#include "coppice/status.h"
-#include "coppice/tensor_view.h"
-#include "coppice/types.h"
+#include "coppice/core/executor.h"
+#include "coppice/core/status.h"
+#include "coppice/core/tensor_view.h"
+#include "coppice/core/types.h"
 
 namespace coppice::ops {
 

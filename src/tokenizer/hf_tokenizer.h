@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "tokenizer/tokenizer_data.h"
 
 namespace coppice {

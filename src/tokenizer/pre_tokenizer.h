@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 

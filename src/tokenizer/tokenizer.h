@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 #include "tokenizer/tokenizer_data.h"
 
 namespace coppice {

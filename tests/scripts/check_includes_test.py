@@ -7,10 +7,10 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BASE = {
-    "include/coppice/status.h": "#pragma once\n",
-    "include/coppice/attention.h": '#pragma once\n#include "coppice/status.h"\n',
-    "src/core/buffer.h": '#pragma once\n#include "coppice/status.h"\n',
-    "src/attention/plan.h": '#pragma once\n#include "coppice/attention.h"\n#include "core/buffer.h"\n',
+    "include/coppice/core/status.h": "#pragma once\n",
+    "include/coppice/attention/attention.h": '#pragma once\n#include "coppice/core/status.h"\n',
+    "src/core/buffer.h": '#pragma once\n#include "coppice/core/status.h"\n',
+    "src/attention/plan.h": '#pragma once\n#include "coppice/attention/attention.h"\n#include "core/buffer.h"\n',
     "src/attention/cuda/mma.cuh": '#include <cuda_runtime.h>\n__device__ void F() { asm volatile("nop;"); }\n',
 }
 
@@ -35,11 +35,11 @@ class CheckIncludesTest(unittest.TestCase):
 
     def test_clean_tree(self):
         self.assertEqual(check({}), (0, ""))
-        self.assertEqual(check({"include/coppice/attention_c.h": "#ifndef X_H\n#define X_H\n#ifdef __cplusplus\n#endif\n#endif\n"}), (0, ""))
+        self.assertEqual(check({"include/coppice/attention/attention_c.h": "#ifndef X_H\n#define X_H\n#ifdef __cplusplus\n#endif\n#endif\n"}), (0, ""))
 
     def test_upward_arrow(self):
         self.expect("src/core/b.cc", '\n#include "attention/plan.h"\n', 2, "core includes attention/plan.h of layer attention")
-        self.expect("src/core/b.cc", '#include "coppice/attention.h"\n', 1, "of layer attention")
+        self.expect("src/core/b.cc", '#include "coppice/attention/attention.h"\n', 1, "of layer attention")
 
     def test_sideways_arrow(self):
         self.expect("src/tokenizer/b.cc", '#include "attention/plan.h"\n', 1, "it may include core")
@@ -49,8 +49,9 @@ class CheckIncludesTest(unittest.TestCase):
         self.expect("src/attention/b.cc", '#include "plan.h"\n', 1, "relative include")
 
     def test_public_header(self):
-        self.expect("include/coppice/x.h", '#include "core/buffer.h"\n', 1, "private")
-        self.expect("include/coppice/x.h", "#pragma once\n#ifdef COPPICE_CUDA\n#endif\n", 2, "in a public header")
+        self.expect("include/coppice/core/x.h", '#include "core/buffer.h"\n', 1, "private")
+        self.expect("include/coppice/core/x.h", '#include "coppice/attention/attention.h"\n', 1, "of layer attention")
+        self.expect("include/coppice/core/x.h", "#pragma once\n#ifdef COPPICE_CUDA\n#endif\n", 2, "in a public header")
 
     def test_cuda_stays_in_its_folder(self):
         self.expect("src/attention/x.cu", "", 1, "outside a folder cuda/")

@@ -11,7 +11,7 @@
 
 #include "attention/backend.h"
 #include "attention/cpu/cpu_features.h"
-#include "attention/reference.h"
+#include "attention_tools/reference.h"
 #include "tests/support/random_forest.h"
 
 namespace coppice::attention::testing {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention::testing {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "coppice/types.h"
+#include "coppice/core/types.h"
 
 namespace coppice::attention::cpu {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention::cpu {
 

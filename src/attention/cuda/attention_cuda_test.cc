@@ -11,7 +11,6 @@
 #include <tuple>
 #include <utility>
 
-#include "attention/cpu/attention_bench.h"
 #include "attention/cuda/cuda_test_device.h"
 #include "tests/support/attention_bodies.h"
 
@@ -287,21 +286,6 @@ TEST_F(CudaTest, CopiedPagesAreEqual) {
 }
 
 TEST_F(CudaTest, MovedSlotsKeepTheirOrder) { testing::MovedSlotsKeepTheirOrder(*device_); }
-
-// What `coppice bench attention --device cuda` runs.
-TEST_F(CudaTest, BenchMeasuresEveryMode) {
-  const auto device = MakeCudaBenchDevice(0);
-  ASSERT_TRUE(device.ok()) << device.status().ToString();
-  const BenchTree tree = {.name = "1024,32x16", .levels = {{1024, 1}, {32, 16}}, .queries = 1};
-  const AttentionSpec spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  const auto rows = RunAttentionBench(**device, spec, tree, {.rounds = {.repeats = 3}});
-  ASSERT_TRUE(rows.ok()) << rows.status().ToString();
-  ASSERT_EQ(rows->size(), std::size(kAllBenchModes));
-  for (const BenchRow& row : *rows) {
-    EXPECT_GT(row.fastest_s, row.roofline_s) << Name(row.mode);
-    EXPECT_LT(row.median_s, 1e-3) << Name(row.mode);
-  }
-}
 
 TEST_F(CudaTest, BadArgumentsAreNamed) { testing::BadArgumentsAreNamed(*device_); }
 

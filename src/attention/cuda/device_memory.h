@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice::attention::cuda {
 

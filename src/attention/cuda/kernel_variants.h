@@ -2,8 +2,8 @@
 // a spec on a device. Layer: attention/cuda.
 #pragma once
 
-#include "coppice/attention.h"
-#include "coppice/types.h"
+#include "coppice/attention/attention.h"
+#include "coppice/core/types.h"
 
 namespace coppice::attention::cuda {
 

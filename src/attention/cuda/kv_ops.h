@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {
 

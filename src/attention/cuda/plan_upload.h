@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/cuda/plan_device.h"
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "coppice/attention.h"
+#include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "coppice/types.h"
+#include "coppice/core/types.h"
 #include "ops/ops.h"
 
 namespace coppice::ops {

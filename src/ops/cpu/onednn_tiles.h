@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "coppice/types.h"
+#include "coppice/core/types.h"
 #include "ops/cpu/kernels.h"
 
 namespace coppice::ops {

@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "coppice/status.h"
+#include "coppice/core/status.h"
 
 namespace coppice::jinja {
 

@@ -1,0 +1,223 @@
+// The engine: requests in, tokens out. It keeps the KV of shared text once, plans one forest a step, and samples n continuations of
+// one prompt as one tree node with n leaves.
+// Layer: public API of coppice::engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "coppice/core/status.h"
+#include "coppice/core/types.h"
+
+namespace coppice {
+
+enum class RequestId : uint64_t {};
+
+// How the next token is chosen. Defaults sample from the model's own distribution.
+struct SamplingParams {
+  float temperature = 1.0f;  // 0: greedy
+  float top_p = 1.0f;        // (0, 1]
+  int32_t top_k = 0;         // 0: off
+  float min_p = 0.0f;        // [0, 1]
+  float presence_penalty = 0.0f, frequency_penalty = 0.0f;
+  float repetition_penalty = 1.0f;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // token id, added to its logit
+  uint64_t seed = 0;  // sample i of a request draws from a stream that depends on (seed, i, position) alone
+};
+
+struct Request {
+  std::vector<int32_t> prompt_ids;  // at least one token
+  int32_t n = 1;                    // samples of this prompt
+  int32_t max_tokens = 16;          // per sample
+  int32_t min_tokens = 0;
+  SamplingParams sampling;
+  std::vector<std::string> stop;  // text; not part of the output
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  bool prompt_logprobs = false;
+  bool echo = false;  // the event of the prompt (index -1) carries its token ids and text: what comes before each sample's output
+  std::string cache_salt;           // requests with different salts never share KV
+  int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody
+  // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
+  // use is given to the new prompt. Not with SharingMode::kNone.
+  std::string pin_prompt_as;
+  double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError. 0: none
+  // Called at the end of a step on the thread that steps the engine, or with EngineOptions::event_thread on a thread of the
+  // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call what is
+  // thread-safe (Submit, Cancel, Unpin, Metrics), but not SavePrefix, LoadPrefix or Step, which wait for the step.
+  std::function<void(const struct StreamEvent&)> on_event;
+};
+
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
+constexpr std::string_view Name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kError: return "error";
+  }
+  return "?";
+}
+
+// One sample made progress, or the prompt is done (index -1, before all others: with prompt_logprobs or echo).
+struct StreamEvent {
+  RequestId request{};
+  int32_t index = -1;              // sample
+  std::vector<int32_t> token_ids;  // new tokens; with echo, index -1: the prompt
+  std::vector<float> logprobs;     // of each new token, natural logarithm, of the model's distribution before sampling parameters
+  std::string text;                // new complete characters; empty without a tokenizer. Of the prompt: special tokens included
+  std::vector<std::optional<float>> prompt_logprobs;  // index -1 only; first entry null
+  int32_t cached_tokens = 0;                          // of the prompt, found in the cache when the request was admitted
+  std::optional<FinishReason> finish_reason;          // set with the sample's last event
+  bool request_done = false;                          // last event of the request
+  Status status;                                      // why, for kError
+};
+
+// What a step does when samples decode and prompts wait to be computed.
+enum class SchedulePolicy : uint8_t {
+  kMixed,         // every running sample decodes, prompts fill up the step in chunks: nobody stalls (Sarathi-Serve, POD-Attention)
+  kPrefillFirst,  // prompts alone as long as there are any that fit, while running samples wait: the baseline of POD figure 2
+};
+constexpr std::string_view Name(SchedulePolicy policy) {
+  switch (policy) {
+    case SchedulePolicy::kMixed: return "mixed";
+    case SchedulePolicy::kPrefillFirst: return "prefill-first";
+  }
+  return "?";
+}
+
+// EngineOptions::chunk: the smallest chunk whose prefill throughput is within 5% of the best, measured by Create (about a second
+// on small models). EngineMetrics::chunk_probe has the measurements.
+inline constexpr int32_t kAutoChunk = -1;
+
+// Who guesses tokens ahead, to be verified by the model several at a time. Output keeps the model's distribution; greedy output,
+// and with kNgram or in deterministic mode sampled output too, is what it would be without drafts.
+enum class DraftMode : uint8_t {
+  kNone,
+  kNgram,  // what followed the last tokens where they occurred before in the prompt or the output
+  kModel,  // a smaller model of the same vocabulary
+};
+constexpr std::string_view Name(DraftMode mode) {
+  switch (mode) {
+    case DraftMode::kNone: return "none";
+    case DraftMode::kNgram: return "ngram";
+    case DraftMode::kModel: return "model";
+  }
+  return "?";
+}
+
+struct EngineOptions {
+  std::string model_path;      // GGUF file or Hugging Face folder
+  DType dtype = DType::kBF16;  // of weights, KV and matrix product inputs; kF32 for exactness
+  SharingMode sharing = SharingMode::kTree;
+  bool force_sharing = false;      // share wherever the tree allows, whatever the cost model says
+  int32_t page_size = 16;          // tokens per page, 1..256
+  int64_t kv_cache_bytes = 0;      // 0: enough for max_running full-length requests, at most half of the free memory
+  int32_t max_running = 256;       // samples that decode at the same moment
+  int32_t max_batch_tokens = 512;  // token budget of a step: decode rows first, then prefill chunks
+  SchedulePolicy schedule = SchedulePolicy::kMixed;
+  int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
+  int32_t max_context = 0;  // 0: the model's
+  int32_t max_waiting = 0;  // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
+  int num_threads = 0;      // 0: one per core
+  // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
+  // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
+  bool event_thread = false;
+  bool deterministic = false;
+  DraftMode draft = DraftMode::kNone;
+  int32_t draft_tokens = 4;      // guessed ahead at most, 1..63; fewer while they are refused, or where the step has no room
+  int32_t draft_branches = 1;    // kNgram: continuations guessed at the same time, a tree; 1 in deterministic mode
+  std::string draft_model_path;  // kModel: GGUF file or Hugging Face folder
+};
+
+// A run of cached tokens that requests have in common: a node of the prefix tree.
+struct CachedPrefix {
+  int32_t begin = 0, end = 0;  // tokens of the prompt: what lies before `begin` is an entry of its own
+  int64_t hits = 0;            // admissions that found it
+  int32_t users = 0;           // running samples that go through it now
+  bool pinned = false;
+};
+
+// One step.
+struct StepMetrics {
+  int64_t step = 0;  // 1 is the first
+  int32_t decode_rows = 0, prefill_rows = 0;
+  int32_t grouped_rows = 0;  // of all rows, those that read some KV together with another sample's rows
+  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  double seconds = 0, plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
+};
+
+struct ChunkSpeed {
+  int32_t tokens = 0;
+  double tokens_per_second = 0;
+};
+
+// Counters since creation; a snapshot is consistent.
+struct EngineMetrics {
+  int64_t steps = 0, prompt_tokens = 0, prefilled_tokens = 0, generated_tokens = 0;
+  int64_t cached_tokens = 0;  // prompt tokens whose KV was found in the cache
+  // Speculative decoding. A sample makes (sample_steps + accepted_draft_tokens) / sample_steps tokens a step.
+  int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
+  int64_t sample_steps = 0;         // steps of running samples, each at least a token
+  int64_t draft_kv_bytes_read = 0;  // by the draft model, all its layers; not part of kv_bytes_read
+  double draft_seconds = 0;
+  int64_t preemptions = 0;           // samples that gave their pages up and were computed again later
+  int32_t waiting = 0, running = 0;  // requests, samples
+  int32_t pages_total = 0, pages_used = 0;
+  int64_t peak_pages_used = 0;
+  int64_t merged_pages = 0;  // pages given back because running samples had generated the same text
+  // KV traffic of attention over all steps and layers, counted by the plan; "unshared": what `none` and `store` would read.
+  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  int64_t decode_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
+  int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
+  int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
+  double prefill_seconds = 0, decode_seconds = 0;             // wall time of steps with and without prefill rows
+  int64_t rows = 0, grouped_rows = 0;                         // rows of attention; those that shared a read with another sample's
+  // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit);
+  // tokens to text with the callers' on_event, which is not part of a step's seconds.
+  double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
+  StepMetrics last_step;
+  // The 16 cached prefixes with the most hits, most first. Gathered at most ten times a second and when the engine runs idle.
+  std::vector<CachedPrefix> prefixes;
+  int32_t chunk = 0;                    // prompt tokens of a step at most
+  std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
+};
+
+// Submit, Cancel, Unpin, SavePrefix, LoadPrefix and Metrics are thread-safe; Step is called by one thread.
+class Engine {
+ public:
+  // Loads the model. Errors name the file and what to do.
+  static Result<std::unique_ptr<Engine>> Create(const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  // INVALID_ARGUMENT for an impossible request (empty prompt, n = 0, prompt over the context length: both values named).
+  virtual Result<RequestId> Submit(Request request) = 0;
+  virtual Status Cancel(RequestId id) = 0;
+  // Lets the prompt that was pinned under `name` be evicted again. NOT_FOUND if there is none (yet).
+  virtual Status Unpin(const std::string& name) = 0;
+  // Writes the prompt that is pinned under `name`, tokens and KV, to a file that LoadPrefix reads. Called by any thread but not
+  // from on_event: waits for the end of the step that runs, copies, lets the steps go on, and returns when the file is on the disk.
+  // The file is replaced whole or not at all; it holds the prompt and its salt, readable by its owner alone. NOT_FOUND if nothing
+  // is pinned under that name (yet); INTERNAL with the system's reason if the file cannot be written.
+  virtual Status SavePrefix(const std::string& name, const std::string& path) = 0;
+  // Reads such a file and pins its prompt under `name`, as if it had been computed here; what is cached of it already is kept.
+  // Called as SavePrefix; the KV is there for every step after the return. A file of another model, dtype or (deterministic
+  // engines) mode is INVALID_ARGUMENT, a truncated or corrupt one DATA_LOSS, no room for it RESOURCE_EXHAUSTED, and UNAVAILABLE
+  // says that a request computes a part of this prompt right now; the engine is then as it was.
+  virtual Status LoadPrefix(const std::string& name, const std::string& path) = 0;
+  // Runs one step; false when there is nothing to do. When the model fails, the requests that took part in the step end with kError
+  // and its status, which is returned too; all others go on with the next step.
+  virtual Result<bool> Step() = 0;
+  virtual EngineMetrics Metrics() const = 0;
+
+  // The model's tokenizer, if it has one.
+  virtual const class Tokenizer* tokenizer() const = 0;
+  virtual const struct ModelConfig& model_config() const = 0;
+};
+
+}  // namespace coppice

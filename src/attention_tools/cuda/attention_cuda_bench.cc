@@ -1,0 +1,631 @@
+// Attention of one layer on the device: the shapes and trees of docs/kernels/hopper.md, planned by the real planner, checked
+// against fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate measured in the same
+// run and the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on an H200). Ends with
+// status 1 if a case's error is above kMostError.
+//   attention_cuda_bench [--cases A1,F,tree3] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
+//   attention_cuda_bench --sweep on [--json file]     one shared prefix over a grid of shapes: the plan beside the plan that shares
+//                                                     nothing and the one that shares everything, cell by cell
+//   attention_cuda_bench --figures on [--json file]   the grids of Hydragen's figures 5 and 8 and of Cascade Inference's figure 4:
+//                                                     speed-up over reading the prefix once a request, from one copy (store) and
+//                                                     from a copy each (none), beside RelayAttention's eq. 10
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "attention/cuda/cuda_backend.h"
+#include "attention/cuda/device_memory.h"
+#include "attention/plan.h"
+#include "attention_tools/cuda/bench_kernels.h"
+#include "attention_tools/interleaved_timing.h"
+#include "core/check.h"
+
+namespace coppice::attention::cuda::bench {
+namespace {
+
+struct Case {
+  std::string name;
+  int32_t qo_heads, kv_heads, head_dim;
+  std::vector<int32_t> nodes, tokens;  // per level; the last level's nodes are the branches
+  int32_t queries = 1;                 // per branch; more than one: a prefill chunk at the end of its context
+  double goal_ms = 0, peer_ms = 0;     // 0: none
+};
+
+std::vector<Case> AllCases() {
+  std::vector<Case> cases = {
+      {"A1", 32, 32, 128, {1, 128}, {32768, 256}, 1, 0.30, 0.383},
+      {"A2", 32, 32, 128, {1, 256}, {32768, 256}, 1, 0.52, 0.692},
+      {"A3", 32, 32, 128, {1, 1024}, {32768, 256}, 1, 2.0, 2.518},
+      {"B", 32, 8, 128, {1, 256}, {8192, 256}, 1, 0.14, 0.205},
+      {"C", 8, 1, 128, {1, 4096}, {8192, 128}, 1, 0.32, 0.525},
+      {"D", 32, 8, 128, {1, 1024}, {16384, 128}, 1, 0.60, 0.984},
+      {"E", 8, 1, 128, {1, 16}, {1024, 128}, 1, 0.015, 0.015},
+      {"E2", 32, 8, 128, {1, 8}, {512, 64}, 1, 0.017, 0.017},
+      {"F", 32, 8, 128, {64}, {8192}, 1, 0.49, 0.501},
+  };
+  const struct {
+    std::vector<int32_t> nodes, tokens;
+    double peer_mha, peer_gqa;
+  } trees[] = {
+      {{1, 1024}, {2048, 32}, 0.298, 0.196},
+      {{1, 2, 64}, {1024, 256, 256}, 0.104, 0.048},
+      {{1, 8, 512}, {512, 2048, 256}, 0.640, 0.242},
+      {{1, 4, 16, 512}, {1024, 256, 128, 32}, 0.152, 0.091},
+      {{1, 4, 16, 64, 256, 1024}, {256, 32, 256, 64, 32, 256}, 1.240, 0.400},
+      {{8, 16, 32, 256}, {512, 512, 256, 32}, 0.155, 0.072},
+      {{4, 16, 256, 512}, {512, 32, 128, 32}, 0.271, 0.112},
+  };
+  int index = 1;
+  for (const int32_t kv_heads : {32, 8}) {
+    for (const auto& tree : trees) {
+      cases.push_back({"tree" + std::to_string(index++), 32, kv_heads, 128, tree.nodes, tree.tokens, 1, 0,
+                       kv_heads == 32 ? tree.peer_mha : tree.peer_gqa});
+    }
+  }
+  cases.push_back({"G", 32, 8, 128, {1}, {16384}, 4096});
+  cases.push_back({"G64", 32, 8, 64, {1}, {16384}, 4096});
+  cases.push_back({"G2", 32, 8, 128, {1}, {8192}, 512});
+  return cases;
+}
+
+void Check(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+template <class T>
+T Take(Result<T> result) {
+  Check(result.status());
+  return std::move(result).value();
+}
+void CheckCuda(cudaError_t error, const char* what) { Check(CudaStatus(error, what)); }
+
+constexpr double kMostError = 2.4e-3;  // relative L2, bf16; 2.0e-3 to 2.4e-3 is what rounding P and the output costs
+constexpr int64_t kMostPoolBytes = int64_t{64} << 30;
+
+// A balanced tree with its own pages for every node, in random page order. Requests of a last level without tokens end with the
+// nodes above. Of more than kMostPoolBytes of KV only that much exists, and its pages serve in turn: far more than the L2 holds.
+struct Forest {
+  PrefixForestView view;
+  std::vector<int32_t> parent, begin, end, branch_node, query_begin, query_count, kv_len, page_begin, page_capacity, pages;
+  int32_t num_pages = 0;
+
+  explicit Forest(const Case& c, int32_t page_size = 16) {
+    std::vector<std::vector<int32_t>> level_nodes, node_pages;
+    int32_t depth_tokens = 0;
+    for (size_t level = 0; level < c.nodes.size(); ++level) {
+      level_nodes.emplace_back();
+      const bool last = level + 1 == c.nodes.size();
+      for (int32_t i = 0; i < c.nodes[level]; ++i) {
+        const int32_t above = level == 0 ? kNoParent : level_nodes[level - 1][int64_t{i} * c.nodes[level - 1] / c.nodes[level]];
+        if (last && c.tokens[level] == 0) {
+          level_nodes[level].push_back(above);
+          continue;
+        }
+        level_nodes[level].push_back(static_cast<int32_t>(parent.size()));
+        parent.push_back(above);
+        begin.push_back(depth_tokens);
+        end.push_back(last ? kLive : depth_tokens + c.tokens[level]);
+        node_pages.emplace_back(c.tokens[level] / page_size);
+        for (int32_t& page : node_pages.back()) page = num_pages++;
+      }
+      depth_tokens += c.tokens[level];
+    }
+    const int64_t page_bytes = int64_t{4} * page_size * c.kv_heads * c.head_dim;
+    num_pages = static_cast<int32_t>(std::min<int64_t>(num_pages, kMostPoolBytes / page_bytes));
+    std::vector<int32_t> shuffled(num_pages);
+    std::iota(shuffled.begin(), shuffled.end(), 0);
+    std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(1));
+    for (const int32_t leaf : level_nodes.back()) {
+      const auto branch = static_cast<int32_t>(branch_node.size());
+      branch_node.push_back(leaf);
+      query_begin.push_back(branch * c.queries);
+      query_count.push_back(c.queries);
+      kv_len.push_back(depth_tokens);
+      page_begin.push_back(static_cast<int32_t>(pages.size()));
+      std::vector<int32_t> path;
+      for (int32_t n = leaf; n != kNoParent; n = parent[n]) path.push_back(n);
+      for (auto n = path.rbegin(); n != path.rend(); ++n) {
+        for (const int32_t page : node_pages[*n]) pages.push_back(shuffled[page % num_pages]);
+      }
+      const int32_t used = static_cast<int32_t>(pages.size()) - page_begin.back();
+      for (int i = 0; i < 8; ++i) pages.push_back(0);  // room to grow
+      page_capacity.push_back(used + 8);
+    }
+    view = {.page_size = page_size,
+            .version = 1,
+            .node_parent = parent,
+            .node_begin = begin,
+            .node_end = end,
+            .branch_node = branch_node,
+            .branch_query_begin = query_begin,
+            .branch_query_count = query_count,
+            .branch_kv_len = kv_len,
+            .branch_page_begin = page_begin,
+            .branch_page_capacity = page_capacity,
+            .page_indices = pages};
+  }
+};
+
+struct Options {
+  std::vector<std::string> cases;
+  SharePolicy policy = SharePolicy::kTree;
+  int iterations = 15;
+  double matmul_tflops = 783;
+  std::string json;
+  bool flush = true, sweep = false, figures = false;
+};
+
+// A case under one plan.
+struct Contestant {
+  const Case& c;
+  PlannerOptions planner;
+};
+
+struct Bounds {
+  double bytes = 0, flops = 0, overlapped_ms = 0, serial_ms = 0;
+};
+
+// Host times of a plan, with the translation for the device and the start of its copy.
+struct PlanTimes {
+  double fresh_ms = 0, change_ms = 0, step_ms = 0;
+};
+
+double MillisecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+double Quantile(std::vector<double> values, double at) {
+  std::ranges::sort(values);
+  return values[static_cast<size_t>(at * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+template <class T>
+bool SameBytes(std::span<const T> a, std::span<const T> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+bool SamePlan(const PlanView& a, const PlanView& b) {
+  return SameBytes(a.items, b.items) && SameBytes(a.members, b.members) && SameBytes(a.merge_sets, b.merge_sets) &&
+         SameBytes(a.contributions, b.contributions) && SameBytes(a.compute_queue, b.compute_queue) &&
+         SameBytes(a.bandwidth_queue, b.bandwidth_queue);
+}
+
+// A contestant's plan, uploaded and captured as a graph. All contestants read the same KV and queries and write the same output.
+struct Replay {
+  AttentionSpec spec;
+  Forest forest;
+  std::unique_ptr<Planner> planner;
+  std::unique_ptr<PlanExecutor> executor;
+  std::unique_ptr<BoundKv> kv;
+  cudaGraphExec_t graph = nullptr;
+  PlanTimes plan;
+  InterleavedTimes timed;  // ms
+
+  explicit Replay(const Case& c)
+      : spec{.num_qo_heads = c.qo_heads, .num_kv_heads = c.kv_heads, .head_dim = c.head_dim}, forest(c) {}
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+  ~Replay() {
+    if (graph != nullptr) cudaGraphExecDestroy(graph);
+  }
+
+  int64_t q_row() const { return int64_t{spec.num_qo_heads} * spec.head_dim; }
+  int64_t rows() const { return forest.query_begin.back() + forest.query_count.back(); }
+  double ms() const { return timed.Median(); }
+  double spread_ms() const { return Quantile(timed.times, 0.9) - Quantile(timed.times, 0.1); }
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options), backend_(Take(MakeCudaBackend(0))) {
+    CheckCuda(cudaStreamCreate(&stream_), "stream");
+    CheckCuda(cudaEventCreate(&begin_), "event");
+    CheckCuda(cudaEventCreate(&end_), "event");
+    flush_ = Take(DeviceBuffer::Allocate(kFlushBytes));
+    MeasureCopy();
+  }
+  double copy_tbps() const { return copy_bytes_per_s_ / 1e12; }
+
+  // Times the contestants in turns, in more rounds until their ratios are known to within `precision` or `seconds` have passed. A
+  // short replay follows one of its own kind: the kernel's code stays in the SMs' instruction caches, which the flush does not
+  // reach, and another plan runs other parts of it (15 or 18 us for the same plan).
+  std::vector<std::unique_ptr<Replay>> Measure(std::span<const Contestant> contestants, double precision = 0, double seconds = 0) {
+    std::vector<std::unique_ptr<Replay>> replays;
+    int64_t kv_bytes = 0, q_bytes = 0;
+    for (const Contestant& contestant : contestants) {
+      replays.push_back(std::make_unique<Replay>(contestant.c));
+      const Replay& replay = *replays.back();
+      kv_bytes = std::max(kv_bytes, static_cast<int64_t>(PoolShape(replay).bytes()));
+      q_bytes = std::max(q_bytes, replay.rows() * replay.q_row() * 2);
+    }
+    Reserve(kv_, kv_bytes, 1);
+    Reserve(q_, q_bytes, 2);
+    Reserve(out_, q_bytes, 3);
+    for (size_t i = 0; i < replays.size(); ++i) Capture(*replays[i], contestants[i].planner);
+    double longest_ms = 0;
+    for (const auto& replay : replays) longest_ms = std::max({longest_ms, Launch(*replay), Launch(*replay)});
+    // Short replays vary more.
+    const int rounds = longest_ms < kShortMs ? 2 * options_.iterations
+                       : longest_ms < 4      ? options_.iterations
+                                             : options_.iterations / 2 + 1;
+    std::vector<InterleavedTimes> timed = Take(TimeInTurns(
+        replays.size(), {.repeats = rounds, .precision = precision, .seconds = seconds}, [&](size_t i) -> Result<double> {
+          if (longest_ms < kShortMs) Launch(*replays[i]);
+          return Launch(*replays[i]);
+        }));
+    for (size_t i = 0; i < replays.size(); ++i) replays[i]->timed = std::move(timed[i]);
+    return replays;
+  }
+
+  Bounds BoundsOf(const Case& c) const {
+    Bounds bounds;
+    const double matmul = options_.matmul_tflops * 1e12;
+    for (size_t level = 0; level < c.nodes.size(); ++level) {
+      const double bytes = 4.0 * c.nodes[level] * c.tokens[level] * c.kv_heads * c.head_dim;
+      double visible = static_cast<double>(c.tokens[level]) * c.queries;
+      if (level + 1 == c.nodes.size()) visible -= 0.5 * c.queries * (c.queries - 1);
+      const double flops = 4.0 * c.head_dim * c.qo_heads * c.nodes.back() * visible;
+      bounds.bytes += bytes, bounds.flops += flops;
+      bounds.serial_ms += 1e3 * std::max(bytes / copy_bytes_per_s_, flops / matmul);
+    }
+    bounds.overlapped_ms = 1e3 * std::max(bounds.bytes / copy_bytes_per_s_, bounds.flops / matmul);
+    return bounds;
+  }
+
+  // Relative L2 error of the first, a middle and the last row; infinite if any output element was left unwritten.
+  double Error(const Replay& replay) {
+    const Forest& forest = replay.forest;
+    const int64_t row = replay.q_row(), rows = replay.rows();
+    CheckCuda(cudaMemsetAsync(out_.data(), 0xff, out_.size(), stream_), "poison");
+    Launch(replay);
+    DeviceBuffer pages = Take(DeviceBuffer::Allocate(forest.pages.size() * 4));
+    CheckCuda(cudaMemcpy(pages.data(), forest.pages.data(), forest.pages.size() * 4, cudaMemcpyHostToDevice), "pages");
+    DeviceBuffer scores = Take(DeviceBuffer::Allocate(static_cast<size_t>(replay.spec.num_qo_heads) * forest.kv_len[0] * 8)),
+                 result = Take(DeviceBuffer::Allocate(row * 8));
+    std::vector<BF16> got(rows * row);
+    CheckCuda(cudaMemcpy(got.data(), out_.data(), got.size() * 2, cudaMemcpyDeviceToHost), "out");
+    for (const BF16 x : got) {
+      if (std::isnan(x.ToFloat())) return INFINITY;
+    }
+    std::vector<double> want(row);
+    double error = 0, norm = 0;
+    const KvLayerView kv = PoolShape(replay).View(kv_.data());
+    for (const int64_t r : {int64_t{0}, rows / 2 + 1 < rows ? rows / 2 + 1 : 0, rows - 1}) {
+      const int64_t branch = r / forest.query_count[0];
+      const auto kv_len = static_cast<int32_t>(forest.kv_len[branch] - forest.query_count[0] + r % forest.query_count[0] + 1);
+      ReferenceRow(replay.spec, kv, reinterpret_cast<const int32_t*>(pages.data()) + forest.page_begin[branch], kv_len,
+                   q_.data() + r * row * 2, reinterpret_cast<double*>(scores.data()), reinterpret_cast<double*>(result.data()),
+                   stream_);
+      CheckCuda(cudaMemcpyAsync(want.data(), result.data(), row * 8, cudaMemcpyDeviceToHost, stream_), "reference");
+      CheckCuda(cudaStreamSynchronize(stream_), "reference");
+      for (int64_t e = 0; e < row; ++e) {
+        const double difference = got[r * row + e].ToFloat() - want[e];
+        error += difference * difference, norm += want[e] * want[e];
+      }
+    }
+    return std::sqrt(error / norm);
+  }
+
+ private:
+  static constexpr int64_t kFlushBytes = int64_t{256} << 20;
+  static constexpr double kShortMs = 0.1;
+
+  static KvPoolShape PoolShape(const Replay& replay) {
+    return {.num_pages = replay.forest.num_pages,
+            .page_size = replay.forest.view.page_size,
+            .num_kv_heads = replay.spec.num_kv_heads,
+            .head_dim = replay.spec.head_dim};
+  }
+
+  void Reserve(DeviceBuffer& buffer, int64_t bytes, uint64_t seed) {
+    if (static_cast<int64_t>(buffer.size()) >= bytes) return;
+    buffer = {};  // before the larger one is there
+    buffer = Take(DeviceBuffer::Allocate(bytes));
+    FillNormal(buffer.data(), bytes / 2, seed, stream_);
+  }
+
+  void Capture(Replay& replay, const PlannerOptions& options) {
+    Forest& forest = replay.forest;
+    const PlanCapacity capacity{.max_branches = static_cast<int32_t>(forest.branch_node.size()),
+                                .max_queries = static_cast<int32_t>(replay.rows()),
+                                .max_page_slots = static_cast<int32_t>(forest.pages.size())};
+    const BackendTraits traits = Take(backend_->Traits(replay.spec, capacity));
+    const PlanSizes sizes = Take(backend_->Sizes(replay.spec, capacity));
+    replay.planner = Take(Planner::Create(replay.spec, capacity, options, traits, backend_->machine()));
+    replay.executor = Take(backend_->MakeExecutor(replay.spec, capacity, sizes));
+    replay.kv = Take(backend_->BindKv(replay.spec, PoolShape(replay).View(kv_.data())));
+    Plan(replay);
+    const RunArgs args{.q = q_.data(), .q_row_stride = replay.q_row(), .out = out_.data(), .out_row_stride = replay.q_row()};
+    cudaGraph_t graph;
+    CheckCuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    Check(replay.executor->Run(*replay.kv, args, stream_));
+    CheckCuda(cudaStreamEndCapture(stream_, &graph), "capture");
+    CheckCuda(cudaGraphInstantiate(&replay.graph, graph, 0), "graph");
+    cudaGraphDestroy(graph);
+  }
+
+  double Update(Replay& replay) {
+    const auto start = std::chrono::steady_clock::now();
+    Check(replay.planner->Update(replay.forest.view));
+    Check(replay.executor->Upload(replay.planner->View(), replay.forest.view, stream_));
+    return MillisecondsSince(start);
+  }
+
+  // Plans a replay's forest. What planning costs is measured before the last plan: a fresh one; one after the last request left
+  // or came (the median of both); and a decode step, the mean over 64 of them of which every 16th begins with such a change.
+  void Plan(Replay& replay) {
+    Forest& forest = replay.forest;
+    replay.plan.fresh_ms = Update(replay);
+    if (forest.branch_node.size() > 1 && forest.end.back() == kLive) {
+      const int32_t last = static_cast<int32_t>(forest.branch_node.size()) - 1, leaf = forest.branch_node[last];
+      const int32_t above = forest.parent[leaf], queries = forest.query_count[last];
+      const auto change = [&] {
+        const bool leaves = forest.branch_node[last] != kFreeSlot;
+        forest.branch_node[last] = leaves ? kFreeSlot : leaf;
+        forest.parent[leaf] = leaves ? kFreeSlot : above;
+        forest.query_count[last] = leaves ? 0 : queries;
+        ++forest.view.version;
+      };
+      std::vector<double> changes;
+      for (int i = 0; i < 8; ++i) {
+        change();
+        changes.push_back(Update(replay));
+      }
+      replay.plan.change_ms = Quantile(changes, 0.5);
+      const std::vector<int32_t> lengths = forest.kv_len;
+      constexpr int kSteps = 64;
+      for (int step = 0; step < kSteps; ++step) {
+        if (step % 16 == 0) change();
+        for (int32_t& length : forest.kv_len) ++length;
+        replay.plan.step_ms += Update(replay) / kSteps;
+      }
+      forest.kv_len = lengths;
+      ++forest.view.version;
+    }
+    Update(replay);
+    CheckCuda(cudaStreamSynchronize(stream_), "upload");
+  }
+
+  // One replay, in ms.
+  double Launch(const Replay& replay) {
+    if (options_.flush) Flush(flush_.data(), kFlushBytes, stream_);
+    CheckCuda(cudaEventRecord(begin_, stream_), "event");
+    CheckCuda(cudaGraphLaunch(replay.graph, stream_), "graph");
+    CheckCuda(cudaEventRecord(end_, stream_), "event");
+    CheckCuda(cudaEventSynchronize(end_), "the kernel");
+    float ms = 0;
+    CheckCuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
+    return ms;
+  }
+
+  void MeasureCopy() {
+    const size_t bytes = size_t{2} << 30;
+    DeviceBuffer a = Take(DeviceBuffer::Allocate(bytes)), b = Take(DeviceBuffer::Allocate(bytes));
+    std::vector<double> times;
+    for (int i = 0; i < 12; ++i) {
+      CheckCuda(cudaEventRecord(begin_, stream_), "event");
+      CheckCuda(cudaMemcpyAsync(b.data(), a.data(), bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
+      CheckCuda(cudaEventRecord(end_, stream_), "event");
+      CheckCuda(cudaEventSynchronize(end_), "copy");
+      float ms = 0;
+      CheckCuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
+      times.push_back(ms);
+    }
+    copy_bytes_per_s_ = 2.0 * static_cast<double>(bytes) / (Quantile(times, 0.5) * 1e-3);
+  }
+
+  Options options_;
+  std::unique_ptr<Backend> backend_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  DeviceBuffer flush_, kv_, q_, out_;
+  double copy_bytes_per_s_ = 0;
+};
+
+Options Parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i], value = argv[i + 1];
+    if (name == "--cases") {
+      std::stringstream list(value);
+      for (std::string item; std::getline(list, item, ',');) options.cases.push_back(item);
+    } else if (name == "--policy") {
+      options.policy = value == "store" ? SharePolicy::kStore : SharePolicy::kTree;
+    } else if (name == "--iterations") {
+      options.iterations = std::stoi(value);
+    } else if (name == "--matmul-tflops") {
+      options.matmul_tflops = std::stod(value);
+    } else if (name == "--flush") {
+      options.flush = value != "off";
+    } else if (name == "--sweep") {
+      options.sweep = value == "on";
+    } else if (name == "--figures") {
+      options.figures = value == "on";
+    } else if (name == "--json") {
+      options.json = value;
+    } else {
+      Check(InvalidArgument("unknown option " + name + "; see the head of attention_cuda_bench.cc"));
+    }
+  }
+  return options;
+}
+
+// One prefix of P tokens under B requests of U tokens each: the plan must nowhere lose more than 2 % (5 % below 20 us, where a
+// replay varies that much) to the plan that shares nothing. A cell's ratio is the median of its rounds' ratios, known to 1 % or as
+// far as a quarter of a second tells. Where the planner shares nothing the two plans are equal and the ratio is 1: what was
+// measured there says how good the measurement is. Cells that would read more than 40 GB unshared are left out: there sharing saves
+// most of the bytes.
+void Sweep(Bench& bench, const Options& options) {
+  constexpr double kMostBytes = 40e9, kVariesMs = 0.020, kPrecision = 0.01, kSeconds = 0.25;
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  int cells = 0, slower = 0, surely_slower = 0, left_out = 0, equal = 0, equal_slower = 0, equal_within = 0;
+  double log_gain = 0, log_best = 0, noise = 0, widest = 0;
+  std::printf("%-6s %6s %5s %5s %9s %9s %9s %7s %7s %7s %6s %6s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "shared_ms",
+              "ratio", "from", "to", "rounds", "plan");
+  const std::pair<int32_t, int32_t> heads[] = {{32, 32}, {32, 8}, {8, 1}};
+  for (const auto& [qo_heads, kv_heads] : heads) {
+    for (const int32_t prefix : {64, 512, 4096, 32768}) {
+      for (const int32_t unique : {16, 128, 512, 2048}) {
+        for (const int32_t batch : {1, 4, 16, 64, 256, 1024, 4096}) {
+          if (4.0 * 128 * kv_heads * batch * (static_cast<double>(prefix) + unique) > kMostBytes) {
+            ++left_out;
+            continue;
+          }
+          const Case c{"sweep", qo_heads, kv_heads, 128, {1, batch}, {prefix, unique}};
+          const Contestant contestants[] = {{c, {.policy = SharePolicy::kStore}}, {c, {}}, {c, {.force_sharing = true}}};
+          const auto replays = bench.Measure(contestants, kPrecision, kSeconds);
+          const double store = replays[0]->ms(), plan = replays[1]->ms(), shared = replays[2]->ms();
+          const Estimate ratio = replays[1]->timed.over_first;
+          const size_t rounds = replays[1]->timed.times.size();
+          const bool same = SamePlan(replays[0]->planner->View(), replays[1]->planner->View());
+          const double most = std::max(plan, store) < kVariesMs ? 1.05 : 1.02;
+          const bool is_slower = ratio.median > most;
+          ++cells, widest = std::max(widest, ratio.width());
+          log_best += std::log(plan / std::min(store, shared));
+          if (same) {
+            ++equal, equal_slower += is_slower, equal_within += ratio.low <= 1 && 1 <= ratio.high;
+            noise = std::max(noise, std::abs(ratio.median - 1));
+          } else {
+            slower += is_slower, surely_slower += ratio.low > most, log_gain -= std::log(ratio.median);
+          }
+          if (is_slower) {
+            std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %9.4f %7.3f %7.3f %7.3f %6zu %6s\n", qo_heads, kv_heads, prefix, unique,
+                        batch, plan, store, shared, ratio.median, ratio.low, ratio.high, rounds, same ? "equal" : "shares");
+          }
+          if (json.is_open()) {
+            json << "{\"qo_heads\": " << qo_heads << ", \"kv_heads\": " << kv_heads << ", \"prefix\": " << prefix
+                 << ", \"unique\": " << unique << ", \"batch\": " << batch << ", \"plan_ms\": " << plan
+                 << ", \"store_ms\": " << store << ", \"shared_ms\": " << shared << ", \"plan_over_store\": " << ratio.median
+                 << ", \"from\": " << ratio.low << ", \"to\": " << ratio.high << ", \"rounds\": " << rounds
+                 << ", \"shares\": " << (same ? "false" : "true") << "}\n";
+          }
+        }
+      }
+    }
+  }
+  std::printf(
+      "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d (%d surely); geomean %.2fx faster, "
+      "%.3fx the better of sharing and not; widest interval %.1f %%\n"
+      "%d plans are the one that shares nothing: measured within %.1f %% of themselves, the interval had 1 in %d, %d beyond the "
+      "limit\n",
+      cells, left_out, kMostBytes / 1e9, slower, surely_slower, std::exp(log_gain / cells), std::exp(log_best / cells),
+      100 * widest, equal, 100 * noise, equal_within, equal_slower);
+}
+
+struct Grid {
+  const char* name;
+  int32_t qo_heads, kv_heads;
+  std::vector<int32_t> prefixes, uniques, batches;
+};
+
+// Speed-up over `store` (one copy of the prefix, read once a request) and `none` (a copy a request), and RelayAttention's eq. 10:
+// the ratio of elements moved, (s + c + 2 g) / (s / b + c + 7 g), its g = 1 extended to g query heads a kv head.
+void Figures(Bench& bench, const Options& options) {
+  const Grid grids[] = {
+      {"Hydragen, figures 5 and 8", 8, 1, {1024, 2048, 4096, 8192, 16384}, {0, 128, 256, 512}, {16, 64, 256, 1024, 4096}},
+      {"Cascade Inference, figure 4",
+       32,
+       32,
+       {1024, 2048, 4096, 8192, 16384, 32768},
+       {128, 256, 512, 1024, 2048},
+       {1, 4, 16, 64, 128, 256}}};
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  for (const Grid& grid : grids) {
+    std::printf("%s: %d/%d heads; ms, and speed-up over store, over none, eq. 10\n%6s %5s", grid.name, grid.qo_heads, grid.kv_heads,
+                "P", "U");
+    for (const int32_t batch : grid.batches) std::printf("  | B %-26d", batch);
+    std::printf("\n");
+    for (const int32_t prefix : grid.prefixes) {
+      for (const int32_t unique : grid.uniques) {
+        std::printf("%6d %5d", prefix, unique);
+        for (const int32_t batch : grid.batches) {
+          const Case shared{"shared", grid.qo_heads, grid.kv_heads, 128, {1, batch}, {prefix, unique}};
+          const Case copies{"copies", grid.qo_heads, grid.kv_heads, 128, {batch}, {prefix + unique}};
+          const Contestant contestants[] = {{shared, {}}, {shared, {.policy = SharePolicy::kStore}}, {copies, {}}};
+          const auto replays = bench.Measure(contestants);
+          const double plan = replays[0]->ms(), store = replays[1]->ms(), none = replays[2]->ms();
+          const double group = grid.qo_heads / grid.kv_heads;
+          const double predicted = (prefix + unique + 2 * group) / (static_cast<double>(prefix) / batch + unique + 7 * group);
+          std::printf("  | %7.4f %6.2f %6.2f %6.2f", plan, store / plan, none / plan, predicted);
+          if (json.is_open()) {
+            json << "{\"figure\": \"" << grid.name << "\", \"qo_heads\": " << grid.qo_heads << ", \"kv_heads\": " << grid.kv_heads
+                 << ", \"prefix\": " << prefix << ", \"unique\": " << unique << ", \"batch\": " << batch << ", \"ms\": " << plan
+                 << ", \"store_ms\": " << store << ", \"none_ms\": " << none << ", \"over_store\": " << store / plan
+                 << ", \"over_none\": " << none / plan << ", \"relay_eq10\": " << predicted << "}\n";
+          }
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  const Options options = Parse(argc, argv);
+  Bench bench(options);
+  std::printf("copy %.2f TB/s, matmul %.0f TFLOP/s (given)\n", bench.copy_tbps(), options.matmul_tflops);
+  if (options.sweep) {
+    Sweep(bench, options);
+    return 0;
+  }
+  if (options.figures) {
+    Figures(bench, options);
+    return 0;
+  }
+  std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %6s %8s %9s %8s\n", "case", "ms", "spread", "overlap", "serial",
+              "x_over", "TFLOP/s", "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "items", "fresh_ms", "change_ms", "step_ms");
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  double peers = 0;
+  int compared = 0;
+  bool right = true;
+  for (const Case& c : AllCases()) {
+    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+    const Contestant contestants[] = {{c, {.policy = options.policy}}};
+    const auto replays = bench.Measure(contestants);
+    const Replay& replay = *replays[0];
+    const double ms = replay.ms(), error = bench.Error(replay);
+    const Bounds bounds = bench.BoundsOf(c);
+    const PlanStats stats = replay.planner->Stats();
+    std::printf("%-7s %8.4f %7.4f %8.4f %8.4f %6.2f %7.0f %7.2f %8.3f %7.3f %6.2f %8.1e %6d %8.3f %9.3f %8.4f\n", c.name.c_str(),
+                ms, replay.spread_ms(), bounds.overlapped_ms, bounds.serial_ms, ms / bounds.overlapped_ms, bounds.flops / ms / 1e9,
+                bounds.bytes / ms / 1e9, c.goal_ms, c.peer_ms, c.peer_ms / ms, error, stats.num_items, replay.plan.fresh_ms,
+                replay.plan.change_ms, replay.plan.step_ms);
+    std::fflush(stdout);
+    if (!(error <= kMostError)) {
+      std::fprintf(stderr, "%s: error %.2e against fp64; at most %.2e expected\n", c.name.c_str(), error, kMostError);
+      right = false;
+    }
+    if (c.name.starts_with("tree")) peers += std::log(c.peer_ms / ms), ++compared;
+    if (json.is_open()) {
+      json << "{\"case\": \"" << c.name << "\", \"ms\": " << ms << ", \"spread_ms\": " << replay.spread_ms()
+           << ", \"bound_overlapped_ms\": " << bounds.overlapped_ms << ", \"bound_serial_ms\": " << bounds.serial_ms
+           << ", \"tflops\": " << bounds.flops / ms / 1e9 << ", \"tbps\": " << bounds.bytes / ms / 1e9
+           << ", \"best_peer_ms\": " << c.peer_ms << ", \"error\": " << error << ", \"items\": " << stats.num_items
+           << ", \"contributions\": " << stats.num_contributions << ", \"plan_fresh_ms\": " << replay.plan.fresh_ms
+           << ", \"plan_change_ms\": " << replay.plan.change_ms << ", \"plan_step_ms\": " << replay.plan.step_ms
+           << ", \"copy_tbps\": " << bench.copy_tbps() << ", \"matmul_tflops\": " << options.matmul_tflops << ", \"times_ms\": [";
+      for (size_t i = 0; i < replay.timed.times.size(); ++i) json << (i > 0 ? ", " : "") << replay.timed.times[i];
+      json << "]}\n";
+    }
+  }
+  if (compared > 0) std::printf("trees: geomean %.2fx the best peer\n", std::exp(peers / compared));
+  return right ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace coppice::attention::cuda::bench
+
+int main(int argc, char** argv) { return coppice::attention::cuda::bench::Main(argc, argv); }

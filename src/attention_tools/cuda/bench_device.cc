@@ -1,0 +1,129 @@
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "attention/cuda/cuda_backend.h"
+#include "attention/cuda/device_memory.h"
+#include "attention_tools/bench_device.h"
+#include "core/check.h"
+
+namespace coppice::attention {
+namespace {
+
+using namespace cuda;
+
+constexpr size_t kFlushBytes = size_t{256} << 20;  // several times the largest L2
+
+class DeviceBenchMemory final : public BenchMemory {
+ public:
+  DeviceBenchMemory(int device, DeviceBuffer buffer) : device_(device), buffer_(std::move(buffer)) {}
+  void* data() override { return buffer_.data(); }
+  Status CopyFrom(std::span<const std::byte> host) override {
+    const DeviceGuard guard(device_);
+    return CudaStatus(cudaMemcpy(buffer_.data(), host.data(), host.size(), cudaMemcpyHostToDevice), "copying to the device");
+  }
+
+ private:
+  int device_;
+  DeviceBuffer buffer_;
+};
+
+class CudaBenchDevice final : public BenchDevice {
+ public:
+  static Result<std::unique_ptr<BenchDevice>> Create(int device) {
+    std::unique_ptr<CudaBenchDevice> self(new CudaBenchDevice(device));
+    COPPICE_ASSIGN_OR_RETURN(self->backend_, MakeCudaBackend(device));
+    const DeviceGuard guard(device);
+    cudaDeviceProp properties;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
+    self->name_ = properties.name;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreate(&self->stream_), "cudaStreamCreate"));
+    for (cudaEvent_t* event : {&self->begin_, &self->end_}) {
+      COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(event), "cudaEventCreate"));
+    }
+    COPPICE_ASSIGN_OR_RETURN(self->flush_, DeviceBuffer::Allocate(kFlushBytes));
+    COPPICE_RETURN_IF_ERROR(self->MeasureCopy());
+    return std::unique_ptr<BenchDevice>(std::move(self));
+  }
+  ~CudaBenchDevice() override {
+    const DeviceGuard guard(device_);
+    for (const cudaEvent_t event : {begin_, end_}) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  Backend& backend() override { return *backend_; }
+  std::string name() const override { return name_; }
+  double product_flops_per_s() const override { return backend_->machine().dense_flops_per_s; }
+  double read_bytes_per_s() const override { return copy_bytes_per_s_; }
+  bool flushes_caches() const override { return true; }
+  Result<std::unique_ptr<BenchMemory>> Allocate(size_t bytes) override {
+    const DeviceGuard guard(device_);
+    COPPICE_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Allocate(bytes));
+    return std::unique_ptr<BenchMemory>(new DeviceBenchMemory(device_, std::move(buffer)));
+  }
+  Result<double> Time(const std::function<Status(Stream)>& run) override {
+    const DeviceGuard guard(device_);
+    COPPICE_RETURN_IF_ERROR(run(stream_));  // kernels are loaded outside the capture
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a graph"));
+    Status status = run(stream_);
+    const Status captured = CudaStatus(cudaStreamEndCapture(stream_, &graph), "capturing a graph");
+    if (status.ok()) status = captured;
+    if (status.ok()) status = CudaStatus(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    Result<double> seconds = status.ok() ? TimeReplay(replay) : Result<double>(status);
+    if (replay != nullptr) cudaGraphExecDestroy(replay);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return seconds;
+  }
+
+ private:
+  explicit CudaBenchDevice(int device) : device_(device) {}
+
+  Result<double> TimeReplay(cudaGraphExec_t replay) {
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(flush_.data(), 0, kFlushBytes, stream_), "flushing the L2"));
+    return TimeOnStream([&] { return cudaGraphLaunch(replay, stream_); });
+  }
+  template <class F>
+  Result<double> TimeOnStream(F&& launch) {
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(begin_, stream_), "cudaEventRecord"));
+    COPPICE_RETURN_IF_ERROR(CudaStatus(launch(), "a timed run"));
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(end_, stream_), "cudaEventRecord"));
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(end_), "a timed run"));
+    float ms = 0;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime"));
+    return double{ms} * 1e-3;
+  }
+  // Bytes read and written a second by a copy of 1 GiB, median of eleven.
+  Status MeasureCopy() {
+    constexpr size_t kBytes = size_t{1} << 30;
+    COPPICE_ASSIGN_OR_RETURN(const DeviceBuffer from, DeviceBuffer::Allocate(kBytes));
+    COPPICE_ASSIGN_OR_RETURN(const DeviceBuffer to, DeviceBuffer::Allocate(kBytes));
+    std::vector<double> seconds(11);
+    for (double& s : seconds) {
+      COPPICE_ASSIGN_OR_RETURN(
+          s, TimeOnStream([&] { return cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream_); }));
+    }
+    std::ranges::nth_element(seconds, seconds.begin() + seconds.size() / 2);
+    copy_bytes_per_s_ = 2.0 * kBytes / seconds[seconds.size() / 2];
+    return OkStatus();
+  }
+
+  int device_;
+  std::unique_ptr<Backend> backend_;
+  std::string name_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  DeviceBuffer flush_;
+  double copy_bytes_per_s_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<BenchDevice>> MakeCudaBenchDevice(int device) { return CudaBenchDevice::Create(device); }
+
+}  // namespace coppice::attention

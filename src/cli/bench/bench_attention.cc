@@ -1,0 +1,311 @@
+#include "cli/bench/bench_attention.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention_tools/attention_bench.h"
+#include "attention_tools/calibrate.h"
+#include "cli/bench/bench_support.h"
+#include "cli/bench/tree_problem.h"
+#include "cli/run_stats.h"
+#include "core/check.h"
+#include "core/thread_pool.h"
+
+namespace coppice::cli {
+namespace {
+
+using attention::AttentionSpec;
+using attention::BenchMode;
+using attention::BenchRow;
+using attention::BenchTree;
+using nlohmann::ordered_json;
+
+struct BenchAttentionOptions {
+  std::vector<std::string> trees;  // empty: the shapes below
+  AttentionSpec spec;              // num_qo_heads 0: the specs below
+  int32_t queries = 1, page_size = 16;
+  attention::RoundsOptions rounds = {.repeats = 15, .precision = 0.03, .seconds = 0.3};
+  int threads = 0;
+  bool grid = false;
+  std::string device = "cpu", machine, out;
+};
+
+// Heads of SmolLM2-135M, of Llama-3 8B, and without grouping; trees of the papers' experiments, scaled to what a CPU holds: samples
+// of one prompt (Hydragen, Bifurcated Attention), a system prompt with documents and questions (Hydragen 4.3, Cascade Inference),
+// requests that share nothing, and new prompts over a cached prefix (RelayAttention).
+std::vector<AttentionSpec> DefaultSpecs() {
+  return {{.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64},
+          {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128},
+          {.num_qo_heads = 8, .num_kv_heads = 8, .head_dim = 128}};
+}
+struct TreeShape {
+  const char* tree;
+  int32_t queries;
+};
+constexpr TreeShape kDefaultTrees[] = {{"2048,64x64", 1},      {"2048,64x8", 1}, {"512,256x16", 1},
+                                       {"1024,512x4,32x8", 1}, {"512x16", 1},    {"2048,64x8", 64}};
+
+// Layers take turns over this much KV, so that none is found in the caches, as in a model.
+constexpr int64_t kWorkingSetBytes = int64_t{160} << 20;
+
+// --grid: two and three levels around the point where sharing begins to pay, one query a request.
+std::vector<std::string> GridTrees() {
+  std::vector<std::string> trees;
+  for (const int prefix : {16, 64, 256, 1024, 4096}) {
+    for (const int own : {16, 128, 512}) {
+      for (const int requests : {1, 2, 4, 16}) trees.push_back(fmt::format("{},{}x{}", prefix, own, requests));
+    }
+  }
+  for (const int middle : {32, 256}) {
+    for (const int requests : {2, 8}) trees.push_back(fmt::format("512,{}x4,32x{}", middle, requests));
+  }
+  return trees;
+}
+constexpr BenchMode kGridModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore};
+
+Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(text));
+  if (levels.back().tokens < queries) {
+    return InvalidArgument(fmt::format("tree {}: a request has {} own tokens and {} queries; expected at least as many tokens",
+                                       text, levels.back().tokens, queries));
+  }
+  return BenchTree{.name = text, .levels = levels, .queries = queries};
+}
+
+ordered_json ToJson(const AttentionSpec& spec, const BenchTree& tree, const std::vector<BenchRow>& rows) {
+  ordered_json json = ordered_json::array();
+  for (const BenchRow& row : rows) {
+    json.push_back({{"num_qo_heads", spec.num_qo_heads},
+                    {"num_kv_heads", spec.num_kv_heads},
+                    {"head_dim", spec.head_dim},
+                    {"tree", tree.name},
+                    {"queries", tree.queries},
+                    {"mode", Name(row.mode)},
+                    {"median_us", row.median_s * 1e6},
+                    {"fastest_us", row.fastest_s * 1e6},
+                    {"slowest_us", row.slowest_s * 1e6},
+                    {"rounds", row.rounds},
+                    {"over_planned", row.over_planned.median},
+                    {"over_planned_from", row.over_planned.low},
+                    {"over_planned_to", row.over_planned.high},
+                    {"same_work", row.same_work},
+                    {"predicted_us", row.predicted_s * 1e6},
+                    {"kv_bytes", row.kv_bytes},
+                    {"flops", row.flops},
+                    {"percent_of_roofline", row.percent_of_roofline()}});
+  }
+  return json;
+}
+
+// One line a tree: the planned time, and how many times slower each of the others is; after '=' where the work is the same.
+std::string FormatLine(const AttentionSpec& spec, const BenchTree& tree, const std::vector<BenchRow>& rows) {
+  const double planned = rows.front().median_s;
+  std::string line = fmt::format("{:>2}/{:<2} d{:<3} {:<18} {:>3} q {:>10.1f} us {:>10} {:>8.3f} Gflop {:>5.1f} %",
+                                 spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name, tree.queries, planned * 1e6,
+                                 FormatBytes(rows.front().kv_bytes), rows.front().flops * 1e-9, rows.front().percent_of_roofline());
+  for (const BenchRow& row : rows) {
+    if (row.mode != BenchMode::kPlanned)
+      line += fmt::format("  {} {}{:.2f}", Name(row.mode), row.same_work ? '=' : 'x', row.over_planned.median);
+  }
+  return line + "\n";
+}
+
+// Planned time over the better of sharing everything and sharing nothing. Where one of them is the plan itself, the plan is at
+// least as good as that one whatever was measured: the ratio is 1 or, if the other is faster, more.
+attention::Estimate OverBetter(std::span<const BenchRow> rows) {
+  attention::Estimate worst{.median = 0, .low = 0, .high = 0};
+  for (const BenchRow& row : rows) {
+    if (row.mode != BenchMode::kAllShared && row.mode != BenchMode::kStore) continue;
+    const attention::Estimate over = row.same_work ? attention::Estimate{} : row.over_planned;
+    if (1 / over.median > worst.median) worst = {.median = 1 / over.median, .low = 1 / over.high, .high = 1 / over.low};
+  }
+  return worst;
+}
+
+// OverBetter over many trees: what planning by cost is worth. Beside it how well it is known: the same ratio between equal work
+// lists, and how often its interval has the 1 that it ought to be.
+class NeverSlower {
+ public:
+  void Add(const AttentionSpec& spec, const BenchTree& tree, std::span<const BenchRow> rows) {
+    const attention::Estimate ratio = OverBetter(rows);
+    log_sum_ += std::log(ratio.median);
+    ++cells_;
+    bool differs = false;
+    for (const BenchRow& row : rows) {
+      if (row.mode != BenchMode::kAllShared && row.mode != BenchMode::kStore) continue;
+      widest_ = std::max(widest_, row.over_planned.width());
+      differs |= !row.same_work;
+      if (!row.same_work) continue;
+      ++equal_;
+      equal_within_ += row.over_planned.low <= 1 && 1 <= row.over_planned.high;
+      noise_ = std::max({noise_, row.over_planned.median, 1 / row.over_planned.median});
+    }
+    cells_of_equal_plans_ += !differs;
+    above_limit_ += ratio.median > kLimit;
+    surely_above_limit_ += ratio.low > kLimit;
+    if (ratio.median <= worst_.median) return;
+    worst_ = ratio;
+    worst_name_ = fmt::format("{}/{} d{} {}", spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name);
+  }
+  ordered_json Json() const {
+    return {{"cells", cells_},
+            {"cells_of_equal_plans", cells_of_equal_plans_},
+            {"geomean", geomean()},
+            {"worst", worst_.median},
+            {"worst_from", worst_.low},
+            {"worst_to", worst_.high},
+            {"worst_cell", worst_name_},
+            {"above_1.10", above_limit_},
+            {"surely_above_1.10", surely_above_limit_},
+            {"widest_interval", widest_},
+            {"noise_of_equal_plans", noise_},
+            {"pairs_of_equal_plans", equal_},
+            {"pairs_of_equal_plans_whose_interval_has_1", equal_within_}};
+  }
+  std::string Line() const {
+    return fmt::format(
+        "planned / better of all-shared and store: geomean {:.3f}, worst {:.3f} ({:.3f} to {:.3f}, {}), {} of {} cells above {}; "
+        "widest interval {:.1f} %\n"
+        "equal work: all three plans in {} cells; {} pairs differed by up to {:.3f}, the interval had 1 in {} of them\n",
+        geomean(), worst_.median, worst_.low, worst_.high, worst_name_, above_limit_, cells_, kLimit, 100 * widest_,
+        cells_of_equal_plans_, equal_, noise_, equal_within_);
+  }
+
+ private:
+  static constexpr double kLimit = 1.10;
+
+  double geomean() const { return std::exp(log_sum_ / cells_); }
+
+  attention::Estimate worst_{.median = 0, .low = 0, .high = 0};
+  double log_sum_ = 0, noise_ = 1, widest_ = 0;
+  int cells_ = 0, cells_of_equal_plans_ = 0, above_limit_ = 0, surely_above_limit_ = 0, equal_ = 0, equal_within_ = 0;
+  std::string worst_name_;
+};
+
+Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
+  std::vector<BenchTree> trees;
+  const std::vector<std::string> texts = options.grid && options.trees.empty() ? GridTrees() : options.trees;
+  for (const std::string& text : texts) {
+    COPPICE_ASSIGN_OR_RETURN(trees.emplace_back(), MakeBenchTree(text, options.queries));
+  }
+  if (texts.empty()) {
+    for (const TreeShape& shape : kDefaultTrees) {
+      COPPICE_ASSIGN_OR_RETURN(trees.emplace_back(), MakeBenchTree(shape.tree, shape.queries));
+    }
+  }
+  const std::vector<AttentionSpec> specs = options.spec.num_qo_heads > 0 ? std::vector{options.spec} : DefaultSpecs();
+
+  ThreadPool threads(options.threads);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::BenchDevice> device,
+                           options.device == "cuda" ? attention::MakeCudaBenchDevice(0)
+                                                    : attention::MakeCpuBenchDevice(threads, attention::cpu::DetectIsa()));
+  ordered_json report = {{"device", device->name()},
+                         {"page_size", options.page_size},
+                         {"least_rounds", options.rounds.repeats},
+                         {"precision", options.rounds.precision},
+                         {"seconds", options.rounds.seconds},
+                         {"product_flops_per_s", device->product_flops_per_s()},
+                         {"read_bytes_per_s", device->read_bytes_per_s()},
+                         {"rows", ordered_json::array()}};
+  if (options.device == "cpu") report["workers"] = threads.num_workers();
+  std::cout << fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
+                           device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9);
+  const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
+  attention::AttentionBench bench(*device, {.page_size = options.page_size,
+                                            .rounds = options.rounds,
+                                            .working_set_bytes = kWorkingSetBytes,
+                                            .modes = modes,
+                                            .machine_model_path = options.machine});
+  NeverSlower never_slower;
+  for (const AttentionSpec& spec : specs) {
+    for (const BenchTree& tree : trees) {
+      COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run(spec, tree));
+      for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
+      never_slower.Add(spec, tree, rows);
+      std::cout << FormatLine(spec, tree, rows) << std::flush;
+    }
+  }
+  report["never_slower"] = never_slower.Json();
+  std::cout << never_slower.Line();
+  if (options.out.empty()) return ExitCode::kOk;
+  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
+  return ExitCode::kOk;
+}
+
+Result<ExitCode> Calibrate(int num_threads, const std::string& out) {
+  ThreadPool threads(num_threads);
+  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, attention::CalibrateCpu(threads));
+  if (out.empty()) {
+    std::cout << attention::ToJson(machine) << "\n";
+  } else {
+    COPPICE_RETURN_IF_ERROR(attention::SaveMachineModel(machine, out));
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddBenchAttentionCommand(CLI::App& bench) {
+  const auto options = std::make_shared<BenchAttentionOptions>();
+  CLI::App* command = bench.add_subcommand(
+      "attention", "One attention layer over prefix trees: planned, all shared, store, none and deterministic, interleaved");
+  command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
+      ->allow_extra_args(false);
+  command->add_flag("--grid", options->grid,
+                    "Only planned, all shared and store; default trees: around the point where sharing begins to pay");
+  command->add_option("--queries", options->queries, "Queries of each request of --tree")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  CLI::Option* qo_heads = command->add_option("--qo-heads", options->spec.num_qo_heads, "Query heads (default: three specs)");
+  CLI::Option* kv_heads = command->add_option("--kv-heads", options->spec.num_kv_heads, "KV heads");
+  CLI::Option* head_dim = command->add_option("--head-dim", options->spec.head_dim, "Elements of a head");
+  qo_heads->needs(kv_heads, head_dim);
+  kv_heads->needs(qo_heads);
+  head_dim->needs(qo_heads);
+  command->add_option("--device", options->device, "cpu, or cuda (device 0 of a build with -DCOPPICE_CUDA=ON)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();
+  command->add_option("--repeats", options->rounds.repeats, "Rounds at least: each mode runs once in one")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command
+      ->add_option("--precision", options->rounds.precision,
+                   "More rounds until the 95 % interval of each mode's time over the planned is this wide")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--seconds", options->rounds.seconds, "No more rounds after this time a tree")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_option("--machine", options->machine, "Constants from `coppice bench calibrate`; default: shipped ones");
+  command->add_option("--out", options->out, "Write the result to this file as JSON");
+  return {command, [options] { return BenchAttention(*options); }};
+}
+
+Command AddBenchCalibrateCommand(CLI::App& bench) {
+  struct Options {
+    int threads = 0;
+    std::string out;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = bench.add_subcommand("calibrate", "Measure the constants of the planner's cost model on this idle machine");
+  command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_option("--out", options->out, "Write them to this file (default: print them)");
+  return {command, [options] { return Calibrate(options->threads, options->out); }};
+}
+
+}  // namespace coppice::cli

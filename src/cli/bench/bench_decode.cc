@@ -1,0 +1,143 @@
+#include "cli/bench/bench_decode.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/bench/bench_support.h"
+#include "cli/run_command.h"
+#include "cli/run_options.h"
+#include "cli/run_stats.h"
+#include "coppice/engine/engine.h"
+#include "core/check.h"
+#include "openai/generation.h"
+
+namespace coppice::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct BenchDecodeOptions {
+  EngineOptions engine;
+  std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
+  int32_t max_tokens = 32, repeats = 3;
+  std::string out;
+};
+
+struct Case {
+  int32_t prompt_tokens = 0, samples = 0;
+  SharingMode sharing = SharingMode::kTree;
+};
+
+// One job on a fresh engine. Token ids are arbitrary but fixed: speed does not depend on them, and end-of-text is ignored.
+Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max_tokens) {
+  options.sharing = job.sharing;
+  options.max_running = std::max(options.max_running, job.samples);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
+  Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
+  for (int32_t i = 0; i < job.prompt_tokens; ++i) request.prompt_ids.push_back(1 + i * 31 % 200);
+  COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, openai::Generate(*engine, request, {}));
+  return ToJson(MakeRunStats(options, generation));
+}
+
+// Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat.
+ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
+  const auto median = [&](const char* key) {
+    std::vector<double> values;
+    for (const ordered_json& run : runs) values.push_back(run[key]);
+    return Median(std::move(values));
+  };
+  std::vector<double> decode;
+  for (const ordered_json& run : runs) decode.push_back(run["decode_tokens_per_second"]);
+  const auto [slowest, fastest] = std::ranges::minmax(decode);
+  return {{"prompt_tokens", job.prompt_tokens},
+          {"samples", job.samples},
+          {"sharing", Name(job.sharing)},
+          {"decode_tokens_per_second", median("decode_tokens_per_second")},
+          {"decode_tokens_per_second_range", {slowest, fastest}},
+          {"prefill_tokens_per_second", median("prefill_tokens_per_second")},
+          {"peak_rss_bytes", median("peak_rss_bytes")},
+          {"kv_bytes_read_per_step", runs.front()["kv_bytes_read_per_step"]},
+          {"kv_bytes_stored", runs.front()["kv_bytes_stored"]}};
+}
+
+std::string FormatRow(const ordered_json& row) {
+  return fmt::format("{:>6} {:>4}  {:<9} {:>10.1f} {:>10.1f} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
+                     row["samples"].get<int>(), row["sharing"].get<std::string>(), row["decode_tokens_per_second"].get<double>(),
+                     row["prefill_tokens_per_second"].get<double>(), FormatBytes(row["kv_bytes_read_per_step"].get<double>()),
+                     FormatBytes(row["peak_rss_bytes"].get<double>()));
+}
+
+Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
+  COPPICE_RETURN_IF_ERROR(Validate(options.engine));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  std::vector<Case> cases;
+  for (const int32_t prompt : options.prompt_tokens) {
+    for (const int32_t samples : options.samples) {
+      for (const SharingMode mode : kSharingModes) cases.push_back({prompt, samples, mode});
+    }
+  }
+  std::vector<std::vector<ordered_json>> runs(cases.size());
+  for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
+    for (size_t c = 0; c < cases.size(); ++c) {
+      if (isatty(STDERR_FILENO))
+        std::cerr << fmt::format("\r\x1b[Krepeat {}/{}, case {}/{}", repeat + 1, options.repeats, c + 1, cases.size());
+      COPPICE_ASSIGN_OR_RETURN(ordered_json stats,
+                               MeasureInChild([&] { return Measure(options.engine, cases[c], options.max_tokens); }));
+      runs[c].push_back(std::move(stats));
+    }
+  }
+  if (isatty(STDERR_FILENO)) std::cerr << "\r\x1b[K";
+
+  ordered_json report = {{"model", options.engine.model_path.substr(options.engine.model_path.find_last_of('/') + 1)},
+                         {"dtype", Name(options.engine.dtype)},
+                         {"page_size", options.engine.page_size},
+                         {"cpu", CpuName()},
+                         {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
+                         {"threads", options.engine.num_threads},
+                         {"max_tokens", options.max_tokens},
+                         {"repeats", options.repeats},
+                         {"rows", ordered_json::array()}};
+  std::cout << fmt::format("{:>6} {:>4}  {:<9} {:>10} {:>10} {:>12} {:>10}\n", "prompt", "n", "sharing", "decode t/s",
+                           "prefill t/s", "KV read/step", "peak RSS");
+  for (size_t c = 0; c < cases.size(); ++c) {
+    report["rows"].push_back(Summarize(cases[c], runs[c]));
+    std::cout << FormatRow(report["rows"].back());
+  }
+  if (options.out.empty()) return ExitCode::kOk;
+  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddBenchDecodeCommand(CLI::App& bench) {
+  const auto options = std::make_shared<BenchDecodeOptions>();
+  CLI::App* command =
+      bench.add_subcommand("decode", "Decode tokens/s and peak memory in the four sharing modes, interleaved, medians");
+  command->add_option("--prompt-tokens", options->prompt_tokens, "Prompt lengths")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("-n,--samples", options->samples, "Samples of a prompt")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--max-tokens", options->max_tokens, "Tokens of each sample")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
+  command->add_option("--out", options->out, "Write the result to this file as JSON");
+  AddEngineOptions(*command, options->engine);
+  command->remove_option(command->get_option("--sharing"));  // every mode is measured
+  return {command, [options] { return BenchDecode(*options); }};
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,174 @@
+#include "cli/bench/bench_draft.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/bench/bench_support.h"
+#include "cli/run_command.h"
+#include "cli/run_options.h"
+#include "cli/run_stats.h"
+#include "coppice/engine/engine.h"
+#include "core/check.h"
+#include "openai/generation.h"
+#include "tokenizer/tokenizer.h"
+
+namespace coppice::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::string_view kPassage =
+    "The keeper of the northern light kept three books. In the first he wrote the weather: wind, swell, and how far he could see. "
+    "In the second he wrote the ships, their rigs and flags, and the hour at which each passed the skerry. The third he showed to "
+    "nobody. When the relief boat came in April, the crew found the lamp trimmed, the stove cold, and the third book open on the "
+    "table, its last page dated the day before. It held no weather and no ships, only a list of names, each with a small "
+    "cross.\n\n";
+
+// A prompt whose continuation repeats it, and one whose continuation is new.
+struct Text {
+  std::string_view name;
+  std::string prompt;
+};
+std::vector<Text> Texts() {
+  const std::string passage(kPassage);
+  return {{"repeats", passage + passage + passage + passage.substr(0, 51)},
+          {"new", passage + "Write what happened next.\n\nThe crew"}};
+}
+
+struct BenchDraftOptions {
+  EngineOptions engine;
+  std::vector<int32_t> samples = {1, 8, 64};
+  int32_t max_tokens = 64, repeats = 3, branches = 3;
+  float temperature = 0.8f;
+  std::string out;
+};
+
+struct Case {
+  const Text* text = nullptr;
+  int32_t samples = 0;
+  DraftMode draft = DraftMode::kNone;
+  int32_t branches = 1;
+
+  std::string Drafts() const { return branches > 1 ? fmt::format("{} x {}", Name(draft), branches) : std::string(Name(draft)); }
+};
+
+Result<RunStats> Measure(const BenchDraftOptions& options, const Case& job) {
+  EngineOptions engine_options = options.engine;
+  engine_options.draft = job.draft;
+  engine_options.draft_branches = job.branches;
+  if (job.draft != DraftMode::kModel) engine_options.draft_model_path.clear();
+  engine_options.max_running = std::max(engine_options.max_running, job.samples);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
+  if (engine->tokenizer() == nullptr) return InvalidArgument("the model has no tokenizer; give another --model");
+  Request request{.n = job.samples, .max_tokens = options.max_tokens, .ignore_eos = true};
+  request.sampling.temperature = options.temperature;
+  request.sampling.seed = 1;
+  COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, engine->tokenizer()->Encode(job.text->prompt));
+  COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, openai::Generate(*engine, request, {}));
+  return MakeRunStats(engine_options, generation);
+}
+
+// The run of median decode speed; the counters are the same in every run, but for a draft model.
+ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
+  std::ranges::sort(runs, {}, &RunStats::decode_tokens_per_second);
+  const RunStats& stats = runs[runs.size() / 2];
+  const double tokens = static_cast<double>(std::max<int64_t>(stats.decode_tokens, 1));
+  return {{"text", job.text->name},
+          {"prompt_tokens", stats.prompt_tokens},
+          {"samples", job.samples},
+          {"draft", job.Drafts()},
+          {"tokens_per_step", stats.tokens_per_step()},
+          {"drafted_tokens", stats.drafted_tokens},
+          {"accepted_draft_tokens", stats.accepted_draft_tokens},
+          {"decode_steps", stats.decode_steps},
+          {"kv_bytes_read_per_token", static_cast<double>(stats.decode_kv_bytes_read) / tokens},
+          {"kv_bytes_read_per_token_unshared", static_cast<double>(stats.decode_kv_bytes_read_unshared) / tokens},
+          {"draft_kv_bytes_read_per_token", static_cast<double>(stats.draft_kv_bytes_read) / tokens},
+          {"draft_seconds", stats.draft_seconds},
+          {"decode_tokens_per_second", stats.decode_tokens_per_second()},
+          {"decode_tokens_per_second_range", {runs.front().decode_tokens_per_second(), runs.back().decode_tokens_per_second()}}};
+}
+
+std::string FormatRow(const ordered_json& row) {
+  return fmt::format("{:<8} {:>4}  {:<10} {:>11.2f} {:>9}/{:<9} {:>13} {:>13} {:>10.1f}\n", row["text"].get<std::string>(),
+                     row["samples"].get<int>(), row["draft"].get<std::string>(), row["tokens_per_step"].get<double>(),
+                     row["accepted_draft_tokens"].get<int64_t>(), row["drafted_tokens"].get<int64_t>(),
+                     FormatBytes(row["kv_bytes_read_per_token"].get<double>()),
+                     FormatBytes(row["kv_bytes_read_per_token_unshared"].get<double>()),
+                     row["decode_tokens_per_second"].get<double>());
+}
+
+Result<ExitCode> BenchDraft(BenchDraftOptions options) {
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  const std::vector<Text> texts = Texts();
+  std::vector<Case> cases;
+  for (const Text& text : texts) {
+    for (const int32_t samples : options.samples) {
+      cases.push_back({&text, samples});
+      cases.push_back({&text, samples, DraftMode::kNgram});
+      if (options.branches > 1) cases.push_back({&text, samples, DraftMode::kNgram, options.branches});
+      if (!options.engine.draft_model_path.empty()) cases.push_back({&text, samples, DraftMode::kModel});
+    }
+  }
+  std::vector<std::vector<RunStats>> runs(cases.size());
+  for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
+    for (size_t c = 0; c < cases.size(); ++c) {
+      COPPICE_ASSIGN_OR_RETURN(RunStats stats, Measure(options, cases[c]));
+      runs[c].push_back(std::move(stats));
+    }
+  }
+  ordered_json report = {{"model", options.engine.model_path.substr(options.engine.model_path.find_last_of('/') + 1)},
+                         {"dtype", Name(options.engine.dtype)},
+                         {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
+                         {"draft_tokens", options.engine.draft_tokens},
+                         {"temperature", options.temperature},
+                         {"max_tokens", options.max_tokens},
+                         {"repeats", options.repeats},
+                         {"rows", ordered_json::array()}};
+  std::cout << fmt::format("{:<8} {:>4}  {:<10} {:>11} {:>9}/{:<9} {:>13} {:>13} {:>10}\n", "text", "n", "draft", "tokens/step",
+                           "accepted", "drafted", "KV read/token", "unshared", "decode t/s");
+  for (size_t c = 0; c < cases.size(); ++c) {
+    report["rows"].push_back(Summarize(cases[c], runs[c]));
+    std::cout << FormatRow(report["rows"].back());
+  }
+  if (options.out.empty()) return ExitCode::kOk;
+  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddBenchDraftCommand(CLI::App& bench) {
+  const auto options = std::make_shared<BenchDraftOptions>();
+  CLI::App* command = bench.add_subcommand(
+      "draft",
+      "Speculative decoding: tokens per step, KV bytes and speed without drafts, with n-gram chains and trees, interleaved");
+  command->add_option("-n,--samples", options->samples, "Samples of a prompt")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--max-tokens", options->max_tokens, "Tokens of each sample")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  command->add_option("-t,--temperature", options->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
+  command->add_option("--out", options->out, "Write the result to this file as JSON");
+  AddEngineOptions(*command, options->engine);
+  command->remove_option(command->get_option("--draft"));  // every way is measured; model with --draft-model
+  command->remove_option(command->get_option("--draft-branches"));
+  command->add_option("--draft-branches", options->branches, "Branches of the draft tree; 1: no tree")
+      ->check(CLI::Range(1, 63))
+      ->capture_default_str();
+  return {command, [options] { return BenchDraft(*options); }};
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,177 @@
+#include "cli/bench/load_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cli/bench/svg_plot.h"
+#include "cli/run_stats.h"
+
+namespace coppice::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::string_view kStyle = R"(
+:root{color-scheme:light dark;--ink:#1c2321;--faint:#5d6a66;--grid:#dde3e0;--paper:#fbfcfb;--series-0:#1b7f4d;--series-1:#c7731a;--series-2:#3566b8;--series-3:#a23b72}
+@media(prefers-color-scheme:dark){:root{--ink:#e7ecea;--faint:#9aa8a3;--grid:#33403b;--paper:#151a18;--series-0:#5cc98f;--series-1:#f0a95a;--series-2:#84aef2;--series-3:#e285b6}}
+body{background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;max-width:1020px;margin:2em auto;padding:0 1em}
+h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}p{color:var(--faint)}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:1em}
+svg{width:100%;height:auto}svg text{fill:var(--ink);font-family:inherit}
+.title{font-size:14px;font-weight:600}.label{font-size:12px}.tick,.value{font-size:11px}svg .tick{fill:var(--faint)}
+.grid{stroke:var(--grid);stroke-width:1}.axis{stroke:var(--faint);stroke-width:1}.line{fill:none;stroke-width:2}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
+th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}th:first-child,td:first-child{text-align:left})";
+
+std::string Str(const ordered_json& row, const char* key) { return row[key].get<std::string>(); }
+
+double Value(const ordered_json& row, const char* group, const char* key) {
+  const ordered_json& value = group ? row["result"][group][key] : row["result"][key];
+  return value.is_number() ? value.get<double>() : 0;
+}
+
+// Values of `key` in the order in which they come first.
+std::vector<ordered_json> Distinct(const ordered_json& rows, const char* key) {
+  std::vector<ordered_json> values;
+  for (const ordered_json& row : rows) {
+    if (std::ranges::find(values, row[key]) == values.end()) values.push_back(row[key]);
+  }
+  return values;
+}
+
+struct Measure {
+  const char *group, *key;
+  std::string name;
+  bool dashed = false;
+};
+
+// A plot of measures over `x_key` for each mode, of the rows that `in` lets in; bars where there is one row a mode.
+std::string OverModes(const ordered_json& rows, const std::string& title, const char* x_key, const std::string& x_label,
+                      const std::string& y_label, const std::vector<Measure>& measures,
+                      const std::function<bool(const ordered_json&)>& in) {
+  Plot plot{.title = title, .x_label = x_label, .y_label = y_label};
+  size_t longest = 0;
+  const std::vector<ordered_json> modes = Distinct(rows, "sharing");
+  for (size_t mode = 0; mode < modes.size(); ++mode) {
+    for (const Measure& measure : measures) {
+      PlotSeries series{.name = modes[mode].get<std::string>() + (measure.name.empty() ? "" : " " + measure.name),
+                        .color = static_cast<int>(mode),
+                        .dashed = measure.dashed};
+      for (const ordered_json& row : rows) {
+        if (row["sharing"] == modes[mode] && in(row))
+          series.points.emplace_back(row[x_key].get<double>(), Value(row, measure.group, measure.key));
+      }
+      longest = std::max(longest, series.points.size());
+      plot.series.push_back(std::move(series));
+    }
+  }
+  if (longest > 1) return LinePlot(plot);
+  plot.x_label = "sharing mode";
+  return BarPlot(plot);
+}
+
+std::string DistributionPlot(const ordered_json& rows, const char* group, const std::string& title,
+                             const std::function<bool(const ordered_json&)>& in) {
+  Plot plot{.title = title, .x_label = "share of measurements, %", .y_label = "milliseconds"};
+  const std::vector<ordered_json> modes = Distinct(rows, "sharing");
+  for (const ordered_json& row : rows) {
+    if (!in(row)) continue;
+    PlotSeries series{.name = Str(row, "sharing"),
+                      .color = static_cast<int>(std::ranges::find(modes, row["sharing"]) - modes.begin())};
+    const ordered_json& percentiles = row["result"][group]["percentiles"];
+    for (size_t percent = 0; percent < percentiles.size(); ++percent)
+      series.points.emplace_back(static_cast<double>(percent), 1000 * percentiles[percent].get<double>());
+    plot.series.push_back(std::move(series));
+  }
+  return LinePlot(plot);
+}
+
+std::string Table(const ordered_json& rows, bool rates) {
+  std::string html = "<div class=\"scroll\"><table><tr><th>workload</th><th>x</th>";
+  if (rates) html += "<th>requests/s offered</th>";
+  for (const char* head :
+       {"sharing", "requests/min", "output tokens/s", "TTFT p50 s", "p90", "p99", "TBT p50 ms", "p90", "p99", "latency p50 s",
+        "p90", "p99", "stall &gt; 200 ms", "&gt; 500 ms", "hit rate", "KV read", "KV not read", "peak memory"})
+    html += fmt::format("<th>{}</th>", head);
+  html += "</tr>\n";
+  for (const ordered_json& row : rows) {
+    html += fmt::format("<tr><td>{}</td><td>{:g}</td>", EscapeHtml(Str(row, "label")), row["x"].get<double>());
+    if (rates) html += fmt::format("<td>{:g}</td>", row["rate"].get<double>());
+    html += fmt::format("<td>{}</td><td>{:.1f}</td><td>{:.1f}</td>", Str(row, "sharing"),
+                        60 * Value(row, nullptr, "requests_per_second"), Value(row, nullptr, "output_tokens_per_second"));
+    for (const auto& [group, unit, digits] :
+         {std::tuple("ttft", 1.0, 2), std::tuple("tbt", 1e3, 1), std::tuple("latency", 1.0, 2)}) {
+      for (const char* key : {"p50", "p90", "p99"}) html += fmt::format("<td>{:.{}f}</td>", unit * Value(row, group, key), digits);
+    }
+    for (const char* key : {"stalled_200ms_share", "stalled_500ms_share", "hit_rate"})
+      html += fmt::format("<td>{:.1f}%</td>", 100 * Value(row, nullptr, key));
+    for (const char* key : {"kv_bytes_read", "kv_bytes_saved", "peak_rss_bytes"})
+      html += fmt::format("<td>{}</td>", FormatBytes(Value(row, nullptr, key)));
+    html += "</tr>\n";
+  }
+  return html + "</table></div>\n";
+}
+
+}  // namespace
+
+std::string LoadReportHtml(const ordered_json& report) {
+  const ordered_json& rows = report["rows"];
+  const bool rates = Str(report, "command") == "serve";
+  const std::string heading = fmt::format("coppice bench {}: {}", Str(report, "command"), Str(report, "workload"));
+  std::string html = fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "content=\"width=device-width\"><title>{0}</title><style>{1}"
+      "</style></head><body>\n<h1>{0}</h1>\n",
+      EscapeHtml(heading), kStyle);
+  html += fmt::format("<p>{}, {} ({} threads), {}; medians of {} runs, modes interleaved.</p>\n", EscapeHtml(Str(report, "model")),
+                      EscapeHtml(Str(report, "cpu")), report["threads"].get<int>(), EscapeHtml(Str(report, "dtype")),
+                      report["repeats"].get<int>());
+
+  const std::vector<ordered_json> labels = Distinct(rows, "label");
+  const bool x_varies = Distinct(rows, "x").size() > 1;
+  const std::string x_label = x_varies ? Str(report, "x_label") : rates ? "requests per second offered" : "";
+  const char* const x_key = x_varies || !rates ? "x" : "rate";
+  for (const ordered_json& label : labels) {
+    // With both a rate and an x, a section for each rate.
+    for (const ordered_json& rate : x_varies&& rates ? Distinct(rows, "rate") : std::vector<ordered_json>{ordered_json()}) {
+      const auto in = [&](const ordered_json& row) { return row["label"] == label && (rate.is_null() || row["rate"] == rate); };
+      html += fmt::format("<h2>{}{}</h2>\n<div class=\"plots\">\n", EscapeHtml(label.get<std::string>()),
+                          rate.is_null() ? "" : fmt::format(", {:g} requests a second", rate.get<double>()));
+      const auto over = [&](const std::string& title, const std::string& y_label, const std::vector<Measure>& measures) {
+        html += OverModes(rows, title, x_key, x_label, y_label, measures, in);
+      };
+      over("Output tokens per second", "tokens/s", {{nullptr, "output_tokens_per_second", ""}});
+      over("Requests per second", "requests/s", {{nullptr, "requests_per_second", ""}});
+      over("Time to first token", "seconds", {{"ttft", "p50", "p50"}, {"ttft", "p99", "p99", true}});
+      over("Time between tokens", "seconds", {{"tbt", "p50", "p50"}, {"tbt", "p99", "p99", true}});
+      over("Request latency", "seconds", {{"latency", "p50", "p50"}, {"latency", "p99", "p99", true}});
+      over("Requests with a stall above 200 and 500 ms", "share of requests",
+           {{nullptr, "stalled_200ms_share", "200"}, {nullptr, "stalled_500ms_share", "500", true}});
+      over("KV bytes read by attention", "bytes", {{nullptr, "kv_bytes_read", ""}});
+      html += "</div>\n";
+      // Whole distributions where they are few: at each x or rate.
+      std::vector<ordered_json> places;
+      for (const ordered_json& row : rows) {
+        if (in(row) && std::ranges::find(places, row[x_key]) == places.end()) places.push_back(row[x_key]);
+      }
+      for (const ordered_json& place : places) {
+        const auto here = [&](const ordered_json& row) { return in(row) && row[x_key] == place; };
+        const std::string where = places.size() > 1 ? fmt::format(" ({} {:g})", x_label, place.get<double>()) : "";
+        html += fmt::format("<details{}><summary>Distributions{}</summary>\n<div class=\"plots\">\n",
+                            places.size() == 1 ? " open" : "", EscapeHtml(where));
+        html += DistributionPlot(rows, "ttft", "Time to first token", here);
+        html += DistributionPlot(rows, "tbt", "Time between tokens", here);
+        html += DistributionPlot(rows, "latency", "Request latency", here);
+        html += "</div></details>\n";
+      }
+    }
+  }
+  html += "<h2>All figures</h2>\n" + Table(rows, rates);
+  return html + "</body></html>\n";
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,303 @@
+#include "cli/bench/workload.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <random>
+#include <sstream>
+#include <utility>
+
+#include "cli/bench/tree_problem.h"
+#include "cli/read_file.h"
+#include "core/check.h"
+
+namespace coppice::cli {
+namespace {
+
+// A kind's defaults; 0: it has no such number.
+struct Shape {
+  WorkloadKind kind;
+  std::string_view name;
+  int32_t groups = 0, requests = 0, shared_tokens = 0, unique_tokens = 0, output_tokens = 0, samples = 0, total_tokens = 0;
+};
+
+constexpr Shape kShapes[] = {
+    {WorkloadKind::kSharedPrefix, "shared-prefix", 64, 16, 2048, 128, 256, 1},
+    {WorkloadKind::kFewShot, "few-shot", 0, 120, 2400, 256, 512, 128},
+    {WorkloadKind::kDocument, "document", 0, 256, 7000, 32, 16, 1},
+    {WorkloadKind::kTree, "tree", 0, 0, 0, 0, 64, 1},
+    {WorkloadKind::kRelay, "relay", 0, 64},
+    {WorkloadKind::kMixture, "mixture", 0, 96, 1024, 128, 128, 1},
+    {WorkloadKind::kSampling, "sampling", 0, 8, 0, 512, 128, 64},
+    {WorkloadKind::kRatio, "ratio", 0, 64, 0, 0, 0, 0, 2048},
+    {WorkloadKind::kLengths, "lengths"},
+};
+
+constexpr std::array<int32_t, 6> kRelayPrefixes = {64, 128, 256, 512, 1024, 2048};
+constexpr std::array<std::pair<int32_t, int32_t>, 3> kRelayRequests = {{{64, 128}, {128, 256}, {256, 512}}};  // prompt, output
+constexpr std::array<int32_t, 9> kRatios = {8, 10, 12, 14, 16, 18, 20, 22, 24};
+constexpr std::string_view kTree = "1024,256x4,64x8";
+
+const Shape& ShapeOf(WorkloadKind kind) { return *std::ranges::find(kShapes, kind, &Shape::kind); }
+
+// Random tokens. Siblings, pieces of text that follow the same prefix, begin with different tokens, so that what requests share is
+// what was asked for and no more, as long as the vocabulary lasts.
+class TokenSource {
+ public:
+  TokenSource(int32_t vocab_size, uint64_t seed) : vocab_size_(static_cast<uint64_t>(vocab_size)), random_(seed) {}
+
+  void Append(int32_t count, int64_t sibling, std::vector<int32_t>* tokens) {
+    for (int32_t i = 0; i < count; ++i) {
+      const uint64_t token = i == 0 ? static_cast<uint64_t>(sibling) : random_();
+      tokens->push_back(static_cast<int32_t>(token % vocab_size_));
+    }
+  }
+  std::vector<int32_t> Make(int32_t count, int64_t sibling) {
+    std::vector<int32_t> tokens;
+    Append(count, sibling, &tokens);
+    return tokens;
+  }
+  // Fisher and Yates; the standard's shuffle differs from library to library.
+  void Shuffle(std::vector<WorkloadRequest>* requests) {
+    for (size_t i = requests->size(); i > 1; --i) std::swap((*requests)[i - 1], (*requests)[random_() % i]);
+  }
+
+ private:
+  uint64_t vocab_size_;
+  std::mt19937_64 random_;
+};
+
+int32_t Scaled(int32_t count, double scale) { return std::max(1, static_cast<int32_t>(std::lround(count * scale))); }
+
+// One request that continues `prefix`.
+WorkloadRequest Continue(const std::vector<int32_t>& prefix, int32_t unique_tokens, int64_t sibling, int32_t samples,
+                         int32_t output_tokens, TokenSource* source) {
+  WorkloadRequest request{.prompt_ids = prefix, .samples = samples, .output_tokens = output_tokens};
+  source->Append(unique_tokens, sibling, &request.prompt_ids);
+  return request;
+}
+
+std::vector<WorkloadRequest> MakeGroups(const Shape& shape, TokenSource* source) {
+  std::vector<WorkloadRequest> requests;
+  for (int32_t group = 0; group < std::max(1, shape.groups); ++group) {
+    const std::vector<int32_t> prefix = source->Make(shape.shared_tokens, group);
+    for (int32_t i = 0; i < shape.requests; ++i)
+      requests.push_back(Continue(prefix, shape.unique_tokens, i, shape.samples, shape.output_tokens, source));
+  }
+  return requests;
+}
+
+std::vector<WorkloadRequest> MakeMixture(const Shape& shape, TokenSource* source) {
+  std::vector<WorkloadRequest> requests;
+  const std::vector<int32_t> prefixes[] = {source->Make(shape.shared_tokens, 0), source->Make(shape.shared_tokens, 1)};
+  const int32_t half = shape.requests / 2, third = shape.requests / 3;
+  for (int32_t i = 0; i < shape.requests; ++i) {
+    if (i < half + third) {
+      requests.push_back(Continue(prefixes[i < half ? 0 : 1], shape.unique_tokens, i, shape.samples, shape.output_tokens, source));
+    } else {  // as long as the others
+      requests.push_back(
+          Continue({}, shape.shared_tokens + shape.unique_tokens, 2 + i, shape.samples, shape.output_tokens, source));
+    }
+  }
+  return requests;
+}
+
+// The requests below a node whose path is `prefix`; the last level are the requests themselves.
+void AppendTree(const std::vector<TreeLevel>& levels, size_t level, const std::vector<int32_t>& prefix, const Shape& shape,
+                TokenSource* source, std::vector<WorkloadRequest>* requests) {
+  for (int32_t child = 0; child < levels[level].fan_out; ++child) {
+    std::vector<int32_t> path = prefix;
+    source->Append(levels[level].tokens, child, &path);
+    if (level + 1 < levels.size()) {
+      AppendTree(levels, level + 1, path, shape, source, requests);
+    } else {
+      requests->push_back({.prompt_ids = std::move(path), .samples = shape.samples, .output_tokens = shape.output_tokens});
+    }
+  }
+}
+
+Result<std::vector<WorkloadRequest>> ReadLengths(const WorkloadOptions& options, TokenSource* source) {
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.lengths_file, "--lengths"));
+  std::vector<WorkloadRequest> requests;
+  std::map<int64_t, std::vector<int32_t>> prefixes;  // by group; as long as the longest that was asked for so far
+  std::istringstream lines(text);
+  int64_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (const size_t comment = line.find('#'); comment != line.npos) line.resize(comment);
+    std::ranges::replace(line, ',', ' ');
+    if (line.find_first_not_of(" \t\r") == line.npos) continue;
+    std::istringstream words(line);
+    int32_t prompt = 0, output = 0, shared = 0;
+    int64_t group = 0;
+    const bool lengths = static_cast<bool>(words >> prompt >> output);
+    const bool grouped = lengths && words >> group;
+    if (grouped) words >> shared;
+    if (!lengths || words.bad() || (grouped && words.fail()) || (words.clear(), words >> std::ws, !words.eof()) || prompt < 1 ||
+        output < 1 || shared < 0 || shared > prompt) {
+      return InvalidArgument(
+          fmt::format("{}:{} is \"{}\", expected: prompt tokens, output tokens, and if it shares a prefix, a group and how "
+                      "many of its prompt tokens",
+                      options.lengths_file, number, line));
+    }
+    std::vector<int32_t>& prefix = prefixes[group];
+    const int32_t missing = shared - static_cast<int32_t>(prefix.size());
+    if (missing > 0) {
+      const int64_t sibling = 2 * static_cast<int64_t>(prefix.empty() ? prefixes.size() : prefixes.size() + number);
+      source->Append(missing, sibling, &prefix);
+    }
+    requests.push_back(Continue({prefix.begin(), prefix.begin() + shared}, prompt - shared, 2 * number + 1, 1, output, source));
+  }
+  if (requests.empty())
+    return InvalidArgument(fmt::format("{} holds no request; expected lines \"prompt output\"", options.lengths_file));
+  requests.resize(std::min(requests.size(),
+                           static_cast<size_t>(std::max(1.0, std::round(options.scale * static_cast<double>(requests.size()))))));
+  return requests;
+}
+
+// The kind's shape with what was given, scaled.
+Result<Shape> ShapeFor(const WorkloadOptions& options) {
+  Shape shape = ShapeOf(options.kind);
+  struct Number {
+    const char* option;
+    const std::optional<int32_t>& given;
+    int32_t* value;
+  };
+  const Number numbers[] = {{"--groups", options.groups, &shape.groups},
+                            {"--requests", options.requests, &shape.requests},
+                            {"--shared-tokens", options.shared_tokens, &shape.shared_tokens},
+                            {"--unique-tokens", options.unique_tokens, &shape.unique_tokens},
+                            {"--output-tokens", options.output_tokens, &shape.output_tokens},
+                            {"--samples", options.samples, &shape.samples},
+                            {"--total-tokens", options.total_tokens, &shape.total_tokens}};
+  for (const Number& number : numbers) {
+    if (!number.given) continue;
+    if (*number.value == 0) return InvalidArgument(fmt::format("workload {} has no {}; leave it out", shape.name, number.option));
+    if (*number.given < 1) return InvalidArgument(fmt::format("{} is {}, expected 1 or more", number.option, *number.given));
+    *number.value = *number.given;
+  }
+  const std::pair<const char*, bool> lists[] = {
+      {"--prefixes", !options.prefixes.empty() && options.kind != WorkloadKind::kRelay},
+      {"--ratios", !options.ratios.empty() && options.kind != WorkloadKind::kRatio},
+      {"--tree", !options.tree.empty() && options.kind != WorkloadKind::kTree},
+      {"--lengths", !options.lengths_file.empty() && options.kind != WorkloadKind::kLengths}};
+  for (const auto& [option, unused] : lists) {
+    if (unused) return InvalidArgument(fmt::format("workload {} has no {}; leave it out", shape.name, option));
+  }
+  if (options.kind == WorkloadKind::kLengths && options.lengths_file.empty())
+    return InvalidArgument("workload lengths needs --lengths FILE, a line \"prompt output [group shared]\" a request");
+  if (!(options.scale > 0) || !std::isfinite(options.scale))
+    return InvalidArgument(fmt::format("--scale is {}, expected a positive number", options.scale));
+  if (options.scale != 1 && options.kind == WorkloadKind::kTree)
+    return InvalidArgument("workload tree has no --scale; give a smaller --tree");
+  int32_t& scaled = shape.groups > 0 ? shape.groups : shape.requests;
+  if (scaled > 0) scaled = Scaled(scaled, options.scale);
+  return shape;
+}
+
+Result<Workload> MakePoints(const WorkloadOptions& options, Shape shape, TokenSource* source) {
+  Workload workload;
+  const auto add = [&](std::string label, double x, std::vector<WorkloadRequest> requests) {
+    source->Shuffle(&requests);
+    workload.points.push_back({std::move(label), x, std::move(requests)});
+  };
+  const std::string name(shape.name);
+  switch (options.kind) {
+    case WorkloadKind::kSharedPrefix:
+    case WorkloadKind::kFewShot:
+    case WorkloadKind::kDocument:
+    case WorkloadKind::kSampling: add(name, 0, MakeGroups(shape, source)); break;
+    case WorkloadKind::kMixture: add(name, 0, MakeMixture(shape, source)); break;
+    case WorkloadKind::kTree: {
+      COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(options.tree.empty() ? kTree : options.tree));
+      std::vector<WorkloadRequest> requests;
+      AppendTree(levels, 0, {}, shape, source, &requests);
+      add(name, 0, std::move(requests));
+      break;
+    }
+    case WorkloadKind::kRelay: {
+      workload.x_label = "system prompt, tokens";
+      const std::vector<int32_t> prefixes =
+          options.prefixes.empty() ? std::vector<int32_t>(kRelayPrefixes.begin(), kRelayPrefixes.end()) : options.prefixes;
+      shape.samples = 1;
+      for (const auto& [prompt, output] : kRelayRequests) {
+        for (const int32_t prefix : prefixes) {
+          if (prefix < 1) return InvalidArgument(fmt::format("--prefixes has {}, expected 1 or more", prefix));
+          shape.shared_tokens = prefix;
+          shape.unique_tokens = prompt;
+          shape.output_tokens = output;
+          add(fmt::format("request {}, output {}", prompt, output), prefix, MakeGroups(shape, source));
+        }
+      }
+      break;
+    }
+    case WorkloadKind::kRatio: {
+      workload.x_label = "prompt tokens per output token";
+      const std::vector<int32_t> ratios =
+          options.ratios.empty() ? std::vector<int32_t>(kRatios.begin(), kRatios.end()) : options.ratios;
+      shape.samples = 1;
+      for (const int32_t ratio : ratios) {
+        if (ratio < 1 || ratio >= shape.total_tokens)
+          return InvalidArgument(
+              fmt::format("--ratios has {}, expected 1 or more and less than --total-tokens {}", ratio, shape.total_tokens));
+        shape.output_tokens = std::max(1, shape.total_tokens / (ratio + 1));
+        shape.unique_tokens = shape.total_tokens - shape.output_tokens;
+        add(fmt::format("{} tokens a request", shape.total_tokens), ratio, MakeGroups(shape, source));
+      }
+      break;
+    }
+    case WorkloadKind::kLengths: {
+      COPPICE_ASSIGN_OR_RETURN(std::vector<WorkloadRequest> requests, ReadLengths(options, source));
+      workload.points.push_back({name, 0, std::move(requests)});  // in the order of the file
+      break;
+    }
+  }
+  return workload;
+}
+
+}  // namespace
+
+std::string_view Name(WorkloadKind kind) { return ShapeOf(kind).name; }
+
+Result<WorkloadKind> ParseWorkloadKind(std::string_view text) {
+  std::string names;
+  for (const Shape& shape : kShapes) {
+    if (shape.name == text) return shape.kind;
+    names += (names.empty() ? "" : ", ") + std::string(shape.name);
+  }
+  return InvalidArgument(fmt::format("'{}' is no workload; expected one of {}", text, names));
+}
+
+Result<Workload> MakeWorkload(const WorkloadOptions& options) {
+  COPPICE_CHECK(options.vocab_size > 0);
+  COPPICE_ASSIGN_OR_RETURN(const Shape shape, ShapeFor(options));
+  TokenSource source(options.vocab_size, options.seed);
+  COPPICE_ASSIGN_OR_RETURN(Workload workload, MakePoints(options, shape, &source));
+  for (const WorkloadPoint& point : workload.points) {
+    for (const WorkloadRequest& request : point.requests) {
+      if (static_cast<int64_t>(request.prompt_ids.size()) + request.output_tokens > options.max_context) {
+        return InvalidArgument(
+            fmt::format("workload {} has a request of {} prompt and {} output tokens, the context length is {}: give shorter ones",
+                        shape.name, request.prompt_ids.size(), request.output_tokens, options.max_context));
+      }
+    }
+  }
+  return workload;
+}
+
+std::vector<double> PoissonArrivals(size_t count, double rate, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<double> arrivals;
+  double now = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double uniform = static_cast<double>(random() >> 11) * 0x1p-53;  // [0, 1)
+    now += -std::log1p(-uniform) / rate;
+    arrivals.push_back(now);
+  }
+  return arrivals;
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,207 @@
+// Workloads: token counts, what requests share, that a seed decides all, arrivals, refusals.
+#include "cli/bench/workload.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace coppice::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+WorkloadOptions Options(WorkloadKind kind) { return {.kind = kind, .vocab_size = 50000, .max_context = 8192}; }
+
+Workload Made(const WorkloadOptions& options) {
+  Result<Workload> workload = MakeWorkload(options);
+  EXPECT_TRUE(workload.ok()) << workload.status().message();
+  return workload.ok() ? *std::move(workload) : Workload();
+}
+
+size_t Common(const WorkloadRequest& a, const WorkloadRequest& b) {
+  return static_cast<size_t>(std::ranges::mismatch(a.prompt_ids, b.prompt_ids).in1 - a.prompt_ids.begin());
+}
+
+// How many pairs of requests have how long a prefix in common.
+std::map<size_t, int> CommonPrefixes(const std::vector<WorkloadRequest>& requests) {
+  std::map<size_t, int> pairs;
+  for (size_t a = 0; a < requests.size(); ++a) {
+    for (size_t b = a + 1; b < requests.size(); ++b) ++pairs[Common(requests[a], requests[b])];
+  }
+  return pairs;
+}
+
+void ExpectLengths(const std::vector<WorkloadRequest>& requests, size_t prompt, int32_t output, int32_t samples) {
+  for (const WorkloadRequest& request : requests) {
+    EXPECT_EQ(request.prompt_ids.size(), prompt);
+    EXPECT_EQ(request.output_tokens, output);
+    EXPECT_EQ(request.samples, samples);
+    EXPECT_TRUE(std::ranges::all_of(request.prompt_ids, [](int32_t id) { return id >= 0 && id < 50000; }));
+  }
+}
+
+TEST(WorkloadTest, SharedPrefixHasSglangsDefaults) {
+  const Workload workload = Made(Options(WorkloadKind::kSharedPrefix));
+  ASSERT_EQ(workload.points.size(), 1);
+  EXPECT_EQ(workload.points[0].requests.size(), 64 * 16);
+  ExpectLengths(workload.points[0].requests, 2048 + 128, 256, 1);
+}
+
+TEST(WorkloadTest, SharedPrefixShares) {
+  WorkloadOptions options = Options(WorkloadKind::kSharedPrefix);
+  options.groups = 3, options.requests = 4, options.shared_tokens = 50, options.unique_tokens = 5, options.output_tokens = 7;
+  const Workload workload = Made(options);
+  ExpectLengths(workload.points[0].requests, 55, 7, 1);
+  // 3 groups of 4: 6 pairs in each share the 50, the others nothing.
+  EXPECT_EQ(CommonPrefixes(workload.points[0].requests), (std::map<size_t, int>{{0, 48}, {50, 18}}));
+}
+
+TEST(WorkloadTest, ScaleShrinksTheNumberNotTheLengths) {
+  WorkloadOptions options = Options(WorkloadKind::kSharedPrefix);
+  options.scale = 1.0 / 32;
+  EXPECT_EQ(Made(options).points[0].requests.size(), 2 * 16);
+  options.scale = 1e-6;
+  EXPECT_EQ(Made(options).points[0].requests.size(), 16);
+  options.kind = WorkloadKind::kDocument;
+  options.scale = 0.25;
+  EXPECT_EQ(Made(options).points[0].requests.size(), 64);
+}
+
+TEST(WorkloadTest, FewShotDocumentAndSampling) {
+  WorkloadOptions options = Options(WorkloadKind::kFewShot);
+  options.requests = 5;
+  std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  ExpectLengths(requests, 2400 + 256, 512, 128);
+  EXPECT_EQ(CommonPrefixes(requests), (std::map<size_t, int>{{2400, 10}}));
+
+  options = Options(WorkloadKind::kDocument);
+  requests = Made(options).points[0].requests;
+  EXPECT_EQ(requests.size(), 256);
+  ExpectLengths(requests, 7032, 16, 1);
+  EXPECT_EQ(CommonPrefixes(requests).begin()->first, 7000);
+
+  requests = Made(Options(WorkloadKind::kSampling)).points[0].requests;
+  ExpectLengths(requests, 512, 128, 64);
+  EXPECT_EQ(CommonPrefixes(requests), (std::map<size_t, int>{{0, 28}}));
+}
+
+TEST(WorkloadTest, Tree) {
+  WorkloadOptions options = Options(WorkloadKind::kTree);
+  options.tree = "100,20x2,3x3";
+  const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  EXPECT_EQ(requests.size(), 6);
+  ExpectLengths(requests, 123, 64, 1);
+  EXPECT_EQ(CommonPrefixes(requests), (std::map<size_t, int>{{100, 9}, {120, 6}}));
+}
+
+TEST(WorkloadTest, MixtureIsHalfAThirdAndARest) {
+  WorkloadOptions options = Options(WorkloadKind::kMixture);
+  options.requests = 12;
+  const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  ExpectLengths(requests, 1024 + 128, 128, 1);
+  // 6 share A (15 pairs), 4 share B (6 pairs), 2 nothing: 66 pairs in all.
+  EXPECT_EQ(CommonPrefixes(requests), (std::map<size_t, int>{{0, 45}, {1024, 21}}));
+}
+
+TEST(WorkloadTest, RelayVariesPrefixAndRequest) {
+  const Workload workload = Made(Options(WorkloadKind::kRelay));
+  ASSERT_EQ(workload.points.size(), 18);
+  EXPECT_FALSE(workload.x_label.empty());
+  EXPECT_EQ(workload.points.front().x, 64);
+  ExpectLengths(workload.points.front().requests, 64 + 64, 128, 1);
+  EXPECT_EQ(workload.points.back().x, 2048);
+  ExpectLengths(workload.points.back().requests, 2048 + 256, 512, 1);
+  EXPECT_EQ(CommonPrefixes(workload.points.back().requests).begin()->first, 2048);
+}
+
+TEST(WorkloadTest, RatioKeepsTheTotal) {
+  WorkloadOptions options = Options(WorkloadKind::kRatio);
+  options.total_tokens = 900;
+  options.requests = 3;
+  const Workload workload = Made(options);
+  ASSERT_EQ(workload.points.size(), 9);
+  ExpectLengths(workload.points.front().requests, 800, 100, 1);  // 8 to 1
+  ExpectLengths(workload.points.back().requests, 864, 36, 1);    // 24 to 1
+  EXPECT_EQ(CommonPrefixes(workload.points.back().requests), (std::map<size_t, int>{{0, 3}}));
+}
+
+TEST(WorkloadTest, LengthsFromAFile) {
+  const std::string path = ::testing::TempDir() + "/lengths.txt";
+  std::ofstream(path) << "# prompt output group shared\n10 3\n20, 4, 1, 12\n\n30 5 1 15  # longer\n12 1 1 12\n";
+  WorkloadOptions options = Options(WorkloadKind::kLengths);
+  options.lengths_file = path;
+  const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  ASSERT_EQ(requests.size(), 4);
+  EXPECT_EQ(requests[0].prompt_ids.size(), 10);
+  EXPECT_EQ(requests[0].output_tokens, 3);
+  EXPECT_EQ(requests[2].prompt_ids.size(), 30);
+  EXPECT_EQ(Common(requests[0], requests[1]), 0);
+  EXPECT_EQ(Common(requests[1], requests[2]), 12);
+  EXPECT_EQ(Common(requests[1], requests[3]), 12);
+  for (const char* bad : {"10", "10 x", "0 1", "10 1 1", "10 1 1 11", "10 1 1 2 3", "1.5 1", "# nothing"}) {
+    std::ofstream(path) << bad << "\n";
+    EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("lengths.txt")) << bad;
+  }
+}
+
+TEST(WorkloadTest, TheSeedDecides) {
+  WorkloadOptions options = Options(WorkloadKind::kMixture);
+  const auto prompts = [&](uint64_t seed) {
+    options.seed = seed;
+    std::vector<std::vector<int32_t>> all;
+    const Workload workload = Made(options);
+    for (const WorkloadRequest& request : workload.points[0].requests) all.push_back(request.prompt_ids);
+    return all;
+  };
+  EXPECT_EQ(prompts(1), prompts(1));
+  EXPECT_NE(prompts(1), prompts(2));
+}
+
+TEST(WorkloadTest, PoissonArrivals) {
+  const std::vector<double> arrivals = PoissonArrivals(20000, 4, 7);
+  EXPECT_TRUE(std::ranges::is_sorted(arrivals));
+  EXPECT_NEAR(arrivals.back(), 20000 / 4.0, 3 * 20000 / 4.0 / std::sqrt(20000.0));
+  // The gaps' standard deviation is their mean: 1 / rate.
+  double squares = 0;
+  for (size_t i = 1; i < arrivals.size(); ++i)
+    squares += (arrivals[i] - arrivals[i - 1] - 0.25) * (arrivals[i] - arrivals[i - 1] - 0.25);
+  EXPECT_NEAR(std::sqrt(squares / 20000), 0.25, 0.01);
+  EXPECT_EQ(PoissonArrivals(10, 4, 7), PoissonArrivals(10, 4, 7));
+  EXPECT_NE(PoissonArrivals(10, 4, 7), PoissonArrivals(10, 4, 8));
+}
+
+TEST(WorkloadTest, Refusals) {
+  const auto message = [](const WorkloadOptions& options) { return MakeWorkload(options).status().message(); };
+  WorkloadOptions options = Options(WorkloadKind::kSampling);
+  options.shared_tokens = 5;
+  EXPECT_THAT(message(options), HasSubstr("sampling has no --shared-tokens"));
+  options = Options(WorkloadKind::kSharedPrefix);
+  options.groups = 0;
+  EXPECT_THAT(message(options), HasSubstr("--groups is 0"));
+  options = Options(WorkloadKind::kDocument);
+  options.shared_tokens = 8192;
+  EXPECT_THAT(message(options), HasSubstr("context length is 8192"));
+  options = Options(WorkloadKind::kMixture);
+  options.ratios = {8};
+  EXPECT_THAT(message(options), HasSubstr("no --ratios"));
+  options = Options(WorkloadKind::kRatio);
+  options.ratios = {5000};
+  EXPECT_THAT(message(options), HasSubstr("--ratios has 5000"));
+  EXPECT_THAT(message(Options(WorkloadKind::kLengths)), HasSubstr("--lengths"));
+  options = Options(WorkloadKind::kMixture);
+  options.scale = -1;
+  EXPECT_THAT(message(options), HasSubstr("--scale is -1"));
+  EXPECT_THAT(ParseWorkloadKind("books").status().message(), HasSubstr("few-shot"));
+  EXPECT_EQ(*ParseWorkloadKind("relay"), WorkloadKind::kRelay);
+}
+
+}  // namespace
+}  // namespace coppice::cli

@@ -1,0 +1,236 @@
+#include "openai/batch_input.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+
+#define XXH_INLINE_ALL  // header only
+#include <xxhash.h>
+
+#include "core/check.h"
+#include "model/json_file.h"
+#include "openai/line_reader.h"
+
+namespace coppice::openai {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kSpoolBuffer = 1 << 16;  // tokens
+
+std::string HashOf(std::string_view text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+std::string_view Trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kSpace);
+  return begin == text.npos ? std::string_view() : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+}
+
+// The string of a required field of the line, or an error.
+Result<std::string> StringField(const json& line, const char* name, const std::string& expected) {
+  const auto found = line.find(name);
+  if (found == line.end()) return InvalidArgument(fmt::format("{} is missing, expected {}", name, expected));
+  if (!found->is_string() || found->get_ref<const std::string&>().empty())
+    return InvalidArgument(fmt::format("{} is no string or empty, expected {}", name, expected));
+  return found->get<std::string>();
+}
+
+}  // namespace
+
+std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, const OpenAiRequestParser& parser,
+                                        BatchErrors::Error* line_error) {
+  *line_error = {.line = line};
+  const auto fail = [&](Status status, std::string param) {
+    line_error->status = std::move(status);
+    line_error->param = std::move(param);
+    return std::nullopt;
+  };
+  const Result<json> object = ParseJsonObject(text, "the line");
+  if (!object.ok()) return fail(InvalidArgument(object.status().message()), "");
+  Result<std::string> custom_id = StringField(*object, "custom_id", "a string that no other line has");
+  if (!custom_id.ok()) return fail(custom_id.status(), "custom_id");
+  line_error->custom_id = *custom_id;
+  const Result<std::string> method = StringField(*object, "method", "POST");
+  if (!method.ok()) return fail(method.status(), "method");
+  if (*method != "POST") return fail(InvalidArgument(fmt::format("method is \"{}\", expected POST", *method)), "method");
+  const Result<std::string> url = StringField(*object, "url", std::string(Url(Endpoint::kCompletions)));
+  if (!url.ok()) return fail(url.status(), "url");
+  const Result<Endpoint> endpoint = ParseUrl(*url);
+  if (!endpoint.ok()) return fail(endpoint.status(), "url");
+  for (const auto& [name, value] : object->items()) {
+    if (name != "custom_id" && name != "method" && name != "url" && name != "body")
+      return fail(InvalidArgument(fmt::format("\"{}\" is no field of a line, expected custom_id, method, url and body", name)),
+                  name);
+  }
+  const auto body = object->find("body");
+  if (body == object->end()) return fail(InvalidArgument("body is missing, expected an object"), "body");
+
+  std::string id = HashOf(Trimmed(text));
+  BodyError body_error;
+  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error);
+  if (!request) {
+    line_error->id = std::move(id);
+    return fail(std::move(body_error.status), std::move(body_error.param));
+  }
+  // Samples of equal prompts differ, and a run that is repeated or resumed draws the same.
+  if (body->find("seed") == body->end()) request->request.sampling.seed = XXH3_64bits(custom_id->data(), custom_id->size());
+  return BatchLine{*std::move(custom_id), std::move(id), *std::move(request)};
+}
+
+// ------------------------------------------------------------------------------------------------------------------- spool
+
+Result<TokenSpool> TokenSpool::Create(const std::string& folder) {
+  TokenSpool spool;
+  std::string path = (std::filesystem::path(folder) / ".coppice-tokens-XXXXXX").string();
+  spool.file_ = FileDescriptor(mkstemp(path.data()));
+  if (spool.file_.get() < 0) return NotFound(fmt::format("cannot make a temporary file in {}: {}", folder, std::strerror(errno)));
+  unlink(path.c_str());  // it lives as long as it is open
+  return spool;
+}
+
+TokenSpool::TokenSpool(TokenSpool&& other) noexcept
+    : file_(std::move(other.file_)),
+      pending_(std::move(other.pending_)),
+      size_(other.size_),
+      mapped_(std::exchange(other.mapped_, nullptr)) {}
+
+TokenSpool::~TokenSpool() {
+  if (mapped_) munmap(const_cast<int32_t*>(mapped_), static_cast<size_t>(size_) * sizeof(int32_t));
+}
+
+Result<int64_t> TokenSpool::Append(std::span<const int32_t> ids) {
+  const int64_t begin = size_;
+  pending_.insert(pending_.end(), ids.begin(), ids.end());
+  size_ += static_cast<int64_t>(ids.size());
+  if (pending_.size() >= kSpoolBuffer) COPPICE_RETURN_IF_ERROR(Flush());
+  return begin;
+}
+
+Status TokenSpool::Flush() {
+  const char* bytes = reinterpret_cast<const char*>(pending_.data());
+  for (size_t left = pending_.size() * sizeof(int32_t); left > 0;) {
+    const ssize_t count = write(file_.get(), bytes, left);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0)
+      return ResourceExhausted(fmt::format("cannot keep the tokens of the prompts in a temporary file: {}", std::strerror(errno)));
+    bytes += count;
+    left -= static_cast<size_t>(count);
+  }
+  pending_.clear();
+  return OkStatus();
+}
+
+Status TokenSpool::Map() {
+  COPPICE_RETURN_IF_ERROR(Flush());
+  if (size_ == 0) return OkStatus();
+  void* const mapped = mmap(nullptr, static_cast<size_t>(size_) * sizeof(int32_t), PROT_READ, MAP_SHARED, file_.get(), 0);
+  if (mapped == MAP_FAILED) return ResourceExhausted(fmt::format("cannot map {} tokens: {}", size_, std::strerror(errno)));
+  mapped_ = static_cast<const int32_t*>(mapped);
+  return OkStatus();
+}
+
+// ------------------------------------------------------------------------------------------------------------------- input
+
+Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequestParser& parser, const BatchOutput& output,
+                                    BatchErrors* errors) {
+  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat facts = {};
+  if (file.get() < 0 || fstat(file.get(), &facts) != 0)
+    return NotFound(fmt::format("cannot read the input {}: {}", path, std::strerror(errno)));
+  if (!S_ISREG(facts.st_mode))
+    return InvalidArgument(fmt::format("{} is no regular file; its lines are read twice, so a pipe will not do", path));
+  // Beside the output there is room for it.
+  const std::filesystem::path beside = std::filesystem::path(errors->path()).parent_path();
+  COPPICE_ASSIGN_OR_RETURN(TokenSpool spool, TokenSpool::Create(beside.empty() ? "." : beside.string()));
+  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(path, "the input"));
+  BatchInput input(std::move(file), path, std::move(spool));
+
+  std::unordered_map<std::string, int64_t> lines;  // custom_id -> the line that has it
+  LineReader::Line line;
+  while (true) {
+    COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
+    if (!more) break;
+    if (Trimmed(line.text).empty()) continue;
+    if (line.too_long) {
+      COPPICE_RETURN_IF_ERROR(
+          errors->Report({.line = line.number,
+                          .status = InvalidArgument(fmt::format("line {} has {} bytes, expected at most {}", line.number, line.size,
+                                                                LineReader::kMaxLineBytes))}));
+      continue;
+    }
+    BatchErrors::Error error;
+    std::optional<BatchLine> parsed = ParseBatchLine(line.text, line.number, parser, &error);
+    if (!error.custom_id.empty()) {
+      const auto [first, is_new] = lines.emplace(error.custom_id, line.number);
+      if (!is_new) {
+        parsed.reset();
+        error = {.line = line.number,
+                 .custom_id = error.custom_id,
+                 .status = InvalidArgument(fmt::format("custom_id \"{}\" is that of line {} already; give each line its own",
+                                                       error.custom_id, first->second)),
+                 .param = "custom_id"};
+      }
+    }
+    if (!parsed) {
+      COPPICE_RETURN_IF_ERROR(errors->Report(error));
+      continue;
+    }
+    if (const auto finished = output.finished().find(parsed->custom_id); finished != output.finished().end()) {
+      if (finished->second != "batch_req_" + parsed->id) {
+        return InvalidArgument(fmt::format(
+            "the output holds an answer for custom_id \"{}\", but to another request than line {} of {}; give another output",
+            parsed->custom_id, line.number, path));
+      }
+      ++input.finished_before_;
+      continue;
+    }
+    const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
+    if (!tokens.ok()) {
+      COPPICE_RETURN_IF_ERROR(errors->Report(
+          {.line = line.number, .id = parsed->id, .custom_id = parsed->custom_id, .status = tokens.status(), .param = "prompt"}));
+      continue;
+    }
+    COPPICE_ASSIGN_OR_RETURN(const int64_t begin, input.spool_.Append(*tokens));
+    input.jobs_.push_back({.id = parsed->id,
+                           .line = line.number,
+                           .offset = line.offset,
+                           .tokens_begin = begin,
+                           .size = static_cast<int32_t>(line.size),
+                           .num_tokens = static_cast<int32_t>(tokens->size())});
+  }
+  COPPICE_RETURN_IF_ERROR(input.spool_.Map());
+  std::ranges::stable_sort(input.jobs_, [&](const BatchJob& a, const BatchJob& b) {
+    return std::ranges::lexicographical_compare(input.Tokens(a), input.Tokens(b));
+  });
+  return input;
+}
+
+Result<BatchLine> BatchInput::Load(const BatchJob& job, const OpenAiRequestParser& parser) const {
+  std::string text(static_cast<size_t>(job.size), '\0');
+  const ssize_t count = pread(file_.get(), text.data(), text.size(), job.offset);
+  BatchErrors::Error error;
+  std::optional<BatchLine> parsed;
+  if (count == job.size) parsed = ParseBatchLine(text, job.line, parser, &error);
+  if (!parsed || parsed->id != job.id)
+    return DataLoss(
+        fmt::format("{} changed while it was worked on: line {} is another one now; run the command again", path_, job.line));
+  const std::span<const int32_t> tokens = Tokens(job);
+  parser.SetPrompt({tokens.begin(), tokens.end()}, &parsed->request);
+  return *std::move(parsed);
+}
+
+}  // namespace coppice::openai

@@ -1,0 +1,79 @@
+// The result files of `coppice batch`: an append-only output that a killed run continues, and a file of what went wrong.
+// Layer: openai.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "coppice/core/status.h"
+
+namespace coppice::openai {
+
+// A file descriptor that is closed at the end.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~FileDescriptor();
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// Lines of JSON, each written by one write(2), so that a kill leaves whole lines and at most one torn one at the end. Synced to
+// disk once a second at most, and at the end: a power cut loses that second, and the next run computes it again.
+class BatchOutput {
+ public:
+  // Opens or creates the file and locks it. What an earlier run finished is kept, a torn last line is cut off. INVALID_ARGUMENT for
+  // a file that holds anything else than batch results, FAILED_PRECONDITION if another process writes to it.
+  static Result<BatchOutput> Open(const std::string& path);
+
+  // custom_id -> id of every line that was there; the id tells which request it answers.
+  const std::unordered_map<std::string, std::string>& finished() const { return finished_; }
+  Status Append(const nlohmann::ordered_json& line);
+  Status Sync();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kSyncInterval = std::chrono::seconds(1);
+
+  FileDescriptor file_;
+  std::string path_;
+  std::unordered_map<std::string, std::string> finished_;
+  Clock::time_point last_sync_ = Clock::now();
+};
+
+// What could not be answered, as lines of OpenAI's error file with the input's line number added. Begins anew with each run, since
+// a run tries again what failed before; there is no file where nothing failed. The first few are also told on stderr.
+class BatchErrors {
+ public:
+  struct Error {
+    int64_t line = 0;       // of the input
+    std::string id;         // of the request; empty where the line is none
+    std::string custom_id;  // empty: not known
+    Status status;
+    std::string param;  // the field that is wrong; may be empty
+  };
+
+  // Removes an earlier run's file.
+  static Result<BatchErrors> Open(const std::string& path);
+  Status Report(const Error& error);
+  int64_t count() const { return count_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  FileDescriptor file_;
+  std::string path_;
+  int64_t count_ = 0;
+};
+
+}  // namespace coppice::openai

@@ -1,0 +1,197 @@
+#include "openai/generation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <utility>
+
+namespace coppice::openai {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Plays a list of steps, each a list of events; the first step is prefill, the others decode. Cancel ends what is unfinished. With
+// `late_events` each step's events come during the next one, on a thread of their own.
+class FakeEngine final : public Engine {
+ public:
+  explicit FakeEngine(std::vector<std::vector<StreamEvent>> steps, bool late_events = false)
+      : steps_(std::move(steps)), late_events_(late_events) {}
+
+  Result<RequestId> Submit(Request request) override {
+    if (request.prompt_ids.empty()) return InvalidArgument("the prompt is empty");
+    request_ = std::move(request);
+    return RequestId{7};
+  }
+  Status Unpin(const std::string&) override { return OkStatus(); }
+  Status SavePrefix(const std::string&, const std::string&) override { return OkStatus(); }
+  Status LoadPrefix(const std::string&, const std::string&) override { return OkStatus(); }
+  Status Cancel(RequestId id) override {
+    cancelled_ = id == RequestId{7};
+    return OkStatus();
+  }
+  Result<bool> Step() override {
+    if (late_events_) std::jthread([this] { Send(std::exchange(events_, {})); });
+    if (fail_at_ == metrics_.steps) return Internal("the step broke");
+    if (cancelled_) {
+      request_.on_event({.index = 1, .finish_reason = FinishReason::kCancelled, .request_done = true});
+      return true;
+    }
+    if (metrics_.steps == static_cast<int64_t>(steps_.size())) return false;
+    events_ = steps_[metrics_.steps];
+    for (const StreamEvent& event : events_) metrics_.generated_tokens += static_cast<int64_t>(event.token_ids.size());
+    if (!late_events_) Send(events_);
+    ++metrics_.steps;
+    if (metrics_.steps > 1) ++metrics_.decode_steps;
+    return true;
+  }
+  EngineMetrics Metrics() const override { return metrics_; }
+  const Tokenizer* tokenizer() const override { return nullptr; }
+  const ModelConfig& model_config() const override { std::abort(); }
+
+  int64_t fail_at_ = -1;
+
+ private:
+  void Send(const std::vector<StreamEvent>& events) {
+    for (const StreamEvent& event : events) request_.on_event(event);
+  }
+
+  std::vector<std::vector<StreamEvent>> steps_;
+  std::vector<StreamEvent> events_;  // of the last step
+  bool late_events_ = false;
+  Request request_;
+  EngineMetrics metrics_;
+  bool cancelled_ = false;
+};
+
+StreamEvent Token(int32_t index, int32_t id, float logprob, std::string text, std::optional<FinishReason> reason = {},
+                  bool done = false) {
+  return {.index = index,
+          .token_ids = {id},
+          .logprobs = {logprob},
+          .text = std::move(text),
+          .finish_reason = reason,
+          .request_done = done};
+}
+
+std::vector<std::vector<StreamEvent>> TwoSamples() {
+  return {{{.index = -1, .prompt_logprobs = {std::nullopt, -0.5f}}, Token(0, 10, -1.0f, "a"), Token(1, 20, -0.5f, "x")},
+          {Token(0, 11, -3.0f, "b", FinishReason::kStop), Token(1, 21, -0.5f, "y")},
+          {Token(1, 22, -0.5f, "z", FinishReason::kLength, /*done=*/true)}};
+}
+
+const Request kRequest{.prompt_ids = {1, 2}, .n = 2, .max_tokens = 3};
+
+TEST(Generate, GathersSamplesInOrderOfTheirEvents) {
+  for (const bool late_events : {false, true}) {
+    FakeEngine engine(TwoSamples(), late_events);
+    std::vector<int32_t> finished;
+    int64_t last_finished_seen = -1;
+    const Result<Generation> generation =
+        Generate(engine, kRequest,
+                 {.on_sample = [&](const Sample& sample) { finished.push_back(sample.index); },
+                  .on_step = [&](const GenerationProgress& progress) { last_finished_seen = progress.samples_finished; }});
+    ASSERT_TRUE(generation.ok()) << generation.status().ToString();
+    EXPECT_THAT(finished, ElementsAre(0, 1));
+    EXPECT_EQ(last_finished_seen, 2);
+    EXPECT_THAT(generation->prompt_ids, ElementsAre(1, 2));
+    EXPECT_THAT(generation->prompt_logprobs, ElementsAre(std::nullopt, -0.5f));
+    EXPECT_EQ(generation->samples[0].text, "ab");
+    EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21, 22));
+    EXPECT_EQ(generation->samples[0].finish_reason, FinishReason::kStop);
+    EXPECT_EQ(generation->samples[1].finish_reason, FinishReason::kLength);
+    EXPECT_DOUBLE_EQ(*generation->samples[0].mean_logprob(), -2.0);
+    EXPECT_EQ(generation->decode_tokens, 3);  // the first token of each sample comes from the prefill step
+    EXPECT_FALSE(generation->interrupted);
+  }
+}
+
+TEST(Generate, RanksByMeanLogProbability) {
+  FakeEngine engine(TwoSamples());
+  const Result<Generation> generation = Generate(engine, kRequest, {});
+  ASSERT_TRUE(generation.ok());
+  const std::vector<const Sample*> ranked = Select(*generation, {.rank = true});
+  ASSERT_EQ(ranked.size(), 2u);
+  EXPECT_EQ(ranked[0]->index, 1);
+  EXPECT_EQ(ranked[1]->index, 0);
+  const std::vector<const Sample*> best = Select(*generation, {.best = 1});
+  ASSERT_EQ(best.size(), 1u);
+  EXPECT_EQ(best[0]->index, 1);
+  EXPECT_EQ(Select(*generation, {})[0]->index, 0);
+}
+
+TEST(Generate, SelectsAndVotesAmongFinishedSamples) {
+  Generation generation;
+  generation.samples = {
+      {.index = 0, .text = "it is 4", .token_ids = {1}, .logprobs = {-3}, .finish_reason = FinishReason::kStop},
+      {.index = 1, .text = "it is 5", .token_ids = {2}, .logprobs = {-1}, .finish_reason = FinishReason::kCancelled},
+      {.index = 2, .text = "it is 4", .token_ids = {3}, .logprobs = {-2}, .finish_reason = FinishReason::kLength},
+      {.index = 3, .text = "it is 5", .token_ids = {4}, .logprobs = {-4}, .finish_reason = FinishReason::kStop},
+  };
+  const std::vector<const Sample*> distinct = Select(generation, {.deduplicate = true});
+  ASSERT_EQ(distinct.size(), 2u);
+  EXPECT_EQ(distinct[0]->index, 2);  // the likelier of the two equal ones
+  EXPECT_EQ(distinct[1]->index, 3);
+  const auto votes = Vote(generation, "[0-9]+");
+  ASSERT_TRUE(votes.ok());
+  ASSERT_EQ(votes->size(), 2u);
+  EXPECT_EQ((*votes)[0].answer, "4");
+  EXPECT_THAT((*votes)[0].voters, ElementsAre(0, 2));
+  EXPECT_THAT((*votes)[1].voters, ElementsAre(3));  // indices of samples, not places in a list
+}
+
+TEST(Generate, StopKeepsWhatIsFinished) {
+  FakeEngine engine(TwoSamples());
+  int asked = 0;
+  const Result<Generation> generation = Generate(engine, kRequest, {.should_stop = [&] { return ++asked > 2; }});
+  ASSERT_TRUE(generation.ok()) << generation.status().ToString();
+  EXPECT_TRUE(generation->interrupted);
+  EXPECT_TRUE(generation->samples[0].finished());
+  EXPECT_FALSE(generation->samples[1].finished());
+  EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21));
+  ASSERT_EQ(Select(*generation, {}).size(), 1u);
+}
+
+TEST(Generate, ReturnsTheEnginesErrors) {
+  FakeEngine empty_prompt({});
+  EXPECT_EQ(Generate(empty_prompt, {}, {}).status().code(), StatusCode::kInvalidArgument);
+
+  FakeEngine broken(TwoSamples());
+  broken.fail_at_ = 1;
+  EXPECT_EQ(Generate(broken, kRequest, {}).status().message(), "the step broke");
+
+  FakeEngine failed_sample(
+      {{{.index = 0, .finish_reason = FinishReason::kError, .request_done = true, .status = ResourceExhausted("no page left")}}});
+  EXPECT_EQ(Generate(failed_sample, kRequest, {}).status().message(), "no page left");
+
+  FakeEngine idle({});
+  EXPECT_THAT(Generate(idle, kRequest, {}).status().message(), HasSubstr("not done"));
+}
+
+TEST(RequestOutput, KeepsTheFirstFailureAndWhatWasCached) {
+  RequestOutput output(2);
+  output.Add({.index = -1, .token_ids = {1, 2}, .text = "say", .prompt_logprobs = {std::nullopt, -0.5f}, .cached_tokens = 5});
+  output.Add(Token(1, 20, -0.5f, "x"));
+  EXPECT_FALSE(output.cancelled);
+  output.Add({.index = 1, .finish_reason = FinishReason::kCancelled});
+  output.Add({.index = 0, .finish_reason = FinishReason::kError, .status = Internal("first")});
+  EXPECT_FALSE(output.done);
+  output.Add({.index = 0, .finish_reason = FinishReason::kError, .request_done = true, .status = Internal("second")});
+  EXPECT_EQ(output.prompt.text, "say");
+  EXPECT_THAT(output.prompt.token_ids, ElementsAre(1, 2));
+  EXPECT_THAT(output.prompt.logprobs, ElementsAre(std::nullopt, -0.5f));
+  EXPECT_EQ(output.samples[1].index, 1);
+  EXPECT_EQ(output.samples[1].text, "x");
+  EXPECT_EQ(output.cached_tokens, 5);
+  EXPECT_EQ(output.failure.message(), "first");
+  EXPECT_TRUE(output.cancelled);
+  EXPECT_TRUE(output.done);
+}
+
+TEST(RequestOutput, HasNoSampleForARequestOfNone) { EXPECT_TRUE(RequestOutput(-1).samples.empty()); }
+
+TEST(Sample, WithoutTokensHasNoMean) { EXPECT_EQ(Sample().mean_logprob(), std::nullopt); }
+
+}  // namespace
+}  // namespace coppice::openai

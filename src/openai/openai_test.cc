@@ -1,0 +1,227 @@
+// Bodies of OpenAI requests and responses: every field's way into the engine's request, what is refused, the shape of answers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "openai/request.h"
+#include "openai/response.h"
+#include "tokenizer/tokenizer.h"
+
+namespace coppice::openai {
+namespace {
+
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+constexpr int32_t kContext = 100;
+
+// A token a byte; chats are written role by role.
+class ByteTokenizer final : public Tokenizer {
+ public:
+  ByteTokenizer() : Tokenizer(Data()) {}
+  using Tokenizer::Encode;
+  Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const override {
+    std::vector<int32_t> ids;
+    if (options.add_special) ids.push_back(1);
+    for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
+    return ids;
+  }
+  std::string_view TokenBytes(int32_t id, bool) const override {
+    static const std::string all = [] {
+      std::string bytes;
+      for (int byte = 0; byte < 256; ++byte) bytes.push_back(static_cast<char>(byte));
+      return bytes;
+    }();
+    return std::string_view(all).substr(static_cast<size_t>(id), 1);
+  }
+
+ private:
+  static TokenizerData Data() {
+    TokenizerData data;
+    data.chat_template = "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}";
+    return data;
+  }
+};
+
+class OpenAiRequestTest : public ::testing::Test {
+ protected:
+  OpenAiRequest Parsed(Endpoint endpoint, const json& body) {
+    BodyError error;
+    std::optional<OpenAiRequest> parsed = parser_.Parse(endpoint, body, &error);
+    EXPECT_TRUE(parsed) << error.status.message();
+    return parsed.value_or(OpenAiRequest());
+  }
+  BodyError Refused(Endpoint endpoint, const json& body) {
+    BodyError error;
+    EXPECT_FALSE(parser_.Parse(endpoint, body, &error)) << body;
+    EXPECT_FALSE(error.status.ok());
+    return error;
+  }
+
+  ByteTokenizer tokenizer_;
+  OpenAiRequestParser parser_{&tokenizer_, kContext};
+};
+
+TEST_F(OpenAiRequestTest, EveryFieldOfACompletion) {
+  const OpenAiRequest parsed = Parsed(Endpoint::kCompletions, json::parse(R"({
+    "model": "m", "prompt": "ab", "n": 3, "best_of": 5, "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "seed": -1, "stop": ["x", "yz"],
+    "logprobs": 0, "echo": true, "stream": false, "presence_penalty": 1, "frequency_penalty": -1.5, "logit_bias": {"5": -100}, "user": "u",
+    "top_k": 9, "min_p": 0.125, "repetition_penalty": 1.25, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [8, 9], "cache_salt": "s",
+    "return_token_ids": true, "suffix": null})"));
+  EXPECT_EQ(parsed.text, "ab");
+  EXPECT_TRUE(parsed.logprobs);
+  EXPECT_TRUE(parsed.return_token_ids);
+  EXPECT_EQ(parsed.max_tokens, 7);
+  const Request& request = parsed.request;
+  EXPECT_EQ(request.n, 5);
+  EXPECT_EQ(parsed.choices, 3);
+  EXPECT_TRUE(request.echo);
+  EXPECT_TRUE(request.prompt_logprobs);
+  EXPECT_EQ(request.min_tokens, 2);
+  EXPECT_TRUE(request.ignore_eos);
+  EXPECT_THAT(request.stop, ElementsAre("x", "yz"));
+  EXPECT_THAT(request.stop_token_ids, ElementsAre(8, 9));
+  EXPECT_EQ(request.cache_salt, "s");
+  const SamplingParams& sampling = request.sampling;
+  EXPECT_EQ(sampling.temperature, 0.5f);
+  EXPECT_EQ(sampling.top_p, 0.25f);
+  EXPECT_EQ(sampling.top_k, 9);
+  EXPECT_EQ(sampling.min_p, 0.125f);
+  EXPECT_EQ(sampling.presence_penalty, 1.0f);
+  EXPECT_EQ(sampling.frequency_penalty, -1.5f);
+  EXPECT_EQ(sampling.repetition_penalty, 1.25f);
+  EXPECT_EQ(sampling.seed, ~uint64_t{0});
+  EXPECT_THAT(sampling.logit_bias, ElementsAre(Pair(5, -100.0f)));
+}
+
+TEST_F(OpenAiRequestTest, Prompts) {
+  EXPECT_THAT(*parser_.Encode(Parsed(Endpoint::kCompletions, {{"prompt", "ab"}})), ElementsAre(1, 'a', 'b'));
+  EXPECT_THAT(*parser_.Encode(Parsed(Endpoint::kCompletions, {{"prompt", {7, 8}}})), ElementsAre(7, 8));
+  EXPECT_THAT(*parser_.Encode(Parsed(Endpoint::kCompletions, {{"prompt", json::array({json::array({7, 8})})}})), ElementsAre(7, 8));
+  EXPECT_THAT(*parser_.Encode(Parsed(Endpoint::kCompletions, {{"prompt", json::array({"a"})}})), ElementsAre(1, 'a'));
+  for (const char* prompt : {R"([])", R"([[1], [2]])", R"(["a", "b"])", R"([1, "a"])", R"([1, -2])", R"([1.5])", R"(3)", R"({})"})
+    EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", json::parse(prompt)}}).param, "prompt") << prompt;
+  EXPECT_EQ(Refused(Endpoint::kCompletions, json::object()).param, "prompt");
+
+  const OpenAiRequestParser without_tokenizer(nullptr, kContext);
+  EXPECT_THAT(without_tokenizer.Encode(Parsed(Endpoint::kCompletions, {{"prompt", "ab"}})).status().message(),
+              HasSubstr("no tokenizer"));
+}
+
+TEST_F(OpenAiRequestTest, Chat) {
+  const OpenAiRequest parsed = Parsed(Endpoint::kChatCompletions, json::parse(R"({"messages": [
+      {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+      "max_completion_tokens": 5, "logprobs": true, "top_logprobs": 0, "response_format": {"type": "text"}})"));
+  EXPECT_EQ(parsed.text, "system:s;user:ab;");
+  EXPECT_THAT(*parser_.Encode(Parsed(Endpoint::kChatCompletions, json::parse(R"({"messages": [{"role": "u", "content": ""}]})"))),
+              ElementsAre('u', ':', ';'));  // no token before what the template writes
+  EXPECT_EQ(parsed.max_tokens, 5);
+  EXPECT_TRUE(parsed.logprobs);
+  for (const char* messages :
+       {R"([])", R"("hello")", R"([5])", R"([{"role": "user"}])", R"([{"content": "a"}])",
+        R"([{"role": "user", "content": [{"type": "image_url"}]}])", R"([{"role": "user", "content": "a", "tool_calls": []}])"})
+    EXPECT_THAT(Refused(Endpoint::kChatCompletions, {{"messages", json::parse(messages)}}).param, HasSubstr("messages"))
+        << messages;
+  EXPECT_THAT(Refused(Endpoint::kChatCompletions, {{"prompt", "a"}}).status.message(), HasSubstr("messages"));
+
+  BodyError error;
+  EXPECT_FALSE(OpenAiRequestParser(nullptr, kContext)
+                   .Parse(Endpoint::kChatCompletions, json::parse(R"({"messages": [{"role": "user", "content": "a"}]})"), &error));
+  EXPECT_THAT(error.status.message(), HasSubstr("no chat template"));
+}
+
+TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
+  for (const char* field :
+       {R"("suffix": "x")", R"("stream": true)", R"("echo": 1)", R"("best_of": 0)", R"("logprobs": 5)", R"("n": "2")",
+        R"("n": 1.5)", R"("n": 4294967296)", R"("temperature": "hot")", R"("stop": [3])", R"("logit_bias": {"a": 1})",
+        R"("logit_bias": [1])", R"("seed": 1.5)", R"("ignore_eos": 1)", R"("tools": [])", R"("stop_token_ids": [-1])"}) {
+    const BodyError error = Refused(Endpoint::kCompletions, json::parse(std::string(R"({"prompt": "a", )") + field + "}"));
+    EXPECT_THAT(field, HasSubstr("\"" + error.param + "\"")) << error.status.message();
+    EXPECT_THAT(error.status.message(), HasSubstr(error.param));
+  }
+  EXPECT_EQ(Refused(Endpoint::kCompletions, json::array()).param, "body");
+  EXPECT_FALSE(ParseUrl("/v1/embeddings").ok());
+  EXPECT_EQ(*ParseUrl("/v1/chat/completions"), Endpoint::kChatCompletions);
+}
+
+TEST_F(OpenAiRequestTest, TokenLimitByDefault) {
+  const auto limit = [&](OpenAiRequest parsed) {
+    parser_.SetPrompt({1, 2, 3}, &parsed);
+    return parsed.request.max_tokens;
+  };
+  const json chat = {{"messages", {{{"role", "user"}, {"content", "a"}}}}};
+  EXPECT_EQ(limit(Parsed(Endpoint::kCompletions, {{"prompt", "a"}})), 16);
+  EXPECT_EQ(limit(Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"max_tokens", 2}})), 2);
+  EXPECT_EQ(limit(Parsed(Endpoint::kChatCompletions, chat)), kContext - 3);
+}
+
+TEST(OpenAiResponseTest, CompletionAndChat) {
+  const ByteTokenizer tokenizer;
+  const std::vector<Sample> samples = {
+      {.index = 0, .text = "hé", .token_ids = {'h', 0xc3, 0xa9}, .logprobs = {-1, -2, -3}, .finish_reason = FinishReason::kStop}};
+  const ResponseFacts facts = {.id = "7", .created = 5, .model = "m", .prompt_tokens = 4, .cached_tokens = 3};
+  OpenAiRequest request{.logprobs = true};
+  const json completion =
+      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
+  EXPECT_EQ(completion["id"], "cmpl-7");
+  EXPECT_EQ(completion["object"], "text_completion");
+  EXPECT_EQ(completion["usage"], json::parse(R"({"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7,
+                                                 "prompt_tokens_details": {"cached_tokens": 3}})"));
+  const json& choice = completion["choices"][0];
+  EXPECT_EQ(choice["text"], "hé");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["logprobs"]["token_logprobs"], json({-1, -2, -3}));
+  EXPECT_EQ(choice["logprobs"]["text_offset"], json({0, 1, 2}));
+  EXPECT_FALSE(choice.contains("token_ids"));
+
+  request.endpoint = Endpoint::kChatCompletions;
+  const json chat =
+      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
+  EXPECT_EQ(chat["object"], "chat.completion");
+  EXPECT_EQ(chat["choices"][0]["message"], json::parse(R"({"role": "assistant", "content": "hé"})"));
+  EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][1]["bytes"], json({0xc3}));
+
+  request = {};
+  const json bare = ResponseBody(request, {}, samples, facts, nullptr);
+  EXPECT_EQ(bare["choices"][0]["token_ids"], json({'h', 0xc3, 0xa9}));  // the only thing there is to say without a tokenizer
+  EXPECT_TRUE(bare["choices"][0]["logprobs"].is_null());
+}
+
+TEST(OpenAiResponseTest, EchoAndBestOf) {
+  const ByteTokenizer tokenizer;
+  std::vector<Sample> samples(3);
+  for (int32_t i = 0; i < 3; ++i)
+    samples[i] = {.index = i,
+                  .text = std::string(1, static_cast<char>('a' + i)),
+                  .token_ids = {'a' + i},
+                  .logprobs = {i == 1 ? -1.0f : -2.0f},
+                  .finish_reason = FinishReason::kLength};
+  OpenAiRequest request{.choices = 2, .logprobs = true, .return_token_ids = true};
+  const EchoedPrompt prompt = {.text = "xy", .token_ids = {'x', 'y'}, .logprobs = {std::nullopt, -0.5f}};
+  const json body = ResponseBody(request, prompt, samples, {}, &tokenizer);
+  ASSERT_EQ(body["choices"].size(), 2);
+  EXPECT_EQ(body["choices"][0]["text"], "xyb");  // the best of three first
+  EXPECT_EQ(body["choices"][1]["text"], "xya");
+  EXPECT_EQ(body["choices"][1]["index"], 1);
+  EXPECT_EQ(body["choices"][0]["token_ids"], json({'x', 'y', 'b'}));
+  EXPECT_EQ(body["choices"][0]["logprobs"], json::parse(R"({"tokens": ["x", "y", "b"], "token_logprobs": [null, -0.5, -1.0],
+                                                          "top_logprobs": null, "text_offset": [0, 1, 2]})"));
+  EXPECT_EQ(body["usage"]["completion_tokens"], 3);  // what was generated
+}
+
+TEST(OpenAiResponseTest, Errors) {
+  const json error = ErrorBody(InvalidArgument("n is 0"), "n");
+  EXPECT_EQ(error, json::parse(R"({"error": {"message": "n is 0", "type": "invalid_request_error", "param": "n", "code": null}})"));
+  EXPECT_EQ(HttpStatus(InvalidArgument("")), 400);
+  EXPECT_EQ(HttpStatus(ResourceExhausted("")), 503);
+  EXPECT_EQ(HttpStatus(Internal("")), 500);
+  EXPECT_TRUE(json(ErrorBody(Internal(""), ""))["error"]["param"].is_null());
+}
+
+}  // namespace
+}  // namespace coppice::openai

@@ -1,0 +1,321 @@
+#include "openai/request.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <concepts>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "openai/chat.h"
+
+namespace coppice::openai {
+namespace {
+
+using nlohmann::json;
+
+constexpr int32_t kCompletionMaxTokens = 16;  // what OpenAI gives a completion that names no limit
+
+// A value as an error shows it, cut to a readable length.
+std::string Shown(const json& value) {
+  constexpr size_t kLongest = 60;
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
+}
+
+// Takes the fields of an object one by one and remembers the first thing that is wrong. null is as good as absent.
+class FieldReader {
+ public:
+  explicit FieldReader(const json& body) : body_(body) {}
+
+  const json* Find(const char* name) {
+    known_.insert(name);
+    const auto found = body_.find(name);
+    return found == body_.end() || found->is_null() ? nullptr : &*found;
+  }
+  void Fail(const char* name, Status status) {
+    if (error_.status.ok()) error_ = {std::move(status), name};
+  }
+  void Expect(const char* name, const json& value, std::string_view expected) {
+    Fail(name, InvalidArgument(fmt::format("{} is {}, expected {}", name, Shown(value), expected)));
+  }
+
+  template <std::integral Integer>
+  void Take(const char* name, Integer* target) {
+    const json* value = Find(name);
+    if (!value) return;
+    if (!value->is_number_integer()) return Expect(name, *value, "an integer");
+    // Signed and unsigned apart: the library converts without a check.
+    const bool fits = value->is_number_unsigned() ? std::in_range<Integer>(value->get<uint64_t>())
+                                                  : std::in_range<Integer>(value->get<int64_t>());
+    if (!fits)
+      return Expect(name, *value,
+                    fmt::format("an integer in {}..{}", std::numeric_limits<Integer>::min(), std::numeric_limits<Integer>::max()));
+    *target = value->get<Integer>();
+  }
+  void Take(const char* name, float* target) {
+    const json* value = Find(name);
+    if (!value) return;
+    if (!value->is_number()) return Expect(name, *value, "a number");
+    *target = value->get<float>();
+  }
+  void Take(const char* name, bool* target) {
+    const json* value = Find(name);
+    if (!value) return;
+    if (!value->is_boolean()) return Expect(name, *value, "true or false");
+    *target = value->get<bool>();
+  }
+  void Take(const char* name, std::string* target) {
+    const json* value = Find(name);
+    if (!value) return;
+    if (!value->is_string()) return Expect(name, *value, "a string");
+    *target = value->get<std::string>();
+  }
+
+  template <class T>
+  void Take(const char* name, std::optional<T>* target) {
+    if (!Find(name)) return;
+    T value{};
+    Take(name, &value);
+    *target = value;
+  }
+
+  // The first error; if there was none, a field that nobody asked for is one.
+  BodyError Finish() {
+    for (const auto& [name, value] : body_.items()) {
+      if (!value.is_null() && !known_.contains(name))
+        Fail(name.c_str(), InvalidArgument(fmt::format("{} is not supported; leave it out", Shown(name))));
+    }
+    return std::move(error_);
+  }
+  bool ok() const { return error_.status.ok(); }
+
+ private:
+  const json& body_;
+  std::set<std::string, std::less<>> known_;
+  BodyError error_;
+};
+
+std::optional<std::vector<int32_t>> TokenIds(const json& value) {
+  std::vector<int32_t> ids;
+  for (const json& id : value) {
+    if (!id.is_number_integer()) return std::nullopt;
+    const int64_t value = id.get<int64_t>();  // what is too large becomes negative
+    if (value < 0 || value > INT32_MAX) return std::nullopt;
+    ids.push_back(static_cast<int32_t>(value));
+  }
+  return ids;
+}
+
+void TakePrompt(FieldReader& fields, OpenAiRequest* parsed) {
+  constexpr std::string_view kExpected = "a string or one list of token ids";
+  const json* prompt = fields.Find("prompt");
+  if (!prompt) return fields.Fail("prompt", InvalidArgument(fmt::format("prompt is missing, expected {}", kExpected)));
+  if (prompt->is_array() && prompt->size() == 1 && !prompt->front().is_number()) prompt = &prompt->front();  // a batch of one
+  if (prompt->is_string()) {
+    parsed->text = prompt->get<std::string>();
+    return;
+  }
+  if (prompt->is_array() && !prompt->empty()) {
+    if (!prompt->front().is_number())
+      return fields.Fail(
+          "prompt", InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", prompt->size())));
+    if (std::optional<std::vector<int32_t>> ids = TokenIds(*prompt)) {
+      parsed->prompt_ids = *std::move(ids);
+      return;
+    }
+  }
+  fields.Expect("prompt", *prompt, kExpected);
+}
+
+// Text of a message: a string, or a list of parts of type text.
+std::optional<std::string> ContentOf(const json& content) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) return std::nullopt;
+  std::string text;
+  for (const json& part : content) {
+    if (!part.is_object() || part.value("type", json()) != "text" || !part.value("text", json()).is_string()) return std::nullopt;
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
+  const json* list = fields.Find("messages");
+  std::vector<ChatMessage> messages;
+  if (!list || !list->is_array() || list->empty()) {
+    fields.Expect("messages", list ? *list : json(), "a list of messages with role and content");
+    return messages;
+  }
+  for (const json& message : *list) {
+    const std::string place = fmt::format("messages[{}]", messages.size());
+    if (!message.is_object()) {
+      fields.Expect(place.c_str(), message, "an object with role and content");
+      break;
+    }
+    FieldReader parts(message);
+    ChatMessage& added = messages.emplace_back();
+    parts.Take("role", &added.role);
+    if (added.role.empty()) parts.Expect("role", json(), "system, user or assistant");
+    const json* content = parts.Find("content");
+    const std::optional<std::string> text = content ? ContentOf(*content) : std::nullopt;
+    if (!text) parts.Expect("content", content ? *content : json(), "a string or a list of text parts");
+    added.content = text.value_or("");
+    if (BodyError error = parts.Finish(); !error.status.ok()) {
+      fields.Fail((place + "." + error.param).c_str(), InvalidArgument(place + ": " + error.status.message()));
+      break;
+    }
+  }
+  return messages;
+}
+
+void TakeStop(FieldReader& fields, std::vector<std::string>* stop) {
+  const json* value = fields.Find("stop");
+  if (!value) return;
+  const json list = value->is_array() ? *value : json::array({*value});
+  for (const json& text : list) {
+    if (!text.is_string()) return fields.Expect("stop", *value, "a string or a list of strings");
+    stop->push_back(text.get<std::string>());
+  }
+}
+
+void TakeLogitBias(FieldReader& fields, SamplingParams* sampling) {
+  const json* value = fields.Find("logit_bias");
+  if (!value) return;
+  constexpr std::string_view kExpected = "an object of token id to number, such as {\"50\": -100}";
+  if (!value->is_object()) return fields.Expect("logit_bias", *value, kExpected);
+  for (const auto& [token, bias] : value->items()) {
+    int32_t id = -1;
+    const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), id);
+    if (error != std::errc() || end != token.data() + token.size() || !bias.is_number())
+      return fields.Expect("logit_bias", *value, kExpected);
+    sampling->logit_bias.emplace_back(id, bias.get<float>());
+  }
+}
+
+// Fields that may be there as long as they ask for what happens anyway.
+void TakeFixed(FieldReader& fields, const char* name, const json& only) {
+  const json* value = fields.Find(name);
+  if (value && *value != only) fields.Expect(name, *value, fmt::format("{}: nothing else is supported", Shown(only)));
+}
+
+void TakeCommon(FieldReader& fields, OpenAiRequest* parsed) {
+  Request& request = parsed->request;
+  SamplingParams& sampling = request.sampling;
+  std::string ignored;
+  fields.Take("model", &ignored);  // one model is loaded; the answer says which
+  fields.Take("user", &ignored);
+  fields.Find("metadata");
+  fields.Take("n", &parsed->choices);
+  request.n = parsed->choices;
+  fields.Take("temperature", &sampling.temperature);
+  fields.Take("top_p", &sampling.top_p);
+  fields.Take("presence_penalty", &sampling.presence_penalty);
+  fields.Take("frequency_penalty", &sampling.frequency_penalty);
+  if (const json* seed = fields.Find("seed"); seed && seed->is_number_integer() && !seed->is_number_unsigned()) {
+    sampling.seed = static_cast<uint64_t>(seed->get<int64_t>());  // OpenAI allows negative ones
+  } else {
+    fields.Take("seed", &sampling.seed);
+  }
+  TakeStop(fields, &request.stop);
+  TakeLogitBias(fields, &sampling);
+  TakeFixed(fields, "stream", false);
+  // Extensions, by the names that other servers gave them.
+  fields.Take("top_k", &sampling.top_k);
+  fields.Take("min_p", &sampling.min_p);
+  fields.Take("repetition_penalty", &sampling.repetition_penalty);
+  fields.Take("min_tokens", &request.min_tokens);
+  fields.Take("ignore_eos", &request.ignore_eos);
+  fields.Take("cache_salt", &request.cache_salt);
+  fields.Take("return_token_ids", &parsed->return_token_ids);
+  if (const json* ids = fields.Find("stop_token_ids")) {
+    std::optional<std::vector<int32_t>> tokens = ids->is_array() ? TokenIds(*ids) : std::nullopt;
+    if (!tokens) return fields.Expect("stop_token_ids", *ids, "a list of token ids");
+    request.stop_token_ids = *std::move(tokens);
+  }
+}
+
+void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
+  TakePrompt(fields, parsed);
+  fields.Take("max_tokens", &parsed->max_tokens);
+  // null: none; 0: of the tokens chosen. Alternatives are not kept.
+  parsed->logprobs = fields.Find("logprobs") != nullptr;
+  TakeFixed(fields, "logprobs", 0);
+  fields.Take("echo", &parsed->request.echo);
+  parsed->request.prompt_logprobs = parsed->request.echo && parsed->logprobs;
+  fields.Take("best_of", &parsed->request.n);
+  if (parsed->request.n < parsed->choices)
+    fields.Expect("best_of", parsed->request.n, fmt::format("at least n, {}", parsed->choices));
+}
+
+}  // namespace
+
+Result<Endpoint> ParseUrl(std::string_view url) {
+  for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
+    if (url == Url(endpoint)) return endpoint;
+  }
+  return InvalidArgument(
+      fmt::format("url is \"{}\", expected {} or {}", url, Url(Endpoint::kCompletions), Url(Endpoint::kChatCompletions)));
+}
+
+OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context)
+    : tokenizer_(tokenizer),
+      max_context_(max_context),
+      chat_template_(tokenizer && !tokenizer->data().chat_template.empty()
+                         ? ChatTemplate::Parse(tokenizer->data().chat_template)
+                         : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))) {}
+
+std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error) const {
+  if (!body.is_object()) {
+    *error = {InvalidArgument(fmt::format("body is {}, expected an object", Shown(body))), "body"};
+    return std::nullopt;
+  }
+  OpenAiRequest parsed{.endpoint = endpoint};
+  FieldReader fields(body);
+  TakeCommon(fields, &parsed);
+  if (endpoint == Endpoint::kCompletions) {
+    TakeCompletion(fields, &parsed);
+  } else {
+    const std::vector<ChatMessage> messages = TakeMessages(fields);
+    if (fields.ok()) {
+      Result<std::string> text = RenderChat(messages);
+      if (text.ok()) {
+        parsed.text = *std::move(text);
+      } else {
+        fields.Fail("messages", text.status());
+      }
+    }
+    fields.Take("max_tokens", &parsed.max_tokens);
+    fields.Take("max_completion_tokens", &parsed.max_tokens);  // its newer name
+    fields.Take("logprobs", &parsed.logprobs);
+    TakeFixed(fields, "top_logprobs", 0);
+    TakeFixed(fields, "response_format", json{{"type", "text"}});
+  }
+  *error = fields.Finish();
+  if (!error->status.ok()) return std::nullopt;
+  return parsed;
+}
+
+Result<std::string> OpenAiRequestParser::RenderChat(const std::vector<ChatMessage>& messages) const {
+  if (!chat_template_.ok()) return chat_template_.status();
+  return openai::RenderChat(**chat_template_, messages, *tokenizer_);
+}
+
+Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& parsed) const {
+  if (!parsed.text) return parsed.prompt_ids;
+  if (!tokenizer_) return InvalidArgument("the model has no tokenizer; give the prompt as a list of token ids");
+  // A chat template writes the beginning-of-text token itself.
+  return tokenizer_->Encode(*parsed.text, {.add_special = parsed.endpoint == Endpoint::kCompletions, .parse_special = true});
+}
+
+void OpenAiRequestParser::SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const {
+  const int32_t rest = std::max(1, max_context_ - static_cast<int32_t>(prompt_ids.size()));
+  const int32_t by_default = parsed->endpoint == Endpoint::kCompletions ? kCompletionMaxTokens : rest;
+  parsed->request.max_tokens = parsed->max_tokens.value_or(by_default);
+  parsed->request.prompt_ids = std::move(prompt_ids);
+}
+
+}  // namespace coppice::openai

@@ -1,0 +1,65 @@
+// The body of an OpenAI completion or chat completion request, turned into a Request of the engine. Knows no files and no sockets.
+// A field that would change the answer and is not supported is refused by name, never ignored.
+// Layer: openai.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coppice/core/status.h"
+#include "coppice/engine/engine.h"
+#include "tokenizer/tokenizer.h"
+
+namespace coppice::openai {
+
+enum class Endpoint : uint8_t { kCompletions, kChatCompletions };
+constexpr std::string_view Url(Endpoint endpoint) {
+  return endpoint == Endpoint::kCompletions ? "/v1/completions" : "/v1/chat/completions";
+}
+// INVALID_ARGUMENT names the two urls there are.
+Result<Endpoint> ParseUrl(std::string_view url);
+
+struct OpenAiRequest {
+  Endpoint endpoint = Endpoint::kCompletions;
+  Request request;                  // complete but for prompt_ids and max_tokens, which SetPrompt fills in; n: samples to generate
+  std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
+  std::vector<int32_t> prompt_ids;  // the prompt where there is no text
+  std::optional<int32_t> max_tokens;
+  int32_t choices = 1;            // samples to answer with, the best ones where more are generated (best_of)
+  bool logprobs = false;          // of the tokens chosen, and with echo of the prompt
+  bool return_token_ids = false;  // an extension: token_ids in each choice
+};
+
+struct BodyError {
+  Status status;
+  std::string param;  // the field that is wrong; may be empty
+};
+
+// One per model. Thread-safe once created.
+class OpenAiRequestParser {
+ public:
+  // `tokenizer` may be null: prompts are token ids then. It outlives the parser.
+  OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context);
+
+  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Fields of `body`: those of
+  // docs/batch.md. On an error, `error->param` names the field.
+  std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error) const;
+  // Token ids of the parsed prompt.
+  Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
+  // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.
+  void SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const;
+
+ private:
+  Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
+
+  const Tokenizer* tokenizer_;
+  int32_t max_context_;
+  Result<std::unique_ptr<ChatTemplate>> chat_template_;
+};
+
+}  // namespace coppice::openai
