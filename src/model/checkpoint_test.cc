@@ -7,11 +7,13 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "model/weights.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/work_growth.h"
 
 namespace coppice {
 namespace {
@@ -163,6 +165,10 @@ TEST(CheckpointTest, FolderErrorsNameTheFile) {
   EXPECT_FALSE((*tied)->Has("lm_head.weight"));
 }
 
+constexpr const char* kTokenizerJson = R"({"added_tokens": [{"id": 3, "content": "<e>", "special": true}],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})";
+
 TEST(CheckpointTest, FolderWithTokenizer) {
   TinyModel model = RandomModel(TinyConfig(), 14);
   const TemporaryFolder folder;
@@ -170,10 +176,7 @@ TEST(CheckpointTest, FolderWithTokenizer) {
   folder.Write("generation_config.json", R"({"bos_token_id": 1, "eos_token_id": [2, 3]})");
   folder.Write("model.safetensors", testing::ToSafetensors(model));
   folder.Write("chat_template.jinja", "{{ messages }}");
-  const std::string tokenizer = R"({"added_tokens": [{"id": 3, "content": "<e>", "special": true}],
-      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-      "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})";
-  folder.Write("tokenizer.json", tokenizer);
+  folder.Write("tokenizer.json", kTokenizerJson);
   const auto checkpoint = Checkpoint::Open(folder.path());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
   const TokenizerData& data = (*checkpoint)->tokenizer().value();
@@ -183,6 +186,46 @@ TEST(CheckpointTest, FolderWithTokenizer) {
 
   folder.Write("tokenizer.json", "{");
   EXPECT_THAT(OpenError(folder.path()), HasSubstr("/tokenizer.json: "));
+}
+
+TEST(CheckpointTest, WorkIsProportionalToIndexAndShard) {
+  // It is refused at the end, for its tensors are no model's.
+  const auto make_folder = [](int count) {
+    std::string map, header;
+    for (int i = 0; i < count; ++i) {
+      const char* comma = i == 0 ? "" : ",";
+      map += fmt::format("{}\"{}\":\"model-0.safetensors\"", comma, i);
+      header += fmt::format("{}\"{}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", comma, i);
+    }
+    auto folder = std::make_unique<TemporaryFolder>();
+    folder->Write("config.json", testing::ToConfigJson(TinyConfig()));
+    folder->Write("model.safetensors.index.json", "{\"weight_map\":{" + map + "}}");
+    header = "{" + header + "}";
+    folder->Write("model-0.safetensors", testing::Raw(static_cast<uint64_t>(header.size())) + header);
+    return folder;
+  };
+  const auto open = [](const std::unique_ptr<TemporaryFolder>& folder) {
+    EXPECT_THAT(OpenError(folder->path()), HasSubstr("tensor \"lm_head.weight\" of shape [40, 32] is missing"));
+  };
+  EXPECT_LT(testing::WorkGrowth(1000, make_folder, open), testing::kMaxProportionalGrowth);
+}
+
+TEST(CheckpointTest, WorkIsProportionalToTheListOfEndIds) {
+  const auto make_folder = [](int count) {
+    ModelConfig config = TinyConfig();
+    config.vocab_size = count;
+    config.tie_embeddings = true;
+    std::string ids = "0";
+    for (int i = 1; i < count; ++i) ids += fmt::format(",{}", i);
+    auto folder = std::make_unique<TemporaryFolder>();
+    folder->Write("config.json", testing::ToConfigJson(config));
+    folder->Write("generation_config.json", "{\"eos_token_id\":[" + ids + "]}");
+    folder->Write("model.safetensors", testing::ToSafetensors(RandomModel(config, 15)));
+    folder->Write("tokenizer.json", kTokenizerJson);
+    return folder;
+  };
+  const auto open = [](const std::unique_ptr<TemporaryFolder>& folder) { EXPECT_TRUE(Checkpoint::Open(folder->path()).ok()); };
+  EXPECT_LT(testing::WorkGrowth(5000, make_folder, open), testing::kMaxProportionalGrowth);
 }
 
 // The default model, where `scripts/demo` has fetched it.

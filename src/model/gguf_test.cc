@@ -12,6 +12,7 @@
 #include "model/gguf_model.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/work_growth.h"
 
 namespace coppice {
 namespace {
@@ -154,6 +155,25 @@ TEST(GgufTest, RefusesBadTensors) {
   EXPECT_THAT(ParseError(twice.Bytes()).message(), HasSubstr("tensor \"t\" appears twice"));
   overlap.TensorAt("t", {16}, kF32, 0, kEightFloats).TensorAt("u", {8}, kF32, 32, kEightFloats);
   EXPECT_THAT(ParseError(overlap.Bytes()).message(), HasSubstr("tensor \"u\" begins at offset 32, but tensor \"t\" ends at 64"));
+}
+
+TEST(GgufTest, WorkIsProportionalToMetadataAndTensors) {
+  const auto directory = [](int count) {
+    GgufWriter writer;
+    std::vector<std::string> texts;
+    for (int i = 0; i < count; ++i) {
+      writer.U32(fmt::format("key {}", i), 1).Tensor(fmt::format("tensor {}", i), {8}, kF32, kEightFloats);
+      texts.push_back(fmt::format("token {}", i));
+    }
+    return writer.Strings("texts", texts).I32s("ints", std::vector<int32_t>(count, 1)).Bytes();
+  };
+  const auto parse = [](const std::string& file) {
+    const Parsed parsed(file);
+    const Result<GgufDirectory> gguf = parsed.Parse();
+    ASSERT_TRUE(gguf.ok()) << gguf.status().ToString();
+    EXPECT_TRUE(gguf->Strings("texts").ok() && gguf->Ints("ints").ok());
+  };
+  EXPECT_LT(testing::WorkGrowth(1000, directory, parse), testing::kMaxProportionalGrowth);
 }
 
 // A small model with a tokenizer and tensors of several types.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/support/tiny_model.h"
+#include "tests/support/work_growth.h"
 
 namespace coppice {
 namespace {
@@ -152,6 +153,22 @@ TEST(HfConfigTest, RefusesByKey) {
   EXPECT_THAT(Message(With({{"tie_word_embeddings", 1}})), HasSubstr("expected true or false"));
   EXPECT_THAT(Message(With({{"hidden_act", "gelu"}})), HasSubstr("\"hidden_act\" \"gelu\" is not supported, expected \"silu\""));
   EXPECT_THAT(Message(With({{"quantization_config", {{"bits", 4}}}})), HasSubstr("quantised safetensors are not supported"));
+}
+
+TEST(HfConfigTest, WorkIsProportionalToTheFile) {
+  const auto config_of = [](int count) {
+    Json config = With({{"vocab_size", 1 << 20}});
+    for (int i = 0; i < count; ++i) {
+      config["labels"][std::to_string(i)] = {{"name", "x"}};
+      config["list"].push_back({{"name", "x"}});
+      config["eos_token_id"].push_back(i);
+    }
+    return config.dump();
+  };
+  const auto parse = [](const std::string& text) {
+    EXPECT_TRUE(ParseHuggingFaceConfig({"config.json", text}, {"generation_config.json", ""}).ok());
+  };
+  EXPECT_LT(testing::WorkGrowth(1000, config_of, parse), testing::kMaxProportionalGrowth);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "core/check.h"
@@ -100,8 +101,9 @@ Status ReadTokenizer(const std::string& path, ModelContents* contents) {
                                        config.vocab_size));
   }
   if (data.bos_id < 0) data.bos_id = config.bos_token_id;
+  std::unordered_set<int32_t> known(data.eos_ids.begin(), data.eos_ids.end());
   for (const int32_t id : config.eos_token_ids) {
-    if (std::ranges::find(data.eos_ids, id) == data.eos_ids.end()) data.eos_ids.push_back(id);
+    if (known.insert(id).second) data.eos_ids.push_back(id);
   }
   config.bos_token_id = data.bos_id;
   config.eos_token_ids = data.eos_ids;

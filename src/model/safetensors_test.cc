@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/support/tiny_model.h"
+#include "tests/support/work_growth.h"
 
 namespace coppice {
 namespace {
@@ -103,6 +104,18 @@ TEST(SafetensorsTest, RefusesWhatIsWrongByName) {
     EXPECT_THAT(tensors.status().message(), HasSubstr("f.safetensors: "));
     EXPECT_EQ(tensors.status().message().find('\n'), std::string::npos) << "one line";
   }
+}
+
+TEST(SafetensorsTest, WorkIsProportionalToTheHeader) {
+  const auto empty_tensors = [](int count) {
+    std::string header;
+    for (int i = 0; i < count; ++i) {
+      header += (i == 0 ? "{\"" : ",\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+    }
+    return FileOf(header + "}", 0);
+  };
+  const auto parse = [](const std::string& file) { EXPECT_TRUE(Parse(file).ok()); };
+  EXPECT_LT(testing::WorkGrowth(1000, empty_tensors, parse), testing::kMaxProportionalGrowth);
 }
 
 TEST(SafetensorsTest, TruncatedAtEveryLengthIsAnError) {

@@ -1,0 +1,41 @@
+// Does work grow in proportion to the input? CPU time of this thread at two sizes, so that neither a slow machine nor a busy one
+// decides. Layer: tests.
+#pragma once
+
+#include <ctime>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace coppice::testing {
+
+constexpr int kGrownBy = 8;
+// Proportional work grows by 8, with caches that no longer hold it and a logarithm by less than 24; quadratic work grows by 64.
+constexpr double kMaxProportionalGrowth = 24;
+
+inline double ThreadCpuSeconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// CPU time of work(make_input(kGrownBy * size)) over that of work(make_input(size)); the inputs' own cost does not count. `size`
+// large enough that fixed costs vanish.
+template <class MakeInput, class Work>
+double WorkGrowth(int size, MakeInput make_input, Work work) {
+  const auto seconds = [&](int n, int runs) {
+    const auto input = make_input(n);
+    double least = std::numeric_limits<double>::infinity();
+    for (int run = 0; run < runs; ++run) {
+      const double start = ThreadCpuSeconds();
+      work(input);
+      least = std::min(least, ThreadCpuSeconds() - start);
+    }
+    return least;
+  };
+  const double small = seconds(size, 5);
+  return seconds(kGrownBy * size, 2) / small;
+}
+
+}  // namespace coppice::testing
