@@ -23,10 +23,8 @@ namespace coppice::attention {
 
 // ---------------------------------------------------------------------------------------------------------------- execution
 
-// A CUDA stream (cudaStream_t) without a CUDA header; ignored by the CPU backend, whose Run returns when the work is done.
-using Stream = void*;
-
-enum class DeviceKind : uint8_t { kCpu, kCuda };
+using coppice::DeviceKind;
+using coppice::Stream;
 
 // Which kernels a CUDA context uses. kAuto: for each spec the Hopper ones where device, head_dim, page size and mode allow, else
 // those of mma.sync, which run on every device since sm_80. The others force one kind; what it cannot do is refused.

@@ -55,6 +55,13 @@ struct F16 {
   }
 };
 
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+constexpr std::string_view Name(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
+
+// A CUDA stream (cudaStream_t) without a CUDA header; null is the default stream. Ignored by CPU backends, whose calls return when
+// the work is done.
+using Stream = void*;
+
 // How much of the KV cache requests share, in memory and in reads (architecture: "Sharing modes and baselines").
 enum class SharingMode : uint8_t {
   kTree,      // every shared token is stored once and read once per step, where the cost model says that it pays

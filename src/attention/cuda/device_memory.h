@@ -8,33 +8,12 @@
 #include <utility>
 
 #include "coppice/core/status.h"
+#include "core/cuda/cuda_status.h"
 
 namespace coppice::attention::cuda {
 
-inline Status CudaStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return OkStatus();
-  const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::kResourceExhausted : StatusCode::kInternal;
-  return {code, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
-}
-
-// Makes `device` current for a scope.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    cudaGetDevice(&previous_);
-    if (previous_ != device) cudaSetDevice(device);
-    changed_ = previous_ != device;
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
+using coppice::cuda::CudaStatus;
+using coppice::cuda::DeviceGuard;
 
 enum class MemoryKind { kDevice, kPinnedHost };
 

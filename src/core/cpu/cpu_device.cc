@@ -1,0 +1,79 @@
+// The CPU as a device: host memory, no streams, work done on return. Layer: core.
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/buffer.h"
+#include "core/check.h"
+#include "core/device.h"
+
+namespace coppice {
+namespace {
+
+class CpuEvent final : public Event {};
+class CpuStream final : public OwnedStream {
+ public:
+  Stream get() const override { return nullptr; }
+};
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(Executor* executor) : executor_(executor) {}
+
+  DeviceKind kind() const override { return DeviceKind::kCpu; }
+  int ordinal() const override { return 0; }
+  std::string name() const override { return "CPU"; }
+  Executor* executor() const override { return executor_; }
+  int compute_capability() const override { return 0; }
+
+  Result<MemoryInfo> GetMemoryInfo() const override {
+    MemoryInfo info;
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string line; std::getline(meminfo, line);) {
+      if (line.starts_with("MemTotal:")) info.total_bytes = std::stoll(line.substr(9)) * 1024;
+      if (line.starts_with("MemAvailable:")) info.free_bytes = std::stoll(line.substr(13)) * 1024;
+    }
+    if (info.free_bytes == 0) return Unavailable("/proc/meminfo does not say how much memory is available");
+    return info;
+  }
+
+  Result<DeviceMemory> Allocate(size_t bytes, MemoryKind) override {
+    COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
+    auto shared = std::make_shared<Buffer>(std::move(buffer));
+    std::byte* const data = shared->data();
+    return DeviceMemory(DeviceMemory::Owner(data, [shared](std::byte*) {}), bytes);
+  }
+
+  Status Copy(void* to, const void* from, size_t bytes, Stream) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return OkStatus();
+  }
+  Status Zero(void* to, size_t bytes, Stream) override {
+    if (bytes > 0) std::memset(to, 0, bytes);
+    return OkStatus();
+  }
+
+  Result<std::unique_ptr<OwnedStream>> CreateStream() override { return std::unique_ptr<OwnedStream>(new CpuStream); }
+  Result<std::unique_ptr<Event>> CreateEvent() override { return std::unique_ptr<Event>(new CpuEvent); }
+  Status Record(Event&, Stream) override { return OkStatus(); }
+  Status Wait(Stream, const Event&) override { return OkStatus(); }
+  Status Synchronize(const Event&) override { return OkStatus(); }
+  Status Synchronize(Stream) override { return OkStatus(); }
+
+  Status BeginCapture(Stream) override { return NoGraphs(); }
+  Result<std::unique_ptr<Graph>> EndCapture(Stream) override { return NoGraphs(); }
+  Status Launch(const Graph&, Stream) override { return NoGraphs(); }
+
+ private:
+  static Status NoGraphs() { return Unimplemented("a CPU has no graphs: launch the work itself"); }
+
+  Executor* executor_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> Device::CreateCpu(Executor* executor) { return std::make_unique<CpuDevice>(executor); }
+
+}  // namespace coppice
