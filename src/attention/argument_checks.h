@@ -8,8 +8,11 @@
 
 namespace coppice::attention {
 
-// The view can be a layer of this spec.
+// The spec is one, and the view can be a layer of it.
 Status CheckKvLayer(const AttentionSpec& spec, const KvLayerView& kv);
+// A plan of this spec, page size and number of queries at most can run on this KV with these pointers. What backend bound the KV
+// is for the caller.
+Status CheckRun(const AttentionSpec& spec, int32_t page_size, int32_t max_queries, const BoundKv& kv, const RunArgs& args);
 
 Status CheckAppend(const AttentionSpec& spec, const AppendArgs& args);
 // The mapping in host memory.

@@ -7,10 +7,13 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "attention/argument_checks.h"
+#include "attention/forest.h"
 #include "coppice/attention/attention.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
@@ -45,8 +48,20 @@ void WriteText(const std::string& text, char* out, size_t capacity) {
   out[count] = '\0';
 }
 
+// Copies the fields that the caller's version of the struct has; the others are zero.
+template <class T>
+T KnownFields(const T& in) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T out{};
+  std::memcpy(&out, &in, std::min(in.struct_size, sizeof(T)));
+  return out;
+}
+
 coppice_status Report(const Status& status, coppice_message* message) {
-  if (message != nullptr) WriteText(status.message(), message->text, message->capacity);
+  if (message != nullptr) {
+    const coppice_message m = KnownFields(*message);
+    WriteText(status.message(), m.text, m.capacity);
+  }
   return static_cast<coppice_status>(status.code());
 }
 
@@ -56,6 +71,8 @@ coppice_status Guard(coppice_message* message, Body body) {
   try {
     return Report(body(), message);
   } catch (const std::bad_alloc&) {
+    return Report(ResourceExhausted("out of host memory"), message);
+  } catch (const std::length_error&) {
     return Report(ResourceExhausted("out of host memory"), message);
   } catch (const std::exception& e) {
     return Report(Internal(std::string("unexpected exception: ") + e.what()), message);
@@ -67,15 +84,12 @@ coppice_status Guard(coppice_message* message, Body body) {
 // A caller's struct as this library knows it: fields that the caller's version lacks are zero.
 template <class T>
 Result<T> Read(const T* in, const char* name) {
-  static_assert(std::is_trivially_copyable_v<T>);
   if (in == nullptr) return InvalidArgument(std::string(name) + " is NULL");
   if (in->struct_size < sizeof(size_t)) {
     return InvalidArgument(std::string(name) + ".struct_size is " + std::to_string(in->struct_size) + "; set it to sizeof(" + name +
                            ")");
   }
-  T out{};
-  std::memcpy(&out, in, std::min(in->struct_size, sizeof(T)));
-  return out;
+  return KnownFields(*in);
 }
 
 // Copies as many fields of `value` as the caller's struct has; keeps its struct_size.
@@ -96,12 +110,15 @@ Result<Enum> ReadEnum(int32_t value, int32_t last, const char* name) {
   return static_cast<Enum>(value);
 }
 
+Result<bool> ReadFlag(int32_t value, const char* name) { return ReadEnum<bool>(value, 1, name); }
+
 Result<DType> ReadDType(int32_t value, const char* name) { return ReadEnum<DType>(value, COPPICE_F16, name); }
 
 Result<AttentionSpec> ReadSpec(const coppice_attention_spec* in) {
   COPPICE_ASSIGN_OR_RETURN(const coppice_attention_spec c, Read(in, "coppice_attention_spec"));
   COPPICE_ASSIGN_OR_RETURN(const DType q_dtype, ReadDType(c.q_dtype, "q_dtype"));
   COPPICE_ASSIGN_OR_RETURN(const DType kv_dtype, ReadDType(c.kv_dtype, "kv_dtype"));
+  COPPICE_ASSIGN_OR_RETURN(const bool deterministic, ReadFlag(c.deterministic, "deterministic"));
   return AttentionSpec{.num_qo_heads = c.num_qo_heads,
                        .num_kv_heads = c.num_kv_heads,
                        .head_dim = c.head_dim,
@@ -110,7 +127,7 @@ Result<AttentionSpec> ReadSpec(const coppice_attention_spec* in) {
                        .sm_scale = c.sm_scale,
                        .soft_cap = c.soft_cap,
                        .window = c.window,
-                       .deterministic = c.deterministic != 0};
+                       .deterministic = deterministic};
 }
 
 struct CapacityAndOptions {
@@ -121,6 +138,7 @@ struct CapacityAndOptions {
 Result<CapacityAndOptions> ReadOptions(const coppice_plan_options* in) {
   COPPICE_ASSIGN_OR_RETURN(const coppice_plan_options c, Read(in, "coppice_plan_options"));
   COPPICE_ASSIGN_OR_RETURN(const SharePolicy policy, ReadEnum<SharePolicy>(c.share_policy, COPPICE_SHARE_STORE, "share_policy"));
+  COPPICE_ASSIGN_OR_RETURN(const bool force_sharing, ReadFlag(c.force_sharing, "force_sharing"));
   CapacityAndOptions out;
   out.capacity = {.max_branches = c.max_branches,
                   .max_queries = c.max_queries,
@@ -128,7 +146,7 @@ Result<CapacityAndOptions> ReadOptions(const coppice_plan_options* in) {
                   .max_page_slots = c.max_page_slots,
                   .page_size = c.page_size};
   out.options.policy = policy;
-  out.options.force_sharing = c.force_sharing != 0;
+  out.options.force_sharing = force_sharing;
   if (c.lookahead_tokens != 0) out.options.lookahead_tokens = c.lookahead_tokens;
   return out;
 }
@@ -148,12 +166,58 @@ Result<KvLayerView> ReadLayer(const coppice_kv_layer* in) {
                      .v_scale = c.v_scale == 0.0f ? 1.0f : c.v_scale};
 }
 
+// The native layout; what it lays out is a layer of some spec.
+Result<KvPoolShape> ReadPool(const coppice_kv_pool* in) {
+  COPPICE_ASSIGN_OR_RETURN(const coppice_kv_pool c, Read(in, "coppice_kv_pool"));
+  COPPICE_ASSIGN_OR_RETURN(const DType dtype, ReadDType(c.dtype, "dtype"));
+  const AttentionSpec spec = {
+      .num_qo_heads = c.num_kv_heads, .num_kv_heads = c.num_kv_heads, .head_dim = c.head_dim, .kv_dtype = dtype};
+  COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
+  const KvPoolShape shape = {
+      .num_pages = c.num_pages, .page_size = c.page_size, .num_kv_heads = c.num_kv_heads, .head_dim = c.head_dim, .dtype = dtype};
+  alignas(16) std::byte anywhere[16];
+  COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, KvLayerView{.k = anywhere,
+                                                         .v = anywhere,
+                                                         .page_stride = shape.elements_per_page(),
+                                                         .head_stride = shape.elements_per_page(),
+                                                         .slot_stride = c.head_dim,
+                                                         .num_pages = c.num_pages,
+                                                         .page_size = c.page_size,
+                                                         .dtype = dtype}));
+  return shape;
+}
+
 template <class T>
 Result<std::span<const T>> ReadSpan(const T* data, int64_t count, const char* name) {
   if (count < 0 || (count > 0 && data == nullptr)) {
     return InvalidArgument(std::string(name) + ": count " + std::to_string(count) + " with pointer " + (data ? "set" : "NULL"));
   }
   return std::span<const T>(data, static_cast<size_t>(count));
+}
+
+// `count` pairs of numbers: from, to, from, to, ...
+template <class Pair, class T>
+Result<std::vector<Pair>> ReadPairs(const T* data, int64_t count, int64_t most, const char* name) {
+  if (count > most) {
+    return InvalidArgument(std::string(name) + ": count " + std::to_string(count) + "; expected at most " + std::to_string(most));
+  }
+  COPPICE_RETURN_IF_ERROR(ReadSpan(data, count, name).status());
+  std::vector<Pair> pairs(static_cast<size_t>(count));
+  for (size_t i = 0; i < pairs.size(); ++i) pairs[i] = {.from = data[2 * i], .to = data[2 * i + 1]};
+  return pairs;
+}
+
+// Writes what `make` returns, cut to `capacity`; the bytes that it needs.
+template <class Make>
+size_t WriteWhole(const coppice_plan* plan, char* text, size_t capacity, Make make) {
+  try {
+    const std::string whole = plan == nullptr ? std::string("plan is NULL") : make(*plan->plan);
+    WriteText(whole, text, capacity);
+    return whole.size() + 1;
+  } catch (...) {
+    WriteText("", text, capacity);
+    return 1;
+  }
 }
 
 Status RequireHandle(const void* handle, const char* name) {
@@ -166,15 +230,20 @@ extern "C" {
 
 int32_t coppice_abi_version(void) { return COPPICE_ATTENTION_ABI_VERSION; }
 
+const char* coppice_status_name(coppice_status status) {
+  const int value = status;  // any number may come
+  if (value < 0 || value > COPPICE_INTERNAL) return "UNKNOWN";
+  return StatusCodeName(static_cast<StatusCode>(value)).data();  // of a literal
+}
+
 coppice_status coppice_context_create(const coppice_context_options* options, coppice_context** context, coppice_message* message) {
   return Guard(message, [&]() -> Status {
     COPPICE_RETURN_IF_ERROR(RequireHandle(context, "context"));
     COPPICE_ASSIGN_OR_RETURN(const coppice_context_options c, Read(options, "coppice_context_options"));
     COPPICE_ASSIGN_OR_RETURN(const DeviceKind device, ReadEnum<DeviceKind>(c.device, COPPICE_CUDA, "device"));
-    if (c.num_threads < 0) return InvalidArgument("num_threads is " + std::to_string(c.num_threads) + "; expected 0 or more");
     auto out = std::make_unique<coppice_context>();
     if (device == DeviceKind::kCpu) {
-      out->pool = std::make_unique<ThreadPool>(c.num_threads);
+      COPPICE_ASSIGN_OR_RETURN(out->pool, ThreadPool::Create(c.num_threads));
       COPPICE_ASSIGN_OR_RETURN(out->context, Context::CreateCpu(out->pool.get()));
     } else {
       COPPICE_ASSIGN_OR_RETURN(const CudaKernels kernels,
@@ -277,15 +346,50 @@ coppice_status coppice_plan_get_stats(const coppice_plan* plan, coppice_plan_sta
   });
 }
 
+coppice_status coppice_plan_steps_left(const coppice_plan* plan, int32_t* steps, coppice_message* message) {
+  return Guard(message, [&]() -> Status {
+    COPPICE_RETURN_IF_ERROR(RequireHandle(plan, "plan"));
+    COPPICE_RETURN_IF_ERROR(RequireHandle(steps, "steps"));
+    *steps = plan->plan->StepsLeft();
+    return OkStatus();
+  });
+}
+
 size_t coppice_plan_explain(const coppice_plan* plan, char* text, size_t capacity) {
-  try {
-    const std::string explanation = plan == nullptr ? std::string("plan is NULL") : plan->plan->Explain();
-    WriteText(explanation, text, capacity);
-    return explanation.size() + 1;
-  } catch (...) {
-    WriteText("", text, capacity);
-    return 1;
-  }
+  return WriteWhole(plan, text, capacity, [](const AttentionPlan& p) { return p.Explain(); });
+}
+
+size_t coppice_plan_dump(const coppice_plan* plan, char* text, size_t capacity) {
+  return WriteWhole(plan, text, capacity, [](const AttentionPlan& p) { return p.Dump(); });
+}
+
+coppice_status coppice_kv_pool_get_bytes(const coppice_kv_pool* pool, size_t* bytes, coppice_message* message) {
+  return Guard(message, [&]() -> Status {
+    COPPICE_RETURN_IF_ERROR(RequireHandle(bytes, "bytes"));
+    COPPICE_ASSIGN_OR_RETURN(const KvPoolShape shape, ReadPool(pool));
+    *bytes = shape.bytes();
+    return OkStatus();
+  });
+}
+
+coppice_status coppice_kv_pool_get_layer(const coppice_kv_pool* pool, void* base, coppice_kv_layer* layer,
+                                         coppice_message* message) {
+  return Guard(message, [&]() -> Status {
+    COPPICE_RETURN_IF_ERROR(RequireHandle(base, "base"));
+    COPPICE_ASSIGN_OR_RETURN(const KvPoolShape shape, ReadPool(pool));
+    const KvLayerView view = shape.View(base);
+    return Write({.k = view.k,
+                  .v = view.v,
+                  .page_stride = view.page_stride,
+                  .head_stride = view.head_stride,
+                  .slot_stride = view.slot_stride,
+                  .num_pages = view.num_pages,
+                  .page_size = view.page_size,
+                  .dtype = static_cast<int32_t>(view.dtype),
+                  .k_scale = view.k_scale,
+                  .v_scale = view.v_scale},
+                 layer, "coppice_kv_layer");
+  });
 }
 
 coppice_status coppice_kv_bind(coppice_context* context, const coppice_attention_spec* spec, const coppice_kv_layer* layer,
@@ -322,10 +426,22 @@ coppice_status coppice_kv_copy_pages(coppice_context* context, const coppice_att
     COPPICE_RETURN_IF_ERROR(RequireHandle(context, "context"));
     COPPICE_ASSIGN_OR_RETURN(const AttentionSpec s, ReadSpec(spec));
     COPPICE_ASSIGN_OR_RETURN(const KvLayerView view, ReadLayer(layer));
-    COPPICE_ASSIGN_OR_RETURN(const std::span<const int32_t> flat, ReadSpan(copies, 2 * num_copies, "copies"));
-    std::vector<PageCopy> pairs(flat.size() / 2);
-    for (size_t i = 0; i < pairs.size(); ++i) pairs[i] = {.from = flat[2 * i], .to = flat[2 * i + 1]};
+    COPPICE_RETURN_IF_ERROR(CheckKvLayer(s, view));
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<PageCopy> pairs, ReadPairs<PageCopy>(copies, num_copies, view.num_pages, "copies"));
     return context->context->CopyPages(s, view, pairs, stream);
+  });
+}
+
+coppice_status coppice_kv_move_slots(coppice_context* context, const coppice_attention_spec* spec, const coppice_kv_layer* layer,
+                                     const int64_t* moves, int64_t num_moves, void* stream, coppice_message* message) {
+  return Guard(message, [&]() -> Status {
+    COPPICE_RETURN_IF_ERROR(RequireHandle(context, "context"));
+    COPPICE_ASSIGN_OR_RETURN(const AttentionSpec s, ReadSpec(spec));
+    COPPICE_ASSIGN_OR_RETURN(const KvLayerView view, ReadLayer(layer));
+    COPPICE_RETURN_IF_ERROR(CheckKvLayer(s, view));
+    const int64_t num_slots = int64_t{view.num_pages} * view.page_size;
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<SlotMove> pairs, ReadPairs<SlotMove>(moves, num_moves, num_slots, "moves"));
+    return context->context->MoveSlots(s, view, pairs, stream);
   });
 }
 
@@ -337,6 +453,7 @@ coppice_status coppice_merge_states(coppice_context* context, void* into_out, fl
     COPPICE_ASSIGN_OR_RETURN(const std::span<void* const> outs, ReadSpan(from_out, num_from, "from_out"));
     COPPICE_ASSIGN_OR_RETURN(const std::span<float* const> lses, ReadSpan(from_lse, num_from, "from_lse"));
     COPPICE_ASSIGN_OR_RETURN(const DType type, ReadDType(dtype, "dtype"));
+    COPPICE_RETURN_IF_ERROR(CheckMerge({.out = into_out, .lse = into_lse}, {}, num_rows, num_heads, head_dim, {}));
     std::vector<StateView> from(outs.size());
     for (size_t i = 0; i < from.size(); ++i) from[i] = {.out = outs[i], .lse = lses[i]};
     const std::span<const uint8_t> row_mask(mask, mask == nullptr ? 0 : static_cast<size_t>(std::max<int64_t>(num_rows, 0)));

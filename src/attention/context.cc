@@ -1,4 +1,5 @@
 // AttentionPlan: a Planner on the host and a backend's PlanExecutor behind the public interface. Layer: attention.
+#include <new>
 #include <utility>
 
 #include "attention/backend.h"
@@ -18,12 +19,14 @@ class BackendPlan final : public AttentionPlan {
     COPPICE_RETURN_IF_ERROR(planner_->Update(forest));
     updated_ = true;
     uploaded_ = false;
-    return OkStatus();
+    // Host memory: nothing to copy but what the executor keeps of the forest as it was checked.
+    return device_ == DeviceKind::kCpu ? Upload(nullptr) : OkStatus();
   }
   int32_t StepsLeft() const override { return planner_->StepsLeft(); }
 
   Status Upload(Stream stream) override {
     if (!updated_) return FailedPrecondition("Upload before the first successful Update: there is no plan yet");
+    if (uploaded_ && device_ == DeviceKind::kCpu) return OkStatus();  // Update did it
     COPPICE_RETURN_IF_ERROR(executor_->Upload(planner_->View(), planner_->forest(), stream));
     uploaded_ = true;
     return OkStatus();
@@ -31,11 +34,8 @@ class BackendPlan final : public AttentionPlan {
 
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override {
     if (!uploaded_) {
-      if (device_ != DeviceKind::kCpu || !updated_) {
-        return FailedPrecondition(updated_ ? "Run after Update without Upload: the device still has the previous plan"
-                                           : "Run before the first successful Update: there is no plan yet");
-      }
-      COPPICE_RETURN_IF_ERROR(Upload(stream));  // host memory: nothing to copy
+      return FailedPrecondition(updated_ ? "Run after Update without Upload: the device still has the previous plan"
+                                         : "Run before the first successful Update: there is no plan yet");
     }
     return executor_->Run(kv, args, stream);
   }
@@ -52,12 +52,9 @@ class BackendPlan final : public AttentionPlan {
   bool updated_ = false, uploaded_ = false;
 };
 
-}  // namespace
-
-Result<std::unique_ptr<AttentionPlan>> AttentionPlan::Create(Context& context, const AttentionSpec& spec,
-                                                             const PlanCapacity& capacity, const PlannerOptions& options) {
-  COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
-  COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
+Result<std::unique_ptr<AttentionPlan>> CreatePlan(Context& context, const AttentionSpec& spec, const PlanCapacity& capacity,
+                                                  const PlannerOptions& options) {
+  COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(spec, capacity));
   Backend& backend = static_cast<Backend&>(context);  // the only kind of Context there is
   COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, backend.Traits(spec, resolved));
   MachineModel machine = backend.machine();
@@ -71,6 +68,17 @@ Result<std::unique_ptr<AttentionPlan>> AttentionPlan::Create(Context& context, c
   sizes.workspace_bytes = device_sizes.workspace_bytes;
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, resolved, sizes));
   return std::unique_ptr<AttentionPlan>(new BackendPlan(backend.device(), std::move(planner), std::move(executor)));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<AttentionPlan>> AttentionPlan::Create(Context& context, const AttentionSpec& spec,
+                                                             const PlanCapacity& capacity, const PlannerOptions& options) {
+  try {
+    return CreatePlan(context, spec, capacity, options);
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("AttentionPlan: out of host memory; create the plan with smaller capacities");
+  }
 }
 
 }  // namespace coppice::attention

@@ -11,13 +11,18 @@
 namespace coppice::attention {
 namespace {
 
-std::string Str(int64_t value) { return value == kLive ? "kLive" : std::to_string(value); }
+// A value or limit; only ends of nodes may be kLive.
+std::string Str(int64_t value) { return std::to_string(value); }
+std::string End(int32_t value) { return value == kLive ? "kLive" : std::to_string(value); }
 std::string Node(int32_t n) { return "node " + std::to_string(n); }
 std::string Branch(int32_t b) { return "branch " + std::to_string(b); }
 
 }  // namespace
 
 Status ValidateSpec(const AttentionSpec& spec) {
+  if (spec.num_qo_heads > kMaxHeads) {
+    return InvalidArgument("num_qo_heads is " + Str(spec.num_qo_heads) + ", expected at most " + Str(kMaxHeads));
+  }
   if (spec.num_kv_heads < 1) return InvalidArgument("num_kv_heads is " + Str(spec.num_kv_heads) + ", expected at least 1");
   if (spec.num_qo_heads < 1 || spec.num_qo_heads % spec.num_kv_heads != 0) {
     return InvalidArgument("num_qo_heads is " + Str(spec.num_qo_heads) + ", expected a multiple of num_kv_heads " +
@@ -34,17 +39,18 @@ Status ValidateSpec(const AttentionSpec& spec) {
   return OkStatus();
 }
 
-Result<PlanCapacity> ResolveCapacity(const PlanCapacity& capacity) {
+Result<PlanCapacity> ResolveCapacity(const AttentionSpec& spec, const PlanCapacity& capacity) {
+  COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
+  const auto check = [](const char* what, int32_t value, int32_t most) {
+    if (value > 0 && value <= most) return OkStatus();
+    return InvalidArgument(std::string("capacity: ") + what + " is " + Str(value) + ", expected 1 to " + Str(most));
+  };
+  COPPICE_RETURN_IF_ERROR(check("max_branches", capacity.max_branches, kMaxBranches));
+  COPPICE_RETURN_IF_ERROR(check("max_queries", capacity.max_queries, kMaxRows / spec.group_size()));
   PlanCapacity resolved = capacity;
   if (resolved.max_nodes == 0) resolved.max_nodes = 2 * resolved.max_branches;
-  const auto check = [](const char* what, int32_t value) {
-    return value > 0 ? OkStatus()
-                     : InvalidArgument(std::string("capacity: ") + what + " is " + Str(value) + ", expected at least 1");
-  };
-  COPPICE_RETURN_IF_ERROR(check("max_branches", resolved.max_branches));
-  COPPICE_RETURN_IF_ERROR(check("max_queries", resolved.max_queries));
-  COPPICE_RETURN_IF_ERROR(check("max_nodes", resolved.max_nodes));
-  COPPICE_RETURN_IF_ERROR(check("max_page_slots", resolved.max_page_slots));
+  COPPICE_RETURN_IF_ERROR(check("max_nodes", resolved.max_nodes, 2 * kMaxBranches));
+  COPPICE_RETURN_IF_ERROR(check("max_page_slots", resolved.max_page_slots, INT32_MAX));
   if (resolved.page_size < 1 || resolved.page_size > 256) {
     return InvalidArgument("capacity: page_size is " + Str(resolved.page_size) + ", expected 1 to 256");
   }
@@ -111,6 +117,7 @@ Status ForestIndex::CheckShapes(const PrefixForestView& forest, const PlanCapaci
   COPPICE_RETURN_IF_ERROR(same("branch_page_capacity", forest.branch_page_capacity.size(), "branch_node", branches));
   COPPICE_RETURN_IF_ERROR(fits("node slots", forest.node_parent.size(), capacity.max_nodes));
   COPPICE_RETURN_IF_ERROR(fits("branch slots", branches, capacity.max_branches));
+  COPPICE_RETURN_IF_ERROR(fits("query_tree_mask entries", forest.query_tree_mask.size(), capacity.max_queries));
   return fits("page slots", forest.page_indices.size(), capacity.max_page_slots);
 }
 
@@ -118,7 +125,7 @@ inline ForestIndex::Fault ForestIndex::CheckNode(int32_t n) const {
   const int32_t p = parent[n], first = begin[n];
   if (p == kFreeSlot) return Fault::kNone;
   if (p < kNoParent || p >= num_nodes_ || p == n) return Fault::kNodeParent;
-  if (first < 0 || first == kLive || end[n] < first) return Fault::kNodeRange;
+  if (first < 0 || first > kMaxKvLen || end[n] < first || (end[n] > kMaxKvLen && end[n] != kLive)) return Fault::kNodeRange;
   if (p == kNoParent) return first == 0 ? Fault::kNone : Fault::kRootBegin;
   if (parent[p] == kFreeSlot) return Fault::kParentFree;
   if (first == end[p]) return Fault::kNone;  // so it is not kLive
@@ -132,12 +139,13 @@ Status ForestIndex::NodeError(Fault fault, int32_t n) const {
       return InvalidArgument(Node(n) + ": parent is " + Str(p) + ", expected another node of the " + Str(num_nodes_) +
                              ", kNoParent or kFreeSlot");
     case Fault::kNodeRange:
-      return InvalidArgument(Node(n) + ": covers [" + Str(begin[n]) + ", " + Str(end[n]) + "), expected 0 <= begin <= end");
+      return InvalidArgument(Node(n) + ": covers [" + End(begin[n]) + ", " + End(end[n]) +
+                             "), expected 0 <= begin <= end <= " + Str(kMaxKvLen) + ", or kLive as end");
     case Fault::kRootBegin: return InvalidArgument(Node(n) + ": is a root and begins at " + Str(begin[n]) + ", expected 0");
     case Fault::kParentFree: return InvalidArgument(Node(n) + ": parent " + Str(p) + " is a free slot");
     case Fault::kParentLive: return InvalidArgument(Node(n) + ": parent " + Str(p) + " ends at kLive, but only leaves may");
     default:
-      return InvalidArgument(Node(n) + ": begins at " + Str(begin[n]) + ", but its parent " + Str(p) + " ends at " + Str(end[p]) +
+      return InvalidArgument(Node(n) + ": begins at " + Str(begin[n]) + ", but its parent " + Str(p) + " ends at " + End(end[p]) +
                              "; expected the same");
   }
 }
@@ -155,9 +163,19 @@ inline ForestIndex::Fault ForestIndex::AddBranch(const PrefixForestView& forest,
   if (count < 0) return Fault::kQueryCount;
   if (count == 0) return Fault::kNone;  // keeps its place; its lengths are not looked at
 
-  const int32_t length = kv_len[b];
+  if (const Fault fault = CheckQueries(forest, capacity, b); fault != Fault::kNone) return fault;
+  if (const Fault fault = ClaimQueries(forest, b); fault != Fault::kNone) return fault;
+  next_branch_[b] = first_branch_[n];
+  first_branch_[n] = b;
+  return Fault::kNone;
+}
+
+// Of a branch with queries, all that one step may change; whether another branch has the same rows of q is for ClaimQueries.
+inline ForestIndex::Fault ForestIndex::CheckQueries(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const {
+  const int32_t n = branch_node[b], count = query_count[b], length = forest.branch_kv_len[b];
   if (length < count) return Fault::kTooFewTokens;
-  if (live ? length < begin[n] : length != end[n]) return Fault::kLengthOfNode;
+  if (length > kMaxKvLen) return Fault::kTooManyTokens;
+  if (end[n] == kLive ? length < begin[n] : length != end[n]) return Fault::kLengthOfNode;
   const int64_t row_begin = forest.branch_page_begin[b], row_capacity = forest.branch_page_capacity[b];
   if (row_begin < 0 || row_capacity < 0 || row_begin + row_capacity > static_cast<int64_t>(forest.page_indices.size())) {
     return Fault::kPageRow;
@@ -170,17 +188,41 @@ inline ForestIndex::Fault ForestIndex::AddBranch(const PrefixForestView& forest,
     if (count > 64) return Fault::kMaskQueries;
     if (q_end > static_cast<int64_t>(forest.query_tree_mask.size())) return Fault::kMaskEntries;
   }
-  for (int64_t q = q_begin; q < q_end; ++q) {
-    if (query_owner_[q] >= 0) return Fault::kQueryTaken;
-    query_owner_[q] = b;
-  }
-  next_branch_[b] = first_branch_[n];
-  first_branch_[n] = b;
   return Fault::kNone;
 }
 
+inline ForestIndex::Fault ForestIndex::ClaimQueries(const PrefixForestView& forest, int32_t b) {
+  const int32_t q_begin = forest.branch_query_begin[b], q_end = q_begin + query_count[b];
+  for (int32_t q = q_begin; q < q_end; ++q) {
+    if (query_owner_[q] >= 0) return Fault::kQueryTaken;
+    query_owner_[q] = b;
+  }
+  return Fault::kNone;
+}
+
+Status ForestIndex::CheckStep(const PrefixForestView& forest, const PlanCapacity& capacity) {
+  COPPICE_RETURN_IF_ERROR(CheckShapes(forest, capacity));
+  bool ascending = true;
+  int32_t rows_end = 0;  // of the branches so far
+  for (const int32_t b : ActiveBranches()) {
+    if (const Fault fault = CheckQueries(forest, capacity, b); fault != Fault::kNone)
+      return BranchError(fault, forest, capacity, b);
+  }
+  for (int32_t b = 0; b < num_branches_; ++b) {
+    if (query_count[b] == 0) continue;
+    ascending &= forest.branch_query_begin[b] >= rows_end;
+    rows_end = forest.branch_query_begin[b] + query_count[b];
+  }
+  if (ascending) return OkStatus();
+  std::ranges::fill(query_owner_, -1);
+  for (const int32_t b : ActiveBranches()) {
+    if (const Fault fault = ClaimQueries(forest, b); fault != Fault::kNone) return BranchError(fault, forest, capacity, b);
+  }
+  return OkStatus();
+}
+
 Status ForestIndex::BranchError(Fault fault, const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const {
-  const int32_t n = branch_node[b], count = query_count[b], length = kv_len[b];
+  const int32_t n = branch_node[b], count = query_count[b], length = forest.branch_kv_len[b];
   const int64_t row_begin = forest.branch_page_begin[b], row_capacity = forest.branch_page_capacity[b];
   const int64_t q_begin = forest.branch_query_begin[b], q_end = q_begin + count;
   switch (fault) {
@@ -195,9 +237,11 @@ Status ForestIndex::BranchError(Fault fault, const PrefixForestView& forest, con
     case Fault::kQueryCount: return InvalidArgument(Branch(b) + ": has " + Str(count) + " queries, expected 0 or more");
     case Fault::kTooFewTokens:
       return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", expected at least its " + Str(count) + " queries");
+    case Fault::kTooManyTokens:
+      return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", expected at most " + Str(kMaxKvLen));
     case Fault::kLengthOfNode:
       return InvalidArgument(Branch(b) + ": kv_len is " + Str(length) + ", but its node " + Str(n) + " covers [" + Str(begin[n]) +
-                             ", " + Str(end[n]) + "); expected " + (end[n] == kLive ? "at least its begin" : "its end"));
+                             ", " + End(end[n]) + "); expected " + (end[n] == kLive ? "at least its begin" : "its end"));
     case Fault::kPageRow:
       return InvalidArgument(Branch(b) + ": page row is [" + Str(row_begin) + ", " + Str(row_begin + row_capacity) +
                              "), expected within page_indices of " + std::to_string(forest.page_indices.size()) + " entries");

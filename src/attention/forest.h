@@ -11,12 +11,18 @@
 
 namespace coppice::attention {
 
+// Largest values, so that sums and products of them can be counted in 32 and 64 bits: heads (WorkItem::heads_per_task has 16 bits),
+// branches, queries, rows (queries x query heads a kv head) and kv indices.
+inline constexpr int32_t kMaxHeads = 65535, kMaxBranches = 1 << 28, kMaxRows = 1 << 28, kMaxKvLen = 1 << 30;
+
 // INVALID_ARGUMENT for a spec that no backend could compute.
 Status ValidateSpec(const AttentionSpec& spec);
-// INVALID_ARGUMENT for a capacity that holds nothing. On success max_nodes is resolved (0 becomes 2 * max_branches).
-Result<PlanCapacity> ResolveCapacity(const PlanCapacity& capacity);
+// As ValidateSpec, and INVALID_ARGUMENT for a capacity that holds nothing or more than can be counted. On success max_nodes is
+// resolved (0 becomes 2 * max_branches).
+Result<PlanCapacity> ResolveCapacity(const AttentionSpec& spec, const PlanCapacity& capacity);
 
-// A validated forest. Build is O(nodes + branches + queries) and allocates nothing.
+// A validated forest. Build is O(nodes + branches + queries), CheckStep O(branches) where branches take rows of q in the order of
+// their slots and O(branches + queries) elsewhere; both allocate nothing.
 class ForestIndex {
  public:
   // Takes the arrays it needs; `capacity` is resolved.
@@ -25,6 +31,10 @@ class ForestIndex {
   // Copies and checks `forest`. INVALID_ARGUMENT or RESOURCE_EXHAUSTED with the node or branch, the value and what was expected;
   // the index is then unusable until the next Build that succeeds.
   Status Build(const PrefixForestView& forest, const PlanCapacity& capacity);
+  // What may differ from the forest of the last Build under an equal version, checked as Build does: the sizes of all arrays, and
+  // of branches with queries lengths, rows of q, page rows and draft masks. REQUIRES: nodes, branch_node and branch_query_count
+  // as at Build.
+  Status CheckStep(const PrefixForestView& forest, const PlanCapacity& capacity);
 
   int32_t num_nodes() const { return num_nodes_; }
   int32_t num_branches() const { return num_branches_; }
@@ -59,6 +69,7 @@ class ForestIndex {
     kLiveNodeTaken,
     kQueryCount,
     kTooFewTokens,
+    kTooManyTokens,
     kLengthOfNode,
     kPageRow,
     kPageRowShort,
@@ -70,6 +81,8 @@ class ForestIndex {
   };
   Fault CheckNode(int32_t n) const;
   Fault AddBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b);
+  Fault CheckQueries(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const;
+  Fault ClaimQueries(const PrefixForestView& forest, int32_t b);
   Status NodeError(Fault fault, int32_t n) const;
   Status BranchError(Fault fault, const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const;
   Status OrderNodes();

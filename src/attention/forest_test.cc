@@ -160,11 +160,13 @@ TEST(Spec, RefusesWhatNoBackendCouldCompute) {
 }
 
 TEST(Capacity, ResolvesNodesAndRefusesNothing) {
-  const Result<PlanCapacity> resolved = ResolveCapacity({.max_branches = 4, .max_queries = 4, .max_page_slots = 4});
+  constexpr AttentionSpec kSpec{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 64};
+  const Result<PlanCapacity> resolved = ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = 4, .max_page_slots = 4});
   ASSERT_TRUE(resolved.ok());
   EXPECT_EQ(resolved->max_nodes, 8);
-  EXPECT_FALSE(ResolveCapacity({}).ok());
-  EXPECT_FALSE(ResolveCapacity({.max_branches = 4, .max_queries = 4, .max_page_slots = 4, .page_size = 257}).ok());
+  EXPECT_FALSE(ResolveCapacity(kSpec, {}).ok());
+  EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = kMaxRows / 4 + 1, .max_page_slots = 4}).ok());
+  EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = 4, .max_page_slots = 4, .page_size = 257}).ok());
 }
 
 }  // namespace

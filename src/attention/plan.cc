@@ -6,6 +6,7 @@
 #include <bit>
 #include <climits>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,6 +26,8 @@ constexpr double kMinTaskStarts = 8;
 constexpr int32_t kOnlyCoarser = 2, kMaxPressure = 12;
 // Of a step that shares nothing: where latencies count, a step that shares must be predicted to end before this part of it.
 constexpr double kLeastStepGain = 0.91;
+// So that kv indices ahead fit 32 bits.
+constexpr int32_t kMaxLookahead = 1 << 20;
 // Rounding of a leaf's own tokens, see PlannedClass.
 constexpr uint32_t kShortestLeaf = 64, kShortLeaf = 512;
 
@@ -138,10 +141,10 @@ Planner::Planner(const AttentionSpec& spec, const PlanCapacity& capacity, const 
 Result<std::unique_ptr<Planner>> Planner::Create(const AttentionSpec& spec, const PlanCapacity& capacity,
                                                  const PlannerOptions& options, const BackendTraits& traits,
                                                  const MachineModel& machine) {
-  COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
-  COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
-  if (options.lookahead_tokens < 0) {
-    return InvalidArgument("lookahead_tokens is " + std::to_string(options.lookahead_tokens) + ", expected 0 or more");
+  COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(spec, capacity));
+  if (options.lookahead_tokens < 0 || options.lookahead_tokens > kMaxLookahead) {
+    return InvalidArgument("lookahead_tokens is " + std::to_string(options.lookahead_tokens) + ", expected 0 to " +
+                           std::to_string(kMaxLookahead));
   }
   std::unique_ptr<Planner> planner(new Planner(spec, resolved, options, traits, machine));
   planner->cost_ = CostModel(spec, traits, machine);
@@ -203,7 +206,9 @@ int32_t Planner::NumTiles(int32_t branch) const {
 // ----------------------------------------------------------------------------------------------------------------------- update
 
 Status Planner::Update(const PrefixForestView& forest) {
-  if (StillHolds(forest)) {
+  if (const std::optional<int32_t> steps_left = StillHolds(forest)) {
+    COPPICE_RETURN_IF_ERROR(index_->CheckStep(forest, capacity_));
+    steps_left_ = *steps_left;
     forest_ = forest;
     ++updates_skipped_;
     return OkStatus();
@@ -216,13 +221,14 @@ Status Planner::Update(const PrefixForestView& forest) {
   return OkStatus();
 }
 
-bool Planner::StillHolds(const PrefixForestView& forest) {
+// The steps left if the plan at hand is one for this forest too. What one step may change is for ForestIndex::CheckStep.
+std::optional<int32_t> Planner::StillHolds(const PrefixForestView& forest) const {
   if (!planned_ || forest.version != forest_.version || forest.page_size != forest_.page_size ||
       forest.query_tree_mask.empty() == index_->has_tree_mask() ||
       forest.node_parent.size() != static_cast<size_t>(index_->num_nodes()) ||
-      forest.branch_kv_len.size() != static_cast<size_t>(index_->num_branches()) ||
-      forest.branch_query_count.size() != forest.branch_kv_len.size()) {
-    return false;
+      forest.branch_node.size() != static_cast<size_t>(index_->num_branches()) ||
+      forest.branch_kv_len.size() != forest.branch_node.size() || forest.branch_query_count.size() != forest.branch_node.size()) {
+    return std::nullopt;
   }
   const size_t num_branches = forest.branch_kv_len.size();
   uint32_t outside = 0, steps = INT32_MAX;
@@ -231,11 +237,11 @@ bool Planner::StillHolds(const PrefixForestView& forest) {
     const uint32_t shortest = static_cast<uint32_t>(min_len_[b]), longest = static_cast<uint32_t>(max_len_[b]);
     outside |= length - shortest > longest - shortest;
     outside |= forest.branch_query_count[b] != index_->query_count[b];
+    outside |= forest.branch_node[b] != index_->branch_node[b];
     steps = std::min(steps, longest - length);  // wraps to a large number where any length will do
   }
-  if (outside != 0) return false;
-  steps_left_ = static_cast<int32_t>(steps);
-  return true;
+  if (outside != 0) return std::nullopt;
+  return static_cast<int32_t>(steps);
 }
 
 void Planner::Replan() {

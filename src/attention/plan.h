@@ -19,6 +19,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -205,7 +206,7 @@ class Planner {
   void Layout(Arena& arena);
   static PlanSizes Limits(const AttentionSpec& spec, const PlanCapacity& capacity, const BackendTraits& traits);
 
-  bool StillHolds(const PrefixForestView& forest);
+  std::optional<int32_t> StillHolds(const PrefixForestView& forest) const;
   void Replan();
   // The stages of Replan, in order.
   void FindChanges();

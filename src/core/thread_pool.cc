@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <string>
+#include <system_error>
 
 namespace coppice {
 namespace {
@@ -37,13 +39,33 @@ T AwaitChange(const std::atomic<T>& value, T seen) {
 
 }  // namespace
 
+Result<std::unique_ptr<ThreadPool>> ThreadPool::Create(int num_threads) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    return InvalidArgument("num_threads is " + std::to_string(num_threads) + "; expected 0 (one per core) to " +
+                           std::to_string(kMaxThreads));
+  }
+  try {
+    return std::make_unique<ThreadPool>(num_threads);
+  } catch (const std::system_error& e) {
+    return Status(StatusCode::kResourceExhausted, "the system does not start " + std::to_string(num_threads) +
+                                                      " threads: " + e.what() + "; ask for fewer or raise the limit (ulimit -u)");
+  }
+}
+
 ThreadPool::ThreadPool(int num_threads) {
   const int total = num_threads > 0 ? num_threads : AvailableCores();
   threads_.reserve(total - 1);
-  for (int worker = 1; worker < total; ++worker) threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+  try {
+    for (int worker = 1; worker < total; ++worker) threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+  } catch (...) {
+    Stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { Stop(); }
+
+void ThreadPool::Stop() {
   stop_.store(true, std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();

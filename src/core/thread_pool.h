@@ -5,10 +5,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "coppice/core/executor.h"
+#include "coppice/core/status.h"
 
 namespace coppice {
 
@@ -16,7 +18,12 @@ namespace coppice {
 // one runs is a bug. Thread-compatible.
 class ThreadPool final : public Executor {
  public:
-  // num_threads 0: one per core this process may use.
+  static constexpr int kMaxThreads = 4096;
+
+  // num_threads 0: one per core this process may use. INVALID_ARGUMENT outside 0..kMaxThreads, RESOURCE_EXHAUSTED if the system
+  // starts fewer.
+  static Result<std::unique_ptr<ThreadPool>> Create(int num_threads = 0);
+  // As Create, for numbers that a program chose itself. Throws std::system_error if the system starts fewer.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool() override;
   ThreadPool(const ThreadPool&) = delete;
@@ -27,6 +34,7 @@ class ThreadPool final : public Executor {
   void ParallelFor(int64_t count, TaskRef task) override;
 
  private:
+  void Stop();
   void WorkerLoop(int worker);
   void Drain(int worker);
 

@@ -1,8 +1,12 @@
 #include "core/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 namespace coppice {
@@ -33,6 +37,34 @@ TEST(ThreadPool, WritesAreVisibleAfterTheLoop) {
 }
 
 TEST(ThreadPool, DefaultUsesAtLeastOneWorker) { EXPECT_GE(ThreadPool().num_workers(), 1); }
+
+TEST(ThreadPool, NumbersOutsideTheRangeAreRefused) {
+  for (const int threads : {-1, ThreadPool::kMaxThreads + 1, 100000}) {
+    const Status status = ThreadPool::Create(threads).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+    EXPECT_NE(status.message().find("num_threads is " + std::to_string(threads)), std::string::npos) << status.message();
+  }
+  EXPECT_EQ((*ThreadPool::Create(3))->num_workers(), 3);
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COPPICE_ADDRESS_SPACE_IS_TAKEN 1  // sanitizers map terabytes
+#endif
+#ifndef COPPICE_ADDRESS_SPACE_IS_TAKEN
+// In a process of its own: 4,096 stacks do not fit into 1 GiB. Those that started end before the status is there.
+TEST(ThreadPoolDeathTest, ThreadsThatTheSystemDoesNotStartAreAStatus) {
+  EXPECT_EXIT(
+      {
+        rlimit limit{};
+        limit.rlim_cur = limit.rlim_max = 1 << 30;
+        setrlimit(RLIMIT_AS, &limit);
+        const Status status = ThreadPool::Create(ThreadPool::kMaxThreads).status();
+        std::fprintf(stderr, "%s\n", status.ToString().c_str());
+        std::exit(status.code() == StatusCode::kResourceExhausted ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "RESOURCE_EXHAUSTED: the system does not start 4096 threads");
+}
+#endif
 
 }  // namespace
 }  // namespace coppice

@@ -34,7 +34,7 @@ enum class CudaKernels : uint8_t { kAuto, kHopper, kMmaSync };
 
 // What one attention layer computes. One plan serves all layers with the same spec.
 struct AttentionSpec {
-  int32_t num_qo_heads = 0, num_kv_heads = 0;  // per rank; num_qo_heads is a multiple of num_kv_heads
+  int32_t num_qo_heads = 0, num_kv_heads = 0;  // per rank, at most 65535; num_qo_heads is a multiple of num_kv_heads
   int32_t head_dim = 0;                        // multiple of 8, at most 256
   DType q_dtype = DType::kBF16;                // of q and out
   DType kv_dtype = DType::kBF16;
@@ -55,7 +55,8 @@ inline constexpr int32_t kFreeSlot = -2;     // node_parent of an unused node sl
 //
 // A kv index is the order along a branch's path, not a rotary position. Node n covers kv indices [node_begin[n], node_end[n]) of
 // every branch below it; a child begins where its parent ends; a leaf of one branch ends at kLive. An empty node (begin == end)
-// is legal. A node exists only where the set of branches changes; parents may have any slot order (cycles are refused).
+// is legal. A node exists only where the set of branches changes; parents may have any slot order (cycles are refused). A branch
+// that ends at a node with an end has that length: several may, also at inner nodes. Lengths are at most 2^30.
 //
 // The c queries of branch b are rows branch_query_begin[b] .. + c of q; query i has kv index kv_len - c + i and attends to kv
 // indices at or below its own (and within the window). c = 0: the branch takes no part in this step but keeps its place.
@@ -65,13 +66,14 @@ inline constexpr int32_t kFreeSlot = -2;     // node_parent of an unused node sl
 // tokens included, and is valid from slot 0. Slots past kv_len may hold anything, NaN too.
 struct PrefixForestView {
   int32_t page_size = 16;  // 1..256
-  // Grows whenever anything but branch_kv_len, branch_query_begin and newly used entries of page rows changes. Equal versions
-  // promise an unchanged tree, so that a plan may skip looking.
+  // Grows whenever anything but branch_kv_len, branch_query_begin, query_tree_mask and newly used entries of page rows changes.
+  // Equal versions promise unchanged nodes and unchanged entries of page rows, so that a plan may skip looking; all else is checked
+  // in every Update.
   uint64_t version = 0;
 
   std::span<const int32_t> node_parent, node_begin, node_end;  // [N]
 
-  std::span<const int32_t> branch_node;                              // [B] leaf node, or kFreeSlot
+  std::span<const int32_t> branch_node;                              // [B] last node of its path, or kFreeSlot
   std::span<const int32_t> branch_query_begin, branch_query_count;   // [B]
   std::span<const int32_t> branch_kv_len;                            // [B] this step's tokens included
   std::span<const int32_t> branch_page_begin, branch_page_capacity;  // [B] reserved at admission
@@ -94,8 +96,9 @@ struct PlanCapacity {
 // -------------------------------------------------------------------------------------------------------------------- KV pool
 
 // One layer's KV, paged. Element d of K of kv head h in slot s of page p is k[p * page_stride + h * head_stride + s * slot_stride
-// + d]; v likewise. Strides are in elements. Memory belongs to the caller. Out = softmax(sm_scale * q . (k_scale * k)) (v_scale *
-// v).
+// + d]; v likewise. Strides are in elements, of at least head_dim where there is more than one to step over; k and v are aligned to
+// an element (CUDA: to 16 bytes, and strides are multiples of 8). Memory belongs to the caller. Scales are finite.
+// Out = softmax(sm_scale * q . (k_scale * k)) (v_scale * v).
 struct KvLayerView {
   void* k = nullptr;
   void* v = nullptr;
@@ -120,10 +123,12 @@ struct KvPoolShape {
 class BoundKv {
  public:
   virtual ~BoundKv() = default;
+  const AttentionSpec& spec() const { return spec_; }
   const KvLayerView& view() const { return view_; }
 
  protected:
-  explicit BoundKv(const KvLayerView& view) : view_(view) {}
+  BoundKv(const AttentionSpec& spec, const KvLayerView& view) : spec_(spec), view_(view) {}
+  AttentionSpec spec_;
   KvLayerView view_;
 };
 
@@ -182,7 +187,7 @@ enum class SharePolicy : uint8_t { kTree, kOneLevel, kStore };
 struct PlannerOptions {
   SharePolicy policy = SharePolicy::kTree;
   bool force_sharing = false;  // kTree, kOneLevel: share wherever the tree allows, whatever the cost model says (tests, baselines)
-  int32_t lookahead_tokens = 64;   // leaf growth laid out ahead: Update is free for that many one-token steps
+  int32_t lookahead_tokens = 64;   // leaf growth laid out ahead, at most 2^20: Update is free for that many one-token steps
   std::string machine_model_path;  // JSON of `coppice bench calibrate`; empty: shipped constants for the device at hand
 };
 
@@ -240,6 +245,7 @@ class AttentionPlan {
   virtual Status Upload(Stream stream = nullptr) = 0;
 
   // One attention layer, all queries. Asynchronous on `stream` (CUDA) or done on return (CPU: OUT_OF_RANGE for a page not in kv).
+  // INVALID_ARGUMENT for KV bound by another backend, or for a spec of other kv_dtype, num_kv_heads or head_dim.
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream = nullptr) = 0;
 
   virtual PlanView View() const = 0;
@@ -289,7 +295,8 @@ class Context {
   virtual Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const = 0;
   virtual Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) = 0;
   virtual Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream stream = nullptr) = 0;
-  // Copies whole pages within one layer, all kv heads, K and V (copy-on-write).
+  // Copies whole pages within one layer, all kv heads, K and V (copy-on-write), in any order: no page is written twice, nor read
+  // after it was written, so there are no more copies than pages.
   virtual Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies,
                            Stream stream = nullptr) = 0;
   // Copies single tokens within one layer, all kv heads, K and V, one after the other: a slot may be written after it was read

@@ -14,11 +14,6 @@
 namespace coppice::attention {
 namespace {
 
-class BoundCpuKv final : public BoundKv {
- public:
-  explicit BoundCpuKv(const KvLayerView& view) : BoundKv(view) {}
-};
-
 class CpuBackend final : public Backend {
  public:
   CpuBackend(Executor* executor, cpu::Isa isa) : executor_(executor), isa_(isa) {
@@ -43,8 +38,7 @@ class CpuBackend final : public Backend {
   }
 
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
-    COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
-    COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
+    COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(spec, capacity));
     COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, Traits(spec, resolved));
     return ComputePlanSizes(spec, resolved, traits);
   }
@@ -56,7 +50,7 @@ class CpuBackend final : public Backend {
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {
     COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, view));
-    return std::unique_ptr<BoundKv>(new BoundCpuKv(view));
+    return std::unique_ptr<BoundKv>(new cpu::BoundCpuKv(spec, view));
   }
   Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream) override {
     return cpu::AppendKv(*executor_, spec, kv, args);

@@ -51,7 +51,7 @@ Status CopyPages(Executor& executor, const AttentionSpec& spec, const KvLayerVie
   COPPICE_RETURN_IF_ERROR(CheckKvLayer(spec, kv));
   COPPICE_RETURN_IF_ERROR(CheckPageCopies(kv, copies));
   const size_t element = SizeOf(kv.dtype), head_bytes = spec.head_dim * element;
-  const int64_t page_bytes = static_cast<int64_t>(2 * kv.page_size * spec.num_kv_heads * head_bytes);
+  const int64_t page_bytes = int64_t{2} * kv.page_size * spec.num_kv_heads * static_cast<int64_t>(head_bytes);
   ForEach(executor, std::ssize(copies), page_bytes, [&](int64_t i) {
     const auto [from, to] = copies[i];
     if (from == to) return;

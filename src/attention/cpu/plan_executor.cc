@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
+#include "attention/argument_checks.h"
 #include "attention/cpu/row_ops.h"
 #include "attention/cpu/softmax_state.h"
 #include "attention/plan.h"
@@ -40,18 +42,30 @@ struct CpuPlanExecutor::Rows {
   int32_t kv_begin, kv_end;  // what any of them sees
 };
 
+CpuPlanExecutor::CpuPlanExecutor(Executor* executor, const TileKernels& kernels, const AttentionSpec& spec,
+                                 const PlanCapacity& capacity)
+    : executor_(executor),
+      kernels_(kernels),
+      spec_(spec),
+      capacity_(capacity),
+      checked_pages_(capacity.max_branches),
+      checked_begin_(capacity.max_branches) {
+  for (std::vector<int32_t>* array :
+       {&branches_.node, &branches_.query_begin, &branches_.query_count, &branches_.kv_len, &branches_.page_begin}) {
+    array->resize(capacity.max_branches);
+  }
+}
+
 Result<std::unique_ptr<PlanExecutor>> CpuPlanExecutor::Create(Executor* executor, const TileKernels& kernels,
                                                               const AttentionSpec& spec, const PlanCapacity& capacity,
                                                               const PlanSizes& sizes) {
-  std::unique_ptr<CpuPlanExecutor> self(new CpuPlanExecutor(executor, kernels, spec));
+  std::unique_ptr<CpuPlanExecutor> self(new CpuPlanExecutor(executor, kernels, spec, capacity));
   const int32_t d = spec.head_dim, group = spec.group_size();
   for (TaskQueue* queue : {&self->compute_, &self->bandwidth_}) queue->first_task.resize(sizes.max_items + 1);
 
   self->max_states_ = sizes.max_states;
   COPPICE_ASSIGN_OR_RETURN(self->states_, Buffer::Allocate(static_cast<size_t>(sizes.max_states) * (d + 2) * sizeof(float)));
   self->tickets_ = std::vector<std::atomic<int32_t>>(static_cast<size_t>(sizes.max_merge_sets) * spec.num_kv_heads);
-
-  self->checked_pages_.resize(capacity.max_branches);
 
   // A task's last merge set may begin at row kBlockRows - 1; a set has at most max(64, group) rows.
   const int32_t max_rows = std::min(kBlockRows + std::max(64, group), capacity.max_queries * group);
@@ -78,6 +92,16 @@ Result<std::unique_ptr<PlanExecutor>> CpuPlanExecutor::Create(Executor* executor
 Status CpuPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& forest, Stream) {
   plan_ = plan;
   forest_ = forest;
+  const auto keep = [](std::span<const int32_t>& array, std::vector<int32_t>& copy) {
+    COPPICE_CHECK(array.size() <= copy.size());
+    std::ranges::copy(array, copy.begin());
+    array = std::span(copy).first(array.size());
+  };
+  keep(forest_.branch_node, branches_.node);
+  keep(forest_.branch_query_begin, branches_.query_begin);
+  keep(forest_.branch_query_count, branches_.query_count);
+  keep(forest_.branch_kv_len, branches_.kv_len);
+  keep(forest_.branch_page_begin, branches_.page_begin);
   NumberTasks(plan.compute_queue, compute_);
   NumberTasks(plan.bandwidth_queue, bandwidth_);
   return OkStatus();
@@ -99,18 +123,11 @@ void CpuPlanExecutor::NumberTasks(std::span<const int32_t> items, TaskQueue& que
 
 Status CpuPlanExecutor::Run(const BoundKv& bound, const RunArgs& args, Stream) {
   const KvLayerView& kv = bound.view();
-  const int64_t row_elements = int64_t{spec_.num_qo_heads} * spec_.head_dim;
   if (plan_.items.empty()) return OkStatus();
-  if (args.q == nullptr || args.out == nullptr) return InvalidArgument("Run: q or out is null; pass both");
-  if (args.q_row_stride < row_elements || args.out_row_stride < row_elements) {
-    return InvalidArgument("Run: q_row_stride = " + std::to_string(args.q_row_stride) +
-                           ", out_row_stride = " + std::to_string(args.out_row_stride) +
-                           "; each must be at least num_qo_heads * head_dim = " + std::to_string(row_elements) + " elements");
+  if (dynamic_cast<const BoundCpuKv*>(&bound) == nullptr) {
+    return InvalidArgument("Run: the KV was bound by another backend; bind it with this plan's context");
   }
-  if (kv.page_size != forest_.page_size) {
-    return InvalidArgument("Run: the KV layer has page_size " + std::to_string(kv.page_size) + ", the plan's forest " +
-                           std::to_string(forest_.page_size) + "; bind the pool that the forest's pages index");
-  }
+  COPPICE_RETURN_IF_ERROR(CheckRun(spec_, forest_.page_size, capacity_.max_queries, bound, args));
   COPPICE_RETURN_IF_ERROR(CheckPages(kv));
   const Call call = {kv, args};
   compute_.next.store(0, std::memory_order_relaxed);
@@ -134,6 +151,7 @@ Status CpuPlanExecutor::CheckPages(const KvLayerView& kv) {
     if (forest_.branch_node[b] == kFreeSlot || forest_.branch_query_count[b] == 0) continue;
     const int32_t pages = static_cast<int32_t>(CeilDiv(forest_.branch_kv_len[b], forest_.page_size));
     const int32_t* row = forest_.page_indices.data() + forest_.branch_page_begin[b];
+    if (forest_.branch_page_begin[b] != std::exchange(checked_begin_[b], forest_.branch_page_begin[b])) checked_pages_[b] = 0;
     for (int32_t i = checked_pages_[b]; i < pages; ++i) {
       if (row[i] < 0 || row[i] >= kv.num_pages) {
         checked_pages_[b] = 0;

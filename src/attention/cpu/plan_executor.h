@@ -16,6 +16,11 @@
 
 namespace coppice::attention::cpu {
 
+class BoundCpuKv final : public BoundKv {
+ public:
+  BoundCpuKv(const AttentionSpec& spec, const KvLayerView& view) : BoundKv(spec, view) {}
+};
+
 class CpuPlanExecutor final : public PlanExecutor {
  public:
   static Result<std::unique_ptr<PlanExecutor>> Create(Executor* executor, const TileKernels& kernels, const AttentionSpec& spec,
@@ -47,8 +52,12 @@ class CpuPlanExecutor final : public PlanExecutor {
   struct Call;  // what Run was given
   struct Rows;  // the merge sets and queries of one task
 
-  CpuPlanExecutor(Executor* executor, const TileKernels& kernels, const AttentionSpec& spec)
-      : executor_(executor), kernels_(kernels), spec_(spec) {}
+  // Per branch, what the executor indexes memory by: copied at Upload, where it was checked, so that nobody changes it before Run.
+  struct BranchArrays {
+    std::vector<int32_t> node, query_begin, query_count, kv_len, page_begin;
+  };
+
+  CpuPlanExecutor(Executor* executor, const TileKernels& kernels, const AttentionSpec& spec, const PlanCapacity& capacity);
 
   Status CheckPages(const KvLayerView& kv);
   int32_t SetRows(int32_t set) const { return plan_.merge_sets[set].query_count * spec_.group_size(); }
@@ -70,12 +79,14 @@ class CpuPlanExecutor final : public PlanExecutor {
   Executor* executor_;
   TileKernels kernels_;
   AttentionSpec spec_;
+  PlanCapacity capacity_;
   PlanView plan_;
-  PrefixForestView forest_;
+  PrefixForestView forest_;  // of the last Upload; its arrays of branches are those of branches_
+  BranchArrays branches_;    // [max_branches]
   TaskQueue compute_, bandwidth_;
   // [max_branches]: the first entries of a branch's page row that were found inside the pool, of checked_pool_pages_ pages, in this
-  // version of the forest. Entries are added as a branch grows, so a step looks at new ones only.
-  std::vector<int32_t> checked_pages_;
+  // version of the forest, and where the row began then. Entries are added as a branch grows, so a step looks at new ones only.
+  std::vector<int32_t> checked_pages_, checked_begin_;
   uint64_t checked_version_ = 0;
   int32_t checked_pool_pages_ = 0;
   std::vector<Worker> workers_;

@@ -87,8 +87,7 @@ class CudaBackend final : public Backend {
   }
 
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
-    COPPICE_RETURN_IF_ERROR(ValidateSpec(spec));
-    COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(capacity));
+    COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(spec, capacity));
     COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, Traits(spec, resolved));
     COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, resolved.page_size));
     PlanSizes sizes = ComputePlanSizes(spec, resolved, traits);
@@ -114,7 +113,7 @@ class CudaBackend final : public Backend {
     } else {
       COPPICE_RETURN_IF_ERROR(CheckAlignment(view));
     }
-    return std::unique_ptr<BoundKv>(new BoundCudaKv(view, kernel->path, maps));
+    return std::unique_ptr<BoundKv>(new BoundCudaKv(spec, view, kernel->path, maps));
   }
 
   Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream stream) override {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "attention/argument_checks.h"
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/sm80_config.h"
@@ -179,19 +180,16 @@ Status CudaPlanExecutor::CopyChanged(cudaStream_t stream) {
 
 Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stream) {
   if (!uploaded_) return FailedPrecondition("AttentionPlan::Run before Upload: call Update and Upload first");
-  if (args.q == nullptr || args.out == nullptr) return InvalidArgument("AttentionPlan::Run: q or out is null");
   const auto* bound = dynamic_cast<const BoundCudaKv*>(&kv);
-  if (bound == nullptr)
-    return InvalidArgument("AttentionPlan::Run: the KV was bound to another backend; bind it with this context");
+  if (bound == nullptr) return InvalidArgument("Run: the KV was bound by another backend; bind it with this plan's context");
+  COPPICE_RETURN_IF_ERROR(CheckRun(spec_, capacity_.page_size, capacity_.max_queries, kv, args));
   if (reinterpret_cast<uintptr_t>(args.q) % 16 != 0 || reinterpret_cast<uintptr_t>(args.out) % 16 != 0 ||
       args.q_row_stride % 8 != 0 || args.out_row_stride % 8 != 0) {
-    return InvalidArgument("AttentionPlan::Run: q, out and their row strides must be multiples of 16 bytes; row strides are " +
+    return InvalidArgument("Run: q, out and their row strides must be multiples of 16 bytes; row strides are " +
                            std::to_string(args.q_row_stride) + " and " + std::to_string(args.out_row_stride) + " elements");
   }
-  if (bound->path() != variant_.path || kv.view().page_size != capacity_.page_size) {
-    return InvalidArgument("AttentionPlan::Run: the KV was bound for another spec or page size (" +
-                           std::to_string(kv.view().page_size) + ", the plan's is " + std::to_string(capacity_.page_size) +
-                           "); bind it with the plan's spec");
+  if (bound->path() != variant_.path) {  // a spec that other kernels serve
+    return InvalidArgument("Run: the KV was bound for other kernels than the plan's; bind it with the plan's spec");
   }
   const KernelParams params = MakeParams(kv.view(), args);
   DeviceGuard guard(device_);

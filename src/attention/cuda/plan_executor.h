@@ -17,7 +17,8 @@ namespace coppice::attention::cuda {
 
 class BoundCudaKv final : public BoundKv {
  public:
-  BoundCudaKv(const KvLayerView& view, KernelPath path, const TensorMaps& maps) : BoundKv(view), path_(path), maps_(maps) {}
+  BoundCudaKv(const AttentionSpec& spec, const KvLayerView& view, KernelPath path, const TensorMaps& maps)
+      : BoundKv(spec, view), path_(path), maps_(maps) {}
   KernelPath path() const { return path_; }
   const TensorMaps& maps() const { return maps_; }  // of the Hopper path
 

@@ -33,10 +33,11 @@ Result<TensorMaps> EncodeTensorMaps(const AttentionSpec& spec, const KvLayerView
   constexpr int64_t kElement = 2;
   // (page, kv head) is one dimension, in units of the strides' common divisor.
   const int64_t head_stride = spec.num_kv_heads > 1 ? view.head_stride : view.page_stride;
-  const int64_t unit = std::gcd(view.page_stride, head_stride);
+  const bool positive = view.page_stride > 0 && head_stride > 0 && view.slot_stride > 0;
+  const int64_t unit = positive ? std::gcd(view.page_stride, head_stride) : 1;
   const int64_t units_per_page = view.page_stride / unit, units_per_head = head_stride / unit;
   const int64_t units = (view.num_pages - 1) * units_per_page + (spec.num_kv_heads - 1) * units_per_head + 1;
-  if (unit * kElement % 16 != 0 || view.slot_stride * kElement % 16 != 0 || units <= 0 || units > INT32_MAX) {
+  if (!positive || unit * kElement % 16 != 0 || view.slot_stride * kElement % 16 != 0 || units <= 0 || units > INT32_MAX) {
     return Unimplemented(
         "KV layer: page_stride = " + std::to_string(view.page_stride) + ", head_stride = " + std::to_string(view.head_stride) +
         ", slot_stride = " + std::to_string(view.slot_stride) + " elements; the CUDA backend expects positive multiples of 8");
