@@ -1264,7 +1264,11 @@ PlanStats Planner::Stats() const {
   int64_t visible = 0;
   for (int32_t b : index_->ActiveBranches()) {
     const int32_t count = index_->query_count[b], length = live_length(b);
-    stats.kv_tokens_read_unshared += spec_.window > 0 ? std::min<int64_t>(length, int64_t{spec_.window} + count - 1) : length;
+    ForEachTile(b, [&](const Tile& tile) {
+      const int32_t first_query = length - count + tile.first_query;
+      const int32_t first_seen = spec_.window > 0 ? std::max(0, first_query - spec_.window + 1) : 0;
+      stats.kv_tokens_read_unshared += first_query + tile.num_queries - first_seen;
+    });
     for (int32_t q = 0; q < count; ++q) {
       int64_t seen = length - count + q + 1;
       if (index_->has_tree_mask()) {

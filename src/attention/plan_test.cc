@@ -449,6 +449,66 @@ TEST(PlanPolicy, ReadsWhatTheFormulaSays) {
   }
 }
 
+// A decode step, a prompt chunk and a draft tree over one prefix, by hand. A row tile has 64 rows, that is 16 queries of 4 heads.
+TEST(PlanCounters, MixedStepsAreCountedByHand) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 100);
+  forest.AddBranch(root, 50, 1);   // query 149
+  forest.AddBranch(root, 40, 40);  // queries 100..139 in row tiles of 100..115, 116..131 and 132..139
+  forest.AddBranch(root, 30, 5);   // queries 125..129
+  const struct {
+    int32_t window;
+    int64_t tokens;
+  } cases[] = {{0, 150 + (116 + 132 + 140) + 130},  // a tile reads up to its last query
+               {50, 50 + (65 + 65 + 57) + 54},      // and from 49 tokens before its first
+               {1, 1 + 40 + 5}};
+  for (const bool draft : {false, true}) {
+    if (draft) forest.query_tree_mask.assign(46, ~uint64_t{0});
+    ++forest.version;
+    for (const auto& [window, tokens] : cases) {
+      for (const SharePolicy policy : {SharePolicy::kStore, SharePolicy::kOneLevel, SharePolicy::kTree}) {
+        SCOPED_TRACE("window " + std::to_string(window) + ", policy " + std::to_string(static_cast<int>(policy)));
+        PlanSetup setup;
+        setup.spec.window = window;
+        setup.options = {.policy = policy, .force_sharing = true};
+        const std::unique_ptr<Planner> planner = setup.Make(Large());
+        ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+        const PlanStats stats = planner->Stats();
+        EXPECT_EQ(stats.kv_tokens_read_unshared, tokens);
+        EXPECT_EQ(stats.kv_bytes_read_unshared, tokens * 2 * 2 * 64 * 2);
+        if (policy == SharePolicy::kStore) {
+          EXPECT_EQ(stats.kv_tokens_read, tokens);
+        } else if (window == 0) {
+          // The prefix once, and the chunk's tiles 16, 32 and 40 tokens of their own.
+          EXPECT_EQ(stats.kv_tokens_read, 100 + 50 + (16 + 32 + 40) + 30);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanCounters, UnsharedIsWhatStoreReads) {
+  std::mt19937 rng(11);
+  for (int i = 0; i < 300; ++i) {
+    TestForest forest = testing::RandomForest(rng);
+    PlanSetup setup;
+    setup.spec.window = i % 3 == 0 ? 0 : std::uniform_int_distribution<int32_t>(1, 900)(rng);
+    setup.spec.deterministic = i % 5 == 0;
+    setup.options.force_sharing = i % 2 == 0;
+    setup.traits.dense_tile_rows = 32 << i % 4;
+    const auto tree = setup.Make(forest.Capacity());
+    setup.options.policy = SharePolicy::kStore;
+    const auto store = setup.Make(forest.Capacity());
+    for (int step = 0; step < 4; ++step, forest.Grow(step)) {
+      SCOPED_TRACE("forest " + std::to_string(i) + ", step " + std::to_string(step));
+      ASSERT_EQ(tree->Update(forest.Forest()).ToString(), "OK");
+      ASSERT_EQ(store->Update(forest.Forest()).ToString(), "OK");
+      EXPECT_EQ(store->Stats().kv_tokens_read, store->Stats().kv_tokens_read_unshared);
+      EXPECT_EQ(tree->Stats().kv_tokens_read_unshared, store->Stats().kv_tokens_read);
+    }
+  }
+}
+
 TEST(PlanPolicy, LengthsAreCountedLive) {
   TestForest forest = TwoLevels(1000, 8, 10);
   PlanSetup setup;

@@ -194,7 +194,7 @@ struct PlannerOptions {
 // Counted from the plan and the live lengths, per layer.
 struct PlanStats {
   int64_t kv_tokens_read = 0;                             // sum over items of tokens in range, each page row read once per item
-  int64_t kv_tokens_read_unshared = 0;                    // what kStore would read: sum over branches with queries of kv_len
+  int64_t kv_tokens_read_unshared = 0;                    // the same of a plan under kStore, whose items read one branch each
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // tokens x 2 x num_kv_heads x head_dim x element size
   int64_t flops = 0;                                      // 4 x head_dim per visible (row, token) pair
   int64_t state_bytes = 0;                                // partial states written + read
