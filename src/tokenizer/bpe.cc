@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "core/check.h"
+#include "core/quoted.h"
 #include "tokenizer/byte_level.h"
 
 namespace coppice {
@@ -39,8 +40,8 @@ Result<BpeEncoder> BpeEncoder::Create(const TokenizerData& data) {
     const auto& [left, right] = data.merges[rank];
     const auto id = [&](const std::string& token) -> Result<int32_t> {
       if (const auto found = id_of.find(token); found != id_of.end()) return found->second;
-      return InvalidArgument("merge " + std::to_string(rank) + " ('" + left + "' + '" + right + "') needs the token '" + token +
-                             "', which is not in the vocabulary of " + std::to_string(data.tokens.size()) +
+      return InvalidArgument("merge " + std::to_string(rank) + " (" + Quoted(left) + " + " + Quoted(right) + ") needs the token " +
+                             Quoted(token) + ", which is not in the vocabulary of " + std::to_string(data.tokens.size()) +
                              " tokens; the tokenizer file is damaged or its parts do not belong together");
     };
     COPPICE_ASSIGN_OR_RETURN(const int32_t left_id, id(left));

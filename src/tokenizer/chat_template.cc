@@ -5,13 +5,22 @@
 namespace coppice {
 namespace {
 
+// What a rendering may cost, in units of Meter (about a nanosecond): a hostile template ends within 50 ms, and a long conversation
+// buys what templates do with it, some copies of every byte and some hundred steps a message.
+constexpr size_t kWork = 24'000'000, kWorkPerByte = 64, kWorkPerMessage = 100'000;
+constexpr size_t kMaxSource = 256 << 10;  // bytes: the longest templates in use have a tenth of it
+
 class JinjaChatTemplate final : public ChatTemplate {
  public:
   explicit JinjaChatTemplate(jinja::Body body) : body_(std::move(body)) {}
 
   Result<std::string> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const override {
     jinja::List list;
-    for (const ChatMessage& message : messages) list.push_back(jinja::Dict{{"role", message.role}, {"content", message.content}});
+    size_t work = kWork;
+    for (const ChatMessage& message : messages) {
+      work += kWorkPerMessage + kWorkPerByte * (message.role.size() + message.content.size());
+      list.push_back(jinja::Dict{{"role", message.role}, {"content", message.content}});
+    }
     try {
       // The names that Hugging Face transformers defines; tools and documents are none without them.
       return jinja::Interpreter({{"messages", std::move(list)},
@@ -19,7 +28,8 @@ class JinjaChatTemplate final : public ChatTemplate {
                                  {"bos_token", variables.bos_token},
                                  {"eos_token", variables.eos_token},
                                  {"tools", jinja::None{}},
-                                 {"documents", jinja::None{}}})
+                                 {"documents", jinja::None{}}},
+                                work)
           .Run(body_);
     } catch (const jinja::Error& error) {
       return error.status;
@@ -33,6 +43,10 @@ class JinjaChatTemplate final : public ChatTemplate {
 }  // namespace
 
 Result<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(const std::string& source) {
+  if (source.size() > kMaxSource) {
+    return InvalidArgument("the chat template has " + std::to_string(source.size()) + " bytes; expected at most " +
+                           std::to_string(kMaxSource));
+  }
   try {
     return std::unique_ptr<ChatTemplate>(new JinjaChatTemplate(jinja::ParseTemplate(source)));
   } catch (const jinja::Error& error) {

@@ -1,3 +1,5 @@
+#include <ctime>
+
 #include "tokenizer/test_fixtures.h"
 
 namespace coppice {
@@ -62,6 +64,28 @@ std::string Repeat(const std::string& unit, int count) {
   return text;
 }
 
+// CPU time of this thread, so that a busy machine does not count.
+double ThreadSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Sanitizers and builds without optimisation take up to twenty times as long.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+constexpr bool kSlowBuild = true;
+#else
+constexpr bool kSlowBuild = false;
+#endif
+
+const std::string kDoubled = "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}";
+
+std::string ManyVariables() {
+  std::string source;
+  for (int i = 0; i < 5000; ++i) source += "{% set variable_" + std::to_string(i) + " = 1 %}";
+  return source;
+}
+
 TEST(ChatTemplate, HostileTemplatesMeetLimits) {
   const int deep = 100'000;
   const std::string hostile[] = {
@@ -80,11 +104,66 @@ TEST(ChatTemplate, HostileTemplatesMeetLimits) {
       "{{ 9223372036854775807 + 1 }}",
       "{{ -9223372036854775807 - 2 }}",
       "{{ 9223372036854775807 * 2 }}",
+      // Shared values: what is written, compared or searched grows as 2^n.
+      kDoubled + "{{ ns.l }}",
+      kDoubled + "{{ ns.l | tojson }}",
+      kDoubled + "{{ ns.l | tojson(indent=16) }}",
+      kDoubled + "{{ ns.l | string | length }}",
+      kDoubled + "{{ [ns.l] | join }}",
+      kDoubled + "{{ ns.l ~ '' }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ a == ns.l }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ a != ns.l }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ a in [ns.l] }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ a is equalto ns.l }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ [a] | select('in', [ns.l]) | list }}",
+      "{% set ns = namespace(l={'a': 1}) %}{% for i in range(60) %}{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% endfor %}{{ ns.l | "
+      "tojson }}",
+      // Work without output.
+      "{% set a = range(99999) | list %}{% for i in range(99999) %}{% if i in a %}{% endif %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in range(99999) %}{% if a == a + [] %}{% endif %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a[::-1] %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | map('string') | list %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | select('odd') | list %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | join(',') %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | last %}{% endfor %}",
+      "{% set ns = namespace(s='a') %}{% for i in range(20) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{% for i in range(99999) %}"
+      "{% if 'b' in ns.s %}{% endif %}{% endfor %}",
+      "{% set ns = namespace(s='a') %}{% for i in range(18) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{% for i in range(99) %}"
+      "{% if (ns.s ~ 'b') in (ns.s ~ ns.s) %}{% endif %}{% endfor %}",  // naive search is quadratic
+      "{% set ns = namespace(s='a ') %}{% for i in range(18) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{% for i in range(99) %}"
+      "{% set b = ns.s.split() %}{% endfor %}",
+      "{% set ns = namespace(s='a') %}{% for i in range(20) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ [ns.s, ns.s, ns.s, ns.s] "
+      "| map('upper') "
+      "| map('replace', 'A', 'bbbbbbbbbb') | map('trim', 'b') | join | length }}",
+      "{% set ns = namespace(s='ab') %}{% for i in range(30) %}{% set ns.s = ns.s.replace('b', 'bb') %}{% endfor %}{{ ns.s }}",
+      "{% for i in range(99999) %}{% set ns = namespace(a=1, b=2, c=3) %}{% endfor %}",
+      "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+      "{% for i in 'a' %}" + Repeat("{% for j in range(99999) %}", 40) + Repeat("{% endfor %}", 41),
+      ManyVariables() + "{% for i in range(99999) %}{{ none_such }}{% endfor %}",
+      "{{ {" + Repeat("'aaaaaaaaaa': 1, ", 240) + "} }}" + Repeat("{{ {'a': range(99999) | list} }}", 100),
   };
   for (const std::string& source : hostile) {
+    const double begin = ThreadSeconds();
     const auto rendered = Render(source);
-    EXPECT_FALSE(rendered.ok()) << source.substr(0, 100);
+    const double seconds = ThreadSeconds() - begin;
+    EXPECT_FALSE(rendered.ok()) << source.substr(0, 300);
+    EXPECT_LT(seconds, kSlowBuild ? 2.0 : 0.1) << source.substr(0, 300);
+    EXPECT_LT(rendered.status().message().size(), 300u) << rendered.status().ToString().substr(0, 1000);
   }
+}
+
+TEST(ChatTemplate, LongConversationsAreNotHostile) {
+  // What templates do with each message, on 20 MB in one message and on 20,000 messages.
+  const std::string source =
+      "{% for m in messages %}{% set c = m.content | trim %}{% if '</think>' in c %}{% set c = "
+      "c.split('</think>')[-1].lstrip('\n') %}"
+      "{% endif %}{{ '<|' + m.role + '|>' + c + '<|end|>' }}{% endfor %}";
+  const auto one = Render(source, {{"user", Repeat("word ", 4'000'000) + "</think>" + Repeat("more ", 100'000)}});
+  ASSERT_TRUE(one.ok()) << one.status().ToString();
+  EXPECT_EQ(one->size(), 500'000u - 1 + std::string("<|user|><|end|>").size());
+  const auto many = Render(source, std::vector<ChatMessage>(20'000, {"user", "hello"}));
+  ASSERT_TRUE(many.ok()) << many.status().ToString();
+  EXPECT_EQ(many->size(), 20'000 * std::string("<|user|>hello<|end|>").size());
 }
 
 TEST(ChatTemplate, LongValidTemplatesPass) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/quoted.h"
 #include "tokenizer/pre_tokenizer.h"
 
 namespace coppice {
@@ -13,7 +14,7 @@ using Json = nlohmann::json;
 using TokenKind = TokenizerData::TokenKind;
 
 // Ids beyond this are a damaged file, not a vocabulary (the largest in use are below 300 thousand).
-constexpr int64_t kMaxVocabulary = 1 << 24;
+constexpr size_t kMaxVocabulary = 1 << 24;
 
 // `object[key]`, or null where it is absent or `object` is no object.
 const Json& Get(const Json& object, const char* key) {
@@ -35,6 +36,7 @@ bool GetBool(const Json& object, const char* key, bool otherwise) {
 
 // A value for a message: its JSON, cut where it is long.
 std::string Show(const Json& value) {
+  if (value.is_string()) return Quoted(value.get_ref<const std::string&>());
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
   return text;
@@ -42,6 +44,13 @@ std::string Show(const Json& value) {
 
 Status Wrong(const std::string& what, const Json& value, const std::string& expected) {
   return InvalidArgument("tokenizer.json: " + what + " is " + Show(value) + "; expected " + expected);
+}
+
+// `value` as an id below `limit`: nlohmann's own conversion would wrap what does not fit.
+Result<int32_t> TokenId(const std::string& what, const Json& value, size_t limit) {
+  const bool fits = value.is_number_unsigned() && value.get<uint64_t>() < limit;
+  if (fits) return static_cast<int32_t>(value.get<uint64_t>());
+  return Wrong("the id of " + what, value, "an integer from 0 to " + std::to_string(limit - 1));
 }
 
 Status CannotDo(const std::string& what) {
@@ -75,7 +84,7 @@ Status ParseNormalizer(const Json& normalizer, TokenizerData* data) {
 }
 
 // A literal string as a pattern.
-std::string Quoted(const std::string& literal) {
+std::string LiteralPattern(const std::string& literal) {
   std::string pattern;
   for (char c : literal) {
     const bool plain = static_cast<uint8_t>(c) >= 0x80 || std::isalnum(static_cast<unsigned char>(c)) || c == ' ' || c == '\n';
@@ -92,7 +101,7 @@ Status ParseSplit(const Json& step, TokenizerData* data) {
   if (Get(pattern, "Regex").is_string()) {
     data->pre_tokenizer_patterns.push_back(GetString(pattern, "Regex"));
   } else if (Get(pattern, "String").is_string()) {
-    data->pre_tokenizer_patterns.push_back(Quoted(GetString(pattern, "String")));
+    data->pre_tokenizer_patterns.push_back(LiteralPattern(GetString(pattern, "String")));
   } else {
     return Wrong("the pattern of a pre_tokenizer Split", pattern, "{\"Regex\": ...} or {\"String\": ...}");
   }
@@ -122,16 +131,14 @@ Status ParsePreTokenizer(const Json& pre_tokenizer, TokenizerData* data) {
 }
 
 Status AddToken(const std::string& text, const Json& id_value, TokenKind kind, TokenizerData* data) {
-  if (!id_value.is_number_integer() || id_value.get<int64_t>() < 0 || id_value.get<int64_t>() >= kMaxVocabulary) {
-    return Wrong("the id of token '" + text + "'", id_value, "an integer from 0 to " + std::to_string(kMaxVocabulary - 1));
-  }
-  const auto id = id_value.get<size_t>();
+  COPPICE_ASSIGN_OR_RETURN(const int32_t signed_id, TokenId("token " + Quoted(text), id_value, kMaxVocabulary));
+  const auto id = static_cast<size_t>(signed_id);
   if (id >= data->tokens.size()) {
     data->tokens.resize(id + 1);
     data->kinds.resize(id + 1, TokenKind::kUnused);
   }
   if (data->kinds[id] != TokenKind::kUnused && data->tokens[id] != text) {
-    return Wrong("id " + std::to_string(id), text, "one token, but it is also '" + data->tokens[id] + "'");
+    return Wrong("id " + std::to_string(id), text, "one token, but it is also " + Quoted(data->tokens[id]));
   }
   data->tokens[id] = text;
   data->kinds[id] = kind;
@@ -178,7 +185,7 @@ Status ParseAddedTokens(const Json& added_tokens, TokenizerData* data) {
   for (const Json& token : added_tokens) {
     const std::string content = GetString(token, "content");
     for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
-      if (GetBool(token, flag, false)) return CannotDo("added token '" + content + "' with " + flag);
+      if (GetBool(token, flag, false)) return CannotDo("added token " + Quoted(content) + " with " + flag);
     }
     const TokenKind kind = GetBool(token, "special", false) ? TokenKind::kControl : TokenKind::kUserDefined;
     COPPICE_RETURN_IF_ERROR(AddToken(content, Get(token, "id"), kind, data));
@@ -202,15 +209,16 @@ Result<bool> ParsePostProcessor(const Json& post_processor, TokenizerData* data)
       }
       const std::string name = GetString(Get(item, "SpecialToken"), "id");
       const Json& ids = Get(Get(Get(*step, "special_tokens"), name.c_str()), "ids");
-      if (!ids.is_array() || ids.size() != 1 || !ids[0].is_number_integer() || (after_text ? data->add_eos : data->add_bos)) {
+      if (!ids.is_array() || ids.size() != 1 || (after_text ? data->add_eos : data->add_bos)) {
         return CannotDo("post_processor TemplateProcessing with " + Show(Get(*step, "single")));
       }
+      COPPICE_ASSIGN_OR_RETURN(const int32_t id, TokenId("post_processor token " + Quoted(name), ids[0], data->tokens.size()));
       if (after_text) {
         data->add_eos = true;
-        data->eos_ids = {ids[0].get<int32_t>()};
+        data->eos_ids = {id};
       } else {
         data->add_bos = true;
-        data->bos_id = ids[0].get<int32_t>();
+        data->bos_id = id;
       }
     }
   }
@@ -230,8 +238,8 @@ Status ParseConfig(const Json& config, bool has_template, TokenizerData* data) {
     // Special tokens are usually added last.
     const auto found = std::find(data->tokens.rbegin(), data->tokens.rend(), text);
     if (found != data->tokens.rend()) return static_cast<int32_t>(data->tokens.rend() - found) - 1;
-    return InvalidArgument("tokenizer_config.json: " + std::string(key) + " is '" + text +
-                           "', which tokenizer.json does not have; expected one of its tokens");
+    return InvalidArgument("tokenizer_config.json: " + std::string(key) + " is " + Quoted(text) +
+                           ", which tokenizer.json does not have; expected one of its tokens");
   };
   COPPICE_ASSIGN_OR_RETURN(const int32_t bos, id_of("bos_token"));
   COPPICE_ASSIGN_OR_RETURN(const int32_t eos, id_of("eos_token"));

@@ -91,6 +91,14 @@ TEST(HuggingFaceTokenizer, RefusesByName) {
   expect(failure(R"({"added_tokens": [{"id": 4, "content": "<s>", "lstrip": true}]})"), "UNIMPLEMENTED", "lstrip");
   expect(failure(R"({"added_tokens": [{"id": 2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "id 2");
   expect(failure(R"({"added_tokens": [{"id": -2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "-2");
+  const auto post_processor = [&](const char* id) {
+    const std::string start = R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}], )";
+    return failure((start + R"("special_tokens": {"<s>": {"ids": [)" + id + "]}}}}").c_str());
+  };
+  expect(post_processor("4294967297"), "INVALID_ARGUMENT", "4294967297");  // 1 in 32 bits
+  expect(post_processor("-5"), "INVALID_ARGUMENT", "is -5; expected an integer from 0 to 6");
+  expect(post_processor("7"), "INVALID_ARGUMENT", "is 7; expected an integer from 0 to 6");
+  expect(post_processor("1.5"), "INVALID_ARGUMENT", "1.5");
   expect(failure(R"({"model": {"merges": ["a b c"]}})"), "INVALID_ARGUMENT", "merge 0");
   expect(failure(R"({"model": {"vocab": 3}})"), "INVALID_ARGUMENT", "model.vocab");
   expect(failure("{}", R"({"eos_token": "<nope>"})"), "INVALID_ARGUMENT", "<nope>");

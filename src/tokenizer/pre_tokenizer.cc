@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/quoted.h"
 #include "tokenizer/regex.h"
 #include "tokenizer/utf8.h"
 
@@ -63,7 +64,7 @@ Result<PreTokenizerKind> FindPreTokenizerKind(std::string_view name) {
       known.append(known.empty() ? "" : ", ").append(candidate);
     }
   }
-  return Unimplemented("pre-tokenizer '" + std::string(name) + "': expected one of " + known);
+  return Unimplemented("pre-tokenizer " + Quoted(name) + ": expected one of " + known);
 }
 
 struct PreTokenizer::Splitter {
@@ -80,7 +81,8 @@ struct PreTokenizer::Splitter {
     for (size_t position = 0; position < text.size();) {
       std::optional<Regex::Match> match;
       if (const Status status = regex.Find(text, position, scratch, &match); !status.ok()) {
-        return InvalidArgument("the pre-tokenizer pattern cannot split this text: " + status.message() + ", pattern " + pattern);
+        return InvalidArgument("the pre-tokenizer pattern cannot split this text: " + status.message() + ", pattern " +
+                               Quoted(pattern));
       }
       if (!match) break;
       if (match->end <= match->begin || match->end <= position) {  // empty (\K can even make it end early): look again one later
@@ -101,7 +103,7 @@ Result<PreTokenizer> PreTokenizer::Create(const std::vector<std::string>& patter
   PreTokenizer pre_tokenizer;
   for (const std::string& pattern : patterns) {
     Result<Regex> regex = Regex::Compile(WithUnicodeSpaces(pattern));
-    if (!regex.ok()) return InvalidArgument("pre-tokenizer pattern " + pattern + ": " + regex.status().message());
+    if (!regex.ok()) return InvalidArgument("pre-tokenizer pattern " + Quoted(pattern) + ": " + regex.status().message());
     pre_tokenizer.splitters_.push_back(std::make_shared<Splitter>(Splitter{*std::move(regex), pattern}));
   }
   return pre_tokenizer;

@@ -1,4 +1,5 @@
-// PCRE2 behind a small class: Unicode patterns, matched with limits so that a hostile pattern or text costs at most about 0.1 s.
+// PCRE2 behind a small class: Unicode patterns, matched with limits so that a hostile pattern costs at most about 0.1 s and a time
+// in proportion to the text.
 // Layer: tokenizer.
 #pragma once
 
@@ -21,7 +22,7 @@ class Regex {
   Regex& operator=(Regex&&) noexcept;
   ~Regex();
 
-  // What one thread needs to match.
+  // What one thread needs to match, and what its hard matches may still cost: use one for the texts of one piece of work.
   class Scratch {
    public:
     // RESOURCE_EXHAUSTED if there is no memory for it.
@@ -44,7 +45,7 @@ class Regex {
     std::optional<std::string_view> group;
   };
   // The first match of `text`, which is valid UTF-8, at or after byte `position`, a character boundary; none: an empty optional.
-  // INVALID_ARGUMENT when the match limit is exceeded.
+  // INVALID_ARGUMENT when the match limit, or what the scratch allows, is exceeded.
   Status Find(std::string_view text, size_t position, Scratch& scratch, std::optional<Match>* match) const;
 
  private:

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/check.h"
+#include "core/quoted.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/byte_level.h"
@@ -114,7 +115,7 @@ class ByteLevelBpeTokenizer final : public Tokenizer {
 
 Status Validate(const TokenizerData& data) {
   if (data.model != "bpe") {
-    return Unimplemented("tokenizer model '" + data.model + "': expected 'bpe' (byte-level BPE, 'gpt2' in GGUF files)");
+    return Unimplemented("tokenizer model " + Quoted(data.model) + ": expected 'bpe' (byte-level BPE, 'gpt2' in GGUF files)");
   }
   const size_t size = data.tokens.size();
   if (size == 0) return InvalidArgument("the tokenizer has no tokens; expected a vocabulary");

@@ -1,6 +1,7 @@
 #include "tokenizer/tokenizer.h"
 
 #include <chrono>
+#include <ctime>
 #include <random>
 #include <thread>
 
@@ -176,12 +177,12 @@ TEST(Tokenizer, CreateNamesWhatIsWrong) {
     EXPECT_EQ(message.rfind(code, 0), 0u) << message;
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  expect(failure([](auto& data) { data.model = "unigram"; }), "UNIMPLEMENTED", "'unigram'");
+  expect(failure([](auto& data) { data.model = "unigram"; }), "UNIMPLEMENTED", "\"unigram\"");
   expect(failure([](auto& data) { data.pre_tokenizer = "whitespace"; }), "UNIMPLEMENTED", "llama-3");
   expect(failure([](auto& data) { data.tokens.clear(); }), "INVALID_ARGUMENT", "no tokens");
   expect(failure([](auto& data) { data.kinds.pop_back(); }), "INVALID_ARGUMENT", "8 tokens but 7");
   expect(failure([](auto& data) { data.merges.emplace_back("b", "zz"); }), "INVALID_ARGUMENT", "merge 2");
-  expect(failure([](auto& data) { data.merges.emplace_back("d", "d"); }), "INVALID_ARGUMENT", "'dd'");
+  expect(failure([](auto& data) { data.merges.emplace_back("d", "d"); }), "INVALID_ARGUMENT", "\"dd\"");
   expect(failure([](auto& data) { data.bos_id = 8; }), "INVALID_ARGUMENT", "bos id is 8");
   expect(failure([](auto& data) { data.add_bos = true; }), "INVALID_ARGUMENT", "bos id is -1");
   expect(failure([](auto& data) { data.add_eos = true; }), "INVALID_ARGUMENT", "eos id is -1");
@@ -198,6 +199,29 @@ TEST(Tokenizer, HostilePatternMeetsALimit) {
   ASSERT_FALSE(encoded.ok());
   EXPECT_EQ(encoded.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(encoded.status().message().find("match limit"), std::string::npos) << encoded.status().ToString();
+}
+
+TEST(Tokenizer, HostilePatternsEndSoon) {
+  const std::string patterns[] = {
+      "(a+a+)+(?=b)c|(?:a?){40}b{0}(a|aa)+$x",
+      "(?:a|aa)+(?=[bc])|a",  // hard at every position, and a match all the same
+      "(?:a+)+(?=[bc])|(?=(a+))\\1{0}a",
+      "(?:(?:a|a)(?:a|a)){11}(?=[bc])|a",
+      "(?<=(a|b)*)",
+      std::string(40'000, '('),
+      std::string(40'000, 'a') + "(",
+  };
+  for (const std::string& pattern : patterns) {
+    TokenizerData data = TinyData();
+    data.pre_tokenizer.clear();
+    data.pre_tokenizer_patterns = {pattern};
+    const clock_t begin = std::clock();
+    const auto tokenizer = Tokenizer::Create(std::move(data));
+    const Status status = tokenizer.ok() ? (*tokenizer)->Encode(std::string(5000, 'a')).status() : tokenizer.status();
+    EXPECT_FALSE(status.ok()) << pattern.substr(0, 100);
+    EXPECT_LT(status.message().size(), 400u) << status.ToString();
+    EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 0.15) << pattern.substr(0, 100);
+  }
 }
 
 TEST(Tokenizer, EmptyMatchesCutNothing) {

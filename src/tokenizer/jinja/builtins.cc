@@ -8,11 +8,14 @@
 
 #include "tokenizer/jinja/interpreter.h"
 #include "tokenizer/jinja/unicode.h"
+#include "tokenizer/utf8.h"
 
 namespace coppice::jinja {
 namespace {
 
 constexpr int64_t kMaxRange = 100'000;  // as in Jinja's sandbox
+constexpr size_t kNewTextUnits = 100;   // of Meter: a string of its own
+constexpr size_t kPairUnits = 200;      // of Meter: a key and a value in a list of their own
 
 struct Entry {
   std::string_view name;
@@ -59,7 +62,8 @@ const Dict& RequireDict(const Interpreter& in, const Value& value, const char* w
   return value.AsDict();
 }
 
-List Pairs(const Dict& dict) {
+List Pairs(Interpreter& in, const Dict& dict) {
+  in.meter().Charge(dict.size(), kPairUnits);
   List pairs;
   for (const auto& [key, value] : dict) pairs.push_back(List{key, value});
   return pairs;
@@ -72,10 +76,10 @@ std::string Replaced(Interpreter& in, const std::string& text, const Arguments& 
   if (from.empty()) in.Fail("the text to replace is empty");
   std::string out;
   for (size_t at = 0;;) {
-    const size_t found = text.find(from, at);
+    const size_t found = FindText(text, from, at);
     out.append(text, at, found - at);
     if (found == std::string::npos) return out;
-    in.Charge(to.size());
+    in.meter().Charge(to.size());
     out += to;
     at = found + from.size();
   }
@@ -93,19 +97,20 @@ std::string Stripped(const Interpreter& in, std::string_view text, const Argumen
 }
 
 Value Length(Interpreter& in, const Value& object) {
-  if (object.IsString()) return static_cast<int64_t>(Characters(object.AsString()).size());
+  if (object.IsString()) return static_cast<int64_t>(CountCharacters(object.AsString()));
   if (object.IsList()) return static_cast<int64_t>(object.AsList().size());
   if (object.Is<Undefined>()) return int64_t{0};
   return static_cast<int64_t>(RequireDict(in, object, "the object of 'length'").size());
 }
 
 // `value` is attribute.of.it, as map and selectattr name it.
-Value Attribute(const Value& value, std::string_view path) {
+Value Attribute(Interpreter& in, const Value& value, std::string_view path) {
+  in.meter().Charge(sizeof(Value) + path.size());
   const size_t dot = path.find('.');
   const std::string_view name = path.substr(0, dot);
-  const Value* found = value.IsDict() ? FindField(value.AsDict(), name) : nullptr;
+  const Value* found = value.IsDict() ? FindField(value.AsDict(), name, in.meter()) : nullptr;
   if (found == nullptr) return Undefined{std::string(name)};
-  return dot == std::string_view::npos ? *found : Attribute(*found, path.substr(dot + 1));
+  return dot == std::string_view::npos ? *found : Attribute(in, *found, path.substr(dot + 1));
 }
 
 // What map, select and their kin run over. Jinja runs them when the result is read, and there are templates that apply them to
@@ -130,9 +135,9 @@ Value Select(Interpreter& in, const Value& object, const Arguments& arguments, b
   }
   List kept;
   for (const Value& item : ElementsOrNone(in, object)) {
-    in.Charge(sizeof(Value));
-    const Value subject = by_attribute ? Attribute(item, attribute) : item;
-    const Value result = test == nullptr ? subject : test(in, subject, {rest, {}});
+    in.meter().Charge(sizeof(Value) * (1 + rest.size()));
+    const Value subject = by_attribute ? Attribute(in, item, attribute) : item;
+    const Value result = test == nullptr ? subject : in.Invoke(test, subject, {rest, {}});
     if (result.Truthy() == wanted) kept.push_back(item);
   }
   return kept;
@@ -149,12 +154,12 @@ Value FilterDefault(Interpreter& in, const Value& object, const Arguments& argum
 
 Value FilterJoin(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"d", "attribute"});
-  const std::string separator = bound[0].ToText();
+  const std::string separator = bound[0].ToText(in.meter());
   std::string out;
   bool first = true;
   for (const Value& item : in.Elements(object)) {
-    const std::string text = (bound[1].IsString() ? Attribute(item, bound[1].AsString()) : item).ToText();
-    in.Charge(separator.size() + text.size());
+    const std::string text = (bound[1].IsString() ? Attribute(in, item, bound[1].AsString()) : item).ToText(in.meter());
+    in.meter().Charge(separator.size() + text.size());
     if (!std::exchange(first, false)) out += separator;
     out += text;
   }
@@ -167,15 +172,15 @@ Value FilterToJson(Interpreter& in, const Value& object, const Arguments& argume
   const bool one_line = bound[1].Is<Undefined>() || bound[1].Is<None>();
   const int64_t indent = one_line ? -1 : RequireInteger(in, bound[1], "tojson's indent");
   if (indent < -1 || indent > 16) in.Fail("tojson's indent is " + std::to_string(indent) + "; expected 0 to 16");
-  return object.ToJson(static_cast<int>(indent));
+  return object.ToJson(static_cast<int>(indent), in.meter());
 }
 
 Value FilterMap(Interpreter& in, const Value& object, const Arguments& arguments) {
-  const Value* attribute = FindField(arguments.named, "attribute");
+  const Value* attribute = FindField(arguments.named, "attribute", in.meter());
   List mapped;
   if (attribute != nullptr) {
     const std::string& path = RequireString(in, *attribute, "the attribute's name");
-    for (const Value& item : ElementsOrNone(in, object)) mapped.push_back(Attribute(item, path));
+    for (const Value& item : ElementsOrNone(in, object)) mapped.push_back(Attribute(in, item, path));
     return mapped;
   }
   if (arguments.positional.empty()) in.Fail("map needs a filter's name or an attribute");
@@ -183,7 +188,7 @@ Value FilterMap(Interpreter& in, const Value& object, const Arguments& arguments
   const Builtin filter = FindFilter(name);
   if (filter == nullptr) FailUnimplemented(in.position(), "filter '" + name + "' is not supported");
   const List rest(arguments.positional.begin() + 1, arguments.positional.end());
-  for (const Value& item : ElementsOrNone(in, object)) mapped.push_back(filter(in, item, {rest, arguments.named}));
+  for (const Value& item : ElementsOrNone(in, object)) mapped.push_back(in.Invoke(filter, item, {rest, arguments.named}));
   return mapped;
 }
 
@@ -208,7 +213,7 @@ Value FirstOrLast(Interpreter& in, const Value& object, bool first) {
 }
 
 constexpr Entry kFilters[] = {
-    {"capitalize", [](Interpreter&, const Value& x, const Arguments&) { return Value(Capitalized(x.ToText())); }},
+    {"capitalize", [](Interpreter& in, const Value& x, const Arguments&) { return Value(Capitalized(x.ToText(in.meter()))); }},
     {"count", [](Interpreter& in, const Value& x, const Arguments&) { return Length(in, x); }},
     {"d", FilterDefault},
     {"default", FilterDefault},
@@ -216,30 +221,30 @@ constexpr Entry kFilters[] = {
     {"int", FilterInt},
     {"items",
      [](Interpreter& in, const Value& x, const Arguments&) {
-       return x.Is<Undefined>() ? Value(List()) : Value(Pairs(RequireDict(in, x, "the object of 'items'")));
+       return x.Is<Undefined>() ? Value(List()) : Value(Pairs(in, RequireDict(in, x, "the object of 'items'")));
      }},
     {"join", FilterJoin},
     {"last", [](Interpreter& in, const Value& x, const Arguments&) { return FirstOrLast(in, x, false); }},
     {"length", [](Interpreter& in, const Value& x, const Arguments&) { return Length(in, x); }},
     {"list", [](Interpreter& in, const Value& x, const Arguments&) { return Value(in.Elements(x)); }},
-    {"lower", [](Interpreter&, const Value& x, const Arguments&) { return Value(ToLower(x.ToText())); }},
+    {"lower", [](Interpreter& in, const Value& x, const Arguments&) { return Value(ToLower(x.ToText(in.meter()))); }},
     {"map", FilterMap},
     {"reject", [](Interpreter& in, const Value& x, const Arguments& a) { return Select(in, x, a, false, false); }},
     {"rejectattr", [](Interpreter& in, const Value& x, const Arguments& a) { return Select(in, x, a, true, false); }},
-    {"replace", [](Interpreter& in, const Value& x, const Arguments& a) { return Value(Replaced(in, x.ToText(), a)); }},
+    {"replace", [](Interpreter& in, const Value& x, const Arguments& a) { return Value(Replaced(in, x.ToText(in.meter()), a)); }},
     {"safe", [](Interpreter&, const Value& x, const Arguments&) { return x; }},
     {"select", [](Interpreter& in, const Value& x, const Arguments& a) { return Select(in, x, a, false, true); }},
     {"selectattr", [](Interpreter& in, const Value& x, const Arguments& a) { return Select(in, x, a, true, true); }},
-    {"string", [](Interpreter&, const Value& x, const Arguments&) { return Value(x.ToText()); }},
+    {"string", [](Interpreter& in, const Value& x, const Arguments&) { return Value(x.ToText(in.meter())); }},
     {"tojson", FilterToJson},
-    {"trim", [](Interpreter& in, const Value& x, const Arguments& a) { return Value(Stripped(in, x.ToText(), a, {})); }},
-    {"upper", [](Interpreter&, const Value& x, const Arguments&) { return Value(ToUpper(x.ToText())); }},
+    {"trim", [](Interpreter& in, const Value& x, const Arguments& a) { return Value(Stripped(in, x.ToText(in.meter()), a, {})); }},
+    {"upper", [](Interpreter& in, const Value& x, const Arguments&) { return Value(ToUpper(x.ToText(in.meter()))); }},
 };
 
 // Tests
 
 Value TestEqual(Interpreter& in, const Value& object, const Arguments& arguments) {
-  return object == Bind(in, arguments, {"other"})[0];
+  return Equal(object, Bind(in, arguments, {"other"})[0], in.meter());
 }
 
 bool IsIterable(const Value& x) { return x.IsString() || x.IsList() || x.IsDict() || x.Is<Undefined>(); }
@@ -257,11 +262,8 @@ constexpr Entry kTests[] = {
     {"even", [](Interpreter& in, const Value& x, const Arguments&) { return TestRemainder(in, x, 0); }},
     {"false", [](Interpreter&, const Value& x, const Arguments&) { return Value(x.Is<bool>() && !x.As<bool>()); }},
     {"float", [](Interpreter&, const Value& x, const Arguments&) { return Value(x.Is<double>()); }},
-    {"in",
-     [](Interpreter& in, const Value& x, const Arguments& a) {
-       const List items = in.Elements(Bind(in, a, {"seq"}, 1)[0]);
-       return Value(std::find(items.begin(), items.end(), x) != items.end());
-     }},
+    {"in", [](Interpreter& in, const Value& x,
+              const Arguments& a) { return Value(in.HasElement(in.Elements(Bind(in, a, {"seq"}, 1)[0]), x)); }},
     {"integer", [](Interpreter&, const Value& x, const Arguments&) { return Value(x.Is<int64_t>()); }},
     {"iterable", [](Interpreter&, const Value& x, const Arguments&) { return Value(IsIterable(x)); }},
     {"mapping", [](Interpreter&, const Value& x, const Arguments&) { return Value(x.IsDict()); }},
@@ -279,14 +281,14 @@ constexpr Entry kTests[] = {
 
 Value RaiseException(Interpreter& in, const Value&, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"message"});
-  throw Error{InvalidArgument("the chat template refuses these messages: " + bound[0].ToText())};
+  throw Error{InvalidArgument("the chat template refuses these messages: " + bound[0].ToText(in.meter()))};
 }
 
 Value MakeNamespace(Interpreter& in, const Value&, const Arguments& arguments) {
   Dict fields;
   if (!arguments.positional.empty())
     fields = RequireDict(in, Bind(in, {arguments.positional, {}}, {"fields"})[0], "namespace's argument");
-  for (const auto& [name, value] : arguments.named) SetField(&fields, name, value);
+  for (const auto& [name, value] : arguments.named) SetField(&fields, name, value, in.meter());
   return in.MakeNamespace(std::move(fields));
 }
 
@@ -302,10 +304,10 @@ Value Range(Interpreter& in, const Value&, const Arguments& arguments) {
     if (static_cast<int64_t>(numbers.size()) == kMaxRange) {
       in.Fail("a range has more than " + std::to_string(kMaxRange) + " numbers; expected fewer");
     }
+    in.meter().Charge(sizeof(Value));
     numbers.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
-  in.Charge(numbers.size() * sizeof(Value));
   return numbers;
 }
 
@@ -327,12 +329,13 @@ constexpr Entry kFunctions[] = {
 
 // Methods: of strings and of dicts.
 
-bool HasAffix(const Interpreter& in, const Value& object, const Arguments& arguments, bool at_start) {
+bool HasAffix(Interpreter& in, const Value& object, const Arguments& arguments, bool at_start) {
   const std::string_view text = RequireString(in, object, "the object of the method");
   const List bound = Bind(in, arguments, {"affix"}, 1);
-  const List affixes = bound[0].IsList() ? bound[0].AsList() : List{bound[0]};
+  const List affixes = bound[0].IsList() ? in.Elements(bound[0]) : List{bound[0]};
   return std::any_of(affixes.begin(), affixes.end(), [&](const Value& affix) {
     const std::string& part = RequireString(in, affix, "what to look for");
+    in.meter().Charge(std::min(part.size(), text.size()));
     return at_start ? text.starts_with(part) : text.ends_with(part);
   });
 }
@@ -341,40 +344,37 @@ Value Split(Interpreter& in, const Value& object, const Arguments& arguments) {
   const std::string_view text = RequireString(in, object, "the object of split()");
   const List bound = Bind(in, arguments, {"sep", "maxsplit"});
   int64_t splits_left = bound[1].Is<Undefined>() ? -1 : RequireInteger(in, bound[1], "maxsplit");
-  in.Charge(text.size() * sizeof(Value));
   List parts;
+  const auto add = [&](std::string_view part) {
+    in.meter().Charge(kNewTextUnits + part.size());
+    parts.emplace_back(part);
+  };
   if (bound[0].Is<Undefined>() || bound[0].Is<None>()) {  // at runs of white space; no part is empty
-    std::string_view rest = Strip(text, {}, {true, false});
-    while (!rest.empty()) {
-      const auto characters = Characters(rest);
-      const auto space = splits_left == 0 ? characters.end() : std::find_if(characters.begin(), characters.end(), IsSpaceCharacter);
-      if (space == characters.end()) {
-        parts.emplace_back(rest);
-        break;
+    for (std::string_view rest = Strip(text, {}, {true, false}); !rest.empty(); --splits_left) {
+      size_t length = 0;
+      while (length < rest.size() && (splits_left == 0 || !IsSpaceCharacter(rest.substr(length)))) {
+        length += DecodeUtf8(rest.substr(length)).length;
       }
-      const auto length = static_cast<size_t>(space->data() - rest.data());
-      parts.emplace_back(rest.substr(0, length));
-      in.Charge(rest.size());
+      add(rest.substr(0, length));
       rest = Strip(rest.substr(length), {}, {true, false});
-      --splits_left;
     }
     return parts;
   }
   const std::string& separator = RequireString(in, bound[0], "the separator");
   if (separator.empty()) in.Fail("the separator of split() is empty");
   size_t begin = 0;
-  for (size_t found; splits_left != 0 && (found = text.find(separator, begin)) != std::string_view::npos; --splits_left) {
-    parts.emplace_back(text.substr(begin, found - begin));
+  for (size_t found; splits_left != 0 && (found = FindText(text, separator, begin)) != std::string_view::npos; --splits_left) {
+    add(text.substr(begin, found - begin));
     begin = found + separator.size();
   }
-  parts.emplace_back(text.substr(begin));
+  add(text.substr(begin));
   return parts;
 }
 
 Value Get(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"key", "default"}, 1);
   const Dict& dict = RequireDict(in, object, "the object of get()");
-  const Value* found = bound[0].IsString() ? FindField(dict, bound[0].AsString()) : nullptr;
+  const Value* found = bound[0].IsString() ? FindField(dict, bound[0].AsString(), in.meter()) : nullptr;
   if (found != nullptr) return *found;
   return bound[1].Is<Undefined>() ? Value(None{}) : bound[1];
 }
@@ -389,8 +389,8 @@ constexpr Entry kMethods[] = {
                       const Arguments&) { return Value(Capitalized(RequireString(in, x, "the object of capitalize()"))); }},
     {"endswith", [](Interpreter& in, const Value& x, const Arguments& a) { return Value(HasAffix(in, x, a, false)); }},
     {"get", Get},
-    {"items",
-     [](Interpreter& in, const Value& x, const Arguments&) { return Value(Pairs(RequireDict(in, x, "the object of items()"))); }},
+    {"items", [](Interpreter& in, const Value& x,
+                 const Arguments&) { return Value(Pairs(in, RequireDict(in, x, "the object of items()"))); }},
     {"keys",
      [](Interpreter& in, const Value& x, const Arguments&) {
        RequireDict(in, x, "the object of keys()");
@@ -410,6 +410,7 @@ constexpr Entry kMethods[] = {
     {"values",
      [](Interpreter& in, const Value& x, const Arguments&) {
        List values;
+       in.meter().Charge(RequireDict(in, x, "the object of values()").size(), sizeof(Value));
        for (const auto& field : RequireDict(in, x, "the object of values()")) values.push_back(field.second);
        return Value(std::move(values));
      }},

@@ -9,6 +9,10 @@ namespace coppice::jinja {
 
 // Views into `text`; an invalid byte sequence counts as one character.
 std::vector<std::string_view> Characters(std::string_view text);
+size_t CountCharacters(std::string_view text);
+
+// Where `part` begins in `text`, at byte `from` or later; npos: nowhere. Linear time, whatever the two are.
+size_t FindText(std::string_view text, std::string_view part, size_t from = 0);
 
 // str.strip: white space, or any of `characters` where that is not empty.
 struct StripSides {

@@ -4,11 +4,15 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "tokenizer/utf8.h"
 
 namespace coppice::jinja {
 namespace {
+
+// What a value costs besides its text, and a field that is only looked at.
+constexpr size_t kNodeUnits = 16, kFieldUnits = 2;
 
 int CheckedDepth(int depth) {
   if (depth <= Value::kMaxNesting) return depth;
@@ -48,38 +52,40 @@ std::string HexEscape(const char* format, char c) {
 
 bool IsControl(char c) { return static_cast<uint8_t>(c) < 0x20; }
 
-std::string QuotedForPython(const std::string& text) {
+void WriteQuotedForPython(const std::string& text, Meter& meter, std::string* out) {
+  meter.Charge(text.size(), 2);
   const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
-  std::string out(1, quote);
+  *out += quote;
   for (char c : text) {
     if (const std::string_view escape = ShortEscape(c); !escape.empty()) {
-      out += escape;
+      *out += escape;
     } else if (IsControl(c) || c == 0x7F) {
-      out += HexEscape("\\x%02x", c);
+      *out += HexEscape("\\x%02x", c);
     } else {
-      if (c == quote) out += '\\';
-      out += c;
+      if (c == quote) *out += '\\';
+      *out += c;
     }
   }
-  return out += quote;
+  *out += quote;
 }
 
-std::string QuotedForJson(const std::string& text) {
-  std::string out = "\"";
+void WriteQuotedForJson(const std::string& text, Meter& meter, std::string* out) {
+  meter.Charge(text.size(), 2);
+  *out += '"';
   for (char c : text) {
     if (const std::string_view escape = ShortEscape(c); !escape.empty()) {
-      out += escape;
+      *out += escape;
     } else if (c == '"') {
-      out += "\\\"";
+      *out += "\\\"";
     } else if (c == '\b' || c == '\f') {
-      out += c == '\b' ? "\\b" : "\\f";
+      *out += c == '\b' ? "\\b" : "\\f";
     } else if (IsControl(c)) {
-      out += HexEscape("\\u%04x", c);
+      *out += HexEscape("\\u%04x", c);
     } else {
-      out += c;
+      *out += c;
     }
   }
-  return out += '"';
+  *out += '"';
 }
 
 }  // namespace
@@ -123,39 +129,63 @@ std::string_view Value::TypeName() const {
   return IsList() ? "list" : "dict";
 }
 
-std::string Value::ToText() const {
+std::string Value::ToText(Meter& meter) const {
   if (Is<Undefined>()) return "";
-  return IsString() ? AsString() : ToRepr();
+  if (!IsString()) return ToRepr(meter);
+  meter.Charge(AsString().size());
+  return AsString();
 }
 
-std::string Value::ToRepr() const {
-  if (Is<Undefined>()) return "Undefined";
-  if (Is<None>()) return "None";
-  if (Is<Function>()) return "<function>";
-  if (Is<Namespace*>()) return "<Namespace>";
-  if (Is<bool>()) return As<bool>() ? "True" : "False";
-  if (Is<int64_t>()) return std::to_string(As<int64_t>());
-  if (Is<double>()) return FloatText(As<double>());
-  if (IsString()) return QuotedForPython(AsString());
-
+std::string Value::ToRepr(Meter& meter) const {
   std::string out;
-  const auto separate = [&out] { out.append(out.empty() ? "" : ", "); };
-  if (IsList()) {
-    for (const Value& item : AsList()) separate(), out += item.ToRepr();
-    return "[" + out + "]";
-  }
-  for (const auto& [key, value] : AsDict()) separate(), out += QuotedForPython(key) + ": " + value.ToRepr();
-  return "{" + out + "}";
-}
-
-std::string Value::ToJson(int indent) const {
-  std::string out;
-  WriteJson(indent, 0, &out);
+  WriteRepr(meter, &out);
   return out;
 }
 
-void Value::WriteJson(int indent, int level, std::string* out) const {
-  const auto line = [=](int at) { *out += '\n' + std::string(static_cast<size_t>(indent) * at, ' '); };
+void Value::WriteRepr(Meter& meter, std::string* out) const {
+  meter.Charge(kNodeUnits);
+  if (Is<Undefined>()) *out += "Undefined";
+  if (Is<None>()) *out += "None";
+  if (Is<Function>()) *out += "<function>";
+  if (Is<Namespace*>()) *out += "<Namespace>";
+  if (Is<bool>()) *out += As<bool>() ? "True" : "False";
+  if (Is<int64_t>()) *out += std::to_string(As<int64_t>());
+  if (Is<double>()) *out += FloatText(As<double>());
+  if (IsString()) WriteQuotedForPython(AsString(), meter, out);
+  const char* separator = "";
+  if (IsList()) {
+    *out += '[';
+    for (const Value& item : AsList()) {
+      *out += std::exchange(separator, ", ");
+      item.WriteRepr(meter, out);
+    }
+    *out += ']';
+  }
+  if (IsDict()) {
+    *out += '{';
+    for (const auto& [key, value] : AsDict()) {
+      *out += std::exchange(separator, ", ");
+      WriteQuotedForPython(key, meter, out);
+      *out += ": ";
+      value.WriteRepr(meter, out);
+    }
+    *out += '}';
+  }
+}
+
+std::string Value::ToJson(int indent, Meter& meter) const {
+  std::string out;
+  WriteJson(indent, 0, meter, &out);
+  return out;
+}
+
+void Value::WriteJson(int indent, int level, Meter& meter, std::string* out) const {
+  meter.Charge(kNodeUnits);
+  const auto line = [&](int at) {
+    const size_t spaces = static_cast<size_t>(indent) * static_cast<size_t>(at);
+    meter.Charge(spaces);
+    out->append(1, '\n').append(spaces, ' ');
+  };
   // Writes the elements between brackets; `write` writes one.
   const auto sequence = [&](char open, char close, const auto& elements, const auto& write) {
     *out += open;
@@ -169,34 +199,43 @@ void Value::WriteJson(int indent, int level, std::string* out) const {
   };
 
   if (IsList()) {
-    sequence('[', ']', AsList(), [&](const Value& item) { item.WriteJson(indent, level + 1, out); });
+    sequence('[', ']', AsList(), [&](const Value& item) { item.WriteJson(indent, level + 1, meter, out); });
   } else if (IsDict()) {
     sequence('{', '}', AsDict(), [&](const auto& field) {
-      *out += QuotedForJson(field.first) + ": ";
-      field.second.WriteJson(indent, level + 1, out);
+      WriteQuotedForJson(field.first, meter, out);
+      *out += ": ";
+      field.second.WriteJson(indent, level + 1, meter, out);
     });
   } else if (IsString()) {
-    *out += QuotedForJson(AsString());
+    WriteQuotedForJson(AsString(), meter, out);
   } else if (Is<None>()) {
     *out += "null";
   } else if (Is<bool>()) {
     *out += As<bool>() ? "true" : "false";
   } else if (IsNumber()) {
-    *out += ToRepr();
+    WriteRepr(meter, out);
   } else {
     throw Error{InvalidArgument("tojson: a value of type " + std::string(TypeName()) + " has no JSON form")};
   }
 }
 
-bool operator==(const Value& a, const Value& b) {
+bool Equal(const Value& a, const Value& b, Meter& meter) {
+  meter.Charge(kNodeUnits);
   if (a.IsInteger() && b.IsInteger()) return a.AsInteger() == b.AsInteger();
   if (a.IsNumber() && b.IsNumber()) return a.AsDouble() == b.AsDouble();
-  if (a.IsString() && b.IsString()) return a.AsString() == b.AsString();
-  if (a.IsList() && b.IsList()) return a.AsList() == b.AsList();
+  if (a.IsString() && b.IsString()) {
+    meter.Charge(std::min(a.AsString().size(), b.AsString().size()));
+    return a.AsString() == b.AsString();
+  }
+  if (a.IsList() && b.IsList()) {
+    const List &left = a.AsList(), &right = b.AsList();
+    return left.size() == right.size() &&
+           std::equal(left.begin(), left.end(), right.begin(), [&](const Value& x, const Value& y) { return Equal(x, y, meter); });
+  }
   if (a.IsDict() && b.IsDict()) {
-    const auto in_b = [&b](const auto& field) {
-      const Value* other = FindField(b.AsDict(), field.first);
-      return other != nullptr && *other == field.second;
+    const auto in_b = [&](const auto& field) {
+      const Value* other = FindField(b.AsDict(), field.first, meter);
+      return other != nullptr && Equal(*other, field.second, meter);
     };
     return a.AsDict().size() == b.AsDict().size() && std::all_of(a.AsDict().begin(), a.AsDict().end(), in_b);
   }
@@ -204,12 +243,15 @@ bool operator==(const Value& a, const Value& b) {
   return (a.Is<None>() && b.Is<None>()) || (a.Is<Undefined>() && b.Is<Undefined>());
 }
 
-const Value* FindField(const Dict& dict, std::string_view key) {
+const Value* FindField(const Dict& dict, std::string_view key, Meter& meter) {
+  meter.Charge(dict.size(), kFieldUnits + key.size() / 16);
   const auto found = std::find_if(dict.begin(), dict.end(), [key](const auto& field) { return field.first == key; });
   return found == dict.end() ? nullptr : &found->second;
 }
 
-void SetField(Dict* dict, std::string_view key, Value value) {
+void SetField(Dict* dict, std::string_view key, Value value, Meter& meter) {
+  meter.Charge(key.size() + kNodeUnits);
+  meter.Charge(dict->size(), kFieldUnits + key.size() / 16);
   const auto found = std::find_if(dict->begin(), dict->end(), [key](const auto& field) { return field.first == key; });
   if (found == dict->end()) {
     dict->emplace_back(std::string(key), std::move(value));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "coppice/core/status.h"
+#include "tokenizer/jinja/meter.h"
 
 namespace coppice::jinja {
 
@@ -71,11 +72,12 @@ class Value {
   bool Truthy() const;
   // "string", "list" and so on, for messages.
   std::string_view TypeName() const;
-  // As {{ value }} prints it (Python's str) and as it stands inside a printed list (repr).
-  std::string ToText() const;
-  std::string ToRepr() const;
+  // As {{ value }} prints it (Python's str) and as it stands inside a printed list (repr). Shared values make texts that are
+  // exponentially longer than what made them: the meter is charged as the text grows.
+  std::string ToText(Meter& meter) const;
+  std::string ToRepr(Meter& meter) const;
   // As the filter tojson writes it (json.dumps without ASCII escapes); `indent` < 0: one line. Throws Error on what JSON lacks.
-  std::string ToJson(int indent) const;
+  std::string ToJson(int indent, Meter& meter) const;
 
   static constexpr int kMaxNesting = 100;
 
@@ -86,7 +88,8 @@ class Value {
     int depth;
   };
   int Depth() const;
-  void WriteJson(int indent, int level, std::string* out) const;
+  void WriteRepr(Meter& meter, std::string* out) const;
+  void WriteJson(int indent, int level, Meter& meter, std::string* out) const;
 
   std::variant<Undefined, None, Function, Namespace*, bool, int64_t, double, std::shared_ptr<const std::string>,
                std::shared_ptr<const Nested<List>>, std::shared_ptr<const Nested<Dict>>>
@@ -97,9 +100,10 @@ struct Namespace {
   Dict fields;
 };
 
-bool operator==(const Value& a, const Value& b);
-// Null where the key is absent.
-const Value* FindField(const Dict& dict, std::string_view key);
-void SetField(Dict* dict, std::string_view key, Value value);
+// Python's ==: numbers by value, lists and dicts element by element.
+bool Equal(const Value& a, const Value& b, Meter& meter);
+// Null where the key is absent. Both charge for the fields they look at.
+const Value* FindField(const Dict& dict, std::string_view key, Meter& meter);
+void SetField(Dict* dict, std::string_view key, Value value, Meter& meter);
 
 }  // namespace coppice::jinja

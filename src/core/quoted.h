@@ -1,0 +1,13 @@
+// Text of error messages: names that come from a file, made fit for one line of a terminal.
+// Layer: core.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace coppice {
+
+// The name in double quotes; bytes outside printable ASCII as \xNN, anything past 96 bytes as "...".
+std::string Quoted(std::string_view name);
+
+}  // namespace coppice
