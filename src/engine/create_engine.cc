@@ -5,8 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "cache/kv_storage.h"
+#include "cache/kv_pool.h"
 #include "core/check.h"
+#include "core/math.h"
 #include "engine/chunk_probe.h"
 #include "engine/engine_parts.h"
 #include "engine/model_drafter.h"
@@ -25,8 +26,6 @@ int64_t AvailableMemoryBytes() {
   }
   return 0;
 }
-
-int32_t CeilDiv(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
 Status ValidateOptions(const EngineOptions& options) {
   const auto refuse = [](const char* option, int64_t value, const std::string& expected) {
@@ -97,16 +96,16 @@ struct LoadedModel {
 Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages, ThreadPool* threads,
                               attention::Context* context) {
   const ModelConfig& config = checkpoint.config();
+  std::unique_ptr<Device> device = Device::CreateCpu(threads);
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
                            Transformer::Create(checkpoint, {.dtype = options.dtype,
-                                                            .executor = threads,
-                                                            .attention = context,
+                                                            .device = device.get(),
                                                             .max_tokens = options.max_batch_tokens,
                                                             .max_logit_rows = options.max_batch_tokens,
                                                             .deterministic = options.deterministic}));
-  const attention::AttentionSpec spec = transformer->attention_spec();
+  const attention::AttentionSpec spec = transformer->attention_specs().front();
   if (num_pages == 0) {
-    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(options, KvStorage::BytesPerPage(spec, config.num_layers, options.page_size)));
+    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(options, KvPool::BytesPerPage(spec, config.num_layers, options.page_size)));
   }
   LoadedModel loaded;
   COPPICE_ASSIGN_OR_RETURN(loaded.cache, KvCache::Create({.num_pages = num_pages,
@@ -122,9 +121,19 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                         .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
                                         .page_size = options.page_size},
                                        {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvStorage> storage,
-                           KvStorage::Create(context, spec, config.num_layers, num_pages, options.page_size));
-  loaded.model = std::make_unique<TransformerModel>(std::move(transformer), std::move(storage), checkpoint.Fingerprint());
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvPool> pool, KvPool::Create(device.get(), context,
+                                                                        {.specs = transformer->attention_specs(),
+                                                                         .layer_groups = transformer->layer_groups(),
+                                                                         .num_pages = num_pages,
+                                                                         .page_size = options.page_size}));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<StepInputs> inputs,
+                           StepInputs::Create(device.get(), {.max_tokens = options.max_batch_tokens,
+                                                             .max_logit_rows = options.max_batch_tokens,
+                                                             .vocab_size = config.vocab_size,
+                                                             .max_position = config.max_position,
+                                                             .num_slots = pool->num_slots()}));
+  loaded.model = std::make_unique<TransformerModel>(std::move(device), std::move(transformer), std::move(pool), std::move(inputs),
+                                                    checkpoint.Fingerprint());
   return loaded;
 }
 

@@ -27,7 +27,7 @@ class StepModel {
   virtual std::string fingerprint() const = 0;
   // Element type of the KV.
   virtual DType kv_dtype() const = 0;
-  // KV by token, apart from pages (KvStorage::ReadKv, WriteKv). Not while a Forward runs.
+  // KV by token, apart from pages (KvPool::ReadKv, WriteKv). Not while a Forward runs.
   virtual Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const = 0;
   virtual Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) = 0;
   // Moves single tokens' KV in all layers, in order, before the next Forward.

@@ -6,38 +6,51 @@
 #include <string>
 #include <utility>
 
-#include "cache/kv_storage.h"
+#include "cache/kv_pool.h"
+#include "core/check.h"
 #include "engine/step_model.h"
+#include "model/step_inputs.h"
 
 namespace coppice {
 
 class TransformerModel final : public StepModel {
  public:
-  TransformerModel(std::unique_ptr<Transformer> transformer, std::unique_ptr<KvStorage> storage, std::string fingerprint)
-      : transformer_(std::move(transformer)), storage_(std::move(storage)), fingerprint_(std::move(fingerprint)) {}
+  TransformerModel(std::unique_ptr<Device> device, std::unique_ptr<Transformer> transformer, std::unique_ptr<KvPool> pool,
+                   std::unique_ptr<StepInputs> inputs, std::string fingerprint)
+      : device_(std::move(device)),
+        transformer_(std::move(transformer)),
+        pool_(std::move(pool)),
+        inputs_(std::move(inputs)),
+        fingerprint_(std::move(fingerprint)) {}
 
   const ModelConfig& config() const override { return transformer_->config(); }
-  int64_t kv_bytes_per_token() const override {
-    return KvStorage::BytesPerPage(transformer_->attention_spec(), config().num_layers, /*page_size=*/1);
-  }
-  Status CopyPages(std::span<const attention::PageCopy> copies) override { return storage_->CopyPages(copies); }
+  int64_t kv_bytes_per_token() const override { return KvPool::BytesPerPage(spec(), config().num_layers, /*page_size=*/1); }
+  Status CopyPages(std::span<const attention::PageCopy> copies) override { return pool_->CopyPages(copies); }
   std::string fingerprint() const override { return fingerprint_; }
-  DType kv_dtype() const override { return transformer_->attention_spec().kv_dtype; }
+  DType kv_dtype() const override { return spec().kv_dtype; }
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override {
-    return storage_->ReadKv(pages, num_tokens, kv);
+    return pool_->ReadKv(pages, num_tokens, kv);
   }
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override {
-    return storage_->WriteKv(pages, begin, num_tokens, kv);
+    return pool_->WriteKv(pages, begin, num_tokens, kv);
   }
-  Status MoveSlots(std::span<const attention::SlotMove> moves) override { return storage_->MoveSlots(moves); }
+  Status MoveSlots(std::span<const attention::SlotMove> moves) override { return pool_->MoveSlots(moves); }
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
                                           attention::AttentionPlan& plan) override {
-    return transformer_->Forward(batch, plan, storage_->layers());
+    COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, inputs_->Upload(batch, /*stream=*/nullptr));
+    attention::AttentionPlan* const plans[] = {&plan};
+    COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits,
+                             transformer_->Forward(uploaded, plans, pool_->layers(), /*stream=*/nullptr));
+    return HostView<float>(logits);
   }
 
  private:
+  const attention::AttentionSpec& spec() const { return transformer_->attention_specs().front(); }
+
+  std::unique_ptr<Device> device_;  // a CPU; before what stands on it
   std::unique_ptr<Transformer> transformer_;
-  std::unique_ptr<KvStorage> storage_;
+  std::unique_ptr<KvPool> pool_;
+  std::unique_ptr<StepInputs> inputs_;
   std::string fingerprint_;
 };
 

@@ -1,45 +1,62 @@
 #include "model/transformer.h"
 
-#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/buffer.h"
 #include "core/check.h"
+#include "core/math.h"
 #include "model/rope.h"
 #include "ops/ops.h"
 
 namespace coppice {
 namespace {
 
-using ops::AnyMatrix;
-using ops::LinearWeight;
+using Kind = ops::Epilogue::Kind;
 
 // A matrix of activations with room for a largest batch; a product may read its rows up to the next multiple of kRowPadding.
 class Activation {
  public:
-  static Result<Activation> Create(DType dtype, int64_t max_rows, int64_t cols) {
+  static Result<Activation> Create(Device& device, DType dtype, int64_t max_rows, int64_t cols) {
     Activation a;
     a.dtype_ = dtype;
     a.cols_ = cols;
-    COPPICE_ASSIGN_OR_RETURN(a.buffer_, Buffer::Allocate(ops::PadRows(max_rows) * cols * SizeOf(dtype)));
+    COPPICE_ASSIGN_OR_RETURN(a.memory_, device.Allocate(RoundUp(max_rows, ops::kRowPadding) * cols * SizeOf(dtype)));
     return a;
   }
-  AnyMatrix Rows(int64_t rows) { return {buffer_.data(), dtype_, rows, cols_, cols_}; }
-  MatrixView<float> FloatRows(int64_t rows) { return {buffer_.As<float>(), rows, cols_}; }  // dtype f32 only
+  DeviceTensor Rows(int64_t rows) { return {memory_.data(), dtype_, rows, cols_, cols_}; }
 
  private:
-  Buffer buffer_;
+  DeviceMemory memory_;
   DType dtype_ = DType::kF32;
   int64_t cols_ = 0;
+};
+
+// fp32 values in device memory.
+class DeviceVector {
+ public:
+  static Result<DeviceVector> Create(Device& device, std::span<const float> values) {
+    DeviceVector v;
+    v.size_ = std::ssize(values);
+    COPPICE_ASSIGN_OR_RETURN(v.memory_, device.Allocate(values.size_bytes()));
+    COPPICE_RETURN_IF_ERROR(device.Copy(v.memory_.data(), values.data(), values.size_bytes(), nullptr));
+    COPPICE_RETURN_IF_ERROR(device.Synchronize(Stream{nullptr}));
+    return v;
+  }
+  DeviceSpan<const float> span() const { return {memory_.As<const float>(), size_}; }
+
+ private:
+  DeviceMemory memory_;
+  int64_t size_ = 0;
 };
 
 struct Activations {
   Activation hidden;         // [T, hidden] f32: the residual stream
   Activation normed;         // [T, hidden]
   Activation qkv;            // [T, (qo + 2 kv) heads * head_dim] f32
-  Activation q, k, v;        // [T, heads * head_dim]
+  Activation q;              // [T, qo heads * head_dim]
   Activation attended;       // [T, qo heads * head_dim]
   Activation mlp;            // [T, intermediate]
   Activation cos, sin;       // [T, head_dim / 2] f32
@@ -48,22 +65,23 @@ struct Activations {
 };
 
 struct Layer {
-  std::vector<float> attention_norm, mlp_norm;
-  std::vector<float> q_norm, k_norm;  // [head_dim], or empty
-  std::unique_ptr<LinearWeight> qkv, output, gate_up, down;
+  DeviceVector attention_norm, mlp_norm;
+  std::optional<DeviceVector> q_norm, k_norm;  // [head_dim]
+  std::unique_ptr<ops::Weight> qkv, output, gate_up, down;
 };
 
 struct Weights {
-  std::unique_ptr<LinearWeight> embedding;
-  std::unique_ptr<LinearWeight> lm_head;  // null: tied to the embedding
-  std::vector<float> final_norm;
+  std::unique_ptr<ops::Weight> embedding;
+  std::unique_ptr<ops::Weight> lm_head;  // null: tied to the embedding
+  DeviceVector final_norm;
   std::vector<Layer> layers;
 };
 
 // Reads tensors of a checkpoint into packed weights through one staging buffer.
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, DType dtype, ops::Ops& ops) : checkpoint_(checkpoint), dtype_(dtype), ops_(ops) {}
+  WeightLoader(const Checkpoint& checkpoint, DType dtype, Device& device, ops::Ops& ops)
+      : checkpoint_(checkpoint), dtype_(dtype), device_(device), ops_(ops) {}
 
   Result<Weights> Load() {
     const ModelConfig& c = checkpoint_.config();
@@ -103,14 +121,18 @@ class WeightLoader {
     int64_t rows;
   };
 
-  Result<std::vector<float>> Vector(const std::string& name, int64_t n) {
+  Result<std::vector<float>> HostVector(const std::string& name, int64_t n) {
     std::vector<float> values(n);
     COPPICE_RETURN_IF_ERROR(checkpoint_.Load(name, 1, n, DType::kF32, std::as_writable_bytes(std::span(values))));
     return values;
   }
+  Result<DeviceVector> Vector(const std::string& name, int64_t n) {
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<float> values, HostVector(name, n));
+    return DeviceVector::Create(device_, values);
+  }
 
-  Result<std::unique_ptr<LinearWeight>> Linear(int64_t in_features, const std::vector<Part>& parts, bool bias,
-                                               ops::PartOrder order = ops::PartOrder::kConcatenated) {
+  Result<std::unique_ptr<ops::Weight>> Linear(int64_t in_features, const std::vector<Part>& parts, bool bias,
+                                              ops::PartOrder order = ops::PartOrder::kConcatenated) {
     size_t bytes = 0;
     for (const Part& part : parts) bytes += part.rows * in_features * SizeOf(dtype_);
     if (staging_.size() < bytes) {
@@ -125,7 +147,7 @@ class WeightLoader {
       const std::span<std::byte> to{staging_.data() + offset, part.rows * in_features * SizeOf(dtype_)};
       COPPICE_RETURN_IF_ERROR(checkpoint_.Load(part.name + ".weight", part.rows, in_features, dtype_, to));
       if (bias) {
-        COPPICE_ASSIGN_OR_RETURN(biases[i], Vector(part.name + ".bias", part.rows));
+        COPPICE_ASSIGN_OR_RETURN(biases[i], HostVector(part.name + ".bias", part.rows));
       }
       loaded.push_back({to.data(), part.rows, bias ? biases[i].data() : nullptr});
       if (ops_.WantsCodes(dtype_)) codes[i] = checkpoint_.LoadCodes(part.name + ".weight");
@@ -142,21 +164,30 @@ class WeightLoader {
 
   const Checkpoint& checkpoint_;
   const DType dtype_;
+  Device& device_;
   ops::Ops& ops_;
-  Buffer staging_;
+  Buffer staging_;  // host memory
 };
 
-class LlamaTransformer final : public Transformer {
+class FamilyTransformer final : public Transformer {
  public:
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
 
   const ModelConfig& config() const override { return config_; }
-  attention::AttentionSpec attention_spec() const override { return spec_; }
-  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, attention::AttentionPlan& plan,
-                                          std::span<const std::unique_ptr<attention::BoundKv>> kv) override;
+  std::span<const attention::AttentionSpec> attention_specs() const override { return {&spec_, 1}; }
+  std::span<const int32_t> layer_groups() const override { return layer_groups_; }
+  Result<ConstDeviceTensor> Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                                    std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
 
  private:
-  LlamaTransformer(const ModelConfig& config, const Options& options)
+  // What a step's layers have in common.
+  struct Step {
+    const DeviceBatch& batch;
+    int64_t tokens;
+    Stream stream;
+  };
+
+  FamilyTransformer(const ModelConfig& config, const Options& options)
       : config_(config),
         options_(options),
         spec_{.num_qo_heads = config.num_qo_heads,
@@ -166,111 +197,102 @@ class LlamaTransformer final : public Transformer {
               .kv_dtype = options.dtype,
               .window = config.window,
               .deterministic = options.deterministic},
-        inverse_frequencies_(InverseFrequencies(config.rope, config.head_dim)) {}
+        layer_groups_(config.num_layers, 0) {}
 
   Status AllocateActivations();
-  Status Check(const ForwardBatch& batch, size_t num_kv_layers) const;
-  Status Attend(const Layer& layer, const ForwardBatch& batch, const attention::BoundKv& kv, attention::AttentionPlan& plan);
-  void FeedForward(const Layer& layer, int64_t tokens);
-  MatrixView<const float> Logits(std::span<const int32_t> rows, int64_t tokens);
+  Status Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const;
+  ops::NormArgs Norm(const DeviceVector& weight) const { return {.weight = weight.span(), .eps = config_.rms_norm_eps}; }
+  std::optional<ops::NormArgs> Norm(const std::optional<DeviceVector>& weight) const {
+    return weight ? std::optional(Norm(*weight)) : std::nullopt;
+  }
+  Status Attend(const Layer& layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
+  Status FeedForward(const Layer& layer, const Step& step);
+  Result<ConstDeviceTensor> Logits(const Step& step);
 
   const ModelConfig config_;
   const Options options_;
   const attention::AttentionSpec spec_;
-  const std::vector<float> inverse_frequencies_;
+  const std::vector<int32_t> layer_groups_;
+  DeviceVector inverse_frequencies_;
   std::unique_ptr<ops::Ops> ops_;
   Weights weights_;
   Activations act_;
 };
 
-Result<MatrixView<const float>> LlamaTransformer::Forward(const ForwardBatch& batch, attention::AttentionPlan& plan,
-                                                          std::span<const std::unique_ptr<attention::BoundKv>> kv) {
-  COPPICE_RETURN_IF_ERROR(Check(batch, kv.size()));
-  const auto tokens = static_cast<int64_t>(batch.token_ids.size());
-  ops_->Embed(batch.token_ids, *weights_.embedding, act_.hidden.FloatRows(tokens));
-  ops_->RopeAngles(batch.positions, inverse_frequencies_, act_.cos.FloatRows(tokens), act_.sin.FloatRows(tokens));
+Result<ConstDeviceTensor> FamilyTransformer::Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                                                     std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
+  COPPICE_RETURN_IF_ERROR(Check(batch, plans.size(), kv.size()));
+  const Step step = {batch, batch.token_ids.size, stream};
+  COPPICE_RETURN_IF_ERROR(ops_->Embed(batch.token_ids, *weights_.embedding, {}, act_.hidden.Rows(step.tokens), stream));
+  COPPICE_RETURN_IF_ERROR(ops_->RopeAngles(batch.positions, inverse_frequencies_.span(), 1.0f, act_.cos.Rows(step.tokens),
+                                           act_.sin.Rows(step.tokens), stream));
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    COPPICE_RETURN_IF_ERROR(Attend(weights_.layers[i], batch, *kv[i], plan));
-    FeedForward(weights_.layers[i], tokens);
+    COPPICE_RETURN_IF_ERROR(Attend(weights_.layers[i], step, *kv[i], *plans[layer_groups_[i]]));
+    COPPICE_RETURN_IF_ERROR(FeedForward(weights_.layers[i], step));
   }
-  return Logits(batch.logit_rows, tokens);
+  return Logits(step);
 }
 
 // hidden += output(attention(rope(qkv(norm(hidden)))))
-Status LlamaTransformer::Attend(const Layer& layer, const ForwardBatch& batch, const attention::BoundKv& kv,
-                                attention::AttentionPlan& plan) {
-  const auto tokens = static_cast<int64_t>(batch.token_ids.size());
-  const AnyMatrix normed = act_.normed.Rows(tokens), attended = act_.attended.Rows(tokens);
-  const AnyMatrix q = act_.q.Rows(tokens), k = act_.k.Rows(tokens), v = act_.v.Rows(tokens);
-  const MatrixView<float> hidden = act_.hidden.FloatRows(tokens), qkv = act_.qkv.FloatRows(tokens);
+Status FamilyTransformer::Attend(const Layer& layer, const Step& step, const attention::BoundKv& kv,
+                                 attention::AttentionPlan& plan) {
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
+  const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
 
-  ops_->RmsNorm(hidden, {layer.attention_norm, config_.rms_norm_eps}, normed);
-  ops_->Linear(normed, *layer.qkv, qkv);
-  ops_->SplitHeads({.qkv = qkv,
-                    .cos = act_.cos.FloatRows(tokens),
-                    .sin = act_.sin.FloatRows(tokens),
-                    .num_qo_heads = config_.num_qo_heads,
-                    .num_kv_heads = config_.num_kv_heads,
-                    .head_dim = config_.head_dim,
-                    .q_norm = {layer.q_norm, config_.rms_norm_eps},
-                    .k_norm = {layer.k_norm, config_.rms_norm_eps},
-                    .q = q,
-                    .k = k,
-                    .v = v});
-  COPPICE_RETURN_IF_ERROR(options_.attention->AppendKv(
-      spec_, kv.view(), {.k = k.data, .v = v.data, .row_stride = k.stride, .slot_mapping = batch.slot_mapping}));
+  COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.attention_norm), normed, {}, step.stream));
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.qkv, qkv, {}, step.stream));
+  COPPICE_RETURN_IF_ERROR(ops_->RopeAppend({.qkv = qkv,
+                                            .cos = act_.cos.Rows(step.tokens),
+                                            .sin = act_.sin.Rows(step.tokens),
+                                            .num_qo_heads = config_.num_qo_heads,
+                                            .num_kv_heads = config_.num_kv_heads,
+                                            .head_dim = config_.head_dim,
+                                            .q_norm = Norm(layer.q_norm),
+                                            .k_norm = Norm(layer.k_norm),
+                                            .q = q,
+                                            .kv = kv.view(),
+                                            .slot_mapping = step.batch.slot_mapping},
+                                           step.stream));
   COPPICE_RETURN_IF_ERROR(
-      plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}));
-  ops_->LinearAdd(attended, *layer.output, hidden);
-  return OkStatus();
+      plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
+  return ops_->Linear(attended, *layer.output, hidden, {.kind = Kind::kAdd}, step.stream);
 }
 
 // hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
-void LlamaTransformer::FeedForward(const Layer& layer, int64_t tokens) {
-  const AnyMatrix normed = act_.normed.Rows(tokens), mlp = act_.mlp.Rows(tokens);
-  const MatrixView<float> hidden = act_.hidden.FloatRows(tokens);
-  ops_->RmsNorm(hidden, {layer.mlp_norm, config_.rms_norm_eps}, normed);
-  ops_->LinearSiluMul(normed, *layer.gate_up, mlp);
-  ops_->LinearAdd(mlp, *layer.down, hidden);
+Status FamilyTransformer::FeedForward(const Layer& layer, const Step& step) {
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
+  const DeviceTensor mlp = act_.mlp.Rows(step.tokens);
+  COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.mlp_norm), normed, {}, step.stream));
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.gate_up, mlp, {.kind = Kind::kGated}, step.stream));
+  return ops_->Linear(mlp, *layer.down, hidden, {.kind = Kind::kAdd}, step.stream);
 }
 
-MatrixView<const float> LlamaTransformer::Logits(std::span<const int32_t> rows, int64_t tokens) {
-  const auto count = static_cast<int64_t>(rows.size());
-  const MatrixView<float> logits = act_.logits.FloatRows(count);
-  if (count == 0) return logits;
-  const AnyMatrix normed = act_.logits_normed.Rows(count);
-  ops_->RmsNorm(act_.hidden.FloatRows(tokens), {weights_.final_norm, config_.rms_norm_eps}, normed, rows);
-  ops_->Linear(normed, weights_.lm_head != nullptr ? *weights_.lm_head : *weights_.embedding, logits);
-  return logits;
+Result<ConstDeviceTensor> FamilyTransformer::Logits(const Step& step) {
+  const int64_t count = step.batch.logit_rows.size;
+  const DeviceTensor logits = act_.logits.Rows(count), normed = act_.logits_normed.Rows(count);
+  if (count == 0) return ConstDeviceTensor(logits);
+  COPPICE_RETURN_IF_ERROR(
+      ops_->Norm(act_.hidden.Rows(step.tokens), Norm(weights_.final_norm), normed, step.batch.logit_rows, step.stream));
+  const ops::Weight& lm_head = weights_.lm_head != nullptr ? *weights_.lm_head : *weights_.embedding;
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, lm_head, logits, {}, step.stream));
+  return ConstDeviceTensor(logits);
 }
 
-Status LlamaTransformer::Check(const ForwardBatch& batch, size_t num_kv_layers) const {
-  const size_t tokens = batch.token_ids.size();
-  if (tokens == 0 || tokens > static_cast<size_t>(options_.max_tokens))
-    return OutOfRange("a batch has " + std::to_string(tokens) + " tokens; expected 1 to " + std::to_string(options_.max_tokens) +
-                      " (Options::max_tokens)");
-  if (batch.positions.size() != tokens || batch.slot_mapping.size() != tokens)
-    return InvalidArgument("a batch of " + std::to_string(tokens) + " tokens has " + std::to_string(batch.positions.size()) +
-                           " positions and " + std::to_string(batch.slot_mapping.size()) + " slots; expected one each per token");
-  if (batch.logit_rows.size() > static_cast<size_t>(options_.max_logit_rows))
-    return OutOfRange("a batch asks for " + std::to_string(batch.logit_rows.size()) + " rows of logits; expected at most " +
-                      std::to_string(options_.max_logit_rows) + " (Options::max_logit_rows)");
+Status FamilyTransformer::Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const {
+  if (batch.token_ids.size > options_.max_tokens || batch.logit_rows.size > options_.max_logit_rows)
+    return OutOfRange("a batch has " + std::to_string(batch.token_ids.size) + " tokens and asks for " +
+                      std::to_string(batch.logit_rows.size) + " rows of logits; expected at most " +
+                      std::to_string(options_.max_tokens) + " and " + std::to_string(options_.max_logit_rows));
   if (num_kv_layers != weights_.layers.size())
     return InvalidArgument("the KV cache has " + std::to_string(num_kv_layers) + " layers, the model " +
                            std::to_string(weights_.layers.size()));
-  for (size_t i = 0; i < tokens; ++i) {
-    if (batch.token_ids[i] < 0 || batch.token_ids[i] >= config_.vocab_size)
-      return OutOfRange("token " + std::to_string(i) + " of a batch is " + std::to_string(batch.token_ids[i]) +
-                        "; the model's ids are 0 to " + std::to_string(config_.vocab_size - 1));
-  }
-  for (const int32_t row : batch.logit_rows) {
-    if (row < 0 || row >= static_cast<int64_t>(tokens))
-      return OutOfRange("logits are asked of row " + std::to_string(row) + " of a batch of " + std::to_string(tokens) + " tokens");
-  }
+  if (num_plans != attention_specs().size())
+    return InvalidArgument("a step has " + std::to_string(num_plans) + " attention plans; the model's layers attend in " +
+                           std::to_string(attention_specs().size()) + " ways");
   return OkStatus();
 }
 
-Status LlamaTransformer::AllocateActivations() {
+Status FamilyTransformer::AllocateActivations() {
   const int64_t tokens = options_.max_tokens, logit_rows = options_.max_logit_rows;
   const int64_t q_cols = int64_t{config_.num_qo_heads} * config_.head_dim,
                 kv_cols = int64_t{config_.num_kv_heads} * config_.head_dim;
@@ -283,8 +305,6 @@ Status LlamaTransformer::AllocateActivations() {
       {act_.normed, options_.dtype, tokens, config_.hidden_size},
       {act_.qkv, DType::kF32, tokens, q_cols + 2 * kv_cols},
       {act_.q, options_.dtype, tokens, q_cols},
-      {act_.k, options_.dtype, tokens, kv_cols},
-      {act_.v, options_.dtype, tokens, kv_cols},
       {act_.attended, options_.dtype, tokens, q_cols},
       {act_.mlp, options_.dtype, tokens, config_.intermediate_size},
       {act_.cos, DType::kF32, tokens, config_.head_dim / 2},
@@ -293,20 +313,23 @@ Status LlamaTransformer::AllocateActivations() {
       {act_.logits, DType::kF32, logit_rows, config_.vocab_size},
   };
   for (const auto& a : all) {
-    COPPICE_ASSIGN_OR_RETURN(a.activation, Activation::Create(a.dtype, a.rows, a.cols));
+    COPPICE_ASSIGN_OR_RETURN(a.activation, Activation::Create(*options_.device, a.dtype, a.rows, a.cols));
   }
   return OkStatus();
 }
 
-Result<std::unique_ptr<Transformer>> LlamaTransformer::Create(const Checkpoint& checkpoint, const Options& options) {
-  if (options.executor == nullptr || options.attention == nullptr)
-    return InvalidArgument("a transformer needs an executor and an attention context; one of them is null");
+Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint& checkpoint, const Options& options) {
+  if (options.device == nullptr) return InvalidArgument("a transformer needs a device; it is null");
   if (options.max_tokens < 1 || options.max_logit_rows < 1)
     return InvalidArgument("max_tokens is " + std::to_string(options.max_tokens) + " and max_logit_rows " +
                            std::to_string(options.max_logit_rows) + "; expected at least 1 each");
-  std::unique_ptr<LlamaTransformer> transformer(new LlamaTransformer(checkpoint.config(), options));
-  COPPICE_ASSIGN_OR_RETURN(transformer->ops_, ops::Ops::CreateCpu(options.executor, {.deterministic = options.deterministic}));
-  COPPICE_ASSIGN_OR_RETURN(transformer->weights_, WeightLoader(checkpoint, options.dtype, *transformer->ops_).Load());
+  const ModelConfig& config = checkpoint.config();
+  Device& device = *options.device;
+  std::unique_ptr<FamilyTransformer> transformer(new FamilyTransformer(config, options));
+  COPPICE_ASSIGN_OR_RETURN(transformer->ops_, ops::Ops::Create(&device, {.deterministic = options.deterministic}));
+  COPPICE_ASSIGN_OR_RETURN(transformer->weights_, WeightLoader(checkpoint, options.dtype, device, *transformer->ops_).Load());
+  COPPICE_ASSIGN_OR_RETURN(transformer->inverse_frequencies_,
+                           DeviceVector::Create(device, InverseFrequencies(config.rope, config.head_dim)));
   COPPICE_RETURN_IF_ERROR(transformer->AllocateActivations());
   return std::unique_ptr<Transformer>(std::move(transformer));
 }
@@ -314,7 +337,7 @@ Result<std::unique_ptr<Transformer>> LlamaTransformer::Create(const Checkpoint& 
 }  // namespace
 
 Result<std::unique_ptr<Transformer>> Transformer::Create(const Checkpoint& checkpoint, const Options& options) {
-  return LlamaTransformer::Create(checkpoint, options);
+  return FamilyTransformer::Create(checkpoint, options);
 }
 
 }  // namespace coppice

@@ -57,16 +57,13 @@ class Runner {
     auto checkpoint = Checkpoint::Open(FixturePath(fixture));
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
     context_ = *attention::Context::CreateCpu(&pool_);
-    auto model = Transformer::Create(**checkpoint, {.dtype = dtype,
-                                                    .executor = &pool_,
-                                                    .attention = context_.get(),
-                                                    .max_tokens = 320,
-                                                    .max_logit_rows = 320,
-                                                    .deterministic = deterministic});
+    auto model = Transformer::Create(
+        **checkpoint,
+        {.dtype = dtype, .device = device_.get(), .max_tokens = 320, .max_logit_rows = 320, .deterministic = deterministic});
     EXPECT_TRUE(model.ok()) << model.status().ToString();
     model_ = std::move(model).value();
 
-    const attention::AttentionSpec spec = model_->attention_spec();
+    const attention::AttentionSpec spec = model_->attention_specs().front();
     const int32_t pages_per_branch = 24;  // 384 tokens
     const attention::KvPoolShape shape = {.num_pages = pages_per_branch * num_branches,
                                           .page_size = kPageSize,
@@ -78,6 +75,11 @@ class Runner {
       std::memset(pages_.back().data(), 0xff, pages_.back().size());  // NaN: nothing may be read before it is written
       kv_.push_back(*context_->BindKv(spec, shape.View(pages_.back().data())));
     }
+    inputs_ = *StepInputs::Create(device_.get(), {.max_tokens = 320,
+                                                  .max_logit_rows = 320,
+                                                  .vocab_size = model_->config().vocab_size,
+                                                  .max_position = model_->config().max_position,
+                                                  .num_slots = int64_t{shape.num_pages} * kPageSize});
     if (shared > 0) {
       parent_.push_back(attention::kNoParent);
       begin_.push_back(0);
@@ -134,9 +136,17 @@ class Runner {
                                                 .page_indices = page_indices_};
     if (Status status = plan_->Update(forest); !status.ok()) return status;
     if (Status status = plan_->Upload(); !status.ok()) return status;
-    auto logits = model_->Forward({ids, positions, slots, rows}, *plan_, kv_);
+    const auto logits = Forward({ids, positions, slots, rows});
     if (!logits.ok()) return logits.status();
-    return std::vector<float>(logits->data, logits->data + logits->rows * logits->cols);
+    const MatrixView<const float> view = HostView<float>(*logits);
+    return std::vector<float>(view.data, view.data + view.rows * view.cols);
+  }
+
+  Result<ConstDeviceTensor> Forward(const ForwardBatch& batch) {
+    const auto uploaded = inputs_->Upload(batch, nullptr);
+    if (!uploaded.ok()) return uploaded.status();
+    attention::AttentionPlan* const plans[] = {plan_.get()};
+    return model_->Forward(*uploaded, plans, kv_, nullptr);
   }
 
   // All of one branch's tokens, `chunk` at a time.
@@ -153,15 +163,15 @@ class Runner {
   }
 
   Transformer& model() { return *model_; }
-  attention::AttentionPlan& plan() { return *plan_; }
-  std::span<const std::unique_ptr<attention::BoundKv>> kv() const { return kv_; }
   int32_t vocab_size() const { return model_->config().vocab_size; }
 
  private:
   int32_t shared_;
   ThreadPool pool_;
+  std::unique_ptr<Device> device_ = Device::CreateCpu(&pool_);
   std::unique_ptr<attention::Context> context_;
   std::unique_ptr<Transformer> model_;
+  std::unique_ptr<StepInputs> inputs_;
   std::vector<Buffer> pages_;
   std::vector<std::unique_ptr<attention::BoundKv>> kv_;
   std::unique_ptr<attention::AttentionPlan> plan_;
@@ -279,17 +289,17 @@ INSTANTIATE_TEST_SUITE_P(Models, FixtureTest,
 TEST(Transformer, RefusesABatchThatDoesNotFit) {
   Runner runner("llama-gqa", DType::kF32, false);
   ASSERT_TRUE(runner.Step({{1, 2, 3}}).ok());
-  const auto error = [&](ForwardBatch batch) {
-    return runner.model().Forward(batch, runner.plan(), runner.kv()).status().message();
-  };
+  const auto error = [&](ForwardBatch batch) { return runner.Forward(batch).status().message(); };
   const std::vector<int32_t> ids = {1, 320}, positions = {3, 4}, rows = {0}, late = {2};
   const std::vector<int64_t> slots = {3, 4};
   EXPECT_THAT(error({}), HasSubstr("a batch has 0 tokens; expected 1 to 320"));
   EXPECT_THAT(error({ids, positions, slots, rows}), HasSubstr("token 1 of a batch is 320; the model's ids are 0 to 319"));
   EXPECT_THAT(error({ids, std::span(positions).first(1), slots, rows}), HasSubstr("2 tokens has 1 positions and 2 slots"));
   EXPECT_THAT(error({positions, positions, slots, late}), HasSubstr("row 2 of a batch of 2 tokens"));
-  EXPECT_THAT(runner.model().Forward({positions, positions, slots, rows}, runner.plan(), {}).status().message(),
-              HasSubstr("the KV cache has 0 layers, the model 3"));
+  EXPECT_THAT(error({positions, std::vector<int32_t>{3, 4096}, slots, rows}),
+              HasSubstr("position 4096; the model's are 0 to 2047"));
+  EXPECT_THAT(error({positions, positions, std::vector<int64_t>{3, 384}, rows}), HasSubstr("slot 384; the KV pool has 384"));
+  EXPECT_THAT(runner.model().Forward({}, {}, {}, nullptr).status().message(), HasSubstr("the KV cache has 0 layers, the model 3"));
 }
 
 TEST(InverseFrequencies, PlainLinearLlama3AndDivisors) {

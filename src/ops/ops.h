@@ -2,40 +2,31 @@
 // forward pass needs between them. Attention is a library of its own (coppice/attention/attention.h); nothing here knows a model.
 // Layer: ops. Choices and figures: docs/ops.md.
 //
-// Two dtypes meet here. The *compute dtype* (f32 or bf16) is that of weights and of every product's input; sums, product outputs
-// and the residual stream are fp32.
+// Two dtypes meet here. The *compute dtype* (f32, bf16 or f16, as the device allows) is that of weights and of every product's
+// input; sums, product outputs that are said to be f32 and the residual stream are fp32.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
+#include <string>
 
-#include "coppice/core/executor.h"
+#include "coppice/attention/attention.h"
 #include "coppice/core/status.h"
-#include "coppice/core/tensor_view.h"
 #include "coppice/core/types.h"
+#include "core/device.h"
+#include "core/device_tensor.h"
 
 namespace coppice::ops {
 
-// A row-major matrix whose element type is known at run time; stride in elements.
-struct AnyMatrix {
-  void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t rows = 0, cols = 0, stride = 0;
-
-  std::byte* Row(int64_t r) const { return static_cast<std::byte*>(data) + r * stride * SizeOf(dtype); }
-};
-
-// A product's input must have this many rows readable, rounded up: full tiles are multiplied and surplus rows dropped.
+// Allocations of activations are padded to this many rows: products may read (never write) rows up to the next multiple.
 inline constexpr int64_t kRowPadding = 16;
 inline constexpr int32_t kMaxHeadDim = 256;
-constexpr int64_t PadRows(int64_t rows) { return (rows + kRowPadding - 1) / kRowPadding * kRowPadding; }
 
 // Consecutive inputs of a row that share a scale and a minimum in a CodedWeight.
 inline constexpr int64_t kCodeBlock = 32;
-// A matrix as a quantised file stores it: element (r, i) is scales[r][i / 32] * codes[r][i] + minima[r][i / 32].
+// A matrix as a quantised file stores it: element (r, i) is scales[r][i / 32] * codes[r][i] + minima[r][i / 32]. Host memory.
 struct CodedWeight {
   int32_t bits = 0;               // 4: codes 0 to 15; 8: -128 to 127
   const int8_t* codes = nullptr;  // [rows, in_features]
@@ -44,7 +35,7 @@ struct CodedWeight {
 };
 
 // One matrix as a model stores it: [rows, in_features] of the compute dtype, row-major; bias [rows] fp32 or null. With `coded`, the
-// same matrix before it was rounded to the compute dtype: products of few rows read it instead, in fewer bytes.
+// same matrix before it was rounded to the compute dtype: products of few rows read it instead, in fewer bytes. Host memory.
 struct LinearPart {
   const void* weight = nullptr;
   int64_t rows = 0;
@@ -54,13 +45,13 @@ struct LinearPart {
 
 enum class PartOrder : uint8_t {
   kConcatenated,  // outputs of part 0, then of part 1, ...: q, k, v as one product
-  kGateUp,        // two parts of equal rows, consumed by LinearSiluMul
+  kGateUp,        // two parts of equal rows, consumed by Epilogue::kGated
 };
 
-// Weights in the layout of the device's kernels. Immutable: may be used by several Ops of the same kind and thread at once.
-class LinearWeight {
+// Weights in the layout of the device's kernels. Immutable: may be used by several Ops of the same device and thread at once.
+class Weight {
  public:
-  virtual ~LinearWeight() = default;
+  virtual ~Weight() = default;
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return out_features_; }  // kGateUp: rows of one part
   DType dtype() const { return dtype_; }
@@ -70,59 +61,94 @@ class LinearWeight {
   DType dtype_ = DType::kF32;
 };
 
-struct RmsNormArgs {
-  std::span<const float> weight;  // [cols]
+enum class Activation : uint8_t {
+  kSilu,      // x / (1 + e^-x)
+  kGeluTanh,  // x / (1 + e^-2u) = x / 2 (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3)
+  kGelu,      // x / 2 (1 + erf(x / sqrt 2))
+};
+
+// What happens to a product's sums before they are stored.
+struct Epilogue {
+  enum class Kind : uint8_t {
+    kStore,     // y = x W^T + b
+    kAdd,       // y += x W^T + b; y f32 (the residual stream)
+    kActivate,  // y = act(x W^T + b)
+    kGated,     // y = act(x G^T + b_g) * (x U^T + b_u); weight packed kGateUp
+  };
+  Kind kind = Kind::kStore;
+  Activation activation = Activation::kSilu;
+};
+
+struct EmbedArgs {
+  float scale = 1.0f;
+  bool add = false;  // y += instead of y =: learned positions after the tokens
+};
+
+enum class NormKind : uint8_t {
+  kRms,    // x / sqrt(mean(x^2) + eps) * weight
+  kLayer,  // (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+};
+struct NormArgs {
+  NormKind kind = NormKind::kRms;
+  DeviceSpan<const float> weight;  // [cols]; Gemma's 1 + w is folded in at load
+  DeviceSpan<const float> bias;    // [cols] or empty
   float eps = 1e-5f;
 };
 
-// Rows of one attention layer's projections, split, rotated and converted. heads are contiguous in every row.
-struct SplitHeadsArgs {
-  MatrixView<const float> qkv;       // [T, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
-  MatrixView<const float> cos, sin;  // [T, head_dim / 2], from RopeAngles
+// Pairs of a rotated head: halves (i, i + rotary_dim / 2), or neighbours (2i, 2i + 1).
+enum class RopePairs : uint8_t { kHalves, kNeighbours };
+
+// Rows of one layer's projections: split into heads, normalised, rotated, q converted, k and v converted into their pages.
+struct RopeAppendArgs {
+  // [T, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads; f32
+  ConstDeviceTensor qkv;
+  // [T, rotary_dim / 2] f32, from RopeAngles; no columns: no rotation. A head's elements from rotary_dim on are not rotated.
+  ConstDeviceTensor cos, sin;
+  RopePairs pairs = RopePairs::kHalves;
   int32_t num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;  // head_dim even, at most kMaxHeadDim
-  RmsNormArgs q_norm, k_norm;                                // over each head before the rotation; empty weight: none
-  AnyMatrix q, k, v;                                         // [T, num_qo_heads * head_dim], [T, num_kv_heads * head_dim] twice
+  std::optional<NormArgs> q_norm, k_norm;                    // over each head before the rotation
+  DeviceTensor q;                                            // [T, num_qo_heads * head_dim] of the compute dtype
+  attention::KvLayerView kv;                                 // of the layer
+  DeviceSpan<const int64_t> slot_mapping;                    // [T] page * page_size + slot; negative: K and V are not stored
 };
 
-// Calls return when the work is done (CPU). Shapes are the caller's promise and are checked in debug builds only; x and y of one
-// call do not overlap unless said. Thread-compatible: one call at a time, since the executor runs one loop at a time.
+// Calls are in stream order and asynchronous on CUDA; on a CPU they return when the work is done. A Status says what a launch or
+// the device said; shapes, ids, rows and slots are the caller's promise and are checked in debug builds only; x and y of one call
+// do not overlap unless said. After Pack nothing allocates, so that a step can be captured into a graph. Thread-compatible.
 class Ops {
  public:
   struct Options {
     // A row's bits do not depend on how many rows ride with it, given that its x is dense (docs/ops.md, "Deterministic mode").
     bool deterministic = false;
   };
-  static Result<std::unique_ptr<Ops>> CreateCpu(Executor* executor, const Options& options);  // executor outlives the result
+  // `device` outlives the result. UNAVAILABLE where no operations are built for its kind.
+  static Result<std::unique_ptr<Ops>> Create(Device* device, const Options& options);
   virtual ~Ops() = default;
 
   // Whether Pack makes use of LinearPart::coded for weights of this dtype.
   virtual bool WantsCodes(DType dtype) const = 0;
-
   // Which kernels this machine runs, for `inspect` and logs: "avx512_bf16 + oneDNN brgemm".
-  virtual std::string_view description() const = 0;
+  virtual std::string description() const = 0;
+  // Copies the parts into the kernels' layout in device memory. dtype is that of all parts. INVALID_ARGUMENT for shapes that cannot
+  // be multiplied; UNIMPLEMENTED for a dtype without kernels; RESOURCE_EXHAUSTED. Allocates; everything below does not.
+  virtual Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
+                                               PartOrder order = PartOrder::kConcatenated) = 0;
 
-  // Copies the parts into the kernels' layout. dtype: kF32 or kBF16, of all parts. INVALID_ARGUMENT for shapes that cannot be
-  // multiplied; UNIMPLEMENTED for a dtype without kernels. Allocates; everything below does not.
-  virtual Result<std::unique_ptr<LinearWeight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
-                                                     PartOrder order = PartOrder::kConcatenated) = 0;
-
-  // y = x W^T + b. x: [T, in_features] of the weight's dtype; y: [T, out_features].
-  virtual void Linear(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) = 0;
-  // y += x W^T + b.
-  virtual void LinearAdd(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) = 0;
-  // y = silu(x G^T) * (x U^T), weight packed kGateUp; y: [T, out_features] of any dtype.
-  virtual void LinearSiluMul(const AnyMatrix& x, const LinearWeight& weight, const AnyMatrix& y) = 0;
-
-  // y[i] = row token_ids[i] of the packed matrix [vocab, hidden], which may also be the output projection (tied embeddings).
-  virtual void Embed(std::span<const int32_t> token_ids, const LinearWeight& table, MatrixView<float> y) = 0;
-  // y[i] = x[r] * weight / rms(x[r]) with r = rows[i], or i if `rows` is empty.
-  virtual void RmsNorm(MatrixView<const float> x, const RmsNormArgs& args, const AnyMatrix& y,
-                       std::span<const int32_t> rows = {}) = 0;
-  // cos, sin: [T, n] of positions[t] * inverse_frequencies[i], the product taken in fp32 as the model was trained.
-  virtual void RopeAngles(std::span<const int32_t> positions, std::span<const float> inverse_frequencies, MatrixView<float> cos,
-                          MatrixView<float> sin) = 0;
-  // q, k, v from one fused projection: per-head norm, half-split rotation (pairs (i, i + head_dim / 2)), conversion.
-  virtual void SplitHeads(const SplitHeadsArgs& args) = 0;
+  // y = epilogue(x W^T + b). x: [T, in_features] of the weight's dtype; y: [T, out_features] of f32 or the weight's dtype.
+  virtual Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream stream) = 0;
+  // y[i] = scale * row token_ids[i] of the packed matrix [vocab, hidden], which may also be the output projection (tied
+  // embeddings). y f32.
+  virtual Status Embed(DeviceSpan<const int32_t> token_ids, const Weight& table, const EmbedArgs& args, DeviceTensor y,
+                       Stream stream) = 0;
+  // y[i] = norm(x[r]) with r = rows[i], or i if `rows` is empty. x f32; y f32 or the compute dtype.
+  virtual Status Norm(ConstDeviceTensor x, const NormArgs& args, DeviceTensor y, DeviceSpan<const int32_t> rows, Stream stream) = 0;
+  // x += norm(a), both f32: norms after a block.
+  virtual Status AddNorm(ConstDeviceTensor a, const NormArgs& args, DeviceTensor x, Stream stream) = 0;
+  // cos, sin: f32 [T, n] of scale * cos and sin(positions[t] * inverse_frequencies[i]), the angle computed in fp32 as the model was
+  // trained.
+  virtual Status RopeAngles(DeviceSpan<const int32_t> positions, DeviceSpan<const float> inverse_frequencies, float scale,
+                            DeviceTensor cos, DeviceTensor sin, Stream stream) = 0;
+  virtual Status RopeAppend(const RopeAppendArgs& args, Stream stream) = 0;
 };
 
 }  // namespace coppice::ops

@@ -1,215 +1,40 @@
-// Ops on the CPU: work is cut into row blocks and panel groups and handed out by the caller's executor.
+// Ops on the CPU: work is cut into row blocks and panel groups and handed out by the device's executor.
 #include "ops/cpu/cpu_ops.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "core/buffer.h"
 #include "core/cache_line.h"
 #include "core/check.h"
+#include "core/math.h"
 #include "ops/cpu/onednn_tiles.h"
+#include "ops/cpu/packed_weight.h"
 
 namespace coppice::ops {
 namespace {
 
 constexpr int64_t kBlockRows = OneDnnTiles::kMaxRows;
-constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, otherwise one
 // Element-wise work is cut into tasks of about this many elements: some microseconds, ten times the cost of handing one out.
 constexpr int64_t kElementsPerTask = 16384;
 
-constexpr int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
-// Zeroed memory for one kind of weights, in the order in which a model packs them: nearly all of it in huge pages, which most of a
-// small model's weights would be too small to have of their own.
-class WeightMemory {
- public:
-  Result<std::shared_ptr<std::byte>> Allocate(int64_t bytes) {
-    bytes = RoundUp(bytes, kCacheLine);
-    if (chunk_ == nullptr || used_ + bytes > static_cast<int64_t>(chunk_->size())) {
-      COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(std::max(bytes, kChunkBytes)));
-      chunk_ = std::make_shared<Buffer>(std::move(buffer));
-      used_ = 0;
-    }
-    std::shared_ptr<std::byte> part(chunk_, chunk_->data() + used_);
-    used_ += bytes;
-    return part;
-  }
-
- private:
-  static constexpr int64_t kChunkBytes = int64_t{64} << 20;  // what is never touched costs nothing
-  std::shared_ptr<Buffer> chunk_;
-  int64_t used_ = 0;
-};
-
-class PackedWeight final : public LinearWeight {
- public:
-  struct Memory {
-    WeightMemory panels, codes;
-  };
-  // keep_codes: those of the parts, if all have them.
-  static Result<std::unique_ptr<PackedWeight>> Create(Executor& executor, Memory& memory, DType dtype, int64_t in_features,
-                                                      std::span<const LinearPart> parts, PartOrder order, bool keep_codes);
-
-  int64_t panel_group() const { return panel_group_; }
-  int64_t num_groups() const { return num_panels_ / panel_group_; }
-  int64_t group_bytes() const { return panel_group_ * panel_bytes_; }
-  const std::byte* Group(int64_t group) const { return panels_.get() + group * group_bytes(); }
-  const float* GroupBias(int64_t group) const { return bias_.empty() ? nullptr : &bias_[group * panel_group_ * kPanelCols]; }
-  int64_t panel_elements() const { return panel_elements_; }
-
-  int32_t code_bits() const { return code_bits_; }  // 0: not coded
-  const std::byte* CodedPanel(int64_t panel) const { return coded_panels_.get() + panel * coded_panel_bytes(); }
-
-  void UnpackRow(int64_t row, float* out) const;
-
-  // Up to this many rows of a block the panel kernels stream weights faster than oneDNN (docs/ops.md has the measurement).
-  int64_t few_rows() const { return dtype_ == DType::kBF16 ? 4 : 12; }
-  // Up to this many rows coded weights, which are a third of the bytes, beat both.
-  int64_t coded_rows() const { return code_bits_ == 0 ? 0 : matrix_units() ? 8 : 16; }
-
-  const OneDnnTiles::Plan* plan = nullptr;  // null: panel kernels only
-
- private:
-  bool matrix_units() const { return plan != nullptr && OneDnnTiles::UsesMatrixUnits(*plan); }
-  template <class T>
-  void PackRow(const T* row, int64_t column);
-  Status AllocateCodes(WeightMemory& memory, std::span<const LinearPart> parts);
-  void PackCodes(const CodedWeight& coded, int64_t row, int64_t column);
-  int64_t coded_panel_bytes() const { return kPanelCols / kStripCols * in_features_ / kCodeBlock * CodedBlockBytes(code_bits_); }
-
-  std::shared_ptr<std::byte> panels_, coded_panels_;
-  int32_t code_bits_ = 0;
-  std::vector<float> bias_;  // empty, or one per packed column
-  int64_t num_panels_ = 0, panel_group_ = 1, panel_elements_ = 0, panel_bytes_ = 0;
-};
-
-// Elements of one column that lie next to each other.
-int64_t Depth(DType dtype) { return dtype == DType::kBF16 ? 2 : 1; }
-
-template <class T>
-void PackedWeight::PackRow(const T* row, int64_t column) {
-  const int64_t depth = Depth(dtype_);
-  T* panel = reinterpret_cast<T*>(panels_.get()) + column / kPanelCols * panel_elements_ + column % kPanelCols * depth;
-  for (int64_t k = 0; k < in_features_; ++k) panel[k / depth * depth * kPanelCols + k % depth] = row[k];
-}
-
-// The wider of the parts' codes serves all; one part without any, and there are none.
-Status PackedWeight::AllocateCodes(WeightMemory& memory, std::span<const LinearPart> parts) {
-  int32_t bits = 4;
-  for (const LinearPart& part : parts) {
-    if (!part.coded) return OkStatus();
-    if (part.coded->bits != 4 && part.coded->bits != 8)
-      return InvalidArgument("a weight has codes of " + std::to_string(part.coded->bits) + " bits; expected 4 or 8");
-    bits = std::max(bits, part.coded->bits);
-  }
-  if (in_features_ % kCodeBlock != 0)
-    return InvalidArgument("a coded weight has " + std::to_string(in_features_) + " input features; expected a multiple of " +
-                           std::to_string(kCodeBlock));
-  code_bits_ = bits;
-  COPPICE_ASSIGN_OR_RETURN(coded_panels_, memory.Allocate(num_panels_ * coded_panel_bytes()));
-  return OkStatus();
-}
-
-// Layout: kernels.h. Columns without a row stay zero.
-void PackedWeight::PackCodes(const CodedWeight& coded, int64_t row, int64_t column) {
-  const int64_t blocks = in_features_ / kCodeBlock, block_bytes = CodedBlockBytes(code_bits_);
-  const int64_t in_strip = column % kStripCols, strip = column % kPanelCols / kStripCols;
-  std::byte* block = coded_panels_.get() + column / kPanelCols * coded_panel_bytes() + strip * blocks * block_bytes;
-  const int8_t* codes = coded.codes + row * in_features_;
-  const int64_t per_word = 32 / code_bits_;
-  for (int64_t b = 0; b < blocks; ++b, block += block_bytes, codes += kCodeBlock) {
-    for (int64_t j = 0; j < kCodeBlock / per_word; ++j) {
-      uint32_t word = 0;
-      for (int64_t i = 0; i < per_word; ++i) {
-        const uint32_t code = static_cast<uint8_t>(codes[j * per_word + i]);
-        // An even input's code in the low half, its successor's 16 bits above.
-        word |= code << (i / 2 * code_bits_ + i % 2 * 16);
-      }
-      std::memcpy(block + (j * kStripCols + in_strip) * sizeof(word), &word, sizeof(word));
-    }
-    std::byte* scales = block + kStripCols * kCodeBlock * code_bits_ / 8;
-    std::memcpy(scales + in_strip * sizeof(F16), &coded.scales[row * blocks + b], sizeof(F16));
-    std::memcpy(scales + (kStripCols + in_strip) * sizeof(F16), &coded.minima[row * blocks + b], sizeof(F16));
-  }
-}
-
-Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, Memory& memory, DType dtype, int64_t in_features,
-                                                           std::span<const LinearPart> parts, PartOrder order, bool keep_codes) {
-  if (dtype == DType::kF16)
-    return Unimplemented("matrix products have no kernels for f16 weights on the CPU; convert them to bf16 or f32");
-  if (in_features <= 0 || in_features % Depth(dtype) != 0)
-    return InvalidArgument("a weight has " + std::to_string(in_features) + " input features; expected a positive multiple of " +
-                           std::to_string(Depth(dtype)) + " for " + std::string(Name(dtype)));
-  const bool paired = order == PartOrder::kGateUp;
-  if (parts.empty() || (paired && (parts.size() != 2 || parts[0].rows != parts[1].rows)))
-    return InvalidArgument(paired ? "gate and up must be two weights with equally many rows"
-                                  : "a product needs at least one weight");
-
-  auto weight = std::make_unique<PackedWeight>();
-  weight->dtype_ = dtype;
-  weight->in_features_ = in_features;
-  int64_t total_rows = 0;
-  bool has_bias = false;
-  for (const LinearPart& part : parts) {
-    if (part.rows <= 0) return InvalidArgument("a weight has " + std::to_string(part.rows) + " rows; expected at least 1");
-    total_rows += part.rows;
-    has_bias = has_bias || part.bias != nullptr;
-  }
-  weight->out_features_ = paired ? parts[0].rows : total_rows;
-  weight->panel_group_ = paired ? kMaxGroup : 1;
-  weight->num_panels_ = RoundUp(weight->out_features_, kPanelCols) / kPanelCols * weight->panel_group_;
-  weight->panel_elements_ = RoundUp(in_features, 16 * Depth(dtype)) * kPanelCols;  // whole blocks of oneDNN's layout
-  weight->panel_bytes_ = weight->panel_elements_ * static_cast<int64_t>(SizeOf(dtype));
-  COPPICE_ASSIGN_OR_RETURN(weight->panels_, memory.panels.Allocate(weight->num_panels_ * weight->panel_bytes_));
-  if (has_bias) weight->bias_.assign(weight->num_panels_ * kPanelCols, 0.0f);
-  if (keep_codes) COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(memory.codes, parts));
-
-  int64_t first = 0;  // of the part's outputs
-  for (size_t p = 0; p < parts.size(); ++p) {
-    const LinearPart& part = parts[p];
-    const auto column = [&, first](int64_t row) {
-      if (!paired) return first + row;
-      return (row / kPanelCols * kMaxGroup + static_cast<int64_t>(p)) * kPanelCols + row % kPanelCols;
-    };
-    executor.ParallelFor(RoundUp(part.rows, kPanelCols) / kPanelCols, [&](int64_t block, int) {
-      for (int64_t row = block * kPanelCols; row < std::min((block + 1) * kPanelCols, part.rows); ++row) {
-        if (dtype == DType::kBF16) {
-          weight->PackRow(static_cast<const BF16*>(part.weight) + row * in_features, column(row));
-        } else {
-          weight->PackRow(static_cast<const float*>(part.weight) + row * in_features, column(row));
-        }
-        if (weight->code_bits_ != 0) weight->PackCodes(*part.coded, row, column(row));
-      }
-    });
-    if (part.bias != nullptr) {
-      for (int64_t row = 0; row < part.rows; ++row) weight->bias_[column(row)] = part.bias[row];
-    }
-    first += part.rows;
-  }
-  return weight;
-}
-
-void PackedWeight::UnpackRow(int64_t row, float* out) const {
-  const int64_t panel = row / kPanelCols * panel_elements_, column = row % kPanelCols;
-  if (dtype_ == DType::kF32) {
-    const float* from = reinterpret_cast<const float*>(panels_.get()) + panel + column;
-    for (int64_t k = 0; k < in_features_; ++k) out[k] = from[k * kPanelCols];
-  } else {
-    const BF16* from = reinterpret_cast<const BF16*>(panels_.get()) + panel + column * 2;
-    for (int64_t k = 0; k < in_features_; k += 2, from += kPanelCols * 2) {
-      out[k] = from[0].ToFloat();
-      out[k + 1] = from[1].ToFloat();
-    }
-  }
+// The first element of a row.
+template <class Byte>
+auto Row(const BasicDeviceTensor<Byte>& tensor, int64_t row) {
+  using Bytes = std::conditional_t<std::is_const_v<Byte>, const std::byte, std::byte>;
+  return static_cast<Bytes*>(tensor.data) + row * tensor.stride * static_cast<int64_t>(SizeOf(tensor.dtype));
 }
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(Executor* executor, const Options& options, const Kernels& kernels, ProductLibrary library)
-      : executor_(*executor), deterministic_(options.deterministic), kernels_(kernels), library_(library) {
+  CpuOps(Device* device, const Options& options, const Kernels& kernels, ProductLibrary library)
+      : executor_(*device->executor()),
+        deterministic_(options.deterministic),
+        kernels_(kernels),
+        library_(library),
+        memory_(device) {
     if (library_ != ProductLibrary::kPanels) onednn_ = std::make_unique<OneDnnTiles>(executor_.num_workers());
     description_ = kernels_.isa;
     workers_.resize(executor_.num_workers());
@@ -220,10 +45,10 @@ class CpuOps final : public Ops {
     return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && kernels_.code_input != nullptr;
   }
 
-  std::string_view description() const override { return description_; }
+  std::string description() const override { return description_; }
 
-  Result<std::unique_ptr<LinearWeight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
-                                             PartOrder order) override {
+  Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
+                                       PartOrder order) override {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
                              PackedWeight::Create(executor_, memory_, dtype, in_features, parts, order, WantsCodes(dtype)));
     if (onednn_ != nullptr) {
@@ -233,58 +58,106 @@ class CpuOps final : public Ops {
       if (pays || library_ == ProductLibrary::kOneDnn) weight->plan = plan;
       if (weight->plan != nullptr) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
     }
-    return std::unique_ptr<LinearWeight>(std::move(weight));
+    return std::unique_ptr<Weight>(std::move(weight));
   }
 
-  void Linear(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) override {
-    Product(x, weight, Untyped(y), [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
-      kernels_.convert(tile, cols, DType::kF32, &y(row, column));
-    });
+  Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream) override {
+    using Kind = Epilogue::Kind;
+    const auto& packed = static_cast<const PackedWeight&>(weight);
+    COPPICE_DCHECK(epilogue.kind != Kind::kAdd || y.dtype == DType::kF32);
+    COPPICE_DCHECK((epilogue.kind == Kind::kGated) == (packed.panel_group() == 2));
+    const auto out = [&](int64_t row, int64_t column) { return Row(y, row) + column * static_cast<int64_t>(SizeOf(y.dtype)); };
+    switch (epilogue.kind) {
+      case Kind::kStore:
+        Product(x, packed, y, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+          kernels_.convert(tile, cols, y.dtype, out(row, column));
+        });
+        break;
+      case Kind::kAdd:
+        Product(x, packed, y, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+          kernels_.add(tile, cols, reinterpret_cast<float*>(out(row, column)));
+        });
+        break;
+      case Kind::kActivate:
+        Product(x, packed, y, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+          kernels_.activate(epilogue.activation, tile, cols, y.dtype, out(row, column));
+        });
+        break;
+      case Kind::kGated:
+        Product(x, packed, y, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
+          kernels_.gated(epilogue.activation, tile, tile + kPanelCols, cols, y.dtype, out(row, column));
+        });
+        break;
+    }
+    return OkStatus();
   }
 
-  void LinearAdd(const AnyMatrix& x, const LinearWeight& weight, MatrixView<float> y) override {
-    Product(x, weight, Untyped(y),
-            [&](const float* tile, int64_t row, int64_t column, int64_t cols) { kernels_.add(tile, cols, &y(row, column)); });
-  }
-
-  void LinearSiluMul(const AnyMatrix& x, const LinearWeight& weight, const AnyMatrix& y) override {
-    Product(x, weight, y, [&](const float* tile, int64_t row, int64_t column, int64_t cols) {
-      kernels_.silu_mul(tile, tile + kPanelCols, cols, y.dtype, y.Row(row) + column * SizeOf(y.dtype));
-    });
-  }
-
-  void Embed(std::span<const int32_t> token_ids, const LinearWeight& table, MatrixView<float> y) override {
+  Status Embed(DeviceSpan<const int32_t> token_ids, const Weight& table, const EmbedArgs& args, DeviceTensor y, Stream) override {
     const auto& packed = static_cast<const PackedWeight&>(table);
-    ForRows(static_cast<int64_t>(token_ids.size()), 8 * y.cols, [&](int64_t row) {  // 8: each element is a cache line of its own
-      packed.UnpackRow(token_ids[row], &y(row, 0));
-    });
-  }
-
-  void RmsNorm(MatrixView<const float> x, const RmsNormArgs& args, const AnyMatrix& y, std::span<const int32_t> rows) override {
-    ForRows(y.rows, x.cols, [&](int64_t row) {
-      kernels_.rms_norm(&x(rows.empty() ? row : rows[row], 0), args.weight.data(), x.cols, args.eps, y.dtype, y.Row(row));
-    });
-  }
-
-  void RopeAngles(std::span<const int32_t> positions, std::span<const float> inverse_frequencies, MatrixView<float> cos,
-                  MatrixView<float> sin) override {
-    const auto n = static_cast<int64_t>(inverse_frequencies.size());
-    ForRows(static_cast<int64_t>(positions.size()), 16 * n, [&](int64_t row) {  // 16: a sine costs that many multiplications
-      for (int64_t i = 0; i < n; ++i) {
-        const float angle = static_cast<float>(positions[row]) * inverse_frequencies[i];
-        cos(row, i) = std::cos(angle);
-        sin(row, i) = std::sin(angle);
+    const MatrixView<float> out = HostView<float>(y);
+    ForRows(token_ids.size, 8 * y.cols, [&](int64_t row) {  // 8: each element is a cache line of its own
+      float* const to = &out(row, 0);
+      if (args.add) {
+        packed.ForEachElement(token_ids.data[row], [&](int64_t k, float value) { to[k] += args.scale * value; });
+      } else {
+        packed.ForEachElement(token_ids.data[row], [&](int64_t k, float value) { to[k] = args.scale * value; });
       }
     });
+    return OkStatus();
   }
 
-  void SplitHeads(const SplitHeadsArgs& args) override {
-    ForRows(args.qkv.rows, args.qkv.cols, [&](int64_t row) {
-      const float* head = &args.qkv(row, 0);
-      head = RotateHeads(args, row, args.num_qo_heads, args.q_norm, head, args.q);
-      head = RotateHeads(args, row, args.num_kv_heads, args.k_norm, head, args.k);
-      kernels_.convert(head, int64_t{args.num_kv_heads} * args.head_dim, args.v.dtype, args.v.Row(row));
+  Status Norm(ConstDeviceTensor x, const NormArgs& args, DeviceTensor y, DeviceSpan<const int32_t> rows, Stream) override {
+    const MatrixView<const float> from = HostView<float>(x);
+    ForRows(y.rows, x.cols,
+            [&](int64_t row) { Normalise(args, &from(rows.empty() ? row : rows.data[row], 0), x.cols, y.dtype, Row(y, row)); });
+    return OkStatus();
+  }
+
+  Status AddNorm(ConstDeviceTensor a, const NormArgs& args, DeviceTensor x, Stream) override {
+    const MatrixView<const float> from = HostView<float>(a);
+    const MatrixView<float> to = HostView<float>(x);
+    const auto kernel = args.kind == NormKind::kRms ? kernels_.add_rms_norm : kernels_.add_layer_norm;
+    ForRows(x.rows, x.cols,
+            [&](int64_t row) { kernel(&from(row, 0), args.weight.data, args.bias.data, x.cols, args.eps, &to(row, 0)); });
+    return OkStatus();
+  }
+
+  Status RopeAngles(DeviceSpan<const int32_t> positions, DeviceSpan<const float> inverse_frequencies, float scale, DeviceTensor cos,
+                    DeviceTensor sin, Stream) override {
+    const MatrixView<float> cosines = HostView<float>(cos), sines = HostView<float>(sin);
+    const int64_t n = inverse_frequencies.size;
+    ForRows(positions.size, 16 * n, [&](int64_t row) {  // 16: a sine costs that many multiplications
+      for (int64_t i = 0; i < n; ++i) {
+        const float angle = static_cast<float>(positions.data[row]) * inverse_frequencies.data[i];
+        cosines(row, i) = scale * std::cos(angle);
+        sines(row, i) = scale * std::sin(angle);
+      }
     });
+    return OkStatus();
+  }
+
+  Status RopeAppend(const RopeAppendArgs& args, Stream) override {
+    const MatrixView<const float> qkv = HostView<float>(args.qkv);
+    const int64_t head_dim = args.head_dim, q_size = static_cast<int64_t>(SizeOf(args.q.dtype));
+    const attention::KvLayerView& kv = args.kv;
+    const int64_t kv_size = static_cast<int64_t>(SizeOf(kv.dtype));
+    ForRows(qkv.rows, qkv.cols, [&](int64_t row) {
+      const float* head = &qkv(row, 0);
+      std::byte* q = Row(args.q, row);
+      for (int32_t h = 0; h < args.num_qo_heads; ++h, head += head_dim, q += head_dim * q_size) {
+        RotateHead(args, row, args.q_norm, head, args.q.dtype, q);
+      }
+      const int64_t slot = args.slot_mapping.data[row];
+      if (slot < 0) return;
+      COPPICE_DCHECK(slot < int64_t{kv.num_pages} * kv.page_size);
+      int64_t to = (slot / kv.page_size * kv.page_stride + slot % kv.page_size * kv.slot_stride) * kv_size;
+      const float* value = head + args.num_kv_heads * head_dim;
+      for (int32_t h = 0; h < args.num_kv_heads; ++h, head += head_dim, value += head_dim, to += kv.head_stride * kv_size) {
+        RotateHead(args, row, args.k_norm, head, kv.dtype, static_cast<std::byte*>(kv.k) + to);
+        kernels_.convert(value, head_dim, kv.dtype, static_cast<std::byte*>(kv.v) + to);
+      }
+    });
+    return OkStatus();
   }
 
  private:
@@ -293,15 +166,12 @@ class CpuOps final : public Ops {
     alignas(64) float tile[kBlockRows * kMaxGroup * kPanelCols];
   };
 
-  static AnyMatrix Untyped(MatrixView<float> y) { return {y.data, DType::kF32, y.rows, y.cols, y.stride}; }
-
   // Calls write(tile row, row, first column, columns) for every row of y and every panel group, to be written there; a tile row has
   // the group's panels side by side, biases added.
   template <class Write>
-  void Product(const AnyMatrix& x, const LinearWeight& weight, const AnyMatrix& y, Write write) {
-    const auto& packed = static_cast<const PackedWeight&>(weight);
+  void Product(const ConstDeviceTensor& x, const PackedWeight& packed, const DeviceTensor& y, Write write) {
     COPPICE_DCHECK(x.dtype == packed.dtype() && x.cols == packed.in_features());
-    const int64_t row_blocks = RoundUp(x.rows, kBlockRows) / kBlockRows;
+    const int64_t row_blocks = CeilDiv(x.rows, kBlockRows);
     const int64_t tile_cols = packed.panel_group() * kPanelCols;
     const bool coded = x.rows <= packed.coded_rows();
     if (coded) CodeInput(x);
@@ -328,10 +198,10 @@ class CpuOps final : public Ops {
 
   // A tile's output is a short run of lines in each of many rows, which no hardware prefetcher foresees; asked for before the
   // product, they are there after it.
-  static void PrefetchOutput(const AnyMatrix& y, int64_t first_row, int64_t rows, int64_t column, int64_t cols) {
+  static void PrefetchOutput(const DeviceTensor& y, int64_t first_row, int64_t rows, int64_t column, int64_t cols) {
     const auto size = static_cast<int64_t>(SizeOf(y.dtype));
     for (int64_t r = first_row; r < first_row + rows; ++r) {
-      const std::byte* run = y.Row(r) + column * size;
+      const std::byte* run = Row(y, r) + column * size;
       for (int64_t i = 0; i < cols * size; i += kCacheLine) __builtin_prefetch(run + i, /*write=*/1, kSecondLevel);
     }
   }
@@ -355,32 +225,33 @@ class CpuOps final : public Ops {
     return library_ == ProductLibrary::kOneDnn || rows > weight.few_rows();
   }
 
-  void MultiplyTile(const AnyMatrix& x, int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group, int worker,
-                    float* tile) {
+  void MultiplyTile(const ConstDeviceTensor& x, int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group,
+                    int worker, float* tile) {
     const std::byte* panels = weight.Group(group);
     const int64_t tile_stride = weight.panel_group() * kPanelCols;
     if (UsesOneDnn(weight, rows, x.stride)) {
       // Deterministic: always the same kernel, so that no bit depends on which one a row count would choose.
       const int64_t step = deterministic_ ? OneDnnTiles::kRowStep : kBlockRows;
       for (int64_t r = 0; r < rows; r += step) {
-        onednn_->Run(*weight.plan, worker, x.Row(first_row + r), PadRows(std::min(step, rows - r)), panels, tile + r * tile_stride);
+        onednn_->Run(*weight.plan, worker, Row(x, first_row + r), RoundUp(std::min(step, rows - r), kRowPadding), panels,
+                     tile + r * tile_stride);
       }
       return;
     }
     for (int64_t p = 0; p < weight.panel_group(); ++p) {
       const int64_t offset = p * weight.panel_elements();
       if (weight.dtype() == DType::kBF16) {
-        kernels_.panel_bf16(reinterpret_cast<const BF16*>(x.Row(first_row)), x.stride, rows,
+        kernels_.panel_bf16(reinterpret_cast<const BF16*>(Row(x, first_row)), x.stride, rows,
                             reinterpret_cast<const BF16*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride);
       } else {
-        kernels_.panel_f32(reinterpret_cast<const float*>(x.Row(first_row)), x.stride, rows,
+        kernels_.panel_f32(reinterpret_cast<const float*>(Row(x, first_row)), x.stride, rows,
                            reinterpret_cast<const float*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride);
       }
     }
   }
 
   // x as integers, for all tasks of a product.
-  void CodeInput(const AnyMatrix& x) {
+  void CodeInput(const ConstDeviceTensor& x) {
     const int64_t blocks = x.cols / kCodeBlock;
     if (static_cast<int64_t>(input_codes_.size()) < x.rows * x.cols) {
       input_codes_.resize(x.rows * x.cols);
@@ -389,7 +260,7 @@ class CpuOps final : public Ops {
     }
     coded_input_ = {.codes = input_codes_.data(), .scales = input_scales_.data(), .sums = input_sums_.data()};
     for (int64_t r = 0; r < x.rows; ++r) {
-      kernels_.code_input(reinterpret_cast<const BF16*>(x.Row(r)), x.cols, coded_input_.codes + r * x.cols,
+      kernels_.code_input(reinterpret_cast<const BF16*>(Row(x, r)), x.cols, coded_input_.codes + r * x.cols,
                           coded_input_.scales + r * blocks, coded_input_.sums + r * blocks);
     }
   }
@@ -404,27 +275,33 @@ class CpuOps final : public Ops {
     }
   }
 
-  // Returns the input behind the last head.
-  const float* RotateHeads(const SplitHeadsArgs& args, int64_t row, int32_t heads, const RmsNormArgs& norm, const float* head,
-                           const AnyMatrix& out) {
+  void Normalise(const NormArgs& args, const float* x, int64_t n, DType dtype, void* y) const {
+    const auto kernel = args.kind == NormKind::kRms ? kernels_.rms_norm : kernels_.layer_norm;
+    kernel(x, args.weight.data, args.bias.data, n, args.eps, dtype, y);
+  }
+
+  // One head of a row: its norm, the rotation of its first elements, the others as they are.
+  void RotateHead(const RopeAppendArgs& args, int64_t row, const std::optional<NormArgs>& norm, const float* head, DType dtype,
+                  std::byte* to) const {
     float normalised[kMaxHeadDim];
-    std::byte* to = out.Row(row);
-    for (int32_t h = 0; h < heads; ++h, head += args.head_dim, to += args.head_dim * SizeOf(out.dtype)) {
-      const float* from = head;
-      if (!norm.weight.empty()) {
-        kernels_.rms_norm(head, norm.weight.data(), args.head_dim, norm.eps, DType::kF32, normalised);
-        from = normalised;
-      }
-      kernels_.rotate(from, &args.cos(row, 0), &args.sin(row, 0), args.head_dim / 2, out.dtype, to);
+    if (norm) {
+      Normalise(*norm, head, args.head_dim, DType::kF32, normalised);
+      head = normalised;
     }
-    return head;
+    const int64_t half = args.cos.cols, rotated = 2 * half;
+    const auto* cos = reinterpret_cast<const float*>(Row(args.cos, row));
+    const auto* sin = reinterpret_cast<const float*>(Row(args.sin, row));
+    if (half > 0) (args.pairs == RopePairs::kHalves ? kernels_.rotate : kernels_.rotate_pairs)(head, cos, sin, half, dtype, to);
+    if (rotated < args.head_dim) {
+      kernels_.convert(head + rotated, args.head_dim - rotated, dtype, to + rotated * static_cast<int64_t>(SizeOf(dtype)));
+    }
   }
 
   // body(row) for each row, in tasks worth handing out; `cost` of one row in elements.
   template <class Body>
   void ForRows(int64_t rows, int64_t cost, Body body) {
-    const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / cost);
-    executor_.ParallelFor(RoundUp(rows, rows_per_task) / rows_per_task, [&](int64_t task, int) {
+    const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, cost));
+    executor_.ParallelFor(CeilDiv(rows, rows_per_task), [&](int64_t task, int) {
       for (int64_t row = task * rows_per_task; row < std::min(rows, (task + 1) * rows_per_task); ++row) body(row);
     });
   }
@@ -444,13 +321,14 @@ class CpuOps final : public Ops {
 
 }  // namespace
 
-std::unique_ptr<Ops> MakeCpuOps(Executor* executor, const Ops::Options& options, const Kernels& kernels, ProductLibrary library) {
-  return std::make_unique<CpuOps>(executor, options, kernels, library);
+std::unique_ptr<Ops> MakeCpuOps(Device* device, const Ops::Options& options, const Kernels& kernels, ProductLibrary library) {
+  return std::make_unique<CpuOps>(device, options, kernels, library);
 }
 
-Result<std::unique_ptr<Ops>> Ops::CreateCpu(Executor* executor, const Options& options) {
-  if (executor == nullptr) return InvalidArgument("the CPU ops have no executor; pass one, such as a ThreadPool");
-  return MakeCpuOps(executor, options, SelectKernels(), ProductLibrary::kAuto);
+Result<std::unique_ptr<Ops>> CreateCpuOps(Device* device, const Ops::Options& options) {
+  if (device->executor() == nullptr)
+    return InvalidArgument("the CPU device has no executor; create it with one, such as a ThreadPool");
+  return MakeCpuOps(device, options, SelectKernels(), ProductLibrary::kAuto);
 }
 
 }  // namespace coppice::ops

@@ -15,6 +15,9 @@ enum class ProductLibrary : uint8_t {
   kOneDnn,  // oneDNN for any number of rows, where it has fast kernels
 };
 
-std::unique_ptr<Ops> MakeCpuOps(Executor* executor, const Ops::Options& options, const Kernels& kernels, ProductLibrary library);
+// REQUIRES: a CPU device with an executor; it outlives the result.
+std::unique_ptr<Ops> MakeCpuOps(Device* device, const Ops::Options& options, const Kernels& kernels, ProductLibrary library);
+// As Ops::Create.
+Result<std::unique_ptr<Ops>> CreateCpuOps(Device* device, const Ops::Options& options);
 
 }  // namespace coppice::ops

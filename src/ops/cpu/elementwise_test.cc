@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/host_tensor.h"
 
 namespace coppice::ops {
 namespace {
@@ -21,7 +24,8 @@ class ElementwiseTest : public testing::TestWithParam<const Kernels*> {
   }
 
   ThreadPool pool_{3};
-  std::unique_ptr<Ops> ops_ = MakeCpuOps(&pool_, {}, *GetParam(), ProductLibrary::kAuto);
+  std::unique_ptr<Device> device_ = Device::CreateCpu(&pool_);
+  std::unique_ptr<Ops> ops_ = MakeCpuOps(device_.get(), {}, *GetParam(), ProductLibrary::kAuto);
   std::mt19937 random_{7};
 };
 
@@ -33,87 +37,141 @@ TEST_P(ElementwiseTest, ConvertRoundsToNearestEvenAndKeepsNan) {
   for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(y[i].bits, BF16::FromFloat(x[i]).bits) << x[i];
 }
 
-TEST_P(ElementwiseTest, SiluMulOverTheWholeRange) {
+TEST_P(ElementwiseTest, ActivationsOverTheWholeRange) {
   std::vector<float> gate;
   for (float g = -120; g <= 120; g += 0.0625f) gate.push_back(g);
-  gate.insert(gate.end(), {1e-30f, -1e-30f, 1e30f, -1e30f});
+  gate.insert(gate.end(), {0.0f, 1e-30f, -1e-30f, 1e30f, -1e30f});
   const std::vector<float> up = Random(gate.size(), 2.0f);
-  std::vector<float> y(gate.size());
-  GetParam()->silu_mul(gate.data(), up.data(), static_cast<int64_t>(y.size()), DType::kF32, y.data());
-  for (size_t i = 0; i < y.size(); ++i) {
-    const double expected = double{gate[i]} / (1 + std::exp(-double{gate[i]})) * up[i];
-    // exp saturates at +-87, where silu is below 1e-35 of its input.
-    ASSERT_NEAR(y[i], expected, std::abs(expected) * 1e-6 + std::abs(gate[i]) * 1e-35) << gate[i];
-  }
+  const auto n = static_cast<int64_t>(gate.size());
+  std::vector<float> y(gate.size()), gated(gate.size());
+  const auto check = [&](Activation activation, auto function, double absolute) {
+    GetParam()->activate(activation, gate.data(), n, DType::kF32, y.data());
+    GetParam()->gated(activation, gate.data(), up.data(), n, DType::kF32, gated.data());
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double expected = function(double{gate[i]});
+      // exp saturates at +-87, where silu is below 1e-35 of its input.
+      const double tolerance = std::abs(expected) * 1e-6 + std::abs(gate[i]) * 1e-35 + absolute;
+      ASSERT_NEAR(y[i], expected, tolerance) << gate[i];
+      ASSERT_NEAR(gated[i], expected * up[i], 2 * tolerance) << gate[i];
+    }
+  };
+  check(
+      Activation::kSilu, [](double x) { return x / (1 + std::exp(-x)); }, 0);
+  // The tanh form as a sigmoid: relative errors of its small values grow with the exponent.
+  check(
+      Activation::kGeluTanh, [](double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); },
+      1e-6);
+  check(
+      Activation::kGelu, [](double x) { return x / 2 * std::erfc(-x / std::sqrt(2.0)); }, 1e-6);
 }
 
-TEST_P(ElementwiseTest, RmsNormOfChosenRows) {
-  for (int64_t cols : {1, 3, 16, 96, 576, 577}) {
-    const int64_t rows = 9;
-    const std::vector<float> x = Random(rows * cols, 3.0f), weight = Random(cols, 1.0f);
-    const std::vector<int32_t> chosen = {8, 0, 4};
-    std::vector<float> y(chosen.size() * cols);
-    std::vector<BF16> y_bf16(rows * cols);
-    ops_->RmsNorm({x.data(), rows, cols}, {weight, 1e-5f}, {y.data(), DType::kF32, 3, cols, cols}, chosen);
-    ops_->RmsNorm({x.data(), rows, cols}, {weight, 1e-5f}, {y_bf16.data(), DType::kBF16, rows, cols, cols});
-    for (int64_t r = 0; r < rows; ++r) {
-      double squares = 0;
-      for (int64_t c = 0; c < cols; ++c) squares += double{x[r * cols + c]} * x[r * cols + c];
-      const double scale = 1 / std::sqrt(squares / cols + 1e-5);
-      for (int64_t c = 0; c < cols; ++c) {
-        const double expected = x[r * cols + c] * scale * weight[c];
-        ASSERT_NEAR(y_bf16[r * cols + c].ToFloat(), expected, std::abs(expected) * 0x1.1p-8) << r << ", " << c;
-        for (size_t i = 0; i < chosen.size(); ++i) {
-          if (chosen[i] != r) continue;
-          ASSERT_NEAR(y[i * cols + c], expected, std::abs(expected) * 1e-6) << r << ", " << c;
+// The norm in f64.
+std::vector<double> Normalised(NormKind kind, std::span<const float> x, std::span<const float> weight,
+                               std::span<const float> bias) {
+  const auto n = static_cast<double>(x.size());
+  double mean = 0, squares = 0;
+  if (kind == NormKind::kLayer) mean = std::accumulate(x.begin(), x.end(), 0.0) / n;
+  for (const float v : x) squares += (v - mean) * (v - mean);
+  std::vector<double> result;
+  for (size_t i = 0; i < x.size(); ++i)
+    result.push_back((x[i] - mean) / std::sqrt(squares / n + 1e-5) * weight[i] + (bias.empty() ? 0 : bias[i]));
+  return result;
+}
+
+TEST_P(ElementwiseTest, NormsOfChosenRowsAndAddedOnes) {
+  for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
+    for (int64_t cols : {1, 3, 16, 96, 576, 577}) {
+      const int64_t rows = 9;
+      const std::vector<float> x = Random(rows * cols, 3.0f), weight = Random(cols, 1.0f);
+      const std::vector<float> bias = kind == NormKind::kLayer && cols != 96 ? Random(cols, 1.0f) : std::vector<float>();
+      const std::vector<int32_t> chosen = {8, 0, 4};
+      std::vector<float> y(chosen.size() * cols), sum(rows * cols, 2.0f);
+      std::vector<BF16> y_bf16(rows * cols);
+      const NormArgs args = {kind, HostSpan(weight), HostSpan(bias), 1e-5f};
+      ASSERT_TRUE(ops_->Norm(HostTensor(x, rows, cols), args, HostTensor(y, 3, cols), HostSpan(chosen), nullptr).ok());
+      ASSERT_TRUE(ops_->Norm(HostTensor(x, rows, cols), args, HostTensor(y_bf16, rows, cols), {}, nullptr).ok());
+      ASSERT_TRUE(ops_->AddNorm(HostTensor(x, rows, cols), args, HostTensor(sum, rows, cols), nullptr).ok());
+      for (int64_t r = 0; r < rows; ++r) {
+        const std::vector<double> expected = Normalised(kind, std::span(x).subspan(r * cols, cols), weight, bias);
+        for (int64_t c = 0; c < cols; ++c) {
+          const double tolerance = (std::abs(expected[c]) + (kind == NormKind::kLayer ? 1 : 0)) * 1e-6;
+          ASSERT_NEAR(y_bf16[r * cols + c].ToFloat(), expected[c], std::abs(expected[c]) * 0x1.1p-8 + tolerance) << r << ", " << c;
+          ASSERT_NEAR(sum[r * cols + c], expected[c] + 2, tolerance + 1e-6) << r << ", " << c;
+          for (size_t i = 0; i < chosen.size(); ++i) {
+            if (chosen[i] != r) continue;
+            ASSERT_NEAR(y[i * cols + c], expected[c], tolerance) << r << ", " << c;
+          }
         }
       }
     }
   }
 }
 
-TEST_P(ElementwiseTest, SplitHeadsNormalisesRotatesAndConverts) {
-  for (int32_t head_dim : {2, 6, 64, 128, 256}) {
-    const int64_t tokens = 5, q_heads = 6, kv_heads = 2, cols = (q_heads + 2 * kv_heads) * head_dim;
+struct RopeCase {
+  int32_t head_dim, rotary_dim;
+  RopePairs pairs;
+};
+
+TEST_P(ElementwiseTest, RopeAppendNormalisesRotatesAndWritesPages) {
+  for (const RopeCase& rope :
+       {RopeCase{2, 2, RopePairs::kHalves}, RopeCase{6, 6, RopePairs::kHalves}, RopeCase{64, 64, RopePairs::kHalves},
+        RopeCase{256, 256, RopePairs::kHalves}, RopeCase{64, 32, RopePairs::kHalves}, RopeCase{32, 16, RopePairs::kNeighbours},
+        RopeCase{64, 64, RopePairs::kNeighbours}, RopeCase{32, 0, RopePairs::kHalves}}) {
+    const int32_t head_dim = rope.head_dim, q_heads = 6, kv_heads = 2, page_size = 4, pages = 3;
+    const int64_t tokens = 5, cols = (q_heads + 2 * kv_heads) * head_dim, half = rope.rotary_dim / 2;
     const std::vector<float> qkv = Random(tokens * cols, 2.0f), q_norm = Random(head_dim, 1.0f);
     const std::vector<int32_t> positions = {0, 1, 77, 4095, 8191};
-    std::vector<float> inverse(head_dim / 2);
-    for (int32_t i = 0; i < head_dim / 2; ++i) inverse[i] = static_cast<float>(std::pow(1e4, -2.0 * i / head_dim));
-    std::vector<float> cos(tokens * inverse.size()), sin(cos.size());
-    const auto half = static_cast<int64_t>(inverse.size());
-    ops_->RopeAngles(positions, inverse, {cos.data(), tokens, half}, {sin.data(), tokens, half});
-    std::vector<float> q(tokens * q_heads * head_dim), k(tokens * kv_heads * head_dim);
-    std::vector<BF16> v(k.size());
-    ops_->SplitHeads({.qkv = {qkv.data(), tokens, cols},
-                      .cos = {cos.data(), tokens, half},
-                      .sin = {sin.data(), tokens, half},
-                      .num_qo_heads = q_heads,
-                      .num_kv_heads = kv_heads,
-                      .head_dim = head_dim,
-                      .q_norm = {q_norm, 1e-6f},
-                      .q = {q.data(), DType::kF32, tokens, q_heads * head_dim, q_heads * head_dim},
-                      .k = {k.data(), DType::kF32, tokens, kv_heads * head_dim, kv_heads * head_dim},
-                      .v = {v.data(), DType::kBF16, tokens, kv_heads * head_dim, kv_heads * head_dim}});
+    const std::vector<int64_t> slots = {11, 0, -1, 5, 6};
+    std::vector<float> inverse(half);
+    for (int32_t i = 0; i < half; ++i) inverse[i] = static_cast<float>(std::pow(1e4, -2.0 * i / rope.rotary_dim));
+    std::vector<float> cos(tokens * half), sin(cos.size());
+    constexpr float kScale = 1.25f;
+    ASSERT_TRUE(ops_->RopeAngles(HostSpan(positions), HostSpan(inverse), kScale, HostTensor(cos, tokens, half),
+                                 HostTensor(sin, tokens, half), nullptr)
+                    .ok());
+    std::vector<float> q(tokens * q_heads * head_dim);
+    const attention::KvPoolShape shape = {pages, page_size, kv_heads, head_dim, DType::kBF16};
+    constexpr uint16_t kUntouched = 0x7fc1;
+    std::vector<BF16> pool(shape.bytes() / sizeof(BF16), BF16{kUntouched});
+    const attention::KvLayerView kv = shape.View(pool.data());
+    ASSERT_TRUE(ops_->RopeAppend({.qkv = HostTensor(qkv, tokens, cols),
+                                  .cos = HostTensor(cos, tokens, half),
+                                  .sin = HostTensor(sin, tokens, half),
+                                  .pairs = rope.pairs,
+                                  .num_qo_heads = q_heads,
+                                  .num_kv_heads = kv_heads,
+                                  .head_dim = head_dim,
+                                  .q_norm = NormArgs{.weight = HostSpan(q_norm), .eps = 1e-5f},
+                                  .q = HostTensor(q, tokens, q_heads * head_dim),
+                                  .kv = kv,
+                                  .slot_mapping = HostSpan(slots)},
+                                 nullptr)
+                    .ok());
+    int64_t untouched = 0;
+    for (const BF16& element : pool) untouched += element.bits == kUntouched;
+    EXPECT_EQ(untouched, (pages * page_size - 4) * 2 * kv_heads * head_dim);
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t h = 0; h < q_heads + 2 * kv_heads; ++h) {
-        std::vector<double> head(head_dim);
-        for (int32_t d = 0; d < head_dim; ++d) head[d] = qkv[t * cols + h * head_dim + d];
-        if (h < q_heads) {
-          double squares = 0;
-          for (double d : head) squares += d * d;
-          for (int32_t d = 0; d < head_dim; ++d) head[d] *= q_norm[d] / std::sqrt(squares / head_dim + 1e-6);
-        }
+        const std::span<const float> input = std::span(qkv).subspan(t * cols + h * head_dim, head_dim);
+        std::vector<double> head(input.begin(), input.end());
+        if (h < q_heads) head = Normalised(NormKind::kRms, input, q_norm, {});
+        const int64_t kv_head = (h - q_heads) % kv_heads;
         for (int64_t d = 0; d < head_dim; ++d) {
-          const int64_t i = d % half;
-          const double angle = double{static_cast<float>(positions[t]) * inverse[i]};
-          const double rotated = d < half ? head[d] * std::cos(angle) - head[d + half] * std::sin(angle)
-                                          : head[d] * std::cos(angle) + head[d - half] * std::sin(angle);
+          double expected = head[d];
+          if (d < rope.rotary_dim && h < q_heads + kv_heads) {
+            const bool halves = rope.pairs == RopePairs::kHalves, first = halves ? d < half : d % 2 == 0;
+            const int64_t i = halves ? d % half : d / 2, other = halves ? (first ? d + half : d - half) : d ^ 1;
+            const double angle = double{static_cast<float>(positions[t]) * inverse[i]};
+            expected = kScale * (head[d] * std::cos(angle) + (first ? -1 : 1) * head[other] * std::sin(angle));
+          }
           if (h < q_heads) {
-            ASSERT_NEAR(q[(t * q_heads + h) * head_dim + d], rotated, 4e-6) << t << ", " << h << ", " << d;
-          } else if (h < q_heads + kv_heads) {
-            ASSERT_NEAR(k[(t * kv_heads + h - q_heads) * head_dim + d], rotated, 4e-6) << t << ", " << h << ", " << d;
-          } else {
-            ASSERT_EQ(v[(t * kv_heads + h - q_heads - kv_heads) * head_dim + d].bits, BF16::FromFloat(head[d]).bits);
+            ASSERT_NEAR(q[(t * q_heads + h) * head_dim + d], expected, 6e-6) << t << ", " << h << ", " << d;
+          } else if (slots[t] >= 0) {
+            const auto* plane = static_cast<const BF16*>(h < q_heads + kv_heads ? kv.k : kv.v);
+            const float actual =
+                plane[slots[t] / page_size * kv.page_stride + kv_head * kv.head_stride + slots[t] % page_size * kv.slot_stride + d]
+                    .ToFloat();
+            ASSERT_NEAR(actual, expected, std::abs(expected) * 0x1.1p-8 + 6e-6) << t << ", " << h << ", " << d;
           }
         }
       }
@@ -133,13 +191,21 @@ TEST_P(ElementwiseTest, EmbedReadsRowsOfPackedWeights) {
     const LinearPart part = {f32 ? static_cast<const void*>(table.data()) : table_bf16.data(), vocab};
     auto packed = ops_->Pack(dtype, hidden, {&part, 1});
     ASSERT_TRUE(packed.ok());
-    ops_->Embed(ids, **packed, {y.data(), static_cast<int64_t>(ids.size()), hidden});
-    for (size_t i = 0; i < ids.size(); ++i) {
-      for (int64_t c = 0; c < hidden; ++c) {
-        const int64_t at = ids[i] * hidden + c;
-        ASSERT_EQ(y[i * hidden + c], f32 ? table[at] : table_bf16[at].ToFloat());
+    const DeviceTensor out = HostTensor(y, static_cast<int64_t>(ids.size()), hidden);
+    const auto expect = [&](float factor) {
+      for (size_t i = 0; i < ids.size(); ++i) {
+        for (int64_t c = 0; c < hidden; ++c) {
+          const int64_t at = ids[i] * hidden + c;
+          ASSERT_EQ(y[i * hidden + c], factor * (f32 ? table[at] : table_bf16[at].ToFloat()));
+        }
       }
-    }
+    };
+    ASSERT_TRUE(ops_->Embed(HostSpan(ids), **packed, {}, out, nullptr).ok());
+    expect(1.0f);
+    ASSERT_TRUE(ops_->Embed(HostSpan(ids), **packed, {.scale = 0.5f}, out, nullptr).ok());
+    expect(0.5f);
+    ASSERT_TRUE(ops_->Embed(HostSpan(ids), **packed, {.scale = 0.5f, .add = true}, out, nullptr).ok());
+    expect(1.0f);
   }
 }
 

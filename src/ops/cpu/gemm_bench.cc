@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "core/math.h"
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/host_tensor.h"
 
 namespace coppice::ops {
 namespace {
@@ -30,22 +32,26 @@ struct Variant {
 
 void BM_Linear(benchmark::State& state, DType dtype, const Variant& variant, int64_t k, int64_t n, int threads) {
   const int64_t rows = state.range(0);
-  auto ops = MakeCpuOps(&Pool(threads), {.deterministic = variant.deterministic}, SelectKernels(), variant.library);
+  const auto device = Device::CreateCpu(&Pool(threads));
+  auto ops = MakeCpuOps(device.get(), {.deterministic = variant.deterministic}, SelectKernels(), variant.library);
   // As many copies as a model has layers, up to 96 MB: a layer's weights are not in the second-level cache when it runs.
   const int64_t bytes = k * n * static_cast<int64_t>(SizeOf(dtype));
   const int64_t copies = std::clamp<int64_t>((96 << 20) / bytes, 1, 30);
   std::vector<float> values(k * n, 0.01f), y(rows * n);
   std::vector<BF16> values_bf16(k * n, BF16::FromFloat(0.01f));
-  std::vector<std::unique_ptr<LinearWeight>> weights;
+  std::vector<std::unique_ptr<Weight>> weights;
   const std::vector<int8_t> codes(k * n, 1);
   const std::vector<F16> scales(k * n / kCodeBlock, F16::FromFloat(0.01f)), minima(scales.size(), F16::FromFloat(0.0f));
   LinearPart part = {dtype == DType::kF32 ? static_cast<const void*>(values.data()) : values_bf16.data(), n};
   if (variant.code_bits != 0) part.coded = {variant.code_bits, codes.data(), scales.data(), minima.data()};
   for (int64_t i = 0; i < copies; ++i) weights.push_back(*ops->Pack(dtype, k, {&part, 1}));
-  std::vector<float> x(PadRows(rows) * k, 0.0f);  // also read as bf16
+  std::vector<float> x(RoundUp(rows, kRowPadding) * k, 0.0f);  // also read as bf16
   size_t next = 0;
   for (auto _ : state) {
-    ops->Linear({x.data(), dtype, rows, k, k}, *weights[next], {y.data(), rows, n});
+    if (!ops->Linear({x.data(), dtype, rows, k, k}, *weights[next], HostTensor(y, rows, n), {}, nullptr).ok()) {
+      state.SkipWithError("the product failed");
+      break;
+    }
     next = (next + 1) % weights.size();
     benchmark::DoNotOptimize(y.data());
   }

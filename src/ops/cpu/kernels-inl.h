@@ -292,22 +292,83 @@ void Add(const float* x, int64_t n, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
-void SiluMul(const float* gate, const float* up, int64_t n, DType dtype, void* y) {
-  Map(n, dtype, y, [gate, up](int64_t i) { return gate[i] / (1.0f + Exp(-gate[i])) * up[i]; });
+// Calls body with the activation as a function of one element, so that each has a loop of its own.
+template <class Body>
+inline void WithActivation(Activation activation, Body body) {
+  switch (activation) {
+    case Activation::kSilu: return body([](float x) { return x / (1.0f + Exp(-x)); });
+    case Activation::kGeluTanh:
+      return body([](float x) {
+        constexpr float kTwiceRootTwoOverPi = 1.59576912f;
+        return x / (1.0f + Exp(-kTwiceRootTwoOverPi * (x + 0.044715f * x * x * x)));
+      });
+    case Activation::kGelu: return body([](float x) { return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f)); });
+  }
 }
 
-void RmsNorm(const float* x, const float* weight, int64_t n, float eps, DType dtype, void* y) {
+void Activate(Activation activation, const float* x, int64_t n, DType dtype, void* y) {
+  WithActivation(activation, [=](auto act) { Map(n, dtype, y, [=](int64_t i) { return act(x[i]); }); });
+}
+
+void Gated(Activation activation, const float* gate, const float* up, int64_t n, DType dtype, void* y) {
+  WithActivation(activation, [=](auto act) { Map(n, dtype, y, [=](int64_t i) { return act(gate[i]) * up[i]; }); });
+}
+
+inline float SumOf(F32 lanes) {
+  float sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+  return sum;
+}
+
+// 1 / sqrt(mean((x - mean)^2) + eps).
+inline float InverseDeviation(const float* x, int64_t n, float mean, float eps) {
   F32 squares = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const F32 v = Load(x + i);
+    const F32 v = Load(x + i) - mean;
     squares = v * v + squares;
   }
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += squares[lane];
-  for (; i < n; ++i) sum += x[i] * x[i];
-  const float scale = 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
-  Map(n, dtype, y, [=](int64_t j) { return x[j] * scale * weight[j]; });
+  float sum = SumOf(squares);
+  for (; i < n; ++i) sum += (x[i] - mean) * (x[i] - mean);
+  return 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
+}
+
+inline float Mean(const float* x, int64_t n) {
+  F32 sums = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) sums += Load(x + i);
+  float sum = SumOf(sums);
+  for (; i < n; ++i) sum += x[i];
+  return sum / static_cast<float>(n);
+}
+
+// Calls body with the norm of an element as a function of its index.
+template <class Body>
+inline void WithRmsNorm(const float* x, const float* weight, int64_t n, float eps, Body body) {
+  const float scale = InverseDeviation(x, n, 0.0f, eps);
+  body([=](int64_t i) { return x[i] * scale * weight[i]; });
+}
+template <class Body>
+inline void WithLayerNorm(const float* x, const float* weight, const float* bias, int64_t n, float eps, Body body) {
+  const float mean = Mean(x, n), scale = InverseDeviation(x, n, mean, eps);
+  if (bias == nullptr) {
+    body([=](int64_t i) { return (x[i] - mean) * scale * weight[i]; });
+  } else {
+    body([=](int64_t i) { return (x[i] - mean) * scale * weight[i] + bias[i]; });
+  }
+}
+
+void RmsNorm(const float* x, const float* weight, const float*, int64_t n, float eps, DType dtype, void* y) {
+  WithRmsNorm(x, weight, n, eps, [=](auto norm) { Map(n, dtype, y, norm); });
+}
+void LayerNorm(const float* x, const float* weight, const float* bias, int64_t n, float eps, DType dtype, void* y) {
+  WithLayerNorm(x, weight, bias, n, eps, [=](auto norm) { Map(n, dtype, y, norm); });
+}
+void AddRmsNorm(const float* x, const float* weight, const float*, int64_t n, float eps, float* y) {
+  WithRmsNorm(x, weight, n, eps, [=](auto norm) { Map(n, DType::kF32, y, [=](int64_t i) { return y[i] + norm(i); }); });
+}
+void AddLayerNorm(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* y) {
+  WithLayerNorm(x, weight, bias, n, eps, [=](auto norm) { Map(n, DType::kF32, y, [=](int64_t i) { return y[i] + norm(i); }); });
 }
 
 void Rotate(const float* x, const float* cos, const float* sin, int64_t half, DType dtype, void* y) {
@@ -318,10 +379,31 @@ void Rotate(const float* x, const float* cos, const float* sin, int64_t half, DT
       [=](int64_t i) { return high[i] * cos[i] + low[i] * sin[i]; });
 }
 
+void RotatePairs(const float* x, const float* cos, const float* sin, int64_t half, DType dtype, void* y) {
+  Map(2 * half, dtype, y, [=](int64_t i) {
+    const float other = x[i ^ 1];
+    return x[i] * cos[i / 2] + (i % 2 == 0 ? -other : other) * sin[i / 2];
+  });
+}
+
 }  // namespace
 
 extern const Kernels kKernels;
-const Kernels kKernels = {COPPICE_ISA_NAME, Panel<StepF32>, Panel<StepBF16>, kCodeInput, kPanelCoded4, kPanelCoded8, Convert, Add,
-                          SiluMul,          RmsNorm,        Rotate};
+const Kernels kKernels = {.isa = COPPICE_ISA_NAME,
+                          .panel_f32 = Panel<StepF32>,
+                          .panel_bf16 = Panel<StepBF16>,
+                          .code_input = kCodeInput,
+                          .panel_coded4 = kPanelCoded4,
+                          .panel_coded8 = kPanelCoded8,
+                          .convert = Convert,
+                          .add = Add,
+                          .activate = Activate,
+                          .gated = Gated,
+                          .rms_norm = RmsNorm,
+                          .layer_norm = LayerNorm,
+                          .add_rms_norm = AddRmsNorm,
+                          .add_layer_norm = AddLayerNorm,
+                          .rotate = Rotate,
+                          .rotate_pairs = RotatePairs};
 
 }  // namespace coppice::ops::COPPICE_ISA

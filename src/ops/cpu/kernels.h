@@ -47,10 +47,16 @@ struct Kernels {
 
   void (*convert)(const float* x, int64_t n, DType dtype, void* y);
   void (*add)(const float* x, int64_t n, float* y);  // y += x
-  void (*silu_mul)(const float* gate, const float* up, int64_t n, DType dtype, void* y);
-  void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, DType dtype, void* y);
-  // Half-split rotation of one head: pairs (i, i + half), i < half.
+  void (*activate)(Activation activation, const float* x, int64_t n, DType dtype, void* y);
+  void (*gated)(Activation activation, const float* gate, const float* up, int64_t n, DType dtype, void* y);
+  // bias: null for none. RMS norms have none.
+  void (*rms_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, DType dtype, void* y);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, DType dtype, void* y);
+  void (*add_rms_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* y);  // y += norm(x)
+  void (*add_layer_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* y);
+  // Rotation of one head's 2 half elements: pairs (i, i + half), or (2 i, 2 i + 1), i < half.
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t half, DType dtype, void* y);
+  void (*rotate_pairs)(const float* x, const float* cos, const float* sin, int64_t half, DType dtype, void* y);
 };
 
 // The best that this machine runs. COPPICE_CPU_ISA = x86_64_v2, avx2, avx512 or avx512_bf16 in the environment lowers the choice

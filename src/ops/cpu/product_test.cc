@@ -9,8 +9,10 @@
 #include <tuple>
 #include <vector>
 
+#include "core/math.h"
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/host_tensor.h"
 
 namespace coppice::ops {
 namespace {
@@ -33,7 +35,7 @@ struct Values {
     }
   }
   void* data() { return dtype == DType::kBF16 ? static_cast<void*>(bf16.data()) : f32.data(); }
-  AnyMatrix Matrix(int64_t rows, int64_t cols) { return {data(), dtype, rows, cols, cols}; }
+  DeviceTensor Matrix(int64_t rows, int64_t cols) { return {data(), dtype, rows, cols, cols}; }
 };
 
 struct Shape {
@@ -45,7 +47,8 @@ struct Shape {
 class ProductTest : public testing::TestWithParam<std::tuple<const Kernels*, ProductLibrary, DType>> {
  protected:
   ThreadPool pool_{3};
-  std::unique_ptr<Ops> ops_ = MakeCpuOps(&pool_, {}, *std::get<0>(GetParam()), std::get<1>(GetParam()));
+  std::unique_ptr<Device> device_ = Device::CreateCpu(&pool_);
+  std::unique_ptr<Ops> ops_ = MakeCpuOps(device_.get(), {}, *std::get<0>(GetParam()), std::get<1>(GetParam()));
   DType dtype_ = std::get<2>(GetParam());
 };
 
@@ -85,15 +88,17 @@ TEST_P(ProductTest, MatchesDoublePrecision) {
     }
     for (int64_t rows : {1, 2, 5, 6, 7, 16, 17, 63, 64, 65, 130}) {
       Values x = all;
-      x.f32.resize(PadRows(rows) * shape.k);
+      x.f32.resize(RoundUp(rows, kRowPadding) * shape.k);
       if (dtype_ == DType::kBF16) x.bf16.resize(x.f32.size());
       for (size_t i = rows * shape.k; i < x.f32.size(); ++i) {  // surplus rows may hold anything
         if (dtype_ == DType::kBF16) x.bf16[i].bits = 0x7fc0;
         x.f32[i] = NAN;
       }
       std::vector<float> y(rows * outputs, NAN), sum(rows * outputs, 3.0f);
-      ops_->Linear(x.Matrix(rows, shape.k), **packed, {y.data(), rows, outputs});
-      ops_->LinearAdd(x.Matrix(rows, shape.k), **packed, {sum.data(), rows, outputs});
+      ASSERT_TRUE(ops_->Linear(x.Matrix(rows, shape.k), **packed, HostTensor(y, rows, outputs), {}, nullptr).ok());
+      ASSERT_TRUE(
+          ops_->Linear(x.Matrix(rows, shape.k), **packed, HostTensor(sum, rows, outputs), {.kind = Epilogue::Kind::kAdd}, nullptr)
+              .ok());
       for (int64_t i = 0; i < rows * outputs; ++i) {
         ASSERT_NEAR(y[i], expected[i], tolerance[i])
             << "rows " << rows << " k " << shape.k << " at " << i / outputs << ", " << i % outputs;
@@ -103,31 +108,48 @@ TEST_P(ProductTest, MatchesDoublePrecision) {
   }
 }
 
-TEST_P(ProductTest, GateUpIsSiluTimesUp) {
+double Activated(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kSilu: return x / (1 + std::exp(-x));
+    case Activation::kGeluTanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kGelu: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+  }
+  return x;
+}
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu};
+
+TEST_P(ProductTest, ActivatedAndGatedOutputs) {
   const int64_t k = 96, outputs = 200;
   Values gate(dtype_, outputs * k, 1, 1.0f), up(dtype_, outputs * k, 2, 1.0f);
   Values gate_bias(DType::kF32, outputs, 3, 1.0f), up_bias(DType::kF32, outputs, 4, 1.0f);
-  auto packed = ops_->Pack(
-      dtype_, k, std::vector<LinearPart>{{gate.data(), outputs, gate_bias.f32.data()}, {up.data(), outputs, up_bias.f32.data()}},
-      PartOrder::kGateUp);
-  ASSERT_TRUE(packed.ok()) << packed.status().ToString();
+  const std::vector<LinearPart> parts = {{gate.data(), outputs, gate_bias.f32.data()}, {up.data(), outputs, up_bias.f32.data()}};
+  auto pair = ops_->Pack(dtype_, k, parts, PartOrder::kGateUp);
+  ASSERT_TRUE(pair.ok()) << pair.status().ToString();
+  auto single = ops_->Pack(dtype_, k, std::span(parts).first(1));
+  ASSERT_TRUE(single.ok()) << single.status().ToString();
+  const auto read = [&](const Values& y, int64_t i) { return dtype_ == DType::kBF16 ? y.bf16[i].ToFloat() : y.f32[i]; };
   for (int64_t rows : {1, 20, 70}) {
-    Values x(dtype_, PadRows(rows) * k, 5, 1.0f);
-    Values y(dtype_, rows * outputs, 6, 1.0f);
-    ops_->LinearSiluMul(x.Matrix(rows, k), **packed, y.Matrix(rows, outputs));
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < outputs; ++c) {
-        double g = gate_bias.f32[c], u = up_bias.f32[c];
-        for (int64_t i = 0; i < k; ++i) {
-          g += double{x.f32[r * k + i]} * gate.f32[c * k + i];
-          u += double{x.f32[r * k + i]} * up.f32[c * k + i];
+    Values x(dtype_, RoundUp(rows, kRowPadding) * k, 5, 1.0f);
+    for (const Activation activation : kActivations) {
+      Values y(dtype_, rows * outputs, 6, 1.0f), activated(dtype_, rows * outputs, 6, 1.0f);
+      const auto run = [&](const Weight& weight, Epilogue::Kind kind, Values& out) {
+        return ops_->Linear(x.Matrix(rows, k), weight, out.Matrix(rows, outputs), {kind, activation}, nullptr).ok();
+      };
+      ASSERT_TRUE(run(**pair, Epilogue::Kind::kGated, y));
+      ASSERT_TRUE(run(**single, Epilogue::Kind::kActivate, activated));
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < outputs; ++c) {
+          double g = gate_bias.f32[c], u = up_bias.f32[c];
+          for (int64_t i = 0; i < k; ++i) {
+            g += double{x.f32[r * k + i]} * gate.f32[c * k + i];
+            u += double{x.f32[r * k + i]} * up.f32[c * k + i];
+          }
+          const double act = Activated(activation, g), rounding = dtype_ == DType::kBF16 ? 0x1.1p-8 : 0;
+          // Each sum errs by at most 4e-5 (see above; magnitudes are below 50), which the other factor scales; then one rounding.
+          const double tolerance = 4e-5 * (1 + std::abs(g) + std::abs(u));
+          ASSERT_NEAR(read(y, r * outputs + c), act * u, tolerance + std::abs(act * u) * rounding) << r << ", " << c;
+          ASSERT_NEAR(read(activated, r * outputs + c), act, 6e-5 + std::abs(act) * rounding) << r << ", " << c;
         }
-        const double expected = g / (1 + std::exp(-g)) * u;
-        const float actual = dtype_ == DType::kBF16 ? y.bf16[r * outputs + c].ToFloat() : y.f32[r * outputs + c];
-        // Each sum errs by at most 4e-5 (see above; magnitudes are below 50), which the other factor scales; then one rounding.
-        const double tolerance =
-            4e-5 * (1 + std::abs(g) + std::abs(u)) + std::abs(expected) * (dtype_ == DType::kBF16 ? 0x1.1p-8 : 0);
-        ASSERT_NEAR(actual, expected, tolerance) << r << ", " << c;
       }
     }
   }
@@ -135,11 +157,11 @@ TEST_P(ProductTest, GateUpIsSiluTimesUp) {
 
 TEST_P(ProductTest, StridedInputIsAccepted) {
   const int64_t k = 64, outputs = 96, rows = 33, stride = 80;
-  Values weight(dtype_, outputs * k, 1, 1.0f), x(dtype_, PadRows(rows) * stride, 2, 1.0f);
+  Values weight(dtype_, outputs * k, 1, 1.0f), x(dtype_, RoundUp(rows, kRowPadding) * stride, 2, 1.0f);
   auto packed = ops_->Pack(dtype_, k, std::vector<LinearPart>{{weight.data(), outputs}});
   ASSERT_TRUE(packed.ok());
   std::vector<float> y(rows * outputs);
-  ops_->Linear({x.data(), dtype_, rows, k, stride}, **packed, {y.data(), rows, outputs});
+  ASSERT_TRUE(ops_->Linear({x.data(), dtype_, rows, k, stride}, **packed, HostTensor(y, rows, outputs), {}, nullptr).ok());
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < outputs; ++c) {
       double expected = 0;
@@ -170,10 +192,11 @@ INSTANTIATE_TEST_SUITE_P(AllKernels, ProductTest, testing::ValuesIn(AllVariants(
 // Codes of either width, mixed widths, biases, gate and up; every row count on both sides of where coded products end.
 TEST(CodedProducts, MatchDoublePrecision) {
   ThreadPool pool(2);
+  const auto device = Device::CreateCpu(&pool);
   constexpr int64_t kInputs = 96, kRows = 18, kBlocks = kInputs / kCodeBlock;
   const std::vector<std::vector<std::pair<int64_t, int32_t>>> cases = {{{100, 4}}, {{70, 8}}, {{64, 4}, {32, 8}, {32, 4}}};
   for (const Kernels* kernels : SupportedKernels()) {
-    auto ops = MakeCpuOps(&pool, {}, *kernels, ProductLibrary::kAuto);
+    auto ops = MakeCpuOps(device.get(), {}, *kernels, ProductLibrary::kAuto);
     for (const auto& parts_of_case : cases) {
       std::mt19937 random(7);
       std::vector<std::vector<int8_t>> codes;
@@ -202,11 +225,11 @@ TEST(CodedProducts, MatchDoublePrecision) {
       auto packed = ops->Pack(DType::kBF16, kInputs, parts);
       ASSERT_TRUE(packed.ok()) << packed.status().ToString();
       const int64_t outputs = (*packed)->out_features();
-      Values x(DType::kBF16, PadRows(kRows) * kInputs, 3, 1.0f);
+      Values x(DType::kBF16, RoundUp(kRows, kRowPadding) * kInputs, 3, 1.0f);
       std::vector<float> first_row;
       for (int64_t rows = 1; rows <= kRows; ++rows) {
         std::vector<float> y(rows * outputs);
-        ops->Linear(x.Matrix(rows, kInputs), **packed, {y.data(), rows, outputs});
+        ASSERT_TRUE(ops->Linear(x.Matrix(rows, kInputs), **packed, HostTensor(y, rows, outputs), {}, nullptr).ok());
         const bool coded = ops->WantsCodes(DType::kBF16) && rows <= 8;  // where there are no matrix units, up to 16
         for (int64_t i = 0; i < rows * outputs; ++i) {
           double sum = 0, magnitude = 0;
@@ -227,7 +250,7 @@ TEST(CodedProducts, MatchDoublePrecision) {
       // What is no number stays none, in its own row alone.
       x.bf16[kInputs + 5].bits = 0x7fc0;
       std::vector<float> y(2 * outputs);
-      ops->Linear(x.Matrix(2, kInputs), **packed, {y.data(), 2, outputs});
+      ASSERT_TRUE(ops->Linear(x.Matrix(2, kInputs), **packed, HostTensor(y, 2, outputs), {}, nullptr).ok());
       EXPECT_EQ(std::memcmp(first_row.data(), y.data(), outputs * sizeof(float)), 0);
       for (int64_t c = 0; c < outputs; ++c) EXPECT_TRUE(std::isnan(y[outputs + c])) << c;
     }
@@ -237,6 +260,7 @@ TEST(CodedProducts, MatchDoublePrecision) {
 // A row's bits do not depend on how many rows ride with it: rows 1..512 of three products, bit by bit, against each row alone.
 TEST(DeterministicProducts, RowsAreBitEqualForEveryBatchSize) {
   ThreadPool pool(2);
+  const auto device = Device::CreateCpu(&pool);
   struct Case {
     DType dtype;
     int64_t k, outputs;
@@ -245,7 +269,7 @@ TEST(DeterministicProducts, RowsAreBitEqualForEveryBatchSize) {
   for (const Case& c : {Case{DType::kF32, 96, 100, PartOrder::kConcatenated}, Case{DType::kBF16, 96, 100, PartOrder::kConcatenated},
                         Case{DType::kBF16, 48, 70, PartOrder::kGateUp}, Case{DType::kF32, 48, 70, PartOrder::kGateUp}}) {
     for (const Kernels* kernels : SupportedKernels()) {
-      auto ops = MakeCpuOps(&pool, {.deterministic = true}, *kernels, ProductLibrary::kAuto);
+      auto ops = MakeCpuOps(device.get(), {.deterministic = true}, *kernels, ProductLibrary::kAuto);
       constexpr int64_t kRows = 512;
       Values weight(c.dtype, 2 * c.outputs * c.k, 1, 1.0f), x(c.dtype, kRows * c.k, 2, 1.0f);
       const std::vector<LinearPart> parts = {
@@ -254,12 +278,11 @@ TEST(DeterministicProducts, RowsAreBitEqualForEveryBatchSize) {
       ASSERT_TRUE(packed.ok());
       const int64_t outputs = (*packed)->out_features();
       const auto multiply = [&](int64_t first, int64_t rows, std::vector<float>& y) {
-        const AnyMatrix input = {static_cast<std::byte*>(x.data()) + first * c.k * SizeOf(c.dtype), c.dtype, rows, c.k, c.k};
-        if (c.order == PartOrder::kGateUp) {
-          ops->LinearSiluMul(input, **packed, {y.data(), DType::kF32, rows, outputs, outputs});
-        } else {
-          ops->Linear(input, **packed, {y.data(), rows, outputs});
-        }
+        const ConstDeviceTensor input = {static_cast<std::byte*>(x.data()) + first * c.k * SizeOf(c.dtype), c.dtype, rows, c.k,
+                                         c.k};
+        const bool gated = c.order == PartOrder::kGateUp;
+        const Epilogue epilogue = {.kind = gated ? Epilogue::Kind::kGated : Epilogue::Kind::kStore};
+        ASSERT_TRUE(ops->Linear(input, **packed, HostTensor(y, rows, outputs), epilogue, nullptr).ok());
       };
       std::vector<float> alone(kRows * outputs), row(outputs), together(kRows * outputs);
       for (int64_t r = 0; r < kRows; ++r) {
@@ -277,7 +300,8 @@ TEST(DeterministicProducts, RowsAreBitEqualForEveryBatchSize) {
 
 TEST(Pack, RefusesWhatCannotBeMultiplied) {
   ThreadPool pool(1);
-  auto ops = Ops::CreateCpu(&pool, {});
+  const auto device = Device::CreateCpu(&pool);
+  auto ops = Ops::Create(device.get(), {});
   ASSERT_TRUE(ops.ok());
   std::vector<float> weight(64);
   const auto pack = [&](DType dtype, int64_t k, std::vector<LinearPart> parts, PartOrder order) {
@@ -289,7 +313,9 @@ TEST(Pack, RefusesWhatCannotBeMultiplied) {
   EXPECT_EQ(pack(DType::kF32, 8, {}, PartOrder::kConcatenated).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(pack(DType::kF32, 8, {{weight.data(), 4}, {weight.data(), 3}}, PartOrder::kGateUp).code(),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(Ops::CreateCpu(nullptr, {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Ops::Create(nullptr, {}).status().code(), StatusCode::kInvalidArgument);
+  const auto no_executor = Device::CreateCpu(nullptr);
+  EXPECT_EQ(Ops::Create(no_executor.get(), {}).status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

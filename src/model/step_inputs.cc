@@ -1,0 +1,77 @@
+#include "model/step_inputs.h"
+
+#include <cstring>
+#include <string>
+
+#include "core/check.h"
+
+namespace coppice {
+
+Result<std::unique_ptr<StepInputs>> StepInputs::Create(Device* device, const Limits& limits) {
+  if (limits.max_tokens < 1 || limits.max_logit_rows < 1)
+    return InvalidArgument("max_tokens is " + std::to_string(limits.max_tokens) + " and max_logit_rows " +
+                           std::to_string(limits.max_logit_rows) + "; expected at least 1 each");
+  std::unique_ptr<StepInputs> inputs(new StepInputs(device, limits));
+  const size_t bytes = limits.max_tokens * (sizeof(int64_t) + 2 * sizeof(int32_t)) + limits.max_logit_rows * sizeof(int32_t);
+  COPPICE_ASSIGN_OR_RETURN(inputs->memory_, device->Allocate(bytes));
+  for (Staging& staging : inputs->staging_) {
+    COPPICE_ASSIGN_OR_RETURN(staging.memory, device->Allocate(bytes, MemoryKind::kHostPinned));
+    COPPICE_ASSIGN_OR_RETURN(staging.copied, device->CreateEvent());
+  }
+  return inputs;
+}
+
+Result<DeviceBatch> StepInputs::Upload(const ForwardBatch& batch, Stream stream) {
+  COPPICE_RETURN_IF_ERROR(Check(batch));
+  Staging& staging = staging_[next_];
+  next_ = (next_ + 1) % staging_.size();
+  COPPICE_RETURN_IF_ERROR(device_->Synchronize(*staging.copied));
+  size_t offset = 0;  // arrays begin where the largest batch puts them; the widest elements come first
+  const auto copy = [&]<class T>(std::span<const T> values, int32_t max, DeviceSpan<const T>* to) -> Status {
+    std::byte* const host = staging.memory.data() + offset;
+    std::byte* const device = memory_.data() + offset;
+    offset += max * sizeof(T);
+    *to = {reinterpret_cast<const T*>(device), static_cast<int64_t>(values.size())};
+    if (values.empty()) return OkStatus();
+    std::memcpy(host, values.data(), values.size_bytes());
+    return device_->Copy(device, host, values.size_bytes(), stream);
+  };
+  DeviceBatch uploaded;
+  COPPICE_RETURN_IF_ERROR(copy(batch.slot_mapping, limits_.max_tokens, &uploaded.slot_mapping));
+  COPPICE_RETURN_IF_ERROR(copy(batch.token_ids, limits_.max_tokens, &uploaded.token_ids));
+  COPPICE_RETURN_IF_ERROR(copy(batch.positions, limits_.max_tokens, &uploaded.positions));
+  COPPICE_RETURN_IF_ERROR(copy(batch.logit_rows, limits_.max_logit_rows, &uploaded.logit_rows));
+  COPPICE_RETURN_IF_ERROR(device_->Record(*staging.copied, stream));
+  return uploaded;
+}
+
+Status StepInputs::Check(const ForwardBatch& batch) const {
+  const size_t tokens = batch.token_ids.size();
+  if (tokens == 0 || tokens > static_cast<size_t>(limits_.max_tokens))
+    return OutOfRange("a batch has " + std::to_string(tokens) + " tokens; expected 1 to " + std::to_string(limits_.max_tokens) +
+                      " (max_tokens)");
+  if (batch.positions.size() != tokens || batch.slot_mapping.size() != tokens)
+    return InvalidArgument("a batch of " + std::to_string(tokens) + " tokens has " + std::to_string(batch.positions.size()) +
+                           " positions and " + std::to_string(batch.slot_mapping.size()) + " slots; expected one each per token");
+  if (batch.logit_rows.size() > static_cast<size_t>(limits_.max_logit_rows))
+    return OutOfRange("a batch asks for " + std::to_string(batch.logit_rows.size()) + " rows of logits; expected at most " +
+                      std::to_string(limits_.max_logit_rows) + " (max_logit_rows)");
+  for (size_t i = 0; i < tokens; ++i) {
+    if (batch.token_ids[i] < 0 || batch.token_ids[i] >= limits_.vocab_size)
+      return OutOfRange("token " + std::to_string(i) + " of a batch is " + std::to_string(batch.token_ids[i]) +
+                        "; the model's ids are 0 to " + std::to_string(limits_.vocab_size - 1));
+    if (batch.positions[i] < 0 || batch.positions[i] >= limits_.max_position)
+      return OutOfRange("token " + std::to_string(i) + " of a batch has position " + std::to_string(batch.positions[i]) +
+                        "; the model's are 0 to " + std::to_string(limits_.max_position - 1));
+    if (batch.slot_mapping[i] >= limits_.num_slots)
+      return OutOfRange("token " + std::to_string(i) + " of a batch goes to slot " + std::to_string(batch.slot_mapping[i]) +
+                        "; the KV pool has " + std::to_string(limits_.num_slots));
+  }
+  for (const int32_t row : batch.logit_rows) {
+    if (row < 0 || row >= static_cast<int64_t>(tokens))
+      return OutOfRange("logits are asked of row " + std::to_string(row) + " of a batch of " + std::to_string(tokens) + " tokens");
+  }
+  return OkStatus();
+}
+
+}  // namespace coppice

@@ -1,0 +1,135 @@
+#include "ops/cpu/packed_weight.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/cache_line.h"
+#include "core/check.h"
+#include "core/math.h"
+
+namespace coppice::ops {
+namespace {
+
+// Elements of one column that lie next to each other.
+int64_t Depth(DType dtype) { return dtype == DType::kBF16 ? 2 : 1; }
+
+}  // namespace
+
+Result<std::shared_ptr<std::byte>> WeightMemory::Allocate(int64_t bytes) {
+  bytes = RoundUp(bytes, static_cast<int64_t>(kCacheLine));
+  if (chunk_ == nullptr || used_ + bytes > static_cast<int64_t>(chunk_->size())) {
+    COPPICE_ASSIGN_OR_RETURN(DeviceMemory memory, device_->Allocate(std::max(bytes, kChunkBytes)));
+    chunk_ = std::make_shared<DeviceMemory>(std::move(memory));
+    used_ = 0;
+  }
+  std::shared_ptr<std::byte> part(chunk_, chunk_->data() + used_);
+  used_ += bytes;
+  return part;
+}
+
+template <class T>
+void PackedWeight::PackRow(const T* row, int64_t column) {
+  const int64_t depth = Depth(dtype_);
+  T* panel = reinterpret_cast<T*>(panels_.get()) + column / kPanelCols * panel_elements_ + column % kPanelCols * depth;
+  for (int64_t k = 0; k < in_features_; ++k) panel[k / depth * depth * kPanelCols + k % depth] = row[k];
+}
+
+// The wider of the parts' codes serves all; one part without any, and there are none.
+Status PackedWeight::AllocateCodes(WeightMemory& memory, std::span<const LinearPart> parts) {
+  int32_t bits = 4;
+  for (const LinearPart& part : parts) {
+    if (!part.coded) return OkStatus();
+    if (part.coded->bits != 4 && part.coded->bits != 8)
+      return InvalidArgument("a weight has codes of " + std::to_string(part.coded->bits) + " bits; expected 4 or 8");
+    bits = std::max(bits, part.coded->bits);
+  }
+  if (in_features_ % kCodeBlock != 0)
+    return InvalidArgument("a coded weight has " + std::to_string(in_features_) + " input features; expected a multiple of " +
+                           std::to_string(kCodeBlock));
+  code_bits_ = bits;
+  COPPICE_ASSIGN_OR_RETURN(coded_panels_, memory.Allocate(num_panels_ * coded_panel_bytes()));
+  return OkStatus();
+}
+
+// Layout: kernels.h. Columns without a row stay zero.
+void PackedWeight::PackCodes(const CodedWeight& coded, int64_t row, int64_t column) {
+  const int64_t blocks = in_features_ / kCodeBlock, block_bytes = CodedBlockBytes(code_bits_);
+  const int64_t in_strip = column % kStripCols, strip = column % kPanelCols / kStripCols;
+  std::byte* block = coded_panels_.get() + column / kPanelCols * coded_panel_bytes() + strip * blocks * block_bytes;
+  const int8_t* codes = coded.codes + row * in_features_;
+  const int64_t per_word = 32 / code_bits_;
+  for (int64_t b = 0; b < blocks; ++b, block += block_bytes, codes += kCodeBlock) {
+    for (int64_t j = 0; j < kCodeBlock / per_word; ++j) {
+      uint32_t word = 0;
+      for (int64_t i = 0; i < per_word; ++i) {
+        const uint32_t code = static_cast<uint8_t>(codes[j * per_word + i]);
+        // An even input's code in the low half, its successor's 16 bits above.
+        word |= code << (i / 2 * code_bits_ + i % 2 * 16);
+      }
+      std::memcpy(block + (j * kStripCols + in_strip) * sizeof(word), &word, sizeof(word));
+    }
+    std::byte* scales = block + kStripCols * kCodeBlock * code_bits_ / 8;
+    std::memcpy(scales + in_strip * sizeof(F16), &coded.scales[row * blocks + b], sizeof(F16));
+    std::memcpy(scales + (kStripCols + in_strip) * sizeof(F16), &coded.minima[row * blocks + b], sizeof(F16));
+  }
+}
+
+Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, Memory& memory, DType dtype, int64_t in_features,
+                                                           std::span<const LinearPart> parts, PartOrder order, bool keep_codes) {
+  if (dtype == DType::kF16)
+    return Unimplemented("matrix products have no kernels for f16 weights on the CPU; convert them to bf16 or f32");
+  if (in_features <= 0 || in_features % Depth(dtype) != 0)
+    return InvalidArgument("a weight has " + std::to_string(in_features) + " input features; expected a positive multiple of " +
+                           std::to_string(Depth(dtype)) + " for " + std::string(Name(dtype)));
+  const bool paired = order == PartOrder::kGateUp;
+  if (parts.empty() || (paired && (parts.size() != 2 || parts[0].rows != parts[1].rows)))
+    return InvalidArgument(paired ? "gate and up must be two weights with equally many rows"
+                                  : "a product needs at least one weight");
+
+  auto weight = std::make_unique<PackedWeight>();
+  weight->dtype_ = dtype;
+  weight->in_features_ = in_features;
+  int64_t total_rows = 0;
+  bool has_bias = false;
+  for (const LinearPart& part : parts) {
+    if (part.rows <= 0) return InvalidArgument("a weight has " + std::to_string(part.rows) + " rows; expected at least 1");
+    total_rows += part.rows;
+    has_bias = has_bias || part.bias != nullptr;
+  }
+  weight->out_features_ = paired ? parts[0].rows : total_rows;
+  weight->panel_group_ = paired ? kMaxGroup : 1;
+  weight->num_panels_ = CeilDiv(weight->out_features_, kPanelCols) * weight->panel_group_;
+  weight->panel_elements_ = RoundUp(in_features, 16 * Depth(dtype)) * kPanelCols;  // whole blocks of oneDNN's layout
+  weight->panel_bytes_ = weight->panel_elements_ * static_cast<int64_t>(SizeOf(dtype));
+  COPPICE_ASSIGN_OR_RETURN(weight->panels_, memory.panels.Allocate(weight->num_panels_ * weight->panel_bytes_));
+  if (has_bias) weight->bias_.assign(weight->num_panels_ * kPanelCols, 0.0f);
+  if (keep_codes) COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(memory.codes, parts));
+
+  int64_t first = 0;  // of the part's outputs
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const LinearPart& part = parts[p];
+    const auto column = [&, first](int64_t row) {
+      if (!paired) return first + row;
+      return (row / kPanelCols * kMaxGroup + static_cast<int64_t>(p)) * kPanelCols + row % kPanelCols;
+    };
+    executor.ParallelFor(CeilDiv(part.rows, kPanelCols), [&](int64_t block, int) {
+      for (int64_t row = block * kPanelCols; row < std::min((block + 1) * kPanelCols, part.rows); ++row) {
+        if (dtype == DType::kBF16) {
+          weight->PackRow(static_cast<const BF16*>(part.weight) + row * in_features, column(row));
+        } else {
+          weight->PackRow(static_cast<const float*>(part.weight) + row * in_features, column(row));
+        }
+        if (weight->code_bits_ != 0) weight->PackCodes(*part.coded, row, column(row));
+      }
+    });
+    if (part.bias != nullptr) {
+      for (int64_t row = 0; row < part.rows; ++row) weight->bias_[column(row)] = part.bias[row];
+    }
+    first += part.rows;
+  }
+  return weight;
+}
+
+}  // namespace coppice::ops
