@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 #include "core/check.h"
+#include "engine/step_builder.h"
 
 namespace coppice {
 namespace {
@@ -15,24 +15,18 @@ constexpr double kGoodShare = 0.95;  // of the best speed
 
 // Seconds of one forward pass over a prompt of `count` tokens. No logits: all chunks of a prompt but its last go without.
 Result<double> TimeChunk(const EngineParts& parts, int32_t count) {
-  std::vector<int32_t> tokens(count), positions(count);
-  std::vector<int64_t> slots(count);
-  for (int32_t i = 0; i < count; ++i) tokens[i] = i % parts.model->config().vocab_size;
-  std::iota(positions.begin(), positions.end(), 0);
+  std::vector<int32_t> tokens(count);
+  for (int32_t i = 0; i < count; ++i) tokens[i] = i % parts.runner->info().model.vocab_size;
+  StepBatch step;
   KvCache& cache = *parts.cache;
   cache.BeginStep();
   const KvCache::Admission admission = cache.Admit({.tokens = tokens});
   COPPICE_CHECK(admission.outcome == KvCache::Outcome::kAdmitted && admission.computed == 0);
   cache.SetQueries(admission.branch, 0, count, count);
-  for (int32_t i = 0; i < count; ++i) slots[i] = cache.SlotOf(admission.branch, i);
-  const attention::PrefixForestView forest = cache.EndStep();
+  for (int32_t i = 0; i < count; ++i) AppendRow(cache, admission.branch, i, i, tokens[i], &step);
   const auto begin = std::chrono::steady_clock::now();
-  Status status = parts.plan->Update(forest);
-  if (status.ok()) status = parts.plan->Upload();
-  if (status.ok()) {
-    status =
-        parts.model->Forward({.token_ids = tokens, .positions = positions, .slot_mapping = slots}, forest, *parts.plan).status();
-  }
+  const Result<StepTicket> ticket = LaunchStep(parts.runner.get(), &cache, {}, &step);
+  const Status status = ticket.ok() ? parts.runner->Wait(*ticket).status() : ticket.status();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   cache.Release(admission.branch, tokens);
   cache.DropCached();

@@ -12,8 +12,8 @@
 #include "engine/engine_parts.h"
 #include "engine/model_drafter.h"
 #include "engine/ngram_drafter.h"
-#include "engine/transformer_model.h"
 #include "model/checkpoint.h"
+#include "runner/model_runner.h"
 
 namespace coppice {
 namespace {
@@ -85,16 +85,15 @@ attention::SharePolicy PolicyOf(SharingMode mode) {
   return attention::SharePolicy::kTree;
 }
 
-// A model with the cache and the plan that it runs on.
+// A model on a runner, and the cache of its KV.
 struct LoadedModel {
   std::unique_ptr<KvCache> cache;
-  std::unique_ptr<attention::AttentionPlan> plan;
-  std::unique_ptr<StepModel> model;
+  std::unique_ptr<Runner> runner;
 };
 
 // `options` are complete; max_context is at most the model's. `num_pages` 0: as options.kv_cache_bytes says.
 Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages, ThreadPool* threads,
-                              attention::Context* context) {
+                              attention::Context* context, std::shared_ptr<DraftDistributions> distributions) {
   const ModelConfig& config = checkpoint.config();
   std::unique_ptr<Device> device = Device::CreateCpu(threads);
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
@@ -114,7 +113,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                           .max_context = options.max_context,
                                                           .share = options.sharing != SharingMode::kNone}));
   COPPICE_ASSIGN_OR_RETURN(
-      loaded.plan,
+      std::unique_ptr<attention::AttentionPlan> plan,
       attention::AttentionPlan::Create(*context, spec,
                                        {.max_branches = options.max_running,
                                         .max_queries = options.max_batch_tokens,
@@ -132,8 +131,14 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                              .vocab_size = config.vocab_size,
                                                              .max_position = config.max_position,
                                                              .num_slots = pool->num_slots()}));
-  loaded.model = std::make_unique<TransformerModel>(std::move(device), std::move(transformer), std::move(pool), std::move(inputs),
-                                                    checkpoint.Fingerprint());
+  loaded.runner = std::make_unique<ModelRunner>(ModelRunner::Parts{.device = std::move(device),
+                                                                   .transformer = std::move(transformer),
+                                                                   .pool = std::move(pool),
+                                                                   .inputs = std::move(inputs),
+                                                                   .plan = std::move(plan),
+                                                                   .fingerprint = checkpoint.Fingerprint(),
+                                                                   .executor = threads,
+                                                                   .distributions = std::move(distributions)});
   return loaded;
 }
 
@@ -155,7 +160,8 @@ Status CheckSameVocabulary(const Checkpoint& target, const Checkpoint& draft, co
   return OkStatus();
 }
 
-Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const EngineParts& parts) {
+Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const EngineParts& parts,
+                                             std::shared_ptr<DraftDistributions> distributions) {
   if (parts.options.draft == DraftMode::kNone) return std::unique_ptr<Drafter>();
   if (parts.options.draft == DraftMode::kNgram) {
     return std::unique_ptr<Drafter>(new NgramDrafter({.branches = parts.options.draft_branches}));
@@ -165,11 +171,9 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
   COPPICE_RETURN_IF_ERROR(CheckSameVocabulary(target, *checkpoint, options.draft_model_path));
   options.max_context = std::min(options.max_context, checkpoint->config().max_position);
   COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total,
-                                                         parts.threads.get(), parts.context.get()));
+                                                         parts.threads.get(), parts.context.get(), std::move(distributions)));
   return std::unique_ptr<Drafter>(new ModelDrafter({.cache = std::move(loaded.cache),
-                                                    .plan = std::move(loaded.plan),
-                                                    .model = std::move(loaded.model),
-                                                    .executor = parts.threads.get(),
+                                                    .runner = std::move(loaded.runner),
                                                     .max_batch_tokens = options.max_batch_tokens,
                                                     .max_context = options.max_context,
                                                     .exact = options.deterministic}));
@@ -202,12 +206,13 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
   }
   parts.threads = std::make_unique<ThreadPool>(options.num_threads);
   COPPICE_ASSIGN_OR_RETURN(parts.context, attention::Context::CreateCpu(parts.threads.get()));
-  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded,
-                           LoadModel(*checkpoint, options, /*num_pages=*/0, parts.threads.get(), parts.context.get()));
+  std::shared_ptr<DraftDistributions> distributions;
+  if (options.draft == DraftMode::kModel) distributions = std::make_shared<DraftDistributions>(config.vocab_size);
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*num_pages=*/0, parts.threads.get(),
+                                                         parts.context.get(), distributions));
   parts.cache = std::move(loaded.cache);
-  parts.plan = std::move(loaded.plan);
-  parts.model = std::move(loaded.model);
-  COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts));
+  parts.runner = std::move(loaded.runner);
+  COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts, distributions));
   COPPICE_RETURN_IF_ERROR(WarmUp(parts));
   if (options.chunk == kAutoChunk) {
     COPPICE_ASSIGN_OR_RETURN(parts.chunk_probe, MeasureChunks(parts));

@@ -23,8 +23,8 @@ struct Draft {
   std::vector<int32_t> tokens;
   std::vector<int32_t> parents;  // index into tokens, or kRoot
   // Empty: each token is what its drafter says, whatever the model's distribution (a point mass). Else a chain, whose token i was
-  // drawn from proposals[i], [vocab] probabilities.
-  std::vector<std::span<const float>> proposals;
+  // drawn from row proposals[i] of what the two runners have in common (Drafting::proposal).
+  std::vector<int32_t> proposals;
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   bool empty() const { return tokens.empty(); }

@@ -16,6 +16,7 @@ void Emissions::Clear() {
   texts.clear();
   statuses.clear();
   prompts.clear();
+  top_logprobs.clear();
   retired.clear();
 }
 
@@ -104,6 +105,11 @@ void Emitter::Process(Emissions* emissions) {
     if (item.token >= 0) {
       event_.token_ids.push_back(item.token);
       event_.logprobs.push_back(item.logprob);
+    }
+    event_.top_logprobs.resize(item.top_count > 0 ? 1 : 0);
+    if (item.top_count > 0) {
+      const auto begin = emissions->top_logprobs.begin() + item.top_begin;
+      event_.top_logprobs.front().assign(begin, begin + item.top_count);
     }
     event_.text.clear();
     if (item.text >= 0) event_.text = emissions->texts[item.text];

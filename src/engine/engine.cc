@@ -15,13 +15,12 @@
 #include <vector>
 
 #include "core/check.h"
-#include "engine/batch_sampler.h"
 #include "engine/emitter.h"
 #include "engine/engine_parts.h"
-#include "engine/grouped_rows.h"
 #include "engine/prefix_file.h"
 #include "engine/request_state.h"
 #include "engine/scheduler.h"
+#include "engine/step_builder.h"
 #include "engine/turnstile.h"
 #include "engine/validate_request.h"
 
@@ -41,6 +40,7 @@ class LapTimer {
     *seconds += std::chrono::duration<double>(now - last_).count();
     last_ = now;
   }
+  void Skip() { last_ = Clock::now(); }
 
  private:
   Clock::time_point last_ = Clock::now();
@@ -51,12 +51,10 @@ class EngineImpl final : public Engine {
   explicit EngineImpl(EngineParts parts)
       : parts_(std::move(parts)),
         cache_(*parts_.cache),
-        plan_(*parts_.plan),
-        model_(*parts_.model),
+        runner_(*parts_.runner),
         scheduler_(
             {.max_batch_tokens = parts_.options.max_batch_tokens, .chunk = parts_.options.chunk, .policy = parts_.options.schedule},
             parts_.cache.get()),
-        sampler_(parts_.threads.get(), model_.config().vocab_size),
         num_pages_(cache_.usage().pages_total),
         emitter_(parts_.options.event_thread) {
     metrics_.pages_total = num_pages_;
@@ -76,7 +74,7 @@ class EngineImpl final : public Engine {
     return published_;
   }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
-  const ModelConfig& model_config() const override { return model_.config(); }
+  const ModelConfig& model_config() const override { return runner_.info().model; }
 
  private:
   KvOrigin kv_origin() const;
@@ -89,15 +87,17 @@ class EngineImpl final : public Engine {
   bool TakeInbox();
   void Begin(RequestPtr request);
   bool ExpireDeadlines();
-  Status CopyPages();
-  void Commit(const StepBatch& batch, const SampledTokens& tokens);
+  void Commit(const ScheduledBatch& batch, const StepResult& result);
+  // Takes over the log-probabilities of prompt tokens.
+  void CommitScores(const ScheduledBatch::Entry& entry, std::span<const float> scores);
   // What a sample generated becomes shareable page by page, while it runs.
   void PublishPages(const Sequence& sequence);
   // Takes over the drafts with which the model agrees, and the token that it says next. False if the sequence ends there.
-  bool CommitDrafts(const StepBatch::Entry& entry, std::span<const TokenDraw> draws);
-  void BearSamples(Sequence* first, std::span<const TokenDraw> draws);
-  // Adds a token to a sequence and says so; true if the sequence goes on.
-  bool Accept(Sequence* sequence, const TokenDraw& draw);
+  bool CommitDrafts(const ScheduledBatch::Entry& entry);
+  void BearSamples(const ScheduledBatch::Entry& entry);
+  // Adds what draw number `index` of the step gave to a sequence and says so; true if the sequence goes on.
+  bool Accept(Sequence* sequence, int32_t index);
+  void AddTopLogprobs(int32_t index, Emissions::Item* item);
   // Whether a token ends a sample of the request, where it may end.
   bool IsEndId(const RequestState& request, int32_t token) const;
   // Whether the sequence ends with the item's token, its last one, and what text it adds where stop strings are looked for.
@@ -114,7 +114,7 @@ class EngineImpl final : public Engine {
   void EndBatch(const Status& status);
   void ForgetDone();
   void CountMemory();
-  void CountRows(const StepBatch& batch);
+  void CountRows(const ScheduledBatch& batch, const StepStats& stats);
   void CountTime();
   // Publishes the counters. `idle`: there was nothing to do.
   void Publish(bool idle);
@@ -123,22 +123,22 @@ class EngineImpl final : public Engine {
 
   EngineParts parts_;
   KvCache& cache_;
-  attention::AttentionPlan& plan_;
-  StepModel& model_;
+  Runner& runner_;
   Scheduler scheduler_;
-  BatchSampler sampler_;
   const int32_t num_pages_;
   std::unordered_map<uint64_t, RequestPtr> requests_;
   std::vector<RequestId> done_;  // to be forgotten at the end of the step
   int32_t deadlines_ = 0;        // requests with one
+  struct {
+    const ScheduledBatch* batch = nullptr;
+    StepResult result;
+  } committed_;  // the step whose Commit runs
   std::vector<Sequence*> survivors_;
   Emissions emissions_;  // of the step at hand
   std::vector<DraftRequest> draft_requests_;
-  std::vector<int32_t> accepted_;                // drafts of a sequence
-  std::vector<attention::SlotMove> slot_moves_;  // of this step's accepted drafts
+  std::vector<int32_t> accepted_;  // drafts of a sequence
   EngineMetrics metrics_;
-  StepMetrics step_;  // of the step at hand
-  GroupedRows grouped_rows_;
+  StepMetrics step_;                  // of the step at hand
   Clock::time_point prefixes_due_{};  // when metrics_.prefixes is gathered again
 
   Turnstile turnstile_;  // held by a step, and by another thread that needs what belongs to the stepping thread
@@ -159,7 +159,7 @@ class EngineImpl final : public Engine {
 // ---------------------------------------------------------------------------------------------------------------- any thread
 
 Result<RequestId> EngineImpl::Submit(Request request) {
-  const RequestLimits limits{.vocab_size = model_.config().vocab_size,
+  const RequestLimits limits{.vocab_size = model_config().vocab_size,
                              .max_context = parts_.options.max_context,
                              .page_size = cache_.page_size(),
                              .num_pages = num_pages_,
@@ -176,12 +176,10 @@ Result<RequestId> EngineImpl::Submit(Request request) {
   state->has_stop_ids = !state->end_ids.empty();
   state->ends_at_eos = !state->params.ignore_eos;
   if (state->ends_at_eos) {
-    const std::vector<int32_t>& eos = model_.config().eos_token_ids;
+    const std::vector<int32_t>& eos = model_config().eos_token_ids;
     state->end_ids.insert(state->end_ids.end(), eos.begin(), eos.end());
   }
-  if (state->params.sampling.repetition_penalty != 1) {
-    for (const int32_t token : state->params.prompt_ids) state->prompt_counts.Add(token);
-  }
+  state->has_penalties = HasPenalties(state->params.sampling);
   if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
   state->unfinished = state->params.n;
   state->sequences.resize(state->params.n);
@@ -229,9 +227,10 @@ Status EngineImpl::Unpin(const std::string& name) {
 }
 
 KvOrigin EngineImpl::kv_origin() const {
-  const ModelConfig& config = model_.config();
-  return {.model = model_.fingerprint(),
-          .dtype = model_.kv_dtype(),
+  const RunnerInfo& info = runner_.info();
+  const ModelConfig& config = info.model;
+  return {.model = info.fingerprint,
+          .dtype = info.kv_dtype,
           .num_layers = config.num_layers,
           .num_kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
@@ -254,7 +253,8 @@ Status EngineImpl::SavePrefix(const std::string& name, const std::string& path) 
     }
     KvCache::PinnedPrompt pinned = cache_.FindPinned(name).value();
     prefix.kv.resize(pinned.tokens.size() * prefix.origin.bytes_per_token());
-    COPPICE_RETURN_IF_ERROR(model_.ReadKv(pinned.pages, static_cast<int32_t>(pinned.tokens.size()), prefix.kv));
+    COPPICE_RETURN_IF_ERROR(FlushEdits(&runner_, &cache_, &scheduler_.edits()));
+    COPPICE_RETURN_IF_ERROR(runner_.ReadKv(pinned.pages, static_cast<int32_t>(pinned.tokens.size()), prefix.kv));
     prefix.tokens = std::move(pinned.tokens);
     prefix.salt = std::move(pinned.salt);
     prefix.private_begin = pinned.private_begin;
@@ -274,9 +274,10 @@ Status EngineImpl::LoadPrefix(const std::string& name, const std::string& path) 
                            std::to_string(parts_.options.max_context) + " (max_context)");
   }
   const std::lock_guard between_steps(turnstile_);
+  COPPICE_RETURN_IF_ERROR(FlushEdits(&runner_, &cache_, &scheduler_.edits()));  // they may be of pages that are free now
   COPPICE_RETURN_IF_ERROR(cache_.Restore(
       name, prefix.tokens, {.salt = prefix.salt, .private_begin = prefix.private_begin},
-      [&](std::span<const PageId> pages, int32_t begin) { return model_.WriteKv(pages, begin, num_tokens, prefix.kv); }));
+      [&](std::span<const PageId> pages, int32_t begin) { return runner_.WriteKv(pages, begin, num_tokens, prefix.kv); }));
   NotePin(name);
   return OkStatus();
 }
@@ -312,7 +313,7 @@ Result<bool> EngineImpl::RunStep() {
     return drafted;
   }
   timer.Lap(&metrics_.draft_seconds);
-  const StepBatch& batch = scheduler_.Schedule();
+  ScheduledBatch& batch = scheduler_.Schedule();
   if (batch.empty()) {
     if (scheduler_.idle()) return false;
     // Nobody runs, so nobody will ever make room for the first in line.
@@ -320,22 +321,13 @@ Result<bool> EngineImpl::RunStep() {
                ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
     return true;
   }
-  attention::PrefixForestView forest = cache_.EndStep();
-  forest.query_tree_mask = batch.tree_masks;
   timer.Lap(&step_.host_seconds);
-  COPPICE_RETURN_IF_ERROR(plan_.Update(forest));
-  COPPICE_RETURN_IF_ERROR(plan_.Upload());
-  timer.Lap(&step_.plan_seconds);
-  COPPICE_RETURN_IF_ERROR(CopyPages());
-  COPPICE_ASSIGN_OR_RETURN(const MatrixView<const float> logits, model_.Forward(batch.Forward(), forest, plan_));
-  timer.Lap(&step_.forward_seconds);
-  const SampledTokens tokens = sampler_.Sample(logits, batch);
-  timer.Lap(&step_.sample_seconds);
+  COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, LaunchStep(&runner_, &cache_, batch.tree_masks, &batch.step));
+  COPPICE_ASSIGN_OR_RETURN(const StepResult result, runner_.Wait(ticket));
+  timer.Skip();   // the runner says what it took
   CountMemory();  // while everybody who ran still holds its pages
-  CountRows(batch);
-  Commit(batch, tokens);
-  COPPICE_RETURN_IF_ERROR(model_.MoveSlots(slot_moves_));  // before a page that was freed is copied into
-  COPPICE_RETURN_IF_ERROR(CopyPages());  // of samples that were born with a copy each: before anything they copy from can go
+  CountRows(batch, result.stats);
+  Commit(batch, result);
   timer.Lap(&step_.host_seconds);
   step_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   CountTime();
@@ -400,33 +392,35 @@ Status EngineImpl::ProposeDrafts() {
   return parts_.drafter->Propose(draft_requests_);
 }
 
-Status EngineImpl::CopyPages() {
-  if (cache_.pending_copies().empty()) return OkStatus();
-  COPPICE_RETURN_IF_ERROR(model_.CopyPages(cache_.pending_copies()));
-  cache_.ClearPendingCopies();
-  return OkStatus();
-}
-
-void EngineImpl::Commit(const StepBatch& batch, const SampledTokens& tokens) {
-  slot_moves_.clear();
+void EngineImpl::Commit(const ScheduledBatch& batch, const StepResult& result) {
+  committed_ = {.batch = &batch, .result = result};
   for (size_t e = 0; e < batch.entries.size(); ++e) {
     PrefetchAhead(e, batch.entries.size(), cache_, [&](size_t i) { return batch.entries[i].sequence; });
-    const StepBatch::Entry& entry = batch.entries[e];
+    const ScheduledBatch::Entry& entry = batch.entries[e];
     Sequence* const sequence = entry.sequence;
-    metrics_.sample_steps += entry.samples && sequence->request->prompt_done;
+    const bool samples = entry.num_draws > 0;
+    if (entry.num_scores > 0) CommitScores(entry, result.scores);
+    metrics_.sample_steps += samples && sequence->request->prompt_done;
     if (entry.drafts > 0) {
-      if (!CommitDrafts(entry, tokens.OfEntry(e))) scheduler_.Finish(sequence);
+      if (!CommitDrafts(entry)) scheduler_.Finish(sequence);
       continue;
     }
     sequence->computed += entry.count;
     cache_.MarkComputed(sequence->branch, sequence->computed);
     if (cache_.HasWholePages(sequence->branch)) PublishPages(*sequence);
-    if (!entry.samples) continue;
+    if (!samples) continue;
     if (!sequence->request->prompt_done) {
-      BearSamples(sequence, tokens.OfEntry(e));
-    } else if (!Accept(sequence, tokens.OfEntry(e).front())) {
+      BearSamples(entry);
+    } else if (!Accept(sequence, entry.first_draw)) {
       scheduler_.Finish(sequence);
     }
+  }
+}
+
+void EngineImpl::CommitScores(const ScheduledBatch::Entry& entry, std::span<const float> scores) {
+  const Sequence& sequence = *entry.sequence;
+  for (int32_t i = 0; i < entry.num_scores; ++i) {
+    sequence.request->prompt_logprobs[sequence.computed + i + 1] = scores[entry.first_score + i];
   }
 }
 
@@ -436,24 +430,24 @@ void EngineImpl::PublishPages(const Sequence& sequence) {
   cache_.Publish(sequence.branch, std::span(sequence.generated).subspan(begin, count));
 }
 
-bool EngineImpl::CommitDrafts(const StepBatch::Entry& entry, std::span<const TokenDraw> draws) {
+bool EngineImpl::CommitDrafts(const ScheduledBatch::Entry& entry) {
   Sequence* const sequence = entry.sequence;
   const Draft& draft = sequence->draft;
   const int32_t drafts_begin = sequence->computed + entry.count - entry.drafts;  // kv index of the first
   accepted_.clear();
   bool goes_on = true;
   for (int32_t node = Draft::kRoot;;) {
-    const TokenDraw& draw = draws[node + 1];
+    const int32_t draw = entry.first_draw + node + 1;
     goes_on = Accept(sequence, draw);
-    node = goes_on ? draft.ChildOf(node, draw.token, entry.drafts) : Draft::kRoot;
+    node = goes_on ? draft.ChildOf(node, committed_.result.draws[draw].token, entry.drafts) : Draft::kRoot;
     if (node == Draft::kRoot) break;
     accepted_.push_back(node);
   }
   const int32_t num_accepted = static_cast<int32_t>(accepted_.size());
   for (int32_t i = 0; i < num_accepted; ++i) {  // what was refused in between goes
     if (accepted_[i] == i) continue;
-    slot_moves_.push_back({.from = cache_.SlotOf(sequence->branch, drafts_begin + accepted_[i]),
-                           .to = cache_.SlotOf(sequence->branch, drafts_begin + i)});
+    scheduler_.edits().moves.push_back({.from = cache_.SlotOf(sequence->branch, drafts_begin + accepted_[i]),
+                                        .to = cache_.SlotOf(sequence->branch, drafts_begin + i)});
   }
   sequence->computed = drafts_begin + num_accepted;
   cache_.MarkComputed(sequence->branch, sequence->computed);
@@ -468,7 +462,8 @@ bool EngineImpl::CommitDrafts(const StepBatch::Entry& entry, std::span<const Tok
 }
 
 // The prompt of a request is computed: its n samples begin as n leaves of it.
-void EngineImpl::BearSamples(Sequence* first, std::span<const TokenDraw> draws) {
+void EngineImpl::BearSamples(const ScheduledBatch::Entry& entry) {
+  Sequence* const first = entry.sequence;
   RequestState* const request = first->request;
   request->prompt_done = true;
   EmitPrompt(request);
@@ -477,9 +472,9 @@ void EngineImpl::BearSamples(Sequence* first, std::span<const TokenDraw> draws) 
     NotePin(name);
   }
   survivors_.clear();
-  for (const TokenDraw& draw : draws) {
-    Sequence* const sequence = &request->sequences[draw.sample];
-    if (Accept(sequence, draw)) {
+  for (int32_t i = 0; i < entry.num_draws; ++i) {
+    Sequence* const sequence = &request->sequences[i];
+    if (Accept(sequence, entry.first_draw + i)) {
       survivors_.push_back(sequence);
     } else if (sequence != first) {
       scheduler_.Finish(sequence);
@@ -492,7 +487,8 @@ void EngineImpl::BearSamples(Sequence* first, std::span<const TokenDraw> draws) 
   }
 }
 
-bool EngineImpl::Accept(Sequence* sequence, const TokenDraw& draw) {
+bool EngineImpl::Accept(Sequence* sequence, int32_t index) {
+  const TokenDraw& draw = committed_.result.draws[index];
   Emissions::Item& item = NewItem(*sequence);
   item.token = draw.token;
   item.logprob = draw.logprob;
@@ -503,6 +499,7 @@ bool EngineImpl::Accept(Sequence* sequence, const TokenDraw& draw) {
                                            std::to_string(sequence->length()) + ": check the model file, or use f32"));
   } else {
     sequence->generated.push_back(draw.token);
+    if (sequence->request->params.top_logprobs > 0) AddTopLogprobs(index, &item);
     ++metrics_.generated_tokens;
     item.reason = EndOf(*sequence, &item);
   }
@@ -511,9 +508,18 @@ bool EngineImpl::Accept(Sequence* sequence, const TokenDraw& draw) {
   return goes_on;
 }
 
+void EngineImpl::AddTopLogprobs(int32_t index, Emissions::Item* item) {
+  const Draw& draw = committed_.batch->step.draws[index];
+  item->top_begin = static_cast<int32_t>(emissions_.top_logprobs.size());
+  for (const TokenLogprob& top : committed_.result.top_logprobs.subspan(draw.top_begin, draw.top_logprobs)) {
+    if (top.token >= 0) emissions_.top_logprobs.push_back(top);  // a small vocabulary has fewer
+  }
+  item->top_count = static_cast<int32_t>(emissions_.top_logprobs.size()) - item->top_begin;
+}
+
 bool EngineImpl::IsEndId(const RequestState& request, int32_t token) const {
   const auto contains = [token](const std::vector<int32_t>& ids) { return std::ranges::find(ids, token) != ids.end(); };
-  return (request.ends_at_eos && contains(model_.config().eos_token_ids)) ||
+  return (request.ends_at_eos && contains(model_config().eos_token_ids)) ||
          (request.has_stop_ids && contains(request.params.stop_token_ids));
 }
 
@@ -586,7 +592,7 @@ void EngineImpl::EndRequest(RequestState* request, FinishReason reason, const St
 
 void EngineImpl::EndBatch(const Status& status) {
   cache_.AbandonStep();
-  for (const StepBatch::Entry& entry : scheduler_.batch().entries) {
+  for (const ScheduledBatch::Entry& entry : scheduler_.batch().entries) {
     EndRequest(entry.sequence->request, FinishReason::kError, status);
   }
 }
@@ -604,15 +610,16 @@ void EngineImpl::ForgetDone() {
   done_.clear();
 }
 
-void EngineImpl::CountRows(const StepBatch& batch) {
-  const attention::PlanStats plan = plan_.Stats();
-  const int64_t layers = model_.config().num_layers;
+void EngineImpl::CountRows(const ScheduledBatch& batch, const StepStats& stats) {
   step_.step = ++metrics_.steps;
   step_.prefill_rows = batch.prefill_tokens;
   step_.decode_rows = batch.num_tokens() - batch.prefill_tokens;
-  step_.grouped_rows = grouped_rows_.Count(plan_, plan.updates_replanned);
-  step_.kv_bytes_read = plan.kv_bytes_read * layers;
-  step_.kv_bytes_read_unshared = plan.kv_bytes_read_unshared * layers;
+  step_.grouped_rows = stats.grouped_rows;
+  step_.kv_bytes_read = stats.kv_bytes_read;
+  step_.kv_bytes_read_unshared = stats.kv_bytes_read_unshared;
+  step_.plan_seconds = stats.plan_seconds;
+  step_.forward_seconds = stats.forward_seconds;
+  step_.sample_seconds = stats.sample_seconds;
   metrics_.prefilled_tokens += step_.prefill_rows;
   metrics_.rows += batch.num_tokens();
   metrics_.grouped_rows += step_.grouped_rows;
@@ -636,7 +643,7 @@ void EngineImpl::CountTime() {
 void EngineImpl::CountMemory() {
   const KvCache::Usage usage = cache_.usage();
   if (usage.pages_in_use < metrics_.peak_pages_used) return;  // the last moment at the peak: its pages are fullest
-  const int64_t token_bytes = model_.kv_bytes_per_token();
+  const int64_t token_bytes = runner_.info().kv_bytes_per_token;
   const int64_t page_bytes = token_bytes * cache_.page_size();
   metrics_.peak_pages_used = usage.pages_in_use;
   metrics_.kv_bytes_stored = usage.pages_in_use * page_bytes;

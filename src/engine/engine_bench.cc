@@ -11,6 +11,8 @@
 
 #include "core/check.h"
 #include "engine/engine_parts.h"
+#include "runner/host_runner.h"
+#include "runner/null_runner.h"
 
 namespace coppice {
 namespace {
@@ -18,37 +20,41 @@ namespace {
 constexpr int32_t kRunning = 1024, kPrompt = 512, kPageSize = 16, kContext = 8192;
 constexpr int32_t kSmallVocab = 2048, kSmolLm2Vocab = 49152;
 
-// Logits at no cost: row r is the same run of numbers from its r-th on, so that each row has another maximum and samples go
-// different ways.
-class NullModel final : public StepModel {
+RunnerInfo InfoOf(int32_t vocab) {
+  RunnerInfo info{.fingerprint = "null", .kv_dtype = DType::kF32, .kv_bytes_per_token = 1};
+  info.model.architecture = "null";
+  info.model.num_layers = 30;
+  info.model.vocab_size = vocab;
+  info.model.max_position = kContext;
+  return info;
+}
+
+// Plans and samples as a real runner, with logits at no cost: row r is the same run of numbers from its r-th on, so that each row
+// has another maximum and samples go different ways.
+class ConstantLogitsRunner final : public HostRunner {
  public:
-  explicit NullModel(int32_t vocab) : logits_(vocab + 2 * kRunning) {
+  ConstantLogitsRunner(int32_t vocab, std::unique_ptr<attention::AttentionPlan> plan, Executor* executor)
+      : HostRunner({.info = InfoOf(vocab), .plan = std::move(plan), .executor = executor}), logits_(vocab + 2 * kRunning) {
     for (size_t v = 0; v < logits_.size(); ++v) logits_[v] = static_cast<float>((v * 2654435761u) >> 20 & 0xfff) * 1e-3f;
     logits_[vocab / 2] = 10.0f;
-    config_.architecture = "null";
-    config_.num_layers = 30;
-    config_.vocab_size = vocab;
-    config_.max_position = kContext;
   }
-  const ModelConfig& config() const override { return config_; }
-  int64_t kv_bytes_per_token() const override { return 1; }
-  Status CopyPages(std::span<const attention::PageCopy>) override { return OkStatus(); }
-  std::string fingerprint() const override { return "null"; }
-  DType kv_dtype() const override { return DType::kF32; }
   Status ReadKv(std::span<const int32_t>, int32_t, std::span<std::byte>) const override { return OkStatus(); }
   Status WriteKv(std::span<const int32_t>, int32_t, int32_t, std::span<const std::byte>) override { return OkStatus(); }
-  Status MoveSlots(std::span<const attention::SlotMove>) override { return OkStatus(); }
-  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
-                                          attention::AttentionPlan&) override {
-    return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), config_.vocab_size, /*stride=*/1);
-  }
 
  private:
-  ModelConfig config_;
+  Status MoveSlots(std::span<const attention::SlotMove>) override { return OkStatus(); }
+  Status CopyPages(std::span<const attention::PageCopy>) override { return OkStatus(); }
+  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
+                                          attention::AttentionPlan&) override {
+    return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), info().model.vocab_size,
+                                   /*stride=*/1);
+  }
+
   std::vector<float> logits_;
 };
 
-std::unique_ptr<Engine> MakeNullEngine(int32_t vocab) {
+// `samples`: around a runner that plans and samples; else around one that draws at once.
+std::unique_ptr<Engine> MakeEngineAroundNothing(int32_t vocab, bool samples) {
   EngineParts parts;
   parts.options = {.page_size = kPageSize,
                    .max_running = kRunning,
@@ -60,20 +66,24 @@ std::unique_ptr<Engine> MakeNullEngine(int32_t vocab) {
   constexpr int32_t kPages = 1 << 18;
   parts.cache =
       KvCache::Create({.num_pages = kPages, .page_size = kPageSize, .max_branches = kRunning, .max_context = kContext}).value();
-  parts.plan = attention::AttentionPlan::Create(*parts.context, {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64},
-                                                {.max_branches = kRunning,
-                                                 .max_queries = parts.options.max_batch_tokens,
-                                                 .max_page_slots = kRunning * (kContext / kPageSize),
-                                                 .page_size = kPageSize})
-                   .value();
-  parts.model = std::make_unique<NullModel>(vocab);
+  if (samples) {
+    auto plan = attention::AttentionPlan::Create(*parts.context, {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64},
+                                                 {.max_branches = kRunning,
+                                                  .max_queries = parts.options.max_batch_tokens,
+                                                  .max_page_slots = kRunning * (kContext / kPageSize),
+                                                  .page_size = kPageSize})
+                    .value();
+    parts.runner = std::make_unique<ConstantLogitsRunner>(vocab, std::move(plan), parts.threads.get());
+  } else {
+    parts.runner = std::make_unique<NullRunner>(InfoOf(vocab));
+  }
   return MakeEngine(std::move(parts));
 }
 
 // range(0): requests; they share their first half, and each has kRunning / requests samples. range(1): the vocabulary.
-void BM_DecodeStep(benchmark::State& state) {
+void DecodeSteps(benchmark::State& state, bool samples) {
   const int32_t requests = static_cast<int32_t>(state.range(0));
-  const std::unique_ptr<Engine> engine = MakeNullEngine(static_cast<int32_t>(state.range(1)));
+  const std::unique_ptr<Engine> engine = MakeEngineAroundNothing(static_cast<int32_t>(state.range(1)), samples);
   int64_t tokens = 0;
   for (int32_t r = 0; r < requests; ++r) {
     Request request{.n = kRunning / requests, .max_tokens = kContext - kPrompt, .ignore_eos = true};
@@ -104,6 +114,13 @@ void BM_DecodeStep(benchmark::State& state) {
   state.counters["sample_us"] = median_us(sample);
   state.SetItemsProcessed(tokens);
 }
+void BM_DecodeStep(benchmark::State& state) { DecodeSteps(state, /*samples=*/true); }
+void BM_NullRunner(benchmark::State& state) { DecodeSteps(state, /*samples=*/false); }
+BENCHMARK(BM_NullRunner)
+    ->ArgsProduct({{1, 64, 1024}, {kSmallVocab}})
+    ->ArgNames({"requests", "vocab"})
+    ->Iterations(100)
+    ->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_DecodeStep)
     ->ArgsProduct({{1, 64, 1024}, {kSmallVocab, kSmolLm2Vocab}})
     ->ArgNames({"requests", "vocab"})

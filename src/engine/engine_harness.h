@@ -1,4 +1,4 @@
-// An engine around a FakeModel, with what came out of each request, checked after every step. Layer: engine, tests only.
+// An engine around a FakeRunner, with what came out of each request, checked after every step. Layer: engine, tests only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,9 +13,10 @@
 
 #include "coppice/engine/engine.h"
 #include "engine/engine_parts.h"
-#include "engine/fake_model.h"
+#include "engine/fake_tokenizer.h"
 #include "engine/model_drafter.h"
 #include "engine/ngram_drafter.h"
+#include "runner/fake_runner.h"
 
 namespace coppice {
 
@@ -29,7 +30,7 @@ struct Output {
 };
 
 struct EngineConfig {
-  FakeModel::Options model;
+  FakeRunner::Options model;
   int32_t max_running = 8, max_batch_tokens = 32, max_waiting = 0;
   int32_t chunk = 0;  // 0: max_batch_tokens
   SchedulePolicy schedule = SchedulePolicy::kMixed;
@@ -37,7 +38,7 @@ struct EngineConfig {
   std::vector<std::string> texts;  // of tokens; empty: no tokenizer
   DraftMode draft = DraftMode::kNone;
   int32_t draft_tokens = 4, draft_branches = 1;
-  uint64_t draft_seed = 0;    // kModel: of the draft's FakeModel
+  uint64_t draft_seed = 0;    // kModel: of the draft's FakeRunner
   bool exact_drafts = false;  // kModel
   bool event_thread = false;  // outputs may be read when RunToEnd has returned
 };
@@ -69,22 +70,20 @@ class EngineHarness {
     parts.threads = std::make_unique<ThreadPool>(1);
     parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
     parts.cache = MakeCache(config);
-    parts.plan = MakePlan(config, *parts.context);
-    auto model = std::make_unique<FakeModel>(config.model);
+    const auto distributions = std::make_shared<DraftDistributions>(config.model.vocab_size);
+    auto model = std::make_unique<FakeRunner>(config.model, MakePlan(config, *parts.context), parts.threads.get(), distributions);
     model_ = model.get();
     cache_ = parts.cache.get();
-    parts.model = std::move(model);
+    parts.runner = std::move(model);
     if (config.draft == DraftMode::kNgram)
       parts.drafter = std::make_unique<NgramDrafter>(NgramDrafter::Options{config.draft_branches});
     if (config.draft == DraftMode::kModel) {
-      FakeModel::Options draft_model = config.model;
+      FakeRunner::Options draft_model = config.model;
       draft_model.seed = config.draft_seed;
-      auto fake = std::make_unique<FakeModel>(draft_model);
+      auto fake = std::make_unique<FakeRunner>(draft_model, MakePlan(config, *parts.context), parts.threads.get(), distributions);
       draft_model_ = fake.get();
       auto drafter = std::make_unique<ModelDrafter>(ModelDrafterParts{.cache = MakeCache(config),
-                                                                      .plan = MakePlan(config, *parts.context),
-                                                                      .model = std::move(fake),
-                                                                      .executor = parts.threads.get(),
+                                                                      .runner = std::move(fake),
                                                                       .max_batch_tokens = config.max_batch_tokens,
                                                                       .max_context = config.model.max_position,
                                                                       .exact = config.exact_drafts});
@@ -94,11 +93,11 @@ class EngineHarness {
     engine_ = MakeEngine(std::move(parts));
   }
 
-  FakeModel& model() { return *model_; }
+  FakeRunner& model() { return *model_; }
   Engine& engine() { return *engine_; }
   KvCache& cache() { return *cache_; }
   const KvCache* draft_cache() const { return draft_cache_; }  // kModel
-  FakeModel& draft_model() { return *draft_model_; }
+  FakeRunner& draft_model() { return *draft_model_; }
 
   RequestId Submit(Request request) {
     size_t slot;
@@ -185,10 +184,10 @@ class EngineHarness {
         .value();
   }
 
-  FakeModel* model_;
+  FakeRunner* model_;
   KvCache* cache_;
   const KvCache* draft_cache_ = nullptr;
-  FakeModel* draft_model_ = nullptr;
+  FakeRunner* draft_model_ = nullptr;
   std::unique_ptr<Engine> engine_;
   std::mutex mutex_;  // events may come from a thread of the engine's
   std::vector<std::vector<Output>> outputs_;

@@ -10,7 +10,7 @@
 #include "coppice/engine/engine.h"
 #include "core/thread_pool.h"
 #include "engine/draft.h"
-#include "engine/step_model.h"
+#include "runner/runner.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice {
@@ -21,10 +21,9 @@ struct EngineParts {
   std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured
   std::unique_ptr<Tokenizer> tokenizer;  // may be null
   std::unique_ptr<ThreadPool> threads;
-  std::unique_ptr<attention::Context> context;  // may be null if the plan does not need one
+  std::unique_ptr<attention::Context> context;  // may be null if the runner does not need one
   std::unique_ptr<KvCache> cache;
-  std::unique_ptr<attention::AttentionPlan> plan;
-  std::unique_ptr<StepModel> model;
+  std::unique_ptr<Runner> runner;
   std::unique_ptr<Drafter> drafter;  // null: no speculative decoding
 };
 

@@ -175,6 +175,39 @@ TEST(Engine, LogprobsAreThoseOfTheModel) {
   }
 }
 
+TEST(Engine, TopLogprobsAreTheMostProbableTokensOfEachPlace) {
+  for (const DraftMode draft : {DraftMode::kNone, DraftMode::kNgram}) {
+    EngineHarness harness({.model = {.vocab_size = 8, .num_pages = 128, .memory = 2}, .draft = draft});
+    Request request{.prompt_ids = {1, 2, 1, 2, 1}, .n = 3, .max_tokens = 20, .top_logprobs = 11};
+    request.sampling.logit_bias = {{3, 2.0f}};  // steers the choice, not the log-probabilities
+    std::vector<std::vector<int32_t>> texts(3, request.prompt_ids);
+    int32_t checked = 0;
+    request.on_event = [&](const StreamEvent& event) {
+      ASSERT_EQ(event.top_logprobs.size(), event.token_ids.size());
+      const std::vector<float> logits = harness.model().LogitsAfter(texts[event.index]);
+      std::vector<int32_t> order = {0, 1, 2, 3, 4, 5, 6, 7};
+      std::ranges::stable_sort(order, std::greater<>(), [&](int32_t token) { return logits[token]; });
+      double sum = 0;
+      for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+      ASSERT_EQ(event.top_logprobs[0].size(), 8u);  // no more than there are
+      for (size_t i = 0; i < 8; ++i) {
+        const TokenLogprob top = event.top_logprobs[0][i];
+        EXPECT_EQ(top.token, order[i]);
+        EXPECT_NEAR(top.logprob, logits[top.token] - std::log(sum), 1e-5);
+        if (top.token == event.token_ids[0]) {
+          EXPECT_EQ(top.logprob, event.logprobs[0]);
+        }
+      }
+      texts[event.index].push_back(event.token_ids[0]);
+      ++checked;
+    };
+    ASSERT_TRUE(harness.engine().Submit(request).ok());
+    harness.RunToEnd();
+    EXPECT_EQ(checked, 3 * 20);
+    EXPECT_EQ(harness.engine().Metrics().accepted_draft_tokens > 0, draft != DraftMode::kNone);
+  }
+}
+
 TEST(Engine, EchoGivesThePromptOnceAndFirst) {
   for (const bool logprobs : {false, true}) {
     EngineHarness harness({.texts = Letters(64)});
@@ -884,6 +917,9 @@ TEST(Engine, RefusesImpossibleRequestsByName) {
   Request request = Greedy({1}, 4);
   request.stop = {"x"};
   EXPECT_THAT(message(request), HasSubstr("tokenizer"));
+  request = Greedy({1}, 4);
+  request.top_logprobs = 21;
+  EXPECT_THAT(message(request), HasSubstr("top_logprobs is 21, expected a number in 0..20"));
   request = Greedy({1}, 4);
   request.sampling.top_p = 0;
   EXPECT_THAT(message(request), HasSubstr("top_p is 0"));

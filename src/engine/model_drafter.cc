@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "engine/batch_sampler.h"
 #include "engine/scheduler.h"
+#include "engine/step_builder.h"
 
 namespace coppice {
 
-ModelDrafter::ModelDrafter(ModelDrafterParts parts)
-    : parts_(std::move(parts)), sampler_(parts_.executor, parts_.model->config().vocab_size) {}
+ModelDrafter::ModelDrafter(ModelDrafterParts parts) : parts_(std::move(parts)) {}
 
 Status ModelDrafter::Propose(std::span<const DraftRequest> requests) {
   ++calls_;
@@ -23,7 +22,7 @@ Status ModelDrafter::Propose(std::span<const DraftRequest> requests) {
 }
 
 Status ModelDrafter::RunRounds(std::span<const DraftRequest> requests) {
-  num_proposals_ = 0;
+  num_distributions_ = 0;
   jobs_.clear();
   for (const DraftRequest& request : requests) {
     if (const auto found = lanes_.find(KeyOf(*request.sequence)); found != lanes_.end()) found->second.last_call = calls_;
@@ -72,8 +71,10 @@ ModelDrafter::Lane* ModelDrafter::Admit(const Sequence& sequence) {
   lane = {.branch = admission.branch,
           .known = static_cast<int32_t>(tokens.size()),
           .computed = admission.computed,
+          .told = static_cast<int32_t>(sequence.generated.size()),
           .tokens = {tokens.begin(), tokens.end()},
           .last_call = calls_};
+  SetSlot(sequence, lane.branch, &step_);
   return &lane;
 }
 
@@ -85,16 +86,14 @@ void ModelDrafter::ReleaseUnused() {
       continue;
     }
     parts_.cache->Release(lane.branch, lane.tokens);
+    FreeSlot(lane.branch, &step_);
     entry = lanes_.erase(entry);
   }
 }
 
 Status ModelDrafter::RunRound() {
   KvCache& cache = *parts_.cache;
-  token_ids_.clear();
-  positions_.clear();
-  slot_mapping_.clear();
-  logit_rows_.clear();
+  step_.ClearRows();
   cache.BeginStep();
   for (Job& job : jobs_) {
     if (job.count == 0) continue;
@@ -103,68 +102,61 @@ Status ModelDrafter::RunRound() {
       job.count = 0;  // it goes without further drafts
       continue;
     }
-    cache.SetQueries(job.lane->branch, static_cast<int32_t>(token_ids_.size()), job.count, end);
+    cache.SetQueries(job.lane->branch, step_.num_rows(), job.count, end);
     for (int32_t kv_index = job.begin; kv_index < end; ++kv_index) {
-      token_ids_.push_back(job.lane->tokens[kv_index]);
-      positions_.push_back(kv_index);
-      slot_mapping_.push_back(cache.SlotOf(job.lane->branch, kv_index));
+      AppendRow(cache, job.lane->branch, kv_index, kv_index, job.lane->tokens[kv_index], &step_);
     }
-    if (job.samples()) logit_rows_.push_back(static_cast<int32_t>(token_ids_.size()) - 1);
+    job.last_row = step_.num_rows() - 1;
   }
-  if (token_ids_.empty()) return OkStatus();
-  const attention::PrefixForestView forest = cache.EndStep();
-  COPPICE_RETURN_IF_ERROR(parts_.plan->Update(forest));
-  COPPICE_RETURN_IF_ERROR(parts_.plan->Upload());
-  COPPICE_RETURN_IF_ERROR(parts_.model->CopyPages(cache.pending_copies()));
-  cache.ClearPendingCopies();
-  COPPICE_ASSIGN_OR_RETURN(
-      const MatrixView<const float> logits,
-      parts_.model->Forward(
-          {.token_ids = token_ids_, .positions = positions_, .slot_mapping = slot_mapping_, .logit_rows = logit_rows_}, forest,
-          *parts_.plan));
-  kv_bytes_read_ += parts_.plan->Stats().kv_bytes_read * parts_.model->config().num_layers;
+  if (step_.num_rows() == 0) return OkStatus();
+  AppendDraws();
+  COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, LaunchStep(parts_.runner.get(), &cache, {}, &step_));
+  COPPICE_ASSIGN_OR_RETURN(const StepResult result, parts_.runner->Wait(ticket));
+  kv_bytes_read_ += result.stats.kv_bytes_read;
   for (const Job& job : jobs_) {
     if (job.count == 0) continue;
     job.lane->computed = job.begin + job.count;
     cache.MarkComputed(job.lane->branch, job.lane->computed);
   }
-  DraftTokens(logits);
+  TakeDrafts(result.draws);
   return OkStatus();
 }
 
-void ModelDrafter::DraftTokens(MatrixView<const float> logits) {
-  tasks_.clear();
-  draws_.assign(logit_rows_.size(), {});
-  for (const Job& job : jobs_) {
+void ModelDrafter::AppendDraws() {
+  for (Job& job : jobs_) {
     if (!job.samples()) continue;
-    Sequence& sequence = *job.request->sequence;
-    Draft& draft = sequence.draft;
-    const size_t row = tasks_.size();
-    SampleTask task = TaskAfter(sequence);
-    task.logits = logits.Row(row);
-    task.position += static_cast<uint32_t>(draft.size());
-    task.banned = BannedAt(sequence, static_cast<int32_t>(sequence.generated.size()) + draft.size());
-    task.drafted = draft.tokens;
-    draws_[row].sample = sequence.index;
-    task.draws = std::span(draws_).subspan(row, 1);
-    if (!parts_.exact && task.params->temperature > 0) {
-      if (num_proposals_ == proposals_.size()) proposals_.emplace_back(task.logits.size());
-      task.distribution = proposals_[num_proposals_++];
+    const Sequence& sequence = *job.request->sequence;
+    const Request& params = sequence.request->params;
+    const Draft& draft = sequence.draft;
+    TellSlot(sequence, job.lane->branch, &job.lane->told, &step_);
+    step_.draws.push_back({.row = job.last_row,
+                           .slot = job.lane->branch,
+                           .sample = sequence.index,
+                           .position = sequence.length() + draft.size(),
+                           .drafting = static_cast<int32_t>(step_.drafting.size()),
+                           .bans_end_ids = static_cast<int32_t>(sequence.generated.size()) + draft.size() < params.min_tokens});
+    Drafting& drafting = step_.drafting.emplace_back();
+    if (sequence.request->has_penalties) {
+      drafting.path_begin = static_cast<int32_t>(step_.draft_tokens.size());
+      drafting.path_count = draft.size();
+      step_.draft_tokens.insert(step_.draft_tokens.end(), draft.tokens.begin(), draft.tokens.end());
     }
-    tasks_.push_back(task);
+    if (!parts_.exact && params.sampling.temperature > 0) drafting.distribution = num_distributions_++;
   }
-  sampler_.Run(tasks_, {});
-  size_t row = 0;
+}
+
+void ModelDrafter::TakeDrafts(std::span<const TokenDraw> draws) {
+  size_t next = 0;
   for (Job& job : jobs_) {
     const bool samples = job.samples();
     job.begin += std::exchange(job.count, 0);
     if (!samples) continue;
-    const SampleTask& task = tasks_[row];
-    const int32_t token = draws_[row++].token;
+    const int32_t distribution = step_.drafting[next].distribution;
+    const int32_t token = draws[next++].token;
     if (token < 0) continue;  // no distribution to draw from
     Draft& draft = job.request->sequence->draft;
     draft.Extend(draft.size() - 1, token);
-    if (!task.distribution.empty()) draft.proposals.push_back(task.distribution);
+    if (distribution >= 0) draft.proposals.push_back(distribution);
     const std::vector<int32_t>& ends = job.request->sequence->request->end_ids;
     if (draft.size() == job.depth || std::ranges::find(ends, token) != ends.end()) continue;
     job.lane->tokens.push_back(token);

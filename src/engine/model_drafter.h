@@ -1,5 +1,6 @@
-// Drafts by a second, smaller model of the same vocabulary, which runs ahead of the first on a KV cache of its own: prefixes are
-// shared and kept there as they are in the target's. Chains only. Layer: engine. Leviathan et al. 2023; Chen et al. 2023.
+// Drafts by a second, smaller model of the same vocabulary, which runs ahead of the first on a runner and a KV cache of its own:
+// prefixes are shared and kept there as they are in the target's. Chains only. Layer: engine. Leviathan et al. 2023; Chen et al.
+// 2023.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +11,15 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "coppice/attention/attention.h"
-#include "coppice/core/executor.h"
 #include "engine/draft.h"
 #include "engine/request_state.h"
-#include "engine/sampler.h"
-#include "engine/step_model.h"
+#include "runner/runner.h"
 
 namespace coppice {
 
 struct ModelDrafterParts {
   std::unique_ptr<KvCache> cache;
-  std::unique_ptr<attention::AttentionPlan> plan;
-  std::unique_ptr<StepModel> model;
-  Executor* executor = nullptr;  // outlives the drafter
+  std::unique_ptr<Runner> runner;  // leaves distributions to the target's runner
   int32_t max_batch_tokens = 512, max_context = 0;
   // Draft what the target would choose if it agreed, with the target's own random numbers, and leave no proposal: the target then
   // compares tokens, and its text does not depend on the drafts at all. Otherwise a draft is drawn from the draft model's
@@ -49,6 +45,7 @@ class ModelDrafter final : public Drafter {
     BranchId branch = kNoBranch;
     int32_t known = 0;            // of `tokens`, those that were the sequence's when it was last asked for
     int32_t computed = 0;         // of `tokens`, those whose KV is there
+    int32_t told = 0;             // generated tokens that the sampling slot knows of; kept where there are penalties
     std::vector<int32_t> tokens;  // and drafts behind them
     uint64_t last_call = 0;
   };
@@ -59,6 +56,7 @@ class ModelDrafter final : public Drafter {
     Lane* lane = nullptr;
     int32_t begin = 0, count = 0;
     int32_t depth = 0;  // drafts wanted
+    int32_t last_row = 0;
     bool samples() const { return count > 0 && begin + count == static_cast<int32_t>(lane->tokens.size()); }
   };
 
@@ -73,21 +71,19 @@ class ModelDrafter final : public Drafter {
   Status RunRounds(std::span<const DraftRequest> requests);
   // One forward pass over all jobs, and a draft for each that reached the end of its tokens.
   Status RunRound();
-  void DraftTokens(MatrixView<const float> logits);
+  // A draw for each job that reached the end of its tokens.
+  void AppendDraws();
+  void TakeDrafts(std::span<const TokenDraw> draws);
 
   ModelDrafterParts parts_;
-  Sampler sampler_;
   std::map<LaneKey, Lane> lanes_;
   std::vector<Job> jobs_;
   uint64_t calls_ = 0;
   int64_t kv_bytes_read_ = 0;
   // Of a round; reused.
-  std::vector<int32_t> token_ids_, positions_, logit_rows_, scratch_;
-  std::vector<int64_t> slot_mapping_;
-  std::vector<SampleTask> tasks_;
-  std::vector<TokenDraw> draws_;
-  std::vector<std::vector<float>> proposals_;  // [vocab] each; those of a call stay until the next one
-  size_t num_proposals_ = 0;
+  StepBatch step_;
+  std::vector<int32_t> scratch_;
+  int32_t num_distributions_ = 0;  // of a call: they stay until the next one
 };
 
 }  // namespace coppice

@@ -16,7 +16,6 @@
 #include "engine/draft.h"
 #include "engine/emitter.h"
 #include "engine/ngram_drafter.h"
-#include "engine/token_counts.h"
 
 namespace coppice {
 
@@ -43,8 +42,8 @@ struct alignas(kCacheLine) Sequence {
   int32_t draft_depth = 0;               // how deep drafting has paid lately; 0: not tried yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
   // The rest.
-  TokenCounts counts;  // of generated, as far as penalties needed them
-  Draft draft;         // for the next step
+  int32_t told = 0;  // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
+  Draft draft;       // for the next step
 
   int32_t length() const;  // tokens known: prompt and generated
   int32_t remaining() const { return length() - computed; }
@@ -68,6 +67,7 @@ struct alignas(kCacheLine) RequestState {
   bool has_stops = false;              // stop strings: the step decodes its text, since that decides when a sample ends
   bool ends_at_eos = false;            // the model's eos ids end a sample
   bool has_stop_ids = false;           // params.stop_token_ids is not empty
+  bool has_penalties = false;          // of params.sampling
   bool prompt_done = false;            // its samples were born
   int32_t unfinished = 0;              // sequences not finished yet
   Request params;
@@ -77,7 +77,6 @@ struct alignas(kCacheLine) RequestState {
   std::pmr::vector<Sequence> sequences;               // n; never resized
   std::vector<std::optional<float>> prompt_logprobs;  // if wanted
   std::optional<Clock::time_point> deadline;
-  TokenCounts prompt_counts;                    // with a repetition penalty
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }

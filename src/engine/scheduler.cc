@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/step_builder.h"
 
 namespace coppice {
 namespace {
@@ -29,7 +30,7 @@ void Scheduler::Add(RequestState* request) {
   waiting_.push_back(&first);
 }
 
-const StepBatch& Scheduler::Schedule() {
+ScheduledBatch& Scheduler::Schedule() {
   batch_.Clear();
   has_draft_tree_ = false;
   cache_->BeginStep();
@@ -162,6 +163,8 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;
   sequence->computed = admission.computed;
+  SetSlot(*sequence, sequence->branch, &batch_.step);
+  sequence->told = static_cast<int32_t>(sequence->generated.size());
   if (int32_t& cached = request.listener->cached_tokens; cached < 0) cached = admission.computed;
   running_.push_back(sequence);
   return admission.outcome;
@@ -182,29 +185,76 @@ void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   if (sequence->prefilling()) batch_.prefill_tokens += count;
   cache_->SetQueries(sequence->branch, query_begin, count + drafts, end + drafts);
   for (int32_t kv_index = begin; kv_index < end; ++kv_index) {
-    batch_.token_ids.push_back(sequence->TokenAt(kv_index));
-    batch_.positions.push_back(kv_index);
-    batch_.slot_mapping.push_back(cache_->SlotOf(sequence->branch, kv_index));
+    AppendRow(*cache_, sequence->branch, kv_index, kv_index, sequence->TokenAt(kv_index), &batch_.step);
   }
   for (int32_t i = 0; i < drafts; ++i) {
-    batch_.token_ids.push_back(sequence->draft.tokens[i]);
-    batch_.positions.push_back(end - 1 + sequence->draft.DepthOf(i));
-    batch_.slot_mapping.push_back(cache_->SlotOf(sequence->branch, end + i));
+    AppendRow(*cache_, sequence->branch, end + i, end - 1 + sequence->draft.DepthOf(i), sequence->draft.tokens[i], &batch_.step);
   }
   has_draft_tree_ |= drafts > 0 && drafts > sequence->draft.ChainLength();
-  StepBatch::Entry& entry = batch_.entries.emplace_back();  // filled in place: EngineImpl::NewItem
+  ScheduledBatch::Entry& entry = batch_.entries.emplace_back();  // filled in place: EngineImpl::NewItem
   entry.sequence = sequence;
   entry.count = count + drafts;
   entry.drafts = drafts;
-  entry.first_logit_row = static_cast<int32_t>(batch_.logit_rows.size());
-  entry.samples = end == sequence->length();
-  const bool scores_prompt = !sequence->request->prompt_done && !sequence->request->prompt_logprobs.empty();
-  entry.logit_rows = scores_prompt ? count : entry.samples ? 1 + drafts : 0;
-  for (int32_t row = entry.count - entry.logit_rows; row < entry.count; ++row) batch_.logit_rows.push_back(query_begin + row);
+  entry.first_draw = static_cast<int32_t>(batch_.step.draws.size());
+  entry.first_score = static_cast<int32_t>(batch_.step.scores.size());
+  const RequestState& request = *sequence->request;
+  if (!request.prompt_done && !request.prompt_logprobs.empty()) {
+    entry.num_scores = std::min(end, request.prompt_length() - 1) - begin;
+    for (int32_t i = 0; i < entry.num_scores; ++i) {
+      batch_.step.scores.push_back({.row = query_begin + i, .token = request.params.prompt_ids[begin + i + 1]});
+    }
+  }
+  if (end == sequence->length()) AppendDraws(&entry, query_begin + count - 1);
+}
+
+void Scheduler::AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
+  Sequence& sequence = *entry->sequence;
+  StepBatch& step = batch_.step;
+  TellSlot(sequence, sequence.branch, &sequence.told, &step);
+  const Request& params = sequence.request->params;
+  const int32_t generated = static_cast<int32_t>(sequence.generated.size());
+  const int32_t top = params.top_logprobs;
+  Draw draw{.row = last_known_row,
+            .slot = sequence.branch,
+            .sample = sequence.index,
+            .position = sequence.length(),
+            .bans_end_ids = generated < params.min_tokens,
+            .top_logprobs = static_cast<uint8_t>(top),
+            .top_begin = step.num_top_logprobs};
+  step.num_top_logprobs += top;
+  entry->num_draws = sequence.births() + entry->drafts;
+  if (entry->drafts == 0) {
+    for (int32_t i = 0; i < entry->num_draws; ++i, ++draw.sample) step.draws.push_back(draw);
+    return;
+  }
+  const Draft& draft = sequence.draft;
+  for (int32_t i = Draft::kRoot; i < entry->drafts; ++i) {
+    const int32_t depth = draft.DepthOf(i);
+    Draw& after = step.draws.emplace_back(draw);
+    after.row += 1 + i;
+    after.position += depth;
+    after.bans_end_ids = generated + depth < params.min_tokens;
+    if (i != Draft::kRoot) {
+      after.top_begin = step.num_top_logprobs;
+      step.num_top_logprobs += top;
+    }
+    after.drafting = static_cast<int32_t>(step.drafting.size());
+    Drafting& drafting = step.drafting.emplace_back();
+    if (i != Draft::kRoot && sequence.request->has_penalties) {
+      drafting.path_begin = static_cast<int32_t>(step.draft_tokens.size());
+      drafting.path_count = depth;
+      draft.Path(i, &scratch_);
+      step.draft_tokens.insert(step.draft_tokens.end(), scratch_.begin(), scratch_.end());
+    }
+    if (!draft.proposals.empty() && i + 1 < entry->drafts) {  // a chain: token i + 1 was drawn for this row
+      drafting.proposal = draft.proposals[i + 1];
+      drafting.token = draft.tokens[i + 1];
+    }
+  }
 }
 
 void Scheduler::FillTreeMasks() {
-  for (const StepBatch::Entry& entry : batch_.entries) {
+  for (const ScheduledBatch::Entry& entry : batch_.entries) {
     const size_t begin = batch_.tree_masks.size();
     const int32_t known = entry.count - entry.drafts;
     uint64_t mask = 0;
@@ -253,6 +303,8 @@ void Scheduler::Branch(Sequence* first, std::span<Sequence* const> survivors) {
       sequence->branch = trunk;
     } else {
       sequence->branch = cache_->Fork(trunk);
+      sequence->told = first->told;
+      if (sequence->branch != kNoBranch) ForkSlot(trunk, sequence->branch, &batch_.step);
     }
     if (sequence->branch == kNoBranch) {  // behind its earlier siblings, before everybody else: the prompt is still warm
       sequence->state = Sequence::State::kWaiting;
@@ -271,6 +323,7 @@ void Scheduler::Branch(Sequence* first, std::span<Sequence* const> survivors) {
 
 void Scheduler::Release(Sequence* sequence) {
   cache_->Release(sequence->branch, sequence->Tokens(&scratch_));
+  FreeSlot(sequence->branch, &batch_.step);
   sequence->branch = kNoBranch;
   sequence->computed = 0;
   ++num_stopped_;

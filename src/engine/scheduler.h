@@ -13,7 +13,7 @@
 
 #include "cache/kv_cache.h"
 #include "engine/request_state.h"
-#include "engine/step_batch.h"
+#include "engine/scheduled_batch.h"
 
 namespace coppice {
 
@@ -36,7 +36,7 @@ class Scheduler {
   // Drafts for which the next step has room, per sequence. Set by PlanDrafts.
   int32_t draft_share() const { return draft_share_; }
   // The next step's work; empty when nobody can run. The batch stays valid until the next call.
-  const StepBatch& Schedule();
+  ScheduledBatch& Schedule();
 
   // A running sequence has no more to do, or is not wanted any more; what it computed stays cached.
   void Finish(Sequence* sequence);
@@ -45,7 +45,9 @@ class Scheduler {
   void Branch(Sequence* first, std::span<Sequence* const> survivors);
 
   // The last step's work.
-  const StepBatch& batch() const { return batch_; }
+  const ScheduledBatch& batch() const { return batch_; }
+  // The next step's edits to KV and sampling, as far as they are known.
+  StepBatch& edits() { return batch_.step; }
 
   // Lets go of sequences that do not run any more; before their requests are destroyed.
   void RemoveStopped();
@@ -80,6 +82,8 @@ class Scheduler {
   void Append(Sequence* sequence, int32_t count, int32_t drafts = 0);
   // How many drafts of a sequence that decodes go with it, with pages for them.
   int32_t TakeDrafts(const Sequence& sequence);
+  // The draws after a sequence's last known token and after its drafts.
+  void AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row);
   void FillTreeMasks();
   // Pages for one more token of `running_[index]`, taking them from newer sequences if need be; false if it had to give way itself.
   bool MakeRoom(size_t index);
@@ -96,7 +100,7 @@ class Scheduler {
   std::deque<Sequence*> waiting_;   // first comes first; preempted ones and late-born siblings go to the front
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   int32_t num_stopped_ = 0;         // of them
-  StepBatch batch_;
+  ScheduledBatch batch_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
   std::vector<Sequence*> decoding_;

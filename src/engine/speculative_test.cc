@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/chi_square.h"
 #include "engine/engine_harness.h"
+#include "runner/chi_square.h"
 
 namespace coppice {
 namespace {
@@ -40,7 +40,7 @@ EngineConfig With(EngineConfig config, const Drafting& drafting) {
 }
 
 // A model that looks at two tokens only: its greedy text runs into a cycle, and its sampled text repeats itself now and then.
-FakeModel::Options Repetitive(int32_t vocab_size = 8) {
+FakeRunner::Options Repetitive(int32_t vocab_size = 8) {
   return {.vocab_size = vocab_size, .num_pages = 256, .logit_range = 4.0f, .memory = 2};
 }
 
@@ -150,7 +150,7 @@ TEST(Speculative, TheContextLengthEndsAnAcceptedRun) {
 }
 
 // The probability of each next token under the parameters that the test below uses, from the model's logits.
-std::vector<double> NextDistribution(const FakeModel& model, const SamplingParams& params, const std::vector<int32_t>& history,
+std::vector<double> NextDistribution(const FakeRunner& model, const SamplingParams& params, const std::vector<int32_t>& history,
                                      size_t prompt) {
   const std::vector<float> logits = model.LogitsAfter(history);
   std::vector<double> p(logits.begin(), logits.end());
@@ -166,14 +166,14 @@ std::vector<double> NextDistribution(const FakeModel& model, const SamplingParam
 
 TEST(Speculative, AcceptanceKeepsTheDistribution) {
   constexpr int32_t kVocab = 5, kLength = 4, kSamples = 24000, kTogether = 60;
-  const FakeModel::Options model_options{.vocab_size = kVocab, .num_pages = 512, .logit_range = 3.0f};
+  const FakeRunner::Options model_options{.vocab_size = kVocab, .num_pages = 512, .logit_range = 3.0f};
   const std::vector<int32_t> prompt = {1, 2, 1, 2};
   for (const Drafting& drafting : {kProposing[0], kProposing[1], kExact[0], kExact[3]}) {
     for (const SamplingParams& base :
          {SamplingParams{}, SamplingParams{.temperature = 0.7f, .top_k = 4, .frequency_penalty = 0.6f}}) {
       SCOPED_TRACE(std::string(drafting.name) + ", temperature " + std::to_string(base.temperature));
       EngineHarness harness(With({.model = model_options, .max_running = kTogether, .max_batch_tokens = 6 * kTogether}, drafting));
-      const FakeModel& model = harness.model();
+      const FakeRunner& model = harness.model();
       std::map<std::vector<int32_t>, int64_t> counted;
       for (int32_t i = 0; i < kSamples / kTogether; ++i) {
         Request request{.prompt_ids = prompt, .n = kTogether, .max_tokens = kLength + 1, .sampling = base};

@@ -61,6 +61,9 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   if (request.min_tokens < 0 || request.min_tokens > request.max_tokens) {
     return Refuse("min_tokens", request.min_tokens, "a number in 0.." + std::to_string(request.max_tokens) + " (max_tokens)");
   }
+  if (request.top_logprobs < 0 || request.top_logprobs > kMaxTopLogprobs) {
+    return Refuse("top_logprobs", request.top_logprobs, "a number in 0.." + std::to_string(kMaxTopLogprobs));
+  }
   if (!(request.timeout_seconds >= 0)) return Refuse("timeout_seconds", request.timeout_seconds, "0 (none) or a positive number");
   if (request.cache_private_begin < 0) return Refuse("cache_private_begin", request.cache_private_begin, "a prompt index");
   COPPICE_RETURN_IF_ERROR(CheckIds("prompt_ids", request.prompt_ids, limits.vocab_size));

@@ -8,27 +8,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
+#include "coppice/runner/sampling.h"
 
 namespace coppice {
 
 enum class RequestId : uint64_t {};
-
-// How the next token is chosen. Defaults sample from the model's own distribution.
-struct SamplingParams {
-  float temperature = 1.0f;  // 0: greedy
-  float top_p = 1.0f;        // (0, 1]
-  int32_t top_k = 0;         // 0: off
-  float min_p = 0.0f;        // [0, 1]
-  float presence_penalty = 0.0f, frequency_penalty = 0.0f;
-  float repetition_penalty = 1.0f;
-  std::vector<std::pair<int32_t, float>> logit_bias;  // token id, added to its logit
-  uint64_t seed = 0;  // sample i of a request draws from a stream that depends on (seed, i, position) alone
-};
 
 struct Request {
   std::vector<int32_t> prompt_ids;  // at least one token
@@ -40,6 +28,8 @@ struct Request {
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool prompt_logprobs = false;
+  int32_t top_logprobs =
+      0;              // 0..kMaxTopLogprobs: the most probable tokens at each place of the output, for StreamEvent::top_logprobs
   bool echo = false;  // the event of the prompt (index -1) carries its token ids and text: what comes before each sample's output
   std::string cache_salt;           // requests with different salts never share KV
   int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody
@@ -70,7 +60,10 @@ struct StreamEvent {
   int32_t index = -1;              // sample
   std::vector<int32_t> token_ids;  // new tokens; with echo, index -1: the prompt
   std::vector<float> logprobs;     // of each new token, natural logarithm, of the model's distribution before sampling parameters
-  std::string text;                // new complete characters; empty without a tokenizer. Of the prompt: special tokens included
+  // With Request::top_logprobs: for each new token those that were most probable in its place, most probable first, of equals the
+  // lower id; fewer where the vocabulary is smaller. Else empty.
+  std::vector<std::vector<TokenLogprob>> top_logprobs;
+  std::string text;  // new complete characters; empty without a tokenizer. Of the prompt: special tokens included
   std::vector<std::optional<float>> prompt_logprobs;  // index -1 only; first entry null
   int32_t cached_tokens = 0;                          // of the prompt, found in the cache when the request was admitted
   std::optional<FinishReason> finish_reason;          // set with the sample's last event

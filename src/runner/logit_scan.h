@@ -1,5 +1,5 @@
 // The passes over a row of logits that cost time, vectorised: maxima and exponential sums per block of kLogitBlock entries. All
-// else that sampling does looks at blocks first and then at few entries. Layer: engine.
+// else that sampling does looks at blocks first and then at few entries. Layer: runner.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "engine/sampler.h"
+#include "runner/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/thread_pool.h"
-#include "engine/chi_square.h"
-#include "engine/philox.h"
+#include "runner/chi_square.h"
+#include "runner/philox.h"
 
 namespace coppice {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/sampler.h"
+#include "runner/sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "core/check.h"
-#include "engine/logit_scan.h"
-#include "engine/philox.h"
+#include "runner/logit_scan.h"
+#include "runner/philox.h"
 
 namespace coppice {
 namespace {
@@ -55,6 +55,7 @@ Sampler::Sampler(Executor* executor, int32_t vocab_size) : executor_(executor), 
     scratch.adjusted.resize(vocab_size);
     scratch.maxima.resize(NumLogitBlocks(vocab_size));
     scratch.sums.resize(NumLogitBlocks(vocab_size));
+    scratch.order.resize(NumLogitBlocks(vocab_size));
     scratch.distribution.resize(vocab_size);
   }
 }
@@ -82,8 +83,11 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
   const double model_sum = ScanExpSums(task.logits, model_max, 1.0f, scratch.sums);
   if (!std::isfinite(model_max) || !std::isfinite(model_sum)) {
     for (TokenDraw& draw : task.draws) draw = {.sample = draw.sample};
+    std::ranges::fill(task.top_logprobs, TokenLogprob{});
     return;
   }
+  const double log_sum = std::log(model_sum);
+  if (!task.top_logprobs.empty()) FillTopLogprobs(task, log_sum, model_max, scratch);
   std::span<const float> logits = task.logits;
   float max = model_max;
   const bool adjusted = NeedsAdjustment(task);
@@ -102,7 +106,6 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
     if (adjusted || params.temperature != 1) ScanExpSums(logits, max, 1.0f / params.temperature, scratch.sums);
     DrawFromAll(task, logits, max, scratch);
   }
-  const double log_sum = std::log(model_sum);
   for (TokenDraw& draw : task.draws) draw.logprob = static_cast<float>(task.logits[draw.token] - model_max - log_sum);
 }
 
@@ -178,11 +181,35 @@ void Sampler::CollectAtLeast(std::span<const float> logits, float threshold, Scr
   }
 }
 
+void Sampler::CollectTop(std::span<const float> logits, size_t k, Scratch& scratch) {
+  std::vector<Candidate>& candidates = scratch.candidates;
+  // The k-th largest block maximum is at most the k-th largest logit: nothing below it can be among the top k.
+  float bound = std::numeric_limits<float>::lowest();
+  if (k <= scratch.maxima.size()) {
+    std::vector<float>& order = scratch.order;
+    std::copy(scratch.maxima.begin(), scratch.maxima.end(), order.begin());
+    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<>());
+    bound = order[k - 1];
+  }
+  CollectAtLeast(logits, bound, scratch);
+  if (candidates.size() > k) {
+    std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), Before);
+    candidates.resize(k);
+  }
+}
+
+void Sampler::FillTopLogprobs(const SampleTask& task, double log_sum, float max, Scratch& scratch) {
+  std::vector<Candidate>& candidates = scratch.candidates;
+  CollectTop(task.logits, task.top_logprobs.size(), scratch);
+  std::sort(candidates.begin(), candidates.end(), Before);
+  std::ranges::fill(task.top_logprobs, TokenLogprob{});  // where logits are -infinity there may be fewer
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    task.top_logprobs[i] = {.token = candidates[i].token, .logprob = static_cast<float>(candidates[i].logit - max - log_sum)};
+  }
+}
+
 double Sampler::FilterCandidates(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch) {
   std::vector<Candidate>& candidates = scratch.candidates;
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-  };
   const auto weight = [&](float logit) { return CandidateWeight(logit, max, params.temperature); };
   constexpr float kEverything = std::numeric_limits<float>::lowest();
   const size_t k = params.top_k > 0 ? std::min<size_t>(params.top_k, logits.size()) : logits.size();
@@ -190,19 +217,7 @@ double Sampler::FilterCandidates(const SamplingParams& params, std::span<const f
   const float min_p_logit = params.min_p > 0 ? max + params.temperature * std::log(params.min_p) : kEverything;
 
   if (params.top_k > 0) {
-    // The k-th largest block maximum is at most the k-th largest logit: nothing below it can be among the top k.
-    float bound = kEverything;
-    if (k <= scratch.maxima.size()) {
-      std::vector<float>& order = scratch.sums;
-      std::copy(scratch.maxima.begin(), scratch.maxima.end(), order.begin());
-      std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<>());
-      bound = order[k - 1];
-    }
-    CollectAtLeast(logits, bound, scratch);
-    if (candidates.size() > k) {
-      std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(), before);
-      candidates.resize(k);
-    }
+    CollectTop(logits, k, scratch);
   } else if (params.top_p < 1) {
     // Everything within `depth` of the maximum, deeper until the mass is there; the tail is never sorted.
     const double wanted = params.top_p * ScanExpSums(logits, max, 1.0f / params.temperature, scratch.sums);
@@ -216,7 +231,7 @@ double Sampler::FilterCandidates(const SamplingParams& params, std::span<const f
   } else {
     CollectAtLeast(logits, min_p_logit, scratch);
   }
-  std::sort(candidates.begin(), candidates.end(), before);
+  std::sort(candidates.begin(), candidates.end(), Before);
 
   double mass = 0;
   if (params.top_p < 1) {

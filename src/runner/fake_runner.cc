@@ -1,7 +1,8 @@
-#include "engine/fake_model.h"
+#include "runner/fake_runner.h"
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/check.h"
 
@@ -22,20 +23,30 @@ uint64_t Extend(uint64_t path, int32_t token) {
 
 int32_t TokenOf(uint64_t slot) { return static_cast<int32_t>(slot & kTokenBits); }
 
-}  // namespace
-
-FakeModel::FakeModel(const Options& options)
-    : options_(options), page_size_(options.page_size), memory_(static_cast<size_t>(options.num_pages) * options.page_size) {
-  COPPICE_CHECK(options.vocab_size <= static_cast<int32_t>(kTokenBits) + 1);
-  config_.architecture = "fake";
-  config_.num_kv_heads = config_.head_dim = 1;
-  config_.num_layers = 1;
-  config_.vocab_size = options.vocab_size;
-  config_.max_position = options.max_position;
-  config_.eos_token_ids = options.eos_token_ids;
+RunnerInfo InfoOf(const FakeRunner::Options& options) {
+  RunnerInfo info{.fingerprint = "fake", .kv_dtype = DType::kF32, .kv_bytes_per_token = sizeof(uint64_t)};
+  info.model.architecture = "fake";
+  info.model.num_kv_heads = info.model.head_dim = 1;
+  info.model.num_layers = 1;
+  info.model.vocab_size = options.vocab_size;
+  info.model.max_position = options.max_position;
+  info.model.eos_token_ids = options.eos_token_ids;
+  return info;
 }
 
-Status FakeModel::CopyPages(std::span<const attention::PageCopy> copies) {
+}  // namespace
+
+FakeRunner::FakeRunner(const Options& options, std::unique_ptr<attention::AttentionPlan> plan, Executor* executor,
+                       std::shared_ptr<DraftDistributions> distributions)
+    : HostRunner(
+          {.info = InfoOf(options), .plan = std::move(plan), .executor = executor, .distributions = std::move(distributions)}),
+      options_(options),
+      page_size_(options.page_size),
+      memory_(static_cast<size_t>(options.num_pages) * options.page_size) {
+  COPPICE_CHECK(options.vocab_size <= static_cast<int32_t>(kTokenBits) + 1);
+}
+
+Status FakeRunner::CopyPages(std::span<const attention::PageCopy> copies) {
   for (const auto [from, to] : copies) {
     std::copy_n(memory_.begin() + static_cast<int64_t>(from) * page_size_, page_size_,
                 memory_.begin() + static_cast<int64_t>(to) * page_size_);
@@ -43,7 +54,7 @@ Status FakeModel::CopyPages(std::span<const attention::PageCopy> copies) {
   return OkStatus();
 }
 
-Status FakeModel::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {
+Status FakeRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {
   constexpr size_t kHalf = sizeof(uint64_t) / 2;
   for (int32_t t = 0; t < num_tokens; ++t) {
     const auto* const slot =
@@ -53,7 +64,7 @@ Status FakeModel::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std
   return OkStatus();
 }
 
-Status FakeModel::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) {
+Status FakeRunner::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) {
   constexpr size_t kHalf = sizeof(uint64_t) / 2;
   for (int32_t t = begin; t < num_tokens; ++t) {
     auto* const slot =
@@ -63,13 +74,13 @@ Status FakeModel::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t
   return OkStatus();
 }
 
-Status FakeModel::MoveSlots(std::span<const attention::SlotMove> moves) {
+Status FakeRunner::MoveSlots(std::span<const attention::SlotMove> moves) {
   for (const auto [from, to] : moves) memory_[to] = memory_[from];
   return OkStatus();
 }
 
 // Every query's history must be covered by the items of its merge set, each kv index once, read through a row with the same KV.
-void FakeModel::CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const {
+void FakeRunner::CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const {
   const auto slot_at = [&](int32_t branch, int32_t kv_index) {
     const int32_t page = forest.page_indices[forest.branch_page_begin[branch] + kv_index / page_size_];
     return memory_[static_cast<int64_t>(page) * page_size_ + kv_index % page_size_];
@@ -103,8 +114,8 @@ void FakeModel::CheckPlan(const attention::PrefixForestView& forest, const atten
   }
 }
 
-Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
-                                                   attention::AttentionPlan& plan) {
+Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
+                                                    attention::AttentionPlan& plan) {
   if (!failure_.ok()) return std::exchange(failure_, OkStatus());
   const int32_t num_tokens = static_cast<int32_t>(batch.token_ids.size());
   largest_batch_ = std::max(largest_batch_, num_tokens);
@@ -151,33 +162,33 @@ Result<MatrixView<const float>> FakeModel::Forward(const ForwardBatch& batch, co
   }
   CheckPlan(forest, plan.View());
   const int64_t rows = static_cast<int64_t>(batch.logit_rows.size());
-  logits_.resize(rows * config_.vocab_size);
+  logits_.resize(rows * options_.vocab_size);
   for (int64_t r = 0; r < rows; ++r) {
-    FillLogits(states_[batch.logit_rows[r]], std::span(logits_).subspan(r * config_.vocab_size, config_.vocab_size));
+    FillLogits(states_[batch.logit_rows[r]], std::span(logits_).subspan(r * options_.vocab_size, options_.vocab_size));
   }
-  return MatrixView<const float>(logits_.data(), rows, config_.vocab_size);
+  return MatrixView<const float>(logits_.data(), rows, options_.vocab_size);
 }
 
-uint64_t FakeModel::StateAfter(std::span<const int32_t> tokens) const {
+uint64_t FakeRunner::StateAfter(std::span<const int32_t> tokens) const {
   if (options_.memory > 0 && tokens.size() > static_cast<size_t>(options_.memory)) tokens = tokens.last(options_.memory);
   uint64_t state = options_.seed;
   for (const int32_t token : tokens) state = Extend(state, token);
   return state;
 }
 
-void FakeModel::FillLogits(uint64_t state, std::span<float> logits) const {
+void FakeRunner::FillLogits(uint64_t state, std::span<float> logits) const {
   for (size_t v = 0; v < logits.size(); ++v) {
     logits[v] = static_cast<float>(Mix(state ^ (v * 0x9e3779b97f4a7c15u)) >> 40) * 0x1p-24f * options_.logit_range;
   }
 }
 
-std::vector<float> FakeModel::LogitsAfter(std::span<const int32_t> tokens) const {
-  std::vector<float> logits(config_.vocab_size);
+std::vector<float> FakeRunner::LogitsAfter(std::span<const int32_t> tokens) const {
+  std::vector<float> logits(options_.vocab_size);
   FillLogits(StateAfter(tokens), logits);
   return logits;
 }
 
-int32_t FakeModel::GreedyAfter(std::span<const int32_t> tokens) const {
+int32_t FakeRunner::GreedyAfter(std::span<const int32_t> tokens) const {
   const std::vector<float> logits = LogitsAfter(tokens);
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }

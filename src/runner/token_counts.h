@@ -1,5 +1,5 @@
 // How often each token occurs in a growing text, kept up to date token by token: what the penalties look at, so that they cost the
-// distinct tokens of a text and not its length. Layer: engine.
+// distinct tokens of a text and not its length. Layer: runner.
 #pragma once
 
 #include <cstdint>

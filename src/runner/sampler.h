@@ -1,25 +1,18 @@
 // Chooses the next token of each row of logits and says how probable the model found it. Stateless: random numbers come from a
-// counter (philox.h), so a sample's tokens depend on its own logits and parameters alone. Layer: engine. Order of the filters:
+// counter (philox.h), so a sample's tokens depend on its own logits and parameters alone. Layer: runner. Order of the filters:
 // penalties and bias, temperature, top_k, top_p, min_p. Drafted tokens: speculative sampling (Leviathan et al. 2023, algorithm 1).
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "coppice/core/executor.h"
-#include "coppice/engine/engine.h"
-#include "engine/token_counts.h"
+#include "coppice/runner/sampling.h"
+#include "runner/runner.h"
+#include "runner/token_counts.h"
 
 namespace coppice {
-
-// One draw from a row: which stream, and what came out.
-struct TokenDraw {
-  int32_t sample = 0;    // index of the sample in its request
-  int32_t token = -1;    // -1: the row holds no distribution (NaN or infinite logits)
-  float logprob = 0.0f;  // natural logarithm of the model's own probability, before any parameter
-};
 
 // A row of logits and the draws from it: one for a running sample, n where the samples of a prompt begin.
 struct SampleTask {
@@ -37,13 +30,14 @@ struct SampleTask {
   // token of the normalised max(0, p - q): in all, of p, whatever q is.
   std::span<const float> proposal;
   int32_t draft = -1;
+  std::span<TokenLogprob> top_logprobs;  // receives the most probable tokens of the row; at most the vocabulary's size
 };
 
 // A token whose log-probability is wanted (prompt_logprobs).
 struct ScoreTask {
   std::span<const float> logits;
   int32_t token = 0;
-  std::optional<float>* logprob = nullptr;
+  float* logprob = nullptr;
 };
 
 // Thread-compatible. Rows are shared out over the executor's workers; a row's result does not depend on the others.
@@ -61,8 +55,8 @@ class Sampler {
   };
   // One worker's memory.
   struct Scratch {
-    std::vector<float> adjusted;      // [vocab] logits after penalties and bias
-    std::vector<float> maxima, sums;  // per block
+    std::vector<float> adjusted;             // [vocab] logits after penalties and bias
+    std::vector<float> maxima, sums, order;  // per block
     std::vector<Candidate> candidates;
     std::vector<float> distribution;  // [vocab]
   };
@@ -79,6 +73,12 @@ class Sampler {
   static void FillDistribution(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch,
                                std::span<float> distribution);
   static void CollectAtLeast(std::span<const float> logits, float threshold, Scratch& scratch);
+  // The k largest logits, of equals those of lower ids, in any order. REQUIRES: scratch.maxima are of `logits`.
+  static void CollectTop(std::span<const float> logits, size_t k, Scratch& scratch);
+  static void FillTopLogprobs(const SampleTask& task, double log_sum, float max, Scratch& scratch);
+  static bool Before(const Candidate& a, const Candidate& b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+  }
 
   Executor* executor_;
   std::vector<Scratch> scratch_;  // by worker

@@ -1,5 +1,5 @@
 // Counts the rows of a step that read some of their KV together with rows of another sample: whether sharing really happens.
-// Layer: engine.
+// Layer: runner.
 #pragma once
 
 #include <cstdint>

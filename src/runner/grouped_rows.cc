@@ -1,4 +1,4 @@
-#include "engine/grouped_rows.h"
+#include "runner/grouped_rows.h"
 
 #include <algorithm>
 #include <utility>

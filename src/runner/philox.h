@@ -1,5 +1,5 @@
 // Philox 4x32-10, a counter-based generator: the value at a counter depends on nothing but (key, counter), so that a sample's
-// random numbers depend on its seed, index and position alone, whatever else runs. No state, no order of calls. Layer: engine.
+// random numbers depend on its seed, index and position alone, whatever else runs. No state, no order of calls. Layer: runner.
 // Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 4.2.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Pearson's chi-square test of counted outcomes against probabilities. Layer: engine, tests only.
+// Pearson's chi-square test of counted outcomes against probabilities. Layer: runner, tests only.
 #pragma once
 
 #include <cmath>

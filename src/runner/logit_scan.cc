@@ -1,9 +1,9 @@
-#include "engine/logit_scan.h"
+#include "runner/logit_scan.h"
 
 #include <algorithm>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "engine/logit_scan.cc"
+#define HWY_TARGET_INCLUDE "runner/logit_scan.cc"
 #include "hwy/foreach_target.h"  // this file again, once per instruction set
 #include "hwy/highway.h"
 // after highway.h

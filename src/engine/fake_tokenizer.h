@@ -1,0 +1,27 @@
+// A tokenizer for tests. Layer: engine, tests only.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tokenizer/tokenizer.h"
+
+namespace coppice {
+
+// Token i is the text given for it.
+class FakeTokenizer final : public Tokenizer {
+ public:
+  explicit FakeTokenizer(std::vector<std::string> texts) : Tokenizer(TokenizerData{}), texts_(std::move(texts)) {}
+  using Tokenizer::Encode;
+  Result<std::vector<int32_t>> Encode(std::string_view, const EncodeOptions&) const override {
+    return Unimplemented("the fake tokenizer only decodes");
+  }
+  std::string_view TokenBytes(int32_t id, bool) const override { return texts_[id]; }
+
+ private:
+  std::vector<std::string> texts_;
+};
+
+}  // namespace coppice

@@ -1,0 +1,39 @@
+// One step's work as the engine sees it: which sequences run, and which rows, draws and scores of the runner's batch are theirs.
+// Filled by the scheduler; reused from step to step, so that a step allocates nothing once warm. Layer: engine.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/request_state.h"
+#include "runner/step_batch.h"
+
+namespace coppice {
+
+struct ScheduledBatch {
+  struct Entry {
+    Sequence* sequence = nullptr;
+    int32_t count = 0;   // tokens of this sequence in this step; the first has kv index sequence->computed
+    int32_t drafts = 0;  // of them, the last so many are the first of sequence->draft
+    // Of the step's draws: none for a prefill chunk; else one for each sequence that goes on from its last known token (all samples
+    // of a request where they begin), and one for each draft: what follows there, if it comes to that.
+    int32_t first_draw = 0, num_draws = 0;
+    int32_t first_score = 0, num_scores = 0;  // of the step's scores: of the tokens after the first ones, for prompt_logprobs
+  };
+  std::vector<Entry> entries;
+  StepBatch step;
+  std::vector<uint64_t> tree_masks;  // [T] or empty: PrefixForestView::query_tree_mask
+  int32_t prefill_tokens = 0;        // of T, those of sequences that prefill
+
+  bool empty() const { return entries.empty(); }
+  int32_t num_tokens() const { return step.num_rows(); }
+  // Keeps the edits, which wait for the next step whatever it is.
+  void Clear() {
+    entries.clear();
+    step.ClearRows();
+    tree_masks.clear();
+    prefill_tokens = 0;
+  }
+};
+
+}  // namespace coppice

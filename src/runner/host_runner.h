@@ -1,0 +1,71 @@
+// A runner whose steps run on the host, each within Launch: the part that does not depend on what computes the logits. Layer:
+// runner.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "coppice/attention/attention.h"
+#include "coppice/core/tensor_view.h"
+#include "model/transformer.h"
+#include "runner/batch_sampler.h"
+#include "runner/grouped_rows.h"
+#include "runner/runner.h"
+#include "runner/sampling_slots.h"
+
+namespace coppice {
+
+class HostRunner : public Runner {
+ public:
+  const RunnerInfo& info() const final { return info_; }
+  Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) final;
+  Result<StepResult> Wait(StepTicket ticket) final;
+
+ protected:
+  struct Parts {
+    RunnerInfo info;
+    std::unique_ptr<attention::AttentionPlan> plan;
+    Executor* executor = nullptr;                       // outlives the runner
+    std::shared_ptr<DraftDistributions> distributions;  // null: no draft model
+  };
+  explicit HostRunner(Parts parts);
+
+  virtual Status MoveSlots(std::span<const attention::SlotMove> moves) = 0;
+  virtual Status CopyPages(std::span<const attention::PageCopy> copies) = 0;
+  // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. `plan` was updated with `forest`.
+  virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
+                                                  attention::AttentionPlan& plan) = 0;
+  // By those whose model is known only when they are made.
+  RunnerInfo& mutable_info() { return info_; }
+
+ private:
+  // A step under way, or the last one waited for.
+  struct Step {
+    int64_t number = 0;
+    Status status;
+    SampledStep sampled;
+    StepStats stats;
+  };
+  // A result outlives the launch of the step after the next.
+  static constexpr int64_t kNumSteps = 3;
+  Step& At(int64_t number) { return steps_[number % kNumSteps]; }
+
+  Status Run(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step);
+  // The rows' tokens, those that the step before drew included.
+  std::span<const int32_t> TokensOf(const StepBatch& batch);
+
+  RunnerInfo info_;
+  std::unique_ptr<attention::AttentionPlan> plan_;
+  BatchSampler sampler_;
+  SamplingSlots slots_;
+  GroupedRows grouped_rows_;
+  std::array<Step, kNumSteps> steps_;
+  int64_t launched_ = 0, waited_ = 0;
+  std::vector<int32_t> token_ids_;
+};
+
+}  // namespace coppice

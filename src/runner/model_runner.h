@@ -1,0 +1,44 @@
+// The runner of a real model: a transformer and the memory of its KV pages. Layer: runner.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cache/kv_pool.h"
+#include "core/device.h"
+#include "model/step_inputs.h"
+#include "model/transformer.h"
+#include "runner/host_runner.h"
+
+namespace coppice {
+
+class ModelRunner final : public HostRunner {
+ public:
+  struct Parts {
+    std::unique_ptr<Device> device;  // a CPU; what follows stands on it
+    std::unique_ptr<Transformer> transformer;
+    std::unique_ptr<KvPool> pool;
+    std::unique_ptr<StepInputs> inputs;
+    std::unique_ptr<attention::AttentionPlan> plan;
+    std::string fingerprint;                            // Checkpoint::Fingerprint
+    Executor* executor = nullptr;                       // for sampling; outlives the runner
+    std::shared_ptr<DraftDistributions> distributions;  // null: no draft model
+  };
+  explicit ModelRunner(Parts parts);
+
+  Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
+  Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+
+ private:
+  Status MoveSlots(std::span<const attention::SlotMove> moves) override;
+  Status CopyPages(std::span<const attention::PageCopy> copies) override;
+  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
+                                          attention::AttentionPlan& plan) override;
+
+  std::unique_ptr<Device> device_;  // before what stands on it
+  std::unique_ptr<Transformer> transformer_;
+  std::unique_ptr<KvPool> pool_;
+  std::unique_ptr<StepInputs> inputs_;
+};
+
+}  // namespace coppice

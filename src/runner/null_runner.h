@@ -1,0 +1,30 @@
+// A runner without a model: draws at once, tokens that depend on the position alone. For measuring everything around a model.
+// Layer: runner.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "runner/batch_sampler.h"
+#include "runner/runner.h"
+
+namespace coppice {
+
+class NullRunner final : public Runner {
+ public:
+  explicit NullRunner(RunnerInfo info) : info_(std::move(info)) {}
+
+  const RunnerInfo& info() const override { return info_; }
+  Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
+  Result<StepResult> Wait(StepTicket ticket) override;
+  Status ReadKv(std::span<const int32_t>, int32_t, std::span<std::byte>) const override { return OkStatus(); }
+  Status WriteKv(std::span<const int32_t>, int32_t, int32_t, std::span<const std::byte>) override { return OkStatus(); }
+
+ private:
+  RunnerInfo info_;
+  std::array<SampledStep, 3> steps_;  // a result outlives the launch of the step after the next
+  int64_t launched_ = 0;
+};
+
+}  // namespace coppice

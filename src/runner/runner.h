@@ -1,0 +1,75 @@
+// The engine's only seam to devices: whoever runs steps. A runner owns a model's weights, the memory of its KV pages, the plan of
+// attention and the state of sampling; the engine owns requests, the schedule and ids. A step goes in as numbers and comes out as
+// tokens; between Launch and Wait it may be anywhere. Layer: runner.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
+#include "model/config.h"
+#include "runner/step_batch.h"
+
+namespace coppice {
+
+struct RunnerInfo {
+  ModelConfig model;
+  std::string fingerprint;         // of the model (Checkpoint::Fingerprint): KV of equal tokens may be exchanged between equal ones
+  DType kv_dtype = DType::kBF16;   // element type of the KV
+  int64_t kv_bytes_per_token = 0;  // over all layers
+};
+
+struct StepTicket {
+  int64_t step = 0;  // 1, 2, 3, ... in the order of launches
+};
+
+// What came out of a draw.
+struct TokenDraw {
+  int32_t sample = 0;    // index of the sample in its request
+  int32_t token = -1;    // -1: the row holds no distribution (NaN or infinite logits)
+  float logprob = 0.0f;  // natural logarithm of the model's own probability, before any parameter
+};
+
+// What a step cost.
+struct StepStats {
+  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // by attention, all layers; unshared: without shared reads
+  int32_t grouped_rows = 0;                               // rows that read some of their KV together with another branch's
+  // Planning; edits and the forward pass; logits to tokens. Where they overlap other steps, how long each took.
+  double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0;
+};
+
+// Valid until the next call of Wait.
+struct StepResult {
+  std::span<const TokenDraw> draws;            // by StepBatch::draws
+  std::span<const float> scores;               // by StepBatch::scores, natural logarithm
+  std::span<const TokenLogprob> top_logprobs;  // where Draw::top_begin says, most probable first, of equals the lower id
+  StepStats stats;
+};
+
+// Thread-compatible.
+class Runner {
+ public:
+  virtual ~Runner() = default;
+
+  virtual const RunnerInfo& info() const = 0;
+
+  // Begins a step. Has read everything it was given when it returns: the caller may change all of it. Steps run in the order of
+  // their launches, each after the edits, KV and draws of those before; at most two are under way at a time. A batch without rows
+  // is a step that only edits. On an error the step did not begin, but its edits have been made.
+  virtual Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) = 0;
+  // Waits for the oldest step that is under way. On an error the step's KV and draws cannot be trusted, nor those of a step
+  // launched after it, which must still be waited for; its edits have been made. REQUIRES: `ticket` is that step's.
+  virtual Result<StepResult> Wait(StepTicket ticket) = 0;
+
+  // KV by token, apart from pages: `kv` is [layer][K, V][token][kv_head][head_dim] in info().kv_dtype, whatever the page size is.
+  // Of tokens [0, num_tokens) of a path whose pages, in order, are `pages`. REQUIRES: no step is under way.
+  virtual Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const = 0;
+  // Writes tokens [begin, num_tokens) of such a path; `pages` are those from kv index `begin` on. REQUIRES: a page begins there; no
+  // step is under way.
+  virtual Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) = 0;
+};
+
+}  // namespace coppice

@@ -1,0 +1,122 @@
+// One step's work as a runner takes it: edits to KV and sampling state, rows of tokens, and what is wanted of them. Arrays and
+// numbers alone, no pointer into the engine, so that it can be copied, kept, sent to other ranks or laid out on a device. A token
+// may be one that an earlier step draws: its value need not be known to the host. Reused from step to step, so that a step
+// allocates nothing once warm. Layer: runner.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "coppice/attention/attention.h"
+#include "coppice/runner/sampling.h"
+
+namespace coppice {
+
+// Draw `index` of StepBatch::draws of a step, named by its ticket. Only of the step launched last.
+struct DrawRef {
+  int64_t step = 0;
+  int32_t index = -1;
+};
+
+// Parameters of a sampling slot.
+struct SlotSampling {
+  SamplingParams params;
+  std::vector<int32_t> end_ids;  // what Draw::bans_end_ids bans
+};
+
+inline bool HasPenalties(const SamplingParams& params) {
+  return params.presence_penalty != 0 || params.frequency_penalty != 0 || params.repetition_penalty != 1;
+}
+
+// A change to a sampling slot: parameters, and the history that penalties look at.
+struct SlotEdit {
+  enum class Kind : uint8_t {
+    kSet,      // begins anew: parameters `index`, history `tokens`, the first `num_prompt` of them the prompt's
+    kAdd,      // `tokens` were generated
+    kAddDraw,  // what `draw` gives was generated
+    kFork,     // becomes what slot `index` is
+    kFree,     // is not used until it is set again
+  };
+  Kind kind = Kind::kSet;
+  int32_t slot = 0;
+  int32_t index = 0;                         // into StepBatch::parameters, or a slot
+  int32_t token_begin = 0, token_count = 0;  // of StepBatch::history
+  int32_t num_prompt = 0;
+  DrawRef draw;
+};
+
+// A token to be chosen. Draws from one row with one slot that follow each other differ in `sample` alone.
+struct Draw {
+  int32_t row = 0;            // after which it comes
+  int32_t slot = 0;           // sampling slot
+  int32_t sample = 0;         // index of the sample in its request: the random stream
+  int32_t position = 0;       // kv index of the token to be chosen: the counter of the random stream
+  int32_t drafting = -1;      // in StepBatch::drafting
+  bool bans_end_ids = false;  // min_tokens
+  uint8_t top_logprobs = 0;   // how many of the most probable tokens are wanted too; fewer if the vocabulary is smaller
+  int32_t top_begin = 0;      // where they go in StepResult::top_logprobs; the same place for draws of one row and slot
+};
+
+// What a draw among drafted tokens needs beside.
+struct Drafting {
+  int32_t path_begin = 0,
+          path_count = 0;  // of StepBatch::draft_tokens: tokens between the slot's history and the row, for penalties
+  // Rows of the memory that a draft runner and its target have in common, [vocab] probabilities each; -1: none.
+  int32_t distribution = -1;  // receives what the parameters leave, and the draw is a draft's: from a random stream apart
+  int32_t proposal = -1;  // `token` was drawn from it: the draw is `token` with probability min(1, p / q), else of max(0, p - q)
+  int32_t token = -1;
+};
+
+// A token whose log-probability after a row is wanted.
+struct Score {
+  int32_t row = 0, token = 0;
+};
+
+struct StepBatch {
+  // ---- Edits: moves, then copies, then sampling changes, each in order; all before the step's own KV is written.
+  std::vector<attention::SlotMove> moves;   // of single tokens' KV, in all layers
+  std::vector<attention::PageCopy> copies;  // of whole pages, in all layers
+  std::vector<SlotEdit> slot_edits;
+  std::vector<SlotSampling> parameters;
+  std::vector<int32_t> history;
+
+  // ---- Rows. Which of them belong to which branch, the forest says.
+  struct DrawnToken {
+    int32_t row = 0;
+    DrawRef draw;
+  };
+  std::vector<int32_t> token_ids;        // [T]; of no meaning in rows of `drawn_tokens`
+  std::vector<DrawnToken> drawn_tokens;  // rows whose token is a draw: by row. A draw that found no distribution counts as token 0
+  std::vector<int32_t> positions;        // [T] rotary
+  std::vector<int64_t> slot_mapping;     // [T] page * page_size + slot that receives the row's K and V; -1: it is there already
+
+  // ---- Wanted. Rows of draws do not decrease, nor do those of scores.
+  std::vector<Draw> draws;
+  std::vector<Drafting> drafting;
+  std::vector<int32_t> draft_tokens;
+  std::vector<Score> scores;
+  int32_t num_top_logprobs = 0;  // entries of StepResult::top_logprobs
+
+  int32_t num_rows() const { return static_cast<int32_t>(token_ids.size()); }
+  bool has_edits() const { return !moves.empty() || !copies.empty() || !slot_edits.empty(); }
+  void ClearEdits() {
+    moves.clear();
+    copies.clear();
+    slot_edits.clear();
+    parameters.clear();
+    history.clear();
+  }
+  void ClearRows() {
+    token_ids.clear();
+    drawn_tokens.clear();
+    positions.clear();
+    slot_mapping.clear();
+    draws.clear();
+    drafting.clear();
+    draft_tokens.clear();
+    scores.clear();
+    num_top_logprobs = 0;
+  }
+};
+
+}  // namespace coppice
