@@ -17,6 +17,7 @@
 #include "attention/backend.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
+#include "core/json.h"
 
 namespace coppice::attention {
 namespace {
@@ -146,8 +147,12 @@ std::string_view HostCpuModelName() {
 }
 
 Result<MachineModel> ParseMachineModel(std::string_view json) {
-  const nlohmann::json object = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) return InvalidArgument("machine model: not a JSON object; write one with `coppice bench calibrate`");
+  const Result<nlohmann::json> parsed = ParseJson(json);
+  if (!parsed.ok() || !parsed->is_object()) {
+    return InvalidArgument("machine model: not a JSON object" + (parsed.ok() ? "" : " (" + parsed.status().message() + ")") +
+                           "; write one with `coppice bench calibrate`");
+  }
+  const nlohmann::json& object = *parsed;
   MachineModel model;
   for (const auto& [key, value] : object.items()) {
     const std::string& k = key;

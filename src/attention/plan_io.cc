@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/json.h"
 
 namespace coppice::attention {
 namespace {
@@ -181,8 +182,12 @@ std::string DumpPlan(const Planner& planner) {
 }
 
 Result<PlanDump> ParsePlanDump(std::string_view text) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return InvalidArgument("plan dump: not a JSON object; write one with AttentionPlan::Dump");
+  const Result<json> parsed = ParseJson(text);
+  if (!parsed.ok() || !parsed->is_object()) {
+    return InvalidArgument("plan dump: not a JSON object" + (parsed.ok() ? "" : " (" + parsed.status().message() + ")") +
+                           "; write one with AttentionPlan::Dump");
+  }
+  const json& root = *parsed;
   PlanDump dump;
   Reader top(root, "dump");
   int32_t format = 0;

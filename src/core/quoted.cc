@@ -4,20 +4,20 @@
 
 namespace coppice {
 
-std::string Quoted(std::string_view name) {
-  constexpr size_t kMaxShown = 96;
+std::string Printable(std::string_view text, size_t max_bytes) {
   constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text = "\"";
-  for (const char c : name.substr(0, kMaxShown)) {
+  std::string shown;
+  for (const char c : text.substr(0, max_bytes)) {
     const auto byte = static_cast<uint8_t>(c);
     if (byte >= 0x20 && byte < 0x7f) {
-      text += c;
+      shown += c;
     } else {
-      text.append("\\x").append(1, kDigits[byte >> 4]).append(1, kDigits[byte & 15]);
+      shown.append("\\x").append(1, kDigits[byte >> 4]).append(1, kDigits[byte & 15]);
     }
   }
-  if (name.size() > kMaxShown) text += "...";
-  return text + '"';
+  return text.size() > max_bytes ? shown + "..." : shown;
 }
+
+std::string Quoted(std::string_view name) { return '"' + Printable(name, 96) + '"'; }
 
 }  // namespace coppice

@@ -2,11 +2,14 @@
 // Layer: core.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace coppice {
 
+// At most `max_bytes` of the text; bytes outside printable ASCII as \xNN, "..." for the rest.
+std::string Printable(std::string_view text, size_t max_bytes);
 // The name in double quotes; bytes outside printable ASCII as \xNN, anything past 96 bytes as "...".
 std::string Quoted(std::string_view name);
 

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/check.h"
+#include "core/quoted.h"
 #include "model/content_hash.h"
 #include "model/safetensors.h"
 #include "model/safetensors_writer.h"
@@ -104,8 +105,14 @@ Result<StoredPrefix> ReadPrefixFile(const std::string& path, const KvOrigin& exp
   COPPICE_ASSIGN_OR_RETURN(prefix.tokens, file.Read<int32_t>("tokens"));
   COPPICE_ASSIGN_OR_RETURN(const std::vector<uint8_t> salt, file.Read<uint8_t>("salt"));
   prefix.salt.assign(salt.begin(), salt.end());
+  // The checksum covers it, but whoever writes a file can write a checksum too.
   const std::string& begin = metadata["private_begin"];
-  std::from_chars(begin.data(), begin.data() + begin.size(), prefix.private_begin);  // the checksum covers it
+  const auto [end, error] = std::from_chars(begin.data(), begin.data() + begin.size(), prefix.private_begin);
+  if (error != std::errc() || end != begin.data() + begin.size() || prefix.private_begin < 0 ||
+      static_cast<size_t>(prefix.private_begin) > prefix.tokens.size()) {
+    return DataLoss(path + ": private_begin is " + Quoted(begin) + ", expected 0.." + std::to_string(prefix.tokens.size()) +
+                    ": the file is corrupt");
+  }
 
   const std::vector<int64_t> shape = {static_cast<int64_t>(prefix.tokens.size()), expected.num_kv_heads, expected.head_dim};
   prefix.kv.reserve(prefix.tokens.size() * expected.bytes_per_token());

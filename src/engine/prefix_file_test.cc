@@ -68,6 +68,16 @@ TEST_F(PrefixFileTest, OtherModelsDtypesAndModesAreRefusedByName) {
   EXPECT_EQ(ReadPrefixFile(path_ + ".no", fast).status().code(), StatusCode::kNotFound);
 }
 
+TEST_F(PrefixFileTest, APrivatePartBeyondTheTokensIsRefused) {
+  for (const int32_t begin : {-1, 4}) {  // of three tokens
+    prefix_.private_begin = begin;
+    ASSERT_TRUE(WritePrefixFile(path_, prefix_).ok());
+    const auto read = ReadPrefixFile(path_, prefix_.origin);
+    EXPECT_EQ(read.status().code(), StatusCode::kDataLoss);
+    EXPECT_THAT(read.status().message(), HasSubstr("private_begin is \"" + std::to_string(begin) + "\", expected 0..3"));
+  }
+}
+
 TEST_F(PrefixFileTest, EveryTruncationAndEveryFlippedBitIsFound) {
   const std::string bytes = Bytes();
   for (size_t length = 1; length < bytes.size(); length += 1 + length / 64) {

@@ -1,4 +1,4 @@
-// Strict JSON for files that come from elsewhere: no duplicate keys, bounded nesting, errors that name the file.
+// The strict JSON of core for files: one object, errors that name the file.
 // Layer: model.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace coppice {
 
-// Parses `text`, which must be one JSON object in UTF-8. DATA_LOSS says where the syntax breaks; INVALID_ARGUMENT names a key
-// that an object holds twice, or says that the nesting is too deep. `path` names the source in messages.
+// `text` must be one JSON object; `path` names the source in messages. Errors as ParseJson (core/json.h), and INVALID_ARGUMENT for
+// another value.
 Result<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path);
 
 }  // namespace coppice

@@ -37,7 +37,8 @@ Result<BpeEncoder> BpeEncoder::Create(const TokenizerData& data) {
   encoder.shift_ = 64 - std::countr_zero(encoder.table_.size());
 
   for (size_t rank = 0; rank < data.merges.size(); ++rank) {
-    const auto& [left, right] = data.merges[rank];
+    const std::string& left = data.merges[rank].first;
+    const std::string& right = data.merges[rank].second;
     const auto id = [&](const std::string& token) -> Result<int32_t> {
       if (const auto found = id_of.find(token); found != id_of.end()) return found->second;
       return InvalidArgument("merge " + std::to_string(rank) + " (" + Quoted(left) + " + " + Quoted(right) + ") needs the token " +

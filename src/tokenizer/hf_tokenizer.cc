@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/json.h"
 #include "core/quoted.h"
 #include "tokenizer/pre_tokenizer.h"
 
@@ -262,20 +263,19 @@ Status ParseConfig(const Json& config, bool has_template, TokenizerData* data) {
   return OkStatus();
 }
 
+Result<Json> ParseObject(const std::string& name, const std::string& text) {
+  Result<Json> json = ParseJson(text);
+  if (json.ok() && json->is_object()) return json;
+  return InvalidArgument(name + " (" + std::to_string(text.size()) + " bytes) is not a JSON object" +
+                         (json.ok() ? "" : " (" + json.status().message() + ")") + "; the file is damaged, download it again");
+}
+
 }  // namespace
 
 Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const std::string& tokenizer_config_json) {
-  const Json tokenizer = Json::parse(tokenizer_json, nullptr, /*allow_exceptions=*/false);
-  if (!tokenizer.is_object()) {
-    return InvalidArgument("tokenizer.json (" + std::to_string(tokenizer_json.size()) +
-                           " bytes) is not a JSON object; the file is damaged, download it again");
-  }
-  const Json config =
-      tokenizer_config_json.empty() ? Json::object() : Json::parse(tokenizer_config_json, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object()) {
-    return InvalidArgument("tokenizer_config.json (" + std::to_string(tokenizer_config_json.size()) +
-                           " bytes) is not a JSON object; the file is damaged, download it again");
-  }
+  COPPICE_ASSIGN_OR_RETURN(const Json tokenizer, ParseObject("tokenizer.json", tokenizer_json));
+  COPPICE_ASSIGN_OR_RETURN(const Json config,
+                           ParseObject("tokenizer_config.json", tokenizer_config_json.empty() ? "{}" : tokenizer_config_json));
 
   TokenizerData data;
   COPPICE_RETURN_IF_ERROR(ParseModel(Get(tokenizer, "model"), &data));

@@ -103,6 +103,8 @@ TEST(HuggingFaceTokenizer, RefusesByName) {
   expect(failure(R"({"model": {"vocab": 3}})"), "INVALID_ARGUMENT", "model.vocab");
   expect(failure("{}", R"({"eos_token": "<nope>"})"), "INVALID_ARGUMENT", "<nope>");
   expect(failure("{}", "[1"), "INVALID_ARGUMENT", "tokenizer_config.json");
+  const std::string deep = R"({"model": {"type": )" + std::string(200000, '[') + std::string(200000, ']') + "}}";
+  expect(ParseHuggingFaceTokenizer(deep, "").status().ToString(), "INVALID_ARGUMENT", "nested deeper than 64");
   expect(ParseHuggingFaceTokenizer("{\"model\":", "").status().ToString(), "INVALID_ARGUMENT", "tokenizer.json");
 }
 

@@ -1,0 +1,19 @@
+// Strict JSON for text that comes from elsewhere: no duplicate keys, bounded nesting, work in proportion to the text.
+// Layer: core, private; its users hide the library in their .cc files.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "coppice/core/status.h"
+
+namespace coppice {
+
+// A value nested deeper than this is refused: what walks a value later, the library's own functions too, may recurse.
+inline constexpr int kMaxJsonDepth = 64;  // real files use four or five levels
+
+// Parses `text`, one JSON value in UTF-8. DATA_LOSS says where the syntax breaks; INVALID_ARGUMENT names a key that an object
+// holds twice, or says that the nesting is too deep. The message begins with the problem: the caller puts the file before it.
+Result<nlohmann::json> ParseJson(std::string_view text);
+
+}  // namespace coppice

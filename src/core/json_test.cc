@@ -1,0 +1,61 @@
+#include "core/json.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/support/work_growth.h"
+
+namespace coppice {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Message(const std::string& text) {
+  const Result<nlohmann::json> json = ParseJson(text);
+  EXPECT_FALSE(json.ok()) << text.substr(0, 100);
+  return json.status().message();
+}
+
+TEST(ParseJson, GivesTheValueThatTheLibraryGives) {
+  for (const char* text : {R"({"a": [1, -2, 2.5, 18446744073709551615, true, null, "x\u00e9\n"], "": {}, "b": {"c": [[], {}]}})",
+                           "[]", "3", "\"s\"", " null "}) {
+    const Result<nlohmann::json> json = ParseJson(text);
+    ASSERT_TRUE(json.ok()) << json.status().ToString();
+    EXPECT_EQ(*json, nlohmann::json::parse(text));
+  }
+}
+
+TEST(ParseJson, SaysWhereTheSyntaxBreaksInPrintableText) {
+  EXPECT_THAT(Message(""), HasSubstr("not valid JSON: parse error at line 1, column 1"));
+  EXPECT_THAT(Message("{\"a\": 1,}"), HasSubstr("column 9"));
+  EXPECT_THAT(Message("[1] 2"), HasSubstr("expected end of input"));
+  EXPECT_THAT(Message("[\"\xff\"]"), HasSubstr("\\xff"));
+  EXPECT_THAT(Message("[1e999]"), HasSubstr("not valid JSON"));
+}
+
+TEST(ParseJson, RefusesAKeyThatStandsTwiceInOneObject) {
+  EXPECT_EQ(Message(R"({"a": {"b": 1}, "c": [{"b\n": 1, "b\n": 2}]})"), "key \"b\\x0a\" appears twice in one JSON object");
+  EXPECT_TRUE(ParseJson(R"({"a": {"a": 1}, "b": [{"a": 1}, {"a": 2}]})").ok());
+}
+
+TEST(ParseJson, RefusesDeepNesting) {
+  const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  EXPECT_TRUE(ParseJson(nested(kMaxJsonDepth)).ok());
+  EXPECT_EQ(Message(nested(kMaxJsonDepth + 1)), "JSON nested deeper than 64 levels");
+  EXPECT_EQ(Message(nested(1000000)), "JSON nested deeper than 64 levels");
+}
+
+TEST(ParseJson, WorkIsProportionalToTheText) {
+  const auto objects = [](int count) {
+    std::string text = "[{}";
+    for (int i = 1; i < count; ++i) text += ",{\"a\":{}}";
+    return text + "]";
+  };
+  const auto parse = [](const std::string& text) { EXPECT_TRUE(ParseJson(text).ok()); };
+  EXPECT_LT(testing::WorkGrowth(2000, objects, parse), testing::kMaxProportionalGrowth);
+}
+
+}  // namespace
+}  // namespace coppice
