@@ -7,7 +7,7 @@ target_compile_options(coppice_flags INTERFACE
   # GCC 12 sees impossible overlaps in inlined std::string code (GCC bug 105651).
   "$<$<AND:$<BOOL:${COPPICE_WERROR}>,$<COMPILE_LANGUAGE:CXX>>:-Werror;-Wno-error=restrict>")
 if(COPPICE_SANITIZE)
-  target_compile_options(coppice_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${COPPICE_SANITIZE} -fno-omit-frame-pointer>)
+  target_compile_options(coppice_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${COPPICE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
   target_link_options(coppice_flags INTERFACE $<$<LINK_LANGUAGE:CXX>:-fsanitize=${COPPICE_SANITIZE}>)
 endif()
 

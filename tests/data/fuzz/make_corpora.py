@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Makes the seeds of the fuzz targets (tests/fuzz) from the fixtures beside this folder; one folder a target.
+
+  make_corpora.py COPPICE
+
+COPPICE is the program: it dumps the plans. Files found by a fuzzer and kept as regression tests have names that begin with
+"found-"; they stay.
+"""
+import json
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).parent
+MODELS = HERE.parent / "models"
+TOKENIZER = HERE.parent / "tokenizer"
+
+
+def compact(value):
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# ------------------------------------------------------------------------------------------------------------------ safetensors
+
+def safetensors(tensors, metadata=None):
+    """tensors: name -> (dtype, shape, bytes)."""
+    header, data = {}, b""
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = compact(header)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def safetensors_seeds():
+    yield "empty", safetensors({})
+    yield "metadata", safetensors({"a": ("U8", [1], b"x")}, {"format": "pt", "author": "n"})
+    sizes = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
+             "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+    yield "dtypes", safetensors({name: (name, [2, 3], bytes(6 * size)) for name, size in sizes.items()})
+    yield "shapes", safetensors({"scalar": ("F32", [], bytes(4)), "none": ("BF16", [0, 7], b""), "deep": ("I8", [1, 2, 1, 2, 1], bytes(4))})
+    overlap = safetensors({"a": ("U8", [4], b"abcd"), "b": ("U8", [4], b"efgh")})
+    yield "overlap", overlap.replace(b"[4,8]", b"[2,6]")
+    yield "truncated", overlap[:-3]
+
+
+# ------------------------------------------------------------------------------------------------------------------------- GGUF
+
+GGUF_U8, GGUF_I32, GGUF_U32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY, GGUF_U64, GGUF_F64 = 0, 5, 4, 6, 7, 8, 9, 10, 12
+BLOCK = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 12: (256, 144), 13: (256, 176),
+         14: (256, 210)}  # tensor type: elements, bytes of a block
+
+
+def prefixed(text):
+    text = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def gguf_value(value):
+    """Type id and bytes of a Python value; (type, bytes) passes through."""
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, bool):
+        return GGUF_BOOL, struct.pack("<B", value)
+    if isinstance(value, int):
+        return GGUF_U32, struct.pack("<I", value)
+    if isinstance(value, float):
+        return GGUF_F32, struct.pack("<f", value)
+    if isinstance(value, str):
+        return GGUF_STRING, prefixed(value)
+    kind = GGUF_STRING if value and isinstance(value[0], str) else GGUF_I32
+    items = b"".join(prefixed(item) if kind == GGUF_STRING else struct.pack("<i", item) for item in value)
+    return GGUF_ARRAY, struct.pack("<IQ", kind, len(value)) + items
+
+
+def gguf(values, tensors, version=3, alignment=32):
+    """tensors: name -> (shape, outermost first, and type id)."""
+    meta = b"".join(prefixed(key) + struct.pack("<I", kind) + content
+                    for key, (kind, content) in ((key, gguf_value(value)) for key, value in values.items()))
+    infos, data = b"", b""
+    for name, (shape, kind) in tensors.items():
+        elements, size = BLOCK[kind]
+        count = size
+        for dimension in shape:
+            count *= dimension
+        count //= elements
+        infos += prefixed(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", d) for d in reversed(shape))
+        infos += struct.pack("<IQ", kind, len(data))
+        data += bytes((7 * i + 1) % 61 for i in range(count))
+        data += bytes(-len(data) % alignment)
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(values)) + meta + infos
+    return head + bytes(-len(head) % alignment) + data
+
+
+def gguf_model(architecture="llama", kind=0, hidden=4, bias=False, qk_norm=False, tied=False, **more):
+    """One layer, two heads on one kv head of dimension 2; matrices of type `kind` where their rows are whole blocks."""
+    vocab, heads, kv_heads, dim, ffn = 6, 2, 1, 2, 3
+    values = {"general.architecture": architecture, f"{architecture}.block_count": 1, f"{architecture}.context_length": 64,
+              f"{architecture}.embedding_length": hidden, f"{architecture}.feed_forward_length": ffn,
+              f"{architecture}.attention.head_count": heads, f"{architecture}.attention.head_count_kv": kv_heads,
+              f"{architecture}.attention.key_length": dim, f"{architecture}.attention.value_length": dim,
+              f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5}
+    values.update(more)
+    shapes = {"token_embd": [vocab, hidden], "output": [vocab, hidden], "blk.0.attn_q": [heads * dim, hidden], "blk.0.attn_k": [kv_heads * dim, hidden],
+              "blk.0.attn_v": [kv_heads * dim, hidden], "blk.0.attn_output": [hidden, heads * dim], "blk.0.ffn_gate": [ffn, hidden],
+              "blk.0.ffn_up": [ffn, hidden], "blk.0.ffn_down": [hidden, ffn]}
+    if tied:
+        del shapes["output"]
+    tensors = {f"{name}.weight": (shape, kind if shape[1] % BLOCK[kind][0] == 0 else 0) for name, shape in shapes.items()}
+    for name in ("attn_q", "attn_k", "attn_v") if bias else ():
+        tensors[f"blk.0.{name}.bias"] = (shapes[f"blk.0.{name}"][:1], 0)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        tensors[f"{name}.weight"] = ([hidden], 0)
+    if qk_norm:
+        tensors["blk.0.attn_q_norm.weight"] = tensors["blk.0.attn_k_norm.weight"] = ([dim], 0)
+    return values, tensors
+
+
+def gguf_seeds():
+    yield "llama", gguf(*gguf_model())
+    yield "version-2", gguf(*gguf_model(tied=True), version=2)
+    yield "qwen2", gguf(*gguf_model("qwen2", bias=True))
+    yield "qwen3", gguf(*gguf_model("qwen3", qk_norm=True))
+    yield "halves", gguf(*gguf_model(kind=1))
+    yield "bf16-aligned", gguf(*gguf_model(kind=30, **{"general.alignment": 64}), alignment=64)
+    for kind in (2, 3, 6, 7, 8, 12, 13, 14):
+        yield f"blocks-{kind}", gguf(*gguf_model(kind=kind, hidden=BLOCK[kind][0]))
+    tokens = ["a", "b", "ab", "\u0120", "<s>", "</s>"]
+    tokenizer = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,
+                 "tokenizer.ggml.token_type": [1, 1, 1, 1, 3, 3], "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 4,
+                 "tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.add_bos_token": True,
+                 "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    yield "tokenizer", gguf(*gguf_model(**tokenizer))
+    yield "rope-linear", gguf(*gguf_model(**{"llama.rope.freq_base": 5e5, "llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0,
+                                            "llama.rope.dimension_count": 2, "llama.attention.sliding_window": 8}))
+    values, tensors = gguf_model()
+    tensors["rope_freqs.weight"] = ([1], 0)
+    yield "rope-factors", gguf(values, tensors)
+    kinds = {"u64": (GGUF_U64, struct.pack("<Q", 1 << 63)), "f64": (GGUF_F64, struct.pack("<d", 1e300)), "u8": (GGUF_U8, b"\x07"),
+             "nested": (GGUF_ARRAY, struct.pack("<IQ", GGUF_ARRAY, 1) + struct.pack("<IQ", GGUF_U8, 2) + b"xy")}
+    yield "values", gguf(kinds, {})
+
+
+# ------------------------------------------------------------------------------------------------------- config and tokenizer
+
+def hf_config_seeds():
+    for folder in sorted(MODELS.iterdir()):
+        if (folder / "config.json").exists():
+            yield folder.name, (folder / "config.json").read_bytes() + b"\0" + (folder / "generation_config.json").read_bytes()
+    base = json.loads((MODELS / "qwen2-a" / "config.json").read_bytes())
+    base.update(use_sliding_window=True, sliding_window=24, max_window_layers=0, rope_scaling={"type": "linear", "factor": 2.0}, eos_token_id=[1, 2])
+    yield "window", compact(base)
+    base.update(layer_types=["sliding_attention"] * base["num_hidden_layers"], rope_parameters={
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 1e4})
+    yield "layer-types", compact(base)
+
+
+def hf_tokenizer_seeds():
+    """A few tokens of the fixture with each way to cut a text, and each form of the other parts."""
+    whole = json.loads((TOKENIZER / "tokenizer.json").read_bytes())
+    vocab = {token: i for i, token in enumerate("abcdehlortw,.!'1234567890\u0120\u010a\u00c3\u00a9")}
+    merges = ["h e", "l l", "he ll", "hell o"]
+    for merge in merges:
+        vocab[merge.replace(" ", "")] = len(vocab)
+    first_added = len(vocab)
+    added = [{"id": first_added + i, "content": content, "special": special, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+             for i, (content, special) in enumerate([("<s>", True), ("</s>", True), ("<x>", False)])]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+    def tokenizer(**more):
+        return dict({"version": "1.0", "added_tokens": added, "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None,
+                     "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": vocab, "merges": merges}}, **more)
+
+    text = "hello <s>hell, 123!\n he'll \u00e9".encode()
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True, "chat_template": "{{ messages[0].content }}"}
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    # The pattern of the fixture, Qwen2's; a plain text; digits.
+    pattern = re.search(r'"Regex": ?"((?:[^"\\]|\\.)*)"', json.dumps(whole["pre_tokenizer"]))
+    steps = {"regex": dict(split, pattern={"Regex": json.loads(f'"{pattern[1]}"') if pattern else "\\p{L}+|\\s+"}),
+             "string": dict(split, pattern={"String": "l."}), "digits": {"type": "Digits", "individual_digits": True}}
+    for name, step in steps.items():
+        value = tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [step, dict(byte_level, use_regex=name == "digits")]})
+        yield name, compact(value) + b"\0" + compact(config) + b"\0" + text
+    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                                                        {"SpecialToken": {"id": "</s>", "type_id": 0}}], "pair": [],
+                "special_tokens": {t["content"]: {"id": t["content"], "ids": [t["id"]], "tokens": [t["content"]]} for t in added[:2]}}
+    yield "template", compact(tokenizer(post_processor={"type": "Sequence", "processors": [byte_level, template]}, normalizer={"type": "NFC"})) + b"\0\0" + text
+    pairs = dict(tokenizer()["model"], merges=[merge.split() for merge in merges], ignore_merges=True, byte_fallback=False)
+    named = dict(config, chat_template=[{"name": "default", "template": "{{ bos_token }}"}, {"name": "tool_use", "template": "x"}])
+    yield "merge-pairs", compact(tokenizer(model=pairs)) + b"\0" + compact(named) + b"\0" + text
+
+
+def chat_template_seeds():
+    cases = {case["template"]: case["messages"] for case in json.loads((TOKENIZER / "chat_templates.json").read_bytes())}
+    for i, (template, messages) in enumerate(cases.items()):
+        yield f"{i:02}", template.encode() + b"\0" + (messages[-1]["content"] if messages else "").encode()
+
+
+# ------------------------------------------------------------------------------------------------- prefixes, batch lines, plans
+
+def prefix_file_seeds():
+    """For the model of prefix_file_fuzz.cc: bf16, two layers, one kv head of dimension 4; the target puts the checksum in."""
+    def prefix(tokens, salt=b"", begin=0, **changed):
+        tensors = {"tokens": ("I32", [len(tokens)], struct.pack(f"<{len(tokens)}i", *tokens)), "salt": ("U8", [len(salt)], salt)}
+        for layer in range(2):
+            for part in "kv":
+                tensors[f"layers.{layer}.{part}"] = ("BF16", [len(tokens), 1, 4], bytes(8 * len(tokens)))
+        metadata = {"format": "coppice-prefix-1", "model": "m", "dtype": "bf16", "mode": "fast", "private_begin": str(begin), "checksum": "0" * 32}
+        return safetensors(tensors, dict(metadata, **changed))
+
+    yield "public", prefix([5, 6, 7])
+    yield "private", prefix([5, 6, 7], b"salt\xff", 1)
+    yield "deterministic", prefix([1], mode="deterministic")
+    yield "no-tokens", prefix([])
+    yield "other-model", prefix([1], model="n")
+
+
+def batch_line_seeds():
+    completions, chat = "/v1/completions", "/v1/chat/completions"
+    user = [{"role": "user", "content": "hello"}]
+    bodies = [
+        ("text", completions, {"prompt": "Once upon a time", "max_tokens": 5}),
+        ("ids", completions, {"prompt": [5, 6, 7], "n": 2, "best_of": 4, "logprobs": 0, "echo": True, "seed": -1}),
+        ("sampling", completions, {"model": "m", "prompt": "a", "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "presence_penalty": 0.5,
+                                   "frequency_penalty": -0.5, "repetition_penalty": 1.1, "logit_bias": {"50": -100, "7": 2.5}, "stop": ["\n", "END"],
+                                   "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [2, 3], "seed": 7, "user": "u", "cache_salt": "s", "return_token_ids": True}),
+        ("chat", chat, {"messages": [{"role": "system", "content": "Be brief."}] + user, "max_completion_tokens": 9, "logprobs": True, "top_logprobs": 0}),
+        ("parts", chat, {"messages": [{"role": "user", "content": [{"type": "text", "text": "h\u00e9"}, {"type": "text", "text": "\U0001f642"}]}],
+                         "stop": "x", "response_format": {"type": "text"}, "stream": False}),
+        ("wrong", completions, {"prompt": ["a", "b"], "n": 1e9, "stop": [1], "logit_bias": {"x": "y"}, "tools": []}),
+    ]
+    for name, url, body in bodies:
+        yield name, compact({"custom_id": name, "method": "POST", "url": url, "body": body})
+
+
+def plan_replay_seeds(coppice):
+    plans = {"default": ["--tree", "96,16x3"], "deep": ["--tree", "64,32x2,16x2", "--force-sharing", "--page-size", "32"],
+             "queries": ["--tree", "40,30x3", "--queries", "5"], "deterministic": ["--tree", "600,20x2", "--deterministic", "--page-size", "128"],
+             "window": ["--tree", "200,30x2", "--window", "64", "--dtype", "f32"], "store": ["--tree", "80,10x2", "--sharing", "store"],
+             "one-level": ["--tree", "30,20x2,10x2", "--sharing", "one-level"]}
+    for name, arguments in plans.items():
+        sizes = ["--qo-heads", "4", "--kv-heads", "2", "--head-dim", "64", "--threads", "2", "--no-measure", "--json"]
+        dump = json.loads(subprocess.run([coppice, "inspect", "plan"] + arguments + sizes, check=True, stdout=subprocess.PIPE).stdout)
+        del dump["plan"]  # replaying makes it again
+        yield name, compact(dump)
+
+
+def main(coppice):
+    corpora = {"gguf": gguf_seeds(), "safetensors": safetensors_seeds(), "hf_config": hf_config_seeds(), "hf_tokenizer": hf_tokenizer_seeds(),
+               "chat_template": chat_template_seeds(), "prefix_file": prefix_file_seeds(), "batch_line": batch_line_seeds(),
+               "plan_replay": plan_replay_seeds(coppice)}
+    for target, seeds in corpora.items():
+        folder = HERE / target
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            if not old.name.startswith("found-"):
+                old.unlink()
+        for name, content in seeds:
+            (folder / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
