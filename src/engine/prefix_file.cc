@@ -2,10 +2,12 @@
 
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <span>
 
 #include "core/check.h"
+#include "core/file.h"
 #include "core/quoted.h"
 #include "model/content_hash.h"
 #include "model/safetensors.h"
@@ -76,7 +78,19 @@ Status CheckOrigin(const std::string& path, const Metadata& found, const KvOrigi
 
 }  // namespace
 
+Result<std::string> ResolvePrefixOutput(const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(std::string resolved, ResolveOutput(path));
+  std::error_code absent;
+  if (const auto size = std::filesystem::file_size(resolved, absent); absent || size == 0) return resolved;
+  const Result<SafetensorsFile> file = SafetensorsFile::Open(resolved);
+  const Result<Metadata> metadata = file.ok() ? file->Metadata() : file.status();
+  if (!metadata.ok() || !metadata->contains("format") || metadata->at("format") != kFormat)
+    return InvalidArgument(path + " holds something else than a prefix, which would be lost; give another name or remove it");
+  return resolved;
+}
+
 Status WritePrefixFile(const std::string& path, const StoredPrefix& prefix) {
+  COPPICE_ASSIGN_OR_RETURN(const std::string resolved, ResolvePrefixOutput(path));
   const KvOrigin& origin = prefix.origin;
   const int64_t num_tokens = static_cast<int64_t>(prefix.tokens.size());
   COPPICE_CHECK(static_cast<int64_t>(prefix.kv.size()) == num_tokens * origin.bytes_per_token());
@@ -93,7 +107,7 @@ Status WritePrefixFile(const std::string& path, const StoredPrefix& prefix) {
   }
   Metadata metadata = MetadataOf(prefix);
   metadata["checksum"] = Checksum(prefix);
-  return WriteSafetensors(path, tensors, metadata);
+  return WriteSafetensors(resolved, tensors, metadata);
 }
 
 Result<StoredPrefix> ReadPrefixFile(const std::string& path, const KvOrigin& expected) {

@@ -35,8 +35,12 @@ struct StoredPrefix {
   std::vector<std::byte> kv;  // [layer][K, V][token][kv_head][head_dim]
 };
 
-// Atomic: a reader finds the old file or the new one. INTERNAL with the system's reason. The file is readable by its owner alone:
-// it holds the prompt and its salt.
+// Where WritePrefixFile(path) would write: `path` with symbolic links followed. An error if it would not, since something else is
+// there than an earlier prefix file or an empty one (ResolveOutput of core/file.h).
+Result<std::string> ResolvePrefixOutput(const std::string& path);
+
+// Atomic: a reader finds the old file or the new one (core/file.h, FileReplacement). The file holds the prompt and its salt; who
+// may read it follows from the umask. Errors: as ResolvePrefixOutput, or with the system's reason.
 Status WritePrefixFile(const std::string& path, const StoredPrefix& prefix);
 
 // The prefix in `path`, which must come from `expected`. NOT_FOUND: no such file. DATA_LOSS: truncated or corrupt.

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "model/safetensors_writer.h"
+
 namespace coppice {
 namespace {
 
@@ -41,7 +43,20 @@ TEST_F(PrefixFileTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->salt, prefix_.salt);
   EXPECT_EQ(read->private_begin, 1);
   EXPECT_EQ(read->kv, prefix_.kv);
-  EXPECT_EQ(std::filesystem::status(path_).permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+TEST_F(PrefixFileTest, ReplacesPrefixFilesAndEmptyFilesAlone) {
+  EXPECT_TRUE(WritePrefixFile(path_, prefix_).ok());
+  Overwrite("");
+  EXPECT_TRUE(WritePrefixFile(path_, prefix_).ok());
+  ASSERT_TRUE(WriteSafetensors(path_, {}, {{"format", "pt"}}).ok());
+  for (const std::string& bytes : {Bytes(), std::string("my notes\n")}) {
+    Overwrite(bytes);
+    const Status status = WritePrefixFile(path_, prefix_);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("something else than a prefix"));
+    EXPECT_EQ(Bytes(), bytes);
+  }
 }
 
 TEST_F(PrefixFileTest, OtherModelsDtypesAndModesAreRefusedByName) {

@@ -21,8 +21,8 @@ struct TensorToWrite {
   std::span<const std::byte> data;  // as long as type and shape say
 };
 
-// Goes to a temporary file beside `path`, readable by its owner alone, which takes the name `path` once it is on the disk. On an
-// error (INTERNAL, with the system's reason) there is no new file and an old one stays as it was. `metadata`: UTF-8.
+// Replaces `path` (core/file.h, FileReplacement). On an error, with the system's reason, there is no new file and an old one stays
+// as it was. `metadata`: UTF-8.
 Status WriteSafetensors(const std::string& path, std::span<const TensorToWrite> tensors,
                         const std::map<std::string, std::string>& metadata);
 

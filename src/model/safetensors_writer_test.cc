@@ -45,7 +45,7 @@ TEST_F(SafetensorsWriterTest, WhatIsWrittenIsRead) {
 TEST_F(SafetensorsWriterTest, AFailureLeavesTheOldFileAndNothingElse) {
   ASSERT_TRUE(WriteSafetensors(Path("a"), {}, {{"old", "1"}}).ok());
   const Status no_folder = WriteSafetensors(Path("no/such/folder"), {}, {});
-  EXPECT_EQ(no_folder.code(), StatusCode::kInternal);
+  EXPECT_EQ(no_folder.code(), StatusCode::kNotFound);
   EXPECT_THAT(no_folder.message(), ::testing::HasSubstr("No such file"));
   std::filesystem::create_directory(Path("d"));
   EXPECT_FALSE(WriteSafetensors(Path("d"), {}, {{"new", "1"}}).ok());  // a folder is in the way: found at the rename

@@ -1,0 +1,12 @@
+// Text of others on one line of a terminal or a log. Layer: tokenizer.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace coppice {
+
+// `text` as valid UTF-8 without control characters: bytes of neither become \xNN.
+std::string Printable(std::string_view text);
+
+}  // namespace coppice
