@@ -1,62 +1,25 @@
 // Engine::Create: opens a model and puts the parts of an engine together.
 // Layer: engine.
 #include <algorithm>
-#include <fstream>
 #include <string>
 #include <utility>
 
 #include "cache/kv_pool.h"
+#include "core/available_memory.h"
 #include "core/check.h"
+#include "core/exhaustion.h"
 #include "core/math.h"
 #include "engine/chunk_probe.h"
 #include "engine/engine_parts.h"
 #include "engine/model_drafter.h"
 #include "engine/ngram_drafter.h"
+#include "engine/validate_options.h"
 #include "model/checkpoint.h"
 #include "runner/model_runner.h"
 
 namespace coppice {
 namespace {
 
-// What the system could give us without swapping; 0 if it does not say.
-int64_t AvailableMemoryBytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string line; std::getline(meminfo, line);) {
-    if (line.starts_with("MemAvailable:")) return std::stoll(line.substr(13)) * 1024;
-  }
-  return 0;
-}
-
-Status ValidateOptions(const EngineOptions& options) {
-  const auto refuse = [](const char* option, int64_t value, const std::string& expected) {
-    return InvalidArgument(std::string(option) + " is " + std::to_string(value) + ", expected " + expected);
-  };
-  if (options.page_size < 1 || options.page_size > 256) return refuse("page_size", options.page_size, "1..256");
-  if (options.max_running < 1) return refuse("max_running", options.max_running, "at least 1");
-  if (options.max_batch_tokens < 1) return refuse("max_batch_tokens", options.max_batch_tokens, "at least 1");
-  if (options.chunk < kAutoChunk) return refuse("chunk", options.chunk, "0 (no limit), kAutoChunk (-1) or a positive number");
-  if (options.max_context < 0) return refuse("max_context", options.max_context, "0 (the model's) or a positive number");
-  if (options.max_waiting < 0) return refuse("max_waiting", options.max_waiting, "0 (no limit) or a positive number");
-  if (options.kv_cache_bytes < 0) return refuse("kv_cache_bytes", options.kv_cache_bytes, "0 (automatic) or a positive number");
-  if (options.draft_tokens < 1 || options.draft_tokens > Draft::kMaxTokens)
-    return refuse("draft_tokens", options.draft_tokens, "1..63");
-  if (options.draft_branches < 1 || options.draft_branches > Draft::kMaxTokens) {
-    return refuse("draft_branches", options.draft_branches, "1..63");
-  }
-  if (options.draft_branches > 1 && options.draft != DraftMode::kNgram) {
-    return refuse("draft_branches", options.draft_branches, "1 unless draft is ngram: only n-gram drafts are trees");
-  }
-  if (options.draft_branches > 1 && options.deterministic) {
-    return refuse("draft_branches", options.draft_branches,
-                  "1 in deterministic mode: the bits of a draft tree's rows depend on the tree");
-  }
-  if ((options.draft == DraftMode::kModel) != !options.draft_model_path.empty()) {
-    return InvalidArgument("draft is " + std::string(Name(options.draft)) + " and draft_model_path is \"" +
-                           options.draft_model_path + "\": expected a path with draft model, and with that alone");
-  }
-  if (options.num_threads < 0) return refuse("num_threads", options.num_threads, "0 (one per core) or a positive number");
-  return OkStatus();
-}
 
 // Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
 Result<int32_t> NumPages(const EngineOptions& options, int64_t page_bytes) {
@@ -179,10 +142,7 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
                                                     .exact = options.deterministic}));
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
-  COPPICE_RETURN_IF_ERROR(ValidateOptions(given));
+Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(given.model_path));
   const ModelConfig& config = checkpoint->config();
 
@@ -204,7 +164,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
   if (checkpoint->tokenizer()) {
     COPPICE_ASSIGN_OR_RETURN(parts.tokenizer, Tokenizer::Create(*checkpoint->tokenizer()));
   }
-  parts.threads = std::make_unique<ThreadPool>(options.num_threads);
+  COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
   COPPICE_ASSIGN_OR_RETURN(parts.context, attention::Context::CreateCpu(parts.threads.get()));
   std::shared_ptr<DraftDistributions> distributions;
   if (options.draft == DraftMode::kModel) distributions = std::make_shared<DraftDistributions>(config.vocab_size);
@@ -220,6 +180,13 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& given) {
   }
   if (options.chunk == 0) options.chunk = options.max_batch_tokens;
   return MakeEngine(std::move(parts));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
+  COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
+  return CatchExhaustion("creating the engine", [&] { return CreateEngine(options); });
 }
 
 }  // namespace coppice

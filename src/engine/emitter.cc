@@ -4,10 +4,13 @@
 #include <chrono>
 #include <utility>
 
+#include "core/exhaustion.h"
+
 namespace coppice {
 namespace {
 
 constexpr size_t kMaxPending = 1 << 20;  // events
+constexpr size_t kMostSpare = 16;
 
 }  // namespace
 
@@ -21,6 +24,7 @@ void Emissions::Clear() {
 }
 
 Emitter::Emitter(bool own_thread) {
+  spare_.reserve(kMostSpare);
   if (own_thread) thread_ = std::thread([this] { Loop(); });
 }
 
@@ -67,6 +71,11 @@ double Emitter::seconds() const {
   return seconds_;
 }
 
+Status Emitter::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
 void Emitter::Loop() {
   std::vector<Emissions> taken;
   std::unique_lock lock(mutex_);
@@ -82,7 +91,7 @@ void Emitter::Loop() {
       emissions.Clear();
       lock.lock();
       pending_ -= sent;
-      spare_.push_back(std::move(emissions));
+      if (spare_.size() < spare_.capacity()) spare_.push_back(std::move(emissions));
     }
     taken.clear();
     busy_ = false;
@@ -92,10 +101,21 @@ void Emitter::Loop() {
 
 void Emitter::Process(Emissions* emissions) {
   const auto begin = std::chrono::steady_clock::now();
-  for (const Emissions::Item& item : emissions->items) {
+  Status status = CatchExhaustion("sending events", [&] {
+    SendAll(*emissions);
+    return OkStatus();
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  const std::lock_guard lock(mutex_);
+  seconds_ += seconds.count();
+  if (status_.ok()) status_ = std::move(status);
+}
+
+void Emitter::SendAll(const Emissions& emissions) {
+  for (const Emissions::Item& item : emissions.items) {
     Listener& listener = *item.listener;
     if (item.prompt >= 0) {
-      listener.on_event(emissions->prompts[item.prompt]);
+      listener.on_event(emissions.prompts[item.prompt]);
       continue;
     }
     event_.request = listener.request;
@@ -112,7 +132,7 @@ void Emitter::Process(Emissions* emissions) {
       event_.top_logprobs.front().assign(begin, begin + item.top_count);
     }
     event_.text.clear();
-    if (item.text >= 0) event_.text = emissions->texts[item.text];
+    if (item.text >= 0) event_.text = emissions.texts[item.text];
     if (!listener.has_stops) {
       TextStream& text = listener.texts[item.index];
       if (item.decodes) text.Push(item.token, /*look_for_stops=*/false, &event_.text);
@@ -121,12 +141,9 @@ void Emitter::Process(Emissions* emissions) {
     event_.cached_tokens = std::max(0, listener.cached_tokens);
     event_.finish_reason = item.reason;
     event_.request_done = item.request_done;
-    event_.status = item.status >= 0 ? emissions->statuses[item.status] : OkStatus();
+    event_.status = item.status >= 0 ? emissions.statuses[item.status] : OkStatus();
     listener.on_event(event_);
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  const std::lock_guard lock(mutex_);
-  seconds_ += seconds.count();
 }
 
 }  // namespace coppice

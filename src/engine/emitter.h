@@ -68,12 +68,15 @@ class Emitter {
   void Send(Emissions* emissions);
   // Returns when everything has been sent.
   void Drain();
+  // Why events were lost, on the first time that one could not be sent for want of memory; else OK.
+  Status status() const;
   // Time spent on events so far.
   double seconds() const;
 
  private:
   void Loop();
   void Process(Emissions* emissions);
+  void SendAll(const Emissions& emissions);
 
   StreamEvent event_;         // reused: its vectors keep their memory
   mutable std::mutex mutex_;  // guards what follows
@@ -82,6 +85,7 @@ class Emitter {
   size_t pending_ = 0;                    // events queued or being sent
   bool busy_ = false, stop_ = false;
   double seconds_ = 0;
+  Status status_;
   std::thread thread_;
 };
 

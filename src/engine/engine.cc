@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/exhaustion.h"
 #include "engine/emitter.h"
 #include "engine/engine_parts.h"
 #include "engine/prefix_file.h"
@@ -77,6 +78,11 @@ class EngineImpl final : public Engine {
   const ModelConfig& model_config() const override { return runner_.info().model; }
 
  private:
+  // Submit, Step, SavePrefix and LoadPrefix, which may run out of memory.
+  Result<RequestId> TakeRequest(Request request);
+  Result<bool> StepOnce();
+  Status WritePinned(const std::string& name, const std::string& path);
+  Status ReadAndPin(const std::string& name, const std::string& path);
   KvOrigin kv_origin() const;
   // Records under mutex_ that `name` is pinned now; an Unpin that waits meant the prompt before this one.
   void NotePin(const std::string& name);
@@ -159,13 +165,19 @@ class EngineImpl final : public Engine {
 // ---------------------------------------------------------------------------------------------------------------- any thread
 
 Result<RequestId> EngineImpl::Submit(Request request) {
+  return CatchExhaustion("taking a request", [&] { return TakeRequest(std::move(request)); });
+}
+
+Result<RequestId> EngineImpl::TakeRequest(Request request) {
   const RequestLimits limits{.vocab_size = model_config().vocab_size,
                              .max_context = parts_.options.max_context,
                              .page_size = cache_.page_size(),
                              .num_pages = num_pages_,
+                             .max_running = parts_.options.max_running,
                              .has_tokenizer = parts_.tokenizer != nullptr,
                              .can_pin = parts_.options.sharing != SharingMode::kNone};
   COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits));
+  if (request.sampling.temperature < kSmallestTemperature) request.sampling.temperature = 0;
   RequestPtr state = MakeRequest(&request_memory_);
   if (request.timeout_seconds > 0) {
     state->deadline =
@@ -244,6 +256,10 @@ void EngineImpl::NotePin(const std::string& name) {
 }
 
 Status EngineImpl::SavePrefix(const std::string& name, const std::string& path) {
+  return CatchExhaustion("saving a prefix", [&] { return WritePinned(name, path); });
+}
+
+Status EngineImpl::WritePinned(const std::string& name, const std::string& path) {
   StoredPrefix prefix{.origin = kv_origin()};
   {
     const std::lock_guard between_steps(turnstile_);
@@ -263,6 +279,10 @@ Status EngineImpl::SavePrefix(const std::string& name, const std::string& path) 
 }
 
 Status EngineImpl::LoadPrefix(const std::string& name, const std::string& path) {
+  return CatchExhaustion("loading a prefix", [&] { return ReadAndPin(name, path); });
+}
+
+Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path) {
   if (name.empty()) return InvalidArgument("the name of a prefix is empty: give it one");
   if (parts_.options.sharing == SharingMode::kNone) {
     return InvalidArgument("sharing mode none keeps no prefixes: use another mode to load " + path);
@@ -285,10 +305,15 @@ Status EngineImpl::LoadPrefix(const std::string& name, const std::string& path) 
 // ----------------------------------------------------------------------------------------------------------- the stepping thread
 
 Result<bool> EngineImpl::Step() {
+  return CatchExhaustion("running a step", [this] { return StepOnce(); });
+}
+
+Result<bool> EngineImpl::StepOnce() {
   const std::lock_guard turn(turnstile_);
   bool worked = TakeInbox();
   worked |= ExpireDeadlines();
-  Result<bool> ran = RunStep();
+  Result<bool> ran = CatchExhaustion("running a step", [this] { return RunStep(); });
+  if (ran.ok() && !emitter_.status().ok()) ran = emitter_.status();
   if (!ran.ok()) EndBatch(ran.status());
   scheduler_.RemoveStopped();
   ForgetDone();

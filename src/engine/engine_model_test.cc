@@ -353,7 +353,7 @@ TEST(EngineModel, CreateRefusesByName) {
   EXPECT_THAT(message({.chunk = -2}), HasSubstr("chunk is -2"));
   EXPECT_THAT(message({.max_context = 4096}), HasSubstr("max_context is 4096, the model's context length is 2048"));
   EXPECT_THAT(message({.kv_cache_bytes = 100}), HasSubstr("raise kv_cache_bytes"));
-  EXPECT_THAT(message({.page_size = 1, .max_running = 2000000}), HasSubstr("page slots"));
+  EXPECT_THAT(message({.page_size = 1, .max_running = 2000000}), HasSubstr("max_running is 2000000, expected 1..65536"));
   EXPECT_THAT(message({.draft = DraftMode::kNgram, .draft_tokens = 64}), HasSubstr("draft_tokens is 64, expected 1..63"));
   EXPECT_THAT(message({.draft = DraftMode::kModel}), HasSubstr("draft_model_path"));
   EXPECT_THAT(message({.deterministic = true, .draft = DraftMode::kNgram, .draft_branches = 2}), HasSubstr("deterministic"));

@@ -2,75 +2,127 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <limits>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "core/check.h"
 
 namespace coppice {
 namespace {
 
-template <class T>
-Status Refuse(const char* field, T value, const std::string& expected) {
-  return InvalidArgument(std::string(field) + " is " + std::to_string(value) + ", expected " + expected);
+// Numbers of this size, counted 2^31 times and divided by kSmallestTemperature, are still finite as float.
+constexpr float kLargestNumber = 1e9f;
+// Every token of every sample is searched for each of them.
+constexpr size_t kMostStops = 256, kLongestStopBytes = 1024;
+constexpr size_t kLongestNameBytes = 4096;  // salts and names of pins
+constexpr double kLongestSeconds = 1e9;     // 31 years; the clock counts nanoseconds in 63 bits
+
+Status Refuse(const std::string& field, double value, const std::string& expected) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.10g", value);  // integers of 32 bits whole, small numbers not as 0
+  return InvalidArgument(field + " is " + text + ", expected " + expected);
 }
+
+Status RefuseSize(const std::string& field, size_t size, const char* unit, size_t most) {
+  return InvalidArgument(field + " has " + std::to_string(size) + " " + unit + ", expected at most " + std::to_string(most));
+}
+
+// Written so that NaN is refused.
+bool IsModerate(float value) { return std::abs(value) <= kLargestNumber; }
 
 Status CheckIds(const char* field, std::span<const int32_t> ids, int32_t vocab_size) {
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab_size) {
-      return Refuse((field + ("[" + std::to_string(i) + "]")).c_str(), ids[i],
-                    "a token id in 0.." + std::to_string(vocab_size - 1));
-    }
+    if (ids[i] < 0 || ids[i] >= vocab_size)
+      return Refuse(field + ("[" + std::to_string(i) + "]"), ids[i], "a token id in 0.." + std::to_string(vocab_size - 1));
   }
   return OkStatus();
+}
+
+// A list of distinct token ids is not longer than the vocabulary.
+Status CheckIdList(const char* field, std::span<const int32_t> ids, int32_t vocab_size) {
+  if (ids.size() > static_cast<size_t>(vocab_size))
+    return RefuseSize(field, ids.size(), "entries", static_cast<size_t>(vocab_size));
+  return CheckIds(field, ids, vocab_size);
+}
+
+Status CheckLogitBias(std::span<const std::pair<int32_t, float>> biases, int32_t vocab_size) {
+  if (biases.size() > static_cast<size_t>(vocab_size))
+    return RefuseSize("logit_bias", biases.size(), "entries", static_cast<size_t>(vocab_size));
+  for (const auto& [token, bias] : biases) {
+    if (token < 0 || token >= vocab_size)
+      return Refuse("logit_bias of a token that", token, "a token id in 0.." + std::to_string(vocab_size - 1));
+    if (!IsModerate(bias) && bias != -std::numeric_limits<float>::infinity())
+      return Refuse("logit_bias of token " + std::to_string(token), bias, "a number in -1e9..1e9");
+  }
+  return OkStatus();
+}
+
+Status CheckSampling(const SamplingParams& params) {
+  if (!(params.temperature >= 0 && std::isfinite(params.temperature)))
+    return Refuse("temperature", params.temperature, "0 (greedy) or a positive number");
+  if (!(params.top_p > 0 && params.top_p <= 1)) return Refuse("top_p", params.top_p, "a number above 0 and at most 1");
+  if (params.top_k < 0) return Refuse("top_k", params.top_k, "0 (all tokens) or a positive number");
+  if (!(params.min_p >= 0 && params.min_p <= 1)) return Refuse("min_p", params.min_p, "a number from 0 to 1");
+  if (!IsModerate(params.presence_penalty)) return Refuse("presence_penalty", params.presence_penalty, "a number in -1e9..1e9");
+  if (!IsModerate(params.frequency_penalty)) return Refuse("frequency_penalty", params.frequency_penalty, "a number in -1e9..1e9");
+  if (!(params.repetition_penalty >= 1 / kLargestNumber && IsModerate(params.repetition_penalty)))
+    return Refuse("repetition_penalty", params.repetition_penalty, "a positive number in 1e-9..1e9");
+  return OkStatus();
+}
+
+Status CheckTexts(const Request& request) {
+  if (request.stop.size() > kMostStops) return RefuseSize("stop", request.stop.size(), "strings", kMostStops);
+  for (const std::string& stop : request.stop) {
+    if (stop.empty()) return InvalidArgument("stop has an empty string, expected text that ends a sample");
+    if (stop.size() > kLongestStopBytes) return RefuseSize("stop", stop.size(), "bytes in a string", kLongestStopBytes);
+  }
+  if (request.cache_salt.size() > kLongestNameBytes)
+    return RefuseSize("cache_salt", request.cache_salt.size(), "bytes", kLongestNameBytes);
+  if (request.pin_prompt_as.size() > kLongestNameBytes)
+    return RefuseSize("pin_prompt_as", request.pin_prompt_as.size(), "bytes", kLongestNameBytes);
+  return OkStatus();
+}
+
+// The samples take turns, but each has its place in the engine, and at the end of a step in the answer, at the same time.
+Status CheckSamples(int32_t n, const RequestLimits& limits) {
+  const int32_t most = std::max(limits.num_pages, limits.max_running);
+  if (n <= most) return OkStatus();
+  return Refuse("n", n,
+                "at most " + std::to_string(most) + ", the pages of the KV cache: a sample needs one of its own to run; ask for " +
+                    "fewer, or raise kv_cache_bytes");
 }
 
 }  // namespace
 
-Status ValidateSampling(const SamplingParams& params, int32_t vocab_size) {
-  // Written so that NaN is refused.
-  if (!(params.temperature >= 0 && std::isfinite(params.temperature))) {
-    return Refuse("temperature", params.temperature, "0 (greedy) or a positive number");
-  }
-  if (!(params.top_p > 0 && params.top_p <= 1)) return Refuse("top_p", params.top_p, "a number in (0, 1]");
-  if (params.top_k < 0) return Refuse("top_k", params.top_k, "0 (off) or a positive number");
-  if (!(params.min_p >= 0 && params.min_p <= 1)) return Refuse("min_p", params.min_p, "a number in [0, 1]");
-  if (!std::isfinite(params.presence_penalty)) return Refuse("presence_penalty", params.presence_penalty, "a finite number");
-  if (!std::isfinite(params.frequency_penalty)) return Refuse("frequency_penalty", params.frequency_penalty, "a finite number");
-  if (!(params.repetition_penalty > 0 && std::isfinite(params.repetition_penalty))) {
-    return Refuse("repetition_penalty", params.repetition_penalty, "a positive number");
-  }
-  for (const auto& [token, bias] : params.logit_bias) {
-    if (token < 0 || token >= vocab_size) {
-      return Refuse("a logit_bias token", token, "a token id in 0.." + std::to_string(vocab_size - 1));
-    }
-    if (std::isnan(bias)) return Refuse("a logit_bias value", bias, "a number");
-  }
-  return OkStatus();
+Status ValidateParameters(const Request& request) {
+  if (request.n < 1) return Refuse("n", request.n, "at least 1");
+  if (request.max_tokens < 1) return Refuse("max_tokens", request.max_tokens, "at least 1");
+  if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
+    return Refuse("min_tokens", request.min_tokens, "a number in 0.." + std::to_string(request.max_tokens) + " (max_tokens)");
+  if (request.top_logprobs < 0 || request.top_logprobs > kMaxTopLogprobs)
+    return Refuse("top_logprobs", request.top_logprobs, "a number in 0.." + std::to_string(kMaxTopLogprobs));
+  if (!(request.timeout_seconds >= 0 && request.timeout_seconds <= kLongestSeconds))
+    return Refuse("timeout_seconds", request.timeout_seconds, "0 (none) or a number up to 1e9");
+  if (request.cache_private_begin < 0) return Refuse("cache_private_begin", request.cache_private_begin, "a prompt index");
+  COPPICE_RETURN_IF_ERROR(CheckTexts(request));
+  return CheckSampling(request.sampling);
 }
 
 Status ValidateRequest(const Request& request, const RequestLimits& limits) {
+  COPPICE_RETURN_IF_ERROR(ValidateParameters(request));
+  COPPICE_RETURN_IF_ERROR(CheckSamples(request.n, limits));
   const int64_t prompt = static_cast<int64_t>(request.prompt_ids.size());
   if (prompt == 0) return InvalidArgument("the prompt is empty: give at least one token");
   if (prompt >= limits.max_context) {
     return InvalidArgument("the prompt has " + std::to_string(prompt) + " tokens, the context length is " +
                            std::to_string(limits.max_context) + " and must hold at least one more: shorten the prompt");
   }
-  if (request.n < 1) return Refuse("n", request.n, "at least 1");
-  if (request.max_tokens < 1) return Refuse("max_tokens", request.max_tokens, "at least 1");
-  if (request.min_tokens < 0 || request.min_tokens > request.max_tokens) {
-    return Refuse("min_tokens", request.min_tokens, "a number in 0.." + std::to_string(request.max_tokens) + " (max_tokens)");
-  }
-  if (request.top_logprobs < 0 || request.top_logprobs > kMaxTopLogprobs) {
-    return Refuse("top_logprobs", request.top_logprobs, "a number in 0.." + std::to_string(kMaxTopLogprobs));
-  }
-  if (!(request.timeout_seconds >= 0)) return Refuse("timeout_seconds", request.timeout_seconds, "0 (none) or a positive number");
-  if (request.cache_private_begin < 0) return Refuse("cache_private_begin", request.cache_private_begin, "a prompt index");
   COPPICE_RETURN_IF_ERROR(CheckIds("prompt_ids", request.prompt_ids, limits.vocab_size));
-  COPPICE_RETURN_IF_ERROR(CheckIds("stop_token_ids", request.stop_token_ids, limits.vocab_size));
-  for (const std::string& stop : request.stop) {
-    if (stop.empty()) return InvalidArgument("a stop string is empty: leave it out or give at least one character");
-  }
+  COPPICE_RETURN_IF_ERROR(CheckIdList("stop_token_ids", request.stop_token_ids, limits.vocab_size));
+  COPPICE_RETURN_IF_ERROR(CheckLogitBias(request.sampling.logit_bias, limits.vocab_size));
   if (!request.stop.empty() && !limits.has_tokenizer) {
     return InvalidArgument("stop strings need a tokenizer and the model has none: use stop_token_ids");
   }
@@ -85,7 +137,7 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
     return InvalidArgument("one sample of this request needs " + std::to_string(pages) + " pages of KV, the cache has " +
                            std::to_string(limits.num_pages) + ": raise kv_cache_bytes or lower max_tokens");
   }
-  return ValidateSampling(request.sampling, limits.vocab_size);
+  return OkStatus();
 }
 
 }  // namespace coppice

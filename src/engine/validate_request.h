@@ -13,12 +13,19 @@ struct RequestLimits {
   int32_t vocab_size = 0;
   int32_t max_context = 0;  // tokens
   int32_t page_size = 16, num_pages = 0;
+  int32_t max_running = 1;
   bool has_tokenizer = false;
   bool can_pin = true;
 };
 
-// INVALID_ARGUMENT, or OK.
+// Each INVALID_ARGUMENT, or OK; messages begin with the field's name.
+
+// What is wrong whatever the model is: ranges of numbers, sizes of lists. For callers that know the request before the engine.
+Status ValidateParameters(const Request& request);
+// That, and what the model, the context and the cache allow. Sizes are checked before anything is allocated for the request.
 Status ValidateRequest(const Request& request, const RequestLimits& limits);
-Status ValidateSampling(const SamplingParams& params, int32_t vocab_size);
+
+// Temperatures that are so small that 1 / temperature times a logit leaves the range of float: greedy, as everything below.
+inline constexpr float kSmallestTemperature = 1e-6f;
 
 }  // namespace coppice

@@ -20,11 +20,11 @@ enum class RequestId : uint64_t {};
 
 struct Request {
   std::vector<int32_t> prompt_ids;  // at least one token
-  int32_t n = 1;                    // samples of this prompt
+  int32_t n = 1;                    // samples of this prompt: at most the pages of the KV cache, or max_running if that is more
   int32_t max_tokens = 16;          // per sample
   int32_t min_tokens = 0;
   SamplingParams sampling;
-  std::vector<std::string> stop;  // text; not part of the output
+  std::vector<std::string> stop;  // text; not part of the output. 256 strings of 1,024 bytes at most
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool prompt_logprobs = false;
@@ -117,7 +117,7 @@ struct EngineOptions {
   int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
   int32_t max_context = 0;  // 0: the model's
   int32_t max_waiting = 0;  // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
-  int num_threads = 0;      // 0: one per core
+  int num_threads = 0;      // 0: one per core; at most 1,024
   // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;
@@ -195,8 +195,9 @@ class Engine {
   virtual Status Unpin(const std::string& name) = 0;
   // Writes the prompt that is pinned under `name`, tokens and KV, to a file that LoadPrefix reads. Called by any thread but not
   // from on_event: waits for the end of the step that runs, copies, lets the steps go on, and returns when the file is on the disk.
-  // The file is replaced whole or not at all; it holds the prompt and its salt, readable by its owner alone. NOT_FOUND if nothing
-  // is pinned under that name (yet); INTERNAL with the system's reason if the file cannot be written.
+  // The file is replaced whole or not at all; it holds the prompt and its salt, and who may read it follows from the umask.
+  // NOT_FOUND if nothing is pinned under that name (yet); INVALID_ARGUMENT if `path` is no regular file, or holds anything else
+  // than a prefix; an error with the system's reason if the file cannot be written.
   virtual Status SavePrefix(const std::string& name, const std::string& path) = 0;
   // Reads such a file and pins its prompt under `name`, as if it had been computed here; what is cached of it already is kept.
   // Called as SavePrefix; the KV is there for every step after the return. A file of another model, dtype or (deterministic

@@ -9,7 +9,7 @@ namespace coppice {
 
 // How the next token is chosen. Defaults sample from the model's own distribution.
 struct SamplingParams {
-  float temperature = 1.0f;  // 0: greedy
+  float temperature = 1.0f;  // below 1e-6: greedy
   float top_p = 1.0f;        // (0, 1]
   int32_t top_k = 0;         // 0: off
   float min_p = 0.0f;        // [0, 1]

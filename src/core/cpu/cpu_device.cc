@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/available_memory.h"
 #include "core/buffer.h"
 #include "core/check.h"
 #include "core/device.h"
@@ -33,8 +34,8 @@ class CpuDevice final : public Device {
     std::ifstream meminfo("/proc/meminfo");
     for (std::string line; std::getline(meminfo, line);) {
       if (line.starts_with("MemTotal:")) info.total_bytes = std::stoll(line.substr(9)) * 1024;
-      if (line.starts_with("MemAvailable:")) info.free_bytes = std::stoll(line.substr(13)) * 1024;
     }
+    info.free_bytes = AvailableMemoryBytes();
     if (info.free_bytes == 0) return Unavailable("/proc/meminfo does not say how much memory is available");
     return info;
   }

@@ -7,6 +7,6 @@
 namespace coppice {
 
 // `text` as valid UTF-8 without control characters: bytes of neither become \xNN.
-std::string Printable(std::string_view text);
+std::string OneLine(std::string_view text);
 
 }  // namespace coppice

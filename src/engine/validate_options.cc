@@ -1,0 +1,70 @@
+#include "engine/validate_options.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/thread_pool.h"
+#include "engine/draft.h"
+
+namespace coppice {
+namespace {
+
+// Memory is taken for that many when the engine is created: a step's activations, the forest's branches. Larger steps gain nothing,
+// since a chip is busy with some thousand rows.
+constexpr int64_t kMostRunning = 1 << 16, kMostBatchTokens = 1 << 20;
+constexpr int64_t kAny = INT32_MAX;
+
+struct Range {
+  const char* option;
+  int64_t value, low, high;
+  const char* meaning = "";  // of 0
+};
+
+Status Refuse(const std::string& option, int64_t value, const std::string& expected) {
+  return InvalidArgument(option + " is " + std::to_string(value) + ", expected " + expected);
+}
+
+Status Check(const Range& range) {
+  if (range.value >= range.low && range.value <= range.high) return OkStatus();
+  return Refuse(range.option, range.value,
+                range.high >= kAny ? std::to_string(range.low) + range.meaning + " or more"
+                                   : std::to_string(range.low) + ".." + std::to_string(range.high) + range.meaning);
+}
+
+Status CheckDrafts(const EngineOptions& options) {
+  if (options.draft_branches > 1 && options.draft != DraftMode::kNgram) {
+    return Refuse("draft_branches", options.draft_branches, "1 unless draft is ngram: only n-gram drafts are trees");
+  }
+  if (options.draft_branches > 1 && options.deterministic) {
+    return Refuse("draft_branches", options.draft_branches,
+                  "1 in deterministic mode: the bits of a draft tree's rows depend on the tree");
+  }
+  if ((options.draft == DraftMode::kModel) != !options.draft_model_path.empty()) {
+    return InvalidArgument("draft is " + std::string(Name(options.draft)) + " and draft_model_path is \"" +
+                           options.draft_model_path + "\": expected a path with draft model, and with that alone");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Status ValidateOptions(const EngineOptions& options) {
+  const Range ranges[] = {
+      {"page_size", options.page_size, 1, 256},
+      {"max_running", options.max_running, 1, kMostRunning},
+      {"max_batch_tokens", options.max_batch_tokens, 1, kMostBatchTokens},
+      {"chunk", options.chunk, kAutoChunk, kAny, " (kAutoChunk), 0 (no limit)"},
+      {"max_context", options.max_context, 0, kAny, " (the model's)"},
+      {"max_waiting", options.max_waiting, 0, kAny, " (no limit)"},
+      {"kv_cache_bytes", options.kv_cache_bytes, 0, INT64_MAX, " (chosen by the engine)"},
+      {"draft_tokens", options.draft_tokens, 1, Draft::kMaxTokens},
+      {"draft_branches", options.draft_branches, 1, Draft::kMaxTokens},
+      {"num_threads", options.num_threads, 0, ThreadPool::kMaxThreads, " (0: one per core)"},
+  };
+  for (const Range& range : ranges) {
+    if (Status status = Check(range); !status.ok()) return status;
+  }
+  return CheckDrafts(options);
+}
+
+}  // namespace coppice
