@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -16,10 +15,12 @@
 #include <vector>
 
 #include "cli/interrupt.h"
+#include "cli/parsed_option.h"
 #include "cli/progress_line.h"
 #include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
+#include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "model/config.h"
@@ -127,7 +128,6 @@ Status BatchRunner::Submit(const openai::BatchJob& job) {
   COPPICE_ASSIGN_OR_RETURN(active->line, input_.Load(job, parser_));
   Request request = active->line.request.request;
   active->line.request.request.prompt_ids = {};  // the engine has them
-  active->output = openai::RequestOutput(request.n);
   request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (id.ok()) {
@@ -258,11 +258,11 @@ Result<ExitCode> Batch(BatchOptions options) {
                      &output, &errors);
   COPPICE_RETURN_IF_ERROR(runner.Run());
   const BatchCounts& counts = runner.counts();
-  std::cout << Summary(options, counts, errors, input.num_finished_before(), engine->Metrics(), SecondsSince(begin));
-  if (Interrupted() && counts.done() < counts.total) {
-    std::cout << fmt::format("interrupted; {} are left: the same command goes on with them\n", counts.total - counts.done());
-    return ExitCode::kInterrupted;
-  }
+  std::string text = Summary(options, counts, errors, input.num_finished_before(), engine->Metrics(), SecondsSince(begin));
+  const int64_t left = counts.total - counts.done();
+  if (Interrupted() && left > 0) text += fmt::format("interrupted; {} are left: the same command goes on with them\n", left);
+  COPPICE_RETURN_IF_ERROR(Print(text));
+  if (Interrupted() && left > 0) return ExitCode::kInterrupted;
   return errors.count() > 0 ? ExitCode::kFailure : ExitCode::kOk;
 }
 
@@ -271,10 +271,12 @@ Result<ExitCode> Batch(BatchOptions options) {
 Command AddBatchCommand(CLI::App& app) {
   const auto options = std::make_shared<BatchOptions>();
   CLI::App* command = app.add_subcommand("batch", "Answer a file of OpenAI batch requests; those that share a prefix run together");
-  command->add_option("input", options->input, "JSON lines: custom_id, method, url, body")->required();
+  command->add_option("input", options->input, "JSON lines: custom_id, method, url, body")->required()->check(NotEmpty());
   command->add_option("output", options->output, "JSON lines of responses, as they are completed; if it exists, the rest is done")
-      ->required();
-  command->add_option("--errors", options->errors, "JSON lines of what could not be answered (default: OUTPUT.errors)");
+      ->required()
+      ->check(NotEmpty());
+  command->add_option("--errors", options->errors, "JSON lines of what could not be answered (default: OUTPUT.errors)")
+      ->check(NotEmpty());
   command->add_option("--queue", options->queue, "Requests that wait in the engine at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -14,7 +14,8 @@ enum class ExitCode : int {
 
 inline ExitCode ExitCodeOf(const Status& status) {
   if (status.ok()) return ExitCode::kOk;
-  return status.code() == StatusCode::kInternal ? ExitCode::kFailure : ExitCode::kUsage;
+  const bool broke = status.code() == StatusCode::kInternal || status.code() == StatusCode::kResourceExhausted;
+  return broke ? ExitCode::kFailure : ExitCode::kUsage;
 }
 
 }  // namespace coppice::cli

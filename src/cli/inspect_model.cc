@@ -4,14 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli/parsed_option.h"
 #include "cli/run_command.h"
 #include "cli/run_stats.h"
+#include "cli/standard_output.h"
 #include "core/check.h"
 #include "model/checkpoint.h"
 
@@ -115,9 +116,9 @@ Result<ExitCode> InspectModel(InspectModelOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.path, FindModel(options.path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.path));
   if (options.json) {
-    std::cout << ToJson(*checkpoint).dump(1, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+    COPPICE_RETURN_IF_ERROR(Print(ToJson(*checkpoint).dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n"));
   } else {
-    std::cout << FormatModel(*checkpoint, options);
+    COPPICE_RETURN_IF_ERROR(Print(FormatModel(*checkpoint, options)));
   }
   return ExitCode::kOk;
 }
@@ -127,7 +128,7 @@ Result<ExitCode> InspectModel(InspectModelOptions options) {
 Command AddInspectModelCommand(CLI::App& inspect) {
   const auto options = std::make_shared<InspectModelOptions>();
   CLI::App* command = inspect.add_subcommand("model", "Config, tokenizer and tensors of a GGUF file or Hugging Face folder");
-  command->add_option("path", options->path, "Model (default: the model that scripts/fetch_model keeps)");
+  command->add_option("path", options->path, "Model (default: the model that scripts/fetch_model keeps)")->check(NotEmpty());
   command->add_flag("--tensors", options->tensors, "List every tensor");
   command->add_flag("--json", options->json, "Print one JSON object instead of text");
   return {command, [options] { return InspectModel(*options); }};

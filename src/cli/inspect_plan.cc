@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,6 +15,7 @@
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
 #include "cli/run_options.h"
+#include "cli/standard_output.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
 
@@ -79,8 +79,8 @@ Result<Timing> Measure(RunnablePlan& plan) {
 Result<ExitCode> InspectPlan(const InspectPlanOptions& options) {
   PlanDump problem;
   std::string explanation, dump;
-  ThreadPool threads(options.threads);
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Context> context, attention::Context::CreateCpu(&threads));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(options.threads));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Context> context, attention::Context::CreateCpu(threads.get()));
   if (options.replay.empty()) {
     COPPICE_ASSIGN_OR_RETURN(problem, MakeProblem(options));
   } else {
@@ -111,16 +111,17 @@ Result<ExitCode> InspectPlan(const InspectPlanOptions& options) {
                           {"fastest_ns", timing.fastest_ns},
                           {"slowest_ns", timing.slowest_ns},
                           {"runs", timing.runs},
-                          {"threads", threads.num_workers()}};
+                          {"threads", threads->num_workers()}};
     }
-    std::cout << json.dump() << "\n";
+    COPPICE_RETURN_IF_ERROR(Print(json.dump() + "\n"));
     return ExitCode::kOk;
   }
-  std::cout << explanation;
   if (!options.no_measure) {
-    std::cout << fmt::format("measured here: {:.2f} us (median of {} runs, {:.2f} to {:.2f}; {} threads)\n", timing.median_ns / 1e3,
-                             timing.runs, timing.fastest_ns / 1e3, timing.slowest_ns / 1e3, threads.num_workers());
+    explanation +=
+        fmt::format("measured here: {:.2f} us (median of {} runs, {:.2f} to {:.2f}; {} threads)\n", timing.median_ns / 1e3,
+                    timing.runs, timing.fastest_ns / 1e3, timing.slowest_ns / 1e3, threads->num_workers());
   }
+  COPPICE_RETURN_IF_ERROR(Print(explanation));
   return ExitCode::kOk;
 }
 
@@ -134,7 +135,9 @@ Command AddInspectPlanCommand(CLI::App& inspect) {
           ->add_option("--tree", options->tree,
                        "Levels from the root: TOKENS or TOKENSxNODES below each parent; the last level are the requests")
           ->capture_default_str();
-  command->add_option("--replay", options->replay, "A plan dumped by AttentionPlan::Dump or --json")->excludes(tree);
+  command->add_option("--replay", options->replay, "A plan dumped by AttentionPlan::Dump or --json")
+      ->excludes(tree)
+      ->check(NotEmpty());
   command->add_option("--qo-heads", options->spec.num_qo_heads, "Query heads")->capture_default_str();
   command->add_option("--kv-heads", options->spec.num_kv_heads, "KV heads")->capture_default_str();
   command->add_option("--head-dim", options->spec.head_dim, "Elements of a head")->capture_default_str();

@@ -4,8 +4,11 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
+#include <exception>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 
 #include "cli/batch_command.h"
@@ -17,6 +20,9 @@
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
 #include "cli/run_command.h"
+#include "cli/standard_output.h"
+#include "core/exhaustion.h"
+#include "tokenizer/one_line.h"
 
 namespace {
 
@@ -24,17 +30,13 @@ using coppice::Result;
 using coppice::cli::Command;
 using coppice::cli::ExitCode;
 
+// One line on stderr, whatever the message quotes.
 int Fail(const std::string& message, ExitCode code) {
-  std::cerr << "coppice: " << message << "\n";
+  std::cerr << "coppice: " << coppice::OneLine(message) << "\n";
   return static_cast<int>(code);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>("coppice", std::make_shared<spdlog::sinks::stderr_sink_st>()));
-  spdlog::set_level(spdlog::level::warn);
-
+Result<ExitCode> RunCommandLine(int argc, char** argv) {
   CLI::App app{"Coppice: LLM inference that reads shared KV once per step", "coppice"};
   app.set_version_flag("--version", "coppice " COPPICE_VERSION);
   app.require_subcommand(1);
@@ -58,15 +60,30 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help_or_version) {
-    return app.exit(help_or_version);
+    std::ostringstream text;
+    app.exit(help_or_version, text, text);
+    const coppice::Status printed = coppice::cli::Print(text.str());
+    return printed.ok() ? Result<ExitCode>(ExitCode::kOk) : printed;
   } catch (const CLI::ParseError& error) {
-    return Fail(std::string(error.what()) + "; see coppice --help", ExitCode::kUsage);
+    return coppice::InvalidArgument(std::string(error.what()) + "; see coppice --help");
   }
   for (const Command& command : commands) {
-    if (!command.app->parsed()) continue;
-    const Result<ExitCode> result = command.run();
-    if (!result.ok()) return Fail(result.status().message(), coppice::cli::ExitCodeOf(result.status()));
-    return static_cast<int>(*result);
+    if (command.app->parsed()) return command.run();
   }
-  return Fail("no command given; see coppice --help", ExitCode::kUsage);
+  return coppice::InvalidArgument("no command given; see coppice --help");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  coppice::cli::ReserveStandardDescriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow any more is an error of the write
+  try {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("coppice", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
+    spdlog::set_level(spdlog::level::warn);
+    const Result<ExitCode> result = coppice::CatchExhaustion("running the command", [&] { return RunCommandLine(argc, argv); });
+    return result.ok() ? static_cast<int>(*result) : Fail(result.status().message(), coppice::cli::ExitCodeOf(result.status()));
+  } catch (const std::exception& error) {  // a bug, or not even the memory for a message
+    return Fail(error.what(), ExitCode::kFailure);
+  }
 }

@@ -1,4 +1,4 @@
-// A command-line option with a parser of ours, so that its error says what is expected. Layer: cli.
+// Command-line options with checks of ours, so that errors say what is expected. Layer: cli.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -20,6 +20,12 @@ CLI::Option* AddParsed(CLI::App& command, const std::string& name, Target& targe
     target = *std::move(value);
   };
   return command.add_option_function<std::string>(name, assign, help);
+}
+
+// For options that give a path: an empty one is a mistake, not the default.
+inline CLI::Validator NotEmpty() {
+  return CLI::Validator(
+      [](const std::string& text) { return text.empty() ? std::string("is empty; give a path or leave the option out") : ""; }, "");
 }
 
 }  // namespace coppice::cli

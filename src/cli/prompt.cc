@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <iostream>
-#include <iterator>
-
 #include "cli/read_file.h"
 #include "core/check.h"
 #include "openai/chat.h"
@@ -14,11 +11,11 @@
 namespace coppice::cli {
 namespace {
 
-Result<std::string> ReadStdin() {
+Result<std::string> ReadPipedPrompt() {
   if (isatty(STDIN_FILENO)) {
     return InvalidArgument("no prompt; give --prompt TEXT, --prompt-file FILE or --prompt-ids 1,2,3, or pipe text in");
   }
-  return std::string{std::istreambuf_iterator<char>(std::cin), {}};
+  return ReadStandardInput();
 }
 
 Result<std::string> RenderPrompt(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
@@ -39,7 +36,7 @@ Result<std::optional<std::string>> ReadPromptText(const RunOptions& options) {
   }
   Result<std::string> text = options.prompt        ? Result<std::string>(*options.prompt)
                              : options.prompt_file ? ReadFile(*options.prompt_file, "--prompt-file")
-                                                   : ReadStdin();
+                                                   : ReadPipedPrompt();
   if (!text.ok()) return text.status();
   if (text->empty()) {
     return InvalidArgument(fmt::format("the prompt is empty{}; expected at least one character",

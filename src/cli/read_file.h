@@ -8,7 +8,9 @@
 
 namespace coppice::cli {
 
-// NOT_FOUND names the path, the system's reason and the option that gave it.
+// NOT_FOUND names the path, the system's reason and the option that gave it; INVALID_ARGUMENT where there is more than 256 MiB,
+// such as in a device without an end.
 Result<std::string> ReadFile(const std::string& path, std::string_view option);
+Result<std::string> ReadStandardInput();
 
 }  // namespace coppice::cli

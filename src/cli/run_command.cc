@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <utility>
 
@@ -14,11 +13,19 @@
 #include "cli/prompt.h"
 #include "cli/run_output.h"
 #include "cli/run_stats.h"
+#include "cli/standard_output.h"
 #include "core/check.h"
+#include "engine/prefix_file.h"
 #include "openai/generation.h"
 
 namespace coppice::cli {
 namespace {
+
+using openai::Generation;
+using openai::GenerationHooks;
+using openai::GenerationProgress;
+using openai::Sample;
+using openai::Selection;
 
 // The same request on a fresh engine in the baseline's mode.
 Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing, const Request& request) {
@@ -26,7 +33,7 @@ Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing
   options.force_sharing = false;
   spdlog::info("running the job again with --sharing {}", Name(sharing));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
-  COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, openai::Generate(*engine, request, {.should_stop = Interrupted}));
+  COPPICE_ASSIGN_OR_RETURN(const Generation generation, openai::Generate(*engine, request, {.should_stop = Interrupted}));
   const RunStats stats = MakeRunStats(options, generation);
   return BaselineSpeed{sharing, stats.prefill_tokens_per_second(), stats.decode_tokens_per_second()};
 }
@@ -52,12 +59,13 @@ Result<ExitCode> Run(RunOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadPromptText(options));
+  if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   Request& request = options.request;
   COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, EncodePrompt(options, text, engine->tokenizer()));
-  const openai::Selection selection = {.rank = options.rank || options.best_of.has_value(),
-                                       .deduplicate = options.deduplicate,
-                                       .best = options.best_of ? request.n : 0};
+  const Selection selection = {.rank = options.rank || options.best_of.has_value(),
+                               .deduplicate = options.deduplicate,
+                               .best = options.best_of ? request.n : 0};
   if (options.best_of) request.n = *options.best_of;
   if (request.echo && options.json) request.prompt_logprobs = true;
   const bool prints_at_end = options.json || selection.rank || selection.deduplicate;
@@ -67,24 +75,26 @@ Result<ExitCode> Run(RunOptions options) {
   spdlog::info("generating {} samples of a prompt of {} tokens with {}", request.n, request.prompt_ids.size(),
                options.engine.model_path);
   ProgressLine progress;
-  const openai::GenerationHooks hooks = {.on_prompt = [&](const std::string& prompt) { echo = prompt; },
-                                         .on_sample =
-                                             [&](const openai::Sample& sample) {
-                                               if (prints_at_end) return;
-                                               progress.Clear();
-                                               std::cout << FormatSample(sample, 0, echo) << std::flush;
-                                             },
-                                         .on_step =
-                                             [&](const openai::GenerationProgress& state) {
-                                               if (progress.due()) progress.Show(FormatProgress(state));
-                                             },
-                                         .should_stop = Interrupted};
+  Status printed;  // what cannot be told need not be computed
+  const auto print_sample = [&](const Sample& sample) {
+    if (prints_at_end || !printed.ok()) return;
+    progress.Clear();
+    printed = Print(FormatSample(sample, 0, echo));
+  };
+  const auto show_progress = [&](const GenerationProgress& state) {
+    if (progress.due()) progress.Show(FormatProgress(state));
+  };
+  const GenerationHooks hooks = {.on_prompt = [&](const std::string& prompt) { echo = prompt; },
+                                 .on_sample = print_sample,
+                                 .on_step = show_progress,
+                                 .should_stop = [&] { return Interrupted() || !printed.ok(); }};
   constexpr const char *kSaved = "saved", *kLoaded = "loaded";  // names of pins
   if (!options.load_prefix.empty()) COPPICE_RETURN_IF_ERROR(engine->LoadPrefix(kLoaded, options.load_prefix));
   if (!options.save_prefix.empty()) request.pin_prompt_as = kSaved;
-  Result<openai::Generation> generated = openai::Generate(*engine, request, hooks);
+  Result<Generation> generated = openai::Generate(*engine, request, hooks);
   progress.Clear();
-  COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, std::move(generated));
+  COPPICE_RETURN_IF_ERROR(printed);
+  COPPICE_ASSIGN_OR_RETURN(const Generation generation, std::move(generated));
   if (!options.save_prefix.empty() && !generation.interrupted) {
     COPPICE_RETURN_IF_ERROR(engine->SavePrefix(kSaved, options.save_prefix));
   }
@@ -98,19 +108,19 @@ Result<ExitCode> Run(RunOptions options) {
 
   std::optional<std::vector<VotedAnswer>> votes;
   if (options.vote) {
-    COPPICE_ASSIGN_OR_RETURN(votes, openai::Vote(generation, *options.vote));
+    COPPICE_ASSIGN_OR_RETURN(votes, Vote(generation, *options.vote));
   }
   if (options.json) {
-    std::cout << FormatJson(generation, stats, {.selection = selection, .echo = request.echo, .votes = votes ? &*votes : nullptr});
+    const JsonOptions json = {.selection = selection, .echo = request.echo, .votes = votes ? &*votes : nullptr};
+    COPPICE_RETURN_IF_ERROR(Print(FormatJson(generation, stats, json)));
   } else {
+    std::string text;
     if (prints_at_end) {
       int32_t rank = 0;
-      for (const openai::Sample* sample : openai::Select(generation, selection)) {
-        std::cout << FormatSample(*sample, selection.rank ? ++rank : 0, echo);
-      }
+      for (const Sample* sample : Select(generation, selection)) text += FormatSample(*sample, selection.rank ? ++rank : 0, echo);
     }
-    if (votes) std::cout << FormatVotes(*votes, stats.samples_finished);
-    std::cout << "\n" << FormatTable(stats);
+    if (votes) text += FormatVotes(*votes, stats.samples_finished);
+    COPPICE_RETURN_IF_ERROR(Print(text + "\n" + FormatTable(stats)));
   }
   return Interrupted() ? ExitCode::kInterrupted : ExitCode::kOk;
 }

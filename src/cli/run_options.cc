@@ -3,28 +3,32 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <initializer_list>
+#include <utility>
 
 #include "cli/parsed_option.h"
 #include "coppice/engine/ranking.h"
+#include "core/check.h"
+#include "engine/validate_options.h"
+#include "engine/validate_request.h"
 
 namespace coppice::cli {
 namespace {
 
-struct RangeCheck {
-  bool in_range;  // written so that NaN is out of every range
-  std::string_view option;
-  double value;
-  std::string_view expected;
-};
-
-Status FirstOutOfRange(std::initializer_list<RangeCheck> checks) {
-  for (const RangeCheck& check : checks) {
-    if (!check.in_range) return InvalidArgument(fmt::format("{} is {}; expected {}", check.option, check.value, check.expected));
+// The engine's message, which begins with the name of a field, with the name of the option that sets it.
+Status WithOptionName(const Status& status) {
+  if (status.ok()) return status;
+  constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+      {"n", "-n"}, {"num_threads", "--threads"}, {"kv_cache_bytes", "--kv-cache"}};
+  const std::string& message = status.message();
+  const std::string field = message.substr(0, message.find(' '));
+  std::string option = "--" + field;
+  std::ranges::replace(option, '_', '-');
+  for (const auto& [name, other] : kOtherNames) {
+    if (field == name) option = other;
   }
-  return OkStatus();
+  return Status(status.code(), option + message.substr(field.size()));
 }
 
 }  // namespace
@@ -69,10 +73,11 @@ Result<int32_t> ParseChunk(std::string_view text) {
 
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
   std::vector<int32_t> ids;
-  while (!text.empty()) {
-    const size_t comma = text.find(',');
-    std::string_view piece = text.substr(0, comma);
-    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+  if (text.empty()) return ids;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    std::string_view piece = text.substr(begin, comma - begin);
+    begin = comma + 1;
     while (!piece.empty() && piece.front() == ' ') piece.remove_prefix(1);
     while (!piece.empty() && piece.back() == ' ') piece.remove_suffix(1);
     int32_t id = 0;
@@ -85,10 +90,20 @@ Result<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
   return ids;
 }
 
+Result<uint64_t> ParseSeed(std::string_view text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size())
+    return InvalidArgument(fmt::format("'{}' is no seed; expected an integer in 0..{}", text, UINT64_MAX));
+  return seed;
+}
+
 void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   options.event_thread = true;
-  command.add_option("-m,--model", options.model_path,
-                     "GGUF file or Hugging Face folder (default: the model that scripts/fetch_model keeps)");
+  command
+      .add_option("-m,--model", options.model_path,
+                  "GGUF file or Hugging Face folder (default: the model that scripts/fetch_model keeps)")
+      ->check(NotEmpty());
   AddParsed<DType>(command, "--dtype", options.dtype, ParseDType, "bf16 (default), or f32 for exactness");
   AddParsed<SharingMode>(command, "--sharing", options.sharing, ParseSharingMode,
                          "tree (default): each shared token is read once per step; one-level: only what all requests share; "
@@ -114,7 +129,8 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       command, "--draft", options.draft, ParseDraftMode,
       "Speculative decoding: none (default); ngram: guesses what followed the last tokens before; model: a smaller "
       "model guesses (--draft-model)");
-  command.add_option("--draft-model", options.draft_model_path, "The model of --draft model, of the same vocabulary");
+  command.add_option("--draft-model", options.draft_model_path, "The model of --draft model, of the same vocabulary")
+      ->check(NotEmpty());
   command.add_option("--draft-tokens", options.draft_tokens, "Tokens guessed ahead at most, 1 to 63")->capture_default_str();
   command.add_option("--draft-branches", options.draft_branches, "With --draft ngram: continuations guessed at a time, a tree")
       ->capture_default_str();
@@ -128,9 +144,12 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_option("-p,--prompt", options.prompt, "Prompt text");
   command->add_option("-f,--prompt-file", options.prompt_file, "File with the prompt, taken byte for byte (default: stdin)");
   AddParsed<std::vector<int32_t>>(*command, "--prompt-ids", options.prompt_ids, ParseTokenIds, "Prompt as token ids: 1,2,3");
-  command->add_option("--save-prefix", options.save_prefix, "Write the prompt's KV to this file, for --load-prefix");
-  command->add_option("--load-prefix", options.load_prefix,
-                      "Take the KV of what the prompt begins with from a file of --save-prefix instead of computing it");
+  command->add_option("--save-prefix", options.save_prefix, "Write the prompt's KV to this file, for --load-prefix")
+      ->check(NotEmpty());
+  command
+      ->add_option("--load-prefix", options.load_prefix,
+                   "Take the KV of what the prompt begins with from a file of --save-prefix instead of computing it")
+      ->check(NotEmpty());
   command->add_flag("--chat", options.chat, "The prompt is a user's message: apply the model's chat template");
   command->add_option("--system", options.system, "System message (with --chat)");
 
@@ -140,7 +159,7 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")->capture_default_str();
   command->add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")->capture_default_str();
   command->add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")->capture_default_str();
-  command->add_option("--seed", sampling.seed, "Same seed, same samples")->capture_default_str();
+  AddParsed<uint64_t>(*command, "--seed", sampling.seed, ParseSeed, "Same seed, same samples; 0 (default) to 2^64 - 1");
   command->add_option("--stop", request.stop, "Text that ends a sample and is not part of it (repeatable)")
       ->allow_extra_args(false);
   command->add_flag("--ignore-eos", request.ignore_eos, "Go on to --max-tokens");
@@ -164,16 +183,7 @@ Status Validate(const EngineOptions& options) {
   if ((options.draft == DraftMode::kModel) != !options.draft_model_path.empty()) {
     return InvalidArgument("--draft model and --draft-model PATH go together; give both or neither");
   }
-  return FirstOutOfRange({
-      {options.page_size >= 1 && options.page_size <= 256, "--page-size", 1.0 * options.page_size, "1 to 256"},
-      {options.num_threads >= 0, "--threads", 1.0 * options.num_threads, "0 (one per core) or more"},
-      {options.max_context >= 0, "--max-context", 1.0 * options.max_context, "0 (the model's) or more"},
-      {options.max_running >= 1, "--max-running", 1.0 * options.max_running, "1 or more"},
-      {options.max_batch_tokens >= 1, "--max-batch-tokens", 1.0 * options.max_batch_tokens, "1 or more"},
-      {options.kv_cache_bytes >= 0, "--kv-cache", 1.0 * options.kv_cache_bytes, "0 (chosen by the engine) or a size such as 2GiB"},
-      {options.draft_tokens >= 1 && options.draft_tokens <= 63, "--draft-tokens", 1.0 * options.draft_tokens, "1 to 63"},
-      {options.draft_branches >= 1 && options.draft_branches <= 63, "--draft-branches", 1.0 * options.draft_branches, "1 to 63"},
-  });
+  return WithOptionName(ValidateOptions(options));
 }
 
 Status Validate(const RunOptions& options) {
@@ -195,20 +205,8 @@ Status Validate(const RunOptions& options) {
       return InvalidArgument(fmt::format("--vote: {}", compiled.status().message()));
     }
   }
-  for (const std::string& stop : request.stop) {
-    if (stop.empty()) return InvalidArgument("--stop is empty; expected the text that ends a sample");
-  }
-  const SamplingParams& sampling = request.sampling;
-  const Status status = FirstOutOfRange({
-      {request.n >= 1, "-n", 1.0 * request.n, "at least 1 sample"},
-      {request.max_tokens >= 1, "--max-tokens", 1.0 * request.max_tokens, "at least 1"},
-      {sampling.temperature >= 0 && std::isfinite(sampling.temperature), "--temperature", sampling.temperature,
-       "0 (greedy) or more"},
-      {sampling.top_p > 0 && sampling.top_p <= 1, "--top-p", sampling.top_p, "above 0 and at most 1"},
-      {sampling.top_k >= 0, "--top-k", 1.0 * sampling.top_k, "0 (all tokens) or more"},
-      {sampling.min_p >= 0 && sampling.min_p <= 1, "--min-p", sampling.min_p, "0 to 1"},
-  });
-  return status.ok() ? Validate(options.engine) : status;
+  COPPICE_RETURN_IF_ERROR(WithOptionName(ValidateParameters(request)));
+  return Validate(options.engine);
 }
 
 }  // namespace coppice::cli

@@ -40,6 +40,7 @@ Result<DType> ParseDType(std::string_view text);
 Result<DraftMode> ParseDraftMode(std::string_view text);
 Result<SchedulePolicy> ParseSchedule(std::string_view text);
 Result<int32_t> ParseChunk(std::string_view text);  // EngineOptions::chunk
+Result<uint64_t> ParseSeed(std::string_view text);
 // "1,2,3", spaces allowed.
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 

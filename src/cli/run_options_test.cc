@@ -109,20 +109,20 @@ TEST(RunOptions, ValidateNamesOptionValueAndExpectation) {
     edit(options);
     return Validate(options).message();
   };
-  EXPECT_EQ(message([](RunOptions& o) { o.request.n = 0; }), "-n is 0; expected at least 1 sample");
-  EXPECT_EQ(message([](RunOptions& o) { o.request.max_tokens = 0; }), "--max-tokens is 0; expected at least 1");
-  EXPECT_EQ(message([](RunOptions& o) { o.request.sampling.top_p = 0; }), "--top-p is 0; expected above 0 and at most 1");
-  EXPECT_EQ(message([](RunOptions& o) { o.engine.page_size = 257; }), "--page-size is 257; expected 1 to 256");
+  EXPECT_EQ(message([](RunOptions& o) { o.request.n = 0; }), "-n is 0, expected at least 1");
+  EXPECT_EQ(message([](RunOptions& o) { o.request.max_tokens = 0; }), "--max-tokens is 0, expected at least 1");
+  EXPECT_EQ(message([](RunOptions& o) { o.request.sampling.top_p = 0; }), "--top-p is 0, expected a number above 0 and at most 1");
+  EXPECT_EQ(message([](RunOptions& o) { o.engine.page_size = 257; }), "--page-size is 257, expected 1..256");
   EXPECT_THAT(message([](RunOptions& o) { o.request.sampling.temperature = std::numeric_limits<float>::quiet_NaN(); }),
               HasSubstr("--temperature is nan"));
   EXPECT_THAT(message([](RunOptions& o) { o.prompt = o.prompt_file = "x"; }), HasSubstr("more than one prompt"));
   EXPECT_THAT(message([](RunOptions& o) { o.system = "x"; }), HasSubstr("add --chat"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.prompt_logprobs = true; }), HasSubstr("add --json"));
-  EXPECT_EQ(message([](RunOptions& o) { o.engine.draft_tokens = 64; }), "--draft-tokens is 64; expected 1 to 63");
+  EXPECT_EQ(message([](RunOptions& o) { o.engine.draft_tokens = 64; }), "--draft-tokens is 64, expected 1..63");
   EXPECT_THAT(message([](RunOptions& o) { o.engine.draft = DraftMode::kModel; }), HasSubstr("--draft-model PATH"));
   EXPECT_EQ(message([](RunOptions& o) { o.request.n = 4, o.best_of = 3; }), "--best-of is 3; expected at least -n, which is 4");
   EXPECT_THAT(message([](RunOptions& o) { o.vote = "("; }), HasSubstr("--vote: answer pattern (: missing closing parenthesis"));
-  EXPECT_THAT(message([](RunOptions& o) { o.request.stop = {""}; }), HasSubstr("--stop is empty"));
+  EXPECT_THAT(message([](RunOptions& o) { o.request.stop = {""}; }), HasSubstr("--stop has an empty string"));
 }
 
 }  // namespace

@@ -20,7 +20,6 @@
 namespace coppice {
 namespace {
 
-
 // Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
 Result<int32_t> NumPages(const EngineOptions& options, int64_t page_bytes) {
   const int64_t full = static_cast<int64_t>(options.max_running) * (CeilDiv(options.max_context, options.page_size) + 1);

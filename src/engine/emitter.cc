@@ -128,7 +128,7 @@ void Emitter::SendAll(const Emissions& emissions) {
     }
     event_.top_logprobs.resize(item.top_count > 0 ? 1 : 0);
     if (item.top_count > 0) {
-      const auto begin = emissions->top_logprobs.begin() + item.top_begin;
+      const auto begin = emissions.top_logprobs.begin() + item.top_begin;
       event_.top_logprobs.front().assign(begin, begin + item.top_count);
     }
     event_.text.clear();

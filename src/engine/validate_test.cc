@@ -90,7 +90,7 @@ TEST(ValidateOptions, EveryNumberHasARange) {
   for (const int32_t value : {0, -1, 65537, INT32_MAX}) refused("max_running", [=](auto& o) { o.max_running = value; });
   for (const int32_t value : {0, (1 << 20) + 1, INT32_MAX})
     refused("max_batch_tokens", [=](auto& o) { o.max_batch_tokens = value; });
-  for (const int32_t value : {-1, 1025, INT32_MAX}) refused("num_threads", [=](auto& o) { o.num_threads = value; });
+  for (const int32_t value : {-1, 4097, INT32_MAX}) refused("num_threads", [=](auto& o) { o.num_threads = value; });
   for (const int32_t value : {0, 64}) refused("draft_tokens", [=](auto& o) { o.draft_tokens = value; });
   for (const int32_t value : {0, 64}) refused("draft_branches", [=](auto& o) { o.draft_branches = value; });
   refused("chunk", [](auto& o) { o.chunk = -2; });

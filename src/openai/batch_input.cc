@@ -121,15 +121,9 @@ Result<int64_t> TokenSpool::Append(std::span<const int32_t> ids) {
 }
 
 Status TokenSpool::Flush() {
-  const char* bytes = reinterpret_cast<const char*>(pending_.data());
-  for (size_t left = pending_.size() * sizeof(int32_t); left > 0;) {
-    const ssize_t count = write(file_.get(), bytes, left);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0)
-      return ResourceExhausted(fmt::format("cannot keep the tokens of the prompts in a temporary file: {}", std::strerror(errno)));
-    bytes += count;
-    left -= static_cast<size_t>(count);
-  }
+  const auto bytes = std::as_bytes(std::span(pending_));
+  COPPICE_RETURN_IF_ERROR(WriteAll(file_.get(), {reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                                   "the temporary file for the tokens of the prompts"));
   pending_.clear();
   return OkStatus();
 }

@@ -4,18 +4,17 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <utility>
 
 #include "core/check.h"
 #include "openai/line_reader.h"
 #include "openai/response.h"
+#include "tokenizer/one_line.h"
 
 namespace coppice::openai {
 namespace {
@@ -24,87 +23,117 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kErrorsTold = 10;  // on stderr; all are in the file
 
-Status SystemError(std::string_view action, const std::string& path) {
-  return NotFound(fmt::format("cannot {} {}: {}", action, path, std::strerror(errno)));
+constexpr std::string_view kResultBegin = R"({"id":)";  // of every line that we write
+
+std::string LineOf(const ordered_json& line) {
+  return line.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
 }
 
-Status WriteLine(int fd, const ordered_json& line, const std::string& path) {
-  const std::string text = line.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
-  for (size_t written = 0; written < text.size();) {
-    const ssize_t count = write(fd, text.data() + written, text.size() - written);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return SystemError("write to", path);
-    written += static_cast<size_t>(count);
+bool HasString(const ordered_json& object, const char* name) { return object.contains(name) && object[name].is_string(); }
+
+// Whether the torn last line of a file may be the beginning of one of ours.
+bool MayBegin(std::string_view torn) { return torn.substr(0, kResultBegin.size()) == kResultBegin.substr(0, torn.size()); }
+
+// A line of BatchErrors::Report.
+bool IsError(const std::string& line) {
+  const ordered_json json = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() && json.contains("id") && json.contains("custom_id") && json.contains("response") &&
+         json.contains("error") && json.contains("line");
+}
+
+Status CheckIsErrors(const std::string& resolved, const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(resolved, "the earlier errors"));
+  LineReader::Line line;
+  while (true) {
+    COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
+    if (!more) return OkStatus();
+    if (line.complete ? IsError(line.text) : MayBegin(line.text)) continue;
+    return InvalidArgument(
+        fmt::format("{}:{} is no error of a batch, and would be lost; give another --errors or remove it", path, line.number));
   }
-  return OkStatus();
 }
 
 }  // namespace
 
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
 Result<BatchOutput> BatchOutput::Open(const std::string& path) {
   BatchOutput output;
-  output.path_ = path;
-  output.file_ = FileDescriptor(open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  COPPICE_ASSIGN_OR_RETURN(output.path_, ResolveOutput(path));
+  output.file_ = FileDescriptor(open(output.path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (output.file_.get() < 0) return SystemError("write to the output", path);
   if (flock(output.file_.get(), LOCK_EX | LOCK_NB) != 0)
     return FailedPrecondition(
         fmt::format("{} is locked: another coppice batch writes to it; wait for it or give another output", path));
 
-  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(path, "the output"));
+  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(output.path_, "the output"));
   LineReader::Line line;
   while (true) {
     COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
     if (!more) return output;
     if (!line.complete) break;
     const ordered_json result = ordered_json::parse(line.text, nullptr, /*allow_exceptions=*/false);
-    const auto is_string = [&](const char* name) { return result.contains(name) && result[name].is_string(); };
-    if (!result.is_object() || !is_string("custom_id") || !is_string("id")) {
+    if (!result.is_object() || !HasString(result, "custom_id") || !HasString(result, "id")) {
       return InvalidArgument(
           fmt::format("{}:{} is no result of a batch; give an output that does not exist yet, or one that coppice batch wrote",
                       path, line.number));
     }
     output.finished_.emplace(result["custom_id"].get<std::string>(), result["id"].get<std::string>());
+    output.size_ = line.offset + line.size + 1;
   }
   // Only what looks like the beginning of a result is cut off: the file may not be one of ours.
-  constexpr std::string_view kBegin = R"({"id":)";
-  if (output.finished_.empty() && line.text.substr(0, kBegin.size()) != kBegin.substr(0, line.text.size()))
+  if (output.finished_.empty() && !MayBegin(line.text))
     return InvalidArgument(fmt::format("{} is no output of a batch; give one that does not exist yet", path));
   spdlog::info("{}: the last line is torn and is dropped", path);
-  if (ftruncate(output.file_.get(), line.offset) != 0) return SystemError("shorten", path);
+  if (ftruncate(output.file_.get(), output.size_) != 0) return SystemError("shorten", path);
   return output;
 }
 
 Status BatchOutput::Append(const ordered_json& line) {
-  COPPICE_RETURN_IF_ERROR(WriteLine(file_.get(), line, path_));
+  COPPICE_RETURN_IF_ERROR(CheckIsOurs());
+  const std::string text = LineOf(line);
+  COPPICE_RETURN_IF_ERROR(WriteAll(file_.get(), text, path_));
+  size_ += static_cast<int64_t>(text.size());
   return Clock::now() - last_sync_ < kSyncInterval ? OkStatus() : Sync();
 }
 
 Status BatchOutput::Sync() {
-  // Pipes and some file systems cannot; there is nothing to lose then.
+  // Some file systems cannot; there is nothing to lose then.
   if (fdatasync(file_.get()) != 0 && errno != EINVAL && errno != EROFS) return SystemError("write to", path_);
   last_sync_ = Clock::now();
-  return OkStatus();
+  return CheckIsOurs();
+}
+
+Status BatchOutput::CheckIsOurs() const {
+  struct stat open_file = {}, named = {};
+  if (fstat(file_.get(), &open_file) != 0) return SystemError("look at", path_);
+  const bool is_there = stat(path_.c_str(), &named) == 0 && named.st_dev == open_file.st_dev && named.st_ino == open_file.st_ino;
+  if (!is_there)
+    return DataLoss(
+        fmt::format("{} was removed or moved by somebody else while answers were written to it; put it back, or run "
+                    "the command again for what is missing",
+                    path_));
+  if (open_file.st_size == size_) return OkStatus();
+  return DataLoss(
+      fmt::format("{} has {} bytes, expected {}: somebody else changed it while answers were written to it; restore it, "
+                  "or remove it and run the command again",
+                  path_, open_file.st_size, size_));
 }
 
 Result<BatchErrors> BatchErrors::Open(const std::string& path) {
   BatchErrors errors;
   errors.path_ = path;
-  std::error_code failed;
-  std::filesystem::remove(path, failed);
-  if (failed) return NotFound(fmt::format("cannot remove the earlier {}: {}", path, failed.message()));
+  COPPICE_ASSIGN_OR_RETURN(errors.resolved_, ResolveOutput(path));
+  if (access(errors.resolved_.c_str(), F_OK) != 0) return errors;
+  COPPICE_RETURN_IF_ERROR(CheckIsErrors(errors.resolved_, path));
+  if (unlink(errors.resolved_.c_str()) != 0) return SystemError("remove the earlier", path);
   return errors;
 }
 
 Status BatchErrors::Report(const Error& error) {
   if (file_.get() < 0) {
-    file_ = FileDescriptor(open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    file_ = FileDescriptor(open(resolved_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file_.get() < 0) return SystemError("write to", path_);
   }
-  if (++count_ <= kErrorsTold) spdlog::warn("line {}: {}", error.line, error.status.message());
+  if (++count_ <= kErrorsTold) spdlog::warn("line {}: {}", error.line, OneLine(error.status.message()));
   if (count_ == kErrorsTold + 1) spdlog::warn("more errors: see {}", path_);
   const ordered_json custom_id = error.custom_id.empty() ? ordered_json() : ordered_json(error.custom_id);
   if (error.id.empty()) {  // not even a request
@@ -112,16 +141,19 @@ Status BatchErrors::Report(const Error& error) {
                                {"message", error.status.message()},
                                {"param", error.param.empty() ? ordered_json() : ordered_json(error.param)},
                                {"line", error.line}};
-    return WriteLine(file_.get(),
-                     {{"id", nullptr}, {"custom_id", custom_id}, {"response", nullptr}, {"error", what}, {"line", error.line}},
-                     path_);
+    return WriteAll(
+        file_.get(),
+        LineOf({{"id", nullptr}, {"custom_id", custom_id}, {"response", nullptr}, {"error", what}, {"line", error.line}}), path_);
   }
   const ordered_json response = {
       {"status_code", HttpStatus(error.status)}, {"request_id", "req_" + error.id}, {"body", ErrorBody(error.status, error.param)}};
-  return WriteLine(
-      file_.get(),
-      {{"id", "batch_req_" + error.id}, {"custom_id", custom_id}, {"response", response}, {"error", nullptr}, {"line", error.line}},
-      path_);
+  return WriteAll(file_.get(),
+                  LineOf({{"id", "batch_req_" + error.id},
+                          {"custom_id", custom_id},
+                          {"response", response},
+                          {"error", nullptr},
+                          {"line", error.line}}),
+                  path_);
 }
 
 }  // namespace coppice::openai

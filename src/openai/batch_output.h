@@ -7,47 +7,36 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <unordered_map>
-#include <utility>
 
 #include "coppice/core/status.h"
+#include "core/file.h"
 
 namespace coppice::openai {
-
-// A file descriptor that is closed at the end.
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~FileDescriptor();
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // Lines of JSON, each written by one write(2), so that a kill leaves whole lines and at most one torn one at the end. Synced to
 // disk once a second at most, and at the end: a power cut loses that second, and the next run computes it again.
 class BatchOutput {
  public:
   // Opens or creates the file and locks it. What an earlier run finished is kept, a torn last line is cut off. INVALID_ARGUMENT for
-  // a file that holds anything else than batch results, FAILED_PRECONDITION if another process writes to it.
+  // what is no regular file or holds anything else than batch results, FAILED_PRECONDITION if another process writes to it.
   static Result<BatchOutput> Open(const std::string& path);
 
   // custom_id -> id of every line that was there; the id tells which request it answers.
   const std::unordered_map<std::string, std::string>& finished() const { return finished_; }
+  // DATA_LOSS if somebody else removed, moved or changed the file meanwhile: what was written before may be lost.
   Status Append(const nlohmann::ordered_json& line);
+  // Puts everything on the disk. Errors as Append.
   Status Sync();
 
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr auto kSyncInterval = std::chrono::seconds(1);
 
+  Status CheckIsOurs() const;
+
   FileDescriptor file_;
-  std::string path_;
+  std::string path_;  // symbolic links followed
+  int64_t size_ = 0;  // bytes
   std::unordered_map<std::string, std::string> finished_;
   Clock::time_point last_sync_ = Clock::now();
 };
@@ -64,7 +53,8 @@ class BatchErrors {
     std::string param;  // the field that is wrong; may be empty
   };
 
-  // Removes an earlier run's file.
+  // Removes an earlier run's file. INVALID_ARGUMENT for what is no regular file or holds anything else than errors of a batch; it
+  // stays as it is.
   static Result<BatchErrors> Open(const std::string& path);
   Status Report(const Error& error);
   int64_t count() const { return count_; }
@@ -72,7 +62,8 @@ class BatchErrors {
 
  private:
   FileDescriptor file_;
-  std::string path_;
+  std::string path_;      // as the user gave it
+  std::string resolved_;  // symbolic links followed
   int64_t count_ = 0;
 };
 

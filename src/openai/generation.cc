@@ -1,6 +1,7 @@
 #include "openai/generation.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -26,8 +27,6 @@ std::vector<RankedSample> Views(const std::vector<const Sample*>& samples) {
 
 // The request's output, and what of it is to be reported.
 struct Gathered {
-  explicit Gathered(int32_t num_samples) : output(num_samples) {}
-
   void Add(const StreamEvent& event) {
     const std::lock_guard lock(mutex);
     output.Add(event);
@@ -65,14 +64,11 @@ void Sample::Append(const StreamEvent& event) {
   if (event.finish_reason) finish_reason = event.finish_reason;
 }
 
-RequestOutput::RequestOutput(int32_t num_samples) : samples(static_cast<size_t>(std::max(num_samples, 0))) {
-  for (int32_t i = 0; i < num_samples; ++i) samples[i].index = i;
-}
-
 void RequestOutput::Add(const StreamEvent& event) {
   if (event.index < 0) {
     prompt = {event.text, event.token_ids, event.prompt_logprobs};
   } else {
+    while (std::ssize(samples) <= event.index) samples.push_back({.index = static_cast<int32_t>(samples.size())});
     samples[event.index].Append(event);
   }
   cached_tokens = std::max(cached_tokens, event.cached_tokens);
@@ -88,7 +84,7 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
                               .prompt_tokens = static_cast<int64_t>(request.prompt_ids.size()),
                               .tokens_wanted = int64_t{request.n} * request.max_tokens,
                               .samples = request.n};
-  const auto gathered = std::make_shared<Gathered>(request.n);  // events may outlive this call if it fails
+  const auto gathered = std::make_shared<Gathered>();  // events may outlive this call if it fails
   request.on_event = [gathered](const StreamEvent& event) { gathered->Add(event); };
   const Result<RequestId> id = engine.Submit(std::move(request));
   if (!id.ok()) return id.status();

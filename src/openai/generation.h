@@ -40,14 +40,10 @@ struct EchoedPrompt {
 // What the engine said of one request so far. Thread-compatible: events come on the engine's thread for them or in its steps, so
 // who reads it meanwhile needs a lock.
 struct RequestOutput {
-  RequestOutput() = default;
-  // For `num_samples` samples; none where a request asks for fewer, which the engine refuses.
-  explicit RequestOutput(int32_t num_samples);
-
   void Add(const StreamEvent& event);
 
   EchoedPrompt prompt;
-  std::vector<Sample> samples;  // by index
+  std::vector<Sample> samples;  // by index, as far as events came; all once it is done
   int32_t cached_tokens = 0;    // of the prompt
   Status failure;               // of the first sample that failed
   bool cancelled = false;       // a sample was

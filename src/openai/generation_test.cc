@@ -170,7 +170,7 @@ TEST(Generate, ReturnsTheEnginesErrors) {
 }
 
 TEST(RequestOutput, KeepsTheFirstFailureAndWhatWasCached) {
-  RequestOutput output(2);
+  RequestOutput output;
   output.Add({.index = -1, .token_ids = {1, 2}, .text = "say", .prompt_logprobs = {std::nullopt, -0.5f}, .cached_tokens = 5});
   output.Add(Token(1, 20, -0.5f, "x"));
   EXPECT_FALSE(output.cancelled);
@@ -188,8 +188,6 @@ TEST(RequestOutput, KeepsTheFirstFailureAndWhatWasCached) {
   EXPECT_TRUE(output.cancelled);
   EXPECT_TRUE(output.done);
 }
-
-TEST(RequestOutput, HasNoSampleForARequestOfNone) { EXPECT_TRUE(RequestOutput(-1).samples.empty()); }
 
 TEST(Sample, WithoutTokensHasNoMean) { EXPECT_EQ(Sample().mean_logprob(), std::nullopt); }
 

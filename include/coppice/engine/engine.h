@@ -117,7 +117,7 @@ struct EngineOptions {
   int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
   int32_t max_context = 0;  // 0: the model's
   int32_t max_waiting = 0;  // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
-  int num_threads = 0;      // 0: one per core; at most 1,024
+  int num_threads = 0;      // 0: one per core; at most 4,096
   // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;

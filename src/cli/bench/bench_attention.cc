@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -16,7 +15,9 @@
 #include "attention_tools/calibrate.h"
 #include "cli/bench/bench_support.h"
 #include "cli/bench/tree_problem.h"
+#include "cli/parsed_option.h"
 #include "cli/run_stats.h"
+#include "cli/standard_output.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
 
@@ -192,6 +193,7 @@ class NeverSlower {
 };
 
 Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
   std::vector<BenchTree> trees;
   const std::vector<std::string> texts = options.grid && options.trees.empty() ? GridTrees() : options.trees;
   for (const std::string& text : texts) {
@@ -204,10 +206,10 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   }
   const std::vector<AttentionSpec> specs = options.spec.num_qo_heads > 0 ? std::vector{options.spec} : DefaultSpecs();
 
-  ThreadPool threads(options.threads);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(options.threads));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::BenchDevice> device,
                            options.device == "cuda" ? attention::MakeCudaBenchDevice(0)
-                                                    : attention::MakeCpuBenchDevice(threads, attention::cpu::DetectIsa()));
+                                                    : attention::MakeCpuBenchDevice(*threads, attention::cpu::DetectIsa()));
   ordered_json report = {{"device", device->name()},
                          {"page_size", options.page_size},
                          {"least_rounds", options.rounds.repeats},
@@ -216,9 +218,9 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
                          {"product_flops_per_s", device->product_flops_per_s()},
                          {"read_bytes_per_s", device->read_bytes_per_s()},
                          {"rows", ordered_json::array()}};
-  if (options.device == "cpu") report["workers"] = threads.num_workers();
-  std::cout << fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
-                           device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9);
+  if (options.device == "cpu") report["workers"] = threads->num_workers();
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
+                                            device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9)));
   const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
   attention::AttentionBench bench(*device, {.page_size = options.page_size,
                                             .rounds = options.rounds,
@@ -231,24 +233,21 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
       COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run(spec, tree));
       for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
       never_slower.Add(spec, tree, rows);
-      std::cout << FormatLine(spec, tree, rows) << std::flush;
+      COPPICE_RETURN_IF_ERROR(Print(FormatLine(spec, tree, rows)));
     }
   }
   report["never_slower"] = never_slower.Json();
-  std::cout << never_slower.Line();
-  if (options.out.empty()) return ExitCode::kOk;
-  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
+  COPPICE_RETURN_IF_ERROR(Print(never_slower.Line()));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }
 
 Result<ExitCode> Calibrate(int num_threads, const std::string& out) {
-  ThreadPool threads(num_threads);
-  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, attention::CalibrateCpu(threads));
-  if (out.empty()) {
-    std::cout << attention::ToJson(machine) << "\n";
-  } else {
-    COPPICE_RETURN_IF_ERROR(attention::SaveMachineModel(machine, out));
-  }
+  COPPICE_RETURN_IF_ERROR(CheckReport(out, "--out"));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(num_threads));
+  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, attention::CalibrateCpu(*threads));
+  const std::string text = attention::ToJson(machine) + "\n";
+  COPPICE_RETURN_IF_ERROR(out.empty() ? Print(text) : WriteReport(out, text, "--out"));
   return ExitCode::kOk;
 }
 
@@ -290,7 +289,7 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_option("--machine", options->machine, "Constants from `coppice bench calibrate`; default: shipped ones");
-  command->add_option("--out", options->out, "Write the result to this file as JSON");
+  command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   return {command, [options] { return BenchAttention(*options); }};
 }
 
@@ -304,7 +303,7 @@ Command AddBenchCalibrateCommand(CLI::App& bench) {
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  command->add_option("--out", options->out, "Write them to this file (default: print them)");
+  command->add_option("--out", options->out, "Write them to this file (default: print them)")->check(NotEmpty());
   return {command, [options] { return Calibrate(options->threads, options->out); }};
 }
 

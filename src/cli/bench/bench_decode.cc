@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "cli/bench/bench_support.h"
+#include "cli/parsed_option.h"
 #include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
+#include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "openai/generation.h"
@@ -77,6 +79,7 @@ std::string FormatRow(const ordered_json& row) {
 
 Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
   std::vector<Case> cases;
   for (const int32_t prompt : options.prompt_tokens) {
@@ -105,14 +108,13 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
                          {"max_tokens", options.max_tokens},
                          {"repeats", options.repeats},
                          {"rows", ordered_json::array()}};
-  std::cout << fmt::format("{:>6} {:>4}  {:<9} {:>10} {:>10} {:>12} {:>10}\n", "prompt", "n", "sharing", "decode t/s",
-                           "prefill t/s", "KV read/step", "peak RSS");
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:>6} {:>4}  {:<9} {:>10} {:>10} {:>12} {:>10}\n", "prompt", "n", "sharing",
+                                            "decode t/s", "prefill t/s", "KV read/step", "peak RSS")));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back(Summarize(cases[c], runs[c]));
-    std::cout << FormatRow(report["rows"].back());
+    COPPICE_RETURN_IF_ERROR(Print(FormatRow(report["rows"].back())));
   }
-  if (options.out.empty()) return ExitCode::kOk;
-  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }
 
@@ -134,7 +136,7 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
-  command->add_option("--out", options->out, "Write the result to this file as JSON");
+  command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   AddEngineOptions(*command, options->engine);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured
   return {command, [options] { return BenchDecode(*options); }};

@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,9 +12,11 @@
 #include <vector>
 
 #include "cli/bench/bench_support.h"
+#include "cli/parsed_option.h"
 #include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
+#include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "openai/generation.h"
@@ -108,6 +109,7 @@ std::string FormatRow(const ordered_json& row) {
 }
 
 Result<ExitCode> BenchDraft(BenchDraftOptions options) {
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
   const std::vector<Text> texts = Texts();
   std::vector<Case> cases;
@@ -134,14 +136,13 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
                          {"max_tokens", options.max_tokens},
                          {"repeats", options.repeats},
                          {"rows", ordered_json::array()}};
-  std::cout << fmt::format("{:<8} {:>4}  {:<10} {:>11} {:>9}/{:<9} {:>13} {:>13} {:>10}\n", "text", "n", "draft", "tokens/step",
-                           "accepted", "drafted", "KV read/token", "unshared", "decode t/s");
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:<8} {:>4}  {:<10} {:>11} {:>9}/{:<9} {:>13} {:>13} {:>10}\n", "text", "n", "draft",
+                                            "tokens/step", "accepted", "drafted", "KV read/token", "unshared", "decode t/s")));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back(Summarize(cases[c], runs[c]));
-    std::cout << FormatRow(report["rows"].back());
+    COPPICE_RETURN_IF_ERROR(Print(FormatRow(report["rows"].back())));
   }
-  if (options.out.empty()) return ExitCode::kOk;
-  COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }
 
@@ -161,7 +162,7 @@ Command AddBenchDraftCommand(CLI::App& bench) {
       ->capture_default_str();
   command->add_option("-t,--temperature", options->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
-  command->add_option("--out", options->out, "Write the result to this file as JSON");
+  command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   AddEngineOptions(*command, options->engine);
   command->remove_option(command->get_option("--draft"));  // every way is measured; model with --draft-model
   command->remove_option(command->get_option("--draft-branches"));

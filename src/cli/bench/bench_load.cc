@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,6 +18,7 @@
 #include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
+#include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "model/checkpoint.h"
@@ -88,6 +88,8 @@ std::string FormatRow(const ordered_json& row) {
 
 Result<ExitCode> BenchLoad(BenchLoadOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.html, "--html"));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
   {
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.engine.model_path));
@@ -130,17 +132,17 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
       {"threads", options.engine.num_threads > 0 ? options.engine.num_threads : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))},
       {"repeats", options.repeats},
       {"rows", ordered_json::array()}};
-  std::cout << FormatHead();
+  COPPICE_RETURN_IF_ERROR(Print(FormatHead()));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back({{"label", cases[c].point->label},
                               {"x", cases[c].point->x},
                               {"rate", cases[c].rate > 0 ? ordered_json(cases[c].rate) : ordered_json()},
                               {"sharing", Name(cases[c].sharing)},
                               {"result", Medians(runs[c])}});
-    std::cout << FormatRow(report["rows"].back());
+    COPPICE_RETURN_IF_ERROR(Print(FormatRow(report["rows"].back())));
   }
-  if (!options.out.empty()) COPPICE_RETURN_IF_ERROR(WriteFile(options.out, report.dump(1) + "\n", "--out"));
-  if (!options.html.empty()) COPPICE_RETURN_IF_ERROR(WriteFile(options.html, LoadReportHtml(report), "--html"));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.html, LoadReportHtml(report), "--html"));
   return ExitCode::kOk;
 }
 
@@ -160,15 +162,16 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("--prefixes", workload.prefixes, "relay: lengths of the system prompt (default: 64 to 2048)")->delimiter(',');
   command.add_option("--tree", workload.tree,
                      "tree: 1024,256x4,64x8 is a prefix of 1,024 tokens, 4 nodes of 256 below it, 8 requests below each");
-  command.add_option("--lengths", workload.lengths_file, "lengths: a file of lines \"prompt output [group shared]\" in tokens");
+  command.add_option("--lengths", workload.lengths_file, "lengths: a file of lines \"prompt output [group shared]\" in tokens")
+      ->check(NotEmpty());
   command.add_option("--scale", workload.scale, "Take this part of the workload's groups, or of its requests")
       ->capture_default_str();
   command.add_option("--seed", workload.seed, "Of token ids, order and arrivals")->capture_default_str();
   AddParsed<std::vector<SharingMode>>(command, "--modes", options->modes, ParseModes,
                                       "Sharing modes to measure (default: all four)");
   command.add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
-  command.add_option("--out", options->out, "Write the result to this file as JSON");
-  command.add_option("--html", options->html, "Write a page with plots to this file");
+  command.add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
+  command.add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
   AddEngineOptions(command, options->engine);
   command.remove_option(command.get_option("--sharing"));  // --modes says which
   return options;

@@ -7,7 +7,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+
+#include "attention/cost_model.h"
+#include "cli/bench/load_report.h"
+#include "cli/read_file.h"
+#include "core/check.h"
+#include "core/exhaustion.h"
+#include "core/file.h"
 
 namespace coppice::cli {
 
@@ -15,13 +23,16 @@ using nlohmann::ordered_json;
 
 namespace {
 
-bool WriteAll(int fd, const std::string& text) {
-  for (size_t written = 0; written < text.size();) {
-    const ssize_t count = write(fd, text.data() + written, text.size() - written);
-    if (count < 0 && errno != EINTR) return false;
-    if (count > 0) written += static_cast<size_t>(count);
+// The file that `path` leads to, if a report may be written there.
+Result<std::string> ResolveReport(const std::string& path, std::string_view option) {
+  COPPICE_ASSIGN_OR_RETURN(std::string resolved, ResolveOutput(path));
+  if (std::error_code absent; !std::filesystem::exists(resolved, absent)) return resolved;
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(resolved, option));
+  if (!text.empty() && !IsReport(text)) {
+    return InvalidArgument(
+        fmt::format("{} {} holds something else than a report, which would be lost; give another name or remove it", option, path));
   }
-  return true;
+  return resolved;
 }
 
 }  // namespace
@@ -32,8 +43,9 @@ Result<ordered_json> MeasureInChild(const std::function<Result<ordered_json>()>&
   const pid_t child = fork();
   if (child < 0) return Internal(fmt::format("fork: {}", std::strerror(errno)));
   if (child == 0) {
-    const Result<ordered_json> result = measure();
-    _exit(WriteAll(ends[1], (result.ok() ? *result : ordered_json{{"error", result.status().message()}}).dump()) ? 0 : 1);
+    const Result<ordered_json> result = CatchExhaustion("measuring", measure);
+    const std::string text = (result.ok() ? *result : ordered_json{{"error", result.status().message()}}).dump();
+    _exit(WriteAll(ends[1], text, "the pipe").ok() ? 0 : 1);
   }
   close(ends[1]);
   std::string text;
@@ -81,11 +93,20 @@ std::string CpuName() {
   return "unknown";
 }
 
-Status WriteFile(const std::string& path, const std::string& text, std::string_view option) {
-  std::ofstream file(path);
-  file << text;
-  if (!file.flush()) return NotFound(fmt::format("cannot write {}; check {}", path, option));
-  return OkStatus();
+bool IsReport(const std::string& text) {
+  if (text.starts_with(kReportHtmlBegin)) return true;
+  const ordered_json json = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return (json.is_object() && json.contains("rows") && json["rows"].is_array()) || attention::ParseMachineModel(text).ok();
+}
+
+Status CheckReport(const std::string& path, std::string_view option) {
+  return path.empty() ? OkStatus() : ResolveReport(path, option).status();
+}
+
+Status WriteReport(const std::string& path, const std::string& text, std::string_view option) {
+  if (path.empty()) return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(const std::string resolved, ResolveReport(path, option));
+  return ReplaceFile(resolved, text);
 }
 
 }  // namespace coppice::cli

@@ -27,7 +27,12 @@ nlohmann::ordered_json Medians(const std::vector<nlohmann::ordered_json>& runs);
 
 std::string CpuName();
 
-// NOT_FOUND if the file cannot be written; `option` is what gave the path.
-Status WriteFile(const std::string& path, const std::string& text, std::string_view option);
+// Whether `text` is what a benchmark writes: a report as JSON or HTML, or a machine model.
+bool IsReport(const std::string& text);
+// Whether WriteReport would write to `path`, which `option` gave: a new name, an empty file, or what a benchmark wrote before. OK
+// for an empty path, which stands for no report. Called before hours of measurement.
+Status CheckReport(const std::string& path, std::string_view option);
+// Replaces the report whole, or leaves the old one; nothing for an empty path. Errors as CheckReport, or with the system's reason.
+Status WriteReport(const std::string& path, const std::string& text, std::string_view option);
 
 }  // namespace coppice::cli

@@ -123,10 +123,9 @@ std::string LoadReportHtml(const ordered_json& report) {
   const bool rates = Str(report, "command") == "serve";
   const std::string heading = fmt::format("coppice bench {}: {}", Str(report, "command"), Str(report, "workload"));
   std::string html = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-      "content=\"width=device-width\"><title>{0}</title><style>{1}"
+      "{2}<meta name=\"viewport\" content=\"width=device-width\"><title>{0}</title><style>{1}"
       "</style></head><body>\n<h1>{0}</h1>\n",
-      EscapeHtml(heading), kStyle);
+      EscapeHtml(heading), kStyle, kReportHtmlBegin);
   html += fmt::format("<p>{}, {} ({} threads), {}; medians of {} runs, modes interleaved.</p>\n", EscapeHtml(Str(report, "model")),
                       EscapeHtml(Str(report, "cpu")), report["threads"].get<int>(), EscapeHtml(Str(report, "dtype")),
                       report["repeats"].get<int>());

@@ -1,0 +1,158 @@
+"""Requests and options of absurd size: an error that names the field, never a crash, and nothing lost beside it."""
+
+import json
+import os
+import resource
+import subprocess
+import tempfile
+import unittest
+
+from program import COPPICE, TINY, coppice, run_json
+
+PROMPT = ["--model", TINY, "--prompt-ids", "5,6,7"]
+GOOD = ["run", *PROMPT, "--max-tokens", "2"]
+
+
+def limited(command, **limits):
+    """`coppice command` under limits such as AS=bytes."""
+    def lower():
+        for name, value in limits.items():
+            resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+    return subprocess.run([COPPICE, *map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False, preexec_fn=lower)
+
+
+class RunLimitsTest(unittest.TestCase):
+    def refused(self, args, *words, status=2):
+        done = limited([*GOOD, *args])
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (status, "", 1), (args, done))
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_numbers_of_samples(self):
+        for option in ("-n", "--best-of"):
+            for value in (100_000_000, 2_000_000_000, 2**31 - 1):
+                self.refused([option, value], str(value))
+            for value in (0, -1, -2**31):
+                self.refused([option, value], str(value))
+            for value in (2**31, 2**63, 2**64, 1.5, "1e3", "many"):
+                self.refused([option, value], "Could not convert: --", str(value))
+        self.assertEqual(len(run_json(*GOOD[1:], "-n", 300)["samples"]), 300)  # more than run at a time
+
+    def test_threads(self):
+        self.refused(["--threads", 100000], "--threads is 100000", "0..4096")
+        self.refused(["--threads", -1], "--threads is -1")
+        done = limited([*GOOD, "--threads", 1000], AS=6 << 30)  # a stack has 8 MiB
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done)
+        self.assertIn("thread", done.stderr)
+        done = limited(["inspect", "plan", "--threads", 1000], AS=6 << 30)
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done)
+
+    def test_other_sizes(self):
+        for option in ("--page-size", "--max-running", "--max-batch-tokens", "--max-context", "--draft-tokens", "--draft-branches"):
+            for value in (-1, 2**31 - 1, 2**31, 10**30):
+                self.refused([option, value], "max_context is" if (option, value) == ("--max-context", 2**31 - 1) else option)
+        for value, words in ((2**31, "--max-tokens"), (-5, "--max-tokens is -5")):
+            done = coppice("run", *PROMPT, "--max-tokens", value)
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done)
+            self.assertIn(words, done.stderr)
+        self.refused(["--kv-cache", "-1"], "--kv-cache")
+        self.refused(["--kv-cache", "1000000000000GiB"], "--kv-cache")
+        self.assertEqual(len(run_json(*PROMPT, "--ignore-eos", "--max-tokens", 2**31 - 1, "--max-context", 40)["samples"][0]["token_ids"]), 37)  # to the end of the context
+
+    def test_numbers_of_sampling(self):
+        greedy = run_json(*PROMPT, "--max-tokens", 8, "--temperature", 0)["samples"][0]["token_ids"]
+        for temperature in ("1e-7", "1e-38", "2.9e-39", "1e-39", "1e-45", "1e-300"):
+            self.assertEqual(run_json(*PROMPT, "--max-tokens", 8, "--temperature", temperature, "--seed", 5)["samples"][0]["token_ids"], greedy, temperature)
+        for temperature in ("-1e-45", "nan", "inf", "1e400"):
+            self.refused(["--temperature", temperature], "--temperature")
+        for seed in (-1, 2**64, "1.5", "", "0x5", " 5"):
+            self.refused(["--seed", seed], "--seed")
+        run_json(*GOOD[1:], "--seed", 2**64 - 1)
+        for option, values in {"--top-p": (0, -1, 2, "nan"), "--min-p": (-1, 2, "nan"), "--top-k": (-1, 2**31)}.items():
+            for value in values:
+                self.refused([option, value], option)
+
+    def test_lists(self):
+        self.refused(["--stop", ""], "stop")
+        for ids in ("1,", ",1", "1,,2", ",", "4294967296", "2147483648", "-1", "1.5", "0x1", "1 2"):
+            done = coppice("run", "--model", TINY, "--prompt-ids=" + ids)
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), (ids, done))
+        self.assertEqual(run_json("--model", TINY, "--prompt-ids", " 1 , 2", "--max-tokens", 1)["prompt_ids"], [1, 2])
+
+    def test_empty_paths(self):
+        done = coppice("run", "--model", "", "--prompt-ids", "1")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done)
+        self.assertIn("--model", done.stderr)
+        for option in ("--save-prefix", "--load-prefix", "--draft-model"):
+            self.refused([option, ""], option)
+
+    def test_endless_prompts(self):
+        self.assertIn("more than", coppice("run", "--model", TINY, "--prompt-file", "/dev/zero").stderr)
+
+    def test_messages_are_one_line_of_utf8(self):
+        done = subprocess.run([COPPICE, "run", "--model", b"no\n\xff\x1b[2Jmodel", "--prompt-ids", "1"], capture_output=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertEqual(done.stderr.decode("utf-8").count("\n"), 1)
+        self.assertNotIn(b"\x1b", done.stderr)
+
+    def test_little_address_space(self):
+        """At each limit the command works, or ends with one line and exit status 1 or 2."""
+        worked = 0
+        for mebibytes in [*range(40, 200, 8), *range(200, 800, 50)]:
+            done = limited([*GOOD, "-n", 20, "--threads", 2], AS=mebibytes << 20)
+            if done.returncode == 127:
+                continue  # the program's libraries do not fit
+            self.assertIn(done.returncode, (0, 1, 2), (mebibytes, done))
+            if done.returncode != 0:
+                self.assertEqual((done.stdout, done.stderr.count("\n")), ("", 1), (mebibytes, done))
+            worked += done.returncode == 0
+        self.assertGreater(worked, 0)  # the cache is sized by the limit too
+
+
+class BatchLimitsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.input, self.output = os.path.join(folder.name, "in.jsonl"), os.path.join(folder.name, "out.jsonl")
+
+    def test_absurd_fields_fail_alone(self):
+        fields = [f'"{name}": {value}'
+                  for name in ("n", "best_of", "max_tokens", "min_tokens", "top_k")
+                  for value in ("1000000000", "2147483647", "2147483648", "9223372036854775808", "18446744073709551616", "1e400", "1e9", "-1", "-2147483649", "1.5", '"2"',
+                                "[]", "true")]
+        allowed = {'"max_tokens": 1000000000', '"max_tokens": 2147483647', '"top_k": 1000000000', '"top_k": 2147483647'}
+        fields = [field for field in fields if field not in allowed]
+        fields += ['"n": 0', '"n": 33, "best_of": 32', '"temperature": 1e400', '"temperature": 1e300', '"temperature": -1', '"top_p": 0', '"top_p": 1e300',
+                   '"presence_penalty": 1e300', '"frequency_penalty": -1e38', '"repetition_penalty": 0', '"repetition_penalty": 1e-40',
+                   '"logit_bias": {"5": 1e300}', '"logit_bias": {"4294967301": 1}', '"logit_bias": {"-1": 1}', '"logit_bias": {"5x": 1}', '"logit_bias": {"5": "1"}',
+                   '"logit_bias": ' + json.dumps({str(i): 1 for i in range(100_000)}), '"stop": ' + json.dumps(["x"] * 100_000), '"stop": ' + json.dumps("x" * 1_000_000),
+                   '"stop_token_ids": ' + json.dumps([5] * 100_000), '"stop_token_ids": [4294967301]', '"stop_token_ids": [-1]', '"stop_token_ids": [18446744073709551615]',
+                   '"seed": 18446744073709551616', '"seed": 1.5', '"cache_salt": ' + json.dumps("x" * 1_000_000), '"prompt": [4294967301]', '"prompt": []',
+                   '"prompt": ' + json.dumps([5] * 100_000), '"prompt": ' + json.dumps([[5]] * 1000)]
+        with open(self.input, "w", encoding="utf-8") as file:
+            for i, field in enumerate(fields):
+                body = "{" + ('"prompt": [5, 6], ' if '"prompt"' not in field else "") + ('"max_tokens": 2, ' if "max_tokens" not in field else "") + field + "}"
+                file.write(f'{{"custom_id": "bad{i}", "method": "POST", "url": "/v1/completions", "body": {body}}}\n')
+                file.write(f'{{"custom_id": "good{i}", "method": "POST", "url": "/v1/completions", "body": {{"prompt": [5, {i % 300}], "max_tokens": 2}}}}\n')
+        done = limited(["batch", self.input, self.output, "--model", TINY], AS=8 << 30)
+        self.assertEqual(done.returncode, 1, done)
+        with open(self.output, encoding="utf-8") as file:
+            answered = {json.loads(line)["custom_id"] for line in file}
+        self.assertEqual(answered, {f"good{i}" for i in range(len(fields))})
+        with open(self.output + ".errors", encoding="utf-8") as file:
+            self.assertEqual(len(file.readlines()), len(fields))
+
+    def test_what_the_cache_allows(self):
+        with open(self.input, "w", encoding="utf-8") as file:
+            for n in (300, 100_000):
+                file.write(json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": {"prompt": [5], "max_tokens": 2, "n": n}}) + "\n")
+        done = limited(["batch", self.input, self.output, "--model", TINY, "--kv-cache", "4MiB"], AS=8 << 30)
+        self.assertEqual(done.returncode, 1, done)
+        with open(self.output, encoding="utf-8") as file:
+            answer, = map(json.loads, file)
+        self.assertEqual(len(answer["response"]["body"]["choices"]), 300)
+        self.assertIn("n is 100000", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
