@@ -31,6 +31,7 @@ std::string_view NameOf(RopeScaling scaling) {
     case RopeScaling::kNone: return "none";
     case RopeScaling::kLinear: return "linear";
     case RopeScaling::kLlama3: return "llama3";
+    case RopeScaling::kYarn: return "yarn";
   }
   return "?";
 }

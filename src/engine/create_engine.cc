@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cache/kv_pool.h"
 #include "core/available_memory.h"
@@ -63,6 +64,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                             .device = device.get(),
                                                             .max_tokens = options.max_batch_tokens,
                                                             .max_logit_rows = options.max_batch_tokens,
+                                                            .max_context = options.max_context,
                                                             .deterministic = options.deterministic}));
   const attention::AttentionSpec spec = transformer->attention_specs().front();
   if (num_pages == 0) {
@@ -74,14 +76,18 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                           .max_branches = options.max_running,
                                                           .max_context = options.max_context,
                                                           .share = options.sharing != SharingMode::kNone}));
-  COPPICE_ASSIGN_OR_RETURN(
-      std::unique_ptr<attention::AttentionPlan> plan,
-      attention::AttentionPlan::Create(*context, spec,
-                                       {.max_branches = options.max_running,
-                                        .max_queries = options.max_batch_tokens,
-                                        .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
-                                        .page_size = options.page_size},
-                                       {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
+  std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a group of layers that attend alike, over one forest
+  for (const attention::AttentionSpec& group : transformer->attention_specs()) {
+    COPPICE_ASSIGN_OR_RETURN(
+        auto plan,
+        attention::AttentionPlan::Create(*context, group,
+                                         {.max_branches = options.max_running,
+                                          .max_queries = options.max_batch_tokens,
+                                          .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
+                                          .page_size = options.page_size},
+                                         {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
+    plans.push_back(std::move(plan));
+  }
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvPool> pool, KvPool::Create(device.get(), context,
                                                                         {.specs = transformer->attention_specs(),
                                                                          .layer_groups = transformer->layer_groups(),
@@ -97,7 +103,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                                    .transformer = std::move(transformer),
                                                                    .pool = std::move(pool),
                                                                    .inputs = std::move(inputs),
-                                                                   .plan = std::move(plan),
+                                                                   .plans = std::move(plans),
                                                                    .fingerprint = checkpoint.Fingerprint(),
                                                                    .executor = threads,
                                                                    .distributions = std::move(distributions)});

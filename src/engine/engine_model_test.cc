@@ -138,7 +138,10 @@ TEST_P(FixtureModel, GreedyTokensAndLogprobsInEveryMode) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Llama, FixtureModel, ::testing::Values("llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long"),
+INSTANTIATE_TEST_SUITE_P(Families, FixtureModel,
+                         ::testing::Values("llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "llama-yarn-a",
+                                           "mistral-sw", "mistral-hd64-sw-long", "qwen2-a", "qwen3", "phi2-a", "starcoder-a",
+                                           "starcoder-long-a", "codegen-a", "gemma3-a", "gemma3-long-a"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

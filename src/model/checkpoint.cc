@@ -22,23 +22,42 @@ namespace {
 
 constexpr size_t kFingerprintSample = 4096;  // bytes
 
+void AddRope(const RopeConfig& rope, ContentHash& hash) {
+  for (const float value : {rope.theta, rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.beta_fast, rope.beta_slow,
+                            rope.attention_factor}) {
+    hash.Add(value);
+  }
+  hash.Add(rope.original_max_position);
+  hash.Add(static_cast<int32_t>(rope.scaling));
+  hash.Add(rope.truncate);
+  for (const std::vector<float>* divisors : {&rope.frequency_divisors, &rope.long_divisors}) {
+    hash.Add(divisors->size());
+    for (const float value : *divisors) hash.Add(value);
+  }
+}
+
 // What the forward pass reads of a config.
 void AddConfig(const ModelConfig& config, ContentHash& hash) {
   hash.AddText(config.architecture);
-  for (const int32_t value : {config.hidden_size, config.intermediate_size, config.num_layers, config.num_qo_heads,
-                              config.num_kv_heads, config.head_dim, config.vocab_size, config.max_position, config.window,
-                              config.rope.original_max_position, static_cast<int32_t>(config.rope.scaling)}) {
+  for (const int32_t value :
+       {config.hidden_size, config.intermediate_size, config.num_layers, config.num_qo_heads, config.num_kv_heads, config.head_dim,
+        config.rotary_dim, config.vocab_size, config.max_position, config.window, config.local_window}) {
     hash.Add(value);
   }
-  for (const bool value : {config.tie_embeddings, config.qkv_bias, config.attention_bias, config.mlp_bias, config.qk_norm}) {
+  const Blocks& blocks = config.blocks;
+  for (const int value :
+       {static_cast<int>(blocks.norm), static_cast<int>(blocks.activation), static_cast<int>(blocks.rope_pairs),
+        static_cast<int>(blocks.qkv), int{blocks.unit_offset_norms}, int{blocks.gated_mlp}, int{blocks.parallel},
+        int{blocks.post_norms}, int{blocks.learned_positions}, int{blocks.rotary}, int{blocks.qkv_bias}, int{blocks.attention_bias},
+        int{blocks.mlp_bias}, int{blocks.lm_head_bias}, int{blocks.qk_norm}, int{config.tie_embeddings}}) {
     hash.Add(static_cast<uint8_t>(value));
   }
-  for (const float value :
-       {config.rms_norm_eps, config.rope.theta, config.rope.factor, config.rope.low_freq_factor, config.rope.high_freq_factor}) {
-    hash.Add(value);
-  }
-  hash.Add(config.rope.frequency_divisors.size());
-  for (const float value : config.rope.frequency_divisors) hash.Add(value);
+  for (const float value : {config.norm_eps, config.sm_scale, config.soft_cap, config.embedding_scale}) hash.Add(value);
+  AddRope(config.rope, hash);
+  hash.Add(config.local_layers.size());
+  if (config.local_layers.empty()) return;
+  for (const bool local : config.local_layers) hash.Add(local);
+  AddRope(config.local_rope, hash);
 }
 
 // Any format, once read: views into mapped files.

@@ -118,8 +118,8 @@ TEST(CheckpointTest, OpensEveryFixture) {
     const ModelConfig& config = (*checkpoint)->config();
     EXPECT_EQ(config.head_dim, fixture.head_dim) << fixture.name;
     EXPECT_EQ(config.window, fixture.window) << fixture.name;
-    EXPECT_EQ(config.qkv_bias, fixture.qkv_bias) << fixture.name;
-    EXPECT_EQ(config.qk_norm, fixture.qk_norm) << fixture.name;
+    EXPECT_EQ(config.blocks.qkv_bias, fixture.qkv_bias) << fixture.name;
+    EXPECT_EQ(config.blocks.qk_norm, fixture.qk_norm) << fixture.name;
     EXPECT_THAT(config.eos_token_ids, ::testing::ElementsAre(2)) << fixture.name;
     // bf16 files: conversion to f32 and back changes nothing.
     const std::vector<float> f32 = LoadF32(**checkpoint, "model.embed_tokens.weight", config.vocab_size, config.hidden_size);

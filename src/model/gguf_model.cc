@@ -5,58 +5,30 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <utility>
 
 #include "core/check.h"
 #include "model/error_text.h"
+#include "model/families/family.h"
+#include "model/weight_map.h"
 
 namespace coppice {
 namespace {
 
 constexpr int64_t kMaxInt32 = INT32_MAX;
 
-// One line per family; what else differs between them (biases, norms) shows in which tensors a file has.
-struct GgufFamily {
-  std::string_view architecture;  // general.architecture, and the prefix of the family's keys
-  bool interleaved_qk;            // the converter moved the rows of q and k to interleaved rotary order
-};
-constexpr std::array<GgufFamily, 3> kFamilies = {{{"llama", true}, {"qwen2", false}, {"qwen3", false}}};
-
-using NamePair = std::pair<std::string_view, std::string_view>;  // GGUF, Hugging Face
-
-constexpr std::array<NamePair, 3> kModelTensors = {{{"token_embd.weight", "model.embed_tokens.weight"},
-                                                    {"output_norm.weight", "model.norm.weight"},
-                                                    {"output.weight", "lm_head.weight"}}};
-// After "blk.N." and "model.layers.N."; ".weight" or ".bias" follows.
-constexpr std::array<NamePair, 11> kLayerTensors = {{{"attn_norm", "input_layernorm"},
-                                                     {"attn_q", "self_attn.q_proj"},
-                                                     {"attn_k", "self_attn.k_proj"},
-                                                     {"attn_v", "self_attn.v_proj"},
-                                                     {"attn_output", "self_attn.o_proj"},
-                                                     {"attn_q_norm", "self_attn.q_norm"},
-                                                     {"attn_k_norm", "self_attn.k_norm"},
-                                                     {"ffn_norm", "post_attention_layernorm"},
-                                                     {"ffn_gate", "mlp.gate_proj"},
-                                                     {"ffn_up", "mlp.up_proj"},
-                                                     {"ffn_down", "mlp.down_proj"}}};
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";  // llama3 scaling, as divisors of the inverse frequencies
 
-// "blk.7.attn_q.weight" -> "model.layers.7.self_attn.q_proj.weight"; nothing for a name of no table.
-std::optional<std::string> HuggingFaceName(std::string_view name) {
-  if (const auto found = std::ranges::find(kModelTensors, name, &NamePair::first); found != kModelTensors.end()) {
-    return std::string(found->second);
-  }
-  constexpr std::string_view kPrefix = "blk.";
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const size_t layer_end = name.find('.', kPrefix.size());
-  const size_t stem_end = name.rfind('.');
-  if (layer_end == name.npos || stem_end <= layer_end) return std::nullopt;
-  const std::string_view layer = name.substr(kPrefix.size(), layer_end - kPrefix.size());
-  const std::string_view stem = name.substr(layer_end + 1, stem_end - layer_end - 1), kind = name.substr(stem_end);
-  const auto found = std::ranges::find(kLayerTensors, stem, &NamePair::first);
-  if (found == kLayerTensors.end() || (kind != ".weight" && kind != ".bias")) return std::nullopt;
-  return fmt::format("model.layers.{}.{}{}", layer, found->second, kind);
+// "blk.7.attn_q.weight" -> "model.layers.7.self_attn.q_proj.weight"; nothing for a name that the family does not have.
+std::optional<std::string> TensorName(const Family& family, std::string_view name) {
+  const size_t dot = name.rfind('.');
+  if (dot == name.npos) return std::nullopt;
+  const std::string_view kind = name.substr(dot);
+  if (kind != ".weight" && kind != ".bias") return std::nullopt;
+  const std::optional<std::string> stem = HuggingFaceName(family, name.substr(0, dot));
+  return stem ? std::optional(fmt::format("{}{}", *stem, kind)) : std::nullopt;
 }
 
 class Reader {
@@ -64,9 +36,10 @@ class Reader {
   explicit Reader(const GgufDirectory& gguf) : gguf_(gguf) {}
 
   Result<ModelContents> Run() {
-    COPPICE_RETURN_IF_ERROR(Family());
+    COPPICE_RETURN_IF_ERROR(FindFamily());
     COPPICE_RETURN_IF_ERROR(Config());
     COPPICE_RETURN_IF_ERROR(Rope());
+    if (family_->complete_gguf != nullptr) family_->complete_gguf(&contents_.config);
     COPPICE_RETURN_IF_ERROR(CheckConfig(contents_.config, gguf_.path()));
     COPPICE_RETURN_IF_ERROR(Tokenizer());
     COPPICE_RETURN_IF_ERROR(Tensors());
@@ -74,7 +47,7 @@ class Reader {
   }
 
  private:
-  std::string Key(std::string_view name) const { return fmt::format("{}.{}", family_->architecture, name); }
+  std::string Key(std::string_view name) const { return fmt::format("{}.{}", family_->gguf_architecture, name); }
 
   Status ReadInt(const std::string& key, int64_t min, int64_t max, int32_t* value) const {
     COPPICE_ASSIGN_OR_RETURN(const int64_t number, gguf_.Int(key, min, max));
@@ -91,15 +64,21 @@ class Reader {
   }
   bool HasTensor(std::string_view name) const { return gguf_.tensors().contains(name); }
 
-  Status Family() {
+  Status FindFamily() {
     COPPICE_ASSIGN_OR_RETURN(const std::string_view architecture, gguf_.String("general.architecture"));
-    const auto found = std::ranges::find(kFamilies, architecture, &GgufFamily::architecture);
-    if (found == kFamilies.end()) {
-      return Unimplemented(fmt::format("{}: architecture {} is not supported; supported are llama, qwen2, qwen3", gguf_.path(),
-                                       Quoted(architecture)));
+    const auto found = std::ranges::find(Families(), architecture, &Family::gguf_architecture);
+    if (architecture.empty() || found == Families().end()) {
+      std::string supported;
+      for (const Family* family : Families()) {
+        if (family->gguf_architecture.empty()) continue;
+        supported += fmt::format("{}{}", supported.empty() ? "" : ", ", family->gguf_architecture);
+      }
+      return Unimplemented(
+          fmt::format("{}: architecture {} is not supported; supported are {}", gguf_.path(), Quoted(architecture), supported));
     }
-    family_ = &*found;
-    contents_.config.architecture = std::string(architecture);
+    family_ = *found;
+    contents_.config.architecture = std::string(family_->name);
+    contents_.config.blocks = family_->blocks;
     return OkStatus();
   }
 
@@ -112,7 +91,9 @@ class Reader {
     COPPICE_RETURN_IF_ERROR(ReadInt(Key("attention.head_count"), 1, 65536, &config.num_qo_heads));
     config.num_kv_heads = config.num_qo_heads;
     COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("attention.head_count_kv"), 1, 65536, &config.num_kv_heads));
-    COPPICE_ASSIGN_OR_RETURN(config.rms_norm_eps, gguf_.Float(Key("attention.layer_norm_rms_epsilon")));
+    const bool rms = config.blocks.norm == ops::NormKind::kRms;
+    COPPICE_ASSIGN_OR_RETURN(config.norm_eps,
+                             gguf_.Float(Key(rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon")));
     COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("attention.sliding_window"), 0, kMaxInt32, &config.window));
     int32_t experts = 0;
     COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("expert_count"), 0, kMaxInt32, &experts));
@@ -132,10 +113,19 @@ class Reader {
 
     // Which of a family's optional parts the model has shows in its tensors; CheckWeights then asks for them in every layer.
     config.tie_embeddings = !HasTensor("output.weight");
-    config.attention_bias = HasTensor("blk.0.attn_output.bias");
-    config.qkv_bias = config.attention_bias || HasTensor("blk.0.attn_q.bias");
-    config.mlp_bias = HasTensor("blk.0.ffn_up.bias");
-    config.qk_norm = HasTensor("blk.0.attn_q_norm.weight");
+    Blocks& blocks = config.blocks;
+    const bool fused = HasTensor("blk.0.attn_qkv.weight");
+    blocks.qkv = fused ? QkvLayout::kFused : QkvLayout::kSeparate;
+    blocks.attention_bias = HasTensor("blk.0.attn_output.bias");
+    blocks.qkv_bias = HasTensor(fused ? "blk.0.attn_qkv.bias" : "blk.0.attn_q.bias");
+    blocks.mlp_bias = HasTensor("blk.0.ffn_up.bias");
+    blocks.lm_head_bias = HasTensor("output.bias");
+    blocks.qk_norm = HasTensor("blk.0.attn_q_norm.weight");
+    if (fused && family_->gguf_interleaves_qk) {
+      return Unimplemented(
+          fmt::format("{}: tensor \"blk.0.attn_qkv.weight\": a fused projection is not supported in architecture {}", gguf_.path(),
+                      Quoted(family_->gguf_architecture)));
+    }
     const auto embedding = gguf_.tensors().find("token_embd.weight");
     if (embedding == gguf_.tensors().end()) {
       return InvalidArgument(fmt::format("{}: tensor \"token_embd.weight\" is missing", gguf_.path()));
@@ -156,10 +146,9 @@ class Reader {
       COPPICE_ASSIGN_OR_RETURN(rope.theta, gguf_.Float(key));
     }
     int32_t rotated = config.head_dim;
-    COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("rope.dimension_count"), 0, kMaxInt32, &rotated));
-    if (rotated != config.head_dim) {
-      return Unimplemented(
-          fmt::format("{}: rotating {} of {} elements of a head is not supported", gguf_.path(), rotated, config.head_dim));
+    if (config.blocks.rotary) {
+      COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("rope.dimension_count"), 0, kMaxInt32, &rotated));
+      config.rotary_dim = rotated;
     }
     const std::string type_key = Key("rope.scaling.type"), factor_key = Key("rope.scaling.factor");
     if (gguf_.Has(type_key)) {
@@ -167,12 +156,37 @@ class Reader {
       if (type == "linear") {
         rope.scaling = RopeScaling::kLinear;
         COPPICE_ASSIGN_OR_RETURN(rope.factor, gguf_.Float(factor_key));
+      } else if (type == "yarn") {
+        COPPICE_RETURN_IF_ERROR(Yarn(factor_key));
       } else if (type != "none") {
-        return Unimplemented(fmt::format("{}: RoPE scaling {} is not supported; supported are none, linear and llama3 (tensor {})",
-                                         gguf_.path(), Quoted(type), kRopeFactors));
+        return Unimplemented(
+            fmt::format("{}: RoPE scaling {} is not supported; supported are none, linear, yarn and llama3 (tensor {})",
+                        gguf_.path(), Quoted(type), kRopeFactors));
       }
     }
     return RopeFactors();
+  }
+
+  Status ReadOptionalFloat(const std::string& key, float* value) const {
+    if (!gguf_.Has(key)) return OkStatus();
+    COPPICE_ASSIGN_OR_RETURN(*value, gguf_.Float(key));
+    return OkStatus();
+  }
+
+  Status Yarn(const std::string& factor_key) {
+    ModelConfig& config = contents_.config;
+    RopeConfig& rope = config.rope;
+    rope.scaling = RopeScaling::kYarn;
+    COPPICE_ASSIGN_OR_RETURN(rope.factor, gguf_.Float(factor_key));
+    rope.original_max_position = config.max_position;
+    COPPICE_RETURN_IF_ERROR(
+        ReadOptionalInt(Key("rope.scaling.original_context_length"), 1, kMaxInt32, &rope.original_max_position));
+    COPPICE_RETURN_IF_ERROR(ReadOptionalFloat(Key("rope.scaling.yarn_beta_fast"), &rope.beta_fast));
+    COPPICE_RETURN_IF_ERROR(ReadOptionalFloat(Key("rope.scaling.yarn_beta_slow"), &rope.beta_slow));
+    float attention = 1;
+    COPPICE_RETURN_IF_ERROR(ReadOptionalFloat(Key("rope.scaling.attn_factor"), &attention));
+    rope.attention_factor = attention * (rope.factor > 1 ? 0.1f * std::log(rope.factor) + 1.0f : 1.0f);
+    return OkStatus();
   }
 
   Status RopeFactors() {
@@ -180,10 +194,10 @@ class Reader {
     if (found == gguf_.tensors().end()) return OkStatus();
     std::vector<float>& divisors = contents_.config.rope.frequency_divisors;
     const StoredTensor& tensor = found->second;
-    const int64_t expected = contents_.config.head_dim / 2;
+    const int64_t expected = contents_.config.rotated() / 2;
     if (tensor.shape != std::vector<int64_t>{expected}) {
-      return InvalidArgument(fmt::format("{}: tensor {} has shape {}, expected [{}] (half the head dimension)", gguf_.path(),
-                                         Quoted(kRopeFactors), ShapeText(tensor.shape), expected));
+      return InvalidArgument(fmt::format("{}: tensor {} has shape {}, expected [{}] (half the rotated elements of a head)",
+                                         gguf_.path(), Quoted(kRopeFactors), ShapeText(tensor.shape), expected));
     }
     divisors.resize(static_cast<size_t>(expected));
     return LoadWeight(kRopeFactors, tensor, 1, expected, DType::kF32, std::as_writable_bytes(std::span(divisors)));
@@ -277,12 +291,12 @@ class Reader {
     for (const auto& [name, tensor] : gguf_.tensors()) {
       if (name == kRopeFactors) continue;
       // A name of no table keeps it, and CheckWeights refuses it.
-      const std::string weight_name = HuggingFaceName(name).value_or(name);
+      const std::string weight_name = TensorName(*family_, name).value_or(name);
       const auto [entry, inserted] = contents_.tensors.emplace(weight_name, tensor);
       if (!inserted) return InvalidArgument(fmt::format("{}: two tensors are {}", gguf_.path(), Quoted(weight_name)));
       const bool is_q = weight_name.find(".self_attn.q_proj.") != weight_name.npos;
       const bool is_k = weight_name.find(".self_attn.k_proj.") != weight_name.npos;
-      if (!family_->interleaved_qk || !(is_q || is_k)) continue;
+      if (!family_->gguf_interleaves_qk || !(is_q || is_k)) continue;
       entry->second.interleaved_heads = is_q ? config.num_qo_heads : config.num_kv_heads;
       if (tensor.shape.size() == 1 && Traits(tensor.type).block_elements > 1) {
         return Unimplemented(fmt::format("{}: tensor {} is a bias of type {}, expected F32, F16 or BF16", gguf_.path(),
@@ -293,7 +307,7 @@ class Reader {
   }
 
   const GgufDirectory& gguf_;
-  const GgufFamily* family_ = nullptr;
+  const Family* family_ = nullptr;
   ModelContents contents_;
 };
 

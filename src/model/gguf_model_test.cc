@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
+#include "model/families/family.h"
 #include "tests/support/tiny_model.h"
 
 namespace coppice {
@@ -50,7 +52,7 @@ void ExpectWeightsEqual(const ModelContents& contents, const TinyModel& model) {
 TEST(GgufModelTest, GivesConfigAndHuggingFaceWeights) {
   ModelConfig config = TinyConfig();
   config.rope.theta = 50000.0f;
-  config.rms_norm_eps = 1e-6f;
+  config.norm_eps = 1e-6f;
   for (const int32_t kv_heads : {1, 2, 4}) {  // MQA, GQA, MHA: q and k have row permutations of their own
     config.num_kv_heads = kv_heads;
     for (const bool tied : {false, true}) {
@@ -68,7 +70,7 @@ TEST(GgufModelTest, GivesConfigAndHuggingFaceWeights) {
       EXPECT_EQ(found.head_dim, 8);
       EXPECT_EQ(found.vocab_size, 40);
       EXPECT_EQ(found.max_position, 128);
-      EXPECT_EQ(found.rms_norm_eps, 1e-6f);
+      EXPECT_EQ(found.norm_eps, 1e-6f);
       EXPECT_EQ(found.rope.theta, 50000.0f);
       EXPECT_EQ(found.tie_embeddings, tied);
       EXPECT_FALSE(read.contents->tokenizer.has_value());
@@ -79,21 +81,76 @@ TEST(GgufModelTest, GivesConfigAndHuggingFaceWeights) {
 
 TEST(GgufModelTest, BiasesAndNormsShowInTheTensors) {
   ModelConfig config = TinyConfig();
-  config.qkv_bias = config.attention_bias = config.mlp_bias = true;
+  config.blocks.qkv_bias = config.blocks.attention_bias = config.blocks.mlp_bias = true;
   const TinyModel biased = RandomModel(config, 6);  // llama: the biases of q and k are permuted too
   const Read read(ToGguf(biased));
   ASSERT_TRUE(read.contents.ok()) << read.message();
-  EXPECT_TRUE(read.contents->config.qkv_bias && read.contents->config.attention_bias && read.contents->config.mlp_bias);
+  EXPECT_TRUE(read.contents->config.blocks.qkv_bias && read.contents->config.blocks.attention_bias &&
+              read.contents->config.blocks.mlp_bias);
   ExpectWeightsEqual(*read.contents, biased);
 
   config = TinyConfig();
   config.architecture = "qwen3";  // rows are not permuted
-  config.qk_norm = true;
+  config.blocks.qk_norm = true;
   const TinyModel qwen3 = RandomModel(config, 7);
   const Read read_qwen3(ToGguf(qwen3));
   ASSERT_TRUE(read_qwen3.contents.ok()) << read_qwen3.message();
-  EXPECT_TRUE(read_qwen3.contents->config.qk_norm);
+  EXPECT_TRUE(read_qwen3.contents->config.blocks.qk_norm);
   ExpectWeightsEqual(*read_qwen3.contents, qwen3);
+}
+
+TEST(GgufModelTest, Phi2FusedOrNot) {
+  ModelConfig config = TinyConfig();
+  config.architecture = "phi2";
+  config.blocks = FamilyNamed("phi2").blocks;
+  config.num_kv_heads = config.num_qo_heads;
+  config.rotary_dim = 4;
+  for (const QkvLayout layout : {QkvLayout::kSeparate, QkvLayout::kFused}) {
+    config.blocks.qkv = layout;
+    const TinyModel model = RandomModel(config, 20);
+    const Read read(ToGguf(model));
+    ASSERT_TRUE(read.contents.ok()) << read.message();
+    const ModelConfig& found = read.contents->config;
+    EXPECT_EQ(found.blocks.qkv, layout);
+    EXPECT_TRUE(found.blocks.parallel && found.blocks.lm_head_bias && found.blocks.qkv_bias && found.blocks.mlp_bias);
+    EXPECT_EQ(found.rotary_dim, 4);
+    ExpectWeightsEqual(*read.contents, model);
+  }
+}
+
+TEST(GgufModelTest, StarCoderHasLearnedPositionsAndOneKvHead) {
+  ModelConfig config = TinyConfig();
+  config.architecture = "starcoder";
+  config.blocks = FamilyNamed("starcoder").blocks;
+  config.num_kv_heads = 1;
+  const TinyModel model = RandomModel(config, 21);
+  const Read read(ToGguf(model));
+  ASSERT_TRUE(read.contents.ok()) << read.message();
+  EXPECT_EQ(read.contents->config.num_kv_heads, 1);
+  EXPECT_EQ(read.contents->config.rotated(), 0);
+  EXPECT_TRUE(read.contents->config.blocks.learned_positions);
+  ExpectWeightsEqual(*read.contents, model);
+}
+
+TEST(GgufModelTest, Gemma3LeavesItsPatternToTheReader) {
+  ModelConfig config = TinyConfig();
+  config.architecture = "gemma3";
+  config.blocks = FamilyNamed("gemma3").blocks;
+  config.num_layers = 7;
+  config.rope.theta = 1e6f;
+  config.tie_embeddings = true;
+  const TinyModel model = RandomModel(config, 22);
+  const Read read(ToGguf(model).U32("gemma3.attention.sliding_window", 16));
+  ASSERT_TRUE(read.contents.ok()) << read.message();
+  const ModelConfig& found = read.contents->config;
+  EXPECT_THAT(found.local_layers, ElementsAre(true, true, true, true, true, false, true));
+  EXPECT_EQ(found.local_window, 16);
+  EXPECT_EQ(found.window, 0);
+  EXPECT_EQ(found.rope.theta, 1e6f);
+  EXPECT_EQ(found.local_rope.theta, 1e4f);
+  EXPECT_FALSE(found.blocks.unit_offset_norms);  // the file has 1 + weight
+  EXPECT_FLOAT_EQ(found.embedding_scale, std::sqrt(32.0f));
+  ExpectWeightsEqual(*read.contents, model);
 }
 
 TEST(GgufModelTest, RopeScaling) {
@@ -113,7 +170,15 @@ TEST(GgufModelTest, RopeScaling) {
               HasSubstr("\"rope_freqs.weight\" has shape [3], expected [4]"));
   EXPECT_THAT(Read(ToGguf(model).Tensor("rope_freqs.weight", {4}, 0, std::string(16, '\0'))).message(),
               HasSubstr("divisor 0 is 0, expected a positive number"));
-  EXPECT_THAT(Read(ToGguf(model).String("llama.rope.scaling.type", "yarn")).message(), HasSubstr("RoPE scaling \"yarn\""));
+  const Read yarn(ToGguf(model)
+                      .String("llama.rope.scaling.type", "yarn")
+                      .F32("llama.rope.scaling.factor", 4.0f)
+                      .U32("llama.rope.scaling.original_context_length", 32));
+  ASSERT_TRUE(yarn.contents.ok()) << yarn.message();
+  EXPECT_EQ(yarn.contents->config.rope.scaling, RopeScaling::kYarn);
+  EXPECT_EQ(yarn.contents->config.rope.original_max_position, 32);
+  EXPECT_FLOAT_EQ(yarn.contents->config.rope.attention_factor, 1.1386294f);  // 0.1 ln 4 + 1
+  EXPECT_THAT(Read(ToGguf(model).String("llama.rope.scaling.type", "longrope")).message(), HasSubstr("RoPE scaling \"longrope\""));
   EXPECT_THAT(Read(ToGguf(model).String("llama.rope.scaling.type", "linear")).message(),
               HasSubstr("\"llama.rope.scaling.factor\" is missing"));
 }
@@ -178,8 +243,8 @@ TEST(GgufModelTest, Tokenizer) {
 TEST(GgufModelTest, RefusesByName) {
   TinyModel model = RandomModel(TinyConfig(), 10);
   EXPECT_THAT(Read(GgufWriter()).message(), HasSubstr("\"general.architecture\" is missing"));
-  EXPECT_THAT(Read(GgufWriter().String("general.architecture", "gemma3")).message(),
-              HasSubstr("architecture \"gemma3\" is not supported; supported are llama, qwen2, qwen3"));
+  EXPECT_THAT(Read(GgufWriter().String("general.architecture", "mamba")).message(),
+              HasSubstr("architecture \"mamba\" is not supported; supported are llama, qwen2, qwen3, phi2, starcoder, gemma3"));
   EXPECT_THAT(Read(GgufWriter().String("general.architecture", "llama")).message(), HasSubstr("\"llama.block_count\" is missing"));
   EXPECT_THAT(Read(ToGguf(model).U32("llama.expert_count", 8)).message(), HasSubstr("a mixture of 8 experts"));
   EXPECT_THAT(Read(ToGguf(model).Tensor("blk.0.ffn_gate_inp.weight", {8}, 0, std::string(32, '\0'))).message(),

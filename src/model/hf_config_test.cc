@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -45,8 +46,9 @@ TEST(HfConfigTest, Sizes) {
   EXPECT_EQ(config.head_dim, 8);
   EXPECT_EQ(config.vocab_size, 40);
   EXPECT_EQ(config.max_position, 128);
-  EXPECT_EQ(config.rms_norm_eps, 1e-5f);
-  EXPECT_FALSE(config.tie_embeddings || config.qkv_bias || config.attention_bias || config.mlp_bias || config.qk_norm);
+  EXPECT_EQ(config.norm_eps, 1e-5f);
+  EXPECT_FALSE(config.tie_embeddings || config.blocks.qkv_bias || config.blocks.attention_bias || config.blocks.mlp_bias ||
+               config.blocks.qk_norm);
 
   Json old = Base();  // keys that older files lack
   old.erase("head_dim");
@@ -62,11 +64,11 @@ TEST(HfConfigTest, Sizes) {
 }
 
 TEST(HfConfigTest, Families) {
-  EXPECT_TRUE(Parse(With({{"architectures", {"Qwen2ForCausalLM"}}})).value().qkv_bias);
-  EXPECT_FALSE(Parse(With({{"architectures", {"Qwen2ForCausalLM"}}})).value().attention_bias);
-  EXPECT_TRUE(Parse(With({{"architectures", {"Qwen3ForCausalLM"}}})).value().qk_norm);
+  EXPECT_TRUE(Parse(With({{"architectures", {"Qwen2ForCausalLM"}}})).value().blocks.qkv_bias);
+  EXPECT_FALSE(Parse(With({{"architectures", {"Qwen2ForCausalLM"}}})).value().blocks.attention_bias);
+  EXPECT_TRUE(Parse(With({{"architectures", {"Qwen3ForCausalLM"}}})).value().blocks.qk_norm);
   const ModelConfig biased = Parse(With({{"attention_bias", true}, {"mlp_bias", true}, {"tie_word_embeddings", true}})).value();
-  EXPECT_TRUE(biased.qkv_bias && biased.attention_bias && biased.mlp_bias && biased.tie_embeddings);
+  EXPECT_TRUE(biased.blocks.qkv_bias && biased.blocks.attention_bias && biased.blocks.mlp_bias && biased.tie_embeddings);
   EXPECT_THAT(Message(With({{"architectures", {"GPT2LMHeadModel"}}})),
               HasSubstr("architecture \"GPT2LMHeadModel\" is not supported; supported are LlamaForCausalLM, Mistral"));
   EXPECT_THAT(Message(With({{"architectures", Json::array()}})),
@@ -98,12 +100,14 @@ TEST(HfConfigTest, RopeInBothSpellings) {
   EXPECT_EQ(linear.factor, 2.0f);
   EXPECT_EQ(Parse(With({{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7.0}}}})).value().rope.theta, 7.0f);
 
-  EXPECT_THAT(Message(With({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}}})),
-              HasSubstr("RoPE type \"yarn\" is not supported; supported are default, linear, llama3"));
+  EXPECT_THAT(Message(With({{"rope_scaling", {{"rope_type", "ntk"}, {"factor", 2.0}}}})),
+              HasSubstr("RoPE type \"ntk\" is not supported; supported are default, linear, dynamic, llama3, yarn, longrope"));
+  EXPECT_THAT(Message(With({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}, {"warp", 1}}}})),
+              HasSubstr("\"warp\" \"1\" is not supported"));
   EXPECT_THAT(Message(With({{"rope_scaling", {{"type", "linear"}}}})), HasSubstr("\"rope_scaling\": \"factor\" is missing"));
   EXPECT_THAT(Message(With({{"rope_scaling", {{"type", "linear"}, {"factor", 0}}}})), HasSubstr("factor 0 must be positive"));
   EXPECT_THAT(Message(With({{"rope_scaling", 3}})), HasSubstr("\"rope_scaling\" is \"3\", expected an object"));
-  EXPECT_THAT(Message(With({{"partial_rotary_factor", 0.5}})), HasSubstr("\"partial_rotary_factor\" 0.5 is not supported"));
+  EXPECT_THAT(Message(With({{"partial_rotary_factor", 1.5}})), HasSubstr("\"partial_rotary_factor\" is \"1.5\""));
   EXPECT_THAT(Message(With({{"rope_theta", -1}})), HasSubstr("RoPE base -1 must be positive"));
 }
 
@@ -114,13 +118,74 @@ TEST(HfConfigTest, SlidingWindow) {
   EXPECT_EQ(Parse(qwen).value().window, 0);
   EXPECT_EQ(Parse(With({{"use_sliding_window", true}, {"max_window_layers", 0}}, qwen)).value().window, 24);
   EXPECT_EQ(Parse(With({{"use_sliding_window", true}, {"max_window_layers", 28}}, qwen)).value().window, 0);
-  EXPECT_THAT(Message(With({{"use_sliding_window", true}, {"max_window_layers", 1}}, qwen)),
-              HasSubstr("a sliding window in 1 of 2 layers"));
-  const Json layered = With({{"sliding_window", 24}});
+  const ModelConfig half = Parse(With({{"use_sliding_window", true}, {"max_window_layers", 1}}, qwen)).value();
+  EXPECT_THAT(half.local_layers, ElementsAre(false, true));
+  EXPECT_EQ(half.window, 0);
+  EXPECT_EQ(half.local_window, 24);
+  EXPECT_EQ(half.local_rope.theta, half.rope.theta);
+  const Json layered = With({{"architectures", {"MistralForCausalLM"}}, {"sliding_window", 24}});
   EXPECT_EQ(Parse(With({{"layer_types", {"sliding_attention", "sliding_attention"}}}, layered)).value().window, 24);
   EXPECT_EQ(Parse(With({{"layer_types", {"full_attention", "full_attention"}}}, layered)).value().window, 0);
-  EXPECT_THAT(Message(With({{"layer_types", {"sliding_attention", "full_attention"}}}, layered)), HasSubstr("in 1 of 2 layers"));
+  EXPECT_THAT(Parse(With({{"layer_types", {"sliding_attention", "full_attention"}}}, layered)).value().local_layers,
+              ElementsAre(true, false));
   EXPECT_THAT(Message(With({{"layer_types", {"full_attention", "mamba"}}}, layered)), HasSubstr("expected 2 entries"));
+  // Absent is not null: Mistral's files before version 0.2 leave the window to the family.
+  EXPECT_EQ(Parse(With({{"architectures", {"MistralForCausalLM"}}})).value().window, 4096);
+  EXPECT_EQ(Parse(With({{"sliding_window", 24}})).value().window, 0);  // Llama has none, whatever its file says
+}
+
+TEST(HfConfigTest, ScaledRope) {
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}};
+  const RopeConfig plain = Parse(With({{"rope_scaling", yarn}})).value().rope;
+  EXPECT_EQ(plain.scaling, RopeScaling::kYarn);
+  EXPECT_FLOAT_EQ(plain.attention_factor, static_cast<float>(0.1 * std::log(4.0) + 1));
+  EXPECT_EQ(plain.beta_fast, 32);
+  const Json scales = {{"mscale", 0.707}, {"mscale_all_dim", 1.0}, {"beta_fast", 16}, {"truncate", false}};
+  const RopeConfig scaled = Parse(With({{"rope_scaling", With(scales, yarn)}})).value().rope;
+  EXPECT_FLOAT_EQ(scaled.attention_factor, static_cast<float>((0.0707 * std::log(4.0) + 1) / (0.1 * std::log(4.0) + 1)));
+  EXPECT_EQ(scaled.beta_fast, 16);
+  EXPECT_FALSE(scaled.truncate);
+  EXPECT_EQ(Parse(With({{"rope_scaling", With({{"attention_factor", 1.5}}, yarn)}})).value().rope.attention_factor, 1.5f);
+
+  // Phi-3's spelling: the original length stands beside the other sizes, and the factor follows from the two.
+  const Json longrope = {{"type", "longrope"}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {1, 2, 4, 8}}};
+  const Json phi3 = With({{"rope_scaling", longrope}, {"original_max_position_embeddings", 32}});
+  const RopeConfig rope = Parse(phi3).value().rope;
+  EXPECT_EQ(rope.original_max_position, 32);
+  EXPECT_THAT(rope.long_divisors, ElementsAre(1, 2, 4, 8));
+  EXPECT_FLOAT_EQ(rope.attention_factor, static_cast<float>(std::sqrt(1 + std::log(4.0) / std::log(32.0))));
+  EXPECT_THAT(Message(With({{"rope_scaling", With({{"long_factor", {1, 2}}}, longrope)}}, phi3)),
+              HasSubstr("2 RoPE frequency divisors, expected 4"));
+  EXPECT_THAT(Message(With({{"rope_scaling", With({{"long_factor", "x"}}, longrope)}}, phi3)), HasSubstr("a list of numbers"));
+  // Dynamic scaling begins where the context ends.
+  EXPECT_EQ(Parse(With({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}})).value().rope.scaling, RopeScaling::kNone);
+  EXPECT_EQ(Parse(With({{"partial_rotary_factor", 0.5}})).value().rotary_dim, 4);
+}
+
+TEST(HfConfigTest, Gemma3InOldAndNewSpelling) {
+  const Json base = With({{"architectures", {"Gemma3ForCausalLM"}}, {"sliding_window", 16}, {"query_pre_attn_scalar", 64}});
+  Json old = With({{"rope_theta", 1e6}, {"rope_local_base_freq", 5e3}, {"sliding_window_pattern", 2}}, base);
+  old["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  const Json now = With({{"layer_types", {"sliding_attention", "full_attention"}},
+                         {"rope_parameters",
+                          {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
+                           {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 5e3}}}}}},
+                        base);
+  for (const Json& json : {old, now}) {
+    const Result<ModelConfig> config = Parse(json);
+    ASSERT_TRUE(config.ok()) << config.status().ToString();
+    EXPECT_THAT(config->local_layers, ElementsAre(true, false));
+    EXPECT_EQ(config->local_window, 16);
+    EXPECT_EQ(config->rope.theta, 1e6f);
+    EXPECT_EQ(config->rope.factor, 8.0f);
+    EXPECT_EQ(config->local_rope.theta, 5e3f);
+    EXPECT_EQ(config->local_rope.scaling, RopeScaling::kNone);
+    EXPECT_EQ(config->sm_scale, 0.125f);
+    EXPECT_FLOAT_EQ(config->embedding_scale, std::sqrt(32.0f));
+  }
+  EXPECT_THAT(Message(With({{"final_logit_softcapping", 30.0}}, base)),
+              HasSubstr("\"final_logit_softcapping\" \"30.0\" is not supported"));
+  EXPECT_THAT(Message(With({{"use_bidirectional_attention", true}}, base)), HasSubstr("\"use_bidirectional_attention\""));
 }
 
 TEST(HfConfigTest, TokenIds) {
@@ -151,7 +216,8 @@ TEST(HfConfigTest, RefusesByKey) {
   EXPECT_THAT(Message(With({{"rms_norm_eps", 0}})), HasSubstr("epsilon 0 must be positive"));
   EXPECT_THAT(Message(With({{"rms_norm_eps", "x"}})), HasSubstr("\"rms_norm_eps\" is \"x\", expected a number"));
   EXPECT_THAT(Message(With({{"tie_word_embeddings", 1}})), HasSubstr("expected true or false"));
-  EXPECT_THAT(Message(With({{"hidden_act", "gelu"}})), HasSubstr("\"hidden_act\" \"gelu\" is not supported, expected \"silu\""));
+  EXPECT_THAT(Message(With({{"hidden_act", "relu"}})), HasSubstr("\"hidden_act\" \"relu\" is not supported, expected one of silu"));
+  EXPECT_THAT(Message(With({{"residual_multiplier", 0.2}})), HasSubstr("\"residual_multiplier\" \"0.2\" is not supported"));
   EXPECT_THAT(Message(With({{"quantization_config", {{"bits", 4}}}})), HasSubstr("quantised safetensors are not supported"));
 }
 

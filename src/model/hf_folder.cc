@@ -117,7 +117,10 @@ Status ReadTokenizer(const std::string& path, ModelContents* contents) {
 // Tensors that checkpoints carry and the forward pass computes or has already.
 void DropRedundant(const ModelConfig& config, TensorMap* tensors) {
   std::erase_if(*tensors, [&](const auto& entry) {
-    return entry.first.ends_with(".rotary_emb.inv_freq") || (config.tie_embeddings && entry.first == "lm_head.weight");
+    constexpr std::string_view kComputed[] = {".rotary_emb.inv_freq", ".attn.causal_mask", ".attn.bias", ".attn.masked_bias",
+                                              ".attn.embed_positions"};  // frequencies and masks
+    const auto ends_name = [&](std::string_view suffix) { return entry.first.ends_with(suffix); };
+    return std::ranges::any_of(kComputed, ends_name) || (config.tie_embeddings && entry.first == "lm_head.weight");
   });
 }
 

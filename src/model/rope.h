@@ -9,8 +9,9 @@
 
 namespace coppice {
 
-// [head_dim / 2] radians per position: theta^(-2 i / head_dim), scaled (linear: divided by factor; llama3: long wavelengths
-// divided, short ones kept, a linear blend between) and divided by the config's own divisors. Computed in double, rounded once.
-std::vector<float> InverseFrequencies(const RopeConfig& rope, int32_t head_dim);
+// [rotary_dim / 2] radians per position: theta^(-2 i / rotary_dim), scaled (linear: divided by factor; llama3: long wavelengths
+// divided, short ones kept, a linear blend between; yarn: the same by dimension, arXiv 2309.00071) and divided by the config's own
+// divisors, which `max_context` tokens choose where there are two sets (longrope). Computed in double, rounded once.
+std::vector<float> InverseFrequencies(const RopeConfig& rope, int32_t rotary_dim, int32_t max_context);
 
 }  // namespace coppice

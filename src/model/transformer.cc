@@ -1,13 +1,14 @@
 #include "model/transformer.h"
 
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/buffer.h"
 #include "core/check.h"
 #include "core/math.h"
+#include "model/layer_weights.h"
 #include "model/rope.h"
 #include "ops/ops.h"
 
@@ -34,24 +35,6 @@ class Activation {
   int64_t cols_ = 0;
 };
 
-// fp32 values in device memory.
-class DeviceVector {
- public:
-  static Result<DeviceVector> Create(Device& device, std::span<const float> values) {
-    DeviceVector v;
-    v.size_ = std::ssize(values);
-    COPPICE_ASSIGN_OR_RETURN(v.memory_, device.Allocate(values.size_bytes()));
-    COPPICE_RETURN_IF_ERROR(device.Copy(v.memory_.data(), values.data(), values.size_bytes(), nullptr));
-    COPPICE_RETURN_IF_ERROR(device.Synchronize(Stream{nullptr}));
-    return v;
-  }
-  DeviceSpan<const float> span() const { return {memory_.As<const float>(), size_}; }
-
- private:
-  DeviceMemory memory_;
-  int64_t size_ = 0;
-};
-
 struct Activations {
   Activation hidden;         // [T, hidden] f32: the residual stream
   Activation normed;         // [T, hidden]
@@ -59,122 +42,25 @@ struct Activations {
   Activation q;              // [T, qo heads * head_dim]
   Activation attended;       // [T, qo heads * head_dim]
   Activation mlp;            // [T, intermediate]
-  Activation cos, sin;       // [T, head_dim / 2] f32
+  Activation projected;      // [T, hidden] f32: what a block gives before its norm, where it has one
   Activation logits_normed;  // [R, hidden]
   Activation logits;         // [R, vocab] f32
 };
 
-struct Layer {
-  DeviceVector attention_norm, mlp_norm;
-  std::optional<DeviceVector> q_norm, k_norm;  // [head_dim]
-  std::unique_ptr<ops::Weight> qkv, output, gate_up, down;
+// Layers that attend alike: one attention spec and one rotary embedding.
+struct LayerGroup {
+  DeviceVector inverse_frequencies;  // empty: no rotation
+  float rope_scale = 1;
+  Activation cos, sin;  // [T, rotated / 2] f32
 };
 
-struct Weights {
-  std::unique_ptr<ops::Weight> embedding;
-  std::unique_ptr<ops::Weight> lm_head;  // null: tied to the embedding
-  DeviceVector final_norm;
-  std::vector<Layer> layers;
-};
-
-// Reads tensors of a checkpoint into packed weights through one staging buffer.
-class WeightLoader {
- public:
-  WeightLoader(const Checkpoint& checkpoint, DType dtype, Device& device, ops::Ops& ops)
-      : checkpoint_(checkpoint), dtype_(dtype), device_(device), ops_(ops) {}
-
-  Result<Weights> Load() {
-    const ModelConfig& c = checkpoint_.config();
-    const int64_t q_rows = int64_t{c.num_qo_heads} * c.head_dim, kv_rows = int64_t{c.num_kv_heads} * c.head_dim;
-    Weights w;
-    COPPICE_ASSIGN_OR_RETURN(w.embedding, Linear(c.hidden_size, {{"model.embed_tokens", c.vocab_size}}, false));
-    if (!c.tie_embeddings) {
-      COPPICE_ASSIGN_OR_RETURN(w.lm_head, Linear(c.hidden_size, {{"lm_head", c.vocab_size}}, false));
-    }
-    COPPICE_ASSIGN_OR_RETURN(w.final_norm, Vector("model.norm.weight", c.hidden_size));
-    for (int32_t i = 0; i < c.num_layers; ++i) {
-      const std::string prefix = "model.layers." + std::to_string(i) + ".";
-      const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
-      Layer& layer = w.layers.emplace_back();
-      COPPICE_ASSIGN_OR_RETURN(layer.attention_norm, Vector(prefix + "input_layernorm.weight", c.hidden_size));
-      COPPICE_ASSIGN_OR_RETURN(layer.mlp_norm, Vector(prefix + "post_attention_layernorm.weight", c.hidden_size));
-      if (c.qk_norm) {
-        COPPICE_ASSIGN_OR_RETURN(layer.q_norm, Vector(attention + "q_norm.weight", c.head_dim));
-        COPPICE_ASSIGN_OR_RETURN(layer.k_norm, Vector(attention + "k_norm.weight", c.head_dim));
-      }
-      COPPICE_ASSIGN_OR_RETURN(
-          layer.qkv,
-          Linear(c.hidden_size, {{attention + "q_proj", q_rows}, {attention + "k_proj", kv_rows}, {attention + "v_proj", kv_rows}},
-                 c.qkv_bias));
-      COPPICE_ASSIGN_OR_RETURN(layer.output, Linear(q_rows, {{attention + "o_proj", c.hidden_size}}, c.attention_bias));
-      COPPICE_ASSIGN_OR_RETURN(
-          layer.gate_up, Linear(c.hidden_size, {{mlp + "gate_proj", c.intermediate_size}, {mlp + "up_proj", c.intermediate_size}},
-                                c.mlp_bias, ops::PartOrder::kGateUp));
-      COPPICE_ASSIGN_OR_RETURN(layer.down, Linear(c.intermediate_size, {{mlp + "down_proj", c.hidden_size}}, c.mlp_bias));
-    }
-    return w;
-  }
-
- private:
-  struct Part {
-    std::string name;  // without ".weight"
-    int64_t rows;
-  };
-
-  Result<std::vector<float>> HostVector(const std::string& name, int64_t n) {
-    std::vector<float> values(n);
-    COPPICE_RETURN_IF_ERROR(checkpoint_.Load(name, 1, n, DType::kF32, std::as_writable_bytes(std::span(values))));
-    return values;
-  }
-  Result<DeviceVector> Vector(const std::string& name, int64_t n) {
-    COPPICE_ASSIGN_OR_RETURN(const std::vector<float> values, HostVector(name, n));
-    return DeviceVector::Create(device_, values);
-  }
-
-  Result<std::unique_ptr<ops::Weight>> Linear(int64_t in_features, const std::vector<Part>& parts, bool bias,
-                                              ops::PartOrder order = ops::PartOrder::kConcatenated) {
-    size_t bytes = 0;
-    for (const Part& part : parts) bytes += part.rows * in_features * SizeOf(dtype_);
-    if (staging_.size() < bytes) {
-      COPPICE_ASSIGN_OR_RETURN(staging_, Buffer::Allocate(bytes));
-    }
-    std::vector<std::vector<float>> biases(parts.size());
-    std::vector<std::optional<Checkpoint::Codes>> codes(parts.size());
-    std::vector<ops::LinearPart> loaded;
-    size_t offset = 0;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const Part& part = parts[i];
-      const std::span<std::byte> to{staging_.data() + offset, part.rows * in_features * SizeOf(dtype_)};
-      COPPICE_RETURN_IF_ERROR(checkpoint_.Load(part.name + ".weight", part.rows, in_features, dtype_, to));
-      if (bias) {
-        COPPICE_ASSIGN_OR_RETURN(biases[i], HostVector(part.name + ".bias", part.rows));
-      }
-      loaded.push_back({to.data(), part.rows, bias ? biases[i].data() : nullptr});
-      if (ops_.WantsCodes(dtype_)) codes[i] = checkpoint_.LoadCodes(part.name + ".weight");
-      if (codes[i]) {
-        loaded.back().coded = {.bits = codes[i]->bits,
-                               .codes = codes[i]->codes.data(),
-                               .scales = codes[i]->scales.data(),
-                               .minima = codes[i]->minima.data()};
-      }
-      offset += to.size();
-    }
-    return ops_.Pack(dtype_, in_features, loaded, order);
-  }
-
-  const Checkpoint& checkpoint_;
-  const DType dtype_;
-  Device& device_;
-  ops::Ops& ops_;
-  Buffer staging_;  // host memory
-};
-
+// A layer is what Blocks says it is made of.
 class FamilyTransformer final : public Transformer {
  public:
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
 
   const ModelConfig& config() const override { return config_; }
-  std::span<const attention::AttentionSpec> attention_specs() const override { return {&spec_, 1}; }
+  std::span<const attention::AttentionSpec> attention_specs() const override { return specs_; }
   std::span<const int32_t> layer_groups() const override { return layer_groups_; }
   Result<ConstDeviceTensor> Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
                                     std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
@@ -188,34 +74,30 @@ class FamilyTransformer final : public Transformer {
   };
 
   FamilyTransformer(const ModelConfig& config, const Options& options)
-      : config_(config),
-        options_(options),
-        spec_{.num_qo_heads = config.num_qo_heads,
-              .num_kv_heads = config.num_kv_heads,
-              .head_dim = config.head_dim,
-              .q_dtype = options.dtype,
-              .kv_dtype = options.dtype,
-              .window = config.window,
-              .deterministic = options.deterministic},
-        layer_groups_(config.num_layers, 0) {}
+      : config_(config), blocks_(config_.blocks), options_(options), layer_groups_(config.num_layers, 0) {}
 
+  Status MakeGroups();
   Status AllocateActivations();
   Status Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const;
-  ops::NormArgs Norm(const DeviceVector& weight) const { return {.weight = weight.span(), .eps = config_.rms_norm_eps}; }
-  std::optional<ops::NormArgs> Norm(const std::optional<DeviceVector>& weight) const {
-    return weight ? std::optional(Norm(*weight)) : std::nullopt;
+  ops::NormArgs Norm(const NormWeights& norm) const { return norm.args(blocks_.norm, config_.norm_eps); }
+  std::optional<ops::NormArgs> Norm(const std::optional<NormWeights>& norm) const {
+    return norm ? std::optional(Norm(*norm)) : std::nullopt;
   }
-  Status Attend(const Layer& layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
-  Status FeedForward(const Layer& layer, const Step& step);
+  Status Embed(const Step& step);
+  Status RunLayer(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
+  Status Attend(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
+  Status FeedForward(const LayerWeights& layer, const Step& step);
+  Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
   Result<ConstDeviceTensor> Logits(const Step& step);
 
   const ModelConfig config_;
+  const Blocks& blocks_;
   const Options options_;
-  const attention::AttentionSpec spec_;
-  const std::vector<int32_t> layer_groups_;
-  DeviceVector inverse_frequencies_;
+  std::vector<attention::AttentionSpec> specs_;
+  std::vector<int32_t> layer_groups_;
+  std::vector<LayerGroup> groups_;
   std::unique_ptr<ops::Ops> ops_;
-  Weights weights_;
+  ModelWeights weights_;
   Activations act_;
 };
 
@@ -223,27 +105,51 @@ Result<ConstDeviceTensor> FamilyTransformer::Forward(const DeviceBatch& batch, s
                                                      std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
   COPPICE_RETURN_IF_ERROR(Check(batch, plans.size(), kv.size()));
   const Step step = {batch, batch.token_ids.size, stream};
-  COPPICE_RETURN_IF_ERROR(ops_->Embed(batch.token_ids, *weights_.embedding, {}, act_.hidden.Rows(step.tokens), stream));
-  COPPICE_RETURN_IF_ERROR(ops_->RopeAngles(batch.positions, inverse_frequencies_.span(), 1.0f, act_.cos.Rows(step.tokens),
-                                           act_.sin.Rows(step.tokens), stream));
+  COPPICE_RETURN_IF_ERROR(Embed(step));
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    COPPICE_RETURN_IF_ERROR(Attend(weights_.layers[i], step, *kv[i], *plans[layer_groups_[i]]));
-    COPPICE_RETURN_IF_ERROR(FeedForward(weights_.layers[i], step));
+    COPPICE_RETURN_IF_ERROR(RunLayer(i, step, *kv[i], *plans[layer_groups_[i]]));
   }
   return Logits(step);
 }
 
-// hidden += output(attention(rope(qkv(norm(hidden)))))
-Status FamilyTransformer::Attend(const Layer& layer, const Step& step, const attention::BoundKv& kv,
-                                 attention::AttentionPlan& plan) {
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
-  const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
+// hidden = scale * embedding[tokens] [+ positions]; the angles of the step's positions, for each group.
+Status FamilyTransformer::Embed(const Step& step) {
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens);
+  COPPICE_RETURN_IF_ERROR(
+      ops_->Embed(step.batch.token_ids, *weights_.embedding, {.scale = config_.embedding_scale}, hidden, step.stream));
+  if (weights_.positions != nullptr) {
+    COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights_.positions, {.add = true}, hidden, step.stream));
+  }
+  for (LayerGroup& group : groups_) {
+    if (group.inverse_frequencies.span().empty()) continue;
+    COPPICE_RETURN_IF_ERROR(ops_->RopeAngles(step.batch.positions, group.inverse_frequencies.span(), group.rope_scale,
+                                             group.cos.Rows(step.tokens), group.sin.Rows(step.tokens), step.stream));
+  }
+  return OkStatus();
+}
 
+// hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), or both of one norm.
+Status FamilyTransformer::RunLayer(size_t index, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan) {
+  const LayerWeights& layer = weights_.layers[index];
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
   COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.attention_norm), normed, {}, step.stream));
+  COPPICE_RETURN_IF_ERROR(Attend(index, step, kv, plan));
+  if (!blocks_.parallel) COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.mlp_norm), normed, {}, step.stream));
+  return FeedForward(layer, step);
+}
+
+// hidden += output(attention(rope(qkv(normed))))
+Status FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan) {
+  const LayerWeights& layer = weights_.layers[index];
+  LayerGroup& group = groups_[layer_groups_[index]];
+  const DeviceTensor normed = act_.normed.Rows(step.tokens), qkv = act_.qkv.Rows(step.tokens);
+  const DeviceTensor q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
+
   COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.qkv, qkv, {}, step.stream));
   COPPICE_RETURN_IF_ERROR(ops_->RopeAppend({.qkv = qkv,
-                                            .cos = act_.cos.Rows(step.tokens),
-                                            .sin = act_.sin.Rows(step.tokens),
+                                            .cos = group.cos.Rows(step.tokens),
+                                            .sin = group.sin.Rows(step.tokens),
+                                            .pairs = blocks_.rope_pairs,
                                             .num_qo_heads = config_.num_qo_heads,
                                             .num_kv_heads = config_.num_kv_heads,
                                             .head_dim = config_.head_dim,
@@ -255,16 +161,24 @@ Status FamilyTransformer::Attend(const Layer& layer, const Step& step, const att
                                            step.stream));
   COPPICE_RETURN_IF_ERROR(
       plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
-  return ops_->Linear(attended, *layer.output, hidden, {.kind = Kind::kAdd}, step.stream);
+  return AddBlock(attended, *layer.output, layer.post_attention_norm, step);
 }
 
-// hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
-Status FamilyTransformer::FeedForward(const Layer& layer, const Step& step) {
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
-  const DeviceTensor mlp = act_.mlp.Rows(step.tokens);
-  COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.mlp_norm), normed, {}, step.stream));
-  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.gate_up, mlp, {.kind = Kind::kGated}, step.stream));
-  return ops_->Linear(mlp, *layer.down, hidden, {.kind = Kind::kAdd}, step.stream);
+// hidden += down(act(up(normed))), or down(act(gate(normed)) * up(normed))
+Status FamilyTransformer::FeedForward(const LayerWeights& layer, const Step& step) {
+  const DeviceTensor normed = act_.normed.Rows(step.tokens), mlp = act_.mlp.Rows(step.tokens);
+  const ops::Epilogue epilogue = {blocks_.gated_mlp ? Kind::kGated : Kind::kActivate, blocks_.activation};
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.up, mlp, epilogue, step.stream));
+  return AddBlock(mlp, *layer.down, layer.post_mlp_norm, step);
+}
+
+// hidden += [norm](x W^T)
+Status FamilyTransformer::AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step) {
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens);
+  if (!blocks_.post_norms) return ops_->Linear(x, weight, hidden, {.kind = Kind::kAdd}, step.stream);
+  const DeviceTensor projected = act_.projected.Rows(step.tokens);
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, projected, {}, step.stream));
+  return ops_->AddNorm(projected, Norm(post_norm), hidden, step.stream);
 }
 
 Result<ConstDeviceTensor> FamilyTransformer::Logits(const Step& step) {
@@ -292,8 +206,36 @@ Status FamilyTransformer::Check(const DeviceBatch& batch, size_t num_plans, size
   return OkStatus();
 }
 
+// Group 0: all layers but the local ones. Group 1: those, if there are any.
+Status FamilyTransformer::MakeGroups() {
+  const int32_t rotated = config_.rotated();
+  const auto add = [&](int32_t window, const RopeConfig& rope) -> Status {
+    specs_.push_back({.num_qo_heads = config_.num_qo_heads,
+                      .num_kv_heads = config_.num_kv_heads,
+                      .head_dim = config_.head_dim,
+                      .q_dtype = options_.dtype,
+                      .kv_dtype = options_.dtype,
+                      .sm_scale = config_.sm_scale,
+                      .soft_cap = config_.soft_cap,
+                      .window = window,
+                      .deterministic = options_.deterministic});
+    LayerGroup& group = groups_.emplace_back();
+    group.rope_scale = rope.attention_factor;
+    const int32_t context = options_.max_context > 0 ? options_.max_context : config_.max_position;
+    COPPICE_ASSIGN_OR_RETURN(group.inverse_frequencies,
+                             DeviceVector::Create(*options_.device, InverseFrequencies(rope, rotated, context)));
+    COPPICE_ASSIGN_OR_RETURN(group.cos, Activation::Create(*options_.device, DType::kF32, options_.max_tokens, rotated / 2));
+    COPPICE_ASSIGN_OR_RETURN(group.sin, Activation::Create(*options_.device, DType::kF32, options_.max_tokens, rotated / 2));
+    return OkStatus();
+  };
+  COPPICE_RETURN_IF_ERROR(add(config_.window, config_.rope));
+  if (config_.local_layers.empty()) return OkStatus();
+  for (int32_t i = 0; i < config_.num_layers; ++i) layer_groups_[i] = config_.local_layers[i] ? 1 : 0;
+  return add(config_.local_window, config_.local_rope);
+}
+
 Status FamilyTransformer::AllocateActivations() {
-  const int64_t tokens = options_.max_tokens, logit_rows = options_.max_logit_rows;
+  const int64_t tokens = options_.max_tokens, logit_rows = options_.max_logit_rows, hidden = config_.hidden_size;
   const int64_t q_cols = int64_t{config_.num_qo_heads} * config_.head_dim,
                 kv_cols = int64_t{config_.num_kv_heads} * config_.head_dim;
   const struct {
@@ -301,15 +243,14 @@ Status FamilyTransformer::AllocateActivations() {
     DType dtype;
     int64_t rows, cols;
   } all[] = {
-      {act_.hidden, DType::kF32, tokens, config_.hidden_size},
-      {act_.normed, options_.dtype, tokens, config_.hidden_size},
+      {act_.hidden, DType::kF32, tokens, hidden},
+      {act_.normed, options_.dtype, tokens, hidden},
       {act_.qkv, DType::kF32, tokens, q_cols + 2 * kv_cols},
       {act_.q, options_.dtype, tokens, q_cols},
       {act_.attended, options_.dtype, tokens, q_cols},
       {act_.mlp, options_.dtype, tokens, config_.intermediate_size},
-      {act_.cos, DType::kF32, tokens, config_.head_dim / 2},
-      {act_.sin, DType::kF32, tokens, config_.head_dim / 2},
-      {act_.logits_normed, options_.dtype, logit_rows, config_.hidden_size},
+      {act_.projected, DType::kF32, blocks_.post_norms ? tokens : 0, hidden},
+      {act_.logits_normed, options_.dtype, logit_rows, hidden},
       {act_.logits, DType::kF32, logit_rows, config_.vocab_size},
   };
   for (const auto& a : all) {
@@ -323,13 +264,11 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
   if (options.max_tokens < 1 || options.max_logit_rows < 1)
     return InvalidArgument("max_tokens is " + std::to_string(options.max_tokens) + " and max_logit_rows " +
                            std::to_string(options.max_logit_rows) + "; expected at least 1 each");
-  const ModelConfig& config = checkpoint.config();
   Device& device = *options.device;
-  std::unique_ptr<FamilyTransformer> transformer(new FamilyTransformer(config, options));
+  std::unique_ptr<FamilyTransformer> transformer(new FamilyTransformer(checkpoint.config(), options));
   COPPICE_ASSIGN_OR_RETURN(transformer->ops_, ops::Ops::Create(&device, {.deterministic = options.deterministic}));
-  COPPICE_ASSIGN_OR_RETURN(transformer->weights_, WeightLoader(checkpoint, options.dtype, device, *transformer->ops_).Load());
-  COPPICE_ASSIGN_OR_RETURN(transformer->inverse_frequencies_,
-                           DeviceVector::Create(device, InverseFrequencies(config.rope, config.head_dim)));
+  COPPICE_ASSIGN_OR_RETURN(transformer->weights_, LoadWeights(checkpoint, options.dtype, device, *transformer->ops_));
+  COPPICE_RETURN_IF_ERROR(transformer->MakeGroups());
   COPPICE_RETURN_IF_ERROR(transformer->AllocateActivations());
   return std::unique_ptr<Transformer>(std::move(transformer));
 }

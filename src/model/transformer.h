@@ -23,6 +23,7 @@ class Transformer {
     Device* device = nullptr;
     int32_t max_tokens = 512;  // T of the largest batch
     int32_t max_logit_rows = 512;
+    int32_t max_context = 0;     // longest sequence; 0: the model's. Chooses the frequencies of longrope
     bool deterministic = false;  // a row's bits do not depend on how many rows ride with it
   };
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);

@@ -73,7 +73,8 @@ class Runner {
     for (int32_t layer = 0; layer < model_->config().num_layers; ++layer) {
       pages_.push_back(*Buffer::Allocate(shape.bytes()));
       std::memset(pages_.back().data(), 0xff, pages_.back().size());  // NaN: nothing may be read before it is written
-      kv_.push_back(*context_->BindKv(spec, shape.View(pages_.back().data())));
+      const attention::AttentionSpec& layer_spec = model_->attention_specs()[model_->layer_groups()[layer]];
+      kv_.push_back(*context_->BindKv(layer_spec, shape.View(pages_.back().data())));
     }
     inputs_ = *StepInputs::Create(device_.get(), {.max_tokens = 320,
                                                   .max_logit_rows = 320,
@@ -98,12 +99,14 @@ class Runner {
       for (int32_t p = 0; p < pages_per_branch; ++p) page_indices_.push_back(p < shared / kPageSize ? p : b * pages_per_branch + p);
     }
     kv_len_[0] = 0;  // computes the shared part
-    plan_ = *attention::AttentionPlan::Create(*context_, spec,
-                                              {.max_branches = num_branches,
-                                               .max_queries = 320,
-                                               .max_page_slots = static_cast<int32_t>(page_indices_.size()),
-                                               .page_size = kPageSize},
-                                              {.force_sharing = shared > 0});
+    for (const attention::AttentionSpec& group : model_->attention_specs()) {
+      plans_.push_back(*attention::AttentionPlan::Create(*context_, group,
+                                                         {.max_branches = num_branches,
+                                                          .max_queries = 320,
+                                                          .max_page_slots = static_cast<int32_t>(page_indices_.size()),
+                                                          .page_size = kPageSize},
+                                                         {.force_sharing = shared > 0}));
+    }
   }
 
   // Appends tokens[b] to branch b, for all branches in one batch; logits of every row, in order.
@@ -134,8 +137,10 @@ class Runner {
                                                 .branch_page_begin = page_begin_,
                                                 .branch_page_capacity = page_capacity_,
                                                 .page_indices = page_indices_};
-    if (Status status = plan_->Update(forest); !status.ok()) return status;
-    if (Status status = plan_->Upload(); !status.ok()) return status;
+    for (const auto& plan : plans_) {
+      if (Status status = plan->Update(forest); !status.ok()) return status;
+      if (Status status = plan->Upload(); !status.ok()) return status;
+    }
     const auto logits = Forward({ids, positions, slots, rows});
     if (!logits.ok()) return logits.status();
     const MatrixView<const float> view = HostView<float>(*logits);
@@ -145,7 +150,8 @@ class Runner {
   Result<ConstDeviceTensor> Forward(const ForwardBatch& batch) {
     const auto uploaded = inputs_->Upload(batch, nullptr);
     if (!uploaded.ok()) return uploaded.status();
-    attention::AttentionPlan* const plans[] = {plan_.get()};
+    std::vector<attention::AttentionPlan*> plans;
+    for (const auto& plan : plans_) plans.push_back(plan.get());
     return model_->Forward(*uploaded, plans, kv_, nullptr);
   }
 
@@ -174,7 +180,7 @@ class Runner {
   std::unique_ptr<StepInputs> inputs_;
   std::vector<Buffer> pages_;
   std::vector<std::unique_ptr<attention::BoundKv>> kv_;
-  std::unique_ptr<attention::AttentionPlan> plan_;
+  std::vector<std::unique_ptr<attention::AttentionPlan>> plans_;
   std::vector<int32_t> parent_, begin_, end_, branch_node_, query_begin_, query_count_, kv_len_, page_begin_, page_capacity_,
       page_indices_;
   uint64_t version_ = 0;
@@ -279,7 +285,8 @@ TEST_P(FixtureTest, DeterministicBitsDoNotDependOnChunks) {
 
 INSTANTIATE_TEST_SUITE_P(Models, FixtureTest,
                          testing::Values("llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "qwen2-a", "qwen3",
-                                         "mistral-sw", "mistral-hd64-sw-long"),
+                                         "mistral-sw", "mistral-hd64-sw-long", "llama-yarn-a", "phi2-a", "starcoder-a",
+                                         "starcoder-long-a", "codegen-a", "gemma3-a", "gemma3-long-a"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -303,13 +310,13 @@ TEST(Transformer, RefusesABatchThatDoesNotFit) {
 }
 
 TEST(InverseFrequencies, PlainLinearLlama3AndDivisors) {
-  const std::vector<float> plain = InverseFrequencies({.theta = 1e4f}, 8);
+  const std::vector<float> plain = InverseFrequencies({.theta = 1e4f}, 8, 0);
   ASSERT_EQ(plain.size(), 4u);
   EXPECT_FLOAT_EQ(plain[0], 1.0f);
   EXPECT_FLOAT_EQ(plain[1], 0.1f);
   EXPECT_FLOAT_EQ(plain[3], 1e-3f);
-  EXPECT_FLOAT_EQ(InverseFrequencies({.theta = 1e4f, .scaling = RopeScaling::kLinear, .factor = 4}, 8)[1], 0.025f);
-  EXPECT_FLOAT_EQ(InverseFrequencies({.theta = 1e4f, .frequency_divisors = {1, 2, 4, 8}}, 8)[2], 0.0025f);
+  EXPECT_FLOAT_EQ(InverseFrequencies({.theta = 1e4f, .scaling = RopeScaling::kLinear, .factor = 4}, 8, 0)[1], 0.025f);
+  EXPECT_FLOAT_EQ(InverseFrequencies({.theta = 1e4f, .frequency_divisors = {1, 2, 4, 8}}, 8, 0)[2], 0.0025f);
   // 100 positions: wavelength 6.28 is short (kept), 62.8 is in 1.59 turns of 1..4 (blended), 628 is long (divided by 8).
   const std::vector<float> llama3 = InverseFrequencies({.theta = 1e4f,
                                                         .scaling = RopeScaling::kLlama3,
@@ -317,11 +324,33 @@ TEST(InverseFrequencies, PlainLinearLlama3AndDivisors) {
                                                         .low_freq_factor = 1,
                                                         .high_freq_factor = 4,
                                                         .original_max_position = 100},
-                                                       8);
+                                                       8, 0);
   EXPECT_FLOAT_EQ(llama3[0], 1.0f);
   const double keep = (100 / (2 * M_PI / 0.1) - 1) / 3;
   EXPECT_FLOAT_EQ(llama3[1], static_cast<float>((1 - keep) * 0.1 / 8 + keep * 0.1));
   EXPECT_FLOAT_EQ(llama3[2], 0.01f / 8);
+}
+
+TEST(InverseFrequencies, YarnKeepsFastDimensionsAndDividesSlowOnes) {
+  RopeConfig yarn = {.theta = 1e4f, .scaling = RopeScaling::kYarn, .factor = 4, .original_max_position = 1000};
+  // 32 turns in 1,000 positions: dimension 8 ln(1000 / (64 pi)) / (2 ln 1e4) = 0.70; one turn: 2.20. Whole dimensions: 0 and 3.
+  const std::vector<float> whole = InverseFrequencies(yarn, 8, 0);
+  for (int i = 0; i < 4; ++i) {
+    const double plain = std::pow(1e4, -2.0 * i / 8), divided = i / 3.0;
+    EXPECT_FLOAT_EQ(whole[i], static_cast<float>(plain / 4 * divided + plain * (1 - divided))) << i;
+  }
+  yarn.truncate = false;
+  const double low = 8 * std::log(1000 / (64 * M_PI)) / (2 * std::log(1e4)),
+               high = 8 * std::log(1000 / (2 * M_PI)) / (2 * std::log(1e4));
+  const double divided = (1 - low) / (high - low);
+  EXPECT_FLOAT_EQ(InverseFrequencies(yarn, 8, 0)[1], static_cast<float>(0.1 / 4 * divided + 0.1 * (1 - divided)));
+}
+
+TEST(InverseFrequencies, LongRopeChoosesByTheContext) {
+  const RopeConfig rope = {
+      .theta = 1e4f, .original_max_position = 100, .frequency_divisors = {1, 1, 1, 1}, .long_divisors = {1, 2, 4, 8}};
+  EXPECT_FLOAT_EQ(InverseFrequencies(rope, 8, 100)[3], 1e-3f);
+  EXPECT_FLOAT_EQ(InverseFrequencies(rope, 8, 101)[3], 1e-3f / 8);
 }
 
 }  // namespace

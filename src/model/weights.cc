@@ -4,6 +4,7 @@
 
 #include "model/dequantize.h"
 #include "model/error_text.h"
+#include "model/weight_map.h"
 
 namespace coppice {
 namespace {
@@ -33,38 +34,16 @@ void ForEachRun(const StoredTensor& tensor, F&& f) {
 }  // namespace
 
 std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config) {
-  const int64_t hidden = config.hidden_size, intermediate = config.intermediate_size, vocab = config.vocab_size;
-  const int64_t q_rows = int64_t{config.num_qo_heads} * config.head_dim, kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
   std::map<std::string, std::vector<int64_t>, std::less<>> weights;
-  const auto add_projection = [&](const std::string& name, int64_t rows, int64_t cols, bool bias) {
-    weights[name + ".weight"] = {rows, cols};
-    if (bias) weights[name + ".bias"] = {rows};
-  };
-
-  weights["model.embed_tokens.weight"] = {vocab, hidden};
-  weights["model.norm.weight"] = {hidden};
-  if (!config.tie_embeddings) weights["lm_head.weight"] = {vocab, hidden};
-  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    weights[prefix + "input_layernorm.weight"] = {hidden};
-    add_projection(prefix + "self_attn.q_proj", q_rows, hidden, config.qkv_bias);
-    add_projection(prefix + "self_attn.k_proj", kv_rows, hidden, config.qkv_bias);
-    add_projection(prefix + "self_attn.v_proj", kv_rows, hidden, config.qkv_bias);
-    add_projection(prefix + "self_attn.o_proj", hidden, q_rows, config.attention_bias);
-    if (config.qk_norm) {
-      weights[prefix + "self_attn.q_norm.weight"] = {config.head_dim};
-      weights[prefix + "self_attn.k_norm.weight"] = {config.head_dim};
-    }
-    weights[prefix + "post_attention_layernorm.weight"] = {hidden};
-    add_projection(prefix + "mlp.gate_proj", intermediate, hidden, config.mlp_bias);
-    add_projection(prefix + "mlp.up_proj", intermediate, hidden, config.mlp_bias);
-    add_projection(prefix + "mlp.down_proj", hidden, intermediate, config.mlp_bias);
+  for (auto& [place, entry] : WeightsOf(config)) {
+    weights[entry.name + ".weight"] = entry.shape;
+    if (entry.bias) weights[entry.name + ".bias"] = {entry.shape[0]};
   }
   return weights;
 }
 
 Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path) {
-  // A layer has at least seven tensors; without this a corrupt layer count would make a list of any length.
+  // A layer has more than one tensor; without this a corrupt layer count would make a list of any length.
   if (static_cast<size_t>(config.num_layers) > tensors.size()) {
     return InvalidArgument(
         fmt::format("{}: the config says {} layers, but there are only {} tensors", path, config.num_layers, tensors.size()));

@@ -25,9 +25,13 @@ class LapTimer {
 }  // namespace
 
 HostRunner::HostRunner(Parts parts)
-    : info_(std::move(parts.info)),
-      plan_(std::move(parts.plan)),
-      sampler_(parts.executor, info_.model.vocab_size, std::move(parts.distributions)) {}
+    : info_(std::move(parts.info)), sampler_(parts.executor, info_.model.vocab_size, std::move(parts.distributions)) {
+  int32_t others = 0;
+  for (const GroupPlan& group : parts.other_plans) others += group.num_layers;
+  groups_.push_back({std::move(parts.plan), info_.model.num_layers - others});
+  for (GroupPlan& group : parts.other_plans) groups_.push_back(std::move(group));
+  for (const GroupPlan& group : groups_) plans_.push_back(group.plan.get());
+}
 
 Result<StepTicket> HostRunner::Launch(const StepBatch& batch, const attention::PrefixForestView& forest) {
   COPPICE_CHECK(launched_ - waited_ < 2);
@@ -55,18 +59,20 @@ Status HostRunner::Run(const StepBatch& batch, const attention::PrefixForestView
   slots_.Edit(batch, At(step->number - 1).sampled.draws);
   timer.Lap(&step->stats.forward_seconds);
   if (batch.num_rows() == 0) return OkStatus();
-  COPPICE_RETURN_IF_ERROR(plan_->Update(forest));
-  COPPICE_RETURN_IF_ERROR(plan_->Upload());
-  const attention::PlanStats plan = plan_->Stats();
-  step->stats.kv_bytes_read = plan.kv_bytes_read * info_.model.num_layers;
-  step->stats.kv_bytes_read_unshared = plan.kv_bytes_read_unshared * info_.model.num_layers;
-  step->stats.grouped_rows = grouped_rows_.Count(*plan_, plan.updates_replanned);
+  for (const auto& [plan, num_layers] : groups_) {
+    COPPICE_RETURN_IF_ERROR(plan->Update(forest));
+    COPPICE_RETURN_IF_ERROR(plan->Upload());
+    const attention::PlanStats stats = plan->Stats();
+    step->stats.kv_bytes_read += stats.kv_bytes_read * num_layers;
+    step->stats.kv_bytes_read_unshared += stats.kv_bytes_read_unshared * num_layers;
+    if (plan == groups_.front().plan) step->stats.grouped_rows = grouped_rows_.Count(*plan, stats.updates_replanned);
+  }
   timer.Lap(&step->stats.plan_seconds);
   const ForwardBatch rows{.token_ids = TokensOf(batch),
                           .positions = batch.positions,
                           .slot_mapping = batch.slot_mapping,
                           .logit_rows = sampler_.FindLogitRows(batch)};
-  COPPICE_ASSIGN_OR_RETURN(const MatrixView<const float> logits, Forward(rows, forest, *plan_));
+  COPPICE_ASSIGN_OR_RETURN(const MatrixView<const float> logits, Forward(rows, forest, *plans_.front()));
   timer.Lap(&step->stats.forward_seconds);
   sampler_.Sample(logits, batch, slots_, &step->sampled);
   timer.Lap(&step->stats.sample_seconds);

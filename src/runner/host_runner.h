@@ -21,6 +21,11 @@ namespace coppice {
 
 class HostRunner : public Runner {
  public:
+  // The plan of layers that attend alike; all groups' plans are over one forest.
+  struct GroupPlan {
+    std::unique_ptr<attention::AttentionPlan> plan;
+    int32_t num_layers = 0;
+  };
   const RunnerInfo& info() const final { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) final;
   Result<StepResult> Wait(StepTicket ticket) final;
@@ -28,7 +33,8 @@ class HostRunner : public Runner {
  protected:
   struct Parts {
     RunnerInfo info;
-    std::unique_ptr<attention::AttentionPlan> plan;
+    std::unique_ptr<attention::AttentionPlan> plan;     // of layer group 0
+    std::vector<GroupPlan> other_plans = {};            // of the groups after it, in order
     Executor* executor = nullptr;                       // outlives the runner
     std::shared_ptr<DraftDistributions> distributions;  // null: no draft model
   };
@@ -36,7 +42,10 @@ class HostRunner : public Runner {
 
   virtual Status MoveSlots(std::span<const attention::SlotMove> moves) = 0;
   virtual Status CopyPages(std::span<const attention::PageCopy> copies) = 0;
-  // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. `plan` was updated with `forest`.
+  // One a layer group.
+  std::span<attention::AttentionPlan* const> plans() const { return plans_; }
+  // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. `plan`, of group 0, and all of plans() were
+  // updated with `forest`.
   virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
                                                   attention::AttentionPlan& plan) = 0;
   // By those whose model is known only when they are made.
@@ -59,7 +68,8 @@ class HostRunner : public Runner {
   std::span<const int32_t> TokensOf(const StepBatch& batch);
 
   RunnerInfo info_;
-  std::unique_ptr<attention::AttentionPlan> plan_;
+  std::vector<GroupPlan> groups_;
+  std::vector<attention::AttentionPlan*> plans_;  // of groups_
   BatchSampler sampler_;
   SamplingSlots slots_;
   GroupedRows grouped_rows_;

@@ -1,6 +1,8 @@
 #include "runner/model_runner.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 
@@ -15,11 +17,22 @@ RunnerInfo InfoOf(const Transformer& transformer, std::string fingerprint) {
           .kv_bytes_per_token = KvPool::BytesPerPage(spec, transformer.config().num_layers, /*page_size=*/1)};
 }
 
+std::vector<HostRunner::GroupPlan> OtherPlans(const Transformer& transformer,
+                                              std::vector<std::unique_ptr<attention::AttentionPlan>> plans) {
+  std::vector<HostRunner::GroupPlan> others;
+  for (size_t group = 1; group < plans.size(); ++group) {
+    const auto layers = std::ranges::count(transformer.layer_groups(), static_cast<int32_t>(group));
+    others.push_back({std::move(plans[group]), static_cast<int32_t>(layers)});
+  }
+  return others;
+}
+
 }  // namespace
 
 ModelRunner::ModelRunner(Parts parts)
     : HostRunner({.info = InfoOf(*parts.transformer, std::move(parts.fingerprint)),
-                  .plan = std::move(parts.plan),
+                  .plan = std::move(parts.plans.front()),
+                  .other_plans = OtherPlans(*parts.transformer, std::move(parts.plans)),
                   .executor = parts.executor,
                   .distributions = std::move(parts.distributions)}),
       device_(std::move(parts.device)),
@@ -42,11 +55,10 @@ Status ModelRunner::CopyPages(std::span<const attention::PageCopy> copies) {
 }
 
 Result<MatrixView<const float>> ModelRunner::Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
-                                                     attention::AttentionPlan& plan) {
+                                                     attention::AttentionPlan&) {
   COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, inputs_->Upload(batch, /*stream=*/nullptr));
-  attention::AttentionPlan* const plans[] = {&plan};
   COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits,
-                           transformer_->Forward(uploaded, plans, pool_->layers(), /*stream=*/nullptr));
+                           transformer_->Forward(uploaded, plans(), pool_->layers(), /*stream=*/nullptr));
   return HostView<float>(logits);
 }
 

@@ -19,10 +19,10 @@ class ModelRunner final : public HostRunner {
     std::unique_ptr<Transformer> transformer;
     std::unique_ptr<KvPool> pool;
     std::unique_ptr<StepInputs> inputs;
-    std::unique_ptr<attention::AttentionPlan> plan;
-    std::string fingerprint;                            // Checkpoint::Fingerprint
-    Executor* executor = nullptr;                       // for sampling; outlives the runner
-    std::shared_ptr<DraftDistributions> distributions;  // null: no draft model
+    std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a layer group of the transformer
+    std::string fingerprint;                                       // Checkpoint::Fingerprint
+    Executor* executor = nullptr;                                  // for sampling; outlives the runner
+    std::shared_ptr<DraftDistributions> distributions;             // null: no draft model
   };
   explicit ModelRunner(Parts parts);
 

@@ -31,18 +31,46 @@ std::vector<float> Interleave(const std::vector<float>& rows, int64_t heads, int
   return out;
 }
 
-std::string GgufName(std::string name) {
-  const std::vector<std::pair<std::string, std::string>> parts = {
-      {"model.layers.", "blk."},           {"model.embed_tokens", "token_embd"},
-      {"model.norm", "output_norm"},       {"lm_head", "output"},
-      {"input_layernorm", "attn_norm"},    {"post_attention_layernorm", "ffn_norm"},
-      {"self_attn.q_proj", "attn_q"},      {"self_attn.k_proj", "attn_k"},
-      {"self_attn.v_proj", "attn_v"},      {"self_attn.o_proj", "attn_output"},
-      {"self_attn.q_norm", "attn_q_norm"}, {"self_attn.k_norm", "attn_k_norm"},
-      {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
-      {"mlp.down_proj", "ffn_down"}};
-  for (const auto& [from, to] : parts) {
-    if (const size_t at = name.find(from); at != name.npos) name.replace(at, from.size(), to);
+std::string GgufName(const std::string& architecture, std::string name) {
+  using Parts = std::vector<std::pair<std::string, std::string>>;
+  const Parts gemma3 = {{"post_attention_layernorm", "post_attention_norm"},
+                        {"pre_feedforward_layernorm", "ffn_norm"},
+                        {"post_feedforward_layernorm", "post_ffw_norm"}};
+  const Parts common = {{"model.layers.", "blk."},
+                        {"transformer.h.", "blk."},
+                        {"model.embed_tokens", "token_embd"},
+                        {"transformer.wte", "token_embd"},
+                        {"transformer.wpe", "position_embd"},
+                        {"model.norm", "output_norm"},
+                        {"model.final_layernorm", "output_norm"},
+                        {"transformer.ln_f", "output_norm"},
+                        {"lm_head", "output"},
+                        {"input_layernorm", "attn_norm"},
+                        {"ln_1", "attn_norm"},
+                        {"post_attention_layernorm", "ffn_norm"},
+                        {"ln_2", "ffn_norm"},
+                        {"self_attn.q_proj", "attn_q"},
+                        {"self_attn.k_proj", "attn_k"},
+                        {"self_attn.v_proj", "attn_v"},
+                        {"self_attn.qkv_proj", "attn_qkv"},
+                        {"attn.c_attn", "attn_qkv"},
+                        {"self_attn.o_proj", "attn_output"},
+                        {"self_attn.dense", "attn_output"},
+                        {"attn.c_proj", "attn_output"},
+                        {"self_attn.q_norm", "attn_q_norm"},
+                        {"self_attn.k_norm", "attn_k_norm"},
+                        {"mlp.gate_proj", "ffn_gate"},
+                        {"mlp.up_proj", "ffn_up"},
+                        {"mlp.fc1", "ffn_up"},
+                        {"mlp.c_fc", "ffn_up"},
+                        {"mlp.down_proj", "ffn_down"},
+                        {"mlp.fc2", "ffn_down"},
+                        {"mlp.c_proj", "ffn_down"}};
+  for (const Parts* parts : {architecture == "gemma3" ? &gemma3 : nullptr, &common}) {
+    if (parts == nullptr) continue;
+    for (const auto& [from, to] : *parts) {
+      if (const size_t at = name.find(from); at != name.npos) name.replace(at, from.size(), to);
+    }
   }
   return name;
 }
@@ -91,8 +119,9 @@ GgufWriter ToGguf(const TinyModel& model, uint32_t version) {
       .U32(key("attention.head_count_kv"), config.num_kv_heads)
       .U32(key("attention.key_length"), config.head_dim)
       .U32(key("attention.value_length"), config.head_dim)
-      .F32(key("attention.layer_norm_rms_epsilon"), config.rms_norm_eps)
-      .U32(key("rope.dimension_count"), config.head_dim)
+      .F32(key(config.blocks.norm == ops::NormKind::kRms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon"),
+           config.norm_eps)
+      .U32(key("rope.dimension_count"), config.rotated())
       .F32(key("rope.freq_base"), config.rope.theta);
   for (const auto& [name, values] : model.weights) {
     const std::vector<int64_t> shape = ShapeOf(model, name);
@@ -102,7 +131,7 @@ GgufWriter ToGguf(const TinyModel& model, uint32_t version) {
       rows = Interleave(rows, config.num_qo_heads, row_elements);
     if (config.architecture == "llama" && name.find("k_proj") != name.npos)
       rows = Interleave(rows, config.num_kv_heads, row_elements);
-    writer.Tensor(GgufName(name), shape, 0, Raw(std::span<const float>(rows)));
+    writer.Tensor(GgufName(config.architecture, name), shape, 0, Raw(std::span<const float>(rows)));
   }
   return writer;
 }
@@ -122,11 +151,11 @@ std::string ToConfigJson(const ModelConfig& config) {
                          {"head_dim", config.head_dim},
                          {"vocab_size", config.vocab_size},
                          {"max_position_embeddings", config.max_position},
-                         {"rms_norm_eps", config.rms_norm_eps},
+                         {"rms_norm_eps", config.norm_eps},
                          {"rope_theta", config.rope.theta},
                          {"tie_word_embeddings", config.tie_embeddings},
-                         {"attention_bias", config.attention_bias},
-                         {"mlp_bias", config.mlp_bias}};
+                         {"attention_bias", config.blocks.attention_bias},
+                         {"mlp_bias", config.blocks.mlp_bias}};
   if (config.window > 0) json["sliding_window"] = config.window;
   return json.dump(2);
 }

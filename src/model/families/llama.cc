@@ -1,0 +1,68 @@
+// Llama 1 to 3.x, CodeLlama, Yi, TinyLlama, SmolLM2; Mistral; Qwen2, Qwen2.5 and Qwen3: RMS norms, SwiGLU, rotary embedding.
+// Layer: model.
+#include <array>
+
+#include "core/check.h"
+#include "model/families/family.h"
+#include "model/object_reader.h"
+
+namespace coppice {
+namespace {
+
+using enum WeightRole;
+
+constexpr std::array<WeightName, 14> kNames = {{{kEmbedding, "model.embed_tokens"},
+                                                {kFinalNorm, "model.norm"},
+                                                {kLmHead, "lm_head"},
+                                                {kAttentionNorm, "model.layers.{}.input_layernorm"},
+                                                {kQ, "model.layers.{}.self_attn.q_proj"},
+                                                {kK, "model.layers.{}.self_attn.k_proj"},
+                                                {kV, "model.layers.{}.self_attn.v_proj"},
+                                                {kQNorm, "model.layers.{}.self_attn.q_norm"},
+                                                {kKNorm, "model.layers.{}.self_attn.k_norm"},
+                                                {kAttentionOutput, "model.layers.{}.self_attn.o_proj"},
+                                                {kMlpNorm, "model.layers.{}.post_attention_layernorm"},
+                                                {kGate, "model.layers.{}.mlp.gate_proj"},
+                                                {kUp, "model.layers.{}.mlp.up_proj"},
+                                                {kDown, "model.layers.{}.mlp.down_proj"}}};
+
+Status ReadBiases(const ObjectReader& reader, ModelConfig* config) {
+  COPPICE_RETURN_IF_ERROR(reader.OptionalBool("attention_bias", &config->blocks.attention_bias));
+  COPPICE_RETURN_IF_ERROR(reader.OptionalBool("mlp_bias", &config->blocks.mlp_bias));
+  config->blocks.qkv_bias |= config->blocks.attention_bias;
+  return OkStatus();
+}
+
+}  // namespace
+
+const Family kLlama = {.name = "llama",
+                       .hf_architecture = "LlamaForCausalLM",
+                       .gguf_architecture = "llama",
+                       .blocks = {},
+                       .weights = kNames,
+                       .gguf_interleaves_qk = true,
+                       .read_config = ReadBiases};
+
+const Family kMistral = {.name = "mistral",
+                         .hf_architecture = "MistralForCausalLM",
+                         .gguf_architecture = "",  // its files say "llama"
+                         .blocks = {},
+                         .defaults = {.num_kv_heads = 8, .sliding_window = 4096},
+                         .weights = kNames};
+
+const Family kQwen2 = {.name = "qwen2",
+                       .hf_architecture = "Qwen2ForCausalLM",
+                       .gguf_architecture = "qwen2",
+                       .blocks = {.qkv_bias = true},
+                       .defaults = {.num_kv_heads = 32, .sliding_window = 4096, .window_needs_flag = true},
+                       .weights = kNames};
+
+const Family kQwen3 = {.name = "qwen3",
+                       .hf_architecture = "Qwen3ForCausalLM",
+                       .gguf_architecture = "qwen3",
+                       .blocks = {.qk_norm = true},
+                       .defaults = {.num_kv_heads = 32, .head_dim = 128, .sliding_window = 4096, .window_needs_flag = true},
+                       .weights = kNames,
+                       .read_config = ReadBiases};
+
+}  // namespace coppice
