@@ -104,6 +104,12 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       .add_option("-m,--model", options.model_path,
                   "GGUF file or Hugging Face folder (default: the model that scripts/fetch_model keeps)")
       ->check(NotEmpty());
+  command.add_option("--device", options.device, "cpu, cuda, cuda:1, or auto: the first CUDA device if there is one, else the CPU")
+      ->capture_default_str();
+  command
+      .add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
+                  "Share of a GPU's memory that may be used, what others use included")
+      ->capture_default_str();
   AddParsed<DType>(command, "--dtype", options.dtype, ParseDType, "bf16 (default), or f32 for exactness");
   AddParsed<SharingMode>(command, "--sharing", options.sharing, ParseSharingMode,
                          "tree (default): each shared token is read once per step; one-level: only what all requests share; "

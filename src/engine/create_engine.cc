@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cache/kv_pool.h"
-#include "core/available_memory.h"
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/math.h"
@@ -14,6 +13,7 @@
 #include "engine/engine_parts.h"
 #include "engine/model_drafter.h"
 #include "engine/ngram_drafter.h"
+#include "engine/open_device.h"
 #include "engine/validate_options.h"
 #include "model/checkpoint.h"
 #include "runner/model_runner.h"
@@ -21,19 +21,32 @@
 namespace coppice {
 namespace {
 
+// Bytes that the KV cache may take of what the device has left, the model's weights and activations being there; INT64_MAX if it
+// does not say.
+Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options) {
+  const Result<Device::MemoryInfo> memory = device.GetMemoryInfo();
+  if (device.kind() == DeviceKind::kCpu) return memory.ok() ? memory->free_bytes / 2 : INT64_MAX;
+  COPPICE_RETURN_IF_ERROR(memory.status());
+  const auto kept_free = static_cast<int64_t>((1 - options.gpu_memory_utilization) * static_cast<double>(memory->total_bytes));
+  constexpr int64_t kStepInputs = int64_t{64} << 20;  // what is allocated after the pool
+  return memory->free_bytes - kept_free - kStepInputs;
+}
+
 // Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
-Result<int32_t> NumPages(const EngineOptions& options, int64_t page_bytes) {
+Result<int32_t> NumPages(const Device& device, const EngineOptions& options, int64_t page_bytes) {
   const int64_t full = static_cast<int64_t>(options.max_running) * (CeilDiv(options.max_context, options.page_size) + 1);
   int64_t pages = options.kv_cache_bytes / page_bytes;
   if (options.kv_cache_bytes == 0) {
-    const int64_t available = AvailableMemoryBytes();
-    pages = available > 0 ? std::min(full, available / 2 / page_bytes) : full;
+    COPPICE_ASSIGN_OR_RETURN(const int64_t budget, KvCacheBudget(device, options));
+    pages = std::min(full, std::max<int64_t>(budget, 0) / page_bytes);
   }
   // A slot number, page * page_size + slot, and the forest's page indices are 32 bits wide in some backends.
   pages = std::min<int64_t>(pages, INT32_MAX / options.page_size);
   if (pages < 2) {
     return ResourceExhausted("the KV cache would have " + std::to_string(pages) + " pages of " + std::to_string(page_bytes) +
-                             " bytes, expected at least 2: raise kv_cache_bytes or free some memory");
+                             " bytes on " + device.name() + ", expected at least 2: raise " +
+                             (device.kind() == DeviceKind::kCpu ? "kv_cache_bytes" : "kv_cache_bytes or gpu_memory_utilization") +
+                             " or free some memory");
   }
   return static_cast<int32_t>(pages);
 }
@@ -58,7 +71,8 @@ struct LoadedModel {
 Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages, ThreadPool* threads,
                               attention::Context* context, std::shared_ptr<DraftDistributions> distributions) {
   const ModelConfig& config = checkpoint.config();
-  std::unique_ptr<Device> device = Device::CreateCpu(threads);
+  COPPICE_ASSIGN_OR_RETURN(const DeviceName device_name, ParseDeviceName(options.device));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(device_name, options.dtype, threads));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
                            Transformer::Create(checkpoint, {.dtype = options.dtype,
                                                             .device = device.get(),
@@ -67,15 +81,6 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                             .max_context = options.max_context,
                                                             .deterministic = options.deterministic}));
   const attention::AttentionSpec spec = transformer->attention_specs().front();
-  if (num_pages == 0) {
-    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(options, KvPool::BytesPerPage(spec, config.num_layers, options.page_size)));
-  }
-  LoadedModel loaded;
-  COPPICE_ASSIGN_OR_RETURN(loaded.cache, KvCache::Create({.num_pages = num_pages,
-                                                          .page_size = options.page_size,
-                                                          .max_branches = options.max_running,
-                                                          .max_context = options.max_context,
-                                                          .share = options.sharing != SharingMode::kNone}));
   std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a group of layers that attend alike, over one forest
   for (const attention::AttentionSpec& group : transformer->attention_specs()) {
     COPPICE_ASSIGN_OR_RETURN(
@@ -88,6 +93,16 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                          {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
     plans.push_back(std::move(plan));
   }
+  if (num_pages == 0) {
+    COPPICE_ASSIGN_OR_RETURN(num_pages,
+                             NumPages(*device, options, KvPool::BytesPerPage(spec, config.num_layers, options.page_size)));
+  }
+  LoadedModel loaded;
+  COPPICE_ASSIGN_OR_RETURN(loaded.cache, KvCache::Create({.num_pages = num_pages,
+                                                          .page_size = options.page_size,
+                                                          .max_branches = options.max_running,
+                                                          .max_context = options.max_context,
+                                                          .share = options.sharing != SharingMode::kNone}));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvPool> pool, KvPool::Create(device.get(), context,
                                                                         {.specs = transformer->attention_specs(),
                                                                          .layer_groups = transformer->layer_groups(),
@@ -99,14 +114,14 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                              .vocab_size = config.vocab_size,
                                                              .max_position = config.max_position,
                                                              .num_slots = pool->num_slots()}));
-  loaded.runner = std::make_unique<ModelRunner>(ModelRunner::Parts{.device = std::move(device),
-                                                                   .transformer = std::move(transformer),
-                                                                   .pool = std::move(pool),
-                                                                   .inputs = std::move(inputs),
-                                                                   .plans = std::move(plans),
-                                                                   .fingerprint = checkpoint.Fingerprint(),
-                                                                   .executor = threads,
-                                                                   .distributions = std::move(distributions)});
+  COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create({.device = std::move(device),
+                                                               .transformer = std::move(transformer),
+                                                               .pool = std::move(pool),
+                                                               .inputs = std::move(inputs),
+                                                               .plans = std::move(plans),
+                                                               .fingerprint = checkpoint.Fingerprint(),
+                                                               .executor = threads,
+                                                               .distributions = std::move(distributions)}));
   return loaded;
 }
 
@@ -147,6 +162,18 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
                                                     .exact = options.deterministic}));
 }
 
+// The attention of the device that the options name, which they then name without "auto".
+Result<std::unique_ptr<attention::Context>> MakeContext(EngineOptions* options, ThreadPool* threads) {
+  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options->device));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(name, options->dtype, threads));
+  if (device->kind() == DeviceKind::kCpu) {
+    options->device = "cpu";
+    return attention::Context::CreateCpu(threads);
+  }
+  options->device = "cuda:" + std::to_string(device->ordinal());
+  return attention::Context::CreateCuda(device->ordinal());
+}
+
 Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(given.model_path));
   const ModelConfig& config = checkpoint->config();
@@ -170,7 +197,7 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
     COPPICE_ASSIGN_OR_RETURN(parts.tokenizer, Tokenizer::Create(*checkpoint->tokenizer()));
   }
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
-  COPPICE_ASSIGN_OR_RETURN(parts.context, attention::Context::CreateCpu(parts.threads.get()));
+  COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(&options, parts.threads.get()));
   std::shared_ptr<DraftDistributions> distributions;
   if (options.draft == DraftMode::kModel) distributions = std::make_shared<DraftDistributions>(config.vocab_size);
   COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*num_pages=*/0, parts.threads.get(),

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <string>
 
+#include "core/check.h"
 #include "core/thread_pool.h"
 #include "engine/draft.h"
+#include "engine/open_device.h"
 
 namespace coppice {
 namespace {
@@ -64,6 +66,11 @@ Status ValidateOptions(const EngineOptions& options) {
   for (const Range& range : ranges) {
     if (Status status = Check(range); !status.ok()) return status;
   }
+  if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1)) {
+    return InvalidArgument("gpu_memory_utilization is " + std::to_string(options.gpu_memory_utilization) +
+                           ", expected more than 0 and at most 1");
+  }
+  COPPICE_RETURN_IF_ERROR(ParseDeviceName(options.device).status());
   return CheckDrafts(options);
 }
 

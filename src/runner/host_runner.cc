@@ -25,7 +25,9 @@ class LapTimer {
 }  // namespace
 
 HostRunner::HostRunner(Parts parts)
-    : info_(std::move(parts.info)), sampler_(parts.executor, info_.model.vocab_size, std::move(parts.distributions)) {
+    : info_(std::move(parts.info)),
+      stream_(parts.stream),
+      sampler_(parts.executor, info_.model.vocab_size, std::move(parts.distributions)) {
   int32_t others = 0;
   for (const GroupPlan& group : parts.other_plans) others += group.num_layers;
   groups_.push_back({std::move(parts.plan), info_.model.num_layers - others});
@@ -61,7 +63,7 @@ Status HostRunner::Run(const StepBatch& batch, const attention::PrefixForestView
   if (batch.num_rows() == 0) return OkStatus();
   for (const auto& [plan, num_layers] : groups_) {
     COPPICE_RETURN_IF_ERROR(plan->Update(forest));
-    COPPICE_RETURN_IF_ERROR(plan->Upload());
+    COPPICE_RETURN_IF_ERROR(plan->Upload(stream_));
     const attention::PlanStats stats = plan->Stats();
     step->stats.kv_bytes_read += stats.kv_bytes_read * num_layers;
     step->stats.kv_bytes_read_unshared += stats.kv_bytes_read_unshared * num_layers;

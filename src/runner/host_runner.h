@@ -35,6 +35,7 @@ class HostRunner : public Runner {
     RunnerInfo info;
     std::unique_ptr<attention::AttentionPlan> plan;     // of layer group 0
     std::vector<GroupPlan> other_plans = {};            // of the groups after it, in order
+    Stream stream = nullptr;                            // of the plans' device
     Executor* executor = nullptr;                       // outlives the runner
     std::shared_ptr<DraftDistributions> distributions;  // null: no draft model
   };
@@ -70,6 +71,7 @@ class HostRunner : public Runner {
   RunnerInfo info_;
   std::vector<GroupPlan> groups_;
   std::vector<attention::AttentionPlan*> plans_;  // of groups_
+  const Stream stream_;
   BatchSampler sampler_;
   SamplingSlots slots_;
   GroupedRows grouped_rows_;

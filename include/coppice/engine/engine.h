@@ -105,14 +105,18 @@ constexpr std::string_view Name(DraftMode mode) {
 }
 
 struct EngineOptions {
-  std::string model_path;      // GGUF file or Hugging Face folder
+  std::string model_path;  // GGUF file or Hugging Face folder
+  // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
+  std::string device = "auto";
   DType dtype = DType::kBF16;  // of weights, KV and matrix product inputs; kF32 for exactness
   SharingMode sharing = SharingMode::kTree;
-  bool force_sharing = false;      // share wherever the tree allows, whatever the cost model says
-  int32_t page_size = 16;          // tokens per page, 1..256
-  int64_t kv_cache_bytes = 0;      // 0: enough for max_running full-length requests, at most half of the free memory
-  int32_t max_running = 256;       // samples that decode at the same moment
-  int32_t max_batch_tokens = 512;  // token budget of a step: decode rows first, then prefill chunks
+  bool force_sharing = false;           // share wherever the tree allows, whatever the cost model says
+  int32_t page_size = 16;               // tokens per page, 1..256
+  int64_t kv_cache_bytes = 0;           // 0: enough for max_running full-length requests, at most half of the free memory (CPU) or
+                                        // what gpu_memory_utilization leaves beside the weights
+  double gpu_memory_utilization = 0.9;  // share of a GPU's memory that the process may use, what others use included; (0, 1]
+  int32_t max_running = 256;            // samples that decode at the same moment
+  int32_t max_batch_tokens = 512;       // token budget of a step: decode rows first, then prefill chunks
   SchedulePolicy schedule = SchedulePolicy::kMixed;
   int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
   int32_t max_context = 0;  // 0: the model's
