@@ -120,6 +120,8 @@ class Ops {
   struct Options {
     // A row's bits do not depend on how many rows ride with it, given that its x is dense (docs/ops.md, "Deterministic mode").
     bool deterministic = false;
+    // Where Tune keeps what it measured; empty: the user's cache folder (docs/ops.md, "CUDA").
+    std::string cache_folder = {};
   };
   // `device` outlives the result. UNAVAILABLE where no operations are built for its kind.
   static Result<std::unique_ptr<Ops>> Create(Device* device, const Options& options);
@@ -133,6 +135,12 @@ class Ops {
   // be multiplied; UNIMPLEMENTED for a dtype without kernels; RESOURCE_EXHAUSTED. Allocates; everything below does not.
   virtual Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                                PartOrder order = PartOrder::kConcatenated) = 0;
+
+  // Measures which kernel is fastest for products of up to `max_rows` rows with the weights packed so far, unless this machine's
+  // file says so already: seconds the first time, nothing later. Without it products run with what the library's heuristic names.
+  // Waits for the device; allocates and frees, so after the last Pack, while memory is free. Where there is no choice: does
+  // nothing.
+  virtual Status Tune(int64_t max_rows, Stream stream) = 0;
 
   // y = epilogue(x W^T + b). x: [T, in_features] of the weight's dtype; y: [T, out_features] of f32 or the weight's dtype.
   virtual Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream stream) = 0;

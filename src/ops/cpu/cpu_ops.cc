@@ -61,6 +61,8 @@ class CpuOps final : public Ops {
     return std::unique_ptr<Weight>(std::move(weight));
   }
 
+  Status Tune(int64_t, Stream) override { return OkStatus(); }
+
   Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream) override {
     using Kind = Epilogue::Kind;
     const auto& packed = static_cast<const PackedWeight&>(weight);

@@ -1,0 +1,107 @@
+#include "ops/cuda/algorithm_file.h"
+
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+namespace coppice::ops::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<DType> DTypeOf(const std::string& name) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (name == Name(dtype)) return dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+AlgorithmFile::AlgorithmFile(std::string path, std::string header) : path_(std::move(path)), header_(std::move(header)) { Read(); }
+
+std::string AlgorithmFile::DefaultPath(const std::string& folder, const std::string& device, size_t library_version) {
+  fs::path base = folder;
+  if (const char* set = std::getenv("COPPICE_CACHE_DIR"); base.empty() && set != nullptr) base = set;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); base.empty() && cache != nullptr && *cache != '\0')
+    base = fs::path(cache) / "coppice";
+  if (const char* home = std::getenv("HOME"); base.empty() && home != nullptr && *home != '\0')
+    base = fs::path(home) / ".cache" / "coppice";
+  if (base.empty()) return {};
+  std::string name = "products-" + device + "-cublaslt-" + std::to_string(library_version) + ".txt";
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '.') c = '_';
+  }
+  return (base / name).string();
+}
+
+void AlgorithmFile::Read() {
+  std::ifstream file(path_);
+  std::string line;
+  if (path_.empty() || !file || !std::getline(file, line) || line != header_) return;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    std::string dtype, out_dtype;
+    AlgorithmKey key;
+    int64_t rows = 0;
+    MeasuredAlgorithm algorithm;
+    words >> dtype >> out_dtype >> key.accumulates >> key.n >> key.k >> rows >> algorithm.microseconds >> algorithm.is_own >>
+        std::hex;
+    for (uint64_t& word : algorithm.code) words >> word;
+    const std::optional<DType> in = DTypeOf(dtype), out = DTypeOf(out_dtype);
+    if (!words || !in || !out || rows <= 0) continue;
+    key.dtype = *in;
+    key.out_dtype = *out;
+    Set(key, rows, algorithm);
+  }
+}
+
+const MeasuredAlgorithm* AlgorithmFile::Find(const AlgorithmKey& key, int64_t rows) const {
+  const auto of_key = measured_.find(key);
+  if (of_key == measured_.end()) return nullptr;
+  const auto found = of_key->second.lower_bound(rows);
+  return found == of_key->second.end() ? nullptr : &found->second;
+}
+
+const MeasuredAlgorithm* AlgorithmFile::FindExact(const AlgorithmKey& key, int64_t rows) const {
+  const auto of_key = measured_.find(key);
+  if (of_key == measured_.end()) return nullptr;
+  const auto found = of_key->second.find(rows);
+  return found == of_key->second.end() ? nullptr : &found->second;
+}
+
+void AlgorithmFile::Set(const AlgorithmKey& key, int64_t rows, const MeasuredAlgorithm& algorithm) {
+  measured_[key][rows] = algorithm;
+}
+
+Status AlgorithmFile::Save() const {
+  if (path_.empty()) return OkStatus();
+  std::error_code error;
+  fs::create_directories(fs::path(path_).parent_path(), error);
+  const std::string temporary = path_ + "." + std::to_string(std::rand()) + ".tmp";
+  std::ofstream file(temporary);
+  file << header_ << "\n";
+  for (const auto& [key, by_rows] : measured_) {
+    for (const auto& [rows, algorithm] : by_rows) {
+      file << Name(key.dtype) << " " << Name(key.out_dtype) << " " << key.accumulates << " " << key.n << " " << key.k << " " << rows
+           << " " << algorithm.microseconds << " " << algorithm.is_own << std::hex;
+      for (const uint64_t word : algorithm.code) file << " " << word;
+      file << std::dec << "\n";
+    }
+  }
+  file.close();
+  if (file) fs::rename(temporary, path_, error);
+  if (!file || error) {
+    fs::remove(temporary, error);
+    return FailedPrecondition("cannot write " + path_ +
+                              ": products are measured again next time; set COPPICE_CACHE_DIR to a folder that can be written");
+  }
+  return OkStatus();
+}
+
+}  // namespace coppice::ops::cuda

@@ -1,0 +1,201 @@
+// Ops on a CUDA device: shapes are turned into launches; which kernel multiplies is chosen here.
+// Layer: ops/cuda.
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "core/cuda/cuda_status.h"
+#include "ops/create_cuda_ops.h"
+#include "ops/cuda/algorithm_file.h"
+#include "ops/cuda/cuda_weight.h"
+#include "ops/cuda/few_rows.h"
+#include "ops/cuda/library_product.h"
+#include "ops/cuda/norm.h"
+#include "ops/cuda/rope.h"
+#include "ops/cuda/rows.h"
+#include "ops/cuda/tuner.h"
+
+namespace coppice::ops {
+namespace cuda {
+namespace {
+
+using coppice::cuda::DeviceGuard;
+
+// Gate and up of this many rows lie in memory between the library's product and the activation; longer inputs go piece by piece.
+constexpr int64_t kGateRows = 2048;
+
+cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+// The largest power of two up to 16 that divides all addresses of all rows, in bytes.
+uint32_t AlignmentOf(const ConstDeviceTensor& a, const ConstDeviceTensor& b) {
+  uint64_t bits = 16;
+  for (const ConstDeviceTensor* tensor : {&a, &b}) {
+    bits |= reinterpret_cast<uintptr_t>(tensor->data) | static_cast<uint64_t>(tensor->stride) * SizeOf(tensor->dtype);
+  }
+  return uint32_t{1} << std::countr_zero(bits);
+}
+
+class CudaOps final : public Ops {
+ public:
+  CudaOps(Device* device, const Options& options)
+      : device_(device),
+        deterministic_(options.deterministic),
+        overlaps_(device->compute_capability() >= 90),
+        algorithms_(AlgorithmFile::DefaultPath(options.cache_folder, device->name(), LibraryProduct::Version()),
+                    "Coppice's products 1, " + device->name() + ", cuBLASLt " + std::to_string(LibraryProduct::Version())) {}
+
+  Status Initialise() {
+    COPPICE_ASSIGN_OR_RETURN(library_, LibraryProduct::Create(device_, deterministic_, &algorithms_));
+    COPPICE_ASSIGN_OR_RETURN(few_rows_, FewRowsProduct::Create(device_));
+    return OkStatus();
+  }
+
+  bool WantsCodes(DType) const override { return false; }
+
+  std::string description() const override {
+    const std::string library = "cuBLASLt " + std::to_string(LibraryProduct::Version());
+    return deterministic_ ? library + ", one algorithm a weight"
+                          : library + " + streamed weights up to " + std::to_string(kMaxFewRows) + " rows";
+  }
+
+  Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
+                                       PartOrder order) override {
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<CudaWeight> weight, CudaWeight::Create(device_, dtype, in_features, parts, order));
+    COPPICE_RETURN_IF_ERROR(few_rows_.Reserve(FewRowsWeight::Of(*weight)));
+    const size_t gate_bytes = weight->is_gated() ? static_cast<size_t>(kGateRows * weight->rows()) * SizeOf(dtype) : 0;
+    if (gate_bytes > gate_memory_.size()) {
+      COPPICE_ASSIGN_OR_RETURN(gate_memory_, device_->Allocate(gate_bytes));
+    }
+    shapes_.insert(
+        {.dtype = dtype, .n = weight->rows(), .k = in_features, .stride = weight->stride(), .is_gated = weight->is_gated()});
+    return std::unique_ptr<Weight>(std::move(weight));
+  }
+
+  Status Tune(int64_t max_rows, Stream stream) override {
+    if (deterministic_) return OkStatus();
+    const DeviceGuard guard(device_->ordinal());
+    const TuneParts parts = {.device = device_, .library = library_.get(), .few_rows = &few_rows_, .algorithms = &algorithms_};
+    return TuneProducts(parts, shapes_, max_rows, Of(stream));
+  }
+
+  Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream stream) override {
+    const auto& packed = static_cast<const CudaWeight&>(weight);
+    COPPICE_DCHECK(x.dtype == packed.dtype() && x.cols == packed.in_features() && y.rows == x.rows);
+    COPPICE_DCHECK(epilogue.kind != Epilogue::Kind::kAdd || y.dtype == DType::kF32);
+    COPPICE_DCHECK((epilogue.kind == Epilogue::Kind::kGated) == packed.is_gated());
+    if (x.rows == 0) return OkStatus();
+    const DeviceGuard guard(device_->ordinal());
+    if (RunsOwn(x, packed, epilogue, y)) return few_rows_.Run(x, FewRowsWeight::Of(packed), y, epilogue, Of(stream));
+    if (epilogue.kind == Epilogue::Kind::kGated) return LinearGated(x, packed, y, epilogue.activation, Of(stream));
+    const bool adds = epilogue.kind == Epilogue::Kind::kAdd, activates = epilogue.kind == Epilogue::Kind::kActivate;
+    COPPICE_RETURN_IF_ERROR(RunLibrary(x, packed, y, adds, Of(stream)));
+    if (packed.bias() == nullptr && !activates) return OkStatus();
+    return LaunchFinish({.bias = packed.bias(), .activation = activates ? &epilogue.activation : nullptr}, y, overlaps_,
+                        Of(stream));
+  }
+
+  Status Embed(DeviceSpan<const int32_t> token_ids, const Weight& table, const EmbedArgs& args, DeviceTensor y,
+               Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    return LaunchEmbed(token_ids, static_cast<const CudaWeight&>(table), args, y, overlaps_, Of(stream));
+  }
+
+  Status Norm(ConstDeviceTensor x, const NormArgs& args, DeviceTensor y, DeviceSpan<const int32_t> rows, Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    NormParams params = ParamsOf(x, args, y);
+    params.rows = rows.data;
+    return LaunchNorm(params, y.dtype, y.rows, overlaps_, Of(stream));
+  }
+
+  Status AddNorm(ConstDeviceTensor a, const NormArgs& args, DeviceTensor x, Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    NormParams params = ParamsOf(a, args, x);
+    params.adds = true;
+    return LaunchNorm(params, x.dtype, x.rows, overlaps_, Of(stream));
+  }
+
+  Status RopeAngles(DeviceSpan<const int32_t> positions, DeviceSpan<const float> inverse_frequencies, float scale, DeviceTensor cos,
+                    DeviceTensor sin, Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    return LaunchRopeAngles(positions, inverse_frequencies, scale, cos, sin, overlaps_, Of(stream));
+  }
+
+  Status RopeAppend(const RopeAppendArgs& args, Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    return LaunchRopeAppend(args, overlaps_, Of(stream));
+  }
+
+ private:
+  static NormParams ParamsOf(const ConstDeviceTensor& x, const NormArgs& args, const DeviceTensor& y) {
+    return {.x = static_cast<const float*>(x.data),
+            .x_stride = x.stride,
+            .weight = args.weight.data,
+            .bias = args.bias.data,
+            .eps = args.eps,
+            .kind = args.kind,
+            .y = y.data,
+            .y_stride = y.stride,
+            .cols = static_cast<int32_t>(x.cols)};
+  }
+
+  // Streams the weights itself, unless the library was measured to be faster.
+  bool RunsOwn(const ConstDeviceTensor& x, const CudaWeight& weight, const Epilogue& epilogue, const DeviceTensor& y) const {
+    if (deterministic_ || !FewRowsProduct::Takes(x, FewRowsWeight::Of(weight))) return false;
+    const AlgorithmKey key = {.dtype = weight.dtype(),
+                              .out_dtype = weight.is_gated() ? weight.dtype() : y.dtype,
+                              .accumulates = epilogue.kind == Epilogue::Kind::kAdd,
+                              .n = weight.rows(),
+                              .k = weight.in_features()};
+    const MeasuredAlgorithm* measured = algorithms_.Find(key, x.rows);
+    return measured == nullptr || measured->is_own;
+  }
+
+  Status RunLibrary(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, bool accumulates,
+                    cudaStream_t stream) {
+    const ProductShape shape = {.dtype = weight.dtype(),
+                                .out_dtype = y.dtype,
+                                .accumulates = accumulates,
+                                .rows = x.rows,
+                                .n = weight.rows(),
+                                .k = weight.in_features(),
+                                .x_stride = x.stride,
+                                .w_stride = weight.stride(),
+                                .y_stride = y.stride,
+                                .alignment = AlignmentOf(x, y)};
+    return library_->Run(shape, {.x = x.data, .w = weight.data(), .y = y.data}, stream);
+  }
+
+  Status LinearGated(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation,
+                     cudaStream_t stream) {
+    for (int64_t begin = 0; begin < x.rows; begin += kGateRows) {
+      const int64_t rows = std::min(kGateRows, x.rows - begin);
+      const DeviceTensor gate_up = {gate_memory_.data(), weight.dtype(), rows, weight.rows(), weight.rows()};
+      COPPICE_RETURN_IF_ERROR(RunLibrary(x.Rows(begin, rows), weight, gate_up, /*accumulates=*/false, stream));
+      COPPICE_RETURN_IF_ERROR(LaunchGate(gate_up, weight.bias(), activation, y.Rows(begin, rows), overlaps_, stream));
+    }
+    return OkStatus();
+  }
+
+  Device* device_;
+  const bool deterministic_, overlaps_;
+  AlgorithmFile algorithms_;
+  std::unique_ptr<LibraryProduct> library_;
+  FewRowsProduct few_rows_;
+  DeviceMemory gate_memory_;  // [kGateRows, columns of the widest gate and up]
+  std::set<WeightShape> shapes_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<Ops>> CreateCudaOps(Device* device, const Ops::Options& options) {
+  auto ops = std::make_unique<cuda::CudaOps>(device, options);
+  COPPICE_RETURN_IF_ERROR(ops->Initialise());
+  return std::unique_ptr<Ops>(std::move(ops));
+}
+
+}  // namespace coppice::ops

@@ -1,0 +1,42 @@
+// A packed weight in device memory: one row-major matrix that the library's products, our own and the embedding all read. Rows are
+// zero-padded to whole chunks of inputs, and zero rows fill the last tile. Layer: ops/cuda.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "core/device.h"
+#include "ops/ops.h"
+
+namespace coppice::ops::cuda {
+
+// kGateUp: rows of the two parts alternate in groups of this many, so that a thread that holds a gate holds its up too, 16 bytes
+// on.
+inline constexpr int kGateGroup = 8;
+inline constexpr int kWeightTileRows = 64;   // of our products (few_rows.cu)
+inline constexpr int kWeightChunkCols = 32;  // likewise
+
+class CudaWeight final : public Weight {
+ public:
+  static Result<std::unique_ptr<CudaWeight>> Create(Device* device, DType dtype, int64_t in_features,
+                                                    std::span<const LinearPart> parts, PartOrder order);
+
+  const void* data() const { return weight_.data(); }
+  const float* bias() const { return bias_.As<float>(); }  // [rows()] or null
+  int64_t stride() const { return stride_; }               // elements between rows
+  int64_t rows() const { return rows_; }    // that a product computes: kGateUp, both parts, each padded to whole groups
+  int64_t tiles() const { return tiles_; }  // of kWeightTileRows, padding included
+  bool is_gated() const { return is_gated_; }
+
+ private:
+  CudaWeight() = default;
+
+  DeviceMemory weight_, bias_;
+  int64_t stride_ = 0, rows_ = 0, tiles_ = 0;
+  bool is_gated_ = false;
+};
+
+}  // namespace coppice::ops::cuda

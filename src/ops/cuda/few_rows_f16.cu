@@ -1,0 +1,9 @@
+#include "ops/cuda/few_rows.cuh"
+
+namespace coppice::ops::cuda {
+
+Status LaunchFewRowsF16(const FewRowsParams& params, int num_ctas, bool overlaps, cudaStream_t stream) {
+  return LaunchFewRows<__half>(params, num_ctas, overlaps, stream);
+}
+
+}  // namespace coppice::ops::cuda

@@ -1,0 +1,334 @@
+// The dense operations of a model's step on a CUDA device, each figure beside its roofline:
+//   ops_cuda_bench [--model llama3-8b|llama2-7b|tinyllama] [--rows 1,8,...] [--bandwidth TB/s] [--flops TFLOP/s]
+// Products: all layers' and the head's, own weights each, random, bf16, in one graph with nothing else but the gated activation:
+// with the kernels that Ops chooses before and after Tune, and the library alone with what its heuristic names. The median of the
+// replays. The bound is max(bytes of the weights / bandwidth, FLOPs / rate), the two measured on an H200 (docs/ops.md). Layer:
+// ops/cuda.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "core/device.h"
+#include "core/math.h"
+#include "ops/cuda/cuda_weight.h"
+#include "ops/cuda/library_product.h"
+#include "ops/ops.h"
+
+namespace coppice::ops::cuda {
+namespace {
+
+struct Model {
+  const char* name;
+  int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
+};
+constexpr Model kModels[] = {{"llama3-8b", 32, 4096, 32, 8, 128, 14336, 128256},
+                             {"llama2-7b", 32, 4096, 32, 32, 128, 11008, 32000},
+                             {"tinyllama", 22, 2048, 32, 4, 64, 5632, 32000}};
+
+struct Settings {
+  Model model = kModels[0];
+  std::vector<int64_t> rows = {1, 2, 4, 8, 16, 64, 128, 256, 512, 1024};
+  double bandwidth = 4.7e12, flops = 783e12;
+};
+
+template <class T>
+T Require(Result<T> result) {
+  if (result.ok()) return *std::move(result);
+  std::fprintf(stderr, "%s\n", result.status().ToString().c_str());
+  std::exit(1);
+}
+void Require(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+struct Layer {
+  std::unique_ptr<Weight> qkv, out, gate_up, down;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Settings& settings) : settings_(settings), device_(Require(Device::CreateCuda(0))) {
+    stream_ = Require(device_->CreateStream());
+    ops_ = Require(Ops::Create(device_.get(), {}));
+    library_ = Require(LibraryProduct::Create(device_.get(), false, &no_algorithms_));
+    const Model& m = settings.model;
+    std::mt19937 random(1);
+    const int64_t largest = std::max({m.intermediate * m.hidden, m.vocab * m.hidden, m.heads * m.head_dim * m.hidden});
+    random_.resize(largest);
+    for (BF16& value : random_) value = BF16::FromFloat(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-37f);
+    const int64_t kv = m.kv_heads * m.head_dim, q = m.heads * m.head_dim;
+    for (int64_t i = 0; i < m.layers; ++i) {
+      Layer layer;
+      layer.qkv = Pack(m.hidden, {q, kv, kv});
+      layer.out = Pack(q, {m.hidden});
+      layer.gate_up = Pack(m.hidden, {m.intermediate, m.intermediate}, PartOrder::kGateUp);
+      layer.down = Pack(m.intermediate, {m.hidden});
+      layers_.push_back(std::move(layer));
+    }
+    head_ = Pack(m.hidden, {m.vocab});
+    const int64_t rows = RoundUp(std::ranges::max(settings.rows), kRowPadding);
+    x_ = Upload(rows * std::max(m.intermediate, q));
+    y_ = Require(device_->Allocate(rows * std::max({m.vocab, 2 * m.intermediate, q + 2 * kv}) * sizeof(float)));
+    residual_ = Require(device_->Allocate(rows * m.hidden * sizeof(float)));
+  }
+
+  void Run() {
+    std::printf("%s, %s\n", device_->name().c_str(), ops_->description().c_str());
+    std::printf("products of %s: %.3f GB of weights; ms (times the bound)\n", settings_.model.name, 2e-9 * Elements());
+    std::printf("%6s %8s %18s %18s %18s\n", "rows", "bound", "before Tune", "after Tune", "library, heuristic");
+    std::vector<double> before, after, library;
+    for (const int64_t rows : settings_.rows) before.push_back(Time([&] { return Step(rows); }));
+    for (const int64_t rows : settings_.rows) library.push_back(Time([&] { return LibraryStep(rows); }));
+    timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    Require(ops_->Tune(std::ranges::max(settings_.rows), stream_->get()));
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    for (const int64_t rows : settings_.rows) after.push_back(Time([&] { return Step(rows); }));
+    for (size_t i = 0; i < settings_.rows.size(); ++i) {
+      const double bound =
+          1e3 * std::max(2 * Elements() / settings_.bandwidth, 2 * Elements() * settings_.rows[i] / settings_.flops);
+      std::printf("%6ld %8.3f", settings_.rows[i], bound);
+      for (const double ms : {before[i], after[i], library[i]}) std::printf("   %8.3f (%4.2f)", ms, ms / bound);
+      std::printf("\n");
+    }
+    std::printf("Tune took %.1f s\n",
+                static_cast<double>(end.tv_sec - begin.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - begin.tv_nsec));
+    RunSingles();
+    RunRows();
+  }
+
+ private:
+  double Elements() const {
+    const Model& m = settings_.model;
+    const int64_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
+    return static_cast<double>(m.layers * m.hidden * (2 * q + 2 * kv + 3 * m.intermediate) + m.vocab * m.hidden);
+  }
+  std::unique_ptr<Weight> Pack(int64_t in, std::vector<int64_t> rows, PartOrder order = PartOrder::kConcatenated) {
+    std::vector<LinearPart> parts;
+    for (const int64_t r : rows) parts.push_back({.weight = random_.data(), .rows = r});
+    return Require(ops_->Pack(DType::kBF16, in, parts, order));
+  }
+  DeviceMemory Upload(int64_t count) {
+    DeviceMemory memory = Require(device_->Allocate(count * sizeof(BF16)));
+    for (int64_t done = 0; done < count; done += static_cast<int64_t>(random_.size())) {
+      const int64_t piece = std::min(count - done, static_cast<int64_t>(random_.size()));
+      Require(device_->Copy(memory.As<BF16>() + done, random_.data(), piece * sizeof(BF16), nullptr));
+    }
+    Require(device_->Synchronize(Stream{nullptr}));
+    return memory;
+  }
+
+  Status One(int64_t rows, const Weight& weight, Epilogue::Kind kind) {
+    const int64_t k = weight.in_features(), n = weight.out_features();
+    const ConstDeviceTensor x = {x_.data(), DType::kBF16, rows, k, k};
+    const bool adds = kind == Epilogue::Kind::kAdd;
+    const DeviceTensor y = {adds ? residual_.data() : y_.data(), kind == Epilogue::Kind::kGated ? DType::kBF16 : DType::kF32, rows,
+                            n, n};
+    return ops_->Linear(x, weight, y, {.kind = kind}, stream_->get());
+  }
+  Status Step(int64_t rows) {
+    for (const Layer& layer : layers_) {
+      COPPICE_RETURN_IF_ERROR(One(rows, *layer.qkv, Epilogue::Kind::kStore));
+      COPPICE_RETURN_IF_ERROR(One(rows, *layer.out, Epilogue::Kind::kAdd));
+      COPPICE_RETURN_IF_ERROR(One(rows, *layer.gate_up, Epilogue::Kind::kGated));
+      COPPICE_RETURN_IF_ERROR(One(rows, *layer.down, Epilogue::Kind::kAdd));
+    }
+    return One(rows, *head_, Epilogue::Kind::kStore);
+  }
+  Status OneOfLibrary(int64_t rows, const Weight& weight) {
+    const auto& packed = static_cast<const CudaWeight&>(weight);
+    const int64_t k = packed.in_features(), n = packed.rows();
+    const ProductShape shape = {.dtype = DType::kBF16,
+                                .out_dtype = DType::kBF16,
+                                .rows = rows,
+                                .n = n,
+                                .k = k,
+                                .x_stride = k,
+                                .w_stride = packed.stride(),
+                                .y_stride = n};
+    return library_->Run(shape, {.x = x_.data(), .w = packed.data(), .y = y_.data()}, static_cast<cudaStream_t>(stream_->get()));
+  }
+  Status LibraryStep(int64_t rows) {
+    for (const Layer& layer : layers_) {
+      for (const Weight* weight : {layer.qkv.get(), layer.out.get(), layer.gate_up.get(), layer.down.get()}) {
+        COPPICE_RETURN_IF_ERROR(OneOfLibrary(rows, *weight));
+      }
+    }
+    return OneOfLibrary(rows, *head_);
+  }
+
+  // Milliseconds of what `run` launches, from a graph: the median of seven replays.
+  double Time(const std::function<Status()>& run) {
+    Require(run());
+    Require(device_->Synchronize(stream_->get()));
+    Require(device_->BeginCapture(stream_->get()));
+    const Status status = run();
+    Result<std::unique_ptr<Graph>> graph = device_->EndCapture(stream_->get());
+    Require(status);
+    Require(graph.status());
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    std::vector<float> times(7);
+    Require(device_->Launch(**graph, stream_->get()));
+    for (float& ms : times) {
+      cudaEventRecord(begin, static_cast<cudaStream_t>(stream_->get()));
+      Require(device_->Launch(**graph, stream_->get()));
+      cudaEventRecord(end, static_cast<cudaStream_t>(stream_->get()));
+      Require(device_->Synchronize(stream_->get()));
+      cudaEventElapsedTime(&ms, begin, end);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    std::ranges::sort(times);
+    return times[times.size() / 2];
+  }
+
+  // One kind of product over all layers.
+  void RunSingles() {
+    struct Kind {
+      const char* name;
+      std::unique_ptr<Weight> Layer::*weight;
+      Epilogue::Kind epilogue;
+    };
+    const Kind kinds[] = {{"qkv", &Layer::qkv, Epilogue::Kind::kStore},
+                          {"out", &Layer::out, Epilogue::Kind::kAdd},
+                          {"gate_up", &Layer::gate_up, Epilogue::Kind::kGated},
+                          {"down", &Layer::down, Epilogue::Kind::kAdd}};
+    std::printf("\none product, us of each (TB/s of weights, TFLOP/s): ours after Tune | library's heuristic\n%6s", "rows");
+    for (const Kind& kind : kinds) std::printf(" %44s", kind.name);
+    std::printf("\n");
+    for (const int64_t rows : settings_.rows) {
+      std::printf("%6ld", rows);
+      for (const Kind& kind : kinds) {
+        const auto all = [&](const auto& one) {
+          Status status;
+          for (const Layer& layer : layers_) {
+            if (status.ok()) status = one(*(layer.*kind.weight));
+          }
+          return status;
+        };
+        const double ours =
+            1e3 * Time([&] { return all([&](const Weight& w) { return One(rows, w, kind.epilogue); }); }) / layers_.size();
+        const double theirs =
+            1e3 * Time([&] { return all([&](const Weight& w) { return OneOfLibrary(rows, w); }); }) / layers_.size();
+        const auto& w = static_cast<const CudaWeight&>(*(layers_.front().*kind.weight));
+        const double elements = static_cast<double>(w.rows()) * static_cast<double>(w.in_features());
+        std::printf("   %7.1f (%4.2f, %3.0f) | %7.1f (%4.2f, %3.0f)", ours, 2e-6 * elements / ours, 2e-6 * elements * rows / ours,
+                    theirs, 2e-6 * elements / theirs, 2e-6 * elements * rows / theirs);
+      }
+      std::printf("\n");
+    }
+  }
+
+  // The passes over rows, 32 of each in a graph, over memory that fits in L2: as in a step, where it was just written.
+  void RunRows() {
+    const Model& m = settings_.model;
+    const int64_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim, width = q + 2 * kv, half = m.head_dim / 2;
+    const DeviceMemory weight = Require(device_->Allocate(m.hidden * sizeof(float)));
+    std::printf("\npasses over rows, us of each in a graph of 32 (bound by bytes)\n%6s %20s %20s %20s\n", "rows", "norm",
+                "rope_append", "embed");
+    for (const int64_t rows : settings_.rows) {
+      const int32_t pages = static_cast<int32_t>(CeilDiv<int64_t>(rows, 16));
+      const DeviceMemory pool = Require(device_->Allocate(static_cast<size_t>(pages) * 16 * 2 * kv * sizeof(BF16)));
+      const DeviceMemory angles = Require(device_->Allocate(rows * half * sizeof(float)));
+      const DeviceMemory slots = Require(device_->Allocate(rows * sizeof(int64_t))),
+                         ids = Require(device_->Allocate(rows * sizeof(int32_t)));
+      const DeviceTensor residual = {residual_.data(), DType::kF32, rows, m.hidden, m.hidden};
+      const DeviceTensor normed = {x_.data(), DType::kBF16, rows, m.hidden, m.hidden};
+      const DeviceTensor cos = {angles.data(), DType::kF32, rows, half, half};
+      std::vector<int64_t> host_slots(rows);
+      for (int64_t i = 0; i < rows; ++i) host_slots[i] = i;
+      Require(device_->Copy(slots.data(), host_slots.data(), rows * sizeof(int64_t), nullptr));
+      const attention::KvPoolShape shape = {
+          .num_pages = pages, .num_kv_heads = static_cast<int32_t>(m.kv_heads), .head_dim = static_cast<int32_t>(m.head_dim)};
+      const int64_t head = int64_t{2} * 16 * m.head_dim;
+      const attention::KvLayerView view = {.k = pool.data(),
+                                           .v = pool.As<BF16>() + 16 * m.head_dim,
+                                           .page_stride = m.kv_heads * head,
+                                           .head_stride = head,
+                                           .slot_stride = m.head_dim,
+                                           .num_pages = shape.num_pages,
+                                           .page_size = 16};
+      const RopeAppendArgs rope = {.qkv = {y_.data(), DType::kF32, rows, width, width},
+                                   .cos = cos,
+                                   .sin = cos,
+                                   .num_qo_heads = static_cast<int32_t>(m.heads),
+                                   .num_kv_heads = static_cast<int32_t>(m.kv_heads),
+                                   .head_dim = static_cast<int32_t>(m.head_dim),
+                                   .q = {x_.data(), DType::kBF16, rows, q, q},
+                                   .kv = view,
+                                   .slot_mapping = {slots.As<int64_t>(), rows}};
+      const auto many = [&](const std::function<Status()>& one) {
+        return 1e3 / 32 * Time([&] {
+                 Status status;
+                 for (int i = 0; i < 32 && status.ok(); ++i) status = one();
+                 return status;
+               });
+      };
+      const double norm = many([&] {
+        return ops_->Norm(residual, {.weight = {weight.As<float>(), m.hidden}}, normed, {}, stream_->get());
+      });
+      const double append = many([&] { return ops_->RopeAppend(rope, stream_->get()); });
+      const double embed = many([&] { return ops_->Embed({ids.As<int32_t>(), rows}, *head_, {}, residual, stream_->get()); });
+      const auto bound = [&](int64_t bytes) { return 1e6 * static_cast<double>(rows * bytes) / settings_.bandwidth; };
+      std::printf("%6ld   %8.2f (%6.2f)   %8.2f (%6.2f)   %8.2f (%6.2f)\n", rows, norm, bound(6 * m.hidden), append,
+                  bound(6 * width + 8 * half), embed, bound(6 * m.hidden));
+    }
+  }
+
+  Settings settings_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<OwnedStream> stream_;
+  AlgorithmFile no_algorithms_{"", ""};
+  std::unique_ptr<Ops> ops_;
+  std::unique_ptr<LibraryProduct> library_;
+  std::vector<BF16> random_;
+  std::vector<Layer> layers_;
+  std::unique_ptr<Weight> head_;
+  DeviceMemory x_, y_, residual_;
+};
+
+Settings Parse(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i], value = argv[i + 1];
+    if (name == "--model") {
+      const auto found = std::ranges::find_if(kModels, [&](const Model& model) { return value == model.name; });
+      if (found == std::end(kModels)) Require(InvalidArgument("--model " + value + ", expected llama3-8b, llama2-7b or tinyllama"));
+      settings.model = *found;
+    } else if (name == "--rows") {
+      settings.rows.clear();
+      std::istringstream list(value);
+      for (std::string item; std::getline(list, item, ',');) settings.rows.push_back(std::max(1L, std::atol(item.c_str())));
+    } else if (name == "--bandwidth") {
+      settings.bandwidth = 1e12 * std::atof(value.c_str());
+    } else if (name == "--flops") {
+      settings.flops = 1e12 * std::atof(value.c_str());
+    } else {
+      Require(InvalidArgument("unknown option " + name + ", expected --model, --rows, --bandwidth or --flops"));
+    }
+  }
+  return settings;
+}
+
+}  // namespace
+}  // namespace coppice::ops::cuda
+
+int main(int argc, char** argv) {
+  using namespace coppice::ops::cuda;
+  Bench(Parse(argc, argv)).Run();
+  return 0;
+}

@@ -1,0 +1,469 @@
+// Every operation on a CUDA device against the CPU's in fp32 over the same rounded inputs. Skips itself where there is no device.
+// Layer: ops/cuda.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/math.h"
+#include "core/thread_pool.h"
+#include "ops/ops.h"
+
+namespace coppice::ops {
+namespace {
+
+float Rounded(float value, DType dtype) {
+  if (dtype == DType::kBF16) return BF16::FromFloat(value).ToFloat();
+  return dtype == DType::kF16 ? F16::FromFloat(value).ToFloat() : value;
+}
+// Of one rounding to the dtype, relative.
+float Epsilon(DType dtype) { return dtype == DType::kBF16 ? 0x1p-8f : dtype == DType::kF16 ? 0x1p-11f : 0x1p-22f; }
+
+void Encode(float value, DType dtype, std::byte* to) {
+  if (dtype == DType::kF32) std::memcpy(to, &value, 4);
+  if (dtype == DType::kBF16) reinterpret_cast<BF16*>(to)->bits = BF16::FromFloat(value).bits;
+  if (dtype == DType::kF16) reinterpret_cast<F16*>(to)->bits = F16::FromFloat(value).bits;
+}
+float Decode(const std::byte* from, DType dtype) {
+  if (dtype == DType::kBF16) return reinterpret_cast<const BF16*>(from)->ToFloat();
+  if (dtype == DType::kF16) return reinterpret_cast<const F16*>(from)->ToFloat();
+  float value;
+  std::memcpy(&value, from, 4);
+  return value;
+}
+
+// A matrix on the host in fp32 and on the device in some dtype, rows padded and with a stride. What lies between and behind the
+// rows is NaN, so that nothing that reads it passes.
+class Matrix {
+ public:
+  Matrix(Device* device, DType dtype, int64_t rows, int64_t cols, int64_t gap = 0)
+      : device_(device), dtype_(dtype), rows_(rows), cols_(cols), stride_(cols + gap), values(rows * cols) {
+    bytes_.resize(RoundUp<int64_t>(std::max<int64_t>(rows, 1), kRowPadding) * stride_ * SizeOf(dtype));
+    memory_ = device->Allocate(bytes_.size()).value();
+    for (size_t i = 0; i < bytes_.size(); i += SizeOf(dtype)) Encode(std::numeric_limits<float>::quiet_NaN(), dtype, &bytes_[i]);
+    Upload();
+  }
+  static Matrix Random(Device* device, DType dtype, int64_t rows, int64_t cols, std::mt19937& random, int64_t gap = 0) {
+    Matrix matrix(device, dtype, rows, cols, gap);
+    std::normal_distribution<float> normal;
+    for (float& value : matrix.values) value = Rounded(normal(random), dtype);
+    matrix.Store();
+    return matrix;
+  }
+  void Store() {
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) Encode(values[r * cols_ + c], dtype_, &bytes_[(r * stride_ + c) * SizeOf(dtype_)]);
+    }
+    Upload();
+  }
+  DeviceTensor view() const { return {memory_.data(), dtype_, rows_, cols_, stride_}; }
+  template <class T>
+  DeviceSpan<const T> span() const {
+    return {memory_.As<T>(), rows_ * cols_};
+  }
+  // What the device has, once it is done; fails if anything between the rows was written.
+  std::vector<float> Fetch() {
+    EXPECT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
+    std::vector<std::byte> now(bytes_.size());
+    EXPECT_TRUE(device_->Copy(now.data(), memory_.data(), now.size(), nullptr).ok());
+    std::vector<float> result;
+    for (int64_t i = 0; i < static_cast<int64_t>(now.size() / SizeOf(dtype_)); ++i) {
+      const float value = Decode(&now[i * SizeOf(dtype_)], dtype_);
+      const bool is_inside = i / stride_ < rows_ && i % stride_ < cols_;
+      if (is_inside) result.push_back(value);
+      if (!is_inside) {
+        EXPECT_TRUE(std::isnan(value)) << "written outside the tensor at element " << i;
+      }
+    }
+    return result;
+  }
+
+ private:
+  void Upload() {
+    EXPECT_TRUE(device_->Copy(memory_.data(), bytes_.data(), bytes_.size(), nullptr).ok());
+    EXPECT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
+  }
+  Device* device_;
+  DType dtype_;
+  int64_t rows_, cols_, stride_;
+  std::vector<std::byte> bytes_;
+  DeviceMemory memory_;
+
+ public:
+  std::vector<float> values;
+};
+
+class OpsCudaTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Result<std::unique_ptr<Device>> device = Device::CreateCuda(0);
+    if (!device.ok()) GTEST_SKIP() << device.status().ToString();
+    device_ = *std::move(device);
+    ops_ = Create({.cache_folder = "/nonexistent"});
+    exact_ = Ops::Create(cpu_.get(), {}).value();
+  }
+  std::unique_ptr<Ops> Create(const Ops::Options& options) { return Ops::Create(device_.get(), options).value(); }
+  Matrix Random(DType dtype, int64_t rows, int64_t cols, int64_t gap = 0) {
+    return Matrix::Random(device_.get(), dtype, rows, cols, random_, gap);
+  }
+  Matrix Random(int64_t rows, int64_t cols) { return Random(DType::kF32, rows, cols); }
+  template <class T>
+  DeviceMemory Upload(const std::vector<T>& values) {
+    DeviceMemory memory = device_->Allocate(values.size() * sizeof(T)).value();
+    EXPECT_TRUE(device_->Copy(memory.data(), values.data(), values.size() * sizeof(T), nullptr).ok());
+    EXPECT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
+    return memory;
+  }
+  static DeviceTensor Host(std::vector<float>& values, int64_t rows, int64_t cols) {
+    return {values.data(), DType::kF32, rows, cols, cols};
+  }
+  void ExpectNear(const std::vector<float>& got, const std::vector<float>& expected, DType dtype, double scale,
+                  const std::string& what) {
+    ASSERT_EQ(got.size(), expected.size()) << what;
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double bound = 2 * Epsilon(dtype) * std::abs(expected[i]) + scale;
+      ASSERT_TRUE(std::abs(got[i] - expected[i]) <= bound)
+          << what << ": element " << i << " is " << got[i] << ", expected " << expected[i] << " +- " << bound;
+    }
+  }
+
+  ThreadPool pool_{4};
+  std::unique_ptr<Device> cpu_ = Device::CreateCpu(&pool_);
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Ops> ops_, exact_;
+  std::mt19937 random_{12};
+};
+
+struct ProductCase {
+  int64_t rows, k;
+  std::vector<int64_t> parts;
+};
+
+struct HostParts {
+  std::vector<std::vector<float>> weights, biases;
+  std::vector<std::vector<std::byte>> encoded;
+  std::vector<LinearPart> exact, rounded;
+};
+
+HostParts MakeParts(const std::vector<int64_t>& rows, int64_t k, DType dtype, bool with_bias, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  HostParts parts;
+  for (const int64_t n : rows) {
+    std::vector<float>& weight = parts.weights.emplace_back(n * k);
+    std::vector<std::byte>& bytes = parts.encoded.emplace_back(n * k * SizeOf(dtype));
+    for (size_t i = 0; i < weight.size(); ++i) {
+      weight[i] = Rounded(normal(random), dtype);
+      Encode(weight[i], dtype, &bytes[i * SizeOf(dtype)]);
+    }
+    std::vector<float>& bias = parts.biases.emplace_back(n);
+    for (float& b : bias) b = normal(random);
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const float* bias = with_bias ? parts.biases[i].data() : nullptr;
+    parts.exact.push_back({.weight = parts.weights[i].data(), .rows = rows[i], .bias = bias});
+    parts.rounded.push_back({.weight = parts.encoded[i].data(), .rows = rows[i], .bias = bias});
+  }
+  return parts;
+}
+
+TEST_F(OpsCudaTest, ProductsMatchTheCpu) {
+  const std::vector<ProductCase> cases = {
+      {1, 64, {64}},       {1, 4096, {256}}, {7, 576, {576, 192, 192}}, {8, 1536, {576}}, {9, 40, {72}},
+      {16, 2048, {1000}},  {16, 264, {8}},   {3, 8192, {64}},           {17, 576, {100}}, {65, 2048, {130}},
+      {300, 96, {64, 24}}, {5, 32, {20000}}, {2, 14336, {192}},         {12, 100, {36}},  {1, 36, {6}},
+      {33, 52, {10}}};
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const ProductCase& c : cases) {
+      for (const bool with_bias : {false, true}) {
+        const HostParts parts = MakeParts(c.parts, c.k, dtype, with_bias, random_);
+        const auto weight = ops_->Pack(dtype, c.k, parts.rounded).value();
+        const auto exact = exact_->Pack(DType::kF32, c.k, parts.exact).value();
+        Matrix x = Random(dtype, c.rows, c.k, c.rows % 2 * 8);
+        std::vector<float> padded_x(RoundUp(c.rows, kRowPadding) * c.k);
+        std::copy(x.values.begin(), x.values.end(), padded_x.begin());
+        for (const auto kind : {Epilogue::Kind::kStore, Epilogue::Kind::kAdd, Epilogue::Kind::kActivate}) {
+          for (const DType out : {DType::kF32, dtype}) {
+            if (kind == Epilogue::Kind::kAdd && out != DType::kF32) continue;
+            const Epilogue epilogue = {.kind = kind, .activation = Activation::kGeluTanh};
+            const int64_t n = weight->out_features();
+            Matrix y = Random(out, c.rows, n);
+            std::vector<float> expected = y.values;
+            const ConstDeviceTensor host_x = {padded_x.data(), DType::kF32, c.rows, c.k, c.k};
+            ASSERT_TRUE(exact_->Linear(host_x, *exact, Host(expected, c.rows, n), epilogue, nullptr).ok());
+            const Status status = ops_->Linear(x.view(), *weight, y.view(), epilogue, nullptr);
+            const std::string what = std::string(Name(dtype)) + " to " + std::string(Name(out)) + ", rows " +
+                                     std::to_string(c.rows) + ", k " + std::to_string(c.k) + ", n " + std::to_string(n) +
+                                     ", kind " + std::to_string(static_cast<int>(kind));
+            ASSERT_TRUE(status.ok()) << what << ": " << status.ToString();
+            // Terms of about 1, sums of about sqrt(k): fp32 sums in another order, which tensor cores truncate, and the rounding of
+            // an intermediate to `out`.
+            const double size = std::sqrt(static_cast<double>(c.k)) + 1;
+            ExpectNear(y.Fetch(), expected, out, size * (1e-5 + (out == DType::kF32 ? 0 : 4 * Epsilon(out))), what);
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(OpsCudaTest, GatedProductsMatchTheCpu) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const auto& [rows, k, n] :
+         {std::array<int64_t, 3>{1, 576, 1536}, {5, 64, 37}, {16, 2048, 5632}, {20, 96, 8}, {2500, 64, 44}}) {
+      const HostParts parts = MakeParts({n, n}, k, dtype, rows % 2 == 0, random_);
+      const auto weight = ops_->Pack(dtype, k, parts.rounded, PartOrder::kGateUp).value();
+      const auto exact = exact_->Pack(DType::kF32, k, parts.exact, PartOrder::kGateUp).value();
+      Matrix x = Random(dtype, rows, k);
+      std::vector<float> padded_x(RoundUp(rows, kRowPadding) * k), expected(rows * n);
+      std::copy(x.values.begin(), x.values.end(), padded_x.begin());
+      const Epilogue epilogue = {.kind = Epilogue::Kind::kGated};
+      Matrix y(device_.get(), dtype, rows, n);
+      ASSERT_TRUE(
+          exact_->Linear({padded_x.data(), DType::kF32, rows, k, k}, *exact, Host(expected, rows, n), epilogue, nullptr).ok());
+      const Status status = ops_->Linear(x.view(), *weight, y.view(), epilogue, nullptr);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      const double size = std::sqrt(static_cast<double>(k)) + 1;  // of gate and of up: errors of one times the other, up to 5 sigma
+      ExpectNear(y.Fetch(), expected, dtype, size * 5 * size * (1e-5 + Epsilon(dtype)),
+                 std::string(Name(dtype)) + " gated, rows " + std::to_string(rows) + ", n " + std::to_string(n));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(OpsCudaTest, RepeatedProductsOfFewRowsHaveEqualBits) {
+  const HostParts parts = MakeParts({3000}, 4096, DType::kBF16, false, random_);
+  const auto weight = ops_->Pack(DType::kBF16, 4096, parts.rounded).value();
+  Matrix x = Random(DType::kBF16, 13, 4096), y(device_.get(), DType::kF32, 13, 3000);
+  std::vector<float> first;
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE(ops_->Linear(x.view(), *weight, y.view(), {}, nullptr).ok());
+    const std::vector<float> now = y.Fetch();
+    if (first.empty()) first = now;
+    ASSERT_EQ(0, std::memcmp(now.data(), first.data(), now.size() * sizeof(float))) << "launch " << i;
+  }
+}
+
+TEST_F(OpsCudaTest, DeterministicRowsDoNotDependOnTheOthers) {
+  const auto ops = Create({.deterministic = true, .cache_folder = "/nonexistent"});
+  for (const auto& [k, n] : {std::pair<int64_t, int64_t>{576, 960}, {4096, 512}, {1536, 576}}) {
+    const HostParts parts = MakeParts({n}, k, DType::kBF16, false, random_);
+    const auto weight = ops->Pack(DType::kBF16, k, parts.rounded).value();
+    constexpr int64_t kRows = 700;
+    Matrix x = Random(DType::kBF16, kRows, k), all(device_.get(), DType::kF32, kRows, n);
+    ASSERT_TRUE(ops->Linear(x.view(), *weight, all.view(), {}, nullptr).ok());
+    const std::vector<float> expected = all.Fetch();
+    for (const int64_t rows : {1, 2, 15, 16, 17, 64, 129, 513}) {
+      const int64_t begin = (kRows - rows) / 8 * 8 % 128;
+      Matrix y(device_.get(), DType::kF32, rows, n);
+      ASSERT_TRUE(ops->Linear(x.view().Rows(begin, rows), *weight, y.view(), {}, nullptr).ok());
+      const std::vector<float> got = y.Fetch();
+      ASSERT_EQ(0, std::memcmp(got.data(), &expected[begin * n], got.size() * sizeof(float))) << rows << " rows, k " << k;
+    }
+  }
+}
+
+TEST_F(OpsCudaTest, NormsMatchTheCpu) {
+  for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
+    for (const int64_t cols : {1, 3, 64, 576, 1000, 4096, 4098, 12288, 20000}) {
+      constexpr int64_t kRows = 5;
+      Matrix x = Random(kRows, cols), weight = Random(1, cols), bias = Random(1, cols);
+      const std::vector<int32_t> rows = {4, 0, 0, 2};
+      const DeviceMemory device_rows = Upload(rows);
+      NormArgs args = {.kind = kind, .weight = weight.span<const float>(), .eps = 1e-5f};
+      NormArgs host = {.kind = kind, .weight = {weight.values.data(), cols}, .eps = 1e-5f};
+      if (kind == NormKind::kLayer) args.bias = bias.span<const float>(), host.bias = {bias.values.data(), cols};
+      for (const DType out : {DType::kF32, DType::kBF16, DType::kF16}) {
+        const std::string what = "norm of " + std::to_string(cols) + " columns to " + std::string(Name(out));
+        Matrix y(device_.get(), out, 4, cols);
+        std::vector<float> expected(4 * cols);
+        ASSERT_TRUE(ops_->Norm(x.view(), args, y.view(), {device_rows.As<int32_t>(), 4}, nullptr).ok());
+        ASSERT_TRUE(exact_->Norm(Host(x.values, kRows, cols), host, Host(expected, 4, cols), {rows.data(), 4}, nullptr).ok());
+        ExpectNear(y.Fetch(), expected, out, 2e-5, what);
+        if (HasFatalFailure()) return;
+      }
+      Matrix sum = Random(kRows, cols);
+      std::vector<float> expected = sum.values;
+      ASSERT_TRUE(ops_->AddNorm(x.view(), args, sum.view(), nullptr).ok());
+      ASSERT_TRUE(exact_->AddNorm(Host(x.values, kRows, cols), host, Host(expected, kRows, cols), nullptr).ok());
+      ExpectNear(sum.Fetch(), expected, DType::kF32, 2e-5, "added norm of " + std::to_string(cols));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(OpsCudaTest, EmbeddingsMatchTheCpu) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const int64_t cols : {64, 36, 2050}) {
+      const HostParts parts = MakeParts({50}, cols, dtype, false, random_);
+      const auto table = ops_->Pack(dtype, cols, parts.rounded).value();
+      const auto exact = exact_->Pack(DType::kF32, cols, parts.exact).value();
+      const std::vector<int32_t> ids = {49, 0, 7, 7, 31};
+      const DeviceMemory device_ids = Upload(ids);
+      for (const bool add : {false, true}) {
+        Matrix y = Random(5, cols);
+        std::vector<float> expected = y.values;
+        ASSERT_TRUE(ops_->Embed({device_ids.As<int32_t>(), 5}, *table, {.scale = 1.5f, .add = add}, y.view(), nullptr).ok());
+        ASSERT_TRUE(exact_->Embed({ids.data(), 5}, *exact, {.scale = 1.5f, .add = add}, Host(expected, 5, cols), nullptr).ok());
+        ExpectNear(y.Fetch(), expected, DType::kF32, 1e-6, "embedding");
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+struct RopeCase {
+  int32_t num_qo_heads, num_kv_heads, head_dim, rotary_dim;
+  RopePairs pairs;
+  int norm;  // 0: none, 1: RMS, 2: layer
+};
+
+TEST_F(OpsCudaTest, RotatedRowsMatchTheCpu) {
+  constexpr int64_t kRows = 21;
+  constexpr int32_t kPages = 4, kPageSize = 16;
+  std::vector<RopeCase> cases;
+  for (const RopePairs pairs : {RopePairs::kHalves, RopePairs::kNeighbours}) {
+    for (const auto& [dim, rotary] : {std::pair{64, 64}, {128, 128}, {256, 64}, {80, 32}, {62, 30}, {2, 2}, {128, 0}, {96, 50}}) {
+      for (const int norm : {0, 1, 2}) cases.push_back({9, 3, dim, rotary, pairs, norm});
+    }
+  }
+  for (const RopeCase& c : cases) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      const int64_t half = c.rotary_dim / 2, width = (c.num_qo_heads + 2 * c.num_kv_heads) * c.head_dim,
+                    q_cols = c.num_qo_heads * c.head_dim;
+      std::vector<int32_t> positions(kRows);
+      std::vector<int64_t> slots(kRows);
+      for (int64_t i = 0; i < kRows; ++i)
+        positions[i] = static_cast<int32_t>(i * i * 67), slots[i] = i % 7 == 3 ? -1 : (i * 11) % 64;
+      std::vector<float> frequencies(half);
+      for (int64_t i = 0; i < half; ++i) frequencies[i] = std::pow(10000.0f, -static_cast<float>(i) / static_cast<float>(half));
+      const DeviceMemory device_positions = Upload(positions), device_slots = Upload(slots),
+                         device_frequencies = Upload(frequencies);
+      Matrix qkv = Random(kRows, width), weight = Random(1, c.head_dim), bias = Random(1, c.head_dim);
+      Matrix cos(device_.get(), DType::kF32, kRows, half), sin(device_.get(), DType::kF32, kRows, half);
+      Matrix q(device_.get(), dtype, kRows, q_cols),
+          pool(device_.get(), dtype, kPages, 2 * c.num_kv_heads * kPageSize * c.head_dim);
+      std::vector<float> host_cos(kRows * half), host_sin(kRows * half), host_q(kRows * q_cols);
+      std::vector<float> host_pool(kPages * 2 * c.num_kv_heads * kPageSize * c.head_dim, std::numeric_limits<float>::quiet_NaN());
+      ASSERT_TRUE(ops_->RopeAngles({device_positions.As<int32_t>(), kRows}, {device_frequencies.As<float>(), half}, 1.25f,
+                                   cos.view(), sin.view(), nullptr)
+                      .ok());
+      ASSERT_TRUE(exact_
+                      ->RopeAngles({positions.data(), kRows}, {frequencies.data(), half}, 1.25f, Host(host_cos, kRows, half),
+                                   Host(host_sin, kRows, half), nullptr)
+                      .ok());
+      ExpectNear(cos.Fetch(), host_cos, DType::kF32, 1e-6, "cosines");
+      ExpectNear(sin.Fetch(), host_sin, DType::kF32, 1e-6, "sines");
+      if (HasFatalFailure()) return;
+
+      const auto view_of = [&](void* base, DType of) {
+        const int64_t head = 2LL * kPageSize * c.head_dim;
+        return attention::KvLayerView{.k = base,
+                                      .v = static_cast<std::byte*>(base) + kPageSize * c.head_dim * SizeOf(of),
+                                      .page_stride = head * c.num_kv_heads,
+                                      .head_stride = head,
+                                      .slot_stride = c.head_dim,
+                                      .num_pages = kPages,
+                                      .page_size = kPageSize,
+                                      .dtype = of};
+      };
+      RopeAppendArgs args = {.qkv = qkv.view(),
+                             .cos = cos.view(),
+                             .sin = sin.view(),
+                             .pairs = c.pairs,
+                             .num_qo_heads = c.num_qo_heads,
+                             .num_kv_heads = c.num_kv_heads,
+                             .head_dim = c.head_dim,
+                             .q = q.view(),
+                             .kv = view_of(pool.view().data, dtype),
+                             .slot_mapping = {device_slots.As<int64_t>(), kRows}};
+      RopeAppendArgs host = args;
+      host.qkv = Host(qkv.values, kRows, width), host.cos = Host(host_cos, kRows, half), host.sin = Host(host_sin, kRows, half);
+      host.q = Host(host_q, kRows, q_cols), host.kv = view_of(host_pool.data(), DType::kF32),
+      host.slot_mapping = {slots.data(), kRows};
+      if (c.norm > 0) {
+        NormArgs norm = {
+            .kind = c.norm == 1 ? NormKind::kRms : NormKind::kLayer, .weight = weight.span<const float>(), .eps = 1e-6f};
+        NormArgs host_norm = {.kind = norm.kind, .weight = {weight.values.data(), c.head_dim}, .eps = 1e-6f};
+        if (c.norm == 2) norm.bias = bias.span<const float>(), host_norm.bias = {bias.values.data(), c.head_dim};
+        args.q_norm = args.k_norm = norm;
+        host.q_norm = host.k_norm = host_norm;
+      }
+      ASSERT_TRUE(ops_->RopeAppend(args, nullptr).ok());
+      ASSERT_TRUE(exact_->RopeAppend(host, nullptr).ok());
+      const std::string what = "head_dim " + std::to_string(c.head_dim) + ", rotary_dim " + std::to_string(c.rotary_dim) +
+                               ", norm " + std::to_string(c.norm);
+      ExpectNear(q.Fetch(), host_q, dtype, 1e-5, "q, " + what);
+      const std::vector<float> stored = pool.Fetch();
+      for (size_t i = 0; i < stored.size(); ++i) {
+        ASSERT_EQ(std::isnan(stored[i]), std::isnan(host_pool[i])) << what << ", element " << i << " of the pages";
+        if (std::isnan(stored[i])) continue;
+        ASSERT_NEAR(stored[i], host_pool[i], 2 * Epsilon(dtype) * std::abs(host_pool[i]) + 1e-5) << what << ", element " << i;
+      }
+    }
+  }
+}
+
+TEST_F(OpsCudaTest, TunedProductsAreMeasuredOnceAndRight) {
+  const std::string folder = ::testing::TempDir() + "/coppice-products-" + std::to_string(std::random_device()());
+  const HostParts parts = MakeParts({512}, 1024, DType::kBF16, false, random_);
+  std::vector<std::vector<float>> results;
+  for (int run = 0; run < 2; ++run) {
+    const auto ops = Create({.cache_folder = folder});
+    const auto weight = ops->Pack(DType::kBF16, 1024, parts.rounded).value();
+    const auto stream = device_->CreateStream().value();
+    const Status status = ops->Tune(64, stream->get());
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    std::mt19937 random(3);
+    for (const int64_t rows : {1, 40}) {
+      Matrix x = Matrix::Random(device_.get(), DType::kBF16, rows, 1024, random), y(device_.get(), DType::kF32, rows, 512);
+      ASSERT_TRUE(ops->Linear(x.view(), *weight, y.view(), {}, nullptr).ok());
+      results.push_back(y.Fetch());
+    }
+  }
+  EXPECT_EQ(results[0], results[2]);
+  EXPECT_EQ(results[1], results[3]);
+}
+
+TEST_F(OpsCudaTest, AStepOfOperationsCanBeCaptured) {
+  const HostParts parts = MakeParts({256, 256}, 256, DType::kBF16, false, random_);
+  const auto weight = ops_->Pack(DType::kBF16, 256, parts.rounded, PartOrder::kGateUp).value();
+  const HostParts down_parts = MakeParts({256}, 256, DType::kBF16, false, random_);
+  const auto down = ops_->Pack(DType::kBF16, 256, down_parts.rounded).value();
+  Matrix norm_weight = Random(1, 256), start = Random(4, 256);
+  Matrix residual = Random(4, 256), normed(device_.get(), DType::kBF16, 4, 256), hidden(device_.get(), DType::kBF16, 4, 256);
+  const auto stream = device_->CreateStream().value();
+  const auto step = [&] {
+    Status status = ops_->Norm(residual.view(), {.weight = norm_weight.span<const float>()}, normed.view(), {}, stream->get());
+    if (status.ok()) status = ops_->Linear(normed.view(), *weight, hidden.view(), {.kind = Epilogue::Kind::kGated}, stream->get());
+    if (status.ok()) status = ops_->Linear(hidden.view(), *down, residual.view(), {.kind = Epilogue::Kind::kAdd}, stream->get());
+    return status;
+  };
+  const auto reset = [&] {
+    residual.values = start.values;
+    residual.Store();
+  };
+  reset();
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(step().ok());
+  ASSERT_TRUE(device_->Synchronize(stream->get()).ok());
+  const std::vector<float> expected = residual.Fetch();
+  reset();
+  ASSERT_TRUE(device_->BeginCapture(stream->get()).ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(step().ok());
+  const auto graph = device_->EndCapture(stream->get());
+  ASSERT_TRUE(graph.ok()) << graph.status().ToString();
+  ASSERT_TRUE(device_->Launch(**graph, stream->get()).ok());
+  ASSERT_TRUE(device_->Synchronize(stream->get()).ok());
+  EXPECT_EQ(residual.Fetch(), expected);
+}
+
+}  // namespace
+}  // namespace coppice::ops
