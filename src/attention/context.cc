@@ -59,14 +59,14 @@ Result<std::unique_ptr<AttentionPlan>> CreatePlan(Context& context, const Attent
   COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, backend.Traits(spec, resolved));
   MachineModel machine = backend.machine();
   if (!options.machine_model_path.empty()) {
-    COPPICE_ASSIGN_OR_RETURN(machine, LoadMachineModel(options.machine_model_path));
+    COPPICE_ASSIGN_OR_RETURN(machine, LoadMachineModel(options.machine_model_path, traits.workers));
   }
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Planner> planner, Planner::Create(spec, resolved, options, traits, machine));
   PlanSizes sizes = planner->sizes();
   COPPICE_ASSIGN_OR_RETURN(const PlanSizes device_sizes, backend.Sizes(spec, resolved));
   sizes.plan_bytes = device_sizes.plan_bytes;
   sizes.workspace_bytes = device_sizes.workspace_bytes;
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, resolved, sizes));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, resolved, sizes, machine));
   return std::unique_ptr<AttentionPlan>(new BackendPlan(backend.device(), std::move(planner), std::move(executor)));
 }
 

@@ -1,61 +1,18 @@
 // Predicted time of attention work: max(bytes / bandwidth, flops / rate) plus fixed costs per task, per partial state and per
 // merge (roofline; Bifurcated Attention section 4, RelayAttention eq. 10), and on a GPU the time to the end of a whole step, whose
-// longest chain of a task and a merge may outlast its sums. Constants are measured by `coppice bench calibrate` or shipped per
-// chip. Decides nothing: plan.cc does.
+// longest chain of a task and a merge may outlast its sums. Constants come from a MachineModel. Decides nothing: plan.cc does.
 // Layer: attention, private.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
 
+#include "attention/backend_traits.h"
+#include "attention/machine_model.h"
 #include "attention/plan_units.h"
 #include "coppice/attention/attention.h"
-#include "coppice/core/status.h"
 
 namespace coppice::attention {
-
-struct BackendTraits;
-
-// Rates of one machine, all workers together. Times are those of one worker.
-struct MachineModel {
-  std::string name = "generic";
-  double read_bytes_per_s = 0;    // KV from memory
-  double cache_bytes_per_s = 0;   // KV that another item of the same step has just read (L3 / L2)
-  double cache_bytes = 0;         // how much of it that cache holds
-  double dense_flops_per_s = 0;   // dense tiles, full rows
-  double stream_flops_per_s = 0;  // stream tiles
-  double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)
-  double state_bytes_per_s = 0;   // partial states, written and read
-  double merge_fixed_ns = 0;      // per merge set with more than one contribution, and kv head
-  // KV that stream tiles take from the cache, besides what each row computes; 0: no bound.
-  double stream_kv_bytes_per_s = 0;
-
-  // How long things take however idle the machine is: on a GPU a decode step often lasts no longer. 0 on a CPU, where a step is
-  // long beside a task's start: then steps are sums. But for dense_task_ns: there it adds to a worker's sum, besides item_fixed_ns.
-  double launch_ns = 0;        // a step that does nothing
-  double dense_task_ns = 0;    // to start a dense task, a tile of rows, and to store its states
-  double dense_token_ns = 0;   // one token of a dense task, all rows of its tile
-  double stream_task_ns = 0;   // to start a stream task
-  double stream_token_ns = 0;  // one token of a stream task of at most half of its rows, alone on its worker
-  double fold_ns = 0;          // to begin folding four rows
-  double fold_state_ns = 0;    // each of their states
-};
-
-// Shipped constants. CPU models hold for `workers` cores: core rates add up, memory bandwidth saturates at the socket's.
-// Names: "zen4", "zen5", "sapphire-rapids", "generic-x86", "h100", "h200". NOT_FOUND lists them.
-Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers = 1);
-// The shipped name that fits the CPU this runs on.
-std::string_view HostCpuModelName();
-
-// JSON: one object with the fields of MachineModel by name. INVALID_ARGUMENT names a missing, unknown or non-positive field.
-Result<MachineModel> ParseMachineModel(std::string_view json);
-std::string ToJson(const MachineModel& model);
-// The same from and to a file; NOT_FOUND if it cannot be opened.
-Result<MachineModel> LoadMachineModel(const std::string& path);
-Status SaveMachineModel(const MachineModel& model, const std::string& path);
 
 // A step's items before any cut, counted under one kv head. Integers: edits add to them and subtract from them.
 struct StepShape {

@@ -1,46 +1,12 @@
-// The cost model's arithmetic, and machine models as JSON. Layer: attention, tests.
+// The cost model's arithmetic. Layer: attention, tests.
 #include "attention/cost_model.h"
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <string>
-
-#include "attention/backend.h"
+#include "attention/backend_traits.h"
 
 namespace coppice::attention {
 namespace {
-
-TEST(MachineModel, JsonRoundTrip) {
-  for (const char* name : {"zen4", "zen5", "sapphire-rapids", "generic-x86", "h100", "h200"}) {
-    const MachineModel model = ShippedMachineModel(name, 4).value();
-    const Result<MachineModel> parsed = ParseMachineModel(ToJson(model));
-    ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
-    EXPECT_EQ(parsed->name, name);
-    EXPECT_EQ(ToJson(*parsed), ToJson(model));
-  }
-  EXPECT_TRUE(ShippedMachineModel(HostCpuModelName()).ok());
-  EXPECT_EQ(ShippedMachineModel("z80").status().code(), StatusCode::kNotFound);
-}
-
-TEST(MachineModel, SavesAndLoadsFiles) {
-  const std::string path = (std::filesystem::temp_directory_path() / "coppice_machine_model_test.json").string();
-  const MachineModel model = ShippedMachineModel("zen5", 2).value();
-  ASSERT_TRUE(SaveMachineModel(model, path).ok());
-  EXPECT_EQ(ToJson(LoadMachineModel(path).value()), ToJson(model));
-  std::filesystem::remove(path);
-  EXPECT_EQ(LoadMachineModel(path).status().code(), StatusCode::kNotFound);
-}
-
-TEST(MachineModel, RefusesBadJson) {
-  const auto message = [](const std::string& json) { return ParseMachineModel(json).status().message(); };
-  EXPECT_NE(message("[]").find("not a JSON object"), std::string::npos);
-  EXPECT_NE(message("{}").find("'read_bytes_per_s' is missing"), std::string::npos);
-  EXPECT_NE(message(R"({"speed": 3})").find("unknown field 'speed'"), std::string::npos);
-  MachineModel model = ShippedMachineModel("zen5").value();
-  model.item_fixed_ns = -4;
-  EXPECT_NE(message(ToJson(model)).find("'item_fixed_ns' is -4.0, expected a positive number"), std::string::npos);
-}
 
 TEST(CostModel, FollowsTheRoofline) {
   const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};

@@ -23,8 +23,8 @@ inline constexpr int32_t kDeterministicSuperblock = 8 * kDeterministicUnit;
 inline constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16, kMostPieces = 64;
 
 // The same of teams, the lanes of a worker that read a stream task together: a lane's step in tokens, the shortest piece, the most
-// tokens a worker, and what comes with a second piece: stored states, a ticket, a fold.
+// tokens a worker.
 inline constexpr int32_t kStreamStepTokens = 32, kMinTeamPiece = 192;
-inline constexpr int64_t kMostTeamTokens = 16384, kTeamMergeNs = 3500;
+inline constexpr int64_t kMostTeamTokens = 16384;
 
 }  // namespace coppice::attention

@@ -2,8 +2,9 @@
 // Layer: attention/cpu.
 #pragma once
 
-#include "attention/cost_model.h"
 #include "attention/cpu/cpu_features.h"
+#include "attention/machine_model.h"
+#include "coppice/core/executor.h"
 
 namespace coppice::attention {
 

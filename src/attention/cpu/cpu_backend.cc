@@ -17,7 +17,8 @@ namespace {
 class CpuBackend final : public Backend {
  public:
   CpuBackend(Executor* executor, cpu::Isa isa) : executor_(executor), isa_(isa) {
-    if (auto model = ShippedMachineModel(HostCpuModelName(), executor->num_workers()); model.ok()) machine_ = *std::move(model);
+    if (auto model = ShippedMachineModel(cpu::HostCpuModelName(), executor->num_workers()); model.ok())
+      machine_ = *std::move(model);
   }
 
   DeviceKind device() const override { return DeviceKind::kCpu; }
@@ -44,7 +45,7 @@ class CpuBackend final : public Backend {
   }
 
   Result<std::unique_ptr<PlanExecutor>> MakeExecutor(const AttentionSpec& spec, const PlanCapacity& capacity,
-                                                     const PlanSizes& sizes) override {
+                                                     const PlanSizes& sizes, const MachineModel&) override {
     return cpu::CpuPlanExecutor::Create(executor_, cpu::SelectKernels(isa_, spec), spec, capacity, sizes);
   }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -52,6 +53,21 @@ Isa DetectIsa() {
   if (wanted == nullptr) return best;
   const auto found = std::ranges::find(kNames, std::string_view(wanted));
   return found == kNames.end() ? best : std::min(best, static_cast<Isa>(found - kNames.begin()));
+}
+
+std::string_view HostCpuModelName() {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return "generic-x86";
+  const unsigned base_family = (eax >> 8) & 0xf;
+  const unsigned family = base_family == 0xf ? base_family + ((eax >> 20) & 0xff) : base_family;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return "generic-x86";
+  constexpr unsigned kAvx2 = 1u << 5, kAvx512F = 1u << 16, kAmxBf16 = 1u << 22, kZen5Family = 0x1a, kZen3And4Family = 0x19;
+  if ((edx & kAmxBf16) != 0) return "sapphire-rapids";
+  if ((ebx & kAvx512F) != 0 && family == kZen5Family) return "zen5";
+  if (family == kZen3And4Family && (ebx & kAvx2) != 0) return (ebx & kAvx512F) != 0 ? "zen4" : "zen3";
+#endif
+  return "generic-x86";
 }
 
 size_t CacheBytes(int level, size_t otherwise) {

@@ -17,6 +17,9 @@ std::string_view Name(Isa isa);
 // avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
 Isa DetectIsa();
 
+// The shipped machine model (machine_model.h) that fits the CPU this runs on.
+std::string_view HostCpuModelName();
+
 // Bytes of the data cache of `level` (1..3) that the first CPU uses, as the kernel tells; `otherwise` if it does not. sysconf adds
 // up all third-level caches of some sockets (384 MiB where a core reaches 32).
 size_t CacheBytes(int level, size_t otherwise);

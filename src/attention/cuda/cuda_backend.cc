@@ -46,6 +46,9 @@ Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties
   machine.state_bytes_per_s *= compute;
   machine.dense_flops_per_s *= compute * generation;
   machine.stream_flops_per_s *= compute * generation;
+  machine.sm.num_sms = properties.multiProcessorCount;
+  if (memory > 0) machine.sm.memory_bytes_per_s *= memory;
+  machine.sm.dense_flops_per_s *= compute * generation;
   return machine;
 }
 
@@ -98,9 +101,12 @@ class CudaBackend final : public Backend {
   }
 
   Result<std::unique_ptr<PlanExecutor>> MakeExecutor(const AttentionSpec& spec, const PlanCapacity& capacity,
-                                                     const PlanSizes& sizes) override {
+                                                     const PlanSizes& sizes, const MachineModel& machine) override {
     COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, capacity.page_size));
-    return CudaPlanExecutor::Create(device_, num_sms_, *kernel, spec, capacity, sizes);
+    if (machine.sm.num_sms == 0) {
+      return InvalidArgument("machine model '" + machine.name + "' has no rates of an SM ('sm'); pass one of a GPU");
+    }
+    return CudaPlanExecutor::Create(device_, num_sms_, *kernel, spec, capacity, sizes, machine.sm);
   }
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {

@@ -7,7 +7,7 @@
 
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_memory.h"
-#include "attention/cuda/plan_upload.h"
+#include "attention/cuda/plan_translator.h"
 #include "core/check.h"
 
 namespace coppice::attention::testing {
@@ -55,7 +55,8 @@ std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, 
 }
 
 DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms) {
-  cuda::PlanTranslator translator(test.spec(), test.forest().Capacity(), plan.Sizes(), num_sms, /*kv_tile=*/128);
+  const SmRates rates = ShippedMachineModel("h200").value().sm;
+  cuda::PlanTranslator translator(test.spec(), test.forest().Capacity(), plan.Sizes(), rates, num_sms, /*kv_tile=*/128);
   std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
   COPPICE_CHECK(translator.TranslatePlan(plan.View(), test.forest().View(), reinterpret_cast<std::byte*>(image.data())).ok());
   return {.team = translator.team(), .dense = translator.num_dense_tasks(), .stream = translator.num_stream_tasks()};

@@ -1,4 +1,4 @@
-// The plan as the kernel reads it: written by plan_upload.cc from a PlanView and a forest, read by dense_tile, stream_tile and
+// The plan as the kernel reads it: written by plan_translator.cc from a PlanView and a forest, read by dense_tile, stream_tile and
 // merge. Plain structs of 32-bit fields, loaded 16 bytes at a time; no CUDA types, so that the translation is testable without a
 // GPU. Layer: attention/cuda.
 #pragma once

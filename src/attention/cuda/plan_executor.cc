@@ -35,19 +35,19 @@ WorkspaceLayout::WorkspaceLayout(const KernelVariant& variant, const AttentionSp
       folds(spec.deterministic ? static_cast<size_t>(num_sms) * variant.ctas_per_sm * variant.fold_bytes_per_cta : 0) {}
 
 CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec,
-                                   const PlanCapacity& capacity, const PlanSizes& sizes)
+                                   const PlanCapacity& capacity, const PlanSizes& sizes, const SmRates& rates)
     : device_(device),
       num_sms_(num_sms),
       variant_(variant),
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
-      translator_(spec, capacity, sizes, num_sms, variant.kv_tile) {}
+      translator_(spec, capacity, sizes, rates, num_sms, variant.kv_tile) {}
 
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, const KernelVariant& variant,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,
-                                                               const PlanSizes& sizes) {
-  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes));
+                                                               const PlanSizes& sizes, const SmRates& rates) {
+  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes, rates));
   DeviceGuard guard(device);
   const size_t bytes = executor->translator_.layout().bytes;
   const WorkspaceLayout workspace(variant, spec, capacity, sizes, executor->translator_.layout(), num_sms);

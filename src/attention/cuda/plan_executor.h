@@ -10,7 +10,7 @@
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernel_variants.h"
-#include "attention/cuda/plan_upload.h"
+#include "attention/cuda/plan_translator.h"
 #include "attention/cuda/tensor_map.h"
 
 namespace coppice::attention::cuda {
@@ -39,7 +39,7 @@ class CudaPlanExecutor final : public PlanExecutor {
  public:
   static Result<std::unique_ptr<PlanExecutor>> Create(int device, int num_sms, const KernelVariant& variant,
                                                       const AttentionSpec& spec, const PlanCapacity& capacity,
-                                                      const PlanSizes& sizes);
+                                                      const PlanSizes& sizes, const SmRates& rates);
   // Copies the parts of the plan, lengths and page rows that differ from what the device has, from page-locked memory.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
@@ -51,7 +51,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   };
 
   CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
-                   const PlanSizes& sizes);
+                   const PlanSizes& sizes, const SmRates& rates);
   bool SamePlan(const PlanView& plan, uint64_t version) const;
   void RememberPlan(const PlanView& plan, uint64_t version);
   // Brings what is wanted at this offset of the image to shadow_ and marks the blocks that change.

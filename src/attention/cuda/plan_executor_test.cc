@@ -48,8 +48,9 @@ class Session {
     capacity_.max_nodes += 16;
     capacity_.max_page_slots += 1 << 16;
     planner_ = Planner::Create(kSpec, capacity_, {}, H200Traits(), ShippedMachineModel("h200", kSms).value()).value();
-    executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes()).value();
-    fresh_ = std::make_unique<PlanTranslator>(kSpec, capacity_, planner_->sizes(), kSms, kVariant.kv_tile);
+    const SmRates& rates = planner_->machine().sm;
+    executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes(), rates).value();
+    fresh_ = std::make_unique<PlanTranslator>(kSpec, capacity_, planner_->sizes(), rates, kSms, kVariant.kv_tile);
   }
 
   // Plans, uploads and launches; what the kernel was given, and the bytes that were copied.
@@ -58,7 +59,7 @@ class Session {
     Runtime().bytes_to_device = 0;
     const Status uploaded = executor_->Upload(planner_->View(), forest.Forest(), nullptr);
     EXPECT_TRUE(uploaded.ok()) << uploaded.ToString();
-    const BoundCudaKv kv({.num_pages = 1, .page_size = capacity_.page_size, .dtype = DType::kBF16}, KernelPath::kHopper,
+    const BoundCudaKv kv(kSpec, {.num_pages = 1, .page_size = capacity_.page_size, .dtype = DType::kBF16}, KernelPath::kHopper,
                          TensorMaps{});
     alignas(16) float memory[4];
     const Status ran = executor_->Run(kv, {.q = memory, .q_row_stride = 1024, .out = memory, .out_row_stride = 1024}, nullptr);
@@ -152,8 +153,9 @@ TEST(PlanExecutor, RunNeedsAnUpload) {
   forest.AddBranch(kNoParent, 10, 1);
   const PlanCapacity capacity = forest.Capacity();
   const PlanSizes sizes = ComputePlanSizes(kSpec, capacity, H200Traits());
-  const auto executor = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity, sizes).value();
-  const BoundCudaKv kv({}, KernelPath::kHopper, TensorMaps{});
+  const SmRates rates = ShippedMachineModel("h200").value().sm;
+  const auto executor = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity, sizes, rates).value();
+  const BoundCudaKv kv(kSpec, {}, KernelPath::kHopper, TensorMaps{});
   EXPECT_EQ(executor->Run(kv, {}, nullptr).code(), StatusCode::kFailedPrecondition);
 }
 

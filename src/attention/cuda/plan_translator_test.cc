@@ -1,5 +1,5 @@
 // The translation of plans for the device: host code, needs no device.
-#include "attention/cuda/plan_upload.h"
+#include "attention/cuda/plan_translator.h"
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ class Translated {
         Planner::Create(spec, forest.Capacity(), {.policy = policy}, H200Traits(), ShippedMachineModel("h200", kSms).value());
     EXPECT_TRUE(planner.ok()) << planner.status().ToString();
     EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
-    PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), kSms, kKvTile);
+    PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
     image_.resize(translator.layout().bytes + 64);
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
     const Status status = translator.TranslatePlan((*planner)->View(), forest.Forest(), image);

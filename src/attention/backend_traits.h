@@ -1,0 +1,21 @@
+// What the planner and the cost model must know of a backend's kernels. Layer: attention, private.
+#pragma once
+
+#include <cstdint>
+
+namespace coppice::attention {
+
+struct BackendTraits {
+  int32_t workers = 1;           // tasks that run at the same moment (cores, or SMs x workers per SM)
+  int32_t dense_tile_rows = 64;  // rows per dense tile; items of more rows are cut by the kernel or by the planner (max_item_rows)
+  int32_t dense_min_rows = 8;    // below this a range is a stream tile
+  int32_t dense_row_unit = 0;    // rows are padded to multiples of this in dense tiles; 0: of dense_min_rows
+  int32_t stream_lanes = 1;      // stream tasks that one worker runs at the same moment (an SM's warps)
+  int32_t team_lanes = 0;        // of them, those that read a task together where each worker has one at most; 0: none do
+  int32_t max_item_rows = 0;     // an item may serve at most this many rows (per kv head); 0: no limit
+  int32_t kv_tile = 64;          // tokens per inner tile: cuts fall on multiples of it
+  int32_t max_heads_per_task = 0;  // kv heads that one task may take; 0: no limit
+  int32_t native_head_dim = 0;     // head_dim after on-chip padding (the cost of padding is shown by the plan)
+};
+
+}  // namespace coppice::attention

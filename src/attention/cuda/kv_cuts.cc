@@ -1,0 +1,98 @@
+// The rules of cuts. Layer: attention/cuda.
+#include "attention/cuda/kv_cuts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/cuda/kernel_config.h"
+#include "attention/plan_units.h"
+
+namespace coppice::attention::cuda {
+namespace {
+
+// Stream items are cut guided: a piece is half of what is left of its item, between these shares of a warp's part of all. Longest
+// first, the last pieces to be drawn are the shortest and even out the end (docs/kernels/hopper.md).
+constexpr double kLongestStreamPiece = 0.55, kShortestStreamPiece = 0.5;
+constexpr int32_t kMinStreamPiece = 256, kMaxShortStreamPiece = 512;  // tokens; a short piece costs more to start than it evens out
+// Where an SM has less than that to read, time is latency: a step of a lone warp takes 1.5 us, and other SMs are idle. The shortest
+// piece is this share of an SM's part then.
+constexpr int32_t kMinStreamPieceOfFew = 64;
+constexpr double kShortestPieceOfSm = 0.3;
+
+// Where each SM can have a stream task of its own, and no more, its warps read it as a team, a step each in turn: as much at once
+// as with a task a warp, but an eighth of the states to fold (docs/kernels/hopper.md, "Teams"). The length of a team's pieces:
+// whole items, or as many pieces as there are SMs; 0 where the stream warps of a CTA have a task each.
+int32_t TeamPiece(const PlanView& plan, const QueuedItems& queued, int num_sms, const SmCosts& costs) {
+  const int64_t heads = plan.spec.num_kv_heads;
+  const auto blocks = [&](const QueuedItem& item) { return CeilDiv(item.rows, kStreamRows) * heads; };
+  const auto tasks = [&](int32_t piece) {
+    int64_t count = 0;
+    for (const QueuedItem& item : queued.items()) count += std::max<int64_t>(CeilDiv(item.tokens, piece), 1) * blocks(item);
+    return count;
+  };
+  int64_t tokens = 0;
+  int32_t longest = 1;
+  for (const QueuedItem& item : queued.items()) {
+    if (item.dense) return 0;
+    tokens += item.tokens * blocks(item);
+    longest = std::max(longest, item.tokens);
+  }
+  if (tokens > kMostTeamTokens * num_sms || tasks(longest) > num_sms) return 0;
+  auto piece = std::max(kMinTeamPiece, static_cast<int32_t>(RoundUp(CeilDiv(tokens, num_sms), kStreamStepTokens)));
+  while (piece < longest && tasks(piece) > num_sms) piece += kStreamStepTokens;
+  const auto steps_ns = [&](int32_t length) {
+    return static_cast<double>(CeilDiv(length, kStreamStepTokens * kStreamWarpsPerSm)) * costs.rates().team_short_step_ns;
+  };
+  const bool merges = std::ranges::any_of(plan.merge_sets, [&](const MergeSet& set) {  // even if items stay whole
+    int32_t items = 0;
+    for (int32_t c = 0; c < set.contribution_count; ++c) {
+      items += queued.pieces(plan.contributions[set.contribution_begin + c].item).count;
+    }
+    return items > 1;
+  });
+  const double merge_ns = merges ? 0 : costs.rates().team_merge_ns;
+  return steps_ns(longest) <= steps_ns(std::min(piece, longest)) + merge_ns ? longest : piece;
+}
+
+void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most, std::vector<int32_t>& ends) {
+  if (tokens <= longest + longest / 4) return;
+  for (int32_t end = 0; --most > 0;) {
+    const int32_t left = tokens - end;
+    const auto piece = RoundUp(std::clamp(left / 2, shortest, longest), kStreamStepTokens);
+    if (left < piece + shortest / 2) return;
+    ends.push_back(end += piece);
+  }
+}
+
+}  // namespace
+
+StreamCuts ChooseStreamCuts(const PlanView& plan, const QueuedItems& queued, int64_t tokens, int num_sms, const SmCosts& costs) {
+  const double tokens_per_warp = static_cast<double>(tokens) / (int64_t{num_sms} * kStreamWarpsPerSm);
+  const double fewest =
+      std::clamp<double>(kShortestPieceOfSm * kStreamWarpsPerSm * tokens_per_warp, kMinStreamPieceOfFew, kMinStreamPiece);
+  const auto shortest =
+      static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, fewest, kMaxShortStreamPiece));
+  return {.shortest = shortest,
+          .longest = static_cast<int32_t>(std::max<double>(shortest, kLongestStreamPiece * tokens_per_warp)),
+          .team_piece = TeamPiece(plan, queued, num_sms, costs)};
+}
+
+void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends) {
+  if (count <= 1) return;
+  const int64_t piece = RoundUp(CeilDiv(tokens, count), unit);
+  for (int64_t end = piece; end < tokens; end += piece) ends.push_back(static_cast<int32_t>(end));
+}
+
+void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends) {
+  if (cuts.team_piece > 0) {
+    CutEvenly(item.tokens, std::min(CeilDiv(item.tokens, cuts.team_piece), most), kStreamStepTokens, ends);
+    return;
+  }
+  // n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
+  const auto useful = std::lround(std::sqrt(item.tokens * costs.rates().stream_token_ns / costs.FoldNs(item.rows)));
+  const int64_t fewest_tokens = CeilDiv(item.tokens, std::clamp<int64_t>(useful, 1, std::max<int64_t>(most, 1)));
+  const auto least = static_cast<int32_t>(std::max<int64_t>(cuts.shortest, fewest_tokens));
+  CutGuided(item.tokens, least, std::max(least, cuts.longest), most, ends);
+}
+
+}  // namespace coppice::attention::cuda

@@ -1,0 +1,28 @@
+// Where items are cut along KV: the planner knows of workers, not of blocks of 128 rows in SMs and stream tiles in warps, so its
+// items are cut further, with states of their own, until all SMs and warps have work to the end. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/cuda/queued_items.h"
+#include "attention/cuda/sm_costs.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention::cuda {
+
+// How the pieces of stream items are cut, in tokens.
+struct StreamCuts {
+  int32_t shortest = 0, longest = 0;
+  int32_t team_piece = 0;  // > 0: the stream warps of a CTA read each task together, and pieces are this long
+};
+
+// For items that read so many tokens in all, each counted once for every block of rows and kv head.
+StreamCuts ChooseStreamCuts(const PlanView& plan, const QueuedItems& queued, int64_t tokens, int num_sms, const SmCosts& costs);
+
+// Each appends the ends of all pieces but the last, which is open, to `ends`. most: pieces.
+void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends);
+void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends);
+
+}  // namespace coppice::attention::cuda

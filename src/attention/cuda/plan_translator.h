@@ -1,0 +1,67 @@
+// Translates a plan and the forest's live arrays into the form that the kernel reads (plan_device.h): items cut into pieces and
+// blocks of at most kDenseRows rows, tasks laid out so that blocks which read the same KV run side by side, states and tickets
+// resolved per member. What is joined, divided and cut is decided in queued_items, sm_division and kv_cuts. Host memory only;
+// plan_executor.cc copies what changed. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/cuda/plan_device.h"
+#include "attention/cuda/plan_image.h"
+#include "attention/cuda/queued_items.h"
+#include "attention/cuda/sm_costs.h"
+#include "attention/cuda/sm_division.h"
+#include "attention/machine_model.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention::cuda {
+
+// Writes the image of a plan. Allocates in its constructor only. Live items keep their open end in the last piece.
+class PlanTranslator {
+ public:
+  // rates: of the machine's card, whatever part of it num_sms is. kv_tile: tokens of a dense step of the kernel.
+  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, const SmRates& rates, int num_sms,
+                 int kv_tile);
+
+  const PlanLayout& layout() const { return layout_; }
+  // RESOURCE_EXHAUSTED if the plan exceeds the sizes given at creation.
+  Status TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image);
+  // Branches and draft masks; page rows are copied by the caller.
+  void TranslateLengths(const PrefixForestView& forest, std::byte* image) const;
+
+  bool team() const { return team_; }
+  int64_t num_items() const { return num_items_; }
+  int64_t num_members() const { return num_members_; }
+  int64_t num_contributions() const { return num_contributions_; }
+  int64_t num_dense_tasks() const { return num_dense_; }
+  int64_t num_stream_tasks() const { return num_stream_; }
+
+ private:
+  // Of a merge set, an item's pieces in place of the item.
+  struct SetContributions {
+    int32_t begin, count;
+  };
+  void CutItems(const PlanView& plan);
+  Status CountContributions(const PlanView& plan);
+  Status EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
+  DeviceMember MakeMember(const PlanView& plan, int32_t item, int32_t piece, int32_t set, int32_t rows_before, std::byte* image);
+  void EmitTasks(const PrefixForestView& forest, std::byte* image);
+
+  AttentionSpec spec_;
+  PlanSizes sizes_;
+  PlanLayout layout_;
+  int num_sms_;
+  SmCosts costs_;
+  QueuedItems queued_;
+  SmDivision division_;
+  int32_t dense_ctas_ = 0;  // CTAs that take dense tasks
+  bool team_ = false;       // the stream warps of a CTA read each task together
+  int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
+  std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
+  std::vector<SetContributions> set_contributions_;  // [merge set]
+  std::vector<int32_t> arrivals_;                    // [merge set]
+  std::vector<int32_t> piece_ends_;                  // of all items, see ItemPieces
+};
+
+}  // namespace coppice::attention::cuda

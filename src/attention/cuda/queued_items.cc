@@ -1,0 +1,165 @@
+// Joining items, their kinds, and who reads what. Layer: attention/cuda.
+#include "attention/cuda/queued_items.h"
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+#include "attention/plan_units.h"
+
+namespace coppice::attention::cuda {
+
+QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms)
+    : spec_(spec), num_sms_(num_sms), pieces_(sizes.max_items) {
+  items_.reserve(sizes.max_items);
+  in_order_.reserve(sizes.max_items);
+  tiles_.reserve(sizes.max_items);
+  node_reads_.reserve(capacity.max_nodes > 0 ? capacity.max_nodes : 2 * capacity.max_branches);
+}
+
+void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, const SmCosts& costs) {
+  std::ranges::fill(pieces_, ItemPieces{});
+  items_.clear();
+  // Only queued items are run: the pools of a plan that is edited in place hold others too.
+  for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
+    for (const int32_t id : queue) {
+      const WorkItem& item = plan.items[id];
+      int32_t rows = 0;
+      for (int32_t m = 0; m < item.member_count; ++m) rows += RowsOf(plan.merge_sets[plan.members[item.member_begin + m]]);
+      const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.page_row]);
+      items_.push_back({.item = id,
+                        .rows = rows,
+                        .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)),
+                        .tokens = std::max(0, end - item.kv_begin)});
+    }
+  }
+  JoinItems(plan, forest);
+  for (QueuedItem& queued : items_) {
+    queued.dense = IsDense(plan, queued, costs);
+    if (!queued.dense) pieces_[queued.item].block_rows = kStreamRows;
+  }
+  CountReads(plan, forest);
+}
+
+// Joins items that read neighbouring ranges for the same members: the planner's own cuts along KV, which are made anew here. Not in
+// deterministic mode, whose cuts define the result.
+void QueuedItems::JoinItems(const PlanView& plan, const PrefixForestView& forest) {
+  const auto key = [&](const QueuedItem& queued) {
+    const WorkItem& item = plan.items[queued.item];
+    return std::tuple(item.member_begin, item.member_count, item.page_row, item.kv_begin);
+  };
+  in_order_ = items_;
+  std::ranges::sort(in_order_, {}, key);
+  for (size_t i = 0, head = 0; i < in_order_.size(); ++i) {
+    const WorkItem& item = plan.items[in_order_[i].item];
+    const WorkItem& first = plan.items[in_order_[head].item];
+    ItemPieces& whole = pieces_[in_order_[head].item];
+    const bool joins = !spec_.deterministic && i > head && item.member_begin == first.member_begin &&
+                       item.member_count == first.member_count && item.page_row == first.page_row && item.kv_begin == whole.kv_end;
+    if (joins) {
+      pieces_[in_order_[i].item].count = 0;
+      whole.kv_end = item.kv_end;
+      whole.masked |= item.flags & kItemMasked;
+    } else {
+      head = i;
+      pieces_[in_order_[i].item] = {.kv_begin = item.kv_begin, .kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
+    }
+  }
+  const auto drop_joined = [&] {
+    std::erase_if(items_, [&](const QueuedItem& queued) { return pieces_[queued.item].count == 0; });
+  };
+  drop_joined();
+  const bool prompts_joined = !spec_.deterministic && JoinPromptTiles(plan);
+  drop_joined();
+  for (QueuedItem& queued : items_) {
+    const ItemPieces& whole = pieces_[queued.item];
+    const WorkItem& item = plan.items[queued.item];
+    queued.tokens = std::max(0, std::min(whole.kv_end, forest.branch_kv_len[item.page_row]) - whole.kv_begin);
+  }
+  if (prompts_joined) std::ranges::stable_sort(items_, std::greater<>(), &QueuedItem::tokens);  // longest first, as the queues were
+}
+
+// What the row tiles of one prompt read in common gains nothing from being read by items of its own, whose row blocks are the same
+// tiles: each tile reads on through and needs no states. Where there are several tasks to an SM, one group of rows in four stays as
+// it is: its short tiles even out the end. True if any were joined.
+bool QueuedItems::JoinPromptTiles(const PlanView& plan) {
+  int64_t tiles = 0, groups = 0;
+  bool joined = false;
+  for (const QueuedItem& queued : items_) tiles += queued.blocks == 1 && pieces_[queued.item].masked;
+  const bool leave_some = tiles * spec_.num_kv_heads > num_sms_;
+  const auto members_of = [&](const WorkItem& item) { return plan.members.subspan(item.member_begin, item.member_count); };
+  for (const QueuedItem& queued : items_) {
+    const WorkItem& common = plan.items[queued.item];
+    const auto members = members_of(common);
+    const int32_t branch = plan.merge_sets[members.front()].branch;
+    if (branch != common.page_row) continue;
+    tiles_.clear();
+    int64_t members_of_tiles = 0;
+    for (const int32_t set_id : members) {
+      const MergeSet& set = plan.merge_sets[set_id];
+      if (set.branch != branch) break;
+      for (const Contribution& c : plan.contributions.subspan(set.contribution_begin, set.contribution_count)) {
+        const ItemPieces& pieces = pieces_[c.item];
+        if (pieces.count == 0 || pieces.kv_begin != pieces_[queued.item].kv_end || plan.items[c.item].page_row != branch) continue;
+        if (tiles_.empty() || tiles_.back() != c.item) {
+          tiles_.push_back(c.item);
+          members_of_tiles += plan.items[c.item].member_count;
+        }
+        break;
+      }
+    }
+    // The tiles must have these members and no others.
+    const auto begins_here = [&](int32_t tile) {
+      return std::ranges::find(members, members_of(plan.items[tile]).front()) != members.end();
+    };
+    if (members_of_tiles != std::ssize(members) || !std::ranges::all_of(tiles_, begins_here)) continue;
+    if (groups++ % 4 == 3 && leave_some) continue;
+    for (const int32_t tile : tiles_) {
+      pieces_[tile].kv_begin = pieces_[queued.item].kv_begin;
+      pieces_[tile].masked |= pieces_[queued.item].masked;
+    }
+    pieces_[queued.item].count = 0;
+    joined = true;
+  }
+  return joined;
+}
+
+// Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every 16 rows.
+bool QueuedItems::IsDense(const PlanView& plan, const QueuedItem& queued, const SmCosts& costs) const {
+  if (queued.rows <= kStreamRows || spec_.deterministic) return queued.rows > kStreamRows;
+  const WorkItem& item = plan.items[queued.item];
+  for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
+    if (RowsOf(plan.merge_sets[plan.members[m]]) > kStreamRows) return true;  // sets are not cut
+  }
+  return static_cast<double>(queued.blocks) * costs.DenseTaskNs(queued.tokens) <= costs.StreamItemNs(queued.rows, queued.tokens);
+}
+
+// Finds the items whose KV one task reads, those with one block of rows on nodes that nothing else reads, and each item's share of
+// what is read from memory.
+void QueuedItems::CountReads(const PlanView& plan, const PrefixForestView& forest) {
+  const auto blocks_of = [&](const QueuedItem& queued) {
+    return static_cast<int32_t>(CeilDiv(queued.rows, pieces_[queued.item].block_rows));
+  };
+  const auto for_each_node = [&](const QueuedItem& queued, auto&& visit) {  // with the tokens of it that the item reads
+    const int32_t begin = pieces_[queued.item].kv_begin, end = begin + queued.tokens;
+    int32_t n = forest.branch_node[plan.items[queued.item].page_row];
+    for (; n != kNoParent && begin < forest.node_end[n]; n = forest.node_parent[n]) {
+      const int32_t tokens = std::min(end, forest.node_end[n]) - std::max(begin, forest.node_begin[n]);
+      if (forest.node_begin[n] < end) visit(n, tokens);
+    }
+  };
+  node_reads_.assign(forest.node_parent.size(), 0);
+  for (const QueuedItem& queued : items_) {
+    for_each_node(queued, [&, blocks = blocks_of(queued)](int32_t n, int32_t) { node_reads_[n] += blocks; });
+  }
+  for (QueuedItem& queued : items_) {
+    bool& once = pieces_[queued.item].read_once;
+    once = true;
+    for_each_node(queued, [&, blocks = blocks_of(queued)](int32_t n, int32_t tokens) {
+      once &= node_reads_[n] == 1;
+      queued.memory_tokens += static_cast<double>(tokens) * blocks / node_reads_[n];
+    });
+  }
+}
+
+}  // namespace coppice::attention::cuda

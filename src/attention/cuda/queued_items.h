@@ -1,0 +1,62 @@
+// The items of a plan that are run, before they are cut for SMs and warps: what the planner cut along KV is joined again, and each
+// gets its kind and its part of what is read from memory. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/cuda/plan_device.h"
+#include "attention/cuda/sm_costs.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention::cuda {
+
+// How a plan item is run.
+struct ItemPieces {
+  int32_t count = 1;                 // along KV. 0: joined to an item before it
+  int32_t ends_begin = 0;            // of the translator's piece ends: where all but the last end, from kv_begin
+  int32_t kv_begin = 0, kv_end = 0;  // with the items joined to it
+  int32_t state_begin = 0;           // count > 1: of its first piece
+  int32_t rows = 0;
+  int32_t block_rows = kDenseRows;  // rows of a task at most; kStreamRows: a stream tile's
+  bool masked = false;
+  bool read_once = false;  // by one task, each kv head
+};
+
+// An item with something to read.
+struct QueuedItem {
+  int32_t item, rows, blocks, tokens;
+  bool dense;
+  double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
+};
+
+// Allocates in its constructor only.
+class QueuedItems {
+ public:
+  QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
+
+  // Takes the queued items of a plan, in queue order but where prompts were joined: then longest first.
+  void Collect(const PlanView& plan, const PrefixForestView& forest, const SmCosts& costs);
+
+  std::span<const QueuedItem> items() const { return items_; }
+  ItemPieces& pieces(int32_t item) { return pieces_[item]; }
+  const ItemPieces& pieces(int32_t item) const { return pieces_[item]; }
+  // Rows of a merge set under one kv head.
+  int32_t RowsOf(const MergeSet& set) const { return set.query_count * spec_.group_size(); }
+
+ private:
+  void JoinItems(const PlanView& plan, const PrefixForestView& forest);
+  bool JoinPromptTiles(const PlanView& plan);
+  bool IsDense(const PlanView& plan, const QueuedItem& item, const SmCosts& costs) const;
+  void CountReads(const PlanView& plan, const PrefixForestView& forest);
+
+  AttentionSpec spec_;
+  int num_sms_;
+  std::vector<ItemPieces> pieces_;            // [plan item]
+  std::vector<QueuedItem> items_, in_order_;  // in_order_: by members and KV, to find neighbours
+  std::vector<int32_t> tiles_;                // of a prompt
+  std::vector<int32_t> node_reads_;           // [node] tasks of a kv head that read some of it, pieces along KV apart
+};
+
+}  // namespace coppice::attention::cuda

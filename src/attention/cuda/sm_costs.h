@@ -1,0 +1,50 @@
+// What work costs one SM, by the rates of the machine's card: the arithmetic that the translation of plans weighs kinds and cuts
+// with. Decides nothing. Layer: attention/cuda. docs/kernels/hopper.md, "SMs divided", has the model and its fit.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/cuda/kernel_config.h"
+#include "attention/cuda/plan_device.h"
+#include "attention/machine_model.h"
+#include "attention/plan_units.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention::cuda {
+
+class SmCosts {
+ public:
+  // kv_tile: tokens of a dense step of the kernel.
+  SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_tile);
+
+  const SmRates& rates() const { return rates_; }
+  // Of the memory, all SMs together; and an even part of it.
+  double memory_bytes_per_ns() const { return memory_bytes_per_ns_; }
+  double sm_memory_bytes_per_ns() const { return memory_bytes_per_ns_ / rates_.num_sms; }
+  double bulk_bytes_per_ns() const { return bulk_bytes_per_ns_; }
+  int32_t bytes_per_token() const { return bytes_per_token_; }  // K and V of one kv head
+
+  // Tokens rounded up to what a dense task computes.
+  int64_t WholeDenseSteps(int64_t tokens) const { return RoundUp(tokens, dense_piece_unit_); }
+  int32_t dense_piece_unit() const { return dense_piece_unit_; }  // the ends of dense pieces are multiples of it
+  // One token of one block of rows under one kv head.
+  double DenseTokenNs() const { return dense_token_ns_; }
+  double DenseTaskNs(int64_t tokens) const {
+    return rates_.dense_task_ns + static_cast<double>(WholeDenseSteps(tokens)) * dense_token_ns_;
+  }
+  // An item of so many rows and tokens under one kv head as stream tasks beside others.
+  double StreamItemNs(int64_t rows, int64_t tokens) const;
+  // Folding one more piece of an item of this many rows: four rows in one pass, a warp 16 rows after each other.
+  double FoldNs(int64_t rows) const {
+    return rates_.fold_pass_ns * static_cast<double>(CeilDiv(std::min<int64_t>(rows, kFoldWarpRows), kFoldRows));
+  }
+
+ private:
+  SmRates rates_;
+  int32_t bytes_per_token_;
+  int32_t dense_piece_unit_;
+  double memory_bytes_per_ns_, bulk_bytes_per_ns_, dense_token_ns_;
+};
+
+}  // namespace coppice::attention::cuda

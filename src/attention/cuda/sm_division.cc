@@ -1,0 +1,157 @@
+// The search for a division and the simulation it goes by. Layer: attention/cuda.
+#include "attention/cuda/sm_division.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+
+#include "attention/cuda/kernel_config.h"
+#include "attention/plan_units.h"
+
+namespace coppice::attention::cuda {
+namespace {
+
+// The fewest SMs that compute, how far apart the numbers tried are, pieces tried (that are at most so much worse where all SMs
+// compute), and the fewest tasks of a streaming warp, below which its last one decides when the step ends.
+constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
+constexpr int64_t kTasksOfStreamingWarp = 5;
+constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
+// Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
+constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
+constexpr int64_t kSimulatedTasksPerSm = 6;  // more even out by themselves
+// Dense pieces tried: parts of an SM's even part of all dense tokens.
+constexpr std::array<double, 11> kPieceShares = {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0};
+
+}  // namespace
+
+Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs,
+                            int64_t most_states) {
+  int64_t tokens = 0;
+  for (const QueuedItem& item : items) {
+    if (item.dense) tokens += int64_t{item.tokens} * item.blocks * heads_;
+  }
+  Division best_division{.dense_ctas = num_sms_, .dense_piece = INT32_MAX};
+  if (tokens == 0) return best_division;
+  struct Choice {
+    double ns = INFINITY;
+    int64_t tasks = 0;
+    int32_t piece = INT32_MAX;
+  };
+  std::array<Choice, kPieceShares.size()> choices;
+  size_t num_choices = 0;
+  double best_ns = INFINITY;
+  for (const double share : kPieceShares) {
+    const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
+    const auto piece = static_cast<int32_t>(costs.WholeDenseSteps(static_cast<int64_t>(wanted) + 1));
+    int64_t tasks = 0;
+    for (const QueuedItem& item : items) {
+      if (item.dense) tasks += CeilDiv(item.tokens, piece) * item.blocks * heads_;
+    }
+    if (num_choices > 0 && tasks == choices[num_choices - 1].tasks) continue;  // the same cuts
+    const Simulated step = Simulate(items, stream, costs, {.dense_ctas = num_sms_, .dense_piece = piece});
+    if (step.states > most_states) break;
+    choices[num_choices++] = {step.ns, tasks, piece};
+    if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_division.dense_piece = piece;
+  }
+  // As many SMs as take whole rounds of the tasks.
+  const double all_sms_ns = best_ns;
+  for (const Choice& choice : std::span(choices).first(num_choices)) {
+    if (choice.ns > kPieceWorthTrying * all_sms_ns) continue;
+    double most = num_sms_ - 1;
+    for (int64_t rounds = CeilDiv(choice.tasks, num_sms_); most >= kFewestComputing * num_sms_; ++rounds) {
+      const auto ctas = static_cast<int32_t>(CeilDiv(choice.tasks, rounds));
+      if (ctas > most) continue;
+      most = ctas - kSmsApart * num_sms_;
+      const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
+      if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
+      const Division division{.dense_ctas = ctas, .dense_piece = choice.piece};
+      const Simulated step = Simulate(items, stream, costs, division);
+      const double worth = step.dense_ns < kDenseSoonDone * step.ns ? kAsGood : kWorthChanging;
+      if (step.ns < worth * best_ns) best_ns = step.ns, best_division = division;
+    }
+  }
+  return best_division;
+}
+
+struct SmDivision::DenseEnds {
+  std::span<const double> ends;  // of the SMs that compute, the first one first
+  double fold_ns = 0;
+  double memory_share = 0;  // of the tokens that dense tasks read: those from memory
+  int64_t states = 0;
+};
+
+// When each SM has done its dense tasks if nothing disturbs them: longest tasks first as the queue has them, each on the SM that is
+// free first.
+SmDivision::DenseEnds SmDivision::RunDense(std::span<const QueuedItem> items, const SmCosts& costs, Division division) {
+  const auto busy_until = std::span(busy_until_).first(division.dense_ctas);
+  std::ranges::fill(busy_until, 0.0);
+  const std::greater<> later;
+  DenseEnds out;
+  int64_t tasks = 0;
+  double rest_ns = 0, tokens = 0, memory_tokens = 0;
+  for (const QueuedItem& item : items) {
+    if (!item.dense || item.tokens == 0) continue;
+    tokens += static_cast<double>(item.tokens) * item.blocks;
+    memory_tokens += item.memory_tokens;
+    const int64_t count = CeilDiv(item.tokens, division.dense_piece);
+    const double task_ns = costs.DenseTaskNs(CeilDiv(item.tokens, count));
+    const int64_t item_tasks = count * item.blocks * heads_;
+    if (count > 1) {
+      out.states += count * item.rows * heads_;
+      out.fold_ns = std::max(out.fold_ns, static_cast<double>(count) * costs.FoldNs(item.rows));
+    }
+    if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) {
+      rest_ns += static_cast<double>(item_tasks) * task_ns;
+      continue;
+    }
+    for (int64_t i = 0; i < item_tasks; ++i) {
+      std::ranges::pop_heap(busy_until, later);
+      busy_until.back() += task_ns;
+      std::ranges::push_heap(busy_until, later);
+    }
+  }
+  for (double& end : busy_until) end += rest_ns / division.dense_ctas;
+  std::ranges::sort(busy_until);
+  out.ends = busy_until;
+  out.memory_share = tokens > 0 ? memory_tokens / tokens : 0;
+  return out;
+}
+
+// The step's time if dense items are cut to this length and run on this many SMs.
+SmDivision::Simulated SmDivision::Simulate(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs,
+                                           Division division) {
+  const DenseEnds dense = RunDense(items, costs, division);
+  const SmRates& rates = costs.rates();
+  // Then with the streams, which share the memory with the dense tiles as each asks for it.
+  const auto stream_bytes_per_ns = [&](double task_ns) {  // of an SM
+    const double warp_ns = static_cast<double>(stream.steps) * rates.stream_step_ns + static_cast<double>(stream.tasks) * task_ns;
+    return std::min(costs.bulk_bytes_per_ns(), stream.bytes * kStreamWarpsPerSm / std::max(1.0, warp_ns));
+  };
+  const double memory = costs.memory_bytes_per_ns();
+  const double beside = stream_bytes_per_ns(rates.stream_task_beside_dense_ns);
+  const double after = std::min(stream_bytes_per_ns(rates.stream_task_ns), memory / stream.memory_share / num_sms_);
+  const double dense_bytes_per_ns = dense.memory_share * costs.bytes_per_token() / costs.DenseTokenNs();  // of an SM, from memory
+  double now = 0, left = stream.bytes, undisturbed = 0;
+  int64_t computing = division.dense_ctas;
+  for (const double end : dense.ends) {
+    double dense_ns = end - undisturbed;
+    const double dense_bytes = static_cast<double>(computing) * dense_bytes_per_ns;
+    if (left > 0) {
+      const auto streaming = static_cast<double>(num_sms_ - computing);
+      const double share = std::min(1.0, memory / (streaming * beside * stream.memory_share + dense_bytes));
+      const double pace = std::min(share, 1 / (1 + rates.slowed_by_streams * streaming / num_sms_));
+      const double ns = std::min(dense_ns / pace, left / (streaming * beside * share));
+      now += ns, dense_ns -= ns * pace, left -= ns * streaming * beside * share;
+    }
+    now += std::max(dense_ns, 0.0) / std::min(1.0, memory / dense_bytes);
+    undisturbed = end;
+    --computing;
+  }
+  const double dense_end = now;
+  if (left > 0) now += left / (after * num_sms_);
+  // Where streaming ends later, its warps fold, a set each.
+  return {.ns = rates.launch_ns + std::max(now, dense_end + dense.fold_ns), .dense_ns = dense_end, .states = dense.states};
+}
+
+}  // namespace coppice::attention::cuda

@@ -1,0 +1,48 @@
+// Which SMs compute and which stream: dense tiles leave the memory idle and streams the tensor cores, so some SMs stream from the
+// start while the others compute, which join them when no dense task is left (POD-Attention's point, by SM). Chosen by a simulation
+// of the step (docs/kernels/hopper.md, "SMs divided"). Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/cuda/queued_items.h"
+#include "attention/cuda/sm_costs.h"
+
+namespace coppice::attention::cuda {
+
+// What stream tasks read, how much of it from memory, and their steps and number before any cut.
+struct StreamWork {
+  double bytes, memory_share;
+  int64_t steps, tasks;
+};
+
+struct Division {
+  int32_t dense_ctas;   // CTAs that take dense tasks
+  int32_t dense_piece;  // tokens of a dense task at most
+};
+
+// Allocates in its constructor only.
+class SmDivision {
+ public:
+  SmDivision(int num_sms, int32_t num_kv_heads) : num_sms_(num_sms), heads_(num_kv_heads), busy_until_(num_sms) {}
+
+  // The division for which the step ends soonest. most_states: partial states that dense pieces may have.
+  Division Choose(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs, int64_t most_states);
+
+ private:
+  struct Simulated {
+    double ns = 0, dense_ns = 0;
+    int64_t states = 0;  // of dense pieces
+  };
+  struct DenseEnds;
+  Simulated Simulate(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs, Division division);
+  DenseEnds RunDense(std::span<const QueuedItem> items, const SmCosts& costs, Division division);
+
+  int num_sms_;
+  int64_t heads_;
+  std::vector<double> busy_until_;  // [SM]
+};
+
+}  // namespace coppice::attention::cuda

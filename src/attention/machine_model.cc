@@ -1,0 +1,195 @@
+// Machine models from and to JSON. Layer: attention.
+#include "attention/machine_model.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "attention/shipped_machines.h"
+#include "core/check.h"
+#include "core/json.h"
+
+namespace coppice::attention {
+namespace {
+
+using Json = nlohmann::json;
+
+// The numeric fields of a model, in the order of its JSON. A model may lack those after the first kNumRequired.
+constexpr size_t kNumRequired = 8;
+constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequired + 8> kFields = {{
+    {"read_bytes_per_s", &MachineModel::read_bytes_per_s},
+    {"cache_bytes_per_s", &MachineModel::cache_bytes_per_s},
+    {"cache_bytes", &MachineModel::cache_bytes},
+    {"dense_flops_per_s", &MachineModel::dense_flops_per_s},
+    {"stream_flops_per_s", &MachineModel::stream_flops_per_s},
+    {"item_fixed_ns", &MachineModel::item_fixed_ns},
+    {"state_bytes_per_s", &MachineModel::state_bytes_per_s},
+    {"merge_fixed_ns", &MachineModel::merge_fixed_ns},
+    {"stream_kv_bytes_per_s", &MachineModel::stream_kv_bytes_per_s},
+    {"launch_ns", &MachineModel::launch_ns},
+    {"dense_task_ns", &MachineModel::dense_task_ns},
+    {"dense_token_ns", &MachineModel::dense_token_ns},
+    {"stream_task_ns", &MachineModel::stream_task_ns},
+    {"stream_token_ns", &MachineModel::stream_token_ns},
+    {"fold_ns", &MachineModel::fold_ns},
+    {"fold_state_ns", &MachineModel::fold_state_ns},
+}};
+
+// Those of SmRates, all required where there is an object "sm".
+constexpr std::array<std::pair<const char*, double SmRates::*>, 17> kSmFields = {{
+    {"dense_flops_per_s", &SmRates::dense_flops_per_s},
+    {"memory_bytes_per_s", &SmRates::memory_bytes_per_s},
+    {"bulk_bytes_per_s", &SmRates::bulk_bytes_per_s},
+    {"launch_ns", &SmRates::launch_ns},
+    {"dense_task_ns", &SmRates::dense_task_ns},
+    {"slowed_by_streams", &SmRates::slowed_by_streams},
+    {"stream_step_ns", &SmRates::stream_step_ns},
+    {"stream_task_ns", &SmRates::stream_task_ns},
+    {"stream_task_beside_dense_ns", &SmRates::stream_task_beside_dense_ns},
+    {"stream_price_ns", &SmRates::stream_price_ns},
+    {"stream_token_ns", &SmRates::stream_token_ns},
+    {"fold_pass_ns", &SmRates::fold_pass_ns},
+    {"team_launch_ns", &SmRates::team_launch_ns},
+    {"team_step_ns", &SmRates::team_step_ns},
+    {"team_wide_step_ns", &SmRates::team_wide_step_ns},
+    {"team_short_step_ns", &SmRates::team_short_step_ns},
+    {"team_merge_ns", &SmRates::team_merge_ns},
+}};
+constexpr const char* kNumSms = "num_sms";
+constexpr int32_t kMostSms = 4096;
+
+bool IsKnown(const std::string& key) {
+  return key == "name" || key == "source" || key == "per_worker" || key == "sm" ||
+         std::ranges::any_of(kFields, [&](const auto& field) { return key == field.first; });
+}
+
+Result<double> ReadNumber(const Json& object, const std::string& key, bool may_be_zero) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number()) {
+    return InvalidArgument("machine model: field '" + key + "' is missing or not a number");
+  }
+  const double value = it->get<double>();
+  if (std::isfinite(value) && (value > 0 || (may_be_zero && value == 0))) return value;
+  return InvalidArgument("machine model: '" + key + "' is " + it->dump() + ", expected a positive number" +
+                         (may_be_zero ? " or 0" : ""));
+}
+
+Result<SmRates> ParseSm(const Json& object) {
+  if (!object.is_object()) return InvalidArgument("machine model: 'sm' is not an object");
+  for (const auto& [key, value] : object.items()) {
+    const std::string& k = key;
+    if (k != kNumSms && std::ranges::none_of(kSmFields, [&](const auto& field) { return k == field.first; })) {
+      return InvalidArgument("machine model: unknown field 'sm." + k + "'");
+    }
+  }
+  SmRates sm;
+  COPPICE_ASSIGN_OR_RETURN(const double num_sms, ReadNumber(object, kNumSms, false));
+  if (num_sms > kMostSms || num_sms != std::floor(num_sms)) {
+    return InvalidArgument("machine model: 'num_sms' is " + object[kNumSms].dump() + ", expected a whole number up to " +
+                           std::to_string(kMostSms));
+  }
+  sm.num_sms = static_cast<int32_t>(num_sms);
+  for (const auto& [key, field] : kSmFields) {
+    COPPICE_ASSIGN_OR_RETURN(sm.*field, ReadNumber(object, key, false));
+  }
+  return sm;
+}
+
+}  // namespace
+
+std::vector<std::string_view> ShippedMachineNames() {
+  std::vector<std::string_view> names;
+  for (const ShippedMachine& machine : ShippedMachines()) names.push_back(machine.name);
+  return names;
+}
+
+Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers) {
+  std::string known;
+  for (const ShippedMachine& machine : ShippedMachines()) {
+    if (machine.name == name) return ParseMachineModel(machine.json, workers);
+    known.append(" ").append(machine.name);
+  }
+  return NotFound("no shipped machine model '" + std::string(name) + "'; known:" + known);
+}
+
+Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
+  const Result<Json> parsed = ParseJson(json);
+  if (!parsed.ok() || !parsed->is_object()) {
+    return InvalidArgument("machine model: not a JSON object" + (parsed.ok() ? "" : " (" + parsed.status().message() + ")") +
+                           "; write one with `coppice bench calibrate`");
+  }
+  const Json& object = *parsed;
+  MachineModel model;
+  const Json none = Json::object();
+  const Json* per_worker = &none;
+  for (const auto& [key, value] : object.items()) {
+    const std::string& k = key;
+    if (!IsKnown(k)) return InvalidArgument("machine model: unknown field '" + k + "'");
+    if ((k == "name" || k == "source") && !value.is_string()) {
+      return InvalidArgument("machine model: '" + k + "' is not a string");
+    }
+    if (k == "per_worker") per_worker = &value;
+  }
+  if (object.contains("name")) model.name = object["name"].get<std::string>();
+  if (!per_worker->is_object()) return InvalidArgument("machine model: 'per_worker' is not an object");
+  for (const auto& [key, value] : per_worker->items()) {
+    const std::string& k = key;
+    if (!k.ends_with("_per_s") || !IsKnown(k)) {
+      return InvalidArgument("machine model: unknown field 'per_worker." + k + "'; expected rates");
+    }
+  }
+  for (size_t i = 0; i < kFields.size(); ++i) {
+    const auto& [key, field] = kFields[i];
+    const bool optional = i >= kNumRequired, of_worker = per_worker->contains(key), of_all = object.contains(key);
+    if (!of_worker && !of_all && optional) continue;
+    double value = INFINITY;
+    if (of_all || !of_worker) {
+      COPPICE_ASSIGN_OR_RETURN(value, ReadNumber(object, key, optional));
+    }
+    if (of_worker) {
+      COPPICE_ASSIGN_OR_RETURN(const double one, ReadNumber(*per_worker, key, optional));
+      value = std::min(std::max(workers, 1) * one, value);
+    }
+    model.*field = value;
+  }
+  if (object.contains("sm")) {
+    COPPICE_ASSIGN_OR_RETURN(model.sm, ParseSm(object["sm"]));
+  }
+  return model;
+}
+
+std::string ToJson(const MachineModel& model) {
+  nlohmann::ordered_json object;
+  object["name"] = model.name;
+  for (const auto& [key, field] : kFields) object[key] = model.*field;
+  if (model.sm.num_sms > 0) {
+    nlohmann::ordered_json& sm = object["sm"];
+    sm[kNumSms] = model.sm.num_sms;
+    for (const auto& [key, field] : kSmFields) sm[key] = model.sm.*field;
+  }
+  return object.dump(2);
+}
+
+Result<MachineModel> LoadMachineModel(const std::string& path, int32_t workers) {
+  std::ifstream file(path);
+  if (!file) return NotFound("machine model " + path + ": cannot be opened; write it with `coppice bench calibrate`");
+  std::ostringstream text;
+  text << file.rdbuf();
+  Result<MachineModel> model = ParseMachineModel(text.str(), workers);
+  if (!model.ok()) return Status(model.status().code(), path + ": " + model.status().message());
+  return model;
+}
+
+Status SaveMachineModel(const MachineModel& model, const std::string& path) {
+  std::ofstream file(path);
+  file << ToJson(model) << '\n';
+  file.close();
+  if (!file) return Unavailable("machine model " + path + ": cannot be written");
+  return OkStatus();
+}
+
+}  // namespace coppice::attention

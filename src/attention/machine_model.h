@@ -1,0 +1,79 @@
+// What is known of one machine: rates and times, as JSON, either shipped (machines/*.json, embedded at build) or measured by
+// `coppice bench calibrate`. The only place where a number belongs to a chip: what follows from tiles stands in the kernels'
+// Config. Layer: attention, private.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coppice/core/status.h"
+
+namespace coppice::attention {
+
+// What an SM of a GPU does, fitted to whole launches (docs/kernels/hopper.md, "SMs divided"): what plans are cut for SMs and warps
+// by. Rates are those of the whole card, times those of one SM or warp.
+struct SmRates {
+  int32_t num_sms = 0;            // of the card that has these rates; 0: none are known
+  double dense_flops_per_s = 0;   // dense tiles alone
+  double memory_bytes_per_s = 0;  // most that dense tiles and streams read together
+  double bulk_bytes_per_s = 0;    // bulk copies of one SM
+  double launch_ns = 0;           // a launch beyond its work: its beginning, the first KV, the end of the last tasks
+  double dense_task_ns = 0;       // starting a dense task, and storing and folding its states
+  double slowed_by_streams = 0;   // dense tokens take so much longer if all other SMs stream
+  // A stream task occupies its warp for each step of 32 tokens and for its latencies, which are shorter once the dense tasks are
+  // done, since it is the last of its sets then and folds from shared memory.
+  double stream_step_ns = 0, stream_task_ns = 0, stream_task_beside_dense_ns = 0;
+  double stream_price_ns = 0;  // of a stream task where dense tiles could do the same
+  double stream_token_ns = 0;  // one token of a stream task whose warp has the SM's copy path for itself
+  double fold_pass_ns = 0;     // folding four rows of one more state
+  // Steps whose stream tasks are read by teams, the stream warps of an SM together: the launch, a step of all of them for up to
+  // half of a stream tile's rows and for more, a step of a short task, and what comes with a second piece: states, a ticket, a
+  // fold.
+  double team_launch_ns = 0, team_step_ns = 0, team_wide_step_ns = 0, team_short_step_ns = 0, team_merge_ns = 0;
+};
+
+// Rates of one machine, all workers together. Times are those of one worker.
+struct MachineModel {
+  std::string name = "generic";
+  double read_bytes_per_s = 0;    // KV from memory
+  double cache_bytes_per_s = 0;   // KV that another item of the same step has just read (L3 / L2)
+  double cache_bytes = 0;         // how much of it that cache holds
+  double dense_flops_per_s = 0;   // dense tiles, full rows
+  double stream_flops_per_s = 0;  // stream tiles
+  double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)
+  double state_bytes_per_s = 0;   // partial states, written and read
+  double merge_fixed_ns = 0;      // per merge set with more than one contribution, and kv head
+  // KV that stream tiles take from the cache, besides what each row computes; 0: no bound.
+  double stream_kv_bytes_per_s = 0;
+
+  // How long things take however idle the machine is: on a GPU a decode step often lasts no longer. 0 on a CPU, where a step is
+  // long beside a task's start: then steps are sums. But for dense_task_ns: there it adds to a worker's sum, besides item_fixed_ns.
+  double launch_ns = 0;        // a step that does nothing
+  double dense_task_ns = 0;    // to start a dense task, a tile of rows, and to store its states
+  double dense_token_ns = 0;   // one token of a dense task, all rows of its tile
+  double stream_task_ns = 0;   // to start a stream task
+  double stream_token_ns = 0;  // one token of a stream task of at most half of its rows, alone on its worker
+  double fold_ns = 0;          // to begin folding four rows
+  double fold_state_ns = 0;    // each of their states
+
+  SmRates sm;  // GPUs
+};
+
+// The names of the shipped models: those of machines/*.json.
+std::vector<std::string_view> ShippedMachineNames();
+// A shipped model, for `workers` cores of a CPU. NOT_FOUND lists the names.
+Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers = 1);
+
+// JSON: one object with the fields of MachineModel by name. An object "per_worker" has rates of one worker, of which `workers` have
+// so many times, and no more than the field of that name beside it, if there is one: core rates add up, memory bandwidth saturates
+// at the socket's. "source" says where numbers come from. INVALID_ARGUMENT names a missing, unknown or non-positive field.
+Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers = 1);
+// For that number of workers: without "per_worker".
+std::string ToJson(const MachineModel& model);
+// The same from and to a file; NOT_FOUND if it cannot be opened.
+Result<MachineModel> LoadMachineModel(const std::string& path, int32_t workers = 1);
+Status SaveMachineModel(const MachineModel& model, const std::string& path);
+
+}  // namespace coppice::attention
