@@ -8,6 +8,7 @@
 #include <span>
 
 #include "coppice/core/types.h"
+#include "ops/cpu/quantized_kernels.h"
 #include "ops/ops.h"
 
 namespace coppice::ops {
@@ -45,6 +46,8 @@ struct Kernels {
   void (*panel_coded8)(const CodedInput& x, int64_t rows, const std::byte* panel, int64_t ahead, int64_t k, float* tile,
                        int64_t tile_stride);
 
+  const QuantizedKernels* quantized;
+
   void (*convert)(const float* x, int64_t n, DType dtype, void* y);
   void (*add)(const float* x, int64_t n, float* y);  // y += x
   void (*activate)(Activation activation, const float* x, int64_t n, DType dtype, void* y);
@@ -67,15 +70,19 @@ std::span<const Kernels* const> SupportedKernels();
 
 namespace x86_64_v2 {
 extern const Kernels kKernels;
-}
+extern const QuantizedKernels kQuantizedKernels;
+}  // namespace x86_64_v2
 namespace avx2 {
 extern const Kernels kKernels;
-}
+extern const QuantizedKernels kQuantizedKernels;
+}  // namespace avx2
 namespace avx512 {
 extern const Kernels kKernels;
-}
+extern const QuantizedKernels kQuantizedKernels;
+}  // namespace avx512
 namespace avx512_bf16 {
 extern const Kernels kKernels;
-}
+extern const QuantizedKernels kQuantizedKernels;
+}  // namespace avx512_bf16
 
 }  // namespace coppice::ops

@@ -2,3 +2,4 @@
 #define COPPICE_ISA avx2
 #define COPPICE_ISA_NAME "avx2"
 #include "ops/cpu/kernels-inl.h"
+#include "ops/cpu/quantized_kernels-inl.h"

@@ -2,3 +2,4 @@
 #define COPPICE_ISA x86_64_v2
 #define COPPICE_ISA_NAME "x86_64_v2"
 #include "ops/cpu/kernels-inl.h"
+#include "ops/cpu/quantized_kernels-inl.h"

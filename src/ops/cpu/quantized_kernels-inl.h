@@ -1,0 +1,526 @@
+// Bodies of quantized_kernels.h; included by each kernels_<isa>.cc behind kernels-inl.h, whose vector types it uses and whose rules
+// hold here.
+// Layer: ops, private.
+
+#include "ops/cpu/quantized_kernels.h"
+
+#if defined(__SSSE3__) && !defined(__AVX2__)
+#include <tmmintrin.h>
+#endif
+
+namespace coppice::ops::COPPICE_ISA {
+namespace {
+
+typedef int32_t QuantI32 __attribute__((vector_size(4 * kLanes)));
+typedef int16_t QuantI16 __attribute__((vector_size(4 * kLanes)));
+typedef uint8_t QuantU8 __attribute__((vector_size(kLanes)));
+typedef int8_t QuantI8 __attribute__((vector_size(kLanes)));
+typedef U32 U32Aligned __attribute__((may_alias));
+
+constexpr int kStripVectors = kQuantStripCols / kLanes;
+constexpr int kTileRows = 6, kTileVectors = 2;  // 12 sums, 2 weights, 1 input, 1 product: 16 registers
+constexpr int kDirectVectors = kLanes == 16 ? 2 : 4;
+static_assert(kStripVectors % kTileVectors == 0 && kStripVectors % kDirectVectors == 0);
+
+// ------------------------------------------------------------------------------------------------------ three integer instructions
+
+// sum + the two products of 16-bit integers in each 32-bit lane.
+[[gnu::always_inline]] inline QuantI32 AddPairs(QuantI32 sum, U32 a, U32 b) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<QuantI32>(
+      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX512F__)
+  return sum + reinterpret_cast<QuantI32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return sum + reinterpret_cast<QuantI32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#else
+  return sum + reinterpret_cast<QuantI32>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#endif
+}
+
+// The two products of an unsigned and a signed byte in each 16-bit lane, added; saturates.
+[[gnu::always_inline]] inline QuantI16 BytePairs(U32 weights, U32 x) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<QuantI16>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights), reinterpret_cast<__m512i>(x)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<QuantI16>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(x)));
+#else
+  return reinterpret_cast<QuantI16>(_mm_maddubs_epi16(reinterpret_cast<__m128i>(weights), reinterpret_cast<__m128i>(x)));
+#endif
+}
+
+[[gnu::always_inline]] inline F32 LoadF16(const std::byte* p) {
+#if defined(__AVX512F__)
+  // The unmasked form warns of its undefined operand (GCC 12).
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  // Scaling by 2^112 moves the exponent's bias and makes subnormals right; infinities and NaNs get their exponent afterwards.
+  F32 result;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint32_t bits = reinterpret_cast<const uint8_t*>(p)[2 * i] | reinterpret_cast<const uint8_t*>(p)[2 * i + 1] << 8;
+    const float scaled = __builtin_bit_cast(float, (bits & 0x7fffu) << 13) * 0x1p112f;
+    const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+    result[i] = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, scaled) | special | (bits & 0x8000u) << 16);
+  }
+  return result;
+#endif
+}
+
+template <class Bytes>  // QuantU8 or QuantI8
+[[gnu::always_inline]] inline F32 LoadFactors(const std::byte* p) {
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
+  return __builtin_convertvector(bytes, F32);
+}
+
+// ------------------------------------------------------------------------------------------------------------- weights of a block
+
+constexpr uint32_t Repeat(uint32_t byte) { return byte * 0x01010101u; }
+
+inline U32 LoadWords(const std::byte* p) { return *reinterpret_cast<const U32Unaligned*>(p); }
+
+// Moves bits from place `from` to place `to` of each word.
+template <int from, int to>
+inline U32 Move(U32 words) {
+  if constexpr (from > to) return words >> (from - to);
+  return words << (to - from);
+}
+
+// Operand j of kLanes columns from `column` on: four unsigned codes a lane (QuantLayout).
+template <int kBits, int j>
+[[gnu::always_inline]] inline U32 Operand(const std::byte* block, int64_t column) {
+  const auto word = [=](int i) { return LoadWords(block + 4 * (i * kQuantStripCols + column)); };
+  if constexpr (kBits == 8) return word(j);
+  U32 codes = (word(j / 2) >> (j % 2 * 4)) & Repeat(0x0f);
+  if constexpr (kBits == 5) codes |= Move<j, 4>(word(4)) & Repeat(0x10);
+  if constexpr (kBits == 6) codes |= Move<j % 4 * 2, 4>(word(4 + j / 4)) & Repeat(0x30);
+  return codes;
+}
+
+template <BlockFormat format>
+struct BlockScales {
+  static constexpr QuantLayout kLayout = Layout(format);
+  static constexpr int kHalves = kLayout.scales == ScaleKind::kSuperSixteens ? 2 : 1;  // scales of a block
+
+  const std::byte* header;  // of its superblock
+  const std::byte* scales;
+
+  static BlockScales Of(const std::byte* strip, int64_t b) {
+    return {strip + kLayout.HeaderOffset(b), strip + kLayout.BlockOffset(b) + kLayout.code_bytes()};
+  }
+  F32 Scale(int half, int64_t column) const {
+    if constexpr (!kLayout.has_superblocks()) return LoadF16(scales + 2 * column);
+    const F32 d = LoadF16(header + 2 * column);
+    if constexpr (kHalves == 2) return d * LoadFactors<QuantI8>(scales + half * kQuantStripCols + column);
+    return d * LoadFactors<QuantU8>(scales + column);
+  }
+  F32 Minimum(int64_t column) const {
+    if constexpr (!kLayout.has_superblocks()) return LoadF16(scales + 2 * (kQuantStripCols + column));
+    return -(LoadF16(header + 2 * (kQuantStripCols + column)) * LoadFactors<QuantU8>(scales + kQuantStripCols + column));
+  }
+};
+
+// What integer sums of a block begin with: minus the codes' zero times the sum of the inputs' codes.
+template <bool kHasMinimum>
+[[gnu::always_inline]] inline QuantI32 ZeroTerm(int32_t zero, const int32_t* negated) {
+  if constexpr (kHasMinimum) return QuantI32{};  // such codes have no zero
+  return QuantI32{} + zero * *negated;
+}
+
+[[gnu::always_inline]] inline U32 Broadcast(const void* word) { return U32{} + *static_cast<const Word*>(word); }
+
+// ------------------------------------------------------------------------------------------------ one row: weights straight from
+// memory
+
+// sum += operands [j, kEnd) of a block times a row's.
+template <int kBits, int j, int kEnd>
+[[gnu::always_inline]] inline void AddOperands(const int16_t* x, const std::byte* block, int64_t column,
+                                               QuantI32 (&sum)[kDirectVectors]) {
+  if constexpr (j < kEnd) {
+    const U32 x_even = Broadcast(x + 4 * j), x_odd = Broadcast(x + 4 * j + 2);
+#pragma GCC unroll 4
+    for (int v = 0; v < kDirectVectors; ++v) {
+      const U32 codes = Operand<kBits, j>(block, column + v * kLanes);
+      sum[v] = AddPairs(sum[v], codes & 0x00ff00ffu, x_even);
+      sum[v] = AddPairs(sum[v], codes >> 8 & 0x00ff00ffu, x_odd);
+    }
+    AddOperands<kBits, j + 1, kEnd>(x, block, column, sum);
+  }
+}
+
+// Half h of a block's operands (all, where a block has one scale), scaled and added to the totals.
+template <BlockFormat format, int h>
+[[gnu::always_inline]] inline void AddHalf(const QuantizedInput& x, const std::byte* block, const BlockScales<format>& scales,
+                                           int64_t b, int64_t column, F32 (&total)[kDirectVectors]) {
+  constexpr int kHalves = BlockScales<format>::kHalves, kOperands = 8 / kHalves;
+  constexpr QuantLayout kLayout = Layout(format);
+  QuantI32 sum[kDirectVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kDirectVectors; ++v) {
+    sum[v] = ZeroTerm<kLayout.has_minimum()>(kLayout.zero, kHalves == 2 ? x.negated_halves + 2 * b + h : x.negated + b);
+  }
+  AddOperands<kLayout.bits, h * kOperands, (h + 1) * kOperands>(x.wide + b * kQuantBlock, block, column, sum);
+#pragma GCC unroll 4
+  for (int v = 0; v < kDirectVectors; ++v) {
+    const F32 scaled = __builtin_convertvector(sum[v], F32) * x.scales[b];
+    total[v] = scaled * scales.Scale(h, column + v * kLanes) + total[v];
+  }
+}
+
+template <BlockFormat format>
+void MultiplyRow(const QuantizedInput& x, const std::byte* strip, int64_t ahead, int64_t k, float* tile) {
+  constexpr QuantLayout kLayout = Layout(format);
+  for (int64_t column = 0; column < kQuantStripCols; column += kDirectVectors * kLanes) {
+    F32 total[kDirectVectors] = {};
+    for (int64_t b = 0; b < k / kQuantBlock; ++b) {
+      const std::byte* block = strip + kLayout.BlockOffset(b);
+      if (column == 0) {  // weights come from memory once a step
+        for (int64_t line = 0; line < kLayout.block_bytes(); line += kCacheLine) {
+          __builtin_prefetch(block + ahead + line, /*write=*/0, kSecondLevel);
+        }
+      }
+      const auto scales = BlockScales<format>::Of(strip, b);
+      AddHalf<format, 0>(x, block, scales, b, column, total);
+      if constexpr (BlockScales<format>::kHalves == 2) AddHalf<format, 1>(x, block, scales, b, column, total);
+      if constexpr (kLayout.has_minimum()) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kDirectVectors; ++v) total[v] = scales.Minimum(column + v * kLanes) * x.sums[b] + total[v];
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kDirectVectors; ++v) Store(total[v], tile + column + v * kLanes);
+  }
+}
+
+// ------------------------------------------------------------------------------- more rows: weights unpacked once, then read from
+// L1
+
+constexpr int kChunkBlocks = 8;
+
+// Blocks of a strip, ready to be multiplied: wide, two words of 16-bit codes an operand (bytes 0 and 2, then 1 and 3); narrow, one
+// word of bytes.
+template <InputPrecision precision>
+struct UnpackedChunk {
+  static constexpr int kWords = precision == InputPrecision::kWide ? 16 : 8;
+  alignas(64) uint32_t codes[kChunkBlocks][kWords][kQuantStripCols];
+  alignas(64) float scale[kChunkBlocks][2][kQuantStripCols];
+  alignas(64) float minimum[kChunkBlocks][kQuantStripCols];
+  alignas(64) float weight_sum[kChunkBlocks][kQuantStripCols];  // narrow: of scale * (code - zero)
+};
+
+inline void StoreWords(U32 words, uint32_t* to) { *reinterpret_cast<U32Aligned*>(to) = words; }
+
+template <BlockFormat format, InputPrecision precision, int j>
+[[gnu::always_inline]] inline void UnpackOperands(const std::byte* block, int64_t column, uint32_t (*codes)[kQuantStripCols],
+                                                  QuantI16 (&sums)[2]) {
+  if constexpr (j < 8) {
+    const U32 operand = Operand<Layout(format).bits, j>(block, column);
+    if constexpr (precision == InputPrecision::kWide) {
+      StoreWords(operand & 0x00ff00ffu, &codes[2 * j][column]);
+      StoreWords(operand >> 8 & 0x00ff00ffu, &codes[2 * j + 1][column]);
+    } else {
+      StoreWords(operand, &codes[j][column]);
+      sums[j / 4] += BytePairs(operand, U32{} + Repeat(1));
+    }
+    UnpackOperands<format, precision, j + 1>(block, column, codes, sums);
+  }
+}
+
+template <BlockFormat format, InputPrecision precision>
+void Unpack(const std::byte* strip, int64_t first, int64_t count, UnpackedChunk<precision>& chunk) {
+  using Scales = BlockScales<format>;
+  constexpr QuantLayout kLayout = Layout(format);
+  for (int64_t b = 0; b < count; ++b) {
+    const Scales scales = Scales::Of(strip, first + b);
+    for (int64_t column = 0; column < kQuantStripCols; column += kLanes) {
+      QuantI16 sums[2] = {};
+      UnpackOperands<format, precision, 0>(strip + kLayout.BlockOffset(first + b), column, chunk.codes[b], sums);
+      for (int h = 0; h < Scales::kHalves; ++h) Store(scales.Scale(h, column), &chunk.scale[b][h][column]);
+      if constexpr (kLayout.has_minimum()) Store(scales.Minimum(column), &chunk.minimum[b][column]);
+      if constexpr (precision == InputPrecision::kNarrow) {
+        F32 weights = {};
+        for (int h = 0; h < 2; ++h) {
+          const QuantI32 codes = AddPairs(QuantI32{}, reinterpret_cast<U32>(sums[h]), U32{} + 0x00010001u) - 16 * kLayout.zero;
+          weights = __builtin_convertvector(codes, F32) * Load(&chunk.scale[b][h * (Scales::kHalves - 1)][column]) + weights;
+        }
+        Store(weights, &chunk.weight_sum[b][column]);
+      }
+    }
+  }
+}
+
+// What the product of unpacked blocks must know of their format, so that formats share its code.
+struct TileKind {
+  InputPrecision precision;
+  int safe_operands;  // narrow: operands whose 16-bit sums cannot overflow
+  int halves;         // scales of a block
+  bool has_minimum;
+};
+// An operand adds two products of at most 15, 31 or 63 times 127 to each sum.
+constexpr int SafeOperands(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : 2; }
+static_assert(8 * 2 * 15 * 127 <= 32767 && 4 * 2 * 31 * 127 <= 32767 && 2 * 2 * 63 * 127 <= 32767);
+
+template <BlockFormat format, InputPrecision precision>
+constexpr TileKind KindOf() {
+  return {precision, precision == InputPrecision::kWide ? 0 : SafeOperands(Layout(format).bits), BlockScales<format>::kHalves,
+          Layout(format).has_minimum()};
+}
+
+using TileSums = QuantI32[kTileRows][kTileVectors];
+
+template <int kOperands, int kRows>
+[[gnu::always_inline]] inline void WideSums(const int16_t* x, int64_t k, const uint32_t* codes, TileSums& sum) {
+#pragma GCC unroll 1
+  for (int p = 0; p < 2 * kOperands; ++p, codes += kQuantStripCols) {
+    U32 w[kTileVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kTileVectors; ++v) w[v] = *reinterpret_cast<const U32Aligned*>(codes + v * kLanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+      const U32 pair = Broadcast(x + r * k + 2 * p);
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = AddPairs(sum[r][v], w[v], pair);
+    }
+  }
+}
+
+#if defined(__AVX512VNNI__)
+template <int kOperands, int kSafe, int kRows>
+[[gnu::always_inline]] inline void NarrowSums(const int8_t* x, int64_t k, const uint32_t* codes, TileSums& sum) {
+#pragma GCC unroll 1
+  for (int j = 0; j < kOperands; ++j, codes += kQuantStripCols) {
+    U32 w[kTileVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kTileVectors; ++v) w[v] = *reinterpret_cast<const U32Aligned*>(codes + v * kLanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+      const U32 four = Broadcast(x + r * k + 4 * j);
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVectors; ++v) {
+        sum[r][v] = reinterpret_cast<QuantI32>(_mm512_dpbusd_epi32(
+            reinterpret_cast<__m512i>(sum[r][v]), reinterpret_cast<__m512i>(w[v]), reinterpret_cast<__m512i>(four)));
+      }
+    }
+  }
+}
+#else
+template <int kOperands, int kSafe, int kRows>
+[[gnu::always_inline]] inline void NarrowSums(const int8_t* x, int64_t k, const uint32_t* codes, TileSums& sum) {
+#pragma GCC unroll 1
+  for (int first = 0; first < kOperands; first += kSafe) {
+    QuantI16 part[kRows][kTileVectors] = {};
+#pragma GCC unroll 1
+    for (int j = 0; j < kSafe; ++j, codes += kQuantStripCols) {
+      U32 w[kTileVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVectors; ++v) w[v] = *reinterpret_cast<const U32Aligned*>(codes + v * kLanes);
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r) {
+        const U32 four = Broadcast(x + r * k + 4 * (first + j));
+#pragma GCC unroll 2
+        for (int v = 0; v < kTileVectors; ++v) part[r][v] += BytePairs(w[v], four);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVectors; ++v)
+        sum[r][v] = AddPairs(sum[r][v], reinterpret_cast<U32>(part[r][v]), U32{} + 0x00010001u);
+    }
+  }
+}
+#endif
+
+// tile += x times the chunk, which holds blocks [first, first + count), for kRows rows and all columns.
+template <TileKind kind, int kRows>
+void MultiplyChunk(const QuantizedInput& x, const UnpackedChunk<kind.precision>& chunk, int32_t zero, int64_t first, int64_t count,
+                   int64_t k, float* tile, int64_t tile_stride) {
+  constexpr bool kNarrow = kind.precision == InputPrecision::kNarrow;
+  constexpr int kOperands = 8 / kind.halves;
+  const int64_t blocks = k / kQuantBlock;
+  for (int64_t column = 0; column < kQuantStripCols; column += kTileVectors * kLanes) {
+    for (int64_t b = 0; b < count; ++b) {
+      const int64_t at = first + b;
+#pragma GCC unroll 1
+      for (int h = 0; h < kind.halves; ++h) {
+        TileSums sum;
+#pragma GCC unroll 6
+        for (int r = 0; r < kRows; ++r) {
+          const int32_t* negated = kind.halves == 2 ? x.negated_halves + 2 * (r * blocks + at) + h : x.negated + r * blocks + at;
+#pragma GCC unroll 2
+          for (int v = 0; v < kTileVectors; ++v) sum[r][v] = ZeroTerm<kind.has_minimum>(zero, negated);
+        }
+        if constexpr (kNarrow) {
+          NarrowSums<kOperands, kind.safe_operands, kRows>(x.narrow + at * kQuantBlock + 16 * h, k,
+                                                           &chunk.codes[b][kOperands * h][column], sum);
+        } else {
+          WideSums<kOperands, kRows>(x.wide + at * kQuantBlock + 16 * h, k, &chunk.codes[b][2 * kOperands * h][column], sum);
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kTileVectors; ++v) {
+            const int64_t c = column + v * kLanes;
+            float* to = tile + r * tile_stride + c;
+            const F32 scaled = __builtin_convertvector(sum[r][v], F32) * x.scales[r * blocks + at];
+            F32 total = scaled * Load(&chunk.scale[b][h][c]) + Load(to);
+            if constexpr (kind.has_minimum) total = Load(&chunk.minimum[b][c]) * x.sums[r * blocks + at] + total;
+            if (kNarrow && h == 0) total = Load(&chunk.weight_sum[b][c]) * x.middles[r * blocks + at] + total;
+            Store(total, to);
+          }
+        }
+      }
+    }
+  }
+}
+
+// All rows, in groups of kRows and then of fewer.
+template <TileKind kind, int kRows>
+inline void MultiplyRows(int64_t row, int64_t rows, const QuantizedInput& x, const UnpackedChunk<kind.precision>& chunk,
+                         int32_t zero, int64_t first, int64_t count, int64_t k, float* tile, int64_t tile_stride) {
+  for (; rows - row >= kRows; row += kRows) {
+    MultiplyChunk<kind, kRows>(x.FromRow(row, k), chunk, zero, first, count, k, tile + row * tile_stride, tile_stride);
+  }
+  if constexpr (kRows > 1) {
+    MultiplyRows<kind, kRows == 6 ? 4 : kRows / 2>(row, rows, x, chunk, zero, first, count, k, tile, tile_stride);
+  }
+}
+
+template <BlockFormat format, InputPrecision precision>
+void MultiplyUnpacked(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t k, float* tile, int64_t tile_stride) {
+  static_assert(kTileRows == 6);
+  UnpackedChunk<precision> chunk;
+  const int64_t blocks = k / kQuantBlock;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < kQuantStripCols; c += kLanes) Store(F32{}, tile + r * tile_stride + c);
+  }
+  for (int64_t first = 0; first < blocks; first += kChunkBlocks) {
+    const int64_t count = blocks - first < kChunkBlocks ? blocks - first : kChunkBlocks;
+    Unpack<format, precision>(strip, first, count, chunk);
+    MultiplyRows<KindOf<format, precision>(), kTileRows>(0, rows, x, chunk, Layout(format).zero, first, count, k, tile,
+                                                         tile_stride);
+  }
+}
+
+template <BlockFormat format>
+void MultiplyWide(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t ahead, int64_t k, float* tile,
+                  int64_t tile_stride) {
+  if (rows == 1) {
+    MultiplyRow<format>(x, strip, ahead, k, tile);
+  } else {
+    MultiplyUnpacked<format, InputPrecision::kWide>(x, rows, strip, k, tile, tile_stride);
+  }
+}
+
+template <BlockFormat format>
+void MultiplyNarrow(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t, int64_t k, float* tile,
+                    int64_t tile_stride) {
+  MultiplyUnpacked<format, InputPrecision::kNarrow>(x, rows, strip, k, tile, tile_stride);
+}
+
+// ------------------------------------------------------------------------------------------------------------- inputs as integers
+
+constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+inline int32_t RoundToInt(float value) {
+  return __builtin_bit_cast(int32_t, value + kRoundToInteger) - __builtin_bit_cast(int32_t, kRoundToInteger);
+}
+
+struct BlockRange {
+  float low, high;
+  float check;  // 0, or NaN if a value is not finite
+};
+
+inline BlockRange LoadBlock(const void* x, DType dtype, int64_t begin, float (&values)[kQuantBlock]) {
+  if (dtype == DType::kF32) {
+    __builtin_memcpy(values, static_cast<const float*>(x) + begin, sizeof(values));
+  } else {
+    const BF16* from = static_cast<const BF16*>(x) + begin;
+    for (int64_t i = 0; i < kQuantBlock; ++i) values[i] = __builtin_bit_cast(float, static_cast<uint32_t>(from[i].bits) << 16);
+  }
+  F32 low = Load(values), high = low, check = low * 0.0f;
+  for (int64_t i = kLanes; i < kQuantBlock; i += kLanes) {
+    const F32 v = Load(values + i);
+    low = v < low ? v : low;
+    high = v > high ? v : high;
+    check = v * 0.0f + check;
+  }
+  BlockRange range = {low[0], high[0], check[0]};
+  for (int lane = 1; lane < kLanes; ++lane) {
+    range.low = low[lane] < range.low ? low[lane] : range.low;
+    range.high = high[lane] > range.high ? high[lane] : range.high;
+    range.check += check[lane];
+  }
+  return range;
+}
+
+// Codes of one block around `middle`; what else a QuantizedInput says of it. A block too small to divide by loses its last bits.
+inline void CodeBlock(const float (&values)[kQuantBlock], float middle, float scale, float check, int64_t b,
+                      int32_t (&codes)[kQuantBlock], const QuantizedInput& out) {
+  const float inverse = scale > 1e-35f && check == 0 ? 1.0f / scale : 0.0f;
+  if (inverse == 0) {
+    for (int64_t i = 0; i < kQuantBlock; ++i) codes[i] = 0;
+  } else {
+    for (int64_t i = 0; i < kQuantBlock; ++i) codes[i] = RoundToInt((values[i] - middle) * inverse);
+  }
+  int32_t sums[2] = {};
+  for (int h = 0; h < 2; ++h) {
+    for (int64_t i = 0; i < 16; ++i) sums[h] += codes[16 * h + i];
+    out.negated_halves[2 * b + h] = -sums[h];
+  }
+  out.negated[b] = -(sums[0] + sums[1]);
+  out.scales[b] = scale + check;
+  out.sums[b] = static_cast<float>(sums[0] + sums[1]) * out.scales[b] + 32 * middle;
+}
+
+void QuantizeWide(const void* x, DType dtype, int64_t k, const QuantizedInput& out) {
+  for (int64_t b = 0; b < k / kQuantBlock; ++b) {
+    float values[kQuantBlock];
+    int32_t codes[kQuantBlock];
+    const BlockRange range = LoadBlock(x, dtype, b * kQuantBlock, values);
+    const float largest = -range.low > range.high ? -range.low : range.high;
+    CodeBlock(values, 0.0f, largest / 32767.0f, range.check, b, codes, out);
+    int16_t* to = out.wide + b * kQuantBlock;
+    for (int64_t i = 0; i < kQuantBlock; i += 4) {  // inputs 0, 2, 1, 3 of each four
+      to[i] = static_cast<int16_t>(codes[i]);
+      to[i + 1] = static_cast<int16_t>(codes[i + 2]);
+      to[i + 2] = static_cast<int16_t>(codes[i + 1]);
+      to[i + 3] = static_cast<int16_t>(codes[i + 3]);
+    }
+  }
+}
+
+void QuantizeNarrow(const void* x, DType dtype, int64_t k, const QuantizedInput& out) {
+  for (int64_t b = 0; b < k / kQuantBlock; ++b) {
+    float values[kQuantBlock];
+    int32_t codes[kQuantBlock];
+    const BlockRange range = LoadBlock(x, dtype, b * kQuantBlock, values);
+    const float middle = range.check == 0 ? 0.5f * range.low + 0.5f * range.high : 0.0f;
+    CodeBlock(values, middle, (0.5f * range.high - 0.5f * range.low) / 127.0f, range.check, b, codes, out);
+    out.middles[b] = middle;
+    for (int64_t i = 0; i < kQuantBlock; ++i) out.narrow[b * kQuantBlock + i] = static_cast<int8_t>(codes[i]);
+  }
+}
+
+// Codes of 8 bits overflow 16-bit sums at once; other than with VPDPBUSD, bytes gain nothing there.
+#if defined(__AVX512VNNI__)
+constexpr auto kNarrowEight = MultiplyNarrow<BlockFormat::kQ8_0>;
+#else
+constexpr QuantizedKernels::Multiply kNarrowEight = nullptr;
+#endif
+
+}  // namespace
+
+extern const QuantizedKernels kQuantizedKernels;
+const QuantizedKernels kQuantizedKernels = {
+    QuantizeWide,
+    QuantizeNarrow,
+    {MultiplyWide<BlockFormat::kQ4_0>, MultiplyWide<BlockFormat::kQ4_1>, MultiplyWide<BlockFormat::kQ5_0>,
+     MultiplyWide<BlockFormat::kQ5_1>, MultiplyWide<BlockFormat::kQ8_0>, MultiplyWide<BlockFormat::kQ4_K>,
+     MultiplyWide<BlockFormat::kQ5_K>, MultiplyWide<BlockFormat::kQ6_K>},
+    {MultiplyNarrow<BlockFormat::kQ4_0>, MultiplyNarrow<BlockFormat::kQ4_1>, MultiplyNarrow<BlockFormat::kQ5_0>,
+     MultiplyNarrow<BlockFormat::kQ5_1>, kNarrowEight, MultiplyNarrow<BlockFormat::kQ4_K>, MultiplyNarrow<BlockFormat::kQ5_K>,
+     MultiplyNarrow<BlockFormat::kQ6_K>}};
+
+}  // namespace coppice::ops::COPPICE_ISA
