@@ -40,6 +40,11 @@ std::string AlgorithmFile::DefaultPath(const std::string& folder, const std::str
   return (base / name).string();
 }
 
+AlgorithmFile AlgorithmFile::Of(const std::string& folder, const std::string& device, size_t library_version) {
+  return {DefaultPath(folder, device, library_version),
+          "Coppice's products 1, " + device + ", cuBLASLt " + std::to_string(library_version)};
+}
+
 void AlgorithmFile::Read() {
   std::ifstream file(path_);
   std::string line;

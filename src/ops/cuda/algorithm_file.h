@@ -38,6 +38,9 @@ class AlgorithmFile {
   // set.
   static std::string DefaultPath(const std::string& folder, const std::string& device, size_t library_version);
 
+  // The one that Ops reads and writes.
+  static AlgorithmFile Of(const std::string& folder, const std::string& device, size_t library_version);
+
   // What was measured for the least number of rows that is at least `rows`.
   const MeasuredAlgorithm* Find(const AlgorithmKey& key, int64_t rows) const;
   const MeasuredAlgorithm* FindExact(const AlgorithmKey& key, int64_t rows) const;

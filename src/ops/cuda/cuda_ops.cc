@@ -45,8 +45,7 @@ class CudaOps final : public Ops {
       : device_(device),
         deterministic_(options.deterministic),
         overlaps_(device->compute_capability() >= 90),
-        algorithms_(AlgorithmFile::DefaultPath(options.cache_folder, device->name(), LibraryProduct::Version()),
-                    "Coppice's products 1, " + device->name() + ", cuBLASLt " + std::to_string(LibraryProduct::Version())) {}
+        algorithms_(AlgorithmFile::Of(options.cache_folder, device->name(), LibraryProduct::Version())) {}
 
   Status Initialise() {
     COPPICE_ASSIGN_OR_RETURN(library_, LibraryProduct::Create(device_, deterministic_, &algorithms_));
@@ -142,7 +141,7 @@ class CudaOps final : public Ops {
             .cols = static_cast<int32_t>(x.cols)};
   }
 
-  // Streams the weights itself, unless the library was measured to be faster.
+  // Streams the weights itself where that was measured to be faster than the library.
   bool RunsOwn(const ConstDeviceTensor& x, const CudaWeight& weight, const Epilogue& epilogue, const DeviceTensor& y) const {
     if (deterministic_ || !FewRowsProduct::Takes(x, FewRowsWeight::Of(weight))) return false;
     const AlgorithmKey key = {.dtype = weight.dtype(),
@@ -151,7 +150,7 @@ class CudaOps final : public Ops {
                               .n = weight.rows(),
                               .k = weight.in_features()};
     const MeasuredAlgorithm* measured = algorithms_.Find(key, x.rows);
-    return measured == nullptr || measured->is_own;
+    return measured != nullptr && measured->is_own;
   }
 
   Status RunLibrary(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, bool accumulates,
