@@ -9,6 +9,7 @@
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/plan_executor.h"
 #include "attention/cuda/stress_kernels.h"
+#include "attention/machine_model.h"
 #include "tests/support/attention_bodies.h"
 
 namespace coppice::attention {
@@ -29,6 +30,7 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
   const cuda::KernelVariant& variant = GetParam() == CudaKernels::kHopper ? cuda::kStressHopper : cuda::kStressMmaSync;
   int num_sms = 0;
   ASSERT_EQ(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
+  const SmRates rates = ShippedMachineModel("h200").value().sm;
   constexpr uint64_t kForests = 5, kLaunchesPerGraph = 200;
   const uint64_t replays = testing::FromEnvironment("COPPICE_STRESS_LAUNCHES", 1'000'000) / (kForests * kLaunchesPerGraph) + 1;
   cudaStream_t stream;
@@ -47,7 +49,8 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
     const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, seed);
     ASSERT_GT(plan.max_contributions_of_a_set(), 3);
     ASSERT_EQ(testing::TasksOf(test, plan, num_sms).team, seed == 4);
-    const auto executor = cuda::CudaPlanExecutor::Create(0, num_sms, variant, test.spec(), test.forest().Capacity(), plan.Sizes());
+    const auto executor =
+        cuda::CudaPlanExecutor::Create(0, num_sms, variant, test.spec(), test.forest().Capacity(), plan.Sizes(), rates);
     ASSERT_TRUE(executor.ok()) << executor.status().ToString();
     testing::RunAndCompare(test, **executor, plan);
     if (HasFatalFailure()) return;

@@ -1,6 +1,6 @@
 #include "ops/cuda/cuda_weight.h"
 
-#include <driver_functions.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <string>
