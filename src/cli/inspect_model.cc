@@ -59,7 +59,9 @@ std::string FormatModel(const Checkpoint& checkpoint, const InspectModelOptions&
                     tokenizer->pre_tokenizer.empty() ? "its own patterns" : tokenizer->pre_tokenizer, tokenizer->tokens.size(),
                     tokenizer->merges.size(), fmt::join(tokenizer->eos_ids, " "), tokenizer->chat_template.empty() ? "no" : "yes");
   } else {
-    text += "tokenizer: none; give prompts as --prompt-ids\n";
+    const Status& status = checkpoint.tokenizer_status();
+    const std::string reason = status.code() == StatusCode::kNotFound ? "none" : "cannot be read (" + status.message() + ")";
+    text += fmt::format("tokenizer: {}; give prompts as --prompt-ids\n", reason);
   }
 
   std::map<std::string_view, std::pair<int, int64_t>> by_type;  // tensors, bytes

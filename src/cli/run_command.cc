@@ -62,6 +62,9 @@ Result<ExitCode> Run(RunOptions options) {
   if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   Request& request = options.request;
+  if (const Status status = engine->tokenizer_status(); text && !status.ok() && status.code() != StatusCode::kNotFound) {
+    return Status(status.code(), status.message() + "; give the prompt as --prompt-ids 1,2,3");
+  }
   COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, EncodePrompt(options, text, engine->tokenizer()));
   const Selection selection = {.rank = options.rank || options.best_of.has_value(),
                                .deduplicate = options.deduplicate,

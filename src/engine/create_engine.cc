@@ -193,9 +193,9 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   }
   options.max_batch_tokens = std::max(options.max_batch_tokens, options.max_running);  // every running sample decodes in each step
 
-  if (checkpoint->tokenizer()) {
-    COPPICE_ASSIGN_OR_RETURN(parts.tokenizer, Tokenizer::Create(*checkpoint->tokenizer()));
-  }
+  Result<std::unique_ptr<Tokenizer>> tokenizer = checkpoint->MakeTokenizer();
+  parts.tokenizer_status = tokenizer.status();
+  if (tokenizer.ok()) parts.tokenizer = *std::move(tokenizer);
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
   COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(&options, parts.threads.get()));
   std::shared_ptr<DraftDistributions> distributions;

@@ -75,6 +75,7 @@ class EngineImpl final : public Engine {
     return published_;
   }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
+  Status tokenizer_status() const override { return parts_.tokenizer_status; }
   const ModelConfig& model_config() const override { return runner_.info().model; }
 
  private:

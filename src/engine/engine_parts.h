@@ -20,6 +20,7 @@ struct EngineParts {
   EngineOptions options;                 // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
   std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured
   std::unique_ptr<Tokenizer> tokenizer;  // may be null
+  Status tokenizer_status;               // why it is
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::Context> context;  // may be null if the runner does not need one
   std::unique_ptr<KvCache> cache;

@@ -67,6 +67,7 @@ class MappedCheckpoint final : public Checkpoint {
       : files_(std::move(files)), tensors_(std::move(contents.tensors)) {
     config_ = std::move(contents.config);
     tokenizer_ = std::move(contents.tokenizer);
+    tokenizer_status_ = std::move(contents.tokenizer_status);
   }
 
   std::vector<TensorInfo> Tensors() const override {
@@ -120,6 +121,11 @@ class MappedCheckpoint final : public Checkpoint {
 };
 
 }  // namespace
+
+Result<std::unique_ptr<Tokenizer>> Checkpoint::MakeTokenizer() const {
+  if (!tokenizer_) return tokenizer_status_;
+  return Tokenizer::Create(*tokenizer_);
+}
 
 Result<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
   std::error_code ignored;

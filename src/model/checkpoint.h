@@ -14,6 +14,7 @@
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "model/config.h"
+#include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_data.h"
 
 namespace coppice {
@@ -27,8 +28,12 @@ class Checkpoint {
   virtual ~Checkpoint() = default;
 
   const ModelConfig& config() const { return config_; }
-  // Absent for a folder without a tokenizer.
+  // Absent where the model has none or it cannot be read: a model runs on token ids without one.
   const std::optional<TokenizerData>& tokenizer() const { return tokenizer_; }
+  // Why tokenizer() is absent: NOT_FOUND, or what is wrong with the file or not supported. OK if it is there.
+  const Status& tokenizer_status() const { return tokenizer_status_; }
+  // The tokenizer, ready for use, or the reason why there is none.
+  Result<std::unique_ptr<Tokenizer>> MakeTokenizer() const;
 
   // For inspection: every tensor by name, as it is stored. `type` is the format's own name ("Q4_1"); shape is outermost first.
   struct TensorInfo {
@@ -60,6 +65,7 @@ class Checkpoint {
  protected:
   ModelConfig config_;
   std::optional<TokenizerData> tokenizer_;
+  Status tokenizer_status_;
 };
 
 }  // namespace coppice

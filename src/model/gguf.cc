@@ -409,4 +409,13 @@ Result<std::vector<int64_t>> GgufDirectory::Ints(std::string_view key) const {
   return numbers;
 }
 
+Result<std::vector<float>> GgufDirectory::Floats(std::string_view key) const {
+  COPPICE_ASSIGN_OR_RETURN(const Value* value, Find(key));
+  if (!value->is_array || value->type != GgufType::kF32) return WrongType(key, *value, "array of f32");
+  std::vector<float> numbers(value->count);
+  const std::byte* p = value->bytes.data();
+  for (float& number : numbers) number = LoadAs<float>(std::exchange(p, p + sizeof(float)));
+  return numbers;
+}
+
 }  // namespace coppice

@@ -40,6 +40,7 @@ class GgufDirectory {
   Result<bool> Bool(std::string_view key) const;
   Result<std::vector<std::string_view>> Strings(std::string_view key) const;
   Result<std::vector<int64_t>> Ints(std::string_view key) const;
+  Result<std::vector<float>> Floats(std::string_view key) const;  // f32
 
  private:
   // A scalar (count 1) or the elements of an array; strings in arrays keep their length prefixes.

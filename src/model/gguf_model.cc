@@ -41,7 +41,8 @@ class Reader {
     COPPICE_RETURN_IF_ERROR(Rope());
     if (family_->complete_gguf != nullptr) family_->complete_gguf(&contents_.config);
     COPPICE_RETURN_IF_ERROR(CheckConfig(contents_.config, gguf_.path()));
-    COPPICE_RETURN_IF_ERROR(Tokenizer());
+    contents_.tokenizer_status = Tokenizer();
+    if (!contents_.tokenizer_status.ok()) contents_.tokenizer.reset();
     COPPICE_RETURN_IF_ERROR(Tensors());
     return std::move(contents_);
   }
@@ -210,15 +211,21 @@ class Reader {
 
   Status Tokenizer() {
     constexpr std::string_view kModelKey = "tokenizer.ggml.model", kTokensKey = "tokenizer.ggml.tokens";
-    if (!gguf_.Has(kModelKey) || !gguf_.Has(kTokensKey)) return OkStatus();
     ModelConfig& config = contents_.config;
+    COPPICE_RETURN_IF_ERROR(SpecialIds(&config));
+    if (!gguf_.Has(kModelKey) || !gguf_.Has(kTokensKey)) {
+      return NotFound(fmt::format("{}: the model has no tokenizer ({}, {})", gguf_.path(), kModelKey, kTokensKey));
+    }
     TokenizerData& data = contents_.tokenizer.emplace();
 
     COPPICE_ASSIGN_OR_RETURN(const std::string_view model, gguf_.String(kModelKey));
-    data.model = model == "gpt2" ? "bpe" : std::string(model);  // others are refused, by this name, by Tokenizer::Create
+    // Others are refused, by their name, by Tokenizer::Create.
+    data.model = model == "gpt2" ? "bpe" : model == "llama" ? "spm-bpe" : model == "t5" ? "spm-unigram" : std::string(model);
+    data.pre_tokenizer = "default";
     if (gguf_.Has("tokenizer.ggml.pre")) {
       COPPICE_ASSIGN_OR_RETURN(data.pre_tokenizer, gguf_.String("tokenizer.ggml.pre"));
     }
+    if (data.model != "bpe") COPPICE_RETURN_IF_ERROR(SentencePiece(&data));
 
     COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, gguf_.Strings(kTokensKey));
     if (tokens.size() != static_cast<size_t>(config.vocab_size)) {
@@ -229,21 +236,46 @@ class Reader {
     COPPICE_RETURN_IF_ERROR(TokenKinds(&data));
     COPPICE_RETURN_IF_ERROR(Merges(&data));
 
-    COPPICE_RETURN_IF_ERROR(ReadTokenId("bos_token_id", &data.bos_id));
-    COPPICE_RETURN_IF_ERROR(ReadTokenId("unknown_token_id", &data.unk_id));
+    data.bos_id = config.bos_token_id;
+    data.eos_ids = config.eos_token_ids;
+    if (data.model != "bpe") COPPICE_RETURN_IF_ERROR(ReadTokenId("unknown_token_id", &data.unk_id));
     COPPICE_RETURN_IF_ERROR(ReadTokenId("padding_token_id", &data.pad_id));
-    for (const std::string_view name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {  // end of text, of turn, of message
-      int32_t id = -1;
-      COPPICE_RETURN_IF_ERROR(ReadTokenId(name, &id));
-      if (id >= 0 && std::ranges::find(data.eos_ids, id) == data.eos_ids.end()) data.eos_ids.push_back(id);
-    }
+    data.add_bos = data.model == "spm-bpe" && data.bos_id >= 0;  // unless the file says otherwise
     COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_bos_token", &data.add_bos));
     COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_eos_token", &data.add_eos));
     if (gguf_.Has("tokenizer.chat_template")) {
       COPPICE_ASSIGN_OR_RETURN(data.chat_template, gguf_.String("tokenizer.chat_template"));
     }
-    config.bos_token_id = data.bos_id;
-    config.eos_token_ids = data.eos_ids;
+    return OkStatus();
+  }
+
+  // They count for runs on token ids, too.
+  Status SpecialIds(ModelConfig* config) const {
+    COPPICE_RETURN_IF_ERROR(ReadTokenId("bos_token_id", &config->bos_token_id));
+    for (const std::string_view name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {  // end of text, of turn, of message
+      int32_t id = -1;
+      COPPICE_RETURN_IF_ERROR(ReadTokenId(name, &id));
+      std::vector<int32_t>& ids = config->eos_token_ids;
+      if (id >= 0 && std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
+    }
+    return OkStatus();
+  }
+
+  // Scores, and how SentencePiece treats spaces and characters.
+  Status SentencePiece(TokenizerData* data) const {
+    data->byte_fallback = data->fuse_unk = true;
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<float> scores, gguf_.Floats("tokenizer.ggml.scores"));
+    data->scores.assign(scores.begin(), scores.end());
+    NormalizerStep normalizer{.kind = NormalizerStep::Kind::kSentencePiece, .add_prefix = true};
+    COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_space_prefix", &normalizer.add_prefix));
+    COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.remove_extra_whitespaces", &normalizer.collapse_spaces));
+    if (constexpr std::string_view kMap = "tokenizer.ggml.precompiled_charsmap"; gguf_.Has(kMap)) {
+      COPPICE_ASSIGN_OR_RETURN(const std::vector<int64_t> bytes, gguf_.Ints(kMap));
+      for (const int64_t byte : bytes) normalizer.text.push_back(static_cast<char>(byte));
+    }
+    data->decoder = {.replacements = {{"\u2581", " "}}, .byte_fallback = true};
+    data->decoder.strip_start = normalizer.collapse_spaces ? -1 : normalizer.add_prefix ? 1 : 0;
+    data->normalizer.push_back(std::move(normalizer));
     return OkStatus();
   }
 
@@ -266,6 +298,7 @@ class Reader {
             fmt::format("{}: {} of token {} is {}, expected 1..{}", gguf_.path(), kKey, i, types[i], kKinds.size()));
       }
       data->kinds[i] = kKinds[static_cast<size_t>(types[i] - 1)];
+      if (types[i] == 2 && data->model != "bpe" && data->unk_id < 0) data->unk_id = static_cast<int32_t>(i);
     }
     return OkStatus();
   }

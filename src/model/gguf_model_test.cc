@@ -10,6 +10,7 @@
 
 #include "model/families/family.h"
 #include "tests/support/tiny_model.h"
+#include "tokenizer/tokenizer.h"
 
 namespace coppice {
 namespace {
@@ -192,6 +193,38 @@ GgufWriter WithTokens(const TinyModel& model, int32_t count) {
       .Strings("tokenizer.ggml.tokens", tokens);
 }
 
+// A tokenizer that cannot be read does not stop the model.
+std::string TokenizerError(const GgufWriter& writer) {
+  const Read read(writer);
+  EXPECT_TRUE(read.contents.ok()) << read.message();
+  EXPECT_FALSE(read.contents->tokenizer.has_value());
+  return read.contents->tokenizer_status.message();
+}
+
+TEST(GgufModelTest, SentencePieceTokenizer) {
+  const TinyModel model = RandomModel(TinyConfig(), 5);
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581", "a", "b", "ab", "\u2581ab"};
+  std::vector<int32_t> types(40, 5);
+  for (size_t i = 0; i < tokens.size(); ++i) types[i] = i == 0 ? 2 : i < 3 ? 3 : 1;
+  for (size_t i = tokens.size(); i < 40; ++i) tokens.push_back(fmt::format("unused{}", i));
+  std::vector<float> scores(40, -100);
+  scores[6] = -1, scores[7] = -2;
+  auto writer = ToGguf(model)
+                    .String("tokenizer.ggml.model", "llama")
+                    .Strings("tokenizer.ggml.tokens", tokens)
+                    .I32s("tokenizer.ggml.token_type", types)
+                    .U32("tokenizer.ggml.bos_token_id", 1)
+                    .U32("tokenizer.ggml.eos_token_id", 2);
+  EXPECT_THAT(TokenizerError(writer), HasSubstr("tokenizer.ggml.scores"));
+  const Read read(writer.F32s("tokenizer.ggml.scores", scores));
+  ASSERT_TRUE(read.contents.ok()) << read.message();
+  ASSERT_TRUE(read.contents->tokenizer_status.ok()) << read.contents->tokenizer_status.ToString();
+  const auto tokenizer = Tokenizer::Create(*read.contents->tokenizer);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
+  EXPECT_THAT(*(*tokenizer)->Encode("ab abx"), ElementsAre(1, 7, 7, 0));
+  EXPECT_EQ((*tokenizer)->Decode(std::vector<int32_t>{1, 7, 7}), "ab ab");
+}
+
 TEST(GgufModelTest, Tokenizer) {
   using Kind = TokenizerData::TokenKind;
   const TinyModel model = RandomModel(TinyConfig(), 9);
@@ -218,7 +251,7 @@ TEST(GgufModelTest, Tokenizer) {
       ElementsAre(Kind::kNormal, Kind::kControl, Kind::kControl, Kind::kUserDefined, Kind::kUnused, Kind::kByte, Kind::kNormal));
   EXPECT_THAT(data.merges, ElementsAre(std::pair("a", "b"), std::pair("ab", "c")));
   EXPECT_EQ(data.bos_id, 1);
-  EXPECT_EQ(data.unk_id, 0);
+  EXPECT_EQ(data.unk_id, -1);  // byte-level BPE leaves out what it has no token for
   EXPECT_EQ(data.pad_id, 39);
   EXPECT_THAT(data.eos_ids, ElementsAre(2, 3));
   EXPECT_TRUE(data.add_bos);
@@ -227,16 +260,16 @@ TEST(GgufModelTest, Tokenizer) {
   EXPECT_EQ(read.contents->config.bos_token_id, 1);
   EXPECT_THAT(read.contents->config.eos_token_ids, ElementsAre(2, 3));
 
-  EXPECT_THAT(Read(WithTokens(model, 39)).message(), HasSubstr("has 39 tokens, but tensor \"token_embd.weight\" has 40 rows"));
-  EXPECT_THAT(Read(WithTokens(model, 40).U32("tokenizer.ggml.bos_token_id", 40)).message(),
+  EXPECT_THAT(TokenizerError(WithTokens(model, 39)), HasSubstr("has 39 tokens, but tensor \"token_embd.weight\" has 40 rows"));
+  EXPECT_THAT(TokenizerError(WithTokens(model, 40).U32("tokenizer.ggml.bos_token_id", 40)),
               HasSubstr("\"tokenizer.ggml.bos_token_id\" is 40, expected 0..39"));
-  EXPECT_THAT(Read(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", {1})).message(),
+  EXPECT_THAT(TokenizerError(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", {1})),
               HasSubstr("has 1 entries for 40 tokens"));
   types[5] = 9;
-  EXPECT_THAT(Read(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", types)).message(),
+  EXPECT_THAT(TokenizerError(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", types)),
               HasSubstr("of token 5 is 9, expected 1..6"));
   for (const char* merge : {"ab", "", " ", "ab "}) {
-    EXPECT_THAT(Read(WithTokens(model, 40).Strings("tokenizer.ggml.merges", {"a b", merge})).message(), HasSubstr("entry 1 is"));
+    EXPECT_THAT(TokenizerError(WithTokens(model, 40).Strings("tokenizer.ggml.merges", {"a b", merge})), HasSubstr("entry 1 is"));
   }
 }
 

@@ -14,6 +14,7 @@
 #include "model/json_file.h"
 #include "model/safetensors.h"
 #include "tokenizer/hf_tokenizer.h"
+#include "tokenizer/sentencepiece_model.h"
 
 namespace coppice {
 namespace {
@@ -85,17 +86,23 @@ Status OpenShards(const std::string& folder_path, const std::string& index_path,
   return OkStatus();
 }
 
-// The tokenizer's files, if the folder has them. Ids that config.json and generation_config.json state count too.
-Status ReadTokenizer(const std::string& path, ModelContents* contents) {
-  const std::string tokenizer_path = path + "/tokenizer.json";
-  if (!Exists(tokenizer_path)) return OkStatus();
-  COPPICE_ASSIGN_OR_RETURN(const std::string tokenizer_json, ReadTextFile(tokenizer_path));
-  COPPICE_ASSIGN_OR_RETURN(const TextFile tokenizer_config, ReadOptionalText(path + "/tokenizer_config.json"));
-  Result<TokenizerData> parsed = ParseHuggingFaceTokenizer(tokenizer_json, tokenizer_config.text);
-  if (!parsed.ok()) return {parsed.status().code(), fmt::format("{}: {}", tokenizer_path, parsed.status().message())};
-  TokenizerData& data = contents->tokenizer.emplace(std::move(parsed).value());
+Result<TokenizerData> ReadSentencePiece(const std::string& file, const std::string& tokenizer_config) {
+  COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseSentencePieceModel(file));
+  COPPICE_RETURN_IF_ERROR(AddHuggingFaceConfig(tokenizer_config, &data));
+  return data;
+}
 
-  ModelConfig& config = contents->config;
+// The tokenizer. Ids that config.json and generation_config.json state count too.
+Result<TokenizerData> ReadTokenizer(const std::string& path, ModelConfig& config) {
+  const bool is_json = Exists(path + "/tokenizer.json");
+  const std::string tokenizer_path = path + (is_json ? "/tokenizer.json" : "/tokenizer.model");
+  if (!Exists(tokenizer_path)) return NotFound(path + ": the model has no tokenizer (no tokenizer.json, no tokenizer.model)");
+  COPPICE_ASSIGN_OR_RETURN(const std::string file, ReadTextFile(tokenizer_path));
+  COPPICE_ASSIGN_OR_RETURN(const TextFile tokenizer_config, ReadOptionalText(path + "/tokenizer_config.json"));
+  Result<TokenizerData> parsed =
+      is_json ? ParseHuggingFaceTokenizer(file, tokenizer_config.text) : ReadSentencePiece(file, tokenizer_config.text);
+  if (!parsed.ok()) return Status(parsed.status().code(), fmt::format("{}: {}", tokenizer_path, parsed.status().message()));
+  TokenizerData& data = *parsed;
   if (data.tokens.size() > static_cast<size_t>(config.vocab_size)) {
     return InvalidArgument(fmt::format("{}: {} tokens, but config.json says \"vocab_size\" {}", tokenizer_path, data.tokens.size(),
                                        config.vocab_size));
@@ -105,13 +112,13 @@ Status ReadTokenizer(const std::string& path, ModelContents* contents) {
   for (const int32_t id : config.eos_token_ids) {
     if (known.insert(id).second) data.eos_ids.push_back(id);
   }
-  config.bos_token_id = data.bos_id;
-  config.eos_token_ids = data.eos_ids;
   if (data.chat_template.empty()) {  // newer folders keep it in a file of its own
     COPPICE_ASSIGN_OR_RETURN(TextFile chat_template, ReadOptionalText(path + "/chat_template.jinja"));
     data.chat_template = std::move(chat_template.text);
   }
-  return OkStatus();
+  config.bos_token_id = data.bos_id;
+  config.eos_token_ids = data.eos_ids;
+  return parsed;
 }
 
 // Tensors that checkpoints carry and the forward pass computes or has already.
@@ -147,7 +154,9 @@ Result<HuggingFaceFolder> OpenHuggingFaceFolder(const std::string& path) {
   }
   DropRedundant(contents.config, &contents.tensors);
   COPPICE_RETURN_IF_ERROR(CheckWeights(contents.config, contents.tensors, path));
-  COPPICE_RETURN_IF_ERROR(ReadTokenizer(path, &contents));
+  Result<TokenizerData> tokenizer = ReadTokenizer(path, contents.config);
+  contents.tokenizer_status = tokenizer.status();
+  if (tokenizer.ok()) contents.tokenizer = *std::move(tokenizer);
   return folder;
 }
 

@@ -22,8 +22,11 @@ class AddedTokenMatcher {
   // (text, id) pairs; the texts stay owned by the caller, and empty ones never match.
   explicit AddedTokenMatcher(std::vector<std::pair<std::string_view, int32_t>> tokens);
 
+  bool empty() const { return tokens_.empty(); }
   // The leftmost match at or after `from`, the longest of those that begin there.
   std::optional<Match> Find(std::string_view text, size_t from) const;
+  // The longest match that begins at `begin`.
+  std::optional<Match> MatchAt(std::string_view text, size_t begin) const;
 
  private:
   std::vector<std::pair<std::string_view, int32_t>> tokens_;  // sorted by text: those with a common prefix are neighbours

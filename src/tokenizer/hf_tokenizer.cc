@@ -1,12 +1,15 @@
 #include "tokenizer/hf_tokenizer.h"
 
 #include <algorithm>
+#include <charconv>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "core/json.h"
 #include "core/quoted.h"
 #include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/regex_syntax.h"
 
 namespace coppice {
 namespace {
@@ -54,10 +57,7 @@ Result<int32_t> TokenId(const std::string& what, const Json& value, size_t limit
   return Wrong("the id of " + what, value, "an integer from 0 to " + std::to_string(limit - 1));
 }
 
-Status CannotDo(const std::string& what) {
-  return Unimplemented("tokenizer.json: " + what +
-                       " is not supported; byte-level BPE tokenizers with Split, Digits and ByteLevel are");
-}
+Status CannotDo(const std::string& what) { return Unimplemented("tokenizer.json: " + what + " is not supported"); }
 
 // The steps of a "Sequence" (nested ones too), or the one step itself; `list` is the key of the steps.
 std::vector<const Json*> Steps(const Json& component, const char* list) {
@@ -76,59 +76,182 @@ std::vector<const Json*> Steps(const Json& component, const char* list) {
   return steps;
 }
 
-Status ParseNormalizer(const Json& normalizer, TokenizerData* data) {
-  for (const Json* step : Steps(normalizer, "normalizers")) {
-    if (GetString(*step, "type") != "NFC") return CannotDo("normalizer " + Show(Get(*step, "type")));
-    data->normalize_nfc = true;
-  }
-  return OkStatus();
-}
+// "type" of a step, for messages.
+std::string TypeOf(const Json& step) { return Show(Get(step, "type")); }
 
-// A literal string as a pattern.
-std::string LiteralPattern(const std::string& literal) {
-  std::string pattern;
-  for (char c : literal) {
-    const bool plain = static_cast<uint8_t>(c) >= 0x80 || std::isalnum(static_cast<unsigned char>(c)) || c == ' ' || c == '\n';
-    pattern.append(plain ? "" : "\\").push_back(c);
-  }
-  return pattern;
-}
-
-Status ParseSplit(const Json& step, TokenizerData* data) {
-  const std::string behavior = GetString(step, "behavior");
-  // Keeping only the matches is the same as isolating them where the pattern leaves no gaps; that cannot be known here.
-  if (behavior != "Isolated") return CannotDo("pre_tokenizer Split with behavior " + Show(Get(step, "behavior")));
+// {"Regex": ...} or {"String": ...} as a regular expression.
+Result<std::string> PatternOf(const Json& step, const std::string& what) {
   const Json& pattern = Get(step, "pattern");
-  if (Get(pattern, "Regex").is_string()) {
-    data->pre_tokenizer_patterns.push_back(GetString(pattern, "Regex"));
-  } else if (Get(pattern, "String").is_string()) {
-    data->pre_tokenizer_patterns.push_back(LiteralPattern(GetString(pattern, "String")));
-  } else {
-    return Wrong("the pattern of a pre_tokenizer Split", pattern, "{\"Regex\": ...} or {\"String\": ...}");
+  if (Get(pattern, "Regex").is_string()) return GetString(pattern, "Regex");
+  if (Get(pattern, "String").is_string()) return LiteralPattern(GetString(pattern, "String"));
+  return Wrong("the pattern of a " + what, pattern, "{\"Regex\": ...} or {\"String\": ...}");
+}
+
+Result<std::string> DecodeBase64(std::string_view text) {
+  std::string bytes;
+  uint32_t bits = 0;
+  int count = 0;
+  while (text.ends_with('=')) text.remove_suffix(1);
+  for (const char c : text) {
+    constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const size_t digit = kDigits.find(c);
+    if (digit == kDigits.npos) return InvalidArgument("tokenizer.json: the precompiled_charsmap is not in base64");
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    count += 6;
+    if (count < 8) continue;
+    count -= 8;
+    bytes.push_back(static_cast<char>(bits >> count & 0xFF));
+  }
+  return bytes;
+}
+
+Status ParseNormalizer(const Json& normalizer, TokenizerData* data) {
+  using Kind = NormalizerStep::Kind;
+  constexpr std::pair<std::string_view, Kind> kPlain[] = {{"NFC", Kind::kNfc},
+                                                          {"NFD", Kind::kNfd},
+                                                          {"NFKC", Kind::kNfkc},
+                                                          {"NFKD", Kind::kNfkd},
+                                                          {"Lowercase", Kind::kLowercase},
+                                                          {"StripAccents", Kind::kStripAccents}};
+  for (const Json* step : Steps(normalizer, "normalizers")) {
+    const std::string type = GetString(*step, "type");
+    const auto plain = std::ranges::find(kPlain, type, &std::pair<std::string_view, Kind>::first);
+    if (plain != std::end(kPlain)) {
+      data->normalizer.push_back({.kind = plain->second});
+    } else if (type == "Strip") {
+      data->normalizer.push_back(
+          {.kind = Kind::kStrip, .left = GetBool(*step, "strip_left", true), .right = GetBool(*step, "strip_right", true)});
+    } else if (type == "Prepend") {
+      data->normalizer.push_back({.kind = Kind::kPrepend, .text = GetString(*step, "prepend")});
+    } else if (type == "Replace") {
+      COPPICE_ASSIGN_OR_RETURN(std::string pattern, PatternOf(*step, "normalizer Replace"));
+      data->normalizer.push_back({.kind = Kind::kReplace, .pattern = std::move(pattern), .text = GetString(*step, "content")});
+    } else if (type == "Nmt") {
+      data->normalizer.push_back({.kind = Kind::kReplace, .pattern = R"([\x{1}-\x{8}\x{B}\x{E}-\x{1F}\x{7F}\x{8F}\x{9F}])"});
+      constexpr char kSpaces[] = R"([\t\n\f\r\x{1680}\x{200B}-\x{200F}\x{2028}\x{2029}\x{2581}\x{FEFF}\x{FFFD}])";
+      data->normalizer.push_back({.kind = Kind::kReplace, .pattern = kSpaces, .text = " "});
+    } else if (type == "Precompiled") {
+      COPPICE_ASSIGN_OR_RETURN(std::string map, DecodeBase64(GetString(*step, "precompiled_charsmap")));
+      data->normalizer.push_back({.kind = Kind::kCharsMap, .text = std::move(map)});
+    } else {
+      return CannotDo("normalizer " + TypeOf(*step));
+    }
   }
   return OkStatus();
+}
+
+constexpr char kPunctuation[] = R"([\p{P}$+<=>^`|~])";
+
+Result<PreTokenizerStep::Behavior> BehaviorOf(const Json& step, const char* otherwise) {
+  using Behavior = PreTokenizerStep::Behavior;
+  constexpr std::pair<std::string_view, Behavior> kBehaviors[] = {{"Isolated", Behavior::kIsolated},
+                                                                  {"Removed", Behavior::kRemoved},
+                                                                  {"MergedWithPrevious", Behavior::kMergedWithPrevious},
+                                                                  {"MergedWithNext", Behavior::kMergedWithNext},
+                                                                  {"Contiguous", Behavior::kContiguous}};
+  const Json& value = Get(step, "behavior");
+  const std::string name = value.is_null() ? otherwise : value.is_string() ? value.get<std::string>() : "";
+  const auto found = std::ranges::find(kBehaviors, name, &std::pair<std::string_view, Behavior>::first);
+  if (found == std::end(kBehaviors)) return CannotDo("pre_tokenizer " + TypeOf(step) + " with behavior " + Show(value));
+  return found->second;
+}
+
+// Metaspace as pre-tokenizer and as decoder; files before 2023 say add_prefix_space.
+Result<PreTokenizerStep> ParseMetaspace(const Json& step) {
+  using Prepend = PreTokenizerStep::Prepend;
+  PreTokenizerStep rule{.kind = PreTokenizerStep::Kind::kMetaspace, .split = GetBool(step, "split", true)};
+  if (Get(step, "replacement").is_string()) rule.replacement = GetString(step, "replacement");
+  if (rule.replacement.empty()) return Wrong("the replacement of a Metaspace", "", "a character");
+  const Json& scheme = Get(step, "prepend_scheme");
+  if (scheme == "first") {
+    rule.prepend = Prepend::kFirst;
+  } else if (scheme == "never" || (scheme.is_null() && !GetBool(step, "add_prefix_space", true))) {
+    rule.prepend = Prepend::kNever;
+  } else if (scheme != "always" && !scheme.is_null()) {
+    return CannotDo("Metaspace with prepend_scheme " + Show(scheme));
+  }
+  return rule;
 }
 
 Status ParsePreTokenizer(const Json& pre_tokenizer, TokenizerData* data) {
-  bool byte_level = false;
+  using Behavior = PreTokenizerStep::Behavior;
+  data->byte_level = false;
+  std::vector<PreTokenizerStep>& steps = data->pre_tokenizer_steps;
   for (const Json* step : Steps(pre_tokenizer, "pretokenizers")) {
     const std::string type = GetString(*step, "type");
-    if (byte_level) return CannotDo("pre_tokenizer " + type + " after ByteLevel");
+    if (data->byte_level) return CannotDo("pre_tokenizer " + TypeOf(*step) + " after ByteLevel");
     if (type == "Split") {
-      COPPICE_RETURN_IF_ERROR(ParseSplit(*step, data));
+      COPPICE_ASSIGN_OR_RETURN(std::string pattern, PatternOf(*step, "pre_tokenizer Split"));
+      COPPICE_ASSIGN_OR_RETURN(const Behavior behavior, BehaviorOf(*step, ""));
+      steps.push_back({.pattern = std::move(pattern), .behavior = behavior, .invert = GetBool(*step, "invert", false)});
     } else if (type == "Digits") {
-      data->pre_tokenizer_patterns.push_back(GetBool(*step, "individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)");
+      steps.push_back({.pattern = GetBool(*step, "individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)"});
+    } else if (type == "Punctuation") {
+      COPPICE_ASSIGN_OR_RETURN(const Behavior behavior, BehaviorOf(*step, "Isolated"));
+      steps.push_back({.pattern = kPunctuation, .behavior = behavior});
+    } else if (type == "Whitespace") {
+      constexpr char kWord[] = R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])";
+      const std::string others = R"([^\s\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+)";
+      steps.push_back({.pattern = std::string(kWord) + "+|" + others, .behavior = Behavior::kRemoved, .invert = true});
+    } else if (type == "WhitespaceSplit" || type == "BertPreTokenizer") {
+      steps.push_back({.pattern = R"(\s)", .behavior = Behavior::kRemoved});
+      if (type == "BertPreTokenizer") steps.push_back({.pattern = kPunctuation});
+    } else if (type == "CharDelimiterSplit") {
+      steps.push_back({.pattern = LiteralPattern(GetString(*step, "delimiter")), .behavior = Behavior::kRemoved});
+    } else if (type == "Metaspace") {
+      COPPICE_ASSIGN_OR_RETURN(PreTokenizerStep rule, ParseMetaspace(*step));
+      steps.push_back(std::move(rule));
     } else if (type == "ByteLevel") {
-      byte_level = true;
-      if (GetBool(*step, "add_prefix_space", true)) return CannotDo("pre_tokenizer ByteLevel with add_prefix_space");
+      data->byte_level = true;
+      if (GetBool(*step, "add_prefix_space", true)) steps.push_back({.kind = PreTokenizerStep::Kind::kPrefixSpace});
       if (!GetBool(*step, "use_regex", true)) continue;
       COPPICE_ASSIGN_OR_RETURN(const PreTokenizerKind gpt2, FindPreTokenizerKind("gpt2"));
-      data->pre_tokenizer_patterns.insert(data->pre_tokenizer_patterns.end(), gpt2.patterns.begin(), gpt2.patterns.end());
+      for (const std::string& pattern : gpt2.patterns) steps.push_back({.pattern = pattern});
     } else {
-      return CannotDo("pre_tokenizer " + Show(Get(*step, "type")));
+      return CannotDo("pre_tokenizer " + TypeOf(*step));
     }
   }
-  return byte_level ? OkStatus() : CannotDo("a pre_tokenizer without ByteLevel");
+  return OkStatus();
+}
+
+Status ParseDecoder(const Json& decoder, TokenizerData* data) {
+  DecoderRules& rules = data->decoder;
+  bool byte_level = false, fused = false;
+  for (const Json* step : Steps(decoder, "decoders")) {
+    const std::string type = GetString(*step, "type");
+    const auto refuse = [&](const std::string& why) { return CannotDo("decoder " + TypeOf(*step) + why); };
+    if (type == "ByteLevel") {
+      byte_level = true;
+    } else if (type == "ByteFallback") {
+      rules.byte_fallback = true;
+    } else if (type == "Fuse") {
+      fused = true;
+    } else if (type == "Metaspace") {
+      COPPICE_ASSIGN_OR_RETURN(const PreTokenizerStep metaspace, ParseMetaspace(*step));
+      if (fused) return refuse(" after Fuse");
+      rules.replacements.emplace_back(metaspace.replacement, " ");
+      rules.strip_start = metaspace.prepend == PreTokenizerStep::Prepend::kNever ? 0 : 1;
+    } else if (type == "Replace") {
+      const std::string from = GetString(Get(*step, "pattern"), "String");
+      if (from.empty() || fused || rules.byte_fallback) return refuse(" with a regex, or after Fuse or ByteFallback");
+      rules.replacements.emplace_back(from, GetString(*step, "content"));
+    } else if (type == "Strip") {
+      const Json &start = Get(*step, "start"), &stop = Get(*step, "stop");
+      rules.strip = GetString(*step, "content");
+      if (!fused || stop != 0 || rules.strip.empty() || !start.is_number_unsigned() || start > 1000) {
+        return refuse(" " + Show(*step) + " (it must come after Fuse, with stop 0)");
+      }
+      rules.strip_start = start.get<int32_t>();
+    } else {
+      return refuse("");
+    }
+  }
+  if (decoder.is_null() && !data->byte_level) return CannotDo("a tokenizer without decoder or ByteLevel pre_tokenizer");
+  if (byte_level != data->byte_level && !(decoder.is_null() && data->byte_level)) {
+    return CannotDo(std::string("decoder ") + (decoder.is_null() ? "null" : TypeOf(decoder)) + " with " +
+                    (data->byte_level ? "a" : "no") + " ByteLevel pre_tokenizer");
+  }
+  return OkStatus();
 }
 
 Status AddToken(const std::string& text, const Json& id_value, TokenKind kind, TokenizerData* data) {
@@ -164,33 +287,82 @@ Status ParseMerges(const Json& merges, TokenizerData* data) {
   return OkStatus();
 }
 
-Status ParseModel(const Json& model, TokenizerData* data) {
-  const Json& type = Get(model, "type");
-  if (!type.is_null() && type != "BPE") return CannotDo("model type " + Show(type));
+Status ParseBpe(const Json& model, TokenizerData* data) {
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json& value = Get(model, key);
     if (!value.is_null() && value != "" && value != 0) return CannotDo(std::string("model.") + key + " " + Show(value));
   }
-  if (GetBool(model, "byte_fallback", false)) return CannotDo("model.byte_fallback (SentencePiece's way to write bytes)");
   data->model = "bpe";
   data->ignore_merges = GetBool(model, "ignore_merges", false);
-
+  data->fuse_unk = GetBool(model, "fuse_unk", false);
   const Json& vocabulary = Get(model, "vocab");
   if (!vocabulary.is_object() || vocabulary.empty()) return Wrong("model.vocab", vocabulary, "an object of tokens and their ids");
   for (const auto& [token, id] : vocabulary.items()) COPPICE_RETURN_IF_ERROR(AddToken(token, id, TokenKind::kNormal, data));
+  if (const Json& unk = Get(model, "unk_token"); unk.is_string() && !unk.get_ref<const std::string&>().empty()) {
+    const auto found = vocabulary.find(unk.get<std::string>());
+    if (found == vocabulary.end()) return Wrong("model.unk_token", unk, "a token of model.vocab");
+    COPPICE_ASSIGN_OR_RETURN(data->unk_id, TokenId("model.unk_token", *found, kMaxVocabulary));
+  }
   return ParseMerges(Get(model, "merges"), data);
+}
+
+Status ParseUnigram(const Json& model, TokenizerData* data) {
+  data->model = "unigram";
+  data->fuse_unk = true;
+  const Json& vocabulary = Get(model, "vocab");
+  if (!vocabulary.is_array() || vocabulary.empty() || vocabulary.size() > kMaxVocabulary) {
+    return Wrong("model.vocab", vocabulary, "a list of tokens and their scores");
+  }
+  for (const Json& entry : vocabulary) {
+    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number()) {
+      return Wrong("model.vocab entry " + std::to_string(data->tokens.size()), entry, "[token, score]");
+    }
+    data->tokens.push_back(entry[0].get<std::string>());
+    data->kinds.push_back(TokenKind::kNormal);
+    data->scores.push_back(entry[1].get<double>());
+  }
+  if (const Json& unk = Get(model, "unk_id"); !unk.is_null()) {
+    COPPICE_ASSIGN_OR_RETURN(data->unk_id, TokenId("model.unk_id", unk, data->tokens.size()));
+  }
+  return OkStatus();
+}
+
+Status ParseModel(const Json& model, TokenizerData* data) {
+  data->byte_fallback = GetBool(model, "byte_fallback", false);
+  const Json& type = Get(model, "type");
+  if (type == "Unigram" || (type.is_null() && Get(model, "vocab").is_array())) return ParseUnigram(model, data);
+  if (!type.is_null() && type != "BPE") return CannotDo("model type " + Show(type));
+  return ParseBpe(model, data);
 }
 
 Status ParseAddedTokens(const Json& added_tokens, TokenizerData* data) {
   if (!added_tokens.is_null() && !added_tokens.is_array()) return Wrong("added_tokens", added_tokens, "a list");
   for (const Json& token : added_tokens) {
     const std::string content = GetString(token, "content");
-    for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
-      if (GetBool(token, flag, false)) return CannotDo("added token " + Quoted(content) + " with " + flag);
-    }
-    const TokenKind kind = GetBool(token, "special", false) ? TokenKind::kControl : TokenKind::kUserDefined;
+    AddedToken added{.text = content,
+                     .special = GetBool(token, "special", false),
+                     .single_word = GetBool(token, "single_word", false),
+                     .lstrip = GetBool(token, "lstrip", false),
+                     .rstrip = GetBool(token, "rstrip", false)};
+    added.normalized = GetBool(token, "normalized", !added.special);
+    const TokenKind kind = added.special ? TokenKind::kControl : TokenKind::kUserDefined;
     COPPICE_RETURN_IF_ERROR(AddToken(content, Get(token, "id"), kind, data));
+    added.id = Get(token, "id").get<int32_t>();
+    data->added_tokens.push_back(std::move(added));
   }
+  return OkStatus();
+}
+
+// {"cls": ["<s>", 0], "sep": ["</s>", 2]}: one before the text, the other after it.
+Status AddEnds(const Json& step, TokenizerData* data) {
+  const auto id_of = [&](const char* key) -> Result<int32_t> {
+    const Json& pair = Get(step, key);
+    return TokenId(std::string("post_processor ") + key, pair.is_array() && pair.size() == 2 ? pair[1] : pair, data->tokens.size());
+  };
+  COPPICE_ASSIGN_OR_RETURN(data->bos_id, id_of("cls"));
+  COPPICE_ASSIGN_OR_RETURN(const int32_t eos, id_of("sep"));
+  data->eos_ids = {eos};
+  data->add_bos = data->add_eos = true;
   return OkStatus();
 }
 
@@ -200,6 +372,11 @@ Result<bool> ParsePostProcessor(const Json& post_processor, TokenizerData* data)
   for (const Json* step : Steps(post_processor, "processors")) {
     const std::string type = GetString(*step, "type");
     if (type == "ByteLevel") continue;  // adjusts offsets only
+    if (type == "RobertaProcessing" || type == "BertProcessing") {
+      has_template = true;
+      COPPICE_RETURN_IF_ERROR(AddEnds(*step, data));
+      continue;
+    }
     if (type != "TemplateProcessing") return CannotDo("post_processor " + Show(Get(*step, "type")));
     has_template = true;
     bool after_text = false;
@@ -244,7 +421,6 @@ Status ParseConfig(const Json& config, bool has_template, TokenizerData* data) {
   };
   COPPICE_ASSIGN_OR_RETURN(const int32_t bos, id_of("bos_token"));
   COPPICE_ASSIGN_OR_RETURN(const int32_t eos, id_of("eos_token"));
-  COPPICE_ASSIGN_OR_RETURN(data->unk_id, id_of("unk_token"));
   COPPICE_ASSIGN_OR_RETURN(data->pad_id, id_of("pad_token"));
   if (!data->add_bos && bos >= 0) data->bos_id = bos;
   if (!data->add_eos && eos >= 0) data->eos_ids = {eos};
@@ -272,6 +448,28 @@ Result<Json> ParseObject(const std::string& name, const std::string& text) {
 
 }  // namespace
 
+Status AddHuggingFaceConfig(const std::string& tokenizer_config_json, TokenizerData* data) {
+  COPPICE_ASSIGN_OR_RETURN(const Json config,
+                           ParseObject("tokenizer_config.json", tokenizer_config_json.empty() ? "{}" : tokenizer_config_json));
+  // The base class of the tokenizers that read SentencePiece models adds bos unless told otherwise.
+  data->add_bos = GetBool(config, "add_bos_token", data->bos_id >= 0);
+  const Json& added = Get(config, "added_tokens_decoder");
+  if (added.is_object()) {
+    Json list = Json::array();
+    for (const auto& [id, token] : added.items()) {
+      int64_t number = -1;
+      std::from_chars(id.data(), id.data() + id.size(), number);
+      Json entry = token;
+      if (!entry.is_object()) return Wrong("added_tokens_decoder entry " + Quoted(id), token, "an object");
+      entry["id"] = number;
+      list.push_back(std::move(entry));
+    }
+    COPPICE_RETURN_IF_ERROR(ParseAddedTokens(list, data));
+    data->scores.resize(data->tokens.size(), 0);
+  }
+  return ParseConfig(config, /*has_template=*/!config.contains("add_bos_token") && !config.contains("add_eos_token"), data);
+}
+
 Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const std::string& tokenizer_config_json) {
   COPPICE_ASSIGN_OR_RETURN(const Json tokenizer, ParseObject("tokenizer.json", tokenizer_json));
   COPPICE_ASSIGN_OR_RETURN(const Json config,
@@ -282,6 +480,9 @@ Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_jso
   COPPICE_RETURN_IF_ERROR(ParseAddedTokens(Get(tokenizer, "added_tokens"), &data));
   COPPICE_RETURN_IF_ERROR(ParseNormalizer(Get(tokenizer, "normalizer"), &data));
   COPPICE_RETURN_IF_ERROR(ParsePreTokenizer(Get(tokenizer, "pre_tokenizer"), &data));
+  if (data.byte_level && data.model != "bpe") return CannotDo("a ByteLevel pre_tokenizer with a Unigram model");
+  COPPICE_RETURN_IF_ERROR(ParseDecoder(Get(tokenizer, "decoder"), &data));
+  if (!data.scores.empty()) data.scores.resize(data.tokens.size(), std::numeric_limits<double>::quiet_NaN());
   COPPICE_ASSIGN_OR_RETURN(const bool has_template, ParsePostProcessor(Get(tokenizer, "post_processor"), &data));
   COPPICE_RETURN_IF_ERROR(ParseConfig(config, has_template, &data));
   return data;

@@ -1,5 +1,5 @@
 // Reads a Hugging Face tokenizer (tokenizer.json and tokenizer_config.json) into TokenizerData.
-// Byte-level BPE only; what a file asks beyond that is refused by name, never ignored. Layer: tokenizer.
+// What a file asks that is not understood is refused by name, never ignored. Layer: tokenizer.
 #pragma once
 
 #include <string>
@@ -13,5 +13,8 @@ namespace coppice {
 // INVALID_ARGUMENT: not the JSON expected. UNIMPLEMENTED names the feature. Special ids that stand elsewhere (config.json,
 // generation_config.json) are the caller's to add.
 Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const std::string& tokenizer_config_json);
+
+// What tokenizer_config.json adds to a tokenizer read from another file (tokenizer.model): special tokens and the chat template.
+Status AddHuggingFaceConfig(const std::string& tokenizer_config_json, TokenizerData* data);
 
 }  // namespace coppice

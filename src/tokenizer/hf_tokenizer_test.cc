@@ -80,15 +80,21 @@ TEST(HuggingFaceTokenizer, RefusesByName) {
     EXPECT_EQ(message.rfind(code, 0), 0u) << message;
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  expect(failure(R"({"model": {"type": "Unigram"}})"), "UNIMPLEMENTED", "Unigram");
-  expect(failure(R"({"model": {"byte_fallback": true}})"), "UNIMPLEMENTED", "byte_fallback");
+  expect(failure(R"({"model": {"type": "WordPiece"}})"), "UNIMPLEMENTED", "WordPiece");
+  expect(failure(R"({"model": {"type": "Unigram"}})"), "INVALID_ARGUMENT", "a list of tokens and their scores");
+  expect(failure(R"({"model": {"unk_token": "<none>"}})"), "INVALID_ARGUMENT", "model.unk_token");
   expect(failure(R"({"model": {"dropout": 0.1}})"), "UNIMPLEMENTED", "dropout");
-  expect(failure(R"({"normalizer": {"type": "Lowercase"}})"), "UNIMPLEMENTED", "Lowercase");
-  expect(failure(R"({"pre_tokenizer": {"type": "Whitespace"}})"), "UNIMPLEMENTED", "Whitespace");
-  expect(failure(R"({"pre_tokenizer": {"add_prefix_space": true}})"), "UNIMPLEMENTED", "add_prefix_space");
-  expect(failure(R"({"pre_tokenizer": null})"), "UNIMPLEMENTED", "ByteLevel");
-  expect(failure(R"({"post_processor": {"type": "BertProcessing"}})"), "UNIMPLEMENTED", "BertProcessing");
-  expect(failure(R"({"added_tokens": [{"id": 4, "content": "<s>", "lstrip": true}]})"), "UNIMPLEMENTED", "lstrip");
+  expect(failure(R"({"normalizer": {"type": "BertNormalizer"}})"), "UNIMPLEMENTED", "BertNormalizer");
+  expect(failure(R"({"pre_tokenizer": {"type": "UnicodeScripts"}})"), "UNIMPLEMENTED", "UnicodeScripts");
+  expect(failure(R"({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "*"}})"), "INVALID_ARGUMENT", "base64");
+  expect(failure(R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Odd"}})"), "UNIMPLEMENTED", "Odd");
+  expect(failure(R"({"pre_tokenizer": null})"), "UNIMPLEMENTED", "without decoder");
+  expect(failure(R"({"decoder": {"type": "WordPiece"}})"), "UNIMPLEMENTED", "WordPiece");
+  expect(failure(R"({"decoder": {"type": "Strip", "content": " ", "start": 1, "stop": 1}})"), "UNIMPLEMENTED", "Strip");
+  expect(failure(R"({"decoder": {"type": "Metaspace", "prepend_scheme": "odd"}})"), "UNIMPLEMENTED", "prepend_scheme");
+  expect(failure(R"({"post_processor": {"type": "OddProcessing"}})"), "UNIMPLEMENTED", "OddProcessing");
+  expect(failure(R"({"post_processor": {"type": "BertProcessing", "cls": ["<s>", 70], "sep": ["<s>", 4]}})"), "INVALID_ARGUMENT",
+         "cls is 70");
   expect(failure(R"({"added_tokens": [{"id": 2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "id 2");
   expect(failure(R"({"added_tokens": [{"id": -2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "-2");
   const auto post_processor = [&](const char* id) {

@@ -28,8 +28,8 @@ inline TokenizerData FixtureData() { return ParseHuggingFaceTokenizer(ReadFixtur
 inline std::unique_ptr<Tokenizer> FixtureTokenizer(const std::string& kind) {
   TokenizerData data = FixtureData();
   data.pre_tokenizer = kind;
-  data.pre_tokenizer_patterns.clear();
-  data.normalize_nfc = false;
+  data.pre_tokenizer_steps.clear();
+  data.normalizer.clear();
   return Tokenizer::Create(std::move(data)).value();
 }
 

@@ -1,17 +1,19 @@
 #include "tokenizer/tokenizer.h"
 
-#include <utf8proc.h>
-
-#include <cstdlib>
-#include <optional>
-#include <unordered_map>
+#include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "core/check.h"
 #include "core/quoted.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/byte_level.h"
+#include "tokenizer/byte_token.h"
+#include "tokenizer/normalizer.h"
 #include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/regex.h"
+#include "tokenizer/unigram.h"
 #include "tokenizer/utf8.h"
 
 namespace coppice {
@@ -19,57 +21,126 @@ namespace {
 
 using TokenKind = TokenizerData::TokenKind;
 
-// Canonical composition of `text`; its invalid bytes stay where they are.
-std::string NormalizeNfc(std::string_view text) {
+// Length of the white space at the start or at the end of `text`.
+size_t LeadingSpace(std::string_view text) {
+  size_t length = 0;
+  while (length < text.size()) {
+    const Utf8Char c = DecodeUtf8(text.substr(length));
+    if (c.kind != Utf8Kind::kValid || !IsWhiteSpace(c.code_point)) break;
+    length += c.length;
+  }
+  return length;
+}
+size_t TrailingSpace(std::string_view text) {
+  size_t length = 0;
+  for (size_t back = 1; back <= 4 && length + back <= text.size(); ++back) {
+    const Utf8Char c = DecodeUtf8(text.substr(text.size() - length - back, back));
+    if (c.kind != Utf8Kind::kValid || c.length != back) continue;
+    if (!IsWhiteSpace(c.code_point)) break;
+    length += back;
+    back = 0;
+  }
+  return length;
+}
+
+// The added tokens that one search looks for, by their index.
+class AddedTokens {
+ public:
+  using TextOf = std::vector<std::pair<std::string, int32_t>>;
+
+  AddedTokens(TextOf texts, const std::vector<AddedToken>& tokens) : texts_(std::move(texts)), tokens_(tokens), matcher_(Views()) {}
+  bool empty() const { return matcher_.empty(); }
+
+  // Calls `on_text(begin, end)` and `on_token(id)` in the order of the text.
+  template <class OnText, class OnToken>
+  Status Split(std::string_view text, const Regex* word, OnText on_text, OnToken on_token) const {
+    size_t done = 0;
+    for (auto match = matcher_.Find(text, 0); match; match = matcher_.Find(text, match->begin + match->length)) {
+      const AddedToken& token = tokens_[match->id];
+      size_t begin = match->begin, end = begin + match->length;
+      if (token.single_word) {
+        COPPICE_ASSIGN_OR_RETURN(const bool alone, StandsAlone(text, begin, end, *word));
+        if (!alone) continue;
+      }
+      if (token.lstrip) begin = std::max(done, begin - TrailingSpace(text.substr(0, begin)));
+      if (token.rstrip) end += LeadingSpace(text.substr(end));
+      if (begin > done) COPPICE_RETURN_IF_ERROR(on_text(done, begin));
+      on_token(token.id);
+      done = end;
+    }
+    return done < text.size() ? on_text(done, text.size()) : OkStatus();
+  }
+
+ private:
+  std::vector<std::pair<std::string_view, int32_t>> Views() const { return {texts_.begin(), texts_.end()}; }
+
+  // Whether no character of a word stands beside [begin, end).
+  static Result<bool> StandsAlone(std::string_view text, size_t begin, size_t end, const Regex& word) {
+    COPPICE_ASSIGN_OR_RETURN(Regex::Scratch scratch, Regex::Scratch::Create());
+    const auto is_word = [&](size_t from, size_t length) -> Result<bool> {
+      const std::string_view character = text.substr(from, length);
+      if (character.empty() || ValidUtf8Prefix(character) != character.size()) return false;
+      std::optional<Regex::Match> match;
+      COPPICE_RETURN_IF_ERROR(word.Find(character, 0, scratch, &match));
+      return match.has_value();
+    };
+    size_t before = begin;
+    while (before > 0 && begin - before < 4 && (static_cast<uint8_t>(text[--before]) & 0xC0) == 0x80) {
+    }
+    COPPICE_ASSIGN_OR_RETURN(const bool word_before, is_word(before, begin - before));
+    const size_t after = end < text.size() ? DecodeUtf8(text.substr(end)).length : 0;
+    COPPICE_ASSIGN_OR_RETURN(const bool word_after, is_word(end, after));
+    return !word_before && !word_after;
+  }
+
+  TextOf texts_;
+  const std::vector<AddedToken>& tokens_;
+  AddedTokenMatcher matcher_;  // into texts_; its ids are indices of tokens_
+};
+
+// Every byte that is no UTF-8 as U+FFFD.
+std::string WithoutInvalidBytes(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    const std::string_view valid = text.substr(0, ValidUtf8Prefix(text));
-    text.remove_prefix(valid.size());
-    utf8proc_uint8_t* composed = nullptr;
-    const auto length =
-        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(valid.data()), static_cast<utf8proc_ssize_t>(valid.size()),
-                     &composed, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-    const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(composed, &std::free);
-    length >= 0 ? out.append(reinterpret_cast<const char*>(composed), static_cast<size_t>(length)) : out.append(valid);
-    while (!text.empty() && DecodeUtf8(text).kind != Utf8Kind::kValid) {
-      out.push_back(text[0]);
-      text.remove_prefix(1);
-    }
+    const Utf8Char c = DecodeUtf8(text);
+    const size_t length = c.kind == Utf8Kind::kValid ? c.length : 1;
+    out += c.kind == Utf8Kind::kValid ? text.substr(0, length) : kReplacementCharacter;
+    text.remove_prefix(length);
   }
   return out;
 }
 
-class ByteLevelBpeTokenizer final : public Tokenizer {
+class PipelineTokenizer final : public Tokenizer {
  public:
-  ByteLevelBpeTokenizer(TokenizerData data, PreTokenizer pre_tokenizer, BpeEncoder bpe)
-      : Tokenizer(std::move(data)),
-        pre_tokenizer_(std::move(pre_tokenizer)),
-        bpe_(std::move(bpe)),
-        all_added_(AddedTokens(true)),
-        user_defined_(AddedTokens(false)) {
-    bytes_.reserve(data_.tokens.size());
+  explicit PipelineTokenizer(TokenizerData data) : Tokenizer(std::move(data)) {}
+
+  Status Prepare() {
+    std::vector<std::string> user_defined;
     for (size_t id = 0; id < data_.tokens.size(); ++id) {
-      const bool literal = data_.kinds[id] == TokenKind::kControl || data_.kinds[id] == TokenKind::kUserDefined;
-      bytes_.push_back(literal ? data_.tokens[id] : ByteLevelDecode(data_.tokens[id]));
+      if (data_.kinds[id] == TokenKind::kUserDefined) user_defined.push_back(data_.tokens[id]);
     }
-    if (!data_.ignore_merges) return;
-    for (size_t id = 0; id < bytes_.size(); ++id) {
-      if (data_.kinds[id] == TokenKind::kNormal) whole_pieces_.emplace(bytes_[id], static_cast<int32_t>(id));
+    COPPICE_ASSIGN_OR_RETURN(normalizer_, Normalizer::Create(data_.normalizer, std::move(user_defined)));
+    COPPICE_ASSIGN_OR_RETURN(pre_tokenizer_, PreTokenizer::Create(data_.pre_tokenizer_steps));
+    if (data_.model == "bpe" || data_.model == "spm-bpe") {
+      COPPICE_ASSIGN_OR_RETURN(encoder_, BpeEncoder::Create(data_));
+    } else {
+      COPPICE_ASSIGN_OR_RETURN(encoder_, UnigramEncoder::Create(data_));
     }
+    COPPICE_ASSIGN_OR_RETURN(Regex word, Regex::Compile(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])"));
+    word_ = std::make_unique<Regex>(std::move(word));
+    COPPICE_RETURN_IF_ERROR(PrepareAddedTokens());
+    return PrepareBytes();
   }
 
   using Tokenizer::Encode;
   Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const override {
     std::vector<int32_t> ids;
     if (options.add_special && data_.add_bos) ids.push_back(data_.bos_id);
-    const AddedTokenMatcher& added = options.parse_special ? all_added_ : user_defined_;
-    for (size_t begin = 0; begin < text.size();) {
-      const auto match = added.Find(text, begin);
-      const size_t end = match ? match->begin : text.size();
-      COPPICE_RETURN_IF_ERROR(EncodeText(text.substr(begin, end - begin), &ids));
-      if (match) ids.push_back(match->id);
-      begin = match ? end + match->length : end;
-    }
+    const auto encode = [&](size_t begin, size_t end) {
+      return EncodeText(text.substr(begin, end - begin), begin == 0, options.parse_special, &ids);
+    };
+    COPPICE_RETURN_IF_ERROR(
+        Added(false, options.parse_special).Split(text, word_.get(), encode, [&](int32_t id) { ids.push_back(id); }));
     if (options.add_special && data_.add_eos) ids.push_back(data_.eos_ids.front());
     return ids;
   }
@@ -81,48 +152,101 @@ class ByteLevelBpeTokenizer final : public Tokenizer {
   }
 
  private:
-  std::vector<std::pair<std::string_view, int32_t>> AddedTokens(bool with_control) const {
-    std::vector<std::pair<std::string_view, int32_t>> added;
-    for (size_t id = 0; id < data_.tokens.size(); ++id) {
-      const bool wanted = data_.kinds[id] == TokenKind::kUserDefined || (with_control && data_.kinds[id] == TokenKind::kControl);
-      if (wanted) added.emplace_back(data_.tokens[id], static_cast<int32_t>(id));
-    }
-    return added;
-  }
+  const AddedTokens& Added(bool normalized, bool with_special) const { return *added_[normalized][with_special]; }
 
-  // `text` has no added token.
-  Status EncodeText(std::string_view text, std::vector<int32_t>* ids) const {
-    std::string normalized;
-    if (data_.normalize_nfc) text = normalized = NormalizeNfc(text);
-    std::vector<std::string_view> pieces;
-    COPPICE_RETURN_IF_ERROR(pre_tokenizer_.Split(text, &pieces));
-    for (std::string_view piece : pieces) {
-      if (const auto whole = whole_pieces_.find(piece); whole != whole_pieces_.end()) {
-        ids->push_back(whole->second);
-      } else {
-        bpe_.Encode(piece, ids);
+  Status PrepareAddedTokens() {
+    for (const bool normalized : {false, true}) {
+      for (const bool with_special : {false, true}) {
+        AddedTokens::TextOf texts;
+        for (size_t i = 0; i < data_.added_tokens.size(); ++i) {
+          const AddedToken& token = data_.added_tokens[i];
+          if (token.normalized != normalized || (token.special && !with_special)) continue;
+          std::string text = token.text;
+          if (normalized) {
+            COPPICE_ASSIGN_OR_RETURN(text, normalizer_.Normalize(text));
+          }
+          texts.emplace_back(std::move(text), static_cast<int32_t>(i));
+        }
+        added_[normalized][with_special] = std::make_unique<AddedTokens>(std::move(texts), data_.added_tokens);
       }
     }
     return OkStatus();
   }
 
+  Status PrepareBytes() {
+    bytes_.reserve(data_.tokens.size());
+    std::vector<const std::string*> texts;
+    for (const std::string& token : data_.tokens) texts.push_back(&token);
+    std::vector<std::string> normalized(data_.added_tokens.size());
+    for (size_t i = 0; i < normalized.size(); ++i) {  // one that is looked for in normalized text stands for that
+      if (!data_.added_tokens[i].normalized || normalizer_.empty()) continue;
+      COPPICE_ASSIGN_OR_RETURN(normalized[i], normalizer_.Normalize(data_.added_tokens[i].text));
+      texts[data_.added_tokens[i].id] = &normalized[i];
+    }
+    for (size_t id = 0; id < data_.tokens.size(); ++id) {
+      const bool literal = data_.kinds[id] == TokenKind::kControl || data_.kinds[id] == TokenKind::kUserDefined;
+      std::string bytes = data_.byte_level && !literal ? ByteLevelDecode(*texts[id]) : *texts[id];
+      for (const auto& [from, to] : data_.decoder.replacements) {
+        for (size_t at = bytes.find(from); at != bytes.npos; at = bytes.find(from, at + to.size()))
+          bytes.replace(at, from.size(), to);
+      }
+      if (data_.decoder.byte_fallback) {
+        if (const auto byte = ByteOfToken(bytes)) bytes.assign(1, static_cast<char>(*byte));
+      }
+      bytes_.push_back(std::move(bytes));
+    }
+    return OkStatus();
+  }
+
+  // `text` has no added token that is looked for before normalization.
+  Status EncodeText(std::string_view text, bool at_start, bool parse_special, std::vector<int32_t>* ids) const {
+    if (!data_.byte_level) {
+      if (data_.model.starts_with("spm-") || ValidUtf8Prefix(text) == text.size())
+        return EncodeValid(text, at_start, parse_special, ids);
+      return EncodeValid(WithoutInvalidBytes(text), at_start, parse_special, ids);
+    }
+    while (!text.empty()) {
+      const std::string_view valid = text.substr(0, ValidUtf8Prefix(text));
+      text.remove_prefix(valid.size());
+      if (!valid.empty()) COPPICE_RETURN_IF_ERROR(EncodeValid(valid, at_start, parse_special, ids));
+      at_start = false;
+      size_t invalid = 0;  // a run of bytes that are no UTF-8 is a piece of its own
+      while (invalid < text.size()) {
+        const Utf8Char c = DecodeUtf8(text.substr(invalid));
+        if (c.kind == Utf8Kind::kValid) break;
+        invalid += c.length;
+      }
+      if (invalid > 0) encoder_->Encode(text.substr(0, invalid), ids);
+      text.remove_prefix(invalid);
+    }
+    return OkStatus();
+  }
+
+  Status EncodeValid(std::string_view text, bool at_start, bool parse_special, std::vector<int32_t>* ids) const {
+    std::string normalized;
+    if (!normalizer_.empty()) {
+      COPPICE_ASSIGN_OR_RETURN(normalized, normalizer_.Normalize(text));
+      text = normalized;
+    }
+    const auto encode = [&](size_t begin, size_t end) -> Status {
+      Pieces pieces{.text = text.substr(begin, end - begin)};
+      COPPICE_RETURN_IF_ERROR(pre_tokenizer_.Split(&pieces, at_start && begin == 0));
+      for (size_t i = 0; i < pieces.ranges.size(); ++i) encoder_->Encode(pieces.piece(i), ids);
+      return OkStatus();
+    };
+    return Added(true, parse_special).Split(text, word_.get(), encode, [ids](int32_t id) { ids->push_back(id); });
+  }
+
+  Normalizer normalizer_;
   PreTokenizer pre_tokenizer_;
-  BpeEncoder bpe_;
-  AddedTokenMatcher all_added_, user_defined_;
-  std::vector<std::string> bytes_;                              // by id
-  std::unordered_map<std::string_view, int32_t> whole_pieces_;  // into bytes_; empty unless ignore_merges
+  std::unique_ptr<ModelEncoder> encoder_;
+  std::unique_ptr<Regex> word_;               // one character of a word
+  std::unique_ptr<AddedTokens> added_[2][2];  // normalized, with special ones
+  std::vector<std::string> bytes_;            // by id
 };
 
-Status Validate(const TokenizerData& data) {
-  if (data.model != "bpe") {
-    return Unimplemented("tokenizer model " + Quoted(data.model) + ": expected 'bpe' (byte-level BPE, 'gpt2' in GGUF files)");
-  }
+Status ValidateIds(const TokenizerData& data) {
   const size_t size = data.tokens.size();
-  if (size == 0) return InvalidArgument("the tokenizer has no tokens; expected a vocabulary");
-  if (data.kinds.size() != size) {
-    return InvalidArgument("the tokenizer has " + std::to_string(size) + " tokens but " + std::to_string(data.kinds.size()) +
-                           " token kinds; expected one kind for each token");
-  }
   const auto check_id = [size](const char* what, int32_t id, bool required) {
     if (id >= 0 ? static_cast<size_t>(id) < size : id == -1 && !required) return OkStatus();
     return InvalidArgument(std::string("the tokenizer's ") + what + " id is " + std::to_string(id) + "; expected 0 to " +
@@ -132,27 +256,85 @@ Status Validate(const TokenizerData& data) {
   COPPICE_RETURN_IF_ERROR(check_id("unk", data.unk_id, false));
   COPPICE_RETURN_IF_ERROR(check_id("pad", data.pad_id, false));
   for (int32_t id : data.eos_ids) COPPICE_RETURN_IF_ERROR(check_id("eos", id, true));
+  for (const AddedToken& token : data.added_tokens) COPPICE_RETURN_IF_ERROR(check_id("added token's", token.id, true));
   if (data.add_eos && data.eos_ids.empty()) return check_id("eos", -1, true);
   return OkStatus();
+}
+
+Status Validate(const TokenizerData& data) {
+  constexpr std::string_view kModels[] = {"bpe", "spm-bpe", "unigram", "spm-unigram"};
+  if (std::ranges::find(kModels, data.model) == std::end(kModels)) {
+    return Unimplemented("tokenizer model " + Quoted(data.model) +
+                         ": expected BPE or unigram ('gpt2', 'llama' or 't5' in GGUF files)");
+  }
+  const size_t size = data.tokens.size();
+  if (size == 0) return InvalidArgument("the tokenizer has no tokens; expected a vocabulary");
+  if (data.kinds.size() != size) {
+    return InvalidArgument("the tokenizer has " + std::to_string(size) + " tokens but " + std::to_string(data.kinds.size()) +
+                           " token kinds; expected one kind for each token");
+  }
+  if (data.model != "bpe") {
+    if (data.scores.size() != size) {
+      return InvalidArgument("the tokenizer has " + std::to_string(size) + " tokens but " + std::to_string(data.scores.size()) +
+                             " scores; expected one score for each token");
+    }
+    for (size_t id = 0; id < size; ++id) {
+      const bool in_model = data.kinds[id] == TokenKind::kNormal || data.model != "unigram";
+      if (std::isinf(data.scores[id]) || (in_model && std::isnan(data.scores[id]))) {
+        return InvalidArgument("the score of token " + std::to_string(id) + " is not a finite number; the file is damaged");
+      }
+    }
+  }
+  return ValidateIds(data);
+}
+
+// The tokens to find in the text, where a file tells kinds alone.
+void AddByKind(TokenizerData* data) {
+  const bool user_defined = data->model == "bpe";  // SentencePiece's models find theirs themselves
+  for (size_t id = 0; id < data->tokens.size(); ++id) {
+    const bool special = data->kinds[id] == TokenKind::kControl;
+    if (!special && !(user_defined && data->kinds[id] == TokenKind::kUserDefined)) continue;
+    data->added_tokens.push_back({.text = data->tokens[id], .id = static_cast<int32_t>(id), .special = special});
+  }
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(TokenizerData data) {
   COPPICE_RETURN_IF_ERROR(Validate(data));
-  if (!data.pre_tokenizer.empty()) {
+  if (data.model != "bpe") data.byte_level = false;
+  if (data.added_tokens.empty()) AddByKind(&data);
+  if (!data.pre_tokenizer.empty() && data.byte_level) {
     COPPICE_ASSIGN_OR_RETURN(PreTokenizerKind kind, FindPreTokenizerKind(data.pre_tokenizer));
-    data.pre_tokenizer_patterns = std::move(kind.patterns);
-    data.normalize_nfc |= kind.normalize_nfc;
+    data.pre_tokenizer_steps.clear();
+    for (std::string& pattern : kind.patterns) data.pre_tokenizer_steps.push_back({.pattern = std::move(pattern)});
+    if (kind.normalize_nfc && data.normalizer.empty()) data.normalizer.push_back({.kind = NormalizerStep::Kind::kNfc});
     data.ignore_merges |= kind.ignore_merges;
   }
-  COPPICE_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, PreTokenizer::Create(data.pre_tokenizer_patterns));
-  COPPICE_ASSIGN_OR_RETURN(BpeEncoder bpe, BpeEncoder::Create(data));
-  return std::unique_ptr<Tokenizer>(new ByteLevelBpeTokenizer(std::move(data), std::move(pre_tokenizer), std::move(bpe)));
+  auto tokenizer = std::make_unique<PipelineTokenizer>(std::move(data));
+  COPPICE_RETURN_IF_ERROR(tokenizer->Prepare());
+  return std::unique_ptr<Tokenizer>(std::move(tokenizer));
+}
+
+std::string Tokenizer::Decode(std::span<const int32_t> ids, bool keep_special) const {
+  IncrementalDecoder decoder(*this, keep_special, IncrementalDecoder::Begin::kText);
+  std::string text;
+  for (const int32_t id : ids) text += decoder.Push(id);
+  return text + decoder.Finish();
 }
 
 std::string IncrementalDecoder::Push(int32_t id) {
-  pending_ += tokenizer_->TokenBytes(id, keep_special_);
+  std::string_view bytes = tokenizer_->TokenBytes(id, keep_special_);
+  const std::string& strip = tokenizer_->data().decoder.strip;
+  while (strip_left_ != 0 && !bytes.empty()) {
+    if (!bytes.starts_with(strip)) {
+      strip_left_ = 0;
+    } else {
+      bytes.remove_prefix(strip.size());
+      if (strip_left_ > 0) --strip_left_;
+    }
+  }
+  pending_ += bytes;
   std::string text;
   std::string_view rest = pending_;
   while (!rest.empty()) {

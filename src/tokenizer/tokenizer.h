@@ -1,9 +1,11 @@
-// Text to token ids and back: byte-level BPE, special tokens, incremental decoding that never splits a UTF-8 character.
+// Text to token ids and back: normalizer, pre-tokenizer, BPE or unigram model, special tokens; incremental decoding that never
+// splits a UTF-8 character.
 // Layer: tokenizer.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,12 +26,15 @@ class Tokenizer {
     bool add_special = true;    // bos / eos as the model's metadata asks
     bool parse_special = true;  // special tokens written in the text become their ids
   };
-  // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input); invalid UTF-8 bytes are encoded as bytes. A
-  // byte for which the vocabulary has no token (SmolLM2 lacks a few control characters) is left out, as Hugging Face does.
+  // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input). Bytes that are no UTF-8 are encoded as bytes
+  // by a byte-level tokenizer, and become U+FFFD each for the others, as in SentencePiece. What the vocabulary has no token for is
+  // its unk token, or left out (SmolLM2 lacks a few control characters), as Hugging Face does.
   virtual Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
   Result<std::vector<int32_t>> Encode(std::string_view text) const { return Encode(text, EncodeOptions()); }
-  // Bytes of one token; empty for a control token unless `keep_special`.
+  // Bytes of one token in the middle of a text; empty for a control token unless `keep_special`.
   virtual std::string_view TokenBytes(int32_t id, bool keep_special = false) const = 0;
+  // The text that begins with these tokens: without the space that the tokenizer put before it. Invalid bytes are U+FFFD.
+  std::string Decode(std::span<const int32_t> ids, bool keep_special = false) const;
 
   const TokenizerData& data() const { return data_; }
 
@@ -41,8 +46,14 @@ class Tokenizer {
 // Turns a stream of ids into text, piece by piece; a piece ends on a character boundary. Thread-compatible.
 class IncrementalDecoder {
  public:
-  explicit IncrementalDecoder(const Tokenizer& tokenizer, bool keep_special = false)
-      : tokenizer_(&tokenizer), keep_special_(keep_special) {}
+  // Where the ids stand: after others, whose text theirs continues (a generated answer), or at the start of a text, where
+  // tokenizers that put a space before it take that away again.
+  enum class Begin : uint8_t { kMidText, kText };
+
+  explicit IncrementalDecoder(const Tokenizer& tokenizer, bool keep_special = false, Begin begin = Begin::kMidText)
+      : tokenizer_(&tokenizer),
+        keep_special_(keep_special),
+        strip_left_(begin == Begin::kText ? tokenizer.data().decoder.strip_start : 0) {}
   // Complete characters that this token finishes (maybe none).
   std::string Push(int32_t id);
   // What is left, each invalid or unfinished sequence as U+FFFD.
@@ -51,6 +62,7 @@ class IncrementalDecoder {
  private:
   const Tokenizer* tokenizer_;
   bool keep_special_;
+  int32_t strip_left_;  // spaces to take away at the start; -1: all
   std::string pending_;
 };
 

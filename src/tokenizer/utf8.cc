@@ -47,6 +47,11 @@ void AppendUtf8(char32_t c, std::string* out) {
   }
 }
 
+bool IsWhiteSpace(char32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
 size_t ValidUtf8Prefix(std::string_view text) {
   size_t position = 0;
   while (position < text.size()) {

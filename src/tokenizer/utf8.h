@@ -28,6 +28,9 @@ Utf8Char DecodeUtf8(std::string_view text);
 // REQUIRES: `code_point` is a Unicode scalar value.
 void AppendUtf8(char32_t code_point, std::string* out);
 
+// Unicode's White_Space.
+bool IsWhiteSpace(char32_t code_point);
+
 // Length in bytes of the longest prefix of `text` that is valid UTF-8.
 size_t ValidUtf8Prefix(std::string_view text);
 

@@ -42,6 +42,9 @@ class GgufWriter {
   GgufWriter& I32s(std::string_view key, const std::vector<int32_t>& values) {
     return Array(key, 5, values.size(), Raw(std::span(values)));
   }
+  GgufWriter& F32s(std::string_view key, const std::vector<float>& values) {
+    return Array(key, 6, values.size(), Raw(std::span(values)));
+  }
   GgufWriter& Array(std::string_view key, uint32_t element_type, uint64_t count, std::string_view bytes) {
     return Value(key, 9, Raw(element_type) + Raw(count) + std::string(bytes));
   }

@@ -215,6 +215,8 @@ class Engine {
 
   // The model's tokenizer, if it has one.
   virtual const class Tokenizer* tokenizer() const = 0;
+  // Why tokenizer() is null: NOT_FOUND, or what is wrong with the model's tokenizer or not supported. OK if it is not null.
+  virtual Status tokenizer_status() const { return OkStatus(); }
   virtual const struct ModelConfig& model_config() const = 0;
 };
 

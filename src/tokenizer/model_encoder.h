@@ -1,0 +1,18 @@
+// What turns one piece of text into ids: byte-pair encoding or a unigram model. Layer: tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace coppice {
+
+// Immutable: safe to use from several threads.
+class ModelEncoder {
+ public:
+  virtual ~ModelEncoder() = default;
+  // Appends the ids of `piece`.
+  virtual void Encode(std::string_view piece, std::vector<int32_t>* ids) const = 0;
+};
+
+}  // namespace coppice

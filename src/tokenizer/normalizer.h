@@ -1,0 +1,31 @@
+// Changes to the text before it is split: Unicode forms, replacements, SentencePiece's treatment of spaces. Layer: tokenizer.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coppice/core/status.h"
+#include "tokenizer/tokenizer_data.h"
+
+namespace coppice {
+
+// Immutable after Create: safe to use from several threads.
+class Normalizer {
+ public:
+  // INVALID_ARGUMENT where a pattern or a character map is damaged. `user_defined` tokens pass kSentencePiece unchanged.
+  static Result<Normalizer> Create(const std::vector<NormalizerStep>& steps, std::vector<std::string> user_defined);
+
+  bool empty() const { return steps_.empty(); }
+  // `text` is valid UTF-8, except where the first step is kSentencePiece: it makes every invalid byte U+FFFD. INVALID_ARGUMENT
+  // where a pattern exceeds its match limit.
+  Result<std::string> Normalize(std::string_view text) const;
+
+ private:
+  using Step = std::function<Result<std::string>(std::string_view)>;
+  std::vector<Step> steps_;
+};
+
+}  // namespace coppice
