@@ -57,7 +57,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
 
   PrefixTree::Match match;
   if (options_.share) match = tree_.Find(args.tokens, salt);
-  if (match.ready < match.length) return {.outcome = Outcome::kPending};
+  if (match.due < match.length) return {.outcome = Outcome::kPending};
   const NodeId above = Split(match);
   tree_.Lock(above);  // before anything is evicted for us
 
@@ -106,7 +106,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
 BranchId KvCache::Fork(BranchId parent_id) {
   if (free_branches_.empty()) return kNoBranch;
   const Branch& parent = branches_[parent_id];
-  COPPICE_CHECK(parent.in_use && parent.computed == parent.kv_len && (parent.own_pages.empty() || !options_.share));
+  COPPICE_CHECK(parent.in_use && (parent.own_pages.empty() || !options_.share));
   std::vector<PageId> copies;
   if (!options_.share) {
     if (!AppendFreshPages(0, CeilDiv(parent.kv_len, pages_.page_size()), &copies)) {
@@ -129,7 +129,7 @@ BranchId KvCache::Fork(BranchId parent_id) {
   SetExtent(&branch, parent.own_begin, parent.kv_len);
   tree_.Lock(parent.node);
   FillRow(id);
-  forest_.Link(id, parent.node, parent.computed);
+  forest_.Link(id, parent.node, parent.kv_len);
   return id;
 }
 
@@ -181,11 +181,18 @@ void KvCache::MarkComputed(BranchId id, int32_t computed) {
   const bool prompt_was_computed = std::exchange(branch.computed, computed) > branch.own_begin;
   if (prompt_was_computed) return;
   tree_.MarkReady(branch.node, computed);
-  if (branch.joins_at > 0 && computed >= branch.joins_at) {
+}
+
+void KvCache::StepLaunched() {
+  for (const auto& [id, kv_len] : prefills_) {
+    Branch& branch = branches_[id];
+    tree_.MarkLaunched(branch.node, kv_len);
+    if (branch.joins_at == 0 || kv_len < branch.joins_at) continue;
     branch.joins_at = 0;
     forest_.Unlink(id);
-    forest_.Link(id, branch.node, computed);
+    forest_.Link(id, branch.node, kv_len);
   }
+  prefills_.clear();
 }
 
 void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
@@ -204,7 +211,7 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
   } else {
     const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens, branch.salt);
     const int32_t merged = match.length / page_size - first_page;
-    if (match.ready < match.length) {  // somebody computes the same right now: try again at the next token
+    if (match.ready < match.length) {  // somebody computes the same: try again at the next token
       DropPages(published);
       return;
     }

@@ -28,6 +28,10 @@ struct CacheSalt {
   int32_t private_begin = 0;
 };
 
+// A step is scheduled (BeginStep to EndStep), launched (StepLaunched) and computed (MarkComputed); the next one may be scheduled
+// and launched before it is computed. Steps run in the order of their launches, and so do their writes: what one step reads and the
+// caller frees is written again by a later one only.
+//
 // Thread-compatible. Every call leaves the cache consistent, failed ones included.
 class KvCache {
  public:
@@ -69,7 +73,7 @@ class KvCache {
   // any. REQUIRES: such branches' queries come first in the batch.
   Admission Admit(const AdmitArgs& args);
   // A branch with the same path. kNoBranch when slots (or, without sharing, pages) are lacking.
-  // REQUIRES: nothing was grown past the admitted tokens, which are all computed.
+  // REQUIRES: nothing was grown past the admitted tokens, which are all computed or launched.
   BranchId Fork(BranchId branch);
 
   // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
@@ -124,13 +128,22 @@ class KvCache {
 
   // ---- this step
 
-  void BeginStep() { forest_.BeginStep(); }
+  void BeginStep() {
+    forest_.BeginStep();
+    prefills_.clear();
+  }
   void SetQueries(BranchId branch, int32_t query_begin, int32_t query_count, int32_t kv_len) {
     forest_.SetQueries(branch, query_begin, query_count, kv_len);
-    if (options_.share && kv_len <= branches_[branch].own_begin) tree_.MarkDue(branches_[branch].node, kv_len);
+    if (kv_len > branches_[branch].own_begin || !options_.share) return;
+    tree_.MarkDue(branches_[branch].node, kv_len);
+    prefills_.push_back({.branch = branch, .kv_len = kv_len});
   }
-  // The forward pass failed: what it should have computed is not there. Branches that had queries must be released.
-  void AbandonStep() { tree_.ForgetDue(); }
+  // The step runs: its tokens count as computed for the steps after it, and who computed what others share joins the forest.
+  // REQUIRES: EndStep.
+  void StepLaunched();
+  // The steps that were launched and not computed have failed: what they should have computed is not there. Branches that had
+  // queries in them must be released.
+  void AbandonSteps() { tree_.ForgetLaunched(); }
   // The forest of this step; spans stay valid until the cache is gone.
   attention::PrefixForestView EndStep();
   // Whole-page copies to do, in any order, before this step's forward pass (copy-on-write).
@@ -222,6 +235,11 @@ class KvCache {
   std::vector<Branch> branches_;
   std::vector<BranchId> free_branches_;
   std::vector<attention::PageCopy> pending_copies_;
+  struct Prefill {
+    BranchId branch = kNoBranch;
+    int32_t kv_len = 0;
+  };
+  std::vector<Prefill> prefills_;                    // of the step that is being scheduled: who computes tokens of the tree
   std::map<std::string, NodeId, std::less<>> pins_;  // locked
   std::map<std::string, uint32_t, std::less<>> salt_ids_;
   size_t salt_limit_ = 1024;  // entries of salt_ids_ before it is cleaned

@@ -73,6 +73,7 @@ class Harness {
       }
     }
     ExpectForestHolds(forest, work);
+    cache_->StepLaunched();
     for (const auto& [sequence, count] : work) {
       sequence->computed += count;
       cache_->MarkComputed(sequence->branch, sequence->computed);

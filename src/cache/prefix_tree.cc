@@ -27,7 +27,7 @@ PrefixTree::PrefixTree(PagePool* pool) : pool_(pool) {
 
 PrefixTree::Match PrefixTree::FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const {
   const int32_t begin = nodes_[start].end();
-  Match match{.node = start, .length = begin, .ready = begin, .computed = begin};
+  Match match{.node = start, .length = begin, .due = begin, .computed = begin, .ready = begin};
   for (size_t used = 0; used < tokens.size();) {
     const auto child = children_.find({match.node, salt.At(match.length), tokens[used]});
     if (child == children_.end()) break;
@@ -40,16 +40,18 @@ PrefixTree::Match PrefixTree::FindBelow(NodeId start, std::span<const int32_t> t
     match.node = child->second;
     match.length += static_cast<int32_t>(same);
     // What is below a part that is only due is at most due itself.
-    if (match.computed == node.begin) match.computed = std::min(match.length, node.ready_end);
-    match.ready = std::min(match.length, std::max(node.ready_end, node.due_end));
+    const int32_t computed_end = std::max(node.ready_end, node.launched_end);
+    if (match.ready == node.begin) match.ready = std::min(match.length, node.ready_end);
+    if (match.computed == node.begin) match.computed = std::min(match.length, computed_end);
+    match.due = std::min(match.length, std::max(computed_end, node.due_end));
     used += same;
-    if (same < node.tokens.size() || match.ready < match.length) break;
+    if (same < node.tokens.size() || match.due < match.length) break;
   }
   return match;
 }
 
 NodeId PrefixTree::SplitAt(const Match& match) {
-  COPPICE_CHECK(match.length <= match.ready);
+  COPPICE_CHECK(match.length <= match.due);
   if (match.length == nodes_[match.node].end()) return match.node;
   const NodeId upper_id = NewNode();  // may move nodes_: take references after it
   Node& lower = nodes_[match.node];
@@ -62,6 +64,7 @@ NodeId PrefixTree::SplitAt(const Match& match) {
   upper.parent = lower.parent;
   upper.begin = lower.begin;
   upper.ready_end = std::min(match.length, lower.ready_end);
+  upper.launched_end = std::min(match.length, lower.launched_end);
   upper.due_end = std::min(match.length, lower.due_end);
   upper.salt = lower.salt;
   upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + keep);
@@ -126,8 +129,15 @@ void PrefixTree::MarkDue(NodeId id, int32_t computed) {
   }
 }
 
-void PrefixTree::ForgetDue() {
-  for (Node& node : nodes_) node.due_end = 0;
+void PrefixTree::MarkLaunched(NodeId id, int32_t computed) {
+  for (; id != kRootNode && nodes_[id].ready_end < nodes_[id].end(); id = nodes_[id].parent) {
+    Node& node = nodes_[id];
+    node.launched_end = std::max(node.launched_end, std::clamp(computed, node.begin, node.end()));
+  }
+}
+
+void PrefixTree::ForgetLaunched() {
+  for (Node& node : nodes_) node.launched_end = node.due_end = 0;
 }
 
 void PrefixTree::MarkReady(NodeId id, int32_t computed) {
@@ -150,6 +160,7 @@ void PrefixTree::DropUnready(NodeId id) {
     }
     const int32_t page_size = pool_->page_size();
     node.tokens.resize(node.ready_end - node.begin);
+    node.launched_end = node.due_end = 0;
     const size_t pages = CeilDiv(node.ready_end, page_size) - node.begin / page_size;
     for (size_t i = pages; i < node.pages.size(); ++i) pool_->DropReference(node.pages[i]);
     node.pages.resize(pages);

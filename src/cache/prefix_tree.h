@@ -32,9 +32,10 @@ struct SaltRange {
 // (salt, token). A node references every page that its range touches, pages [begin / page_size, ceil(end / page_size)); the first
 // of them holds valid KV from slot 0, the tokens of ancestors included, so that a page row is a concatenation of nodes' pages.
 //
-// Tokens of a node at or past `ready_end` are announced but not computed yet; those before `due_end` will be once the step at hand
-// is done. Nobody may attach past both, so a node with tokens that nobody computes now is a leaf of the tree, used by the one who
-// will (or an ancestor of such a leaf made by the same request).
+// Tokens of a node at or past `ready_end` are announced but not known to be computed; those before `launched_end` are computed by
+// steps that are under way, those before `due_end` by the step that is being scheduled. Nobody may attach past all three, so a node
+// with tokens that nobody computes now is a leaf of the tree, used by the one who will (or an ancestor of such a leaf made by the
+// same request).
 //
 // Locks keep a node, its ancestors and their pages: a locked node is in use. Thread-compatible.
 class PrefixTree {
@@ -42,7 +43,7 @@ class PrefixTree {
   struct Node {
     NodeId parent = kNoNode;
     int32_t begin = 0, ready_end = 0;
-    int32_t due_end = 0;  // meaningful where it is larger than ready_end
+    int32_t launched_end = 0, due_end = 0;  // meaningful where they are larger than ready_end
     uint32_t salt = 0;
     std::vector<int32_t> tokens;
     std::vector<PageId> pages;
@@ -59,18 +60,19 @@ class PrefixTree {
   explicit PrefixTree(PagePool* pool);
 
   // The longest path whose tokens are a prefix of `tokens`: the deepest node it touches and the number of tokens matched, which may
-  // end inside that node. `computed` is how many of them are ready; `ready` counts those that the step at hand computes too.
+  // end inside that node. `ready` is how many of them have been computed, `computed` counts those that launched steps compute too,
+  // `due` those of the step that is being scheduled as well.
   // O(tokens).
   struct Match {
     NodeId node = kRootNode;
-    int32_t length = 0, ready = 0, computed = 0;
+    int32_t length = 0, due = 0, computed = 0, ready = 0;
   };
   Match Find(std::span<const int32_t> tokens, const SaltRange& salt) const { return FindBelow(kRootNode, tokens, salt); }
   // The same for the tokens that follow node `start`; Match::length counts from the root. REQUIRES: `start` is ready to its end.
   Match FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const;
 
   // Makes `match.length` the end of a node. If it was inside, a new node takes the upper part and match.node keeps the lower one
-  // (so whoever is attached to match.node stays). Returns the node that ends there. REQUIRES: match.length <= match.ready.
+  // (so whoever is attached to match.node stays). Returns the node that ends there. REQUIRES: match.length <= match.due.
   NodeId SplitAt(const Match& match);
 
   // Adds a leaf with `tokens` (at least one) below `parent`, taking over one reference to each of `pages`, its pages in order.
@@ -81,10 +83,12 @@ class PrefixTree {
   // REQUIRES: no children; ready to its end, where a page ends.
   void Extend(NodeId node, std::span<const int32_t> tokens, std::span<const PageId> pages);
 
-  // The step at hand computes everything on the path to `node` before kv index `computed`.
+  // The step that is being scheduled computes everything on the path to `node` before kv index `computed`.
   void MarkDue(NodeId node, int32_t computed);
-  // The step at hand failed: nothing is due.
-  void ForgetDue();
+  // A step that computes it was launched.
+  void MarkLaunched(NodeId node, int32_t computed);
+  // Steps failed: nothing is launched or due.
+  void ForgetLaunched();
   // Records that everything on the path to `node` before kv index `computed` is computed.
   void MarkReady(NodeId node, int32_t computed);
   // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. What somebody else uses

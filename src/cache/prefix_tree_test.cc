@@ -47,7 +47,7 @@ TEST_F(PrefixTreeTest, SplitInsideAPageSharesThatPage) {
   const NodeId lower = Add(kRootNode, {1, 2, 3, 4, 5, 6, 7});
   const PageId second = tree_.node(lower).pages[1];
   tree_.Lock(lower);
-  const NodeId upper = tree_.SplitAt({.node = lower, .length = 6, .ready = 6});
+  const NodeId upper = tree_.SplitAt({.node = lower, .length = 6, .due = 6});
   EXPECT_NE(upper, lower);
   EXPECT_EQ(tree_.node(upper).end(), 6);
   EXPECT_EQ(tree_.node(lower).begin, 6);
@@ -63,7 +63,7 @@ TEST_F(PrefixTreeTest, SplitInsideAPageSharesThatPage) {
 
 TEST_F(PrefixTreeTest, SplitOnAPageBoundarySharesNothing) {
   const NodeId lower = Add(kRootNode, {1, 2, 3, 4, 5, 6});
-  tree_.SplitAt({.node = lower, .length = 4, .ready = 4});
+  tree_.SplitAt({.node = lower, .length = 4, .due = 4});
   EXPECT_EQ(tree_.node(lower).pages.size(), 1u);
   EXPECT_EQ(pool_.references(tree_.node(lower).pages[0]), 1);
   ExpectIntact();

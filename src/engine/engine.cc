@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -18,11 +20,11 @@
 #include "core/exhaustion.h"
 #include "engine/emitter.h"
 #include "engine/engine_parts.h"
+#include "engine/fair_mutex.h"
 #include "engine/prefix_file.h"
 #include "engine/request_state.h"
 #include "engine/scheduler.h"
 #include "engine/step_builder.h"
-#include "engine/turnstile.h"
 #include "engine/validate_request.h"
 
 namespace coppice {
@@ -70,6 +72,11 @@ class EngineImpl final : public Engine {
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path) override;
   Result<bool> Step() override;
+  Status Run(std::stop_token stop) override;
+  EngineLoad Load() const override {
+    const std::lock_guard lock(mutex_);
+    return {.waiting = waiting_, .running = published_.running};
+  }
   EngineMetrics Metrics() const override {
     const std::lock_guard lock(mutex_);
     return published_;
@@ -91,22 +98,29 @@ class EngineImpl final : public Engine {
   Status ProposeDrafts();
   // The step's parts; false: nothing to do.
   Result<bool> RunStep();
-  bool TakeInbox();
+  // Launches the next step, if there is one that needs nothing of those under way.
+  Result<bool> LaunchNext();
+  // Waits for the oldest step under way and takes over what it gave. On an error its requests have ended, and those of steps after
+  // it.
+  Status CommitOldest();
+  // Commits all that is under way.
+  Status Drain();
+  Result<bool> TakeInbox();
   void Begin(RequestPtr request);
-  bool ExpireDeadlines();
+  Result<bool> ExpireDeadlines();
   void Commit(const ScheduledBatch& batch, const StepResult& result);
+  // What is before kv index `computed` of the sequence is there.
+  void MarkComputed(Sequence* sequence, int32_t computed);
   // Takes over the log-probabilities of prompt tokens.
   void CommitScores(const ScheduledBatch::Entry& entry, std::span<const float> scores);
   // What a sample generated becomes shareable page by page, while it runs.
   void PublishPages(const Sequence& sequence);
   // Takes over the drafts with which the model agrees, and the token that it says next. False if the sequence ends there.
   bool CommitDrafts(const ScheduledBatch::Entry& entry);
-  void BearSamples(const ScheduledBatch::Entry& entry);
+  void BeginSamples(const ScheduledBatch::Entry& entry);
   // Adds what draw number `index` of the step gave to a sequence and says so; true if the sequence goes on.
   bool Accept(Sequence* sequence, int32_t index);
   void AddTopLogprobs(int32_t index, Emissions::Item* item);
-  // Whether a token ends a sample of the request, where it may end.
-  bool IsEndId(const RequestState& request, int32_t token) const;
   // Whether the sequence ends with the item's token, its last one, and what text it adds where stop strings are looked for.
   std::optional<FinishReason> EndOf(const Sequence& sequence, Emissions::Item* item);
   static TextStream& TextOf(const Sequence& sequence) { return sequence.request->listener->texts[sequence.index]; }
@@ -117,8 +131,10 @@ class EngineImpl final : public Engine {
   void EmitPrompt(RequestState* request);
   // Ends every unfinished sequence of a request.
   void EndRequest(RequestState* request, FinishReason reason, const Status& status);
-  // The step failed: ends the requests that took part in it, whose KV cannot be trusted; the others go on.
-  void EndBatch(const Status& status);
+  // A step failed: ends the requests that took part in it, in those launched after it, in one that was being scheduled, and in
+  // `also` if not null. Their KV cannot be trusted; the others go on.
+  void FailSteps(const Status& status, const ScheduledBatch* also);
+  void EndBatch(const ScheduledBatch& batch, const Status& status);
   void ForgetDone();
   void CountMemory();
   void CountRows(const ScheduledBatch& batch, const StepStats& stats);
@@ -134,8 +150,15 @@ class EngineImpl final : public Engine {
   Scheduler scheduler_;
   const int32_t num_pages_;
   std::unordered_map<uint64_t, RequestPtr> requests_;
-  std::vector<RequestId> done_;  // to be forgotten at the end of the step
-  int32_t deadlines_ = 0;        // requests with one
+  std::vector<RequestId> done_;      // to be forgotten at the end of the step
+  std::vector<RequestPtr> retired_;  // done, but the step under way refers to them
+  int32_t deadlines_ = 0;            // requests with one
+  struct UnderWay {
+    ScheduledBatch* batch = nullptr;
+    StepTicket ticket;
+    bool told = false;  // the runner was waited for
+  };
+  std::vector<UnderWay> under_way_;  // steps that were launched and not committed, oldest first; at most 1 + steps_ahead
   struct {
     const ScheduledBatch* batch = nullptr;
     StepResult result;
@@ -148,9 +171,10 @@ class EngineImpl final : public Engine {
   StepMetrics step_;                  // of the step at hand
   Clock::time_point prefixes_due_{};  // when metrics_.prefixes is gathered again
 
-  Turnstile turnstile_;  // held by a step, and by another thread that needs what belongs to the stepping thread
+  FairMutex stepping_;  // held by a step, and by another thread that needs what belongs to the stepping thread
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;          // guards what follows
+  std::condition_variable_any wake_;  // something came in
   std::vector<RequestPtr> inbox_;
   std::vector<RequestId> cancelled_;
   std::unordered_set<uint64_t> live_;  // submitted and not done
@@ -185,12 +209,13 @@ Result<RequestId> EngineImpl::TakeRequest(Request request) {
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.timeout_seconds));
   }
   state->params = std::move(request);
-  state->end_ids = state->params.stop_token_ids;
-  state->has_stop_ids = !state->end_ids.empty();
-  state->ends_at_eos = !state->params.ignore_eos;
-  if (state->ends_at_eos) {
-    const std::vector<int32_t>& eos = model_config().eos_token_ids;
-    state->end_ids.insert(state->end_ids.end(), eos.begin(), eos.end());
+  const std::vector<int32_t>& eos = model_config().eos_token_ids;
+  if (state->params.stop_token_ids.empty()) {
+    static const std::vector<int32_t> kNone;
+    state->end_ids = state->params.ignore_eos ? &kNone : &eos;
+  } else {
+    state->own_end_ids = state->params.stop_token_ids;
+    if (!state->params.ignore_eos) state->own_end_ids.insert(state->own_end_ids.end(), eos.begin(), eos.end());
   }
   state->has_penalties = HasPenalties(state->params.sampling);
   if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
@@ -215,6 +240,7 @@ Result<RequestId> EngineImpl::TakeRequest(Request request) {
     return ResourceExhausted("the queue is full: " + std::to_string(waiting_) + " requests wait, max_waiting is " +
                              std::to_string(limit) + "; try again later");
   }
+  wake_.notify_all();
   const RequestId id{next_id_++};
   state->id = listener.request = id;
   ++waiting_;
@@ -229,6 +255,7 @@ Status EngineImpl::Cancel(RequestId id) {
     return NotFound("request " + std::to_string(static_cast<uint64_t>(id)) + " is not known or is done already");
   }
   cancelled_.push_back(id);
+  wake_.notify_all();
   return OkStatus();
 }
 
@@ -236,6 +263,7 @@ Status EngineImpl::Unpin(const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (pinned_.erase(name) == 0) return NotFound("no prompt is pinned as \"" + name + "\": it may not be computed yet");
   unpinned_.push_back(name);
+  wake_.notify_all();
   return OkStatus();
 }
 
@@ -263,14 +291,15 @@ Status EngineImpl::SavePrefix(const std::string& name, const std::string& path) 
 Status EngineImpl::WritePinned(const std::string& name, const std::string& path) {
   StoredPrefix prefix{.origin = kv_origin()};
   {
-    const std::lock_guard between_steps(turnstile_);
+    const std::lock_guard between_steps(stepping_);
     {
       const std::lock_guard lock(mutex_);
       if (!pinned_.contains(name)) return NotFound("no prompt is pinned as \"" + name + "\": it may not be computed yet");
     }
+    COPPICE_RETURN_IF_ERROR(Drain());
     KvCache::PinnedPrompt pinned = cache_.FindPinned(name).value();
     prefix.kv.resize(pinned.tokens.size() * prefix.origin.bytes_per_token());
-    COPPICE_RETURN_IF_ERROR(FlushEdits(&runner_, &cache_, &scheduler_.edits()));
+    COPPICE_RETURN_IF_ERROR(FlushEdits(&runner_, &cache_, &scheduler_.next().step));
     COPPICE_RETURN_IF_ERROR(runner_.ReadKv(pinned.pages, static_cast<int32_t>(pinned.tokens.size()), prefix.kv));
     prefix.tokens = std::move(pinned.tokens);
     prefix.salt = std::move(pinned.salt);
@@ -294,8 +323,9 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path) 
     return InvalidArgument(path + ": the prefix has " + std::to_string(num_tokens) + " tokens, expected 1.." +
                            std::to_string(parts_.options.max_context) + " (max_context)");
   }
-  const std::lock_guard between_steps(turnstile_);
-  COPPICE_RETURN_IF_ERROR(FlushEdits(&runner_, &cache_, &scheduler_.edits()));  // they may be of pages that are free now
+  const std::lock_guard between_steps(stepping_);
+  COPPICE_RETURN_IF_ERROR(Drain());
+  COPPICE_RETURN_IF_ERROR(FlushEdits(&runner_, &cache_, &scheduler_.next().step));  // they may be of pages that are free now
   COPPICE_RETURN_IF_ERROR(cache_.Restore(
       name, prefix.tokens, {.salt = prefix.salt, .private_begin = prefix.private_begin},
       [&](std::span<const PageId> pages, int32_t begin) { return runner_.WriteKv(pages, begin, num_tokens, prefix.kv); }));
@@ -310,57 +340,105 @@ Result<bool> EngineImpl::Step() {
 }
 
 Result<bool> EngineImpl::StepOnce() {
-  const std::lock_guard turn(turnstile_);
-  bool worked = TakeInbox();
-  worked |= ExpireDeadlines();
+  const std::lock_guard turn(stepping_);
+  committed_.batch = nullptr;
   Result<bool> ran = CatchExhaustion("running a step", [this] { return RunStep(); });
   if (ran.ok() && !emitter_.status().ok()) ran = emitter_.status();
-  if (!ran.ok()) EndBatch(ran.status());
+  if (!ran.ok()) FailSteps(ran.status(), emitter_.status().ok() ? nullptr : committed_.batch);
   scheduler_.RemoveStopped();
   ForgetDone();
   const bool idle = !ran.ok() || !*ran;
+  bool worked = false;
   emitter_.Send(&emissions_);
   if (idle) {
     emitter_.Drain();
     const std::lock_guard lock(mutex_);
-    worked |= !inbox_.empty();  // what an event has led to
+    worked = !inbox_.empty();  // what an event has led to
   }
   Publish(idle);
   if (!ran.ok()) return ran.status();
   return *ran || worked;
 }
 
+Status EngineImpl::Run(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    COPPICE_ASSIGN_OR_RETURN(const bool worked, Step());
+    if (worked) continue;
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, stop, [this] { return !inbox_.empty() || !cancelled_.empty() || !unpinned_.empty(); });
+  }
+  return OkStatus();
+}
+
 Result<bool> EngineImpl::RunStep() {
   const Clock::time_point begin = Clock::now();
   step_ = {};
+  COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
+  COPPICE_ASSIGN_OR_RETURN(const bool expired, ExpireDeadlines());
+  // Drafts follow what is known of a text, so a step with drafts is not launched ahead.
+  const size_t most_under_way = parts_.drafter ? 1 : 1 + parts_.options.steps_ahead;
+  while (under_way_.size() < most_under_way) {
+    COPPICE_ASSIGN_OR_RETURN(const bool launched, LaunchNext());
+    if (!launched) break;
+  }
+  if (under_way_.empty()) {
+    if (scheduler_.idle()) return took || expired;
+    // Nobody runs, so nobody will ever make room for the first in line.
+    EndRequest(scheduler_.waiting().front()->request, FinishReason::kError,
+               ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
+    return true;
+  }
+  COPPICE_RETURN_IF_ERROR(CommitOldest());
+  step_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  CountTime();
+  return true;
+}
+
+Result<bool> EngineImpl::LaunchNext() {
   LapTimer timer;
   if (const Status drafted = ProposeDrafts(); !drafted.ok()) {
     for (const DraftRequest& request : draft_requests_) EndRequest(request.sequence->request, FinishReason::kError, drafted);
     return drafted;
   }
   timer.Lap(&metrics_.draft_seconds);
-  ScheduledBatch& batch = scheduler_.Schedule();
-  if (batch.empty()) {
-    if (scheduler_.idle()) return false;
-    // Nobody runs, so nobody will ever make room for the first in line.
-    EndRequest(scheduler_.waiting().front()->request, FinishReason::kError,
-               ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
-    return true;
+  ScheduledBatch* const batch = scheduler_.Schedule(!under_way_.empty());
+  metrics_.bubbles += batch == nullptr;
+  timer.Lap(&step_.host_seconds);
+  if (batch == nullptr || batch->empty()) return false;
+  const Result<StepTicket> ticket = LaunchStep(&runner_, &cache_, batch->tree_masks, &batch->step);
+  if (!ticket.ok()) {
+    COPPICE_RETURN_IF_ERROR(Drain());  // those before it can be trusted
+    return ticket.status();
   }
-  timer.Lap(&step_.host_seconds);
-  COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, LaunchStep(&runner_, &cache_, batch.tree_masks, &batch.step));
-  COPPICE_ASSIGN_OR_RETURN(const StepResult result, runner_.Wait(ticket));
-  timer.Skip();   // the runner says what it took
-  CountMemory();  // while everybody who ran still holds its pages
-  CountRows(batch, result.stats);
-  Commit(batch, result);
-  timer.Lap(&step_.host_seconds);
-  step_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  CountTime();
+  scheduler_.Launched(ticket->step);
+  under_way_.push_back({.batch = batch, .ticket = *ticket});
   return true;
 }
 
-bool EngineImpl::TakeInbox() {
+Status EngineImpl::CommitOldest() {
+  const UnderWay step = under_way_.front();
+  const Result<StepResult> result = runner_.Wait(step.ticket);
+  LapTimer timer;
+  under_way_.front().told = true;
+  if (!result.ok()) {
+    FailSteps(result.status(), nullptr);
+    return result.status();
+  }
+  CountMemory();  // while everybody who ran still holds its pages
+  CountRows(*step.batch, result->stats);
+  Commit(*step.batch, *result);
+  under_way_.erase(under_way_.begin());
+  timer.Lap(&step_.host_seconds);
+  return OkStatus();
+}
+
+Status EngineImpl::Drain() {
+  metrics_.bubbles += !under_way_.empty() && parts_.options.steps_ahead > 0;
+  while (!under_way_.empty()) COPPICE_RETURN_IF_ERROR(CommitOldest());
+  return OkStatus();
+}
+
+Result<bool> EngineImpl::TakeInbox() {
   std::vector<RequestPtr> arrived;
   std::vector<RequestId> cancelled;
   std::vector<std::string> unpinned;
@@ -372,10 +450,12 @@ bool EngineImpl::TakeInbox() {
   }
   for (const std::string& name : unpinned) cache_.Unpin(name);
   for (auto& request : arrived) Begin(std::move(request));
+  const Status drained = cancelled.empty() ? OkStatus() : Drain();  // the step under way may compute what others wait for
   for (const RequestId id : cancelled) {
     const auto found = requests_.find(static_cast<uint64_t>(id));
     if (found != requests_.end()) EndRequest(found->second.get(), FinishReason::kCancelled, OkStatus());
   }
+  if (!drained.ok()) return drained;
   return !arrived.empty() || !cancelled.empty();
 }
 
@@ -387,12 +467,15 @@ void EngineImpl::Begin(RequestPtr request) {
   requests_.emplace(id, std::move(request));
 }
 
-bool EngineImpl::ExpireDeadlines() {
+Result<bool> EngineImpl::ExpireDeadlines() {
   if (deadlines_ == 0) return false;
   const Clock::time_point now = Clock::now();
+  const auto is_late = [now](const RequestState& r) { return r.deadline && now >= *r.deadline && r.unfinished > 0; };
+  if (std::ranges::none_of(requests_, [&](const auto& entry) { return is_late(*entry.second); })) return false;
+  COPPICE_RETURN_IF_ERROR(Drain());
   bool expired = false;
   for (const auto& [id, request] : requests_) {
-    if (!request->deadline || now < *request->deadline || request->unfinished == 0) continue;
+    if (!is_late(*request)) continue;
     expired = true;
     EndRequest(
         request.get(), FinishReason::kError,
@@ -424,29 +507,32 @@ void EngineImpl::Commit(const ScheduledBatch& batch, const StepResult& result) {
     PrefetchAhead(e, batch.entries.size(), cache_, [&](size_t i) { return batch.entries[i].sequence; });
     const ScheduledBatch::Entry& entry = batch.entries[e];
     Sequence* const sequence = entry.sequence;
-    const bool samples = entry.num_draws > 0;
+    if (sequence->state == Sequence::State::kFinished && !entry.begins_samples) continue;  // it ended while this step was under way
     if (entry.num_scores > 0) CommitScores(entry, result.scores);
-    metrics_.sample_steps += samples && sequence->request->prompt_done;
+    metrics_.sample_steps += entry.num_draws > 0 && !entry.begins_samples;
     if (entry.drafts > 0) {
       if (!CommitDrafts(entry)) scheduler_.Finish(sequence);
       continue;
     }
-    sequence->computed += entry.count;
-    cache_.MarkComputed(sequence->branch, sequence->computed);
+    MarkComputed(sequence, entry.begin + entry.count);
     if (cache_.HasWholePages(sequence->branch)) PublishPages(*sequence);
-    if (!samples) continue;
-    if (!sequence->request->prompt_done) {
-      BearSamples(entry);
-    } else if (!Accept(sequence, entry.first_draw)) {
+    if (entry.begins_samples) {
+      BeginSamples(entry);
+    } else if (entry.num_draws > 0 && !Accept(sequence, entry.first_draw)) {
       scheduler_.Finish(sequence);
     }
   }
 }
 
+void EngineImpl::MarkComputed(Sequence* sequence, int32_t computed) {
+  sequence->computed = computed;
+  cache_.MarkComputed(sequence->branch, computed);
+}
+
 void EngineImpl::CommitScores(const ScheduledBatch::Entry& entry, std::span<const float> scores) {
   const Sequence& sequence = *entry.sequence;
   for (int32_t i = 0; i < entry.num_scores; ++i) {
-    sequence.request->prompt_logprobs[sequence.computed + i + 1] = scores[entry.first_score + i];
+    sequence.request->prompt_logprobs[entry.begin + i + 1] = scores[entry.first_score + i];
   }
 }
 
@@ -459,11 +545,12 @@ void EngineImpl::PublishPages(const Sequence& sequence) {
 bool EngineImpl::CommitDrafts(const ScheduledBatch::Entry& entry) {
   Sequence* const sequence = entry.sequence;
   const Draft& draft = sequence->draft;
-  const int32_t drafts_begin = sequence->computed + entry.count - entry.drafts;  // kv index of the first
+  const int32_t drafts_begin = entry.begin + entry.count - entry.drafts;  // kv index of the first
   accepted_.clear();
   bool goes_on = true;
   for (int32_t node = Draft::kRoot;;) {
     const int32_t draw = entry.first_draw + node + 1;
+    sequence->draws_under_way = 1;
     goes_on = Accept(sequence, draw);
     node = goes_on ? draft.ChildOf(node, committed_.result.draws[draw].token, entry.drafts) : Draft::kRoot;
     if (node == Draft::kRoot) break;
@@ -472,11 +559,11 @@ bool EngineImpl::CommitDrafts(const ScheduledBatch::Entry& entry) {
   const int32_t num_accepted = static_cast<int32_t>(accepted_.size());
   for (int32_t i = 0; i < num_accepted; ++i) {  // what was refused in between goes
     if (accepted_[i] == i) continue;
-    scheduler_.edits().moves.push_back({.from = cache_.SlotOf(sequence->branch, drafts_begin + accepted_[i]),
-                                        .to = cache_.SlotOf(sequence->branch, drafts_begin + i)});
+    scheduler_.next().step.moves.push_back({.from = cache_.SlotOf(sequence->branch, drafts_begin + accepted_[i]),
+                                            .to = cache_.SlotOf(sequence->branch, drafts_begin + i)});
   }
-  sequence->computed = drafts_begin + num_accepted;
-  cache_.MarkComputed(sequence->branch, sequence->computed);
+  sequence->launched = drafts_begin + num_accepted;
+  MarkComputed(sequence, sequence->launched);
   if (cache_.HasWholePages(sequence->branch)) PublishPages(*sequence);
   metrics_.drafted_tokens += entry.drafts;
   metrics_.accepted_draft_tokens += num_accepted;
@@ -487,34 +574,38 @@ bool EngineImpl::CommitDrafts(const ScheduledBatch::Entry& entry) {
   return goes_on;
 }
 
-// The prompt of a request is computed: its n samples begin as n leaves of it.
-void EngineImpl::BearSamples(const ScheduledBatch::Entry& entry) {
+// The prompt of a request is computed: its n samples begin as n leaves of it, or have begun while its last step was under way.
+void EngineImpl::BeginSamples(const ScheduledBatch::Entry& entry) {
   Sequence* const first = entry.sequence;
   RequestState* const request = first->request;
-  request->prompt_done = true;
   EmitPrompt(request);
   if (const std::string& name = request->params.pin_prompt_as; !name.empty()) {
     cache_.Pin(name, first->branch);
     NotePin(name);
   }
+  const bool forked = request->forked;
   survivors_.clear();
   for (int32_t i = 0; i < entry.num_draws; ++i) {
     Sequence* const sequence = &request->sequences[i];
+    if (forked && sequence->branch != kNoBranch) MarkComputed(sequence, entry.begin + entry.count);
+    sequence->draws_under_way += !forked && sequence != first;
     if (Accept(sequence, entry.first_draw + i)) {
       survivors_.push_back(sequence);
-    } else if (sequence != first) {
+    } else if (forked || sequence != first) {
       scheduler_.Finish(sequence);
     }
   }
+  if (forked) return;
   if (survivors_.empty()) {
     scheduler_.Finish(first);
   } else {
-    scheduler_.Branch(first, survivors_);
+    scheduler_.Fork(first, survivors_);
   }
 }
 
 bool EngineImpl::Accept(Sequence* sequence, int32_t index) {
   const TokenDraw& draw = committed_.result.draws[index];
+  --sequence->draws_under_way;
   Emissions::Item& item = NewItem(*sequence);
   item.token = draw.token;
   item.logprob = draw.logprob;
@@ -543,17 +634,11 @@ void EngineImpl::AddTopLogprobs(int32_t index, Emissions::Item* item) {
   item->top_count = static_cast<int32_t>(emissions_.top_logprobs.size()) - item->top_begin;
 }
 
-bool EngineImpl::IsEndId(const RequestState& request, int32_t token) const {
-  const auto contains = [token](const std::vector<int32_t>& ids) { return std::ranges::find(ids, token) != ids.end(); };
-  return (request.ends_at_eos && contains(model_config().eos_token_ids)) ||
-         (request.has_stop_ids && contains(request.params.stop_token_ids));
-}
-
 std::optional<FinishReason> EngineImpl::EndOf(const Sequence& sequence, Emissions::Item* item) {
   const RequestState& request = *sequence.request;
   const int32_t generated = static_cast<int32_t>(sequence.generated.size());
   const bool may_end = generated >= request.params.min_tokens;
-  if (may_end && IsEndId(request, item->token)) {
+  if (may_end && std::ranges::find(*request.end_ids, item->token) != request.end_ids->end()) {
     if (request.has_stops) TextOf(sequence).Finish(&NewText(item));
     return FinishReason::kStop;  // the token that ends a sample is no part of its text
   }
@@ -616,20 +701,31 @@ void EngineImpl::EndRequest(RequestState* request, FinishReason reason, const St
   }
 }
 
-void EngineImpl::EndBatch(const Status& status) {
-  cache_.AbandonStep();
-  for (const ScheduledBatch::Entry& entry : scheduler_.batch().entries) {
-    EndRequest(entry.sequence->request, FinishReason::kError, status);
+void EngineImpl::FailSteps(const Status& status, const ScheduledBatch* also) {
+  for (const UnderWay& step : under_way_) {
+    if (!step.told) (void)runner_.Wait(step.ticket);  // it stands on what failed
   }
+  cache_.AbandonSteps();
+  for (const UnderWay& step : under_way_) EndBatch(*step.batch, status);
+  under_way_.clear();
+  EndBatch(scheduler_.next(), status);
+  scheduler_.next().Clear();
+  if (also != nullptr) EndBatch(*also, status);
+}
+
+void EngineImpl::EndBatch(const ScheduledBatch& batch, const Status& status) {
+  for (const ScheduledBatch::Entry& entry : batch.entries) EndRequest(entry.sequence->request, FinishReason::kError, status);
 }
 
 void EngineImpl::ForgetDone() {
+  retired_.clear();  // no step that is under way refers to them any more
   if (done_.empty()) return;
   const std::lock_guard lock(mutex_);
   for (const RequestId id : done_) {
     const auto found = requests_.find(static_cast<uint64_t>(id));
     deadlines_ -= found->second->deadline.has_value();
     emissions_.retired.push_back(std::move(found->second->listener));
+    if (!under_way_.empty()) retired_.push_back(std::move(found->second));
     requests_.erase(found);
     live_.erase(static_cast<uint64_t>(id));
   }
@@ -695,7 +791,7 @@ void EngineImpl::Publish(bool idle) {
   metrics_.merged_pages = cache_.merged_pages();
   if (parts_.drafter) metrics_.draft_kv_bytes_read = parts_.drafter->kv_bytes_read();
   int32_t waiting = 0;  // a request is counted once, by the sequence that computes its prompt
-  for (const Sequence* sequence : scheduler_.waiting()) waiting += !sequence->request->prompt_done;
+  for (const Sequence* sequence : scheduler_.waiting()) waiting += !sequence->request->forked;
   const std::lock_guard lock(mutex_);
   waiting_ = waiting + static_cast<int32_t>(inbox_.size());
   metrics_.waiting = waiting_;

@@ -17,6 +17,7 @@
 #include "engine/model_drafter.h"
 #include "engine/ngram_drafter.h"
 #include "runner/fake_runner.h"
+#include "runner/late_runner.h"
 
 namespace coppice {
 
@@ -40,6 +41,8 @@ struct EngineConfig {
   int32_t draft_tokens = 4, draft_branches = 1;
   uint64_t draft_seed = 0;    // kModel: of the draft's FakeRunner
   bool exact_drafts = false;  // kModel
+  int32_t steps_ahead = 0;
+  bool late_runner = false;   // around a LateRunner
   bool event_thread = false;  // outputs may be read when RunToEnd has returned
 };
 
@@ -63,6 +66,7 @@ class EngineHarness {
                      .max_context = config.model.max_position,
                      .max_waiting = config.max_waiting,
                      .event_thread = config.event_thread,
+                     .steps_ahead = config.steps_ahead,
                      .draft = config.draft,
                      .draft_tokens = config.draft_tokens,
                      .draft_branches = config.draft_branches};
@@ -75,6 +79,11 @@ class EngineHarness {
     model_ = model.get();
     cache_ = parts.cache.get();
     parts.runner = std::move(model);
+    if (config.late_runner) {
+      auto late = std::make_unique<LateRunner>(std::move(parts.runner));
+      late_ = late.get();
+      parts.runner = std::move(late);
+    }
     if (config.draft == DraftMode::kNgram)
       parts.drafter = std::make_unique<NgramDrafter>(NgramDrafter::Options{config.draft_branches});
     if (config.draft == DraftMode::kModel) {
@@ -98,6 +107,7 @@ class EngineHarness {
   KvCache& cache() { return *cache_; }
   const KvCache* draft_cache() const { return draft_cache_; }  // kModel
   FakeRunner& draft_model() { return *draft_model_; }
+  const LateRunner* late() const { return late_; }  // null without one
 
   RequestId Submit(Request request) {
     size_t slot;
@@ -188,6 +198,7 @@ class EngineHarness {
   KvCache* cache_;
   const KvCache* draft_cache_ = nullptr;
   FakeRunner* draft_model_ = nullptr;
+  const LateRunner* late_ = nullptr;
   std::unique_ptr<Engine> engine_;
   std::mutex mutex_;  // events may come from a thread of the engine's
   std::vector<std::vector<Output>> outputs_;

@@ -742,6 +742,34 @@ TEST(Engine, SubmitAndCancelFromOtherThreads) {
   }
 }
 
+TEST(Engine, RunSleepsUntilThereIsWorkAndStopsWhenAsked) {
+  for (const bool event_thread : {false, true}) {
+    EngineHarness harness({.model = {.num_pages = 256}, .steps_ahead = event_thread ? 1 : 0, .event_thread = event_thread});
+    std::atomic<int> done{0}, cancelled{0};
+    std::jthread runner([&](const std::stop_token& stop) { EXPECT_TRUE(harness.engine().Run(stop).ok()); });
+    for (int i = 0; i < 20; ++i) {
+      Request request = Greedy(Prompt(5 + i), 4, 2);
+      if (i % 3 == 0) request.max_tokens = 200;
+      request.on_event = [&](const StreamEvent& event) {
+        cancelled += event.finish_reason == FinishReason::kCancelled;
+        done += event.request_done;
+        done.notify_all();
+      };
+      const RequestId id = harness.engine().Submit(std::move(request)).value();
+      if (i % 3 == 0) (void)harness.engine().Cancel(id);
+      for (int seen = done; seen <= i; seen = done) done.wait(seen);  // the engine is idle, or soon will be
+    }
+    runner.request_stop();
+    runner.join();
+    EXPECT_GT(cancelled, 0);
+    EXPECT_EQ(harness.engine().Load().waiting, 0);
+    EXPECT_EQ(harness.engine().Load().running, 0);
+    std::stop_source stopped;
+    stopped.request_stop();
+    EXPECT_TRUE(harness.engine().Run(stopped.get_token()).ok());  // at once
+  }
+}
+
 // ---------------------------------------------------------------------------------------------------------------------------
 // endings
 

@@ -14,7 +14,7 @@ Status ModelDrafter::Propose(std::span<const DraftRequest> requests) {
   ++calls_;
   const Status status = RunRounds(requests);
   if (!status.ok()) {  // what the failed pass should have computed is not there
-    parts_.cache->AbandonStep();
+    parts_.cache->AbandonSteps();
     ++calls_;
     ReleaseUnused();
   }
@@ -128,7 +128,7 @@ void ModelDrafter::AppendDraws() {
     const Sequence& sequence = *job.request->sequence;
     const Request& params = sequence.request->params;
     const Draft& draft = sequence.draft;
-    TellSlot(sequence, job.lane->branch, &job.lane->told, &step_);
+    TellSlot(sequence, job.lane->branch, /*before=*/0, &job.lane->told, &step_);
     step_.draws.push_back({.row = job.last_row,
                            .slot = job.lane->branch,
                            .sample = sequence.index,
@@ -157,7 +157,7 @@ void ModelDrafter::TakeDrafts(std::span<const TokenDraw> draws) {
     Draft& draft = job.request->sequence->draft;
     draft.Extend(draft.size() - 1, token);
     if (distribution >= 0) draft.proposals.push_back(distribution);
-    const std::vector<int32_t>& ends = job.request->sequence->request->end_ids;
+    const std::vector<int32_t>& ends = *job.request->sequence->request->end_ids;
     if (draft.size() == job.depth || std::ranges::find(ends, token) != ends.end()) continue;
     job.lane->tokens.push_back(token);
     job.count = 1;

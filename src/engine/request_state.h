@@ -25,8 +25,8 @@ struct RequestState;
 // samples, waiting for them is most of a step's host work. Until the prompt is computed, sequence 0 stands for all n of them.
 struct alignas(kCacheLine) Sequence {
   enum class State : uint8_t {
-    kUnborn,   // sequence 0 still computes the prompt
-    kWaiting,  // has no pages: new, preempted, or born when all branch slots were taken
+    kPending,  // sequence 0 still computes the prompt
+    kWaiting,  // has no pages: new, preempted, or forked when all branch slots were taken
     kRunning,  // holds a branch
     kFinished,
   };
@@ -36,21 +36,27 @@ struct alignas(kCacheLine) Sequence {
   std::vector<int32_t> generated;
   int32_t index = 0;  // of the sample
   BranchId branch = kNoBranch;
-  int32_t computed = 0;  // tokens that went through the forward pass
-  State state = State::kUnborn;
-  int32_t overtaken = 0;                 // how many were admitted before it that came later
-  int32_t draft_depth = 0;               // how deep drafting has paid lately; 0: not tried yet
+  int32_t launched = 0;  // tokens that went into a step
+  int32_t computed = 0;  // of them, those whose step was committed
+  int32_t draw = -1;     // of the step launched last, the draw that gives its next token; with draws_under_way
+  State state = State::kPending;
+  uint8_t draws_under_way = 0;           // tokens that launched steps choose and that are not known yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
   // The rest.
-  int32_t told = 0;  // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
-  Draft draft;       // for the next step
+  int32_t overtaken = 0;    // how many were admitted before it that came later
+  int32_t draft_depth = 0;  // how deep drafting has paid lately; 0: not tried yet
+  int32_t told = 0;         // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
+  Draft draft;              // for the next step
 
   int32_t length() const;  // tokens known: prompt and generated
-  int32_t remaining() const { return length() - computed; }
+  // Tokens to be computed: those that are known, and those that a step under way will have chosen.
+  int32_t remaining() const { return length() + draws_under_way - launched; }
   // Its prompt (or, after a preemption, what it had) is not computed yet; else it decodes.
   bool prefilling() const;
   // Sequences that go on from its next token: all n when the prompt is computed, else itself.
-  int32_t births() const;
+  int32_t num_forks() const;
+  // Whether the token under way is its last one, whichever it is.
+  bool ends_with_draw(int32_t max_context) const;
   int32_t TokenAt(int32_t kv_index) const;
   // Prompt and generated tokens in one run; `scratch` is used where they are not.
   std::span<const int32_t> Tokens(std::vector<int32_t>* scratch) const;
@@ -63,17 +69,17 @@ struct alignas(kCacheLine) RequestState {
 
   // The first cache line, with the first fields of `params`: what a decode step reads. The second: params.sampling.
   std::unique_ptr<Listener> listener;  // has params.on_event
-  bool has_listener = false;           // listener->on_event is not empty
-  bool has_stops = false;              // stop strings: the step decodes its text, since that decides when a sample ends
-  bool ends_at_eos = false;            // the model's eos ids end a sample
-  bool has_stop_ids = false;           // params.stop_token_ids is not empty
-  bool has_penalties = false;          // of params.sampling
-  bool prompt_done = false;            // its samples were born
-  int32_t unfinished = 0;              // sequences not finished yet
+  const std::vector<int32_t>* end_ids =
+      &own_end_ids;            // all tokens that end a sample; the model's eos ids where there are no others
+  int32_t unfinished = 0;      // sequences not finished yet
+  bool has_listener = false;   // listener->on_event is not empty
+  bool has_stops = false;      // stop strings: the step decodes its text, since that decides when a sample ends
+  bool has_penalties = false;  // of params.sampling
+  bool forked = false;         // its samples are sequences of their own: the prompt is computed, or its last step launched
   Request params;
   // The rest.
   RequestId id{};
-  std::vector<int32_t> end_ids;                       // all tokens that end a sample
+  std::vector<int32_t> own_end_ids;                   // end_ids, where they are this request's own
   std::pmr::vector<Sequence> sequences;               // n; never resized
   std::vector<std::optional<float>> prompt_logprobs;  // if wanted
   std::optional<Clock::time_point> deadline;
@@ -95,9 +101,13 @@ inline RequestPtr MakeRequest(std::pmr::memory_resource* memory) {
 
 inline int32_t Sequence::length() const { return request->prompt_length() + static_cast<int32_t>(generated.size()); }
 
-inline bool Sequence::prefilling() const { return !request->prompt_done || remaining() > 1; }
+inline bool Sequence::prefilling() const { return !request->forked || remaining() > 1; }
 
-inline int32_t Sequence::births() const { return request->prompt_done ? 1 : static_cast<int32_t>(request->sequences.size()); }
+inline int32_t Sequence::num_forks() const { return request->forked ? 1 : static_cast<int32_t>(request->sequences.size()); }
+
+inline bool Sequence::ends_with_draw(int32_t max_context) const {
+  return std::ssize(generated) + draws_under_way >= request->params.max_tokens || length() + draws_under_way >= max_context;
+}
 
 inline int32_t Sequence::TokenAt(int32_t kv_index) const {
   const int32_t prompt = request->prompt_length();

@@ -13,12 +13,14 @@ namespace coppice {
 struct ScheduledBatch {
   struct Entry {
     Sequence* sequence = nullptr;
-    int32_t count = 0;   // tokens of this sequence in this step; the first has kv index sequence->computed
+    int32_t begin = 0;
+    int32_t count = 0;   // tokens of this sequence in this step; the first has kv index `begin`
     int32_t drafts = 0;  // of them, the last so many are the first of sequence->draft
     // Of the step's draws: none for a prefill chunk; else one for each sequence that goes on from its last known token (all samples
     // of a request where they begin), and one for each draft: what follows there, if it comes to that.
     int32_t first_draw = 0, num_draws = 0;
     int32_t first_score = 0, num_scores = 0;  // of the step's scores: of the tokens after the first ones, for prompt_logprobs
+    bool begins_samples = false;              // its draws are the first tokens of all samples of the request
   };
   std::vector<Entry> entries;
   StepBatch step;

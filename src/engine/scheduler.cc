@@ -30,14 +30,18 @@ void Scheduler::Add(RequestState* request) {
   waiting_.push_back(&first);
 }
 
-ScheduledBatch& Scheduler::Schedule() {
-  batch_.Clear();
+ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
+  batch_->Clear();
   has_draft_tree_ = false;
   cache_->BeginStep();
+  if (step_under_way) {
+    ForkUnderWay();
+    if (!GrowDecodes()) return nullptr;
+  }
   if (options_.policy == SchedulePolicy::kPrefillFirst) {
     ScheduleRunningPrefills();
     Admit(/*prompts_only=*/true);
-    if (!batch_.empty()) return batch_;
+    if (!batch_->empty()) return batch_;
   }
   if (ScheduleDecodes()) ScheduleRunningPrefills();
   RemoveStopped();  // the preempted ones, so that they can be admitted again
@@ -46,8 +50,39 @@ ScheduledBatch& Scheduler::Schedule() {
   return batch_;
 }
 
+void Scheduler::Launched(int64_t number) {
+  launched_ = number;
+  next_ = (next_ + 1) % batches_.size();
+  batch_ = &batches_[next_];
+  batch_->Clear();  // its sequences may be gone
+}
+
+void Scheduler::ForkUnderWay() {
+  const ScheduledBatch& under_way = batches_[(next_ + batches_.size() - 1) % batches_.size()];
+  for (const ScheduledBatch::Entry& entry : under_way.entries) {
+    if (!entry.begins_samples || entry.sequence->request->forked) continue;
+    Sequence* const first = entry.sequence;
+    if (first->ends_with_draw(cache_->max_context())) continue;  // and so do all others: they never run
+    survivors_.clear();
+    for (Sequence& sequence : first->request->sequences) {
+      sequence.draws_under_way = 1;
+      sequence.draw = entry.first_draw + sequence.index;
+      survivors_.push_back(&sequence);
+    }
+    Fork(first, survivors_);
+  }
+}
+
+bool Scheduler::GrowDecodes() {
+  for (const Sequence* const sequence : running_) {
+    if (!Decodes(*sequence) || (sequence->draws_under_way > 0 && sequence->ends_with_draw(cache_->max_context()))) continue;
+    if (!cache_->Grow(sequence->branch, sequence->length() + sequence->draws_under_way)) return false;
+  }
+  return true;
+}
+
 std::span<Sequence* const> Scheduler::PlanDrafts() {
-  batch_.Clear();  // the last step's sequences may be gone
+  batch_->Clear();  // the last step's sequences may be gone
   decoding_.clear();
   bool has_prompts = !waiting_.empty();
   for (Sequence* const sequence : running_) {
@@ -75,7 +110,11 @@ bool Scheduler::ScheduleDecodes() {
     if (sequence->state != Sequence::State::kRunning) continue;
     if (sequence->prefilling()) {
       has_prefills = true;
-    } else if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length()) || MakeRoom(i))) {
+      continue;
+    }
+    const int32_t under_way = sequence->draws_under_way;
+    if (under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
+    if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length() + under_way) || MakeRoom(i))) {
       Append(sequence, 1, TakeDrafts(*sequence));
     }
   }
@@ -85,6 +124,7 @@ bool Scheduler::ScheduleDecodes() {
 void Scheduler::ScheduleRunningPrefills() {
   for (Sequence* const sequence : running_) {
     if (sequence->state != Sequence::State::kRunning || !sequence->prefilling()) continue;
+    if (sequence->draws_under_way > 0) continue;  // its samples begin with the commit of that step
     if (const int32_t count = std::min(sequence->remaining(), prefill_left()); count > 0) Append(sequence, count);
   }
 }
@@ -98,11 +138,12 @@ void Scheduler::Admit(bool prompts_only) {
     Sequence* const sequence = candidate.sequence;
     if (prompts_only && !sequence->prefilling()) continue;
     if (!candidate.aged && cache_->free_branches() <= kept_free) return;
+    if (sequence->draws_under_way > 0) return;  // its text is not known yet
     const KvCache::Outcome outcome = TryAdmit(sequence);
     // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
     if (outcome == KvCache::Outcome::kNoRoom) return;
     if (outcome == KvCache::Outcome::kPending) {
-      kept_free += sequence->births();
+      kept_free += sequence->num_forks();
       continue;
     }
     const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
@@ -154,16 +195,16 @@ CacheSalt Scheduler::SaltOf(const Sequence& sequence) {
 KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   RequestState& request = *sequence->request;
   // Everybody must be able to take one more page, or the newcomer would push somebody out at once.
-  const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->births();
+  const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->num_forks();
   const KvCache::Admission admission = cache_->Admit({.tokens = sequence->Tokens(&scratch_),
                                                       .salt = SaltOf(*sequence),
-                                                      .compute_all = !request.prompt_done && !request.prompt_logprobs.empty(),
+                                                      .compute_all = !request.forked && !request.prompt_logprobs.empty(),
                                                       .spare_pages = spare_pages});
   if (admission.outcome != KvCache::Outcome::kAdmitted) return admission.outcome;
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;
-  sequence->computed = admission.computed;
-  SetSlot(*sequence, sequence->branch, &batch_.step);
+  sequence->launched = sequence->computed = admission.computed;
+  SetSlot(*sequence, sequence->branch, &batch_->step);
   sequence->told = static_cast<int32_t>(sequence->generated.size());
   if (int32_t& cached = request.listener->cached_tokens; cached < 0) cached = admission.computed;
   running_.push_back(sequence);
@@ -180,49 +221,59 @@ int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
 }
 
 void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
-  const int32_t query_begin = batch_.num_tokens();
-  const int32_t begin = sequence->computed, end = begin + count;
-  if (sequence->prefilling()) batch_.prefill_tokens += count;
+  const int32_t query_begin = batch_->num_tokens();
+  const int32_t begin = sequence->launched, end = begin + count;
+  if (sequence->prefilling()) batch_->prefill_tokens += count;
   cache_->SetQueries(sequence->branch, query_begin, count + drafts, end + drafts);
-  for (int32_t kv_index = begin; kv_index < end; ++kv_index) {
-    AppendRow(*cache_, sequence->branch, kv_index, kv_index, sequence->TokenAt(kv_index), &batch_.step);
+  const int32_t known = std::min(end, sequence->length());
+  for (int32_t kv_index = begin; kv_index < known; ++kv_index) {
+    AppendRow(*cache_, sequence->branch, kv_index, kv_index, sequence->TokenAt(kv_index), &batch_->step);
+  }
+  if (known < end) {
+    batch_->step.drawn_tokens.push_back({.row = batch_->num_tokens(), .draw = {.step = launched_, .index = sequence->draw}});
+    AppendRow(*cache_, sequence->branch, known, known, /*token=*/0, &batch_->step);
   }
   for (int32_t i = 0; i < drafts; ++i) {
-    AppendRow(*cache_, sequence->branch, end + i, end - 1 + sequence->draft.DepthOf(i), sequence->draft.tokens[i], &batch_.step);
+    AppendRow(*cache_, sequence->branch, end + i, end - 1 + sequence->draft.DepthOf(i), sequence->draft.tokens[i], &batch_->step);
   }
   has_draft_tree_ |= drafts > 0 && drafts > sequence->draft.ChainLength();
-  ScheduledBatch::Entry& entry = batch_.entries.emplace_back();  // filled in place: EngineImpl::NewItem
+  ScheduledBatch::Entry& entry = batch_->entries.emplace_back();  // filled in place: EngineImpl::NewItem
   entry.sequence = sequence;
+  entry.begin = begin;
   entry.count = count + drafts;
   entry.drafts = drafts;
-  entry.first_draw = static_cast<int32_t>(batch_.step.draws.size());
-  entry.first_score = static_cast<int32_t>(batch_.step.scores.size());
+  entry.first_draw = static_cast<int32_t>(batch_->step.draws.size());
+  entry.first_score = static_cast<int32_t>(batch_->step.scores.size());
   const RequestState& request = *sequence->request;
-  if (!request.prompt_done && !request.prompt_logprobs.empty()) {
+  if (!request.forked && !request.prompt_logprobs.empty()) {
     entry.num_scores = std::min(end, request.prompt_length() - 1) - begin;
     for (int32_t i = 0; i < entry.num_scores; ++i) {
-      batch_.step.scores.push_back({.row = query_begin + i, .token = request.params.prompt_ids[begin + i + 1]});
+      batch_->step.scores.push_back({.row = query_begin + i, .token = request.params.prompt_ids[begin + i + 1]});
     }
   }
-  if (end == sequence->length()) AppendDraws(&entry, query_begin + count - 1);
+  sequence->launched = end;
+  if (end == sequence->length() + sequence->draws_under_way) AppendDraws(&entry, query_begin + count - 1);
 }
 
 void Scheduler::AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
   Sequence& sequence = *entry->sequence;
-  StepBatch& step = batch_.step;
-  TellSlot(sequence, sequence.branch, &sequence.told, &step);
+  StepBatch& step = batch_->step;
+  TellSlot(sequence, sequence.branch, launched_, &sequence.told, &step);
   const Request& params = sequence.request->params;
-  const int32_t generated = static_cast<int32_t>(sequence.generated.size());
+  const int32_t generated = static_cast<int32_t>(sequence.generated.size()) + sequence.draws_under_way;
   const int32_t top = params.top_logprobs;
   Draw draw{.row = last_known_row,
             .slot = sequence.branch,
             .sample = sequence.index,
-            .position = sequence.length(),
+            .position = sequence.length() + sequence.draws_under_way,
             .bans_end_ids = generated < params.min_tokens,
             .top_logprobs = static_cast<uint8_t>(top),
             .top_begin = step.num_top_logprobs};
   step.num_top_logprobs += top;
-  entry->num_draws = sequence.births() + entry->drafts;
+  entry->num_draws = sequence.num_forks() + entry->drafts;
+  entry->begins_samples = !sequence.request->forked;
+  sequence.draw = entry->first_draw;
+  ++sequence.draws_under_way;
   if (entry->drafts == 0) {
     for (int32_t i = 0; i < entry->num_draws; ++i, ++draw.sample) step.draws.push_back(draw);
     return;
@@ -254,14 +305,14 @@ void Scheduler::AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row
 }
 
 void Scheduler::FillTreeMasks() {
-  for (const ScheduledBatch::Entry& entry : batch_.entries) {
-    const size_t begin = batch_.tree_masks.size();
+  for (const ScheduledBatch::Entry& entry : batch_->entries) {
+    const size_t begin = batch_->tree_masks.size();
     const int32_t known = entry.count - entry.drafts;
     uint64_t mask = 0;
-    for (int32_t i = 0; i < known; ++i) batch_.tree_masks.push_back(mask |= uint64_t{1} << i);
+    for (int32_t i = 0; i < known; ++i) batch_->tree_masks.push_back(mask |= uint64_t{1} << i);
     for (int32_t i = 0; i < entry.drafts; ++i) {
       const int32_t parent_row = known + entry.sequence->draft.parents[i];  // kRoot is -1: the last known token's
-      batch_.tree_masks.push_back(batch_.tree_masks[begin + parent_row] | uint64_t{1} << (known + i));
+      batch_->tree_masks.push_back(batch_->tree_masks[begin + parent_row] | uint64_t{1} << (known + i));
     }
   }
 }
@@ -290,27 +341,25 @@ void Scheduler::Finish(Sequence* sequence) {
   sequence->state = Sequence::State::kFinished;
 }
 
-void Scheduler::Branch(Sequence* first, std::span<Sequence* const> survivors) {
+void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
   const BranchId trunk = first->branch;
-  const int32_t computed = first->computed;
+  const int32_t launched = first->launched, computed = first->computed, told = first->told;
   const bool first_survives = std::find(survivors.begin(), survivors.end(), first) != survivors.end();
   COPPICE_DCHECK(!survivors.empty());
-  Sequence* const heir = first_survives ? first : survivors.front();
+  first->request->forked = true;
+  Sequence* const successor = first_survives ? first : survivors.front();  // of the trunk
   size_t waiting_place = 0;
   for (Sequence* const sequence : survivors) {
-    sequence->computed = computed;
-    if (sequence == heir) {
-      sequence->branch = trunk;
-    } else {
-      sequence->branch = cache_->Fork(trunk);
-      sequence->told = first->told;
-      if (sequence->branch != kNoBranch) ForkSlot(trunk, sequence->branch, &batch_.step);
-    }
+    sequence->branch = sequence == successor ? trunk : cache_->Fork(trunk);
     if (sequence->branch == kNoBranch) {  // behind its earlier siblings, before everybody else: the prompt is still warm
       sequence->state = Sequence::State::kWaiting;
-      waiting_.insert(waiting_.begin() + waiting_place++, sequence);
+      waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_place++), sequence);
       continue;
     }
+    sequence->launched = launched;
+    sequence->computed = computed;
+    sequence->told = told;
+    if (sequence->branch != trunk) ForkSlot(trunk, sequence->branch, &batch_->step);
     if (sequence->state != Sequence::State::kRunning) running_.push_back(sequence);
     sequence->state = Sequence::State::kRunning;
   }
@@ -323,9 +372,9 @@ void Scheduler::Branch(Sequence* first, std::span<Sequence* const> survivors) {
 
 void Scheduler::Release(Sequence* sequence) {
   cache_->Release(sequence->branch, sequence->Tokens(&scratch_));
-  FreeSlot(sequence->branch, &batch_.step);
+  FreeSlot(sequence->branch, &batch_->step);
   sequence->branch = kNoBranch;
-  sequence->computed = 0;
+  sequence->launched = sequence->computed = 0;
   ++num_stopped_;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -35,19 +36,21 @@ class Scheduler {
   std::span<Sequence* const> PlanDrafts();
   // Drafts for which the next step has room, per sequence. Set by PlanDrafts.
   int32_t draft_share() const { return draft_share_; }
-  // The next step's work; empty when nobody can run. The batch stays valid until the next call.
-  ScheduledBatch& Schedule();
+  // The next step's work; empty when nobody can run. It stays valid until the step after it was launched and another one is
+  // scheduled. With a step under way (Launched and not committed) its tokens count as computed, and what it draws is referred to.
+  // Null: somebody must give way, so that step must be committed first.
+  ScheduledBatch* Schedule(bool step_under_way);
+  // The batch was launched as step `number`: the next one is another.
+  void Launched(int64_t number);
 
   // A running sequence has no more to do, or is not wanted any more; what it computed stays cached.
   void Finish(Sequence* sequence);
-  // The prompt of `first` is computed: the samples in `survivors` (their first token chosen, not finished) begin, each with a
+  // The prompt of `first` is computed, or its last step launched: the samples in `survivors` (not finished) begin, each with a
   // branch of its own; those for whom there is no slot wait. `first` keeps its branch if it is among them.
-  void Branch(Sequence* first, std::span<Sequence* const> survivors);
+  void Fork(Sequence* first, std::span<Sequence* const> survivors);
 
-  // The last step's work.
-  const ScheduledBatch& batch() const { return batch_; }
-  // The next step's edits to KV and sampling, as far as they are known.
-  StepBatch& edits() { return batch_.step; }
+  // The next step's work so far: its edits to KV and sampling are there before it is scheduled.
+  ScheduledBatch& next() { return batches_[next_]; }
 
   // Lets go of sequences that do not run any more; before their requests are destroyed.
   void RemoveStopped();
@@ -60,6 +63,14 @@ class Scheduler {
   static CacheSalt SaltOf(const Sequence& sequence);
 
  private:
+  // Forks the samples of prompts whose last step is under way.
+  void ForkUnderWay();
+  // Pages for all that decode in the next step; false if there are not enough.
+  bool GrowDecodes();
+  // It decodes in the next step, as far as budgets go.
+  bool Decodes(const Sequence& sequence) const {
+    return sequence.state == Sequence::State::kRunning && !sequence.prefilling() && sequence.remaining() == 1;
+  }
   // Returns whether running sequences prefill.
   bool ScheduleDecodes();
   void ScheduleRunningPrefills();
@@ -89,18 +100,23 @@ class Scheduler {
   bool MakeRoom(size_t index);
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
-  int32_t budget_left() const { return options_.max_batch_tokens - batch_.num_tokens(); }
+  int32_t budget_left() const { return options_.max_batch_tokens - batch_->num_tokens(); }
   int32_t prefill_left() const {
-    const int32_t left = std::min(budget_left(), options_.chunk - batch_.prefill_tokens);
+    const int32_t left = std::min(budget_left(), options_.chunk - batch_->prefill_tokens);
     return has_draft_tree_ ? std::min(left, Draft::kMaxTokens + 1) : left;  // queries of a branch under a tree mask
   }
 
   Options options_;
   KvCache* cache_;
-  std::deque<Sequence*> waiting_;   // first comes first; preempted ones and late-born siblings go to the front
+  std::deque<Sequence*> waiting_;   // first comes first; preempted ones and siblings that were forked late go to the front
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   int32_t num_stopped_ = 0;         // of them
-  ScheduledBatch batch_;
+  // Used in turn: one is scheduled while two may be under way.
+  std::array<ScheduledBatch, 3> batches_;
+  size_t next_ = 0;
+  ScheduledBatch* batch_ = &batches_[0];  // the next one
+  int64_t launched_ = 0;                  // the step launched last
+  std::vector<Sequence*> survivors_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
   std::vector<Sequence*> decoding_;

@@ -12,7 +12,7 @@ void SetSlot(const Sequence& sequence, BranchId branch, StepBatch* step) {
                 .token_begin = static_cast<int32_t>(step->history.size())};
   SlotSampling& sampling = step->parameters.emplace_back();
   sampling.params = request.params.sampling;
-  if (request.params.min_tokens > 0) sampling.end_ids = request.end_ids;
+  if (request.params.min_tokens > 0) sampling.end_ids = *request.end_ids;
   if (request.has_penalties) {
     if (sampling.params.repetition_penalty != 1) {
       step->history.insert(step->history.end(), request.params.prompt_ids.begin(), request.params.prompt_ids.end());
@@ -32,6 +32,7 @@ Result<StepTicket> LaunchStep(Runner* runner, KvCache* cache, std::span<const ui
   cache->ClearPendingCopies();
   Result<StepTicket> ticket = runner->Launch(*step, forest);
   step->ClearEdits();
+  if (ticket.ok()) cache->StepLaunched();
   return ticket;
 }
 

@@ -21,17 +21,25 @@ inline void AppendRow(const KvCache& cache, BranchId branch, int32_t kv_index, i
 
 // The slot of a branch that a sequence was admitted to: its parameters and what it has generated so far.
 void SetSlot(const Sequence& sequence, BranchId branch, StepBatch* step);
-// Tells the slot what the sequence has generated since `*told` tokens were told, where penalties look at it.
-inline void TellSlot(const Sequence& sequence, BranchId branch, int32_t* told, StepBatch* step) {
+// Tells the slot what the sequence has generated since `*told` tokens were told, where penalties look at it; what is under way is
+// draw `sequence.draw` of step `before`.
+inline void TellSlot(const Sequence& sequence, BranchId branch, int64_t before, int32_t* told, StepBatch* step) {
   if (!sequence.request->has_penalties) return;
-  const auto news = std::span(sequence.generated).subspan(*told);
-  if (news.empty()) return;
-  step->slot_edits.push_back({.kind = SlotEdit::Kind::kAdd,
-                              .slot = branch,
-                              .token_begin = static_cast<int32_t>(step->history.size()),
-                              .token_count = static_cast<int32_t>(news.size())});
-  step->history.insert(step->history.end(), news.begin(), news.end());
-  *told = static_cast<int32_t>(sequence.generated.size());
+  const int32_t known = static_cast<int32_t>(sequence.generated.size());
+  if (*told < known) {
+    const auto news = std::span(sequence.generated).subspan(*told);
+    step->slot_edits.push_back({.kind = SlotEdit::Kind::kAdd,
+                                .slot = branch,
+                                .token_begin = static_cast<int32_t>(step->history.size()),
+                                .token_count = static_cast<int32_t>(news.size())});
+    step->history.insert(step->history.end(), news.begin(), news.end());
+    *told = known;
+  }
+  if (sequence.draws_under_way > 0 && *told == known) {
+    step->slot_edits.push_back(
+        {.kind = SlotEdit::Kind::kAddDraw, .slot = branch, .draw = {.step = before, .index = sequence.draw}});
+    *told = known + 1;
+  }
 }
 inline void ForkSlot(BranchId from, BranchId to, StepBatch* step) {
   step->slot_edits.push_back({.kind = SlotEdit::Kind::kFork, .slot = to, .index = from});

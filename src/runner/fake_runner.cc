@@ -116,7 +116,9 @@ void FakeRunner::CheckPlan(const attention::PrefixForestView& forest, const atte
 
 Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
                                                     attention::AttentionPlan& plan) {
+  ++num_steps_;
   if (!failure_.ok()) return std::exchange(failure_, OkStatus());
+  if (fails_ && fails_(num_steps_)) return Internal("at random");
   const int32_t num_tokens = static_cast<int32_t>(batch.token_ids.size());
   largest_batch_ = std::max(largest_batch_, num_tokens);
   tokens_computed_ += num_tokens;

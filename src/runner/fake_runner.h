@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -42,6 +43,8 @@ class FakeRunner final : public HostRunner {
   int32_t largest_batch() const { return largest_batch_; }
   // The next step fails, after its edits.
   void FailNext(Status status) { failure_ = std::move(status); }
+  // Steps with rows, counted from 1, for which this is true fail.
+  void FailWhen(std::function<bool(int64_t step)> fails) { fails_ = std::move(fails); }
 
  private:
   Status MoveSlots(std::span<const attention::SlotMove> moves) override;
@@ -62,6 +65,8 @@ class FakeRunner final : public HostRunner {
   int64_t tokens_computed_ = 0;
   int32_t largest_batch_ = 0;
   Status failure_;
+  std::function<bool(int64_t)> fails_;
+  int64_t num_steps_ = 0;
 };
 
 }  // namespace coppice

@@ -61,6 +61,8 @@ Status HostRunner::Run(const StepBatch& batch, const attention::PrefixForestView
   slots_.Edit(batch, At(step->number - 1).sampled.draws);
   timer.Lap(&step->stats.forward_seconds);
   if (batch.num_rows() == 0) return OkStatus();
+  const bool follows_untold = launched_ - waited_ == 2;
+  if (follows_untold && !At(step->number - 1).status.ok()) return Internal("the step before it failed");
   for (const auto& [plan, num_layers] : groups_) {
     COPPICE_RETURN_IF_ERROR(plan->Update(forest));
     COPPICE_RETURN_IF_ERROR(plan->Upload(stream_));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -125,6 +126,9 @@ struct EngineOptions {
   // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;
+  // Steps that are scheduled and launched before the one under way has said its tokens: 0 or 1. With 1 the host's work lies beside
+  // a device's. Changes no sample's tokens. Steps with drafts are never launched ahead.
+  int32_t steps_ahead = 0;
   bool deterministic = false;
   DraftMode draft = DraftMode::kNone;
   int32_t draft_tokens = 4;      // guessed ahead at most, 1..63; fewer while they are refused, or where the step has no room
@@ -163,6 +167,8 @@ struct EngineMetrics {
   int64_t sample_steps = 0;         // steps of running samples, each at least a token
   int64_t draft_kv_bytes_read = 0;  // by the draft model, all its layers; not part of kv_bytes_read
   double draft_seconds = 0;
+  int64_t bubbles =
+      0;  // with steps_ahead: how often a step was not launched ahead, since it needed what the one under way frees or says
   int64_t preemptions = 0;           // samples that gave their pages up and were computed again later
   int32_t waiting = 0, running = 0;  // requests, samples
   int32_t pages_total = 0, pages_used = 0;
@@ -185,7 +191,12 @@ struct EngineMetrics {
   std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
 };
 
-// Submit, Cancel, Unpin, SavePrefix, LoadPrefix and Metrics are thread-safe; Step is called by one thread.
+// What is asked often, by those who decide where a request goes or whether to submit more.
+struct EngineLoad {
+  int32_t waiting = 0, running = 0;  // requests, samples
+};
+
+// Submit, Cancel, Unpin, SavePrefix, LoadPrefix, Load and Metrics are thread-safe; Step or Run is called by one thread.
 class Engine {
  public:
   // Loads the model. Errors name the file and what to do.
@@ -211,6 +222,10 @@ class Engine {
   // Runs one step; false when there is nothing to do. When the model fails, the requests that took part in the step end with kError
   // and its status, which is returned too; all others go on with the next step.
   virtual Result<bool> Step() = 0;
+  // Steps until `stop` is requested, and sleeps while there is nothing to do. Returns a failed step's status, with the requests
+  // ended as Step says; it may be called again then. What is unfinished at a stop goes on with the next call.
+  virtual Status Run(std::stop_token stop) = 0;
+  virtual EngineLoad Load() const = 0;  // costs a lock, where Metrics copies lists
   virtual EngineMetrics Metrics() const = 0;
 
   // The model's tokenizer, if it has one.

@@ -7,7 +7,7 @@
 namespace coppice {
 
 // A Lockable for std::lock_guard. With two threads the order is strict; with more, those that wait compete for the next turn.
-class Turnstile {
+class FairMutex {
  public:
   void lock() {
     const std::lock_guard next(next_);

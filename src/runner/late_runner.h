@@ -1,0 +1,48 @@
+// A runner that does a step's work as late as it may: in Wait, on a copy made at Launch. What the caller may change after Launch,
+// and results that are not valid any more, it spoils. Around another runner it must give what that one gives.
+// Layer: runner, tests only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runner/batch_sampler.h"
+#include "runner/runner.h"
+
+namespace coppice {
+
+class LateRunner final : public Runner {
+ public:
+  explicit LateRunner(std::unique_ptr<Runner> inner) : inner_(std::move(inner)) {}
+
+  const RunnerInfo& info() const override { return inner_->info(); }
+  Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
+  Result<StepResult> Wait(StepTicket ticket) override;
+  Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
+  Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+
+  // The most steps that were under way at the same time.
+  size_t most_under_way() const { return most_under_way_; }
+
+ private:
+  struct Step {
+    int64_t number = 0;
+    StepBatch batch;
+    attention::PrefixForestView forest;  // of the arrays below
+    std::vector<std::vector<int32_t>> arrays;
+    std::vector<uint64_t> tree_mask;
+  };
+  // Only edits are left of the steps under way, which stand on a step that failed.
+  void DropRows();
+
+  std::unique_ptr<Runner> inner_;
+  std::deque<Step> under_way_;
+  int64_t launched_ = 0;
+  size_t most_under_way_ = 0;
+  SampledStep result_;
+};
+
+}  // namespace coppice
