@@ -6,14 +6,9 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/math.h"
 
 namespace coppice {
-namespace {
-
-int32_t CeilDiv(int32_t a, int32_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 Result<std::unique_ptr<KvCache>> KvCache::Create(const Options& options) {
   auto pool = std::make_unique<PagePool>(options.num_pages, options.page_size);
   auto tree = std::make_unique<PrefixTree>(pool.get());

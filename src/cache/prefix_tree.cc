@@ -4,14 +4,9 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/math.h"
 
 namespace coppice {
-namespace {
-
-int32_t CeilDiv(int32_t a, int32_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 size_t PrefixTree::ChildKeyHash::operator()(const ChildKey& key) const {
   uint64_t h = (static_cast<uint64_t>(static_cast<uint32_t>(key.parent)) << 32 | static_cast<uint32_t>(key.token)) ^
                (uint64_t{key.salt} * 0x9e3779b97f4a7c15u);
