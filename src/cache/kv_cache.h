@@ -1,5 +1,5 @@
 // The cache as the engine sees it: branches (running sequences) are admitted, forked, grown and released; what they share is found,
-// kept and evicted behind it. It plans pages and copies; kv_pool.h holds the memory. Knows no requests and no model.
+// kept and evicted behind it. It plans pages and copies; runner/kv_pool.h holds the memory. Knows no requests and no model.
 // Layer: cache. docs/engine.md, "The cache"; one copy of shared KV and n leaves: Hydragen section 3, Bifurcated Attention
 // section 4.
 #pragma once

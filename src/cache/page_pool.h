@@ -1,5 +1,5 @@
 // Bookkeeping of a fixed set of KV pages: which are free, how many owners each has, how far each is written. Knows no tokens and
-// touches no KV memory (kv_pool.h does).
+// touches no KV memory (runner/kv_pool.h does).
 // Layer: cache. Paged KV as in Cascade Inference; copy-on-write as in docs/engine.md, "Pages".
 #pragma once
 

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "cache/kv_pool.h"
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/math.h"
@@ -16,6 +15,7 @@
 #include "engine/open_device.h"
 #include "engine/validate_options.h"
 #include "model/checkpoint.h"
+#include "runner/kv_pool.h"
 #include "runner/model_runner.h"
 
 namespace coppice {

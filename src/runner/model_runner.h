@@ -4,11 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "cache/kv_pool.h"
 #include "core/device.h"
 #include "model/step_inputs.h"
 #include "model/transformer.h"
 #include "runner/host_runner.h"
+#include "runner/kv_pool.h"
 
 namespace coppice {
 

@@ -1,5 +1,5 @@
 // KV of a path by token, read and written through pages of any size, as prefixes on disk and in host memory need it.
-#include "cache/kv_pool.h"
+#include "runner/kv_pool.h"
 
 #include <gtest/gtest.h>
 

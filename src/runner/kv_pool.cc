@@ -1,4 +1,4 @@
-#include "cache/kv_pool.h"
+#include "runner/kv_pool.h"
 
 #include <cstring>
 #include <utility>

@@ -1,6 +1,6 @@
 // The memory behind the page ids: one pool of KV per layer in the native layout, on any device, bound to the attention library.
 // Untouched pages of a CPU's pool cost no memory.
-// Layer: cache.
+// Layer: runner.
 #pragma once
 
 #include <cstddef>
