@@ -165,6 +165,10 @@ TEST(Capacity, ResolvesNodesAndRefusesNothing) {
   ASSERT_TRUE(resolved.ok());
   EXPECT_EQ(resolved->max_nodes, 8);
   EXPECT_FALSE(ResolveCapacity(kSpec, {}).ok());
+  // Twice the branches must still be a number of nodes.
+  EXPECT_EQ(ResolveCapacity(kSpec, {.max_branches = kMaxBranches, .max_queries = 4, .max_page_slots = 4})->max_nodes, 1 << 29);
+  for (const int32_t branches : {kMaxBranches + 1, (1 << 30) + 1, INT32_MAX})
+    EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = branches, .max_queries = 4, .max_page_slots = 4}).ok()) << branches;
   EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = kMaxRows / 4 + 1, .max_page_slots = 4}).ok());
   EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = 4, .max_page_slots = 4, .page_size = 257}).ok());
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/math.h"
+
 namespace coppice::attention {
 namespace {
 
@@ -64,7 +66,7 @@ int32_t OwnedForest::AddNode(int32_t parent, int32_t begin, int32_t end) {
 }
 
 int32_t OwnedForest::AddBranch(int32_t node, int32_t kv_len, int32_t query_count, std::span<const int32_t> page_row) {
-  branch_query_begin.push_back(num_queries());
+  branch_query_begin.push_back(branch_query_begin.empty() ? 0 : branch_query_begin.back() + branch_query_count.back());
   branch_query_count.push_back(query_count);
   branch_node.push_back(node);
   branch_kv_len.push_back(kv_len);
@@ -75,10 +77,22 @@ int32_t OwnedForest::AddBranch(int32_t node, int32_t kv_len, int32_t query_count
 }
 
 int32_t OwnedForest::num_queries() const {
-  return branch_query_begin.empty() ? 0 : branch_query_begin.back() + branch_query_count.back();
+  int32_t rows = 0;
+  for (size_t b = 0; b < branch_query_count.size(); ++b) {
+    if (branch_query_count[b] > 0) rows = std::max(rows, branch_query_begin[b] + branch_query_count[b]);
+  }
+  return rows;
 }
 
-int32_t OwnedForest::num_pages() const { return page_indices.empty() ? 0 : *std::ranges::max_element(page_indices) + 1; }
+int64_t OwnedForest::num_pages() const {
+  int64_t pages = 0;
+  for (size_t b = 0; b < branch_query_count.size(); ++b) {
+    if (branch_query_count[b] == 0) continue;
+    const auto row = std::span(page_indices).subspan(branch_page_begin[b], CeilDiv(branch_kv_len[b], page_size));
+    for (const int32_t page : row) pages = std::max(pages, int64_t{page} + 1);
+  }
+  return pages;
+}
 
 PlanCapacity OwnedForest::Capacity() const {
   return {.max_branches = num_branches(),

@@ -26,8 +26,9 @@ struct OwnedForest {
   int32_t AddBranch(int32_t node, int32_t kv_len, int32_t query_count, std::span<const int32_t> page_row);
 
   int32_t num_branches() const { return static_cast<int32_t>(branch_node.size()); }
-  int32_t num_queries() const;
-  int32_t num_pages() const;  // one more than the largest page index
+  int32_t num_queries() const;  // rows of q: those of free slots are nobody's
+  // One more than the largest page index that a branch with queries reads; others may be garbage. REQUIRES: a valid forest.
+  int64_t num_pages() const;
   // What exactly this forest and its edits in place need.
   PlanCapacity Capacity() const;
 };

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/check.h"
 #include "core/json.h"
+#include "core/quoted.h"
 
 namespace coppice::attention {
 namespace {
@@ -19,11 +22,12 @@ constexpr int32_t kFormat = 1;
 constexpr std::array<std::string_view, 3> kPolicies = {"tree", "one-level", "store"};
 constexpr std::array<DType, 3> kDTypes = {DType::kF32, DType::kBF16, DType::kF16};
 
-// A field's name and place, once for writing and reading.
+// A field's name and place, once for writing and reading; of an integer the values that are read.
 template <class S, class T>
 struct Field {
   const char* name;
   T S::*place;
+  int32_t least = INT32_MIN, most = INT32_MAX;
 };
 constexpr std::array<Field<AttentionSpec, int32_t>, 4> kSpecInts = {{{"num_qo_heads", &AttentionSpec::num_qo_heads},
                                                                      {"num_kv_heads", &AttentionSpec::num_kv_heads},
@@ -38,16 +42,19 @@ constexpr std::array<Field<PlanCapacity, int32_t>, 5> kCapacityInts = {{{"max_br
                                                                         {"max_nodes", &PlanCapacity::max_nodes},
                                                                         {"max_page_slots", &PlanCapacity::max_page_slots},
                                                                         {"page_size", &PlanCapacity::page_size}}};
-constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {{{"workers", &BackendTraits::workers},
-                                                                        {"dense_tile_rows", &BackendTraits::dense_tile_rows},
-                                                                        {"dense_min_rows", &BackendTraits::dense_min_rows},
-                                                                        {"dense_row_unit", &BackendTraits::dense_row_unit},
-                                                                        {"stream_lanes", &BackendTraits::stream_lanes},
-                                                                        {"team_lanes", &BackendTraits::team_lanes},
-                                                                        {"max_item_rows", &BackendTraits::max_item_rows},
-                                                                        {"kv_tile", &BackendTraits::kv_tile},
-                                                                        {"max_heads_per_task", &BackendTraits::max_heads_per_task},
-                                                                        {"native_head_dim", &BackendTraits::native_head_dim}}};
+// Far beyond every backend, and sums and multiples of them stay far from overflow.
+constexpr int32_t kMostWorkers = 1 << 16, kMostRows = 1 << 16, kMostTokens = 1 << 16;
+constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {
+    {{"workers", &BackendTraits::workers, 1, kMostWorkers},
+     {"dense_tile_rows", &BackendTraits::dense_tile_rows, 1, kMostRows},
+     {"dense_min_rows", &BackendTraits::dense_min_rows, 1, kMostRows},
+     {"dense_row_unit", &BackendTraits::dense_row_unit, 0, kMostRows},
+     {"stream_lanes", &BackendTraits::stream_lanes, 1, kMostWorkers},
+     {"team_lanes", &BackendTraits::team_lanes, 0, kMostWorkers},
+     {"max_item_rows", &BackendTraits::max_item_rows, 0, kMostRows},
+     {"kv_tile", &BackendTraits::kv_tile, 1, kMostTokens},
+     {"max_heads_per_task", &BackendTraits::max_heads_per_task, 0, kMaxHeads},
+     {"native_head_dim", &BackendTraits::native_head_dim, 0, kMostRows}}};
 constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = {
     {{"node_parent", &PlanDump::node_parent},
      {"node_begin", &PlanDump::node_begin},
@@ -60,7 +67,14 @@ constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = 
      {"branch_page_capacity", &PlanDump::branch_page_capacity},
      {"page_indices", &PlanDump::page_indices}}};
 
-// Reads fields of one object; remembers the first that is missing or of the wrong type.
+// Whether `value` is an integer of type T: the library's own conversion would wrap what does not fit.
+template <class T>
+bool Holds(const json& value) {
+  if (value.is_number_unsigned()) return std::in_range<T>(value.get<uint64_t>());
+  return value.is_number_integer() && std::in_range<T>(value.get<int64_t>());
+}
+
+// Reads fields of one object; remembers the first that is missing or no value of its type.
 class Reader {
  public:
   Reader(const json& object, std::string name) : object_(object), name_(std::move(name)) {
@@ -76,12 +90,14 @@ class Reader {
     } else if constexpr (std::is_floating_point_v<T>) {
       if (!it->is_number()) return Fail(field, "is not a number");
     } else if constexpr (std::is_integral_v<T>) {
-      if (!it->is_number_integer()) return Fail(field, "is not an integer");
+      if (!Holds<T>(*it)) return Fail(field, "is " + Shown(*it) + ", expected an integer" + Limits<T>());
     } else if constexpr (std::is_same_v<T, std::string>) {
       if (!it->is_string()) return Fail(field, "is not a string");
     } else {
+      using Element = typename T::value_type;
       if (!it->is_array()) return Fail(field, "is not an array");
-      if (!std::ranges::all_of(*it, [](const json& e) { return e.is_number_integer(); })) return Fail(field, "holds a non-integer");
+      const auto wrong = std::ranges::find_if_not(*it, Holds<Element>);
+      if (wrong != it->end()) return Fail(field, "holds " + Shown(*wrong) + ", expected integers" + Limits<Element>());
     }
     into = it->get<T>();
   }
@@ -90,12 +106,21 @@ class Reader {
     Get(field, name);
     if (!status_.ok()) return;
     const auto it = std::ranges::find_if(kDTypes, [&](DType type) { return Name(type) == name; });
-    if (it == kDTypes.end()) return Fail(field, "is '" + name + "', expected f32, bf16 or f16");
+    if (it == kDTypes.end()) return Fail(field, "is " + Quoted(name) + ", expected f32, bf16 or f16");
     into = *it;
   }
   template <class S, class T, size_t n>
   void GetAll(const std::array<Field<S, T>, n>& fields, S& into) {
-    for (const auto& field : fields) Get(field.name, into.*field.place);
+    for (const auto& field : fields) {
+      Get(field.name, into.*field.place);
+      if constexpr (std::is_same_v<T, int32_t>) {
+        const int32_t value = into.*field.place;
+        if (status_.ok() && (value < field.least || value > field.most)) {
+          Fail(field.name,
+               "is " + std::to_string(value) + ", expected " + std::to_string(field.least) + " to " + std::to_string(field.most));
+        }
+      }
+    }
   }
   void Fail(const char* field, const std::string& what) {
     status_ = InvalidArgument("plan dump: '" + name_ + "." + field + "' " + what);
@@ -103,6 +128,12 @@ class Reader {
   const Status& status() const { return status_; }
 
  private:
+  static std::string Shown(const json& value) { return Printable(value.dump(-1, ' ', true, json::error_handler_t::replace), 40); }
+  template <class T>
+  static std::string Limits() {
+    return " from " + std::to_string(std::numeric_limits<T>::min()) + " to " + std::to_string(std::numeric_limits<T>::max());
+  }
+
   const json& object_;
   std::string name_;
   Status status_;
@@ -222,7 +253,7 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
   COPPICE_RETURN_IF_ERROR(options.status());
   const auto known = std::ranges::find(kPolicies, policy);
   if (known == kPolicies.end()) {
-    return InvalidArgument("plan dump: 'options.policy' is '" + policy + "', expected tree, one-level or store");
+    return InvalidArgument("plan dump: 'options.policy' is " + Quoted(policy) + ", expected tree, one-level or store");
   }
   dump.options.policy = static_cast<SharePolicy>(known - kPolicies.begin());
 

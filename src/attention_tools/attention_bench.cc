@@ -98,7 +98,7 @@ Result<std::vector<BenchRow>> AttentionBench::Run(const AttentionSpec& spec, con
     COPPICE_ASSIGN_OR_RETURN(c.plan, AttentionPlan::Create(device_.backend(), c.spec, c.forest.Capacity(), planner));
   }
   const auto shape_of = [&](const Contestant& c) {
-    return KvPoolShape{.num_pages = c.forest.num_pages(),
+    return KvPoolShape{.num_pages = static_cast<int32_t>(c.forest.num_pages()),
                        .page_size = options_.page_size,
                        .num_kv_heads = spec.num_kv_heads,
                        .head_dim = spec.head_dim,

@@ -71,7 +71,7 @@ struct Problem {
                            .predicted_ns = 0});
       }
     }
-    const KvPoolShape shape = {.num_pages = p.forest.num_pages(),
+    const KvPoolShape shape = {.num_pages = static_cast<int32_t>(p.forest.num_pages()),
                                .page_size = kPageSize,
                                .num_kv_heads = spec.num_kv_heads,
                                .head_dim = spec.head_dim,

@@ -57,7 +57,7 @@ class InspectPlanTest(unittest.TestCase):
         self.assertIn("measured here:", measured)
 
     def test_errors(self):
-        for args, word in ((["--tree", "12,x3"], "'x3'"), (["--tree", "8", "--queries", "9"], "8 own tokens"), (["--head-dim", "7"], "7"),
+        for args, word in ((["--tree", "12,x3"], '"x3"'), (["--tree", "8", "--queries", "9"], "8 own tokens"), (["--head-dim", "7"], "7"),
                            (["--replay", "/nonexistent"], "/nonexistent"), (["--replay", os.path.join(TINY, "config.json")], "plan dump")):
             with self.subTest(args):
                 done = coppice("inspect", "plan", *args)

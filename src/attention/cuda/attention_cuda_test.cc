@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
+#include <span>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -288,6 +290,22 @@ TEST_F(CudaTest, CopiedPagesAreEqual) {
 TEST_F(CudaTest, MovedSlotsKeepTheirOrder) { testing::MovedSlotsKeepTheirOrder(*device_); }
 
 TEST_F(CudaTest, BadArgumentsAreNamed) { testing::BadArgumentsAreNamed(*device_); }
+
+// Refused before anything is read: 2^31 CTAs and more would be cut to 32 bits.
+TEST_F(CudaTest, MoreRowsThanAGridHoldsAreRefused) {
+  alignas(16) uint16_t element = 0;
+  float lse = 0;
+  const StateView state{.out = &element, .lse = &lse};
+  const Status merge = device_->backend().MergeStates(state, std::array{state}, int64_t{1} << 36, 1, 8, DType::kBF16, {}, nullptr);
+  EXPECT_NE(merge.message().find("CTAs, expected at most 2147483647"), std::string::npos) << merge.ToString();
+
+  const AttentionSpec spec{.num_qo_heads = 1, .num_kv_heads = 1, .head_dim = 256};
+  const KvLayerView kv = KvPoolShape{.num_pages = 1, .num_kv_heads = 1, .head_dim = 256}.View(&element);
+  const int64_t slot = 0;
+  const AppendArgs args{.k = &element, .v = &element, .row_stride = 256, .slot_mapping = std::span(&slot, size_t{1} << 35)};
+  const Status append = device_->backend().AppendKv(spec, kv, args, nullptr);
+  EXPECT_NE(append.message().find("CTAs, expected at most 2147483647"), std::string::npos) << append.ToString();
+}
 
 }  // namespace
 }  // namespace coppice::attention

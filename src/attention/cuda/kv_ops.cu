@@ -149,6 +149,15 @@ __global__ void MergeKernel(MergeParams p, int64_t num, int num_heads, int head_
   if (lane == 0) p.into.lse[index] = sum > 0.0f ? m + logf(sum) : -INFINITY;
 }
 
+// CTAs for `threads` threads, or for that many CTAs with `per_cta` 1: a grid has at most 2^31 - 1 of them along x (CUDA C++
+// Programming Guide, "Compute Capabilities").
+Result<unsigned> Grid(const char* what, int64_t threads, int64_t per_cta) {
+  const int64_t ctas = threads / per_cta + (threads % per_cta != 0 ? 1 : 0);
+  if (ctas <= INT32_MAX) return static_cast<unsigned>(ctas);
+  return InvalidArgument(std::string(what) + ": the call takes " + std::to_string(ctas) + " CTAs, expected at most " +
+                         std::to_string(INT32_MAX) + "; split it");
+}
+
 Status Launched(const char* what) { return CudaStatus(cudaGetLastError(), what); }
 
 bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -176,21 +185,22 @@ Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendAr
     return InvalidArgument("AppendKv: row_stride = " + std::to_string(args.row_stride) +
                            " elements; the CUDA backend expects a multiple of 8, and k and v aligned to 16 bytes");
   }
+  const int64_t threads = count * spec.num_kv_heads * (spec.head_dim / 8);
+  COPPICE_ASSIGN_OR_RETURN(const unsigned grid, Grid("AppendKv", threads, kThreads));
   COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> slots, DeviceSpan<int64_t>::Make(args.slot_mapping, stream));
   if (slots.on_host()) COPPICE_RETURN_IF_ERROR(CheckSlots(kv, args.slot_mapping));
-  const int64_t threads = count * spec.num_kv_heads * (spec.head_dim / 8);
-  AppendKernel<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-      MakePool(spec, kv), static_cast<const uint16_t*>(args.k), static_cast<const uint16_t*>(args.v), args.row_stride, slots.data(),
-      count);
+  AppendKernel<<<grid, kThreads, 0, stream>>>(MakePool(spec, kv), static_cast<const uint16_t*>(args.k),
+                                              static_cast<const uint16_t*>(args.v), args.row_stride, slots.data(), count);
   return Launched("AppendKv");
 }
 
 Status CopyPages(const AttentionSpec& spec, const KvLayerView& kv, std::span<const PageCopy> copies, cudaStream_t stream) {
   COPPICE_RETURN_IF_ERROR(CheckPool(spec, kv));
   if (copies.empty()) return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(const unsigned grid, Grid("CopyPages", std::ssize(copies), 1));
   COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<PageCopy> list, DeviceSpan<PageCopy>::Make(copies, stream));
   if (list.on_host()) COPPICE_RETURN_IF_ERROR(CheckPageCopies(kv, copies));
-  CopyPagesKernel<<<static_cast<unsigned>(copies.size()), kThreads, 0, stream>>>(MakePool(spec, kv), list.data());
+  CopyPagesKernel<<<grid, kThreads, 0, stream>>>(MakePool(spec, kv), list.data());
   return Launched("CopyPages");
 }
 
@@ -208,9 +218,9 @@ Status MergeStates(const StateView& into, std::span<const StateView> from, int64
                    DType dtype, std::span<const uint8_t> mask, cudaStream_t stream) {
   COPPICE_RETURN_IF_ERROR(CheckMerge(into, from, num_rows, num_heads, head_dim, mask));
   if (num_rows == 0 || from.empty()) return OkStatus();
-  COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<uint8_t> rows, DeviceSpan<uint8_t>::Make(mask, stream));
   const int64_t num = num_rows * num_heads;
-  const auto grid = static_cast<unsigned>((num * 32 + kThreads - 1) / kThreads);
+  COPPICE_ASSIGN_OR_RETURN(const unsigned grid, Grid("MergeStates", num, kThreads / 32));
+  COPPICE_ASSIGN_OR_RETURN(const DeviceSpan<uint8_t> rows, DeviceSpan<uint8_t>::Make(mask, stream));
   for (size_t begin = 0; begin < from.size(); begin += kMaxStates) {
     MergeParams params{.into = into, .count = static_cast<int>(std::min<size_t>(kMaxStates, from.size() - begin))};
     std::copy_n(from.begin() + begin, params.count, params.from);

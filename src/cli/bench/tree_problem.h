@@ -25,7 +25,7 @@ Result<std::vector<TreeLevel>> ParseTree(std::string_view text);
 
 // The forest of `levels`, where the last `queries` tokens of each request are its queries of the step. In `none` every request has
 // pages of its own and the tree has no shared node. Spec and options are left as they are; capacity fits exactly.
-// INVALID_ARGUMENT if a request has fewer own tokens than queries.
+// INVALID_ARGUMENT if a request has fewer own tokens than queries, or for more tokens or pages than a plan could name.
 Status MakeTree(const std::vector<TreeLevel>& levels, int32_t page_size, int32_t queries, SharingMode sharing,
                 attention::PlanDump& problem);
 
