@@ -17,8 +17,12 @@ namespace {
 using Json = nlohmann::json;
 using TokenKind = TokenizerData::TokenKind;
 
-// Ids beyond this are a damaged file, not a vocabulary (the largest in use are below 300 thousand).
+// More tokens are a damaged file, not a vocabulary (the largest in use are below 300 thousand).
 constexpr size_t kMaxVocabulary = 1 << 24;
+
+// What ids may reach in a file that lists so many tokens: vocabularies have gaps, of some thousands at most, but one id must not
+// cost the memory of millions.
+size_t IdLimit(size_t listed_tokens) { return std::min(kMaxVocabulary, 2 * listed_tokens + (size_t{1} << 16)); }
 
 // `object[key]`, or null where it is absent or `object` is no object.
 const Json& Get(const Json& object, const char* key) {
@@ -254,8 +258,8 @@ Status ParseDecoder(const Json& decoder, TokenizerData* data) {
   return OkStatus();
 }
 
-Status AddToken(const std::string& text, const Json& id_value, TokenKind kind, TokenizerData* data) {
-  COPPICE_ASSIGN_OR_RETURN(const int32_t signed_id, TokenId("token " + Quoted(text), id_value, kMaxVocabulary));
+Status AddToken(const std::string& text, const Json& id_value, TokenKind kind, size_t id_limit, TokenizerData* data) {
+  COPPICE_ASSIGN_OR_RETURN(const int32_t signed_id, TokenId("token " + Quoted(text), id_value, id_limit));
   const auto id = static_cast<size_t>(signed_id);
   if (id >= data->tokens.size()) {
     data->tokens.resize(id + 1);
@@ -287,7 +291,7 @@ Status ParseMerges(const Json& merges, TokenizerData* data) {
   return OkStatus();
 }
 
-Status ParseBpe(const Json& model, TokenizerData* data) {
+Status ParseBpe(const Json& model, size_t id_limit, TokenizerData* data) {
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json& value = Get(model, key);
     if (!value.is_null() && value != "" && value != 0) return CannotDo(std::string("model.") + key + " " + Show(value));
@@ -297,11 +301,12 @@ Status ParseBpe(const Json& model, TokenizerData* data) {
   data->fuse_unk = GetBool(model, "fuse_unk", false);
   const Json& vocabulary = Get(model, "vocab");
   if (!vocabulary.is_object() || vocabulary.empty()) return Wrong("model.vocab", vocabulary, "an object of tokens and their ids");
-  for (const auto& [token, id] : vocabulary.items()) COPPICE_RETURN_IF_ERROR(AddToken(token, id, TokenKind::kNormal, data));
+  for (const auto& [token, id] : vocabulary.items())
+    COPPICE_RETURN_IF_ERROR(AddToken(token, id, TokenKind::kNormal, id_limit, data));
   if (const Json& unk = Get(model, "unk_token"); unk.is_string() && !unk.get_ref<const std::string&>().empty()) {
     const auto found = vocabulary.find(unk.get<std::string>());
     if (found == vocabulary.end()) return Wrong("model.unk_token", unk, "a token of model.vocab");
-    COPPICE_ASSIGN_OR_RETURN(data->unk_id, TokenId("model.unk_token", *found, kMaxVocabulary));
+    COPPICE_ASSIGN_OR_RETURN(data->unk_id, TokenId("model.unk_token", *found, id_limit));
   }
   return ParseMerges(Get(model, "merges"), data);
 }
@@ -327,15 +332,15 @@ Status ParseUnigram(const Json& model, TokenizerData* data) {
   return OkStatus();
 }
 
-Status ParseModel(const Json& model, TokenizerData* data) {
+Status ParseModel(const Json& model, size_t id_limit, TokenizerData* data) {
   data->byte_fallback = GetBool(model, "byte_fallback", false);
   const Json& type = Get(model, "type");
   if (type == "Unigram" || (type.is_null() && Get(model, "vocab").is_array())) return ParseUnigram(model, data);
   if (!type.is_null() && type != "BPE") return CannotDo("model type " + Show(type));
-  return ParseBpe(model, data);
+  return ParseBpe(model, id_limit, data);
 }
 
-Status ParseAddedTokens(const Json& added_tokens, TokenizerData* data) {
+Status ParseAddedTokens(const Json& added_tokens, size_t id_limit, TokenizerData* data) {
   if (!added_tokens.is_null() && !added_tokens.is_array()) return Wrong("added_tokens", added_tokens, "a list");
   for (const Json& token : added_tokens) {
     const std::string content = GetString(token, "content");
@@ -346,7 +351,7 @@ Status ParseAddedTokens(const Json& added_tokens, TokenizerData* data) {
                      .rstrip = GetBool(token, "rstrip", false)};
     added.normalized = GetBool(token, "normalized", !added.special);
     const TokenKind kind = added.special ? TokenKind::kControl : TokenKind::kUserDefined;
-    COPPICE_RETURN_IF_ERROR(AddToken(content, Get(token, "id"), kind, data));
+    COPPICE_RETURN_IF_ERROR(AddToken(content, Get(token, "id"), kind, id_limit, data));
     added.id = Get(token, "id").get<int32_t>();
     data->added_tokens.push_back(std::move(added));
   }
@@ -464,7 +469,7 @@ Status AddHuggingFaceConfig(const std::string& tokenizer_config_json, TokenizerD
       entry["id"] = number;
       list.push_back(std::move(entry));
     }
-    COPPICE_RETURN_IF_ERROR(ParseAddedTokens(list, data));
+    COPPICE_RETURN_IF_ERROR(ParseAddedTokens(list, IdLimit(data->tokens.size() + list.size()), data));
     data->scores.resize(data->tokens.size(), 0);
   }
   return ParseConfig(config, /*has_template=*/!config.contains("add_bos_token") && !config.contains("add_eos_token"), data);
@@ -476,8 +481,10 @@ Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_jso
                            ParseObject("tokenizer_config.json", tokenizer_config_json.empty() ? "{}" : tokenizer_config_json));
 
   TokenizerData data;
-  COPPICE_RETURN_IF_ERROR(ParseModel(Get(tokenizer, "model"), &data));
-  COPPICE_RETURN_IF_ERROR(ParseAddedTokens(Get(tokenizer, "added_tokens"), &data));
+  const Json &model = Get(tokenizer, "model"), &added_tokens = Get(tokenizer, "added_tokens");
+  const size_t id_limit = IdLimit(Get(model, "vocab").size() + added_tokens.size());
+  COPPICE_RETURN_IF_ERROR(ParseModel(model, id_limit, &data));
+  COPPICE_RETURN_IF_ERROR(ParseAddedTokens(added_tokens, id_limit, &data));
   COPPICE_RETURN_IF_ERROR(ParseNormalizer(Get(tokenizer, "normalizer"), &data));
   COPPICE_RETURN_IF_ERROR(ParsePreTokenizer(Get(tokenizer, "pre_tokenizer"), &data));
   if (data.byte_level && data.model != "bpe") return CannotDo("a ByteLevel pre_tokenizer with a Unigram model");

@@ -97,6 +97,10 @@ TEST(HuggingFaceTokenizer, RefusesByName) {
          "cls is 70");
   expect(failure(R"({"added_tokens": [{"id": 2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "id 2");
   expect(failure(R"({"added_tokens": [{"id": -2, "content": "<s>"}]})"), "INVALID_ARGUMENT", "-2");
+  // One id must not make a vocabulary of millions.
+  expect(failure(R"({"added_tokens": [{"id": 16777215, "content": "x"}]})"), "INVALID_ARGUMENT",
+         "\"x\" is 16777215; expected an integer from 0 to 65545");
+  expect(failure(R"({"model": {"vocab": {"far": 65550}}})"), "INVALID_ARGUMENT", "\"far\" is 65550; expected an integer from 0 to");
   const auto post_processor = [&](const char* id) {
     const std::string start = R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}], )";
     return failure((start + R"("special_tokens": {"<s>": {"ids": [)" + id + "]}}}}").c_str());
