@@ -61,11 +61,11 @@ Status CheckOrigin(const std::string& path, const Metadata& found, const KvOrigi
     return entry == found.end() ? std::string() : entry->second;
   };
   if (value_of("format") != kFormat) {
-    return InvalidArgument(path + ": not a prefix file: its format is \"" + value_of("format") + "\", expected \"" + kFormat +
+    return InvalidArgument(path + ": not a prefix file: its format is " + Quoted(value_of("format")) + ", expected \"" + kFormat +
                            "\"");
   }
   const auto differs = [&](const char* what, const std::string& value, const std::string& wanted) {
-    return InvalidArgument(path + ": the prefix was computed with " + what + " " + value + ", this engine has " + wanted +
+    return InvalidArgument(path + ": the prefix was computed with " + what + " " + Quoted(value) + ", this engine has " + wanted +
                            ": compute and save it again");
   };
   const std::string model = value_of("model"), dtype = value_of("dtype"), mode = value_of("mode");
@@ -139,8 +139,8 @@ Result<StoredPrefix> ReadPrefixFile(const std::string& path, const KvOrigin& exp
     prefix.kv.insert(prefix.kv.end(), tensor->second.data.begin(), tensor->second.data.end());
   }
   if (const std::string sum = Checksum(prefix); sum != metadata["checksum"]) {
-    return DataLoss(path + ": the checksum is " + sum + ", the file says \"" + metadata["checksum"] +
-                    "\": the file is corrupt, compute and save the prefix again");
+    return DataLoss(path + ": the checksum is " + sum + ", the file says " + Quoted(metadata["checksum"]) +
+                    ": the file is corrupt, compute and save the prefix again");
   }
   return prefix;
 }

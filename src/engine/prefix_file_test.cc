@@ -67,13 +67,13 @@ TEST_F(PrefixFileTest, OtherModelsDtypesAndModesAreRefusedByName) {
   };
   KvOrigin other = prefix_.origin;
   other.model = "n";
-  EXPECT_THAT(refuse(other), HasSubstr("model m, this engine has n"));
+  EXPECT_THAT(refuse(other), HasSubstr("model \"m\", this engine has n"));
   other = prefix_.origin;
   other.dtype = DType::kF32;
-  EXPECT_THAT(refuse(other), HasSubstr("KV in bf16, this engine has f32"));
+  EXPECT_THAT(refuse(other), HasSubstr("KV in \"bf16\", this engine has f32"));
   other = prefix_.origin;
   other.deterministic = true;
-  EXPECT_THAT(refuse(other), HasSubstr("mode fast, this engine has deterministic"));
+  EXPECT_THAT(refuse(other), HasSubstr("mode \"fast\", this engine has deterministic"));
 
   prefix_.origin.deterministic = true;  // the other way round nothing is promised
   ASSERT_TRUE(WritePrefixFile(path_, prefix_).ok());
@@ -81,6 +81,15 @@ TEST_F(PrefixFileTest, OtherModelsDtypesAndModesAreRefusedByName) {
   fast.deterministic = false;
   EXPECT_TRUE(ReadPrefixFile(path_, fast).ok());
   EXPECT_EQ(ReadPrefixFile(path_ + ".no", fast).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(PrefixFileTest, WhatAFileSaysIsShownFitForATerminal) {
+  const KvOrigin origin = prefix_.origin;
+  prefix_.origin.model = "\x1b[2J\n" + std::string(5000, 'x');
+  ASSERT_TRUE(WritePrefixFile(path_, prefix_).ok());
+  const std::string message = ReadPrefixFile(path_, origin).status().message();
+  EXPECT_THAT(message, HasSubstr("model \"\\x1b[2J\\x0axxx"));
+  EXPECT_LT(message.size(), 400u);
 }
 
 TEST_F(PrefixFileTest, APrivatePartBeyondTheTokensIsRefused) {
