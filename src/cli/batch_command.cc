@@ -27,11 +27,22 @@
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
 #include "openai/generation.h"
+#include "openai/job_prefixes.h"
 #include "openai/request.h"
 #include "openai/response.h"
+#include "openai/resume_folder.h"
+#include "tokenizer/one_line.h"
 
 namespace coppice::cli {
 namespace {
+
+using openai::BatchErrors;
+using openai::BatchInput;
+using openai::BatchJob;
+using openai::BatchOutput;
+using openai::JobPrefixes;
+using openai::OpenAiRequestParser;
+using openai::ResumeFolder;
 
 struct BatchOptions {
   EngineOptions engine;
@@ -53,13 +64,17 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
 // Feeds an engine with the jobs of an input, a bounded number ahead of it, and writes each answer as soon as it is complete.
 class BatchRunner {
  public:
-  BatchRunner(Engine& engine, const openai::BatchInput& input, const openai::OpenAiRequestParser& parser, std::string model,
-              int32_t queue, openai::BatchOutput* output, openai::BatchErrors* errors)
+  // `careful`: begins with one request at a time and one more for each that was answered, so that a run that is killed soon has
+  // answered some rather than begun all.
+  BatchRunner(Engine& engine, const BatchInput& input, const OpenAiRequestParser& parser, std::string model, int32_t queue,
+              bool careful, JobPrefixes* prefixes, BatchOutput* output, BatchErrors* errors)
       : engine_(engine),
         input_(input),
         parser_(parser),
         model_(std::move(model)),
         queue_(queue),
+        careful_(careful),
+        prefixes_(*prefixes),
         output_(*output),
         errors_(*errors) {
     counts_.total = static_cast<int64_t>(input.jobs().size());
@@ -72,7 +87,7 @@ class BatchRunner {
  private:
   // A request that the engine works on. Its events come on the engine's thread, and may outlive the runner.
   struct Active {
-    const openai::BatchJob* job = nullptr;
+    const BatchJob* job = nullptr;
     openai::BatchLine line;
     std::mutex mutex;
     openai::RequestOutput output;
@@ -83,19 +98,23 @@ class BatchRunner {
     std::vector<std::shared_ptr<Active>> requests;
   };
 
-  Status Submit(const openai::BatchJob& job);
+  bool HasRoom() const { return engine_.Metrics().waiting < queue_ && (!careful_ || active_ <= counts_.done()); }
+  size_t IndexOf(const BatchJob& job) const { return static_cast<size_t>(&job - input_.jobs().data()); }
+  Status Submit(const BatchJob& job);
   static void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished);
   Status WriteFinished();
   Status Write(const Active& active);
   std::string Progress() const;
 
   Engine& engine_;
-  const openai::BatchInput& input_;
-  const openai::OpenAiRequestParser& parser_;
+  const BatchInput& input_;
+  const OpenAiRequestParser& parser_;
   const std::string model_;
   const int32_t queue_;
-  openai::BatchOutput& output_;
-  openai::BatchErrors& errors_;
+  const bool careful_;
+  JobPrefixes& prefixes_;
+  BatchOutput& output_;
+  BatchErrors& errors_;
   BatchCounts counts_;
   int64_t active_ = 0;
   const std::shared_ptr<Finished> finished_ = std::make_shared<Finished>();
@@ -107,13 +126,14 @@ Status BatchRunner::Run() {
   auto next = input_.jobs().begin();
   Status status;
   while (status.ok() && !Interrupted() && (next != input_.jobs().end() || active_ > 0)) {
-    while (status.ok() && next != input_.jobs().end() && engine_.Metrics().waiting < queue_) status = Submit(*next++);
+    while (status.ok() && next != input_.jobs().end() && HasRoom()) status = Submit(*next++);
     if (!status.ok()) break;
     const Result<bool> stepped = engine_.Step();
     if (!stepped.ok()) {
       status = stepped.status();  // ends every request: none of them was at fault
       break;
     }
+    prefixes_.AfterStep();
     status = WriteFinished();
     if (progress.due()) progress.Show(Progress());
   }
@@ -122,7 +142,8 @@ Status BatchRunner::Run() {
   return status.ok() ? synced : status;
 }
 
-Status BatchRunner::Submit(const openai::BatchJob& job) {
+Status BatchRunner::Submit(const BatchJob& job) {
+  prefixes_.Before(IndexOf(job));
   auto active = std::make_shared<Active>();
   active->job = &job;
   COPPICE_ASSIGN_OR_RETURN(active->line, input_.Load(job, parser_));
@@ -135,6 +156,7 @@ Status BatchRunner::Submit(const openai::BatchJob& job) {
     return OkStatus();
   }
   ++counts_.failed;
+  prefixes_.Done(IndexOf(job));
   return errors_.Report({.line = job.line, .id = active->line.id, .custom_id = active->line.custom_id, .status = id.status()});
 }
 
@@ -154,6 +176,7 @@ Status BatchRunner::WriteFinished() {
   }
   for (const std::shared_ptr<Active>& active : finished) {
     --active_;
+    prefixes_.Done(IndexOf(*active->job));
     COPPICE_RETURN_IF_ERROR(Write(*active));
   }
   return OkStatus();
@@ -167,17 +190,19 @@ Status BatchRunner::Write(const Active& active) {
     ++counts_.failed;
     return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = output.failure});
   }
-  ++counts_.answered;
   const openai::ResponseFacts facts = {
       .id = line.id,
       .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
       .model = model_,
       .prompt_tokens = active.job->num_tokens,
       .cached_tokens = output.cached_tokens};
-  const nlohmann::ordered_json response = {
-      {"status_code", 200},
-      {"request_id", "req_" + line.id},
-      {"body", ResponseBody(line.request, output.prompt, output.samples, facts, engine_.tokenizer())}};
+  const Result<nlohmann::ordered_json> body = ResponseBody(line.request, output.prompt, output.samples, facts, engine_.tokenizer());
+  if (!body.ok()) {
+    ++counts_.failed;
+    return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = body.status()});
+  }
+  ++counts_.answered;
+  const nlohmann::ordered_json response = {{"status_code", 200}, {"request_id", "req_" + line.id}, {"body", *body}};
   return output_.Append(
       {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", response}, {"error", nullptr}});
 }
@@ -203,8 +228,12 @@ std::string BatchRunner::Progress() const {
   return text;
 }
 
-std::string Summary(const BatchOptions& options, const BatchCounts& counts, const openai::BatchErrors& errors,
-                    int64_t finished_before, const EngineMetrics& metrics, double seconds) {
+std::string Summary(const BatchOptions& options, const BatchCounts& counts, const BatchErrors& errors, int64_t finished_before,
+                    const EngineMetrics& metrics, double seconds) {
+  const RunStats drafts = {.sample_steps = metrics.sample_steps,
+                           .drafted_tokens = metrics.drafted_tokens,
+                           .accepted_draft_tokens = metrics.accepted_draft_tokens,
+                           .draft_trees_cut = metrics.draft_trees_cut};
   std::string text = fmt::format("{} answered in {:.1f} s", counts.answered, seconds);
   if (finished_before > 0) text += fmt::format(", {} by an earlier run", finished_before);
   if (errors.count() > 0) text += fmt::format(", {} errors in {}", errors.count(), errors.path());
@@ -215,6 +244,7 @@ std::string Summary(const BatchOptions& options, const BatchCounts& counts, cons
                       Name(options.engine.sharing), metrics.prefilled_tokens, metrics.cached_tokens,
                       percent(metrics.cached_tokens, metrics.cached_tokens + metrics.prefilled_tokens), metrics.generated_tokens,
                       static_cast<double>(metrics.generated_tokens) / std::max(seconds, 1e-9));
+  text += FormatDrafts(drafts);
   text += fmt::format(
       "KV read {}, {} without sharing reads; peak memory {}\n", FormatBytes(static_cast<double>(metrics.kv_bytes_read)),
       FormatBytes(static_cast<double>(metrics.kv_bytes_read_unshared)), FormatBytes(static_cast<double>(PeakRssBytes())));
@@ -242,24 +272,33 @@ Result<ExitCode> Batch(BatchOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
   if (std::error_code ignored; !std::filesystem::exists(options.input, ignored))
     return NotFound(fmt::format("there is no input {}", options.input));
-  COPPICE_ASSIGN_OR_RETURN(openai::BatchOutput output, openai::BatchOutput::Open(options.output));
-  COPPICE_ASSIGN_OR_RETURN(openai::BatchErrors errors, openai::BatchErrors::Open(options.errors));
+  COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
+  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   const int32_t model_context = engine->model_config().max_position;
-  const openai::OpenAiRequestParser parser(engine->tokenizer(),
-                                           options.engine.max_context > 0 ? options.engine.max_context : model_context);
+  const Status has_text = engine->tokenizer_status();
+  if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
+    spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));
+  const OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
+                                   has_text);
   CatchFirstInterrupt();
-  COPPICE_ASSIGN_OR_RETURN(const openai::BatchInput input, openai::BatchInput::Read(options.input, parser, output, &errors));
+  COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, parser, output, &errors));
   spdlog::info("{} requests to answer, {} answered before, {} lines are none", input.jobs().size(), input.num_finished_before(),
                errors.count());
 
   const auto begin = std::chrono::steady_clock::now();
+  ResumeFolder folder(options.output);
+  if (folder.was_there()) spdlog::info("an earlier run did not come to its end; requests begin one by one");
+  const size_t sharing = options.engine.sharing == SharingMode::kNone || input.has_salts() ? 0 : input.jobs().size();
+  JobPrefixes prefixes(*engine, options.engine.page_size, folder, sharing,
+                       [&](size_t job) { return input.Tokens(input.jobs()[job]); });
   BatchRunner runner(*engine, input, parser, std::filesystem::path(options.engine.model_path).filename().string(), options.queue,
-                     &output, &errors);
+                     folder.was_there(), &prefixes, &output, &errors);
   COPPICE_RETURN_IF_ERROR(runner.Run());
   const BatchCounts& counts = runner.counts();
   std::string text = Summary(options, counts, errors, input.num_finished_before(), engine->Metrics(), SecondsSince(begin));
   const int64_t left = counts.total - counts.done();
+  if (left == 0) folder.Remove();
   if (Interrupted() && left > 0) text += fmt::format("interrupted; {} are left: the same command goes on with them\n", left);
   COPPICE_RETURN_IF_ERROR(Print(text));
   if (Interrupted() && left > 0) return ExitCode::kInterrupted;

@@ -17,6 +17,7 @@
 #include "core/check.h"
 #include "engine/prefix_file.h"
 #include "openai/generation.h"
+#include "tokenizer/one_line.h"
 
 namespace coppice::cli {
 namespace {
@@ -62,8 +63,9 @@ Result<ExitCode> Run(RunOptions options) {
   if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   Request& request = options.request;
-  if (const Status status = engine->tokenizer_status(); text && !status.ok() && status.code() != StatusCode::kNotFound) {
-    return Status(status.code(), status.message() + "; give the prompt as --prompt-ids 1,2,3");
+  if (const Status status = engine->tokenizer_status(); !status.ok() && status.code() != StatusCode::kNotFound) {
+    if (text) return Status(status.code(), status.message() + "; give the prompt as --prompt-ids 1,2,3");
+    spdlog::warn("samples are token ids, without text: {}", OneLine(status.message()));
   }
   COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, EncodePrompt(options, text, engine->tokenizer()));
   const Selection selection = {.rank = options.rank || options.best_of.has_value(),
@@ -111,7 +113,7 @@ Result<ExitCode> Run(RunOptions options) {
 
   std::optional<std::vector<VotedAnswer>> votes;
   if (options.vote) {
-    COPPICE_ASSIGN_OR_RETURN(votes, Vote(generation, *options.vote));
+    COPPICE_ASSIGN_OR_RETURN(votes, Vote(generation.samples, *options.vote));
   }
   if (options.json) {
     const JsonOptions json = {.selection = selection, .echo = request.echo, .votes = votes ? &*votes : nullptr};
@@ -120,7 +122,8 @@ Result<ExitCode> Run(RunOptions options) {
     std::string text;
     if (prints_at_end) {
       int32_t rank = 0;
-      for (const Sample* sample : Select(generation, selection)) text += FormatSample(*sample, selection.rank ? ++rank : 0, echo);
+      for (const Sample* sample : Select(generation.samples, selection))
+        text += FormatSample(*sample, selection.rank ? ++rank : 0, echo);
     }
     if (votes) text += FormatVotes(*votes, stats.samples_finished);
     COPPICE_RETURN_IF_ERROR(Print(text + "\n" + FormatTable(stats)));

@@ -56,7 +56,7 @@ std::string FormatJson(const openai::Generation& generation, const RunStats& sta
   json["prompt_ids"] = generation.prompt_ids;
   if (!generation.prompt_logprobs.empty()) json["prompt_logprobs"] = OptionalNumbers(generation.prompt_logprobs);
   ordered_json& list = json["samples"] = ordered_json::array();
-  for (const openai::Sample* sample : openai::Select(generation, options.selection)) {
+  for (const openai::Sample* sample : openai::Select(generation.samples, options.selection)) {
     ordered_json entry = {{"index", sample->index},
                           {"text", sample->text},
                           {"token_ids", sample->token_ids},

@@ -67,6 +67,7 @@ RunStats MakeRunStats(const EngineOptions& options, const openai::Generation& ge
           .sample_steps = metrics.sample_steps,
           .drafted_tokens = metrics.drafted_tokens,
           .accepted_draft_tokens = metrics.accepted_draft_tokens,
+          .draft_trees_cut = metrics.draft_trees_cut,
           .draft_kv_bytes_read = metrics.draft_kv_bytes_read,
           .draft_seconds = metrics.draft_seconds,
           .peak_rss_bytes = PeakRssBytes()};
@@ -111,6 +112,7 @@ nlohmann::ordered_json ToJson(const RunStats& stats) {
       {"sample_steps", stats.sample_steps},
       {"drafted_tokens", stats.drafted_tokens},
       {"accepted_draft_tokens", stats.accepted_draft_tokens},
+      {"draft_trees_cut", stats.draft_trees_cut},
       {"tokens_per_step", stats.tokens_per_step()},
       {"draft_kv_bytes_read", stats.draft_kv_bytes_read},
       {"draft_seconds", stats.draft_seconds},
@@ -135,6 +137,15 @@ std::string FormatBytes(double bytes) {
   return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
+std::string FormatDrafts(const RunStats& stats) {
+  if (stats.drafted_tokens == 0) return "";
+  std::string text = fmt::format("{:.2f} tokens a step of a sample: {} of {} drafted tokens accepted", stats.tokens_per_step(),
+                                 stats.accepted_draft_tokens, stats.drafted_tokens);
+  if (stats.draft_trees_cut > 0)
+    text += fmt::format("; {} draft trees became chains, since prompts ran in the same steps", stats.draft_trees_cut);
+  return text + "\n";
+}
+
 std::string FormatTable(const RunStats& stats) {
   std::vector<Row> rows = {{"", fmt::format("sharing {}", Name(stats.sharing)), "without sharing", "baseline"}};
   const std::string speed_baseline =
@@ -147,11 +158,7 @@ std::string FormatTable(const RunStats& stats) {
                   FormatBytes(static_cast<double>(stats.kv_bytes_stored_unshared)), "none: a copy per request"});
   rows.push_back({"KV read per decode step", FormatBytes(stats.kv_bytes_read_per_step()),
                   FormatBytes(stats.kv_bytes_read_per_step_unshared()), "store: each request reads its own path"});
-  const std::string drafts = stats.drafted_tokens == 0
-                                 ? ""
-                                 : fmt::format("{:.2f} tokens a step of a sample: {} of {} drafted tokens accepted\n",
-                                               stats.tokens_per_step(), stats.accepted_draft_tokens, stats.drafted_tokens);
-  return Layout(rows) + drafts +
+  return Layout(rows) + FormatDrafts(stats) +
          fmt::format(
              "{} prompt tokens, {} generated in {} of {} samples finished; page rounding {} of the KV stored; peak memory {}\n",
              stats.prompt_tokens, stats.generated_tokens, stats.samples_finished, stats.samples,

@@ -788,6 +788,7 @@ void EngineImpl::Publish(bool idle) {
   metrics_.pages_used = cache_.pages_owned();
   metrics_.cached_tokens = cache_.hit_tokens();
   metrics_.preemptions = scheduler_.preemptions();
+  metrics_.draft_trees_cut = scheduler_.draft_trees_cut();
   metrics_.merged_pages = cache_.merged_pages();
   if (parts_.drafter) metrics_.draft_kv_bytes_read = parts_.drafter->kv_bytes_read();
   int32_t waiting = 0;  // a request is counted once, by the sequence that computes its prompt

@@ -215,7 +215,10 @@ int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
   if (draft_share_ == 0) return 0;
   const Draft& draft = sequence.draft;
   int32_t count = std::min({draft.size(), draft_share_, cache_->max_context() - sequence.length()});
-  if (!may_draft_trees_) count = std::min(count, draft.ChainLength());
+  if (!may_draft_trees_ && count > draft.ChainLength()) {
+    count = draft.ChainLength();
+    ++draft_trees_cut_;
+  }
   // Nobody is preempted for a guess.
   return count > 0 && cache_->Grow(sequence.branch, sequence.length() + count) ? count : 0;
 }

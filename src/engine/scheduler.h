@@ -59,6 +59,7 @@ class Scheduler {
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   const std::deque<Sequence*>& waiting() const { return waiting_; }
   int64_t preemptions() const { return preemptions_; }
+  int64_t draft_trees_cut() const { return draft_trees_cut_; }
 
   static CacheSalt SaltOf(const Sequence& sequence);
 
@@ -123,7 +124,7 @@ class Scheduler {
   int32_t draft_share_ = 0;
   bool may_draft_trees_ = false;
   bool has_draft_tree_ = false;  // in the batch
-  int64_t preemptions_ = 0;
+  int64_t preemptions_ = 0, draft_trees_cut_ = 0;
 };
 
 }  // namespace coppice

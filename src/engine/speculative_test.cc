@@ -96,6 +96,24 @@ TEST(Speculative, GreedyTextIsThatWithoutDraftsInEveryModeAndPageSize) {
   }
 }
 
+TEST(Speculative, TreesThatBecomeChainsBesidePromptsAreCounted) {
+  const EngineConfig config = With({.model = Repetitive(), .max_batch_tokens = 64}, kExact[1]);
+  EngineHarness alone(config), beside(config);
+  for (EngineHarness* const harness : {&alone, &beside}) {
+    Request request{.prompt_ids = SmallPrompt(60), .n = 4, .max_tokens = 200};
+    request.sampling.temperature = 1;
+    harness->Submit(request);
+  }
+  alone.RunToEnd();
+  EXPECT_EQ(alone.engine().Metrics().draft_trees_cut, 0);
+  for (int32_t i = 0; i < 20; ++i) {  // new prompts in every other step
+    for (int step = 0; step < 2; ++step) ASSERT_TRUE(beside.engine().Step().ok());
+    beside.Submit(Greedy(SmallPrompt(40), 1, 1));
+  }
+  beside.RunToEnd();
+  EXPECT_GT(beside.engine().Metrics().draft_trees_cut, 0);
+}
+
 // Every parameter and every ending, in the middle of accepted runs too.
 TEST(Speculative, SampledTextIsThatWithoutDraftsWhateverTheParameters) {
   std::vector<Request> requests;

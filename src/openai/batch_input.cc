@@ -199,6 +199,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
       continue;
     }
     COPPICE_ASSIGN_OR_RETURN(const int64_t begin, input.spool_.Append(*tokens));
+    input.has_salts_ |= !parsed->request.request.cache_salt.empty();
     input.jobs_.push_back({.id = parsed->id,
                            .line = line.number,
                            .offset = line.offset,

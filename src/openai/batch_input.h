@@ -72,6 +72,8 @@ class BatchInput {
   // In the order of their prompts' tokens; equal prompts in the order of the file.
   const std::vector<BatchJob>& jobs() const { return jobs_; }
   int64_t num_finished_before() const { return finished_before_; }
+  // Some requests share KV with those of their own cache_salt only.
+  bool has_salts() const { return has_salts_; }
   std::span<const int32_t> Tokens(const BatchJob& job) const { return spool_.Tokens(job.tokens_begin, job.num_tokens); }
   // The job's request, complete. DATA_LOSS if the file changed meanwhile.
   Result<BatchLine> Load(const BatchJob& job, const OpenAiRequestParser& parser) const;
@@ -85,6 +87,7 @@ class BatchInput {
   TokenSpool spool_;
   std::vector<BatchJob> jobs_;
   int64_t finished_before_ = 0;
+  bool has_salts_ = false;
 };
 
 }  // namespace coppice::openai

@@ -11,9 +11,9 @@
 namespace coppice::openai {
 namespace {
 
-std::vector<const Sample*> Finished(const Generation& generation) {
+std::vector<const Sample*> Finished(std::span<const Sample> samples) {
   std::vector<const Sample*> finished;
-  for (const Sample& sample : generation.samples) {
+  for (const Sample& sample : samples) {
     if (sample.finished()) finished.push_back(&sample);
   }
   return finished;
@@ -119,8 +119,8 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
   return generation;
 }
 
-std::vector<const Sample*> Select(const Generation& generation, const Selection& selection) {
-  const std::vector<const Sample*> finished = Finished(generation);
+std::vector<const Sample*> Select(std::span<const Sample> samples, const Selection& selection) {
+  const std::vector<const Sample*> finished = Finished(samples);
   const int32_t best = selection.best > 0 ? selection.best : static_cast<int32_t>(finished.size());
   std::vector<const Sample*> selected;
   for (const int32_t i : BestOf(Views(finished), best, selection.deduplicate)) selected.push_back(finished[i]);
@@ -128,8 +128,8 @@ std::vector<const Sample*> Select(const Generation& generation, const Selection&
   return selected;
 }
 
-Result<std::vector<VotedAnswer>> Vote(const Generation& generation, const std::string& pattern) {
-  const std::vector<const Sample*> finished = Finished(generation);
+Result<std::vector<VotedAnswer>> Vote(std::span<const Sample> samples, const std::string& pattern) {
+  const std::vector<const Sample*> finished = Finished(samples);
   COPPICE_ASSIGN_OR_RETURN(std::vector<VotedAnswer> votes, MajorityVote(Views(finished), pattern));
   for (VotedAnswer& vote : votes) {
     for (int32_t& voter : vote.voters) voter = finished[voter]->index;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,9 +86,9 @@ struct Selection {
   bool deduplicate = false;  // of equal texts, the one with the highest mean log-probability
   int32_t best = 0;          // that many, those with the highest mean log-probability; 0: all
 };
-std::vector<const Sample*> Select(const Generation& generation, const Selection& selection);
+std::vector<const Sample*> Select(std::span<const Sample> samples, const Selection& selection);
 
 // The answers of all finished samples by votes (ranking.h, MajorityVote); voters are indices of samples.
-Result<std::vector<VotedAnswer>> Vote(const Generation& generation, const std::string& pattern);
+Result<std::vector<VotedAnswer>> Vote(std::span<const Sample> samples, const std::string& pattern);
 
 }  // namespace coppice::openai

@@ -113,14 +113,14 @@ TEST(Generate, RanksByMeanLogProbability) {
   FakeEngine engine(TwoSamples());
   const Result<Generation> generation = Generate(engine, kRequest, {});
   ASSERT_TRUE(generation.ok());
-  const std::vector<const Sample*> ranked = Select(*generation, {.rank = true});
+  const std::vector<const Sample*> ranked = Select(generation->samples, {.rank = true});
   ASSERT_EQ(ranked.size(), 2u);
   EXPECT_EQ(ranked[0]->index, 1);
   EXPECT_EQ(ranked[1]->index, 0);
-  const std::vector<const Sample*> best = Select(*generation, {.best = 1});
+  const std::vector<const Sample*> best = Select(generation->samples, {.best = 1});
   ASSERT_EQ(best.size(), 1u);
   EXPECT_EQ(best[0]->index, 1);
-  EXPECT_EQ(Select(*generation, {})[0]->index, 0);
+  EXPECT_EQ(Select(generation->samples, {})[0]->index, 0);
 }
 
 TEST(Generate, SelectsAndVotesAmongFinishedSamples) {
@@ -131,11 +131,11 @@ TEST(Generate, SelectsAndVotesAmongFinishedSamples) {
       {.index = 2, .text = "it is 4", .token_ids = {3}, .logprobs = {-2}, .finish_reason = FinishReason::kLength},
       {.index = 3, .text = "it is 5", .token_ids = {4}, .logprobs = {-4}, .finish_reason = FinishReason::kStop},
   };
-  const std::vector<const Sample*> distinct = Select(generation, {.deduplicate = true});
+  const std::vector<const Sample*> distinct = Select(generation.samples, {.deduplicate = true});
   ASSERT_EQ(distinct.size(), 2u);
   EXPECT_EQ(distinct[0]->index, 2);  // the likelier of the two equal ones
   EXPECT_EQ(distinct[1]->index, 3);
-  const auto votes = Vote(generation, "[0-9]+");
+  const auto votes = Vote(generation.samples, "[0-9]+");
   ASSERT_TRUE(votes.ok());
   ASSERT_EQ(votes->size(), 2u);
   EXPECT_EQ((*votes)[0].answer, "4");
@@ -152,7 +152,7 @@ TEST(Generate, StopKeepsWhatIsFinished) {
   EXPECT_TRUE(generation->samples[0].finished());
   EXPECT_FALSE(generation->samples[1].finished());
   EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21));
-  ASSERT_EQ(Select(*generation, {}).size(), 1u);
+  ASSERT_EQ(Select(generation->samples, {}).size(), 1u);
 }
 
 TEST(Generate, ReturnsTheEnginesErrors) {

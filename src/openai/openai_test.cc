@@ -132,7 +132,22 @@ TEST_F(OpenAiRequestTest, Chat) {
   BodyError error;
   EXPECT_FALSE(OpenAiRequestParser(nullptr, kContext)
                    .Parse(Endpoint::kChatCompletions, json::parse(R"({"messages": [{"role": "user", "content": "a"}]})"), &error));
-  EXPECT_THAT(error.status.message(), HasSubstr("no chat template"));
+  EXPECT_THAT(error.status.message(), HasSubstr("the model has no tokenizer; give the prompt to /v1/completions as a list"));
+}
+
+TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsTold) {
+  const OpenAiRequestParser parser(nullptr, kContext, Unimplemented("tokenizer.json: model type \"WordPiece\" is not supported"));
+  BodyError error;
+  const std::optional<OpenAiRequest> ids = parser.Parse(Endpoint::kCompletions, {{"prompt", {5, 6}}}, &error);
+  ASSERT_TRUE(ids) << error.status.message();
+  EXPECT_THAT(*parser.Encode(*ids), ElementsAre(5, 6));
+  const std::optional<OpenAiRequest> text = parser.Parse(Endpoint::kCompletions, {{"prompt", "a"}}, &error);
+  ASSERT_TRUE(text);
+  EXPECT_THAT(parser.Encode(*text).status().message(), HasSubstr("\"WordPiece\" is not supported; give the prompt"));
+  EXPECT_FALSE(parser.Parse(Endpoint::kChatCompletions, {{"messages", {{{"role", "user"}, {"content", "a"}}}}}, &error));
+  EXPECT_THAT(error.status.message(), HasSubstr("\"WordPiece\" is not supported"));
+  EXPECT_FALSE(parser.Parse(Endpoint::kCompletions, {{"prompt", {5}}, {"vote", "a"}}, &error));
+  EXPECT_THAT(error.status.message(), HasSubstr("\"WordPiece\" is not supported"));
 }
 
 TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
@@ -167,7 +182,7 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
   const ResponseFacts facts = {.id = "7", .created = 5, .model = "m", .prompt_tokens = 4, .cached_tokens = 3};
   OpenAiRequest request{.logprobs = true};
   const json completion =
-      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
+      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
   EXPECT_EQ(completion["id"], "cmpl-7");
   EXPECT_EQ(completion["object"], "text_completion");
   EXPECT_EQ(completion["usage"], json::parse(R"({"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7,
@@ -181,13 +196,13 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
 
   request.endpoint = Endpoint::kChatCompletions;
   const json chat =
-      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer).dump(-1, ' ', true, json::error_handler_t::replace));
+      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
   EXPECT_EQ(chat["object"], "chat.completion");
   EXPECT_EQ(chat["choices"][0]["message"], json::parse(R"({"role": "assistant", "content": "hé"})"));
   EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][1]["bytes"], json({0xc3}));
 
   request = {};
-  const json bare = ResponseBody(request, {}, samples, facts, nullptr);
+  const json bare = *ResponseBody(request, {}, samples, facts, nullptr);
   EXPECT_EQ(bare["choices"][0]["token_ids"], json({'h', 0xc3, 0xa9}));  // the only thing there is to say without a tokenizer
   EXPECT_TRUE(bare["choices"][0]["logprobs"].is_null());
 }
@@ -203,7 +218,7 @@ TEST(OpenAiResponseTest, EchoAndBestOf) {
                   .finish_reason = FinishReason::kLength};
   OpenAiRequest request{.choices = 2, .logprobs = true, .return_token_ids = true};
   const EchoedPrompt prompt = {.text = "xy", .token_ids = {'x', 'y'}, .logprobs = {std::nullopt, -0.5f}};
-  const json body = ResponseBody(request, prompt, samples, {}, &tokenizer);
+  const json body = *ResponseBody(request, prompt, samples, {}, &tokenizer);
   ASSERT_EQ(body["choices"].size(), 2);
   EXPECT_EQ(body["choices"][0]["text"], "xyb");  // the best of three first
   EXPECT_EQ(body["choices"][1]["text"], "xya");
@@ -212,6 +227,40 @@ TEST(OpenAiResponseTest, EchoAndBestOf) {
   EXPECT_EQ(body["choices"][0]["logprobs"], json::parse(R"({"tokens": ["x", "y", "b"], "token_logprobs": [null, -0.5, -1.0],
                                                           "top_logprobs": null, "text_offset": [0, 1, 2]})"));
   EXPECT_EQ(body["usage"]["completion_tokens"], 3);  // what was generated
+}
+
+TEST(OpenAiResponseTest, RankedDistinctAndVoted) {
+  const ByteTokenizer tokenizer;
+  std::vector<Sample> samples;
+  for (const auto& [text, logprob] :
+       {std::pair("4", -3.0f), std::pair("it is 5", -1.0f), std::pair("4", -2.0f), std::pair("4.", -4.0f)})
+    samples.push_back({.index = static_cast<int32_t>(samples.size()),
+                       .text = text,
+                       .token_ids = {1},
+                       .logprobs = {logprob},
+                       .finish_reason = FinishReason::kStop});
+  OpenAiRequest request{.choices = 4, .rank = true, .deduplicate = true, .vote = "[0-9]"};
+  const json body = *ResponseBody(request, {}, samples, {}, &tokenizer);
+  std::vector<std::string> texts;
+  for (const json& choice : body["choices"]) texts.push_back(choice["text"]);
+  EXPECT_THAT(texts, ElementsAre("it is 5", "4", "4."));
+  EXPECT_EQ(body["votes"], json::parse(R"([{"answer": "4", "count": 3, "choices": [1, 2], "mean_logprob": -2.0},
+                                           {"answer": "5", "count": 1, "choices": [0], "mean_logprob": -1.0}])"));
+  request = {.choices = 4};
+  EXPECT_FALSE(ResponseBody(request, {}, samples, {}, &tokenizer)->contains("votes"));
+}
+
+TEST_F(OpenAiRequestTest, Extensions) {
+  const OpenAiRequest parsed =
+      Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"rank", true}, {"dedup", true}, {"vote", "([0-9]+)"}, {"n", 2}});
+  EXPECT_TRUE(parsed.rank);
+  EXPECT_TRUE(parsed.deduplicate);
+  EXPECT_EQ(parsed.vote, "([0-9]+)");
+  EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"vote", "("}}).param, "vote");
+  EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"rank", 1}}).param, "rank");
+  BodyError error;
+  EXPECT_FALSE(OpenAiRequestParser(nullptr, kContext).Parse(Endpoint::kCompletions, {{"prompt", {5}}, {"vote", "a"}}, &error));
+  EXPECT_THAT(error.status.message(), HasSubstr("no tokenizer"));
 }
 
 TEST(OpenAiResponseTest, Errors) {

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "coppice/engine/ranking.h"
 #include "openai/chat.h"
 
 namespace coppice::openai {
@@ -202,7 +203,17 @@ void TakeFixed(FieldReader& fields, const char* name, const json& only) {
   if (value && *value != only) fields.Expect(name, *value, fmt::format("{}: nothing else is supported", Shown(only)));
 }
 
-void TakeCommon(FieldReader& fields, OpenAiRequest* parsed) {
+// `has_text`: OK, or why samples have no text but token ids alone.
+void TakeVote(FieldReader& fields, std::optional<std::string>* vote, const Status& has_text) {
+  fields.Take("vote", vote);
+  if (!*vote) return;
+  if (!has_text.ok())
+    fields.Fail("vote", InvalidArgument("vote looks for answers in texts, and answers have none: " + has_text.message()));
+  const auto compiled = ExtractAnswer("", **vote);
+  if (!compiled.ok()) fields.Fail("vote", InvalidArgument("vote: " + compiled.status().message()));
+}
+
+void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_text) {
   Request& request = parsed->request;
   SamplingParams& sampling = request.sampling;
   std::string ignored;
@@ -231,6 +242,9 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed) {
   fields.Take("ignore_eos", &request.ignore_eos);
   fields.Take("cache_salt", &request.cache_salt);
   fields.Take("return_token_ids", &parsed->return_token_ids);
+  fields.Take("rank", &parsed->rank);
+  fields.Take("dedup", &parsed->deduplicate);
+  TakeVote(fields, &parsed->vote, has_text);
   if (const json* ids = fields.Find("stop_token_ids")) {
     std::optional<std::vector<int32_t>> tokens = ids->is_array() ? TokenIds(*ids) : std::nullopt;
     if (!tokens) return fields.Expect("stop_token_ids", *ids, "a list of token ids");
@@ -261,8 +275,9 @@ Result<Endpoint> ParseUrl(std::string_view url) {
       fmt::format("url is \"{}\", expected {} or {}", url, Url(Endpoint::kCompletions), Url(Endpoint::kChatCompletions)));
 }
 
-OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context)
+OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer)
     : tokenizer_(tokenizer),
+      no_tokenizer_(tokenizer ? OkStatus() : std::move(no_tokenizer)),
       max_context_(max_context),
       chat_template_(tokenizer && !tokenizer->data().chat_template.empty()
                          ? ChatTemplate::Parse(tokenizer->data().chat_template)
@@ -275,7 +290,7 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
   }
   OpenAiRequest parsed{.endpoint = endpoint};
   FieldReader fields(body);
-  TakeCommon(fields, &parsed);
+  TakeCommon(fields, &parsed, no_tokenizer_);
   if (endpoint == Endpoint::kCompletions) {
     TakeCompletion(fields, &parsed);
   } else {
@@ -299,14 +314,20 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
   return parsed;
 }
 
+Status OpenAiRequestParser::MissingTokenizer() const {
+  return InvalidArgument(
+      fmt::format("{}; give the prompt to {} as a list of token ids", no_tokenizer_.message(), Url(Endpoint::kCompletions)));
+}
+
 Result<std::string> OpenAiRequestParser::RenderChat(const std::vector<ChatMessage>& messages) const {
+  if (!tokenizer_) return MissingTokenizer();
   if (!chat_template_.ok()) return chat_template_.status();
   return openai::RenderChat(**chat_template_, messages, *tokenizer_);
 }
 
 Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& parsed) const {
   if (!parsed.text) return parsed.prompt_ids;
-  if (!tokenizer_) return InvalidArgument("the model has no tokenizer; give the prompt as a list of token ids");
+  if (!tokenizer_) return MissingTokenizer();
   // A chat template writes the beginning-of-text token itself.
   return tokenizer_->Encode(*parsed.text, {.add_special = parsed.endpoint == Endpoint::kCompletions, .parse_special = true});
 }

@@ -30,9 +30,13 @@ struct OpenAiRequest {
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
   std::optional<int32_t> max_tokens;
-  int32_t choices = 1;            // samples to answer with, the best ones where more are generated (best_of)
-  bool logprobs = false;          // of the tokens chosen, and with echo of the prompt
-  bool return_token_ids = false;  // an extension: token_ids in each choice
+  int32_t choices = 1;  // samples to answer with, the best ones where more are generated (best_of)
+  // Extensions, as the options of `coppice run`.
+  bool rank = false;                // choices by mean log-probability, highest first; so they are with best_of
+  bool deduplicate = false;         // "dedup": of choices with equal text the most probable one
+  std::optional<std::string> vote;  // a regex that finds the answer of a sample: a majority vote comes with the choices
+  bool logprobs = false;            // of the tokens chosen, and with echo of the prompt
+  bool return_token_ids = false;    // an extension too: token_ids in each choice
 };
 
 struct BodyError {
@@ -43,8 +47,10 @@ struct BodyError {
 // One per model. Thread-safe once created.
 class OpenAiRequestParser {
  public:
-  // `tokenizer` may be null: prompts are token ids then. It outlives the parser.
-  OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context);
+  // `tokenizer` may be null: prompts are token ids then, and `no_tokenizer` says why (Engine::tokenizer_status). It outlives the
+  // parser.
+  OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context,
+                      Status no_tokenizer = NotFound("the model has no tokenizer"));
 
   // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Fields of `body`: those of
   // docs/batch.md. On an error, `error->param` names the field.
@@ -55,9 +61,11 @@ class OpenAiRequestParser {
   void SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const;
 
  private:
+  Status MissingTokenizer() const;
   Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
 
   const Tokenizer* tokenizer_;
+  Status no_tokenizer_;
   int32_t max_context_;
   Result<std::unique_ptr<ChatTemplate>> chat_template_;
 };

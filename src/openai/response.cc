@@ -1,10 +1,13 @@
 #include "openai/response.h"
 
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "coppice/engine/ranking.h"
+#include "core/check.h"
 
 namespace coppice::openai {
 namespace {
@@ -73,38 +76,51 @@ ordered_json Choice(const OpenAiRequest& request, const EchoedPrompt& prompt, co
   return choice;
 }
 
-// All of them, or where fewer are wanted the best.
-std::vector<int32_t> Chosen(const OpenAiRequest& request, std::span<const Sample> samples) {
-  std::vector<RankedSample> ranked;
-  for (const Sample& sample : samples)
-    ranked.push_back({.text = sample.text, .token_ids = sample.token_ids, .logprobs = sample.logprobs});
-  if (request.choices < static_cast<int32_t>(samples.size())) return BestOf(ranked, request.choices, /*deduplicate=*/false);
-  std::vector<int32_t> all(samples.size());
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+// Who gave an answer, as places among the choices; `count` has those too that were not chosen.
+ordered_json Votes(const std::vector<VotedAnswer>& votes, const std::vector<const Sample*>& choices) {
+  ordered_json list = ordered_json::array();
+  for (const VotedAnswer& vote : votes) {
+    ordered_json places = ordered_json::array();
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (std::ranges::find(vote.voters, choices[i]->index) != vote.voters.end()) places.push_back(i);
+    }
+    list.push_back({{"answer", vote.answer},
+                    {"count", vote.voters.size()},
+                    {"choices", std::move(places)},
+                    {"mean_logprob", vote.mean_logprob ? ordered_json(*vote.mean_logprob) : ordered_json()}});
+  }
+  return list;
 }
 
 }  // namespace
 
-ordered_json ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt, std::span<const Sample> samples,
-                          const ResponseFacts& facts, const Tokenizer* tokenizer) {
+Result<ordered_json> ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt, std::span<const Sample> samples,
+                                  const ResponseFacts& facts, const Tokenizer* tokenizer) {
   const bool chat = request.endpoint == Endpoint::kChatCompletions;
   ordered_json choices = ordered_json::array();
   int64_t completion_tokens = 0;  // of all that was generated
   for (const Sample& sample : samples) completion_tokens += static_cast<int64_t>(sample.token_ids.size());
+  const bool fewer = request.choices < std::ssize(samples);
+  const Selection selection = {
+      .rank = request.rank || fewer, .deduplicate = request.deduplicate, .best = fewer ? request.choices : 0};
+  const std::vector<const Sample*> chosen = Select(samples, selection);
   int32_t index = 0;
-  for (const int32_t chosen : Chosen(request, samples))
-    choices.push_back(Choice(request, prompt, samples[chosen], index++, tokenizer));
-  return {{"id", (chat ? "chatcmpl-" : "cmpl-") + facts.id},
-          {"object", chat ? "chat.completion" : "text_completion"},
-          {"created", facts.created},
-          {"model", facts.model},
-          {"choices", std::move(choices)},
-          {"usage",
-           {{"prompt_tokens", facts.prompt_tokens},
-            {"completion_tokens", completion_tokens},
-            {"total_tokens", facts.prompt_tokens + completion_tokens},
-            {"prompt_tokens_details", {{"cached_tokens", facts.cached_tokens}}}}}};
+  for (const Sample* sample : chosen) choices.push_back(Choice(request, prompt, *sample, index++, tokenizer));
+  ordered_json body = {{"id", (chat ? "chatcmpl-" : "cmpl-") + facts.id},
+                       {"object", chat ? "chat.completion" : "text_completion"},
+                       {"created", facts.created},
+                       {"model", facts.model},
+                       {"choices", std::move(choices)},
+                       {"usage",
+                        {{"prompt_tokens", facts.prompt_tokens},
+                         {"completion_tokens", completion_tokens},
+                         {"total_tokens", facts.prompt_tokens + completion_tokens},
+                         {"prompt_tokens_details", {{"cached_tokens", facts.cached_tokens}}}}}};
+  if (request.vote) {
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<VotedAnswer> votes, Vote(samples, *request.vote));
+    body["votes"] = Votes(votes, chosen);
+  }
+  return body;
 }
 
 int HttpStatus(const Status& status) {

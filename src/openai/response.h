@@ -24,9 +24,11 @@ struct ResponseFacts {
 };
 
 // The body of a finished request; `samples` by index, of which it has the best where it wants fewer. `tokenizer` may be null:
-// choices then carry token_ids, their text is empty. `prompt` is empty without echo.
-nlohmann::ordered_json ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt, std::span<const Sample> samples,
-                                    const ResponseFacts& facts, const Tokenizer* tokenizer);
+// choices then carry token_ids, their text is empty. `prompt` is empty without echo. With a vote, "votes" has the answers, most
+// votes first, and INVALID_ARGUMENT says that the regex exceeds its match limit on a sample.
+Result<nlohmann::ordered_json> ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt,
+                                            std::span<const Sample> samples, const ResponseFacts& facts,
+                                            const Tokenizer* tokenizer);
 
 // {"error": {message, type, param, code}}; an empty `param` becomes null.
 nlohmann::ordered_json ErrorBody(const Status& status, std::string_view param);

@@ -1,7 +1,10 @@
 """`coppice batch`: the OpenAI batch format in and out, bad lines, order by prefix, and a run that is killed and goes on."""
 
 import json
+import math
 import os
+import re
+import resource
 import signal
 import subprocess
 import tempfile
@@ -65,6 +68,40 @@ class BatchTest(unittest.TestCase):
             alone = coppice("run", "--json", "--model", TINY, "--dtype", "f32", "--prompt-ids", ",".join(map(str, prompts[name])), "--max-tokens", 6,
                             "--temperature", 0, "--ignore-eos")
             self.assertEqual(body["choices"][0]["token_ids"], json.loads(alone.stdout)["samples"][0]["token_ids"], name)
+
+    def test_a_tokenizer_that_cannot_be_read_is_named(self):
+        model = os.path.join(os.path.dirname(self.input), "model")
+        os.mkdir(model)
+        for name in os.listdir(TINY):
+            os.symlink(os.path.join(TINY, name), os.path.join(model, name))
+        tokenizer = os.path.join(model, "tokenizer.json")
+        if os.path.lexists(tokenizer):
+            os.remove(tokenizer)
+        with open(tokenizer, "w", encoding="utf-8") as file:
+            json.dump({"model": {"type": "WordPiece"}}, file)
+        self.write(line("ids", [5, 6, 7], max_tokens=2, ignore_eos=True), line("text", "hello", max_tokens=2))
+        done = coppice("batch", self.input, self.output, "--model", model)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("answers have token_ids and no text: ", done.stderr)
+        self.assertEqual(done.stderr.count("WordPiece"), 2)  # why, and for the line that needs it
+        choice, = self.answers()["ids"]["choices"]
+        self.assertEqual((len(choice["token_ids"]), choice["text"]), (2, ""))
+        self.assertEqual([record["custom_id"] for record in self.records(self.errors)], ["text"])
+        done = coppice("run", "--model", model, "--prompt-ids", "5,6,7", "--max-tokens", 2)
+        self.assertEqual(done.returncode, 0, done)
+        self.assertIn("without text: ", done.stderr)
+
+    def test_rank_dedup_and_vote(self):
+        args = {"max_tokens": 3, "ignore_eos": True, "logprobs": 0}
+        self.write(line("same", [5, 6, 7], n=4, dedup=True, **args), line("rank", [5, 6, 7], n=6, rank=True, **args | {"temperature": 2, "seed": 4}),
+                   line("vote", [5, 6, 7], n=2, vote="(", **args))
+        self.assertEqual(coppice(*self.command()).returncode, 1)
+        answers = self.answers()
+        self.assertEqual(len(answers["same"]["choices"]), 1)  # greedy samples are equal
+        means = [sum(choice["logprobs"]["token_logprobs"]) / 3 for choice in answers["rank"]["choices"]]
+        self.assertEqual((len(means), means), (6, sorted(means, reverse=True)))
+        error, = self.records(self.errors)
+        self.assertEqual((error["custom_id"], error["response"]["body"]["error"]["param"]), ("vote", "vote"))
 
     def test_echo_and_best_of(self):
         prompt = [5, 6, 7]
@@ -185,6 +222,51 @@ class BatchTest(unittest.TestCase):
         self.assertGreaterEqual(len(self.records(self.output)), 5)  # whole lines, all of them
         self.assertEqual(coppice(*self.command()).returncode, 0)
         self.assertEqual(len(self.answers()), 200)
+
+    def test_progress_under_frequent_kills(self):
+        """Each run may use as much CPU time as a few requests take, in which a run that begins all requests at once answers none."""
+        self.write(line("alone", [5], max_tokens=300, ignore_eos=True))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        self.assertEqual(coppice(*self.command("--threads", "1")).returncode, 0)
+        seconds = math.ceil(4 * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before))
+        os.remove(self.output)
+        head = [3 + i % 250 for i in range(608)]  # whole pages of 16
+        self.write(*(line(f"r{i}", head + [3 + i % 150, 3 + i // 150], max_tokens=300, ignore_eos=True) for i in range(300)))
+        answered = []
+        for _ in range(4):
+            done = subprocess.run([COPPICE, *self.command("--threads", "1")], capture_output=True, text=True, timeout=120, check=False,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)))
+            self.assertLess(done.returncode, 0, done)  # killed
+            answered.append(self.whole_lines())
+        for before, after in zip(answered[:-1], answered[1:]):
+            self.assertGreater(after, before, answered)
+        self.assertEqual(len(os.listdir(self.output + ".resume")), 1)
+        done = coppice(*self.command())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        computed = int(re.search(r"([0-9]+) prompt tokens computed", done.stdout)[1])
+        self.assertLessEqual(computed, 2 * (300 - answered[-1]))  # of each request its own tokens: the prefix came from the disk
+        self.assertEqual(sorted(os.listdir(os.path.dirname(self.output))), ["in.jsonl", "out.jsonl"])
+        names = [record["custom_id"] for record in self.records(self.output)]
+        self.assertEqual((len(names), len(set(names))), (300, 300))
+
+    def test_an_output_that_somebody_changes_is_noticed(self):
+        def append():
+            with open(self.output, "a", encoding="utf-8") as file:
+                file.write("x\n")
+        for change in (lambda: os.remove(self.output), lambda: os.rename(self.output, self.output + ".moved"), lambda: os.truncate(self.output, 10), append,
+                       lambda: os.truncate(self.output, 0)):
+            self.write(*self.requests_for_killing())
+            with subprocess.Popen([COPPICE, *map(str, self.command("--max-running", 4))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+                deadline = time.monotonic() + 60
+                while self.whole_lines() < 3 and time.monotonic() < deadline:
+                    time.sleep(0.002)
+                change()
+                output, errors = process.communicate(timeout=60)
+            self.assertEqual((process.returncode, output, errors.count("\n")), (2, "", 1), errors)
+            self.assertIn("out.jsonl", errors)
+            for name in (self.output, self.output + ".moved"):
+                if os.path.exists(name):
+                    os.remove(name)
 
     def refused(self, *parts):
         done = coppice(*self.command())

@@ -164,6 +164,7 @@ struct EngineMetrics {
   int64_t cached_tokens = 0;  // prompt tokens whose KV was found in the cache
   // Speculative decoding. A sample makes (sample_steps + accepted_draft_tokens) / sample_steps tokens a step.
   int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
+  int64_t draft_trees_cut = 0;      // trees of which their first chain alone was tried, since prompts ran in the same step
   int64_t sample_steps = 0;         // steps of running samples, each at least a token
   int64_t draft_kv_bytes_read = 0;  // by the draft model, all its layers; not part of kv_bytes_read
   double draft_seconds = 0;
