@@ -7,7 +7,7 @@
 
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_memory.h"
-#include "attention/cuda/plan_translator.h"
+#include "attention/cuda/lower/plan_translator.h"
 #include "core/check.h"
 
 namespace coppice::attention::testing {

@@ -10,7 +10,7 @@
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernel_variants.h"
-#include "attention/cuda/plan_translator.h"
+#include "attention/cuda/lower/plan_translator.h"
 #include "attention/cuda/tensor_map.h"
 
 namespace coppice::attention::cuda {

@@ -1,5 +1,5 @@
 // The layout of a plan's image. Layer: attention/cuda.
-#include "attention/cuda/plan_image.h"
+#include "attention/cuda/lower/plan_image.h"
 
 #include <algorithm>
 #include <cmath>

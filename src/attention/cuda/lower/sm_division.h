@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/cuda/queued_items.h"
-#include "attention/cuda/sm_costs.h"
+#include "attention/cuda/lower/queued_items.h"
+#include "attention/cuda/lower/sm_costs.h"
 
 namespace coppice::attention::cuda {
 

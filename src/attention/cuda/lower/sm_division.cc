@@ -1,5 +1,5 @@
 // The search for a division and the simulation it goes by. Layer: attention/cuda.
-#include "attention/cuda/sm_division.h"
+#include "attention/cuda/lower/sm_division.h"
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
 // The translation of plans for the device: host code, needs no device.
-#include "attention/cuda/plan_translator.h"
+#include "attention/cuda/lower/plan_translator.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 // From a plan's items to the device's tasks. Layer: attention/cuda.
-#include "attention/cuda/plan_translator.h"
+#include "attention/cuda/lower/plan_translator.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "attention/cuda/kernel_config.h"
-#include "attention/cuda/kv_cuts.h"
+#include "attention/cuda/lower/kv_cuts.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
 

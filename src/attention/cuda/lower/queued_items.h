@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/plan_device.h"
-#include "attention/cuda/sm_costs.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/cuda/lower/plan_image.h"
+#include "attention/cuda/lower/queued_items.h"
+#include "attention/cuda/lower/sm_costs.h"
+#include "attention/cuda/lower/sm_division.h"
 #include "attention/cuda/plan_device.h"
-#include "attention/cuda/plan_image.h"
-#include "attention/cuda/queued_items.h"
-#include "attention/cuda/sm_costs.h"
-#include "attention/cuda/sm_division.h"
 #include "attention/machine_model.h"
 #include "coppice/attention/attention.h"
 

@@ -1,5 +1,5 @@
 // Joining items, their kinds, and who reads what. Layer: attention/cuda.
-#include "attention/cuda/queued_items.h"
+#include "attention/cuda/lower/queued_items.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,5 +1,5 @@
 // The rules of cuts. Layer: attention/cuda.
-#include "attention/cuda/kv_cuts.h"
+#include "attention/cuda/lower/kv_cuts.h"
 
 #include <algorithm>
 #include <cmath>

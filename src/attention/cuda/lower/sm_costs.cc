@@ -1,5 +1,5 @@
 // Rates of a card applied to one spec. Layer: attention/cuda.
-#include "attention/cuda/sm_costs.h"
+#include "attention/cuda/lower/sm_costs.h"
 
 namespace coppice::attention::cuda {
 namespace {
