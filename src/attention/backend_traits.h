@@ -16,6 +16,7 @@ struct BackendTraits {
   int32_t kv_tile = 64;          // tokens per inner tile: cuts fall on multiples of it
   int32_t max_heads_per_task = 0;  // kv heads that one task may take; 0: no limit
   int32_t native_head_dim = 0;     // head_dim after on-chip padding (the cost of padding is shown by the plan)
+  bool cuts_kv = false;  // the backend cuts ranges along KV itself: plans leave them whole but where deterministic mode cuts
 };
 
 }  // namespace coppice::attention

@@ -937,7 +937,7 @@ void Planner::ShapeOwner(Owner& owner, int32_t owner_id) const {
   }
   const RowCosts& group = owner.row_groups == 1 ? all_rows : CostsOf(static_cast<int32_t>(CeilDiv(owner.rows, owner.row_groups)));
   int32_t pieces = 1;
-  if (wanted > owner.row_groups && pressure_ < kMaxPressure) {
+  if (wanted > owner.row_groups && pressure_ < kMaxPressure && (!traits_.cuts_kv || spec_.deterministic)) {
     pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, owner.row_groups)), 1, std::max(1, tokens / group.shortest_piece));
   }
   CutRange(owner, owner_id >= capacity_.max_nodes, pieces);

@@ -187,6 +187,7 @@ std::string DumpPlan(const Planner& planner) {
                      {"force_sharing", options.force_sharing},
                      {"lookahead_tokens", options.lookahead_tokens}};
   PutAll(root["traits"], kTraitsInts, planner.traits());
+  root["traits"]["cuts_kv"] = planner.traits().cuts_kv;
   root["machine"] = ordered_json::parse(ToJson(planner.machine()));
 
   const PrefixForestView& view = planner.forest();
@@ -259,6 +260,7 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
 
   Reader traits(section("traits"), "traits");
   traits.GetAll(kTraitsInts, dump.traits);
+  if (section("traits").contains("cuts_kv")) traits.Get("cuts_kv", dump.traits.cuts_kv);  // absent: false
   COPPICE_RETURN_IF_ERROR(traits.status());
   COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));
 

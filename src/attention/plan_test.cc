@@ -893,6 +893,39 @@ TEST(PlanSplit, FillsTheWorkersWithOneLongRequest) {
   EXPECT_LE(planner->Stats().num_items * 8, 132 * 6);
 }
 
+// A backend that cuts ranges itself is given them whole; only deterministic mode, whose cuts define the bits, cuts before.
+TEST(PlanSplit, LeavesRangesWholeForBackendsThatCut) {
+  int32_t whole = 0, cut = 0;
+  for (uint32_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    PlanSetup setup = RandomSetup(rng);
+    const TestForest forest = RandomForest(rng, seed % 3 == 0 ? 9000 : 700);
+    const auto items_of_sets = [&] {
+      const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+      EXPECT_TRUE(planner->Update(forest.Forest()).ok());
+      CheckPlan(*planner, forest);
+      const PlanView view = planner->View();
+      std::map<std::vector<int32_t>, int32_t> pieces;  // by members
+      for (const auto queue : {view.compute_queue, view.bandwidth_queue}) {
+        for (const int32_t id : queue) {
+          const auto members = view.members.subspan(view.items[id].member_begin, view.items[id].member_count);
+          ++pieces[std::vector<int32_t>(members.begin(), members.end())];
+        }
+      }
+      return pieces;
+    };
+    cut += std::ranges::any_of(items_of_sets(), [](const auto& of_set) { return of_set.second > 2; });
+    setup.traits.cuts_kv = true;
+    if (setup.spec.deterministic) continue;
+    // A shared node and a leaf below it may have the same members.
+    const auto pieces = items_of_sets();
+    whole += std::ranges::all_of(pieces, [](const auto& of_set) { return of_set.second <= 2; });
+  }
+  EXPECT_GT(cut, 10);
+  EXPECT_GT(whole, 50);
+}
+
 // The same request alone, beside others, with and without a shared prefix: the fold of its states has the same terms.
 TEST(PlanDeterministic, TermsDoNotDependOnTheBatch) {
   PlanSetup setup;

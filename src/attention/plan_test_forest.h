@@ -20,7 +20,8 @@ inline BackendTraits H200Traits() {
           .stream_lanes = 8,
           .team_lanes = 8,
           .kv_tile = 128,
-          .native_head_dim = 128};
+          .native_head_dim = 128,
+          .cuts_kv = true};
 }
 
 // A forest under edit. Node and branch slots are reused; ids are stable.

@@ -1,5 +1,5 @@
-// Where items are cut along KV: the planner knows of workers, not of blocks of 128 rows in SMs and stream tiles in warps, so its
-// items are cut further, with states of their own, until all SMs and warps have work to the end. Layer: attention/cuda.
+// Where items are cut along KV: plans leave ranges whole for a GPU (BackendTraits::cuts_kv), and blocks of 128 rows in SMs and
+// stream tiles in warps are cut, with states of their own, until all SMs and warps have work to the end. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>

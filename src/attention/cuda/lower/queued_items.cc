@@ -1,9 +1,8 @@
-// Joining items, their kinds, and who reads what. Layer: attention/cuda.
+// Kinds of items, the tiles of prompts, and who reads what. Layer: attention/cuda.
 #include "attention/cuda/lower/queued_items.h"
 
 #include <algorithm>
 #include <functional>
-#include <tuple>
 
 #include "attention/plan_units.h"
 
@@ -12,7 +11,6 @@ namespace coppice::attention::cuda {
 QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms)
     : spec_(spec), num_sms_(num_sms), pieces_(sizes.max_items) {
   items_.reserve(sizes.max_items);
-  in_order_.reserve(sizes.max_items);
   tiles_.reserve(sizes.max_items);
   node_reads_.reserve(capacity.max_nodes > 0 ? capacity.max_nodes : 2 * capacity.max_branches);
 }
@@ -31,52 +29,15 @@ void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, 
                         .rows = rows,
                         .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)),
                         .tokens = std::max(0, end - item.kv_begin)});
+      pieces_[id] = {.kv_begin = item.kv_begin, .kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
     }
   }
-  JoinItems(plan, forest);
+  if (!spec_.deterministic && JoinPromptTiles(plan)) DropJoined(plan, forest);
   for (QueuedItem& queued : items_) {
     queued.dense = IsDense(plan, queued, costs);
     if (!queued.dense) pieces_[queued.item].block_rows = kStreamRows;
   }
   CountReads(plan, forest);
-}
-
-// Joins items that read neighbouring ranges for the same members: the planner's own cuts along KV, which are made anew here. Not in
-// deterministic mode, whose cuts define the result.
-void QueuedItems::JoinItems(const PlanView& plan, const PrefixForestView& forest) {
-  const auto key = [&](const QueuedItem& queued) {
-    const WorkItem& item = plan.items[queued.item];
-    return std::tuple(item.member_begin, item.member_count, item.page_row, item.kv_begin);
-  };
-  in_order_ = items_;
-  std::ranges::sort(in_order_, {}, key);
-  for (size_t i = 0, head = 0; i < in_order_.size(); ++i) {
-    const WorkItem& item = plan.items[in_order_[i].item];
-    const WorkItem& first = plan.items[in_order_[head].item];
-    ItemPieces& whole = pieces_[in_order_[head].item];
-    const bool joins = !spec_.deterministic && i > head && item.member_begin == first.member_begin &&
-                       item.member_count == first.member_count && item.page_row == first.page_row && item.kv_begin == whole.kv_end;
-    if (joins) {
-      pieces_[in_order_[i].item].count = 0;
-      whole.kv_end = item.kv_end;
-      whole.masked |= item.flags & kItemMasked;
-    } else {
-      head = i;
-      pieces_[in_order_[i].item] = {.kv_begin = item.kv_begin, .kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
-    }
-  }
-  const auto drop_joined = [&] {
-    std::erase_if(items_, [&](const QueuedItem& queued) { return pieces_[queued.item].count == 0; });
-  };
-  drop_joined();
-  const bool prompts_joined = !spec_.deterministic && JoinPromptTiles(plan);
-  drop_joined();
-  for (QueuedItem& queued : items_) {
-    const ItemPieces& whole = pieces_[queued.item];
-    const WorkItem& item = plan.items[queued.item];
-    queued.tokens = std::max(0, std::min(whole.kv_end, forest.branch_kv_len[item.page_row]) - whole.kv_begin);
-  }
-  if (prompts_joined) std::ranges::stable_sort(items_, std::greater<>(), &QueuedItem::tokens);  // longest first, as the queues were
 }
 
 // What the row tiles of one prompt read in common gains nothing from being read by items of its own, whose row blocks are the same
@@ -122,6 +83,17 @@ bool QueuedItems::JoinPromptTiles(const PlanView& plan) {
     joined = true;
   }
   return joined;
+}
+
+// Longest first, as the queues were.
+void QueuedItems::DropJoined(const PlanView& plan, const PrefixForestView& forest) {
+  std::erase_if(items_, [&](const QueuedItem& queued) { return pieces_[queued.item].count == 0; });
+  for (QueuedItem& queued : items_) {
+    const ItemPieces& whole = pieces_[queued.item];
+    const int32_t length = forest.branch_kv_len[plan.items[queued.item].page_row];
+    queued.tokens = std::max(0, std::min(whole.kv_end, length) - whole.kv_begin);
+  }
+  std::ranges::stable_sort(items_, std::greater<>(), &QueuedItem::tokens);
 }
 
 // Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every 16 rows.

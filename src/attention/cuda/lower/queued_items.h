@@ -1,5 +1,5 @@
-// The items of a plan that are run, before they are cut for SMs and warps: what the planner cut along KV is joined again, and each
-// gets its kind and its part of what is read from memory. Layer: attention/cuda.
+// The items of a plan that are run, before they are cut for SMs and warps: each gets its kind and its part of what is read from
+// memory, and the row tiles of a prompt read on through what they have in common. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace coppice::attention::cuda {
 
 // How a plan item is run.
 struct ItemPieces {
-  int32_t count = 1;                 // along KV. 0: joined to an item before it
+  int32_t count = 1;                 // along KV. 0: tiles of a prompt read it
   int32_t ends_begin = 0;            // of the translator's piece ends: where all but the last end, from kv_begin
-  int32_t kv_begin = 0, kv_end = 0;  // with the items joined to it
+  int32_t kv_begin = 0, kv_end = 0;  // of a prompt's tile: with what it reads on through
   int32_t state_begin = 0;           // count > 1: of its first piece
   int32_t rows = 0;
   int32_t block_rows = kDenseRows;  // rows of a task at most; kStreamRows: a stream tile's
@@ -46,17 +46,17 @@ class QueuedItems {
   int32_t RowsOf(const MergeSet& set) const { return set.query_count * spec_.group_size(); }
 
  private:
-  void JoinItems(const PlanView& plan, const PrefixForestView& forest);
   bool JoinPromptTiles(const PlanView& plan);
+  void DropJoined(const PlanView& plan, const PrefixForestView& forest);
   bool IsDense(const PlanView& plan, const QueuedItem& item, const SmCosts& costs) const;
   void CountReads(const PlanView& plan, const PrefixForestView& forest);
 
   AttentionSpec spec_;
   int num_sms_;
-  std::vector<ItemPieces> pieces_;            // [plan item]
-  std::vector<QueuedItem> items_, in_order_;  // in_order_: by members and KV, to find neighbours
-  std::vector<int32_t> tiles_;                // of a prompt
-  std::vector<int32_t> node_reads_;           // [node] tasks of a kv head that read some of it, pieces along KV apart
+  std::vector<ItemPieces> pieces_;  // [plan item]
+  std::vector<QueuedItem> items_;
+  std::vector<int32_t> tiles_;       // of a prompt
+  std::vector<int32_t> node_reads_;  // [node] tasks of a kv head that read some of it, pieces along KV apart
 };
 
 }  // namespace coppice::attention::cuda
