@@ -35,7 +35,7 @@ struct coppice_bound_kv {
 namespace {
 
 static_assert(COPPICE_INVALID_ARGUMENT == static_cast<int>(StatusCode::kInvalidArgument) &&
-                  COPPICE_INTERNAL == static_cast<int>(StatusCode::kInternal),
+                  COPPICE_DEADLINE_EXCEEDED == static_cast<int>(StatusCode::kDeadlineExceeded),
               "the C codes are StatusCode's");
 static_assert(COPPICE_F32 == static_cast<int>(DType::kF32) && COPPICE_F16 == static_cast<int>(DType::kF16));
 static_assert(COPPICE_CUDA_KERNELS_MMA_SYNC == static_cast<int>(CudaKernels::kMmaSync));
@@ -232,7 +232,7 @@ int32_t coppice_abi_version(void) { return COPPICE_ATTENTION_ABI_VERSION; }
 
 const char* coppice_status_name(coppice_status status) {
   const int value = status;  // any number may come
-  if (value < 0 || value > COPPICE_INTERNAL) return "UNKNOWN";
+  if (value < 0 || value > COPPICE_DEADLINE_EXCEEDED) return "UNKNOWN";
   return StatusCodeName(static_cast<StatusCode>(value)).data();  // of a literal
 }
 

@@ -434,7 +434,8 @@ TEST(AttentionCStatus, NamesAreThoseOfTheEnum) {
   EXPECT_STREQ(coppice_status_name(COPPICE_OK), "OK");
   EXPECT_STREQ(coppice_status_name(COPPICE_UNAVAILABLE), "UNAVAILABLE");
   EXPECT_STREQ(coppice_status_name(COPPICE_INTERNAL), "INTERNAL");
-  EXPECT_STREQ(coppice_status_name(static_cast<coppice_status>(11)), "UNKNOWN");
+  EXPECT_STREQ(coppice_status_name(COPPICE_DEADLINE_EXCEEDED), "DEADLINE_EXCEEDED");
+  EXPECT_STREQ(coppice_status_name(static_cast<coppice_status>(12)), "UNKNOWN");
   EXPECT_STREQ(coppice_status_name(static_cast<coppice_status>(-1)), "UNKNOWN");
 }
 

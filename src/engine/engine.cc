@@ -477,10 +477,9 @@ Result<bool> EngineImpl::ExpireDeadlines() {
   for (const auto& [id, request] : requests_) {
     if (!is_late(*request)) continue;
     expired = true;
-    EndRequest(
-        request.get(), FinishReason::kError,
-        Status(StatusCode::kCancelled, "the request did not finish within " + std::to_string(request->params.timeout_seconds) +
-                                           " seconds: allow more time or fewer tokens"));
+    EndRequest(request.get(), FinishReason::kError,
+               DeadlineExceeded("the request did not finish within " + std::to_string(request->params.timeout_seconds) +
+                                " seconds: allow more time or fewer tokens"));
   }
   return expired;
 }

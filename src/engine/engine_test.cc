@@ -888,7 +888,7 @@ TEST(Engine, ADeadlineEndsARequestWithAnError) {
   harness.Submit(request);
   harness.RunToEnd();
   EXPECT_EQ(harness.outputs(0)[0].reason, FinishReason::kError);
-  EXPECT_EQ(harness.outputs(0)[0].status.code(), StatusCode::kCancelled);
+  EXPECT_EQ(harness.outputs(0)[0].status.code(), StatusCode::kDeadlineExceeded);
 }
 
 TEST(Engine, AFailedForwardEndsWhoTookPartInItAndNobodyElse) {

@@ -269,6 +269,7 @@ TEST(OpenAiResponseTest, Errors) {
   EXPECT_EQ(HttpStatus(InvalidArgument("")), 400);
   EXPECT_EQ(HttpStatus(ResourceExhausted("")), 503);
   EXPECT_EQ(HttpStatus(Internal("")), 500);
+  EXPECT_EQ(HttpStatus(DeadlineExceeded("")), 408);
   EXPECT_TRUE(json(ErrorBody(Internal(""), ""))["error"]["param"].is_null());
 }
 

@@ -126,7 +126,7 @@ Result<ordered_json> ResponseBody(const OpenAiRequest& request, const EchoedProm
 int HttpStatus(const Status& status) {
   switch (status.code()) {
     case StatusCode::kOk: return 200;
-    case StatusCode::kCancelled: return 408;  // its time was over
+    case StatusCode::kDeadlineExceeded: return 408;
     case StatusCode::kResourceExhausted:
     case StatusCode::kUnavailable: return 503;
     case StatusCode::kInternal: return 500;

@@ -52,7 +52,8 @@ typedef enum coppice_status {
   COPPICE_UNAVAILABLE = 7, /* the backend is not in this build, or its device is absent */
   COPPICE_DATA_LOSS = 8,
   COPPICE_CANCELLED = 9,
-  COPPICE_INTERNAL = 10
+  COPPICE_INTERNAL = 10,
+  COPPICE_DEADLINE_EXCEEDED = 11
 } coppice_status;
 
 /* "OK", "INVALID_ARGUMENT", ...; "UNKNOWN" for any other number. Never NULL; valid for ever. */

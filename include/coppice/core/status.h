@@ -22,6 +22,7 @@ enum class StatusCode : uint8_t {
   kDataLoss,            // a file is truncated or corrupt
   kCancelled,
   kInternal,
+  kDeadlineExceeded,  // the time that the caller allowed is over
 };
 
 // "INVALID_ARGUMENT" and so on.
@@ -54,6 +55,7 @@ inline Status Unimplemented(std::string message) { return {StatusCode::kUnimplem
 inline Status Unavailable(std::string message) { return {StatusCode::kUnavailable, std::move(message)}; }
 inline Status DataLoss(std::string message) { return {StatusCode::kDataLoss, std::move(message)}; }
 inline Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
+inline Status DeadlineExceeded(std::string message) { return {StatusCode::kDeadlineExceeded, std::move(message)}; }
 
 namespace internal {
 [[noreturn]] void DieBecauseNotOk(const Status& status);

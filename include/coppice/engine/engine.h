@@ -37,7 +37,7 @@ struct Request {
   // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
   // use is given to the new prompt. Not with SharingMode::kNone.
   std::string pin_prompt_as;
-  double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError. 0: none
+  double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
   // Called at the end of a step on the thread that steps the engine, or with EngineOptions::event_thread on a thread of the
   // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call what is
   // thread-safe (Submit, Cancel, Unpin, Metrics), but not SavePrefix, LoadPrefix or Step, which wait for the step.
