@@ -1,30 +1,51 @@
-# The installed package: find_package(Coppice COMPONENTS attention) gives coppice::attention, static or shared (BUILD_SHARED_LIBS).
-# `cmake --install BUILD --component attention` installs it alone.
+# The installed package: find_package(Coppice COMPONENTS attention) gives coppice::attention, COMPONENTS engine coppice::engine too;
+# static or shared (BUILD_SHARED_LIBS). `cmake --install BUILD --component attention` installs the former alone; the engine is the
+# components attention and engine.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Coppice)
 
-list(TRANSFORM COPPICE_INSTALLED_LAYERS PREPEND coppice_ OUTPUT_VARIABLE installed_targets)
-install(TARGETS ${installed_targets} EXPORT CoppiceTargets
-  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT attention
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT attention NAMELINK_COMPONENT attention)
-foreach(layer IN LISTS COPPICE_INSTALLED_LAYERS)
-  install(DIRECTORY include/coppice/${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coppice COMPONENT attention)
-endforeach()
-install(EXPORT CoppiceTargets NAMESPACE coppice:: DESTINATION ${package_dir} COMPONENT attention)
+# coppice_install(component export LAYERS ...): the layers' libraries and public headers, and what finds them.
+function(coppice_install component export)
+  cmake_parse_arguments(ARG "" "" "LAYERS" ${ARGN})
+  list(TRANSFORM ARG_LAYERS PREPEND coppice_ OUTPUT_VARIABLE targets)
+  install(TARGETS ${targets} EXPORT ${export}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component} NAMELINK_COMPONENT ${component})
+  foreach(layer IN LISTS ARG_LAYERS)
+    if(EXISTS ${PROJECT_SOURCE_DIR}/include/coppice/${layer})
+      install(DIRECTORY include/coppice/${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coppice COMPONENT ${component})
+    endif()
+  endforeach()
+  install(EXPORT ${export} NAMESPACE coppice:: DESTINATION ${package_dir} COMPONENT ${component})
+endfunction()
+
+coppice_install(attention CoppiceTargets LAYERS ${COPPICE_ATTENTION_LAYERS})
+if(NOT COPPICE_ATTENTION_ONLY)
+  coppice_install(engine CoppiceEngineTargets LAYERS ${COPPICE_ENGINE_LAYERS})
+endif()
 
 # A static library names its private dependencies in the export, so the consumer has to find them; a shared one has linked them.
-set(COPPICE_STATIC_DEPENDENCIES)
+# Of a dependency that is headers alone nothing is left to link: its users wrap it in BUILD_INTERFACE.
+set(COPPICE_ATTENTION_DEPENDENCIES)
+set(COPPICE_ENGINE_DEPENDENCIES)
 get_target_property(attention_type coppice_attention TYPE)
 if(attention_type STREQUAL "STATIC_LIBRARY")
+  set(COPPICE_ENGINE_DEPENDENCIES
+    "find_dependency(dnnl)" "find_dependency(OpenMP COMPONENTS CXX)" "find_dependency(fmt)" "find_dependency(PkgConfig)"
+    "pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)" "pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)")
+  if(COPPICE_CUDA)
+    list(APPEND COPPICE_ENGINE_DEPENDENCIES "find_dependency(CUDAToolkit)")
+  endif()
   get_target_property(attention_libraries coppice_attention LINK_LIBRARIES)
   if(attention_libraries MATCHES "hwy::")
-    list(APPEND COPPICE_STATIC_DEPENDENCIES "find_dependency(hwy)")
+    list(APPEND COPPICE_ATTENTION_DEPENDENCIES "find_dependency(hwy)")
   endif()
   if(attention_libraries MATCHES "CUDA::")
-    list(APPEND COPPICE_STATIC_DEPENDENCIES "find_dependency(CUDAToolkit)")
+    list(APPEND COPPICE_ATTENTION_DEPENDENCIES "find_dependency(CUDAToolkit)")
   endif()
 endif()
-list(JOIN COPPICE_STATIC_DEPENDENCIES "\n" COPPICE_STATIC_DEPENDENCIES)
+list(JOIN COPPICE_ATTENTION_DEPENDENCIES "\n" COPPICE_ATTENTION_DEPENDENCIES)
+list(JOIN COPPICE_ENGINE_DEPENDENCIES "\n  " COPPICE_ENGINE_DEPENDENCIES)
 
 configure_package_config_file(cmake/CoppiceConfig.cmake.in ${PROJECT_BINARY_DIR}/CoppiceConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/CoppiceConfigVersion.cmake COMPATIBILITY SameMinorVersion)

@@ -12,7 +12,9 @@ if(COPPICE_SANITIZE)
 endif()
 
 # Layers of the installed package. They follow BUILD_SHARED_LIBS; all others are linked into what uses them.
-set(COPPICE_INSTALLED_LAYERS core attention)
+set(COPPICE_ATTENTION_LAYERS core attention)
+set(COPPICE_ENGINE_LAYERS ops tokenizer model cache runner engine)
+set(COPPICE_INSTALLED_LAYERS ${COPPICE_ATTENTION_LAYERS} ${COPPICE_ENGINE_LAYERS})
 
 # coppice_layer(name SOURCES ... DEPENDS ... [PRIVATE_DEPENDS ...]): the library coppice_<name>, alias coppice::<name>.
 function(coppice_layer name)
@@ -27,7 +29,7 @@ function(coppice_layer name)
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
     PRIVATE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(coppice_${name} PUBLIC ${ARG_DEPENDS} PRIVATE $<BUILD_INTERFACE:coppice_flags> ${ARG_PRIVATE_DEPENDS})
-  set_target_properties(coppice_${name} PROPERTIES EXPORT_NAME ${name} INSTALL_RPATH $ORIGIN
+  set_target_properties(coppice_${name} PROPERTIES EXPORT_NAME ${name} INSTALL_RPATH $ORIGIN DEFINE_SYMBOL ""
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()
 

@@ -23,7 +23,6 @@
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
-#include "model/config.h"
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
 #include "openai/generation.h"
@@ -275,7 +274,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
-  const int32_t model_context = engine->model_config().max_position;
+  const int32_t model_context = engine->model_info().context_length;
   const Status has_text = engine->tokenizer_status();
   if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
     spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));

@@ -5,7 +5,6 @@
 
 #include "cli/read_file.h"
 #include "core/check.h"
-#include "openai/chat.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::cli {
@@ -19,12 +18,11 @@ Result<std::string> ReadPipedPrompt() {
 }
 
 Result<std::string> RenderPrompt(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
-  if (tokenizer.data().chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, ChatTemplate::Parse(tokenizer.data().chat_template));
+  if (tokenizer.info().chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
   std::vector<ChatMessage> messages;
   if (system) messages.push_back({"system", *system});
   messages.push_back({"user", user});
-  return openai::RenderChat(*chat, messages, tokenizer);
+  return tokenizer.RenderChat(messages);
 }
 
 }  // namespace

@@ -32,6 +32,12 @@ Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options
   return memory->free_bytes - kept_free - kStepInputs;
 }
 
+// The device that the options name.
+Result<std::unique_ptr<Device>> OpenNamedDevice(const EngineOptions& options, ThreadPool* threads) {
+  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
+  return OpenDevice(name, options.dtype, threads);
+}
+
 // Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
 Result<int32_t> NumPages(const Device& device, const EngineOptions& options, int64_t page_bytes) {
   const int64_t full = static_cast<int64_t>(options.max_running) * (CeilDiv(options.max_context, options.page_size) + 1);
@@ -68,11 +74,10 @@ struct LoadedModel {
 };
 
 // `options` are complete; max_context is at most the model's. `num_pages` 0: as options.kv_cache_bytes says.
-Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages, ThreadPool* threads,
-                              attention::Context* context, std::shared_ptr<DraftDistributions> distributions) {
+Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages,
+                              std::unique_ptr<Device> device, ThreadPool* threads, attention::Context* context,
+                              std::shared_ptr<DraftDistributions> distributions) {
   const ModelConfig& config = checkpoint.config();
-  COPPICE_ASSIGN_OR_RETURN(const DeviceName device_name, ParseDeviceName(options.device));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(device_name, options.dtype, threads));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
                            Transformer::Create(checkpoint, {.dtype = options.dtype,
                                                             .device = device.get(),
@@ -153,7 +158,8 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.draft_model_path));
   COPPICE_RETURN_IF_ERROR(CheckSameVocabulary(target, *checkpoint, options.draft_model_path));
   options.max_context = std::min(options.max_context, checkpoint->config().max_position);
-  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total,
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, parts.threads.get()));
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total, std::move(device),
                                                          parts.threads.get(), parts.context.get(), std::move(distributions)));
   return std::unique_ptr<Drafter>(new ModelDrafter({.cache = std::move(loaded.cache),
                                                     .runner = std::move(loaded.runner),
@@ -162,16 +168,9 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
                                                     .exact = options.deterministic}));
 }
 
-// The attention of the device that the options name, which they then name without "auto".
-Result<std::unique_ptr<attention::Context>> MakeContext(EngineOptions* options, ThreadPool* threads) {
-  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options->device));
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(name, options->dtype, threads));
-  if (device->kind() == DeviceKind::kCpu) {
-    options->device = "cpu";
-    return attention::Context::CreateCpu(threads);
-  }
-  options->device = "cuda:" + std::to_string(device->ordinal());
-  return attention::Context::CreateCuda(device->ordinal());
+Result<std::unique_ptr<attention::Context>> MakeContext(const Device& device, ThreadPool* threads) {
+  return device.kind() == DeviceKind::kCpu ? attention::Context::CreateCpu(threads)
+                                           : attention::Context::CreateCuda(device.ordinal());
 }
 
 Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
@@ -197,11 +196,14 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   parts.tokenizer_status = tokenizer.status();
   if (tokenizer.ok()) parts.tokenizer = *std::move(tokenizer);
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
-  COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(&options, parts.threads.get()));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, parts.threads.get()));
+  // The draft model's is the same one.
+  options.device = device->kind() == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(device->ordinal());
+  COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(*device, parts.threads.get()));
   std::shared_ptr<DraftDistributions> distributions;
   if (options.draft == DraftMode::kModel) distributions = std::make_shared<DraftDistributions>(config.vocab_size);
-  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*num_pages=*/0, parts.threads.get(),
-                                                         parts.context.get(), distributions));
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*num_pages=*/0, std::move(device),
+                                                         parts.threads.get(), parts.context.get(), distributions));
   parts.cache = std::move(loaded.cache);
   parts.runner = std::move(loaded.runner);
   COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts, distributions));

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "coppice/engine/engine.h"
-#include "model/config.h"
 #include "model/safetensors.h"
 
 namespace coppice {
@@ -197,7 +196,7 @@ TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
         constexpr int32_t kSteps = 9;
         Generate(*engine, Greedy(prompt, kSteps + 1, n));
         const EngineMetrics metrics = engine->Metrics();
-        const ModelConfig& config = engine->model_config();
+        const ModelInfo& config = engine->model_info();
         const int64_t token_bytes = int64_t{2} * config.num_kv_heads * config.head_dim * sizeof(float) * config.num_layers;
         int64_t shared = 0, unshared = 0;
         for (int32_t own = 1; own <= kSteps; ++own) {

@@ -13,7 +13,7 @@ namespace coppice {
 // Token i is the text given for it.
 class FakeTokenizer final : public Tokenizer {
  public:
-  explicit FakeTokenizer(std::vector<std::string> texts) : Tokenizer(TokenizerData{}), texts_(std::move(texts)) {}
+  explicit FakeTokenizer(std::vector<std::string> texts) : Tokenizer(Info{}), texts_(std::move(texts)) {}
   using Tokenizer::Encode;
   Result<std::vector<int32_t>> Encode(std::string_view, const EncodeOptions&) const override {
     return Unimplemented("the fake tokenizer only decodes");

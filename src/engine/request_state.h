@@ -95,9 +95,10 @@ struct DeleteRequest {
   void operator()(RequestState* request) const { std::pmr::polymorphic_allocator<>(memory).delete_object(request); }
 };
 using RequestPtr = std::unique_ptr<RequestState, DeleteRequest>;
-inline RequestPtr MakeRequest(std::pmr::memory_resource* memory) {
-  return RequestPtr(std::pmr::polymorphic_allocator<>(memory).new_object<RequestState>(memory), DeleteRequest{memory});
-}
+// A request that has just come, without an id yet. REQUIRES: ValidateRequest. `eos_ids`, of the model, `tokenizer` (may be null)
+// and `memory` outlive it.
+RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, const Tokenizer* tokenizer,
+                       std::pmr::memory_resource* memory);
 
 inline int32_t Sequence::length() const { return request->prompt_length() + static_cast<int32_t>(generated.size()); }
 

@@ -44,8 +44,8 @@ void TextStream::Finish(std::string* text) {
 }
 
 std::string PromptText(const Tokenizer& tokenizer, std::span<const int32_t> ids) {
-  const TokenizerData& data = tokenizer.data();
-  if (data.add_bos && !ids.empty() && ids.front() == data.bos_id) ids = ids.subspan(1);
+  const Tokenizer::Info& info = tokenizer.info();
+  if (info.add_bos && !ids.empty() && ids.front() == info.bos_id) ids = ids.subspan(1);
   IncrementalDecoder decoder(tokenizer, /*keep_special=*/true);
   std::string text;
   for (const int32_t id : ids) text += decoder.Push(id);

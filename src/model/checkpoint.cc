@@ -124,7 +124,7 @@ class MappedCheckpoint final : public Checkpoint {
 
 Result<std::unique_ptr<Tokenizer>> Checkpoint::MakeTokenizer() const {
   if (!tokenizer_) return tokenizer_status_;
-  return Tokenizer::Create(*tokenizer_);
+  return CreateTokenizer(*tokenizer_);
 }
 
 Result<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {

@@ -219,7 +219,7 @@ class Reader {
     TokenizerData& data = contents_.tokenizer.emplace();
 
     COPPICE_ASSIGN_OR_RETURN(const std::string_view model, gguf_.String(kModelKey));
-    // Others are refused, by their name, by Tokenizer::Create.
+    // Others are refused, by their name, by CreateTokenizer.
     data.model = model == "gpt2" ? "bpe" : model == "llama" ? "spm-bpe" : model == "t5" ? "spm-unigram" : std::string(model);
     data.pre_tokenizer = "default";
     if (gguf_.Has("tokenizer.ggml.pre")) {

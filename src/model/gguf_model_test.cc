@@ -219,7 +219,7 @@ TEST(GgufModelTest, SentencePieceTokenizer) {
   const Read read(writer.F32s("tokenizer.ggml.scores", scores));
   ASSERT_TRUE(read.contents.ok()) << read.message();
   ASSERT_TRUE(read.contents->tokenizer_status.ok()) << read.contents->tokenizer_status.ToString();
-  const auto tokenizer = Tokenizer::Create(*read.contents->tokenizer);
+  const auto tokenizer = CreateTokenizer(*read.contents->tokenizer);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
   EXPECT_THAT(*(*tokenizer)->Encode("ab abx"), ElementsAre(1, 7, 7, 0));
   EXPECT_EQ((*tokenizer)->Decode(std::vector<int32_t>{1, 7, 7}), "ab ab");

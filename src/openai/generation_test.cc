@@ -50,7 +50,7 @@ class FakeEngine final : public Engine {
   const Tokenizer* tokenizer() const override { return nullptr; }
   Status Run(std::stop_token) override { std::abort(); }
   EngineLoad Load() const override { std::abort(); }
-  const ModelConfig& model_config() const override { std::abort(); }
+  const ModelInfo& model_info() const override { std::abort(); }
 
   int64_t fail_at_ = -1;
 

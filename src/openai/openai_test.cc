@@ -23,7 +23,8 @@ constexpr int32_t kContext = 100;
 // A token a byte; chats are written role by role.
 class ByteTokenizer final : public Tokenizer {
  public:
-  ByteTokenizer() : Tokenizer(Data()) {}
+  ByteTokenizer()
+      : Tokenizer({.chat_template = "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}"}) {}
   using Tokenizer::Encode;
   Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const override {
     std::vector<int32_t> ids;
@@ -38,13 +39,6 @@ class ByteTokenizer final : public Tokenizer {
       return bytes;
     }();
     return std::string_view(all).substr(static_cast<size_t>(id), 1);
-  }
-
- private:
-  static TokenizerData Data() {
-    TokenizerData data;
-    data.chat_template = "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}";
-    return data;
   }
 };
 

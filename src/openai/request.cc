@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "coppice/engine/ranking.h"
-#include "openai/chat.h"
 
 namespace coppice::openai {
 namespace {
@@ -279,8 +278,8 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
     : tokenizer_(tokenizer),
       no_tokenizer_(tokenizer ? OkStatus() : std::move(no_tokenizer)),
       max_context_(max_context),
-      chat_template_(tokenizer && !tokenizer->data().chat_template.empty()
-                         ? ChatTemplate::Parse(tokenizer->data().chat_template)
+      chat_template_(tokenizer && !tokenizer->info().chat_template.empty()
+                         ? ChatTemplate::Parse(tokenizer->info().chat_template)
                          : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error) const {
@@ -322,7 +321,7 @@ Status OpenAiRequestParser::MissingTokenizer() const {
 Result<std::string> OpenAiRequestParser::RenderChat(const std::vector<ChatMessage>& messages) const {
   if (!tokenizer_) return MissingTokenizer();
   if (!chat_template_.ok()) return chat_template_.status();
-  return openai::RenderChat(**chat_template_, messages, *tokenizer_);
+  return (*chat_template_)->Render(messages, *tokenizer_);
 }
 
 Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& parsed) const {

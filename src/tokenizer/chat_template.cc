@@ -14,6 +14,7 @@ class JinjaChatTemplate final : public ChatTemplate {
  public:
   explicit JinjaChatTemplate(jinja::Body body) : body_(std::move(body)) {}
 
+  using ChatTemplate::Render;
   Result<std::string> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const override {
     jinja::List list;
     size_t work = kWork;
@@ -41,6 +42,15 @@ class JinjaChatTemplate final : public ChatTemplate {
 };
 
 }  // namespace
+
+Result<std::string> ChatTemplate::Render(const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer) const {
+  const Tokenizer::Info& info = tokenizer.info();
+  const auto text_of = [&](int32_t id) {
+    return id < 0 ? std::string() : std::string(tokenizer.TokenBytes(id, /*keep_special=*/true));
+  };
+  return Render(messages,
+                {.bos_token = text_of(info.bos_id), .eos_token = text_of(info.eos_ids.empty() ? -1 : info.eos_ids.front())});
+}
 
 Result<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(const std::string& source) {
   if (source.size() > kMaxSource) {

@@ -22,7 +22,7 @@ TEST(PypiTokenizers, IdsAndTextsAreEqual) {
   for (const auto& [file, kind] : expected["kinds"].items()) {
     auto data = ReadKind(file);
     ASSERT_TRUE(data.ok()) << file << ": " << data.status().ToString();
-    const auto tokenizer = Tokenizer::Create(*std::move(data));
+    const auto tokenizer = CreateTokenizer(*std::move(data));
     ASSERT_TRUE(tokenizer.ok()) << file << ": " << tokenizer.status().ToString();
     for (size_t i = 0; i < texts.size(); ++i) {
       const auto ids = (*tokenizer)->Encode(texts[i], {.add_special = false, .parse_special = !file.ends_with(".model")});
@@ -38,7 +38,7 @@ TEST(PypiTokenizers, IdsAndTextsAreEqual) {
 TEST(PypiTokenizers, StreamsAreWholeCharacters) {
   const auto expected = nlohmann::json::parse(ReadFixture("pypi/expected.json"));
   for (const auto& [file, kind] : expected["kinds"].items()) {
-    const auto tokenizer = Tokenizer::Create(ReadKind(file).value()).value();
+    const auto tokenizer = CreateTokenizer(ReadKind(file).value()).value();
     for (const auto& ids : kind["ids"]) {
       IncrementalDecoder start(*tokenizer, false, IncrementalDecoder::Begin::kText), middle(*tokenizer);
       std::string from_start, from_middle;
@@ -63,14 +63,14 @@ TEST(SentencePieceModel, DamagedFilesAreRefused) {
   EXPECT_FALSE(ParseSentencePieceModel("{}").ok());
   for (size_t size = 0; size < file.size(); size += 97) {  // none crashes; where a field ends the rest may be missing
     const auto data = ParseSentencePieceModel(std::string_view(file).substr(0, size));
-    if (data.ok()) (void)Tokenizer::Create(*data);
+    if (data.ok()) (void)CreateTokenizer(*data);
   }
   for (size_t at = 0; at < file.size(); at += 11) {
     std::string damaged = file;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x55);
     const auto data = ParseSentencePieceModel(damaged);
     if (!data.ok()) continue;
-    const auto tokenizer = Tokenizer::Create(*data);
+    const auto tokenizer = CreateTokenizer(*data);
     if (tokenizer.ok()) (void)(*tokenizer)->Encode("Some text \u2460 \uFF21 <tool>, \xFF and an end.");
   }
 }

@@ -30,7 +30,7 @@ inline std::unique_ptr<Tokenizer> FixtureTokenizer(const std::string& kind) {
   data.pre_tokenizer = kind;
   data.pre_tokenizer_steps.clear();
   data.normalizer.clear();
-  return Tokenizer::Create(std::move(data)).value();
+  return CreateTokenizer(std::move(data)).value();
 }
 
 }  // namespace coppice

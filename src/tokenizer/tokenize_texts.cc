@@ -42,7 +42,7 @@ int Run(const std::string& path, const char* texts_path, int repetitions) {
   const bool is_model = path.ends_with(".model");  // SentencePiece never takes control tokens from the text
   Result<TokenizerData> data = is_model ? ParseSentencePieceModel(file) : ParseHuggingFaceTokenizer(file, "");
   if (!data.ok()) return Fail(data.status());
-  const auto tokenizer = Tokenizer::Create(*std::move(data));
+  const auto tokenizer = CreateTokenizer(*std::move(data));
   if (!tokenizer.ok()) return Fail(tokenizer.status());
 
   const std::string all = ReadAll(texts_path);

@@ -110,9 +110,19 @@ std::string WithoutInvalidBytes(std::string_view text) {
   return out;
 }
 
+Tokenizer::Info InfoOf(const TokenizerData& data) {
+  return {.bos_id = data.bos_id,
+          .eos_ids = data.eos_ids,
+          .add_bos = data.add_bos,
+          .add_eos = data.add_eos,
+          .strip = data.decoder.strip,
+          .strip_start = data.decoder.strip_start,
+          .chat_template = data.chat_template};
+}
+
 class PipelineTokenizer final : public Tokenizer {
  public:
-  explicit PipelineTokenizer(TokenizerData data) : Tokenizer(std::move(data)) {}
+  explicit PipelineTokenizer(TokenizerData data) : Tokenizer(InfoOf(data)), data_(std::move(data)) {}
 
   Status Prepare() {
     std::vector<std::string> user_defined;
@@ -237,6 +247,7 @@ class PipelineTokenizer final : public Tokenizer {
     return Added(true, parse_special).Split(text, word_.get(), encode, [ids](int32_t id) { ids->push_back(id); });
   }
 
+  const TokenizerData data_;
   Normalizer normalizer_;
   PreTokenizer pre_tokenizer_;
   std::unique_ptr<ModelEncoder> encoder_;
@@ -300,7 +311,7 @@ void AddByKind(TokenizerData* data) {
 
 }  // namespace
 
-Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(TokenizerData data) {
+Result<std::unique_ptr<Tokenizer>> CreateTokenizer(TokenizerData data) {
   COPPICE_RETURN_IF_ERROR(Validate(data));
   if (data.model != "bpe") data.byte_level = false;
   if (data.added_tokens.empty()) AddByKind(&data);
@@ -323,9 +334,15 @@ std::string Tokenizer::Decode(std::span<const int32_t> ids, bool keep_special) c
   return text + decoder.Finish();
 }
 
+Result<std::string> Tokenizer::RenderChat(const std::vector<ChatMessage>& messages) const {
+  if (info_.chat_template.empty()) return InvalidArgument("the model has no chat template; write the prompt as it was trained on");
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, ChatTemplate::Parse(info_.chat_template));
+  return chat->Render(messages, *this);
+}
+
 std::string IncrementalDecoder::Push(int32_t id) {
   std::string_view bytes = tokenizer_->TokenBytes(id, keep_special_);
-  const std::string& strip = tokenizer_->data().decoder.strip;
+  const std::string& strip = tokenizer_->info().strip;
   while (strip_left_ != 0 && !bytes.empty()) {
     if (!bytes.starts_with(strip)) {
       strip_left_ = 0;

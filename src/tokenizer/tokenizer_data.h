@@ -1,4 +1,4 @@
-// What a model file says about its tokenizer: read from GGUF, tokenizer.json or a SentencePiece model, used by Tokenizer::Create.
+// What a model file says about its tokenizer: read from GGUF, tokenizer.json or a SentencePiece model, used by CreateTokenizer.
 // Layer: tokenizer.
 #pragma once
 

@@ -20,7 +20,7 @@ std::unique_ptr<Tokenizer> FixtureTokenizer() {
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}{% "
       "endfor %}"
       "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-  return Tokenizer::Create(std::move(data)).value();
+  return CreateTokenizer(std::move(data)).value();
 }
 
 }  // namespace

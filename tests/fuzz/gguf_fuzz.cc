@@ -25,7 +25,7 @@ void LoadInEveryDType(const std::string& name, const StoredTensor& tensor) {
 }
 
 void UseTokenizer(const TokenizerData& data) {
-  const Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Create(data);
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = CreateTokenizer(data);
   if (!tokenizer.ok()) return;
   const Result<std::vector<int32_t>> ids = (*tokenizer)->Encode("a token, 12 of them\n");
   if (!ids.ok()) return;

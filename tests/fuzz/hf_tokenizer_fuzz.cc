@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!parsed.ok()) return 0;
   Require(parsed->kinds.size() == parsed->tokens.size(), "a token without a kind");
   const auto num_tokens = static_cast<int64_t>(parsed->tokens.size());
-  const Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Create(*std::move(parsed));
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = CreateTokenizer(*std::move(parsed));
   if (!tokenizer.ok()) return 0;
 
   const Result<std::vector<int32_t>> ids = (*tokenizer)->Encode(text);

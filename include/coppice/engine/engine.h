@@ -13,7 +13,9 @@
 
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
+#include "coppice/engine/model_info.h"
 #include "coppice/runner/sampling.h"
+#include "coppice/tokenizer/tokenizer.h"
 
 namespace coppice {
 
@@ -230,10 +232,10 @@ class Engine {
   virtual EngineMetrics Metrics() const = 0;
 
   // The model's tokenizer, if it has one.
-  virtual const class Tokenizer* tokenizer() const = 0;
+  virtual const Tokenizer* tokenizer() const = 0;
   // Why tokenizer() is null: NOT_FOUND, or what is wrong with the model's tokenizer or not supported. OK if it is not null.
   virtual Status tokenizer_status() const { return OkStatus(); }
-  virtual const struct ModelConfig& model_config() const = 0;
+  virtual const ModelInfo& model_info() const = 0;
 };
 
 }  // namespace coppice

@@ -1,0 +1,25 @@
+// What a model is, for those who run it. Layer: public API of coppice::engine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coppice/core/types.h"
+
+namespace coppice {
+
+struct ModelInfo {
+  std::string architecture;  // the name of its family: "llama", "gemma3"
+  std::string fingerprint;   // of config and weights; engines of equal ones exchange prefixes (SavePrefix, LoadPrefix)
+  int32_t num_layers = 0, hidden_size = 0;
+  int32_t num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int32_t vocab_size = 0;
+  int32_t context_length = 0;  // tokens; EngineOptions::max_context is at most that
+  int32_t bos_token_id = -1;   // -1: none
+  std::vector<int32_t> eos_token_ids;
+  DType kv_dtype = DType::kBF16;
+  int64_t kv_bytes_per_token = 0;  // over all layers
+};
+
+}  // namespace coppice

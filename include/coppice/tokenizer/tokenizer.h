@@ -1,0 +1,60 @@
+// Text to token ids and back, as a model does it. Layer: public API of coppice::tokenizer; coppice/engine/engine.h gives the
+// model's.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "coppice/core/status.h"
+
+namespace coppice {
+
+struct ChatMessage {
+  std::string role, content;
+};
+
+// Immutable: safe to use from several threads.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  struct EncodeOptions {
+    bool add_special = true;    // bos / eos as the model's metadata asks
+    bool parse_special = true;  // special tokens written in the text become their ids
+  };
+  // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input). Bytes that are no UTF-8 are encoded as bytes
+  // by a byte-level tokenizer, and become U+FFFD each for the others, as in SentencePiece. What the vocabulary has no token for is
+  // its unk token, or left out (SmolLM2 lacks a few control characters), as Hugging Face does.
+  virtual Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
+  Result<std::vector<int32_t>> Encode(std::string_view text) const { return Encode(text, EncodeOptions()); }
+  // Bytes of one token in the middle of a text; empty for a control token unless `keep_special`, and for an id that is none.
+  virtual std::string_view TokenBytes(int32_t id, bool keep_special = false) const = 0;
+  // The text that begins with these tokens: without the space that the tokenizer put before it. Invalid bytes are U+FFFD.
+  std::string Decode(std::span<const int32_t> ids, bool keep_special = false) const;
+  // The prompt that asks for the next message of a chat, special tokens written out: Encode it with add_special false.
+  // INVALID_ARGUMENT if the model has no chat template; UNIMPLEMENTED names what the template uses and is not supported.
+  Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
+
+  // What the model's files say beside.
+  struct Info {
+    int32_t bos_id = -1;  // -1: none
+    std::vector<int32_t> eos_ids;
+    bool add_bos = false, add_eos = false;  // what EncodeOptions::add_special adds
+    std::string strip;                      // taken away where a text begins, at most so many times; -1: always
+    int32_t strip_start = 0;
+    std::string chat_template;  // Jinja source; empty: none
+  };
+  const Info& info() const { return info_; }
+
+ protected:
+  explicit Tokenizer(Info info) : info_(std::move(info)) {}
+
+ private:
+  Info info_;
+};
+
+}  // namespace coppice

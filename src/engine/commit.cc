@@ -1,0 +1,160 @@
+#include "engine/commit.h"
+
+#include <algorithm>
+#include <string>
+
+namespace coppice {
+
+void Committer::Commit(const ScheduledBatch& batch, const StepResult& result) {
+  batch_ = &batch;
+  result_ = result;
+  for (size_t e = 0; e < batch.entries.size(); ++e) {
+    PrefetchAhead(e, batch.entries.size(), cache_, [&](size_t i) { return batch.entries[i].sequence; });
+    const ScheduledBatch::Entry& entry = batch.entries[e];
+    Sequence* const sequence = entry.sequence;
+    if (sequence->state == Sequence::State::kFinished && !entry.begins_samples) continue;  // it ended while this step was under way
+    if (entry.num_scores > 0) CommitScores(entry);
+    totals_.sample_steps += entry.num_draws > 0 && !entry.begins_samples;
+    if (entry.drafts > 0) {
+      if (!CommitDrafts(entry)) scheduler_.Finish(sequence);
+      continue;
+    }
+    MarkAndPublish(sequence, entry.begin + entry.count);
+    if (entry.begins_samples) {
+      BeginSamples(entry);
+    } else if (entry.num_draws > 0 && !Accept(sequence, entry.first_draw)) {
+      scheduler_.Finish(sequence);
+    }
+  }
+}
+
+void Committer::MarkComputed(Sequence* sequence, int32_t computed) {
+  sequence->computed = computed;
+  cache_.MarkComputed(sequence->branch, computed);
+}
+
+void Committer::MarkAndPublish(Sequence* sequence, int32_t computed) {
+  MarkComputed(sequence, computed);
+  if (!cache_.HasWholePages(sequence->branch)) return;
+  const int32_t own_begin = cache_.own_begin(sequence->branch);
+  const std::span generated(sequence->generated);
+  cache_.Publish(sequence->branch, generated.subspan(own_begin - sequence->request->prompt_length(), computed - own_begin));
+}
+
+void Committer::CommitScores(const ScheduledBatch::Entry& entry) {
+  std::vector<std::optional<float>>& logprobs = entry.sequence->request->prompt_logprobs;
+  for (int32_t i = 0; i < entry.num_scores; ++i) logprobs[entry.begin + i + 1] = result_.scores[entry.first_score + i];
+}
+
+bool Committer::CommitDrafts(const ScheduledBatch::Entry& entry) {
+  Sequence* const sequence = entry.sequence;
+  const Draft& draft = sequence->draft;
+  const int32_t drafts_begin = entry.begin + entry.count - entry.drafts;  // kv index of the first
+  accepted_.clear();
+  bool goes_on = true;
+  for (int32_t node = Draft::kRoot;;) {
+    const int32_t draw = entry.first_draw + node + 1;
+    sequence->draws_under_way = 1;
+    goes_on = Accept(sequence, draw);
+    node = goes_on ? draft.ChildOf(node, result_.draws[draw].token, entry.drafts) : Draft::kRoot;
+    if (node == Draft::kRoot) break;
+    accepted_.push_back(node);
+  }
+  const int32_t num_accepted = static_cast<int32_t>(accepted_.size());
+  for (int32_t i = 0; i < num_accepted; ++i) {  // what was refused in between goes
+    if (accepted_[i] == i) continue;
+    scheduler_.next().step.moves.push_back({.from = cache_.SlotOf(sequence->branch, drafts_begin + accepted_[i]),
+                                            .to = cache_.SlotOf(sequence->branch, drafts_begin + i)});
+  }
+  sequence->launched = drafts_begin + num_accepted;
+  MarkAndPublish(sequence, sequence->launched);
+  totals_.drafted_tokens += entry.drafts;
+  totals_.accepted_draft_tokens += num_accepted;
+  drafts_.NoteAccepted(sequence, entry.drafts, num_accepted);
+  return goes_on;
+}
+
+// The prompt of a request is computed: its n samples begin as n leaves of it, or have begun while its last step was under way.
+void Committer::BeginSamples(const ScheduledBatch::Entry& entry) {
+  Sequence* const first = entry.sequence;
+  RequestState* const request = first->request;
+  events_.AddPrompt(*request);
+  if (const std::string& name = request->params.pin_prompt_as; !name.empty()) prefixes_.Pin(name, first->branch);
+  const bool forked = request->forked;
+  survivors_.clear();
+  for (int32_t i = 0; i < entry.num_draws; ++i) {
+    Sequence* const sequence = &request->sequences[i];
+    if (forked && sequence->branch != kNoBranch) MarkComputed(sequence, entry.begin + entry.count);
+    sequence->draws_under_way += !forked && sequence != first;
+    if (Accept(sequence, entry.first_draw + i)) {
+      survivors_.push_back(sequence);
+    } else if (forked || sequence != first) {
+      scheduler_.Finish(sequence);
+    }
+  }
+  if (forked) return;
+  if (survivors_.empty()) {
+    scheduler_.Finish(first);
+  } else {
+    scheduler_.Fork(first, survivors_);
+  }
+}
+
+bool Committer::Accept(Sequence* sequence, int32_t index) {
+  const TokenDraw& drawn = result_.draws[index];
+  --sequence->draws_under_way;
+  Emissions::Item& item = events_.Begin(*sequence);
+  item.token = drawn.token;
+  item.logprob = drawn.logprob;
+  if (drawn.token < 0) {
+    item.reason = FinishReason::kError;
+    events_.SetStatus(&item, Internal("the model's logits are not finite numbers at token " + std::to_string(sequence->length()) +
+                                      ": check the model file, or use f32"));
+  } else {
+    sequence->generated.push_back(drawn.token);
+    if (sequence->request->params.top_logprobs > 0) {
+      const Draw& draw = batch_->step.draws[index];
+      events_.SetTopLogprobs(&item, result_.top_logprobs.subspan(draw.top_begin, draw.top_logprobs));
+    }
+    ++totals_.generated_tokens;
+    item.reason = EndOf(*sequence, &item);
+  }
+  const bool goes_on = !item.reason;
+  events_.End(*sequence);
+  return goes_on;
+}
+
+std::optional<FinishReason> Committer::EndOf(const Sequence& sequence, Emissions::Item* item) {
+  const RequestState& request = *sequence.request;
+  const int32_t generated = static_cast<int32_t>(sequence.generated.size());
+  const bool may_end = generated >= request.params.min_tokens;
+  if (may_end && std::ranges::find(*request.end_ids, item->token) != request.end_ids->end()) {
+    if (request.has_stops) StreamOf(sequence).Finish(events_.NewText(item));
+    return FinishReason::kStop;  // the token that ends a sample is no part of its text
+  }
+  item->decodes = true;
+  if (request.has_stops && StreamOf(sequence).Push(item->token, may_end, events_.NewText(item))) return FinishReason::kStop;
+  if (generated == request.params.max_tokens || sequence.length() == max_context_) {
+    if (request.has_stops) StreamOf(sequence).Finish(events_.TextOf(*item));
+    return FinishReason::kLength;
+  }
+  return std::nullopt;
+}
+
+void Committer::EndRequest(RequestState* request, FinishReason reason, const Status& status) {
+  for (Sequence& sequence : request->sequences) {
+    if (sequence.state == Sequence::State::kFinished) continue;
+    scheduler_.Finish(&sequence);
+    Emissions::Item& item = events_.Begin(sequence);
+    item.reason = reason;
+    if (request->has_stops) StreamOf(sequence).Finish(events_.NewText(&item));
+    if (!status.ok()) events_.SetStatus(&item, status);
+    events_.End(sequence);
+  }
+}
+
+void Committer::FailBatch(const ScheduledBatch& batch, const Status& status) {
+  for (const ScheduledBatch::Entry& entry : batch.entries) EndRequest(entry.sequence->request, FinishReason::kError, status);
+}
+
+}  // namespace coppice

@@ -1,0 +1,78 @@
+// What a computed step means: tokens are added to samples, ends found, samples of a computed prompt begun, pages published to the
+// tree, events written. Also the other ends of samples: cancelled, late, failed.
+// Layer: engine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "engine/drafts.h"
+#include "engine/metrics.h"
+#include "engine/prefixes.h"
+#include "engine/scheduled_batch.h"
+#include "engine/scheduler.h"
+#include "engine/step_events.h"
+#include "runner/runner.h"
+
+namespace coppice {
+
+// Thread-compatible.
+class Committer {
+ public:
+  struct Parts {  // all outlive the committer
+    KvCache* cache = nullptr;
+    Scheduler* scheduler = nullptr;
+    Prefixes* prefixes = nullptr;
+    const Drafts* drafts = nullptr;
+    StepEvents* events = nullptr;
+    EngineMetrics* totals = nullptr;
+    int32_t max_context = 0;
+  };
+  explicit Committer(const Parts& parts)
+      : cache_(*parts.cache),
+        scheduler_(*parts.scheduler),
+        prefixes_(*parts.prefixes),
+        drafts_(*parts.drafts),
+        events_(*parts.events),
+        totals_(*parts.totals),
+        max_context_(parts.max_context) {}
+
+  // Takes over what a step gave. Steps are committed in the order of their launches.
+  void Commit(const ScheduledBatch& batch, const StepResult& result);
+  // Ends every unfinished sequence of a request.
+  void EndRequest(RequestState* request, FinishReason reason, const Status& status);
+  // Ends the requests of a step with kError.
+  void FailBatch(const ScheduledBatch& batch, const Status& status);
+
+ private:
+  // What is before kv index `computed` of the sequence is there, and shareable page by page while it runs.
+  void MarkComputed(Sequence* sequence, int32_t computed);
+  void MarkAndPublish(Sequence* sequence, int32_t computed);
+  // Takes over the log-probabilities of prompt tokens.
+  void CommitScores(const ScheduledBatch::Entry& entry);
+  // Takes over the drafts with which the model agrees, and the token that it says next. False if the sequence ends there.
+  bool CommitDrafts(const ScheduledBatch::Entry& entry);
+  void BeginSamples(const ScheduledBatch::Entry& entry);
+  // Adds what draw number `index` of the step gave to a sequence and says so; true if the sequence goes on.
+  bool Accept(Sequence* sequence, int32_t index);
+  // Whether the sequence ends with the item's token, its last one, and what text it adds where stop strings are looked for.
+  std::optional<FinishReason> EndOf(const Sequence& sequence, Emissions::Item* item);
+  static TextStream& StreamOf(const Sequence& sequence) { return sequence.request->listener->texts[sequence.index]; }
+
+  KvCache& cache_;
+  Scheduler& scheduler_;
+  Prefixes& prefixes_;
+  const Drafts& drafts_;
+  StepEvents& events_;
+  EngineMetrics& totals_;
+  const int32_t max_context_;
+  const ScheduledBatch* batch_ = nullptr;  // the step at hand
+  StepResult result_;
+  std::vector<Sequence*> survivors_;
+  std::vector<int32_t> accepted_;  // drafts of a sequence
+};
+
+}  // namespace coppice

@@ -1,0 +1,60 @@
+// What other threads ask of the engine, until the thread that steps takes it: requests, in the order of their arrival, and
+// cancellations. Gives requests their ids and knows which are alive; knows nothing of what becomes of them.
+// Layer: engine.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <stop_token>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/request_state.h"
+
+namespace coppice {
+
+// Thread-safe; what is said to be the stepping thread's is called by one thread at a time.
+class Inbox {
+ public:
+  // `max_waiting`: EngineOptions::max_waiting.
+  explicit Inbox(int32_t max_waiting) : max_waiting_(max_waiting) {}
+
+  // Gives the request its id and takes it. RESOURCE_EXHAUSTED where max_waiting requests wait already.
+  Result<RequestId> Add(RequestPtr request);
+  // NOT_FOUND where no such request is alive.
+  Status Cancel(RequestId id);
+  // Whoever waits for arrivals goes on: there is something to do that did not come through here.
+  void Wake();
+  // Requests that have not begun to run: those that were not taken yet, and what SetScheduled was told.
+  int32_t waiting() const;
+
+  // ---- the stepping thread
+
+  struct Arrivals {
+    std::vector<RequestPtr> requests;
+    std::vector<RequestId> cancelled;
+  };
+  // Replaces `arrivals` with what has come since the last call. The vectors keep their memory between the two.
+  void Take(Arrivals* arrivals);
+  bool has_requests() const;
+  // Sleeps until there is something to take, Wake was called since the last Take, or `stop` is requested.
+  void WaitForArrivals(std::stop_token stop);
+  // These requests are done: they cannot be cancelled any more.
+  void Forget(std::span<const RequestId> done);
+  // So many of the requests that were taken wait. Returns waiting().
+  int32_t SetScheduled(int32_t waiting);
+
+ private:
+  const int32_t max_waiting_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable_any arrived_;
+  Arrivals arrivals_;
+  std::unordered_set<RequestId> alive_;  // submitted and not done
+  uint64_t next_id_ = 1;
+  int32_t waiting_ = 0;
+  bool woken_ = false;
+};
+
+}  // namespace coppice

@@ -1,0 +1,99 @@
+#include "engine/metrics.h"
+
+#include <utility>
+
+namespace coppice {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kNumPrefixes = 16;  // of EngineMetrics::prefixes
+constexpr std::chrono::milliseconds kPrefixesEvery(100);
+
+}  // namespace
+
+MetricsRecorder::MetricsRecorder(Fixed fixed)
+    : kv_bytes_per_token_(fixed.kv_bytes_per_token), kv_bytes_per_page_(fixed.kv_bytes_per_token * fixed.page_size) {
+  totals_.pages_total = fixed.pages_total;
+  totals_.chunk = fixed.chunk;
+  totals_.chunk_probe = std::move(fixed.chunk_probe);
+  published_ = totals_;
+}
+
+void MetricsRecorder::CountStep(const ScheduledBatch& batch, const StepStats& stats, const KvCache::Usage& usage) {
+  CountMemory(usage);
+  CountRows(batch, stats);
+}
+
+void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& stats) {
+  step_.step = ++totals_.steps;
+  step_.prefill_rows = batch.prefill_tokens;
+  step_.decode_rows = batch.num_tokens() - batch.prefill_tokens;
+  step_.grouped_rows = stats.grouped_rows;
+  step_.kv_bytes_read = stats.kv_bytes_read;
+  step_.kv_bytes_read_unshared = stats.kv_bytes_read_unshared;
+  step_.plan_seconds = stats.plan_seconds;
+  step_.forward_seconds = stats.forward_seconds;
+  step_.sample_seconds = stats.sample_seconds;
+  totals_.prefilled_tokens += step_.prefill_rows;
+  totals_.rows += batch.num_tokens();
+  totals_.grouped_rows += step_.grouped_rows;
+  totals_.kv_bytes_read += step_.kv_bytes_read;
+  totals_.kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+  if (step_.prefill_rows > 0) return;
+  ++totals_.decode_steps;
+  totals_.decode_kv_bytes_read += step_.kv_bytes_read;
+  totals_.decode_kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+}
+
+void MetricsRecorder::CountMemory(const KvCache::Usage& usage) {
+  if (usage.pages_in_use < totals_.peak_pages_used) return;  // the last moment at the peak: its pages are fullest
+  totals_.peak_pages_used = usage.pages_in_use;
+  totals_.kv_bytes_stored = usage.pages_in_use * kv_bytes_per_page_;
+  totals_.kv_bytes_stored_unshared = usage.pages_unshared * kv_bytes_per_page_;
+  totals_.kv_page_rounding_bytes = totals_.kv_bytes_stored - usage.tokens_in_use * kv_bytes_per_token_;
+}
+
+void MetricsRecorder::CountTime(double seconds) {
+  step_.seconds = seconds;
+  (step_.prefill_rows > 0 ? totals_.prefill_seconds : totals_.decode_seconds) += step_.seconds;
+  totals_.plan_seconds += step_.plan_seconds;
+  totals_.forward_seconds += step_.forward_seconds;
+  totals_.sample_seconds += step_.sample_seconds;
+  totals_.host_seconds += step_.host_seconds;
+  totals_.last_step = step_;
+}
+
+void MetricsRecorder::Publish(const Now& now) {
+  totals_.last_step.detokenize_seconds = now.detokenize_seconds - totals_.detokenize_seconds;
+  totals_.detokenize_seconds = now.detokenize_seconds;
+  if (const Clock::time_point time = Clock::now(); now.idle || time >= prefixes_due_) {
+    prefixes_due_ = time + kPrefixesEvery;
+    totals_.prefixes.clear();
+    for (const KvCache::PrefixUse& use : now.cache->TopPrefixes(kNumPrefixes)) {
+      totals_.prefixes.push_back({.begin = use.begin, .end = use.end, .hits = use.hits, .users = use.users, .pinned = use.pinned});
+    }
+  }
+  totals_.waiting = now.waiting;
+  totals_.running = now.running;
+  totals_.pages_used = now.cache->pages_owned();
+  totals_.cached_tokens = now.cache->hit_tokens();
+  totals_.merged_pages = now.cache->merged_pages();
+  totals_.preemptions = now.preemptions;
+  totals_.draft_trees_cut = now.draft_trees_cut;
+  totals_.draft_kv_bytes_read = now.draft_kv_bytes_read;
+  const std::lock_guard lock(mutex_);
+  published_ = totals_;
+}
+
+EngineMetrics MetricsRecorder::Snapshot() const {
+  const std::lock_guard lock(mutex_);
+  return published_;
+}
+
+int32_t MetricsRecorder::running() const {
+  const std::lock_guard lock(mutex_);
+  return published_.running;
+}
+
+}  // namespace coppice

@@ -1,0 +1,81 @@
+#include "engine/prefixes.h"
+
+#include <span>
+#include <utility>
+
+#include "core/check.h"
+
+namespace coppice {
+namespace {
+
+Status NotPinned(const std::string& name) {
+  return NotFound("no prompt is pinned as \"" + name + "\": it may not be computed yet");
+}
+
+}  // namespace
+
+KvOrigin Prefixes::origin() const {
+  const RunnerInfo& info = runner_.info();
+  return {.model = info.fingerprint,
+          .dtype = info.kv_dtype,
+          .num_layers = info.model.num_layers,
+          .num_kv_heads = info.model.num_kv_heads,
+          .head_dim = info.model.head_dim,
+          .deterministic = deterministic_};
+}
+
+Status Prefixes::Unpin(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const auto pinned = pinned_.find(name);
+  if (pinned == pinned_.end()) return NotPinned(name);
+  unpinned_.push_back(name);
+  pinned_.erase(pinned);
+  return OkStatus();
+}
+
+Status Prefixes::CheckPinned(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return pinned_.contains(name) ? OkStatus() : NotPinned(name);
+}
+
+void Prefixes::ApplyUnpins() {
+  std::vector<std::string> names;
+  {
+    const std::lock_guard lock(mutex_);
+    names.swap(unpinned_);
+  }
+  for (const std::string& name : names) cache_.Unpin(name);
+}
+
+void Prefixes::Pin(const std::string& name, BranchId branch) {
+  cache_.Pin(name, branch);
+  NotePin(name);
+}
+
+void Prefixes::NotePin(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  std::erase(unpinned_, name);
+  pinned_.insert(name);
+}
+
+Result<StoredPrefix> Prefixes::Copy(const std::string& name) const {
+  KvCache::PinnedPrompt pinned = cache_.FindPinned(name).value();
+  StoredPrefix prefix{.origin = origin()};
+  prefix.kv.resize(pinned.tokens.size() * prefix.origin.bytes_per_token());
+  COPPICE_RETURN_IF_ERROR(runner_.ReadKv(pinned.pages, static_cast<int32_t>(pinned.tokens.size()), prefix.kv));
+  prefix.tokens = std::move(pinned.tokens);
+  prefix.salt = std::move(pinned.salt);
+  prefix.private_begin = pinned.private_begin;
+  return prefix;
+}
+
+Status Prefixes::Restore(const std::string& name, const StoredPrefix& prefix) {
+  const auto write = [&](std::span<const PageId> pages, int32_t begin) {
+    return runner_.WriteKv(pages, begin, static_cast<int32_t>(prefix.tokens.size()), prefix.kv);
+  };
+  COPPICE_RETURN_IF_ERROR(cache_.Restore(name, prefix.tokens, {.salt = prefix.salt, .private_begin = prefix.private_begin}, write));
+  NotePin(name);
+  return OkStatus();
+}
+
+}  // namespace coppice

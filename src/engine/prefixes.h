@@ -1,0 +1,56 @@
+// Prompts that stay cached under a name: pinned when they are computed, let go by name, copied out of the cache for a file and put
+// into it from one. The files themselves are prefix_file.h's.
+// Layer: engine. RelayAttention section 3: a system prompt's KV, filled once and kept.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "engine/prefix_file.h"
+#include "runner/runner.h"
+
+namespace coppice {
+
+// Unpin and CheckPinned are thread-safe, all else is the stepping thread's. A name counts as pinned from the commit of its prompt
+// until Unpin, though the cache lets go with the next step only.
+class Prefixes {
+ public:
+  struct Parts {
+    KvCache* cache = nullptr;  // this and the runner outlive the prefixes
+    Runner* runner = nullptr;
+    bool deterministic = false;
+  };
+  explicit Prefixes(const Parts& parts) : cache_(*parts.cache), runner_(*parts.runner), deterministic_(parts.deterministic) {}
+
+  // NOT_FOUND if nothing is pinned under that name (yet). ApplyUnpins lets the prompt go.
+  Status Unpin(const std::string& name);
+  // NOT_FOUND likewise.
+  Status CheckPinned(const std::string& name) const;
+
+  // What files of these prefixes say that their KV is of, and what those to be read must say.
+  KvOrigin origin() const;
+  void ApplyUnpins();
+  // Pins the computed prompt of a branch; a pin of the same name is moved.
+  void Pin(const std::string& name, BranchId branch);
+  // A copy of a pinned prompt and its KV. REQUIRES: CheckPinned; no step is under way, no edits wait for one.
+  Result<StoredPrefix> Copy(const std::string& name) const;
+  // Puts a prefix into the cache and pins it; errors as KvCache::Restore. REQUIRES: as Copy, but CheckPinned.
+  Status Restore(const std::string& name, const StoredPrefix& prefix);
+
+ private:
+  // `name` is pinned now; an Unpin that was not applied meant the prompt before this one.
+  void NotePin(const std::string& name);
+
+  KvCache& cache_;
+  Runner& runner_;
+  const bool deterministic_;
+  mutable std::mutex mutex_;           // guards what follows
+  std::set<std::string> pinned_;       // names
+  std::vector<std::string> unpinned_;  // names that the cache is to let go
+};
+
+}  // namespace coppice

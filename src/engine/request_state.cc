@@ -1,0 +1,59 @@
+#include "engine/request_state.h"
+
+#include <utility>
+
+#include "engine/validate_request.h"
+#include "runner/step_batch.h"
+
+namespace coppice {
+namespace {
+
+void SetEndIds(const std::vector<int32_t>& eos_ids, RequestState* state) {
+  static const std::vector<int32_t> kNone;
+  const Request& params = state->params;
+  if (params.stop_token_ids.empty()) {
+    state->end_ids = params.ignore_eos ? &kNone : &eos_ids;
+    return;
+  }
+  state->own_end_ids = params.stop_token_ids;
+  if (!params.ignore_eos) state->own_end_ids.insert(state->own_end_ids.end(), eos_ids.begin(), eos_ids.end());
+  state->end_ids = &state->own_end_ids;
+}
+
+std::unique_ptr<Listener> MakeListener(Request* params, const Tokenizer* tokenizer) {
+  auto listener = std::make_unique<Listener>();
+  listener->on_event = std::move(params->on_event);
+  listener->has_stops = !params->stop.empty();
+  listener->texts.resize(params->n);
+  for (TextStream& text : listener->texts) text = TextStream(tokenizer, params->stop);
+  return listener;
+}
+
+}  // namespace
+
+RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, const Tokenizer* tokenizer,
+                       std::pmr::memory_resource* memory) {
+  using Clock = RequestState::Clock;
+  RequestPtr state(std::pmr::polymorphic_allocator<>(memory).new_object<RequestState>(memory), DeleteRequest{memory});
+  if (params.timeout_seconds > 0) {
+    const std::chrono::duration<double> timeout(params.timeout_seconds);
+    state->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
+  }
+  if (params.sampling.temperature < kSmallestTemperature) params.sampling.temperature = 0;
+  state->params = std::move(params);
+  SetEndIds(eos_ids, state.get());
+  state->has_penalties = HasPenalties(state->params.sampling);
+  if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
+  state->listener = MakeListener(&state->params, tokenizer);  // its texts look for the stop strings of state->params
+  state->has_listener = state->listener->on_event != nullptr;
+  state->has_stops = state->listener->has_stops;
+  state->unfinished = state->params.n;
+  state->sequences.resize(state->params.n);
+  for (int32_t i = 0; i < state->params.n; ++i) {
+    state->sequences[i].request = state.get();
+    state->sequences[i].index = i;
+  }
+  return state;
+}
+
+}  // namespace coppice

@@ -1,0 +1,40 @@
+#include "engine/request_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace coppice {
+
+RequestState* RequestTable::Add(RequestPtr request) {
+  num_deadlines_ += request->deadline.has_value();
+  const RequestId id = request->id;
+  return requests_.emplace(id, std::move(request)).first->second.get();
+}
+
+RequestState* RequestTable::Find(RequestId id) const {
+  const auto found = requests_.find(id);
+  return found == requests_.end() ? nullptr : found->second.get();
+}
+
+std::span<RequestState* const> RequestTable::FindLate(RequestState::Clock::time_point now) {
+  late_.clear();
+  if (num_deadlines_ == 0) return late_;
+  for (const auto& [id, request] : requests_) {
+    if (request->deadline && now >= *request->deadline && request->unfinished > 0) late_.push_back(request.get());
+  }
+  std::ranges::sort(late_, {}, &RequestState::id);  // events in the same order in each run
+  return late_;
+}
+
+RequestPtr RequestTable::Remove(RequestId id) {
+  const auto found = requests_.find(id);
+  COPPICE_CHECK(found != requests_.end());
+  RequestPtr request = std::move(found->second);
+  num_deadlines_ -= request->deadline.has_value();
+  requests_.erase(found);
+  return request;
+}
+
+}  // namespace coppice

@@ -1,0 +1,61 @@
+// Writes a step's events down as its results are committed; the Emitter sends them afterwards. Counts a request's samples down, so
+// that it knows which event is the last. Decides nothing: what happened is said by commit.h.
+// Layer: engine.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/emitter.h"
+#include "engine/request_state.h"
+
+namespace coppice {
+
+// Thread-compatible.
+class StepEvents {
+ public:
+  // `tokenizer` may be null; it outlives the events.
+  explicit StepEvents(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+
+  // The event of a computed prompt, where somebody wants it.
+  void AddPrompt(const RequestState& request);
+  // A sample's event: Begin, whatever there is to say, End. Items are filled in place. A copy would be read in wider pieces than it
+  // was written, and the processor then waits until all stores before have left for the cache: 200 cycles a sample.
+  Emissions::Item& Begin(const Sequence& sequence) {
+    Emissions::Item& item = emissions_.items.emplace_back();
+    item.listener = sequence.request->listener.get();
+    item.index = sequence.index;
+    return item;
+  }
+  // Text of the item, from where stop strings are looked for; what it had is kept by nobody.
+  std::string* NewText(Emissions::Item* item);
+  std::string* TextOf(const Emissions::Item& item) { return &emissions_.texts[item.text]; }
+  void SetStatus(Emissions::Item* item, const Status& status);
+  // Those with a token: a small vocabulary has fewer than were asked for.
+  void SetTopLogprobs(Emissions::Item* item, std::span<const TokenLogprob> top);
+  // Completes the item that was begun last, and drops it where nobody listens.
+  void End(const Sequence& sequence) {
+    RequestState& request = *sequence.request;
+    Emissions::Item& item = emissions_.items.back();
+    if (item.reason && --request.unfinished == 0) {
+      item.request_done = true;
+      done_.push_back(request.id);
+    }
+    if (!request.has_listener) emissions_.items.pop_back();
+  }
+
+  // Requests whose last event was written since ForgetDone.
+  std::span<const RequestId> done() const { return done_; }
+  void ForgetDone() { done_.clear(); }
+  // What is to be sent.
+  Emissions* emissions() { return &emissions_; }
+
+ private:
+  const Tokenizer* tokenizer_;
+  Emissions emissions_;
+  std::vector<RequestId> done_;
+};
+
+}  // namespace coppice
