@@ -880,6 +880,7 @@ void Planner::SplitOwners() {
         own.writes_states = total > 1;
         Needs own_needs = NeedsOf(own);
         own_needs.contributions = tile.num_sets * BlockPool::Rounded(total);
+        own_needs.too_deep = traits_.max_set_contributions > 0 && total > traits_.max_set_contributions;
         if (total > 1) own_needs.overhead_ps += Picoseconds(tile.num_sets * cost_.MergeNs());
         SetNeeds(tile.owner, own_needs);
       });
@@ -904,7 +905,7 @@ Planner::Needs Planner::NeedsOf(const Owner& owner) const {
 }
 
 bool Planner::Fits() const {
-  return total_needs_.items <= sizes_.max_items && total_needs_.members <= sizes_.max_members &&
+  return total_needs_.too_deep == 0 && total_needs_.items <= sizes_.max_items && total_needs_.members <= sizes_.max_members &&
          total_needs_.contributions <= sizes_.max_contributions && total_needs_.states <= sizes_.max_states / spec_.num_kv_heads;
 }
 
@@ -1225,7 +1226,8 @@ PlanView Planner::View() const {
           .contributions = contributions_.first(contribution_pool_.used()),
           .compute_queue = compute_queue_.first(num_compute_),
           .bandwidth_queue = bandwidth_queue_.first(num_bandwidth_),
-          .num_states = state_pool_.used() * spec_.num_kv_heads};
+          .num_states = state_pool_.used() * spec_.num_kv_heads,
+          .revision = static_cast<uint64_t>(updates_replanned_)};
 }
 
 Load Planner::TotalLoad() const {

@@ -105,15 +105,18 @@ class Planner {
   struct Needs {
     int64_t memory_ps = 0, compute_ps = 0, overhead_ps = 0;
     int64_t items = 0, members = 0, states = 0, contributions = 0;  // slots; states in rows
+    int64_t too_deep = 0;  // tiles whose sets have more contributions than the backend takes
 
     Needs& operator+=(const Needs& o) {
       memory_ps += o.memory_ps, compute_ps += o.compute_ps, overhead_ps += o.overhead_ps;
       items += o.items, members += o.members, states += o.states, contributions += o.contributions;
+      too_deep += o.too_deep;
       return *this;
     }
     Needs& operator-=(const Needs& o) {
       memory_ps -= o.memory_ps, compute_ps -= o.compute_ps, overhead_ps -= o.overhead_ps;
       items -= o.items, members -= o.members, states -= o.states, contributions -= o.contributions;
+      too_deep -= o.too_deep;
       return *this;
     }
   };

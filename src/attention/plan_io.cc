@@ -187,6 +187,7 @@ std::string DumpPlan(const Planner& planner) {
                      {"force_sharing", options.force_sharing},
                      {"lookahead_tokens", options.lookahead_tokens}};
   PutAll(root["traits"], kTraitsInts, planner.traits());
+  root["traits"]["max_set_contributions"] = planner.traits().max_set_contributions;
   root["traits"]["cuts_kv"] = planner.traits().cuts_kv;
   root["machine"] = ordered_json::parse(ToJson(planner.machine()));
 
@@ -260,7 +261,10 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
 
   Reader traits(section("traits"), "traits");
   traits.GetAll(kTraitsInts, dump.traits);
-  if (section("traits").contains("cuts_kv")) traits.Get("cuts_kv", dump.traits.cuts_kv);  // absent: false
+  if (section("traits").contains("cuts_kv")) {  // dumps of backends that cut themselves
+    traits.Get("cuts_kv", dump.traits.cuts_kv);
+    traits.Get("max_set_contributions", dump.traits.max_set_contributions);
+  }
   COPPICE_RETURN_IF_ERROR(traits.status());
   COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));
 

@@ -21,6 +21,7 @@ inline BackendTraits H200Traits() {
           .team_lanes = 8,
           .kv_tile = 128,
           .native_head_dim = 128,
+          .max_set_contributions = 511,
           .cuts_kv = true};
 }
 

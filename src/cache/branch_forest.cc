@@ -35,7 +35,9 @@ BranchForest::BranchForest(const PrefixTree* tree, const Capacity& capacity, Buf
       branch_page_capacity_(max_branches_, pages_per_branch_),
       attach_(max_branches_, kNoNode),
       queried_step_(max_branches_),
+      row_changed_at_(max_branches_),
       rows_(std::move(rows)) {
+  changed_rows_.reserve(2 * static_cast<size_t>(max_branches_));  // each twice at most: views stay valid
   for (int32_t b = 0; b < max_branches_; ++b) branch_page_begin_[b] = b * pages_per_branch_;
   for (int32_t slot = 2 * max_branches_ - 1; slot >= max_branches_; --slot) free_junctions_.push_back(slot);
 }
@@ -56,7 +58,7 @@ int32_t BranchForest::TopForestNode(int64_t element) const {
 
 void BranchForest::Link(BranchId branch, NodeId attach, int32_t kv_len) {
   COPPICE_DCHECK(attach_[branch] == kNoNode);
-  ++version_;
+  NoteRowChange(branch);
   attach_[branch] = attach;
   // Up to the first tree node that already leads to a branch: there the new one parts from it.
   NodeId meet = attach;
@@ -125,6 +127,11 @@ void BranchForest::OnSplit(NodeId upper, NodeId lower) {
   if (parent != kRootNode) links_[parent].element_sum += ElementOf(upper) - ElementOf(lower);
 }
 
+void BranchForest::NoteRowChange(BranchId branch) {
+  ++version_;
+  if (std::exchange(row_changed_at_[branch], num_ends_) != num_ends_) changed_rows_.push_back(branch);
+}
+
 void BranchForest::BeginStep() { ++step_; }
 
 void BranchForest::SetQueries(BranchId branch, int32_t query_begin, int32_t query_count, int32_t kv_len) {
@@ -142,12 +149,19 @@ void BranchForest::EndStep() {
     branch_query_count_[b] = 0;
     ++version_;
   }
+  // A plan that was updated at the EndStep before this one finds all that changed since.
+  changed_rows_.erase(changed_rows_.begin(), changed_rows_.begin() + static_cast<std::ptrdiff_t>(changed_before_));
+  changed_before_ = changed_rows_.size();
+  changed_since_ = std::exchange(end_version_, version_);
+  ++num_ends_;
 }
 
 attention::PrefixForestView BranchForest::View() const {
   return {
       .page_size = page_size_,
       .version = version_,
+      .changed_since = changed_since_,
+      .changed_branches = changed_rows_,
       .node_parent = node_parent_,
       .node_begin = node_begin_,
       .node_end = node_end_,

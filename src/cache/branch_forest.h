@@ -52,7 +52,7 @@ class BranchForest {
     return rows_.Span<PageId>().subspan(static_cast<size_t>(branch) * pages_per_branch_, pages_per_branch_);
   }
   std::span<const PageId> Row(BranchId branch) const { return const_cast<BranchForest*>(this)->Row(branch); }
-  void NoteRowChange() { ++version_; }
+  void NoteRowChange(BranchId branch);
 
   attention::PrefixForestView View() const;
   int32_t num_junctions() const { return max_branches_ - static_cast<int32_t>(free_junctions_.size()); }
@@ -81,13 +81,19 @@ class BranchForest {
   int32_t max_branches_, pages_per_branch_, page_size_;
   uint64_t version_ = 1;
   uint64_t step_ = 0;
+  // Branches whose rows changed after version changed_since_: those up to the last EndStep, then those since.
+  std::vector<BranchId> changed_rows_;
+  size_t changed_before_ = 0;
+  uint64_t changed_since_ = 1, end_version_ = 1;
+  uint64_t num_ends_ = 1;                                     // calls of EndStep, and one
   std::vector<int32_t> node_parent_, node_begin_, node_end_;  // [2 * max_branches]
   std::vector<int32_t> branch_node_, branch_query_begin_, branch_query_count_, branch_kv_len_, branch_page_begin_,
       branch_page_capacity_;
-  std::vector<NodeId> attach_;          // [max_branches] tree node, kNoNode when the slot is free
-  std::vector<uint64_t> queried_step_;  // [max_branches] step of the last SetQueries
-  Buffer rows_;                         // page_indices: max_branches rows of pages_per_branch
-  std::vector<TreeLinks> links_;        // by tree node
+  std::vector<NodeId> attach_;            // [max_branches] tree node, kNoNode when the slot is free
+  std::vector<uint64_t> queried_step_;    // [max_branches] step of the last SetQueries
+  std::vector<uint64_t> row_changed_at_;  // [max_branches] num_ends_ at the last NoteRowChange
+  Buffer rows_;                           // page_indices: max_branches rows of pages_per_branch
+  std::vector<TreeLinks> links_;          // by tree node
   std::vector<int32_t> free_junctions_;
 };
 

@@ -139,7 +139,7 @@ bool KvCache::Grow(BranchId id, int32_t kv_len) {
     pages_.AddUse(branch.own_pages.front());
     if (entry != branch.own_pages.front()) {
       entry = branch.own_pages.front();
-      forest_.NoteRowChange();
+      forest_.NoteRowChange(id);
     }
     branch.capacity = (branch.own_begin / page_size + 1) * page_size;
   }
@@ -227,7 +227,7 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
     if (merged > 0) {
       // Rows first, then the pages: the next plan reads the rows before anybody can write to what is freed below.
       CopyRowOfPath(id, first_page, first_page + merged);
-      forest_.NoteRowChange();
+      forest_.NoteRowChange(id);
       merged_pages_ += merged;
     }
   }

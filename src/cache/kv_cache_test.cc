@@ -10,6 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/page_rows.h"
+#include "core/math.h"
+
 namespace coppice {
 namespace {
 
@@ -40,7 +43,10 @@ uint64_t Fingerprint(const Sequence& sequence, int32_t kv_index) {
 class Harness {
  public:
   Harness(int32_t pages, int32_t page_size, int32_t branches, bool share)
-      : page_size_(page_size), memory_(static_cast<size_t>(pages) * page_size) {
+      : page_size_(page_size),
+        memory_(static_cast<size_t>(pages) * page_size),
+        device_rows_(
+            {.max_branches = branches, .max_page_slots = branches * static_cast<int32_t>(CeilDiv(kMaxContext, page_size))}) {
     auto cache = KvCache::Create(
         {.num_pages = pages, .page_size = page_size, .max_branches = branches, .max_context = kMaxContext, .share = share});
     cache_ = std::move(cache).value();
@@ -73,6 +79,7 @@ class Harness {
       }
     }
     ExpectForestHolds(forest, work);
+    ExpectChangedRowsAreTold(forest);
     cache_->StepLaunched();
     for (const auto& [sequence, count] : work) {
       sequence->computed += count;
@@ -96,6 +103,23 @@ class Harness {
   }
 
  private:
+  // What a device has of the rows after it was told of changes only; it sees most steps, not all.
+  void ExpectChangedRowsAreTold(const attention::PrefixForestView& forest) {
+    if (++steps_ % 7 == 0) return;
+    device_rows_.FindChanges(forest);
+    device_pages_.resize(forest.page_indices.size());
+    for (const auto& patch : device_rows_.patches()) device_pages_[patch.at] = patch.page;
+    for (const auto& run : device_rows_.runs()) {
+      std::copy(forest.page_indices.begin() + run.begin, forest.page_indices.begin() + run.end, device_pages_.begin() + run.begin);
+    }
+    for (size_t b = 0; b < forest.branch_node.size(); ++b) {
+      if (forest.branch_node[b] == attention::kFreeSlot) continue;
+      const int32_t begin = forest.branch_page_begin[b];
+      for (int32_t i = begin; i < begin + CeilDiv(forest.branch_kv_len[b], page_size_); ++i) {
+        ASSERT_EQ(device_pages_[i], forest.page_indices[i]) << "entry " << i - begin << " of branch " << b;
+      }
+    }
+  }
   void ExpectForestHolds(const attention::PrefixForestView& forest, const std::vector<std::pair<Sequence*, int32_t>>& work) {
     // Members of each forest node.
     std::vector<std::vector<const Sequence*>> members(forest.node_parent.size());
@@ -121,6 +145,9 @@ class Harness {
 
   int32_t page_size_;
   std::vector<uint64_t> memory_;
+  attention::cuda::PageRows device_rows_;
+  std::vector<PageId> device_pages_;
+  int steps_ = 0;
   std::unique_ptr<KvCache> cache_;
 };
 

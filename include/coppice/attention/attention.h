@@ -70,6 +70,10 @@ struct PrefixForestView {
   // Equal versions promise unchanged nodes and unchanged entries of page rows, so that a plan may skip looking; all else is checked
   // in every Update.
   uint64_t version = 0;
+  // Optional, of a caller that keeps count: all branches whose page rows changed after version `changed_since`, newly used entries
+  // apart. An Upload that has seen that version copies these rows alone; 0: it compares them.
+  uint64_t changed_since = 0;
+  std::span<const int32_t> changed_branches;
 
   std::span<const int32_t> node_parent, node_begin, node_end;  // [N]
 
@@ -179,6 +183,7 @@ struct PlanView {
   std::span<const Contribution> contributions;
   std::span<const int32_t> compute_queue, bandwidth_queue;  // item ids, longest predicted first
   int32_t num_states = 0;                                   // fp32 acc[head_dim], m (base 2), l: one per row and kv head
+  uint64_t revision = 0;                                    // of one plan: grows whenever anything above changes; 0: nobody counts
 };
 
 // Which sharing the planner may use. Policies over one forest; results are equal within rounding.

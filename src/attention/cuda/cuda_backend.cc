@@ -86,6 +86,7 @@ class CudaBackend final : public Backend {
         .max_item_rows = 0,  // PlanTranslator cuts them
         .kv_tile = kernel->kv_tile,
         .native_head_dim = kernel->head_dim,
+        .max_set_contributions = MaxPlannedContributions(spec),
         .cuts_kv = true,
     };
   }

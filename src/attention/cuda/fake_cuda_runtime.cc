@@ -5,6 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "attention/cuda/page_patches.h"
+#include "attention/cuda/page_rows.h"
+
 namespace coppice::attention::cuda::testing {
 
 FakeRuntime& Runtime() {
@@ -15,6 +18,8 @@ FakeRuntime& Runtime() {
 }  // namespace coppice::attention::cuda::testing
 
 using coppice::attention::cuda::KernelParams;
+using coppice::attention::cuda::PagePatch;
+using coppice::attention::cuda::PatchPagesKernel;
 using coppice::attention::cuda::testing::Runtime;
 
 namespace {
@@ -44,7 +49,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (kind == cudaMemcpyHostToDevice) Runtime().bytes_to_device += bytes;
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void** arguments, size_t, cudaStream_t) {
+cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void** arguments, size_t, cudaStream_t) {
+  if (function == PatchPagesKernel()) {
+    auto* entries = *static_cast<int32_t**>(arguments[0]);
+    const auto* patches = *static_cast<const PagePatch**>(arguments[1]);
+    const int32_t count = *static_cast<int32_t*>(arguments[2]);
+    for (int32_t i = 0; i < count; ++i) entries[patches[i].at] = patches[i].page;
+    Runtime().bytes_to_device += count * sizeof(PagePatch);
+    return cudaSuccess;
+  }
   Runtime().launches.push_back(*static_cast<const KernelParams*>(arguments[0]));
   return cudaSuccess;
 }

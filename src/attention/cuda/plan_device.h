@@ -9,6 +9,9 @@ namespace coppice::attention::cuda {
 
 inline constexpr int kDenseRows = 128;  // rows of a dense tile: two warpgroups of 64 (wgmma's M)
 inline constexpr int kStreamRows = 16;  // most rows of a stream tile: two n8 blocks of mma.sync
+// Contributions of a merge set: each draws a ticket for each warpgroup that holds rows of the set, two at most, and their number
+// (DeviceMember::arrivals) has 16 bits.
+inline constexpr int32_t kMaxSetContributions = UINT16_MAX / 2;
 inline constexpr int32_t kDirect = -1;  // in place of a state index: the item is its set's only contribution and writes the output
 
 // Rewritten by every Upload, read at the start of a launch.

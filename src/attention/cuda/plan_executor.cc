@@ -9,6 +9,7 @@
 #include "attention/argument_checks.h"
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_params.h"
+#include "attention/cuda/page_patches.h"
 #include "attention/cuda/sm80_config.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
@@ -17,11 +18,6 @@ namespace coppice::attention::cuda {
 namespace {
 
 constexpr float kLog2E = 1.4426950408889634f;
-
-template <class T>
-bool Same(std::span<const T> a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
 
 }  // namespace
 
@@ -42,7 +38,8 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
-      translator_(spec, capacity, sizes, rates, num_sms, variant.kv_tile) {}
+      translator_(spec, capacity, sizes, rates, num_sms, variant.kv_tile),
+      page_rows_(capacity) {}
 
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, const KernelVariant& variant,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,
@@ -57,19 +54,10 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   COPPICE_ASSIGN_OR_RETURN(executor->counters_, DeviceBuffer::Allocate(workspace.counters));
   COPPICE_ASSIGN_OR_RETURN(executor->folds_, DeviceBuffer::Allocate(workspace.folds));
   for (Staging& staging : executor->staging_) {
-    COPPICE_ASSIGN_OR_RETURN(staging.memory, PinnedBuffer::Allocate(bytes));
+    COPPICE_ASSIGN_OR_RETURN(staging.memory,
+                             PinnedBuffer::Allocate(bytes + executor->page_rows_.max_patches() * sizeof(PagePatch)));
     COPPICE_ASSIGN_OR_RETURN(staging.copied, CudaEvent::Create());
   }
-  executor->next_.resize(bytes);
-  executor->shadow_.resize(bytes);  // zeros, like the device's
-  executor->changed_.resize((bytes + kBlockBytes - 1) / kBlockBytes);
-  executor->last_kv_len_.resize(capacity.max_branches);
-  executor->items_.reserve(sizes.max_items);
-  executor->members_.reserve(sizes.max_members);
-  executor->compute_queue_.reserve(sizes.max_items);
-  executor->bandwidth_queue_.reserve(sizes.max_items);
-  executor->merge_sets_.reserve(sizes.max_merge_sets);
-  executor->contributions_.reserve(sizes.max_contributions);
   COPPICE_RETURN_IF_ERROR(
       CudaStatus(cudaFuncSetAttribute(variant.function, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes),
                  "raising the attention kernel's shared memory"));
@@ -82,100 +70,76 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   return std::unique_ptr<PlanExecutor>(std::move(executor));
 }
 
-bool CudaPlanExecutor::SamePlan(const PlanView& plan, uint64_t version) const {
-  return uploaded_ && version == version_ && Same(plan.items, items_) && Same(plan.members, members_) &&
-         Same(plan.merge_sets, merge_sets_) && Same(plan.contributions, contributions_) &&
-         Same(plan.compute_queue, compute_queue_) && Same(plan.bandwidth_queue, bandwidth_queue_);
-}
-
-void CudaPlanExecutor::RememberPlan(const PlanView& plan, uint64_t version) {
-  items_.assign(plan.items.begin(), plan.items.end());
-  members_.assign(plan.members.begin(), plan.members.end());
-  merge_sets_.assign(plan.merge_sets.begin(), plan.merge_sets.end());
-  contributions_.assign(plan.contributions.begin(), plan.contributions.end());
-  compute_queue_.assign(plan.compute_queue.begin(), plan.compute_queue.end());
-  bandwidth_queue_.assign(plan.bandwidth_queue.begin(), plan.bandwidth_queue.end());
-  version_ = version;
-}
-
-void CudaPlanExecutor::Compare(size_t offset, std::span<const std::byte> wanted) {
-  const size_t end = offset + wanted.size();
-  for (size_t at = offset; at < end;) {
-    const size_t block = at / kBlockBytes, count = std::min(end, (block + 1) * kBlockBytes) - at;
-    const std::byte* from = &wanted[at - offset];
-    if (std::memcmp(from, &shadow_[at], count) != 0) {
-      std::memcpy(&shadow_[at], from, count);
-      changed_[block] = 1;
-    }
-    at += count;
-  }
-}
-
-// Page rows are read straight from the forest: all of them after an edit, else only the entries that a branch grew into.
-void CudaPlanExecutor::ComparePages(const PrefixForestView& forest, bool all) {
-  const size_t base = translator_.layout().page_indices;
-  for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
-    if (forest.branch_node[b] == kFreeSlot) continue;
-    const int32_t len = forest.branch_kv_len[b];
-    const int32_t from = all ? 0 : std::max(0, std::min(len, last_kv_len_[b]) - 1) / forest.page_size;
-    const int32_t to = std::min(static_cast<int32_t>(CeilDiv(len, forest.page_size)), forest.branch_page_capacity[b]);
-    if (to > from) {
-      const size_t first = static_cast<size_t>(forest.branch_page_begin[b]) + from;
-      Compare(base + first * sizeof(int32_t), std::as_bytes(forest.page_indices.subspan(first, to - from)));
-    }
-    last_kv_len_[b] = len;
-  }
-}
-
 Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) {
-  const PlanLayout& layout = translator_.layout();
   if (std::ssize(forest.branch_kv_len) > capacity_.max_branches || std::ssize(forest.page_indices) > capacity_.max_page_slots ||
       std::ssize(forest.query_tree_mask) > capacity_.max_queries) {
     return ResourceExhausted("CUDA plan: the forest has " + std::to_string(forest.branch_kv_len.size()) + " branches and " +
                              std::to_string(forest.page_indices.size()) + " page slots; the capacity is " +
                              std::to_string(capacity_.max_branches) + " and " + std::to_string(capacity_.max_page_slots));
   }
-  const auto compare = [&](size_t offset, size_t bytes) { Compare(offset, std::span(next_).subspan(offset, bytes)); };
-  const bool same = SamePlan(plan, forest.version);
-  if (!same) {
-    uploaded_ = false;
-    COPPICE_RETURN_IF_ERROR(translator_.TranslatePlan(plan, forest, next_.data()));
-    RememberPlan(plan, forest.version);
-    compare(layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task));
-    compare(layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task));
-    compare(layout.members, translator_.num_members() * sizeof(DeviceMember));
-    compare(layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution));
-  }
-  translator_.TranslateLengths(forest, next_.data());
-  compare(layout.header, sizeof(PlanHeader));
-  compare(layout.branches, forest.branch_kv_len.size() * sizeof(DeviceBranch));
-  compare(layout.tree_mask, forest.query_tree_mask.size_bytes());
-  ComparePages(forest, !same);
-  COPPICE_RETURN_IF_ERROR(CopyChanged(static_cast<cudaStream_t>(stream)));
-  uploaded_ = true;
-  return OkStatus();
-}
-
-Status CudaPlanExecutor::CopyChanged(cudaStream_t stream) {
+  const bool same_plan = uploaded_ && plan.revision != 0 && plan.revision == revision_;
+  uploaded_ = false;  // until all of it is under way
+  const auto to = static_cast<cudaStream_t>(stream);
   DeviceGuard guard(device_);
   Staging& staging = staging_[next_staging_];
   next_staging_ = (next_staging_ + 1) % kStagingBuffers;
   COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(staging.copied.get()), "waiting for an earlier upload"));
-  for (size_t block = 0; block < changed_.size();) {
-    if (!changed_[block]) {
-      ++block;
-      continue;
-    }
-    size_t end = block;
-    while (end < changed_.size() && changed_[end]) changed_[end++] = 0;
-    const size_t offset = block * kBlockBytes, bytes = std::min(end * kBlockBytes, shadow_.size()) - offset;
-    std::memcpy(staging.memory.data() + offset, &shadow_[offset], bytes);
-    COPPICE_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(plan_.data() + offset, staging.memory.data() + offset, bytes, cudaMemcpyHostToDevice, stream),
-                   "copying a plan"));
-    block = end;
+  std::byte* image = staging.memory.data();
+  if (!same_plan) COPPICE_RETURN_IF_ERROR(CopyPlan(plan, forest, image, to));
+  COPPICE_RETURN_IF_ERROR(CopyLengths(forest, image, to));
+  if (const Status pages = CopyPages(forest, image, to); !pages.ok()) {
+    page_rows_.Forget();
+    return pages;
   }
-  return CudaStatus(cudaEventRecord(staging.copied.get(), stream), "recording an upload");
+  COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(staging.copied.get(), to), "recording an upload"));
+  revision_ = plan.revision;
+  uploaded_ = true;
+  return OkStatus();
+}
+
+Status CudaPlanExecutor::CopyPlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image, cudaStream_t stream) {
+  translator_.TranslatePlan(plan, forest, image);
+  const PlanLayout& layout = translator_.layout();
+  COPPICE_RETURN_IF_ERROR(Copy(image, layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task), stream));
+  COPPICE_RETURN_IF_ERROR(Copy(image, layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task), stream));
+  COPPICE_RETURN_IF_ERROR(Copy(image, layout.members, translator_.num_members() * sizeof(DeviceMember), stream));
+  return Copy(image, layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution), stream);
+}
+
+// Header and branches lie together.
+Status CudaPlanExecutor::CopyLengths(const PrefixForestView& forest, std::byte* image, cudaStream_t stream) {
+  const PlanLayout& layout = translator_.layout();
+  translator_.TranslateLengths(forest, image);
+  const size_t end = layout.branches + forest.branch_kv_len.size() * sizeof(DeviceBranch);
+  COPPICE_RETURN_IF_ERROR(Copy(image, layout.header, end - layout.header, stream));
+  return Copy(image, layout.tree_mask, forest.query_tree_mask.size_bytes(), stream);
+}
+
+Status CudaPlanExecutor::CopyPages(const PrefixForestView& forest, std::byte* image, cudaStream_t stream) {
+  const size_t base = translator_.layout().page_indices;
+  page_rows_.FindChanges(forest);
+  for (const PageRun& run : page_rows_.runs()) {
+    const auto entries = forest.page_indices.subspan(run.begin, run.end - run.begin);
+    const size_t offset = base + run.begin * sizeof(int32_t);
+    std::memcpy(image + offset, entries.data(), entries.size_bytes());
+    COPPICE_RETURN_IF_ERROR(Copy(image, offset, entries.size_bytes(), stream));
+  }
+  if (page_rows_.patches().empty()) return OkStatus();
+  const auto patches = page_rows_.patches();
+  auto* staged = reinterpret_cast<PagePatch*>(image + translator_.layout().bytes);
+  std::ranges::copy(patches, staged);
+  auto* entries = reinterpret_cast<int32_t*>(plan_.data() + base);
+  auto count = static_cast<int32_t>(patches.size());
+  void* arguments[] = {&entries, &staged, &count};
+  const dim3 blocks(static_cast<uint32_t>(CeilDiv(count, kPatchThreads)));
+  return CudaStatus(cudaLaunchKernel(PatchPagesKernel(), blocks, dim3(kPatchThreads), arguments, 0, stream),
+                    "writing page entries of a plan");
+}
+
+Status CudaPlanExecutor::Copy(const std::byte* image, size_t offset, size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return OkStatus();
+  return CudaStatus(cudaMemcpyAsync(plan_.data() + offset, image + offset, bytes, cudaMemcpyHostToDevice, stream),
+                    "copying a plan");
 }
 
 Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stream) {

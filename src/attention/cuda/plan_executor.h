@@ -4,13 +4,13 @@
 #include <array>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "attention/backend.h"
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernel_variants.h"
 #include "attention/cuda/lower/plan_translator.h"
+#include "attention/cuda/page_rows.h"
 #include "attention/cuda/tensor_map.h"
 
 namespace coppice::attention::cuda {
@@ -40,11 +40,12 @@ class CudaPlanExecutor final : public PlanExecutor {
   static Result<std::unique_ptr<PlanExecutor>> Create(int device, int num_sms, const KernelVariant& variant,
                                                       const AttentionSpec& spec, const PlanCapacity& capacity,
                                                       const PlanSizes& sizes, const SmRates& rates);
-  // Copies the parts of the plan, lengths and page rows that differ from what the device has, from page-locked memory.
+  // Copies lengths, the page entries that the device lacks and, of another revision, the plan, from page-locked memory.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
 
  private:
+  // Where an upload is put together: an image, then page patches.
   struct Staging {
     PinnedBuffer memory;
     CudaEvent copied;
@@ -52,18 +53,16 @@ class CudaPlanExecutor final : public PlanExecutor {
 
   CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
                    const PlanSizes& sizes, const SmRates& rates);
-  bool SamePlan(const PlanView& plan, uint64_t version) const;
-  void RememberPlan(const PlanView& plan, uint64_t version);
-  // Brings what is wanted at this offset of the image to shadow_ and marks the blocks that change.
-  void Compare(size_t offset, std::span<const std::byte> wanted);
-  void ComparePages(const PrefixForestView& forest, bool all);
-  Status CopyChanged(cudaStream_t stream);
+  Status CopyPlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
+  Status CopyLengths(const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
+  Status CopyPages(const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
+  // From the same place of a staged image.
+  Status Copy(const std::byte* image, size_t offset, size_t bytes, cudaStream_t stream);
   KernelParams MakeParams(const KvLayerView& view, const RunArgs& args) const;
   Status LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const;
   Status LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
 
-  static constexpr size_t kBlockBytes = 4096;  // granularity of copies
-  static constexpr int kStagingBuffers = 2;    // uploads in flight
+  static constexpr int kStagingBuffers = 2;  // uploads in flight
 
   int device_, num_sms_;
   const KernelVariant& variant_;
@@ -76,15 +75,8 @@ class CudaPlanExecutor final : public PlanExecutor {
   DeviceBuffer plan_, states_, tickets_, counters_, folds_;
   std::array<Staging, kStagingBuffers> staging_;
   int next_staging_ = 0;
-  std::vector<std::byte> next_, shadow_;  // the image to be but for page indices, the image that the device has
-  std::vector<uint8_t> changed_;          // by block
-  std::vector<int32_t> last_kv_len_;
-
-  std::vector<WorkItem> items_;  // the plan last translated
-  std::vector<int32_t> members_, compute_queue_, bandwidth_queue_;
-  std::vector<MergeSet> merge_sets_;
-  std::vector<Contribution> contributions_;
-  uint64_t version_ = 0;
+  PageRows page_rows_;
+  uint64_t revision_ = 0;  // of the plan that the device has
   bool uploaded_ = false;
 };
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <string>
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/plan_device.h"
@@ -25,18 +24,13 @@ uint32_t SpreadStep(int32_t n) {
   return static_cast<uint32_t>(((places << 32) + n - 1) / n);
 }
 
-Status Exceeded(const char* what, int64_t have, int64_t most) {
-  return ResourceExhausted("CUDA plan: " + std::to_string(have) + " " + what + "; the sizes given at creation allow " +
-                           std::to_string(most) + "; create the plan with a larger capacity");
-}
-
 PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms) {
   const int64_t most = int64_t{num_sms} * (kDenseTasksPerSm * kDenseRows + kTasksPerStreamWarp * kStreamWarpsPerSm * kStreamRows);
   own_states = spec.deterministic ? 0 : std::min(most, kMostPieces * capacity.max_queries * spec.num_qo_heads);
   max_states = sizes.max_states + own_states;
-  max_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;  // each has a row or more
-  max_members = max_contributions;                                               // a member is a contribution seen from its item
-  max_items = sizes.max_items + max_contributions;                               // a block of rows begins at a member
+  max_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;
+  max_members = max_contributions;
+  max_items = sizes.max_items + max_contributions;
   max_tasks = max_items * spec.num_kv_heads;
   size_t used = 0;
   const auto reserve = [&](size_t& offset, int64_t count, size_t each) {
@@ -45,11 +39,11 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   };
   reserve(header, 1, sizeof(PlanHeader));
   reserve(branches, capacity.max_branches, sizeof(DeviceBranch));
+  reserve(tree_mask, capacity.max_queries, sizeof(uint64_t));
   reserve(dense_tasks, max_tasks, sizeof(Task));
   reserve(stream_tasks, max_tasks, sizeof(Task));
   reserve(members, max_members, sizeof(DeviceMember));
   reserve(contributions, max_contributions, sizeof(DeviceContribution));
-  reserve(tree_mask, capacity.max_queries, sizeof(uint64_t));
   reserve(page_indices, capacity.max_page_slots, sizeof(int32_t));
   // A launch asks for its first lines of some arrays before it knows how much they hold (PrefetchFirst), at most a task for each
   // stream warp past an array's beginning: they lie in this memory too.

@@ -5,11 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/cuda/plan_device.h"
+#include "attention/plan_units.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {
 
-// Byte offsets of the arrays, and how many of each there may be.
+// Byte offsets of the arrays, and how many of each there may be: enough for every plan within `sizes`. A range with n merge sets of
+// one row or more that is cut into p pieces takes at least n * p states of own_states under each kv head, and adds less than n * p
+// contributions; a member is a contribution seen from its item, and a block of rows begins at a member.
 struct PlanLayout {
   PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
 
@@ -29,7 +33,10 @@ T* At(std::byte* image, size_t offset) {
 // places evenly spread. n: below 2^16.
 uint32_t SpreadStep(int32_t n);
 
-// RESOURCE_EXHAUSTED: more of `what` than the sizes given at creation allow.
-Status Exceeded(const char* what, int64_t have, int64_t most);
+// Contributions of a merge set before ranges are cut along KV (deterministic mode: by the planner itself): with all of them cut
+// into the most pieces, the kernel's counters suffice.
+constexpr int32_t MaxPlannedContributions(const AttentionSpec& spec) {
+  return static_cast<int32_t>(kMaxSetContributions / (spec.deterministic ? 1 : kMostPieces));
+}
 
 }  // namespace coppice::attention::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/lower/kv_cuts.h"
@@ -28,25 +29,23 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       division_(num_sms, spec.num_kv_heads),
       items_(layout_.max_items),
       set_contributions_(sizes.max_merge_sets),
-      arrivals_(sizes.max_merge_sets) {}
+      arrivals_(sizes.max_merge_sets) {
+  order_.reserve(items_.size());
+}
 
-Status PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image) {
-  if (std::ssize(plan.items) > sizes_.max_items) return Exceeded("items", std::ssize(plan.items), sizes_.max_items);
-  if (std::ssize(plan.merge_sets) > sizes_.max_merge_sets) {
-    return Exceeded("merge sets", std::ssize(plan.merge_sets), sizes_.max_merge_sets);
-  }
-  if (plan.num_states > sizes_.max_states) return Exceeded("states", plan.num_states, sizes_.max_states);
-
+void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image) {
+  // Plans keep to the sizes that they were created with, and the layout has room for all of those (PlanLayout).
+  COPPICE_CHECK(std::ssize(plan.items) <= sizes_.max_items && std::ssize(plan.merge_sets) <= sizes_.max_merge_sets &&
+                plan.num_states <= sizes_.max_states);
   queued_.Collect(plan, forest, costs_);
   CutItems(plan);
-  COPPICE_RETURN_IF_ERROR(CountContributions(plan));
+  CountContributions(plan);
   num_items_ = num_members_ = 0;
   std::ranges::fill(arrivals_, 0);
-  for (const QueuedItem& queued : queued_.items()) COPPICE_RETURN_IF_ERROR(EmitItem(plan, forest, queued.item, image));
+  for (const QueuedItem& queued : queued_.items()) EmitItem(plan, forest, queued.item, image);
   DeviceMember* members = At<DeviceMember>(image, layout_.members);
   for (int64_t m = 0; m < num_members_; ++m) members[m].arrivals = static_cast<uint16_t>(arrivals_[members[m].set]);
   EmitTasks(forest, image);
-  return OkStatus();
 }
 
 // Decides how many pieces each item is cut into. Deterministic mode defines its cuts itself.
@@ -93,7 +92,7 @@ void PlanTranslator::CutItems(const PlanView& plan) {
 }
 
 // The contributions of each set, an item's pieces in place of the item.
-Status PlanTranslator::CountContributions(const PlanView& plan) {
+void PlanTranslator::CountContributions(const PlanView& plan) {
   num_contributions_ = 0;
   for (size_t s = 0; s < plan.merge_sets.size(); ++s) {
     const MergeSet& set = plan.merge_sets[s];
@@ -104,16 +103,13 @@ Status PlanTranslator::CountContributions(const PlanView& plan) {
       to.count += queued_.pieces(from.item).count;
       num_contributions_ += queued_.pieces(from.item).count;
     }
-    if (to.count > UINT16_MAX) return Exceeded("contributions of a merge set", to.count, UINT16_MAX);
-    if (num_contributions_ > layout_.max_contributions) {
-      return Exceeded("contributions", num_contributions_, layout_.max_contributions);
-    }
+    COPPICE_CHECK(to.count <= kMaxSetContributions);
   }
-  return OkStatus();
+  COPPICE_CHECK(num_contributions_ <= layout_.max_contributions);
 }
 
 // An item becomes its pieces along KV, and each of these blocks of at most kDenseRows rows, cut between members.
-Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item_id, std::byte* image) {
+void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item_id, std::byte* image) {
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
   const int32_t* ends = piece_ends_.data() + pieces.ends_begin;
@@ -123,7 +119,7 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
     for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
       const int32_t set = plan.members[m], rows = queued_.RowsOf(plan.merge_sets[set]);
       if (block == nullptr || block->rows + rows > pieces.block_rows) {
-        if (num_items_ == layout_.max_items) return Exceeded("row blocks", num_items_ + 1, layout_.max_items);
+        COPPICE_DCHECK(num_items_ < layout_.max_items);
         block = &items_[num_items_++];
         *block = {.kv_begin = pieces.kv_begin + (piece > 0 ? ends[piece - 1] : 0),
                   .kv_end = piece + 1 < pieces.count ? pieces.kv_begin + ends[piece] : pieces.kv_end,
@@ -139,7 +135,7 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
                   .head_begin = 0,
                   .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
       }
-      if (num_members_ == layout_.max_members) return Exceeded("members", num_members_ + 1, layout_.max_members);
+      COPPICE_DCHECK(num_members_ < layout_.max_members);
       DeviceMember member = MakeMember(plan, item_id, piece, set, rows_before, image);
       member.row_begin = block->rows;
       // One ticket for each warpgroup that holds rows of the set; a stream tile is one warp.
@@ -151,7 +147,6 @@ Status PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fo
       rows_before += rows;
     }
   }
-  return OkStatus();
 }
 
 // A merge set's place in a piece of an item, but for what depends on the block of rows. Writes the piece's contribution to it.
@@ -199,45 +194,44 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
   const auto tokens_of = [&](const DeviceItem& item) {
     return std::max(0, std::min(item.kv_end, forest.branch_kv_len[item.branch]) - item.kv_begin);
   };
-  std::stable_sort(items_.begin(), items_.begin() + num_items_,
-                   [&](const DeviceItem& a, const DeviceItem& b) { return tokens_of(a) > tokens_of(b); });
   int64_t stream_items = 0;
-  for (int64_t i = 0; i < num_items_; ++i) stream_items += !items_[i].dense;
+  order_.clear();
+  for (int64_t i = 0; i < num_items_; ++i) {
+    stream_items += !items_[i].dense;
+    order_.push_back(uint64_t{UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]))} << 32 | static_cast<uint64_t>(i));
+  }
+  std::ranges::sort(order_);
+  const auto at = [&](int64_t i) -> const DeviceItem& { return items_[order_[i] & UINT32_MAX]; };
   const int64_t heads = spec_.num_kv_heads;
   const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
   const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min<int64_t>(heads, 8));
-  const auto heads_per_task = [&](const DeviceItem& item) {
+  for (DeviceItem& item : std::span(items_).first(num_items_)) {
     const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
-    return team_ ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads);
-  };
+    item.head_count = static_cast<uint16_t>(team_ || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
+  }
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
     return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin;
   };
-  const auto task = [&](int64_t i, int64_t head, int64_t count) {
-    Task t{.item = items_[i], .first = members[items_[i].member_begin]};
-    t.item.head_begin = static_cast<uint16_t>(head);
-    t.item.head_count = static_cast<uint16_t>(count);
-    return t;
-  };
   for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
-    while (end < num_items_ && same_kv(items_[begin], items_[end])) ++end;
+    while (end < num_items_ && same_kv(at(begin), at(end))) ++end;
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t i = begin; i < end; ++i) {
-        if (items_[i].dense) {
-          dense[num_dense_++] = task(i, head, 1);
-        } else if (const int64_t count = heads_per_task(items_[i]); head % count == 0) {
-          stream[num_stream_++] = task(i, head, std::min(count, heads - head));
-        }
+        const DeviceItem& item = at(i);
+        if (item.head_count > 1 && head % item.head_count != 0) continue;
+        Task& task = item.dense ? dense[num_dense_++] : stream[num_stream_++];
+        task = {.item = item, .first = members[item.member_begin]};
+        task.item.head_begin = static_cast<uint16_t>(head);
+        task.item.head_count = static_cast<uint16_t>(std::min<int64_t>(item.head_count, heads - head));
       }
     }
   }
-  *At<PlanHeader>(image, layout_.header) = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
-                                            .num_stream_tasks = static_cast<int32_t>(num_stream_),
-                                            .num_members = static_cast<int32_t>(num_members_),
-                                            .num_contributions = static_cast<int32_t>(num_contributions_),
-                                            .team = team_,
-                                            .dense_ctas = dense_ctas_};
+  header_ = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
+             .num_stream_tasks = static_cast<int32_t>(num_stream_),
+             .num_members = static_cast<int32_t>(num_members_),
+             .num_contributions = static_cast<int32_t>(num_contributions_),
+             .team = team_,
+             .dense_ctas = dense_ctas_};
 }
 
 void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte* image) const {
@@ -249,7 +243,7 @@ void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte*
                    .reserved = 0};
   }
   std::memcpy(image + layout_.tree_mask, forest.query_tree_mask.data(), forest.query_tree_mask.size_bytes());
-  PlanHeader& header = *At<PlanHeader>(image, layout_.header);
+  PlanHeader header = header_;
   header.num_branches = static_cast<int32_t>(forest.branch_kv_len.size());
   header.num_queries = 0;
   for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
@@ -257,6 +251,7 @@ void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte*
     header.num_queries = std::max(header.num_queries, forest.branch_query_begin[b] + forest.branch_query_count[b]);
   }
   header.has_tree_mask = !forest.query_tree_mask.empty();
+  *At<PlanHeader>(image, layout_.header) = header;
 }
 
 }  // namespace coppice::attention::cuda

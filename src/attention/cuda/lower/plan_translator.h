@@ -25,9 +25,9 @@ class PlanTranslator {
                  int kv_tile);
 
   const PlanLayout& layout() const { return layout_; }
-  // RESOURCE_EXHAUSTED if the plan exceeds the sizes given at creation.
-  Status TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image);
-  // Branches and draft masks; page rows are copied by the caller.
+  // REQUIRES: the plan is within the sizes given at creation, as a Planner's always are.
+  void TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image);
+  // Header, branches and draft masks of the plan last translated, to whatever image; page rows are copied by the caller.
   void TranslateLengths(const PrefixForestView& forest, std::byte* image) const;
 
   bool team() const { return team_; }
@@ -43,8 +43,8 @@ class PlanTranslator {
     int32_t begin, count;
   };
   void CutItems(const PlanView& plan);
-  Status CountContributions(const PlanView& plan);
-  Status EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
+  void CountContributions(const PlanView& plan);
+  void EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
   DeviceMember MakeMember(const PlanView& plan, int32_t item, int32_t piece, int32_t set, int32_t rows_before, std::byte* image);
   void EmitTasks(const PrefixForestView& forest, std::byte* image);
 
@@ -57,8 +57,10 @@ class PlanTranslator {
   SmDivision division_;
   int32_t dense_ctas_ = 0;  // CTAs that take dense tasks
   bool team_ = false;       // the stream warps of a CTA read each task together
+  PlanHeader header_{};     // but for what changes with every step
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
   std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
+  std::vector<uint64_t> order_;                      // of items_: longest first, and as they stand
   std::vector<SetContributions> set_contributions_;  // [merge set]
   std::vector<int32_t> arrivals_;                    // [merge set]
   std::vector<int32_t> piece_ends_;                  // of all items, see ItemPieces

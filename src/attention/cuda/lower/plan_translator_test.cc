@@ -27,6 +27,8 @@ using attention::testing::H200Traits;
 using attention::testing::RandomForest;
 using attention::testing::TestForest;
 
+static_assert(MaxPlannedContributions({.num_qo_heads = 1, .num_kv_heads = 1}) == 511, "as H200Traits says");
+
 constexpr AttentionSpec kSpec{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
 constexpr int kSms = 132, kKvTile = 128;
 
@@ -41,8 +43,8 @@ class Translated {
     PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
     image_.resize(translator.layout().bytes + 64);
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
-    const Status status = translator.TranslatePlan((*planner)->View(), forest.Forest(), image);
-    EXPECT_TRUE(status.ok()) << status.ToString();
+    translator.TranslatePlan((*planner)->View(), forest.Forest(), image);
+    translator.TranslateLengths(forest.Forest(), image);
     const auto& header = *reinterpret_cast<const PlanHeader*>(image + translator.layout().header);
     dense_ctas = header.dense_ctas, team = header.team != 0;
     const auto tasks = [&](size_t offset, int64_t count) {
@@ -164,6 +166,30 @@ TEST(PlanUpload, SmsAreNotDividedWhereOneKindOfWorkIsShort) {
   EXPECT_EQ(Translated(OnePrefix(64, 256, 256)).dense_ctas, kSms) << "hardly a prefix";
   EXPECT_EQ(Translated(OnePrefix(32768, 1, 1024)).dense_ctas, kSms) << "hardly more than a prefix";
   EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kStore).dense_ctas, kSms) << "no dense task";
+}
+
+// A chain of shared nodes, a request leaving at each: deeper than a set's tickets can be counted, were all of them read once and
+// cut.
+TEST(PlanUpload, AChainOfNodesKeepsTicketsCountable) {
+  TestForest forest;
+  int32_t above = kNoParent;
+  for (int depth = 0; depth < 900; ++depth) {
+    above = forest.AddNode(above, 48);
+    forest.AddBranch(above, 16, 1);
+  }
+  forest.AddBranch(above, 16, 1);
+  for (const bool force : {false, true}) {
+    auto planner = Planner::Create(kSpec, forest.Capacity(), {.force_sharing = force}, H200Traits(),
+                                   ShippedMachineModel("h200", kSms).value());
+    ASSERT_TRUE(planner.ok());
+    ASSERT_TRUE((*planner)->Update(forest.Forest()).ok());
+    PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
+    std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
+    translator.TranslatePlan((*planner)->View(), forest.Forest(), reinterpret_cast<std::byte*>(image.data()));
+    for (const MergeSet& set : (*planner)->View().merge_sets) {
+      EXPECT_LE(set.contribution_count, H200Traits().max_set_contributions);
+    }
+  }
 }
 
 TestForest Unshared(int32_t tokens, int requests) {

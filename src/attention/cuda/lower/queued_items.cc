@@ -16,7 +16,6 @@ QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity
 }
 
 void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, const SmCosts& costs) {
-  std::ranges::fill(pieces_, ItemPieces{});
   items_.clear();
   // Only queued items are run: the pools of a plan that is edited in place hold others too.
   for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {

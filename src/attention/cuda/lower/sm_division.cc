@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
+#include <utility>
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/plan_units.h"
@@ -81,15 +81,51 @@ struct SmDivision::DenseEnds {
   int64_t states = 0;
 };
 
+// Adds tasks of one length to SMs whose ends are sorted, each to the SM that is free first. Ends only grow, so the SM that is free
+// first heads either those without such a task or those with one: a merge of two sorted lists in place of a heap.
+void SmDivision::AddTasks(std::span<double> ends, int64_t tasks, double task_ns) {
+  if (tasks == 0) return;
+  const size_t sms = ends.size();
+  if (ends.front() == ends.back()) {  // whole rounds leave them equal
+    for (; tasks >= std::ssize(ends); tasks -= std::ssize(ends)) ends.front() += task_ns;
+    std::ranges::fill(ends, ends.front());
+  }
+  size_t idle = 0, head = 0, count = 0;  // first of ends without a task; first and number of those with one, a ring
+  for (; tasks > 0; --tasks) {
+    double end;
+    if (count == 0 || (idle < sms && ends[idle] <= ring_[head])) {
+      end = ends[idle++];
+    } else {
+      end = ring_[head];
+      head = head + 1 == sms ? 0 : head + 1;
+      --count;
+    }
+    const size_t at = head + count;
+    ring_[at < sms ? at : at - sms] = end + task_ns;
+    ++count;
+  }
+  size_t to = 0;
+  std::ranges::copy(ends.subspan(idle), merged_.begin());
+  for (size_t i = 0, left = sms - idle; to < sms;) {
+    const bool from_ring = i == left || (count > 0 && ring_[head] < merged_[i]);
+    if (!from_ring) {
+      ends[to++] = merged_[i++];
+      continue;
+    }
+    ends[to++] = ring_[head];
+    head = head + 1 == sms ? 0 : head + 1;
+    --count;
+  }
+}
+
 // When each SM has done its dense tasks if nothing disturbs them: longest tasks first as the queue has them, each on the SM that is
 // free first.
 SmDivision::DenseEnds SmDivision::RunDense(std::span<const QueuedItem> items, const SmCosts& costs, Division division) {
   const auto busy_until = std::span(busy_until_).first(division.dense_ctas);
   std::ranges::fill(busy_until, 0.0);
-  const std::greater<> later;
   DenseEnds out;
-  int64_t tasks = 0;
-  double rest_ns = 0, tokens = 0, memory_tokens = 0;
+  int64_t tasks = 0, alike = 0;  // alike: tasks of alike_ns that no SM has yet
+  double rest_ns = 0, tokens = 0, memory_tokens = 0, alike_ns = 0;
   for (const QueuedItem& item : items) {
     if (!item.dense || item.tokens == 0) continue;
     tokens += static_cast<double>(item.tokens) * item.blocks;
@@ -105,14 +141,11 @@ SmDivision::DenseEnds SmDivision::RunDense(std::span<const QueuedItem> items, co
       rest_ns += static_cast<double>(item_tasks) * task_ns;
       continue;
     }
-    for (int64_t i = 0; i < item_tasks; ++i) {
-      std::ranges::pop_heap(busy_until, later);
-      busy_until.back() += task_ns;
-      std::ranges::push_heap(busy_until, later);
-    }
+    if (task_ns != alike_ns) AddTasks(busy_until, std::exchange(alike, 0), std::exchange(alike_ns, task_ns));
+    alike += item_tasks;
   }
+  AddTasks(busy_until, alike, alike_ns);
   for (double& end : busy_until) end += rest_ns / division.dense_ctas;
-  std::ranges::sort(busy_until);
   out.ends = busy_until;
   out.memory_share = tokens > 0 ? memory_tokens / tokens : 0;
   return out;

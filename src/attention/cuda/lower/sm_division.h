@@ -26,7 +26,8 @@ struct Division {
 // Allocates in its constructor only.
 class SmDivision {
  public:
-  SmDivision(int num_sms, int32_t num_kv_heads) : num_sms_(num_sms), heads_(num_kv_heads), busy_until_(num_sms) {}
+  SmDivision(int num_sms, int32_t num_kv_heads)
+      : num_sms_(num_sms), heads_(num_kv_heads), busy_until_(num_sms), ring_(num_sms), merged_(num_sms) {}
 
   // The division for which the step ends soonest. most_states: partial states that dense pieces may have.
   Division Choose(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs, int64_t most_states);
@@ -38,11 +39,13 @@ class SmDivision {
   };
   struct DenseEnds;
   Simulated Simulate(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs, Division division);
+  void AddTasks(std::span<double> ends, int64_t tasks, double task_ns);
   DenseEnds RunDense(std::span<const QueuedItem> items, const SmCosts& costs, Division division);
 
   int num_sms_;
   int64_t heads_;
-  std::vector<double> busy_until_;  // [SM]
+  std::vector<double> busy_until_;     // [SM]
+  std::vector<double> ring_, merged_;  // [SM] of AddTasks
 };
 
 }  // namespace coppice::attention::cuda
