@@ -21,6 +21,7 @@ Result<std::unique_ptr<KvCache>> KvCache::Create(const Options& options) {
 
 KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::unique_ptr<PrefixTree> tree, BranchForest forest)
     : options_(options),
+      page_(options.page_size),
       pool_(std::move(pool)),
       tree_storage_(std::move(tree)),
       pages_(*pool_),
@@ -30,14 +31,15 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
   for (BranchId b = options.max_branches - 1; b >= 0; --b) free_branches_.push_back(b);
 }
 
-KvCache::Overlap KvCache::FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt_text) const {
+KvCache::Overlap KvCache::FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt_text,
+                                      PrefixTree::Cursor* cursor) const {
   if (!options_.share) return {};
   SaltRange salt;
   if (!salt_text.salt.empty()) {
     const auto known = salt_ids_.find(salt_text.salt);  // of an unknown salt nothing private is cached
     salt = {.id = known == salt_ids_.end() ? UINT32_MAX : known->second, .begin = salt_text.private_begin};
   }
-  const PrefixTree::Match match = tree_.Find(tokens, salt);
+  const PrefixTree::Match match = tree_.FindFrom(cursor, tokens, salt);
   NodeId node = match.node;
   while (node != kRootNode && !forest_.LeadsToBranches(node)) node = tree_.node(node).parent;
   return {.cached = match.length, .running = std::min(match.length, tree_.node(node).end())};
@@ -51,7 +53,8 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   if (salt.id == 0) salt.begin = 0;  // public throughout
 
   PrefixTree::Match match;
-  if (options_.share) match = tree_.Find(args.tokens, salt);
+  PrefixTree::Cursor from_root;
+  if (options_.share) match = tree_.FindFrom(args.cursor != nullptr ? args.cursor : &from_root, args.tokens, salt);
   if (match.due < match.length) return {.outcome = Outcome::kPending};
   const NodeId above = Split(match);
   tree_.Lock(above);  // before anything is evicted for us
@@ -131,20 +134,20 @@ BranchId KvCache::Fork(BranchId parent_id) {
 bool KvCache::Grow(BranchId id, int32_t kv_len) {
   Branch& branch = branches_[id];
   COPPICE_DCHECK(branch.in_use && kv_len <= options_.max_context);
-  const int32_t page_size = pages_.page_size();
+  const int32_t page_size = page_.value();
   const std::span<PageId> row = forest_.Row(id);
-  if (kv_len > branch.capacity && branch.own_pages.empty() && branch.own_begin % page_size != 0) {
-    PageId& entry = row[branch.own_begin / page_size];
+  if (kv_len > branch.capacity && branch.own_pages.empty() && page_.Remainder(branch.own_begin) != 0) {
+    PageId& entry = row[page_.Floor(branch.own_begin)];
     if (!ContinuePage(entry, branch.own_begin, &branch.own_pages)) return false;
     pages_.AddUse(branch.own_pages.front());
     if (entry != branch.own_pages.front()) {
       entry = branch.own_pages.front();
       forest_.NoteRowChange(id);
     }
-    branch.capacity = (branch.own_begin / page_size + 1) * page_size;
+    branch.capacity = (page_.Floor(branch.own_begin) + 1) * page_size;
   }
-  while (CeilDiv(kv_len, page_size) > CeilDiv(branch.capacity, page_size)) {
-    const int32_t index = CeilDiv(branch.capacity, page_size);
+  while (page_.Ceil(kv_len) > page_.Ceil(branch.capacity)) {
+    const int32_t index = page_.Ceil(branch.capacity);
     if (!AppendFreshPages(index, index + 1, &branch.own_pages)) return false;
     pages_.AddUse(branch.own_pages.back());
     row[index] = branch.own_pages.back();
@@ -156,8 +159,7 @@ bool KvCache::Grow(BranchId id, int32_t kv_len) {
 }
 
 void KvCache::SetExtent(Branch* branch, int32_t own_begin, int32_t kv_len) {
-  const int32_t page_size = pages_.page_size();
-  pages_unshared_ += CeilDiv(kv_len, page_size) - CeilDiv(branch->kv_len, page_size);
+  pages_unshared_ += page_.Ceil(kv_len) - page_.Ceil(branch->kv_len);
   own_tokens_ += (kv_len - own_begin) - (branch->kv_len - branch->own_begin);
   branch->own_begin = own_begin;
   branch->kv_len = kv_len;
@@ -167,15 +169,8 @@ int64_t KvCache::SlotOf(BranchId id, int32_t kv_index) const {
   const Branch& branch = branches_[id];
   COPPICE_DCHECK(branch.in_use && kv_index < branch.kv_len);
   if (kv_index < branch.cached) return -1;
-  const int32_t page_size = pages_.page_size();
-  return int64_t{forest_.Row(id)[kv_index / page_size]} * page_size + kv_index % page_size;
-}
-
-void KvCache::MarkComputed(BranchId id, int32_t computed) {
-  Branch& branch = branches_[id];
-  const bool prompt_was_computed = std::exchange(branch.computed, computed) > branch.own_begin;
-  if (prompt_was_computed) return;
-  tree_.MarkReady(branch.node, computed);
+  const int32_t index = page_.Floor(kv_index);
+  return int64_t{forest_.Row(id)[index]} * page_.value() + (kv_index - index * page_.value());
 }
 
 void KvCache::StepLaunched() {

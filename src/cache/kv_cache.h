@@ -19,6 +19,7 @@
 #include "cache/prefix_tree.h"
 #include "coppice/attention/attention.h"
 #include "coppice/core/status.h"
+#include "core/divisor.h"
 
 namespace coppice {
 
@@ -59,15 +60,18 @@ class KvCache {
   struct AdmitArgs {
     std::span<const int32_t> tokens;  // at least one, at most max_context
     CacheSalt salt;
-    bool compute_all = false;  // the caller needs the forward of every token (prompt log-probabilities), cached or not
-    int32_t spare_pages = 0;   // admit only if this many pages stay obtainable
+    bool compute_all = false;              // the caller needs the forward of every token (prompt log-probabilities), cached or not
+    int32_t spare_pages = 0;               // admit only if this many pages stay obtainable
+    PrefixTree::Cursor* cursor = nullptr;  // as FindOverlap's; may be null
   };
-  // How much of a prompt is in the tree. O(tokens).
+  // How much of a prompt is in the tree.
   struct Overlap {
     int32_t cached = 0;   // tokens that are cached or announced
     int32_t running = 0;  // of them, those on the path of a running branch
   };
-  Overlap FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt) const;
+  // `cursor`, new or of the same prompt and salt, remembers where the prompt was found: looking again costs what the tree has more
+  // of it, or O(tokens) where it has lost some.
+  Overlap FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt, PrefixTree::Cursor* cursor) const;
   // Starts a branch. Its tokens are announced in the tree at once, so that equal prompts in flight wait and then share. Tokens that
   // branches with queries in this step compute (SetQueries) count as cached: within a step, a layer stores all KV before it reads
   // any. REQUIRES: such branches' queries come first in the batch.
@@ -85,15 +89,20 @@ class KvCache {
   void Prefetch(BranchId branch, int32_t kv_index) const {
     if (branch == kNoBranch) return;
     __builtin_prefetch(&branches_[branch]);
-    __builtin_prefetch(&forest_.Row(branch)[kv_index / options_.page_size]);
+    __builtin_prefetch(&forest_.Row(branch)[page_.Floor(kv_index)]);
   }
   // Everything before kv index `computed` has been through the forward pass. May go back, not into the admitted tokens: drafts were
   // refused.
-  void MarkComputed(BranchId branch, int32_t computed);
+  void MarkComputed(BranchId id, int32_t computed) {
+    Branch& branch = branches_[id];
+    const bool prompt_was_computed = branch.computed > branch.own_begin;
+    branch.computed = computed;
+    if (!prompt_was_computed) tree_.MarkReady(branch.node, computed);
+  }
   // Whole pages of the branch's own tokens are computed and not in the tree yet: Publish them.
   bool HasWholePages(BranchId branch) const {
     const Branch& b = branches_[branch];
-    return options_.share && b.computed / pages_.page_size() > b.own_begin / pages_.page_size();
+    return options_.share && page_.Floor(b.computed) > page_.Floor(b.own_begin);
   }
   // Where the branch's own tokens begin: those before are in the tree.
   int32_t own_begin(BranchId branch) const { return branches_[branch].own_begin; }
@@ -227,6 +236,7 @@ class KvCache {
   uint32_t Intern(std::string_view salt);
 
   Options options_;
+  const Divisor page_;  // options_.page_size
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<PrefixTree> tree_storage_;
   PagePool& pages_;

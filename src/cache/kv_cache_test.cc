@@ -12,6 +12,7 @@
 
 #include "attention/cuda/page_rows.h"
 #include "core/math.h"
+#include "tests/support/work_growth.h"
 
 namespace coppice {
 namespace {
@@ -339,6 +340,65 @@ TEST(KvCache, OutOfPagesIsANormalResult) {
 }
 
 // COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.
+// Prompts that wait, each with the place where it was found last: looking from there must give what looking from the start gives.
+class Watchers {
+ public:
+  explicit Watchers(std::mt19937* random) : random_(*random) {}
+  void Add(const std::vector<int32_t>& tokens, const std::string& salt, int32_t private_begin) {
+    if (watchers_.size() < 12) watchers_.emplace_back();
+    Watcher& watcher = watchers_[random_() % watchers_.size()];
+    watcher = {.tokens = tokens, .salt = salt, .private_begin = private_begin};
+    for (size_t i = random_() % 8; i > 0; --i) watcher.tokens.push_back(static_cast<int32_t>(random_() % 2));
+  }
+  void Check(const KvCache& cache) {
+    for (Watcher& watcher : watchers_) {
+      if (random_() % 4 == 0) continue;
+      const CacheSalt salt{.salt = watcher.salt, .private_begin = watcher.private_begin};
+      PrefixTree::Cursor fresh;
+      const KvCache::Overlap expected = cache.FindOverlap(watcher.tokens, salt, &fresh);
+      const KvCache::Overlap overlap = cache.FindOverlap(watcher.tokens, salt, &watcher.cursor);
+      ASSERT_EQ(overlap.cached, expected.cached);
+      ASSERT_EQ(overlap.running, expected.running);
+      if (!watcher.salt.empty()) continue;
+      const PrefixTree::Match full = cache.tree().Find(watcher.tokens, {});
+      const PrefixTree::Match match = cache.tree().FindFrom(&watcher.public_cursor, watcher.tokens, {});
+      ASSERT_EQ(match.node, full.node);
+      ASSERT_EQ(match.length, full.length);
+      ASSERT_EQ(match.due, full.due);
+      ASSERT_EQ(match.computed, full.computed);
+      ASSERT_EQ(match.ready, full.ready);
+    }
+  }
+
+ private:
+  struct Watcher {
+    std::vector<int32_t> tokens;
+    std::string salt;
+    int32_t private_begin = 0;
+    PrefixTree::Cursor cursor, public_cursor;
+  };
+  std::mt19937& random_;
+  std::vector<Watcher> watchers_;
+};
+
+TEST(KvCache, LookingForAPromptAgainCostsNoTokens) {
+  // Seconds of 20,000 looks at a prompt of `tokens` tokens that is cached.
+  const auto seconds = [](int32_t tokens) {
+    auto cache = KvCache::Create({.num_pages = 4096, .page_size = 16, .max_branches = 2, .max_context = 1 << 16}).value();
+    const std::vector<int32_t> prompt(tokens, 5);
+    cache->BeginStep();
+    EXPECT_EQ(cache->Admit({.tokens = prompt}).outcome, KvCache::Outcome::kAdmitted);
+    PrefixTree::Cursor cursor;
+    EXPECT_EQ(cache->FindOverlap(prompt, {}, &cursor).cached, tokens);
+    const double start = testing::ThreadCpuSeconds();
+    int64_t found = 0;
+    for (int look = 0; look < 20000; ++look) found += cache->FindOverlap(prompt, {}, &cursor).cached;
+    EXPECT_EQ(found, int64_t{20000} * tokens);
+    return testing::ThreadCpuSeconds() - start;
+  };
+  EXPECT_LT(seconds(1 << 15), 10 * seconds(1 << 8));  // 128 times the tokens
+}
+
 TEST(KvCache, RandomLivesOfBranches) {
   const bool is_long = std::getenv("COPPICE_LONG_TEST") != nullptr;
   const int events = is_long ? 1000000 : 10000;
@@ -348,6 +408,8 @@ TEST(KvCache, RandomLivesOfBranches) {
       SCOPED_TRACE("share " + std::to_string(share) + ", page size " + std::to_string(page_size));
       Harness harness(160 / page_size, page_size, 6, share);
       std::mt19937 random(11 + page_size);
+      std::mt19937 looks(23);
+      Watchers watchers(&looks);
       std::vector<Sequence> running;
       for (int event = 0; event < events / 6; ++event) {
         const uint32_t kind = random() % 10;
@@ -358,6 +420,7 @@ TEST(KvCache, RandomLivesOfBranches) {
           sequence.tokens.resize(1 + random() % 40);
           // Mostly one of few texts, so that prompts share.
           for (size_t i = 0; i < sequence.tokens.size(); ++i) sequence.tokens[i] = random() % 16 == 0 ? 1 : 0;
+          watchers.Add(sequence.tokens, sequence.salt, sequence.private_begin);
           if (harness.Admit(&sequence, random() % 8 == 0) == KvCache::Outcome::kAdmitted) running.push_back(sequence);
         } else if (kind < 3 && !running.empty()) {
           const Sequence& parent = running[random() % running.size()];
@@ -406,6 +469,7 @@ TEST(KvCache, RandomLivesOfBranches) {
           }
         }
         if (event % check_every == 0) {
+          ASSERT_NO_FATAL_FAILURE(watchers.Check(harness.cache()));
           const Status status = harness.cache().CheckIntegrity();
           ASSERT_TRUE(status.ok()) << status.message() << " after event " << event;
         }

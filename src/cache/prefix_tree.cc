@@ -22,25 +22,62 @@ PrefixTree::PrefixTree(PagePool* pool) : pool_(pool) {
 
 PrefixTree::Match PrefixTree::FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const {
   const int32_t begin = nodes_[start].end();
-  Match match{.node = start, .length = begin, .due = begin, .computed = begin, .ready = begin};
+  return ContinueMatch({.node = start, .length = begin, .due = begin, .computed = begin, .ready = begin}, tokens, salt);
+}
+
+PrefixTree::Match PrefixTree::ContinueMatch(Match match, std::span<const int32_t> tokens, const SaltRange& salt) const {
   for (size_t used = 0; used < tokens.size();) {
-    const auto child = children_.find({match.node, salt.At(match.length), tokens[used]});
-    if (child == children_.end()) break;
-    const Node& node = nodes_[child->second];
+    if (match.length == nodes_[match.node].end()) {
+      const auto child = children_.find({match.node, salt.At(match.length), tokens[used]});
+      if (child == children_.end()) break;
+      match.node = child->second;
+    }
+    const Node& node = nodes_[match.node];
     // A node has one salt, so the part of it that this request may see ends where the request's salt changes.
-    size_t limit = std::min(tokens.size() - used, node.tokens.size());
-    if (salt.id != 0 && node.begin < salt.begin) limit = std::min<size_t>(limit, salt.begin - node.begin);
-    const auto rest = tokens.subspan(used, limit);
-    const size_t same = std::mismatch(rest.begin(), rest.end(), node.tokens.begin()).first - rest.begin();
-    match.node = child->second;
-    match.length += static_cast<int32_t>(same);
+    const int32_t seen = salt.id != 0 && node.begin < salt.begin ? std::min(node.end(), salt.begin) : node.end();
+    const auto candidates = std::span(node.tokens).subspan(match.length - node.begin, std::max(seen - match.length, 0));
+    const auto rest = tokens.subspan(used);
+    const auto differs = std::ranges::mismatch(rest, candidates).in1;
+    const int32_t same = static_cast<int32_t>(differs - rest.begin());
     // What is below a part that is only due is at most due itself.
+    const int32_t before = match.length;
+    match.length += same;
     const int32_t computed_end = std::max(node.ready_end, node.launched_end);
-    if (match.ready == node.begin) match.ready = std::min(match.length, node.ready_end);
-    if (match.computed == node.begin) match.computed = std::min(match.length, computed_end);
-    match.due = std::min(match.length, std::max(computed_end, node.due_end));
+    if (match.ready == before) match.ready = std::min(match.length, std::max(before, node.ready_end));
+    if (match.computed == before) match.computed = std::min(match.length, std::max(before, computed_end));
+    match.due = std::min(match.length, std::max({before, computed_end, node.due_end}));
     used += same;
-    if (same < node.tokens.size() || match.due < match.length) break;
+    if (match.length < node.end() || match.due < match.length) break;
+  }
+  return match;
+}
+
+PrefixTree::Match PrefixTree::FindFrom(Cursor* cursor, std::span<const int32_t> tokens, const SaltRange& salt) const {
+  Match match = Recall(*cursor);
+  if (match.due == match.length) match = ContinueMatch(match, tokens.subspan(match.length), salt);
+  *cursor = {.node = match.node, .length = match.length, .serial = nodes_[match.node].serial};
+  return match;
+}
+
+PrefixTree::Match PrefixTree::Recall(const Cursor& cursor) const {
+  Match match;
+  if (!nodes_[cursor.node].in_tree || nodes_[cursor.node].serial != cursor.serial) return match;
+  match.node = cursor.node;
+  while (cursor.length <= nodes_[match.node].begin && match.node != kRootNode)
+    match.node = nodes_[match.node].parent;  // it was split
+  match.length = match.due = match.computed = match.ready = cursor.length;
+  // The first gap in each of the marks counts, so upwards the last one found. What lies above a ready node is ready.
+  for (NodeId id = match.node; id != kRootNode && nodes_[id].ready_end < std::min(match.length, nodes_[id].end());
+       id = nodes_[id].parent) {
+    const Node& node = nodes_[id];
+    const int32_t end = std::min(match.length, node.end()), computed_end = std::max(node.ready_end, node.launched_end);
+    match.ready = node.ready_end;
+    if (computed_end < end) match.computed = computed_end;
+    if (const int32_t due_end = std::max(computed_end, node.due_end); due_end < end) {  // nobody looks further than here
+      match.node = id;
+      match.length = end;
+      match.due = due_end;
+    }
   }
   return match;
 }
@@ -155,6 +192,7 @@ void PrefixTree::DropUnready(NodeId id) {
     }
     const int32_t page_size = pool_->page_size();
     node.tokens.resize(node.ready_end - node.begin);
+    node.serial = ++last_serial_;
     node.launched_end = node.due_end = 0;
     const size_t pages = CeilDiv(node.ready_end, page_size) - node.begin / page_size;
     for (size_t i = pages; i < node.pages.size(); ++i) pool_->DropReference(node.pages[i]);
@@ -202,11 +240,12 @@ NodeId PrefixTree::NewNode() {
   if (free_nodes_.empty()) {
     nodes_.emplace_back();
     nodes_.back().in_tree = true;
+    nodes_.back().serial = ++last_serial_;
     return static_cast<NodeId>(nodes_.size()) - 1;
   }
   const NodeId id = free_nodes_.back();
   free_nodes_.pop_back();
-  nodes_[id] = Node{.in_tree = true};
+  nodes_[id] = Node{.serial = ++last_serial_, .in_tree = true};
   return id;
 }
 

@@ -51,6 +51,7 @@ class PrefixTree {
     int32_t locks = 0;      // direct locks, and children with locks
     uint64_t last_use = 0;  // when it was added or last unlocked
     int64_t hits = 0;       // how often it was found (CountHit)
+    uint64_t serial = 0;    // new when the slot is taken, and when its last tokens are dropped
     bool in_tree = false;   // false: a free slot
 
     int32_t end() const { return begin + static_cast<int32_t>(tokens.size()); }
@@ -68,6 +69,16 @@ class PrefixTree {
     int32_t length = 0, due = 0, computed = 0, ready = 0;
   };
   Match Find(std::span<const int32_t> tokens, const SaltRange& salt) const { return FindBelow(kRootNode, tokens, salt); }
+  // Where a text was found last, so that the next look begins there: what leads to a node never changes while the node lives.
+  struct Cursor {
+    NodeId node = kRootNode;
+    int32_t length = 0;
+    uint64_t serial = 0;  // of the node
+  };
+  // What Find gives, and the cursor moves there. REQUIRES: a new cursor, or one that was given the same text, or its beginning,
+  // with a salt that sees the same. O(tokens past the cursor + nodes whose marks are not ready); O(tokens) when the cursor's node
+  // is gone.
+  Match FindFrom(Cursor* cursor, std::span<const int32_t> tokens, const SaltRange& salt) const;
   // The same for the tokens that follow node `start`; Match::length counts from the root. REQUIRES: `start` is ready to its end.
   Match FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const;
 
@@ -114,6 +125,11 @@ class PrefixTree {
   Status CheckIntegrity(std::span<int32_t> references, std::span<int32_t> uses) const;
 
  private:
+  // What of the cursor's match still holds, with today's marks.
+  Match Recall(const Cursor& cursor) const;
+  // Goes on from a match that is due to its end; `tokens` follow it.
+  Match ContinueMatch(Match match, std::span<const int32_t> tokens, const SaltRange& salt) const;
+
   struct ChildKey {
     NodeId parent;
     uint32_t salt;
@@ -138,6 +154,7 @@ class PrefixTree {
   std::unordered_map<ChildKey, NodeId, ChildKeyHash> children_;
   std::set<std::pair<uint64_t, NodeId>> evictable_;  // (last_use, unlocked leaf)
   uint64_t clock_ = 0;
+  uint64_t last_serial_ = 0;
   int32_t num_nodes_ = 0;
   int64_t locked_tokens_ = 0;
 };

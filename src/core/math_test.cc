@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <random>
+
+#include "core/divisor.h"
+
 namespace coppice {
 namespace {
 
@@ -15,6 +20,26 @@ TEST(Math, CeilDivAndRoundUpMeetAtMultiples) {
       EXPECT_EQ(CeilDiv(value, step), up / step);
     }
   }
+}
+
+TEST(Divisor, DividesAsTheProcessorDoes) {
+  std::mt19937 random(3);
+  const auto check = [](int32_t n, int32_t d) {
+    const Divisor divisor(d);
+    ASSERT_EQ(divisor.Floor(n), n / d) << n << " / " << d;
+    ASSERT_EQ(divisor.Remainder(n), n % d) << n << " / " << d;
+    if (n > INT32_MAX - d + 1) return;
+    ASSERT_EQ(divisor.Ceil(n), (n + d - 1) / d) << n << " / " << d;
+  };
+  for (int32_t d = 1; d <= 300; ++d) {
+    for (int32_t n = 0; n <= 3 * d; ++n) check(n, d);
+    for (int32_t multiple = INT32_MAX / d; multiple > INT32_MAX / d - 3 && multiple > 0; --multiple) {
+      check(multiple * d, d);
+      check(multiple * d - 1, d);
+    }
+    check(INT32_MAX, d);
+  }
+  for (int i = 0; i < 100000; ++i) check(static_cast<int32_t>(random() >> 1), 1 + static_cast<int32_t>(random() % INT32_MAX));
 }
 
 }  // namespace

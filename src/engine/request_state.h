@@ -43,10 +43,11 @@ struct alignas(kCacheLine) Sequence {
   uint8_t draws_under_way = 0;           // tokens that launched steps choose and that are not known yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
   // The rest.
-  int32_t overtaken = 0;    // how many were admitted before it that came later
-  int32_t draft_depth = 0;  // how deep drafting has paid lately; 0: not tried yet
-  int32_t told = 0;         // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
-  Draft draft;              // for the next step
+  int32_t overtaken = 0;     // how many were admitted before it that came later
+  int32_t draft_depth = 0;   // how deep drafting has paid lately; 0: not tried yet
+  int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
+  PrefixTree::Cursor found;  // where its text was found in the cache last
+  Draft draft;               // for the next step
 
   int32_t length() const;  // tokens known: prompt and generated
   // Tokens to be computed: those that are known, and those that a step under way will have chosen.

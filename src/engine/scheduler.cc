@@ -160,7 +160,8 @@ void Scheduler::FindCandidates() {
   for (size_t i = 0; i < count; ++i) {
     Sequence* const sequence = waiting_[i];
     candidates_.push_back({.sequence = sequence, .aged = sequence->overtaken >= kMaxOvertaken});
-    if (count > 1) candidates_.back().overlap = cache_->FindOverlap(sequence->Tokens(&scratch_), SaltOf(*sequence));
+    if (count > 1)
+      candidates_.back().overlap = cache_->FindOverlap(sequence->Tokens(&scratch_), SaltOf(*sequence), &sequence->found);
   }
 }
 
@@ -199,7 +200,8 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   const KvCache::Admission admission = cache_->Admit({.tokens = sequence->Tokens(&scratch_),
                                                       .salt = SaltOf(*sequence),
                                                       .compute_all = !request.forked && !request.prompt_logprobs.empty(),
-                                                      .spare_pages = spare_pages});
+                                                      .spare_pages = spare_pages,
+                                                      .cursor = &sequence->found});
   if (admission.outcome != KvCache::Outcome::kAdmitted) return admission.outcome;
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;
