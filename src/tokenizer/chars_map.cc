@@ -1,5 +1,6 @@
 #include "tokenizer/chars_map.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace coppice {
@@ -9,6 +10,8 @@ namespace {
 bool HasLeaf(uint32_t unit) { return (unit >> 8 & 1) != 0; }
 uint32_t ValueOf(uint32_t unit) { return unit & 0x7FFFFFFFu; }
 uint32_t LabelOf(uint32_t unit) { return unit & (0x80000000u | 0xFFu); }
+// Keys in use have a few characters; a damaged trie may go round in circles.
+constexpr size_t kMaxKey = 256;
 uint32_t OffsetOf(uint32_t unit) { return (unit >> 10) << ((unit & 0x200u) >> 6); }
 
 }  // namespace
@@ -30,7 +33,7 @@ Result<CharsMap> CharsMap::Create(std::string_view blob) {
 std::optional<CharsMap::Match> CharsMap::Find(std::string_view text, bool longest) const {
   std::optional<Match> match;
   size_t node = OffsetOf(units_[0]);
-  for (size_t i = 0; i < text.size(); ++i) {
+  for (size_t i = 0; i < std::min(text.size(), kMaxKey); ++i) {
     const auto byte = static_cast<uint8_t>(text[i]);
     node ^= byte;
     if (byte == 0 || node >= units_.size() || LabelOf(units_[node]) != byte) break;

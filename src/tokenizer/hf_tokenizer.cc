@@ -10,6 +10,7 @@
 #include "core/quoted.h"
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/regex_syntax.h"
+#include "tokenizer/utf8.h"
 
 namespace coppice {
 namespace {
@@ -165,7 +166,8 @@ Result<PreTokenizerStep> ParseMetaspace(const Json& step) {
   using Prepend = PreTokenizerStep::Prepend;
   PreTokenizerStep rule{.kind = PreTokenizerStep::Kind::kMetaspace, .split = GetBool(step, "split", true)};
   if (Get(step, "replacement").is_string()) rule.replacement = GetString(step, "replacement");
-  if (rule.replacement.empty()) return Wrong("the replacement of a Metaspace", "", "a character");
+  if (rule.replacement.empty() || DecodeUtf8(rule.replacement).length != rule.replacement.size())
+    return Wrong("the replacement of a Metaspace", rule.replacement, "a character");
   const Json& scheme = Get(step, "prepend_scheme");
   if (scheme == "first") {
     rule.prepend = Prepend::kFirst;

@@ -18,6 +18,14 @@ namespace {
 
 using Kind = NormalizerStep::Kind;
 
+// Of all steps together. Unicode's own forms make a character at most 11 times as long (U+FDFA under NFKC).
+constexpr size_t kMostGrowth = 64, kAnyText = 64 << 10;
+
+Status TooLong(size_t most) {
+  return InvalidArgument("the tokenizer's normalizer makes this text longer than " + std::to_string(most) +
+                         " bytes; expected at most " + std::to_string(kMostGrowth) + " times its length");
+}
+
 std::string UnicodeForm(std::string_view text, int form) {
   utf8proc_uint8_t* made = nullptr;
   const auto length =
@@ -68,7 +76,7 @@ std::string Strip(std::string_view text, bool left, bool right) {
   return std::string(left ? text.substr(begin, end - begin) : text.substr(0, end));
 }
 
-Result<std::string> ReplaceMatches(std::string_view text, const Regex& regex, const std::string& replacement) {
+Result<std::string> ReplaceMatches(std::string_view text, const Regex& regex, const std::string& replacement, size_t most) {
   COPPICE_ASSIGN_OR_RETURN(Regex::Scratch scratch, Regex::Scratch::Create());
   std::string out;
   size_t copied = 0;
@@ -77,6 +85,7 @@ Result<std::string> ReplaceMatches(std::string_view text, const Regex& regex, co
     COPPICE_RETURN_IF_ERROR(regex.Find(text, position, scratch, &match));
     if (!match || match->begin < position) break;
     out.append(text, copied, match->begin - copied).append(replacement);
+    if (out.size() > most) return TooLong(most);
     copied = std::max(match->begin, match->end);
     const bool empty = match->end <= match->begin;  // look again one character later
     position = copied + (!empty ? 0 : copied < text.size() ? DecodeUtf8(text.substr(copied)).length : 1);
@@ -85,7 +94,7 @@ Result<std::string> ReplaceMatches(std::string_view text, const Regex& regex, co
 }
 
 // As Hugging Face applies the map: to short graphemes as a whole, by the shortest key that they begin with, else to characters.
-std::string ApplyByGrapheme(std::string_view text, const CharsMap& map) {
+Result<std::string> ApplyByGrapheme(std::string_view text, const CharsMap& map, size_t most) {
   constexpr size_t kMaxWhole = 6;  // bytes
   std::string out;
   const auto apply = [&](std::string_view part) {
@@ -108,8 +117,9 @@ std::string ApplyByGrapheme(std::string_view text, const CharsMap& map) {
     }
     std::string_view grapheme = text.substr(0, length);
     text.remove_prefix(length);
+    if (out.size() > most) return TooLong(most);
     if (grapheme.size() < kMaxWhole && apply(grapheme)) continue;
-    while (!grapheme.empty()) {
+    while (!grapheme.empty() && out.size() <= most) {
       const std::string_view character = grapheme.substr(0, DecodeUtf8(grapheme).length);
       if (!apply(character)) out += character;
       grapheme.remove_prefix(character.size());
@@ -126,7 +136,7 @@ class SentencePieceNormalizer {
     step_.text.clear();
   }
 
-  std::string Normalize(std::string_view text) const {
+  Result<std::string> Normalize(std::string_view text, size_t most) const {
     const std::string_view space = step_.escape_spaces ? std::string_view("\u2581") : std::string_view(" ");
     std::string out;
     if (step_.collapse_spaces) {
@@ -140,6 +150,7 @@ class SentencePieceNormalizer {
     if (step_.add_prefix) out += space;
     bool after_space = step_.collapse_spaces;
     while (!text.empty()) {
+      if (out.size() > most) return TooLong(most);
       auto [part, length] = Next(text);
       text.remove_prefix(length);
       while (after_space && part.starts_with(' ')) part.remove_prefix(1);
@@ -180,7 +191,7 @@ class SentencePieceNormalizer {
 Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, std::vector<std::string> user_defined) {
   Normalizer normalizer;
   const auto add = [&](auto function) {
-    normalizer.steps_.push_back([function](std::string_view text) -> Result<std::string> { return function(text); });
+    normalizer.steps_.push_back([function](std::string_view text, size_t) -> Result<std::string> { return function(text); });
   };
   const auto add_form = [&](int form) { add([form](std::string_view text) { return UnicodeForm(text, form); }); };
   for (const NormalizerStep& step : steps) {
@@ -199,15 +210,14 @@ Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, 
         break;
       case Kind::kReplace: {
         COPPICE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(OnigurumaPattern(step.pattern)));
-        add([regex = std::make_shared<const Regex>(std::move(regex)), to = step.text](std::string_view text) {
-          return ReplaceMatches(text, *regex, to);
-        });
+        normalizer.steps_.push_back([regex = std::make_shared<const Regex>(std::move(regex)), to = step.text](
+                                        std::string_view text, size_t most) { return ReplaceMatches(text, *regex, to, most); });
         break;
       }
       case Kind::kCharsMap: {
         COPPICE_ASSIGN_OR_RETURN(CharsMap map, CharsMap::Create(step.text));
-        add([map = std::make_shared<const CharsMap>(std::move(map))](std::string_view text) {
-          return ApplyByGrapheme(text, *map);
+        normalizer.steps_.push_back([map = std::make_shared<const CharsMap>(std::move(map))](std::string_view text, size_t most) {
+          return ApplyByGrapheme(text, *map, most);
         });
         break;
       }
@@ -216,9 +226,8 @@ Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, 
         if (!step.text.empty()) {
           COPPICE_ASSIGN_OR_RETURN(map, CharsMap::Create(step.text));
         }
-        add([spm = std::make_shared<const SentencePieceNormalizer>(step, std::move(map), user_defined)](std::string_view text) {
-          return spm->Normalize(text);
-        });
+        normalizer.steps_.push_back([spm = std::make_shared<const SentencePieceNormalizer>(step, std::move(map), user_defined)](
+                                        std::string_view text, size_t most) { return spm->Normalize(text, most); });
         break;
       }
     }
@@ -227,9 +236,11 @@ Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, 
 }
 
 Result<std::string> Normalizer::Normalize(std::string_view text) const {
+  const size_t most = kAnyText + kMostGrowth * text.size();
   std::string normalized(text);
   for (const Step& step : steps_) {
-    COPPICE_ASSIGN_OR_RETURN(normalized, step(normalized));
+    COPPICE_ASSIGN_OR_RETURN(normalized, step(normalized, most));
+    if (normalized.size() > most) return TooLong(most);
   }
   return normalized;
 }

@@ -20,11 +20,12 @@ class Normalizer {
 
   bool empty() const { return steps_.empty(); }
   // `text` is valid UTF-8, except where the first step is kSentencePiece: it makes every invalid byte U+FFFD. INVALID_ARGUMENT
-  // where a pattern exceeds its match limit.
+  // where a pattern exceeds its match limit, or where the text becomes many times as long: hostile steps double it each.
   Result<std::string> Normalize(std::string_view text) const;
 
  private:
-  using Step = std::function<Result<std::string>(std::string_view)>;
+  // `most`: bytes that the result may have.
+  using Step = std::function<Result<std::string>(std::string_view, size_t most)>;
   std::vector<Step> steps_;
 };
 

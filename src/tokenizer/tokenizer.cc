@@ -54,7 +54,7 @@ class AddedTokens {
   // Calls `on_text(begin, end)` and `on_token(id)` in the order of the text.
   template <class OnText, class OnToken>
   Status Split(std::string_view text, const Regex* word, OnText on_text, OnToken on_token) const {
-    size_t done = 0;
+    size_t done = 0, space_end = 0;  // the last: of a run of white space that was looked through, so that none is twice
     for (auto match = matcher_.Find(text, 0); match; match = matcher_.Find(text, match->begin + match->length)) {
       const AddedToken& token = tokens_[match->id];
       size_t begin = match->begin, end = begin + match->length;
@@ -62,8 +62,11 @@ class AddedTokens {
         COPPICE_ASSIGN_OR_RETURN(const bool alone, StandsAlone(text, begin, end, *word));
         if (!alone) continue;
       }
-      if (token.lstrip) begin = std::max(done, begin - TrailingSpace(text.substr(0, begin)));
-      if (token.rstrip) end += LeadingSpace(text.substr(end));
+      if (token.lstrip) begin = begin > done ? begin - TrailingSpace(text.substr(done, begin - done)) : done;
+      if (token.rstrip) {
+        if (end > space_end) space_end = end + LeadingSpace(text.substr(end));
+        end = space_end;
+      }
       if (begin > done) COPPICE_RETURN_IF_ERROR(on_text(done, begin));
       on_token(token.id);
       done = end;
@@ -97,6 +100,24 @@ class AddedTokens {
   const std::vector<AddedToken>& tokens_;
   AddedTokenMatcher matcher_;  // into texts_; its ids are indices of tokens_
 };
+
+// Bytes that a decoder may make of a token: those in use make it shorter (U+2581 becomes a space).
+constexpr size_t kMostTokenGrowth = 2, kAnyToken = 64;
+
+// `text` with every `from` made `to`. INVALID_ARGUMENT where that takes more than `most` bytes.
+Result<std::string> ReplaceAll(std::string_view text, const std::string& from, const std::string& to, size_t most) {
+  std::string out;
+  size_t copied = 0;
+  for (size_t at = text.find(from); at != text.npos; at = text.find(from, copied)) {
+    out.append(text, copied, at - copied).append(to);
+    copied = at + from.size();
+    if (out.size() > most) {
+      return InvalidArgument("the tokenizer's decoder makes a token " + std::to_string(out.size()) + " bytes long, " + Quoted(out) +
+                             "; expected at most " + std::to_string(most));
+    }
+  }
+  return out.append(text, copied, text.npos);
+}
 
 // Every byte that is no UTF-8 as U+FFFD.
 std::string WithoutInvalidBytes(std::string_view text) {
@@ -196,9 +217,9 @@ class PipelineTokenizer final : public Tokenizer {
     for (size_t id = 0; id < data_.tokens.size(); ++id) {
       const bool literal = data_.kinds[id] == TokenKind::kControl || data_.kinds[id] == TokenKind::kUserDefined;
       std::string bytes = data_.byte_level && !literal ? ByteLevelDecode(*texts[id]) : *texts[id];
+      const size_t most = kMostTokenGrowth * bytes.size() + kAnyToken;
       for (const auto& [from, to] : data_.decoder.replacements) {
-        for (size_t at = bytes.find(from); at != bytes.npos; at = bytes.find(from, at + to.size()))
-          bytes.replace(at, from.size(), to);
+        COPPICE_ASSIGN_OR_RETURN(bytes, ReplaceAll(bytes, from, to, most));
       }
       if (data_.decoder.byte_fallback) {
         if (const auto byte = ByteOfToken(bytes)) bytes.assign(1, static_cast<char>(*byte));
@@ -256,6 +277,31 @@ class PipelineTokenizer final : public Tokenizer {
   std::vector<std::string> bytes_;            // by id
 };
 
+// Vocabularies in use have tokens of some hundred bytes, and at most ten steps. The model looks for the longest token at every byte
+// of a text, and every step goes over the text.
+constexpr size_t kMaxTokenBytes = 4096, kMaxSteps = 64;
+
+Status ValidateWork(const TokenizerData& data) {
+  const auto too_long = [](const std::string& text) { return text.size() > kMaxTokenBytes; };
+  auto token = std::ranges::find_if(data.tokens, too_long);
+  const auto added = std::ranges::find_if(data.added_tokens, [&](const AddedToken& a) { return too_long(a.text); });
+  if (token != data.tokens.end() || added != data.added_tokens.end()) {
+    const std::string& text = token != data.tokens.end() ? *token : added->text;
+    return InvalidArgument("the tokenizer's token " + Quoted(text) + " has " + std::to_string(text.size()) +
+                           " bytes; expected at most " + std::to_string(kMaxTokenBytes));
+  }
+  const std::pair<const char*, size_t> lists[] = {{"normalizer", data.normalizer.size()},
+                                                  {"pre-tokenizer", data.pre_tokenizer_steps.size()},
+                                                  {"decoder", data.decoder.replacements.size()}};
+  for (const auto& [what, steps] : lists) {
+    if (steps > kMaxSteps) {
+      return InvalidArgument(std::string("the tokenizer's ") + what + " has " + std::to_string(steps) +
+                             " steps; expected at most " + std::to_string(kMaxSteps));
+    }
+  }
+  return OkStatus();
+}
+
 Status ValidateIds(const TokenizerData& data) {
   const size_t size = data.tokens.size();
   const auto check_id = [size](const char* what, int32_t id, bool required) {
@@ -296,6 +342,7 @@ Status Validate(const TokenizerData& data) {
       }
     }
   }
+  COPPICE_RETURN_IF_ERROR(ValidateWork(data));
   return ValidateIds(data);
 }
 
