@@ -6,7 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <string>
 #include <utility>
 
 #include "attention/shipped_machines.h"
@@ -61,6 +61,7 @@ constexpr std::array<std::pair<const char*, double SmRates::*>, 17> kSmFields = 
 }};
 constexpr const char* kNumSms = "num_sms";
 constexpr int32_t kMostSms = 4096;
+constexpr size_t kMostBytes = 1 << 20;  // of a file; those there are have about one thousand
 
 bool IsKnown(const std::string& key) {
   return key == "name" || key == "source" || key == "per_worker" || key == "sm" ||
@@ -177,9 +178,12 @@ std::string ToJson(const MachineModel& model) {
 Result<MachineModel> LoadMachineModel(const std::string& path, int32_t workers) {
   std::ifstream file(path);
   if (!file) return NotFound("machine model " + path + ": cannot be opened; write it with `coppice bench calibrate`");
-  std::ostringstream text;
-  text << file.rdbuf();
-  Result<MachineModel> model = ParseMachineModel(text.str(), workers);
+  std::string text(kMostBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMostBytes)
+    return InvalidArgument("machine model " + path + ": more than " + std::to_string(kMostBytes) + " bytes; is it another file?");
+  Result<MachineModel> model = ParseMachineModel(text, workers);
   if (!model.ok()) return Status(model.status().code(), path + ": " + model.status().message());
   return model;
 }

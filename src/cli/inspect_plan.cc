@@ -92,16 +92,17 @@ Result<ExitCode> InspectPlan(const InspectPlanOptions& options) {
     dump = attention::DumpPlan(*planner);
   }
 
+  if (options.replay.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::AttentionPlan> plan,
+                             attention::AttentionPlan::Create(*context, problem.spec, problem.capacity, problem.options));
+    COPPICE_RETURN_IF_ERROR(plan->Update(problem.Forest()));
+    explanation = plan->Explain();
+    dump = plan->Dump();
+  }
   Timing timing;
-  if (options.replay.empty() || !options.no_measure) {
+  if (!options.no_measure) {
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<RunnablePlan> runnable, RunnablePlan::Create(*context, problem));
-    if (options.replay.empty()) {
-      explanation = runnable->plan().Explain();
-      dump = runnable->plan().Dump();
-    }
-    if (!options.no_measure) {
-      COPPICE_ASSIGN_OR_RETURN(timing, Measure(*runnable));
-    }
+    COPPICE_ASSIGN_OR_RETURN(timing, Measure(*runnable));
   }
 
   if (options.json) {

@@ -21,7 +21,7 @@ Result<DeviceName> ParseDeviceName(std::string_view text) {
       if (error == std::errc() && end == ordinal.data() + ordinal.size() && name.ordinal >= 0) return name;
     }
   }
-  return InvalidArgument("the device is \"" + std::string(text) + "\", expected auto, cpu, cuda or cuda:0");
+  return InvalidArgument("device is \"" + std::string(text) + "\", expected auto, cpu, cuda or cuda:0");
 }
 
 Result<std::unique_ptr<Device>> OpenDevice(const DeviceName& name, DType dtype, Executor* executor) {

@@ -14,6 +14,8 @@
 namespace coppice {
 namespace {
 
+constexpr size_t kMostText = size_t{256} << 20;  // tokenizer.json of the largest vocabularies has 40 MB
+
 class FileDescriptor {
  public:
   explicit FileDescriptor(int fd) : fd_(fd) {}
@@ -34,6 +36,9 @@ Status SystemError(const std::string& path, const char* action) {
   return {code, fmt::format("{}: cannot {}: {}", path, action, std::strerror(error))};
 }
 
+// Does not wait for a writer where a folder holds a pipe.
+FileDescriptor OpenToRead(const std::string& path) { return FileDescriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)); }
+
 // Size of a regular file, else why it cannot be read.
 Result<size_t> RegularFileSize(const FileDescriptor& file, const std::string& path) {
   if (file.get() < 0) return SystemError(path, "open");
@@ -48,7 +53,7 @@ Result<size_t> RegularFileSize(const FileDescriptor& file, const std::string& pa
 void MappedFile::Unmap::operator()(const std::byte* p) const { munmap(const_cast<std::byte*>(p), size); }
 
 Result<MappedFile> MappedFile::Open(const std::string& path) {
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor file = OpenToRead(path);
   COPPICE_ASSIGN_OR_RETURN(const size_t size, RegularFileSize(file, path));
   if (size == 0) return DataLoss(fmt::format("{}: the file is empty (0 bytes); fetch it again", path));
   void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -58,8 +63,12 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
 }
 
 Result<std::string> ReadTextFile(const std::string& path) {
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor file = OpenToRead(path);
   COPPICE_ASSIGN_OR_RETURN(const size_t size, RegularFileSize(file, path));
+  if (size > kMostText) {
+    return InvalidArgument(
+        fmt::format("{}: {} bytes, expected at most {}: the file is damaged, fetch it again", path, size, kMostText));
+  }
   std::string text(size, '\0');
   size_t done = 0;
   while (done < size) {

@@ -141,7 +141,7 @@ Status TokenSpool::Map() {
 
 Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequestParser& parser, const BatchOutput& output,
                                     BatchErrors* errors) {
-  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe is refused, not waited for
   struct stat facts = {};
   if (file.get() < 0 || fstat(file.get(), &facts) != 0)
     return NotFound(fmt::format("cannot read the input {}: {}", path, std::strerror(errno)));

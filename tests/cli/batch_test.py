@@ -268,6 +268,10 @@ class BatchTest(unittest.TestCase):
                 if os.path.exists(name):
                     os.remove(name)
 
+    def test_an_input_that_is_a_pipe(self):
+        os.mkfifo(self.input)  # nobody writes to it
+        self.refused("is no regular file")
+
     def refused(self, *parts):
         done = coppice(*self.command())
         self.assertEqual((done.returncode, done.stdout), (2, ""))

@@ -56,8 +56,13 @@ class InspectPlanTest(unittest.TestCase):
         self.assertEqual(json.loads(again)["plan"], json.loads(dump)["plan"])
         self.assertIn("measured here:", measured)
 
+    def test_a_plan_that_is_not_run_takes_no_kv(self):
+        done = coppice("inspect", "plan", "--no-measure", "--tree", "300000000,1x4")  # the KV of its tokens has a terabyte
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+
     def test_errors(self):
         for args, word in ((["--tree", "12,x3"], '"x3"'), (["--tree", "8", "--queries", "9"], "8 own tokens"), (["--head-dim", "7"], "7"),
+                           (["--tree", "2147483647"], "2147483647 tokens"), (["--machine", "/dev/zero"], "more than 1048576 bytes"),
                            (["--replay", "/nonexistent"], "/nonexistent"), (["--replay", os.path.join(TINY, "config.json")], "plan dump")):
             with self.subTest(args):
                 done = coppice("inspect", "plan", *args)

@@ -92,6 +92,27 @@ class RunErrorsTest(unittest.TestCase):
         os.truncate(weights, os.path.getsize(weights) // 2)
         self.expect_error(["--model", model, "--prompt-ids", "1"], "model.safetensors")
 
+    def test_pipes_in_a_model(self):
+        """Nobody writes to them: each is refused, none waited for."""
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            with self.subTest(name):
+                model = self.copy_of_tiny()
+                path = os.path.join(model, name)
+                if os.path.exists(path):
+                    os.remove(path)
+                os.mkfifo(path)
+                if name == "tokenizer.json":  # token ids need none
+                    done = coppice("run", "--model", model, "--prompt-ids", "1", "--max-tokens", 1)
+                    self.assertEqual(done.returncode, 0, done)
+                    self.assertIn("not a regular file", done.stderr)
+                else:
+                    self.expect_error(["--model", model, "--prompt-ids", "1"], name, "not a regular file")
+                shutil.rmtree(model)
+        pipe = os.path.join(self.folder, "pipe")
+        os.mkfifo(pipe)
+        self.expect_error(["--model", pipe, "--prompt-ids", "1"], "not a regular file")
+        self.expect_error([*GOOD, "--load-prefix", pipe], "not a regular file")
+
     def test_corrupt_config(self):
         model = self.copy_of_tiny()
         with open(os.path.join(model, "config.json"), "w", encoding="utf-8") as file:

@@ -126,11 +126,11 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       bench.add_subcommand("decode", "Decode tokens/s and peak memory in the four sharing modes, interleaved, medians");
   command->add_option("--prompt-tokens", options->prompt_tokens, "Prompt lengths")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_option("-n,--samples", options->samples, "Samples of a prompt")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--max-tokens", options->max_tokens, "Tokens of each sample")
       ->check(CLI::Range(2, 1 << 20))

@@ -155,7 +155,7 @@ Command AddBenchDraftCommand(CLI::App& bench) {
       "Speculative decoding: tokens per step, KV bytes and speed without drafts, with n-gram chains and trees, interleaved");
   command->add_option("-n,--samples", options->samples, "Samples of a prompt")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--max-tokens", options->max_tokens, "Tokens of each sample")
       ->check(CLI::Range(2, 1 << 20))
