@@ -6,6 +6,7 @@
 COPPICE is the program: it dumps the plans. Files found by a fuzzer and kept as regression tests have names that begin with
 "found-"; they stay.
 """
+import base64
 import json
 import pathlib
 import re
@@ -159,6 +160,47 @@ def hf_config_seeds():
     yield "layer-types", compact(base)
 
 
+def chars_map(keys):
+    """A precompiled character map of keys of one byte each: a double-array trie (Darts), then the replacements."""
+    units, replacements = [0] * 1024, b""
+    units[0] = 256 << 10  # the root's children begin at 256
+    for i, (key, replacement) in enumerate(sorted(keys.items())):
+        node, leaf = 256 ^ ord(key), 512 + i * 2
+        units[node] = ord(key) | 1 << 8 | (node ^ leaf) << 10
+        units[leaf] = 1 << 31 | len(replacements)
+        replacements += replacement.encode() + b"\0"
+    return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + replacements
+
+
+def sentencepiece_seeds():
+    def varint(value):
+        parts = bytearray()
+        while value > 127:
+            parts.append(value & 127 | 128)
+            value >>= 7
+        return bytes(parts + bytes([value]))
+
+    def field(number, value):
+        if isinstance(value, float):
+            return varint(number << 3 | 5) + struct.pack("<f", value)
+        if isinstance(value, int):
+            return varint(number << 3) + varint(value)
+        value = value.encode() if isinstance(value, str) else value
+        return varint(number << 3 | 2) + varint(len(value)) + value
+
+    def model(trainer, normalizer=b"", pieces=()):
+        normal = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)] + [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+        words = ["\u2581", "h", "e", "l", "o", "he", "ll", "hell", "\u2581hello", "\u00e9"]
+        normal += [(word, -1.0 - i, 1) for i, word in enumerate(words)] + list(pieces)
+        file = b"".join(field(1, field(1, text) + field(2, score) + field(3, kind)) for text, score, kind in normal)
+        return file + field(2, trainer) + field(3, normalizer)
+
+    text = "hello  h\u00e9ll <x>\n".encode() + b"\0"
+    yield "unigram", text + model(field(3, 1), field(2, chars_map({"H": "h", "\t": " "})))
+    yield "bpe", text + model(field(3, 2) + field(35, 1), field(3, 0) + field(4, 0))
+    yield "user-defined", text + model(field(3, 1) + field(41, 1) + field(42, 2), field(5, 0), [("<x>", 0.0, 4), ("unused", 0.0, 5)])
+
+
 def hf_tokenizer_seeds():
     """A few tokens of the fixture with each way to cut a text, and each form of the other parts."""
     whole = json.loads((TOKENIZER / "tokenizer.json").read_bytes())
@@ -190,6 +232,14 @@ def hf_tokenizer_seeds():
                 "special_tokens": {t["content"]: {"id": t["content"], "ids": [t["id"]], "tokens": [t["content"]]} for t in added[:2]}}
     yield "template", compact(tokenizer(post_processor={"type": "Sequence", "processors": [byte_level, template]}, normalizer={"type": "NFC"})) + b"\0\0" + text
     pairs = dict(tokenizer()["model"], merges=[merge.split() for merge in merges], ignore_merges=True, byte_fallback=False)
+    spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    unigram = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
+               "vocab": [["<unk>", 0]] + [[token, -1.5 - i] for i, token in enumerate(["\u2581", "h", "e", "l", "o", "hell", "\u2581he", "x"])]}
+    steps = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(chars_map({"H": "h", "\t": " "})).decode()},
+             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, {"type": "Strip"}, {"type": "Lowercase"}, {"type": "Prepend", "prepend": "h"}]
+    plain = [{"id": 9, "content": "<x>", "special": False, "single_word": True, "lstrip": True, "rstrip": True, "normalized": True}]
+    yield "unigram", compact(tokenizer(model=unigram, added_tokens=plain, pre_tokenizer=spaces, decoder=spaces,
+                                       normalizer={"type": "Sequence", "normalizers": steps})) + b"\0\0" + text + b" <x>  \t Hello"
     named = dict(config, chat_template=[{"name": "default", "template": "{{ bos_token }}"}, {"name": "tool_use", "template": "x"}])
     yield "merge-pairs", compact(tokenizer(model=pairs)) + b"\0" + compact(named) + b"\0" + text
 
@@ -251,6 +301,7 @@ def plan_replay_seeds(coppice):
 
 def main(coppice):
     corpora = {"gguf": gguf_seeds(), "safetensors": safetensors_seeds(), "hf_config": hf_config_seeds(), "hf_tokenizer": hf_tokenizer_seeds(),
+               "sentencepiece": sentencepiece_seeds(),
                "chat_template": chat_template_seeds(), "prefix_file": prefix_file_seeds(), "batch_line": batch_line_seeds(),
                "plan_replay": plan_replay_seeds(coppice)}
     for target, seeds in corpora.items():
