@@ -90,7 +90,11 @@ Result<BatchOutput> BatchOutput::Open(const std::string& path) {
 Status BatchOutput::Append(const ordered_json& line) {
   COPPICE_RETURN_IF_ERROR(CheckIsOurs());
   const std::string text = LineOf(line);
-  COPPICE_RETURN_IF_ERROR(WriteAll(file_.get(), text, path_));
+  if (const Status written = WriteAll(file_.get(), text, path_); !written.ok()) {
+    // A part may have found room.
+    if (ftruncate(file_.get(), size_) != 0) spdlog::info("{}: the last line stays torn; the next run drops it", path_);
+    return written;
+  }
   size_ += static_cast<int64_t>(text.size());
   return Clock::now() - last_sync_ < kSyncInterval ? OkStatus() : Sync();
 }

@@ -121,7 +121,11 @@ void JobPrefixes::Keep(Entry* entry) {
   if (path.empty()) return;
   const Status saved = engine_.SavePrefix(entry->name, path);
   entry->saved = saved.ok();
-  if (!saved.ok()) spdlog::info("{}; a run after a kill would compute the prefix again", saved.message());
+  if (!saved.ok()) return spdlog::info("{}; a run after a kill would compute the prefix again", saved.message());
+  if (ResumeFolder::LeavesRoom(path)) return;
+  std::error_code ignored;
+  entry->saved = !std::filesystem::remove(path, ignored);
+  spdlog::info("{} would fill the disk; a run after a kill would compute the prefix again", path);
 }
 
 void JobPrefixes::Done(size_t job) {

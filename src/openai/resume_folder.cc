@@ -36,6 +36,14 @@ std::string ResumeFolder::PathOf(const std::string& name) const {
   return usable_ ? (fs::path(path_) / (name + std::string(kSuffix))).string() : std::string();
 }
 
+bool ResumeFolder::LeavesRoom(const std::string& path) {
+  std::error_code error;
+  const fs::space_info space = fs::space(path, error);
+  if (error) return false;
+  const uintmax_t bytes = fs::file_size(path, error);
+  return !error && space.available >= bytes;
+}
+
 void ResumeFolder::Remove() {
   if (!usable_) return;
   std::error_code error;

@@ -16,6 +16,9 @@ class ResumeFolder {
   bool was_there() const { return was_there_; }
   // Where the prefix of this name, 32 hex digits, is kept; empty if nothing is kept.
   std::string PathOf(const std::string& name) const;
+  // Whether the disk has as much room left as the file at `path` took: what can be computed again must not keep answers from being
+  // written.
+  static bool LeavesRoom(const std::string& path);
   // The job is done: removes what PathOf named, in this run or an earlier one, and the folder if nothing else is in it.
   void Remove();
 

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -248,6 +249,22 @@ class BatchTest(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(os.path.dirname(self.output))), ["in.jsonl", "out.jsonl"])
         names = [record["custom_id"] for record in self.records(self.output)]
         self.assertEqual((len(names), len(set(names))), (300, 300))
+
+    def test_a_disk_with_little_room(self):
+        """The prefix that is kept for another run must not take the room of answers."""
+        head = [3 + i % 250 for i in range(608)]  # its KV has 390 kB, and the tokens of all prompts 480 kB while they are sorted
+        self.write(*(line(f"r{i}", head + [3 + i % 150, 3 + i // 150], max_tokens=40, ignore_eos=True) for i in range(200)))
+        disk = os.path.join(os.path.dirname(self.input), "disk")
+        os.mkdir(disk)
+        self.output = os.path.join(disk, "out.jsonl")
+        command = " ".join(map(shlex.quote, [COPPICE, *self.command()]))
+        script = f"mount -t tmpfs -o size=1000k none {disk} || exit 99; {command} && wc -l < {self.output}"
+        done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script], capture_output=True, text=True,
+                              timeout=120, check=False)
+        if done.returncode == 99 or "unshare" in done.stderr:
+            self.skipTest("no file system of a given size can be made here")
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        self.assertEqual(done.stdout.splitlines()[-1], "200")
 
     def test_an_output_that_somebody_changes_is_noticed(self):
         def append():
