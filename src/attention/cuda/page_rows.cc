@@ -9,6 +9,7 @@ namespace coppice::attention::cuda {
 namespace {
 
 constexpr int32_t kLongestPatched = 4;  // entries of one branch; more are a copy of their own
+constexpr int32_t kCopiedGap = 8192;    // unused entries between rows that are copied with them: 32 KB take less than another call
 
 }  // namespace
 
@@ -52,14 +53,19 @@ void PageRows::FindChanges(const PrefixForestView& forest) {
 }
 
 void PageRows::Add(const PrefixForestView& forest, int32_t branch, int32_t from, int32_t to) {
-  const int32_t begin = forest.branch_page_begin[branch];
-  std::ranges::copy(forest.page_indices.subspan(begin + from, to - from), device_pages_.begin() + begin + from);
+  const int32_t begin = forest.branch_page_begin[branch] + from, end = begin + to - from;
+  const auto copied = [&](int32_t first, int32_t last) {
+    std::ranges::copy(forest.page_indices.subspan(first, last - first), device_pages_.begin() + first);
+  };
   if (to - from <= kLongestPatched && std::ssize(patches_) + (to - from) <= max_patches_) {
-    for (int32_t i = begin + from; i < begin + to; ++i) patches_.push_back({.at = i, .page = forest.page_indices[i]});
-  } else if (!runs_.empty() && runs_.back().end == begin + from) {
-    runs_.back().end = begin + to;
+    for (int32_t i = begin; i < end; ++i) patches_.push_back({.at = i, .page = forest.page_indices[i]});
+    copied(begin, end);
+  } else if (!runs_.empty() && begin >= runs_.back().end && begin - runs_.back().end <= kCopiedGap) {
+    copied(runs_.back().end, end);
+    runs_.back().end = end;
   } else {
-    runs_.push_back({.begin = begin + from, .end = begin + to});
+    runs_.push_back({.begin = begin, .end = end});
+    copied(begin, end);
   }
 }
 
