@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "attention/backend_traits.h"
 #include "attention/machine_model.h"
@@ -21,6 +22,8 @@ class PlanExecutor {
   // Called after Update changed the plan or lengths; `forest` and `plan` stay valid until the next call.
   virtual Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) = 0;
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) = 0;
+  // What the plan last uploaded was made into, beyond what the planner explains.
+  virtual std::string Explain() const { return ""; }
 };
 
 class Backend : public Context {

@@ -42,6 +42,11 @@ std::string Planner::Explain() const {
 
   const auto append_owner = [&](const Owner& owner, int indent) {
     if (owner.pieces == 0) return;
+    if (traits_.cuts_kv && !spec_.deterministic) {  // the backend says how it runs the range
+      Append(out, "%*sreads %s for %d rows%s\n", indent, "", Range(owner.begin, owner.end).c_str(), owner.rows,
+             owner.writes_states ? "" : " (writes the output if it stays whole)");
+      return;
+    }
     Append(out, "%*sreads %s for %d rows: %d x %d %s items%s, %d kv heads a task\n", indent, "",
            Range(owner.begin, owner.end).c_str(), owner.rows, owner.pieces, owner.row_groups,
            cost_.KindOf(owner.rows / owner.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",

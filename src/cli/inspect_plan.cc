@@ -8,8 +8,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "attention/cuda/lower/explain_tasks.h"
+#include "attention/cuda/lower/kernel_choice.h"
+#include "attention/machine_model.h"
 #include "attention/plan_io.h"
 #include "cli/bench/tree_problem.h"
 #include "cli/parsed_option.h"
@@ -45,12 +50,41 @@ SharePolicy PolicyOf(SharingMode sharing) {
   return SharePolicy::kTree;
 }
 
+// A plan of a machine that need not be this one.
+struct Explained {
+  std::string text, dump;
+};
+
+// The shipped model of a GPU, or the file.
+Result<attention::MachineModel> MachineNamed(const std::string& machine) {
+  const std::vector<std::string_view> names = attention::ShippedMachineNames();
+  if (std::ranges::find(names, machine) == names.end()) return attention::LoadMachineModel(machine);
+  COPPICE_ASSIGN_OR_RETURN(attention::MachineModel model, attention::ShippedMachineModel(machine));
+  if (model.sm.num_sms > 0) return Result<attention::MachineModel>(std::move(model));
+  return InvalidArgument("--machine " + machine + " is a CPU; plans are shown for h100, h200, a file, or, without it, this CPU");
+}
+
+Result<Explained> Explain(const attention::Planner& planner) {
+  const bool is_gpu = planner.traits().cuts_kv && planner.machine().sm.num_sms > 0;
+  return Explained{.text = planner.Explain() + (is_gpu ? attention::cuda::ExplainTasks(planner) : ""),
+                   .dump = attention::DumpPlan(planner)};
+}
+
+// As a device of that model plans: Hopper's kernels.
+Result<Explained> ExplainForGpu(PlanDump problem, const attention::MachineModel& machine) {
+  COPPICE_ASSIGN_OR_RETURN(const attention::cuda::KernelChoice kernel,
+                           attention::cuda::ChooseKernel(attention::CudaKernels::kAuto, 9, 0, problem.spec, problem.page_size));
+  problem.traits = attention::cuda::TraitsOf(kernel, problem.spec, machine.sm.num_sms);
+  problem.machine = machine;
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Planner> planner, attention::ReplayPlan(problem));
+  return Explain(*planner);
+}
+
 Result<PlanDump> MakeProblem(const InspectPlanOptions& options) {
   PlanDump problem;
   problem.spec = options.spec;
   problem.spec.q_dtype = problem.spec.kv_dtype = options.dtype;
-  problem.options = {
-      .policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing, .machine_model_path = options.machine};
+  problem.options = {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing};
   COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(options.tree));
   COPPICE_RETURN_IF_ERROR(MakeTree(levels, options.page_size, options.queries, options.sharing, problem));
   return problem;
@@ -76,20 +110,37 @@ Result<Timing> Measure(RunnablePlan& plan) {
   return Timing{ns[ns.size() / 2], ns.front(), ns.back(), ns.size()};
 }
 
+Result<ExitCode> PrintPlan(const std::string& text, const std::string& dump, bool json) {
+  COPPICE_RETURN_IF_ERROR(Print(json ? dump + "\n" : text));
+  return ExitCode::kOk;
+}
+
 Result<ExitCode> InspectPlan(const InspectPlanOptions& options) {
   PlanDump problem;
   std::string explanation, dump;
+  if (options.replay.empty() && !options.machine.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, MachineNamed(options.machine));
+    COPPICE_ASSIGN_OR_RETURN(problem, MakeProblem(options));
+    if (machine.sm.num_sms > 0) {  // nothing here runs it
+      COPPICE_ASSIGN_OR_RETURN(const Explained plan, ExplainForGpu(problem, machine));
+      return PrintPlan(plan.text, plan.dump, options.json);
+    }
+    problem.options.machine_model_path = options.machine;
+  }
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(options.threads));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Context> context, attention::Context::CreateCpu(threads.get()));
   if (options.replay.empty()) {
-    COPPICE_ASSIGN_OR_RETURN(problem, MakeProblem(options));
+    if (options.machine.empty()) {
+      COPPICE_ASSIGN_OR_RETURN(problem, MakeProblem(options));
+    }
   } else {
     // Decisions are those of the machine that wrote the dump; only the measurement is this machine's.
     COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.replay, "--replay"));
     COPPICE_ASSIGN_OR_RETURN(problem, attention::ParsePlanDump(text));
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Planner> planner, attention::ReplayPlan(problem));
-    explanation = planner->Explain();
-    dump = attention::DumpPlan(*planner);
+    COPPICE_ASSIGN_OR_RETURN(const Explained plan, Explain(*planner));
+    explanation = plan.text;
+    dump = plan.dump;
   }
 
   if (options.replay.empty()) {
@@ -151,7 +202,9 @@ Command AddInspectPlanCommand(CLI::App& inspect) {
   command->add_option("--queries", options->queries, "Queries of each request: 1 decodes, more is a draft or a chunk")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command->add_option("--machine", options->machine, "Constants from `coppice bench calibrate`; default: shipped ones");
+  command->add_option("--machine", options->machine,
+                      "h200 or h100: plan as on that GPU, which nothing here needs to have; or a file of `coppice bench "
+                      "calibrate`; default: this machine");
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -45,6 +45,22 @@ class InspectPlanTest(unittest.TestCase):
         each = 16 * (512 + 64 + 16)
         self.assertEqual(tokens, {"tree": 512 + 4 * 64 + 16 * 16, "one-level": 512 + 16 * (64 + 16), "store": each, "none": each})
 
+    def test_plans_of_a_gpu_without_one(self):
+        for tree, dense in (("2048,32x1024", True), ("256,32x4,256x4", True), ("64x3", False)):
+            text = coppice("inspect", "plan", "--tree", tree, "--machine", "h200", "--force-sharing").stdout
+            self.assertIn("machine h200, 132 workers", text)
+            self.assertRegex(text, r"runs on 132 SMs: \d+ dense tasks on \d+ of them, \d+ stream tasks")
+            self.assertEqual(" rows, dense" in text, dense and "0 dense tasks" not in text, text)
+        dump = coppice("inspect", "plan", *self.TREE, "--machine", "h200", "--json").stdout
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write(dump)
+            file.flush()
+            again = coppice("inspect", "plan", "--replay", file.name, "--no-measure").stdout
+        self.assertEqual(again, coppice("inspect", "plan", *self.TREE, "--machine", "h200").stdout)
+        refused = coppice("inspect", "plan", *self.TREE, "--machine", "zen5")
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("zen5 is a CPU", refused.stderr)
+
     def test_replay(self):
         dump = coppice("inspect", "plan", *self.TREE, "--json").stdout
         self.assertGreater(json.loads(dump)["measured"]["median_ns"], 0)

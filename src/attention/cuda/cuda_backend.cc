@@ -75,20 +75,8 @@ class CudaBackend final : public Backend {
   const MachineModel& machine() const override { return machine_; }
 
   Result<BackendTraits> Traits(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
-    COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, capacity.page_size));
-    return BackendTraits{
-        .workers = num_sms_,
-        .dense_tile_rows = kDenseRows,
-        .dense_min_rows = kStreamRows + 1,
-        .dense_row_unit = kDenseRows / kDenseWarpgroups,
-        .stream_lanes = kStreamWarpsPerSm,
-        .team_lanes = kernel->path == KernelPath::kHopper ? kStreamWarpsPerSm : 0,
-        .max_item_rows = 0,  // PlanTranslator cuts them
-        .kv_tile = kernel->kv_tile,
-        .native_head_dim = kernel->head_dim,
-        .max_set_contributions = MaxPlannedContributions(spec),
-        .cuts_kv = true,
-    };
+    COPPICE_ASSIGN_OR_RETURN(const KernelChoice kernel, ChooseKernel(kernels_, major_, minor_, spec, capacity.page_size));
+    return TraitsOf(kernel, spec, num_sms_);
   }
 
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan_units.h"
 
@@ -22,7 +23,7 @@ struct Config {
   // Tokens of a dense step: as many as the registers hold (64 of scores, 64 of output, 32 of weights; 96, 32 and 48), since
   // barriers, the turn, a softmax's first exponential and its check cost the same whatever the tokens: a fifth of 128 of
   // head_dim 64.
-  static constexpr int kKvTile = kHeadDim == 64 ? 192 : 128;
+  static constexpr int kKvTile = HopperKvTile(kHeadDim);
   static constexpr int kMostBoxes = kKvTile / 8;  // bulk tensor copies of a tile: pages of 8 tokens are the smallest
 
   static constexpr int kThreads = (1 + kDenseWarpgroups) * kWarpgroup;

@@ -2,15 +2,11 @@
 // a spec on a device. Layer: attention/cuda.
 #pragma once
 
+#include "attention/cuda/lower/kernel_choice.h"
 #include "coppice/attention/attention.h"
 #include "coppice/core/types.h"
 
 namespace coppice::attention::cuda {
-
-enum class KernelPath : uint8_t {
-  kHopper,   // attention_kernel.cuh: wgmma and bulk tensor copies, sm_90a
-  kMmaSync,  // sm80_kernel.cuh: mma.sync and cp.async, sm_80 and later
-};
 
 struct KernelVariant {
   KernelPath path;
@@ -26,8 +22,7 @@ struct KernelVariant {
 const KernelVariant& HopperVariantFor(DType dtype, int head_dim);
 const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim);
 
-// What serves `spec` over pages of this size on a device of compute capability major.minor: the Hopper kernel where it can, unless
-// `kernels` says otherwise. UNIMPLEMENTED, with the reason, if nothing does.
+// The compiled kernel of ChooseKernel.
 Result<const KernelVariant*> SelectKernel(CudaKernels kernels, int major, int minor, const AttentionSpec& spec, int32_t page_size);
 
 }  // namespace coppice::attention::cuda

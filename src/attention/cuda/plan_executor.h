@@ -9,6 +9,7 @@
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernel_variants.h"
+#include "attention/cuda/lower/explain_tasks.h"
 #include "attention/cuda/lower/plan_translator.h"
 #include "attention/cuda/page_rows.h"
 #include "attention/cuda/tensor_map.h"
@@ -43,6 +44,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   // Copies lengths, the page entries that the device lacks and, of another revision, the plan, from page-locked memory.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
+  std::string Explain() const override { return ExplainTasks(translator_); }
 
  private:
   // Where an upload is put together: an image, then page patches.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/cuda/kernel_params.h"
+#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/plan_device.h"
 
 namespace coppice::attention::cuda {
@@ -23,7 +24,7 @@ struct Sm80Config {
   static_assert(kDenseRows % kRows == 0);
   // 16 KB of K and V a tile: with two tiles and Q two CTAs fit an SM of 164 KB and one an SM of 100 KB at any head_dim. At 256, 32
   // tokens would not fit the registers beside the output.
-  static constexpr int kKvTile = 4096 / kHeadDim;
+  static constexpr int kKvTile = MmaSyncKvTile(kHeadDim);
   static constexpr int kStages = 2;
   // 65536 registers over 128 threads: 168 each for three CTAs, 255 for two. Head_dim 128 would spill 8 of 168.
   static constexpr int kCtasPerSm = kHeadDim == 64 ? 3 : 2;

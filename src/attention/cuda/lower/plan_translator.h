@@ -30,6 +30,11 @@ class PlanTranslator {
   // Header, branches and draft masks of the plan last translated, to whatever image; page rows are copied by the caller.
   void TranslateLengths(const PrefixForestView& forest, std::byte* image) const;
 
+  // Of the plan last translated.
+  const PlanHeader& header() const { return header_; }
+  const QueuedItems& queued() const { return queued_; }
+  int num_sms() const { return num_sms_; }
+  const AttentionSpec& spec() const { return spec_; }
   bool team() const { return team_; }
   int64_t num_items() const { return num_items_; }
   int64_t num_members() const { return num_members_; }

@@ -1,0 +1,34 @@
+// Which kernel serves a spec on a GPU, the tiles that plans are cut for there, and what the planner must know of it. Host code of
+// every build; kernel_variants.h has the compiled kernels. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/backend_traits.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention::cuda {
+
+enum class KernelPath : uint8_t {
+  kHopper,   // attention_kernel.cuh: wgmma and bulk tensor copies, sm_90a
+  kMmaSync,  // sm80_kernel.cuh: mma.sync and cp.async, sm_80 and later
+};
+
+// Tokens of a dense step (kernel_config.h and sm80_config.h say why).
+constexpr int HopperKvTile(int head_dim) { return head_dim == 64 ? 192 : 128; }
+constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
+
+struct KernelChoice {
+  KernelPath path;
+  int head_dim;  // after padding
+  int kv_tile;
+};
+
+// What serves `spec` over pages of this size on a device of compute capability major.minor: the Hopper kernel where it can, unless
+// `kernels` says otherwise. UNIMPLEMENTED, with the reason, if nothing does.
+Result<KernelChoice> ChooseKernel(CudaKernels kernels, int major, int minor, const AttentionSpec& spec, int32_t page_size);
+
+// Of a GPU, or part of one, with so many SMs.
+BackendTraits TraitsOf(const KernelChoice& kernel, const AttentionSpec& spec, int num_sms);
+
+}  // namespace coppice::attention::cuda
