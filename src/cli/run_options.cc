@@ -40,6 +40,17 @@ Result<SharingMode> ParseSharingMode(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is no sharing mode; expected tree, one-level, store or none", text));
 }
 
+Result<std::vector<SharingMode>> ParseSharingModes(std::string_view text) {
+  std::vector<SharingMode> modes;
+  while (true) {
+    const size_t comma = text.find(',');
+    COPPICE_ASSIGN_OR_RETURN(const SharingMode mode, ParseSharingMode(text.substr(0, comma)));
+    modes.push_back(mode);
+    if (comma == text.npos) return modes;
+    text.remove_prefix(comma + 1);
+  }
+}
+
 Result<DType> ParseDType(std::string_view text) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     if (Name(dtype) == text) return dtype;

@@ -36,6 +36,8 @@ struct RunOptions {
 };
 
 Result<SharingMode> ParseSharingMode(std::string_view text);
+// Names separated by commas.
+Result<std::vector<SharingMode>> ParseSharingModes(std::string_view text);
 Result<DType> ParseDType(std::string_view text);
 Result<DraftMode> ParseDraftMode(std::string_view text);
 Result<SchedulePolicy> ParseSchedule(std::string_view text);

@@ -15,6 +15,8 @@
 #include "engine/open_device.h"
 #include "engine/validate_options.h"
 #include "model/checkpoint.h"
+#include "model/random_checkpoint.h"
+#include "runner/device_runner.h"
 #include "runner/kv_pool.h"
 #include "runner/model_runner.h"
 
@@ -119,14 +121,21 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                              .vocab_size = config.vocab_size,
                                                              .max_position = config.max_position,
                                                              .num_slots = pool->num_slots()}));
-  COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create({.device = std::move(device),
-                                                               .transformer = std::move(transformer),
-                                                               .pool = std::move(pool),
-                                                               .inputs = std::move(inputs),
-                                                               .plans = std::move(plans),
-                                                               .fingerprint = checkpoint.Fingerprint(),
-                                                               .executor = threads,
-                                                               .distributions = std::move(distributions)}));
+  const bool on_cpu = device->kind() == DeviceKind::kCpu;
+  ModelParts parts = {.device = std::move(device),
+                      .transformer = std::move(transformer),
+                      .pool = std::move(pool),
+                      .inputs = std::move(inputs),
+                      .plans = std::move(plans),
+                      .fingerprint = checkpoint.Fingerprint(),
+                      .executor = threads,
+                      .distributions = std::move(distributions)};
+  if (on_cpu) {
+    COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create(std::move(parts)));
+  } else {
+    COPPICE_ASSIGN_OR_RETURN(loaded.runner, DeviceRunner::Create(std::move(parts), {.max_rows = options.max_batch_tokens,
+                                                                                    .max_draws = options.max_batch_tokens}));
+  }
   return loaded;
 }
 
@@ -174,7 +183,8 @@ Result<std::unique_ptr<attention::Context>> MakeContext(const Device& device, Th
 }
 
 Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(given.model_path));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+                           given.random_weights ? MakeRandomCheckpoint(given.model_path) : Checkpoint::Open(given.model_path));
   const ModelConfig& config = checkpoint->config();
 
   EngineParts parts{.options = given};
@@ -198,8 +208,10 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, parts.threads.get()));
   // The draft model's is the same one.
-  options.device = device->kind() == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(device->ordinal());
+  const bool on_cpu = device->kind() == DeviceKind::kCpu;
+  options.device = on_cpu ? "cpu" : "cuda:" + std::to_string(device->ordinal());
   COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(*device, parts.threads.get()));
+  if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = on_cpu ? 0 : 1;
   std::shared_ptr<DraftDistributions> distributions;
   if (options.draft == DraftMode::kModel) distributions = std::make_shared<DraftDistributions>(config.vocab_size);
   COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*num_pages=*/0, std::move(device),

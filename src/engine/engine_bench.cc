@@ -34,7 +34,10 @@ RunnerInfo InfoOf(int32_t vocab) {
 class ConstantLogitsRunner final : public HostRunner {
  public:
   ConstantLogitsRunner(int32_t vocab, std::unique_ptr<attention::AttentionPlan> plan, Executor* executor)
-      : HostRunner({.info = InfoOf(vocab), .plan = std::move(plan), .executor = executor}), logits_(vocab + 2 * kRunning) {
+      : HostRunner({.info = InfoOf(vocab),
+                    .plans = LayerPlans::Single(std::move(plan), InfoOf(vocab).model.num_layers),
+                    .executor = executor}),
+        logits_(vocab + 2 * kRunning) {
     for (size_t v = 0; v < logits_.size(); ++v) logits_[v] = static_cast<float>((v * 2654435761u) >> 20 & 0xfff) * 1e-3f;
     logits_[vocab / 2] = 10.0f;
   }
@@ -60,7 +63,8 @@ std::unique_ptr<Engine> MakeEngineAroundNothing(int32_t vocab, bool samples) {
                    .max_running = kRunning,
                    .max_batch_tokens = 2 * kRunning,
                    .chunk = 2 * kRunning,
-                   .max_context = kContext};
+                   .max_context = kContext,
+                   .steps_ahead = 0};
   parts.threads = std::make_unique<ThreadPool>(1);
   parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
   constexpr int32_t kPages = 1 << 18;

@@ -61,7 +61,7 @@ Status ValidateOptions(const EngineOptions& options) {
       {"kv_cache_bytes", options.kv_cache_bytes, 0, INT64_MAX, " (chosen by the engine)"},
       {"draft_tokens", options.draft_tokens, 1, Draft::kMaxTokens},
       {"draft_branches", options.draft_branches, 1, Draft::kMaxTokens},
-      {"steps_ahead", options.steps_ahead, 0, 1, ""},
+      {"steps_ahead", options.steps_ahead, kAutoStepsAhead, 1, " (kAutoStepsAhead)"},
       {"num_threads", options.num_threads, 0, ThreadPool::kMaxThreads, " (0: one per core)"},
   };
   for (const Range& range : ranges) {

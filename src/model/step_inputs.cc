@@ -38,6 +38,7 @@ Result<DeviceBatch> StepInputs::Upload(const ForwardBatch& batch, Stream stream)
   };
   DeviceBatch uploaded;
   COPPICE_RETURN_IF_ERROR(copy(batch.slot_mapping, limits_.max_tokens, &uploaded.slot_mapping));
+  token_ids_ = {reinterpret_cast<int32_t*>(memory_.data() + offset), static_cast<int64_t>(batch.token_ids.size())};
   COPPICE_RETURN_IF_ERROR(copy(batch.token_ids, limits_.max_tokens, &uploaded.token_ids));
   COPPICE_RETURN_IF_ERROR(copy(batch.positions, limits_.max_tokens, &uploaded.positions));
   COPPICE_RETURN_IF_ERROR(copy(batch.logit_rows, limits_.max_logit_rows, &uploaded.logit_rows));

@@ -41,6 +41,8 @@ class StepInputs {
   // Copies the batch, in stream order; valid until the next call's work on the same stream. The host's memory is free when it
   // returns. OUT_OF_RANGE or INVALID_ARGUMENT names what is outside the limits.
   Result<DeviceBatch> Upload(const ForwardBatch& batch, Stream stream);
+  // The token ids of the last upload, for those that only the device knows.
+  DeviceSpan<int32_t> token_ids() const { return token_ids_; }
 
  private:
   StepInputs(Device* device, const Limits& limits) : device_(device), limits_(limits) {}
@@ -49,6 +51,7 @@ class StepInputs {
   Device* const device_;
   const Limits limits_;
   DeviceMemory memory_;
+  DeviceSpan<int32_t> token_ids_;
   // Used in turn: one is written while the other may still be read by the copies of the step before.
   struct Staging {
     DeviceMemory memory;

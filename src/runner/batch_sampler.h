@@ -35,6 +35,8 @@ class BatchSampler {
 
   // Rows whose logits Sample needs, increasing; valid until the next call.
   std::span<const int32_t> FindLogitRows(const StepBatch& batch);
+  // Of the last FindLogitRows: the place of each draw's row among those that it found.
+  std::span<const int32_t> draw_rows() const { return draw_rows_; }
   // `logits` [R, vocab] are of the rows that FindLogitRows found for this batch. REQUIRES: step->Reset(batch).
   void Sample(MatrixView<const float> logits, const StepBatch& batch, const SamplingSlots& slots, SampledStep* step);
 

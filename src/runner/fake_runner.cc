@@ -38,8 +38,10 @@ RunnerInfo InfoOf(const FakeRunner::Options& options) {
 
 FakeRunner::FakeRunner(const Options& options, std::unique_ptr<attention::AttentionPlan> plan, Executor* executor,
                        std::shared_ptr<DraftDistributions> distributions)
-    : HostRunner(
-          {.info = InfoOf(options), .plan = std::move(plan), .executor = executor, .distributions = std::move(distributions)}),
+    : HostRunner({.info = InfoOf(options),
+                  .plans = LayerPlans::Single(std::move(plan), InfoOf(options).model.num_layers),
+                  .executor = executor,
+                  .distributions = std::move(distributions)}),
       options_(options),
       page_size_(options.page_size),
       memory_(static_cast<size_t>(options.num_pages) * options.page_size) {

@@ -13,7 +13,7 @@
 #include "coppice/core/tensor_view.h"
 #include "model/transformer.h"
 #include "runner/batch_sampler.h"
-#include "runner/grouped_rows.h"
+#include "runner/layer_plans.h"
 #include "runner/runner.h"
 #include "runner/sampling_slots.h"
 
@@ -21,11 +21,6 @@ namespace coppice {
 
 class HostRunner : public Runner {
  public:
-  // The plan of layers that attend alike; all groups' plans are over one forest.
-  struct GroupPlan {
-    std::unique_ptr<attention::AttentionPlan> plan;
-    int32_t num_layers = 0;
-  };
   const RunnerInfo& info() const final { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) final;
   Result<StepResult> Wait(StepTicket ticket) final;
@@ -33,8 +28,7 @@ class HostRunner : public Runner {
  protected:
   struct Parts {
     RunnerInfo info;
-    std::unique_ptr<attention::AttentionPlan> plan;     // of layer group 0
-    std::vector<GroupPlan> other_plans = {};            // of the groups after it, in order
+    std::vector<LayerPlans::Group> plans;               // at least one
     Stream stream = nullptr;                            // of the plans' device
     Executor* executor = nullptr;                       // outlives the runner
     std::shared_ptr<DraftDistributions> distributions;  // null: no draft model
@@ -44,7 +38,7 @@ class HostRunner : public Runner {
   virtual Status MoveSlots(std::span<const attention::SlotMove> moves) = 0;
   virtual Status CopyPages(std::span<const attention::PageCopy> copies) = 0;
   // One a layer group.
-  std::span<attention::AttentionPlan* const> plans() const { return plans_; }
+  std::span<attention::AttentionPlan* const> plans() const { return plans_.plans(); }
   // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. `plan`, of group 0, and all of plans() were
   // updated with `forest`.
   virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
@@ -69,12 +63,10 @@ class HostRunner : public Runner {
   std::span<const int32_t> TokensOf(const StepBatch& batch);
 
   RunnerInfo info_;
-  std::vector<GroupPlan> groups_;
-  std::vector<attention::AttentionPlan*> plans_;  // of groups_
+  LayerPlans plans_;
   const Stream stream_;
   BatchSampler sampler_;
   SamplingSlots slots_;
-  GroupedRows grouped_rows_;
   std::array<Step, kNumSteps> steps_;
   int64_t launched_ = 0, waited_ = 0;
   std::vector<int32_t> token_ids_;

@@ -91,6 +91,9 @@ constexpr std::string_view Name(SchedulePolicy policy) {
 // on small models). EngineMetrics::chunk_probe has the measurements.
 inline constexpr int32_t kAutoChunk = -1;
 
+// EngineOptions::steps_ahead: 1 on a GPU, 0 on a CPU.
+inline constexpr int32_t kAutoStepsAhead = -1;
+
 // Who guesses tokens ahead, to be verified by the model several at a time. Output keeps the model's distribution; greedy output,
 // and with kNgram or in deterministic mode sampled output too, is what it would be without drafts.
 enum class DraftMode : uint8_t {
@@ -108,7 +111,8 @@ constexpr std::string_view Name(DraftMode mode) {
 }
 
 struct EngineOptions {
-  std::string model_path;  // GGUF file or Hugging Face folder
+  std::string model_path;       // GGUF file or Hugging Face folder
+  bool random_weights = false;  // model_path is a config.json alone: for measuring a shape without its weights
   // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
   std::string device = "auto";
   DType dtype = DType::kBF16;  // of weights, KV and matrix product inputs; kF32 for exactness
@@ -128,9 +132,9 @@ struct EngineOptions {
   // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;
-  // Steps that are scheduled and launched before the one under way has said its tokens: 0 or 1. With 1 the host's work lies beside
-  // a device's. Changes no sample's tokens. Steps with drafts are never launched ahead.
-  int32_t steps_ahead = 0;
+  // Steps that are scheduled and launched before the one under way has said its tokens: 0, 1, or kAutoStepsAhead. With 1 the host's
+  // work lies beside a device's. Changes no sample's tokens. Steps with drafts are never launched ahead.
+  int32_t steps_ahead = kAutoStepsAhead;
   bool deterministic = false;
   DraftMode draft = DraftMode::kNone;
   int32_t draft_tokens = 4;      // guessed ahead at most, 1..63; fewer while they are refused, or where the step has no room

@@ -29,14 +29,22 @@ using nlohmann::ordered_json;
 struct BenchDecodeOptions {
   EngineOptions engine;
   std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
+  std::vector<SharingMode> modes{kSharingModes.begin(), kSharingModes.end()};
   int32_t max_tokens = 32, repeats = 3;
-  std::string out;
+  std::string config, out;
 };
 
 struct Case {
   int32_t prompt_tokens = 0, samples = 0;
   SharingMode sharing = SharingMode::kTree;
 };
+
+// Whether weights are random.
+Result<bool> ParseWeights(std::string_view text) {
+  if (text == "stored") return false;
+  if (text == "random") return true;
+  return InvalidArgument(fmt::format("'{}' are no weights; expected stored or random", text));
+}
 
 // One job on a fresh engine. Token ids are arbitrary but fixed: speed does not depend on them, and end-of-text is ignored.
 Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max_tokens) {
@@ -80,11 +88,14 @@ std::string FormatRow(const ordered_json& row) {
 Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
+  if (options.engine.random_weights != !options.config.empty())
+    return InvalidArgument("--weights random and --config FILE go together; give both or neither");
+  if (options.engine.random_weights) options.engine.model_path = options.config;
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
   std::vector<Case> cases;
   for (const int32_t prompt : options.prompt_tokens) {
     for (const int32_t samples : options.samples) {
-      for (const SharingMode mode : kSharingModes) cases.push_back({prompt, samples, mode});
+      for (const SharingMode mode : options.modes) cases.push_back({prompt, samples, mode});
     }
   }
   std::vector<std::vector<ordered_json>> runs(cases.size());
@@ -137,6 +148,11 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->capture_default_str();
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
+  AddParsed<std::vector<SharingMode>>(*command, "--modes", options->modes, ParseSharingModes,
+                                      "Sharing modes to measure (default: all four)");
+  AddParsed<bool>(*command, "--weights", options->engine.random_weights, ParseWeights,
+                  "stored (default): those of --model; random: of the shape that --config says, bf16");
+  command->add_option("--config", options->config, "A model's config.json, for --weights random")->check(NotEmpty());
   AddEngineOptions(*command, options->engine);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured
   return {command, [options] { return BenchDecode(*options); }};

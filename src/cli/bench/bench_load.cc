@@ -45,17 +45,6 @@ struct Case {
   SharingMode sharing = SharingMode::kTree;
 };
 
-Result<std::vector<SharingMode>> ParseModes(std::string_view text) {
-  std::vector<SharingMode> modes;
-  while (true) {
-    const size_t comma = text.find(',');
-    COPPICE_ASSIGN_OR_RETURN(const SharingMode mode, ParseSharingMode(text.substr(0, comma)));
-    modes.push_back(mode);
-    if (comma == text.npos) return modes;
-    text.remove_prefix(comma + 1);
-  }
-}
-
 Result<ordered_json> Measure(EngineOptions options, const Case& job, uint64_t seed) {
   options.sharing = job.sharing;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
@@ -167,7 +156,7 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("--scale", workload.scale, "Take this part of the workload's groups, or of its requests")
       ->capture_default_str();
   command.add_option("--seed", workload.seed, "Of token ids, order and arrivals")->capture_default_str();
-  AddParsed<std::vector<SharingMode>>(command, "--modes", options->modes, ParseModes,
+  AddParsed<std::vector<SharingMode>>(command, "--modes", options->modes, ParseSharingModes,
                                       "Sharing modes to measure (default: all four)");
   command.add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command.add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());

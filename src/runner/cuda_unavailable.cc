@@ -1,0 +1,10 @@
+// What a build without CUDA answers. Layer: runner.
+#include "runner/device_sampler.h"
+
+namespace coppice {
+
+Result<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(Device*, const Limits&) {
+  return Unavailable("sampling on a GPU is not built: configure with -DCOPPICE_CUDA=ON");
+}
+
+}  // namespace coppice

@@ -1,0 +1,95 @@
+// The runner of a model on a GPU: a step is put into a stream, from edits to draws, and nothing of it comes back but tokens. Steps
+// of decoding run as captured graphs, one for each number of rows that they are rounded up to. Draws that the device does not make
+// (penalties, drafts, scores, alternatives) are made on the host from the logits, within Launch. Layer: runner.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "model/step_inputs.h"
+#include "model/transformer.h"
+#include "runner/batch_sampler.h"
+#include "runner/device_sampler.h"
+#include "runner/kv_pool.h"
+#include "runner/layer_plans.h"
+#include "runner/model_parts.h"
+#include "runner/runner.h"
+#include "runner/sampling_slots.h"
+
+namespace coppice {
+
+class DeviceRunner final : public Runner {
+ public:
+  struct Limits {
+    int32_t max_rows = 0, max_draws = 0;  // of a step
+  };
+  static Result<std::unique_ptr<DeviceRunner>> Create(ModelParts parts, const Limits& limits);
+  ~DeviceRunner() override;
+
+  const RunnerInfo& info() const override { return info_; }
+  Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
+  Result<StepResult> Wait(StepTicket ticket) override;
+  Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
+  Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // A step under way, or the last one waited for.
+  struct Step {
+    int64_t number = 0;
+    Status status;
+    bool draws_come = false;  // they are on the device
+    SampledStep sampled;
+    StepStats stats;
+    Clock::time_point launched, done;
+  };
+  static constexpr int64_t kNumSteps = 3;  // a result outlives the launch of the step after the next
+  // The host's arrays of a step's rows, filled up to the number that a graph has.
+  struct Rows {
+    std::vector<int32_t> token_ids, positions, logit_rows, draw_rows;
+    std::vector<int64_t> slot_mapping;
+    bool decodes = false;  // each row is drawn from, once
+  };
+  // What is captured of a step of so many rows.
+  struct SizeClass {
+    bool ran = false;  // once without a graph, so that what is made at the first use of a shape is there
+    std::unique_ptr<Graph> graph;
+  };
+
+  DeviceRunner(ModelParts parts, const Limits& limits);
+  Step& At(int64_t number) { return steps_[static_cast<size_t>(number % kNumSteps)]; }
+  Status Begin(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step);
+  // Waits for the draws of a step and what else it says.
+  Status Complete(Step* step);
+  void FillRows(const StepBatch& batch, bool on_device, const Step& before);
+  Status RunOnDevice(const StepBatch& batch, const DeviceBatch& rows, Step* step);
+  Status RunGraph(const DeviceBatch& rows);
+  Status Compute(const DeviceBatch& rows, int32_t num_draws);
+  Status RunOnHost(const StepBatch& batch, const DeviceBatch& rows, Step* step);
+
+  RunnerInfo info_;
+  const Limits limits_;
+  std::unique_ptr<Device> device_;  // before what stands on it
+  std::unique_ptr<OwnedStream> stream_;
+  std::unique_ptr<Transformer> transformer_;
+  std::unique_ptr<KvPool> pool_;
+  std::unique_ptr<StepInputs> inputs_;
+  std::unique_ptr<DeviceSampler> sampler_;
+  LayerPlans plans_;
+  BatchSampler host_sampler_;
+  DeviceMemory host_logits_;
+  SamplingSlots slots_;
+  Rows rows_;
+  std::map<int32_t, SizeClass> classes_;  // by rows
+  std::array<Step, kNumSteps> steps_;
+  int64_t launched_ = 0, waited_ = 0;
+};
+
+}  // namespace coppice

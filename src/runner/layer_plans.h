@@ -1,0 +1,37 @@
+// The attention plans of a model's layers, one for each group of layers that attend alike, all over one forest. Layer: runner.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "coppice/attention/attention.h"
+#include "runner/grouped_rows.h"
+#include "runner/runner.h"
+
+namespace coppice {
+
+// Thread-compatible.
+class LayerPlans {
+ public:
+  struct Group {
+    std::unique_ptr<attention::AttentionPlan> plan;
+    int32_t num_layers = 0;
+  };
+  explicit LayerPlans(std::vector<Group> groups);
+  // One group of layers.
+  static std::vector<Group> Single(std::unique_ptr<attention::AttentionPlan> plan, int32_t num_layers);
+
+  // One a group.
+  std::span<attention::AttentionPlan* const> plans() const { return plans_; }
+  // Plans a step and copies what changed, in stream order. Says in `stats` what attention will read.
+  Status Prepare(const attention::PrefixForestView& forest, Stream stream, StepStats* stats);
+
+ private:
+  std::vector<Group> groups_;
+  std::vector<attention::AttentionPlan*> plans_;  // of groups_
+  GroupedRows grouped_rows_;
+};
+
+}  // namespace coppice

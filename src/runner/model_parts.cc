@@ -1,0 +1,27 @@
+#include "runner/model_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace coppice {
+
+RunnerInfo InfoOf(const ModelParts& parts) {
+  const attention::AttentionSpec& spec = parts.transformer->attention_specs().front();
+  const ModelConfig& config = parts.transformer->config();
+  return {.model = config,
+          .fingerprint = parts.fingerprint,
+          .kv_dtype = spec.kv_dtype,
+          .kv_bytes_per_token = KvPool::BytesPerPage(spec, config.num_layers, /*page_size=*/1)};
+}
+
+std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
+                                        std::vector<std::unique_ptr<attention::AttentionPlan>> plans) {
+  std::vector<LayerPlans::Group> groups;
+  for (size_t group = 0; group < plans.size(); ++group) {
+    const auto layers = std::ranges::count(transformer.layer_groups(), static_cast<int32_t>(group));
+    groups.push_back({std::move(plans[group]), static_cast<int32_t>(layers)});
+  }
+  return groups;
+}
+
+}  // namespace coppice

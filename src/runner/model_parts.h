@@ -1,0 +1,35 @@
+// What a runner of a real model is made of. Layer: runner.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "coppice/attention/attention.h"
+#include "core/device.h"
+#include "model/step_inputs.h"
+#include "model/transformer.h"
+#include "runner/draft_distributions.h"
+#include "runner/kv_pool.h"
+#include "runner/layer_plans.h"
+#include "runner/runner.h"
+
+namespace coppice {
+
+struct ModelParts {
+  std::unique_ptr<Device> device;  // what follows stands on it
+  std::unique_ptr<Transformer> transformer;
+  std::unique_ptr<KvPool> pool;
+  std::unique_ptr<StepInputs> inputs;
+  std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a layer group of the transformer
+  std::string fingerprint;                                       // Checkpoint::Fingerprint
+  Executor* executor = nullptr;                                  // for sampling; outlives the runner
+  std::shared_ptr<DraftDistributions> distributions;             // null: no draft model
+};
+
+RunnerInfo InfoOf(const ModelParts& parts);
+// The plans with the number of layers that each is for.
+std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
+                                        std::vector<std::unique_ptr<attention::AttentionPlan>> plans);
+
+}  // namespace coppice
