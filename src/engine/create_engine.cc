@@ -19,6 +19,7 @@
 #include "runner/device_runner.h"
 #include "runner/kv_pool.h"
 #include "runner/model_runner.h"
+#include "runner/null_runner.h"
 
 namespace coppice {
 namespace {
@@ -182,6 +183,30 @@ Result<std::unique_ptr<attention::Context>> MakeContext(const Device& device, Th
                                            : attention::Context::CreateCuda(device.ordinal());
 }
 
+// Puts the model's values in place of zeros.
+Status CompleteOptions(const ModelConfig& config, EngineOptions* options) {
+  if (options->max_context == 0) options->max_context = config.max_position;
+  if (options->max_context > config.max_position) {
+    return InvalidArgument("max_context is " + std::to_string(options->max_context) + ", the model's context length is " +
+                           std::to_string(config.max_position) + ": ask for at most that");
+  }
+  const int64_t page_slots = int64_t{options->max_running} * CeilDiv(options->max_context, options->page_size);
+  if (page_slots > INT32_MAX) {
+    return InvalidArgument("max_running " + std::to_string(options->max_running) + " samples of max_context " +
+                           std::to_string(options->max_context) + " tokens need " + std::to_string(page_slots) +
+                           " page slots, expected at most " + std::to_string(INT32_MAX) + ": lower one of them or raise page_size");
+  }
+  options->max_batch_tokens =
+      std::max(options->max_batch_tokens, options->max_running);  // every running sample decodes in each step
+  return OkStatus();
+}
+
+void TakeTokenizer(const Checkpoint& checkpoint, EngineParts* parts) {
+  Result<std::unique_ptr<Tokenizer>> tokenizer = checkpoint.MakeTokenizer();
+  parts->tokenizer_status = tokenizer.status();
+  if (tokenizer.ok()) parts->tokenizer = *std::move(tokenizer);
+}
+
 Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                            given.random_weights ? MakeRandomCheckpoint(given.model_path) : Checkpoint::Open(given.model_path));
@@ -189,22 +214,8 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
 
   EngineParts parts{.options = given};
   EngineOptions& options = parts.options;
-  if (options.max_context == 0) options.max_context = config.max_position;
-  if (options.max_context > config.max_position) {
-    return InvalidArgument("max_context is " + std::to_string(options.max_context) + ", the model's context length is " +
-                           std::to_string(config.max_position) + ": ask for at most that");
-  }
-  const int64_t page_slots = int64_t{options.max_running} * CeilDiv(options.max_context, options.page_size);
-  if (page_slots > INT32_MAX) {
-    return InvalidArgument("max_running " + std::to_string(options.max_running) + " samples of max_context " +
-                           std::to_string(options.max_context) + " tokens need " + std::to_string(page_slots) +
-                           " page slots, expected at most " + std::to_string(INT32_MAX) + ": lower one of them or raise page_size");
-  }
-  options.max_batch_tokens = std::max(options.max_batch_tokens, options.max_running);  // every running sample decodes in each step
-
-  Result<std::unique_ptr<Tokenizer>> tokenizer = checkpoint->MakeTokenizer();
-  parts.tokenizer_status = tokenizer.status();
-  if (tokenizer.ok()) parts.tokenizer = *std::move(tokenizer);
+  COPPICE_RETURN_IF_ERROR(CompleteOptions(config, &options));
+  TakeTokenizer(*checkpoint, &parts);
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, parts.threads.get()));
   // The draft model's is the same one.
@@ -228,7 +239,32 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   return MakeEngine(std::move(parts));
 }
 
+Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given) {
+  if (given.draft != DraftMode::kNone)
+    return InvalidArgument("an engine that runs no model has nothing to guess ahead: leave draft");
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(given.model_path));
+  EngineParts parts{.options = given};
+  EngineOptions& options = parts.options;
+  COPPICE_RETURN_IF_ERROR(CompleteOptions(checkpoint->config(), &options));
+  if (options.chunk <= 0) options.chunk = options.max_batch_tokens;
+  TakeTokenizer(*checkpoint, &parts);
+  COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(1));
+  const int64_t pages = int64_t{options.max_running} * (CeilDiv(options.max_context, options.page_size) + 1);
+  COPPICE_ASSIGN_OR_RETURN(parts.cache, KvCache::Create({.num_pages = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX)),
+                                                         .page_size = options.page_size,
+                                                         .max_branches = options.max_running,
+                                                         .max_context = options.max_context,
+                                                         .share = options.sharing != SharingMode::kNone}));
+  parts.runner = std::make_unique<NullRunner>(RunnerInfo{.model = checkpoint->config(), .fingerprint = checkpoint->Fingerprint()});
+  return MakeEngine(std::move(parts));
+}
+
 }  // namespace
+
+Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options) {
+  COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
+  return CatchExhaustion("creating the engine", [&] { return MakeNullEngine(options); });
+}
 
 Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
   COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
