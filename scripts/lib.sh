@@ -13,13 +13,20 @@ die() {
   exit 1
 }
 
-# missing_packages GROUP...: those of scripts/apt-packages.txt in the groups that are not installed.
+# missing_packages GROUP...: those of scripts/apt-packages.txt in the groups that are not installed. Of names a|b one is enough; the
+# first that apt knows is named.
 missing_packages() {
   local name group _
   while read -r name group _; do
     [[ -z $name || $name == '#'* ]] && continue
     [[ " $* " == *" $group "* ]] || continue
-    [[ $(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || printf '%s\n' "$name"
+    local choices choice known=
+    IFS='|' read -ra choices <<<"$name"
+    for choice in "${choices[@]}"; do
+      [[ $(dpkg-query -W -f='${db:Status-Status}' "$choice" 2>/dev/null) == installed ]] && continue 2
+      [[ -n $known ]] || [[ -z $(apt-cache show "$choice" 2>/dev/null) ]] || known=$choice
+    done
+    printf '%s\n' "${known:-${choices[-1]}}"
   done <scripts/apt-packages.txt
 }
 
@@ -30,19 +37,29 @@ install_packages() {
   local missing as_root=(env)
   mapfile -t missing < <(missing_packages "$@")
   ((${#missing[@]})) || return 0
-  say "Installing ${missing[*]}"
   if ((EUID != 0)); then
     command -v sudo >/dev/null || die "not root and no sudo here; as root run: apt-get install ${missing[*]}"
     as_root=(sudo env)
   fi
   local log
   log=$(mktemp)
-  if ! { "${as_root[@]}" apt-get update &&
-    "${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  "${as_root[@]}" apt-get update >"$log" 2>&1 || { cat "$log" >&2 && die "apt-get could not read the package lists"; }
+  mapfile -t missing < <(missing_packages "$@")  # now that apt knows which names there are
+  say "Installing ${missing[*]}"
+  if ! { "${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
     cat "$log" >&2
     die "apt-get could not install the packages above"
   fi
   rm -f "$log"
+}
+
+# A python3 of pyenv or conda may come without pip; Debian's own has it (scripts/apt-packages.txt).
+python_with_pip() {
+  local python
+  for python in python3 /usr/bin/python3; do
+    "$python" -m pip --version >/dev/null 2>&1 && printf '%s\n' "$python" && return
+  done
+  die "python3 has no pip; install python3-pip"
 }
 
 # configure_and_build PRESET TARGET [CMAKE_ARG...]: progress goes to stderr, so that a script's stdout is its result.
@@ -52,4 +69,16 @@ configure_and_build() {
   say "Building preset $preset in build/$preset"
   cmake --preset "$preset" --log-level=WARNING "$@" >/dev/null
   cmake --build --preset "$preset" --target "$target" --parallel "$(nproc)" >&2
+}
+
+# install_python_packages FILE: what the requirements in FILE name goes into build/python-packages, where tests look for it.
+install_python_packages() {
+  local folder=build/python-packages python
+  cmp --quiet "$1" "$folder/.requirements" && return
+  python=$(python_with_pip)
+  say "Installing the Python packages of $1 into $folder"
+  rm -rf "$folder"
+  "$python" -m pip install --quiet --disable-pip-version-check --no-warn-script-location --target "$folder" --requirement "$1" >&2 ||
+    die "pip could not install them; check the network"
+  cp "$1" "$folder/.requirements"
 }

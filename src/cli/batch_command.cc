@@ -192,10 +192,9 @@ Status BatchRunner::Write(const Active& active) {
   const openai::ResponseFacts facts = {
       .id = line.id,
       .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
-      .model = model_,
-      .prompt_tokens = active.job->num_tokens,
-      .cached_tokens = output.cached_tokens};
-  const Result<nlohmann::ordered_json> body = ResponseBody(line.request, output.prompt, output.samples, facts, engine_.tokenizer());
+      .model = model_};
+  const openai::Answer answer = {.request = &line.request, .output = &output, .prompt_tokens = active.job->num_tokens};
+  const Result<nlohmann::ordered_json> body = ResponseBody(std::span(&answer, 1), facts, engine_.tokenizer());
   if (!body.ok()) {
     ++counts_.failed;
     return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = body.status()});

@@ -12,12 +12,14 @@ static_assert(std::atomic<bool>::is_always_lock_free, "written by a signal handl
 
 }  // namespace
 
-void CatchFirstInterrupt() {
+void CatchFirst(std::initializer_list<int> signals) {
   struct sigaction action = {};
   action.sa_handler = [](int) { g_interrupted.store(true, std::memory_order_relaxed); };
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-  sigaction(SIGINT, &action, nullptr);
+  for (const int signal : signals) sigaction(signal, &action, nullptr);
 }
+
+void CatchFirstInterrupt() { CatchFirst({SIGINT}); }
 
 bool Interrupted() { return g_interrupted.load(std::memory_order_relaxed); }
 

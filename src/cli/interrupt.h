@@ -1,11 +1,15 @@
-// Ctrl-C as a request to finish: the first SIGINT is noted, the second one kills as usual.
+// Signals as a request to finish: the first one is noted, the second one kills as usual.
 // Layer: cli.
 #pragma once
 
+#include <initializer_list>
+
 namespace coppice::cli {
 
-// Installs the handler. Call it once the slow start is over: until then Ctrl-C should simply end the program.
+// Ctrl-C. Call it once the slow start is over: until then Ctrl-C should simply end the program.
 void CatchFirstInterrupt();
+// Any of these signals; which one comes first does not matter.
+void CatchFirst(std::initializer_list<int> signals);
 bool Interrupted();
 
 }  // namespace coppice::cli

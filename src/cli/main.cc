@@ -20,6 +20,7 @@
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
 #include "cli/run_command.h"
+#include "cli/serve_command.h"
 #include "cli/standard_output.h"
 #include "core/exhaustion.h"
 #include "tokenizer/one_line.h"
@@ -47,6 +48,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   const Command commands[] = {
       coppice::cli::AddRunCommand(app),
       coppice::cli::AddBatchCommand(app),
+      coppice::cli::AddServeCommand(app),
       coppice::cli::AddInspectModelCommand(*inspect),
       coppice::cli::AddInspectPlanCommand(*inspect),
       coppice::cli::AddBenchAttentionCommand(*bench),

@@ -86,6 +86,10 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     line_error->id = std::move(id);
     return fail(std::move(body_error.status), std::move(body_error.param));
   }
+  if (request->stream) {
+    line_error->id = std::move(id);
+    return fail(InvalidArgument("stream is true, expected false: a batch answers when all is complete"), "stream");
+  }
   // Samples of equal prompts differ, and a run that is repeated or resumed draws the same.
   if (body->find("seed") == body->end()) request->request.sampling.seed = XXH3_64bits(custom_id->data(), custom_id->size());
   return BatchLine{*std::move(custom_id), std::move(id), *std::move(request)};

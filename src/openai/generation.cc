@@ -61,6 +61,7 @@ void Sample::Append(const StreamEvent& event) {
   text += event.text;
   token_ids.insert(token_ids.end(), event.token_ids.begin(), event.token_ids.end());
   logprobs.insert(logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+  top_logprobs.insert(top_logprobs.end(), event.top_logprobs.begin(), event.top_logprobs.end());
   if (event.finish_reason) finish_reason = event.finish_reason;
 }
 

@@ -20,7 +20,8 @@ struct Sample {
   int32_t index = 0;
   std::string text;  // empty without a tokenizer
   std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;  // natural logarithm, one per token
+  std::vector<float> logprobs;                          // natural logarithm, one per token
+  std::vector<std::vector<TokenLogprob>> top_logprobs;  // one list per token, as StreamEvent has them; empty unless asked for
   std::optional<FinishReason> finish_reason;
 
   // Ended by itself: at a stop or at its token limit.

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "openai/request.h"
@@ -66,7 +68,7 @@ TEST_F(OpenAiRequestTest, EveryFieldOfACompletion) {
     "model": "m", "prompt": "ab", "n": 3, "best_of": 5, "max_tokens": 7, "temperature": 0.5, "top_p": 0.25, "seed": -1, "stop": ["x", "yz"],
     "logprobs": 0, "echo": true, "stream": false, "presence_penalty": 1, "frequency_penalty": -1.5, "logit_bias": {"5": -100}, "user": "u",
     "top_k": 9, "min_p": 0.125, "repetition_penalty": 1.25, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [8, 9], "cache_salt": "s",
-    "return_token_ids": true, "suffix": null})"));
+    "cache_private_begin": 4, "timeout": 2.5, "return_token_ids": true, "suffix": null})"));
   EXPECT_EQ(parsed.text, "ab");
   EXPECT_TRUE(parsed.logprobs);
   EXPECT_TRUE(parsed.return_token_ids);
@@ -81,6 +83,10 @@ TEST_F(OpenAiRequestTest, EveryFieldOfACompletion) {
   EXPECT_THAT(request.stop, ElementsAre("x", "yz"));
   EXPECT_THAT(request.stop_token_ids, ElementsAre(8, 9));
   EXPECT_EQ(request.cache_salt, "s");
+  EXPECT_EQ(request.cache_private_begin, 4);
+  EXPECT_EQ(request.timeout_seconds, 2.5);
+  EXPECT_EQ(request.top_logprobs, 0);
+  EXPECT_FALSE(parsed.stream);
   const SamplingParams& sampling = request.sampling;
   EXPECT_EQ(sampling.temperature, 0.5f);
   EXPECT_EQ(sampling.top_p, 0.25f);
@@ -145,10 +151,27 @@ TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsTold) {
 }
 
 TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
-  for (const char* field :
-       {R"("suffix": "x")", R"("stream": true)", R"("echo": 1)", R"("best_of": 0)", R"("logprobs": 5)", R"("n": "2")",
-        R"("n": 1.5)", R"("n": 4294967296)", R"("temperature": "hot")", R"("stop": [3])", R"("logit_bias": {"a": 1})",
-        R"("logit_bias": [1])", R"("seed": 1.5)", R"("ignore_eos": 1)", R"("tools": [])", R"("stop_token_ids": [-1])"}) {
+  for (const char* field : {R"("suffix": "x")",
+                            R"("stream": 1)",
+                            R"("stream_options": {})",
+                            R"("echo": 1)",
+                            R"("best_of": 0)",
+                            R"("logprobs": 21)",
+                            R"("logprobs": -1)",
+                            R"("logprobs": true)",
+                            R"("timeout": "1")",
+                            R"("cache_private_begin": 0.5)",
+                            R"("n": "2")",
+                            R"("n": 1.5)",
+                            R"("n": 4294967296)",
+                            R"("temperature": "hot")",
+                            R"("stop": [3])",
+                            R"("logit_bias": {"a": 1})",
+                            R"("logit_bias": [1])",
+                            R"("seed": 1.5)",
+                            R"("ignore_eos": 1)",
+                            R"("tools": [])",
+                            R"("stop_token_ids": [-1])"}) {
     const BodyError error = Refused(Endpoint::kCompletions, json::parse(std::string(R"({"prompt": "a", )") + field + "}"));
     EXPECT_THAT(field, HasSubstr("\"" + error.param + "\"")) << error.status.message();
     EXPECT_THAT(error.status.message(), HasSubstr(error.param));
@@ -156,6 +179,55 @@ TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
   EXPECT_EQ(Refused(Endpoint::kCompletions, json::array()).param, "body");
   EXPECT_FALSE(ParseUrl("/v1/embeddings").ok());
   EXPECT_EQ(*ParseUrl("/v1/chat/completions"), Endpoint::kChatCompletions);
+}
+
+TEST_F(OpenAiRequestTest, Streams) {
+  const OpenAiRequest parsed =
+      Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"stream", true}, {"stream_options", {{"include_usage", true}}}});
+  EXPECT_TRUE(parsed.stream);
+  EXPECT_TRUE(parsed.include_usage);
+  EXPECT_FALSE(Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"stream", true}}).include_usage);
+  for (const auto& [field, value] : std::vector<std::pair<std::string, json>>{{"best_of", 2},
+                                                                              {"rank", true},
+                                                                              {"dedup", true},
+                                                                              {"vote", "a"},
+                                                                              {"stream_options", 5},
+                                                                              {"stream_options", {{"else", 1}}}}) {
+    json body = {{"prompt", "a"}, {"stream", true}};
+    body[field] = value;
+    EXPECT_EQ(Refused(Endpoint::kCompletions, body).param, field);
+  }
+}
+
+TEST_F(OpenAiRequestTest, Alternatives) {
+  const OpenAiRequest completion = Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"logprobs", 5}});
+  EXPECT_TRUE(completion.logprobs);
+  EXPECT_EQ(completion.request.top_logprobs, 5);
+  json chat = {{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"logprobs", true}, {"top_logprobs", 3}};
+  EXPECT_EQ(Parsed(Endpoint::kChatCompletions, chat).request.top_logprobs, 3);
+  chat["logprobs"] = false;
+  EXPECT_EQ(Refused(Endpoint::kChatCompletions, chat).param, "top_logprobs");
+}
+
+TEST_F(OpenAiRequestTest, ListsOfPrompts) {
+  BodyError error;
+  const auto list = parser_.ParseList(Endpoint::kCompletions, json::parse(R"({"prompt": ["a", "b"], "n": 2})"), &error);
+  ASSERT_TRUE(list) << error.status.message();
+  ASSERT_EQ(list->size(), 2);
+  EXPECT_EQ((*list)[0].text, "a");
+  EXPECT_EQ((*list)[1].text, "b");
+  EXPECT_EQ((*list)[1].choices, 2);
+  const auto ids = parser_.ParseList(Endpoint::kCompletions, json::parse(R"({"prompt": [[1, 2], "b"]})"), &error);
+  ASSERT_TRUE(ids) << error.status.message();
+  EXPECT_THAT((*ids)[0].prompt_ids, ElementsAre(1, 2));
+  for (const char* body : {R"({"prompt": [[1], []]})", R"({"prompt": ["a", 5]})", R"({"prompt": [[["a"]]]})"}) {
+    EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, json::parse(body), &error)) << body;
+    EXPECT_EQ(error.param, "prompt");
+  }
+  EXPECT_FALSE(
+      parser_.ParseList(Endpoint::kCompletions, {{"prompt", json(OpenAiRequestParser::kMaxPrompts + 1, json("a"))}}, &error));
+  EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, json::parse(R"({"prompt": ["a", "b"], "vote": "x"})"), &error));
+  EXPECT_EQ(error.param, "vote");
 }
 
 TEST_F(OpenAiRequestTest, TokenLimitByDefault) {
@@ -169,14 +241,21 @@ TEST_F(OpenAiRequestTest, TokenLimitByDefault) {
   EXPECT_EQ(limit(Parsed(Endpoint::kChatCompletions, chat)), kContext - 3);
 }
 
+Result<nlohmann::ordered_json> BodyOf(const OpenAiRequest& request, const RequestOutput& output, const ResponseFacts& facts,
+                                      const Tokenizer* tokenizer) {
+  const Answer answer = {.request = &request, .output = &output, .prompt_tokens = 4};
+  return ResponseBody(std::span(&answer, 1), facts, tokenizer);
+}
+
 TEST(OpenAiResponseTest, CompletionAndChat) {
   const ByteTokenizer tokenizer;
   const std::vector<Sample> samples = {
       {.index = 0, .text = "hé", .token_ids = {'h', 0xc3, 0xa9}, .logprobs = {-1, -2, -3}, .finish_reason = FinishReason::kStop}};
-  const ResponseFacts facts = {.id = "7", .created = 5, .model = "m", .prompt_tokens = 4, .cached_tokens = 3};
+  const ResponseFacts facts = {.id = "7", .created = 5, .model = "m"};
+  const RequestOutput output = {.samples = samples, .cached_tokens = 3};
   OpenAiRequest request{.logprobs = true};
   const json completion =
-      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
+      json::parse(BodyOf(request, output, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
   EXPECT_EQ(completion["id"], "cmpl-7");
   EXPECT_EQ(completion["object"], "text_completion");
   EXPECT_EQ(completion["usage"], json::parse(R"({"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7,
@@ -189,16 +268,53 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
   EXPECT_FALSE(choice.contains("token_ids"));
 
   request.endpoint = Endpoint::kChatCompletions;
-  const json chat =
-      json::parse(ResponseBody(request, {}, samples, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
+  const json chat = json::parse(BodyOf(request, output, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
   EXPECT_EQ(chat["object"], "chat.completion");
   EXPECT_EQ(chat["choices"][0]["message"], json::parse(R"({"role": "assistant", "content": "hé"})"));
   EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][1]["bytes"], json({0xc3}));
 
   request = {};
-  const json bare = *ResponseBody(request, {}, samples, facts, nullptr);
+  const json bare = *BodyOf(request, output, facts, nullptr);
   EXPECT_EQ(bare["choices"][0]["token_ids"], json({'h', 0xc3, 0xa9}));  // the only thing there is to say without a tokenizer
   EXPECT_TRUE(bare["choices"][0]["logprobs"].is_null());
+}
+
+TEST(OpenAiResponseTest, AlternativesOfTokens) {
+  const ByteTokenizer tokenizer;
+  const RequestOutput output = {.samples = {{.text = "h",
+                                             .token_ids = {'h'},
+                                             .logprobs = {-1},
+                                             .top_logprobs = {{{.token = 'i', .logprob = -0.5f}, {.token = 'h', .logprob = -1}}},
+                                             .finish_reason = FinishReason::kStop}}};
+  OpenAiRequest request{.logprobs = true};
+  request.request.top_logprobs = 2;
+  const json completion = *BodyOf(request, output, {}, &tokenizer);
+  EXPECT_EQ(completion["choices"][0]["logprobs"]["top_logprobs"], json::parse(R"([{"i": -0.5, "h": -1.0}])"));
+  request.endpoint = Endpoint::kChatCompletions;
+  const json chat = *BodyOf(request, output, {}, &tokenizer);
+  EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"],
+            json::parse(R"([{"token": "i", "logprob": -0.5, "bytes": [105]}, {"token": "h", "logprob": -1.0, "bytes": [104]}])"));
+}
+
+TEST(OpenAiResponseTest, ChoicesOfSeveralPromptsFollowEachOther) {
+  const ByteTokenizer tokenizer;
+  const OpenAiRequest request{.choices = 1};
+  std::vector<RequestOutput> outputs(2);
+  for (int32_t i = 0; i < 2; ++i)
+    outputs[i] = {.samples = {{.text = std::string(1, static_cast<char>('a' + i)),
+                               .token_ids = {'a' + i},
+                               .logprobs = {-1},
+                               .finish_reason = FinishReason::kStop}},
+                  .cached_tokens = i};
+  const std::vector<Answer> answers = {{.request = &request, .output = &outputs[0], .prompt_tokens = 3},
+                                       {.request = &request, .output = &outputs[1], .prompt_tokens = 5}};
+  const json body = *ResponseBody(answers, {}, &tokenizer);
+  ASSERT_EQ(body["choices"].size(), 2);
+  EXPECT_EQ(body["choices"][1]["text"], "b");
+  EXPECT_EQ(body["choices"][1]["index"], 1);
+  EXPECT_EQ(body["usage"]["prompt_tokens"], 8);
+  EXPECT_EQ(body["usage"]["completion_tokens"], 2);
+  EXPECT_EQ(body["usage"]["prompt_tokens_details"]["cached_tokens"], 1);
 }
 
 TEST(OpenAiResponseTest, EchoAndBestOf) {
@@ -212,7 +328,7 @@ TEST(OpenAiResponseTest, EchoAndBestOf) {
                   .finish_reason = FinishReason::kLength};
   OpenAiRequest request{.choices = 2, .logprobs = true, .return_token_ids = true};
   const EchoedPrompt prompt = {.text = "xy", .token_ids = {'x', 'y'}, .logprobs = {std::nullopt, -0.5f}};
-  const json body = *ResponseBody(request, prompt, samples, {}, &tokenizer);
+  const json body = *BodyOf(request, {.prompt = prompt, .samples = samples}, {}, &tokenizer);
   ASSERT_EQ(body["choices"].size(), 2);
   EXPECT_EQ(body["choices"][0]["text"], "xyb");  // the best of three first
   EXPECT_EQ(body["choices"][1]["text"], "xya");
@@ -234,14 +350,14 @@ TEST(OpenAiResponseTest, RankedDistinctAndVoted) {
                        .logprobs = {logprob},
                        .finish_reason = FinishReason::kStop});
   OpenAiRequest request{.choices = 4, .rank = true, .deduplicate = true, .vote = "[0-9]"};
-  const json body = *ResponseBody(request, {}, samples, {}, &tokenizer);
+  const json body = *BodyOf(request, {.samples = samples}, {}, &tokenizer);
   std::vector<std::string> texts;
   for (const json& choice : body["choices"]) texts.push_back(choice["text"]);
   EXPECT_THAT(texts, ElementsAre("it is 5", "4", "4."));
   EXPECT_EQ(body["votes"], json::parse(R"([{"answer": "4", "count": 3, "choices": [1, 2], "mean_logprob": -2.0},
                                            {"answer": "5", "count": 1, "choices": [0], "mean_logprob": -1.0}])"));
   request = {.choices = 4};
-  EXPECT_FALSE(ResponseBody(request, {}, samples, {}, &tokenizer)->contains("votes"));
+  EXPECT_FALSE(BodyOf(request, {.samples = samples}, {}, &tokenizer)->contains("votes"));
 }
 
 TEST_F(OpenAiRequestTest, Extensions) {

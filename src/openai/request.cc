@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <concepts>
 #include <limits>
@@ -56,11 +57,12 @@ class FieldReader {
                     fmt::format("an integer in {}..{}", std::numeric_limits<Integer>::min(), std::numeric_limits<Integer>::max()));
     *target = value->get<Integer>();
   }
-  void Take(const char* name, float* target) {
+  template <std::floating_point Number>
+  void Take(const char* name, Number* target) {
     const json* value = Find(name);
     if (!value) return;
     if (!value->is_number()) return Expect(name, *value, "a number");
-    *target = value->get<float>();
+    *target = value->get<Number>();
   }
   void Take(const char* name, bool* target) {
     const json* value = Find(name);
@@ -110,25 +112,49 @@ std::optional<std::vector<int32_t>> TokenIds(const json& value) {
   return ids;
 }
 
-void TakePrompt(FieldReader& fields, OpenAiRequest* parsed) {
-  constexpr std::string_view kExpected = "a string or one list of token ids";
-  const json* prompt = fields.Find("prompt");
-  if (!prompt) return fields.Fail("prompt", InvalidArgument(fmt::format("prompt is missing, expected {}", kExpected)));
-  if (prompt->is_array() && prompt->size() == 1 && !prompt->front().is_number()) prompt = &prompt->front();  // a batch of one
-  if (prompt->is_string()) {
-    parsed->text = prompt->get<std::string>();
-    return;
+// What a completion continues: text, or token ids where there is none.
+struct Prompt {
+  std::optional<std::string> text;
+  std::vector<int32_t> ids;
+};
+
+std::optional<Prompt> ParsePrompt(const json& prompt) {
+  if (prompt.is_string()) return Prompt{.text = prompt.get<std::string>()};
+  if (!prompt.is_array() || prompt.empty()) return std::nullopt;
+  std::optional<std::vector<int32_t>> ids = TokenIds(prompt);
+  if (!ids) return std::nullopt;
+  return Prompt{.ids = *std::move(ids)};
+}
+
+// A string, a list of token ids, or a list of those.
+std::vector<Prompt> TakePrompts(FieldReader& fields) {
+  constexpr std::string_view kExpected = "a string, a list of token ids, or a list of those";
+  std::vector<Prompt> prompts;
+  const json* value = fields.Find("prompt");
+  if (!value) {
+    fields.Fail("prompt", InvalidArgument(fmt::format("prompt is missing, expected {}", kExpected)));
+    return prompts;
   }
-  if (prompt->is_array() && !prompt->empty()) {
-    if (!prompt->front().is_number())
-      return fields.Fail(
-          "prompt", InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", prompt->size())));
-    if (std::optional<std::vector<int32_t>> ids = TokenIds(*prompt)) {
-      parsed->prompt_ids = *std::move(ids);
-      return;
+  const bool is_list = value->is_array() && !value->empty() && !value->front().is_number();
+  if (is_list && value->size() > OpenAiRequestParser::kMaxPrompts) {
+    fields.Fail("prompt", InvalidArgument(fmt::format("prompt is a list of {} prompts, expected at most {}; send several requests",
+                                                      value->size(), OpenAiRequestParser::kMaxPrompts)));
+    return prompts;
+  }
+  const auto add = [&](const json& prompt) {
+    std::optional<Prompt> parsed = ParsePrompt(prompt);
+    if (parsed) {
+      prompts.push_back(*std::move(parsed));
+    } else {
+      fields.Expect("prompt", prompt, kExpected);
     }
+  };
+  if (!is_list) {
+    add(*value);
+  } else {
+    for (const json& prompt : *value) add(prompt);
   }
-  fields.Expect("prompt", *prompt, kExpected);
+  return prompts;
 }
 
 // Text of a message: a string, or a list of parts of type text.
@@ -212,6 +238,37 @@ void TakeVote(FieldReader& fields, std::optional<std::string>* vote, const Statu
   if (!compiled.ok()) fields.Fail("vote", InvalidArgument("vote: " + compiled.status().message()));
 }
 
+void TakeStream(FieldReader& fields, OpenAiRequest* parsed) {
+  fields.Take("stream", &parsed->stream);
+  const json* options = fields.Find("stream_options");
+  if (!options) return;
+  constexpr std::string_view kExpected = "an object such as {\"include_usage\": true}, with \"stream\": true";
+  if (!options->is_object() || !parsed->stream) return fields.Expect("stream_options", *options, kExpected);
+  FieldReader parts(*options);
+  parts.Take("include_usage", &parsed->include_usage);
+  if (BodyError error = parts.Finish(); !error.status.ok())
+    fields.Fail("stream_options", InvalidArgument("stream_options: " + error.status.message()));
+}
+
+// What compares samples knows nothing before the last of them has ended.
+void RefuseComparing(FieldReader& fields, const OpenAiRequest& parsed) {
+  constexpr std::string_view kExpected = "it absent: samples are compared when all have ended, and this answer streams";
+  if (!parsed.stream) return;
+  if (parsed.rank) fields.Expect("rank", parsed.rank, kExpected);
+  if (parsed.deduplicate) fields.Expect("dedup", parsed.deduplicate, kExpected);
+  if (parsed.vote) fields.Expect("vote", *parsed.vote, kExpected);
+}
+
+// How many alternatives of each token are told. A number makes `logprobs` true.
+void TakeTopLogprobs(FieldReader& fields, const char* name, OpenAiRequest* parsed) {
+  std::optional<int32_t> count;
+  fields.Take(name, &count);
+  if (!count) return;
+  if (*count < 0 || *count > kMaxTopLogprobs)
+    return fields.Expect(name, *count, fmt::format("an integer in 0..{}", kMaxTopLogprobs));
+  parsed->request.top_logprobs = *count;
+}
+
 void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_text) {
   Request& request = parsed->request;
   SamplingParams& sampling = request.sampling;
@@ -232,7 +289,7 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   }
   TakeStop(fields, &request.stop);
   TakeLogitBias(fields, &sampling);
-  TakeFixed(fields, "stream", false);
+  TakeStream(fields, parsed);
   // Extensions, by the names that other servers gave them.
   fields.Take("top_k", &sampling.top_k);
   fields.Take("min_p", &sampling.min_p);
@@ -240,10 +297,13 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   fields.Take("min_tokens", &request.min_tokens);
   fields.Take("ignore_eos", &request.ignore_eos);
   fields.Take("cache_salt", &request.cache_salt);
+  fields.Take("cache_private_begin", &request.cache_private_begin);
+  fields.Take("timeout", &request.timeout_seconds);
   fields.Take("return_token_ids", &parsed->return_token_ids);
   fields.Take("rank", &parsed->rank);
   fields.Take("dedup", &parsed->deduplicate);
   TakeVote(fields, &parsed->vote, has_text);
+  RefuseComparing(fields, *parsed);
   if (const json* ids = fields.Find("stop_token_ids")) {
     std::optional<std::vector<int32_t>> tokens = ids->is_array() ? TokenIds(*ids) : std::nullopt;
     if (!tokens) return fields.Expect("stop_token_ids", *ids, "a list of token ids");
@@ -252,16 +312,21 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
 }
 
 void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
-  TakePrompt(fields, parsed);
   fields.Take("max_tokens", &parsed->max_tokens);
-  // null: none; 0: of the tokens chosen. Alternatives are not kept.
-  parsed->logprobs = fields.Find("logprobs") != nullptr;
-  TakeFixed(fields, "logprobs", 0);
+  parsed->logprobs = fields.Find("logprobs") != nullptr;  // null: none; 0: of the tokens chosen alone
+  TakeTopLogprobs(fields, "logprobs", parsed);
   fields.Take("echo", &parsed->request.echo);
   parsed->request.prompt_logprobs = parsed->request.echo && parsed->logprobs;
   fields.Take("best_of", &parsed->request.n);
   if (parsed->request.n < parsed->choices)
     fields.Expect("best_of", parsed->request.n, fmt::format("at least n, {}", parsed->choices));
+  if (parsed->stream && parsed->request.n > parsed->choices)
+    fields.Expect("best_of", parsed->request.n, "n: which samples are the best is not known while they stream");
+}
+
+std::nullopt_t RefuseBody(const json& body, BodyError* error) {
+  *error = {InvalidArgument(fmt::format("body is {}, expected an object", Shown(body))), "body"};
+  return std::nullopt;
 }
 
 }  // namespace
@@ -274,6 +339,34 @@ Result<Endpoint> ParseUrl(std::string_view url) {
       fmt::format("url is \"{}\", expected {} or {}", url, Url(Endpoint::kCompletions), Url(Endpoint::kChatCompletions)));
 }
 
+std::optional<TokenizeRequest> ParseTokenize(const json& body, BodyError* error) {
+  if (!body.is_object()) return RefuseBody(body, error);
+  TokenizeRequest request;
+  FieldReader fields(body);
+  if (!fields.Find("prompt")) fields.Expect("prompt", json(), "a string");
+  fields.Take("prompt", &request.text);
+  fields.Take("add_special_tokens", &request.add_special_tokens);
+  std::string model;
+  fields.Take("model", &model);
+  *error = fields.Finish();
+  if (!error->status.ok()) return std::nullopt;
+  return request;
+}
+
+std::optional<std::vector<int32_t>> ParseDetokenize(const json& body, int32_t vocab_size, BodyError* error) {
+  if (!body.is_object()) return RefuseBody(body, error);
+  FieldReader fields(body);
+  const json* tokens = fields.Find("tokens");
+  std::optional<std::vector<int32_t>> ids = tokens && tokens->is_array() ? TokenIds(*tokens) : std::nullopt;
+  const bool known = ids && std::ranges::all_of(*ids, [&](int32_t id) { return id < vocab_size; });
+  if (!known) fields.Expect("tokens", tokens ? *tokens : json(), fmt::format("a list of token ids in 0..{}", vocab_size - 1));
+  std::string model;
+  fields.Take("model", &model);
+  *error = fields.Finish();
+  if (!error->status.ok()) return std::nullopt;
+  return ids;
+}
+
 OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer)
     : tokenizer_(tokenizer),
       no_tokenizer_(tokenizer ? OkStatus() : std::move(no_tokenizer)),
@@ -283,21 +376,32 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
                          : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error) const {
-  if (!body.is_object()) {
-    *error = {InvalidArgument(fmt::format("body is {}, expected an object", Shown(body))), "body"};
+  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error);
+  if (!list) return std::nullopt;
+  if (list->size() > 1) {
+    *error = {InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", list->size())),
+              "prompt"};
     return std::nullopt;
   }
+  return std::move(list->front());
+}
+
+std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoint endpoint, const json& body,
+                                                                         BodyError* error) const {
+  if (!body.is_object()) return RefuseBody(body, error);
   OpenAiRequest parsed{.endpoint = endpoint};
+  std::vector<Prompt> prompts;
   FieldReader fields(body);
   TakeCommon(fields, &parsed, no_tokenizer_);
   if (endpoint == Endpoint::kCompletions) {
+    prompts = TakePrompts(fields);
     TakeCompletion(fields, &parsed);
   } else {
     const std::vector<ChatMessage> messages = TakeMessages(fields);
     if (fields.ok()) {
       Result<std::string> text = RenderChat(messages);
       if (text.ok()) {
-        parsed.text = *std::move(text);
+        prompts.push_back({.text = *std::move(text)});
       } else {
         fields.Fail("messages", text.status());
       }
@@ -305,12 +409,21 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
     fields.Take("max_tokens", &parsed.max_tokens);
     fields.Take("max_completion_tokens", &parsed.max_tokens);  // its newer name
     fields.Take("logprobs", &parsed.logprobs);
-    TakeFixed(fields, "top_logprobs", 0);
+    TakeTopLogprobs(fields, "top_logprobs", &parsed);
+    if (parsed.request.top_logprobs > 0 && !parsed.logprobs)
+      fields.Expect("top_logprobs", parsed.request.top_logprobs, "0 or absent where logprobs is not true");
     TakeFixed(fields, "response_format", json{{"type", "text"}});
   }
+  if (parsed.vote && prompts.size() > 1)
+    fields.Expect("vote", *parsed.vote, fmt::format("one prompt to vote on, not {}; send a request for each", prompts.size()));
   *error = fields.Finish();
   if (!error->status.ok()) return std::nullopt;
-  return parsed;
+  std::vector<OpenAiRequest> list(prompts.size(), parsed);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    list[i].text = std::move(prompts[i].text);
+    list[i].prompt_ids = std::move(prompts[i].ids);
+  }
+  return list;
 }
 
 Status OpenAiRequestParser::MissingTokenizer() const {

@@ -30,19 +30,31 @@ struct OpenAiRequest {
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
   std::optional<int32_t> max_tokens;
-  int32_t choices = 1;  // samples to answer with, the best ones where more are generated (best_of)
+  int32_t choices = 1;         // samples to answer with, the best ones where more are generated (best_of)
+  bool logprobs = false;       // of the tokens chosen, and with echo of the prompt; request.top_logprobs: of how many others too
+  bool stream = false;         // the answer as server-sent events; never with best_of or what compares samples
+  bool include_usage = false;  // of a stream: its last chunk says what the request used
   // Extensions, as the options of `coppice run`.
   bool rank = false;                // choices by mean log-probability, highest first; so they are with best_of
   bool deduplicate = false;         // "dedup": of choices with equal text the most probable one
   std::optional<std::string> vote;  // a regex that finds the answer of a sample: a majority vote comes with the choices
-  bool logprobs = false;            // of the tokens chosen, and with echo of the prompt
-  bool return_token_ids = false;    // an extension too: token_ids in each choice
+  bool return_token_ids = false;    // token_ids in each choice
 };
 
 struct BodyError {
   Status status;
   std::string param;  // the field that is wrong; may be empty
 };
+
+// Fields that servers agree on for turning text into tokens and back: `prompt` and `add_special_tokens`, and `tokens`.
+struct TokenizeRequest {
+  std::string text;
+  bool add_special_tokens = true;
+};
+// On an error, `error->param` names the field.
+std::optional<TokenizeRequest> ParseTokenize(const nlohmann::json& body, BodyError* error);
+// Ids of a vocabulary of that size.
+std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, int32_t vocab_size, BodyError* error);
 
 // One per model. Thread-safe once created.
 class OpenAiRequestParser {
@@ -55,6 +67,9 @@ class OpenAiRequestParser {
   // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Fields of `body`: those of
   // docs/batch.md. On an error, `error->param` names the field.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error) const;
+  // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
+  static constexpr size_t kMaxPrompts = 2048;
+  std::optional<std::vector<OpenAiRequest>> ParseList(Endpoint endpoint, const nlohmann::json& body, BodyError* error) const;
   // Token ids of the parsed prompt.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.

@@ -8,51 +8,26 @@
 
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
+#include "openai/logprobs.h"
 
 namespace coppice::openai {
 namespace {
 
 using nlohmann::ordered_json;
 
-std::string TextOf(const Tokenizer* tokenizer, int32_t id) {
-  return tokenizer ? std::string(tokenizer->TokenBytes(id, /*keep_special=*/true)) : std::string();
-}
-
-// Characters of UTF-8: bytes that continue none.
-int64_t NumCharacters(std::string_view text) {
-  int64_t count = 0;
-  for (const char byte : text) count += (static_cast<unsigned char>(byte) & 0xc0) != 0x80;
-  return count;
-}
-
-ordered_json CompletionLogprobs(const EchoedPrompt& prompt, const Sample& sample, const Tokenizer* tokenizer) {
-  ordered_json tokens = ordered_json::array(), logprobs = ordered_json::array(), offsets = ordered_json::array();
-  int64_t offset = 0;
-  const auto add = [&](int32_t id, const std::optional<float>& logprob) {
-    std::string text = TextOf(tokenizer, id);
-    offsets.push_back(offset);
-    offset += NumCharacters(text);
-    tokens.push_back(std::move(text));
-    logprobs.push_back(logprob ? ordered_json(*logprob) : ordered_json());
-  };
-  for (size_t i = 0; i < prompt.token_ids.size(); ++i) add(prompt.token_ids[i], prompt.logprobs[i]);
-  for (size_t i = 0; i < sample.token_ids.size(); ++i) add(sample.token_ids[i], sample.logprobs[i]);
-  return {{"tokens", std::move(tokens)},
-          {"token_logprobs", std::move(logprobs)},
-          {"top_logprobs", nullptr},
-          {"text_offset", std::move(offsets)}};
-}
-
-ordered_json ChatLogprobs(const Sample& sample, const Tokenizer* tokenizer) {
-  ordered_json content = ordered_json::array();
+ordered_json LogprobsOf(const OpenAiRequest& request, const EchoedPrompt& prompt, const Sample& sample,
+                        const Tokenizer* tokenizer) {
+  if (!request.logprobs) return nullptr;
+  if (request.endpoint == Endpoint::kChatCompletions)
+    return ChatLogprobs(sample.token_ids, sample.logprobs, sample.top_logprobs, tokenizer);
+  CompletionLogprobs logprobs(tokenizer, request.request.top_logprobs > 0);
+  for (size_t i = 0; i < prompt.token_ids.size(); ++i) logprobs.Add({.id = prompt.token_ids[i], .logprob = prompt.logprobs[i]});
   for (size_t i = 0; i < sample.token_ids.size(); ++i) {
-    const std::string text = TextOf(tokenizer, sample.token_ids[i]);
-    ordered_json bytes = ordered_json::array();
-    for (const char byte : text) bytes.push_back(static_cast<unsigned char>(byte));
-    content.push_back(
-        {{"token", text}, {"logprob", sample.logprobs[i]}, {"bytes", std::move(bytes)}, {"top_logprobs", ordered_json::array()}});
+    logprobs.Add({.id = sample.token_ids[i],
+                  .logprob = sample.logprobs[i],
+                  .top = i < sample.top_logprobs.size() ? &sample.top_logprobs[i] : nullptr});
   }
-  return {{"content", std::move(content)}};
+  return logprobs.Take();
 }
 
 ordered_json Choice(const OpenAiRequest& request, const EchoedPrompt& prompt, const Sample& sample, int32_t index,
@@ -64,9 +39,7 @@ ordered_json Choice(const OpenAiRequest& request, const EchoedPrompt& prompt, co
   } else {
     choice["text"] = prompt.text + sample.text;
   }
-  choice["logprobs"] = !request.logprobs ? ordered_json()
-                       : chat            ? ChatLogprobs(sample, tokenizer)
-                                         : CompletionLogprobs(prompt, sample, tokenizer);
+  choice["logprobs"] = LogprobsOf(request, prompt, sample, tokenizer);
   choice["finish_reason"] = sample.finish_reason ? ordered_json(Name(*sample.finish_reason)) : ordered_json();
   if (request.return_token_ids || !tokenizer) {
     std::vector<int32_t> ids = prompt.token_ids;
@@ -94,32 +67,42 @@ ordered_json Votes(const std::vector<VotedAnswer>& votes, const std::vector<cons
 
 }  // namespace
 
-Result<ordered_json> ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt, std::span<const Sample> samples,
-                                  const ResponseFacts& facts, const Tokenizer* tokenizer) {
-  const bool chat = request.endpoint == Endpoint::kChatCompletions;
-  ordered_json choices = ordered_json::array();
-  int64_t completion_tokens = 0;  // of all that was generated
-  for (const Sample& sample : samples) completion_tokens += static_cast<int64_t>(sample.token_ids.size());
-  const bool fewer = request.choices < std::ssize(samples);
-  const Selection selection = {
-      .rank = request.rank || fewer, .deduplicate = request.deduplicate, .best = fewer ? request.choices : 0};
-  const std::vector<const Sample*> chosen = Select(samples, selection);
-  int32_t index = 0;
-  for (const Sample* sample : chosen) choices.push_back(Choice(request, prompt, *sample, index++, tokenizer));
+ordered_json UsageOf(const TokenUsage& usage) {
+  return {{"prompt_tokens", usage.prompt},
+          {"completion_tokens", usage.completion},
+          {"total_tokens", usage.prompt + usage.completion},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
+}
+
+Result<ordered_json> ResponseBody(std::span<const Answer> answers, const ResponseFacts& facts, const Tokenizer* tokenizer) {
+  COPPICE_CHECK(!answers.empty());
+  const bool chat = answers.front().request->endpoint == Endpoint::kChatCompletions;
+  ordered_json choices = ordered_json::array(), votes;
+  TokenUsage usage;
+  for (const auto& [request, output, prompt_tokens] : answers) {
+    usage.prompt += prompt_tokens;
+    usage.cached += output->cached_tokens;
+    for (const Sample& sample : output->samples) usage.completion += static_cast<int64_t>(sample.token_ids.size());
+    const bool fewer = request->choices < std::ssize(output->samples);
+    const std::vector<const Sample*> chosen =
+        Select(output->samples,
+               {.rank = request->rank || fewer, .deduplicate = request->deduplicate, .best = fewer ? request->choices : 0});
+    for (const Sample* sample : chosen) {
+      const auto index = static_cast<int32_t>(choices.size());
+      choices.push_back(Choice(*request, output->prompt, *sample, index, tokenizer));
+    }
+    if (!request->vote) continue;
+    COPPICE_CHECK(answers.size() == 1);
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<VotedAnswer> voted, Vote(output->samples, *request->vote));
+    votes = Votes(voted, chosen);
+  }
   ordered_json body = {{"id", (chat ? "chatcmpl-" : "cmpl-") + facts.id},
                        {"object", chat ? "chat.completion" : "text_completion"},
                        {"created", facts.created},
                        {"model", facts.model},
                        {"choices", std::move(choices)},
-                       {"usage",
-                        {{"prompt_tokens", facts.prompt_tokens},
-                         {"completion_tokens", completion_tokens},
-                         {"total_tokens", facts.prompt_tokens + completion_tokens},
-                         {"prompt_tokens_details", {{"cached_tokens", facts.cached_tokens}}}}}};
-  if (request.vote) {
-    COPPICE_ASSIGN_OR_RETURN(const std::vector<VotedAnswer> votes, Vote(samples, *request.vote));
-    body["votes"] = Votes(votes, chosen);
-  }
+                       {"usage", UsageOf(usage)}};
+  if (!votes.is_null()) body["votes"] = std::move(votes);
   return body;
 }
 
@@ -135,12 +118,19 @@ int HttpStatus(const Status& status) {
 }
 
 ordered_json ErrorBody(const Status& status, std::string_view param) {
-  const int http = HttpStatus(status);
+  return ErrorBody(HttpStatus(status), status.message(), param);
+}
+
+ordered_json ErrorBody(int http_status, std::string_view message, std::string_view param) {
+  const std::string_view type = http_status == 401   ? "authentication_error"
+                                : http_status == 429 ? "rate_limit_error"
+                                : http_status < 500  ? "invalid_request_error"
+                                                     : "server_error";
   return {{"error",
-           {{"message", status.message()},
-            {"type", http < 500 ? "invalid_request_error" : "server_error"},
+           {{"message", message},
+            {"type", type},
             {"param", param.empty() ? ordered_json() : ordered_json(param)},
-            {"code", nullptr}}}};
+            {"code", http_status == 401 ? ordered_json("invalid_api_key") : ordered_json()}}}};
 }
 
 }  // namespace coppice::openai

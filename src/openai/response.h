@@ -20,18 +20,29 @@ struct ResponseFacts {
   std::string id;       // of the completion, without its "cmpl-" or "chatcmpl-"
   int64_t created = 0;  // seconds since 1970
   std::string model;
-  int64_t prompt_tokens = 0, cached_tokens = 0;
 };
 
-// The body of a finished request; `samples` by index, of which it has the best where it wants fewer. `tokenizer` may be null:
-// choices then carry token_ids, their text is empty. `prompt` is empty without echo. With a vote, "votes" has the answers, most
-// votes first, and INVALID_ARGUMENT says that the regex exceeds its match limit on a sample.
-Result<nlohmann::ordered_json> ResponseBody(const OpenAiRequest& request, const EchoedPrompt& prompt,
-                                            std::span<const Sample> samples, const ResponseFacts& facts,
+// Tokens: of prompts, of those the ones found in the cache, and of all that was generated.
+struct TokenUsage {
+  int64_t prompt = 0, cached = 0, completion = 0;
+};
+nlohmann::ordered_json UsageOf(const TokenUsage& usage);
+
+// A prompt's finished request and what came out of it.
+struct Answer {
+  const OpenAiRequest* request = nullptr;
+  const RequestOutput* output = nullptr;
+  int64_t prompt_tokens = 0;
+};
+// The body of an answer to one or more prompts of one endpoint; a prompt's choices are its samples by index, or the best of them
+// where fewer are wanted. `tokenizer` may be null: choices then carry token_ids, their text is empty. With a vote, which is of one
+// prompt, "votes" has the answers, most votes first, and INVALID_ARGUMENT says that the regex exceeds its match limit on a sample.
+Result<nlohmann::ordered_json> ResponseBody(std::span<const Answer> answers, const ResponseFacts& facts,
                                             const Tokenizer* tokenizer);
 
 // {"error": {message, type, param, code}}; an empty `param` becomes null.
 nlohmann::ordered_json ErrorBody(const Status& status, std::string_view param);
+nlohmann::ordered_json ErrorBody(int http_status, std::string_view message, std::string_view param);
 // The HTTP status that a server gives for it.
 int HttpStatus(const Status& status);
 

@@ -1,0 +1,183 @@
+#include "cli/serve_command.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "cli/interrupt.h"
+#include "cli/parsed_option.h"
+#include "cli/run_command.h"
+#include "cli/run_options.h"
+#include "cli/standard_output.h"
+#include "coppice/engine/engine.h"
+#include "core/check.h"
+#include "engine/engine_parts.h"
+#include "server/http_server.h"
+#include "server/service.h"
+
+namespace coppice::cli {
+namespace {
+
+struct ServeOptions {
+  EngineOptions engine;
+  server::HttpServerOptions http;
+  std::string api_keys, model_name;
+  int32_t max_per_key = 0;
+  double request_timeout = 0, drain_seconds = 60;
+  bool allow_public = false, log_json = false, null = false;
+};
+
+bool IsLoopback(const std::string& host) { return host == "::1" || host == "localhost" || host.starts_with("127."); }
+
+// Steps the engine on a thread of its own for as long as it lives. A failed step has ended its requests and is logged; a device
+// that is lost ends the serving.
+class EngineThread {
+ public:
+  EngineThread(Engine* engine, server::HttpServer* http)
+      : thread_([this, engine, http](std::stop_token stop) {
+          while (!stop.stop_requested()) {
+            const Status status = engine->Run(stop);
+            if (status.ok()) continue;
+            spdlog::error("a step failed: {}", status.message());
+            if (status.code() != StatusCode::kUnavailable) continue;
+            lost_ = true;
+            return http->Stop();
+          }
+        }) {}
+
+  bool lost() const { return lost_; }
+
+ private:
+  std::atomic<bool> lost_{false};
+  std::jthread thread_;
+};
+
+// Drains on the first SIGINT or SIGTERM, and stops when that takes too long. A second signal kills.
+class Shutdown {
+ public:
+  Shutdown(server::Service* service, server::HttpServer* http, double drain_seconds)
+      : thread_([=](std::stop_token stop) {
+          using Clock = std::chrono::steady_clock;
+          constexpr auto kPoll = std::chrono::milliseconds(20);
+          while (!stop.stop_requested() && !Interrupted()) std::this_thread::sleep_for(kPoll);
+          if (!Interrupted()) return;
+          spdlog::info("shutting down: {} generations are under way", service->active());
+          service->Drain();
+          http->Drain();
+          const auto deadline = Clock::now() + std::chrono::duration<double>(drain_seconds);
+          while (!stop.stop_requested() && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
+          if (stop.stop_requested()) return;
+          spdlog::warn("{} generations did not end in {} s; they are cut off", service->active(), drain_seconds);
+          http->Stop();
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+Result<ExitCode> Serve(ServeOptions options) {
+  COPPICE_RETURN_IF_ERROR(Validate(options.engine));
+  if (options.http.host == "localhost") options.http.host = "127.0.0.1";
+  if (!IsLoopback(options.http.host) && options.api_keys.empty() && !options.allow_public) {
+    return InvalidArgument(
+        fmt::format("--host {} lets other machines in and there are no API keys; give --api-keys FILE, or --allow-public "
+                    "if everybody who reaches it may use it",
+                    options.http.host));
+  }
+  server::ServiceOptions service_options = {.version = COPPICE_VERSION, .request_timeout = options.request_timeout};
+  if (!options.api_keys.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(service_options.keys, server::ApiKeys::Read(options.api_keys));
+  }
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  if (options.log_json) {  // messages of requests are JSON already
+    spdlog::set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","event":%v})");
+  }
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                           options.null ? CreateNullEngine(options.engine) : Engine::Create(options.engine));
+  service_options.model =
+      options.model_name.empty() ? std::filesystem::path(options.engine.model_path).filename().string() : options.model_name;
+  service_options.max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
+
+  service_options.max_active_per_key = options.max_per_key;
+  service_options.max_prompts = options.engine.max_waiting;
+
+  server::Service service(engine.get(), std::move(service_options));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<server::HttpServer> http,
+                           server::HttpServer::Create(options.http, [&](server::HttpRequest request, auto responder) {
+                             service.Handle(std::move(request), std::move(responder));
+                           }));
+  CatchFirst({SIGINT, SIGTERM});
+  const std::string host = options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("listening on http://{}:{}\n", host, http->port())));
+  const EngineThread stepping(engine.get(), http.get());
+  {
+    const Shutdown shutdown(&service, http.get(), options.drain_seconds);
+    http->Run();
+  }
+  if (stepping.lost()) return Unavailable("the device is lost; start the server again");
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddServeCommand(CLI::App& app) {
+  const auto options = std::make_shared<ServeOptions>();
+  server::HttpServerOptions& http = options->http;
+  CLI::App* command = app.add_subcommand("serve", "Serve a model over HTTP with OpenAI's API");
+  command->add_option("--host", http.host, "Address to listen on")->envname("COPPICE_HOST")->capture_default_str();
+  command->add_option("--port", http.port, "Port; 0: one that is free, which is printed")
+      ->envname("COPPICE_PORT")
+      ->capture_default_str();
+  command
+      ->add_option("--api-keys", options->api_keys,
+                   "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum")
+      ->envname("COPPICE_API_KEYS")
+      ->check(NotEmpty());
+  command->add_flag("--allow-public", options->allow_public, "Listen on a public address although there are no API keys");
+  command->add_option("--model-name", options->model_name, "The name that answers give (default: the model's file)")
+      ->envname("COPPICE_MODEL_NAME");
+  options->engine.max_waiting = 512;
+  command->add_option("--max-waiting", options->engine.max_waiting, "Requests that wait; more get 429. 0: no limit")
+      ->envname("COPPICE_MAX_WAITING")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--max-per-key", options->max_per_key, "Requests of one API key at the same moment; more get 429. 0: no limit")
+      ->envname("COPPICE_MAX_PER_KEY")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--request-timeout", options->request_timeout, "Seconds until a request ends with 408; 0: none")
+      ->envname("COPPICE_REQUEST_TIMEOUT")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--max-body", http.max_body_bytes, "Bytes of a request at most, e.g. 10MiB")
+      ->envname("COPPICE_MAX_BODY")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->capture_default_str();
+  command->add_option("--max-connections", http.max_connections, "Connections at the same moment")
+      ->envname("COPPICE_MAX_CONNECTIONS")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--drain-seconds", options->drain_seconds, "After SIGTERM, how long requests under way may take")
+      ->envname("COPPICE_DRAIN_SECONDS")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_flag("--log-json", options->log_json, "Log lines as JSON");
+  command->add_flag("--null", options->null, "Answer at once with tokens that mean nothing, for measuring all but the model");
+  AddEngineOptions(*command, options->engine);
+  return {command, [options] {
+            spdlog::set_level(spdlog::level::info);
+            return Serve(*options);
+          }};
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,49 @@
+// The answer to an OpenAI request with "stream": true, as the data of server-sent events: a JSON object for whatever a sample's
+// event brings. Layer: openai.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coppice/engine/engine.h"
+#include "openai/request.h"
+#include "openai/response.h"
+
+namespace coppice::openai {
+
+// The events of one prompt's request, in the order in which they come. Thread-compatible.
+class ResponseStream {
+ public:
+  // `request` and `tokenizer`, which may be null, outlive the stream. The samples are the answer's choices from `first_choice` on.
+  ResponseStream(const OpenAiRequest* request, const ResponseFacts& facts, int32_t first_choice, const Tokenizer* tokenizer);
+
+  // Appends what `event` brings to `*out`, as "data: {...}\n\n" each; nothing while a character is incomplete.
+  void Append(const StreamEvent& event, std::string* out);
+  // The stream's end: with usage asked for a last object, then "data: [DONE]\n\n". Once for all streams of an answer.
+  void AppendEnd(const TokenUsage& usage, std::string* out) const;
+
+ private:
+  struct Choice {
+    bool begun = false;
+    int64_t offset = 0;  // characters of a completion, as its log-probabilities count them
+  };
+
+  void AppendPrompt(const StreamEvent& event, std::string* out);
+  // An object with one choice, `inner` being its fields between index and finish_reason.
+  void AppendChoice(int32_t sample, const std::string& inner, const std::optional<FinishReason>& reason, std::string* out) const;
+  std::string LogprobsOf(const StreamEvent& event, Choice* choice) const;
+
+  const OpenAiRequest* request_;
+  const Tokenizer* tokenizer_;
+  const int32_t first_choice_;
+  const bool chat_;
+  const std::string head_;  // of every object, up to the choices
+  std::vector<Choice> choices_;
+};
+
+// `status` as an object of the stream: what is told when a sample fails after the answer has begun.
+std::string StreamError(const Status& status);
+
+}  // namespace coppice::openai

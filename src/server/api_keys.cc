@@ -1,0 +1,88 @@
+#include "server/api_keys.h"
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "core/quoted.h"
+
+namespace coppice::server {
+namespace {
+
+constexpr std::string_view kExpected = "expected \"name sha256\", the hash as 64 hex digits: printf %s KEY | sha256sum";
+
+std::optional<int> HexDigit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return std::nullopt;
+}
+
+}  // namespace
+
+ApiKeys::Hash ApiKeys::HashOf(std::string_view key) {
+  Hash hash;
+  SHA256(reinterpret_cast<const unsigned char*>(key.data()), key.size(), reinterpret_cast<unsigned char*>(hash.data()));
+  return hash;
+}
+
+Result<ApiKeys> ApiKeys::Read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return NotFound(fmt::format("cannot read the API keys {}: {}", path, std::strerror(errno)));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return Parse(text, path);
+}
+
+Result<ApiKeys> ApiKeys::Parse(std::string_view text, std::string_view path) {
+  ApiKeys keys;
+  for (int line_number = 1; !text.empty(); ++line_number) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty() || line.starts_with('#')) continue;
+    const size_t space = line.find(' ');
+    const std::string_view name = line.substr(0, space);
+    std::string_view hex = space == line.npos ? std::string_view() : line.substr(space + 1);
+    hex.remove_prefix(std::min(hex.find_first_not_of(' '), hex.size()));
+    Key key{.name = std::string(name)};
+    bool valid = !name.empty() && hex.size() == 2 * key.hash.size();
+    for (size_t i = 0; valid && i < key.hash.size(); ++i) {
+      const std::optional<int> high = HexDigit(hex[2 * i]), low = HexDigit(hex[2 * i + 1]);
+      valid = high && low;
+      if (valid) key.hash[i] = static_cast<std::byte>(*high * 16 + *low);
+    }
+    if (!valid) return InvalidArgument(fmt::format("{} line {}: {}", path, line_number, kExpected));  // the line may hold a key
+    const auto same_name = [&](const Key& other) { return other.name == key.name; };
+    if (std::ranges::any_of(keys.keys_, same_name))
+      return InvalidArgument(fmt::format("{} line {}: a second key named {}", path, line_number, Quoted(key.name)));
+    keys.keys_.push_back(std::move(key));
+  }
+  if (keys.keys_.empty()) return InvalidArgument(fmt::format("{} holds no key; {}", path, kExpected));
+  return keys;
+}
+
+const std::string* ApiKeys::Find(std::string_view authorization) const {
+  constexpr std::string_view kScheme = "bearer ";
+  const auto same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; };
+  if (authorization.size() <= kScheme.size() || !std::equal(kScheme.begin(), kScheme.end(), authorization.begin(),
+                                                            [&](char expected, char given) { return same(given, expected); })) {
+    return nullptr;
+  }
+  const Hash hash = HashOf(authorization.substr(kScheme.size()));
+  const std::string* name = nullptr;
+  for (const Key& key : keys_) {  // all of them, so that time says nothing
+    if (CRYPTO_memcmp(hash.data(), key.hash.data(), hash.size()) == 0) name = &key.name;
+  }
+  return name;
+}
+
+}  // namespace coppice::server

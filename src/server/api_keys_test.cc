@@ -1,0 +1,49 @@
+// API keys: the file that names them, and who is let in.
+#include "server/api_keys.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace coppice::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// printf %s KEY | sha256sum
+const std::string kSesame = "41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b1165a5aa93ed4eb";
+const std::string kSecret = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+
+TEST(ApiKeys, NamesOfKeys) {
+  const Result<ApiKeys> keys = ApiKeys::Parse("# team\n\nalice " + kSesame + "\r\nbob   " + kSecret, "keys");
+  ASSERT_TRUE(keys.ok()) << keys.status().message();
+  const auto name = [&](std::string_view header) {
+    const std::string* found = keys->Find(header);
+    return found ? *found : "nobody";
+  };
+  EXPECT_EQ(name("Bearer open sesame"), "alice");
+  EXPECT_EQ(name("bEARER secret"), "bob");
+  for (const char* header : {"", "Bearer", "Bearer ", "Bearer Secret", "Bearer secret ", "Basic secret", "secret", "Bearer  secret",
+                             "Bearer 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"})
+    EXPECT_EQ(name(header), "nobody") << header;
+}
+
+TEST(ApiKeys, WhatIsWrongIsNamedByLineAndNeverShown) {
+  const std::vector<std::string> lines = {"alice secret-in-clear",       "alice", "alice " + kSesame + "0", " " + kSesame,
+                                          "alice g" + kSesame.substr(1), kSesame};
+  for (const std::string& text : lines) {
+    const Status status = ApiKeys::Parse("# keys\n" + text, "my.keys").status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(status.message(), HasSubstr("my.keys line 2"));
+    EXPECT_THAT(status.message(), Not(HasSubstr("secret-in-clear")));
+  }
+  EXPECT_THAT(ApiKeys::Parse("a " + kSesame + "\na " + kSecret, "k").status().message(), HasSubstr("second key"));
+  EXPECT_THAT(ApiKeys::Parse("# none\n", "k").status().message(), HasSubstr("holds no key"));
+  EXPECT_EQ(ApiKeys::Read("/no/such/file").status().code(), StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace coppice::server

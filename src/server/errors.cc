@@ -1,0 +1,29 @@
+#include "server/errors.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "openai/response.h"
+
+namespace coppice::server {
+namespace {
+
+constexpr const char* kRetryAfterSeconds = "1";
+
+std::string Dump(const nlohmann::ordered_json& body) {
+  return body.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace
+
+HttpResponse ErrorResponse(const Status& status, std::string_view param) {
+  return ErrorResponse(openai::HttpStatus(status), status.message(), param);
+}
+
+HttpResponse ErrorResponse(int http_status, std::string_view message, std::string_view param) {
+  HttpResponse response = {.status = http_status, .body = Dump(openai::ErrorBody(http_status, message, param))};
+  if (http_status == 429 || http_status == 503) response.headers.emplace_back("retry-after", kRetryAfterSeconds);
+  return response;
+}
+
+}  // namespace coppice::server

@@ -1,0 +1,16 @@
+// Errors as answers: OpenAI's error object with the HTTP status of what happened. Layer: server.
+#pragma once
+
+#include <string_view>
+
+#include "coppice/core/status.h"
+#include "server/http.h"
+
+namespace coppice::server {
+
+// `param`: the field of the body that is wrong; may be empty. 429 and 503 carry Retry-After.
+HttpResponse ErrorResponse(const Status& status, std::string_view param = {});
+// With an HTTP status of its own: 401, 404, 405, 413, 415, 429.
+HttpResponse ErrorResponse(int http_status, std::string_view message, std::string_view param = {});
+
+}  // namespace coppice::server

@@ -1,0 +1,158 @@
+#include "server/generation_call.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "server/errors.h"
+
+namespace coppice::server {
+namespace {
+
+// What nginx logs where the client has left: nobody receives it.
+constexpr int kClientLeft = 499;
+
+double Seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+GenerationCall::GenerationCall(Parts parts)
+    : engine_(*parts.engine),
+      facts_(std::move(parts.facts)),
+      responder_(std::move(parts.responder)),
+      prompts_(parts.prompts.size()),
+      on_end_(std::move(parts.on_end)) {
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    prompts_[i].request = std::move(parts.prompts[i]);
+    prompts_[i].samples = prompts_[i].request.request.n;
+    prompts_[i].prompt_tokens = static_cast<int64_t>(prompts_[i].request.request.prompt_ids.size());
+  }
+  if (!prompts_.front().request.stream) return;
+  int32_t first_choice = 0;
+  for (const Prompt& prompt : prompts_) {
+    streams_.emplace_back(&prompt.request, facts_, first_choice, engine_.tokenizer());
+    first_choice += prompt.request.choices;
+  }
+}
+
+void GenerationCall::Start(Parts parts) {
+  const std::shared_ptr<GenerationCall> call(new GenerationCall(std::move(parts)));
+  call->Submit();
+  call->responder_->WhenGone([weak = call->weak_from_this()] {
+    if (const std::shared_ptr<GenerationCall> call = weak.lock()) call->Cancel();
+  });
+}
+
+void GenerationCall::Submit() {
+  // Held over all of it: events of the first prompt wait until the last one is submitted, and the stream's head is written first.
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    Request request = std::exchange(prompts_[i].request.request, Request());
+    prompts_[i].request.request.echo = request.echo;  // what the answer's form depends on stays
+    prompts_[i].request.request.top_logprobs = request.top_logprobs;
+    request.on_event = [self = shared_from_this(), i](const StreamEvent& event) { self->OnEvent(i, event); };
+    const Result<RequestId> id = engine_.Submit(std::move(request));
+    if (id.ok()) {
+      submitted_.push_back(*id);
+      continue;
+    }
+    failure_ = id.status();
+    for (const RequestId other : submitted_) (void)engine_.Cancel(other);  // one that has ended needs no cancelling
+    Finish();
+    return;
+  }
+  if (!streams_.empty()) responder_->BeginStream();
+}
+
+void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  Prompt& prompt = prompts_[index];
+  prompt.cached = event.cached_tokens;
+  prompt.generated += static_cast<int64_t>(event.token_ids.size()) * (event.index >= 0);
+  if (event.index >= 0 && !event.token_ids.empty()) {
+    last_token_ = Clock::now();
+    if (first_token_ == Clock::time_point()) first_token_ = last_token_;
+  }
+  if (event.finish_reason == FinishReason::kError && failure_.ok()) failure_ = event.status;
+  if (streams_.empty()) {
+    prompt.output.Add(event);
+  } else if (failure_.ok()) {
+    std::string frames;
+    streams_[index].Append(event, &frames);
+    if (!frames.empty()) responder_->Write(std::move(frames));
+  }
+  done_ += event.request_done;
+  if (done_ == prompts_.size()) {
+    Finish();
+  } else if (!failure_.ok() && event.finish_reason == FinishReason::kError) {
+    for (const RequestId id : submitted_) (void)engine_.Cancel(id);  // the answer is an error whatever the others say
+  }
+}
+
+void GenerationCall::Cancel() {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  gone_ = true;
+  for (const RequestId id : submitted_) (void)engine_.Cancel(id);
+}
+
+openai::TokenUsage GenerationCall::Usage() const {
+  openai::TokenUsage usage;
+  for (const Prompt& prompt : prompts_) {
+    usage.prompt += prompt.prompt_tokens;
+    usage.cached += prompt.cached;
+    usage.completion += prompt.generated;
+  }
+  return usage;
+}
+
+void GenerationCall::Finish() {
+  if (gone_) return End(kClientLeft);
+  if (!streams_.empty() && submitted_.size() == prompts_.size()) {
+    if (failure_.ok()) {
+      std::string end;
+      streams_.front().AppendEnd(Usage(), &end);
+      responder_->Write(std::move(end));
+    } else {
+      responder_->Write(openai::StreamError(failure_));
+    }
+    responder_->EndStream();
+    return End(failure_.ok() ? 200 : openai::HttpStatus(failure_));
+  }
+  if (!failure_.ok()) {
+    const bool refused = submitted_.size() < prompts_.size();
+    HttpResponse error = refused && failure_.code() == StatusCode::kResourceExhausted
+                             ? ErrorResponse(429, failure_.message())  // the queue is full
+                             : ErrorResponse(failure_);
+    const int status = error.status;
+    responder_->Send(std::move(error));
+    return End(status);
+  }
+  std::vector<openai::Answer> answers;
+  for (const Prompt& prompt : prompts_)
+    answers.push_back({.request = &prompt.request, .output = &prompt.output, .prompt_tokens = prompt.prompt_tokens});
+  const Result<nlohmann::ordered_json> body = ResponseBody(answers, facts_, engine_.tokenizer());
+  if (!body.ok()) {
+    responder_->Send(ErrorResponse(body.status(), "vote"));
+    return End(openai::HttpStatus(body.status()));
+  }
+  responder_->Send({.body = body->dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace)});
+  End(200);
+}
+
+void GenerationCall::End(int status) {
+  ended_ = true;
+  Outcome outcome = {.status = status};
+  int64_t samples = 0;
+  for (const Prompt& prompt : prompts_) samples += prompt.samples;
+  outcome.usage = Usage();
+  if (first_token_ != Clock::time_point()) {
+    outcome.first_token_seconds = Seconds(first_token_ - begin_);
+    if (outcome.usage.completion > samples)  // between tokens of one sample; all of them run side by side
+      outcome.token_seconds = Seconds(last_token_ - first_token_) * static_cast<double>(samples) /
+                              static_cast<double>(outcome.usage.completion - samples);
+  }
+  if (on_end_) std::exchange(on_end_, nullptr)(outcome);
+}
+
+}  // namespace coppice::server

@@ -1,0 +1,46 @@
+// HTTP as the routes see it: a request that is read whole, and where its answer goes. Knows no sockets, so that routes are tested
+// without any.
+// Layer: server.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace coppice::server {
+
+struct HttpRequest {
+  std::string method;  // as sent: "GET"
+  std::string path;    // of the target, without the query
+  std::string query;   // after '?'; empty: none
+  std::string body;
+  std::string authorization, content_type, traceparent;  // headers; empty: not sent
+  std::string id;                                        // names the request in logs and in the answer's x-request-id
+  std::string peer;                                      // address of the client
+};
+
+struct HttpResponse {
+  int status = 200;
+  std::string body;
+  std::string content_type = "application/json";
+  std::vector<std::pair<std::string, std::string>> headers = {};  // besides content-type, content-length and x-request-id
+};
+
+// Where the answer to one request goes: Send once, or BeginStream, any number of Write, EndStream. Thread-safe; nothing blocks.
+// What comes after the client is gone is dropped. If the last owner lets go of it before there is an answer, the client gets a 500.
+class Responder {
+ public:
+  virtual ~Responder() = default;
+
+  virtual void Send(HttpResponse response) = 0;
+  // 200 and text/event-stream. While nothing is written, comments keep the connection alive.
+  virtual void BeginStream() = 0;
+  virtual void Write(std::string text) = 0;
+  virtual void EndStream() = 0;
+  // `callback` is called when the client has gone before the answer's end, on any thread; at once if it has already. One callback.
+  virtual void WhenGone(std::function<void()> callback) = 0;
+};
+
+}  // namespace coppice::server

@@ -1,0 +1,304 @@
+#include "server/http_session.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <cerrno>
+#include <ctime>
+#include <random>
+#include <variant>
+
+#include "server/errors.h"
+
+namespace coppice::server {
+namespace {
+
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using namespace asio::experimental::awaitable_operators;  // NOLINT(build/namespaces): || of awaitables
+
+// Every operation of a session says how it went; none throws.
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+
+// Of what a client sends ahead, beside the largest header: bytes of bodies and requests of a pipeline.
+constexpr size_t kReadAhead = size_t{64} << 10;
+
+constexpr size_t kFirstRead = 4096;  // most requests are smaller
+
+// 32 hex digits that name a request.
+std::string MakeId() {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return fmt::format("{:016x}{:016x}", random(), random());
+}
+
+// "Mon, 23 Nov 2026 01:26:31 GMT".
+std::string HttpDate() { return fmt::format("{:%a, %d %b %Y %H:%M:%S} GMT", fmt::gmtime(std::time(nullptr))); }
+
+// What makes the body's length doubtful; empty: nothing. A proxy that reads it otherwise would take a part of the body for a
+// request.
+std::string_view FramingProblem(const http::request<http::string_body>& message) {
+  const size_t encodings = message.count(http::field::transfer_encoding);
+  if (encodings == 0) return {};
+  if (message.version() < 11) return "HTTP/1.0 has no Transfer-Encoding";
+  if (encodings > 1 || !beast::iequals(message[http::field::transfer_encoding], "chunked"))
+    return "Transfer-Encoding is not chunked alone";
+  if (message.count(http::field::content_length) > 0) return "there are both Content-Length and Transfer-Encoding";
+  return {};
+}
+
+// What all answers carry.
+template <class Message>
+void SetCommon(std::string_view id, bool keep_alive, Message* message) {
+  message->set(http::field::date, HttpDate());
+  message->set("x-request-id", id);
+  message->keep_alive(keep_alive);
+}
+
+}  // namespace
+
+HttpSession::HttpSession(HttpSessions* shared, tcp::socket socket)
+    : shared_(*shared), stream_(std::move(socket)), buffer_(shared->options.max_header_bytes + kReadAhead), wake_(shared->io) {
+  shared_.sessions.insert(this);
+  ++shared_.num_connections;
+}
+
+HttpSession::~HttpSession() {
+  shared_.sessions.erase(this);
+  --shared_.num_connections;
+}
+
+asio::awaitable<void> HttpSession::Run(std::shared_ptr<HttpSession> self) {
+  while (co_await self->Exchange()) {
+  }
+  beast::error_code ignored;
+  self->stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+}
+
+void HttpSession::CloseIfIdle() {
+  if (idle_) stream_.cancel();
+}
+
+void HttpSession::Close() {
+  closing_ = true;
+  stream_.close();  // whatever is read or written next fails as well
+  wake_.cancel();
+}
+
+asio::awaitable<bool> HttpSession::Exchange() {
+  Parser parser;
+  BodyBytes body_bytes;
+  if (!co_await Read(&parser, &body_bytes)) co_return false;
+  version_ = parser.get().version();
+  keep_alive_ = parser.get().keep_alive() && !shared_.draining;
+  head_only_ = parser.get().method() == http::verb::head;
+  HttpRequest request = ToRequest(&parser);
+  id_ = request.id;
+
+  const auto responder = std::make_shared<SessionResponder>(
+      [weak = weak_from_this(), &io = shared_.io] {
+        asio::post(io, [weak] {
+          if (const std::shared_ptr<HttpSession> self = weak.lock()) self->wake_.cancel();
+        });
+      },
+      shared_.options.max_unwritten_bytes);
+  std::shared_ptr<Responder> answer = WithFallback(responder);
+  if (request.method == "POST") {
+    asio::post(shared_.handlers,
+               [&handler = shared_.handler, request = std::move(request), answer = std::move(answer),
+                body_bytes = std::move(body_bytes)]() mutable { handler(std::move(request), std::move(answer)); });
+  } else {
+    if (head_only_) request.method = "GET";  // answered alike, without the body
+    shared_.handler(std::move(request), std::move(answer));
+  }
+  const std::variant<bool, std::monostate> ended = co_await (WriteAnswer(responder) || UntilGone());
+  const bool written = ended.index() == 0 && std::get<0>(ended);
+  responder->Close(/*gone=*/!written);
+  if (!written) co_return false;
+  co_return keep_alive_ && !closing_;
+}
+
+asio::awaitable<bool> HttpSession::Read(Parser* parser, BodyBytes* body_bytes) {
+  const HttpServerOptions& options = shared_.options;
+  parser->header_limit(static_cast<uint32_t>(options.max_header_bytes));
+  parser->body_limit(options.max_body_bytes);
+  if (buffer_.size() == 0) {  // wait without a limit on the whole request
+    if (shared_.draining || closing_) co_return false;
+    idle_ = true;
+    stream_.expires_after(options.idle_timeout);
+    auto [error, size] = co_await stream_.async_read_some(buffer_.prepare(kFirstRead), kAwait);
+    idle_ = false;
+    if (error) co_return false;
+    buffer_.commit(size);
+  }
+  stream_.expires_after(options.read_timeout);
+  auto [error, size] = co_await http::async_read_header(stream_, buffer_, *parser, kAwait);
+  if (error) co_return co_await RefuseMalformed(error);
+  co_return co_await ReadBody(parser, body_bytes);
+}
+
+asio::awaitable<bool> HttpSession::ReadBody(Parser* parser, BodyBytes* body_bytes) {
+  const HttpServerOptions& options = shared_.options;
+  const http::request<http::string_body>& message = parser->get();
+  if (const std::string_view problem = FramingProblem(message); !problem.empty()) co_return co_await Refuse(400, problem);
+  const bool chunked = message.chunked();
+  const auto expected = static_cast<int64_t>(parser->content_length().value_or(chunked ? options.max_body_bytes : 0));
+  if (!body_bytes->Take(&shared_.body_bytes, expected, static_cast<int64_t>(options.max_total_body_bytes)))
+    co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
+  if (message.version() >= 11 && beast::iequals(message[http::field::expect], "100-continue")) {
+    constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+    auto [failed, written] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
+    if (failed) co_return false;
+  }
+  auto [error, size] = co_await http::async_read(stream_, buffer_, *parser, kAwait);
+  if (error) co_return co_await RefuseMalformed(error);
+  body_bytes->ShrinkTo(static_cast<int64_t>(message.body().size()));
+  co_return true;
+}
+
+asio::awaitable<bool> HttpSession::RefuseMalformed(beast::error_code error) {
+  // The connection's own errors: nobody waits for an answer, or who sends so slowly gets none.
+  if (error.category() != make_error_code(http::error::end_of_stream).category()) co_return false;
+  if (error == http::error::end_of_stream || error == http::error::partial_message) co_return false;
+  if (error == http::error::body_limit)
+    co_return co_await Refuse(413, fmt::format("the body is larger than {} bytes", shared_.options.max_body_bytes));
+  if (error == http::error::header_limit || error == http::error::buffer_overflow)
+    co_return co_await Refuse(431, fmt::format("the headers are larger than {} bytes", shared_.options.max_header_bytes));
+  co_return co_await Refuse(400, fmt::format("this is no HTTP request: {}", error.message()));
+}
+
+// What follows on the connection is not known to be a request: it ends.
+asio::awaitable<bool> HttpSession::Refuse(int status, std::string_view message) {
+  id_ = MakeId();
+  keep_alive_ = head_only_ = false;
+  version_ = 11;
+  co_await WriteWhole(ErrorResponse(status, message));
+  beast::error_code ignored;
+  stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  // What the client is still sending is read for a moment: a reset would take the answer from it.
+  stream_.expires_after(std::chrono::seconds(1));
+  std::string sink(size_t{64} << 10, '\0');
+  for (int64_t left = int64_t{64} << 20; left > 0;) {
+    auto [error, size] = co_await stream_.async_read_some(asio::buffer(sink), kAwait);
+    if (error) break;
+    left -= static_cast<int64_t>(size);
+  }
+  co_return false;
+}
+
+HttpRequest HttpSession::ToRequest(Parser* parser) {
+  http::request<http::string_body>& message = parser->get();
+  const auto header = [&](auto name) { return std::string(message[name]); };
+  HttpRequest request;
+  std::string_view target(message.target().data(), message.target().size());
+  if (constexpr std::string_view kScheme = "http://"; target.starts_with(kScheme)) {  // as proxies ask
+    const size_t slash = target.find('/', kScheme.size());
+    target = slash == target.npos ? "/" : target.substr(slash);
+  }
+  const size_t question = std::min(target.find('?'), target.size());
+  request.method = std::string(message.method_string());
+  request.path = std::string(target.substr(0, question));
+  if (question < target.size()) request.query = std::string(target.substr(question + 1));
+  request.authorization = header(http::field::authorization);
+  request.content_type = header(http::field::content_type);
+  request.traceparent = header("traceparent");
+  request.body = std::move(message.body());
+  request.id = MakeId();
+  beast::error_code ignored;
+  if (const tcp::endpoint peer = stream_.socket().remote_endpoint(ignored); !ignored) request.peer = peer.address().to_string();
+  return request;
+}
+
+asio::awaitable<void> HttpSession::UntilGone() {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  while (true) {
+    auto [error] = co_await stream_.socket().async_wait(tcp::socket::wait_read, kAwait);
+    if (error) break;  // the answer is complete, or the session ends
+    char byte;
+    const ssize_t size = recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) co_return;
+    if (size < 0) continue;
+    asio::steady_timer never(shared_.io, asio::steady_timer::time_point::max());  // the next request is there; who sent it stays
+    co_await never.async_wait(kAwait);
+    break;
+  }
+}
+
+asio::awaitable<bool> HttpSession::WriteAnswer(std::shared_ptr<SessionResponder> responder) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  bool streaming = false;
+  stream_.expires_never();
+  while (!closing_) {
+    SessionResponder::Part part = responder->Take();
+    if (part.empty()) {
+      wake_.expires_after(shared_.options.heartbeat);
+      auto [woken] = co_await wake_.async_wait(kAwait);
+      if (closing_) break;
+      if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) break;
+      if (!woken && streaming && !co_await WriteText(": waiting\n\n")) co_return false;
+      continue;
+    }
+    if (part.too_slow) co_return false;
+    if (part.whole) co_return co_await WriteWhole(*part.whole);
+    if (part.begin_stream) {
+      streaming = true;
+      if (!co_await WriteHead()) co_return false;
+    }
+    if (!part.text.empty() && !co_await WriteText(part.text)) co_return false;
+    if (part.end) co_return co_await WriteLast();
+  }
+  co_return false;
+}
+
+asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response) {
+  http::response<http::string_body> message(static_cast<http::status>(response.status), version_);
+  SetCommon(id_, keep_alive_, &message);
+  message.set(http::field::content_type, response.content_type);
+  for (const auto& [name, value] : response.headers) message.set(name, value);
+  message.content_length(response.body.size());
+  if (!head_only_) message.body() = response.body;
+  stream_.expires_after(shared_.options.write_timeout);
+  http::response_serializer<http::string_body> serializer(message);
+  if (head_only_) {
+    auto [error, size] = co_await http::async_write_header(stream_, serializer, kAwait);
+    co_return !error;
+  }
+  auto [error, size] = co_await http::async_write(stream_, serializer, kAwait);
+  co_return !error;
+}
+
+asio::awaitable<bool> HttpSession::WriteHead() {
+  http::response<http::empty_body> head(http::status::ok, version_);
+  if (version_ < 11) keep_alive_ = false;  // its end is the connection's
+  SetCommon(id_, keep_alive_, &head);
+  head.set(http::field::content_type, "text/event-stream; charset=utf-8");
+  head.set(http::field::cache_control, "no-cache");
+  head.set("x-accel-buffering", "no");  // for nginx in between
+  if (version_ >= 11) head.chunked(true);
+  http::response_serializer<http::empty_body> serializer(head);
+  stream_.expires_after(shared_.options.write_timeout);
+  auto [error, size] = co_await http::async_write_header(stream_, serializer, kAwait);
+  co_return !error;
+}
+
+asio::awaitable<bool> HttpSession::WriteText(std::string_view text) {
+  stream_.expires_after(shared_.options.write_timeout);
+  if (version_ < 11) {
+    auto [error, size] = co_await asio::async_write(stream_, asio::buffer(text), kAwait);
+    co_return !error;
+  }
+  auto [error, size] = co_await asio::async_write(stream_, http::make_chunk(asio::buffer(text)), kAwait);
+  co_return !error;
+}
+
+asio::awaitable<bool> HttpSession::WriteLast() {
+  if (version_ < 11) co_return true;
+  stream_.expires_after(shared_.options.write_timeout);
+  auto [error, size] = co_await asio::async_write(stream_, http::make_chunk_last(), kAwait);
+  co_return !error;
+}
+
+}  // namespace coppice::server

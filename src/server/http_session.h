@@ -1,0 +1,119 @@
+// One connection of the HTTP server: a coroutine that reads requests within limits and writes their answers. Runs on the server's
+// one thread of sockets.
+// Layer: server.
+#pragma once
+
+#include <atomic>
+#include <boost/asio.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "server/http_server.h"
+#include "server/session_responder.h"
+
+namespace coppice::server {
+
+namespace asio = boost::asio;
+
+class HttpSession;
+
+// What sessions share. Sessions live on the io_context's one thread.
+struct HttpSessions {
+  HttpServerOptions options;
+  HttpServer::Handler handler;
+  asio::io_context io{1};
+  asio::thread_pool handlers;
+  std::unordered_set<HttpSession*> sessions;
+  std::atomic<int32_t> num_connections{0};
+  std::atomic<int64_t> body_bytes{0};  // of requests that are being read or wait for a handler
+  bool draining = false;
+
+  HttpSessions(const HttpServerOptions& given, HttpServer::Handler handle)
+      : options(given), handler(std::move(handle)), handlers(static_cast<size_t>(given.handler_threads)) {}
+};
+
+// A request's share of the bytes that bodies may take in memory; gives it back when it is destroyed.
+class BodyBytes {
+ public:
+  BodyBytes() = default;
+  BodyBytes(BodyBytes&& other) noexcept : total_(std::exchange(other.total_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  BodyBytes& operator=(BodyBytes&& other) noexcept {
+    std::swap(total_, other.total_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~BodyBytes() {
+    if (total_) *total_ -= bytes_;
+  }
+  // False, with nothing taken, if more than `limit` would be taken together.
+  bool Take(std::atomic<int64_t>* total, int64_t bytes, int64_t limit) {
+    if ((*total += bytes) > limit) {
+      *total -= bytes;
+      return false;
+    }
+    total_ = total;
+    bytes_ = bytes;
+    return true;
+  }
+  // Gives back all but `bytes`.
+  void ShrinkTo(int64_t bytes) {
+    if (!total_ || bytes >= bytes_) return;
+    *total_ -= bytes_ - bytes;
+    bytes_ = bytes;
+  }
+
+ private:
+  std::atomic<int64_t>* total_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// One connection: requests one after the other, each read whole before its answer is written.
+class HttpSession : public std::enable_shared_from_this<HttpSession> {
+ public:
+  HttpSession(HttpSessions* shared, asio::ip::tcp::socket socket);
+  ~HttpSession();
+
+  static asio::awaitable<void> Run(std::shared_ptr<HttpSession> self);
+  // Ends the session if it waits for a request.
+  void CloseIfIdle();
+  void Close();
+
+ private:
+  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+  // Reads a request and writes its answer; whether there may be another one.
+  asio::awaitable<bool> Exchange();
+  // The request that `parser` is to hold; false: the connection ends.
+  asio::awaitable<bool> Read(Parser* parser, BodyBytes* body_bytes);
+  // What follows the header that `parser` holds; false: as Read, with the error answered.
+  asio::awaitable<bool> ReadBody(Parser* parser, BodyBytes* body_bytes);
+  asio::awaitable<bool> RefuseMalformed(boost::beast::error_code error);
+  asio::awaitable<bool> Refuse(int status, std::string_view message);
+  // Writes the answer as it comes; false: the client is gone or the connection must end.
+  asio::awaitable<bool> WriteAnswer(std::shared_ptr<SessionResponder> responder);
+  // Returns when the client has closed its side; never while it has sent more than was read.
+  asio::awaitable<void> UntilGone();
+  asio::awaitable<bool> WriteWhole(const HttpResponse& response);
+  asio::awaitable<bool> WriteHead();
+  asio::awaitable<bool> WriteText(std::string_view text);
+  asio::awaitable<bool> WriteLast();
+  HttpRequest ToRequest(Parser* parser);
+
+  HttpSessions& shared_;
+  boost::beast::tcp_stream stream_;
+  boost::beast::flat_buffer buffer_;
+  asio::steady_timer wake_;  // cancelled when an answer has news
+  bool idle_ = false, closing_ = false;
+  // Of the request under way:
+  unsigned version_ = 11;
+  bool keep_alive_ = false, head_only_ = false;
+  std::string id_;
+};
+
+}  // namespace coppice::server

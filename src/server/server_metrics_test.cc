@@ -1,0 +1,47 @@
+// The text of /metrics.
+#include "server/server_metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace coppice::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(ServerMetrics, CountsByRouteStatusAndKey) {
+  ServerMetrics metrics;
+  metrics.CountRequest("/v1/completions", 200, 0.2);
+  metrics.CountRequest("/v1/completions", 200, 0.2);
+  metrics.CountRequest("/v1/completions", 429, 0.001);
+  metrics.CountTokens("a\"b\\c\nd", 5, 3, 2);
+  metrics.CountTokens("a\"b\\c\nd", 5, 3, 2);
+  const std::string text = metrics.Text({.steps = 9, .waiting = 4}, 7);
+  EXPECT_THAT(text, HasSubstr("coppice_http_requests_total{route=\"/v1/completions\",status=\"200\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("coppice_http_requests_total{route=\"/v1/completions\",status=\"429\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("coppice_http_requests_active 7\n"));
+  EXPECT_THAT(text, HasSubstr("coppice_key_prompt_tokens_total{key=\"a\\\"b\\\\c\\nd\"} 10\n"));
+  EXPECT_THAT(text, HasSubstr("coppice_key_generated_tokens_total{key=\"a\\\"b\\\\c\\nd\"} 4\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE coppice_steps_total counter\ncoppice_steps_total 9\n"));
+  EXPECT_THAT(text, HasSubstr("coppice_requests_waiting 4\n"));
+  EXPECT_THAT(text, Not(HasSubstr("nan")));
+}
+
+TEST(LatencyHistogram, BucketsAreCumulative) {
+  LatencyHistogram histogram;
+  for (const double seconds : {0.0005, 0.001, 0.3, 1000.0}) histogram.Add(seconds);
+  std::string text;
+  histogram.AppendTo("x_seconds", "Help", &text);
+  EXPECT_THAT(text, HasSubstr("x_seconds_bucket{le=\"0.001\"} 2\n"));  // a bound belongs to its bucket
+  EXPECT_THAT(text, HasSubstr("x_seconds_bucket{le=\"0.25\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("x_seconds_bucket{le=\"0.5\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("x_seconds_bucket{le=\"120\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("x_seconds_bucket{le=\"+Inf\"} 4\n"));
+  EXPECT_THAT(text, HasSubstr("x_seconds_count 4\n"));
+}
+
+}  // namespace
+}  // namespace coppice::server

@@ -1,0 +1,280 @@
+#include "server/service.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cctype>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "core/exhaustion.h"
+#include "core/json.h"
+#include "core/quoted.h"
+#include "server/errors.h"
+#include "server/generation_call.h"
+#include "server/openapi.h"
+
+namespace coppice::server {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+std::string Dump(const ordered_json& body) {
+  return body.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
+}
+
+int64_t Now() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Who gives no seed gets other samples each time.
+uint64_t RandomSeed() {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return random();
+}
+
+// Only JSON is taken: a page of another site can make a browser send other types without asking.
+bool IsJson(std::string_view content_type) {
+  const std::string_view type = content_type.substr(0, content_type.find(';'));
+  constexpr std::string_view kJson = "application/json";
+  const auto same = [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; };
+  const std::string_view trimmed = type.substr(0, type.find_last_not_of(" \t") + 1);
+  return trimmed.size() == kJson.size() && std::equal(trimmed.begin(), trimmed.end(), kJson.begin(), same);
+}
+
+}  // namespace
+
+struct Service::Call {
+  HttpRequest request;
+  std::shared_ptr<Responder> responder;
+  std::string_view route = "none";  // a path of kRoutes, or none
+  std::string key;                  // name of the API key; empty without keys
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  openai::TokenUsage usage;
+};
+
+// Parses the body and frees its text: the call may last for long.
+Result<json> Service::TakeBody(Call* call) {
+  const std::string text = std::exchange(call->request.body, {});
+  return ParseJson(text);
+}
+
+constexpr std::string_view kModelPath = "/v1/models/";
+
+const Service::Route Service::kRoutes[] = {
+    {"GET", "/health", &Service::Health, /*open=*/true},
+    {"GET", "/ready", &Service::Ready, /*open=*/true},
+    {"GET", "/version", &Service::Version, /*open=*/true},
+    {"GET", "/openapi.json", &Service::OpenApi, /*open=*/true},
+    {"GET", "/metrics", &Service::Metrics},
+    {"GET", "/v1/models", &Service::Models},
+    {"GET", "/v1/models/{model}", &Service::Model},
+    {"POST", "/v1/completions", &Service::Completions},
+    {"POST", "/v1/chat/completions", &Service::ChatCompletions},
+    {"POST", "/tokenize", &Service::Tokenize},
+    {"POST", "/detokenize", &Service::Detokenize},
+};
+
+Service::Service(Engine* engine, ServiceOptions options)
+    : engine_(*engine),
+      options_(std::move(options)),
+      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status()),
+      created_(Now()) {}
+
+void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {
+  const auto call = std::make_shared<Call>(Call{.request = std::move(request), .responder = std::move(responder)});
+  Status status;
+  try {
+    status = CatchExhaustion("answering a request", [&] {
+      if (const Route* route = FindRoute(call)) (this->*route->handler)(call);
+      return OkStatus();
+    });
+  } catch (const std::exception& error) {  // a fault of ours: it costs one request, not the server
+    status = Internal(fmt::format("answering the request failed: {}", error.what()));
+  }
+  if (!status.ok()) Answer(call, ErrorResponse(status));
+}
+
+const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
+  const std::string& path = call->request.path;
+  std::string allowed;
+  const Route* found = nullptr;
+  for (const Route& route : kRoutes) {
+    const bool same =
+        route.handler == &Service::Model ? path.size() > kModelPath.size() && path.starts_with(kModelPath) : path == route.path;
+    if (!same) continue;
+    call->route = route.path;
+    if (route.method == call->request.method) found = &route;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
+  }
+  if (allowed.empty()) {
+    Answer(call, ErrorResponse(404, fmt::format("there is no {}; /openapi.json says what there is", Printable(path, 200))));
+    return nullptr;
+  }
+  if (!found) {
+    HttpResponse refused = ErrorResponse(
+        405, fmt::format("{} does not take {}, expected {}", call->route, Printable(call->request.method, 20), allowed));
+    refused.headers.emplace_back("allow", allowed);
+    Answer(call, std::move(refused));
+    return nullptr;
+  }
+  if (options_.keys && !found->open) {
+    const std::string* key = options_.keys->Find(call->request.authorization);
+    if (!key) {
+      HttpResponse refused = ErrorResponse(401, "the API key is missing or unknown; send Authorization: Bearer KEY");
+      refused.headers.emplace_back("www-authenticate", "Bearer");
+      Answer(call, std::move(refused));
+      return nullptr;
+    }
+    call->key = *key;
+  }
+  if (found->method == "POST" && !IsJson(call->request.content_type)) {
+    Answer(call,
+           ErrorResponse(415, fmt::format("Content-Type is {}, expected application/json",
+                                          call->request.content_type.empty() ? "missing" : Quoted(call->request.content_type))));
+    return nullptr;
+  }
+  return found;
+}
+
+void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
+  const int status = response.status;
+  call->responder->Send(std::move(response));
+  Log(*call, status);
+}
+
+void Service::Log(const Call& call, int status) const {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - call.begin).count();
+  metrics_.CountRequest(call.route, status, seconds);
+  // No path as it was sent, and no text: prompts are the users'.
+  spdlog::info(Dump({{"request", call.request.id},
+                     {"peer", call.request.peer},
+                     {"key", call.key},
+                     {"method", Printable(call.request.method, 20)},
+                     {"route", call.route},
+                     {"status", status},
+                     {"seconds", seconds},
+                     {"prompt_tokens", call.usage.prompt},
+                     {"cached_tokens", call.usage.cached},
+                     {"completion_tokens", call.usage.completion},
+                     {"traceparent", call.request.traceparent}}));
+}
+
+void Service::Health(const std::shared_ptr<Call>& call) { Answer(call, {.body = R"({"status":"ok"})"}); }
+
+void Service::Ready(const std::shared_ptr<Call>& call) {
+  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  Answer(call, {.body = R"({"status":"ready"})"});
+}
+
+void Service::Version(const std::shared_ptr<Call>& call) { Answer(call, {.body = Dump({{"version", options_.version}})}); }
+
+void Service::OpenApi(const std::shared_ptr<Call>& call) { Answer(call, {.body = std::string(OpenApiDocument())}); }
+
+void Service::Metrics(const std::shared_ptr<Call>& call) {
+  Answer(call, {.body = metrics_.Text(engine_.Metrics(), active_), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+}
+
+void Service::Models(const std::shared_ptr<Call>& call) {
+  const ordered_json model = {{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}};
+  Answer(call, {.body = Dump({{"object", "list"}, {"data", ordered_json::array({model})}})});
+}
+
+void Service::Model(const std::shared_ptr<Call>& call) {
+  const std::string name = call->request.path.substr(kModelPath.size());
+  if (name != options_.model)
+    return Answer(call, ErrorResponse(404, fmt::format("there is no model {}, the server has {}", Quoted(name), options_.model)));
+  Answer(call, {.body = Dump({{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}})});
+}
+
+void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }
+void Service::ChatCompletions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kChatCompletions, call); }
+
+bool Service::Enter(const std::string& key) {
+  const std::lock_guard lock(keys_mutex_);
+  int32_t& count = active_by_key_[key];
+  if (options_.max_active_per_key > 0 && count >= options_.max_active_per_key) return false;
+  ++count;
+  ++active_;
+  return true;
+}
+
+void Service::Leave(const std::string& key) {
+  const std::lock_guard lock(keys_mutex_);
+  --active_;
+  const auto found = active_by_key_.find(key);
+  if (--found->second == 0) active_by_key_.erase(found);
+}
+
+void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
+  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  const Result<json> body = TakeBody(call.get());
+  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  openai::BodyError error;
+  std::optional<std::vector<openai::OpenAiRequest>> prompts = parser_.ParseList(endpoint, *body, &error);
+  if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
+  if (options_.max_prompts > 0 && prompts->size() > static_cast<size_t>(options_.max_prompts)) {
+    const std::string message = fmt::format("prompt is a list of {} prompts, and the server lets {} wait; send several requests",
+                                            prompts->size(), options_.max_prompts);
+    return Answer(call, ErrorResponse(InvalidArgument(message), "prompt"));
+  }
+  const auto seed = body->find("seed");
+  const bool seeded = seed != body->end() && !seed->is_null();
+  for (openai::OpenAiRequest& prompt : *prompts) {
+    if (!seeded) prompt.request.sampling.seed = RandomSeed();
+    Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
+    if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
+    parser_.SetPrompt(*std::move(ids), &prompt);
+    double& timeout = prompt.request.timeout_seconds;
+    if (options_.request_timeout > 0)
+      timeout = timeout == 0 ? options_.request_timeout : std::min(timeout, options_.request_timeout);
+  }
+  if (!Enter(call->key))
+    return Answer(call, ErrorResponse(429, fmt::format("{} requests with this API key are not answered yet, which is the most "
+                                                       "that the server takes of one; send this one again later",
+                                                       options_.max_active_per_key)));
+  GenerationCall::Start({.engine = &engine_,
+                         .prompts = *std::move(prompts),
+                         .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
+                         .responder = call->responder,
+                         .on_end = [this, call](const GenerationCall::Outcome& outcome) {
+                           call->usage = outcome.usage;
+                           if (outcome.first_token_seconds >= 0) metrics_.CountFirstToken(outcome.first_token_seconds);
+                           if (outcome.token_seconds >= 0) metrics_.CountTimePerToken(outcome.token_seconds);
+                           metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
+                           Log(*call, outcome.status);
+                           Leave(call->key);
+                         }});
+}
+
+void Service::Tokenize(const std::shared_ptr<Call>& call) {
+  const Result<json> body = TakeBody(call.get());
+  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  const Tokenizer* tokenizer = engine_.tokenizer();
+  if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
+  openai::BodyError error;
+  const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body, &error);
+  if (!request) return Answer(call, ErrorResponse(error.status, error.param));
+  const Result<std::vector<int32_t>> ids =
+      tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
+  if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
+  Answer(call, {.body = Dump({{"count", ids->size()}, {"max_model_len", options_.max_context}, {"tokens", *ids}})});
+}
+
+void Service::Detokenize(const std::shared_ptr<Call>& call) {
+  const Result<json> body = TakeBody(call.get());
+  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  const Tokenizer* tokenizer = engine_.tokenizer();
+  if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
+  openai::BodyError error;
+  const std::optional<std::vector<int32_t>> ids = openai::ParseDetokenize(*body, engine_.model_info().vocab_size, &error);
+  if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
+  Answer(call, {.body = Dump({{"prompt", tokenizer->Decode(*ids, /*keep_special=*/true)}})});
+}
+
+}  // namespace coppice::server

@@ -1,0 +1,89 @@
+// The routes of the server over one engine: OpenAI's completions, chats and models, tokens, health and metrics. Knows no sockets.
+// Layer: server.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "coppice/engine/engine.h"
+#include "openai/request.h"
+#include "server/api_keys.h"
+#include "server/http.h"
+#include "server/server_metrics.h"
+
+namespace coppice::server {
+
+struct ServiceOptions {
+  std::string model;               // the name that answers give
+  std::string version;             // of the program
+  int32_t max_context = 0;         // tokens of prompt and output
+  int32_t max_prompts = 0;         // of one request; 0: no limit of the server's own
+  int32_t max_active_per_key = 0;  // requests of one API key that are not answered yet; more get 429. 0: no limit
+  std::optional<ApiKeys> keys;     // none: everybody may ask
+  double request_timeout = 0;      // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
+};
+
+// Thread-safe. `engine` outlives it; somebody else steps it.
+class Service {
+ public:
+  Service(Engine* engine, ServiceOptions options);
+
+  // Answers into `responder`, now or later. Parses and tokenises on the calling thread.
+  void Handle(HttpRequest request, std::shared_ptr<Responder> responder);
+  // From now on generations are refused with 503 and /ready says so; those under way go on.
+  void Drain() { draining_ = true; }
+  int64_t active() const { return active_; }
+
+ private:
+  struct Call;  // a request with what its log line needs
+  using Handler = void (Service::*)(const std::shared_ptr<Call>&);
+  struct Route {
+    std::string_view method, path;
+    Handler handler;
+    bool open = false;  // needs no key
+  };
+  static const Route kRoutes[];
+
+  static Result<nlohmann::json> TakeBody(Call* call);
+
+  void Health(const std::shared_ptr<Call>& call);
+  void Ready(const std::shared_ptr<Call>& call);
+  void Version(const std::shared_ptr<Call>& call);
+  void Metrics(const std::shared_ptr<Call>& call);
+  void Models(const std::shared_ptr<Call>& call);
+  void Model(const std::shared_ptr<Call>& call);
+  void OpenApi(const std::shared_ptr<Call>& call);
+  void Completions(const std::shared_ptr<Call>& call);
+  void ChatCompletions(const std::shared_ptr<Call>& call);
+  void Tokenize(const std::shared_ptr<Call>& call);
+  void Detokenize(const std::shared_ptr<Call>& call);
+
+  // Counts a generation as active; false where its key has too many.
+  bool Enter(const std::string& key);
+  void Leave(const std::string& key);
+  void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
+  // Finds the route; else answers 404 or 405. `call->key` is set where a key is asked for; else 401.
+  const Route* FindRoute(const std::shared_ptr<Call>& call);
+  void Answer(const std::shared_ptr<Call>& call, HttpResponse response);
+  void Log(const Call& call, int status) const;
+
+  Engine& engine_;
+  const ServiceOptions options_;
+  const openai::OpenAiRequestParser parser_;
+  const int64_t created_;  // seconds since 1970
+  mutable ServerMetrics metrics_;
+  std::atomic<bool> draining_{false};
+  std::atomic<int64_t> active_{0};
+  std::mutex keys_mutex_;
+  std::map<std::string, int32_t> active_by_key_;  // keys without any are not in it
+};
+
+}  // namespace coppice::server

@@ -1,0 +1,255 @@
+// Routes over an engine with a fake model, and no sockets: what is answered, refused, streamed, cancelled, counted and drained.
+#include "server/service.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "engine/engine_harness.h"
+
+namespace coppice::server {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+// Keeps what was answered.
+class FakeResponder final : public Responder {
+ public:
+  void Send(HttpResponse answer) override {
+    EXPECT_FALSE(response || streaming) << "a second answer";
+    response = std::move(answer);
+  }
+  void BeginStream() override {
+    EXPECT_FALSE(response || streaming) << "a second answer";
+    streaming = true;
+  }
+  void Write(std::string text) override {
+    EXPECT_TRUE(streaming && !ended);
+    written += text;
+  }
+  void EndStream() override { ended = true; }
+  void WhenGone(std::function<void()> callback) override { when_gone = std::move(callback); }
+
+  json body() const { return json::parse(response.value().body); }
+
+  std::optional<HttpResponse> response;
+  bool streaming = false, ended = false;
+  std::string written;
+  std::function<void()> when_gone;
+};
+
+constexpr int32_t kContext = 64;
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  explicit ServiceTest(ServiceOptions options = {})
+      : harness_({.model = {.max_position = kContext}, .max_running = 4, .max_waiting = 2, .texts = Letters(64)}),
+        service_(&harness_.engine(), WithDefaults(std::move(options))) {}
+
+  std::shared_ptr<FakeResponder> Ask(HttpRequest request) {
+    auto responder = std::make_shared<FakeResponder>();
+    service_.Handle(std::move(request), responder);
+    return responder;
+  }
+  std::shared_ptr<FakeResponder> Get(const std::string& path) { return Ask({.method = "GET", .path = path}); }
+  std::shared_ptr<FakeResponder> Post(const std::string& path, const std::string& body) {
+    return Ask({.method = "POST", .path = path, .body = body, .content_type = "application/json"});
+  }
+  std::shared_ptr<FakeResponder> Complete(json fields) {
+    if (!fields.contains("prompt")) fields["prompt"] = {1, 2, 3};
+    return Post("/v1/completions", fields.dump());
+  }
+  std::string Metrics() { return Get("/metrics")->response.value().body; }
+
+  EngineHarness harness_;
+  Service service_;
+
+ private:
+  static ServiceOptions WithDefaults(ServiceOptions options) {
+    options.model = "fake";
+    options.version = "1.2.3";
+    options.max_context = kContext;
+    return options;
+  }
+};
+
+TEST_F(ServiceTest, RoutesThatThereAre) {
+  EXPECT_EQ(Get("/health")->body(), json({{"status", "ok"}}));
+  EXPECT_EQ(Get("/ready")->response->status, 200);
+  EXPECT_EQ(Get("/version")->body(), json({{"version", "1.2.3"}}));
+  EXPECT_EQ(Get("/v1/models")->body()["data"][0]["id"], "fake");
+  EXPECT_EQ(Get("/v1/models/fake")->body()["object"], "model");
+  EXPECT_EQ(Get("/v1/models/other")->response->status, 404);
+  const json description = Get("/openapi.json")->body();
+  for (const char* path : {"/health", "/v1/models/{model}", "/v1/chat/completions", "/tokenize"})
+    EXPECT_TRUE(description["paths"].contains(path)) << path;
+}
+
+TEST_F(ServiceTest, WhatThereIsNot) {
+  EXPECT_EQ(Get("/v1/models/")->response->status, 404);
+  const auto missing = Get("/nothing\r\nhere");
+  EXPECT_EQ(missing->response->status, 404);
+  EXPECT_EQ(missing->body()["error"]["type"], "invalid_request_error");
+  const auto wrong_method = Get("/v1/completions");
+  EXPECT_EQ(wrong_method->response->status, 405);
+  EXPECT_THAT(wrong_method->response->headers, ::testing::Contains(Pair("allow", "POST")));
+  for (const char* type : {"", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"}) {
+    EXPECT_EQ(Ask({.method = "POST", .path = "/v1/completions", .body = "{}", .content_type = type})->response->status, 415)
+        << type;
+  }
+  for (const char* type : {"application/json", "Application/JSON; charset=utf-8", "application/json ;x"})
+    EXPECT_EQ(Ask({.method = "POST", .path = "/v1/completions", .body = "{}", .content_type = type})->response->status, 400)
+        << type;
+}
+
+TEST_F(ServiceTest, BodiesThatAreNoRequests) {
+  for (const std::string& body : {std::string(), std::string("{"), std::string("[]"), std::string("{\"prompt\": \"\xff\"}"),
+                                  std::string(100'000, '['), std::string(R"({"prompt": [1], "prompt": [2]})"),
+                                  std::string(R"({"prompt": [1e400]})"), std::string(R"({"prompt": [99999999999999999999]})")}) {
+    const auto answer = Post("/v1/completions", body);
+    EXPECT_EQ(answer->response->status, 400) << body.substr(0, 40);
+    EXPECT_TRUE(answer->body()["error"]["message"].is_string());
+  }
+  EXPECT_EQ(Complete({{"prompt", {64}}})->response->status, 400);  // beyond the vocabulary
+  EXPECT_EQ(Complete({{"suffix", "x"}})->body()["error"]["param"], "suffix");
+  EXPECT_EQ(service_.active(), 0);
+}
+
+TEST_F(ServiceTest, CompletionWhole) {
+  const auto answer =
+      Complete({{"prompt", {{1, 2, 3}, {4, 5}}}, {"max_tokens", 3}, {"temperature", 0}, {"return_token_ids", true}});
+  EXPECT_FALSE(answer->response);
+  EXPECT_EQ(service_.active(), 1);
+  harness_.RunToEnd();
+  ASSERT_TRUE(answer->response);
+  const json body = answer->body();
+  EXPECT_EQ(body["choices"][0]["token_ids"], json(harness_.GreedyAfter({1, 2, 3}, 3)));
+  EXPECT_EQ(body["choices"][1]["token_ids"], json(harness_.GreedyAfter({4, 5}, 3)));
+  EXPECT_EQ(body["usage"]["prompt_tokens"], 5);
+  EXPECT_EQ(body["usage"]["completion_tokens"], 6);
+  EXPECT_EQ(service_.active(), 0);
+  EXPECT_THAT(Metrics(), HasSubstr("coppice_key_generated_tokens_total{key=\"\"} 6\n"));
+}
+
+TEST_F(ServiceTest, CompletionStreamed) {
+  const auto answer = Complete({{"max_tokens", 3}, {"temperature", 0}, {"n", 2}, {"stream", true}});
+  EXPECT_TRUE(answer->streaming);
+  harness_.RunToEnd();
+  EXPECT_TRUE(answer->ended);
+  EXPECT_TRUE(answer->written.ends_with("data: [DONE]\n\n"));
+  std::string text;
+  for (const int32_t token : harness_.GreedyAfter({1, 2, 3}, 3)) text += Letters(64)[token];
+  std::string got[2];
+  for (size_t begin = 0; begin < answer->written.size(); begin = answer->written.find("\n\n", begin) + 2) {
+    const std::string data = answer->written.substr(begin + 6, answer->written.find("\n\n", begin) - begin - 6);
+    if (data == "[DONE]") continue;
+    const json choice = json::parse(data)["choices"][0];
+    got[choice["index"].get<int>()] += choice["text"].get<std::string>();
+  }
+  EXPECT_EQ(got[0], text);
+  EXPECT_EQ(got[1], text);
+}
+
+TEST_F(ServiceTest, AClientThatLeavesFreesItsPlace) {
+  const auto whole = Complete({{"max_tokens", 50}}), streamed = Complete({{"max_tokens", 50}, {"stream", true}});
+  harness_.Step(3);
+  EXPECT_EQ(harness_.engine().Metrics().running, 2);
+  whole->when_gone();
+  streamed->when_gone();
+  harness_.RunToEnd();
+  EXPECT_EQ(harness_.engine().Metrics().running, 0);
+  EXPECT_LT(harness_.engine().Metrics().generated_tokens, 20);
+  EXPECT_FALSE(whole->response);
+  EXPECT_FALSE(streamed->ended);
+  EXPECT_EQ(service_.active(), 0);
+  EXPECT_THAT(Metrics(), HasSubstr("coppice_http_requests_total{route=\"/v1/completions\",status=\"499\"} 2\n"));
+}
+
+TEST_F(ServiceTest, AFullQueueIs429AndTheRestGoesOn) {
+  const auto first = Complete({{"max_tokens", 2}}), second = Complete({{"max_tokens", 2}, {"stream", true}});
+  const auto refused = Complete({{"max_tokens", 2}}), refused_stream = Complete({{"max_tokens", 2}, {"stream", true}});
+  for (const auto& answer : {refused, refused_stream}) {
+    ASSERT_TRUE(answer->response);
+    EXPECT_EQ(answer->response->status, 429);
+    EXPECT_EQ(answer->body()["error"]["type"], "rate_limit_error");
+    EXPECT_THAT(answer->response->headers, ::testing::Contains(Pair("retry-after", "1")));
+  }
+  harness_.RunToEnd();
+  EXPECT_EQ(first->response->status, 200);
+  EXPECT_TRUE(second->ended);
+}
+
+TEST_F(ServiceTest, AStepThatFailsEndsItsRequestsWithTheReason) {
+  const auto whole = Complete({{"max_tokens", 9}}), streamed = Complete({{"max_tokens", 9}, {"stream", true}});
+  harness_.model().FailNext(Internal("the model broke"));
+  EXPECT_FALSE(harness_.engine().Step().ok());
+  harness_.RunToEnd();
+  EXPECT_EQ(whole->response->status, 500);
+  EXPECT_THAT(whole->response->body, HasSubstr("the model broke"));
+  EXPECT_TRUE(streamed->ended);
+  EXPECT_THAT(streamed->written, HasSubstr("data: {\"error\":{\"message\":\"the model broke"));
+  EXPECT_EQ(service_.active(), 0);
+}
+
+TEST_F(ServiceTest, DrainingRefusesWhatIsNewAndEndsWhatIsUnderWay) {
+  const auto answer = Complete({{"max_tokens", 4}});
+  service_.Drain();
+  EXPECT_EQ(Get("/ready")->response->status, 503);
+  EXPECT_EQ(Get("/health")->response->status, 200);
+  EXPECT_EQ(Complete({})->response->status, 503);
+  harness_.RunToEnd();
+  EXPECT_EQ(answer->response->status, 200);
+}
+
+class ServiceWithLimitsTest : public ServiceTest {
+ protected:
+  // printf %s secret | sha256sum
+  ServiceWithLimitsTest()
+      : ServiceTest({.max_prompts = 2,
+                     .max_active_per_key = 1,
+                     .keys = ApiKeys::Parse("bob 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "k").value(),
+                     .request_timeout = 1e-6}) {}
+};
+
+TEST_F(ServiceWithLimitsTest, KeysGuardAllButHealth) {
+  EXPECT_EQ(Get("/health")->response->status, 200);
+  EXPECT_EQ(Get("/openapi.json")->response->status, 200);
+  for (const char* path : {"/metrics", "/v1/models"}) EXPECT_EQ(Get(path)->response->status, 401) << path;
+  const auto refused = Complete({});
+  EXPECT_EQ(refused->response->status, 401);
+  EXPECT_EQ(refused->body()["error"]["code"], "invalid_api_key");
+  EXPECT_THAT(refused->response->headers, ::testing::Contains(Pair("www-authenticate", "Bearer")));
+  EXPECT_EQ(Ask({.method = "GET", .path = "/v1/models", .authorization = "Bearer secret"})->response->status, 200);
+  EXPECT_EQ(Ask({.method = "GET", .path = "/v1/models", .authorization = "Bearer wrong"})->response->status, 401);
+}
+
+TEST_F(ServiceWithLimitsTest, LimitsOfTheServer) {
+  const auto post = [&](const json& body) {
+    return Ask({.method = "POST",
+                .path = "/v1/completions",
+                .body = body.dump(),
+                .authorization = "Bearer secret",
+                .content_type = "application/json"});
+  };
+  const auto many = post({{"prompt", {{1}, {2}, {3}}}});
+  EXPECT_EQ(many->response->status, 400);
+  EXPECT_EQ(many->body()["error"]["param"], "prompt");
+  const auto late = post({{"prompt", {1, 2}}});
+  const auto second = post({{"prompt", {1, 2}}});
+  EXPECT_EQ(second->response->status, 429);
+  EXPECT_THAT(second->response->body, HasSubstr("API key"));
+  harness_.RunToEnd();
+  EXPECT_EQ(late->response->status, 408);
+  EXPECT_FALSE(post({{"prompt", {1, 2}}})->response);  // there is room again
+  harness_.RunToEnd();
+}
+
+}  // namespace
+}  // namespace coppice::server

@@ -1,0 +1,185 @@
+"""What `coppice serve` answers over real connections: completions whole and streamed, cancellation, a full queue, keys, SIGTERM."""
+
+import json
+import hashlib
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+from server_process import COPPICE, TINY, Server, raw_request, read_all
+
+LONG = {"prompt": [5, 6, 7], "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+def events(text):
+    """The objects of a stream, which must be complete."""
+    data = [line[len("data: "):] for line in text.split("\n\n") if line and not line.startswith(":")]
+    assert data[-1] == "[DONE]", data[-1]
+    return [json.loads(item) for item in data[:-1]]
+
+
+class ApiTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(Server())
+
+    def test_streamed_tokens_are_those_of_the_whole_answer(self):
+        fields = {"max_tokens": 20, "temperature": 1, "seed": 3, "n": 2, "logprobs": 2, "prompt": [[5, 6, 7], [8, 9]], "ignore_eos": True}
+        status, whole = self.server.complete(**fields)
+        self.assertEqual(status, 200, whole)
+        self.assertEqual(len(whole["choices"]), 4)
+        status, headers, text = self.server.ask("POST", "/v1/completions", fields | {"stream": True, "stream_options": {"include_usage": True}})
+        self.assertEqual(status, 200)
+        self.assertEqual(headers.get_content_type(), "text/event-stream")
+        streamed = [[] for _ in range(4)]
+        scores = [[] for _ in range(4)]
+        objects = events(text)
+        for item in objects[:-1]:
+            choice = item["choices"][0]
+            streamed[choice["index"]] += choice["token_ids"]
+            if choice["logprobs"]:
+                scores[choice["index"]] += choice["logprobs"]["token_logprobs"]
+        self.assertEqual(streamed, [choice["token_ids"] for choice in whole["choices"]])
+        self.assertEqual(scores, [choice["logprobs"]["token_logprobs"] for choice in whole["choices"]])
+        self.assertEqual(objects[-1]["usage"]["completion_tokens"], 80)
+        self.assertEqual(objects[-1]["usage"]["prompt_tokens"], 5)
+
+    def test_a_prompt_that_was_computed_before_is_cached(self):
+        prompt = list(range(100, 180))
+        self.server.complete(prompt=prompt)
+        usage = self.server.complete(prompt=prompt)[1]["usage"]
+        self.assertGreaterEqual(usage["prompt_tokens_details"]["cached_tokens"], 64)
+        salted = self.server.complete(prompt=prompt, cache_salt="other")[1]["usage"]
+        self.assertEqual(salted["prompt_tokens_details"]["cached_tokens"], 0)
+        half = self.server.complete(prompt=prompt, cache_salt="third", cache_private_begin=64)[1]["usage"]
+        self.assertEqual(half["prompt_tokens_details"]["cached_tokens"], 64)
+
+    def test_without_a_seed_each_request_draws_anew(self):
+        drawn = [self.server.complete(max_tokens=20, temperature=5)[1]["choices"][0]["token_ids"] for _ in range(2)]
+        self.assertNotEqual(drawn[0], drawn[1])
+        drawn = [self.server.complete(max_tokens=20, temperature=5, seed=1)[1]["choices"][0]["token_ids"] for _ in range(2)]
+        self.assertEqual(drawn[0], drawn[1])
+
+    def test_a_client_that_leaves_frees_its_samples(self):
+        for fields in (LONG, LONG | {"stream": False}, LONG | {"n": 3}):
+            with self.server.connect() as connection:
+                connection.sendall(raw_request(fields))
+                self.server.wait_for("coppice_samples_running", fields.get("n", 1))
+            self.server.wait_for("coppice_samples_running", 0)
+            self.server.wait_for("coppice_http_requests_active", 0)
+
+    def test_a_deadline_ends_a_request_with_408(self):
+        status, body = self.server.complete(max_tokens=1500, timeout=0.05)
+        self.assertEqual(status, 408)
+        self.assertIn("0.05", body["error"]["message"])
+
+    def test_head_and_http_1_0(self):
+        status, headers, text = self.server.ask("HEAD", "/health")
+        self.assertEqual((status, text), (200, ""))
+        self.assertEqual(headers["Content-Length"], str(len(self.server.ask("GET", "/health")[2])))
+        with self.server.connect() as connection:
+            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            received = read_all(connection)  # closed after the answer
+        self.assertTrue(received.startswith(b"HTTP/1.0 200 OK\r\n"), received)
+        with self.server.connect() as connection:
+            connection.sendall(raw_request(LONG | {"max_tokens": 3}).replace(b"HTTP/1.1", b"HTTP/1.0"))
+            head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        self.assertNotIn(b"chunked", head)
+        self.assertEqual(sum(len(item["choices"][0]["token_ids"]) for item in events(body.decode())), 3)
+
+    def test_text_needs_a_tokenizer(self):
+        status, body = self.server.complete(prompt="text")
+        self.assertEqual(status, 400)
+        self.assertIn("tokenizer", body["error"]["message"])
+        self.assertEqual(self.server.ask("POST", "/tokenize", {"prompt": "text"})[0], 400)
+
+    def test_logs_have_no_text(self):
+        self.server.complete(stop=["very private"])
+        self.server.ask("GET", "/very/private")
+        self.assertIn('"route":"/v1/completions"', self.server.logged())
+        self.assertNotIn("private", self.server.logged())
+
+
+class LimitsTest(unittest.TestCase):
+    def test_a_full_queue_is_429(self):
+        with Server("--max-running", 1, "--max-waiting", 1) as server, server.connect() as running, server.connect() as waiting:
+            running.sendall(raw_request(LONG))
+            server.wait_for("coppice_samples_running", 1)
+            waiting.sendall(raw_request(LONG))
+            server.wait_for("coppice_requests_waiting", 1)
+            status, headers, text = server.ask("POST", "/v1/completions", {"prompt": [1]})
+            self.assertEqual(status, 429)
+            self.assertEqual(headers["Retry-After"], "1")
+            self.assertEqual(json.loads(text)["error"]["type"], "rate_limit_error")
+            running.close()
+            waiting.close()
+            server.wait_for("coppice_http_requests_active", 0)
+            self.assertEqual(server.complete(max_tokens=2)[0], 200)
+
+    def test_api_keys(self):
+        with tempfile.NamedTemporaryFile("w") as keys:
+            keys.write(f"alice {hashlib.sha256(b'sesame').hexdigest()}\n")
+            keys.flush()
+            with Server("--api-keys", keys.name) as server:
+                body = {"prompt": [1, 2], "max_tokens": 2, "ignore_eos": True}
+                self.assertEqual(server.ask("POST", "/v1/completions", body)[0], 401)
+                self.assertEqual(server.ask("POST", "/v1/completions", body, {"Authorization": "Bearer wrong"})[0], 401)
+                key = {"Authorization": "Bearer sesame"}
+                self.assertEqual(server.ask("POST", "/v1/completions", body, key)[0], 200)
+                self.assertEqual(server.ask("GET", "/metrics")[0], 401)
+                self.assertIn('coppice_key_generated_tokens_total{key="alice"} 2', server.ask("GET", "/metrics", headers=key)[2])
+                self.assertNotIn("sesame", server.logged())
+
+    def test_what_cannot_be_served_is_said(self):
+        for args, expected in (
+            (["--host", "0.0.0.0"], "--api-keys"),
+            (["--host", "example.org", "--allow-public"], "address"),
+            (["--api-keys", "/no/such/file"], "/no/such/file"),
+        ):
+            done = subprocess.run([COPPICE, "serve", "--model", TINY, *args], capture_output=True, text=True, timeout=60, check=False)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(expected, done.stderr)
+        with Server() as server:
+            done = subprocess.run([COPPICE, "serve", "--model", TINY, "--port", str(server.port)], capture_output=True, text=True, timeout=60, check=False)
+            self.assertIn("cannot listen", done.stderr)
+
+
+class ShutdownTest(unittest.TestCase):
+    def test_sigterm_under_load_loses_no_admitted_request(self):
+        """Streams and whole answers that were admitted end complete; what comes later is refused or finds the port closed."""
+        answers = [None] * 24
+        with Server("--max-running", 8) as server:
+
+            def ask(i):
+                answers[i] = server.ask("POST", "/v1/completions", LONG | {"max_tokens": 600, "stream": i % 2 == 0})
+
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(answers))]
+            for thread in threads:
+                thread.start()
+            server.wait_for("coppice_http_requests_active", len(answers))
+            server.process.send_signal(signal.SIGTERM)
+            for thread in threads:
+                thread.join()
+            self.assertEqual(server.process.wait(timeout=60), 0, server.logged())
+        for i, (status, _, text) in enumerate(answers):
+            self.assertEqual(status, 200, text)
+            objects = events(text) if i % 2 == 0 else [json.loads(text)]
+            self.assertEqual(sum(len(item["choices"][0]["token_ids"]) for item in objects), 600)
+
+    def test_what_does_not_end_is_cut_off(self):
+        with Server("--drain-seconds", "0.2") as server, server.connect() as connection, server.connect() as idle:
+            idle.sendall(b"GET /heal")  # a request that never ends does not keep the server
+            connection.sendall(raw_request(LONG | {"n": 64}))
+            server.wait_for("coppice_http_requests_active", 1)
+            begin = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            self.assertEqual(server.process.wait(timeout=60), 0, server.logged())
+            self.assertLess(time.monotonic() - begin, 20)
+            self.assertNotIn(b"[DONE]", read_all(connection))
+
+
+if __name__ == "__main__":
+    unittest.main()

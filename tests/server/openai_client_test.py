@@ -1,0 +1,101 @@
+"""OpenAI's own Python client against `coppice serve` with the default model. Skipped where the client or the model is missing."""
+
+import json
+import math
+import sys
+import unittest
+
+from server_process import Server, default_model_or_skip
+
+try:
+    import openai
+except ImportError:
+    print("skipped: there is no openai package; scripts/test installs tests/server/requirements.txt")
+    sys.exit(77)
+
+MODEL = default_model_or_skip()
+HELLO = [{"role": "system", "content": "You answer in one short sentence."}, {"role": "user", "content": "What is the capital of France?"}]
+
+
+class OpenAiClientTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(Server("--max-context", 1024, "--model-name", "small", model=MODEL))
+        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="any", max_retries=0)
+        cls.addClassCleanup(cls.client.close)
+
+    def test_models(self):
+        self.assertEqual([model.id for model in self.client.models.list()], ["small"])
+        self.assertEqual(self.client.models.retrieve("small").id, "small")
+        with self.assertRaises(openai.NotFoundError):
+            self.client.models.retrieve("large")
+
+    def test_chat(self):
+        answer = self.client.chat.completions.create(model="small", messages=HELLO, max_tokens=24, temperature=0)
+        self.assertIn("Paris", answer.choices[0].message.content)
+        self.assertIn(answer.choices[0].finish_reason, ("stop", "length"))
+        self.assertGreater(answer.usage.prompt_tokens, 20)
+
+    def test_a_stream_says_what_the_whole_answer_says(self):
+        fields = {"model": "small", "messages": HELLO, "max_completion_tokens": 24, "temperature": 0.8, "seed": 7, "n": 2}
+        whole = self.client.chat.completions.create(**fields)
+        texts, reasons, usage = ["", ""], [None, None], None
+        for chunk in self.client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+        self.assertEqual(texts, [choice.message.content for choice in whole.choices])
+        self.assertEqual(reasons, [choice.finish_reason for choice in whole.choices])
+        self.assertEqual(usage.completion_tokens, whole.usage.completion_tokens)
+
+    def test_completions_of_a_list_of_prompts(self):
+        answer = self.client.completions.create(model="small", prompt=["The capital of France is", "One, two, three,"], max_tokens=4, temperature=0)
+        self.assertIn("Paris", answer.choices[0].text)
+        self.assertIn("four", answer.choices[1].text)
+
+    def test_logprobs(self):
+        chat = self.client.chat.completions.create(model="small", messages=HELLO, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3)
+        content = chat.choices[0].logprobs.content
+        self.assertEqual("".join(token.token for token in content), chat.choices[0].message.content)
+        for token in content:
+            self.assertEqual(len(token.top_logprobs), 3)
+            self.assertEqual(token.top_logprobs[0].token, token.token)  # greedy
+            self.assertEqual(bytes(token.bytes).decode(), token.token)
+            self.assertLessEqual(math.fsum(math.exp(other.logprob) for other in token.top_logprobs), 1.0001)
+        completion = self.client.completions.create(model="small", prompt="One, two,", max_tokens=3, temperature=0, logprobs=2, echo=True)
+        logprobs = completion.choices[0].logprobs
+        self.assertEqual("".join(logprobs.tokens), completion.choices[0].text)
+        self.assertIsNone(logprobs.token_logprobs[0])
+        self.assertTrue(all(value <= 0 for value in logprobs.token_logprobs[1:]))
+        self.assertEqual(logprobs.text_offset[:2], [0, len(logprobs.tokens[0])])
+
+    def test_stop(self):
+        answer = self.client.completions.create(model="small", prompt="One, two, three,", max_tokens=30, temperature=0, stop=[" six"])
+        self.assertNotIn("six", answer.choices[0].text)
+        self.assertEqual(answer.choices[0].finish_reason, "stop")
+
+    def test_errors(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.chat.completions.create(model="small", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}])
+        self.assertEqual(caught.exception.param, "tools")
+        with self.assertRaises(openai.BadRequestError):
+            self.client.chat.completions.create(model="small", messages=HELLO, temperature=-1)
+        with self.assertRaises(openai.NotFoundError):
+            self.client.embeddings.create(model="small", input="a")
+
+    def test_leaving_a_stream_cancels_it(self):
+        stream = self.client.chat.completions.create(model="small", messages=HELLO, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+        self.server.wait_for("coppice_samples_running", 0)
+
+    def test_tokens_and_text(self):
+        status, _, text = self.server.ask("POST", "/tokenize", {"prompt": "Hello, wörld"})
+        self.assertEqual(status, 200)
+        tokens = json.loads(text)["tokens"]
+        self.assertIn("Hello, wörld", self.server.ask("POST", "/detokenize", {"tokens": tokens})[2])
+
+
+if __name__ == "__main__":
+    unittest.main()
