@@ -88,6 +88,9 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
 }  // namespace
 
 Result<Json> ParseJson(std::string_view text) {
+  // The library takes a NUL byte for the end of the text.
+  if (const size_t nul = text.find('\0'); nul != text.npos)
+    return DataLoss("not valid JSON: a NUL byte at offset " + std::to_string(nul));
   StrictBuilder builder;
   const bool parsed = Json::sax_parse(text.begin(), text.end(), &builder);
   COPPICE_RETURN_IF_ERROR(builder.status());

@@ -57,5 +57,11 @@ TEST(ParseJson, WorkIsProportionalToTheText) {
   EXPECT_LT(testing::WorkGrowth(2000, objects, parse), testing::kMaxProportionalGrowth);
 }
 
+TEST(ParseJson, ANulByteIsNoEnd) {
+  using namespace std::string_view_literals;
+  for (const std::string_view text : {"{}\0"sv, "{}\0{}"sv, "[1,\0]"sv, "\0"sv})
+    EXPECT_EQ(ParseJson(text).status().code(), StatusCode::kDataLoss) << text.size();
+}
+
 }  // namespace
 }  // namespace coppice

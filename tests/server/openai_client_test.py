@@ -20,7 +20,7 @@ HELLO = [{"role": "system", "content": "You answer in one short sentence."}, {"r
 class OpenAiClientTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = cls.enterClassContext(Server("--max-context", 1024, "--model-name", "small", model=MODEL))
+        cls.server = cls.enterClassContext(Server("--deterministic", "--max-context", 1024, "--model-name", "small", model=MODEL))
         cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="any", max_retries=0)
         cls.addClassCleanup(cls.client.close)
 

