@@ -41,8 +41,18 @@ int main() {
   const std::vector<int32_t> parent{kNoParent, 0, 0, 0}, begin{0, 32, 32, 32}, end{32, kLive, kLive, kLive};
   const std::vector<int32_t> leaf{1, 2, 3}, query_begin{0, 1, 2}, query_count{1, 1, 1}, kv_len{33, 47, 64};
   const std::vector<int32_t> row_begin{0, 4, 8}, row_capacity{4, 4, 4}, pages{0, 1, 2, 3, 0, 1, 4, 5, 0, 1, 6, 7};
-  const PrefixForestView forest{16,          1,      parent,    begin,        end,   leaf, query_begin,
-                                query_count, kv_len, row_begin, row_capacity, pages, {}};
+  const PrefixForestView forest{.page_size = 16,
+                                .version = 1,
+                                .node_parent = parent,
+                                .node_begin = begin,
+                                .node_end = end,
+                                .branch_node = leaf,
+                                .branch_query_begin = query_begin,
+                                .branch_query_count = query_count,
+                                .branch_kv_len = kv_len,
+                                .branch_page_begin = row_begin,
+                                .branch_page_capacity = row_capacity,
+                                .page_indices = pages};
 
   Serial executor;
   auto context = OrDie(Context::CreateCpu(&executor));
