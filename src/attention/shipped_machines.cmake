@@ -1,0 +1,10 @@
+# shipped_machines: a source file with the machine models machines/NAME.json as string literals.
+set(COPPICE_MACHINES "")
+foreach(machine generic-x86 zen3 zen4 zen5 sapphire-rapids h100 h200)
+  set(file ${CMAKE_CURRENT_LIST_DIR}/machines/${machine}.json)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} json)
+  string(APPEND COPPICE_MACHINES "    {\"${machine}\", R\"json(${json})json\"},\n")
+endforeach()
+set(shipped_machines ${CMAKE_CURRENT_BINARY_DIR}/shipped_machines.cc)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/shipped_machines.cc.in ${shipped_machines} @ONLY)
