@@ -107,9 +107,7 @@ bool Committer::Accept(Sequence* sequence, int32_t index) {
   item.token = drawn.token;
   item.logprob = drawn.logprob;
   if (drawn.token < 0) {
-    item.reason = FinishReason::kError;
-    events_.SetStatus(&item, Internal("the model's logits are not finite numbers at token " + std::to_string(sequence->length()) +
-                                      ": check the model file, or use f32"));
+    EndWithoutToken(*sequence, index, &item);
   } else {
     sequence->generated.push_back(drawn.token);
     if (sequence->request->params.top_logprobs > 0) {
@@ -118,10 +116,33 @@ bool Committer::Accept(Sequence* sequence, int32_t index) {
     }
     ++totals_.generated_tokens;
     item.reason = EndOf(*sequence, &item);
+    if (!item.reason && sequence->constraint) {
+      if (const Status status = sequence->constraint->Accept(drawn.token); !status.ok()) {
+        item.reason = FinishReason::kError;
+        events_.SetStatus(&item, status);
+      }
+    }
   }
   const bool goes_on = !item.reason;
   events_.End(*sequence);
   return goes_on;
+}
+
+void Committer::EndWithoutToken(const Sequence& sequence, int32_t index, Emissions::Item* item) {
+  const int32_t mask = batch_->step.draws[index].mask;
+  const std::string place = " at token " + std::to_string(sequence.length());
+  item->token = -1;
+  item->reason = FinishReason::kError;
+  if (result_.draws[index].token == kNoDistribution) {
+    events_.SetStatus(item, Internal("the model's logits are not finite numbers" + place + ": check the model file, or use f32"));
+  } else if (mask >= 0 && batch_->mask_may_end[mask]) {
+    item->reason = FinishReason::kStop;  // the output is complete, and no token says so
+  } else {
+    events_.SetStatus(
+        item, InvalidArgument(std::string(mask >= 0 ? "the constraint, logit_bias and min_tokens" : "logit_bias and min_tokens") +
+                              " leave no token" + place + ": allow more"));
+  }
+  if (sequence.request->has_stops) StreamOf(sequence).Finish(events_.NewText(item));
 }
 
 std::optional<FinishReason> Committer::EndOf(const Sequence& sequence, Emissions::Item* item) {

@@ -58,6 +58,8 @@ class Committer {
   void BeginSamples(const ScheduledBatch::Entry& entry);
   // Adds what draw number `index` of the step gave to a sequence and says so; true if the sequence goes on.
   bool Accept(Sequence* sequence, int32_t index);
+  // Draw `index` gave none: why the sample ends.
+  void EndWithoutToken(const Sequence& sequence, int32_t index, Emissions::Item* item);
   // Whether the sequence ends with the item's token, its last one, and what text it adds where stop strings are looked for.
   std::optional<FinishReason> EndOf(const Sequence& sequence, Emissions::Item* item);
   static TextStream& StreamOf(const Sequence& sequence) { return sequence.request->listener->texts[sequence.index]; }

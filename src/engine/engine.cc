@@ -15,6 +15,7 @@
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "engine/commit.h"
+#include "engine/constraint_masks.h"
 #include "engine/drafts.h"
 #include "engine/emitter.h"
 #include "engine/engine_parts.h"
@@ -28,24 +29,12 @@
 #include "engine/step_builder.h"
 #include "engine/step_events.h"
 #include "engine/validate_request.h"
+#include "runner/lap_timer.h"
 
 namespace coppice {
 namespace {
 
 using Clock = RequestState::Clock;
-
-// Adds the time since the last lap to a counter.
-class LapTimer {
- public:
-  void Lap(double* seconds) {
-    const Clock::time_point now = Clock::now();
-    *seconds += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-  }
-
- private:
-  Clock::time_point last_ = Clock::now();
-};
 
 RequestLimits LimitsOf(const EngineParts& parts) {
   return {.vocab_size = parts.runner->info().model.vocab_size,
@@ -125,6 +114,7 @@ class EngineImpl final : public Engine {
   KvCache& cache_;
   Runner& runner_;
   Scheduler scheduler_;
+  ConstraintMasks constraint_masks_;
   Prefixes prefixes_;
   Drafts drafts_;
   StepEvents events_;
@@ -156,6 +146,7 @@ EngineImpl::EngineImpl(EngineParts parts)
       scheduler_(
           {.max_batch_tokens = parts_.options.max_batch_tokens, .chunk = parts_.options.chunk, .policy = parts_.options.schedule},
           &cache_),
+      constraint_masks_(parts_.threads.get(), limits_.vocab_size),
       prefixes_({.cache = &cache_, .runner = &runner_, .deterministic = parts_.options.deterministic}),
       drafts_(std::move(parts_.drafter), {.max_depth = parts_.options.draft_tokens, .max_context = parts_.options.max_context}),
       events_(parts_.tokenizer.get()),
@@ -313,6 +304,7 @@ Result<bool> EngineImpl::LaunchNext() {
   timer.Lap(&metrics_.totals().draft_seconds);
   ScheduledBatch* const batch = scheduler_.Schedule(!under_way_.empty());
   metrics_.totals().bubbles += batch == nullptr;
+  if (batch != nullptr) constraint_masks_.Fill(batch);
   timer.Lap(&metrics_.step().host_seconds);
   if (batch == nullptr || batch->empty()) return false;
   const Result<StepTicket> ticket = LaunchStep(&runner_, &cache_, batch->tree_masks, &batch->step);

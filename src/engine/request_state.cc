@@ -43,6 +43,7 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   state->params = std::move(params);
   SetEndIds(eos_ids, state.get());
   state->has_penalties = HasPenalties(state->params.sampling);
+  state->has_constraint = state->params.constraint != nullptr;
   if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
   state->listener = MakeListener(&state->params, tokenizer);  // its texts look for the stop strings of state->params
   state->has_listener = state->listener->on_event != nullptr;
@@ -52,6 +53,7 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   for (int32_t i = 0; i < state->params.n; ++i) {
     state->sequences[i].request = state.get();
     state->sequences[i].index = i;
+    if (state->has_constraint) state->sequences[i].constraint = state->params.constraint->Begin();
   }
   return state;
 }

@@ -43,8 +43,9 @@ struct alignas(kCacheLine) Sequence {
   uint8_t draws_under_way = 0;           // tokens that launched steps choose and that are not known yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
   // The rest.
-  int32_t overtaken = 0;     // how many were admitted before it that came later
-  int32_t draft_depth = 0;   // how deep drafting has paid lately; 0: not tried yet
+  int32_t overtaken = 0;                        // how many were admitted before it that came later
+  std::unique_ptr<ConstraintState> constraint;  // of Request::constraint; has accepted `generated`
+  int32_t draft_depth = 0;                      // how deep drafting has paid lately; 0: not tried yet
   int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
   PrefixTree::Cursor found;  // where its text was found in the cache last
   Draft draft;               // for the next step
@@ -52,6 +53,8 @@ struct alignas(kCacheLine) Sequence {
   int32_t length() const;  // tokens known: prompt and generated
   // Tokens to be computed: those that are known, and those that a step under way will have chosen.
   int32_t remaining() const { return length() + draws_under_way - launched; }
+  // What may come next follows from a token that is under way: it cannot go along in a step before that is known.
+  bool waits_for_draw() const;
   // Its prompt (or, after a preemption, what it had) is not computed yet; else it decodes.
   bool prefilling() const;
   // Sequences that go on from its next token: all n when the prompt is computed, else itself.
@@ -76,7 +79,8 @@ struct alignas(kCacheLine) RequestState {
   bool has_listener = false;   // listener->on_event is not empty
   bool has_stops = false;      // stop strings: the step decodes its text, since that decides when a sample ends
   bool has_penalties = false;  // of params.sampling
-  bool forked = false;         // its samples are sequences of their own: the prompt is computed, or its last step launched
+  bool has_constraint = false;
+  bool forked = false;  // its samples are sequences of their own: the prompt is computed, or its last step launched
   Request params;
   // The rest.
   RequestId id{};
@@ -102,6 +106,8 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
                        std::pmr::memory_resource* memory);
 
 inline int32_t Sequence::length() const { return request->prompt_length() + static_cast<int32_t>(generated.size()); }
+
+inline bool Sequence::waits_for_draw() const { return draws_under_way > 0 && request->has_constraint; }
 
 inline bool Sequence::prefilling() const { return !request->forked || remaining() > 1; }
 

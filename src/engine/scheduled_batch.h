@@ -24,8 +24,9 @@ struct ScheduledBatch {
   };
   std::vector<Entry> entries;
   StepBatch step;
-  std::vector<uint64_t> tree_masks;  // [T] or empty: PrefixForestView::query_tree_mask
-  int32_t prefill_tokens = 0;        // of T, those of sequences that prefill
+  std::vector<uint64_t> tree_masks;   // [T] or empty: PrefixForestView::query_tree_mask
+  std::vector<uint8_t> mask_may_end;  // by mask of the step: the output may end with the token that is drawn
+  int32_t prefill_tokens = 0;         // of T, those of sequences that prefill
 
   bool empty() const { return entries.empty(); }
   int32_t num_tokens() const { return step.num_rows(); }
@@ -34,6 +35,7 @@ struct ScheduledBatch {
     entries.clear();
     step.ClearRows();
     tree_masks.clear();
+    mask_may_end.clear();
     prefill_tokens = 0;
   }
 };

@@ -60,7 +60,8 @@ void Scheduler::Launched(int64_t number) {
 void Scheduler::ForkUnderWay() {
   const ScheduledBatch& under_way = batches_[(next_ + batches_.size() - 1) % batches_.size()];
   for (const ScheduledBatch::Entry& entry : under_way.entries) {
-    if (!entry.begins_samples || entry.sequence->request->forked) continue;
+    const RequestState& request = *entry.sequence->request;
+    if (!entry.begins_samples || request.forked || request.has_constraint) continue;
     Sequence* const first = entry.sequence;
     if (first->ends_with_draw(cache_->max_context())) continue;  // and so do all others: they never run
     survivors_.clear();
@@ -75,7 +76,8 @@ void Scheduler::ForkUnderWay() {
 
 bool Scheduler::GrowDecodes() {
   for (const Sequence* const sequence : running_) {
-    if (!Decodes(*sequence) || (sequence->draws_under_way > 0 && sequence->ends_with_draw(cache_->max_context()))) continue;
+    if (!Decodes(*sequence) || sequence->waits_for_draw()) continue;
+    if (sequence->draws_under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
     if (!cache_->Grow(sequence->branch, sequence->length() + sequence->draws_under_way)) return false;
   }
   return true;
@@ -89,7 +91,7 @@ std::span<Sequence* const> Scheduler::PlanDrafts() {
     if (sequence->state != Sequence::State::kRunning) continue;
     if (sequence->prefilling()) {
       has_prompts = true;
-    } else {
+    } else if (!sequence->request->has_constraint) {
       decoding_.push_back(sequence);
     }
   }
@@ -112,6 +114,7 @@ bool Scheduler::ScheduleDecodes() {
       has_prefills = true;
       continue;
     }
+    if (sequence->waits_for_draw()) continue;
     const int32_t under_way = sequence->draws_under_way;
     if (under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
     if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length() + under_way) || MakeRoom(i))) {

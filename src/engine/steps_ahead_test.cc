@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/engine_harness.h"
+#include "engine/fake_constraint.h"
 #include "runner/late_runner.h"
 
 namespace coppice {
@@ -77,6 +78,10 @@ Request RandomRequest(std::mt19937& random) {
   if (random() % 5 == 0) request.cache_salt = "x";
   if (random() % 6 == 0) request.prompt_logprobs = true;
   if (random() % 6 == 0) request.top_logprobs = 3;
+  if (random() % 4 == 0) {
+    request.constraint =
+        std::make_shared<ParityConstraint>(16, 4 + random() % 13, random() % 4, static_cast<int32_t>(random() % 16));
+  }
   return request;
 }
 

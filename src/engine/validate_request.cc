@@ -126,6 +126,10 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   if (!request.stop.empty() && !limits.has_tokenizer) {
     return InvalidArgument("stop strings need a tokenizer and the model has none: use stop_token_ids");
   }
+  if (request.constraint != nullptr && request.constraint->vocab_size() != limits.vocab_size) {
+    return Refuse("the vocabulary of constraint", request.constraint->vocab_size(),
+                  std::to_string(limits.vocab_size) + " tokens, the model's");
+  }
   if (!request.pin_prompt_as.empty() && !limits.can_pin) {
     return InvalidArgument("pin_prompt_as is \"" + request.pin_prompt_as +
                            "\", but sharing mode none keeps nothing: use another mode");

@@ -64,6 +64,10 @@ SampleTask BatchSampler::TaskOf(const StepBatch& batch, size_t begin, size_t end
                   .draws = std::span(step->draws).subspan(begin, end - begin),
                   .top_logprobs = std::span(step->top_logprobs).subspan(draw.top_begin, draw.top_logprobs)};
   if (draw.bans_end_ids) task.banned = slot.sampling.end_ids;
+  if (draw.mask >= 0) {
+    const size_t words = static_cast<size_t>(MaskWords(vocab_size_));
+    task.mask = std::span(batch.masks).subspan(draw.mask * words, words);
+  }
   if (draw.drafting < 0) return task;
   const Drafting& drafting = batch.drafting[draw.drafting];
   task.drafted = std::span(batch.draft_tokens).subspan(drafting.path_begin, drafting.path_count);

@@ -31,7 +31,7 @@ class BatchSampler {
  public:
   // `executor` outlives the sampler. `distributions` may be null if no draw names any.
   BatchSampler(Executor* executor, int32_t vocab_size, std::shared_ptr<DraftDistributions> distributions)
-      : sampler_(executor, vocab_size), distributions_(std::move(distributions)) {}
+      : vocab_size_(vocab_size), sampler_(executor, vocab_size), distributions_(std::move(distributions)) {}
 
   // Rows whose logits Sample needs, increasing; valid until the next call.
   std::span<const int32_t> FindLogitRows(const StepBatch& batch);
@@ -44,6 +44,7 @@ class BatchSampler {
   // The task of draws [begin, end), which are of one row and slot.
   SampleTask TaskOf(const StepBatch& batch, size_t begin, size_t end, const SamplingSlots& slots, SampledStep* step);
 
+  int32_t vocab_size_;
   Sampler sampler_;
   std::shared_ptr<DraftDistributions> distributions_;
   std::vector<int32_t> logit_rows_;

@@ -34,6 +34,7 @@ Result<StepTicket> LateRunner::Launch(const StepBatch& batch, const attention::P
   std::ranges::fill(given.token_ids, kSpoiled);
   std::ranges::fill(given.positions, kSpoiled);
   std::ranges::fill(given.slot_mapping, kSpoiled);
+  std::ranges::fill(given.masks, 0u);
   return StepTicket{step.number};
 }
 

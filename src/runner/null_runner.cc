@@ -3,6 +3,20 @@
 #include <algorithm>
 
 namespace coppice {
+namespace {
+
+// The first token from `wanted` on, and round, that a mask of the batch allows.
+int32_t FirstAllowed(const StepBatch& batch, int32_t mask, uint32_t wanted, uint32_t vocab) {
+  if (mask < 0) return static_cast<int32_t>(wanted);
+  const uint32_t* const words = batch.masks.data() + size_t{static_cast<uint32_t>(mask)} * MaskWords(static_cast<int32_t>(vocab));
+  for (uint32_t i = 0; i < vocab; ++i) {
+    const uint32_t token = (wanted + i) % vocab;
+    if ((words[token / 32] >> token % 32 & 1) != 0) return static_cast<int32_t>(token);
+  }
+  return kNothingAllowed;
+}
+
+}  // namespace
 
 Result<StepTicket> NullRunner::Launch(const StepBatch& batch, const attention::PrefixForestView&) {
   SampledStep& step = steps_[++launched_ % steps_.size()];
@@ -10,7 +24,7 @@ Result<StepTicket> NullRunner::Launch(const StepBatch& batch, const attention::P
   const uint32_t vocab = static_cast<uint32_t>(info_.model.vocab_size);
   for (size_t i = 0; i < batch.draws.size(); ++i) {  // samples go different ways
     const uint32_t mixed = (static_cast<uint32_t>(batch.draws[i].position) * 0x9e3779b1u) ^ (batch.draws[i].sample * 0x85ebca6bu);
-    step.draws[i].token = static_cast<int32_t>((mixed >> 8) % vocab);
+    step.draws[i].token = FirstAllowed(batch, batch.draws[i].mask, (mixed >> 8) % vocab, vocab);
   }
   return StepTicket{launched_};
 }

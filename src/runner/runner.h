@@ -26,10 +26,14 @@ struct StepTicket {
   int64_t step = 0;  // 1, 2, 3, ... in the order of launches
 };
 
+// TokenDraw::token where there is none: the row holds no distribution (NaN or infinite logits), or mask, bias and bans leave
+// nothing.
+inline constexpr int32_t kNoDistribution = -1, kNothingAllowed = -2;
+
 // What came out of a draw.
 struct TokenDraw {
-  int32_t sample = 0;    // index of the sample in its request
-  int32_t token = -1;    // -1: the row holds no distribution (NaN or infinite logits)
+  int32_t sample = 0;  // index of the sample in its request
+  int32_t token = kNoDistribution;
   float logprob = 0.0f;  // natural logarithm of the model's own probability, before any parameter
 };
 

@@ -18,7 +18,7 @@ constexpr float kBannedLogit = std::numeric_limits<float>::lowest();
 bool NeedsAdjustment(const SampleTask& task) {
   const SamplingParams& p = *task.params;
   return p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1 || !p.logit_bias.empty() ||
-         !task.banned.empty();
+         !task.banned.empty() || !task.mask.empty();
 }
 
 bool HasFilter(const SamplingParams& params) { return params.top_k > 0 || params.top_p < 1 || params.min_p > 0; }
@@ -94,6 +94,10 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
   if (adjusted) {
     logits = Adjust(task, scratch);
     max = ScanMaxima(logits, scratch.maxima);
+    if (max == kBannedLogit) {
+      for (TokenDraw& draw : task.draws) draw.token = kNothingAllowed;
+      return;
+    }
   }
   if (params.temperature == 0) {
     const int32_t token = ArgMax(logits, scratch.maxima, max);
@@ -138,6 +142,11 @@ std::span<const float> Sampler::Adjust(const SampleTask& task, Scratch& scratch)
   }
   for (const auto& [token, bias] : params.logit_bias) logits[token] = std::max(logits[token] + bias, kBannedLogit);
   for (const int32_t token : task.banned) logits[token] = kBannedLogit;
+  if (!task.mask.empty()) {
+    for (size_t token = 0; token < logits.size(); ++token) {
+      if ((task.mask[token / 32] >> token % 32 & 1) == 0) logits[token] = kBannedLogit;
+    }
+  }
   return logits;
 }
 

@@ -23,6 +23,7 @@ struct SampleTask {
   const TokenCounts* generated = nullptr;  // for all penalties; entries know whether they are in `prompt`. Null: nothing
   std::span<const int32_t> drafted;        // tokens between `generated` and this row, for all penalties
   std::span<const int32_t> banned;         // ids that must not come now (min_tokens)
+  std::span<const uint32_t> mask;          // StepBatch::masks: what may come; empty: everything
   std::span<TokenDraw> draws;              // one, where any of the following is set
   // [vocab] or empty: receives the probabilities that the parameters leave, and the draw is a draft's: from a random stream apart.
   std::span<float> distribution;

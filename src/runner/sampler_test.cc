@@ -269,6 +269,33 @@ TEST(Sampler, ReportsLogitsThatAreNoNumbers) {
   EXPECT_EQ(DrawMany(logits, {.temperature = 0}, 1)[0].token, -1);
 }
 
+TEST(Sampler, AMaskLeavesTheDistributionOfWhatItAllows) {
+  const std::vector<float> logits = RandomLogits(777, 3);
+  std::vector<uint32_t> mask(MaskWords(777), 0u);
+  std::vector<float> left(logits.size(), -INFINITY);
+  for (const int32_t token : {3, 31, 32, 500, 776}) {
+    mask[token / 32] |= uint32_t{1} << token % 32;
+    left[token] = logits[token];
+  }
+  for (const SamplingParams& params : {SamplingParams{}, SamplingParams{.temperature = 0}, SamplingParams{.top_k = 3},
+                                       SamplingParams{.top_p = 0.9f}, SamplingParams{.temperature = 0.5f, .min_p = 0.2f}}) {
+    const std::vector<TokenDraw> masked = DrawMany(logits, params, 200, {.mask = mask});
+    const std::vector<TokenDraw> alone = DrawMany(left, params, 200);
+    for (size_t i = 0; i < masked.size(); ++i) EXPECT_EQ(masked[i].token, alone[i].token);
+  }
+}
+
+TEST(Sampler, WhereNothingIsAllowedNoTokenIsDrawn) {
+  const std::vector<float> logits = RandomLogits(300, 3);
+  const std::vector<uint32_t> mask(MaskWords(300), 0u);
+  for (const SamplingParams& params : {SamplingParams{}, SamplingParams{.temperature = 0}, SamplingParams{.top_k = 3}}) {
+    EXPECT_EQ(DrawMany(logits, params, 1, {.mask = mask})[0].token, kNothingAllowed);
+  }
+  SamplingParams params;
+  for (int32_t token = 0; token < 300; ++token) params.logit_bias.emplace_back(token, -INFINITY);
+  EXPECT_EQ(DrawMany(logits, params, 1)[0].token, kNothingAllowed);
+}
+
 TEST(Sampler, ImpossibleTokensAreNeverDrawn) {  // some checkpoints pad the vocabulary with -infinity
   std::vector<float> logits(300, -INFINITY);
   logits[5] = 1.0f;

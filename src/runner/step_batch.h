@@ -45,6 +45,9 @@ struct SlotEdit {
   DrawRef draw;
 };
 
+// Words of a mask over the vocabulary.
+constexpr int32_t MaskWords(int32_t vocab_size) { return (vocab_size + 31) / 32; }
+
 // A token to be chosen. Draws from one row with one slot that follow each other differ in `sample` alone.
 struct Draw {
   int32_t row = 0;            // after which it comes
@@ -52,6 +55,7 @@ struct Draw {
   int32_t sample = 0;         // index of the sample in its request: the random stream
   int32_t position = 0;       // kv index of the token to be chosen: the counter of the random stream
   int32_t drafting = -1;      // in StepBatch::drafting
+  int32_t mask = -1;          // of StepBatch::masks: the tokens it may give; -1: all
   bool bans_end_ids = false;  // min_tokens
   uint8_t top_logprobs = 0;   // how many of the most probable tokens are wanted too; fewer if the vocabulary is smaller
   int32_t top_begin = 0;      // where they go in StepResult::top_logprobs; the same place for draws of one row and slot
@@ -94,6 +98,7 @@ struct StepBatch {
   std::vector<Draw> draws;
   std::vector<Drafting> drafting;
   std::vector<int32_t> draft_tokens;
+  std::vector<uint32_t> masks;  // [M][MaskWords(vocab)] bit t % 32 of word t / 32: token t may come
   std::vector<Score> scores;
   int32_t num_top_logprobs = 0;  // entries of StepResult::top_logprobs
 
@@ -114,6 +119,7 @@ struct StepBatch {
     draws.clear();
     drafting.clear();
     draft_tokens.clear();
+    masks.clear();
     scores.clear();
     num_top_logprobs = 0;
   }

@@ -14,6 +14,7 @@
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "coppice/engine/model_info.h"
+#include "coppice/engine/token_constraint.h"
 #include "coppice/runner/sampling.h"
 #include "coppice/tokenizer/tokenizer.h"
 
@@ -30,6 +31,9 @@ struct Request {
   std::vector<std::string> stop;  // text; not part of the output. 256 strings of 1,024 bytes at most
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
+  // What may come, if not null. Where it lets the output end, the tokens that end a sample may come too; where nothing else may
+  // come, the sample ends, even before min_tokens. Such samples are not drafted, and with steps_ahead decode in every second step.
+  std::shared_ptr<const TokenConstraint> constraint;
   bool prompt_logprobs = false;
   int32_t top_logprobs =
       0;              // 0..kMaxTopLogprobs: the most probable tokens at each place of the output, for StreamEvent::top_logprobs
