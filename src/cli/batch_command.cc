@@ -278,7 +278,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
     spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));
   const OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
-                                   has_text);
+                                   has_text, engine->model_info().vocab_size);
   CatchFirstInterrupt();
   COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, parser, output, &errors));
   spdlog::info("{} requests to answer, {} answered before, {} lines are none", input.jobs().size(), input.num_finished_before(),

@@ -11,11 +11,13 @@
 #include "cli/interrupt.h"
 #include "cli/progress_line.h"
 #include "cli/prompt.h"
+#include "cli/read_file.h"
 #include "cli/run_output.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "core/check.h"
 #include "engine/prefix_file.h"
+#include "grammar/grammar_compiler.h"
 #include "openai/generation.h"
 #include "tokenizer/one_line.h"
 
@@ -37,6 +39,26 @@ Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, openai::Generate(*engine, request, {.should_stop = Interrupted}));
   const RunStats stats = MakeRunStats(options, generation);
   return BaselineSpeed{sharing, stats.prefill_tokens_per_second(), stats.decode_tokens_per_second()};
+}
+
+// What the samples must look like, if anything.
+Result<std::shared_ptr<const TokenConstraint>> MakeConstraint(const RunOptions& options, const Engine& engine) {
+  GrammarSource source;
+  if (options.json_schema_file) {
+    source.kind = GrammarKind::kJsonSchema;
+    COPPICE_ASSIGN_OR_RETURN(source.text, ReadFile(*options.json_schema_file, "--json-schema"));
+  } else if (options.grammar_file) {
+    source.kind = GrammarKind::kEbnf;
+    COPPICE_ASSIGN_OR_RETURN(source.text, ReadFile(*options.grammar_file, "--grammar"));
+  } else if (options.regex) {
+    source = {.kind = GrammarKind::kRegex, .text = *options.regex};
+  } else {
+    return std::shared_ptr<const TokenConstraint>();
+  }
+  if (!engine.tokenizer()) return FailedPrecondition(engine.tokenizer_status().message() + "; samples have no text to constrain");
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<GrammarCompiler> compiler,
+                           GrammarCompiler::Create(*engine.tokenizer(), engine.model_info().vocab_size));
+  return compiler->Compile(source);
 }
 
 }  // namespace
@@ -68,6 +90,7 @@ Result<ExitCode> Run(RunOptions options) {
     spdlog::warn("samples are token ids, without text: {}", OneLine(status.message()));
   }
   COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, EncodePrompt(options, text, engine->tokenizer()));
+  COPPICE_ASSIGN_OR_RETURN(request.constraint, MakeConstraint(options, *engine));
   const Selection selection = {.rank = options.rank || options.best_of.has_value(),
                                .deduplicate = options.deduplicate,
                                .best = options.best_of ? request.n : 0};

@@ -179,6 +179,9 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   AddParsed<uint64_t>(*command, "--seed", sampling.seed, ParseSeed, "Same seed, same samples; 0 (default) to 2^64 - 1");
   command->add_option("--stop", request.stop, "Text that ends a sample and is not part of it (repeatable)")
       ->allow_extra_args(false);
+  command->add_option("--json-schema", options.json_schema_file, "File with a JSON schema: each sample is an instance of it");
+  command->add_option("--regex", options.regex, "Regular expression that each whole sample matches");
+  command->add_option("--grammar", options.grammar_file, "File with a grammar in EBNF: each sample is its rule root");
   command->add_flag("--ignore-eos", request.ignore_eos, "Go on to --max-tokens");
 
   command->add_flag("--rank", options.rank, "Print the samples at the end, highest mean log-probability first");
@@ -212,6 +215,8 @@ Status Validate(const RunOptions& options) {
   if (options.system && !options.chat) return InvalidArgument("--system works through the chat template; add --chat");
   if (options.prompt_ids && options.chat)
     return InvalidArgument("--prompt-ids bypasses the chat template; leave --chat or --prompt-ids out");
+  if (options.json_schema_file.has_value() + options.grammar_file.has_value() + options.regex.has_value() > 1)
+    return InvalidArgument("more than one of --json-schema, --regex and --grammar given; keep the one that the samples follow");
   const Request& request = options.request;
   if (request.prompt_logprobs && !options.json) return InvalidArgument("--prompt-logprobs are part of the JSON output; add --json");
   if (options.best_of && *options.best_of < request.n) {

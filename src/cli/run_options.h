@@ -30,7 +30,9 @@ struct RunOptions {
   // What is printed of the samples. With best_of, that many are generated and the `request.n` best are shown.
   bool rank = false, deduplicate = false;
   std::optional<int32_t> best_of;
-  std::optional<std::string> vote;       // a regex: the answer of a sample
+  std::optional<std::string> vote;  // a regex: the answer of a sample
+  // What each sample must look like; at most one of these.
+  std::optional<std::string> json_schema_file, grammar_file, regex;
   std::string save_prefix, load_prefix;  // files for the prompt's KV; empty: none
   bool json = false, verbose = false;
 };

@@ -135,12 +135,14 @@ void Committer::EndWithoutToken(const Sequence& sequence, int32_t index, Emissio
   item->reason = FinishReason::kError;
   if (result_.draws[index].token == kNoDistribution) {
     events_.SetStatus(item, Internal("the model's logits are not finite numbers" + place + ": check the model file, or use f32"));
-  } else if (mask >= 0 && batch_->mask_may_end[mask]) {
+  } else if (mask < 0) {
+    events_.SetStatus(item, InvalidArgument("logit_bias and min_tokens leave no token" + place + ": allow more"));
+  } else if (!batch_->masks[mask].status.ok()) {
+    events_.SetStatus(item, batch_->masks[mask].status);
+  } else if (batch_->masks[mask].may_end) {
     item->reason = FinishReason::kStop;  // the output is complete, and no token says so
   } else {
-    events_.SetStatus(
-        item, InvalidArgument(std::string(mask >= 0 ? "the constraint, logit_bias and min_tokens" : "logit_bias and min_tokens") +
-                              " leave no token" + place + ": allow more"));
+    events_.SetStatus(item, InvalidArgument("the constraint, logit_bias and min_tokens leave no token" + place + ": allow more"));
   }
   if (sequence.request->has_stops) StreamOf(sequence).Finish(events_.NewText(item));
 }

@@ -1,5 +1,6 @@
 #include "engine/constraint_masks.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
@@ -17,14 +18,15 @@ void ConstraintMasks::Fill(ScheduledBatch* batch) {
   if (constrained_.empty()) return;
   const auto words = static_cast<size_t>(MaskWords(vocab_size_));
   step.masks.resize(constrained_.size() * words);
-  batch->mask_may_end.resize(constrained_.size());
+  batch->masks.resize(constrained_.size());
   executor_->ParallelFor(static_cast<int64_t>(constrained_.size()), [&](int64_t m, int) {
     const ScheduledBatch::Entry& entry = *constrained_[m];
     const std::span<uint32_t> mask = std::span(step.masks).subspan(m * words, words);
     // Where samples begin nobody has said anything, so the first one's state is that of all.
-    const bool may_end = entry.sequence->constraint->FillMask(mask);
-    batch->mask_may_end[m] = may_end;
-    if (!may_end) return;
+    const Result<bool> may_end = entry.sequence->constraint->FillMask(mask);
+    batch->masks[m] = {.may_end = may_end.ok() && *may_end, .status = may_end.status()};
+    if (!may_end.ok()) std::ranges::fill(mask, 0u);
+    if (!batch->masks[m].may_end) return;
     for (const int32_t id : *entry.sequence->request->end_ids) mask[id / 32] |= uint32_t{1} << id % 32;
   });
 }

@@ -31,7 +31,7 @@ class ParityConstraint final : public TokenConstraint {
   class State final : public ConstraintState {
    public:
     explicit State(const ParityConstraint& constraint) : constraint_(constraint) {}
-    bool FillMask(std::span<uint32_t> mask) override {
+    Result<bool> FillMask(std::span<uint32_t> mask) override {
       std::ranges::fill(mask, 0u);
       for (int32_t t = 0; t < constraint_.vocab_size_; ++t) {
         if (constraint_.Allows(before_, t)) mask[t / 32] |= uint32_t{1} << t % 32;

@@ -18,7 +18,9 @@ class FakeTokenizer final : public Tokenizer {
   Result<std::vector<int32_t>> Encode(std::string_view, const EncodeOptions&) const override {
     return Unimplemented("the fake tokenizer only decodes");
   }
-  std::string_view TokenBytes(int32_t id, bool) const override { return texts_[id]; }
+  std::string_view TokenBytes(int32_t id, bool) const override {
+    return static_cast<size_t>(id) < texts_.size() ? std::string_view(texts_[id]) : std::string_view();
+  }
 
  private:
   std::vector<std::string> texts_;

@@ -24,8 +24,12 @@ struct ScheduledBatch {
   };
   std::vector<Entry> entries;
   StepBatch step;
-  std::vector<uint64_t> tree_masks;   // [T] or empty: PrefixForestView::query_tree_mask
-  std::vector<uint8_t> mask_may_end;  // by mask of the step: the output may end with the token that is drawn
+  std::vector<uint64_t> tree_masks;  // [T] or empty: PrefixForestView::query_tree_mask
+  struct ConstraintMask {
+    bool may_end = false;  // the output may end with the token that is drawn
+    Status status;         // why there is no mask: it allows nothing
+  };
+  std::vector<ConstraintMask> masks;  // by mask of the step
   int32_t prefill_tokens = 0;         // of T, those of sequences that prefill
 
   bool empty() const { return entries.empty(); }
@@ -35,7 +39,7 @@ struct ScheduledBatch {
     entries.clear();
     step.ClearRows();
     tree_masks.clear();
-    mask_may_end.clear();
+    masks.clear();
     prefill_tokens = 0;
   }
 };

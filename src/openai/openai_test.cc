@@ -135,6 +135,42 @@ TEST_F(OpenAiRequestTest, Chat) {
   EXPECT_THAT(error.status.message(), HasSubstr("the model has no tokenizer; give the prompt to /v1/completions as a list"));
 }
 
+TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
+  if (GrammarCompiler::Create(tokenizer_, 256).status().code() == StatusCode::kUnimplemented) GTEST_SKIP() << "no XGrammar";
+  const OpenAiRequestParser parser(&tokenizer_, kContext, OkStatus(), /*vocab_size=*/256);
+  BodyError error;
+  const auto parse = [&](const std::string& fields) {
+    return parser.Parse(Endpoint::kCompletions, json::parse(R"({"prompt": "a", )" + fields + "}"), &error);
+  };
+  for (
+      const char* fields :
+      {R"("response_format": {"type": "json_object"})", R"("regex": "a+")", R"("grammar": "root ::= \"a\"")",
+       R"("response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": {"type": "null"}}})"}) {
+    const std::optional<OpenAiRequest> parsed = parse(fields);
+    ASSERT_TRUE(parsed) << fields << error.status.message();
+    ASSERT_TRUE(parsed->request.constraint) << fields;
+    EXPECT_EQ(parsed->request.constraint->vocab_size(), 256);
+  }
+  EXPECT_FALSE(parse(R"("response_format": {"type": "text"})")->request.constraint);
+  for (const auto& [fields, param, message] : std::vector<std::array<std::string, 3>>{
+           {R"("response_format": {"type": "xml"})", "response_format", "expected an object whose type is"},
+           {R"("response_format": "json_object")", "response_format", "expected an object whose type is"},
+           {R"("response_format": {"type": "json_object", "schema": {}})", "response_format", "expected an object whose type is"},
+           {R"("response_format": {"type": "json_schema"})", "response_format", "expected an object whose type is"},
+           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}})", "response_format", "x"},
+           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format", "a JSON array"},
+           {R"("regex": "(")", "regex", "the regex cannot be used"},
+           {R"("regex": 5)", "regex", "expected a string"},
+           {R"("grammar": "root")", "grammar", "the grammar cannot be used"},
+           {R"("regex": "a", "response_format": {"type": "json_object"})", "regex", "keep one"}}) {
+    EXPECT_FALSE(parse(fields)) << fields;
+    EXPECT_EQ(error.param, param) << fields;
+    EXPECT_THAT(error.status.message(), HasSubstr(message)) << fields;
+  }
+  EXPECT_THAT(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"regex", "a"}}).status.message(),
+              HasSubstr("no text to constrain"));
+}
+
 TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsTold) {
   const OpenAiRequestParser parser(nullptr, kContext, Unimplemented("tokenizer.json: model type \"WordPiece\" is not supported"));
   BodyError error;

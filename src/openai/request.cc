@@ -222,10 +222,61 @@ void TakeLogitBias(FieldReader& fields, SamplingParams* sampling) {
   }
 }
 
-// Fields that may be there as long as they ask for what happens anyway.
-void TakeFixed(FieldReader& fields, const char* name, const json& only) {
-  const json* value = fields.Find(name);
-  if (value && *value != only) fields.Expect(name, *value, fmt::format("{}: nothing else is supported", Shown(only)));
+// What the output must look like, and the field that says so.
+struct Constraint {
+  const char* field = nullptr;
+  GrammarSource source;
+};
+
+// OpenAI's response_format. Nothing for text.
+std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
+  constexpr const char* kName = "response_format";
+  constexpr std::string_view kExpected =
+      "an object whose type is text, json_object or json_schema, this one with json_schema.schema";
+  const json* value = fields.Find(kName);
+  if (!value) return std::nullopt;
+  const json type = value->is_object() ? value->value("type", json()) : json();
+  const json* schema = nullptr;
+  std::string name, description;
+  bool strict = true;
+  if (type == "json_schema" && value->value("json_schema", json()).is_object()) {
+    FieldReader parts((*value)["json_schema"]);
+    schema = parts.Find("schema");
+    parts.Take("name", &name);
+    parts.Take("description", &description);
+    parts.Take("strict", &strict);  // the answer follows the schema either way
+    if (BodyError error = parts.Finish(); !error.status.ok()) {
+      fields.Fail(kName, InvalidArgument("response_format.json_schema: " + error.status.message()));
+      return std::nullopt;
+    }
+  }
+  const size_t known = type == "json_schema" ? 2 : 1;
+  if (!type.is_string() || value->size() != known || (type != "text" && type != "json_object" && !schema)) {
+    fields.Expect(kName, *value, kExpected);
+    return std::nullopt;
+  }
+  if (type == "text") return std::nullopt;
+  if (type == "json_object") return GrammarSource{GrammarKind::kJsonObject, {}};
+  return GrammarSource{GrammarKind::kJsonSchema, schema->dump(-1, ' ', false, json::error_handler_t::replace)};
+}
+
+// At most one of response_format and the extensions regex and grammar.
+std::optional<Constraint> TakeConstraint(FieldReader& fields) {
+  std::optional<Constraint> taken;
+  const auto add = [&](const char* field, std::optional<GrammarSource> source) {
+    if (!source) return;
+    if (taken)
+      fields.Fail(field,
+                  InvalidArgument(fmt::format("{} and {} both say what the output looks like; keep one", taken->field, field)));
+    taken = Constraint{field, *std::move(source)};
+  };
+  add("response_format", TakeResponseFormat(fields));
+  for (const auto& [field, kind] : {std::pair("regex", GrammarKind::kRegex), std::pair("grammar", GrammarKind::kEbnf)}) {
+    std::optional<std::string> text;
+    fields.Take(field, &text);
+    if (text) add(field, GrammarSource{kind, *std::move(text)});
+  }
+  return taken;
 }
 
 // `has_text`: OK, or why samples have no text but token ids alone.
@@ -367,13 +418,15 @@ std::optional<std::vector<int32_t>> ParseDetokenize(const json& body, int32_t vo
   return ids;
 }
 
-OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer)
+OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer, int32_t vocab_size)
     : tokenizer_(tokenizer),
       no_tokenizer_(tokenizer ? OkStatus() : std::move(no_tokenizer)),
       max_context_(max_context),
       chat_template_(tokenizer && !tokenizer->info().chat_template.empty()
                          ? ChatTemplate::Parse(tokenizer->info().chat_template)
-                         : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))) {}
+                         : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))),
+      grammars_(tokenizer && vocab_size > 0 ? GrammarCompiler::Create(*tokenizer, vocab_size)
+                                            : InvalidArgument("the output has no text to constrain: the model has no tokenizer")) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error) const {
   std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error);
@@ -412,7 +465,15 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
     TakeTopLogprobs(fields, "top_logprobs", &parsed);
     if (parsed.request.top_logprobs > 0 && !parsed.logprobs)
       fields.Expect("top_logprobs", parsed.request.top_logprobs, "0 or absent where logprobs is not true");
-    TakeFixed(fields, "response_format", json{{"type", "text"}});
+  }
+  if (const std::optional<Constraint> constraint = TakeConstraint(fields); constraint && fields.ok()) {
+    Result<std::shared_ptr<const TokenConstraint>> compiled = Compile(constraint->source);
+    if (compiled.ok()) {
+      parsed.request.constraint = *std::move(compiled);
+    } else {
+      fields.Fail(constraint->field,
+                  Status(compiled.status().code(), fmt::format("{}: {}", constraint->field, compiled.status().message())));
+    }
   }
   if (parsed.vote && prompts.size() > 1)
     fields.Expect("vote", *parsed.vote, fmt::format("one prompt to vote on, not {}; send a request for each", prompts.size()));
@@ -424,6 +485,11 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
     list[i].prompt_ids = std::move(prompts[i].ids);
   }
   return list;
+}
+
+Result<std::shared_ptr<const TokenConstraint>> OpenAiRequestParser::Compile(const GrammarSource& source) const {
+  if (!grammars_.ok()) return grammars_.status();
+  return (*grammars_)->Compile(source);
 }
 
 Status OpenAiRequestParser::MissingTokenizer() const {

@@ -13,6 +13,7 @@
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
+#include "grammar/grammar_compiler.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -60,12 +61,12 @@ std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, 
 class OpenAiRequestParser {
  public:
   // `tokenizer` may be null: prompts are token ids then, and `no_tokenizer` says why (Engine::tokenizer_status). It outlives the
-  // parser.
-  OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context,
-                      Status no_tokenizer = NotFound("the model has no tokenizer"));
+  // parser. `vocab_size` is the model's; with 0 requests whose output is constrained are refused.
+  OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
+                      int32_t vocab_size = 0);
 
-  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Fields of `body`: those of
-  // docs/batch.md. On an error, `error->param` names the field.
+  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the output.
+  // Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
   static constexpr size_t kMaxPrompts = 2048;
@@ -77,12 +78,15 @@ class OpenAiRequestParser {
 
  private:
   Status MissingTokenizer() const;
+  // On an error, the field that `source` came from is to be named.
+  Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source) const;
   Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
 
   const Tokenizer* tokenizer_;
   Status no_tokenizer_;
   int32_t max_context_;
   Result<std::unique_ptr<ChatTemplate>> chat_template_;
+  Result<std::unique_ptr<GrammarCompiler>> grammars_;
 };
 
 }  // namespace coppice::openai

@@ -83,7 +83,7 @@ const Service::Route Service::kRoutes[] = {
 Service::Service(Engine* engine, ServiceOptions options)
     : engine_(*engine),
       options_(std::move(options)),
-      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status()),
+      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
       created_(Now()) {}
 
 void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {

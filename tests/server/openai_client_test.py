@@ -70,6 +70,31 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertTrue(all(value <= 0 for value in logprobs.token_logprobs[1:]))
         self.assertEqual(logprobs.text_offset[:2], [0, len(logprobs.tokens[0])])
 
+    def test_json_schema(self):
+        schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"},
+                                                   "continent": {"enum": ["Asia", "Europe"]}},
+                  "required": ["city", "people", "continent"], "additionalProperties": False}
+        answer = self.client.chat.completions.create(
+            model="small", messages=HELLO, max_tokens=200, temperature=0.7, seed=3, n=4,
+            response_format={"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": schema}})
+        ended = [json.loads(choice.message.content) for choice in answer.choices if choice.finish_reason == "stop"]
+        self.assertTrue(ended)
+        for place in ended:
+            self.assertEqual(set(place), {"city", "people", "continent"})
+            self.assertIsInstance(place["people"], int)
+            self.assertIn(place["continent"], ("Asia", "Europe"))
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.client.chat.completions.create(model="small", messages=HELLO, response_format={
+                "type": "json_schema", "json_schema": {"name": "place", "schema": {"type": "object", "not": {}}}})
+        self.assertEqual(refused.exception.param, "response_format")
+
+    def test_regex_beside_free_text(self):
+        answer = self.client.completions.create(model="small", prompt=["The sky is", "Is the sky blue?"], max_tokens=8, n=3, seed=1,
+                                                extra_body={"regex": " (blue|red|green)"})
+        for choice in answer.choices:
+            self.assertIn(choice.text, (" blue", " red", " green"))
+            self.assertEqual(choice.finish_reason, "stop")
+
     def test_stop(self):
         answer = self.client.completions.create(model="small", prompt="One, two, three,", max_tokens=30, temperature=0, stop=[" six"])
         self.assertNotIn("six", answer.choices[0].text)

@@ -16,9 +16,9 @@ class ConstraintState {
   virtual ~ConstraintState() = default;
 
   // Sets bit t % 32 of mask[t / 32] for each token t that may come next as part of the output, and clears all others. `mask` has
-  // ceil(vocab_size / 32) words. Returns whether the output may also end here. A mask without a bit where it may not end: the
-  // sample ends with an error.
-  virtual bool FillMask(std::span<uint32_t> mask) = 0;
+  // ceil(vocab_size / 32) words. Returns whether the output may also end here. The sample ends with an error, or where the mask has
+  // no bit and the output may not end.
+  virtual Result<bool> FillMask(std::span<uint32_t> mask) = 0;
   // `token`, one that the last mask allowed, came next. On an error the sample ends with it.
   virtual Status Accept(int32_t token) = 0;
 };
