@@ -34,6 +34,7 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   step_.kv_bytes_read_unshared = stats.kv_bytes_read_unshared;
   step_.plan_seconds = stats.plan_seconds;
   step_.forward_seconds = stats.forward_seconds;
+  edit_seconds_ = stats.edit_seconds;
   step_.sample_seconds = stats.sample_seconds;
   totals_.prefilled_tokens += step_.prefill_rows;
   totals_.rows += batch.num_tokens();
@@ -56,7 +57,11 @@ void MetricsRecorder::CountMemory(const KvCache::Usage& usage) {
 
 void MetricsRecorder::CountTime(double seconds) {
   step_.seconds = seconds;
-  (step_.prefill_rows > 0 ? totals_.prefill_seconds : totals_.decode_seconds) += step_.seconds;
+  // Page copies belong to the prompt whose samples begin, though they are made with the samples' first step: with SharingMode::kNone
+  // that is the whole prompt for each.
+  const double prefill = step_.prefill_rows > 0 ? seconds : edit_seconds_;
+  totals_.prefill_seconds += prefill;
+  totals_.decode_seconds += seconds - prefill;
   totals_.plan_seconds += step_.plan_seconds;
   totals_.forward_seconds += step_.forward_seconds;
   totals_.sample_seconds += step_.sample_seconds;

@@ -37,7 +37,8 @@ Status HostRunner::Run(const StepBatch& batch, const attention::PrefixForestView
   COPPICE_RETURN_IF_ERROR(MoveSlots(batch.moves));
   COPPICE_RETURN_IF_ERROR(CopyPages(batch.copies));
   slots_.Edit(batch, At(step->number - 1).sampled.draws);
-  timer.Lap(&step->stats.forward_seconds);
+  timer.Lap(&step->stats.edit_seconds);
+  step->stats.forward_seconds = step->stats.edit_seconds;
   if (batch.num_rows() == 0) return OkStatus();
   const bool follows_untold = launched_ - waited_ == 2;
   if (follows_untold && !At(step->number - 1).status.ok()) return Internal("the step before it failed");

@@ -43,6 +43,7 @@ struct StepStats {
   int32_t grouped_rows = 0;                               // rows that read some of their KV together with another branch's
   // Planning; edits and the forward pass; logits to tokens. Where they overlap other steps, how long each took.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0;
+  double edit_seconds = 0;  // part of forward_seconds, where the host makes the edits
 };
 
 // Valid until the next call of Wait.
