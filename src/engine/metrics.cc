@@ -57,8 +57,8 @@ void MetricsRecorder::CountMemory(const KvCache::Usage& usage) {
 
 void MetricsRecorder::CountTime(double seconds) {
   step_.seconds = seconds;
-  // Page copies belong to the prompt whose samples begin, though they are made with the samples' first step: with SharingMode::kNone
-  // that is the whole prompt for each.
+  // Page copies belong to the prompt whose samples begin, though they are made with the samples' first step: with
+  // SharingMode::kNone that is the whole prompt for each.
   const double prefill = step_.prefill_rows > 0 ? seconds : edit_seconds_;
   totals_.prefill_seconds += prefill;
   totals_.decode_seconds += seconds - prefill;

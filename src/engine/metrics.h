@@ -55,7 +55,7 @@ class MetricsRecorder {
   const int64_t kv_bytes_per_token_, kv_bytes_per_page_;
   EngineMetrics totals_;
   StepMetrics step_;
-  double edit_seconds_ = 0;  // StepStats, of this step
+  double edit_seconds_ = 0;                               // StepStats, of this step
   std::chrono::steady_clock::time_point prefixes_due_{};  // when totals_.prefixes is gathered again
   mutable std::mutex mutex_;                              // guards what follows
   EngineMetrics published_;

@@ -1,5 +1,11 @@
 #include "tokenizer/hf_tokenizer.h"
 
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tokenizer/regex.h"
+#include "tokenizer/regex_syntax.h"
 #include "tokenizer/test_fixtures.h"
 
 namespace coppice {
@@ -8,6 +14,12 @@ namespace {
 using Json = nlohmann::json;
 using Ids = std::vector<int32_t>;
 using TokenKind = TokenizerData::TokenKind;
+
+// "<0x0A>" for 10.
+std::string ByteToken(int byte) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  return std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">";
+}
 
 Json Small() {
   return Json::parse(R"({
@@ -67,6 +79,38 @@ TEST(HuggingFaceTokenizer, PreTokenizerSequences) {
   EXPECT_EQ(encode(sequence(R"({"type": "Digits", "individual_digits": true},)").c_str(), "ab11"), (Ids{2, 3, 3}));
   // A literal is no regex.
   EXPECT_EQ(encode(sequence(R"({"type": "Split", "pattern": {"String": "."}, "behavior": "Isolated"},)").c_str(), "ab"), Ids{2});
+}
+
+// Expected ids: the tokenizers package, version 0.23.
+TEST(HuggingFaceTokenizer, UnigramTextWithoutTokens) {
+  Json vocab = Json::parse(R"([["<unk>", 0.0], ["<s>", 0.0], ["a", -1.0], [" ", -2.0]])");
+  for (int byte = 0; byte < 256; ++byte) vocab.push_back({ByteToken(byte), -20.0});
+  const Json json = {{"normalizer", {{"type", "Lowercase"}}},
+                     {"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}}},
+                     {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"byte_fallback", true}, {"vocab", vocab}}}};
+  const auto data = ParseHuggingFaceTokenizer(json.dump(), "");
+  ASSERT_TRUE(data.ok()) << data.status().ToString();
+  const auto tokenizer = CreateTokenizer(*data).value();
+  EXPECT_EQ(*tokenizer->Encode("ab"), (Ids{2, 102}));
+  EXPECT_EQ(*tokenizer->Encode("a<S>a"), (Ids{2, 1, 2}));    // in the model's vocabulary as any other
+  EXPECT_EQ(*tokenizer->Encode("a<Unk>a"), (Ids{2, 0, 2}));  // alone it is a token, beside unknown text it is unknown text
+  EXPECT_EQ(*tokenizer->Encode("a\n<Unk>\na"), (Ids{2, 14, 64, 121, 114, 111, 66, 14, 2}));
+  EXPECT_EQ(*tokenizer->Encode("<unk>é"), (Ids{64, 121, 114, 111, 66, 199, 173}));
+}
+
+TEST(HuggingFaceTokenizer, WordsAsOnigurumaMeansThem) {
+  const auto is_word = [](const char* text) {
+    const auto regex = Regex::Compile(OnigurumaPattern(R"(^\w+$)"));
+    EXPECT_TRUE(regex.ok());
+    auto scratch = Regex::Scratch::Create();
+    EXPECT_TRUE(scratch.ok());
+    std::optional<Regex::Match> match;
+    EXPECT_TRUE(regex->Find(text, 0, *scratch, &match).ok());
+    return match.has_value();
+  };
+  for (const char* text : {"a", "ß", "é", "e\u0301", "日", "٣", "_", "‿", "½", "²", "Ⅳ", "ⓐ", "🅐"})
+    EXPECT_TRUE(is_word(text)) << text;
+  for (const char* text : {" ", "-", "①", "৴", "™", "🙂", "§"}) EXPECT_FALSE(is_word(text)) << text;
 }
 
 TEST(HuggingFaceTokenizer, RefusesByName) {

@@ -6,8 +6,13 @@
 namespace coppice {
 namespace {
 
-// PCRE2's \s counts U+180E, which Unicode no longer does since 6.3; its \w lacks marks and connectors.
-constexpr std::string_view kSpaces = R"(\t-\r\x{85}\p{Z})", kWord = R"(\p{L}\p{M}\p{Nd}\p{Pc})";
+// PCRE2's \s counts U+180E, which Unicode no longer does since 6.3; its \w lacks marks and connectors. Oniguruma's \w is what
+// Unicode calls alphabetic (with letter numbers and circled letters), marks, digits, connectors, and of Latin-1 the other numbers
+// too.
+constexpr std::string_view kSpaces = R"(\t-\r\x{85}\p{Z})";
+constexpr std::string_view kWord =
+    R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})"
+    R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 std::string_view ClassOf(char escaped) {
   if (escaped == 's' || escaped == 'S') return kSpaces;

@@ -41,11 +41,9 @@ Result<std::unique_ptr<UnigramEncoder>> UnigramEncoder::Create(const TokenizerDa
       min_score = std::min(min_score, data.scores[i]);
       max_score = std::max(max_score, data.scores[i]);
     }
-    const bool in_text =
-        from_sentencepiece ? kind == TokenKind::kNormal || kind == TokenKind::kUserDefined : scored && kind != TokenKind::kControl;
+    const bool in_text = from_sentencepiece ? kind == TokenKind::kNormal || kind == TokenKind::kUserDefined : scored;
     if (in_text && !data.tokens[i].empty()) id_of.insert_or_assign(data.tokens[i], id);
   }
-  encoder->all_bytes_ = std::ranges::find(encoder->byte_ids_, -1) == encoder->byte_ids_.end();
   // The sum that SentencePiece makes is one of floats.
   encoder->unk_score_ =
       from_sentencepiece ? static_cast<double>(static_cast<float>(min_score - kUnkPenalty)) : min_score - kUnkPenalty;
@@ -125,18 +123,34 @@ void UnigramEncoder::Viterbi(std::string_view piece, std::vector<int32_t>* ids) 
 
   std::vector<const Best*> path;  // last token first
   for (size_t end = piece.size(); end > 0; end = static_cast<size_t>(best[end].begin)) path.push_back(&best[end]);
-  bool after_unk = false;
+  size_t unknown = piece.size();  // where a run of text without tokens begins; the end: there is none
   for (auto step = path.rbegin(); step != path.rend(); ++step) {
-    const bool no_token = (*step)->id == kNoToken;
-    const int32_t id = no_token ? data_.unk_id : (*step)->id;
-    const bool is_unk = id == data_.unk_id;
-    if (no_token && data_.byte_fallback && all_bytes_) {
-      const auto begin = static_cast<size_t>((*step)->begin), end = static_cast<size_t>(*step - best.data());
-      for (char c : piece.substr(begin, end - begin)) ids->push_back(byte_ids_[static_cast<uint8_t>(c)]);
-    } else if (!(is_unk && after_unk && data_.fuse_unk)) {
-      ids->push_back(id);
+    const auto begin = static_cast<size_t>((*step)->begin), end = static_cast<size_t>(*step - best.data());
+    const bool is_unknown = (*step)->id == kNoToken || (*step)->id == data_.unk_id;
+    if (is_unknown) unknown = std::min(unknown, begin);
+    const bool goes_on = is_unknown && data_.fuse_unk && end < piece.size();
+    if (unknown < piece.size() && !goes_on) {
+      const size_t unknown_end = is_unknown ? end : begin;
+      EncodeUnknown(piece.substr(unknown, unknown_end - unknown), ids);
+      unknown = piece.size();
     }
-    after_unk = is_unk;
+    if (!is_unknown) ids->push_back((*step)->id);
+  }
+}
+
+void UnigramEncoder::EncodeUnknown(std::string_view text, std::vector<int32_t>* ids) const {
+  if (!from_sentencepiece_) {  // Hugging Face looks once more whether it is a token, which the text of unk itself is
+    uint32_t node = 0;
+    for (const char c : text) {
+      if (node = Child(node, static_cast<uint8_t>(c)); node == 0) break;
+    }
+    if (node != 0 && node_ids_[node] >= 0) return ids->push_back(node_ids_[node]);
+  }
+  const auto id_of = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)]; };
+  if (data_.byte_fallback && std::ranges::all_of(text, [&](char c) { return id_of(c) >= 0; })) {
+    for (const char c : text) ids->push_back(id_of(c));
+  } else {
+    ids->push_back(data_.unk_id);
   }
 }
 

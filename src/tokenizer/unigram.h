@@ -39,13 +39,15 @@ class UnigramEncoder final : public ModelEncoder {
   template <class Sum>
   void Viterbi(std::string_view piece, std::vector<int32_t>* ids) const;
 
+  // A run of text without tokens: its bytes, or unk.
+  void EncodeUnknown(std::string_view text, std::vector<int32_t>* ids) const;
+
   const TokenizerData& data_;
   bool from_sentencepiece_ = false;
   std::vector<Edge> edges_;            // open addressing, at most half full, a power of two
   int shift_ = 0;                      // 64 - log2(edges_.size())
   std::vector<int32_t> node_ids_;      // the token that ends at a node; -1: none
   std::array<int32_t, 256> byte_ids_;  // of "<0x00>" to "<0xFF>"
-  bool all_bytes_ = false;
   double unk_score_ = 0, max_score_ = 0;
 };
 

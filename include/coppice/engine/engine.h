@@ -190,8 +190,8 @@ struct EngineMetrics {
   int64_t decode_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
   int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
-  double prefill_seconds = 0, decode_seconds = 0;             // wall time of steps with and without prefill rows; page copies: prefill
-  int64_t rows = 0, grouped_rows = 0;                         // rows of attention; those that shared a read with another sample's
+  double prefill_seconds = 0, decode_seconds = 0;  // wall time of steps with and without prefill rows; page copies: prefill
+  int64_t rows = 0, grouped_rows = 0;              // rows of attention; those that shared a read with another sample's
   // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit);
   // tokens to text with the callers' on_event, which is not part of a step's seconds.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
