@@ -115,6 +115,16 @@ class MappedCheckpoint final : public Checkpoint {
     return result;
   }
 
+  std::optional<StoredBlocks> LoadBlocks(std::string_view name) const override {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end() || found->second.shape.size() != 2) return std::nullopt;
+    const StoredTensor& tensor = found->second;
+    if (Traits(tensor.type).block_elements == 1 || tensor.shape[1] % Traits(tensor.type).block_elements != 0) return std::nullopt;
+    StoredBlocks result = {.type = tensor.type, .rows = std::vector<std::byte>(tensor.data.size())};
+    coppice::LoadBlocks(tensor, result.rows.data());
+    return result;
+  }
+
  private:
   std::vector<MappedFile> files_;
   TensorMap tensors_;

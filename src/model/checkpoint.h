@@ -14,6 +14,7 @@
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "model/config.h"
+#include "model/stored_type.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_data.h"
 
@@ -61,6 +62,12 @@ class Checkpoint {
   };
   // Nothing if the file has no such tensor, or stores it otherwise.
   virtual std::optional<Codes> LoadCodes(std::string_view name) const = 0;
+  // A matrix as it lies in the file, row by row in half-split rotary order; none if its type has no blocks.
+  struct StoredBlocks {
+    StoredType type = StoredType::kF32;
+    std::vector<std::byte> rows;
+  };
+  virtual std::optional<StoredBlocks> LoadBlocks(std::string_view name) const = 0;
 
  protected:
   ModelConfig config_;

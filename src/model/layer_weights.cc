@@ -10,6 +10,13 @@
 namespace coppice {
 namespace {
 
+std::optional<ops::BlockFormat> FormatOf(StoredType type) {
+  for (size_t i = 0; i < ops::kNumBlockFormats; ++i) {
+    if (ops::kBlockFormats[i].name == Name(type)) return static_cast<ops::BlockFormat>(i);
+  }
+  return std::nullopt;
+}
+
 class WeightLoader {
  public:
   WeightLoader(const Checkpoint& checkpoint, DType dtype, Device& device, ops::Ops& ops)
@@ -94,41 +101,90 @@ class WeightLoader {
   Result<std::unique_ptr<ops::Weight>> Linear(int32_t layer, std::initializer_list<WeightRole> roles,
                                               ops::PartOrder order = ops::PartOrder::kConcatenated,
                                               const std::vector<RowRun>& runs = {}) {
+    Matrices matrices;
+    for (const WeightRole role : roles) {
+      const WeightEntry& entry = map_.at({layer, role});
+      matrices.entries.push_back(&entry);
+      std::vector<float>& bias = matrices.biases.emplace_back();
+      if (!entry.bias) continue;
+      COPPICE_ASSIGN_OR_RETURN(bias, Vector(entry.name + ".bias", entry.shape[0]));
+    }
+    const int64_t in_features = matrices.entries.front()->shape[1];
+    std::vector<ops::LinearPart> parts = BlockParts(runs, &matrices);
+    if (parts.empty() || !ops_.WantsBlocks(dtype_, in_features, parts, order)) {
+      matrices.blocks.clear();
+      COPPICE_ASSIGN_OR_RETURN(parts, ConvertedParts(runs, &matrices));
+    }
+    return ops_.Pack(dtype_, in_features, parts, order);
+  }
+
+  // The matrices of a product, and what their parts refer to.
+  struct Matrices {
     std::vector<const WeightEntry*> entries;
-    for (const WeightRole role : roles) entries.push_back(&map_.at({layer, role}));
-    const int64_t in_features = entries.front()->shape[1], row_bytes = in_features * static_cast<int64_t>(SizeOf(dtype_));
+    std::vector<std::vector<float>> biases;  // of those that have one
+    std::vector<Checkpoint::StoredBlocks> blocks;
+    std::vector<std::optional<Checkpoint::Codes>> codes;
+  };
+
+  // Calls add(part, matrix, first row of the matrix) for the parts of all matrices, biases set.
+  template <class Add>
+  static void ForEachPart(const std::vector<RowRun>& runs, const Matrices& matrices, Add add) {
+    for (size_t i = 0; i < matrices.entries.size(); ++i) {
+      for (const RowRun& run : runs.empty() ? std::vector<RowRun>{{0, matrices.entries[i]->shape[0]}} : runs) {
+        ops::LinearPart part{.rows = run.count};
+        if (!matrices.biases[i].empty()) part.bias = matrices.biases[i].data() + run.begin;
+        add(part, i, run.begin);
+      }
+    }
+  }
+
+  // As the file stores them; nothing, if one of them lies there otherwise than in blocks that products read.
+  std::vector<ops::LinearPart> BlockParts(const std::vector<RowRun>& runs, Matrices* matrices) {
+    std::vector<ops::LinearPart> parts;
+    for (const WeightEntry* entry : matrices->entries) {
+      std::optional<Checkpoint::StoredBlocks> blocks = checkpoint_.LoadBlocks(entry->name + ".weight");
+      if (!blocks || !FormatOf(blocks->type)) return parts;
+      matrices->blocks.push_back(*std::move(blocks));
+    }
+    ForEachPart(runs, *matrices, [&](ops::LinearPart part, size_t i, int64_t row) {
+      const Checkpoint::StoredBlocks& blocks = matrices->blocks[i];
+      part.blocks = {.format = *FormatOf(blocks.type),
+                     .rows = blocks.rows.data() + StoredBytes(blocks.type, row * matrices->entries[i]->shape[1])};
+      parts.push_back(part);
+    });
+    return parts;
+  }
+
+  // In the compute dtype, in the staging buffer.
+  Result<std::vector<ops::LinearPart>> ConvertedParts(const std::vector<RowRun>& runs, Matrices* matrices) {
+    const int64_t in_features = matrices->entries.front()->shape[1], row_bytes = in_features * static_cast<int64_t>(SizeOf(dtype_));
     int64_t rows = 0;
-    for (const WeightEntry* entry : entries) rows += entry->shape[0];
+    for (const WeightEntry* entry : matrices->entries) rows += entry->shape[0];
     if (static_cast<int64_t>(staging_.size()) < rows * row_bytes) {
       COPPICE_ASSIGN_OR_RETURN(staging_, Buffer::Allocate(rows * row_bytes));
     }
-    std::vector<std::vector<float>> biases(entries.size());
-    std::vector<std::optional<Checkpoint::Codes>> codes(entries.size());
-    std::vector<ops::LinearPart> parts;
-    int64_t first = 0;  // of the entry's rows in the staging buffer
-    for (size_t i = 0; i < entries.size(); ++i) {
-      const WeightEntry& entry = *entries[i];
-      const int64_t count = entry.shape[0];
-      std::byte* const to = staging_.data() + first * row_bytes;
-      const std::span<std::byte> bytes(to, count * row_bytes);
-      COPPICE_RETURN_IF_ERROR(checkpoint_.Load(entry.name + ".weight", count, in_features, dtype_, bytes));
-      if (entry.bias) {
-        COPPICE_ASSIGN_OR_RETURN(biases[i], Vector(entry.name + ".bias", count));
-      }
-      if (ops_.WantsCodes(dtype_)) codes[i] = checkpoint_.LoadCodes(entry.name + ".weight");
-      for (const RowRun& run : runs.empty() ? std::vector<RowRun>{{0, count}} : runs) {
-        ops::LinearPart& part = parts.emplace_back(ops::LinearPart{to + run.begin * row_bytes, run.count});
-        if (entry.bias) part.bias = biases[i].data() + run.begin;
-        if (!codes[i]) continue;
-        const int64_t blocks = in_features / ops::kCodeBlock;
-        part.coded = {.bits = codes[i]->bits,
-                      .codes = codes[i]->codes.data() + run.begin * in_features,
-                      .scales = codes[i]->scales.data() + run.begin * blocks,
-                      .minima = codes[i]->minima.data() + run.begin * blocks};
-      }
-      first += count;
+    std::vector<std::byte*> begins;  // of each matrix
+    std::byte* next = staging_.data();
+    for (const WeightEntry* entry : matrices->entries) {
+      const int64_t bytes = entry->shape[0] * row_bytes;
+      COPPICE_RETURN_IF_ERROR(
+          checkpoint_.Load(entry->name + ".weight", entry->shape[0], in_features, dtype_, std::span(next, bytes)));
+      begins.push_back(std::exchange(next, next + bytes));
+      matrices->codes.push_back(ops_.WantsCodes(dtype_) ? checkpoint_.LoadCodes(entry->name + ".weight") : std::nullopt);
     }
-    return ops_.Pack(dtype_, in_features, parts, order);
+    std::vector<ops::LinearPart> parts;
+    ForEachPart(runs, *matrices, [&](ops::LinearPart part, size_t i, int64_t row) {
+      part.weight = begins[i] + row * row_bytes;
+      if (const auto& codes = matrices->codes[i]) {
+        const int64_t block = row * (in_features / ops::kCodeBlock);
+        part.coded = {.bits = codes->bits,
+                      .codes = codes->codes.data() + row * in_features,
+                      .scales = codes->scales.data() + block,
+                      .minima = codes->minima.data() + block};
+      }
+      parts.push_back(part);
+    });
+    return parts;
   }
 
   const Checkpoint& checkpoint_;

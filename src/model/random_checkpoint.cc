@@ -73,6 +73,7 @@ class RandomCheckpoint final : public Checkpoint {
     return OkStatus();
   }
   std::optional<Codes> LoadCodes(std::string_view) const override { return std::nullopt; }
+  std::optional<StoredBlocks> LoadBlocks(std::string_view) const override { return std::nullopt; }
 
  private:
   std::vector<float> pattern_;

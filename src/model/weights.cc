@@ -95,6 +95,12 @@ Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t row
   return OkStatus();
 }
 
+void LoadBlocks(const StoredTensor& tensor, std::byte* out) {
+  ForEachRun(tensor, [&](const std::byte* stored, int64_t first, int64_t count) {
+    std::memcpy(out + StoredBytes(tensor.type, first), stored, StoredBytes(tensor.type, count));
+  });
+}
+
 bool LoadCodes(const StoredTensor& tensor, int8_t* codes, F16* scales, F16* minima) {
   bool in_range = true;
   ForEachRun(tensor, [&](const std::byte* stored, int64_t first, int64_t count) {

@@ -43,6 +43,10 @@ Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const s
 Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t rows, int64_t cols, DType dtype,
                   std::span<std::byte> out);
 
+// The matrix's blocks as they are stored, in half-split rotary order, to `out` (StoredBytes of its elements). Thread-safe.
+// REQUIRES: as LoadWeight with the tensor's own shape.
+void LoadBlocks(const StoredTensor& tensor, std::byte* out);
+
 // The matrix's codes (dequantize.h), in half-split rotary order: codes [rows, cols], scales and minima [rows, cols / 32]. False if
 // DecodeCodes says so. Thread-safe. REQUIRES: as LoadWeight with the tensor's own shape; CodeBits(tensor.type) > 0.
 [[nodiscard]] bool LoadCodes(const StoredTensor& tensor, int8_t* codes, F16* scales, F16* minima);

@@ -17,6 +17,7 @@
 #include "coppice/core/types.h"
 #include "core/device.h"
 #include "core/device_tensor.h"
+#include "ops/quantized_blocks.h"
 
 namespace coppice::ops {
 
@@ -34,13 +35,21 @@ struct CodedWeight {
   const F16* minima = nullptr;    // likewise
 };
 
+// A matrix in the blocks of a quantised file: [rows, in_features], each row whole blocks. Host memory.
+struct BlockWeight {
+  BlockFormat format = BlockFormat::kQ8_0;
+  const std::byte* rows = nullptr;
+};
+
 // One matrix as a model stores it: [rows, in_features] of the compute dtype, row-major; bias [rows] fp32 or null. With `coded`, the
-// same matrix before it was rounded to the compute dtype: products of few rows read it instead, in fewer bytes. Host memory.
+// same matrix before it was rounded to the compute dtype: products of few rows read it instead, in fewer bytes. With `blocks`, the
+// matrix is these and `weight` is null: all products read them (Ops::WantsBlocks). Host memory.
 struct LinearPart {
   const void* weight = nullptr;
   int64_t rows = 0;
   const float* bias = nullptr;
   std::optional<CodedWeight> coded = std::nullopt;
+  std::optional<BlockWeight> blocks = std::nullopt;
 };
 
 enum class PartOrder : uint8_t {
@@ -129,6 +138,12 @@ class Ops {
 
   // Whether Pack makes use of LinearPart::coded for weights of this dtype.
   virtual bool WantsCodes(DType dtype) const = 0;
+  // Whether Pack takes parts whose LinearPart::blocks are set, all of them, and products with those are faster than with the
+  // dtype's.
+  virtual bool WantsBlocks(DType /*dtype*/, int64_t /*in_features*/, std::span<const LinearPart> /*parts*/,
+                           PartOrder /*order*/ = PartOrder::kConcatenated) const {
+    return false;
+  }
   // Which kernels this machine runs, for `inspect` and logs: "avx512_bf16 + oneDNN brgemm".
   virtual std::string description() const = 0;
   // Copies the parts into the kernels' layout in device memory. dtype is that of all parts. INVALID_ARGUMENT for shapes that cannot

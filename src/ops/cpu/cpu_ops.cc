@@ -45,13 +45,19 @@ class CpuOps final : public Ops {
     return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && kernels_.code_input != nullptr;
   }
 
+  // Products with bf16 pairs do as many multiplications an instruction as those with blocks, and take nothing apart.
+  bool WantsBlocks(DType dtype, int64_t in_features, std::span<const LinearPart> parts, PartOrder order) const override {
+    return dtype == DType::kBF16 && library_ == ProductLibrary::kAuto && !kernels_.multiplies_bf16 &&
+           kernels_.quantized != nullptr && !parts.empty() && QuantizedPanels::CanPack(in_features, parts, order);
+  }
+
   std::string description() const override { return description_; }
 
   Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                        PartOrder order) override {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
                              PackedWeight::Create(executor_, memory_, dtype, in_features, parts, order, WantsCodes(dtype)));
-    if (onednn_ != nullptr) {
+    if (onednn_ != nullptr && weight->quantized() == nullptr) {
       const OneDnnTiles::Plan* plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
       // Without matrix units the panel kernels are as fast for any number of bf16 rows, and faster for few.
       const bool pays = plan != nullptr && (dtype == DType::kF32 || OneDnnTiles::UsesMatrixUnits(*plan));
@@ -177,13 +183,17 @@ class CpuOps final : public Ops {
     const int64_t tile_cols = packed.panel_group() * kPanelCols;
     const bool coded = x.rows <= packed.coded_rows();
     if (coded) CodeInput(x);
+    if (packed.quantized() != nullptr) QuantizeInput(x);
     // Row blocks vary fastest: a panel group stays in the cache while all rows pass by it.
     executor_.ParallelFor(row_blocks * packed.num_groups(), [&](int64_t task, int worker) {
       const int64_t group = task / row_blocks, first_row = task % row_blocks * kBlockRows;
       const int64_t rows = std::min(kBlockRows, x.rows - first_row);
       const int64_t column = group * kPanelCols, cols = std::min(kPanelCols, packed.out_features() - column);
       float* tile = workers_[worker].tile;
-      if (coded) {
+      if (packed.quantized() != nullptr) {
+        PrefetchOutput(y, first_row, rows, column, cols);
+        MultiplyQuantized(first_row, rows, packed, group, tile);
+      } else if (coded) {
         MultiplyCoded(rows, packed, group, tile);
       } else {
         PrefetchOutput(y, first_row, rows, column, cols);
@@ -277,6 +287,36 @@ class CpuOps final : public Ops {
     }
   }
 
+  // x as integers of 16 bits, for all tasks of a product.
+  void QuantizeInput(const ConstDeviceTensor& x) {
+    const int64_t k = x.cols, blocks = k / kQuantBlock;
+    if (std::ssize(quantized_codes_) < x.rows * k) {
+      quantized_codes_.resize(x.rows * k);
+      quantized_values_.resize(2 * x.rows * blocks);
+      quantized_sums_.resize(3 * x.rows * blocks);
+    }
+    quantized_input_ = {.wide = quantized_codes_.data(),
+                        .scales = quantized_values_.data(),
+                        .sums = quantized_values_.data() + x.rows * blocks,
+                        .negated = quantized_sums_.data(),
+                        .negated_halves = quantized_sums_.data() + x.rows * blocks};
+    ForRows(x.rows, 2 * k,
+            [&](int64_t row) { kernels_.quantized->quantize_wide(Row(x, row), x.dtype, k, quantized_input_.FromRow(row, k)); });
+  }
+
+  void MultiplyQuantized(int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group, float* tile) const {
+    constexpr int64_t kStripsPerPanel = kPanelCols / kQuantStripCols;
+    const QuantizedPanels& panels = *weight.quantized();
+    const int64_t strips = weight.panel_group() * kStripsPerPanel, k = weight.in_features();
+    const QuantizedInput input = quantized_input_.FromRow(first_row, k);
+    for (int64_t s = 0; s < strips; ++s) {
+      const int64_t strip = group * strips + s;
+      const auto multiply = kernels_.quantized->wide[static_cast<size_t>(panels.format(strip))];
+      multiply(input, rows, panels.data(strip), executor_.num_workers() * strips * panels.bytes(strip), k,
+               tile + s * kQuantStripCols, strips * kQuantStripCols);
+    }
+  }
+
   void Normalise(const NormArgs& args, const float* x, int64_t n, DType dtype, void* y) const {
     const auto kernel = args.kind == NormKind::kRms ? kernels_.rms_norm : kernels_.layer_norm;
     kernel(x, args.weight.data, args.bias.data, n, args.eps, dtype, y);
@@ -319,6 +359,10 @@ class CpuOps final : public Ops {
   std::vector<int16_t> input_codes_;  // the memory of coded_input_
   std::vector<float> input_scales_, input_sums_;
   CodedInput coded_input_ = {};
+  std::vector<int16_t> quantized_codes_;  // the memory of quantized_input_
+  std::vector<float> quantized_values_;
+  std::vector<int32_t> quantized_sums_;
+  QuantizedInput quantized_input_ = {};
 };
 
 }  // namespace

@@ -389,7 +389,14 @@ void RotatePairs(const float* x, const float* cos, const float* sin, int64_t hal
 }  // namespace
 
 extern const Kernels kKernels;
+#if defined(__AVX512BF16__)
+constexpr bool kMultipliesBf16 = true;
+#else
+constexpr bool kMultipliesBf16 = false;
+#endif
+
 const Kernels kKernels = {.isa = COPPICE_ISA_NAME,
+                          .multiplies_bf16 = kMultipliesBf16,
                           .panel_f32 = Panel<StepF32>,
                           .panel_bf16 = Panel<StepBF16>,
                           .code_input = kCodeInput,

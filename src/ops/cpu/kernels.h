@@ -33,6 +33,7 @@ struct CodedInput {
 
 struct Kernels {
   const char* isa;
+  bool multiplies_bf16;  // with an instruction for pairs of bf16
   // tile[r][c] = sum over k, in increasing order, of x[r][k] * panel[k][c]; the bits of a row do not depend on `rows`.
   // x: rows x_stride elements apart; k even for bf16; tile: kPanelCols wide, rows tile_stride apart.
   void (*panel_f32)(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t k, float* tile,

@@ -17,18 +17,6 @@ int64_t Depth(DType dtype) { return dtype == DType::kBF16 ? 2 : 1; }
 
 }  // namespace
 
-Result<std::shared_ptr<std::byte>> WeightMemory::Allocate(int64_t bytes) {
-  bytes = RoundUp(bytes, static_cast<int64_t>(kCacheLine));
-  if (chunk_ == nullptr || used_ + bytes > static_cast<int64_t>(chunk_->size())) {
-    COPPICE_ASSIGN_OR_RETURN(DeviceMemory memory, device_->Allocate(std::max(bytes, kChunkBytes)));
-    chunk_ = std::make_shared<DeviceMemory>(std::move(memory));
-    used_ = 0;
-  }
-  std::shared_ptr<std::byte> part(chunk_, chunk_->data() + used_);
-  used_ += bytes;
-  return part;
-}
-
 template <class T>
 void PackedWeight::PackRow(const T* row, int64_t column) {
   const int64_t depth = Depth(dtype_);
@@ -101,35 +89,51 @@ Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, M
   weight->out_features_ = paired ? parts[0].rows : total_rows;
   weight->panel_group_ = paired ? kMaxGroup : 1;
   weight->num_panels_ = CeilDiv(weight->out_features_, kPanelCols) * weight->panel_group_;
-  weight->panel_elements_ = RoundUp(in_features, 16 * Depth(dtype)) * kPanelCols;  // whole blocks of oneDNN's layout
-  weight->panel_bytes_ = weight->panel_elements_ * static_cast<int64_t>(SizeOf(dtype));
-  COPPICE_ASSIGN_OR_RETURN(weight->panels_, memory.panels.Allocate(weight->num_panels_ * weight->panel_bytes_));
   if (has_bias) weight->bias_.assign(weight->num_panels_ * kPanelCols, 0.0f);
-  if (keep_codes) COPPICE_RETURN_IF_ERROR(weight->AllocateCodes(memory.codes, parts));
+  std::vector<int64_t> firsts;  // of each part's outputs
+  for (int64_t first = 0; const LinearPart& part : parts) firsts.push_back(std::exchange(first, first + part.rows));
+  for (size_t p = 0; p < parts.size(); ++p) {
+    if (parts[p].bias == nullptr) continue;
+    for (int64_t row = 0; row < parts[p].rows; ++row)
+      weight->bias_[weight->ColumnOf(order, p, firsts[p], row)] = parts[p].bias[row];
+  }
+  if (!std::ranges::all_of(parts, [](const LinearPart& part) { return part.blocks.has_value(); })) {
+    COPPICE_RETURN_IF_ERROR(weight->PackPanels(executor, memory, parts, order, keep_codes));
+    return weight;
+  }
+  if (!QuantizedPanels::CanPack(in_features, parts, order))
+    return InvalidArgument(
+        "parts of one product meet inside 32 outputs and differ in format, or their inputs are no whole blocks: convert them");
+  COPPICE_ASSIGN_OR_RETURN(
+      weight->quantized_,
+      QuantizedPanels::Create(executor, memory.codes, in_features, parts, weight->num_panels_ * kPanelCols,
+                              [&](size_t p, int64_t row) { return weight->ColumnOf(order, p, firsts[p], row); }));
+  return weight;
+}
 
+Status PackedWeight::PackPanels(Executor& executor, Memory& memory, std::span<const LinearPart> parts, PartOrder order,
+                                bool keep_codes) {
+  panel_elements_ = RoundUp(in_features_, 16 * Depth(dtype_)) * kPanelCols;  // whole blocks of oneDNN's layout
+  panel_bytes_ = panel_elements_ * static_cast<int64_t>(SizeOf(dtype_));
+  COPPICE_ASSIGN_OR_RETURN(panels_, memory.panels.Allocate(num_panels_ * panel_bytes_));
+  if (keep_codes) COPPICE_RETURN_IF_ERROR(AllocateCodes(memory.codes, parts));
   int64_t first = 0;  // of the part's outputs
   for (size_t p = 0; p < parts.size(); ++p) {
     const LinearPart& part = parts[p];
-    const auto column = [&, first](int64_t row) {
-      if (!paired) return first + row;
-      return (row / kPanelCols * kMaxGroup + static_cast<int64_t>(p)) * kPanelCols + row % kPanelCols;
-    };
     executor.ParallelFor(CeilDiv(part.rows, kPanelCols), [&](int64_t block, int) {
       for (int64_t row = block * kPanelCols; row < std::min((block + 1) * kPanelCols, part.rows); ++row) {
-        if (dtype == DType::kBF16) {
-          weight->PackRow(static_cast<const BF16*>(part.weight) + row * in_features, column(row));
+        const int64_t column = ColumnOf(order, p, first, row);
+        if (dtype_ == DType::kBF16) {
+          PackRow(static_cast<const BF16*>(part.weight) + row * in_features_, column);
         } else {
-          weight->PackRow(static_cast<const float*>(part.weight) + row * in_features, column(row));
+          PackRow(static_cast<const float*>(part.weight) + row * in_features_, column);
         }
-        if (weight->code_bits_ != 0) weight->PackCodes(*part.coded, row, column(row));
+        if (code_bits_ != 0) PackCodes(*part.coded, row, column);
       }
     });
-    if (part.bias != nullptr) {
-      for (int64_t row = 0; row < part.rows; ++row) weight->bias_[column(row)] = part.bias[row];
-    }
     first += part.rows;
   }
-  return weight;
+  return OkStatus();
 }
 
 }  // namespace coppice::ops

@@ -5,32 +5,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/device.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/onednn_tiles.h"
+#include "ops/cpu/quantized_panels.h"
+#include "ops/cpu/weight_memory.h"
 #include "ops/ops.h"
 
 namespace coppice::ops {
 
 inline constexpr int64_t kMaxGroup = 2;  // panels per task: gate and up together, otherwise one
-
-// Zeroed memory for one kind of weights, in the order in which a model packs them: nearly all of it in huge pages, which most of a
-// small model's weights would be too small to have of their own.
-class WeightMemory {
- public:
-  explicit WeightMemory(Device* device) : device_(device) {}
-  // Lives as long as any part of its chunk.
-  Result<std::shared_ptr<std::byte>> Allocate(int64_t bytes);
-
- private:
-  static constexpr int64_t kChunkBytes = int64_t{64} << 20;  // what is never touched costs nothing
-  Device* device_;
-  std::shared_ptr<DeviceMemory> chunk_;
-  int64_t used_ = 0;
-};
 
 class PackedWeight final : public Weight {
  public:
@@ -48,6 +36,9 @@ class PackedWeight final : public Weight {
   const std::byte* Group(int64_t group) const { return panels_.get() + group * group_bytes(); }
   const float* GroupBias(int64_t group) const { return bias_.empty() ? nullptr : &bias_[group * panel_group_ * kPanelCols]; }
   int64_t panel_elements() const { return panel_elements_; }
+
+  // The weight as its file has it, instead of panels; null: panels.
+  const QuantizedPanels* quantized() const { return quantized_ ? &*quantized_ : nullptr; }
 
   int32_t code_bits() const { return code_bits_; }  // 0: not coded
   const std::byte* CodedPanel(int64_t panel) const { return coded_panels_.get() + panel * coded_panel_bytes(); }
@@ -71,7 +62,15 @@ class PackedWeight final : public Weight {
   void PackCodes(const CodedWeight& coded, int64_t row, int64_t column);
   int64_t coded_panel_bytes() const { return kPanelCols / kStripCols * in_features_ / kCodeBlock * CodedBlockBytes(code_bits_); }
 
+  Status PackPanels(Executor& executor, Memory& memory, std::span<const LinearPart> parts, PartOrder order, bool keep_codes);
+  // Of a part's row; `first` is the part's first output.
+  int64_t ColumnOf(PartOrder order, size_t part, int64_t first, int64_t row) const {
+    if (order == PartOrder::kConcatenated) return first + row;
+    return (row / kPanelCols * kMaxGroup + static_cast<int64_t>(part)) * kPanelCols + row % kPanelCols;
+  }
+
   std::shared_ptr<std::byte> panels_, coded_panels_;
+  std::optional<QuantizedPanels> quantized_;
   int32_t code_bits_ = 0;
   std::vector<float> bias_;  // empty, or one per packed column
   int64_t num_panels_ = 0, panel_group_ = 1, panel_elements_ = 0, panel_bytes_ = 0;
@@ -79,6 +78,13 @@ class PackedWeight final : public Weight {
 
 template <class Write>
 void PackedWeight::ForEachElement(int64_t row, Write write) const {
+  if (quantized_) {
+    thread_local std::vector<float> values;
+    values.resize(in_features_);
+    quantized_->Unpack(row, values.data());
+    for (int64_t k = 0; k < in_features_; ++k) write(k, values[k]);
+    return;
+  }
   const int64_t panel = row / kPanelCols * panel_elements_, column = row % kPanelCols;
   if (dtype_ == DType::kF32) {
     const float* from = reinterpret_cast<const float*>(panels_.get()) + panel + column;

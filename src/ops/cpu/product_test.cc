@@ -13,6 +13,7 @@
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/host_tensor.h"
+#include "ops/cpu/quantized_strip.h"
 
 namespace coppice::ops {
 namespace {
@@ -254,6 +255,133 @@ TEST(CodedProducts, MatchDoublePrecision) {
       EXPECT_EQ(std::memcmp(first_row.data(), y.data(), outputs * sizeof(float)), 0);
       for (int64_t c = 0; c < outputs; ++c) EXPECT_TRUE(std::isnan(y[outputs + c])) << c;
     }
+  }
+}
+
+// Rows of random blocks of a format, and their values.
+struct BlockRows {
+  BlockRows(BlockFormat format, int64_t rows, int64_t inputs, std::mt19937& random) : format(format), rows(rows) {
+    const int64_t row_bytes = inputs / Traits(format).elements * Traits(format).bytes;
+    bytes.resize(rows * row_bytes);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    // Scales, wherever in a block: f16 numbers of moderate size.
+    for (int64_t b = 0; b < std::ssize(bytes); b += Traits(format).bytes) {
+      for (const int64_t at : {int64_t{0}, int64_t{2}, Traits(format).bytes - 2}) {
+        const F16 scale = F16::FromFloat(static_cast<float>(random() % 64) * 1e-3f);
+        std::memcpy(&bytes[b + at], &scale, sizeof(scale));
+      }
+    }
+    values.resize(rows * inputs);
+    std::vector<std::byte> strip(Layout(format).StripBytes(inputs));
+    for (int64_t row = 0; row < rows; ++row) {
+      std::ranges::fill(strip, std::byte{0});
+      PackColumn(format, &bytes[row * row_bytes], inputs, 0, strip.data());
+      UnpackColumn(format, strip.data(), inputs, 0, &values[row * inputs]);
+    }
+  }
+  LinearPart Part(const float* bias = nullptr) const {
+    return {.rows = rows, .bias = bias, .blocks = BlockWeight{format, bytes.data()}};
+  }
+
+  BlockFormat format;
+  int64_t rows;
+  std::vector<std::byte> bytes;
+  std::vector<float> values;  // [rows, inputs]
+};
+
+// Weights that stay in their file's blocks: formats mixed in one product, biases, gate and up, rows of the embedding, any number of
+// rows, and the bits of a row beside others.
+TEST(BlockProducts, MatchDoublePrecisionAndRowsKeepTheirBits) {
+  ThreadPool pool(3);
+  const auto device = Device::CreateCpu(&pool);
+  constexpr int64_t kInputs = 256, kRows = 70;
+  struct Case {
+    std::vector<std::pair<BlockFormat, int64_t>> parts;
+    PartOrder order;
+  };
+  using enum BlockFormat;
+  const std::vector<Case> cases = {{{{kQ4_1, 96}, {kQ8_0, 32}, {kQ6_K, 65}}, PartOrder::kConcatenated},
+                                   {{{kQ4_0, 40}, {kQ4_0, 100}}, PartOrder::kConcatenated},
+                                   {{{kQ5_K, 70}, {kQ4_K, 70}}, PartOrder::kGateUp},
+                                   {{{kQ5_0, 64}, {kQ5_1, 1}}, PartOrder::kConcatenated}};
+  for (const Kernels* kernels : SupportedKernels()) {
+    if (kernels->quantized == nullptr) continue;
+    for (const Case& c : cases) {
+      std::mt19937 random(7);
+      auto ops = MakeCpuOps(device.get(), {}, *kernels, ProductLibrary::kAuto);
+      std::vector<BlockRows> stored;
+      std::vector<float> biases(200);
+      for (float& bias : biases) bias = static_cast<float>(random() % 100) * 0.01f;
+      std::vector<LinearPart> parts;
+      for (const auto& [format, rows] : c.parts) stored.emplace_back(format, rows, kInputs, random);
+      for (const BlockRows& part : stored) parts.push_back(part.Part(biases.data()));
+      const auto packed = ops->Pack(DType::kBF16, kInputs, parts, c.order);
+      ASSERT_TRUE(packed.ok()) << packed.status().ToString();
+      EXPECT_EQ(ops->WantsBlocks(DType::kBF16, kInputs, parts, c.order), !kernels->multiplies_bf16);
+      const bool gated = c.order == PartOrder::kGateUp;
+      const int64_t outputs = (*packed)->out_features();
+      Values x(DType::kBF16, kRows * kInputs, 3, 1.0f);
+      // Of output `column`, of part `part` if gated: the sum, and how large its terms are.
+      const auto exact = [&](int64_t row, int64_t column, size_t part) {
+        if (!gated) {
+          for (part = 0; column >= stored[part].rows; ++part) column -= stored[part].rows;
+        }
+        double sum = biases[column], magnitude = 1;
+        for (int64_t k = 0; k < kInputs; ++k) {
+          const double weight = stored[part].values[column * kInputs + k];
+          sum += weight * x.f32[row * kInputs + k];
+          magnitude += std::abs(weight);
+        }
+        return std::pair(sum, magnitude);
+      };
+      for (const int64_t rows : {int64_t{1}, int64_t{2}, int64_t{7}, int64_t{65}, kRows}) {
+        std::vector<float> y(rows * outputs);
+        const Epilogue epilogue = {.kind = gated ? Epilogue::Kind::kGated : Epilogue::Kind::kStore};
+        ASSERT_TRUE(ops->Linear(x.Matrix(rows, kInputs), **packed, HostTensor(y, rows, outputs), epilogue, nullptr).ok());
+        for (int64_t i = 0; i < rows * outputs; ++i) {
+          const int64_t row = i / outputs, column = i % outputs;
+          auto [expected, magnitude] = exact(row, column, 0);
+          if (gated) {
+            const auto [up, up_magnitude] = exact(row, column, 1);
+            magnitude = (1 + std::abs(up)) * magnitude + (1 + std::abs(expected)) * up_magnitude;
+            expected = expected / (1 + std::exp(-expected)) * up;
+          }
+          ASSERT_NEAR(y[i], expected, magnitude * 0x1p-15) << kernels->isa << " rows " << rows << " at " << row << ", " << column;
+        }
+        if (rows == 1) continue;
+        for (int64_t row = 0; row < rows; ++row) {
+          std::vector<float> one(outputs);
+          ConstDeviceTensor input = x.Matrix(rows, kInputs);
+          input.data = static_cast<const std::byte*>(input.data) + row * kInputs * 2;
+          input.rows = 1;
+          ASSERT_TRUE(ops->Linear(input, **packed, HostTensor(one, 1, outputs), epilogue, nullptr).ok());
+          EXPECT_EQ(std::memcmp(one.data(), &y[row * outputs], outputs * sizeof(float)), 0) << kernels->isa << " row " << row;
+        }
+      }
+      if (gated) continue;
+      const std::vector<int32_t> ids = {0, static_cast<int32_t>(outputs) - 1, 33};
+      std::vector<float> rows(ids.size() * kInputs);
+      ASSERT_TRUE(ops->Embed({ids.data(), 3}, **packed, {.scale = 2}, HostTensor(rows, 3, kInputs), nullptr).ok());
+      for (size_t i = 0; i < ids.size(); ++i) {
+        int64_t row = ids[i];
+        size_t part = 0;
+        for (; row >= stored[part].rows; ++part) row -= stored[part].rows;
+        for (int64_t k = 0; k < kInputs; ++k) EXPECT_EQ(rows[i * kInputs + k], 2 * stored[part].values[row * kInputs + k]);
+      }
+    }
+  }
+}
+
+TEST(BlockProducts, WhatLiesInOneStripHasOneFormat) {
+  ThreadPool pool(1);
+  const auto device = Device::CreateCpu(&pool);
+  std::mt19937 random(7);
+  const BlockRows a(BlockFormat::kQ4_0, 40, 64, random), b(BlockFormat::kQ8_0, 40, 64, random);
+  const std::vector<LinearPart> parts = {a.Part(), b.Part()};
+  for (const Kernels* kernels : SupportedKernels()) {
+    const auto ops = MakeCpuOps(device.get(), {}, *kernels, ProductLibrary::kAuto);
+    EXPECT_FALSE(ops->WantsBlocks(DType::kBF16, 64, parts));
+    EXPECT_EQ(ops->Pack(DType::kBF16, 64, parts).status().code(), StatusCode::kInvalidArgument);
   }
 }
 
