@@ -25,7 +25,6 @@ struct AlgorithmKey {
 struct MeasuredAlgorithm {
   std::array<uint64_t, 8> code{};  // cublasLtMatmulAlgo_t: opaque, valid for one version of the library
   double microseconds = 0;
-  bool is_own = false;  // our own kernel was faster; `code` is the library's best all the same
 };
 
 // Thread-compatible.

@@ -58,13 +58,12 @@ class CudaOps final : public Ops {
   std::string description() const override {
     const std::string library = "cuBLASLt " + std::to_string(LibraryProduct::Version());
     return deterministic_ ? library + ", one algorithm a weight"
-                          : library + " + streamed weights up to " + std::to_string(kMaxFewRows) + " rows";
+                          : library + " + streamed weights up to " + std::to_string(few_rows_.max_rows()) + " rows";
   }
 
   Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                        PartOrder order) override {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<CudaWeight> weight, CudaWeight::Create(device_, dtype, in_features, parts, order));
-    COPPICE_RETURN_IF_ERROR(few_rows_.Reserve(FewRowsWeight::Of(*weight)));
     const size_t gate_bytes = weight->is_gated() ? static_cast<size_t>(kGateRows * weight->rows()) * SizeOf(dtype) : 0;
     if (gate_bytes > gate_memory_.size()) {
       COPPICE_ASSIGN_OR_RETURN(gate_memory_, device_->Allocate(gate_bytes));
@@ -77,7 +76,7 @@ class CudaOps final : public Ops {
   Status Tune(int64_t max_rows, Stream stream) override {
     if (deterministic_) return OkStatus();
     const DeviceGuard guard(device_->ordinal());
-    const TuneParts parts = {.device = device_, .library = library_.get(), .few_rows = &few_rows_, .algorithms = &algorithms_};
+    const TuneParts parts = {.device = device_, .library = library_.get(), .algorithms = &algorithms_};
     return TuneProducts(parts, shapes_, max_rows, Of(stream));
   }
 
@@ -88,7 +87,8 @@ class CudaOps final : public Ops {
     COPPICE_DCHECK((epilogue.kind == Epilogue::Kind::kGated) == packed.is_gated());
     if (x.rows == 0) return OkStatus();
     const DeviceGuard guard(device_->ordinal());
-    if (RunsOwn(x, packed, epilogue, y)) return few_rows_.Run(x, FewRowsWeight::Of(packed), y, epilogue, Of(stream));
+    if (!deterministic_ && few_rows_.Takes(x, FewRowsWeight::Of(packed)))
+      return few_rows_.Run(x, FewRowsWeight::Of(packed), y, epilogue, Of(stream));
     if (epilogue.kind == Epilogue::Kind::kGated) return LinearGated(x, packed, y, epilogue.activation, Of(stream));
     const bool adds = epilogue.kind == Epilogue::Kind::kAdd, activates = epilogue.kind == Epilogue::Kind::kActivate;
     COPPICE_RETURN_IF_ERROR(RunLibrary(x, packed, y, adds, Of(stream)));
@@ -139,18 +139,6 @@ class CudaOps final : public Ops {
             .y = y.data,
             .y_stride = y.stride,
             .cols = static_cast<int32_t>(x.cols)};
-  }
-
-  // Streams the weights itself where that was measured to be faster than the library.
-  bool RunsOwn(const ConstDeviceTensor& x, const CudaWeight& weight, const Epilogue& epilogue, const DeviceTensor& y) const {
-    if (deterministic_ || !FewRowsProduct::Takes(x, FewRowsWeight::Of(weight))) return false;
-    const AlgorithmKey key = {.dtype = weight.dtype(),
-                              .out_dtype = weight.is_gated() ? weight.dtype() : y.dtype,
-                              .accumulates = epilogue.kind == Epilogue::Kind::kAdd,
-                              .n = weight.rows(),
-                              .k = weight.in_features()};
-    const MeasuredAlgorithm* measured = algorithms_.Find(key, x.rows);
-    return measured != nullptr && measured->is_own;
   }
 
   Status RunLibrary(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, bool accumulates,

@@ -17,7 +17,7 @@ namespace coppice::ops::cuda {
 // on.
 inline constexpr int kGateGroup = 8;
 inline constexpr int kWeightTileRows = 64;   // of our products (few_rows.cu)
-inline constexpr int kWeightChunkCols = 32;  // likewise
+inline constexpr int kWeightChunkCols = 64;  // likewise: a line of 128 bytes
 
 class CudaWeight final : public Weight {
  public:

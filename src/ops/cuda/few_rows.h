@@ -1,5 +1,5 @@
-// Products of few rows: a step of up to kMaxFewRows sequences reads every weight once, so its time is the weights' bytes over the
-// memory's rate. Layer: ops/cuda. Design and figures: docs/ops.md, "Products of few rows".
+// Products of few rows: a step of up to 16 sequences reads every weight once, so its time is the weights' bytes over the memory's
+// rate. Layer: ops/cuda. Design and figures: docs/ops.md, "Products of few rows".
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,8 +11,6 @@
 #include "ops/ops.h"
 
 namespace coppice::ops::cuda {
-
-inline constexpr int kMaxFewRows = 16;
 
 // A weight as CudaWeight packs it.
 struct FewRowsWeight {
@@ -38,20 +36,17 @@ class FewRowsProduct {
   FewRowsProduct() = default;
   static Result<FewRowsProduct> Create(Device* device);
 
-  // Whether the operands are of a dtype and alignment that the kernel takes. Any other shape is the library's.
-  static bool Takes(const ConstDeviceTensor& x, const FewRowsWeight& weight);
-  // Room for what CTAs that share a tile of the weight count. Allocates, so before anything is captured.
-  Status Reserve(const FewRowsWeight& weight);
-  // REQUIRES: Takes(x, weight), Reserve(weight) was called; one product at a time, in stream order.
+  // The most rows of x: 16, or fewer on a device with little shared memory.
+  int32_t max_rows() const { return max_rows_; }
+  // Whether the operands are of a size, dtype and alignment that the kernel takes. All others are the library's.
+  bool Takes(const ConstDeviceTensor& x, const FewRowsWeight& weight) const;
+  // REQUIRES: Takes(x, weight).
   Status Run(const ConstDeviceTensor& x, const FewRowsWeight& weight, const DeviceTensor& y, const Epilogue& epilogue,
              cudaStream_t stream) const;
 
  private:
-  Device* device_ = nullptr;
-  int32_t num_ctas_ = 0;
+  int32_t num_sms_ = 0, max_rows_ = 0;
   bool overlaps_ = false;
-  DeviceMemory partials_;  // [CTA][first or last tile of its range][row of x][row of the tile] fp32
-  DeviceMemory tickets_;   // [tile]
 };
 
 }  // namespace coppice::ops::cuda

@@ -10,13 +10,13 @@
 
 namespace coppice::ops::cuda {
 
-// Registers allow two CTAs an SM: one streams, the next product's waits beside it with its first weights under way.
-inline constexpr int kFewRowsCtasPerSm = 1;
+// Rows of a weight that are multiplied together: one operand of the tensor cores.
+inline constexpr int kFewRowsUnit = 16;
 
 struct FewRowsParams {
   const void* weight;
   int64_t stride;  // elements between its rows
-  int32_t tiles;
+  int32_t units;
   int32_t chunks;  // of a row
   const void* x;
   int64_t x_stride;
@@ -26,10 +26,11 @@ struct FewRowsParams {
   bool y_is_f32;
   const float* bias;
   Epilogue epilogue;
-  float* partials;
-  int32_t* tickets;
 };
 
+// Called once on a device before its first launch: the most rows of x for which a CTA has room in so many bytes of shared memory.
+Result<int32_t> PrepareFewRowsBf16(int shared_bytes);
+Result<int32_t> PrepareFewRowsF16(int shared_bytes);
 // One small file each, so that they compile in parallel.
 Status LaunchFewRowsBf16(const FewRowsParams& params, int num_ctas, bool overlaps, cudaStream_t stream);
 Status LaunchFewRowsF16(const FewRowsParams& params, int num_ctas, bool overlaps, cudaStream_t stream);

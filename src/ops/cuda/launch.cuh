@@ -31,6 +31,7 @@ __device__ inline void WaitForPrevious() {
 struct LaunchShape {
   dim3 grid;
   int threads = 0;
+  size_t shared_bytes = 0;  // dynamic
   cudaStream_t stream = nullptr;
   bool overlaps = false;  // may start before the kernel before it has ended; compute capability 9.0 and later
 };
@@ -45,6 +46,7 @@ Status Launch(const char* what, const LaunchShape& shape, void (*kernel)(Paramet
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
   config.attrs = &attribute;
   config.numAttrs = shape.overlaps ? 1 : 0;

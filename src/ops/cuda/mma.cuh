@@ -31,16 +31,33 @@ __device__ inline void MultiplyAdd<__half>(float (&d)[4], const OperandA& a, con
                : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
 }
 
-// 16 bytes that are read once: they displace nothing in L1. PTX ISA 9.7.9.9, "ld.global.nc".
-__device__ inline uint4 LoadOnce(const void* from) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
+// 16 bytes into shared memory, asynchronously. Once: they displace nothing in L1. PTX ISA 9.7.9.25.3, "cp.async".
+__device__ inline void CopyOnce(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
+               : "memory");
+}
+// What other warps read too; the first `bytes`, then zeros.
+__device__ inline void CopyShared(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from), "r"(bytes)
+               : "memory");
+}
+// The thread's copies since the last call are a group; it waits until at most kGroups of its groups are under way.
+__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int kGroups>
+__device__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kGroups) : "memory");
 }
 
-// PTX ISA 9.7.9.16, "prefetch".
-__device__ inline void PrefetchL2(const void* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
+// Asks for bytes, a multiple of 16 from such an address, to come to L2; nothing before Hopper. PTX ISA 9.7.9.25.5.2,
+// "cp.async.bulk.prefetch".
+__device__ inline void PrefetchL2(const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes) : "memory");
+#endif
+}
 
 }  // namespace coppice::ops::cuda

@@ -26,20 +26,25 @@ __device__ float SumOverCta(float value) {
 template <class Out, int kPack>
 __global__ void __launch_bounds__(kMaxThreads) NormKernel(const NormParams p) {
   LetNextStart();
+  const int step = blockDim.x * kPack;
+  Pack<float, kPack> weights[kHeldPacks];  // no kernel writes them, and reading them takes as long as the norm
+#pragma unroll
+  for (int i = 0; i < kHeldPacks; ++i) {
+    if (const int column = i * step + threadIdx.x * kPack; column < p.cols) weights[i] = LoadPack<kPack>(p.weight + column);
+  }
   WaitForPrevious();
   const int64_t row = p.rows == nullptr ? blockIdx.x : p.rows[blockIdx.x];
   const float* const x = p.x + row * p.x_stride;
-  const int step = blockDim.x * kPack;
   Pack<float, kPack> held[kHeldPacks];
-  // visit(pack, column) for all packs of the row that are this thread's.
+  // visit(pack, weight, column) for all packs of the row that are this thread's.
   const auto for_each_pack = [&](auto visit) {
 #pragma unroll
     for (int i = 0; i < kHeldPacks; ++i) {
-      if (const int column = i * step + threadIdx.x * kPack; column < p.cols) visit(held[i], column);
+      if (const int column = i * step + threadIdx.x * kPack; column < p.cols) visit(held[i], weights[i], column);
     }
     for (int column = kHeldPacks * step + threadIdx.x * kPack; column < p.cols; column += step) {
       Pack<float, kPack> again = LoadPack<kPack>(x + column);
-      visit(again, column);
+      visit(again, LoadPack<kPack>(p.weight + column), column);
     }
   };
 #pragma unroll
@@ -49,20 +54,19 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(const NormParams p) {
   float mean = 0;
   if (p.kind == NormKind::kLayer) {
     float sum = 0;
-    for_each_pack([&](const auto& pack, int) {
+    for_each_pack([&](const auto& pack, const auto&, int) {
       for (const float value : pack.values) sum += value;
     });
     mean = SumOverCta(sum) / static_cast<float>(p.cols);
   }
   float squares = 0;
-  for_each_pack([&](const auto& pack, int) {
+  for_each_pack([&](const auto& pack, const auto&, int) {
     for (const float value : pack.values) squares += (value - mean) * (value - mean);
   });
   const float scale = 1.0f / sqrtf(SumOverCta(squares) / static_cast<float>(p.cols) + p.eps);
 
   Out* const y = static_cast<Out*>(p.y) + blockIdx.x * p.y_stride;
-  for_each_pack([&](const auto& pack, int column) {
-    const Pack<float, kPack> weight = LoadPack<kPack>(p.weight + column);
+  for_each_pack([&](const auto& pack, const auto& weight, int column) {
     Pack<float, kPack> bias{};
     if (p.bias != nullptr) bias = LoadPack<kPack>(p.bias + column);
     Pack<Out, kPack> out{};

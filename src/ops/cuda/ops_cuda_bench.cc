@@ -105,6 +105,12 @@ class Bench {
     }
     std::printf("Tune took %.1f s\n",
                 static_cast<double>(end.tv_sec - begin.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - begin.tv_nsec));
+    std::printf("head alone:");
+    for (const int64_t rows : settings_.rows) {
+      const double us = 1e3 * Time([&] { return One(rows, *head_, Epilogue::Kind::kStore); });
+      std::printf(" %ld rows %.1f us", rows, us);
+    }
+    std::printf("\n");
     RunSingles();
     RunRows();
   }

@@ -31,26 +31,6 @@ std::vector<Form> FormsOf(const WeightShape& weight) {
   return {{.out_dtype = DType::kF32, .accumulates = false}, {.out_dtype = DType::kF32, .accumulates = true}};
 }
 
-Result<double> MeasureOwn(const TuneParts& parts, const WeightShape& shape, const Form& form, int64_t rows,
-                          const ProductOperandsMemory& memory, cudaStream_t stream) {
-  const ConstDeviceTensor x = {memory.x(), shape.dtype, rows, shape.k, shape.stride};
-  const int64_t outputs = shape.is_gated ? shape.n / 2 : shape.n;
-  const DeviceTensor y = {memory.y(), form.out_dtype, rows, outputs, outputs};
-  const Epilogue epilogue = {.kind = shape.is_gated     ? Epilogue::Kind::kGated
-                                     : form.accumulates ? Epilogue::Kind::kAdd
-                                                        : Epilogue::Kind::kStore};
-  const auto run = [&](int i) {
-    const FewRowsWeight weight = {.data = memory.Weight(i % memory.copies()),
-                                  .dtype = shape.dtype,
-                                  .n = shape.n,
-                                  .k = shape.k,
-                                  .stride = shape.stride,
-                                  .out_features = outputs};
-    return parts.few_rows->Run(x, weight, y, epilogue, stream);
-  };
-  return TimeInGraph(parts.device, std::max(memory.copies(), 8), run, stream);
-}
-
 Status Measure(const TuneParts& parts, const WeightShape& weight, const Form& form, int64_t rows,
                const ProductOperandsMemory& memory, cudaStream_t stream) {
   const ProductShape shape = {.dtype = weight.dtype,
@@ -62,14 +42,7 @@ Status Measure(const TuneParts& parts, const WeightShape& weight, const Form& fo
                               .x_stride = weight.stride,
                               .w_stride = weight.stride,
                               .y_stride = weight.n};
-  COPPICE_ASSIGN_OR_RETURN(MeasuredAlgorithm measured, parts.library->Measure(shape, memory, stream));
-  if (rows <= kMaxFewRows && weight.dtype != DType::kF32 && weight.k % 8 == 0) {
-    COPPICE_ASSIGN_OR_RETURN(const double own, MeasureOwn(parts, weight, form, rows, memory, stream));
-    if (own < measured.microseconds) {
-      measured.microseconds = own;
-      measured.is_own = true;
-    }
-  }
+  COPPICE_ASSIGN_OR_RETURN(const MeasuredAlgorithm measured, parts.library->Measure(shape, memory, stream));
   parts.algorithms->Set(AlgorithmKeyOf(shape), rows, measured);
   return OkStatus();
 }

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "ops/cuda/algorithm_file.h"
-#include "ops/cuda/few_rows.h"
 #include "ops/cuda/library_product.h"
 
 namespace coppice::ops::cuda {
@@ -22,7 +21,6 @@ struct WeightShape {
 struct TuneParts {
   Device* device = nullptr;
   LibraryProduct* library = nullptr;
-  const FewRowsProduct* few_rows = nullptr;
   AlgorithmFile* algorithms = nullptr;
 };
 
