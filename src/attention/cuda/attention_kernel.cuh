@@ -104,6 +104,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   // Not sooner: ptxas puts the fields into uniform registers at once, which waits for them, and with them what comes after.
   const PlanHeader header = *p.header;
   const bool tree_mask = header.has_tree_mask != 0;
+  // The plan is there since before the step's first kernel. Below, what the kernel before this one wrote is read.
+  cudaGridDependencySynchronize();
   __syncthreads();  // barriers are initialised
 
   if (warpgroup == 0) {

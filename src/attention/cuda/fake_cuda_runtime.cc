@@ -61,6 +61,9 @@ cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void** arguments,
   Runtime().launches.push_back(*static_cast<const KernelParams*>(arguments[0]));
   return cudaSuccess;
 }
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+  return cudaLaunchKernel(function, config->gridDim, config->blockDim, arguments, config->dynamicSmemBytes, config->stream);
+}
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
   *blocks = 1;

@@ -206,9 +206,18 @@ Status CudaPlanExecutor::LaunchHopper(KernelParams params, const TensorMaps& map
   params.units_per_head = maps.units_per_head;
   params.split_boxes = maps.split_boxes;
   void* arguments[] = {&params, const_cast<CUtensorMap*>(&maps.k), const_cast<CUtensorMap*>(&maps.v)};
-  return CudaStatus(
-      cudaLaunchKernel(variant_.function, dim3(num_ctas_), dim3(variant_.threads), arguments, variant_.shared_bytes, stream),
-      "launching the attention kernel");
+  // It may start while the kernel before it ends, for whose results it waits.
+  cudaLaunchAttribute overlaps{};
+  overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlaps.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(num_ctas_);
+  config.blockDim = dim3(variant_.threads);
+  config.dynamicSmemBytes = variant_.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlaps;
+  config.numAttrs = 1;
+  return CudaStatus(cudaLaunchKernelExC(&config, variant_.function, arguments), "launching the attention kernel");
 }
 
 Status CudaPlanExecutor::LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {
