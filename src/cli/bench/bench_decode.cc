@@ -39,13 +39,6 @@ struct Case {
   SharingMode sharing = SharingMode::kTree;
 };
 
-// Whether weights are random.
-Result<bool> ParseWeights(std::string_view text) {
-  if (text == "stored") return false;
-  if (text == "random") return true;
-  return InvalidArgument(fmt::format("'{}' are no weights; expected stored or random", text));
-}
-
 // One job on a fresh engine. Token ids are arbitrary but fixed: speed does not depend on them, and end-of-text is ignored.
 Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max_tokens) {
   options.sharing = job.sharing;
@@ -88,10 +81,7 @@ std::string FormatRow(const ordered_json& row) {
 Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
-  if (options.engine.random_weights != !options.config.empty())
-    return InvalidArgument("--weights random and --config FILE go together; give both or neither");
-  if (options.engine.random_weights) options.engine.model_path = options.config;
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_RETURN_IF_ERROR(FindBenchModel(options.engine, options.config));
   std::vector<Case> cases;
   for (const int32_t prompt : options.prompt_tokens) {
     for (const int32_t samples : options.samples) {
@@ -150,9 +140,7 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   AddParsed<std::vector<SharingMode>>(*command, "--modes", options->modes, ParseSharingModes,
                                       "Sharing modes to measure (default: all four)");
-  AddParsed<bool>(*command, "--weights", options->engine.random_weights, ParseWeights,
-                  "stored (default): those of --model; random: of the shape that --config says, bf16");
-  command->add_option("--config", options->config, "A model's config.json, for --weights random")->check(NotEmpty());
+  AddWeightsOptions(*command, options->engine, options->config);
   AddEngineOptions(*command, options->engine);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured
   return {command, [options] { return BenchDecode(*options); }};

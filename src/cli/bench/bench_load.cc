@@ -34,7 +34,7 @@ struct BenchLoadOptions {
   std::vector<double> rates;  // requests a second; empty: all at once
   std::vector<SharingMode> modes{kSharingModes.begin(), kSharingModes.end()};
   int32_t repeats = 1;
-  std::string out, html;
+  std::string config, out, html;
 
   std::string_view command() const { return rates.empty() ? "throughput" : "serve"; }
 };
@@ -79,9 +79,9 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
   COPPICE_RETURN_IF_ERROR(CheckReport(options.html, "--html"));
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_RETURN_IF_ERROR(FindBenchModel(options.engine, options.config));
   {
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.engine.model_path));
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options.engine));
     const ModelConfig& config = checkpoint->config();
     options.workload.vocab_size = config.vocab_size;
     options.workload.max_context = options.engine.max_context > 0 ? options.engine.max_context : config.max_position;
@@ -161,6 +161,7 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command.add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   command.add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
+  AddWeightsOptions(command, options->engine, options->config);
   AddEngineOptions(command, options->engine);
   command.remove_option(command.get_option("--sharing"));  // --modes says which
   return options;

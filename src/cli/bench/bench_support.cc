@@ -12,10 +12,13 @@
 
 #include "attention/cost_model.h"
 #include "cli/bench/load_report.h"
+#include "cli/parsed_option.h"
 #include "cli/read_file.h"
+#include "cli/run_command.h"
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/file.h"
+#include "model/random_checkpoint.h"
 
 namespace coppice::cli {
 
@@ -35,7 +38,32 @@ Result<std::string> ResolveReport(const std::string& path, std::string_view opti
   return resolved;
 }
 
+// Whether weights are random.
+Result<bool> ParseWeights(std::string_view text) {
+  if (text == "stored") return false;
+  if (text == "random") return true;
+  return InvalidArgument(fmt::format("'{}' are no weights; expected stored or random", text));
+}
+
 }  // namespace
+
+void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config) {
+  AddParsed<bool>(command, "--weights", engine.random_weights, ParseWeights,
+                  "stored (default): those of --model; random: of the shape that --config says, bf16");
+  command.add_option("--config", config, "A model's config.json, for --weights random")->check(NotEmpty());
+}
+
+Status FindBenchModel(EngineOptions& engine, const std::string& config) {
+  if (engine.random_weights != !config.empty())
+    return InvalidArgument("--weights random and --config FILE go together; give both or neither");
+  if (engine.random_weights) engine.model_path = config;
+  COPPICE_ASSIGN_OR_RETURN(engine.model_path, FindModel(engine.model_path));
+  return OkStatus();
+}
+
+Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine) {
+  return engine.random_weights ? MakeRandomCheckpoint(engine.model_path) : Checkpoint::Open(engine.model_path);
+}
 
 Result<ordered_json> MeasureInChild(const std::function<Result<ordered_json>()>& measure) {
   int ends[2];

@@ -2,19 +2,30 @@
 // Layer: cli.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
+#include "coppice/engine/engine.h"
+#include "model/checkpoint.h"
 
 namespace coppice::cli {
 
 inline constexpr std::array<SharingMode, 4> kSharingModes = {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore,
                                                              SharingMode::kNone};
+
+// --weights and --config: a model's shape with random weights in place of a model. `config` receives the latter.
+void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config);
+// Makes `engine` name what it will run, and looks whether it is there.
+Status FindBenchModel(EngineOptions& engine, const std::string& config);
+// Opens what FindBenchModel found.
+Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine);
 
 // Runs `measure` in a child process, so that its peak memory is its own, and returns its object. Called before this process has
 // threads.
