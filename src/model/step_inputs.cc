@@ -26,22 +26,20 @@ Result<DeviceBatch> StepInputs::Upload(const ForwardBatch& batch, Stream stream)
   Staging& staging = staging_[next_];
   next_ = (next_ + 1) % staging_.size();
   COPPICE_RETURN_IF_ERROR(device_->Synchronize(*staging.copied));
-  size_t offset = 0;  // arrays begin where the largest batch puts them; the widest elements come first
-  const auto copy = [&]<class T>(std::span<const T> values, int32_t max, DeviceSpan<const T>* to) -> Status {
-    std::byte* const host = staging.memory.data() + offset;
-    std::byte* const device = memory_.data() + offset;
-    offset += max * sizeof(T);
-    *to = {reinterpret_cast<const T*>(device), static_cast<int64_t>(values.size())};
-    if (values.empty()) return OkStatus();
-    std::memcpy(host, values.data(), values.size_bytes());
-    return device_->Copy(device, host, values.size_bytes(), stream);
+  // Arrays lie one behind the other, so that one copy brings them all; where, depends on their sizes alone.
+  size_t offset = 0;
+  const auto place = [&]<class T>(std::span<const T> values, DeviceSpan<const T>* to) {
+    if (!values.empty()) std::memcpy(staging.memory.data() + offset, values.data(), values.size_bytes());
+    *to = {reinterpret_cast<const T*>(memory_.data() + offset), static_cast<int64_t>(values.size())};
+    offset += values.size_bytes();
   };
   DeviceBatch uploaded;
-  COPPICE_RETURN_IF_ERROR(copy(batch.slot_mapping, limits_.max_tokens, &uploaded.slot_mapping));
+  place(batch.slot_mapping, &uploaded.slot_mapping);  // the widest elements first
   token_ids_ = {reinterpret_cast<int32_t*>(memory_.data() + offset), static_cast<int64_t>(batch.token_ids.size())};
-  COPPICE_RETURN_IF_ERROR(copy(batch.token_ids, limits_.max_tokens, &uploaded.token_ids));
-  COPPICE_RETURN_IF_ERROR(copy(batch.positions, limits_.max_tokens, &uploaded.positions));
-  COPPICE_RETURN_IF_ERROR(copy(batch.logit_rows, limits_.max_logit_rows, &uploaded.logit_rows));
+  place(batch.token_ids, &uploaded.token_ids);
+  place(batch.positions, &uploaded.positions);
+  place(batch.logit_rows, &uploaded.logit_rows);
+  COPPICE_RETURN_IF_ERROR(device_->Copy(memory_.data(), staging.memory.data(), offset, stream));
   COPPICE_RETURN_IF_ERROR(device_->Record(*staging.copied, stream));
   return uploaded;
 }

@@ -76,6 +76,7 @@ class Drawer {
 
   __device__ float Max() {
     float max = -INFINITY;
+#pragma unroll 8
     for (int i = threadIdx.x; i < vocab_; i += kThreads) max = fmaxf(max, logits_[i]);
     for (int lane = 16; lane > 0; lane /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, lane));
     if (threadIdx.x % 32 == 0) shared_.warp_max[threadIdx.x / 32] = max;
@@ -92,6 +93,7 @@ class Drawer {
     double total = 0;
     for (int block = warp; block * kBlock < vocab_; block += kWarps) {
       float model = 0, sampled = 0;
+#pragma unroll 8
       for (int i = block * kBlock + lane; i < min(vocab_, (block + 1) * kBlock); i += 32) {
         const float distance = logits_[i] - max;
         const float weight = expf(distance);
