@@ -83,9 +83,12 @@ class FamilyTransformer final : public Transformer {
   std::optional<ops::NormArgs> Norm(const std::optional<NormWeights>& norm) const {
     return norm ? std::optional(Norm(*norm)) : std::nullopt;
   }
+  const ops::Weight& head() const { return weights_.lm_head != nullptr ? *weights_.lm_head : *weights_.embedding; }
   Status Embed(const Step& step);
   Status RunLayer(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
   Status Attend(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
+  Status Project(const NormWeights& norm, const ops::Weight& weight, DeviceTensor y, const ops::Epilogue& epilogue,
+                 const Step& step, bool is_second);
   Status FeedForward(const LayerWeights& layer, const Step& step);
   Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
   Result<ConstDeviceTensor> Logits(const Step& step);
@@ -131,21 +134,26 @@ Status FamilyTransformer::Embed(const Step& step) {
 // hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), or both of one norm.
 Status FamilyTransformer::RunLayer(size_t index, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan) {
   const LayerWeights& layer = weights_.layers[index];
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
-  COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.attention_norm), normed, {}, step.stream));
   COPPICE_RETURN_IF_ERROR(Attend(index, step, kv, plan));
-  if (!blocks_.parallel) COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.mlp_norm), normed, {}, step.stream));
   return FeedForward(layer, step);
+}
+
+// y = epilogue(norm(hidden) W^T). A parallel block's second product finds the norm of its first.
+Status FamilyTransformer::Project(const NormWeights& norm, const ops::Weight& weight, DeviceTensor y, const ops::Epilogue& epilogue,
+                                  const Step& step, bool is_second) {
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
+  if (!blocks_.parallel) return ops_->NormLinear(hidden, Norm(norm), normed, weight, y, epilogue, step.stream);
+  if (!is_second) COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(norm), normed, {}, step.stream));
+  return ops_->Linear(normed, weight, y, epilogue, step.stream);
 }
 
 // hidden += output(attention(rope(qkv(normed))))
 Status FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan) {
   const LayerWeights& layer = weights_.layers[index];
   LayerGroup& group = groups_[layer_groups_[index]];
-  const DeviceTensor normed = act_.normed.Rows(step.tokens), qkv = act_.qkv.Rows(step.tokens);
-  const DeviceTensor q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
+  const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
 
-  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.qkv, qkv, {}, step.stream));
+  COPPICE_RETURN_IF_ERROR(Project(layer.attention_norm, *layer.qkv, qkv, {}, step, /*is_second=*/false));
   COPPICE_RETURN_IF_ERROR(ops_->RopeAppend({.qkv = qkv,
                                             .cos = group.cos.Rows(step.tokens),
                                             .sin = group.sin.Rows(step.tokens),
@@ -166,9 +174,9 @@ Status FamilyTransformer::Attend(size_t index, const Step& step, const attention
 
 // hidden += down(act(up(normed))), or down(act(gate(normed)) * up(normed))
 Status FamilyTransformer::FeedForward(const LayerWeights& layer, const Step& step) {
-  const DeviceTensor normed = act_.normed.Rows(step.tokens), mlp = act_.mlp.Rows(step.tokens);
+  const DeviceTensor mlp = act_.mlp.Rows(step.tokens);
   const ops::Epilogue epilogue = {blocks_.gated_mlp ? Kind::kGated : Kind::kActivate, blocks_.activation};
-  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.up, mlp, epilogue, step.stream));
+  COPPICE_RETURN_IF_ERROR(Project(layer.mlp_norm, *layer.up, mlp, epilogue, step, /*is_second=*/true));
   return AddBlock(mlp, *layer.down, layer.post_mlp_norm, step);
 }
 
@@ -187,8 +195,7 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(const Step& step) {
   if (count == 0) return ConstDeviceTensor(logits);
   COPPICE_RETURN_IF_ERROR(
       ops_->Norm(act_.hidden.Rows(step.tokens), Norm(weights_.final_norm), normed, step.batch.logit_rows, step.stream));
-  const ops::Weight& lm_head = weights_.lm_head != nullptr ? *weights_.lm_head : *weights_.embedding;
-  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, lm_head, logits, {}, step.stream));
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, step.stream));
   return ConstDeviceTensor(logits);
 }
 

@@ -1,5 +1,6 @@
-// Ops::Create: the operations of a device's kind.
+// Ops::Create: the operations of a device's kind; and what operations are made of others.
 // Layer: ops.
+#include "core/check.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/create_cuda_ops.h"
 
@@ -9,6 +10,12 @@ Result<std::unique_ptr<Ops>> Ops::Create(Device* device, const Options& options)
   if (device == nullptr) return InvalidArgument("the operations have no device; pass one");
   if (device->kind() == DeviceKind::kCpu) return CreateCpuOps(device, options);
   return CreateCudaOps(device, options);
+}
+
+Status Ops::NormLinear(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor normed, const Weight& weight, DeviceTensor y,
+                       const Epilogue& epilogue, Stream stream) {
+  COPPICE_RETURN_IF_ERROR(Norm(x, norm, normed, {}, stream));
+  return Linear(normed, weight, y, epilogue, stream);
 }
 
 }  // namespace coppice::ops

@@ -165,6 +165,9 @@ class Ops {
                        Stream stream) = 0;
   // y[i] = norm(x[r]) with r = rows[i], or i if `rows` is empty. x f32; y f32 or the compute dtype.
   virtual Status Norm(ConstDeviceTensor x, const NormArgs& args, DeviceTensor y, DeviceSpan<const int32_t> rows, Stream stream) = 0;
+  // y = epilogue(norm(x) W^T + b), x f32. `normed`, of the weight's dtype and x's shape, may be used on the way, or not.
+  virtual Status NormLinear(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor normed, const Weight& weight, DeviceTensor y,
+                            const Epilogue& epilogue, Stream stream);
   // x += norm(a), both f32: norms after a block.
   virtual Status AddNorm(ConstDeviceTensor a, const NormArgs& args, DeviceTensor x, Stream stream) = 0;
   // cos, sin: f32 [T, n] of scale * cos and sin(positions[t] * inverse_frequencies[i]), the angle computed in fp32 as the model was

@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     AttentionKernel(const __grid_constant__ KernelParams p, const __grid_constant__ CUtensorMap k_map,
                     const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) uint8_t memory[];
+  cudaTriggerProgrammaticLaunchCompletion();  // the next kernel may start, if it waits for this one as this one does below
   auto& s = *reinterpret_cast<SharedStorage<C>*>(memory);
   const int warpgroup = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32;
   const KvMaps maps{&k_map, &v_map};

@@ -88,7 +88,9 @@ class CudaOps final : public Ops {
     if (x.rows == 0) return OkStatus();
     const DeviceGuard guard(device_->ordinal());
     if (!deterministic_ && few_rows_.Takes(x, FewRowsWeight::Of(packed)))
-      return few_rows_.Run(x, FewRowsWeight::Of(packed), y, epilogue, Of(stream));
+      return few_rows_.Run(x, FewRowsWeight::Of(packed), y, epilogue, /*norm=*/nullptr, std::exchange(after_own_, true),
+                           Of(stream));
+    after_own_ = false;
     if (epilogue.kind == Epilogue::Kind::kGated) return LinearGated(x, packed, y, epilogue.activation, Of(stream));
     const bool adds = epilogue.kind == Epilogue::Kind::kAdd, activates = epilogue.kind == Epilogue::Kind::kActivate;
     COPPICE_RETURN_IF_ERROR(RunLibrary(x, packed, y, adds, Of(stream)));
@@ -99,6 +101,7 @@ class CudaOps final : public Ops {
 
   Status Embed(DeviceSpan<const int32_t> token_ids, const Weight& table, const EmbedArgs& args, DeviceTensor y,
                Stream stream) override {
+    after_own_ = false;
     const DeviceGuard guard(device_->ordinal());
     return LaunchEmbed(token_ids, static_cast<const CudaWeight&>(table), args, y, overlaps_, Of(stream));
   }
@@ -108,6 +111,15 @@ class CudaOps final : public Ops {
     NormParams params = ParamsOf(x, args, y);
     params.rows = rows.data;
     return LaunchNorm(params, y.dtype, y.rows, overlaps_, Of(stream));
+  }
+
+  Status NormLinear(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor normed, const Weight& weight, DeviceTensor y,
+                    const Epilogue& epilogue, Stream stream) override {
+    const FewRowsWeight packed = FewRowsWeight::Of(static_cast<const CudaWeight&>(weight));
+    if (deterministic_ || x.rows == 0 || !few_rows_.TakesNormed(x, norm, packed))
+      return Ops::NormLinear(x, norm, normed, weight, y, epilogue, stream);
+    const DeviceGuard guard(device_->ordinal());
+    return few_rows_.Run(x, packed, y, epilogue, &norm, std::exchange(after_own_, true), Of(stream));
   }
 
   Status AddNorm(ConstDeviceTensor a, const NormArgs& args, DeviceTensor x, Stream stream) override {
@@ -124,6 +136,7 @@ class CudaOps final : public Ops {
   }
 
   Status RopeAppend(const RopeAppendArgs& args, Stream stream) override {
+    after_own_ = false;  // attention follows
     const DeviceGuard guard(device_->ordinal());
     return LaunchRopeAppend(args, overlaps_, Of(stream));
   }
@@ -174,6 +187,7 @@ class CudaOps final : public Ops {
   FewRowsProduct few_rows_;
   DeviceMemory gate_memory_;  // [kGateRows, columns of the widest gate and up]
   std::set<WeightShape> shapes_;
+  bool after_own_ = false;  // the last large kernel was FewRowsProduct's
 };
 
 }  // namespace

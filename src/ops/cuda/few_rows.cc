@@ -33,24 +33,35 @@ bool FewRowsProduct::Takes(const ConstDeviceTensor& x, const FewRowsWeight& weig
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && weight.n <= INT32_MAX && weight.stride <= INT32_MAX;
 }
 
+bool FewRowsProduct::TakesNormed(const ConstDeviceTensor& x, const NormArgs& norm, const FewRowsWeight& weight) const {
+  return max_rows_ > 0 && x.rows <= 8 && x.rows * weight.stride <= kMaxNormedElements && weight.dtype != DType::kF32 &&
+         weight.k % 4 == 0 && norm.kind == NormKind::kRms && norm.bias.empty() && x.stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && reinterpret_cast<uintptr_t>(norm.weight.data) % 16 == 0 &&
+         weight.n <= INT32_MAX;
+}
+
 Status FewRowsProduct::Run(const ConstDeviceTensor& x, const FewRowsWeight& weight, const DeviceTensor& y, const Epilogue& epilogue,
-                           cudaStream_t stream) const {
-  const FewRowsParams params = {.weight = weight.data,
-                                .stride = weight.stride,
-                                .units = UnitsOf(weight),
-                                .chunks = static_cast<int32_t>(weight.stride / kWeightChunkCols),
-                                .x = x.data,
-                                .x_stride = x.stride,
-                                .num_rows = static_cast<int32_t>(x.rows),
-                                .in_features = static_cast<int32_t>(weight.k),
-                                .out_features = static_cast<int32_t>(weight.out_features),
-                                .y = y.data,
-                                .y_stride = y.stride,
-                                .y_is_f32 = y.dtype == DType::kF32,
-                                .bias = weight.bias,
-                                .epilogue = epilogue};
-  return weight.dtype == DType::kBF16 ? LaunchFewRowsBf16(params, num_sms_, overlaps_, stream)
-                                      : LaunchFewRowsF16(params, num_sms_, overlaps_, stream);
+                           const NormArgs* norm, bool after_own, cudaStream_t stream) const {
+  const FewRowsLaunch launch = {.num_ctas = num_sms_, .overlaps = overlaps_, .after_own = after_own, .stream = stream};
+  FewRowsParams params = {.weight = weight.data,
+                          .stride = weight.stride,
+                          .units = UnitsOf(weight),
+                          .chunks = static_cast<int32_t>(weight.stride / kWeightChunkCols),
+                          .x = x.data,
+                          .x_stride = x.stride,
+                          .num_rows = static_cast<int32_t>(x.rows),
+                          .in_features = static_cast<int32_t>(weight.k),
+                          .out_features = static_cast<int32_t>(weight.out_features),
+                          .y = y.data,
+                          .y_stride = y.stride,
+                          .y_is_f32 = y.dtype == DType::kF32,
+                          .bias = weight.bias,
+                          .epilogue = epilogue,
+                          .norm = {}};
+  if (norm != nullptr) {
+    params.norm = {.x = static_cast<const float*>(x.data), .x_stride = x.stride, .weight = norm->weight.data, .eps = norm->eps};
+  }
+  return weight.dtype == DType::kBF16 ? LaunchFewRowsBf16(params, launch) : LaunchFewRowsF16(params, launch);
 }
 
 }  // namespace coppice::ops::cuda

@@ -53,6 +53,14 @@ struct Units {
   __device__ int strips() const { return (end - begin + 1) / 2; }
 };
 
+template <class T, int kRowTiles, bool kNorms>
+struct Storage : SharedStorage<kRowTiles> {};
+template <class T, int kRowTiles>
+struct Storage<T, kRowTiles, true> : SharedStorage<kRowTiles> {
+  alignas(16) T normed[kMaxNormedElements];  // rows of the weight's stride
+  float squares[kWarps];
+};
+
 // A round of a strip: each warp has one of its chunks.
 struct Position {
   int32_t strip = 0, round = 0;
@@ -61,10 +69,10 @@ struct Position {
   }
 };
 
-template <class T, int kRowTiles>
+template <class T, int kRowTiles, bool kNorms>
 class Streamer {
  public:
-  using Storage = SharedStorage<kRowTiles>;
+  using Storage = few_rows::Storage<T, kRowTiles, kNorms>;
 
   __device__ Streamer(const FewRowsParams& p, Storage& shared)
       : p_(p),
@@ -81,7 +89,10 @@ class Streamer {
     Position ahead;
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage, ahead.Advance(rounds_)) CopyWeights(stage, ahead);
+    NormWeight norm_weight;
+    if constexpr (kNorms) norm_weight = LoadNormWeight();
     WaitForPrevious();  // below, x and y are touched
+    if constexpr (kNorms) NormInputs(norm_weight);
     ahead = {};
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage, ahead.Advance(rounds_)) {
@@ -95,7 +106,7 @@ class Streamer {
       for (int round = 0; round < rounds_; ++round) {
         WaitForCopies<kStages - 1>();
         __syncwarp();  // a lane reads what others copied
-        if (round * kWarps + warp_ < p_.chunks) Multiply(shared_.ring[stage][warp_], sum);
+        if (const int chunk = round * kWarps + warp_; chunk < p_.chunks) Multiply(shared_.ring[stage][warp_], chunk, sum);
         __syncwarp();  // all have read what is overwritten now
         CopyWeights(stage, ahead);
         CopyInputs(stage, ahead);
@@ -134,8 +145,55 @@ class Streamer {
     }
   }
 
+  // The columns of all rows that a thread norms, in fours.
+  static constexpr int kMaxFours = kMaxNormedElements / 4 / kThreads;
+  struct NormWeight {
+    float4 fours[kMaxFours];
+  };
+  // Calls visit(i, column) for this thread's i-th four.
+  template <class Visit>
+  __device__ void ForEachFour(Visit visit) const {
+#pragma unroll
+    for (int i = 0; i < kMaxFours; ++i) {
+      if (const int column = (i * kThreads + threadIdx.x) * 4; column < p_.in_features) visit(i, column);
+    }
+  }
+  __device__ NormWeight LoadNormWeight() const {
+    NormWeight weight;
+    ForEachFour([&](int i, int column) { weight.fours[i] = *reinterpret_cast<const float4*>(p_.norm.weight + column); });
+    return weight;
+  }
+
+  // As NormKernel, but for the order of additions. What lies behind a row's inputs is zero.
+  __device__ void NormInputs(const NormWeight& weight) {
+    for (int row = 0; row < p_.num_rows; ++row) {
+      const float* const x = p_.norm.x + row * p_.norm.x_stride;
+      float4 fours[kMaxFours];
+      float squares = 0;
+      ForEachFour([&](int i, int column) { fours[i] = *reinterpret_cast<const float4*>(x + column); });
+      ForEachFour([&](int i, int) {
+        squares += fours[i].x * fours[i].x + fours[i].y * fours[i].y + fours[i].z * fours[i].z + fours[i].w * fours[i].w;
+      });
+      for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
+      if (row > 0) __syncthreads();  // all have the sum of the row before
+      if (lane_ == 0) shared_.squares[warp_] = squares;
+      __syncthreads();
+      float sum = 0;
+      for (int warp = 0; warp < kWarps; ++warp) sum += shared_.squares[warp];
+      const float scale = 1.0f / sqrtf(sum / static_cast<float>(p_.in_features) + p_.norm.eps);
+      T* const to = shared_.normed + row * p_.stride;
+      ForEachFour([&](int i, int column) {
+        const float4 &v = fours[i], &w = weight.fours[i];
+        StorePack(to + column, Pack<T, 4>{FromFloat<T>(v.x * scale * w.x), FromFloat<T>(v.y * scale * w.y),
+                                          FromFloat<T>(v.z * scale * w.z), FromFloat<T>(v.w * scale * w.w)});
+      });
+      for (int column = p_.in_features + threadIdx.x; column < p_.stride; column += kThreads) to[column] = FromFloat<T>(0.0f);
+    }
+    __syncthreads();  // all rows are there
+  }
+
   __device__ void CopyInputs(int stage, const Position& at) {
-    if (!IsInside(at)) return;
+    if (kNorms || !IsInside(at)) return;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
       const int row = i * 8 + g();
@@ -160,7 +218,17 @@ class Streamer {
     }
   }
 
-  __device__ void Multiply(WarpStage<kRowTiles>& stage, float (&sum)[2][kRowTiles][4]) {
+  // Of row g of an eight, the inputs that a lane multiplies with.
+  __device__ uint4 Input(const WarpStage<kRowTiles>& stage, int chunk, int eight, int half) {
+    if constexpr (kNorms) {
+      if (g() >= p_.num_rows) return make_uint4(0, 0, 0, 0);
+      return *reinterpret_cast<const uint4*>(shared_.normed + g() * p_.stride + chunk * kChunkCols + half * 32 + t() * 8);
+    } else {
+      return stage.input[eight][half][lane_];
+    }
+  }
+
+  __device__ void Multiply(WarpStage<kRowTiles>& stage, int chunk, float (&sum)[2][kRowTiles][4]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint4 weight[4];  // of rows g, g + 8, g + 16, g + 24
@@ -168,7 +236,7 @@ class Streamer {
       for (int i = 0; i < 4; ++i) weight[i] = *stage.Weight(i * 8 + g(), half * 4 + t());
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        const uint4 x = stage.input[i][half][lane_];
+        const uint4 x = Input(stage, chunk, i, half);
 #pragma unroll
         for (int unit = 0; unit < 2; ++unit) {
           const uint4 &upper = weight[2 * unit], &lower = weight[2 * unit + 1];
@@ -248,21 +316,30 @@ class Streamer {
   const int rounds_;  // of a strip: warps take its chunks in turn
 };
 
-template <class T, int kRowTiles>
+template <class T, int kRowTiles, bool kNorms>
 __global__ void __launch_bounds__(kThreads, 2) Kernel(const __grid_constant__ FewRowsParams p) {
   extern __shared__ __align__(16) char memory[];
-  Streamer<T, kRowTiles>(p, *reinterpret_cast<SharedStorage<kRowTiles>*>(memory)).Run();
+  Streamer<T, kRowTiles, kNorms>(p, *reinterpret_cast<Storage<T, kRowTiles, kNorms>*>(memory)).Run();
 }
 
-// Whether the kernel fits, which then may have that much.
-template <class T, int kRowTiles>
+// Of Hopper: 228 KB an SM, of which each CTA takes one besides.
+constexpr int kSmBytes = 228 << 10, kCtaBytes = 1 << 10;
+// A kernel that is not ours may leave some SMs while it runs on others. After it a CTA of up to eight rows asks for so much that an
+// SM has room for one of them, and still for one of the next product's. The larger CTAs of more rows wait until it has ended.
+constexpr int kAloneBytes = 114 << 10;
+template <class T, int kRowTiles, bool kNorms>
+constexpr int kBytes = sizeof(Storage<T, kRowTiles, kNorms>);
+static_assert(2 * (kAloneBytes + kCtaBytes) > kSmBytes);
+static_assert(kAloneBytes + kBytes<__half, 1, true> + 2 * kCtaBytes <= kSmBytes);
+static_assert(2 * (kBytes<__half, 2, false> + kCtaBytes) <= kSmBytes);
+
+// Whether the kernel fits, which then may have all of it.
+template <class T, int kRowTiles, bool kNorms>
 Result<bool> PrepareKernel(int shared_bytes) {
-  constexpr int kBytes = sizeof(SharedStorage<kRowTiles>);
-  static_assert(kBytes <= 113 * 1024, "two CTAs share the 227 KB of an SM");
-  if (kBytes > shared_bytes) return false;
-  COPPICE_RETURN_IF_ERROR(
-      coppice::cuda::CudaStatus(cudaFuncSetAttribute(Kernel<T, kRowTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-                                "shared memory of a product of few rows"));
+  if (kBytes < T, kRowTiles, kNorms >> shared_bytes) return false;
+  COPPICE_RETURN_IF_ERROR(coppice::cuda::CudaStatus(
+      cudaFuncSetAttribute(Kernel<T, kRowTiles, kNorms>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+      "shared memory of a product of few rows"));
   return true;
 }
 
@@ -270,20 +347,28 @@ Result<bool> PrepareKernel(int shared_bytes) {
 
 template <class T>
 Result<int32_t> PrepareFewRows(int shared_bytes) {
-  COPPICE_ASSIGN_OR_RETURN(const bool eight_fit, (few_rows::PrepareKernel<T, 1>(shared_bytes)));
-  COPPICE_ASSIGN_OR_RETURN(const bool sixteen_fit, (few_rows::PrepareKernel<T, 2>(shared_bytes)));
-  return sixteen_fit ? 16 : eight_fit ? 8 : 0;
+  COPPICE_ASSIGN_OR_RETURN(const bool normed_fit, (few_rows::PrepareKernel<T, 1, true>(shared_bytes)));
+  COPPICE_ASSIGN_OR_RETURN(const bool eight_fit, (few_rows::PrepareKernel<T, 1, false>(shared_bytes)));
+  COPPICE_ASSIGN_OR_RETURN(const bool sixteen_fit, (few_rows::PrepareKernel<T, 2, false>(shared_bytes)));
+  return sixteen_fit ? 16 : eight_fit && normed_fit ? 8 : 0;
 }
 
 template <class T>
-Status LaunchFewRows(const FewRowsParams& params, int num_ctas, bool overlaps, cudaStream_t stream) {
-  const bool is_eight = params.num_rows <= 8;
-  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(num_ctas)),
-                             .threads = few_rows::kThreads,
-                             .shared_bytes = is_eight ? sizeof(few_rows::SharedStorage<1>) : sizeof(few_rows::SharedStorage<2>),
-                             .stream = stream,
-                             .overlaps = overlaps};
-  return Launch("a product of few rows", shape, is_eight ? few_rows::Kernel<T, 1> : few_rows::Kernel<T, 2>, params);
+Status LaunchFewRows(const FewRowsParams& params, const FewRowsLaunch& launch) {
+  using few_rows::kAloneBytes, few_rows::kBytes, few_rows::Kernel;
+  LaunchShape shape = {.grid = dim3(static_cast<unsigned>(launch.num_ctas)),
+                       .threads = few_rows::kThreads,
+                       .stream = launch.stream,
+                       .overlaps = launch.overlaps};
+  if (params.num_rows > 8) {
+    shape.shared_bytes = kBytes<T, 2, false>;
+    shape.overlaps &= launch.after_own;
+    return Launch("a product of few rows", shape, Kernel<T, 2, false>, params);
+  }
+  const bool norms = params.norm.x != nullptr;
+  const bool alone = launch.overlaps && !launch.after_own;
+  shape.shared_bytes = alone ? kAloneBytes : norms ? kBytes<T, 1, true> : kBytes<T, 1, false>;
+  return Launch("a product of few rows", shape, norms ? Kernel<T, 1, true> : Kernel<T, 1, false>, params);
 }
 
 }  // namespace coppice::ops::cuda

@@ -40,9 +40,12 @@ class FewRowsProduct {
   int32_t max_rows() const { return max_rows_; }
   // Whether the operands are of a size, dtype and alignment that the kernel takes. All others are the library's.
   bool Takes(const ConstDeviceTensor& x, const FewRowsWeight& weight) const;
-  // REQUIRES: Takes(x, weight).
+  // Whether it takes the product with the norm of rows of fp32 instead.
+  bool TakesNormed(const ConstDeviceTensor& x, const NormArgs& norm, const FewRowsWeight& weight) const;
+  // `after_own`: the last large kernel in the stream was such a product, so that each SM has room for one CTA more.
+  // REQUIRES: Takes(x, weight); with a norm, which is null otherwise, TakesNormed.
   Status Run(const ConstDeviceTensor& x, const FewRowsWeight& weight, const DeviceTensor& y, const Epilogue& epilogue,
-             cudaStream_t stream) const;
+             const NormArgs* norm, bool after_own, cudaStream_t stream) const;
 
  private:
   int32_t num_sms_ = 0, max_rows_ = 0;

@@ -3,8 +3,6 @@
 namespace coppice::ops::cuda {
 
 Result<int32_t> PrepareFewRowsF16(int shared_bytes) { return PrepareFewRows<__half>(shared_bytes); }
-Status LaunchFewRowsF16(const FewRowsParams& params, int num_ctas, bool overlaps, cudaStream_t stream) {
-  return LaunchFewRows<__half>(params, num_ctas, overlaps, stream);
-}
+Status LaunchFewRowsF16(const FewRowsParams& params, const FewRowsLaunch& launch) { return LaunchFewRows<__half>(params, launch); }
 
 }  // namespace coppice::ops::cuda

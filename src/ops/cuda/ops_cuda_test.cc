@@ -249,6 +249,42 @@ TEST_F(OpsCudaTest, GatedProductsMatchTheCpu) {
   }
 }
 
+TEST_F(OpsCudaTest, ProductsOfNormsMatchTheCpu) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const auto& [rows, k, n] : {std::array<int64_t, 3>{1, 4096, 100},
+                                     {1, 576, 1536},
+                                     {2, 2048, 64},
+                                     {1, 100, 36},
+                                     {8, 64, 48},
+                                     {9, 64, 48},
+                                     {3, 2048, 64},
+                                     {1, 8192, 40}}) {
+      for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
+        const HostParts parts = MakeParts({n}, k, dtype, true, random_);
+        const auto weight = ops_->Pack(dtype, k, parts.rounded).value();
+        const auto exact = exact_->Pack(DType::kF32, k, parts.exact).value();
+        Matrix x = Random(rows, k), norm_weight = Random(1, k), y = Random(rows, n), normed(device_.get(), dtype, rows, k);
+        std::vector<float> host_normed(RoundUp(rows, kRowPadding) * k), expected = y.values;
+        const Epilogue epilogue = {.kind = Epilogue::Kind::kAdd};
+        const NormArgs norm = {.kind = kind, .weight = norm_weight.span<const float>()};
+        const NormArgs host_norm = {.kind = kind, .weight = {norm_weight.values.data(), k}};
+        ASSERT_TRUE(
+            exact_->Norm({x.values.data(), DType::kF32, rows, k, k}, host_norm, Host(host_normed, rows, k), {}, nullptr).ok());
+        for (float& value : host_normed) value = Rounded(value, dtype);
+        const ConstDeviceTensor host_x = {host_normed.data(), DType::kF32, rows, k, k};
+        ASSERT_TRUE(exact_->Linear(host_x, *exact, Host(expected, rows, n), epilogue, nullptr).ok());
+        const Status status = ops_->NormLinear(x.view(), norm, normed.view(), *weight, y.view(), epilogue, nullptr);
+        const std::string what = std::string(Name(dtype)) + ", rows " + std::to_string(rows) + ", k " + std::to_string(k);
+        ASSERT_TRUE(status.ok()) << what << ": " << status.ToString();
+        // A few inputs whose norm is a rounding off, of terms of about 1, up to three times that.
+        const double size = std::sqrt(static_cast<double>(k)) + 1;
+        ExpectNear(y.Fetch(), expected, DType::kF32, SumError(k) + size * Epsilon(dtype), what);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_F(OpsCudaTest, RepeatedProductsOfFewRowsHaveEqualBits) {
   const HostParts parts = MakeParts({3000}, 4096, DType::kBF16, false, random_);
   const auto ops = Create({.cache_folder = "/nonexistent"});
