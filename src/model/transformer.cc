@@ -1,5 +1,6 @@
 #include "model/transformer.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -78,6 +79,7 @@ class FamilyTransformer final : public Transformer {
 
   Status MakeGroups();
   Status AllocateActivations();
+  Status LoadKernels();
   Status Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const;
   ops::NormArgs Norm(const NormWeights& norm) const { return norm.args(blocks_.norm, config_.norm_eps); }
   std::optional<ops::NormArgs> Norm(const std::optional<NormWeights>& norm) const {
@@ -266,6 +268,25 @@ Status FamilyTransformer::AllocateActivations() {
   return OkStatus();
 }
 
+// Multiplies at the sizes of steps, results unused: a GPU's library chooses and loads its kernels at their first use, which takes
+// longer than the prompt of a first request.
+Status FamilyTransformer::LoadKernels() {
+  if (options_.device->kind() != DeviceKind::kCuda || weights_.layers.empty()) return OkStatus();
+  constexpr int64_t kLeastRows = 32;  // fewer are multiplied by kernels that are loaded already, or as these are
+  const Stream stream = nullptr;
+  for (int64_t rows = options_.max_tokens; rows > kLeastRows / 2; rows /= 2) {
+    DeviceBatch batch;
+    const Step step = {batch, rows, stream};
+    const LayerWeights& layer = weights_.layers.front();
+    COPPICE_RETURN_IF_ERROR(Project(layer.attention_norm, *layer.qkv, act_.qkv.Rows(rows), {}, step, /*is_second=*/false));
+    COPPICE_RETURN_IF_ERROR(AddBlock(act_.attended.Rows(rows), *layer.output, layer.post_attention_norm, step));
+    COPPICE_RETURN_IF_ERROR(FeedForward(layer, step));
+    const int64_t logit_rows = std::min<int64_t>(rows, options_.max_logit_rows);
+    COPPICE_RETURN_IF_ERROR(ops_->Linear(act_.logits_normed.Rows(logit_rows), head(), act_.logits.Rows(logit_rows), {}, stream));
+  }
+  return options_.device->Synchronize(stream);
+}
+
 Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint& checkpoint, const Options& options) {
   if (options.device == nullptr) return InvalidArgument("a transformer needs a device; it is null");
   if (options.max_tokens < 1 || options.max_logit_rows < 1)
@@ -277,6 +298,7 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
   COPPICE_ASSIGN_OR_RETURN(transformer->weights_, LoadWeights(checkpoint, options.dtype, device, *transformer->ops_));
   COPPICE_RETURN_IF_ERROR(transformer->MakeGroups());
   COPPICE_RETURN_IF_ERROR(transformer->AllocateActivations());
+  COPPICE_RETURN_IF_ERROR(transformer->LoadKernels());
   return std::unique_ptr<Transformer>(std::move(transformer));
 }
 
