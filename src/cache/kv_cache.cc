@@ -354,13 +354,15 @@ std::vector<KvCache::PrefixUse> KvCache::TopPrefixes(size_t count) const {
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
     const PrefixTree::Node& node = tree_.node(n);
     if (!node.in_tree) continue;
+    uses[n].node = n;
+    uses[n].parent = node.parent;
     uses[n].begin = node.begin;
     uses[n].end = node.end();
     uses[n].hits = node.hits;
   }
   std::erase_if(uses, [](const PrefixUse& use) { return use.end == 0; });  // the root and free slots
   const auto before = [](const PrefixUse& a, const PrefixUse& b) {
-    return std::tuple(-a.hits, a.begin, -a.end) < std::tuple(-b.hits, b.begin, -b.end);
+    return std::tuple(-a.users, !a.pinned, -a.hits, a.begin, -a.end) < std::tuple(-b.users, !b.pinned, -b.hits, b.begin, -b.end);
   };
   count = std::min(count, uses.size());
   std::partial_sort(uses.begin(), uses.begin() + static_cast<std::ptrdiff_t>(count), uses.end(), before);

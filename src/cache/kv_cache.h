@@ -170,13 +170,14 @@ class KvCache {
   Usage usage() const;
   // A node of the tree: tokens [begin, end) of some prompts, found by `hits` admissions, in use by `users` branches now.
   struct PrefixUse {
+    NodeId node = kNoNode, parent = kNoNode;  // the parent of those at the top is kRootNode
     int32_t begin = 0, end = 0;
     int64_t hits = 0;
     int32_t users = 0;
     bool pinned = false;  // it or something below it
   };
-  // The `count` nodes with the most hits, most first; of equals the one nearer to the root, then the longer. O(nodes + branches x
-  // depth).
+  // The `count` nodes in most use: by users, then those that are pinned, then by hits, then the one nearer to the root. A node has
+  // no more of each than its parent, so parents come first and none is missing. O(nodes + branches x depth).
   std::vector<PrefixUse> TopPrefixes(size_t count) const;
   int32_t pages_owned() const { return pages_.num_owned(); }
   int64_t hit_tokens() const { return hit_tokens_; }      // tokens found by Admit

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -589,6 +590,27 @@ TEST(Engine, MetricsTellStepsApartAndWhatIsShared) {
   EXPECT_EQ(prefixes[0].hits, 1);
   EXPECT_EQ(prefixes[0].users, 0);
   EXPECT_TRUE(prefixes[0].pinned);
+}
+
+TEST(Engine, MetricsHaveTheTreeParentsFirst) {
+  EngineHarness harness({.model = {.num_pages = 4096, .page_size = 4}, .max_running = 64, .max_batch_tokens = 4096});
+  std::vector<int32_t> prompt = Prompt(8);
+  for (int32_t i = 0; i < 300; ++i) {  // a trunk, 60 nodes above it, 5 leaves on each
+    prompt.resize(8);
+    prompt.insert(prompt.end(), {i % 60, 1, 1, 1, i / 60, 1, 1, 1});
+    harness.Submit(Greedy(prompt, 1));
+  }
+  harness.RunToEnd();
+  const EngineMetrics metrics = harness.engine().Metrics();
+  EXPECT_EQ(metrics.prefixes.size(), 256U);
+  EXPECT_GT(metrics.tree_nodes, 256);
+  std::map<int32_t, int32_t> ends = {{0, 0}};
+  for (const CachedPrefix& node : metrics.prefixes) {
+    ASSERT_TRUE(ends.contains(node.parent)) << node.id;
+    EXPECT_EQ(node.begin, ends[node.parent]);
+    EXPECT_GT(node.end, node.begin);
+    EXPECT_TRUE(ends.emplace(node.id, node.end).second);
+  }
 }
 
 TEST(Engine, CachedPromptsGoFirstAndColdOnesDoNotStarve) {

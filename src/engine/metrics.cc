@@ -7,7 +7,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kNumPrefixes = 16;  // of EngineMetrics::prefixes
+constexpr size_t kNumPrefixes = 256;  // of EngineMetrics::prefixes
 constexpr std::chrono::milliseconds kPrefixesEvery(100);
 
 }  // namespace
@@ -76,8 +76,15 @@ void MetricsRecorder::Publish(const Now& now) {
     prefixes_due_ = time + kPrefixesEvery;
     totals_.prefixes.clear();
     for (const KvCache::PrefixUse& use : now.cache->TopPrefixes(kNumPrefixes)) {
-      totals_.prefixes.push_back({.begin = use.begin, .end = use.end, .hits = use.hits, .users = use.users, .pinned = use.pinned});
+      totals_.prefixes.push_back({.id = use.node,
+                                  .parent = use.parent,
+                                  .begin = use.begin,
+                                  .end = use.end,
+                                  .hits = use.hits,
+                                  .users = use.users,
+                                  .pinned = use.pinned});
     }
+    totals_.tree_nodes = now.cache->tree().num_nodes();
   }
   totals_.waiting = now.waiting;
   totals_.running = now.running;

@@ -17,6 +17,8 @@
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/openapi.h"
+#include "server/page.h"
+#include "server/tree_response.h"
 
 namespace coppice::server {
 namespace {
@@ -64,14 +66,19 @@ Result<json> Service::TakeBody(Call* call) {
   return ParseJson(text);
 }
 
-constexpr std::string_view kModelPath = "/v1/models/";
+constexpr std::string_view kModelPath = "/v1/models/", kTreePath = "/v1/tree";
 
 const Service::Route Service::kRoutes[] = {
     {"GET", "/health", &Service::Health, /*open=*/true},
     {"GET", "/ready", &Service::Ready, /*open=*/true},
     {"GET", "/version", &Service::Version, /*open=*/true},
     {"GET", "/openapi.json", &Service::OpenApi, /*open=*/true},
+    {"GET", "/", &Service::Page, /*open=*/true},
+    {"GET", "/page/style.css", &Service::Page, /*open=*/true},
+    {"GET", "/page/playground.js", &Service::Page, /*open=*/true},
+    {"GET", "/page/live.js", &Service::Page, /*open=*/true},
     {"GET", "/metrics", &Service::Metrics},
+    {"GET", kTreePath, &Service::Tree},
     {"GET", "/v1/models", &Service::Models},
     {"GET", "/v1/models/{model}", &Service::Model},
     {"POST", "/v1/completions", &Service::Completions},
@@ -151,18 +158,19 @@ void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
 void Service::Log(const Call& call, int status) const {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - call.begin).count();
   metrics_.CountRequest(call.route, status, seconds);
-  // No path as it was sent, and no text: prompts are the users'.
-  spdlog::info(Dump({{"request", call.request.id},
-                     {"peer", call.request.peer},
-                     {"key", call.key},
-                     {"method", Printable(call.request.method, 20)},
-                     {"route", call.route},
-                     {"status", status},
-                     {"seconds", seconds},
-                     {"prompt_tokens", call.usage.prompt},
-                     {"cached_tokens", call.usage.cached},
-                     {"completion_tokens", call.usage.completion},
-                     {"traceparent", call.request.traceparent}}));
+  // No path as it was sent, and no text: prompts are the users'. The page asks for the tree again and again.
+  spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info,
+              Dump({{"request", call.request.id},
+                    {"peer", call.request.peer},
+                    {"key", call.key},
+                    {"method", Printable(call.request.method, 20)},
+                    {"route", call.route},
+                    {"status", status},
+                    {"seconds", seconds},
+                    {"prompt_tokens", call.usage.prompt},
+                    {"cached_tokens", call.usage.cached},
+                    {"completion_tokens", call.usage.completion},
+                    {"traceparent", call.request.traceparent}}));
 }
 
 void Service::Health(const std::shared_ptr<Call>& call) { Answer(call, {.body = R"({"status":"ok"})"}); }
@@ -178,6 +186,20 @@ void Service::OpenApi(const std::shared_ptr<Call>& call) { Answer(call, {.body =
 
 void Service::Metrics(const std::shared_ptr<Call>& call) {
   Answer(call, {.body = metrics_.Text(engine_.Metrics(), active_), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+}
+
+void Service::Page(const std::shared_ptr<Call>& call) {
+  const auto file = std::ranges::find(PageFiles(), call->route, &PageFile::path);
+  Answer(call, {.body = std::string(file->text),
+                .content_type = std::string(file->content_type),
+                .headers = {{"content-security-policy", std::string(kPagePolicy)},
+                            {"x-content-type-options", "nosniff"},
+                            {"referrer-policy", "no-referrer"},
+                            {"cache-control", "no-cache"}}});
+}
+
+void Service::Tree(const std::shared_ptr<Call>& call) {
+  Answer(call, {.body = Dump(TreeResponse(engine_.Metrics(), engine_.model_info()))});
 }
 
 void Service::Models(const std::shared_ptr<Call>& call) {

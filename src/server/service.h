@@ -58,6 +58,8 @@ class Service {
   void Ready(const std::shared_ptr<Call>& call);
   void Version(const std::shared_ptr<Call>& call);
   void Metrics(const std::shared_ptr<Call>& call);
+  void Page(const std::shared_ptr<Call>& call);
+  void Tree(const std::shared_ptr<Call>& call);
   void Models(const std::shared_ptr<Call>& call);
   void Model(const std::shared_ptr<Call>& call);
   void OpenApi(const std::shared_ptr<Call>& call);

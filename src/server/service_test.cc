@@ -92,6 +92,31 @@ TEST_F(ServiceTest, RoutesThatThereAre) {
     EXPECT_TRUE(description["paths"].contains(path)) << path;
 }
 
+TEST_F(ServiceTest, ThePageLoadsNothingFromElsewhere) {
+  const auto page = Get("/");
+  EXPECT_EQ(page->response->content_type, "text/html; charset=utf-8");
+  EXPECT_THAT(page->response->headers, ::testing::Contains(Pair("content-security-policy", HasSubstr("default-src 'none'"))));
+  for (const char* path : {"/page/style.css", "/page/playground.js", "/page/live.js"}) {
+    EXPECT_THAT(page->response->body, HasSubstr(path));
+    EXPECT_EQ(Get(path)->response->status, 200) << path;
+  }
+}
+
+TEST_F(ServiceTest, TheTreeWhileSamplesRun) {
+  const auto answer = Complete({{"prompt", {1, 2, 3, 4, 5, 6, 7, 8}}, {"max_tokens", 6}, {"n", 3}});
+  harness_.Step(2);
+  EXPECT_EQ(Get("/v1/tree")->body()["samples_running"], 3);
+  harness_.RunToEnd();
+  const json tree = Get("/v1/tree")->body();
+  ASSERT_FALSE(tree["nodes"].empty());
+  EXPECT_EQ(tree["nodes"][0]["begin"], 0);
+  EXPECT_EQ(tree["nodes"][0]["parent"], 0);
+  EXPECT_EQ(tree["nodes"][0]["running"], 0);
+  EXPECT_EQ(tree["num_nodes"], tree["nodes"].size());
+  EXPECT_EQ(tree["generated_tokens"], 18);
+  EXPECT_LT(tree["kv_bytes_read"], tree["kv_bytes_read_unshared"]);
+}
+
 TEST_F(ServiceTest, WhatThereIsNot) {
   EXPECT_EQ(Get("/v1/models/")->response->status, 404);
   const auto missing = Get("/nothing\r\nhere");
@@ -221,7 +246,8 @@ class ServiceWithLimitsTest : public ServiceTest {
 TEST_F(ServiceWithLimitsTest, KeysGuardAllButHealth) {
   EXPECT_EQ(Get("/health")->response->status, 200);
   EXPECT_EQ(Get("/openapi.json")->response->status, 200);
-  for (const char* path : {"/metrics", "/v1/models"}) EXPECT_EQ(Get(path)->response->status, 401) << path;
+  EXPECT_EQ(Get("/")->response->status, 200);
+  for (const char* path : {"/metrics", "/v1/models", "/v1/tree"}) EXPECT_EQ(Get(path)->response->status, 401) << path;
   const auto refused = Complete({});
   EXPECT_EQ(refused->response->status, 401);
   EXPECT_EQ(refused->body()["error"]["code"], "invalid_api_key");

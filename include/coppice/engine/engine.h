@@ -148,6 +148,7 @@ struct EngineOptions {
 
 // A run of cached tokens that requests have in common: a node of the prefix tree.
 struct CachedPrefix {
+  int32_t id = 0, parent = 0;  // names of nodes, given again when they are gone; 0: the root, which has no entry
   int32_t begin = 0, end = 0;  // tokens of the prompt: what lies before `begin` is an entry of its own
   int64_t hits = 0;            // admissions that found it
   int32_t users = 0;           // running samples that go through it now
@@ -196,8 +197,10 @@ struct EngineMetrics {
   // tokens to text with the callers' on_event, which is not part of a step's seconds.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
   StepMetrics last_step;
-  // The 16 cached prefixes with the most hits, most first. Gathered at most ten times a second and when the engine runs idle.
+  // The 256 nodes of the prefix tree in most use: by users, then those that are pinned, then by hits. A node's parent is always
+  // before it. Gathered at most ten times a second and when the engine runs idle.
   std::vector<CachedPrefix> prefixes;
+  int32_t tree_nodes = 0;               // how many there are in all
   int32_t chunk = 0;                    // prompt tokens of a step at most
   std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
 };

@@ -1,0 +1,20 @@
+// The page at /: a playground and a live view of the prefix tree, as it was at build in src/server/page/. Layer: server.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace coppice::server {
+
+struct PageFile {
+  std::string_view path, content_type, text;
+};
+
+std::span<const PageFile> PageFiles();
+// What a browser may load for the page and where it may send: this server alone.
+inline constexpr std::string_view kPagePolicy =
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action "
+    "'none'; "
+    "frame-ancestors 'none'";
+
+}  // namespace coppice::server
