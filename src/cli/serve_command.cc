@@ -30,8 +30,8 @@ namespace {
 struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
-  std::string api_keys, model_name;
-  int32_t max_per_key = 0;
+  std::string api_keys, model_name, prefix_folder;
+  int32_t max_per_key = 0, max_prefixes = 64;
   double request_timeout = 0, drain_seconds = 60;
   bool allow_public = false, log_json = false, null = false;
 };
@@ -109,8 +109,12 @@ Result<ExitCode> Serve(ServeOptions options) {
 
   service_options.max_active_per_key = options.max_per_key;
   service_options.max_prompts = options.engine.max_waiting;
+  service_options.prefixes = {.folder = options.prefix_folder,
+                              .max_per_key = options.engine.sharing == SharingMode::kNone ? 0 : options.max_prefixes,
+                              .max_tokens = int64_t{engine->Metrics().pages_total} * options.engine.page_size / 2};
 
   server::Service service(engine.get(), std::move(service_options));
+  COPPICE_RETURN_IF_ERROR(service.RestorePrefixes());
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<server::HttpServer> http,
                            server::HttpServer::Create(options.http, [&](server::HttpRequest request, auto responder) {
                              service.Handle(std::move(request), std::move(responder));
@@ -153,6 +157,15 @@ Command AddServeCommand(CLI::App& app) {
   command
       ->add_option("--max-per-key", options->max_per_key, "Requests of one API key at the same moment; more get 429. 0: no limit")
       ->envname("COPPICE_MAX_PER_KEY")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--prefixes", options->prefix_folder,
+                   "Folder that keeps the prefixes of /v1/prefixes for the next start; default: they end with the server")
+      ->envname("COPPICE_PREFIXES")
+      ->check(NotEmpty());
+  command->add_option("--max-prefixes", options->max_prefixes, "Prefixes of one API key")
+      ->envname("COPPICE_MAX_PREFIXES")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--request-timeout", options->request_timeout, "Seconds until a request ends with 408; 0: none")

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "openai/prompt_fields.h"
 #include "openai/request.h"
 #include "openai/response.h"
 #include "tokenizer/tokenizer.h"
@@ -260,8 +261,7 @@ TEST_F(OpenAiRequestTest, ListsOfPrompts) {
     EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, json::parse(body), &error)) << body;
     EXPECT_EQ(error.param, "prompt");
   }
-  EXPECT_FALSE(
-      parser_.ParseList(Endpoint::kCompletions, {{"prompt", json(OpenAiRequestParser::kMaxPrompts + 1, json("a"))}}, &error));
+  EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, {{"prompt", json(kMaxPrompts + 1, json("a"))}}, &error));
   EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, json::parse(R"({"prompt": ["a", "b"], "vote": "x"})"), &error));
   EXPECT_EQ(error.param, "vote");
 }

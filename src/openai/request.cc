@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <concepts>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "coppice/engine/ranking.h"
+#include "core/check.h"
+#include "openai/field_reader.h"
+#include "openai/prompt_fields.h"
 
 namespace coppice::openai {
 namespace {
@@ -18,185 +18,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int32_t kCompletionMaxTokens = 16;  // what OpenAI gives a completion that names no limit
-
-// A value as an error shows it, cut to a readable length.
-std::string Shown(const json& value) {
-  constexpr size_t kLongest = 60;
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return text;
-}
-
-// Takes the fields of an object one by one and remembers the first thing that is wrong. null is as good as absent.
-class FieldReader {
- public:
-  explicit FieldReader(const json& body) : body_(body) {}
-
-  const json* Find(const char* name) {
-    known_.insert(name);
-    const auto found = body_.find(name);
-    return found == body_.end() || found->is_null() ? nullptr : &*found;
-  }
-  void Fail(const char* name, Status status) {
-    if (error_.status.ok()) error_ = {std::move(status), name};
-  }
-  void Expect(const char* name, const json& value, std::string_view expected) {
-    Fail(name, InvalidArgument(fmt::format("{} is {}, expected {}", name, Shown(value), expected)));
-  }
-
-  template <std::integral Integer>
-  void Take(const char* name, Integer* target) {
-    const json* value = Find(name);
-    if (!value) return;
-    if (!value->is_number_integer()) return Expect(name, *value, "an integer");
-    // Signed and unsigned apart: the library converts without a check.
-    const bool fits = value->is_number_unsigned() ? std::in_range<Integer>(value->get<uint64_t>())
-                                                  : std::in_range<Integer>(value->get<int64_t>());
-    if (!fits)
-      return Expect(name, *value,
-                    fmt::format("an integer in {}..{}", std::numeric_limits<Integer>::min(), std::numeric_limits<Integer>::max()));
-    *target = value->get<Integer>();
-  }
-  template <std::floating_point Number>
-  void Take(const char* name, Number* target) {
-    const json* value = Find(name);
-    if (!value) return;
-    if (!value->is_number()) return Expect(name, *value, "a number");
-    *target = value->get<Number>();
-  }
-  void Take(const char* name, bool* target) {
-    const json* value = Find(name);
-    if (!value) return;
-    if (!value->is_boolean()) return Expect(name, *value, "true or false");
-    *target = value->get<bool>();
-  }
-  void Take(const char* name, std::string* target) {
-    const json* value = Find(name);
-    if (!value) return;
-    if (!value->is_string()) return Expect(name, *value, "a string");
-    *target = value->get<std::string>();
-  }
-
-  template <class T>
-  void Take(const char* name, std::optional<T>* target) {
-    if (!Find(name)) return;
-    T value{};
-    Take(name, &value);
-    *target = value;
-  }
-
-  // The first error; if there was none, a field that nobody asked for is one.
-  BodyError Finish() {
-    for (const auto& [name, value] : body_.items()) {
-      if (!value.is_null() && !known_.contains(name))
-        Fail(name.c_str(), InvalidArgument(fmt::format("{} is not supported; leave it out", Shown(name))));
-    }
-    return std::move(error_);
-  }
-  bool ok() const { return error_.status.ok(); }
-
- private:
-  const json& body_;
-  std::set<std::string, std::less<>> known_;
-  BodyError error_;
-};
-
-std::optional<std::vector<int32_t>> TokenIds(const json& value) {
-  std::vector<int32_t> ids;
-  for (const json& id : value) {
-    if (!id.is_number_integer()) return std::nullopt;
-    const int64_t value = id.get<int64_t>();  // what is too large becomes negative
-    if (value < 0 || value > INT32_MAX) return std::nullopt;
-    ids.push_back(static_cast<int32_t>(value));
-  }
-  return ids;
-}
-
-// What a completion continues: text, or token ids where there is none.
-struct Prompt {
-  std::optional<std::string> text;
-  std::vector<int32_t> ids;
-};
-
-std::optional<Prompt> ParsePrompt(const json& prompt) {
-  if (prompt.is_string()) return Prompt{.text = prompt.get<std::string>()};
-  if (!prompt.is_array() || prompt.empty()) return std::nullopt;
-  std::optional<std::vector<int32_t>> ids = TokenIds(prompt);
-  if (!ids) return std::nullopt;
-  return Prompt{.ids = *std::move(ids)};
-}
-
-// A string, a list of token ids, or a list of those.
-std::vector<Prompt> TakePrompts(FieldReader& fields) {
-  constexpr std::string_view kExpected = "a string, a list of token ids, or a list of those";
-  std::vector<Prompt> prompts;
-  const json* value = fields.Find("prompt");
-  if (!value) {
-    fields.Fail("prompt", InvalidArgument(fmt::format("prompt is missing, expected {}", kExpected)));
-    return prompts;
-  }
-  const bool is_list = value->is_array() && !value->empty() && !value->front().is_number();
-  if (is_list && value->size() > OpenAiRequestParser::kMaxPrompts) {
-    fields.Fail("prompt", InvalidArgument(fmt::format("prompt is a list of {} prompts, expected at most {}; send several requests",
-                                                      value->size(), OpenAiRequestParser::kMaxPrompts)));
-    return prompts;
-  }
-  const auto add = [&](const json& prompt) {
-    std::optional<Prompt> parsed = ParsePrompt(prompt);
-    if (parsed) {
-      prompts.push_back(*std::move(parsed));
-    } else {
-      fields.Expect("prompt", prompt, kExpected);
-    }
-  };
-  if (!is_list) {
-    add(*value);
-  } else {
-    for (const json& prompt : *value) add(prompt);
-  }
-  return prompts;
-}
-
-// Text of a message: a string, or a list of parts of type text.
-std::optional<std::string> ContentOf(const json& content) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) return std::nullopt;
-  std::string text;
-  for (const json& part : content) {
-    if (!part.is_object() || part.value("type", json()) != "text" || !part.value("text", json()).is_string()) return std::nullopt;
-    text += part["text"].get<std::string>();
-  }
-  return text;
-}
-
-std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
-  const json* list = fields.Find("messages");
-  std::vector<ChatMessage> messages;
-  if (!list || !list->is_array() || list->empty()) {
-    fields.Expect("messages", list ? *list : json(), "a list of messages with role and content");
-    return messages;
-  }
-  for (const json& message : *list) {
-    const std::string place = fmt::format("messages[{}]", messages.size());
-    if (!message.is_object()) {
-      fields.Expect(place.c_str(), message, "an object with role and content");
-      break;
-    }
-    FieldReader parts(message);
-    ChatMessage& added = messages.emplace_back();
-    parts.Take("role", &added.role);
-    if (added.role.empty()) parts.Expect("role", json(), "system, user or assistant");
-    const json* content = parts.Find("content");
-    const std::optional<std::string> text = content ? ContentOf(*content) : std::nullopt;
-    if (!text) parts.Expect("content", content ? *content : json(), "a string or a list of text parts");
-    added.content = text.value_or("");
-    if (BodyError error = parts.Finish(); !error.status.ok()) {
-      fields.Fail((place + "." + error.param).c_str(), InvalidArgument(place + ": " + error.status.message()));
-      break;
-    }
-  }
-  return messages;
-}
 
 void TakeStop(FieldReader& fields, std::vector<std::string>* stop) {
   const json* value = fields.Find("stop");
@@ -362,6 +183,30 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   }
 }
 
+// Requests with a prefix share it as far as its own salt lets them: a salt of their own begins behind it.
+void TakePrefix(FieldReader& fields, const FindNamedPrefix& find, OpenAiRequest* parsed) {
+  std::optional<std::string> name;
+  fields.Take("prefix", &name);
+  if (!name) return;
+  parsed->prefix = find ? find(*name) : nullptr;
+  if (!parsed->prefix)
+    return fields.Fail("prefix", InvalidArgument(fmt::format("there is no prefix {}; make it first", Shown(*name))));
+  const NamedPrefix& prefix = *parsed->prefix;
+  const bool chat = parsed->endpoint == Endpoint::kChatCompletions;
+  if (prefix.chat() != chat) fields.Expect("prefix", *name, fmt::format("one that was made of {}", chat ? "messages" : "prompt"));
+  Request& request = parsed->request;
+  const bool range_given = fields.Find("cache_private_begin") != nullptr;
+  if (prefix.cache_salt.empty()) {
+    parsed->public_prefix = !request.cache_salt.empty() && !range_given;
+    return;
+  }
+  if (range_given || !request.cache_salt.empty())
+    fields.Fail("cache_salt", InvalidArgument("the prefix has a cache_salt, which is the request's too: leave cache_salt and "
+                                              "cache_private_begin out"));
+  request.cache_salt = prefix.cache_salt;
+  request.cache_private_begin = prefix.cache_private_begin;
+}
+
 void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
   fields.Take("max_tokens", &parsed->max_tokens);
   parsed->logprobs = fields.Find("logprobs") != nullptr;  // null: none; 0: of the tokens chosen alone
@@ -373,11 +218,6 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
     fields.Expect("best_of", parsed->request.n, fmt::format("at least n, {}", parsed->choices));
   if (parsed->stream && parsed->request.n > parsed->choices)
     fields.Expect("best_of", parsed->request.n, "n: which samples are the best is not known while they stream");
-}
-
-std::nullopt_t RefuseBody(const json& body, BodyError* error) {
-  *error = {InvalidArgument(fmt::format("body is {}, expected an object", Shown(body))), "body"};
-  return std::nullopt;
 }
 
 }  // namespace
@@ -428,8 +268,9 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
       grammars_(tokenizer && vocab_size > 0 ? GrammarCompiler::Create(*tokenizer, vocab_size)
                                             : InvalidArgument("the output has no text to constrain: the model has no tokenizer")) {}
 
-std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error) const {
-  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error);
+std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error,
+                                                        const FindNamedPrefix& find_prefix) const {
+  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix);
   if (!list) return std::nullopt;
   if (list->size() > 1) {
     *error = {InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", list->size())),
@@ -439,18 +280,20 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
   return std::move(list->front());
 }
 
-std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoint endpoint, const json& body,
-                                                                         BodyError* error) const {
+std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoint endpoint, const json& body, BodyError* error,
+                                                                         const FindNamedPrefix& find_prefix) const {
   if (!body.is_object()) return RefuseBody(body, error);
   OpenAiRequest parsed{.endpoint = endpoint};
   std::vector<Prompt> prompts;
   FieldReader fields(body);
   TakeCommon(fields, &parsed, no_tokenizer_);
+  TakePrefix(fields, find_prefix, &parsed);
   if (endpoint == Endpoint::kCompletions) {
     prompts = TakePrompts(fields);
     TakeCompletion(fields, &parsed);
   } else {
-    const std::vector<ChatMessage> messages = TakeMessages(fields);
+    std::vector<ChatMessage> messages = TakeMessages(fields);
+    if (parsed.prefix) messages.insert(messages.begin(), parsed.prefix->messages.begin(), parsed.prefix->messages.end());
     if (fields.ok()) {
       Result<std::string> text = RenderChat(messages);
       if (text.ok()) {
@@ -504,16 +347,50 @@ Result<std::string> OpenAiRequestParser::RenderChat(const std::vector<ChatMessag
 }
 
 Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& parsed) const {
+  if (parsed.prefix && !parsed.prefix->chat()) return EncodeAfter(*parsed.prefix, parsed);
   if (!parsed.text) return parsed.prompt_ids;
   if (!tokenizer_) return MissingTokenizer();
   // A chat template writes the beginning-of-text token itself.
   return tokenizer_->Encode(*parsed.text, {.add_special = parsed.endpoint == Endpoint::kCompletions, .parse_special = true});
 }
 
+// Text after text is one text: its tokens are those of a prompt that is sent whole.
+Result<std::vector<int32_t>> OpenAiRequestParser::EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const {
+  if ((prefix.text || parsed.text) && !tokenizer_) return MissingTokenizer();
+  if (prefix.text && parsed.text)
+    return tokenizer_->Encode(*prefix.text + *parsed.text, {.add_special = true, .parse_special = true});
+  std::vector<int32_t> ids = prefix.token_ids;
+  std::vector<int32_t> rest = parsed.prompt_ids;
+  if (parsed.text) {
+    COPPICE_ASSIGN_OR_RETURN(rest, tokenizer_->Encode(*parsed.text, {.add_special = false, .parse_special = true}));
+  }
+  ids.insert(ids.end(), rest.begin(), rest.end());
+  return ids;
+}
+
+Result<std::vector<int32_t>> OpenAiRequestParser::EncodePrefix(const NamedPrefix& prefix) const {
+  if (!prefix.chat()) return Encode({.text = prefix.text, .prompt_ids = prefix.prompt_ids});
+  // What templates put behind the last message depends on what follows: here an answer, there another message.
+  std::vector<ChatMessage> longer = prefix.messages;
+  longer.push_back({.role = longer.back().role == "user" ? "assistant" : "user"});
+  COPPICE_ASSIGN_OR_RETURN(const std::string with_answer, RenderChat(prefix.messages));
+  COPPICE_ASSIGN_OR_RETURN(const std::string with_message, RenderChat(longer));
+  COPPICE_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                           tokenizer_->Encode(with_answer, {.add_special = false, .parse_special = true}));
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<int32_t> others,
+                           tokenizer_->Encode(with_message, {.add_special = false, .parse_special = true}));
+  ids.erase(std::ranges::mismatch(ids, others).in1, ids.end());
+  return ids;
+}
+
 void OpenAiRequestParser::SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const {
   const int32_t rest = std::max(1, max_context_ - static_cast<int32_t>(prompt_ids.size()));
   const int32_t by_default = parsed->endpoint == Endpoint::kCompletions ? kCompletionMaxTokens : rest;
   parsed->request.max_tokens = parsed->max_tokens.value_or(by_default);
+  if (parsed->public_prefix) {
+    const std::vector<int32_t>& prefix = parsed->prefix->token_ids;
+    parsed->request.cache_private_begin = static_cast<int32_t>(std::ranges::mismatch(prefix, prompt_ids).in1 - prefix.begin());
+  }
   parsed->request.prompt_ids = std::move(prompt_ids);
 }
 

@@ -14,6 +14,8 @@
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
 #include "grammar/grammar_compiler.h"
+#include "openai/body_error.h"
+#include "openai/named_prefix.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -31,7 +33,9 @@ struct OpenAiRequest {
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
   std::optional<int32_t> max_tokens;
-  int32_t choices = 1;         // samples to answer with, the best ones where more are generated (best_of)
+  std::shared_ptr<const NamedPrefix> prefix;  // what the prompt begins with; null: it is whole. Part of a chat's text already
+  bool public_prefix = false;                 // with a salt: the prefix stays shared with everybody, what follows is private
+  int32_t choices = 1;                        // samples to answer with, the best ones where more are generated (best_of)
   bool logprobs = false;       // of the tokens chosen, and with echo of the prompt; request.top_logprobs: of how many others too
   bool stream = false;         // the answer as server-sent events; never with best_of or what compares samples
   bool include_usage = false;  // of a stream: its last chunk says what the request used
@@ -40,11 +44,6 @@ struct OpenAiRequest {
   bool deduplicate = false;         // "dedup": of choices with equal text the most probable one
   std::optional<std::string> vote;  // a regex that finds the answer of a sample: a majority vote comes with the choices
   bool return_token_ids = false;    // token_ids in each choice
-};
-
-struct BodyError {
-  Status status;
-  std::string param;  // the field that is wrong; may be empty
 };
 
 // Fields that servers agree on for turning text into tokens and back: `prompt` and `add_special_tokens`, and `tokens`.
@@ -65,21 +64,25 @@ class OpenAiRequestParser {
   OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
                       int32_t vocab_size = 0);
 
-  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the output.
-  // Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field.
-  std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error) const;
+  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the
+  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what `prefix` may name; empty: nothing.
+  std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
+                                     const FindNamedPrefix& find_prefix = {}) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
-  static constexpr size_t kMaxPrompts = 2048;
-  std::optional<std::vector<OpenAiRequest>> ParseList(Endpoint endpoint, const nlohmann::json& body, BodyError* error) const;
+  std::optional<std::vector<OpenAiRequest>> ParseList(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
+                                                      const FindNamedPrefix& find_prefix = {}) const;
   // Token ids of the parsed prompt.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.
   void SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const;
+  // Token ids that every request with this prefix begins with, but for the last ones where text goes on in the same token.
+  Result<std::vector<int32_t>> EncodePrefix(const NamedPrefix& prefix) const;
 
  private:
   Status MissingTokenizer() const;
   // On an error, the field that `source` came from is to be named.
   Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source) const;
+  Result<std::vector<int32_t>> EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const;
   Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
 
   const Tokenizer* tokenizer_;

@@ -21,7 +21,7 @@ struct HttpServerOptions {
   size_t max_body_bytes = size_t{10} << 20;         // larger ones are refused with 413
   size_t max_total_body_bytes = size_t{512} << 20;  // of all requests that are not parsed yet; more are refused with 503
   int32_t max_connections = 4096;                   // more are closed at once
-  int32_t handler_threads = 2;  // on which POST requests are handled, so that reading and writing go on meanwhile
+  int32_t handler_threads = 2;  // on which POST, PUT and DELETE requests are handled, so that reading and writing go on meanwhile
   std::chrono::milliseconds idle_timeout{75'000};   // a connection without a request
   std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last
   std::chrono::milliseconds write_timeout{60'000};  // of one write to a client that does not read

@@ -106,7 +106,7 @@ asio::awaitable<bool> HttpSession::Exchange() {
       },
       shared_.options.max_unwritten_bytes);
   std::shared_ptr<Responder> answer = WithFallback(responder);
-  if (request.method == "POST") {
+  if (request.method == "POST" || request.method == "PUT" || request.method == "DELETE") {  // they parse, or write files
     asio::post(shared_.handlers,
                [&handler = shared_.handler, request = std::move(request), answer = std::move(answer),
                 body_bytes = std::move(body_bytes)]() mutable { handler(std::move(request), std::move(answer)); });

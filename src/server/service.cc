@@ -66,7 +66,27 @@ Result<json> Service::TakeBody(Call* call) {
   return ParseJson(text);
 }
 
-constexpr std::string_view kModelPath = "/v1/models/", kTreePath = "/v1/tree";
+constexpr std::string_view kTreePath = "/v1/tree", kPrefixPath = "/v1/prefixes/{name}", kModelPath = "/v1/models/{model}";
+
+// Whether `path` is `route`, whose last part may be a {variable}.
+bool Matches(std::string_view route, std::string_view path) {
+  const size_t variable = route.find('{');
+  return variable == route.npos ? path == route : path.size() > variable && path.starts_with(route.substr(0, variable));
+}
+
+// What stands for the route's variable.
+std::string VariableOf(std::string_view route, const std::string& path) { return path.substr(route.find('{')); }
+
+ordered_json ToJson(const PrefixStore::Info& info) {
+  return {{"object", "prefix"},
+          {"name", info.name},
+          {"made_of", info.prefix->chat() ? "messages" : "prompt"},
+          {"num_tokens", info.prefix->token_ids.size()},
+          {"private", !info.prefix->cache_salt.empty()},
+          {"created", info.created},
+          {"expires", info.expires ? ordered_json(*info.expires) : ordered_json()},
+          {"saved", info.saved}};
+}
 
 const Service::Route Service::kRoutes[] = {
     {"GET", "/health", &Service::Health, /*open=*/true},
@@ -80,7 +100,11 @@ const Service::Route Service::kRoutes[] = {
     {"GET", "/metrics", &Service::Metrics},
     {"GET", kTreePath, &Service::Tree},
     {"GET", "/v1/models", &Service::Models},
-    {"GET", "/v1/models/{model}", &Service::Model},
+    {"GET", kModelPath, &Service::Model},
+    {"GET", "/v1/prefixes", &Service::ListPrefixes},
+    {"GET", kPrefixPath, &Service::GetPrefix},
+    {"PUT", kPrefixPath, &Service::PutPrefix},
+    {"DELETE", kPrefixPath, &Service::DeletePrefix},
     {"POST", "/v1/completions", &Service::Completions},
     {"POST", "/v1/chat/completions", &Service::ChatCompletions},
     {"POST", "/tokenize", &Service::Tokenize},
@@ -91,7 +115,8 @@ Service::Service(Engine* engine, ServiceOptions options)
     : engine_(*engine),
       options_(std::move(options)),
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
-      created_(Now()) {}
+      created_(Now()),
+      prefixes_(engine, options_.prefixes) {}
 
 void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {
   const auto call = std::make_shared<Call>(Call{.request = std::move(request), .responder = std::move(responder)});
@@ -112,9 +137,7 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
   std::string allowed;
   const Route* found = nullptr;
   for (const Route& route : kRoutes) {
-    const bool same =
-        route.handler == &Service::Model ? path.size() > kModelPath.size() && path.starts_with(kModelPath) : path == route.path;
-    if (!same) continue;
+    if (!Matches(route.path, path)) continue;
     call->route = route.path;
     if (route.method == call->request.method) found = &route;
     allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
@@ -140,7 +163,8 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     }
     call->key = *key;
   }
-  if (found->method == "POST" && !IsJson(call->request.content_type)) {
+  const bool has_body = found->method == "POST" || found->method == "PUT";
+  if (has_body && !IsJson(call->request.content_type)) {
     Answer(call,
            ErrorResponse(415, fmt::format("Content-Type is {}, expected application/json",
                                           call->request.content_type.empty() ? "missing" : Quoted(call->request.content_type))));
@@ -208,7 +232,7 @@ void Service::Models(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Model(const std::shared_ptr<Call>& call) {
-  const std::string name = call->request.path.substr(kModelPath.size());
+  const std::string name = VariableOf(kModelPath, call->request.path);
   if (name != options_.model)
     return Answer(call, ErrorResponse(404, fmt::format("there is no model {}, the server has {}", Quoted(name), options_.model)));
   Answer(call, {.body = Dump({{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}})});
@@ -233,12 +257,23 @@ void Service::Leave(const std::string& key) {
   if (--found->second == 0) active_by_key_.erase(found);
 }
 
+HttpResponse Service::TooManyOfKey() const {
+  return ErrorResponse(429,
+                       fmt::format("{} requests with this API key are not answered yet, which is the most that the server takes "
+                                   "of one; send this one again later",
+                                   options_.max_active_per_key));
+}
+
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
   const Result<json> body = TakeBody(call.get());
   if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
   openai::BodyError error;
-  std::optional<std::vector<openai::OpenAiRequest>> prompts = parser_.ParseList(endpoint, *body, &error);
+  const auto find_prefix = [&](const std::string& name) {
+    const std::optional<PrefixStore::Info> found = prefixes_.Get(call->key, name);
+    return found ? found->prefix : nullptr;
+  };
+  std::optional<std::vector<openai::OpenAiRequest>> prompts = parser_.ParseList(endpoint, *body, &error, find_prefix);
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
   if (options_.max_prompts > 0 && prompts->size() > static_cast<size_t>(options_.max_prompts)) {
     const std::string message = fmt::format("prompt is a list of {} prompts, and the server lets {} wait; send several requests",
@@ -256,10 +291,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
     if (options_.request_timeout > 0)
       timeout = timeout == 0 ? options_.request_timeout : std::min(timeout, options_.request_timeout);
   }
-  if (!Enter(call->key))
-    return Answer(call, ErrorResponse(429, fmt::format("{} requests with this API key are not answered yet, which is the most "
-                                                       "that the server takes of one; send this one again later",
-                                                       options_.max_active_per_key)));
+  if (!Enter(call->key)) return Answer(call, TooManyOfKey());
   GenerationCall::Start({.engine = &engine_,
                          .prompts = *std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
@@ -272,6 +304,53 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
                            Log(*call, outcome.status);
                            Leave(call->key);
                          }});
+}
+
+void Service::PutPrefix(const std::shared_ptr<Call>& call) {
+  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  const std::string name = VariableOf(kPrefixPath, call->request.path);
+  if (const Status named = openai::CheckPrefixName(name); !named.ok()) return Answer(call, ErrorResponse(named, "name"));
+  const Result<json> body = TakeBody(call.get());
+  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  openai::BodyError error;
+  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(*body, &error);
+  if (!prefix) return Answer(call, ErrorResponse(error.status, error.param));
+  const char* const field = prefix->chat() ? "messages" : "prompt";
+  Result<std::vector<int32_t>> ids = parser_.EncodePrefix(*prefix);
+  if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), field));
+  prefix->token_ids = *std::move(ids);
+  if (!Enter(call->key)) return Answer(call, TooManyOfKey());
+  prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const Result<PrefixStore::Info>& made, int32_t cached) {
+    if (made.ok()) {
+      call->usage = {.prompt = static_cast<int64_t>(made->prefix->token_ids.size()), .cached = cached};
+      metrics_.CountTokens(call->key, call->usage.prompt, cached, 0);
+      Answer(call, {.body = Dump(ToJson(*made))});
+    } else {
+      Answer(call, made.status().code() == StatusCode::kResourceExhausted ? ErrorResponse(429, made.status().message())
+                                                                          : ErrorResponse(made.status()));
+    }
+    Leave(call->key);
+  });
+}
+
+void Service::GetPrefix(const std::shared_ptr<Call>& call) {
+  const std::string name = VariableOf(kPrefixPath, call->request.path);
+  const std::optional<PrefixStore::Info> found = prefixes_.Get(call->key, name);
+  if (!found) return Answer(call, ErrorResponse(404, fmt::format("there is no prefix {}", Quoted(name))));
+  Answer(call, {.body = Dump(ToJson(*found))});
+}
+
+void Service::DeletePrefix(const std::shared_ptr<Call>& call) {
+  const std::string name = VariableOf(kPrefixPath, call->request.path);
+  if (!prefixes_.Delete(call->key, name))
+    return Answer(call, ErrorResponse(404, fmt::format("there is no prefix {}", Quoted(name))));
+  Answer(call, {.body = Dump({{"object", "prefix.deleted"}, {"name", name}, {"deleted", true}})});
+}
+
+void Service::ListPrefixes(const std::shared_ptr<Call>& call) {
+  ordered_json list = ordered_json::array();
+  for (const PrefixStore::Info& info : prefixes_.List(call->key)) list.push_back(ToJson(info));
+  Answer(call, {.body = Dump({{"object", "list"}, {"data", std::move(list)}})});
 }
 
 void Service::Tokenize(const std::shared_ptr<Call>& call) {

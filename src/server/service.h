@@ -17,6 +17,7 @@
 #include "openai/request.h"
 #include "server/api_keys.h"
 #include "server/http.h"
+#include "server/prefix_store.h"
 #include "server/server_metrics.h"
 
 namespace coppice::server {
@@ -28,7 +29,8 @@ struct ServiceOptions {
   int32_t max_prompts = 0;         // of one request; 0: no limit of the server's own
   int32_t max_active_per_key = 0;  // requests of one API key that are not answered yet; more get 429. 0: no limit
   std::optional<ApiKeys> keys;     // none: everybody may ask
-  double request_timeout = 0;      // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
+  PrefixStoreOptions prefixes;
+  double request_timeout = 0;  // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
 };
 
 // Thread-safe. `engine` outlives it; somebody else steps it.
@@ -36,6 +38,8 @@ class Service {
  public:
   Service(Engine* engine, ServiceOptions options);
 
+  // What an earlier server kept. Before the engine is stepped.
+  Status RestorePrefixes() { return prefixes_.Restore(); }
   // Answers into `responder`, now or later. Parses and tokenises on the calling thread.
   void Handle(HttpRequest request, std::shared_ptr<Responder> responder);
   // From now on generations are refused with 503 and /ready says so; those under way go on.
@@ -65,11 +69,16 @@ class Service {
   void OpenApi(const std::shared_ptr<Call>& call);
   void Completions(const std::shared_ptr<Call>& call);
   void ChatCompletions(const std::shared_ptr<Call>& call);
+  void PutPrefix(const std::shared_ptr<Call>& call);
+  void GetPrefix(const std::shared_ptr<Call>& call);
+  void DeletePrefix(const std::shared_ptr<Call>& call);
+  void ListPrefixes(const std::shared_ptr<Call>& call);
   void Tokenize(const std::shared_ptr<Call>& call);
   void Detokenize(const std::shared_ptr<Call>& call);
 
   // Counts a generation as active; false where its key has too many.
   bool Enter(const std::string& key);
+  HttpResponse TooManyOfKey() const;
   void Leave(const std::string& key);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   // Finds the route; else answers 404 or 405. `call->key` is set where a key is asked for; else 401.
@@ -82,6 +91,7 @@ class Service {
   const openai::OpenAiRequestParser parser_;
   const int64_t created_;  // seconds since 1970
   mutable ServerMetrics metrics_;
+  PrefixStore prefixes_;
   std::atomic<bool> draining_{false};
   std::atomic<int64_t> active_{0};
   std::mutex keys_mutex_;

@@ -60,6 +60,34 @@ class AbuseTest(unittest.TestCase):
             received = self.send(raw_request(body, Connection="close"), half_close=False)
             self.assertEqual(statuses(received), [400], (body[:60], received[:300]))
 
+    def test_bodies_of_prefixes(self):
+        for body in (
+            b"",
+            b"[]",
+            b"{}",
+            b'{"prompt": [1], "messages": []}',
+            b'{"messages": "x"}',
+            b'{"messages": [{"role": "user", "content": "no tokenizer"}]}',
+            b'{"prompt": "no tokenizer"}',
+            b'{"prompt": [[1]]}',
+            b'{"prompt": [99999999]}',
+            b'{"prompt": [1], "ttl_seconds": -1}',
+            b'{"prompt": [1], "ttl_seconds": 1e300}',
+            b'{"prompt": [1], "ttl_seconds": "1"}',
+            b'{"prompt": [1], "cache_salt": 5}',
+            b'{"prompt": [1], "cache_salt": "s", "cache_private_begin": -1}',
+            b'{"prompt": [1], "n": 2}',
+            b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        ):
+            request = raw_request(body, path="/v1/prefixes/a", Connection="close").replace(b"POST", b"PUT", 1)
+            self.assertEqual(statuses(self.send(request, half_close=False)), [400], body[:60])
+        for name in ("%00", "a%2Fb", "..%2f..", "a" * 65, "a/b"):
+            self.assertEqual(self.server.ask("PUT", f"/v1/prefixes/{name}", {"prompt": [1]})[0], 400, name)
+            self.assertEqual(self.server.ask("DELETE", f"/v1/prefixes/{name}")[0], 404, name)
+        self.assertEqual(self.server.ask("PUT", "/v1/prefixes/", {"prompt": [1]})[0], 404)
+        self.assertEqual(self.server.ask("PUT", "/v1/prefixes/a", "prompt=1", {"Content-Type": "text/plain"})[0], 415)
+        self.assertEqual(self.server.ask("GET", "/v1/prefixes")[2], '{"object":"list","data":[]}')
+
     def test_requests_that_are_not_http(self):
         for data in (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS

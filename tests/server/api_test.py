@@ -103,6 +103,67 @@ class ApiTest(unittest.TestCase):
         self.assertNotIn("private", self.server.logged())
 
 
+class PrefixTest(unittest.TestCase):
+    PROMPT = list(range(1, 101))
+
+    def put(self, server, name, body, **headers):
+        status, _, text = server.ask("PUT", f"/v1/prefixes/{name}", body, headers)
+        return status, json.loads(text)
+
+    def cached(self, server, **fields):
+        status, body = server.complete(max_tokens=2, temperature=0, **fields)
+        self.assertEqual(status, 200, body)
+        return body["usage"]["prompt_tokens_details"]["cached_tokens"], body["choices"][0]["token_ids"]
+
+    def test_requests_with_a_prefix(self):
+        with Server() as server:
+            status, made = self.put(server, "a", {"prompt": self.PROMPT})
+            self.assertEqual((status, made["num_tokens"], made["saved"]), (200, 100, False), made)
+            cached, tokens = self.cached(server, prompt=[7, 8], prefix="a")
+            self.assertEqual(cached, 100)
+            self.assertEqual(tokens, self.cached(server, prompt=self.PROMPT + [7, 8])[1])
+            # A salt of the request's own begins behind the prefix.
+            self.assertEqual(self.cached(server, prompt=[9, 10, 11], prefix="a", cache_salt="s")[0], 100)
+            self.assertEqual(self.cached(server, prompt=[9, 10, 11], prefix="a", cache_salt="t")[0], 100)
+            self.assertGreater(self.cached(server, prompt=[9, 10, 11], prefix="a", cache_salt="s")[0], 100)
+            self.assertEqual([item["name"] for item in json.loads(server.ask("GET", "/v1/prefixes")[2])["data"]], ["a"])
+            self.assertEqual(server.ask("DELETE", "/v1/prefixes/a")[0], 200)
+            for method in ("GET", "DELETE"):
+                self.assertEqual(server.ask(method, "/v1/prefixes/a")[0], 404)
+            status, body = server.complete(prefix="a")
+            self.assertEqual((status, body["error"]["param"]), (400, "prefix"))
+
+    def test_kill_9_leaves_prefixes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with Server("--prefixes", folder) as server:
+                self.assertTrue(self.put(server, "a", {"prompt": self.PROMPT, "cache_salt": "s"})[1]["saved"])
+                before = self.cached(server, prompt=[7, 8], prefix="a")
+                server.process.kill()
+                server.process.wait()
+                server.process.returncode = 0  # as it should be
+            with Server("--prefixes", folder) as server:
+                self.assertTrue(json.loads(server.ask("GET", "/v1/prefixes/a")[2])["private"])
+                self.assertEqual(self.cached(server, prompt=[7, 8], prefix="a"), (100, before[1]))
+            with Server("--prefixes", folder, "--max-prefixes", 0) as server:  # no room: it stays where it is
+                self.assertEqual(server.ask("GET", "/v1/prefixes/a")[0], 404)
+            with Server("--prefixes", folder) as server:
+                self.assertEqual(server.ask("GET", "/v1/prefixes/a")[0], 200)
+
+    def test_a_prefix_belongs_to_its_key(self):
+        with tempfile.NamedTemporaryFile("w") as keys:
+            for name in ("alice", "bob"):
+                keys.write(f"{name} {hashlib.sha256(name.encode()).hexdigest()}\n")
+            keys.flush()
+            with Server("--api-keys", keys.name) as server:
+                alice, bob = {"Authorization": "Bearer alice"}, {"Authorization": "Bearer bob"}
+                self.assertEqual(server.ask("PUT", "/v1/prefixes/a", {"prompt": [1, 2, 3]})[0], 401)
+                self.assertEqual(self.put(server, "a", {"prompt": [1, 2, 3]}, **alice)[0], 200)
+                self.assertEqual(server.ask("GET", "/v1/prefixes/a", headers=bob)[0], 404)
+                self.assertEqual(server.ask("DELETE", "/v1/prefixes/a", headers=bob)[0], 404)
+                self.assertEqual(server.ask("POST", "/v1/completions", {"prompt": [1], "prefix": "a"}, bob)[0], 400)
+                self.assertEqual(server.ask("POST", "/v1/completions", {"prompt": [1], "prefix": "a"}, alice)[0], 200)
+
+
 class LimitsTest(unittest.TestCase):
     def test_a_full_queue_is_429(self):
         with Server("--max-running", 1, "--max-waiting", 1) as server, server.connect() as running, server.connect() as waiting:

@@ -115,6 +115,27 @@ class OpenAiClientTest(unittest.TestCase):
         stream.close()
         self.server.wait_for("coppice_samples_running", 0)
 
+    def test_a_prefix_is_what_its_text_is(self):
+        system = [{"role": "system", "content": "You answer in one short sentence, in plain words, and you never guess."}]
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        status, _, text = self.server.ask("PUT", "/v1/prefixes/short", {"messages": system})
+        self.assertEqual(status, 200, text)
+        fields = {"model": "small", "max_tokens": 12, "temperature": 0}
+        named = self.client.chat.completions.create(messages=question, extra_body={"prefix": "short"}, **fields)
+        self.assertGreaterEqual(named.usage.prompt_tokens_details.cached_tokens, json.loads(text)["num_tokens"])
+        whole = self.client.chat.completions.create(messages=system + question, **fields)
+        self.assertEqual(named.choices[0].message.content, whole.choices[0].message.content)
+        self.assertEqual(named.usage.prompt_tokens, whole.usage.prompt_tokens)
+        with self.assertRaises(openai.BadRequestError):  # made of messages
+            self.client.completions.create(prompt="a", extra_body={"prefix": "short"}, **fields)
+
+        # A text goes on in the prefix's last token: "count" is one token, "cou" and "nt" are two.
+        self.assertEqual(self.server.ask("PUT", "/v1/prefixes/text", {"prompt": "One, two, three: I can cou"})[0], 200)
+        named = self.client.completions.create(prompt="nt to", extra_body={"prefix": "text"}, **fields)
+        whole = self.client.completions.create(prompt="One, two, three: I can count to", **fields)
+        self.assertEqual(named.choices[0].text, whole.choices[0].text)
+        self.assertEqual(named.usage.prompt_tokens, whole.usage.prompt_tokens)
+
     def test_tokens_and_text(self):
         status, _, text = self.server.ask("POST", "/tokenize", {"prompt": "Hello, wörld"})
         self.assertEqual(status, 200)

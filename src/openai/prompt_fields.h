@@ -1,0 +1,33 @@
+// Prompts as bodies of requests have them: text, token ids, messages.
+// Layer: openai.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "openai/field_reader.h"
+#include "tokenizer/tokenizer.h"
+
+namespace coppice::openai {
+
+inline constexpr size_t kMaxPrompts = 2048;  // of one completion request
+
+// What a completion continues: text, or token ids where there is none.
+struct Prompt {
+  std::optional<std::string> text;
+  std::vector<int32_t> ids;
+};
+
+// Token ids, each a non-negative int32; nothing where one is something else.
+std::optional<std::vector<int32_t>> TokenIds(const nlohmann::json& list);
+// A string or a list of token ids; nothing where it is neither.
+std::optional<Prompt> ParsePrompt(const nlohmann::json& prompt);
+// The field `prompt`: a string, a list of token ids, or a list of those.
+std::vector<Prompt> TakePrompts(FieldReader& fields);
+// The field `messages`: a list of role and content, one at least.
+std::vector<ChatMessage> TakeMessages(FieldReader& fields);
+
+}  // namespace coppice::openai

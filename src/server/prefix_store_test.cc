@@ -1,0 +1,140 @@
+// Prefixes over an engine with a fake model: whose they are, what replaces and ends them, and what a folder keeps for the next
+// start.
+#include "server/prefix_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/engine_harness.h"
+
+namespace coppice::server {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+openai::NamedPrefix PrefixOf(std::vector<int32_t> ids) { return {.prompt_ids = ids, .token_ids = ids}; }
+
+class PrefixStoreTest : public ::testing::Test {
+ protected:
+  PrefixStoreTest() { Start(""); }
+  ~PrefixStoreTest() override { fs::remove_all(folder_); }
+
+  void Start(const std::string& folder) {
+    store_.reset();
+    harness_ = std::make_unique<EngineHarness>(EngineConfig{.model = {.num_pages = 64, .page_size = 4}, .max_running = 4});
+    store_ = std::make_unique<PrefixStore>(&harness_->engine(),
+                                           PrefixStoreOptions{.folder = folder, .max_per_key = 2, .max_tokens = 40});
+    ASSERT_TRUE(store_->Restore().ok());
+  }
+  Result<PrefixStore::Info> Put(const std::string& key, const std::string& name, openai::NamedPrefix prefix) {
+    std::promise<Result<PrefixStore::Info>> promise;
+    store_->Put(key, name, std::move(prefix), [&](Result<PrefixStore::Info> info, int32_t) { promise.set_value(std::move(info)); });
+    harness_->RunToEnd();
+    return promise.get_future().get();
+  }
+  bool Pinned(int32_t length) {
+    while (harness_->engine().Step().value()) {
+    }
+    for (const CachedPrefix& node : harness_->engine().Metrics().prefixes) {
+      if (node.end >= length && node.pinned) return true;
+    }
+    return false;
+  }
+
+  const std::string folder_ = fs::temp_directory_path() / ("prefix_store_test." + std::to_string(getpid()));
+  std::unique_ptr<EngineHarness> harness_;
+  std::unique_ptr<PrefixStore> store_;
+};
+
+TEST_F(PrefixStoreTest, APrefixIsPinnedUntilItIsDeleted) {
+  const auto made = Put("alice", "a", PrefixOf(Prompt(12)));
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  EXPECT_FALSE(made->saved);
+  EXPECT_TRUE(Pinned(12));
+  EXPECT_TRUE(store_->Get("alice", "a"));
+  EXPECT_FALSE(store_->Get("bob", "a"));  // another's
+  EXPECT_FALSE(store_->Delete("bob", "a"));
+  EXPECT_TRUE(store_->Delete("alice", "a"));
+  EXPECT_FALSE(store_->Delete("alice", "a"));
+  EXPECT_FALSE(Pinned(12));
+}
+
+TEST_F(PrefixStoreTest, ANewOneTakesThePlaceOfTheOld) {
+  ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(20, 1))).ok());
+  ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(8, 2))).ok());
+  EXPECT_EQ(store_->List("").size(), 1U);
+  EXPECT_EQ(store_->Get("", "a")->prefix->token_ids.size(), 8U);
+  EXPECT_FALSE(Pinned(20));
+  EXPECT_TRUE(Pinned(8));
+}
+
+TEST_F(PrefixStoreTest, RoomIsBounded) {
+  EXPECT_THAT(Put("", "long", PrefixOf(Prompt(41))).status().message(), HasSubstr("41 tokens"));
+  ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(4, 1))).ok());
+  ASSERT_TRUE(Put("", "b", PrefixOf(Prompt(4, 2))).ok());
+  EXPECT_EQ(Put("", "c", PrefixOf(Prompt(4, 3))).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Put("bob", "c", PrefixOf(Prompt(4, 3))).ok());
+  EXPECT_TRUE(Put("", "b", PrefixOf(Prompt(5, 4))).ok());  // in the place of one
+}
+
+TEST_F(PrefixStoreTest, ItsTimeEnds) {
+  openai::NamedPrefix prefix = PrefixOf(Prompt(12));
+  prefix.ttl_seconds = 0.05;
+  ASSERT_TRUE(Put("", "a", prefix).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  EXPECT_FALSE(store_->Get("", "a"));
+  for (int i = 0; i < 1000 && Pinned(12); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_FALSE(Pinned(12));
+}
+
+TEST_F(PrefixStoreTest, WhatFailsIsToldAndLeavesTheOldOne) {
+  ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(8))).ok());
+  EXPECT_FALSE(Put("", "a", PrefixOf({999'999})).ok());  // beyond the vocabulary
+  EXPECT_TRUE(Put("", "a", PrefixOf(Prompt(9))).ok());   // and the name is free again
+}
+
+TEST_F(PrefixStoreTest, TheNextStartFindsWhatTheFolderKeeps) {
+  Start(folder_);
+  openai::NamedPrefix salted = PrefixOf(Prompt(12, 1));
+  salted.cache_salt = "s";
+  salted.cache_private_begin = 2;
+  ASSERT_TRUE(Put("alice", "a", salted)->saved);
+  ASSERT_TRUE(Put("", "b", PrefixOf(Prompt(8, 2)))->saved);
+  ASSERT_TRUE(Put("", "b", PrefixOf(Prompt(9, 3)))->saved);
+  openai::NamedPrefix short_lived = PrefixOf(Prompt(4, 4));
+  short_lived.ttl_seconds = 1;
+  ASSERT_TRUE(Put("", "c", short_lived)->saved);
+  std::ofstream(folder_ + "/broken.json") << "[[[";
+  std::ofstream(folder_ + "/strange.json") << R"({"key": 1})";
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+
+  Start(folder_);
+  const auto a = store_->Get("alice", "a");
+  ASSERT_TRUE(a);
+  EXPECT_EQ(a->prefix->token_ids, Prompt(12, 1));
+  EXPECT_EQ(a->prefix->cache_salt, "s");
+  EXPECT_EQ(a->prefix->cache_private_begin, 2);
+  EXPECT_EQ(store_->Get("", "b")->prefix->token_ids.size(), 9U);
+  EXPECT_FALSE(store_->Get("", "c"));
+  EXPECT_TRUE(Pinned(12));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2 + 2 * 2);  // nothing of what is gone
+
+  EXPECT_TRUE(store_->Delete("alice", "a"));
+  Start(folder_);
+  EXPECT_FALSE(store_->Get("alice", "a"));
+}
+
+}  // namespace
+}  // namespace coppice::server
