@@ -17,6 +17,7 @@
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
+#include "cli/read_file.h"
 #include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
@@ -27,6 +28,7 @@
 #include "openai/batch_output.h"
 #include "openai/generation.h"
 #include "openai/job_prefixes.h"
+#include "openai/prefixes_by_name.h"
 #include "openai/request.h"
 #include "openai/response.h"
 #include "openai/resume_folder.h"
@@ -45,7 +47,7 @@ using openai::ResumeFolder;
 
 struct BatchOptions {
   EngineOptions engine;
-  std::string input, output, errors;
+  std::string input, output, errors, prefixes;
   int32_t queue = 64;
   bool verbose = false;
 };
@@ -250,8 +252,10 @@ std::string Summary(const BatchOptions& options, const BatchCounts& counts, cons
 }
 
 Status CheckFiles(const BatchOptions& options) {
-  const std::pair<const char*, const std::string*> files[] = {
-      {"the input", &options.input}, {"the output", &options.output}, {"--errors", &options.errors}};
+  const std::pair<const char*, const std::string*> files[] = {{"the input", &options.input},
+                                                              {"the output", &options.output},
+                                                              {"--errors", &options.errors},
+                                                              {"--prefixes", &options.prefixes}};
   for (size_t a = 0; a < std::size(files); ++a) {
     for (size_t b = a + 1; b < std::size(files); ++b) {
       std::error_code ignored;
@@ -277,8 +281,13 @@ Result<ExitCode> Batch(BatchOptions options) {
   const Status has_text = engine->tokenizer_status();
   if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
     spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));
-  const OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
-                                   has_text, engine->model_info().vocab_size);
+  OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
+                             has_text);
+  if (!options.prefixes.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.prefixes, "--prefixes"));
+    COPPICE_ASSIGN_OR_RETURN(openai::FindNamedPrefix prefixes, openai::ParsePrefixesByName(text, options.prefixes, parser));
+    parser.SetPrefixes(std::move(prefixes));
+  }
   CatchFirstInterrupt();
   COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, parser, output, &errors));
   spdlog::info("{} requests to answer, {} answered before, {} lines are none", input.jobs().size(), input.num_finished_before(),
@@ -313,6 +322,10 @@ Command AddBatchCommand(CLI::App& app) {
       ->required()
       ->check(NotEmpty());
   command->add_option("--errors", options->errors, "JSON lines of what could not be answered (default: OUTPUT.errors)")
+      ->check(NotEmpty());
+  command
+      ->add_option("--prefixes", options->prefixes,
+                   "JSON object of names and beginnings of prompts, {\"a\": {\"messages\": [...]}}, for \"prefix\" in requests")
       ->check(NotEmpty());
   command->add_option("--queue", options->queue, "Requests that wait in the engine at most")
       ->check(CLI::Range(1, 1 << 20))

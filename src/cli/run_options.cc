@@ -167,6 +167,9 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
       ->add_option("--load-prefix", options.load_prefix,
                    "Take the KV of what the prompt begins with from a file of --save-prefix instead of computing it")
       ->check(NotEmpty());
+  command->add_option("--cache-salt", request.cache_salt, "The prompt's KV is shared, and loaded, with this salt alone");
+  command->add_option("--cache-private-begin", request.cache_private_begin,
+                      "With --cache-salt: prompt tokens before this index stay shared with everybody");
   command->add_flag("--chat", options.chat, "The prompt is a user's message: apply the model's chat template");
   command->add_option("--system", options.system, "System message (with --chat)");
 

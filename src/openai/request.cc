@@ -287,7 +287,7 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   std::vector<Prompt> prompts;
   FieldReader fields(body);
   TakeCommon(fields, &parsed, no_tokenizer_);
-  TakePrefix(fields, find_prefix, &parsed);
+  TakePrefix(fields, find_prefix ? find_prefix : prefixes_, &parsed);
   if (endpoint == Endpoint::kCompletions) {
     prompts = TakePrompts(fields);
     TakeCompletion(fields, &parsed);

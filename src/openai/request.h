@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "coppice/core/status.h"
@@ -64,8 +65,12 @@ class OpenAiRequestParser {
   OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
                       int32_t vocab_size = 0);
 
+  // What `prefix` may name where a call of Parse does not say. Before the parser is used by several threads.
+  void SetPrefixes(FindNamedPrefix prefixes) { prefixes_ = std::move(prefixes); }
+
   // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the
-  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what `prefix` may name; empty: nothing.
+  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what `prefix` may name; empty: what
+  // SetPrefixes said, else nothing.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
                                      const FindNamedPrefix& find_prefix = {}) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
@@ -88,6 +93,7 @@ class OpenAiRequestParser {
   const Tokenizer* tokenizer_;
   Status no_tokenizer_;
   int32_t max_context_;
+  FindNamedPrefix prefixes_;
   Result<std::unique_ptr<ChatTemplate>> chat_template_;
   Result<std::unique_ptr<GrammarCompiler>> grammars_;
 };

@@ -172,6 +172,30 @@ class BatchTest(unittest.TestCase):
         self.assertEqual(cached.count(0), 3)
         self.assertEqual(sorted(cached)[3:], [200] * 27)
 
+    def test_prefixes_under_names(self):
+        prefixes = self.input + ".prefixes"
+        with open(prefixes, "w", encoding="utf-8") as file:
+            json.dump({"a": {"prompt": [5] * 40}, "secret": {"prompt": [6] * 40, "cache_salt": "s"}}, file)
+        self.write(
+            line("named", [7, 8], prefix="a", temperature=0),
+            line("whole", [5] * 40 + [7, 8], temperature=0),
+            line("salted", [7, 8], prefix="secret", temperature=0),
+            line("other salt", [7, 8], prefix="secret", cache_salt="t"),
+            line("no such", [7], prefix="b"),
+        )
+        self.assertEqual(coppice(*self.command("--prefixes", prefixes)).returncode, 1)
+        answers = self.answers()
+        self.assertEqual(answers["named"]["choices"], answers["whole"]["choices"])
+        self.assertEqual(answers["salted"]["usage"]["prompt_tokens"], 42)
+        errors = {record["custom_id"]: record["response"]["body"]["error"] for record in self.records(self.errors)}
+        self.assertEqual({name: error["param"] for name, error in errors.items()}, {"other salt": "cache_salt", "no such": "prefix"})
+        for text, expected in (("[]", "no object"), ('{"a": 1}', '"a"'), ('{"a b": {"prompt": [1]}}', "name"), ('{"a": {"prompt": "x"}}', "tokenizer"), ("{", prefixes)):
+            with open(prefixes, "w", encoding="utf-8") as file:
+                file.write(text)
+            done = coppice(*self.command("--prefixes", prefixes))
+            self.assertEqual(done.returncode, 2, done)
+            self.assertIn(expected, done.stderr)
+
     def requests_for_killing(self):
         return [line(f"r{i}", [3 + i % 5] * 20 + [100 + i % 200], max_tokens=60, ignore_eos=True) for i in range(200)]
 

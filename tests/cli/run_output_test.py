@@ -68,6 +68,10 @@ class PrefixFileTest(unittest.TestCase):
             same = run_json(*common, "--prompt-ids", ids(50), "--load-prefix", path)
             self.assertEqual(same["stats"]["prefilled_tokens"], 1)  # the last token's logits are needed
             self.assertEqual([s["token_ids"] for s in same["samples"]], [s["token_ids"] for s in saved["samples"]])
+            salted = run_json(*common, "--prompt-ids", ids(50), "--load-prefix", path, "--cache-salt", "s")
+            self.assertEqual(salted["stats"]["prefilled_tokens"], 50)  # what is saved is public
+            partly = run_json(*common, "--prompt-ids", ids(50), "--load-prefix", path, "--cache-salt", "s", "--cache-private-begin", 40)
+            self.assertEqual(partly["stats"]["prefilled_tokens"], 10)
             longer = run_json(*common, "--prompt-ids", ids(60), "--load-prefix", path)
             self.assertEqual(longer["stats"]["prefilled_tokens"], 10)
             with open(path, "r+b") as file:
