@@ -35,7 +35,7 @@ def main():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         port = int(server.stdout.readline().rsplit(":", 1)[1])
         body = json.dumps({"prompt": "Once upon a time", "max_tokens": args.tokens, "ignore_eos": True, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         selector = selectors.DefaultSelector()
         connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(args.streams)]
         cpu = cpu_seconds(server.pid), time.process_time()

@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
@@ -31,6 +32,7 @@ struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
   std::string api_keys, model_name, prefix_folder;
+  std::vector<std::string> host_names;
   int32_t max_per_key = 0, max_prefixes = 64;
   double request_timeout = 0, drain_seconds = 60;
   bool allow_public = false, log_json = false, null = false;
@@ -107,6 +109,9 @@ Result<ExitCode> Serve(ServeOptions options) {
       options.model_name.empty() ? std::filesystem::path(options.engine.model_path).filename().string() : options.model_name;
   service_options.max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
 
+  // Who needs a key is nobody's page.
+  service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
+  service_options.host_names = options.host_names;
   service_options.max_active_per_key = options.max_per_key;
   service_options.max_prompts = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
@@ -146,6 +151,12 @@ Command AddServeCommand(CLI::App& app) {
                    "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum")
       ->envname("COPPICE_API_KEYS")
       ->check(NotEmpty());
+  command
+      ->add_option(
+          "--host-name", options->host_names,
+          "Names of this server in a proxy's requests, separated by commas; on a loopback address without keys, others get 403")
+      ->envname("COPPICE_HOST_NAME")
+      ->delimiter(',');
   command->add_flag("--allow-public", options->allow_public, "Listen on a public address although there are no API keys");
   command->add_option("--model-name", options->model_name, "The name that answers give (default: the model's file)")
       ->envname("COPPICE_MODEL_NAME");

@@ -14,6 +14,7 @@ namespace coppice::server {
 struct HttpRequest {
   std::string method;  // as sent: "GET"
   std::string path;    // of the target, without the query
+  std::string host;    // of the target or the Host header, with the port; empty: not sent
   std::string query;   // after '?'; empty: none
   std::string body;
   std::string authorization, content_type, traceparent;  // headers; empty: not sent

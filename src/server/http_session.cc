@@ -194,8 +194,10 @@ HttpRequest HttpSession::ToRequest(Parser* parser) {
   const auto header = [&](auto name) { return std::string(message[name]); };
   HttpRequest request;
   std::string_view target(message.target().data(), message.target().size());
+  request.host = header(http::field::host);
   if (constexpr std::string_view kScheme = "http://"; target.starts_with(kScheme)) {  // as proxies ask
     const size_t slash = target.find('/', kScheme.size());
+    request.host = std::string(target.substr(0, slash).substr(kScheme.size()));
     target = slash == target.npos ? "/" : target.substr(slash);
   }
   const size_t question = std::min(target.find('?'), target.size());

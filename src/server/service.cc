@@ -16,6 +16,7 @@
 #include "core/quoted.h"
 #include "server/errors.h"
 #include "server/generation_call.h"
+#include "server/host_name.h"
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/tree_response.h"
@@ -133,6 +134,12 @@ void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) 
 }
 
 const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
+  if (options_.only_local_hosts && !IsLocalHost(call->request.host, options_.host_names)) {
+    Answer(call,
+           ErrorResponse(403, fmt::format("the request is for {}, and this server serves this machine; --host-name lets a name in",
+                                          Quoted(call->request.host))));
+    return nullptr;
+  }
   const std::string& path = call->request.path;
   std::string allowed;
   const Route* found = nullptr;

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "coppice/engine/engine.h"
 #include "openai/request.h"
@@ -30,6 +31,8 @@ struct ServiceOptions {
   int32_t max_active_per_key = 0;  // requests of one API key that are not answered yet; more get 429. 0: no limit
   std::optional<ApiKeys> keys;     // none: everybody may ask
   PrefixStoreOptions prefixes;
+  bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
+  std::vector<std::string> host_names;
   double request_timeout = 0;  // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
 };
 

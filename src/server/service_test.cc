@@ -233,6 +233,21 @@ TEST_F(ServiceTest, DrainingRefusesWhatIsNewAndEndsWhatIsUnderWay) {
   EXPECT_EQ(answer->response->status, 200);
 }
 
+class LocalServiceTest : public ServiceTest {
+ protected:
+  LocalServiceTest() : ServiceTest({.only_local_hosts = true, .host_names = {"models.example.org"}}) {}
+};
+
+TEST_F(LocalServiceTest, APageOfAnotherSiteIsRefused) {
+  const auto status = [&](const std::string& host) {
+    return Ask({.method = "GET", .path = "/v1/models", .host = host})->response->status;
+  };
+  EXPECT_EQ(status("localhost:8000"), 200);
+  EXPECT_EQ(status("models.example.org"), 200);
+  EXPECT_EQ(status("attacker.example.org:8000"), 403);
+  EXPECT_EQ(Ask({.method = "GET", .path = "/health", .host = "x"})->body()["error"]["type"], "invalid_request_error");
+}
+
 class ServiceWithLimitsTest : public ServiceTest {
  protected:
   // printf %s secret | sha256sum

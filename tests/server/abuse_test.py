@@ -135,10 +135,15 @@ class AbuseTest(unittest.TestCase):
             (b"TRACE /health", 405),
             (b"BREW /health", 405),
             (b"DELETE /v1/completions", 405),
-            (b"GET http://elsewhere/health?x=/", 200),
-            (b"GET http://elsewhere", 200),
+            (b"GET http://localhost/health?x=/", 200),
+            (b"GET http://localhost", 200),
+            (b"GET http://elsewhere/health", 403),
+            (b"GET /health HTTP/1.1\r\nHost: elsewhere", 403),
+            (b"GET http://elsewhere/health HTTP/1.1\r\nHost: localhost", 403),
         ):
-            received = self.send(line + b" HTTP/1.1\r\nConnection: close\r\n\r\n", half_close=False)
+            if b"HTTP/1.1" not in line:
+                line += b" HTTP/1.1"
+            received = self.send(line + b"\r\nConnection: close\r\n\r\n", half_close=False)
             self.assertEqual(statuses(received), [expected], line)
 
     def test_pipelined_requests_are_answered_in_order(self):

@@ -1,0 +1,35 @@
+#include "server/host_name.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace coppice::server {
+namespace {
+
+std::string_view WithoutPort(std::string_view authority) {
+  if (authority.starts_with('[')) return authority.substr(0, authority.find(']') + 1);
+  return authority.substr(0, authority.find(':'));
+}
+
+bool Same(std::string_view a, std::string_view b) {
+  const auto same = [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); };
+  return std::ranges::equal(a, b, same);
+}
+
+// 127.0.0.0/8 as browsers write it; "127.example.org" is a name.
+bool IsLoopbackV4(std::string_view host) { return host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos; }
+
+}  // namespace
+
+bool IsLocalHost(std::string_view authority, std::span<const std::string> names) {
+  if (authority.empty()) return true;
+  std::string_view host = WithoutPort(authority);
+  if (IsLoopbackV4(host) || host == "[::1]") return true;
+  constexpr std::string_view kLocalhost = "localhost", kBelow = ".localhost";
+  if (host.ends_with('.')) host.remove_suffix(1);  // "localhost." is the same name
+  if (Same(host, kLocalhost) || (host.size() > kBelow.size() && Same(host.substr(host.size() - kBelow.size()), kBelow)))
+    return true;
+  return std::ranges::any_of(names, [&](const std::string& name) { return Same(host, name); });
+}
+
+}  // namespace coppice::server

@@ -1,0 +1,16 @@
+// Whom a request says that it is for. A page of another site can give its own name this machine's address (DNS rebinding) and then
+// speak to a server that only this machine reaches; what its browser sends still carries the name.
+// Layer: server.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace coppice::server {
+
+// Whether `authority`, as a Host header has it ("localhost:8000", "[::1]"), is a loopback address, localhost, a name below it, or
+// one of `names`, whatever the port. Empty is: browsers send one.
+bool IsLocalHost(std::string_view authority, std::span<const std::string> names);
+
+}  // namespace coppice::server
