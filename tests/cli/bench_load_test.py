@@ -107,5 +107,38 @@ class BenchLoadTest(unittest.TestCase):
             self.assertIn(part, done.stderr)
 
 
+class BenchDecodeTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = os.path.join(folder.name, "out.json")
+
+    def test_a_case_without_room_is_x(self):
+        done = coppice("bench", "decode", "--model", TINY, "--prompt-tokens", 64, "-n", 16, "--max-tokens", 32, "--repeats", 1, "--kv-cache", "256kb",
+                       "--modes", "tree,none", "--out", self.out)
+        self.assertEqual(done.returncode, 0, done)
+        with open(self.out, encoding="utf-8") as file:
+            tree, none = json.load(file)["rows"]
+        self.assertGreater(tree["decode_tokens_per_second"], 0)
+        self.assertIn("of 16 samples gave their pages up", none["out_of_memory"])
+        self.assertRegex(done.stdout, r"64 +16 +none +x +x +x +x\n")
+        self.assertIn(none["out_of_memory"], done.stderr)
+
+
+class RandomWeightsTest(unittest.TestCase):
+    ARGS = ("bench", "throughput", "--requests", 2, "--groups", 1, "--shared-tokens", 4, "--unique-tokens", 2, "--output-tokens", 2, "--modes", "tree")
+
+    def test_a_shape_without_its_weights(self):
+        done = coppice(*self.ARGS, "--weights", "random", "--config", os.path.join(TINY, "config.json"))
+        self.assertEqual(done.returncode, 0, done)
+        self.assertIn("shared-prefix", done.stdout)
+
+    def test_both_options_or_neither(self):
+        for options in (["--weights", "random"], ["--config", os.path.join(TINY, "config.json")]):
+            done = coppice(*self.ARGS, *options)
+            self.assertEqual(done.returncode, 2, done)
+            self.assertIn("--weights random and --config FILE go together", done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

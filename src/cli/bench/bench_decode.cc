@@ -47,7 +47,18 @@ Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max
   Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
   for (int32_t i = 0; i < job.prompt_tokens; ++i) request.prompt_ids.push_back(1 + i * 31 % 200);
   COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, openai::Generate(*engine, request, {}));
+  if (const int64_t preempted = engine->Metrics().preemptions; preempted > 0)
+    return ResourceExhausted(
+        fmt::format("{} of {} samples gave their pages up: their KV does not fit beside each other", preempted, job.samples));
   return ToJson(MakeRunStats(options, generation));
+}
+
+// A case that memory has no room for.
+ordered_json WithoutRoom(const Case& job, const Status& status) {
+  return {{"prompt_tokens", job.prompt_tokens},
+          {"samples", job.samples},
+          {"sharing", Name(job.sharing)},
+          {"out_of_memory", status.message()}};
 }
 
 // Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat.
@@ -72,6 +83,10 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
 }
 
 std::string FormatRow(const ordered_json& row) {
+  if (row.contains("out_of_memory")) {
+    return fmt::format("{:>6} {:>4}  {:<9} {:>10} {:>10} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
+                       row["samples"].get<int>(), row["sharing"].get<std::string>(), "x", "x", "x", "x");
+  }
   return fmt::format("{:>6} {:>4}  {:<9} {:>10.1f} {:>10.1f} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
                      row["samples"].get<int>(), row["sharing"].get<std::string>(), row["decode_tokens_per_second"].get<double>(),
                      row["prefill_tokens_per_second"].get<double>(), FormatBytes(row["kv_bytes_read_per_step"].get<double>()),
@@ -89,13 +104,19 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
     }
   }
   std::vector<std::vector<ordered_json>> runs(cases.size());
+  std::vector<Status> without_room(cases.size());
   for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
     for (size_t c = 0; c < cases.size(); ++c) {
       if (isatty(STDERR_FILENO))
         std::cerr << fmt::format("\r\x1b[Krepeat {}/{}, case {}/{}", repeat + 1, options.repeats, c + 1, cases.size());
-      COPPICE_ASSIGN_OR_RETURN(ordered_json stats,
-                               MeasureInChild([&] { return Measure(options.engine, cases[c], options.max_tokens); }));
-      runs[c].push_back(std::move(stats));
+      if (!without_room[c].ok()) continue;
+      Result<ordered_json> stats = MeasureInChild([&] { return Measure(options.engine, cases[c], options.max_tokens); });
+      if (!stats.ok() && stats.status().code() == StatusCode::kResourceExhausted) {
+        without_room[c] = stats.status();
+        continue;
+      }
+      COPPICE_RETURN_IF_ERROR(stats.status());
+      runs[c].push_back(*std::move(stats));
     }
   }
   if (isatty(STDERR_FILENO)) std::cerr << "\r\x1b[K";
@@ -112,8 +133,11 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:>6} {:>4}  {:<9} {:>10} {:>10} {:>12} {:>10}\n", "prompt", "n", "sharing",
                                             "decode t/s", "prefill t/s", "KV read/step", "peak RSS")));
   for (size_t c = 0; c < cases.size(); ++c) {
-    report["rows"].push_back(Summarize(cases[c], runs[c]));
+    report["rows"].push_back(without_room[c].ok() ? Summarize(cases[c], runs[c]) : WithoutRoom(cases[c], without_room[c]));
     COPPICE_RETURN_IF_ERROR(Print(FormatRow(report["rows"].back())));
+  }
+  for (const Status& status : without_room) {
+    if (!status.ok()) std::cerr << fmt::format("x: {}\n", status.message());
   }
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;

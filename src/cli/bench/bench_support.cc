@@ -72,7 +72,8 @@ Result<ordered_json> MeasureInChild(const std::function<Result<ordered_json>()>&
   if (child < 0) return Internal(fmt::format("fork: {}", std::strerror(errno)));
   if (child == 0) {
     const Result<ordered_json> result = CatchExhaustion("measuring", measure);
-    const std::string text = (result.ok() ? *result : ordered_json{{"error", result.status().message()}}).dump();
+    const ordered_json error = {{"error", result.status().message()}, {"code", static_cast<int>(result.status().code())}};
+    const std::string text = (result.ok() ? *result : error).dump();
     _exit(WriteAll(ends[1], text, "the pipe").ok() ? 0 : 1);
   }
   close(ends[1]);
@@ -84,7 +85,8 @@ Result<ordered_json> MeasureInChild(const std::function<Result<ordered_json>()>&
   waitpid(child, nullptr, 0);
   ordered_json result = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!result.is_object()) return Internal("the measuring process ended early; is there enough memory?");
-  if (result.contains("error")) return InvalidArgument(result["error"].get<std::string>());
+  if (result.contains("error"))
+    return Status(static_cast<StatusCode>(result["code"].get<int>()), result["error"].get<std::string>());
   return result;
 }
 

@@ -27,8 +27,8 @@ Status FindBenchModel(EngineOptions& engine, const std::string& config);
 // Opens what FindBenchModel found.
 Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine);
 
-// Runs `measure` in a child process, so that its peak memory is its own, and returns its object. Called before this process has
-// threads.
+// Runs `measure` in a child process, so that its peak memory is its own, and returns its object or error. Called before this
+// process has threads.
 Result<nlohmann::ordered_json> MeasureInChild(const std::function<Result<nlohmann::ordered_json>()>& measure);
 
 double Median(std::vector<double> values);
