@@ -182,6 +182,8 @@ void Planner::Layout(Arena& arena) {
   grows_ = arena.Take<uint8_t>(num_branches);
   min_len_ = arena.Take<int32_t>(num_branches);
   max_len_ = arena.Take<int32_t>(num_branches);
+  open_reads_ = arena.Take<int32_t>(num_branches);
+  row_tiles_ = arena.Take<int32_t>(num_branches);
   class_begin_ = arena.Take<int32_t>(2 * kNumClasses);
   item_class_ = arena.Take<uint16_t>(sizes_.max_items);
   item_pool_.Layout(arena, sizes_.max_items);
@@ -384,12 +386,15 @@ void Planner::CreateSets(int32_t branch, int32_t query_count) {
     next_set_[set] = -1;
     previous = set;
   }
+  CountBranch(branch, query_count, 1);
 }
 
 void Planner::RetireBranch(int32_t branch) {
-  int32_t set = branch;
+  int32_t set = branch, query_count = 0;
   for (int32_t i = 0; i < branch_sets_[branch]; ++i) {
     const int32_t next = next_set_[set];
+    query_count += sets_[set].query_count;
+    CountContributions(sets_[set], -1);
     RetireOwner(TileOwner(set));
     contribution_pool_.Free(sets_[set].contribution_begin, set_capacity_[set]);
     set_capacity_[set] = 0;
@@ -397,6 +402,7 @@ void Planner::RetireBranch(int32_t branch) {
     if (i > 0) free_sets_[num_free_sets_++] = set;
     set = next;
   }
+  CountBranch(branch, query_count, -1);
   branch_sets_[branch] = 0;
   grows_[branch] = 0;
   hold_min_[branch] = INT32_MIN;
@@ -1100,7 +1106,9 @@ bool Planner::ReserveContributions(int32_t set, int32_t count) {
     if (merge_set.contribution_begin == BlockPool::kNone) return false;
   }
   set_capacity_[set] = count;
+  CountContributions(merge_set, -1);
   merge_set.contribution_count = count;
+  CountContributions(merge_set, 1);
   set_touched_[set] = 1;
   return true;
 }
@@ -1167,6 +1175,7 @@ void Planner::FillOwner(int32_t owner_id, bool all_members) {
 // Longest predicted first, to within a class of 6 %; a counting sort keeps it linear.
 void Planner::FillQueues() {
   std::ranges::fill(class_begin_, 0);
+  BeginReads();
   const std::span<const WorkItem> items = items_.first(item_pool_.used());
   for (size_t i = 0; i < items.size(); ++i) {
     const WorkItem& item = items[i];
@@ -1177,6 +1186,7 @@ void Planner::FillQueues() {
     const int32_t offset = item.kind == ItemKind::kDenseTile ? 0 : kNumClasses;
     item_class_[i] = static_cast<uint16_t>(offset + kNumClasses - 1 - TimeClass(item.predicted_ns));
     ++class_begin_[item_class_[i]];
+    CountRead(item);
   }
   int32_t total = 0;
   for (size_t i = 0; i < class_begin_.size(); ++i) {
@@ -1234,68 +1244,6 @@ Load Planner::TotalLoad() const {
   return {.memory_ns = static_cast<double>(total_needs_.memory_ps) * 1e-3,
           .compute_ns = static_cast<double>(total_needs_.compute_ps) * 1e-3,
           .overhead_ns = static_cast<double>(total_needs_.overhead_ps) * 1e-3};
-}
-
-PlanStats Planner::Stats() const {
-  PlanStats stats;
-  stats.nodes_replanned = nodes_replanned_;
-  stats.merge_sets_replanned = sets_replanned_;
-  stats.updates_skipped = updates_skipped_;
-  stats.updates_replanned = updates_replanned_;
-  if (!planned_) return stats;
-  const PlanView view = View();
-  const auto live_length = [&](int32_t branch) { return forest_.branch_kv_len[branch]; };
-  const auto count_item = [&](int32_t id) {
-    const WorkItem& item = view.items[id];
-    int32_t first_seen = 0;
-    if (spec_.window > 0) {
-      first_seen = INT32_MAX;
-      for (int32_t set : view.members.subspan(item.member_begin, item.member_count)) {
-        const MergeSet& s = view.merge_sets[set];
-        const int32_t first_query = live_length(s.branch) - index_->query_count[s.branch] + s.query_begin;
-        first_seen = std::min(first_seen, std::max(0, first_query - spec_.window + 1));
-      }
-    }
-    // A range laid out ahead of a branch's length is read up to the length; a shared one is within every member's.
-    const int32_t end = std::min(item.kv_end, live_length(item.page_row));
-    stats.kv_tokens_read += std::max(0, end - std::max(item.kv_begin, first_seen));
-    ++stats.num_items;
-  };
-  for (int32_t id : view.compute_queue) count_item(id);
-  for (int32_t id : view.bandwidth_queue) count_item(id);
-  int64_t visible = 0;
-  for (int32_t b : index_->ActiveBranches()) {
-    const int32_t count = index_->query_count[b], length = live_length(b);
-    ForEachTile(b, [&](const Tile& tile) {
-      const int32_t first_query = length - count + tile.first_query;
-      const int32_t first_seen = spec_.window > 0 ? std::max(0, first_query - spec_.window + 1) : 0;
-      stats.kv_tokens_read_unshared += first_query + tile.num_queries - first_seen;
-    });
-    for (int32_t q = 0; q < count; ++q) {
-      int64_t seen = length - count + q + 1;
-      if (index_->has_tree_mask()) {
-        const uint64_t in_batch = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
-        seen = length - count + std::popcount(forest_.query_tree_mask[forest_.branch_query_begin[b] + q] & in_batch);
-      }
-      visible += spec_.window > 0 ? std::min<int64_t>(seen, spec_.window) : seen;
-    }
-    int32_t set = b;
-    for (int32_t i = 0; i < branch_sets_[b]; ++i, set = next_set_[set]) {
-      const MergeSet& s = view.merge_sets[set];
-      ++stats.num_merge_sets;
-      stats.num_contributions += s.contribution_count;
-      if (s.contribution_count > 1) {
-        stats.state_bytes += 2 * cost_.state_bytes_per_row() * s.query_count * spec_.group_size() * s.contribution_count;
-      }
-    }
-  }
-  stats.shared_nodes = shared_nodes_;
-  stats.absorbed_nodes = absorbed_nodes_;
-  stats.kv_bytes_read = stats.kv_tokens_read * cost_.kv_bytes_per_token();
-  stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * cost_.kv_bytes_per_token();
-  stats.flops = visible * cost_.flops_per_row_token() * spec_.group_size();
-  stats.predicted_ns = cost_.has_latencies() ? step_ns_ : TotalLoad().RooflineNs();
-  return stats;
 }
 
 }  // namespace coppice::attention

@@ -271,6 +271,19 @@ class Planner {
   void CutRange(Owner& owner, bool is_tile, int32_t pieces) const;
   static int32_t PieceBegin(const Owner& owner, int32_t piece);
   uint8_t FlagsOf(const Owner& owner, int32_t begin, int32_t end) const;
+  // Counts that Stats takes in place of a walk over the plan (plan_stats.cc).
+  void CountBranch(int32_t branch, int32_t query_count, int32_t sign);
+  void CountContributions(const MergeSet& set, int32_t sign);
+  void BeginReads();
+  void CountRead(const WorkItem& item) {
+    const bool open = item.kv_end == kLive;
+    open_reads_[item.page_row] += open;
+    closed_reads_ += open ? -item.kv_begin : std::max(0, item.kv_end - item.kv_begin);
+    reads_ahead_ |= (open ? item.kv_begin : item.kv_end) > index_->kv_len[item.page_row];
+  }
+  int64_t TokensRead() const;
+  int64_t TokensReadUnshared() const;
+  int64_t VisibleTokens() const;
   bool EmitOwner(int32_t owner);
   bool ReserveContributions(int32_t set, int32_t count);
   void FillOwner(int32_t owner, bool all_members);
@@ -376,6 +389,14 @@ class Planner {
   int32_t num_compute_ = 0, num_bandwidth_ = 0;
   int32_t steps_left_ = 0;
   Needs total_needs_;
+  // What Stats counts, kept with every change. Tokens are sums over branches: a constant, and so many times the branch's length.
+  std::span<int32_t> open_reads_;                       // [B] items that read to its end
+  std::span<int32_t> row_tiles_;                        // [B]
+  int64_t closed_reads_ = 0;                            // what items read, an open end taken as 0
+  bool reads_ahead_ = false;                            // an item begins or ends past its branch's length
+  int64_t tile_tokens_before_ = 0, tokens_before_ = 0;  // of all row tiles, of all queries: what their branch's ends see more
+  int32_t sets_in_use_ = 0;
+  int64_t set_contributions_ = 0, merged_state_rows_ = 0;  // of sets in use; rows of partial states that are folded
   int32_t nodes_replanned_ = 0, sets_replanned_ = 0;
   int64_t updates_skipped_ = 0, updates_replanned_ = 0;
 };

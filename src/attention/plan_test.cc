@@ -52,6 +52,58 @@ PlanCapacity Large() {
   return {.max_branches = 256, .max_queries = 8192, .max_nodes = 512, .max_page_slots = 1 << 20, .page_size = 16};
 }
 
+// What Stats says, counted item by item and query by query.
+void CheckStats(const Planner& planner, const TestForest& forest) {
+  const PlanView view = planner.View();
+  const AttentionSpec& spec = planner.spec();
+  const PlanStats stats = planner.Stats();
+  PlanStats counted;
+  const auto first_query = [&](const MergeSet& set) {
+    return forest.branch_kv_len[set.branch] - forest.branch_query_count[set.branch] + set.query_begin;
+  };
+  const auto first_seen = [&](int32_t query) { return spec.window > 0 ? std::max(0, query - spec.window + 1) : 0; };
+  for (const auto queue : {view.compute_queue, view.bandwidth_queue}) {
+    for (const int32_t id : queue) {
+      const WorkItem& item = view.items[id];
+      int32_t begin = INT32_MAX;
+      for (const int32_t set : view.members.subspan(item.member_begin, item.member_count)) {
+        begin = std::min(begin, first_seen(first_query(view.merge_sets[set])));
+      }
+      const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.page_row]);
+      counted.kv_tokens_read += std::max(0, end - std::max(begin, item.kv_begin));
+      ++counted.num_items;
+    }
+  }
+  int64_t states = 0, visible = 0;
+  for (const MergeSet& set : view.merge_sets) {
+    if (set.query_count == 0) continue;
+    ++counted.num_merge_sets;
+    counted.num_contributions += set.contribution_count;
+    if (set.contribution_count > 1) states += int64_t{set.query_count} * spec.group_size() * set.contribution_count;
+  }
+  const int32_t set_queries = MaxSetQueries(spec.group_size());
+  const int32_t tile = std::max(1, planner.traits().dense_tile_rows / (set_queries * spec.group_size())) * set_queries;
+  for (size_t b = 0; b < forest.branch_node.size(); ++b) {
+    const int32_t count = forest.branch_query_count[b], before = forest.branch_kv_len[b] - count;
+    for (int32_t q = 0; q < count; ++q) {
+      int32_t seen = before + q + 1;
+      if (!forest.query_tree_mask.empty()) {
+        seen = before;
+        for (int32_t i = 0; i < count; ++i) seen += forest.query_tree_mask[forest.branch_query_begin[b] + q] >> i & 1;
+      }
+      visible += spec.window > 0 ? std::min(seen, spec.window) : seen;
+      if (q % tile == 0) counted.kv_tokens_read_unshared += before + std::min(q + tile, count) - first_seen(before + q);
+    }
+  }
+  ASSERT_EQ(stats.kv_tokens_read, counted.kv_tokens_read);
+  ASSERT_EQ(stats.kv_tokens_read_unshared, counted.kv_tokens_read_unshared);
+  ASSERT_EQ(stats.num_items, counted.num_items);
+  ASSERT_EQ(stats.num_merge_sets, counted.num_merge_sets);
+  ASSERT_EQ(stats.num_contributions, counted.num_contributions);
+  ASSERT_EQ(stats.state_bytes, states * spec.num_kv_heads * 2 * (spec.head_dim + 2) * static_cast<int64_t>(sizeof(float)));
+  ASSERT_EQ(stats.flops, visible * spec.group_size() * spec.num_kv_heads * 4 * spec.head_dim);
+}
+
 // plan.h, (a) to (d): each contribution is a term of the fold that defines a row's bits.
 void CheckDeterministicCuts(const Planner& planner, const MergeSet& set, int32_t length) {
   if (set.contribution_count == 1) return;  // (d)
@@ -204,6 +256,7 @@ void CheckPlan(const Planner& planner, const TestForest& forest) {
   ASSERT_LE(static_cast<int32_t>(view.contributions.size()), sizes.max_contributions);
   ASSERT_LE(view.num_states, sizes.max_states);
   ASSERT_EQ(static_cast<int32_t>(view.merge_sets.size()), sizes.max_merge_sets);
+  CheckStats(planner, forest);
 }
 
 // A plan by content: independent of the slots that items and sets lie in.

@@ -90,6 +90,7 @@ Result<std::unique_ptr<PlanExecutor>> CpuPlanExecutor::Create(Executor* executor
 }
 
 Status CpuPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& forest, Stream) {
+  const bool same_plan = plan.revision != 0 && plan.revision == plan_.revision;
   plan_ = plan;
   forest_ = forest;
   const auto keep = [](std::span<const int32_t>& array, std::vector<int32_t>& copy) {
@@ -102,6 +103,7 @@ Status CpuPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& for
   keep(forest_.branch_query_count, branches_.query_count);
   keep(forest_.branch_kv_len, branches_.kv_len);
   keep(forest_.branch_page_begin, branches_.page_begin);
+  if (same_plan) return OkStatus();
   NumberTasks(plan.compute_queue, compute_);
   NumberTasks(plan.bandwidth_queue, bandwidth_);
   return OkStatus();
