@@ -202,23 +202,44 @@ inline ForestIndex::Fault ForestIndex::ClaimQueries(const PrefixForestView& fore
 
 Status ForestIndex::CheckStep(const PrefixForestView& forest, const PlanCapacity& capacity) {
   COPPICE_RETURN_IF_ERROR(CheckShapes(forest, capacity));
-  bool ascending = true;
-  int32_t rows_end = 0;  // of the branches so far
-  for (const int32_t b : ActiveBranches()) {
-    if (const Fault fault = CheckQueries(forest, capacity, b); fault != Fault::kNone)
-      return BranchError(fault, forest, capacity, b);
+  const StepFaults faults = FindStepFaults(forest, capacity);
+  if (faults.any) {  // which one, and of the first branch in order
+    for (const int32_t b : ActiveBranches()) {
+      if (const Fault fault = CheckQueries(forest, capacity, b); fault != Fault::kNone)
+        return BranchError(fault, forest, capacity, b);
+    }
   }
-  for (int32_t b = 0; b < num_branches_; ++b) {
-    if (query_count[b] == 0) continue;
-    ascending &= forest.branch_query_begin[b] >= rows_end;
-    rows_end = forest.branch_query_begin[b] + query_count[b];
-  }
-  if (ascending) return OkStatus();
+  if (faults.rows_ascend) return OkStatus();
   std::ranges::fill(query_owner_, -1);
   for (const int32_t b : ActiveBranches()) {
     if (const Fault fault = ClaimQueries(forest, b); fault != Fault::kNone) return BranchError(fault, forest, capacity, b);
   }
   return OkStatus();
+}
+
+// What CheckQueries checks but for lengths against nodes, in the order of slots and without a branch: a step of decoding has no
+// faults, and this is most of its planning.
+ForestIndex::StepFaults ForestIndex::FindStepFaults(const PrefixForestView& forest, const PlanCapacity& capacity) const {
+  const int32_t *counts = query_count.data(), *lengths = forest.branch_kv_len.data();
+  const int32_t *query_begins = forest.branch_query_begin.data(), *row_begins = forest.branch_page_begin.data();
+  const int32_t* row_capacities = forest.branch_page_capacity.data();
+  const auto page_slots = static_cast<int64_t>(forest.page_indices.size());
+  const int64_t most_queries = has_tree_mask_ ? 64 : INT32_MAX;
+  const int64_t rows =
+      has_tree_mask_ ? std::min<int64_t>(capacity.max_queries, std::ssize(forest.query_tree_mask)) : capacity.max_queries;
+  int64_t rows_end = 0;
+  bool any = false, ascend = true;
+  for (int32_t b = 0; b < num_branches_; ++b) {
+    const int64_t count = counts[b], length = lengths[b], query_begin = query_begins[b];
+    const int64_t row_begin = row_begins[b], row_capacity = row_capacities[b];
+    if (count == 0) continue;
+    any |=
+        (row_begin < 0) | (row_capacity < 0) | (row_begin + row_capacity > page_slots) | (length > row_capacity * forest.page_size);
+    any |= (query_begin < 0) | (query_begin + count > rows) | (count > most_queries);
+    ascend &= query_begin >= rows_end;
+    rows_end = query_begin + count;
+  }
+  return {.any = any, .rows_ascend = ascend};
 }
 
 Status ForestIndex::BranchError(Fault fault, const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const {

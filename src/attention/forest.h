@@ -33,7 +33,7 @@ class ForestIndex {
   Status Build(const PrefixForestView& forest, const PlanCapacity& capacity);
   // What may differ from the forest of the last Build under an equal version, checked as Build does: the sizes of all arrays, and
   // of branches with queries lengths, rows of q, page rows and draft masks. REQUIRES: nodes, branch_node and branch_query_count
-  // as at Build.
+  // as at Build, and lengths that these allow.
   Status CheckStep(const PrefixForestView& forest, const PlanCapacity& capacity);
 
   int32_t num_nodes() const { return num_nodes_; }
@@ -79,6 +79,12 @@ class ForestIndex {
     kMaskEntries,
     kQueryTaken
   };
+  // Of branches with queries: whether page rows or rows of q are wrong for any, and whether their rows of q follow in the order of
+  // slots.
+  struct StepFaults {
+    bool any, rows_ascend;
+  };
+  StepFaults FindStepFaults(const PrefixForestView& forest, const PlanCapacity& capacity) const;
   Fault CheckNode(int32_t n) const;
   Fault AddBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b);
   Fault CheckQueries(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const;

@@ -93,14 +93,14 @@ Status CpuPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& for
   const bool same_plan = plan.revision != 0 && plan.revision == plan_.revision;
   plan_ = plan;
   forest_ = forest;
-  const auto keep = [](std::span<const int32_t>& array, std::vector<int32_t>& copy) {
+  const auto keep = [](std::span<const int32_t>& array, std::vector<int32_t>& copy, bool kept = false) {
     COPPICE_CHECK(array.size() <= copy.size());
-    std::ranges::copy(array, copy.begin());
+    if (!kept) std::ranges::copy(array, copy.begin());
     array = std::span(copy).first(array.size());
   };
-  keep(forest_.branch_node, branches_.node);
+  keep(forest_.branch_node, branches_.node, same_plan);  // a plan is of these branches with these queries
+  keep(forest_.branch_query_count, branches_.query_count, same_plan);
   keep(forest_.branch_query_begin, branches_.query_begin);
-  keep(forest_.branch_query_count, branches_.query_count);
   keep(forest_.branch_kv_len, branches_.kv_len);
   keep(forest_.branch_page_begin, branches_.page_begin);
   if (same_plan) return OkStatus();
