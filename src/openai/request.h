@@ -69,8 +69,8 @@ class OpenAiRequestParser {
   void SetPrefixes(FindNamedPrefix prefixes) { prefixes_ = std::move(prefixes); }
 
   // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the
-  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what `prefix` may name; empty: what
-  // SetPrefixes said, else nothing.
+  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what
+  // `prefix` may name; empty: what SetPrefixes said, else nothing.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
                                      const FindNamedPrefix& find_prefix = {}) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
