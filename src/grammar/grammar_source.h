@@ -34,7 +34,7 @@ struct GrammarSource {
   std::string text;
 };
 
-// Of what is compiled at most: the worst texts that we know take a second then.
+// Of what is compiled at most: the worst texts that we know take some seconds then, on the thread that parses the request.
 inline constexpr size_t kMaxSchemaBytes = 65536, kMaxSchemaDepth = 32, kMaxGrammarBytes = 65536, kMaxRegexBytes = 512;
 // Times that a part of a regex or grammar, or an item or character of a schema, may be asked to repeat.
 inline constexpr int64_t kMaxRepeats = 1000;
