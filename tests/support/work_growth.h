@@ -1,5 +1,5 @@
-// Does work grow in proportion to the input? CPU time of this thread at two sizes, so that neither a slow machine nor a busy one
-// decides. Layer: tests.
+// Is work bounded, and does it grow in proportion to the input? CPU time of this thread, so that a busy machine does not decide;
+// growth at two sizes, so that a slow one does not either. Layer: tests.
 #pragma once
 
 #include <ctime>
@@ -13,6 +13,13 @@ namespace coppice::testing {
 constexpr int kGrownBy = 8;
 // Proportional work grows by 8, with caches that no longer hold it and a logarithm by less than 24; quadratic work grows by 64.
 constexpr double kMaxProportionalGrowth = 24;
+
+// How many times as long as a build for users a build with sanitizers or without optimisation may take.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+constexpr double kBuildSlowdown = 20;
+#else
+constexpr double kBuildSlowdown = 1;
+#endif
 
 inline double ThreadCpuSeconds() {
   timespec now = {};
