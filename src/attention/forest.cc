@@ -62,7 +62,8 @@ void ForestIndex::Layout(Arena& arena, const PlanCapacity& capacity) {
                                        &next_sibling, &first_branch_, &live_branch_}) {
     *per_node = arena.Take<int32_t>(capacity.max_nodes);
   }
-  for (std::span<int32_t>* per_branch : {&branch_node, &query_count, &kv_len, &active_, &next_branch_}) {
+  for (std::span<int32_t>* per_branch :
+       {&branch_node, &query_count, &kv_len, &active_, &next_branch_, &query_begin_, &page_begin_, &page_capacity_, &row_tokens_}) {
     *per_branch = arena.Take<int32_t>(capacity.max_branches);
   }
   query_owner_ = arena.Take<int32_t>(capacity.max_queries);
@@ -89,6 +90,7 @@ Status ForestIndex::Build(const PrefixForestView& forest, const PlanCapacity& ca
   for (int32_t b = num_branches_ - 1; b >= 0; --b) {
     if (const Fault fault = AddBranch(forest, capacity, b); fault != Fault::kNone) return BranchError(fault, forest, capacity, b);
   }
+  KeepRows(forest);
   return OrderNodes();
 }
 
@@ -202,6 +204,7 @@ inline ForestIndex::Fault ForestIndex::ClaimQueries(const PrefixForestView& fore
 
 Status ForestIndex::CheckStep(const PrefixForestView& forest, const PlanCapacity& capacity) {
   COPPICE_RETURN_IF_ERROR(CheckShapes(forest, capacity));
+  if (HasCheckedRows(forest)) return OkStatus();
   const StepFaults faults = FindStepFaults(forest, capacity);
   if (faults.any) {  // which one, and of the first branch in order
     for (const int32_t b : ActiveBranches()) {
@@ -209,16 +212,44 @@ Status ForestIndex::CheckStep(const PrefixForestView& forest, const PlanCapacity
         return BranchError(fault, forest, capacity, b);
     }
   }
-  if (faults.rows_ascend) return OkStatus();
-  std::ranges::fill(query_owner_, -1);
-  for (const int32_t b : ActiveBranches()) {
-    if (const Fault fault = ClaimQueries(forest, b); fault != Fault::kNone) return BranchError(fault, forest, capacity, b);
+  if (!faults.rows_ascend) {
+    std::ranges::fill(query_owner_, -1);
+    for (const int32_t b : ActiveBranches()) {
+      if (const Fault fault = ClaimQueries(forest, b); fault != Fault::kNone) return BranchError(fault, forest, capacity, b);
+    }
   }
+  KeepRows(forest);
   return OkStatus();
 }
 
-// What CheckQueries checks but for lengths against nodes, in the order of slots and without a branch: a step of decoding has no
-// faults, and this is most of its planning.
+// A step of decoding changes lengths alone, and this is most of its planning: loops that compare whole vectors.
+bool ForestIndex::HasCheckedRows(const PrefixForestView& forest) const {
+  const auto same = [](std::span<const int32_t> a, std::span<const int32_t> b) {
+    return std::equal(a.begin(), a.end(), b.begin());
+  };
+  if (forest.page_indices.size() != num_page_slots_ || forest.query_tree_mask.size() != num_masks_) return false;
+  if (!same(forest.branch_query_begin, query_begin_) || !same(forest.branch_page_begin, page_begin_) ||
+      !same(forest.branch_page_capacity, page_capacity_)) {
+    return false;
+  }
+  int32_t any = 0;
+  for (int32_t b = 0; b < num_branches_; ++b) any |= forest.branch_kv_len[b] > row_tokens_[b];
+  return any == 0;
+}
+
+void ForestIndex::KeepRows(const PrefixForestView& forest) {
+  num_page_slots_ = forest.page_indices.size();
+  num_masks_ = forest.query_tree_mask.size();
+  std::ranges::copy(forest.branch_query_begin, query_begin_.begin());
+  std::ranges::copy(forest.branch_page_begin, page_begin_.begin());
+  std::ranges::copy(forest.branch_page_capacity, page_capacity_.begin());
+  for (int32_t b = 0; b < num_branches_; ++b) {
+    const int64_t tokens = int64_t{page_capacity_[b]} * forest.page_size;
+    row_tokens_[b] = query_count[b] > 0 ? static_cast<int32_t>(std::min<int64_t>(tokens, kMaxKvLen)) : INT32_MAX;
+  }
+}
+
+// What CheckQueries checks but for lengths against nodes, in the order of slots and without a branch.
 ForestIndex::StepFaults ForestIndex::FindStepFaults(const PrefixForestView& forest, const PlanCapacity& capacity) const {
   const int32_t *counts = query_count.data(), *lengths = forest.branch_kv_len.data();
   const int32_t *query_begins = forest.branch_query_begin.data(), *row_begins = forest.branch_page_begin.data();

@@ -21,8 +21,8 @@ Status ValidateSpec(const AttentionSpec& spec);
 // resolved (0 becomes 2 * max_branches).
 Result<PlanCapacity> ResolveCapacity(const AttentionSpec& spec, const PlanCapacity& capacity);
 
-// A validated forest. Build is O(nodes + branches + queries), CheckStep O(branches) where branches take rows of q in the order of
-// their slots and O(branches + queries) elsewhere; both allocate nothing.
+// A validated forest. Build is O(nodes + branches + queries), CheckStep O(branches) where branches take rows of q as at the last
+// check or in the order of their slots and O(branches + queries) elsewhere; both allocate nothing.
 class ForestIndex {
  public:
   // Takes the arrays it needs; `capacity` is resolved.
@@ -85,6 +85,9 @@ class ForestIndex {
     bool any, rows_ascend;
   };
   StepFaults FindStepFaults(const PrefixForestView& forest, const PlanCapacity& capacity) const;
+  // Whether a step has the rows of the last one that passed, and lengths that fit into them; takes a copy of a step's that does.
+  bool HasCheckedRows(const PrefixForestView& forest) const;
+  void KeepRows(const PrefixForestView& forest);
   Fault CheckNode(int32_t n) const;
   Fault AddBranch(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b);
   Fault CheckQueries(const PrefixForestView& forest, const PlanCapacity& capacity, int32_t b) const;
@@ -99,6 +102,9 @@ class ForestIndex {
   std::span<int32_t> first_branch_, next_branch_;  // [N], [B]: branches with queries that end at a node
   std::span<int32_t> live_branch_;                 // [N]: the branch that ends at a live node
   std::span<int32_t> query_owner_;                 // [Q]: branch that claimed a query, to find overlaps
+  // [B] of the last forest that passed, and the tokens that the page row of a branch with queries holds; INT32_MAX without queries.
+  std::span<int32_t> query_begin_, page_begin_, page_capacity_, row_tokens_;
+  size_t num_page_slots_ = 0, num_masks_ = 0;
 };
 
 }  // namespace coppice::attention

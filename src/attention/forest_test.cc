@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "attention/plan_test_forest.h"
 
@@ -26,17 +27,29 @@ TestForest Valid() {
   return forest;
 }
 
-Status Build(const PrefixForestView& view,
-             PlanCapacity capacity = {
-                 .max_branches = 8, .max_queries = 100, .max_nodes = 16, .max_page_slots = 1000, .page_size = 16}) {
-  Arena count(nullptr);
-  ForestIndex index;
-  index.Layout(count, capacity);
-  Buffer memory = Buffer::Allocate(count.used()).value();
-  Arena arena(memory.data());
-  index.Layout(arena, capacity);
-  return index.Build(view, capacity);
-}
+constexpr PlanCapacity kCapacity = {
+    .max_branches = 8, .max_queries = 100, .max_nodes = 16, .max_page_slots = 1000, .page_size = 16};
+
+// An index and its memory.
+class OwnedIndex {
+ public:
+  explicit OwnedIndex(const PlanCapacity& capacity) : capacity_(capacity) {
+    Arena count(nullptr);
+    index_.Layout(count, capacity);
+    memory_ = Buffer::Allocate(count.used()).value();
+    Arena arena(memory_.data());
+    index_.Layout(arena, capacity);
+  }
+  Status Build(const PrefixForestView& view) { return index_.Build(view, capacity_); }
+  Status CheckStep(const PrefixForestView& view) { return index_.CheckStep(view, capacity_); }
+
+ private:
+  const PlanCapacity capacity_;
+  ForestIndex index_;
+  Buffer memory_;
+};
+
+Status Build(const PrefixForestView& view, const PlanCapacity& capacity = kCapacity) { return OwnedIndex(capacity).Build(view); }
 
 TEST(Forest, AcceptsAnyParentOrderGapsAndEmptyNodes) {
   TestForest forest = Valid();
@@ -137,6 +150,35 @@ TEST(Forest, IdleBranchesKeepTheirPlaceWithoutLengths) {
   forest.branch_query_count[0] = 0;
   forest.branch_kv_len[0] = -7;
   EXPECT_TRUE(Build(forest.Forest()).ok());
+}
+
+// Rows as at the last check that passed are compared with it, all others checked one by one: the answers are the same.
+TEST(Forest, StepsAreCheckedWhetherOrNotRowsMove) {
+  const TestForest valid = Valid();
+  for (const bool moved : {false, true}) {
+    OwnedIndex index(kCapacity);
+    ASSERT_TRUE(index.Build(valid.Forest()).ok());
+    TestForest forest = valid;
+    if (moved) std::swap(forest.branch_query_begin[0], forest.branch_query_begin[2]);
+    EXPECT_TRUE(index.CheckStep(forest.Forest()).ok());
+    const BrokenRule faults[] = {
+        {"branch 1: page row", [](TestForest& f) { f.branch_page_begin[1] = -1; }},
+        {"branch 1: page row", [](TestForest& f) { f.branch_page_capacity[1] = 1 << 30; }},
+        {"but its page row holds", [](TestForest& f) { f.branch_kv_len[1] = f.branch_page_capacity[1] * 16 + 1; }},
+        {"also belongs to branch", [](TestForest& f) { f.branch_query_begin[1] = f.branch_query_begin[0]; }},
+        {"branch 1: queries end at row 101", [](TestForest& f) { f.branch_query_begin[1] = 99; }, StatusCode::kResourceExhausted},
+    };
+    for (const BrokenRule& rule : faults) {
+      TestForest broken = forest;
+      rule.edit(broken);
+      for (int again = 0; again < 2; ++again) {  // what was refused is not kept
+        const Status status = index.CheckStep(broken.Forest());
+        EXPECT_EQ(status.code(), rule.code);
+        EXPECT_NE(status.message().find(rule.message), std::string::npos) << status.message();
+      }
+    }
+    EXPECT_TRUE(index.CheckStep(forest.Forest()).ok());
+  }
 }
 
 TEST(Spec, RefusesWhatNoBackendCouldCompute) {
