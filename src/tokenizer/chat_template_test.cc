@@ -1,3 +1,5 @@
+#include <map>
+
 #include "tests/support/work_growth.h"
 #include "tokenizer/test_fixtures.h"
 
@@ -30,6 +32,51 @@ TEST(ChatTemplate, RendersAsJinja2) {
   }
 }
 
+TEST(ChatTemplate, PublishedTemplatesRenderAsJinja2) {
+  const auto data = nlohmann::ordered_json::parse(ReadFixture("template_renderings.json"));
+  std::map<std::string, int> texts;
+  for (const auto& item : data["cases"]) {
+    const bool is_own = item.contains("source");
+    const std::string name = is_own ? item["source"] : item["template"], conversation = item["conversation"],
+                      variables = item["variables"];
+    SCOPED_TRACE(name + ", " + conversation + ", " + variables);
+    std::vector<ChatMessage> messages;
+    for (const auto& message : data["conversations"][conversation])
+      messages.push_back({.role = message["role"], .content = "", .fields = message.dump()});
+    const auto parsed = ChatTemplate::Parse(is_own ? name : ReadFixture("templates/" + name));
+    if (is_own && !parsed.ok()) {
+      EXPECT_TRUE(item.contains("error")) << parsed.status().ToString();
+      continue;
+    }
+    ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+    const auto rendered = (*parsed)->Render(messages, {.bos_token = "<s>",
+                                                       .eos_token = "</s>",
+                                                       .add_generation_prompt = item["add_generation_prompt"],
+                                                       .fields = data["variables"][variables].dump()});
+    if (item.contains("error")) {
+      EXPECT_FALSE(rendered.ok()) << "jinja2 says: " << item["error"] << "\nrendered: " << *rendered;
+    } else {
+      ASSERT_TRUE(rendered.ok()) << rendered.status().ToString();
+      EXPECT_EQ(*rendered, item["text"].get<std::string>());
+      if (!is_own) ++texts[name];
+    }
+  }
+  EXPECT_GE(texts.size(), 20u);  // each renders something
+}
+
+TEST(ChatTemplate, FieldsAndVariablesMustBeJsonObjects) {
+  const auto parsed = ChatTemplate::Parse("{{ messages[0].name }}{{ n }}");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(*(*parsed)->Render({{"user", "", R"({"name": "x"})"}}, {.fields = R"({"n": 3})"}), "x3");
+  std::string deep = "0";
+  for (int i = 0; i < 200; ++i) deep = "{\"a\":" + deep + "}";
+  for (const std::string& wrong : {std::string("[]"), std::string("{"), std::string("nope"), deep, std::string(R"({"a": 1e999})"),
+                                   std::string(R"({"a": 18446744073709551615})")}) {
+    EXPECT_EQ((*parsed)->Render({{"user", "", wrong}}, {}).status().code(), StatusCode::kInvalidArgument) << wrong;
+    EXPECT_EQ((*parsed)->Render({{"user", ""}}, {.fields = wrong}).status().code(), StatusCode::kInvalidArgument) << wrong;
+  }
+}
+
 TEST(ChatTemplate, RaisedMessagesReachTheCaller) {
   const auto rendered = Render("{{ raise_exception('Conversation roles must alternate') }}");
   ASSERT_FALSE(rendered.ok());
@@ -39,7 +86,7 @@ TEST(ChatTemplate, RaisedMessagesReachTheCaller) {
 
 TEST(ChatTemplate, WhatIsNotInTheSubsetIsNamedWithItsPosition) {
   const std::pair<const char*, const char*> cases[] = {
-      {"a\n{% macro f() %}{% endmacro %}", "line 2, column 4: block 'macro'"},
+      {"a\n{% filter upper %}{% endfilter %}", "line 2, column 4: block 'filter'"},
       {"{{ 'x' | wordwrap }}", "line 1, column 10: filter 'wordwrap'"},
       {"{{ 1 is divisibleby 3 }}", "line 1, column 9: test 'divisibleby'"},
       {"{{ cycler('a') }}", "line 1, column 4: function 'cycler'"},
@@ -122,6 +169,18 @@ TEST(ChatTemplate, HostileTemplatesMeetLimits) {
       "| map('replace', 'A', 'bbbbbbbbbb') | map('trim', 'b') | join | length }}",
       "{% set ns = namespace(s='ab') %}{% for i in range(30) %}{% set ns.s = ns.s.replace('b', 'bb') %}{% endfor %}{{ ns.s }}",
       "{% for i in range(99999) %}{% set ns = namespace(a=1, b=2, c=3) %}{% endfor %}",
+      // Macros: recursion without end, in breadth, and through arguments.
+      "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+      "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+      "{% macro f(a) %}{{ a ~ a }}{% endmacro %}{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = f(ns.s) %}{% "
+      "endfor %}",
+      "{% macro f() %}{% for i in range(99999) %}{% continue %}{% endfor %}{% endmacro %}{% for i in range(99999) %}{{ f() }}{% "
+      "endfor %}",
+      "{% set x = range(99999) | list %}{% macro f(a=x | list) %}{% endmacro %}{% for i in x %}{{ f() }}{% endfor %}",
+      "{{ [[1, 2]] | tojson(separators=['" + Repeat("a", 4000) +
+          "', ':']) }}{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set "
+          "ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson(separators=['" +
+          Repeat("a", 4000) + "', ':']) }}",
       "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
       "{% for i in 'a' %}" + Repeat("{% for j in range(99999) %}", 40) + Repeat("{% endfor %}", 41),
       ManyVariables() + "{% for i in range(99999) %}{{ none_such }}{% endfor %}",

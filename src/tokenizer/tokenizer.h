@@ -51,6 +51,7 @@ class ChatTemplate {
   struct Variables {
     std::string bos_token, eos_token;
     bool add_generation_prompt = true;
+    std::string fields = {};  // further variables, a JSON object: {"tools": [...], "enable_thinking": false}; empty: none
   };
   virtual Result<std::string> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const = 0;
   // With the special tokens of a tokenizer: what Tokenizer::RenderChat gives.

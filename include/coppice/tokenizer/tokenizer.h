@@ -15,6 +15,9 @@ namespace coppice {
 
 struct ChatMessage {
   std::string role, content;
+  // What else the message has, a JSON object: {"tool_calls": [...], "name": "..."}. A "content" in it takes the other one's place,
+  // such as null of a message that is a tool call alone. Empty: nothing.
+  std::string fields = {};
 };
 
 // Immutable: safe to use from several threads.

@@ -104,6 +104,12 @@ struct Call final : Expression {  // function(...), object.method(...), object |
   Value Evaluate(Interpreter& interpreter) const override;
 };
 
+struct MacroCall final : Expression {  // name(...) of what is no built-in
+  std::string name;
+  CallArguments arguments;
+  Value Evaluate(Interpreter& interpreter) const override;
+};
+
 // Statements
 
 struct Text final : Statement {
@@ -126,6 +132,23 @@ struct For final : Statement {
   std::vector<std::string> targets;
   ExpressionPtr iterable, filter;  // filter may be null
   Body body, otherwise;
+  void Execute(Interpreter& interpreter) const override;
+};
+
+struct LoopControl final : Statement {  // {% break %}, {% continue %}
+  bool is_break = false;
+  void Execute(Interpreter& interpreter) const override;
+};
+
+struct Block final : Statement {  // {% generation %}: marks what the model wrote, prints its body
+  Body body;
+  void Execute(Interpreter& interpreter) const override;
+};
+
+struct Macro final : Statement {
+  std::string name;
+  std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // with their defaults, or null
+  Body body;
   void Execute(Interpreter& interpreter) const override;
 };
 

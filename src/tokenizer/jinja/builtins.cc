@@ -166,13 +166,24 @@ Value FilterJoin(Interpreter& in, const Value& object, const Arguments& argument
   return out;
 }
 
+// With the arguments that Hugging Face transformers gives it.
 Value FilterToJson(Interpreter& in, const Value& object, const Arguments& arguments) {
-  const List bound = Bind(in, arguments, {"ensure_ascii", "indent"});
+  const List bound = Bind(in, arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
   if (bound[0].Truthy()) FailUnimplemented(in.position(), "tojson with ensure_ascii is not supported");
-  const bool one_line = bound[1].Is<Undefined>() || bound[1].Is<None>();
-  const int64_t indent = one_line ? -1 : RequireInteger(in, bound[1], "tojson's indent");
-  if (indent < -1 || indent > 16) in.Fail("tojson's indent is " + std::to_string(indent) + "; expected 0 to 16");
-  return object.ToJson(static_cast<int>(indent), in.meter());
+  JsonStyle style = {.sort_keys = bound[3].Truthy()};
+  if (!bound[1].Is<Undefined>() && !bound[1].Is<None>()) {
+    const int64_t indent = RequireInteger(in, bound[1], "tojson's indent");
+    if (indent < -1 || indent > 16) in.Fail("tojson's indent is " + std::to_string(indent) + "; expected 0 to 16");
+    style.indent = static_cast<int>(indent);
+    if (indent >= 0) style.item_separator = ",";
+  }
+  if (bound[2].IsList()) {
+    const List& separators = bound[2].AsList();
+    if (separators.size() != 2) in.Fail("tojson has " + std::to_string(separators.size()) + " separators; expected 2");
+    style.item_separator = RequireString(in, separators[0], "tojson's separator of items");
+    style.key_separator = RequireString(in, separators[1], "tojson's separator of keys");
+  }
+  return object.ToJson(style, in.meter());
 }
 
 Value FilterMap(Interpreter& in, const Value& object, const Arguments& arguments) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tokenizer/jinja/ast.h"
@@ -24,6 +25,13 @@ class Interpreter {
   void Execute(const Body& body);
   void Print(std::string_view text);
   std::string Capture(const Body& body);  // what `body` prints, run in a scope of its own
+  // What the macro prints. It sees the variables of its definition and not its caller's, and its arguments.
+  Value CallMacro(const Function& function, const Arguments& arguments);
+  // {% break %} and {% continue %} end the bodies that they are in, up to the loop.
+  enum class Control : uint8_t { kNone, kBreak, kContinue };
+  void Leave(Control control) { control_ = control; }
+  Control TakeControl() { return std::exchange(control_, Control::kNone); }
+  size_t num_scopes() const { return scopes_.size(); }
   // `function`, with what it is given and what it makes charged for.
   Value Invoke(Builtin function, const Value& object, const Arguments& arguments);
   Meter& meter() { return meter_; }
@@ -48,6 +56,7 @@ class Interpreter {
   std::string output_;
   Meter meter_;
   int depth_ = 0;  // of nodes within nodes
+  Control control_ = Control::kNone;
 };
 
 }  // namespace coppice::jinja

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <set>
+#include <utility>
 
 namespace coppice::jinja {
 namespace {
@@ -19,6 +21,9 @@ class Parser {
   Body Run() {
     Body body = ParseBody({});
     if (Peek().kind != Kind::kEnd) FailSyntax(Peek().position, "'" + Peek(1).text + "' has no matching begin");
+    for (const auto& [name, position] : macro_calls_) {
+      if (!macros_.contains(name)) FailUnimplemented(position, "function '" + name + "' is not supported");
+    }
     return body;
   }
 
@@ -112,12 +117,16 @@ class Parser {
     if (TakeName("if")) return ParseIf(position);
     if (TakeName("for")) return ParseFor(position);
     if (TakeName("set")) return ParseSet(position);
+    if (TakeName("macro")) return ParseMacro(position);
+    if (TakeName("generation")) return ParseGeneration(position);
+    if (IsName("break") || IsName("continue")) return ParseLoopControl(position);
     if (keyword.kind != Kind::kName) FailExpected("the name of a block");
-    constexpr std::string_view kEnds[] = {"elif", "else", "endif", "endfor", "endset"};
+    constexpr std::string_view kEnds[] = {"elif", "else", "endif", "endfor", "endset", "endmacro", "endgeneration"};
     if (std::find(std::begin(kEnds), std::end(kEnds), keyword.text) != std::end(kEnds)) {
       FailSyntax(keyword.position, "'" + keyword.text + "' has no matching begin");
     }
-    FailUnimplemented(keyword.position, "block '" + keyword.text + "' is not supported; if, for and set are");
+    FailUnimplemented(keyword.position,
+                      "block '" + keyword.text + "' is not supported; if, for, set, macro, break and continue are");
   }
 
   // {% name %}
@@ -167,12 +176,50 @@ class Parser {
     if (TakeName("if")) node->filter = ParseExpression();
     if (IsName("recursive")) FailUnimplemented(Peek().position, "'recursive' loops are not supported");
     Expect(Kind::kBlockEnd, "%}");
+    ++loops_;
     node->body = ParseBody({"else", "endfor"});
+    --loops_;
     if (TakeBlockBegin("else")) {
       Expect(Kind::kBlockEnd, "%}");
       node->otherwise = ParseBody({"endfor"});
     }
     ExpectBlock("endfor");
+    return node;
+  }
+
+  std::unique_ptr<Statement> ParseMacro(Position position) {
+    auto node = Make<Macro>(position);
+    node->name = ExpectName("a macro's name");
+    macros_.insert(node->name);
+    ExpectOperator("(");
+    while (!TakeOperator(")")) {
+      std::string name = ExpectName("a parameter's name");
+      ExpressionPtr otherwise = TakeOperator("=") ? ParseExpression() : nullptr;
+      if (otherwise == nullptr && !node->parameters.empty() && node->parameters.back().second != nullptr) FailExpected("'='");
+      node->parameters.emplace_back(std::move(name), std::move(otherwise));
+      if (!IsOperator(")")) ExpectOperator(",");
+    }
+    Expect(Kind::kBlockEnd, "%}");
+    const int loops = std::exchange(loops_, 0);
+    node->body = ParseBody({"endmacro"});
+    loops_ = loops;
+    ExpectBlock("endmacro");
+    return node;
+  }
+
+  std::unique_ptr<Statement> ParseGeneration(Position position) {
+    auto node = Make<Block>(position);
+    Expect(Kind::kBlockEnd, "%}");
+    node->body = ParseBody({"endgeneration"});
+    ExpectBlock("endgeneration");
+    return node;
+  }
+
+  std::unique_ptr<Statement> ParseLoopControl(Position position) {
+    auto node = Make<LoopControl>(position);
+    if (loops_ == 0) FailSyntax(Peek().position, "'" + Peek().text + "' outside of a loop");
+    node->is_break = Next().text == "break";
+    Expect(Kind::kBlockEnd, "%}");
     return node;
   }
 
@@ -467,9 +514,15 @@ class Parser {
       node->name = name;
       return node;
     }
-    auto node = Make<Call>(token.position);
-    node->function = FindFunction(name);
-    if (node->function == nullptr) FailUnimplemented(token.position, "function '" + name + "' is not supported");
+    if (const Builtin function = FindFunction(name); function != nullptr) {
+      auto node = Make<Call>(token.position);
+      node->function = function;
+      node->arguments = ParseArguments();
+      return node;
+    }
+    macro_calls_.emplace_back(name, token.position);  // it may be defined further down
+    auto node = Make<MacroCall>(token.position);
+    node->name = name;
     node->arguments = ParseArguments();
     return node;
   }
@@ -504,6 +557,9 @@ class Parser {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   int nesting_ = 0;
+  int loops_ = 0;  // around what is being parsed, within its macro
+  std::set<std::string> macros_;
+  std::vector<std::pair<std::string, Position>> macro_calls_;
 };
 
 }  // namespace

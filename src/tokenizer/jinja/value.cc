@@ -173,13 +173,14 @@ void Value::WriteRepr(Meter& meter, std::string* out) const {
   }
 }
 
-std::string Value::ToJson(int indent, Meter& meter) const {
+std::string Value::ToJson(const JsonStyle& style, Meter& meter) const {
   std::string out;
-  WriteJson(indent, 0, meter, &out);
+  WriteJson(style, 0, meter, &out);
   return out;
 }
 
-void Value::WriteJson(int indent, int level, Meter& meter, std::string* out) const {
+void Value::WriteJson(const JsonStyle& style, int level, Meter& meter, std::string* out) const {
+  const int indent = style.indent;
   meter.Charge(kNodeUnits);
   const auto line = [&](int at) {
     const size_t spaces = static_cast<size_t>(indent) * static_cast<size_t>(at);
@@ -190,7 +191,10 @@ void Value::WriteJson(int indent, int level, Meter& meter, std::string* out) con
   const auto sequence = [&](char open, char close, const auto& elements, const auto& write) {
     *out += open;
     for (size_t i = 0; i < elements.size(); ++i) {
-      if (i > 0) *out += indent < 0 ? ", " : ",";
+      if (i > 0) {
+        meter.Charge(style.item_separator.size());
+        *out += style.item_separator;
+      }
       if (indent >= 0) line(level + 1);
       write(elements[i]);
     }
@@ -199,13 +203,19 @@ void Value::WriteJson(int indent, int level, Meter& meter, std::string* out) con
   };
 
   if (IsList()) {
-    sequence('[', ']', AsList(), [&](const Value& item) { item.WriteJson(indent, level + 1, meter, out); });
+    sequence('[', ']', AsList(), [&](const Value& item) { item.WriteJson(style, level + 1, meter, out); });
   } else if (IsDict()) {
-    sequence('{', '}', AsDict(), [&](const auto& field) {
+    const auto write_field = [&](const Dict::value_type& field) {
       WriteQuotedForJson(field.first, meter, out);
-      *out += ": ";
-      field.second.WriteJson(indent, level + 1, meter, out);
-    });
+      meter.Charge(style.key_separator.size());
+      *out += style.key_separator;
+      field.second.WriteJson(style, level + 1, meter, out);
+    };
+    if (!style.sort_keys) return sequence('{', '}', AsDict(), write_field);
+    meter.Charge(AsDict().size(), 20 * kNodeUnits);  // a logarithm's worth of comparisons each
+    Dict sorted = AsDict();
+    std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    sequence('{', '}', sorted, write_field);
   } else if (IsString()) {
     WriteQuotedForJson(AsString(), meter, out);
   } else if (Is<None>()) {

@@ -27,8 +27,20 @@ struct Undefined {
   std::string name;  // of what was looked up, for messages
 };
 struct None {};
-struct Function {};  // a built-in function, named but not called
-struct Namespace;    // the one mutable object; owned by the interpreter, so that no cycle can leak
+struct Macro;
+// A function that is named and not called: a macro, and how many scopes its definition sees; without one a built-in.
+struct Function {
+  const Macro* macro = nullptr;
+  size_t scopes = 0;
+};
+struct Namespace;  // the one mutable object; owned by the interpreter, so that no cycle can leak
+
+// As the arguments of Python's json.dumps.
+struct JsonStyle {
+  int indent = -1;  // below 0: one line
+  std::string item_separator = ", ", key_separator = ": ";
+  bool sort_keys = false;
+};
 
 // Cheap to copy: strings, lists and dicts are shared and immutable.
 class Value {
@@ -76,8 +88,8 @@ class Value {
   // exponentially longer than what made them: the meter is charged as the text grows.
   std::string ToText(Meter& meter) const;
   std::string ToRepr(Meter& meter) const;
-  // As the filter tojson writes it (json.dumps without ASCII escapes); `indent` < 0: one line. Throws Error on what JSON lacks.
-  std::string ToJson(int indent, Meter& meter) const;
+  // As the filter tojson writes it (json.dumps without ASCII escapes). Throws Error on what JSON lacks.
+  std::string ToJson(const JsonStyle& style, Meter& meter) const;
 
   static constexpr int kMaxNesting = 100;
 
@@ -89,7 +101,7 @@ class Value {
   };
   int Depth() const;
   void WriteRepr(Meter& meter, std::string* out) const;
-  void WriteJson(int indent, int level, Meter& meter, std::string* out) const;
+  void WriteJson(const JsonStyle& style, int level, Meter& meter, std::string* out) const;
 
   std::variant<Undefined, None, Function, Namespace*, bool, int64_t, double, std::shared_ptr<const std::string>,
                std::shared_ptr<const Nested<List>>, std::shared_ptr<const Nested<Dict>>>
