@@ -24,6 +24,8 @@ class PlanExecutor {
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) = 0;
   // What the plan last uploaded was made into, beyond what the planner explains.
   virtual std::string Explain() const { return ""; }
+  // The same for DumpPlan: a JSON object, or empty.
+  virtual std::string DumpTasks() const { return ""; }
 };
 
 class Backend : public Context {

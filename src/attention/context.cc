@@ -43,7 +43,7 @@ class BackendPlan final : public AttentionPlan {
   PlanView View() const override { return planner_->View(); }
   PlanStats Stats() const override { return planner_->Stats(); }
   std::string Explain() const override { return planner_->Explain() + (uploaded_ ? executor_->Explain() : ""); }
-  std::string Dump() const override { return DumpPlan(*planner_); }
+  std::string Dump() const override { return DumpPlan(*planner_, uploaded_ ? executor_->DumpTasks() : ""); }
 
  private:
   DeviceKind device_;

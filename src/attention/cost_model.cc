@@ -9,10 +9,6 @@
 namespace coppice::attention {
 namespace {
 
-// The part of the cache's time for tokens read again that reads from memory do not hide: all warps begin with the shared part.
-constexpr double kUnhiddenReread = 0.6;
-// The part of a dense task's start that the task before it on its worker does not hide: its Q and first KV are loaded meanwhile.
-constexpr double kUnhiddenStart = 0.4;
 constexpr int64_t kShortestStreamPiece = 256;
 
 }  // namespace
@@ -63,7 +59,7 @@ double CostModel::ComputeNs(int64_t rows) const {
 double CostModel::StartNs(int64_t rows) const {
   if (!latencies_) return static_cast<double>(RowGroups(rows)) * item_ns_ + DenseStartNs(rows);
   if (KindOf(rows) == ItemKind::kStreamTile) return machine_.stream_task_ns * kv_heads_ / (workers_ * lanes_);
-  return static_cast<double>(DenseTasks(rows)) * kUnhiddenStart * machine_.dense_task_ns * kv_heads_ / workers_;
+  return static_cast<double>(DenseTasks(rows)) * machine_.unhidden_start * machine_.dense_task_ns * kv_heads_ / workers_;
 }
 
 int64_t CostModel::ComputedRows(int64_t rows) const {
@@ -83,13 +79,22 @@ int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
 Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const {
   const bool dense = KindOf(rows) == ItemKind::kDenseTile;
   const int64_t shortest = dense ? kv_tile_ : shortest_stream_piece;
-  const double token_ns = dense ? machine_.dense_token_ns : machine_.stream_token_ns * (IsWide(rows) ? 2 : 1);
-  const double read_ns = static_cast<double>(ComputedTokens(rows, tokens)) * token_ns;
+  const double read_ns = TokensNs(rows, tokens);
   const double fold_ns = FoldNs(rows, 2) - FoldNs(rows, 1);
   const int64_t most = std::clamp(tokens / shortest, int64_t{1}, kMostPieces);
   const int64_t count =
       fold_ns > 0 ? std::clamp(std::llround(std::sqrt(read_ns / fold_ns)), 1LL, static_cast<long long>(most)) : most;
   return {.count = static_cast<int32_t>(count), .ns = read_ns / static_cast<double>(count) + (dense ? machine_.dense_task_ns : 0)};
+}
+
+double CostModel::TokensNs(int64_t rows, int64_t tokens) const {
+  const bool dense = KindOf(rows) == ItemKind::kDenseTile;
+  const double token_ns = dense ? machine_.dense_token_ns : machine_.stream_token_ns * (IsWide(rows) ? 2 : 1);
+  return static_cast<double>(ComputedTokens(rows, tokens)) * token_ns;
+}
+
+double CostModel::PieceNs(int64_t rows, int64_t tokens) const {
+  return TokensNs(rows, tokens) + (KindOf(rows) == ItemKind::kDenseTile ? machine_.dense_task_ns : 0);
 }
 
 double CostModel::FoldNs(int64_t rows, int64_t states) const {
@@ -100,10 +105,9 @@ double CostModel::FoldNs(int64_t rows, int64_t states) const {
 }
 
 double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const {
-  const double heads = kv_heads_;
-  const auto reread = static_cast<double>(shape.reread_tokens());
-  const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
   if (!latencies_) {
+    const auto reread = static_cast<double>(shape.reread_tokens());
+    const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
     const auto misses = static_cast<double>(std::max<int64_t>(0, shape.item_misses - shape.read_misses));
     const double memory = static_cast<double>(shape.read_tokens) * read_ns_ + reread * cache_ns_ + misses * (read_ns_ - cache_ns_);
     const double compute = static_cast<double>(shape.dense_row_tokens) * dense_ns_ +
@@ -112,12 +116,18 @@ double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const
     return std::max(memory, compute) + static_cast<double>(shape.item_starts) * item_ns_ +
            static_cast<double>(shape.dense_tasks) * dense_start_ns_ + merge;
   }
-  if (RunsAsTeams(shape)) return TeamStepNs(shape);
+  return RunsAsTeams(shape) ? CutTeamsStepNs(shape) : LanesStepNs(shape, chains);
+}
+
+double CostModel::LanesStepNs(const StepShape& shape, const StepChains& chains) const {
+  const double heads = kv_heads_;
+  const auto reread = static_cast<double>(shape.reread_tokens());
+  const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
   const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));
-  const double memory = streamed * read_ns_ + kUnhiddenReread * reread * cache_ns_;
+  const double memory = streamed * read_ns_ + machine_.unhidden_reread * reread * cache_ns_;
   // An SM computes its dense tasks, then streams.
   const double dense =
-      static_cast<double>(shape.dense_tasks) * heads * kUnhiddenStart * machine_.dense_task_ns / workers_ +
+      static_cast<double>(shape.dense_tasks) * heads * machine_.unhidden_start * machine_.dense_task_ns / workers_ +
       std::max(static_cast<double>(shape.dense_row_tokens) * dense_ns_, static_cast<double>(shape.dense_item_tokens) * read_ns_);
   // More stream tasks than lanes without a dense task: one begins when the first others end.
   const double busy = std::min(static_cast<double>(chains.dense_pieces) * heads, static_cast<double>(workers_));
@@ -139,23 +149,28 @@ bool CostModel::RunsAsTeams(const StepShape& shape) const {
          shape.stream_tokens * kv_heads_ <= kMostTeamTokens * workers_;
 }
 
-double CostModel::TeamStepNs(const StepShape& shape) const {
+double CostModel::TeamReadNs(const StepShape& shape, int64_t tokens) const {
   const double step_ns = shape.wide_stream_tasks > 0 ? machine_.sm.team_wide_step_ns : machine_.sm.team_step_ns;
-  const auto steps_ns = [&](int64_t tokens) {
-    return step_ns * static_cast<double>(CeilDiv(tokens, int64_t{kStreamStepTokens} * team_lanes_));
-  };
+  return step_ns * static_cast<double>(CeilDiv(tokens, int64_t{kStreamStepTokens} * team_lanes_));
+}
+
+double CostModel::CutTeamsStepNs(const StepShape& shape) const {
   const int64_t tasks = std::max<int64_t>(shape.stream_tasks, 1);
   const int64_t whole = shape.stream_tokens / tasks, pieces = workers_ / (tasks * kv_heads_);
   const int64_t piece = std::min(whole, std::max<int64_t>(kMinTeamPiece, CeilDiv(whole, pieces)));
-  const bool cuts = shape.merges > 0 || steps_ns(whole) > steps_ns(piece) + machine_.sm.team_merge_ns;
+  const bool cuts = shape.merges > 0 || TeamReadNs(shape, whole) > TeamReadNs(shape, piece) + machine_.sm.team_merge_ns;
+  return TeamsStepNs(shape, cuts ? piece : whole, cuts);
+}
+
+double CostModel::TeamsStepNs(const StepShape& shape, int64_t piece_tokens, bool merges) const {
   const double memory = static_cast<double>(shape.read_tokens) * read_ns_ + static_cast<double>(shape.reread_tokens()) * cache_ns_;
-  return machine_.sm.team_launch_ns + std::max(memory, steps_ns(cuts ? piece : whole)) + (cuts ? machine_.sm.team_merge_ns : 0);
+  return machine_.sm.team_launch_ns + std::max(memory, TeamReadNs(shape, piece_tokens)) + (merges ? machine_.sm.team_merge_ns : 0);
 }
 
 double CostModel::RereadPrice(const StepShape& shape) const {
   const double reread = static_cast<double>(shape.reread_tokens()) * cache_ns_;
-  if (reread <= 0) return kUnhiddenReread;
-  return std::clamp((StreamNs(shape) - static_cast<double>(shape.read_tokens) * read_ns_) / reread, kUnhiddenReread, 1.0);
+  if (reread <= 0) return machine_.unhidden_reread;
+  return std::clamp((StreamNs(shape) - static_cast<double>(shape.read_tokens) * read_ns_) / reread, machine_.unhidden_reread, 1.0);
 }
 
 }  // namespace coppice::attention

@@ -92,11 +92,17 @@ class CostModel {
   // Tokens below which a step does not cut stream items.
   int64_t ShortestStreamPiece(const StepShape& shape) const;
   Pieces Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const;
+  // A task of `rows` rows over `tokens` tokens, alone on its worker.
+  double PieceNs(int64_t rows, int64_t tokens) const;
   // The fold of `states` states of a set of `set_rows` rows by the item of `rows` rows that arrives last.
   double FoldNs(int64_t rows, int64_t states) const;
   // The whole step, launch to end. Without latencies: the longer of reading and computing, and all overheads; no chains then.
   double StepNs(const StepShape& shape, const StepChains& chains) const;
-  // What the cache's time for a token read again costs a step that shares nothing (`shape`): between kUnhiddenReread and 1.
+  // StepNs of a step whose lanes each have their own tasks; of one that teams of lanes read, in pieces of that many tokens.
+  double LanesStepNs(const StepShape& shape, const StepChains& chains) const;
+  double TeamsStepNs(const StepShape& shape, int64_t piece_tokens, bool merges) const;
+  // What the cache's time for a token read again costs a step that shares nothing (`shape`): between the machine's unhidden part
+  // and 1.
   double RereadPrice(const StepShape& shape) const;
 
   int32_t workers() const { return workers_; }
@@ -106,11 +112,14 @@ class CostModel {
   int64_t state_bytes_per_row() const { return state_bytes_; }
 
  private:
+  // Reading and computing `tokens` tokens in one task.
+  double TokensNs(int64_t rows, int64_t tokens) const;
   // All stream tasks on all lanes: their starts, and their tokens from the cache.
   double StreamNs(const StepShape& shape) const;
-  // Whether each worker has one stream task at most and no dense one, which teams of lanes read; and the step then.
+  // Whether each worker has one stream task at most and no dense one, which teams of lanes read; and the step then, cut for them.
   bool RunsAsTeams(const StepShape& shape) const;
-  double TeamStepNs(const StepShape& shape) const;
+  double CutTeamsStepNs(const StepShape& shape) const;
+  double TeamReadNs(const StepShape& shape, int64_t tokens) const;
 
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
   int64_t dense_min_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;

@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 
 // The numeric fields of a model, in the order of its JSON. A model may lack those after the first kNumRequired.
 constexpr size_t kNumRequired = 8;
-constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequired + 8> kFields = {{
+constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequired + 10> kFields = {{
     {"read_bytes_per_s", &MachineModel::read_bytes_per_s},
     {"cache_bytes_per_s", &MachineModel::cache_bytes_per_s},
     {"cache_bytes", &MachineModel::cache_bytes},
@@ -37,10 +37,14 @@ constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequire
     {"stream_token_ns", &MachineModel::stream_token_ns},
     {"fold_ns", &MachineModel::fold_ns},
     {"fold_state_ns", &MachineModel::fold_state_ns},
+    {"unhidden_reread", &MachineModel::unhidden_reread},
+    {"unhidden_start", &MachineModel::unhidden_start},
 }};
 
 // Those of SmRates, all required where there is an object "sm".
-constexpr std::array<std::pair<const char*, double SmRates::*>, 17> kSmFields = {{
+constexpr std::array<std::pair<const char*, double SmRates::*>, 19> kSmFields = {{
+    {"clock_hz", &SmRates::clock_hz},
+    {"bus_bytes_per_s", &SmRates::bus_bytes_per_s},
     {"dense_flops_per_s", &SmRates::dense_flops_per_s},
     {"memory_bytes_per_s", &SmRates::memory_bytes_per_s},
     {"bulk_bytes_per_s", &SmRates::bulk_bytes_per_s},
@@ -79,24 +83,39 @@ Result<double> ReadNumber(const Json& object, const std::string& key, bool may_b
                          (may_be_zero ? " or 0" : ""));
 }
 
-Result<SmRates> ParseSm(const Json& object) {
-  if (!object.is_object()) return InvalidArgument("machine model: 'sm' is not an object");
+// An object of the model may have these fields, and `also`, and no others.
+template <class T, size_t n>
+Status CheckFields(const Json& object, const std::string& name, const std::array<std::pair<const char*, double T::*>, n>& fields,
+                   const std::string& also = "") {
+  if (!object.is_object()) return InvalidArgument("machine model: '" + name + "' is not an object");
   for (const auto& [key, value] : object.items()) {
     const std::string& k = key;
-    if (k != kNumSms && std::ranges::none_of(kSmFields, [&](const auto& field) { return k == field.first; })) {
-      return InvalidArgument("machine model: unknown field 'sm." + k + "'");
+    if (k != also && std::ranges::none_of(fields, [&](const auto& field) { return k == field.first; })) {
+      return InvalidArgument("machine model: unknown field '" + name + "." + k + "'");
     }
   }
+  return OkStatus();
+}
+
+// All of them.
+template <class T, size_t n>
+Status ReadFields(const Json& object, const std::array<std::pair<const char*, double T::*>, n>& fields, T& into) {
+  for (const auto& [key, field] : fields) {
+    COPPICE_ASSIGN_OR_RETURN(into.*field, ReadNumber(object, key, false));
+  }
+  return OkStatus();
+}
+
+Result<SmRates> ParseSm(const Json& object) {
   SmRates sm;
+  COPPICE_RETURN_IF_ERROR(CheckFields(object, "sm", kSmFields, kNumSms));
   COPPICE_ASSIGN_OR_RETURN(const double num_sms, ReadNumber(object, kNumSms, false));
   if (num_sms > kMostSms || num_sms != std::floor(num_sms)) {
     return InvalidArgument("machine model: 'num_sms' is " + object[kNumSms].dump() + ", expected a whole number up to " +
                            std::to_string(kMostSms));
   }
   sm.num_sms = static_cast<int32_t>(num_sms);
-  for (const auto& [key, field] : kSmFields) {
-    COPPICE_ASSIGN_OR_RETURN(sm.*field, ReadNumber(object, key, false));
-  }
+  COPPICE_RETURN_IF_ERROR(ReadFields(object, kSmFields, sm));
   return sm;
 }
 
@@ -159,6 +178,12 @@ Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
   }
   if (object.contains("sm")) {
     COPPICE_ASSIGN_OR_RETURN(model.sm, ParseSm(object["sm"]));
+    // A GPU's steps are predicted by its latencies too.
+    for (const auto& [key, field] : kFields) {
+      if (model.*field <= 0 && field != &MachineModel::stream_kv_bytes_per_s) {
+        return InvalidArgument("machine model: '" + std::string(key) + "' is missing or 0; a model with 'sm' needs it");
+      }
+    }
   }
   return model;
 }

@@ -15,13 +15,14 @@ namespace coppice::attention {
 // What an SM of a GPU does, fitted to whole launches (docs/kernels/hopper.md, "SMs divided"): what plans are cut for SMs and warps
 // by. Rates are those of the whole card, times those of one SM or warp.
 struct SmRates {
-  int32_t num_sms = 0;            // of the card that has these rates; 0: none are known
-  double dense_flops_per_s = 0;   // dense tiles alone
-  double memory_bytes_per_s = 0;  // most that dense tiles and streams read together
-  double bulk_bytes_per_s = 0;    // bulk copies of one SM
-  double launch_ns = 0;           // a launch beyond its work: its beginning, the first KV, the end of the last tasks
-  double dense_task_ns = 0;       // starting a dense task, and storing and folding its states
-  double slowed_by_streams = 0;   // dense tokens take so much longer if all other SMs stream
+  int32_t num_sms = 0;                       // of the card that has these rates; 0: none are known
+  double clock_hz = 0, bus_bytes_per_s = 0;  // by the card's data sheet: how rates scale to another card
+  double dense_flops_per_s = 0;              // dense tiles alone
+  double memory_bytes_per_s = 0;             // most that dense tiles and streams read together
+  double bulk_bytes_per_s = 0;               // bulk copies of one SM
+  double launch_ns = 0;                      // a launch beyond its work: its beginning, the first KV, the end of the last tasks
+  double dense_task_ns = 0;                  // starting a dense task, and storing and folding its states
+  double slowed_by_streams = 0;              // dense tokens take so much longer if all other SMs stream
   // A stream task occupies its warp for each step of 32 tokens and for its latencies, which are shorter once the dense tasks are
   // done, since it is the last of its sets then and folds from shared memory.
   double stream_step_ns = 0, stream_task_ns = 0, stream_task_beside_dense_ns = 0;
@@ -58,7 +59,11 @@ struct MachineModel {
   double fold_ns = 0;          // to begin folding four rows
   double fold_state_ns = 0;    // each of their states
 
-  SmRates sm;  // GPUs
+  // GPUs.
+  // The part of the cache's time for tokens read again that reads from memory do not hide, since all warps begin with the shared
+  // part; the part of a dense task's start that the task before it on its worker does not hide, whose end its loads run beside.
+  double unhidden_reread = 0, unhidden_start = 0;
+  SmRates sm;
 };
 
 // The names of the shipped models: those of machines/*.json.

@@ -22,6 +22,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "attention/arena.h"
 #include "attention/backend.h"
@@ -51,6 +53,14 @@ enum class Decision : uint8_t {
 // "shared", "absorbed", ...: for reports.
 std::string_view Name(Decision decision);
 
+// A line of an explanation: "WHAT ID" first, where there is an id.
+struct ExplainedLine {
+  int32_t indent = 0;  // columns, from that of its node
+  std::string_view what = {};
+  int32_t id = -1;
+  std::string text = {};
+};
+
 // Queries of one merge set at most.
 constexpr int32_t MaxSetQueries(int32_t group_size) { return group_size >= 64 ? 1 : 64 / group_size; }
 
@@ -67,6 +77,12 @@ class Planner {
   PlanView View() const;
   PlanStats Stats() const;
   std::string Explain() const;
+
+  // The length that a branch's items are taken to have where whole steps are predicted: one for each class of lengths.
+  int32_t TypicalLength(int32_t branch) const {
+    if (branch_sets_[branch] == 0 || !Grows(branch)) return index_->kv_len[branch];
+    return PlannedClass(index_->begin[index_->branch_node[branch]], index_->kv_len[branch]).typical;
+  }
 
   const PrefixForestView& forest() const { return forest_; }  // as given to the last Update that succeeded
   const AttentionSpec& spec() const { return spec_; }
@@ -287,6 +303,8 @@ class Planner {
   bool EmitOwner(int32_t owner);
   bool ReserveContributions(int32_t set, int32_t count);
   void FillOwner(int32_t owner, bool all_members);
+  std::vector<ExplainedLine> ExplainNode(int32_t n) const;
+  ExplainedLine ExplainOwner(const Owner& owner) const;
   Load OwnerLoad(const Owner& owner, int32_t pieces) const;
   LengthClass PlannedClass(int32_t leaf_begin, int32_t kv_len) const;
   int32_t VisibleBegin(int32_t min_query) const;

@@ -1,14 +1,19 @@
-// Planner::Explain: the tree, each decision with the numbers behind it, and what the step costs with and without sharing.
-// For people; programs read the dump (plan_io.h). Layer: attention.
+// Planner::Explain: the tree, each decision with the numbers behind it, and what the step costs with and without sharing. Siblings
+// whose subtrees say the same are told once. For people; programs read the dump (plan_io.h). Layer: attention.
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "attention/plan.h"
 
 namespace coppice::attention {
 namespace {
+
+constexpr int32_t kMostIndent = 80;  // columns: a chain of nodes may be as deep as there are nodes
 
 template <class... Args>
 void Append(std::string& out, const char* format, Args... args) {
@@ -23,7 +28,113 @@ std::string Range(int32_t begin, int32_t end) {
   return text;
 }
 
+// The text of a tree from that of its nodes.
+class TreeText {
+ public:
+  explicit TreeText(const ForestIndex& forest) : forest_(forest), nodes_(forest.num_nodes()) {}
+
+  // Each node of the preorder, in any order.
+  void SetLines(int32_t n, std::vector<ExplainedLine> lines) { nodes_[n].lines = std::move(lines); }
+  void AppendTo(std::string& out) {
+    FindAlike();
+    const std::span<const int32_t> preorder = forest_.Preorder();
+    // Where the first of some alike siblings ends, where to go on after all of them, and what to say of the others.
+    struct Alike {
+      int32_t end, resume;
+      std::string line;
+    };
+    std::vector<Alike> open;
+    for (int32_t at = 0;;) {
+      for (; !open.empty() && open.back().end == at; open.pop_back()) out += open.back().line, at = open.back().resume;
+      if (at == std::ssize(preorder)) return;
+      const int32_t n = preorder[at];
+      for (const ExplainedLine& line : nodes_[n].lines) {
+        Indent(n, line.indent, out);
+        out += line.id < 0 ? line.text : std::string(line.what) + ' ' + std::to_string(line.id) + line.text;
+        out += '\n';
+      }
+      int32_t others = 0, last = n;
+      for (int32_t s = forest_.next_sibling[n]; s >= 0 && nodes_[s].kind == nodes_[n].kind; s = forest_.next_sibling[s]) {
+        ++others, last = s;
+      }
+      at += 1;
+      if (others == 0) continue;
+      const int32_t size = nodes_[n].size;
+      Alike alike{.end = at - 1 + size, .resume = at - 1 + size * (others + 1), .line = {}};
+      Indent(n, 0, alike.line);
+      Append(alike.line, "and %d more like it, the last node %d\n", others, last);
+      open.push_back(std::move(alike));
+    }
+  }
+
+ private:
+  struct Node {
+    std::vector<ExplainedLine> lines;
+    int32_t depth = 0, size = 1;  // size: nodes of the subtree
+    int32_t kind = -1;            // the same for subtrees that say the same, ids apart
+  };
+
+  void Indent(int32_t n, int32_t more, std::string& out) const {
+    out.append(std::min(2 + 2 * nodes_[n].depth + more, kMostIndent), ' ');
+  }
+  void FindAlike() {
+    std::map<std::string, int32_t> kinds;  // by what a node and the kinds of its children say
+    const std::span<const int32_t> preorder = forest_.Preorder();
+    for (const int32_t n : preorder) {
+      if (const int32_t p = forest_.parent[n]; p != kNoParent) nodes_[n].depth = nodes_[p].depth + 1;
+    }
+    for (size_t at = preorder.size(); at-- > 0;) {
+      Node& node = nodes_[preorder[at]];
+      std::string says;
+      for (const ExplainedLine& line : node.lines) says.append(line.what).append(line.text) += '\n';
+      for (int32_t c = forest_.first_child[preorder[at]]; c >= 0; c = forest_.next_sibling[c]) {
+        node.size += nodes_[c].size;
+        says.append(std::to_string(nodes_[c].kind)) += ' ';
+      }
+      node.kind = kinds.try_emplace(std::move(says), static_cast<int32_t>(kinds.size())).first->second;
+    }
+  }
+
+  const ForestIndex& forest_;
+  std::vector<Node> nodes_;
+};
+
 }  // namespace
+
+ExplainedLine Planner::ExplainOwner(const Owner& owner) const {
+  ExplainedLine line{.indent = 4};
+  if (traits_.cuts_kv && !spec_.deterministic) {  // the backend says how it runs the range
+    Append(line.text, "reads %s for %d rows%s", Range(owner.begin, owner.end).c_str(), owner.rows,
+           owner.writes_states ? "" : " (writes the output if it stays whole)");
+    return line;
+  }
+  Append(line.text, "reads %s for %d rows: %d x %d %s items%s, %d kv heads a task", Range(owner.begin, owner.end).c_str(),
+         owner.rows, owner.pieces, owner.row_groups,
+         cost_.KindOf(owner.rows / owner.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",
+         owner.writes_states ? "" : " (write the output)", owner.heads_per_task);
+  return line;
+}
+
+std::vector<ExplainedLine> Planner::ExplainNode(int32_t n) const {
+  const NodePlan& node = nodes_[n];
+  std::vector<ExplainedLine> lines = {{.indent = 0, .what = "node", .id = n}};
+  std::string& says = lines.front().text;
+  Append(says, " %s, %zu branches, %d rows: %s", Range(index_->begin[n], index_->end[n]).c_str(), BranchesBelow(n).size(),
+         node.rows, std::string(Name(node.decision)).c_str());
+  if (node.tokens > 0 && node.num_consumers > 1) {
+    Append(says, " (%d tokens: read once %.2f us, read by the %d items below %.2f us)", node.tokens, node.share_ns / 1e3,
+           node.below_reads, node.absorb_ns / 1e3);
+  }
+  if (owners_[n].pieces > 0) lines.push_back(ExplainOwner(owners_[n]));
+  for (int32_t b : BranchesAt(n)) {
+    ExplainedLine& branch = lines.emplace_back(ExplainedLine{.indent = 2, .what = "branch", .id = b});
+    Append(branch.text, ", kv_len %d, %d queries", forest_.branch_kv_len[b], index_->query_count[b]);
+    ForEachTile(b, [&](const Tile& tile) {
+      if (owners_[tile.owner].pieces > 0) lines.push_back(ExplainOwner(owners_[tile.owner]));
+    });
+  }
+  return lines;
+}
 
 std::string Planner::Explain() const {
   std::string out;
@@ -40,35 +151,9 @@ std::string Planner::Explain() const {
   Append(out, "prices: memory %.2f, compute %.2f; grain %.1f us; capacity pressure %d\n", memory_price_, compute_price_,
          grain_ns_ / 1e3, pressure_);
 
-  const auto append_owner = [&](const Owner& owner, int indent) {
-    if (owner.pieces == 0) return;
-    if (traits_.cuts_kv && !spec_.deterministic) {  // the backend says how it runs the range
-      Append(out, "%*sreads %s for %d rows%s\n", indent, "", Range(owner.begin, owner.end).c_str(), owner.rows,
-             owner.writes_states ? "" : " (writes the output if it stays whole)");
-      return;
-    }
-    Append(out, "%*sreads %s for %d rows: %d x %d %s items%s, %d kv heads a task\n", indent, "",
-           Range(owner.begin, owner.end).c_str(), owner.rows, owner.pieces, owner.row_groups,
-           cost_.KindOf(owner.rows / owner.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",
-           owner.writes_states ? "" : " (write the output)", owner.heads_per_task);
-  };
-  for (int32_t n : index_->Preorder()) {
-    const NodePlan& node = nodes_[n];
-    int indent = 2;
-    for (int32_t p = index_->parent[n]; p != kNoParent; p = index_->parent[p]) indent += 2;
-    Append(out, "%*snode %d %s, %zu branches, %d rows: %s", indent, "", n, Range(index_->begin[n], index_->end[n]).c_str(),
-           BranchesBelow(n).size(), node.rows, std::string(Name(node.decision)).c_str());
-    if (node.tokens > 0 && node.num_consumers > 1) {
-      Append(out, " (%d tokens: read once %.2f us, read by the %d items below %.2f us)", node.tokens, node.share_ns / 1e3,
-             node.below_reads, node.absorb_ns / 1e3);
-    }
-    out += '\n';
-    append_owner(owners_[n], indent + 4);
-    for (int32_t b : BranchesAt(n)) {
-      Append(out, "%*sbranch %d, kv_len %d, %d queries\n", indent + 2, "", b, forest_.branch_kv_len[b], index_->query_count[b]);
-      ForEachTile(b, [&](const Tile& tile) { append_owner(owners_[tile.owner], indent + 4); });
-    }
-  }
+  TreeText tree(*index_);
+  for (int32_t n : index_->Preorder()) tree.SetLines(n, ExplainNode(n));
+  tree.AppendTo(out);
   const double mib = 1.0 / (1 << 20);
   Append(out, "KV read: %.3f MiB, without sharing %.3f MiB; partial states %.3f MiB\n",
          static_cast<double>(stats.kv_bytes_read) * mib, static_cast<double>(stats.kv_bytes_read_unshared) * mib,

@@ -173,7 +173,7 @@ ordered_json ItemsJson(const PlanView& view) {
 
 }  // namespace
 
-std::string DumpPlan(const Planner& planner) {
+std::string DumpPlan(const Planner& planner, const std::string& tasks) {
   ordered_json root;
   root["format"] = kFormat;
   ordered_json& spec = root["spec"];
@@ -211,6 +211,7 @@ std::string DumpPlan(const Planner& planner) {
                   {"kv_tokens_read_unshared", stats.kv_tokens_read_unshared},
                   {"flops", stats.flops},
                   {"predicted_ns", stats.predicted_ns}};
+  if (!tasks.empty()) root["tasks"] = ordered_json::parse(tasks);
   return root.dump();
 }
 

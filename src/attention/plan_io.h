@@ -21,8 +21,8 @@ struct PlanDump : OwnedForest {
   MachineModel machine;
 };
 
-// The dump of the planner's last Update.
-std::string DumpPlan(const Planner& planner);
+// The dump of the planner's last Update. tasks: a JSON object that says how a backend cut the plan, or empty; not read back.
+std::string DumpPlan(const Planner& planner, const std::string& tasks = "");
 // INVALID_ARGUMENT names the field that is missing or of the wrong type.
 Result<PlanDump> ParsePlanDump(std::string_view json);
 // A planner of the dump's own traits and machine, updated with its forest. Errors are those of Planner::Create and Update.

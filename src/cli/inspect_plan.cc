@@ -4,9 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,8 +14,11 @@
 
 #include "attention/cuda/lower/explain_tasks.h"
 #include "attention/cuda/lower/kernel_choice.h"
+#include "attention/cuda/lower/lowered_plan.h"
 #include "attention/machine_model.h"
 #include "attention/plan_io.h"
+#include "attention_tools/bench_device.h"
+#include "cli/bench/plan_timing.h"
 #include "cli/bench/tree_problem.h"
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
@@ -31,7 +34,7 @@ using attention::PlanDump;
 using attention::SharePolicy;
 
 struct InspectPlanOptions {
-  std::string tree = "2048,64x32", replay, machine;
+  std::string tree = "2048,64x32", replay, machine, device = "cpu";
   attention::AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
   DType dtype = DType::kBF16;
   SharingMode sharing = SharingMode::kTree;
@@ -65,9 +68,12 @@ Result<attention::MachineModel> MachineNamed(const std::string& machine) {
 }
 
 Result<Explained> Explain(const attention::Planner& planner) {
-  const bool is_gpu = planner.traits().cuts_kv && planner.machine().sm.num_sms > 0;
-  return Explained{.text = planner.Explain() + (is_gpu ? attention::cuda::ExplainTasks(planner) : ""),
-                   .dump = attention::DumpPlan(planner)};
+  if (!planner.traits().cuts_kv || planner.machine().sm.num_sms == 0) {
+    return Explained{.text = planner.Explain(), .dump = attention::DumpPlan(planner)};
+  }
+  const attention::cuda::LoweredPlan lowered(planner);
+  return Explained{.text = planner.Explain() + attention::cuda::ExplainTasks(lowered.view()),
+                   .dump = attention::DumpPlan(planner, attention::cuda::DumpTasks(lowered.view()))};
 }
 
 // As a device of that model plans: Hopper's kernels.
@@ -90,91 +96,92 @@ Result<PlanDump> MakeProblem(const InspectPlanOptions& options) {
   return problem;
 }
 
-struct Timing {
-  double median_ns = 0, fastest_ns = 0, slowest_ns = 0;
-  size_t runs = 0;
+struct Measured {
+  PlanTiming timing;
+  std::string where;  // for people
+  std::pair<std::string, nlohmann::ordered_json> machine;
 };
 
-// Runs until half a second has passed, after one run that warms caches and page tables up.
-Result<Timing> Measure(RunnablePlan& plan) {
-  using Clock = std::chrono::steady_clock;
-  COPPICE_RETURN_IF_ERROR(plan.Run());
-  std::vector<double> ns;
-  const Clock::time_point start = Clock::now();
-  while (ns.size() < 3 || Clock::now() - start < std::chrono::milliseconds(500)) {
-    const Clock::time_point before = Clock::now();
-    COPPICE_RETURN_IF_ERROR(plan.Run());
-    ns.push_back(std::chrono::duration<double, std::nano>(Clock::now() - before).count());
+Result<ExitCode> PrintPlan(const Explained& plan, const std::optional<Measured>& measured, bool json) {
+  if (!measured) {
+    COPPICE_RETURN_IF_ERROR(Print(json ? plan.dump + "\n" : plan.text));
+    return ExitCode::kOk;
   }
-  std::ranges::sort(ns);
-  return Timing{ns[ns.size() / 2], ns.front(), ns.back(), ns.size()};
+  const PlanTiming& timing = measured->timing;
+  if (json) {
+    nlohmann::ordered_json dump = nlohmann::ordered_json::parse(plan.dump);
+    dump["measured"] = {{"median_ns", timing.median_ns},
+                        {"fastest_ns", timing.fastest_ns},
+                        {"slowest_ns", timing.slowest_ns},
+                        {"runs", timing.runs},
+                        {measured->machine.first, measured->machine.second}};
+    COPPICE_RETURN_IF_ERROR(Print(dump.dump() + "\n"));
+    return ExitCode::kOk;
+  }
+  COPPICE_RETURN_IF_ERROR(
+      Print(plan.text + fmt::format("measured here: {:.2f} us (median of {} runs, {:.2f} to {:.2f}; {})\n", timing.median_ns / 1e3,
+                                    timing.runs, timing.fastest_ns / 1e3, timing.slowest_ns / 1e3, measured->where)));
+  return ExitCode::kOk;
 }
 
-Result<ExitCode> PrintPlan(const std::string& text, const std::string& dump, bool json) {
-  COPPICE_RETURN_IF_ERROR(Print(json ? dump + "\n" : text));
-  return ExitCode::kOk;
+// Planned and, if asked for, run by the context's backend.
+Result<Explained> ExplainHere(attention::Context& context, const PlanDump& problem) {
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::AttentionPlan> plan,
+                           attention::AttentionPlan::Create(context, problem.spec, problem.capacity, problem.options));
+  COPPICE_RETURN_IF_ERROR(plan->Update(problem.Forest()));
+  COPPICE_RETURN_IF_ERROR(plan->Upload());
+  return Explained{.text = plan->Explain(), .dump = plan->Dump()};
+}
+
+Result<ExitCode> InspectOnDevice(const InspectPlanOptions& options) {
+  COPPICE_ASSIGN_OR_RETURN(PlanDump problem, MakeProblem(options));
+  problem.options.machine_model_path = options.machine;
+  if (options.no_measure) {
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Context> context, attention::Context::CreateCuda(0));
+    COPPICE_ASSIGN_OR_RETURN(const Explained plan, ExplainHere(*context, problem));
+    return PrintPlan(plan, std::nullopt, options.json);
+  }
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::BenchDevice> device, attention::MakeCudaBenchDevice(0));
+  COPPICE_ASSIGN_OR_RETURN(const Explained plan, ExplainHere(device->backend(), problem));
+  COPPICE_ASSIGN_OR_RETURN(const PlanTiming timing, TimePlan(*device, problem));
+  return PrintPlan(plan, Measured{.timing = timing, .where = device->name(), .machine = {"device", device->name()}}, options.json);
+}
+
+Result<ExitCode> InspectOnCpu(const InspectPlanOptions& options, PlanDump problem, std::optional<Explained> plan) {
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(options.threads));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Context> context, attention::Context::CreateCpu(threads.get()));
+  if (!plan) {
+    COPPICE_ASSIGN_OR_RETURN(plan, ExplainHere(*context, problem));
+  }
+  if (options.no_measure) return PrintPlan(*plan, std::nullopt, options.json);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<RunnablePlan> runnable, RunnablePlan::Create(*context, problem));
+  COPPICE_ASSIGN_OR_RETURN(const PlanTiming timing, TimePlan(*runnable));
+  const Measured measured{
+      .timing = timing, .where = fmt::format("{} threads", threads->num_workers()), .machine = {"threads", threads->num_workers()}};
+  return PrintPlan(*plan, measured, options.json);
+}
+
+// Decisions are those of the machine that wrote the dump; only the measurement is this machine's.
+Result<ExitCode> InspectReplay(const InspectPlanOptions& options) {
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.replay, "--replay"));
+  COPPICE_ASSIGN_OR_RETURN(PlanDump problem, attention::ParsePlanDump(text));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Planner> planner, attention::ReplayPlan(problem));
+  COPPICE_ASSIGN_OR_RETURN(Explained plan, Explain(*planner));
+  return InspectOnCpu(options, std::move(problem), std::move(plan));
 }
 
 Result<ExitCode> InspectPlan(const InspectPlanOptions& options) {
-  PlanDump problem;
-  std::string explanation, dump;
-  if (options.replay.empty() && !options.machine.empty()) {
-    COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, MachineNamed(options.machine));
-    COPPICE_ASSIGN_OR_RETURN(problem, MakeProblem(options));
-    if (machine.sm.num_sms > 0) {  // nothing here runs it
-      COPPICE_ASSIGN_OR_RETURN(const Explained plan, ExplainForGpu(problem, machine));
-      return PrintPlan(plan.text, plan.dump, options.json);
-    }
-    problem.options.machine_model_path = options.machine;
+  if (!options.replay.empty()) return InspectReplay(options);
+  if (options.device == "cuda") return InspectOnDevice(options);
+  COPPICE_ASSIGN_OR_RETURN(PlanDump problem, MakeProblem(options));
+  if (options.machine.empty()) return InspectOnCpu(options, std::move(problem), std::nullopt);
+  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, MachineNamed(options.machine));
+  if (machine.sm.num_sms > 0) {  // nothing here runs it
+    COPPICE_ASSIGN_OR_RETURN(const Explained plan, ExplainForGpu(std::move(problem), machine));
+    return PrintPlan(plan, std::nullopt, options.json);
   }
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(options.threads));
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Context> context, attention::Context::CreateCpu(threads.get()));
-  if (options.replay.empty()) {
-    if (options.machine.empty()) {
-      COPPICE_ASSIGN_OR_RETURN(problem, MakeProblem(options));
-    }
-  } else {
-    // Decisions are those of the machine that wrote the dump; only the measurement is this machine's.
-    COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.replay, "--replay"));
-    COPPICE_ASSIGN_OR_RETURN(problem, attention::ParsePlanDump(text));
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Planner> planner, attention::ReplayPlan(problem));
-    COPPICE_ASSIGN_OR_RETURN(const Explained plan, Explain(*planner));
-    explanation = plan.text;
-    dump = plan.dump;
-  }
-
-  if (options.replay.empty()) {
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::AttentionPlan> plan,
-                             attention::AttentionPlan::Create(*context, problem.spec, problem.capacity, problem.options));
-    COPPICE_RETURN_IF_ERROR(plan->Update(problem.Forest()));
-    explanation = plan->Explain();
-    dump = plan->Dump();
-  }
-  Timing timing;
-  if (!options.no_measure) {
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<RunnablePlan> runnable, RunnablePlan::Create(*context, problem));
-    COPPICE_ASSIGN_OR_RETURN(timing, Measure(*runnable));
-  }
-
-  if (options.json) {
-    nlohmann::ordered_json json = nlohmann::ordered_json::parse(dump);
-    if (!options.no_measure) {
-      json["measured"] = {{"median_ns", timing.median_ns},
-                          {"fastest_ns", timing.fastest_ns},
-                          {"slowest_ns", timing.slowest_ns},
-                          {"runs", timing.runs},
-                          {"threads", threads->num_workers()}};
-    }
-    COPPICE_RETURN_IF_ERROR(Print(json.dump() + "\n"));
-    return ExitCode::kOk;
-  }
-  if (!options.no_measure) {
-    explanation +=
-        fmt::format("measured here: {:.2f} us (median of {} runs, {:.2f} to {:.2f}; {} threads)\n", timing.median_ns / 1e3,
-                    timing.runs, timing.fastest_ns / 1e3, timing.slowest_ns / 1e3, threads->num_workers());
-  }
-  COPPICE_RETURN_IF_ERROR(Print(explanation));
-  return ExitCode::kOk;
+  problem.options.machine_model_path = options.machine;
+  return InspectOnCpu(options, std::move(problem), std::nullopt);
 }
 
 }  // namespace
@@ -187,9 +194,9 @@ Command AddInspectPlanCommand(CLI::App& inspect) {
           ->add_option("--tree", options->tree,
                        "Levels from the root: TOKENS or TOKENSxNODES below each parent; the last level are the requests")
           ->capture_default_str();
-  command->add_option("--replay", options->replay, "A plan dumped by AttentionPlan::Dump or --json")
-      ->excludes(tree)
-      ->check(NotEmpty());
+  CLI::Option* replay = command->add_option("--replay", options->replay, "A plan dumped by AttentionPlan::Dump or --json")
+                            ->excludes(tree)
+                            ->check(NotEmpty());
   command->add_option("--qo-heads", options->spec.num_qo_heads, "Query heads")->capture_default_str();
   command->add_option("--kv-heads", options->spec.num_kv_heads, "KV heads")->capture_default_str();
   command->add_option("--head-dim", options->spec.head_dim, "Elements of a head")->capture_default_str();
@@ -205,6 +212,10 @@ Command AddInspectPlanCommand(CLI::App& inspect) {
   command->add_option("--machine", options->machine,
                       "h200 or h100: plan as on that GPU, which nothing here needs to have; or a file of `coppice bench "
                       "calibrate`; default: this machine");
+  command->add_option("--device", options->device, "cpu, or cuda: plan and run on device 0 (of a build with -DCOPPICE_CUDA=ON)")
+      ->excludes(replay)
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

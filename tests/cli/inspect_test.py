@@ -57,9 +57,20 @@ class InspectPlanTest(unittest.TestCase):
             file.flush()
             again = coppice("inspect", "plan", "--replay", file.name, "--no-measure").stdout
         self.assertEqual(again, coppice("inspect", "plan", *self.TREE, "--machine", "h200").stdout)
+        tasks = json.loads(dump)["tasks"]
+        self.assertEqual(tasks["sms"], 132)
+        self.assertGreater(tasks["stream_tasks"] + tasks["dense_tasks"], 0)
+        self.assertGreater(tasks["predicted_ns"], 0)
+        self.assertEqual({item["item"] for item in tasks["ranges"]} - {item["id"] for item in json.loads(dump)["plan"]["items"]}, set())
         refused = coppice("inspect", "plan", *self.TREE, "--machine", "zen5")
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn("zen5 is a CPU", refused.stderr)
+
+    def test_alike_siblings_are_told_once(self):
+        text = coppice("inspect", "plan", "--tree", "512,64x4,16x4", "--no-measure").stdout
+        self.assertEqual(text.count("branch "), 1, text)
+        self.assertIn("  and 3 more like it, the last node 16\n", text)
+        self.assertIn("    and 3 more like it, the last node 5\n", text)
 
     def test_replay(self):
         dump = coppice("inspect", "plan", *self.TREE, "--json").stdout

@@ -35,10 +35,9 @@ Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties
                                          {&core_khz, cudaDevAttrClockRate}}) {
     COPPICE_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(value, attribute, device), "cudaDeviceGetAttribute"));
   }
-  constexpr double kH100Bytes = 3.35e12, kH100SmHz = 132 * 1.755e9;  // by its data sheet
-  const double memory = 2e3 * memory_khz * bus_bits / 8 / kH100Bytes;
+  const double memory = 2e3 * memory_khz * bus_bits / 8 / machine.sm.bus_bytes_per_s;
   const double generation = properties.major == 8 ? (properties.minor == 0 ? 0.5 : 0.25) : 1.0;
-  const double compute = properties.multiProcessorCount * 1e3 * core_khz / kH100SmHz;
+  const double compute = properties.multiProcessorCount * 1e3 * core_khz / (machine.sm.num_sms * machine.sm.clock_hz);
   machine.name = name;
   if (memory > 0) machine.read_bytes_per_s *= memory;
   machine.cache_bytes = properties.l2CacheSize;
@@ -96,7 +95,7 @@ class CudaBackend final : public Backend {
     if (machine.sm.num_sms == 0) {
       return InvalidArgument("machine model '" + machine.name + "' has no rates of an SM ('sm'); pass one of a GPU");
     }
-    return CudaPlanExecutor::Create(device_, num_sms_, *kernel, spec, capacity, sizes, machine.sm);
+    return CudaPlanExecutor::Create(device_, num_sms_, *kernel, spec, capacity, sizes, machine);
   }
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {

@@ -31,20 +31,22 @@ WorkspaceLayout::WorkspaceLayout(const KernelVariant& variant, const AttentionSp
       folds(spec.deterministic ? static_cast<size_t>(num_sms) * variant.ctas_per_sm * variant.fold_bytes_per_cta : 0) {}
 
 CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec,
-                                   const PlanCapacity& capacity, const PlanSizes& sizes, const SmRates& rates)
+                                   const PlanCapacity& capacity, const PlanSizes& sizes, const MachineModel& machine)
     : device_(device),
       num_sms_(num_sms),
       variant_(variant),
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
-      translator_(spec, capacity, sizes, rates, num_sms, variant.kv_tile),
+      cost_(spec, TraitsOf({.path = variant.path, .head_dim = variant.head_dim, .kv_tile = variant.kv_tile}, spec, num_sms),
+            machine),
+      translator_(spec, capacity, sizes, machine.sm, num_sms, variant.kv_tile),
       page_rows_(capacity) {}
 
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, const KernelVariant& variant,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,
-                                                               const PlanSizes& sizes, const SmRates& rates) {
-  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes, rates));
+                                                               const PlanSizes& sizes, const MachineModel& machine) {
+  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes, machine));
   DeviceGuard guard(device);
   const size_t bytes = executor->translator_.layout().bytes;
   const WorkspaceLayout workspace(variant, spec, capacity, sizes, executor->translator_.layout(), num_sms);
@@ -93,6 +95,7 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
   }
   COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(staging.copied.get(), to), "recording an upload"));
   revision_ = plan.revision;
+  plan_view_ = plan;
   uploaded_ = true;
   return OkStatus();
 }

@@ -40,11 +40,13 @@ class CudaPlanExecutor final : public PlanExecutor {
  public:
   static Result<std::unique_ptr<PlanExecutor>> Create(int device, int num_sms, const KernelVariant& variant,
                                                       const AttentionSpec& spec, const PlanCapacity& capacity,
-                                                      const PlanSizes& sizes, const SmRates& rates);
+                                                      const PlanSizes& sizes, const MachineModel& machine);
   // Copies lengths, the page entries that the device lacks and, of another revision, the plan, from page-locked memory.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
-  std::string Explain() const override { return ExplainTasks(translator_); }
+  // Of the plan last uploaded. REQUIRES: no Update of it since.
+  std::string Explain() const override { return ExplainTasks(Lowered()); }
+  std::string DumpTasks() const override { return cuda::DumpTasks(Lowered()); }
 
  private:
   // Where an upload is put together: an image, then page patches.
@@ -54,7 +56,8 @@ class CudaPlanExecutor final : public PlanExecutor {
   };
 
   CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
-                   const PlanSizes& sizes, const SmRates& rates);
+                   const PlanSizes& sizes, const MachineModel& machine);
+  LoweredView Lowered() const { return {.translator = translator_, .plan = plan_view_, .cost = cost_}; }
   Status CopyPlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
   Status CopyLengths(const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
   Status CopyPages(const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
@@ -71,7 +74,9 @@ class CudaPlanExecutor final : public PlanExecutor {
   AttentionSpec spec_;
   PlanCapacity capacity_;
   PlanSizes sizes_;
+  CostModel cost_;
   PlanTranslator translator_;
+  PlanView plan_view_;        // that was uploaded last
   int num_ctas_ = 0;          // of a launch: constant, so that a captured graph serves every plan
   uint32_t spread_step_ = 0;  // of half of them
   DeviceBuffer plan_, states_, tickets_, counters_, folds_;

@@ -49,7 +49,7 @@ class Session {
     capacity_.max_page_slots += 1 << 16;
     planner_ = Planner::Create(kSpec, capacity_, {}, H200Traits(), ShippedMachineModel("h200", kSms).value()).value();
     const SmRates& rates = planner_->machine().sm;
-    executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes(), rates).value();
+    executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes(), planner_->machine()).value();
     fresh_ = std::make_unique<PlanTranslator>(kSpec, capacity_, planner_->sizes(), rates, kSms, kVariant.kv_tile);
   }
 
@@ -169,8 +169,8 @@ TEST(PlanExecutor, RunNeedsAnUpload) {
   forest.AddBranch(kNoParent, 10, 1);
   const PlanCapacity capacity = forest.Capacity();
   const PlanSizes sizes = ComputePlanSizes(kSpec, capacity, H200Traits());
-  const SmRates rates = ShippedMachineModel("h200").value().sm;
-  const auto executor = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity, sizes, rates).value();
+  const MachineModel machine = ShippedMachineModel("h200").value();
+  const auto executor = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity, sizes, machine).value();
   const BoundCudaKv kv(kSpec, {}, KernelPath::kHopper, TensorMaps{});
   EXPECT_EQ(executor->Run(kv, {}, nullptr).code(), StatusCode::kFailedPrecondition);
 }

@@ -25,6 +25,7 @@
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_memory.h"
 #include "attention/plan.h"
+#include "attention_tools/attention_cases.h"
 #include "attention_tools/cuda/bench_kernels.h"
 #include "attention_tools/interleaved_timing.h"
 #include "core/check.h"
@@ -32,50 +33,7 @@
 namespace coppice::attention::cuda::bench {
 namespace {
 
-struct Case {
-  std::string name;
-  int32_t qo_heads, kv_heads, head_dim;
-  std::vector<int32_t> nodes, tokens;  // per level; the last level's nodes are the branches
-  int32_t queries = 1;                 // per branch; more than one: a prefill chunk at the end of its context
-  double goal_ms = 0, peer_ms = 0;     // 0: none
-};
-
-std::vector<Case> AllCases() {
-  std::vector<Case> cases = {
-      {"A1", 32, 32, 128, {1, 128}, {32768, 256}, 1, 0.30, 0.383},
-      {"A2", 32, 32, 128, {1, 256}, {32768, 256}, 1, 0.52, 0.692},
-      {"A3", 32, 32, 128, {1, 1024}, {32768, 256}, 1, 2.0, 2.518},
-      {"B", 32, 8, 128, {1, 256}, {8192, 256}, 1, 0.14, 0.205},
-      {"C", 8, 1, 128, {1, 4096}, {8192, 128}, 1, 0.32, 0.525},
-      {"D", 32, 8, 128, {1, 1024}, {16384, 128}, 1, 0.60, 0.984},
-      {"E", 8, 1, 128, {1, 16}, {1024, 128}, 1, 0.015, 0.015},
-      {"E2", 32, 8, 128, {1, 8}, {512, 64}, 1, 0.017, 0.017},
-      {"F", 32, 8, 128, {64}, {8192}, 1, 0.49, 0.501},
-  };
-  const struct {
-    std::vector<int32_t> nodes, tokens;
-    double peer_mha, peer_gqa;
-  } trees[] = {
-      {{1, 1024}, {2048, 32}, 0.298, 0.196},
-      {{1, 2, 64}, {1024, 256, 256}, 0.104, 0.048},
-      {{1, 8, 512}, {512, 2048, 256}, 0.640, 0.242},
-      {{1, 4, 16, 512}, {1024, 256, 128, 32}, 0.152, 0.091},
-      {{1, 4, 16, 64, 256, 1024}, {256, 32, 256, 64, 32, 256}, 1.240, 0.400},
-      {{8, 16, 32, 256}, {512, 512, 256, 32}, 0.155, 0.072},
-      {{4, 16, 256, 512}, {512, 32, 128, 32}, 0.271, 0.112},
-  };
-  int index = 1;
-  for (const int32_t kv_heads : {32, 8}) {
-    for (const auto& tree : trees) {
-      cases.push_back({"tree" + std::to_string(index++), 32, kv_heads, 128, tree.nodes, tree.tokens, 1, 0,
-                       kv_heads == 32 ? tree.peer_mha : tree.peer_gqa});
-    }
-  }
-  cases.push_back({"G", 32, 8, 128, {1}, {16384}, 4096});
-  cases.push_back({"G64", 32, 8, 64, {1}, {16384}, 4096});
-  cases.push_back({"G2", 32, 8, 128, {1}, {8192}, 512});
-  return cases;
-}
+using Case = AttentionCase;
 
 void Check(const Status& status) {
   if (status.ok()) return;
@@ -465,52 +423,40 @@ Options Parse(int argc, char** argv) {
 // measured there says how good the measurement is. Cells that would read more than 40 GB unshared are left out: there sharing saves
 // most of the bytes.
 void Sweep(Bench& bench, const Options& options) {
-  constexpr double kMostBytes = 40e9, kVariesMs = 0.020, kPrecision = 0.01, kSeconds = 0.25;
+  constexpr double kVariesMs = 0.020, kPrecision = 0.01, kSeconds = 0.25;
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
   int cells = 0, slower = 0, surely_slower = 0, left_out = 0, equal = 0, equal_slower = 0, equal_within = 0;
   double log_gain = 0, log_best = 0, noise = 0, widest = 0;
   std::printf("%-6s %6s %5s %5s %9s %9s %9s %7s %7s %7s %6s %6s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "shared_ms",
               "ratio", "from", "to", "rounds", "plan");
-  const std::pair<int32_t, int32_t> heads[] = {{32, 32}, {32, 8}, {8, 1}};
-  for (const auto& [qo_heads, kv_heads] : heads) {
-    for (const int32_t prefix : {64, 512, 4096, 32768}) {
-      for (const int32_t unique : {16, 128, 512, 2048}) {
-        for (const int32_t batch : {1, 4, 16, 64, 256, 1024, 4096}) {
-          if (4.0 * 128 * kv_heads * batch * (static_cast<double>(prefix) + unique) > kMostBytes) {
-            ++left_out;
-            continue;
-          }
-          const Case c{"sweep", qo_heads, kv_heads, 128, {1, batch}, {prefix, unique}};
-          const Contestant contestants[] = {{c, {.policy = SharePolicy::kStore}}, {c, {}}, {c, {.force_sharing = true}}};
-          const auto replays = bench.Measure(contestants, kPrecision, kSeconds);
-          const double store = replays[0]->ms(), plan = replays[1]->ms(), shared = replays[2]->ms();
-          const Estimate ratio = replays[1]->timed.over_first;
-          const size_t rounds = replays[1]->timed.times.size();
-          const bool same = SamePlan(replays[0]->planner->View(), replays[1]->planner->View());
-          const double most = std::max(plan, store) < kVariesMs ? 1.05 : 1.02;
-          const bool is_slower = ratio.median > most;
-          ++cells, widest = std::max(widest, ratio.width());
-          log_best += std::log(plan / std::min(store, shared));
-          if (same) {
-            ++equal, equal_slower += is_slower, equal_within += ratio.low <= 1 && 1 <= ratio.high;
-            noise = std::max(noise, std::abs(ratio.median - 1));
-          } else {
-            slower += is_slower, surely_slower += ratio.low > most, log_gain -= std::log(ratio.median);
-          }
-          if (is_slower) {
-            std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %9.4f %7.3f %7.3f %7.3f %6zu %6s\n", qo_heads, kv_heads, prefix, unique,
-                        batch, plan, store, shared, ratio.median, ratio.low, ratio.high, rounds, same ? "equal" : "shares");
-          }
-          if (json.is_open()) {
-            json << "{\"qo_heads\": " << qo_heads << ", \"kv_heads\": " << kv_heads << ", \"prefix\": " << prefix
-                 << ", \"unique\": " << unique << ", \"batch\": " << batch << ", \"plan_ms\": " << plan
-                 << ", \"store_ms\": " << store << ", \"shared_ms\": " << shared << ", \"plan_over_store\": " << ratio.median
-                 << ", \"from\": " << ratio.low << ", \"to\": " << ratio.high << ", \"rounds\": " << rounds
-                 << ", \"shares\": " << (same ? "false" : "true") << "}\n";
-          }
-        }
-      }
+  for (const Case& c : SweepCases(&left_out)) {
+    const int32_t qo_heads = c.qo_heads, kv_heads = c.kv_heads, prefix = c.tokens[0], unique = c.tokens[1], batch = c.nodes[1];
+    const Contestant contestants[] = {{c, {.policy = SharePolicy::kStore}}, {c, {}}, {c, {.force_sharing = true}}};
+    const auto replays = bench.Measure(contestants, kPrecision, kSeconds);
+    const double store = replays[0]->ms(), plan = replays[1]->ms(), shared = replays[2]->ms();
+    const Estimate ratio = replays[1]->timed.over_first;
+    const size_t rounds = replays[1]->timed.times.size();
+    const bool same = SamePlan(replays[0]->planner->View(), replays[1]->planner->View());
+    const double most = std::max(plan, store) < kVariesMs ? 1.05 : 1.02;
+    const bool is_slower = ratio.median > most;
+    ++cells, widest = std::max(widest, ratio.width());
+    log_best += std::log(plan / std::min(store, shared));
+    if (same) {
+      ++equal, equal_slower += is_slower, equal_within += ratio.low <= 1 && 1 <= ratio.high;
+      noise = std::max(noise, std::abs(ratio.median - 1));
+    } else {
+      slower += is_slower, surely_slower += ratio.low > most, log_gain -= std::log(ratio.median);
+    }
+    if (is_slower) {
+      std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %9.4f %7.3f %7.3f %7.3f %6zu %6s\n", qo_heads, kv_heads, prefix, unique, batch,
+                  plan, store, shared, ratio.median, ratio.low, ratio.high, rounds, same ? "equal" : "shares");
+    }
+    if (json.is_open()) {
+      json << "{\"qo_heads\": " << qo_heads << ", \"kv_heads\": " << kv_heads << ", \"prefix\": " << prefix
+           << ", \"unique\": " << unique << ", \"batch\": " << batch << ", \"plan_ms\": " << plan << ", \"store_ms\": " << store
+           << ", \"shared_ms\": " << shared << ", \"plan_over_store\": " << ratio.median << ", \"from\": " << ratio.low
+           << ", \"to\": " << ratio.high << ", \"rounds\": " << rounds << ", \"shares\": " << (same ? "false" : "true") << "}\n";
     }
   }
   std::printf(
@@ -518,7 +464,7 @@ void Sweep(Bench& bench, const Options& options) {
       "%.3fx the better of sharing and not; widest interval %.1f %%\n"
       "%d plans are the one that shares nothing: measured within %.1f %% of themselves, the interval had 1 in %d, %d beyond the "
       "limit\n",
-      cells, left_out, kMostBytes / 1e9, slower, surely_slower, std::exp(log_gain / cells), std::exp(log_best / cells),
+      cells, left_out, kMostSweepBytes / 1e9, slower, surely_slower, std::exp(log_gain / cells), std::exp(log_best / cells),
       100 * widest, equal, 100 * noise, equal_within, equal_slower);
 }
 
@@ -591,7 +537,7 @@ int Main(int argc, char** argv) {
   double peers = 0;
   int compared = 0;
   bool right = true;
-  for (const Case& c : AllCases()) {
+  for (const Case& c : HopperCases()) {
     if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
     const Contestant contestants[] = {{c, {.policy = options.policy}}};
     const auto replays = bench.Measure(contestants);

@@ -28,20 +28,6 @@ std::optional<int32_t> ParsePositive(std::string_view text) {
   return value;
 }
 
-// Values of about unit size, the same for every dtype up to rounding. A cheap generator: pools have hundreds of megabytes.
-void FillPseudoRandom(Buffer& buffer, DType dtype) {
-  uint32_t state = 1;
-  const auto next = [&state] {
-    state = state * 1664525u + 1013904223u;  // Numerical Recipes, ranqd1
-    return static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  };
-  switch (dtype) {
-    case DType::kF32: std::ranges::generate(buffer.Span<float>(), next); break;
-    case DType::kBF16: std::ranges::generate(buffer.Span<BF16>(), [&] { return BF16::FromFloat(next()); }); break;
-    case DType::kF16: std::ranges::generate(buffer.Span<F16>(), [&] { return F16::FromFloat(next()); }); break;
-  }
-}
-
 // A problem may come from a file that numbers its pages as it likes: what memory there is decides, before it is taken.
 Status CheckMemory(const attention::KvPoolShape& pool, int64_t query_bytes) {
   const int64_t known = AvailableMemoryBytes(), available = known > 0 ? known : INT64_MAX;
@@ -107,6 +93,34 @@ Status MakeTree(const std::vector<TreeLevel>& levels, int32_t page_size, int32_t
   return OkStatus();
 }
 
+// A cheap generator: pools have hundreds of megabytes.
+void FillPseudoRandom(Buffer& buffer, DType dtype) {
+  uint32_t state = 1;
+  const auto next = [&state] {
+    state = state * 1664525u + 1013904223u;  // Numerical Recipes, ranqd1
+    return static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+  };
+  switch (dtype) {
+    case DType::kF32: std::ranges::generate(buffer.Span<float>(), next); break;
+    case DType::kBF16: std::ranges::generate(buffer.Span<BF16>(), [&] { return BF16::FromFloat(next()); }); break;
+    case DType::kF16: std::ranges::generate(buffer.Span<F16>(), [&] { return F16::FromFloat(next()); }); break;
+  }
+}
+
+Result<ProblemSizes> SizesOf(const PlanDump& problem) {
+  const attention::AttentionSpec& spec = problem.spec;
+  const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim;
+  const ProblemSizes sizes{.pool = {.num_pages = static_cast<int32_t>(std::min<int64_t>(problem.num_pages(), INT32_MAX)),
+                                    .page_size = problem.page_size,
+                                    .num_kv_heads = spec.num_kv_heads,
+                                    .head_dim = spec.head_dim,
+                                    .dtype = spec.kv_dtype},
+                           .row = row,
+                           .query_bytes = static_cast<size_t>(problem.num_queries() * row) * SizeOf(spec.q_dtype)};
+  COPPICE_RETURN_IF_ERROR(CheckMemory(sizes.pool, static_cast<int64_t>(sizes.query_bytes)));
+  return sizes;
+}
+
 Result<std::unique_ptr<RunnablePlan>> RunnablePlan::Create(attention::Context& context, const PlanDump& problem) {
   std::unique_ptr<RunnablePlan> runnable(new RunnablePlan());
   const attention::AttentionSpec& spec = problem.spec;
@@ -114,21 +128,15 @@ Result<std::unique_ptr<RunnablePlan>> RunnablePlan::Create(attention::Context& c
   COPPICE_RETURN_IF_ERROR(runnable->plan_->Update(problem.Forest()));
   COPPICE_RETURN_IF_ERROR(runnable->plan_->Upload());
 
-  const attention::KvPoolShape pool{.num_pages = static_cast<int32_t>(std::min<int64_t>(problem.num_pages(), INT32_MAX)),
-                                    .page_size = problem.page_size,
-                                    .num_kv_heads = spec.num_kv_heads,
-                                    .head_dim = spec.head_dim,
-                                    .dtype = spec.kv_dtype};
-  const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim;
-  const auto query_bytes = static_cast<int64_t>(problem.num_queries() * row * SizeOf(spec.q_dtype));
-  COPPICE_RETURN_IF_ERROR(CheckMemory(pool, query_bytes));
-  COPPICE_ASSIGN_OR_RETURN(runnable->kv_, Buffer::Allocate(pool.bytes()));
-  COPPICE_ASSIGN_OR_RETURN(runnable->q_, Buffer::Allocate(query_bytes));
-  COPPICE_ASSIGN_OR_RETURN(runnable->out_, Buffer::Allocate(query_bytes));
+  COPPICE_ASSIGN_OR_RETURN(const ProblemSizes sizes, SizesOf(problem));
+  COPPICE_ASSIGN_OR_RETURN(runnable->kv_, Buffer::Allocate(sizes.pool.bytes()));
+  COPPICE_ASSIGN_OR_RETURN(runnable->q_, Buffer::Allocate(sizes.query_bytes));
+  COPPICE_ASSIGN_OR_RETURN(runnable->out_, Buffer::Allocate(sizes.query_bytes));
   FillPseudoRandom(runnable->kv_, spec.kv_dtype);
   FillPseudoRandom(runnable->q_, spec.q_dtype);
-  COPPICE_ASSIGN_OR_RETURN(runnable->bound_, context.BindKv(spec, pool.View(runnable->kv_.data())));
-  runnable->args_ = {.q = runnable->q_.data(), .q_row_stride = row, .out = runnable->out_.data(), .out_row_stride = row};
+  COPPICE_ASSIGN_OR_RETURN(runnable->bound_, context.BindKv(spec, sizes.pool.View(runnable->kv_.data())));
+  runnable->args_ = {
+      .q = runnable->q_.data(), .q_row_stride = sizes.row, .out = runnable->out_.data(), .out_row_stride = sizes.row};
   return runnable;
 }
 

@@ -29,6 +29,17 @@ Result<std::vector<TreeLevel>> ParseTree(std::string_view text);
 Status MakeTree(const std::vector<TreeLevel>& levels, int32_t page_size, int32_t queries, SharingMode sharing,
                 attention::PlanDump& problem);
 
+// What running a problem takes: its KV pool, and queries of `row` elements each, as many bytes for the output.
+struct ProblemSizes {
+  attention::KvPoolShape pool;
+  int64_t row = 0;
+  size_t query_bytes = 0;
+};
+// RESOURCE_EXHAUSTED if the host's memory does not hold them.
+Result<ProblemSizes> SizesOf(const attention::PlanDump& problem);
+// Values of about unit size, the same for every dtype up to rounding.
+void FillPseudoRandom(Buffer& buffer, DType dtype);
+
 // A plan for a problem together with all that Run needs: KV pool and queries with pseudo-random values, room for the output.
 class RunnablePlan {
  public:

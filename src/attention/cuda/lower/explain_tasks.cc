@@ -1,4 +1,4 @@
-// For people. Layer: attention/cuda.
+// Text for people, JSON for programs. Layer: attention/cuda.
 #include "attention/cuda/lower/explain_tasks.h"
 
 #include <algorithm>
@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdio>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "attention/cuda/lower/predicted_step.h"
 #include "attention/plan_units.h"
-#include "core/check.h"
 
 namespace coppice::attention::cuda {
 namespace {
@@ -25,7 +27,8 @@ void Append(std::string& out, const char* format, Args... args) {
 
 }  // namespace
 
-std::string ExplainTasks(const PlanTranslator& translator) {
+std::string ExplainTasks(const LoweredView& lowered) {
+  const PlanTranslator& translator = lowered.translator;
   std::string out;
   const PlanHeader& header = translator.header();
   const int32_t sms = translator.num_sms();
@@ -46,16 +49,38 @@ std::string ExplainTasks(const PlanTranslator& translator) {
   }
   Append(out, "  %d kv heads, %d members, %d contributions\n", translator.spec().num_kv_heads, header.num_members,
          header.num_contributions);
+  Append(out, "  predicted as cut: %.2f us\n", PredictStepNs(lowered) / 1e3);
   return out;
 }
 
-std::string ExplainTasks(const Planner& planner) {
-  COPPICE_CHECK(planner.machine().sm.num_sms > 0);
-  PlanTranslator translator(planner.spec(), planner.capacity(), planner.sizes(), planner.machine().sm, planner.traits().workers,
-                            planner.traits().kv_tile);
-  std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
-  translator.TranslatePlan(planner.View(), planner.forest(), reinterpret_cast<std::byte*>(image.data()));
-  return ExplainTasks(translator);
+std::string DumpTasks(const LoweredView& lowered) {
+  using Json = nlohmann::ordered_json;
+  const PlanTranslator& translator = lowered.translator;
+  const PlanHeader& header = translator.header();
+  Json ranges = Json::array();
+  for (const QueuedItem& item : translator.queued().items()) {
+    const ItemPieces& pieces = translator.queued().pieces(item.item);
+    const auto ends = translator.PieceEnds(item.item);
+    ranges.push_back({{"item", item.item},
+                      {"kind", item.dense ? "dense" : "stream"},
+                      {"kv_begin", pieces.kv_begin},
+                      {"tokens", item.tokens},
+                      {"rows", item.rows},
+                      {"task_rows", pieces.block_rows},
+                      {"piece_ends", std::vector<int32_t>(ends.begin(), ends.end())},
+                      {"masked", pieces.masked},
+                      {"read_once", pieces.read_once}});
+  }
+  const Json tasks = {{"sms", translator.num_sms()},
+                      {"dense_sms", header.num_dense_tasks > 0 ? std::min(header.dense_ctas, translator.num_sms()) : 0},
+                      {"dense_tasks", header.num_dense_tasks},
+                      {"stream_tasks", header.num_stream_tasks},
+                      {"teams", header.team != 0},
+                      {"members", header.num_members},
+                      {"contributions", header.num_contributions},
+                      {"predicted_ns", PredictStepNs(lowered)},
+                      {"ranges", std::move(ranges)}};
+  return tasks.dump();
 }
 
 }  // namespace coppice::attention::cuda

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "attention/cuda/lower/plan_image.h"
@@ -36,6 +37,13 @@ class PlanTranslator {
   int num_sms() const { return num_sms_; }
   const AttentionSpec& spec() const { return spec_; }
   bool team() const { return team_; }
+  // Where the pieces of a queued item but the last one end, from where it begins.
+  std::span<const int32_t> PieceEnds(int32_t item) const {
+    const ItemPieces& pieces = queued_.pieces(item);
+    return std::span(piece_ends_).subspan(pieces.ends_begin, pieces.count - 1);
+  }
+  // Contributions of a merge set, pieces counted one by one.
+  int32_t SetStates(int32_t set) const { return set_contributions_[set].count; }
   int64_t num_items() const { return num_items_; }
   int64_t num_members() const { return num_members_; }
   int64_t num_contributions() const { return num_contributions_; }

@@ -1,0 +1,72 @@
+#include "attention_tools/attention_cases.h"
+
+#include <utility>
+
+namespace coppice::attention {
+
+std::vector<TreeLevel> AttentionCase::Levels() const {
+  std::vector<TreeLevel> levels;
+  for (size_t i = 0; i < nodes.size(); ++i)
+    levels.push_back({.tokens = tokens[i], .fan_out = nodes[i] / (i == 0 ? 1 : nodes[i - 1])});
+  return levels;
+}
+
+std::vector<AttentionCase> HopperCases() {
+  std::vector<AttentionCase> cases = {
+      {"A1", 32, 32, 128, {1, 128}, {32768, 256}, 1, 0.30, 0.383},
+      {"A2", 32, 32, 128, {1, 256}, {32768, 256}, 1, 0.52, 0.692},
+      {"A3", 32, 32, 128, {1, 1024}, {32768, 256}, 1, 2.0, 2.518},
+      {"B", 32, 8, 128, {1, 256}, {8192, 256}, 1, 0.14, 0.205},
+      {"C", 8, 1, 128, {1, 4096}, {8192, 128}, 1, 0.32, 0.525},
+      {"D", 32, 8, 128, {1, 1024}, {16384, 128}, 1, 0.60, 0.984},
+      {"E", 8, 1, 128, {1, 16}, {1024, 128}, 1, 0.015, 0.015},
+      {"E2", 32, 8, 128, {1, 8}, {512, 64}, 1, 0.017, 0.017},
+      {"F", 32, 8, 128, {64}, {8192}, 1, 0.49, 0.501},
+  };
+  const struct {
+    std::vector<int32_t> nodes, tokens;
+    double peer_mha, peer_gqa;
+  } trees[] = {
+      {{1, 1024}, {2048, 32}, 0.298, 0.196},
+      {{1, 2, 64}, {1024, 256, 256}, 0.104, 0.048},
+      {{1, 8, 512}, {512, 2048, 256}, 0.640, 0.242},
+      {{1, 4, 16, 512}, {1024, 256, 128, 32}, 0.152, 0.091},
+      {{1, 4, 16, 64, 256, 1024}, {256, 32, 256, 64, 32, 256}, 1.240, 0.400},
+      {{8, 16, 32, 256}, {512, 512, 256, 32}, 0.155, 0.072},
+      {{4, 16, 256, 512}, {512, 32, 128, 32}, 0.271, 0.112},
+  };
+  int index = 1;
+  for (const int32_t kv_heads : {32, 8}) {
+    for (const auto& tree : trees) {
+      cases.push_back({"tree" + std::to_string(index++), 32, kv_heads, 128, tree.nodes, tree.tokens, 1, 0,
+                       kv_heads == 32 ? tree.peer_mha : tree.peer_gqa});
+    }
+  }
+  cases.push_back({"G", 32, 8, 128, {1}, {16384}, 4096});
+  cases.push_back({"G64", 32, 8, 64, {1}, {16384}, 4096});
+  cases.push_back({"G2", 32, 8, 128, {1}, {8192}, 512});
+  return cases;
+}
+
+std::vector<AttentionCase> SweepCases(int* left_out) {
+  std::vector<AttentionCase> cases;
+  int out = 0;
+  const std::pair<int32_t, int32_t> heads[] = {{32, 32}, {32, 8}, {8, 1}};
+  for (const auto& [qo_heads, kv_heads] : heads) {
+    for (const int32_t prefix : {64, 512, 4096, 32768}) {
+      for (const int32_t unique : {16, 128, 512, 2048}) {
+        for (const int32_t batch : {1, 4, 16, 64, 256, 1024, 4096}) {
+          if (4.0 * 128 * kv_heads * batch * (static_cast<double>(prefix) + unique) > kMostSweepBytes) {
+            ++out;
+            continue;
+          }
+          cases.push_back({"sweep", qo_heads, kv_heads, 128, {1, batch}, {prefix, unique}});
+        }
+      }
+    }
+  }
+  if (left_out != nullptr) *left_out = out;
+  return cases;
+}
+
+}  // namespace coppice::attention

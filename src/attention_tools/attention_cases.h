@@ -1,0 +1,34 @@
+// The shapes that the GPU's attention is measured and tested on: the cases and trees of docs/kernels/hopper.md, and the grid of one
+// prefix under many requests on which a plan may nowhere lose to sharing nothing. Layer: attention, private.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/owned_forest.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention {
+
+// A balanced tree; the nodes of the last level are the requests.
+struct AttentionCase {
+  std::string name;
+  int32_t qo_heads = 0, kv_heads = 0, head_dim = 0;
+  std::vector<int32_t> nodes, tokens;  // of each level; tokens of one node
+  int32_t queries = 1;                 // of each request; more than one: a prefill chunk at the end of its context
+  double goal_ms = 0, peer_ms = 0;     // on an H200; 0: none
+
+  AttentionSpec Spec() const { return {.num_qo_heads = qo_heads, .num_kv_heads = kv_heads, .head_dim = head_dim}; }
+  std::vector<TreeLevel> Levels() const;
+};
+
+// A1 to F, tree1 to tree14, and three chunks of prompts (G...).
+std::vector<AttentionCase> HopperCases();
+
+// One prefix of P tokens under B requests of U tokens each, 32/32, 32/8 and 8/1 heads, but for cells that would read more than 40
+// GB if nothing were shared: there sharing saves most of the bytes. left_out counts those.
+std::vector<AttentionCase> SweepCases(int* left_out = nullptr);
+inline constexpr double kMostSweepBytes = 40e9;
+
+}  // namespace coppice::attention
