@@ -88,6 +88,7 @@ void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most,
     CutEvenly(item.tokens, std::min(CeilDiv(item.tokens, cuts.team_piece), most), kStreamStepTokens, ends);
     return;
   }
+  if (item.tokens <= cuts.longest) return;
   // n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
   const auto useful = std::lround(std::sqrt(item.tokens * costs.rates().stream_token_ns / costs.FoldNs(item.rows)));
   const int64_t fewest_tokens = CeilDiv(item.tokens, std::clamp<int64_t>(useful, 1, std::max<int64_t>(most, 1)));

@@ -26,7 +26,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       num_sms_(num_sms),
       costs_(rates, spec, kv_tile),
       queued_(spec, capacity, sizes, num_sms),
-      division_(num_sms, spec.num_kv_heads),
+      division_(num_sms, spec.num_kv_heads, sizes.max_items),
       items_(layout_.max_items),
       set_contributions_(sizes.max_merge_sets),
       arrivals_(sizes.max_merge_sets) {
@@ -201,7 +201,7 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
     order_.push_back(uint64_t{UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]))} << 32 | static_cast<uint64_t>(i));
   }
   std::ranges::sort(order_);
-  const auto at = [&](int64_t i) -> const DeviceItem& { return items_[order_[i] & UINT32_MAX]; };
+  const auto at = [&](int64_t i) -> DeviceItem& { return items_[order_[i] & UINT32_MAX]; };
   const int64_t heads = spec_.num_kv_heads;
   const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
@@ -213,16 +213,22 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
     return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin;
   };
+  const auto emit = [&](DeviceItem& item, int64_t head) {  // head_begin counts the heads that tasks have
+    Task& task = item.dense ? dense[num_dense_++] : stream[num_stream_++];
+    task = {.item = item, .first = members[item.member_begin]};
+    task.item.head_count = static_cast<uint16_t>(std::min<int64_t>(item.head_count, heads - head));
+    item.head_begin = static_cast<uint16_t>(head + item.head_count);
+  };
   for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
     while (end < num_items_ && same_kv(at(begin), at(end))) ++end;
+    if (end - begin == 1) {
+      DeviceItem& item = at(begin);
+      for (int64_t head = 0; head < heads; head += item.head_count) emit(item, head);
+      continue;
+    }
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t i = begin; i < end; ++i) {
-        const DeviceItem& item = at(i);
-        if (item.head_count > 1 && head % item.head_count != 0) continue;
-        Task& task = item.dense ? dense[num_dense_++] : stream[num_stream_++];
-        task = {.item = item, .first = members[item.member_begin]};
-        task.item.head_begin = static_cast<uint16_t>(head);
-        task.item.head_count = static_cast<uint16_t>(std::min<int64_t>(item.head_count, heads - head));
+        if (DeviceItem& item = at(i); item.head_begin == head) emit(item, head);
       }
     }
   }
@@ -236,19 +242,17 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
 
 void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte* image) const {
   DeviceBranch* branches = At<DeviceBranch>(image, layout_.branches);
-  for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
-    branches[b] = {.kv_len = forest.branch_kv_len[b],
-                   .query_begin = forest.branch_query_begin[b],
-                   .query_count = forest.branch_query_count[b],
-                   .reserved = 0};
-  }
-  std::memcpy(image + layout_.tree_mask, forest.query_tree_mask.data(), forest.query_tree_mask.size_bytes());
   PlanHeader header = header_;
   header.num_branches = static_cast<int32_t>(forest.branch_kv_len.size());
-  header.num_queries = 0;
+  int32_t num_queries = 0;
   for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
-    if (forest.branch_node[b] == kFreeSlot) continue;
-    header.num_queries = std::max(header.num_queries, forest.branch_query_begin[b] + forest.branch_query_count[b]);
+    const int32_t begin = forest.branch_query_begin[b], count = forest.branch_query_count[b];
+    branches[b] = {.kv_len = forest.branch_kv_len[b], .query_begin = begin, .query_count = count, .reserved = 0};
+    num_queries = std::max(num_queries, forest.branch_node[b] == kFreeSlot ? 0 : begin + count);
+  }
+  header.num_queries = num_queries;
+  if (!forest.query_tree_mask.empty()) {
+    std::memcpy(image + layout_.tree_mask, forest.query_tree_mask.data(), forest.query_tree_mask.size_bytes());
   }
   header.has_tree_mask = !forest.query_tree_mask.empty();
   *At<PlanHeader>(image, layout_.header) = header;

@@ -21,19 +21,24 @@ void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, 
   for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
     for (const int32_t id : queue) {
       const WorkItem& item = plan.items[id];
-      int32_t rows = 0;
-      for (int32_t m = 0; m < item.member_count; ++m) rows += RowsOf(plan.merge_sets[plan.members[item.member_begin + m]]);
+      int32_t rows = 0, most_set_rows = 0;
+      for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
+        const int32_t set_rows = RowsOf(plan.merge_sets[set]);
+        rows += set_rows;
+        most_set_rows = std::max(most_set_rows, set_rows);
+      }
       const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.page_row]);
       items_.push_back({.item = id,
                         .rows = rows,
                         .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)),
-                        .tokens = std::max(0, end - item.kv_begin)});
+                        .tokens = std::max(0, end - item.kv_begin),
+                        .most_set_rows = most_set_rows});
       pieces_[id] = {.kv_begin = item.kv_begin, .kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
     }
   }
   if (!spec_.deterministic && JoinPromptTiles(plan)) DropJoined(plan, forest);
   for (QueuedItem& queued : items_) {
-    queued.dense = IsDense(plan, queued, costs);
+    queued.dense = IsDense(queued, costs);
     if (!queued.dense) pieces_[queued.item].block_rows = kStreamRows;
   }
   CountReads(plan, forest);
@@ -50,6 +55,7 @@ bool QueuedItems::JoinPromptTiles(const PlanView& plan) {
   const auto members_of = [&](const WorkItem& item) { return plan.members.subspan(item.member_begin, item.member_count); };
   for (const QueuedItem& queued : items_) {
     const WorkItem& common = plan.items[queued.item];
+    if (common.kv_end == kLive) continue;  // nothing begins there
     const auto members = members_of(common);
     const int32_t branch = plan.merge_sets[members.front()].branch;
     if (branch != common.page_row) continue;
@@ -96,12 +102,9 @@ void QueuedItems::DropJoined(const PlanView& plan, const PrefixForestView& fores
 }
 
 // Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every 16 rows.
-bool QueuedItems::IsDense(const PlanView& plan, const QueuedItem& queued, const SmCosts& costs) const {
+bool QueuedItems::IsDense(const QueuedItem& queued, const SmCosts& costs) const {
   if (queued.rows <= kStreamRows || spec_.deterministic) return queued.rows > kStreamRows;
-  const WorkItem& item = plan.items[queued.item];
-  for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
-    if (RowsOf(plan.merge_sets[plan.members[m]]) > kStreamRows) return true;  // sets are not cut
-  }
+  if (queued.most_set_rows > kStreamRows) return true;  // sets are not cut
   return static_cast<double>(queued.blocks) * costs.DenseTaskNs(queued.tokens) <= costs.StreamItemNs(queued.rows, queued.tokens);
 }
 

@@ -27,6 +27,7 @@ struct ItemPieces {
 // An item with something to read.
 struct QueuedItem {
   int32_t item, rows, blocks, tokens;
+  int32_t most_set_rows;  // of its merge sets
   bool dense;
   double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
 };
@@ -48,7 +49,7 @@ class QueuedItems {
  private:
   bool JoinPromptTiles(const PlanView& plan);
   void DropJoined(const PlanView& plan, const PrefixForestView& forest);
-  bool IsDense(const PlanView& plan, const QueuedItem& item, const SmCosts& costs) const;
+  bool IsDense(const QueuedItem& item, const SmCosts& costs) const;
   void CountReads(const PlanView& plan, const PrefixForestView& forest);
 
   AttentionSpec spec_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "attention/cuda/kernel_config.h"
@@ -27,10 +28,10 @@ constexpr std::array<double, 11> kPieceShares = {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 
 
 Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs,
                             int64_t most_states) {
+  dense_.clear();
+  std::ranges::copy_if(items, std::back_inserter(dense_), [](const QueuedItem& item) { return item.dense && item.tokens > 0; });
   int64_t tokens = 0;
-  for (const QueuedItem& item : items) {
-    if (item.dense) tokens += int64_t{item.tokens} * item.blocks * heads_;
-  }
+  for (const QueuedItem& item : dense_) tokens += int64_t{item.tokens} * item.blocks * heads_;
   Division best_division{.dense_ctas = num_sms_, .dense_piece = INT32_MAX};
   if (tokens == 0) return best_division;
   struct Choice {
@@ -45,11 +46,9 @@ Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork&
     const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
     const auto piece = static_cast<int32_t>(costs.WholeDenseSteps(static_cast<int64_t>(wanted) + 1));
     int64_t tasks = 0;
-    for (const QueuedItem& item : items) {
-      if (item.dense) tasks += CeilDiv(item.tokens, piece) * item.blocks * heads_;
-    }
+    for (const QueuedItem& item : dense_) tasks += CeilDiv(item.tokens, piece) * item.blocks * heads_;
     if (num_choices > 0 && tasks == choices[num_choices - 1].tasks) continue;  // the same cuts
-    const Simulated step = Simulate(items, stream, costs, {.dense_ctas = num_sms_, .dense_piece = piece});
+    const Simulated step = Simulate(stream, costs, {.dense_ctas = num_sms_, .dense_piece = piece});
     if (step.states > most_states) break;
     choices[num_choices++] = {step.ns, tasks, piece};
     if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_division.dense_piece = piece;
@@ -66,7 +65,7 @@ Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork&
       const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
       if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
       const Division division{.dense_ctas = ctas, .dense_piece = choice.piece};
-      const Simulated step = Simulate(items, stream, costs, division);
+      const Simulated step = Simulate(stream, costs, division);
       const double worth = step.dense_ns < kDenseSoonDone * step.ns ? kAsGood : kWorthChanging;
       if (step.ns < worth * best_ns) best_ns = step.ns, best_division = division;
     }
@@ -120,14 +119,13 @@ void SmDivision::AddTasks(std::span<double> ends, int64_t tasks, double task_ns)
 
 // When each SM has done its dense tasks if nothing disturbs them: longest tasks first as the queue has them, each on the SM that is
 // free first.
-SmDivision::DenseEnds SmDivision::RunDense(std::span<const QueuedItem> items, const SmCosts& costs, Division division) {
+SmDivision::DenseEnds SmDivision::RunDense(const SmCosts& costs, Division division) {
   const auto busy_until = std::span(busy_until_).first(division.dense_ctas);
   std::ranges::fill(busy_until, 0.0);
   DenseEnds out;
   int64_t tasks = 0, alike = 0;  // alike: tasks of alike_ns that no SM has yet
   double rest_ns = 0, tokens = 0, memory_tokens = 0, alike_ns = 0;
-  for (const QueuedItem& item : items) {
-    if (!item.dense || item.tokens == 0) continue;
+  for (const QueuedItem& item : dense_) {
     tokens += static_cast<double>(item.tokens) * item.blocks;
     memory_tokens += item.memory_tokens;
     const int64_t count = CeilDiv(item.tokens, division.dense_piece);
@@ -152,9 +150,8 @@ SmDivision::DenseEnds SmDivision::RunDense(std::span<const QueuedItem> items, co
 }
 
 // The step's time if dense items are cut to this length and run on this many SMs.
-SmDivision::Simulated SmDivision::Simulate(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs,
-                                           Division division) {
-  const DenseEnds dense = RunDense(items, costs, division);
+SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCosts& costs, Division division) {
+  const DenseEnds dense = RunDense(costs, division);
   const SmRates& rates = costs.rates();
   // Then with the streams, which share the memory with the dense tiles as each asks for it.
   const auto stream_bytes_per_ns = [&](double task_ns) {  // of an SM
@@ -168,6 +165,10 @@ SmDivision::Simulated SmDivision::Simulate(std::span<const QueuedItem> items, co
   double now = 0, left = stream.bytes, undisturbed = 0;
   int64_t computing = division.dense_ctas;
   for (const double end : dense.ends) {
+    if (end == undisturbed) {  // at the same moment as the SM before it: tasks are alike
+      --computing;
+      continue;
+    }
     double dense_ns = end - undisturbed;
     const double dense_bytes = static_cast<double>(computing) * dense_bytes_per_ns;
     if (left > 0) {

@@ -26,8 +26,10 @@ struct Division {
 // Allocates in its constructor only.
 class SmDivision {
  public:
-  SmDivision(int num_sms, int32_t num_kv_heads)
-      : num_sms_(num_sms), heads_(num_kv_heads), busy_until_(num_sms), ring_(num_sms), merged_(num_sms) {}
+  SmDivision(int num_sms, int32_t num_kv_heads, int32_t max_items)
+      : num_sms_(num_sms), heads_(num_kv_heads), busy_until_(num_sms), ring_(num_sms), merged_(num_sms) {
+    dense_.reserve(max_items);
+  }
 
   // The division for which the step ends soonest. most_states: partial states that dense pieces may have.
   Division Choose(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs, int64_t most_states);
@@ -38,12 +40,13 @@ class SmDivision {
     int64_t states = 0;  // of dense pieces
   };
   struct DenseEnds;
-  Simulated Simulate(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs, Division division);
+  Simulated Simulate(const StreamWork& stream, const SmCosts& costs, Division division);
   void AddTasks(std::span<double> ends, int64_t tasks, double task_ns);
-  DenseEnds RunDense(std::span<const QueuedItem> items, const SmCosts& costs, Division division);
+  DenseEnds RunDense(const SmCosts& costs, Division division);
 
   int num_sms_;
   int64_t heads_;
+  std::vector<QueuedItem> dense_;      // of the items, those with dense tasks
   std::vector<double> busy_until_;     // [SM]
   std::vector<double> ring_, merged_;  // [SM] of AddTasks
 };
