@@ -259,7 +259,7 @@ class BatchTest(unittest.TestCase):
         self.write(*(line(f"r{i}", head + [3 + i % 150, 3 + i // 150], max_tokens=300, ignore_eos=True) for i in range(300)))
         answered = []
         for _ in range(4):
-            done = subprocess.run([COPPICE, *self.command("--threads", "1")], capture_output=True, text=True, timeout=120, check=False,
+            done = subprocess.run([COPPICE, *self.command("--threads", "1")], capture_output=True, text=True, timeout=600, check=False,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)))
             self.assertLess(done.returncode, 0, done)  # killed
             answered.append(self.whole_lines())
@@ -284,10 +284,11 @@ class BatchTest(unittest.TestCase):
         command = " ".join(map(shlex.quote, [COPPICE, *self.command()]))
         script = f"mount -t tmpfs -o size=1000k none {disk} || exit 99; {command} && wc -l < {self.output}"
         done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script], capture_output=True, text=True,
-                              timeout=120, check=False)
+                              timeout=600, check=False)
         if done.returncode == 99 or "unshare" in done.stderr:
             self.skipTest("no file system of a given size can be made here")
-        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        self.assertEqual(done.returncode, 0, done)
+        self.assertNotIn("warning", done.stderr)
         self.assertEqual(done.stdout.splitlines()[-1], "200")
 
     def test_an_output_that_somebody_changes_is_noticed(self):

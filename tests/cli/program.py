@@ -11,8 +11,8 @@ TINY = os.path.join(DATA, "models", "llama-gqa")  # random weights, no tokenizer
 COPPICE = os.environ.get("COPPICE", os.path.join(ROOT, "build", "dev", "coppice"))
 
 
-def coppice(*args, stdin="", timeout=120):
-    """The finished process of `coppice ARGS`; its stdout and stderr are text."""
+def coppice(*args, stdin="", timeout=600):
+    """The finished process of `coppice ARGS`; its stdout and stderr are text. The time is that of a program that hangs: sanitizers are slow."""
     return subprocess.run([COPPICE, *map(str, args)], input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
 
 
