@@ -93,12 +93,16 @@ class Device {
 
   virtual Result<std::unique_ptr<OwnedStream>> CreateStream() = 0;
   virtual Result<std::unique_ptr<Event>> CreateEvent() = 0;
+  // One for SecondsBetween.
+  virtual Result<std::unique_ptr<Event>> CreateTimedEvent() = 0;
   virtual Status Record(Event& event, Stream stream) = 0;
   // Work that comes to `stream` from now on waits for what the event recorded last; the host does not.
   virtual Status Wait(Stream stream, const Event& event) = 0;
   // The host waits.
   virtual Status Synchronize(const Event& event) = 0;
   virtual Status Synchronize(Stream stream) = 0;
+  // From what `begin` recorded last to what `end` did, both timed and done.
+  virtual Result<double> SecondsBetween(const Event& begin, const Event& end) = 0;
 
   // Between the two, work on `stream` is recorded and not done. UNIMPLEMENTED on a CPU.
   virtual Status BeginCapture(Stream stream) = 0;

@@ -101,6 +101,16 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                          {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
     plans.push_back(std::move(plan));
   }
+  const bool on_cpu = device->kind() == DeviceKind::kCpu;
+  std::unique_ptr<DeviceSampler> sampler;  // before the pages, which take what is left
+  if (!on_cpu) {
+    COPPICE_ASSIGN_OR_RETURN(sampler, DeviceSampler::Create(device.get(),
+                                                            {.max_draws = options.max_batch_tokens,
+                                                             .max_rows = options.max_batch_tokens,
+                                                             .max_slots = options.max_running,
+                                                             .vocab_size = config.vocab_size},
+                                                            distributions));
+  }
   if (num_pages == 0) {
     COPPICE_ASSIGN_OR_RETURN(num_pages,
                              NumPages(*device, options, KvPool::BytesPerPage(spec, config.num_layers, options.page_size)));
@@ -122,13 +132,13 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                              .vocab_size = config.vocab_size,
                                                              .max_position = config.max_position,
                                                              .num_slots = pool->num_slots()}));
-  const bool on_cpu = device->kind() == DeviceKind::kCpu;
   ModelParts parts = {.device = std::move(device),
                       .transformer = std::move(transformer),
                       .pool = std::move(pool),
                       .inputs = std::move(inputs),
                       .plans = std::move(plans),
                       .fingerprint = checkpoint.Fingerprint(),
+                      .sampler = std::move(sampler),
                       .executor = threads,
                       .distributions = std::move(distributions)};
   if (on_cpu) {
@@ -156,6 +166,17 @@ Status CheckSameVocabulary(const Checkpoint& target, const Checkpoint& draft, co
                            " and \"" + ours[id] + "\" in the model: expected two models of one vocabulary");
   }
   return OkStatus();
+}
+
+// Where a draft model tells the target what it drew from; null without one.
+Result<std::shared_ptr<DraftDistributions>> MakeDistributions(const EngineOptions& options, int32_t vocab_size, bool on_cpu,
+                                                              ThreadPool* threads) {
+  if (options.draft != DraftMode::kModel) return std::shared_ptr<DraftDistributions>();
+  if (on_cpu) return std::make_shared<DraftDistributions>(vocab_size);
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, threads));
+  // Of a step's drafts: as deep as was asked for, and no more than a step has rows.
+  const int64_t rows = std::min<int64_t>(int64_t{options.max_running} * options.draft_tokens, options.max_batch_tokens);
+  return DraftDistributions::CreateOn(std::move(device), static_cast<int32_t>(rows), vocab_size);
 }
 
 Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const EngineParts& parts,
@@ -223,8 +244,8 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
   options.device = on_cpu ? "cpu" : "cuda:" + std::to_string(device->ordinal());
   COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(*device, parts.threads.get()));
   if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = on_cpu ? 0 : 1;
-  std::shared_ptr<DraftDistributions> distributions;
-  if (options.draft == DraftMode::kModel) distributions = std::make_shared<DraftDistributions>(config.vocab_size);
+  COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<DraftDistributions> distributions,
+                           MakeDistributions(options, config.vocab_size, on_cpu, parts.threads.get()));
   COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*num_pages=*/0, std::move(device),
                                                          parts.threads.get(), parts.context.get(), distributions));
   parts.cache = std::move(loaded.cache);

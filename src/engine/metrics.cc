@@ -36,6 +36,8 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   step_.forward_seconds = stats.forward_seconds;
   edit_seconds_ = stats.edit_seconds;
   step_.sample_seconds = stats.sample_seconds;
+  totals_.graph_steps += stats.ran_as_graph;
+  if (!std::exchange(was_idle_, false)) totals_.device_idle_seconds += stats.device_idle_seconds;
   totals_.prefilled_tokens += step_.prefill_rows;
   totals_.rows += batch.num_tokens();
   totals_.grouped_rows += step_.grouped_rows;
@@ -70,6 +72,7 @@ void MetricsRecorder::CountTime(double seconds) {
 }
 
 void MetricsRecorder::Publish(const Now& now) {
+  was_idle_ |= now.idle;
   totals_.last_step.detokenize_seconds = now.detokenize_seconds - totals_.detokenize_seconds;
   totals_.detokenize_seconds = now.detokenize_seconds;
   if (const Clock::time_point time = Clock::now(); now.idle || time >= prefixes_due_) {

@@ -56,6 +56,7 @@ class MetricsRecorder {
   EngineMetrics totals_;
   StepMetrics step_;
   double edit_seconds_ = 0;                               // StepStats, of this step
+  bool was_idle_ = true;                                  // since the step before
   std::chrono::steady_clock::time_point prefixes_due_{};  // when totals_.prefixes is gathered again
   mutable std::mutex mutex_;                              // guards what follows
   EngineMetrics published_;

@@ -1,9 +1,5 @@
 #include "runner/batch_sampler.h"
 
-#include <limits>
-
-#include "core/check.h"
-
 namespace coppice {
 
 void SampledStep::Reset(const StepBatch& batch) {
@@ -14,26 +10,8 @@ void SampledStep::Reset(const StepBatch& batch) {
 }
 
 std::span<const int32_t> BatchSampler::FindLogitRows(const StepBatch& batch) {
-  logit_rows_.clear();
-  draw_rows_.clear();
-  score_rows_.clear();
-  constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
-  for (size_t d = 0, s = 0; d < batch.draws.size() || s < batch.scores.size();) {  // two lists in order become one
-    const int32_t draw_row = d < batch.draws.size() ? batch.draws[d].row : kNone;
-    const int32_t score_row = s < batch.scores.size() ? batch.scores[s].row : kNone;
-    const int32_t row = std::min(draw_row, score_row);
-    COPPICE_DCHECK(logit_rows_.empty() || logit_rows_.back() <= row);
-    if (logit_rows_.empty() || logit_rows_.back() != row) logit_rows_.push_back(row);
-    const int32_t place = static_cast<int32_t>(logit_rows_.size()) - 1;
-    if (draw_row == row) {
-      draw_rows_.push_back(place);
-      ++d;
-    } else {
-      score_rows_.push_back(place);
-      ++s;
-    }
-  }
-  return logit_rows_;
+  rows_.Find(batch);
+  return rows_.rows();
 }
 
 void BatchSampler::Sample(MatrixView<const float> logits, const StepBatch& batch, const SamplingSlots& slots, SampledStep* step) {
@@ -46,10 +24,10 @@ void BatchSampler::Sample(MatrixView<const float> logits, const StepBatch& batch
       if (next.row != first.row || next.slot != first.slot || first.drafting >= 0) break;
     }
     samples_.push_back(TaskOf(batch, begin, end, slots, step));
-    samples_.back().logits = logits.Row(draw_rows_[begin]);
+    samples_.back().logits = logits.Row(rows_.of_draws()[begin]);
   }
   for (size_t i = 0; i < batch.scores.size(); ++i) {
-    scores_.push_back({.logits = logits.Row(score_rows_[i]), .token = batch.scores[i].token, .logprob = &step->scores[i]});
+    scores_.push_back({.logits = logits.Row(rows_.of_scores()[i]), .token = batch.scores[i].token, .logprob = &step->scores[i]});
   }
   sampler_.Run(samples_, scores_);
 }

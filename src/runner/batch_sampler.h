@@ -10,6 +10,7 @@
 #include "coppice/core/tensor_view.h"
 #include "core/thread_pool.h"
 #include "runner/draft_distributions.h"
+#include "runner/logit_rows.h"
 #include "runner/sampler.h"
 #include "runner/sampling_slots.h"
 #include "runner/step_batch.h"
@@ -35,8 +36,6 @@ class BatchSampler {
 
   // Rows whose logits Sample needs, increasing; valid until the next call.
   std::span<const int32_t> FindLogitRows(const StepBatch& batch);
-  // Of the last FindLogitRows: the place of each draw's row among those that it found.
-  std::span<const int32_t> draw_rows() const { return draw_rows_; }
   // `logits` [R, vocab] are of the rows that FindLogitRows found for this batch. REQUIRES: step->Reset(batch).
   void Sample(MatrixView<const float> logits, const StepBatch& batch, const SamplingSlots& slots, SampledStep* step);
 
@@ -47,8 +46,7 @@ class BatchSampler {
   int32_t vocab_size_;
   Sampler sampler_;
   std::shared_ptr<DraftDistributions> distributions_;
-  std::vector<int32_t> logit_rows_;
-  std::vector<int32_t> draw_rows_, score_rows_;  // rows of the logits, by draw and by score
+  LogitRows rows_;
   std::vector<SampleTask> samples_;
   std::vector<ScoreTask> scores_;
 };

@@ -3,7 +3,7 @@
 
 namespace coppice {
 
-Result<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(Device*, const Limits&) {
+Result<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(Device*, const Limits&, std::shared_ptr<DraftDistributions>) {
   return Unavailable("sampling on a GPU is not built: configure with -DCOPPICE_CUDA=ON");
 }
 

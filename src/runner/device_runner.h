@@ -1,6 +1,6 @@
-// The runner of a model on a GPU: a step is put into a stream, from edits to draws, and nothing of it comes back but tokens. Steps
-// of decoding run as captured graphs, one for each number of rows that they are rounded up to. Draws that the device does not make
-// (penalties, drafts, scores, alternatives) are made on the host from the logits, within Launch. Layer: runner.
+// The runner of a model on a GPU: a step is put into a stream, from edits to draws, and nothing of it comes back but tokens and
+// what is said of them. Steps of decoding run as captured graphs, one for each number of rows that they are rounded up to. Layer:
+// runner.
 #pragma once
 
 #include <array>
@@ -10,18 +10,18 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
 #include "model/step_inputs.h"
 #include "model/transformer.h"
-#include "runner/batch_sampler.h"
 #include "runner/device_sampler.h"
 #include "runner/kv_pool.h"
 #include "runner/layer_plans.h"
+#include "runner/logit_rows.h"
 #include "runner/model_parts.h"
 #include "runner/runner.h"
-#include "runner/sampling_slots.h"
 
 namespace coppice {
 
@@ -45,19 +45,21 @@ class DeviceRunner final : public Runner {
   struct Step {
     int64_t number = 0;
     Status status;
+    bool computes = false;    // has rows, and its work is in the stream
     bool draws_come = false;  // they are on the device
     SampledStep sampled;
     StepStats stats;
     Clock::time_point launched, done;
+    std::unique_ptr<Event> begun, ended;  // the forward pass, draws included
   };
   static constexpr int64_t kNumSteps = 3;  // a result outlives the launch of the step after the next
   // The host's arrays of a step's rows, filled up to the number that a graph has.
   struct Rows {
-    std::vector<int32_t> token_ids, positions, logit_rows, draw_rows;
+    std::vector<int32_t> token_ids, positions, logit_rows;
     std::vector<int64_t> slot_mapping;
     bool decodes = false;  // each row is drawn from, once
   };
-  // What is captured of a step of so many rows.
+  // Steps that one graph serves.
   struct SizeClass {
     bool ran = false;  // once without a graph, so that what is made at the first use of a shape is there
     std::unique_ptr<Graph> graph;
@@ -68,11 +70,10 @@ class DeviceRunner final : public Runner {
   Status Begin(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step);
   // Waits for the draws of a step and what else it says.
   Status Complete(Step* step);
-  void FillRows(const StepBatch& batch, bool on_device, const Step& before);
-  Status RunOnDevice(const StepBatch& batch, const DeviceBatch& rows, Step* step);
-  Status RunGraph(const DeviceBatch& rows);
-  Status Compute(const DeviceBatch& rows, int32_t num_draws);
-  Status RunOnHost(const StepBatch& batch, const DeviceBatch& rows, Step* step);
+  void FillRows(const StepBatch& batch, const Step& before);
+  Status Run(const StepBatch& batch, const DeviceBatch& rows, Step* step);
+  Status RunGraph(const DeviceBatch& rows, StepStats* stats);
+  Status Compute(const DeviceBatch& rows, int32_t num_draws, int32_t num_scores);
 
   RunnerInfo info_;
   const Limits limits_;
@@ -83,11 +84,9 @@ class DeviceRunner final : public Runner {
   std::unique_ptr<StepInputs> inputs_;
   std::unique_ptr<DeviceSampler> sampler_;
   LayerPlans plans_;
-  BatchSampler host_sampler_;
-  DeviceMemory host_logits_;
-  SamplingSlots slots_;
+  LogitRows logit_rows_;
   Rows rows_;
-  std::map<int32_t, SizeClass> classes_;  // by rows
+  std::map<std::pair<int32_t, bool>, SizeClass> classes_;  // by rows, and whether they are drawn from plainly
   std::array<Step, kNumSteps> steps_;
   int64_t launched_ = 0, waited_ = 0;
 };

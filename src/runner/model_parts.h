@@ -9,6 +9,7 @@
 #include "core/device.h"
 #include "model/step_inputs.h"
 #include "model/transformer.h"
+#include "runner/device_sampler.h"
 #include "runner/draft_distributions.h"
 #include "runner/kv_pool.h"
 #include "runner/layer_plans.h"
@@ -23,8 +24,11 @@ struct ModelParts {
   std::unique_ptr<StepInputs> inputs;
   std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a layer group of the transformer
   std::string fingerprint;                                       // Checkpoint::Fingerprint
-  Executor* executor = nullptr;                                  // for sampling; outlives the runner
-  std::shared_ptr<DraftDistributions> distributions;             // null: no draft model
+  // Sampling on a GPU; null on a CPU.
+  std::unique_ptr<DeviceSampler> sampler;
+  // And on a CPU.
+  Executor* executor = nullptr;                       // outlives the runner
+  std::shared_ptr<DraftDistributions> distributions;  // null: no draft model
 };
 
 RunnerInfo InfoOf(const ModelParts& parts);

@@ -12,6 +12,7 @@
 #include "coppice/core/status.h"
 #include "model/config.h"
 #include "runner/step_batch.h"
+#include "runner/token_draw.h"
 
 namespace coppice {
 
@@ -26,17 +27,6 @@ struct StepTicket {
   int64_t step = 0;  // 1, 2, 3, ... in the order of launches
 };
 
-// TokenDraw::token where there is none: the row holds no distribution (NaN or infinite logits), or mask, bias and bans leave
-// nothing.
-inline constexpr int32_t kNoDistribution = -1, kNothingAllowed = -2;
-
-// What came out of a draw.
-struct TokenDraw {
-  int32_t sample = 0;  // index of the sample in its request
-  int32_t token = kNoDistribution;
-  float logprob = 0.0f;  // natural logarithm of the model's own probability, before any parameter
-};
-
 // What a step cost.
 struct StepStats {
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // by attention, all layers; unshared: without shared reads
@@ -44,6 +34,10 @@ struct StepStats {
   // Planning; edits and the forward pass; logits to tokens. Where they overlap other steps, how long each took.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0;
   double edit_seconds = 0;  // part of forward_seconds, where the host makes the edits
+  bool ran_as_graph = false;
+  // Of a device that runs beside the host: from the end of the step before to the beginning of this one's forward pass, as the
+  // device saw it. 0 for the first.
+  double device_idle_seconds = 0;
 };
 
 // Valid until the next call of Wait.

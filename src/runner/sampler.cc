@@ -164,17 +164,11 @@ void Sampler::DrawFromAll(const SampleTask& task, std::span<const float> logits,
     }
     if (block == scratch.sums.size()) block = last_block;  // rounding carried it past the end
     const size_t end = std::min(logits.size(), (block + 1) * static_cast<size_t>(kLogitBlock));
-    float best = -std::numeric_limits<float>::infinity();
     for (size_t i = block * kLogitBlock; i < end; ++i) {
-      left -= std::exp(static_cast<double>((logits[i] - max) * scale));
-      if (left < 0) {
-        draw.token = static_cast<int32_t>(i);
-        break;
-      }
-      if (logits[i] > best) {  // the likeliest so far, should rounding carry the walk past the end of the block
-        best = logits[i];
-        draw.token = static_cast<int32_t>(i);
-      }
+      const double weight = std::exp(static_cast<double>((logits[i] - max) * scale));
+      left -= weight;
+      if (weight > 0) draw.token = static_cast<int32_t>(i);  // the last one, should rounding carry the walk past the block's end
+      if (left < 0) break;
     }
   }
 }

@@ -44,6 +44,11 @@ void AppendEngine(const EngineMetrics& engine, std::string* text) {
   gauge("coppice_kv_pages", "Pages of the KV cache", engine.pages_total);
   gauge("coppice_kv_pages_used", "Pages of the KV cache that hold tokens", engine.pages_used);
   counter("coppice_steps_total", "Steps of the engine", engine.steps);
+  counter("coppice_graph_steps_total", "Steps that ran as one captured graph", engine.graph_steps);
+  counter("coppice_eager_steps_total", "Steps that did not", engine.steps - engine.graph_steps);
+  counter("coppice_bubbles_total", "Steps that could not be launched before the one under way had ended", engine.bubbles);
+  counter("coppice_device_idle_seconds_total", "Time in which a GPU computed nothing between two steps",
+          engine.device_idle_seconds);
   counter("coppice_prefill_tokens_total", "Prompt tokens computed", engine.prefilled_tokens);
   counter("coppice_cached_tokens_total", "Prompt tokens whose KV was found in the cache", engine.cached_tokens);
   counter("coppice_generated_tokens_total", "Tokens generated", engine.generated_tokens);

@@ -181,6 +181,10 @@ struct EngineMetrics {
   double draft_seconds = 0;
   int64_t bubbles =
       0;  // with steps_ahead: how often a step was not launched ahead, since it needed what the one under way frees or says
+  // On a GPU: steps that ran as one captured graph; and how long the device computed nothing between two steps, as it saw it
+  // itself, while there was work. 0 on a CPU.
+  int64_t graph_steps = 0;
+  double device_idle_seconds = 0;
   int64_t preemptions = 0;           // samples that gave their pages up and were computed again later
   int32_t waiting = 0, running = 0;  // requests, samples
   int32_t pages_total = 0, pages_used = 0;

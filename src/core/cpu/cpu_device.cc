@@ -1,4 +1,5 @@
 // The CPU as a device: host memory, no streams, work done on return. Layer: core.
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -13,7 +14,10 @@
 namespace coppice {
 namespace {
 
-class CpuEvent final : public Event {};
+class CpuEvent final : public Event {
+ public:
+  std::chrono::steady_clock::time_point recorded;
+};
 class CpuStream final : public OwnedStream {
  public:
   Stream get() const override { return nullptr; }
@@ -58,10 +62,18 @@ class CpuDevice final : public Device {
 
   Result<std::unique_ptr<OwnedStream>> CreateStream() override { return std::unique_ptr<OwnedStream>(new CpuStream); }
   Result<std::unique_ptr<Event>> CreateEvent() override { return std::unique_ptr<Event>(new CpuEvent); }
-  Status Record(Event&, Stream) override { return OkStatus(); }
+  Result<std::unique_ptr<Event>> CreateTimedEvent() override { return CreateEvent(); }
+  Status Record(Event& event, Stream) override {
+    static_cast<CpuEvent&>(event).recorded = std::chrono::steady_clock::now();
+    return OkStatus();
+  }
   Status Wait(Stream, const Event&) override { return OkStatus(); }
   Status Synchronize(const Event&) override { return OkStatus(); }
   Status Synchronize(Stream) override { return OkStatus(); }
+  Result<double> SecondsBetween(const Event& begin, const Event& end) override {
+    const auto passed = static_cast<const CpuEvent&>(end).recorded - static_cast<const CpuEvent&>(begin).recorded;
+    return std::chrono::duration<double>(passed).count();
+  }
 
   Status BeginCapture(Stream) override { return NoGraphs(); }
   Result<std::unique_ptr<Graph>> EndCapture(Stream) override { return NoGraphs(); }

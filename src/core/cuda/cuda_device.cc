@@ -108,12 +108,8 @@ class CudaDevice final : public Device {
     COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
     return std::unique_ptr<OwnedStream>(new CudaStream(stream));
   }
-  Result<std::unique_ptr<Event>> CreateEvent() override {
-    const DeviceGuard guard(ordinal_);
-    cudaEvent_t event = nullptr;
-    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate"));
-    return std::unique_ptr<Event>(new CudaEvent(event));
-  }
+  Result<std::unique_ptr<Event>> CreateEvent() override { return MakeEvent(cudaEventDisableTiming); }
+  Result<std::unique_ptr<Event>> CreateTimedEvent() override { return MakeEvent(cudaEventDefault); }
   Status Record(Event& event, Stream stream) override {
     const DeviceGuard guard(ordinal_);
     return CudaStatus(cudaEventRecord(static_cast<CudaEvent&>(event).get(), Of(stream)), "cudaEventRecord");
@@ -129,6 +125,14 @@ class CudaDevice final : public Device {
   Status Synchronize(Stream stream) override {
     const DeviceGuard guard(ordinal_);
     return CudaStatus(cudaStreamSynchronize(Of(stream)), "waiting for a stream of the device");
+  }
+  Result<double> SecondsBetween(const Event& begin, const Event& end) override {
+    const DeviceGuard guard(ordinal_);
+    float milliseconds = 0;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(
+        cudaEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(begin).get(), static_cast<const CudaEvent&>(end).get()),
+        "cudaEventElapsedTime"));
+    return milliseconds / 1e3;
   }
 
   Status BeginCapture(Stream stream) override {
@@ -151,6 +155,12 @@ class CudaDevice final : public Device {
   }
 
  private:
+  Result<std::unique_ptr<Event>> MakeEvent(unsigned flags) const {
+    const DeviceGuard guard(ordinal_);
+    cudaEvent_t event = nullptr;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate"));
+    return std::unique_ptr<Event>(new CudaEvent(event));
+  }
   std::string OutOfMemoryText(size_t bytes, MemoryKind kind) const {
     std::string text = "cannot allocate " + std::to_string(bytes) + " bytes of " +
                        (kind == MemoryKind::kDevice ? "memory of " + name_ : std::string("page-locked host memory"));

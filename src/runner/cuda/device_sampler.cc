@@ -1,5 +1,5 @@
-// Sampling on a CUDA device: parameters and results go through page-locked memory used in turn, draws stay in one place on the
-// device for the step after. Layer: runner/cuda.
+// Sampling on a CUDA device: what is wanted and what came out go through page-locked memory used in turn, draws stay in one place
+// on the device for the step after. Layer: runner/cuda.
 #include "runner/device_sampler.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/cuda/cuda_status.h"
 #include "runner/cuda/draw.h"
+#include "runner/cuda/slot_memory.h"
 
 namespace coppice {
 namespace {
@@ -19,101 +20,211 @@ using cuda::DeviceGuard;
 using cuda::DrawnRow;
 using cuda::DrawnToken;
 using cuda::DrawSpec;
+using cuda::ScoreSpec;
+using cuda::SlotMemory;
+
+constexpr int32_t kMaxPath = 64;  // tokens of a draft's path, 63 at most
 
 cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
-class CudaSampler final : public DeviceSampler {
- public:
-  CudaSampler(Device* device, const Limits& limits) : device_(device), limits_(limits) {}
+cuda::LogitMatrix MatrixOf(const ConstDeviceTensor& logits) {
+  COPPICE_DCHECK(logits.dtype == DType::kF32);
+  return {.data = static_cast<const float*>(logits.data), .stride = logits.stride, .vocab = static_cast<int32_t>(logits.cols)};
+}
 
-  Status Initialise() {
-    COPPICE_ASSIGN_OR_RETURN(specs_, device_->Allocate(limits_.max_draws * sizeof(DrawSpec)));
-    COPPICE_ASSIGN_OR_RETURN(drawn_, device_->Allocate(limits_.max_draws * sizeof(DrawnToken)));
-    COPPICE_ASSIGN_OR_RETURN(rows_, device_->Allocate(limits_.max_rows * sizeof(DrawnRow)));
-    for (Staging& staging : staging_) {
-      COPPICE_ASSIGN_OR_RETURN(staging.specs, device_->Allocate(limits_.max_draws * sizeof(DrawSpec), MemoryKind::kHostPinned));
-      COPPICE_ASSIGN_OR_RETURN(staging.rows, device_->Allocate(limits_.max_rows * sizeof(DrawnRow), MemoryKind::kHostPinned));
-      COPPICE_ASSIGN_OR_RETURN(staging.drawn, device_->Allocate(limits_.max_draws * sizeof(DrawnToken), MemoryKind::kHostPinned));
-      COPPICE_ASSIGN_OR_RETURN(staging.done, device_->CreateEvent());
+// An array in device memory, and its three places in page-locked memory on the way there or back.
+template <class T>
+class Staged {
+ public:
+  Status Initialise(Device* device, int64_t count) {
+    capacity_ = count;
+    COPPICE_ASSIGN_OR_RETURN(device_memory_, device->Allocate(count * sizeof(T)));
+    for (DeviceMemory& host : host_) {
+      COPPICE_ASSIGN_OR_RETURN(host, device->Allocate(count * sizeof(T), MemoryKind::kHostPinned));
     }
     return OkStatus();
   }
+  T* on_device() const { return device_memory_.As<T>(); }
+  std::span<T> on_host(int64_t step) const { return {host_[step % kSteps].template As<T>(), static_cast<size_t>(capacity_)}; }
+  Status Upload(Device* device, int64_t step, size_t count, Stream stream) const {
+    COPPICE_CHECK(std::cmp_less_equal(count, capacity_));
+    return count == 0 ? OkStatus() : device->Copy(on_device(), on_host(step).data(), count * sizeof(T), stream);
+  }
+  Status Download(Device* device, int64_t step, size_t count, Stream stream) const {
+    COPPICE_CHECK(std::cmp_less_equal(count, capacity_));
+    return count == 0 ? OkStatus() : device->Copy(on_host(step).data(), on_device(), count * sizeof(T), stream);
+  }
+
+ private:
+  static constexpr int64_t kSteps = 3;  // a step's place is used again when the step has long been waited for
+  int64_t capacity_ = 0;
+  DeviceMemory device_memory_;
+  std::array<DeviceMemory, kSteps> host_;
+};
+
+class CudaSampler final : public DeviceSampler {
+ public:
+  CudaSampler(Device* device, const Limits& limits, std::shared_ptr<DraftDistributions> distributions)
+      : device_(device), limits_(limits), distributions_(std::move(distributions)) {}
+
+  Status Initialise() {
+    const int32_t mask_words = MaskWords(limits_.vocab_size);
+    COPPICE_RETURN_IF_ERROR(specs_.Initialise(device_, limits_.max_draws));
+    COPPICE_RETURN_IF_ERROR(drawn_.Initialise(device_, limits_.max_draws));
+    COPPICE_RETURN_IF_ERROR(tops_.Initialise(device_, int64_t{limits_.max_draws} * kMaxTopLogprobs));
+    COPPICE_RETURN_IF_ERROR(score_specs_.Initialise(device_, limits_.max_rows));
+    COPPICE_RETURN_IF_ERROR(scores_.Initialise(device_, limits_.max_rows));
+    COPPICE_RETURN_IF_ERROR(rows_.Initialise(device_, limits_.max_rows));
+    COPPICE_RETURN_IF_ERROR(masks_.Initialise(device_, int64_t{limits_.max_slots} * mask_words));
+    COPPICE_RETURN_IF_ERROR(draft_tokens_.Initialise(device_, int64_t{limits_.max_draws} * kMaxPath));
+    for (std::unique_ptr<Event>& done : done_) {
+      COPPICE_ASSIGN_OR_RETURN(done, device_->CreateEvent());
+    }
+    COPPICE_ASSIGN_OR_RETURN(slots_, SlotMemory::Create(device_, limits_.max_slots, limits_.vocab_size));
+    memory_ = {.slots = slots_->tables(),
+               .masks = masks_.on_device(),
+               .mask_words = mask_words,
+               .draft_tokens = draft_tokens_.on_device(),
+               .distributions = distributions_ ? distributions_->device_rows() : nullptr,
+               .tops = tops_.on_device()};
+    return OkStatus();
+  }
+
+  Status EditSlots(const StepBatch& batch, Stream stream) override { return slots_->Edit(batch, drawn_.on_device(), stream); }
 
   Status TakeDrawn(int64_t step, std::span<const StepBatch::DrawnToken> rows, DeviceSpan<int32_t> token_ids,
                    Stream stream) override {
-    const auto host = At(step).rows.As<DrawnRow>();
+    const std::span<DrawnRow> host = rows_.on_host(step);
+    COPPICE_CHECK(rows.size() <= host.size());
     for (size_t i = 0; i < rows.size(); ++i) host[i] = {.row = rows[i].row, .draw = rows[i].draw.index};
-    COPPICE_RETURN_IF_ERROR(device_->Copy(rows_.data(), host, rows.size() * sizeof(DrawnRow), stream));
+    COPPICE_RETURN_IF_ERROR(rows_.Upload(device_, step, rows.size(), stream));
     const DeviceGuard guard(device_->ordinal());
-    return cuda::LaunchTakeDrawn(rows_.As<DrawnRow>(), static_cast<int32_t>(rows.size()), drawn_.As<DrawnToken>(), token_ids.data,
+    return cuda::LaunchTakeDrawn(rows_.on_device(), static_cast<int32_t>(rows.size()), drawn_.on_device(), token_ids.data,
                                  Of(stream));
   }
 
-  Status SetDraws(int64_t step, const StepBatch& batch, std::span<const int32_t> draw_rows, int32_t count,
-                  const SamplingSlots& slots, Stream stream) override {
-    COPPICE_CHECK(draw_rows.size() == batch.draws.size() && std::ssize(batch.draws) <= count && count <= limits_.max_draws);
-    const auto host = At(step).specs.As<DrawSpec>();
+  Status SetWanted(int64_t step, const StepBatch& batch, const LogitRows& rows, int32_t count, Stream stream) override {
+    const std::span<DrawSpec> specs = specs_.on_host(step);
+    COPPICE_CHECK(std::ssize(batch.draws) <= count && std::cmp_less_equal(count, specs.size()));
+    draws_plainly_ = true;
     for (size_t i = 0; i < batch.draws.size(); ++i) {
-      const Draw& draw = batch.draws[i];
-      const SamplingParams& params = slots[draw.slot].sampling.params;
-      host[i] = {.row = draw_rows[i],
-                 .sample = static_cast<uint32_t>(draw.sample),
-                 .position = static_cast<uint32_t>(draw.position),
-                 .top_k = params.top_k,
-                 .seed = params.seed,
-                 .temperature = params.temperature,
-                 .top_p = params.top_p,
-                 .min_p = params.min_p};
+      specs[i] = SpecOf(batch, batch.draws[i]);
+      specs[i].row = rows.of_draws()[i];
+      // Draws of one row and slot have one place for the most probable tokens.
+      if (i > 0 && batch.draws[i - 1].top_logprobs > 0 && batch.draws[i - 1].top_begin == batch.draws[i].top_begin)
+        specs[i].top_count = 0;
+      draws_plainly_ = draws_plainly_ && specs[i].is_plain();
     }
-    std::fill(host + batch.draws.size(), host + count, DrawSpec{});
-    return device_->Copy(specs_.data(), host, count * sizeof(DrawSpec), stream);
+    std::fill(specs.begin() + std::ssize(batch.draws), specs.begin() + count, DrawSpec{});
+    COPPICE_RETURN_IF_ERROR(specs_.Upload(device_, step, count, stream));
+    const std::span<ScoreSpec> scores = score_specs_.on_host(step);
+    COPPICE_CHECK(batch.scores.size() <= scores.size());
+    for (size_t i = 0; i < batch.scores.size(); ++i) scores[i] = {.row = rows.of_scores()[i], .token = batch.scores[i].token};
+    COPPICE_RETURN_IF_ERROR(score_specs_.Upload(device_, step, batch.scores.size(), stream));
+    COPPICE_RETURN_IF_ERROR(UploadCopy(masks_, step, std::span(batch.masks), stream));
+    return UploadCopy(draft_tokens_, step, std::span(batch.draft_tokens), stream);
   }
 
-  Status DrawTokens(const ConstDeviceTensor& logits, int32_t count, Stream stream) override {
-    COPPICE_DCHECK(logits.dtype == DType::kF32 && logits.cols == limits_.vocab_size);
+  bool draws_plainly() const override { return draws_plainly_; }
+
+  Status Draw(const ConstDeviceTensor& logits, int32_t count, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
-    return cuda::LaunchDraw(
-        {.data = static_cast<const float*>(logits.data), .stride = logits.stride, .vocab = static_cast<int32_t>(logits.cols)},
-        specs_.As<DrawSpec>(), count, drawn_.As<DrawnToken>(), Of(stream));
+    return cuda::LaunchDraw(MatrixOf(logits), memory_, specs_.on_device(), count, draws_plainly_, drawn_.on_device(), Of(stream));
   }
-  Status Fetch(int64_t step, int32_t count, Stream stream) override {
-    Staging& staging = At(step);
-    COPPICE_RETURN_IF_ERROR(device_->Copy(staging.drawn.data(), drawn_.data(), count * sizeof(DrawnToken), stream));
-    return device_->Record(*staging.done, stream);
+
+  Status Score(const ConstDeviceTensor& logits, int32_t count, Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    return cuda::LaunchScore(MatrixOf(logits), score_specs_.on_device(), count, scores_.on_device(), Of(stream));
   }
-  Status Wait(int64_t step, std::span<TokenDraw> draws) override {
-    const Staging& staging = At(step);
-    COPPICE_RETURN_IF_ERROR(device_->Synchronize(*staging.done));
-    for (size_t i = 0; i < draws.size(); ++i) {
-      const DrawnToken& drawn = staging.drawn.As<DrawnToken>()[i];
-      draws[i].token = drawn.token;
-      draws[i].logprob = drawn.logprob;
+
+  Status Fetch(int64_t step, const StepBatch& batch, Stream stream) override {
+    COPPICE_RETURN_IF_ERROR(drawn_.Download(device_, step, batch.draws.size(), stream));
+    COPPICE_RETURN_IF_ERROR(tops_.Download(device_, step, batch.num_top_logprobs, stream));
+    COPPICE_RETURN_IF_ERROR(scores_.Download(device_, step, batch.scores.size(), stream));
+    return device_->Record(*done_[step % std::ssize(done_)], stream);
+  }
+
+  Status Wait(int64_t step, SampledStep* sampled) override {
+    COPPICE_RETURN_IF_ERROR(device_->Synchronize(*done_[step % std::ssize(done_)]));
+    const std::span<const DrawnToken> drawn = drawn_.on_host(step);
+    for (size_t i = 0; i < sampled->draws.size(); ++i) {
+      sampled->draws[i].token = drawn[i].token;
+      sampled->draws[i].logprob = drawn[i].logprob;
     }
+    std::ranges::copy(tops_.on_host(step).first(sampled->top_logprobs.size()), sampled->top_logprobs.begin());
+    std::ranges::copy(scores_.on_host(step).first(sampled->scores.size()), sampled->scores.begin());
     return OkStatus();
   }
 
  private:
-  // A step's page-locked memory. It is used again three steps later, when the step's event has long been waited for.
-  struct Staging {
-    DeviceMemory specs, rows, drawn;
-    std::unique_ptr<Event> done;
-  };
-  static constexpr int64_t kSteps = 3;
-  Staging& At(int64_t step) { return staging_[static_cast<size_t>(step % kSteps)]; }
+  // All but the row.
+  DrawSpec SpecOf(const StepBatch& batch, const coppice::Draw& draw) const {
+    const SlotMemory::Slot& slot = (*slots_)[draw.slot];
+    const SamplingParams& params = slot.sampling.params;
+    DrawSpec spec = {.sample = static_cast<uint32_t>(draw.sample),
+                     .position = static_cast<uint32_t>(draw.position),
+                     .top_k = params.top_k,
+                     .seed = params.seed,
+                     .temperature = params.temperature,
+                     .top_p = params.top_p,
+                     .min_p = params.min_p,
+                     .presence_penalty = params.presence_penalty,
+                     .frequency_penalty = params.frequency_penalty,
+                     .repetition_penalty = params.repetition_penalty,
+                     .slot = draw.slot,
+                     .has_counts = HasPenalties(params) || (draw.bans_end_ids && !slot.sampling.end_ids.empty()),
+                     .has_biases = slot.has_biases,
+                     .bans_ends = draw.bans_end_ids,
+                     .mask = draw.mask,
+                     .top_begin = draw.top_begin,
+                     .top_count = draw.top_logprobs};
+    if (draw.drafting < 0) return spec;
+    const Drafting& drafting = batch.drafting[draw.drafting];
+    COPPICE_CHECK(drafting.path_count < kMaxPath);
+    if (HasPenalties(params)) {
+      spec.path_begin = drafting.path_begin;
+      spec.path_count = drafting.path_count;
+    }
+    spec.distribution = drafting.distribution;
+    spec.proposal = drafting.proposal;
+    spec.draft = drafting.token;
+    if (const int32_t row = std::max(spec.distribution, spec.proposal); row >= 0)
+      COPPICE_CHECK(distributions_ != nullptr && row < distributions_->num_device_rows());
+    return spec;
+  }
+
+  template <class T>
+  Status UploadCopy(const Staged<T>& staged, int64_t step, std::span<const T> values, Stream stream) const {
+    COPPICE_CHECK(values.size() <= staged.on_host(step).size());
+    std::ranges::copy(values, staged.on_host(step).begin());
+    return staged.Upload(device_, step, values.size(), stream);
+  }
 
   Device* const device_;
   const Limits limits_;
-  DeviceMemory specs_, drawn_, rows_;
-  std::array<Staging, kSteps> staging_;
+  std::shared_ptr<DraftDistributions> distributions_;
+  std::unique_ptr<SlotMemory> slots_;
+  Staged<DrawSpec> specs_;
+  Staged<DrawnToken> drawn_;
+  Staged<TokenLogprob> tops_;
+  Staged<ScoreSpec> score_specs_;
+  Staged<float> scores_;
+  Staged<DrawnRow> rows_;
+  Staged<uint32_t> masks_;
+  Staged<int32_t> draft_tokens_;
+  cuda::DrawMemory memory_;
+  bool draws_plainly_ = true;
+  std::array<std::unique_ptr<Event>, 3> done_;  // of a step's downloads
 };
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(Device* device, const Limits& limits) {
+Result<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(Device* device, const Limits& limits,
+                                                             std::shared_ptr<DraftDistributions> distributions) {
   if (limits.vocab_size > cuda::kMaxDrawVocab)
     return Unimplemented("the model has " + std::to_string(limits.vocab_size) + " tokens; a GPU draws from at most " +
                          std::to_string(cuda::kMaxDrawVocab) + ": run it on the CPU");
-  auto sampler = std::make_unique<CudaSampler>(device, limits);
+  auto sampler = std::make_unique<CudaSampler>(device, limits, std::move(distributions));
   COPPICE_RETURN_IF_ERROR(sampler->Initialise());
   return std::unique_ptr<DeviceSampler>(std::move(sampler));
 }

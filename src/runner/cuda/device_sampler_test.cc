@@ -3,22 +3,86 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
 #include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "coppice/core/types.h"
 #include "core/device.h"
 #include "core/thread_pool.h"
+#include "model/safetensors.h"
+#include "runner/batch_sampler.h"
 #include "runner/device_sampler.h"
 #include "runner/philox.h"
 #include "runner/sampler.h"
+#include "runner/sampling_slots.h"
 
 namespace coppice {
 namespace {
+
+// The host's sampler and the device's, given the same steps.
+class SamplerPair {
+ public:
+  SamplerPair(Device* device, Executor* executor, const DeviceSampler::Limits& limits,
+              std::shared_ptr<DraftDistributions> distributions = nullptr)
+      : device_(device),
+        vocab_(limits.vocab_size),
+        host_sampler_(executor, limits.vocab_size, distributions),
+        device_sampler_(DeviceSampler::Create(device, limits, std::move(distributions)).value()) {}
+
+  // `logits`: of the rows that the batch wants something of.
+  void Step(const StepBatch& batch, std::span<const float> logits) {
+    ++step_;
+    slots_.Edit(batch, host.draws);
+    host.Reset(batch);
+    const auto rows = static_cast<int64_t>(host_sampler_.FindLogitRows(batch).size());
+    ASSERT_EQ(logits.size(), static_cast<size_t>(rows * vocab_));
+    host_sampler_.Sample(MatrixView<const float>(logits.data(), rows, vocab_), batch, slots_, &host);
+
+    if (memory_.size() < logits.size_bytes()) memory_ = device_->Allocate(logits.size_bytes()).value();
+    if (!logits.empty()) ASSERT_TRUE(device_->Copy(memory_.data(), logits.data(), logits.size_bytes(), nullptr).ok());
+    const ConstDeviceTensor tensor = {memory_.data(), DType::kF32, rows, vocab_, vocab_};
+    const auto draws = static_cast<int32_t>(batch.draws.size()), scores = static_cast<int32_t>(batch.scores.size());
+    LogitRows logit_rows;
+    logit_rows.Find(batch);
+    device.Reset(batch);
+    ASSERT_TRUE(device_sampler_->EditSlots(batch, nullptr).ok());
+    ASSERT_TRUE(device_sampler_->SetWanted(step_, batch, logit_rows, draws, nullptr).ok());
+    ASSERT_TRUE(device_sampler_->Draw(tensor, draws, nullptr).ok());
+    ASSERT_TRUE(device_sampler_->Score(tensor, scores, nullptr).ok());
+    ASSERT_TRUE(device_sampler_->Fetch(step_, batch, nullptr).ok());
+    const Status waited = device_sampler_->Wait(step_, &device);
+    ASSERT_TRUE(waited.ok()) << waited.ToString();
+  }
+  int64_t step() const { return step_; }
+
+  SampledStep host, device;  // of the last step
+
+ private:
+  Device* const device_;
+  const int32_t vocab_;
+  SamplingSlots slots_;
+  BatchSampler host_sampler_;
+  std::unique_ptr<DeviceSampler> device_sampler_;
+  DeviceMemory memory_;
+  int64_t step_ = 0;
+};
+
+// A slot that is set with what `sampling` says and nothing said so far.
+void Set(int32_t slot, SlotSampling sampling, StepBatch* batch) {
+  batch->slot_edits.push_back(
+      {.kind = SlotEdit::Kind::kSet, .slot = slot, .index = static_cast<int32_t>(batch->parameters.size())});
+  batch->parameters.push_back(std::move(sampling));
+}
 
 class DeviceSamplerTest : public ::testing::Test {
  protected:
@@ -28,48 +92,21 @@ class DeviceSamplerTest : public ::testing::Test {
     device_ = *std::move(device);
   }
 
-  // Draws `count` tokens of each row on the device, sample i at position 7 * i, and as many on the host.
+  // Draws `count` samples' tokens of each row on the device, at position kPosition, and as many on the host.
+  static constexpr int32_t kPosition = 7;
   struct Both {
     std::vector<TokenDraw> device, host;  // by row, then sample
   };
   Both DrawAll(const std::vector<float>& logits, int32_t vocab, const SamplingParams& params, int32_t count) {
     const int32_t rows = static_cast<int32_t>(logits.size() / vocab), draws = rows * count;
-    const auto sampler = DeviceSampler::Create(device_.get(), {.max_draws = draws, .max_rows = rows, .vocab_size = vocab}).value();
-    const DeviceMemory memory = device_->Allocate(logits.size() * sizeof(float)).value();
-    EXPECT_TRUE(device_->Copy(memory.data(), logits.data(), logits.size() * sizeof(float), nullptr).ok());
-    EXPECT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
-
+    SamplerPair pair(device_.get(), &threads_, {.max_draws = draws, .max_rows = rows, .max_slots = 1, .vocab_size = vocab});
     StepBatch batch;
-    batch.parameters.push_back({.params = params});
-    batch.slot_edits.push_back({.kind = SlotEdit::Kind::kSet, .slot = 0, .index = 0});
-    SamplingSlots slots;
-    slots.Edit(batch, {});
-    std::vector<int32_t> draw_rows;
+    Set(0, {.params = params}, &batch);
     for (int32_t row = 0; row < rows; ++row) {
-      for (int32_t i = 0; i < count; ++i) {
-        batch.draws.push_back({.row = row, .slot = 0, .sample = i, .position = 7 * i});
-        draw_rows.push_back(row);
-      }
+      for (int32_t i = 0; i < count; ++i) batch.draws.push_back({.row = row, .slot = 0, .sample = i, .position = kPosition});
     }
-    EXPECT_TRUE(DeviceSampler::Takes(batch, slots));
-    Both both{std::vector<TokenDraw>(draws), std::vector<TokenDraw>(draws)};
-    const ConstDeviceTensor tensor = {memory.data(), DType::kF32, rows, vocab, vocab};
-    EXPECT_TRUE(sampler->SetDraws(1, batch, draw_rows, draws, slots, nullptr).ok());
-    EXPECT_TRUE(sampler->DrawTokens(tensor, draws, nullptr).ok());
-    EXPECT_TRUE(sampler->Fetch(1, draws, nullptr).ok());
-    EXPECT_TRUE(sampler->Wait(1, both.device).ok());
-
-    Sampler host(&threads_, vocab);
-    std::vector<SampleTask> tasks;
-    for (int32_t i = 0; i < draws; ++i) {
-      both.host[i].sample = i % count;
-      tasks.push_back({.logits = std::span(logits).subspan(size_t{1} * (i / count) * vocab, vocab),
-                       .params = &params,
-                       .position = static_cast<uint32_t>(7 * (i % count)),
-                       .draws = std::span(both.host).subspan(i, 1)});
-    }
-    host.Run(tasks, {});
-    return both;
+    pair.Step(batch, logits);
+    return {pair.device.draws, pair.host.draws};
   }
 
   static std::vector<float> RandomLogits(int32_t rows, int32_t vocab, float deviation, uint32_t seed) {
@@ -154,7 +191,7 @@ TEST_F(DeviceSamplerTest, DrawsWhatTheHostDraws) {
           const std::span<const float> row = std::span(logits).subspan(i / kDraws * vocab, vocab);
           reference.emplace(row, p);
           const uint32_t sample = static_cast<uint32_t>(i % kDraws);
-          ASSERT_LE(reference->DistanceFrom(device.token, sample, 7 * sample), 1e-5)
+          ASSERT_LE(reference->DistanceFrom(device.token, sample, kPosition), 1e-5)
               << "vocab " << vocab << " deviation " << deviation << " temperature " << p.temperature << " top_k " << p.top_k
               << " top_p " << p.top_p << " min_p " << p.min_p << ": " << device.token << " instead of " << host.token;
         }
@@ -164,16 +201,59 @@ TEST_F(DeviceSamplerTest, DrawsWhatTheHostDraws) {
   }
 }
 
-// Each of the 49,152 ends of tokens' parts lies a few 1e-9 apart on host and device, which sum floats in other orders.
+// Rows of SmolLM2-135M's logits, [rows, 49152], after some prompts; kept as f16.
+std::vector<float> SmolLm2Logits() {
+  const auto file = SafetensorsFile::Open(std::string(COPPICE_TEST_DATA) + "/smollm2/logits.safetensors");
+  EXPECT_TRUE(file.ok()) << file.status().ToString();
+  const std::vector<uint8_t> bytes = file->Read<uint8_t>("logits_f16").value();
+  std::vector<F16> halves(bytes.size() / sizeof(F16));
+  std::memcpy(halves.data(), bytes.data(), bytes.size());
+  std::vector<float> logits;
+  for (const F16 half : halves) logits.push_back(half.ToFloat());
+  return logits;
+}
+
+// Draws of SmolLM2's own distributions, 10^7 with COPPICE_LONG_TEST. Host and device sum 49,152 floats in other orders, so that a
+// token's part of the distribution ends a few 1e-9 apart: a draw may differ where its number falls between the two.
 TEST_F(DeviceSamplerTest, FewDrawsDiffer) {
-  constexpr int32_t kVocab = 49152, kDraws = 20000, kRows = 5;
-  int64_t different = 0;
-  for (const float temperature : {0.8f, 1.0f}) {
-    const std::vector<float> logits = RandomLogits(kRows, kVocab, 4, 11);
-    const Both both = DrawAll(logits, kVocab, {.temperature = temperature, .seed = 12}, kDraws);
-    for (size_t i = 0; i < both.host.size(); ++i) different += both.device[i].token != both.host[i].token;
+  const std::vector<float> logits = SmolLm2Logits();
+  constexpr int32_t kVocab = 49152;
+  const int32_t rows = static_cast<int32_t>(logits.size() / kVocab);
+  const int64_t wanted = std::getenv("COPPICE_LONG_TEST") != nullptr ? 10'000'000 : 200'000;
+  constexpr int32_t kDraws = 10'000;  // of a row in a step, at one position
+  SamplerPair pair(device_.get(), &threads_, {.max_draws = kDraws * rows, .max_rows = rows, .max_slots = 2, .vocab_size = kVocab});
+  const SamplingParams params[] = {{.temperature = 0.8f, .seed = 12}, {.temperature = 1, .seed = 12}};
+  std::vector<Reference> references;
+  for (const SamplingParams& p : params) {
+    for (int32_t row = 0; row < rows; ++row)
+      references.emplace_back(std::span(logits).subspan(size_t{1} * row * kVocab, kVocab), p);
   }
-  EXPECT_LE(different, 2 * kRows * kDraws / 2000);
+  StepBatch batch;
+  Set(0, {.params = params[0]}, &batch);
+  Set(1, {.params = params[1]}, &batch);
+  int64_t drawn = 0, different = 0;
+  for (int32_t position = 0; drawn < wanted; ++position) {
+    const int32_t slot = position % 2;
+    batch.draws.clear();
+    for (int32_t row = 0; row < rows; ++row) {
+      for (int32_t i = 0; i < kDraws; ++i) batch.draws.push_back({.row = row, .slot = slot, .sample = i, .position = position});
+    }
+    pair.Step(batch, logits);
+    batch.ClearEdits();
+    for (size_t i = 0; i < batch.draws.size(); ++i) {
+      if (pair.device.draws[i].token == pair.host.draws[i].token) continue;
+      ++different;
+      const Reference& reference = references[slot * rows + batch.draws[i].row];
+      const auto sample = static_cast<uint32_t>(batch.draws[i].sample), at = static_cast<uint32_t>(position);
+      ASSERT_LE(reference.DistanceFrom(pair.device.draws[i].token, sample, at), 1e-5);
+      ASSERT_LE(reference.DistanceFrom(pair.host.draws[i].token, sample, at), 1e-5);
+    }
+    drawn += std::ssize(batch.draws);
+  }
+  EXPECT_LT(different, drawn / 10'000);
+  RecordProperty("draws", std::to_string(drawn));
+  RecordProperty("different", std::to_string(different));
+  std::cout << different << " of " << drawn << " draws differ\n";
 }
 
 TEST_F(DeviceSamplerTest, EqualLogitsGoById) {
@@ -199,20 +279,214 @@ TEST_F(DeviceSamplerTest, RowsWithoutADistributionSaySo) {
   EXPECT_EQ(DrawAll(nothing, 1000, {}, 1).device.front().token, 3);
 }
 
+// Slots come, fork and go, with counts that the device keeps for itself: greedy choices under penalties, biases and bans are the
+// host's, since adjusted logits are the same to the bit.
+TEST_F(DeviceSamplerTest, AdjustedLogitsAreTheHosts) {
+  constexpr int32_t kVocab = 1500, kSlots = 12, kSteps = 400;
+  SamplerPair pair(device_.get(), &threads_, {.max_draws = kSlots, .max_rows = kSlots, .max_slots = kSlots, .vocab_size = kVocab});
+  std::mt19937 random(3);
+  const auto chance = [&](int one_in) { return random() % one_in == 0; };
+  const auto token = [&] { return static_cast<int32_t>(random() % 40); };  // few, so that they come again
+  std::vector<bool> in_use(kSlots), draws(kSlots);
+  std::vector<int32_t> draw_of(kSlots, -1);  // in the step before
+  int64_t compared = 0;
+  for (int32_t step = 0; step < kSteps; ++step) {
+    StepBatch batch;
+    for (int32_t slot = 0; slot < kSlots; ++slot) {
+      if (in_use[slot] && draw_of[slot] >= 0)
+        batch.slot_edits.push_back(
+            {.kind = SlotEdit::Kind::kAddDraw, .slot = slot, .draw = {.step = step, .index = draw_of[slot]}});
+      if (in_use[slot] && chance(12)) {
+        batch.slot_edits.push_back({.kind = SlotEdit::Kind::kFree, .slot = slot});
+        in_use[slot] = false;
+      }
+      if (!in_use[slot] && chance(2)) {
+        const int32_t from = static_cast<int32_t>(random() % kSlots);
+        in_use[slot] = true;
+        if (from != slot && in_use[from] && chance(2)) {
+          batch.slot_edits.push_back({.kind = SlotEdit::Kind::kFork, .slot = slot, .index = from});
+          continue;
+        }
+        SlotSampling sampling{.params = {.temperature = 0}};
+        if (chance(2)) sampling.params.presence_penalty = 0.7f;
+        if (chance(2)) sampling.params.frequency_penalty = 0.31f;
+        if (chance(2)) sampling.params.repetition_penalty = 1.37f;
+        if (chance(3)) sampling.params.logit_bias = {{token(), 2.5f}, {token() + 40, -3.1f}, {99, -INFINITY}, {7, -1e9f}};
+        if (chance(3)) sampling.end_ids = {token(), token()};
+        Set(slot, sampling, &batch);
+        SlotEdit& edit = batch.slot_edits.back();
+        edit.token_begin = static_cast<int32_t>(batch.history.size());
+        edit.token_count = static_cast<int32_t>(random() % 30);
+        edit.num_prompt = edit.token_count > 0 ? static_cast<int32_t>(random() % edit.token_count) : 0;
+        for (int32_t i = 0; i < edit.token_count; ++i) batch.history.push_back(token());
+      } else if (in_use[slot] && chance(4)) {
+        batch.slot_edits.push_back({.kind = SlotEdit::Kind::kAdd,
+                                    .slot = slot,
+                                    .token_begin = static_cast<int32_t>(batch.history.size()),
+                                    .token_count = 2});
+        batch.history.push_back(token());
+        batch.history.push_back(token());
+      }
+    }
+    int32_t rows = 0;
+    for (int32_t slot = 0; slot < kSlots; ++slot) {
+      draw_of[slot] = -1;
+      if (!in_use[slot] || chance(5)) continue;
+      draw_of[slot] = static_cast<int32_t>(batch.draws.size());
+      batch.draws.push_back({.row = rows++, .slot = slot, .position = step, .bans_end_ids = chance(2)});
+      if (!chance(3)) continue;
+      Drafting drafting{.path_begin = static_cast<int32_t>(batch.draft_tokens.size()),
+                        .path_count = static_cast<int32_t>(random() % 6)};
+      for (int32_t i = 0; i < drafting.path_count; ++i) batch.draft_tokens.push_back(token());
+      batch.draws.back().drafting = static_cast<int32_t>(batch.drafting.size());
+      batch.drafting.push_back(drafting);
+    }
+    // The tokens that penalties move lie close together above all others.
+    std::vector<float> logits = RandomLogits(rows, kVocab, 1, static_cast<uint32_t>(step));
+    for (int32_t row = 0; row < rows; ++row) {
+      for (int32_t i = 0; i < 80; ++i)
+        logits[size_t{1} * row * kVocab + i] = std::abs(logits[size_t{1} * row * kVocab + i]) + (i % 3 == 0 ? 2.0f : -4.0f);
+    }
+    pair.Step(batch, logits);
+    for (size_t i = 0; i < batch.draws.size(); ++i, ++compared) {
+      ASSERT_EQ(pair.device.draws[i].token, pair.host.draws[i].token) << "step " << step << " draw " << i;
+      ASSERT_NEAR(pair.device.draws[i].logprob, pair.host.draws[i].logprob, 1e-5f * (1 + std::abs(pair.host.draws[i].logprob)));
+    }
+  }
+  EXPECT_GT(compared, 2000);
+}
+
+TEST_F(DeviceSamplerTest, MasksAndBansLeaveWhatTheHostLeaves) {
+  constexpr int32_t kVocab = 1000, kRows = 5;
+  SamplerPair pair(device_.get(), &threads_, {.max_draws = 3000, .max_rows = kRows, .max_slots = kRows, .vocab_size = kVocab});
+  StepBatch batch;
+  Set(0, {.params = {.seed = 1}}, &batch);
+  Set(1, {.params = {.temperature = 0.7f, .top_p = 0.8f, .seed = 2}, .end_ids = {3, 4}}, &batch);
+  Set(2, {.params = {.temperature = 0}}, &batch);
+  Set(3, {.params = {.top_k = 5, .logit_bias = {{5, -INFINITY}, {6, 3.0f}}, .seed = 3}}, &batch);
+  Set(4, {.params = {.seed = 4}}, &batch);
+  const auto words = static_cast<size_t>(MaskWords(kVocab));
+  batch.masks.resize(3 * words);
+  for (int32_t t = 0; t < kVocab; t += 3) batch.masks[t / 32] |= 1u << t % 32;  // the first allows every third token
+  batch.masks[words + 999 / 32] |= 1u << 999 % 32;                              // the second one alone, the third nothing
+  const int32_t masks[kRows] = {0, 0, 1, -1, 2};
+  for (int32_t row = 0; row < kRows; ++row) {
+    for (int32_t i = 0; i < 600; ++i)
+      batch.draws.push_back({.row = row, .slot = row, .sample = i, .position = 5, .mask = masks[row], .bans_end_ids = row == 1});
+  }
+  pair.Step(batch, RandomLogits(kRows, kVocab, 2, 8));
+  int32_t different = 0;
+  for (size_t i = 0; i < batch.draws.size(); ++i) {
+    const int32_t row = batch.draws[i].row, token = pair.device.draws[i].token;
+    different += token != pair.host.draws[i].token;
+    if (row < 2) EXPECT_EQ(token % 3, 0);
+    if (row == 1) EXPECT_NE(token, 3);
+    if (row == 2) EXPECT_EQ(token, 999);
+    if (row == 3) EXPECT_NE(token, 5);
+    if (row == 4) EXPECT_EQ(token, kNothingAllowed);
+  }
+  EXPECT_LE(different, 3);
+}
+
+TEST_F(DeviceSamplerTest, MostProbableTokensAndScoresAreTheHosts) {
+  for (const int32_t vocab : {3, 20, 257, 49152}) {
+    constexpr int32_t kRows = 6;
+    SamplerPair pair(device_.get(), &threads_, {.max_draws = kRows, .max_rows = kRows, .max_slots = 1, .vocab_size = vocab});
+    StepBatch batch;
+    Set(0, {.params = {.temperature = 0, .logit_bias = {{0, 50.0f}}}}, &batch);
+    std::vector<float> logits = RandomLogits(kRows, vocab, 3, static_cast<uint32_t>(vocab));
+    std::ranges::fill(std::span(logits).subspan(vocab, vocab), 0.25f);  // all equal
+    for (int32_t t = 0; t < vocab; ++t) {
+      if (t != 1 && t != vocab - 1) logits[2 * vocab + t] = -INFINITY;  // two tokens
+      logits[3 * vocab + t] = static_cast<float>(t % 7);                // equal ones across the edge
+      logits[4 * vocab + t] = t == 2 ? NAN : 0;                         // no distribution
+    }
+    for (int32_t row = 0; row < kRows; ++row) {
+      const auto top = static_cast<uint8_t>(std::min(vocab, row == 5 ? 1 : kMaxTopLogprobs));
+      batch.draws.push_back({.row = row, .slot = 0, .top_logprobs = top, .top_begin = batch.num_top_logprobs});
+      batch.num_top_logprobs += top;
+      if (row != 4) batch.scores.push_back({.row = row, .token = row % vocab});
+    }
+    pair.Step(batch, logits);
+    for (size_t i = 0; i < pair.host.top_logprobs.size(); ++i) {
+      ASSERT_EQ(pair.device.top_logprobs[i].token, pair.host.top_logprobs[i].token) << "vocab " << vocab << " entry " << i;
+      ASSERT_NEAR(pair.device.top_logprobs[i].logprob, pair.host.top_logprobs[i].logprob, 1e-4);
+    }
+    for (size_t i = 0; i < pair.host.scores.size(); ++i) {
+      if (std::isinf(pair.host.scores[i])) {
+        EXPECT_EQ(pair.device.scores[i], pair.host.scores[i]);
+      } else {
+        EXPECT_NEAR(pair.device.scores[i], pair.host.scores[i], 1e-4) << "vocab " << vocab << " score " << i;
+      }
+    }
+  }
+}
+
+// A draft model's draws leave the distribution that they came from; the target's draws take the draft or something else of it.
+TEST_F(DeviceSamplerTest, DraftsAreDrawnAndVerifiedAsOnTheHost) {
+  constexpr int32_t kVocab = 3000, kDrafts = 400;
+  const SamplingParams params[] = {{.temperature = 0.9f, .seed = 21},
+                                   {.temperature = 1, .top_p = 0.9f, .top_k = 50, .seed = 22},
+                                   {.temperature = 1.2f, .min_p = 0.1f, .seed = 23},
+                                   {.temperature = 0, .seed = 24}};
+  for (const SamplingParams& p : params) {
+    Result<std::unique_ptr<Device>> same = Device::CreateCuda(0);
+    const auto distributions = DraftDistributions::CreateOn(*std::move(same), kDrafts, kVocab).value();
+    SamplerPair pair(device_.get(), &threads_, {.max_draws = kDrafts, .max_rows = kDrafts, .max_slots = 1, .vocab_size = kVocab},
+                     distributions);
+    StepBatch batch;
+    Set(0, {.params = p}, &batch);
+    for (int32_t i = 0; i < kDrafts; ++i) {
+      batch.draws.push_back({.row = i, .slot = 0, .sample = i, .position = 9, .drafting = i});
+      batch.drafting.push_back({.distribution = i});
+    }
+    const std::vector<float> logits = RandomLogits(kDrafts, kVocab, 2, 31);
+    pair.Step(batch, logits);
+    if (p.temperature > 0) {
+      std::vector<float> row(kVocab);
+      for (int32_t i = 0; i < kDrafts; i += 40) {
+        ASSERT_TRUE(device_->Copy(row.data(), distributions->device_rows() + size_t{1} * i * kVocab, row.size() * 4, nullptr).ok());
+        ASSERT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
+        for (int32_t t = 0; t < kVocab; ++t) ASSERT_NEAR(row[t], distributions->Row(i)[t], 1e-6f + 1e-5f * row[t]);
+      }
+    }
+    int32_t different = 0, accepted = 0;
+    for (int32_t i = 0; i < kDrafts; ++i) different += pair.device.draws[i].token != pair.host.draws[i].token;
+    EXPECT_LE(different, 2);
+
+    // The target's logits are near the draft's.
+    const std::vector<float> noise = RandomLogits(kDrafts, kVocab, 0.5f, 32);
+    std::vector<float> target(logits);
+    for (size_t i = 0; i < target.size(); ++i) target[i] += noise[i];
+    batch.ClearEdits();
+    for (int32_t i = 0; i < kDrafts; ++i) batch.drafting[i] = {.proposal = i, .token = pair.host.draws[i].token};
+    pair.Step(batch, target);
+    different = 0;
+    for (int32_t i = 0; i < kDrafts; ++i) {
+      different += pair.device.draws[i].token != pair.host.draws[i].token;
+      accepted += pair.device.draws[i].token == batch.drafting[i].token;
+      ASSERT_GE(pair.device.draws[i].token, 0);
+    }
+    EXPECT_LE(different, 3) << "temperature " << p.temperature << " top_p " << p.top_p << " min_p " << p.min_p;
+    EXPECT_GT(accepted, kDrafts / 4);
+    EXPECT_LT(accepted, kDrafts);
+  }
+}
+
 TEST_F(DeviceSamplerTest, ATokenStaysOnTheDeviceForTheNextStep) {
-  const auto sampler = DeviceSampler::Create(device_.get(), {.max_draws = 4, .max_rows = 4, .vocab_size = 3}).value();
+  const auto sampler =
+      DeviceSampler::Create(device_.get(), {.max_draws = 4, .max_rows = 4, .max_slots = 1, .vocab_size = 3}, nullptr).value();
   const std::vector<float> logits = {0, 9, 0, 0, 0, 9};
   const DeviceMemory memory = device_->Allocate(logits.size() * sizeof(float)).value();
   ASSERT_TRUE(device_->Copy(memory.data(), logits.data(), logits.size() * sizeof(float), nullptr).ok());
   StepBatch batch;
-  batch.parameters.push_back({.params = {.temperature = 0}});
-  batch.slot_edits.push_back({.kind = SlotEdit::Kind::kSet});
+  Set(0, {.params = {.temperature = 0}}, &batch);
   batch.draws = {{.row = 0}, {.row = 1}};
-  SamplingSlots slots;
-  slots.Edit(batch, {});
-  const std::vector<int32_t> rows = {0, 1};
-  ASSERT_TRUE(sampler->SetDraws(1, batch, rows, 4, slots, nullptr).ok());  // two more that draw nothing
-  ASSERT_TRUE(sampler->DrawTokens({memory.data(), DType::kF32, 2, 3, 3}, 4, nullptr).ok());
+  LogitRows rows;
+  rows.Find(batch);
+  ASSERT_TRUE(sampler->EditSlots(batch, nullptr).ok());
+  ASSERT_TRUE(sampler->SetWanted(1, batch, rows, 4, nullptr).ok());  // two more that draw nothing
+  ASSERT_TRUE(sampler->Draw({memory.data(), DType::kF32, 2, 3, 3}, 4, nullptr).ok());
   const DeviceMemory ids = device_->Allocate(3 * sizeof(int32_t)).value();
   const std::vector<StepBatch::DrawnToken> drawn = {{.row = 0, .draw = {1, 1}}, {.row = 2, .draw = {1, 0}}};
   ASSERT_TRUE(sampler->TakeDrawn(2, drawn, {ids.As<int32_t>(), 3}, nullptr).ok());

@@ -1,5 +1,5 @@
-// Draws of tokens from rows of logits in a GPU's memory, with the filters and random numbers of the host's Sampler (sampler.h).
-// Layer: runner/cuda.
+// Draws of tokens from rows of logits in a GPU's memory, with the filters and random numbers of the host's Sampler (sampler.h), the
+// most probable tokens of a row, and the log-probabilities of given tokens. Layer: runner/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,6 +7,9 @@
 #include <cstdint>
 
 #include "coppice/core/status.h"
+#include "coppice/runner/sampling.h"
+#include "runner/cuda/slot_tables.h"
+#include "runner/token_draw.h"
 
 namespace coppice::cuda {
 
@@ -17,12 +20,20 @@ struct DrawSpec {
   int32_t top_k = 0;
   uint64_t seed = 0;
   float temperature = 1, top_p = 1, min_p = 0;
-  int32_t unused = 0;
+  float presence_penalty = 0, frequency_penalty = 0, repetition_penalty = 1;
+  int32_t slot = 0;                                                // of the tables
+  bool has_counts = false, has_biases = false, bans_ends = false;  // what of the slot's tables changes the logits
+  int32_t mask = -1;                                               // of DrawMemory::masks; -1: every token may come
+  int32_t path_begin = 0, path_count = 0;                          // of DrawMemory::draft_tokens
+  int32_t distribution = -1, proposal = -1, draft = -1;            // Drafting::distribution, proposal, token
+  int32_t top_begin = 0, top_count = 0;                            // of DrawMemory::tops
+
+  // Whether temperature and filters are all that is wanted.
+  bool is_plain() const { return !has_counts && !has_biases && mask < 0 && distribution < 0 && proposal < 0 && top_count == 0; }
 };
 
-// token -1: the row holds no distribution.
 struct DrawnToken {
-  int32_t token = -1;
+  int32_t token = kNoDistribution;  // or kNothingAllowed
   float logprob = 0;
 };
 
@@ -31,15 +42,34 @@ struct DrawnRow {
   int32_t row = 0, draw = 0;
 };
 
-struct LogitRows {
+struct ScoreSpec {
+  int32_t row = 0, token = 0;
+};
+
+struct LogitMatrix {
   const float* data = nullptr;
   int64_t stride = 0;  // elements
   int32_t vocab = 0;   // at most kMaxDrawVocab
 };
 inline constexpr int32_t kMaxDrawVocab = 1 << 19;
 
-// drawn[i] of specs[i], for i in [0, count). A draw's result depends on its row and spec alone.
-Status LaunchDraw(const LogitRows& logits, const DrawSpec* specs, int32_t count, DrawnToken* drawn, cudaStream_t stream);
+// What draws look at, and write, beside their rows: device memory.
+struct DrawMemory {
+  SlotTables slots;
+  const uint32_t* masks = nullptr;  // [][mask_words]
+  int32_t mask_words = 0;
+  const int32_t* draft_tokens = nullptr;
+  float* distributions = nullptr;  // [][vocab]
+  TokenLogprob* tops = nullptr;
+};
+
+// drawn[i] of specs[i], for i in [0, count). A draw's result depends on its row, its spec and what that names alone. `plain`: all
+// of them are, which is faster.
+Status LaunchDraw(const LogitMatrix& logits, const DrawMemory& memory, const DrawSpec* specs, int32_t count, bool plain,
+                  DrawnToken* drawn, cudaStream_t stream);
+
+// scores[i] = log-probability of specs[i].token in its row.
+Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, float* scores, cudaStream_t stream);
 
 // token_ids[rows[i].row] = drawn[rows[i].draw].token, 0 where that is none.
 Status LaunchTakeDrawn(const DrawnRow* rows, int32_t count, const DrawnToken* drawn, int32_t* token_ids, cudaStream_t stream);
