@@ -87,7 +87,8 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                             .max_tokens = options.max_batch_tokens,
                                                             .max_logit_rows = options.max_batch_tokens,
                                                             .max_context = options.max_context,
-                                                            .deterministic = options.deterministic}));
+                                                            .deterministic = options.deterministic,
+                                                            .attends = !options.without_attention}));
   const attention::AttentionSpec spec = transformer->attention_specs().front();
   std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a group of layers that attend alike, over one forest
   for (const attention::AttentionSpec& group : transformer->attention_specs()) {

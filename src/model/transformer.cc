@@ -169,6 +169,7 @@ Status FamilyTransformer::Attend(size_t index, const Step& step, const attention
                                             .kv = kv.view(),
                                             .slot_mapping = step.batch.slot_mapping},
                                            step.stream));
+  if (!options_.attends) return AddBlock(q, *layer.output, layer.post_attention_norm, step);
   COPPICE_RETURN_IF_ERROR(
       plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
   return AddBlock(attended, *layer.output, layer.post_attention_norm, step);

@@ -25,6 +25,7 @@ class Transformer {
     int32_t max_logit_rows = 512;
     int32_t max_context = 0;     // longest sequence; 0: the model's. Chooses the frequencies of longrope
     bool deterministic = false;  // a row's bits do not depend on how many rows ride with it
+    bool attends = true;         // false: queries go on in place of what they would find, for measuring all else
   };
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
   virtual ~Transformer() = default;

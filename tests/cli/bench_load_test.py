@@ -1,6 +1,7 @@
 """`coppice bench throughput` and `bench serve` on a random-weight model: figures that must hold, the JSON file, the page."""
 
 import html.parser
+import csv
 import json
 import os
 import re
@@ -123,6 +124,25 @@ class BenchDecodeTest(unittest.TestCase):
         self.assertIn("of 16 samples gave their pages up", none["out_of_memory"])
         self.assertRegex(done.stdout, r"64 +16 +none +x +x +x +x\n")
         self.assertIn(none["out_of_memory"], done.stderr)
+
+    def test_csv_has_a_line_a_case_and_no_attention_is_a_mode(self):
+        csv_path = os.path.join(os.path.dirname(self.out), "out.csv")
+        done = coppice("bench", "decode", "--model", TINY, "--prompt-tokens", "64,128", "-n", 2, "--max-tokens", 4, "--repeats", 1,
+                       "--modes", "tree,no-attention", "--out", self.out, "--csv", csv_path)
+        self.assertEqual(done.returncode, 0, done)
+        with open(self.out, encoding="utf-8") as file:
+            rows = json.load(file)["rows"]
+        with open(csv_path, encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        self.assertEqual([(row["prompt_tokens"], row["sharing"]) for row in rows],
+                         [(64, "tree"), (64, "no-attention"), (128, "tree"), (128, "no-attention")])
+        self.assertEqual([line["sharing"] for line in lines], [row["sharing"] for row in rows])
+        for row, line in zip(rows, lines):
+            self.assertGreater(row["decode_tokens_per_second"], 0)
+            self.assertEqual(float(line["decode_tokens_per_second"]), row["decode_tokens_per_second"])
+        done = coppice("bench", "decode", "--model", TINY, "--modes", "tree,all")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'all' is no mode; expected tree, one-level, store, none or no-attention", done.stderr)
 
 
 class RandomWeightsTest(unittest.TestCase):

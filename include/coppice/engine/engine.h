@@ -140,6 +140,8 @@ struct EngineOptions {
   // work lies beside a device's. Changes no sample's tokens. Steps with drafts are never launched ahead.
   int32_t steps_ahead = kAutoStepsAhead;
   bool deterministic = false;
+  // For measuring what all else costs (Hydragen's ceiling): no row attends to anything, and tokens mean nothing.
+  bool without_attention = false;
   DraftMode draft = DraftMode::kNone;
   int32_t draft_tokens = 4;      // guessed ahead at most, 1..63; fewer while they are refused, or where the step has no room
   int32_t draft_branches = 1;    // kNgram: continuations guessed at the same time, a tree; 1 in deterministic mode

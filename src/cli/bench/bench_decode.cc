@@ -1,6 +1,7 @@
 #include "cli/bench/bench_decode.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/bench/bench_support.h"
@@ -26,22 +28,54 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// A sharing mode, or the step without its attention: the ceiling of what sharing can reach (Hydragen, section 4.1).
+struct Mode {
+  static constexpr std::string_view kNoAttention = "no-attention";
+
+  SharingMode sharing = SharingMode::kTree;
+  bool attends = true;
+
+  std::string_view name() const { return attends ? Name(sharing) : kNoAttention; }
+};
+
+std::vector<Mode> AllSharingModes() {
+  std::vector<Mode> modes;
+  for (const SharingMode sharing : kSharingModes) modes.push_back({.sharing = sharing});
+  return modes;
+}
+
+// Names with commas between them.
+Result<std::vector<Mode>> ParseModes(std::string_view text) {
+  std::vector<Mode> modes;
+  while (true) {
+    const size_t comma = text.find(',');
+    const std::string_view name = text.substr(0, comma);
+    const Result<SharingMode> sharing = ParseSharingMode(name);
+    if (!sharing.ok() && name != Mode::kNoAttention)
+      return InvalidArgument(fmt::format("'{}' is no mode; expected tree, one-level, store, none or {}", name, Mode::kNoAttention));
+    modes.push_back(sharing.ok() ? Mode{.sharing = *sharing} : Mode{.attends = false});
+    if (comma == text.npos) return modes;
+    text.remove_prefix(comma + 1);
+  }
+}
+
 struct BenchDecodeOptions {
   EngineOptions engine;
   std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
-  std::vector<SharingMode> modes{kSharingModes.begin(), kSharingModes.end()};
+  std::vector<Mode> modes = AllSharingModes();
   int32_t max_tokens = 32, repeats = 3;
-  std::string config, out;
+  std::string config, out, csv;
 };
 
 struct Case {
   int32_t prompt_tokens = 0, samples = 0;
-  SharingMode sharing = SharingMode::kTree;
+  Mode mode;
 };
 
 // One job on a fresh engine. Token ids are arbitrary but fixed: speed does not depend on them, and end-of-text is ignored.
 Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max_tokens) {
-  options.sharing = job.sharing;
+  options.sharing = job.mode.sharing;
+  options.without_attention = !job.mode.attends;
   options.max_running = std::max(options.max_running, job.samples);
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
   Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
@@ -57,7 +91,7 @@ Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max
 ordered_json WithoutRoom(const Case& job, const Status& status) {
   return {{"prompt_tokens", job.prompt_tokens},
           {"samples", job.samples},
-          {"sharing", Name(job.sharing)},
+          {"sharing", job.mode.name()},
           {"out_of_memory", status.message()}};
 }
 
@@ -73,34 +107,64 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
   const auto [slowest, fastest] = std::ranges::minmax(decode);
   return {{"prompt_tokens", job.prompt_tokens},
           {"samples", job.samples},
-          {"sharing", Name(job.sharing)},
+          {"sharing", job.mode.name()},
           {"decode_tokens_per_second", median("decode_tokens_per_second")},
           {"decode_tokens_per_second_range", {slowest, fastest}},
           {"prefill_tokens_per_second", median("prefill_tokens_per_second")},
           {"peak_rss_bytes", median("peak_rss_bytes")},
           {"kv_bytes_read_per_step", runs.front()["kv_bytes_read_per_step"]},
-          {"kv_bytes_stored", runs.front()["kv_bytes_stored"]}};
+          {"kv_bytes_stored", runs.front()["kv_bytes_stored"]},
+          {"steps", runs.front()["steps"]},
+          {"decode_steps", runs.front()["decode_steps"]},
+          {"graph_steps", runs.front()["graph_steps"]},
+          {"bubbles", median("bubbles")},
+          {"decode_seconds", median("decode_seconds")},
+          {"device_idle_seconds", median("device_idle_seconds")}};
 }
 
 std::string FormatRow(const ordered_json& row) {
   if (row.contains("out_of_memory")) {
-    return fmt::format("{:>6} {:>4}  {:<9} {:>10} {:>10} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
+    return fmt::format("{:>6} {:>4}  {:<12} {:>10} {:>10} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
                        row["samples"].get<int>(), row["sharing"].get<std::string>(), "x", "x", "x", "x");
   }
-  return fmt::format("{:>6} {:>4}  {:<9} {:>10.1f} {:>10.1f} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
+  return fmt::format("{:>6} {:>4}  {:<12} {:>10.1f} {:>10.1f} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
                      row["samples"].get<int>(), row["sharing"].get<std::string>(), row["decode_tokens_per_second"].get<double>(),
                      row["prefill_tokens_per_second"].get<double>(), FormatBytes(row["kv_bytes_read_per_step"].get<double>()),
                      FormatBytes(row["peak_rss_bytes"].get<double>()));
 }
 
+// A line a case, empty where memory had no room.
+std::string FormatCsv(const ordered_json& rows) {
+  constexpr std::string_view kKeys[] = {"decode_tokens_per_second",
+                                        "prefill_tokens_per_second",
+                                        "peak_rss_bytes",
+                                        "kv_bytes_read_per_step",
+                                        "kv_bytes_stored",
+                                        "steps",
+                                        "decode_steps",
+                                        "graph_steps",
+                                        "bubbles",
+                                        "decode_seconds",
+                                        "device_idle_seconds"};
+  std::string text(kReportCsvBegin);
+  text += fmt::format(",{}\n", fmt::join(kKeys, ","));
+  for (const ordered_json& row : rows) {
+    text += fmt::format("{},{},{}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), row["sharing"].get<std::string>());
+    for (const std::string_view key : kKeys) text += "," + (row.contains(key) ? row[key].dump() : "");
+    text += "\n";
+  }
+  return text;
+}
+
 Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.csv, "--csv"));
   COPPICE_RETURN_IF_ERROR(FindBenchModel(options.engine, options.config));
   std::vector<Case> cases;
   for (const int32_t prompt : options.prompt_tokens) {
     for (const int32_t samples : options.samples) {
-      for (const SharingMode mode : options.modes) cases.push_back({prompt, samples, mode});
+      for (const Mode mode : options.modes) cases.push_back({prompt, samples, mode});
     }
   }
   std::vector<std::vector<ordered_json>> runs(cases.size());
@@ -130,7 +194,7 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
                          {"max_tokens", options.max_tokens},
                          {"repeats", options.repeats},
                          {"rows", ordered_json::array()}};
-  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:>6} {:>4}  {:<9} {:>10} {:>10} {:>12} {:>10}\n", "prompt", "n", "sharing",
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:>6} {:>4}  {:<12} {:>10} {:>10} {:>12} {:>10}\n", "prompt", "n", "sharing",
                                             "decode t/s", "prefill t/s", "KV read/step", "peak RSS")));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back(without_room[c].ok() ? Summarize(cases[c], runs[c]) : WithoutRoom(cases[c], without_room[c]));
@@ -140,6 +204,7 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
     if (!status.ok()) std::cerr << fmt::format("x: {}\n", status.message());
   }
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.csv, FormatCsv(report["rows"]), "--csv"));
   return ExitCode::kOk;
 }
 
@@ -162,8 +227,10 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->capture_default_str();
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
-  AddParsed<std::vector<SharingMode>>(*command, "--modes", options->modes, ParseSharingModes,
-                                      "Sharing modes to measure (default: all four)");
+  command->add_option("--csv", options->csv, "Write it to this file as CSV, a line a case")->check(NotEmpty());
+  AddParsed<std::vector<Mode>>(*command, "--modes", options->modes, ParseModes,
+                               "Modes to measure: tree, one-level, store, none (default: these), and no-attention, the step "
+                               "without its attention");
   AddWeightsOptions(*command, options->engine, options->config);
   AddEngineOptions(*command, options->engine);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "coppice/core/status.h"
@@ -38,7 +39,9 @@ nlohmann::ordered_json Medians(const std::vector<nlohmann::ordered_json>& runs);
 
 std::string CpuName();
 
-// Whether `text` is what a benchmark writes: a report as JSON or HTML, or a machine model.
+// How a report as CSV begins.
+inline constexpr std::string_view kReportCsvBegin = "prompt_tokens,samples,sharing";
+// Whether `text` is what a benchmark writes: a report as JSON, HTML or CSV, or a machine model.
 bool IsReport(const std::string& text);
 // Whether WriteReport would write to `path`, which `option` gave: a new name, an empty file, or what a benchmark wrote before. OK
 // for an empty path, which stands for no report. Called before hours of measurement.
