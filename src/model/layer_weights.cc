@@ -19,11 +19,12 @@ std::optional<ops::BlockFormat> FormatOf(StoredType type) {
 
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, DType dtype, Device& device, ops::Ops& ops)
+  WeightLoader(const Checkpoint& checkpoint, const WeightOptions& options, Device& device, ops::Ops& ops)
       : checkpoint_(checkpoint),
         config_(checkpoint.config()),
         map_(WeightsOf(config_)),
-        dtype_(dtype),
+        dtype_(options.dtype),
+        keep_stored_(options.keep_stored),
         device_(device),
         ops_(ops) {}
 
@@ -110,7 +111,8 @@ class WeightLoader {
       COPPICE_ASSIGN_OR_RETURN(bias, Vector(entry.name + ".bias", entry.shape[0]));
     }
     const int64_t in_features = matrices.entries.front()->shape[1];
-    std::vector<ops::LinearPart> parts = BlockParts(runs, &matrices);
+    std::vector<ops::LinearPart> parts;
+    if (keep_stored_) parts = BlockParts(layer, runs, &matrices);
     if (parts.empty() || !ops_.WantsBlocks(dtype_, in_features, parts, order)) {
       matrices.blocks.clear();
       COPPICE_ASSIGN_OR_RETURN(parts, ConvertedParts(runs, &matrices));
@@ -139,17 +141,19 @@ class WeightLoader {
   }
 
   // As the file stores them; nothing, if one of them lies there otherwise than in blocks that products read.
-  std::vector<ops::LinearPart> BlockParts(const std::vector<RowRun>& runs, Matrices* matrices) {
+  std::vector<ops::LinearPart> BlockParts(int32_t layer, const std::vector<RowRun>& runs, Matrices* matrices) {
     std::vector<ops::LinearPart> parts;
     for (const WeightEntry* entry : matrices->entries) {
       std::optional<Checkpoint::StoredBlocks> blocks = checkpoint_.LoadBlocks(entry->name + ".weight");
       if (!blocks || !FormatOf(blocks->type)) return parts;
       matrices->blocks.push_back(*std::move(blocks));
     }
+    // The output projection's products are the logits themselves: an error there is not averaged by anything behind it.
     ForEachPart(runs, *matrices, [&](ops::LinearPart part, size_t i, int64_t row) {
       const Checkpoint::StoredBlocks& blocks = matrices->blocks[i];
       part.blocks = {.format = *FormatOf(blocks.type),
-                     .rows = blocks.rows.data() + StoredBytes(blocks.type, row * matrices->entries[i]->shape[1])};
+                     .rows = blocks.rows.data() + StoredBytes(blocks.type, row * matrices->entries[i]->shape[1]),
+                     .coarse_input = layer != kNoLayer};
       parts.push_back(part);
     });
     return parts;
@@ -170,7 +174,8 @@ class WeightLoader {
       COPPICE_RETURN_IF_ERROR(
           checkpoint_.Load(entry->name + ".weight", entry->shape[0], in_features, dtype_, std::span(next, bytes)));
       begins.push_back(std::exchange(next, next + bytes));
-      matrices->codes.push_back(ops_.WantsCodes(dtype_) ? checkpoint_.LoadCodes(entry->name + ".weight") : std::nullopt);
+      matrices->codes.push_back(keep_stored_ && ops_.WantsCodes(dtype_) ? checkpoint_.LoadCodes(entry->name + ".weight")
+                                                                        : std::nullopt);
     }
     std::vector<ops::LinearPart> parts;
     ForEachPart(runs, *matrices, [&](ops::LinearPart part, size_t i, int64_t row) {
@@ -191,6 +196,7 @@ class WeightLoader {
   const ModelConfig& config_;
   const WeightMap map_;
   const DType dtype_;
+  const bool keep_stored_;
   Device& device_;
   ops::Ops& ops_;
   Buffer staging_;
@@ -198,8 +204,8 @@ class WeightLoader {
 
 }  // namespace
 
-Result<ModelWeights> LoadWeights(const Checkpoint& checkpoint, DType dtype, Device& device, ops::Ops& ops) {
-  return WeightLoader(checkpoint, dtype, device, ops).Load();
+Result<ModelWeights> LoadWeights(const Checkpoint& checkpoint, const WeightOptions& options, Device& device, ops::Ops& ops) {
+  return WeightLoader(checkpoint, options, device, ops).Load();
 }
 
 }  // namespace coppice

@@ -55,7 +55,12 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
 };
 
+struct WeightOptions {
+  DType dtype = DType::kBF16;  // of what is converted, and of the products' inputs
+  bool keep_stored = true;     // matrices stay in their file's blocks or codes, where `ops` makes use of them
+};
+
 // Reads and packs all weights through one staging buffer of host memory.
-Result<ModelWeights> LoadWeights(const Checkpoint& checkpoint, DType dtype, Device& device, ops::Ops& ops);
+Result<ModelWeights> LoadWeights(const Checkpoint& checkpoint, const WeightOptions& options, Device& device, ops::Ops& ops);
 
 }  // namespace coppice

@@ -224,7 +224,7 @@ Status FamilyTransformer::MakeGroups() {
                       .num_kv_heads = config_.num_kv_heads,
                       .head_dim = config_.head_dim,
                       .q_dtype = options_.dtype,
-                      .kv_dtype = options_.dtype,
+                      .kv_dtype = options_.kv_dtype.value_or(options_.dtype),
                       .sm_scale = config_.sm_scale,
                       .soft_cap = config_.soft_cap,
                       .window = window,
@@ -296,7 +296,9 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
   Device& device = *options.device;
   std::unique_ptr<FamilyTransformer> transformer(new FamilyTransformer(checkpoint.config(), options));
   COPPICE_ASSIGN_OR_RETURN(transformer->ops_, ops::Ops::Create(&device, {.deterministic = options.deterministic}));
-  COPPICE_ASSIGN_OR_RETURN(transformer->weights_, LoadWeights(checkpoint, options.dtype, device, *transformer->ops_));
+  COPPICE_ASSIGN_OR_RETURN(
+      transformer->weights_,
+      LoadWeights(checkpoint, {.dtype = options.dtype, .keep_stored = options.keep_stored}, device, *transformer->ops_));
   COPPICE_RETURN_IF_ERROR(transformer->MakeGroups());
   COPPICE_RETURN_IF_ERROR(transformer->AllocateActivations());
   COPPICE_RETURN_IF_ERROR(transformer->LoadKernels());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "coppice/attention/attention.h"
@@ -19,7 +20,9 @@ namespace coppice {
 class Transformer {
  public:
   struct Options {
-    DType dtype = DType::kBF16;  // kF32: weights, products and KV in fp32
+    DType dtype = DType::kBF16;     // of product inputs, q and converted weights: kBF16 or kF32
+    std::optional<DType> kv_dtype;  // none: dtype
+    bool keep_stored = true;        // matrices stay in their file's blocks or codes, where the device's products make use of them
     Device* device = nullptr;
     int32_t max_tokens = 512;  // T of the largest batch
     int32_t max_logit_rows = 512;

@@ -39,6 +39,9 @@ struct CodedWeight {
 struct BlockWeight {
   BlockFormat format = BlockFormat::kQ8_0;
   const std::byte* rows = nullptr;
+  // Products may bring their input to 8 bits, of which a block of 32 has its own range, where that is faster. What it costs:
+  // docs/numerics.md. Not in the deterministic mode.
+  bool coarse_input = false;
 };
 
 // One matrix as a model stores it: [rows, in_features] of the compute dtype, row-major; bias [rows] fp32 or null. With `coded`, the

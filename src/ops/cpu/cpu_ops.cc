@@ -183,7 +183,8 @@ class CpuOps final : public Ops {
     const int64_t tile_cols = packed.panel_group() * kPanelCols;
     const bool coded = x.rows <= packed.coded_rows();
     if (coded) CodeInput(x);
-    if (packed.quantized() != nullptr) QuantizeInput(x);
+    const InputPrecision precision = PrecisionOf(packed, x.rows);
+    if (packed.quantized() != nullptr) QuantizeInput(x, precision);
     // Row blocks vary fastest: a panel group stays in the cache while all rows pass by it.
     executor_.ParallelFor(row_blocks * packed.num_groups(), [&](int64_t task, int worker) {
       const int64_t group = task / row_blocks, first_row = task % row_blocks * kBlockRows;
@@ -192,7 +193,7 @@ class CpuOps final : public Ops {
       float* tile = workers_[worker].tile;
       if (packed.quantized() != nullptr) {
         PrefetchOutput(y, first_row, rows, column, cols);
-        MultiplyQuantized(first_row, rows, packed, group, tile);
+        MultiplyQuantized(first_row, rows, packed, precision, group, tile);
       } else if (coded) {
         MultiplyCoded(rows, packed, group, tile);
       } else {
@@ -287,31 +288,47 @@ class CpuOps final : public Ops {
     }
   }
 
-  // x as integers of 16 bits, for all tasks of a product.
-  void QuantizeInput(const ConstDeviceTensor& x) {
+  // Integers of 8 bits, where the weight's products may take them and are faster for it: not for few rows, whose time is the
+  // weights' way from memory.
+  InputPrecision PrecisionOf(const PackedWeight& weight, int64_t rows) const {
+    constexpr int64_t kLeastRows = 4;
+    if (!weight.coarse_input() || deterministic_ || rows < kLeastRows) return InputPrecision::kWide;
+    const auto has_narrow = [&](const QuantizedPanels::Strip& strip) {
+      return kernels_.quantized->narrow[static_cast<size_t>(strip.format)] != nullptr;
+    };
+    return std::ranges::all_of(weight.quantized()->strips(), has_narrow) ? InputPrecision::kNarrow : InputPrecision::kWide;
+  }
+
+  // x as integers, for all tasks of a product.
+  void QuantizeInput(const ConstDeviceTensor& x, InputPrecision precision) {
     const int64_t k = x.cols, blocks = k / kQuantBlock;
     if (std::ssize(quantized_codes_) < x.rows * k) {
       quantized_codes_.resize(x.rows * k);
-      quantized_values_.resize(2 * x.rows * blocks);
+      quantized_values_.resize(3 * x.rows * blocks);
       quantized_sums_.resize(3 * x.rows * blocks);
     }
     quantized_input_ = {.wide = quantized_codes_.data(),
+                        .narrow = reinterpret_cast<int8_t*>(quantized_codes_.data()),
                         .scales = quantized_values_.data(),
+                        .middles = quantized_values_.data() + 2 * x.rows * blocks,
                         .sums = quantized_values_.data() + x.rows * blocks,
                         .negated = quantized_sums_.data(),
                         .negated_halves = quantized_sums_.data() + x.rows * blocks};
-    ForRows(x.rows, 2 * k,
-            [&](int64_t row) { kernels_.quantized->quantize_wide(Row(x, row), x.dtype, k, quantized_input_.FromRow(row, k)); });
+    const auto quantize =
+        precision == InputPrecision::kNarrow ? kernels_.quantized->quantize_narrow : kernels_.quantized->quantize_wide;
+    ForRows(x.rows, 2 * k, [&](int64_t row) { quantize(Row(x, row), x.dtype, k, quantized_input_.FromRow(row, k)); });
   }
 
-  void MultiplyQuantized(int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group, float* tile) const {
+  void MultiplyQuantized(int64_t first_row, int64_t rows, const PackedWeight& weight, InputPrecision precision, int64_t group,
+                         float* tile) const {
     constexpr int64_t kStripsPerPanel = kPanelCols / kQuantStripCols;
     const QuantizedPanels& panels = *weight.quantized();
     const int64_t strips = weight.panel_group() * kStripsPerPanel, k = weight.in_features();
     const QuantizedInput input = quantized_input_.FromRow(first_row, k);
+    const auto& kernels = precision == InputPrecision::kNarrow ? kernels_.quantized->narrow : kernels_.quantized->wide;
     for (int64_t s = 0; s < strips; ++s) {
       const int64_t strip = group * strips + s;
-      const auto multiply = kernels_.quantized->wide[static_cast<size_t>(panels.format(strip))];
+      const auto multiply = kernels[static_cast<size_t>(panels.format(strip))];
       multiply(input, rows, panels.data(strip), executor_.num_workers() * strips * panels.bytes(strip), k,
                tile + s * kQuantStripCols, strips * kQuantStripCols);
     }

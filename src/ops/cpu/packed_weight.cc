@@ -104,6 +104,7 @@ Result<std::unique_ptr<PackedWeight>> PackedWeight::Create(Executor& executor, M
   if (!QuantizedPanels::CanPack(in_features, parts, order))
     return InvalidArgument(
         "parts of one product meet inside 32 outputs and differ in format, or their inputs are no whole blocks: convert them");
+  weight->coarse_input_ = std::ranges::all_of(parts, [](const LinearPart& part) { return part.blocks->coarse_input; });
   COPPICE_ASSIGN_OR_RETURN(
       weight->quantized_,
       QuantizedPanels::Create(executor, memory.codes, in_features, parts, weight->num_panels_ * kPanelCols,

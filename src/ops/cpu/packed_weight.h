@@ -39,6 +39,7 @@ class PackedWeight final : public Weight {
 
   // The weight as its file has it, instead of panels; null: panels.
   const QuantizedPanels* quantized() const { return quantized_ ? &*quantized_ : nullptr; }
+  bool coarse_input() const { return coarse_input_; }  // of all its blocks
 
   int32_t code_bits() const { return code_bits_; }  // 0: not coded
   const std::byte* CodedPanel(int64_t panel) const { return coded_panels_.get() + panel * coded_panel_bytes(); }
@@ -71,6 +72,7 @@ class PackedWeight final : public Weight {
 
   std::shared_ptr<std::byte> panels_, coded_panels_;
   std::optional<QuantizedPanels> quantized_;
+  bool coarse_input_ = false;
   int32_t code_bits_ = 0;
   std::vector<float> bias_;  // empty, or one per packed column
   int64_t num_panels_ = 0, panel_group_ = 1, panel_elements_ = 0, panel_bytes_ = 0;

@@ -2,6 +2,7 @@
 // deterministic mode's promise.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -367,6 +368,50 @@ TEST(BlockProducts, MatchDoublePrecisionAndRowsKeepTheirBits) {
         size_t part = 0;
         for (; row >= stored[part].rows; ++part) row -= stored[part].rows;
         for (int64_t k = 0; k < kInputs; ++k) EXPECT_EQ(rows[i * kInputs + k], 2 * stored[part].values[row * kInputs + k]);
+      }
+    }
+  }
+}
+
+// Products that may round their input to 8 bits do so for many rows, within half a step of each block's range, and never in the
+// deterministic mode.
+TEST(BlockProducts, CoarseInputsAreWithinHalfAStepOfTheirBlocks) {
+  ThreadPool pool(2);
+  const auto device = Device::CreateCpu(&pool);
+  constexpr int64_t kInputs = 256, kRows = 70, kOutputs = 96;
+  std::mt19937 random(7);
+  Values x(DType::kBF16, kRows * kInputs, 3, 1.0f);
+  for (const BlockFormat format : {BlockFormat::kQ4_0, BlockFormat::kQ4_1, BlockFormat::kQ5_K, BlockFormat::kQ6_K}) {
+    const BlockRows stored(format, kOutputs, kInputs, random);
+    LinearPart part = stored.Part();
+    part.blocks->coarse_input = true;
+    for (const Kernels* kernels : SupportedKernels()) {
+      const bool has_narrow = kernels->quantized->narrow[static_cast<size_t>(format)] != nullptr;
+      const auto multiply = [&](bool deterministic, bool coarse, int64_t rows) {
+        auto ops = MakeCpuOps(device.get(), {.deterministic = deterministic}, *kernels, ProductLibrary::kAuto);
+        part.blocks->coarse_input = coarse;
+        const auto packed = ops->Pack(DType::kBF16, kInputs, {&part, 1});
+        EXPECT_TRUE(packed.ok()) << packed.status().ToString();
+        std::vector<float> y(rows * kOutputs);
+        EXPECT_TRUE(ops->Linear(x.Matrix(rows, kInputs), **packed, HostTensor(y, rows, kOutputs), {}, nullptr).ok());
+        return y;
+      };
+      const std::vector<float> fine = multiply(false, false, kRows), coarse = multiply(false, true, kRows);
+      EXPECT_EQ(multiply(true, true, kRows), fine) << kernels->isa;
+      EXPECT_EQ(multiply(false, true, 1), multiply(false, false, 1)) << kernels->isa;
+      EXPECT_EQ(coarse != fine, has_narrow) << kernels->isa << " " << Traits(format).name;
+      for (int64_t row = 0; row < kRows; ++row) {
+        for (int64_t column = 0; column < kOutputs; ++column) {
+          double bound = 1e-4;
+          for (int64_t b = 0; b < kInputs; b += 32) {
+            const float* block = &x.f32[row * kInputs + b];
+            const auto [low, high] = std::minmax_element(block, block + 32);
+            const double half_step = 0.5 * (0.5 * *high - 0.5 * *low) / 127 * 1.001;
+            for (int64_t i = b; i < b + 32; ++i) bound += half_step * std::abs(stored.values[column * kInputs + i]);
+          }
+          const int64_t at = row * kOutputs + column;
+          ASSERT_NEAR(coarse[at], fine[at], bound) << kernels->isa << " " << Traits(format).name << " at " << row << ", " << column;
+        }
       }
     }
   }

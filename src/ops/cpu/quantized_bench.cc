@@ -1,7 +1,9 @@
 // Products with quantised weights on one thread: every format and both precisions of the input, weights of SmolLM2-135M's gate and
 // up (576 x 3,072) in the caches of the machine. Reports billions of multiply-adds a second and the rate at which packed weights
-// are read.
+// are read. peak/...: what the registers alone allow, for AVX2: f32 (FMA), wide (VPMADDWD and an addition), narrow (VPMADDUBSW and
+// an addition).
 #include <benchmark/benchmark.h>
+#include <immintrin.h>
 
 #include <string>
 #include <vector>
@@ -47,6 +49,57 @@ void BM_Multiply(benchmark::State& state, BlockFormat format, InputPrecision pre
       benchmark::Counter(calls * 1e-9 * static_cast<double>(strips * strip_bytes), benchmark::Counter::kIsRate);
 }
 
+// As many independent sums as hide the latency of two FMA a cycle.
+constexpr int kPeakSums = 8, kPeakSteps = 1024;
+
+void CountPeak(benchmark::State& state, double macs_an_instruction) {
+  state.counters["GMAC/s"] = benchmark::Counter(
+      static_cast<double>(state.iterations()) * 1e-9 * kPeakSums * kPeakSteps * macs_an_instruction, benchmark::Counter::kIsRate);
+}
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+void BM_PeakF32(benchmark::State& state) {
+  __m256 x = _mm256_set1_ps(0.5f), sums[kPeakSums] = {};
+  for (auto _ : state) {
+    for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 8
+      for (__m256& sum : sums) sum = _mm256_fmadd_ps(x, x, sum);
+    }
+    benchmark::DoNotOptimize(sums);
+  }
+  CountPeak(state, 8);
+}
+void BM_PeakWide(benchmark::State& state) {
+  __m256i x = _mm256_set1_epi16(3), sums[kPeakSums] = {};
+  for (auto _ : state) {
+    for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 8
+      for (__m256i& sum : sums) {
+        asm("" : "+x"(x));  // not to be computed once for all
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, x));
+      }
+    }
+    benchmark::DoNotOptimize(sums);
+  }
+  CountPeak(state, 16);
+}
+void BM_PeakNarrow(benchmark::State& state) {
+  __m256i x = _mm256_set1_epi8(3), sums[kPeakSums] = {};
+  for (auto _ : state) {
+    for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 8
+      for (__m256i& sum : sums) {
+        asm("" : "+x"(x));
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x, x));
+      }
+    }
+    benchmark::DoNotOptimize(sums);
+  }
+  CountPeak(state, 32);
+}
+#pragma GCC pop_options
+
 }  // namespace
 }  // namespace coppice::ops
 
@@ -58,8 +111,13 @@ int main(int argc, char** argv) {
       const std::string name =
           std::string(Traits(format).name) + (precision == InputPrecision::kWide ? "/wide" : "/narrow") + "/rows";
       auto* bench = benchmark::RegisterBenchmark(name.c_str(), coppice::ops::BM_Multiply, format, precision);
-      for (const int rows : {1, 2, 6, 16, 64, 512}) bench->Arg(rows);
+      for (const int rows : {1, 2, 8, 16, 64, 512}) bench->Arg(rows);
     }
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    benchmark::RegisterBenchmark("peak/f32", coppice::ops::BM_PeakF32);
+    benchmark::RegisterBenchmark("peak/wide", coppice::ops::BM_PeakWide);
+    benchmark::RegisterBenchmark("peak/narrow", coppice::ops::BM_PeakNarrow);
   }
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();

@@ -323,15 +323,45 @@ template <int kOperands, int kSafe, int kRows>
         for (int v = 0; v < kTileVectors; ++v) part[r][v] += BytePairs(w[v], four);
       }
     }
+    uint32_t pair_of_ones = 0x00010001u;
+    asm("" : "+r"(pair_of_ones));  // made here: held through the loop above, it takes a sum's register
+    const U32 ones = U32{} + pair_of_ones;
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v)
-        sum[r][v] = AddPairs(sum[r][v], reinterpret_cast<U32>(part[r][v]), U32{} + 0x00010001u);
+      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = AddPairs(sum[r][v], reinterpret_cast<U32>(part[r][v]), ones);
     }
   }
 }
 #endif
+
+// total += what the integer sums of a block's half h stand for. Totals are no memory that a float could lie in, so that scales are
+// loaded once.
+template <TileKind kind, int kRows>
+[[gnu::always_inline]] inline void ScaleSums(const QuantizedInput& x, const UnpackedChunk<kind.precision>& chunk, int64_t b, int h,
+                                             int64_t column, int64_t at, int64_t blocks, const TileSums& sum,
+                                             F32 (&total)[kRows][kTileVectors]) {
+  constexpr bool kNarrow = kind.precision == InputPrecision::kNarrow;
+  F32 scale[kTileVectors], minimum[kTileVectors], weights[kTileVectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < kTileVectors; ++v) {
+    scale[v] = Load(&chunk.scale[b][h][column + v * kLanes]);
+    if constexpr (kind.has_minimum) minimum[v] = Load(&chunk.minimum[b][column + v * kLanes]);
+    if constexpr (kNarrow) weights[v] = Load(&chunk.weight_sum[b][column + v * kLanes]);
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t i = r * blocks + at;
+#pragma GCC unroll 2
+    for (int v = 0; v < kTileVectors; ++v) {
+      total[r][v] = __builtin_convertvector(sum[r][v], F32) * x.scales[i] * scale[v] + total[r][v];
+      if constexpr (kind.has_minimum) total[r][v] = minimum[v] * x.sums[i] + total[r][v];
+      if constexpr (kNarrow) {
+        if (h == 0) total[r][v] = weights[v] * x.middles[i] + total[r][v];
+      }
+    }
+  }
+}
 
 // tile += x times the chunk, which holds blocks [first, first + count), for kRows rows and all columns.
 template <TileKind kind, int kRows>
@@ -341,9 +371,15 @@ void MultiplyChunk(const QuantizedInput& x, const UnpackedChunk<kind.precision>&
   constexpr int kOperands = 8 / kind.halves;
   const int64_t blocks = k / kQuantBlock;
   for (int64_t column = 0; column < kQuantStripCols; column += kTileVectors * kLanes) {
+    F32 total[kRows][kTileVectors];
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVectors; ++v) total[r][v] = Load(tile + r * tile_stride + column + v * kLanes);
+    }
     for (int64_t b = 0; b < count; ++b) {
       const int64_t at = first + b;
-#pragma GCC unroll 1
+#pragma GCC unroll 2
       for (int h = 0; h < kind.halves; ++h) {
         TileSums sum;
 #pragma GCC unroll 6
@@ -358,20 +394,13 @@ void MultiplyChunk(const QuantizedInput& x, const UnpackedChunk<kind.precision>&
         } else {
           WideSums<kOperands, kRows>(x.wide + at * kQuantBlock + 16 * h, k, &chunk.codes[b][2 * kOperands * h][column], sum);
         }
-#pragma GCC unroll 6
-        for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-          for (int v = 0; v < kTileVectors; ++v) {
-            const int64_t c = column + v * kLanes;
-            float* to = tile + r * tile_stride + c;
-            const F32 scaled = __builtin_convertvector(sum[r][v], F32) * x.scales[r * blocks + at];
-            F32 total = scaled * Load(&chunk.scale[b][h][c]) + Load(to);
-            if constexpr (kind.has_minimum) total = Load(&chunk.minimum[b][c]) * x.sums[r * blocks + at] + total;
-            if (kNarrow && h == 0) total = Load(&chunk.weight_sum[b][c]) * x.middles[r * blocks + at] + total;
-            Store(total, to);
-          }
-        }
+        ScaleSums<kind, kRows>(x, chunk, b, h, column, at, blocks, sum, total);
       }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kTileVectors; ++v) Store(total[r][v], tile + r * tile_stride + column + v * kLanes);
     }
   }
 }

@@ -31,6 +31,7 @@ class QuantizedPanels {
                                         std::span<const LinearPart> parts, int64_t num_columns,
                                         const std::function<int64_t(size_t part, int64_t row)>& column);
 
+  std::span<const Strip> strips() const { return strips_; }
   BlockFormat format(int64_t strip) const { return strips_[strip].format; }
   const std::byte* data(int64_t strip) const { return data_.get() + strips_[strip].offset; }
   int64_t bytes(int64_t strip) const { return Layout(strips_[strip].format).StripBytes(in_features_); }
