@@ -22,7 +22,9 @@
 #include "cli/run_command.h"
 #include "cli/serve_command.h"
 #include "cli/standard_output.h"
+#include "core/check.h"
 #include "core/exhaustion.h"
+#include "core/trace.h"
 #include "tokenizer/one_line.h"
 
 namespace {
@@ -35,6 +37,16 @@ using coppice::cli::ExitCode;
 int Fail(const std::string& message, ExitCode code) {
   std::cerr << "coppice: " << coppice::OneLine(message) << "\n";
   return static_cast<int>(code);
+}
+
+// With what --trace asks for, where the command has it.
+Result<ExitCode> RunTraced(const Command& command) {
+  const CLI::Option* const trace = command.app->get_option_no_throw("--trace");
+  if (trace == nullptr || trace->empty()) return command.run();
+  COPPICE_RETURN_IF_ERROR(coppice::StartTrace(trace->as<std::string>()));
+  const Result<ExitCode> result = command.run();
+  const coppice::Status written = coppice::FinishTrace();
+  return result.ok() && !written.ok() ? written : result;
 }
 
 Result<ExitCode> RunCommandLine(int argc, char** argv) {
@@ -70,7 +82,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
     return coppice::InvalidArgument(std::string(error.what()) + "; see coppice --help");
   }
   for (const Command& command : commands) {
-    if (command.app->parsed()) return command.run();
+    if (command.app->parsed()) return RunTraced(command);
   }
   return coppice::InvalidArgument("no command given; see coppice --help");
 }

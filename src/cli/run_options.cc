@@ -128,6 +128,7 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   command.add_flag("--force-sharing", options.force_sharing, "Share wherever the tree allows, whatever the cost model says");
   command.add_option("--page-size", options.page_size, "Tokens per KV page, 1 to 256")->capture_default_str();
   command.add_option("--threads", options.num_threads, "Worker threads; 0: one per core")->capture_default_str();
+  command.add_option("--trace", "Write what each step did when to this file, for ui.perfetto.dev or chrome://tracing");
   command.add_option("--max-context", options.max_context, "Longest prompt plus output in tokens; 0: the model's")
       ->capture_default_str();
   command.add_option("--max-running", options.max_running, "Samples that decode at the same moment")->capture_default_str();

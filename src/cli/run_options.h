@@ -49,7 +49,7 @@ Result<uint64_t> ParseSeed(std::string_view text);
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 
 // The options that every command with an engine has: --model, --dtype, --sharing, --page-size, --threads, ... All have a thread for
-// events.
+// events. --trace is for whoever runs the command (main.cc).
 void AddEngineOptions(CLI::App& command, EngineOptions& options);
 // Adds the subcommand `run`; `options` is filled while the command line is parsed and must outlive it.
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/exhaustion.h"
+#include "core/trace.h"
 
 namespace coppice {
 namespace {
@@ -100,6 +101,8 @@ void Emitter::Loop() {
 }
 
 void Emitter::Process(Emissions* emissions) {
+  TraceSpan span("emit");
+  span.Set("events", std::ssize(emissions->items));
   const auto begin = std::chrono::steady_clock::now();
   Status status = CatchExhaustion("sending events", [&] {
     SendAll(*emissions);

@@ -14,6 +14,7 @@
 
 #include "core/check.h"
 #include "core/exhaustion.h"
+#include "core/trace.h"
 #include "engine/commit.h"
 #include "engine/constraint_masks.h"
 #include "engine/drafts.h"
@@ -29,7 +30,7 @@
 #include "engine/step_builder.h"
 #include "engine/step_events.h"
 #include "engine/validate_request.h"
-#include "runner/lap_timer.h"
+#include "runner/phase_timer.h"
 
 namespace coppice {
 namespace {
@@ -244,6 +245,7 @@ Result<bool> EngineImpl::StepOnce() {
 }
 
 Result<bool> EngineImpl::RunStep() {
+  TraceSpan span("step");
   const Clock::time_point begin = Clock::now();
   metrics_.BeginStep();
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
@@ -262,6 +264,8 @@ Result<bool> EngineImpl::RunStep() {
     return true;
   }
   COPPICE_RETURN_IF_ERROR(CommitOldest());
+  span.Set("step", metrics_.step().step);
+  span.Set("kv_bytes_read_unshared", metrics_.step().kv_bytes_read_unshared);
   metrics_.CountTime(std::chrono::duration<double>(Clock::now() - begin).count());
   return true;
 }
@@ -296,17 +300,19 @@ Result<bool> EngineImpl::EndLateRequests() {
 }
 
 Result<bool> EngineImpl::LaunchNext() {
-  LapTimer timer;
+  PhaseTimer phase("draft", &metrics_.totals().draft_seconds);
   if (const Status drafted = drafts_.Propose(&scheduler_); !drafted.ok()) {
     for (const DraftRequest& asked : drafts_.asked()) committer_.EndRequest(asked.sequence->request, FinishReason::kError, drafted);
     return drafted;
   }
-  timer.Lap(&metrics_.totals().draft_seconds);
+  phase.Next("schedule", &metrics_.step().host_seconds);
   ScheduledBatch* const batch = scheduler_.Schedule(!under_way_.empty());
   metrics_.totals().bubbles += batch == nullptr;
-  if (batch != nullptr) constraint_masks_.Fill(batch);
-  timer.Lap(&metrics_.step().host_seconds);
   if (batch == nullptr || batch->empty()) return false;
+  phase.Set("rows", batch->num_tokens());
+  phase.Set("prefill_rows", batch->prefill_tokens);
+  constraint_masks_.Fill(batch);
+  phase.Next("run", nullptr);
   const Result<StepTicket> ticket = LaunchStep(&runner_, &cache_, batch->tree_masks, &batch->step);
   if (!ticket.ok()) {
     COPPICE_RETURN_IF_ERROR(Drain());  // those before it can be trusted
@@ -320,7 +326,7 @@ Result<bool> EngineImpl::LaunchNext() {
 Status EngineImpl::CommitOldest() {
   const UnderWay step = under_way_.front();
   const Result<StepResult> result = runner_.Wait(step.ticket);
-  LapTimer timer;
+  PhaseTimer phase("commit", &metrics_.step().host_seconds);
   under_way_.front().told = true;
   if (!result.ok()) {
     FailSteps(result.status(), nullptr);
@@ -330,7 +336,6 @@ Status EngineImpl::CommitOldest() {
   committed_ = step.batch;
   committer_.Commit(*step.batch, *result);
   under_way_.erase(under_way_.begin());
-  timer.Lap(&metrics_.step().host_seconds);
   return OkStatus();
 }
 

@@ -33,7 +33,7 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   step_.kv_bytes_read = stats.kv_bytes_read;
   step_.kv_bytes_read_unshared = stats.kv_bytes_read_unshared;
   step_.plan_seconds = stats.plan_seconds;
-  step_.forward_seconds = stats.forward_seconds;
+  step_.forward_seconds = stats.edit_seconds + stats.forward_seconds;
   edit_seconds_ = stats.edit_seconds;
   step_.sample_seconds = stats.sample_seconds;
   totals_.graph_steps += stats.ran_as_graph;

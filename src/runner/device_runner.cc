@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "core/math.h"
-#include "runner/lap_timer.h"
+#include "runner/phase_timer.h"
 
 namespace coppice {
 namespace {
@@ -63,7 +63,10 @@ Result<StepResult> DeviceRunner::Wait(StepTicket ticket) {
   COPPICE_CHECK(ticket.step == ++waited_ && waited_ <= launched_);
   Step& step = At(ticket.step);
   const Clock::time_point begin = std::max(step.launched, At(ticket.step - 1).done);
-  if (step.status.ok() && step.draws_come) step.status = Complete(&step);
+  if (step.status.ok() && step.draws_come) {
+    const TraceSpan span("wait");
+    step.status = Complete(&step);
+  }
   step.done = Clock::now();
   step.stats.forward_seconds += std::chrono::duration<double>(step.done - begin).count();
   if (!step.status.ok()) return std::exchange(step.status, OkStatus());
@@ -82,19 +85,21 @@ Status DeviceRunner::Complete(Step* step) {
 }
 
 Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step) {
-  LapTimer timer;
+  StepStats& stats = step->stats;
+  PhaseTimer phase("edit", &stats.forward_seconds);
   const Stream stream = stream_->get();
   const Step& before = At(step->number - 1);
   const bool follows_untold = launched_ - waited_ == 2;
   COPPICE_RETURN_IF_ERROR(pool_->MoveSlots(batch.moves, stream));
   if (!batch.copies.empty()) COPPICE_RETURN_IF_ERROR(pool_->CopyPages(batch.copies, stream));
   COPPICE_RETURN_IF_ERROR(sampler_->EditSlots(batch, stream));
-  timer.Lap(&step->stats.forward_seconds);
   if (batch.num_rows() == 0) return OkStatus();
   if (follows_untold && !before.status.ok()) return Internal("the step before it failed");
-  COPPICE_RETURN_IF_ERROR(plans_.Prepare(forest, stream, &step->stats));
-  timer.Lap(&step->stats.plan_seconds);
-
+  phase.Next("plan", &stats.plan_seconds);
+  COPPICE_RETURN_IF_ERROR(plans_.Prepare(forest, stream, &stats));
+  phase.Set("kv_bytes_read", stats.kv_bytes_read);
+  phase.Next("upload", &stats.forward_seconds);
+  phase.Set("rows", batch.num_rows());
   FillRows(batch, before);
   COPPICE_ASSIGN_OR_RETURN(const DeviceBatch rows, inputs_->Upload({.token_ids = rows_.token_ids,
                                                                     .positions = rows_.positions,
@@ -104,9 +109,8 @@ Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForest
   if (!batch.drawn_tokens.empty() && before.draws_come) {
     COPPICE_RETURN_IF_ERROR(sampler_->TakeDrawn(step->number, batch.drawn_tokens, inputs_->token_ids(), stream));
   }
-  const Status ran = Run(batch, rows, step);
-  timer.Lap(&step->stats.forward_seconds);
-  return ran;
+  phase.Next("launch", &stats.forward_seconds);
+  return Run(batch, rows, step);
 }
 
 void DeviceRunner::FillRows(const StepBatch& batch, const Step& before) {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "runner/lap_timer.h"
+#include "runner/phase_timer.h"
 
 namespace coppice {
 HostRunner::HostRunner(Parts parts)
@@ -33,25 +33,27 @@ Result<StepResult> HostRunner::Wait(StepTicket ticket) {
 }
 
 Status HostRunner::Run(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step) {
-  LapTimer timer;
+  StepStats& stats = step->stats;
+  PhaseTimer phase("edit", &stats.edit_seconds);
   COPPICE_RETURN_IF_ERROR(MoveSlots(batch.moves));
   COPPICE_RETURN_IF_ERROR(CopyPages(batch.copies));
   slots_.Edit(batch, At(step->number - 1).sampled.draws);
-  timer.Lap(&step->stats.edit_seconds);
-  step->stats.forward_seconds = step->stats.edit_seconds;
   if (batch.num_rows() == 0) return OkStatus();
   const bool follows_untold = launched_ - waited_ == 2;
   if (follows_untold && !At(step->number - 1).status.ok()) return Internal("the step before it failed");
-  COPPICE_RETURN_IF_ERROR(plans_.Prepare(forest, stream_, &step->stats));
-  timer.Lap(&step->stats.plan_seconds);
+  phase.Next("plan", &stats.plan_seconds);
+  COPPICE_RETURN_IF_ERROR(plans_.Prepare(forest, stream_, &stats));
+  phase.Set("kv_bytes_read", stats.kv_bytes_read);
+  phase.Next("forward", &stats.forward_seconds);
+  phase.Set("rows", batch.num_rows());
   const ForwardBatch rows{.token_ids = TokensOf(batch),
                           .positions = batch.positions,
                           .slot_mapping = batch.slot_mapping,
                           .logit_rows = sampler_.FindLogitRows(batch)};
   COPPICE_ASSIGN_OR_RETURN(const MatrixView<const float> logits, Forward(rows, forest, *plans_.plans().front()));
-  timer.Lap(&step->stats.forward_seconds);
+  phase.Next("sample", &stats.sample_seconds);
+  phase.Set("draws", std::ssize(batch.draws));
   sampler_.Sample(logits, batch, slots_, &step->sampled);
-  timer.Lap(&step->stats.sample_seconds);
   return OkStatus();
 }
 

@@ -31,9 +31,9 @@ struct StepTicket {
 struct StepStats {
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // by attention, all layers; unshared: without shared reads
   int32_t grouped_rows = 0;                               // rows that read some of their KV together with another branch's
-  // Planning; edits and the forward pass; logits to tokens. Where they overlap other steps, how long each took.
+  // Planning; the forward pass, a device's with its edits; logits to tokens. Where they overlap other steps, how long each took.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0;
-  double edit_seconds = 0;  // part of forward_seconds, where the host makes the edits
+  double edit_seconds = 0;  // the edits that the host makes
   bool ran_as_graph = false;
   // Of a device that runs beside the host: from the end of the step before to the beginning of this one's forward pass, as the
   // device saw it. 0 for the first.
