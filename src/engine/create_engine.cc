@@ -52,8 +52,12 @@ Result<int32_t> NumPages(const Device& device, const EngineOptions& options, int
   // A slot number, page * page_size + slot, and the forest's page indices are 32 bits wide in some backends.
   pages = std::min<int64_t>(pages, INT32_MAX / options.page_size);
   if (pages < 2) {
+    const Result<Device::MemoryInfo> memory = device.GetMemoryInfo();
+    const std::string figures = memory.ok() ? ", of which " + std::to_string(memory->free_bytes) + " of " +
+                                                  std::to_string(memory->total_bytes) + " bytes are free"
+                                            : "";
     return ResourceExhausted("the KV cache would have " + std::to_string(pages) + " pages of " + std::to_string(page_bytes) +
-                             " bytes on " + device.name() + ", expected at least 2: raise " +
+                             " bytes on " + device.name() + figures + "; expected at least 2: raise " +
                              (device.kind() == DeviceKind::kCpu ? "kv_cache_bytes" : "kv_cache_bytes or gpu_memory_utilization") +
                              " or free some memory");
   }
@@ -229,7 +233,9 @@ void TakeTokenizer(const Checkpoint& checkpoint, EngineParts* parts) {
   if (tokenizer.ok()) parts->tokenizer = *std::move(tokenizer);
 }
 
-Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
+}  // namespace
+
+Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                            given.random_weights ? MakeRandomCheckpoint(given.model_path) : Checkpoint::Open(given.model_path));
   const ModelConfig& config = checkpoint->config();
@@ -258,6 +264,13 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& given) {
     options.chunk = SmallestGoodChunk(parts.chunk_probe);
   }
   if (options.chunk == 0) options.chunk = options.max_batch_tokens;
+  return parts;
+}
+
+namespace {
+
+Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& options) {
+  COPPICE_ASSIGN_OR_RETURN(EngineParts parts, LoadEngineParts(options));
   return MakeEngine(std::move(parts));
 }
 

@@ -102,7 +102,7 @@ class EngineImpl final : public Engine {
   // Drain, and the edits that wait for a step: what a prefix's pages hold is there, and nobody writes to free ones.
   Status Quiesce();
   // A step failed: ends the requests that took part in it, in those launched after it, in one that was being scheduled, and in
-  // `also` if not null. Their KV cannot be trusted; the others go on.
+  // `also` if not null. Their KV cannot be trusted; the others go on, unless the device is lost.
   void FailSteps(const Status& status, const ScheduledBatch* also);
   void ForgetDone();
   // Publishes the counters. `idle`: there was nothing to do.
@@ -360,6 +360,9 @@ void EngineImpl::FailSteps(const Status& status, const ScheduledBatch* also) {
   committer_.FailBatch(scheduler_.next(), status);
   scheduler_.next().Clear();
   if (also != nullptr) committer_.FailBatch(*also, status);
+  if (status.code() != StatusCode::kUnavailable) return;
+  // The device is lost, and with it the KV of all others.
+  for (RequestState* const request : requests_.FindUnfinished()) committer_.EndRequest(request, FinishReason::kError, status);
 }
 
 void EngineImpl::ForgetDone() {

@@ -30,6 +30,9 @@ struct EngineParts {
 
 std::unique_ptr<Engine> MakeEngine(EngineParts parts);
 
+// Those of Engine::Create, for tests that look at them. REQUIRES: ValidateOptions(options).
+Result<EngineParts> LoadEngineParts(const EngineOptions& options);
+
 // Engine::Create without weights and without KV: tokens come at once and mean nothing (NullRunner). The model's tokenizer, limits
 // and cache are real, for measuring all that lies around a model.
 Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options);

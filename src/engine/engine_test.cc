@@ -931,6 +931,28 @@ TEST(Engine, AFailedForwardEndsWhoTookPartInItAndNobodyElse) {
   EXPECT_EQ(harness.outputs(2)[0].tokens, harness.GreedyAfter(Prompt(40, 3), 10));
 }
 
+TEST(Engine, ALostDeviceEndsAllRequests) {
+  for (const int32_t steps_ahead : {0, 1}) {
+    EngineHarness harness({.max_running = 3, .max_batch_tokens = 16, .steps_ahead = steps_ahead});
+    for (int32_t i = 0; i < 6; ++i) harness.Submit(Greedy(Prompt(20, i), 50, 2));  // some run, some wait
+    harness.Step(5);
+    harness.model().FailNext(Unavailable("the device is lost to this process"));
+    Result<bool> step = harness.engine().Step();
+    if (step.ok()) step = harness.engine().Step();  // what was launched before it went well
+    ASSERT_EQ(step.status().code(), StatusCode::kUnavailable);
+    for (size_t slot = 0; slot < 6; ++slot) {
+      EXPECT_TRUE(harness.done(slot));
+      for (const Output& output : harness.outputs(slot)) {
+        EXPECT_EQ(output.reason, FinishReason::kError);
+        EXPECT_EQ(output.status.code(), StatusCode::kUnavailable);
+      }
+    }
+    ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+    EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+    EXPECT_FALSE(*harness.engine().Step());  // nobody is left
+  }
+}
+
 TEST(Engine, WhatAFailedStepShouldHaveComputedIsNotShared) {
   EngineHarness harness({.model = {.num_pages = 64}, .max_batch_tokens = 128});
   std::vector<int32_t> other = Prompt(40);

@@ -19,13 +19,22 @@ RequestState* RequestTable::Find(RequestId id) const {
 }
 
 std::span<RequestState* const> RequestTable::FindLate(RequestState::Clock::time_point now) {
-  late_.clear();
-  if (num_deadlines_ == 0) return late_;
+  found_.clear();
+  if (num_deadlines_ == 0) return found_;
   for (const auto& [id, request] : requests_) {
-    if (request->deadline && now >= *request->deadline && request->unfinished > 0) late_.push_back(request.get());
+    if (request->deadline && now >= *request->deadline && request->unfinished > 0) found_.push_back(request.get());
   }
-  std::ranges::sort(late_, {}, &RequestState::id);  // events in the same order in each run
-  return late_;
+  std::ranges::sort(found_, {}, &RequestState::id);  // events in the same order in each run
+  return found_;
+}
+
+std::span<RequestState* const> RequestTable::FindUnfinished() {
+  found_.clear();
+  for (const auto& [id, request] : requests_) {
+    if (request->unfinished > 0) found_.push_back(request.get());
+  }
+  std::ranges::sort(found_, {}, &RequestState::id);
+  return found_;
 }
 
 RequestPtr RequestTable::Remove(RequestId id) {

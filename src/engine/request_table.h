@@ -17,13 +17,15 @@ class RequestTable {
   RequestState* Find(RequestId id) const;  // null: none
   // The unfinished ones whose deadline has come; valid until the next call. O(requests) where any has a deadline.
   std::span<RequestState* const> FindLate(RequestState::Clock::time_point now);
+  // All unfinished ones; valid until the next call of either.
+  std::span<RequestState* const> FindUnfinished();
   // Takes a request out that is done.
   RequestPtr Remove(RequestId id);
 
  private:
   std::unordered_map<RequestId, RequestPtr> requests_;
   int32_t num_deadlines_ = 0;  // requests with one
-  std::vector<RequestState*> late_;
+  std::vector<RequestState*> found_;
 };
 
 }  // namespace coppice

@@ -240,7 +240,8 @@ class Engine {
   // says that a request computes a part of this prompt right now; the engine is then as it was.
   virtual Status LoadPrefix(const std::string& name, const std::string& path) = 0;
   // Runs one step; false when there is nothing to do. When the model fails, the requests that took part in the step end with kError
-  // and its status, which is returned too; all others go on with the next step.
+  // and its status, which is returned too; all others go on with the next step. UNAVAILABLE: the device is lost, and all requests
+  // have ended.
   virtual Result<bool> Step() = 0;
   // Steps until `stop` is requested, and sleeps while there is nothing to do. Returns a failed step's status, with the requests
   // ended as Step says; it may be called again then. What is unfinished at a stop goes on with the next call.

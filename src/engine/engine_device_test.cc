@@ -1,0 +1,261 @@
+// The whole engine in bf16 on every device: random models against transformers' float32 within what bf16 costs, random traces with
+// the cache's integrity after every step, warm against cold bit by bit in deterministic mode, and a long run that must not grow.
+// One body for CPU and CUDA; the latter skips itself where there is no device. Layer: engine.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "engine/engine_parts.h"
+#include "engine/fixture_models.h"
+#include "engine/open_device.h"
+
+namespace coppice {
+namespace {
+
+// Of log-probabilities in bf16 against float32. The largest logits of these models are near 7, and one rounding to 8 bits moves
+// such a one by 0.027: weights, KV and the inputs of each product are rounded.
+constexpr float kOneRounding = 7.0f / 256, kMeanTolerance = 1.5f * kOneRounding, kMaxTolerance = 8 * kOneRounding;
+constexpr float kSureMargin = 0.1f;  // between the two most probable tokens: closer ones may go either way
+
+// An engine, and the cache that it uses.
+struct TestedEngine {
+  std::unique_ptr<Engine> engine;
+  const KvCache* cache = nullptr;
+};
+
+class EngineDevice : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    ThreadPool threads(1);
+    const Result<std::unique_ptr<Device>> device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads);
+    if (!device.ok()) GTEST_SKIP() << device.status().ToString();
+  }
+
+  TestedEngine Make(const std::string& model, EngineOptions options) const {
+    options.model_path = ModelPath(model);
+    options.device = GetParam();
+    options.num_threads = 2;
+    if (options.kv_cache_bytes == 0) options.kv_cache_bytes = 64 << 20;
+    Result<EngineParts> parts = LoadEngineParts(options);
+    EXPECT_TRUE(parts.ok()) << parts.status().ToString();
+    const KvCache* const cache = parts->cache.get();
+    return {MakeEngine(*std::move(parts)), cache};
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(On, EngineDevice, ::testing::Values("cpu", "cuda"), [](const auto& info) { return info.param; });
+
+// How far the best token of each place was ahead of the second, in float32 on the CPU.
+std::vector<float> GreedyMargins(const std::string& model, const Expected& expected) {
+  const auto engine = Engine::Create({.model_path = ModelPath(model),
+                                      .device = "cpu",
+                                      .dtype = DType::kF32,
+                                      .kv_cache_bytes = 64 << 20,
+                                      .max_running = 1,
+                                      .max_context = 512,
+                                      .num_threads = 2})
+                          .value();
+  Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()));
+  request.top_logprobs = 2;
+  std::vector<float> margins;
+  request.on_event = [&](const StreamEvent& event) {
+    for (const auto& top : event.top_logprobs) margins.push_back(top[0].logprob - top[1].logprob);
+  };
+  EXPECT_TRUE(engine->Submit(request).ok());
+  RunToEnd(*engine);
+  return margins;
+}
+
+TEST_P(EngineDevice, SaysWhatTransformersSays) {
+  for (const char* model : {"llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "llama-yarn-a", "mistral-sw",
+                            "mistral-hd64-sw-long", "qwen2-a", "qwen3", "gemma3-long-a", "starcoder-long-a"}) {
+    const Expected expected = LoadExpected(model);
+    const std::vector<float> margins = GreedyMargins(model, expected);
+    for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kStore}) {
+      SCOPED_TRACE(std::string(model) + ", " + std::string(Name(sharing)));
+      const TestedEngine tested =
+          Make(model, {.sharing = sharing, .force_sharing = true, .max_running = 8, .max_batch_tokens = 100, .max_context = 512});
+      Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 5);
+      request.prompt_logprobs = true;
+      const Outcome outcome = Generate(*tested.engine, request);
+      double sum = 0;
+      float most = 0;
+      for (size_t i = 1; i < expected.prompt.size(); ++i) {
+        const float error = std::abs(*outcome.prompt_logprobs[i] - expected.Logprob(i - 1, expected.prompt[i]));
+        sum += error;
+        most = std::max(most, error);
+      }
+      EXPECT_LT(sum / static_cast<double>(expected.prompt.size() - 1), kMeanTolerance);
+      EXPECT_LT(most, kMaxTolerance);
+      for (const Output& sample : outcome.samples) {
+        for (size_t t = 0; t < sample.tokens.size(); ++t) {
+          if (sample.tokens[t] != expected.greedy[t]) {
+            EXPECT_LE(margins[t], kSureMargin) << "token " << t;
+            break;  // the texts are others from here on
+          }
+          EXPECT_NEAR(sample.logprobs[t], expected.greedy_logprobs[t], kMaxTolerance);
+        }
+      }
+      EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
+    }
+  }
+}
+
+// A request of a random trace: one of few texts, so that requests share prefixes of any length.
+Request RandomRequest(std::mt19937& random) {
+  Request request;
+  const auto text = static_cast<int32_t>(random() % 3);
+  request.prompt_ids.resize(1 + random() % (random() % 6 == 0 ? 300 : 60));
+  for (size_t t = 0; t < request.prompt_ids.size(); ++t)
+    request.prompt_ids[t] = static_cast<int32_t>((t * t + 7 * t * text + text) % 300);
+  if (random() % 2 == 0) request.prompt_ids.back() = static_cast<int32_t>(random() % 300);
+  request.n = static_cast<int32_t>(1 + random() % 3);
+  request.max_tokens = static_cast<int32_t>(1 + random() % 40);
+  request.ignore_eos = true;
+  request.sampling.seed = random();
+  if (random() % 4 == 0) request.sampling.temperature = 0;
+  if (random() % 4 == 0) request.sampling.top_p = 0.9f;
+  return request;
+}
+
+// With all that sampling knows.
+Request RandomSampling(std::mt19937& random) {
+  Request request = RandomRequest(random);
+  if (random() % 3 == 0) request.sampling.presence_penalty = 0.5f;
+  if (random() % 3 == 0) request.sampling.repetition_penalty = 1.2f;
+  if (random() % 3 == 0) request.sampling.logit_bias = {{static_cast<int32_t>(random() % 300), 5.0f}};
+  if (random() % 4 == 0) request.top_logprobs = 3;
+  if (random() % 4 == 0) request.prompt_logprobs = true;
+  return request;
+}
+
+TEST_P(EngineDevice, RandomTracesKeepTheCacheWhole) {
+  std::mt19937 random(17);
+  int64_t preemptions = 0, tokens = 0;
+  for (const DraftMode draft : {DraftMode::kNone, DraftMode::kNgram}) {
+    const TestedEngine tested = Make("llama-hd64-long", {.kv_cache_bytes = 640 << 10,  // a few requests
+                                                         .max_running = 8,
+                                                         .max_batch_tokens = 80,
+                                                         .max_context = 400,
+                                                         .draft = draft});
+    std::vector<std::unique_ptr<Outcome>> outcomes;
+    std::vector<Request> requests;
+    for (int32_t i = 0; i < 60; ++i) {
+      requests.push_back(RandomSampling(random));
+      requests.back().max_tokens = static_cast<int32_t>(20 + random() % 60);
+      outcomes.push_back(std::make_unique<Outcome>());
+      Submit(*tested.engine, requests.back(), outcomes.back().get());
+      for (uint32_t step = random() % 6; step > 0; --step) {
+        const Result<bool> stepped = tested.engine->Step();
+        ASSERT_TRUE(stepped.ok()) << stepped.status().ToString();
+        const Status whole = tested.cache->CheckIntegrity();
+        ASSERT_TRUE(whole.ok()) << whole.ToString();
+      }
+    }
+    RunToEnd(*tested.engine);
+    ASSERT_TRUE(tested.cache->CheckIntegrity().ok());
+    EXPECT_EQ(tested.cache->usage().pages_in_use, 0);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (const Output& sample : outcomes[i]->samples) ASSERT_EQ(std::ssize(sample.tokens), requests[i].max_tokens);
+    }
+    preemptions += tested.engine->Metrics().preemptions;
+    tokens += tested.engine->Metrics().generated_tokens;
+  }
+  EXPECT_GT(preemptions, 0);
+  EXPECT_GT(tokens, 1000);
+}
+
+TEST_P(EngineDevice, DeterministicModeGivesTheSameBitsWarmAndCold) {
+  std::mt19937 random(23);
+  const EngineOptions cold_options{.sharing = SharingMode::kNone, .max_running = 3, .max_context = 500, .deterministic = true};
+  const TestedEngine cold = Make("llama-hd64-long", cold_options);
+  for (int32_t trace = 0; trace < 6; ++trace) {
+    const TestedEngine warm = Make("llama-hd64-long", {.force_sharing = random() % 2 == 0,
+                                                       .page_size = std::array{16, 4, 1}[random() % 3],
+                                                       .max_running = 8,
+                                                       .max_batch_tokens = static_cast<int32_t>(40 + random() % 100),
+                                                       .max_context = 500,
+                                                       .deterministic = true});
+    std::vector<Request> requests;
+    for (int32_t i = 0; i < 6; ++i) requests.push_back(RandomRequest(random));
+    std::vector<Outcome> outcomes(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Submit(*warm.engine, requests[i], &outcomes[i]);
+      for (uint32_t step = random() % 4; step > 0; --step) ASSERT_TRUE(warm.engine->Step().ok());
+    }
+    RunToEnd(*warm.engine);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Outcome alone = Generate(*cold.engine, requests[i]);
+      for (size_t s = 0; s < alone.samples.size(); ++s) {
+        ASSERT_EQ(outcomes[i].samples[s].tokens, alone.samples[s].tokens) << "trace " << trace << " request " << i;
+        ASSERT_EQ(outcomes[i].samples[s].logprobs, alone.samples[s].logprobs) << "trace " << trace << " request " << i;
+      }
+    }
+  }
+}
+
+// Another process has taken the device's memory: in the middle of the weights, or before the first page.
+TEST_P(EngineDevice, TooLittleMemoryIsToldWithFigures) {
+  ThreadPool threads(1);
+  const auto device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads).value();
+  if (device->kind() == DeviceKind::kCpu) GTEST_SKIP() << "the CPU's memory is not ours to take";
+  for (const int64_t left : {int64_t{32} << 20, int64_t{400} << 20}) {
+    const Device::MemoryInfo before = device->GetMemoryInfo().value();
+    const Result<DeviceMemory> taken = device->Allocate(before.free_bytes - left);
+    ASSERT_TRUE(taken.ok()) << taken.status().ToString();
+    EngineOptions options{.model_path = ModelPath("llama-hd64-long"), .device = GetParam(), .num_threads = 1};
+    const Status status = Engine::Create(options).status();
+    ASSERT_EQ(status.code(), StatusCode::kResourceExhausted) << status.ToString();
+    EXPECT_NE(status.message().find(" of " + std::to_string(before.total_bytes)), std::string::npos) << status.message();
+  }
+  EXPECT_TRUE(Engine::Create({.model_path = ModelPath("llama-hd64-long"), .device = GetParam(), .num_threads = 1}).ok());
+}
+
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  statm >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// 10^5 steps with COPPICE_LONG_TEST; memory of host and device must be what it was after the first tenth.
+TEST_P(EngineDevice, LongRunsDoNotGrow) {
+  const int64_t steps = std::getenv("COPPICE_LONG_TEST") != nullptr ? 100'000 : 2'000;
+  ThreadPool threads(1);
+  const auto device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads).value();
+  const TestedEngine tested =
+      Make("llama-hd64-long", {.kv_cache_bytes = 4 << 20, .max_running = 8, .max_batch_tokens = 64, .max_context = 400});
+  std::mt19937 random(29);
+  int64_t waiting = 0, resident = 0, free_bytes = 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    while (waiting < 6) {
+      Request request = RandomSampling(random);
+      request.on_event = [&waiting](const StreamEvent& event) { waiting -= event.request_done; };
+      ++waiting;
+      ASSERT_TRUE(tested.engine->Submit(std::move(request)).ok());
+    }
+    const Result<bool> stepped = tested.engine->Step();
+    ASSERT_TRUE(stepped.ok()) << stepped.status().ToString();
+    if (step != steps / 10) continue;
+    resident = ResidentBytes();
+    free_bytes = device->GetMemoryInfo()->free_bytes;
+  }
+  ASSERT_TRUE(tested.cache->CheckIntegrity().ok());
+  EXPECT_LT(ResidentBytes() - resident, 32 << 20);
+  if (device->kind() == DeviceKind::kCuda) {
+    EXPECT_GE(device->GetMemoryInfo()->free_bytes, free_bytes - (8 << 20));
+  }
+}
+
+}  // namespace
+}  // namespace coppice
