@@ -1,0 +1,170 @@
+// Whole steps: the step as the nodes want it against the one that shares nothing, both kept as sums. docs/attention.md, "Whole
+// steps". Layer: attention.
+#include "attention/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace coppice::attention {
+namespace {
+
+// Of a step that shares nothing: where latencies count, a step that shares must be predicted to end before this part of it.
+constexpr double kLeastStepGain = 0.91;
+
+}  // namespace
+
+void Planner::CountItem(const StepItem& item, int64_t sign, StepShape& shape) const {
+  if (item.rows == 0) return;
+  const RowCosts& costs = CostsOf(item.rows);
+  const int64_t tokens = sign * item.tokens();
+  shape.item_tokens += costs.row_groups * tokens;
+  shape.item_misses += sign * costs.row_groups * cost_.Misses(item.tokens());
+  shape.item_starts += sign * costs.row_groups;
+  if (costs.dense_tasks > 0) {
+    shape.dense_tasks += sign * costs.dense_tasks;
+    shape.dense_row_tokens += sign * costs.computed_rows * cost_.ComputedTokens(item.rows, item.tokens());
+    shape.dense_item_tokens += tokens;
+  } else {
+    shape.stream_tasks += sign;
+    shape.stream_tokens += tokens;
+    shape.stream_row_tokens += item.rows * tokens;
+    shape.wide_stream_tasks += cost_.IsWide(item.rows) ? sign : 0;
+  }
+  if (item.num_sets > 0 && item.items > 1) {
+    shape.merges += sign * item.num_sets;
+    shape.state_rows += sign * item.rows * item.items;
+  }
+}
+
+void Planner::SetItem(Step& step, int32_t owner, const StepItem& item) {
+  StepItem& kept = step.items[owner];
+  if (kept == item) return;
+  CountItem(kept, -1, step.shape);
+  CountItem(item, 1, step.shape);
+  kept = item;
+  step.changed = true;
+}
+
+void Planner::SetReadTokens(NodePlan& node, int64_t tokens) {
+  if (node.read_tokens == tokens) return;
+  for (Step* step : {&unshared_, &wanted_}) {
+    step->shape.read_tokens += tokens - node.read_tokens;
+    step->shape.read_misses += cost_.Misses(tokens) - cost_.Misses(node.read_tokens);
+    step->changed = true;
+  }
+  node.read_tokens = tokens;
+}
+
+// From the roots down: the items of the step as the nodes want them.
+void Planner::ListItems() {
+  if (!JudgesSteps()) return;
+  ForEachDirty([&](int32_t n) {
+    NodePlan& node = nodes_[n];
+    const int32_t p = index_->parent[n];
+    int32_t begin = p == kNoParent ? 0 : nodes_[p].items_begin, above = p == kNoParent ? 0 : nodes_[p].items_above;
+    StepItem shared;
+    if (NodePlan::Shares(node.wanted)) {
+      shared = {.rows = node.rows, .begin = std::max(begin, VisibleBegin(node.min_query)), .end = node.share_end};
+      begin = node.share_end;
+      above += 1;
+    }
+    SetItem(wanted_, n, shared);
+    if (begin != node.items_begin || above != node.items_above) MarkChildren(n);
+    node.items_begin = begin;
+    node.items_above = above;
+    for (int32_t b : BranchesAt(n)) {
+      ForEachTile(b, [&](const Tile& tile) {
+        StepItem item = unshared_.items[tile.owner];
+        item.begin = std::max(item.begin, begin);
+        item.items += above;
+        SetItem(wanted_, tile.owner, item);
+      });
+    }
+  });
+}
+
+// The decisions above weigh sums of work, one node at a time. The whole step also has to end sooner than if nothing were shared: a
+// GPU's short one may wait longer for a merge than it saves in reading, and prices are no times.
+void Planner::JudgeStep() {
+  bool pays = true;
+  if (JudgesSteps()) {
+    PredictStep(wanted_);
+    if (optional_ && wanted_.shape.merges > 0) {
+      const double least_gain = cost_.has_latencies() ? kLeastStepGain : 1.0;
+      // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
+      pays = wanted_.ns < least_gain * cost_.StepNs(unshared_.shape, {});
+      if (!pays) {
+        PredictStep(unshared_);
+        pays = wanted_.ns < least_gain * unshared_.ns;
+      }
+    }
+    step_ns_ = pays ? wanted_.ns : unshared_.ns;
+  }
+  if (pays != sharing_pays_) MarkAll();
+  sharing_pays_ = pays;
+  ForEachDirty([&](int32_t n) {
+    NodePlan& node = nodes_[n];
+    CountDecision(node, -1);
+    node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
+    CountDecision(node, 1);
+  });
+}
+
+void Planner::PredictStep(Step& step) {
+  if (!std::exchange(step.changed, false)) return;
+  step.ns = cost_.StepNs(step.shape, cost_.has_latencies() ? ChainsOf(step) : StepChains{});
+}
+
+StepChains Planner::ChainsOf(const Step& step) {
+  StepChains chains;
+  const int64_t shortest = cost_.ShortestStreamPiece(step.shape);
+  const auto add = [&](const StepItem& item, int32_t states_above) {
+    const ItemCut& cut = CutOf(item.rows, item.tokens(), shortest);
+    const int32_t states = states_above + cut.pieces.count;
+    const double fold_ns = states > 1 ? cut.fold_ns + states * cut.fold_state_ns : 0;
+    if (cut.dense_tasks > 0) {
+      chains.dense_pieces += cut.dense_tasks * cut.pieces.count;
+      chains.longest_dense_ns = std::max(chains.longest_dense_ns, cut.pieces.ns + fold_ns);
+    } else {
+      chains.stream_pieces += cut.pieces.count;
+      chains.longest_stream_ns = std::max(chains.longest_stream_ns, cut.pieces.ns);
+      chains.longest_fold_ns = std::max(chains.longest_fold_ns, fold_ns);
+    }
+    return cut.pieces.count;
+  };
+  const bool shares = step.shape.merges > 0;
+  if (shares) {
+    for (int32_t n : index_->Preorder()) {
+      const int32_t p = index_->parent[n], above = p == kNoParent ? 0 : states_above_[p];
+      // The least that a shared item's states are folded with is one of a leaf.
+      states_above_[n] = above + (step.items[n].rows > 0 ? add(step.items[n], above + 1) : 0);
+    }
+  }
+  for (int32_t b : index_->ActiveBranches()) {
+    const int32_t above = shares ? states_above_[index_->branch_node[b]] : 0;
+    if (branch_sets_[b] <= tile_sets_) {
+      add(step.items[TileOwner(b)], above);
+    } else {
+      ForEachTile(b, [&](const Tile& tile) { add(step.items[tile.owner], above); });
+    }
+  }
+  return chains;
+}
+
+Planner::ItemCut Planner::ComputeItemCut(int32_t rows, int32_t tokens, int64_t shortest) const {
+  const double fold_ns = cost_.FoldNs(rows, 0);
+  return {.rows = rows,
+          .tokens = tokens,
+          .shortest = shortest,
+          .pieces = cost_.Cut(rows, tokens, shortest),
+          .dense_tasks = cost_.DenseTasks(rows),
+          .fold_ns = fold_ns,
+          .fold_state_ns = cost_.FoldNs(rows, 1) - fold_ns};
+}
+
+void Planner::CountDecision(const NodePlan& node, int32_t sign) {
+  shared_nodes_ += node.shared() ? sign : 0;
+  absorbed_nodes_ += node.absorbed() ? sign : 0;
+}
+
+}  // namespace coppice::attention
