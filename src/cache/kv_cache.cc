@@ -81,9 +81,9 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   Branch& branch = branches_[id];
   branch.salt = salt;
   branch.cached = found;
-  const bool recomputes = args.compute_all && match.length > 0;
-  branch.computed = recomputes ? 0 : std::min(found, num_tokens - 1);
-  branch.joins_at = recomputes ? num_tokens : is_due ? match.length : 0;
+  branch.computed = std::min({found, num_tokens - 1, args.compute_from});
+  const bool recomputes = args.compute_from < match.length;
+  branch.joins_at = recomputes || is_due ? match.length : 0;
   if (options_.share) {
     branch.node = AddPath(above, args.tokens.subspan(match.length), match.length, salt, std::move(new_path), match.length);
     tree_.Lock(branch.node);
@@ -95,7 +95,11 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   SetExtent(&branch, options_.share ? num_tokens : 0, num_tokens);
   branch.capacity = num_tokens;
   FillRow(id);
-  forest_.Link(id, branch.joins_at > 0 ? kRootNode : branch.node, branch.computed);
+  NodeId joined = branch.node;
+  if (branch.joins_at > 0) {  // what was computed before this step is read with everybody, what comes behind it alone
+    joined = Split(tree_.Find(args.tokens.first(std::min(match.computed, branch.computed)), salt));
+  }
+  forest_.Link(id, joined, branch.computed);
   hit_tokens_ += branch.cached;
   tree_.CountHit(above);
   return {.outcome = Outcome::kAdmitted, .branch = id, .cached = branch.cached, .computed = branch.computed};

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -60,7 +61,8 @@ class KvCache {
   struct AdmitArgs {
     std::span<const int32_t> tokens;  // at least one, at most max_context
     CacheSalt salt;
-    bool compute_all = false;              // the caller needs the forward of every token (prompt log-probabilities), cached or not
+    // The caller needs the forward of every token from here on (prompt log-probabilities), cached or not.
+    int32_t compute_from = std::numeric_limits<int32_t>::max();
     int32_t spare_pages = 0;               // admit only if this many pages stay obtainable
     PrefixTree::Cursor* cursor = nullptr;  // as FindOverlap's; may be null
   };
@@ -197,7 +199,8 @@ class KvCache {
   struct alignas(64) Branch {  // a cache line: each is visited several times a step
     bool in_use = false;
     bool has_tail = false;  // its node came from Publish
-    // Outside the shared forest until this much is computed, since it computes what others share with it; 0: inside.
+    // In the shared forest only as far as everything was computed before it came, until this much is computed, since it computes
+    // what others share with it; 0: with all of its path.
     int32_t joins_at = 0;
     NodeId node = kRootNode;  // what it is attached to; locked
     int32_t own_begin = 0;    // kv index where its own pages take over: the end of `node`

@@ -55,10 +55,10 @@ class Harness {
   static constexpr int32_t kMaxContext = 64;
 
   KvCache& cache() { return *cache_; }
-  KvCache::Outcome Admit(Sequence* sequence, bool compute_all = false) {
+  KvCache::Outcome Admit(Sequence* sequence, int32_t compute_from = INT32_MAX) {
     const auto admission = cache_->Admit({.tokens = sequence->tokens,
                                           .salt = {.salt = sequence->salt, .private_begin = sequence->private_begin},
-                                          .compute_all = compute_all});
+                                          .compute_from = compute_from});
     sequence->branch = admission.branch;
     sequence->computed = admission.computed;
     sequence->prompt = static_cast<int32_t>(sequence->tokens.size());
@@ -295,13 +295,34 @@ TEST(KvCache, PromptLogProbabilitiesComputeEverythingAndThenShare) {
   Sequence a{.tokens = Tokens(20)}, b{.tokens = Tokens(20)};
   ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
   harness.Step({{&a, 20}});
-  ASSERT_EQ(harness.Admit(&b, /*compute_all=*/true), KvCache::Outcome::kAdmitted);
+  ASSERT_EQ(harness.Admit(&b, /*compute_from=*/0), KvCache::Outcome::kAdmitted);
   EXPECT_EQ(b.computed, 0);
   harness.Step({{&b, 10}});
   EXPECT_EQ(harness.cache().forest().num_junctions(), 0);
   harness.Step({{&b, 10}});
   EXPECT_EQ(harness.cache().forest().num_junctions(), 1);
   EXPECT_EQ(harness.cache().usage().pages_in_use, 2);
+}
+
+TEST(KvCache, WhatIsComputedAgainSharesWhatIsBeforeIt) {
+  Harness harness(64, 4, 4, true);
+  Sequence a{.tokens = Tokens(20)}, b{.tokens = Tokens(22)}, c{.tokens = Tokens(20)};
+  ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
+  harness.Step({{&a, 20}});
+  ASSERT_EQ(harness.Admit(&b, /*compute_from=*/10), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(b.computed, 10);
+  harness.Step({{&b, 5}});
+  EXPECT_EQ(harness.cache().forest().num_junctions(), 1);  // at 10
+  const attention::PrefixForestView forest = harness.cache().forest().View();
+  EXPECT_EQ(forest.node_end[forest.node_parent[forest.branch_node[b.branch]]], 10);
+  // With another beside it that recomputes more.
+  ASSERT_EQ(harness.Admit(&c, /*compute_from=*/6), KvCache::Outcome::kAdmitted);
+  EXPECT_EQ(c.computed, 6);
+  harness.Step({{&b, 7}, {&c, 14}});
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+  for (const Sequence* sequence : {&a, &b, &c}) harness.Release(*sequence);
+  harness.cache().DropCached();
+  EXPECT_EQ(harness.cache().usage().pages_owned, 0);
 }
 
 TEST(KvCache, APinnedPromptIsNotEvicted) {
@@ -421,7 +442,9 @@ TEST(KvCache, RandomLivesOfBranches) {
           // Mostly one of few texts, so that prompts share.
           for (size_t i = 0; i < sequence.tokens.size(); ++i) sequence.tokens[i] = random() % 16 == 0 ? 1 : 0;
           watchers.Add(sequence.tokens, sequence.salt, sequence.private_begin);
-          if (harness.Admit(&sequence, random() % 8 == 0) == KvCache::Outcome::kAdmitted) running.push_back(sequence);
+          if (harness.Admit(&sequence, random() % 4 == 0 ? static_cast<int32_t>(random() % 40) : INT32_MAX) ==
+              KvCache::Outcome::kAdmitted)
+            running.push_back(sequence);
         } else if (kind < 3 && !running.empty()) {
           const Sequence& parent = running[random() % running.size()];
           if (parent.computed == parent.prompt && parent.tokens.size() == static_cast<size_t>(parent.prompt)) {

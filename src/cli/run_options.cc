@@ -222,6 +222,7 @@ Status Validate(const RunOptions& options) {
   if (options.json_schema_file.has_value() + options.grammar_file.has_value() + options.regex.has_value() > 1)
     return InvalidArgument("more than one of --json-schema, --regex and --grammar given; keep the one that the samples follow");
   const Request& request = options.request;
+  if (request.max_tokens < 1) return InvalidArgument(fmt::format("--max-tokens is {}, expected at least 1", request.max_tokens));
   if (request.prompt_logprobs && !options.json) return InvalidArgument("--prompt-logprobs are part of the JSON output; add --json");
   if (options.best_of && *options.best_of < request.n) {
     return InvalidArgument(fmt::format("--best-of is {}; expected at least -n, which is {}", *options.best_of, request.n));

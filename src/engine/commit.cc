@@ -42,8 +42,13 @@ void Committer::MarkAndPublish(Sequence* sequence, int32_t computed) {
 }
 
 void Committer::CommitScores(const ScheduledBatch::Entry& entry) {
-  std::vector<std::optional<float>>& logprobs = entry.sequence->request->prompt_logprobs;
-  for (int32_t i = 0; i < entry.num_scores; ++i) logprobs[entry.begin + i + 1] = result_.scores[entry.first_score + i];
+  PromptScores& scores = entry.sequence->request->scores;
+  for (int32_t i = 0; i < entry.num_scores; ++i) {
+    scores.logprobs[entry.request_score + i] = result_.scores[entry.first_score + i];
+    const Score& score = batch_->step.scores[entry.first_score + i];
+    std::ranges::copy(result_.top_logprobs.subspan(score.top_begin, score.top_logprobs),
+                      scores.top.begin() + int64_t{entry.request_score + i} * scores.num_top);
+  }
 }
 
 bool Committer::CommitDrafts(const ScheduledBatch::Entry& entry) {
@@ -80,6 +85,7 @@ void Committer::BeginSamples(const ScheduledBatch::Entry& entry) {
   RequestState* const request = first->request;
   events_.AddPrompt(*request);
   if (const std::string& name = request->params.pin_prompt_as; !name.empty()) prefixes_.Pin(name, first->branch);
+  if (request->params.max_tokens == 0) return EndRequest(request, FinishReason::kLength, OkStatus());
   const bool forked = request->forked;
   survivors_.clear();
   for (int32_t i = 0; i < entry.num_draws; ++i) {

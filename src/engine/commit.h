@@ -51,7 +51,7 @@ class Committer {
   // What is before kv index `computed` of the sequence is there, and shareable page by page while it runs.
   void MarkComputed(Sequence* sequence, int32_t computed);
   void MarkAndPublish(Sequence* sequence, int32_t computed);
-  // Takes over the log-probabilities of prompt tokens.
+  // Takes over the log-probabilities that are wanted of the prompt.
   void CommitScores(const ScheduledBatch::Entry& entry);
   // Takes over the drafts with which the model agrees, and the token that it says next. False if the sequence ends there.
   bool CommitDrafts(const ScheduledBatch::Entry& entry);

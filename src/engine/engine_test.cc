@@ -209,6 +209,143 @@ TEST(Engine, TopLogprobsAreTheMostProbableTokensOfEachPlace) {
   }
 }
 
+double LogprobAfter(const EngineHarness& harness, const std::vector<int32_t>& tokens, int32_t next) {
+  const std::vector<float> logits = const_cast<EngineHarness&>(harness).model().LogitsAfter(tokens);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+  return logits[next] - std::log(sum);
+}
+
+TEST(Engine, ScoresAreThoseOfTheModelAndOfNothingBeforeThem) {
+  const std::vector<int32_t> prompt = Prompt(40);
+  for (const int32_t batch : {7, 64}) {
+    EngineHarness harness({.max_batch_tokens = batch});
+    for (const bool cached : {false, true}) {
+      const int64_t computed = harness.engine().Metrics().prefilled_tokens;
+      Request request{.prompt_ids = prompt, .max_tokens = 0};
+      for (const int32_t position : {30, 34, 39}) {
+        const std::vector<int32_t> before(prompt.begin(), prompt.begin() + position + 1);
+        request.prompt_scores.push_back({.position = position, .token = harness.model().GreedyAfter(before)});
+        for (const int32_t token : {5, 60}) request.prompt_scores.push_back({.position = position, .token = token});
+      }
+      const std::vector<PromptScore> wanted = request.prompt_scores;
+      std::vector<StreamEvent> events;
+      request.on_event = [&](const StreamEvent& event) { events.push_back(event); };
+      ASSERT_TRUE(harness.engine().Submit(std::move(request)).ok());
+      harness.RunToEnd();
+      ASSERT_EQ(events.size(), 2u);
+      ASSERT_EQ(events[0].prompt_scores.size(), wanted.size());
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        const std::vector<int32_t> before(prompt.begin(), prompt.begin() + wanted[i].position + 1);
+        EXPECT_NEAR(events[0].prompt_scores[i].logprob, LogprobAfter(harness, before, wanted[i].token), 1e-5) << i;
+        EXPECT_EQ(events[0].prompt_scores[i].greedy, wanted[i].token == harness.model().GreedyAfter(before)) << i;
+      }
+      EXPECT_EQ(events[0].cached_tokens, cached ? 30 : 0);
+      EXPECT_EQ(harness.engine().Metrics().prefilled_tokens - computed, cached ? 10 : 40);
+      EXPECT_EQ(events[1].finish_reason, FinishReason::kLength);
+      EXPECT_TRUE(events[1].request_done);
+    }
+  }
+}
+
+TEST(Engine, WithoutTokensToGenerateAPromptIsComputedAndKept) {
+  for (const int32_t steps_ahead : {0, 1}) {
+    EngineHarness harness({.steps_ahead = steps_ahead});
+    Request request = Greedy(Prompt(40), 0, 3);
+    request.prompt_logprobs = true;
+    request.top_logprobs = 2;
+    request.stop = {};
+    request.pin_prompt_as = "kept";
+    std::vector<StreamEvent> events;
+    request.on_event = [&](const StreamEvent& event) { events.push_back(event); };
+    ASSERT_TRUE(harness.engine().Submit(std::move(request)).ok());
+    harness.Submit(Greedy(Prompt(12, 1), 8));  // goes on meanwhile
+    harness.RunToEnd();
+    ASSERT_EQ(events.size(), 1u + 3);
+    ASSERT_EQ(events[0].prompt_top_logprobs.size(), 40u);
+    EXPECT_TRUE(events[0].prompt_top_logprobs[0].empty());
+    for (int32_t i = 1; i < 40; ++i) {
+      const std::vector<int32_t> all = Prompt(40), before(all.begin(), all.begin() + i);
+      ASSERT_EQ(events[0].prompt_top_logprobs[i].size(), 2u);
+      EXPECT_EQ(events[0].prompt_top_logprobs[i][0].token, harness.model().GreedyAfter(before));
+      EXPECT_NEAR(events[0].prompt_top_logprobs[i][1].logprob,
+                  LogprobAfter(harness, before, events[0].prompt_top_logprobs[i][1].token), 1e-5);
+    }
+    for (size_t i = 1; i < events.size(); ++i) {
+      EXPECT_TRUE(events[i].token_ids.empty());
+      EXPECT_EQ(events[i].finish_reason, FinishReason::kLength);
+      EXPECT_EQ(events[i].request_done, i == 3);
+    }
+    EXPECT_EQ(harness.outputs(0)[0].tokens, harness.GreedyAfter(Prompt(12, 1), 8));
+    EXPECT_EQ(harness.cache().usage().pages_in_use, 3);
+    EXPECT_EQ(harness.engine().Metrics().generated_tokens, 8);
+  }
+}
+
+// The order in which requests of one sample that do not run side by side begin.
+std::vector<size_t> OrderOf(const std::vector<Request>& requests) {
+  EngineHarness harness({.model = {.vocab_size = 64, .num_pages = 64}, .max_running = 1});
+  std::vector<size_t> order;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Request request = requests[i];
+    request.on_event = [&order, i](const StreamEvent& event) {
+      if (event.request_done) order.push_back(i);
+    };
+    EXPECT_TRUE(harness.engine().Submit(std::move(request)).ok());
+  }
+  harness.RunToEnd();
+  return order;
+}
+
+TEST(Engine, NamesThatAskForMoreGetNoMoreOfTheirTurns) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 8; ++i) {
+    requests.push_back(Greedy(Prompt(10, i), 2));
+    requests.back().share_of = i < 6 ? "many" : "few";
+  }
+  // As if the two had come one by one in turn.
+  EXPECT_EQ(OrderOf(requests), (std::vector<size_t>{0, 6, 1, 7, 2, 3, 4, 5}));
+  for (Request& request : requests) request.share_of.clear();
+  EXPECT_EQ(OrderOf(requests), (std::vector<size_t>{0, 1, 2, 3, 4, 5, 6, 7}));
+}
+
+TEST(Engine, SharesAreCountedInTokens) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 8; ++i) {
+    requests.push_back(Greedy(Prompt(i < 2 ? 40 : 8, i), 2));  // 42 tokens, 10 tokens
+    requests.back().share_of = i < 2 ? "long" : "short";
+  }
+  EXPECT_EQ(OrderOf(requests), (std::vector<size_t>{0, 2, 3, 4, 5, 6, 1, 7}));
+}
+
+TEST(Engine, HigherPrioritiesComeFirst) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 6; ++i) {
+    requests.push_back(Greedy(Prompt(10, i), 2));
+    requests.back().priority = i / 2;
+  }
+  requests[0].prompt_ids = requests[5].prompt_ids;  // what would be shared does not come before
+  EXPECT_EQ(OrderOf(requests), (std::vector<size_t>{4, 5, 2, 3, 0, 1}));
+}
+
+TEST(Engine, ManyShortPromptsAreAdmittedInOneStep) {
+  EngineHarness harness({.model = {.num_pages = 512}, .max_running = 128, .max_batch_tokens = 512});
+  harness.Submit(Greedy(Prompt(100), 1));
+  harness.RunToEnd();
+  const int64_t steps = harness.engine().Metrics().steps;
+  for (int32_t i = 0; i < 100; ++i) {
+    Request request = Greedy(Prompt(100), 0);
+    request.prompt_ids.insert(request.prompt_ids.end(), {i % 64, i / 64, 7});
+    request.prompt_scores = {{.position = 100, .token = 1}, {.position = 102, .token = 2}};
+    harness.Submit(request);
+  }
+  harness.RunToEnd();
+  EXPECT_EQ(harness.engine().Metrics().steps, steps + 1);
+  const StepMetrics step = harness.engine().Metrics().last_step;
+  EXPECT_GE(step.prefill_rows, 300);
+  EXPECT_EQ(step.grouped_rows, step.prefill_rows);  // the prompt is read once for all of them
+}
+
 TEST(Engine, EchoGivesThePromptOnceAndFirst) {
   for (const bool logprobs : {false, true}) {
     EngineHarness harness({.texts = Letters(64)});
@@ -701,6 +838,9 @@ TEST(Engine, RandomTrafficMatchesTheHistories) {
         Request request = Greedy(Prompt(1 + random() % 30, random() % 3), 1 + random() % 12, 1 + random() % 7);
         if (random() % 5 == 0) request.cache_salt = "x";
         if (random() % 6 == 0) request.prompt_logprobs = true;
+        if (random() % 8 == 0) request.max_tokens = 0;
+        if (random() % 6 == 0 && !request.prompt_logprobs)
+          request.prompt_scores = {{.position = static_cast<int32_t>(random() % request.prompt_ids.size()), .token = 3}};
         if (shares && random() % 20 == 0 && request.prompt_ids.size() < 12) request.pin_prompt_as = random() % 2 == 0 ? "p" : "q";
         requests.push_back(request);
         ids.push_back(harness.Submit(request));
@@ -985,7 +1125,7 @@ TEST(Engine, RefusesImpossibleRequestsByName) {
   EXPECT_THAT(message(Greedy(Prompt(32), 4)), HasSubstr("32 tokens, the context length is 32"));
   EXPECT_THAT(message(Greedy(Prompt(4), 4, 0)), HasSubstr("n is 0"));
   EXPECT_THAT(message(Greedy({1, 64}, 4)), HasSubstr("prompt_ids[1] is 64"));
-  EXPECT_THAT(message(Greedy({1}, 0)), HasSubstr("max_tokens is 0"));
+  EXPECT_THAT(message(Greedy({1}, -1)), HasSubstr("max_tokens is -1"));
   Request request = Greedy({1}, 4);
   request.stop = {"x"};
   EXPECT_THAT(message(request), HasSubstr("tokenizer"));

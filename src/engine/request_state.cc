@@ -20,6 +20,21 @@ void SetEndIds(const std::vector<int32_t>& eos_ids, RequestState* state) {
   state->end_ids = &state->own_end_ids;
 }
 
+void SetScores(RequestState* state) {
+  PromptScores& scores = state->scores;
+  const Request& params = state->params;
+  if (params.prompt_logprobs) {
+    for (int32_t i = 0; i + 1 < state->prompt_length(); ++i)
+      scores.wanted.push_back({.position = i, .token = params.prompt_ids[i + 1]});
+    scores.num_top = params.top_logprobs;
+  } else if (!params.prompt_scores.empty()) {
+    scores.wanted = std::move(state->params.prompt_scores);
+    scores.num_top = 1;  // is it the one in question?
+  }
+  scores.logprobs.resize(scores.wanted.size());
+  scores.top.resize(scores.wanted.size() * scores.num_top);
+}
+
 std::unique_ptr<Listener> MakeListener(Request* params, const Tokenizer* tokenizer) {
   auto listener = std::make_unique<Listener>();
   listener->on_event = std::move(params->on_event);
@@ -44,7 +59,7 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   SetEndIds(eos_ids, state.get());
   state->has_penalties = HasPenalties(state->params.sampling);
   state->has_constraint = state->params.constraint != nullptr;
-  if (state->params.prompt_logprobs) state->prompt_logprobs.resize(state->params.prompt_ids.size());
+  SetScores(state.get());
   state->listener = MakeListener(&state->params, tokenizer);  // its texts look for the stop strings of state->params
   state->has_listener = state->listener->on_event != nullptr;
   state->has_stops = state->listener->has_stops;

@@ -2,6 +2,7 @@
 // states, engine.cc gives them tokens. Layer: engine.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -43,7 +44,7 @@ struct alignas(kCacheLine) Sequence {
   uint8_t draws_under_way = 0;           // tokens that launched steps choose and that are not known yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
   // The rest.
-  int32_t overtaken = 0;                        // how many were admitted before it that came later
+  int32_t overtaken = 0;                        // how many were admitted before it whose turn was later
   std::unique_ptr<ConstraintState> constraint;  // of Request::constraint; has accepted `generated`
   int32_t draft_depth = 0;                      // how deep drafting has paid lately; 0: not tried yet
   int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
@@ -66,6 +67,20 @@ struct alignas(kCacheLine) Sequence {
   std::span<const int32_t> Tokens(std::vector<int32_t>* scratch) const;
 };
 
+// Log-probabilities that are wanted of the prompt, prompt_logprobs or prompt_scores, and what is known of them.
+struct PromptScores {
+  std::vector<PromptScore> wanted;  // by position
+  std::vector<float> logprobs;      // of each
+  int32_t num_top = 0;              // most probable tokens of each place that are wanted too
+  std::vector<TokenLogprob> top;    // [wanted][num_top]
+
+  bool empty() const { return wanted.empty(); }
+  // The first that is wanted at or after a position.
+  int32_t IndexOf(int32_t position) const {
+    return static_cast<int32_t>(std::ranges::lower_bound(wanted, position, {}, &PromptScore::position) - wanted.begin());
+  }
+};
+
 struct alignas(kCacheLine) RequestState {
   using Clock = std::chrono::steady_clock;
 
@@ -84,11 +99,12 @@ struct alignas(kCacheLine) RequestState {
   Request params;
   // The rest.
   RequestId id{};
-  std::vector<int32_t> own_end_ids;                   // end_ids, where they are this request's own
-  std::pmr::vector<Sequence> sequences;               // n; never resized
-  std::vector<std::optional<float>> prompt_logprobs;  // if wanted
+  std::vector<int32_t> own_end_ids;      // end_ids, where they are this request's own
+  std::pmr::vector<Sequence> sequences;  // n; never resized
+  PromptScores scores;
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
+  int64_t turn = 0;                             // place in line: FairQueue
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };

@@ -19,8 +19,9 @@ struct ScheduledBatch {
     // Of the step's draws: none for a prefill chunk; else one for each sequence that goes on from its last known token (all samples
     // of a request where they begin), and one for each draft: what follows there, if it comes to that.
     int32_t first_draw = 0, num_draws = 0;
-    int32_t first_score = 0, num_scores = 0;  // of the step's scores: of the tokens after the first ones, for prompt_logprobs
-    bool begins_samples = false;              // its draws are the first tokens of all samples of the request
+    int32_t first_score = 0, num_scores = 0;  // of the step's scores
+    int32_t request_score = 0;                // and of RequestState::scores, where they are the same in number and order
+    bool begins_samples = false;  // its draws are the first tokens of all samples of the request; none where max_tokens is 0
   };
   std::vector<Entry> entries;
   StepBatch step;

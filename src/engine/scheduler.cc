@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -27,7 +28,17 @@ int32_t SharedLimit(const CacheSalt& a, const CacheSalt& b) {
 void Scheduler::Add(RequestState* request) {
   Sequence& first = request->sequences.front();
   first.state = Sequence::State::kWaiting;
-  waiting_.push_back(&first);
+  const Request& params = request->params;
+  request->turn = turns_.Join(params.share_of, request->prompt_length() + int64_t{params.n} * params.max_tokens);
+  const auto before = [&](const Sequence* other) {
+    const RequestState& ahead = *other->request;
+    const bool begun = ahead.listener->cached_tokens >= 0;  // it was admitted before, and gave way
+    return begun || ahead.params.priority > params.priority ||
+           (ahead.params.priority == params.priority && ahead.turn <= request->turn);
+  };
+  auto place = waiting_.end();
+  while (place != waiting_.begin() && !before(*std::prev(place))) --place;
+  waiting_.insert(place, &first);
 }
 
 ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
@@ -133,28 +144,40 @@ void Scheduler::ScheduleRunningPrefills() {
 }
 
 void Scheduler::Admit(bool prompts_only) {
-  if (waiting_.empty() || prefill_left() <= 0 || cache_->free_branches() == 0) return;
-  FindCandidates();
+  while (!waiting_.empty() && prefill_left() > 0 && cache_->free_branches() > 0) {
+    FindCandidates();
+    if (!AdmitCandidates(prompts_only)) return;
+  }
+}
+
+bool Scheduler::AdmitCandidates(bool prompts_only) {
   int32_t kept_free = 0;  // branch slots for members of a group whose prompt is in flight: it runs together, or it reads apart
+  bool all_admitted = true;
   while (!candidates_.empty() && prefill_left() > 0) {
     const Candidate candidate = TakeBestCandidate();
     Sequence* const sequence = candidate.sequence;
-    if (prompts_only && !sequence->prefilling()) continue;
-    if (!candidate.aged && cache_->free_branches() <= kept_free) return;
-    if (sequence->draws_under_way > 0) return;  // its text is not known yet
-    const KvCache::Outcome outcome = TryAdmit(sequence);
-    // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
-    if (outcome == KvCache::Outcome::kNoRoom) return;
-    if (outcome == KvCache::Outcome::kPending) {
-      kept_free += sequence->num_forks();
+    if (prompts_only && !sequence->prefilling()) {
+      all_admitted = false;
       continue;
     }
+    if (!candidate.aged && cache_->free_branches() <= kept_free) return false;
+    if (sequence->draws_under_way > 0) return false;  // its text is not known yet
+    const KvCache::Outcome outcome = TryAdmit(sequence);
+    // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
+    if (outcome == KvCache::Outcome::kNoRoom) return false;
+    if (outcome == KvCache::Outcome::kPending) {
+      kept_free += sequence->num_forks();
+      all_admitted = false;
+      continue;
+    }
+    turns_.Serve(sequence->request->turn);
     const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
     for (auto earlier = waiting_.begin(); earlier != place; ++earlier) ++(*earlier)->overtaken;
     waiting_.erase(place);
     Append(sequence, std::min(sequence->remaining(), prefill_left()));
     NoteAdmitted(*sequence);
   }
+  return all_admitted;
 }
 
 void Scheduler::FindCandidates() {
@@ -171,7 +194,11 @@ void Scheduler::FindCandidates() {
 Scheduler::Candidate Scheduler::TakeBestCandidate() {
   // What running samples share is read once for all of them; what is only cached need not be computed, now or later.
   const auto worse = [](const Candidate& a, const Candidate& b) {
-    return std::tuple(a.aged, a.overlap.running, a.overlap.cached) < std::tuple(b.aged, b.overlap.running, b.overlap.cached);
+    const auto rank = [](const Candidate& candidate) {
+      const int32_t priority = candidate.sequence->request->params.priority;
+      return std::tuple(candidate.aged, priority, candidate.overlap.running, candidate.overlap.cached);
+    };
+    return rank(a) < rank(b);
   };
   const auto best = std::max_element(candidates_.begin(), candidates_.end(), worse);
   const Candidate taken = *best;
@@ -200,11 +227,12 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   RequestState& request = *sequence->request;
   // Everybody must be able to take one more page, or the newcomer would push somebody out at once.
   const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->num_forks();
-  const KvCache::Admission admission = cache_->Admit({.tokens = sequence->Tokens(&scratch_),
-                                                      .salt = SaltOf(*sequence),
-                                                      .compute_all = !request.forked && !request.prompt_logprobs.empty(),
-                                                      .spare_pages = spare_pages,
-                                                      .cursor = &sequence->found});
+  const KvCache::Admission admission =
+      cache_->Admit({.tokens = sequence->Tokens(&scratch_),
+                     .salt = SaltOf(*sequence),
+                     .compute_from = request.forked || request.scores.empty() ? INT32_MAX : request.scores.wanted.front().position,
+                     .spare_pages = spare_pages,
+                     .cursor = &sequence->found});
   if (admission.outcome != KvCache::Outcome::kAdmitted) return admission.outcome;
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;
@@ -252,15 +280,33 @@ void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   entry.drafts = drafts;
   entry.first_draw = static_cast<int32_t>(batch_->step.draws.size());
   entry.first_score = static_cast<int32_t>(batch_->step.scores.size());
-  const RequestState& request = *sequence->request;
-  if (!request.forked && !request.prompt_logprobs.empty()) {
-    entry.num_scores = std::min(end, request.prompt_length() - 1) - begin;
-    for (int32_t i = 0; i < entry.num_scores; ++i) {
-      batch_->step.scores.push_back({.row = query_begin + i, .token = request.params.prompt_ids[begin + i + 1]});
-    }
-  }
+  if (!sequence->request->forked && !sequence->request->scores.empty()) AppendScores(&entry, query_begin);
   sequence->launched = end;
-  if (end == sequence->length() + sequence->draws_under_way) AppendDraws(&entry, query_begin + count - 1);
+  if (end < sequence->length() + sequence->draws_under_way) return;
+  if (sequence->request->params.max_tokens == 0) {
+    entry.begins_samples = true;  // and ends them
+  } else {
+    AppendDraws(&entry, query_begin + count - 1);
+  }
+}
+
+void Scheduler::AppendScores(ScheduledBatch::Entry* entry, int32_t query_begin) {
+  const PromptScores& scores = entry->sequence->request->scores;
+  StepBatch& step = batch_->step;
+  entry->request_score = scores.IndexOf(entry->begin);
+  entry->num_scores = scores.IndexOf(entry->begin + entry->count) - entry->request_score;
+  for (int32_t i = 0; i < entry->num_scores; ++i) {
+    const PromptScore& wanted = scores.wanted[entry->request_score + i];
+    const int32_t row = query_begin + wanted.position - entry->begin;
+    Score score{.row = row, .token = wanted.token, .top_logprobs = static_cast<uint8_t>(scores.num_top)};
+    if (i > 0 && step.scores.back().row == row) {
+      score.top_begin = step.scores.back().top_begin;
+    } else {
+      score.top_begin = step.num_top_logprobs;
+      step.num_top_logprobs += scores.num_top;
+    }
+    step.scores.push_back(score);
+  }
 }
 
 void Scheduler::AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row) {

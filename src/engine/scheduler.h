@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "engine/fair_queue.h"
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
 
@@ -29,7 +30,7 @@ class Scheduler {
   // `cache` outlives the scheduler.
   Scheduler(const Options& options, KvCache* cache) : options_(options), cache_(cache) {}
 
-  // Takes in a new request; its sequences live in `request`.
+  // Takes in a new request; its sequences live in `request`. Behind those of its priority and above whose turn is not later.
   void Add(RequestState* request);
   // For drafting: the running sequences that decode in the next step, if it has room for drafts; else none. REQUIRES: Schedule
   // comes next.
@@ -77,6 +78,8 @@ class Scheduler {
   void ScheduleRunningPrefills();
   // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
   void Admit(bool prompts_only = false);
+  // Takes in candidates_; whether that was all of them, so that those behind them may follow.
+  bool AdmitCandidates(bool prompts_only);
   // One of the first in line, and what speaks for taking it now.
   struct Candidate {
     Sequence* sequence = nullptr;
@@ -84,14 +87,16 @@ class Scheduler {
     KvCache::Overlap overlap{};  // with the tree, and with whom was admitted since
   };
   void FindCandidates();
-  // Takes the best out of candidates_: the aged first, then who shares most with running samples, then who finds most in the cache;
-  // of equals the first in line.
+  // Takes the best out of candidates_: the aged first, then the highest priority, then who shares most with running samples, then
+  // who finds most in the cache; of equals the first in line.
   Candidate TakeBestCandidate();
   // The candidates learn that `admitted` runs.
   void NoteAdmitted(const Sequence& admitted);
   KvCache::Outcome TryAdmit(Sequence* sequence);
   // Adds `count` tokens of a running sequence to the batch, and behind them the first `drafts` of its draft.
   void Append(Sequence* sequence, int32_t count, int32_t drafts = 0);
+  // The scores that are wanted of the entry's prompt tokens.
+  void AppendScores(ScheduledBatch::Entry* entry, int32_t query_begin);
   // How many drafts of a sequence that decodes go with it, with pages for them.
   int32_t TakeDrafts(const Sequence& sequence);
   // The draws after a sequence's last known token and after its drafts.
@@ -109,7 +114,9 @@ class Scheduler {
 
   Options options_;
   KvCache* cache_;
-  std::deque<Sequence*> waiting_;   // first comes first; preempted ones and siblings that were forked late go to the front
+  FairQueue turns_;
+  // New ones by priority and turn; preempted ones and siblings that were forked late go to the front.
+  std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   int32_t num_stopped_ = 0;         // of them
   // Used in turn: one is scheduled while two may be under way.

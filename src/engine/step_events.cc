@@ -1,15 +1,51 @@
 #include "engine/step_events.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace coppice {
+namespace {
+
+// Those with a token: a small vocabulary has fewer than were asked for.
+void AppendKnown(std::span<const TokenLogprob> top, std::vector<TokenLogprob>* known) {
+  std::ranges::copy_if(top, std::back_inserter(*known), [](const TokenLogprob& one) { return one.token >= 0; });
+}
+
+// Score i is that of prompt token i + 1.
+void AddPromptLogprobs(const PromptScores& scores, StreamEvent* event) {
+  event->prompt_logprobs.emplace_back();
+  event->prompt_logprobs.insert(event->prompt_logprobs.end(), scores.logprobs.begin(), scores.logprobs.end());
+  if (scores.num_top == 0) return;
+  event->prompt_top_logprobs.resize(event->prompt_logprobs.size());
+  for (size_t i = 0; i < scores.wanted.size(); ++i) {
+    const auto top = std::span(scores.top).subspan(i * scores.num_top, static_cast<size_t>(scores.num_top));
+    AppendKnown(top, &event->prompt_top_logprobs[i + 1]);
+  }
+}
+
+void AddScores(const PromptScores& scores, StreamEvent* event) {
+  for (size_t i = 0; i < scores.wanted.size(); ++i) {
+    const bool greedy = scores.top[i].token >= 0 && scores.logprobs[i] >= scores.top[i].logprob;
+    event->prompt_scores.push_back({.logprob = scores.logprobs[i], .greedy = greedy});
+  }
+}
+
+}  // namespace
 
 void StepEvents::AddPrompt(const RequestState& request) {
-  if (!request.has_listener || (request.prompt_logprobs.empty() && !request.params.echo)) return;
-  StreamEvent event{.request = request.id, .prompt_logprobs = request.prompt_logprobs};
-  if (request.params.echo) {
-    event.token_ids = request.params.prompt_ids;
-    if (tokenizer_) event.text = PromptText(*tokenizer_, request.params.prompt_ids);
+  const Request& params = request.params;
+  if (!request.has_listener || (request.scores.empty() && !params.prompt_logprobs && !params.echo)) return;
+  StreamEvent event{.request = request.id};
+  if (params.prompt_logprobs) {
+    AddPromptLogprobs(request.scores, &event);
+  } else {
+    AddScores(request.scores, &event);
+  }
+  event.cached_tokens = std::max(0, request.listener->cached_tokens);
+  if (params.echo) {
+    event.token_ids = params.prompt_ids;
+    if (tokenizer_) event.text = PromptText(*tokenizer_, params.prompt_ids);
   }
   emissions_.items.push_back({.listener = request.listener.get(), .prompt = static_cast<int32_t>(emissions_.prompts.size())});
   emissions_.prompts.push_back(std::move(event));
@@ -27,9 +63,7 @@ void StepEvents::SetStatus(Emissions::Item* item, const Status& status) {
 
 void StepEvents::SetTopLogprobs(Emissions::Item* item, std::span<const TokenLogprob> top) {
   item->top_begin = static_cast<int32_t>(emissions_.top_logprobs.size());
-  for (const TokenLogprob& one : top) {
-    if (one.token >= 0) emissions_.top_logprobs.push_back(one);
-  }
+  AppendKnown(top, &emissions_.top_logprobs);
   item->top_count = static_cast<int32_t>(emissions_.top_logprobs.size()) - item->top_begin;
 }
 

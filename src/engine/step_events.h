@@ -33,7 +33,6 @@ class StepEvents {
   std::string* NewText(Emissions::Item* item);
   std::string* TextOf(const Emissions::Item& item) { return &emissions_.texts[item.text]; }
   void SetStatus(Emissions::Item* item, const Status& status);
-  // Those with a token: a small vocabulary has fewer than were asked for.
   void SetTopLogprobs(Emissions::Item* item, std::span<const TokenLogprob> top);
   // Completes the item that was begun last, and drops it where nobody listens.
   void End(const Sequence& sequence) {

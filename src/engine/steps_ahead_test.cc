@@ -28,6 +28,7 @@ std::string TextOf(const StreamEvent& event) {
     for (const TokenLogprob& top : place) text += " " + std::to_string(top.token) + "=" + std::to_string(top.logprob);
   }
   for (const std::optional<float>& logprob : event.prompt_logprobs) text += logprob ? " " + std::to_string(*logprob) : " -";
+  for (const ScoredToken& score : event.prompt_scores) text += " " + std::to_string(score.logprob) + (score.greedy ? "!" : "");
   text += " \"" + event.text + "\"";
   if (event.finish_reason) text += " " + std::string(Name(*event.finish_reason)) + " " + event.status.message();
   return text;
@@ -76,7 +77,16 @@ Request RandomRequest(std::mt19937& random) {
   if (random() % 4 == 0) request.stop_token_ids = {static_cast<int32_t>(random() % 16)};
   if (random() % 4 == 0) request.min_tokens = static_cast<int32_t>(random() % (request.max_tokens + 1));
   if (random() % 5 == 0) request.cache_salt = "x";
-  if (random() % 6 == 0) request.prompt_logprobs = true;
+  if (random() % 6 == 0) {
+    request.prompt_logprobs = true;
+  } else if (random() % 6 == 0) {
+    const auto length = static_cast<int32_t>(request.prompt_ids.size());
+    for (int32_t position = static_cast<int32_t>(random() % length); position < length; position += 1 + random() % 4) {
+      for (uint32_t token = random() % 16; token < 16; token += 5)
+        request.prompt_scores.push_back({.position = position, .token = static_cast<int32_t>(token)});
+    }
+  }
+  if (random() % 8 == 0) request.max_tokens = request.min_tokens = 0;
   if (random() % 6 == 0) request.top_logprobs = 3;
   if (random() % 4 == 0) {
     request.constraint =

@@ -81,8 +81,29 @@ Status CheckTexts(const Request& request) {
   }
   if (request.cache_salt.size() > kLongestNameBytes)
     return RefuseSize("cache_salt", request.cache_salt.size(), "bytes", kLongestNameBytes);
+  if (request.share_of.size() > kLongestNameBytes)
+    return RefuseSize("share_of", request.share_of.size(), "bytes", kLongestNameBytes);
   if (request.pin_prompt_as.size() > kLongestNameBytes)
     return RefuseSize("pin_prompt_as", request.pin_prompt_as.size(), "bytes", kLongestNameBytes);
+  return OkStatus();
+}
+
+Status CheckScores(const Request& request, int32_t vocab_size) {
+  const int32_t length = static_cast<int32_t>(request.prompt_ids.size());
+  int32_t before = 0;
+  for (size_t i = 0; i < request.prompt_scores.size(); ++i) {
+    const auto& [position, token] = request.prompt_scores[i];
+    const std::string place = "prompt_scores[" + std::to_string(i) + "]";
+    if (position < before || position >= length) {
+      return Refuse(place + ".position", position,
+                    "a prompt index in " + std::to_string(before) + ".." + std::to_string(length - 1) + ", not below that before");
+    }
+    if (token < 0 || token >= vocab_size)
+      return Refuse(place + ".token", token, "a token id in 0.." + std::to_string(vocab_size - 1));
+    before = position;
+  }
+  if (!request.prompt_scores.empty() && request.prompt_logprobs)
+    return InvalidArgument("prompt_scores are given beside prompt_logprobs: ask for one of the two");
   return OkStatus();
 }
 
@@ -99,7 +120,7 @@ Status CheckSamples(int32_t n, const RequestLimits& limits) {
 
 Status ValidateParameters(const Request& request) {
   if (request.n < 1) return Refuse("n", request.n, "at least 1");
-  if (request.max_tokens < 1) return Refuse("max_tokens", request.max_tokens, "at least 1");
+  if (request.max_tokens < 0) return Refuse("max_tokens", request.max_tokens, "at least 0");
   if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
     return Refuse("min_tokens", request.min_tokens, "a number in 0.." + std::to_string(request.max_tokens) + " (max_tokens)");
   if (request.top_logprobs < 0 || request.top_logprobs > kMaxTopLogprobs)
@@ -116,12 +137,14 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   COPPICE_RETURN_IF_ERROR(CheckSamples(request.n, limits));
   const int64_t prompt = static_cast<int64_t>(request.prompt_ids.size());
   if (prompt == 0) return InvalidArgument("the prompt is empty: give at least one token");
-  if (prompt >= limits.max_context) {
+  if (prompt + (request.max_tokens > 0) > limits.max_context) {
     return InvalidArgument("the prompt has " + std::to_string(prompt) + " tokens, the context length is " +
-                           std::to_string(limits.max_context) + " and must hold at least one more: shorten the prompt");
+                           std::to_string(limits.max_context) + (request.max_tokens > 0 ? " and must hold at least one more" : "") +
+                           ": shorten the prompt");
   }
   COPPICE_RETURN_IF_ERROR(CheckIds("prompt_ids", request.prompt_ids, limits.vocab_size));
   COPPICE_RETURN_IF_ERROR(CheckIdList("stop_token_ids", request.stop_token_ids, limits.vocab_size));
+  COPPICE_RETURN_IF_ERROR(CheckScores(request, limits.vocab_size));
   COPPICE_RETURN_IF_ERROR(CheckLogitBias(request.sampling.logit_bias, limits.vocab_size));
   if (!request.stop.empty() && !limits.has_tokenizer) {
     return InvalidArgument("stop strings need a tokenizer and the model has none: use stop_token_ids");

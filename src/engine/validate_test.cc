@@ -75,6 +75,28 @@ TEST(ValidateRequest, ParametersAreCheckedWithoutAModel) {
   EXPECT_TRUE(ValidateParameters(Request{}).ok());  // a prompt comes later
   EXPECT_THAT(ValidateParameters(Request{.n = 0}).message(), HasSubstr("n is 0"));
   EXPECT_THAT(ValidateParameters(Request{.max_tokens = 3, .min_tokens = 4}).message(), HasSubstr("min_tokens is 4"));
+  EXPECT_THAT(ValidateParameters(Request{.max_tokens = -1}).message(), HasSubstr("max_tokens is -1"));
+}
+
+TEST(ValidateRequest, APromptThatGeneratesNothingMayFillTheContext) {
+  const auto filled = [](int32_t max_tokens) { return [=](Request& r) { r.prompt_ids.assign(64, 1), r.max_tokens = max_tokens; }; };
+  EXPECT_TRUE(Validated(filled(0)).ok());
+  EXPECT_THAT(Validated(filled(1)).message(), HasSubstr("at least one more"));
+}
+
+TEST(ValidateRequest, ScoresAreOfThePromptAndInOrder) {
+  const auto validated = [](std::vector<PromptScore> scores) {
+    return Validated([&](Request& r) { r.prompt_scores = std::move(scores); });
+  };
+  EXPECT_TRUE(validated({{0, 1}, {2, 99}, {2, 0}}).ok());
+  EXPECT_THAT(validated({{3, 1}}).message(), HasSubstr("prompt_scores[0].position is 3, expected a prompt index in 0..2"));
+  EXPECT_THAT(validated({{1, 1}, {0, 1}}).message(), HasSubstr("prompt_scores[1].position is 0"));
+  EXPECT_THAT(validated({{-1, 1}}).message(), HasSubstr("position is -1"));
+  EXPECT_THAT(validated({{0, 100}}).message(), HasSubstr("prompt_scores[0].token is 100"));
+  EXPECT_THAT(Validated([](Request& r) {
+                r.prompt_logprobs = true, r.prompt_scores = {{0, 1}};
+              }).message(),
+              HasSubstr("ask for one of the two"));
 }
 
 TEST(ValidateOptions, EveryNumberHasARange) {

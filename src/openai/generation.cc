@@ -67,7 +67,7 @@ void Sample::Append(const StreamEvent& event) {
 
 void RequestOutput::Add(const StreamEvent& event) {
   if (event.index < 0) {
-    prompt = {event.text, event.token_ids, event.prompt_logprobs};
+    prompt = {event.text, event.token_ids, event.prompt_logprobs, event.prompt_top_logprobs};
   } else {
     while (std::ssize(samples) <= event.index) samples.push_back({.index = static_cast<int32_t>(samples.size())});
     samples[event.index].Append(event);

@@ -36,7 +36,8 @@ struct Sample {
 struct EchoedPrompt {
   std::string text;  // with Request::echo, like token_ids
   std::vector<int32_t> token_ids;
-  std::vector<std::optional<float>> logprobs;  // one per token, the first null; empty unless asked for
+  std::vector<std::optional<float>> logprobs;           // one per token, the first null; empty unless asked for
+  std::vector<std::vector<TokenLogprob>> top_logprobs;  // one list per token, the first empty; as Sample has them
 };
 
 // What the engine said of one request so far. Thread-compatible: events come on the engine's thread for them or in its steps, so

@@ -21,7 +21,11 @@ ordered_json LogprobsOf(const OpenAiRequest& request, const EchoedPrompt& prompt
   if (request.endpoint == Endpoint::kChatCompletions)
     return ChatLogprobs(sample.token_ids, sample.logprobs, sample.top_logprobs, tokenizer);
   CompletionLogprobs logprobs(tokenizer, request.request.top_logprobs > 0);
-  for (size_t i = 0; i < prompt.token_ids.size(); ++i) logprobs.Add({.id = prompt.token_ids[i], .logprob = prompt.logprobs[i]});
+  for (size_t i = 0; i < prompt.token_ids.size(); ++i) {
+    logprobs.Add({.id = prompt.token_ids[i],
+                  .logprob = prompt.logprobs[i],
+                  .top = i > 0 && i < prompt.top_logprobs.size() ? &prompt.top_logprobs[i] : nullptr});
+  }
   for (size_t i = 0; i < sample.token_ids.size(); ++i) {
     logprobs.Add({.id = sample.token_ids[i],
                   .logprob = sample.logprobs[i],

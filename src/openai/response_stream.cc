@@ -58,8 +58,11 @@ void ResponseStream::AppendPrompt(const StreamEvent& event, std::string* out) {
     std::string inner = R"("text":)" + Dump(event.text) + R"(,"logprobs":)";
     if (request_->logprobs) {
       CompletionLogprobs logprobs(tokenizer_, request_->request.top_logprobs > 0);
-      for (size_t i = 0; i < event.token_ids.size(); ++i)
-        logprobs.Add({.id = event.token_ids[i], .logprob = event.prompt_logprobs[i]});
+      for (size_t i = 0; i < event.token_ids.size(); ++i) {
+        logprobs.Add({.id = event.token_ids[i],
+                      .logprob = event.prompt_logprobs[i],
+                      .top = i > 0 && i < event.prompt_top_logprobs.size() ? &event.prompt_top_logprobs[i] : nullptr});
+      }
       choices_[static_cast<size_t>(sample)].offset = logprobs.offset();
       inner += Dump(logprobs.Take());
     } else {

@@ -100,18 +100,23 @@ TEST_F(ResponseStreamTest, ChatLogprobsComeWithTokensThatHaveNoTextYet) {
 TEST_F(ResponseStreamTest, OffsetsOfACompletionGoOnAfterItsEcho) {
   OpenAiRequest request{.choices = 2, .logprobs = true, .stream = true, .return_token_ids = true};
   request.request.echo = true;
+  request.request.top_logprobs = 1;
   ResponseStream stream(&request, kFacts, 0, &tokenizer_);
-  const std::vector<json> prompt =
-      Append(stream, {.index = -1, .token_ids = {1, 0}, .text = "bca", .prompt_logprobs = {std::nullopt, -2.0f}});
+  const std::vector<json> prompt = Append(stream, {.index = -1,
+                                                   .token_ids = {1, 0},
+                                                   .text = "bca",
+                                                   .prompt_logprobs = {std::nullopt, -2.0f},
+                                                   .prompt_top_logprobs = {{}, {{.token = 1, .logprob = -0.5f}}}});
   ASSERT_THAT(prompt, SizeIs(2));  // a choice each
   EXPECT_EQ(prompt[1]["choices"][0]["index"], 1);
   EXPECT_EQ(prompt[1]["choices"][0]["text"], "bca");
   EXPECT_EQ(prompt[1]["choices"][0]["token_ids"], json({1, 0}));
   EXPECT_EQ(prompt[1]["choices"][0]["logprobs"]["token_logprobs"], json::parse("[null, -2.0]"));
+  EXPECT_EQ(prompt[1]["choices"][0]["logprobs"]["top_logprobs"], json::parse(R"([null, {"bc": -0.5}])"));
   for (const int64_t offset : {3, 5}) {
     const std::vector<json> next = Append(stream, {.index = 1, .token_ids = {1}, .logprobs = {-1}, .text = "bc"});
     EXPECT_EQ(next[0]["choices"][0]["logprobs"]["text_offset"], json({offset}));
-    EXPECT_TRUE(next[0]["choices"][0]["logprobs"]["top_logprobs"].is_null());
+    EXPECT_EQ(next[0]["choices"][0]["logprobs"]["top_logprobs"], json({nullptr}));
   }
 }
 

@@ -26,8 +26,13 @@ void BatchSampler::Sample(MatrixView<const float> logits, const StepBatch& batch
     samples_.push_back(TaskOf(batch, begin, end, slots, step));
     samples_.back().logits = logits.Row(rows_.of_draws()[begin]);
   }
-  for (size_t i = 0; i < batch.scores.size(); ++i) {
-    scores_.push_back({.logits = logits.Row(rows_.of_scores()[i]), .token = batch.scores[i].token, .logprob = &step->scores[i]});
+  for (size_t begin = 0, end = 0; begin < batch.scores.size(); begin = end) {
+    const Score& first = batch.scores[begin];
+    for (end = begin + 1; end < batch.scores.size() && batch.scores[end].row == first.row;) ++end;
+    scores_.push_back({.logits = logits.Row(rows_.of_scores()[begin]),
+                       .scores = std::span(batch.scores).subspan(begin, end - begin),
+                       .logprobs = std::span(step->scores).subspan(begin, end - begin),
+                       .top_logprobs = std::span(step->top_logprobs).subspan(first.top_begin, first.top_logprobs)});
   }
   sampler_.Run(samples_, scores_);
 }

@@ -42,9 +42,10 @@ struct StepStats {
 
 // Valid until the next call of Wait.
 struct StepResult {
-  std::span<const TokenDraw> draws;            // by StepBatch::draws
-  std::span<const float> scores;               // by StepBatch::scores, natural logarithm
-  std::span<const TokenLogprob> top_logprobs;  // where Draw::top_begin says, most probable first, of equals the lower id
+  std::span<const TokenDraw> draws;  // by StepBatch::draws
+  std::span<const float> scores;     // by StepBatch::scores, natural logarithm
+  std::span<const TokenLogprob>
+      top_logprobs;  // where top_begin of a draw or score says, most probable first, of equals the lower id
   StepStats stats;
 };
 

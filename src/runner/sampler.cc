@@ -74,7 +74,15 @@ void Sampler::Run(std::span<const SampleTask> samples, std::span<const ScoreTask
 void Sampler::Score(const ScoreTask& task, Scratch& scratch) {
   const float max = ScanMaxima(task.logits, scratch.maxima);
   const double sum = ScanExpSums(task.logits, max, 1.0f, scratch.sums);
-  *task.logprob = static_cast<float>(task.logits[task.token] - max - std::log(sum));
+  const double log_sum = std::log(sum);
+  for (size_t i = 0; i < task.scores.size(); ++i)
+    task.logprobs[i] = static_cast<float>(task.logits[task.scores[i].token] - max - log_sum);
+  if (task.top_logprobs.empty()) return;
+  if (std::isfinite(max) && std::isfinite(sum)) {
+    FillTopLogprobs(task.logits, log_sum, max, scratch, task.top_logprobs);
+  } else {
+    std::ranges::fill(task.top_logprobs, TokenLogprob{});
+  }
 }
 
 void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
@@ -87,7 +95,7 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
     return;
   }
   const double log_sum = std::log(model_sum);
-  if (!task.top_logprobs.empty()) FillTopLogprobs(task, log_sum, model_max, scratch);
+  if (!task.top_logprobs.empty()) FillTopLogprobs(task.logits, log_sum, model_max, scratch, task.top_logprobs);
   std::span<const float> logits = task.logits;
   float max = model_max;
   const bool adjusted = NeedsAdjustment(task);
@@ -201,13 +209,14 @@ void Sampler::CollectTop(std::span<const float> logits, size_t k, Scratch& scrat
   }
 }
 
-void Sampler::FillTopLogprobs(const SampleTask& task, double log_sum, float max, Scratch& scratch) {
+void Sampler::FillTopLogprobs(std::span<const float> logits, double log_sum, float max, Scratch& scratch,
+                              std::span<TokenLogprob> top) {
   std::vector<Candidate>& candidates = scratch.candidates;
-  CollectTop(task.logits, task.top_logprobs.size(), scratch);
+  CollectTop(logits, top.size(), scratch);
   std::sort(candidates.begin(), candidates.end(), Before);
-  std::ranges::fill(task.top_logprobs, TokenLogprob{});  // where logits are -infinity there may be fewer
+  std::ranges::fill(top, TokenLogprob{});  // where logits are -infinity there may be fewer
   for (size_t i = 0; i < candidates.size(); ++i) {
-    task.top_logprobs[i] = {.token = candidates[i].token, .logprob = static_cast<float>(candidates[i].logit - max - log_sum)};
+    top[i] = {.token = candidates[i].token, .logprob = static_cast<float>(candidates[i].logit - max - log_sum)};
   }
 }
 

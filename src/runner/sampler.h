@@ -10,6 +10,7 @@
 #include "coppice/core/executor.h"
 #include "coppice/runner/sampling.h"
 #include "runner/runner.h"
+#include "runner/step_batch.h"
 #include "runner/token_counts.h"
 
 namespace coppice {
@@ -34,11 +35,12 @@ struct SampleTask {
   std::span<TokenLogprob> top_logprobs;  // receives the most probable tokens of the row; at most the vocabulary's size
 };
 
-// A token whose log-probability is wanted (prompt_logprobs).
+// A row of logits and the tokens whose log-probabilities after it are wanted.
 struct ScoreTask {
-  std::span<const float> logits;
-  int32_t token = 0;
-  float* logprob = nullptr;
+  std::span<const float> logits;  // [vocab]
+  std::span<const Score> scores;
+  std::span<float> logprobs;             // receives one for each; NaN where the row holds no distribution
+  std::span<TokenLogprob> top_logprobs;  // as SampleTask's
 };
 
 // Thread-compatible. Rows are shared out over the executor's workers; a row's result does not depend on the others.
@@ -76,7 +78,9 @@ class Sampler {
   static void CollectAtLeast(std::span<const float> logits, float threshold, Scratch& scratch);
   // The k largest logits, of equals those of lower ids, in any order. REQUIRES: scratch.maxima are of `logits`.
   static void CollectTop(std::span<const float> logits, size_t k, Scratch& scratch);
-  static void FillTopLogprobs(const SampleTask& task, double log_sum, float max, Scratch& scratch);
+  // The most probable tokens of a row. REQUIRES: scratch.maxima are of `logits`; `top` is not longer.
+  static void FillTopLogprobs(std::span<const float> logits, double log_sum, float max, Scratch& scratch,
+                              std::span<TokenLogprob> top);
   static bool Before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
   }

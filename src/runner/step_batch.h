@@ -74,6 +74,8 @@ struct Drafting {
 // A token whose log-probability after a row is wanted.
 struct Score {
   int32_t row = 0, token = 0;
+  uint8_t top_logprobs = 0;  // as Draw's; of one row the same number
+  int32_t top_begin = 0;     // where they go in StepResult::top_logprobs; the same place for all scores of a row
 };
 
 struct StepBatch {

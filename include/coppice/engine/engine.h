@@ -22,10 +22,15 @@ namespace coppice {
 
 enum class RequestId : uint64_t {};
 
+// A token whose log-probability after prompt tokens [0, position] is wanted.
+struct PromptScore {
+  int32_t position = 0, token = 0;
+};
+
 struct Request {
   std::vector<int32_t> prompt_ids;  // at least one token
   int32_t n = 1;                    // samples of this prompt: at most the pages of the KV cache, or max_running if that is more
-  int32_t max_tokens = 16;          // per sample
+  int32_t max_tokens = 16;          // per sample; 0: the prompt is computed, and samples end without a token
   int32_t min_tokens = 0;
   SamplingParams sampling;
   std::vector<std::string> stop;  // text; not part of the output. 256 strings of 1,024 bytes at most
@@ -35,14 +40,22 @@ struct Request {
   // come, the sample ends, even before min_tokens. Such samples are not drafted, and with steps_ahead decode in every second step.
   std::shared_ptr<const TokenConstraint> constraint;
   bool prompt_logprobs = false;
-  int32_t top_logprobs =
-      0;              // 0..kMaxTopLogprobs: the most probable tokens at each place of the output, for StreamEvent::top_logprobs
+  // Tokens to score after the prompt's tokens, in the order of their positions; not with prompt_logprobs. What is before the first
+  // position may come from the cache; from there on the prompt is computed, cached or not.
+  std::vector<PromptScore> prompt_scores;
+  // 0..kMaxTopLogprobs: the most probable tokens at each place of the output, for StreamEvent::top_logprobs, and with
+  // prompt_logprobs at each place of the prompt.
+  int32_t top_logprobs = 0;
   bool echo = false;  // the event of the prompt (index -1) carries its token ids and text: what comes before each sample's output
   std::string cache_salt;           // requests with different salts never share KV
   int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody
   // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
   // use is given to the new prompt. Not with SharingMode::kNone.
   std::string pin_prompt_as;
+  // Who asked. While requests wait, those of different names get equal shares of the engine, counted in tokens (fair queueing);
+  // those of one name come in the order of their arrival.
+  std::string share_of;
+  int32_t priority = 0;        // of those that wait, higher ones come first, whoever asked
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
   // Called at the end of a step on the thread that steps the engine, or with EngineOptions::event_thread on a thread of the
   // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call what is
@@ -61,7 +74,13 @@ constexpr std::string_view Name(FinishReason reason) {
   return "?";
 }
 
-// One sample made progress, or the prompt is done (index -1, before all others: with prompt_logprobs or echo).
+// What the model makes of a token of Request::prompt_scores.
+struct ScoredToken {
+  float logprob = 0;    // natural logarithm; NaN if the model's logits are not finite numbers
+  bool greedy = false;  // no token is more probable there
+};
+
+// One sample made progress, or the prompt is done (index -1, before all others: with prompt_logprobs, prompt_scores or echo).
 struct StreamEvent {
   RequestId request{};
   int32_t index = -1;              // sample
@@ -71,11 +90,14 @@ struct StreamEvent {
   // lower id; fewer where the vocabulary is smaller. Else empty.
   std::vector<std::vector<TokenLogprob>> top_logprobs;
   std::string text;  // new complete characters; empty without a tokenizer. Of the prompt: special tokens included
-  std::vector<std::optional<float>> prompt_logprobs;  // index -1 only; first entry null
-  int32_t cached_tokens = 0;                          // of the prompt, found in the cache when the request was admitted
-  std::optional<FinishReason> finish_reason;          // set with the sample's last event
-  bool request_done = false;                          // last event of the request
-  Status status;                                      // why, for kError
+  // Index -1 only: by token of the prompt, the first entry null or empty, and by Request::prompt_scores.
+  std::vector<std::optional<float>> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  // with prompt_logprobs and top_logprobs
+  std::vector<ScoredToken> prompt_scores;
+  int32_t cached_tokens = 0;                  // of the prompt, found in the cache when the request was admitted
+  std::optional<FinishReason> finish_reason;  // set with the sample's last event
+  bool request_done = false;                  // last event of the request
+  Status status;                              // why, for kError
 };
 
 // What a step does when samples decode and prompts wait to be computed.
