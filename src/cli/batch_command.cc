@@ -18,12 +18,12 @@
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
 #include "cli/read_file.h"
-#include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "hub/model_store.h"
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
 #include "openai/generation.h"
@@ -271,7 +271,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   if (options.errors.empty()) options.errors = options.output + ".errors";
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_RETURN_IF_ERROR(CheckFiles(options));
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   if (std::error_code ignored; !std::filesystem::exists(options.input, ignored))
     return NotFound(fmt::format("there is no input {}", options.input));
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));

@@ -9,11 +9,12 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli/model_memory.h"
 #include "cli/parsed_option.h"
-#include "cli/run_command.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "core/check.h"
+#include "hub/model_store.h"
 #include "model/checkpoint.h"
 
 namespace coppice::cli {
@@ -36,10 +37,6 @@ std::string_view NameOf(RopeScaling scaling) {
   return "?";
 }
 
-int64_t KvElementsPerToken(const ModelConfig& config) {
-  return int64_t{2} * config.num_layers * config.num_kv_heads * config.head_dim;
-}
-
 std::string FormatModel(const Checkpoint& checkpoint, const InspectModelOptions& options) {
   const ModelConfig& config = checkpoint.config();
   std::string text = fmt::format("{}: {}\n", options.path, config.architecture);
@@ -51,8 +48,7 @@ std::string FormatModel(const Checkpoint& checkpoint, const InspectModelOptions&
                   config.vocab_size, config.max_position, config.window > 0 ? fmt::format("{} tokens", config.window) : "none",
                   config.rope.theta, config.rope.frequency_divisors.empty() ? NameOf(config.rope.scaling) : "by frequency factors",
                   config.tie_embeddings ? "tied to the embedding" : "of its own");
-  const double kv_elements = static_cast<double>(KvElementsPerToken(config));
-  text += fmt::format("KV of one token: {} in bf16, {} in f32\n", FormatBytes(2 * kv_elements), FormatBytes(4 * kv_elements));
+  text += FormatMemory(MemoryOf(checkpoint), config.max_position);
   if (const std::optional<TokenizerData>& tokenizer = checkpoint.tokenizer()) {
     text +=
         fmt::format("tokenizer: {} ({}), {} tokens, {} merges, end of text {}, chat template: {}\n", tokenizer->model,
@@ -85,6 +81,9 @@ std::string FormatModel(const Checkpoint& checkpoint, const InspectModelOptions&
 
 ordered_json ToJson(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();
+  const ModelMemory memory = MemoryOf(checkpoint);
+  const Result<int64_t> free = FreeMemory();
+  const auto fits = [&](DType dtype) { return memory.kv_tokens(*free, memory.weight_bytes(dtype), dtype); };
   ordered_json json = {
       {"architecture", config.architecture},
       {"num_layers", config.num_layers},
@@ -100,7 +99,12 @@ ordered_json ToJson(const Checkpoint& checkpoint) {
       {"rope_scaling", NameOf(config.rope.scaling)},
       {"tie_embeddings", config.tie_embeddings},
       {"eos_token_ids", config.eos_token_ids},
-      {"kv_elements_per_token", KvElementsPerToken(config)},
+      {"parameters", memory.parameters},
+      {"stored_bytes", memory.stored_bytes},
+      {"kv_elements_per_token", memory.kv_elements_per_token},
+      {"kv_bytes_per_token", {{"bf16", memory.kv_bytes_per_token(DType::kBF16)}, {"f32", memory.kv_bytes_per_token(DType::kF32)}}},
+      {"free_memory_bytes", free.ok() ? ordered_json(*free) : ordered_json()},
+      {"kv_tokens_that_fit", free.ok() ? ordered_json{{"bf16", fits(DType::kBF16)}, {"f32", fits(DType::kF32)}} : ordered_json()},
       {"tokenizer", nullptr},
       {"tensors", ordered_json::array()},
   };
@@ -116,7 +120,7 @@ ordered_json ToJson(const Checkpoint& checkpoint) {
 }
 
 Result<ExitCode> InspectModel(InspectModelOptions options) {
-  COPPICE_ASSIGN_OR_RETURN(options.path, FindModel(options.path));
+  COPPICE_ASSIGN_OR_RETURN(options.path, hub::FindModel(options.path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.path));
   if (options.json) {
     COPPICE_RETURN_IF_ERROR(Print(ToJson(*checkpoint).dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n"));
@@ -131,7 +135,9 @@ Result<ExitCode> InspectModel(InspectModelOptions options) {
 Command AddInspectModelCommand(CLI::App& inspect) {
   const auto options = std::make_shared<InspectModelOptions>();
   CLI::App* command = inspect.add_subcommand("model", "Config, tokenizer and tensors of a GGUF file or Hugging Face folder");
-  command->add_option("path", options->path, "Model (default: the model that scripts/fetch_model keeps)")->check(NotEmpty());
+  command
+      ->add_option("path", options->path, "GGUF file, Hugging Face folder, or the name of a pulled model (default: smollm2-135m)")
+      ->check(NotEmpty());
   command->add_flag("--tensors", options->tensors, "List every tensor");
   command->add_flag("--json", options->json, "Print one JSON object instead of text");
   return {command, [options] { return InspectModel(*options); }};

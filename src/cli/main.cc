@@ -19,6 +19,7 @@
 #include "cli/command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
+#include "cli/pull_command.h"
 #include "cli/run_command.h"
 #include "cli/serve_command.h"
 #include "cli/standard_output.h"
@@ -61,6 +62,8 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddRunCommand(app),
       coppice::cli::AddBatchCommand(app),
       coppice::cli::AddServeCommand(app),
+      coppice::cli::AddPullCommand(app),
+      coppice::cli::AddModelsCommand(app),
       coppice::cli::AddInspectModelCommand(*inspect),
       coppice::cli::AddInspectPlanCommand(*inspect),
       coppice::cli::AddBenchAttentionCommand(*bench),

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <utility>
 
@@ -18,6 +16,7 @@
 #include "core/check.h"
 #include "engine/prefix_file.h"
 #include "grammar/grammar_compiler.h"
+#include "hub/model_store.h"
 #include "openai/generation.h"
 #include "tokenizer/one_line.h"
 
@@ -63,24 +62,9 @@ Result<std::shared_ptr<const TokenConstraint>> MakeConstraint(const RunOptions& 
 
 }  // namespace
 
-Result<std::string> FindModel(const std::string& given) {
-  std::string path = given;
-  if (path.empty()) {
-    const char* const models = std::getenv("COPPICE_MODELS");
-    const char* const home = std::getenv("HOME");
-    const std::filesystem::path folder = models ? models : std::filesystem::path(home ? home : "") / ".cache/coppice/models";
-    path = folder / "SmolLM2-135M-Instruct.Q4_1.gguf";
-  }
-  if (std::error_code ignored; std::filesystem::exists(path, ignored)) return path;
-  if (!given.empty())
-    return NotFound(fmt::format("there is no model at {}; give a GGUF file or a Hugging Face folder to --model", path));
-  return NotFound(
-      fmt::format("no --model given and the default model is not at {}; run scripts/fetch_model or give --model PATH", path));
-}
-
 Result<ExitCode> Run(RunOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options));
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadPromptText(options));
   if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));

@@ -113,7 +113,7 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   options.event_thread = true;
   command
       .add_option("-m,--model", options.model_path,
-                  "GGUF file or Hugging Face folder (default: the model that scripts/fetch_model keeps)")
+                  "GGUF file, Hugging Face folder, or the name of a pulled model (default: smollm2-135m)")
       ->check(NotEmpty());
   command.add_option("--device", options.device, "cpu, cuda, cuda:1, or auto: the first CUDA device if there is one, else the CPU")
       ->capture_default_str();

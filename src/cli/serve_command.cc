@@ -16,12 +16,12 @@
 
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
-#include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "engine/engine_parts.h"
+#include "hub/model_store.h"
 #include "server/http_server.h"
 #include "server/service.h"
 
@@ -99,7 +99,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   if (!options.api_keys.empty()) {
     COPPICE_ASSIGN_OR_RETURN(service_options.keys, server::ApiKeys::Read(options.api_keys));
   }
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   if (options.log_json) {  // messages of requests are JSON already
     spdlog::set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","event":%v})");
   }

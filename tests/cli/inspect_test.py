@@ -1,6 +1,7 @@
 """`coppice inspect model` and `coppice inspect plan`: what they say, as text and as JSON, and what they refuse."""
 
 import json
+import math
 import os
 import tempfile
 import unittest
@@ -12,13 +13,22 @@ class InspectModelTest(unittest.TestCase):
     def test_text(self):
         done = coppice("inspect", "model", TINY, "--tensors")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        for words in ("6 query heads, 2 KV heads, head_dim 16", "vocabulary 320, context 2048 tokens", "tokenizer: none",
+        for words in ("6 query heads, 2 KV heads, head_dim 16", "vocabulary 320, context 2048 tokens", "tokenizer: none", "M parameters", "of the whole context", "this machine has",
                       "model.layers.2.mlp.down_proj.weight"):
             self.assertIn(words, done.stdout)
 
     def test_json(self):
         model = json.loads(coppice("inspect", "model", TINY, "--json").stdout)
         self.assertEqual((model["architecture"], model["num_layers"], model["kv_elements_per_token"]), ("llama", 3, 2 * 3 * 2 * 16))
+        elements = 0
+        for tensor in model["tensors"]:
+            elements += math.prod(tensor["shape"])
+        self.assertEqual((model["parameters"], model["stored_bytes"]), (elements, 4 * elements))
+        self.assertEqual(model["kv_bytes_per_token"], {"bf16": 2 * 3 * 2 * 16 * 2, "f32": 2 * 3 * 2 * 16 * 4})
+        # Half of what the weights leave free, in whole tokens.
+        for dtype, size in (("bf16", 2), ("f32", 4)):
+            left = max(model["free_memory_bytes"] - elements * size, 0) // 2
+            self.assertEqual(model["kv_tokens_that_fit"][dtype], left // model["kv_bytes_per_token"][dtype])
         shapes = {tensor["name"]: tensor["shape"] for tensor in model["tensors"]}
         self.assertEqual(shapes["model.embed_tokens.weight"], [320, 96])
 

@@ -13,12 +13,12 @@
 
 #include "cli/bench/bench_support.h"
 #include "cli/parsed_option.h"
-#include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "hub/model_store.h"
 #include "openai/generation.h"
 #include "tokenizer/tokenizer.h"
 
@@ -110,7 +110,7 @@ std::string FormatRow(const ordered_json& row) {
 
 Result<ExitCode> BenchDraft(BenchDraftOptions options) {
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   const std::vector<Text> texts = Texts();
   std::vector<Case> cases;
   for (const Text& text : texts) {

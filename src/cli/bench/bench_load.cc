@@ -15,7 +15,6 @@
 #include "cli/bench/workload.h"
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
-#include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"

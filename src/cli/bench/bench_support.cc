@@ -14,10 +14,10 @@
 #include "cli/bench/load_report.h"
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
-#include "cli/run_command.h"
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/file.h"
+#include "hub/model_store.h"
 #include "model/random_checkpoint.h"
 
 namespace coppice::cli {
@@ -57,7 +57,7 @@ Status FindBenchModel(EngineOptions& engine, const std::string& config) {
   if (engine.random_weights != !config.empty())
     return InvalidArgument("--weights random and --config FILE go together; give both or neither");
   if (engine.random_weights) engine.model_path = config;
-  COPPICE_ASSIGN_OR_RETURN(engine.model_path, FindModel(engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(engine.model_path, hub::FindModel(engine.model_path));
   return OkStatus();
 }
 

@@ -1,0 +1,111 @@
+#include "hub/model_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "hub/catalogue.h"
+#include "hub/repository.h"
+
+namespace coppice::hub {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool Exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+int64_t BytesOf(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return static_cast<int64_t>(fs::file_size(path, error));
+  int64_t bytes = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+    if (entry.is_regular_file(error)) bytes += static_cast<int64_t>(entry.file_size(error));
+  }
+  return bytes;
+}
+
+// The entries of a folder that are not hidden.
+std::vector<fs::path> Visible(const fs::path& folder) {
+  std::vector<fs::path> paths;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    if (!entry.path().filename().string().starts_with('.')) paths.push_back(entry.path());
+  }
+  return paths;
+}
+
+std::string NameOfFile(const std::string& file) {
+  const auto entry = std::ranges::find(Catalogue(), file, &CatalogueEntry::file);
+  return entry == Catalogue().end() ? file : std::string(entry->name);
+}
+
+// Of a repository's folder: itself, or its only GGUF file.
+fs::path ModelIn(const fs::path& folder) {
+  if (Exists(folder / "config.json")) return folder;
+  std::vector<fs::path> ggufs = Visible(folder);
+  std::erase_if(ggufs, [](const fs::path& path) { return path.extension() != ".gguf"; });
+  return ggufs.size() == 1 ? ggufs.front() : folder;
+}
+
+}  // namespace
+
+std::string ModelFolder() {
+  const char* const models = std::getenv("COPPICE_MODELS");
+  const char* const home = std::getenv("HOME");
+  return models ? models : (fs::path(home ? home : "") / ".cache/coppice/models").string();
+}
+
+std::vector<StoredModel> StoredModels() {
+  std::vector<StoredModel> models;
+  std::error_code error;
+  for (const fs::path& path : Visible(ModelFolder())) {
+    if (!fs::is_directory(path, error)) {
+      if (path.extension() == ".gguf") models.push_back({NameOfFile(path.filename()), path, BytesOf(path)});
+      continue;
+    }
+    if (Exists(path / "config.json")) models.push_back({path.filename(), path, BytesOf(path)});
+    for (const fs::path& inner : Visible(path)) {
+      if (!fs::is_directory(inner, error)) continue;
+      const std::string name = path.filename().string() + "/" + inner.filename().string();
+      if (Exists(inner / "config.json")) {
+        models.push_back({name, inner, BytesOf(inner)});
+        continue;
+      }
+      for (const fs::path& file : Visible(inner)) {
+        if (file.extension() == ".gguf") models.push_back({name + ":" + file.filename().string(), file, BytesOf(file)});
+      }
+    }
+  }
+  std::ranges::sort(models, {}, &StoredModel::name);
+  return models;
+}
+
+Result<std::string> FindModel(const std::string& given) {
+  const CatalogueEntry* const entry = given.empty() ? &Catalogue().front() : FindInCatalogue(given);
+  if (!given.empty() && Exists(given)) return given;
+  const fs::path folder = ModelFolder();
+  if (entry != nullptr) {
+    const fs::path path = folder / entry->file;
+    if (Exists(path)) return path.string();
+    return NotFound(given.empty() ? fmt::format("no --model given and the default model is not at {}; run coppice pull {} or give "
+                                                "--model PATH",
+                                                path.string(), entry->name)
+                                  : fmt::format("{} is not at {}; run coppice pull {}", given, path.string(), entry->name));
+  }
+  for (const StoredModel& model : StoredModels()) {
+    if (model.name == given) return model.path;
+  }
+  if (IsRepositoryName(given) && ParseRepositoryName(given).ok()) {
+    if (const fs::path path = folder / given; Exists(path)) return ModelIn(path).string();
+    return NotFound(fmt::format(
+        "there is no model at {}; give a GGUF file or a Hugging Face folder to --model, or run coppice pull {}", given, given));
+  }
+  return NotFound(fmt::format("there is no model at {}; give a GGUF file or a Hugging Face folder to --model", given));
+}
+
+}  // namespace coppice::hub

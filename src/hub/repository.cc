@@ -1,0 +1,129 @@
+#include "hub/repository.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "core/check.h"
+#include "hub/json_text.h"
+
+namespace coppice::hub {
+namespace {
+
+// What the reader of folders looks at, beside the weights.
+constexpr std::array<std::string_view, 10> kCompanions = {"config.json",
+                                                          "generation_config.json",
+                                                          "tokenizer.json",
+                                                          "tokenizer_config.json",
+                                                          "tokenizer.model",
+                                                          "added_tokens.json",
+                                                          "model.safetensors.index.json",
+                                                          "vocab.json",
+                                                          "merges.txt",
+                                                          "chat_template.jinja"};
+
+// One step of a path on disk and of an address, and nothing else.
+bool IsPlainName(std::string_view name) {
+  const auto is_plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+  };
+  return !name.empty() && name.size() <= 200 && name.front() != '.' && name.front() != '-' && std::ranges::all_of(name, is_plain);
+}
+
+// Those that the reader of folders takes; some repositories have the same weights once more under another name.
+bool IsWeights(const std::string& name) { return name.starts_with("model") && name.ends_with(".safetensors"); }
+bool IsGguf(const std::string& name) { return name.ends_with(".gguf"); }
+
+// A repository's file as the hub lists it; nothing to check it against leaves the check's hashes empty.
+RepositoryFile FileOf(const nlohmann::json& sibling, const std::string& base) {
+  RepositoryFile file = {.name = TextIn(sibling, "rfilename")};
+  file.url = base + file.name;
+  file.check.bytes = NumberIn(sibling, "size");
+  const auto lfs = sibling.is_object() ? sibling.find("lfs") : sibling.end();
+  if (lfs != sibling.end()) file.check.sha256 = TextIn(*lfs, "sha256");
+  if (file.check.sha256.empty()) file.check.git_sha1 = TextIn(sibling, "blobId");
+  return file;
+}
+
+// Those of the repository's files that make a model.
+Result<std::vector<RepositoryFile>> Choose(std::vector<RepositoryFile> files, const RepositoryName& repository) {
+  const std::string where = repository.owner + "/" + repository.name;
+  const auto keep = [&](const auto& wanted) {
+    std::erase_if(files, [&](const RepositoryFile& file) { return !wanted(file.name); });
+  };
+  const auto has = [&](const auto& wanted) {
+    return std::ranges::any_of(files, [&](const RepositoryFile& file) { return wanted(file.name); });
+  };
+  if (!repository.file.empty()) {
+    keep([&](const std::string& name) { return name == repository.file; });
+    if (files.empty()) return NotFound(fmt::format("{} has no file {}", where, repository.file));
+    return files;
+  }
+  if (has(IsWeights) && has([](const std::string& name) { return name == "config.json"; })) {
+    keep([](const std::string& name) { return IsWeights(name) || std::ranges::find(kCompanions, name) != kCompanions.end(); });
+    return files;
+  }
+  keep(IsGguf);
+  if (files.size() == 1) return files;
+  if (files.empty())
+    return NotFound(where + " has neither config.json with *.safetensors nor a GGUF file: no model that runs here");
+  std::vector<std::string> names;
+  for (const RepositoryFile& file : files) names.push_back(file.name);
+  return InvalidArgument(fmt::format("{} has {} GGUF files; name one, as {}:{}. There are: {}", where, names.size(), where,
+                                     names.front(), fmt::join(names, ", ")));
+}
+
+}  // namespace
+
+bool IsRepositoryName(const std::string& text) { return text.find('/') != text.npos && text.front() != '/'; }
+
+Result<RepositoryName> ParseRepositoryName(const std::string& text) {
+  RepositoryName result;
+  std::string rest = text;
+  if (const size_t colon = rest.find(':'); colon != rest.npos) {
+    result.file = rest.substr(colon + 1);
+    rest.resize(colon);
+    if (!IsPlainName(result.file))
+      return InvalidArgument(fmt::format("'{}' is no file of a repository's first level", result.file));
+  }
+  if (const size_t at = rest.find('@'); at != rest.npos) {
+    result.revision = rest.substr(at + 1);
+    rest.resize(at);
+  }
+  const size_t slash = rest.find('/');
+  result.owner = rest.substr(0, slash);
+  result.name = slash == rest.npos ? "" : rest.substr(slash + 1);
+  if (!IsPlainName(result.owner) || !IsPlainName(result.name) || !IsPlainName(result.revision)) {
+    return InvalidArgument(
+        fmt::format("'{}' is no repository; expected owner/name, owner/name@revision or owner/name:file.gguf", text));
+  }
+  return result;
+}
+
+Result<std::vector<RepositoryFile>> ListModelFiles(HttpClient& client, const std::string& hub, const std::string& token,
+                                                   const RepositoryName& repository) {
+  const std::string path = repository.owner + "/" + repository.name;
+  const std::string api = fmt::format("{}/api/models/{}/revision/{}?blobs=true", hub, path, repository.revision);
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, client.GetText({.url = api, .bearer = token}));
+  COPPICE_ASSIGN_OR_RETURN(const nlohmann::json info, ParseJson(text, WithoutUser(api)));
+  // One commit for all files, whatever happens to the branch meanwhile.
+  const std::string commit = TextIn(info, "sha");
+  if (!IsPlainName(commit)) return Unavailable(WithoutUser(api) + " names no commit");
+  std::vector<RepositoryFile> files;
+  for (const nlohmann::json& sibling : ListIn(info, "siblings")) {
+    RepositoryFile file = FileOf(sibling, fmt::format("{}/{}/resolve/{}/", hub, path, commit));
+    if (IsPlainName(file.name)) files.push_back(std::move(file));
+  }
+  COPPICE_ASSIGN_OR_RETURN(files, Choose(std::move(files), repository));
+  for (const RepositoryFile& file : files) {
+    if ((file.check.sha256.empty() && file.check.git_sha1.empty()) || file.check.bytes < 0)
+      return FailedPrecondition(
+          fmt::format("{} gives no checksum of {}: there would be nothing to check it against", WithoutUser(hub), file.name));
+  }
+  return files;
+}
+
+}  // namespace coppice::hub

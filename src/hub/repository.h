@@ -1,0 +1,34 @@
+// A model's repository on a hub with Hugging Face's API: which of its files a model is made of. Layer: hub.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "coppice/core/status.h"
+#include "hub/digest.h"
+#include "hub/http_client.h"
+
+namespace coppice::hub {
+
+// "owner/name", "owner/name@revision", and with ":file.gguf" one file of it.
+struct RepositoryName {
+  std::string owner, name;
+  std::string revision = "main";
+  std::string file;  // empty: the hub's choice of files decides
+};
+
+// Whether `text` looks like one at all.
+bool IsRepositoryName(const std::string& text);
+Result<RepositoryName> ParseRepositoryName(const std::string& text);
+
+struct RepositoryFile {
+  std::string name, url;
+  FileCheck check;
+};
+
+// A folder's config.json, tokenizer and *.safetensors; of a repository without those its GGUF file. INVALID_ARGUMENT lists the GGUF
+// files where there are several and none was named. `token` may be empty.
+Result<std::vector<RepositoryFile>> ListModelFiles(HttpClient& client, const std::string& hub, const std::string& token,
+                                                   const RepositoryName& repository);
+
+}  // namespace coppice::hub
