@@ -37,27 +37,42 @@ template <class T>
 class Staged {
  public:
   Status Initialise(Device* device, int64_t count) {
-    capacity_ = count;
     COPPICE_ASSIGN_OR_RETURN(device_memory_, device->Allocate(count * sizeof(T)));
     for (DeviceMemory& host : host_) {
       COPPICE_ASSIGN_OR_RETURN(host, device->Allocate(count * sizeof(T), MemoryKind::kHostPinned));
     }
     return OkStatus();
   }
+  // Room for `count` of them in this step, whatever was initialised; on_device() may move. What steps before have on the host
+  // stays.
+  Status Reserve(Device* device, int64_t step, size_t count, Stream stream) {
+    const size_t bytes = count * sizeof(T);
+    if (bytes > device_memory_.size()) {
+      COPPICE_RETURN_IF_ERROR(device->Synchronize(stream));  // the steps before read it
+      COPPICE_ASSIGN_OR_RETURN(device_memory_, device->Allocate(2 * bytes));
+    }
+    DeviceMemory& host = host_[step % kSteps];
+    if (bytes > host.size()) {
+      COPPICE_ASSIGN_OR_RETURN(host, device->Allocate(2 * bytes, MemoryKind::kHostPinned));
+    }
+    return OkStatus();
+  }
   T* on_device() const { return device_memory_.As<T>(); }
-  std::span<T> on_host(int64_t step) const { return {host_[step % kSteps].template As<T>(), static_cast<size_t>(capacity_)}; }
+  std::span<T> on_host(int64_t step) const {
+    const DeviceMemory& host = host_[step % kSteps];
+    return {host.template As<T>(), host.size() / sizeof(T)};
+  }
   Status Upload(Device* device, int64_t step, size_t count, Stream stream) const {
-    COPPICE_CHECK(std::cmp_less_equal(count, capacity_));
+    COPPICE_CHECK(count * sizeof(T) <= std::min(device_memory_.size(), host_[step % kSteps].size()));
     return count == 0 ? OkStatus() : device->Copy(on_device(), on_host(step).data(), count * sizeof(T), stream);
   }
   Status Download(Device* device, int64_t step, size_t count, Stream stream) const {
-    COPPICE_CHECK(std::cmp_less_equal(count, capacity_));
+    COPPICE_CHECK(count * sizeof(T) <= std::min(device_memory_.size(), host_[step % kSteps].size()));
     return count == 0 ? OkStatus() : device->Copy(on_host(step).data(), on_device(), count * sizeof(T), stream);
   }
 
  private:
   static constexpr int64_t kSteps = 3;  // a step's place is used again when the step has long been waited for
-  int64_t capacity_ = 0;
   DeviceMemory device_memory_;
   std::array<DeviceMemory, kSteps> host_;
 };
@@ -71,7 +86,9 @@ class CudaSampler final : public DeviceSampler {
     const int32_t mask_words = MaskWords(limits_.vocab_size);
     COPPICE_RETURN_IF_ERROR(specs_.Initialise(device_, limits_.max_draws));
     COPPICE_RETURN_IF_ERROR(drawn_.Initialise(device_, limits_.max_draws));
-    COPPICE_RETURN_IF_ERROR(tops_.Initialise(device_, int64_t{limits_.max_draws} * kMaxTopLogprobs));
+    COPPICE_RETURN_IF_ERROR(tops_.Initialise(device_, int64_t{limits_.max_draws + limits_.max_rows} * kMaxTopLogprobs));
+    COPPICE_RETURN_IF_ERROR(score_tops_.Initialise(device_, limits_.max_rows));
+    COPPICE_ASSIGN_OR_RETURN(unused_draws_, device_->Allocate(limits_.max_rows * sizeof(DrawnToken)));
     COPPICE_RETURN_IF_ERROR(score_specs_.Initialise(device_, limits_.max_rows));
     COPPICE_RETURN_IF_ERROR(scores_.Initialise(device_, limits_.max_rows));
     COPPICE_RETURN_IF_ERROR(rows_.Initialise(device_, limits_.max_rows));
@@ -117,10 +134,7 @@ class CudaSampler final : public DeviceSampler {
     }
     std::fill(specs.begin() + std::ssize(batch.draws), specs.begin() + count, DrawSpec{});
     COPPICE_RETURN_IF_ERROR(specs_.Upload(device_, step, count, stream));
-    const std::span<ScoreSpec> scores = score_specs_.on_host(step);
-    COPPICE_CHECK(batch.scores.size() <= scores.size());
-    for (size_t i = 0; i < batch.scores.size(); ++i) scores[i] = {.row = rows.of_scores()[i], .token = batch.scores[i].token};
-    COPPICE_RETURN_IF_ERROR(score_specs_.Upload(device_, step, batch.scores.size(), stream));
+    COPPICE_RETURN_IF_ERROR(SetScores(step, batch, rows, stream));
     COPPICE_RETURN_IF_ERROR(UploadCopy(masks_, step, std::span(batch.masks), stream));
     return UploadCopy(draft_tokens_, step, std::span(batch.draft_tokens), stream);
   }
@@ -134,6 +148,10 @@ class CudaSampler final : public DeviceSampler {
 
   Status Score(const ConstDeviceTensor& logits, int32_t count, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
+    if (num_score_tops_ > 0) {
+      COPPICE_RETURN_IF_ERROR(cuda::LaunchDraw(MatrixOf(logits), memory_, score_tops_.on_device(), num_score_tops_, /*plain=*/false,
+                                               unused_draws_.As<DrawnToken>(), Of(stream)));
+    }
     return cuda::LaunchScore(MatrixOf(logits), score_specs_.on_device(), count, scores_.on_device(), Of(stream));
   }
 
@@ -157,6 +175,26 @@ class CudaSampler final : public DeviceSampler {
   }
 
  private:
+  // A row has any number of scores. The most probable tokens of scored rows come with draws that nobody looks at.
+  Status SetScores(int64_t step, const StepBatch& batch, const LogitRows& rows, Stream stream) {
+    const size_t count = batch.scores.size();
+    COPPICE_RETURN_IF_ERROR(score_specs_.Reserve(device_, step, count, stream));
+    COPPICE_RETURN_IF_ERROR(scores_.Reserve(device_, step, count, stream));
+    const std::span<ScoreSpec> specs = score_specs_.on_host(step);
+    const std::span<DrawSpec> tops = score_tops_.on_host(step);
+    num_score_tops_ = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const coppice::Score& score = batch.scores[i];
+      specs[i] = {.row = rows.of_scores()[i], .token = score.token};
+      if (score.top_logprobs == 0 || (i > 0 && batch.scores[i - 1].row == score.row)) continue;
+      COPPICE_CHECK(std::cmp_less(num_score_tops_, tops.size()));
+      tops[num_score_tops_++] = {
+          .row = specs[i].row, .temperature = 0, .top_begin = score.top_begin, .top_count = score.top_logprobs};
+    }
+    COPPICE_RETURN_IF_ERROR(score_tops_.Upload(device_, step, num_score_tops_, stream));
+    return score_specs_.Upload(device_, step, count, stream);
+  }
+
   // All but the row.
   DrawSpec SpecOf(const StepBatch& batch, const coppice::Draw& draw) const {
     const SlotMemory::Slot& slot = (*slots_)[draw.slot];
@@ -209,6 +247,9 @@ class CudaSampler final : public DeviceSampler {
   Staged<TokenLogprob> tops_;
   Staged<ScoreSpec> score_specs_;
   Staged<float> scores_;
+  Staged<DrawSpec> score_tops_;
+  int32_t num_score_tops_ = 0;  // of the last SetWanted
+  DeviceMemory unused_draws_;
   Staged<DrawnRow> rows_;
   Staged<uint32_t> masks_;
   Staged<int32_t> draft_tokens_;

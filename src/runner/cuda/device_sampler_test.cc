@@ -412,7 +412,14 @@ TEST_F(DeviceSamplerTest, MostProbableTokensAndScoresAreTheHosts) {
       const auto top = static_cast<uint8_t>(std::min(vocab, row == 5 ? 1 : kMaxTopLogprobs));
       batch.draws.push_back({.row = row, .slot = 0, .top_logprobs = top, .top_begin = batch.num_top_logprobs});
       batch.num_top_logprobs += top;
-      if (row != 4) batch.scores.push_back({.row = row, .token = row % vocab});
+      if (row == 4) continue;
+      // More scores than rows, and the most probable tokens beside those of every second row.
+      const auto beside = static_cast<uint8_t>(row % 2 == 0 ? std::min(vocab, 5) : 0);
+      for (int32_t token = 0; token < 3 * kRows; ++token) {
+        batch.scores.push_back(
+            {.row = row, .token = (row + token) % vocab, .top_logprobs = beside, .top_begin = batch.num_top_logprobs});
+      }
+      batch.num_top_logprobs += beside;
     }
     pair.Step(batch, logits);
     for (size_t i = 0; i < pair.host.top_logprobs.size(); ++i) {
