@@ -63,12 +63,24 @@ constexpr std::array<std::pair<const char*, double SmRates::*>, 19> kSmFields = 
     {"team_short_step_ns", &SmRates::team_short_step_ns},
     {"team_merge_ns", &SmRates::team_merge_ns},
 }};
+// Those of GpuProbe, all required where there is an object "probe".
+constexpr std::array<std::pair<const char*, double GpuProbe::*>, 9> kProbeFields = {{
+    {"memory_bytes_per_s", &GpuProbe::memory_bytes_per_s},
+    {"cache_bytes_per_s", &GpuProbe::cache_bytes_per_s},
+    {"dense_flops_per_s", &GpuProbe::dense_flops_per_s},
+    {"launch_ns", &GpuProbe::launch_ns},
+    {"dense_task_ns", &GpuProbe::dense_task_ns},
+    {"stream_task_ns", &GpuProbe::stream_task_ns},
+    {"stream_token_ns", &GpuProbe::stream_token_ns},
+    {"team_step_ns", &GpuProbe::team_step_ns},
+    {"fold_ns", &GpuProbe::fold_ns},
+}};
 constexpr const char* kNumSms = "num_sms";
 constexpr int32_t kMostSms = 4096;
 constexpr size_t kMostBytes = 1 << 20;  // of a file; those there are have about one thousand
 
 bool IsKnown(const std::string& key) {
-  return key == "name" || key == "source" || key == "per_worker" || key == "sm" ||
+  return key == "name" || key == "source" || key == "per_worker" || key == "sm" || key == "probe" ||
          std::ranges::any_of(kFields, [&](const auto& field) { return key == field.first; });
 }
 
@@ -185,6 +197,10 @@ Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
       }
     }
   }
+  if (object.contains("probe")) {
+    COPPICE_RETURN_IF_ERROR(CheckFields(object["probe"], "probe", kProbeFields));
+    COPPICE_RETURN_IF_ERROR(ReadFields(object["probe"], kProbeFields, model.probe));
+  }
   return model;
 }
 
@@ -196,6 +212,10 @@ std::string ToJson(const MachineModel& model) {
     nlohmann::ordered_json& sm = object["sm"];
     sm[kNumSms] = model.sm.num_sms;
     for (const auto& [key, field] : kSmFields) sm[key] = model.sm.*field;
+  }
+  if (model.probe.launch_ns > 0) {
+    nlohmann::ordered_json& probe = object["probe"];
+    for (const auto& [key, field] : kProbeFields) probe[key] = model.probe.*field;
   }
   return object.dump(2);
 }

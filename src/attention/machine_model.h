@@ -35,6 +35,20 @@ struct SmRates {
   double team_launch_ns = 0, team_step_ns = 0, team_wide_step_ns = 0, team_short_step_ns = 0, team_merge_ns = 0;
 };
 
+// Nine rates that a few seconds on a GPU tell (attention_tools/calibrate_gpu.h), each by whole steps: what they were on the card
+// that a model was fitted to says how the model scales to the card at hand.
+struct GpuProbe {
+  double memory_bytes_per_s = 0;  // KV of long requests that share nothing
+  double cache_bytes_per_s = 0;   // the same tokens read by all requests from one copy
+  double dense_flops_per_s = 0;   // a prefix under full dense tiles
+  double launch_ns = 0;           // a step of one short request
+  double dense_task_ns = 0;       // one more dense task of one step for an SM, with the requests below it
+  double stream_task_ns = 0;      // one more stream task of one step for a warp
+  double stream_token_ns = 0;     // 512 tokens of a lone warp of each SM
+  double team_step_ns = 0;        // a step of one team on each of eight SMs
+  double fold_ns = 0;             // one more level of nodes, a third state for each of 1,024 requests
+};
+
 // Rates of one machine, all workers together. Times are those of one worker.
 struct MachineModel {
   std::string name = "generic";
@@ -64,6 +78,7 @@ struct MachineModel {
   // part; the part of a dense task's start that the task before it on its worker does not hide, whose end its loads run beside.
   double unhidden_reread = 0, unhidden_start = 0;
   SmRates sm;
+  GpuProbe probe;  // zeros: not measured
 };
 
 // The names of the shipped models: those of machines/*.json.

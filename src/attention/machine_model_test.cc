@@ -53,6 +53,14 @@ TEST(MachineModel, RefusesBadJson) {
   EXPECT_NE(with_sm("{}").find("'num_sms' is missing"), std::string::npos);
   EXPECT_NE(with_sm(R"({"num_sms": 1.5})").find("'num_sms' is 1.5, expected a whole number"), std::string::npos);
   EXPECT_NE(with_sm(R"({"warps": 4})").find("unknown field 'sm.warps'"), std::string::npos);
+  gpu = ShippedMachineModel("h200").value();
+  gpu.unhidden_reread = 0;
+  EXPECT_NE(message(ToJson(gpu)).find("'unhidden_reread' is missing or 0; a model with 'sm' needs it"), std::string::npos);
+  gpu = ShippedMachineModel("h200").value();
+  gpu.probe.fold_ns = -1;
+  EXPECT_NE(message(ToJson(gpu)).find("'fold_ns' is -1.0, expected a positive number"), std::string::npos);
+  EXPECT_NE(message(ToJson(ShippedMachineModel("zen5").value()).insert(1, R"("probe": {"clock": 1},)")).find("'probe.clock'"),
+            std::string::npos);
 }
 
 // Core rates add up until the socket's memory is full; times and caches are what they are.

@@ -39,6 +39,7 @@ Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties
   const double generation = properties.major == 8 ? (properties.minor == 0 ? 0.5 : 0.25) : 1.0;
   const double compute = properties.multiProcessorCount * 1e3 * core_khz / (machine.sm.num_sms * machine.sm.clock_hz);
   machine.name = name;
+  machine.probe = {};  // of the card that it is scaled from
   if (memory > 0) machine.read_bytes_per_s *= memory;
   machine.cache_bytes = properties.l2CacheSize;
   machine.cache_bytes_per_s *= compute;

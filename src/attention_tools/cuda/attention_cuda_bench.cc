@@ -8,6 +8,8 @@
 //   attention_cuda_bench --figures on [--json file]   the grids of Hydragen's figures 5 and 8 and of Cascade Inference's figure 4:
 //                                                     speed-up over reading the prefix once a request, from one copy (store) and
 //                                                     from a copy each (none), beside RelayAttention's eq. 10
+//   attention_cuda_bench --calibrate on               the machine model of this card, as `coppice bench calibrate --device cuda`
+// --machine FILE: plan by this model in place of the shipped one.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -26,6 +28,7 @@
 #include "attention/cuda/device_memory.h"
 #include "attention/plan.h"
 #include "attention_tools/attention_cases.h"
+#include "attention_tools/calibrate_gpu.h"
 #include "attention_tools/cuda/bench_kernels.h"
 #include "attention_tools/interleaved_timing.h"
 #include "core/check.h"
@@ -119,8 +122,8 @@ struct Options {
   SharePolicy policy = SharePolicy::kTree;
   int iterations = 15;
   double matmul_tflops = 783;
-  std::string json;
-  bool flush = true, sweep = false, figures = false;
+  std::string json, machine;
+  bool flush = true, sweep = false, figures = false, calibrate = false;
 };
 
 // A case under one plan.
@@ -184,7 +187,10 @@ struct Replay {
 
 class Bench {
  public:
-  explicit Bench(const Options& options) : options_(options), backend_(Take(MakeCudaBackend(0))) {
+  explicit Bench(const Options& options)
+      : options_(options),
+        backend_(Take(MakeCudaBackend(0))),
+        machine_(options.machine.empty() ? backend_->machine() : Take(LoadMachineModel(options.machine))) {
     CheckCuda(cudaStreamCreate(&stream_), "stream");
     CheckCuda(cudaEventCreate(&begin_), "event");
     CheckCuda(cudaEventCreate(&end_), "event");
@@ -298,8 +304,8 @@ class Bench {
                                 .max_page_slots = static_cast<int32_t>(forest.pages.size())};
     const BackendTraits traits = Take(backend_->Traits(replay.spec, capacity));
     const PlanSizes sizes = Take(backend_->Sizes(replay.spec, capacity));
-    replay.planner = Take(Planner::Create(replay.spec, capacity, options, traits, backend_->machine()));
-    replay.executor = Take(backend_->MakeExecutor(replay.spec, capacity, sizes));
+    replay.planner = Take(Planner::Create(replay.spec, capacity, options, traits, machine_));
+    replay.executor = Take(backend_->MakeExecutor(replay.spec, capacity, sizes, machine_));
     replay.kv = Take(backend_->BindKv(replay.spec, PoolShape(replay).View(kv_.data())));
     Plan(replay);
     const RunArgs args{.q = q_.data(), .q_row_stride = replay.q_row(), .out = out_.data(), .out_row_stride = replay.q_row()};
@@ -383,6 +389,7 @@ class Bench {
 
   Options options_;
   std::unique_ptr<Backend> backend_;
+  MachineModel machine_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   DeviceBuffer flush_, kv_, q_, out_;
@@ -408,6 +415,10 @@ Options Parse(int argc, char** argv) {
       options.sweep = value == "on";
     } else if (name == "--figures") {
       options.figures = value == "on";
+    } else if (name == "--calibrate") {
+      options.calibrate = value == "on";
+    } else if (name == "--machine") {
+      options.machine = value;
     } else if (name == "--json") {
       options.json = value;
     } else {
@@ -520,6 +531,11 @@ void Figures(Bench& bench, const Options& options) {
 
 int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
+  if (options.calibrate) {
+    const auto device = Take(MakeCudaBenchDevice(0));
+    std::printf("%s\n", ToJson(Take(CalibrateGpu(*device))).c_str());
+    return 0;
+  }
   Bench bench(options);
   std::printf("copy %.2f TB/s, matmul %.0f TFLOP/s (given)\n", bench.copy_tbps(), options.matmul_tflops);
   if (options.sweep) {

@@ -13,6 +13,7 @@
 
 #include "attention_tools/attention_bench.h"
 #include "attention_tools/calibrate.h"
+#include "attention_tools/calibrate_gpu.h"
 #include "cli/bench/bench_support.h"
 #include "cli/bench/tree_problem.h"
 #include "cli/parsed_option.h"
@@ -242,10 +243,18 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   return ExitCode::kOk;
 }
 
-Result<ExitCode> Calibrate(int num_threads, const std::string& out) {
-  COPPICE_RETURN_IF_ERROR(CheckReport(out, "--out"));
+Result<attention::MachineModel> CalibrateDevice(const std::string& device, int num_threads) {
+  if (device == "cuda") {
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::BenchDevice> gpu, attention::MakeCudaBenchDevice(0));
+    return attention::CalibrateGpu(*gpu);
+  }
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(num_threads));
-  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, attention::CalibrateCpu(*threads));
+  return attention::CalibrateCpu(*threads);
+}
+
+Result<ExitCode> Calibrate(const std::string& device, int num_threads, const std::string& out) {
+  COPPICE_RETURN_IF_ERROR(CheckReport(out, "--out"));
+  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, CalibrateDevice(device, num_threads));
   const std::string text = attention::ToJson(machine) + "\n";
   COPPICE_RETURN_IF_ERROR(out.empty() ? Print(text) : WriteReport(out, text, "--out"));
   return ExitCode::kOk;
@@ -295,16 +304,19 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
 
 Command AddBenchCalibrateCommand(CLI::App& bench) {
   struct Options {
+    std::string device = "cpu", out;
     int threads = 0;
-    std::string out;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* command = bench.add_subcommand("calibrate", "Measure the constants of the planner's cost model on this idle machine");
+  command->add_option("--device", options->device, "cpu, or cuda (device 0 of a build with -DCOPPICE_CUDA=ON)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_option("--out", options->out, "Write them to this file (default: print them)")->check(NotEmpty());
-  return {command, [options] { return Calibrate(options->threads, options->out); }};
+  return {command, [options] { return Calibrate(options->device, options->threads, options->out); }};
 }
 
 }  // namespace coppice::cli
