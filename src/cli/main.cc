@@ -21,6 +21,7 @@
 #include "cli/inspect_plan.h"
 #include "cli/pull_command.h"
 #include "cli/run_command.h"
+#include "cli/score_command.h"
 #include "cli/serve_command.h"
 #include "cli/standard_output.h"
 #include "core/check.h"
@@ -61,6 +62,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   const Command commands[] = {
       coppice::cli::AddRunCommand(app),
       coppice::cli::AddBatchCommand(app),
+      coppice::cli::AddScoreCommand(app),
       coppice::cli::AddServeCommand(app),
       coppice::cli::AddPullCommand(app),
       coppice::cli::AddModelsCommand(app),

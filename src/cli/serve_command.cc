@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/config_file.h"
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
@@ -31,9 +32,9 @@ namespace {
 struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
-  std::string api_keys, model_name, prefix_folder;
+  std::string config, api_keys, model_name, prefix_folder;
   std::vector<std::string> host_names;
-  int32_t max_per_key = 0, max_prefixes = 64;
+  int32_t max_per_key = 0, max_prefixes = 64, max_priority = 0;
   double request_timeout = 0, drain_seconds = 60;
   bool allow_public = false, log_json = false, null = false;
 };
@@ -113,6 +114,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
   service_options.host_names = options.host_names;
   service_options.max_active_per_key = options.max_per_key;
+  service_options.max_priority = options.max_priority;
   service_options.max_prompts = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
                               .max_per_key = options.engine.sharing == SharingMode::kNone ? 0 : options.max_prefixes,
@@ -142,6 +144,11 @@ Command AddServeCommand(CLI::App& app) {
   const auto options = std::make_shared<ServeOptions>();
   server::HttpServerOptions& http = options->http;
   CLI::App* command = app.add_subcommand("serve", "Serve a model over HTTP with OpenAI's API");
+  command
+      ->add_option("--config", options->config,
+                   "File of lines \"option = value\" (TOML) for what neither the command line nor the environment gives")
+      ->envname("COPPICE_CONFIG")
+      ->check(NotEmpty());
   command->add_option("--host", http.host, "Address to listen on")->envname("COPPICE_HOST")->capture_default_str();
   command->add_option("--port", http.port, "Port; 0: one that is free, which is printed")
       ->envname("COPPICE_PORT")
@@ -169,6 +176,9 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option("--max-per-key", options->max_per_key, "Requests of one API key at the same moment; more get 429. 0: no limit")
       ->envname("COPPICE_MAX_PER_KEY")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--max-priority", options->max_priority, "Highest \"priority\" that a request may have")
+      ->envname("COPPICE_MAX_PRIORITY")
       ->capture_default_str();
   command
       ->add_option("--prefixes", options->prefix_folder,
@@ -198,7 +208,8 @@ Command AddServeCommand(CLI::App& app) {
   command->add_flag("--log-json", options->log_json, "Log lines as JSON");
   command->add_flag("--null", options->null, "Answer at once with tokens that mean nothing, for measuring all but the model");
   AddEngineOptions(*command, options->engine);
-  return {command, [options] {
+  return {command, [options, command]() -> Result<ExitCode> {
+            if (!options->config.empty()) COPPICE_RETURN_IF_ERROR(ApplyConfigFile(*command, options->config));
             spdlog::set_level(spdlog::level::info);
             return Serve(*options);
           }};

@@ -91,7 +91,8 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     return fail(InvalidArgument("stream is true, expected false: a batch answers when all is complete"), "stream");
   }
   // Samples of equal prompts differ, and a run that is repeated or resumed draws the same.
-  if (body->find("seed") == body->end()) request->request.sampling.seed = XXH3_64bits(custom_id->data(), custom_id->size());
+  const auto seed = body->find("seed");
+  if (seed == body->end() || seed->is_null()) request->request.sampling.seed = XXH3_64bits(custom_id->data(), custom_id->size());
   return BatchLine{*std::move(custom_id), std::move(id), *std::move(request)};
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "openai/batch_input.h"
 #include "openai/prompt_fields.h"
 #include "openai/request.h"
 #include "openai/response.h"
@@ -417,6 +418,20 @@ TEST(OpenAiResponseTest, Errors) {
   EXPECT_EQ(HttpStatus(Internal("")), 500);
   EXPECT_EQ(HttpStatus(DeadlineExceeded("")), 408);
   EXPECT_TRUE(json(ErrorBody(Internal(""), ""))["error"]["param"].is_null());
+}
+
+TEST_F(OpenAiRequestTest, ABatchLineWithoutASeedDrawsByItsId) {
+  const auto seed = [&](const std::string& field) {
+    BatchErrors::Error error;
+    const std::string line =
+        R"({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x")" + field + "}}";
+    const std::optional<BatchLine> parsed = ParseBatchLine(line, 1, parser_, &error);
+    EXPECT_TRUE(parsed) << error.status.message();
+    return parsed->request.request.sampling.seed;
+  };
+  EXPECT_EQ(seed(R"(, "seed": null)"), seed(""));
+  EXPECT_NE(seed(""), 0u);
+  EXPECT_EQ(seed(R"(, "seed": 7)"), 7u);
 }
 
 }  // namespace

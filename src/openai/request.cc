@@ -141,6 +141,12 @@ void TakeTopLogprobs(FieldReader& fields, const char* name, OpenAiRequest* parse
   parsed->request.top_logprobs = *count;
 }
 
+void TakeTimeout(FieldReader& fields, double* seconds) {
+  constexpr double kLongest = 1e9;  // as the engine has it, whose name of the field is another
+  fields.Take("timeout", seconds);
+  if (!(*seconds >= 0 && *seconds <= kLongest)) fields.Expect("timeout", *seconds, "seconds: 0 (none) or a number up to 1e9");
+}
+
 void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_text) {
   Request& request = parsed->request;
   SamplingParams& sampling = request.sampling;
@@ -170,7 +176,8 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   fields.Take("ignore_eos", &request.ignore_eos);
   fields.Take("cache_salt", &request.cache_salt);
   fields.Take("cache_private_begin", &request.cache_private_begin);
-  fields.Take("timeout", &request.timeout_seconds);
+  TakeTimeout(fields, &request.timeout_seconds);
+  fields.Take("priority", &request.priority);
   fields.Take("return_token_ids", &parsed->return_token_ids);
   fields.Take("rank", &parsed->rank);
   fields.Take("dedup", &parsed->deduplicate);

@@ -8,9 +8,6 @@
 namespace coppice::server {
 namespace {
 
-// What nginx logs where the client has left: nobody receives it.
-constexpr int kClientLeft = 499;
-
 double Seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace

@@ -11,6 +11,9 @@
 
 namespace coppice::server {
 
+// What is logged where the client has left, as nginx does: nobody receives it.
+inline constexpr int kClientLeft = 499;
+
 struct HttpRequest {
   std::string method;  // as sent: "GET"
   std::string path;    // of the target, without the query

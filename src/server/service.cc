@@ -108,6 +108,7 @@ const Service::Route Service::kRoutes[] = {
     {"DELETE", kPrefixPath, &Service::DeletePrefix},
     {"POST", "/v1/completions", &Service::Completions},
     {"POST", "/v1/chat/completions", &Service::ChatCompletions},
+    {"POST", "/v1/score", &Service::Score},
     {"POST", "/tokenize", &Service::Tokenize},
     {"POST", "/detokenize", &Service::Detokenize},
 };
@@ -276,11 +277,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   const Result<json> body = TakeBody(call.get());
   if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
   openai::BodyError error;
-  const auto find_prefix = [&](const std::string& name) {
-    const std::optional<PrefixStore::Info> found = prefixes_.Get(call->key, name);
-    return found ? found->prefix : nullptr;
-  };
-  std::optional<std::vector<openai::OpenAiRequest>> prompts = parser_.ParseList(endpoint, *body, &error, find_prefix);
+  std::optional<std::vector<openai::OpenAiRequest>> prompts = parser_.ParseList(endpoint, *body, &error, PrefixesOf(call->key));
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
   if (options_.max_prompts > 0 && prompts->size() > static_cast<size_t>(options_.max_prompts)) {
     const std::string message = fmt::format("prompt is a list of {} prompts, and the server lets {} wait; send several requests",
@@ -294,9 +291,8 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
     Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
     if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
     parser_.SetPrompt(*std::move(ids), &prompt);
-    double& timeout = prompt.request.timeout_seconds;
-    if (options_.request_timeout > 0)
-      timeout = timeout == 0 ? options_.request_timeout : std::min(timeout, options_.request_timeout);
+    if (const Status allowed = Complete(call->key, &prompt.request); !allowed.ok())
+      return Answer(call, ErrorResponse(allowed, "priority"));
   }
   if (!Enter(call->key)) return Answer(call, TooManyOfKey());
   GenerationCall::Start({.engine = &engine_,
@@ -311,6 +307,64 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
                            Log(*call, outcome.status);
                            Leave(call->key);
                          }});
+}
+
+openai::FindNamedPrefix Service::PrefixesOf(const std::string& key) {
+  return [this, key](const std::string& name) {
+    const std::optional<PrefixStore::Info> found = prefixes_.Get(key, name);
+    return found ? found->prefix : nullptr;
+  };
+}
+
+Status Service::Complete(const std::string& key, Request* request) const {
+  if (request->priority > options_.max_priority) {
+    return InvalidArgument(fmt::format("priority is {}, expected at most {}; --max-priority of the server allows more",
+                                       request->priority, options_.max_priority));
+  }
+  request->share_of = key;
+  double& timeout = request->timeout_seconds;
+  if (options_.request_timeout > 0) timeout = timeout == 0 ? options_.request_timeout : std::min(timeout, options_.request_timeout);
+  return OkStatus();
+}
+
+void Service::Score(const std::shared_ptr<Call>& call) {
+  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  const Result<json> body = TakeBody(call.get());
+  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  openai::BodyError error;
+  std::optional<openai::ScoreRequest> parsed = openai::ParseScore(*body, parser_, &error, PrefixesOf(call->key));
+  if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
+  if (options_.max_prompts > 0 && parsed->sequences.size() > static_cast<size_t>(options_.max_prompts)) {
+    const std::string message = fmt::format("continuations is a list of {}, and the server lets {} requests wait; send several",
+                                            parsed->sequences.size(), options_.max_prompts);
+    return Answer(call, ErrorResponse(InvalidArgument(message), "continuations"));
+  }
+  if (const Status allowed = Complete(call->key, &parsed->request); !allowed.ok())
+    return Answer(call, ErrorResponse(allowed, "priority"));
+  if (!Enter(call->key)) return Answer(call, TooManyOfKey());
+  const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
+  const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](const openai::ScoreCall::Outcome& outcome) {
+    AnswerScore(call, *request, outcome);
+    Leave(call->key);
+  });
+  call->responder->WhenGone([weak = std::weak_ptr(score)] {
+    if (const std::shared_ptr<openai::ScoreCall> score = weak.lock()) score->Cancel();
+  });
+}
+
+void Service::AnswerScore(const std::shared_ptr<Call>& call, const openai::ScoreRequest& request,
+                          const openai::ScoreCall::Outcome& outcome) {
+  if (outcome.cancelled) return Log(*call, kClientLeft);
+  if (!outcome.status.ok()) {
+    const bool full = outcome.refused && outcome.status.code() == StatusCode::kResourceExhausted;
+    return Answer(call, full ? ErrorResponse(429, outcome.status.message()) : ErrorResponse(outcome.status));
+  }
+  const Result<ordered_json> body =
+      ScoreBody(request, outcome, {.id = call->request.id, .created = Now(), .model = options_.model});
+  if (!body.ok()) return Answer(call, ErrorResponse(body.status()));
+  call->usage = outcome.usage;
+  metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, 0);
+  Answer(call, {.body = Dump(*body)});
 }
 
 void Service::PutPrefix(const std::shared_ptr<Call>& call) {

@@ -16,6 +16,7 @@
 
 #include "coppice/engine/engine.h"
 #include "openai/request.h"
+#include "openai/score.h"
 #include "server/api_keys.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
@@ -33,6 +34,7 @@ struct ServiceOptions {
   PrefixStoreOptions prefixes;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
+  int32_t max_priority = 0;    // higher ones are refused: they would come before all others' requests
   double request_timeout = 0;  // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
 };
 
@@ -72,6 +74,7 @@ class Service {
   void OpenApi(const std::shared_ptr<Call>& call);
   void Completions(const std::shared_ptr<Call>& call);
   void ChatCompletions(const std::shared_ptr<Call>& call);
+  void Score(const std::shared_ptr<Call>& call);
   void PutPrefix(const std::shared_ptr<Call>& call);
   void GetPrefix(const std::shared_ptr<Call>& call);
   void DeletePrefix(const std::shared_ptr<Call>& call);
@@ -84,6 +87,11 @@ class Service {
   HttpResponse TooManyOfKey() const;
   void Leave(const std::string& key);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
+  void AnswerScore(const std::shared_ptr<Call>& call, const openai::ScoreRequest& request,
+                   const openai::ScoreCall::Outcome& outcome);
+  openai::FindNamedPrefix PrefixesOf(const std::string& key);
+  // Adds to a request of a key what the server has to say. INVALID_ARGUMENT where its priority is too high.
+  Status Complete(const std::string& key, Request* request) const;
   // Finds the route; else answers 404 or 405. `call->key` is set where a key is asked for; else 401.
   const Route* FindRoute(const std::shared_ptr<Call>& call);
   void Answer(const std::shared_ptr<Call>& call, HttpResponse response);

@@ -117,6 +117,38 @@ TEST_F(ServiceTest, TheTreeWhileSamplesRun) {
   EXPECT_LT(tree["kv_bytes_read"], tree["kv_bytes_read_unshared"]);
 }
 
+TEST_F(ServiceTest, Scores) {
+  const auto answer = Post("/v1/score", R"({"prompt": [0, 1], "continuations": [[2], [2, 3]], "return_token_ids": true})");
+  harness_.RunToEnd();
+  ASSERT_EQ(answer->response.value().status, 200) << answer->response->body;
+  const json scores = answer->body()["scores"];
+  ASSERT_EQ(scores.size(), 2u);
+  EXPECT_EQ(scores[0]["token_ids"], json({2}));
+  EXPECT_EQ(scores[1]["token_ids"], json({2, 3}));
+  EXPECT_EQ(scores[0]["token_logprobs"][0], scores[1]["token_logprobs"][0]);
+  EXPECT_EQ(answer->body()["usage"]["prompt_tokens"], 2 + 1 + 2);
+  EXPECT_EQ(Post("/v1/score", R"({"prompt": [0, 1]})")->body()["error"]["param"], "continuations");
+  EXPECT_EQ(Post("/v1/score", R"({"prompt": [0, 1], "continuations": [[]]})")->response->status, 400);
+}
+
+TEST_F(ServiceTest, AScoreWhoseClientLeavesEnds) {
+  const auto answer = Post("/v1/score", R"({"prompt": [0, 1], "continuations": [[2], [2, 3]]})");
+  EXPECT_EQ(service_.active(), 1);
+  ASSERT_TRUE(answer->when_gone);
+  answer->when_gone();
+  harness_.RunToEnd();
+  EXPECT_FALSE(answer->response);
+  EXPECT_EQ(service_.active(), 0);
+}
+
+TEST_F(ServiceTest, ATimeoutOutOfRangeIsNamed) {
+  for (const double timeout : {-1.0, 1e300}) {
+    const auto answer = Complete({{"timeout", timeout}});
+    ASSERT_EQ(answer->response.value().status, 400);
+    EXPECT_EQ(answer->body()["error"]["param"], "timeout");
+  }
+}
+
 TEST_F(ServiceTest, WhatThereIsNot) {
   EXPECT_EQ(Get("/v1/models/")->response->status, 404);
   const auto missing = Get("/nothing\r\nhere");
@@ -231,6 +263,46 @@ TEST_F(ServiceTest, DrainingRefusesWhatIsNewAndEndsWhatIsUnderWay) {
   EXPECT_EQ(Complete({})->response->status, 503);
   harness_.RunToEnd();
   EXPECT_EQ(answer->response->status, 200);
+}
+
+class KeysTest : public ServiceTest {
+ protected:
+  // printf %s a | sha256sum, and of b
+  KeysTest()
+      : ServiceTest({.keys = ApiKeys::Parse("alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
+                                            "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
+                                            "k")
+                                 .value()}) {}
+  // A request whose prompt takes nearly all of a step.
+  std::shared_ptr<FakeResponder> Fill(const std::string& key, int32_t token, json fields = json::object()) {
+    fields.update({{"prompt", std::vector<int32_t>(30, token)}, {"max_tokens", 1}});
+    return Ask({.method = "POST",
+                .path = "/v1/completions",
+                .body = fields.dump(),
+                .authorization = "Bearer " + key,
+                .content_type = "application/json"});
+  }
+};
+
+TEST_F(KeysTest, TakeTurns) {
+  const auto first = Fill("a", 1);
+  harness_.Step(1);
+  const auto second = Fill("a", 2), third = Fill("b", 3);
+  while (!third->response) harness_.Step(1);
+  EXPECT_FALSE(second->response);
+  harness_.RunToEnd();
+  EXPECT_EQ(second->response.value().status, 200);
+}
+
+TEST_F(KeysTest, PriorityComesBeforeTurns) {
+  const auto first = Fill("a", 1);
+  harness_.Step(1);
+  const auto second = Fill("b", 2, {{"priority", -1}}), third = Fill("a", 3);
+  while (!third->response) harness_.Step(1);
+  EXPECT_FALSE(second->response);
+  harness_.RunToEnd();
+  EXPECT_EQ(second->response.value().status, 200);
+  EXPECT_EQ(Fill("a", 1, {{"priority", 1}})->body()["error"]["param"], "priority");  // it would come before other keys'
 }
 
 class LocalServiceTest : public ServiceTest {

@@ -203,6 +203,21 @@ class LimitsTest(unittest.TestCase):
             done = subprocess.run([COPPICE, "serve", "--model", TINY, *args], capture_output=True, text=True, timeout=60, check=False)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(expected, done.stderr)
+
+    def test_a_configuration_file(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write('# ours\nmodel-name = "ours"\nmax-running = 2\nlog-json = true\nport = 1\n')
+            file.flush()
+            with Server("--config", file.name) as server:  # which gives --port
+                self.assertEqual(json.loads(server.ask("GET", "/v1/models")[2])["data"][0]["id"], "ours")
+                self.assertEqual(json.loads(server.logged().splitlines()[0])["level"], "info")
+            file.write("max-runing = 2\n")
+            file.flush()
+            done = subprocess.run([COPPICE, "serve", "--config", file.name], capture_output=True, text=True, timeout=60, check=False)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("max-runing", done.stderr)
+
+    def test_a_port_that_is_taken(self):
         with Server() as server:
             done = subprocess.run([COPPICE, "serve", "--model", TINY, "--port", str(server.port)], capture_output=True, text=True, timeout=60, check=False)
             self.assertIn("cannot listen", done.stderr)

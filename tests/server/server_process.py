@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cli"))
 
-from program import COPPICE, ROOT, TINY, default_model_or_skip  # noqa: E402,F401
+from program import COPPICE, DATA, ROOT, TINY, coppice, default_model_or_skip  # noqa: E402,F401
 
 # Packages of requirements.txt, where scripts/test puts them.
 sys.path.insert(0, os.path.join(ROOT, "build", "python-packages"))

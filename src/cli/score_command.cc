@@ -1,0 +1,180 @@
+#include "cli/score_command.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cli/interrupt.h"
+#include "cli/parsed_option.h"
+#include "cli/run_command.h"
+#include "cli/run_options.h"
+#include "cli/standard_output.h"
+#include "coppice/engine/engine.h"
+#include "core/check.h"
+#include "core/json.h"
+#include "openai/line_reader.h"
+#include "openai/request.h"
+#include "openai/response.h"
+#include "openai/score.h"
+
+namespace coppice::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using openai::LineReader;
+using openai::ScoreCall;
+
+struct ScoreOptions {
+  EngineOptions engine;
+  std::string input;
+  size_t queue = 16;
+};
+
+// Lines under way, in the order of the file: so their answers are printed.
+class ScoreRunner {
+ public:
+  ScoreRunner(Engine* engine, const openai::OpenAiRequestParser* parser, std::string model, size_t queue)
+      : engine_(*engine), parser_(*parser), model_(std::move(model)), queue_(queue) {}
+
+  Status Run(LineReader* reader);
+  int64_t failed() const { return failed_; }
+
+ private:
+  struct Line {
+    int64_t number = 0;
+    openai::ScoreRequest request;
+    std::optional<ordered_json> answer;  // guarded by mutex
+    std::mutex mutex;
+  };
+
+  // Whether there was a line.
+  Result<bool> Begin(LineReader* reader);
+  void Start(const std::shared_ptr<Line>& line, const std::string& text);
+  void Answer(Line* line, const ScoreCall::Outcome& outcome);
+  static ordered_json Failure(int64_t line, const Status& status, std::string_view param);
+  Status PrintAnswered();
+
+  Engine& engine_;
+  const openai::OpenAiRequestParser& parser_;
+  const std::string model_;
+  const size_t queue_;
+  std::deque<std::shared_ptr<Line>> lines_;
+  int64_t failed_ = 0;
+};
+
+Status ScoreRunner::Run(LineReader* reader) {
+  bool more = true;
+  while (!Interrupted() && (more || !lines_.empty())) {
+    while (more && lines_.size() < queue_) {
+      COPPICE_ASSIGN_OR_RETURN(more, Begin(reader));
+    }
+    COPPICE_RETURN_IF_ERROR(engine_.Step().status());
+    COPPICE_RETURN_IF_ERROR(PrintAnswered());
+  }
+  return OkStatus();
+}
+
+Result<bool> ScoreRunner::Begin(LineReader* reader) {
+  LineReader::Line read;
+  COPPICE_ASSIGN_OR_RETURN(const bool more, reader->Next(&read));
+  if (!more) return false;
+  if (read.text.find_first_not_of(" \t\r\n") == read.text.npos) return true;
+  auto line = std::make_shared<Line>();
+  line->number = read.number;
+  lines_.push_back(line);
+  if (read.too_long) {
+    line->answer = Failure(
+        read.number,
+        InvalidArgument(fmt::format("the line has {} bytes, expected at most {}", read.size, LineReader::kMaxLineBytes)), "");
+  } else {
+    Start(line, read.text);
+  }
+  return true;
+}
+
+void ScoreRunner::Start(const std::shared_ptr<Line>& line, const std::string& text) {
+  const Result<nlohmann::json> body = ParseJson(text);
+  if (!body.ok()) {
+    line->answer = Failure(line->number, InvalidArgument("the line " + body.status().message()), "");
+    return;
+  }
+  openai::BodyError error;
+  std::optional<openai::ScoreRequest> request = openai::ParseScore(*body, parser_, &error);
+  if (!request) {
+    line->answer = Failure(line->number, error.status, error.param);
+    return;
+  }
+  line->request = *std::move(request);
+  (void)ScoreCall::Start(&engine_, line->request, [this, line](const ScoreCall::Outcome& outcome) { Answer(line.get(), outcome); });
+}
+
+void ScoreRunner::Answer(Line* line, const ScoreCall::Outcome& outcome) {
+  using Clock = std::chrono::system_clock;
+  const auto created = std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
+  Result<ordered_json> body =
+      outcome.status.ok()
+          ? ScoreBody(line->request, outcome, {.id = fmt::format("{}", line->number), .created = created, .model = model_})
+          : Result<ordered_json>(outcome.status);
+  const std::lock_guard lock(line->mutex);
+  line->answer = body.ok() ? *std::move(body) : Failure(line->number, body.status(), "");
+}
+
+ordered_json ScoreRunner::Failure(int64_t line, const Status& status, std::string_view param) {
+  ordered_json error = openai::ErrorBody(status, param);
+  error["line"] = line;
+  return error;
+}
+
+Status ScoreRunner::PrintAnswered() {
+  std::string text;
+  while (!lines_.empty()) {
+    Line& line = *lines_.front();
+    {
+      const std::lock_guard lock(line.mutex);
+      if (!line.answer) break;
+      failed_ += line.answer->contains("error");
+      text += line.answer->dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
+    }
+    lines_.pop_front();
+  }
+  return text.empty() ? OkStatus() : Print(text);
+}
+
+Result<ExitCode> Score(ScoreOptions options) {
+  COPPICE_RETURN_IF_ERROR(Validate(options.engine));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(options.input, "the input"));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
+  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status());
+  CatchFirstInterrupt();
+  ScoreRunner runner(engine.get(), &parser, std::filesystem::path(options.engine.model_path).filename().string(), options.queue);
+  COPPICE_RETURN_IF_ERROR(runner.Run(&reader));
+  if (Interrupted()) return ExitCode::kInterrupted;
+  return runner.failed() > 0 ? ExitCode::kFailure : ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddScoreCommand(CLI::App& app) {
+  const auto options = std::make_shared<ScoreOptions>();
+  CLI::App* command = app.add_subcommand("score", "Log-likelihoods of continuations of prompts, a prompt and a line of JSON each");
+  command->add_option("input", options->input, "JSON lines: prompt, continuations")->required()->check(NotEmpty());
+  command->add_option("--queue", options->queue, "Lines under way at the same moment")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  AddEngineOptions(*command, options->engine);
+  return {command, [options] { return Score(*options); }};
+}
+
+}  // namespace coppice::cli

@@ -1,0 +1,210 @@
+#include "openai/score.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/check.h"
+#include "openai/field_reader.h"
+#include "openai/prompt_fields.h"
+
+namespace coppice::openai {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+// Of all sequences together, so that a small body does not ask for much tokenizing: 4 million, 512 continuations of 8,192 tokens.
+constexpr size_t kMostTokens = size_t{1} << 22;
+
+constexpr const char* kFields[] = {"model",         "user",     "metadata",        "prompt",
+                                   "continuations", "prefix",   "cache_salt",      "cache_private_begin",
+                                   "timeout",       "priority", "return_token_ids"};
+
+// The prompt and what belongs to every request, by the rules of a completion without tokens to generate.
+std::optional<OpenAiRequest> ParsePromptOf(const json& body, const OpenAiRequestParser& parser, BodyError* error,
+                                           const FindNamedPrefix& find_prefix) {
+  FieldReader fields(body);
+  for (const char* const name : kFields) (void)fields.Find(name);
+  if (*error = fields.Finish(); !error->status.ok()) return std::nullopt;
+  json completion = body;
+  completion.erase("continuations");
+  completion["max_tokens"] = 0;
+  return parser.Parse(Endpoint::kCompletions, completion, error, find_prefix);
+}
+
+Result<std::vector<int32_t>> EncodeWith(const OpenAiRequest& prompt, const std::vector<int32_t>& prompt_ids,
+                                        const Prompt& continuation, const OpenAiRequestParser& parser) {
+  if (continuation.text && prompt.text) {  // text after text is one text
+    OpenAiRequest whole = prompt;
+    *whole.text += *continuation.text;
+    return parser.Encode(whole);
+  }
+  if (continuation.text) return InvalidArgument("a continuation is a string, expected token ids, as the prompt is");
+  std::vector<int32_t> ids = prompt_ids;
+  ids.insert(ids.end(), continuation.ids.begin(), continuation.ids.end());
+  return ids;
+}
+
+// Adds the prompt with a continuation behind it.
+Status AddSequence(const OpenAiRequest& prompt, const std::vector<int32_t>& prompt_ids, const json& continuation,
+                   const OpenAiRequestParser& parser, ScoreRequest* request) {
+  const std::optional<Prompt> parsed = ParsePrompt(continuation);
+  if (!parsed)
+    return InvalidArgument(fmt::format("a continuation is {}, expected a string or a list of token ids", Shown(continuation)));
+  COPPICE_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, EncodeWith(prompt, prompt_ids, *parsed, parser));
+  const auto begin = static_cast<int32_t>(std::ranges::mismatch(prompt_ids, tokens).in2 - tokens.begin());
+  if (begin == std::ssize(tokens))
+    return InvalidArgument(fmt::format("continuation {} adds no token to the prompt", Shown(continuation)));
+  if (begin == 0)
+    return InvalidArgument(
+        fmt::format("nothing is before the first token of continuation {}; begin the prompt with a token", Shown(continuation)));
+  request->usage.prompt += std::ssize(tokens) - begin;
+  request->sequences.push_back({.tokens = std::move(tokens), .begin = begin});
+  return OkStatus();
+}
+
+}  // namespace
+
+std::optional<ScoreRequest> ParseScore(const json& body, const OpenAiRequestParser& parser, BodyError* error,
+                                       const FindNamedPrefix& find_prefix) {
+  if (!body.is_object()) return RefuseBody(body, error);
+  std::optional<OpenAiRequest> prompt = ParsePromptOf(body, parser, error, find_prefix);
+  if (!prompt) return std::nullopt;
+  const auto fail = [&](Status status, const char* param) {
+    *error = {std::move(status), param};
+    return std::nullopt;
+  };
+  Result<std::vector<int32_t>> prompt_ids = parser.Encode(*prompt);
+  if (!prompt_ids.ok()) return fail(prompt_ids.status(), "prompt");
+
+  const auto list = body.find("continuations");
+  if (list == body.end() || !list->is_array() || list->empty() || list->size() > kMaxPrompts) {
+    return fail(InvalidArgument(fmt::format("continuations is {}, expected a list of 1 to {} strings or lists of token ids",
+                                            list == body.end() ? "missing" : Shown(*list), kMaxPrompts)),
+                "continuations");
+  }
+  ScoreRequest request{.usage = {.prompt = std::ssize(*prompt_ids)}, .return_token_ids = prompt->return_token_ids};
+  size_t tokens = 0;
+  for (const json& continuation : *list) {
+    const Status added = AddSequence(*prompt, *prompt_ids, continuation, parser, &request);
+    if (!added.ok()) return fail(added, "continuations");
+    tokens += request.sequences.back().tokens.size();
+    if (tokens > kMostTokens) {
+      return fail(InvalidArgument(fmt::format("the prompt with each continuation makes more than {} tokens in all; send several "
+                                              "requests",
+                                              kMostTokens)),
+                  "continuations");
+    }
+  }
+  parser.SetPrompt(*std::move(prompt_ids), &*prompt);
+  request.request = std::move(prompt->request);
+  request.request.prompt_ids.clear();
+  return request;
+}
+
+ScoreCall::ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(const Outcome&)> on_end)
+    : engine_(*engine),
+      base_(request.request),
+      tree_(MakeScoreTree(request.sequences)),
+      scores_(static_cast<size_t>(tree_.num_scores)),
+      outcome_{.usage = request.usage},
+      on_end_(std::move(on_end)) {}
+
+std::shared_ptr<ScoreCall> ScoreCall::Start(Engine* engine, const ScoreRequest& request,
+                                            std::function<void(const Outcome&)> on_end) {
+  const std::shared_ptr<ScoreCall> call(new ScoreCall(engine, request, std::move(on_end)));
+  const std::lock_guard lock(call->mutex_);
+  call->SubmitParts(0, 1);
+  call->EndIfDone();
+  return call;
+}
+
+void ScoreCall::SubmitParts(size_t begin, size_t end) {
+  for (size_t part = begin; part < end; ++part) {
+    const Result<RequestId> id = engine_.Submit(PartRequest(part));
+    if (id.ok()) {
+      submitted_.push_back(*id);
+      continue;
+    }
+    outcome_.status = id.status();
+    outcome_.refused = true;
+    return CancelSubmitted();
+  }
+}
+
+Request ScoreCall::PartRequest(size_t part) {
+  Request request = base_;
+  request.prompt_ids = std::move(tree_.parts[part].prompt_ids);
+  request.prompt_scores = std::move(tree_.parts[part].scores);
+  if (base_.timeout_seconds > 0) {  // of all parts together
+    const std::chrono::duration<double> gone = std::chrono::steady_clock::now() - begin_;
+    request.timeout_seconds = std::max(1e-3, base_.timeout_seconds - gone.count());
+  }
+  request.on_event = [self = shared_from_this(), part](const StreamEvent& event) { self->OnEvent(part, event); };
+  return request;
+}
+
+void ScoreCall::OnEvent(size_t part, const StreamEvent& event) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<int32_t>& ids = tree_.parts[part].ids;
+  for (size_t i = 0; i < event.prompt_scores.size(); ++i) scores_[ids[i]] = event.prompt_scores[i];
+  if (part == 0) outcome_.usage.cached = std::max<int64_t>(outcome_.usage.cached, event.cached_tokens);
+  if (event.finish_reason == FinishReason::kError && outcome_.status.ok()) {
+    outcome_.status = event.status;
+    CancelSubmitted();
+  }
+  if (!event.request_done) return;
+  ++done_;
+  const bool goes_on = outcome_.status.ok() && !outcome_.cancelled;
+  if (part == 0 && goes_on) SubmitParts(1, tree_.parts.size());
+  EndIfDone();
+}
+
+void ScoreCall::Cancel() {
+  const std::lock_guard lock(mutex_);
+  if (!on_end_) return;
+  outcome_.cancelled = true;
+  CancelSubmitted();
+}
+
+void ScoreCall::CancelSubmitted() {
+  for (const RequestId id : submitted_) (void)engine_.Cancel(id);  // one that has ended needs no cancelling
+}
+
+void ScoreCall::EndIfDone() {
+  if (done_ < submitted_.size() || !on_end_) return;
+  for (const std::vector<int32_t>& ids : tree_.score_ids) {
+    std::vector<ScoredToken>& scores = outcome_.scores.emplace_back();
+    for (const int32_t id : ids) scores.push_back(scores_[id]);
+  }
+  std::exchange(on_end_, nullptr)(outcome_);
+}
+
+Result<ordered_json> ScoreBody(const ScoreRequest& request, const ScoreCall::Outcome& outcome, const ResponseFacts& facts) {
+  ordered_json list = ordered_json::array();
+  for (size_t i = 0; i < outcome.scores.size(); ++i) {
+    double sum = 0;
+    bool greedy = true;
+    ordered_json logprobs = ordered_json::array();
+    for (const ScoredToken& score : outcome.scores[i]) {
+      if (std::isnan(score.logprob)) return Internal("the model's logits are not finite numbers: check the model file, or use f32");
+      sum += score.logprob;
+      greedy &= score.greedy;
+      logprobs.push_back(score.logprob);
+    }
+    const size_t count = outcome.scores[i].size();
+    ordered_json entry = {{"index", i},          {"logprob", sum},   {"mean_logprob", sum / static_cast<double>(count)},
+                          {"num_tokens", count}, {"greedy", greedy}, {"token_logprobs", std::move(logprobs)}};
+    const auto& [tokens, begin] = request.sequences[i];
+    if (request.return_token_ids) entry["token_ids"] = std::vector<int32_t>(tokens.begin() + begin, tokens.end());
+    list.push_back(std::move(entry));
+  }
+  return ordered_json{{"id", "score-" + facts.id}, {"object", "score"},         {"created", facts.created},
+                      {"model", facts.model},      {"scores", std::move(list)}, {"usage", UsageOf(outcome.usage)}};
+}
+
+}  // namespace coppice::openai

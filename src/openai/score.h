@@ -1,0 +1,75 @@
+// POST /v1/score and `coppice score`: the log-likelihoods of many continuations of one prompt. Turns a body into sequences, puts
+// their tree to an engine and makes the answer's body. Layer: openai.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <vector>
+
+#include "coppice/engine/engine.h"
+#include "openai/request.h"
+#include "openai/response.h"
+#include "openai/score_tree.h"
+
+namespace coppice::openai {
+
+struct ScoreRequest {
+  Request request;                        // salt, timeout, priority; its prompts come from the sequences
+  std::vector<ScoredSequence> sequences;  // the prompt with each continuation behind it
+  TokenUsage usage;                       // prompt: its tokens once, and those of the continuations
+  bool return_token_ids = false;
+};
+
+// Fields of `body`: docs/server.md, "Scores". On an error, `error->param` names the field.
+std::optional<ScoreRequest> ParseScore(const nlohmann::json& body, const OpenAiRequestParser& parser, BodyError* error,
+                                       const FindNamedPrefix& find_prefix = {});
+
+// A ScoreRequest on its way through an engine, which outlives it. Thread-safe.
+class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
+ public:
+  struct Outcome {
+    Status status;           // of the first part that failed
+    bool refused = false;    // by Submit: with RESOURCE_EXHAUSTED, the queue is full
+    bool cancelled = false;  // by Cancel
+    TokenUsage usage;
+    std::vector<std::vector<ScoredToken>> scores;  // by sequence and scored token
+  };
+
+  // `on_end` is called once, on the engine's thread for events, or within Start if the engine takes nothing.
+  static std::shared_ptr<ScoreCall> Start(Engine* engine, const ScoreRequest& request, std::function<void(const Outcome&)> on_end);
+  // What is left of it is not wanted any more.
+  void Cancel();
+
+ private:
+  ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(const Outcome&)> on_end);
+
+  // With the lock held:
+  void SubmitParts(size_t begin, size_t end);
+  Request PartRequest(size_t part);
+  void CancelSubmitted();
+  void EndIfDone();
+
+  void OnEvent(size_t part, const StreamEvent& event);
+
+  Engine& engine_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::mutex mutex_;
+  Request base_;
+  ScoreTree tree_;
+  std::vector<ScoredToken> scores_;  // by ScoreTree's ids
+  std::vector<RequestId> submitted_;
+  size_t done_ = 0;  // of those submitted
+  Outcome outcome_;
+  std::function<void(const Outcome&)> on_end_;
+};
+
+// The answer's body; INTERNAL if a log-probability is none. `scores`: Outcome::scores.
+Result<nlohmann::ordered_json> ScoreBody(const ScoreRequest& request, const ScoreCall::Outcome& outcome,
+                                         const ResponseFacts& facts);
+
+}  // namespace coppice::openai
