@@ -16,12 +16,12 @@
 
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
-#include "cli/run_command.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "core/json.h"
+#include "hub/model_store.h"
 #include "openai/line_reader.h"
 #include "openai/request.h"
 #include "openai/response.h"
@@ -152,7 +152,7 @@ Status ScoreRunner::PrintAnswered() {
 
 Result<ExitCode> Score(ScoreOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, FindModel(options.engine.model_path));
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(options.input, "the input"));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;

@@ -15,7 +15,7 @@
 #include "core/file.h"
 
 #ifdef COPPICE_NVTX
-#include <nvtx3/nvToolsExt.h>
+#include "core/cuda/nvtx.h"
 #endif
 
 namespace coppice {
@@ -125,13 +125,13 @@ Status FinishTrace() {
 TraceSpan::TraceSpan(const char* name) : name_(name), traced_(tracing.load(std::memory_order_relaxed)) {
   if (traced_) begin_ = Clock::now();
 #ifdef COPPICE_NVTX
-  nvtxRangePushA(name);
+  cuda::PushRange(name);
 #endif
 }
 
 TraceSpan::~TraceSpan() {
 #ifdef COPPICE_NVTX
-  nvtxRangePop();
+  cuda::PopRange();
 #endif
   if (!traced_) return;
   const Clock::time_point end = Clock::now();

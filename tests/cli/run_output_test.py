@@ -35,6 +35,25 @@ class JsonTest(unittest.TestCase):
         self.assertGreater(stats["decode_tokens_per_second"], 0)
         self.assertGreater(stats["prefill_tokens_per_second"], 0)
 
+    def test_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "trace.json")
+            done = run_json("--model", TINY, "--prompt-ids", ids(40), "-n", 3, "--max-tokens", 4, "--ignore-eos", "--trace", path)
+            with open(path, encoding="utf-8") as file:
+                events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+            self.assertEqual(coppice("run", "--model", TINY, "--prompt-ids", "5", "--trace", folder).returncode, 2)
+        spans = {name: [event for event in events if event["name"] == name] for name in ("step", "schedule", "plan", "forward", "sample", "commit", "emit")}
+        self.assertEqual(len({event["tid"] for event in spans["step"]}), 1)
+        steps = [event["args"] for event in spans["step"] if event.get("args")]
+        self.assertEqual([step["step"] for step in steps], list(range(steps[0]["step"], steps[0]["step"] + 4)))  # the prompt, and three of decoding
+        forward = spans["forward"][-4:]  # the warm-up has steps of its own
+        self.assertEqual([event["args"]["rows"] for event in forward], [40, 3, 3, 3])
+        self.assertEqual(sum(event["args"]["draws"] for event in spans["sample"][-4:]), done["stats"]["generated_tokens"])
+        for name in ("schedule", "plan", "forward", "sample", "commit"):
+            for event in spans[name][-4:]:
+                self.assertTrue(any(step["ts"] <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"] for step in spans["step"]), event)
+        self.assertTrue(spans["emit"])
+
     def test_no_prompt_logprobs_unless_asked(self):
         self.assertNotIn("prompt_logprobs", run_json("--model", TINY, "--prompt-ids", "5", "--max-tokens", 1))
 

@@ -81,7 +81,7 @@ class Server:
                 return float(line.split()[1])
         raise AssertionError(f"/metrics has no {name}")
 
-    def wait_for(self, name, value, at_least=False, seconds=60):
+    def wait_for(self, name, value, at_least=False, seconds=300):
         """Waits until a metric has this value, or at least this one."""
         end = time.monotonic() + seconds
         while True:
