@@ -30,7 +30,7 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
   const cuda::KernelVariant& variant = GetParam() == CudaKernels::kHopper ? cuda::kStressHopper : cuda::kStressMmaSync;
   int num_sms = 0;
   ASSERT_EQ(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
-  const SmRates rates = ShippedMachineModel("h200").value().sm;
+  const MachineModel machine = ShippedMachineModel("h200", num_sms).value();
   constexpr uint64_t kForests = 5, kLaunchesPerGraph = 200;
   const uint64_t replays = testing::FromEnvironment("COPPICE_STRESS_LAUNCHES", 1'000'000) / (kForests * kLaunchesPerGraph) + 1;
   cudaStream_t stream;
@@ -50,7 +50,7 @@ TEST_P(StressTest, BitsDoNotDependOnTheOrderOfArrivals) {
     ASSERT_GT(plan.max_contributions_of_a_set(), 3);
     ASSERT_EQ(testing::TasksOf(test, plan, num_sms).team, seed == 4);
     const auto executor =
-        cuda::CudaPlanExecutor::Create(0, num_sms, variant, test.spec(), test.forest().Capacity(), plan.Sizes(), rates);
+        cuda::CudaPlanExecutor::Create(0, num_sms, variant, test.spec(), test.forest().Capacity(), plan.Sizes(), machine);
     ASSERT_TRUE(executor.ok()) << executor.status().ToString();
     testing::RunAndCompare(test, **executor, plan);
     if (HasFatalFailure()) return;
