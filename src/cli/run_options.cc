@@ -58,6 +58,13 @@ Result<DType> ParseDType(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is no dtype of the engine; expected bf16 or f32", text));
 }
 
+Result<WeightForm> ParseWeightForm(std::string_view text) {
+  for (const WeightForm form : {WeightForm::kStored, WeightForm::kBF16, WeightForm::kF32}) {
+    if (Name(form) == text) return form;
+  }
+  return InvalidArgument(fmt::format("'{}' is no form of weights; expected stored, bf16 or f32", text));
+}
+
 Result<DraftMode> ParseDraftMode(std::string_view text) {
   for (const DraftMode mode : {DraftMode::kNone, DraftMode::kNgram, DraftMode::kModel}) {
     if (Name(mode) == text) return mode;
@@ -122,6 +129,9 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
                   "Share of a GPU's memory that may be used, what others use included")
       ->capture_default_str();
   AddParsed<DType>(command, "--dtype", options.dtype, ParseDType, "bf16 (default), or f32 for exactness");
+  AddParsed<WeightForm>(command, "--weights", options.weights, ParseWeightForm,
+                        "stored (default): a quantised file's blocks stay as they are where products read those faster; bf16: "
+                        "rounded to bf16; f32: products in f32");
   AddParsed<SharingMode>(command, "--sharing", options.sharing, ParseSharingMode,
                          "tree (default): each shared token is read once per step; one-level: only what all requests share; "
                          "store: stored once, read by each; none: a copy per request");

@@ -41,6 +41,7 @@ Result<SharingMode> ParseSharingMode(std::string_view text);
 // Names separated by commas.
 Result<std::vector<SharingMode>> ParseSharingModes(std::string_view text);
 Result<DType> ParseDType(std::string_view text);
+Result<WeightForm> ParseWeightForm(std::string_view text);
 Result<DraftMode> ParseDraftMode(std::string_view text);
 Result<SchedulePolicy> ParseSchedule(std::string_view text);
 Result<int32_t> ParseChunk(std::string_view text);  // EngineOptions::chunk

@@ -81,6 +81,7 @@ TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
   EXPECT_THAT(Parse("--sharing forest", options),
               HasSubstr("'forest' is no sharing mode; expected tree, one-level, store or none"));
   EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16 or f32"));
+  EXPECT_THAT(Parse("--weights q4", options), HasSubstr("'q4' is no form of weights; expected stored, bf16 or f32"));
   EXPECT_THAT(Parse("--draft eagle", options), HasSubstr("'eagle' is no way to draft; expected none, ngram or model"));
   EXPECT_THAT(Parse("--schedule fair", options), HasSubstr("'fair' is no schedule; expected mixed or prefill-first"));
   EXPECT_THAT(Parse("--chunk some", options), HasSubstr("'some' is no chunk; expected auto, or a number of tokens"));
@@ -95,6 +96,16 @@ TEST(RunOptions, ScheduleAndChunk) {
   EXPECT_EQ(options.engine.schedule, SchedulePolicy::kPrefillFirst);
   EXPECT_EQ(options.engine.chunk, kAutoChunk);
   EXPECT_EQ(*ParseChunk("128"), 128);
+}
+
+TEST(RunOptions, WeightForms) {
+  RunOptions options;
+  EXPECT_EQ(options.engine.weights, WeightForm::kStored);
+  EXPECT_EQ(Parse("--weights f32", options), "");
+  EXPECT_EQ(options.engine.weights, WeightForm::kF32);
+  EXPECT_TRUE(Validate(options).ok());
+  EXPECT_EQ(Parse("--weights bf16 --dtype f32", options), "");
+  EXPECT_EQ(Validate(options).message().substr(0, 33), "--weights is bf16 and dtype f32: ");
 }
 
 TEST(RunOptions, TokenIds) {

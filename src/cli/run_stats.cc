@@ -42,6 +42,7 @@ RunStats MakeRunStats(const EngineOptions& options, const openai::Generation& ge
   const EngineMetrics& metrics = generation.metrics;
   return {.sharing = options.sharing,
           .dtype = options.dtype,
+          .weights = options.weights,
           .page_size = options.page_size,
           .samples = static_cast<int32_t>(generation.samples.size()),
           .samples_finished = static_cast<int32_t>(std::ranges::count_if(generation.samples, &openai::Sample::finished)),
@@ -87,6 +88,7 @@ nlohmann::ordered_json ToJson(const RunStats& stats) {
   nlohmann::ordered_json json = {
       {"sharing", Name(stats.sharing)},
       {"dtype", Name(stats.dtype)},
+      {"weights", Name(stats.weights)},
       {"page_size", stats.page_size},
       {"samples", stats.samples},
       {"samples_finished", stats.samples_finished},

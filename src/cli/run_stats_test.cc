@@ -33,7 +33,8 @@ openai::Generation TenSteps() {
 }
 
 TEST(RunStats, FiguresComeFromTheCounters) {
-  const RunStats stats = MakeRunStats({.dtype = DType::kF32, .sharing = SharingMode::kOneLevel, .page_size = 64}, TenSteps());
+  const RunStats stats = MakeRunStats(
+      {.dtype = DType::kF32, .weights = WeightForm::kBF16, .sharing = SharingMode::kOneLevel, .page_size = 64}, TenSteps());
   EXPECT_DOUBLE_EQ(stats.prefill_tokens_per_second(), 8);
   EXPECT_DOUBLE_EQ(stats.decode_tokens_per_second(), 5);
   EXPECT_DOUBLE_EQ(stats.kv_bytes_read_per_step(), 3 * 1024);
@@ -45,6 +46,7 @@ TEST(RunStats, FiguresComeFromTheCounters) {
   const nlohmann::ordered_json json = ToJson(stats);
   EXPECT_EQ(json["sharing"], "one-level");
   EXPECT_EQ(json["dtype"], "f32");
+  EXPECT_EQ(json["weights"], "bf16");
   EXPECT_EQ(json["page_size"], 64);
   EXPECT_EQ(json["decode_tokens_per_second"], 5.0);
   EXPECT_EQ(json["forward_seconds"], 3.0);

@@ -35,10 +35,13 @@ Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options
   return memory->free_bytes - kept_free - kStepInputs;
 }
 
+// Of product inputs and of weights that are converted.
+DType ComputeDType(const EngineOptions& options) { return options.weights == WeightForm::kF32 ? DType::kF32 : options.dtype; }
+
 // The device that the options name.
 Result<std::unique_ptr<Device>> OpenNamedDevice(const EngineOptions& options, ThreadPool* threads) {
   COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
-  return OpenDevice(name, options.dtype, threads);
+  return OpenDevice(name, ComputeDType(options), threads);
 }
 
 // Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
@@ -86,7 +89,9 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                               std::shared_ptr<DraftDistributions> distributions) {
   const ModelConfig& config = checkpoint.config();
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
-                           Transformer::Create(checkpoint, {.dtype = options.dtype,
+                           Transformer::Create(checkpoint, {.dtype = ComputeDType(options),
+                                                            .kv_dtype = options.dtype,
+                                                            .keep_stored = options.weights == WeightForm::kStored,
                                                             .device = device.get(),
                                                             .max_tokens = options.max_batch_tokens,
                                                             .max_logit_rows = options.max_batch_tokens,

@@ -75,6 +75,34 @@ INSTANTIATE_TEST_SUITE_P(Families, FixtureModel,
                            return name;
                          });
 
+// Mean difference of the prompt's log-probabilities from transformers' in float32.
+double MeanError(const char* name, EngineOptions options) {
+  const Expected expected = LoadExpected(name);
+  options.model_path = ModelPath(name);
+  options.num_threads = 2;
+  options.kv_cache_bytes = 64 << 20;
+  const Result<std::unique_ptr<Engine>> engine = Engine::Create(options);
+  EXPECT_TRUE(engine.ok()) << engine.status().ToString();
+  Request request = Greedy(expected.prompt, 1);
+  request.prompt_logprobs = true;
+  const Outcome result = Generate(**engine, request);
+  double sum = 0;
+  for (size_t i = 1; i < expected.prompt.size(); ++i)
+    sum += std::abs(*result.prompt_logprobs[i] - expected.Logprob(i - 1, expected.prompt[i]));
+  return sum / static_cast<double>(expected.prompt.size() - 1);
+}
+
+TEST(EngineModel, ProductsInF32OverKvInBf16LieBetweenAllF32AndAllBf16) {
+  for (const char* name : {"llama-gqa", "gemma3-a", "starcoder-a"}) {
+    const double f32 = MeanError(name, {.device = "cpu", .dtype = DType::kF32});
+    const double f32_products = MeanError(name, {.device = "cpu", .weights = WeightForm::kF32});
+    const double bf16 = MeanError(name, {.device = "cpu", .weights = WeightForm::kBF16});
+    EXPECT_LT(f32, 1e-4) << name;
+    EXPECT_GT(f32_products, f32) << name;  // the KV is rounded
+    EXPECT_LT(f32_products, 0.7 * bf16) << name;
+  }
+}
+
 TEST(EngineModel, PromptsAroundPageBoundariesAgreeInEveryMode) {
   constexpr const char* kModel = "llama-hd64-long";
   const Expected expected = LoadExpected(kModel);

@@ -136,12 +136,28 @@ constexpr std::string_view Name(DraftMode mode) {
   return "?";
 }
 
+// How a model's matrices are held and multiplied (docs/numerics.md, "Weights").
+enum class WeightForm : uint8_t {
+  kStored,  // a quantised file's blocks stay as they are where this machine's products read those faster; else as `dtype` says
+  kBF16,    // rounded to bf16, as are the inputs of products
+  kF32,     // exact in f32, as are the inputs of products; CPU only
+};
+constexpr std::string_view Name(WeightForm form) {
+  switch (form) {
+    case WeightForm::kStored: return "stored";
+    case WeightForm::kBF16: return "bf16";
+    case WeightForm::kF32: return "f32";
+  }
+  return "?";
+}
+
 struct EngineOptions {
   std::string model_path;       // GGUF file or Hugging Face folder
   bool random_weights = false;  // model_path is a config.json alone: for measuring a shape without its weights
   // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
   std::string device = "auto";
-  DType dtype = DType::kBF16;  // of weights, KV and matrix product inputs; kF32 for exactness
+  DType dtype = DType::kBF16;  // of KV, and of weights and product inputs unless `weights` says otherwise; kF32 for exactness
+  WeightForm weights = WeightForm::kStored;
   SharingMode sharing = SharingMode::kTree;
   bool force_sharing = false;           // share wherever the tree allows, whatever the cost model says
   int32_t page_size = 16;               // tokens per page, 1..256

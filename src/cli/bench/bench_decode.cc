@@ -230,8 +230,8 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
   AddParsed<std::vector<Mode>>(*command, "--modes", options->modes, ParseModes,
                                "Modes to measure: tree, one-level, store, none (default: these), and no-attention, the step "
                                "without its attention");
-  AddWeightsOptions(*command, options->engine, options->config);
   AddEngineOptions(*command, options->engine);
+  AddWeightsOptions(*command, options->engine, options->config);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured
   return {command, [options] { return BenchDecode(*options); }};
 }

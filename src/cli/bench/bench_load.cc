@@ -160,8 +160,8 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command.add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   command.add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
-  AddWeightsOptions(command, options->engine, options->config);
   AddEngineOptions(command, options->engine);
+  AddWeightsOptions(command, options->engine, options->config);
   command.remove_option(command.get_option("--sharing"));  // --modes says which
   return options;
 }

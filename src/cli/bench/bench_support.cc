@@ -14,6 +14,7 @@
 #include "cli/bench/load_report.h"
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
+#include "cli/run_options.h"
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/file.h"
@@ -38,18 +39,31 @@ Result<std::string> ResolveReport(const std::string& path, std::string_view opti
   return resolved;
 }
 
-// Whether weights are random.
-Result<bool> ParseWeights(std::string_view text) {
-  if (text == "stored") return false;
-  if (text == "random") return true;
-  return InvalidArgument(fmt::format("'{}' are no weights; expected stored or random", text));
+struct BenchWeights {
+  WeightForm form = WeightForm::kStored;
+  bool random = false;
+};
+
+Result<BenchWeights> ParseBenchWeights(std::string_view text) {
+  if (text == "random") return BenchWeights{.random = true};
+  const Result<WeightForm> form = ParseWeightForm(text);
+  if (!form.ok()) return InvalidArgument(fmt::format("'{}' is no form of weights; expected stored, bf16, f32 or random", text));
+  return BenchWeights{.form = *form};
 }
 
 }  // namespace
 
 void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config) {
-  AddParsed<bool>(command, "--weights", engine.random_weights, ParseWeights,
-                  "stored (default): those of --model; random: of the shape that --config says, bf16");
+  command.remove_option(command.get_option("--weights"));
+  command.add_option_function<std::string>(
+      "--weights",
+      [&engine](const std::string& text) {
+        const Result<BenchWeights> weights = ParseBenchWeights(text);
+        if (!weights.ok()) throw CLI::ValidationError("--weights", weights.status().message());
+        engine.weights = weights->form;
+        engine.random_weights = weights->random;
+      },
+      "stored (default), bf16 or f32: those of --model, as in coppice run; random: of the shape that --config says, bf16");
   command.add_option("--config", config, "A model's config.json, for --weights random")->check(NotEmpty());
 }
 

@@ -21,7 +21,8 @@ namespace coppice::cli {
 inline constexpr std::array<SharingMode, 4> kSharingModes = {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore,
                                                              SharingMode::kNone};
 
-// --weights and --config: a model's shape with random weights in place of a model. `config` receives the latter.
+// --weights and --config: a model's shape with random weights in place of a model. `config` receives the latter. Called after
+// AddEngineOptions, whose --weights it widens.
 void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config);
 // Makes `engine` name what it will run, and looks whether it is there.
 Status FindBenchModel(EngineOptions& engine, const std::string& config);
