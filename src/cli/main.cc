@@ -4,12 +4,15 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "cli/batch_command.h"
 #include "cli/bench/bench_attention.h"
@@ -17,6 +20,7 @@
 #include "cli/bench/bench_draft.h"
 #include "cli/bench/bench_load.h"
 #include "cli/command.h"
+#include "cli/eval/eval_command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
 #include "cli/pull_command.h"
@@ -59,7 +63,9 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   inspect->require_subcommand(1);
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
   bench->require_subcommand(1);
-  const Command commands[] = {
+  CLI::App* eval = app.add_subcommand("eval", "Measure accuracy, in every sharing mode");
+  eval->require_subcommand(1);
+  std::vector<Command> commands = {
       coppice::cli::AddRunCommand(app),
       coppice::cli::AddBatchCommand(app),
       coppice::cli::AddScoreCommand(app),
@@ -75,6 +81,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBenchServeCommand(*bench),
       coppice::cli::AddBenchDraftCommand(*bench),
   };
+  std::ranges::move(coppice::cli::AddEvalCommands(*eval), std::back_inserter(commands));
 
   try {
     app.parse(argc, argv);

@@ -1,0 +1,14 @@
+// `coppice eval`: accuracy, offline, in the four sharing modes: sharing must change nothing (RelayAttention, table 3).
+// Layer: cli.
+#pragma once
+
+#include <vector>
+
+#include "cli/command.h"
+
+namespace coppice::cli {
+
+// perplexity, needle, choice and code.
+std::vector<Command> AddEvalCommands(CLI::App& eval);
+
+}  // namespace coppice::cli
