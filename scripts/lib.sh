@@ -71,6 +71,29 @@ configure_and_build() {
   cmake --build --preset "$preset" --target "$target" --parallel "$(nproc)" >&2
 }
 
+# cuda_cmake_args: what makes CMake build for the GPU of this machine, a word a line; nothing, and why on stderr, where there is no GPU
+# that Coppice runs on or no nvcc to build with.
+cuda_cmake_args() {
+  local gpus capability nvcc release
+  gpus=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>/dev/null) && [[ -n $gpus ]] || return 0
+  gpus=${gpus%%$'\n'*}
+  capability=${gpus##*, }
+  if ((${capability%%.*} < 8)); then
+    say "Building for the CPU: ${gpus%%, *} has compute capability $capability, Coppice needs 8.0"
+    return
+  fi
+  nvcc=$(command -v nvcc || command -v "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc") || {
+    say "Building for the CPU: there is a GPU (${gpus%%, *}), but no nvcc; install the CUDA toolkit (12.4 or newer) to use it"
+    return
+  }
+  release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  if [[ $(printf '%s\n' 12.4 "$release" | sort -V | head -n 1) != 12.4 ]]; then
+    say "Building for the CPU: $nvcc is of CUDA $release, Coppice needs 12.4"
+    return
+  fi
+  printf '%s\n' -DCOPPICE_CUDA=ON "-DCMAKE_CUDA_COMPILER=$nvcc"
+}
+
 # install_python_packages FILE: what the requirements in FILE name goes into build/python-packages, where tests look for it.
 install_python_packages() {
   local folder=build/python-packages python
