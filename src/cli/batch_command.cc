@@ -233,6 +233,7 @@ std::string Summary(const BatchOptions& options, const BatchCounts& counts, cons
   const RunStats drafts = {.sample_steps = metrics.sample_steps,
                            .drafted_tokens = metrics.drafted_tokens,
                            .accepted_draft_tokens = metrics.accepted_draft_tokens,
+                           .undrafted_steps = metrics.undrafted_steps,
                            .draft_trees_cut = metrics.draft_trees_cut};
   std::string text = fmt::format("{} answered in {:.1f} s", counts.answered, seconds);
   if (finished_before > 0) text += fmt::format(", {} by an earlier run", finished_before);

@@ -72,6 +72,13 @@ Result<DraftMode> ParseDraftMode(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is no way to draft; expected none, ngram or model", text));
 }
 
+Result<DraftPolicy> ParseDraftPolicy(std::string_view text) {
+  for (const DraftPolicy policy : {DraftPolicy::kMeasured, DraftPolicy::kAlways}) {
+    if (Name(policy) == text) return policy;
+  }
+  return InvalidArgument(fmt::format("'{}' is no policy of drafting; expected measured or always", text));
+}
+
 Result<SchedulePolicy> ParseSchedule(std::string_view text) {
   for (const SchedulePolicy policy : {SchedulePolicy::kMixed, SchedulePolicy::kPrefillFirst}) {
     if (Name(policy) == text) return policy;
@@ -162,6 +169,8 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   command.add_option("--draft-tokens", options.draft_tokens, "Tokens guessed ahead at most, 1 to 63")->capture_default_str();
   command.add_option("--draft-branches", options.draft_branches, "With --draft ngram: continuations guessed at a time, a tree")
       ->capture_default_str();
+  AddParsed<DraftPolicy>(command, "--draft-policy", options.draft_policy, ParseDraftPolicy,
+                         "measured (default): guess while steps with drafts give tokens in less time than steps without; always");
 }
 
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {

@@ -43,6 +43,7 @@ Result<std::vector<SharingMode>> ParseSharingModes(std::string_view text);
 Result<DType> ParseDType(std::string_view text);
 Result<WeightForm> ParseWeightForm(std::string_view text);
 Result<DraftMode> ParseDraftMode(std::string_view text);
+Result<DraftPolicy> ParseDraftPolicy(std::string_view text);
 Result<SchedulePolicy> ParseSchedule(std::string_view text);
 Result<int32_t> ParseChunk(std::string_view text);  // EngineOptions::chunk
 Result<uint64_t> ParseSeed(std::string_view text);

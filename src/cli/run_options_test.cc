@@ -43,7 +43,7 @@ TEST(RunOptions, EveryOptionArrives) {
             "--min-p 0.05 --seed 18446744073709551615 --sharing one-level --dtype f32 --page-size 64 --threads 2 --stop A --stop B "
             "--ignore-eos --rank --best-of 80 --dedup --vote [0-9]+ --echo --json --prompt-logprobs --force-sharing --max-context "
             "512 --kv-cache 2GiB --baseline none "
-            "--draft model --draft-model small.gguf --draft-tokens 6 --draft-branches 1",
+            "--draft model --draft-model small.gguf --draft-tokens 6 --draft-branches 1 --draft-policy always",
             options),
       "");
   const Request& request = options.request;
@@ -62,6 +62,7 @@ TEST(RunOptions, EveryOptionArrives) {
   EXPECT_EQ(options.engine.draft, DraftMode::kModel);
   EXPECT_EQ(options.engine.draft_model_path, "small.gguf");
   EXPECT_EQ(options.engine.draft_tokens, 6);
+  EXPECT_EQ(options.engine.draft_policy, DraftPolicy::kAlways);
   EXPECT_EQ(options.vote, "[0-9]+");
   EXPECT_TRUE(request.echo && options.deduplicate);
   EXPECT_TRUE(request.ignore_eos && request.prompt_logprobs && options.rank && options.json && options.chat);
@@ -83,6 +84,7 @@ TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
   EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16 or f32"));
   EXPECT_THAT(Parse("--weights q4", options), HasSubstr("'q4' is no form of weights; expected stored, bf16 or f32"));
   EXPECT_THAT(Parse("--draft eagle", options), HasSubstr("'eagle' is no way to draft; expected none, ngram or model"));
+  EXPECT_THAT(Parse("--draft-policy never", options), HasSubstr("'never' is no policy of drafting; expected measured or always"));
   EXPECT_THAT(Parse("--schedule fair", options), HasSubstr("'fair' is no schedule; expected mixed or prefill-first"));
   EXPECT_THAT(Parse("--chunk some", options), HasSubstr("'some' is no chunk; expected auto, or a number of tokens"));
   EXPECT_THAT(Parse("--prompt-ids 1,x", options), HasSubstr("'x' is no token id"));

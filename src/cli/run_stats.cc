@@ -72,6 +72,7 @@ RunStats MakeRunStats(const EngineOptions& options, const openai::Generation& ge
           .sample_steps = metrics.sample_steps,
           .drafted_tokens = metrics.drafted_tokens,
           .accepted_draft_tokens = metrics.accepted_draft_tokens,
+          .undrafted_steps = metrics.undrafted_steps,
           .draft_trees_cut = metrics.draft_trees_cut,
           .draft_kv_bytes_read = metrics.draft_kv_bytes_read,
           .draft_seconds = metrics.draft_seconds,
@@ -122,6 +123,7 @@ nlohmann::ordered_json ToJson(const RunStats& stats) {
       {"sample_steps", stats.sample_steps},
       {"drafted_tokens", stats.drafted_tokens},
       {"accepted_draft_tokens", stats.accepted_draft_tokens},
+      {"undrafted_steps", stats.undrafted_steps},
       {"draft_trees_cut", stats.draft_trees_cut},
       {"tokens_per_step", stats.tokens_per_step()},
       {"draft_kv_bytes_read", stats.draft_kv_bytes_read},
@@ -151,6 +153,7 @@ std::string FormatDrafts(const RunStats& stats) {
   if (stats.drafted_tokens == 0) return "";
   std::string text = fmt::format("{:.2f} tokens a step of a sample: {} of {} drafted tokens accepted", stats.tokens_per_step(),
                                  stats.accepted_draft_tokens, stats.drafted_tokens);
+  if (stats.undrafted_steps > 0) text += fmt::format("; {} steps without drafts, by measured gain", stats.undrafted_steps);
   if (stats.draft_trees_cut > 0)
     text += fmt::format("; {} draft trees became chains, since prompts ran in the same steps", stats.draft_trees_cut);
   return text + "\n";

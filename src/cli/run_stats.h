@@ -41,7 +41,8 @@ struct RunStats {
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;      // all steps
   int64_t decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
   // Speculative decoding (EngineMetrics).
-  int64_t sample_steps = 0, drafted_tokens = 0, accepted_draft_tokens = 0, draft_trees_cut = 0, draft_kv_bytes_read = 0;
+  int64_t sample_steps = 0, drafted_tokens = 0, accepted_draft_tokens = 0, undrafted_steps = 0, draft_trees_cut = 0;
+  int64_t draft_kv_bytes_read = 0;
   double draft_seconds = 0;
   int64_t peak_rss_bytes = 0;  // of the process, weights included
   std::optional<BaselineSpeed> baseline;

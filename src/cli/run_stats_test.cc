@@ -75,6 +75,9 @@ TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
   RunStats stats{.sample_steps = 100, .drafted_tokens = 80, .accepted_draft_tokens = 60};
   EXPECT_THAT(FormatTable(stats), HasSubstr("\n1.60 tokens a step of a sample: 60 of 80 drafted tokens accepted\n"));
   EXPECT_EQ(ToJson(stats)["tokens_per_step"], 1.6);
+  stats.undrafted_steps = 12;
+  EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted; 12 steps without drafts, by measured gain\n"));
+  stats.undrafted_steps = 0;
   stats.draft_trees_cut = 7;
   EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted; 7 draft trees became chains, since prompts ran"));
   stats.drafted_tokens = stats.accepted_draft_tokens = 0;

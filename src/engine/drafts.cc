@@ -4,9 +4,26 @@
 
 namespace coppice {
 
+bool Drafts::DecideFor(int32_t running) {
+  drafting_ = enabled() && (options_.policy == DraftPolicy::kAlways || gain_.ShouldDraft(running));
+  return drafting_;
+}
+
+void Drafts::NoteStep(const DraftGain::Step& step) {
+  if (options_.policy == DraftPolicy::kMeasured) gain_.Note(step);
+}
+
 Status Drafts::Propose(Scheduler* scheduler) {
   asked_.clear();
   if (!enabled()) return OkStatus();
+  if (!drafting_) {
+    scheduler->ForgoDrafts();
+    // What it holds of samples is given up only once drafts have lost: a trial without them is a few steps.
+    if (drafter_rests_ || !gain_.IsSettled(scheduler->num_running())) return OkStatus();
+    drafter_rests_ = true;
+    return drafter_->Propose({});
+  }
+  drafter_rests_ = false;
   for (Sequence* const sequence : scheduler->PlanDrafts()) {
     sequence->draft.Clear();
     const int32_t wanted = sequence->draft_depth > 0 ? sequence->draft_depth : options_.max_depth;

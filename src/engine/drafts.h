@@ -1,6 +1,6 @@
 // How deep samples draft: a depth that follows what was accepted of a sample's drafts, within what the step has room for and the
-// sample may still say. Who guesses is a Drafter (draft.h); who verifies is the runner; commit.h takes over what was right.
-// Layer: engine. docs/engine.md, "Speculative decoding".
+// sample may still say, and whether they draft at all (draft_gain.h). Who guesses is a Drafter (draft.h); who verifies is the
+// runner; commit.h takes over what was right. Layer: engine. docs/engine.md, "Speculative decoding".
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "coppice/engine/engine.h"
 #include "engine/draft.h"
+#include "engine/draft_gain.h"
 #include "engine/scheduler.h"
 
 namespace coppice {
@@ -19,23 +21,33 @@ class Drafts {
   struct Options {
     int32_t max_depth = 4;    // EngineOptions::draft_tokens
     int32_t max_context = 0;  // tokens
+    DraftPolicy policy = DraftPolicy::kMeasured;
   };
   // `drafter` null: nobody drafts.
   Drafts(std::unique_ptr<Drafter> drafter, const Options& options) : drafter_(std::move(drafter)), options_(options) {}
 
   bool enabled() const { return drafter_ != nullptr; }
-  // Guesses for the sequences that decode in the next step. On an error `asked` have no drafts that can be trusted.
+  // Whether the next steps draft, `running` samples being there. Drafts follow what is known of a text, so steps that draft are not
+  // launched ahead. REQUIRES: called before Propose, for it.
+  bool DecideFor(int32_t running);
+  bool drafting() const { return drafting_; }
+  // Guesses for the sequences that decode in the next step, if it drafts. On an error `asked` have no drafts that can be trusted.
   Status Propose(Scheduler* scheduler);
   // The sequences that Propose asked for.
   std::span<const DraftRequest> asked() const { return asked_; }
   // Of the first `drafts` tokens of a sequence's draft, `accepted` were what the model says.
   void NoteAccepted(Sequence* sequence, int32_t drafts, int32_t accepted) const;
+  // A step without prompt rows was committed.
+  void NoteStep(const DraftGain::Step& step);
   // By drafting itself so far, all layers of a draft model.
   int64_t kv_bytes_read() const { return drafter_ ? drafter_->kv_bytes_read() : 0; }
 
  private:
   std::unique_ptr<Drafter> drafter_;
   Options options_;
+  DraftGain gain_;
+  bool drafting_ = false;
+  bool drafter_rests_ = false;  // it was told that nobody asks for now
   std::vector<DraftRequest> asked_;
 };
 

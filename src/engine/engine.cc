@@ -129,7 +129,8 @@ class EngineImpl final : public Engine {
   struct UnderWay {
     ScheduledBatch* batch = nullptr;
     StepTicket ticket;
-    bool told = false;  // the runner was waited for
+    bool drafting = false;  // it was launched with drafts, or would have been
+    bool told = false;      // the runner was waited for
   };
   std::vector<UnderWay> under_way_;            // steps that were launched and not committed, oldest first; at most 1 + steps_ahead
   const ScheduledBatch* committed_ = nullptr;  // the last step that this call of Step committed
@@ -149,7 +150,9 @@ EngineImpl::EngineImpl(EngineParts parts)
           &cache_),
       constraint_masks_(parts_.threads.get(), limits_.vocab_size),
       prefixes_({.cache = &cache_, .runner = &runner_, .deterministic = parts_.options.deterministic}),
-      drafts_(std::move(parts_.drafter), {.max_depth = parts_.options.draft_tokens, .max_context = parts_.options.max_context}),
+      drafts_(std::move(parts_.drafter), {.max_depth = parts_.options.draft_tokens,
+                                          .max_context = parts_.options.max_context,
+                                          .policy = parts_.options.draft_policy}),
       events_(parts_.tokenizer.get()),
       metrics_({.pages_total = limits_.num_pages,
                 .page_size = limits_.page_size,
@@ -250,8 +253,8 @@ Result<bool> EngineImpl::RunStep() {
   metrics_.BeginStep();
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
   COPPICE_ASSIGN_OR_RETURN(const bool ended, EndLateRequests());
-  // Drafts follow what is known of a text, so a step with drafts is not launched ahead.
-  const size_t most_under_way = drafts_.enabled() ? 1 : 1 + parts_.options.steps_ahead;
+  const int32_t samples = scheduler_.num_running();  // about as many as decode
+  const size_t most_under_way = drafts_.DecideFor(samples) ? 1 : 1 + parts_.options.steps_ahead;
   while (under_way_.size() < most_under_way) {
     COPPICE_ASSIGN_OR_RETURN(const bool launched, LaunchNext());
     if (!launched) break;
@@ -263,10 +266,21 @@ Result<bool> EngineImpl::RunStep() {
                           ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
     return true;
   }
+  const bool drafting = under_way_.front().drafting;
+  const int64_t tokens = metrics_.totals().generated_tokens, drafts = metrics_.totals().drafted_tokens;
   COPPICE_RETURN_IF_ERROR(CommitOldest());
   span.Set("step", metrics_.step().step);
   span.Set("kv_bytes_read_unshared", metrics_.step().kv_bytes_read_unshared);
-  metrics_.CountTime(std::chrono::duration<double>(Clock::now() - begin).count());
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  metrics_.CountTime(seconds);
+  if (drafts_.enabled() && metrics_.step().prefill_rows == 0) {
+    metrics_.totals().undrafted_steps += !drafting;
+    drafts_.NoteStep({.samples = samples,
+                      .asked = drafting,
+                      .drafts = static_cast<int32_t>(metrics_.totals().drafted_tokens - drafts),
+                      .tokens = static_cast<int32_t>(metrics_.totals().generated_tokens - tokens),
+                      .seconds = seconds});
+  }
   return true;
 }
 
@@ -319,7 +333,7 @@ Result<bool> EngineImpl::LaunchNext() {
     return ticket.status();
   }
   scheduler_.Launched(ticket->step);
-  under_way_.push_back({.batch = batch, .ticket = *ticket});
+  under_way_.push_back({.batch = batch, .ticket = *ticket, .drafting = drafts_.drafting()});
   return true;
 }
 

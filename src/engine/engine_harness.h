@@ -39,8 +39,9 @@ struct EngineConfig {
   std::vector<std::string> texts;  // of tokens; empty: no tokenizer
   DraftMode draft = DraftMode::kNone;
   int32_t draft_tokens = 4, draft_branches = 1;
-  uint64_t draft_seed = 0;    // kModel: of the draft's FakeRunner
-  bool exact_drafts = false;  // kModel
+  DraftPolicy draft_policy = DraftPolicy::kAlways;  // the other one goes by the clock
+  uint64_t draft_seed = 0;                          // kModel: of the draft's FakeRunner
+  bool exact_drafts = false;                        // kModel
   int32_t steps_ahead = 0;
   bool late_runner = false;   // around a LateRunner
   bool event_thread = false;  // outputs may be read when RunToEnd has returned
@@ -69,7 +70,8 @@ class EngineHarness {
                      .steps_ahead = config.steps_ahead,
                      .draft = config.draft,
                      .draft_tokens = config.draft_tokens,
-                     .draft_branches = config.draft_branches};
+                     .draft_branches = config.draft_branches,
+                     .draft_policy = config.draft_policy};
     if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
     parts.threads = std::make_unique<ThreadPool>(1);
     parts.context = attention::Context::CreateCpu(parts.threads.get()).value();

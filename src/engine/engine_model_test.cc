@@ -252,6 +252,7 @@ TEST(EngineModel, DraftsLeaveGreedyTextAloneInEveryMode) {
           .sharing = sharing, .force_sharing = true, .max_running = 8, .max_batch_tokens = 200, .max_context = 256};
       const Outcome plain = Generate(*MakeEngine(kModel, options), request(n));
       options.draft = DraftMode::kNgram;
+      options.draft_policy = DraftPolicy::kAlways;
       EngineOptions tree = options, model = options;
       tree.draft_branches = 4;
       model.draft = DraftMode::kModel;

@@ -35,6 +35,8 @@ class Scheduler {
   // For drafting: the running sequences that decode in the next step, if it has room for drafts; else none. REQUIRES: Schedule
   // comes next.
   std::span<Sequence* const> PlanDrafts();
+  // Instead of PlanDrafts: nobody drafts in the next step.
+  void ForgoDrafts() { draft_share_ = 0; }
   // Drafts for which the next step has room, per sequence. Set by PlanDrafts.
   int32_t draft_share() const { return draft_share_; }
   // The next step's work; empty when nobody can run. It stays valid until the step after it was launched and another one is

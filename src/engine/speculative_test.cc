@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/draft_gain.h"
 #include "engine/engine_harness.h"
 #include "runner/chi_square.h"
 
@@ -31,8 +32,9 @@ constexpr Drafting kExact[] = {{"n-gram chain", DraftMode::kNgram},
 constexpr Drafting kProposing[] = {{"the same model, proposing", DraftMode::kModel, 1, 0},
                                    {"another model, proposing", DraftMode::kModel, 1, 9}};
 
-EngineConfig With(EngineConfig config, const Drafting& drafting) {
+EngineConfig With(EngineConfig config, const Drafting& drafting, DraftPolicy policy = DraftPolicy::kAlways) {
   config.draft = drafting.mode;
+  config.draft_policy = policy;
   config.draft_branches = drafting.branches;
   config.draft_seed = drafting.seed;
   config.exact_drafts = drafting.exact;
@@ -270,12 +272,13 @@ TEST(Speculative, AFollowUpTurnFindsTheAcceptedTokens) {
 TEST(Speculative, SurvivesPreemptionAndCancellation) {
   for (const Drafting& drafting : kExact) {
     SCOPED_TRACE(drafting.name);
-    for (const bool small_budget : {false, true}) {
+    for (const auto& [small_budget, policy] : {std::pair(false, DraftPolicy::kAlways), std::pair(true, DraftPolicy::kAlways),
+                                               std::pair(false, DraftPolicy::kMeasured), std::pair(true, DraftPolicy::kMeasured)}) {
       EngineConfig config{.model = Repetitive(), .max_running = 6, .max_batch_tokens = small_budget ? 9 : 64};
       config.model.page_size = 4;
       config.model.num_pages = 28;
       config.model.max_position = 128;
-      EngineHarness harness(With(config, drafting));
+      EngineHarness harness(With(config, drafting, policy));
       std::mt19937 random(3);
       std::vector<Request> requests;
       std::vector<RequestId> ids;
@@ -298,11 +301,36 @@ TEST(Speculative, SurvivesPreemptionAndCancellation) {
         }
       }
       EXPECT_GT(finished, 40);
-      EXPECT_GT(harness.engine().Metrics().preemptions, 0);
-      EXPECT_GT(harness.engine().Metrics().accepted_draft_tokens, 0);
+      if (policy == DraftPolicy::kAlways) {  // else how many is up to the clock
+        EXPECT_GT(harness.engine().Metrics().preemptions, 0);
+        EXPECT_GT(harness.engine().Metrics().accepted_draft_tokens, 0);
+      }
       EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
       harness.cache().DropCached();
       EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+      if (harness.draft_cache()) {
+        EXPECT_EQ(harness.draft_cache()->usage().pages_in_use, 0);
+      }
+    }
+  }
+}
+
+// Drafting goes on and off by the clock, and with it steps are launched ahead or not; no text shows it.
+TEST(Speculative, MeasuredDraftingChangesNoText) {
+  for (const Drafting& drafting : kExact) {
+    for (const int32_t steps_ahead : {0, 1}) {
+      SCOPED_TRACE(std::string(drafting.name) + ", steps ahead " + std::to_string(steps_ahead));
+      EngineConfig config{.model = Repetitive(), .max_batch_tokens = 64, .steps_ahead = steps_ahead};
+      config.model.max_position = 1024;
+      config.model.num_pages = 512;
+      EngineHarness harness(With(config, drafting, DraftPolicy::kMeasured));
+      harness.Submit(Greedy(SmallPrompt(20), 800, 3));
+      harness.RunToEnd();
+      const std::vector<int32_t> expected = harness.GreedyAfter(SmallPrompt(20), 800);
+      for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.tokens, expected);
+      const EngineMetrics metrics = harness.engine().Metrics();
+      EXPECT_GE(metrics.undrafted_steps, DraftGain::BlockSteps(3));  // a trial has both
+      EXPECT_GT(metrics.drafted_tokens, 0);
       if (harness.draft_cache()) {
         EXPECT_EQ(harness.draft_cache()->usage().pages_in_use, 0);
       }

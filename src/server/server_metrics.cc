@@ -57,6 +57,8 @@ void AppendEngine(const EngineMetrics& engine, std::string* text) {
   counter("coppice_kv_read_unshared_bytes_total", "KV bytes that it would have read without sharing reads",
           engine.kv_bytes_read_unshared);
   counter("coppice_drafted_tokens_total", "Tokens guessed ahead", engine.drafted_tokens);
+  counter("coppice_undrafted_steps_total", "Decode steps without drafts, since steps with them gave tokens in more time",
+          engine.undrafted_steps);
   counter("coppice_accepted_draft_tokens_total", "Guessed tokens that were right", engine.accepted_draft_tokens);
   counter("coppice_forward_seconds_total", "Time in the model", engine.forward_seconds);
   counter("coppice_plan_seconds_total", "Time in planning attention", engine.plan_seconds);

@@ -151,6 +151,19 @@ constexpr std::string_view Name(WeightForm form) {
   return "?";
 }
 
+// When tokens are guessed.
+enum class DraftPolicy : uint8_t {
+  kMeasured,  // where it makes tokens cheaper, by the times of steps with and without drafts
+  kAlways,
+};
+constexpr std::string_view Name(DraftPolicy policy) {
+  switch (policy) {
+    case DraftPolicy::kMeasured: return "measured";
+    case DraftPolicy::kAlways: return "always";
+  }
+  return "?";
+}
+
 struct EngineOptions {
   std::string model_path;       // GGUF file or Hugging Face folder
   bool random_weights = false;  // model_path is a config.json alone: for measuring a shape without its weights
@@ -175,7 +188,7 @@ struct EngineOptions {
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;
   // Steps that are scheduled and launched before the one under way has said its tokens: 0, 1, or kAutoStepsAhead. With 1 the host's
-  // work lies beside a device's. Changes no sample's tokens. Steps with drafts are never launched ahead.
+  // work lies beside a device's. Changes no sample's tokens. Steps that draft are never launched ahead.
   int32_t steps_ahead = kAutoStepsAhead;
   bool deterministic = false;
   // For measuring what all else costs (Hydragen's ceiling): no row attends to anything, and tokens mean nothing.
@@ -184,6 +197,7 @@ struct EngineOptions {
   int32_t draft_tokens = 4;      // guessed ahead at most, 1..63; fewer while they are refused, or where the step has no room
   int32_t draft_branches = 1;    // kNgram: continuations guessed at the same time, a tree; 1 in deterministic mode
   std::string draft_model_path;  // kModel: GGUF file or Hugging Face folder
+  DraftPolicy draft_policy = DraftPolicy::kMeasured;
 };
 
 // A run of cached tokens that requests have in common: a node of the prefix tree.
@@ -217,6 +231,7 @@ struct EngineMetrics {
   int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
   int64_t draft_trees_cut = 0;      // trees of which their first chain alone was tried, since prompts ran in the same step
   int64_t sample_steps = 0;         // steps of running samples, each at least a token
+  int64_t undrafted_steps = 0;      // decode_steps in which nobody was to guess, by DraftPolicy::kMeasured
   int64_t draft_kv_bytes_read = 0;  // by the draft model, all its layers; not part of kv_bytes_read
   double draft_seconds = 0;
   int64_t bubbles =

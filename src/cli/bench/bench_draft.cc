@@ -58,14 +58,21 @@ struct Case {
   int32_t samples = 0;
   DraftMode draft = DraftMode::kNone;
   int32_t branches = 1;
+  DraftPolicy policy = DraftPolicy::kAlways;
 
-  std::string Drafts() const { return branches > 1 ? fmt::format("{} x {}", Name(draft), branches) : std::string(Name(draft)); }
+  std::string Drafts() const {
+    std::string text(Name(draft));
+    if (branches > 1) text += fmt::format(" x {}", branches);
+    if (policy == DraftPolicy::kMeasured) text += " if it pays";
+    return text;
+  }
 };
 
 Result<RunStats> Measure(const BenchDraftOptions& options, const Case& job) {
   EngineOptions engine_options = options.engine;
   engine_options.draft = job.draft;
   engine_options.draft_branches = job.branches;
+  engine_options.draft_policy = job.policy;
   if (job.draft != DraftMode::kModel) engine_options.draft_model_path.clear();
   engine_options.max_running = std::max(engine_options.max_running, job.samples);
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
@@ -78,7 +85,8 @@ Result<RunStats> Measure(const BenchDraftOptions& options, const Case& job) {
   return MakeRunStats(engine_options, generation);
 }
 
-// The run of median decode speed; the counters are the same in every run, but for a draft model.
+// The run of median decode speed; the counters are the same in every run, but for a draft model and where drafting goes by the
+// clock.
 ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
   std::ranges::sort(runs, {}, &RunStats::decode_tokens_per_second);
   const RunStats& stats = runs[runs.size() / 2];
@@ -90,6 +98,7 @@ ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
           {"tokens_per_step", stats.tokens_per_step()},
           {"drafted_tokens", stats.drafted_tokens},
           {"accepted_draft_tokens", stats.accepted_draft_tokens},
+          {"undrafted_steps", stats.undrafted_steps},
           {"decode_steps", stats.decode_steps},
           {"kv_bytes_read_per_token", static_cast<double>(stats.decode_kv_bytes_read) / tokens},
           {"kv_bytes_read_per_token_unshared", static_cast<double>(stats.decode_kv_bytes_read_unshared) / tokens},
@@ -100,7 +109,7 @@ ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
 }
 
 std::string FormatRow(const ordered_json& row) {
-  return fmt::format("{:<8} {:>4}  {:<10} {:>11.2f} {:>9}/{:<9} {:>13} {:>13} {:>10.1f}\n", row["text"].get<std::string>(),
+  return fmt::format("{:<8} {:>4}  {:<20} {:>11.2f} {:>9}/{:<9} {:>13} {:>13} {:>10.1f}\n", row["text"].get<std::string>(),
                      row["samples"].get<int>(), row["draft"].get<std::string>(), row["tokens_per_step"].get<double>(),
                      row["accepted_draft_tokens"].get<int64_t>(), row["drafted_tokens"].get<int64_t>(),
                      FormatBytes(row["kv_bytes_read_per_token"].get<double>()),
@@ -116,9 +125,11 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
   for (const Text& text : texts) {
     for (const int32_t samples : options.samples) {
       cases.push_back({&text, samples});
-      cases.push_back({&text, samples, DraftMode::kNgram});
-      if (options.branches > 1) cases.push_back({&text, samples, DraftMode::kNgram, options.branches});
-      if (!options.engine.draft_model_path.empty()) cases.push_back({&text, samples, DraftMode::kModel});
+      for (const DraftPolicy policy : {DraftPolicy::kAlways, DraftPolicy::kMeasured}) {
+        cases.push_back({&text, samples, DraftMode::kNgram, 1, policy});
+        if (options.branches > 1) cases.push_back({&text, samples, DraftMode::kNgram, options.branches, policy});
+        if (!options.engine.draft_model_path.empty()) cases.push_back({&text, samples, DraftMode::kModel, 1, policy});
+      }
     }
   }
   std::vector<std::vector<RunStats>> runs(cases.size());
@@ -136,7 +147,7 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
                          {"max_tokens", options.max_tokens},
                          {"repeats", options.repeats},
                          {"rows", ordered_json::array()}};
-  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:<8} {:>4}  {:<10} {:>11} {:>9}/{:<9} {:>13} {:>13} {:>10}\n", "text", "n", "draft",
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:<8} {:>4}  {:<20} {:>11} {:>9}/{:<9} {:>13} {:>13} {:>10}\n", "text", "n", "draft",
                                             "tokens/step", "accepted", "drafted", "KV read/token", "unshared", "decode t/s")));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back(Summarize(cases[c], runs[c]));
@@ -152,7 +163,8 @@ Command AddBenchDraftCommand(CLI::App& bench) {
   const auto options = std::make_shared<BenchDraftOptions>();
   CLI::App* command = bench.add_subcommand(
       "draft",
-      "Speculative decoding: tokens per step, KV bytes and speed without drafts, with n-gram chains and trees, interleaved");
+      "Speculative decoding: tokens per step, KV bytes and speed without drafts, with n-gram chains and trees, always and where "
+      "measured to pay, interleaved");
   command->add_option("-n,--samples", options->samples, "Samples of a prompt")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20))
@@ -166,6 +178,7 @@ Command AddBenchDraftCommand(CLI::App& bench) {
   AddEngineOptions(*command, options->engine);
   command->remove_option(command->get_option("--draft"));  // every way is measured; model with --draft-model
   command->remove_option(command->get_option("--draft-branches"));
+  command->remove_option(command->get_option("--draft-policy"));
   command->add_option("--draft-branches", options->branches, "Branches of the draft tree; 1: no tree")
       ->check(CLI::Range(1, 63))
       ->capture_default_str();

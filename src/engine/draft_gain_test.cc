@@ -1,0 +1,116 @@
+// Drafting follows what steps cost: the times are given here, so every decision is exact.
+#include "engine/draft_gain.h"
+
+#include <gtest/gtest.h>
+
+namespace coppice {
+namespace {
+
+struct Counts {
+  int32_t with_drafts = 0, without = 0;
+};
+
+// `steps` steps of `samples` samples; a step with drafts takes `seconds` and gives `tokens` a sample, one without takes 1 and
+// gives 1.
+Counts RunSteps(DraftGain* gain, int32_t steps, int32_t samples, double seconds, double tokens) {
+  Counts counts;
+  for (int32_t i = 0; i < steps; ++i) {
+    const bool drafts = gain->ShouldDraft(samples);
+    ++(drafts ? counts.with_drafts : counts.without);
+    gain->Note({.samples = samples,
+                .asked = drafts,
+                .drafts = drafts ? samples : 0,
+                .tokens = static_cast<int32_t>(samples * (drafts ? tokens : 1)),
+                .seconds = drafts ? seconds : 1});
+  }
+  return counts;
+}
+
+constexpr int32_t kSamples = 8;
+const int32_t kBlock = DraftGain::BlockSteps(kSamples);
+
+TEST(DraftGain, KeepsTheCheaperWayAfterOneRoundWhereItIsClear) {
+  DraftGain pays, costs;
+  EXPECT_EQ(RunSteps(&pays, 2 * kBlock + 31, kSamples, 1.5, 3).without, kBlock);
+  EXPECT_EQ(RunSteps(&costs, 2 * kBlock + 31, kSamples, 1.5, 1.25).with_drafts, kBlock);
+  EXPECT_TRUE(pays.ShouldDraft(kSamples));
+  EXPECT_FALSE(costs.ShouldDraft(kSamples));
+}
+
+TEST(DraftGain, ComparesTwiceWhereItIsNotClear) {
+  DraftGain gain;
+  EXPECT_EQ(RunSteps(&gain, 4 * kBlock + 16, kSamples, 1.05, 1).with_drafts, 2 * kBlock);
+  EXPECT_FALSE(gain.ShouldDraft(kSamples));
+}
+
+TEST(DraftGain, KeepsDraftingWhereNeitherIsCheaper) {
+  DraftGain gain;
+  RunSteps(&gain, 4 * kBlock, kSamples, 1.01, 1);
+  EXPECT_TRUE(gain.IsSettled(kSamples));
+  EXPECT_TRUE(gain.ShouldDraft(kSamples));
+}
+
+// Trials become rare while they agree: of 10^5 steps few are the dearer way's.
+TEST(DraftGain, TriesAgainSeldom) {
+  DraftGain costs, pays;
+  EXPECT_LT(RunSteps(&costs, 100'000, 8, 1.5, 1).with_drafts, 1'000);
+  EXPECT_LT(RunSteps(&pays, 100'000, 8, 1.5, 3).without, 1'000);
+  EXPECT_GT(RunSteps(&costs, 1'000, 8, 1.5, 1).with_drafts, 0);
+}
+
+TEST(DraftGain, FollowsATextThatChanges) {
+  DraftGain gain;
+  RunSteps(&gain, 5'000, 8, 1.5, 3);
+  EXPECT_LT(RunSteps(&gain, 1'000, 8, 1.5, 1).with_drafts,
+            100);  // seen at once, since drafting costs more than what the trial saw without
+  RunSteps(&gain, 2 * DraftGain::kLongestPause, 8, 1.5, 3);  // seen by the next trial
+  EXPECT_LT(RunSteps(&gain, 1'000, 8, 1.5, 3).without, 100);
+}
+
+TEST(DraftGain, SizesOfStepsAreApart) {
+  DraftGain gain;
+  RunSteps(&gain, 100, 64, 1.5, 1);
+  RunSteps(&gain, 100, 1, 1.1, 2);
+  EXPECT_FALSE(gain.ShouldDraft(64));
+  EXPECT_FALSE(gain.ShouldDraft(100));
+  EXPECT_TRUE(gain.ShouldDraft(1));
+  EXPECT_FALSE(gain.IsSettled(8));
+}
+
+// One slow step, of a machine that others use too, decides nothing.
+TEST(DraftGain, AnOutlierDecidesNothing) {
+  for (int32_t slow = 0; slow < kBlock; ++slow) {
+    DraftGain gain;
+    for (int32_t i = 0; i < 2 * kBlock; ++i) RunSteps(&gain, 1, kSamples, i == slow ? 50 : 1.5, 3);
+    EXPECT_TRUE(gain.IsSettled(kSamples)) << slow;
+    EXPECT_TRUE(gain.ShouldDraft(kSamples)) << slow;
+  }
+}
+
+// Steps for which nothing could be guessed cost what others do: there is nothing to compare, and drafting goes on.
+TEST(DraftGain, WithoutGuessesThereIsNothingToCompare) {
+  DraftGain gain;
+  for (int32_t i = 0; i < 1'000; ++i) {
+    ASSERT_TRUE(gain.ShouldDraft(8));
+    gain.Note({.samples = 8, .asked = true, .drafts = 0, .tokens = 8, .seconds = 1});
+  }
+}
+
+// One that was launched ahead of a decision is not counted for the other way.
+TEST(DraftGain, StepsOfTheOtherWayAreNotCounted) {
+  DraftGain gain;
+  for (int32_t i = 0; i < 1'000; ++i) gain.Note({.samples = 8, .asked = false, .tokens = 8, .seconds = 1e-9});
+  EXPECT_FALSE(gain.IsSettled(8));
+  EXPECT_EQ(RunSteps(&gain, 2 * kBlock + 31, kSamples, 1.5, 3).without, kBlock);
+}
+
+// A sample alone accepts nothing in some steps and all in others: a block is long enough to see both, and counts tokens, not steps.
+TEST(DraftGain, CountsWhatStepsGaveTogether) {
+  DraftGain gain;
+  for (int32_t i = 0; i < 2 * DraftGain::BlockSteps(1); ++i) RunSteps(&gain, 1, 1, 1.2, i % 3 == 0 ? 5 : 1);
+  EXPECT_TRUE(gain.IsSettled(1));
+  EXPECT_TRUE(gain.ShouldDraft(1));
+}
+
+}  // namespace
+}  // namespace coppice
