@@ -22,7 +22,7 @@ class Divisor {
     return static_cast<int32_t>((static_cast<uint64_t>(static_cast<uint32_t>(n)) * multiplier_) >> shift_);
   }
   // n / divisor, rounded up. REQUIRES: n >= 0, n + divisor - 1 <= INT32_MAX.
-  constexpr int32_t Ceil(int32_t n) const { return Floor(n + divisor_ - 1); }
+  constexpr int32_t Ceil(int32_t n) const { return Floor(n + (divisor_ - 1)); }
   constexpr int32_t Remainder(int32_t n) const { return n - Floor(n) * divisor_; }
 
  private:

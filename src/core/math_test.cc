@@ -29,7 +29,7 @@ TEST(Divisor, DividesAsTheProcessorDoes) {
     ASSERT_EQ(divisor.Floor(n), n / d) << n << " / " << d;
     ASSERT_EQ(divisor.Remainder(n), n % d) << n << " / " << d;
     if (n > INT32_MAX - d + 1) return;
-    ASSERT_EQ(divisor.Ceil(n), (n + d - 1) / d) << n << " / " << d;
+    ASSERT_EQ(divisor.Ceil(n), (n + (d - 1)) / d) << n << " / " << d;
   };
   for (int32_t d = 1; d <= 300; ++d) {
     for (int32_t n = 0; n <= 3 * d; ++n) check(n, d);
