@@ -20,6 +20,7 @@
 #include "runner/kv_pool.h"
 #include "runner/model_runner.h"
 #include "runner/null_runner.h"
+#include "tokenizer/utf8.h"
 
 namespace coppice {
 namespace {
@@ -279,6 +280,17 @@ Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& options) {
   return MakeEngine(std::move(parts));
 }
 
+// Tokens that are whole characters wherever they stand: each makes text as soon as it comes. None without a tokenizer.
+std::vector<int32_t> TextTokens(const Tokenizer* tokenizer, int32_t vocab_size) {
+  std::vector<int32_t> tokens;
+  for (int32_t id = 0; tokenizer && id < vocab_size; ++id) {
+    const std::string_view bytes = tokenizer->TokenBytes(id);
+    const bool ends = std::ranges::find(tokenizer->info().eos_ids, id) != tokenizer->info().eos_ids.end();
+    if (!ends && !bytes.empty() && ValidUtf8Prefix(bytes) == bytes.size()) tokens.push_back(id);
+  }
+  return tokens;
+}
+
 Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given) {
   if (given.draft != DraftMode::kNone)
     return InvalidArgument("an engine that runs no model has nothing to guess ahead: leave draft");
@@ -287,6 +299,7 @@ Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given) {
   EngineOptions& options = parts.options;
   COPPICE_RETURN_IF_ERROR(CompleteOptions(checkpoint->config(), &options));
   if (options.chunk <= 0) options.chunk = options.max_batch_tokens;
+  if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = 0;  // there is no device to keep busy
   TakeTokenizer(*checkpoint, &parts);
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(1));
   const int64_t pages = int64_t{options.max_running} * (CeilDiv(options.max_context, options.page_size) + 1);
@@ -295,7 +308,8 @@ Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given) {
                                                          .max_branches = options.max_running,
                                                          .max_context = options.max_context,
                                                          .share = options.sharing != SharingMode::kNone}));
-  parts.runner = std::make_unique<NullRunner>(RunnerInfo{.model = checkpoint->config(), .fingerprint = checkpoint->Fingerprint()});
+  parts.runner = std::make_unique<NullRunner>(RunnerInfo{.model = checkpoint->config(), .fingerprint = checkpoint->Fingerprint()},
+                                              TextTokens(parts.tokenizer.get(), checkpoint->config().vocab_size));
   return MakeEngine(std::move(parts));
 }
 

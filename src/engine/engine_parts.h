@@ -33,8 +33,8 @@ std::unique_ptr<Engine> MakeEngine(EngineParts parts);
 // Those of Engine::Create, for tests that look at them. REQUIRES: ValidateOptions(options).
 Result<EngineParts> LoadEngineParts(const EngineOptions& options);
 
-// Engine::Create without weights and without KV: tokens come at once and mean nothing (NullRunner). The model's tokenizer, limits
-// and cache are real, for measuring all that lies around a model.
+// Engine::Create without weights and without KV: tokens come at once, each a piece of text that means nothing (NullRunner). The
+// model's tokenizer, limits and cache are real, for measuring all that lies around a model.
 Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options);
 
 }  // namespace coppice

@@ -24,7 +24,9 @@ Result<StepTicket> NullRunner::Launch(const StepBatch& batch, const attention::P
   const uint32_t vocab = static_cast<uint32_t>(info_.model.vocab_size);
   for (size_t i = 0; i < batch.draws.size(); ++i) {  // samples go different ways
     const uint32_t mixed = (static_cast<uint32_t>(batch.draws[i].position) * 0x9e3779b1u) ^ (batch.draws[i].sample * 0x85ebca6bu);
-    step.draws[i].token = FirstAllowed(batch, batch.draws[i].mask, (mixed >> 8) % vocab, vocab);
+    const uint32_t drawn = mixed >> 8;
+    const uint32_t wanted = ordinary_.empty() ? drawn % vocab : static_cast<uint32_t>(ordinary_[drawn % ordinary_.size()]);
+    step.draws[i].token = FirstAllowed(batch, batch.draws[i].mask, wanted, vocab);
   }
   return StepTicket{launched_};
 }

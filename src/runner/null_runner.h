@@ -1,9 +1,11 @@
-// A runner without a model: draws at once, tokens that depend on the position alone. For measuring everything around a model.
+// A runner without a model: draws at once, tokens that depend on the sample and the position alone. For measuring everything around
+// a model.
 // Layer: runner.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "runner/batch_sampler.h"
@@ -13,7 +15,10 @@ namespace coppice {
 
 class NullRunner final : public Runner {
  public:
-  explicit NullRunner(RunnerInfo info) : info_(std::move(info)) {}
+  // Draws `ordinary` tokens, such as those that are text; empty: any of the vocabulary. Where a mask allows others alone, one of
+  // those.
+  explicit NullRunner(RunnerInfo info, std::vector<int32_t> ordinary = {})
+      : info_(std::move(info)), ordinary_(std::move(ordinary)) {}
 
   const RunnerInfo& info() const override { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
@@ -23,6 +28,7 @@ class NullRunner final : public Runner {
 
  private:
   RunnerInfo info_;
+  std::vector<int32_t> ordinary_;
   std::array<SampledStep, 3> steps_;  // a result outlives the launch of the step after the next
   int64_t launched_ = 0;
 };
