@@ -1,6 +1,7 @@
 #include "server/server_metrics.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <iterator>
@@ -30,6 +31,17 @@ template <class Value>
 void AppendValue(std::string_view name, std::string_view help, std::string_view type, Value value, std::string* text) {
   AppendHead(name, help, type, text);
   fmt::format_to(std::back_inserter(*text), "{} {}\n", name, value);
+}
+
+// What Prometheus' client libraries say of a process, under their names.
+void AppendProcess(std::string* text) {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  AppendValue("process_cpu_seconds_total", "User and system time of the process", "counter",
+              seconds(usage.ru_utime) + seconds(usage.ru_stime), text);
 }
 
 void AppendEngine(const EngineMetrics& engine, std::string* text) {
@@ -127,6 +139,7 @@ std::string ServerMetrics::Text(const EngineMetrics& engine, int64_t active_requ
   tokens("coppice_key_prompt_tokens_total", "Prompt tokens of answered requests, by API key", &Tokens::prompt);
   tokens("coppice_key_cached_tokens_total", "Of those, found in the cache", &Tokens::cached);
   tokens("coppice_key_generated_tokens_total", "Tokens generated, by API key", &Tokens::generated);
+  AppendProcess(&text);
   AppendEngine(engine, &text);
   return text;
 }

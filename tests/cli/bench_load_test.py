@@ -79,7 +79,7 @@ class BenchLoadTest(unittest.TestCase):
             self.assertGreater(row["output_tokens_per_second"], 0)
         self.assertLess(rows["tree"]["kv_bytes_read"], rows["store"]["kv_bytes_read"])
         self.assertLess(rows["store"]["kv_bytes_stored"], rows["none"]["kv_bytes_stored"])
-        self.assertEqual(self.page().plots, 10)
+        self.assertEqual(self.page().plots, 11)
 
     def test_serve(self):
         report = self.bench("serve", "--workload", "mixture", "--requests", 12, "--shared-tokens", 40, "--unique-tokens", 5, "--output-tokens", 4, "--rate", "50,200",
@@ -89,12 +89,12 @@ class BenchLoadTest(unittest.TestCase):
             # 11 gaps follow the first arrival; nothing can end before the last request came.
             self.assertLess(row["result"]["requests_per_second"], 4 * row["rate"])
             self.assertEqual(row["result"]["requests"], 12)
-        self.assertEqual(self.page().plots, 7 + 2 * 3)
+        self.assertEqual(self.page().plots, 8 + 2 * 3)
 
     def test_sweep(self):
         report = self.bench("throughput", "--workload", "ratio", "--requests", 3, "--total-tokens", 50, "--ratios", "4,9", "--modes", "tree")
         self.assertEqual([(row["x"], row["result"]["output_tokens"]) for row in report["rows"]], [(4, 30), (9, 15)])
-        self.assertEqual(self.page().plots, 7 + 2 * 3)
+        self.assertEqual(self.page().plots, 8 + 2 * 3)
 
     def test_refusals(self):
         for args, part in ((["throughput", "--workload", "books"], "expected one of shared-prefix"),

@@ -4,19 +4,25 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <climits>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/bench/bench_support.h"
+#include "cli/bench/capacity.h"
+#include "cli/bench/http_load.h"
 #include "cli/bench/load_report.h"
 #include "cli/bench/load_run.h"
 #include "cli/bench/workload.h"
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
 #include "cli/run_options.h"
-#include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
@@ -32,113 +38,232 @@ struct BenchLoadOptions {
   WorkloadOptions workload;
   std::vector<double> rates;  // requests a second; empty: all at once
   std::vector<SharingMode> modes{kSharingModes.begin(), kSharingModes.end()};
-  int32_t repeats = 1;
+  int32_t repeats = 1, concurrency = 0;
   std::string config, out, html;
+  // A capacity search, where there is a limit.
+  std::optional<double> max_ttft, max_tbt;  // seconds
+  double precision = 0.05;
+  // Servers that are measured instead of an engine.
+  std::vector<std::string> urls;
+  std::string api_key, model_name;
+  int32_t vocab_size = 32000;  // of the models in use the smallest, but for those of bytes
+  // Options that mean nothing to the other kind.
+  std::vector<const CLI::Option*> engine_only, server_only;
 
   std::string_view command() const { return rates.empty() ? "throughput" : "serve"; }
+  bool searches() const { return max_ttft || max_tbt; }
+};
+
+// What a workload is put to: an engine of its own in one sharing mode, or a server.
+struct System {
+  std::string name;
+  std::function<Result<LoadResult>(std::span<const WorkloadRequest>, const LoadSchedule&)> run;
 };
 
 struct Case {
   const WorkloadPoint* point = nullptr;
   double rate = 0;  // 0: all at once
-  SharingMode sharing = SharingMode::kTree;
+  const System* system = nullptr;
 };
 
-Result<ordered_json> Measure(EngineOptions options, const Case& job, uint64_t seed) {
-  options.sharing = job.sharing;
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
-  const size_t count = job.point->requests.size();
-  const std::vector<double> arrivals = job.rate > 0 ? PoissonArrivals(count, job.rate, seed) : std::vector<double>(count, 0.0);
-  COPPICE_ASSIGN_OR_RETURN(const LoadResult result, RunLoad(*engine, job.point->requests, arrivals));
-  return ToJson(result);
-}
-
-std::string FormatHead() {
-  return fmt::format("{:<24} {:>6} {:>6}  {:<9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>7} {:>7} {:>6} {:>10} {:>10}\n",
-                     "workload", "x", "rate", "sharing", "req/min", "out tok/s", "TTFT p50", "p99 s", "TBT p50", "p99 ms",
-                     "latency50", ">200ms", ">500ms", "hits", "KV read", "not read");
-}
-
-std::string FormatRow(const ordered_json& row) {
-  const ordered_json& result = row["result"];
-  const auto number = [](const ordered_json& value) { return value.is_number() ? value.get<double>() : 0; };
-  return fmt::format(
-      "{:<24} {:>6g} {:>6}  {:<9} {:>9.1f} {:>9.1f} {:>8.2f} {:>8.2f} {:>8.1f} {:>8.1f} {:>9.2f} {:>6.1f}% {:>6.1f}% {:>5.1f}% "
-      "{:>10} {:>10}\n",
-      row["label"].get<std::string>(), row["x"].get<double>(),
-      row["rate"].is_null() ? "all" : fmt::format("{:g}", row["rate"].get<double>()), row["sharing"].get<std::string>(),
-      60 * number(result["requests_per_second"]), number(result["output_tokens_per_second"]), number(result["ttft"]["p50"]),
-      number(result["ttft"]["p99"]), 1e3 * number(result["tbt"]["p50"]), 1e3 * number(result["tbt"]["p99"]),
-      number(result["latency"]["p50"]), 100 * number(result["stalled_200ms_share"]), 100 * number(result["stalled_500ms_share"]),
-      100 * number(result["hit_rate"]), FormatBytes(number(result["kv_bytes_read"])),
-      FormatBytes(number(result["kv_bytes_saved"])));
-}
-
-Result<ExitCode> BenchLoad(BenchLoadOptions options) {
-  COPPICE_RETURN_IF_ERROR(Validate(options.engine));
-  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
-  COPPICE_RETURN_IF_ERROR(CheckReport(options.html, "--html"));
-  COPPICE_RETURN_IF_ERROR(FindBenchModel(options.engine, options.config));
-  {
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options.engine));
-    const ModelConfig& config = checkpoint->config();
-    options.workload.vocab_size = config.vocab_size;
-    options.workload.max_context = options.engine.max_context > 0 ? options.engine.max_context : config.max_position;
+std::vector<System> Engines(const BenchLoadOptions& options) {
+  std::vector<System> systems;
+  for (const SharingMode mode : options.modes) {
+    EngineOptions engine_options = options.engine;
+    engine_options.sharing = mode;
+    systems.push_back(
+        {std::string(Name(mode)),
+         [engine_options](std::span<const WorkloadRequest> requests, const LoadSchedule& schedule) -> Result<LoadResult> {
+           COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
+           return RunLoad(*engine, requests, schedule);
+         }});
   }
-  COPPICE_ASSIGN_OR_RETURN(const Workload workload, MakeWorkload(options.workload));
+  return systems;
+}
 
-  std::vector<Case> cases;
-  for (const WorkloadPoint& point : workload.points) {
-    for (const double rate : options.rates.empty() ? std::vector<double>{0} : options.rates) {
-      for (const SharingMode mode : options.modes) cases.push_back({&point, rate, mode});
+Result<std::vector<System>> Servers(const BenchLoadOptions& options) {
+  std::vector<System> systems;
+  for (const std::string& url : options.urls) {
+    HttpTarget target{.api_key = options.api_key, .model = options.model_name};
+    COPPICE_ASSIGN_OR_RETURN(target.url, ParseServerUrl(url));
+    if (target.model.empty()) {
+      COPPICE_ASSIGN_OR_RETURN(target.model, FirstModel(target.url, target.api_key));
     }
+    systems.push_back({url, [target](std::span<const WorkloadRequest> requests, const LoadSchedule& schedule) {
+                         return RunHttpLoad(target, requests, schedule);
+                       }});
   }
-  std::vector<std::vector<ordered_json>> runs(cases.size());
+  return systems;
+}
+
+Result<ordered_json> MeasureOnce(const BenchLoadOptions& options, const Case& job, int32_t repeat) {
+  const uint64_t seed = options.workload.seed + static_cast<uint64_t>(repeat);
+  const std::vector<WorkloadRequest>& requests = job.point->requests;
+  const LoadSchedule schedule = {
+      .arrivals = job.rate > 0 ? PoissonArrivals(requests.size(), job.rate, seed) : std::vector<double>(requests.size(), 0.0),
+      .concurrency = options.concurrency};
+  return MeasureInChild([&]() -> Result<ordered_json> {
+    COPPICE_ASSIGN_OR_RETURN(const LoadResult result, job.system->run(requests, schedule));
+    return ToJson(result);
+  });
+}
+
+// Whether `result`, of requests that came at `rate`, keeps the limits.
+RateVerdict Judge(const BenchLoadOptions& options, const ordered_json& result, double rate) {
+  const auto beyond = [&](const char* group, const std::optional<double>& limit) {
+    return limit && result[group]["p99"].is_number() && result[group]["p99"].get<double>() > *limit;
+  };
+  if (result.value("refused", 0) > 0 || beyond("ttft", options.max_ttft) || beyond("tbt", options.max_tbt))
+    return RateVerdict::kBeyond;
+  return result["requests_per_second"].get<double>() < rate / 2 ? RateVerdict::kSaturated : RateVerdict::kWithin;
+}
+
+// The row of the highest rate that keeps the limits, beginning at the case's own rate.
+Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, Case job, ProgressLine* progress) {
+  ordered_json best, last, probes = ordered_json::array();
+  const auto judge = [&](double rate) -> Result<RateVerdict> {
+    job.rate = rate;
+    if (progress->due()) progress->Show(fmt::format("{}, {}: {:g} requests a second", job.point->label, job.system->name, rate));
+    std::vector<ordered_json> runs;
+    for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
+      COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, job, repeat));
+      runs.push_back(std::move(result));
+    }
+    last = Medians(runs);
+    const RateVerdict verdict = Judge(options, last, rate);
+    probes.push_back({{"rate", rate},
+                      {"within", verdict != RateVerdict::kBeyond},
+                      {"ttft_p99", last["ttft"]["p99"]},
+                      {"tbt_p99", last["tbt"]["p99"]}});
+    if (verdict != RateVerdict::kBeyond) best = last;
+    return verdict;
+  };
+  COPPICE_ASSIGN_OR_RETURN(const Capacity capacity, FindCapacity(job.rate, options.precision, judge));
+  const auto number = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
+  return ordered_json{{"rate", capacity.rate > 0 ? capacity.rate : job.rate},  // where none was within, the lowest
+                      {"result", capacity.rate > 0 ? best : last},
+                      {"capacity",
+                       {{"rate", capacity.rate},
+                        {"beyond", capacity.beyond > 0 ? ordered_json(capacity.beyond) : ordered_json()},
+                        {"max_ttft_p99", number(options.max_ttft)},
+                        {"max_tbt_p99", number(options.max_tbt)},
+                        {"probes", std::move(probes)}}}};
+}
+
+// The results of all cases, each as an object with "rate" and "result". Repeats go round all cases; searches come one by one.
+Result<std::vector<ordered_json>> MeasureAll(const BenchLoadOptions& options, const std::vector<Case>& cases) {
   ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
-  for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
+  std::vector<ordered_json> found(cases.size());
+  std::vector<std::vector<ordered_json>> runs(cases.size());
+  for (size_t c = 0; options.searches() && c < cases.size(); ++c) {
+    COPPICE_ASSIGN_OR_RETURN(found[c], SearchCapacity(options, cases[c], &progress));
+  }
+  for (int32_t repeat = 0; !options.searches() && repeat < options.repeats; ++repeat) {
     for (size_t c = 0; c < cases.size(); ++c) {
       if (progress.due()) progress.Show(fmt::format("repeat {}/{}, case {}/{}", repeat + 1, options.repeats, c + 1, cases.size()));
-      const uint64_t seed = options.workload.seed + static_cast<uint64_t>(repeat);
-      COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureInChild([&] { return Measure(options.engine, cases[c], seed); }));
+      COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, cases[c], repeat));
       runs[c].push_back(std::move(result));
     }
   }
   progress.Clear();
+  for (size_t c = 0; !options.searches() && c < cases.size(); ++c)
+    found[c] = {{"rate", cases[c].rate > 0 ? ordered_json(cases[c].rate) : ordered_json()}, {"result", Medians(runs[c])}};
+  return found;
+}
 
-  ordered_json report = {
-      {"command", options.command()},
-      {"workload", Name(options.workload.kind)},
-      {"x_label", workload.x_label},
-      {"scale", options.workload.scale},
-      {"seed", options.workload.seed},
-      {"model", options.engine.model_path.substr(options.engine.model_path.find_last_of('/') + 1)},
-      {"dtype", Name(options.engine.dtype)},
-      {"page_size", options.engine.page_size},
-      {"max_running", options.engine.max_running},
-      {"max_batch_tokens", options.engine.max_batch_tokens},
-      {"cpu", CpuName()},
-      {"threads", options.engine.num_threads > 0 ? options.engine.num_threads : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))},
-      {"repeats", options.repeats},
-      {"rows", ordered_json::array()}};
-  COPPICE_RETURN_IF_ERROR(Print(FormatHead()));
+// The workload's limits, and what its model and machine are called in the report.
+Status PrepareEngine(BenchLoadOptions* options, ordered_json* report) {
+  COPPICE_RETURN_IF_ERROR(Validate(options->engine));
+  COPPICE_RETURN_IF_ERROR(FindBenchModel(options->engine, options->config));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options->engine));
+  const ModelConfig& config = checkpoint->config();
+  options->workload.vocab_size = config.vocab_size;
+  options->workload.max_context = options->engine.max_context > 0 ? options->engine.max_context : config.max_position;
+  const EngineOptions& engine = options->engine;
+  report->update({{"model", engine.model_path.substr(engine.model_path.find_last_of('/') + 1)},
+                  {"dtype", Name(engine.dtype)},
+                  {"page_size", engine.page_size},
+                  {"max_running", engine.max_running},
+                  {"max_batch_tokens", engine.max_batch_tokens},
+                  {"threads", engine.num_threads > 0 ? engine.num_threads : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))}});
+  return OkStatus();
+}
+
+Status CheckKind(const BenchLoadOptions& options) {
+  const bool server = !options.urls.empty();
+  for (const CLI::Option* const option : server ? options.engine_only : options.server_only) {
+    if (option->count() == 0) continue;
+    return InvalidArgument(option->get_name() +
+                           (server ? " is about an engine in this process; --url measures a server, which has its own"
+                                   : " is about a server; give its --url, or leave it out"));
+  }
+  return OkStatus();
+}
+
+Result<ExitCode> BenchLoad(BenchLoadOptions options) {
+  COPPICE_RETURN_IF_ERROR(CheckKind(options));
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.html, "--html"));
+  ordered_json report = {{"command", options.command()},
+                         {"workload", Name(options.workload.kind)},
+                         {"scale", options.workload.scale},
+                         {"seed", options.workload.seed},
+                         {"cpu", CpuName()},
+                         {"repeats", options.repeats}};
+  if (options.concurrency > 0) report["concurrency"] = options.concurrency;
+  const bool servers = !options.urls.empty();
+  if (servers) {
+    options.workload.vocab_size = options.vocab_size;
+    options.workload.max_context = INT32_MAX;  // the server says where its own ends
+    report["vocab_size"] = options.vocab_size;
+  } else {
+    COPPICE_RETURN_IF_ERROR(PrepareEngine(&options, &report));
+  }
+  COPPICE_ASSIGN_OR_RETURN(const Workload workload, MakeWorkload(options.workload));
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<System> systems, servers ? Servers(options) : Engines(options));
+  report["x_label"] = workload.x_label;
+  if (servers) report["model"] = options.model_name.empty() ? "the first model of each server" : options.model_name;
+
+  std::vector<Case> cases;
+  for (const WorkloadPoint& point : workload.points) {
+    for (const double rate : options.rates.empty() ? std::vector<double>{0} : options.rates) {
+      for (const System& system : systems) cases.push_back({&point, rate, &system});
+    }
+  }
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<ordered_json> found, MeasureAll(options, cases));
+  report["rows"] = ordered_json::array();
+  COPPICE_RETURN_IF_ERROR(Print(FormatLoadHead(servers)));
   for (size_t c = 0; c < cases.size(); ++c) {
-    report["rows"].push_back({{"label", cases[c].point->label},
-                              {"x", cases[c].point->x},
-                              {"rate", cases[c].rate > 0 ? ordered_json(cases[c].rate) : ordered_json()},
-                              {"sharing", Name(cases[c].sharing)},
-                              {"result", Medians(runs[c])}});
-    COPPICE_RETURN_IF_ERROR(Print(FormatRow(report["rows"].back())));
+    ordered_json row = {
+        {"label", cases[c].point->label}, {"x", cases[c].point->x}, {servers ? "server" : "sharing", cases[c].system->name}};
+    row.update(found[c]);
+    COPPICE_RETURN_IF_ERROR(Print(FormatLoadRow(row)));
+    report["rows"].push_back(std::move(row));
   }
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   COPPICE_RETURN_IF_ERROR(WriteReport(options.html, LoadReportHtml(report), "--html"));
   return ExitCode::kOk;
 }
 
+void AddServerOptions(CLI::App& command, BenchLoadOptions* options) {
+  command
+      .add_option("--url", options->urls,
+                  "Measure the server at http://HOST:PORT, with OpenAI's API, instead of an engine; a list is measured in turns")
+      ->delimiter(',');
+  command.add_option("--api-key", options->api_key, "With --url: the key that the server asks for")->envname("COPPICE_API_KEY");
+  options->server_only = {
+      command.add_option("--model-name", options->model_name, "With --url: the name in requests (default: the server's first)"),
+      command.add_option("--vocab-size", options->vocab_size, "With --url: token ids of prompts are below it")
+          ->check(CLI::Range(256, 1 << 24))
+          ->capture_default_str()};
+}
+
 std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   const auto options = std::make_shared<BenchLoadOptions>();
   WorkloadOptions& workload = options->workload;
-  AddParsed<WorkloadKind>(command, "-w,--workload", workload.kind, ParseWorkloadKind,
-                          "shared-prefix (default), few-shot, document, tree, relay, mixture, sampling, ratio or lengths");
+  AddParsed<WorkloadKind>(
+      command, "-w,--workload", workload.kind, ParseWorkloadKind,
+      "shared-prefix (default), few-shot, document, tree, relay, mixture, sampling, ratio, sharegpt, arxiv or lengths");
   command.add_option("--groups", workload.groups, "Groups of requests with a prefix each");
   command.add_option("--requests", workload.requests, "Requests: of a group, or in all");
   command.add_option("--shared-tokens", workload.shared_tokens, "Length of each prefix");
@@ -155,33 +280,52 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("--scale", workload.scale, "Take this part of the workload's groups, or of its requests")
       ->capture_default_str();
   command.add_option("--seed", workload.seed, "Of token ids, order and arrivals")->capture_default_str();
-  AddParsed<std::vector<SharingMode>>(command, "--modes", options->modes, ParseSharingModes,
-                                      "Sharing modes to measure (default: all four)");
   command.add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command.add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   command.add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
+  AddServerOptions(command, options.get());
+  const size_t others = command.get_options().size();
+  AddParsed<std::vector<SharingMode>>(command, "--modes", options->modes, ParseSharingModes,
+                                      "Sharing modes to measure (default: all four)");
   AddEngineOptions(command, options->engine);
   AddWeightsOptions(command, options->engine, options->config);
   command.remove_option(command.get_option("--sharing"));  // --modes says which
+  const std::vector<CLI::Option*> all = command.get_options();
+  options->engine_only.assign(all.begin() + static_cast<ptrdiff_t>(others), all.end());
   return options;
 }
 
 }  // namespace
 
 Command AddBenchThroughputCommand(CLI::App& bench) {
-  CLI::App* command = bench.add_subcommand("throughput", "A workload whose requests all come at once, in the four sharing modes");
+  CLI::App* command =
+      bench.add_subcommand("throughput", "A workload whose requests all come at once: the four sharing modes, or servers");
   const std::shared_ptr<BenchLoadOptions> options = AddLoadOptions(*command);
+  command->add_option("--concurrency", options->concurrency, "Requests under way at the same moment; 0: all of them")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   return {command, [options] { return BenchLoad(*options); }};
 }
 
 Command AddBenchServeCommand(CLI::App& bench) {
-  CLI::App* command =
-      bench.add_subcommand("serve", "A workload whose requests come at random moments (Poisson), in the four sharing modes");
+  CLI::App* command = bench.add_subcommand(
+      "serve", "A workload whose requests come at random moments (Poisson): the four sharing modes, or servers");
   const std::shared_ptr<BenchLoadOptions> options = AddLoadOptions(*command);
   command->add_option("--rate", options->rates, "Requests per second; a list is measured one after the other")
       ->delimiter(',')
       ->check(CLI::PositiveNumber)
       ->required();
+  command
+      ->add_option(
+          "--max-ttft-p99", options->max_ttft,
+          "Search the highest rate at which 99% of the times to the first token are below so many seconds; --rate is where "
+          "the search begins")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--max-tbt-p99", options->max_tbt, "The same of the times between tokens; both limits may be given")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--precision", options->precision, "How far apart the rates within and beyond the limits may be at the end")
+      ->check(CLI::Range(0.001, 1.0))
+      ->capture_default_str();
   return {command, [options] { return BenchLoad(*options); }};
 }
 

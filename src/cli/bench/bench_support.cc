@@ -114,7 +114,9 @@ ordered_json Medians(const std::vector<ordered_json>& runs) {
   const ordered_json& first = runs.front();
   if (first.is_number()) {
     std::vector<double> values;
-    for (const ordered_json& run : runs) values.push_back(run.get<double>());
+    for (const ordered_json& run : runs) {
+      if (run.is_number()) values.push_back(run.get<double>());  // null where a run measured nothing
+    }
     const double median = Median(std::move(values));
     return first.is_number_integer() ? ordered_json(static_cast<int64_t>(median)) : ordered_json(median);
   }

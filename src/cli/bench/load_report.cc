@@ -29,9 +29,22 @@ th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--grid);wh
 
 std::string Str(const ordered_json& row, const char* key) { return row[key].get<std::string>(); }
 
+// 0 for what was not measured, such as KV bytes of a server.
 double Value(const ordered_json& row, const char* group, const char* key) {
-  const ordered_json& value = group ? row["result"][group][key] : row["result"][key];
-  return value.is_number() ? value.get<double>() : 0;
+  const ordered_json& values = group ? row["result"][group] : row["result"];
+  const auto value = values.find(key);
+  return value != values.end() && value->is_number() ? value->get<double>() : 0;
+}
+
+// What tells the lines of a plot apart: sharing modes, or servers.
+std::string Series(const ordered_json& row) { return Str(row, row.contains("server") ? "server" : "sharing"); }
+
+std::vector<std::string> DistinctSeries(const ordered_json& rows) {
+  std::vector<std::string> names;
+  for (const ordered_json& row : rows) {
+    if (std::ranges::find(names, Series(row)) == names.end()) names.push_back(Series(row));
+  }
+  return names;
 }
 
 // Values of `key` in the order in which they come first.
@@ -55,14 +68,14 @@ std::string OverModes(const ordered_json& rows, const std::string& title, const 
                       const std::function<bool(const ordered_json&)>& in) {
   Plot plot{.title = title, .x_label = x_label, .y_label = y_label};
   size_t longest = 0;
-  const std::vector<ordered_json> modes = Distinct(rows, "sharing");
+  const std::vector<std::string> modes = DistinctSeries(rows);
   for (size_t mode = 0; mode < modes.size(); ++mode) {
     for (const Measure& measure : measures) {
-      PlotSeries series{.name = modes[mode].get<std::string>() + (measure.name.empty() ? "" : " " + measure.name),
+      PlotSeries series{.name = modes[mode] + (measure.name.empty() ? "" : " " + measure.name),
                         .color = static_cast<int>(mode),
                         .dashed = measure.dashed};
       for (const ordered_json& row : rows) {
-        if (row["sharing"] == modes[mode] && in(row))
+        if (Series(row) == modes[mode] && in(row))
           series.points.emplace_back(row[x_key].get<double>(), Value(row, measure.group, measure.key));
       }
       longest = std::max(longest, series.points.size());
@@ -70,18 +83,17 @@ std::string OverModes(const ordered_json& rows, const std::string& title, const 
     }
   }
   if (longest > 1) return LinePlot(plot);
-  plot.x_label = "sharing mode";
+  plot.x_label = rows.front().contains("server") ? "server" : "sharing mode";
   return BarPlot(plot);
 }
 
 std::string DistributionPlot(const ordered_json& rows, const char* group, const std::string& title,
                              const std::function<bool(const ordered_json&)>& in) {
   Plot plot{.title = title, .x_label = "share of measurements, %", .y_label = "milliseconds"};
-  const std::vector<ordered_json> modes = Distinct(rows, "sharing");
+  const std::vector<std::string> modes = DistinctSeries(rows);
   for (const ordered_json& row : rows) {
     if (!in(row)) continue;
-    PlotSeries series{.name = Str(row, "sharing"),
-                      .color = static_cast<int>(std::ranges::find(modes, row["sharing"]) - modes.begin())};
+    PlotSeries series{.name = Series(row), .color = static_cast<int>(std::ranges::find(modes, Series(row)) - modes.begin())};
     const ordered_json& percentiles = row["result"][group]["percentiles"];
     for (size_t percent = 0; percent < percentiles.size(); ++percent)
       series.points.emplace_back(static_cast<double>(percent), 1000 * percentiles[percent].get<double>());
@@ -95,18 +107,19 @@ std::string Table(const ordered_json& rows, bool rates) {
   if (rates) html += "<th>requests/s offered</th>";
   for (const char* head :
        {"sharing", "requests/min", "output tokens/s", "TTFT p50 s", "p90", "p99", "TBT p50 ms", "p90", "p99", "latency p50 s",
-        "p90", "p99", "stall &gt; 200 ms", "&gt; 500 ms", "hit rate", "KV read", "KV not read", "peak memory"})
+        "p90", "p99", "s per token", "stall &gt; 200 ms", "&gt; 500 ms", "hit rate", "KV read", "KV not read", "peak memory"})
     html += fmt::format("<th>{}</th>", head);
   html += "</tr>\n";
   for (const ordered_json& row : rows) {
     html += fmt::format("<tr><td>{}</td><td>{:g}</td>", EscapeHtml(Str(row, "label")), row["x"].get<double>());
     if (rates) html += fmt::format("<td>{:g}</td>", row["rate"].get<double>());
-    html += fmt::format("<td>{}</td><td>{:.1f}</td><td>{:.1f}</td>", Str(row, "sharing"),
+    html += fmt::format("<td>{}</td><td>{:.1f}</td><td>{:.1f}</td>", EscapeHtml(Series(row)),
                         60 * Value(row, nullptr, "requests_per_second"), Value(row, nullptr, "output_tokens_per_second"));
     for (const auto& [group, unit, digits] :
          {std::tuple("ttft", 1.0, 2), std::tuple("tbt", 1e3, 1), std::tuple("latency", 1.0, 2)}) {
       for (const char* key : {"p50", "p90", "p99"}) html += fmt::format("<td>{:.{}f}</td>", unit * Value(row, group, key), digits);
     }
+    html += fmt::format("<td>{:.4f}</td>", Value(row, "normalized_latency", "mean"));
     for (const char* key : {"stalled_200ms_share", "stalled_500ms_share", "hit_rate"})
       html += fmt::format("<td>{:.1f}%</td>", 100 * Value(row, nullptr, key));
     for (const char* key : {"kv_bytes_read", "kv_bytes_saved", "peak_rss_bytes"})
@@ -126,9 +139,11 @@ std::string LoadReportHtml(const ordered_json& report) {
       "{2}<meta name=\"viewport\" content=\"width=device-width\"><title>{0}</title><style>{1}"
       "</style></head><body>\n<h1>{0}</h1>\n",
       EscapeHtml(heading), kStyle, kReportHtmlBegin);
-  html += fmt::format("<p>{}, {} ({} threads), {}; medians of {} runs, modes interleaved.</p>\n", EscapeHtml(Str(report, "model")),
-                      EscapeHtml(Str(report, "cpu")), report["threads"].get<int>(), EscapeHtml(Str(report, "dtype")),
-                      report["repeats"].get<int>());
+  const auto number_of = [&](const char* key) { return report[key].get<int>(); };
+  const std::string where =
+      report.contains("dtype") ? fmt::format(" ({} threads), {}", number_of("threads"), EscapeHtml(Str(report, "dtype"))) : "";
+  html += fmt::format("<p>{}, {}{}; medians of {} runs, {} interleaved.</p>\n", EscapeHtml(Str(report, "model")),
+                      EscapeHtml(Str(report, "cpu")), where, number_of("repeats"), where.empty() ? "servers" : "modes");
 
   const std::vector<ordered_json> labels = Distinct(rows, "label");
   const bool x_varies = Distinct(rows, "x").size() > 1;
@@ -148,9 +163,10 @@ std::string LoadReportHtml(const ordered_json& report) {
       over("Time to first token", "seconds", {{"ttft", "p50", "p50"}, {"ttft", "p99", "p99", true}});
       over("Time between tokens", "seconds", {{"tbt", "p50", "p50"}, {"tbt", "p99", "p99", true}});
       over("Request latency", "seconds", {{"latency", "p50", "p50"}, {"latency", "p99", "p99", true}});
+      over("Normalized latency", "seconds per output token", {{"normalized_latency", "mean", "mean"}});
       over("Requests with a stall above 200 and 500 ms", "share of requests",
            {{nullptr, "stalled_200ms_share", "200"}, {nullptr, "stalled_500ms_share", "500", true}});
-      over("KV bytes read by attention", "bytes", {{nullptr, "kv_bytes_read", ""}});
+      if (!rows.front().contains("server")) over("KV bytes read by attention", "bytes", {{nullptr, "kv_bytes_read", ""}});
       html += "</div>\n";
       // Whole distributions where they are few: at each x or rate.
       std::vector<ordered_json> places;
@@ -171,6 +187,45 @@ std::string LoadReportHtml(const ordered_json& report) {
   }
   html += "<h2>All figures</h2>\n" + Table(rows, rates);
   return html + "</body></html>\n";
+}
+
+std::string FormatLoadHead(bool servers) {
+  const std::string common =
+      fmt::format("{:<24} {:>6} {:>6}  {:<{}} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8} {:>7} {:>7}", "workload", "x", "rate",
+                  servers ? "server" : "sharing", servers ? 24 : 9, "req/min", "out tok/s", "TTFT p50", "p99 s", "TBT p50",
+                  "p99 ms", "latency50", "s/token", ">200ms", ">500ms");
+  return servers ? fmt::format("{} {:>7} {:>10} {:>10}\n", common, "refused", "CPU us/tok", "server's")
+                 : fmt::format("{} {:>6} {:>10} {:>10}\n", common, "hits", "KV read", "not read");
+}
+
+std::string FormatLoadRow(const ordered_json& row) {
+  const ordered_json& result = row["result"];
+  const bool servers = row.contains("server");
+  std::string text = fmt::format(
+      "{:<24} {:>6g} {:>6}  {:<{}} {:>9.1f} {:>9.1f} {:>8.3f} {:>8.3f} {:>8.2f} {:>8.2f} {:>9.2f} {:>8.4f} {:>6.1f}% {:>6.1f}%",
+      Str(row, "label"), row["x"].get<double>(), row["rate"].is_null() ? "all" : fmt::format("{:.4g}", row["rate"].get<double>()),
+      Series(row), servers ? 24 : 9, 60 * Value(row, nullptr, "requests_per_second"),
+      Value(row, nullptr, "output_tokens_per_second"), Value(row, "ttft", "p50"), Value(row, "ttft", "p99"),
+      1e3 * Value(row, "tbt", "p50"), 1e3 * Value(row, "tbt", "p99"), Value(row, "latency", "p50"),
+      Value(row, "normalized_latency", "mean"), 100 * Value(row, nullptr, "stalled_200ms_share"),
+      100 * Value(row, nullptr, "stalled_500ms_share"));
+  if (servers) {
+    const auto cpu = [&](const char* key) {
+      return result.contains(key) ? fmt::format("{:.2f}", 1e6 * result[key].get<double>()) : std::string("-");
+    };
+    text += fmt::format(" {:>7} {:>10} {:>10}", result["refused"].get<int64_t>(), cpu("client_cpu_seconds_per_token"),
+                        cpu("server_cpu_seconds_per_token"));
+  } else {
+    text += fmt::format(" {:>5.1f}% {:>10} {:>10}", 100 * Value(row, nullptr, "hit_rate"),
+                        FormatBytes(Value(row, nullptr, "kv_bytes_read")), FormatBytes(Value(row, nullptr, "kv_bytes_saved")));
+  }
+  if (const auto capacity = row.find("capacity"); capacity != row.end()) {
+    const double rate = (*capacity)["rate"].get<double>();
+    text += rate == 0                         ? "  capacity: below this rate"
+            : (*capacity)["beyond"].is_null() ? fmt::format("  capacity: at least {:.4g}/s; more --requests show more", rate)
+                                              : fmt::format("  capacity: {:.4g}/s", rate);
+  }
+  return text + "\n";
 }
 
 }  // namespace coppice::cli

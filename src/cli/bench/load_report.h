@@ -15,4 +15,8 @@ inline constexpr std::string_view kReportHtmlBegin =
 // `report` as written by --out (docs/benchmarks.md).
 std::string LoadReportHtml(const nlohmann::ordered_json& report);
 
+// The report as lines of text: the head of the columns, and a row of "rows", of servers or of sharing modes.
+std::string FormatLoadHead(bool servers);
+std::string FormatLoadRow(const nlohmann::ordered_json& row);
+
 }  // namespace coppice::cli

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <numbers>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -33,8 +34,28 @@ constexpr Shape kShapes[] = {
     {WorkloadKind::kMixture, "mixture", 0, 96, 1024, 128, 128, 1},
     {WorkloadKind::kSampling, "sampling", 0, 8, 0, 512, 128, 64},
     {WorkloadKind::kRatio, "ratio", 0, 64, 0, 0, 0, 0, 2048},
+    {WorkloadKind::kShareGpt, "sharegpt", 0, 1000},
+    {WorkloadKind::kArxiv, "arxiv", 0, 1000},
     {WorkloadKind::kLengths, "lengths"},
 };
+
+// Tokens of a prompt or an output: a log-normal distribution, of whose requests those of at most `max_total` tokens are taken.
+struct Lengths {
+  double median, sigma;
+};
+struct LengthShape {
+  WorkloadKind kind;
+  Lengths prompt, output;
+  int32_t max_total;
+};
+// Fitted so that what is taken has the medians and 90th percentiles of Sarathi-Serve's table 2: openchat_sharegpt4 1730 and 5696
+// prompt tokens, 415 and 834 output tokens; arxiv_summarization 7059 and 12985, 208 and 371. Its totals end at 8192 and 16384 too.
+constexpr LengthShape kLengthShapes[] = {{WorkloadKind::kShareGpt, {3520, 1.70}, {417, 0.548}, 8192},
+                                         {WorkloadKind::kArxiv, {7886, 0.651}, {208, 0.452}, 16384}};
+
+bool HasLengthShape(WorkloadKind kind) {
+  return std::ranges::find(kLengthShapes, kind, &LengthShape::kind) != std::end(kLengthShapes);
+}
 
 constexpr std::array<int32_t, 6> kRelayPrefixes = {64, 128, 256, 512, 1024, 2048};
 constexpr std::array<std::pair<int32_t, int32_t>, 3> kRelayRequests = {{{64, 128}, {128, 256}, {256, 512}}};  // prompt, output
@@ -59,6 +80,12 @@ class TokenSource {
     std::vector<int32_t> tokens;
     Append(count, sibling, &tokens);
     return tokens;
+  }
+  // One of `lengths`. By Box and Muller: the standard's distributions differ from library to library.
+  int64_t Length(const Lengths& lengths) {
+    const auto uniform = [this] { return (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53; };  // (0, 1)
+    const double normal = std::sqrt(-2 * std::log(uniform())) * std::cos(2 * std::numbers::pi * uniform());
+    return std::max<int64_t>(1, std::llround(lengths.median * std::exp(lengths.sigma * normal)));
   }
   // Fisher and Yates; the standard's shuffle differs from library to library.
   void Shuffle(std::vector<WorkloadRequest>* requests) {
@@ -119,6 +146,31 @@ void AppendTree(const std::vector<TreeLevel>& levels, size_t level, const std::v
   }
 }
 
+// Requests whose lengths are distributed as published, behind a system prompt of `shape.shared_tokens` that all share. As where
+// they were published, what is too long for the context is left out, and another one comes in its place.
+Result<std::vector<WorkloadRequest>> MakeLengths(const WorkloadOptions& options, const Shape& shape, TokenSource* source) {
+  const LengthShape& lengths = *std::ranges::find(kLengthShapes, options.kind, &LengthShape::kind);
+  const int64_t most = std::min<int64_t>(lengths.max_total, int64_t{options.max_context} - shape.shared_tokens);
+  const std::vector<int32_t> prefix = source->Make(shape.shared_tokens, 0);
+  std::vector<WorkloadRequest> requests;
+  constexpr int kMostDraws = 1000;
+  while (std::ssize(requests) < shape.requests) {
+    int64_t prompt = 0, output = 0;
+    int draws = 0;
+    do {
+      prompt = source->Length(lengths.prompt), output = source->Length(lengths.output);
+    } while (prompt + output > most && ++draws < kMostDraws);
+    if (prompt + output > most)
+      return InvalidArgument(
+          fmt::format("workload {}: hardly a request has {} tokens or less, which is what the context length of {} leaves; "
+                      "take a model with a longer context, or --lengths",
+                      shape.name, std::max<int64_t>(most, 0), options.max_context));
+    requests.push_back(
+        Continue(prefix, static_cast<int32_t>(prompt), std::ssize(requests), 1, static_cast<int32_t>(output), source));
+  }
+  return requests;
+}
+
 Result<std::vector<WorkloadRequest>> ReadLengths(const WorkloadOptions& options, TokenSource* source) {
   COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.lengths_file, "--lengths"));
   std::vector<WorkloadRequest> requests;
@@ -175,7 +227,9 @@ Result<Shape> ShapeFor(const WorkloadOptions& options) {
                             {"--total-tokens", options.total_tokens, &shape.total_tokens}};
   for (const Number& number : numbers) {
     if (!number.given) continue;
-    if (*number.value == 0) return InvalidArgument(fmt::format("workload {} has no {}; leave it out", shape.name, number.option));
+    const bool system_prompt = number.value == &shape.shared_tokens && HasLengthShape(options.kind);
+    if (*number.value == 0 && !system_prompt)
+      return InvalidArgument(fmt::format("workload {} has no {}; leave it out", shape.name, number.option));
     if (*number.given < 1) return InvalidArgument(fmt::format("{} is {}, expected 1 or more", number.option, *number.given));
     *number.value = *number.given;
   }
@@ -247,6 +301,12 @@ Result<Workload> MakePoints(const WorkloadOptions& options, Shape shape, TokenSo
         shape.unique_tokens = shape.total_tokens - shape.output_tokens;
         add(fmt::format("{} tokens a request", shape.total_tokens), ratio, MakeGroups(shape, source));
       }
+      break;
+    }
+    case WorkloadKind::kShareGpt:
+    case WorkloadKind::kArxiv: {
+      COPPICE_ASSIGN_OR_RETURN(std::vector<WorkloadRequest> requests, MakeLengths(options, shape, source));
+      workload.points.push_back({name, 0, std::move(requests)});
       break;
     }
     case WorkloadKind::kLengths: {

@@ -75,6 +75,49 @@ TEST(WorkloadTest, ScaleShrinksTheNumberNotTheLengths) {
   EXPECT_EQ(Made(options).points[0].requests.size(), 64);
 }
 
+double Quantile(const std::vector<WorkloadRequest>& requests, double share, bool output) {
+  std::vector<size_t> lengths;
+  for (const WorkloadRequest& request : requests)
+    lengths.push_back(output ? static_cast<size_t>(request.output_tokens) : request.prompt_ids.size());
+  std::ranges::sort(lengths);
+  return static_cast<double>(lengths[static_cast<size_t>(share * static_cast<double>(lengths.size()))]);
+}
+
+// The percentiles of Sarathi-Serve's table 2; 4,000 requests have them within a few percent.
+TEST(WorkloadTest, LengthsAreDistributedAsPublished) {
+  struct Published {
+    WorkloadKind kind;
+    double prompt_median, prompt_p90, output_median, output_p90;
+    size_t longest;
+  };
+  for (const Published& published : {Published{WorkloadKind::kShareGpt, 1730, 5696, 415, 834, 8192},
+                                     Published{WorkloadKind::kArxiv, 7059, 12985, 208, 371, 16384}}) {
+    WorkloadOptions options = Options(published.kind);
+    options.requests = 4000;
+    options.max_context = 32768;
+    options.seed = 1;
+    const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+    ASSERT_EQ(requests.size(), 4000);
+    EXPECT_NEAR(Quantile(requests, 0.5, false), published.prompt_median, 0.07 * published.prompt_median);
+    EXPECT_NEAR(Quantile(requests, 0.9, false), published.prompt_p90, 0.04 * published.prompt_p90);
+    EXPECT_NEAR(Quantile(requests, 0.5, true), published.output_median, 0.04 * published.output_median);
+    EXPECT_NEAR(Quantile(requests, 0.9, true), published.output_p90, 0.04 * published.output_p90);
+    for (const WorkloadRequest& request : requests)
+      EXPECT_LE(request.prompt_ids.size() + static_cast<size_t>(request.output_tokens), published.longest);
+  }
+}
+
+TEST(WorkloadTest, PublishedLengthsBehindASystemPrompt) {
+  WorkloadOptions options = Options(WorkloadKind::kShareGpt);
+  options.requests = 6, options.shared_tokens = 512, options.max_context = 4096;
+  const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  EXPECT_EQ(CommonPrefixes(requests), (std::map<size_t, int>{{512, 15}}));
+  for (const WorkloadRequest& request : requests)
+    EXPECT_LE(request.prompt_ids.size() + static_cast<size_t>(request.output_tokens), 4096);
+  options.max_context = 512;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("hardly a request has 0 tokens or less"));
+}
+
 TEST(WorkloadTest, FewShotDocumentAndSampling) {
   WorkloadOptions options = Options(WorkloadKind::kFewShot);
   options.requests = 5;
