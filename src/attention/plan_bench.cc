@@ -1,13 +1,19 @@
 // Planning time at 1,024 requests: a fresh plan, one edit, a skipped update, and the mean over 256 decode steps with one change of
-// the tree every 16; then with what a GPU's plan costs the host beside, but for the copies. Goals: less than 10 us a step; on an
-// H200, 300 us a change and 50 us a mean step. Layer: attention, benchmarks.
+// the tree every 16; then with what a GPU's plan costs the host beside, but for the copies, also for measured shapes. Goals: less
+// than 10 us a step; on an H200, 300 us a change and 50 us a mean step. Layer: attention, benchmarks.
 #include <benchmark/benchmark.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/plan_translator.h"
+#include "attention/cuda/page_rows.h"
+#include "attention/owned_forest.h"
 #include "attention/plan_test_forest.h"
 
 namespace coppice::attention {
@@ -106,26 +112,36 @@ BENCHMARK(BM_DecodeSteps)->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->Iterat
 // A plan of the whole H200, lowered to its tasks.
 class LoweredPlan {
  public:
-  explicit LoweredPlan(const testing::TestForest& forest)
+  explicit LoweredPlan(const OwnedForest& forest, int32_t kv_heads = 8)
       : machine_(ShippedMachineModel("h200").value()),
-        planner_(MakePlanner(forest, machine_)),
+        planner_(MakePlanner(forest, kv_heads, machine_)),
         translator_(planner_->spec(), planner_->capacity(), planner_->sizes(), machine_.sm, machine_.sm.num_sms,
                     planner_->traits().kv_tile),
-        image_(translator_.layout().bytes / sizeof(std::max_align_t) + 1) {}
+        page_rows_(planner_->capacity()),
+        image_(translator_.layout().bytes / sizeof(std::max_align_t) + 1) {
+    if (!Update(forest.Forest())) std::abort();
+  }
 
-  bool Update(const PrefixForestView& forest) {
+  // Of a forest in which this branch changed since the last one; -1: none did.
+  bool Update(PrefixForestView forest, int32_t changed = -1) {
+    if (changed >= 0) {
+      forest.changed_since = version_;
+      forest.changed_branches = std::span(&changed, 1);
+    }
+    version_ = forest.version;
     if (!planner_->Update(forest).ok()) return false;
     auto* image = reinterpret_cast<std::byte*>(image_.data());
     const PlanView plan = planner_->View();
     if (plan.revision != revision_) translator_.TranslatePlan(plan, forest, image);
     revision_ = plan.revision;
     translator_.TranslateLengths(forest, image);
+    page_rows_.FindChanges(forest);
     return true;
   }
 
  private:
-  static std::unique_ptr<Planner> MakePlanner(const testing::TestForest& forest, const MachineModel& machine) {
-    const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  static std::unique_ptr<Planner> MakePlanner(const OwnedForest& forest, int32_t kv_heads, const MachineModel& machine) {
+    const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = kv_heads, .head_dim = 128};
     PlanCapacity capacity = forest.Capacity();
     capacity.max_nodes = 0;
     const cuda::KernelChoice kernel = cuda::ChooseKernel(CudaKernels::kAuto, 9, 0, spec, capacity.page_size).value();
@@ -135,8 +151,9 @@ class LoweredPlan {
   MachineModel machine_;
   std::unique_ptr<Planner> planner_;
   cuda::PlanTranslator translator_;
+  cuda::PageRows page_rows_;
   std::vector<std::max_align_t> image_;
-  uint64_t revision_ = 0;
+  uint64_t revision_ = 0, version_ = 0;
 };
 
 void BM_OneEditForGpu(benchmark::State& state) {
@@ -147,7 +164,7 @@ void BM_OneEditForGpu(benchmark::State& state) {
     state.PauseTiming();
     Replace(forest, branch = (branch + 37) % (kGroups * kBranchesPerGroup));
     state.ResumeTiming();
-    if (!plan.Update(forest.Forest())) state.SkipWithError("update");
+    if (!plan.Update(forest.Forest(), branch)) state.SkipWithError("update");
   }
 }
 BENCHMARK(BM_OneEditForGpu)->Unit(benchmark::kMicrosecond);
@@ -160,12 +177,59 @@ void BM_DecodeStepsForGpu(benchmark::State& state) {
   for (auto _ : state) {
     state.PauseTiming();
     forest.Grow();
-    if (++step % 16 == 0) Replace(forest, (37 * step) % (kGroups * kBranchesPerGroup));
+    const int32_t branch = ++step % 16 == 0 ? (37 * step) % (kGroups * kBranchesPerGroup) : -1;
+    if (branch >= 0) Replace(forest, branch);
     state.ResumeTiming();
-    if (!plan.Update(forest.Forest())) state.SkipWithError("update");
+    if (!plan.Update(forest.Forest(), branch)) state.SkipWithError("update");
   }
 }
 BENCHMARK(BM_DecodeStepsForGpu)->Unit(benchmark::kMicrosecond)->Iterations(256);
+
+// A change of a measured shape (docs/kernels/hopper.md) as its device bench makes it: the last request leaves or comes.
+struct Shape {
+  const char* name;
+  int32_t kv_heads;
+  std::vector<TreeLevel> levels;
+};
+const std::vector<Shape>& Shapes() {
+  static const std::vector<Shape> shapes = {
+      {"tree 1", 32, {{.tokens = 2048}, {.tokens = 32, .fan_out = 1024}}},
+      {"tree 5",
+       32,
+       {{.tokens = 256},
+        {.tokens = 32, .fan_out = 4},
+        {.tokens = 256, .fan_out = 4},
+        {.tokens = 64, .fan_out = 4},
+        {.tokens = 32, .fan_out = 4},
+        {.tokens = 256, .fan_out = 4}}},
+      {"D", 8, {{.tokens = 16384}, {.tokens = 128, .fan_out = 1024}}},
+      {"A3", 32, {{.tokens = 32768}, {.tokens = 256, .fan_out = 1024}}},
+  };
+  return shapes;
+}
+
+void BM_ShapeChangeForGpu(benchmark::State& state) {
+  const Shape& shape = Shapes()[state.range(0)];
+  state.SetLabel(shape.name);
+  OwnedForest forest;
+  AddUniformTree(
+      {
+          .levels = shape.levels,
+      },
+      forest);
+  LoweredPlan plan(forest, shape.kv_heads);
+  const auto last = static_cast<int32_t>(forest.branch_node.size()) - 1;
+  const int32_t leaf = forest.branch_node[last], above = forest.node_parent[leaf];
+  for (auto _ : state) {
+    const bool leaves = forest.branch_node[last] != kFreeSlot;
+    forest.branch_node[last] = leaves ? kFreeSlot : leaf;
+    forest.node_parent[leaf] = leaves ? kFreeSlot : above;
+    forest.branch_query_count[last] = leaves ? 0 : 1;
+    ++forest.version;
+    if (!plan.Update(forest.Forest(), last)) state.SkipWithError("update");
+  }
+}
+BENCHMARK(BM_ShapeChangeForGpu)->DenseRange(0, 3)->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace coppice::attention

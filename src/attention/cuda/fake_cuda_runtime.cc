@@ -45,6 +45,8 @@ cudaError_t cudaMemset(void* data, int value, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+  if (Runtime().copies_until_failure == 0) return cudaErrorUnknown;
+  if (Runtime().copies_until_failure > 0) --Runtime().copies_until_failure;
   std::memcpy(to, from, bytes);
   if (kind == cudaMemcpyHostToDevice) Runtime().bytes_to_device += bytes;
   return cudaSuccess;

@@ -80,6 +80,7 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
                              std::to_string(capacity_.max_branches) + " and " + std::to_string(capacity_.max_page_slots));
   }
   const bool same_plan = uploaded_ && plan.revision != 0 && plan.revision == revision_;
+  if (!uploaded_) translator_.Forget();
   uploaded_ = false;  // until all of it is under way
   const auto to = static_cast<cudaStream_t>(stream);
   DeviceGuard guard(device_);
@@ -102,11 +103,10 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
 
 Status CudaPlanExecutor::CopyPlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image, cudaStream_t stream) {
   translator_.TranslatePlan(plan, forest, image);
-  const PlanLayout& layout = translator_.layout();
-  COPPICE_RETURN_IF_ERROR(Copy(image, layout.dense_tasks, translator_.num_dense_tasks() * sizeof(Task), stream));
-  COPPICE_RETURN_IF_ERROR(Copy(image, layout.stream_tasks, translator_.num_stream_tasks() * sizeof(Task), stream));
-  COPPICE_RETURN_IF_ERROR(Copy(image, layout.members, translator_.num_members() * sizeof(DeviceMember), stream));
-  return Copy(image, layout.contributions, translator_.num_contributions() * sizeof(DeviceContribution), stream);
+  for (const ByteRange& range : translator_.changes()) {
+    COPPICE_RETURN_IF_ERROR(Copy(image, range.begin, range.size(), stream));
+  }
+  return OkStatus();
 }
 
 // Header and branches lie together.

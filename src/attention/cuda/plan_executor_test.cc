@@ -24,6 +24,7 @@ using testing::Runtime;
 
 constexpr AttentionSpec kSpec{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
 constexpr int kSms = 132;
+constexpr int32_t kRowPages = 512;  // of requests under edit
 constexpr KernelVariant kVariant{.path = KernelPath::kHopper,
                                  .dtype = DType::kBF16,
                                  .head_dim = 128,
@@ -48,13 +49,16 @@ class Session {
     capacity_.max_nodes += 16;
     capacity_.max_page_slots += 1 << 16;
     planner_ = Planner::Create(kSpec, capacity_, {}, H200Traits(), ShippedMachineModel("h200", kSms).value()).value();
-    const SmRates& rates = planner_->machine().sm;
     executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes(), planner_->machine()).value();
-    fresh_ = std::make_unique<PlanTranslator>(kSpec, capacity_, planner_->sizes(), rates, kSms, kVariant.kv_tile);
   }
 
   // Plans, uploads and launches; what the kernel was given, and the bytes that were copied.
-  KernelParams Step(const TestForest& forest) { return Step(forest.Forest()); }
+  KernelParams Step(const TestForest& forest) {
+    const KernelParams params = Step(forest.Forest());
+    if (planner_->View().revision != revision_) planned_ = forest;
+    revision_ = planner_->View().revision;
+    return params;
+  }
   KernelParams Step(const PrefixForestView& forest) {
     EXPECT_TRUE(planner_->Update(forest).ok());
     Runtime().bytes_to_device = 0;
@@ -67,23 +71,32 @@ class Session {
     EXPECT_TRUE(ran.ok()) << ran.ToString();
     return Runtime().launches.back();
   }
+  // Plans and uploads, of which only so many copies succeed.
+  void FailedStep(const TestForest& forest, int copies) {
+    EXPECT_TRUE(planner_->Update(forest.Forest()).ok());
+    Runtime().copies_until_failure = copies;
+    EXPECT_FALSE(executor_->Upload(planner_->View(), forest.Forest(), nullptr).ok());
+    Runtime().copies_until_failure = -1;
+  }
   static size_t bytes_copied() { return Runtime().bytes_to_device; }
 
-  // Everything that the kernel may read of the plan, against a translation of its own.
+  // Everything that the kernel may read of the plan, against a translation of its own. A plan is lowered once, for the lengths that
+  // it was made for.
   void ExpectFresh(const KernelParams& params, const TestForest& forest) {
-    std::vector<std::byte> image(fresh_->layout().bytes);
-    fresh_->TranslatePlan(planner_->View(), forest.Forest(), image.data());
-    fresh_->TranslateLengths(forest.Forest(), image.data());
-    const auto at = [&]<class T>(const T*, size_t offset) { return reinterpret_cast<const T*>(image.data() + offset); };
-    const PlanLayout& layout = fresh_->layout();
-    EXPECT_TRUE(SameBytes(params.header, at(params.header, layout.header), 1));
-    EXPECT_TRUE(SameBytes(params.dense_tasks, at(params.dense_tasks, layout.dense_tasks), fresh_->num_dense_tasks()));
-    EXPECT_TRUE(SameBytes(params.stream_tasks, at(params.stream_tasks, layout.stream_tasks), fresh_->num_stream_tasks()));
-    EXPECT_TRUE(SameBytes(params.members, at(params.members, layout.members), fresh_->num_members()));
-    for (int64_t m = 0; m < fresh_->num_members(); ++m) {
+    PlanTranslator fresh(kSpec, capacity_, planner_->sizes(), planner_->machine().sm, kSms, kVariant.kv_tile);
+    image_.resize(fresh.layout().bytes);
+    fresh.TranslatePlan(planner_->View(), planned_.Forest(), image_.data());
+    fresh.TranslateLengths(forest.Forest(), image_.data());
+    const auto at = [&]<class T>(const T*, size_t offset) { return reinterpret_cast<const T*>(image_.data() + offset); };
+    const PlanLayout& layout = fresh.layout();
+    ASSERT_TRUE(SameBytes(params.header, at(params.header, layout.header), 1));
+    ASSERT_TRUE(SameBytes(params.dense_tasks, at(params.dense_tasks, layout.dense_tasks), fresh.num_dense_tasks()));
+    ASSERT_TRUE(SameBytes(params.stream_tasks, at(params.stream_tasks, layout.stream_tasks), fresh.num_stream_tasks()));
+    ASSERT_TRUE(SameBytes(params.members, at(params.members, layout.members), fresh.num_members()));
+    for (int64_t m = 0; m < fresh.num_members(); ++m) {
       const DeviceMember& member = params.members[m];
       if (member.state_begin == kDirect) continue;
-      EXPECT_TRUE(SameBytes(params.contributions + member.contribution_begin,
+      ASSERT_TRUE(SameBytes(params.contributions + member.contribution_begin,
                             at(params.contributions, layout.contributions) + member.contribution_begin, member.contribution_count));
     }
   }
@@ -102,7 +115,9 @@ class Session {
   PlanCapacity capacity_;
   std::unique_ptr<Planner> planner_;
   std::unique_ptr<PlanExecutor> executor_;
-  std::unique_ptr<PlanTranslator> fresh_;
+  TestForest planned_;  // that the plan was made for
+  uint64_t revision_ = 0;
+  std::vector<std::byte> image_;
 };
 
 TEST(PlanExecutor, TheDeviceHasWhatAFreshUploadWouldHave) {
@@ -126,6 +141,86 @@ TEST(PlanExecutor, TheDeviceHasWhatAFreshUploadWouldHave) {
       for (int i = 0; i < 3; ++i) forest.page_indices[pick(forest.page_indices.size())] = pick(1000);
       ++forest.version;
     }
+  }
+}
+
+// One edit of a forest at random: requests come and go, grow, move to another node, and nodes are split.
+void Edit(TestForest& forest, std::mt19937& rng) {
+  const auto pick = [&](size_t count) { return static_cast<int32_t>(rng() % count); };
+  const auto any_branch = [&] {
+    const int32_t b = pick(forest.branch_node.size());
+    return forest.branch_node[b] != kFreeSlot ? b : -1;
+  };
+  const auto any_inner_node = [&] {
+    const int32_t n = pick(forest.node_parent.size());
+    return forest.node_parent[n] != kFreeSlot && forest.node_end[n] != kLive ? n : kNoParent;
+  };
+  // Below a node that stays when the branch goes.
+  const auto add = [&] {
+    if (std::ranges::count(forest.branch_node, kFreeSlot) > 0) forest.AddBranch(any_inner_node(), 1 + pick(300), 1, kRowPages);
+  };
+  switch (pick(6)) {
+    case 0: return forest.Grow(1 + pick(3));
+    case 1: return add();
+    case 2: {
+      const int32_t b = any_branch();
+      if (b >= 0 && std::ranges::count(forest.branch_node, kFreeSlot) + 2 < std::ssize(forest.branch_node)) forest.RemoveBranch(b);
+      return;
+    }
+    case 3: {  // one request takes another's place in the tree
+      const int32_t b = any_branch();
+      if (b < 0) return;
+      forest.RemoveBranch(b);
+      return add();
+    }
+    case 4: {
+      const int32_t n = any_inner_node();
+      const bool room = std::ranges::count(forest.node_parent, kFreeSlot) > 0;
+      if (n == kNoParent || !room || forest.node_end[n] - forest.node_begin[n] < 2) return;
+      return forest.SplitNode(n, 1 + pick(forest.node_end[n] - forest.node_begin[n] - 1));
+    }
+    default: return;  // a step without an edit
+  }
+}
+
+TEST(PlanExecutor, TheDeviceHasEveryPlanOfALongRun) {
+  size_t copied = 0, whole = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    std::mt19937 rng(seed);
+    TestForest forest;
+    const int32_t root = forest.AddNode(kNoParent, 500 + 4000 * static_cast<int32_t>(seed % 3));
+    for (int32_t group = 0; group < 4; ++group) {
+      const int32_t prompt = forest.AddNode(root, 100 + 300 * group);
+      for (int32_t i = 0; i < 12 + 20 * static_cast<int32_t>(seed % 4); ++i) {
+        forest.AddBranch(prompt, 1 + static_cast<int32_t>(rng() % 900), 1, kRowPages);
+      }
+    }
+    Session session(forest);
+    session.Step(forest);
+    whole += Session::bytes_copied();
+    for (int step = 0; step < 250; ++step) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", step " + std::to_string(step));
+      Edit(forest, rng);
+      const KernelParams params = session.Step(forest);
+      copied += Session::bytes_copied();
+      ASSERT_NO_FATAL_FAILURE(session.ExpectFresh(params, forest));
+      ASSERT_NO_FATAL_FAILURE(Session::ExpectLengthsAndPages(params, forest));
+    }
+  }
+  EXPECT_LT(copied / 250, whole / 2) << "a step copies what it changed";
+}
+
+TEST(PlanExecutor, AnUploadThatFailedIsMadeUpFor) {
+  std::mt19937 rng(5);
+  TestForest forest = RandomForest(rng);
+  Session session(forest);
+  session.Step(forest);
+  for (int failing = 0; failing < 6; ++failing) {
+    forest.AddBranch(kNoParent, 100 + failing, 1);
+    session.FailedStep(forest, failing);
+    const KernelParams params = session.Step(forest);
+    ASSERT_NO_FATAL_FAILURE(session.ExpectFresh(params, forest));
+    Session::ExpectLengthsAndPages(params, forest);
   }
 }
 

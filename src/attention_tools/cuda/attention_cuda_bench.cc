@@ -337,7 +337,8 @@ class Bench {
         forest.branch_node[last] = leaves ? kFreeSlot : leaf;
         forest.parent[leaf] = leaves ? kFreeSlot : above;
         forest.query_count[last] = leaves ? 0 : queries;
-        ++forest.view.version;
+        forest.view.changed_since = forest.view.version++;  // as BranchForest says it
+        forest.view.changed_branches = std::span(&last, 1);
       };
       std::vector<double> changes;
       for (int i = 0; i < 8; ++i) {
@@ -354,6 +355,8 @@ class Bench {
       }
       forest.kv_len = lengths;
       ++forest.view.version;
+      forest.view.changed_since = 0;
+      forest.view.changed_branches = {};
     }
     Update(replay);
     CheckCuda(cudaStreamSynchronize(stream_), "upload");

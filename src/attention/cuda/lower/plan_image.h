@@ -29,6 +29,24 @@ T* At(std::byte* image, size_t offset) {
   return reinterpret_cast<T*>(image + offset);
 }
 
+// Of what two images hold. Field by field: most are compared just after they were written, field by field too.
+constexpr bool operator==(const DeviceContribution& a, const DeviceContribution& b) {
+  return a.state_begin == b.state_begin && a.head_stride == b.head_stride && a.begins_superblock == b.begins_superblock;
+}
+constexpr bool operator==(const DeviceMember& a, const DeviceMember& b) {
+  return a.set == b.set && a.branch == b.branch && a.query_begin == b.query_begin && a.state_begin == b.state_begin &&
+         a.head_stride == b.head_stride && a.contribution_begin == b.contribution_begin &&
+         a.contribution_count == b.contribution_count && a.query_count == b.query_count && a.row_begin == b.row_begin &&
+         a.arrivals == b.arrivals;
+}
+constexpr bool operator==(const DeviceItem& a, const DeviceItem& b) {
+  return a.kv_begin == b.kv_begin && a.kv_end == b.kv_end && a.page_begin == b.page_begin && a.branch == b.branch &&
+         a.member_begin == b.member_begin && a.member_count == b.member_count && a.rows == b.rows && a.dense == b.dense &&
+         a.read_once == b.read_once && a.masked == b.masked && a.rows_per_member == b.rows_per_member &&
+         a.head_begin == b.head_begin && a.head_count == b.head_count;
+}
+constexpr bool operator==(const Task& a, const Task& b) { return a.item == b.item && a.first == b.first; }
+
 // The step for which i -> (i * step mod 2^32) * n / 2^32 permutes 0 .. n - 1 such that any run of consecutive numbers comes from
 // places evenly spread. n: below 2^16.
 uint32_t SpreadStep(int32_t n);

@@ -29,8 +29,15 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       division_(num_sms, spec.num_kv_heads, sizes.max_items),
       items_(layout_.max_items),
       set_contributions_(sizes.max_merge_sets),
-      arrivals_(sizes.max_merge_sets) {
+      arrivals_(sizes.max_merge_sets),
+      members_(layout_.max_members),
+      contributions_(layout_.max_contributions),
+      dense_changed_(layout_.max_tasks),
+      stream_changed_(layout_.max_tasks) {
   order_.reserve(items_.size());
+  placed_.reserve(items_.size());
+  placed_before_.reserve(items_.size());
+  changes_.reserve(members_.max_runs() + contributions_.max_runs() + dense_changed_.max_runs() + stream_changed_.max_runs());
 }
 
 void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image) {
@@ -40,12 +47,24 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
   queued_.Collect(plan, forest, costs_);
   CutItems(plan);
   CountContributions(plan);
+  CountArrivals(plan);
+  members_.Begin();
+  contributions_.Begin();
   num_items_ = num_members_ = 0;
-  std::ranges::fill(arrivals_, 0);
-  for (const QueuedItem& queued : queued_.items()) EmitItem(plan, forest, queued.item, image);
-  DeviceMember* members = At<DeviceMember>(image, layout_.members);
-  for (int64_t m = 0; m < num_members_; ++m) members[m].arrivals = static_cast<uint16_t>(arrivals_[members[m].set]);
-  EmitTasks(forest, image);
+  for (const QueuedItem& queued : queued_.items()) EmitItem(plan, forest, queued.item);
+  OrderItems(forest);
+  PlaceTasks();
+  changes_.clear();
+  WriteTasks(image);
+  members_.Write(num_members_, known_, image, layout_.members, changes_);
+  contributions_.Write(num_contributions_, known_, image, layout_.contributions, changes_);
+  known_ = true;
+  header_ = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
+             .num_stream_tasks = static_cast<int32_t>(num_stream_),
+             .num_members = static_cast<int32_t>(num_members_),
+             .num_contributions = static_cast<int32_t>(num_contributions_),
+             .team = team_,
+             .dense_ctas = dense_ctas_};
 }
 
 // Decides how many pieces each item is cut into. Deterministic mode defines its cuts itself.
@@ -108,53 +127,79 @@ void PlanTranslator::CountContributions(const PlanView& plan) {
   COPPICE_CHECK(num_contributions_ <= layout_.max_contributions);
 }
 
-// An item becomes its pieces along KV, and each of these blocks of at most kDenseRows rows, cut between members.
-void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item_id, std::byte* image) {
-  const WorkItem& item = plan.items[item_id];
-  const ItemPieces& pieces = queued_.pieces(item_id);
-  const int32_t* ends = piece_ends_.data() + pieces.ends_begin;
-  for (int32_t piece = 0; piece < pieces.count; ++piece) {
-    DeviceItem* block = nullptr;
-    int32_t rows_before = 0;  // in the piece
-    for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
-      const int32_t set = plan.members[m], rows = queued_.RowsOf(plan.merge_sets[set]);
-      if (block == nullptr || block->rows + rows > pieces.block_rows) {
-        COPPICE_DCHECK(num_items_ < layout_.max_items);
-        block = &items_[num_items_++];
-        *block = {.kv_begin = pieces.kv_begin + (piece > 0 ? ends[piece - 1] : 0),
-                  .kv_end = piece + 1 < pieces.count ? pieces.kv_begin + ends[piece] : pieces.kv_end,
-                  .page_begin = forest.branch_page_begin[item.page_row],
-                  .branch = item.page_row,
-                  .member_begin = static_cast<int32_t>(num_members_),
-                  .member_count = 0,
-                  .rows = 0,
-                  .dense = pieces.block_rows == kDenseRows,
-                  .read_once = pieces.read_once,
-                  .masked = pieces.masked,
-                  .rows_per_member = static_cast<uint16_t>(rows),
-                  .head_begin = 0,
-                  .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
-      }
-      COPPICE_DCHECK(num_members_ < layout_.max_members);
-      DeviceMember member = MakeMember(plan, item_id, piece, set, rows_before, image);
-      member.row_begin = block->rows;
-      // One ticket for each warpgroup that holds rows of the set; a stream tile is one warp.
-      arrivals_[set] += 1 + ((member.row_begin + rows - 1) / 64 - member.row_begin / 64);
-      At<DeviceMember>(image, layout_.members)[num_members_++] = member;
-      if (rows != block->rows_per_member) block->rows_per_member = 0;
-      ++block->member_count;
-      block->rows = static_cast<uint16_t>(block->rows + rows);
-      rows_before += rows;
+// Tickets that complete each set: one for each warpgroup that holds rows of it, in every piece; a stream tile is one warp.
+void PlanTranslator::CountArrivals(const PlanView& plan) {
+  std::ranges::fill(arrivals_, 0);
+  for (const QueuedItem& queued : queued_.items()) {
+    const WorkItem& item = plan.items[queued.item];
+    const ItemPieces& pieces = queued_.pieces(queued.item);
+    int32_t begin = 0;  // in the block of rows
+    for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
+      const int32_t rows = queued_.RowsOf(plan.merge_sets[set]);
+      if (begin + rows > pieces.block_rows) begin = 0;
+      arrivals_[set] += pieces.count * (1 + ((begin + rows - 1) / 64 - begin / 64));
+      begin += rows;
     }
   }
 }
 
-// A merge set's place in a piece of an item, but for what depends on the block of rows. Writes the piece's contribution to it.
-DeviceMember PlanTranslator::MakeMember(const PlanView& plan, int32_t item_id, int32_t piece, int32_t set_id, int32_t rows_before,
-                                        std::byte* image) {
+// An item becomes its pieces along KV, and each of these blocks of at most kDenseRows rows, cut between members. All pieces have
+// the blocks and members of the first one, with a range and states of their own.
+void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item_id) {
+  const WorkItem& item = plan.items[item_id];
+  const ItemPieces& pieces = queued_.pieces(item_id);
+  const int64_t first = num_items_;
+  DeviceItem* block = nullptr;
+  int32_t rows_before = 0;  // in the piece
+  for (const int32_t set_id : plan.members.subspan(item.member_begin, item.member_count)) {
+    const int32_t rows = queued_.RowsOf(plan.merge_sets[set_id]);
+    if (block == nullptr || block->rows + rows > pieces.block_rows) {
+      COPPICE_DCHECK(num_items_ < layout_.max_items);
+      block = &items_[num_items_++];
+      *block = {.kv_begin = pieces.kv_begin,
+                .kv_end = pieces.kv_end,
+                .page_begin = forest.branch_page_begin[item.page_row],
+                .branch = item.page_row,
+                .member_begin = static_cast<int32_t>(num_members_),
+                .member_count = 0,
+                .rows = 0,
+                .dense = pieces.block_rows == kDenseRows,
+                .read_once = pieces.read_once,
+                .masked = pieces.masked,
+                .rows_per_member = static_cast<uint16_t>(rows),
+                .head_begin = 0,
+                .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
+    }
+    EmitMember(plan, item_id, set_id, {.index = num_members_++, .rows_before = rows_before, .row_begin = block->rows});
+    if (rows != block->rows_per_member) block->rows_per_member = 0;
+    ++block->member_count;
+    block->rows = static_cast<uint16_t>(block->rows + rows);
+    rows_before += rows;
+  }
+  const std::span<DeviceItem> blocks(&items_[first], static_cast<size_t>(num_items_ - first));
+  const std::span<const int32_t> ends = PieceEnds(item_id);
+  for (int32_t piece = 1; piece < pieces.count; ++piece) {
+    COPPICE_DCHECK(num_items_ + std::ssize(blocks) <= layout_.max_items);
+    for (const DeviceItem& whole : blocks) {
+      DeviceItem& part = items_[num_items_++];
+      part = whole;
+      part.kv_begin = pieces.kv_begin + ends[piece - 1];
+      if (piece + 1 < pieces.count) part.kv_end = pieces.kv_begin + ends[piece];
+      part.member_begin += piece * item.member_count;
+    }
+  }
+  if (pieces.count == 1) return;
+  for (DeviceItem& part : blocks) part.kv_end = pieces.kv_begin + ends.front();
+  num_members_ += (pieces.count - 1) * item.member_count;
+  COPPICE_DCHECK(num_members_ <= layout_.max_members);
+}
+
+// Writes a merge set's place to all pieces of an item, and their contributions to the set.
+void PlanTranslator::EmitMember(const PlanView& plan, int32_t item_id, int32_t set_id, MemberPlace place) {
+  const WorkItem& item = plan.items[item_id];
+  const ItemPieces& pieces = queued_.pieces(item_id);
   const MergeSet& set = plan.merge_sets[set_id];
   const SetContributions& of_set = set_contributions_[set_id];
-  const ItemPieces& pieces = queued_.pieces(item_id);
   DeviceMember member{.set = set_id,
                       .branch = set.branch,
                       .query_begin = set.query_begin,
@@ -163,34 +208,29 @@ DeviceMember PlanTranslator::MakeMember(const PlanView& plan, int32_t item_id, i
                       .contribution_begin = of_set.begin,
                       .contribution_count = static_cast<uint16_t>(of_set.count),
                       .query_count = static_cast<uint16_t>(set.query_count),
-                      .row_begin = 0,
-                      .arrivals = 0};
-  if (of_set.count <= 1) return member;
-  int32_t at = of_set.begin;
-  for (const Contribution& from : plan.contributions.subspan(set.contribution_begin, set.contribution_count)) {
-    if (from.item != item_id) {
-      at += queued_.pieces(from.item).count;
-      continue;
-    }
-    const bool own = pieces.count > 1;  // the plan has no states for pieces
-    member.head_stride = own ? pieces.rows : from.head_stride;
-    member.state_begin = own ? pieces.state_begin + piece * pieces.rows * spec_.num_kv_heads + rows_before : from.state_begin;
-    At<DeviceContribution>(image, layout_.contributions)[at + piece] = {
-        .state_begin = member.state_begin,
-        .head_stride = static_cast<uint32_t>(member.head_stride),
-        .begins_superblock = plan.items[item_id].kv_begin % kDeterministicSuperblock == 0};
-    break;
+                      .row_begin = static_cast<uint16_t>(place.row_begin),
+                      .arrivals = static_cast<uint16_t>(arrivals_[set_id])};
+  if (of_set.count <= 1) {  // its only contribution: the item is whole
+    members_.Put(place.index, member);
+    return;
   }
-  return member;
+  int32_t at = of_set.begin;
+  const Contribution* from = &plan.contributions[set.contribution_begin];
+  for (; from->item != item_id; ++from) at += queued_.pieces(from->item).count;
+  const bool own = pieces.count > 1;  // the plan has no states for pieces
+  member.head_stride = own ? pieces.rows : from->head_stride;
+  member.state_begin = own ? pieces.state_begin + place.rows_before : from->state_begin;
+  for (int32_t piece = 0; piece < pieces.count; ++piece) {
+    members_.Put(place.index + int64_t{piece} * item.member_count, member);
+    contributions_.Put(at + piece, {.state_begin = member.state_begin,
+                                    .head_stride = static_cast<uint32_t>(member.head_stride),
+                                    .begins_superblock = item.kv_begin % kDeterministicSuperblock == 0});
+    member.state_begin += pieces.rows * spec_.num_kv_heads;
+  }
 }
 
-// Longest first; kv heads outermost within a run of items that begin with the same KV, so that its row
-// blocks meet in the L2.
-void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image) {
-  const DeviceMember* members = At<DeviceMember>(image, layout_.members);
-  Task* dense = At<Task>(image, layout_.dense_tasks);
-  Task* stream = At<Task>(image, layout_.stream_tasks);
-  num_dense_ = num_stream_ = 0;
+// Longest first, and how many kv heads a task takes.
+void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   const auto tokens_of = [&](const DeviceItem& item) {
     return std::max(0, std::min(item.kv_end, forest.branch_kv_len[item.branch]) - item.kv_begin);
   };
@@ -201,7 +241,6 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
     order_.push_back(uint64_t{UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]))} << 32 | static_cast<uint64_t>(i));
   }
   std::ranges::sort(order_);
-  const auto at = [&](int64_t i) -> DeviceItem& { return items_[order_[i] & UINT32_MAX]; };
   const int64_t heads = spec_.num_kv_heads;
   const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
@@ -210,34 +249,81 @@ void PlanTranslator::EmitTasks(const PrefixForestView& forest, std::byte* image)
     const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
     item.head_count = static_cast<uint16_t>(team_ || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
   }
+}
+
+// Where the tasks of each item lie, and which differ from those of the plan before. Whole items are compared, not their tasks,
+// which are one for each kv head.
+void PlanTranslator::PlaceTasks() {
+  std::swap(placed_, placed_before_);
+  placed_.resize(num_items_);
+  dense_changed_.Clear();
+  stream_changed_.Clear();
+  num_dense_ = num_stream_ = 0;
+  const auto at = [&](int64_t i) -> const DeviceItem& { return items_[order_[i] & UINT32_MAX]; };
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
     return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin;
   };
-  const auto emit = [&](DeviceItem& item, int64_t head) {  // head_begin counts the heads that tasks have
-    Task& task = item.dense ? dense[num_dense_++] : stream[num_stream_++];
-    task = {.item = item, .first = members[item.member_begin]};
-    task.item.head_count = static_cast<uint16_t>(std::min<int64_t>(item.head_count, heads - head));
-    item.head_begin = static_cast<uint16_t>(head + item.head_count);
-  };
   for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
     while (end < num_items_ && same_kv(at(begin), at(end))) ++end;
-    if (end - begin == 1) {
-      DeviceItem& item = at(begin);
-      for (int64_t head = 0; head < heads; head += item.head_count) emit(item, head);
-      continue;
+    const auto dense_begin = static_cast<int32_t>(num_dense_), stream_begin = static_cast<int32_t>(num_stream_);
+    bool same = known_ && end <= std::ssize(placed_before_);
+    for (int64_t i = begin; i < end; ++i) {
+      const DeviceItem& item = at(i);
+      PlacedItem& placed = placed_[i];
+      placed = {.task = {.item = item, .first = members_[item.member_begin]},
+                .dense_begin = dense_begin,
+                .stream_begin = stream_begin,
+                .run_end = static_cast<int32_t>(end)};
+      same = same && placed_before_[i].dense_begin == dense_begin && placed_before_[i].stream_begin == stream_begin &&
+             placed_before_[i].run_end == end && placed_before_[i].task == placed.task;
+      (item.dense ? num_dense_ : num_stream_) += CeilDiv(spec_.num_kv_heads, item.head_count);
     }
-    for (int64_t head = 0; head < heads; ++head) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (DeviceItem& item = at(i); item.head_begin == head) emit(item, head);
-      }
+    if (same) continue;
+    dense_changed_.Mark(dense_begin, num_dense_);
+    stream_changed_.Mark(stream_begin, num_stream_);
+  }
+}
+
+void PlanTranslator::WriteTasks(std::byte* image) {
+  const auto list = [&](size_t offset) {
+    return [this, offset](int64_t begin, int64_t end) {
+      changes_.push_back({offset + begin * sizeof(Task), offset + end * sizeof(Task)});
+    };
+  };
+  dense_changed_.ForEachRun(num_dense_, list(layout_.dense_tasks));
+  stream_changed_.ForEachRun(num_stream_, list(layout_.stream_tasks));
+  for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
+    end = placed_[begin].run_end;
+    const int64_t dense_end = end < num_items_ ? placed_[end].dense_begin : num_dense_;
+    const int64_t stream_end = end < num_items_ ? placed_[end].stream_begin : num_stream_;
+    if (dense_changed_.Any(placed_[begin].dense_begin, dense_end) || stream_changed_.Any(placed_[begin].stream_begin, stream_end)) {
+      WriteRun(begin, At<Task>(image, layout_.dense_tasks), At<Task>(image, layout_.stream_tasks));
     }
   }
-  header_ = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
-             .num_stream_tasks = static_cast<int32_t>(num_stream_),
-             .num_members = static_cast<int32_t>(num_members_),
-             .num_contributions = static_cast<int32_t>(num_contributions_),
-             .team = team_,
-             .dense_ctas = dense_ctas_};
+}
+
+// kv heads outermost, so that the row blocks of the same KV meet in the L2.
+void PlanTranslator::WriteRun(int64_t begin, Task* dense, Task* stream) const {
+  const int32_t heads = spec_.num_kv_heads;
+  const int64_t end = placed_[begin].run_end;
+  dense += placed_[begin].dense_begin;
+  stream += placed_[begin].stream_begin;
+  const auto write = [&](const Task& item, int32_t head) {
+    Task& task = item.item.dense ? *dense++ : *stream++;
+    task = item;
+    task.item.head_begin = static_cast<uint16_t>(head);
+    task.item.head_count = static_cast<uint16_t>(std::min<int32_t>(item.item.head_count, heads - head));
+  };
+  if (end - begin == 1) {
+    const Task item = placed_[begin].task;  // a copy that no write can alias
+    for (int32_t head = 0; head < heads; head += item.item.head_count) write(item, head);
+    return;
+  }
+  for (int32_t head = 0; head < heads; ++head) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (const Task& item = placed_[i].task; head % item.item.head_count == 0) write(item, head);
+    }
+  }
 }
 
 void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte* image) const {

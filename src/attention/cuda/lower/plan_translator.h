@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/cuda/lower/changed_blocks.h"
 #include "attention/cuda/lower/plan_image.h"
 #include "attention/cuda/lower/queued_items.h"
 #include "attention/cuda/lower/sm_costs.h"
@@ -18,7 +19,8 @@
 
 namespace coppice::attention::cuda {
 
-// Writes the image of a plan. Allocates in its constructor only. Live items keep their open end in the last piece.
+// Writes the image of a plan: of the first one all, of another what differs, since the device has the rest. Allocates in its
+// constructor only. Live items keep their open end in the last piece.
 class PlanTranslator {
  public:
   // rates: of the machine's card, whatever part of it num_sms is. kv_tile: tokens of a dense step of the kernel.
@@ -26,8 +28,13 @@ class PlanTranslator {
                  int kv_tile);
 
   const PlanLayout& layout() const { return layout_; }
+  // Writes what differs from the plan translated before to `image`, any block of memory of the layout's size, and lists it.
   // REQUIRES: the plan is within the sizes given at creation, as a Planner's always are.
   void TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image);
+  // What TranslatePlan wrote.
+  std::span<const ByteRange> changes() const { return changes_; }
+  // The device may lack what was written: the next plan is written in full.
+  void Forget() { known_ = false; }
   // Header, branches and draft masks of the plan last translated, to whatever image; page rows are copied by the caller.
   void TranslateLengths(const PrefixForestView& forest, std::byte* image) const;
 
@@ -55,11 +62,27 @@ class PlanTranslator {
   struct SetContributions {
     int32_t begin, count;
   };
+  // Of a member in the first piece of its item.
+  struct MemberPlace {
+    int64_t index;        // among all members
+    int32_t rows_before;  // in the piece
+    int32_t row_begin;    // in its block
+  };
+  // An item in task order. Those that begin with the same KV follow each other, and their tasks too: a run.
+  struct PlacedItem {
+    Task task;  // under the first kv heads
+    int32_t dense_begin, stream_begin, run_end;
+  };
   void CutItems(const PlanView& plan);
   void CountContributions(const PlanView& plan);
-  void EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item, std::byte* image);
-  DeviceMember MakeMember(const PlanView& plan, int32_t item, int32_t piece, int32_t set, int32_t rows_before, std::byte* image);
-  void EmitTasks(const PrefixForestView& forest, std::byte* image);
+  void CountArrivals(const PlanView& plan);
+  void EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item);
+  void EmitMember(const PlanView& plan, int32_t item, int32_t set, MemberPlace place);
+  void OrderItems(const PrefixForestView& forest);
+  void PlaceTasks();
+  void WriteTasks(std::byte* image);
+  // Tasks of a run of items, from `begin` on.
+  void WriteRun(int64_t begin, Task* dense, Task* stream) const;
 
   AttentionSpec spec_;
   PlanSizes sizes_;
@@ -72,11 +95,17 @@ class PlanTranslator {
   bool team_ = false;       // the stream warps of a CTA read each task together
   PlanHeader header_{};     // but for what changes with every step
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
+  bool known_ = false;                               // the device has what was written
   std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
   std::vector<uint64_t> order_;                      // of items_: longest first, and as they stand
   std::vector<SetContributions> set_contributions_;  // [merge set]
   std::vector<int32_t> arrivals_;                    // [merge set]
   std::vector<int32_t> piece_ends_;                  // of all items, see ItemPieces
+  KeptArray<DeviceMember> members_;
+  KeptArray<DeviceContribution> contributions_;
+  std::vector<PlacedItem> placed_, placed_before_;  // in task order; of the plan before
+  ChangedBlocks<Task> dense_changed_, stream_changed_;
+  std::vector<ByteRange> changes_;
 };
 
 }  // namespace coppice::attention::cuda
