@@ -227,7 +227,7 @@ class ShutdownTest(unittest.TestCase):
     def test_sigterm_under_load_loses_no_admitted_request(self):
         """Streams and whole answers that were admitted end complete; what comes later is refused or finds the port closed."""
         answers = [None] * 24
-        with Server("--max-running", 8) as server:
+        with Server("--max-running", 8, "--drain-seconds", 600) as server:  # under sanitizers they take long
 
             def ask(i):
                 answers[i] = server.ask("POST", "/v1/completions", LONG | {"max_tokens": 600, "stream": i % 2 == 0})
