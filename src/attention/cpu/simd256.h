@@ -93,6 +93,10 @@ struct Simd256 {
   }
   static void StoreHalf(float* p, V x) { Store(p, x); }
 
+  // 12 sums, 3 vectors of rows, 1 element: an element read serves three instructions, where one that served a single one would
+  // bound them (one and a half such reads a cycle beside two FMA).
+  static constexpr int kDenseGroups = 3;
+
   // As in simd512.h.
   static constexpr int kSums = 8, kStreamRows = 4;
   template <class T>

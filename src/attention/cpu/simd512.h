@@ -160,6 +160,8 @@ struct Simd512 {
   }
   static void StoreHalf(float* p, V x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
 
+  // Dense tiles: groups of rows that share elements of K and V in registers; an FMA here reads and broadcasts one itself.
+  static constexpr int kDenseGroups = 1;
   // Stream tiles: sums that fit the registers beside operands, and rows that pass together.
   static constexpr int kSums = 16, kStreamRows = 8;
   // 32 elements as two vectors. bf16 elements come apart into even and odd ones, one instruction each.

@@ -60,7 +60,11 @@ const T* QueryRow(const TileTask& task, int32_t row) {
 template <class Simd, class Q, class Kv>
 class DenseTile {
   static constexpr int32_t W = Simd::kLanes;
-  static constexpr int kBlock = 8;  // tokens, then dims, whose sums are in registers together: covers the latency of FMA
+  static constexpr int kBlock = 8;                        // tokens of a tile are taken in multiples of this
+  static constexpr int kMostGroups = Simd::kDenseGroups;  // that share an element of K or V once it is in a register
+  // Tokens, then dims, whose sums with kGroups groups are in registers together: they cover the latency of FMA.
+  template <int kGroups>
+  static constexpr int kSums = kGroups == 1 ? kBlock : kBlock / 2;
   using V = typename Simd::V;
   using Ranges = LaneRanges<Simd>;
 
@@ -68,7 +72,7 @@ class DenseTile {
   static size_t ScratchBytes(int32_t d, int32_t max_rows) {
     const size_t groups = (max_rows + W - 1) / W;
     return Carver::Bytes<float>(2 * groups * d * W) + 2 * Carver::Bytes<float>(groups * W) +
-           2 * Carver::Bytes<float>(size_t{kTileTokens} * d) + Carver::Bytes<float>(kTileTokens * W) +
+           2 * Carver::Bytes<float>(size_t{kTileTokens} * d) + Carver::Bytes<float>(kMostGroups * kTileTokens * W) +
            Carver::Bytes<Ranges>(groups);
   }
 
@@ -77,7 +81,7 @@ class DenseTile {
     tile.PackQ();
     for (int32_t begin = task.kv_begin / kTileTokens * kTileTokens; begin < task.kv_end; begin += kTileTokens) {
       tile.LoadKv(begin);
-      for (int32_t g = 0; g < tile.groups_; ++g) tile.Step(g, begin);
+      tile.template Steps<kMostGroups>(0, begin);
     }
     tile.StoreStates(states);
   }
@@ -91,7 +95,7 @@ class DenseTile {
     l_ = carver.Take<float>(groups_ * W);
     k_ = carver.Take<float>(size_t{kTileTokens} * d_);
     v_ = carver.Take<float>(size_t{kTileTokens} * d_);
-    s_ = carver.Take<float>(kTileTokens * W);
+    s_ = carver.Take<float>(kMostGroups * kTileTokens * W);
     ranges_ = carver.Take<Ranges>(groups_);
   }
 
@@ -129,21 +133,40 @@ class DenseTile {
     std::fill_n(v_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
   }
 
-  // One tile for one group of rows: score, softmax, accumulate. Blocks of tokens are cut at absolute multiples of kBlock.
-  void Step(int32_t g, int32_t tile) {
-    const Ranges& range = ranges_[g];
-    const int32_t first = std::max(range.first - tile, 0) / kBlock * kBlock;
-    const int32_t last = std::min((range.last - tile + kBlock - 1) / kBlock * kBlock, kTileTokens);
-    if (first >= last) return;
-    for (int32_t t = first; t < last; t += kBlock) Score(g, t);
+  // One tile for the groups from g on, kGroups at a time and then fewer.
+  template <int kGroups>
+  void Steps(int32_t g, int32_t tile) {
+    for (; g + kGroups <= groups_; g += kGroups) Step<kGroups>(g, tile);
+    if constexpr (kGroups > 1) Steps<kGroups - 1>(g, tile);
+  }
 
+  // Score, softmax, accumulate. Tokens are cut at absolute multiples of kBlock; those that one group sees and another does not
+  // weigh nothing in the other.
+  template <int kGroups>
+  void Step(int32_t g, int32_t tile) {
+    int32_t first = kTileTokens, last = 0;
+    for (int i = 0; i < kGroups; ++i) {
+      const Ranges& range = ranges_[g + i];
+      if (range.first >= range.last) continue;
+      first = std::min(first, std::max(range.first - tile, 0) / kBlock * kBlock);
+      last = std::max(last, std::min((range.last - tile + kBlock - 1) / kBlock * kBlock, kTileTokens));
+    }
+    if (first >= last) return;
+    for (int32_t t = first; t < last; t += kSums<kGroups>) Score<kGroups>(g, t);
+    for (int i = 0; i < kGroups; ++i) Softmax(g + i, s_ + i * kTileTokens * W, tile, first, last);
+    for (int32_t e = 0; e < d_; e += kSums<kGroups>) Accumulate<kGroups>(g, e, first, last);
+  }
+
+  // Online softmax of one group over the tile's tokens [first, last); its scores become P.
+  void Softmax(int32_t g, float* s, int32_t tile, int32_t first, int32_t last) {
+    const Ranges& range = ranges_[g];
     const bool masked = !range.SeeAll(tile + first, tile + last);
     V tile_max = Simd::Set1(kNegInf);
     for (int32_t t = first; t < last; ++t) {
-      V s = ScaleScores<Simd>(task_, Simd::Load(s_ + t * W));
-      if (masked) s = Simd::KeepLanes(s, range.See(tile + t));
-      Simd::Store(s_ + t * W, s);
-      tile_max = Simd::Max(tile_max, s);
+      V x = ScaleScores<Simd>(task_, Simd::Load(s + t * W));
+      if (masked) x = Simd::KeepLanes(x, range.See(tile + t));
+      Simd::Store(s + t * W, x);
+      tile_max = Simd::Max(tile_max, x);
     }
     float *m = m_ + g * W, *l = l_ + g * W;
     const V old_m = Simd::Load(m), new_m = Simd::Max(old_m, tile_max), reference = Simd::SafeMax(new_m);
@@ -156,44 +179,72 @@ class DenseTile {
       Simd::Store(m, new_m);
     }
     for (int32_t t = first; t < last; ++t) {
-      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s_ + t * W), reference));
-      Simd::Store(s_ + t * W, p);
+      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t * W), reference));
+      Simd::Store(s + t * W, p);
       sum = Simd::Add(sum, p);
     }
     Simd::Store(l, sum);
-    for (int32_t e = 0; e < d_; e += kBlock) Accumulate(g, e, first, last);
   }
 
   // Sums of 32 dims at a time: one chain of all dims would round more than the stream tile's sums in 8 or 16 lanes do.
+  template <int kGroups>
   void Score(int32_t g, int32_t t) {
-    constexpr int32_t kDims = 32;
+    constexpr int32_t kDims = 32, kTokens = kSums<kGroups>;
+    const int64_t group_stride = int64_t{d_} * W;
     for (int32_t begin = 0; begin < d_; begin += kDims) {
-      const float *q = q_ + int64_t{g} * d_ * W, *k = k_ + t * d_;
-      V sum[kBlock];
-      for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Zero();
-      for (int32_t e = begin; e < std::min(begin + kDims, d_); ++e) {
-        const V x = Simd::Load(q + e * W);
-#pragma GCC unroll 8
-        for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Fma(Simd::Set1(k[i * d_ + e]), x, sum[i]);
+      const float *q = q_ + g * group_stride, *k = k_ + t * d_;
+      V sum[kTokens][kGroups];
+      for (int i = 0; i < kTokens; ++i) {
+        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Zero();
       }
-      for (int i = 0; i < kBlock; ++i) {
-        float* s = s_ + (t + i) * W;
-        Simd::Store(s, begin == 0 ? sum[i] : Simd::Add(Simd::Load(s), sum[i]));
+      for (int32_t e = begin; e < std::min(begin + kDims, d_); ++e) {
+        V x[kGroups];
+#pragma GCC unroll 4
+        for (int n = 0; n < kGroups; ++n) x[n] = Simd::Load(q + n * group_stride + e * W);
+#pragma GCC unroll 8
+        for (int i = 0; i < kTokens; ++i) {
+          const V element = Simd::Set1(k[i * d_ + e]);
+#pragma GCC unroll 4
+          for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Fma(element, x[n], sum[i][n]);
+        }
+      }
+      for (int i = 0; i < kTokens; ++i) {
+        for (int n = 0; n < kGroups; ++n) {
+          float* s = s_ + (n * kTileTokens + t + i) * W;
+          Simd::Store(s, begin == 0 ? sum[i][n] : Simd::Add(Simd::Load(s), sum[i][n]));
+        }
       }
     }
   }
 
+  template <int kGroups>
   void Accumulate(int32_t g, int32_t e, int32_t first, int32_t last) {
-    float* acc = acc_ + (int64_t{g} * d_ + e) * W;
-    V sum[kBlock];
-    for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Load(acc + i * W);
+    constexpr int kDims = kSums<kGroups>;
+    const int64_t group_stride = int64_t{d_} * W;
+    float* acc = acc_ + g * group_stride + e * W;
+    V sum[kDims][kGroups];
+#pragma GCC unroll 8
+    for (int i = 0; i < kDims; ++i) {
+#pragma GCC unroll 4
+      for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Load(acc + n * group_stride + i * W);
+    }
     for (int32_t t = first; t < last; ++t) {
-      const V p = Simd::Load(s_ + t * W);
+      V p[kGroups];
+#pragma GCC unroll 4
+      for (int n = 0; n < kGroups; ++n) p[n] = Simd::Load(s_ + (n * kTileTokens + t) * W);
       const float* v = v_ + t * d_ + e;
 #pragma GCC unroll 8
-      for (int i = 0; i < kBlock; ++i) sum[i] = Simd::Fma(Simd::Set1(v[i]), p, sum[i]);
+      for (int i = 0; i < kDims; ++i) {
+        const V element = Simd::Set1(v[i]);
+#pragma GCC unroll 4
+        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Fma(element, p[n], sum[i][n]);
+      }
     }
-    for (int i = 0; i < kBlock; ++i) Simd::Store(acc + i * W, sum[i]);
+#pragma GCC unroll 8
+    for (int i = 0; i < kDims; ++i) {
+#pragma GCC unroll 4
+      for (int n = 0; n < kGroups; ++n) Simd::Store(acc + n * group_stride + i * W, sum[i][n]);
+    }
   }
 
   void StoreStates(const TileStates& states) const {
@@ -210,7 +261,7 @@ class DenseTile {
   int32_t d_, groups_;
   float *q_, *acc_, *m_, *l_;  // [group][d][W] twice, [group][W] twice
   float *k_, *v_;              // [kTileTokens][d]
-  float* s_;                   // [kTileTokens][W]: scores, then P
+  float* s_;                   // [kMostGroups][kTileTokens][W]: scores, then P
   Ranges* ranges_;             // [group]
 };
 
