@@ -103,38 +103,39 @@ openai::TokenUsage GenerationCall::Usage() const {
   return usage;
 }
 
+// What ends is counted and the key's place is free (End) before the last byte goes out: a client that has its answer
+// finds it in /metrics, and its next request finds the place.
 void GenerationCall::Finish() {
   if (gone_) return End(kClientLeft);
   if (!streams_.empty() && submitted_.size() == prompts_.size()) {
+    std::string end;
     if (failure_.ok()) {
-      std::string end;
       streams_.front().AppendEnd(Usage(), &end);
-      responder_->Write(std::move(end));
     } else {
-      responder_->Write(openai::StreamError(failure_));
+      end = openai::StreamError(failure_);
     }
-    responder_->EndStream();
-    return End(failure_.ok() ? 200 : openai::HttpStatus(failure_));
+    End(failure_.ok() ? 200 : openai::HttpStatus(failure_));
+    responder_->Write(std::move(end));
+    return responder_->EndStream();
   }
   if (!failure_.ok()) {
     const bool refused = submitted_.size() < prompts_.size();
     HttpResponse error = refused && failure_.code() == StatusCode::kResourceExhausted
                              ? ErrorResponse(429, failure_.message())  // the queue is full
                              : ErrorResponse(failure_);
-    const int status = error.status;
-    responder_->Send(std::move(error));
-    return End(status);
+    End(error.status);
+    return responder_->Send(std::move(error));
   }
   std::vector<openai::Answer> answers;
   for (const Prompt& prompt : prompts_)
     answers.push_back({.request = &prompt.request, .output = &prompt.output, .prompt_tokens = prompt.prompt_tokens});
   const Result<nlohmann::ordered_json> body = ResponseBody(answers, facts_, engine_.tokenizer());
   if (!body.ok()) {
-    responder_->Send(ErrorResponse(body.status(), "vote"));
-    return End(openai::HttpStatus(body.status()));
+    End(openai::HttpStatus(body.status()));
+    return responder_->Send(ErrorResponse(body.status(), "vote"));
   }
-  responder_->Send({.body = body->dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace)});
   End(200);
+  responder_->Send({.body = body->dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace)});
 }
 
 void GenerationCall::End(int status) {

@@ -182,9 +182,8 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
-  const int status = response.status;
+  Log(*call, response.status);  // before the client can ask /metrics for what it was just answered
   call->responder->Send(std::move(response));
-  Log(*call, status);
 }
 
 void Service::Log(const Call& call, int status) const {
@@ -344,8 +343,8 @@ void Service::Score(const std::shared_ptr<Call>& call) {
   if (!Enter(call->key)) return Answer(call, TooManyOfKey());
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
   const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](const openai::ScoreCall::Outcome& outcome) {
-    AnswerScore(call, *request, outcome);
     Leave(call->key);
+    AnswerScore(call, *request, outcome);
   });
   call->responder->WhenGone([weak = std::weak_ptr(score)] {
     if (const std::shared_ptr<openai::ScoreCall> score = weak.lock()) score->Cancel();
@@ -382,6 +381,7 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   prefix->token_ids = *std::move(ids);
   if (!Enter(call->key)) return Answer(call, TooManyOfKey());
   prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const Result<PrefixStore::Info>& made, int32_t cached) {
+    Leave(call->key);
     if (made.ok()) {
       call->usage = {.prompt = static_cast<int64_t>(made->prefix->token_ids.size()), .cached = cached};
       metrics_.CountTokens(call->key, call->usage.prompt, cached, 0);
@@ -390,7 +390,6 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
       Answer(call, made.status().code() == StatusCode::kResourceExhausted ? ErrorResponse(429, made.status().message())
                                                                           : ErrorResponse(made.status()));
     }
-    Leave(call->key);
   });
 }
 
