@@ -24,11 +24,15 @@ struct Wgmma;
 #define COPPICE_NAMES_96 COPPICE_NAMES_64 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define COPPICE_NAMES_128 COPPICE_NAMES_96 ", " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define COPPICE_D_8(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define COPPICE_D_32 COPPICE_D_8(0), COPPICE_D_8(8), COPPICE_D_8(16), COPPICE_D_8(24)
 #define COPPICE_D_64 COPPICE_D_32, COPPICE_D_8(32), COPPICE_D_8(40), COPPICE_D_8(48), COPPICE_D_8(56)
 #define COPPICE_D_96 COPPICE_D_64, COPPICE_D_8(64), COPPICE_D_8(72), COPPICE_D_8(80), COPPICE_D_8(88)
+#define COPPICE_D_128 COPPICE_D_96, COPPICE_D_8(96), COPPICE_D_8(104), COPPICE_D_8(112), COPPICE_D_8(120)
 
 // A and B K-major in shared memory. accumulate = 0 overwrites D. at_*: the numbers of the operands behind D's.
 #define COPPICE_WGMMA_SS(type, n, registers, at_a, at_b, at_accumulate)                                                   \
@@ -47,9 +51,10 @@ struct Wgmma;
                  : COPPICE_D_##registers                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
   }
-// Scores have a KV tile's columns (128 or 192), the output the head's (64 or 128).
+// Scores have a KV tile's columns (128 or 192), the output the head's (64 or 128), products of src/ops/cuda 64 to 256.
 #define COPPICE_WGMMA(T, type)                                                                                            \
   template <> struct Wgmma<T, 64> {                                                                                       \
+    COPPICE_WGMMA_SS(type, 64, 32, 32, 33, 34)                                                                            \
     COPPICE_WGMMA_RS_TRANSPOSED_B(type, 64, 32, 32, 33, 34, 35, 36)                                                       \
   };                                                                                                                      \
   template <> struct Wgmma<T, 128> {                                                                                      \
@@ -58,6 +63,9 @@ struct Wgmma;
   };                                                                                                                      \
   template <> struct Wgmma<T, 192> {                                                                                      \
     COPPICE_WGMMA_SS(type, 192, 96, 96, 97, 98)                                                                           \
+  };                                                                                                                      \
+  template <> struct Wgmma<T, 256> {                                                                                      \
+    COPPICE_WGMMA_SS(type, 256, 128, 128, 129, 130)                                                                       \
   };
 
 COPPICE_WGMMA(__nv_bfloat16, "bf16")
@@ -66,10 +74,12 @@ COPPICE_WGMMA(__half, "f16")
 #undef COPPICE_WGMMA
 #undef COPPICE_WGMMA_RS_TRANSPOSED_B
 #undef COPPICE_WGMMA_SS
+#undef COPPICE_D_128
 #undef COPPICE_D_96
 #undef COPPICE_D_64
 #undef COPPICE_D_32
 #undef COPPICE_D_8
+#undef COPPICE_NAMES_128
 #undef COPPICE_NAMES_96
 #undef COPPICE_NAMES_64
 #undef COPPICE_NAMES_32

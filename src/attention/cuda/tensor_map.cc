@@ -1,7 +1,5 @@
 #include "attention/cuda/tensor_map.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -9,27 +7,11 @@
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/kernel_config.h"
 #include "core/check.h"
+#include "core/cuda/tensor_map_encoder.h"
 
 namespace coppice::attention::cuda {
-namespace {
-
-using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function without linking against the driver.
-Result<EncodeFunction> FindEncodeFunction() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-    return Unavailable("the CUDA driver has no cuTensorMapEncodeTiled; expected a driver for CUDA 12.0 or newer");
-  }
-  return reinterpret_cast<EncodeFunction>(function);
-}
-
-}  // namespace
-
 Result<TensorMaps> EncodeTensorMaps(const AttentionSpec& spec, const KvLayerView& view, int kernel_head_dim) {
-  COPPICE_ASSIGN_OR_RETURN(const EncodeFunction encode, FindEncodeFunction());
+  COPPICE_ASSIGN_OR_RETURN(const coppice::cuda::EncodeTensorMap encode, coppice::cuda::FindTensorMapEncoder());
   constexpr int64_t kElement = 2;
   // (page, kv head) is one dimension, in units of the strides' common divisor.
   const int64_t head_stride = spec.num_kv_heads > 1 ? view.head_stride : view.page_stride;

@@ -13,6 +13,7 @@
 #include "ops/cuda/algorithm_file.h"
 #include "ops/cuda/cuda_weight.h"
 #include "ops/cuda/few_rows.h"
+#include "ops/cuda/gated_product.h"
 #include "ops/cuda/library_product.h"
 #include "ops/cuda/norm.h"
 #include "ops/cuda/rope.h"
@@ -50,6 +51,7 @@ class CudaOps final : public Ops {
   Status Initialise() {
     COPPICE_ASSIGN_OR_RETURN(library_, LibraryProduct::Create(device_, deterministic_, &algorithms_));
     COPPICE_ASSIGN_OR_RETURN(few_rows_, FewRowsProduct::Create(device_));
+    COPPICE_ASSIGN_OR_RETURN(gated_, GatedProduct::Create(device_));
     return OkStatus();
   }
 
@@ -171,6 +173,8 @@ class CudaOps final : public Ops {
 
   Status LinearGated(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation,
                      cudaStream_t stream) {
+    if (!deterministic_ && gated_.Takes(x, weight, y, activation) && gated_.IsFaster(x.rows, weight))
+      return gated_.Run(x, weight, y, activation, stream);
     for (int64_t begin = 0; begin < x.rows; begin += kGateRows) {
       const int64_t rows = std::min(kGateRows, x.rows - begin);
       const DeviceTensor gate_up = {gate_memory_.data(), weight.dtype(), rows, weight.rows(), weight.rows()};
@@ -185,6 +189,7 @@ class CudaOps final : public Ops {
   AlgorithmFile algorithms_;
   std::unique_ptr<LibraryProduct> library_;
   FewRowsProduct few_rows_;
+  GatedProduct gated_;
   DeviceMemory gate_memory_;  // [kGateRows, columns of the widest gate and up]
   std::set<WeightShape> shapes_;
   bool after_own_ = false;  // the last large kernel was FewRowsProduct's

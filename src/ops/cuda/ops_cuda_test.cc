@@ -17,6 +17,8 @@
 #include "core/math.h"
 #include "core/thread_pool.h"
 #include "ops/cuda/algorithm_file.h"
+#include "ops/cuda/cuda_weight.h"
+#include "ops/cuda/gated_product.h"
 #include "ops/cuda/library_product.h"
 #include "ops/ops.h"
 
@@ -282,6 +284,66 @@ TEST_F(OpsCudaTest, ProductsOfNormsMatchTheCpu) {
         if (HasFatalFailure()) return;
       }
     }
+  }
+}
+
+// Tiles that one cluster has from end to end, that two share, and that many share; fewer steps than clusters; every tile height;
+// ends of all dimensions.
+TEST_F(OpsCudaTest, OurGatedProductsMatchTheCpu) {
+  const auto product = cuda::GatedProduct::Create(device_.get()).value();
+  if (!product.IsAvailable()) GTEST_SKIP() << "needs compute capability 9.0, " << device_->name() << " has another";
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const auto& [rows, k, n] : {std::array<int64_t, 3>{17, 576, 100},
+                                     {64, 1024, 768},
+                                     {65, 104, 24},
+                                     {100, 64, 10000},
+                                     {200, 64, 8},
+                                     {256, 1024, 9000},
+                                     {130, 8192, 300},
+                                     {513, 192, 10000},
+                                     {256, 4096, 1500},
+                                     {1, 64, 320}}) {
+      const HostParts parts = MakeParts({n, n}, k, dtype, false, random_);
+      const auto weight = ops_->Pack(dtype, k, parts.rounded, PartOrder::kGateUp).value();
+      const auto exact = exact_->Pack(DType::kF32, k, parts.exact, PartOrder::kGateUp).value();
+      Matrix x = Random(dtype, rows, k, rows % 3 * 8), y(device_.get(), dtype, rows, n, rows % 2 * 2);
+      std::vector<float> padded_x(RoundUp(rows, kRowPadding) * k), expected(rows * n);
+      std::copy(x.values.begin(), x.values.end(), padded_x.begin());
+      const Activation activation = rows % 2 == 0 ? Activation::kSilu : Activation::kGeluTanh;
+      const Epilogue epilogue = {.kind = Epilogue::Kind::kGated, .activation = activation};
+      ASSERT_TRUE(
+          exact_->Linear({padded_x.data(), DType::kF32, rows, k, k}, *exact, Host(expected, rows, n), epilogue, nullptr).ok());
+      const std::string what =
+          std::string(Name(dtype)) + ", rows " + std::to_string(rows) + ", k " + std::to_string(k) + ", n " + std::to_string(n);
+      const auto& packed = static_cast<const cuda::CudaWeight&>(*weight);
+      ASSERT_TRUE(product.Takes(x.view(), packed, y.view(), activation)) << what;
+      const Status status = product.Run(x.view(), packed, y.view(), activation, nullptr);
+      ASSERT_TRUE(status.ok()) << what << ": " << status.ToString();
+      const double size = std::sqrt(static_cast<double>(k)) + 1;  // as in GatedProductsMatchTheCpu
+      ExpectNear(y.Fetch(), expected, dtype, 5 * size * (SumError(k) + size * Epsilon(dtype)), what);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Partial sums are added in the order of the inputs, whoever is first; and each launch leaves its flags as it found them.
+TEST_F(OpsCudaTest, RepeatedGatedProductsHaveEqualBits) {
+  const auto product = cuda::GatedProduct::Create(device_.get()).value();
+  if (!product.IsAvailable()) GTEST_SKIP() << "needs compute capability 9.0, " << device_->name() << " has another";
+  const HostParts parts = MakeParts({1500, 1500}, 4096, DType::kBF16, false, random_);
+  const auto weight = ops_->Pack(DType::kBF16, 4096, parts.rounded, PartOrder::kGateUp).value();
+  const auto& packed = static_cast<const cuda::CudaWeight&>(*weight);
+  std::vector<Matrix> inputs;
+  std::vector<std::vector<float>> first;
+  for (const int64_t rows : {256, 70, 300}) inputs.push_back(Random(DType::kBF16, rows, 4096));
+  for (int i = 0; i < 300; ++i) {
+    const size_t place = i % inputs.size();
+    const int64_t rows = inputs[place].view().rows;
+    Matrix y(device_.get(), DType::kBF16, rows, 1500);
+    ASSERT_TRUE(product.Run(inputs[place].view(), packed, y.view(), Activation::kSilu, nullptr).ok());
+    const std::vector<float> now = y.Fetch();
+    if (first.size() == place) first.push_back(now);
+    ASSERT_EQ(0, std::memcmp(now.data(), first[place].data(), now.size() * sizeof(float))) << "launch " << i << ", rows " << rows;
   }
 }
 
