@@ -31,3 +31,11 @@ def default_model_or_skip():
         print("skipped: the default model could not be fetched")
         sys.exit(77)
     return fetched.stdout.strip()
+
+
+def pulled_model_or_skip(name):
+    """`name` once `coppice pull` has brought it; ends the test program as skipped where that is impossible."""
+    if subprocess.run([COPPICE, "pull", name], stdout=subprocess.DEVNULL, check=False).returncode != 0:
+        print(f"skipped: {name} could not be pulled")
+        sys.exit(77)
+    return name
