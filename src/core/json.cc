@@ -1,6 +1,7 @@
 #include "core/json.h"
 
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -10,11 +11,12 @@
 namespace coppice {
 namespace {
 
-using Json = nlohmann::json;
-
 // Builds the value from the parser's events and stops at the first fault. The library's own way to watch a parse, a callback,
 // looks through the whole parent for dropped values each time that an object ends: quadratic in a header of many tensors.
+template <class Json>
 class StrictBuilder final : public nlohmann::json_sax<Json> {
+  static constexpr bool kOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
+
  public:
   const Status& status() const { return status_; }
   Json& value() { return value_; }
@@ -25,7 +27,7 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   bool number_unsigned(uint64_t value) override { return Add(value); }
   bool number_float(double value, const std::string&) override { return Add(value); }
   bool string(std::string& value) override { return Add(std::move(value)); }
-  bool binary(Json::binary_t&) override { return false; }  // JSON text has none
+  bool binary(typename Json::binary_t&) override { return false; }  // JSON text has none
 
   bool start_object(size_t) override { return Open(Json::object()); }
   bool end_object() override { return Close(); }
@@ -33,14 +35,16 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
 
   bool key(std::string& key) override {
-    auto& members = open_.back()->get_ref<Json::object_t&>();
-    const auto [member, is_new] = members.try_emplace(std::move(key));
+    auto& members = open_.back()->template get_ref<typename Json::object_t&>();
+    if (kOrdered && members.size() == kMaxOrderedMembers)
+      return Fail(InvalidArgument("an object has more than " + std::to_string(kMaxOrderedMembers) + " members"));
+    const auto [member, is_new] = members.emplace(std::move(key), Json());
     if (!is_new) return Fail(InvalidArgument("key " + Quoted(member->first) + " appears twice in one JSON object"));
     member_ = &member->second;
     return true;
   }
 
-  bool parse_error(size_t, const std::string&, const Json::exception& error) override {
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
     std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     if (const size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
     return Fail(DataLoss("not valid JSON: " + Printable(what, 200)));
@@ -58,7 +62,7 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
       value_ = std::move(value);
       return &value_;
     }
-    if (open_.back()->is_array()) return &open_.back()->get_ref<Json::array_t&>().emplace_back(std::move(value));
+    if (open_.back()->is_array()) return &open_.back()->template get_ref<typename Json::array_t&>().emplace_back(std::move(value));
     *member_ = std::move(value);
     return member_;
   }
@@ -85,17 +89,111 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   Status status_;
 };
 
-}  // namespace
+using OrderedJson = nlohmann::ordered_json;
 
-Result<Json> ParseJson(std::string_view text) {
+// Gives a builder the events of the value at the end of a path.
+class MemberPicker final : public nlohmann::json_sax<OrderedJson> {
+ public:
+  MemberPicker(std::span<const std::string_view> path, StrictBuilder<OrderedJson>* builder) : path_(path), builder_(*builder) {}
+
+  bool null() override {
+    return Scalar([&] { return builder_.null(); });
+  }
+  bool boolean(bool value) override {
+    return Scalar([&] { return builder_.boolean(value); });
+  }
+  bool number_integer(int64_t value) override {
+    return Scalar([&] { return builder_.number_integer(value); });
+  }
+  bool number_unsigned(uint64_t value) override {
+    return Scalar([&] { return builder_.number_unsigned(value); });
+  }
+  bool number_float(double value, const std::string& text) override {
+    return Scalar([&] { return builder_.number_float(value, text); });
+  }
+  bool string(std::string& value) override {
+    return Scalar([&] { return builder_.string(value); });
+  }
+  bool binary(OrderedJson::binary_t&) override { return false; }
+
+  bool start_object(size_t size) override {
+    return Open(/*is_object=*/true, [&] { return builder_.start_object(size); });
+  }
+  bool start_array(size_t size) override {
+    return Open(/*is_object=*/false, [&] { return builder_.start_array(size); });
+  }
+  bool end_object() override {
+    return Close([&] { return builder_.end_object(); });
+  }
+  bool end_array() override {
+    return Close([&] { return builder_.end_array(); });
+  }
+  bool key(std::string& key) override {
+    if (inside_ > 0) return builder_.key(key);
+    comes_next_ = followed_ > 0 && depth_ == followed_ && key == path_[followed_ - 1];
+    return true;
+  }
+  bool parse_error(size_t position, const std::string& token, const nlohmann::json::exception& error) override {
+    return builder_.parse_error(position, token, error);
+  }
+
+ private:
+  template <class Event>
+  bool Scalar(const Event& event) {
+    const bool begins = std::exchange(comes_next_, false) && followed_ == path_.size();
+    return inside_ > 0 || begins ? event() : true;
+  }
+  template <class Event>
+  bool Open(bool is_object, const Event& event) {
+    const bool on_path = std::exchange(comes_next_, false);
+    if (inside_ > 0 || (on_path && followed_ == path_.size())) {
+      ++inside_;
+      return event();
+    }
+    ++depth_;
+    followed_ += on_path && is_object;
+    return true;
+  }
+  template <class Event>
+  bool Close(const Event& event) {
+    if (inside_ > 0) {
+      --inside_;
+      return event();
+    }
+    followed_ -= depth_ == followed_;
+    --depth_;
+    return true;
+  }
+
+  const std::span<const std::string_view> path_;
+  StrictBuilder<OrderedJson>& builder_;
+  size_t depth_ = 0, followed_ = 0;  // open containers outside the value; the outermost of them that lie on the path
+  size_t inside_ = 0;                // open containers of the value
+  bool comes_next_ = true;           // the value that begins next lies on the path
+};
+
+template <class Json, class Sax>
+Result<Json> ParseWith(std::string_view text, StrictBuilder<Json>* builder, Sax* sax) {
   // The library takes a NUL byte for the end of the text.
   if (const size_t nul = text.find('\0'); nul != text.npos)
     return DataLoss("not valid JSON: a NUL byte at offset " + std::to_string(nul));
-  StrictBuilder builder;
-  const bool parsed = Json::sax_parse(text.begin(), text.end(), &builder);
-  COPPICE_RETURN_IF_ERROR(builder.status());
+  const bool parsed = Json::sax_parse(text.begin(), text.end(), sax);
+  COPPICE_RETURN_IF_ERROR(builder->status());
   COPPICE_CHECK(parsed);  // whoever stops the parse says why
-  return std::move(builder.value());
+  return std::move(builder->value());
+}
+
+}  // namespace
+
+Result<nlohmann::json> ParseJson(std::string_view text) {
+  StrictBuilder<nlohmann::json> builder;
+  return ParseWith(text, &builder, &builder);
+}
+
+Result<OrderedJson> ParseOrderedJson(std::string_view text, std::span<const std::string_view> path) {
+  StrictBuilder<OrderedJson> builder;
+  MemberPicker picker(path, &builder);
+  return ParseWith(text, &builder, &picker);
 }
 
 }  // namespace coppice

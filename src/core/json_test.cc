@@ -57,6 +57,36 @@ TEST(ParseJson, WorkIsProportionalToTheText) {
   EXPECT_LT(testing::WorkGrowth(2000, objects, parse), testing::kMaxProportionalGrowth);
 }
 
+TEST(ParseOrderedJson, KeepsTheOrderOfMembers) {
+  EXPECT_EQ(ParseOrderedJson(R"({"b": {"z": 1, "a": [{"y": 0, "x": 0}]}, "a": 2})")->dump(),
+            R"({"b":{"z":1,"a":[{"y":0,"x":0}]},"a":2})");
+  EXPECT_EQ(ParseOrderedJson(R"({"a": 1, "a": 2})").status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(ParseOrderedJson, PicksTheValueAtTheEndOfAPath) {
+  const std::string_view path[] = {"body", "tools"};
+  const auto picked = [&](std::string_view text) { return ParseOrderedJson(text, path)->dump(); };
+  EXPECT_EQ(picked(R"({"tools": 1, "body": {"x": {"tools": 2}, "tools": [{"b": {"tools": 3}, "a": 4}], "y": 5}, "z": 6})"),
+            R"([{"b":{"tools":3},"a":4}])");
+  for (const char* none : {R"({})", R"([])", R"(5)", R"({"body": 5, "x": {"tools": 1}})", R"({"body": [{"tools": 1}]})",
+                           R"({"body": {"x": 1}, "y": {"tools": 1}})", R"([{"body": {"tools": 1}}])"})
+    EXPECT_EQ(picked(none), "null") << none;
+  EXPECT_EQ(picked(R"({"body": {"tools": "a"}})"), R"("a")");
+  EXPECT_EQ(ParseOrderedJson("{\"body\": {\"tools\": [1}}", path).status().code(), StatusCode::kDataLoss);
+}
+
+TEST(ParseOrderedJson, ObjectsAreBounded) {
+  const auto object = [](size_t members) {
+    std::string text = "{";
+    for (size_t i = 0; i < members; ++i) text += (i ? ",\"" : "\"") + std::to_string(i) + "\":0";
+    return text + "}";
+  };
+  EXPECT_TRUE(ParseOrderedJson(object(kMaxOrderedMembers)).ok());
+  EXPECT_EQ(ParseOrderedJson(object(kMaxOrderedMembers + 1)).status().code(), StatusCode::kInvalidArgument);
+  const std::string_view path[] = {"tools"};
+  EXPECT_TRUE(ParseOrderedJson(object(kMaxOrderedMembers + 1), path).ok());  // what is beside the path is not kept
+}
+
 TEST(ParseJson, ANulByteIsNoEnd) {
   using namespace std::string_view_literals;
   for (const std::string_view text : {"{}\0"sv, "{}\0{}"sv, "[1,\0]"sv, "\0"sv})
