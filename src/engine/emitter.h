@@ -23,6 +23,7 @@ struct Listener {
   RequestId request{};
   int32_t cached_tokens = -1;  // of the prompt, found in the cache at admission, which comes before its events; -1: not admitted
   bool has_stops = false;
+  std::vector<int32_t> visible_tokens;               // of the request
   std::function<void(const StreamEvent&)> on_event;  // may be empty
   // By sample. Of a request with stop strings the stepping thread decodes, since the text decides when a sample ends; of all others
   // the emitter does.

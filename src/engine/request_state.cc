@@ -39,8 +39,9 @@ std::unique_ptr<Listener> MakeListener(Request* params, const Tokenizer* tokeniz
   auto listener = std::make_unique<Listener>();
   listener->on_event = std::move(params->on_event);
   listener->has_stops = !params->stop.empty();
+  listener->visible_tokens = std::move(params->visible_tokens);
   listener->texts.resize(params->n);
-  for (TextStream& text : listener->texts) text = TextStream(tokenizer, params->stop);
+  for (TextStream& text : listener->texts) text = TextStream(tokenizer, params->stop, listener->visible_tokens);
   return listener;
 }
 

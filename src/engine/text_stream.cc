@@ -18,7 +18,7 @@ size_t BegunLength(std::string_view text, std::string_view stop) {
 
 bool TextStream::Push(int32_t token, bool look_for_stops, std::string* text) {
   if (!decoder_) return false;
-  held_ += decoder_->Push(token);
+  held_ += decoder_->Push(token, /*keep_special=*/std::ranges::find(visible_, token) != visible_.end());
   size_t begun = 0;
   if (look_for_stops) {
     size_t stop_at = std::string::npos;

@@ -15,8 +15,9 @@ namespace coppice {
 class TextStream {
  public:
   TextStream() = default;
-  // `tokenizer` and `stops` outlive the stream; without a tokenizer all text is empty.
-  TextStream(const Tokenizer* tokenizer, std::span<const std::string> stops) : stops_(stops) {
+  // All of them outlive the stream; without a tokenizer all text is empty. `visible`: Request::visible_tokens.
+  TextStream(const Tokenizer* tokenizer, std::span<const std::string> stops, std::span<const int32_t> visible = {})
+      : stops_(stops), visible_(visible) {
     if (tokenizer) decoder_.emplace(*tokenizer);
   }
 
@@ -30,6 +31,7 @@ class TextStream {
  private:
   std::optional<IncrementalDecoder> decoder_;
   std::span<const std::string> stops_;
+  std::span<const int32_t> visible_;
   std::string held_;
 };
 

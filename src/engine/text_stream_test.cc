@@ -28,6 +28,30 @@ using Pieces = std::vector<std::string>;
 
 TEST(TextStream, PassesTextThrough) { EXPECT_EQ(Stream({"ab", "c"}, {}), (Pieces{"ab", "c", ""})); }
 
+// Token 0 is a control token.
+class WithControlToken final : public Tokenizer {
+ public:
+  WithControlToken() : Tokenizer(Info{}) {}
+  using Tokenizer::Encode;
+  Result<std::vector<int32_t>> Encode(std::string_view, const EncodeOptions&) const override {
+    return Unimplemented("only decodes");
+  }
+  std::string_view TokenBytes(int32_t id, bool keep_special) const override { return id != 0 ? "a" : keep_special ? "<mark>" : ""; }
+};
+
+TEST(TextStream, ControlTokensHaveTextWhereTheyAreAskedFor) {
+  const WithControlToken tokenizer;
+  const std::vector<int32_t> visible = {0};
+  TextStream plain(&tokenizer, {}), marked(&tokenizer, {}, visible);
+  std::string without, with;
+  for (const int32_t token : {1, 0, 1}) {
+    plain.Push(token, false, &without);
+    marked.Push(token, false, &with);
+  }
+  EXPECT_EQ(without, "aa");
+  EXPECT_EQ(with, "a<mark>a");
+}
+
 TEST(TextStream, HoldsBackTheBeginningOfAStop) {
   EXPECT_EQ(Stream({"ab", "x"}, {"bc"}), (Pieces{"a", "bx", ""}));
   EXPECT_EQ(Stream({"ab"}, {"bc"}), (Pieces{"a", "b"}));  // the end: it was none

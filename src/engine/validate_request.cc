@@ -144,6 +144,7 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   }
   COPPICE_RETURN_IF_ERROR(CheckIds("prompt_ids", request.prompt_ids, limits.vocab_size));
   COPPICE_RETURN_IF_ERROR(CheckIdList("stop_token_ids", request.stop_token_ids, limits.vocab_size));
+  COPPICE_RETURN_IF_ERROR(CheckIdList("visible_tokens", request.visible_tokens, limits.vocab_size));
   COPPICE_RETURN_IF_ERROR(CheckScores(request, limits.vocab_size));
   COPPICE_RETURN_IF_ERROR(CheckLogitBias(request.sampling.logit_bias, limits.vocab_size));
   if (!request.stop.empty() && !limits.has_tokenizer) {

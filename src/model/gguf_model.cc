@@ -246,6 +246,9 @@ class Reader {
     if (gguf_.Has("tokenizer.chat_template")) {
       COPPICE_ASSIGN_OR_RETURN(data.chat_template, gguf_.String("tokenizer.chat_template"));
     }
+    if (gguf_.Has("tokenizer.chat_template.tool_use")) {
+      COPPICE_ASSIGN_OR_RETURN(data.tool_chat_template, gguf_.String("tokenizer.chat_template.tool_use"));
+    }
     return OkStatus();
   }
 

@@ -239,7 +239,8 @@ TEST(GgufModelTest, Tokenizer) {
                       .U32("tokenizer.ggml.unknown_token_id", 0)
                       .U32("tokenizer.ggml.padding_token_id", 39)
                       .Bool("tokenizer.ggml.add_bos_token", true)
-                      .String("tokenizer.chat_template", "{{ messages }}"));
+                      .String("tokenizer.chat_template", "{{ messages }}")
+                      .String("tokenizer.chat_template.tool_use", "{{ tools }}"));
   ASSERT_TRUE(read.contents.ok()) << read.message();
   const TokenizerData& data = read.contents->tokenizer.value();
   EXPECT_EQ(data.model, "bpe");
@@ -257,6 +258,7 @@ TEST(GgufModelTest, Tokenizer) {
   EXPECT_TRUE(data.add_bos);
   EXPECT_FALSE(data.add_eos);
   EXPECT_EQ(data.chat_template, "{{ messages }}");
+  EXPECT_EQ(data.tool_chat_template, "{{ tools }}");
   EXPECT_EQ(read.contents->config.bos_token_id, 1);
   EXPECT_THAT(read.contents->config.eos_token_ids, ElementsAre(2, 3));
 

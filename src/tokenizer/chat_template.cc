@@ -90,13 +90,15 @@ class JinjaChatTemplate final : public ChatTemplate {
 
 }  // namespace
 
-Result<std::string> ChatTemplate::Render(const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer) const {
+Result<std::string> ChatTemplate::Render(const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer,
+                                         std::string fields) const {
   const Tokenizer::Info& info = tokenizer.info();
   const auto text_of = [&](int32_t id) {
     return id < 0 ? std::string() : std::string(tokenizer.TokenBytes(id, /*keep_special=*/true));
   };
-  return Render(messages,
-                {.bos_token = text_of(info.bos_id), .eos_token = text_of(info.eos_ids.empty() ? -1 : info.eos_ids.front())});
+  return Render(messages, {.bos_token = text_of(info.bos_id),
+                           .eos_token = text_of(info.eos_ids.empty() ? -1 : info.eos_ids.front()),
+                           .fields = std::move(fields)});
 }
 
 Result<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(const std::string& source) {

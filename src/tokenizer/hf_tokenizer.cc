@@ -440,7 +440,9 @@ Status ParseConfig(const Json& config, bool has_template, TokenizerData* data) {
   if (chat_template.is_string()) data->chat_template = chat_template.get<std::string>();
   if (chat_template.is_array()) {  // several, by name
     for (const Json& named : chat_template) {
-      if (GetString(named, "name") == "default") data->chat_template = GetString(named, "template");
+      const std::string name = GetString(named, "name");
+      if (name == "default") data->chat_template = GetString(named, "template");
+      if (name == "tool_use") data->tool_chat_template = GetString(named, "template");
     }
   }
   return OkStatus();

@@ -50,6 +50,15 @@ TEST(HuggingFaceTokenizer, ReadsWhatTheFilesSay) {
   EXPECT_EQ(*CreateTokenizer(*data).value()->Encode("ab1<tool>"), (Ids{4, 2, 3, 6}));
 }
 
+TEST(HuggingFaceTokenizer, TemplatesByName) {
+  const auto data = ParseHuggingFaceTokenizer(Small().dump(), R"({"chat_template": [{"name": "tool_use", "template": "t"},
+      {"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]})");
+  ASSERT_TRUE(data.ok()) << data.status().ToString();
+  const auto tokenizer = CreateTokenizer(*data).value();
+  EXPECT_EQ(tokenizer->info().chat_template, "d");
+  EXPECT_EQ(tokenizer->info().tool_chat_template, "t");
+}
+
 TEST(HuggingFaceTokenizer, FixtureEncodesAsTheKindItSpells) {
   const auto expected = Json::parse(ReadFixture("expected_ids.json"));
   const auto tokenizer = CreateTokenizer(FixtureData()).value();

@@ -138,7 +138,8 @@ Tokenizer::Info InfoOf(const TokenizerData& data) {
           .add_eos = data.add_eos,
           .strip = data.decoder.strip,
           .strip_start = data.decoder.strip_start,
-          .chat_template = data.chat_template};
+          .chat_template = data.chat_template,
+          .tool_chat_template = data.tool_chat_template};
 }
 
 class PipelineTokenizer final : public Tokenizer {
@@ -387,8 +388,8 @@ Result<std::string> Tokenizer::RenderChat(const std::vector<ChatMessage>& messag
   return chat->Render(messages, *this);
 }
 
-std::string IncrementalDecoder::Push(int32_t id) {
-  std::string_view bytes = tokenizer_->TokenBytes(id, keep_special_);
+std::string IncrementalDecoder::Push(int32_t id, bool keep_special) {
+  std::string_view bytes = tokenizer_->TokenBytes(id, keep_special || keep_special_);
   const std::string& strip = tokenizer_->info().strip;
   while (strip_left_ != 0 && !bytes.empty()) {
     if (!bytes.starts_with(strip)) {

@@ -30,8 +30,8 @@ class IncrementalDecoder {
       : tokenizer_(&tokenizer),
         keep_special_(keep_special),
         strip_left_(begin == Begin::kText ? tokenizer.info().strip_start : 0) {}
-  // Complete characters that this token finishes (maybe none).
-  std::string Push(int32_t id);
+  // Complete characters that this token finishes (maybe none). `keep_special`: of this one, whatever holds for all.
+  std::string Push(int32_t id, bool keep_special = false);
   // What is left, each invalid or unfinished sequence as U+FFFD.
   std::string Finish();
 
@@ -54,8 +54,8 @@ class ChatTemplate {
     std::string fields = {};  // further variables, a JSON object: {"tools": [...], "enable_thinking": false}; empty: none
   };
   virtual Result<std::string> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const = 0;
-  // With the special tokens of a tokenizer: what Tokenizer::RenderChat gives.
-  Result<std::string> Render(const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer) const;
+  // With the special tokens of a tokenizer: what Tokenizer::RenderChat gives, for further variables (Variables::fields).
+  Result<std::string> Render(const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer, std::string fields = {}) const;
 };
 
 }  // namespace coppice

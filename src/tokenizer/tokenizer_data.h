@@ -94,7 +94,8 @@ struct TokenizerData {
   int32_t unk_id = -1;  // for what has no token; -1: it is left out
   std::vector<int32_t> eos_ids;
   bool add_bos = false, add_eos = false;
-  std::string chat_template;  // Jinja source; empty: none
+  std::string chat_template;       // Jinja source; empty: none
+  std::string tool_chat_template;  // Tokenizer::Info
 };
 
 }  // namespace coppice

@@ -35,6 +35,8 @@ struct Request {
   SamplingParams sampling;
   std::vector<std::string> stop;  // text; not part of the output. 256 strings of 1,024 bytes at most
   std::vector<int32_t> stop_token_ids;
+  // Control tokens that have text in the output, which others have not: a model may mark with one what a tool call is.
+  std::vector<int32_t> visible_tokens;
   bool ignore_eos = false;
   // What may come, if not null. Where it lets the output end, the tokens that end a sample may come too; where nothing else may
   // come, the sample ends, even before min_tokens. Such samples are not drafted, and with steps_ahead decode in every second step.

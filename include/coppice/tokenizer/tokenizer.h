@@ -49,7 +49,8 @@ class Tokenizer {
     bool add_bos = false, add_eos = false;  // what EncodeOptions::add_special adds
     std::string strip;                      // taken away where a text begins, at most so many times; -1: always
     int32_t strip_start = 0;
-    std::string chat_template;  // Jinja source; empty: none
+    std::string chat_template;       // Jinja source; empty: none
+    std::string tool_chat_template;  // of chats with tools, where the model has one for them; empty: chat_template is for all
   };
   const Info& info() const { return info_; }
 
