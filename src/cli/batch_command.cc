@@ -283,7 +283,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
     spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));
   OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
-                             has_text);
+                             has_text, engine->model_info().vocab_size);
   if (!options.prefixes.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.prefixes, "--prefixes"));
     COPPICE_ASSIGN_OR_RETURN(openai::FindNamedPrefix prefixes, openai::ParsePrefixesByName(text, options.prefixes, parser));

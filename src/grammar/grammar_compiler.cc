@@ -128,6 +128,7 @@ class XGrammarCompiler final : public GrammarCompiler {
         return compiler_->CompileJSONSchema(R"({"type":"object"})", true, {}, {}, /*strict_mode=*/false);
       case GrammarKind::kJsonSchema: return compiler_->CompileJSONSchema(source.text);
       case GrammarKind::kRegex: return compiler_->CompileRegex(source.text);
+      case GrammarKind::kStructuralTag: return compiler_->CompileStructuralTag(source.text);
       case GrammarKind::kEbnf: break;
     }
     return compiler_->CompileGrammar(source.text);

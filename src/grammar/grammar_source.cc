@@ -95,6 +95,24 @@ Status CheckSchema(const GrammarSource& source) {
   return CheckSchemaNode(schema, NodeKind::kSchema, 0);
 }
 
+// The schemas in a structural tag, each as if it were alone.
+Status CheckTag(const json& node, size_t depth) {
+  if (depth > kMaxSchemaDepth)
+    return InvalidArgument(fmt::format("the structural tag nests deeper than {} levels outside its schemas", kMaxSchemaDepth));
+  if (!node.is_structured()) return OkStatus();
+  if (node.is_object() && node.value("type", json()) == "json_schema" && node.contains("json_schema"))
+    return CheckSchemaNode(node["json_schema"], NodeKind::kSchema, 0);
+  for (const json& child : node) COPPICE_RETURN_IF_ERROR(CheckTag(child, depth + 1));
+  return OkStatus();
+}
+
+Status CheckStructuralTag(const GrammarSource& source) {
+  COPPICE_RETURN_IF_ERROR(CheckSize(source, kMaxSchemaBytes));
+  const json tag = json::parse(source.text, nullptr, /*allow_exceptions=*/false);
+  if (!tag.is_object()) return InvalidArgument("the structural tag is no JSON object");
+  return CheckTag(tag, 0);
+}
+
 }  // namespace
 
 Status CheckGrammarSource(const GrammarSource& source) {
@@ -102,6 +120,7 @@ Status CheckGrammarSource(const GrammarSource& source) {
     case GrammarKind::kJson:
     case GrammarKind::kJsonObject: return OkStatus();
     case GrammarKind::kJsonSchema: return CheckSchema(source);
+    case GrammarKind::kStructuralTag: return CheckStructuralTag(source);
     case GrammarKind::kRegex:
     case GrammarKind::kEbnf: break;
   }

@@ -12,11 +12,12 @@
 namespace coppice {
 
 enum class GrammarKind : uint8_t {
-  kJson,        // any JSON value; no text
-  kJsonObject,  // any JSON object; no text
-  kJsonSchema,  // a JSON schema
-  kRegex,       // a regular expression that the whole answer matches
-  kEbnf,        // a grammar in EBNF whose rule `root` is the answer
+  kJson,           // any JSON value; no text
+  kJsonObject,     // any JSON object; no text
+  kJsonSchema,     // a JSON schema
+  kRegex,          // a regular expression that the whole answer matches
+  kEbnf,           // a grammar in EBNF whose rule `root` is the answer
+  kStructuralTag,  // text and JSON schemas in turn, as XGrammar writes it: for layers above, whose users do not
 };
 constexpr std::string_view Name(GrammarKind kind) {
   switch (kind) {
@@ -25,6 +26,7 @@ constexpr std::string_view Name(GrammarKind kind) {
     case GrammarKind::kJsonSchema: return "JSON schema";
     case GrammarKind::kRegex: return "regex";
     case GrammarKind::kEbnf: return "grammar";
+    case GrammarKind::kStructuralTag: return "structural tag";
   }
   return "?";
 }

@@ -27,6 +27,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::string_view kBodyPath[] = {"body"};
 constexpr size_t kSpoolBuffer = 1 << 16;  // tokens
 
 std::string HashOf(std::string_view text) {
@@ -81,7 +82,13 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
 
   std::string id = HashOf(Trimmed(text));
   BodyError body_error;
-  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error);
+  std::optional<nlohmann::ordered_json> tools;
+  if (body->is_object() && body->contains("tools")) {
+    Result<nlohmann::ordered_json> ordered = ToolsInOrder(text, kBodyPath);
+    if (!ordered.ok()) return fail(InvalidArgument("tools: " + ordered.status().message()), "tools");
+    tools = *std::move(ordered);
+  }
+  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, {}, tools ? &*tools : nullptr);
   if (!request) {
     line_error->id = std::move(id);
     return fail(std::move(body_error.status), std::move(body_error.param));

@@ -65,8 +65,7 @@ std::optional<NamedPrefix> ParseNamedPrefix(const json& body, BodyError* error) 
 ordered_json ToBody(const NamedPrefix& prefix) {
   ordered_json body;
   if (prefix.chat()) {
-    for (const ChatMessage& message : prefix.messages)
-      body["messages"].push_back({{"role", message.role}, {"content", message.content}});
+    for (const ChatMessage& message : prefix.messages) body["messages"].push_back(ToMessage(message));
   } else if (prefix.text) {
     body["prompt"] = *prefix.text;
   } else {

@@ -5,10 +5,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/json.h"
+
 namespace coppice::openai {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 // Text of a message: a string, or a list of parts of type text.
 std::optional<std::string> ContentOf(const json& content) {
@@ -20,6 +23,94 @@ std::optional<std::string> ContentOf(const json& content) {
     text += part["text"].get<std::string>();
   }
   return text;
+}
+
+// The arguments of a call as templates take them: a JSON object, or the text where it is none, as a model may have written it.
+Result<ordered_json> ArgumentsOf(const std::string& text) {
+  if (text.empty()) return ordered_json::object();
+  Result<ordered_json> arguments = ParseOrderedJson(text);
+  if (arguments.ok() && arguments->is_object()) return arguments;
+  // What is too large or too deep for a template is refused; no JSON is not.
+  if (!arguments.ok() && arguments.status().code() == StatusCode::kInvalidArgument) return arguments.status();
+  return ordered_json(text);
+}
+
+// An entry of tool_calls; `error` says which field is wrong.
+ordered_json CallOf(const json& call, BodyError* error) {
+  if (!call.is_object()) {
+    *error = {InvalidArgument(fmt::format("it is {}, expected an object with id, type and function", Shown(call))), ""};
+    return nullptr;
+  }
+  FieldReader entry(call);
+  std::string id, type, name, arguments;
+  entry.Take("id", &id);
+  entry.Take("type", &type);
+  entry.Find("index");  // of streams, whose parts clients put together
+  if (type != "function") entry.Expect("type", type, "\"function\"");
+  const json* parts = entry.Find("function");
+  if (!parts || !parts->is_object()) entry.Expect("function", parts ? *parts : json(), "an object with name and arguments");
+  *error = entry.Finish();
+  if (!error->status.ok()) return nullptr;
+  FieldReader fields(*parts);
+  fields.Take("name", &name);
+  if (name.empty()) fields.Expect("name", name, "the name of a function");
+  fields.Take("arguments", &arguments);
+  const Result<ordered_json> value = ArgumentsOf(arguments);
+  if (!value.ok()) fields.Fail("arguments", value.status());
+  *error = fields.Finish();
+  if (!error->status.ok()) {
+    error->param = "function." + error->param;
+    return nullptr;
+  }
+  return {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", *value}}}};
+}
+
+// Adds what an assistant called.
+void TakeCalls(FieldReader& parts, ordered_json* added) {
+  constexpr const char* kName = "tool_calls";
+  const json* list = parts.Find(kName);
+  if (!list) return;
+  if (!list->is_array() || list->empty()) return parts.Expect(kName, *list, "a list of calls, one at least");
+  ordered_json calls = ordered_json::array();
+  for (size_t i = 0; i < list->size(); ++i) {
+    BodyError error;
+    calls.push_back(CallOf((*list)[i], &error));
+    if (error.status.ok()) continue;
+    const std::string place = fmt::format("tool_calls[{}]", i);
+    const std::string param = error.param.empty() ? place : place + "." + error.param;
+    return parts.Fail(param.c_str(), InvalidArgument(place + ": " + error.status.message()));
+  }
+  (*added)[kName] = std::move(calls);
+}
+
+ChatMessage MessageOf(const json& message, BodyError* error) {
+  FieldReader parts(message);
+  ChatMessage taken;
+  ordered_json added;
+  parts.Take("role", &taken.role);
+  if (taken.role.empty()) parts.Expect("role", json(), "system, user, assistant or tool");
+  const json* content = parts.Find("content");
+  if (taken.role == "assistant") TakeCalls(parts, &added);
+  if (taken.role == "tool") {
+    std::string id;
+    parts.Take("tool_call_id", &id);
+    if (id.empty()) parts.Expect("tool_call_id", json(id), "the id of the call that this is the result of");
+    added["tool_call_id"] = id;
+    if (std::string name; parts.Find("name")) {
+      parts.Take("name", &name);
+      added["name"] = name;
+    }
+  }
+  const std::optional<std::string> text = content ? ContentOf(*content) : std::nullopt;
+  if (!content && added.contains("tool_calls")) {
+    added["content"] = nullptr;
+  } else if (!text) {
+    parts.Expect("content", content ? *content : json(), "a string or a list of text parts");
+  }
+  taken.content = text.value_or("");
+  if (!added.is_null()) taken.fields = added.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  *error = parts.Finish();
+  return taken;
 }
 
 }  // namespace
@@ -86,20 +177,27 @@ std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
       fields.Expect(place.c_str(), message, "an object with role and content");
       break;
     }
-    FieldReader parts(message);
-    ChatMessage& added = messages.emplace_back();
-    parts.Take("role", &added.role);
-    if (added.role.empty()) parts.Expect("role", json(), "system, user or assistant");
-    const json* content = parts.Find("content");
-    const std::optional<std::string> text = content ? ContentOf(*content) : std::nullopt;
-    if (!text) parts.Expect("content", content ? *content : json(), "a string or a list of text parts");
-    added.content = text.value_or("");
-    if (BodyError error = parts.Finish(); !error.status.ok()) {
+    BodyError error;
+    messages.push_back(MessageOf(message, &error));
+    if (!error.status.ok()) {
       fields.Fail((place + "." + error.param).c_str(), InvalidArgument(place + ": " + error.status.message()));
       break;
     }
   }
   return messages;
+}
+
+ordered_json ToMessage(const ChatMessage& message) {
+  ordered_json written = {{"role", message.role}, {"content", message.content}};
+  if (message.fields.empty()) return written;
+  const ordered_json fields = ordered_json::parse(message.fields);
+  for (const auto& [name, value] : fields.items()) written[name] = value;
+  if (!written.contains("tool_calls")) return written;
+  for (ordered_json& call : written["tool_calls"]) {
+    ordered_json& arguments = call["function"]["arguments"];
+    if (!arguments.is_string()) arguments = arguments.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  }
+  return written;
 }
 
 }  // namespace coppice::openai

@@ -9,13 +9,16 @@
 
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
+#include "core/json.h"
 #include "openai/field_reader.h"
 #include "openai/prompt_fields.h"
+#include "openai/tool_grammar.h"
 
 namespace coppice::openai {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 constexpr int32_t kCompletionMaxTokens = 16;  // what OpenAI gives a completion that names no limit
 
@@ -227,7 +230,18 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
     fields.Expect("best_of", parsed->request.n, "n: which samples are the best is not known while they stream");
 }
 
+// The source of what renders chats with tools.
+const std::string& ToolTemplateOf(const Tokenizer::Info& info) {
+  return info.tool_chat_template.empty() ? info.chat_template : info.tool_chat_template;
+}
+
 }  // namespace
+
+Result<ordered_json> ToolsInOrder(std::string_view text, std::span<const std::string_view> path) {
+  std::vector<std::string_view> whole(path.begin(), path.end());
+  whole.push_back("tools");
+  return ParseOrderedJson(text, whole);
+}
 
 Result<Endpoint> ParseUrl(std::string_view url) {
   for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
@@ -272,12 +286,16 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
       chat_template_(tokenizer && !tokenizer->info().chat_template.empty()
                          ? ChatTemplate::Parse(tokenizer->info().chat_template)
                          : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))),
+      tool_chat_template_(tokenizer && !tokenizer->info().tool_chat_template.empty()
+                              ? ChatTemplate::Parse(tokenizer->info().tool_chat_template)
+                              : std::unique_ptr<ChatTemplate>()),
+      tool_call_format_(tokenizer ? ToolCallFormatOf(ToolTemplateOf(tokenizer->info()), *tokenizer) : std::nullopt),
       grammars_(tokenizer && vocab_size > 0 ? GrammarCompiler::Create(*tokenizer, vocab_size)
                                             : InvalidArgument("the output has no text to constrain: the model has no tokenizer")) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error,
-                                                        const FindNamedPrefix& find_prefix) const {
-  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix);
+                                                        const FindNamedPrefix& find_prefix, const ordered_json* tools) const {
+  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix, tools);
   if (!list) return std::nullopt;
   if (list->size() > 1) {
     *error = {InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", list->size())),
@@ -288,10 +306,12 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
 }
 
 std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoint endpoint, const json& body, BodyError* error,
-                                                                         const FindNamedPrefix& find_prefix) const {
+                                                                         const FindNamedPrefix& find_prefix,
+                                                                         const ordered_json* ordered_tools) const {
   if (!body.is_object()) return RefuseBody(body, error);
   OpenAiRequest parsed{.endpoint = endpoint};
   std::vector<Prompt> prompts;
+  ToolFields tools;
   FieldReader fields(body);
   TakeCommon(fields, &parsed, no_tokenizer_);
   TakePrefix(fields, find_prefix ? find_prefix : prefixes_, &parsed);
@@ -301,9 +321,13 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   } else {
     std::vector<ChatMessage> messages = TakeMessages(fields);
     if (parsed.prefix) messages.insert(messages.begin(), parsed.prefix->messages.begin(), parsed.prefix->messages.end());
+    tools = TakeTools(fields, ordered_tools);
     if (fields.ok()) {
-      Result<std::string> text = RenderChat(messages);
-      if (text.ok()) {
+      Status tools_error;
+      Result<std::string> text = tools.used() ? RenderToolChat(messages, tools, &tools_error) : RenderChat(messages);
+      if (!tools_error.ok()) {
+        fields.Fail("tools", tools_error);
+      } else if (text.ok()) {
         prompts.push_back({.text = *std::move(text)});
       } else {
         fields.Fail("messages", text.status());
@@ -316,15 +340,9 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
     if (parsed.request.top_logprobs > 0 && !parsed.logprobs)
       fields.Expect("top_logprobs", parsed.request.top_logprobs, "0 or absent where logprobs is not true");
   }
-  if (const std::optional<Constraint> constraint = TakeConstraint(fields); constraint && fields.ok()) {
-    Result<std::shared_ptr<const TokenConstraint>> compiled = Compile(constraint->source);
-    if (compiled.ok()) {
-      parsed.request.constraint = *std::move(compiled);
-    } else {
-      fields.Fail(constraint->field,
-                  Status(compiled.status().code(), fmt::format("{}: {}", constraint->field, compiled.status().message())));
-    }
-  }
+  std::string begun;
+  SetOutput(fields, tools, &parsed, &begun);
+  if (!prompts.empty() && prompts.front().text) *prompts.front().text += begun;  // of a chat, which has one
   if (parsed.vote && prompts.size() > 1)
     fields.Expect("vote", *parsed.vote, fmt::format("one prompt to vote on, not {}; send a request for each", prompts.size()));
   *error = fields.Finish();
@@ -335,6 +353,30 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
     list[i].prompt_ids = std::move(prompts[i].ids);
   }
   return list;
+}
+
+void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const {
+  std::optional<Constraint> constraint = TakeConstraint(fields);
+  if (!fields.ok()) return;
+  if (tools.used()) {
+    BodyError error;
+    std::optional<GrammarSource> source =
+        ToolGrammar(tools, *tool_call_format_, constraint ? &constraint->source : nullptr, begun, &error);
+    if (!error.status.ok()) return fields.Fail(error.param.c_str(), error.status);
+    if (source) constraint = {tools.choice == ToolFields::Choice::kAuto ? "tools" : "tool_choice", *std::move(source)};
+    ToolCalls calls = {.format = *tool_call_format_, .parallel = tools.parallel, .begun = *begun};
+    for (const ToolFunction& function : tools.functions) calls.names.insert(function.name);
+    parsed->request.visible_tokens = tool_call_format_->control_tokens;
+    parsed->tools = std::make_shared<const ToolCalls>(std::move(calls));
+  }
+  if (!constraint) return;
+  Result<std::shared_ptr<const TokenConstraint>> compiled = Compile(constraint->source);
+  if (compiled.ok()) {
+    parsed->request.constraint = *std::move(compiled);
+  } else {
+    fields.Fail(constraint->field,
+                Status(compiled.status().code(), fmt::format("{}: {}", constraint->field, compiled.status().message())));
+  }
 }
 
 Result<std::shared_ptr<const TokenConstraint>> OpenAiRequestParser::Compile(const GrammarSource& source) const {
@@ -351,6 +393,30 @@ Result<std::string> OpenAiRequestParser::RenderChat(const std::vector<ChatMessag
   if (!tokenizer_) return MissingTokenizer();
   if (!chat_template_.ok()) return chat_template_.status();
   return (*chat_template_)->Render(messages, *tokenizer_);
+}
+
+Result<std::string> OpenAiRequestParser::RenderToolChat(const std::vector<ChatMessage>& messages, const ToolFields& tools,
+                                                        Status* tools_error) const {
+  if (!tokenizer_) return MissingTokenizer();
+  if (!tool_chat_template_.ok()) return tool_chat_template_.status();
+  if (!*tool_chat_template_ && !chat_template_.ok()) return chat_template_.status();
+  const ChatTemplate& chat_template = *tool_chat_template_ ? **tool_chat_template_ : **chat_template_;
+  ordered_json list = tools.list;
+  for (ordered_json& tool : list) tool["function"].erase("strict");  // said to the server, not to the model
+  const std::string shown = ordered_json({{"tools", std::move(list)}}).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  COPPICE_ASSIGN_OR_RETURN(std::string text, chat_template.Render(messages, *tokenizer_, shown));
+  // A template may look at the tools in some chats only; one that fails without them looks at them.
+  const Result<std::string> without = chat_template.Render(messages, *tokenizer_, "");
+  if (without.ok() && *without == text) {
+    *tools_error =
+        InvalidArgument("the model's chat template does not show it the tools; take a model that was trained to call tools");
+  } else if (!tool_call_format_) {
+    *tools_error = InvalidArgument(
+        "the model's chat template writes calls in a form that is not known here, expected that of Hermes and Qwen, of Llama 3 or "
+        "of "
+        "Mistral");
+  }
+  return text;
 }
 
 Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& parsed) const {

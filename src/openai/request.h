@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,8 @@
 #include "grammar/grammar_compiler.h"
 #include "openai/body_error.h"
 #include "openai/named_prefix.h"
+#include "openai/tool_call_parser.h"
+#include "openai/tool_fields.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -41,10 +44,11 @@ struct OpenAiRequest {
   bool stream = false;         // the answer as server-sent events; never with best_of or what compares samples
   bool include_usage = false;  // of a stream: its last chunk says what the request used
   // Extensions, as the options of `coppice run`.
-  bool rank = false;                // choices by mean log-probability, highest first; so they are with best_of
-  bool deduplicate = false;         // "dedup": of choices with equal text the most probable one
-  std::optional<std::string> vote;  // a regex that finds the answer of a sample: a majority vote comes with the choices
-  bool return_token_ids = false;    // token_ids in each choice
+  bool rank = false;                       // choices by mean log-probability, highest first; so they are with best_of
+  bool deduplicate = false;                // "dedup": of choices with equal text the most probable one
+  std::optional<std::string> vote;         // a regex that finds the answer of a sample: a majority vote comes with the choices
+  bool return_token_ids = false;           // token_ids in each choice
+  std::shared_ptr<const ToolCalls> tools;  // how calls stand in the output, to be told as tool_calls; null: all of it is text
 };
 
 // Fields that servers agree on for turning text into tokens and back: `prompt` and `add_special_tokens`, and `tokens`.
@@ -56,6 +60,10 @@ struct TokenizeRequest {
 std::optional<TokenizeRequest> ParseTokenize(const nlohmann::json& body, BodyError* error);
 // Ids of a vocabulary of that size.
 std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, int32_t vocab_size, BodyError* error);
+
+// The field `tools` of a body's text, its members in their order, for Parse; `path`: where the body lies in the text. null: there
+// is none. INVALID_ARGUMENT where an object in it has too many members.
+Result<nlohmann::ordered_json> ToolsInOrder(std::string_view text, std::span<const std::string_view> path = {});
 
 // One per model. Thread-safe once created.
 class OpenAiRequestParser {
@@ -70,12 +78,14 @@ class OpenAiRequestParser {
 
   // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the
   // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what
-  // `prefix` may name; empty: what SetPrefixes said, else nothing.
+  // `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in the order of
+  // the text (ToolsInOrder), which the model sees; null: they come in the order of `body`.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
-                                     const FindNamedPrefix& find_prefix = {}) const;
+                                     const FindNamedPrefix& find_prefix = {}, const nlohmann::ordered_json* tools = nullptr) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
   std::optional<std::vector<OpenAiRequest>> ParseList(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
-                                                      const FindNamedPrefix& find_prefix = {}) const;
+                                                      const FindNamedPrefix& find_prefix = {},
+                                                      const nlohmann::ordered_json* tools = nullptr) const;
   // Token ids of the parsed prompt.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.
@@ -89,12 +99,17 @@ class OpenAiRequestParser {
   Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source) const;
   Result<std::vector<int32_t>> EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const;
   Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
+  // As RenderChat, with the tools that the request shows the model. Errors of what is no message are in `*tools_error`.
+  Result<std::string> RenderToolChat(const std::vector<ChatMessage>& messages, const ToolFields& tools, Status* tools_error) const;
+  // Compiles what bounds the output, and notes how calls of `tools` are told from it.
+  void SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const;
 
   const Tokenizer* tokenizer_;
   Status no_tokenizer_;
   int32_t max_context_;
   FindNamedPrefix prefixes_;
-  Result<std::unique_ptr<ChatTemplate>> chat_template_;
+  Result<std::unique_ptr<ChatTemplate>> chat_template_, tool_chat_template_;  // the second one: of chats with tools
+  std::optional<ToolCallFormat> tool_call_format_;                            // nothing: calls in the output would not be found
   Result<std::unique_ptr<GrammarCompiler>> grammars_;
 };
 

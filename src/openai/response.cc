@@ -34,17 +34,38 @@ ordered_json LogprobsOf(const OpenAiRequest& request, const EchoedPrompt& prompt
   return logprobs.Take();
 }
 
-ordered_json Choice(const OpenAiRequest& request, const EchoedPrompt& prompt, const Sample& sample, int32_t index,
-                    const Tokenizer* tokenizer) {
+// A chat's message; `*calls`: what it calls.
+ordered_json MessageOf(const OpenAiRequest& request, std::string_view answer_id, const Sample& sample, int32_t index,
+                       int32_t* num_calls) {
+  if (!request.tools) return {{"role", "assistant"}, {"content", sample.text}};
+  ParsedOutput output;
+  ToolCallParser parser(request.tools.get());
+  parser.Push(sample.text, &output);
+  parser.Finish(&output);
+  *num_calls = parser.num_calls();
+  if (*num_calls == 0) return {{"role", "assistant"}, {"content", output.content}};
+  ordered_json calls = ordered_json::array();
+  for (const ParsedOutput::Call& call : output.calls)
+    calls.push_back({{"id", ToolCallId(request.tools->format.style, answer_id, index, call.index)},
+                     {"type", "function"},
+                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  return {{"role", "assistant"},
+          {"content", output.content.empty() ? ordered_json() : ordered_json(output.content)},
+          {"tool_calls", std::move(calls)}};
+}
+
+ordered_json Choice(const OpenAiRequest& request, std::string_view answer_id, const EchoedPrompt& prompt, const Sample& sample,
+                    int32_t index, const Tokenizer* tokenizer) {
   const bool chat = request.endpoint == Endpoint::kChatCompletions;
   ordered_json choice = {{"index", index}};
+  int32_t num_calls = 0;
   if (chat) {
-    choice["message"] = {{"role", "assistant"}, {"content", sample.text}};
+    choice["message"] = MessageOf(request, answer_id, sample, index, &num_calls);
   } else {
     choice["text"] = prompt.text + sample.text;
   }
   choice["logprobs"] = LogprobsOf(request, prompt, sample, tokenizer);
-  choice["finish_reason"] = sample.finish_reason ? ordered_json(Name(*sample.finish_reason)) : ordered_json();
+  choice["finish_reason"] = sample.finish_reason ? ordered_json(ReasonOf(*sample.finish_reason, num_calls)) : ordered_json();
   if (request.return_token_ids || !tokenizer) {
     std::vector<int32_t> ids = prompt.token_ids;
     ids.insert(ids.end(), sample.token_ids.begin(), sample.token_ids.end());
@@ -71,6 +92,10 @@ ordered_json Votes(const std::vector<VotedAnswer>& votes, const std::vector<cons
 
 }  // namespace
 
+std::string_view ReasonOf(FinishReason reason, int32_t num_calls) {
+  return num_calls > 0 && reason == FinishReason::kStop ? "tool_calls" : Name(reason);
+}
+
 ordered_json UsageOf(const TokenUsage& usage) {
   return {{"prompt_tokens", usage.prompt},
           {"completion_tokens", usage.completion},
@@ -93,7 +118,7 @@ Result<ordered_json> ResponseBody(std::span<const Answer> answers, const Respons
                {.rank = request->rank || fewer, .deduplicate = request->deduplicate, .best = fewer ? request->choices : 0});
     for (const Sample* sample : chosen) {
       const auto index = static_cast<int32_t>(choices.size());
-      choices.push_back(Choice(*request, output->prompt, *sample, index, tokenizer));
+      choices.push_back(Choice(*request, facts.id, output->prompt, *sample, index, tokenizer));
     }
     if (!request->vote) continue;
     COPPICE_CHECK(answers.size() == 1);

@@ -27,6 +27,8 @@ struct TokenUsage {
   int64_t prompt = 0, cached = 0, completion = 0;
 };
 nlohmann::ordered_json UsageOf(const TokenUsage& usage);
+// Why a choice ended, in OpenAI's words; `num_calls`: of tools, in its output.
+std::string_view ReasonOf(FinishReason reason, int32_t num_calls);
 
 // A prompt's finished request and what came out of it.
 struct Answer {

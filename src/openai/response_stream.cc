@@ -32,24 +32,50 @@ ResponseStream::ResponseStream(const OpenAiRequest* request, const ResponseFacts
       tokenizer_(tokenizer),
       first_choice_(first_choice),
       chat_(request->endpoint == Endpoint::kChatCompletions),
+      id_(facts.id),
       head_(HeadOf(chat_, facts)),
-      choices_(static_cast<size_t>(request->choices)) {}
+      choices_(static_cast<size_t>(request->choices)) {
+  if (!request->tools) return;
+  for (Choice& choice : choices_) choice.tools.emplace(request->tools.get());
+}
 
 void ResponseStream::Append(const StreamEvent& event, std::string* out) {
   if (event.index < 0) return AppendPrompt(event, out);
   Choice& choice = choices_[static_cast<size_t>(event.index)];
   if (chat_ && !std::exchange(choice.begun, true))
-    AppendChoice(event.index, R"("delta":{"role":"assistant","content":""},"logprobs":null)", std::nullopt, out);
+    AppendChoice(event.index, R"("delta":{"role":"assistant","content":""},"logprobs":null)", "", out);
 
+  const std::string delta = chat_ ? DeltaOf(event, &choice) : "";
   const bool ids = request_->return_token_ids || !tokenizer_;
   const bool has_tokens = !event.token_ids.empty() && (request_->logprobs || ids);
-  if (!event.text.empty() || has_tokens || event.finish_reason) {
-    const std::string text = Dump(event.text);
-    std::string inner = !chat_ ? R"("text":)" + text : event.text.empty() ? R"("delta":{})" : R"("delta":{"content":)" + text + "}";
+  const bool has_text = chat_ ? !delta.empty() : !event.text.empty();
+  if (has_text || has_tokens || event.finish_reason) {
+    std::string inner = chat_ ? R"("delta":{)" + delta + "}" : R"("text":)" + Dump(event.text);
     inner += R"(,"logprobs":)" + (has_tokens && request_->logprobs ? LogprobsOf(event, &choice) : "null");
     if (ids) inner += R"(,"token_ids":)" + Dump(event.token_ids);
-    AppendChoice(event.index, inner, event.finish_reason, out);
+    const int32_t num_calls = choice.tools ? choice.tools->num_calls() : 0;
+    AppendChoice(event.index, inner, event.finish_reason ? ReasonOf(*event.finish_reason, num_calls) : "", out);
   }
+}
+
+std::string ResponseStream::DeltaOf(const StreamEvent& event, Choice* choice) const {
+  if (!choice->tools) return event.text.empty() ? "" : R"("content":)" + Dump(event.text);
+  ParsedOutput output;
+  choice->tools->Push(event.text, &output);
+  if (event.finish_reason) choice->tools->Finish(&output);
+  std::string delta = output.content.empty() ? "" : R"("content":)" + Dump(output.content);
+  if (output.calls.empty()) return delta;
+  ordered_json calls = ordered_json::array();
+  for (const ParsedOutput::Call& call : output.calls) {
+    ordered_json& added = calls.emplace_back(ordered_json{{"index", call.index}});
+    if (call.begins) {
+      added["id"] = ToolCallId(request_->tools->format.style, id_, first_choice_ + event.index, call.index);
+      added["type"] = "function";
+      added["function"]["name"] = call.name;
+    }
+    added["function"]["arguments"] = call.arguments;
+  }
+  return delta + (delta.empty() ? "" : ",") + R"("tool_calls":)" + Dump(calls);
 }
 
 void ResponseStream::AppendPrompt(const StreamEvent& event, std::string* out) {
@@ -69,7 +95,7 @@ void ResponseStream::AppendPrompt(const StreamEvent& event, std::string* out) {
       inner += "null";
     }
     if (request_->return_token_ids || !tokenizer_) inner += R"(,"token_ids":)" + Dump(event.token_ids);
-    AppendChoice(sample, inner, std::nullopt, out);
+    AppendChoice(sample, inner, "", out);
   }
 }
 
@@ -85,12 +111,11 @@ std::string ResponseStream::LogprobsOf(const StreamEvent& event, Choice* choice)
   return Dump(logprobs.Take());
 }
 
-void ResponseStream::AppendChoice(int32_t sample, const std::string& inner, const std::optional<FinishReason>& reason,
-                                  std::string* out) const {
+void ResponseStream::AppendChoice(int32_t sample, const std::string& inner, std::string_view reason, std::string* out) const {
   fmt::format_to(std::back_inserter(*out),
                  R"(data: {},"choices":[{{"index":{},{},"finish_reason":{}}}]{}}})"
                  "\n\n",
-                 head_, first_choice_ + sample, inner, reason ? fmt::format("\"{}\"", Name(*reason)) : "null",
+                 head_, first_choice_ + sample, inner, reason.empty() ? "null" : fmt::format("\"{}\"", reason),
                  request_->include_usage ? R"(,"usage":null)" : "");
 }
 

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "coppice/engine/engine.h"
 #include "openai/request.h"
 #include "openai/response.h"
+#include "openai/tool_call_parser.h"
 
 namespace coppice::openai {
 
@@ -27,18 +29,22 @@ class ResponseStream {
  private:
   struct Choice {
     bool begun = false;
-    int64_t offset = 0;  // characters of a completion, as its log-probabilities count them
+    int64_t offset = 0;                   // characters of a completion, as its log-probabilities count them
+    std::optional<ToolCallParser> tools;  // of a request with tools
   };
 
   void AppendPrompt(const StreamEvent& event, std::string* out);
-  // An object with one choice, `inner` being its fields between index and finish_reason.
-  void AppendChoice(int32_t sample, const std::string& inner, const std::optional<FinishReason>& reason, std::string* out) const;
+  // An object with one choice, `inner` being its fields between index and finish_reason, which is empty while it goes on.
+  void AppendChoice(int32_t sample, const std::string& inner, std::string_view reason, std::string* out) const;
+  // What the event adds to a chat's message, as the fields of a delta; "": nothing.
+  std::string DeltaOf(const StreamEvent& event, Choice* choice) const;
   std::string LogprobsOf(const StreamEvent& event, Choice* choice) const;
 
   const OpenAiRequest* request_;
   const Tokenizer* tokenizer_;
   const int32_t first_choice_;
   const bool chat_;
+  const std::string id_;    // of the answer
   const std::string head_;  // of every object, up to the choices
   std::vector<Choice> choices_;
 };

@@ -273,10 +273,15 @@ HttpResponse Service::TooManyOfKey() const {
 
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
-  const Result<json> body = TakeBody(call.get());
+  const std::string text = std::exchange(call->request.body, {});  // freed at the end: the call may last for long
+  const Result<json> body = ParseJson(text);
   if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
   openai::BodyError error;
-  std::optional<std::vector<openai::OpenAiRequest>> prompts = parser_.ParseList(endpoint, *body, &error, PrefixesOf(call->key));
+  const bool has_tools = body->is_object() && body->contains("tools");
+  const Result<ordered_json> tools = has_tools ? openai::ToolsInOrder(text) : Result<ordered_json>(ordered_json());
+  if (!tools.ok()) return Answer(call, ErrorResponse(InvalidArgument("tools: " + tools.status().message()), "tools"));
+  std::optional<std::vector<openai::OpenAiRequest>> prompts =
+      parser_.ParseList(endpoint, *body, &error, PrefixesOf(call->key), has_tools ? &*tools : nullptr);
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
   if (options_.max_prompts > 0 && prompts->size() > static_cast<size_t>(options_.max_prompts)) {
     const std::string message = fmt::format("prompt is a list of {} prompts, and the server lets {} wait; send several requests",

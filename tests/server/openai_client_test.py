@@ -103,7 +103,7 @@ class OpenAiClientTest(unittest.TestCase):
     def test_errors(self):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.client.chat.completions.create(model="small", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}])
-        self.assertEqual(caught.exception.param, "tools")
+        self.assertEqual(caught.exception.param, "tools")  # the model's template does not show it any
         with self.assertRaises(openai.BadRequestError):
             self.client.chat.completions.create(model="small", messages=HELLO, temperature=-1)
         with self.assertRaises(openai.NotFoundError):
