@@ -85,7 +85,10 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
   std::optional<nlohmann::ordered_json> tools;
   if (body->is_object() && body->contains("tools")) {
     Result<nlohmann::ordered_json> ordered = ToolsInOrder(text, kBodyPath);
-    if (!ordered.ok()) return fail(InvalidArgument("tools: " + ordered.status().message()), "tools");
+    if (!ordered.ok()) {
+      line_error->id = std::move(id);
+      return fail(InvalidArgument("tools: " + ordered.status().message()), "tools");
+    }
     tools = *std::move(ordered);
   }
   std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, {}, tools ? &*tools : nullptr);

@@ -362,7 +362,10 @@ void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools
     BodyError error;
     std::optional<GrammarSource> source =
         ToolGrammar(tools, *tool_call_format_, constraint ? &constraint->source : nullptr, begun, &error);
-    if (!error.status.ok()) return fields.Fail(error.param.c_str(), error.status);
+    if (!error.status.ok()) {
+      const bool is_content = constraint && error.param == "response_format";
+      return fields.Fail(is_content ? constraint->field : error.param.c_str(), error.status);
+    }
     if (source) constraint = {tools.choice == ToolFields::Choice::kAuto ? "tools" : "tool_choice", *std::move(source)};
     ToolCalls calls = {.format = *tool_call_format_, .parallel = tools.parallel, .begun = *begun};
     for (const ToolFunction& function : tools.functions) calls.names.insert(function.name);

@@ -120,6 +120,7 @@ std::optional<GrammarSource> ToolGrammar(const ToolFields& tools, const ToolCall
   const bool strict = std::ranges::any_of(tools.functions, &ToolFunction::strict);
   if (!forced && !strict && !content) return std::nullopt;
   *error = CheckSchemas(tools);
+  if (content && error->status.ok()) *error = {CheckGrammarSource(*content), "response_format"};
   if (!error->status.ok()) return std::nullopt;
 
   const Writer writer(tools, format);
@@ -137,10 +138,6 @@ std::optional<GrammarSource> ToolGrammar(const ToolFields& tools, const ToolCall
               param};
     return std::nullopt;
   } else if (content) {
-    if (const Status status = CheckGrammarSource(*content); !status.ok()) {
-      *error = {status, "response_format"};
-      return std::nullopt;
-    }
     output = Either(FormatOf(*content), writer.Calls(false));
   } else {
     output = writer.TextWithCalls();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "grammar/grammar_source.h"
 #include "openai/body_error.h"
@@ -15,8 +16,8 @@ namespace coppice::openai {
 // The grammar of the output where `tools` or `content` bound it; nothing where the model is free. `content`: what an answer without
 // calls looks like (response_format, regex, grammar), or null. `*begun`: the mark that the prompt is to end with, since it is a
 // control token, which no grammar knows; else empty.
-// On an error, `error->param` names the field: a schema that the grammar cannot follow, or a style of calls in which they cannot be
-// told from text while they are written.
+// On an error, `error->param` names the field, response_format whichever gave `content`: a schema that the grammar cannot follow,
+// or a style of calls in which they cannot be told from text while they are written.
 std::optional<GrammarSource> ToolGrammar(const ToolFields& tools, const ToolCallFormat& format, const GrammarSource* content,
                                          std::string* begun, BodyError* error);
 

@@ -414,6 +414,7 @@ TEST(ToolGrammars, AStrictFunctionsCallsAreValidWhereverTheyCome) {
 TEST(ToolGrammars, TextHasTheFormThatWasAskedFor) {
   const Model model("qwen2.5-instruct");
   if (!model.has_grammars()) GTEST_SKIP() << "a build without XGrammar";
+  EXPECT_EQ(model.Refused(Body(R"({"regex": "a{2000}"})")).param, "regex");
   const OpenAiRequest request = model.Parsed(Body(R"x({"regex": "(yes|no)"})x").dump());
   int texts = 0, calls = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
