@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "openai/response.h"
+
 namespace coppice::cli {
 
 using nlohmann::ordered_json;
@@ -76,6 +78,7 @@ std::string FormatJson(const openai::Generation& generation, const RunStats& sta
       votes.push_back({{"answer", vote.answer}, {"samples", vote.voters}, {"mean_logprob", OrNull(vote.mean_logprob)}});
     }
   }
+  json["usage"]["shared_prefix"] = openai::SharedPrefixOf(generation.shared_reads);
   json["stats"] = ToJson(stats);
   json["stats"]["interrupted"] = generation.interrupted;
   return json.dump(1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";

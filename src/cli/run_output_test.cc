@@ -48,6 +48,7 @@ TEST(FormatJson, SchemaAndOrder) {
                                         {"finish_reason", "length"}}));
   EXPECT_EQ(object["stats"]["samples_finished"], 2);
   EXPECT_EQ(object["stats"]["interrupted"], false);
+  EXPECT_EQ(object["usage"]["shared_prefix"], json::parse(R"({"tokens": 0, "sharers": 0, "kv_bytes_not_read": 0})"));
 
   const json ranked = json::parse(FormatJson(generation, MakeRunStats({}, generation), {.selection = {.rank = true}}));
   EXPECT_EQ(ranked["samples"][0]["index"], 2);

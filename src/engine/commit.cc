@@ -13,6 +13,7 @@ void Committer::Commit(const ScheduledBatch& batch, const StepResult& result) {
     const ScheduledBatch::Entry& entry = batch.entries[e];
     Sequence* const sequence = entry.sequence;
     if (sequence->state == Sequence::State::kFinished && !entry.begins_samples) continue;  // it ended while this step was under way
+    CountReads(*sequence);
     if (entry.num_scores > 0) CommitScores(entry);
     totals_.sample_steps += entry.num_draws > 0 && !entry.begins_samples;
     if (entry.drafts > 0) {

@@ -51,6 +51,14 @@ class Committer {
   // What is before kv index `computed` of the sequence is there, and shareable page by page while it runs.
   void MarkComputed(Sequence* sequence, int32_t computed);
   void MarkAndPublish(Sequence* sequence, int32_t computed);
+  // Adds what the step's plan spared the sequence.
+  void CountReads(const Sequence& sequence) const {
+    if (result_.stats.branch_reads.empty() || sequence.branch == kNoBranch) return;
+    const BranchReads& reads = result_.stats.branch_reads[static_cast<size_t>(sequence.branch)];
+    if (reads.sharers == 0) return;
+    sequence.request->shared_reads.Add(
+        {.kv_bytes_not_read = reads.kv_bytes_not_read, .tokens = reads.tokens, .sharers = reads.sharers});
+  }
   // Takes over the log-probabilities that are wanted of the prompt.
   void CommitScores(const ScheduledBatch::Entry& entry);
   // Takes over the drafts with which the model agrees, and the token that it says next. False if the sequence ends there.

@@ -21,6 +21,7 @@ void Emissions::Clear() {
   statuses.clear();
   prompts.clear();
   top_logprobs.clear();
+  shared_reads.clear();
   retired.clear();
 }
 
@@ -144,6 +145,7 @@ void Emitter::SendAll(const Emissions& emissions) {
     event_.cached_tokens = std::max(0, listener.cached_tokens);
     event_.finish_reason = item.reason;
     event_.request_done = item.request_done;
+    event_.shared_reads = item.reads >= 0 ? emissions.shared_reads[item.reads] : SharedReads();
     event_.status = item.status >= 0 ? emissions.statuses[item.status] : OkStatus();
     listener.on_event(event_);
   }

@@ -40,6 +40,7 @@ struct Emissions {
     int32_t text = -1;                     // in `texts`, of requests with stop strings
     int32_t status = -1;                   // in `statuses`
     int32_t prompt = -1;                   // in `prompts`: the event of a prompt
+    int32_t reads = -1;                    // in `shared_reads`: of a request's last event
     int32_t top_begin = 0, top_count = 0;  // in `top_logprobs`
     bool decodes = false;                  // the token's text belongs to the output
     bool request_done = false;
@@ -50,6 +51,7 @@ struct Emissions {
   std::vector<Status> statuses;
   std::vector<StreamEvent> prompts;
   std::vector<TokenLogprob> top_logprobs;
+  std::vector<SharedReads> shared_reads;
   std::vector<std::unique_ptr<Listener>> retired;  // of requests without further events: destroyed after these
 
   bool empty() const { return items.empty() && retired.empty(); }

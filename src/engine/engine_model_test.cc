@@ -138,6 +138,24 @@ TEST(EngineModel, PromptsAroundPageBoundariesAgreeInEveryMode) {
   }
 }
 
+// Layers with windows read less of a shared prompt the further samples are, and local and global layers go by plans of their own.
+TEST(EngineModel, SharedReadsOfLayersWithWindows) {
+  for (const char* name : {"mistral-sw", "gemma3-a"}) {
+    SCOPED_TRACE(name);
+    const Expected expected = LoadExpected(name);
+    const auto engine = MakeEngine(name, {.force_sharing = true, .max_running = 8, .max_batch_tokens = 128, .max_context = 128});
+    Request request = Greedy(expected.prompt, 12, 6);
+    request.sampling.temperature = 1;
+    const SharedReads reads = Generate(*engine, request).shared_reads;
+    const EngineMetrics metrics = engine->Metrics();
+    const int64_t saved = metrics.kv_bytes_read_unshared - metrics.kv_bytes_read;
+    EXPECT_EQ(reads.sharers, 6);
+    EXPECT_LE(reads.kv_bytes_not_read, saved);
+    EXPECT_GE(reads.kv_bytes_not_read, saved * 99 / 100);  // each read is rounded down
+    EXPECT_GT(reads.kv_bytes_not_read, 0);
+  }
+}
+
 // Bifurcated Attention equations 5 and 6: with sharing a step reads P + sum of own tokens per layer, without n P + the same sum.
 TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
   const Expected expected = LoadExpected("llama-gqa");
@@ -150,7 +168,7 @@ TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
                        {.sharing = sharing, .force_sharing = true, .max_running = 64, .max_batch_tokens = 128, .max_context = 128});
         const std::vector<int32_t> prompt(expected.prompt.begin(), expected.prompt.begin() + length);
         constexpr int32_t kSteps = 9;
-        Generate(*engine, Greedy(prompt, kSteps + 1, n));
+        const SharedReads reads = Generate(*engine, Greedy(prompt, kSteps + 1, n)).shared_reads;
         const EngineMetrics metrics = engine->Metrics();
         const ModelInfo& config = engine->model_info();
         const int64_t token_bytes = int64_t{2} * config.num_kv_heads * config.head_dim * sizeof(float) * config.num_layers;
@@ -163,6 +181,9 @@ TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
         EXPECT_EQ(metrics.decode_kv_bytes_read_unshared, unshared);
         const bool shares = sharing == SharingMode::kTree || sharing == SharingMode::kOneLevel;
         EXPECT_EQ(metrics.decode_kv_bytes_read, shares ? shared : unshared);
+        EXPECT_EQ(reads.kv_bytes_not_read, shares ? unshared - shared : 0);  // told to the request
+        EXPECT_EQ(reads.sharers, shares && n > 1 ? n : 0);
+        EXPECT_EQ(reads.tokens, shares && n > 1 ? length : 0);
         // Stored: distinct tokens, and apart from them what whole pages round up to.
         const bool stores_once = sharing != SharingMode::kNone;
         const int64_t tokens = stores_once ? length + n * kSteps : n * (length + kSteps);

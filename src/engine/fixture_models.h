@@ -48,6 +48,7 @@ struct Output {
 struct Outcome {
   std::vector<Output> samples;
   std::vector<std::optional<float>> prompt_logprobs;
+  SharedReads shared_reads;
 };
 
 // Submits; the result is complete when the engine has come to its end.
@@ -59,6 +60,7 @@ inline void Submit(Engine& engine, Request request, Outcome* result) {
       return;
     }
     EXPECT_TRUE(event.status.ok()) << event.status.ToString();
+    if (event.request_done) result->shared_reads = event.shared_reads;
     Output& output = result->samples[event.index];
     output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
     output.logprobs.insert(output.logprobs.end(), event.logprobs.begin(), event.logprobs.end());

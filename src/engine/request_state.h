@@ -105,6 +105,7 @@ struct alignas(kCacheLine) RequestState {
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
   int64_t turn = 0;                             // place in line: FairQueue
+  SharedReads shared_reads;                     // of committed steps
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };

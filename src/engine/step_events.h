@@ -40,6 +40,8 @@ class StepEvents {
     Emissions::Item& item = emissions_.items.back();
     if (item.reason && --request.unfinished == 0) {
       item.request_done = true;
+      item.reads = static_cast<int32_t>(emissions_.shared_reads.size());
+      emissions_.shared_reads.push_back(request.shared_reads);
       done_.push_back(request.id);
     }
     if (!request.has_listener) emissions_.items.pop_back();

@@ -75,6 +75,7 @@ void RequestOutput::Add(const StreamEvent& event) {
   cached_tokens = std::max(cached_tokens, event.cached_tokens);
   if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
   cancelled |= event.finish_reason == FinishReason::kCancelled;
+  if (event.request_done) shared_reads = event.shared_reads;
   done |= event.request_done;
 }
 
@@ -117,6 +118,7 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
   generation.prompt_text = std::move(output.prompt.text);
   generation.prompt_logprobs = std::move(output.prompt.logprobs);
   generation.samples = std::move(output.samples);
+  generation.shared_reads = output.shared_reads;
   return generation;
 }
 

@@ -289,14 +289,16 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
   const std::vector<Sample> samples = {
       {.index = 0, .text = "hé", .token_ids = {'h', 0xc3, 0xa9}, .logprobs = {-1, -2, -3}, .finish_reason = FinishReason::kStop}};
   const ResponseFacts facts = {.id = "7", .created = 5, .model = "m"};
-  const RequestOutput output = {.samples = samples, .cached_tokens = 3};
+  const RequestOutput output = {
+      .samples = samples, .cached_tokens = 3, .shared_reads = {.kv_bytes_not_read = 640, .tokens = 5, .sharers = 2}};
   OpenAiRequest request{.logprobs = true};
   const json completion =
       json::parse(BodyOf(request, output, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
   EXPECT_EQ(completion["id"], "cmpl-7");
   EXPECT_EQ(completion["object"], "text_completion");
   EXPECT_EQ(completion["usage"], json::parse(R"({"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7,
-                                                 "prompt_tokens_details": {"cached_tokens": 3}})"));
+                                                 "prompt_tokens_details": {"cached_tokens": 3},
+      "shared_prefix": {"tokens": 5, "sharers": 2, "kv_bytes_not_read": 640}})"));
   const json& choice = completion["choices"][0];
   EXPECT_EQ(choice["text"], "hé");
   EXPECT_EQ(choice["finish_reason"], "stop");

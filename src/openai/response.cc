@@ -96,11 +96,16 @@ std::string_view ReasonOf(FinishReason reason, int32_t num_calls) {
   return num_calls > 0 && reason == FinishReason::kStop ? "tool_calls" : Name(reason);
 }
 
+ordered_json SharedPrefixOf(const SharedReads& reads) {
+  return {{"tokens", reads.tokens}, {"sharers", reads.sharers}, {"kv_bytes_not_read", reads.kv_bytes_not_read}};
+}
+
 ordered_json UsageOf(const TokenUsage& usage) {
   return {{"prompt_tokens", usage.prompt},
           {"completion_tokens", usage.completion},
           {"total_tokens", usage.prompt + usage.completion},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}},
+          {"shared_prefix", SharedPrefixOf(usage.shared_reads)}};
 }
 
 Result<ordered_json> ResponseBody(std::span<const Answer> answers, const ResponseFacts& facts, const Tokenizer* tokenizer) {
@@ -111,6 +116,7 @@ Result<ordered_json> ResponseBody(std::span<const Answer> answers, const Respons
   for (const auto& [request, output, prompt_tokens] : answers) {
     usage.prompt += prompt_tokens;
     usage.cached += output->cached_tokens;
+    usage.shared_reads.Add(output->shared_reads);
     for (const Sample& sample : output->samples) usage.completion += static_cast<int64_t>(sample.token_ids.size());
     const bool fewer = request->choices < std::ssize(output->samples);
     const std::vector<const Sample*> chosen =

@@ -25,7 +25,10 @@ struct ResponseFacts {
 // Tokens: of prompts, of those the ones found in the cache, and of all that was generated.
 struct TokenUsage {
   int64_t prompt = 0, cached = 0, completion = 0;
+  SharedReads shared_reads;  // of all requests together
 };
+// As an answer has it.
+nlohmann::ordered_json SharedPrefixOf(const SharedReads& reads);
 nlohmann::ordered_json UsageOf(const TokenUsage& usage);
 // Why a choice ended, in OpenAI's words; `num_calls`: of tools, in its output.
 std::string_view ReasonOf(FinishReason reason, int32_t num_calls);

@@ -56,12 +56,14 @@ TEST_F(ResponseStreamTest, CompletionWithUsage) {
   EXPECT_EQ(last[0]["choices"][0]["index"], 3);
 
   std::string end;
-  stream.AppendEnd({.prompt = 4, .cached = 3, .completion = 2}, &end);
+  stream.AppendEnd(
+      {.prompt = 4, .cached = 3, .completion = 2, .shared_reads = {.kv_bytes_not_read = 640, .tokens = 5, .sharers = 2}}, &end);
   const std::vector<json> objects = Objects(end);
   ASSERT_THAT(objects, SizeIs(2));
   EXPECT_EQ(objects[0]["choices"], json::array());
   EXPECT_EQ(objects[0]["usage"], json::parse(R"({"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6,
-                                                 "prompt_tokens_details": {"cached_tokens": 3}})"));
+                                                 "prompt_tokens_details": {"cached_tokens": 3},
+      "shared_prefix": {"tokens": 5, "sharers": 2, "kv_bytes_not_read": 640}})"));
   EXPECT_EQ(objects[1], "[DONE]");
 }
 

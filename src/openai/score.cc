@@ -158,6 +158,7 @@ void ScoreCall::OnEvent(size_t part, const StreamEvent& event) {
     CancelSubmitted();
   }
   if (!event.request_done) return;
+  outcome_.usage.shared_reads.Add(event.shared_reads);
   ++done_;
   const bool goes_on = outcome_.status.ok() && !outcome_.cancelled;
   if (part == 0 && goes_on) SubmitParts(1, tree_.parts.size());

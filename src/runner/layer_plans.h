@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "coppice/attention/attention.h"
-#include "runner/grouped_rows.h"
+#include "runner/read_sharing.h"
 #include "runner/runner.h"
 
 namespace coppice {
@@ -29,9 +29,14 @@ class LayerPlans {
   Status Prepare(const attention::PrefixForestView& forest, Stream stream, StepStats* stats);
 
  private:
+  std::span<const BranchReads> SumReads();
+
   std::vector<Group> groups_;
   std::vector<attention::AttentionPlan*> plans_;  // of groups_
-  GroupedRows grouped_rows_;
+  std::vector<ReadSharing> sharing_;              // of groups_
+  // Of several groups: their sums, of the step planned last and of the one before it.
+  std::vector<BranchReads> sums_[2];
+  int32_t sum_ = 0;
 };
 
 }  // namespace coppice

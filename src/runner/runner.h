@@ -27,10 +27,18 @@ struct StepTicket {
   int64_t step = 0;  // 1, 2, 3, ... in the order of launches
 };
 
+// What a branch read together with others in a step.
+struct BranchReads {
+  int64_t kv_bytes_not_read = 0;  // by attention, all layers: what it would have read too, each shared read split evenly
+  int32_t tokens = 0;             // in the layers where they are most
+  int32_t sharers = 0;            // branches that a read was for, itself included, at most; 0: none was shared
+};
+
 // What a step cost.
 struct StepStats {
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // by attention, all layers; unshared: without shared reads
   int32_t grouped_rows = 0;                               // rows that read some of their KV together with another branch's
+  std::span<const BranchReads> branch_reads;  // by branch slot; empty: nothing was shared. Until the next Launch or Wait
   // Planning; the forward pass, a device's with its edits; logits to tokens. Where they overlap other steps, how long each took.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0;
   double edit_seconds = 0;  // the edits that the host makes

@@ -65,6 +65,7 @@ void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
   if (ended_) return;
   Prompt& prompt = prompts_[index];
   prompt.cached = event.cached_tokens;
+  if (event.request_done) prompt.shared_reads = event.shared_reads;
   prompt.generated += static_cast<int64_t>(event.token_ids.size()) * (event.index >= 0);
   if (event.index >= 0 && !event.token_ids.empty()) {
     last_token_ = Clock::now();
@@ -98,6 +99,7 @@ openai::TokenUsage GenerationCall::Usage() const {
   for (const Prompt& prompt : prompts_) {
     usage.prompt += prompt.prompt_tokens;
     usage.cached += prompt.cached;
+    usage.shared_reads.Add(prompt.shared_reads);
     usage.completion += prompt.generated;
   }
   return usage;

@@ -42,6 +42,7 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
     openai::RequestOutput output;
     int64_t prompt_tokens = 0, generated = 0;
     int32_t cached = 0, samples = 0;
+    SharedReads shared_reads;
   };
   using Clock = std::chrono::steady_clock;
 

@@ -121,6 +121,11 @@ void ServerMetrics::CountTokens(const std::string& key, int64_t prompt, int64_t 
   tokens.generated += generated;
 }
 
+void ServerMetrics::CountBytesNotRead(const std::string& key, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  tokens_[key].bytes_not_read += bytes;
+}
+
 std::string ServerMetrics::Text(const EngineMetrics& engine, int64_t active_requests) const {
   std::string text;
   const auto out = std::back_inserter(text);
@@ -139,6 +144,8 @@ std::string ServerMetrics::Text(const EngineMetrics& engine, int64_t active_requ
   tokens("coppice_key_prompt_tokens_total", "Prompt tokens of answered requests, by API key", &Tokens::prompt);
   tokens("coppice_key_cached_tokens_total", "Of those, found in the cache", &Tokens::cached);
   tokens("coppice_key_generated_tokens_total", "Tokens generated, by API key", &Tokens::generated);
+  tokens("coppice_kv_bytes_not_read_total",
+         "KV bytes that answered requests did not read since others read them with them, by API key", &Tokens::bytes_not_read);
   AppendProcess(&text);
   AppendEngine(engine, &text);
   return text;

@@ -38,12 +38,14 @@ class ServerMetrics {
   void CountTimePerToken(double seconds);
   // Tokens of an API key's requests; `key` is empty without keys.
   void CountTokens(const std::string& key, int64_t prompt, int64_t cached, int64_t generated);
+  // KV bytes that sharing spared them (SharedReads).
+  void CountBytesNotRead(const std::string& key, int64_t bytes);
 
   std::string Text(const EngineMetrics& engine, int64_t active_requests) const;
 
  private:
   struct Tokens {
-    int64_t prompt = 0, cached = 0, generated = 0;
+    int64_t prompt = 0, cached = 0, generated = 0, bytes_not_read = 0;
   };
 
   mutable std::mutex mutex_;

@@ -19,12 +19,15 @@ TEST(ServerMetrics, CountsByRouteStatusAndKey) {
   metrics.CountRequest("/v1/completions", 429, 0.001);
   metrics.CountTokens("a\"b\\c\nd", 5, 3, 2);
   metrics.CountTokens("a\"b\\c\nd", 5, 3, 2);
+  metrics.CountBytesNotRead("b", 640);
+  metrics.CountBytesNotRead("b", 1);
   const std::string text = metrics.Text({.steps = 9, .waiting = 4}, 7);
   EXPECT_THAT(text, HasSubstr("coppice_http_requests_total{route=\"/v1/completions\",status=\"200\"} 2\n"));
   EXPECT_THAT(text, HasSubstr("coppice_http_requests_total{route=\"/v1/completions\",status=\"429\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("coppice_http_requests_active 7\n"));
   EXPECT_THAT(text, HasSubstr("coppice_key_prompt_tokens_total{key=\"a\\\"b\\\\c\\nd\"} 10\n"));
   EXPECT_THAT(text, HasSubstr("coppice_key_generated_tokens_total{key=\"a\\\"b\\\\c\\nd\"} 4\n"));
+  EXPECT_THAT(text, HasSubstr("coppice_kv_bytes_not_read_total{key=\"b\"} 641\n"));
   EXPECT_THAT(text, HasSubstr("# TYPE coppice_steps_total counter\ncoppice_steps_total 9\n"));
   EXPECT_THAT(text, HasSubstr("coppice_requests_waiting 4\n"));
   EXPECT_THAT(text, Not(HasSubstr("nan")));

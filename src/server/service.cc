@@ -308,6 +308,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
                            if (outcome.first_token_seconds >= 0) metrics_.CountFirstToken(outcome.first_token_seconds);
                            if (outcome.token_seconds >= 0) metrics_.CountTimePerToken(outcome.token_seconds);
                            metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
+                           metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
                            Log(*call, outcome.status);
                            Leave(call->key);
                          }});
@@ -368,6 +369,7 @@ void Service::AnswerScore(const std::shared_ptr<Call>& call, const openai::Score
   if (!body.ok()) return Answer(call, ErrorResponse(body.status()));
   call->usage = outcome.usage;
   metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, 0);
+  metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
   Answer(call, {.body = Dump(*body)});
 }
 

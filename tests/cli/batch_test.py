@@ -54,7 +54,9 @@ class BatchTest(unittest.TestCase):
         self.assertTrue(record["response"]["request_id"])
         body = record["response"]["body"]
         self.assertEqual(body["object"], "text_completion")
-        self.assertEqual(body["usage"], {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}})
+        self.assertEqual(body["usage"], {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0},
+                                         "shared_prefix": body["usage"]["shared_prefix"]})
+        self.assertEqual(set(body["usage"]["shared_prefix"]), {"tokens", "sharers", "kv_bytes_not_read"})
         self.assertEqual([choice["index"] for choice in body["choices"]], [0, 1])
         for choice in body["choices"]:
             self.assertEqual(choice["finish_reason"], "length")

@@ -57,6 +57,22 @@ class ApiTest(unittest.TestCase):
         half = self.server.complete(prompt=prompt, cache_salt="third", cache_private_begin=64)[1]["usage"]
         self.assertEqual(half["prompt_tokens_details"]["cached_tokens"], 64)
 
+    def test_what_samples_read_together_is_told(self):
+        name = 'coppice_kv_bytes_not_read_total{key=""}'
+        self.server.complete()
+        before = self.server.metric(name)
+        fields = {"prompt": [token % 300 for token in range(1000)], "n": 8, "max_tokens": 12, "temperature": 1, "seed": 1}
+        usage = self.server.complete(**fields)[1]["usage"]
+        shared = usage["shared_prefix"]
+        self.assertEqual(self.server.metric(name), before + shared["kv_bytes_not_read"])
+        # Whether the planner shares is a matter of speed; what it shares is told.
+        self.assertIn(shared["sharers"], range(9))
+        self.assertEqual(shared["sharers"] > 1, shared["kv_bytes_not_read"] > 0)
+        _, _, text = self.server.ask("POST", "/v1/completions", fields | {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True})
+        self.assertEqual(set(events(text)[-1]["usage"]["shared_prefix"]), set(shared))
+        alone = self.server.complete(prompt=[9, 8, 7])[1]["usage"]["shared_prefix"]
+        self.assertEqual(alone, {"tokens": 0, "sharers": 0, "kv_bytes_not_read": 0})
+
     def test_without_a_seed_each_request_draws_anew(self):
         drawn = [self.server.complete(max_tokens=20, temperature=5)[1]["choices"][0]["token_ids"] for _ in range(2)]
         self.assertNotEqual(drawn[0], drawn[1])

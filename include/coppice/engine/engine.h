@@ -82,6 +82,21 @@ struct ScoredToken {
   bool greedy = false;  // no token is more probable there
 };
 
+// KV that a request's samples read together with other samples, its own or others'. Only reads that a step's plan shared count: in
+// a step, attention reads a range of KV once for the r samples whose rows it reads it for, and each of them is spared (r - 1) / r
+// of its bytes. What `store` and `none` read is never shared; nor is what a planner reads apart since that is faster.
+struct SharedReads {
+  int64_t kv_bytes_not_read = 0;  // spared, by all its samples in all steps and layers
+  int32_t tokens = 0;             // the most tokens that one of its samples read together with others in a step
+  int32_t sharers = 0;            // the most samples, itself included, that such a read was for; 0: nothing was shared
+
+  void Add(const SharedReads& other) {
+    kv_bytes_not_read += other.kv_bytes_not_read;
+    tokens = tokens < other.tokens ? other.tokens : tokens;
+    sharers = sharers < other.sharers ? other.sharers : sharers;
+  }
+};
+
 // One sample made progress, or the prompt is done (index -1, before all others: with prompt_logprobs, prompt_scores or echo).
 struct StreamEvent {
   RequestId request{};
@@ -99,6 +114,7 @@ struct StreamEvent {
   int32_t cached_tokens = 0;                  // of the prompt, found in the cache when the request was admitted
   std::optional<FinishReason> finish_reason;  // set with the sample's last event
   bool request_done = false;                  // last event of the request
+  SharedReads shared_reads;                   // of the whole request, with its last event
   Status status;                              // why, for kError
 };
 
