@@ -21,10 +21,10 @@ void ToolCallParser::Push(std::string_view text, ParsedOutput* out) {
 }
 
 void ToolCallParser::Finish(ParsedOutput* out) {
-  // Behind a call, white space, a mark and half a mark are no answer.
-  const bool says_something = num_calls_ == 0 || (state_ != State::kBeforeCall && !std::ranges::all_of(held_, IsSpace));
-  const bool is_call = state_ == State::kAfterCall || (state_ == State::kInCall && open_);
-  if (says_something && !is_call) out->content += held_;
+  // Behind a call, white space is no answer, nor what began another one before the output was cut off.
+  const bool begins_call = state_ == State::kBeforeCall || state_ == State::kInCall || state_ == State::kAfterCall;
+  const bool says_something = num_calls_ == 0 || (!begins_call && !std::ranges::all_of(held_, IsSpace));
+  if (says_something) out->content += held_;
   held_.clear();
   state_ = State::kPlain;
 }

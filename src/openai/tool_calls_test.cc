@@ -127,6 +127,7 @@ TEST(ToolCallParser, Hermes) {
       {R"(<tool_call>{"name": "weather", "arguments": {"city": "Ro)", "\nweather({\"city\": \"Ro)"},
       {"<tool_call>{\"name\": \"time\"}\n</tool_", "\ntime({})"},
       {"<tool_call>{\"name\": \"time\"}</tool_call>\n<tool_call>\n", "\ntime({})"},
+      {"<tool_call>{\"name\": \"time\"}</tool_call>\n<tool_call>\n{\"name\": \"wea", "\ntime({})"},
   };
   for (const auto& [output, parsed] : cases) EXPECT_EQ(Parsed(tools, output), parsed) << output;
 }
