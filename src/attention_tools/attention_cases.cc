@@ -1,5 +1,6 @@
 #include "attention_tools/attention_cases.h"
 
+#include <map>
 #include <utility>
 
 namespace coppice::attention {
@@ -9,6 +10,24 @@ std::vector<TreeLevel> AttentionCase::Levels() const {
   for (size_t i = 0; i < nodes.size(); ++i)
     levels.push_back({.tokens = tokens[i], .fan_out = nodes[i] / (i == 0 ? 1 : nodes[i - 1])});
   return levels;
+}
+
+std::vector<CasePass> AttentionCase::Passes() const {
+  std::map<int32_t, int32_t> requests_with;  // queries -> requests
+  for (size_t i = 0; i < chunks.size(); ++i) ++requests_with[chunks[i]];
+  requests_with[queries] += nodes.back() - static_cast<int32_t>(chunks.size());
+  const double token_bytes = 4.0 * kv_heads * head_dim, pair_flops = 4.0 * head_dim * qo_heads;
+  std::vector<CasePass> passes;
+  for (size_t level = 0; level < nodes.size(); ++level) {
+    const bool last = level + 1 == nodes.size();
+    if (!last) passes.push_back({.bytes = token_bytes * nodes[level] * tokens[level]});
+    for (const auto& [count, requests] : requests_with) {
+      if (last) passes.push_back({.bytes = token_bytes * requests * tokens[level]});
+      const double unseen = last ? 0.5 * count * (count - 1.0) : 0;  // queries do not see those after them
+      passes.back().flops += pair_flops * requests * (static_cast<double>(tokens[level]) * count - unseen);
+    }
+  }
+  return passes;
 }
 
 std::vector<AttentionCase> HopperCases() {
@@ -45,6 +64,13 @@ std::vector<AttentionCase> HopperCases() {
   cases.push_back({"G", 32, 8, 128, {1}, {16384}, 4096});
   cases.push_back({"G64", 32, 8, 64, {1}, {16384}, 4096});
   cases.push_back({"G2", 32, 8, 128, {1}, {8192}, 512});
+  // A chunk that ends its prompt beside requests of as many tokens that decode; peers: the best of FlashInfer's BatchPOD,
+  // BatchAttention, and prefill and decode one after the other.
+  cases.push_back({"H1", 28, 4, 128, {1 + 128}, {2048}, 1, 0.155, 0.222, {2048}});
+  cases.push_back({"H2", 32, 8, 128, {1 + 128}, {4096}, 1, 0.60, 0.800, {4096}});
+  cases.push_back({"H3", 32, 8, 128, {1 + 80}, {12288}, 1, 1.03, 1.293, {1024}});
+  cases.push_back({"H4", 32, 8, 128, {1 + 128}, {8192}, 1, 1.05, 1.097, {512}});
+  cases.push_back({"H5", 32, 32, 128, {1 + 64}, {8192}, 1, 0, 2.167, {1024}});
   return cases;
 }
 

@@ -1,5 +1,5 @@
-// The shapes that the GPU's attention is measured and tested on: the cases and trees of docs/kernels/hopper.md, and the grid of one
-// prefix under many requests on which a plan may nowhere lose to sharing nothing. Layer: attention, private.
+// The shapes that the GPU's attention is measured and tested on: the cases, trees and hybrid batches of docs/kernels/hopper.md, and
+// the grid of one prefix under many requests on which a plan may nowhere lose to sharing nothing. Layer: attention, private.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,11 @@
 
 namespace coppice::attention {
 
+// What one read of KV costs: bytes of K and V (16 bits an element), and operations, 4 head_dim a visible (row, token) pair.
+struct CasePass {
+  double bytes = 0, flops = 0;
+};
+
 // A balanced tree; the nodes of the last level are the requests.
 struct AttentionCase {
   std::string name;
@@ -18,12 +23,18 @@ struct AttentionCase {
   std::vector<int32_t> nodes, tokens;  // of each level; tokens of one node
   int32_t queries = 1;                 // of each request; more than one: a prefill chunk at the end of its context
   double goal_ms = 0, peer_ms = 0;     // on an H200; 0: none
+  std::vector<int32_t> chunks = {};    // queries of each of the first requests, where they are chunks of prompts beside decode
 
   AttentionSpec Spec() const { return {.num_qo_heads = qo_heads, .num_kv_heads = kv_heads, .head_dim = head_dim}; }
   std::vector<TreeLevel> Levels() const;
+  int32_t QueriesOf(size_t request) const { return request < chunks.size() ? chunks[request] : queries; }
+  // What a kernel reads that does one thing after the other and every shared token once: each level, and in the last, whose nodes
+  // have one request each, those of equal numbers of queries. REQUIRES: no more chunks than requests, and no queries above the last
+  // level.
+  std::vector<CasePass> Passes() const;
 };
 
-// A1 to F, tree1 to tree14, and three chunks of prompts (G...).
+// A1 to F, tree1 to tree14, three chunks of prompts (G...), and five hybrid batches: a chunk and decode rows in one plan (H...).
 std::vector<AttentionCase> HopperCases();
 
 // One prefix of P tokens under B requests of U tokens each, 32/32, 32/8 and 8/1 heads, but for cells that would read more than 40

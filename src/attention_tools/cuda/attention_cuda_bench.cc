@@ -1,7 +1,7 @@
-// Attention of one layer on the device: the shapes and trees of docs/kernels/hopper.md, planned by the real planner, checked
-// against fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate measured in the same
-// run and the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on an H200). Ends with
-// status 1 if a case's error is above kMostError.
+// Attention of one layer on the device: the shapes, trees and hybrid batches of docs/kernels/hopper.md, planned by the real
+// planner, checked against fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate
+// measured in the same run and the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on
+// an H200). Ends with status 1 if a case's error is above kMostError.
 //   attention_cuda_bench [--cases A1,F,tree3] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
 //   attention_cuda_bench --sweep on [--json file]     one shared prefix over a grid of shapes: the plan beside the plan that shares
 //                                                     nothing and the one that shares everything, cell by cell
@@ -29,6 +29,7 @@
 #include "attention/plan.h"
 #include "attention_tools/attention_cases.h"
 #include "attention_tools/calibrate_gpu.h"
+#include "attention_tools/case_forest.h"
 #include "attention_tools/cuda/bench_kernels.h"
 #include "attention_tools/interleaved_timing.h"
 #include "core/check.h"
@@ -51,71 +52,8 @@ T Take(Result<T> result) {
 void CheckCuda(cudaError_t error, const char* what) { Check(CudaStatus(error, what)); }
 
 constexpr double kMostError = 2.4e-3;  // relative L2, bf16; 2.0e-3 to 2.4e-3 is what rounding P and the output costs
-constexpr int64_t kMostPoolBytes = int64_t{64} << 30;
 
-// A balanced tree with its own pages for every node, in random page order. Requests of a last level without tokens end with the
-// nodes above. Of more than kMostPoolBytes of KV only that much exists, and its pages serve in turn: far more than the L2 holds.
-struct Forest {
-  PrefixForestView view;
-  std::vector<int32_t> parent, begin, end, branch_node, query_begin, query_count, kv_len, page_begin, page_capacity, pages;
-  int32_t num_pages = 0;
-
-  explicit Forest(const Case& c, int32_t page_size = 16) {
-    std::vector<std::vector<int32_t>> level_nodes, node_pages;
-    int32_t depth_tokens = 0;
-    for (size_t level = 0; level < c.nodes.size(); ++level) {
-      level_nodes.emplace_back();
-      const bool last = level + 1 == c.nodes.size();
-      for (int32_t i = 0; i < c.nodes[level]; ++i) {
-        const int32_t above = level == 0 ? kNoParent : level_nodes[level - 1][int64_t{i} * c.nodes[level - 1] / c.nodes[level]];
-        if (last && c.tokens[level] == 0) {
-          level_nodes[level].push_back(above);
-          continue;
-        }
-        level_nodes[level].push_back(static_cast<int32_t>(parent.size()));
-        parent.push_back(above);
-        begin.push_back(depth_tokens);
-        end.push_back(last ? kLive : depth_tokens + c.tokens[level]);
-        node_pages.emplace_back(c.tokens[level] / page_size);
-        for (int32_t& page : node_pages.back()) page = num_pages++;
-      }
-      depth_tokens += c.tokens[level];
-    }
-    const int64_t page_bytes = int64_t{4} * page_size * c.kv_heads * c.head_dim;
-    num_pages = static_cast<int32_t>(std::min<int64_t>(num_pages, kMostPoolBytes / page_bytes));
-    std::vector<int32_t> shuffled(num_pages);
-    std::iota(shuffled.begin(), shuffled.end(), 0);
-    std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(1));
-    for (const int32_t leaf : level_nodes.back()) {
-      const auto branch = static_cast<int32_t>(branch_node.size());
-      branch_node.push_back(leaf);
-      query_begin.push_back(branch * c.queries);
-      query_count.push_back(c.queries);
-      kv_len.push_back(depth_tokens);
-      page_begin.push_back(static_cast<int32_t>(pages.size()));
-      std::vector<int32_t> path;
-      for (int32_t n = leaf; n != kNoParent; n = parent[n]) path.push_back(n);
-      for (auto n = path.rbegin(); n != path.rend(); ++n) {
-        for (const int32_t page : node_pages[*n]) pages.push_back(shuffled[page % num_pages]);
-      }
-      const int32_t used = static_cast<int32_t>(pages.size()) - page_begin.back();
-      for (int i = 0; i < 8; ++i) pages.push_back(0);  // room to grow
-      page_capacity.push_back(used + 8);
-    }
-    view = {.page_size = page_size,
-            .version = 1,
-            .node_parent = parent,
-            .node_begin = begin,
-            .node_end = end,
-            .branch_node = branch_node,
-            .branch_query_begin = query_begin,
-            .branch_query_count = query_count,
-            .branch_kv_len = kv_len,
-            .branch_page_begin = page_begin,
-            .branch_page_capacity = page_capacity,
-            .page_indices = pages};
-  }
-};
+using Forest = CaseForest;
 
 struct Options {
   std::vector<std::string> cases;
@@ -233,19 +171,16 @@ class Bench {
   Bounds BoundsOf(const Case& c) const {
     Bounds bounds;
     const double matmul = options_.matmul_tflops * 1e12;
-    for (size_t level = 0; level < c.nodes.size(); ++level) {
-      const double bytes = 4.0 * c.nodes[level] * c.tokens[level] * c.kv_heads * c.head_dim;
-      double visible = static_cast<double>(c.tokens[level]) * c.queries;
-      if (level + 1 == c.nodes.size()) visible -= 0.5 * c.queries * (c.queries - 1);
-      const double flops = 4.0 * c.head_dim * c.qo_heads * c.nodes.back() * visible;
-      bounds.bytes += bytes, bounds.flops += flops;
-      bounds.serial_ms += 1e3 * std::max(bytes / copy_bytes_per_s_, flops / matmul);
+    for (const CasePass& pass : c.Passes()) {
+      bounds.bytes += pass.bytes, bounds.flops += pass.flops;
+      bounds.serial_ms += 1e3 * std::max(pass.bytes / copy_bytes_per_s_, pass.flops / matmul);
     }
     bounds.overlapped_ms = 1e3 * std::max(bounds.bytes / copy_bytes_per_s_, bounds.flops / matmul);
     return bounds;
   }
 
-  // Relative L2 error of the first, a middle and the last row; infinite if any output element was left unwritten.
+  // Relative L2 error of some rows (Forest::RowsToCheck), root mean square over them: a row that sees few tokens is long, and would
+  // hide the others in a norm of all. Infinite if any output element was left unwritten.
   double Error(const Replay& replay) {
     const Forest& forest = replay.forest;
     const int64_t row = replay.q_row(), rows = replay.rows();
@@ -261,22 +196,25 @@ class Bench {
       if (std::isnan(x.ToFloat())) return INFINITY;
     }
     std::vector<double> want(row);
-    double error = 0, norm = 0;
+    double squares = 0;
     const KvLayerView kv = PoolShape(replay).View(kv_.data());
-    for (const int64_t r : {int64_t{0}, rows / 2 + 1 < rows ? rows / 2 + 1 : 0, rows - 1}) {
-      const int64_t branch = r / forest.query_count[0];
-      const auto kv_len = static_cast<int32_t>(forest.kv_len[branch] - forest.query_count[0] + r % forest.query_count[0] + 1);
+    const std::vector<int32_t> checked = forest.RowsToCheck();
+    for (const int32_t r : checked) {
+      const int32_t branch = forest.BranchOf(r), first = forest.query_begin[branch], count = forest.query_count[branch];
+      const int32_t kv_len = forest.kv_len[branch] - count + r - first + 1;
+      double error = 0, norm = 0;
       ReferenceRow(replay.spec, kv, reinterpret_cast<const int32_t*>(pages.data()) + forest.page_begin[branch], kv_len,
-                   q_.data() + r * row * 2, reinterpret_cast<double*>(scores.data()), reinterpret_cast<double*>(result.data()),
-                   stream_);
+                   q_.data() + int64_t{r} * row * 2, reinterpret_cast<double*>(scores.data()),
+                   reinterpret_cast<double*>(result.data()), stream_);
       CheckCuda(cudaMemcpyAsync(want.data(), result.data(), row * 8, cudaMemcpyDeviceToHost, stream_), "reference");
       CheckCuda(cudaStreamSynchronize(stream_), "reference");
       for (int64_t e = 0; e < row; ++e) {
         const double difference = got[r * row + e].ToFloat() - want[e];
         error += difference * difference, norm += want[e] * want[e];
       }
+      squares += error / norm;
     }
-    return std::sqrt(error / norm);
+    return std::sqrt(squares / static_cast<double>(checked.size()));
   }
 
  private:
