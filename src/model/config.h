@@ -55,6 +55,9 @@ struct Blocks {
   bool mlp_bias = false;
   bool lm_head_bias = false;
   bool qk_norm = false;  // a norm over each head of q and k before the rotation
+  // Products of its layers may bring their inputs to 8 bits where weights are blocks (ops::BlockWeight::coarse_input): a model of
+  // the family was measured to stay within the bound of docs/numerics.md, "Weights".
+  bool coarse_inputs = false;
 };
 
 struct ModelConfig {

@@ -153,7 +153,7 @@ class WeightLoader {
       const Checkpoint::StoredBlocks& blocks = matrices->blocks[i];
       part.blocks = {.format = *FormatOf(blocks.type),
                      .rows = blocks.rows.data() + StoredBytes(blocks.type, row * matrices->entries[i]->shape[1]),
-                     .coarse_input = layer != kNoLayer};
+                     .coarse_input = config_.blocks.coarse_inputs && layer != kNoLayer};
       parts.push_back(part);
     });
     return parts;

@@ -38,7 +38,7 @@ Status ReadBiases(const ObjectReader& reader, ModelConfig* config) {
 const Family kLlama = {.name = "llama",
                        .hf_architecture = "LlamaForCausalLM",
                        .gguf_architecture = "llama",
-                       .blocks = {},
+                       .blocks = {.coarse_inputs = true},
                        .weights = kNames,
                        .gguf_interleaves_qk = true,
                        .read_config = ReadBiases};
@@ -46,7 +46,7 @@ const Family kLlama = {.name = "llama",
 const Family kMistral = {.name = "mistral",
                          .hf_architecture = "MistralForCausalLM",
                          .gguf_architecture = "",  // its files say "llama"
-                         .blocks = {},
+                         .blocks = {.coarse_inputs = true},
                          .defaults = {.num_kv_heads = 8, .sliding_window = 4096},
                          .weights = kNames};
 
