@@ -162,6 +162,7 @@ struct Simd512 {
 
   // Dense tiles: groups of rows that share elements of K and V in registers; an FMA here reads and broadcasts one itself.
   static constexpr int kDenseGroups = 1;
+  static constexpr int32_t kDenseMinRows = kLanes / 2 + 1;  // as in TileKernels
   // Stream tiles: sums that fit the registers beside operands, and rows that pass together.
   static constexpr int kSums = 16, kStreamRows = 8;
   // 32 elements as two vectors. bf16 elements come apart into even and odd ones, one instruction each.

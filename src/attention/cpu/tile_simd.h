@@ -523,7 +523,8 @@ template <class Simd, class Q, class Kv>
 TileKernels SimdKernels() {
   return {.dense = {Simd::kDenseName, Simd::kLanes, 8, DenseTile<Simd, Q, Kv>::ScratchBytes, DenseTile<Simd, Q, Kv>::Run},
           .stream = {Simd::kStreamName, 1, 8, StreamTile<Simd, Q, Kv>::ScratchBytes, StreamTile<Simd, Q, Kv>::Run},
-          .dense_min_rows = Simd::kLanes / 2 + 1};
+          .dense_min_rows = Simd::kDenseMinRows,
+          .dense_row_unit = Simd::kDenseGroups > 1 ? Simd::kDenseGroups * Simd::kLanes : 0};
 }
 template <class Simd, class Q>
 TileKernels SimdKernels(DType kv_dtype) {
