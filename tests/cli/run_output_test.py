@@ -18,7 +18,7 @@ def ids(count):
 class JsonTest(unittest.TestCase):
     def test_schema(self):
         output = run_json("--model", TINY, "--prompt-ids", "5,6,7", "-n", 3, "--max-tokens", 4, "--seed", 1, "--ignore-eos", "--prompt-logprobs")
-        self.assertEqual(sorted(output), ["prompt_ids", "prompt_logprobs", "samples", "stats"])
+        self.assertEqual(sorted(output), ["prompt_ids", "prompt_logprobs", "samples", "stats", "usage"])
         self.assertEqual(output["prompt_ids"], [5, 6, 7])
         self.assertEqual(len(output["prompt_logprobs"]), 3)
         self.assertIsNone(output["prompt_logprobs"][0])
@@ -34,6 +34,14 @@ class JsonTest(unittest.TestCase):
         self.assertEqual((stats["prompt_tokens"], stats["generated_tokens"], stats["samples_finished"]), (3, 12, 3))
         self.assertGreater(stats["decode_tokens_per_second"], 0)
         self.assertGreater(stats["prefill_tokens_per_second"], 0)
+
+    def test_what_sharing_spared(self):
+        arguments = ("--model", TINY, "--prompt-ids", ids(64), "-n", 4, "--max-tokens", 8, "--ignore-eos")
+        shared = run_json(*arguments, "--force-sharing")["usage"]["shared_prefix"]
+        self.assertEqual(sorted(shared), ["kv_bytes_not_read", "sharers", "tokens"])
+        self.assertGreater(min(shared.values()), 0)
+        unshared = run_json(*arguments, "--baseline", "store")["usage"]["shared_prefix"]
+        self.assertEqual(unshared["kv_bytes_not_read"], 0)
 
     def test_trace(self):
         with tempfile.TemporaryDirectory() as folder:
