@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -99,7 +100,9 @@ class MappedCheckpoint final : public Checkpoint {
   Status Load(std::string_view name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const override {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) return NotFound(fmt::format("{}: no tensor {}", files_.front().path(), Quoted(name)));
-    return LoadWeight(name, found->second, rows, cols, dtype, out);
+    const Status status = LoadWeight(name, found->second, rows, cols, dtype, out);
+    Release(found->second);
+    return status;
   }
 
   std::optional<Codes> LoadCodes(std::string_view name) const override {
@@ -111,7 +114,9 @@ class MappedCheckpoint final : public Checkpoint {
                     .codes = std::vector<int8_t>(elements),
                     .scales = std::vector<F16>(elements / 32),
                     .minima = std::vector<F16>(elements / 32)};
-    if (!coppice::LoadCodes(tensor, result.codes.data(), result.scales.data(), result.minima.data())) return std::nullopt;
+    const bool loaded = coppice::LoadCodes(tensor, result.codes.data(), result.scales.data(), result.minima.data());
+    Release(tensor);
+    if (!loaded) return std::nullopt;
     return result;
   }
 
@@ -122,10 +127,21 @@ class MappedCheckpoint final : public Checkpoint {
     if (Traits(tensor.type).block_elements == 1 || tensor.shape[1] % Traits(tensor.type).block_elements != 0) return std::nullopt;
     StoredBlocks result = {.type = tensor.type, .rows = std::vector<std::byte>(tensor.data.size())};
     coppice::LoadBlocks(tensor, result.rows.data());
+    Release(tensor);
     return result;
   }
 
  private:
+  // What was read of a file would count as the process's memory beside the packed weights.
+  void Release(const StoredTensor& tensor) const {
+    for (const MappedFile& file : files_) {
+      const std::span<const std::byte> all = file.bytes();
+      const bool is_inside =
+          std::less_equal<>{}(all.data(), tensor.data.data()) && std::less<>{}(tensor.data.data(), all.data() + all.size());
+      if (is_inside) file.Release(tensor.data);
+    }
+  }
+
   std::vector<MappedFile> files_;
   TensorMap tensors_;
 };

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/math.h"
 
 namespace coppice {
 namespace {
@@ -60,6 +61,13 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   if (data == MAP_FAILED) return SystemError(path, "map");
   madvise(data, size, MADV_WILLNEED);  // a hint: the weights are read once, soon, front to back
   return MappedFile(path, static_cast<const std::byte*>(data), size);
+}
+
+void MappedFile::Release(std::span<const std::byte> part) const {
+  COPPICE_DCHECK(part.empty() || (part.data() >= data_.get() && part.data() + part.size() <= data_.get() + bytes().size()));
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), offset = part.data() - data_.get();
+  const size_t begin = RoundUp(offset, page), end = (offset + part.size()) / page * page;
+  if (begin < end) madvise(const_cast<std::byte*>(data_.get()) + begin, end - begin, MADV_DONTNEED);  // a hint
 }
 
 Result<std::string> ReadTextFile(const std::string& path) {
