@@ -42,7 +42,7 @@ constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequire
 }};
 
 // Those of SmRates, all required where there is an object "sm".
-constexpr std::array<std::pair<const char*, double SmRates::*>, 19> kSmFields = {{
+constexpr std::array<std::pair<const char*, double SmRates::*>, 23> kSmFields = {{
     {"clock_hz", &SmRates::clock_hz},
     {"bus_bytes_per_s", &SmRates::bus_bytes_per_s},
     {"dense_flops_per_s", &SmRates::dense_flops_per_s},
@@ -62,6 +62,10 @@ constexpr std::array<std::pair<const char*, double SmRates::*>, 19> kSmFields = 
     {"team_wide_step_ns", &SmRates::team_wide_step_ns},
     {"team_short_step_ns", &SmRates::team_short_step_ns},
     {"team_merge_ns", &SmRates::team_merge_ns},
+    {"side_step_ns", &SmRates::side_step_ns},
+    {"side_task_ns", &SmRates::side_task_ns},
+    {"dense_task_with_side_ns", &SmRates::dense_task_with_side_ns},
+    {"slowed_by_side", &SmRates::slowed_by_side},
 }};
 // Those of GpuProbe, all required where there is an object "probe".
 constexpr std::array<std::pair<const char*, double GpuProbe::*>, 9> kProbeFields = {{

@@ -33,6 +33,9 @@ struct SmRates {
   // half of a stream tile's rows and for more, a step of a short task, and what comes with a second piece: states, a ticket, a
   // fold.
   double team_launch_ns = 0, team_step_ns = 0, team_wide_step_ns = 0, team_short_step_ns = 0, team_merge_ns = 0;
+  // Side tiles, which stream beside the dense tiles of the same SM: a step of 64 tokens, a task; how much more a dense task costs
+  // in the kernel that has them, and how much longer dense tokens take beside them.
+  double side_step_ns = 0, side_task_ns = 0, dense_task_with_side_ns = 0, slowed_by_side = 0;
 };
 
 // Nine rates that a few seconds on a GPU tell (attention_tools/calibrate_gpu.h), each by whole steps: what they were on the card

@@ -53,12 +53,13 @@ struct TestedKernels {
   const char* name;
   CudaKernels kernels;
   int most_sms = INT_MAX;
+  bool side_tiles = false;
 };
 
 class AttentionCudaTest : public ::testing::TestWithParam<TestedKernels> {
  protected:
   void SetUp() override {
-    device_ = testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms);
+    device_ = testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms, GetParam().side_tiles);
     if (device_ == nullptr) GTEST_SKIP() << "no device for these kernels";
   }
   CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam().kernels); }
@@ -90,6 +91,8 @@ class AttentionCudaTest : public ::testing::TestWithParam<TestedKernels> {
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCudaTest,
                          ::testing::Values(TestedKernels{"Hopper", CudaKernels::kHopper},
                                            TestedKernels{"HopperOnFiveSms", CudaKernels::kHopper, 5},
+                                           TestedKernels{"HopperSideTiles", CudaKernels::kHopper, INT_MAX, true},
+                                           TestedKernels{"HopperSideTilesOnFiveSms", CudaKernels::kHopper, 5, true},
                                            TestedKernels{"MmaSync", CudaKernels::kMmaSync}),
                          [](const auto& info) { return info.param.name; });
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/cuda/dense_tile.cuh"
+#include "attention/cuda/side_stream.cuh"
 #include "attention/cuda/stream_tile.cuh"
 
 namespace coppice::attention::cuda {
@@ -66,6 +67,34 @@ __device__ __forceinline__ int SpreadCta(const KernelParams& p) {
 }
 
 template <class C>
+__device__ __forceinline__ void InitStream(StreamState<C>& stream) {
+  for (int i = 0; i < C::kStreamSlots; ++i) {
+    ptx::BarrierInit(&stream.wanted[i], 1);
+    ptx::BarrierInit(&stream.known[i], kStreamRows);
+  }
+  for (int i = 0; i < 2 * C::kStreamSteps; ++i) ptx::BarrierInit(&stream.ready[i / 2][i % 2], 1);
+  ptx::BarrierInit(&stream.held_ready, 1);
+  ptx::FenceBarrierInit();
+}
+
+template <class C>
+__device__ __forceinline__ void InitSide(SharedStorage<C>& s) {
+  for (int i = 0; i < C::kSideSlots; ++i) {
+    ptx::BarrierInit(&s.side.known[i], 32);
+    ptx::BarrierInit(&s.side.done[i], kWarpgroup / 32 + 2);
+  }
+  ptx::BarrierInit(&s.side.k_ready, 1);
+  ptx::BarrierInit(&s.side.v_ready, 1);
+  ptx::BarrierInit(&s.side.k_free, kWarpgroup / 32);
+  ptx::BarrierInit(&s.side.v_free, kWarpgroup / 32);
+  ptx::BarrierInit(&s.side.q_ready, 32);
+  ptx::BarrierInit(&s.side.stored, kWarpgroup);
+  ptx::BarrierInit(&s.side.noted, 1);
+  s.side.dense_drawn_out = 0;
+  s.side.dense_tokens = s.side.dense_tokens_copied = s.side.tokens_copied = 0;
+}
+
+template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     AttentionKernel(const __grid_constant__ KernelParams p, const __grid_constant__ CUtensorMap k_map,
                     const __grid_constant__ CUtensorMap v_map) {
@@ -77,8 +106,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (warp == 1) PrefetchFirst(p);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kQBuffers; ++i) {
+      ptx::BarrierInit(&s.q_ready[i], C::kGatherers * 32);
+      if constexpr (C::kSide) ptx::BarrierInit(&s.q_free[i], kDenseWarpgroups * 4);
+    }
+    for (int i = 0; i < C::kTaskSlots; ++i) {
       ptx::BarrierInit(&s.task_known[i], 32);
-      ptx::BarrierInit(&s.q_ready[i], kGatherers * 32);
       ptx::BarrierInit(&s.task_done[i], kDenseWarpgroups * 4 + 1);  // the dense warps, and the warp that loads KV
     }
     for (int i = 0; i < C::kStages; ++i) {
@@ -88,19 +120,13 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::BarrierInit(&s.v_free[i], kDenseWarpgroups * 4);
     }
     s.drawers_done = 0;
+    if constexpr (C::kSide) InitSide<C>(s);
     ptx::FenceBarrierInit();
     ptx::PrefetchTensorMap(&k_map);
     ptx::PrefetchTensorMap(&v_map);
   }
-  if (warp >= 4 && threadIdx.x % 32 == 0) {  // each stream warp's own
-    StreamState<C>& stream = s.stream[warp - 4];
-    for (int i = 0; i < C::kStreamSlots; ++i) {
-      ptx::BarrierInit(&stream.wanted[i], 1);
-      ptx::BarrierInit(&stream.known[i], kStreamRows);
-    }
-    for (int i = 0; i < 2 * C::kStreamSteps; ++i) ptx::BarrierInit(&stream.ready[i / 2][i % 2], 1);
-    ptx::BarrierInit(&stream.held_ready, 1);
-    ptx::FenceBarrierInit();
+  if constexpr (!C::kSide) {
+    if (warp >= 4 && threadIdx.x % 32 == 0) InitStream(s.stream[warp - 4]);  // each stream warp's own
   }
   // Not sooner: ptxas puts the fields into uniform registers at once, which waits for them, and with them what comes after.
   const PlanHeader header = *p.header;
@@ -110,30 +136,53 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   __syncthreads();  // barriers are initialised
 
   if (warpgroup == 0) {
-    const int cta = SpreadCta(p);
+    const int cta = SpreadCta(p), busy = min(header.num_dense_tasks, header.dense_ctas), idle = gridDim.x - busy;
+    const bool has_side = header.side != 0 && cta < busy;
     ptx::DecreaseRegisters<C::kProducerRegisters>();
     if (warp == 0) {
       LoadDenseKv<C>(p, maps, s);
     } else if (warp == 1) {
-      LoadDenseTasks<C>(p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask);
+      if constexpr (C::kSide) {
+        LoadTasksBesideSide<C>({p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask},
+                               {p, s, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask}, has_side);
+      } else {
+        LoadDenseTasks<C>(p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask);
+      }
+    } else if constexpr (C::kSide) {
+      if (warp == 2) {
+        GatherQBesideSide<C>(p, s, has_side);
+      } else if (has_side) {
+        LoadSide<C>(p, maps, s);
+      }
     } else {
       GatherQ<C>(p, s, warp - 2);
     }
     // The last copy for a dense tile is under way, so the workers will soon begin a stream task that is drawn now.
-    ptx::NamedBarrierSync(kDenseLoadedBarrier, kWarpgroup);
+    ptx::NamedBarrierSync(kDenseLoadedBarrier, C::kSide ? 2 * kWarpgroup : kWarpgroup);  // and the last side tile is over
+    if constexpr (C::kSide) {
+      if (threadIdx.x % 32 < 2) InitStream(s.stream[warp * 2 + threadIdx.x % 32]);
+      __syncwarp();
+      ptx::NamedBarrierArrive(kDenseOverBarrier, (1 + kDenseWarpgroups) * kWarpgroup);
+    }
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
-    const int ctas = gridDim.x, busy = min(header.num_dense_tasks, header.dense_ctas), idle = ctas - busy;
     const int worker = warp * 2 + threadIdx.x / kStreamRows % 2;
     const bool team = header.team != 0;
     const int first_task = team ? cta : cta < busy ? -1 : worker * idle + cta - busy;
     LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask, team);
     FinishDrawing(p, s);
+  } else if (C::kSide && warpgroup == 3) {
+    if constexpr (C::kSide) {
+      ptx::DecreaseRegisters<C::kSideRegisters>();
+      if (header.side != 0 && SpreadCta(p) < min(header.num_dense_tasks, header.dense_ctas)) SideTile<C>{p, s, tree_mask}.Run();
+      ptx::FenceProxyAsync();  // ordinary accesses to memory that the copy engine fills from here on
+      ptx::NamedBarrierArrive(kDenseLoadedBarrier, 2 * kWarpgroup);
+    }
   } else {
     ptx::IncreaseRegisters<C::kDenseRegisters>();
     if (warp == 4) PrefetchPlan(p, header);
     DenseTile<C>::Run(p, s, ptx::Uniform(warpgroup - 1), tree_mask);
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
-    ptx::NamedBarrierSync(kDenseOverBarrier, kDenseWarpgroups * kWarpgroup);
+    ptx::NamedBarrierSync(kDenseOverBarrier, (C::kSide + kDenseWarpgroups) * kWarpgroup);
     const int worker = warp - 4;
     // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first steps do.
     const int steps_to_claim = header.num_dense_tasks == 0 ? kStepsToClaimL2 : 0;

@@ -147,7 +147,7 @@ Result<std::unique_ptr<Context>> Context::CreateCuda(int device, CudaKernels ker
   return std::unique_ptr<Context>(std::move(backend));
 }
 
-Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels, int most_sms) {
+Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels, int most_sms, const MachineModel* machine) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     cudaGetLastError();
@@ -164,8 +164,9 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels
                        std::to_string(properties.major) + "." + std::to_string(properties.minor) + "; the kernels need " +
                        (kernels == CudaKernels::kHopper ? "9.0 (Hopper)" : "8.0 (Ampere) or newer"));
   }
-  COPPICE_ASSIGN_OR_RETURN(MachineModel machine, MachineModelOf(device, properties));
-  return std::unique_ptr<Backend>(new CudaBackend(device, properties, kernels, most_sms, std::move(machine)));
+  COPPICE_ASSIGN_OR_RETURN(MachineModel own, MachineModelOf(device, properties));
+  return std::unique_ptr<Backend>(
+      new CudaBackend(device, properties, kernels, most_sms, machine != nullptr ? *machine : std::move(own)));
 }
 
 }  // namespace coppice::attention

@@ -10,6 +10,7 @@ namespace coppice::attention {
 
 // As Context::CreateCuda. UNAVAILABLE, with the reason, if the device does not exist or no kernel runs on it (sm_80 needed).
 // most_sms: that a launch takes.
-Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels = CudaKernels::kAuto, int most_sms = INT_MAX);
+Result<std::unique_ptr<Backend>> MakeCudaBackend(int device, CudaKernels kernels = CudaKernels::kAuto, int most_sms = INT_MAX,
+                                                 const MachineModel* machine = nullptr);
 
 }  // namespace coppice::attention

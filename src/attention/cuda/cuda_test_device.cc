@@ -46,20 +46,34 @@ class CudaTestDevice final : public TestDevice {
   std::unique_ptr<Backend> backend_;
 };
 
+// An H200, or one whose side tiles cost nothing.
+MachineModel WithSideTiles(bool side_tiles) {
+  MachineModel machine = ShippedMachineModel("h200").value();
+  if (side_tiles) {
+    machine.sm.side_step_ns = machine.sm.side_task_ns = 1e-3;
+    machine.sm.dense_task_with_side_ns = machine.sm.slowed_by_side = 0;
+  }
+  return machine;
+}
+
 }  // namespace
 
-std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, int most_sms) {
-  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device, kernels, most_sms);
+std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, int most_sms, bool side_tiles) {
+  const MachineModel machine = WithSideTiles(side_tiles);
+  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device, kernels, most_sms, side_tiles ? &machine : nullptr);
   if (!backend.ok()) return nullptr;
   return std::make_unique<CudaTestDevice>(device, std::move(backend).value());
 }
 
-DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms) {
-  const SmRates rates = ShippedMachineModel("h200").value().sm;
+DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles) {
+  const SmRates rates = WithSideTiles(side_tiles).sm;
   cuda::PlanTranslator translator(test.spec(), test.forest().Capacity(), plan.Sizes(), rates, num_sms, /*kv_tile=*/128);
   std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
   translator.TranslatePlan(plan.View(), test.forest().View(), reinterpret_cast<std::byte*>(image.data()));
-  return {.team = translator.team(), .dense = translator.num_dense_tasks(), .stream = translator.num_stream_tasks()};
+  return {.team = translator.team(),
+          .side = translator.side(),
+          .dense = translator.num_dense_tasks(),
+          .stream = translator.num_stream_tasks()};
 }
 
 }  // namespace coppice::attention::testing

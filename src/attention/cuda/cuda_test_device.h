@@ -12,13 +12,16 @@ namespace coppice::attention::testing {
 
 // Null if there is no such device, or none that runs these kernels. most_sms: that a launch takes; with few, small forests make
 // plans that take large ones otherwise.
-std::unique_ptr<TestDevice> MakeCudaTestDevice(int device = 0, CudaKernels kernels = CudaKernels::kAuto, int most_sms = INT_MAX);
+// side_tiles: plans have them wherever a kernel does and they are possible, worth it or not.
+std::unique_ptr<TestDevice> MakeCudaTestDevice(int device = 0, CudaKernels kernels = CudaKernels::kAuto, int most_sms = INT_MAX,
+                                               bool side_tiles = false);
 
 // What a plan becomes for Hopper's kernels on so many SMs.
 struct DeviceTasks {
   bool team;  // the stream warps of a CTA read each stream task together
+  bool side;  // CTAs with dense tasks take stream tasks beside them
   int64_t dense, stream;
 };
-DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms);
+DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles = false);
 
 }  // namespace coppice::attention::testing

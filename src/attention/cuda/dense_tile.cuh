@@ -271,13 +271,13 @@ struct DenseTile {
 
     RingCursor<C::kStages> k, v;  // over all tasks
     for (int n = 0;; ++n) {
-      const int slot_index = n % C::kQBuffers;
-      ptx::BarrierWait(&s.task_known[slot_index], n / C::kQBuffers & 1);
+      const int slot_index = n % C::kTaskSlots, q_index = n % C::kQBuffers;
+      ptx::BarrierWait(&s.task_known[slot_index], n / C::kTaskSlots & 1);
       const DenseSlot& slot = s.dense[slot_index];
       const int num_tiles = slot.task.num_tiles;
       const bool over = num_tiles < 0;
-      if (!over) ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
-      const uint32_t q = memory + offsetof(S, q) + slot_index * C::kQTileBytes + wg * C::kQHalfBytes;
+      if (!over) ptx::BarrierWait(&s.q_ready[q_index], n / C::kQBuffers & 1);
+      const uint32_t q = memory + offsetof(S, q) + q_index * C::kQTileBytes + wg * C::kQHalfBytes;
 
       float out[kOut];
 #pragma unroll
@@ -311,6 +311,9 @@ struct DenseTile {
           ptx::PinRegisters(out);
           release(k_free);
           if (i > 0) release(v_free);
+          if constexpr (C::kSide) {
+            if (i + 1 == num_tiles) release(barrier(offsetof(S, q_free), q_index));
+          }
           Softmax(state, scores, weights, out, scale_log2, masked || p.cap_in > 0.0f, [&] {
             if (p.cap_in > 0.0f) {
 #pragma unroll
@@ -327,6 +330,9 @@ struct DenseTile {
         ptx::PinRegisters(out);
         release(barrier(offsetof(S, v_free), v.stage));
         v.Advance();
+      }
+      if constexpr (C::kSide) {
+        if (num_tiles == 0) release(barrier(offsetof(S, q_free), q_index));
       }
       const int32_t ticket = n > 0 ? DrawTickets(p, s.arrivals[wg], wg) : -1;
       if (!over) Finish(p, slot, out, state, scale_log2, wg);

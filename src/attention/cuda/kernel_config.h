@@ -15,25 +15,31 @@ inline constexpr int kDenseWarpgroups = 2;
 inline constexpr int kStreamWarpsPerSm = kDenseWarpgroups * 4;  // what plans are cut for
 inline constexpr int kBoxTokens = 16;                           // most tokens of one bulk tensor copy: the common page size
 
-template <class Element_, int kHeadDim_>
+// kSide_: a fourth warpgroup streams tasks of few rows beside the dense tiles of its CTA (side_stream.cuh).
+template <class Element_, int kHeadDim_, bool kSide_ = false>
 struct Config {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kDelays = false;  // see StressConfig
+  static constexpr bool kSide = kSide_;
   // Tokens of a dense step: as many as the registers hold (64 of scores, 64 of output, 32 of weights; 96, 32 and 48), since
   // barriers, the turn, a softmax's first exponential and its check cost the same whatever the tokens: a fifth of 128 of
   // head_dim 64.
   static constexpr int kKvTile = HopperKvTile(kHeadDim);
   static constexpr int kMostBoxes = kKvTile / 8;  // bulk tensor copies of a tile: pages of 8 tokens are the smallest
 
-  static constexpr int kThreads = (1 + kDenseWarpgroups) * kWarpgroup;
+  static constexpr int kThreads = (1 + kDenseWarpgroups + kSide) * kWarpgroup;
   // Registers of a thread by role; 65536 in all: 384 threads start with 168, and setmaxnreg deals them anew.
-  static constexpr int kProducerRegisters = 72;
-  static constexpr int kDenseRegisters = 216;
-  static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters <= 504);
+  static constexpr int kProducerRegisters = kSide ? 64 : 72;
+  static constexpr int kDenseRegisters = kSide ? 200 : 216;
+  static constexpr int kSideRegisters = 48;
+  static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters + kSide * kSideRegisters <=
+                65536 / kThreads / 8 * 8 * kThreads / kWarpgroup);
 
-  static constexpr int kStages = kHeadDim == 64 ? 3 : 2;  // K and V tiles in flight
-  static constexpr int kQBuffers = 2;
+  static constexpr int kStages = kHeadDim == 64 ? 3 : 2;       // K and V tiles in flight
+  static constexpr int kTaskSlots = 2;                         // dense tasks: the one that is computed and the next
+  static constexpr int kQBuffers = kSide ? 1 : 2;              // beside side tiles there is no room for the next task's Q
+  static constexpr int kGatherers = kSide ? 1 : 2;             // warps that gather Q; the other loads for the side tiles
   static constexpr int kHeadChunks = kHeadDim / 64;            // 128-byte columns: the span of the copy engine's swizzle
   static constexpr int kGroupBytes = 8 * kHeadDim * 2;         // 8 tokens of one head: [chunk][8][64]
   static constexpr int kKvTileBytes = kKvTile * kHeadDim * 2;  // K or V
@@ -47,6 +53,10 @@ struct Config {
   static constexpr int kStreamUnitBytes = kStreamTokens * kHeadDim * 2;  // K or V of a step
   static constexpr int kStreamWarps = kDenseWarpgroups * 4;              // the dense warps, which stream in the dense tiles' memory
   static constexpr int kStreamSteps = 128 * 1024 / (kStreamWarps * 2 * kStreamUnitBytes);  // in flight
+
+  static constexpr int kSideTokens = kSideStepTokens;
+  static constexpr int kSideSlots = kSideTasksAhead;
+  static constexpr int kSideUnitBytes = kSideTokens * kHeadDim * 2;  // K or V of a step
 
   static constexpr int kStreamSlots = 2;  // tasks of a stream warp: the one it works on and the next
 };

@@ -6,7 +6,7 @@
 
 namespace coppice::attention::cuda {
 
-extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128;
+extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kSideBF16D128, kSideF16D128;
 
 template <class C>
 KernelVariant Variant(DType dtype) {

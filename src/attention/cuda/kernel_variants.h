@@ -21,6 +21,8 @@ struct KernelVariant {
 // The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128); the mma.sync kernel (at most 256).
 const KernelVariant& HopperVariantFor(DType dtype, int head_dim);
 const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim);
+// The Hopper kernel with side tiles, of head_dim 128.
+const KernelVariant& SideVariantFor(DType dtype);
 
 // The compiled kernel of ChooseKernel.
 Result<const KernelVariant*> SelectKernel(CudaKernels kernels, int major, int minor, const AttentionSpec& spec, int32_t page_size);

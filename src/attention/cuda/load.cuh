@@ -12,7 +12,6 @@
 namespace coppice::attention::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
-inline constexpr int kGatherers = 2;  // warps that gather Q
 
 // The tensor maps of K and V; see EncodeTensorMaps in tensor_map.cc for their dimensions.
 struct KvMaps {
@@ -78,19 +77,37 @@ struct RowRanges {
 
 // One warp: draws dense tasks, resolves their rows and ranges for the warps that load Q and KV.
 template <class C>
-__device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int cta, int num_tasks, int dense_ctas, bool tree_mask) {
-  constexpr int kRowsAtOnce = 2;  // a lane: as many look-ups under way as the producer's registers hold
-  const int lane = threadIdx.x % 32;
-  int claimed = cta < dense_ctas ? cta : num_tasks;  // the first task needs no drawing
-  for (int n = 0;; ++n) {
-    const int slot = n % C::kQBuffers;
+struct DenseTaskLoader {
+  const KernelParams& p;
+  SharedStorage<C>& s;
+  const int num_tasks, dense_ctas;
+  const bool tree_mask;
+  int claimed;  // of lane 0: the next task
+  int n = 0;    // its number in this CTA
+
+  __device__ DenseTaskLoader(const KernelParams& p, SharedStorage<C>& s, int cta, int num_tasks, int dense_ctas, bool tree_mask)
+      : p(p),
+        s(s),
+        num_tasks(num_tasks),
+        dense_ctas(dense_ctas),
+        tree_mask(tree_mask),
+        claimed(cta < dense_ctas ? cta : num_tasks) {}  // the first task needs no drawing
+
+  // Of the slot that the next task goes to: it is free.
+  __device__ __forceinline__ uint64_t* free_barrier() const { return &s.task_done[n % C::kTaskSlots]; }
+  __device__ __forceinline__ uint32_t free_parity() const { return (n / C::kTaskSlots & 1) ^ 1; }
+
+  // The next task to its slot, which is free. False: there is none.
+  __device__ bool Load() {
+    constexpr int kRowsAtOnce = C::kSide ? 1 : 2;  // a lane: as many look-ups under way as the producer's registers hold
+    const int lane = threadIdx.x % 32, slot = n % C::kTaskSlots;
+    ++n;
     DenseSlot& shared = s.dense[slot];
     const int index = __shfl_sync(kAllLanes, claimed, 0);
-    ptx::BarrierWait(&s.task_done[slot], (n / C::kQBuffers & 1) ^ 1);
     if (index >= num_tasks) {
       if (lane == 0) shared.task.num_tiles = -1;
       ptx::BarrierArrive(&s.task_known[slot]);
-      return;
+      return false;
     }
     const DeviceItem item = LoadPlan(&p.dense_tasks[index].item);
     const int kv_len = __ldg(&p.branches[item.branch].kv_len);
@@ -128,35 +145,53 @@ __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int c
     }
     ptx::BarrierArrive(&s.task_known[slot]);
     if (lane == 0) claimed = dense_ctas + atomicAdd(&p.counters->dense_next, 1);  // the next, while this one is loaded
+    if constexpr (C::kSide) {
+      if (lane == 0) s.side.dense_tokens += shared.task.num_tiles * C::kKvTile, s.side.dense_drawn_out = claimed >= num_tasks;
+    }
+    return true;
   }
+};
+
+template <class C>
+__device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int cta, int num_tasks, int dense_ctas, bool tree_mask) {
+  DenseTaskLoader<C> tasks(p, s, cta, num_tasks, dense_ctas, tree_mask);
+  do {
+    ptx::BarrierWait(tasks.free_barrier(), tasks.free_parity());
+  } while (tasks.Load());
 }
 
-// Two warps, of which this is number `gatherer`: the Q rows of the same tasks, 16 bytes a lane; rows and columns that do not exist
-// become zeros.
+// The Q rows of a dense task, 16 bytes a lane, by C::kGatherers warps of which this is number `gatherer`; rows and columns that do
+// not exist become zeros. n: the task's number.
 template <class C>
-__device__ void GatherQ(const KernelParams& p, SharedStorage<C>& s, int gatherer) {
+__device__ __forceinline__ void GatherTaskQ(const KernelParams& p, SharedStorage<C>& s, const DenseSlot& slot, int n,
+                                            int gatherer) {
   using T = typename C::Element;
   constexpr int kPieces = C::kHeadDim / 8, kRowsAtOnce = 32 / kPieces;
-  const int lane = threadIdx.x % 32, piece = lane % kPieces;
+  const int lane = threadIdx.x % 32, piece = lane % kPieces, buffer = n % C::kQBuffers;
   const T* q = static_cast<const T*>(p.q);
-  for (int n = 0;; ++n) {
-    const int slot = n % C::kQBuffers;
-    ptx::BarrierWait(&s.task_known[slot], n / C::kQBuffers & 1);
-    const DenseSlot& shared = s.dense[slot];
-    if (shared.task.num_tiles < 0) break;
-    const int first_head = shared.task.kv_head * p.group_size;
+  const int first_head = slot.task.kv_head * p.group_size;
 #pragma unroll 4
-    for (int r = gatherer * kRowsAtOnce + lane / kPieces; r < kDenseRows; r += kGatherers * kRowsAtOnce) {
-      const int q_row = shared.rows[r].q_row;
-      const bool exists = q_row >= 0 && piece * 8 < p.head_dim;
-      const T* from =
-          exists ? q + q_row * p.q_row_stride + int64_t{first_head + shared.rows[r].head_in_group} * p.head_dim + piece * 8 : q;
-      uint8_t* to = s.q[slot] + (r / 64) * C::kQHalfBytes + (piece / 8) * 8192 + (r % 64) * 128 + ((piece % 8) ^ (r % 8)) * 16;
-      ptx::CopyAsync16(ptx::SharedAddress(to), from, exists ? 16 : 0);
-    }
-    ptx::CopyAsyncWaitAll();
-    ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
-    ptx::BarrierArrive(&s.q_ready[slot]);
+  for (int r = gatherer * kRowsAtOnce + lane / kPieces; r < kDenseRows; r += C::kGatherers * kRowsAtOnce) {
+    const int q_row = slot.rows[r].q_row;
+    const bool exists = q_row >= 0 && piece * 8 < p.head_dim;
+    const T* from =
+        exists ? q + q_row * p.q_row_stride + int64_t{first_head + slot.rows[r].head_in_group} * p.head_dim + piece * 8 : q;
+    uint8_t* to = s.q[buffer] + (r / 64) * C::kQHalfBytes + (piece / 8) * 8192 + (r % 64) * 128 + ((piece % 8) ^ (r % 8)) * 16;
+    ptx::CopyAsync16(ptx::SharedAddress(to), from, exists ? 16 : 0);
+  }
+  ptx::CopyAsyncWaitAll();
+  ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
+  ptx::BarrierArrive(&s.q_ready[buffer]);
+}
+
+// A warp that gathers the Q rows of all dense tasks.
+template <class C>
+__device__ void GatherQ(const KernelParams& p, SharedStorage<C>& s, int gatherer) {
+  for (int n = 0;; ++n) {
+    const int slot = n % C::kTaskSlots;
+    ptx::BarrierWait(&s.task_known[slot], n / C::kTaskSlots & 1);
+    if (s.dense[slot].task.num_tiles < 0) break;
+    GatherTaskQ<C>(p, s, s.dense[slot], n, gatherer);
   }
 }
 
@@ -169,8 +204,8 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
   const int boxes = C::kKvTile >> p.box_shift;
   int tile = 0;  // over all tasks
   for (int n = 0;; ++n) {
-    const int slot = n % C::kQBuffers;
-    ptx::BarrierWait(&s.task_known[slot], n / C::kQBuffers & 1);
+    const int slot = n % C::kTaskSlots;
+    ptx::BarrierWait(&s.task_known[slot], n / C::kTaskSlots & 1);
     const DenseTask t = s.dense[slot].task;
     if (t.num_tiles < 0) break;
     __syncwarp();  // all lanes have their copy of the task
@@ -179,6 +214,9 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       const int stage = tile % C::kStages;
       const uint32_t parity = (tile / C::kStages & 1) ^ 1;
       const int start = t.first + i * C::kKvTile;
+      if constexpr (C::kSide) {
+        if (lane == 0) s.side.dense_tokens_copied = tile * C::kKvTile;
+      }
       const int present = min(boxes, (t.range.end - start + p.box_tokens - 1) >> p.box_shift);
       const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
       const bool is_v = lane >= kBoxesAtOnce;

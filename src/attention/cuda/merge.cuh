@@ -183,6 +183,24 @@ __device__ __forceinline__ bool FinishesLast(const KernelParams& p) {
   return true;
 }
 
+// Side tiles, and the stream tiles of their plans, weigh a row's tokens relative to a reference that moves only if a weight would
+// pass 2^kMostExponent (f16 holds 2^16). m: the row's largest score among the next 32 tokens.
+inline constexpr float kMostExponent = 12.0f;
+__device__ __forceinline__ bool ReferenceMoves(float reference, float m, float scale_log2) {
+  return m > reference && (reference == -INFINITY || (m - reference) * scale_log2 > kMostExponent);
+}
+__device__ __forceinline__ float BaseOfReference(float reference, float scale_log2) {
+  return reference == -INFINITY ? 0.0f : reference * scale_log2;
+}
+// Moves it, if it must; what was summed relative to the old one is to be multiplied with the result.
+__device__ __forceinline__ float MoveReference(float& reference, float m, float scale_log2) {
+  if (!ReferenceMoves(reference, m, scale_log2)) return 1.0f;
+  const float old = BaseOfReference(reference, scale_log2);
+  const bool empty = reference == -INFINITY;
+  reference = m;
+  return empty ? 1.0f : ptx::Exp2(old - BaseOfReference(m, scale_log2));
+}
+
 // A row to fold under one kv head.
 struct FoldRow {
   int32_t count = 0;  // its states; 0: no row
@@ -255,11 +273,11 @@ __device__ __forceinline__ float SumOfEight(float x) {
 // What a state counts beside the largest maximum of its row's.
 __device__ __forceinline__ float StateWeight(float m, float largest) { return m == -INFINITY ? 0.0f : ptx::Exp2(m - largest); }
 
-// A row folded by eight lanes: vectors of four elements, lane i those of i, i + 8, ...
-template <int kHeadDim>
+// A row folded by kRowLanes lanes (8, or the whole warp): vectors of four elements, lane i those of i, i + kRowLanes, ...
+template <int kHeadDim, int kRowLanes = 8>
 struct FoldedRow {
   float m = -INFINITY, l = 0.0f;
-  float acc[kHeadDim / 32][4] = {};
+  float acc[(kHeadDim / 4 + kRowLanes - 1) / kRowLanes][4] = {};
 
   // Where each eight lanes of the warp folded other states of one row: the fold of all, in every lane.
   __device__ __forceinline__ void CombineWarp() {
@@ -304,16 +322,17 @@ __device__ __forceinline__ void AddState(float weight, const float4 (&v)[kVector
 // Folds all states of four rows, eight lanes a row; `row` is the same in each group of eight lanes, `next` is the lane's
 // ContributionOf the row's first eight. All lanes call. What it costs is latency, so the vectors of kAtOnce states are under way
 // together, beside the states' maxima and the next contributions; and its code is small, since most launches run it once or twice,
-// from a cold instruction cache.
-template <int kHeadDim, int kAtOnce>
-__device__ __forceinline__ FoldedRow<kHeadDim> FoldStates(const KernelParams& p, const FoldRow& row, int kv_head,
-                                                          LoadedContribution next, int stride = 1) {
-  constexpr int kVectors = kHeadDim / 32;
+// from a cold instruction cache. kRowLanes 32: a single row by the whole warp, in fewer registers, with the same bits.
+template <int kHeadDim, int kAtOnce, int kRowLanes = 8>
+__device__ __forceinline__ FoldedRow<kHeadDim, kRowLanes> FoldStates(const KernelParams& p, const FoldRow& row, int kv_head,
+                                                                     LoadedContribution next, int stride = 1) {
+  using Folded = FoldedRow<kHeadDim, kRowLanes>;
+  constexpr int kVectors = sizeof(Folded::acc) / sizeof(float4);
   constexpr unsigned kAll = 0xffffffffu;
   static_assert(8 % kAtOnce == 0);
-  const int lane = threadIdx.x % 8;
+  const int lane = threadIdx.x % 8, column = threadIdx.x % kRowLanes % (kHeadDim / 4);
   const int most = __reduce_max_sync(kAll, row.count);
-  FoldedRow<kHeadDim> folded;
+  Folded folded;
   auto& [m, l, acc] = folded;
   int state = 0;
   float weight = 0.0f;
@@ -331,14 +350,14 @@ __device__ __forceinline__ FoldedRow<kHeadDim> FoldStates(const KernelParams& p,
 #pragma unroll
     for (int c = 0; c < kAtOnce; ++c) {
       const int64_t from = __shfl_sync(kAll, state, first + c, 8);
-      vectors[c] = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + lane;
+      vectors[c] = reinterpret_cast<const float4*>(p.state_acc + from * kHeadDim) + column;
     }
     float4 v[kAtOnce][kVectors];
 #pragma unroll
     for (int c = 0; c < kAtOnce; ++c) {
       const bool exists = first + c < row.count;
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? ptx::LoadL2(vectors[c] + i * 8, ptx::kEvictFirst) : float4{};
+      for (int i = 0; i < kVectors; ++i) v[c][i] = exists ? ptx::LoadL2(vectors[c] + i * kRowLanes, ptx::kEvictFirst) : float4{};
     }
     if (of_eight) {  // the softmax of these eight, under the latency of their vectors
       const float m_new = fmaxf(m, MaxOfEight(ml.x));
@@ -359,10 +378,10 @@ __device__ __forceinline__ FoldedRow<kHeadDim> FoldStates(const KernelParams& p,
 }
 
 // As FoldStates, and writes the rows' output.
-template <class T, int kHeadDim, int kAtOnce>
+template <class T, int kHeadDim, int kAtOnce, int kRowLanes = 8>
 __device__ __forceinline__ void FoldRows(const KernelParams& p, const FoldRow& row, int kv_head, LoadedContribution next) {
-  const auto [m, l, acc] = FoldStates<kHeadDim, kAtOnce>(p, row, kv_head, next);
-  if (row.count > 0) StoreFoldedRow<T>(p, row, m, l, acc);
+  const auto [m, l, acc] = FoldStates<kHeadDim, kAtOnce, kRowLanes>(p, row, kv_head, next);
+  if (row.count > 0) StoreFoldedRow<T, kRowLanes>(p, row, m, l, acc);
 }
 
 // As FoldRows, for a row whose states lie in shared memory from `states` and `ml` on, at most kMostInShared: the same bits, by

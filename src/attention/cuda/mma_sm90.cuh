@@ -51,8 +51,21 @@ struct Wgmma;
                  : COPPICE_D_##registers                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
   }
+// Both in shared memory, the left operand MN-major where a_transposed is 1 (its M is contiguous), the right K-major. kN columns.
+#define COPPICE_WGMMA_SS_NARROW(type, a_transposed, name)                                                                 \
+  static __device__ __forceinline__ void name(float (&d)[4], uint64_t a, uint64_t b, int accumulate) {                    \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32." type "." type " {%0, %1, %2, %3}, %4, %5, p, 1, 1, "        \
+                 #a_transposed ", 0;\n}\n"                                                                               \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                         \
+                 : "l"(a), "l"(b), "r"(accumulate));                                                                      \
+  }
 // Scores have a KV tile's columns (128 or 192), the output the head's (64 or 128), products of src/ops/cuda 64 to 256.
 #define COPPICE_WGMMA(T, type)                                                                                            \
+  template <> struct Wgmma<T, 8> {                                                                                        \
+    COPPICE_WGMMA_SS_NARROW(type, 0, Ss)                                                                                  \
+    COPPICE_WGMMA_SS_NARROW(type, 1, SsTransposedA)                                                                       \
+  };                                                                                                                      \
   template <> struct Wgmma<T, 64> {                                                                                       \
     COPPICE_WGMMA_SS(type, 64, 32, 32, 33, 34)                                                                            \
     COPPICE_WGMMA_RS_TRANSPOSED_B(type, 64, 32, 32, 33, 34, 35, 36)                                                       \
@@ -72,6 +85,7 @@ COPPICE_WGMMA(__nv_bfloat16, "bf16")
 COPPICE_WGMMA(__half, "f16")
 
 #undef COPPICE_WGMMA
+#undef COPPICE_WGMMA_SS_NARROW
 #undef COPPICE_WGMMA_RS_TRANSPOSED_B
 #undef COPPICE_WGMMA_SS
 #undef COPPICE_D_128

@@ -7,8 +7,11 @@
 
 namespace coppice::attention::cuda {
 
-inline constexpr int kDenseRows = 128;  // rows of a dense tile: two warpgroups of 64 (wgmma's M)
-inline constexpr int kStreamRows = 16;  // most rows of a stream tile: two n8 blocks of mma.sync
+inline constexpr int kDenseRows = 128;      // rows of a dense tile: two warpgroups of 64 (wgmma's M)
+inline constexpr int kSideRows = 8;         // most rows of a side tile: wgmma's least N
+inline constexpr int kSideStepTokens = 64;  // tokens of its step: wgmma's M
+inline constexpr int kSideTasksAhead = 3;   // side tasks of a CTA that are looked up, the one that is computed among them
+inline constexpr int kStreamRows = 16;      // most rows of a stream tile: two n8 blocks of mma.sync
 // Contributions of a merge set: each draws a ticket for each warpgroup that holds rows of the set, two at most, and their number
 // (DeviceMember::arrivals) has 16 bits.
 inline constexpr int32_t kMaxSetContributions = UINT16_MAX / 2;
@@ -19,7 +22,8 @@ struct PlanHeader {
   int32_t num_dense_tasks, num_stream_tasks;
   int32_t num_members, num_contributions, num_branches;
   int32_t num_queries;  // of q and out
-  uint16_t has_tree_mask;
+  uint8_t has_tree_mask;
+  uint8_t side;        // 1: CTAs with dense tasks take stream tasks beside them, which have at most kSideRows rows; no teams
   uint16_t team;       // 1: the stream warps of a CTA read each stream task together; one kv head a task, no dense tasks
   int32_t dense_ctas;  // CTAs from this on take no dense task, so that streams run beside the dense tiles from the start
 };

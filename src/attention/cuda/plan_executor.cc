@@ -35,6 +35,8 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
     : device_(device),
       num_sms_(num_sms),
       variant_(variant),
+      side_variant_(variant.path == KernelPath::kHopper && HasSideTiles(spec, variant.kv_tile) ? SideVariantFor(variant.dtype)
+                                                                                               : variant),
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
@@ -60,9 +62,11 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
                              PinnedBuffer::Allocate(bytes + executor->page_rows_.max_patches() * sizeof(PagePatch)));
     COPPICE_ASSIGN_OR_RETURN(staging.copied, CudaEvent::Create());
   }
-  COPPICE_RETURN_IF_ERROR(
-      CudaStatus(cudaFuncSetAttribute(variant.function, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes),
-                 "raising the attention kernel's shared memory"));
+  for (const KernelVariant* kernel : {&variant, &executor->side_variant_}) {
+    COPPICE_RETURN_IF_ERROR(
+        CudaStatus(cudaFuncSetAttribute(kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel->shared_bytes),
+                   "raising the attention kernel's shared memory"));
+  }
   int ctas_per_sm = 0;
   COPPICE_RETURN_IF_ERROR(CudaStatus(
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant.function, variant.threads, variant.shared_bytes),
@@ -215,12 +219,13 @@ Status CudaPlanExecutor::LaunchHopper(KernelParams params, const TensorMaps& map
   overlaps.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(num_ctas_);
-  config.blockDim = dim3(variant_.threads);
-  config.dynamicSmemBytes = variant_.shared_bytes;
+  const KernelVariant& kernel = Kernel();
+  config.blockDim = dim3(kernel.threads);
+  config.dynamicSmemBytes = kernel.shared_bytes;
   config.stream = stream;
   config.attrs = &overlaps;
   config.numAttrs = 1;
-  return CudaStatus(cudaLaunchKernelExC(&config, variant_.function, arguments), "launching the attention kernel");
+  return CudaStatus(cudaLaunchKernelExC(&config, kernel.function, arguments), "launching the attention kernel");
 }
 
 Status CudaPlanExecutor::LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {

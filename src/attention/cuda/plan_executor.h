@@ -64,6 +64,8 @@ class CudaPlanExecutor final : public PlanExecutor {
   // From the same place of a staged image.
   Status Copy(const std::byte* image, size_t offset, size_t bytes, cudaStream_t stream);
   KernelParams MakeParams(const KvLayerView& view, const RunArgs& args) const;
+  // Which of the two serves the plan last uploaded. Either computes any plan, so that a captured graph may hold either.
+  const KernelVariant& Kernel() const { return translator_.header().side != 0 ? side_variant_ : variant_; }
   Status LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const;
   Status LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
 
@@ -71,6 +73,7 @@ class CudaPlanExecutor final : public PlanExecutor {
 
   int device_, num_sms_;
   const KernelVariant& variant_;
+  const KernelVariant& side_variant_;  // for plans with side tiles; the same where there are none
   AttentionSpec spec_;
   PlanCapacity capacity_;
   PlanSizes sizes_;

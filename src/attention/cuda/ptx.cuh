@@ -77,6 +77,16 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// As NamedBarrierSync, and whether any thread says so.
+__device__ __forceinline__ bool NamedBarrierAny(int id, int threads, bool predicate) {
+  uint32_t any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+               : "=r"(any)
+               : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(predicate))
+               : "memory");
+  return any != 0;
+}
+
 // ---- Proxies (9.7.13.4): orders ordinary shared-memory accesses of this thread with those of the copy engine and wgmma.
 
 __device__ __forceinline__ void FenceProxyAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

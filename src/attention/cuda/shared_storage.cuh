@@ -82,7 +82,24 @@ struct alignas(16) StatesHeld {
   float2 ml[kHeldStates];
 };
 
+// What the side tiles need while dense tiles are computed.
 template <class C>
+struct SideStorage {
+  alignas(1024) uint8_t k[C::kSideUnitBytes], v[C::kSideUnitBytes];  // [8 tokens][chunk][8][64], swizzled
+  alignas(1024) uint8_t q[kSideRows * C::kHeadDim * 2];              // [chunk][8 rows][64], swizzled
+  alignas(1024) uint8_t weights[kSideRows * C::kSideTokens * 2];     // [8 rows][64 tokens], swizzled
+  float of_warp[4][kSideRows];                                       // maxima or sums by warp
+  float rescale[kSideRows];                                          // see SideTile::MoveReferences
+  StreamSlot slots[C::kSideSlots];
+  uint64_t known[C::kSideSlots], done[C::kSideSlots];  // a task is looked up; its slot is free
+  uint64_t q_ready, k_ready, v_ready, k_free, v_free;
+  uint64_t stored, noted;  // a head's states are stored; the warp that draws its tickets has seen it
+  // Of the CTA's dense tiles, for who looks for a side task: no task is left to draw; tokens of all tasks drawn, and of those
+  // copied.
+  volatile int32_t dense_drawn_out, dense_tokens, dense_tokens_copied;
+  volatile int32_t tokens_copied;  // of all side tiles, heads counted one by one
+};
+template <class C, bool kSide = C::kSide>
 struct SharedStorage {
   union {
     struct {
@@ -96,14 +113,40 @@ struct SharedStorage {
     };
   };
 
-  DenseSlot dense[C::kQBuffers];
+  DenseSlot dense[C::kTaskSlots];
   StreamState<C> stream[C::kStreamWarps];
   DenseArrivals arrivals[kDenseWarpgroups];
   uint8_t completes[kDenseRows];  // by row: it begins a set whose last ticket this warpgroup drew
 
-  uint64_t task_known[C::kQBuffers], q_ready[C::kQBuffers], task_done[C::kQBuffers];
+  uint64_t task_known[C::kTaskSlots], q_ready[C::kQBuffers], task_done[C::kTaskSlots];
   uint64_t k_ready[C::kStages], k_free[C::kStages], v_ready[C::kStages], v_free[C::kStages];
   int32_t drawers_done;
+};
+
+// With side tiles, whose memory becomes that of the stream warps when they are over.
+template <class C>
+struct SharedStorage<C, true> {
+  union {
+    struct {
+      alignas(1024) uint8_t q[C::kQBuffers][C::kQTileBytes];
+      alignas(1024) uint8_t k[C::kStages][C::kKvTileBytes];
+      alignas(1024) uint8_t v[C::kStages][C::kKvTileBytes];
+      SideStorage<C> side;
+    };
+    struct {
+      alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamSteps][2][C::kStreamUnitBytes];
+      StatesHeld<C> held[C::kStreamWarps];
+      StreamState<C> stream[C::kStreamWarps];
+
+      // No other's: behind what `side` takes.
+      DenseSlot dense[C::kTaskSlots];
+      DenseArrivals arrivals[kDenseWarpgroups];
+      uint8_t completes[kDenseRows];
+      uint64_t task_known[C::kTaskSlots], q_ready[C::kQBuffers], q_free[C::kQBuffers], task_done[C::kTaskSlots];
+      uint64_t k_ready[C::kStages], k_free[C::kStages], v_ready[C::kStages], v_free[C::kStages];
+      int32_t drawers_done;
+    };
+  };
 };
 
 // Named barriers; 0 is the CTA's.
@@ -112,7 +155,9 @@ enum BarrierId : int {
   kWarpgroupBarrier = 3 /* and 4 */,
   kDenseOverBarrier = 5,
   kDenseLoadedBarrier,
-  kTeamBarrier
+  kTeamBarrier,
+  kSideBarrier,
+  kSideOverBarrier
 };
 
 }  // namespace coppice::attention::cuda

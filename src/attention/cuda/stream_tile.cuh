@@ -208,7 +208,16 @@ class StreamWorker {
 #pragma unroll
       for (int i = 0; i < kDepth * 4; ++i) out_[n][i / 4][i % 4] = 0.0f;
     }
+    if constexpr (kLikeSide<kColumns>) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) BlockSum(i / 2, i % 2) = 0.0f;
+    }
   }
+
+  // Who takes a task of a plan with side tiles depends on the moment, its state must not: a stream tile of few rows adds as a side
+  // tile does (SideTile). Scores in one chain; a row's reference moves with each 32 tokens if it must; a sum for each 16 of 64.
+  template <int kColumns>
+  static constexpr bool kLikeSide = C::kSide&& kColumns == 1;
 
   // Token blocks whose scores are in registers together: both of a step, unless the output of two column blocks takes their place.
   template <int kColumns>
@@ -227,7 +236,7 @@ class StreamWorker {
       if (start < task.range.full_begin || start + 16 * kTogether < kColumns >> task.range.full_end)
         Mask<kColumns>(task, start, scores);
       uint32_t weights[kTogether<kColumns>][kColumns][2];
-      Weigh<kColumns>(scores, weights);
+      Weigh<kColumns>(scores, weights, (position - task.first) / kTokens % 2);
       uint8_t* const v = Await(1);
       if (first == 0 && position + kTokens > task.range.end) ClearTail(v, task.range.end - position);
       Accumulate<kColumns>(weights, ptx::SharedAddress(v), first);
@@ -239,7 +248,7 @@ class StreamWorker {
   template <int kColumns>
   __device__ void Score(Scores<kColumns>& scores, uint32_t k, int first) {
     // Two sums for a single column block: half the length of the chain of products, which nothing else hides.
-    constexpr int kSums = kColumns == 1 ? 2 : 1;
+    constexpr int kSums = kColumns == 1 && !kLikeSide<kColumns> ? 2 : 1;
     Scores<kColumns> sums[kSums] = {};
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
@@ -267,14 +276,19 @@ class StreamWorker {
     }
   }
 
-  // The softmax step: weights as the B operand of the second product, and the output so far relative to the new maximum.
+  // The softmax step: weights as the B operand of the second product, and the output so far relative to the new maximum. half:
+  // which 32 tokens of 64.
   template <int kColumns>
-  __device__ void Weigh(Scores<kColumns>& scores, uint32_t (&weights)[kTogether<kColumns>][kColumns][2]) {
+  __device__ void Weigh(Scores<kColumns>& scores, uint32_t (&weights)[kTogether<kColumns>][kColumns][2], int half) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-      float rescale[2];
+      float rescale[2] = {1.0f, 1.0f};
+      if constexpr (kLikeSide<kColumns>) {
+        SoftmaxLikeSide<kColumns>(scores, half, rescale);
+      } else {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) Softmax<kColumns>(scores, n, c, row_max_[n][c], row_sum_[n][c], rescale[c]);
+        for (int c = 0; c < 2; ++c) Softmax<kColumns>(scores, n, c, row_max_[n][c], row_sum_[n][c], rescale[c]);
+      }
 #pragma unroll
       for (int b = 0; b < kTogether<kColumns>; ++b) {
         weights[b][n][0] = ptx::TransposeMatrix(Pack<T>(scores[b][n][0], scores[b][n][1]));
@@ -361,6 +375,45 @@ class StreamWorker {
     row_max = m;
   }
 
+  // Of the weights of tokens [16 b, 16 b + 16) of each 64. In registers of the second column block, which such a task lacks.
+  __device__ __forceinline__ float& BlockSum(int b, int c) {
+    return b == 0 ? row_sum_[0][c] : b == 1 ? row_sum_[1][c] : b == 2 ? row_max_[1][c] : out_[1][0][c];
+  }
+
+  // The same relative to references that move only if they must, for tokens of the first or second half of 64.
+  template <int kColumns>
+  __device__ __forceinline__ void SoftmaxLikeSide(Scores<kColumns>& scores, int half, float (&rescale)[2]) {
+    float m[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      m[c] = fmaxf(fmaxf(scores[0][0][c], scores[0][0][c + 2]), fmaxf(scores[1][0][c], scores[1][0][c + 2]));
+    }
+    const float scale = p_.score_scale_log2;
+    if (__any_sync(kAllLanes, ReferenceMoves(row_max_[0][0], m[0], scale) || ReferenceMoves(row_max_[0][1], m[1], scale))) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) m[c] = fmaxf(m[c], __shfl_xor_sync(kAllLanes, m[c], d));
+        rescale[c] = MoveReference(row_max_[0][c], m[c], scale);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) BlockSum(b, c) *= rescale[c];
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float base = BaseOfReference(row_max_[0][c], scale);
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+#pragma unroll
+        for (int i = c; i < 4; i += 2) {
+          const float weight = scores[b][0][i] = ptx::Exp2(scores[b][0][i] * scale - base);
+          BlockSum(b, c) += half == 0 ? weight : 0.0f;
+          BlockSum(b + 2, c) += half == 0 ? 0.0f : weight;
+        }
+      }
+    }
+  }
+
   // V rows past the end may hold NaN, which no weight of zero removes.
   __device__ void ClearTail(uint8_t* v, int present) {
     constexpr int kPieces = C::kHeadDim / 8;
@@ -379,8 +432,19 @@ class StreamWorker {
   __device__ void Finish(const StreamTask& task, int head) {
     const RowInfo* rows = slot().rows;
     const bool holds = holds_states();
+    if constexpr (kLikeSide<kColumns>) {
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
+      for (int c = 0; c < 2; ++c) {
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+#pragma unroll
+          for (int d = 4; d < 32; d *= 2) BlockSum(b, c) += __shfl_xor_sync(kAllLanes, BlockSum(b, c), d);
+        }
+        row_sum_[0][c] = BlockSum(0, c) + BlockSum(1, c) + BlockSum(2, c) + BlockSum(3, c);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < (kLikeSide<kColumns> ? 0 : kColumns); ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
 #pragma unroll

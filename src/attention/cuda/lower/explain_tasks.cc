@@ -32,9 +32,11 @@ std::string ExplainTasks(const LoweredView& lowered) {
   std::string out;
   const PlanHeader& header = translator.header();
   const int32_t sms = translator.num_sms();
+  const char* const how = header.team != 0   ? ", each read by all stream warps of an SM"
+                          : header.side != 0 ? ", beside the dense ones too"
+                                             : "";
   Append(out, "runs on %d SMs: %d dense tasks on %d of them, %d stream tasks%s\n", sms, header.num_dense_tasks,
-         header.num_dense_tasks > 0 ? std::min(header.dense_ctas, sms) : 0, header.num_stream_tasks,
-         header.team != 0 ? ", each read by all stream warps of an SM" : "");
+         header.num_dense_tasks > 0 ? std::min(header.dense_ctas, sms) : 0, header.num_stream_tasks, how);
   // Dense ones first, many rows first, long ones first.
   std::map<std::tuple<bool, int32_t, int32_t, int32_t, int64_t, bool>, int32_t> ranges;
   const QueuedItems& queued = translator.queued();
@@ -76,6 +78,7 @@ std::string DumpTasks(const LoweredView& lowered) {
                       {"dense_tasks", header.num_dense_tasks},
                       {"stream_tasks", header.num_stream_tasks},
                       {"teams", header.team != 0},
+                      {"side_tiles", header.side != 0},
                       {"members", header.num_members},
                       {"contributions", header.num_contributions},
                       {"predicted_ns", PredictStepNs(lowered)},

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "attention/cuda/kernel_config.h"
+#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/kv_cuts.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
@@ -63,6 +64,7 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
              .num_stream_tasks = static_cast<int32_t>(num_stream_),
              .num_members = static_cast<int32_t>(num_members_),
              .num_contributions = static_cast<int32_t>(num_contributions_),
+             .side = side_,
              .team = team_,
              .dense_ctas = dense_ctas_};
 }
@@ -71,27 +73,33 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
 void PlanTranslator::CutItems(const PlanView& plan) {
   piece_ends_.clear();
   dense_ctas_ = num_sms_;
-  team_ = false;
+  team_ = side_ = false;
   if (spec_.deterministic) return;
   const int64_t heads = spec_.num_kv_heads;
-  int64_t tokens = 0, blocks = 0, steps = 0;
+  int64_t tokens = 0, blocks = 0, steps = 0, side_steps = 0;
   double memory_tokens = 0;
+  bool side = HasSideTiles(spec_, costs_.kv_tile());
   for (const QueuedItem& item : queued_.items()) {
     if (item.dense) continue;
     const int64_t item_blocks = CeilDiv(item.rows, kStreamRows);
     blocks += item_blocks;
     tokens += item.tokens * item_blocks;
     steps += item_blocks * CeilDiv(item.tokens, kStreamStepTokens);
+    side_steps += CeilDiv(item.tokens, kSideStepTokens);
+    side &= item.rows <= kSideRows;
     memory_tokens += item.memory_tokens;
   }
   const StreamWork stream{.bytes = static_cast<double>(tokens * heads) * costs_.bytes_per_token(),
                           .memory_share = memory_tokens / static_cast<double>(std::max<int64_t>(tokens, 1)),
                           .steps = steps * heads,
-                          .tasks = blocks * heads};
+                          .tasks = blocks * heads,
+                          .side_steps = side_steps * heads,
+                          .side = side};
   const Division division = division_.Choose(queued_.items(), stream, costs_, layout_.own_states);
   const StreamCuts cuts = ChooseStreamCuts(plan, queued_, tokens * heads, num_sms_, costs_);
   dense_ctas_ = division.dense_ctas;
   team_ = cuts.team_piece > 0;
+  side_ = division.side;
   int64_t states = plan.num_states, end_of_states = sizes_.max_states + layout_.own_states;
   for (const QueuedItem& item : queued_.items()) {
     const int64_t most = std::min(kMostPieces, (end_of_states - states) / (item.rows * heads));

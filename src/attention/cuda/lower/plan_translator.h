@@ -44,6 +44,7 @@ class PlanTranslator {
   int num_sms() const { return num_sms_; }
   const AttentionSpec& spec() const { return spec_; }
   bool team() const { return team_; }
+  bool side() const { return side_; }
   // Where the pieces of a queued item but the last one end, from where it begins.
   std::span<const int32_t> PieceEnds(int32_t item) const {
     const ItemPieces& pieces = queued_.pieces(item);
@@ -93,6 +94,7 @@ class PlanTranslator {
   SmDivision division_;
   int32_t dense_ctas_ = 0;  // CTAs that take dense tasks
   bool team_ = false;       // the stream warps of a CTA read each task together
+  bool side_ = false;       // CTAs take stream tasks beside their dense ones
   PlanHeader header_{};     // but for what changes with every step
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
   bool known_ = false;                               // the device has what was written

@@ -46,7 +46,7 @@ class Translated {
     translator.TranslatePlan((*planner)->View(), forest.Forest(), image);
     translator.TranslateLengths(forest.Forest(), image);
     const auto& header = *reinterpret_cast<const PlanHeader*>(image + translator.layout().header);
-    dense_ctas = header.dense_ctas, team = header.team != 0;
+    dense_ctas = header.dense_ctas, team = header.team != 0, side = header.side != 0;
     const auto tasks = [&](size_t offset, int64_t count) {
       return std::span(reinterpret_cast<const Task*>(image + offset), static_cast<size_t>(count));
     };
@@ -56,7 +56,7 @@ class Translated {
 
   std::span<const Task> dense, stream;
   int32_t dense_ctas = 0;
-  bool team = false;
+  bool team = false, side = false;
 
  private:
   std::vector<std::byte> image_;
@@ -140,6 +140,24 @@ TEST(PlanUpload, ShorterStepsAreDividedToo) {
   EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).dense_ctas, 86);
   EXPECT_EQ(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).dense_ctas, kSms)
       << "computation is the longer part";
+}
+
+// Whose CTAs with dense tasks stream beside them, by measurement (docs/kernels/overlap.md).
+TEST(PlanUpload, SideTilesWhereDenseTasksAreLong) {
+  constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
+  constexpr AttentionSpec kGrouped{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  AttentionSpec half = kGrouped, exact = kGrouped, wide = kGrouped;
+  half.head_dim = 64;
+  exact.deterministic = true;
+  wide.num_qo_heads = 72;
+  EXPECT_TRUE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).side);
+  EXPECT_TRUE(Translated(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads).side);
+  EXPECT_FALSE(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).side) << "short dense tasks";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 0, 1024), SharePolicy::kTree, kGrouped).side) << "nothing streams";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kStore, kGrouped).side) << "nothing is dense";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, half).side) << "no kernel has them";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, exact).side) << "deterministic mode";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, wide).side) << "nine rows of a request";
 }
 
 TEST(SpreadStep, AnyRunOfNumbersIsSpreadEvenly) {

@@ -10,6 +10,7 @@ constexpr int32_t kMinDensePiece = 128;  // tokens; at least, and whole steps
 
 SmCosts::SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_tile)
     : rates_(rates),
+      kv_tile_(kv_tile),
       bytes_per_token_(2 * spec.head_dim * static_cast<int32_t>(SizeOf(spec.kv_dtype))),
       dense_piece_unit_(RoundUp(kMinDensePiece, kv_tile)),
       memory_bytes_per_ns_(rates.memory_bytes_per_s / 1e9),

@@ -23,6 +23,7 @@ class SmCosts {
   double memory_bytes_per_ns() const { return memory_bytes_per_ns_; }
   double sm_memory_bytes_per_ns() const { return memory_bytes_per_ns_ / rates_.num_sms; }
   double bulk_bytes_per_ns() const { return bulk_bytes_per_ns_; }
+  int32_t kv_tile() const { return kv_tile_; }                  // tokens of a dense step
   int32_t bytes_per_token() const { return bytes_per_token_; }  // K and V of one kv head
 
   // Tokens rounded up to what a dense task computes.
@@ -42,6 +43,7 @@ class SmCosts {
 
  private:
   SmRates rates_;
+  int32_t kv_tile_;
   int32_t bytes_per_token_;
   int32_t dense_piece_unit_;
   double memory_bytes_per_ns_, bulk_bytes_per_ns_, dense_token_ns_;

@@ -18,6 +18,7 @@ namespace {
 constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
 constexpr int64_t kTasksOfStreamingWarp = 5;
 constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
+constexpr double kWorthSide = 0.97;      // side tiles, against none: their rates are known to 3 %
 // Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
 constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
 constexpr int64_t kSimulatedTasksPerSm = 6;  // more even out by themselves
@@ -32,8 +33,16 @@ Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork&
   std::ranges::copy_if(items, std::back_inserter(dense_), [](const QueuedItem& item) { return item.dense && item.tokens > 0; });
   int64_t tokens = 0;
   for (const QueuedItem& item : dense_) tokens += int64_t{item.tokens} * item.blocks * heads_;
-  Division best_division{.dense_ctas = num_sms_, .dense_piece = INT32_MAX};
-  if (tokens == 0) return best_division;
+  if (tokens == 0) return {.dense_ctas = num_sms_, .dense_piece = INT32_MAX};
+  const Chosen apart = Search(tokens, stream, costs, most_states, /*side=*/false);
+  if (!stream.side || stream.tasks == 0) return apart.division;
+  const Chosen beside = Search(tokens, stream, costs, most_states, /*side=*/true);
+  return beside.ns < kWorthSide * apart.ns ? beside.division : apart.division;
+}
+
+SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, const SmCosts& costs, int64_t most_states,
+                                      bool side) {
+  Division best_division{.dense_ctas = num_sms_, .dense_piece = INT32_MAX, .side = side};
   struct Choice {
     double ns = INFINITY;
     int64_t tasks = 0;
@@ -48,7 +57,7 @@ Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork&
     int64_t tasks = 0;
     for (const QueuedItem& item : dense_) tasks += CeilDiv(item.tokens, piece) * item.blocks * heads_;
     if (num_choices > 0 && tasks == choices[num_choices - 1].tasks) continue;  // the same cuts
-    const Simulated step = Simulate(stream, costs, {.dense_ctas = num_sms_, .dense_piece = piece});
+    const Simulated step = Simulate(stream, costs, {.dense_ctas = num_sms_, .dense_piece = piece, .side = side});
     if (step.states > most_states) break;
     choices[num_choices++] = {step.ns, tasks, piece};
     if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_division.dense_piece = piece;
@@ -64,13 +73,13 @@ Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork&
       most = ctas - kSmsApart * num_sms_;
       const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
       if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
-      const Division division{.dense_ctas = ctas, .dense_piece = choice.piece};
+      const Division division{.dense_ctas = ctas, .dense_piece = choice.piece, .side = side};
       const Simulated step = Simulate(stream, costs, division);
       const double worth = step.dense_ns < kDenseSoonDone * step.ns ? kAsGood : kWorthChanging;
       if (step.ns < worth * best_ns) best_ns = step.ns, best_division = division;
     }
   }
-  return best_division;
+  return {best_division, best_ns};
 }
 
 struct SmDivision::DenseEnds {
@@ -129,7 +138,8 @@ SmDivision::DenseEnds SmDivision::RunDense(const SmCosts& costs, Division divisi
     tokens += static_cast<double>(item.tokens) * item.blocks;
     memory_tokens += item.memory_tokens;
     const int64_t count = CeilDiv(item.tokens, division.dense_piece);
-    const double task_ns = costs.DenseTaskNs(CeilDiv(item.tokens, count));
+    const double task_ns =
+        costs.DenseTaskNs(CeilDiv(item.tokens, count)) + (division.side ? costs.rates().dense_task_with_side_ns : 0.0);
     const int64_t item_tasks = count * item.blocks * heads_;
     if (count > 1) {
       out.states += count * item.rows * heads_;
@@ -162,6 +172,14 @@ SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCos
   const double beside = stream_bytes_per_ns(rates.stream_task_beside_dense_ns);
   const double after = std::min(stream_bytes_per_ns(rates.stream_task_ns), memory / stream.memory_share / num_sms_);
   const double dense_bytes_per_ns = dense.memory_share * costs.bytes_per_token() / costs.DenseTokenNs();  // of an SM, from memory
+  // Side tiles: one step after the other on each SM that computes, but for the end, where no task is begun that may last longer
+  // than those of the dense tiles.
+  const double side_ns =
+      static_cast<double>(stream.side_steps) * rates.side_step_ns + static_cast<double>(stream.tasks) * rates.side_task_ns;
+  const double side_end_ns = kSideTasksAhead * side_ns / static_cast<double>(std::max<int64_t>(stream.tasks, 1));
+  const double side_share = std::max(0.0, 1.0 - side_end_ns / dense.ends.back());
+  const double side_bytes_per_ns = division.side ? side_share * stream.bytes / side_ns : 0.0;
+  const double slowed_by_side = division.side ? rates.slowed_by_side : 0.0;
   double now = 0, left = stream.bytes, undisturbed = 0;
   int64_t computing = division.dense_ctas;
   for (const double end : dense.ends) {
@@ -173,10 +191,11 @@ SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCos
     const double dense_bytes = static_cast<double>(computing) * dense_bytes_per_ns;
     if (left > 0) {
       const auto streaming = static_cast<double>(num_sms_ - computing);
-      const double share = std::min(1.0, memory / (streaming * beside * stream.memory_share + dense_bytes));
-      const double pace = std::min(share, 1 / (1 + rates.slowed_by_streams * streaming / num_sms_));
-      const double ns = std::min(dense_ns / pace, left / (streaming * beside * share));
-      now += ns, dense_ns -= ns * pace, left -= ns * streaming * beside * share;
+      const double bytes_per_ns = streaming * beside + static_cast<double>(computing) * side_bytes_per_ns;
+      const double share = std::min(1.0, memory / (bytes_per_ns * stream.memory_share + dense_bytes));
+      const double pace = std::min(share, 1 / (1 + rates.slowed_by_streams * streaming / num_sms_ + slowed_by_side));
+      const double ns = std::min(dense_ns / pace, left / (bytes_per_ns * share));
+      now += ns, dense_ns -= ns * pace, left -= ns * bytes_per_ns * share;
     }
     now += std::max(dense_ns, 0.0) / std::min(1.0, memory / dense_bytes);
     undisturbed = end;

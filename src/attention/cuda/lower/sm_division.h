@@ -1,6 +1,7 @@
 // Which SMs compute and which stream: dense tiles leave the memory idle and streams the tensor cores, so some SMs stream from the
-// start while the others compute, which join them when no dense task is left (POD-Attention's point, by SM). Chosen by a simulation
-// of the step (docs/kernels/hopper.md, "SMs divided"). Layer: attention/cuda.
+// start while the others compute, which join them when no dense task is left (POD-Attention's point, by SM); or those that compute
+// stream too, in side tiles. Chosen by a simulation of the step (docs/kernels/hopper.md, "SMs divided"; overlap.md). Layer:
+// attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,14 @@ namespace coppice::attention::cuda {
 struct StreamWork {
   double bytes, memory_share;
   int64_t steps, tasks;
+  int64_t side_steps;  // of side tiles
+  bool side = false;   // the kernel has side tiles, and the tasks are fit for them
 };
 
 struct Division {
   int32_t dense_ctas;   // CTAs that take dense tasks
   int32_t dense_piece;  // tokens of a dense task at most
+  bool side = false;    // CTAs with dense tasks stream beside them
 };
 
 // Allocates in its constructor only.
@@ -39,7 +43,13 @@ class SmDivision {
     double ns = 0, dense_ns = 0;
     int64_t states = 0;  // of dense pieces
   };
+  struct Chosen {
+    Division division;
+    double ns;
+  };
   struct DenseEnds;
+  // The best with side tiles, or without. tokens: of all dense items and kv heads.
+  Chosen Search(int64_t tokens, const StreamWork& stream, const SmCosts& costs, int64_t most_states, bool side);
   Simulated Simulate(const StreamWork& stream, const SmCosts& costs, Division division);
   void AddTasks(std::span<double> ends, int64_t tasks, double task_ns);
   DenseEnds RunDense(const SmCosts& costs, Division division);
