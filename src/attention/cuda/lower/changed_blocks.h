@@ -82,11 +82,12 @@ class KeptArray {
     values_[i] = value;
     changed_.Mark(i);
   }
-  // Writes what changed among the first `count` elements to an array at `offset` of the image, all of them if nothing is known of
-  // it, and appends their bytes.
+  // Writes what changed among the first `count` elements to an array at `offset` of the image, all that were ever written if
+  // nothing is known of it, and appends their bytes.
   void Write(int64_t count, bool known, std::byte* image, size_t offset, std::vector<ByteRange>& ranges) {
-    if (!known) changed_.Mark(0, count);
-    changed_.ForEachRun(count, [&](int64_t begin, int64_t end) {
+    written_ = std::max(written_, count);
+    if (!known) changed_.Mark(0, written_);  // a later plan may reach further than this one
+    changed_.ForEachRun(known ? count : written_, [&](int64_t begin, int64_t end) {
       const ByteRange range{offset + begin * sizeof(T), offset + end * sizeof(T)};
       std::memcpy(image + range.begin, &values_[begin], range.size());
       ranges.push_back(range);
@@ -96,6 +97,7 @@ class KeptArray {
 
  private:
   std::vector<T> values_;
+  int64_t written_ = 0;  // elements at most, of all plans so far
   ChangedBlocks<T> changed_;
 };
 
