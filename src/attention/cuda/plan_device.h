@@ -20,8 +20,8 @@ inline constexpr int32_t kDirect = -1;  // in place of a state index: the item i
 // Rewritten by every Upload, read at the start of a launch.
 struct PlanHeader {
   int32_t num_dense_tasks, num_stream_tasks;
-  int32_t num_members, num_contributions, num_branches;
-  int32_t num_queries;  // of q and out
+  int32_t num_members, num_contributions, num_branches;  // of the first two: places, some of which no task reads
+  int32_t num_queries;                                   // of q and out
   uint8_t has_tree_mask;
   uint8_t side;        // 1: CTAs with dense tasks take stream tasks beside them, which have at most kSideRows rows; no teams
   uint16_t team;       // 1: the stream warps of a CTA read each stream task together; one kv head a task, no dense tasks

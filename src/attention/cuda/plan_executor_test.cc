@@ -292,6 +292,24 @@ TEST(PlanExecutor, CopiesWhatChanged) {
   Session::ExpectLengthsAndPages(params, forest);
 }
 
+// Nothing else moves: neither the requests before it, nor what the prefix has of the others.
+TEST(PlanExecutor, ARequestThatComesOrGoesIsCopiedAlone) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 8192);
+  for (int i = 0; i < 1000; ++i) forest.AddBranch(root, 300, 1, kRowPages);
+  Session session(forest);
+  session.Step(forest);
+  const size_t tasks = Runtime().launches.back().header->num_stream_tasks * sizeof(Task);
+  const size_t members_of_prefix = 1000 * (sizeof(DeviceMember) + 2 * sizeof(DeviceContribution)),
+               kLengths = 1000 * sizeof(DeviceBranch);
+  for (int change = 0; change < 4; ++change) {
+    change % 2 == 0 ? forest.RemoveBranch(999) : (void)forest.AddBranch(root, 300, 1, kRowPages);
+    const KernelParams params = session.Step(forest);
+    ASSERT_NO_FATAL_FAILURE(session.ExpectFresh(params, forest));
+    EXPECT_LT(Session::bytes_copied(), 2 * members_of_prefix + kLengths + tasks / 16);
+  }
+}
+
 TEST(PlanExecutor, RunNeedsAnUpload) {
   TestForest forest;
   forest.AddBranch(kNoParent, 10, 1);

@@ -49,8 +49,8 @@ std::string ExplainTasks(const LoweredView& lowered) {
     Append(out, "  %d %s of %d tokens for %d rows%s: %d along KV x %lld of rows, %s\n", count, count == 1 ? "range" : "ranges",
            -tokens, -rows, masked ? ", masked" : "", pieces, static_cast<long long>(blocks), stream ? "stream" : "dense");
   }
-  Append(out, "  %d kv heads, %d members, %d contributions\n", translator.spec().num_kv_heads, header.num_members,
-         header.num_contributions);
+  Append(out, "  %d kv heads, %lld members, %lld contributions\n", translator.spec().num_kv_heads,
+         static_cast<long long>(translator.num_members()), static_cast<long long>(translator.num_contributions()));
   Append(out, "  predicted as cut: %.2f us\n", PredictStepNs(lowered) / 1e3);
   return out;
 }
@@ -79,8 +79,8 @@ std::string DumpTasks(const LoweredView& lowered) {
                       {"stream_tasks", header.num_stream_tasks},
                       {"teams", header.team != 0},
                       {"side_tiles", header.side != 0},
-                      {"members", header.num_members},
-                      {"contributions", header.num_contributions},
+                      {"members", translator.num_members()},
+                      {"contributions", translator.num_contributions()},
                       {"predicted_ns", PredictStepNs(lowered)},
                       {"ranges", std::move(ranges)}};
   return tasks.dump();

@@ -28,9 +28,10 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   const int64_t most = int64_t{num_sms} * (kDenseTasksPerSm * kDenseRows + kTasksPerStreamWarp * kStreamWarpsPerSm * kStreamRows);
   own_states = spec.deterministic ? 0 : std::min(most, kMostPieces * capacity.max_queries * spec.num_qo_heads);
   max_states = sizes.max_states + own_states;
-  max_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;
-  max_members = max_contributions;
-  max_items = sizes.max_items + max_contributions;
+  const int64_t most_contributions = sizes.max_contributions + own_states / spec.num_kv_heads;
+  max_contributions = RoundUp(int64_t{sizes.max_contributions}, kPlacesUnit) + most_contributions;
+  max_members = RoundUp(int64_t{sizes.max_members}, kPlacesUnit) + most_contributions;
+  max_items = sizes.max_items + most_contributions;
   max_tasks = max_items * spec.num_kv_heads;
   size_t used = 0;
   const auto reserve = [&](size_t& offset, int64_t count, size_t each) {

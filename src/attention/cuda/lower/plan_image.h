@@ -13,7 +13,8 @@ namespace coppice::attention::cuda {
 
 // Byte offsets of the arrays, and how many of each there may be: enough for every plan within `sizes`. A range with n merge sets of
 // one row or more that is cut into p pieces takes at least n * p states of own_states under each kv head, and adds less than n * p
-// contributions; a member is a contribution seen from its item, and a block of rows begins at a member.
+// contributions; a member is a contribution seen from its item, and a block of rows begins at a member. Members and contributions
+// stand where the plan has them or, in places that the plan knows nothing of, behind all of those (PlanPlaces).
 struct PlanLayout {
   PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
 
@@ -46,6 +47,9 @@ constexpr bool operator==(const DeviceItem& a, const DeviceItem& b) {
          a.head_begin == b.head_begin && a.head_count == b.head_count;
 }
 constexpr bool operator==(const Task& a, const Task& b) { return a.item == b.item && a.first == b.first; }
+
+// What stands behind the plan's members and contributions begins at a multiple of so many, so that a few more move none of it.
+inline constexpr int64_t kPlacesUnit = 256;
 
 // The step for which i -> (i * step mod 2^32) * n / 2^32 permutes 0 .. n - 1 such that any run of consecutive numbers comes from
 // places evenly spread. n: below 2^16.

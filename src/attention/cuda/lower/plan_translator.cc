@@ -27,6 +27,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       num_sms_(num_sms),
       costs_(rates, spec, kv_tile),
       queued_(spec, capacity, sizes, num_sms),
+      places_(layout_, sizes),
       division_(num_sms, spec.num_kv_heads, sizes.max_items),
       items_(layout_.max_items),
       set_contributions_(sizes.max_merge_sets),
@@ -47,7 +48,8 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
                 plan.num_states <= sizes_.max_states);
   queued_.Collect(plan, forest, costs_);
   CutItems(plan);
-  CountContributions(plan);
+  places_.Begin(plan);
+  PlaceContributions(plan);
   CountArrivals(plan);
   members_.Begin();
   contributions_.Begin();
@@ -57,13 +59,13 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
   PlaceTasks();
   changes_.clear();
   WriteTasks(image);
-  members_.Write(num_members_, known_, image, layout_.members, changes_);
-  contributions_.Write(num_contributions_, known_, image, layout_.contributions, changes_);
+  members_.Write(places_.members_end(), known_, image, layout_.members, changes_);
+  contributions_.Write(places_.contributions_end(), known_, image, layout_.contributions, changes_);
   known_ = true;
   header_ = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
              .num_stream_tasks = static_cast<int32_t>(num_stream_),
-             .num_members = static_cast<int32_t>(num_members_),
-             .num_contributions = static_cast<int32_t>(num_contributions_),
+             .num_members = places_.members_end(),
+             .num_contributions = places_.contributions_end(),
              .side = side_,
              .team = team_,
              .dense_ctas = dense_ctas_};
@@ -119,20 +121,20 @@ void PlanTranslator::CutItems(const PlanView& plan) {
 }
 
 // The contributions of each set, an item's pieces in place of the item.
-void PlanTranslator::CountContributions(const PlanView& plan) {
+void PlanTranslator::PlaceContributions(const PlanView& plan) {
   num_contributions_ = 0;
   for (size_t s = 0; s < plan.merge_sets.size(); ++s) {
     const MergeSet& set = plan.merge_sets[s];
     SetContributions& to = set_contributions_[s];
-    to = {.begin = static_cast<int32_t>(num_contributions_), .count = 0};
+    to = {};
     for (int32_t c = set.contribution_begin; c < set.contribution_begin + set.contribution_count; ++c) {
       const Contribution& from = plan.contributions[c];
       to.count += queued_.pieces(from.item).count;
-      num_contributions_ += queued_.pieces(from.item).count;
     }
     COPPICE_CHECK(to.count <= kMaxSetContributions);
+    to.begin = places_.TakeContributions(set, to.count);
+    num_contributions_ += to.count;
   }
-  COPPICE_CHECK(num_contributions_ <= layout_.max_contributions);
 }
 
 // Tickets that complete each set: one for each warpgroup that holds rows of it, in every piece; a stream tile is one warp.
@@ -157,6 +159,7 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
   const int64_t first = num_items_;
+  int32_t member = places_.TakeMembers(item, pieces.count);
   DeviceItem* block = nullptr;
   int32_t rows_before = 0;  // in the piece
   for (const int32_t set_id : plan.members.subspan(item.member_begin, item.member_count)) {
@@ -168,7 +171,7 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
                 .kv_end = pieces.kv_end,
                 .page_begin = forest.branch_page_begin[item.page_row],
                 .branch = item.page_row,
-                .member_begin = static_cast<int32_t>(num_members_),
+                .member_begin = member,
                 .member_count = 0,
                 .rows = 0,
                 .dense = pieces.block_rows == kDenseRows,
@@ -178,7 +181,7 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
                 .head_begin = 0,
                 .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
     }
-    EmitMember(plan, item_id, set_id, {.index = num_members_++, .rows_before = rows_before, .row_begin = block->rows});
+    EmitMember(plan, item_id, set_id, {.index = member++, .rows_before = rows_before, .row_begin = block->rows});
     if (rows != block->rows_per_member) block->rows_per_member = 0;
     ++block->member_count;
     block->rows = static_cast<uint16_t>(block->rows + rows);
@@ -196,10 +199,9 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
       part.member_begin += piece * item.member_count;
     }
   }
+  num_members_ += int64_t{pieces.count} * item.member_count;
   if (pieces.count == 1) return;
   for (DeviceItem& part : blocks) part.kv_end = pieces.kv_begin + ends.front();
-  num_members_ += (pieces.count - 1) * item.member_count;
-  COPPICE_DCHECK(num_members_ <= layout_.max_members);
 }
 
 // Writes a merge set's place to all pieces of an item, and their contributions to the set.

@@ -10,6 +10,7 @@
 
 #include "attention/cuda/lower/changed_blocks.h"
 #include "attention/cuda/lower/plan_image.h"
+#include "attention/cuda/lower/plan_places.h"
 #include "attention/cuda/lower/queued_items.h"
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/sm_division.h"
@@ -65,7 +66,7 @@ class PlanTranslator {
   };
   // Of a member in the first piece of its item.
   struct MemberPlace {
-    int64_t index;        // among all members
+    int64_t index;        // in the image
     int32_t rows_before;  // in the piece
     int32_t row_begin;    // in its block
   };
@@ -75,7 +76,7 @@ class PlanTranslator {
     int32_t dense_begin, stream_begin, run_end;
   };
   void CutItems(const PlanView& plan);
-  void CountContributions(const PlanView& plan);
+  void PlaceContributions(const PlanView& plan);
   void CountArrivals(const PlanView& plan);
   void EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item);
   void EmitMember(const PlanView& plan, int32_t item, int32_t set, MemberPlace place);
@@ -91,6 +92,7 @@ class PlanTranslator {
   int num_sms_;
   SmCosts costs_;
   QueuedItems queued_;
+  PlanPlaces places_;
   SmDivision division_;
   int32_t dense_ctas_ = 0;  // CTAs that take dense tasks
   bool team_ = false;       // the stream warps of a CTA read each task together
