@@ -42,7 +42,7 @@ Planner::LengthClass Planner::PlannedClass(int32_t leaf_begin, int32_t kv_len) c
   return {.first = planned == kShortestLeaf ? INT32_MIN : last - static_cast<int32_t>(step) + 1,
           .last = last,
           .planned = last + ahead,
-          .typical = std::max(leaf_begin, last - static_cast<int32_t>(step / 2))};
+          .typical = last - std::min(last - leaf_begin, static_cast<int32_t>(step)) / 2};  // of those with tokens of their own
 }
 
 int32_t Planner::VisibleBegin(int32_t min_query) const {

@@ -673,6 +673,29 @@ TEST(PlanCost, TeamsEndStepsOfFewRequestsSooner) {
   }
 }
 
+// Lengths are classes where whole steps are predicted: a new request's few tokens count too, by the middle of the first one.
+TEST(PlanCost, ShortLeavesCountAsTheirClassDoes) {
+  constexpr int32_t kPrefix = 8192;
+  const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
+  const MachineModel h200 = ShippedMachineModel("h200").value();
+  double least_ns = 0;
+  for (const int32_t own : {1, 16, 32, 33, 64, 96, 97, 200, 512, 600, 3000}) {
+    SCOPED_TRACE(own);
+    TestForest forest;
+    const int32_t root = forest.AddNode(kNoParent, kPrefix);
+    for (int32_t b = 0; b < 1024; ++b) forest.AddBranch(root, own, 1);
+    const auto planner = Planner::Create(spec, forest.Capacity(), {}, testing::H200Traits(), h200).value();
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    const int32_t typical = planner->TypicalLength(0) - kPrefix;
+    EXPECT_GE(typical, std::max(own, 16) / 2);
+    EXPECT_LE(typical, std::max(2 * own, 16));
+    EXPECT_GE(planner->Stats().predicted_ns, least_ns);
+    least_ns = planner->Stats().predicted_ns;
+    const double read_bytes = (kPrefix + 1024.0 * typical) * 2 * 32 * 128 * 2;
+    EXPECT_GT(least_ns, 1e9 * read_bytes / h200.read_bytes_per_s);
+  }
+}
+
 // Where times are sums of work, a plan that shares is predicted to end sooner than the one that shares nothing, whatever the prices
 // that each node was decided with: near the point where sharing begins to pay they disagree.
 TEST(PlanCost, NeverSharesAgainstTheSum) {
