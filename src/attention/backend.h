@@ -22,6 +22,8 @@ class PlanExecutor {
   // Called after Update changed the plan or lengths; `forest` and `plan` stay valid until the next call.
   virtual Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) = 0;
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) = 0;
+  // As AttentionPlan::DeviceImage.
+  virtual int32_t DeviceImage() const { return 0; }
   // What the plan last uploaded was made into, beyond what the planner explains.
   virtual std::string Explain() const { return ""; }
   // The same for DumpPlan: a JSON object, or empty.

@@ -32,6 +32,8 @@ class BackendPlan final : public AttentionPlan {
     return OkStatus();
   }
 
+  int32_t DeviceImage() const override { return executor_->DeviceImage(); }
+
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override {
     if (!uploaded_) {
       return FailedPrecondition(updated_ ? "Run after Update without Upload: the device still has the previous plan"

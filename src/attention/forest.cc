@@ -54,6 +54,7 @@ Result<PlanCapacity> ResolveCapacity(const AttentionSpec& spec, const PlanCapaci
   if (resolved.page_size < 1 || resolved.page_size > 256) {
     return InvalidArgument("capacity: page_size is " + Str(resolved.page_size) + ", expected 1 to 256");
   }
+  COPPICE_RETURN_IF_ERROR(check("device_images", capacity.device_images, 2));
   return resolved;
 }
 

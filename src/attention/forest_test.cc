@@ -213,6 +213,9 @@ TEST(Capacity, ResolvesNodesAndRefusesNothing) {
     EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = branches, .max_queries = 4, .max_page_slots = 4}).ok()) << branches;
   EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = kMaxRows / 4 + 1, .max_page_slots = 4}).ok());
   EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = 4, .max_page_slots = 4, .page_size = 257}).ok());
+  for (const int32_t images : {0, 3}) {
+    EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = 4, .max_page_slots = 4, .device_images = images}).ok());
+  }
 }
 
 }  // namespace

@@ -132,10 +132,12 @@ class LoweredPlan {
     if (!planner_->Update(forest).ok()) return false;
     auto* image = reinterpret_cast<std::byte*>(image_.data());
     const PlanView plan = planner_->View();
-    if (plan.revision != revision_) translator_.TranslatePlan(plan, forest, image);
+    if (plan.revision != revision_) translator_.TranslatePlan(plan, forest);
     revision_ = plan.revision;
+    translator_.WriteImage(image);
     translator_.TranslateLengths(forest, image);
     page_rows_.FindChanges(forest);
+    page_rows_.Take(forest);
     return true;
   }
 

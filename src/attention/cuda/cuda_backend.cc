@@ -85,7 +85,7 @@ class CudaBackend final : public Backend {
     COPPICE_ASSIGN_OR_RETURN(const KernelVariant* kernel, Kernel(spec, resolved.page_size));
     PlanSizes sizes = ComputePlanSizes(spec, resolved, traits);
     const PlanLayout layout(spec, resolved, sizes, num_sms_);
-    sizes.plan_bytes = layout.bytes;
+    sizes.plan_bytes = layout.bytes * resolved.device_images;
     sizes.workspace_bytes = WorkspaceLayout(*kernel, spec, resolved, sizes, layout, num_sms_).bytes();
     return sizes;
   }

@@ -2,6 +2,7 @@
 #include "attention/cuda/page_rows.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "attention/plan_units.h"
 
@@ -14,9 +15,19 @@ constexpr int32_t kCopiedGap = 8192;    // unused entries between rows that are 
 }  // namespace
 
 PageRows::PageRows(const PlanCapacity& capacity)
-    : max_patches_(2 * capacity.max_branches), device_pages_(capacity.max_page_slots), used_(capacity.max_branches) {
-  patches_.reserve(max_patches_);
-  runs_.reserve(capacity.max_branches);
+    : max_found_(2 * capacity.max_branches),
+      pages_(capacity.max_page_slots),
+      used_(capacity.max_branches),
+      lacks_(std::max(capacity.device_images, 1)) {
+  // An image is written when as many changes were found as there are images.
+  found_.reserve(max_found_);
+  found_runs_.reserve(capacity.max_branches);
+  for (Lacks& lacks : lacks_) {
+    lacks.entries.reserve(max_patches());
+    lacks.runs.reserve(capacity.max_branches * lacks_.size());
+  }
+  patches_.reserve(max_patches());
+  runs_.reserve(capacity.max_branches * lacks_.size());
 }
 
 int32_t PageRows::Used(const PrefixForestView& forest, size_t branch) {
@@ -26,8 +37,8 @@ int32_t PageRows::Used(const PrefixForestView& forest, size_t branch) {
 }
 
 void PageRows::FindChanges(const PrefixForestView& forest) {
-  patches_.clear();
-  runs_.clear();
+  found_.clear();
+  found_runs_.clear();
   const bool same = known_ && forest.version == version_;
   const bool told = known_ && forest.changed_since != 0 && forest.changed_since <= version_;
   const auto branches = static_cast<int32_t>(forest.branch_node.size());
@@ -44,29 +55,53 @@ void PageRows::FindChanges(const PrefixForestView& forest) {
     } else if (used > 0) {
       const int32_t begin = forest.branch_page_begin[b];
       const auto wanted = forest.page_indices.subspan(begin, used);
-      if (!known_ || !std::ranges::equal(wanted, std::span(device_pages_).subspan(begin, used))) Add(forest, b, 0, used);
+      if (!known_ || !std::ranges::equal(wanted, std::span(pages_).subspan(begin, used))) Add(forest, b, 0, used);
     }
     used_[b] = used;
   }
   known_ = true;
   version_ = forest.version;
+  for (Lacks& lacks : lacks_) {
+    if (lacks.all) continue;
+    lacks.entries.insert(lacks.entries.end(), found_.begin(), found_.end());
+    lacks.runs.insert(lacks.runs.end(), found_runs_.begin(), found_runs_.end());
+  }
 }
 
 void PageRows::Add(const PrefixForestView& forest, int32_t branch, int32_t from, int32_t to) {
   const int32_t begin = forest.branch_page_begin[branch] + from, end = begin + to - from;
-  const auto copied = [&](int32_t first, int32_t last) {
-    std::ranges::copy(forest.page_indices.subspan(first, last - first), device_pages_.begin() + first);
-  };
-  if (to - from <= kLongestPatched && std::ssize(patches_) + (to - from) <= max_patches_) {
-    for (int32_t i = begin; i < end; ++i) patches_.push_back({.at = i, .page = forest.page_indices[i]});
-    copied(begin, end);
-  } else if (!runs_.empty() && begin >= runs_.back().end && begin - runs_.back().end <= kCopiedGap) {
-    copied(runs_.back().end, end);
-    runs_.back().end = end;
+  std::ranges::copy(forest.page_indices.subspan(begin, end - begin), pages_.begin() + begin);
+  if (to - from <= kLongestPatched && std::ssize(found_) + (to - from) <= max_found_) {
+    for (int32_t i = begin; i < end; ++i) found_.push_back(i);
   } else {
-    runs_.push_back({.begin = begin, .end = end});
-    copied(begin, end);
+    AddRun(found_runs_, {.begin = begin, .end = end});
   }
+}
+
+void PageRows::AddRun(std::vector<PageRun>& runs, PageRun run) {
+  if (!runs.empty() && run.begin >= runs.back().end && run.begin - runs.back().end <= kCopiedGap) {
+    runs.back().end = run.end;
+  } else {
+    runs.push_back(run);
+  }
+}
+
+void PageRows::Take(const PrefixForestView& forest, int image) {
+  Lacks& lacks = lacks_[image];
+  patches_.clear();
+  runs_.clear();
+  if (lacks.all) {
+    for (size_t b = 0; b < forest.branch_node.size(); ++b) {
+      const int32_t begin = forest.branch_page_begin[b];
+      if (used_[b] > 0) AddRun(runs_, {.begin = begin, .end = begin + used_[b]});
+    }
+  } else {
+    for (const int32_t at : lacks.entries) patches_.push_back({.at = at, .page = pages_[at]});
+    std::ranges::copy(lacks.runs, std::back_inserter(runs_));
+  }
+  lacks.all = false;
+  lacks.entries.clear();
+  lacks.runs.clear();
 }
 
 }  // namespace coppice::attention::cuda

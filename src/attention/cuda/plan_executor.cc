@@ -43,6 +43,8 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
       cost_(spec, TraitsOf({.path = variant.path, .head_dim = variant.head_dim, .kv_tile = variant.kv_tile}, spec, num_sms),
             machine),
       translator_(spec, capacity, sizes, machine.sm, num_sms, variant.kv_tile),
+      images_(capacity.device_images),
+      image_(capacity.device_images - 1),
       page_rows_(capacity) {}
 
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, const KernelVariant& variant,
@@ -52,7 +54,9 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
   DeviceGuard guard(device);
   const size_t bytes = executor->translator_.layout().bytes;
   const WorkspaceLayout workspace(variant, spec, capacity, sizes, executor->translator_.layout(), num_sms);
-  COPPICE_ASSIGN_OR_RETURN(executor->plan_, DeviceBuffer::Allocate(bytes));
+  for (DeviceBuffer& image : executor->images_) {
+    COPPICE_ASSIGN_OR_RETURN(image, DeviceBuffer::Allocate(bytes));
+  }
   COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(workspace.states));
   COPPICE_ASSIGN_OR_RETURN(executor->tickets_, DeviceBuffer::Allocate(workspace.tickets));
   COPPICE_ASSIGN_OR_RETURN(executor->counters_, DeviceBuffer::Allocate(workspace.counters));
@@ -83,30 +87,36 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
                              std::to_string(forest.page_indices.size()) + " page slots; the capacity is " +
                              std::to_string(capacity_.max_branches) + " and " + std::to_string(capacity_.max_page_slots));
   }
-  const bool same_plan = uploaded_ && plan.revision != 0 && plan.revision == revision_;
-  if (!uploaded_) translator_.Forget();
   uploaded_ = false;  // until all of it is under way
   const auto to = static_cast<cudaStream_t>(stream);
   DeviceGuard guard(device_);
   Staging& staging = staging_[next_staging_];
   next_staging_ = (next_staging_ + 1) % kStagingBuffers;
   COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(staging.copied.get()), "waiting for an earlier upload"));
-  std::byte* image = staging.memory.data();
-  if (!same_plan) COPPICE_RETURN_IF_ERROR(CopyPlan(plan, forest, image, to));
-  COPPICE_RETURN_IF_ERROR(CopyLengths(forest, image, to));
-  if (const Status pages = CopyPages(forest, image, to); !pages.ok()) {
-    page_rows_.Forget();
-    return pages;
-  }
-  COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(staging.copied.get(), to), "recording an upload"));
+  if (plan.revision == 0 || plan.revision != revision_) translator_.TranslatePlan(plan, forest);
   revision_ = plan.revision;
+  page_rows_.FindChanges(forest);
+  image_ = (image_ + 1) % static_cast<int32_t>(images_.size());
+  if (const Status copied = CopyImage(forest, staging, to); !copied.ok()) {
+    translator_.Forget(image_);
+    page_rows_.Forget(image_);
+    return copied;
+  }
   plan_view_ = plan;
   uploaded_ = true;
   return OkStatus();
 }
 
-Status CudaPlanExecutor::CopyPlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image, cudaStream_t stream) {
-  translator_.TranslatePlan(plan, forest, image);
+Status CudaPlanExecutor::CopyImage(const PrefixForestView& forest, Staging& staging, cudaStream_t stream) {
+  std::byte* image = staging.memory.data();
+  COPPICE_RETURN_IF_ERROR(CopyPlan(image, stream));
+  COPPICE_RETURN_IF_ERROR(CopyLengths(forest, image, stream));
+  COPPICE_RETURN_IF_ERROR(CopyPages(forest, image, stream));
+  return CudaStatus(cudaEventRecord(staging.copied.get(), stream), "recording an upload");
+}
+
+Status CudaPlanExecutor::CopyPlan(std::byte* image, cudaStream_t stream) {
+  translator_.WriteImage(image, image_);
   for (const ByteRange& range : translator_.changes()) {
     COPPICE_RETURN_IF_ERROR(Copy(image, range.begin, range.size(), stream));
   }
@@ -124,9 +134,9 @@ Status CudaPlanExecutor::CopyLengths(const PrefixForestView& forest, std::byte* 
 
 Status CudaPlanExecutor::CopyPages(const PrefixForestView& forest, std::byte* image, cudaStream_t stream) {
   const size_t base = translator_.layout().page_indices;
-  page_rows_.FindChanges(forest);
+  page_rows_.Take(forest, image_);
   for (const PageRun& run : page_rows_.runs()) {
-    const auto entries = forest.page_indices.subspan(run.begin, run.end - run.begin);
+    const std::span<const int32_t> entries = page_rows_.PagesOf(run);
     const size_t offset = base + run.begin * sizeof(int32_t);
     std::memcpy(image + offset, entries.data(), entries.size_bytes());
     COPPICE_RETURN_IF_ERROR(Copy(image, offset, entries.size_bytes(), stream));
@@ -135,7 +145,7 @@ Status CudaPlanExecutor::CopyPages(const PrefixForestView& forest, std::byte* im
   const auto patches = page_rows_.patches();
   auto* staged = reinterpret_cast<PagePatch*>(image + translator_.layout().bytes);
   std::ranges::copy(patches, staged);
-  auto* entries = reinterpret_cast<int32_t*>(plan_.data() + base);
+  auto* entries = reinterpret_cast<int32_t*>(images_[image_].data() + base);
   auto count = static_cast<int32_t>(patches.size());
   void* arguments[] = {&entries, &staged, &count};
   const dim3 blocks(static_cast<uint32_t>(CeilDiv(count, kPatchThreads)));
@@ -145,7 +155,7 @@ Status CudaPlanExecutor::CopyPages(const PrefixForestView& forest, std::byte* im
 
 Status CudaPlanExecutor::Copy(const std::byte* image, size_t offset, size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return OkStatus();
-  return CudaStatus(cudaMemcpyAsync(plan_.data() + offset, image + offset, bytes, cudaMemcpyHostToDevice, stream),
+  return CudaStatus(cudaMemcpyAsync(images_[image_].data() + offset, image + offset, bytes, cudaMemcpyHostToDevice, stream),
                     "copying a plan");
 }
 
@@ -170,7 +180,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
 
 KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs& args) const {
   const PlanLayout& layout = translator_.layout();
-  const std::byte* plan = plan_.data();
+  const std::byte* plan = images_[image_].data();
   const float scale =
       (spec_.sm_scale != 0.0f ? spec_.sm_scale : 1.0f / std::sqrt(static_cast<float>(spec_.head_dim))) * view.k_scale;
   float* states = reinterpret_cast<float*>(states_.data());

@@ -1,9 +1,10 @@
-// One plan's device side: its copy of the plan, its states and tickets, and its launches. Layer: attention/cuda.
+// One plan's device side: its images of the plan, its states and tickets, and its launches. Layer: attention/cuda.
 #pragma once
 
 #include <array>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "attention/backend.h"
 #include "attention/cuda/device_memory.h"
@@ -41,9 +42,11 @@ class CudaPlanExecutor final : public PlanExecutor {
   static Result<std::unique_ptr<PlanExecutor>> Create(int device, int num_sms, const KernelVariant& variant,
                                                       const AttentionSpec& spec, const PlanCapacity& capacity,
                                                       const PlanSizes& sizes, const MachineModel& machine);
-  // Copies lengths, the page entries that the device lacks and, of another revision, the plan, from page-locked memory.
+  // Copies lengths and what the device image lacks of page entries and of the plan, from page-locked memory. Of several images the
+  // next one is written.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
+  int32_t DeviceImage() const override { return image_; }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
   std::string Explain() const override { return ExplainTasks(Lowered()); }
   std::string DumpTasks() const override { return cuda::DumpTasks(Lowered()); }
@@ -58,10 +61,12 @@ class CudaPlanExecutor final : public PlanExecutor {
   CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
                    const PlanSizes& sizes, const MachineModel& machine);
   LoweredView Lowered() const { return {.translator = translator_, .plan = plan_view_, .cost = cost_}; }
-  Status CopyPlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
+  // What device image image_ lacks.
+  Status CopyImage(const PrefixForestView& forest, Staging& staging, cudaStream_t stream);
+  Status CopyPlan(std::byte* image, cudaStream_t stream);
   Status CopyLengths(const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
   Status CopyPages(const PrefixForestView& forest, std::byte* image, cudaStream_t stream);
-  // From the same place of a staged image.
+  // To image_, from the same place of a staged image.
   Status Copy(const std::byte* image, size_t offset, size_t bytes, cudaStream_t stream);
   KernelParams MakeParams(const KvLayerView& view, const RunArgs& args) const;
   // Which of the two serves the plan last uploaded. Either computes any plan, so that a captured graph may hold either.
@@ -82,11 +87,13 @@ class CudaPlanExecutor final : public PlanExecutor {
   PlanView plan_view_;        // that was uploaded last
   int num_ctas_ = 0;          // of a launch: constant, so that a captured graph serves every plan
   uint32_t spread_step_ = 0;  // of half of them
-  DeviceBuffer plan_, states_, tickets_, counters_, folds_;
+  std::vector<DeviceBuffer> images_;
+  int32_t image_ = 0;  // that was written last
+  DeviceBuffer states_, tickets_, counters_, folds_;
   std::array<Staging, kStagingBuffers> staging_;
   int next_staging_ = 0;
   PageRows page_rows_;
-  uint64_t revision_ = 0;  // of the plan that the device has
+  uint64_t revision_ = 0;  // of the plan translated last; 0: unknown
   bool uploaded_ = false;
 };
 

@@ -8,6 +8,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/cuda/fake_cuda_runtime.h"
@@ -44,7 +45,8 @@ bool SameBytes(const T* a, const T* b, int64_t count) {
 // A planner and an executor with room for edits.
 class Session {
  public:
-  explicit Session(const TestForest& forest) : capacity_(forest.Capacity()) {
+  explicit Session(const TestForest& forest, int32_t device_images = 1) : capacity_(forest.Capacity()) {
+    capacity_.device_images = device_images;
     capacity_.max_branches += 8;
     capacity_.max_queries += 64;
     capacity_.max_nodes += 16;
@@ -56,8 +58,7 @@ class Session {
   // Plans, uploads and launches; what the kernel was given, and the bytes that were copied.
   KernelParams Step(const TestForest& forest) {
     const KernelParams params = Step(forest.Forest());
-    if (planner_->View().revision != revision_) planned_ = forest;
-    revision_ = planner_->View().revision;
+    NotePlan(forest);
     return params;
   }
   KernelParams Step(const PrefixForestView& forest) {
@@ -78,15 +79,24 @@ class Session {
     Runtime().copies_until_failure = copies;
     EXPECT_FALSE(executor_->Upload(planner_->View(), forest.Forest(), nullptr).ok());
     Runtime().copies_until_failure = -1;
+    NotePlan(forest);
   }
   static size_t bytes_copied() { return Runtime().bytes_to_device; }
+  int32_t device_image() const { return executor_->DeviceImage(); }
+  // Of the image that a launch reads.
+  std::vector<std::byte> BytesOf(const KernelParams& params) const {
+    const PlanLayout layout(kSpec, capacity_, planner_->sizes(), kSms);
+    const auto* image = reinterpret_cast<const std::byte*>(params.header) - layout.header;
+    return {image, image + layout.bytes};
+  }
 
   // Everything that the kernel may read of the plan, against a translation of its own. A plan is lowered once, for the lengths that
   // it was made for.
   void ExpectFresh(const KernelParams& params, const TestForest& forest) {
     PlanTranslator fresh(kSpec, capacity_, planner_->sizes(), planner_->machine().sm, kSms, kVariant.kv_tile);
     image_.resize(fresh.layout().bytes);
-    fresh.TranslatePlan(planner_->View(), planned_.Forest(), image_.data());
+    fresh.TranslatePlan(planner_->View(), planned_.Forest());
+    fresh.WriteImage(image_.data());
     fresh.TranslateLengths(forest.Forest(), image_.data());
     const auto at = [&]<class T>(const T*, size_t offset) { return reinterpret_cast<const T*>(image_.data() + offset); };
     const PlanLayout& layout = fresh.layout();
@@ -124,6 +134,11 @@ class Session {
   }
 
  private:
+  void NotePlan(const TestForest& forest) {
+    if (planner_->View().revision != revision_) planned_ = forest;
+    revision_ = planner_->View().revision;
+  }
+
   PlanCapacity capacity_;
   std::unique_ptr<Planner> planner_;
   std::unique_ptr<PlanExecutor> executor_;
@@ -195,7 +210,9 @@ void Edit(TestForest& forest, std::mt19937& rng) {
   }
 }
 
-TEST(PlanExecutor, TheDeviceHasEveryPlanOfALongRun) {
+class PlanExecutorImages : public ::testing::TestWithParam<int32_t> {};
+
+TEST_P(PlanExecutorImages, TheDeviceHasEveryPlanOfALongRun) {
   size_t copied = 0, whole = 0;
   for (uint32_t seed = 0; seed < 12; ++seed) {
     std::mt19937 rng(seed);
@@ -207,9 +224,10 @@ TEST(PlanExecutor, TheDeviceHasEveryPlanOfALongRun) {
         forest.AddBranch(prompt, 1 + static_cast<int32_t>(rng() % 900), 1, kRowPages);
       }
     }
-    Session session(forest);
+    Session session(forest, GetParam());
     session.Step(forest);
     whole += Session::bytes_copied();
+    if (GetParam() > 1) session.Step(forest);
     for (int step = 0; step < 250; ++step) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", step " + std::to_string(step));
       Edit(forest, rng);
@@ -220,6 +238,38 @@ TEST(PlanExecutor, TheDeviceHasEveryPlanOfALongRun) {
     }
   }
   EXPECT_LT(copied / 250, whole / 2) << "a step copies what it changed";
+}
+
+INSTANTIATE_TEST_SUITE_P(, PlanExecutorImages, ::testing::Values(1, 2));
+
+// The launch of the step before may still run.
+TEST(PlanExecutor, OfTwoImagesAnUploadWritesTheOther) {
+  std::mt19937 rng(3);
+  TestForest forest = RandomForest(rng, 2000);
+  Session session(forest, 2);
+  KernelParams before = session.Step(forest);
+  int32_t image = session.device_image();
+  for (int step = 0; step < 20; ++step) {
+    const std::vector<std::byte> read = session.BytesOf(before);
+    step % 6 == 0 ? (void)forest.AddBranch(kNoParent, 100 + step, 1) : forest.Grow(5);
+    KernelParams now;
+    if (step % 5 == 4) {
+      forest.AddBranch(kNoParent, 50 + step, 1);  // tasks and lengths at least
+      session.FailedStep(forest, step % 2);
+      ASSERT_EQ(session.BytesOf(before), read) << "nor does one that fails";
+      EXPECT_EQ(session.device_image(), 1 - image);
+      image = session.device_image();
+      forest.Grow();
+      now = session.Step(forest);
+    } else {
+      now = session.Step(forest);
+      ASSERT_EQ(session.BytesOf(before), read);
+    }
+    EXPECT_EQ(session.device_image(), std::exchange(image, session.device_image()) ^ 1);
+    ASSERT_NO_FATAL_FAILURE(session.ExpectFresh(now, forest));
+    Session::ExpectLengthsAndPages(now, forest);
+    before = now;
+  }
 }
 
 TEST(PlanExecutor, AnUploadThatFailedIsMadeUpFor) {

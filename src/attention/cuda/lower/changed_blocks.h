@@ -1,4 +1,4 @@
-// Which parts of an image's array a translation changed, in blocks, so that only these are written and copied to the device.
+// Which parts of an image's array changed, in blocks, so that only these are written and copied to the device.
 // Layer: attention/cuda.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -32,6 +33,7 @@ class ChangedBlocks {
   void Mark(int64_t begin, int64_t end) {
     if (begin < end) std::fill(marked_.begin() + begin / kPerBlock, marked_.begin() + CeilDiv(end, kPerBlock), 1);
   }
+  void Add(const ChangedBlocks& other) { std::ranges::transform(marked_, other.marked_, marked_.begin(), std::bit_or<uint8_t>()); }
   bool Any(int64_t begin, int64_t end) const {
     return begin < end && std::find(marked_.begin() + begin / kPerBlock, marked_.begin() + CeilDiv(end, kPerBlock), 1) !=
                               marked_.begin() + CeilDiv(end, kPerBlock);
@@ -66,8 +68,7 @@ class ChangedBlocks {
   std::vector<uint8_t> marked_;  // [block]
 };
 
-// An array of an image as it was last written, so that what is written again is known to be the same. Allocates in its constructor
-// only.
+// An array of an image as it was last put, so that what is put again is known to be the same. Allocates in its constructor only.
 template <class T>
 class KeptArray {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -76,18 +77,21 @@ class KeptArray {
   explicit KeptArray(int64_t capacity) : values_(capacity), changed_(capacity) {}
 
   const T& operator[](int64_t i) const { return values_[i]; }
+  // What changes from now on is in changed().
   void Begin() { changed_.Clear(); }
   void Put(int64_t i, const T& value) {
     if (values_[i] == value) return;
     values_[i] = value;
     changed_.Mark(i);
   }
-  // Writes what changed among the first `count` elements to an array at `offset` of the image, all that were ever written if
-  // nothing is known of it, and appends their bytes.
-  void Write(int64_t count, bool known, std::byte* image, size_t offset, std::vector<ByteRange>& ranges) {
-    written_ = std::max(written_, count);
-    if (!known) changed_.Mark(0, written_);  // a later plan may reach further than this one
-    changed_.ForEachRun(known ? count : written_, [&](int64_t begin, int64_t end) {
+  // So many elements have a meaning now.
+  void End(int64_t count) { reach_ = std::max(reach_, count); }
+  const ChangedBlocks<T>& changed() const { return changed_; }
+  // Elements that ever had one: a later plan may reach further than this one.
+  int64_t reach() const { return reach_; }
+  // Writes the blocks that an image lacks to its array at `offset`, and appends their bytes.
+  void Write(ChangedBlocks<T>& lacks, std::byte* image, size_t offset, std::vector<ByteRange>& ranges) const {
+    lacks.ForEachRun(reach_, [&](int64_t begin, int64_t end) {
       const ByteRange range{offset + begin * sizeof(T), offset + end * sizeof(T)};
       std::memcpy(image + range.begin, &values_[begin], range.size());
       ranges.push_back(range);
@@ -97,7 +101,7 @@ class KeptArray {
 
  private:
   std::vector<T> values_;
-  int64_t written_ = 0;  // elements at most, of all plans so far
+  int64_t reach_ = 0;
   ChangedBlocks<T> changed_;
 };
 

@@ -15,7 +15,8 @@ LoweredPlan::LoweredPlan(const Planner& planner, const PrefixForestView& forest)
                   planner.traits().kv_tile),
       image_(std::make_unique_for_overwrite<std::byte[]>(translator_.layout().bytes)) {
   COPPICE_CHECK(planner.machine().sm.num_sms > 0);
-  translator_.TranslatePlan(plan_, forest, image_.get());
+  translator_.TranslatePlan(plan_, forest);
+  translator_.WriteImage(image_.get());
   translator_.TranslateLengths(forest, image_.get());
 }
 

@@ -41,7 +41,8 @@ class Lowered {
   void Step(const TestForest& forest) {
     const Status updated = planner_->Update(forest.Forest());
     ASSERT_TRUE(updated.ok()) << updated.ToString();
-    translator_.TranslatePlan(planner_->View(), forest.Forest(), image());
+    translator_.TranslatePlan(planner_->View(), forest.Forest());
+    translator_.WriteImage(image());
     translator_.TranslateLengths(forest.Forest(), image());
     const PlanLayout& layout = translator_.layout();
     ASSERT_LE(translator_.num_items(), layout.max_items);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/lower/kernel_choice.h"
@@ -35,14 +36,15 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       members_(layout_.max_members),
       contributions_(layout_.max_contributions),
       dense_changed_(layout_.max_tasks),
-      stream_changed_(layout_.max_tasks) {
+      stream_changed_(layout_.max_tasks),
+      images_(std::max(capacity.device_images, 1), DeviceImage(layout_)) {
   order_.reserve(items_.size());
   placed_.reserve(items_.size());
   placed_before_.reserve(items_.size());
   changes_.reserve(members_.max_runs() + contributions_.max_runs() + dense_changed_.max_runs() + stream_changed_.max_runs());
 }
 
-void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image) {
+void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView& forest) {
   // Plans keep to the sizes that they were created with, and the layout has room for all of those (PlanLayout).
   COPPICE_CHECK(std::ssize(plan.items) <= sizes_.max_items && std::ssize(plan.merge_sets) <= sizes_.max_merge_sets &&
                 plan.num_states <= sizes_.max_states);
@@ -57,11 +59,14 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
   for (const QueuedItem& queued : queued_.items()) EmitItem(plan, forest, queued.item);
   OrderItems(forest);
   PlaceTasks();
-  changes_.clear();
-  WriteTasks(image);
-  members_.Write(places_.members_end(), known_, image, layout_.members, changes_);
-  contributions_.Write(places_.contributions_end(), known_, image, layout_.contributions, changes_);
-  known_ = true;
+  members_.End(places_.members_end());
+  contributions_.End(places_.contributions_end());
+  for (DeviceImage& image : images_) {
+    image.dense_tasks.Add(dense_changed_);
+    image.stream_tasks.Add(stream_changed_);
+    image.members.Add(members_.changed());
+    image.contributions.Add(contributions_.changed());
+  }
   header_ = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
              .num_stream_tasks = static_cast<int32_t>(num_stream_),
              .num_members = places_.members_end(),
@@ -69,6 +74,24 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
              .side = side_,
              .team = team_,
              .dense_ctas = dense_ctas_};
+}
+
+void PlanTranslator::WriteImage(std::byte* image, int number) {
+  DeviceImage& lacks = images_[number];
+  if (!std::exchange(lacks.known, true)) {
+    lacks.dense_tasks.Mark(0, num_dense_);
+    lacks.stream_tasks.Mark(0, num_stream_);
+    lacks.members.Mark(0, members_.reach());
+    lacks.contributions.Mark(0, contributions_.reach());
+  }
+  changes_.clear();
+  WriteTasks(lacks, image);
+  members_.Write(lacks.members, image, layout_.members, changes_);
+  contributions_.Write(lacks.contributions, image, layout_.contributions, changes_);
+  lacks.dense_tasks.Clear();
+  lacks.stream_tasks.Clear();
+  lacks.members.Clear();
+  lacks.contributions.Clear();
 }
 
 // Decides how many pieces each item is cut into. Deterministic mode defines its cuts itself.
@@ -276,7 +299,7 @@ void PlanTranslator::PlaceTasks() {
   for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
     while (end < num_items_ && same_kv(at(begin), at(end))) ++end;
     const auto dense_begin = static_cast<int32_t>(num_dense_), stream_begin = static_cast<int32_t>(num_stream_);
-    bool same = known_ && end <= std::ssize(placed_before_);
+    bool same = end <= std::ssize(placed_before_);
     for (int64_t i = begin; i < end; ++i) {
       const DeviceItem& item = at(i);
       PlacedItem& placed = placed_[i];
@@ -294,19 +317,21 @@ void PlanTranslator::PlaceTasks() {
   }
 }
 
-void PlanTranslator::WriteTasks(std::byte* image) {
+void PlanTranslator::WriteTasks(DeviceImage& lacks, std::byte* image) {
   const auto list = [&](size_t offset) {
     return [this, offset](int64_t begin, int64_t end) {
       changes_.push_back({offset + begin * sizeof(Task), offset + end * sizeof(Task)});
     };
   };
-  dense_changed_.ForEachRun(num_dense_, list(layout_.dense_tasks));
-  stream_changed_.ForEachRun(num_stream_, list(layout_.stream_tasks));
+  lacks.dense_tasks.ForEachRun(num_dense_, list(layout_.dense_tasks));
+  lacks.stream_tasks.ForEachRun(num_stream_, list(layout_.stream_tasks));
+  if (changes_.empty()) return;
   for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
     end = placed_[begin].run_end;
     const int64_t dense_end = end < num_items_ ? placed_[end].dense_begin : num_dense_;
     const int64_t stream_end = end < num_items_ ? placed_[end].stream_begin : num_stream_;
-    if (dense_changed_.Any(placed_[begin].dense_begin, dense_end) || stream_changed_.Any(placed_[begin].stream_begin, stream_end)) {
+    if (lacks.dense_tasks.Any(placed_[begin].dense_begin, dense_end) ||
+        lacks.stream_tasks.Any(placed_[begin].stream_begin, stream_end)) {
       WriteRun(begin, At<Task>(image, layout_.dense_tasks), At<Task>(image, layout_.stream_tasks));
     }
   }

@@ -20,7 +20,8 @@
 
 namespace coppice::attention::cuda {
 
-// Writes the image of a plan: of the first one all, of another what differs, since the device has the rest. Allocates in its
+// Writes the images of a plan: of the first one all, of another what differs, since the device has the rest. A device has one image
+// or several (PlanCapacity::device_images), written in turn: each gets what changed since it was written. Allocates in its
 // constructor only. Live items keep their open end in the last piece.
 class PlanTranslator {
  public:
@@ -29,13 +30,15 @@ class PlanTranslator {
                  int kv_tile);
 
   const PlanLayout& layout() const { return layout_; }
-  // Writes what differs from the plan translated before to `image`, any block of memory of the layout's size, and lists it.
   // REQUIRES: the plan is within the sizes given at creation, as a Planner's always are.
-  void TranslatePlan(const PlanView& plan, const PrefixForestView& forest, std::byte* image);
-  // What TranslatePlan wrote.
+  void TranslatePlan(const PlanView& plan, const PrefixForestView& forest);
+  // Writes what device image `number` lacks of the plan last translated to `image`, any block of memory of the layout's size, and
+  // lists it.
+  void WriteImage(std::byte* image, int number = 0);
+  // What WriteImage wrote.
   std::span<const ByteRange> changes() const { return changes_; }
-  // The device may lack what was written: the next plan is written in full.
-  void Forget() { known_ = false; }
+  // The device image may lack what was written: the next time all of it is.
+  void Forget(int number) { images_[number].known = false; }
   // Header, branches and draft masks of the plan last translated, to whatever image; page rows are copied by the caller.
   void TranslateLengths(const PrefixForestView& forest, std::byte* image) const;
 
@@ -75,6 +78,18 @@ class PlanTranslator {
     Task task;  // under the first kv heads
     int32_t dense_begin, stream_begin, run_end;
   };
+  // What a device image lacks of what was translated.
+  struct DeviceImage {
+    explicit DeviceImage(const PlanLayout& layout)
+        : dense_tasks(layout.max_tasks),
+          stream_tasks(layout.max_tasks),
+          members(layout.max_members),
+          contributions(layout.max_contributions) {}
+    bool known = false;  // it has the rest
+    ChangedBlocks<Task> dense_tasks, stream_tasks;
+    ChangedBlocks<DeviceMember> members;
+    ChangedBlocks<DeviceContribution> contributions;
+  };
   void CutItems(const PlanView& plan);
   void PlaceContributions(const PlanView& plan);
   void CountArrivals(const PlanView& plan);
@@ -82,7 +97,7 @@ class PlanTranslator {
   void EmitMember(const PlanView& plan, int32_t item, int32_t set, MemberPlace place);
   void OrderItems(const PrefixForestView& forest);
   void PlaceTasks();
-  void WriteTasks(std::byte* image);
+  void WriteTasks(DeviceImage& lacks, std::byte* image);
   // Tasks of a run of items, from `begin` on.
   void WriteRun(int64_t begin, Task* dense, Task* stream) const;
 
@@ -99,7 +114,6 @@ class PlanTranslator {
   bool side_ = false;       // CTAs take stream tasks beside their dense ones
   PlanHeader header_{};     // but for what changes with every step
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
-  bool known_ = false;                               // the device has what was written
   std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
   std::vector<uint64_t> order_;                      // of items_: longest first, and as they stand
   std::vector<SetContributions> set_contributions_;  // [merge set]
@@ -109,6 +123,7 @@ class PlanTranslator {
   KeptArray<DeviceContribution> contributions_;
   std::vector<PlacedItem> placed_, placed_before_;  // in task order; of the plan before
   ChangedBlocks<Task> dense_changed_, stream_changed_;
+  std::vector<DeviceImage> images_;
   std::vector<ByteRange> changes_;
 };
 

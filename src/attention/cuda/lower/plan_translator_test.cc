@@ -43,7 +43,8 @@ class Translated {
     PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
     image_.resize(translator.layout().bytes + 64);
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
-    translator.TranslatePlan((*planner)->View(), forest.Forest(), image);
+    translator.TranslatePlan((*planner)->View(), forest.Forest());
+    translator.WriteImage(image);
     translator.TranslateLengths(forest.Forest(), image);
     const auto& header = *reinterpret_cast<const PlanHeader*>(image + translator.layout().header);
     dense_ctas = header.dense_ctas, team = header.team != 0, side = header.side != 0;
@@ -203,7 +204,8 @@ TEST(PlanUpload, AChainOfNodesKeepsTicketsCountable) {
     ASSERT_TRUE((*planner)->Update(forest.Forest()).ok());
     PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
     std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
-    translator.TranslatePlan((*planner)->View(), forest.Forest(), reinterpret_cast<std::byte*>(image.data()));
+    translator.TranslatePlan((*planner)->View(), forest.Forest());
+    translator.WriteImage(reinterpret_cast<std::byte*>(image.data()));
     for (const MergeSet& set : (*planner)->View().merge_sets) {
       EXPECT_LE(set.contribution_count, H200Traits().max_set_contributions);
     }
