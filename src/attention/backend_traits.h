@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "attention/plan_units.h"
+
 namespace coppice::attention {
 
 struct BackendTraits {
@@ -14,9 +16,10 @@ struct BackendTraits {
   int32_t team_lanes = 0;        // of them, those that read a task together where each worker has one at most; 0: none do
   int32_t max_item_rows = 0;     // an item may serve at most this many rows (per kv head); 0: no limit
   int32_t kv_tile = 64;          // tokens per inner tile: cuts fall on multiples of it
-  int32_t max_heads_per_task = 0;     // kv heads that one task may take; 0: no limit
-  int32_t native_head_dim = 0;        // head_dim after on-chip padding (the cost of padding is shown by the plan)
-  int32_t max_set_contributions = 0;  // contributions that a merge set may have before the backend cuts; 0: no limit
+  int32_t max_heads_per_task = 0;                   // kv heads that one task may take; 0: no limit
+  int32_t native_head_dim = 0;                      // head_dim after on-chip padding (the cost of padding is shown by the plan)
+  int32_t max_set_contributions = 0;                // contributions that a merge set may have before the backend cuts; 0: no limit
+  int32_t deterministic_unit = kDeterministicUnit;  // kv indices of a unit in deterministic mode
   bool cuts_kv = false;  // the backend cuts ranges along KV itself: plans leave them whole but where deterministic mode cuts
 };
 

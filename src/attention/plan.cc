@@ -77,8 +77,8 @@ Planner::Planner(const AttentionSpec& spec, const PlanCapacity& capacity, const 
       sizes_(Limits(spec, capacity, traits)),
       set_queries_(MaxSetQueries(spec.group_size())),
       tile_sets_(std::max(1, traits.dense_tile_rows / (set_queries_ * spec.group_size()))),
-      share_unit_(spec.deterministic ? kDeterministicUnit : 1),
-      window_unit_(spec.deterministic ? kDeterministicUnit : RoundUp(64, traits.kv_tile)),
+      share_unit_(spec.deterministic ? traits.deterministic_unit : 1),
+      window_unit_(spec.deterministic ? traits.deterministic_unit : RoundUp(64, traits.kv_tile)),
       index_(&index_a_),
       previous_(&index_b_),
       optional_(options.policy != SharePolicy::kStore && !options.force_sharing) {}

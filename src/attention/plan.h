@@ -3,16 +3,16 @@
 // Layer: attention, private. Sharing: Hydragen section 3, Bifurcated section 4; many levels: Cascade Inference; prompt phase:
 // RelayAttention algorithm 1; two queues: POD-Attention. docs/attention.md, "The plan", explains the decisions.
 //
-// Deterministic mode (docs/numerics.md, "Determinism"). A unit is 512 kv indices, a superblock 8 units, both at absolute
-// positions. The bits of a row are defined as: the state of each unit, computed from the empty state; units folded left to right
-// inside their superblock; superblocks folded left to right. The planner keeps that order whatever is shared, by giving out only
-// items whose one partial state is a term of that fold:
+// Deterministic mode (docs/numerics.md, "Determinism"). A unit is 512 kv indices, or what the backend says, a superblock 8 units,
+// both at absolute positions. The bits of a row are defined as: the state of each unit, computed from the empty state; units folded
+// left to right inside their superblock; superblocks folded left to right. The planner keeps that order whatever is shared, by
+// giving out only items whose one partial state is a term of that fold:
 //   (a) a range inside one superblock that begins where the superblock begins: the left fold of its units so far;
 //   (b) one unit: the next term of its superblock's fold;
 //   (c) whole superblocks from the very first token of the path on: the left fold of superblocks so far;
 //   (d) everything a merge set sees, as its only contribution.
-// The merge folds contributions in path order and starts a new superblock at each item with kv_begin % 4096 == 0. Node ends that
-// are no multiple of 512 are shared up to the last multiple below; the rest is read by the items below the node.
+// The merge folds contributions in path order and starts a new superblock at each item that begins with one. Node ends that are no
+// multiple of the unit are shared up to the last multiple below; the rest is read by the items below the node.
 #pragma once
 
 #include <algorithm>
@@ -285,7 +285,7 @@ class Planner {
   Decision Choose(int32_t n) const;
   void ShapeOwner(Owner& owner, int32_t owner_id) const;
   void CutRange(Owner& owner, bool is_tile, int32_t pieces) const;
-  static int32_t PieceBegin(const Owner& owner, int32_t piece);
+  int32_t PieceBegin(const Owner& owner, int32_t piece) const;
   uint8_t FlagsOf(const Owner& owner, int32_t begin, int32_t end) const;
   // Counts that Stats takes in place of a walk over the plan (plan_stats.cc).
   void CountBranch(int32_t branch, int32_t query_count, int32_t sign);
@@ -308,9 +308,7 @@ class Planner {
   Load OwnerLoad(const Owner& owner, int32_t pieces) const;
   LengthClass PlannedClass(int32_t leaf_begin, int32_t kv_len) const;
   int32_t VisibleBegin(int32_t min_query) const;
-  int32_t AlignShare(int32_t kv_index) const {
-    return spec_.deterministic ? kv_index / kDeterministicUnit * kDeterministicUnit : kv_index;
-  }
+  int32_t AlignShare(int32_t kv_index) const { return kv_index / share_unit_ * share_unit_; }
 
   // Whether whole steps are compared or predicted.
   bool JudgesSteps() const { return optional_ || cost_.has_latencies(); }

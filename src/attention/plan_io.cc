@@ -189,6 +189,7 @@ std::string DumpPlan(const Planner& planner, const std::string& tasks) {
   PutAll(root["traits"], kTraitsInts, planner.traits());
   root["traits"]["max_set_contributions"] = planner.traits().max_set_contributions;
   root["traits"]["cuts_kv"] = planner.traits().cuts_kv;
+  root["traits"]["deterministic_unit"] = planner.traits().deterministic_unit;
   root["machine"] = ordered_json::parse(ToJson(planner.machine()));
 
   const PrefixForestView& view = planner.forest();
@@ -266,6 +267,7 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
     traits.Get("cuts_kv", dump.traits.cuts_kv);
     traits.Get("max_set_contributions", dump.traits.max_set_contributions);
   }
+  if (section("traits").contains("deterministic_unit")) traits.Get("deterministic_unit", dump.traits.deterministic_unit);
   COPPICE_RETURN_IF_ERROR(traits.status());
   COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));
 

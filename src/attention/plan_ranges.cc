@@ -244,32 +244,33 @@ void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces) const {
     owner.pieces = std::max(1, static_cast<int32_t>(CeilDiv(owner.planned_end - base, owner.chunk)));
     return;
   }
-  owner.chunk = kDeterministicSuperblock;
+  const int32_t superblock = kSuperblockUnits * share_unit_;
+  owner.chunk = superblock;
   if (is_tile && owner.contributions_above == 0 && pieces == 1) {  // (d)
     owner.pieces = 1;
     owner.first_cut = owner.chunk = 0;
     return;
   }
   // A live range is laid out as far as it may grow before the next Update.
-  const int32_t end = owner.end == kLive ? RoundUp(owner.planned_end + options_.lookahead_tokens, kDeterministicUnit) : owner.end;
-  owner.first_cut = RoundUp(owner.begin, kDeterministicSuperblock);
+  const int32_t end = owner.end == kLive ? RoundUp(owner.planned_end + options_.lookahead_tokens, share_unit_) : owner.end;
+  owner.first_cut = RoundUp(owner.begin, superblock);
   // (b) units up to the next superblock, (a) superblocks from there on.
-  owner.unit_pieces = static_cast<int32_t>(CeilDiv(std::min(owner.first_cut, end) - owner.begin, kDeterministicUnit));
-  const int32_t superblocks = static_cast<int32_t>(CeilDiv(std::max(0, end - owner.first_cut), kDeterministicSuperblock));
+  owner.unit_pieces = static_cast<int32_t>(CeilDiv(std::min(owner.first_cut, end) - owner.begin, share_unit_));
+  const int32_t superblocks = static_cast<int32_t>(CeilDiv(std::max(0, end - owner.first_cut), superblock));
   owner.pieces = std::max(1, owner.unit_pieces + superblocks);
   if (owner.unit_pieces > 0) return;
   int32_t first_superblocks = 1;
   if (owner.contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut
-    const int32_t whole = (end - owner.begin) / kDeterministicSuperblock;
+    const int32_t whole = (end - owner.begin) / superblock;
     first_superblocks = std::clamp(superblocks - pieces + 1, 1, std::max(1, whole));
     owner.pieces = std::max(1, 1 + superblocks - first_superblocks);
   }
-  owner.first_cut = owner.begin + first_superblocks * kDeterministicSuperblock;
+  owner.first_cut = owner.begin + first_superblocks * superblock;
 }
 
-int32_t Planner::PieceBegin(const Owner& owner, int32_t piece) {
+int32_t Planner::PieceBegin(const Owner& owner, int32_t piece) const {
   if (piece == 0) return owner.begin;
-  if (piece < owner.unit_pieces) return owner.begin + piece * kDeterministicUnit;
+  if (piece < owner.unit_pieces) return owner.begin + piece * share_unit_;
   return owner.first_cut + (piece - std::max(1, owner.unit_pieces)) * owner.chunk;
 }
 

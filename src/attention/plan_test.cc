@@ -109,21 +109,22 @@ void CheckDeterministicCuts(const Planner& planner, const MergeSet& set, int32_t
   if (set.contribution_count == 1) return;  // (d)
   const PlanView view = planner.View();
   const int32_t longest = length + std::max(0, planner.StepsLeft());
+  const int32_t unit = planner.traits().deterministic_unit, superblock = kSuperblockUnits * unit;
   for (int32_t c = 0; c < set.contribution_count; ++c) {
     const bool last = c + 1 == set.contribution_count;
     const WorkItem& item = view.items[view.contributions[set.contribution_begin + c].item];
     const int32_t end = item.kv_end == kLive ? std::max(longest, item.kv_begin) : item.kv_end;
-    ASSERT_EQ(item.kv_begin % kDeterministicUnit, 0);
+    ASSERT_EQ(item.kv_begin % unit, 0);
     if (!last) {
-      ASSERT_EQ(end % kDeterministicUnit, 0) << "only the last range may end inside a unit";
+      ASSERT_EQ(end % unit, 0) << "only the last range may end inside a unit";
     }
-    const int32_t into_superblock = item.kv_begin % kDeterministicSuperblock;
-    if (c == 0 && into_superblock == 0 && end - item.kv_begin > kDeterministicSuperblock) {
-      ASSERT_EQ(end % kDeterministicSuperblock, 0) << "(c) whole superblocks";
+    const int32_t into_superblock = item.kv_begin % superblock;
+    if (c == 0 && into_superblock == 0 && end - item.kv_begin > superblock) {
+      ASSERT_EQ(end % superblock, 0) << "(c) whole superblocks";
     } else if (into_superblock == 0) {
-      ASSERT_LE(end - item.kv_begin, kDeterministicSuperblock) << "(a) inside one superblock";
+      ASSERT_LE(end - item.kv_begin, superblock) << "(a) inside one superblock";
     } else {
-      ASSERT_LE(end - item.kv_begin, kDeterministicUnit) << "(b) one unit";
+      ASSERT_LE(end - item.kv_begin, unit) << "(b) one unit";
     }
   }
 }
@@ -310,6 +311,7 @@ PlanSetup RandomSetup(std::mt19937& rng) {
   setup.traits.kv_tile = 16 << pick(0, 3);
   setup.traits.max_item_rows = pick(0, 1) == 0 ? 0 : setup.traits.dense_tile_rows * pick(1, 4);
   setup.machine = ShippedMachineModel(pick(0, 1) == 0 ? "zen5" : "h200", setup.traits.workers).value();
+  setup.traits.deterministic_unit = pick(0, 1) == 0 ? kDeterministicUnit : 128;
   return setup;
 }
 

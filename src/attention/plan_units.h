@@ -14,9 +14,9 @@ constexpr T RoundUp(T value, std::type_identity_t<T> unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// Deterministic mode; plan.h says how plans use them.
-inline constexpr int32_t kDeterministicUnit = 512;
-inline constexpr int32_t kDeterministicSuperblock = 8 * kDeterministicUnit;
+// Deterministic mode; plan.h says how plans use them. A backend's kernels may have another unit (BackendTraits).
+inline constexpr int32_t kDeterministicUnit = 512, kSuperblockUnits = 8;
+inline constexpr int32_t kDeterministicSuperblock = kSuperblockUnits * kDeterministicUnit;
 
 // On a GPU, as its backend does and the cost model predicts: rows of a fold's pass, rows that one warp folds at most, one pass
 // after the other, and the most pieces that a range is cut into along KV.
