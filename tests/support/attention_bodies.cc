@@ -195,7 +195,7 @@ void RowThatSeesNothing(TestDevice& device) {
 }
 
 void DeterministicBitsDependOnTheRequestAlone(const std::function<std::unique_ptr<TestDevice>(int num_threads)>& make_device,
-                                              std::initializer_list<std::pair<DType, int32_t>> dtypes_and_head_dims) {
+                                              const std::vector<std::pair<DType, int32_t>>& dtypes_and_head_dims) {
   constexpr int32_t kLength = 4700;  // two superblocks; the second ends inside a unit
   struct Scenario {
     int32_t queries, threads;
@@ -246,16 +246,22 @@ void DeterministicBitsDependOnTheRequestAlone(const std::function<std::unique_pt
   }
 }
 
-void DeterministicBitsAreThoseOfTheRequestAlone(TestDevice& device, uint64_t first_seed, uint64_t num_seeds) {
+CaseOptions DeterministicCase(uint64_t seed) {
+  CaseOptions options;
+  options.seed = seed;
+  options.spec = {.num_qo_heads = seed % 3 == 0 ? 20 : 4, .num_kv_heads = 1, .head_dim = seed % 2 ? 64 : 40};
+  options.spec.window = seed % 4 == 3 ? 1500 : 0;
+  options.forest = {.page_size = seed % 2 ? 16 : 24, .max_branches = 7, .max_segment = 3500, .max_kv_len = 9000};
+  options.forest.max_query_count = seed % 2 ? 3 : 40;
+  options.forest.query_gap = 0;
+  return options;
+}
+
+void DeterministicBitsAreThoseOfTheRequestAlone(TestDevice& device, uint64_t first_seed, uint64_t num_seeds,
+                                                const std::function<CaseOptions(uint64_t)>& options_of) {
   for (uint64_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
-    CaseOptions options;
-    options.seed = seed;
-    options.spec = {.num_qo_heads = seed % 3 == 0 ? 20 : 4, .num_kv_heads = 1, .head_dim = seed % 2 ? 64 : 40};
-    options.spec.window = seed % 4 == 3 ? 1500 : 0;
+    CaseOptions options = options_of(seed);
     options.spec.deterministic = true;
-    options.forest = {.page_size = seed % 2 ? 16 : 24, .max_branches = 7, .max_segment = 3500, .max_kv_len = 9000};
-    options.forest.max_query_count = seed % 2 ? 3 : 40;
-    options.forest.query_gap = 0;
     AttentionCase test(device, options);
     const auto plan = MakePlan(device, test, {.force_sharing = seed % 2 == 0});
     const auto alone = MakePlan(device, test, {.policy = SharePolicy::kStore});

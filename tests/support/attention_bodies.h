@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tests/support/attention_case.h"
 #include "tests/support/hand_plan.h"
@@ -44,10 +45,12 @@ void RowThatSeesNothing(TestDevice& device);
 // The bits of one request's last query: alone or in a batch, shared or not, on any number of threads, as a decode row or inside
 // chunks of any length.
 void DeterministicBitsDependOnTheRequestAlone(const std::function<std::unique_ptr<TestDevice>(int num_threads)>& make_device,
-                                              std::initializer_list<std::pair<DType, int32_t>> dtypes_and_head_dims);
+                                              const std::vector<std::pair<DType, int32_t>>& dtypes_and_head_dims);
 // The same for every request of random forests over several units and superblocks: in its batch under the planner's sharing, and
-// alone with none.
-void DeterministicBitsAreThoseOfTheRequestAlone(TestDevice& device, uint64_t first_seed, uint64_t num_seeds);
+// alone with none. options_of(seed): of a forest's case, whose spec becomes deterministic.
+CaseOptions DeterministicCase(uint64_t seed);
+void DeterministicBitsAreThoseOfTheRequestAlone(TestDevice& device, uint64_t first_seed, uint64_t num_seeds,
+                                                const std::function<CaseOptions(uint64_t)>& options_of = DeterministicCase);
 
 // Context::MergeStates on random states: against the formula in f64, commutative, associative, n-ary, neutral empty state, mask.
 void MergedStatesAreTheSoftmaxOfTheUnion(TestDevice& device);

@@ -32,7 +32,6 @@ CaseOptions RandomCudaCase(uint64_t seed, CudaKernels kernels) {
   const int32_t page_size = pick({8, 16, 16, 32, 64, 256});
   if (kernels == CudaKernels::kHopper) {
     options.spec.head_dim = std::min(options.spec.head_dim, 128);
-    options.spec.deterministic = false;
     options.forest.page_size = page_size;
   }
   if (rng() % 10 == 0) {  // many query heads to a kv head: a set reaches over both halves of a dense tile
@@ -185,6 +184,39 @@ TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
   LaunchesGiveTheSameBits(test, plan, 20, 1);
 }
 
+TEST_P(AttentionCudaTest, DeterministicBits) {
+  std::vector<std::pair<DType, int32_t>> dtypes_and_head_dims = {
+      {DType::kBF16, 32}, {DType::kF16, 64}, {DType::kF16, 128}, {DType::kBF16, 128}};
+  if (GetParam().kernels == CudaKernels::kMmaSync) dtypes_and_head_dims.push_back({DType::kBF16, 256});
+  testing::DeterministicBitsDependOnTheRequestAlone(
+      [](int) { return testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms); }, dtypes_and_head_dims);
+}
+
+// A row's bits are the same in a dense tile and in a stream tile, at any height, whoever else is there and wherever ranges are cut:
+// a request alone is a stream tile, or a dense one if it has many queries.
+TEST_P(AttentionCudaTest, DeterministicBitsInRandomForests) {
+  static constexpr std::pair<int32_t, int32_t> kHeads[] = {{4, 1}, {20, 1}, {8, 2}, {9, 1}, {4, 4}, {64, 1}};
+  testing::DeterministicBitsAreThoseOfTheRequestAlone(*device_, 0, 48, [](uint64_t seed) {
+    CaseOptions options;
+    options.seed = seed;
+    std::tie(options.spec.num_qo_heads, options.spec.num_kv_heads) = kHeads[seed % std::size(kHeads)];
+    options.spec.head_dim = std::array{64, 128, 40}[seed / 2 % 3];
+    options.spec.q_dtype = options.spec.kv_dtype = seed % 2 ? DType::kBF16 : DType::kF16;
+    options.spec.window = seed % 4 == 3 ? 700 : 0;
+    options.spec.soft_cap = seed % 7 == 5 ? 20.0f : 0.0f;
+    options.q_magnitude = seed % 5 == 2 ? 8 : 1;
+    const bool wide = seed % 3 == 0;  // many requests, so that shared nodes are dense tiles
+    options.forest = {.page_size = std::array{16, 8, 64}[seed % 3],
+                      .max_branches = wide ? 40 : 7,
+                      .max_segment = wide ? 400 : 2500,
+                      .max_kv_len = wide ? 1500 : 6000,
+                      .max_query_count = seed % 2 ? 3 : 40,
+                      .own_root = 0.05};
+    options.forest.query_gap = 0;
+    return options;
+  });
+}
+
 // One captured launch serves every tree: lengths, counts and the plan are read on the device, and counters and tickets are left as
 // the next replay needs them.
 TEST_P(AttentionCudaTest, OneGraphServesChangingTrees) {
@@ -246,7 +278,7 @@ TEST_P(AttentionCudaTest, RefusesWhatTheKernelsCannotDo) {
   const PlanCapacity capacity{.max_branches = 4, .max_queries = 4, .max_page_slots = 64};
   const AttentionSpec good{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
   EXPECT_TRUE(device_->backend().Traits(good, capacity).ok());
-  AttentionSpec wide = good, mixed = good, single = good, exact = good;
+  AttentionSpec wide = good, mixed = good, single = good;
   wide.head_dim = 264;
   mixed.kv_dtype = DType::kF16;
   single.q_dtype = single.kv_dtype = DType::kF32;
@@ -256,11 +288,9 @@ TEST_P(AttentionCudaTest, RefusesWhatTheKernelsCannotDo) {
   PlanCapacity odd = capacity;
   odd.page_size = 100;
   wide.head_dim = 256;
-  exact.deterministic = true;
   const bool hopper = GetParam().kernels == CudaKernels::kHopper;
   EXPECT_EQ(device_->backend().Traits(good, odd).ok(), !hopper);
   EXPECT_EQ(device_->backend().Traits(wide, capacity).ok(), !hopper);
-  EXPECT_EQ(device_->backend().Traits(exact, capacity).ok(), !hopper);
 }
 
 // -------------------------------------------------------------------------------------------------------------- any kind of kernel
@@ -273,14 +303,6 @@ class CudaTest : public ::testing::Test {
   }
   std::unique_ptr<testing::TestDevice> device_;
 };
-
-TEST_F(CudaTest, DeterministicBits) {
-  testing::DeterministicBitsDependOnTheRequestAlone(
-      [](int) { return testing::MakeCudaTestDevice(0); },
-      {{DType::kBF16, 32}, {DType::kF16, 64}, {DType::kBF16, 128}, {DType::kBF16, 256}});
-}
-
-TEST_F(CudaTest, DeterministicBitsInRandomForests) { testing::DeterministicBitsAreThoseOfTheRequestAlone(*device_, 0, 40); }
 
 TEST_F(CudaTest, MergeIsTheSoftmaxOfTheUnion) { testing::MergedStatesAreTheSoftmaxOfTheUnion(*device_); }
 

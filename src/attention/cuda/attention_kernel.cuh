@@ -3,9 +3,9 @@
 // stream tiles once no dense task is left. No item waits for another, no CTA for another. Layer: attention/cuda.
 #pragma once
 
-#include "attention/cuda/dense_tile.cuh"
+#include "attention/cuda/deterministic_dense_tile.cuh"
+#include "attention/cuda/deterministic_stream_tile.cuh"
 #include "attention/cuda/side_stream.cuh"
-#include "attention/cuda/stream_tile.cuh"
 
 namespace coppice::attention::cuda {
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void InitSide(SharedStorage<C>& s) {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
-    AttentionKernel(const __grid_constant__ KernelParams p, const __grid_constant__ CUtensorMap k_map,
+    AttentionKernel(const __grid_constant__ ParamsOf<C> p, const __grid_constant__ CUtensorMap k_map,
                     const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) uint8_t memory[];
   cudaTriggerProgrammaticLaunchCompletion();  // the next kernel may start, if it waits for this one as this one does below
@@ -180,13 +180,21 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   } else {
     ptx::IncreaseRegisters<C::kDenseRegisters>();
     if (warp == 4) PrefetchPlan(p, header);
-    DenseTile<C>::Run(p, s, ptx::Uniform(warpgroup - 1), tree_mask);
+    if constexpr (C::kDeterministic) {
+      DeterministicDenseTile<C>::Run(p, s, ptx::Uniform(warpgroup - 1), tree_mask);
+    } else {
+      DenseTile<C>::Run(p, s, ptx::Uniform(warpgroup - 1), tree_mask);
+    }
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
     ptx::NamedBarrierSync(kDenseOverBarrier, (C::kSide + kDenseWarpgroups) * kWarpgroup);
     const int worker = warp - 4;
     // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first steps do.
     const int steps_to_claim = header.num_dense_tasks == 0 ? kStepsToClaimL2 : 0;
-    StreamWorker<C>(p, maps, s, worker, tree_mask, header.team ? C::kStreamWarps : 1, steps_to_claim).Run();
+    if constexpr (C::kDeterministic) {
+      DeterministicStreamWorker<C>(p, maps, s, worker, tree_mask, steps_to_claim).Run();
+    } else {
+      StreamWorker<C>(p, maps, s, worker, tree_mask, header.team ? C::kStreamWarps : 1, steps_to_claim).Run();
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/cuda/deterministic_fold.cuh"
 #include "attention/cuda/load.cuh"
 #include "attention/cuda/mma_sm90.cuh"
 #include "attention/cuda/stress_delay.cuh"
@@ -42,7 +43,7 @@ struct DenseTile {
   static constexpr int kScores = C::kKvTile / 2;  // registers of S
   static constexpr int kOut = C::kHeadDim / 2;    // registers of O
   using T = typename C::Element;
-  static constexpr int kFoldAtOnce = 4;  // states of a row on their way together
+  static constexpr int kFoldAtOnce = C::kDeterministic ? 2 : 4;  // states of a row on their way together
   // Of a weight relative to a score that is not the row's largest: f16 holds 2^16.
   static constexpr float kMostWeight = 4096.0f;
 
@@ -156,7 +157,8 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);
   }
 
-  // Stores the rows' states, or their output where this item is the only contribution.
+  // Stores the rows' states, or their output where this item is the only contribution. In deterministic mode `state` has the
+  // maximum in base 2 and the sum over all columns.
   static __device__ void Finish(const KernelParams& p, const DenseSlot& slot, float (&out)[kOut], RowSoftmax& state,
                                 float scale_log2, int wg) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -164,11 +166,13 @@ struct DenseTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = state.sum[half];
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      if constexpr (!C::kDeterministic) {
+        sum += __shfl_xor_sync(kAllLanes, sum, 1);
+        sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      }
       const RowInfo info = slot.rows[wg * 64 + warp * 16 + lane / 4 + half * 8];
       if (info.q_row < 0) continue;
-      const float m = state.reference[half] * scale_log2;
+      const float m = C::kDeterministic ? state.reference[half] : state.reference[half] * scale_log2;
       if (info.state == kDirect) {
         const int head = kv_head * p.group_size + info.head_in_group;
         const float inverse = Normalizer(p, sum);
@@ -243,7 +247,11 @@ struct DenseTile {
       const FoldRow next = row_to_fold(base += 16);
       const LoadedContribution next_contribution = ContributionOf(p, next, 0);
       if (__any_sync(kAllLanes, fold.count != 0)) {
-        FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head, contribution);
+        if constexpr (C::kDeterministic) {
+          FoldRowsInOrder<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head, contribution);
+        } else {
+          FoldRows<T, C::kHeadDim, kFoldAtOnce>(p, fold, kv_head, contribution);
+        }
       }
       fold = next, contribution = next_contribution;
     }

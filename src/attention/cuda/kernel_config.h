@@ -15,17 +15,19 @@ inline constexpr int kDenseWarpgroups = 2;
 inline constexpr int kStreamWarpsPerSm = kDenseWarpgroups * 4;  // what plans are cut for
 inline constexpr int kBoxTokens = 16;                           // most tokens of one bulk tensor copy: the common page size
 
-// kSide_: a fourth warpgroup streams tasks of few rows beside the dense tiles of its CTA (side_stream.cuh).
-template <class Element_, int kHeadDim_, bool kSide_ = false>
+// kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kSide_: a fourth warpgroup streams tasks
+// of few rows beside the dense tiles of its CTA (side_stream.cuh).
+template <class Element_, int kHeadDim_, bool kDeterministic_ = false, bool kSide_ = false>
 struct Config {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kDelays = false;  // see StressConfig
   static constexpr bool kSide = kSide_;
   // Tokens of a dense step: as many as the registers hold (64 of scores, 64 of output, 32 of weights; 96, 32 and 48), since
   // barriers, the turn, a softmax's first exponential and its check cost the same whatever the tokens: a fifth of 128 of
   // head_dim 64.
-  static constexpr int kKvTile = HopperKvTile(kHeadDim);
+  static constexpr int kKvTile = kDeterministic ? kHopperDeterministicUnit : HopperKvTile(kHeadDim);
   static constexpr int kMostBoxes = kKvTile / 8;  // bulk tensor copies of a tile: pages of 8 tokens are the smallest
 
   static constexpr int kThreads = (1 + kDenseWarpgroups + kSide) * kWarpgroup;
@@ -57,8 +59,14 @@ struct Config {
   static constexpr int kSideTokens = kSideStepTokens;
   static constexpr int kSideSlots = kSideTasksAhead;
   static constexpr int kSideUnitBytes = kSideTokens * kHeadDim * 2;  // K or V of a step
+  // A task's first step begins at a multiple of this: in deterministic mode steps lie at absolute positions.
+  static constexpr int kDenseAlignment = kDeterministic ? kKvTile : kBoxTokens;
+  static constexpr int kStreamAlignment = kDeterministic ? kStreamTokens : kBoxTokens;
 
   static constexpr int kStreamSlots = 2;  // tasks of a stream warp: the one it works on and the next
+
+  // Deterministic mode: what a CTA keeps in device memory, output, maxima and sums of the two rows that a thread holds parts of.
+  static constexpr int kFoldThreads = kDenseWarpgroups * kWarpgroup, kFoldFloats = kHeadDim / 2 + 4;
 };
 
 }  // namespace coppice::attention::cuda

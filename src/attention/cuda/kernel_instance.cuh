@@ -7,6 +7,7 @@
 namespace coppice::attention::cuda {
 
 extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kSideBF16D128, kSideF16D128;
+extern const KernelVariant kDeterministicBF16D64, kDeterministicBF16D128, kDeterministicF16D64, kDeterministicF16D128;
 
 template <class C>
 KernelVariant Variant(DType dtype) {
@@ -18,7 +19,7 @@ KernelVariant Variant(DType dtype) {
           .threads = C::kThreads,
           .shared_bytes = sizeof(SharedStorage<C>),
           .ctas_per_sm = 1,
-          .fold_bytes_per_cta = 0,
+          .fold_bytes_per_cta = C::kDeterministic ? C::kFoldFloats * C::kFoldThreads * static_cast<int>(sizeof(float)) : 0,
           .function = reinterpret_cast<const void*>(&AttentionKernel<C>)};
 }
 

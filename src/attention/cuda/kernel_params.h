@@ -4,6 +4,7 @@
 #include <vector_types.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/cuda/plan_device.h"
 
@@ -40,5 +41,12 @@ struct KernelParams {
   float cap_in;            // > 0: soft cap; scores become tanh(score * cap_in), and score_scale_log2 is that of the result
   float value_scale;
 };
+
+// Of the Hopper kernel in deterministic mode.
+struct DeterministicParams : KernelParams {
+  float* folds;  // KernelVariant::fold_bytes_per_cta of each CTA
+};
+template <class C>
+using ParamsOf = std::conditional_t<C::kDeterministic, DeterministicParams, KernelParams>;
 
 }  // namespace coppice::attention::cuda

@@ -4,11 +4,16 @@
 
 namespace coppice::attention::cuda {
 
-// Defined by the instantiation files {kernel,side,sm80}_<dtype>_d<head_dim>.cu.
+// Defined by the instantiation files {kernel,side,deterministic,sm80}_<dtype>_d<head_dim>.cu.
 extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kSideBF16D128, kSideF16D128;
+extern const KernelVariant kDeterministicBF16D64, kDeterministicBF16D128, kDeterministicF16D64, kDeterministicF16D128;
 extern const KernelVariant kSm80BF16D64, kSm80BF16D128, kSm80BF16D256, kSm80F16D64, kSm80F16D128, kSm80F16D256;
 
-const KernelVariant& HopperVariantFor(DType dtype, int head_dim) {
+const KernelVariant& HopperVariantFor(DType dtype, int head_dim, bool deterministic) {
+  if (deterministic) {
+    if (dtype == DType::kBF16) return head_dim <= 64 ? kDeterministicBF16D64 : kDeterministicBF16D128;
+    return head_dim <= 64 ? kDeterministicF16D64 : kDeterministicF16D128;
+  }
   if (dtype == DType::kBF16) return head_dim <= 64 ? kBF16D64 : kBF16D128;
   return head_dim <= 64 ? kF16D64 : kF16D128;
 }
@@ -22,7 +27,7 @@ const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim) {
 
 Result<const KernelVariant*> SelectKernel(CudaKernels kernels, int major, int minor, const AttentionSpec& spec, int32_t page_size) {
   COPPICE_ASSIGN_OR_RETURN(const KernelChoice choice, ChooseKernel(kernels, major, minor, spec, page_size));
-  return choice.path == KernelPath::kHopper ? &HopperVariantFor(spec.q_dtype, spec.head_dim)
+  return choice.path == KernelPath::kHopper ? &HopperVariantFor(spec.q_dtype, spec.head_dim, spec.deterministic)
                                             : &MmaSyncVariantFor(spec.q_dtype, spec.head_dim);
 }
 

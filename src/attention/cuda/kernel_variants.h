@@ -18,8 +18,8 @@ struct KernelVariant {
   const void* function;
 };
 
-// The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128); the mma.sync kernel (at most 256).
-const KernelVariant& HopperVariantFor(DType dtype, int head_dim);
+// The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128); the mma.sync kernel (at most 256), both modes' own.
+const KernelVariant& HopperVariantFor(DType dtype, int head_dim, bool deterministic);
 const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim);
 // The Hopper kernel with side tiles, of head_dim 128.
 const KernelVariant& SideVariantFor(DType dtype);

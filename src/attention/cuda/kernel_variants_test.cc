@@ -27,7 +27,7 @@ TEST(SelectKernel, HopperWhereItCanElseMmaSync) {
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, With(&AttentionSpec::head_dim, 200)), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, kSpec, 100), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, kSpec, 1), KernelPath::kMmaSync);
-  EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, deterministic), KernelPath::kMmaSync);
+  EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, deterministic), KernelPath::kHopper);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 8, 9, kSpec), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 10, 0, kSpec), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kMmaSync, 9, 0, kSpec), KernelPath::kMmaSync);

@@ -136,7 +136,7 @@ struct DenseTaskLoader {
     ranges.Combine<32>();
     if (lane == 0) {
       DenseTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
-      t.first = t.range.begin / kBoxTokens * kBoxTokens;
+      t.first = t.range.begin / C::kDenseAlignment * C::kDenseAlignment;
       t.num_tiles = t.range.end > t.range.begin ? (t.range.end - t.first + C::kKvTile - 1) / C::kKvTile : 0;
       t.page_begin = item.page_begin;
       t.kv_head = item.head_begin;
@@ -343,7 +343,7 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
     for (int i = 0; i < kPagesHeld / kStreamRows; ++i) {
       pages[i] = __ldg(p.page_indices + min(item.page_begin + first_page + i * kStreamRows + row, p.num_page_slots - 1));
     }
-    const EarlyLook early(p, task, row, exists && !team && (n > 0 || first_task < 0));
+    const EarlyLook early(p, task, row, !C::kDeterministic && exists && !team && (n > 0 || first_task < 0));
     RowInfo info = ResolveRow(p, task, first_branch, row, tree_mask);
     RowRanges ranges;
     ranges.Add(info, tree_mask);
@@ -359,7 +359,7 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
         StreamTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
-        t.first = t.range.begin / kBoxTokens * kBoxTokens + (team ? worker * C::kStreamTokens : 0);
+        t.first = t.range.begin / C::kStreamAlignment * C::kStreamAlignment + (team ? worker * C::kStreamTokens : 0);
         t.head_begin = item.head_begin;
         t.head_end = exists ? item.head_begin + item.head_count : -1;
         t.rows = item.rows;

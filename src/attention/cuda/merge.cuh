@@ -253,6 +253,7 @@ struct LoadedContribution {
     memcpy(&c, &raw, sizeof(c));
     return c.state_begin + kv_head * static_cast<int>(c.head_stride) + row_in_set;
   }
+  __device__ __forceinline__ bool BeginsSuperblock() const { return raw.y < 0; }  // the field above 31 bits
 };
 __device__ __forceinline__ LoadedContribution LoadContribution(const KernelParams& p, int index) {
   return {__ldg(reinterpret_cast<const int2*>(p.contributions) + index)};

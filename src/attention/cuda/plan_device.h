@@ -12,6 +12,7 @@ inline constexpr int kSideRows = 8;         // most rows of a side tile: wgmma's
 inline constexpr int kSideStepTokens = 64;  // tokens of its step: wgmma's M
 inline constexpr int kSideTasksAhead = 3;   // side tasks of a CTA that are looked up, the one that is computed among them
 inline constexpr int kStreamRows = 16;      // most rows of a stream tile: two n8 blocks of mma.sync
+constexpr int StreamRows(bool deterministic) { return deterministic ? 8 : kStreamRows; }  // deterministic_stream_tile.cuh says why
 // Contributions of a merge set: each draws a ticket for each warpgroup that holds rows of the set, two at most, and their number
 // (DeviceMember::arrivals) has 16 bits.
 inline constexpr int32_t kMaxSetContributions = UINT16_MAX / 2;
@@ -68,7 +69,7 @@ static_assert(sizeof(Task) == 64);
 struct alignas(8) DeviceContribution {
   int32_t state_begin;
   uint32_t head_stride : 31;
-  uint32_t begins_superblock : 1;  // deterministic mode: its range begins at a multiple of kDeterministicSuperblock
+  uint32_t begins_superblock : 1;  // deterministic mode: its range begins with a superblock
 };
 static_assert(sizeof(DeviceContribution) == 8);
 

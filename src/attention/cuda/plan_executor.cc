@@ -42,7 +42,7 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
       sizes_(sizes),
       cost_(spec, TraitsOf({.path = variant.path, .head_dim = variant.head_dim, .kv_tile = variant.kv_tile}, spec, num_sms),
             machine),
-      translator_(spec, capacity, sizes, machine.sm, num_sms, variant.kv_tile),
+      translator_(spec, capacity, sizes, machine.sm, num_sms, variant.kv_tile, DeterministicUnit(variant.path)),
       images_(capacity.device_images),
       image_(capacity.device_images - 1),
       page_rows_(capacity) {}
@@ -222,7 +222,9 @@ Status CudaPlanExecutor::LaunchHopper(KernelParams params, const TensorMaps& map
   params.units_per_page = maps.units_per_page;
   params.units_per_head = maps.units_per_head;
   params.split_boxes = maps.split_boxes;
-  void* arguments[] = {&params, const_cast<CUtensorMap*>(&maps.k), const_cast<CUtensorMap*>(&maps.v)};
+  // The fast mode's kernels take no more than its base.
+  DeterministicParams all{params, reinterpret_cast<float*>(folds_.data())};
+  void* arguments[] = {&all, const_cast<CUtensorMap*>(&maps.k), const_cast<CUtensorMap*>(&maps.v)};
   // It may start while the kernel before it ends, for whose results it waits.
   cudaLaunchAttribute overlaps{};
   overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -17,7 +17,7 @@ struct TaskRange {
 // A dense item under one kv head, as resolved from live lengths by the loading warp.
 struct DenseTask {
   int32_t num_tiles;  // -1: no more tasks
-  int32_t first;      // kv index of the first tile's first token, a multiple of kBoxTokens
+  int32_t first;      // kv index of the first tile's first token, a multiple of Config::kDenseAlignment
   TaskRange range;
   int32_t page_begin, kv_head, rows, reserved;
 };
@@ -39,7 +39,7 @@ inline constexpr int kHeldStates = kStreamRows, kHoldingRows = kHeldStates / 2;
 inline constexpr int32_t kOwnState = -1;  // among the states to hold: the task's own
 
 struct StreamTask {
-  int32_t first;  // kv index of the first token of the warp's first step, a multiple of kBoxTokens
+  int32_t first;  // kv index of the first token of the warp's first step, a multiple of Config::kStreamAlignment
   TaskRange range;
   int32_t head_begin, head_end;  // head_end is -1: no more tasks
   int32_t rows, page_begin;
@@ -82,6 +82,13 @@ struct alignas(16) StatesHeld {
   float2 ml[kHeldStates];
 };
 
+// Deterministic mode: the scores of a unit, which a stream warp keeps until it knows the largest.
+template <class C>
+struct UnitScores {
+  static constexpr int kBlocks = C::kDeterministic ? kHopperDeterministicUnit / 16 : 1;
+  float4 of_lane[kBlocks][32];
+};
+
 // What the side tiles need while dense tiles are computed.
 template <class C>
 struct SideStorage {
@@ -109,7 +116,10 @@ struct SharedStorage {
     };
     struct {
       alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamSteps][2][C::kStreamUnitBytes];  // K, V
-      StatesHeld<C> held[C::kStreamWarps];
+      union {
+        StatesHeld<C> held[C::kStreamWarps];
+        UnitScores<C> scores[C::kStreamWarps];
+      };
     };
   };
 

@@ -3,6 +3,6 @@
 
 namespace coppice::attention::cuda {
 
-const KernelVariant kSideBF16D128 = Variant<Config<__nv_bfloat16, 128, /*kSide=*/true>>(DType::kBF16);
+const KernelVariant kSideBF16D128 = Variant<Config<__nv_bfloat16, 128, /*kDeterministic=*/false, /*kSide=*/true>>(DType::kBF16);
 
 }  // namespace coppice::attention::cuda

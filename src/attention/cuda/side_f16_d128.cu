@@ -3,6 +3,6 @@
 
 namespace coppice::attention::cuda {
 
-const KernelVariant kSideF16D128 = Variant<Config<__half, 128, /*kSide=*/true>>(DType::kF16);
+const KernelVariant kSideF16D128 = Variant<Config<__half, 128, /*kDeterministic=*/false, /*kSide=*/true>>(DType::kF16);
 
 }  // namespace coppice::attention::cuda

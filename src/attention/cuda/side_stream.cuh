@@ -5,6 +5,7 @@
 // stream tiles and copies their KV, until the dense tiles are nearly done. Layer: attention/cuda.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "attention/cuda/dense_tile.cuh"
@@ -167,6 +168,8 @@ __device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s
 
 template <class C>
 struct SideTile {
+  using S = SharedStorage<C>;
+  static_assert(offsetof(S, side) + sizeof(SideStorage<C>) <= offsetof(S, dense), "the dense slots are in use beside it");
   using T = typename C::Element;
   static constexpr int kBlocks = C::kHeadDim / 64;  // of the output: wgmma's M
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "attention/cuda/deterministic_fold.cuh"
 #include "attention/cuda/load.cuh"
 #include "attention/cuda/stress_delay.cuh"
 
@@ -18,12 +19,13 @@ inline constexpr int kStepsToClaimL2 = 12;
 
 template <class C>
 class StreamWorker {
+ protected:
   using T = typename C::Element;
   static constexpr int kTokens = C::kStreamTokens;
   static constexpr int kSteps = C::kStreamSteps;
-  static constexpr int kBlocks = kTokens / 16;     // token blocks (mma's M) of a step
-  static constexpr int kDepth = C::kHeadDim / 16;  // mma's K steps of the scores, and M blocks of the output
-  static constexpr int kFoldAtOnce = 4;            // states of a row on their way together
+  static constexpr int kBlocks = kTokens / 16;                   // token blocks (mma's M) of a step
+  static constexpr int kDepth = C::kHeadDim / 16;                // mma's K steps of the scores, and M blocks of the output
+  static constexpr int kFoldAtOnce = C::kDeterministic ? 2 : 4;  // states of a row on their way together
 
  public:
   // worker: of the CTA's stream warps. team: how many of them read a task together, a step each in turn; one, or all.
@@ -75,7 +77,7 @@ class StreamWorker {
     }
   }
 
- private:
+ protected:
   // ---- The loading side: a cursor that runs up to kSteps steps and one task ahead. LoadStreamTasks fills the slots of tasks.
 
   static __device__ __forceinline__ int Place(int task) { return task % C::kStreamSlots; }
@@ -174,8 +176,10 @@ class StreamWorker {
   // The current task's. Not all of it is kept in registers.
   __device__ __forceinline__ const StreamSlot& slot() const { return SlotOf(current_); }
   // The same in all lanes, which call together: the vote tells the compiler so.
-  __device__ __forceinline__ bool holds_states() const { return __any_sync(kAllLanes, slot().task.held_of_row != 0); }
-  __device__ __forceinline__ bool in_team() const { return stride_ != kTokens; }
+  __device__ __forceinline__ bool holds_states() const {
+    return !C::kDeterministic && __any_sync(kAllLanes, slot().task.held_of_row != 0);
+  }
+  __device__ __forceinline__ bool in_team() const { return !C::kDeterministic && stride_ != kTokens; }
   __device__ __forceinline__ bool holds_set() const { return holds_states() && !in_team(); }
   __device__ __forceinline__ StatesHeld<C>& held() const { return s_.held[ptx::Here(worker_)]; }
   // The first held state of a row under a kv head.
@@ -247,8 +251,9 @@ class StreamWorker {
   // Scores of the token blocks from `first` on, capped.
   template <int kColumns>
   __device__ void Score(Scores<kColumns>& scores, uint32_t k, int first) {
-    // Two sums for a single column block: half the length of the chain of products, which nothing else hides.
-    constexpr int kSums = kColumns == 1 && !kLikeSide<kColumns> ? 2 : 1;
+    // Two sums for a single column block: half the length of the chain of products, which nothing else hides. Deterministic mode
+    // has the one sum of a dense tile.
+    constexpr int kSums = kColumns == 1 && !C::kDeterministic && !kLikeSide<kColumns> ? 2 : 1;
     Scores<kColumns> sums[kSums] = {};
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
@@ -426,8 +431,8 @@ class StreamWorker {
     __syncwarp();
   }
 
-  // Stores states or output. out_[n][d]: elements d * 16 + lane / 4 (+ 8 for registers 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for
-  // registers 1, 3).
+  // Stores states or output; in deterministic mode row_max_ is in base 2, and row_sum_ that of all lanes. out_[n][d]: elements d *
+  // 16 + lane / 4 (+ 8 for registers 2, 3) of rows n * 8 + lane % 4 * 2 (+ 1 for registers 1, 3).
   template <int kColumns>
   __device__ void Finish(const StreamTask& task, int head) {
     const RowInfo* rows = slot().rows;
@@ -444,7 +449,7 @@ class StreamWorker {
       }
     }
 #pragma unroll
-    for (int n = 0; n < (kLikeSide<kColumns> ? 0 : kColumns); ++n) {
+    for (int n = 0; n < kColumns && !C::kDeterministic && !kLikeSide<kColumns>; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
 #pragma unroll
@@ -457,7 +462,8 @@ class StreamWorker {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const RowInfo& info = rows[n * 8 + lane_ % 4 * 2 + c];
-        const float sum = row_sum_[n][c], m = sum > 0.0f ? row_max_[n][c] * p_.score_scale_log2 : -INFINITY;
+        const float scale_log2 = C::kDeterministic ? 1.0f : p_.score_scale_log2;
+        const float sum = row_sum_[n][c], m = sum > 0.0f ? row_max_[n][c] * scale_log2 : -INFINITY;
         scale[c] = Normalizer(p_, sum);
         if (info.q_row < 0) continue;
         if (info.state == kDirect && !holds) {
@@ -558,7 +564,13 @@ class StreamWorker {
         if (known) unknown.count = 0;  // and is not asked for again
         LoadedContribution contribution = ContributionOf(p_, unknown, 0, state_stride());
         if (known) contribution = early_contribution;
-        auto folded = FoldStates<C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head, contribution, state_stride());
+        auto folded = [&] {
+          if constexpr (C::kDeterministic) {
+            return FoldStatesInOrder<C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head, contribution);
+          } else {
+            return FoldStates<C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head, contribution, state_stride());
+          }
+        }();
         if (in_team()) folded.CombineWarp();
         if (in_team() ? lane_ < 8 : fold.count > 0) StoreFoldedRow<T>(p_, fold, folded.m, folded.l, folded.acc);
       }

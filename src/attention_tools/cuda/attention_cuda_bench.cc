@@ -8,7 +8,9 @@
 //   attention_cuda_bench --figures on [--json file]   the grids of Hydragen's figures 5 and 8 and of Cascade Inference's figure 4:
 //                                                     speed-up over reading the prefix once a request, from one copy (store) and
 //                                                     from a copy each (none), beside RelayAttention's eq. 10
-//   attention_cuda_bench --calibrate on               the machine model of this card, as `coppice bench calibrate --device cuda`
+//   attention_cuda_bench --deterministic on [--cases ..] [--json file]   each case in deterministic mode beside the fast mode, in
+//   turns attention_cuda_bench --calibrate on               the machine model of this card, as `coppice bench calibrate --device
+//   cuda`
 // --machine FILE: plan by this model in place of the shipped one.
 #include <cuda_runtime_api.h>
 
@@ -61,13 +63,14 @@ struct Options {
   int iterations = 15;
   double matmul_tflops = 783;
   std::string json, machine;
-  bool flush = true, sweep = false, figures = false, calibrate = false;
+  bool flush = true, sweep = false, figures = false, deterministic = false, calibrate = false;
 };
 
 // A case under one plan.
 struct Contestant {
   const Case& c;
   PlannerOptions planner;
+  bool deterministic = false;
 };
 
 struct Bounds {
@@ -109,8 +112,12 @@ struct Replay {
   PlanTimes plan;
   InterleavedTimes timed;  // ms
 
-  explicit Replay(const Case& c)
-      : spec{.num_qo_heads = c.qo_heads, .num_kv_heads = c.kv_heads, .head_dim = c.head_dim}, forest(c) {}
+  explicit Replay(const Contestant& contestant)
+      : spec{.num_qo_heads = contestant.c.qo_heads,
+             .num_kv_heads = contestant.c.kv_heads,
+             .head_dim = contestant.c.head_dim,
+             .deterministic = contestant.deterministic},
+        forest(contestant.c) {}
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
   ~Replay() {
@@ -144,7 +151,7 @@ class Bench {
     std::vector<std::unique_ptr<Replay>> replays;
     int64_t kv_bytes = 0, q_bytes = 0;
     for (const Contestant& contestant : contestants) {
-      replays.push_back(std::make_unique<Replay>(contestant.c));
+      replays.push_back(std::make_unique<Replay>(contestant));
       const Replay& replay = *replays.back();
       kv_bytes = std::max(kv_bytes, static_cast<int64_t>(PoolShape(replay).bytes()));
       q_bytes = std::max(q_bytes, replay.rows() * replay.q_row() * 2);
@@ -356,6 +363,8 @@ Options Parse(int argc, char** argv) {
       options.sweep = value == "on";
     } else if (name == "--figures") {
       options.figures = value == "on";
+    } else if (name == "--deterministic") {
+      options.deterministic = value == "on";
     } else if (name == "--calibrate") {
       options.calibrate = value == "on";
     } else if (name == "--machine") {
@@ -470,6 +479,39 @@ void Figures(Bench& bench, const Options& options) {
   }
 }
 
+// Deterministic mode over the fast one. False if a case's error is above kMostError.
+bool Deterministic(Bench& bench, const Options& options) {
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  double trees = 0;
+  int compared = 0;
+  bool right = true;
+  std::printf("%-7s %8s %8s %7s %7s %7s %8s %6s\n", "case", "fast_ms", "exact_ms", "ratio", "from", "to", "error", "items");
+  for (const Case& c : HopperCases()) {
+    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+    const Contestant contestants[] = {{c, {.policy = options.policy}}, {c, {.policy = options.policy}, true}};
+    const auto replays = bench.Measure(contestants);
+    const Replay& exact = *replays[1];
+    const Estimate ratio = exact.timed.over_first;
+    const double error = bench.Error(exact);
+    std::printf("%-7s %8.4f %8.4f %7.3f %7.3f %7.3f %8.1e %6d\n", c.name.c_str(), replays[0]->ms(), exact.ms(), ratio.median,
+                ratio.low, ratio.high, error, exact.planner->Stats().num_items);
+    std::fflush(stdout);
+    if (!(error <= kMostError)) {
+      std::fprintf(stderr, "%s: error %.2e against fp64; at most %.2e expected\n", c.name.c_str(), error, kMostError);
+      right = false;
+    }
+    if (c.name.starts_with("tree")) trees += std::log(ratio.median), ++compared;
+    if (json.is_open()) {
+      json << "{\"case\": \"" << c.name << "\", \"fast_ms\": " << replays[0]->ms() << ", \"exact_ms\": " << exact.ms()
+           << ", \"exact_over_fast\": " << ratio.median << ", \"from\": " << ratio.low << ", \"to\": " << ratio.high
+           << ", \"error\": " << error << "}\n";
+    }
+  }
+  if (compared > 0) std::printf("trees: geomean %.3fx the fast mode's time\n", std::exp(trees / compared));
+  return right;
+}
+
 int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   if (options.calibrate) {
@@ -487,6 +529,7 @@ int Main(int argc, char** argv) {
     Figures(bench, options);
     return 0;
   }
+  if (options.deterministic) return Deterministic(bench, options) ? 0 : 1;
   std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %6s %8s %9s %8s\n", "case", "ms", "spread", "overlap", "serial",
               "x_over", "TFLOP/s", "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "items", "fresh_ms", "change_ms", "step_ms");
   std::ofstream json;

@@ -41,7 +41,6 @@ std::string WhyNotHopper(int major, int minor, const AttentionSpec& spec, int32_
   if (page_size < 8 || page_size > 256 || !std::has_single_bit(static_cast<uint32_t>(page_size))) {
     return "page_size = " + std::to_string(page_size) + "; it takes powers of two from 8 to 256";
   }
-  if (spec.deterministic) return "deterministic mode";
   return "";
 }
 
@@ -56,7 +55,8 @@ Result<KernelChoice> ChooseKernel(CudaKernels kernels, int major, int minor, con
   }
   const int head_dim = spec.head_dim <= 64 ? 64 : spec.head_dim <= 128 ? 128 : 256;
   if (kernels != CudaKernels::kMmaSync && why_not_hopper.empty()) {
-    return KernelChoice{.path = KernelPath::kHopper, .head_dim = head_dim, .kv_tile = HopperKvTile(head_dim)};
+    const int kv_tile = spec.deterministic ? kHopperDeterministicUnit : HopperKvTile(head_dim);
+    return KernelChoice{.path = KernelPath::kHopper, .head_dim = head_dim, .kv_tile = kv_tile};
   }
   return KernelChoice{.path = KernelPath::kMmaSync, .head_dim = head_dim, .kv_tile = MmaSyncKvTile(head_dim)};
 }
@@ -64,7 +64,7 @@ Result<KernelChoice> ChooseKernel(CudaKernels kernels, int major, int minor, con
 BackendTraits TraitsOf(const KernelChoice& kernel, const AttentionSpec& spec, int num_sms) {
   return {.workers = num_sms,
           .dense_tile_rows = kDenseRows,
-          .dense_min_rows = kStreamRows + 1,
+          .dense_min_rows = StreamRows(spec.deterministic) + 1,
           .dense_row_unit = kDenseRows / kDenseWarpgroups,
           .stream_lanes = kStreamWarpsPerSm,
           .team_lanes = kernel.path == KernelPath::kHopper ? kStreamWarpsPerSm : 0,
@@ -72,6 +72,7 @@ BackendTraits TraitsOf(const KernelChoice& kernel, const AttentionSpec& spec, in
           .kv_tile = kernel.kv_tile,
           .native_head_dim = kernel.head_dim,
           .max_set_contributions = MaxPlannedContributions(spec),
+          .deterministic_unit = DeterministicUnit(kernel.path),
           .cuts_kv = true};
 }
 

@@ -24,6 +24,12 @@ constexpr bool HasSideTiles(const AttentionSpec& spec, int kv_tile) {
   return !spec.deterministic && spec.head_dim > 64 && spec.head_dim <= 128 && kv_tile == HopperKvTile(128);
 }
 
+// Kv indices of a unit in deterministic mode; on Hopper a dense step is one.
+inline constexpr int kHopperDeterministicUnit = 128;
+constexpr int DeterministicUnit(KernelPath path) {
+  return path == KernelPath::kHopper ? kHopperDeterministicUnit : kDeterministicUnit;
+}
+
 struct KernelChoice {
   KernelPath path;
   int head_dim;  // after padding

@@ -76,7 +76,7 @@ class Lowered {
         const DeviceItem& item = task->item;
         const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.branch]);
         pieces_ += item.kv_begin > 0;
-        ASSERT_LE(item.rows, item.dense ? kDenseRows : kStreamRows);
+        ASSERT_LE(item.rows, item.dense ? kDenseRows : StreamRows(spec_.deterministic));
         for (int32_t head = item.head_begin; head < item.head_begin + item.head_count; ++head) {
           for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
             const DeviceMember& member = members[m];

@@ -21,11 +21,12 @@ constexpr int64_t kHeadTaskTokens = 128;  // most, of all kv heads put together 
 }  // namespace
 
 PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes,
-                               const SmRates& rates, int num_sms, int kv_tile)
+                               const SmRates& rates, int num_sms, int kv_tile, int32_t deterministic_unit)
     : spec_(spec),
       sizes_(sizes),
       layout_(spec, capacity, sizes, num_sms),
       num_sms_(num_sms),
+      superblock_(kSuperblockUnits * deterministic_unit),
       costs_(rates, spec, kv_tile),
       queued_(spec, capacity, sizes, num_sms),
       places_(layout_, sizes),
@@ -257,7 +258,7 @@ void PlanTranslator::EmitMember(const PlanView& plan, int32_t item_id, int32_t s
     members_.Put(place.index + int64_t{piece} * item.member_count, member);
     contributions_.Put(at + piece, {.state_begin = member.state_begin,
                                     .head_stride = static_cast<uint32_t>(member.head_stride),
-                                    .begins_superblock = item.kv_begin % kDeterministicSuperblock == 0});
+                                    .begins_superblock = item.kv_begin % superblock_ == 0});
     member.state_begin += pieces.rows * spec_.num_kv_heads;
   }
 }

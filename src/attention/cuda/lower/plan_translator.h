@@ -16,6 +16,7 @@
 #include "attention/cuda/lower/sm_division.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/machine_model.h"
+#include "attention/plan_units.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {
@@ -27,7 +28,7 @@ class PlanTranslator {
  public:
   // rates: of the machine's card, whatever part of it num_sms is. kv_tile: tokens of a dense step of the kernel.
   PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, const SmRates& rates, int num_sms,
-                 int kv_tile);
+                 int kv_tile, int32_t deterministic_unit = kDeterministicUnit);
 
   const PlanLayout& layout() const { return layout_; }
   // REQUIRES: the plan is within the sizes given at creation, as a Planner's always are.
@@ -105,6 +106,7 @@ class PlanTranslator {
   PlanSizes sizes_;
   PlanLayout layout_;
   int num_sms_;
+  int32_t superblock_;  // of deterministic mode
   SmCosts costs_;
   QueuedItems queued_;
   PlanPlaces places_;

@@ -40,7 +40,8 @@ class CutStep {
   }
   // A block of rows reads the range for itself.
   void AddStream(const QueuedItem& item) {
-    const int64_t blocks = CeilDiv(item.rows, kStreamRows), rows = std::min(item.rows, kStreamRows);
+    const int32_t stream_rows = StreamRows(translator_.spec().deterministic);
+    const int64_t blocks = CeilDiv(item.rows, stream_rows), rows = std::min(item.rows, stream_rows);
     shape_.item_tokens += blocks * item.tokens;
     shape_.stream_tasks += blocks;
     shape_.stream_tokens += blocks * item.tokens;

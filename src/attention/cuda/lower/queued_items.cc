@@ -39,7 +39,7 @@ void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, 
   if (!spec_.deterministic && JoinPromptTiles(plan)) DropJoined(plan, forest);
   for (QueuedItem& queued : items_) {
     queued.dense = IsDense(queued, costs);
-    if (!queued.dense) pieces_[queued.item].block_rows = kStreamRows;
+    if (!queued.dense) pieces_[queued.item].block_rows = StreamRows(spec_.deterministic);
   }
   CountReads(plan, forest);
 }
@@ -101,10 +101,11 @@ void QueuedItems::DropJoined(const PlanView& plan, const PrefixForestView& fores
   std::ranges::stable_sort(items_, std::greater<>(), &QueuedItem::tokens);
 }
 
-// Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every 16 rows.
+// Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every few rows.
 bool QueuedItems::IsDense(const QueuedItem& queued, const SmCosts& costs) const {
-  if (queued.rows <= kStreamRows || spec_.deterministic) return queued.rows > kStreamRows;
-  if (queued.most_set_rows > kStreamRows) return true;  // sets are not cut
+  const int stream_rows = StreamRows(spec_.deterministic);
+  if (queued.rows <= stream_rows) return false;
+  if (queued.most_set_rows > stream_rows) return true;  // sets are not cut
   return static_cast<double>(queued.blocks) * costs.DenseTaskNs(queued.tokens) <= costs.StreamItemNs(queued.rows, queued.tokens);
 }
 

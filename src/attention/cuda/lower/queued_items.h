@@ -19,7 +19,7 @@ struct ItemPieces {
   int32_t kv_begin = 0, kv_end = 0;  // of a prompt's tile: with what it reads on through
   int32_t state_begin = 0;           // count > 1: of its first piece
   int32_t rows = 0;
-  int32_t block_rows = kDenseRows;  // rows of a task at most; kStreamRows: a stream tile's
+  int32_t block_rows = kDenseRows;  // rows of a task at most; StreamRows: a stream tile's
   bool masked = false;
   bool read_once = false;  // by one task, each kv head
 };

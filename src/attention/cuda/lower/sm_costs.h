@@ -44,6 +44,7 @@ class SmCosts {
  private:
   SmRates rates_;
   int32_t kv_tile_;
+  int32_t stream_rows_;
   int32_t bytes_per_token_;
   int32_t dense_piece_unit_;
   double memory_bytes_per_ns_, bulk_bytes_per_ns_, dense_token_ns_;

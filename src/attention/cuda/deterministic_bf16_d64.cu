@@ -1,0 +1,8 @@
+// An instance of the attention kernel in deterministic mode: bf16, head_dim up to 64. Layer: attention/cuda.
+#include "attention/cuda/kernel_instance.cuh"
+
+namespace coppice::attention::cuda {
+
+const KernelVariant kDeterministicBF16D64 = Variant<Config<__nv_bfloat16, 64, true>>(DType::kBF16);
+
+}  // namespace coppice::attention::cuda
