@@ -8,11 +8,8 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
-#include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
@@ -26,21 +23,21 @@
 #include "hub/model_store.h"
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
-#include "openai/generation.h"
+#include "openai/batch_run.h"
 #include "openai/job_prefixes.h"
 #include "openai/prefixes_by_name.h"
 #include "openai/request.h"
-#include "openai/response.h"
 #include "openai/resume_folder.h"
 #include "tokenizer/one_line.h"
 
 namespace coppice::cli {
 namespace {
 
+using openai::BatchCounts;
 using openai::BatchErrors;
 using openai::BatchInput;
-using openai::BatchJob;
 using openai::BatchOutput;
+using openai::BatchRun;
 using openai::JobPrefixes;
 using openai::OpenAiRequestParser;
 using openai::ResumeFolder;
@@ -52,90 +49,35 @@ struct BatchOptions {
   bool verbose = false;
 };
 
-struct BatchCounts {
-  int64_t total = 0;  // to be answered by this run
-  int64_t answered = 0, failed = 0;
-  int64_t done() const { return answered + failed; }
-};
-
 double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Feeds an engine with the jobs of an input, a bounded number ahead of it, and writes each answer as soon as it is complete.
-class BatchRunner {
+// Steps an engine until a batch is answered, and shows how far it is.
+class BatchLoop {
  public:
-  // `careful`: begins with one request at a time and one more for each that was answered, so that a run that is killed soon has
-  // answered some rather than begun all.
-  BatchRunner(Engine& engine, const BatchInput& input, const OpenAiRequestParser& parser, std::string model, int32_t queue,
-              bool careful, JobPrefixes* prefixes, BatchOutput* output, BatchErrors* errors)
-      : engine_(engine),
-        input_(input),
-        parser_(parser),
-        model_(std::move(model)),
-        queue_(queue),
-        careful_(careful),
-        prefixes_(*prefixes),
-        output_(*output),
-        errors_(*errors) {
-    counts_.total = static_cast<int64_t>(input.jobs().size());
-  }
+  BatchLoop(Engine& engine, BatchRun* run, JobPrefixes* prefixes, BatchOutput* output)
+      : engine_(engine), run_(*run), prefixes_(*prefixes), output_(*output) {}
 
   // Until all is answered or Ctrl-C is pressed. An error of the engine or of the output ends it; what was answered is written.
   Status Run();
-  const BatchCounts& counts() const { return counts_; }
 
  private:
-  // A request that the engine works on. Its events come on the engine's thread, and may outlive the runner.
-  struct Active {
-    const BatchJob* job = nullptr;
-    openai::BatchLine line;
-    std::mutex mutex;
-    openai::RequestOutput output;
-  };
-  // Complete requests, to be written by Run.
-  struct Finished {
-    std::mutex mutex;
-    std::vector<std::shared_ptr<Active>> requests;
-  };
-
-  bool HasRoom() const { return engine_.Metrics().waiting < queue_ && (!careful_ || active_ <= counts_.done()); }
-  size_t IndexOf(const BatchJob& job) const { return static_cast<size_t>(&job - input_.jobs().data()); }
-  Status Submit(const BatchJob& job);
-  static void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished);
-  Status WriteFinished();
-  Status Write(const Active& active);
+  Status StepOnce();
   std::string Progress() const;
 
   Engine& engine_;
-  const BatchInput& input_;
-  const OpenAiRequestParser& parser_;
-  const std::string model_;
-  const int32_t queue_;
-  const bool careful_;
+  BatchRun& run_;
   JobPrefixes& prefixes_;
   BatchOutput& output_;
-  BatchErrors& errors_;
-  BatchCounts counts_;
-  int64_t active_ = 0;
-  const std::shared_ptr<Finished> finished_ = std::make_shared<Finished>();
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-Status BatchRunner::Run() {
+Status BatchLoop::Run() {
   ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
-  auto next = input_.jobs().begin();
   Status status;
-  while (status.ok() && !Interrupted() && (next != input_.jobs().end() || active_ > 0)) {
-    while (status.ok() && next != input_.jobs().end() && HasRoom()) status = Submit(*next++);
-    if (!status.ok()) break;
-    const Result<bool> stepped = engine_.Step();
-    if (!stepped.ok()) {
-      status = stepped.status();  // ends every request: none of them was at fault
-      break;
-    }
-    prefixes_.AfterStep();
-    status = WriteFinished();
+  while (status.ok() && !Interrupted() && !run_.done()) {
+    status = StepOnce();
     if (progress.due()) progress.Show(Progress());
   }
   progress.Clear();
@@ -143,86 +85,30 @@ Status BatchRunner::Run() {
   return status.ok() ? synced : status;
 }
 
-Status BatchRunner::Submit(const BatchJob& job) {
-  prefixes_.Before(IndexOf(job));
-  auto active = std::make_shared<Active>();
-  active->job = &job;
-  COPPICE_ASSIGN_OR_RETURN(active->line, input_.Load(job, parser_));
-  Request request = active->line.request.request;
-  active->line.request.request.prompt_ids = {};  // the engine has them
-  request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
-  const Result<RequestId> id = engine_.Submit(std::move(request));
-  if (id.ok()) {
-    ++active_;
-    return OkStatus();
-  }
-  ++counts_.failed;
-  prefixes_.Done(IndexOf(job));
-  return errors_.Report({.line = job.line, .id = active->line.id, .custom_id = active->line.custom_id, .status = id.status()});
-}
-
-void BatchRunner::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished) {
-  const std::lock_guard lock(active->mutex);
-  active->output.Add(event);
-  if (!active->output.done) return;
-  const std::lock_guard finished_lock(finished->mutex);
-  finished->requests.push_back(active);
-}
-
-Status BatchRunner::WriteFinished() {
-  std::vector<std::shared_ptr<Active>> finished;
-  {
-    const std::lock_guard lock(finished_->mutex);
-    finished.swap(finished_->requests);
-  }
-  for (const std::shared_ptr<Active>& active : finished) {
-    --active_;
-    prefixes_.Done(IndexOf(*active->job));
-    COPPICE_RETURN_IF_ERROR(Write(*active));
-  }
-  return OkStatus();
-}
-
-Status BatchRunner::Write(const Active& active) {
-  const openai::BatchLine& line = active.line;
-  const openai::RequestOutput& output = active.output;
-  if (output.cancelled) return OkStatus();
-  if (!output.failure.ok()) {
-    ++counts_.failed;
-    return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = output.failure});
-  }
-  const openai::ResponseFacts facts = {
-      .id = line.id,
-      .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
-      .model = model_};
-  const openai::Answer answer = {.request = &line.request, .output = &output, .prompt_tokens = active.job->num_tokens};
-  const Result<nlohmann::ordered_json> body = ResponseBody(std::span(&answer, 1), facts, engine_.tokenizer());
-  if (!body.ok()) {
-    ++counts_.failed;
-    return errors_.Report({.line = active.job->line, .id = line.id, .custom_id = line.custom_id, .status = body.status()});
-  }
-  ++counts_.answered;
-  const nlohmann::ordered_json response = {{"status_code", 200}, {"request_id", "req_" + line.id}, {"body", *body}};
-  return output_.Append(
-      {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", response}, {"error", nullptr}});
+Status BatchLoop::StepOnce() {
+  COPPICE_RETURN_IF_ERROR(run_.Submit());
+  COPPICE_RETURN_IF_ERROR(engine_.Step().status());  // ends every request: none of them was at fault
+  prefixes_.AfterStep();
+  return run_.WriteFinished();
 }
 
 // "[########............] 102/256 requests, 1,312 tokens at 412.1/s, 97% of prompts cached, 0:41 left".
-std::string BatchRunner::Progress() const {
+std::string BatchLoop::Progress() const {
   constexpr int64_t kBar = 20;
   const EngineMetrics metrics = engine_.Metrics();
+  const BatchCounts& counts = run_.counts();
   const double seconds = SecondsSince(begin_);
-  const int64_t filled = counts_.total > 0 ? kBar * counts_.done() / counts_.total : 0;
+  const int64_t filled = counts.total > 0 ? kBar * counts.done() / counts.total : 0;
   std::string text =
-      fmt::format("[{:#>{}}{:.>{}}] {}/{} requests, {} tokens at {:.1f}/s", "", filled, "", kBar - filled, counts_.done(),
-                  counts_.total, metrics.generated_tokens, static_cast<double>(metrics.generated_tokens) / std::max(seconds, 1e-9));
+      fmt::format("[{:#>{}}{:.>{}}] {}/{} requests, {} tokens at {:.1f}/s", "", filled, "", kBar - filled, counts.done(),
+                  counts.total, metrics.generated_tokens, static_cast<double>(metrics.generated_tokens) / std::max(seconds, 1e-9));
   if (metrics.cached_tokens + metrics.prefilled_tokens > 0) {
     text += fmt::format(", {:.0f}% of prompts cached", 100.0 * static_cast<double>(metrics.cached_tokens) /
                                                            static_cast<double>(metrics.cached_tokens + metrics.prefilled_tokens));
   }
-  if (20 * counts_.done() >= counts_.total) {  // fewer say little: many requests end at once
+  if (20 * counts.done() >= counts.total) {  // fewer say little: many requests end at once
     const int64_t left =
-        static_cast<int64_t>(seconds / static_cast<double>(counts_.done()) * static_cast<double>(counts_.total - counts_.done()));
+        static_cast<int64_t>(seconds / static_cast<double>(counts.done()) * static_cast<double>(counts.total - counts.done()));
     text += fmt::format(", {}:{:02} left", left / 60, left % 60);
   }
   return text;
@@ -300,10 +186,13 @@ Result<ExitCode> Batch(BatchOptions options) {
   const size_t sharing = options.engine.sharing == SharingMode::kNone || input.has_salts() ? 0 : input.jobs().size();
   JobPrefixes prefixes(*engine, options.engine.page_size, folder, sharing,
                        [&](size_t job) { return input.Tokens(input.jobs()[job]); });
-  BatchRunner runner(*engine, input, parser, std::filesystem::path(options.engine.model_path).filename().string(), options.queue,
-                     folder.was_there(), &prefixes, &output, &errors);
-  COPPICE_RETURN_IF_ERROR(runner.Run());
-  const BatchCounts& counts = runner.counts();
+  BatchRun run(engine.get(), &input, &parser,
+               {.model = std::filesystem::path(options.engine.model_path).filename().string(),
+                .max_waiting = options.queue,
+                .careful = folder.was_there()},
+               &prefixes, &output, &errors);
+  COPPICE_RETURN_IF_ERROR(BatchLoop(*engine, &run, &prefixes, &output).Run());
+  const BatchCounts& counts = run.counts();
   std::string text = Summary(options, counts, errors, input.num_finished_before(), engine->Metrics(), SecondsSince(begin));
   const int64_t left = counts.total - counts.done();
   if (left == 0) folder.Remove();

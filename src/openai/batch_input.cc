@@ -53,7 +53,7 @@ Result<std::string> StringField(const json& line, const char* name, const std::s
 }  // namespace
 
 std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, const OpenAiRequestParser& parser,
-                                        BatchErrors::Error* line_error) {
+                                        BatchErrors::Error* line_error, const BatchRules& rules) {
   *line_error = {.line = line};
   const auto fail = [&](Status status, std::string param) {
     line_error->status = std::move(status);
@@ -72,6 +72,8 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
   if (!url.ok()) return fail(url.status(), "url");
   const Result<Endpoint> endpoint = ParseUrl(*url);
   if (!endpoint.ok()) return fail(endpoint.status(), "url");
+  if (rules.endpoint && *endpoint != *rules.endpoint)
+    return fail(InvalidArgument(fmt::format("url is {}, expected the batch's endpoint {}", *url, Url(*rules.endpoint))), "url");
   for (const auto& [name, value] : object->items()) {
     if (name != "custom_id" && name != "method" && name != "url" && name != "body")
       return fail(InvalidArgument(fmt::format("\"{}\" is no field of a line, expected custom_id, method, url and body", name)),
@@ -91,7 +93,7 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     }
     tools = *std::move(ordered);
   }
-  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, {}, tools ? &*tools : nullptr);
+  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &*tools : nullptr);
   if (!request) {
     line_error->id = std::move(id);
     return fail(std::move(body_error.status), std::move(body_error.param));
@@ -155,7 +157,7 @@ Status TokenSpool::Map() {
 // ------------------------------------------------------------------------------------------------------------------- input
 
 Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequestParser& parser, const BatchOutput& output,
-                                    BatchErrors* errors) {
+                                    BatchErrors* errors, BatchRules rules) {
   FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe is refused, not waited for
   struct stat facts = {};
   if (file.get() < 0 || fstat(file.get(), &facts) != 0)
@@ -165,24 +167,28 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
   // Beside the output there is room for it.
   const std::filesystem::path beside = std::filesystem::path(errors->path()).parent_path();
   COPPICE_ASSIGN_OR_RETURN(TokenSpool spool, TokenSpool::Create(beside.empty() ? "." : beside.string()));
-  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(path, "the input"));
-  BatchInput input(std::move(file), path, std::move(spool));
+  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(path, "the input", rules.max_line_bytes));
+  BatchInput input(std::move(file), path, std::move(spool), std::move(rules));
 
   std::unordered_map<std::string, int64_t> lines;  // custom_id -> the line that has it
   LineReader::Line line;
+  int64_t requests = 0;
   while (true) {
+    if (input.rules_.should_stop && input.rules_.should_stop()) return Status(StatusCode::kCancelled, "the batch was stopped");
     COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
     if (!more) break;
     if (Trimmed(line.text).empty()) continue;
+    if (const int64_t most = input.rules_.max_requests; most > 0 && ++requests > most)
+      return InvalidArgument(fmt::format("the input has more than {} requests; make several batches of it", most));
     if (line.too_long) {
       COPPICE_RETURN_IF_ERROR(
           errors->Report({.line = line.number,
                           .status = InvalidArgument(fmt::format("line {} has {} bytes, expected at most {}", line.number, line.size,
-                                                                LineReader::kMaxLineBytes))}));
+                                                                input.rules_.max_line_bytes))}));
       continue;
     }
     BatchErrors::Error error;
-    std::optional<BatchLine> parsed = ParseBatchLine(line.text, line.number, parser, &error);
+    std::optional<BatchLine> parsed = ParseBatchLine(line.text, line.number, parser, &error, input.rules_);
     if (!error.custom_id.empty()) {
       const auto [first, is_new] = lines.emplace(error.custom_id, line.number);
       if (!is_new) {
@@ -198,6 +204,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
       COPPICE_RETURN_IF_ERROR(errors->Report(error));
       continue;
     }
+    if (errors->Has(line.number)) continue;
     if (const auto finished = output.finished().find(parsed->custom_id); finished != output.finished().end()) {
       if (finished->second != "batch_req_" + parsed->id) {
         return InvalidArgument(fmt::format(
@@ -229,18 +236,19 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
   return input;
 }
 
-Result<BatchLine> BatchInput::Load(const BatchJob& job, const OpenAiRequestParser& parser) const {
+Result<std::optional<BatchLine>> BatchInput::Load(const BatchJob& job, const OpenAiRequestParser& parser,
+                                                  BatchErrors::Error* refused) const {
   std::string text(static_cast<size_t>(job.size), '\0');
   const ssize_t count = pread(file_.get(), text.data(), text.size(), job.offset);
-  BatchErrors::Error error;
-  std::optional<BatchLine> parsed;
-  if (count == job.size) parsed = ParseBatchLine(text, job.line, parser, &error);
-  if (!parsed || parsed->id != job.id)
+  if (count != job.size || HashOf(Trimmed(text)) != job.id) {
     return DataLoss(
         fmt::format("{} changed while it was worked on: line {} is another one now; run the command again", path_, job.line));
+  }
+  std::optional<BatchLine> parsed = ParseBatchLine(text, job.line, parser, refused, rules_);
+  if (!parsed) return parsed;
   const std::span<const int32_t> tokens = Tokens(job);
   parser.SetPrompt({tokens.begin(), tokens.end()}, &parsed->request);
-  return *std::move(parsed);
+  return parsed;
 }
 
 }  // namespace coppice::openai

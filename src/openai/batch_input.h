@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "coppice/core/status.h"
 #include "openai/batch_output.h"
+#include "openai/line_reader.h"
 #include "openai/request.h"
 
 namespace coppice::openai {
@@ -23,10 +25,19 @@ struct BatchLine {
   OpenAiRequest request;
 };
 
+// What a caller asks of an input beyond its form.
+struct BatchRules {
+  std::optional<Endpoint> endpoint;                   // of every line; another one is that line's error
+  int64_t max_requests = 0;                           // more lines are INVALID_ARGUMENT, for the whole input; 0: no limit
+  size_t max_line_bytes = LineReader::kMaxLineBytes;  // a longer one is an error
+  FindNamedPrefix find_prefix;                        // what `prefix` may name; empty: what the parser knows
+  std::function<bool()> should_stop;                  // asked before each line; true ends the reading with CANCELLED
+};
+
 // `line` is the line's number in messages. Top-level fields: custom_id, method (POST), url, body; others are refused.
 // On an error, `*line_error` says all that is known.
 std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, const OpenAiRequestParser& parser,
-                                        BatchErrors::Error* line_error);
+                                        BatchErrors::Error* line_error, const BatchRules& rules = {});
 
 // Where the tokens of all prompts lie while they are sorted: a file without a name, mapped for reading.
 class TokenSpool {
@@ -64,10 +75,10 @@ struct BatchJob {
 
 class BatchInput {
  public:
-  // Reads all of `path`, reports what is wrong to `errors` and leaves out what `output` holds already. INVALID_ARGUMENT if it holds
-  // the custom_id with an answer to another request.
+  // Reads all of `path`, reports what is wrong to `errors` and leaves out what `output` or `errors` holds already. INVALID_ARGUMENT
+  // if `output` holds the custom_id with an answer to another request.
   static Result<BatchInput> Read(const std::string& path, const OpenAiRequestParser& parser, const BatchOutput& output,
-                                 BatchErrors* errors);
+                                 BatchErrors* errors, BatchRules rules = {});
 
   // In the order of their prompts' tokens; equal prompts in the order of the file.
   const std::vector<BatchJob>& jobs() const { return jobs_; }
@@ -75,16 +86,18 @@ class BatchInput {
   // Some requests share KV with those of their own cache_salt only.
   bool has_salts() const { return has_salts_; }
   std::span<const int32_t> Tokens(const BatchJob& job) const { return spool_.Tokens(job.tokens_begin, job.num_tokens); }
-  // The job's request, complete. DATA_LOSS if the file changed meanwhile.
-  Result<BatchLine> Load(const BatchJob& job, const OpenAiRequestParser& parser) const;
+  // The job's request, complete; nothing where it is none any more, since what it names is gone: `*refused` says why. DATA_LOSS if
+  // the file changed meanwhile.
+  Result<std::optional<BatchLine>> Load(const BatchJob& job, const OpenAiRequestParser& parser, BatchErrors::Error* refused) const;
 
  private:
-  BatchInput(FileDescriptor file, std::string path, TokenSpool spool)
-      : file_(std::move(file)), path_(std::move(path)), spool_(std::move(spool)) {}
+  BatchInput(FileDescriptor file, std::string path, TokenSpool spool, BatchRules rules)
+      : file_(std::move(file)), path_(std::move(path)), spool_(std::move(spool)), rules_(std::move(rules)) {}
 
   FileDescriptor file_;
   std::string path_;
   TokenSpool spool_;
+  BatchRules rules_;
   std::vector<BatchJob> jobs_;
   int64_t finished_before_ = 0;
   bool has_salts_ = false;

@@ -9,7 +9,10 @@
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
+#include <unordered_set>
+#include <utility>
 
 #include "core/check.h"
 #include "openai/line_reader.h"
@@ -34,22 +37,35 @@ bool HasString(const ordered_json& object, const char* name) { return object.con
 // Whether the torn last line of a file may be the beginning of one of ours.
 bool MayBegin(std::string_view torn) { return torn.substr(0, kResultBegin.size()) == kResultBegin.substr(0, torn.size()); }
 
-// A line of BatchErrors::Report.
-bool IsError(const std::string& line) {
-  const ordered_json json = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-  return json.is_object() && json.contains("id") && json.contains("custom_id") && json.contains("response") &&
-         json.contains("error") && json.contains("line");
+// The input's line of a line of BatchErrors::Report; nothing for any other.
+std::optional<int64_t> LineOfError(const std::string& text) {
+  const ordered_json json = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const bool ours = json.is_object() && json.contains("id") && json.contains("custom_id") && json.contains("response") &&
+                    json.contains("error") && json.contains("line") && json["line"].is_number_integer();
+  return ours ? std::optional(json["line"].get<int64_t>()) : std::nullopt;
 }
 
-Status CheckIsErrors(const std::string& resolved, const std::string& path) {
+// What an earlier run reported.
+struct EarlierErrors {
+  std::unordered_set<int64_t> lines;
+  int64_t size = 0;  // bytes, without a torn last line
+};
+
+Result<EarlierErrors> ReadErrors(const std::string& resolved, const std::string& path) {
   COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(resolved, "the earlier errors"));
+  EarlierErrors earlier;
   LineReader::Line line;
   while (true) {
     COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
-    if (!more) return OkStatus();
-    if (line.complete ? IsError(line.text) : MayBegin(line.text)) continue;
-    return InvalidArgument(
-        fmt::format("{}:{} is no error of a batch, and would be lost; give another --errors or remove it", path, line.number));
+    if (!more) return earlier;
+    const std::optional<int64_t> reported = line.complete ? LineOfError(line.text) : std::nullopt;
+    if (line.complete ? !reported : !MayBegin(line.text)) {
+      return InvalidArgument(
+          fmt::format("{}:{} is no error of a batch, and would be lost; give another --errors or remove it", path, line.number));
+    }
+    if (!line.complete) continue;
+    earlier.lines.insert(*reported);
+    earlier.size = line.offset + line.size + 1;
   }
 }
 
@@ -127,37 +143,54 @@ Result<BatchErrors> BatchErrors::Open(const std::string& path) {
   errors.path_ = path;
   COPPICE_ASSIGN_OR_RETURN(errors.resolved_, ResolveOutput(path));
   if (access(errors.resolved_.c_str(), F_OK) != 0) return errors;
-  COPPICE_RETURN_IF_ERROR(CheckIsErrors(errors.resolved_, path));
+  COPPICE_RETURN_IF_ERROR(ReadErrors(errors.resolved_, path).status());
   if (unlink(errors.resolved_.c_str()) != 0) return SystemError("remove the earlier", path);
   return errors;
 }
 
+Result<BatchErrors> BatchErrors::Resume(const std::string& path) {
+  BatchErrors errors;
+  errors.path_ = path;
+  errors.told_ = false;
+  COPPICE_ASSIGN_OR_RETURN(errors.resolved_, ResolveOutput(path));
+  if (access(errors.resolved_.c_str(), F_OK) != 0) return errors;
+  COPPICE_ASSIGN_OR_RETURN(EarlierErrors earlier, ReadErrors(errors.resolved_, path));
+  errors.file_ = FileDescriptor(open(errors.resolved_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  if (errors.file_.get() < 0) return SystemError("write to", path);
+  if (ftruncate(errors.file_.get(), earlier.size) != 0) return SystemError("shorten", path);
+  errors.count_ = static_cast<int64_t>(earlier.lines.size());
+  errors.lines_ = std::move(earlier.lines);
+  return errors;
+}
+
+void BatchErrors::Tell(const Error& error) const {
+  if (!told_) return;
+  if (count_ <= kErrorsTold) spdlog::warn("line {}: {}", error.line, OneLine(error.status.message()));
+  if (count_ == kErrorsTold + 1) spdlog::warn("more errors: see {}", path_);
+}
+
 Status BatchErrors::Report(const Error& error) {
+  if (!lines_.insert(error.line).second) return OkStatus();
   if (file_.get() < 0) {
     file_ = FileDescriptor(open(resolved_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file_.get() < 0) return SystemError("write to", path_);
   }
-  if (++count_ <= kErrorsTold) spdlog::warn("line {}: {}", error.line, OneLine(error.status.message()));
-  if (count_ == kErrorsTold + 1) spdlog::warn("more errors: see {}", path_);
-  const ordered_json custom_id = error.custom_id.empty() ? ordered_json() : ordered_json(error.custom_id);
-  if (error.id.empty()) {  // not even a request
-    const ordered_json what = {{"code", "invalid_request"},
-                               {"message", error.status.message()},
-                               {"param", error.param.empty() ? ordered_json() : ordered_json(error.param)},
-                               {"line", error.line}};
-    return WriteAll(
-        file_.get(),
-        LineOf({{"id", nullptr}, {"custom_id", custom_id}, {"response", nullptr}, {"error", what}, {"line", error.line}}), path_);
+  ++count_;
+  Tell(error);
+  ordered_json line = {{"id", nullptr}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}, {"line", error.line}};
+  if (!error.id.empty()) line["id"] = "batch_req_" + error.id;
+  if (!error.custom_id.empty()) line["custom_id"] = error.custom_id;
+  if (error.id.empty() || !error.code.empty()) {  // not even a request, or not tried
+    line["error"] = {{"code", error.code.empty() ? "invalid_request" : error.code},
+                     {"message", error.status.message()},
+                     {"param", error.param.empty() ? ordered_json() : ordered_json(error.param)},
+                     {"line", error.line}};
+  } else {
+    line["response"] = {{"status_code", HttpStatus(error.status)},
+                        {"request_id", "req_" + error.id},
+                        {"body", ErrorBody(error.status, error.param)}};
   }
-  const ordered_json response = {
-      {"status_code", HttpStatus(error.status)}, {"request_id", "req_" + error.id}, {"body", ErrorBody(error.status, error.param)}};
-  return WriteAll(file_.get(),
-                  LineOf({{"id", "batch_req_" + error.id},
-                          {"custom_id", custom_id},
-                          {"response", response},
-                          {"error", nullptr},
-                          {"line", error.line}}),
-                  path_);
+  return WriteAll(file_.get(), LineOf(line), path_);
 }
 
 }  // namespace coppice::openai

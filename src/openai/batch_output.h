@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "coppice/core/status.h"
 #include "core/file.h"
@@ -41,8 +42,8 @@ class BatchOutput {
   Clock::time_point last_sync_ = Clock::now();
 };
 
-// What could not be answered, as lines of OpenAI's error file with the input's line number added. Begins anew with each run, since
-// a run tries again what failed before; there is no file where nothing failed. The first few are also told on stderr.
+// What could not be answered, as lines of OpenAI's error file with the input's line number added. There is no file where nothing
+// failed.
 class BatchErrors {
  public:
   struct Error {
@@ -51,20 +52,30 @@ class BatchErrors {
     std::string custom_id;  // empty: not known
     Status status;
     std::string param;  // the field that is wrong; may be empty
+    std::string code;   // why a request was not even tried, "batch_expired"; else empty
   };
 
-  // Removes an earlier run's file. INVALID_ARGUMENT for what is no regular file or holds anything else than errors of a batch; it
-  // stays as it is.
+  // Begins anew, since a run tries again what failed before: removes an earlier run's file. The first few errors are also told on
+  // stderr. INVALID_ARGUMENT for what is no regular file or holds anything else than errors of a batch; it stays as it is.
   static Result<BatchErrors> Open(const std::string& path);
+  // Goes on with an earlier run's file, whose torn last line is cut off: what it holds counts and stays. Tells nothing on stderr.
+  // Errors as Open.
+  static Result<BatchErrors> Resume(const std::string& path);
+  // Once for a line: what is said of it later is dropped.
   Status Report(const Error& error);
+  bool Has(int64_t line) const { return lines_.contains(line); }
   int64_t count() const { return count_; }
   const std::string& path() const { return path_; }
 
  private:
+  void Tell(const Error& error) const;
+
   FileDescriptor file_;
   std::string path_;      // as the user gave it
   std::string resolved_;  // symbolic links followed
+  bool told_ = true;
   int64_t count_ = 0;
+  std::unordered_set<int64_t> lines_;  // of the input
 };
 
 }  // namespace coppice::openai

@@ -1,0 +1,180 @@
+#include "openai/batch_run.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+
+namespace coppice::openai {
+
+struct BatchRun::Active {
+  size_t job = 0;
+  RequestId id{};  // the run's own
+  BatchLine line;
+  std::mutex mutex;
+  RequestOutput output;
+};
+
+struct BatchRun::Finished {
+  std::mutex mutex;
+  std::condition_variable news;
+  std::vector<std::shared_ptr<Active>> requests;
+};
+
+BatchRun::BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestParser* parser, BatchRunOptions options,
+                   JobPrefixes* prefixes, BatchOutput* output, BatchErrors* errors)
+    : engine_(*engine),
+      input_(*input),
+      parser_(*parser),
+      options_(std::move(options)),
+      prefixes_(prefixes),
+      output_(*output),
+      errors_(*errors),
+      ended_(input->jobs().size()),
+      finished_(std::make_shared<Finished>()) {
+  counts_.total = static_cast<int64_t>(input_.jobs().size());
+}
+
+bool BatchRun::HasRoom() const {
+  const auto active = static_cast<int64_t>(active_.size());
+  if (options_.careful && active > counts_.done()) return false;
+  if (options_.max_active > 0 && active >= options_.max_active) return false;
+  return engine_.Load().waiting < options_.max_waiting;
+}
+
+Status BatchRun::Submit() {
+  while (!cancelled_ && next_ < input_.jobs().size() && HasRoom()) {
+    COPPICE_ASSIGN_OR_RETURN(const bool taken, SubmitOne(next_));
+    if (!taken) break;
+    ++next_;
+  }
+  return OkStatus();
+}
+
+Result<bool> BatchRun::SubmitOne(size_t index) {
+  const BatchJob& job = input_.jobs()[index];
+  if (prefixes_) prefixes_->Before(index);
+  auto active = std::make_shared<Active>();
+  active->job = index;
+  BatchErrors::Error refused;
+  COPPICE_ASSIGN_OR_RETURN(std::optional<BatchLine> line, input_.Load(job, parser_, &refused));
+  if (!line) {  // what it names is gone
+    ++counts_.failed;
+    End(index);
+    COPPICE_RETURN_IF_ERROR(errors_.Report(refused));
+    return true;
+  }
+  active->line = *std::move(line);
+  Request request = std::move(active->line.request.request);
+  active->line.request.request = {};
+  active->line.request.request.echo = request.echo;  // what the answer's form depends on stays
+  active->line.request.request.top_logprobs = request.top_logprobs;
+  if (options_.complete) {
+    if (const Status status = options_.complete(&request); !status.ok()) {
+      COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, status, "priority"));
+      return true;
+    }
+  }
+  request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
+  const Result<RequestId> id = engine_.Submit(std::move(request));
+  if (id.ok()) {
+    active->id = *id;
+    active_.insert(*id);
+    return true;
+  }
+  // A queue that others fill too empties again; with nobody in it, the request is what cannot be had.
+  if (id.status().code() == StatusCode::kResourceExhausted && engine_.Load().waiting > 0) return false;
+  COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, id.status()));
+  return true;
+}
+
+void BatchRun::End(size_t job) {
+  ended_[job] = true;
+  if (prefixes_) prefixes_->Done(job);
+}
+
+Status BatchRun::ReportFailure(size_t index, const BatchLine& line, const Status& status, std::string param) {
+  ++counts_.failed;
+  End(index);
+  return errors_.Report(
+      {.line = input_.jobs()[index].line, .id = line.id, .custom_id = line.custom_id, .status = status, .param = std::move(param)});
+}
+
+void BatchRun::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished) {
+  const std::lock_guard lock(active->mutex);
+  active->output.Add(event);
+  if (!active->output.done) return;
+  const std::lock_guard finished_lock(finished->mutex);
+  finished->requests.push_back(active);
+  finished->news.notify_one();
+}
+
+void BatchRun::WaitForFinished(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(finished_->mutex);
+  finished_->news.wait_for(lock, timeout, [this] { return !finished_->requests.empty(); });
+}
+
+void BatchRun::Cancel() {
+  if (std::exchange(cancelled_, true)) return;
+  for (const RequestId id : active_) (void)engine_.Cancel(id);  // one that has ended needs no cancelling
+}
+
+Status BatchRun::WriteFinished() {
+  std::vector<std::shared_ptr<Active>> finished;
+  {
+    const std::lock_guard lock(finished_->mutex);
+    finished.swap(finished_->requests);
+  }
+  for (const std::shared_ptr<Active>& active : finished) {
+    active_.erase(active->id);
+    COPPICE_RETURN_IF_ERROR(Write(*active));
+  }
+  return OkStatus();
+}
+
+Status BatchRun::Write(const Active& active) {
+  const BatchLine& line = active.line;
+  const RequestOutput& output = active.output;
+  if (!output.cancelled && !output.failure.ok()) return ReportFailure(active.job, line, output.failure);
+  if (output.cancelled) return OkStatus();
+  const ResponseFacts facts = {
+      .id = line.id,
+      .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
+      .model = options_.model};
+  const int64_t prompt_tokens = input_.jobs()[active.job].num_tokens;
+  const Answer answer = {.request = &line.request, .output = &output, .prompt_tokens = prompt_tokens};
+  const Result<nlohmann::ordered_json> body = ResponseBody(std::span(&answer, 1), facts, engine_.tokenizer());
+  if (!body.ok()) return ReportFailure(active.job, line, body.status());
+  ++counts_.answered;
+  End(active.job);
+  if (options_.on_answer) {
+    TokenUsage usage = {.prompt = prompt_tokens, .cached = output.cached_tokens, .shared_reads = output.shared_reads};
+    for (const Sample& sample : output.samples) usage.completion += static_cast<int64_t>(sample.token_ids.size());
+    options_.on_answer(usage);
+  }
+  const nlohmann::ordered_json response = {{"status_code", 200}, {"request_id", "req_" + line.id}, {"body", *body}};
+  return output_.Append(
+      {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", response}, {"error", nullptr}});
+}
+
+Status BatchRun::ReportUnanswered(const std::string& code, const Status& why) {
+  for (size_t index = 0; index < ended_.size(); ++index) {
+    if (ended_[index]) continue;
+    const BatchJob& job = input_.jobs()[index];
+    BatchErrors::Error refused;
+    COPPICE_ASSIGN_OR_RETURN(const std::optional<BatchLine> line, input_.Load(job, parser_, &refused));
+    ++counts_.failed;
+    End(index);
+    COPPICE_RETURN_IF_ERROR(errors_.Report(
+        {.line = job.line, .id = job.id, .custom_id = line ? line->custom_id : refused.custom_id, .status = why, .code = code}));
+  }
+  return OkStatus();
+}
+
+}  // namespace coppice::openai
