@@ -68,8 +68,7 @@ std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, 
 DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles) {
   const SmRates rates = WithSideTiles(side_tiles).sm;
   cuda::PlanTranslator translator(test.spec(), test.forest().Capacity(), plan.Sizes(), rates, num_sms, /*kv_tile=*/128);
-  std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
-  translator.TranslatePlan(plan.View(), test.forest().View(), reinterpret_cast<std::byte*>(image.data()));
+  translator.TranslatePlan(plan.View(), test.forest().View());
   return {.team = translator.team(),
           .side = translator.side(),
           .dense = translator.num_dense_tasks(),
