@@ -108,7 +108,8 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                          {.max_branches = options.max_running,
                                           .max_queries = options.max_batch_tokens,
                                           .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
-                                          .page_size = options.page_size},
+                                          .page_size = options.page_size,
+                                          .device_images = device->kind() == DeviceKind::kCpu ? 1 : 2},
                                          {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
     plans.push_back(std::move(plan));
   }

@@ -24,6 +24,7 @@ Result<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(ModelParts parts, con
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<OwnedStream> stream, parts.device->CreateStream());
   std::unique_ptr<DeviceRunner> runner(new DeviceRunner(std::move(parts), limits));
   runner->stream_ = std::move(stream);
+  COPPICE_ASSIGN_OR_RETURN(runner->uploads_, PlanUploads::Create(runner->device_.get()));
   for (Step& step : runner->steps_) {
     COPPICE_ASSIGN_OR_RETURN(step.begun, runner->device_->CreateTimedEvent());
     COPPICE_ASSIGN_OR_RETURN(step.ended, runner->device_->CreateTimedEvent());
@@ -96,7 +97,7 @@ Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForest
   if (batch.num_rows() == 0) return OkStatus();
   if (follows_untold && !before.status.ok()) return Internal("the step before it failed");
   phase.Next("plan", &stats.plan_seconds);
-  COPPICE_RETURN_IF_ERROR(plans_.Prepare(forest, stream, &stats));
+  COPPICE_RETURN_IF_ERROR(uploads_->Prepare(&plans_, forest, stream, &stats));
   phase.Set("kv_bytes_read", stats.kv_bytes_read);
   phase.Next("upload", &stats.forward_seconds);
   phase.Set("rows", batch.num_rows());
@@ -138,8 +139,10 @@ Status DeviceRunner::Run(const StepBatch& batch, const DeviceBatch& rows, Step* 
   const auto num_draws = static_cast<int32_t>(rows_.decodes ? rows_.token_ids.size() : batch.draws.size());
   COPPICE_RETURN_IF_ERROR(sampler_->SetWanted(step->number, batch, logit_rows_, num_draws, stream));
   COPPICE_RETURN_IF_ERROR(device_->Record(*step->begun, stream));
-  COPPICE_RETURN_IF_ERROR(rows_.decodes ? RunGraph(rows, &step->stats)
-                                        : Compute(rows, num_draws, static_cast<int32_t>(batch.scores.size())));
+  const Status computes =
+      rows_.decodes ? RunGraph(rows, &step->stats) : Compute(rows, num_draws, static_cast<int32_t>(batch.scores.size()));
+  COPPICE_RETURN_IF_ERROR(uploads_->Launched(plans_, stream));  // some of it, if the rest failed
+  COPPICE_RETURN_IF_ERROR(computes);
   COPPICE_RETURN_IF_ERROR(device_->Record(*step->ended, stream));
   COPPICE_RETURN_IF_ERROR(sampler_->Fetch(step->number, batch, stream));
   step->computes = step->draws_come = true;
@@ -151,15 +154,16 @@ Status DeviceRunner::RunGraph(const DeviceBatch& rows, StepStats* stats) {
   const auto num_rows = static_cast<int32_t>(rows.token_ids.size);
   SizeClass& size = classes_[{num_rows, sampler_->draws_plainly()}];
   if (!std::exchange(size.ran, true)) return Compute(rows, num_rows, /*num_scores=*/0);
-  if (!size.graph) {
+  std::unique_ptr<Graph>& graph = size.graphs[plans_.DeviceImages()];
+  if (!graph) {
     COPPICE_RETURN_IF_ERROR(device_->BeginCapture(stream));
     const Status captured = Compute(rows, num_rows, /*num_scores=*/0);
-    Result<std::unique_ptr<Graph>> graph = device_->EndCapture(stream);  // also after an error: the stream must leave the capture
+    Result<std::unique_ptr<Graph>> ended = device_->EndCapture(stream);  // also after an error: the stream must leave the capture
     COPPICE_RETURN_IF_ERROR(captured);
-    COPPICE_ASSIGN_OR_RETURN(size.graph, std::move(graph));
+    COPPICE_ASSIGN_OR_RETURN(graph, std::move(ended));
   }
   stats->ran_as_graph = true;
-  return device_->Launch(*size.graph, stream);
+  return device_->Launch(*graph, stream);
 }
 
 Status DeviceRunner::Compute(const DeviceBatch& rows, int32_t num_draws, int32_t num_scores) {

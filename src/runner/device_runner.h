@@ -1,6 +1,6 @@
 // The runner of a model on a GPU: a step is put into a stream, from edits to draws, and nothing of it comes back but tokens and
-// what is said of them. Steps of decoding run as captured graphs, one for each number of rows that they are rounded up to. Layer:
-// runner.
+// what is said of them. Plans are uploaded beside the step before. Steps of decoding run as captured graphs, for each number of
+// rows that they are rounded up to. Layer: runner.
 #pragma once
 
 #include <array>
@@ -21,6 +21,7 @@
 #include "runner/layer_plans.h"
 #include "runner/logit_rows.h"
 #include "runner/model_parts.h"
+#include "runner/plan_uploads.h"
 #include "runner/runner.h"
 
 namespace coppice {
@@ -59,10 +60,10 @@ class DeviceRunner final : public Runner {
     std::vector<int64_t> slot_mapping;
     bool decodes = false;  // each row is drawn from, once
   };
-  // Steps that one graph serves.
+  // Steps that one graph serves, or a few that differ in the device images of the plans that they read.
   struct SizeClass {
     bool ran = false;  // once without a graph, so that what is made at the first use of a shape is there
-    std::unique_ptr<Graph> graph;
+    std::map<uint64_t, std::unique_ptr<Graph>> graphs;  // by LayerPlans::DeviceImages
   };
 
   DeviceRunner(ModelParts parts, const Limits& limits);
@@ -84,6 +85,7 @@ class DeviceRunner final : public Runner {
   std::unique_ptr<StepInputs> inputs_;
   std::unique_ptr<DeviceSampler> sampler_;
   LayerPlans plans_;
+  std::unique_ptr<PlanUploads> uploads_;
   LogitRows logit_rows_;
   Rows rows_;
   std::map<std::pair<int32_t, bool>, SizeClass> classes_;  // by rows, and whether they are drawn from plainly
