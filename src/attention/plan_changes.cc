@@ -42,6 +42,7 @@ void Planner::MarkChildren(int32_t n) {
 }
 
 void Planner::ReleaseBlocks() {
+  std::ranges::fill(items_.first(item_pool_.used()), WorkItem{});  // blocks have slots that no item takes
   item_pool_.Clear();
   member_pool_.Clear();
   contribution_pool_.Clear();
