@@ -126,7 +126,9 @@ void Planner::HoldLengths(int32_t b) {
   grows_[b] = Grows(b);
   hold_min_[b] = hold_max_[b] = length;
   const bool queries_in_shared_node = length - count < leaf_begin;
-  if (!grows_[b] || spec_.window > 0 || queries_in_shared_node || owners_[TileOwner(b)].pieces > 1) return;
+  const Owner& owner = owners_[TileOwner(b)];
+  const bool cut_ahead = spec_.deterministic && owner.contributions_above > 0;  // for the present length
+  if (!grows_[b] || spec_.window > 0 || queries_in_shared_node || owner.pieces > 1 || cut_ahead) return;
   const LengthClass planned = PlannedClass(leaf_begin, length);
   hold_min_[b] = std::max(planned.first, leaf_begin + count);
   hold_max_[b] = planned.last;

@@ -218,7 +218,10 @@ void Planner::ShapeOwner(Owner& owner, int32_t owner_id) const {
   const RowCosts& group = owner.row_groups == 1 ? all_rows : CostsOf(static_cast<int32_t>(CeilDiv(owner.rows, owner.row_groups)));
   int32_t pieces = 1;
   if (wanted > owner.row_groups && pressure_ < kMaxPressure && (!traits_.cuts_kv || spec_.deterministic)) {
-    pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, owner.row_groups)), 1, std::max(1, tokens / group.shortest_piece));
+    // A backend that cuts for itself runs blocks of rows apart.
+    const int64_t blocks = traits_.cuts_kv ? CeilDiv(owner.rows, traits_.dense_tile_rows) : 1;
+    pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, std::max<int64_t>(owner.row_groups, blocks))), 1,
+                        std::max(1, tokens / group.shortest_piece));
   }
   CutRange(owner, owner_id >= capacity_.max_nodes, pieces);
 
@@ -251,18 +254,27 @@ void Planner::CutRange(Owner& owner, bool is_tile, int32_t pieces) const {
     owner.first_cut = owner.chunk = 0;
     return;
   }
-  // A live range is laid out as far as it may grow before the next Update.
-  const int32_t end = owner.end == kLive ? RoundUp(owner.planned_end + options_.lookahead_tokens, share_unit_) : owner.end;
+  // A live range is laid out as far as it may grow before the next Update: HoldLengths holds no length but the present one.
+  const int32_t end = owner.end == kLive ? RoundUp(owner.max_query + 1 + options_.lookahead_tokens, share_unit_) : owner.end;
   owner.first_cut = RoundUp(owner.begin, superblock);
   // (b) units up to the next superblock, (a) superblocks from there on.
   owner.unit_pieces = static_cast<int32_t>(CeilDiv(std::min(owner.first_cut, end) - owner.begin, share_unit_));
   const int32_t superblocks = static_cast<int32_t>(CeilDiv(std::max(0, end - owner.first_cut), superblock));
   owner.pieces = std::max(1, owner.unit_pieces + superblocks);
   if (owner.unit_pieces > 0) return;
+  if (traits_.cuts_kv && superblocks == 1 && pieces > 1) {  // (a) its even part of the units, and (b) the others
+    const auto units = static_cast<int32_t>(CeilDiv(end - owner.begin, share_unit_));
+    const auto first_units = static_cast<int32_t>(CeilDiv(units, pieces));
+    owner.pieces = 1 + units - first_units;
+    owner.first_cut = owner.begin + first_units * share_unit_;
+    owner.chunk = share_unit_;
+    return;
+  }
   int32_t first_superblocks = 1;
-  if (owner.contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut
+  if (owner.contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut, or its even part
     const int32_t whole = (end - owner.begin) / superblock;
-    first_superblocks = std::clamp(superblocks - pieces + 1, 1, std::max(1, whole));
+    const auto even = static_cast<int32_t>(CeilDiv(superblocks, pieces));
+    first_superblocks = std::clamp(traits_.cuts_kv ? even : superblocks - pieces + 1, 1, std::max(1, whole));
     owner.pieces = std::max(1, 1 + superblocks - first_superblocks);
   }
   owner.first_cut = owner.begin + first_superblocks * superblock;

@@ -1023,6 +1023,36 @@ TEST(PlanDeterministic, TermsDoNotDependOnTheBatch) {
   }
 }
 
+// A live range is cut for the lengths that its branch may have before the next update, no further; and all steps until then keep to
+// the defined terms.
+TEST(PlanDeterministic, LeavesAreCutAsFarAsTheyMayGrow) {
+  PlanSetup setup;
+  setup.spec.deterministic = true;
+  setup.traits = testing::H200Traits();
+  setup.traits.deterministic_unit = 128;
+  setup.options.force_sharing = true;
+  for (const int32_t own : {1, 63, 64, 65, 127, 128, 256, 700, 1500}) {
+    TestForest forest;
+    const int32_t root = forest.AddNode(kNoParent, 1280);
+    for (int32_t b = 0; b < 12; ++b) forest.AddBranch(root, own, 1);
+    const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+    for (int32_t step = 0; step < 200; ++step) {
+      ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+      CheckPlan(*planner, forest);
+      ASSERT_FALSE(HasFatalFailure()) << own << " tokens, step " << step << "\n" << planner->Explain();
+      const PlanView view = planner->View();
+      for (const MergeSet& set : view.merge_sets) {
+        int32_t empty = 0;
+        for (const Contribution& c : view.contributions.subspan(set.contribution_begin, set.contribution_count)) {
+          empty += view.items[c.item].kv_begin >= forest.branch_kv_len[0];
+        }
+        ASSERT_LE(empty, 1) << own << " tokens, step " << step << "\n" << planner->Explain();
+      }
+      for (int32_t& length : forest.branch_kv_len) ++length;
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------------------- explain, dump
 
 TEST(PlanIo, ADumpReplaysToTheSamePlan) {
