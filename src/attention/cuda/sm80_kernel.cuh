@@ -1,5 +1,5 @@
 // The attention kernel of instructions that every GPU since sm_80 has: the same plan, tasks and merge as attention_kernel.cuh in
-// one persistent launch, for what that one cannot do (other GPUs, head_dim above 128, odd page sizes, deterministic mode). A CTA of
+// one persistent launch, for what that one cannot do (other GPUs, head_dim above 128, odd page sizes). A CTA of
 // four warps takes half a dense task or a stream task at a time; KV tiles come by cp.async, double-buffered. Hydragen section 3.1
 // is the batching of rows, Cascade Inference the merge. Layer: attention/cuda.
 #pragma once
