@@ -3,16 +3,27 @@
 // Layer: server.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/file.h"
+
 namespace coppice::server {
 
 // What is logged where the client has left, as nginx does: nobody receives it.
 inline constexpr int kClientLeft = 499;
+
+// A file that is a body.
+struct BodyFile {
+  FileDescriptor file;
+  int64_t size = 0;  // bytes, from the file's beginning
+};
 
 struct HttpRequest {
   std::string method;  // as sent: "GET"
@@ -20,9 +31,10 @@ struct HttpRequest {
   std::string host;    // of the target or the Host header, with the port; empty: not sent
   std::string query;   // after '?'; empty: none
   std::string body;
-  std::string authorization, content_type, traceparent;  // headers; empty: not sent
-  std::string id;                                        // names the request in logs and in the answer's x-request-id
-  std::string peer;                                      // address of the client
+  std::shared_ptr<const BodyFile> body_file;                     // instead of `body`, where an UploadPlan asks for it
+  std::string authorization, content_type, traceparent, origin;  // headers; empty: not sent
+  std::string id;                                                // names the request in logs and in the answer's x-request-id
+  std::string peer;                                              // address of the client
 };
 
 struct HttpResponse {
@@ -30,6 +42,14 @@ struct HttpResponse {
   std::string body;
   std::string content_type = "application/json";
   std::vector<std::pair<std::string, std::string>> headers = {};  // besides content-type, content-length and x-request-id
+  std::shared_ptr<const BodyFile> file = nullptr;                 // instead of `body`
+};
+
+// What becomes of a body that goes into a file without a name instead of memory.
+struct UploadPlan {
+  std::string folder;                   // where the file is made
+  int64_t max_bytes = 0;                // larger bodies are refused with 413
+  std::optional<HttpResponse> refusal;  // told instead of reading the body; the connection ends
 };
 
 // Where the answer to one request goes: Send once, or BeginStream, any number of Write, EndStream. Thread-safe; nothing blocks.

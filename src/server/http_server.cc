@@ -18,8 +18,8 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 class BeastServer final : public HttpServer {
  public:
-  BeastServer(const HttpServerOptions& options, Handler handler)
-      : shared_(options, std::move(handler)), acceptor_(shared_.io), retry_(shared_.io) {}
+  BeastServer(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload)
+      : shared_(options, std::move(handler), std::move(plan_upload)), acceptor_(shared_.io), retry_(shared_.io) {}
   ~BeastServer() override { shared_.handlers.join(); }
 
   Status Listen() {
@@ -90,8 +90,8 @@ class BeastServer final : public HttpServer {
 
 }  // namespace
 
-Result<std::unique_ptr<HttpServer>> HttpServer::Create(const HttpServerOptions& options, Handler handler) {
-  auto server = std::make_unique<BeastServer>(options, std::move(handler));
+Result<std::unique_ptr<HttpServer>> HttpServer::Create(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload) {
+  auto server = std::make_unique<BeastServer>(options, std::move(handler), std::move(plan_upload));
   COPPICE_RETURN_IF_ERROR(server->Listen());
   return std::unique_ptr<HttpServer>(std::move(server));
 }

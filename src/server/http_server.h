@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "coppice/core/status.h"
@@ -18,12 +19,13 @@ struct HttpServerOptions {
   std::string host = "127.0.0.1";  // an address, not a name
   uint16_t port = 8000;            // 0: one that is free
   size_t max_header_bytes = size_t{16} << 10;
-  size_t max_body_bytes = size_t{10} << 20;         // larger ones are refused with 413
-  size_t max_total_body_bytes = size_t{512} << 20;  // of all requests that are not parsed yet; more are refused with 503
-  int32_t max_connections = 4096;                   // more are closed at once
+  size_t max_body_bytes = size_t{10} << 20;           // larger ones are refused with 413
+  size_t max_total_body_bytes = size_t{512} << 20;    // of all requests that are not parsed yet; more are refused with 503
+  int64_t max_total_upload_bytes = int64_t{2} << 30;  // likewise, of bodies that go into files
+  int32_t max_connections = 4096;                     // more are closed at once
   int32_t handler_threads = 2;  // on which POST, PUT and DELETE requests are handled, so that reading and writing go on meanwhile
   std::chrono::milliseconds idle_timeout{75'000};   // a connection without a request
-  std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last
+  std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last; of an upload, for each 256 KiB
   std::chrono::milliseconds write_timeout{60'000};  // of one write to a client that does not read
   std::chrono::milliseconds heartbeat{15'000};      // a stream that is silent for so long gets a comment
   size_t max_unwritten_bytes = size_t{64} << 20;    // of an answer; a client that far behind is dropped
@@ -32,10 +34,12 @@ struct HttpServerOptions {
 class HttpServer {
  public:
   using Handler = std::function<void(HttpRequest, std::shared_ptr<Responder>)>;
+  // Asked when a request's head is there, its body not yet; nothing: the body goes into memory.
+  using PlanUpload = std::function<std::optional<UploadPlan>(const HttpRequest& head)>;
 
-  // Listens; connections are accepted by Run. `handler` is called on several threads. UNAVAILABLE says why the address cannot be
-  // had.
-  static Result<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options, Handler handler);
+  // Listens; connections are accepted by Run. `handler` is called on several threads, `plan_upload`, which may be empty, on that of
+  // Run. UNAVAILABLE says why the address cannot be had.
+  static Result<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload = {});
   virtual ~HttpServer() = default;
 
   virtual uint16_t port() const = 0;

@@ -1,13 +1,17 @@
 #include "server/http_session.h"
 
+#include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/experimental/awaitable_operators.hpp>
 #include <cerrno>
+#include <cstdlib>
 #include <ctime>
+#include <optional>
 #include <random>
 #include <variant>
 
@@ -27,7 +31,8 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 // Of what a client sends ahead, beside the largest header: bytes of bodies and requests of a pipeline.
 constexpr size_t kReadAhead = size_t{64} << 10;
 
-constexpr size_t kFirstRead = 4096;  // most requests are smaller
+constexpr size_t kFirstRead = 4096;               // most requests are smaller
+constexpr size_t kFilePiece = size_t{256} << 10;  // of a body in a file, read or written at once
 
 // 32 hex digits that name a request.
 std::string MakeId() {
@@ -48,6 +53,28 @@ std::string_view FramingProblem(const http::request<http::string_body>& message)
     return "Transfer-Encoding is not chunked alone";
   if (message.count(http::field::content_length) > 0) return "there are both Content-Length and Transfer-Encoding";
   return {};
+}
+
+// A file without a name: it lives as long as it is open.
+Result<FileDescriptor> TemporaryFile(const std::string& folder) {
+  std::string path = folder + "/.coppice-upload-XXXXXX";
+  FileDescriptor file(mkostemp(path.data(), O_CLOEXEC));
+  if (file.get() < 0) return SystemError("make a file in", folder);
+  unlink(path.c_str());
+  return file;
+}
+
+// Does `work`, which may wait for a disk, on a thread of the handlers. Is not cancelled.
+template <class Work>
+asio::awaitable<void> OnPool(HttpSessions* shared, Work work) {
+  co_await asio::async_initiate<const asio::use_awaitable_t<>, void()>(
+      [shared, &work](auto handler) {
+        asio::post(shared->handlers, [&work, io = asio::make_work_guard(shared->io), handler = std::move(handler)]() mutable {
+          work();
+          asio::post(io.get_executor(), std::move(handler));
+        });
+      },
+      asio::use_awaitable);
 }
 
 // What all answers carry.
@@ -89,14 +116,10 @@ void HttpSession::Close() {
 }
 
 asio::awaitable<bool> HttpSession::Exchange() {
-  Parser parser;
+  HttpRequest request;
   BodyBytes body_bytes;
-  if (!co_await Read(&parser, &body_bytes)) co_return false;
-  version_ = parser.get().version();
-  keep_alive_ = parser.get().keep_alive() && !shared_.draining;
-  head_only_ = parser.get().method() == http::verb::head;
-  HttpRequest request = ToRequest(&parser);
-  id_ = request.id;
+  if (!co_await Read(&request, &body_bytes)) co_return false;
+  keep_alive_ = keep_alive_ && !shared_.draining;
 
   const auto responder = std::make_shared<SessionResponder>(
       [weak = weak_from_this(), &io = shared_.io] {
@@ -121,11 +144,12 @@ asio::awaitable<bool> HttpSession::Exchange() {
   co_return keep_alive_ && !closing_;
 }
 
-asio::awaitable<bool> HttpSession::Read(Parser* parser, BodyBytes* body_bytes) {
+asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_bytes) {
   const HttpServerOptions& options = shared_.options;
-  parser->header_limit(static_cast<uint32_t>(options.max_header_bytes));
-  parser->body_limit(options.max_body_bytes);
-  if (buffer_.size() == 0) {  // wait without a limit on the whole request
+  Parser parser;
+  parser.header_limit(static_cast<uint32_t>(options.max_header_bytes));
+  parser.body_limit(boost::none);  // is chosen when the header is there
+  if (buffer_.size() == 0) {       // wait without a limit on the whole request
     if (shared_.draining || closing_) co_return false;
     idle_ = true;
     stream_.expires_after(options.idle_timeout);
@@ -134,48 +158,100 @@ asio::awaitable<bool> HttpSession::Read(Parser* parser, BodyBytes* body_bytes) {
     if (error) co_return false;
     buffer_.commit(size);
   }
+  id_ = MakeId();
+  keep_alive_ = head_only_ = false;
+  version_ = 11;
   stream_.expires_after(options.read_timeout);
-  auto [error, size] = co_await http::async_read_header(stream_, buffer_, *parser, kAwait);
+  auto [error, size] = co_await http::async_read_header(stream_, buffer_, parser, kAwait);
   if (error) co_return co_await RefuseMalformed(error);
-  co_return co_await ReadBody(parser, body_bytes);
+  *request = HeadOf(parser);
+  if (const std::string_view problem = FramingProblem(parser.get()); !problem.empty()) co_return co_await Refuse(400, problem);
+  std::optional<UploadPlan> upload = shared_.plan_upload ? shared_.plan_upload(*request) : std::nullopt;
+  const auto most = upload ? static_cast<uint64_t>(upload->max_bytes) : uint64_t{options.max_body_bytes};
+  if (upload && upload->refusal) co_return co_await Refuse(*std::move(upload->refusal));
+  if (parser.content_length().value_or(0) > most) co_return co_await RefuseTooLarge(static_cast<int64_t>(most));
+  parser.body_limit(most);
+  version_ = parser.get().version();
+  keep_alive_ = parser.get().keep_alive();
+  head_only_ = parser.get().method() == http::verb::head;
+  if (upload) co_return co_await ReadUpload(&parser, *std::move(upload), request, body_bytes);
+  co_return co_await ReadBody(&parser, request, body_bytes);
 }
 
-asio::awaitable<bool> HttpSession::ReadBody(Parser* parser, BodyBytes* body_bytes) {
+asio::awaitable<bool> HttpSession::ReadBody(Parser* parser, HttpRequest* request, BodyBytes* body_bytes) {
   const HttpServerOptions& options = shared_.options;
-  const http::request<http::string_body>& message = parser->get();
-  if (const std::string_view problem = FramingProblem(message); !problem.empty()) co_return co_await Refuse(400, problem);
-  const bool chunked = message.chunked();
+  const bool chunked = parser->get().chunked();
   const auto expected = static_cast<int64_t>(parser->content_length().value_or(chunked ? options.max_body_bytes : 0));
   if (!body_bytes->Take(&shared_.body_bytes, expected, static_cast<int64_t>(options.max_total_body_bytes)))
     co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
-  if (message.version() >= 11 && beast::iequals(message[http::field::expect], "100-continue")) {
-    constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-    auto [failed, written] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
-    if (failed) co_return false;
-  }
+  if (!co_await Continue(*parser)) co_return false;
   auto [error, size] = co_await http::async_read(stream_, buffer_, *parser, kAwait);
+  if (error == http::error::body_limit) co_return co_await RefuseTooLarge(static_cast<int64_t>(options.max_body_bytes));
   if (error) co_return co_await RefuseMalformed(error);
-  body_bytes->ShrinkTo(static_cast<int64_t>(message.body().size()));
+  request->body = std::move(parser->get().body());
+  body_bytes->ShrinkTo(static_cast<int64_t>(request->body.size()));
   co_return true;
+}
+
+asio::awaitable<bool> HttpSession::ReadUpload(Parser* parser, UploadPlan plan, HttpRequest* request, BodyBytes* body_bytes) {
+  const bool chunked = parser->get().chunked();
+  const auto expected = static_cast<int64_t>(parser->content_length().value_or(chunked ? plan.max_bytes : 0));
+  if (!body_bytes->Take(&shared_.upload_bytes, expected, shared_.options.max_total_upload_bytes))
+    co_return co_await Refuse(503, "the server is reading too many large files; send this one again later");
+  Result<FileDescriptor> file = TemporaryFile(plan.folder);
+  if (!file.ok()) co_return co_await Refuse(ErrorResponse(file.status()));
+  if (!co_await Continue(*parser)) co_return false;
+  http::request_parser<http::buffer_body> upload(std::move(*parser));
+  const auto body = std::make_shared<BodyFile>(BodyFile{.file = *std::move(file)});
+  std::string piece(kFilePiece, '\0');
+  Status written;
+  while (!upload.is_done()) {
+    upload.get().body().data = piece.data();
+    upload.get().body().size = piece.size();
+    stream_.expires_after(shared_.options.read_timeout);
+    auto [error, size] = co_await http::async_read(stream_, buffer_, upload, kAwait);
+    if (error == http::error::body_limit) co_return co_await RefuseTooLarge(plan.max_bytes);
+    if (error && error != http::error::need_buffer) co_return co_await RefuseMalformed(error);
+    const std::string_view read(piece.data(), piece.size() - upload.get().body().size);
+    co_await OnPool(&shared_, [&] { written = WriteAll(body->file.get(), read, plan.folder); });
+    if (!written.ok()) co_return co_await Refuse(ErrorResponse(written));
+    body->size += static_cast<int64_t>(read.size());
+  }
+  body_bytes->ShrinkTo(body->size);
+  request->body_file = body;
+  co_return true;
+}
+
+asio::awaitable<bool> HttpSession::Continue(const Parser& parser) {
+  const http::request<http::string_body>& message = parser.get();
+  if (message.version() < 11 || !beast::iequals(message[http::field::expect], "100-continue")) co_return true;
+  constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  auto [failed, written] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
+  co_return !failed;
 }
 
 asio::awaitable<bool> HttpSession::RefuseMalformed(beast::error_code error) {
   // The connection's own errors: nobody waits for an answer, or who sends so slowly gets none.
   if (error.category() != make_error_code(http::error::end_of_stream).category()) co_return false;
   if (error == http::error::end_of_stream || error == http::error::partial_message) co_return false;
-  if (error == http::error::body_limit)
-    co_return co_await Refuse(413, fmt::format("the body is larger than {} bytes", shared_.options.max_body_bytes));
   if (error == http::error::header_limit || error == http::error::buffer_overflow)
     co_return co_await Refuse(431, fmt::format("the headers are larger than {} bytes", shared_.options.max_header_bytes));
   co_return co_await Refuse(400, fmt::format("this is no HTTP request: {}", error.message()));
 }
 
-// What follows on the connection is not known to be a request: it ends.
+asio::awaitable<bool> HttpSession::RefuseTooLarge(int64_t max_bytes) {
+  co_return co_await Refuse(413, fmt::format("the body is larger than {} bytes", max_bytes));
+}
+
 asio::awaitable<bool> HttpSession::Refuse(int status, std::string_view message) {
-  id_ = MakeId();
+  co_return co_await Refuse(ErrorResponse(status, message));
+}
+
+// What follows on the connection is not known to be a request: it ends.
+asio::awaitable<bool> HttpSession::Refuse(HttpResponse response) {
   keep_alive_ = head_only_ = false;
   version_ = 11;
-  co_await WriteWhole(ErrorResponse(status, message));
+  co_await WriteWhole(response);
   beast::error_code ignored;
   stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
   // What the client is still sending is read for a moment: a reset would take the answer from it.
@@ -189,8 +265,8 @@ asio::awaitable<bool> HttpSession::Refuse(int status, std::string_view message) 
   co_return false;
 }
 
-HttpRequest HttpSession::ToRequest(Parser* parser) {
-  http::request<http::string_body>& message = parser->get();
+HttpRequest HttpSession::HeadOf(const Parser& parser) {
+  const http::request<http::string_body>& message = parser.get();
   const auto header = [&](auto name) { return std::string(message[name]); };
   HttpRequest request;
   std::string_view target(message.target().data(), message.target().size());
@@ -206,9 +282,9 @@ HttpRequest HttpSession::ToRequest(Parser* parser) {
   if (question < target.size()) request.query = std::string(target.substr(question + 1));
   request.authorization = header(http::field::authorization);
   request.content_type = header(http::field::content_type);
+  request.origin = header(http::field::origin);
   request.traceparent = header("traceparent");
-  request.body = std::move(message.body());
-  request.id = MakeId();
+  request.id = id_;
   beast::error_code ignored;
   if (const tcp::endpoint peer = stream_.socket().remote_endpoint(ignored); !ignored) request.peer = peer.address().to_string();
   return request;
@@ -260,16 +336,34 @@ asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response) {
   SetCommon(id_, keep_alive_, &message);
   message.set(http::field::content_type, response.content_type);
   for (const auto& [name, value] : response.headers) message.set(name, value);
-  message.content_length(response.body.size());
-  if (!head_only_) message.body() = response.body;
+  message.content_length(response.file ? static_cast<uint64_t>(response.file->size) : response.body.size());
+  const bool has_text = !head_only_ && !response.file;
+  if (has_text) message.body() = response.body;
   stream_.expires_after(shared_.options.write_timeout);
   http::response_serializer<http::string_body> serializer(message);
-  if (head_only_) {
+  if (!has_text) {
     auto [error, size] = co_await http::async_write_header(stream_, serializer, kAwait);
-    co_return !error;
+    if (error || head_only_) co_return !error;
+    co_return co_await WriteFile(*response.file);
   }
   auto [error, size] = co_await http::async_write(stream_, serializer, kAwait);
   co_return !error;
+}
+
+asio::awaitable<bool> HttpSession::WriteFile(const BodyFile& file) {
+  std::string piece(kFilePiece, '\0');
+  for (int64_t offset = 0; offset < file.size;) {
+    ssize_t size = 0;
+    const auto wanted = static_cast<size_t>(std::min<int64_t>(std::ssize(piece), file.size - offset));
+    co_await OnPool(&shared_, [&] { size = pread(file.file.get(), piece.data(), wanted, offset); });
+    if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) co_return false;
+    if (size <= 0) co_return false;  // what was promised cannot be had: the client sees the connection end before the file
+    stream_.expires_after(shared_.options.write_timeout);
+    auto [error, written] = co_await asio::async_write(stream_, asio::buffer(piece.data(), static_cast<size_t>(size)), kAwait);
+    if (error) co_return false;
+    offset += size;
+  }
+  co_return true;
 }
 
 asio::awaitable<bool> HttpSession::WriteHead() {

@@ -27,15 +27,20 @@ class HttpSession;
 struct HttpSessions {
   HttpServerOptions options;
   HttpServer::Handler handler;
+  HttpServer::PlanUpload plan_upload;
   asio::io_context io{1};
   asio::thread_pool handlers;
   std::unordered_set<HttpSession*> sessions;
   std::atomic<int32_t> num_connections{0};
-  std::atomic<int64_t> body_bytes{0};  // of requests that are being read or wait for a handler
+  std::atomic<int64_t> body_bytes{0};    // of requests that are being read or wait for a handler
+  std::atomic<int64_t> upload_bytes{0};  // likewise, in files
   bool draining = false;
 
-  HttpSessions(const HttpServerOptions& given, HttpServer::Handler handle)
-      : options(given), handler(std::move(handle)), handlers(static_cast<size_t>(given.handler_threads)) {}
+  HttpSessions(const HttpServerOptions& given, HttpServer::Handler handle, HttpServer::PlanUpload plan)
+      : options(given),
+        handler(std::move(handle)),
+        plan_upload(std::move(plan)),
+        handlers(static_cast<size_t>(given.handler_threads)) {}
 };
 
 // A request's share of the bytes that bodies may take in memory; gives it back when it is destroyed.
@@ -89,21 +94,27 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   // Reads a request and writes its answer; whether there may be another one.
   asio::awaitable<bool> Exchange();
-  // The request that `parser` is to hold; false: the connection ends.
-  asio::awaitable<bool> Read(Parser* parser, BodyBytes* body_bytes);
+  // The next request; false: the connection ends.
+  asio::awaitable<bool> Read(HttpRequest* request, BodyBytes* body_bytes);
   // What follows the header that `parser` holds; false: as Read, with the error answered.
-  asio::awaitable<bool> ReadBody(Parser* parser, BodyBytes* body_bytes);
+  asio::awaitable<bool> ReadBody(Parser* parser, HttpRequest* request, BodyBytes* body_bytes);
+  asio::awaitable<bool> ReadUpload(Parser* parser, UploadPlan plan, HttpRequest* request, BodyBytes* body_bytes);
+  asio::awaitable<bool> Continue(const Parser& parser);
   asio::awaitable<bool> RefuseMalformed(boost::beast::error_code error);
+  asio::awaitable<bool> RefuseTooLarge(int64_t max_bytes);
   asio::awaitable<bool> Refuse(int status, std::string_view message);
+  asio::awaitable<bool> Refuse(HttpResponse response);
   // Writes the answer as it comes; false: the client is gone or the connection must end.
   asio::awaitable<bool> WriteAnswer(std::shared_ptr<SessionResponder> responder);
   // Returns when the client has closed its side; never while it has sent more than was read.
   asio::awaitable<void> UntilGone();
   asio::awaitable<bool> WriteWhole(const HttpResponse& response);
+  asio::awaitable<bool> WriteFile(const BodyFile& file);
   asio::awaitable<bool> WriteHead();
   asio::awaitable<bool> WriteText(std::string_view text);
   asio::awaitable<bool> WriteLast();
-  HttpRequest ToRequest(Parser* parser);
+  // The request that the header announces, without its body.
+  HttpRequest HeadOf(const Parser& parser);
 
   HttpSessions& shared_;
   boost::beast::tcp_stream stream_;
