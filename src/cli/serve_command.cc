@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -32,9 +33,10 @@ namespace {
 struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
-  std::string config, api_keys, model_name, prefix_folder;
+  std::string config, api_keys, model_name, prefix_folder, file_folder;
   std::vector<std::string> host_names;
-  int32_t max_per_key = 0, max_prefixes = 64, max_priority = 0;
+  int32_t max_per_key = 0, max_prefixes = 64, max_priority = 0, max_files = 500, batch_active = 0;
+  int64_t max_file_bytes = int64_t{200} << 20, max_batch_requests = 50'000;
   double request_timeout = 0, drain_seconds = 60;
   bool allow_public = false, log_json = false, null = false;
 };
@@ -120,12 +122,22 @@ Result<ExitCode> Serve(ServeOptions options) {
                               .max_per_key = options.engine.sharing == SharingMode::kNone ? 0 : options.max_prefixes,
                               .max_tokens = int64_t{engine->Metrics().pages_total} * options.engine.page_size / 2};
 
+  service_options.files = {.folder = options.file_folder, .max_bytes = options.max_file_bytes, .max_per_key = options.max_files};
+  // Half of the samples that may run at a time are left to clients who wait, and so is the line before the engine.
+  service_options.batches = {
+      .max_requests = options.max_batch_requests,
+      .max_line_bytes = options.http.max_body_bytes,
+      .max_active = options.batch_active > 0 ? options.batch_active : std::max(1, options.engine.max_running / 2)};
+
   server::Service service(engine.get(), std::move(service_options));
   COPPICE_RETURN_IF_ERROR(service.RestorePrefixes());
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<server::HttpServer> http,
-                           server::HttpServer::Create(options.http, [&](server::HttpRequest request, auto responder) {
-                             service.Handle(std::move(request), std::move(responder));
-                           }));
+  COPPICE_RETURN_IF_ERROR(service.RestoreBatches());
+  COPPICE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<server::HttpServer> http,
+      server::HttpServer::Create(
+          options.http,
+          [&](server::HttpRequest request, auto responder) { service.Handle(std::move(request), std::move(responder)); },
+          [&](const server::HttpRequest& head) { return service.PlanUpload(head); }));
   CatchFirst({SIGINT, SIGTERM});
   const std::string host = options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
   COPPICE_RETURN_IF_ERROR(Print(fmt::format("listening on http://{}:{}\n", host, http->port())));
@@ -187,6 +199,31 @@ Command AddServeCommand(CLI::App& app) {
       ->check(NotEmpty());
   command->add_option("--max-prefixes", options->max_prefixes, "Prefixes of one API key")
       ->envname("COPPICE_MAX_PREFIXES")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--files", options->file_folder,
+          "Folder for /v1/files and /v1/batches, one server's own; unfinished batches go on with the next start; default: none")
+      ->envname("COPPICE_FILES")
+      ->check(NotEmpty());
+  command->add_option("--max-file", options->max_file_bytes, "Bytes of an uploaded file at most, e.g. 200MiB")
+      ->envname("COPPICE_MAX_FILE")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--max-files", options->max_files, "Files of one API key")
+      ->envname("COPPICE_MAX_FILES")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--max-batch-requests", options->max_batch_requests, "Requests of one batch")
+      ->envname("COPPICE_MAX_BATCH_REQUESTS")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--batch-active", options->batch_active,
+                   "Requests of a batch in the engine at the same moment; 0: half of --max-running")
+      ->envname("COPPICE_BATCH_ACTIVE")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--request-timeout", options->request_timeout, "Seconds until a request ends with 408; 0: none")

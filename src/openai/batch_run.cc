@@ -90,6 +90,7 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
   }
   // A queue that others fill too empties again; with nobody in it, the request is what cannot be had.
   if (id.status().code() == StatusCode::kResourceExhausted && engine_.Load().waiting > 0) return false;
+  if (id.status().code() == StatusCode::kUnavailable) return id.status();
   COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, id.status()));
   return true;
 }
@@ -141,6 +142,7 @@ Status BatchRun::WriteFinished() {
 Status BatchRun::Write(const Active& active) {
   const BatchLine& line = active.line;
   const RequestOutput& output = active.output;
+  if (output.failure.code() == StatusCode::kUnavailable) return output.failure;  // of the device: no request is at fault
   if (!output.cancelled && !output.failure.ok()) return ReportFailure(active.job, line, output.failure);
   if (output.cancelled) return OkStatus();
   const ResponseFacts facts = {

@@ -47,9 +47,10 @@ class BatchRun {
            JobPrefixes* prefixes, BatchOutput* output, BatchErrors* errors);
 
   // As many of the next requests as there is room for. What the engine or the parser refuses is a line of the errors; an error is
-  // that of a file. Where another's requests took the last room, the request waits for the next call.
+  // that of a file, or UNAVAILABLE: the device is lost. Where another's requests took the last room, the request waits for the next
+  // call.
   Status Submit();
-  // Writes what is complete.
+  // Writes what is complete. Errors as Submit.
   Status WriteFinished();
   // Until a request is complete, or `timeout` is over.
   void WaitForFinished(std::chrono::milliseconds timeout);

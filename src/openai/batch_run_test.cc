@@ -187,6 +187,17 @@ TEST_F(BatchRunTest, CancelledGoesOnWhereItWas) {
   EXPECT_EQ(LinesOf(Path("out")).size(), 9);
 }
 
+TEST_F(BatchRunTest, ALostDeviceIsNoRequestsFault) {
+  WriteRequests(5);
+  Open();
+  while (run_->counts().answered < 1) Turn();
+  ASSERT_TRUE(run_->Submit().ok());
+  harness_.model().FailNext(Unavailable("the device is lost"));
+  EXPECT_FALSE(harness_.engine().Step().ok());
+  EXPECT_EQ(run_->WriteFinished().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(errors_->count(), 0);
+}
+
 TEST_F(BatchRunTest, WhatIsNotTriedAnyMore) {
   WriteRequests(6);
   Open({.max_active = 2});

@@ -11,12 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/json.h"
 #include "core/quoted.h"
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/host_name.h"
+#include "server/multipart_form.h"
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/tree_response.h"
@@ -69,14 +71,42 @@ Result<json> Service::TakeBody(Call* call) {
 
 constexpr std::string_view kTreePath = "/v1/tree", kPrefixPath = "/v1/prefixes/{name}", kModelPath = "/v1/models/{model}";
 
-// Whether `path` is `route`, whose last part may be a {variable}.
-bool Matches(std::string_view route, std::string_view path) {
-  const size_t variable = route.find('{');
-  return variable == route.npos ? path == route : path.size() > variable && path.starts_with(route.substr(0, variable));
+// What a route's text before and behind its {variable} is; without one, all of it comes before.
+struct RouteParts {
+  std::string_view before, behind;
+  bool variable = false;
+};
+
+RouteParts PartsOf(std::string_view route) {
+  const size_t open = route.find('{');
+  if (open == route.npos) return {.before = route};
+  return {.before = route.substr(0, open), .behind = route.substr(route.find('}') + 1), .variable = true};
 }
 
-// What stands for the route's variable.
-std::string VariableOf(std::string_view route, const std::string& path) { return path.substr(route.find('{')); }
+bool Matches(std::string_view route, std::string_view path) {
+  const RouteParts parts = PartsOf(route);
+  if (!parts.variable) return path == route;
+  return path.size() > parts.before.size() + parts.behind.size() && path.starts_with(parts.before) && path.ends_with(parts.behind);
+}
+
+// What stands for the route's variable; empty where it has none.
+std::string VariableOf(std::string_view route, const std::string& path) {
+  const RouteParts parts = PartsOf(route);
+  if (!parts.variable) return {};
+  return path.substr(parts.before.size(), path.size() - parts.before.size() - parts.behind.size());
+}
+
+// Keeps an answer for another use.
+class KeptResponse final : public Responder {
+ public:
+  void Send(HttpResponse answer) override { response = std::move(answer); }
+  void BeginStream() override {}
+  void Write(std::string) override {}
+  void EndStream() override {}
+  void WhenGone(std::function<void()>) override {}
+
+  std::optional<HttpResponse> response;
+};
 
 ordered_json ToJson(const PrefixStore::Info& info) {
   return {{"object", "prefix"},
@@ -109,6 +139,15 @@ const Service::Route Service::kRoutes[] = {
     {"POST", "/v1/completions", &Service::Completions},
     {"POST", "/v1/chat/completions", &Service::ChatCompletions},
     {"POST", "/v1/score", &Service::Score},
+    {"GET", kFilesPath, &Service::FilesAndBatches},
+    {"POST", kFilesPath, &Service::FilesAndBatches, /*open=*/false, Body::kForm},
+    {"GET", kFilePath, &Service::FilesAndBatches},
+    {"DELETE", kFilePath, &Service::FilesAndBatches},
+    {"GET", kContentPath, &Service::FilesAndBatches},
+    {"GET", kBatchesPath, &Service::FilesAndBatches},
+    {"POST", kBatchesPath, &Service::FilesAndBatches},
+    {"GET", kBatchPath, &Service::FilesAndBatches},
+    {"POST", kCancelPath, &Service::FilesAndBatches, /*open=*/false, Body::kNone},
     {"POST", "/tokenize", &Service::Tokenize},
     {"POST", "/detokenize", &Service::Detokenize},
 };
@@ -118,7 +157,10 @@ Service::Service(Engine* engine, ServiceOptions options)
       options_(std::move(options)),
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
       created_(Now()),
-      prefixes_(engine, options_.prefixes) {}
+      prefixes_(engine, options_.prefixes),
+      files_(options_.files),
+      batches_(ContextOfBatches(), options_.batches.store),
+      batch_routes_(&files_, &batches_) {}
 
 void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {
   const auto call = std::make_shared<Call>(Call{.request = std::move(request), .responder = std::move(responder)});
@@ -144,8 +186,12 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
   const std::string& path = call->request.path;
   std::string allowed;
   const Route* found = nullptr;
+  std::string_view best;  // of routes that match, the one that says most
   for (const Route& route : kRoutes) {
-    if (!Matches(route.path, path)) continue;
+    if (Matches(route.path, path) && route.path.size() > best.size()) best = route.path;
+  }
+  for (const Route& route : kRoutes) {
+    if (best.empty() || route.path != best) continue;
     call->route = route.path;
     if (route.method == call->request.method) found = &route;
     allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
@@ -172,13 +218,38 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     call->key = *key;
   }
   const bool has_body = found->method == "POST" || found->method == "PUT";
-  if (has_body && !IsJson(call->request.content_type)) {
+  return !has_body || CheckBody(*found, call) ? found : nullptr;
+}
+
+bool Service::CheckBody(const Route& route, const std::shared_ptr<Call>& call) {
+  const HttpRequest& request = call->request;
+  // A browser sends forms and empty bodies to other sites without asking, but says where they come from. A key it does not send.
+  if (route.body != Body::kJson && !options_.keys && !request.origin.empty() && request.origin != "http://" + request.host &&
+      request.origin != "https://" + request.host) {
     Answer(call,
-           ErrorResponse(415, fmt::format("Content-Type is {}, expected application/json",
-                                          call->request.content_type.empty() ? "missing" : Quoted(call->request.content_type))));
-    return nullptr;
+           ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server", Quoted(request.origin))));
+    return false;
   }
-  return found;
+  const bool right =
+      route.body == Body::kNone || (route.body == Body::kForm ? IsForm(request.content_type) : IsJson(request.content_type));
+  if (right) return true;
+  Answer(call, ErrorResponse(415, fmt::format("Content-Type is {}, expected {}",
+                                              request.content_type.empty() ? "missing" : Quoted(request.content_type),
+                                              route.body == Body::kForm ? "multipart/form-data" : "application/json")));
+  return false;
+}
+
+std::optional<UploadPlan> Service::PlanUpload(const HttpRequest& head) {
+  if (head.method != "POST" || head.path != kFilesPath) return std::nullopt;
+  UploadPlan plan = {.folder = options_.files.folder, .max_bytes = MaxUploadBytes(options_.files.max_bytes)};
+  const auto kept = std::make_shared<KeptResponse>();
+  const auto call = std::make_shared<Call>(Call{.request = head, .responder = kept});
+  if (FindRoute(call)) {  // else it has told why not
+    if (draining_) Answer(call, ErrorResponse(503, "the server is shutting down"));
+    if (!files_.enabled()) FilesAndBatches(call);
+  }
+  plan.refusal = std::move(kept->response);
+  return plan;
 }
 
 void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
@@ -418,6 +489,37 @@ void Service::ListPrefixes(const std::shared_ptr<Call>& call) {
   ordered_json list = ordered_json::array();
   for (const PrefixStore::Info& info : prefixes_.List(call->key)) list.push_back(ToJson(info));
   Answer(call, {.body = Dump({{"object", "list"}, {"data", std::move(list)}})});
+}
+
+BatchContext Service::ContextOfBatches() {
+  return {.engine = &engine_,
+          .parser = &parser_,
+          .files = &files_,
+          .model = options_.model,
+          .max_requests = options_.batches.max_requests,
+          .max_line_bytes = options_.batches.max_line_bytes,
+          .max_active = options_.batches.max_active,
+          .max_waiting = options_.batches.max_waiting,
+          .prefixes_of = [this](const std::string& key) { return PrefixesOf(key); },
+          .complete =
+              [this](const std::string& key, Request* request) {
+                const double timeout = request->timeout_seconds;  // the server's limit is for clients who wait
+                COPPICE_RETURN_IF_ERROR(Complete(key, request));
+                request->timeout_seconds = timeout;
+                return OkStatus();
+              },
+          .count =
+              [this](const std::string& key, const openai::TokenUsage& usage) {
+                metrics_.CountTokens(key, usage.prompt, usage.cached, usage.completion);
+                metrics_.CountBytesNotRead(key, usage.shared_reads.kv_bytes_not_read);
+              }};
+}
+
+void Service::FilesAndBatches(const std::shared_ptr<Call>& call) {
+  const bool makes = call->request.method == "POST" && call->route != kCancelPath;
+  if (makes && draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  const std::string id = VariableOf(call->route, call->request.path);
+  Answer(call, batch_routes_.Answer(call->route, call->key, id, call->request));
 }
 
 void Service::Tokenize(const std::shared_ptr<Call>& call) {

@@ -18,11 +18,21 @@
 #include "openai/request.h"
 #include "openai/score.h"
 #include "server/api_keys.h"
+#include "server/batch_routes.h"
+#include "server/batch_store.h"
+#include "server/file_store.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
 #include "server/server_metrics.h"
 
 namespace coppice::server {
+
+struct BatchLimits {
+  int64_t max_requests = 50'000;              // of a batch
+  size_t max_line_bytes = size_t{10} << 20;   // of its input
+  int32_t max_active = 64, max_waiting = 16;  // BatchRunOptions
+  BatchStoreOptions store;
+};
 
 struct ServiceOptions {
   std::string model;               // the name that answers give
@@ -32,6 +42,8 @@ struct ServiceOptions {
   int32_t max_active_per_key = 0;  // requests of one API key that are not answered yet; more get 429. 0: no limit
   std::optional<ApiKeys> keys;     // none: everybody may ask
   PrefixStoreOptions prefixes;
+  FileStoreOptions files;
+  BatchLimits batches;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
   int32_t max_priority = 0;    // higher ones are refused: they would come before all others' requests
@@ -45,19 +57,28 @@ class Service {
 
   // What an earlier server kept. Before the engine is stepped.
   Status RestorePrefixes() { return prefixes_.Restore(); }
+  // After the prefixes, which unfinished batches may name.
+  Status RestoreBatches() { return batches_.Restore(); }
   // Answers into `responder`, now or later. Parses and tokenises on the calling thread.
   void Handle(HttpRequest request, std::shared_ptr<Responder> responder);
-  // From now on generations are refused with 503 and /ready says so; those under way go on.
-  void Drain() { draining_ = true; }
+  // What becomes of the body of a request with this head (HttpServer::PlanUpload).
+  std::optional<UploadPlan> PlanUpload(const HttpRequest& head);
+  // From now on generations are refused with 503 and /ready says so; those under way go on, batches with the next start.
+  void Drain() {
+    draining_ = true;
+    batches_.Stop();
+  }
   int64_t active() const { return active_; }
 
  private:
   struct Call;  // a request with what its log line needs
   using Handler = void (Service::*)(const std::shared_ptr<Call>&);
+  enum class Body : uint8_t { kJson, kForm, kNone };  // of POST and PUT
   struct Route {
     std::string_view method, path;
     Handler handler;
     bool open = false;  // needs no key
+    Body body = Body::kJson;
   };
   static const Route kRoutes[];
 
@@ -79,6 +100,7 @@ class Service {
   void GetPrefix(const std::shared_ptr<Call>& call);
   void DeletePrefix(const std::shared_ptr<Call>& call);
   void ListPrefixes(const std::shared_ptr<Call>& call);
+  void FilesAndBatches(const std::shared_ptr<Call>& call);
   void Tokenize(const std::shared_ptr<Call>& call);
   void Detokenize(const std::shared_ptr<Call>& call);
 
@@ -92,6 +114,9 @@ class Service {
   openai::FindNamedPrefix PrefixesOf(const std::string& key);
   // Adds to a request of a key what the server has to say. INVALID_ARGUMENT where its priority is too high.
   Status Complete(const std::string& key, Request* request) const;
+  BatchContext ContextOfBatches();
+  // False, with the answer given, where a page of another site may have made a browser send what is no JSON.
+  bool CheckBody(const Route& route, const std::shared_ptr<Call>& call);
   // Finds the route; else answers 404 or 405. `call->key` is set where a key is asked for; else 401.
   const Route* FindRoute(const std::shared_ptr<Call>& call);
   void Answer(const std::shared_ptr<Call>& call, HttpResponse response);
@@ -107,6 +132,9 @@ class Service {
   std::atomic<int64_t> active_{0};
   std::mutex keys_mutex_;
   std::map<std::string, int32_t> active_by_key_;  // keys without any are not in it
+  FileStore files_;
+  BatchStore batches_;  // after all that its threads use
+  BatchRoutes batch_routes_;
 };
 
 }  // namespace coppice::server

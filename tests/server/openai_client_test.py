@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+import tempfile
+import time
 import unittest
 
 from server_process import Server, default_model_or_skip
@@ -20,7 +22,8 @@ HELLO = [{"role": "system", "content": "You answer in one short sentence."}, {"r
 class OpenAiClientTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = cls.enterClassContext(Server("--deterministic", "--max-context", 1024, "--model-name", "small", model=MODEL))
+        folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        cls.server = cls.enterClassContext(Server("--deterministic", "--max-context", 1024, "--model-name", "small", "--files", folder, model=MODEL))
         cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="any", max_retries=0)
         cls.addClassCleanup(cls.client.close)
 
@@ -135,6 +138,64 @@ class OpenAiClientTest(unittest.TestCase):
         whole = self.client.completions.create(prompt="One, two, three: I can count to", **fields)
         self.assertEqual(named.choices[0].text, whole.choices[0].text)
         self.assertEqual(named.usage.prompt_tokens, whole.usage.prompt_tokens)
+
+    def upload(self, *bodies, url="/v1/chat/completions"):
+        lines = [{"custom_id": f"r{i}", "method": "POST", "url": url, "body": body} for i, body in enumerate(bodies)]
+        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        return self.client.files.create(file=("in.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}), data
+
+    def wait_for_batch(self, name):
+        end = time.monotonic() + 120
+        while (batch := self.client.batches.retrieve(name)).status not in ("completed", "failed", "cancelled", "expired"):
+            self.assertLess(time.monotonic(), end, batch)
+            time.sleep(0.05)
+        return batch
+
+    def test_a_batch_answers_what_chats_answer(self):
+        questions = [HELLO, [{"role": "user", "content": "Name a colour."}]]
+        fields = {"max_tokens": 12, "temperature": 0}
+        file, data = self.upload(*({"model": "small", "messages": messages} | fields for messages in questions), {"messages": []})
+        self.assertEqual((file.purpose, file.bytes, file.expires_at), ("batch", len(data), file.created_at + 3600))
+        self.assertEqual(self.client.files.content(file.id).read(), data)
+        batch = self.client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"of": "a test"},
+                                           output_expires_after={"anchor": "created_at", "seconds": 7200})
+        self.assertEqual(batch.status, "validating")
+        batch = self.wait_for_batch(batch.id)
+        self.assertEqual((batch.status, batch.metadata), ("completed", {"of": "a test"}))
+        self.assertEqual((batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed), (3, 2, 1))
+        answers = {line["custom_id"]: line["response"]["body"] for line in map(json.loads, self.client.files.content(batch.output_file_id).iter_lines())}
+        for i, messages in enumerate(questions):
+            chat = self.client.chat.completions.create(model="small", messages=messages, **fields)
+            self.assertEqual(answers[f"r{i}"]["choices"][0]["message"]["content"], chat.choices[0].message.content)
+        error = json.loads(self.client.files.content(batch.error_file_id).text)
+        self.assertEqual((error["custom_id"], error["response"]["status_code"]), ("r2", 400))
+        self.assertIn(batch.id, [one.id for one in self.client.batches.list(limit=1)])  # page after page
+        outputs = [one.id for one in self.client.files.list(purpose="batch_output", limit=1)]
+        self.assertLessEqual({batch.output_file_id, batch.error_file_id}, set(outputs))
+        self.assertTrue(self.client.files.delete(file.id).deleted)
+        with self.assertRaises(openai.NotFoundError):
+            self.client.files.retrieve(file.id)
+
+    def test_a_batch_is_cancelled(self):
+        file, _ = self.upload(*({"prompt": "One, two,", "max_tokens": 900, "ignore_eos": True, "temperature": 1} for _ in range(40)), url="/v1/completions")
+        batch = self.client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        with self.assertRaises(openai.ConflictError):
+            self.client.files.delete(file.id)
+        self.assertEqual(self.client.batches.cancel(batch.id).status, "cancelling")
+        batch = self.wait_for_batch(batch.id)
+        self.assertEqual(batch.status, "cancelled")
+        self.assertLess(batch.request_counts.completed, 40)
+        self.server.wait_for("coppice_samples_running", 0)
+
+    def test_batches_that_are_refused(self):
+        file, _ = self.upload({"messages": HELLO})
+        for fields, param in (({"input_file_id": "file-0"}, "input_file_id"), ({"endpoint": "/v1/embeddings"}, "endpoint"), ({"completion_window": "1h"}, "completion_window")):
+            with self.assertRaises(openai.BadRequestError) as refused:
+                self.client.batches.create(**{"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"} | fields)
+            self.assertEqual(refused.exception.param, param)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.client.files.create(file=b"{}", purpose="fine-tune")
+        self.assertEqual(refused.exception.param, "purpose")
 
     def test_tokens_and_text(self):
         status, _, text = self.server.ask("POST", "/tokenize", {"prompt": "Hello, wörld"})

@@ -19,7 +19,7 @@ CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conform
 
 class SchemaTest(unittest.TestCase):
     def test_answers_are_those_of_the_document(self):
-        with Server("--max-running", 8, "--request-timeout", 5) as server, tempfile.TemporaryDirectory() as folder:  # for its cache
+        with tempfile.TemporaryDirectory() as folder, Server("--max-running", 8, "--request-timeout", 5, "--files", os.path.join(folder, "files")) as server:
             command = [sys.executable, "-m", "schemathesis.cli", "run", server.url + "/openapi.json"]
             options = ["--max-examples", "20", "--checks", ",".join(CHECKS), "--generation-deterministic", "--suppress-health-check", "all"]
             environment = os.environ | {"PYTHONPATH": os.path.join(ROOT, "build", "python-packages")}

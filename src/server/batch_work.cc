@@ -1,0 +1,159 @@
+#include "server/batch_work.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <filesystem>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "core/check.h"
+#include "core/exhaustion.h"
+#include "server/record.h"
+
+namespace coppice::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kPoll = std::chrono::milliseconds(50);  // until a stop is seen, or room where others made it
+
+// Below all requests of clients who wait for their answer; among batches, `priority` says who comes first.
+constexpr int64_t kBatchPriority = -1'000'000;
+
+int32_t PriorityInBatch(int32_t priority) {
+  return static_cast<int32_t>(std::max(int64_t{priority} + kBatchPriority, int64_t{std::numeric_limits<int32_t>::min()}));
+}
+
+}  // namespace
+
+BatchWork::BatchWork(const BatchContext& context, Batch batch, bool resumed, Asked asked, Tell tell)
+    : context_(context), batch_(std::move(batch)), resumed_(resumed), asked_(std::move(asked)), tell_(std::move(tell)) {}
+
+void BatchWork::Run() {
+  Status status;
+  try {
+    status = CatchExhaustion("working on a batch", [&] { return ReadAndRun(); });
+  } catch (const std::exception& error) {  // a fault of ours: it costs one batch, not the server
+    status = Internal(fmt::format("working on the batch failed: {}", error.what()));
+  }
+  if (asked_() == BatchStop::kShutdown) return;
+  if (status.code() == StatusCode::kUnavailable)
+    return spdlog::warn("{} waits for the next start: {}", batch_.id, status.message());
+  if (!status.ok()) {
+    spdlog::warn("{} failed: {}", batch_.id, status.message());
+    const bool of_input = status.code() == StatusCode::kInvalidArgument;
+    batch_.errors.push_back(of_input ? BatchError{"invalid_input", status.message()}
+                                     : BatchError{"failed", "the server could not go on with the batch; its log says why"});
+    if (const Status published = PublishFiles(); !published.ok())
+      spdlog::warn("what {} answered cannot be kept: {}", batch_.id, published.message());
+    batch_.Enter(BatchState::kFailed);
+    status = tell_(batch_, /*lasting=*/true);
+  }
+  if (!status.ok()) spdlog::warn("{} is not kept: {}; the next start works on it again", batch_.id, status.message());
+}
+
+Status BatchWork::ReadAndRun() {
+  using openai::BatchErrors;
+  using openai::BatchInput;
+  using openai::BatchOutput;
+  if (!context_.files->Get(batch_.key, batch_.input_file_id)) return InvalidArgument("the input file is gone");
+  COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(context_.files->PathOf(batch_.output_file_id)));
+  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Resume(context_.files->PathOf(batch_.error_file_id)));
+  Result<BatchInput> input = BatchInput::Read(context_.files->PathOf(batch_.input_file_id), *context_.parser, output, &errors,
+                                              {.endpoint = batch_.endpoint,
+                                               .max_requests = context_.max_requests,
+                                               .max_line_bytes = context_.max_line_bytes,
+                                               .find_prefix = context_.prefixes_of(batch_.key),
+                                               .should_stop = [this] { return asked_() != BatchStop::kNone; }});
+  if (!input.ok()) return input.status().code() == StatusCode::kCancelled ? Finish(asked_()) : input.status();
+  Count(*input, errors, nullptr);
+  if (batch_.num_requests == 0) return InvalidArgument("the input file holds no request");
+  if (batch_.state == BatchState::kValidating) {
+    batch_.Enter(BatchState::kInProgress);
+    COPPICE_RETURN_IF_ERROR(tell_(batch_, /*lasting=*/true));
+  }
+  openai::BatchRun run(context_.engine, &*input, context_.parser,
+                       {.model = context_.model,
+                        .max_waiting = context_.max_waiting,
+                        .max_active = context_.max_active,
+                        .careful = resumed_,
+                        .complete =
+                            [this](Request* request) {
+                              COPPICE_RETURN_IF_ERROR(context_.complete(batch_.key, request));
+                              request->priority = PriorityInBatch(request->priority);
+                              return OkStatus();
+                            },
+                        .on_answer = [this](const openai::TokenUsage& usage) { context_.count(batch_.key, usage); }},
+                       /*prefixes=*/nullptr, &output, &errors);
+  BatchStop stop = BatchStop::kNone;
+  while (!run.done()) {
+    if (stop == BatchStop::kNone) stop = asked_();
+    if (stop != BatchStop::kNone) run.Cancel();
+    COPPICE_RETURN_IF_ERROR(run.Submit());
+    COPPICE_RETURN_IF_ERROR(run.WriteFinished());
+    Count(*input, errors, &run);
+    if (asked_() == BatchStop::kShutdown) break;  // nobody may be left to step the engine
+    if (!run.done()) run.WaitForFinished(kPoll);
+  }
+  COPPICE_RETURN_IF_ERROR(output.Sync());
+  if (asked_() == BatchStop::kShutdown) return OkStatus();
+  if (stop == BatchStop::kExpired) {
+    COPPICE_RETURN_IF_ERROR(run.ReportUnanswered(
+        "batch_expired", DeadlineExceeded("this request was not answered before the batch's completion window was over")));
+  }
+  Count(*input, errors, &run);
+  return Finish(stop);
+}
+
+void BatchWork::Count(const openai::BatchInput& input, const openai::BatchErrors& errors, const openai::BatchRun* run) {
+  const int64_t completed = input.num_finished_before() + (run ? run->counts().answered : 0);
+  const int64_t failed = errors.count();
+  // Errors that Read found are no jobs; those of jobs are in the run's count.
+  const int64_t total = std::ssize(input.jobs()) + input.num_finished_before() + failed - (run ? run->counts().failed : 0);
+  if (completed == batch_.num_completed && failed == batch_.num_failed && total == batch_.num_requests) return;
+  batch_.num_completed = completed;
+  batch_.num_failed = failed;
+  batch_.num_requests = total;
+  (void)tell_(batch_, /*lasting=*/false);
+}
+
+Status BatchWork::Finish(BatchStop why) {
+  if (why == BatchStop::kShutdown) return OkStatus();
+  if (why == BatchStop::kNone) {
+    batch_.Enter(BatchState::kFinalizing);
+    COPPICE_RETURN_IF_ERROR(tell_(batch_, /*lasting=*/true));
+  }
+  COPPICE_RETURN_IF_ERROR(PublishFiles());
+  batch_.Enter(why == BatchStop::kCancelled ? BatchState::kCancelled
+               : why == BatchStop::kExpired ? BatchState::kExpired
+                                            : BatchState::kCompleted);
+  return tell_(batch_, /*lasting=*/true);
+}
+
+Status BatchWork::PublishFiles() {
+  const auto publish = [&](const std::string& file, const char* what, bool* there) {
+    const std::string path = context_.files->PathOf(file);
+    std::error_code absent;
+    const auto size = fs::file_size(path, absent);
+    if (absent) return OkStatus();
+    if (size == 0) {
+      fs::remove(path, absent);
+      return OkStatus();
+    }
+    FileInfo info = {
+        .id = file, .key = batch_.key, .filename = fmt::format("{}_{}.jsonl", batch_.id, what), .purpose = "batch_output"};
+    if (batch_.output_expires_after) info.expires = SecondsNow() + *batch_.output_expires_after;
+    COPPICE_RETURN_IF_ERROR(context_.files->Publish(std::move(info)));
+    *there = true;
+    return OkStatus();
+  };
+  COPPICE_RETURN_IF_ERROR(publish(batch_.output_file_id, "output", &batch_.has_output));
+  return publish(batch_.error_file_id, "error", &batch_.has_errors);
+}
+
+}  // namespace coppice::server

@@ -1,0 +1,63 @@
+// The work on one batch, from its input file to the files that it gives: reads the input, puts its requests to the engine, writes
+// the answers. What an earlier server answered is not computed again. Layer: server.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "coppice/engine/engine.h"
+#include "openai/batch_input.h"
+#include "openai/batch_output.h"
+#include "openai/batch_run.h"
+#include "openai/request.h"
+#include "server/batch.h"
+#include "server/file_store.h"
+
+namespace coppice::server {
+
+// What batches need of the server. What it points to outlives them.
+struct BatchContext {
+  Engine* engine = nullptr;
+  const openai::OpenAiRequestParser* parser = nullptr;
+  FileStore* files = nullptr;
+  std::string model;          // the name that answers give
+  int64_t max_requests = 0;   // of a batch
+  size_t max_line_bytes = 0;  // of its input
+  int32_t max_active = 0;     // requests of a batch in the engine
+  int32_t max_waiting = 1;    // nothing is submitted while so many requests wait, whoever sent them
+  std::function<openai::FindNamedPrefix(const std::string& key)> prefixes_of;
+  std::function<Status(const std::string& key, Request*)> complete;  // what the server has to say of a request
+  std::function<void(const std::string& key, const openai::TokenUsage&)> count;
+};
+
+enum class BatchStop : uint8_t { kNone, kCancelled, kExpired, kShutdown };
+
+class BatchWork {
+ public:
+  using Asked = std::function<BatchStop()>;
+  using Tell = std::function<Status(const Batch&, bool lasting)>;
+
+  // `asked` says whether to stop; `tell` is told what changes, `lasting` where a server that starts again must know. `resumed`: an
+  // earlier one began.
+  BatchWork(const BatchContext& context, Batch batch, bool resumed, Asked asked, Tell tell);
+
+  // To the batch's end, or until the next start has to go on with it: a shutdown, or a lost device. What was told last says how it
+  // ended.
+  void Run();
+
+ private:
+  Status ReadAndRun();
+  Status Drive(openai::BatchRun* run, openai::BatchOutput* output);
+  Status Finish(BatchStop why);
+  Status PublishFiles();
+  void Count(const openai::BatchInput& input, const openai::BatchErrors& errors, const openai::BatchRun* run);
+
+  const BatchContext& context_;
+  Batch batch_;
+  const bool resumed_;
+  const Asked asked_;
+  const Tell tell_;
+};
+
+}  // namespace coppice::server

@@ -1,0 +1,229 @@
+#include "server/file_store.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "core/check.h"
+#include "core/file.h"
+#include "server/record.h"
+
+namespace coppice::server {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char *kRecord = ".json", *kData = ".data";
+constexpr std::string_view kIdBegin = "file-";
+
+}  // namespace
+
+ordered_json ToJson(const FileInfo& info) {
+  ordered_json json = {{"id", info.id},
+                       {"object", "file"},
+                       {"bytes", info.bytes},
+                       {"created_at", info.created},
+                       {"filename", info.filename},
+                       {"purpose", info.purpose},
+                       {"status", "processed"}};
+  if (info.expires) json["expires_at"] = *info.expires;
+  return json;
+}
+
+std::string FileStore::NewId() { return std::string(kIdBegin) + RandomName(); }
+
+std::string FileStore::PathOf(const std::string& id) const { return (fs::path(options_.folder) / (id + kData)).string(); }
+
+// --------------------------------------------------------------------------------------------------------------------- folder
+
+Status FileStore::LockFolder() {
+  const std::string path = (fs::path(options_.folder) / "lock").string();
+  folder_lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (folder_lock_.get() < 0) return SystemError("write to", path);
+  if (flock(folder_lock_.get(), LOCK_EX | LOCK_NB) == 0) return OkStatus();
+  return FailedPrecondition(fmt::format("{} belongs to a server that runs; give each its own folder", options_.folder));
+}
+
+Status FileStore::Restore(const std::set<std::string>& unfinished) {
+  if (!enabled()) return OkStatus();
+  std::error_code error;
+  fs::create_directories(options_.folder, error);
+  if (error) return InvalidArgument(fmt::format("files cannot be kept in {}: {}", options_.folder, error.message()));
+  COPPICE_RETURN_IF_ERROR(LockFolder());
+  std::vector<FileInfo> found;
+  std::vector<std::string> data;
+  for (const fs::directory_entry& file : fs::directory_iterator(options_.folder, error)) {
+    const std::string id = file.path().stem().string();
+    if (!IsNamed(id, kIdBegin)) continue;
+    if (file.path().extension() == kData) data.push_back(id);
+    if (file.path().extension() != kRecord) continue;
+    Result<FileInfo> info = ReadRecord(id);
+    if (info.ok()) {
+      found.push_back(*std::move(info));
+    } else {
+      spdlog::warn("{} is left as it is: {}", file.path().string(), info.status().message());
+    }
+  }
+  if (error) return InvalidArgument(fmt::format("files cannot be kept in {}: {}", options_.folder, error.message()));
+  std::ranges::sort(found, {}, [](const FileInfo& info) { return std::pair(info.created, info.id); });
+  const std::lock_guard lock(mutex_);
+  for (FileInfo& info : found) {
+    const std::string id = info.id;
+    entries_[id] = {.info = std::move(info), .order = ++next_order_};
+  }
+  for (const std::string& id : data) {
+    // What an upload left that a kill cut off.
+    if (!fs::exists(fs::path(options_.folder) / (id + kRecord), error) && !unfinished.contains(id)) RemoveFiles(id);
+  }
+  return OkStatus();
+}
+
+Result<FileInfo> FileStore::ReadRecord(const std::string& id) const {
+  COPPICE_ASSIGN_OR_RETURN(const json value, ReadJsonFile((fs::path(options_.folder) / (id + kRecord)).string()));
+  RecordReader record(value);
+  FileInfo info = {.id = id};
+  info.key = record.String("key");
+  info.filename = record.String("filename");
+  info.purpose = record.String("purpose");
+  info.bytes = record.Integer("bytes");
+  info.created = record.Integer("created");
+  info.expires = record.OptionalInteger("expires");
+  COPPICE_RETURN_IF_ERROR(record.status());
+  std::error_code error;
+  const auto size = static_cast<int64_t>(fs::file_size(PathOf(id), error));
+  if (error || size != info.bytes) return DataLoss("its data is not there, or of another size");
+  return info;
+}
+
+Status FileStore::WriteRecord(const FileInfo& info) const {
+  ordered_json record = {
+      {"key", info.key}, {"filename", info.filename}, {"purpose", info.purpose}, {"bytes", info.bytes}, {"created", info.created}};
+  if (info.expires) record["expires"] = *info.expires;
+  return ReplaceFile((fs::path(options_.folder) / (info.id + kRecord)).string(), DumpText(record) + "\n");
+}
+
+// The record first: without it, what is left is no file.
+void FileStore::RemoveFiles(const std::string& id) const {
+  std::error_code ignored;
+  for (const char* suffix : {kRecord, kData}) fs::remove(fs::path(options_.folder) / (id + suffix), ignored);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- files
+
+Result<FileInfo> FileStore::Put(FileInfo info, std::string_view data) {
+  info.id = NewId();
+  info.bytes = std::ssize(data);
+  info.created = SecondsNow();
+  {
+    const std::lock_guard lock(mutex_);
+    DropExpired();
+    const auto own = std::ranges::count_if(entries_, [&](const auto& entry) { return entry.second.info.key == info.key; });
+    if (own + arriving_[info.key] >= options_.max_per_key) {
+      return ResourceExhausted(
+          fmt::format("there are {} files already, and the server keeps {} of an API key; delete some", own, options_.max_per_key));
+    }
+    ++arriving_[info.key];
+  }
+  Status written = ReplaceFile(PathOf(info.id), data);
+  if (written.ok()) written = WriteRecord(info);
+  const std::lock_guard lock(mutex_);
+  if (const auto arriving = arriving_.find(info.key); --arriving->second == 0) arriving_.erase(arriving);
+  if (!written.ok()) {
+    RemoveFiles(info.id);
+    return written;
+  }
+  entries_[info.id] = {.info = info, .order = ++next_order_};
+  return info;
+}
+
+Status FileStore::Publish(FileInfo info) {
+  const std::string path = PathOf(info.id);
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0 || fsync(file.get()) != 0) return SystemError("write to", path);
+  info.bytes = lseek(file.get(), 0, SEEK_END);
+  info.created = SecondsNow();
+  COPPICE_RETURN_IF_ERROR(WriteRecord(info));
+  const std::lock_guard lock(mutex_);
+  const std::string id = info.id;
+  entries_[id] = {.info = std::move(info), .order = ++next_order_};
+  return OkStatus();
+}
+
+const FileStore::Entry* FileStore::Find(const std::string& key, const std::string& id) const {
+  const auto found = entries_.find(id);
+  if (found == entries_.end() || found->second.info.key != key) return nullptr;
+  const Entry& entry = found->second;
+  return entry.users == 0 && entry.info.expires && *entry.info.expires <= SecondsNow() ? nullptr : &entry;
+}
+
+std::optional<FileInfo> FileStore::Get(const std::string& key, const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  const Entry* entry = Find(key, id);
+  return entry ? std::optional(entry->info) : std::nullopt;
+}
+
+std::vector<FileInfo> FileStore::List(const std::string& key) const {
+  std::vector<const Entry*> own;
+  std::vector<FileInfo> list;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, entry] : entries_) {
+    if (const Entry* found = Find(key, id)) own.push_back(found);
+  }
+  std::ranges::sort(own, {}, &Entry::order);
+  for (const Entry* entry : own) list.push_back(entry->info);
+  return list;
+}
+
+std::shared_ptr<const BodyFile> FileStore::Open(const std::string& key, const std::string& id) const {
+  const std::optional<FileInfo> info = Get(key, id);
+  if (!info) return nullptr;
+  FileDescriptor file(open(PathOf(id).c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return nullptr;  // deleted meanwhile
+  return std::make_shared<const BodyFile>(BodyFile{.file = std::move(file), .size = info->bytes});
+}
+
+Status FileStore::Delete(const std::string& key, const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  DropExpired();
+  const Entry* entry = Find(key, id);
+  if (!entry) return NotFound("there is no such file");
+  if (entry->users > 0) return FailedPrecondition("a batch reads the file; cancel the batch, or wait for its end");
+  RemoveFiles(id);
+  entries_.erase(id);
+  return OkStatus();
+}
+
+bool FileStore::Use(const std::string& key, const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  if (!Find(key, id)) return false;
+  ++entries_[id].users;
+  return true;
+}
+
+void FileStore::Release(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = entries_.find(id); found != entries_.end() && found->second.users > 0) --found->second.users;
+}
+
+void FileStore::DropExpired() {
+  const int64_t now = SecondsNow();
+  std::erase_if(entries_, [&](const auto& entry) {
+    const auto& [id, file] = entry;
+    const bool expired = file.users == 0 && file.info.expires && *file.info.expires <= now;
+    if (expired) RemoveFiles(id);
+    return expired;
+  });
+}
+
+}  // namespace coppice::server

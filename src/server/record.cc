@@ -1,0 +1,86 @@
+#include "server/record.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "core/check.h"
+#include "core/json.h"
+
+namespace coppice::server {
+namespace {
+
+constexpr size_t kNameDigits = 32;
+constexpr int64_t kLargest = int64_t{1} << 53;  // what any reader of JSON holds
+
+}  // namespace
+
+std::string RandomName() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+bool IsNamed(std::string_view name, std::string_view begin) {
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return name.size() == begin.size() + kNameDigits && name.starts_with(begin) &&
+         std::ranges::all_of(name.substr(begin.size()), is_digit);
+}
+
+int64_t SecondsNow() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string DumpText(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+Result<nlohmann::json> ReadJsonFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file) return NotFound("cannot read " + path);
+  return ParseJson(text);
+}
+
+const nlohmann::json* RecordReader::Find(const char* name) {
+  if (!record_.is_object()) {
+    if (status_.ok()) status_ = InvalidArgument("it is no record");
+    return nullptr;
+  }
+  const auto found = record_.find(name);
+  return found == record_.end() ? nullptr : &*found;
+}
+
+void RecordReader::Fail(const char* name) {
+  if (status_.ok()) status_ = InvalidArgument(fmt::format("it is no record: {} is missing or of another type", name));
+}
+
+std::string RecordReader::String(const char* name) {
+  const nlohmann::json* value = Find(name);
+  if (value && value->is_string()) return value->get<std::string>();
+  Fail(name);
+  return {};
+}
+
+int64_t RecordReader::Integer(const char* name) {
+  const std::optional<int64_t> value = OptionalInteger(name);
+  if (!value) Fail(name);
+  return value.value_or(0);
+}
+
+std::optional<int64_t> RecordReader::OptionalInteger(const char* name) {
+  const nlohmann::json* value = Find(name);
+  if (!value) return std::nullopt;
+  if (value->is_number_integer()) {
+    const int64_t number =
+        value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(kLargest) ? -1 : value->get<int64_t>();
+    if (number >= 0 && number <= kLargest) return number;
+  }
+  Fail(name);
+  return std::nullopt;
+}
+
+}  // namespace coppice::server
