@@ -37,6 +37,7 @@ struct ServeOptions {
   std::vector<std::string> host_names;
   int32_t max_per_key = 0, max_prefixes = 64, max_priority = 0, max_files = 500, batch_active = 0;
   int64_t max_file_bytes = int64_t{200} << 20, max_batch_requests = 50'000;
+  server::TokenLimit token_limit;
   double request_timeout = 0, drain_seconds = 60;
   bool allow_public = false, log_json = false, null = false;
 };
@@ -116,6 +117,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
   service_options.host_names = options.host_names;
   service_options.max_active_per_key = options.max_per_key;
+  service_options.token_limit = options.token_limit;
   service_options.max_priority = options.max_priority;
   service_options.max_prompts = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
@@ -166,8 +168,10 @@ Command AddServeCommand(CLI::App& app) {
       ->envname("COPPICE_PORT")
       ->capture_default_str();
   command
-      ->add_option("--api-keys", options->api_keys,
-                   "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum")
+      ->add_option(
+          "--api-keys", options->api_keys,
+          "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum. Behind it "
+          "perhaps tokens_per_request=N tokens_per_minute=N")
       ->envname("COPPICE_API_KEYS")
       ->check(NotEmpty());
   command
@@ -188,6 +192,18 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option("--max-per-key", options->max_per_key, "Requests of one API key at the same moment; more get 429. 0: no limit")
       ->envname("COPPICE_MAX_PER_KEY")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--tokens-per-request", options->token_limit.per_request,
+                   "Tokens of prompt and output that one request may use; more get 400. 0: no limit")
+      ->envname("COPPICE_TOKENS_PER_REQUEST")
+      ->check(CLI::Range(int64_t{0}, server::kMostTokens))
+      ->capture_default_str();
+  command
+      ->add_option("--tokens-per-minute", options->token_limit.per_minute,
+                   "Tokens of prompts and output that one API key may use in a minute; more get 429. 0: no limit")
+      ->envname("COPPICE_TOKENS_PER_MINUTE")
+      ->check(CLI::Range(int64_t{0}, server::kMostTokens))
       ->capture_default_str();
   command->add_option("--max-priority", options->max_priority, "Highest \"priority\" that a request may have")
       ->envname("COPPICE_MAX_PRIORITY")

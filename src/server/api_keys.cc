@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -18,7 +18,17 @@
 namespace coppice::server {
 namespace {
 
-constexpr std::string_view kExpected = "expected \"name sha256\", the hash as 64 hex digits: printf %s KEY | sha256sum";
+constexpr std::string_view kExpected =
+    "expected \"name sha256\", the hash as 64 hex digits: printf %s KEY | sha256sum; then perhaps tokens_per_request=N and "
+    "tokens_per_minute=N";
+
+// The next word of `*line`, which is taken off; empty: there is none.
+std::string_view TakeWord(std::string_view* line) {
+  line->remove_prefix(std::min(line->find_first_not_of(' '), line->size()));
+  const std::string_view word = line->substr(0, line->find(' '));
+  line->remove_prefix(word.size());
+  return word;
+}
 
 std::optional<int> HexDigit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -42,6 +52,32 @@ Result<ApiKeys> ApiKeys::Read(const std::string& path) {
   return Parse(text, path);
 }
 
+std::optional<ApiKeys::Key> ApiKeys::ParseLine(std::string_view line) {
+  if (line.starts_with(' ')) return std::nullopt;
+  Key key;
+  key.name = TakeWord(&line);
+  const std::string_view hex = TakeWord(&line);
+  if (hex.size() != 2 * key.hash.size()) return std::nullopt;
+  for (size_t i = 0; i < key.hash.size(); ++i) {
+    const std::optional<int> high = HexDigit(hex[2 * i]), low = HexDigit(hex[2 * i + 1]);
+    if (!high || !low) return std::nullopt;
+    key.hash[i] = static_cast<std::byte>(*high * 16 + *low);
+  }
+  for (std::string_view word = TakeWord(&line); !word.empty(); word = TakeWord(&line)) {
+    const size_t equals = std::min(word.find('='), word.size());
+    const std::string_view name = word.substr(0, equals), number = word.substr(std::min(equals + 1, word.size()));
+    std::optional<int64_t>* const limit = name == "tokens_per_request"  ? &key.tokens_per_request
+                                          : name == "tokens_per_minute" ? &key.tokens_per_minute
+                                                                        : nullptr;
+    int64_t tokens = -1;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), tokens);
+    const bool whole = error == std::errc() && end == number.data() + number.size();
+    if (!limit || *limit || !whole || tokens < 0 || tokens > kMostTokens) return std::nullopt;
+    *limit = tokens;
+  }
+  return key;
+}
+
 Result<ApiKeys> ApiKeys::Parse(std::string_view text, std::string_view path) {
   ApiKeys keys;
   for (int line_number = 1; !text.empty(); ++line_number) {
@@ -49,25 +85,24 @@ Result<ApiKeys> ApiKeys::Parse(std::string_view text, std::string_view path) {
     text.remove_prefix(std::min(text.size(), line.size() + 1));
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || line.starts_with('#')) continue;
-    const size_t space = line.find(' ');
-    const std::string_view name = line.substr(0, space);
-    std::string_view hex = space == line.npos ? std::string_view() : line.substr(space + 1);
-    hex.remove_prefix(std::min(hex.find_first_not_of(' '), hex.size()));
-    Key key{.name = std::string(name)};
-    bool valid = !name.empty() && hex.size() == 2 * key.hash.size();
-    for (size_t i = 0; valid && i < key.hash.size(); ++i) {
-      const std::optional<int> high = HexDigit(hex[2 * i]), low = HexDigit(hex[2 * i + 1]);
-      valid = high && low;
-      if (valid) key.hash[i] = static_cast<std::byte>(*high * 16 + *low);
-    }
-    if (!valid) return InvalidArgument(fmt::format("{} line {}: {}", path, line_number, kExpected));  // the line may hold a key
-    const auto same_name = [&](const Key& other) { return other.name == key.name; };
+    std::optional<Key> key = ParseLine(line);
+    if (!key) return InvalidArgument(fmt::format("{} line {}: {}", path, line_number, kExpected));  // the line may hold a key
+    const auto same_name = [&](const Key& other) { return other.name == key->name; };
     if (std::ranges::any_of(keys.keys_, same_name))
-      return InvalidArgument(fmt::format("{} line {}: a second key named {}", path, line_number, Quoted(key.name)));
-    keys.keys_.push_back(std::move(key));
+      return InvalidArgument(fmt::format("{} line {}: a second key named {}", path, line_number, Quoted(key->name)));
+    keys.keys_.push_back(*std::move(key));
   }
   if (keys.keys_.empty()) return InvalidArgument(fmt::format("{} holds no key; {}", path, kExpected));
   return keys;
+}
+
+std::map<std::string, TokenLimit> ApiKeys::TokenLimitsOr(const TokenLimit& others) const {
+  std::map<std::string, TokenLimit> limits;
+  for (const Key& key : keys_) {
+    limits[key.name] = {.per_request = key.tokens_per_request.value_or(others.per_request),
+                        .per_minute = key.tokens_per_minute.value_or(others.per_minute)};
+  }
+  return limits;
 }
 
 const std::string* ApiKeys::Find(std::string_view authorization) const {

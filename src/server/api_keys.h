@@ -1,21 +1,26 @@
-// Who may use the server: named keys, kept as hashes. Layer: server.
+// Who may use the server: named keys, kept as hashes, and their limits. Layer: server.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "coppice/core/status.h"
+#include "server/token_limits.h"
 
 namespace coppice::server {
 
 // Immutable once created: thread-safe.
 class ApiKeys {
  public:
-  // A file of lines "name sha256", where sha256 is 64 hex digits, the hash of the key's bytes: `printf %s KEY | sha256sum`. Empty
-  // lines and those that begin with # are skipped. INVALID_ARGUMENT names the line; an empty file is one too.
+  // A file of lines "name sha256", where sha256 is 64 hex digits, the hash of the key's bytes: `printf %s KEY | sha256sum`. Behind
+  // it there may be tokens_per_request=N and tokens_per_minute=N, 0 for no limit. Empty lines and those that begin with # are
+  // skipped. INVALID_ARGUMENT names the line; an empty file is one too.
   static Result<ApiKeys> Read(const std::string& path);
   static Result<ApiKeys> Parse(std::string_view text, std::string_view path);
 
@@ -23,13 +28,19 @@ class ApiKeys {
   // whichever key it is and however much of one it has right.
   const std::string* Find(std::string_view authorization) const;
 
+  // By name: the limits that the file gives, and of `others` those that it leaves out.
+  std::map<std::string, TokenLimit> TokenLimitsOr(const TokenLimit& others) const;
+
  private:
   using Hash = std::array<std::byte, 32>;
   struct Key {
     std::string name;
     Hash hash;
+    std::optional<int64_t> tokens_per_request, tokens_per_minute;
   };
   static Hash HashOf(std::string_view key);
+  // The key of a line; nothing if it is none.
+  static std::optional<Key> ParseLine(std::string_view line);
 
   std::vector<Key> keys_;
 };

@@ -31,6 +31,21 @@ TEST(ApiKeys, NamesOfKeys) {
     EXPECT_EQ(name(header), "nobody") << header;
 }
 
+TEST(ApiKeys, LimitsOfKeys) {
+  const Result<ApiKeys> keys = ApiKeys::Parse(
+      "a " + kSesame + " tokens_per_minute=500\nb " + kSecret + "  tokens_per_minute=0 tokens_per_request=7 ", "keys");
+  ASSERT_TRUE(keys.ok()) << keys.status().message();
+  auto limits = keys->TokenLimitsOr({.per_request = 10, .per_minute = 100});
+  EXPECT_EQ(limits["a"].per_request, 10);
+  EXPECT_EQ(limits["a"].per_minute, 500);
+  EXPECT_EQ(limits["b"].per_request, 7);
+  EXPECT_EQ(limits["b"].per_minute, 0);
+  for (const char* wrong : {"tokens_per_minute", "tokens_per_minute=", "tokens_per_minute=-1", "tokens_per_minute=1e3", "tokens=1",
+                            "tokens_per_minute=1 tokens_per_minute=1", "tokens_per_minute=99999999999999999999", "=1",
+                            "tokens_per_request=1000000000001"})
+    EXPECT_THAT(ApiKeys::Parse("a " + kSesame + " " + wrong, "k").status().message(), HasSubstr("k line 1")) << wrong;
+}
+
 TEST(ApiKeys, WhatIsWrongIsNamedByLineAndNeverShown) {
   const std::vector<std::string> lines = {"alice secret-in-clear",       "alice", "alice " + kSesame + "0", " " + kSesame,
                                           "alice g" + kSesame.substr(1), kSesame};

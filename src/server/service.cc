@@ -61,6 +61,7 @@ struct Service::Call {
   std::string key;                  // name of the API key; empty without keys
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
+  int64_t taken_tokens = 0;  // of its key's limit
 };
 
 // Parses the body and frees its text: the call may last for long.
@@ -160,7 +161,9 @@ Service::Service(Engine* engine, ServiceOptions options)
       prefixes_(engine, options_.prefixes),
       files_(options_.files),
       batches_(ContextOfBatches(), options_.batches.store),
-      batch_routes_(&files_, &batches_) {}
+      batch_routes_(&files_, &batches_),
+      token_limits_(options_.token_limit,
+                    options_.keys ? options_.keys->TokenLimitsOr(options_.token_limit) : std::map<std::string, TokenLimit>()) {}
 
 void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {
   const auto call = std::make_shared<Call>(Call{.request = std::move(request), .responder = std::move(responder)});
@@ -342,6 +345,63 @@ HttpResponse Service::TooManyOfKey() const {
                                    options_.max_active_per_key));
 }
 
+HttpResponse Service::TooManyTokens(const std::string& key, int64_t tokens) const {
+  const TokenLimit& limit = token_limits_.Of(key);
+  const bool by_request = limit.per_request > 0 && tokens > limit.per_request;
+  return ErrorResponse(
+      400, fmt::format("the prompt and the output that is asked for have {} tokens, and this API key may use {} in a {} "
+                       "(tokens_per_{}); shorten the prompt, or ask for less output",
+                       tokens, by_request ? limit.per_request : limit.per_minute, by_request ? "request" : "minute",
+                       by_request ? "request" : "minute"));
+}
+
+bool Service::Admit(const std::shared_ptr<Call>& call, int64_t tokens) {
+  const int64_t most = token_limits_.MostOfRequest(call->key);
+  if (most > 0 && tokens > most) {
+    Answer(call, TooManyTokens(call->key, tokens));
+    return false;
+  }
+  if (!Enter(call->key)) {
+    Answer(call, TooManyOfKey());
+    return false;
+  }
+  const TokenLimits::Taken taken = token_limits_.Take(call->key, tokens);
+  if (taken.ok) {
+    call->taken_tokens = tokens;
+    return true;
+  }
+  Leave(call->key);
+  Answer(call, ErrorResponse(429,
+                             fmt::format("this request may use {} tokens, and of the {} a minute that this API key may use "
+                                         "(tokens_per_minute) {} are left; send it again in {} s",
+                                         tokens, token_limits_.Of(call->key).per_minute, taken.left, taken.wait_seconds),
+                             {}, taken.wait_seconds));
+  return false;
+}
+
+void Service::Leave(const Call& call, int64_t used_tokens) {
+  token_limits_.GiveBack(call.key, call.taken_tokens - used_tokens);
+  Leave(call.key);
+}
+
+int64_t Service::BoundTokens(const std::string& key, std::vector<openai::OpenAiRequest>* prompts) const {
+  int64_t prompt_tokens = 0, samples = 0;
+  for (const openai::OpenAiRequest& prompt : *prompts) {
+    prompt_tokens += static_cast<int64_t>(prompt.request.prompt_ids.size());
+    samples += std::max(1, prompt.request.n);  // the engine refuses others
+  }
+  const int64_t most = token_limits_.MostOfRequest(key);
+  int64_t tokens = prompt_tokens;
+  for (openai::OpenAiRequest& prompt : *prompts) {
+    Request& request = prompt.request;
+    if (most > 0 && !prompt.max_tokens)
+      request.max_tokens = static_cast<int32_t>(std::clamp<int64_t>((most - prompt_tokens) / samples, 1, request.max_tokens));
+    const int64_t room = options_.max_context - static_cast<int64_t>(request.prompt_ids.size());
+    tokens += std::max<int64_t>(0, std::min<int64_t>(request.max_tokens, room)) * std::max(1, request.n);
+  }
+  return tokens;
+}
+
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
   const std::string text = std::exchange(call->request.body, {});  // freed at the end: the call may last for long
@@ -369,7 +429,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
     if (const Status allowed = Complete(call->key, &prompt.request); !allowed.ok())
       return Answer(call, ErrorResponse(allowed, "priority"));
   }
-  if (!Enter(call->key)) return Answer(call, TooManyOfKey());
+  if (!Admit(call, BoundTokens(call->key, &*prompts))) return;
   GenerationCall::Start({.engine = &engine_,
                          .prompts = *std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
@@ -381,7 +441,8 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
                            metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
                            metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
                            Log(*call, outcome.status);
-                           Leave(call->key);
+                           const bool ran = outcome.status != 400 && outcome.status != 429;  // else the engine refused it
+                           Leave(*call, ran ? outcome.usage.prompt + outcome.usage.completion : 0);
                          }});
 }
 
@@ -417,10 +478,10 @@ void Service::Score(const std::shared_ptr<Call>& call) {
   }
   if (const Status allowed = Complete(call->key, &parsed->request); !allowed.ok())
     return Answer(call, ErrorResponse(allowed, "priority"));
-  if (!Enter(call->key)) return Answer(call, TooManyOfKey());
+  if (!Admit(call, parsed->usage.prompt)) return;
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
   const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](const openai::ScoreCall::Outcome& outcome) {
-    Leave(call->key);
+    Leave(*call, outcome.refused ? 0 : outcome.usage.prompt);
     AnswerScore(call, *request, outcome);
   });
   call->responder->WhenGone([weak = std::weak_ptr(score)] {
@@ -457,9 +518,9 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   Result<std::vector<int32_t>> ids = parser_.EncodePrefix(*prefix);
   if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), field));
   prefix->token_ids = *std::move(ids);
-  if (!Enter(call->key)) return Answer(call, TooManyOfKey());
+  if (!Admit(call, static_cast<int64_t>(prefix->token_ids.size()))) return;
   prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const Result<PrefixStore::Info>& made, int32_t cached) {
-    Leave(call->key);
+    Leave(*call, made.ok() ? call->taken_tokens : 0);
     if (made.ok()) {
       call->usage = {.prompt = static_cast<int64_t>(made->prefix->token_ids.size()), .cached = cached};
       metrics_.CountTokens(call->key, call->usage.prompt, cached, 0);

@@ -24,6 +24,7 @@
 #include "server/http.h"
 #include "server/prefix_store.h"
 #include "server/server_metrics.h"
+#include "server/token_limits.h"
 
 namespace coppice::server {
 
@@ -41,6 +42,7 @@ struct ServiceOptions {
   int32_t max_prompts = 0;         // of one request; 0: no limit of the server's own
   int32_t max_active_per_key = 0;  // requests of one API key that are not answered yet; more get 429. 0: no limit
   std::optional<ApiKeys> keys;     // none: everybody may ask
+  TokenLimit token_limit;          // of a key that has none of its own; without keys, of all requests together
   PrefixStoreOptions prefixes;
   FileStoreOptions files;
   BatchLimits batches;
@@ -107,7 +109,13 @@ class Service {
   // Counts a generation as active; false where its key has too many.
   bool Enter(const std::string& key);
   HttpResponse TooManyOfKey() const;
+  HttpResponse TooManyTokens(const std::string& key, int64_t tokens) const;
   void Leave(const std::string& key);
+  // Enter, and `tokens` of what the key may use, which Leave with what was used gives back; else answers 400 or 429.
+  bool Admit(const std::shared_ptr<Call>& call, int64_t tokens);
+  void Leave(const Call& call, int64_t used_tokens);
+  // Tokens that the prompts may use together. Where they name no number of output tokens, it is lowered to what the key may have.
+  int64_t BoundTokens(const std::string& key, std::vector<openai::OpenAiRequest>* prompts) const;
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   void AnswerScore(const std::shared_ptr<Call>& call, const openai::ScoreRequest& request,
                    const openai::ScoreCall::Outcome& outcome);
@@ -128,6 +136,7 @@ class Service {
   const int64_t created_;  // seconds since 1970
   mutable ServerMetrics metrics_;
   PrefixStore prefixes_;
+  TokenLimits token_limits_;
   std::atomic<bool> draining_{false};
   std::atomic<int64_t> active_{0};
   std::mutex keys_mutex_;

@@ -305,6 +305,80 @@ TEST_F(KeysTest, PriorityComesBeforeTurns) {
   EXPECT_EQ(Fill("a", 1, {{"priority", 1}})->body()["error"]["param"], "priority");  // it would come before other keys'
 }
 
+class TokenLimitsTest : public ServiceTest {
+ protected:
+  // printf %s a | sha256sum, and of b
+  TokenLimitsTest()
+      : ServiceTest(
+            {.keys = ApiKeys::Parse("alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
+                                    "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d tokens_per_minute=0",
+                                    "k")
+                         .value(),
+             .token_limit = {.per_request = 20, .per_minute = 50}}) {}
+
+  std::shared_ptr<FakeResponder> Send(const std::string& key, const json& body, const std::string& path = "/v1/completions") {
+    return Ask({.method = path.starts_with("/v1/prefixes") ? "PUT" : "POST",
+                .path = path,
+                .body = body.dump(),
+                .authorization = "Bearer " + key,
+                .content_type = "application/json"});
+  }
+  static std::string RetryAfter(const FakeResponder& answer) {
+    for (const auto& [name, value] : answer.response.value().headers) {
+      if (name == "retry-after") return value;
+    }
+    return "none";
+  }
+};
+
+TEST_F(TokenLimitsTest, OfARequest) {
+  EXPECT_EQ(Send("a", {{"prompt", {1, 2, 3, 4}}, {"max_tokens", 16}})->response, std::nullopt);
+  const auto refused = Send("a", {{"prompt", {1, 2, 3, 4}}, {"max_tokens", 9}, {"n", 2}});
+  ASSERT_EQ(refused->response.value().status, 400);
+  EXPECT_THAT(refused->body()["error"]["message"].get<std::string>(),
+              HasSubstr("22 tokens, and this API key may use 20 in a request"));
+  EXPECT_EQ(Send("b", {{"prompt", {1, 2, 3, 4}}, {"max_tokens", 17}})->response.value().status, 400);
+  const auto score = Send("b", {{"prompt", std::vector<int32_t>(18, 1)}, {"continuations", {{1, 2}, {3}}}}, "/v1/score");
+  EXPECT_EQ(score->response.value().status, 400);
+  EXPECT_EQ(Send("b", {{"prompt", std::vector<int32_t>(21, 1)}}, "/v1/prefixes/p")->response.value().status, 400);
+  harness_.RunToEnd();
+  EXPECT_EQ(service_.active(), 0);
+}
+
+TEST_F(TokenLimitsTest, OutputThatIsNotAskedForIsWhatTheLimitLeaves) {
+  const auto answer = Send("a", {{"prompt", {1, 2, 3, 4, 5, 6}}, {"n", 2}, {"ignore_eos", true}});  // 16 tokens each by default
+  harness_.RunToEnd();
+  ASSERT_EQ(answer->response.value().status, 200) << answer->response->body;
+  EXPECT_EQ(answer->body()["usage"]["completion_tokens"], 14);
+  EXPECT_EQ(answer->body()["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(TokenLimitsTest, OfAMinute) {
+  const json body = {{"prompt", {1, 2, 3, 4, 5}}, {"max_tokens", 15}, {"ignore_eos", true}};
+  const auto first = Send("a", body), second = Send("a", body), third = Send("a", body);
+  ASSERT_EQ(third->response.value().status, 429);
+  EXPECT_THAT(third->body()["error"]["message"].get<std::string>(), HasSubstr("of the 50 a minute that this API key may use"));
+  EXPECT_EQ(third->body()["error"]["type"], "rate_limit_error");
+  EXPECT_EQ(RetryAfter(*third), "12");  // of 20 tokens 10 are there, and a minute brings 50
+  harness_.RunToEnd();
+  const auto other = Send("b", body);  // its key has no limit
+  harness_.RunToEnd();
+  for (const auto& answer : {first, second, other}) EXPECT_EQ(answer->response.value().status, 200);
+  EXPECT_EQ(Send("a", body)->response.value().status, 429) << "what was used stays used";
+  EXPECT_EQ(service_.active(), 0);
+}
+
+TEST_F(TokenLimitsTest, WhatIsNotUsedIsGivenBack) {
+  for (int i = 0; i < 6; ++i) {  // 20 tokens each
+    const auto answer = Send("a", {{"prompt", {1, 2, 3, 4, 5}}, {"max_tokens", 15}});
+    ASSERT_FALSE(answer->response) << answer->response->body;
+    answer->when_gone();  // before a token
+    harness_.RunToEnd();
+    const auto refused = Send("a", {{"prompt", {1, 2, 3}}, {"max_tokens", 8}, {"temperature", -1}});
+    EXPECT_EQ(refused->response.value().status, 400);
+  }
+}
+
 class LocalServiceTest : public ServiceTest {
  protected:
   LocalServiceTest() : ServiceTest({.only_local_hosts = true, .host_names = {"models.example.org"}}) {}
