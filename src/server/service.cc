@@ -150,6 +150,7 @@ const Service::Route Service::kRoutes[] = {
     {"GET", kBatchPath, &Service::FilesAndBatches},
     {"POST", kCancelPath, &Service::FilesAndBatches, /*open=*/false, Body::kNone},
     {"POST", "/tokenize", &Service::Tokenize},
+    {"GET", "/tokenizer_info", &Service::TokenizerInfo},
     {"POST", "/detokenize", &Service::Detokenize},
 };
 
@@ -159,11 +160,11 @@ Service::Service(Engine* engine, ServiceOptions options)
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
       created_(Now()),
       prefixes_(engine, options_.prefixes),
+      token_limits_(options_.token_limit,
+                    options_.keys ? options_.keys->TokenLimitsOr(options_.token_limit) : std::map<std::string, TokenLimit>()),
       files_(options_.files),
       batches_(ContextOfBatches(), options_.batches.store),
-      batch_routes_(&files_, &batches_),
-      token_limits_(options_.token_limit,
-                    options_.keys ? options_.keys->TokenLimitsOr(options_.token_limit) : std::map<std::string, TokenLimit>()) {}
+      batch_routes_(&files_, &batches_) {}
 
 void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {
   const auto call = std::make_shared<Call>(Call{.request = std::move(request), .responder = std::move(responder)});
@@ -595,6 +596,22 @@ void Service::Tokenize(const std::shared_ptr<Call>& call) {
       tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
   if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
   Answer(call, {.body = Dump({{"count", ids->size()}, {"max_model_len", options_.max_context}, {"tokens", *ids}})});
+}
+
+void Service::TokenizerInfo(const std::shared_ptr<Call>& call) {
+  const Tokenizer* tokenizer = engine_.tokenizer();
+  if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
+  const Tokenizer::Info& info = tokenizer->info();
+  const auto text = [&](int32_t id) {
+    return id < 0 ? ordered_json() : ordered_json(tokenizer->TokenBytes(id, /*keep_special=*/true));
+  };
+  const ordered_json chat_template = info.chat_template.empty() ? ordered_json() : ordered_json(info.chat_template);
+  Answer(call, {.body = Dump({{"bos_token", text(info.bos_id)},
+                              {"eos_token", text(info.eos_ids.empty() ? -1 : info.eos_ids.front())},
+                              {"add_bos_token", info.add_bos},
+                              {"add_eos_token", info.add_eos},
+                              {"chat_template", chat_template},
+                              {"model_max_length", options_.max_context}})});
 }
 
 void Service::Detokenize(const std::shared_ptr<Call>& call) {

@@ -104,6 +104,7 @@ class Service {
   void ListPrefixes(const std::shared_ptr<Call>& call);
   void FilesAndBatches(const std::shared_ptr<Call>& call);
   void Tokenize(const std::shared_ptr<Call>& call);
+  void TokenizerInfo(const std::shared_ptr<Call>& call);
   void Detokenize(const std::shared_ptr<Call>& call);
 
   // Counts a generation as active; false where its key has too many.

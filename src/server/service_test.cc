@@ -87,6 +87,12 @@ TEST_F(ServiceTest, RoutesThatThereAre) {
   EXPECT_EQ(Get("/v1/models")->body()["data"][0]["id"], "fake");
   EXPECT_EQ(Get("/v1/models/fake")->body()["object"], "model");
   EXPECT_EQ(Get("/v1/models/other")->response->status, 404);
+  EXPECT_EQ(Get("/tokenizer_info")->body(), json({{"bos_token", nullptr},
+                                                  {"eos_token", nullptr},
+                                                  {"add_bos_token", false},
+                                                  {"add_eos_token", false},
+                                                  {"chat_template", nullptr},
+                                                  {"model_max_length", kContext}}));
   const json description = Get("/openapi.json")->body();
   for (const char* path : {"/health", "/v1/models/{model}", "/v1/chat/completions", "/tokenize"})
     EXPECT_TRUE(description["paths"].contains(path)) << path;
