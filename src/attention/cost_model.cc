@@ -7,12 +7,6 @@
 #include "core/check.h"
 
 namespace coppice::attention {
-namespace {
-
-constexpr int64_t kShortestStreamPiece = 256;
-
-}  // namespace
-
 CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, const MachineModel& machine) {
   COPPICE_CHECK(machine.read_bytes_per_s > 0 && machine.cache_bytes_per_s > 0 && machine.dense_flops_per_s > 0 &&
                 machine.stream_flops_per_s > 0 && machine.state_bytes_per_s > 0);
@@ -72,7 +66,7 @@ int64_t CostModel::ComputedTokens(int64_t rows, int64_t tokens) const {
 }
 
 int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
-  return std::max(kShortestStreamPiece, shape.stream_tokens * kv_heads_ / (int64_t{2} * workers_ * lanes_));
+  return std::max<int64_t>(kMinStreamPiece, shape.stream_tokens * kv_heads_ / (int64_t{2} * workers_ * lanes_));
 }
 
 // n pieces take tokens / n to read and n to fold: least together at the root of their ratio.

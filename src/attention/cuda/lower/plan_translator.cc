@@ -16,7 +16,8 @@ namespace coppice::attention::cuda {
 namespace {
 
 constexpr int64_t kHeadTasksPerWarp = 3;  // left when kv heads are put together
-constexpr int64_t kHeadTaskTokens = 128;  // most, of all kv heads put together (tree 4: 0.147 ms; 256: 0.163)
+// Most, of all kv heads put together: half or twice as many made short items slower (docs/kernels/hopper.md, the log).
+constexpr int64_t kHeadTaskTokens = 4 * kStreamStepTokens;
 
 }  // namespace
 
