@@ -78,7 +78,7 @@ Result<PulledModel> PullRepository(HttpClient& client, const PullOptions& option
   std::vector<std::string> fetched;
   for (const RepositoryFile& file : files) {
     if (IsFile(folder / file.name, file.check)) continue;
-    COPPICE_RETURN_IF_ERROR(MakeFolder(staging));
+    COPPICE_RETURN_IF_ERROR(MakeFolder((staging / file.name).parent_path()));
     fetched.push_back(file.name);
     if (IsFile(staging / file.name, file.check)) continue;
     COPPICE_RETURN_IF_ERROR(Download(
@@ -86,8 +86,8 @@ Result<PulledModel> PullRepository(HttpClient& client, const PullOptions& option
   }
   std::error_code error;
   if (!fetched.empty()) {
-    COPPICE_RETURN_IF_ERROR(MakeFolder(folder));
     for (const std::string& name : fetched) {
+      COPPICE_RETURN_IF_ERROR(MakeFolder((folder / name).parent_path()));
       fs::rename(staging / name, folder / name, error);
       if (error) return NotFound(fmt::format("cannot move {} to {}: {}", name, folder.string(), error.message()));
     }

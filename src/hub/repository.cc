@@ -14,7 +14,8 @@ namespace coppice::hub {
 namespace {
 
 // What the reader of folders looks at, beside the weights.
-constexpr std::array<std::string_view, 10> kCompanions = {"config.json",
+constexpr std::string_view kToolTemplate = "additional_chat_templates/tool_use.jinja";
+constexpr std::array<std::string_view, 11> kCompanions = {"config.json",
                                                           "generation_config.json",
                                                           "tokenizer.json",
                                                           "tokenizer_config.json",
@@ -23,7 +24,8 @@ constexpr std::array<std::string_view, 10> kCompanions = {"config.json",
                                                           "model.safetensors.index.json",
                                                           "vocab.json",
                                                           "merges.txt",
-                                                          "chat_template.jinja"};
+                                                          "chat_template.jinja",
+                                                          kToolTemplate};
 
 // One step of a path on disk and of an address, and nothing else.
 bool IsPlainName(std::string_view name) {
@@ -115,7 +117,7 @@ Result<std::vector<RepositoryFile>> ListModelFiles(HttpClient& client, const std
   std::vector<RepositoryFile> files;
   for (const nlohmann::json& sibling : ListIn(info, "siblings")) {
     RepositoryFile file = FileOf(sibling, fmt::format("{}/{}/resolve/{}/", hub, path, commit));
-    if (IsPlainName(file.name)) files.push_back(std::move(file));
+    if (IsPlainName(file.name) || file.name == kToolTemplate) files.push_back(std::move(file));
   }
   COPPICE_ASSIGN_OR_RETURN(files, Choose(std::move(files), repository));
   for (const RepositoryFile& file : files) {

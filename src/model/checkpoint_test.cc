@@ -183,6 +183,20 @@ TEST(CheckpointTest, FolderWithTokenizer) {
   EXPECT_THAT(data.tokens, ::testing::ElementsAre("a", "b", "ab", "<e>"));
   EXPECT_THAT(data.eos_ids, ::testing::ElementsAre(2, 3));
   EXPECT_EQ(data.chat_template, "{{ messages }}");
+  EXPECT_EQ(data.tool_chat_template, "");
+
+  folder.Write("tokenizer_config.json",
+               R"({"chat_template": [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "old tools"}]})");
+  const auto templates = [&] {
+    const TokenizerData found = Checkpoint::Open(folder.path()).value()->tokenizer().value();
+    return std::pair(found.chat_template, found.tool_chat_template);
+  };
+  EXPECT_EQ(templates(), std::pair(std::string("{{ messages }}"), std::string())) << "files replace what the config has";
+  std::filesystem::create_directory(folder.path() + "/additional_chat_templates");
+  folder.Write("additional_chat_templates/tool_use.jinja", "{{ tools }}");
+  EXPECT_EQ(templates(), std::pair(std::string("{{ messages }}"), std::string("{{ tools }}")));
+  std::filesystem::remove(folder.path() + "/chat_template.jinja");
+  EXPECT_EQ(templates(), std::pair(std::string("old"), std::string("{{ tools }}")));
 
   folder.Write("tokenizer.json", "{");
   const auto unreadable = Checkpoint::Open(folder.path());  // runs on token ids, and says why on nothing else

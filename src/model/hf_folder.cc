@@ -92,6 +92,18 @@ Result<TokenizerData> ReadSentencePiece(const std::string& file, const std::stri
   return data;
 }
 
+// Newer folders keep templates in files of their own, which replace those of tokenizer_config.json, as transformers has it.
+Status ReadChatTemplates(const std::string& path, TokenizerData* data) {
+  COPPICE_ASSIGN_OR_RETURN(TextFile chat, ReadOptionalText(path + "/chat_template.jinja"));
+  COPPICE_ASSIGN_OR_RETURN(TextFile tool_use, ReadOptionalText(path + "/additional_chat_templates/tool_use.jinja"));
+  if (!chat.text.empty()) {
+    data->chat_template = std::move(chat.text);
+    data->tool_chat_template.clear();
+  }
+  if (!tool_use.text.empty()) data->tool_chat_template = std::move(tool_use.text);
+  return OkStatus();
+}
+
 // The tokenizer. Ids that config.json and generation_config.json state count too.
 Result<TokenizerData> ReadTokenizer(const std::string& path, ModelConfig& config) {
   const bool is_json = Exists(path + "/tokenizer.json");
@@ -112,10 +124,7 @@ Result<TokenizerData> ReadTokenizer(const std::string& path, ModelConfig& config
   for (const int32_t id : config.eos_token_ids) {
     if (known.insert(id).second) data.eos_ids.push_back(id);
   }
-  if (data.chat_template.empty()) {  // newer folders keep it in a file of its own
-    COPPICE_ASSIGN_OR_RETURN(TextFile chat_template, ReadOptionalText(path + "/chat_template.jinja"));
-    data.chat_template = std::move(chat_template.text);
-  }
+  COPPICE_RETURN_IF_ERROR(ReadChatTemplates(path, &data));
   config.bos_token_id = data.bos_id;
   config.eos_token_ids = data.eos_ids;
   return parsed;

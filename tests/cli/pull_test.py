@@ -152,6 +152,15 @@ class RepositoryTest(PullCase):
         self.assertEqual(self.pull("me/tiny").returncode, 0)
         self.assertEqual([path.rpartition("/")[2] for path, _, _ in self.fetched()[before:]], ["config.json"])
 
+    def test_the_template_for_tools_comes_in_its_folder(self):
+        name = "additional_chat_templates/tool_use.jinja"
+        self.server.add_repository("me/tiny", {**FILES, name: b"{{ tools }}", "additional_chat_templates/../../x": b"", "other/tool_use.jinja": b""})
+        done = self.pull("me/tiny")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.content("me/tiny", name), b"{{ tools }}")
+        self.assertEqual(sorted(os.listdir(os.path.join(self.folder, "me/tiny"))), sorted([*FILES, "additional_chat_templates"]))
+        self.assertIn("was there already", self.pull("me/tiny").stderr)
+
     def test_broken_connections_are_taken_up_where_they_broke(self):
         self.server.add_repository("me/tiny", FILES)
         weights = FILES["model.safetensors"]
