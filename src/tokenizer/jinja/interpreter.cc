@@ -75,7 +75,9 @@ Value Interpreter::CallMacro(const Function& function, const Arguments& argument
   if (arguments.positional.size() > macro.parameters.size())
     Fail("macro '" + macro.name + "' takes not more than " + std::to_string(macro.parameters.size()) + " arguments");
   for (const auto& [name, value] : arguments.named) {
-    const auto is_it = [&](const auto& parameter) { return parameter.first == name; };
+    const auto is_it = [&wanted = name](const auto& parameter) {
+      return parameter.first == wanted;
+    };  // clang 14 captures no binding
     if (std::none_of(macro.parameters.begin(), macro.parameters.end(), is_it))
       Fail("macro '" + macro.name + "' takes no argument '" + name + "'");
   }
