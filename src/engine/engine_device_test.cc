@@ -176,12 +176,14 @@ TEST_P(EngineDevice, RandomTracesKeepTheCacheWhole) {
 }
 
 TEST_P(EngineDevice, DeterministicModeGivesTheSameBitsWarmAndCold) {
+  // On a GPU pages of fewer than 8 tokens are another kernel's, with other bits (docs/numerics.md).
+  const auto page_sizes = std::string(GetParam()) == "cuda" ? std::array{16, 8, 64} : std::array{16, 4, 1};
   std::mt19937 random(23);
   const EngineOptions cold_options{.sharing = SharingMode::kNone, .max_running = 3, .max_context = 500, .deterministic = true};
   const TestedEngine cold = Make("llama-hd64-long", cold_options);
   for (int32_t trace = 0; trace < 6; ++trace) {
     const TestedEngine warm = Make("llama-hd64-long", {.force_sharing = random() % 2 == 0,
-                                                       .page_size = std::array{16, 4, 1}[random() % 3],
+                                                       .page_size = page_sizes[random() % 3],
                                                        .max_running = 8,
                                                        .max_batch_tokens = static_cast<int32_t>(40 + random() % 100),
                                                        .max_context = 500,

@@ -15,8 +15,8 @@ inline constexpr int kDenseWarpgroups = 2;
 inline constexpr int kStreamWarpsPerSm = kDenseWarpgroups * 4;  // what plans are cut for
 inline constexpr int kBoxTokens = 16;                           // most tokens of one bulk tensor copy: the common page size
 
-// kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kSide_: a fourth warpgroup streams tasks
-// of few rows beside the dense tiles of its CTA (side_stream.cuh).
+// kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kSide_: a fourth warpgroup streams
+// tasks of few rows beside the dense tiles of its CTA (side_stream.cuh).
 template <class Element_, int kHeadDim_, bool kDeterministic_ = false, bool kSide_ = false>
 struct Config {
   using Element = Element_;

@@ -18,7 +18,7 @@ namespace {
 constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
 constexpr int64_t kTasksOfStreamingWarp = 5;
 constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
-constexpr double kWorthSide = 0.97;      // side tiles, against none: their rates are known to 3 %
+constexpr double kWorthSide = 0.95;      // side tiles, against none: what they take is known to 5 %
 // Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
 constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
 constexpr int64_t kSimulatedTasksPerSm = 6;  // more even out by themselves
@@ -172,12 +172,11 @@ SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCos
   const double beside = stream_bytes_per_ns(rates.stream_task_beside_dense_ns);
   const double after = std::min(stream_bytes_per_ns(rates.stream_task_ns), memory / stream.memory_share / num_sms_);
   const double dense_bytes_per_ns = dense.memory_share * costs.bytes_per_token() / costs.DenseTokenNs();  // of an SM, from memory
-  // Side tiles: one step after the other on each SM that computes, but for the end, where no task is begun that may last longer
-  // than those of the dense tiles.
+  // Side tiles: one step after the other on each SM that computes, but at the begin, where the first is looked up, and at the end,
+  // where no task is begun that may last longer than the dense tiles do.
   const double side_ns =
       static_cast<double>(stream.side_steps) * rates.side_step_ns + static_cast<double>(stream.tasks) * rates.side_task_ns;
-  const double side_end_ns = kSideTasksAhead * side_ns / static_cast<double>(std::max<int64_t>(stream.tasks, 1));
-  const double side_share = std::max(0.0, 1.0 - side_end_ns / dense.ends.back());
+  const double side_share = std::max(0.0, 1.0 - 2 * rates.dense_task_ns / dense.ends.back());
   const double side_bytes_per_ns = division.side ? side_share * stream.bytes / side_ns : 0.0;
   const double slowed_by_side = division.side ? rates.slowed_by_side : 0.0;
   double now = 0, left = stream.bytes, undisturbed = 0;
