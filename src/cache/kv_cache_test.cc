@@ -108,6 +108,7 @@ class Harness {
   void ExpectChangedRowsAreTold(const attention::PrefixForestView& forest) {
     if (++steps_ % 7 == 0) return;
     device_rows_.FindChanges(forest);
+    device_rows_.Take(forest);
     device_pages_.resize(forest.page_indices.size());
     for (const auto& patch : device_rows_.patches()) device_pages_[patch.at] = patch.page;
     for (const auto& run : device_rows_.runs()) {

@@ -18,7 +18,7 @@ namespace {
 constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
 constexpr int64_t kTasksOfStreamingWarp = 5;
 constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
-constexpr double kWorthSide = 0.95;      // side tiles, against none: what they take is known to 5 %
+constexpr double kWorthSide = 0.97;      // side tiles, against none: what they take is known to 3 %
 // Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
 constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
 constexpr int64_t kSimulatedTasksPerSm = 6;  // more even out by themselves
