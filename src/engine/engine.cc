@@ -240,9 +240,10 @@ Result<bool> EngineImpl::StepOnce() {
   scheduler_.RemoveStopped();
   ForgetDone();
   const bool idle = !ran.ok() || !*ran;
+  if (idle) emitter_.Drain();  // the counters hold the time that earlier events took
+  Publish(idle);               // first: who has an event finds it counted
   emitter_.Send(events_.emissions());
   if (idle) emitter_.Drain();
-  Publish(idle);
   if (!ran.ok()) return ran.status();
   return *ran || inbox_.has_requests();  // what an event has led to
 }

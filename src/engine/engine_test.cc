@@ -1035,6 +1035,27 @@ TEST(Engine, AnEventThreadIsNotTheSteppingThread) {
   EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
 }
 
+TEST(Engine, AnEventsStepIsCountedBeforeTheEventIsSent) {
+  for (const bool event_thread : {false, true}) {
+    EngineHarness harness({.event_thread = event_thread});
+    int32_t tokens = 0, steps = 0;
+    Request request = Greedy(Prompt(5), 6);
+    request.on_event = [&](const StreamEvent& event) {
+      const EngineMetrics metrics = harness.engine().Metrics();
+      tokens += static_cast<int32_t>(event.token_ids.size());
+      EXPECT_GE(metrics.generated_tokens, tokens);
+      EXPECT_GE(metrics.steps, ++steps);
+      if (event.request_done) {
+        EXPECT_EQ(metrics.generated_tokens, 6);
+        EXPECT_EQ(metrics.running, 0);
+      }
+    };
+    ASSERT_TRUE(harness.engine().Submit(std::move(request)).ok());
+    harness.RunToEnd();
+    EXPECT_EQ(tokens, 6);
+  }
+}
+
 TEST(Engine, EndsAtTheContextLength) {
   EngineHarness harness({.model = {.max_position = 20, .num_pages = 16, .page_size = 4}});
   harness.Submit(Greedy(Prompt(15), 100));

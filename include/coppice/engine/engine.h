@@ -241,7 +241,7 @@ struct ChunkSpeed {
   double tokens_per_second = 0;
 };
 
-// Counters since creation; a snapshot is consistent.
+// Counters since creation; a snapshot is consistent, and has counted each event's step before on_event is called.
 struct EngineMetrics {
   int64_t steps = 0, prompt_tokens = 0, prefilled_tokens = 0, generated_tokens = 0;
   int64_t cached_tokens = 0;  // prompt tokens whose KV was found in the cache
