@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <utility>
 
 #include "core/check.h"
 #include "core/file.h"
-#include "core/json.h"
+#include "server/record.h"
 
 namespace coppice::server {
 namespace {
@@ -26,21 +23,8 @@ constexpr const char *kRecord = ".json", *kKv = ".safetensors";
 
 constexpr int64_t kLastSecond = int64_t{1} << 33;  // of records: the year 2242; a clock of nanoseconds holds it
 
-// A name that no other file has: one of a prefix that is replaced stays until the new one is complete.
-std::string NewFileName() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
-}
-
 int64_t Seconds(std::chrono::system_clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
-}
-
-Result<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file) return NotFound("cannot read " + path);
-  return text;
 }
 
 // What a record holds besides the body of the request that made it.
@@ -51,8 +35,7 @@ struct Record {
   openai::NamedPrefix prefix;
 };
 
-Result<Record> ParseRecord(const std::string& text) {
-  COPPICE_ASSIGN_OR_RETURN(const json value, ParseJson(text));
+Result<Record> ParseRecord(const json& value) {
   const auto is = [&](const char* name, bool (json::*type)() const noexcept) {
     return value.is_object() && value.contains(name) && (value[name].*type)();
   };
@@ -238,7 +221,7 @@ std::string PrefixStore::PathOf(const std::string& file, const char* suffix) con
 
 // The record comes last: without it, what lies there is no prefix.
 Status PrefixStore::Save(const Id& id, Entry* entry) const {
-  const std::string file = NewFileName();
+  const std::string file = RandomName();  // one of a prefix that is replaced stays until the new one is complete
   COPPICE_RETURN_IF_ERROR(engine_.SavePrefix(entry->pin, PathOf(file, kKv)));
   ordered_json record = {{"key", id.first}, {"name", id.second}, {"created", Seconds(entry->created)}};
   if (entry->expires) record["expires"] = Seconds(*entry->expires);
@@ -277,8 +260,8 @@ Status PrefixStore::Restore() {
 }
 
 Status PrefixStore::Load(const std::string& file) {
-  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadText(PathOf(file, kRecord)));
-  COPPICE_ASSIGN_OR_RETURN(Record record, ParseRecord(text));
+  COPPICE_ASSIGN_OR_RETURN(const json value, ReadJsonFile(PathOf(file, kRecord)));
+  COPPICE_ASSIGN_OR_RETURN(Record record, ParseRecord(value));
   const Id id(record.key, record.name);
   Entry entry = {.created = Clock::time_point(std::chrono::seconds(record.created)), .file = file};
   if (record.expires) entry.expires = Clock::time_point(std::chrono::seconds(*record.expires));

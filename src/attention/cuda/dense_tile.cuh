@@ -202,6 +202,15 @@ struct DenseTile {
   // A task's tickets are drawn when the next one's states are ready to be stored, and looked at when they are: neither the stores
   // nor the draw are waited for. Until then `arrivals` holds its rows, whose slot is free.
 
+  // The rows of a task whose states are stored: its slot is free then.
+  static __device__ __forceinline__ void NoteArrivals(SharedStorage<C>& s, const DenseSlot& slot, int wg) {
+    if (const int t = threadIdx.x % kWarpgroup; t < 64) {
+      s.arrivals[wg].rows[t] = slot.rows[wg * 64 + t];
+      if (t == 0) s.arrivals[wg].kv_head = slot.task.kv_head;
+    }
+    __syncwarp();
+  }
+
   // For the sets of the task before: the first row of each set within this half draws. What DrawTicket gave, or -1.
   static __device__ int32_t DrawTickets(const KernelParams& p, const DenseArrivals& arrivals, int wg) {
     StressDelay<C>();
@@ -346,11 +355,7 @@ struct DenseTile {
       if (!over) Finish(p, slot, out, state, scale_log2, wg);
       if (n > 0) FoldComplete(p, s, ticket, wg);
       if (over) break;
-      if (const int t = threadIdx.x % kWarpgroup; t < 64) {
-        s.arrivals[wg].rows[t] = slot.rows[wg * 64 + t];
-        if (t == 0) s.arrivals[wg].kv_head = slot.task.kv_head;
-      }
-      __syncwarp();
+      NoteArrivals(s, slot, wg);
       release(barrier(offsetof(S, task_done), slot_index));
     }
     if (wg == 0) turn_begin();  // takes the arrival that is left, so that the barrier ends as it began

@@ -200,11 +200,7 @@ struct DeterministicDenseTile : DenseTile<C> {
       }
       if (n > 0) Base::FoldComplete(p, s, ticket, wg);
       if (over) break;
-      if (const int t = threadIdx.x % kWarpgroup; t < 64) {
-        s.arrivals[wg].rows[t] = slot.rows[wg * 64 + t];
-        if (t == 0) s.arrivals[wg].kv_head = slot.task.kv_head;
-      }
-      __syncwarp();
+      Base::NoteArrivals(s, slot, wg);
       release(barrier(offsetof(S, task_done), slot_index));
     }
     if (wg == 0) turn_begin();  // takes the arrival that is left, so that the barrier ends as it began

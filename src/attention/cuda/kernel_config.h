@@ -57,7 +57,7 @@ struct Config {
   static constexpr int kStreamSteps = 128 * 1024 / (kStreamWarps * 2 * kStreamUnitBytes);  // in flight
 
   static constexpr int kSideTokens = kSideStepTokens;
-  static constexpr int kSideSlots = kSideTasksAhead;
+  static constexpr int kSideSlots = 3;                               // tasks: the one that is computed and those that are looked up
   static constexpr int kSideUnitBytes = kSideTokens * kHeadDim * 2;  // K or V of a step
   // A task's first step begins at a multiple of this: in deterministic mode steps lie at absolute positions.
   static constexpr int kDenseAlignment = kDeterministic ? kKvTile : kBoxTokens;

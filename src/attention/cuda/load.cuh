@@ -309,6 +309,20 @@ __device__ __forceinline__ void AssignRow(const KernelParams& p, bool own, RowIn
   row.rows_from_draw = 0;
 }
 
+// A task as its worker reads it. exists: else there are no more. kv_len: of its branch; first_page: of those that its slot holds.
+__device__ __forceinline__ StreamTask ResolvedTask(const DeviceItem& item, bool exists, const RowRanges& ranges, int kv_len,
+                                                   int alignment, int first_page) {
+  StreamTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
+  t.first = t.range.begin / alignment * alignment;
+  t.head_begin = item.head_begin;
+  t.head_end = exists ? item.head_begin + item.head_count : -1;
+  t.rows = item.rows;
+  t.page_begin = item.page_begin;
+  t.first_page = first_page;
+  t.read_once = item.read_once;
+  return t;
+}
+
 // One warp: draws and resolves the tasks of the stream warps 2 * pair and 2 * pair + 1, a half of its lanes each, a row a lane. So
 // the chain of look-ups to a task costs the workers nothing. first_task: the worker's first one, or -1 to draw it too; tasks before
 // drawn_from are dealt, not drawn. A team's tasks are all dealt, a task an SM.
@@ -358,14 +372,8 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
 #pragma unroll
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
-        StreamTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
-        t.first = t.range.begin / C::kStreamAlignment * C::kStreamAlignment + (team ? worker * C::kStreamTokens : 0);
-        t.head_begin = item.head_begin;
-        t.head_end = exists ? item.head_begin + item.head_count : -1;
-        t.rows = item.rows;
-        t.page_begin = item.page_begin;
-        t.first_page = first_page;
-        t.read_once = item.read_once;
+        StreamTask t = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, first_page);
+        if (team) t.first += worker * C::kStreamTokens;
         t.held_of_row = team ? 1 : last ? task.first.contribution_count : 0;
         t.held_phase = phase;
         t.own = own;

@@ -10,7 +10,6 @@ namespace coppice::attention::cuda {
 inline constexpr int kDenseRows = 128;      // rows of a dense tile: two warpgroups of 64 (wgmma's M)
 inline constexpr int kSideRows = 8;         // most rows of a side tile: wgmma's least N
 inline constexpr int kSideStepTokens = 64;  // tokens of its step: wgmma's M
-inline constexpr int kSideTasksAhead = 3;   // side tasks of a CTA that are looked up, the one that is computed among them
 inline constexpr int kStreamRows = 16;      // most rows of a stream tile: two n8 blocks of mma.sync
 constexpr int StreamRows(bool deterministic) { return deterministic ? 8 : kStreamRows; }  // deterministic_stream_tile.cuh says why
 // Contributions of a merge set: each draws a ticket for each warpgroup that holds rows of the set, two at most, and their number

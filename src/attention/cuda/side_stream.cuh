@@ -67,17 +67,7 @@ struct SideTaskLoader {
     slot.pages[lane] = page;
     longest = TokensOf(item);
     drawn_tokens += longest;
-    if (lane == 0) {
-      StreamTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
-      t.first = t.range.begin / kBoxTokens * kBoxTokens;
-      t.head_begin = item.head_begin;
-      t.head_end = exists ? item.head_begin + item.head_count : -1;
-      t.rows = item.rows;
-      t.page_begin = item.page_begin;
-      t.first_page = first_page;
-      t.read_once = item.read_once;
-      slot.task = t;
-    }
+    if (lane == 0) slot.task = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, first_page);
     ptx::BarrierArrive(&side.known[place]);
     __syncwarp();
     return exists;
