@@ -184,27 +184,16 @@ TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
   LaunchesGiveTheSameBits(test, plan, 20, 1);
 }
 
-// Full dense tiles over a long prefix, and requests of four rows each that stream beside them: by whom a request is read depends on
-// the moment, its bits do not.
+// By whom a request is read depends on the moment, its bits do not.
 TEST_P(AttentionCudaTest, SideTilesGiveTheBitsOfStreamTiles) {
   if (!GetParam().side_tiles) GTEST_SKIP() << "plans have no side tiles";
-  const uint64_t launches = testing::FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000);
-  constexpr int kRequests = 100;
-  CaseOptions options = RandomCase(1);
-  options.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  options.forest = {.page_size = 16, .max_branches = kRequests, .max_kv_len = 1600, .start_empty = true};
-  options.layout = testing::KvLayout::kNative;
-  AttentionCase test(*device_, options);
-  const int32_t first = test.forest().AddRoot(1100);
-  for (int i = 1; i < kRequests; ++i) test.forest().Fork(first, 1024, 1 + i % 150);
-  test.forest().SetQueries(std::vector<int32_t>(kRequests, 1));
-  test.Refresh();
-  const HandPlan plan(test.spec(), test.forest().View(), {.share = true}, 1);
-  const testing::DeviceTasks tasks = testing::TasksOf(test, plan, NumSms(), /*side_tiles=*/true);
+  const auto test = testing::CaseWithSideTiles(*device_);
+  const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
+  const testing::DeviceTasks tasks = testing::TasksOf(*test, plan, NumSms(), /*side_tiles=*/true);
   ASSERT_TRUE(tasks.side);
   ASSERT_GT(tasks.dense, 0);
   ASSERT_GT(tasks.stream, NumSms());
-  LaunchesGiveTheSameBits(test, plan, launches, 100);
+  LaunchesGiveTheSameBits(*test, plan, testing::FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000), 100);
 }
 
 TEST_P(AttentionCudaTest, DeterministicBits) {

@@ -46,12 +46,14 @@ class CudaTestDevice final : public TestDevice {
   std::unique_ptr<Backend> backend_;
 };
 
-// An H200, or one whose side tiles cost nothing, nor what would hide their gain in a short step.
+// An H200, or one where side tiles cost nothing and stream warps much, so that even short steps have side tiles.
 MachineModel WithSideTiles(bool side_tiles) {
   MachineModel machine = ShippedMachineModel("h200").value();
   if (side_tiles) {
-    machine.sm.side_step_ns = machine.sm.side_task_ns = machine.sm.dense_task_ns = machine.sm.launch_ns = 1e-3;
-    machine.sm.dense_task_with_side_ns = machine.sm.slowed_by_side = 0;
+    SmRates& rates = machine.sm;
+    rates.side_step_ns = rates.side_task_ns = rates.dense_task_ns = rates.launch_ns = 1e-3;
+    rates.dense_task_with_side_ns = rates.slowed_by_side = 0;
+    rates.memory_bytes_per_s *= 100, rates.stream_step_ns *= 100;
   }
   return machine;
 }
@@ -73,6 +75,19 @@ DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool
           .side = translator.side(),
           .dense = translator.num_dense_tasks(),
           .stream = translator.num_stream_tasks()};
+}
+
+std::unique_ptr<AttentionCase> CaseWithSideTiles(TestDevice& device) {
+  constexpr int32_t kRequests = 100, kPrefix = 2048, kMostOwn = 300;
+  CaseOptions options;
+  options.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  options.forest = {.max_branches = kRequests, .max_kv_len = kPrefix + kMostOwn, .start_empty = true};
+  auto test = std::make_unique<AttentionCase>(device, options);
+  const int32_t first = test->forest().AddRoot(kPrefix + kMostOwn / 2);
+  for (int32_t i = 1; i < kRequests; ++i) test->forest().Fork(first, kPrefix, 1 + i * 7 % kMostOwn);
+  test->forest().SetQueries(std::vector<int32_t>(kRequests, 1));
+  test->Refresh();
+  return test;
 }
 
 }  // namespace coppice::attention::testing

@@ -9,8 +9,9 @@ namespace coppice::attention::cuda {
 extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kSideBF16D128, kSideF16D128;
 extern const KernelVariant kDeterministicBF16D64, kDeterministicBF16D128, kDeterministicF16D64, kDeterministicF16D128;
 
+// side: the kernel of the same table row with side tiles, or null.
 template <class C>
-KernelVariant Variant(DType dtype) {
+KernelVariant Variant(DType dtype, const KernelVariant* side = nullptr) {
   static_assert(sizeof(SharedStorage<C>) <= 227 * 1024, "shared memory of an SM that a CTA may use");
   return {.path = KernelPath::kHopper,
           .dtype = dtype,
@@ -20,7 +21,8 @@ KernelVariant Variant(DType dtype) {
           .shared_bytes = sizeof(SharedStorage<C>),
           .ctas_per_sm = 1,
           .fold_bytes_per_cta = C::kDeterministic ? C::kFoldFloats * C::kFoldThreads * static_cast<int>(sizeof(float)) : 0,
-          .function = reinterpret_cast<const void*>(&AttentionKernel<C>)};
+          .function = reinterpret_cast<const void*>(&AttentionKernel<C>),
+          .side = side};
 }
 
 }  // namespace coppice::attention::cuda

@@ -4,8 +4,8 @@
 
 namespace coppice::attention::cuda {
 
-// Defined by the instantiation files {kernel,side,deterministic,sm80}_<dtype>_d<head_dim>.cu.
-extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kSideBF16D128, kSideF16D128;
+// Defined by the instantiation files {kernel,deterministic,sm80}_<dtype>_d<head_dim>.cu.
+extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128;
 extern const KernelVariant kDeterministicBF16D64, kDeterministicBF16D128, kDeterministicF16D64, kDeterministicF16D128;
 extern const KernelVariant kSm80BF16D64, kSm80BF16D128, kSm80BF16D256, kSm80F16D64, kSm80F16D128, kSm80F16D256;
 
@@ -17,8 +17,6 @@ const KernelVariant& HopperVariantFor(DType dtype, int head_dim, bool determinis
   if (dtype == DType::kBF16) return head_dim <= 64 ? kBF16D64 : kBF16D128;
   return head_dim <= 64 ? kF16D64 : kF16D128;
 }
-
-const KernelVariant& SideVariantFor(DType dtype) { return dtype == DType::kBF16 ? kSideBF16D128 : kSideF16D128; }
 
 const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim) {
   if (dtype == DType::kBF16) return head_dim <= 64 ? kSm80BF16D64 : head_dim <= 128 ? kSm80BF16D128 : kSm80BF16D256;

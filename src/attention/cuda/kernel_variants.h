@@ -16,13 +16,12 @@ struct KernelVariant {
   int ctas_per_sm;         // at most
   int fold_bytes_per_cta;  // deterministic mode
   const void* function;
+  const KernelVariant* side = nullptr;  // the one with side tiles (side_stream.cuh), if there is one
 };
 
 // The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128); the mma.sync kernel (at most 256), both modes' own.
 const KernelVariant& HopperVariantFor(DType dtype, int head_dim, bool deterministic);
 const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim);
-// The Hopper kernel with side tiles, of head_dim 128.
-const KernelVariant& SideVariantFor(DType dtype);
 
 // The compiled kernel of ChooseKernel.
 Result<const KernelVariant*> SelectKernel(CudaKernels kernels, int major, int minor, const AttentionSpec& spec, int32_t page_size);

@@ -35,8 +35,7 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
     : device_(device),
       num_sms_(num_sms),
       variant_(variant),
-      side_variant_(variant.path == KernelPath::kHopper && HasSideTiles(spec, variant.kv_tile) ? SideVariantFor(variant.dtype)
-                                                                                               : variant),
+      side_variant_(variant.side != nullptr ? *variant.side : variant),
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),

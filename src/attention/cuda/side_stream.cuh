@@ -136,6 +136,7 @@ __device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s
     if (head_end < 0) return;
     for (int head = slot.task.head_begin; head < head_end; ++head) {
       for (int position = first; position < end; position += C::kSideTokens, parity ^= 1) {
+        StressDelay<C>();
         ptx::BarrierWait(&side.k_free, parity);
         LoadSideUnit<C>(p, maps.k, slot, head, position, &side.k_ready, side.k);
         if (position == first) LoadSideQ<C>(p, slot, head, side.q);  // whose place the last product of scores has left
@@ -383,6 +384,7 @@ struct SideTile {
           Step(slot, position, parity);
         }
         Finish(slot, head);
+        StressDelay<C>();
         ptx::BarrierWait(&s.side.noted, noted_parity), noted_parity ^= 1;
         ptx::BarrierArrive(&s.side.stored);
       }
@@ -399,6 +401,7 @@ __device__ void CompleteSide(const KernelParams& p, const StreamSlot& slot, int 
   const int lane = threadIdx.x % 32;
   const RowInfo& info = slot.rows[lane % kSideRows];
   const bool waits = lane < kSideRows && info.q_row >= 0 && info.state != kDirect;
+  StressDelay<C>();
   const unsigned complete =
       __ballot_sync(kAllLanes, waits && info.rows_from_draw == 0 && ArriveLast(p, info.ticket, head, info.arrivals));
   unsigned left = __ballot_sync(kAllLanes, waits && (complete >> (lane - info.rows_from_draw & 31) & 1) != 0);
