@@ -28,6 +28,7 @@ CaseOptions SmallCase(int32_t branches, int32_t max_kv_len);
 void RunPlan(AttentionCase& test, AttentionPlan& plan, bool with_lse = true);
 // The same, compared with the oracle.
 void RunAndCompare(AttentionCase& test, AttentionPlan& plan, bool with_lse = true);
+void RunAndCompare(AttentionCase& test, PlanExecutor& executor, const PlanView& plan, bool with_lse = true);
 void RunAndCompare(AttentionCase& test, PlanExecutor& executor, const HandPlan& plan, bool with_lse = true);
 // Null after a failure.
 std::unique_ptr<AttentionPlan> MakePlan(TestDevice& device, AttentionCase& test, const PlannerOptions& options = {});

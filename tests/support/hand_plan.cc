@@ -117,9 +117,11 @@ PlanSizes HandPlan::Sizes() const {
           .max_states = num_states_};
 }
 
-int32_t HandPlan::max_contributions_of_a_set() const {
+int32_t HandPlan::max_contributions_of_a_set() const { return MostContributions(View()); }
+
+int32_t MostContributions(const PlanView& plan) {
   int32_t most = 1;
-  for (const MergeSet& set : sets_) most = std::max(most, set.contribution_count);
+  for (const MergeSet& set : plan.merge_sets) most = std::max(most, set.contribution_count);
   return most;
 }
 

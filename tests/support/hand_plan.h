@@ -45,4 +45,7 @@ class HandPlan {
   std::vector<std::vector<Contribution>> of_set_;
 };
 
+// Of a merge set; at least 1.
+int32_t MostContributions(const PlanView& plan);
+
 }  // namespace coppice::attention::testing

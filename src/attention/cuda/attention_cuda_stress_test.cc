@@ -5,8 +5,6 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "attention/cuda/cuda_test_device.h"
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/plan_executor.h"
@@ -39,14 +37,11 @@ class StressTest : public ::testing::Test {
     const auto executor =
         cuda::CudaPlanExecutor::Create(0, num_sms_, variant, test.spec(), test.forest().Capacity(), sizes, machine);
     ASSERT_TRUE(executor.ok()) << executor.status().ToString();
+    ASSERT_GT(testing::MostContributions(plan), 1);
+    testing::RunAndCompare(test, **executor, plan);
+    if (HasFatalFailure()) return;
     const auto bound = test.Bind();
     const RunArgs args = test.Args();
-    ASSERT_TRUE((*executor)->Upload(plan, test.forest().View(), nullptr).ok());
-    ASSERT_TRUE((*executor)->Run(**bound, args, nullptr).ok());
-    int32_t contributions = 1;
-    for (const MergeSet& set : plan.merge_sets) contributions = std::max(contributions, set.contribution_count);
-    ASSERT_GT(contributions, 1);
-    ASSERT_EQ(test.Compare(test.Read(), contributions), "");
 
     const int64_t rows = test.num_rows(), words[] = {rows * args.out_row_stride / 2, rows * test.spec().num_qo_heads};
     uint32_t* const got[] = {static_cast<uint32_t*>(args.out), reinterpret_cast<uint32_t*>(args.lse)};
