@@ -117,7 +117,7 @@ bool Committer::Accept(Sequence* sequence, int32_t index) {
     EndWithoutToken(*sequence, index, &item);
   } else {
     sequence->generated.push_back(drawn.token);
-    if (sequence->request->params.top_logprobs > 0) {
+    if (sequence->request->top_logprobs > 0) {
       const Draw& draw = batch_->step.draws[index];
       events_.SetTopLogprobs(&item, result_.top_logprobs.subspan(draw.top_begin, draw.top_logprobs));
     }

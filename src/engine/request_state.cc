@@ -59,6 +59,7 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   state->params = std::move(params);
   SetEndIds(eos_ids, state.get());
   state->has_penalties = HasPenalties(state->params.sampling);
+  state->top_logprobs = static_cast<uint8_t>(state->params.top_logprobs);
   state->has_constraint = state->params.constraint != nullptr;
   SetScores(state.get());
   state->listener = MakeListener(&state->params, tokenizer);  // its texts look for the stop strings of state->params

@@ -86,7 +86,7 @@ struct alignas(kCacheLine) RequestState {
 
   explicit RequestState(std::pmr::memory_resource* memory) : sequences(memory) {}
 
-  // The first cache line, with the first fields of `params`: what a decode step reads. The second: params.sampling.
+  // The first two cache lines, with the first fields of `params`, params.sampling the last: what a decode step reads and writes.
   std::unique_ptr<Listener> listener;  // has params.on_event
   const std::vector<int32_t>* end_ids =
       &own_end_ids;            // all tokens that end a sample; the model's eos ids where there are no others
@@ -95,7 +95,9 @@ struct alignas(kCacheLine) RequestState {
   bool has_stops = false;      // stop strings: the step decodes its text, since that decides when a sample ends
   bool has_penalties = false;  // of params.sampling
   bool has_constraint = false;
-  bool forked = false;  // its samples are sequences of their own: the prompt is computed, or its last step launched
+  bool forked = false;       // its samples are sequences of their own: the prompt is computed, or its last step launched
+  uint8_t top_logprobs = 0;  // params.top_logprobs
+  SharedReads shared_reads;  // of committed steps
   Request params;
   // The rest.
   RequestId id{};
@@ -105,7 +107,6 @@ struct alignas(kCacheLine) RequestState {
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
   int64_t turn = 0;                             // place in line: FairQueue
-  SharedReads shared_reads;                     // of committed steps
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };
@@ -155,6 +156,7 @@ void PrefetchAhead(size_t i, size_t count, const KvCache& cache, const At& at) {
   if (i + 8 < count) {
     const Sequence* const sequence = at(i + 8);
     __builtin_prefetch(sequence->request);
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(sequence->request) + kCacheLine);
     if (!sequence->generated.empty()) __builtin_prefetch(&sequence->generated.back());
     cache.Prefetch(sequence->branch, sequence->computed);
   }

@@ -313,32 +313,37 @@ void Scheduler::AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row
   Sequence& sequence = *entry->sequence;
   StepBatch& step = batch_->step;
   TellSlot(sequence, sequence.branch, launched_, &sequence.told, &step);
-  const Request& params = sequence.request->params;
+  const int32_t min_tokens = sequence.request->params.min_tokens;
   const int32_t generated = static_cast<int32_t>(sequence.generated.size()) + sequence.draws_under_way;
-  const int32_t top = params.top_logprobs;
-  Draw draw{.row = last_known_row,
-            .slot = sequence.branch,
-            .sample = sequence.index,
-            .position = sequence.length() + sequence.draws_under_way,
-            .bans_end_ids = generated < params.min_tokens,
-            .top_logprobs = static_cast<uint8_t>(top),
-            .top_begin = step.num_top_logprobs};
-  step.num_top_logprobs += top;
+  const uint8_t top = sequence.request->top_logprobs;
   entry->num_draws = sequence.num_forks() + entry->drafts;
   entry->begins_samples = !sequence.request->forked;
   sequence.draw = entry->first_draw;
+  Draw& first = step.draws.emplace_back();  // filled in place: StepEvents::Begin
+  first.row = last_known_row;
+  first.slot = sequence.branch;
+  first.sample = sequence.index;
+  first.position = sequence.length() + sequence.draws_under_way;
+  first.bans_end_ids = generated < min_tokens;
+  first.top_logprobs = top;
+  first.top_begin = step.num_top_logprobs;
+  step.num_top_logprobs += top;
   ++sequence.draws_under_way;
   if (entry->drafts == 0) {
-    for (int32_t i = 0; i < entry->num_draws; ++i, ++draw.sample) step.draws.push_back(draw);
+    for (int32_t i = 1; i < entry->num_draws; ++i) {
+      step.draws.push_back(step.draws.back());
+      ++step.draws.back().sample;
+    }
     return;
   }
   const Draft& draft = sequence.draft;
+  const Draw root = first;
   for (int32_t i = Draft::kRoot; i < entry->drafts; ++i) {
     const int32_t depth = draft.DepthOf(i);
-    Draw& after = step.draws.emplace_back(draw);
+    Draw& after = i == Draft::kRoot ? step.draws.back() : step.draws.emplace_back(root);
     after.row += 1 + i;
     after.position += depth;
-    after.bans_end_ids = generated + depth < params.min_tokens;
+    after.bans_end_ids = generated + depth < min_tokens;
     if (i != Draft::kRoot) {
       after.top_begin = step.num_top_logprobs;
       step.num_top_logprobs += top;
