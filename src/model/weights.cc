@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "model/dequantize.h"
 #include "model/error_text.h"
 #include "model/weight_map.h"

@@ -2,6 +2,7 @@
 // Layer: tokenizer.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
