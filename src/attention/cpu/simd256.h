@@ -31,13 +31,35 @@ struct Simd256 {
 
   // The polynomial of exp2.h.
   static V Exp2(V x) {
-    const V tiny = _mm256_cmp_ps(x, Set1(kExp2Underflow), _CMP_LT_OQ);
-    const V clamped = _mm256_max_ps(x, Set1(kExp2Underflow));
-    const V n = _mm256_round_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = Sub(clamped, n);
-    V p = Set1(kExp2C6);
-    for (const float c : {kExp2C5, kExp2C4, kExp2C3, kExp2C2, kExp2C1, 1.0f}) p = Fma(p, f, Set1(c));
-    const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23));
-    return _mm256_andnot_ps(tiny, _mm256_castsi256_ps(bits));
+    V p[1] = {x};
+    Exp2Seen(p);
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, Set1(kExp2Underflow), _CMP_LT_OQ), p[0]);
+  }
+  // The same, but 2^-126 below the underflow: of scores that count, where it is as good as 0. Chains of dependent instructions
+  // side by side: one after the other, they fill the scheduler with what waits.
+  template <int kCount>
+  [[gnu::always_inline]] static void Exp2Seen(V (&x)[kCount]) {
+    V shifted[kCount], p[kCount];
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = _mm256_max_ps(x[i], Set1(kExp2Underflow));
+      shifted[i] = Add(x[i], Set1(0x1.8p23f));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = Sub(x[i], Sub(shifted[i], Set1(0x1.8p23f)));
+      p[i] = Set1(kExp2C6);
+    }
+#pragma GCC unroll 6
+    for (const float c : {kExp2C5, kExp2C4, kExp2C3, kExp2C2, kExp2C1, 1.0f}) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) p[i] = Fma(p[i], x[i], Set1(c));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted[i]), 23);
+      x[i] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p[i]), exponent));
+    }
   }
 
   // As TanhV of simd512.h.

@@ -130,6 +130,11 @@ struct Simd512 {
   static V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V Max(V a, V b) { return _mm512_max_ps(a, b); }
   static V Exp2(V x) { return Exp2V<6>(x); }
+  template <int kCount>
+  static void Exp2Seen(V (&x)[kCount]) {  // of scores that count
+#pragma GCC unroll 4
+    for (V& element : x) element = Exp2V<6>(element);
+  }
   static V Tanh(V x) { return TanhV(x); }
   static V SafeMax(V m) { return cpu::SafeMax(m); }
   static bool AnyGreater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }

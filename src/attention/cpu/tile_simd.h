@@ -81,6 +81,7 @@ class DenseTile {
     tile.PackQ();
     for (int32_t begin = task.kv_begin / kTileTokens * kTileTokens; begin < task.kv_end; begin += kTileTokens) {
       tile.LoadKv(begin);
+      tile.fetched_ = 0;
       tile.template Steps<kMostGroups>(0, begin);
     }
     tile.StoreStates(states);
@@ -136,8 +137,25 @@ class DenseTile {
   // One tile for the groups from g on, kGroups at a time and then fewer.
   template <int kGroups>
   void Steps(int32_t g, int32_t tile) {
-    for (; g + kGroups <= groups_; g += kGroups) Step<kGroups>(g, tile);
+    for (; g + kGroups <= groups_; g += kGroups) {
+      FetchNext(tile, g + kGroups);
+      Step<kGroups>(g, tile);
+    }
     if constexpr (kGroups > 1) Steps<kGroups - 1>(g, tile);
+  }
+
+  // Asks for the next tile's K and V, as much as groups [0, done) are of all: it comes from memory while they are computed.
+  void FetchNext(int32_t tile, int32_t done) {
+    const int32_t begin = std::max(tile + kTileTokens, task_.kv_begin) + fetched_;
+    const int32_t end = std::min(tile + kTileTokens + kTileTokens * done / groups_, task_.kv_end);
+    if (begin >= end) return;
+    PageWalk(task_.kv, begin).ForEachRow(end, [&](int32_t, const std::byte* k, const std::byte* v) {
+      for (int32_t byte = 0; byte < d_ * static_cast<int32_t>(sizeof(Kv)); byte += kCacheLine) {
+        __builtin_prefetch(k + byte, /*write=*/0, kSecondLevel);
+        __builtin_prefetch(v + byte, /*write=*/0, kSecondLevel);
+      }
+    });
+    fetched_ += end - begin;
   }
 
   // Score, softmax, accumulate. Tokens are cut at absolute multiples of kBlock; those that one group sees and another does not
@@ -152,22 +170,34 @@ class DenseTile {
       last = std::max(last, std::min((range.last - tile + kBlock - 1) / kBlock * kBlock, kTileTokens));
     }
     if (first >= last) return;
-    for (int32_t t = first; t < last; t += kSums<kGroups>) Score<kGroups>(g, t);
-    for (int i = 0; i < kGroups; ++i) Softmax(g + i, s_ + i * kTileTokens * W, tile, first, last);
+    alignas(64) float maximum[kGroups][W];
+    for (int i = 0; i < kGroups; ++i) Simd::Store(maximum[i], Simd::Set1(kNegInf));
+    for (int32_t t = first; t < last; t += kSums<kGroups>) Score<kGroups>(g, t, maximum[0]);
+    for (int i = 0; i < kGroups; ++i) {
+      float* s = s_ + i * kTileTokens * W;
+      if (ranges_[g + i].SeeAll(tile + first, tile + last)) {
+        Softmax<false>(g + i, s, Simd::Load(maximum[i]), first, last);
+      } else {
+        Softmax<true>(g + i, s, Mask(ranges_[g + i], s, tile, first, last), first, last);
+      }
+    }
     for (int32_t e = 0; e < d_; e += kSums<kGroups>) Accumulate<kGroups>(g, e, first, last);
   }
 
-  // Online softmax of one group over the tile's tokens [first, last); its scores become P.
-  void Softmax(int32_t g, float* s, int32_t tile, int32_t first, int32_t last) {
-    const Ranges& range = ranges_[g];
-    const bool masked = !range.SeeAll(tile + first, tile + last);
-    V tile_max = Simd::Set1(kNegInf);
+  // Scores of what a lane does not see become -inf. Returns the maximum of the others.
+  static V Mask(const Ranges& range, float* s, int32_t tile, int32_t first, int32_t last) {
+    V maximum = Simd::Set1(kNegInf);
     for (int32_t t = first; t < last; ++t) {
-      V x = ScaleScores<Simd>(task_, Simd::Load(s + t * W));
-      if (masked) x = Simd::KeepLanes(x, range.See(tile + t));
+      const V x = Simd::KeepLanes(Simd::Load(s + t * W), range.See(tile + t));
       Simd::Store(s + t * W, x);
-      tile_max = Simd::Max(tile_max, x);
+      maximum = Simd::Max(maximum, x);
     }
+    return maximum;
+  }
+
+  // Online softmax of one group over the tile's tokens [first, last), of which `tile_max` is the maximum; its scores become P.
+  template <bool kMasked>
+  void Softmax(int32_t g, float* s, V tile_max, int32_t first, int32_t last) {
     float *m = m_ + g * W, *l = l_ + g * W;
     const V old_m = Simd::Load(m), new_m = Simd::Max(old_m, tile_max), reference = Simd::SafeMax(new_m);
     V sum = Simd::Load(l);
@@ -178,66 +208,124 @@ class DenseTile {
       for (int32_t e = 0; e < d_; ++e) Simd::Store(acc + e * W, Simd::Mul(Simd::Load(acc + e * W), rescale));
       Simd::Store(m, new_m);
     }
-    for (int32_t t = first; t < last; ++t) {
-      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t * W), reference));
-      Simd::Store(s + t * W, p);
-      sum = Simd::Add(sum, p);
+    constexpr int kAtOnce = 4;
+    static_assert(kBlock % kAtOnce == 0);
+    for (int32_t t = first; t < last; t += kAtOnce) {
+      V p[kAtOnce];
+#pragma GCC unroll 4
+      for (int i = 0; i < kAtOnce; ++i) p[i] = Simd::Sub(Simd::Load(s + (t + i) * W), reference);
+      if constexpr (kMasked) {
+        for (V& x : p) x = Simd::Exp2(x);
+      } else {
+        Simd::Exp2Seen(p);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kAtOnce; ++i) {
+        Simd::Store(s + (t + i) * W, p[i]);
+        sum = Simd::Add(sum, p[i]);
+      }
     }
     Simd::Store(l, sum);
   }
 
-  // Sums of 32 dims at a time: one chain of all dims would round more than the stream tile's sums in 8 or 16 lanes do.
+  // Base-2 scores of kSums tokens from t on; `maximum` [kGroups][W] is kept.
   template <int kGroups>
-  void Score(int32_t g, int32_t t) {
-    constexpr int32_t kDims = 32, kTokens = kSums<kGroups>;
+  void Score(int32_t g, int32_t t, float* maximum) {
+    constexpr int32_t kTokens = kSums<kGroups>;
+    // Sums of 32 dims at a time: one chain of all dims would round more than the stream tile's sums in 8 or 16 lanes do.
+    constexpr int32_t kDims = 32;
     const int64_t group_stride = int64_t{d_} * W;
-    for (int32_t begin = 0; begin < d_; begin += kDims) {
-      const float *q = q_ + g * group_stride, *k = k_ + t * d_;
-      V sum[kTokens][kGroups];
-      for (int i = 0; i < kTokens; ++i) {
-        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Zero();
-      }
-      for (int32_t e = begin; e < std::min(begin + kDims, d_); ++e) {
-        V x[kGroups];
-#pragma GCC unroll 4
-        for (int n = 0; n < kGroups; ++n) x[n] = Simd::Load(q + n * group_stride + e * W);
+    const float *q = q_ + g * group_stride, *k = k_ + t * d_;
+    float* s = s_ + t * W;
+    ScoreDims<kGroups, false>(q, group_stride, k, d_, std::min(kDims, d_), s);
+    for (int32_t e = kDims; e < d_; e += kDims) {
+      ScoreDims<kGroups, true>(q + e * W, group_stride, k + e, d_, std::min(kDims, d_ - e), s);
+    }
+    for (int n = 0; n < kGroups; ++n) Finish<kTokens>(s + n * kTileTokens * W, maximum + n * W);
+  }
+
+  // Sums of products become base-2 scores.
+  template <int kTokens>
+  void Finish(float* s, float* maximum) {
+    V largest = Simd::Load(maximum);
+    const auto finish = [&](auto score) {
 #pragma GCC unroll 8
-        for (int i = 0; i < kTokens; ++i) {
-          const V element = Simd::Set1(k[i * d_ + e]);
-#pragma GCC unroll 4
-          for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Fma(element, x[n], sum[i][n]);
-        }
-      }
       for (int i = 0; i < kTokens; ++i) {
-        for (int n = 0; n < kGroups; ++n) {
-          float* s = s_ + (n * kTileTokens + t + i) * W;
-          Simd::Store(s, begin == 0 ? sum[i][n] : Simd::Add(Simd::Load(s), sum[i][n]));
-        }
+        const V x = score(Simd::Load(s + i * W));
+        Simd::Store(s + i * W, x);
+        largest = Simd::Max(largest, x);
+      }
+    };
+    if (task_.soft_cap == 0) {
+      const V scale = Simd::Set1(task_.score_scale);
+      finish([&](V x) { return Simd::Mul(x, scale); });
+    } else {
+      finish([&](V x) { return ScaleScores<Simd>(task_, x); });
+    }
+    Simd::Store(maximum, largest);
+  }
+
+  // s[group][token] = or += the products of `dims` dims. A function of its own, like the next: sums, vectors and elements take all
+  // registers of AVX2, and what else a caller holds there would push them out.
+  template <int kGroups, bool kAdd>
+  [[gnu::noinline]] static void ScoreDims(const float* q, int64_t group_stride, const float* k, int64_t token_stride, int32_t dims,
+                                          float* s) {
+    constexpr int32_t kTokens = kSums<kGroups>;
+    V sum[kTokens][kGroups];
+#pragma GCC unroll 8
+    for (int i = 0; i < kTokens; ++i) {
+#pragma GCC unroll 4
+      for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Zero();
+    }
+#pragma GCC unroll 2
+    for (int32_t e = 0; e < dims; ++e) {
+      V x[kGroups];
+#pragma GCC unroll 4
+      for (int n = 0; n < kGroups; ++n) x[n] = Simd::Load(q + n * group_stride + e * W);
+#pragma GCC unroll 8
+      for (int i = 0; i < kTokens; ++i) {
+        const V element = Simd::Set1(k[i * token_stride + e]);
+#pragma GCC unroll 4
+        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Fma(element, x[n], sum[i][n]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kTokens; ++i) {
+#pragma GCC unroll 4
+      for (int n = 0; n < kGroups; ++n) {
+        float* at = s + (n * kTileTokens + i) * W;
+        Simd::Store(at, kAdd ? Simd::Add(Simd::Load(at), sum[i][n]) : sum[i][n]);
       }
     }
   }
 
   template <int kGroups>
   void Accumulate(int32_t g, int32_t e, int32_t first, int32_t last) {
-    constexpr int kDims = kSums<kGroups>;
     const int64_t group_stride = int64_t{d_} * W;
-    float* acc = acc_ + g * group_stride + e * W;
+    AccumulateTokens<kGroups>(s_ + first * W, v_ + first * d_ + e, d_, last - first, acc_ + g * group_stride + e * W, group_stride);
+  }
+
+  // acc[group][dim] += P V over `tokens` tokens, for kSums dims.
+  template <int kGroups>
+  [[gnu::noinline]] static void AccumulateTokens(const float* p, const float* v, int64_t token_stride, int32_t tokens, float* acc,
+                                                 int64_t group_stride) {
+    constexpr int kDims = kSums<kGroups>;
     V sum[kDims][kGroups];
 #pragma GCC unroll 8
     for (int i = 0; i < kDims; ++i) {
 #pragma GCC unroll 4
       for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Load(acc + n * group_stride + i * W);
     }
-    for (int32_t t = first; t < last; ++t) {
-      V p[kGroups];
+#pragma GCC unroll 2
+    for (int32_t t = 0; t < tokens; ++t, v += token_stride) {
+      V x[kGroups];
 #pragma GCC unroll 4
-      for (int n = 0; n < kGroups; ++n) p[n] = Simd::Load(s_ + (n * kTileTokens + t) * W);
-      const float* v = v_ + t * d_ + e;
+      for (int n = 0; n < kGroups; ++n) x[n] = Simd::Load(p + (n * kTileTokens + t) * W);
 #pragma GCC unroll 8
       for (int i = 0; i < kDims; ++i) {
         const V element = Simd::Set1(v[i]);
 #pragma GCC unroll 4
-        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Fma(element, p[n], sum[i][n]);
+        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Fma(element, x[n], sum[i][n]);
       }
     }
 #pragma GCC unroll 8
@@ -259,6 +347,7 @@ class DenseTile {
 
   const TileTask& task_;
   int32_t d_, groups_;
+  int32_t fetched_ = 0;        // tokens of the next tile that were asked for
   float *q_, *acc_, *m_, *l_;  // [group][d][W] twice, [group][W] twice
   float *k_, *v_;              // [kTileTokens][d]
   float* s_;                   // [kMostGroups][kTileTokens][W]: scores, then P

@@ -15,6 +15,7 @@ typedef int32_t QuantI32 __attribute__((vector_size(4 * kLanes)));
 typedef int16_t QuantI16 __attribute__((vector_size(4 * kLanes)));
 typedef uint8_t QuantU8 __attribute__((vector_size(kLanes)));
 typedef int8_t QuantI8 __attribute__((vector_size(kLanes)));
+typedef uint8_t QuantBytes __attribute__((vector_size(4 * kLanes)));
 typedef U32 U32Aligned __attribute__((may_alias));
 
 constexpr int kStripVectors = kQuantStripCols / kLanes;
@@ -66,6 +67,13 @@ static_assert(kStripVectors % kTileVectors == 0 && kStripVectors % kDirectVector
   }
   return result;
 #endif
+}
+
+[[gnu::always_inline]] inline U32 LaneNumbers() {
+  U32 lanes;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<uint32_t>(i);
+  return lanes;
 }
 
 template <class Bytes>  // QuantU8 or QuantI8
@@ -169,6 +177,13 @@ template <BlockFormat format, int h>
   }
 }
 
+// Weights come from memory once a step.
+[[gnu::always_inline]] inline void FetchBlock(const std::byte* block, const QuantLayout& layout) {
+  for (int64_t byte = 0; byte < layout.block_bytes(); byte += kCacheLine) {
+    __builtin_prefetch(block + byte, /*write=*/0, kSecondLevel);
+  }
+}
+
 template <BlockFormat format>
 void MultiplyRow(const QuantizedInput& x, const std::byte* strip, int64_t ahead, int64_t k, float* tile) {
   constexpr QuantLayout kLayout = Layout(format);
@@ -176,11 +191,7 @@ void MultiplyRow(const QuantizedInput& x, const std::byte* strip, int64_t ahead,
     F32 total[kDirectVectors] = {};
     for (int64_t b = 0; b < k / kQuantBlock; ++b) {
       const std::byte* block = strip + kLayout.BlockOffset(b);
-      if (column == 0) {  // weights come from memory once a step
-        for (int64_t line = 0; line < kLayout.block_bytes(); line += kCacheLine) {
-          __builtin_prefetch(block + ahead + line, /*write=*/0, kSecondLevel);
-        }
-      }
+      if (column == 0) FetchBlock(block + ahead, kLayout);
       const auto scales = BlockScales<format>::Of(strip, b);
       AddHalf<format, 0>(x, block, scales, b, column, total);
       if constexpr (BlockScales<format>::kHalves == 2) AddHalf<format, 1>(x, block, scales, b, column, total);
@@ -210,11 +221,31 @@ struct UnpackedChunk {
   alignas(64) float weight_sum[kChunkBlocks][kQuantStripCols];  // narrow: of scale * (code - zero)
 };
 
+// Sums of four operands' codes: below 8 bits as bytes, which hold 4 * 63, else as 16-bit integers.
+struct CodeSum {
+  U32 sums;
+
+  template <int kBits>
+  [[gnu::always_inline]] void Add(U32 operand) {
+    if constexpr (kBits < 8) {
+      sums = reinterpret_cast<U32>(reinterpret_cast<QuantBytes>(sums) + reinterpret_cast<QuantBytes>(operand));
+    } else {
+      sums = reinterpret_cast<U32>(reinterpret_cast<QuantI16>(sums) + BytePairs(operand, U32{} + Repeat(1)));
+    }
+  }
+  // Of each column.
+  template <int kBits>
+  [[gnu::always_inline]] QuantI32 Columns() const {
+    const U32 pairs = kBits < 8 ? reinterpret_cast<U32>(BytePairs(sums, U32{} + Repeat(1))) : sums;
+    return AddPairs(QuantI32{}, pairs, U32{} + 0x00010001u);
+  }
+};
+
 inline void StoreWords(U32 words, uint32_t* to) { *reinterpret_cast<U32Aligned*>(to) = words; }
 
 template <BlockFormat format, InputPrecision precision, int j>
 [[gnu::always_inline]] inline void UnpackOperands(const std::byte* block, int64_t column, uint32_t (*codes)[kQuantStripCols],
-                                                  QuantI16 (&sums)[2]) {
+                                                  CodeSum (&sums)[2]) {
   if constexpr (j < 8) {
     const U32 operand = Operand<Layout(format).bits, j>(block, column);
     if constexpr (precision == InputPrecision::kWide) {
@@ -222,27 +253,28 @@ template <BlockFormat format, InputPrecision precision, int j>
       StoreWords(operand >> 8 & 0x00ff00ffu, &codes[2 * j + 1][column]);
     } else {
       StoreWords(operand, &codes[j][column]);
-      sums[j / 4] += BytePairs(operand, U32{} + Repeat(1));
+      sums[j / 4].template Add<Layout(format).bits>(operand);
     }
     UnpackOperands<format, precision, j + 1>(block, column, codes, sums);
   }
 }
 
 template <BlockFormat format, InputPrecision precision>
-void Unpack(const std::byte* strip, int64_t first, int64_t count, UnpackedChunk<precision>& chunk) {
+void Unpack(const std::byte* strip, int64_t ahead, int64_t first, int64_t count, UnpackedChunk<precision>& chunk) {
   using Scales = BlockScales<format>;
   constexpr QuantLayout kLayout = Layout(format);
   for (int64_t b = 0; b < count; ++b) {
+    FetchBlock(strip + kLayout.BlockOffset(first + b) + ahead, kLayout);
     const Scales scales = Scales::Of(strip, first + b);
     for (int64_t column = 0; column < kQuantStripCols; column += kLanes) {
-      QuantI16 sums[2] = {};
+      CodeSum sums[2] = {};
       UnpackOperands<format, precision, 0>(strip + kLayout.BlockOffset(first + b), column, chunk.codes[b], sums);
       for (int h = 0; h < Scales::kHalves; ++h) Store(scales.Scale(h, column), &chunk.scale[b][h][column]);
       if constexpr (kLayout.has_minimum()) Store(scales.Minimum(column), &chunk.minimum[b][column]);
       if constexpr (precision == InputPrecision::kNarrow) {
         F32 weights = {};
         for (int h = 0; h < 2; ++h) {
-          const QuantI32 codes = AddPairs(QuantI32{}, reinterpret_cast<U32>(sums[h]), U32{} + 0x00010001u) - 16 * kLayout.zero;
+          const QuantI32 codes = sums[h].template Columns<kLayout.bits>() - 16 * kLayout.zero;
           weights = __builtin_convertvector(codes, F32) * Load(&chunk.scale[b][h * (Scales::kHalves - 1)][column]) + weights;
         }
         Store(weights, &chunk.weight_sum[b][column]);
@@ -310,8 +342,8 @@ template <int kOperands, int kSafe, int kRows>
 [[gnu::always_inline]] inline void NarrowSums(const int8_t* x, int64_t k, const uint32_t* codes, TileSums& sum) {
 #pragma GCC unroll 1
   for (int first = 0; first < kOperands; first += kSafe) {
-    QuantI16 part[kRows][kTileVectors] = {};
-#pragma GCC unroll 1
+    QuantI16 part[kRows][kTileVectors];
+#pragma GCC unroll 8
     for (int j = 0; j < kSafe; ++j, codes += kQuantStripCols) {
       U32 w[kTileVectors];
 #pragma GCC unroll 2
@@ -320,7 +352,10 @@ template <int kOperands, int kSafe, int kRows>
       for (int r = 0; r < kRows; ++r) {
         const U32 four = Broadcast(x + r * k + 4 * (first + j));
 #pragma GCC unroll 2
-        for (int v = 0; v < kTileVectors; ++v) part[r][v] += BytePairs(w[v], four);
+        for (int v = 0; v < kTileVectors; ++v) {
+          part[r][v] = j == 0 ? BytePairs(w[v], four) : part[r][v] + BytePairs(w[v], four);
+          asm("" : "+x"(part[r][v]));  // added here, not in another order that needs more registers
+        }
       }
     }
     uint32_t pair_of_ones = 0x00010001u;
@@ -418,7 +453,8 @@ inline void MultiplyRows(int64_t row, int64_t rows, const QuantizedInput& x, con
 }
 
 template <BlockFormat format, InputPrecision precision>
-void MultiplyUnpacked(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t k, float* tile, int64_t tile_stride) {
+void MultiplyUnpacked(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t ahead, int64_t k, float* tile,
+                      int64_t tile_stride) {
   static_assert(kTileRows == 6);
   UnpackedChunk<precision> chunk;
   const int64_t blocks = k / kQuantBlock;
@@ -427,7 +463,7 @@ void MultiplyUnpacked(const QuantizedInput& x, int64_t rows, const std::byte* st
   }
   for (int64_t first = 0; first < blocks; first += kChunkBlocks) {
     const int64_t count = blocks - first < kChunkBlocks ? blocks - first : kChunkBlocks;
-    Unpack<format, precision>(strip, first, count, chunk);
+    Unpack<format, precision>(strip, ahead, first, count, chunk);
     MultiplyRows<KindOf<format, precision>(), kTileRows>(0, rows, x, chunk, Layout(format).zero, first, count, k, tile,
                                                          tile_stride);
   }
@@ -439,63 +475,82 @@ void MultiplyWide(const QuantizedInput& x, int64_t rows, const std::byte* strip,
   if (rows == 1) {
     MultiplyRow<format>(x, strip, ahead, k, tile);
   } else {
-    MultiplyUnpacked<format, InputPrecision::kWide>(x, rows, strip, k, tile, tile_stride);
+    MultiplyUnpacked<format, InputPrecision::kWide>(x, rows, strip, ahead, k, tile, tile_stride);
   }
 }
 
 template <BlockFormat format>
-void MultiplyNarrow(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t, int64_t k, float* tile,
+void MultiplyNarrow(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t ahead, int64_t k, float* tile,
                     int64_t tile_stride) {
-  MultiplyUnpacked<format, InputPrecision::kNarrow>(x, rows, strip, k, tile, tile_stride);
+  MultiplyUnpacked<format, InputPrecision::kNarrow>(x, rows, strip, ahead, k, tile, tile_stride);
 }
 
 // ------------------------------------------------------------------------------------------------------------- inputs as integers
 
 constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-inline int32_t RoundToInt(float value) {
-  return __builtin_bit_cast(int32_t, value + kRoundToInteger) - __builtin_bit_cast(int32_t, kRoundToInteger);
+constexpr int kBlockVectors = kQuantBlock / kLanes;
+
+typedef uint16_t HalfWords __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef int16_t QuantCodes16 __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef int8_t QuantCodes8 __attribute__((vector_size(kLanes), aligned(1), may_alias));
+
+// All lanes folded with `fold`, in each of them.
+template <class Vector, class Fold>
+[[gnu::always_inline]] inline Vector FoldLanes(Vector v, Fold fold) {
+  const QuantI32 lanes = reinterpret_cast<QuantI32>(LaneNumbers());
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) v = fold(v, __builtin_shuffle(v, lanes ^ half));
+  return v;
 }
 
-struct BlockRange {
-  float low, high;
-  float check;  // 0, or NaN if a value is not finite
+struct InputBlock {
+  F32 values[kBlockVectors];
+  F32 low, high, check;  // in all lanes; check: 0, or NaN if a value is not finite
 };
 
-inline BlockRange LoadBlock(const void* x, DType dtype, int64_t begin, float (&values)[kQuantBlock]) {
+[[gnu::always_inline]] inline InputBlock LoadBlock(const void* x, DType dtype, int64_t begin) {
+  InputBlock block;
   if (dtype == DType::kF32) {
-    __builtin_memcpy(values, static_cast<const float*>(x) + begin, sizeof(values));
+#pragma GCC unroll 8
+    for (int v = 0; v < kBlockVectors; ++v) block.values[v] = Load(static_cast<const float*>(x) + begin + v * kLanes);
   } else {
-    const BF16* from = static_cast<const BF16*>(x) + begin;
-    for (int64_t i = 0; i < kQuantBlock; ++i) values[i] = __builtin_bit_cast(float, static_cast<uint32_t>(from[i].bits) << 16);
+    const auto* from = reinterpret_cast<const HalfWords*>(static_cast<const BF16*>(x) + begin);
+#pragma GCC unroll 8
+    for (int v = 0; v < kBlockVectors; ++v) block.values[v] = reinterpret_cast<F32>(__builtin_convertvector(from[v], U32) << 16);
   }
-  F32 low = Load(values), high = low, check = low * 0.0f;
-  for (int64_t i = kLanes; i < kQuantBlock; i += kLanes) {
-    const F32 v = Load(values + i);
-    low = v < low ? v : low;
-    high = v > high ? v : high;
-    check = v * 0.0f + check;
+  const auto least = [](F32 a, F32 b) { return a < b ? a : b; };
+  const auto most = [](F32 a, F32 b) { return a > b ? a : b; };
+  block.low = block.high = block.values[0];
+  block.check = block.values[0] * 0.0f;
+#pragma GCC unroll 8
+  for (int v = 1; v < kBlockVectors; ++v) {
+    block.low = least(block.values[v], block.low);
+    block.high = most(block.values[v], block.high);
+    block.check = block.values[v] * 0.0f + block.check;
   }
-  BlockRange range = {low[0], high[0], check[0]};
-  for (int lane = 1; lane < kLanes; ++lane) {
-    range.low = low[lane] < range.low ? low[lane] : range.low;
-    range.high = high[lane] > range.high ? high[lane] : range.high;
-    range.check += check[lane];
-  }
-  return range;
+  block.low = FoldLanes(block.low, least);
+  block.high = FoldLanes(block.high, most);
+  block.check = FoldLanes(block.check, [](F32 a, F32 b) { return a + b; });
+  return block;
 }
 
 // Codes of one block around `middle`; what else a QuantizedInput says of it. A block too small to divide by loses its last bits.
-inline void CodeBlock(const float (&values)[kQuantBlock], float middle, float scale, float check, int64_t b,
-                      int32_t (&codes)[kQuantBlock], const QuantizedInput& out) {
-  const float inverse = scale > 1e-35f && check == 0 ? 1.0f / scale : 0.0f;
-  if (inverse == 0) {
-    for (int64_t i = 0; i < kQuantBlock; ++i) codes[i] = 0;
-  } else {
-    for (int64_t i = 0; i < kQuantBlock; ++i) codes[i] = RoundToInt((values[i] - middle) * inverse);
+[[gnu::always_inline]] inline void CodeBlock(const InputBlock& block, float middle, float scale, int64_t b,
+                                             QuantI32 (&codes)[kBlockVectors], const QuantizedInput& out) {
+  const float check = block.check[0], inverse = scale > 1e-35f && check == 0 ? 1.0f / scale : 0.0f;
+#pragma GCC unroll 8
+  for (int v = 0; v < kBlockVectors; ++v) {
+    const F32 rounded = (block.values[v] - middle) * inverse + kRoundToInteger;
+    codes[v] = reinterpret_cast<QuantI32>(rounded) - __builtin_bit_cast(int32_t, kRoundToInteger);
+    if (inverse == 0) codes[v] = QuantI32{};  // of what is not finite, too
   }
-  int32_t sums[2] = {};
+  int32_t sums[2];
+#pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
-    for (int64_t i = 0; i < 16; ++i) sums[h] += codes[16 * h + i];
+    QuantI32 sum = codes[h * (kBlockVectors / 2)];
+#pragma GCC unroll 4
+    for (int v = 1; v < kBlockVectors / 2; ++v) sum += codes[h * (kBlockVectors / 2) + v];
+    sums[h] = FoldLanes(sum, [](QuantI32 x, QuantI32 y) { return x + y; })[0];
     out.negated_halves[2 * b + h] = -sums[h];
   }
   out.negated[b] = -(sums[0] + sums[1]);
@@ -504,31 +559,46 @@ inline void CodeBlock(const float (&values)[kQuantBlock], float middle, float sc
 }
 
 void QuantizeWide(const void* x, DType dtype, int64_t k, const QuantizedInput& out) {
+  const QuantI32 lanes = reinterpret_cast<QuantI32>(LaneNumbers());
+  const QuantI32 order = (lanes & ~3) | (lanes & 1) << 1 | (lanes & 2) >> 1;  // inputs 0, 2, 1, 3 of each four
   for (int64_t b = 0; b < k / kQuantBlock; ++b) {
-    float values[kQuantBlock];
-    int32_t codes[kQuantBlock];
-    const BlockRange range = LoadBlock(x, dtype, b * kQuantBlock, values);
-    const float largest = -range.low > range.high ? -range.low : range.high;
-    CodeBlock(values, 0.0f, largest / 32767.0f, range.check, b, codes, out);
-    int16_t* to = out.wide + b * kQuantBlock;
-    for (int64_t i = 0; i < kQuantBlock; i += 4) {  // inputs 0, 2, 1, 3 of each four
-      to[i] = static_cast<int16_t>(codes[i]);
-      to[i + 1] = static_cast<int16_t>(codes[i + 2]);
-      to[i + 2] = static_cast<int16_t>(codes[i + 1]);
-      to[i + 3] = static_cast<int16_t>(codes[i + 3]);
-    }
+    const InputBlock block = LoadBlock(x, dtype, b * kQuantBlock);
+    const float low = block.low[0], high = block.high[0], largest = -low > high ? -low : high;
+    QuantI32 codes[kBlockVectors];
+    CodeBlock(block, 0.0f, largest / 32767.0f, b, codes, out);
+    auto* to = reinterpret_cast<QuantCodes16*>(out.wide + b * kQuantBlock);
+#pragma GCC unroll 8
+    for (int v = 0; v < kBlockVectors; ++v) to[v] = __builtin_convertvector(__builtin_shuffle(codes[v], order), QuantCodes16);
   }
+}
+
+// 32 codes as bytes.
+[[gnu::always_inline]] inline void StoreBytes(const QuantI32 (&codes)[kBlockVectors], int8_t* out) {
+#if defined(__AVX512F__)
+  for (int v = 0; v < kBlockVectors; ++v) {
+    reinterpret_cast<QuantCodes8*>(out)[v] = __builtin_convertvector(codes[v], QuantCodes8);
+  }
+#else  // such a conversion would go through single elements: four vectors become one, whose bytes are then put in order
+  QuantBytes order;
+#pragma GCC unroll 32
+  for (int i = 0; i < 4 * kLanes; ++i) order[i] = static_cast<uint8_t>(i % kLanes * 4 + i / kLanes);
+#pragma GCC unroll 2
+  for (int v = 0; v < kBlockVectors; v += 4) {
+    const QuantI32 words = (codes[v] & 0xff) | (codes[v + 1] & 0xff) << 8 | (codes[v + 2] & 0xff) << 16 | codes[v + 3] << 24;
+    const QuantBytes bytes = __builtin_shuffle(reinterpret_cast<QuantBytes>(words), order);
+    __builtin_memcpy(out + v * kLanes, &bytes, sizeof(bytes));
+  }
+#endif
 }
 
 void QuantizeNarrow(const void* x, DType dtype, int64_t k, const QuantizedInput& out) {
   for (int64_t b = 0; b < k / kQuantBlock; ++b) {
-    float values[kQuantBlock];
-    int32_t codes[kQuantBlock];
-    const BlockRange range = LoadBlock(x, dtype, b * kQuantBlock, values);
-    const float middle = range.check == 0 ? 0.5f * range.low + 0.5f * range.high : 0.0f;
-    CodeBlock(values, middle, (0.5f * range.high - 0.5f * range.low) / 127.0f, range.check, b, codes, out);
+    const InputBlock block = LoadBlock(x, dtype, b * kQuantBlock);
+    const float low = block.low[0], high = block.high[0], middle = block.check[0] == 0 ? 0.5f * low + 0.5f * high : 0.0f;
+    QuantI32 codes[kBlockVectors];
+    CodeBlock(block, middle, (0.5f * high - 0.5f * low) / 127.0f, b, codes, out);
     out.middles[b] = middle;
-    for (int64_t i = 0; i < kQuantBlock; ++i) out.narrow[b * kQuantBlock + i] = static_cast<int8_t>(codes[i]);
+    StoreBytes(codes, out.narrow + b * kQuantBlock);
   }
 }
 

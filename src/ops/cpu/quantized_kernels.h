@@ -43,7 +43,7 @@ struct QuantizedInput {
 struct QuantizedKernels {
   // tile[r][c] = sum over the inputs of x[r] times column c of a strip, for its 32 columns; rows tile_stride apart. The sum of a
   // block is exact; blocks are added in increasing order. The bits of a row do not depend on `rows`.
-  // ahead: while a few rows read the strip, what lies so many bytes behind it is asked for, to the second-level cache.
+  // ahead: while the strip is read, what lies so many bytes behind it is asked for, to the second-level cache.
   using Multiply = void (*)(const QuantizedInput& x, int64_t rows, const std::byte* strip, int64_t ahead, int64_t k, float* tile,
                             int64_t tile_stride);
   // One row of k elements, a multiple of 32; dtype f32 or bf16. A block with a NaN or an infinity becomes NaN.
