@@ -5,7 +5,6 @@
 
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -14,18 +13,24 @@
 
 namespace coppice {
 
+// "out of memory while `doing`", in fewer words where there is no memory for these.
+Status OutOfMemory(std::string_view doing) noexcept;
+// The system refused a thread or a lock.
+Status RefusedBySystem(std::string_view doing, const std::error_code& why) noexcept;
+
 // What `body`, a function that returns a Status or a Result, returns. RESOURCE_EXHAUSTED where it ran out of memory or threads;
-// `doing` completes "out of memory while ...".
+// `doing` completes "out of memory while ...". Takes no memory of its own where there is none.
 template <class Body>
 auto CatchExhaustion(std::string_view doing, Body&& body) -> decltype(std::forward<Body>(body)()) {
   try {
     return std::forward<Body>(body)();
   } catch (const std::bad_alloc&) {
+    return OutOfMemory(doing);
   } catch (const std::length_error&) {  // more elements than any memory holds
+    return OutOfMemory(doing);
   } catch (const std::system_error& error) {
-    return ResourceExhausted("the system refused a thread or a lock while " + std::string(doing) + ": " + error.code().message());
+    return RefusedBySystem(doing, error.code());
   }
-  return ResourceExhausted("out of memory while " + std::string(doing) + ": use less of it, or a machine with more");
 }
 
 }  // namespace coppice

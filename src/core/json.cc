@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/dismantle_json.h"
 #include "core/quoted.h"
 
 namespace coppice {
@@ -18,6 +19,8 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   static constexpr bool kOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
 
  public:
+  ~StrictBuilder() override { Dismantle(&value_); }
+
   const Status& status() const { return status_; }
   Json& value() { return value_; }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 #include <system_error>
+#include <utility>
 
 namespace coppice {
 namespace {
@@ -72,12 +73,20 @@ void ThreadPool::Stop() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void ThreadPool::RunOne(int64_t index, int worker) {
+  try {
+    task_.Run(index, worker);
+  } catch (...) {  // out of memory: a thread that let it pass would end the process
+    if (!failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+  }
+}
+
 // The caller waits for indices that were handed out, never for workers: one that the system has not scheduled yet holds nobody up.
 void ThreadPool::Drain(int worker) {
   for (int64_t left = left_.load(std::memory_order_acquire); left > 0;) {
     if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) continue;
     const int64_t count = count_;  // may not be read once the last index is done
-    task_.Run(count - left, worker);
+    RunOne(count - left, worker);
     if (done_.fetch_add(1, std::memory_order_release) + 1 == count) done_.notify_one();
     left = left_.load(std::memory_order_acquire);
   }
@@ -97,6 +106,7 @@ void ThreadPool::ParallelFor(int64_t count, TaskRef task) {
   epoch_.notify_all();
   Drain(0);
   for (int64_t done; (done = done_.load(std::memory_order_acquire)) != count;) AwaitChange(done_, done);
+  if (failed_.exchange(false, std::memory_order_relaxed)) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void ThreadPool::WorkerLoop(int worker) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -31,12 +32,14 @@ class ThreadPool final : public Executor {
 
   int num_workers() const override { return static_cast<int>(threads_.size()) + 1; }
   // Runs task.Run(i, worker) for each i in [0, count) once, in increasing order of start, dynamically; returns when all are done.
+  // What a task throws on any worker is thrown here then; of several exceptions one.
   void ParallelFor(int64_t count, TaskRef task) override;
 
  private:
   void Stop();
   void WorkerLoop(int worker);
   void Drain(int worker);
+  void RunOne(int64_t index, int worker);
 
   std::vector<std::thread> threads_;
   // The loop at hand. Written by the caller while nothing is left to hand out and nothing runs; read after an index was drawn.
@@ -46,6 +49,8 @@ class ThreadPool final : public Executor {
   alignas(64) std::atomic<int64_t> done_{0};    // indices that have run
   alignas(64) std::atomic<uint32_t> epoch_{0};  // grows by one per loop; idle workers wait for a change
   std::atomic<bool> stop_{false};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;  // written by the worker that set failed_, read once all indices are done
 };
 
 }  // namespace coppice

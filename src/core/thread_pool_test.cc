@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,24 @@ TEST(ThreadPool, WritesAreVisibleAfterTheLoop) {
   for (int64_t round = 1; round <= 200; ++round) {
     pool.ParallelFor(static_cast<int64_t>(plain.size()), [&](int64_t i, int) { plain[i] = round * i; });
     for (size_t i = 0; i < plain.size(); ++i) ASSERT_EQ(plain[i], round * static_cast<int64_t>(i));
+  }
+}
+
+TEST(ThreadPool, WhatATaskThrowsOnAnyWorkerIsThrownOnceAllAreDone) {
+  for (const int threads : {1, 4}) {
+    ThreadPool pool(threads);
+    for (int64_t failing = 0; failing < 64; ++failing) {
+      std::atomic<int64_t> ran = 0;
+      const auto loop = [&](int64_t first) {
+        pool.ParallelFor(64, [&, first](int64_t i, int) {
+          ran.fetch_add(1);
+          if (i >= first) throw std::bad_alloc();
+        });
+      };
+      EXPECT_THROW(loop(failing), std::bad_alloc);  // of one task, or of many
+      EXPECT_EQ(ran, threads > 1 ? 64 : failing + 1);
+      EXPECT_NO_THROW(loop(64));
+    }
   }
 }
 

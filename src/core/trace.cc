@@ -4,14 +4,18 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "core/exhaustion.h"
 #include "core/file.h"
 
 #ifdef COPPICE_NVTX
@@ -24,6 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kFlushBytes = 1 << 20;
+constexpr std::string_view kBegin = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";  // of each trace
 
 // Small numbers, since viewers sort threads by them.
 int ThreadNumber() {
@@ -48,6 +53,21 @@ class TraceWriter {
 
   void Add(const char* name, Clock::time_point begin, Clock::time_point end, std::span<const TraceSpan::Value> values) {
     if (!status_.ok() || begin < start_) return;
+    Status added = CatchExhaustion("tracing", [&] {
+      Append(name, begin, end, values);
+      return OkStatus();
+    });
+    if (!added.ok()) status_ = std::move(added);
+  }
+
+  Status Finish() {
+    text_ += "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"args\":{\"name\":\"coppice\"}}\n]}\n";
+    Flush();
+    return status_.ok() ? file_.Commit() : status_;
+  }
+
+ private:
+  void Append(const char* name, Clock::time_point begin, Clock::time_point end, std::span<const TraceSpan::Value> values) {
     NameThread();
     text_ += "{\"ph\":\"X\",\"name\":" + Quoted(name) + Place() + ",\"ts\":" + Microseconds(begin - start_) +
              ",\"dur\":" + Microseconds(end - begin);
@@ -58,13 +78,6 @@ class TraceWriter {
     if (text_.size() >= kFlushBytes) Flush();
   }
 
-  Status Finish() {
-    text_ += "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"args\":{\"name\":\"coppice\"}}\n]}\n";
-    Flush();
-    return status_.ok() ? file_.Commit() : status_;
-  }
-
- private:
   static std::string Place() { return ",\"pid\":1,\"tid\":" + std::to_string(ThreadNumber()); }
 
   // Once a thread.
@@ -87,8 +100,18 @@ class TraceWriter {
   FileReplacement file_;
   Status status_;
   std::vector<bool> named_;
-  std::string text_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  std::string text_{kBegin};
 };
+
+// Where nothing is lost: a new file, an empty one, or an earlier trace.
+Status CheckReplaceable(const std::string& target, const std::string& path) {
+  std::ifstream file(target, std::ios::binary);
+  std::string begin(kBegin.size(), '\0');
+  if (!file) return OkStatus();
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  if (file.gcount() == 0 || begin == kBegin) return OkStatus();
+  return InvalidArgument(path + " holds something else than a trace, which would be lost; give another name or remove it");
+}
 
 std::atomic<bool> tracing = false;  // whether there is a writer; spans that see it late or early do no harm
 
@@ -108,6 +131,7 @@ Status StartTrace(const std::string& path) {
   const std::lock_guard lock(state.mutex);
   if (state.writer != nullptr) return FailedPrecondition("a trace is being written already: finish it before " + path);
   COPPICE_ASSIGN_OR_RETURN(const std::string target, ResolveOutput(path));
+  COPPICE_RETURN_IF_ERROR(CheckReplaceable(target, path));
   COPPICE_ASSIGN_OR_RETURN(FileReplacement file, FileReplacement::Begin(target));
   state.writer = std::make_unique<TraceWriter>(std::move(file));
   tracing = true;

@@ -12,8 +12,8 @@
 
 namespace coppice {
 
-// Spans that begin from here on are kept for `path`. ResolveOutput's errors for a path that takes no file, FAILED_PRECONDITION
-// while there is a trace.
+// Spans that begin from here on are kept for `path`. ResolveOutput's errors for a path that takes no file, INVALID_ARGUMENT for
+// a file that holds something else than a trace, FAILED_PRECONDITION while there is one.
 Status StartTrace(const std::string& path);
 // Ends the trace and puts the file into its place, whole; or the error that ended it earlier. Spans under way are left out. OK
 // where there is no trace.

@@ -103,7 +103,13 @@ TEST_F(TraceTest, ManyThreadsWriteWholeEvents) {
 TEST_F(TraceTest, SaysWhatIsWrongWithAPath) {
   EXPECT_EQ(StartTrace("/dev/full").code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(StartTrace("/no/such/folder/trace.json").code(), StatusCode::kNotFound);
+  std::ofstream(path_) << "notes\n";
+  EXPECT_EQ(StartTrace(path_).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::filesystem::file_size(path_), 6u);
+  std::ofstream(path_).close();  // empty
   ASSERT_TRUE(StartTrace(path_).ok());
+  ASSERT_TRUE(FinishTrace().ok());
+  ASSERT_TRUE(StartTrace(path_).ok());  // in the place of the earlier one
   EXPECT_EQ(StartTrace(path_ + "2").code(), StatusCode::kFailedPrecondition);
   EXPECT_FALSE(std::filesystem::exists(path_)) << "the file comes when it is whole";
 }
