@@ -9,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -41,7 +42,7 @@ static_assert(COPPICE_F32 == static_cast<int>(DType::kF32) && COPPICE_F16 == sta
 static_assert(COPPICE_CUDA_KERNELS_MMA_SYNC == static_cast<int>(CudaKernels::kMmaSync));
 static_assert(COPPICE_KV_LIVE == kLive && COPPICE_NO_PARENT == kNoParent && COPPICE_FREE_SLOT == kFreeSlot);
 
-void WriteText(const std::string& text, char* out, size_t capacity) {
+void WriteText(std::string_view text, char* out, size_t capacity) {
   if (out == nullptr || capacity == 0) return;
   const size_t count = std::min(text.size(), capacity - 1);
   std::memcpy(out, text.data(), count);
@@ -57,27 +58,29 @@ T KnownFields(const T& in) {
   return out;
 }
 
-coppice_status Report(const Status& status, coppice_message* message) {
+// Takes no memory.
+coppice_status Report(StatusCode code, std::string_view text, coppice_message* message) {
   if (message != nullptr) {
     const coppice_message m = KnownFields(*message);
-    WriteText(status.message(), m.text, m.capacity);
+    WriteText(text, m.text, m.capacity);
   }
-  return static_cast<coppice_status>(status.code());
+  return static_cast<coppice_status>(code);
 }
 
 // Runs `body` (returning Status); no exception passes.
 template <class Body>
 coppice_status Guard(coppice_message* message, Body body) {
   try {
-    return Report(body(), message);
+    const Status status = body();
+    return Report(status.code(), status.message(), message);
   } catch (const std::bad_alloc&) {
-    return Report(ResourceExhausted("out of host memory"), message);
+    return Report(StatusCode::kResourceExhausted, "out of host memory", message);
   } catch (const std::length_error&) {
-    return Report(ResourceExhausted("out of host memory"), message);
+    return Report(StatusCode::kResourceExhausted, "out of host memory", message);
   } catch (const std::exception& e) {
-    return Report(Internal(std::string("unexpected exception: ") + e.what()), message);
+    return Report(StatusCode::kInternal, e.what(), message);
   } catch (...) {
-    return Report(Internal("unexpected exception"), message);
+    return Report(StatusCode::kInternal, "unexpected exception", message);
   }
 }
 

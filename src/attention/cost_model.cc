@@ -145,7 +145,8 @@ bool CostModel::RunsAsTeams(const StepShape& shape) const {
 
 double CostModel::TeamReadNs(const StepShape& shape, int64_t tokens) const {
   const double step_ns = shape.wide_stream_tasks > 0 ? machine_.sm.team_wide_step_ns : machine_.sm.team_step_ns;
-  return step_ns * static_cast<double>(CeilDiv(tokens, int64_t{kStreamStepTokens} * team_lanes_));
+  const int64_t lanes = std::max(team_lanes_, 1);  // a dump may say that there are no teams, of a plan that was cut for them
+  return step_ns * static_cast<double>(CeilDiv(tokens, int64_t{kStreamStepTokens} * lanes));
 }
 
 double CostModel::CutTeamsStepNs(const StepShape& shape) const {

@@ -11,6 +11,7 @@
 
 #include "attention/shipped_machines.h"
 #include "core/check.h"
+#include "core/dismantle_json.h"
 #include "core/json.h"
 
 namespace coppice::attention {
@@ -153,7 +154,9 @@ Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers)
 }
 
 Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
-  const Result<Json> parsed = ParseJson(json);
+  Result<Json> parsed = ParseJson(json);
+  Json nothing;
+  const DismantleAtEnd at_end(parsed.ok() ? &*parsed : &nothing);
   if (!parsed.ok() || !parsed->is_object()) {
     return InvalidArgument("machine model: not a JSON object" + (parsed.ok() ? "" : " (" + parsed.status().message() + ")") +
                            "; write one with `coppice bench calibrate`");

@@ -55,6 +55,11 @@ constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {
      {"kv_tile", &BackendTraits::kv_tile, 1, kMostTokens},
      {"max_heads_per_task", &BackendTraits::max_heads_per_task, 0, kMaxHeads},
      {"native_head_dim", &BackendTraits::native_head_dim, 0, kMostRows}}};
+// Of dumps of backends that cut themselves, and of those since units differ.
+constexpr std::array<Field<BackendTraits, int32_t>, 1> kCutTraits = {
+    {{"max_set_contributions", &BackendTraits::max_set_contributions, 0, kMostRows}}};
+constexpr std::array<Field<BackendTraits, int32_t>, 1> kUnitTraits = {
+    {{"deterministic_unit", &BackendTraits::deterministic_unit, 1, kMostTokens}}};
 constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = {
     {{"node_parent", &PlanDump::node_parent},
      {"node_begin", &PlanDump::node_begin},
@@ -187,9 +192,9 @@ std::string DumpPlan(const Planner& planner, const std::string& tasks) {
                      {"force_sharing", options.force_sharing},
                      {"lookahead_tokens", options.lookahead_tokens}};
   PutAll(root["traits"], kTraitsInts, planner.traits());
-  root["traits"]["max_set_contributions"] = planner.traits().max_set_contributions;
+  PutAll(root["traits"], kCutTraits, planner.traits());
   root["traits"]["cuts_kv"] = planner.traits().cuts_kv;
-  root["traits"]["deterministic_unit"] = planner.traits().deterministic_unit;
+  PutAll(root["traits"], kUnitTraits, planner.traits());
   root["machine"] = ordered_json::parse(ToJson(planner.machine()));
 
   const PrefixForestView& view = planner.forest();
@@ -263,11 +268,11 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
 
   Reader traits(section("traits"), "traits");
   traits.GetAll(kTraitsInts, dump.traits);
-  if (section("traits").contains("cuts_kv")) {  // dumps of backends that cut themselves
+  if (section("traits").contains("cuts_kv")) {
     traits.Get("cuts_kv", dump.traits.cuts_kv);
-    traits.Get("max_set_contributions", dump.traits.max_set_contributions);
+    traits.GetAll(kCutTraits, dump.traits);
   }
-  if (section("traits").contains("deterministic_unit")) traits.Get("deterministic_unit", dump.traits.deterministic_unit);
+  if (section("traits").contains("deterministic_unit")) traits.GetAll(kUnitTraits, dump.traits);
   COPPICE_RETURN_IF_ERROR(traits.status());
   COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));
 

@@ -80,6 +80,19 @@ class InspectPlanTest(unittest.TestCase):
         self.assertIn("  and 3 more like it, the last node 16\n", text)
         self.assertIn("    and 3 more like it, the last node 5\n", text)
 
+    def test_replays_of_odd_traits(self):
+        """Whatever a dump says of its backend, it is a plan or refused."""
+        for options in ([], ["--deterministic"]):
+            dump = json.loads(coppice("inspect", "plan", "--tree", "300,40x3,7x4", "--machine", "h200", "--no-measure", "--json", *options).stdout)
+            for field, value, status in (("team_lanes", 0, 0), ("deterministic_unit", 0, 2), ("kv_tile", 2**32, 2), ("stream_lanes", 1, 0)):
+                with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                    json.dump({**dump, "traits": {**dump["traits"], field: value}}, file)
+                    file.flush()
+                    done = coppice("inspect", "plan", "--replay", file.name, "--no-measure")
+                self.assertEqual(done.returncode, status, (options, field, done))
+                if status == 2:
+                    self.assertIn(f"'traits.{field}' is {value}", done.stderr)
+
     def test_replay(self):
         dump = coppice("inspect", "plan", *self.TREE, "--json").stdout
         self.assertGreater(json.loads(dump)["measured"]["median_ns"], 0)
