@@ -38,7 +38,21 @@ BranchForest::BranchForest(const PrefixTree* tree, const Capacity& capacity, Buf
       row_changed_at_(max_branches_),
       rows_(std::move(rows)) {
   changed_rows_.reserve(2 * static_cast<size_t>(max_branches_));  // each twice at most: views stay valid
+  free_junctions_.reserve(max_branches_);
   for (int32_t b = 0; b < max_branches_; ++b) branch_page_begin_[b] = b * pages_per_branch_;
+  Clear();
+}
+
+void BranchForest::Clear() {
+  changed_since_ = end_version_ = ++version_;  // of which nobody has seen what changed since
+  changed_rows_.clear();
+  changed_before_ = 0;
+  ++num_ends_;
+  for (std::vector<int32_t>* per_slot : {&node_parent_, &branch_node_}) std::ranges::fill(*per_slot, kFreeSlot);
+  std::ranges::fill(branch_query_count_, 0);
+  std::ranges::fill(attach_, kNoNode);
+  links_.clear();
+  free_junctions_.clear();
   for (int32_t slot = 2 * max_branches_ - 1; slot >= max_branches_; --slot) free_junctions_.push_back(slot);
 }
 

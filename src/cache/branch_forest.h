@@ -35,6 +35,8 @@ class BranchForest {
   // both have everything before that point computed.
   void Link(BranchId branch, NodeId attach, int32_t kv_len);
   void Unlink(BranchId branch);
+  // Nobody is linked. Takes no memory.
+  void Clear();
   // A linked branch moves from its tree node to `child`, a new child of it that leads to nobody yet. Changes nothing in the forest.
   void Descend(BranchId branch, NodeId child);
   // Some linked branch goes through the tree node.

@@ -28,7 +28,23 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
       tree_(*tree_storage_),
       forest_(std::move(forest)),
       branches_(options.max_branches) {
-  for (BranchId b = options.max_branches - 1; b >= 0; --b) free_branches_.push_back(b);
+  free_branches_.reserve(options.max_branches);
+  Clear();
+}
+
+void KvCache::Clear() {
+  tree_.Clear();
+  pages_.Clear();
+  forest_.Clear();
+  free_branches_.clear();
+  for (BranchId b = options_.max_branches - 1; b >= 0; --b) {
+    branches_[b] = {};
+    free_branches_.push_back(b);
+  }
+  pending_copies_.clear();
+  prefills_.clear();
+  pins_.clear();
+  pages_unshared_ = own_tokens_ = 0;
 }
 
 KvCache::Overlap KvCache::FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt_text,

@@ -34,7 +34,8 @@ struct CacheSalt {
 // and launched before it is computed. Steps run in the order of their launches, and so do their writes: what one step reads and the
 // caller frees is written again by a later one only.
 //
-// Thread-compatible. Every call leaves the cache consistent, failed ones included.
+// Thread-compatible. Every call leaves the cache consistent, failed ones included; but one that throws, for want of memory, leaves
+// it fit for Clear alone.
 class KvCache {
  public:
   struct Options {
@@ -192,6 +193,9 @@ class KvCache {
 
   // Frees everything that no branch uses.
   void DropCached();
+  // Forgets branches, pins and all that is cached, also where a call that threw has left them half changed: it is as new. Takes no
+  // memory. Counters stay. REQUIRES: no step is under way.
+  void Clear();
   // Everything accounted for: pool, tree, forest, rows. O(everything).
   Status CheckIntegrity() const;
 

@@ -1,5 +1,6 @@
 #include "cache/page_pool.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/check.h"
@@ -9,7 +10,15 @@ namespace coppice {
 PagePool::PagePool(int32_t num_pages, int32_t page_size)
     : page_size_(page_size), free_(num_pages), references_(num_pages), uses_(num_pages), claimed_slots_(num_pages) {
   COPPICE_CHECK(page_size >= 1 && page_size <= 256);
-  for (int32_t i = 0; i < num_pages; ++i) free_[i] = num_pages - 1 - i;  // low pages first: untouched memory stays untouched
+  Clear();
+}
+
+void PagePool::Clear() {
+  free_.resize(references_.size());
+  for (int32_t i = 0; i < num_pages(); ++i) free_[i] = num_pages() - 1 - i;  // low pages first: untouched memory stays untouched
+  std::ranges::fill(references_, 0);
+  std::ranges::fill(uses_, 0);
+  num_in_use_ = 0;
 }
 
 PageId PagePool::Allocate() {

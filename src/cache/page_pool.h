@@ -33,6 +33,8 @@ class PagePool {
   // Frees the page with its last reference. REQUIRES: a reference is held; the last one only when the page is not in use.
   void DropReference(PageId page);
   int32_t references(PageId page) const { return references_[page]; }
+  // All pages are free, whoever had them. Takes no memory.
+  void Clear();
 
   void AddUse(PageId page) { num_in_use_ += uses_[page]++ == 0; }
   void DropUse(PageId page) { num_in_use_ -= --uses_[page] == 0; }

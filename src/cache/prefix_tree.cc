@@ -229,6 +229,17 @@ void PrefixTree::Unlock(NodeId id) {
   }
 }
 
+void PrefixTree::Clear() {
+  nodes_.erase(nodes_.begin() + 1, nodes_.end());
+  nodes_[kRootNode].num_children = 0;
+  nodes_[kRootNode].locks = 1;
+  free_nodes_.clear();
+  children_.clear();
+  evictable_.clear();
+  num_nodes_ = 0;
+  locked_tokens_ = 0;
+}
+
 bool PrefixTree::EvictOne() {
   if (evictable_.empty()) return false;
   Remove(evictable_.begin()->second);

@@ -112,6 +112,8 @@ class PrefixTree {
   void Lock(NodeId node);
   void Unlock(NodeId node);
 
+  // Nothing is cached, whatever was locked; the pages are for the pool to take back. Takes no memory.
+  void Clear();
   // Frees the least recently used unlocked leaf; false if there is none. O(log nodes + its pages).
   bool EvictOne();
 

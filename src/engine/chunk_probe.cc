@@ -27,6 +27,7 @@ Result<double> TimeChunk(const EngineParts& parts, int32_t count) {
   const auto begin = std::chrono::steady_clock::now();
   const Result<StepTicket> ticket = LaunchStep(parts.runner.get(), &cache, {}, &step);
   const Status status = ticket.ok() ? parts.runner->Wait(*ticket).status() : ticket.status();
+  if (ticket.ok()) cache.StepLaunched();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   cache.Release(admission.branch, tokens);
   cache.DropCached();

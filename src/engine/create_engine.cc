@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/math.h"
+#include "core/quoted.h"
 #include "engine/chunk_probe.h"
 #include "engine/engine_parts.h"
 #include "engine/model_drafter.h"
@@ -174,8 +175,8 @@ Status CheckSameVocabulary(const Checkpoint& target, const Checkpoint& draft, co
   const std::vector<std::string>& ours = target.tokenizer()->tokens;
   for (size_t id = 0; id < std::min(theirs.size(), ours.size()); ++id) {
     if (theirs[id] == ours[id]) continue;
-    return InvalidArgument("token " + std::to_string(id) + " is \"" + theirs[id] + "\" in the draft model " + draft_path +
-                           " and \"" + ours[id] + "\" in the model: expected two models of one vocabulary");
+    return InvalidArgument("token " + std::to_string(id) + " is " + Quoted(theirs[id]) + " in the draft model " + draft_path +
+                           " and " + Quoted(ours[id]) + " in the model: expected two models of one vocabulary");
   }
   return OkStatus();
 }

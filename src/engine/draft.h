@@ -58,6 +58,8 @@ class Drafter {
   // Fills sequence->draft, cleared by the caller, of each request, as far as it has a guess. Called once before each step with all
   // sequences that decode in it; of others it may forget what it knows.
   virtual Status Propose(std::span<const DraftRequest> requests) = 0;
+  // Forgets all sequences, also where a call that threw has left things half done.
+  virtual void Clear() {}
   // KV that drafting itself has read so far, all layers.
   virtual int64_t kv_bytes_read() const { return 0; }
 };

@@ -36,6 +36,11 @@ Status Drafts::Propose(Scheduler* scheduler) {
   return drafter_->Propose(asked_);
 }
 
+void Drafts::Clear() {
+  asked_.clear();
+  if (drafter_) drafter_->Clear();
+}
+
 // Deeper while everything is accepted, else as deep as it just went and one more.
 void Drafts::NoteAccepted(Sequence* sequence, int32_t drafts, int32_t accepted) const {
   int32_t depth = 0;

@@ -35,6 +35,8 @@ class Drafts {
   Status Propose(Scheduler* scheduler);
   // The sequences that Propose asked for.
   std::span<const DraftRequest> asked() const { return asked_; }
+  // Forgets all sequences, also where a call that threw has left things half done.
+  void Clear();
   // Of the first `drafts` tokens of a sequence's draft, `accepted` were what the model says.
   void NoteAccepted(Sequence* sequence, int32_t drafts, int32_t accepted) const;
   // A step without prompt rows was committed.

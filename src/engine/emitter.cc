@@ -50,8 +50,9 @@ void Emitter::Send(Emissions* emissions) {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return pending_ < kMaxPending; });
-    pending_ += emissions->items.size();
+    const size_t sent = emissions->items.size();
     queue_.push_back(std::move(*emissions));
+    pending_ += sent;
     if (spare_.empty()) {
       *emissions = {};
     } else {
@@ -71,11 +72,6 @@ void Emitter::Drain() {
 double Emitter::seconds() const {
   const std::lock_guard lock(mutex_);
   return seconds_;
-}
-
-Status Emitter::status() const {
-  const std::lock_guard lock(mutex_);
-  return status_;
 }
 
 void Emitter::Loop() {
@@ -105,50 +101,62 @@ void Emitter::Process(Emissions* emissions) {
   TraceSpan span("emit");
   span.Set("events", std::ssize(emissions->items));
   const auto begin = std::chrono::steady_clock::now();
-  Status status = CatchExhaustion("sending events", [&] {
-    SendAll(*emissions);
-    return OkStatus();
-  });
+  for (const Emissions::Item& item : emissions->items) {
+    const auto try_to = [&](const auto& send) {
+      return CatchExhaustion("sending an event", [&] {
+        send();
+        return OkStatus();
+      });
+    };
+    if (!item.listener->lost_event) {
+      if (try_to([&] { Send(*emissions, item); }).ok()) continue;
+      item.listener->lost_event = lost_ = true;
+    }
+    if (item.reason) (void)try_to([&] { SendEnd(item); });
+  }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const std::lock_guard lock(mutex_);
   seconds_ += seconds.count();
-  if (status_.ok()) status_ = std::move(status);
 }
 
-void Emitter::SendAll(const Emissions& emissions) {
-  for (const Emissions::Item& item : emissions.items) {
-    Listener& listener = *item.listener;
-    if (item.prompt >= 0) {
-      listener.on_event(emissions.prompts[item.prompt]);
-      continue;
-    }
-    event_.request = listener.request;
-    event_.index = item.index;
-    event_.token_ids.clear();
-    event_.logprobs.clear();
-    if (item.token >= 0) {
-      event_.token_ids.push_back(item.token);
-      event_.logprobs.push_back(item.logprob);
-    }
-    event_.top_logprobs.resize(item.top_count > 0 ? 1 : 0);
-    if (item.top_count > 0) {
-      const auto begin = emissions.top_logprobs.begin() + item.top_begin;
-      event_.top_logprobs.front().assign(begin, begin + item.top_count);
-    }
-    event_.text.clear();
-    if (item.text >= 0) event_.text = emissions.texts[item.text];
-    if (!listener.has_stops) {
-      TextStream& text = listener.texts[item.index];
-      if (item.decodes) text.Push(item.token, /*look_for_stops=*/false, &event_.text);
-      if (item.reason) text.Finish(&event_.text);
-    }
-    event_.cached_tokens = std::max(0, listener.cached_tokens);
-    event_.finish_reason = item.reason;
-    event_.request_done = item.request_done;
-    event_.shared_reads = item.reads >= 0 ? emissions.shared_reads[item.reads] : SharedReads();
-    event_.status = item.status >= 0 ? emissions.statuses[item.status] : OkStatus();
-    listener.on_event(event_);
+void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
+  Listener& listener = *item.listener;
+  if (item.prompt >= 0) return listener.on_event(emissions.prompts[item.prompt]);
+  event_.request = listener.request;
+  event_.index = item.index;
+  event_.token_ids.clear();
+  event_.logprobs.clear();
+  if (item.token >= 0) {
+    event_.token_ids.push_back(item.token);
+    event_.logprobs.push_back(item.logprob);
   }
+  event_.top_logprobs.resize(item.top_count > 0 ? 1 : 0);
+  if (item.top_count > 0) {
+    const auto begin = emissions.top_logprobs.begin() + item.top_begin;
+    event_.top_logprobs.front().assign(begin, begin + item.top_count);
+  }
+  event_.text.clear();
+  if (item.text >= 0) event_.text = emissions.texts[item.text];
+  if (!listener.has_stops) {
+    TextStream& text = listener.texts[item.index];
+    if (item.decodes) text.Push(item.token, /*look_for_stops=*/false, &event_.text);
+    if (item.reason) text.Finish(&event_.text);
+  }
+  event_.cached_tokens = std::max(0, listener.cached_tokens);
+  event_.finish_reason = item.reason;
+  event_.request_done = item.request_done;
+  event_.shared_reads = item.reads >= 0 ? emissions.shared_reads[item.reads] : SharedReads();
+  event_.status = item.status >= 0 ? emissions.statuses[item.status] : OkStatus();
+  listener.on_event(event_);
+}
+
+void Emitter::SendEnd(const Emissions::Item& item) {
+  const Listener& listener = *item.listener;
+  listener.on_event({.request = listener.request,
+                     .index = item.index,
+                     .finish_reason = FinishReason::kError,
+                     .request_done = item.request_done,
+                     .status = ResourceExhausted("out of memory")});  // so short that it takes none
 }
 
 }  // namespace coppice

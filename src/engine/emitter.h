@@ -3,6 +3,7 @@
 // Layer: engine.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -28,6 +29,8 @@ struct Listener {
   // By sample. Of a request with stop strings the stepping thread decodes, since the text decides when a sample ends; of all others
   // the emitter does.
   std::vector<TextStream> texts;
+  // An event could not be sent for want of memory: of what comes, ends alone are sent, as errors.
+  std::atomic<bool> lost_event{false};
 };
 
 // One step's events, in order. Plain data beside the arrays that rare parts lie in.
@@ -71,16 +74,19 @@ class Emitter {
   void Send(Emissions* emissions);
   // Returns when everything has been sent.
   void Drain();
-  // Why events were lost, on the first time that one could not be sent for want of memory; else OK.
-  Status status() const;
+  // Whether, since the last call, events of a listener were lost for want of memory: its request is to be ended.
+  bool TakeLost() { return lost_.exchange(false); }
   // Time spent on events so far.
   double seconds() const;
 
  private:
   void Loop();
   void Process(Emissions* emissions);
-  void SendAll(const Emissions& emissions);
+  void Send(const Emissions& emissions, const Emissions::Item& item);
+  // What is left to say to whom an event was lost.
+  static void SendEnd(const Emissions::Item& item);
 
+  std::atomic<bool> lost_{false};
   StreamEvent event_;         // reused: its vectors keep their memory
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
@@ -88,7 +94,6 @@ class Emitter {
   size_t pending_ = 0;                    // events queued or being sent
   bool busy_ = false, stop_ = false;
   double seconds_ = 0;
-  Status status_;
   std::thread thread_;
 };
 

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <memory>
-#include <memory_resource>
 #include <mutex>
 #include <stop_token>
 #include <string>
@@ -24,6 +23,7 @@
 #include "engine/inbox.h"
 #include "engine/metrics.h"
 #include "engine/prefixes.h"
+#include "engine/request_memory.h"
 #include "engine/request_state.h"
 #include "engine/request_table.h"
 #include "engine/scheduler.h"
@@ -69,7 +69,7 @@ class EngineImpl final : public Engine {
   explicit EngineImpl(EngineParts parts);
 
   Result<RequestId> Submit(Request request) override;
-  Status Cancel(RequestId id) override { return inbox_.Cancel(id); }
+  Status Cancel(RequestId id) override;
   Status Unpin(const std::string& name) override;
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path) override;
@@ -86,12 +86,25 @@ class EngineImpl final : public Engine {
   Status WritePinned(const std::string& name, const std::string& path);
   Status ReadAndPin(const std::string& name, const std::string& path);
   Result<bool> StepOnce();
+  // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
+  template <class Body>
+  auto KeepBooks(Body body) {
+    books_in_doubt_ = true;
+    auto result = body();
+    books_in_doubt_ = false;
+    return result;
+  }
+  // Ends all requests that were taken in and begins with an empty cache, where something threw in the middle of a change. If there
+  // is no memory for that either, it throws, and goes on when it is called again.
+  void StartOver();
 
   // The step's parts; false: nothing to do.
   Result<bool> RunStep();
   // What came in since the last step. Whether there was anything.
   Result<bool> TakeInbox();
   Result<bool> EndLateRequests();
+  // Of whom events could not be sent.
+  Result<bool> EndUnheardRequests();
   // Launches the next step, if there is one that needs nothing of those under way.
   Result<bool> LaunchNext();
   // Waits for the oldest step under way and takes over what it gave. On an error its requests have ended, and those of steps after
@@ -101,14 +114,14 @@ class EngineImpl final : public Engine {
   Status Drain();
   // Drain, and the edits that wait for a step: what a prefix's pages hold is there, and nobody writes to free ones.
   Status Quiesce();
-  // A step failed: ends the requests that took part in it, in those launched after it, in one that was being scheduled, and in
-  // `also` if not null. Their KV cannot be trusted; the others go on, unless the device is lost.
-  void FailSteps(const Status& status, const ScheduledBatch* also);
+  // A step failed: ends the requests that took part in it, in those launched after it, and in one that was being scheduled. Their
+  // KV cannot be trusted; the others go on, unless the device is lost.
+  void FailSteps(const Status& status);
   void ForgetDone();
   // Publishes the counters. `idle`: there was nothing to do.
   void Publish(bool idle);
 
-  std::pmr::synchronized_pool_resource request_memory_;  // any thread submits, the stepping thread forgets
+  RequestMemory request_memory_;
   EngineParts parts_;
   const RequestLimits limits_;
   const ModelInfo model_info_;
@@ -132,9 +145,9 @@ class EngineImpl final : public Engine {
     bool drafting = false;  // it was launched with drafts, or would have been
     bool told = false;      // the runner was waited for
   };
-  std::vector<UnderWay> under_way_;            // steps that were launched and not committed, oldest first; at most 1 + steps_ahead
-  const ScheduledBatch* committed_ = nullptr;  // the last step that this call of Step committed
-  FairMutex stepping_;  // held by a step, and by another thread that needs what belongs to the stepping thread
+  std::vector<UnderWay> under_way_;  // steps that were launched and not committed, oldest first; at most 1 + steps_ahead
+  bool books_in_doubt_ = false;      // KeepBooks did not come to its end
+  FairMutex stepping_;               // held by a step, and by another thread that needs what belongs to the stepping thread
 
   Emitter emitter_;  // last, so that it is done before what it refers to goes
 };
@@ -167,7 +180,9 @@ EngineImpl::EngineImpl(EngineParts parts)
                   .totals = &metrics_.totals(),
                   .max_context = parts_.options.max_context}),
       inbox_(parts_.options.max_waiting),
-      emitter_(parts_.options.event_thread) {}
+      emitter_(parts_.options.event_thread) {
+  under_way_.reserve(1 + static_cast<size_t>(parts_.options.steps_ahead));
+}
 
 // ---------------------------------------------------------------------------------------------------------------- any thread
 
@@ -178,8 +193,12 @@ Result<RequestId> EngineImpl::Submit(Request request) {
   });
 }
 
+Status EngineImpl::Cancel(RequestId id) {
+  return CatchExhaustion("cancelling a request", [&] { return inbox_.Cancel(id); });
+}
+
 Status EngineImpl::Unpin(const std::string& name) {
-  COPPICE_RETURN_IF_ERROR(prefixes_.Unpin(name));
+  COPPICE_RETURN_IF_ERROR(CatchExhaustion("unpinning a prefix", [&] { return prefixes_.Unpin(name); }));
   inbox_.Wake();
   return OkStatus();
 }
@@ -192,8 +211,9 @@ Status EngineImpl::WritePinned(const std::string& name, const std::string& path)
   StoredPrefix prefix;
   {
     const std::lock_guard between_steps(stepping_);
+    if (books_in_doubt_) StartOver();
     COPPICE_RETURN_IF_ERROR(prefixes_.CheckPinned(name));
-    COPPICE_RETURN_IF_ERROR(Quiesce());
+    COPPICE_RETURN_IF_ERROR(KeepBooks([this] { return Quiesce(); }));
     COPPICE_ASSIGN_OR_RETURN(prefix, prefixes_.Copy(name));
   }
   return WritePrefixFile(path, prefix);
@@ -212,8 +232,11 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path) 
                            std::to_string(limits_.max_context) + " (max_context)");
   }
   const std::lock_guard between_steps(stepping_);
-  COPPICE_RETURN_IF_ERROR(Quiesce());
-  return prefixes_.Restore(name, prefix);
+  if (books_in_doubt_) StartOver();
+  return KeepBooks([&]() -> Status {
+    COPPICE_RETURN_IF_ERROR(Quiesce());
+    return prefixes_.Restore(name, prefix);
+  });
 }
 
 // ----------------------------------------------------------------------------------------------------------- the stepping thread
@@ -232,11 +255,15 @@ Status EngineImpl::Run(std::stop_token stop) {
 
 Result<bool> EngineImpl::StepOnce() {
   const std::lock_guard turn(stepping_);
-  committed_ = nullptr;
-  Result<bool> ran = CatchExhaustion("running a step", [this] { return RunStep(); });
-  const Status sent = emitter_.status();
-  if (ran.ok() && !sent.ok()) ran = sent;
-  if (!ran.ok()) FailSteps(ran.status(), sent.ok() ? nullptr : committed_);
+  if (books_in_doubt_) StartOver();
+  const Result<bool> ran = CatchExhaustion("running a step", [this] {
+    return KeepBooks([this] {
+      Result<bool> worked = RunStep();
+      if (!worked.ok()) FailSteps(worked.status());
+      return worked;
+    });
+  });
+  if (books_in_doubt_) StartOver();
   scheduler_.RemoveStopped();
   ForgetDone();
   const bool idle = !ran.ok() || !*ran;
@@ -248,12 +275,34 @@ Result<bool> EngineImpl::StepOnce() {
   return *ran || inbox_.has_requests();  // what an event has led to
 }
 
+void EngineImpl::StartOver() {
+  for (UnderWay& step : under_way_) {
+    if (!std::exchange(step.told, true)) (void)runner_.Wait(step.ticket);
+  }
+  events_.DropOpen();
+  for (RequestPtr& arrived : arrivals_.requests) {
+    if (arrived) requests_.Add(std::move(arrived));
+  }
+  const Status status =
+      ResourceExhausted("out of memory amid a step, so that all requests end: use less of it, or a machine with more");
+  for (RequestState* const request : requests_.FindUnfinished()) events_.EndAll(request, status);
+  // From here on nothing takes memory.
+  arrivals_.requests.clear();
+  under_way_.clear();
+  scheduler_.Clear();
+  cache_.Clear();
+  drafts_.Clear();
+  prefixes_.Clear();
+  books_in_doubt_ = false;
+}
+
 Result<bool> EngineImpl::RunStep() {
   TraceSpan span("step");
   const Clock::time_point begin = Clock::now();
   metrics_.BeginStep();
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
-  COPPICE_ASSIGN_OR_RETURN(const bool ended, EndLateRequests());
+  COPPICE_ASSIGN_OR_RETURN(const bool late, EndLateRequests());
+  COPPICE_ASSIGN_OR_RETURN(const bool unheard, EndUnheardRequests());
   const int32_t samples = scheduler_.num_running();  // about as many as decode
   const size_t most_under_way = drafts_.DecideFor(samples) ? 1 : 1 + parts_.options.steps_ahead;
   while (under_way_.size() < most_under_way) {
@@ -261,7 +310,7 @@ Result<bool> EngineImpl::RunStep() {
     if (!launched) break;
   }
   if (under_way_.empty()) {
-    if (scheduler_.idle()) return took || ended;
+    if (scheduler_.idle()) return took || late || unheard;
     // Nobody runs, so nobody will ever make room for the first in line.
     committer_.EndRequest(scheduler_.waiting().front()->request, FinishReason::kError,
                           ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
@@ -314,6 +363,16 @@ Result<bool> EngineImpl::EndLateRequests() {
   return true;
 }
 
+Result<bool> EngineImpl::EndUnheardRequests() {
+  if (!emitter_.TakeLost()) return false;
+  COPPICE_RETURN_IF_ERROR(Drain());
+  for (RequestState* const request : requests_.FindUnfinished()) {
+    if (!request->listener->lost_event) continue;
+    committer_.EndRequest(request, FinishReason::kError, ResourceExhausted("out of memory while sending an event"));
+  }
+  return true;
+}
+
 Result<bool> EngineImpl::LaunchNext() {
   PhaseTimer phase("draft", &metrics_.totals().draft_seconds);
   if (const Status drafted = drafts_.Propose(&scheduler_); !drafted.ok()) {
@@ -333,22 +392,22 @@ Result<bool> EngineImpl::LaunchNext() {
     COPPICE_RETURN_IF_ERROR(Drain());  // those before it can be trusted
     return ticket.status();
   }
-  scheduler_.Launched(ticket->step);
   under_way_.push_back({.batch = batch, .ticket = *ticket, .drafting = drafts_.drafting()});
+  cache_.StepLaunched();
+  scheduler_.Launched(ticket->step);
   return true;
 }
 
 Status EngineImpl::CommitOldest() {
   const UnderWay step = under_way_.front();
+  under_way_.front().told = true;
   const Result<StepResult> result = runner_.Wait(step.ticket);
   PhaseTimer phase("commit", &metrics_.step().host_seconds);
-  under_way_.front().told = true;
   if (!result.ok()) {
-    FailSteps(result.status(), nullptr);
+    FailSteps(result.status());
     return result.status();
   }
   metrics_.CountStep(*step.batch, result->stats, cache_.usage());
-  committed_ = step.batch;
   committer_.Commit(*step.batch, *result);
   under_way_.erase(under_way_.begin());
   return OkStatus();
@@ -365,16 +424,15 @@ Status EngineImpl::Quiesce() {
   return FlushEdits(&runner_, &cache_, &scheduler_.next().step);
 }
 
-void EngineImpl::FailSteps(const Status& status, const ScheduledBatch* also) {
-  for (const UnderWay& step : under_way_) {
-    if (!step.told) (void)runner_.Wait(step.ticket);  // it stands on what failed
+void EngineImpl::FailSteps(const Status& status) {
+  for (UnderWay& step : under_way_) {
+    if (!std::exchange(step.told, true)) (void)runner_.Wait(step.ticket);  // it stands on what failed
   }
   cache_.AbandonSteps();
   for (const UnderWay& step : under_way_) committer_.FailBatch(*step.batch, status);
   under_way_.clear();
   committer_.FailBatch(scheduler_.next(), status);
   scheduler_.next().Clear();
-  if (also != nullptr) committer_.FailBatch(*also, status);
   if (status.code() != StatusCode::kUnavailable) return;
   // The device is lost, and with it the KV of all others.
   for (RequestState* const request : requests_.FindUnfinished()) committer_.EndRequest(request, FinishReason::kError, status);
@@ -383,6 +441,8 @@ void EngineImpl::FailSteps(const Status& status, const ScheduledBatch* also) {
 void EngineImpl::ForgetDone() {
   retired_.clear();  // no step that is under way refers to them any more
   if (events_.done().empty()) return;
+  events_.emissions()->retired.reserve(events_.emissions()->retired.size() + events_.done().size());
+  retired_.reserve(events_.done().size());
   for (const RequestId id : events_.done()) {
     RequestPtr request = requests_.Remove(id);
     events_.emissions()->retired.push_back(std::move(request->listener));

@@ -1,48 +1,15 @@
-// What a warm decode step takes from the heap, counted by an operator new of this program's own. Samples' texts, and the tree that
+// What a warm decode step takes from the heap, counted by tests/support/heap.h. Samples' texts, and the tree that
 // they are published to, must grow; nothing else may.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/engine_parts.h"
 #include "runner/null_runner.h"
-
-namespace {
-
-std::atomic<int64_t> allocations = 0;
-
-void* Allocate(size_t size, size_t alignment) {
-  ++allocations;
-  void* const memory = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// Not inlined: GCC 12 would compare an inlined operator with its counterpart, and warn that they do not match.
-[[gnu::noinline]] void* operator new(size_t size) { return Allocate(size, alignof(std::max_align_t)); }
-[[gnu::noinline]] void* operator new[](size_t size) { return Allocate(size, alignof(std::max_align_t)); }
-[[gnu::noinline]] void* operator new(size_t size, std::align_val_t alignment) {
-  return Allocate(size, static_cast<size_t>(alignment));
-}
-[[gnu::noinline]] void* operator new[](size_t size, std::align_val_t alignment) {
-  return Allocate(size, static_cast<size_t>(alignment));
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+#include "tests/support/heap.h"
 
 namespace coppice {
 namespace {
@@ -84,10 +51,11 @@ Allocations AllocationsOf(int32_t steps_ahead, int32_t before, int32_t steps) {
   const int64_t begin = tokens;
   Allocations taken;
   for (int32_t step = 0; step < steps; ++step) {
-    const int64_t earlier = allocations;
+    const int64_t earlier = heap::NumAllocations();
     EXPECT_TRUE(*engine->Step());
-    taken.total += allocations - earlier;
-    taken.steps += allocations > earlier;
+    const int64_t allocations = heap::NumAllocations() - earlier;
+    taken.total += allocations;
+    taken.steps += allocations > 0;
   }
   EXPECT_EQ(tokens - begin, int64_t{kSamples} * steps);
   return taken;

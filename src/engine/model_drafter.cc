@@ -112,6 +112,7 @@ Status ModelDrafter::RunRound() {
   AppendDraws();
   COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, LaunchStep(parts_.runner.get(), &cache, {}, &step_));
   COPPICE_ASSIGN_OR_RETURN(const StepResult result, parts_.runner->Wait(ticket));
+  cache.StepLaunched();
   kv_bytes_read_ += result.stats.kv_bytes_read;
   for (const Job& job : jobs_) {
     if (job.count == 0) continue;
@@ -120,6 +121,14 @@ Status ModelDrafter::RunRound() {
   }
   TakeDrafts(result.draws);
   return OkStatus();
+}
+
+void ModelDrafter::Clear() {
+  lanes_.clear();
+  jobs_.clear();
+  step_.ClearRows();
+  step_.ClearEdits();
+  parts_.cache->Clear();
 }
 
 void ModelDrafter::AppendDraws() {

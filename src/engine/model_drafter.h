@@ -35,6 +35,7 @@ class ModelDrafter final : public Drafter {
   // them are computed in a call, so that nobody stalls. Nor do those for which there is no room. Errors are those of the forward
   // pass.
   Status Propose(std::span<const DraftRequest> requests) override;
+  void Clear() override;
   int64_t kv_bytes_read() const override { return kv_bytes_read_; }
 
   const KvCache& cache() const { return *parts_.cache; }

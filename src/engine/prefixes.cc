@@ -47,6 +47,12 @@ void Prefixes::ApplyUnpins() {
   for (const std::string& name : names) cache_.Unpin(name);
 }
 
+void Prefixes::Clear() {
+  const std::lock_guard lock(mutex_);
+  pinned_.clear();
+  unpinned_.clear();
+}
+
 void Prefixes::Pin(const std::string& name, BranchId branch) {
   cache_.Pin(name, branch);
   NotePin(name);

@@ -34,6 +34,8 @@ class Prefixes {
   // What files of these prefixes say that their KV is of, and what those to be read must say.
   KvOrigin origin() const;
   void ApplyUnpins();
+  // Nothing is pinned: the cache was cleared.
+  void Clear();
   // Pins the computed prompt of a branch; a pin of the same name is moved.
   void Pin(const std::string& name, BranchId branch);
   // A copy of a pinned prompt and its KV. REQUIRES: CheckPinned; no step is under way, no edits wait for one.

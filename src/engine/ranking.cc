@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/quoted.h"
 #include "tokenizer/regex.h"
 #include "tokenizer/utf8.h"
 
@@ -44,9 +45,15 @@ Result<std::optional<std::string>> LastAnswer(std::string_view text, const Regex
   return answer;
 }
 
+// What is wrong with the pattern, or with looking for it.
+Status OfPattern(std::string_view pattern, const Status& status) {
+  if (status.ok()) return status;
+  return InvalidArgument("answer pattern " + Printable(pattern, 96) + ": " + status.message());
+}
+
 Result<Regex> CompileAnswerPattern(std::string_view pattern) {
   Result<Regex> regex = Regex::Compile(pattern);
-  if (!regex.ok()) return InvalidArgument("answer pattern " + std::string(pattern) + ": " + regex.status().message());
+  if (!regex.ok()) return OfPattern(pattern, regex.status());
   return regex;
 }
 
@@ -87,7 +94,9 @@ std::vector<int32_t> BestOf(std::span<const RankedSample> samples, int32_t n, bo
 Result<std::optional<std::string>> ExtractAnswer(std::string_view text, std::string_view pattern) {
   COPPICE_ASSIGN_OR_RETURN(const Regex regex, CompileAnswerPattern(pattern));
   COPPICE_ASSIGN_OR_RETURN(Regex::Scratch scratch, Regex::Scratch::Create());
-  return LastAnswer(text, regex, scratch);
+  Result<std::optional<std::string>> answer = LastAnswer(text, regex, scratch);
+  if (!answer.ok()) return OfPattern(pattern, answer.status());
+  return answer;
 }
 
 Result<std::vector<VotedAnswer>> MajorityVote(std::span<const RankedSample> samples, std::string_view pattern) {
@@ -97,7 +106,7 @@ Result<std::vector<VotedAnswer>> MajorityVote(std::span<const RankedSample> samp
   std::map<std::string, size_t> places;
   for (size_t i = 0; i < samples.size(); ++i) {
     Result<std::optional<std::string>> answer = LastAnswer(samples[i].text, regex, scratch);
-    if (!answer.ok()) return answer.status();
+    if (!answer.ok()) return OfPattern(pattern, answer.status());
     if (!answer->has_value()) continue;
     const auto [place, is_new] = places.try_emplace(**answer, votes.size());
     if (is_new) votes.push_back({.answer = **answer});

@@ -12,6 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 struct Finished {
   std::string text;
@@ -53,6 +54,10 @@ TEST(ExtractAnswer, TheLastMatchAndItsFirstGroup) {
 
 TEST(ExtractAnswer, RefusesBadPatternsAndEndlessOnes) {
   EXPECT_THAT(ExtractAnswer("x", "(").status().message(), HasSubstr("answer pattern (: missing closing parenthesis at offset 1"));
+  EXPECT_THAT(ExtractAnswer(std::string(64, 'a'), "(a+)+$x|(a|a)*b").status().message(),
+              StartsWith("answer pattern (a+)+$x|(a|a)*b: match limit"));
+  const std::string long_one = '(' + std::string(5000, 'a');
+  EXPECT_LT(ExtractAnswer("", long_one).status().message().size(), 300u);
   EXPECT_EQ(ExtractAnswer(std::string(64, 'a'), "(a+)+$x|(a|a)*b").status().code(), StatusCode::kInvalidArgument);
 }
 

@@ -41,6 +41,7 @@ struct alignas(kCacheLine) Sequence {
   int32_t computed = 0;  // of them, those whose step was committed
   int32_t draw = -1;     // of the step launched last, the draw that gives its next token; with draws_under_way
   State state = State::kPending;
+  bool end_is_written = false;           // its last event (StepEvents)
   uint8_t draws_under_way = 0;           // tokens that launched steps choose and that are not known yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
   // The rest.

@@ -7,10 +7,11 @@
 
 namespace coppice {
 
-RequestState* RequestTable::Add(RequestPtr request) {
-  num_deadlines_ += request->deadline.has_value();
-  const RequestId id = request->id;
-  return requests_.emplace(id, std::move(request)).first->second.get();
+RequestState* RequestTable::Add(RequestPtr&& request) {
+  RequestPtr& place = requests_[request->id];  // before anything is taken: there may be no memory for it
+  place = std::move(request);
+  num_deadlines_ += place->deadline.has_value();
+  return place.get();
 }
 
 RequestState* RequestTable::Find(RequestId id) const {

@@ -13,7 +13,8 @@ namespace coppice {
 // Thread-compatible.
 class RequestTable {
  public:
-  RequestState* Add(RequestPtr request);
+  // Takes the request, or throws for want of memory and leaves it.
+  RequestState* Add(RequestPtr&& request);
   RequestState* Find(RequestId id) const;  // null: none
   // The unfinished ones whose deadline has come; valid until the next call. O(requests) where any has a deadline.
   std::span<RequestState* const> FindLate(RequestState::Clock::time_point now);

@@ -437,6 +437,18 @@ void Scheduler::Release(Sequence* sequence) {
   ++num_stopped_;
 }
 
+void Scheduler::Clear() {
+  waiting_.clear();
+  running_.clear();
+  num_stopped_ = 0;
+  for (ScheduledBatch& batch : batches_) {
+    batch.Clear();
+    batch.step.ClearEdits();
+  }
+  for (std::vector<Sequence*>* const of_sequences : {&survivors_, &decoding_}) of_sequences->clear();
+  candidates_.clear();
+}
+
 void Scheduler::RemoveStopped() {
   if (std::exchange(num_stopped_, 0) == 0) return;
   std::erase_if(running_, [](const Sequence* sequence) { return sequence->state != Sequence::State::kRunning; });

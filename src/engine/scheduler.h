@@ -55,6 +55,9 @@ class Scheduler {
   // The next step's work so far: its edits to KV and sampling are there before it is scheduled.
   ScheduledBatch& next() { return batches_[next_]; }
 
+  // Forgets all sequences and edits, also where a call that threw has left things half done. Counters stay.
+  void Clear();
+
   // Lets go of sequences that do not run any more; before their requests are destroyed.
   void RemoveStopped();
 

@@ -32,7 +32,6 @@ Result<StepTicket> LaunchStep(Runner* runner, KvCache* cache, std::span<const ui
   cache->ClearPendingCopies();
   Result<StepTicket> ticket = runner->Launch(*step, forest);
   step->ClearEdits();
-  if (ticket.ok()) cache->StepLaunched();
   return ticket;
 }
 
@@ -41,7 +40,9 @@ Status FlushEdits(Runner* runner, KvCache* cache, StepBatch* step) {
   step->ClearRows();
   cache->BeginStep();
   COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, LaunchStep(runner, cache, {}, step));
-  return runner->Wait(ticket).status();
+  const Status waited = runner->Wait(ticket).status();
+  cache->StepLaunched();
+  return waited;
 }
 
 }  // namespace coppice

@@ -48,7 +48,8 @@ inline void FreeSlot(BranchId branch, StepBatch* step) {
   step->slot_edits.push_back({.kind = SlotEdit::Kind::kFree, .slot = branch});
 }
 
-// Launches the step whose queries the cache was given, with the cache's copies. The batch's edits are done then, and forgotten.
+// Launches the step whose queries the cache was given, with the cache's copies. The batch's edits are done then, and forgotten. The
+// caller, once it has kept the ticket, tells the cache (StepLaunched).
 Result<StepTicket> LaunchStep(Runner* runner, KvCache* cache, std::span<const uint64_t> tree_masks, StepBatch* step);
 // Does the edits that wait for a step, now.
 Status FlushEdits(Runner* runner, KvCache* cache, StepBatch* step);

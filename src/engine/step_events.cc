@@ -47,8 +47,8 @@ void StepEvents::AddPrompt(const RequestState& request) {
     event.token_ids = params.prompt_ids;
     if (tokenizer_) event.text = PromptText(*tokenizer_, params.prompt_ids);
   }
-  emissions_.items.push_back({.listener = request.listener.get(), .prompt = static_cast<int32_t>(emissions_.prompts.size())});
   emissions_.prompts.push_back(std::move(event));
+  emissions_.items.push_back({.listener = request.listener.get(), .prompt = static_cast<int32_t>(emissions_.prompts.size()) - 1});
 }
 
 std::string* StepEvents::NewText(Emissions::Item* item) {
@@ -65,6 +65,23 @@ void StepEvents::SetTopLogprobs(Emissions::Item* item, std::span<const TokenLogp
   item->top_begin = static_cast<int32_t>(emissions_.top_logprobs.size());
   AppendKnown(top, &emissions_.top_logprobs);
   item->top_count = static_cast<int32_t>(emissions_.top_logprobs.size()) - item->top_begin;
+}
+
+void StepEvents::EndAll(RequestState* request, const Status& status) {
+  if (request->unfinished == 0) return;
+  // Memory first.
+  emissions_.items.reserve(emissions_.items.size() + static_cast<size_t>(request->unfinished) + 1);
+  emissions_.shared_reads.reserve(emissions_.shared_reads.size() + 1);
+  done_.reserve(done_.size() + 1);
+  emissions_.statuses.push_back(status);
+  for (Sequence& sequence : request->sequences) {
+    sequence.state = Sequence::State::kFinished;
+    if (sequence.end_is_written) continue;
+    Emissions::Item& item = Begin(sequence);
+    item.reason = FinishReason::kError;
+    item.status = static_cast<int32_t>(emissions_.statuses.size()) - 1;
+    End(sequence);
+  }
 }
 
 }  // namespace coppice

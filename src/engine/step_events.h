@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/emitter.h"
@@ -25,6 +26,7 @@ class StepEvents {
   // was written, and the processor then waits until all stores before have left for the cache: 200 cycles a sample.
   Emissions::Item& Begin(const Sequence& sequence) {
     Emissions::Item& item = emissions_.items.emplace_back();
+    is_open_ = true;
     item.listener = sequence.request->listener.get();
     item.index = sequence.index;
     return item;
@@ -35,17 +37,29 @@ class StepEvents {
   void SetStatus(Emissions::Item* item, const Status& status);
   void SetTopLogprobs(Emissions::Item* item, std::span<const TokenLogprob> top);
   // Completes the item that was begun last, and drops it where nobody listens.
-  void End(const Sequence& sequence) {
+  void End(Sequence& sequence) {
     RequestState& request = *sequence.request;
     Emissions::Item& item = emissions_.items.back();
-    if (item.reason && --request.unfinished == 0) {
-      item.request_done = true;
-      item.reads = static_cast<int32_t>(emissions_.shared_reads.size());
-      emissions_.shared_reads.push_back(request.shared_reads);
-      done_.push_back(request.id);
+    if (item.reason) {
+      if (request.unfinished == 1) {
+        item.request_done = true;
+        item.reads = static_cast<int32_t>(emissions_.shared_reads.size());
+        emissions_.shared_reads.push_back(request.shared_reads);
+        done_.push_back(request.id);
+      }
+      --request.unfinished;  // last: whatever throws leaves the event open
+      sequence.end_is_written = true;
     }
+    is_open_ = false;
     if (!request.has_listener) emissions_.items.pop_back();
   }
+
+  // Drops an event that something threw in the middle of.
+  void DropOpen() {
+    if (std::exchange(is_open_, false)) emissions_.items.pop_back();
+  }
+  // Ends all samples that have not ended with an error. All of it is written, or nothing, and it throws for want of memory.
+  void EndAll(RequestState* request, const Status& status);
 
   // Requests whose last event was written since ForgetDone.
   std::span<const RequestId> done() const { return done_; }
@@ -57,6 +71,7 @@ class StepEvents {
   const Tokenizer* tokenizer_;
   Emissions emissions_;
   std::vector<RequestId> done_;
+  bool is_open_ = false;  // the last item was begun and not completed
 };
 
 }  // namespace coppice

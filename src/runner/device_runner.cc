@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/exhaustion.h"
 #include "core/math.h"
 #include "runner/phase_timer.h"
 
@@ -49,12 +50,18 @@ DeviceRunner::~DeviceRunner() {
 
 Result<StepTicket> DeviceRunner::Launch(const StepBatch& batch, const attention::PrefixForestView& forest) {
   COPPICE_CHECK(launched_ - waited_ < 2);
-  Step& step = At(++launched_);
-  step.number = launched_;
+  Step& step = At(launched_ + 1);
   step.stats = {};
   step.computes = step.draws_come = false;
   step.sampled.Reset(batch);
-  step.status = Begin(batch, forest, &step);  // told by Wait
+  step.number = ++launched_;
+  try {
+    step.status = Begin(batch, forest, &step);  // told by Wait
+  } catch (...) {                               // the step did not begin: nothing of it may be in the stream
+    (void)device_->Synchronize(stream_->get());
+    --launched_;
+    throw;
+  }
   if (!step.status.ok()) step.sampled.Reset(batch);
   step.launched = Clock::now();
   return StepTicket{launched_};
@@ -157,7 +164,7 @@ Status DeviceRunner::RunGraph(const DeviceBatch& rows, StepStats* stats) {
   std::unique_ptr<Graph>& graph = size.graphs[plans_.DeviceImages()];
   if (!graph) {
     COPPICE_RETURN_IF_ERROR(device_->BeginCapture(stream));
-    const Status captured = Compute(rows, num_rows, /*num_scores=*/0);
+    const Status captured = CatchExhaustion("launching a step", [&] { return Compute(rows, num_rows, /*num_scores=*/0); });
     Result<std::unique_ptr<Graph>> ended = device_->EndCapture(stream);  // also after an error: the stream must leave the capture
     COPPICE_RETURN_IF_ERROR(captured);
     COPPICE_ASSIGN_OR_RETURN(graph, std::move(ended));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/exhaustion.h"
 #include "runner/phase_timer.h"
 
 namespace coppice {
@@ -15,11 +16,12 @@ HostRunner::HostRunner(Parts parts)
 
 Result<StepTicket> HostRunner::Launch(const StepBatch& batch, const attention::PrefixForestView& forest) {
   COPPICE_CHECK(launched_ - waited_ < 2);
-  Step& step = At(++launched_);
-  step.number = launched_;
+  Step& step = At(launched_ + 1);
   step.stats = {};
   step.sampled.Reset(batch);
-  step.status = Run(batch, forest, &step);  // told by Wait, as a device would
+  EditSlots(batch, &step.stats);
+  step.number = ++launched_;  // from here on what throws is the step's failure, told by Wait, as a device would
+  step.status = CatchExhaustion("running a step", [&] { return Run(batch, forest, &step); });
   if (!step.status.ok()) step.sampled.Reset(batch);
   return StepTicket{launched_};
 }
@@ -32,12 +34,16 @@ Result<StepResult> HostRunner::Wait(StepTicket ticket) {
       .draws = step.sampled.draws, .scores = step.sampled.scores, .top_logprobs = step.sampled.top_logprobs, .stats = step.stats};
 }
 
+void HostRunner::EditSlots(const StepBatch& batch, StepStats* stats) {
+  const PhaseTimer phase("edit", &stats->edit_seconds);
+  slots_.Edit(batch, At(launched_).sampled.draws);
+}
+
 Status HostRunner::Run(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step) {
   StepStats& stats = step->stats;
   PhaseTimer phase("edit", &stats.edit_seconds);
   COPPICE_RETURN_IF_ERROR(MoveSlots(batch.moves));
   COPPICE_RETURN_IF_ERROR(CopyPages(batch.copies));
-  slots_.Edit(batch, At(step->number - 1).sampled.draws);
   if (batch.num_rows() == 0) return OkStatus();
   const bool follows_untold = launched_ - waited_ == 2;
   if (follows_untold && !At(step->number - 1).status.ok()) return Internal("the step before it failed");

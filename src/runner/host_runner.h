@@ -58,6 +58,7 @@ class HostRunner : public Runner {
   static constexpr int64_t kNumSteps = 3;
   Step& At(int64_t number) { return steps_[number % kNumSteps]; }
 
+  void EditSlots(const StepBatch& batch, StepStats* stats);
   Status Run(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step);
   // The rows' tokens, those that the step before drew included.
   std::span<const int32_t> TokensOf(const StepBatch& batch);

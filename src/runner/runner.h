@@ -67,6 +67,7 @@ class Runner {
   // Begins a step. Has read everything it was given when it returns: the caller may change all of it. Steps run in the order of
   // their launches, each after the edits, KV and draws of those before; at most two are under way at a time. A batch without rows
   // is a step that only edits. On an error the step did not begin, but its edits have been made.
+  // What it throws, for want of memory, leaves it in doubt which edits were made: the caller must end what has slots and KV.
   virtual Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) = 0;
   // Waits for the oldest step that is under way. On an error the step's KV and draws cannot be trusted, nor those of a step
   // launched after it, which must still be waited for; its edits have been made. REQUIRES: `ticket` is that step's.

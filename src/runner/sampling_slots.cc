@@ -10,10 +10,10 @@ void SamplingSlots::Edit(const StepBatch& batch, std::span<const TokenDraw> draw
   for (const SlotEdit& edit : batch.slot_edits) {
     SamplingSlot& slot = At(edit.slot);
     const auto tokens = std::span(batch.history).subspan(edit.token_begin, edit.token_count);
-    COPPICE_CHECK(slot.in_use == (edit.kind != SlotEdit::Kind::kSet && edit.kind != SlotEdit::Kind::kFork));
+    COPPICE_CHECK(slot.in_use || edit.kind == SlotEdit::Kind::kSet || edit.kind == SlotEdit::Kind::kFork);
     switch (edit.kind) {
       case SlotEdit::Kind::kSet: {
-        slot.in_use = true;
+        slot = {.in_use = true};
         slot.sampling = batch.parameters[edit.index];
         if (edit.num_prompt > 0) {
           auto prompt = std::make_shared<TokenCounts>();

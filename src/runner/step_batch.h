@@ -31,10 +31,10 @@ inline bool HasPenalties(const SamplingParams& params) {
 // A change to a sampling slot: parameters, and the history that penalties look at.
 struct SlotEdit {
   enum class Kind : uint8_t {
-    kSet,      // begins anew: parameters `index`, history `tokens`, the first `num_prompt` of them the prompt's
+    kSet,      // begins anew, whatever it was: parameters `index`, history `tokens`, the first `num_prompt` of them the prompt's
     kAdd,      // `tokens` were generated
     kAddDraw,  // what `draw` gives was generated
-    kFork,     // becomes what slot `index` is
+    kFork,     // becomes what slot `index` is, whatever it was
     kFree,     // is not used until it is set again
   };
   Kind kind = Kind::kSet;

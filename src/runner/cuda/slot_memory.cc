@@ -34,23 +34,23 @@ Status SlotMemory::Edit(const StepBatch& batch, const DrawnToken* drawn, Stream 
     switch (edit.kind) {
       case SlotEdit::Kind::kSet: Set(batch, edit); break;
       case SlotEdit::Kind::kAdd:
-        if (!At(edit.slot, true).has_counts) break;
+        if (!At(edit.slot).has_counts) break;
         for (const int32_t token : std::span(batch.history).subspan(edit.token_begin, edit.token_count))
           Add({.kind = Kind::kGenerated, .slot = edit.slot, .other = token});
         break;
       case SlotEdit::Kind::kAddDraw:
-        if (At(edit.slot, true).has_counts) Add({.kind = Kind::kDrawn, .slot = edit.slot, .other = edit.draw.index});
+        if (At(edit.slot).has_counts) Add({.kind = Kind::kDrawn, .slot = edit.slot, .other = edit.draw.index});
         break;
       case SlotEdit::Kind::kFork: Fork(edit); break;
-      case SlotEdit::Kind::kFree: At(edit.slot, true) = {}; break;
+      case SlotEdit::Kind::kFree: At(edit.slot) = {}; break;
     }
   }
   return LaunchAll(drawn, stream);
 }
 
 void SlotMemory::Set(const StepBatch& batch, const SlotEdit& edit) {
-  Slot& slot = At(edit.slot, false);
-  slot.in_use = true;
+  Slot& slot = slots_.at(edit.slot);
+  slot = {.in_use = true};
   slot.sampling = batch.parameters[edit.index];
   slot.has_counts = HasPenalties(slot.sampling.params) || !slot.sampling.end_ids.empty();
   slot.has_biases = !slot.sampling.params.logit_bias.empty();
@@ -65,7 +65,7 @@ void SlotMemory::Set(const StepBatch& batch, const SlotEdit& edit) {
 }
 
 void SlotMemory::Fork(const SlotEdit& edit) {
-  At(edit.slot, false) = At(edit.index, true);
+  slots_.at(edit.slot) = At(edit.index);
   const Slot& slot = slots_[edit.slot];
   if (slot.has_counts || slot.has_biases) Add({.kind = Kind::kCopy, .slot = edit.slot, .other = edit.index});
 }
@@ -114,8 +114,8 @@ Status SlotMemory::LaunchAll(const DrawnToken* drawn, Stream stream) {
   return device_->Record(*staging.read, stream);
 }
 
-SlotMemory::Slot& SlotMemory::At(int32_t slot, bool in_use) {
-  COPPICE_CHECK(slot >= 0 && static_cast<size_t>(slot) < slots_.size() && slots_[slot].in_use == in_use);
+SlotMemory::Slot& SlotMemory::At(int32_t slot) {
+  COPPICE_CHECK(slot >= 0 && static_cast<size_t>(slot) < slots_.size() && slots_[slot].in_use);
   return slots_[slot];
 }
 

@@ -49,7 +49,7 @@ class SlotMemory {
   };
 
   SlotMemory(Device* device, int32_t vocab_size) : device_(device) { tables_.vocab = vocab_size; }
-  Slot& At(int32_t slot, bool in_use);
+  Slot& At(int32_t slot);
   void Set(const StepBatch& batch, const SlotEdit& edit);
   void Fork(const SlotEdit& edit);
   // Puts the edit into the first launch that comes after all it must follow.
