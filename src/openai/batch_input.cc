@@ -35,6 +35,13 @@ std::string HashOf(std::string_view text) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+std::string_view BytesOf(std::span<const int32_t> ids) {
+  const auto bytes = std::as_bytes(ids);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+uint64_t Fingerprint(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
+
 std::string_view Trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
   const size_t begin = text.find_first_not_of(kSpace);
@@ -48,6 +55,16 @@ Result<std::string> StringField(const json& line, const char* name, const std::s
   if (!found->is_string() || found->get_ref<const std::string&>().empty())
     return InvalidArgument(fmt::format("{} is no string or empty, expected {}", name, expected));
   return found->get<std::string>();
+}
+
+// The output holds an answer under the line's custom_id, but not to this line.
+Status AnotherRequest(const std::string& path, const std::optional<BatchLine>& parsed, const BatchErrors::Error& error) {
+  std::string than =
+      fmt::format("{} than line {} of {}", parsed && parsed->request.prefix ? "another request or prefix" : "another request",
+                  error.line, path);
+  if (!parsed) than += fmt::format(", which is refused now ({})", error.status.message());
+  return InvalidArgument(
+      fmt::format("the output holds an answer for custom_id \"{}\", but to {}; give another output", error.custom_id, than));
 }
 
 }  // namespace
@@ -102,9 +119,11 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     line_error->id = std::move(id);
     return fail(InvalidArgument("stream is true, expected false: a batch answers when all is complete"), "stream");
   }
+  // A server's prefixes may be replaced while a batch runs, which goes on; those of a file are the job's own.
+  if (request->prefix && !rules.find_prefix) id = HashOf(id + HashOf(BytesOf(request->prefix->token_ids)));
   // Samples of equal prompts differ, and a run that is repeated or resumed draws the same.
   const auto seed = body->find("seed");
-  if (seed == body->end() || seed->is_null()) request->request.sampling.seed = XXH3_64bits(custom_id->data(), custom_id->size());
+  if (seed == body->end() || seed->is_null()) request->request.sampling.seed = Fingerprint(*custom_id);
   return BatchLine{*std::move(custom_id), std::move(id), *std::move(request)};
 }
 
@@ -138,9 +157,7 @@ Result<int64_t> TokenSpool::Append(std::span<const int32_t> ids) {
 }
 
 Status TokenSpool::Flush() {
-  const auto bytes = std::as_bytes(std::span(pending_));
-  COPPICE_RETURN_IF_ERROR(WriteAll(file_.get(), {reinterpret_cast<const char*>(bytes.data()), bytes.size()},
-                                   "the temporary file for the tokens of the prompts"));
+  COPPICE_RETURN_IF_ERROR(WriteAll(file_.get(), BytesOf(pending_), "the temporary file for the tokens of the prompts"));
   pending_.clear();
   return OkStatus();
 }
@@ -198,6 +215,10 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
                  .status = InvalidArgument(fmt::format("custom_id \"{}\" is that of line {} already; give each line its own",
                                                        error.custom_id, first->second)),
                  .param = "custom_id"};
+      } else if (const auto finished = output.finished().find(error.custom_id); finished != output.finished().end()) {
+        if (finished->second != "batch_req_" + (parsed ? parsed->id : error.id)) return AnotherRequest(path, parsed, error);
+        ++input.finished_before_;
+        continue;
       }
     }
     if (!parsed) {
@@ -205,15 +226,6 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
       continue;
     }
     if (errors->Has(line.number)) continue;
-    if (const auto finished = output.finished().find(parsed->custom_id); finished != output.finished().end()) {
-      if (finished->second != "batch_req_" + parsed->id) {
-        return InvalidArgument(fmt::format(
-            "the output holds an answer for custom_id \"{}\", but to another request than line {} of {}; give another output",
-            parsed->custom_id, line.number, path));
-      }
-      ++input.finished_before_;
-      continue;
-    }
     const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
       COPPICE_RETURN_IF_ERROR(errors->Report(
@@ -225,6 +237,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
     input.jobs_.push_back({.id = parsed->id,
                            .line = line.number,
                            .offset = line.offset,
+                           .fingerprint = Fingerprint(Trimmed(line.text)),
                            .tokens_begin = begin,
                            .size = static_cast<int32_t>(line.size),
                            .num_tokens = static_cast<int32_t>(tokens->size())});
@@ -240,7 +253,7 @@ Result<std::optional<BatchLine>> BatchInput::Load(const BatchJob& job, const Ope
                                                   BatchErrors::Error* refused) const {
   std::string text(static_cast<size_t>(job.size), '\0');
   const ssize_t count = pread(file_.get(), text.data(), text.size(), job.offset);
-  if (count != job.size || HashOf(Trimmed(text)) != job.id) {
+  if (count != job.size || Fingerprint(Trimmed(text)) != job.fingerprint) {
     return DataLoss(
         fmt::format("{} changed while it was worked on: line {} is another one now; run the command again", path_, job.line));
   }

@@ -21,7 +21,9 @@ namespace coppice::openai {
 // A line that is a request in itself.
 struct BatchLine {
   std::string custom_id;
-  std::string id;  // 32 hex digits, a hash of the line: equal lines have equal ids, in this run and in the next
+  // 32 hex digits, a hash of the line, and of the prefix that it names where that is the parser's: equal requests have equal ids,
+  // in this run and in the next.
+  std::string id;
   OpenAiRequest request;
 };
 
@@ -66,8 +68,9 @@ class TokenSpool {
 
 // A request that is to be computed.
 struct BatchJob {
-  std::string id;                // of the line
+  std::string id;                // the BatchLine's
   int64_t line = 0, offset = 0;  // in the input
+  uint64_t fingerprint = 0;      // of the line's text
   int64_t tokens_begin = 0;      // in the spool
   int32_t size = 0;              // bytes of the line
   int32_t num_tokens = 0;
@@ -76,7 +79,7 @@ struct BatchJob {
 class BatchInput {
  public:
   // Reads all of `path`, reports what is wrong to `errors` and leaves out what `output` or `errors` holds already. INVALID_ARGUMENT
-  // if `output` holds the custom_id with an answer to another request.
+  // if `output` holds the custom_id with an answer to another request, or one after another prefix.
   static Result<BatchInput> Read(const std::string& path, const OpenAiRequestParser& parser, const BatchOutput& output,
                                  BatchErrors* errors, BatchRules rules = {});
 

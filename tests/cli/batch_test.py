@@ -337,6 +337,26 @@ class BatchTest(unittest.TestCase):
         self.write(line("a", [6], max_tokens=1))
         self.refused('custom_id "a"', "another request", "give another output")
 
+    def test_an_answer_after_another_prefix_is_no_answer(self):
+        prefixes = self.input + ".prefixes"
+
+        def go_on(prompt):
+            with open(prefixes, "w", encoding="utf-8") as file:
+                json.dump({"a": {"prompt": prompt}, "b": {"prompt": [9]}}, file)
+            return coppice(*self.command("--prefixes", prefixes))
+        self.write(line("first", [5], max_tokens=1, prefix="a"), line("none", [5], max_tokens=1))
+        self.assertEqual(go_on([7, 8]).returncode, 0)
+        self.write(line("first", [5], max_tokens=1, prefix="a"), line("none", [5], max_tokens=1), line("second", [6], max_tokens=1, prefix="b"))
+        done = go_on([7, 9])
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+        self.assertIn('custom_id "first", but to another request or prefix than line 1', done.stderr)
+        self.refused('custom_id "first", but to another request than line 1', "refused now", "no prefix")  # without --prefixes
+        self.assertEqual(sorted(self.answers()), ["first", "none"])
+        done = go_on([7, 8])
+        self.assertEqual(done.returncode, 0, done)
+        self.assertIn("1 answered", done.stdout)
+        self.assertIn("2 by an earlier run", done.stdout)
+
     def test_files(self):
         self.refused("there is no input")
         self.write(line("a", [5], max_tokens=1))
