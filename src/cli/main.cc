@@ -1,17 +1,23 @@
 // The program `coppice`: reads the command line, hands over to a command, turns its Status into one line and an exit code.
 // Layer: cli.
+#include <cxxabi.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <new>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <typeinfo>
 #include <vector>
 
 #include "cli/batch_command.h"
@@ -99,6 +105,21 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   return coppice::InvalidArgument("no command given; see coppice --help");
 }
 
+// Where there is no memory even for a message or an exception: one line and the status of a failure. Other ends are bugs, and
+// abort.
+[[noreturn]] void EndUnexpectedly() {
+  const std::type_info* const thrown = abi::__cxa_current_exception_type();
+  const bool exhausted = thrown ? *thrown == typeid(std::bad_alloc) : std::malloc(1 << 20) == nullptr;
+  if (!exhausted) std::abort();
+  constexpr std::string_view kLine = "coppice: out of memory\n";
+  [[maybe_unused]] const ssize_t told = write(STDERR_FILENO, kLine.data(), kLine.size());
+  _exit(static_cast<int>(ExitCode::kFailure));
+}
+
+// Before what libraries initialise at the start, which takes memory too.
+void WatchTheEnd() { std::set_terminate(EndUnexpectedly); }
+[[gnu::section(".preinit_array"), gnu::used]] void (*const kBeforeAll)() = WatchTheEnd;
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -109,7 +130,9 @@ int main(int argc, char** argv) {
     spdlog::set_level(spdlog::level::warn);
     const Result<ExitCode> result = coppice::CatchExhaustion("running the command", [&] { return RunCommandLine(argc, argv); });
     return result.ok() ? static_cast<int>(*result) : Fail(result.status().message(), coppice::cli::ExitCodeOf(result.status()));
-  } catch (const std::exception& error) {  // a bug, or not even the memory for a message
+  } catch (const std::bad_alloc&) {  // not even the memory for a message
+    EndUnexpectedly();
+  } catch (const std::exception& error) {  // a bug
     return Fail(error.what(), ExitCode::kFailure);
   }
 }

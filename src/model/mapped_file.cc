@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/file.h"
 #include "core/math.h"
 
 namespace coppice {
@@ -17,21 +18,7 @@ namespace {
 
 constexpr size_t kMostText = size_t{256} << 20;  // tokenizer.json of the largest vocabularies has 40 MB
 
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-Status SystemError(const std::string& path, const char* action) {
+Status CannotRead(const std::string& path, const char* action) {
   const int error = errno;
   const StatusCode code = error == ENOENT || error == ENOTDIR ? StatusCode::kNotFound : StatusCode::kInvalidArgument;
   return {code, fmt::format("{}: cannot {}: {}", path, action, std::strerror(error))};
@@ -42,9 +29,9 @@ FileDescriptor OpenToRead(const std::string& path) { return FileDescriptor(open(
 
 // Size of a regular file, else why it cannot be read.
 Result<size_t> RegularFileSize(const FileDescriptor& file, const std::string& path) {
-  if (file.get() < 0) return SystemError(path, "open");
+  if (file.get() < 0) return CannotRead(path, "open");
   struct stat info;
-  if (fstat(file.get(), &info) != 0) return SystemError(path, "read the size");
+  if (fstat(file.get(), &info) != 0) return CannotRead(path, "read the size");
   if (!S_ISREG(info.st_mode)) return InvalidArgument(fmt::format("{}: not a regular file", path));
   return static_cast<size_t>(info.st_size);
 }
@@ -58,7 +45,7 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   COPPICE_ASSIGN_OR_RETURN(const size_t size, RegularFileSize(file, path));
   if (size == 0) return DataLoss(fmt::format("{}: the file is empty (0 bytes); fetch it again", path));
   void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (data == MAP_FAILED) return SystemError(path, "map");
+  if (data == MAP_FAILED) return CannotRead(path, "map");
   madvise(data, size, MADV_WILLNEED);  // a hint: the weights are read once, soon, front to back
   return MappedFile(path, static_cast<const std::byte*>(data), size);
 }
@@ -82,7 +69,7 @@ Result<std::string> ReadTextFile(const std::string& path) {
   while (done < size) {
     const ssize_t count = read(file.get(), text.data() + done, size - done);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return SystemError(path, "read");
+    if (count < 0) return CannotRead(path, "read");
     if (count == 0) break;
     done += static_cast<size_t>(count);
   }
