@@ -1,6 +1,7 @@
 #include "model/layer_weights.h"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,14 @@ std::optional<ops::BlockFormat> FormatOf(StoredType type) {
   }
   return std::nullopt;
 }
+
+// How a product's weight is made of stored matrices.
+struct Packing {
+  ops::PartOrder order = ops::PartOrder::kConcatenated;
+  std::vector<RowRun> runs = {};  // the rows of a single matrix in the order of the outputs; empty: as stored
+  // Instead of Ops::Pack.
+  std::function<Result<std::unique_ptr<ops::Weight>>(int64_t in_features, std::span<const ops::LinearPart>)> pack = nullptr;
+};
 
 class WeightLoader {
  public:
@@ -59,14 +68,22 @@ class WeightLoader {
       COPPICE_ASSIGN_OR_RETURN(layer.q_norm, Norm(i, kQNorm));
       COPPICE_ASSIGN_OR_RETURN(layer.k_norm, Norm(i, kKNorm));
     }
+    const auto pack_qkv = [&](int64_t in_features, std::span<const ops::LinearPart> parts) {
+      return ops_.PackQkv(dtype_, in_features, parts,
+                          {.num_qo_heads = config_.num_qo_heads,
+                           .num_kv_heads = config_.num_kv_heads,
+                           .head_dim = config_.head_dim,
+                           .rotary_dim = config_.rotated(),
+                           .pairs = blocks.rope_pairs});
+    };
     if (blocks.qkv == QkvLayout::kSeparate) {
-      COPPICE_ASSIGN_OR_RETURN(layer.qkv, Linear(i, {kQ, kK, kV}));
+      COPPICE_ASSIGN_OR_RETURN(layer.qkv, Linear(i, {kQ, kK, kV}, {.pack = pack_qkv}));
     } else {
-      COPPICE_ASSIGN_OR_RETURN(layer.qkv, Linear(i, {kQkv}, ops::PartOrder::kConcatenated, FusedRows(config_)));
+      COPPICE_ASSIGN_OR_RETURN(layer.qkv, Linear(i, {kQkv}, {.runs = FusedRows(config_), .pack = pack_qkv}));
     }
     COPPICE_ASSIGN_OR_RETURN(layer.output, Linear(i, {kAttentionOutput}));
     if (blocks.gated_mlp) {
-      COPPICE_ASSIGN_OR_RETURN(layer.up, Linear(i, {kGate, kUp}, ops::PartOrder::kGateUp));
+      COPPICE_ASSIGN_OR_RETURN(layer.up, Linear(i, {kGate, kUp}, {.order = ops::PartOrder::kGateUp}));
     } else {
       COPPICE_ASSIGN_OR_RETURN(layer.up, Linear(i, {kUp}));
     }
@@ -98,10 +115,9 @@ class WeightLoader {
     return norm;
   }
 
-  // A product of one or more stored matrices. `runs`: the rows of a single one in the order of the outputs; empty: as stored.
-  Result<std::unique_ptr<ops::Weight>> Linear(int32_t layer, std::initializer_list<WeightRole> roles,
-                                              ops::PartOrder order = ops::PartOrder::kConcatenated,
-                                              const std::vector<RowRun>& runs = {}) {
+  // A product of one or more stored matrices.
+  Result<std::unique_ptr<ops::Weight>> Linear(int32_t layer, std::initializer_list<WeightRole> roles, const Packing& packing = {}) {
+    const auto& [order, runs, pack] = packing;
     Matrices matrices;
     for (const WeightRole role : roles) {
       const WeightEntry& entry = map_.at({layer, role});
@@ -117,7 +133,7 @@ class WeightLoader {
       matrices.blocks.clear();
       COPPICE_ASSIGN_OR_RETURN(parts, ConvertedParts(runs, &matrices));
     }
-    return ops_.Pack(dtype_, in_features, parts, order);
+    return pack ? pack(in_features, parts) : ops_.Pack(dtype_, in_features, parts, order);
   }
 
   // The matrices of a product, and what their parts refer to.

@@ -89,8 +89,6 @@ class FamilyTransformer final : public Transformer {
   Status Embed(const Step& step);
   Status RunLayer(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
   Status Attend(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
-  Status Project(const NormWeights& norm, const ops::Weight& weight, DeviceTensor y, const ops::Epilogue& epilogue,
-                 const Step& step, bool is_second);
   Status FeedForward(const LayerWeights& layer, const Step& step);
   Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
   Result<ConstDeviceTensor> Logits(const Step& step);
@@ -140,35 +138,31 @@ Status FamilyTransformer::RunLayer(size_t index, const Step& step, const attenti
   return FeedForward(layer, step);
 }
 
-// y = epilogue(norm(hidden) W^T). A parallel block's second product finds the norm of its first.
-Status FamilyTransformer::Project(const NormWeights& norm, const ops::Weight& weight, DeviceTensor y, const ops::Epilogue& epilogue,
-                                  const Step& step, bool is_second) {
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
-  if (!blocks_.parallel) return ops_->NormLinear(hidden, Norm(norm), normed, weight, y, epilogue, step.stream);
-  if (!is_second) COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(norm), normed, {}, step.stream));
-  return ops_->Linear(normed, weight, y, epilogue, step.stream);
-}
-
 // hidden += output(attention(rope(qkv(normed))))
 Status FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan) {
   const LayerWeights& layer = weights_.layers[index];
   LayerGroup& group = groups_[layer_groups_[index]];
   const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
 
-  COPPICE_RETURN_IF_ERROR(Project(layer.attention_norm, *layer.qkv, qkv, {}, step, /*is_second=*/false));
-  COPPICE_RETURN_IF_ERROR(ops_->RopeAppend({.qkv = qkv,
-                                            .cos = group.cos.Rows(step.tokens),
-                                            .sin = group.sin.Rows(step.tokens),
-                                            .pairs = blocks_.rope_pairs,
-                                            .num_qo_heads = config_.num_qo_heads,
-                                            .num_kv_heads = config_.num_kv_heads,
-                                            .head_dim = config_.head_dim,
-                                            .q_norm = Norm(layer.q_norm),
-                                            .k_norm = Norm(layer.k_norm),
-                                            .q = q,
-                                            .kv = kv.view(),
-                                            .slot_mapping = step.batch.slot_mapping},
-                                           step.stream));
+  const ops::RopeAppendArgs rows = {.qkv = qkv,
+                                    .cos = group.cos.Rows(step.tokens),
+                                    .sin = group.sin.Rows(step.tokens),
+                                    .pairs = blocks_.rope_pairs,
+                                    .num_qo_heads = config_.num_qo_heads,
+                                    .num_kv_heads = config_.num_kv_heads,
+                                    .head_dim = config_.head_dim,
+                                    .q_norm = Norm(layer.q_norm),
+                                    .k_norm = Norm(layer.k_norm),
+                                    .q = q,
+                                    .kv = kv.view(),
+                                    .slot_mapping = step.batch.slot_mapping};
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
+  if (blocks_.parallel) {
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.attention_norm), normed, {}, step.stream));
+    COPPICE_RETURN_IF_ERROR(ops_->QkvRope(normed, *layer.qkv, rows, step.stream));
+  } else {
+    COPPICE_RETURN_IF_ERROR(ops_->NormQkvRope(hidden, Norm(layer.attention_norm), normed, *layer.qkv, rows, step.stream));
+  }
   if (!options_.attends) return AddBlock(q, *layer.output, layer.post_attention_norm, step);
   COPPICE_RETURN_IF_ERROR(
       plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
@@ -178,8 +172,13 @@ Status FamilyTransformer::Attend(size_t index, const Step& step, const attention
 // hidden += down(act(up(normed))), or down(act(gate(normed)) * up(normed))
 Status FamilyTransformer::FeedForward(const LayerWeights& layer, const Step& step) {
   const DeviceTensor mlp = act_.mlp.Rows(step.tokens);
+  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
   const ops::Epilogue epilogue = {blocks_.gated_mlp ? Kind::kGated : Kind::kActivate, blocks_.activation};
-  COPPICE_RETURN_IF_ERROR(Project(layer.mlp_norm, *layer.up, mlp, epilogue, step, /*is_second=*/true));
+  if (blocks_.parallel) {  // of the norm that attention has
+    COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.up, mlp, epilogue, step.stream));
+  } else {
+    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(hidden, Norm(layer.mlp_norm), normed, *layer.up, mlp, epilogue, step.stream));
+  }
   return AddBlock(mlp, *layer.down, layer.post_mlp_norm, step);
 }
 
@@ -196,6 +195,11 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(const Step& step) {
   const int64_t count = step.batch.logit_rows.size;
   const DeviceTensor logits = act_.logits.Rows(count), normed = act_.logits_normed.Rows(count);
   if (count == 0) return ConstDeviceTensor(logits);
+  if (step.tokens == 1) {
+    COPPICE_RETURN_IF_ERROR(
+        ops_->NormLinear(act_.hidden.Rows(1), Norm(weights_.final_norm), normed, head(), logits, {}, step.stream));
+    return ConstDeviceTensor(logits);
+  }
   COPPICE_RETURN_IF_ERROR(
       ops_->Norm(act_.hidden.Rows(step.tokens), Norm(weights_.final_norm), normed, step.batch.logit_rows, step.stream));
   COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, step.stream));
@@ -279,7 +283,8 @@ Status FamilyTransformer::LoadKernels() {
     DeviceBatch batch;
     const Step step = {batch, rows, stream};
     const LayerWeights& layer = weights_.layers.front();
-    COPPICE_RETURN_IF_ERROR(Project(layer.attention_norm, *layer.qkv, act_.qkv.Rows(rows), {}, step, /*is_second=*/false));
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(act_.hidden.Rows(rows), Norm(layer.attention_norm), act_.normed.Rows(rows), {}, stream));
+    COPPICE_RETURN_IF_ERROR(ops_->Linear(act_.normed.Rows(rows), *layer.qkv, act_.qkv.Rows(rows), {}, stream));
     COPPICE_RETURN_IF_ERROR(AddBlock(act_.attended.Rows(rows), *layer.output, layer.post_attention_norm, step));
     COPPICE_RETURN_IF_ERROR(FeedForward(layer, step));
     const int64_t logit_rows = std::min<int64_t>(rows, options_.max_logit_rows);

@@ -18,4 +18,19 @@ Status Ops::NormLinear(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor n
   return Linear(normed, weight, y, epilogue, stream);
 }
 
+Result<std::unique_ptr<Weight>> Ops::PackQkv(DType dtype, int64_t in_features, std::span<const LinearPart> parts, const QkvHeads&) {
+  return Pack(dtype, in_features, parts);
+}
+
+Status Ops::QkvRope(ConstDeviceTensor x, const Weight& weight, const RopeAppendArgs& args, Stream stream) {
+  COPPICE_RETURN_IF_ERROR(Linear(x, weight, args.qkv, {}, stream));
+  return RopeAppend(args, stream);
+}
+
+Status Ops::NormQkvRope(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor normed, const Weight& weight,
+                        const RopeAppendArgs& args, Stream stream) {
+  COPPICE_RETURN_IF_ERROR(Norm(x, norm, normed, {}, stream));
+  return QkvRope(normed, weight, args, stream);
+}
+
 }  // namespace coppice::ops

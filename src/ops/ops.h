@@ -110,10 +110,17 @@ struct NormArgs {
 // Pairs of a rotated head: halves (i, i + rotary_dim / 2), or neighbours (2i, 2i + 1).
 enum class RopePairs : uint8_t { kHalves, kNeighbours };
 
+// The heads of one layer's projections, and which of a head's elements are rotated.
+struct QkvHeads {
+  int32_t num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int32_t rotary_dim = 0;  // 0: no rotation
+  RopePairs pairs = RopePairs::kHalves;
+};
+
 // Rows of one layer's projections: split into heads, normalised, rotated, q converted, k and v converted into their pages.
 struct RopeAppendArgs {
-  // [T, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads; f32
-  ConstDeviceTensor qkv;
+  // [T, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads; f32. Read by RopeAppend.
+  DeviceTensor qkv;
   // [T, rotary_dim / 2] f32, from RopeAngles; no columns: no rotation. A head's elements from rotary_dim on are not rotated.
   ConstDeviceTensor cos, sin;
   RopePairs pairs = RopePairs::kHalves;
@@ -154,6 +161,11 @@ class Ops {
   virtual Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                                PartOrder order = PartOrder::kConcatenated) = 0;
 
+  // Pack, in whatever order of rows suits NormQkvRope and QkvRope, which alone take the result. The parts are all rows of q, of k
+  // and of v, in this order.
+  virtual Result<std::unique_ptr<Weight>> PackQkv(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
+                                                  const QkvHeads& heads);
+
   // Measures which kernel is fastest for products of up to `max_rows` rows with the weights packed so far, unless this machine's
   // file says so already: seconds the first time, nothing later. Without it products run with what the library's heuristic names.
   // Waits for the device; allocates and frees, so after the last Pack, while memory is free. Where there is no choice: does
@@ -178,6 +190,11 @@ class Ops {
   virtual Status RopeAngles(DeviceSpan<const int32_t> positions, DeviceSpan<const float> inverse_frequencies, float scale,
                             DeviceTensor cos, DeviceTensor sin, Stream stream) = 0;
   virtual Status RopeAppend(const RopeAppendArgs& args, Stream stream) = 0;
+  // RopeAppend of x W^T + b, weight from PackQkv. `args.qkv` may be used on the way, or not.
+  virtual Status QkvRope(ConstDeviceTensor x, const Weight& weight, const RopeAppendArgs& args, Stream stream);
+  // RopeAppend of norm(x) W^T + b; see NormLinear.
+  virtual Status NormQkvRope(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor normed, const Weight& weight,
+                             const RopeAppendArgs& args, Stream stream);
 };
 
 }  // namespace coppice::ops

@@ -25,7 +25,7 @@ class LayerPlans {
 
   // One a group.
   std::span<attention::AttentionPlan* const> plans() const { return plans_; }
-  // Which device image each plan was uploaded to last, a bit a plan.
+  // AttentionPlan::DeviceImage of each plan, two bits a plan: a captured step serves where this says the same.
   uint64_t DeviceImages() const;
   // Plans a step and copies what changed, in stream order. Says in `stats` what attention will read.
   Status Prepare(const attention::PrefixForestView& forest, Stream stream, StepStats* stats);

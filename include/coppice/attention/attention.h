@@ -95,8 +95,8 @@ struct PlanCapacity {
   int32_t max_nodes = 0;       // 0: 2 * max_branches
   int32_t max_page_slots = 0;  // size of page_indices
   int32_t page_size = 16;
-  // Copies of the plan on a GPU, 1 or 2. Of two, an Upload writes the one that the Upload before it did not: it may run while
-  // launches of that one do.
+  // Copies of the plan on a GPU, 1 or 2. Of two, an Upload writes the one that the Upload before it did not, while launches of
+  // that one may run, and short steps that share nothing have a kernel of their own. One: a captured launch serves every step.
   int32_t device_images = 1;
 };
 
@@ -252,7 +252,7 @@ class AttentionPlan {
   // Copies what changed (plan, lengths, page rows) to the device, outside any graph capture. CPU: nothing to do. On `stream` it
   // comes after launches of the image that it writes: of the last Upload, or with two device images of the one before the last.
   virtual Status Upload(Stream stream = nullptr) = 0;
-  // The image that the last Upload wrote and Run reads: 0, or 1 of two. A captured launch reads its image ever after.
+  // The image that Run reads, 0 or 1; of two, 2 more if by the kernel of short steps. A captured launch serves equal ones.
   virtual int32_t DeviceImage() const = 0;
 
   // One attention layer, all queries. Asynchronous on `stream` (CUDA) or done on return (CPU: OUT_OF_RANGE for a page not in kv).

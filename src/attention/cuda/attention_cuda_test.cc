@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <map>
 #include <span>
 #include <thread>
 #include <tuple>
@@ -227,6 +228,63 @@ TEST_P(AttentionCudaTest, DeterministicBitsInRandomForests) {
     options.forest.query_gap = 0;
     return options;
   });
+}
+
+// Steps of a few branches that share nothing, by the kernel that they have: captured launches serve growing lengths and changing
+// branches; the steps between, which it does not take, run by the others.
+TEST_P(AttentionCudaTest, ShortDecodeSteps) {
+  if (GetParam().kernels != CudaKernels::kHopper || NumSms() < 128) GTEST_SKIP() << "no such kernel";
+  static constexpr std::pair<int32_t, int32_t> kHeads[] = {{32, 8}, {32, 4}, {32, 32}, {8, 1}, {28, 4}, {3, 1}, {64, 2}, {6, 2}};
+  int shorts = 0, others = 0;
+  for (uint64_t seed = 0; seed < 48; ++seed) {
+    CaseOptions options = RandomCase(seed);
+    std::tie(options.spec.num_qo_heads, options.spec.num_kv_heads) = kHeads[seed % std::size(kHeads)];
+    options.spec.head_dim = seed / 8 % 2 ? 64 : 128;
+    options.spec.deterministic = false;
+    options.spec.window = seed % 5 == 4 ? 70 : 0;
+    options.spec.soft_cap = seed % 7 == 6 ? 15.0f : 0.0f;
+    options.forest = {.page_size = std::array{8, 16, 256}[seed % 3],
+                      .max_branches = static_cast<int32_t>(1 + seed % 6),
+                      .max_segment = seed % 4 == 0 ? 1500 : 300,
+                      .max_kv_len = seed % 4 == 0 ? 1600 : 400,
+                      .max_query_count = 1,
+                      .own_root = seed % 11 == 10 ? 0.5 : 1.0,
+                      .idle_branch = 0.2};
+    AttentionCase test(*device_, options);
+    PlanCapacity capacity = test.forest().Capacity();
+    capacity.device_images = 2;
+    auto plan = AttentionPlan::Create(device_->backend(), test.spec(), capacity).value();
+    const auto bound = test.Bind();
+    ASSERT_TRUE(bound.ok()) << bound.status().ToString();
+    cudaStream_t stream;
+    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    std::map<int32_t, cudaGraphExec_t> graphs;  // by DeviceImage
+    for (int step = 0; step < 4; ++step) {
+      ASSERT_TRUE(plan->Update(test.forest().View()).ok());
+      ASSERT_TRUE(plan->Upload(stream).ok());
+      const bool is_short = plan->DeviceImage() >= 2;
+      (is_short ? shorts : others) += 1;
+      cudaGraphExec_t& graph = graphs[plan->DeviceImage()];
+      if (graph == nullptr) {
+        cudaGraph_t captured;
+        ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+        const Status ran = plan->Run(**bound, test.Args(true), stream);
+        ASSERT_EQ(cudaStreamEndCapture(stream, &captured), cudaSuccess);
+        ASSERT_TRUE(ran.ok()) << ran.ToString();
+        ASSERT_EQ(cudaGraphInstantiate(&graph, captured, 0), cudaSuccess);
+        cudaGraphDestroy(captured);
+      }
+      ASSERT_EQ(cudaGraphLaunch(graph, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      ASSERT_EQ(test.Compare(test.Read(), 2, true), "") << "seed " << seed << ", step " << step << (is_short ? ", short" : "");
+      if (!test.forest().Grow() || step % 2 == 1) test.forest().Edit();
+      test.Refresh();
+    }
+    for (const auto& [image, graph] : graphs) cudaGraphExecDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+  EXPECT_GT(shorts, 60);
+  EXPECT_GT(others, 10);
 }
 
 // One captured launch serves every tree: lengths, counts and the plan are read on the device, and counters and tickets are left as

@@ -45,7 +45,7 @@ __device__ __forceinline__ S LoadPlan(const S* from) {
 __device__ __forceinline__ DeviceBranch LoadBranch(const KernelParams& p, int branch) {
   const int32_t* from = &p.branches[branch].kv_len;
   const int2 begin = __ldg(reinterpret_cast<const int2*>(from));
-  return {.kv_len = begin.x, .query_begin = begin.y, .query_count = __ldg(from + 2), .reserved = 0};
+  return {.kv_len = begin.x, .query_begin = begin.y, .query_count = __ldg(from + 2), .page_begin = 0};
 }
 
 // Which of the item's members row `r` < item.rows is of.

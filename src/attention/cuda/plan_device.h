@@ -74,7 +74,7 @@ static_assert(sizeof(DeviceContribution) == 8);
 
 // What changes with every step.
 struct alignas(16) DeviceBranch {
-  int32_t kv_len, query_begin, query_count, reserved;
+  int32_t kv_len, query_begin, query_count, page_begin;
 };
 
 // Zero between launches.

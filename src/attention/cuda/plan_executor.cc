@@ -10,6 +10,7 @@
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/page_patches.h"
+#include "attention/cuda/short_decode.h"
 #include "attention/cuda/sm80_config.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
@@ -70,6 +71,10 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
         CudaStatus(cudaFuncSetAttribute(kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel->shared_bytes),
                    "raising the attention kernel's shared memory"));
   }
+  // With one image a captured launch serves every step, which this kernel does not.
+  if (capacity.device_images == 2 && variant.path == KernelPath::kHopper && num_sms >= kShortCluster * kShortClusters) {
+    executor->short_kernel_ = ShortDecodeKernel(spec, capacity.page_size);
+  }
   int ctas_per_sm = 0;
   COPPICE_RETURN_IF_ERROR(CudaStatus(
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant.function, variant.threads, variant.shared_bytes),
@@ -102,6 +107,7 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
     return copied;
   }
   plan_view_ = plan;
+  is_short_ = short_kernel_ != nullptr && IsShortDecode(spec_, plan, forest);
   uploaded_ = true;
   return OkStatus();
 }
@@ -173,6 +179,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
   }
   const KernelParams params = MakeParams(kv.view(), args);
   DeviceGuard guard(device_);
+  if (is_short_) return LaunchShort(params, kv.view(), static_cast<cudaStream_t>(stream));
   return variant_.path == KernelPath::kHopper ? LaunchHopper(params, bound->maps(), static_cast<cudaStream_t>(stream))
                                               : LaunchMmaSync(params, kv.view(), static_cast<cudaStream_t>(stream));
 }
@@ -237,6 +244,28 @@ Status CudaPlanExecutor::LaunchHopper(KernelParams params, const TensorMaps& map
   config.attrs = &overlaps;
   config.numAttrs = 1;
   return CudaStatus(cudaLaunchKernelExC(&config, kernel.function, arguments), "launching the attention kernel");
+}
+
+Status CudaPlanExecutor::LaunchShort(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {
+  ShortDecodeParams all{.plan = params,
+                        .k = view.k,
+                        .v = view.v,
+                        .page_stride = view.page_stride,
+                        .head_stride = view.head_stride,
+                        .slot_stride = view.slot_stride};
+  void* arguments[] = {&all};
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;  // as LaunchHopper
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {kShortCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kShortCluster * kShortClusters);
+  config.blockDim = dim3(kShortThreads);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return CudaStatus(cudaLaunchKernelExC(&config, short_kernel_, arguments), "launching the attention kernel of short decode steps");
 }
 
 Status CudaPlanExecutor::LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {

@@ -46,7 +46,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   // next one is written.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
-  int32_t DeviceImage() const override { return image_; }
+  int32_t DeviceImage() const override { return image_ + (is_short_ ? 2 : 0); }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
   std::string Explain() const override { return ExplainTasks(Lowered()); }
   std::string DumpTasks() const override { return cuda::DumpTasks(Lowered()); }
@@ -72,13 +72,15 @@ class CudaPlanExecutor final : public PlanExecutor {
   // Which of the two serves the plan last uploaded. Either computes any plan, so that a captured graph may hold either.
   const KernelVariant& Kernel() const { return translator_.header().side != 0 ? side_variant_ : variant_; }
   Status LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const;
+  Status LaunchShort(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
   Status LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
 
   static constexpr int kStagingBuffers = 2;  // uploads in flight
 
   int device_, num_sms_;
   const KernelVariant& variant_;
-  const KernelVariant& side_variant_;  // for plans with side tiles; the same where there are none
+  const KernelVariant& side_variant_;   // for plans with side tiles; the same where there are none
+  const void* short_kernel_ = nullptr;  // for short decode steps; null where the spec has none
   AttentionSpec spec_;
   PlanCapacity capacity_;
   PlanSizes sizes_;
@@ -95,6 +97,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   PageRows page_rows_;
   uint64_t revision_ = 0;  // of the plan translated last; 0: unknown
   bool uploaded_ = false;
+  bool is_short_ = false;  // short_kernel_ serves the plan last uploaded
 };
 
 }  // namespace coppice::attention::cuda

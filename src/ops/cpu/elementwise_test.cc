@@ -119,7 +119,8 @@ TEST_P(ElementwiseTest, RopeAppendNormalisesRotatesAndWritesPages) {
         RopeCase{64, 64, RopePairs::kNeighbours}, RopeCase{32, 0, RopePairs::kHalves}}) {
     const int32_t head_dim = rope.head_dim, q_heads = 6, kv_heads = 2, page_size = 4, pages = 3;
     const int64_t tokens = 5, cols = (q_heads + 2 * kv_heads) * head_dim, half = rope.rotary_dim / 2;
-    const std::vector<float> qkv = Random(tokens * cols, 2.0f), q_norm = Random(head_dim, 1.0f);
+    std::vector<float> qkv = Random(tokens * cols, 2.0f);
+    const std::vector<float> q_norm = Random(head_dim, 1.0f);
     const std::vector<int32_t> positions = {0, 1, 77, 4095, 8191};
     const std::vector<int64_t> slots = {11, 0, -1, 5, 6};
     std::vector<float> inverse(half);

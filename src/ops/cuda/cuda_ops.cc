@@ -65,14 +65,11 @@ class CudaOps final : public Ops {
 
   Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                        PartOrder order) override {
-    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<CudaWeight> weight, CudaWeight::Create(device_, dtype, in_features, parts, order));
-    const size_t gate_bytes = weight->is_gated() ? static_cast<size_t>(kGateRows * weight->rows()) * SizeOf(dtype) : 0;
-    if (gate_bytes > gate_memory_.size()) {
-      COPPICE_ASSIGN_OR_RETURN(gate_memory_, device_->Allocate(gate_bytes));
-    }
-    shapes_.insert(
-        {.dtype = dtype, .n = weight->rows(), .k = in_features, .stride = weight->stride(), .is_gated = weight->is_gated()});
-    return std::unique_ptr<Weight>(std::move(weight));
+    return PackRows(dtype, in_features, parts, order, /*heads=*/nullptr);
+  }
+  Result<std::unique_ptr<Weight>> PackQkv(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
+                                          const QkvHeads& heads) override {
+    return PackRows(dtype, in_features, parts, PartOrder::kConcatenated, deterministic_ ? nullptr : &heads);
   }
 
   Status Tune(int64_t max_rows, Stream stream) override {
@@ -140,10 +137,48 @@ class CudaOps final : public Ops {
   Status RopeAppend(const RopeAppendArgs& args, Stream stream) override {
     after_own_ = false;  // attention follows
     const DeviceGuard guard(device_->ordinal());
-    return LaunchRopeAppend(args, overlaps_, Of(stream));
+    return LaunchRopeAppend(args, /*in_groups=*/false, overlaps_, Of(stream));
+  }
+
+  Status QkvRope(ConstDeviceTensor x, const Weight& weight, const RopeAppendArgs& args, Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    const auto& packed = static_cast<const CudaWeight&>(weight);
+    const FewRowsWeight few = FewRowsWeight::Of(packed);
+    if (!deterministic_ && x.rows > 0 && few_rows_.Takes(x, few) && FewRowsProduct::TakesRope(few, args))
+      return few_rows_.RunQkvRope(x, few, args, /*norm=*/nullptr, std::exchange(after_own_, false), Of(stream));
+    COPPICE_RETURN_IF_ERROR(Linear(x, weight, args.qkv, {}, stream));
+    after_own_ = false;
+    return LaunchRopeAppend(args, packed.groups_pairs(), overlaps_, Of(stream));
+  }
+
+  Status NormQkvRope(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor normed, const Weight& weight,
+                     const RopeAppendArgs& args, Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    const auto& packed = static_cast<const CudaWeight&>(weight);
+    const FewRowsWeight few = FewRowsWeight::Of(packed);
+    const bool norms = !deterministic_ && x.rows > 0 && few_rows_.TakesNormed(x, norm, few);
+    if (norms && FewRowsProduct::TakesRope(few, args))
+      return few_rows_.RunQkvRope(x, few, args, &norm, std::exchange(after_own_, false), Of(stream));
+    if (!norms) return Ops::NormQkvRope(x, norm, normed, weight, args, stream);
+    COPPICE_RETURN_IF_ERROR(NormLinear(x, norm, normed, weight, args.qkv, {}, stream));
+    after_own_ = false;
+    return LaunchRopeAppend(args, packed.groups_pairs(), overlaps_, Of(stream));
   }
 
  private:
+  Result<std::unique_ptr<Weight>> PackRows(DType dtype, int64_t in_features, std::span<const LinearPart> parts, PartOrder order,
+                                           const QkvHeads* heads) {
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<CudaWeight> weight,
+                             CudaWeight::Create(device_, dtype, in_features, parts, order, heads));
+    const size_t gate_bytes = weight->is_gated() ? static_cast<size_t>(kGateRows * weight->rows()) * SizeOf(dtype) : 0;
+    if (gate_bytes > gate_memory_.size()) {
+      COPPICE_ASSIGN_OR_RETURN(gate_memory_, device_->Allocate(gate_bytes));
+    }
+    shapes_.insert(
+        {.dtype = dtype, .n = weight->rows(), .k = in_features, .stride = weight->stride(), .is_gated = weight->is_gated()});
+    return std::unique_ptr<Weight>(std::move(weight));
+  }
+
   static NormParams ParamsOf(const ConstDeviceTensor& x, const NormArgs& args, const DeviceTensor& y) {
     return {.x = static_cast<const float*>(x.data),
             .x_stride = x.stride,

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -26,50 +27,82 @@ Status CheckParts(int64_t in_features, std::span<const LinearPart> parts, PartOr
   return OkStatus();
 }
 
-// Where rows [begin, begin + count) of a part go.
+// Where rows of a part go: `groups` times `count` rows, from which the next ones are kGateGroup rows away, to which two of them.
 struct RowRun {
-  int64_t from = 0, to = 0, count = 0;
+  int64_t from = 0, to = 0, count = 0, groups = 1;
 };
 
 // Calls visit(part, run) for runs that cover all rows of all parts.
-template <class Visit>
-Status ForEachRun(std::span<const LinearPart> parts, PartOrder order, Visit visit) {
+using VisitRun = std::function<Status(const LinearPart& part, const RowRun& run)>;
+
+Status ForEachRun(std::span<const LinearPart> parts, const VisitRun& visit) {
   int64_t row = 0;
+  for (const LinearPart& part : parts) {
+    COPPICE_RETURN_IF_ERROR(visit(part, {.to = row, .count = part.rows}));
+    row += part.rows;
+  }
+  return OkStatus();
+}
+
+Status ForEachGateUpRun(std::span<const LinearPart> parts, const VisitRun& visit) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (order == PartOrder::kConcatenated) {
-      COPPICE_RETURN_IF_ERROR(visit(parts[i], RowRun{.from = 0, .to = row, .count = parts[i].rows}));
-      row += parts[i].rows;
-      continue;
-    }
-    for (int64_t from = 0; from < parts[i].rows; from += kGateGroup) {
-      const int64_t to = 2 * from + static_cast<int64_t>(i) * kGateGroup;
-      const int64_t count = std::min<int64_t>(kGateGroup, parts[i].rows - from);
-      COPPICE_RETURN_IF_ERROR(visit(parts[i], RowRun{.from = from, .to = to, .count = count}));
+    const int64_t groups = parts[i].rows / kGateGroup, from = groups * kGateGroup, to = static_cast<int64_t>(i) * kGateGroup;
+    COPPICE_RETURN_IF_ERROR(visit(parts[i], {.to = to, .count = kGateGroup, .groups = groups}));
+    COPPICE_RETURN_IF_ERROR(visit(parts[i], {.from = from, .to = 2 * from + to, .count = parts[i].rows - from}));
+  }
+  return OkStatus();
+}
+
+bool GroupsPairs(std::span<const LinearPart> parts, const QkvHeads* heads) {
+  return heads != nullptr && heads->pairs == RopePairs::kHalves && heads->rotary_dim > 0 &&
+         heads->rotary_dim % (2 * kGateGroup) == 0 && heads->head_dim % (2 * kGateGroup) == 0 &&
+         std::ranges::all_of(parts, [&](const LinearPart& part) { return part.rows % heads->head_dim == 0; });
+}
+
+Status ForEachQkvRun(std::span<const LinearPart> parts, const QkvHeads& heads, const VisitRun& visit) {
+  const int64_t half = heads.rotary_dim / 2, groups = half / kGateGroup;
+  int64_t head = 0, to = 0;
+  for (const LinearPart& part : parts) {
+    for (int64_t from = 0; from < part.rows; from += heads.head_dim, to += heads.head_dim, ++head) {
+      const bool is_rotated = head < heads.num_qo_heads + heads.num_kv_heads;
+      if (is_rotated) {
+        COPPICE_RETURN_IF_ERROR(visit(part, {.from = from, .to = to, .count = kGateGroup, .groups = groups}));
+        COPPICE_RETURN_IF_ERROR(visit(part, {.from = from + half, .to = to + kGateGroup, .count = kGateGroup, .groups = groups}));
+      }
+      const int64_t rest = is_rotated ? heads.rotary_dim : 0;
+      COPPICE_RETURN_IF_ERROR(visit(part, {.from = from + rest, .to = to + rest, .count = heads.head_dim - rest}));
     }
   }
   return OkStatus();
 }
 
-// All full groups of a part in one strided copy; a call for each would take milliseconds.
-Status CopyGroups(const DeviceMemory& weight, const LinearPart& part, size_t index, size_t row_bytes, size_t stride_bytes) {
-  const int64_t groups = part.rows / kGateGroup;
-  if (groups == 0) return OkStatus();
+// Groups in one strided copy; a call for each would take milliseconds.
+Status CopyRun(std::byte* to, size_t to_pitch, const void* from, size_t from_pitch, const RowRun& run, const char* what) {
+  if (run.count == 0 || run.groups == 0) return OkStatus();
+  std::byte* const begin = to + run.to * to_pitch;
+  const std::byte* const source = static_cast<const std::byte*>(from) + run.from * from_pitch;
+  if (run.groups == 1) {
+    return coppice::cuda::CudaStatus(
+        cudaMemcpy2D(begin, to_pitch, source, from_pitch, from_pitch, static_cast<size_t>(run.count), cudaMemcpyHostToDevice),
+        what);
+  }
   cudaMemcpy3DParms copy{};
-  copy.srcPtr = make_cudaPitchedPtr(const_cast<void*>(part.weight), row_bytes, row_bytes, kGateGroup);
-  copy.dstPtr = make_cudaPitchedPtr(weight.data() + index * kGateGroup * stride_bytes, stride_bytes, stride_bytes, 2 * kGateGroup);
-  copy.extent = make_cudaExtent(row_bytes, kGateGroup, static_cast<size_t>(groups));
+  copy.srcPtr = make_cudaPitchedPtr(const_cast<std::byte*>(source), from_pitch, from_pitch, kGateGroup);
+  copy.dstPtr = make_cudaPitchedPtr(begin, to_pitch, to_pitch, 2 * kGateGroup);
+  copy.extent = make_cudaExtent(from_pitch, static_cast<size_t>(run.count), static_cast<size_t>(run.groups));
   copy.kind = cudaMemcpyHostToDevice;
-  return coppice::cuda::CudaStatus(cudaMemcpy3D(&copy), "copying gate and up to the device");
+  return coppice::cuda::CudaStatus(cudaMemcpy3D(&copy), what);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<CudaWeight>> CudaWeight::Create(Device* device, DType dtype, int64_t in_features,
-                                                       std::span<const LinearPart> parts, PartOrder order) {
+                                                       std::span<const LinearPart> parts, PartOrder order, const QkvHeads* heads) {
   COPPICE_RETURN_IF_ERROR(CheckParts(in_features, parts, order));
   const coppice::cuda::DeviceGuard guard(device->ordinal());
   std::unique_ptr<CudaWeight> weight(new CudaWeight());
   weight->is_gated_ = order == PartOrder::kGateUp;
+  weight->groups_pairs_ = GroupsPairs(parts, heads);
   weight->dtype_ = dtype;
   weight->in_features_ = in_features;
   bool has_bias = false;
@@ -89,22 +122,16 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::Create(Device* device, DType dty
     COPPICE_ASSIGN_OR_RETURN(weight->bias_,
                              device->Allocate(static_cast<size_t>(weight->tiles_) * kWeightTileRows * sizeof(float)));
   }
-  for (size_t i = 0; weight->is_gated_ && i < parts.size(); ++i) {
-    COPPICE_RETURN_IF_ERROR(CopyGroups(weight->weight_, parts[i], i, row_bytes, stride_bytes));
-  }
-  const Status copied = ForEachRun(parts, order, [&](const LinearPart& part, const RowRun& run) {
+  const auto copy = [&](const LinearPart& part, const RowRun& run) {
     if (part.bias != nullptr) {
-      COPPICE_RETURN_IF_ERROR(coppice::cuda::CudaStatus(
-          cudaMemcpy(weight->bias_.As<float>() + run.to, part.bias + run.from, run.count * sizeof(float), cudaMemcpyDefault),
-          "copying a bias to the device"));
+      COPPICE_RETURN_IF_ERROR(
+          CopyRun(weight->bias_.data(), sizeof(float), part.bias, sizeof(float), run, "copying a bias to the device"));
     }
-    if (weight->is_gated_ && run.count == kGateGroup) return OkStatus();  // by CopyGroups
-    return coppice::cuda::CudaStatus(cudaMemcpy2D(weight->weight_.data() + run.to * stride_bytes, stride_bytes,
-                                                  static_cast<const std::byte*>(part.weight) + run.from * row_bytes, row_bytes,
-                                                  row_bytes, static_cast<size_t>(run.count), cudaMemcpyHostToDevice),
-                                     "copying a weight to the device");
-  });
-  COPPICE_RETURN_IF_ERROR(copied);
+    return CopyRun(weight->weight_.data(), stride_bytes, part.weight, row_bytes, run, "copying a weight to the device");
+  };
+  COPPICE_RETURN_IF_ERROR(weight->is_gated_       ? ForEachGateUpRun(parts, copy)
+                          : weight->groups_pairs_ ? ForEachQkvRun(parts, *heads, copy)
+                                                  : ForEachRun(parts, copy));
   // Pageable memory was read when a copy returned, but the last piece may still be on its way to streams that do not wait.
   COPPICE_RETURN_IF_ERROR(coppice::cuda::CudaStatus(cudaStreamSynchronize(nullptr), "copying a weight to the device"));
   return Result<std::unique_ptr<CudaWeight>>(std::move(weight));

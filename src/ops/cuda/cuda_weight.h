@@ -13,16 +13,18 @@
 
 namespace coppice::ops::cuda {
 
-// kGateUp: rows of the two parts alternate in groups of this many, so that a thread that holds a gate holds its up too, 16 bytes
-// on.
+// Rows that are needed together alternate in groups of this many, so that a thread that holds one holds the other too, 16 bytes on:
+// a gate and its up (kGateUp), and the two elements of a rotated pair (QkvHeads, kHalves).
 inline constexpr int kGateGroup = 8;
 inline constexpr int kWeightTileRows = 64;   // of our products (few_rows.cu)
 inline constexpr int kWeightChunkCols = 64;  // likewise: a line of 128 bytes
 
 class CudaWeight final : public Weight {
  public:
+  // `heads`: of Ops::PackQkv, else null. Elements that are rotated together then alternate in groups where a head is whole groups
+  // of both (groups_pairs).
   static Result<std::unique_ptr<CudaWeight>> Create(Device* device, DType dtype, int64_t in_features,
-                                                    std::span<const LinearPart> parts, PartOrder order);
+                                                    std::span<const LinearPart> parts, PartOrder order, const QkvHeads* heads);
 
   const void* data() const { return weight_.data(); }
   const float* bias() const { return bias_.As<float>(); }  // [rows()] or null
@@ -30,13 +32,15 @@ class CudaWeight final : public Weight {
   int64_t rows() const { return rows_; }    // that a product computes: kGateUp, both parts, each padded to whole groups
   int64_t tiles() const { return tiles_; }  // of kWeightTileRows, padding included
   bool is_gated() const { return is_gated_; }
+  // Element i of a rotated head's first half is row i / 8 * 16 + i % 8 of the head, its partner in the second half 8 rows on.
+  bool groups_pairs() const { return groups_pairs_; }
 
  private:
   CudaWeight() = default;
 
   DeviceMemory weight_, bias_;
   int64_t stride_ = 0, rows_ = 0, tiles_ = 0;
-  bool is_gated_ = false;
+  bool is_gated_ = false, groups_pairs_ = false;
 };
 
 }  // namespace coppice::ops::cuda

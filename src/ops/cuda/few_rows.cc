@@ -40,9 +40,13 @@ bool FewRowsProduct::TakesNormed(const ConstDeviceTensor& x, const NormArgs& nor
          weight.n <= INT32_MAX;
 }
 
-Status FewRowsProduct::Run(const ConstDeviceTensor& x, const FewRowsWeight& weight, const DeviceTensor& y, const Epilogue& epilogue,
-                           const NormArgs* norm, bool after_own, cudaStream_t stream) const {
-  const FewRowsLaunch launch = {.num_ctas = num_sms_, .overlaps = overlaps_, .after_own = after_own, .stream = stream};
+bool FewRowsProduct::TakesRope(const FewRowsWeight& weight, const RopeAppendArgs& args) {
+  const bool pairs_meet = args.cos.cols == 0 || args.pairs == RopePairs::kNeighbours || weight.groups_pairs;
+  return pairs_meet && args.head_dim % kFewRowsUnit == 0 && !args.q_norm && !args.k_norm && args.q.dtype == weight.dtype &&
+         args.kv.dtype == weight.dtype && weight.n == int64_t{args.num_qo_heads + 2 * args.num_kv_heads} * args.head_dim;
+}
+
+FewRowsParams FewRowsProduct::ParamsOf(const ConstDeviceTensor& x, const FewRowsWeight& weight, const NormArgs* norm) {
   FewRowsParams params = {.weight = weight.data,
                           .stride = weight.stride,
                           .units = UnitsOf(weight),
@@ -52,16 +56,56 @@ Status FewRowsProduct::Run(const ConstDeviceTensor& x, const FewRowsWeight& weig
                           .num_rows = static_cast<int32_t>(x.rows),
                           .in_features = static_cast<int32_t>(weight.k),
                           .out_features = static_cast<int32_t>(weight.out_features),
-                          .y = y.data,
-                          .y_stride = y.stride,
-                          .y_is_f32 = y.dtype == DType::kF32,
+                          .y = nullptr,
+                          .y_stride = 0,
+                          .y_is_f32 = false,
                           .bias = weight.bias,
-                          .epilogue = epilogue,
-                          .norm = {}};
+                          .epilogue = {},
+                          .norm = {},
+                          .rotation = {}};
   if (norm != nullptr) {
     params.norm = {.x = static_cast<const float*>(x.data), .x_stride = x.stride, .weight = norm->weight.data, .eps = norm->eps};
   }
-  return weight.dtype == DType::kBF16 ? LaunchFewRowsBf16(params, launch) : LaunchFewRowsF16(params, launch);
+  return params;
+}
+
+Status FewRowsProduct::Launch(const FewRowsParams& params, DType dtype, bool after_own, cudaStream_t stream) const {
+  const FewRowsLaunch launch = {.num_ctas = num_sms_, .overlaps = overlaps_, .after_own = after_own, .stream = stream};
+  return dtype == DType::kBF16 ? LaunchFewRowsBf16(params, launch) : LaunchFewRowsF16(params, launch);
+}
+
+Status FewRowsProduct::Run(const ConstDeviceTensor& x, const FewRowsWeight& weight, const DeviceTensor& y, const Epilogue& epilogue,
+                           const NormArgs* norm, bool after_own, cudaStream_t stream) const {
+  FewRowsParams params = ParamsOf(x, weight, norm);
+  params.y = y.data;
+  params.y_stride = y.stride;
+  params.y_is_f32 = y.dtype == DType::kF32;
+  params.epilogue = epilogue;
+  return Launch(params, weight.dtype, after_own, stream);
+}
+
+Status FewRowsProduct::RunQkvRope(const ConstDeviceTensor& x, const FewRowsWeight& weight, const RopeAppendArgs& args,
+                                  const NormArgs* norm, bool after_own, cudaStream_t stream) const {
+  FewRowsParams params = ParamsOf(x, weight, norm);
+  params.rotation = {.slots = args.slot_mapping.data,
+                     .cos = static_cast<const float*>(args.cos.data),
+                     .sin = static_cast<const float*>(args.sin.data),
+                     .cos_stride = args.cos.stride,
+                     .sin_stride = args.sin.stride,
+                     .rotated_pairs = static_cast<int32_t>(args.cos.cols),
+                     .in_groups = args.pairs == RopePairs::kHalves,
+                     .num_qo_heads = args.num_qo_heads,
+                     .num_kv_heads = args.num_kv_heads,
+                     .head_dim = args.head_dim,
+                     .q = args.q.data,
+                     .q_stride = args.q.stride,
+                     .k = args.kv.k,
+                     .v = args.kv.v,
+                     .page_stride = args.kv.page_stride,
+                     .head_stride = args.kv.head_stride,
+                     .slot_stride = args.kv.slot_stride,
+                     .page_size = args.kv.page_size};
+  return Launch(params, weight.dtype, after_own, stream);
 }
 
 }  // namespace coppice::ops::cuda

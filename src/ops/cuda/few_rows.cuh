@@ -69,6 +69,7 @@ class Streamer {
     int stage = 0;
     for (int strip = 0; strip < strips_; ++strip) {
       const Residual residual = LoadResidual(strip);
+      const Rotation rotation = LoadRotation(strip);
       float sum[2][kRowTiles][4] = {};
       for (int round = 0; round < rounds_; ++round) {
         WaitForCopies<kStages - 1>();
@@ -81,15 +82,23 @@ class Streamer {
         ahead.Advance(rounds_);
         stage = (stage + 1) % kStages;
       }
-      Finish(strip, residual, sum);
+      Finish(strip, residual, rotation, sum);
     }
   }
 
  private:
   static constexpr int kMaxOutputs = kRowTiles * 8 * kStripRows / kThreads;  // of a thread and strip
-  // What a product is added to.
+  // What a product is added to, or what its pairs are rotated by and where they go: read while it is multiplied.
   struct Residual {
     float values[kMaxOutputs] = {};
+  };
+  struct Rotation {
+    struct Output {
+      float cosine = 1, sine = 0;
+      int to_partner = 0;  // outputs of the strip
+      T* to = nullptr;
+    };
+    Output outputs[kMaxOutputs];
   };
 
   // A lane's row of the weight and its place in a chunk, in the names of the PTX ISA's figures.
@@ -214,7 +223,7 @@ class Streamer {
     }
   }
 
-  __device__ void Finish(int strip, const Residual& residual, const float (&sum)[2][kRowTiles][4]) {
+  __device__ void Finish(int strip, const Residual& residual, const Rotation& rotation, const float (&sum)[2][kRowTiles][4]) {
     auto& sums = shared_.sums[strip % Storage::kSumBuffers];
     if (Storage::kSumBuffers == 1) __syncthreads();  // the strip before was read by all
 #pragma unroll
@@ -233,6 +242,14 @@ class Streamer {
         for (int warp = 0; warp < kWarps; ++warp) total += sums[warp][row][strip_row];
         return total + (p_.bias == nullptr ? 0.0f : p_.bias[(units_.begin + 2 * strip) * kUnit + strip_row]);
       };
+      if (p_.rotation.slots != nullptr) {
+        const auto& out = rotation.outputs[i];
+        if (out.to == nullptr) return;
+        float value = complete(output);
+        if (out.to_partner != 0) value = value * out.cosine + complete(output + out.to_partner) * out.sine;
+        *out.to = FromFloat<T>(value);
+        return;
+      }
       switch (p_.epilogue.kind) {
         case Epilogue::Kind::kStore: Store(row, column, complete(output)); break;
         case Epilogue::Kind::kAdd: Store(row, column, residual.values[i] + complete(output)); break;
@@ -265,6 +282,44 @@ class Streamer {
       residual.values[i] = static_cast<const float*>(p_.y)[row * p_.y_stride + column];
     });
     return residual;
+  }
+
+  // Of element (a, b) of a pair that becomes (a cos - b sin, b cos + a sin): what it and its partner are multiplied with. Rows of
+  // the weight, and so outputs of a strip, are elements of heads.
+  __device__ Rotation LoadRotation(int strip) {
+    Rotation rotation;
+    const FewRowsRotation& r = p_.rotation;
+    if (r.slots == nullptr) return rotation;
+    ForEachOutput(strip, [&](int i, int row, int, int64_t column) {
+      auto& out = rotation.outputs[i];
+      const int head = static_cast<int>(column) / r.head_dim, in_head = static_cast<int>(column) % r.head_dim;
+      int element = in_head;
+      if (head < r.num_qo_heads + r.num_kv_heads && in_head < 2 * r.rotated_pairs) {
+        const int apart = r.in_groups ? kGateGroup : 1;
+        const bool is_second = in_head / apart % 2 == 1;
+        const int pair = r.in_groups ? in_head / (2 * kGateGroup) * kGateGroup + in_head % kGateGroup : in_head / 2;
+        if (r.in_groups) element = is_second ? pair + r.rotated_pairs : pair;
+        out.to_partner = is_second ? -apart : apart;
+        out.cosine = r.cos[row * r.cos_stride + pair];
+        const float sine = r.sin[row * r.sin_stride + pair];
+        out.sine = is_second ? sine : -sine;
+      }
+      T* const begin = BeginOfHead(row, head);
+      out.to = begin == nullptr ? nullptr : begin + element;
+    });
+    return rotation;
+  }
+
+  // Where a row's head goes; null: it is not kept.
+  __device__ T* BeginOfHead(int row, int head) const {
+    const FewRowsRotation& r = p_.rotation;
+    if (head < r.num_qo_heads) return static_cast<T*>(r.q) + row * r.q_stride + int64_t{head} * r.head_dim;
+    const int64_t slot = r.slots[row];
+    if (slot < 0) return nullptr;
+    const int64_t page = slot / r.page_size, in_page = slot % r.page_size;
+    const bool is_v = head >= r.num_qo_heads + r.num_kv_heads;
+    const int kv_head = head - r.num_qo_heads - (is_v ? r.num_kv_heads : 0);
+    return static_cast<T*>(is_v ? r.v : r.k) + page * r.page_stride + in_page * r.slot_stride + kv_head * r.head_stride;
   }
 
   __device__ void Store(int row, int64_t column, float value) {

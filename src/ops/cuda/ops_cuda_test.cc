@@ -521,6 +521,112 @@ TEST_F(OpsCudaTest, RotatedRowsMatchTheCpu) {
   }
 }
 
+// The product, its heads' rotation and what is stored as one: few rows, for which one kernel does all, and more; heads whose pairs
+// lie in groups, side by side, or not at all together; with a norm before it, and norms of heads after it; with and without a bias.
+TEST_F(OpsCudaTest, RotatedProductsMatchTheCpu) {
+  constexpr int32_t kPages = 4, kPageSize = 16, kQoHeads = 6, kKvHeads = 2;
+  struct Case {
+    int64_t rows, k;
+    int32_t head_dim, rotary_dim;
+    RopePairs pairs = RopePairs::kHalves;
+    bool head_norms = false;
+  };
+  for (const Case& c : {Case{1, 2048, 64, 64},
+                        {1, 4096, 128, 128},
+                        {2, 256, 128, 128},
+                        {5, 2048, 64, 64},
+                        {8, 256, 256, 64},
+                        {9, 256, 64, 64},
+                        {16, 256, 128, 128},
+                        {17, 256, 128, 128},
+                        {40, 256, 64, 32},
+                        {3, 64, 80, 32},
+                        {3, 64, 80, 20},
+                        {40, 64, 80, 20},
+                        {2, 64, 64, 0},
+                        {4, 64, 64, 64, RopePairs::kNeighbours},
+                        {20, 64, 64, 32, RopePairs::kNeighbours},
+                        {1, 64, 96, 64, RopePairs::kHalves, true},
+                        {12, 64, 64, 64, RopePairs::kHalves, true}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      for (const bool norms : {false, true}) {
+        const std::string what = std::string(Name(dtype)) + ", rows " + std::to_string(c.rows) + ", k " + std::to_string(c.k) +
+                                 ", head_dim " + std::to_string(c.head_dim) + ", rotary_dim " + std::to_string(c.rotary_dim) +
+                                 (norms ? ", after a norm" : "");
+        const int64_t q_cols = kQoHeads * c.head_dim, kv_cols = kKvHeads * c.head_dim, width = q_cols + 2 * kv_cols,
+                      half = c.rotary_dim / 2;
+        const HostParts parts = MakeParts({q_cols, kv_cols, kv_cols}, c.k, dtype, c.rows % 2 == 0, random_);
+        const QkvHeads heads = {kQoHeads, kKvHeads, c.head_dim, c.rotary_dim, c.pairs};
+        const auto weight = ops_->PackQkv(dtype, c.k, parts.rounded, heads).value();
+        const auto exact = exact_->PackQkv(DType::kF32, c.k, parts.exact, heads).value();
+        Matrix hidden = Random(c.rows, c.k), norm_weight = Random(1, c.k), x = Random(dtype, c.rows, c.k);
+        Matrix cos = Random(c.rows, half), sin = Random(c.rows, half), head_weight = Random(1, c.head_dim);
+        Matrix qkv(device_.get(), DType::kF32, c.rows, width), q(device_.get(), dtype, c.rows, q_cols),
+            normed(device_.get(), dtype, c.rows, c.k), pool(device_.get(), dtype, kPages, 2 * kKvHeads * kPageSize * c.head_dim);
+        std::vector<int64_t> slots(c.rows);
+        for (int64_t i = 0; i < c.rows; ++i) slots[i] = i % 7 == 3 ? -1 : (i * 11) % (kPages * kPageSize);
+        const DeviceMemory device_slots = Upload(slots);
+        const auto view_of = [&](void* base, DType of) {
+          const int64_t head = 2LL * kPageSize * c.head_dim;
+          return attention::KvLayerView{.k = base,
+                                        .v = static_cast<std::byte*>(base) + kPageSize * c.head_dim * SizeOf(of),
+                                        .page_stride = head * kKvHeads,
+                                        .head_stride = head,
+                                        .slot_stride = c.head_dim,
+                                        .num_pages = kPages,
+                                        .page_size = kPageSize,
+                                        .dtype = of};
+        };
+        RopeAppendArgs args = {.qkv = qkv.view(),
+                               .cos = cos.view(),
+                               .sin = sin.view(),
+                               .pairs = c.pairs,
+                               .num_qo_heads = kQoHeads,
+                               .num_kv_heads = kKvHeads,
+                               .head_dim = c.head_dim,
+                               .q = q.view(),
+                               .kv = view_of(pool.view().data, dtype),
+                               .slot_mapping = {device_slots.As<int64_t>(), c.rows}};
+        std::vector<float> host_qkv(c.rows * width), host_q(c.rows * q_cols), host_x(RoundUp(c.rows, kRowPadding) * c.k);
+        std::vector<float> host_pool(kPages * 2 * kKvHeads * kPageSize * c.head_dim, std::numeric_limits<float>::quiet_NaN());
+        RopeAppendArgs host = args;
+        host.qkv = Host(host_qkv, c.rows, width), host.cos = Host(cos.values, c.rows, half);
+        host.sin = Host(sin.values, c.rows, half), host.q = Host(host_q, c.rows, q_cols);
+        host.kv = view_of(host_pool.data(), DType::kF32), host.slot_mapping = {slots.data(), c.rows};
+        if (c.head_norms) {
+          args.q_norm = args.k_norm = NormArgs{.weight = head_weight.span<const float>()};
+          host.q_norm = host.k_norm = NormArgs{.weight = {head_weight.values.data(), c.head_dim}};
+        }
+        const NormArgs norm = {.weight = norm_weight.span<const float>()};
+        if (norms) {
+          const NormArgs host_norm = {.weight = {norm_weight.values.data(), c.k}};
+          const ConstDeviceTensor host_hidden = {hidden.values.data(), DType::kF32, c.rows, c.k, c.k};
+          ASSERT_TRUE(exact_->Norm(host_hidden, host_norm, Host(host_x, c.rows, c.k), {}, nullptr).ok());
+          for (float& value : host_x) value = Rounded(value, dtype);
+          const Status status = ops_->NormQkvRope(hidden.view(), norm, normed.view(), *weight, args, nullptr);
+          ASSERT_TRUE(status.ok()) << what << ": " << status.ToString();
+        } else {
+          std::ranges::copy(x.values, host_x.begin());
+          const Status status = ops_->QkvRope(x.view(), *weight, args, nullptr);
+          ASSERT_TRUE(status.ok()) << what << ": " << status.ToString();
+        }
+        ASSERT_TRUE(exact_->QkvRope({host_x.data(), DType::kF32, c.rows, c.k, c.k}, *exact, host, nullptr).ok());
+        // Norms and rotations by random numbers keep the size of the error within a few times that of the product's.
+        const double size = std::sqrt(static_cast<double>(c.k)) + 1;
+        const double scale = 8 * (SumError(c.k) + (norms ? size * Epsilon(dtype) : 0));
+        ExpectNear(q.Fetch(), host_q, dtype, scale, "q, " + what);
+        const std::vector<float> stored = pool.Fetch();
+        for (size_t i = 0; i < stored.size(); ++i) {
+          ASSERT_EQ(std::isnan(stored[i]), std::isnan(host_pool[i])) << what << ", element " << i << " of the pages";
+          if (std::isnan(stored[i])) continue;
+          ASSERT_NEAR(stored[i], host_pool[i], 2 * Epsilon(dtype) * std::abs(host_pool[i]) + scale) << what << ", element " << i;
+        }
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_F(OpsCudaTest, TunedProductsAreMeasuredOnceAndRight) {
   const std::string folder = ::testing::TempDir() + "/coppice-products-" + std::to_string(std::random_device()());
   const HostParts parts = MakeParts({512}, 1024, DType::kBF16, false, random_);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/math.h"
+#include "ops/cuda/cuda_weight.h"
 #include "ops/cuda/launch.cuh"
 
 namespace coppice::ops::cuda {
@@ -48,6 +49,7 @@ struct AppendParams {
   const float *cos, *sin;
   int64_t cos_stride, sin_stride;
   RopePairs pairs;
+  bool in_groups;  // the halves of rotated heads alternate in groups of kGateGroup in qkv
   int32_t rotated_pairs, num_qo_heads, num_kv_heads, head_dim;
   HeadNorm q_norm, k_norm;
   void* q;
@@ -76,10 +78,11 @@ struct HeadPart {
     }
   }
 
-  __device__ void Load(const AppendParams& p, const float* head, int lane) {
+  __device__ void Load(const AppendParams& p, const float* head, bool in_groups, int lane) {
     ForEachRun(p, lane, [&](int run, int pair, bool apart) {
       if (apart) {
-        const auto a = LoadPack<kRun>(head + pair), b = LoadPack<kRun>(head + p.rotated_pairs + pair);
+        const int at = in_groups ? pair / kGateGroup * 2 * kGateGroup + pair % kGateGroup : pair;
+        const auto a = LoadPack<kRun>(head + at), b = LoadPack<kRun>(head + at + (in_groups ? kGateGroup : p.rotated_pairs));
         for (int i = 0; i < kRun; ++i) first[run][i] = a.values[i], second[run][i] = b.values[i];
       } else {
         const auto both = LoadPack<2 * kRun>(head + 2 * pair);
@@ -160,7 +163,7 @@ __global__ void __launch_bounds__(kThreads) AppendKernel(const AppendParams p) {
   if (slot < 0) return;
 
   HeadPart<kRun> part;
-  part.Load(p, p.qkv + row * p.qkv_stride + int64_t{head} * p.head_dim, lane);
+  part.Load(p, p.qkv + row * p.qkv_stride + int64_t{head} * p.head_dim, p.in_groups && !is_v, lane);
   if (!is_v) {
     const HeadNorm& norm = is_q ? p.q_norm : p.k_norm;
     if (norm.weight != nullptr) part.Normalise(p, norm, lane);
@@ -216,7 +219,7 @@ Status LaunchRopeAngles(DeviceSpan<const int32_t> positions, DeviceSpan<const fl
                 params);
 }
 
-Status LaunchRopeAppend(const RopeAppendArgs& args, bool overlaps, cudaStream_t stream) {
+Status LaunchRopeAppend(const RopeAppendArgs& args, bool in_groups, bool overlaps, cudaStream_t stream) {
   if (args.kv.dtype != args.q.dtype) {
     return Unimplemented("KV pages of " + std::string(Name(args.kv.dtype)) + " beside queries of " +
                          std::string(Name(args.q.dtype)) + ": on CUDA they have one dtype");
@@ -228,6 +231,7 @@ Status LaunchRopeAppend(const RopeAppendArgs& args, bool overlaps, cudaStream_t 
                                .cos_stride = args.cos.stride,
                                .sin_stride = args.sin.stride,
                                .pairs = args.pairs,
+                               .in_groups = in_groups,
                                .rotated_pairs = static_cast<int32_t>(args.cos.cols),
                                .num_qo_heads = args.num_qo_heads,
                                .num_kv_heads = args.num_kv_heads,

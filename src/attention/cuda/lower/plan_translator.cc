@@ -370,7 +370,10 @@ void PlanTranslator::TranslateLengths(const PrefixForestView& forest, std::byte*
   int32_t num_queries = 0;
   for (size_t b = 0; b < forest.branch_kv_len.size(); ++b) {
     const int32_t begin = forest.branch_query_begin[b], count = forest.branch_query_count[b];
-    branches[b] = {.kv_len = forest.branch_kv_len[b], .query_begin = begin, .query_count = count, .reserved = 0};
+    branches[b] = {.kv_len = forest.branch_kv_len[b],
+                   .query_begin = begin,
+                   .query_count = forest.branch_node[b] == kFreeSlot ? 0 : count,
+                   .page_begin = forest.branch_page_begin[b]};
     num_queries = std::max(num_queries, forest.branch_node[b] == kFreeSlot ? 0 : begin + count);
   }
   header.num_queries = num_queries;
