@@ -2,14 +2,18 @@
 """Decode speed of vLLM beside Coppice on one GPU: random weights of a config.json, bf16, n samples of one prompt, temperature 1.
 
 vLLM 0.26.0 was used (it pins torch 2.11.0, built for CUDA 13); it runs in this process, scheduler and output side included, with
-its prefix cache on and its graphs captured up to the largest batch asked for. Two modes: its default, and with cascade attention
-allowed (--cascade: disable_cascade_attn=False and the V1 model runner, the only one that has it), each a run of this script,
-since both start seconds to minutes apart. The prompt is computed once; then n requests with it are added before the first step.
-Tokens/s is n / mean step over the longest run of steps in which each sample got one token, from about the 16th step to the last,
-and so without admission; Coppice's is that of `coppice bench decode --modes tree`, n / mean step once all samples run.
+its prefix cache on and its graphs captured up to the largest batch asked for. Two modes, each in a process of its own: its default,
+and with cascade attention allowed (disable_cascade_attn=False and the V1 model runner, the only one that has it). The prompt is
+computed once; then n requests with it are added before the first step. Tokens/s is n / mean step over the longest run of steps in
+which each sample got one token, from about the 16th step to the last, and so without admission; Coppice's is that of `coppice bench
+decode --modes tree`, n / mean step once all samples run. A case of vLLM that takes longer than --case-seconds is stopped after eight
+such steps at least. With --groups, too: 16 groups of 32 requests, 2,048 tokens of text shared in a group, 128 own ones and 128
+generated each, all added at once: generated tokens over the whole time.
 
-Usage: vllm.py --config FOLDER [--cascade] [--coppice build/cuda/coppice] [--prompts 1,1024] [--samples 256] [--out FILE]
-FOLDER holds config.json. One line a case, and with --out one JSON object a line.
+Usage: vllm.py --config FOLDER [--modes default,cascade] [--coppice build/cuda/coppice] [--cases 4096x256,4096x1024] [--groups]
+               [--case-seconds 8] [--out FILE]
+FOLDER holds config.json (bench/models has some). One line a case, and with --out one JSON object a line. A start of vLLM takes about
+a minute.
 """
 
 import argparse
@@ -25,6 +29,8 @@ import time
 sys.path = [folder for folder in sys.path if os.path.abspath(folder or ".") != os.path.dirname(os.path.abspath(__file__))]
 
 TOKENS = 128  # of each sample
+GROUPS, PER_GROUP, SHARED, OWN = 16, 32, 2048, 128
+MODES = ("default", "cascade")
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -65,20 +71,37 @@ class Vllm:
 
         core.get_output = noted
 
-    def run(self, prompts, tokens):
-        """Adds all requests, then steps until they are done."""
+    def run(self, prompts, tokens, seconds=float("inf")):
+        """Adds all requests, then steps until they are done, or `seconds` and eight whole steps have passed. Seconds of stepping."""
         self.steps.clear()
+        ids = []
         for prompt in prompts:
             self.requests += 1
-            self.engine.add_request(str(self.requests), {"type": "token", "prompt_token_ids": prompt}, self.make_params(tokens))
+            ids.append(str(self.requests))
+            self.engine.add_request(ids[-1], {"type": "token", "prompt_token_ids": prompt}, self.make_params(tokens))
+        begin = time.perf_counter()
         while self.engine.has_unfinished_requests():
             self.engine.step()
+            if time.perf_counter() - begin > seconds and sum(count == len(prompts) for _, count in self.steps) >= 8:
+                self.engine.abort_request(ids)
+                break
+        return time.perf_counter() - begin
 
-    def decode(self, prompt, samples):
+    def decode(self, prompt, samples, seconds):
         """Tokens/s and the median step in ms."""
         self.run([prompt], 1)  # the prompt is cached
-        self.run([prompt] * samples, TOKENS)
+        self.run([prompt] * samples, TOKENS, seconds)
         return decode_speed(self.steps, samples)
+
+    def groups(self, source, vocabulary):
+        """Generated tokens over the whole time."""
+        prompts = []
+        for _ in range(GROUPS):
+            text = [source.randrange(3, vocabulary) for _ in range(SHARED)]
+            prompts += [text + [source.randrange(3, vocabulary) for _ in range(OWN)] for _ in range(PER_GROUP)]
+        source.shuffle(prompts)
+        seconds = self.run(prompts, TOKENS)
+        return sum(count for _, count in self.steps) / seconds
 
 
 def decode_speed(steps, samples):
@@ -100,56 +123,117 @@ def decode_speed(steps, samples):
     return samples * len(gaps) / (times[-1] - times[0]), 1e3 * statistics.median(gaps)
 
 
-def measure_coppice(program, folder, prompt_tokens, samples, max_context):
-    report = f"/tmp/coppice_decode_{os.getpid()}.json"
-    command = [program, "bench", "decode", "--device", "cuda", "--weights", "random", "--config", os.path.join(folder, "config.json"),
-               "--modes", "tree", "--repeats", "1", "-n", str(samples), "--prompt-tokens", str(prompt_tokens), "--max-tokens", str(TOKENS),
-               "--max-batch-tokens", str(max(2048, samples)), "--max-context", str(max_context), "--out", report]
+def run_coppice(arguments):
+    """What a benchmark of ours writes as JSON."""
+    report = f"/tmp/coppice_{os.getpid()}.json"
     try:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*arguments, "--out", report], check=True, stdout=subprocess.DEVNULL)
         with open(report, encoding="utf-8") as file:
-            row = json.load(file)["rows"][0]
+            return json.load(file)
     finally:
         if os.path.exists(report):
             os.remove(report)
+
+
+def on_the_gpu(folder):
+    return ["--device", "cuda", "--weights", "random", "--config", os.path.join(folder, "config.json"), "--modes", "tree", "--repeats", "1"]
+
+
+def measure_decode(program, folder, prompt_tokens, samples):
+    row = run_coppice([program, "bench", "decode", *on_the_gpu(folder), "-n", str(samples), "--prompt-tokens", str(prompt_tokens),
+                       "--max-tokens", str(TOKENS), "--max-running", str(samples), "--max-batch-tokens", str(max(2048, samples)),
+                       "--max-context", str(prompt_tokens + 256)])["rows"][0]
     if "out_of_memory" in row:
         raise RuntimeError(row["out_of_memory"])
     return row["decode_tokens_per_second"]
 
 
-def numbers(text):
-    return [int(part) for part in text.split(",")]
+def measure_groups(program, folder):
+    report = run_coppice([program, "bench", "throughput", *on_the_gpu(folder), "--groups", str(GROUPS), "--requests", str(PER_GROUP),
+                          "--shared-tokens", str(SHARED), "--unique-tokens", str(OWN), "--output-tokens", str(TOKENS),
+                          "--max-running", "512", "--max-batch-tokens", "8192", "--max-context", "4096"])
+    return report["rows"][0]["result"]["output_tokens_per_second"]
+
+
+def case(text):
+    prompt_tokens, samples = text.split("x")
+    return int(prompt_tokens), int(samples)
+
+
+class Report:
+    """A line a case, in text and JSON."""
+
+    def __init__(self, path):
+        self.path = path
+        print(f"{'case':>12} {'engine':>14} {'tokens/s':>9} {'step ms':>8}", flush=True)
+
+    def add(self, name, engine, speed, step=None):
+        print(f"{name:>12} {engine:>14} {speed:>9.0f} {'' if step is None else f'{step:.2f}':>8}", flush=True)
+        if self.path:
+            with open(self.path, "a", encoding="utf-8") as file:
+                json.dump({"case": name, "engine": engine, "tokens_per_second": speed, "median_step_ms": step}, file)
+                file.write("\n")
+
+
+def measure_coppice(options, report):
+    for prompt_tokens, samples in options.cases:
+        report.add(f"{prompt_tokens}x{samples}", "coppice", measure_decode(options.coppice, options.config, prompt_tokens, samples))
+    if options.groups:
+        report.add("groups", "coppice", measure_groups(options.coppice, options.config))
+
+
+def measure_vllm(options, mode, report):
+    with open(os.path.join(options.config, "config.json"), encoding="utf-8") as file:
+        vocabulary = json.load(file)["vocab_size"]
+    longest = max([prompt for prompt, _ in options.cases] + [SHARED + OWN] * options.groups)
+    most = max([samples for _, samples in options.cases] + [GROUPS * PER_GROUP] * options.groups)
+    peer = Vllm(options.config, most, longest + 256, mode == "cascade")
+    source = random.Random(1)
+    name = "vllm" if mode == "default" else "vllm, cascade"
+    peer.run([[source.randrange(3, vocabulary) for _ in range(64)]] * 4, 8)  # first calls, kernels compiled
+    for prompt_tokens, samples in options.cases:
+        prompt = [source.randrange(3, vocabulary) for _ in range(prompt_tokens)]
+        report.add(f"{prompt_tokens}x{samples}", name, *peer.decode(prompt, samples, options.case_seconds))
+    if options.groups:
+        report.add("groups", name, peer.groups(source, vocabulary))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="folder with config.json")
-    parser.add_argument("--cascade", action="store_true", help="vLLM may use cascade attention")
+    parser.add_argument("--modes", type=lambda text: text.split(","), default=["default"], help="of vLLM: default, cascade")
     parser.add_argument("--coppice", help="program to measure beside it")
-    parser.add_argument("--prompts", type=numbers, default=[1, 1024, 4096], help="prompt lengths")
-    parser.add_argument("--samples", type=numbers, default=[256], help="samples of a prompt")
+    parser.add_argument("--cases", type=lambda text: [case(one) for one in text.split(",") if one], default=[(1, 256), (1024, 256), (4096, 256)],
+                        help="prompt tokens x samples")
+    parser.add_argument("--groups", action="store_true", help="the workload of groups, too")
+    parser.add_argument("--case-seconds", type=float, default=8, help="of vLLM")
     parser.add_argument("--out", help="JSON lines")
     options = parser.parse_args()
-    with open(os.path.join(options.config, "config.json"), encoding="utf-8") as file:
-        vocabulary = json.load(file)["vocab_size"]
-    max_context = max(options.prompts) + 256
-    cases = [(prompt, samples) for prompt in options.prompts for samples in options.samples]
-    # Coppice first: vLLM keeps the memory of the GPU as long as this process lives.
-    ours = [measure_coppice(options.coppice, options.config, *case, max_context) if options.coppice else None for case in cases]
-    peer = Vllm(options.config, max(options.samples), max_context, options.cascade)
-    source = random.Random(1)
-    name = "vllm, cascade" if options.cascade else "vllm"
-    print(f"{'prompt':>6} {'n':>5} {'coppice':>9} {name:>14} {'step ms':>8}")
-    for (prompt_tokens, samples), own in zip(cases, ours):
-        prompt = [source.randrange(3, vocabulary) for _ in range(prompt_tokens)]
-        speed, step = peer.decode(prompt, samples)
-        shown = "-" if own is None else f"{own:.0f}"
-        print(f"{prompt_tokens:>6} {samples:>5} {shown:>9} {speed:>14.0f} {step:>8.2f}", flush=True)
-        if options.out:
-            with open(options.out, "a", encoding="utf-8") as file:
-                json.dump({"prompt_tokens": prompt_tokens, "samples": samples, "peer": name, "coppice": own, "vllm": speed,
-                           "vllm_step_ms": step}, file)
-                file.write("\n")
+    if not options.modes or any(mode not in MODES for mode in options.modes):
+        parser.error(f"--modes {','.join(options.modes)}: expected default, cascade or both")
+    if not options.cases and not options.groups:
+        parser.error("nothing to measure: no --cases and no --groups")
+    report = Report(options.out)
+    if options.coppice:
+        measure_coppice(options, report)
+    # vLLM keeps the memory of the GPU as long as its process lives: each mode has one, the last this one.
+    for mode in options.modes[:-1]:
+        arguments = [sys.executable, os.path.abspath(__file__), *without(sys.argv[1:], ("--coppice", "--modes")), "--modes", mode]
+        subprocess.run(arguments, check=True)
+    measure_vllm(options, options.modes[-1], report)
+
+
+def without(arguments, names):
+    """The arguments without those options and their values."""
+    kept, skips = [], False
+    for argument in arguments:
+        if not skips and argument.split("=")[0] in names:
+            skips = "=" not in argument
+            continue
+        if not skips:
+            kept.append(argument)
+        skips = False
+    return kept
 
 
 if __name__ == "__main__":
