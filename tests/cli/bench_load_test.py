@@ -127,8 +127,9 @@ class BenchDecodeTest(unittest.TestCase):
 
     def test_csv_has_a_line_a_case_and_no_attention_is_a_mode(self):
         csv_path = os.path.join(os.path.dirname(self.out), "out.csv")
+        html_path = os.path.join(os.path.dirname(self.out), "out.html")
         done = coppice("bench", "decode", "--model", TINY, "--prompt-tokens", "64,128", "-n", 2, "--max-tokens", 4, "--repeats", 1,
-                       "--modes", "tree,no-attention", "--out", self.out, "--csv", csv_path)
+                       "--modes", "tree,no-attention", "--out", self.out, "--csv", csv_path, "--html", html_path, "--roofline", 0.02, 0.2)
         self.assertEqual(done.returncode, 0, done)
         with open(self.out, encoding="utf-8") as file:
             rows = json.load(file)["rows"]
@@ -140,6 +141,18 @@ class BenchDecodeTest(unittest.TestCase):
         for row, line in zip(rows, lines):
             self.assertGreater(row["decode_tokens_per_second"], 0)
             self.assertEqual(float(line["decode_tokens_per_second"]), row["decode_tokens_per_second"])
+            self.assertAlmostEqual(row["step_ms"], 1e3 * row["decode_seconds"] / row["decode_steps"])
+            self.assertGreater(row["first_token_seconds"], 0)
+            self.assertIsNone(row["step_over_graph"], "a CPU has no graphs")
+        for prompt in (64, 128):
+            tree, without = (row for row in rows if row["prompt_tokens"] == prompt)
+            self.assertAlmostEqual(tree["attention"]["step_ms"], tree["step_ms"] - without["step_ms"])
+            self.assertGreater(tree["attention"]["bound_ms"], 0)
+            self.assertRegex(done.stdout, rf"attention of a step, prompt {prompt}, n 2, tree: .* us a layer.*serial bound")
+        with open(html_path, encoding="utf-8") as file:
+            page = file.read()
+        self.assertEqual(page.count("<svg"), 3, "three figures over the prompt's length, n has one value")
+        self.assertEqual(page.count("<tr>"), 5)
         done = coppice("bench", "decode", "--model", TINY, "--modes", "tree,all")
         self.assertEqual(done.returncode, 2)
         self.assertIn("'all' is no mode; expected tree, one-level, store, none or no-attention", done.stderr)

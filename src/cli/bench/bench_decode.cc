@@ -1,19 +1,21 @@
 #include "cli/bench/bench_decode.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cli/bench/bench_support.h"
+#include "cli/bench/decode_report.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
@@ -63,7 +65,8 @@ struct BenchDecodeOptions {
   std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
   std::vector<Mode> modes = AllSharingModes();
   int32_t max_tokens = 32, repeats = 3;
-  std::string config, out, csv;
+  std::string config, out, csv, html;
+  std::vector<double> roofline;  // TB/s, TFLOP/s, or empty
 };
 
 struct Case {
@@ -76,14 +79,18 @@ Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max
   options.sharing = job.mode.sharing;
   options.without_attention = !job.mode.attends;
   options.max_running = std::max(options.max_running, job.samples);
+  const auto begin = std::chrono::steady_clock::now();
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
+  const std::chrono::duration<double> started = std::chrono::steady_clock::now() - begin;
   Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
   for (int32_t i = 0; i < job.prompt_tokens; ++i) request.prompt_ids.push_back(1 + i * 31 % 200);
   COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, openai::Generate(*engine, request, {}));
   if (const int64_t preempted = engine->Metrics().preemptions; preempted > 0)
     return ResourceExhausted(
         fmt::format("{} of {} samples gave their pages up: their KV does not fit beside each other", preempted, job.samples));
-  return ToJson(MakeRunStats(options, generation));
+  ordered_json stats = ToJson(MakeRunStats(options, generation));
+  stats["first_token_seconds"] = started.count() + generation.metrics.prefill_seconds;
+  return stats;
 }
 
 // A case that memory has no room for.
@@ -104,6 +111,11 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
   std::vector<double> decode;
   for (const ordered_json& run : runs) decode.push_back(run["decode_tokens_per_second"]);
   const auto [slowest, fastest] = std::ranges::minmax(decode);
+  const double decode_steps = std::max(1.0, runs.front()["decode_steps"].get<double>());
+  const double graph_steps = runs.front()["graph_steps"].get<double>(), seconds = median("decode_seconds");
+  // What a step takes over what its graph does on the device: all steps but a few are graphs.
+  const ordered_json over_graph =
+      graph_steps > 0 ? ordered_json(seconds / (seconds - median("device_idle_seconds"))) : ordered_json();
   return {{"prompt_tokens", job.prompt_tokens},
           {"samples", job.samples},
           {"sharing", job.mode.name()},
@@ -118,47 +130,18 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
           {"graph_steps", runs.front()["graph_steps"]},
           {"bubbles", median("bubbles")},
           {"decode_seconds", median("decode_seconds")},
-          {"device_idle_seconds", median("device_idle_seconds")}};
-}
-
-std::string FormatRow(const ordered_json& row) {
-  if (row.contains("out_of_memory")) {
-    return fmt::format("{:>6} {:>4}  {:<12} {:>10} {:>10} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
-                       row["samples"].get<int>(), row["sharing"].get<std::string>(), "x", "x", "x", "x");
-  }
-  return fmt::format("{:>6} {:>4}  {:<12} {:>10.1f} {:>10.1f} {:>12} {:>10}\n", row["prompt_tokens"].get<int>(),
-                     row["samples"].get<int>(), row["sharing"].get<std::string>(), row["decode_tokens_per_second"].get<double>(),
-                     row["prefill_tokens_per_second"].get<double>(), FormatBytes(row["kv_bytes_read_per_step"].get<double>()),
-                     FormatBytes(row["peak_rss_bytes"].get<double>()));
-}
-
-// A line a case, empty where memory had no room.
-std::string FormatCsv(const ordered_json& rows) {
-  constexpr std::string_view kKeys[] = {"decode_tokens_per_second",
-                                        "prefill_tokens_per_second",
-                                        "peak_rss_bytes",
-                                        "kv_bytes_read_per_step",
-                                        "kv_bytes_stored",
-                                        "steps",
-                                        "decode_steps",
-                                        "graph_steps",
-                                        "bubbles",
-                                        "decode_seconds",
-                                        "device_idle_seconds"};
-  std::string text(kReportCsvBegin);
-  text += fmt::format(",{}\n", fmt::join(kKeys, ","));
-  for (const ordered_json& row : rows) {
-    text += fmt::format("{},{},{}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), row["sharing"].get<std::string>());
-    for (const std::string_view key : kKeys) text += "," + (row.contains(key) ? row[key].dump() : "");
-    text += "\n";
-  }
-  return text;
+          {"device_idle_seconds", median("device_idle_seconds")},
+          {"step_ms", 1e3 * seconds / decode_steps},
+          {"graph_step_share", graph_steps / decode_steps},
+          {"step_over_graph", over_graph},
+          {"first_token_seconds", median("first_token_seconds")}};
 }
 
 Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
   COPPICE_RETURN_IF_ERROR(CheckReport(options.csv, "--csv"));
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.html, "--html"));
   COPPICE_RETURN_IF_ERROR(FindBenchModel(options.engine, options.config));
   std::vector<Case> cases;
   for (const int32_t prompt : options.prompt_tokens) {
@@ -185,6 +168,7 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
   if (isatty(STDERR_FILENO)) std::cerr << "\r\x1b[K";
 
   ordered_json report = {{"model", options.engine.model_path.substr(options.engine.model_path.find_last_of('/') + 1)},
+                         {"device", options.engine.device},
                          {"dtype", Name(options.engine.dtype)},
                          {"page_size", options.engine.page_size},
                          {"cpu", CpuName()},
@@ -193,17 +177,25 @@ Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
                          {"max_tokens", options.max_tokens},
                          {"repeats", options.repeats},
                          {"rows", ordered_json::array()}};
-  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:>6} {:>4}  {:<12} {:>10} {:>10} {:>12} {:>10}\n", "prompt", "n", "sharing",
-                                            "decode t/s", "prefill t/s", "KV read/step", "peak RSS")));
+  COPPICE_RETURN_IF_ERROR(Print(FormatDecodeHead()));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back(without_room[c].ok() ? Summarize(cases[c], runs[c]) : WithoutRoom(cases[c], without_room[c]));
-    COPPICE_RETURN_IF_ERROR(Print(FormatRow(report["rows"].back())));
+    COPPICE_RETURN_IF_ERROR(Print(FormatDecodeRow(report["rows"].back())));
   }
   for (const Status& status : without_room) {
     if (!status.ok()) std::cerr << fmt::format("x: {}\n", status.message());
   }
+  if (std::ranges::any_of(options.modes, [](const Mode& mode) { return !mode.attends; })) {
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options.engine));
+    std::optional<Roofline> roofline;
+    if (!options.roofline.empty())
+      roofline = {.bytes_per_second = 1e12 * options.roofline[0], .flops_per_second = 1e12 * options.roofline[1]};
+    AddAttention(checkpoint->config(), options.max_tokens, roofline, &report["rows"]);
+    COPPICE_RETURN_IF_ERROR(Print(FormatAttention(checkpoint->config(), report["rows"])));
+  }
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
-  COPPICE_RETURN_IF_ERROR(WriteReport(options.csv, FormatCsv(report["rows"]), "--csv"));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.csv, DecodeReportCsv(report["rows"]), "--csv"));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.html, DecodeReportHtml(report), "--html"));
   return ExitCode::kOk;
 }
 
@@ -227,6 +219,12 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   command->add_option("--csv", options->csv, "Write it to this file as CSV, a line a case")->check(NotEmpty());
+  command->add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
+  command
+      ->add_option("--roofline", options->roofline,
+                   "TB/s and TFLOP/s of the device: beside no-attention, the bound of a step's attention, too")
+      ->expected(2)
+      ->check(CLI::PositiveNumber);
   AddParsed<std::vector<Mode>>(*command, "--modes", options->modes, ParseModes,
                                "Modes to measure: tree, one-level, store, none (default: these), and no-attention, the step "
                                "without its attention");

@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "attention/cost_model.h"
-#include "cli/bench/load_report.h"
+#include "cli/bench/report_page.h"
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
 #include "cli/run_options.h"

@@ -4,13 +4,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 
 namespace coppice::cli {
-
-// How every such page begins.
-inline constexpr std::string_view kReportHtmlBegin =
-    "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"generator\" content=\"coppice bench\">";
 
 // `report` as written by --out (docs/benchmarks.md).
 std::string LoadReportHtml(const nlohmann::ordered_json& report);
