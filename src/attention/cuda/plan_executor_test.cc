@@ -272,6 +272,29 @@ TEST(PlanExecutor, OfTwoImagesAnUploadWritesTheOther) {
   }
 }
 
+// With one image a captured launch serves every step.
+TEST(PlanExecutor, TheKernelOfShortStepsIsPartOfTheImage) {
+  const auto image_of = [](const TestForest& forest, int32_t device_images) {
+    Session session(forest, device_images);
+    session.Step(forest);
+    return session.device_image();
+  };
+  TestForest alone;
+  alone.AddBranch(kNoParent, 100, 1);
+  EXPECT_EQ(image_of(alone, 2), 2);
+  EXPECT_EQ(image_of(alone, 1), 0);
+  TestForest several;  // queries
+  several.AddBranch(kNoParent, 100, 2);
+  EXPECT_EQ(image_of(several, 2), 0);
+  TestForest longer;
+  longer.AddBranch(kNoParent, 5000, 1);
+  EXPECT_EQ(image_of(longer, 2), 0);
+  TestForest sharing;
+  const int32_t root = sharing.AddNode(kNoParent, 8192);
+  for (int i = 0; i < 20; ++i) sharing.AddBranch(root, 10, 1);
+  EXPECT_EQ(image_of(sharing, 2), 0);
+}
+
 TEST(PlanExecutor, AnUploadThatFailedIsMadeUpFor) {
   std::mt19937 rng(5);
   TestForest forest = RandomForest(rng);
