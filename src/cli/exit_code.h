@@ -7,7 +7,7 @@ namespace coppice::cli {
 
 enum class ExitCode : int {
   kOk = 0,
-  kFailure = 1,        // it broke while running: a bug, an exhausted machine, or a device that is missing or lost
+  kFailure = 1,        // it broke while running: a bug, an exhausted machine, or a device or server that is missing or lost
   kUsage = 2,          // the command line, the model file or the prompt is wrong; the message says what to do
   kInterrupted = 130,  // Ctrl-C, as shells report it (128 + SIGINT)
 };

@@ -173,7 +173,7 @@ class OtherServersTest(unittest.TestCase):
 
     def test_nobody_listens(self):
         done = coppice("bench", "serve", "--rate", 1, "--url", "http://127.0.0.1:1")
-        self.assertEqual(done.returncode, 2, done)
+        self.assertEqual(done.returncode, 1, done)
         self.assertIn("no connection to http://127.0.0.1:1: Connection refused", done.stderr)
 
     def test_options_of_the_other_kind(self):
