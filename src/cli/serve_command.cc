@@ -5,13 +5,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
+#include <cctype>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "hub/model_store.h"
 #include "server/http_server.h"
 #include "server/service.h"
+#include "server/serving.h"
 
 namespace coppice::cli {
 namespace {
@@ -39,56 +39,10 @@ struct ServeOptions {
   int64_t max_file_bytes = int64_t{200} << 20, max_batch_requests = 50'000;
   server::TokenLimit token_limit;
   double request_timeout = 0, drain_seconds = 60;
-  bool allow_public = false, log_json = false, null = false;
+  bool allow_public = false, log_json = false, log_text = false, null = false;
 };
 
 bool IsLoopback(const std::string& host) { return host == "::1" || host == "localhost" || host.starts_with("127."); }
-
-// Steps the engine on a thread of its own for as long as it lives. A failed step has ended its requests and is logged; a device
-// that is lost ends the serving.
-class EngineThread {
- public:
-  EngineThread(Engine* engine, server::HttpServer* http)
-      : thread_([this, engine, http](std::stop_token stop) {
-          while (!stop.stop_requested()) {
-            const Status status = engine->Run(stop);
-            if (status.ok()) continue;
-            spdlog::error("a step failed: {}", status.message());
-            if (status.code() != StatusCode::kUnavailable) continue;
-            lost_ = true;
-            return http->Stop();
-          }
-        }) {}
-
-  bool lost() const { return lost_; }
-
- private:
-  std::atomic<bool> lost_{false};
-  std::jthread thread_;
-};
-
-// Drains on the first SIGINT or SIGTERM, and stops when that takes too long. A second signal kills.
-class Shutdown {
- public:
-  Shutdown(server::Service* service, server::HttpServer* http, double drain_seconds)
-      : thread_([=](std::stop_token stop) {
-          using Clock = std::chrono::steady_clock;
-          constexpr auto kPoll = std::chrono::milliseconds(20);
-          while (!stop.stop_requested() && !Interrupted()) std::this_thread::sleep_for(kPoll);
-          if (!Interrupted()) return;
-          spdlog::info("shutting down: {} generations are under way", service->active());
-          service->Drain();
-          http->Drain();
-          const auto deadline = Clock::now() + std::chrono::duration<double>(drain_seconds);
-          while (!stop.stop_requested() && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
-          if (stop.stop_requested()) return;
-          spdlog::warn("{} generations did not end in {} s; they are cut off", service->active(), drain_seconds);
-          http->Stop();
-        }) {}
-
- private:
-  std::jthread thread_;
-};
 
 Result<ExitCode> Serve(ServeOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
@@ -119,6 +73,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.max_active_per_key = options.max_per_key;
   service_options.token_limit = options.token_limit;
   service_options.max_priority = options.max_priority;
+  service_options.log_text = options.log_text;
   service_options.max_prompts = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
                               .max_per_key = options.engine.sharing == SharingMode::kNone ? 0 : options.max_prefixes,
@@ -143,13 +98,20 @@ Result<ExitCode> Serve(ServeOptions options) {
   CatchFirst({SIGINT, SIGTERM});
   const std::string host = options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
   COPPICE_RETURN_IF_ERROR(Print(fmt::format("listening on http://{}:{}\n", host, http->port())));
-  const EngineThread stepping(engine.get(), http.get());
-  {
-    const Shutdown shutdown(&service, http.get(), options.drain_seconds);
-    http->Run();
-  }
-  if (stepping.lost()) return Unavailable("the device is lost; start the server again");
+  COPPICE_RETURN_IF_ERROR(
+      server::Serve(engine.get(), &service, http.get(),
+                    {.interrupted = Interrupted, .drain_time = std::chrono::duration<double>(options.drain_seconds)}));
   return ExitCode::kOk;
+}
+
+// Each option also comes from the environment: --max-running from COPPICE_MAX_RUNNING.
+void NameEnvironment(CLI::App* command) {
+  for (CLI::Option* const option : command->get_options()) {
+    if (option == command->get_help_ptr() || option->get_lnames().empty()) continue;
+    std::string name = "COPPICE_" + option->get_lnames().front();
+    for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    option->envname(name);
+  }
 }
 
 }  // namespace
@@ -161,106 +123,87 @@ Command AddServeCommand(CLI::App& app) {
   command
       ->add_option("--config", options->config,
                    "File of lines \"option = value\" (TOML) for what neither the command line nor the environment gives")
-      ->envname("COPPICE_CONFIG")
       ->check(NotEmpty());
-  command->add_option("--host", http.host, "Address to listen on")->envname("COPPICE_HOST")->capture_default_str();
-  command->add_option("--port", http.port, "Port; 0: one that is free, which is printed")
-      ->envname("COPPICE_PORT")
-      ->capture_default_str();
+  command->add_option("--host", http.host, "Address to listen on")->capture_default_str();
+  command->add_option("--port", http.port, "Port; 0: one that is free, which is printed")->capture_default_str();
   command
       ->add_option(
           "--api-keys", options->api_keys,
           "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum. Behind it "
           "perhaps tokens_per_request=N tokens_per_minute=N")
-      ->envname("COPPICE_API_KEYS")
       ->check(NotEmpty());
   command
       ->add_option(
           "--host-name", options->host_names,
           "Names of this server in a proxy's requests, separated by commas; on a loopback address without keys, others get 403")
-      ->envname("COPPICE_HOST_NAME")
       ->delimiter(',');
   command->add_flag("--allow-public", options->allow_public, "Listen on a public address although there are no API keys");
-  command->add_option("--model-name", options->model_name, "The name that answers give (default: the model's file)")
-      ->envname("COPPICE_MODEL_NAME");
+  command->add_option("--model-name", options->model_name, "The name that answers give (default: the model's file)");
   options->engine.max_waiting = 512;
   command->add_option("--max-waiting", options->engine.max_waiting, "Requests that wait; more get 429. 0: no limit")
-      ->envname("COPPICE_MAX_WAITING")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
       ->add_option("--max-per-key", options->max_per_key, "Requests of one API key at the same moment; more get 429. 0: no limit")
-      ->envname("COPPICE_MAX_PER_KEY")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
       ->add_option("--tokens-per-request", options->token_limit.per_request,
                    "Tokens of prompt and output that one request may use; more get 400. 0: no limit")
-      ->envname("COPPICE_TOKENS_PER_REQUEST")
       ->check(CLI::Range(int64_t{0}, server::kMostTokens))
       ->capture_default_str();
   command
       ->add_option("--tokens-per-minute", options->token_limit.per_minute,
                    "Tokens of prompts and output that one API key may use in a minute; more get 429. 0: no limit")
-      ->envname("COPPICE_TOKENS_PER_MINUTE")
       ->check(CLI::Range(int64_t{0}, server::kMostTokens))
       ->capture_default_str();
   command->add_option("--max-priority", options->max_priority, "Highest \"priority\" that a request may have")
-      ->envname("COPPICE_MAX_PRIORITY")
       ->capture_default_str();
   command
       ->add_option("--prefixes", options->prefix_folder,
                    "Folder that keeps the prefixes of /v1/prefixes for the next start; default: they end with the server")
-      ->envname("COPPICE_PREFIXES")
       ->check(NotEmpty());
   command->add_option("--max-prefixes", options->max_prefixes, "Prefixes of one API key")
-      ->envname("COPPICE_MAX_PREFIXES")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
       ->add_option(
           "--files", options->file_folder,
           "Folder for /v1/files and /v1/batches, one server's own; unfinished batches go on with the next start; default: none")
-      ->envname("COPPICE_FILES")
       ->check(NotEmpty());
   command->add_option("--max-file", options->max_file_bytes, "Bytes of an uploaded file at most, e.g. 200MiB")
-      ->envname("COPPICE_MAX_FILE")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   command->add_option("--max-files", options->max_files, "Files of one API key")
-      ->envname("COPPICE_MAX_FILES")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--max-batch-requests", options->max_batch_requests, "Requests of one batch")
-      ->envname("COPPICE_MAX_BATCH_REQUESTS")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command
       ->add_option("--batch-active", options->batch_active,
                    "Requests of a batch in the engine at the same moment; 0: half of --max-running")
-      ->envname("COPPICE_BATCH_ACTIVE")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--request-timeout", options->request_timeout, "Seconds until a request ends with 408; 0: none")
-      ->envname("COPPICE_REQUEST_TIMEOUT")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--max-body", http.max_body_bytes, "Bytes of a request at most, e.g. 10MiB")
-      ->envname("COPPICE_MAX_BODY")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
   command->add_option("--max-connections", http.max_connections, "Connections at the same moment")
-      ->envname("COPPICE_MAX_CONNECTIONS")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--drain-seconds", options->drain_seconds, "After SIGTERM, how long requests under way may take")
-      ->envname("COPPICE_DRAIN_SECONDS")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_flag("--log-json", options->log_json, "Log lines as JSON");
+  command->add_flag("--log-text", options->log_text,
+                    "Put the bodies of requests into the log: prompts, and whatever else they hold");
   command->add_flag("--null", options->null, "Answer at once with tokens that mean nothing, for measuring all but the model");
   AddEngineOptions(*command, options->engine);
+  NameEnvironment(command);
   return {command, [options, command]() -> Result<ExitCode> {
             if (!options->config.empty()) COPPICE_RETURN_IF_ERROR(ApplyConfigFile(*command, options->config));
             spdlog::set_level(spdlog::level::info);

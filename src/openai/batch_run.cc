@@ -17,6 +17,7 @@ struct BatchRun::Active {
   size_t job = 0;
   RequestId id{};  // the run's own
   BatchLine line;
+  int64_t taken_tokens = 0;
   std::mutex mutex;
   RequestOutput output;
 };
@@ -41,10 +42,14 @@ BatchRun::BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestP
   counts_.total = static_cast<int64_t>(input_.jobs().size());
 }
 
+// Where a file failed, nobody reads what the engine still works on.
+BatchRun::~BatchRun() { Cancel(); }
+
 bool BatchRun::HasRoom() const {
   const auto active = static_cast<int64_t>(active_.size());
   if (options_.careful && active > counts_.done()) return false;
   if (options_.max_active > 0 && active >= options_.max_active) return false;
+  if (std::chrono::steady_clock::now() < next_admission_) return false;
   return engine_.Load().waiting < options_.max_waiting;
 }
 
@@ -71,16 +76,22 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
     return true;
   }
   active->line = *std::move(line);
+  if (options_.admit) {
+    const BatchAdmission admission = options_.admit(&active->line.request);
+    if (!admission.status.ok()) {
+      COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, admission.status, admission.param));
+      return true;
+    }
+    if (admission.wait) {
+      next_admission_ = std::chrono::steady_clock::now() + *admission.wait;
+      return false;
+    }
+    active->taken_tokens = admission.taken_tokens;
+  }
   Request request = std::move(active->line.request.request);
   active->line.request.request = {};
   active->line.request.request.echo = request.echo;  // what the answer's form depends on stays
   active->line.request.request.top_logprobs = request.top_logprobs;
-  if (options_.complete) {
-    if (const Status status = options_.complete(&request); !status.ok()) {
-      COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, status, "priority"));
-      return true;
-    }
-  }
   request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (id.ok()) {
@@ -88,11 +99,16 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
     active_.insert(*id);
     return true;
   }
+  Release(active->taken_tokens, 0);
   // A queue that others fill too empties again; with nobody in it, the request is what cannot be had.
   if (id.status().code() == StatusCode::kResourceExhausted && engine_.Load().waiting > 0) return false;
   if (id.status().code() == StatusCode::kUnavailable) return id.status();
   COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, id.status()));
   return true;
+}
+
+void BatchRun::Release(int64_t taken, int64_t used) const {
+  if (options_.on_end) options_.on_end(taken, used);
 }
 
 void BatchRun::End(size_t job) {
@@ -142,6 +158,10 @@ Status BatchRun::WriteFinished() {
 Status BatchRun::Write(const Active& active) {
   const BatchLine& line = active.line;
   const RequestOutput& output = active.output;
+  const int64_t prompt_tokens = input_.jobs()[active.job].num_tokens;
+  int64_t generated = 0;
+  for (const Sample& sample : output.samples) generated += std::ssize(sample.token_ids);
+  Release(active.taken_tokens, prompt_tokens + generated);
   if (output.failure.code() == StatusCode::kUnavailable) return output.failure;  // of the device: no request is at fault
   if (!output.cancelled && !output.failure.ok()) return ReportFailure(active.job, line, output.failure);
   if (output.cancelled) return OkStatus();
@@ -149,16 +169,14 @@ Status BatchRun::Write(const Active& active) {
       .id = line.id,
       .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
       .model = options_.model};
-  const int64_t prompt_tokens = input_.jobs()[active.job].num_tokens;
   const Answer answer = {.request = &line.request, .output = &output, .prompt_tokens = prompt_tokens};
   const Result<nlohmann::ordered_json> body = ResponseBody(std::span(&answer, 1), facts, engine_.tokenizer());
   if (!body.ok()) return ReportFailure(active.job, line, body.status());
   ++counts_.answered;
   End(active.job);
   if (options_.on_answer) {
-    TokenUsage usage = {.prompt = prompt_tokens, .cached = output.cached_tokens, .shared_reads = output.shared_reads};
-    for (const Sample& sample : output.samples) usage.completion += static_cast<int64_t>(sample.token_ids.size());
-    options_.on_answer(usage);
+    options_.on_answer(
+        {.prompt = prompt_tokens, .cached = output.cached_tokens, .completion = generated, .shared_reads = output.shared_reads});
   }
   const nlohmann::ordered_json response = {{"status_code", 200}, {"request_id", "req_" + line.id}, {"body", *body}};
   return output_.Append(

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +22,14 @@
 
 namespace coppice::openai {
 
+struct BatchAdmission {
+  Status status;
+  std::string param;         // of an error
+  int64_t taken_tokens = 0;  // of what the request's owner may use
+  // Not now: no request goes before this is over.
+  std::optional<std::chrono::milliseconds> wait;
+};
+
 struct BatchRunOptions {
   std::string model;         // the name that answers give
   int32_t max_waiting = 64;  // nothing is submitted while so many requests wait in the engine, whoever sent them
@@ -28,8 +37,11 @@ struct BatchRunOptions {
   // Begins with one request at a time and one more for each that was answered, so that a run that is killed soon has answered some
   // rather than begun all.
   bool careful = false;
-  // Adds to a request what the caller has to say. An error is that of its line, in `priority`.
-  std::function<Status(Request*)> complete;
+  // Asked before a request is submitted: adds to it what the caller has to say, and may let it wait. It is asked again then. An
+  // error is that of the request's line, whose field it names.
+  std::function<BatchAdmission(OpenAiRequest*)> admit;
+  // What an admitted request used of the tokens that it took, when it has ended, on the thread that calls Submit and WriteFinished.
+  std::function<void(int64_t taken, int64_t used)> on_end;
   std::function<void(const TokenUsage&)> on_answer;  // for each answer that is written, on the thread that calls WriteFinished
 };
 
@@ -45,6 +57,8 @@ class BatchRun {
   // What the arguments point to outlives this; `prefixes` may be null.
   BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestParser* parser, BatchRunOptions options,
            JobPrefixes* prefixes, BatchOutput* output, BatchErrors* errors);
+  BatchRun(const BatchRun&) = delete;
+  ~BatchRun();
 
   // As many of the next requests as there is room for. What the engine or the parser refuses is a line of the errors; an error is
   // that of a file, or UNAVAILABLE: the device is lost. Where another's requests took the last room, the request waits for the next
@@ -67,9 +81,11 @@ class BatchRun {
   struct Finished;  // complete ones
 
   bool HasRoom() const;
-  // False: the engine's queue is full.
+  // False: the engine's queue is full, or the request is to wait.
   Result<bool> SubmitOne(size_t job);
   void End(size_t job);
+  // Tells what an admitted request used.
+  void Release(int64_t taken, int64_t used) const;
   Status ReportFailure(size_t job, const BatchLine& line, const Status& status, std::string param = {});
   Status Write(const Active& active);
   static void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished);
@@ -84,6 +100,7 @@ class BatchRun {
   BatchCounts counts_;
   size_t next_ = 0;  // job
   bool cancelled_ = false;
+  std::chrono::steady_clock::time_point next_admission_;
   std::vector<bool> ended_;  // by job: answered or failed
   std::set<RequestId> active_;
   const std::shared_ptr<Finished> finished_;

@@ -6,12 +6,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -160,8 +162,9 @@ TEST_F(BatchRunTest, AFullQueueIsWaitedFor) {
 
 TEST_F(BatchRunTest, WhatTheCallerAddsAndRefuses) {
   WriteInput({Line("a", Greedy(3)), Line("b", {{"prompt", {1}}, {"priority", 7}})});
-  Open({.complete = [](Request* request) {
-    return request->priority > 0 ? InvalidArgument("priority is 7, expected at most 0") : OkStatus();
+  Open({.admit = [](OpenAiRequest* request) -> BatchAdmission {
+    if (request->request.priority == 0) return {};
+    return {.status = InvalidArgument("priority is 7, expected at most 0"), .param = "priority"};
   }});
   RunToEnd();
   EXPECT_THAT(IdsOf(LinesOf(Path("out"))), UnorderedElementsAre("a"));
@@ -170,6 +173,42 @@ TEST_F(BatchRunTest, WhatTheCallerAddsAndRefuses) {
   EXPECT_EQ(errors[0]["custom_id"], "b");
   EXPECT_EQ(errors[0]["response"]["status_code"], 400);
   EXPECT_EQ(errors[0]["response"]["body"]["error"]["param"], "priority");
+}
+
+// 10 tokens, of which each request takes 7 and uses 5.
+TEST_F(BatchRunTest, RequestsWaitUntilTheyAreAdmitted) {
+  WriteRequests(6);
+  int64_t left = 10, waited = 0;
+  Open({.admit = [&](OpenAiRequest* request) -> BatchAdmission {
+          request->request.max_tokens = 2;
+          if (left < 7 && ++waited > 0) return {.wait = std::chrono::milliseconds(1)};
+          left -= 7;
+          return {.taken_tokens = 7};
+        },
+        .on_end =
+            [&](int64_t taken, int64_t used) {
+              EXPECT_EQ(taken, 7);
+              EXPECT_EQ(used, 3 + 2);
+              left += taken;
+            }});
+  for (int turn = 0; turn < 1000 && !run_->done(); ++turn) {
+    Turn();
+    EXPECT_LE(InEngine(), 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(run_->counts().answered, 6);
+  EXPECT_GT(waited, 0);
+  EXPECT_EQ(left, 10);
+}
+
+TEST_F(BatchRunTest, WhatARunLeavesInTheEngineEnds) {
+  WriteRequests(3);
+  Open();
+  ASSERT_TRUE(run_->Submit().ok());
+  EXPECT_EQ(InEngine(), 3);
+  Close();
+  harness_.Step();
+  EXPECT_EQ(InEngine(), 0);
 }
 
 TEST_F(BatchRunTest, CancelledGoesOnWhereItWas) {

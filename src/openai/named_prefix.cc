@@ -18,7 +18,7 @@ using nlohmann::ordered_json;
 
 constexpr double kLongestTtl = 10.0 * 365 * 86'400;  // seconds; a clock of nanoseconds holds it
 
-void TakePromptOrMessages(FieldReader& fields, NamedPrefix* prefix) {
+void TakePromptOrMessages(FieldReader& fields, const ordered_json* tools, NamedPrefix* prefix) {
   const json* prompt = fields.Find("prompt");
   const json* messages = fields.Find("messages");
   if ((prompt == nullptr) == (messages == nullptr)) {
@@ -27,6 +27,7 @@ void TakePromptOrMessages(FieldReader& fields, NamedPrefix* prefix) {
   }
   if (messages) {
     prefix->messages = TakeMessages(fields);
+    prefix->tools = TakeToolList(fields, tools);
     return;
   }
   std::optional<Prompt> parsed = ParsePrompt(*prompt);
@@ -45,11 +46,11 @@ Status CheckPrefixName(std::string_view name) {
       fmt::format("the name of the prefix is {}, expected 1 to {} of A-Z a-z 0-9 . _ -", Quoted(std::string(name)), kLongest));
 }
 
-std::optional<NamedPrefix> ParseNamedPrefix(const json& body, BodyError* error) {
+std::optional<NamedPrefix> ParseNamedPrefix(const json& body, BodyError* error, const ordered_json* tools) {
   if (!body.is_object()) return RefuseBody(body, error);
   NamedPrefix prefix;
   FieldReader fields(body);
-  TakePromptOrMessages(fields, &prefix);
+  TakePromptOrMessages(fields, tools, &prefix);
   fields.Take("cache_salt", &prefix.cache_salt);
   fields.Take("cache_private_begin", &prefix.cache_private_begin);
   fields.Take("ttl_seconds", &prefix.ttl_seconds);
@@ -66,6 +67,7 @@ ordered_json ToBody(const NamedPrefix& prefix) {
   ordered_json body;
   if (prefix.chat()) {
     for (const ChatMessage& message : prefix.messages) body["messages"].push_back(ToMessage(message));
+    if (prefix.tools.used()) body["tools"] = prefix.tools.list;
   } else if (prefix.text) {
     body["prompt"] = *prefix.text;
   } else {

@@ -13,6 +13,7 @@
 
 #include "coppice/core/status.h"
 #include "openai/body_error.h"
+#include "openai/tool_fields.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -21,6 +22,7 @@ struct NamedPrefix {
   std::optional<std::string> text;    // of completions
   std::vector<int32_t> prompt_ids;    // of completions, where there is no text
   std::vector<ChatMessage> messages;  // of chats; empty for completions
+  ToolFields tools;                   // of chats: what the model is shown; a request adds its choice
   // As Request has them; requests with this prefix get them too.
   std::string cache_salt;
   int32_t cache_private_begin = 0;
@@ -36,9 +38,11 @@ using FindNamedPrefix = std::function<std::shared_ptr<const NamedPrefix>(const s
 // INVALID_ARGUMENT unless it is 1 to 64 letters, digits, '.', '_' and '-'.
 Status CheckPrefixName(std::string_view name);
 
-// A prefix without its token ids from a body with `prompt` or `messages`, and `cache_salt`, `cache_private_begin`, `ttl_seconds`.
-// On an error, `error->param` names the field.
-std::optional<NamedPrefix> ParseNamedPrefix(const nlohmann::json& body, BodyError* error);
+// A prefix without its token ids from a body with `prompt`, or `messages` and perhaps `tools`, and `cache_salt`,
+// `cache_private_begin`, `ttl_seconds`. `tools`: that field of the body with its members in the order of the text (ToolsInOrder);
+// null: they come in the order of `body`. On an error, `error->param` names the field.
+std::optional<NamedPrefix> ParseNamedPrefix(const nlohmann::json& body, BodyError* error,
+                                            const nlohmann::ordered_json* tools = nullptr);
 // The body that ParseNamedPrefix makes the same prefix of.
 nlohmann::ordered_json ToBody(const NamedPrefix& prefix);
 

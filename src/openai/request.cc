@@ -321,16 +321,13 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   } else {
     std::vector<ChatMessage> messages = TakeMessages(fields);
     if (parsed.prefix) messages.insert(messages.begin(), parsed.prefix->messages.begin(), parsed.prefix->messages.end());
-    tools = TakeTools(fields, ordered_tools);
+    tools = TakeTools(fields, ordered_tools, parsed.prefix ? parsed.prefix->tools : ToolFields());
     if (fields.ok()) {
-      Status tools_error;
-      Result<std::string> text = tools.used() ? RenderToolChat(messages, tools, &tools_error) : RenderChat(messages);
-      if (!tools_error.ok()) {
-        fields.Fail("tools", tools_error);
-      } else if (text.ok()) {
+      BodyError wrong;
+      if (std::optional<std::string> text = RenderMessages(messages, tools, &wrong)) {
         prompts.push_back({.text = *std::move(text)});
       } else {
-        fields.Fail("messages", text.status());
+        fields.Fail(wrong.param.c_str(), wrong.status);
       }
     }
     fields.Take("max_tokens", &parsed.max_tokens);
@@ -422,6 +419,15 @@ Result<std::string> OpenAiRequestParser::RenderToolChat(const std::vector<ChatMe
   return text;
 }
 
+std::optional<std::string> OpenAiRequestParser::RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
+                                                               BodyError* error) const {
+  Status tools_error;
+  Result<std::string> text = tools.used() ? RenderToolChat(messages, tools, &tools_error) : RenderChat(messages);
+  if (tools_error.ok() && text.ok()) return *std::move(text);
+  *error = tools_error.ok() ? BodyError{text.status(), "messages"} : BodyError{tools_error, "tools"};
+  return std::nullopt;
+}
+
 Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& parsed) const {
   if (parsed.prefix && !parsed.prefix->chat()) return EncodeAfter(*parsed.prefix, parsed);
   if (!parsed.text) return parsed.prompt_ids;
@@ -444,19 +450,35 @@ Result<std::vector<int32_t>> OpenAiRequestParser::EncodeAfter(const NamedPrefix&
   return ids;
 }
 
-Result<std::vector<int32_t>> OpenAiRequestParser::EncodePrefix(const NamedPrefix& prefix) const {
-  if (!prefix.chat()) return Encode({.text = prefix.text, .prompt_ids = prefix.prompt_ids});
-  // What templates put behind the last message depends on what follows: here an answer, there another message.
+std::optional<std::vector<int32_t>> OpenAiRequestParser::EncodePrefix(const NamedPrefix& prefix, BodyError* error) const {
+  const auto encoded = [&](const OpenAiRequest& parsed, const char* field) -> std::optional<std::vector<int32_t>> {
+    Result<std::vector<int32_t>> ids = Encode(parsed);
+    if (ids.ok()) return *std::move(ids);
+    *error = {ids.status(), field};
+    return std::nullopt;
+  };
+  if (!prefix.chat()) return encoded({.text = prefix.text, .prompt_ids = prefix.prompt_ids}, "prompt");
+  // What templates put behind the last message depends on what follows: an answer, or messages of any text. Some do not render the
+  // prefix alone, such as those that put tools into a message of the user.
   std::vector<ChatMessage> longer = prefix.messages;
   longer.push_back({.role = longer.back().role == "user" ? "assistant" : "user"});
-  COPPICE_ASSIGN_OR_RETURN(const std::string with_answer, RenderChat(prefix.messages));
-  COPPICE_ASSIGN_OR_RETURN(const std::string with_message, RenderChat(longer));
-  COPPICE_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
-                           tokenizer_->Encode(with_answer, {.add_special = false, .parse_special = true}));
-  COPPICE_ASSIGN_OR_RETURN(const std::vector<int32_t> others,
-                           tokenizer_->Encode(with_message, {.add_special = false, .parse_special = true}));
-  ids.erase(std::ranges::mismatch(ids, others).in1, ids.end());
-  return ids;
+  std::optional<std::vector<int32_t>> common;
+  const auto keep_common = [&](const std::vector<ChatMessage>& messages) {
+    std::optional<std::string> text = RenderMessages(messages, prefix.tools, error);
+    if (!text) return false;
+    std::optional<std::vector<int32_t>> ids =
+        encoded({.endpoint = Endpoint::kChatCompletions, .text = *std::move(text)}, "messages");
+    if (!ids) return false;
+    if (common) ids->erase(std::ranges::mismatch(*ids, *common).in1, ids->end());
+    common = std::move(ids);
+    return true;
+  };
+  (void)keep_common(prefix.messages);
+  for (const char* const content : {"a", "b"}) {
+    longer.back().content = content;
+    if (!keep_common(longer)) return std::nullopt;
+  }
+  return common;
 }
 
 void OpenAiRequestParser::SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const {

@@ -90,8 +90,9 @@ class OpenAiRequestParser {
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.
   void SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const;
-  // Token ids that every request with this prefix begins with, but for the last ones where text goes on in the same token.
-  Result<std::vector<int32_t>> EncodePrefix(const NamedPrefix& prefix) const;
+  // Token ids that every request with this prefix begins with, but for the last ones where text goes on in the same token. On an
+  // error, `error->param` names the prefix's field.
+  std::optional<std::vector<int32_t>> EncodePrefix(const NamedPrefix& prefix, BodyError* error) const;
 
  private:
   Status MissingTokenizer() const;
@@ -101,6 +102,9 @@ class OpenAiRequestParser {
   Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
   // As RenderChat, with the tools that the request shows the model. Errors of what is no message are in `*tools_error`.
   Result<std::string> RenderToolChat(const std::vector<ChatMessage>& messages, const ToolFields& tools, Status* tools_error) const;
+  // One of the two; on an error, `*error` has it with its field.
+  std::optional<std::string> RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
+                                            BodyError* error) const;
   // Compiles what bounds the output, and notes how calls of `tools` are told from it.
   void SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const;
 

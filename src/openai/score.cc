@@ -1,110 +1,13 @@
 #include "openai/score.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/check.h"
-#include "openai/field_reader.h"
-#include "openai/prompt_fields.h"
-
 namespace coppice::openai {
-namespace {
 
-using nlohmann::json;
 using nlohmann::ordered_json;
-
-// Of all sequences together, so that a small body does not ask for much tokenizing: 4 million, 512 continuations of 8,192 tokens.
-constexpr size_t kMostTokens = size_t{1} << 22;
-
-constexpr const char* kFields[] = {"model",         "user",     "metadata",        "prompt",
-                                   "continuations", "prefix",   "cache_salt",      "cache_private_begin",
-                                   "timeout",       "priority", "return_token_ids"};
-
-// The prompt and what belongs to every request, by the rules of a completion without tokens to generate.
-std::optional<OpenAiRequest> ParsePromptOf(const json& body, const OpenAiRequestParser& parser, BodyError* error,
-                                           const FindNamedPrefix& find_prefix) {
-  FieldReader fields(body);
-  for (const char* const name : kFields) (void)fields.Find(name);
-  if (*error = fields.Finish(); !error->status.ok()) return std::nullopt;
-  json completion = body;
-  completion.erase("continuations");
-  completion["max_tokens"] = 0;
-  return parser.Parse(Endpoint::kCompletions, completion, error, find_prefix);
-}
-
-Result<std::vector<int32_t>> EncodeWith(const OpenAiRequest& prompt, const std::vector<int32_t>& prompt_ids,
-                                        const Prompt& continuation, const OpenAiRequestParser& parser) {
-  if (continuation.text && prompt.text) {  // text after text is one text
-    OpenAiRequest whole = prompt;
-    *whole.text += *continuation.text;
-    return parser.Encode(whole);
-  }
-  if (continuation.text) return InvalidArgument("a continuation is a string, expected token ids, as the prompt is");
-  std::vector<int32_t> ids = prompt_ids;
-  ids.insert(ids.end(), continuation.ids.begin(), continuation.ids.end());
-  return ids;
-}
-
-// Adds the prompt with a continuation behind it.
-Status AddSequence(const OpenAiRequest& prompt, const std::vector<int32_t>& prompt_ids, const json& continuation,
-                   const OpenAiRequestParser& parser, ScoreRequest* request) {
-  const std::optional<Prompt> parsed = ParsePrompt(continuation);
-  if (!parsed)
-    return InvalidArgument(fmt::format("a continuation is {}, expected a string or a list of token ids", Shown(continuation)));
-  COPPICE_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, EncodeWith(prompt, prompt_ids, *parsed, parser));
-  const auto begin = static_cast<int32_t>(std::ranges::mismatch(prompt_ids, tokens).in2 - tokens.begin());
-  if (begin == std::ssize(tokens))
-    return InvalidArgument(fmt::format("continuation {} adds no token to the prompt", Shown(continuation)));
-  if (begin == 0)
-    return InvalidArgument(
-        fmt::format("nothing is before the first token of continuation {}; begin the prompt with a token", Shown(continuation)));
-  request->usage.prompt += std::ssize(tokens) - begin;
-  request->sequences.push_back({.tokens = std::move(tokens), .begin = begin});
-  return OkStatus();
-}
-
-}  // namespace
-
-std::optional<ScoreRequest> ParseScore(const json& body, const OpenAiRequestParser& parser, BodyError* error,
-                                       const FindNamedPrefix& find_prefix) {
-  if (!body.is_object()) return RefuseBody(body, error);
-  std::optional<OpenAiRequest> prompt = ParsePromptOf(body, parser, error, find_prefix);
-  if (!prompt) return std::nullopt;
-  const auto fail = [&](Status status, const char* param) {
-    *error = {std::move(status), param};
-    return std::nullopt;
-  };
-  Result<std::vector<int32_t>> prompt_ids = parser.Encode(*prompt);
-  if (!prompt_ids.ok()) return fail(prompt_ids.status(), "prompt");
-
-  const auto list = body.find("continuations");
-  if (list == body.end() || !list->is_array() || list->empty() || list->size() > kMaxPrompts) {
-    return fail(InvalidArgument(fmt::format("continuations is {}, expected a list of 1 to {} strings or lists of token ids",
-                                            list == body.end() ? "missing" : Shown(*list), kMaxPrompts)),
-                "continuations");
-  }
-  ScoreRequest request{.usage = {.prompt = std::ssize(*prompt_ids)}, .return_token_ids = prompt->return_token_ids};
-  size_t tokens = 0;
-  for (const json& continuation : *list) {
-    const Status added = AddSequence(*prompt, *prompt_ids, continuation, parser, &request);
-    if (!added.ok()) return fail(added, "continuations");
-    tokens += request.sequences.back().tokens.size();
-    if (tokens > kMostTokens) {
-      return fail(InvalidArgument(fmt::format("the prompt with each continuation makes more than {} tokens in all; send several "
-                                              "requests",
-                                              kMostTokens)),
-                  "continuations");
-    }
-  }
-  parser.SetPrompt(*std::move(prompt_ids), &*prompt);
-  request.request = std::move(prompt->request);
-  request.request.prompt_ids.clear();
-  return request;
-}
 
 ScoreCall::ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(const Outcome&)> on_end)
     : engine_(*engine),

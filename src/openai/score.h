@@ -1,5 +1,5 @@
-// POST /v1/score and `coppice score`: the log-likelihoods of many continuations of one prompt. Turns a body into sequences, puts
-// their tree to an engine and makes the answer's body. Layer: openai.
+// POST /v1/score and `coppice score`: the log-likelihoods of many continuations of one prompt. Puts the tree of
+// a request's sequences to an engine and makes the answer's body. Layer: openai.
 #pragma once
 
 #include <chrono>
@@ -8,26 +8,14 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <vector>
 
 #include "coppice/engine/engine.h"
-#include "openai/request.h"
 #include "openai/response.h"
+#include "openai/score_request.h"
 #include "openai/score_tree.h"
 
 namespace coppice::openai {
-
-struct ScoreRequest {
-  Request request;                        // salt, timeout, priority; its prompts come from the sequences
-  std::vector<ScoredSequence> sequences;  // the prompt with each continuation behind it
-  TokenUsage usage;                       // prompt: its tokens once, and those of the continuations
-  bool return_token_ids = false;
-};
-
-// Fields of `body`: docs/server.md, "Scores". On an error, `error->param` names the field.
-std::optional<ScoreRequest> ParseScore(const nlohmann::json& body, const OpenAiRequestParser& parser, BodyError* error,
-                                       const FindNamedPrefix& find_prefix = {});
 
 // A ScoreRequest on its way through an engine, which outlives it. Thread-safe.
 class ScoreCall : public std::enable_shared_from_this<ScoreCall> {

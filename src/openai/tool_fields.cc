@@ -99,9 +99,19 @@ void TakeChoice(FieldReader& fields, ToolFields* tools) {
 
 }  // namespace
 
-ToolFields TakeTools(FieldReader& fields, const ordered_json* ordered) {
+ToolFields TakeToolList(FieldReader& fields, const ordered_json* ordered) {
   ToolFields tools;
   TakeList(fields, ordered, &tools);
+  return tools;
+}
+
+ToolFields TakeTools(FieldReader& fields, const ordered_json* ordered, const ToolFields& of_prefix) {
+  ToolFields tools = of_prefix;
+  if (of_prefix.functions.empty()) {
+    tools = TakeToolList(fields, ordered);
+  } else if (fields.Find("tools")) {
+    fields.Fail("tools", InvalidArgument("the prefix has tools, which are the request's too: leave tools out"));
+  }
   TakeChoice(fields, &tools);
   fields.Take("parallel_tool_calls", &tools.parallel);
   return tools;

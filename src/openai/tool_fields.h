@@ -34,7 +34,10 @@ struct ToolFields {
   bool used() const { return !functions.empty() && choice != Choice::kNone; }
 };
 
-// `ordered`: the body's `tools` with its members in the client's order, which the model sees; null: as the body has them.
-ToolFields TakeTools(FieldReader& fields, const nlohmann::ordered_json* ordered);
+// All three of them. `ordered`: the body's `tools` with its members in the client's order, which the model sees; null: as the body
+// has them. `of_prefix`: what the request's prefix brings, instead of which it may not bring others.
+ToolFields TakeTools(FieldReader& fields, const nlohmann::ordered_json* ordered, const ToolFields& of_prefix = {});
+// `tools` alone: of a prefix.
+ToolFields TakeToolList(FieldReader& fields, const nlohmann::ordered_json* ordered);
 
 }  // namespace coppice::openai

@@ -8,12 +8,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "openai/batch_input.h"
+#include "openai/prefixes_by_name.h"
 #include "openai/prompt_fields.h"
 #include "openai/request.h"
 #include "openai/response.h"
@@ -113,6 +115,65 @@ TEST(ToolRequests, TheModelIsShownTheToolsInTheClientsOrder) {
   EXPECT_TRUE(parsed.tools->parallel);
   EXPECT_FALSE(parsed.request.constraint);
   EXPECT_THAT(parsed.request.visible_tokens, IsEmpty());
+}
+
+TEST(ToolRequests, APrefixMayBringTools) {
+  const Model model("qwen2.5-instruct");
+  const ordered_json tools = ToolsInOrder(kBody).value();
+  BodyError error;
+  json body = json::parse(kBody);
+  body["messages"] = {{{"role", "system"}, {"content", "Brief."}}};
+  NamedPrefix prefix = ParseNamedPrefix(body, &error, &tools).value();
+  EXPECT_EQ(ToBody(prefix)["tools"].dump(), tools.dump());
+  const auto ids = model.parser.EncodePrefix(prefix, &error);
+  ASSERT_TRUE(ids) << error.status.message();
+  const auto find = [&](const std::string&) { return std::make_shared<const NamedPrefix>(prefix); };
+  const auto ask = [&](const char* more) {
+    json request = {{"messages", {{{"role", "user"}, {"content", "Rome?"}}}}, {"prefix", "p"}};
+    request.update(json::parse(more));
+    return model.parser.Parse(Endpoint::kChatCompletions, request, &error, find);
+  };
+  // As if prefix and request were sent together.
+  json whole = body;
+  whole["messages"].push_back({{"role", "user"}, {"content", "Rome?"}});
+  const auto sent = model.parser.Parse(Endpoint::kChatCompletions, whole, &error, {}, &tools);
+  const auto named = ask("{}");
+  ASSERT_TRUE(named && sent) << error.status.message();
+  EXPECT_EQ(named->text, sent->text);
+  ASSERT_TRUE(named->tools);
+  EXPECT_EQ(named->tools->names, sent->tools->names);
+  const std::vector<int32_t> prompt = model.parser.Encode(*named).value();
+  EXPECT_TRUE(std::ranges::equal(*ids, std::span(prompt).first(std::min(ids->size(), prompt.size()))));
+  EXPECT_THAT(model.tokenizer.Decode(*ids, true), HasSubstr("\"days\": {\"type\": \"integer\""));
+  // The choice is the request's.
+  EXPECT_FALSE(ask(R"({"tool_choice": "none"})")->tools);
+  if (model.has_grammars()) {
+    EXPECT_TRUE(ask(R"({"tool_choice": {"type": "function", "function": {"name": "weather"}}})")->request.constraint);
+  }
+  EXPECT_FALSE(ask(R"({"tool_choice": {"type": "function", "function": {"name": "other"}}})"));
+  EXPECT_EQ(error.param, "tool_choice");
+  EXPECT_FALSE(ask(R"({"tools": []})"));
+  EXPECT_EQ(error.param, "tools");
+}
+
+TEST(ToolRequests, PrefixesWhoseToolsCannotBeShown) {
+  const Model model(Tokenizer::Info{.chat_template = "{{ messages[0].content }}"}, "");
+  BodyError error;
+  const NamedPrefix prefix = ParseNamedPrefix(json::parse(kBody), &error).value();
+  EXPECT_FALSE(model.parser.EncodePrefix(prefix, &error));
+  EXPECT_EQ(error.param, "tools");
+  EXPECT_FALSE(ParseNamedPrefix(json::parse(R"({"prompt": "a", "tools": []})"), &error));
+  EXPECT_EQ(error.param, "tools");
+  EXPECT_FALSE(ParseNamedPrefix(Body(R"({"tools": [{"type": "function"}]})"), &error));
+  EXPECT_EQ(error.param, "tools[0].function");
+}
+
+TEST(ToolRequests, ToolsOfPrefixesInAFileComeInItsOrder) {
+  const Model model("qwen2.5-instruct");
+  const auto find = ParsePrefixesByName(R"({"a": {"prompt": [1, 2]}, "p": )" + std::string(kBody) + "}", "prefixes", model.parser);
+  ASSERT_TRUE(find.ok()) << find.status().message();
+  EXPECT_EQ(ToBody(*(*find)("p"))["tools"].dump(), ToolsInOrder(kBody).value().dump());
+  EXPECT_TRUE((*find)("a"));
 }
 
 TEST(ToolRequests, AModelMayHaveATemplateForChatsWithTools) {

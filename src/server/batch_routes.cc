@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -14,67 +13,17 @@
 #include "core/quoted.h"
 #include "model/mapped_file.h"
 #include "server/errors.h"
-#include "server/multipart_form.h"
 #include "server/query.h"
 #include "server/record.h"
+#include "server/upload_form.h"
 
 namespace coppice::server {
 namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int64_t kShortestLife = 3600, kLongestLife = 30 * 24 * 3600;  // of an upload, in seconds; OpenAI's limits
-constexpr size_t kMaxFilename = 255;                                    // bytes, as file systems have it
-
 HttpResponse NoFile(const std::string& id) { return ErrorResponse(404, fmt::format("there is no file {}", Quoted(id))); }
 HttpResponse NoBatch(const std::string& id) { return ErrorResponse(404, fmt::format("there is no batch {}", Quoted(id))); }
-
-// What a form says of a file, but for the file.
-struct UploadForm {
-  FileInfo info;
-  std::string_view data;
-};
-
-std::optional<UploadForm> ReadForm(const std::vector<FormField>& fields, openai::BodyError* error) {
-  const auto fail = [&](std::string param, std::string message) {
-    *error = {InvalidArgument(std::move(message)), std::move(param)};
-    return std::nullopt;
-  };
-  UploadForm form;
-  bool has_file = false;
-  std::string anchor;
-  std::optional<int64_t> seconds;
-  for (const FormField& field : fields) {
-    const std::string shown = Quoted(field.value.substr(0, 100));
-    if (field.name == "file") {
-      if (!field.filename || field.filename->empty() || field.filename->size() > kMaxFilename)
-        return fail("file", fmt::format("file has no filename, or one of more than {} bytes", kMaxFilename));
-      form.info.filename = *field.filename;
-      form.data = field.value;
-      has_file = true;
-    } else if (field.name == "purpose") {
-      if (field.value != "batch") return fail("purpose", fmt::format("purpose is {}, expected batch", shown));
-      form.info.purpose = field.value;
-    } else if (field.name == "expires_after[anchor]") {
-      if (field.value != "created_at") return fail("expires_after", fmt::format("anchor is {}, expected created_at", shown));
-      anchor = field.value;
-    } else if (field.name == "expires_after[seconds]") {
-      int64_t value = 0;
-      const auto [end, failed] = std::from_chars(field.value.data(), field.value.data() + field.value.size(), value);
-      if (failed != std::errc() || end != field.value.data() + field.value.size() || value < kShortestLife || value > kLongestLife)
-        return fail("expires_after", fmt::format("seconds is {}, expected {}..{}", shown, kShortestLife, kLongestLife));
-      seconds = value;
-    } else {
-      return fail(Printable(field.name, 100), fmt::format("{} is not supported; leave it out", Quoted(field.name)));
-    }
-  }
-  if (!has_file) return fail("file", "file is missing");
-  if (form.info.purpose.empty()) return fail("purpose", "purpose is missing, expected batch");
-  if (anchor.empty() != !seconds) return fail("expires_after", "expires_after has an anchor or seconds alone, expected both");
-  if (seconds) form.info.expires = SecondsNow() + *seconds;
-  if (form.data.empty()) return fail("file", "file is empty");
-  return form;
-}
 
 // A page of `items`, oldest first, as the query wants them.
 template <class Item>
@@ -120,8 +69,6 @@ HttpResponse BatchRoutes::Answer(std::string_view route, const std::string& key,
 }
 
 HttpResponse BatchRoutes::Upload(const std::string& key, const HttpRequest& request) {
-  const Result<std::string> boundary = BoundaryOf(request.content_type);
-  if (!boundary.ok()) return ErrorResponse(boundary.status());
   std::optional<MappedFile> mapped;
   std::string_view body = request.body;
   if (request.body_file && request.body_file->size > 0) {
@@ -131,10 +78,8 @@ HttpResponse BatchRoutes::Upload(const std::string& key, const HttpRequest& requ
     const auto bytes = mapped->bytes();
     body = {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
-  const Result<std::vector<FormField>> fields = ParseForm(body, *boundary);
-  if (!fields.ok()) return ErrorResponse(fields.status());
   openai::BodyError error;
-  std::optional<UploadForm> form = ReadForm(*fields, &error);
+  std::optional<UploadForm> form = ParseUploadForm(request.content_type, body, &error);
   if (!form) return ErrorResponse(error.status, error.param);
   if (std::ssize(form->data) > files_.options().max_bytes) {
     return ErrorResponse(

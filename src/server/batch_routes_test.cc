@@ -88,7 +88,7 @@ class BatchRoutesTest : public ::testing::Test {
     fs::remove_all(folder_);
   }
 
-  void Start(bool with_keys = true, int32_t max_running = 4) {
+  void Start(bool with_keys = true, int32_t max_running = 4, TokenLimit token_limit = {}) {
     harness_ = std::make_unique<EngineHarness>(EngineConfig{.model = {.max_position = kContext},
                                                             .max_running = max_running,
                                                             .max_waiting = 8,
@@ -103,6 +103,7 @@ class BatchRoutesTest : public ::testing::Test {
                          "keys")
                          .value();
     }
+    options.token_limit = token_limit;
     options.files = {.folder = folder_, .max_bytes = 4000, .max_per_key = 6};
     options.batches = {.max_requests = 20, .max_active = 2, .store = {.max_unfinished_per_key = 2}};
     service_ = std::make_unique<Service>(&harness_->engine(), std::move(options));
@@ -384,6 +385,31 @@ TEST_F(BatchRoutesTest, ClientsWhoWaitComeFirst) {
   EXPECT_EQ(WaitForState(id, "completed")["request_counts"]["completed"], 4);
 }
 
+TEST_F(BatchRoutesTest, BatchesUseTheTokensOfTheirKey) {
+  Stop();
+  Start(/*with_keys=*/true, /*max_running=*/4, {.per_minute = 330});
+  Step();
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string id = Create(Upload(Requests(4, 40)));  // 43 tokens each, all of them used
+  EXPECT_EQ(WaitForState(id, "completed")["request_counts"]["completed"], 4);
+  // Three fit above the half that is left to clients who wait; the fourth waits for 7 more tokens.
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(taken.count(), (4 * 43 - 165) / 330.0 * 60);
+  const HttpResponse refused = Post("/v1/completions", {{"prompt", {1, 2, 3}}, {"max_tokens", 60}, {"n", 5}});
+  EXPECT_EQ(refused.status, 429) << refused.body;
+}
+
+TEST_F(BatchRoutesTest, ALineMayAskForNoMoreThanItsKeyHas) {
+  Stop();
+  Start(/*with_keys=*/true, /*max_running=*/4, {.per_request = 20});
+  Step();
+  const json batch = WaitForState(Create(Upload(Requests(1, 30))), "completed");
+  EXPECT_EQ(batch["request_counts"]["failed"], 1);
+  const json line = LinesOf(Content(batch["error_file_id"])).at(0);
+  EXPECT_EQ(line["response"]["status_code"], 400);
+  EXPECT_THAT(line["response"]["body"]["error"]["message"].get<std::string>(), HasSubstr("tokens_per_request"));
+}
+
 TEST_F(BatchRoutesTest, AShutdownIsNoEnd) {
   const std::string id = Create(Upload(Requests(5)));
   WaitForState(id, "in_progress");
@@ -407,6 +433,15 @@ TEST_F(BatchRoutesTest, ABatchExpires) {
   Step();
   EXPECT_TRUE(WaitForState(id, "expired")["expired_at"].is_number());
   EXPECT_TRUE(fs::exists(folder_ + "/batch_" + std::string(32, '1') + ".json"));
+}
+
+TEST_F(BatchRoutesTest, AFolderThatCannotBeWrittenTo) {
+  const std::string file = Upload(Requests(1));
+  fs::remove_all(folder_);
+  for (const HttpResponse& answer : {Send(FormOf("a")), Post("/v1/batches", BatchOf(file))}) {
+    EXPECT_EQ(answer.status, 500) << answer.body;
+    EXPECT_THAT(answer.body, ::testing::Not(HasSubstr(folder_)));
+  }
 }
 
 TEST_F(BatchRoutesTest, AFolderHasOneServer) {

@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/file.h"
 #include "core/quoted.h"
+#include "server/errors.h"
 #include "server/record.h"
 
 namespace coppice::server {
@@ -104,7 +105,7 @@ Result<Batch> BatchStore::Create(Batch batch) {
   if (!saved.ok()) {
     context_.files->Release(batch.input_file_id);
     entries_.erase(batch.id);
-    return saved;
+    return DiskProblem(saved);
   }
   entries_[batch.id].running = false;
   wake_.notify_one();
@@ -160,7 +161,7 @@ Result<Batch> BatchStore::Cancel(const std::string& key, const std::string& id) 
     entry->batch.Enter(BatchState::kCancelling);
     batch = entry->batch;
   }
-  COPPICE_RETURN_IF_ERROR(Save(id));
+  if (const Status saved = Save(id); !saved.ok()) return DiskProblem(saved);
   return batch;
 }
 

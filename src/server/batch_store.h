@@ -36,7 +36,7 @@ class BatchStore {
   Status Restore();
 
   // A batch of ParseBatch, whose key is set. INVALID_ARGUMENT where its input cannot be one (input_file_id), RESOURCE_EXHAUSTED
-  // where the key has too many that are unfinished, or the disk is full.
+  // where the key has too many that are unfinished; else as DiskProblem.
   Result<Batch> Create(Batch batch);
   std::optional<Batch> Get(const std::string& key, const std::string& id) const;
   std::vector<Batch> List(const std::string& key) const;  // oldest first

@@ -82,12 +82,13 @@ Status BatchWork::ReadAndRun() {
                         .max_waiting = context_.max_waiting,
                         .max_active = context_.max_active,
                         .careful = resumed_,
-                        .complete =
-                            [this](Request* request) {
-                              COPPICE_RETURN_IF_ERROR(context_.complete(batch_.key, request));
-                              request->priority = PriorityInBatch(request->priority);
-                              return OkStatus();
+                        .admit =
+                            [this](openai::OpenAiRequest* request) {
+                              openai::BatchAdmission admission = context_.admit(batch_.key, request);
+                              request->request.priority = PriorityInBatch(request->request.priority);
+                              return admission;
                             },
+                        .on_end = [this](int64_t taken, int64_t used) { context_.release(batch_.key, taken, used); },
                         .on_answer = [this](const openai::TokenUsage& usage) { context_.count(batch_.key, usage); }},
                        /*prefixes=*/nullptr, &output, &errors);
   BatchStop stop = BatchStop::kNone;

@@ -27,7 +27,9 @@ struct BatchContext {
   int32_t max_active = 0;     // requests of a batch in the engine
   int32_t max_waiting = 1;    // nothing is submitted while so many requests wait, whoever sent them
   std::function<openai::FindNamedPrefix(const std::string& key)> prefixes_of;
-  std::function<Status(const std::string& key, Request*)> complete;  // what the server has to say of a request
+  // BatchRunOptions::admit and on_end, of a key's requests.
+  std::function<openai::BatchAdmission(const std::string& key, openai::OpenAiRequest*)> admit;
+  std::function<void(const std::string& key, int64_t taken_tokens, int64_t used_tokens)> release;
   std::function<void(const std::string& key, const openai::TokenUsage&)> count;
 };
 

@@ -1,8 +1,12 @@
 #include "server/errors.h"
 
+#include <spdlog/spdlog.h>
+
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "coppice/core/status.h"
+#include "core/check.h"
 #include "openai/response.h"
 
 namespace coppice::server {
@@ -22,6 +26,13 @@ HttpResponse ErrorResponse(int http_status, std::string_view message, std::strin
   HttpResponse response = {.status = http_status, .body = Dump(openai::ErrorBody(http_status, message, param))};
   if (http_status == 429 || http_status == 503) response.headers.emplace_back("retry-after", std::to_string(retry_after_seconds));
   return response;
+}
+
+Status DiskProblem(const Status& status) {
+  spdlog::error("{}", status.message());
+  if (status.code() == StatusCode::kResourceExhausted)
+    return Unavailable("the server has no room for files; send this one again later");
+  return Internal("the server cannot write to its files; its log says why");
 }
 
 }  // namespace coppice::server

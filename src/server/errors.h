@@ -17,4 +17,8 @@ HttpResponse ErrorResponse(const Status& status, std::string_view param = {});
 HttpResponse ErrorResponse(int http_status, std::string_view message, std::string_view param = {},
                            int64_t retry_after_seconds = kRetryAfterSeconds);
 
+// What a client is told of a file that the server cannot write, without the server's paths, which the log has: UNAVAILABLE where
+// the disk is full, else INTERNAL.
+Status DiskProblem(const Status& status);
+
 }  // namespace coppice::server

@@ -15,6 +15,7 @@
 
 #include "core/check.h"
 #include "core/file.h"
+#include "server/errors.h"
 #include "server/record.h"
 
 namespace coppice::server {
@@ -141,7 +142,7 @@ Result<FileInfo> FileStore::Put(FileInfo info, std::string_view data) {
   if (const auto arriving = arriving_.find(info.key); --arriving->second == 0) arriving_.erase(arriving);
   if (!written.ok()) {
     RemoveFiles(info.id);
-    return written;
+    return DiskProblem(written);
   }
   entries_[info.id] = {.info = info, .order = ++next_order_};
   return info;

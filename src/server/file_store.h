@@ -48,7 +48,7 @@ class FileStore {
   Status Restore(const std::set<std::string>& unfinished);
 
   // Keeps `data`; `info` says whose it is and how it is named, and gets an id, a size and a time. RESOURCE_EXHAUSTED: the key has
-  // too many, or the disk is full.
+  // too many; else as DiskProblem.
   Result<FileInfo> Put(FileInfo info, std::string_view data);
   // What lies at PathOf(info.id) is a file from now on, whatever the limits; info.bytes and info.created are set here.
   Status Publish(FileInfo info);

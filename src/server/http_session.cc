@@ -31,7 +31,8 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 // Of what a client sends ahead, beside the largest header: bytes of bodies and requests of a pipeline.
 constexpr size_t kReadAhead = size_t{64} << 10;
 
-constexpr size_t kFirstRead = 4096;               // most requests are smaller
+constexpr size_t kFirstRead = 4096;  // most requests are smaller
+constexpr size_t kBodyRead = kReadAhead;
 constexpr size_t kFilePiece = size_t{256} << 10;  // of a body in a file, read or written at once
 
 // 32 hex digits that name a request.
@@ -42,18 +43,6 @@ std::string MakeId() {
 
 // "Mon, 23 Nov 2026 01:26:31 GMT".
 std::string HttpDate() { return fmt::format("{:%a, %d %b %Y %H:%M:%S} GMT", fmt::gmtime(std::time(nullptr))); }
-
-// What makes the body's length doubtful; empty: nothing. A proxy that reads it otherwise would take a part of the body for a
-// request.
-std::string_view FramingProblem(const http::request<http::string_body>& message) {
-  const size_t encodings = message.count(http::field::transfer_encoding);
-  if (encodings == 0) return {};
-  if (message.version() < 11) return "HTTP/1.0 has no Transfer-Encoding";
-  if (encodings > 1 || !beast::iequals(message[http::field::transfer_encoding], "chunked"))
-    return "Transfer-Encoding is not chunked alone";
-  if (message.count(http::field::content_length) > 0) return "there are both Content-Length and Transfer-Encoding";
-  return {};
-}
 
 // A file without a name: it lives as long as it is open.
 Result<FileDescriptor> TemporaryFile(const std::string& folder) {
@@ -145,11 +134,10 @@ asio::awaitable<bool> HttpSession::Exchange() {
 }
 
 asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_bytes) {
+  using State = HttpRequestParser::State;
   const HttpServerOptions& options = shared_.options;
-  Parser parser;
-  parser.header_limit(static_cast<uint32_t>(options.max_header_bytes));
-  parser.body_limit(boost::none);  // is chosen when the header is there
-  if (buffer_.size() == 0) {       // wait without a limit on the whole request
+  HttpRequestParser parser(options.max_header_bytes);
+  if (buffer_.size() == 0) {  // wait without a limit on the whole request
     if (shared_.draining || closing_) co_return false;
     idle_ = true;
     stream_.expires_after(options.idle_timeout);
@@ -162,85 +150,86 @@ asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_by
   keep_alive_ = head_only_ = false;
   version_ = 11;
   stream_.expires_after(options.read_timeout);
-  auto [error, size] = co_await http::async_read_header(stream_, buffer_, parser, kAwait);
-  if (error) co_return co_await RefuseMalformed(error);
-  *request = HeadOf(parser);
-  if (const std::string_view problem = FramingProblem(parser.get()); !problem.empty()) co_return co_await Refuse(400, problem);
+  while (parser.state() == State::kHead) {
+    if (!co_await Advance(&parser, kFirstRead)) co_return false;
+  }
+  *request = parser.Head();
+  request->id = id_;
+  beast::error_code ignored;
+  if (const tcp::endpoint peer = stream_.socket().remote_endpoint(ignored); !ignored) request->peer = peer.address().to_string();
   std::optional<UploadPlan> upload = shared_.plan_upload ? shared_.plan_upload(*request) : std::nullopt;
-  const auto most = upload ? static_cast<uint64_t>(upload->max_bytes) : uint64_t{options.max_body_bytes};
   if (upload && upload->refusal) co_return co_await Refuse(*std::move(upload->refusal));
-  if (parser.content_length().value_or(0) > most) co_return co_await RefuseTooLarge(static_cast<int64_t>(most));
-  parser.body_limit(most);
-  version_ = parser.get().version();
-  keep_alive_ = parser.get().keep_alive();
-  head_only_ = parser.get().method() == http::verb::head;
+  parser.AcceptBody(upload ? static_cast<uint64_t>(upload->max_bytes) : uint64_t{options.max_body_bytes});
+  if (parser.state() == State::kRefused) co_return co_await Refuse(parser.refusal().status, parser.refusal().message);
+  version_ = parser.version();
+  keep_alive_ = parser.keep_alive();
+  head_only_ = request->method == "HEAD";
   if (upload) co_return co_await ReadUpload(&parser, *std::move(upload), request, body_bytes);
   co_return co_await ReadBody(&parser, request, body_bytes);
 }
 
-asio::awaitable<bool> HttpSession::ReadBody(Parser* parser, HttpRequest* request, BodyBytes* body_bytes) {
+asio::awaitable<bool> HttpSession::Advance(HttpRequestParser* parser, size_t most) {
+  using State = HttpRequestParser::State;
+  const asio::const_buffer come = buffer_.data();
+  buffer_.consume(parser->Put({static_cast<const char*>(come.data()), come.size()}));
+  if (parser->state() == State::kRefused) co_return co_await Refuse(parser->refusal().status, parser->refusal().message);
+  if (parser->state() != State::kHead && parser->state() != State::kBody) co_return true;
+  // The parser leaves less than the largest head, and the buffer holds more.
+  auto [error, size] =
+      co_await stream_.async_read_some(buffer_.prepare(std::min(most, buffer_.max_size() - buffer_.size())), kAwait);
+  if (error) co_return false;  // who ends in the middle, or sends so slowly, gets no answer
+  buffer_.commit(size);
+  co_return true;
+}
+
+asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, HttpRequest* request, BodyBytes* body_bytes) {
   const HttpServerOptions& options = shared_.options;
-  const bool chunked = parser->get().chunked();
-  const auto expected = static_cast<int64_t>(parser->content_length().value_or(chunked ? options.max_body_bytes : 0));
+  const auto expected = static_cast<int64_t>(parser->body_bytes().value_or(options.max_body_bytes));
   if (!body_bytes->Take(&shared_.body_bytes, expected, static_cast<int64_t>(options.max_total_body_bytes)))
     co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
   if (!co_await Continue(*parser)) co_return false;
-  auto [error, size] = co_await http::async_read(stream_, buffer_, *parser, kAwait);
-  if (error == http::error::body_limit) co_return co_await RefuseTooLarge(static_cast<int64_t>(options.max_body_bytes));
-  if (error) co_return co_await RefuseMalformed(error);
-  request->body = std::move(parser->get().body());
+  parser->body().reserve(static_cast<size_t>(parser->body_bytes().value_or(0)));
+  while (parser->state() == HttpRequestParser::State::kBody) {
+    if (!co_await Advance(parser, kBodyRead)) co_return false;
+  }
+  request->body = std::move(parser->body());
   body_bytes->ShrinkTo(static_cast<int64_t>(request->body.size()));
   co_return true;
 }
 
-asio::awaitable<bool> HttpSession::ReadUpload(Parser* parser, UploadPlan plan, HttpRequest* request, BodyBytes* body_bytes) {
-  const bool chunked = parser->get().chunked();
-  const auto expected = static_cast<int64_t>(parser->content_length().value_or(chunked ? plan.max_bytes : 0));
+asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, UploadPlan plan, HttpRequest* request,
+                                              BodyBytes* body_bytes) {
+  using State = HttpRequestParser::State;
+  const auto expected = static_cast<int64_t>(parser->body_bytes().value_or(static_cast<uint64_t>(plan.max_bytes)));
   if (!body_bytes->Take(&shared_.upload_bytes, expected, shared_.options.max_total_upload_bytes))
     co_return co_await Refuse(503, "the server is reading too many large files; send this one again later");
   Result<FileDescriptor> file = TemporaryFile(plan.folder);
-  if (!file.ok()) co_return co_await Refuse(ErrorResponse(file.status()));
+  if (!file.ok()) co_return co_await Refuse(ErrorResponse(DiskProblem(file.status())));
   if (!co_await Continue(*parser)) co_return false;
-  http::request_parser<http::buffer_body> upload(std::move(*parser));
   const auto body = std::make_shared<BodyFile>(BodyFile{.file = *std::move(file)});
-  std::string piece(kFilePiece, '\0');
+  std::string piece;
   Status written;
-  while (!upload.is_done()) {
-    upload.get().body().data = piece.data();
-    upload.get().body().size = piece.size();
+  while (parser->state() == State::kBody) {
     stream_.expires_after(shared_.options.read_timeout);
-    auto [error, size] = co_await http::async_read(stream_, buffer_, upload, kAwait);
-    if (error == http::error::body_limit) co_return co_await RefuseTooLarge(plan.max_bytes);
-    if (error && error != http::error::need_buffer) co_return co_await RefuseMalformed(error);
-    const std::string_view read(piece.data(), piece.size() - upload.get().body().size);
-    co_await OnPool(&shared_, [&] { written = WriteAll(body->file.get(), read, plan.folder); });
-    if (!written.ok()) co_return co_await Refuse(ErrorResponse(written));
-    body->size += static_cast<int64_t>(read.size());
+    while (parser->state() == State::kBody && parser->body().size() < kFilePiece) {
+      if (!co_await Advance(parser, kBodyRead)) co_return false;
+    }
+    piece.swap(parser->body());
+    co_await OnPool(&shared_, [&] { written = WriteAll(body->file.get(), piece, plan.folder); });
+    if (!written.ok()) co_return co_await Refuse(ErrorResponse(DiskProblem(written)));
+    body->size += std::ssize(piece);
+    piece.clear();
   }
   body_bytes->ShrinkTo(body->size);
   request->body_file = body;
   co_return true;
 }
 
-asio::awaitable<bool> HttpSession::Continue(const Parser& parser) {
-  const http::request<http::string_body>& message = parser.get();
-  if (message.version() < 11 || !beast::iequals(message[http::field::expect], "100-continue")) co_return true;
+asio::awaitable<bool> HttpSession::Continue(const HttpRequestParser& parser) {
+  if (!parser.waits_for_continue()) co_return true;
   constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
   auto [failed, written] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
   co_return !failed;
-}
-
-asio::awaitable<bool> HttpSession::RefuseMalformed(beast::error_code error) {
-  // The connection's own errors: nobody waits for an answer, or who sends so slowly gets none.
-  if (error.category() != make_error_code(http::error::end_of_stream).category()) co_return false;
-  if (error == http::error::end_of_stream || error == http::error::partial_message) co_return false;
-  if (error == http::error::header_limit || error == http::error::buffer_overflow)
-    co_return co_await Refuse(431, fmt::format("the headers are larger than {} bytes", shared_.options.max_header_bytes));
-  co_return co_await Refuse(400, fmt::format("this is no HTTP request: {}", error.message()));
-}
-
-asio::awaitable<bool> HttpSession::RefuseTooLarge(int64_t max_bytes) {
-  co_return co_await Refuse(413, fmt::format("the body is larger than {} bytes", max_bytes));
 }
 
 asio::awaitable<bool> HttpSession::Refuse(int status, std::string_view message) {
@@ -263,31 +252,6 @@ asio::awaitable<bool> HttpSession::Refuse(HttpResponse response) {
     left -= static_cast<int64_t>(size);
   }
   co_return false;
-}
-
-HttpRequest HttpSession::HeadOf(const Parser& parser) {
-  const http::request<http::string_body>& message = parser.get();
-  const auto header = [&](auto name) { return std::string(message[name]); };
-  HttpRequest request;
-  std::string_view target(message.target().data(), message.target().size());
-  request.host = header(http::field::host);
-  if (constexpr std::string_view kScheme = "http://"; target.starts_with(kScheme)) {  // as proxies ask
-    const size_t slash = target.find('/', kScheme.size());
-    request.host = std::string(target.substr(0, slash).substr(kScheme.size()));
-    target = slash == target.npos ? "/" : target.substr(slash);
-  }
-  const size_t question = std::min(target.find('?'), target.size());
-  request.method = std::string(message.method_string());
-  request.path = std::string(target.substr(0, question));
-  if (question < target.size()) request.query = std::string(target.substr(question + 1));
-  request.authorization = header(http::field::authorization);
-  request.content_type = header(http::field::content_type);
-  request.origin = header(http::field::origin);
-  request.traceparent = header("traceparent");
-  request.id = id_;
-  beast::error_code ignored;
-  if (const tcp::endpoint peer = stream_.socket().remote_endpoint(ignored); !ignored) request.peer = peer.address().to_string();
-  return request;
 }
 
 asio::awaitable<void> HttpSession::UntilGone() {

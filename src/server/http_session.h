@@ -6,7 +6,6 @@
 #include <atomic>
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,6 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "server/http_request_parser.h"
 #include "server/http_server.h"
 #include "server/session_responder.h"
 
@@ -90,18 +90,17 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void Close();
 
  private:
-  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
-
   // Reads a request and writes its answer; whether there may be another one.
   asio::awaitable<bool> Exchange();
   // The next request; false: the connection ends.
   asio::awaitable<bool> Read(HttpRequest* request, BodyBytes* body_bytes);
-  // What follows the header that `parser` holds; false: as Read, with the error answered.
-  asio::awaitable<bool> ReadBody(Parser* parser, HttpRequest* request, BodyBytes* body_bytes);
-  asio::awaitable<bool> ReadUpload(Parser* parser, UploadPlan plan, HttpRequest* request, BodyBytes* body_bytes);
-  asio::awaitable<bool> Continue(const Parser& parser);
-  asio::awaitable<bool> RefuseMalformed(boost::beast::error_code error);
-  asio::awaitable<bool> RefuseTooLarge(int64_t max_bytes);
+  // What follows the head that `parser` holds; false: as Read, with the error answered.
+  asio::awaitable<bool> ReadBody(HttpRequestParser* parser, HttpRequest* request, BodyBytes* body_bytes);
+  asio::awaitable<bool> ReadUpload(HttpRequestParser* parser, UploadPlan plan, HttpRequest* request, BodyBytes* body_bytes);
+  // Gives the parser what has come, and waits for more where it needs more, `most` bytes at most; false: as ReadBody.
+  asio::awaitable<bool> Advance(HttpRequestParser* parser, size_t most);
+  // Tells a client that waits for it to send the body.
+  asio::awaitable<bool> Continue(const HttpRequestParser& parser);
   asio::awaitable<bool> Refuse(int status, std::string_view message);
   asio::awaitable<bool> Refuse(HttpResponse response);
   // Writes the answer as it comes; false: the client is gone or the connection must end.
@@ -113,8 +112,6 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   asio::awaitable<bool> WriteHead();
   asio::awaitable<bool> WriteText(std::string_view text);
   asio::awaitable<bool> WriteLast();
-  // The request that the header announces, without its body.
-  HttpRequest HeadOf(const Parser& parser);
 
   HttpSessions& shared_;
   boost::beast::tcp_stream stream_;

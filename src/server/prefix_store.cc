@@ -10,6 +10,8 @@
 
 #include "core/check.h"
 #include "core/file.h"
+#include "core/json.h"
+#include "openai/request.h"
 #include "server/record.h"
 
 namespace coppice::server {
@@ -35,7 +37,8 @@ struct Record {
   openai::NamedPrefix prefix;
 };
 
-Result<Record> ParseRecord(const json& value) {
+Result<Record> ParseRecord(const std::string& text) {
+  COPPICE_ASSIGN_OR_RETURN(const json value, ParseJson(text));
   const auto is = [&](const char* name, bool (json::*type)() const noexcept) {
     return value.is_object() && value.contains(name) && (value[name].*type)();
   };
@@ -43,7 +46,9 @@ Result<Record> ParseRecord(const json& value) {
       !is("token_ids", &json::is_array) || !is("prefix", &json::is_object))
     return InvalidArgument("it is no record of a prefix");
   openai::BodyError error;
-  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(value["prefix"], &error);
+  constexpr std::string_view kBody[] = {"prefix"};
+  COPPICE_ASSIGN_OR_RETURN(const ordered_json tools, openai::ToolsInOrder(text, kBody));
+  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(value["prefix"], &error, tools.is_null() ? nullptr : &tools);
   if (!prefix) return error.status;
   for (const json& id : value["token_ids"]) {
     if (!id.is_number_integer()) return InvalidArgument("its token_ids are no integers");
@@ -260,8 +265,8 @@ Status PrefixStore::Restore() {
 }
 
 Status PrefixStore::Load(const std::string& file) {
-  COPPICE_ASSIGN_OR_RETURN(const json value, ReadJsonFile(PathOf(file, kRecord)));
-  COPPICE_ASSIGN_OR_RETURN(Record record, ParseRecord(value));
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(PathOf(file, kRecord)));
+  COPPICE_ASSIGN_OR_RETURN(Record record, ParseRecord(text));
   const Id id(record.key, record.name);
   Entry entry = {.created = Clock::time_point(std::chrono::seconds(record.created)), .file = file};
   if (record.expires) entry.expires = Clock::time_point(std::chrono::seconds(*record.expires));

@@ -11,12 +11,14 @@
 #include <fstream>
 #include <future>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "engine/engine_harness.h"
+#include "openai/request.h"
 
 namespace coppice::server {
 namespace {
@@ -134,6 +136,23 @@ TEST_F(PrefixStoreTest, TheNextStartFindsWhatTheFolderKeeps) {
   EXPECT_TRUE(store_->Delete("alice", "a"));
   Start(folder_);
   EXPECT_FALSE(store_->Get("alice", "a"));
+}
+
+TEST_F(PrefixStoreTest, ToolsAreKeptAsTheirClientWroteThem) {
+  Start(folder_);
+  const std::string body =
+      R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","parameters":)"
+      R"({"type":"object","properties":{"z":{"type":"string"},"a":{"type":"integer"}}}}}]})";
+  const nlohmann::ordered_json tools = openai::ToolsInOrder(body).value();
+  openai::BodyError error;
+  openai::NamedPrefix prefix = openai::ParseNamedPrefix(nlohmann::json::parse(body), &error, &tools).value();
+  prefix.token_ids = Prompt(4);
+  ASSERT_TRUE(Put("", "a", prefix)->saved);
+  Start(folder_);
+  const auto found = store_->Get("", "a");
+  ASSERT_TRUE(found);
+  EXPECT_EQ(openai::ToBody(*found->prefix).dump(), body);
+  EXPECT_EQ(found->prefix->tools.functions.at(0).name, "f");
 }
 
 }  // namespace

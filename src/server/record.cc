@@ -38,10 +38,15 @@ std::string DumpText(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-Result<nlohmann::json> ReadJsonFile(const std::string& path) {
+Result<std::string> ReadTextFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file) return NotFound("cannot read " + path);
+  return text;
+}
+
+Result<nlohmann::json> ReadJsonFile(const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   return ParseJson(text);
 }
 

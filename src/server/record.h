@@ -18,6 +18,7 @@ bool IsNamed(std::string_view name, std::string_view begin);
 int64_t SecondsNow();  // since 1970
 // Without line breaks; bytes that are no UTF-8 are replaced.
 std::string DumpText(const nlohmann::ordered_json& value);
+Result<std::string> ReadTextFile(const std::string& path);
 Result<nlohmann::json> ReadJsonFile(const std::string& path);
 
 // Takes fields of a record; the first one that is missing or of another type is its status.

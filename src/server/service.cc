@@ -37,6 +37,8 @@ int64_t Now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+constexpr size_t kMostLogged = size_t{16} << 10;  // bytes of a body
+
 // Who gives no seed gets other samples each time.
 uint64_t RandomSeed() {
   thread_local std::mt19937_64 random{std::random_device{}()};
@@ -62,12 +64,39 @@ struct Service::Call {
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
   int64_t taken_tokens = 0;  // of its key's limit
+  std::string logged_body;   // where the log is to have it
 };
 
 // Parses the body and frees its text: the call may last for long.
 Result<json> Service::TakeBody(Call* call) {
   const std::string text = std::exchange(call->request.body, {});
   return ParseJson(text);
+}
+
+// A body that may have `tools`, whose members the model sees in the client's order.
+struct Service::ToolBody {
+  nlohmann::json json;
+  std::optional<ordered_json> tools;
+
+  const ordered_json* tools_or_null() const { return tools ? &*tools : nullptr; }
+};
+
+std::optional<Service::ToolBody> Service::TakeToolBody(const std::shared_ptr<Call>& call) {
+  const std::string text = std::exchange(call->request.body, {});
+  Result<json> body = ParseJson(text);
+  if (!body.ok()) {
+    Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+    return std::nullopt;
+  }
+  ToolBody taken = {.json = *std::move(body)};
+  if (!taken.json.is_object() || !taken.json.contains("tools")) return taken;
+  Result<ordered_json> tools = openai::ToolsInOrder(text);
+  if (!tools.ok()) {
+    Answer(call, ErrorResponse(InvalidArgument("tools: " + tools.status().message()), "tools"));
+    return std::nullopt;
+  }
+  taken.tools = *std::move(tools);
+  return taken;
 }
 
 constexpr std::string_view kTreePath = "/v1/tree", kPrefixPath = "/v1/prefixes/{name}", kModelPath = "/v1/models/{model}";
@@ -168,6 +197,7 @@ Service::Service(Engine* engine, ServiceOptions options)
 
 void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {
   const auto call = std::make_shared<Call>(Call{.request = std::move(request), .responder = std::move(responder)});
+  if (options_.log_text) call->logged_body = call->request.body.substr(0, kMostLogged);
   Status status;
   try {
     status = CatchExhaustion("answering a request", [&] {
@@ -249,11 +279,16 @@ std::optional<UploadPlan> Service::PlanUpload(const HttpRequest& head) {
   const auto kept = std::make_shared<KeptResponse>();
   const auto call = std::make_shared<Call>(Call{.request = head, .responder = kept});
   if (FindRoute(call)) {  // else it has told why not
-    if (draining_) Answer(call, ErrorResponse(503, "the server is shutting down"));
-    if (!files_.enabled()) FilesAndBatches(call);
+    if (!RefuseWhenDraining(call) && !files_.enabled()) FilesAndBatches(call);
   }
   plan.refusal = std::move(kept->response);
   return plan;
+}
+
+bool Service::RefuseWhenDraining(const std::shared_ptr<Call>& call) {
+  const char* const why = draining_;
+  if (why) Answer(call, ErrorResponse(503, why));
+  return why != nullptr;
 }
 
 void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
@@ -264,25 +299,27 @@ void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
 void Service::Log(const Call& call, int status) const {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - call.begin).count();
   metrics_.CountRequest(call.route, status, seconds);
-  // No path as it was sent, and no text: prompts are the users'. The page asks for the tree again and again.
-  spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info,
-              Dump({{"request", call.request.id},
-                    {"peer", call.request.peer},
-                    {"key", call.key},
-                    {"method", Printable(call.request.method, 20)},
-                    {"route", call.route},
-                    {"status", status},
-                    {"seconds", seconds},
-                    {"prompt_tokens", call.usage.prompt},
-                    {"cached_tokens", call.usage.cached},
-                    {"completion_tokens", call.usage.completion},
-                    {"traceparent", call.request.traceparent}}));
+  // No path as it was sent, and no text unless asked for: prompts are the users'.
+  ordered_json line = {{"request", call.request.id},
+                       {"peer", call.request.peer},
+                       {"key", call.key},
+                       {"method", Printable(call.request.method, 20)},
+                       {"route", call.route},
+                       {"status", status},
+                       {"seconds", seconds},
+                       {"prompt_tokens", call.usage.prompt},
+                       {"cached_tokens", call.usage.cached},
+                       {"completion_tokens", call.usage.completion},
+                       {"traceparent", call.request.traceparent}};
+  if (!call.logged_body.empty()) line["body"] = call.logged_body;
+  // The page asks for the tree again and again.
+  spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info, Dump(line));
 }
 
 void Service::Health(const std::shared_ptr<Call>& call) { Answer(call, {.body = R"({"status":"ok"})"}); }
 
 void Service::Ready(const std::shared_ptr<Call>& call) {
-  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  if (RefuseWhenDraining(call)) return;
   Answer(call, {.body = R"({"status":"ready"})"});
 }
 
@@ -346,20 +383,21 @@ HttpResponse Service::TooManyOfKey() const {
                                    options_.max_active_per_key));
 }
 
-HttpResponse Service::TooManyTokens(const std::string& key, int64_t tokens) const {
+Status Service::CheckTokens(const std::string& key, int64_t tokens) const {
+  const int64_t most = token_limits_.MostOfRequest(key);
+  if (most == 0 || tokens <= most) return OkStatus();
   const TokenLimit& limit = token_limits_.Of(key);
   const bool by_request = limit.per_request > 0 && tokens > limit.per_request;
-  return ErrorResponse(
-      400, fmt::format("the prompt and the output that is asked for have {} tokens, and this API key may use {} in a {} "
-                       "(tokens_per_{}); shorten the prompt, or ask for less output",
-                       tokens, by_request ? limit.per_request : limit.per_minute, by_request ? "request" : "minute",
-                       by_request ? "request" : "minute"));
+  return InvalidArgument(
+      fmt::format("the prompt and the output that is asked for have {} tokens, and this API key may use {} in a {} "
+                  "(tokens_per_{}); shorten the prompt, or ask for less output",
+                  tokens, by_request ? limit.per_request : limit.per_minute, by_request ? "request" : "minute",
+                  by_request ? "request" : "minute"));
 }
 
 bool Service::Admit(const std::shared_ptr<Call>& call, int64_t tokens) {
-  const int64_t most = token_limits_.MostOfRequest(call->key);
-  if (most > 0 && tokens > most) {
-    Answer(call, TooManyTokens(call->key, tokens));
+  if (const Status allowed = CheckTokens(call->key, tokens); !allowed.ok()) {
+    Answer(call, ErrorResponse(allowed));
     return false;
   }
   if (!Enter(call->key)) {
@@ -385,15 +423,15 @@ void Service::Leave(const Call& call, int64_t used_tokens) {
   Leave(call.key);
 }
 
-int64_t Service::BoundTokens(const std::string& key, std::vector<openai::OpenAiRequest>* prompts) const {
+int64_t Service::BoundTokens(const std::string& key, std::span<openai::OpenAiRequest> prompts) const {
   int64_t prompt_tokens = 0, samples = 0;
-  for (const openai::OpenAiRequest& prompt : *prompts) {
+  for (const openai::OpenAiRequest& prompt : prompts) {
     prompt_tokens += static_cast<int64_t>(prompt.request.prompt_ids.size());
     samples += std::max(1, prompt.request.n);  // the engine refuses others
   }
   const int64_t most = token_limits_.MostOfRequest(key);
   int64_t tokens = prompt_tokens;
-  for (openai::OpenAiRequest& prompt : *prompts) {
+  for (openai::OpenAiRequest& prompt : prompts) {
     Request& request = prompt.request;
     if (most > 0 && !prompt.max_tokens)
       request.max_tokens = static_cast<int32_t>(std::clamp<int64_t>((most - prompt_tokens) / samples, 1, request.max_tokens));
@@ -404,24 +442,20 @@ int64_t Service::BoundTokens(const std::string& key, std::vector<openai::OpenAiR
 }
 
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
-  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
-  const std::string text = std::exchange(call->request.body, {});  // freed at the end: the call may last for long
-  const Result<json> body = ParseJson(text);
-  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  if (RefuseWhenDraining(call)) return;
+  const std::optional<ToolBody> body = TakeToolBody(call);
+  if (!body) return;
   openai::BodyError error;
-  const bool has_tools = body->is_object() && body->contains("tools");
-  const Result<ordered_json> tools = has_tools ? openai::ToolsInOrder(text) : Result<ordered_json>(ordered_json());
-  if (!tools.ok()) return Answer(call, ErrorResponse(InvalidArgument("tools: " + tools.status().message()), "tools"));
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
-      parser_.ParseList(endpoint, *body, &error, PrefixesOf(call->key), has_tools ? &*tools : nullptr);
+      parser_.ParseList(endpoint, body->json, &error, PrefixesOf(call->key), body->tools_or_null());
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
   if (options_.max_prompts > 0 && prompts->size() > static_cast<size_t>(options_.max_prompts)) {
     const std::string message = fmt::format("prompt is a list of {} prompts, and the server lets {} wait; send several requests",
                                             prompts->size(), options_.max_prompts);
     return Answer(call, ErrorResponse(InvalidArgument(message), "prompt"));
   }
-  const auto seed = body->find("seed");
-  const bool seeded = seed != body->end() && !seed->is_null();
+  const auto seed = body->json.find("seed");
+  const bool seeded = seed != body->json.end() && !seed->is_null();
   for (openai::OpenAiRequest& prompt : *prompts) {
     if (!seeded) prompt.request.sampling.seed = RandomSeed();
     Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
@@ -430,7 +464,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
     if (const Status allowed = Complete(call->key, &prompt.request); !allowed.ok())
       return Answer(call, ErrorResponse(allowed, "priority"));
   }
-  if (!Admit(call, BoundTokens(call->key, &*prompts))) return;
+  if (!Admit(call, BoundTokens(call->key, *prompts))) return;
   GenerationCall::Start({.engine = &engine_,
                          .prompts = *std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
@@ -466,7 +500,7 @@ Status Service::Complete(const std::string& key, Request* request) const {
 }
 
 void Service::Score(const std::shared_ptr<Call>& call) {
-  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  if (RefuseWhenDraining(call)) return;
   const Result<json> body = TakeBody(call.get());
   if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
   openai::BodyError error;
@@ -507,17 +541,16 @@ void Service::AnswerScore(const std::shared_ptr<Call>& call, const openai::Score
 }
 
 void Service::PutPrefix(const std::shared_ptr<Call>& call) {
-  if (draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  if (RefuseWhenDraining(call)) return;
   const std::string name = VariableOf(kPrefixPath, call->request.path);
   if (const Status named = openai::CheckPrefixName(name); !named.ok()) return Answer(call, ErrorResponse(named, "name"));
-  const Result<json> body = TakeBody(call.get());
-  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  const std::optional<ToolBody> body = TakeToolBody(call);
+  if (!body) return;
   openai::BodyError error;
-  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(*body, &error);
+  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(body->json, &error, body->tools_or_null());
   if (!prefix) return Answer(call, ErrorResponse(error.status, error.param));
-  const char* const field = prefix->chat() ? "messages" : "prompt";
-  Result<std::vector<int32_t>> ids = parser_.EncodePrefix(*prefix);
-  if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), field));
+  std::optional<std::vector<int32_t>> ids = parser_.EncodePrefix(*prefix, &error);
+  if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
   prefix->token_ids = *std::move(ids);
   if (!Admit(call, static_cast<int64_t>(prefix->token_ids.size()))) return;
   prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const Result<PrefixStore::Info>& made, int32_t cached) {
@@ -553,6 +586,18 @@ void Service::ListPrefixes(const std::shared_ptr<Call>& call) {
   Answer(call, {.body = Dump({{"object", "list"}, {"data", std::move(list)}})});
 }
 
+// A batch's requests are for nobody who waits: they take what leaves half of the key's bucket.
+openai::BatchAdmission Service::AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request) {
+  const double timeout = request->request.timeout_seconds;  // the server's limit is for clients who wait
+  if (Status allowed = Complete(key, &request->request); !allowed.ok()) return {.status = std::move(allowed), .param = "priority"};
+  request->request.timeout_seconds = timeout;
+  const int64_t tokens = BoundTokens(key, std::span(request, 1));
+  if (Status allowed = CheckTokens(key, tokens); !allowed.ok()) return {.status = std::move(allowed), .param = "max_tokens"};
+  const TokenLimits::Taken taken = token_limits_.Take(key, tokens, /*reserve=*/token_limits_.Of(key).per_minute / 2);
+  if (taken.ok) return {.taken_tokens = tokens};
+  return {.wait = std::chrono::seconds(taken.wait_seconds)};
+}
+
 BatchContext Service::ContextOfBatches() {
   return {.engine = &engine_,
           .parser = &parser_,
@@ -563,13 +608,8 @@ BatchContext Service::ContextOfBatches() {
           .max_active = options_.batches.max_active,
           .max_waiting = options_.batches.max_waiting,
           .prefixes_of = [this](const std::string& key) { return PrefixesOf(key); },
-          .complete =
-              [this](const std::string& key, Request* request) {
-                const double timeout = request->timeout_seconds;  // the server's limit is for clients who wait
-                COPPICE_RETURN_IF_ERROR(Complete(key, request));
-                request->timeout_seconds = timeout;
-                return OkStatus();
-              },
+          .admit = [this](const std::string& key, openai::OpenAiRequest* request) { return AdmitOfBatch(key, request); },
+          .release = [this](const std::string& key, int64_t taken, int64_t used) { token_limits_.GiveBack(key, taken - used); },
           .count =
               [this](const std::string& key, const openai::TokenUsage& usage) {
                 metrics_.CountTokens(key, usage.prompt, usage.cached, usage.completion);
@@ -579,7 +619,7 @@ BatchContext Service::ContextOfBatches() {
 
 void Service::FilesAndBatches(const std::shared_ptr<Call>& call) {
   const bool makes = call->request.method == "POST" && call->route != kCancelPath;
-  if (makes && draining_) return Answer(call, ErrorResponse(503, "the server is shutting down"));
+  if (makes && RefuseWhenDraining(call)) return;
   const std::string id = VariableOf(call->route, call->request.path);
   Answer(call, batch_routes_.Answer(call->route, call->key, id, call->request));
 }

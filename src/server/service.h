@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,6 +51,7 @@ struct ServiceOptions {
   std::vector<std::string> host_names;
   int32_t max_priority = 0;    // higher ones are refused: they would come before all others' requests
   double request_timeout = 0;  // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
+  bool log_text = false;       // bodies of requests are in the log, which else holds no prompt
 };
 
 // Thread-safe. `engine` outlives it; somebody else steps it.
@@ -65,9 +67,10 @@ class Service {
   void Handle(HttpRequest request, std::shared_ptr<Responder> responder);
   // What becomes of the body of a request with this head (HttpServer::PlanUpload).
   std::optional<UploadPlan> PlanUpload(const HttpRequest& head);
-  // From now on generations are refused with 503 and /ready says so; those under way go on, batches with the next start.
-  void Drain() {
-    draining_ = true;
+  // From now on generations are refused with 503 and /ready says so, with `why`, which lives as long as the program; those under
+  // way go on, batches with the next start.
+  void Drain(const char* why = "the server is shutting down") {
+    draining_ = why;
     batches_.Stop();
   }
   int64_t active() const { return active_; }
@@ -85,6 +88,9 @@ class Service {
   static const Route kRoutes[];
 
   static Result<nlohmann::json> TakeBody(Call* call);
+  // As TakeBody; nothing, with the answer given, where the body cannot be read.
+  struct ToolBody;
+  std::optional<ToolBody> TakeToolBody(const std::shared_ptr<Call>& call);
 
   void Health(const std::shared_ptr<Call>& call);
   void Ready(const std::shared_ptr<Call>& call);
@@ -110,24 +116,28 @@ class Service {
   // Counts a generation as active; false where its key has too many.
   bool Enter(const std::string& key);
   HttpResponse TooManyOfKey() const;
-  HttpResponse TooManyTokens(const std::string& key, int64_t tokens) const;
+  // Why a request may never have so many tokens; OK: it may.
+  Status CheckTokens(const std::string& key, int64_t tokens) const;
   void Leave(const std::string& key);
   // Enter, and `tokens` of what the key may use, which Leave with what was used gives back; else answers 400 or 429.
   bool Admit(const std::shared_ptr<Call>& call, int64_t tokens);
   void Leave(const Call& call, int64_t used_tokens);
   // Tokens that the prompts may use together. Where they name no number of output tokens, it is lowered to what the key may have.
-  int64_t BoundTokens(const std::string& key, std::vector<openai::OpenAiRequest>* prompts) const;
+  int64_t BoundTokens(const std::string& key, std::span<openai::OpenAiRequest> prompts) const;
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   void AnswerScore(const std::shared_ptr<Call>& call, const openai::ScoreRequest& request,
                    const openai::ScoreCall::Outcome& outcome);
   openai::FindNamedPrefix PrefixesOf(const std::string& key);
   // Adds to a request of a key what the server has to say. INVALID_ARGUMENT where its priority is too high.
   Status Complete(const std::string& key, Request* request) const;
+  openai::BatchAdmission AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request);
   BatchContext ContextOfBatches();
   // False, with the answer given, where a page of another site may have made a browser send what is no JSON.
   bool CheckBody(const Route& route, const std::shared_ptr<Call>& call);
   // Finds the route; else answers 404 or 405. `call->key` is set where a key is asked for; else 401.
   const Route* FindRoute(const std::shared_ptr<Call>& call);
+  // Whether the call was answered with 503, since the server ends.
+  bool RefuseWhenDraining(const std::shared_ptr<Call>& call);
   void Answer(const std::shared_ptr<Call>& call, HttpResponse response);
   void Log(const Call& call, int status) const;
 
@@ -138,7 +148,7 @@ class Service {
   mutable ServerMetrics metrics_;
   PrefixStore prefixes_;
   TokenLimits token_limits_;
-  std::atomic<bool> draining_{false};
+  std::atomic<const char*> draining_{nullptr};
   std::atomic<int64_t> active_{0};
   std::mutex keys_mutex_;
   std::map<std::string, int32_t> active_by_key_;  // keys without any are not in it

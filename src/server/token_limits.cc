@@ -20,7 +20,7 @@ int64_t TokenLimits::MostOfRequest(const std::string& key) const {
   return std::min(limit.per_request, limit.per_minute);
 }
 
-TokenLimits::Taken TokenLimits::Take(const std::string& key, int64_t tokens, Clock::time_point now) {
+TokenLimits::Taken TokenLimits::Take(const std::string& key, int64_t tokens, int64_t reserve, Clock::time_point now) {
   const auto per_minute = static_cast<double>(Of(key).per_minute);
   if (per_minute == 0) return {};
   const double per_second = per_minute / 60;
@@ -31,7 +31,8 @@ TokenLimits::Taken TokenLimits::Take(const std::string& key, int64_t tokens, Clo
     bucket.level = std::min(per_minute, bucket.level + seconds * per_second);
     bucket.time = now;
   }
-  const double missing = static_cast<double>(tokens) - bucket.level;
+  const auto asked = static_cast<double>(tokens);
+  const double missing = std::max(asked, std::min(per_minute, asked + static_cast<double>(reserve))) - bucket.level;
   if (missing > 0) {
     const auto wait = static_cast<int64_t>(std::ceil(missing / per_second));
     return {.ok = false, .left = static_cast<int64_t>(bucket.level), .wait_seconds = std::max<int64_t>(1, wait)};

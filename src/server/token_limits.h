@@ -35,8 +35,8 @@ class TokenLimits {
     int64_t left = 0;          // in the bucket, where it is not ok
     int64_t wait_seconds = 0;  // until there are enough, if nobody takes any in between
   };
-  // `tokens`: at most MostOfRequest.
-  Taken Take(const std::string& key, int64_t tokens, Clock::time_point now = Clock::now());
+  // `tokens`: at most MostOfRequest. `reserve`: what is to be left in the bucket then; one that is full gives all the same.
+  Taken Take(const std::string& key, int64_t tokens, int64_t reserve = 0, Clock::time_point now = Clock::now());
   void GiveBack(const std::string& key, int64_t tokens);
 
  private:

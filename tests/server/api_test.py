@@ -236,6 +236,18 @@ class LimitsTest(unittest.TestCase):
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("max-runing", done.stderr)
 
+    def test_every_option_has_its_environment(self):
+        with Server(environment={"COPPICE_MODEL_NAME": "named", "COPPICE_LOG_JSON": "true", "COPPICE_MAX_CONTEXT": "40", "COPPICE_PORT": "1"}) as server:
+            self.assertEqual(json.loads(server.ask("GET", "/v1/models")[2])["data"][0]["id"], "named")
+            self.assertEqual(json.loads(server.ask("GET", "/tokenizer_info")[2]).get("model_max_length", 40), 40)
+            self.assertEqual(server.complete(prompt=[5] * 41)[0], 400)
+            self.assertEqual(json.loads(server.logged().splitlines()[0])["level"], "info")
+
+    def test_texts_are_logged_when_asked_for(self):
+        with Server("--log-text") as server:
+            server.complete(stop=["very private"])
+            self.assertIn("very private", server.logged())
+
     def test_a_port_that_is_taken(self):
         with Server() as server:
             done = subprocess.run([COPPICE, "serve", "--model", TINY, "--port", str(server.port)], capture_output=True, text=True, timeout=60, check=False)

@@ -4,6 +4,8 @@ import hashlib
 import http.client
 import json
 import os
+import resource
+import signal
 import tempfile
 import time
 import unittest
@@ -175,6 +177,21 @@ class BatchesTest(unittest.TestCase):
             self.assertEqual(client.ask("POST", f"/v1/batches/{name}/cancel")[1]["status"], "cancelling")
             client.wait(name, lambda batch: batch["status"] == "cancelled")
             server.wait_for("coppice_samples_running", 0)
+
+    def test_a_full_disk_is_503(self):
+        """A limit on the size of files stands for it."""
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+        with Server("--files", self.folder, preexec=limit) as server:
+            client = Client(server)
+            status, headers, text = server.ask("POST", "/v1/files", form(b"a" * (3 << 20)), TYPE)
+            self.assertEqual((status, headers["Retry-After"]), (503, "1"), text)
+            self.assertNotIn(self.folder, text)
+            self.assertIn(self.folder, server.logged())
+            client.upload(b"{}")
+        self.assertEqual(len([name for name in os.listdir(self.folder) if name.endswith(".data")]), 1)
 
     def test_two_servers_do_not_share_a_folder(self):
         with Server("--files", self.folder):

@@ -22,12 +22,14 @@ sys.path.insert(0, os.path.join(ROOT, "build", "python-packages"))
 class Server:
     """A server on a free port, for a `with`; leaving it sends SIGTERM and expects a clean end."""
 
-    def __init__(self, *args, model=TINY):
+    def __init__(self, *args, model=TINY, environment=None, preexec=None):
+        self.environment, self.preexec = environment, preexec
         self.args = [COPPICE, "serve", "--model", model, "--port", "0", "--kv-cache", "64MiB", *map(str, args)]
 
     def __enter__(self):
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(self.args, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.process = subprocess.Popen(self.args, stdout=subprocess.PIPE, stderr=self.log, text=True, env=os.environ | (self.environment or {}),
+                                        preexec_fn=self.preexec)
         line = self.process.stdout.readline()
         match = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)\n", line)
         if not match:

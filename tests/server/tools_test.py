@@ -109,6 +109,20 @@ class ToolsTest(unittest.TestCase):
                 self.ask(**fields)
             self.assertEqual(refused.exception.param, param)
 
+    def test_a_prefix_may_bring_the_tools(self):
+        system = {"role": "system", "content": "You know all towns."}
+        status, _, text = self.server.ask("PUT", "/v1/prefixes/towns", {"messages": [system], "tools": TOOLS})
+        self.assertEqual(status, 200, text)
+        fields = {"tool_choice": "required", "parallel_tool_calls": False}
+        whole = self.ask(messages=[system, *QUESTION], **fields)
+        named = self.ask(tools=openai.NOT_GIVEN, extra_body={"prefix": "towns"}, **fields)
+        self.assertEqual(named.usage.prompt_tokens, whole.usage.prompt_tokens)
+        self.assertEqual(named.choices[0].message.tool_calls[0].function, whole.choices[0].message.tool_calls[0].function)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.ask(extra_body={"prefix": "towns"})
+        self.assertEqual(refused.exception.param, "tools")
+        self.assertEqual(self.server.ask("DELETE", "/v1/prefixes/towns")[0], 200)
+
     def test_a_batch_answers_the_same(self):
         body = {"messages": QUESTION, "tools": TOOLS, "tool_choice": "required", "seed": 3, "temperature": 1.5, "max_tokens": 300,
                 "parallel_tool_calls": False}
