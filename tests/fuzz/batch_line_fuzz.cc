@@ -1,33 +1,15 @@
 // Input: a line of a batch file. Parsed and encoded with the tokenizer of the fixtures and SmolLM2's chat template.
-#include <fstream>
-#include <iterator>
-#include <memory>
-
 #include "openai/batch_input.h"
+#include "tests/fuzz/fixture_tokenizer.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tokenizer/hf_tokenizer.h"
 
 using namespace coppice;
 using namespace coppice::openai;
 using fuzz::Require;
 
-namespace {
-
-std::unique_ptr<Tokenizer> FixtureTokenizer() {
-  std::ifstream file(COPPICE_TEST_DATA "/tokenizer/tokenizer.json", std::ios::binary);
-  TokenizerData data = ParseHuggingFaceTokenizer({std::istreambuf_iterator<char>(file), {}}, "").value();
-  data.chat_template =
-      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}{% "
-      "endfor %}"
-      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-  return CreateTokenizer(std::move(data)).value();
-}
-
-}  // namespace
-
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int32_t kMaxContext = 4096;
-  static const std::unique_ptr<Tokenizer> tokenizer = FixtureTokenizer();
+  static const std::unique_ptr<Tokenizer> tokenizer = fuzz::FixtureTokenizer();
   static const OpenAiRequestParser parser(tokenizer.get(), kMaxContext);
   BatchErrors::Error error;
   const std::string_view text(reinterpret_cast<const char*>(data), size);

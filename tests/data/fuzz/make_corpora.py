@@ -287,6 +287,115 @@ def batch_line_seeds():
         yield name, compact({"custom_id": name, "method": "POST", "url": url, "body": body})
 
 
+def batch_file_seeds():
+    """What an earlier run left and the batch's file, with a NUL byte between each two."""
+    def line(name, body, url="/v1/completions"):
+        return compact({"custom_id": name, "method": "POST", "url": url, "body": body}) + b"\n"
+
+    def answer(name, number):
+        return compact({"id": "batch_req_" + "0" * 32, "custom_id": name, "response": {"status_code": 200, "request_id": f"req_{number}", "body": {}}, "error": None}) + b"\n"
+
+    def error(number):
+        return compact({"id": None, "custom_id": None, "response": None, "error": {"code": "invalid_request", "message": "m", "param": None, "line": number}, "line": number}) + b"\n"
+
+    lines = [line(f"r{i}", {"prompt": [5, 6, 9 - i]}) for i in range(4)]
+    chat = line("chat", {"messages": [{"role": "user", "content": "hello"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, "/v1/chat/completions")
+    yield "plain", b"\0\0" + b"".join(lines) + chat
+    yield "no-break-at-the-end", b"\0\0" + lines[0] + b" \r\n" + lines[1].rstrip()
+    yield "wrong-lines", b"\0\0" + lines[0] + b"no request\n" + lines[0] + line("s", {"prompt": "a", "stream": True}) + b'{"custom_id":"x"}\n' + lines[1]
+    yield "long-line", b"\0\0" + line("long", {"prompt": "x" * 3000}) + lines[1]
+    yield "resumed", answer("other", 1) + b"\0" + error(2) + error(9) + b"\0" + b"".join(lines)
+    yield "torn", answer("other", 1) + b'{"id":"batch_r\0' + error(1) + b'{"id":nul\0' + b"".join(lines)
+    yield "other-answer", answer("r0", 1) + b"\0\0" + b"".join(lines)
+    yield "many", b"\0\0" + b"".join(line(str(i), {"prompt": [i]}) for i in range(70))
+
+
+# ------------------------------------------------------------------------------------------------------------- requests of servers
+
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Now", "parameters": {
+    "type": "object", "properties": {"town": {"type": "string"}, "days": {"enum": [1, 2]}}, "required": ["town"]}}}
+
+
+def http_request_seeds():
+    def request(head, body=b"", **headers):
+        lines = [head, "Host: localhost:8000", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+    def post(path, body, **headers):
+        return request(f"POST {path} HTTP/1.1", body, Content_Type="application/json", Content_Length=len(body), **headers)
+
+    body = compact({"prompt": [1, 2, 3], "max_tokens": 4, "stream": True})
+    chunks = b"5;name=value\r\n{\"pro\r\n" + b"c\r\nmpt\":[1,2]}  \r\n0\r\nTrailer: x\r\n\r\n"
+    form = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n'
+    yield "get", request("GET /health HTTP/1.1")
+    yield "old", request("GET /v1/models HTTP/1.0", Connection="keep-alive") + request("HEAD / HTTP/1.0")
+    yield "post", post("/v1/completions", body, Authorization="Bearer k", traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    yield "pipeline", post("/v1/score", body) + request("GET /v1/files?purpose=batch&limit=2&after=file%2D1&order=asc HTTP/1.1") + post("/tokenize", b"{}")
+    yield "chunked", request("POST /v1/completions HTTP/1.1", chunks, Transfer_Encoding="chunked") + request("GET /ready HTTP/1.1")
+    yield "upload", request("POST /v1/files HTTP/1.1", form, Content_Type="multipart/form-data; boundary=x", Content_Length=len(form), Expect="100-continue", Origin="http://a")
+    yield "upload-chunked", request("POST /v1/files HTTP/1.1", b"400\r\n" + b"a" * 1024 + b"\r\n0\r\n\r\n", Transfer_Encoding="chunked", Content_Type="multipart/form-data")
+    yield "proxy", request("GET http://proxy.example:80/v1/models?x HTTP/1.1") + request("GET http://[::1] HTTP/1.1")
+    yield "two-lengths", request("POST /tokenize HTTP/1.1", body, Transfer_Encoding="chunked", Content_Length=3)
+    yield "other-coding", request("POST /tokenize HTTP/1.1", body, Transfer_Encoding="gzip, chunked")
+    yield "large-body", request("POST /tokenize HTTP/1.1", b"", Content_Length=1 << 40)
+    yield "large-head", request("GET / HTTP/1.1", X=("a" * 1100))
+    yield "long-line", request("POST /tokenize HTTP/1.1", b"1;" + b"a" * 1100 + b"\r\n{\r\n0\r\n\r\n", Transfer_Encoding="chunked")
+    yield "garbage", b"\x16\x03\x01\x02\x00\x01\x00\x01"
+
+
+def upload_form_seeds():
+    def part(name, value, more=b"", filename=None):
+        named = f'Content-Disposition: form-data; name="{name}"' + (f'; filename="{filename}"' if filename else "")
+        return named.encode() + b"\r\n" + more + b"\r\n" + value
+
+    def form(*parts, boundary=b"x"):
+        return b"multipart/form-data; boundary=" + boundary + b"\0" + b"".join(b"--" + boundary + b"\r\n" + p + b"\r\n" for p in parts) + b"--" + boundary + b"--\r\n"
+
+    purpose, file = part("purpose", b"batch"), part("file", b'{"custom_id": "a"}\n', b"Content-Type: application/jsonl\r\n", "in.jsonl")
+    expires = [part("expires_after[anchor]", b"created_at"), part("expires_after[seconds]", b"3600")]
+    yield "whole", form(purpose, file)
+    yield "expires", form(*expires, file, purpose, boundary=b"----WebKitFormBoundary7MA4YWxk")
+    yield "preamble", form(purpose, file).replace(b"\0", b"\0text before\r\n") + b"text behind"
+    yield "quoted", form(purpose, part("file", b"x", filename='a \\"b\\" c.jsonl')).replace(b"=x", b'="x"', 1)
+    yield "twice", form(purpose, purpose)
+    yield "no-name", form(b"Content-Type: text/plain\r\n\r\nx")
+    yield "cut-off", form(purpose, file)[:-9]
+    yield "empty", form()
+    yield "many", form(*(part(f"f{i}", b"") for i in range(20)))
+    yield "no-form", b"application/json\0{}"
+
+
+def json_request_seeds():
+    user = [{"role": "user", "content": "hello"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{\"town\": \"Rome\"}"}}]}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    bodies = [
+        ("prompts", "/v1/completions", {"prompt": [[1, 2], [3]], "n": 2, "best_of": 3, "logprobs": 5, "echo": True, "stop": ["a"], "timeout": 2.5, "priority": -1}),
+        ("stream", "/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}, "cache_salt": "s", "cache_private_begin": 1}),
+        ("prefix", "/v1/completions", {"prompt": " a time", "prefix": "text", "cache_salt": "s", "vote": "(a)", "rank": True, "dedup": True, "regex": "a+"}),
+        ("salted", "/v1/completions", {"prompt": [4], "prefix": "salted", "logit_bias": {"5": 1.5}, "stop_token_ids": [7], "grammar": "root ::= \"a\""}),
+        ("chat", "/v1/chat/completions", {"messages": [{"role": "system", "content": "Brief."}] + user, "max_completion_tokens": 9, "logprobs": True, "top_logprobs": 2,
+                                          "response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}}),
+        ("tools", "/v1/chat/completions", {"messages": user + [call, {"role": "tool", "tool_call_id": "c1", "content": "dry"}], "tools": [TOOL], "tool_choice": "required",
+                                           "parallel_tool_calls": False}),
+        ("named-tool", "/v1/chat/completions", {"messages": user, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "weather"}}}),
+        ("prefix-tools", "/v1/chat/completions", {"messages": user, "prefix": "chat", "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ("parts", "/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "h\u00e9"}]}], "prefix": "chat", "tool_choice": "none"}),
+        ("score", "/v1/score", {"prompt": "The capital of France is", "continuations": [" Paris", " Rome"], "return_token_ids": True}),
+        ("score-ids", "/v1/score", {"prompt": [1, 2], "continuations": [[3], [3, 4]], "cache_salt": "s", "timeout": 1}),
+        ("put-chat", "/v1/prefixes", {"messages": [{"role": "system", "content": "You."}] + user, "tools": [TOOL], "ttl_seconds": 60}),
+        ("put-text", "/v1/prefixes", {"prompt": "Once", "cache_salt": "s", "cache_private_begin": 1}),
+        ("put-ids", "/v1/prefixes", {"prompt": [1, 2, 3]}),
+        ("batch", "/v1/batches", {"input_file_id": "file-0", "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"},
+                                  "output_expires_after": {"anchor": "created_at", "seconds": 3600}}),
+        ("tokenize", "/tokenize", {"prompt": "Hello, w\u00f6rld <|im_end|>", "add_special_tokens": False, "model": "m"}),
+        ("detokenize", "/detokenize", {"tokens": [0, 5, 70000]}),
+        ("wrong", "/v1/chat/completions", {"messages": [{"role": 1}], "tools": {}, "tool_choice": [], "n": 1e9, "stop": [1]}),
+    ]
+    for name, path, body in bodies:
+        yield name, path.encode() + b"\0" + compact(body)
+
+
 def plan_replay_seeds(coppice):
     plans = {"default": ["--tree", "96,16x3"], "deep": ["--tree", "64,32x2,16x2", "--force-sharing", "--page-size", "32"],
              "queries": ["--tree", "40,30x3", "--queries", "5"], "deterministic": ["--tree", "600,20x2", "--deterministic", "--page-size", "128"],
@@ -303,6 +412,7 @@ def main(coppice):
     corpora = {"gguf": gguf_seeds(), "safetensors": safetensors_seeds(), "hf_config": hf_config_seeds(), "hf_tokenizer": hf_tokenizer_seeds(),
                "sentencepiece": sentencepiece_seeds(),
                "chat_template": chat_template_seeds(), "prefix_file": prefix_file_seeds(), "batch_line": batch_line_seeds(),
+               "batch_file": batch_file_seeds(), "http_request": http_request_seeds(), "upload_form": upload_form_seeds(), "json_request": json_request_seeds(),
                "plan_replay": plan_replay_seeds(coppice)}
     for target, seeds in corpora.items():
         folder = HERE / target
