@@ -113,7 +113,8 @@ class PageTest(unittest.TestCase):
         page.wait(lambda: page.text("#model") == ["small"])
         page.wait(lambda: "nodes" in page.text("#tree-summary")[0])
         before = len(page.find("#tree rect"))
-        page.send("Tell me a long story about a forest of tall trees.", n=2, max_tokens=60)
+        # Long enough that the tree, which is asked for twice a second, is drawn before the end.
+        page.send("Tell me a long story about a forest of tall trees.", n=2, max_tokens=400)
         seen = page.wait(lambda: [text for text in page.text(".sample .text") if text])  # the answer has begun
         # The samples run through the prompt together while it goes on.
         page.wait(lambda: page.find("#tree rect.share-2"))
@@ -162,7 +163,7 @@ class PageTest(unittest.TestCase):
             "const done = arguments[0]; fetch('https://example.org/').then(() => done('sent'), (error) => done(error.name))"
         )
         self.assertEqual(blocked, "TypeError")
-        self.assertIn("Content Security Policy", self.browser.get_log("browser")[0]["message"])
+        page.wait(lambda: any("Content Security Policy" in entry["message"] for entry in self.browser.get_log("browser")))
 
     def test_everything_has_a_name_and_contrast(self):
         page = self.page
