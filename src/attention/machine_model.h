@@ -36,6 +36,7 @@ struct SmRates {
   // Side tiles, which stream beside the dense tiles of the same SM: a step of 64 tokens, a task; how much more a dense task costs
   // in the kernel that has them, and how much longer dense tokens take beside them.
   double side_step_ns = 0, side_task_ns = 0, dense_task_with_side_ns = 0, slowed_by_side = 0;
+  bool all_dense = false;  // no rate, and in no file: benches have all items computed by dense tiles
 };
 
 // Nine rates that a few seconds on a GPU tell (attention_tools/calibrate_gpu.h), each by whole steps: what they were on the card

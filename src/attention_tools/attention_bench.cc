@@ -12,27 +12,6 @@
 namespace coppice::attention {
 namespace {
 
-// Normally distributed values.
-Result<std::unique_ptr<BenchMemory>> RandomMemory(BenchDevice& device, size_t bytes, DType dtype, uint64_t seed) {
-  constexpr size_t kPeriod = 4096;
-  COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
-  std::mt19937_64 rng(seed);
-  std::normal_distribution<float> normal;
-  const auto fill = [&]<class T>(std::span<T> all, const auto& convert) {
-    T values[kPeriod];
-    for (T& x : values) x = convert(normal(rng));
-    for (size_t i = 0; i < all.size(); ++i) all[i] = values[(i ^ (i / kPeriod)) % kPeriod];
-  };
-  switch (dtype) {
-    case DType::kF32: fill(buffer.Span<float>(), [](float x) { return x; }); break;
-    case DType::kBF16: fill(buffer.Span<BF16>(), BF16::FromFloat); break;
-    case DType::kF16: fill(buffer.Span<F16>(), F16::FromFloat); break;
-  }
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<BenchMemory> memory, device.Allocate(bytes));
-  COPPICE_RETURN_IF_ERROR(memory->CopyFrom({buffer.data(), bytes}));
-  return Result<std::unique_ptr<BenchMemory>>(std::move(memory));
-}
-
 // A turn of a mode runs as many layers as last this long with the plan: long beside the clock and the first layer's cold state,
 // short beside what the neighbours of a virtual machine do.
 constexpr double kTurnSeconds = 250e-6;
@@ -78,7 +57,7 @@ std::string_view Name(BenchMode mode) {
 Status AttentionBench::ReserveKv(int64_t bytes, DType dtype) {
   if (kv_ != nullptr && kv_bytes_ >= bytes && kv_dtype_ == dtype) return OkStatus();
   kv_.reset();
-  COPPICE_ASSIGN_OR_RETURN(kv_, RandomMemory(device_, static_cast<size_t>(bytes), dtype, /*seed=*/0));
+  COPPICE_ASSIGN_OR_RETURN(kv_, RandomBenchMemory(device_, static_cast<size_t>(bytes), dtype, /*seed=*/0));
   kv_bytes_ = bytes;
   kv_dtype_ = dtype;
   return OkStatus();
@@ -122,7 +101,7 @@ Result<std::vector<BenchRow>> AttentionBench::Run(const AttentionSpec& spec, con
 
   const int64_t row = int64_t{spec.num_qo_heads} * spec.head_dim;
   const size_t row_bytes = contestants[0].forest.num_queries() * row * SizeOf(spec.q_dtype);
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> q, RandomMemory(device_, row_bytes, spec.q_dtype, 99));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> q, RandomBenchMemory(device_, row_bytes, spec.q_dtype, 99));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<BenchMemory> out, device_.Allocate(row_bytes));
   const RunArgs args = {.q = q->data(), .q_row_stride = row, .out = out->data(), .out_row_stride = row, .lse = nullptr};
 

@@ -33,7 +33,14 @@ class BenchDevice {
   virtual Result<std::unique_ptr<BenchMemory>> Allocate(size_t bytes) = 0;
   // Seconds that the device takes for what `run` does or starts on the given stream.
   virtual Result<double> Time(const std::function<Status(Stream)>& run) = 0;
+  // What two streams do side by side. UNIMPLEMENTED where a device has one.
+  virtual Result<double> TimeOnTwoStreams(const std::function<Status(Stream)>&, const std::function<Status(Stream)>&) {
+    return Unimplemented(name() + " has no streams");
+  }
 };
+
+// Normally distributed values.
+Result<std::unique_ptr<BenchMemory>> RandomBenchMemory(BenchDevice& device, size_t bytes, DType dtype, uint64_t seed);
 
 // The CPU, its roofline measured now (about a second). `executor` outlives the device.
 Result<std::unique_ptr<BenchDevice>> MakeCpuBenchDevice(Executor& executor, cpu::Isa isa);

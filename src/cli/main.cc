@@ -25,6 +25,7 @@
 #include "cli/bench/bench_decode.h"
 #include "cli/bench/bench_draft.h"
 #include "cli/bench/bench_load.h"
+#include "cli/bench/bench_pod.h"
 #include "cli/command.h"
 #include "cli/eval/eval_command.h"
 #include "cli/inspect_model.h"
@@ -86,6 +87,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBenchThroughputCommand(*bench),
       coppice::cli::AddBenchServeCommand(*bench),
       coppice::cli::AddBenchDraftCommand(*bench),
+      coppice::cli::AddBenchPodCommand(*bench),
   };
   std::ranges::move(coppice::cli::AddEvalCommands(*eval), std::back_inserter(commands));
 

@@ -83,10 +83,10 @@ __device__ __forceinline__ void InitSide(SharedStorage<C>& s) {
     ptx::BarrierInit(&s.side.known[i], 32);
     ptx::BarrierInit(&s.side.done[i], kWarpgroup / 32 + 2);
   }
-  ptx::BarrierInit(&s.side.k_ready, 1);
-  ptx::BarrierInit(&s.side.v_ready, 1);
-  ptx::BarrierInit(&s.side.k_free, kWarpgroup / 32);
-  ptx::BarrierInit(&s.side.v_free, kWarpgroup / 32);
+  for (int i = 0; i < C::kSideUnits; ++i) {
+    ptx::BarrierInit(&s.side.ready[i], 1);
+    ptx::BarrierInit(&s.side.free[i], kWarpgroup / 32);
+  }
   ptx::BarrierInit(&s.side.q_ready, 32);
   ptx::BarrierInit(&s.side.stored, kWarpgroup);
   ptx::BarrierInit(&s.side.noted, 1);

@@ -170,7 +170,7 @@ struct DenseTile {
         sum += __shfl_xor_sync(kAllLanes, sum, 1);
         sum += __shfl_xor_sync(kAllLanes, sum, 2);
       }
-      const RowInfo info = slot.rows[wg * 64 + warp * 16 + lane / 4 + half * 8];
+      const ItemRow info = slot.rows[wg * 64 + warp * 16 + lane / 4 + half * 8];
       if (info.q_row < 0) continue;
       const float m = C::kDeterministic ? state.reference[half] : state.reference[half] * scale_log2;
       if (info.state == kDirect) {
@@ -205,7 +205,14 @@ struct DenseTile {
   // The rows of a task whose states are stored: its slot is free then.
   static __device__ __forceinline__ void NoteArrivals(SharedStorage<C>& s, const DenseSlot& slot, int wg) {
     if (const int t = threadIdx.x % kWarpgroup; t < 64) {
-      s.arrivals[wg].rows[t] = slot.rows[wg * 64 + t];
+      const ItemRow& row = slot.rows[wg * 64 + t];
+      s.arrivals[wg].rows[t] = {.q_row = row.state == kDirect ? -1 : row.q_row,
+                                .set = row.set,
+                                .contribution_begin = row.contribution_begin,
+                                .contribution_count = row.contribution_count,
+                                .arrivals = row.arrivals,
+                                .row_in_set = row.row_in_set,
+                                .rows_in_set = row.rows_in_set};
       if (t == 0) s.arrivals[wg].kv_head = slot.task.kv_head;
     }
     __syncwarp();
@@ -217,15 +224,15 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // all its states are stored, all rows noted
     const int t = threadIdx.x % kWarpgroup;
     if (t >= 64) return -1;
-    const RowInfo& info = arrivals.rows[t];
-    const bool draws = info.q_row >= 0 && info.state != kDirect && (info.row_in_set == 0 || t == 0);
+    const ArrivedRow& info = arrivals.rows[t];
+    const bool draws = info.q_row >= 0 && (info.row_in_set == 0 || t == 0);
     return draws ? DrawTicket(p, info.set, arrivals.kv_head) : -1;
   }
 
   // Folds the sets that those tickets complete.
   static __device__ void FoldComplete(const KernelParams& p, SharedStorage<C>& s, int32_t ticket, int wg) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = threadIdx.x % kWarpgroup;
-    const RowInfo* rows = s.arrivals[wg].rows;
+    const ArrivedRow* rows = s.arrivals[wg].rows;
     const int kv_head = s.arrivals[wg].kv_head;
     if (t < 64) {
       const bool last = ticket >= 0 && ticket == rows[t].arrivals - 1;
@@ -237,9 +244,7 @@ struct DenseTile {
     if (!__any_sync(kAllLanes, completes[lane] | completes[lane + 32])) return;
     // A set may lie across the two halves; whoever completes it folds the other half's rows too: those before row 0 of this half,
     // or after row 63.
-    const auto completed = [&](int row) {
-      return rows[row].q_row >= 0 && rows[row].state != kDirect && completes[max(0, row - rows[row].row_in_set)];
-    };
+    const auto completed = [&](int row) { return rows[row].q_row >= 0 && completes[max(0, row - rows[row].row_in_set)]; };
     const int begin = wg == 1 && completed(0) ? -rows[0].row_in_set : 0;
     const int end = 64 + (wg == 0 && completed(63) ? rows[63].rows_in_set - 1 - rows[63].row_in_set : 0);
     const auto row_to_fold = [&](int base) {

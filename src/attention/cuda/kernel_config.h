@@ -59,6 +59,8 @@ struct Config {
   static constexpr int kSideTokens = kSideStepTokens;
   static constexpr int kSideSlots = 3;                               // tasks: the one that is computed and those that are looked up
   static constexpr int kSideUnitBytes = kSideTokens * kHeadDim * 2;  // K or V of a step
+  // In flight or in use: the K of the next step beside K and V of one, as much as shared memory holds.
+  static constexpr int kSideUnits = 3;
   // A task's first step begins at a multiple of this: in deterministic mode steps lie at absolute positions.
   static constexpr int kDenseAlignment = kDeterministic ? kKvTile : kBoxTokens;
   static constexpr int kStreamAlignment = kDeterministic ? kStreamTokens : kBoxTokens;

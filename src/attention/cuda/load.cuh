@@ -51,7 +51,7 @@ __device__ __forceinline__ void LoadBox(const KernelParams& p, const CUtensorMap
 struct RowRanges {
   int lo_min = INT32_MAX, lo_max = 0, hi_min = INT32_MAX, hi_max = 0;
 
-  __device__ __forceinline__ void Add(const RowInfo& row, bool tree_mask) {
+  __device__ __forceinline__ void Add(const ItemRow& row, bool tree_mask) {
     if (row.q_row < 0) return;
     lo_min = min(lo_min, row.lo), lo_max = max(lo_max, row.lo);
     // The draft mask may hide any of a branch's own queries.

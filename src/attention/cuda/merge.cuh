@@ -16,17 +16,30 @@ namespace coppice::attention::cuda {
 inline constexpr float kLn2 = 0.6931471805599453f;
 
 // One row of an item: a query under one query head of the group. Filled by the warp that loads the item.
-struct alignas(16) RowInfo {
+struct alignas(8) ItemRow {
   int32_t q_row;   // of q and out; -1: no such row
   int32_t lo, hi;  // sees kv indices in [lo, hi) (and by the draft mask, where there is one)
   int32_t state;   // of kv head 0, or kDirect
   int32_t head_stride, set, contribution_begin;
-  int32_t ticket;  // its set's, or in a team's task its own: number among those of a kv head
   uint16_t contribution_count, arrivals, query_count;
   uint8_t row_in_set, rows_in_set, head_in_group;
-  uint8_t rows_from_draw;  // of a stream task: back to the row that draws the ticket
+};
+static_assert(sizeof(ItemRow) == 40);
+// Of a stream task.
+struct alignas(16) RowInfo : ItemRow {
+  int32_t ticket;          // its set's, or in a team's task its own: number among those of a kv head
+  uint8_t rows_from_draw;  // back to the row that draws the ticket
 };
 static_assert(sizeof(RowInfo) == 48);
+
+// What of a dense row is needed once its state is stored.
+struct ArrivedRow {
+  int32_t q_row;  // -1: no such row, or it has no state
+  int32_t set, contribution_begin;
+  uint16_t contribution_count, arrivals;
+  uint8_t row_in_set, rows_in_set;
+};
+static_assert(sizeof(ArrivedRow) == 20);
 
 // A struct of the plan in as few loads as it takes, all under way at once: field by field ptxas starts some of them only when
 // others are there.
@@ -62,7 +75,8 @@ __device__ __forceinline__ int MemberOf(const KernelParams& p, const DeviceItem&
 
 // Row `r` of an item, of member `m`, but for what AddBranch adds: q_row is the query's place in its branch.
 __device__ __forceinline__ RowInfo RowOf(const KernelParams& p, const DeviceItem& item, const DeviceMember& m, int r) {
-  RowInfo info{.q_row = -1, .lo = 0, .hi = INT32_MAX, .state = kDirect, .head_stride = 0, .set = -1};
+  RowInfo info{};
+  info.q_row = -1, info.hi = INT32_MAX, info.state = kDirect, info.set = -1;
   if (r >= item.rows) return info;
   const int row = r - m.row_begin;
   const int query = row / p.group_size;
@@ -104,7 +118,7 @@ struct VisibleRange {
   int own = INT32_MAX;  // from this kv index on the draft mask decides
   uint64_t mask = 0;
 
-  __device__ __forceinline__ VisibleRange(const KernelParams& p, const RowInfo& row, int begin, int end, bool tree_mask)
+  __device__ __forceinline__ VisibleRange(const KernelParams& p, const ItemRow& row, int begin, int end, bool tree_mask)
       : lo(max(begin, row.lo)), hi(min(end, row.hi)) {
     if (!tree_mask || row.q_row < 0) return;
     own = row.hi - row.query_count;
@@ -216,7 +230,8 @@ struct StateArrays {
 __device__ __forceinline__ StateArrays StoredArrays(const KernelParams& p) { return {p.state_acc, p.state_ml}; }
 
 // Row `row_in_set` of the set that `info` is a row of.
-__device__ __forceinline__ FoldRow RowToFold(const KernelParams& p, const RowInfo& info, int row_in_set, int kv_head) {
+template <class Row>
+__device__ __forceinline__ FoldRow RowToFold(const KernelParams& p, const Row& info, int row_in_set, int kv_head) {
   const int query = row_in_set / p.group_size, first_query = info.row_in_set / p.group_size;
   return {.count = info.contribution_count,
           .contribution_begin = info.contribution_begin,

@@ -68,6 +68,23 @@ __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
 }
 __device__ __forceinline__ void BarrierWait(uint64_t* barrier, uint32_t parity) { BarrierWait(SharedAddress(barrier), parity); }
 
+// ---- Clusters (9.7.13.3, 9.7.13.15.13, 9.7.9.22): another CTA's shared memory has addresses of its own.
+
+// Where the cluster's CTA of this rank has what lies at `address` here.
+__device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// At a barrier whose address ClusterAddress gave. It says that this thread has read, not that it has written: release at cluster
+// scope would wait for all of its stores to device memory (MEMBAR.ALL.GPU, 0.3 us).
+__device__ __forceinline__ void BarrierArriveCluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// All threads of the cluster that have not exited arrive, then wait. Orders no accesses to device memory.
+__device__ __forceinline__ void ClusterArrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ __forceinline__ void ClusterWait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
 // ---- Named barriers (9.7.13.1): `threads` arrivals, a multiple of 32.
 
 __device__ __forceinline__ void NamedBarrierSync(int id, int threads) {
@@ -121,6 +138,17 @@ __device__ __forceinline__ void TensorLoad5(void* to, const CUtensorMap* map, ui
       "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(priority)
       : "memory");
 }
+// The same to the shared memory of each CTA of the cluster whose bit `ctas` has, at the same place, its bytes on each one's
+// barrier.
+__device__ __forceinline__ void TensorLoad5Multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+                                                     int c3, int c4, uint16_t ctas, uint64_t priority) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, "
+      "{%3, "
+      "%4, %5, %6, %7}], [%2], %8, %9;" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(ctas), "l"(priority)
+      : "memory");
+}
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -132,6 +160,17 @@ __device__ __forceinline__ void BulkLoad(void* to, const void* from, uint32_t by
                    SharedAddress(to)),
                "l"(from), "r"(bytes), "r"(SharedAddress(barrier)), "l"(priority)
                : "memory");
+}
+
+// The same to several CTAs of the cluster, as TensorLoad5Multicast.
+__device__ __forceinline__ void BulkLoadMulticast(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint16_t ctas,
+                                                  uint64_t priority) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4, "
+      "%5;" ::"r"(SharedAddress(to)),
+      "l"(from), "r"(bytes), "r"(SharedAddress(barrier)), "h"(ctas), "l"(priority)
+      : "memory");
 }
 
 // ---- Prefetch to the L2 (9.7.9.16, 9.7.9.25): bytes, a multiple of 16; the line of an address.

@@ -1,6 +1,7 @@
 // The CTA's shared memory, one struct. Barriers are named for the fact they announce. Layer: attention/cuda.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "attention/cuda/kernel_config.h"
@@ -24,12 +25,12 @@ struct DenseTask {
 
 struct alignas(16) DenseSlot {
   DenseTask task;
-  alignas(16) RowInfo rows[kDenseRows];
+  alignas(16) ItemRow rows[kDenseRows];
 };
 
 // What is left of a warpgroup's task whose tickets are due.
 struct DenseArrivals {
-  RowInfo rows[kDenseRows / kDenseWarpgroups];
+  ArrivedRow rows[kDenseRows / kDenseWarpgroups];
   int32_t kv_head;
 };
 
@@ -89,17 +90,26 @@ struct UnitScores {
   float4 of_lane[kBlocks][32];
 };
 
+// A side tile's task and its rows.
+struct alignas(16) SideSlot {
+  RowInfo rows[kSideRows];
+  StreamTask task;
+  int32_t pages[kPagesHeld];
+};
+
 // What the side tiles need while dense tiles are computed.
 template <class C>
 struct SideStorage {
-  alignas(1024) uint8_t k[C::kSideUnitBytes], v[C::kSideUnitBytes];  // [8 tokens][chunk][8][64], swizzled
-  alignas(1024) uint8_t q[kSideRows * C::kHeadDim * 2];              // [chunk][8 rows][64], swizzled
-  alignas(1024) uint8_t weights[kSideRows * C::kSideTokens * 2];     // [8 rows][64 tokens], swizzled
-  float of_warp[4][kSideRows];                                       // maxima or sums by warp
-  float rescale[kSideRows];                                          // see SideTile::MoveReferences
-  StreamSlot slots[C::kSideSlots];
+  // K and V of a step after each other, in a ring: [8 tokens][chunk][8][64], swizzled.
+  alignas(1024) uint8_t units[C::kSideUnits][C::kSideUnitBytes];
+  alignas(1024) uint8_t q[kSideRows * C::kHeadDim * 2];           // [chunk][8 rows][64], swizzled
+  alignas(1024) uint8_t weights[kSideRows * C::kSideTokens * 2];  // [8 rows][64 tokens], swizzled
+  float of_warp[4][kSideRows];                                    // maxima or sums by warp
+  float rescale[kSideRows];                                       // see SideTile::MoveReferences
+  SideSlot slots[C::kSideSlots];
   uint64_t known[C::kSideSlots], done[C::kSideSlots];  // a task is looked up; its slot is free
-  uint64_t q_ready, k_ready, v_ready, k_free, v_free;
+  uint64_t ready[C::kSideUnits], free[C::kSideUnits];
+  uint64_t q_ready;
   uint64_t stored, noted;  // a head's states are stored; the warp that draws its tickets has seen it
   // Of the CTA's dense tiles, for who looks for a side task: no task is left to draw; tokens of all tasks drawn, and of those
   // copied.
@@ -136,6 +146,12 @@ struct SharedStorage {
 // With side tiles, whose memory becomes that of the stream warps when they are over.
 template <class C>
 struct SharedStorage<C, true> {
+  // What the dense tiles need besides lies behind both.
+  static constexpr size_t kSideEnd = C::kQBuffers * C::kQTileBytes + 2 * C::kStages * C::kKvTileBytes +
+                                     offsetof(SideStorage<C>, tokens_copied) + sizeof(SideStorage<C>::tokens_copied);
+  static constexpr size_t kStreamEnd =
+      C::kStreamWarps * (C::kStreamSteps * 2 * C::kStreamUnitBytes + sizeof(StatesHeld<C>) + sizeof(StreamState<C>));
+  static constexpr size_t kBehind = ((kSideEnd > kStreamEnd ? kSideEnd : kStreamEnd) + 15) / 16 * 16;
   union {
     struct {
       alignas(1024) uint8_t q[C::kQBuffers][C::kQTileBytes];
@@ -147,8 +163,9 @@ struct SharedStorage<C, true> {
       alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamSteps][2][C::kStreamUnitBytes];
       StatesHeld<C> held[C::kStreamWarps];
       StreamState<C> stream[C::kStreamWarps];
-
-      // No other's: behind what `side` takes.
+    };
+    struct {
+      uint8_t before[kBehind];
       DenseSlot dense[C::kTaskSlots];
       DenseArrivals arrivals[kDenseWarpgroups];
       uint8_t completes[kDenseRows];

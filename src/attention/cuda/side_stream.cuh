@@ -62,8 +62,8 @@ struct SideTaskLoader {
     RowRanges ranges;
     ranges.Add(info, tree_mask);
     ranges.Combine<kStreamRows>();
-    StreamSlot& slot = side.slots[place];
-    if (lane < kStreamRows) slot.rows[row] = info;
+    SideSlot& slot = side.slots[place];
+    if (lane < kSideRows) slot.rows[row] = info;
     slot.pages[lane] = page;
     longest = TokensOf(item);
     drawn_tokens += longest;
@@ -95,7 +95,7 @@ __device__ void LoadTasksBesideSide(DenseTaskLoader<C> dense, SideTaskLoader<C> 
 
 // Copies K or V of the tokens from `position` on, a box a lane.
 template <class C>
-__device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtensorMap* map, const StreamSlot& slot, int head,
+__device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtensorMap* map, const SideSlot& slot, int head,
                                              int position, uint64_t* ready, uint8_t* to) {
   const int lane = threadIdx.x % 32;
   const int boxes = min(C::kSideTokens >> p.box_shift, (slot.task.range.end - position + p.box_tokens - 1) >> p.box_shift);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtens
 
 // Starts the copies of the Q rows of a task under one kv head.
 template <class C>
-__device__ __forceinline__ void LoadSideQ(const KernelParams& p, const StreamSlot& slot, int head, uint8_t* to) {
+__device__ __forceinline__ void LoadSideQ(const KernelParams& p, const SideSlot& slot, int head, uint8_t* to) {
   using T = typename C::Element;
   constexpr int kPieces = C::kHeadDim / 8;
   const int lane = threadIdx.x % 32, piece = lane % kPieces;
@@ -124,26 +124,31 @@ __device__ __forceinline__ void LoadSideQ(const KernelParams& p, const StreamSlo
   }
 }
 
-// One warp: Q and KV of the side tiles, a step ahead of them.
+// One warp: Q and KV of the side tiles, as fast as the ring empties.
 template <class C>
 __device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
   auto& side = s.side;
-  uint32_t parity = 1;  // of k_free and v_free: their first phase counts as complete
+  RingCursor<C::kSideUnits> unit{.parity = 1};  // of `free`, whose first phase counts as complete
+  const auto load = [&](const CUtensorMap* map, const SideSlot& slot, int head, int position) {
+    ptx::BarrierWait(&side.free[unit.stage], unit.parity);
+    LoadSideUnit<C>(p, map, slot, head, position, &side.ready[unit.stage], side.units[unit.stage]);
+    unit.Advance();
+  };
   for (int n = 0;; ++n) {
-    const StreamSlot& slot = side.slots[n % C::kSideSlots];
+    const SideSlot& slot = side.slots[n % C::kSideSlots];
     ptx::BarrierWait(&side.known[n % C::kSideSlots], n / C::kSideSlots & 1);
     const int first = slot.task.first, end = slot.task.range.end, head_end = slot.task.head_end;
     if (head_end < 0) return;
     for (int head = slot.task.head_begin; head < head_end; ++head) {
-      for (int position = first; position < end; position += C::kSideTokens, parity ^= 1) {
+      for (int position = first; position < end; position += C::kSideTokens) {
         StressDelay<C>();
-        ptx::BarrierWait(&side.k_free, parity);
-        LoadSideUnit<C>(p, maps.k, slot, head, position, &side.k_ready, side.k);
-        if (position == first) LoadSideQ<C>(p, slot, head, side.q);  // whose place the last product of scores has left
-        ptx::BarrierWait(&side.v_free, parity);
-        LoadSideUnit<C>(p, maps.v, slot, head, position, &side.v_ready, side.v);
+        load(maps.k, slot, head, position);
+        load(maps.v, slot, head, position);
         if (threadIdx.x % 32 == 0) side.tokens_copied += min(C::kSideTokens, end - position);
         if (position == first) {
+          // The last product of scores has left Q's place: its K, two or three units ago, has left the place of this V or of K.
+          static_assert(C::kSideUnits <= 3);
+          LoadSideQ<C>(p, slot, head, side.q);
           ptx::CopyAsyncWaitAll();
           ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
           ptx::BarrierArrive(&side.q_ready);
@@ -160,7 +165,6 @@ __device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s
 template <class C>
 struct SideTile {
   using S = SharedStorage<C>;
-  static_assert(offsetof(S, side) + sizeof(SideStorage<C>) <= offsetof(S, dense), "the dense slots are in use beside it");
   using T = typename C::Element;
   static constexpr int kBlocks = C::kHeadDim / 64;  // of the output: wgmma's M
 
@@ -174,16 +178,25 @@ struct SideTile {
   float out[kBlocks][4];
   float reference[2];  // a score, not scaled, that weights and sums are relative to; the same in all warps
   float sum[2];        // of this thread's tokens
+  RingCursor<C::kSideUnits> unit;
 
   __device__ __forceinline__ int RowOf(int c) const { return lane % 4 * 2 + c; }
   __device__ __forceinline__ void Sync() const { ptx::NamedBarrierSync(kSideBarrier, kWarpgroup); }
+
+  // Of the ring's unit.
+  __device__ __forceinline__ uint32_t Unit() const { return ptx::SharedAddress(s.side.units) + unit.stage * C::kSideUnitBytes; }
+  __device__ __forceinline__ void Await() const { ptx::BarrierWait(&s.side.ready[unit.stage], unit.parity); }
+  __device__ __forceinline__ void Leave() {
+    if (lane == 0) ptx::BarrierArrive(&s.side.free[unit.stage]);
+    unit.Advance();
+  }
 
   __device__ __forceinline__ void Score(float (&scores)[4]) {
 #pragma unroll
     for (float& x : scores) x = 0.0f;
     ptx::PinRegisters(scores);
     ptx::WgmmaFence();
-    const uint64_t a = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.side.k)), 16, C::kGroupBytes);
+    const uint64_t a = MatrixDescriptor(ptx::Uniform(Unit()), 16, C::kGroupBytes);
     const uint64_t b = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.side.q)), 16, 1024);
 #pragma unroll
     for (int step = 0; step < C::kHeadDim / 16; ++step) {
@@ -195,7 +208,7 @@ struct SideTile {
     ptx::PinRegisters(scores);
   }
 
-  __device__ __forceinline__ void Mask(const StreamSlot& slot, int start, float (&scores)[4]) {
+  __device__ __forceinline__ void Mask(const SideSlot& slot, int start, float (&scores)[4]) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const VisibleRange visible(p, slot.rows[RowOf(c)], slot.task.range.begin, slot.task.range.end, tree_mask);
@@ -258,7 +271,7 @@ struct SideTile {
 #pragma unroll
     for (auto& block : out) ptx::PinRegisters(block);
     ptx::WgmmaFence();
-    const uint64_t a = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.side.v)), 1024, C::kGroupBytes);
+    const uint64_t a = MatrixDescriptor(ptx::Uniform(Unit()), 1024, C::kGroupBytes);
     const uint64_t b = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.side.weights)), 16, 1024);
 #pragma unroll
     for (int step = kBegin / 16; step < kEnd / 16; ++step) {
@@ -279,16 +292,16 @@ struct SideTile {
 #pragma unroll 1
     for (int i = present * kPieces + threadIdx.x % kWarpgroup; i < C::kSideTokens * kPieces; i += kWarpgroup) {
       const int token = i / kPieces, piece = i % kPieces;
-      *reinterpret_cast<uint4*>(s.side.v + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 + piece % 8 * 16) =
-          uint4{};
+      *reinterpret_cast<uint4*>(s.side.units[unit.stage] + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 +
+                                piece % 8 * 16) = uint4{};
     }
   }
 
-  __device__ __forceinline__ void Step(const StreamSlot& slot, int position, uint32_t parity) {
+  __device__ __forceinline__ void Step(const SideSlot& slot, int position) {
     float scores[4];
-    ptx::BarrierWait(&s.side.k_ready, parity);
+    Await();
     Score(scores);
-    if (lane == 0) ptx::BarrierArrive(&s.side.k_free);
+    Leave();
     if (p.cap_in > 0.0f) {
 #pragma unroll
       for (float& x : scores) x = Tanh(x * p.cap_in);
@@ -303,7 +316,7 @@ struct SideTile {
     if (moves_twice && warp >= 2) RescaleSum();
     Weigh(scores, own);
     if (moves_twice && warp < 2) RescaleSum();
-    ptx::BarrierWait(&s.side.v_ready, parity);
+    Await();
     if (const int present = range.end - position; present < C::kSideTokens) ClearTail(present);
     ptx::FenceProxyAsync();  // weights and zeros before wgmma reads them
     Sync();
@@ -315,11 +328,11 @@ struct SideTile {
     } else {
       Accumulate<0, 64>();
     }
-    if (lane == 0) ptx::BarrierArrive(&s.side.v_free);
+    Leave();
   }
 
   // Stores states, or the output of rows of which this task is the only contribution.
-  __device__ void Finish(const StreamSlot& slot, int head) {
+  __device__ void Finish(const SideSlot& slot, int head) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
 #pragma unroll
@@ -363,11 +376,11 @@ struct SideTile {
   }
 
   __device__ void Run() {
-    uint32_t parity = 0, q_parity = 0, noted_parity = 1;
+    uint32_t q_parity = 0, noted_parity = 1;
     for (int n = 0;; ++n) {
       const int place = n % C::kSideSlots;
       ptx::BarrierWait(&s.side.known[place], n / C::kSideSlots & 1);
-      const StreamSlot& slot = s.side.slots[place];
+      const SideSlot& slot = s.side.slots[place];
       if (slot.task.head_end < 0) return;
       for (int head = slot.task.head_begin; head < slot.task.head_end;
            ++head) {  // what stands in the slot is not kept in registers
@@ -380,8 +393,8 @@ struct SideTile {
         } else {
           Sync();  // what Finish writes, the one before may still read
         }
-        for (int position = slot.task.first; position < slot.task.range.end; position += C::kSideTokens, parity ^= 1) {
-          Step(slot, position, parity);
+        for (int position = slot.task.first; position < slot.task.range.end; position += C::kSideTokens) {
+          Step(slot, position);
         }
         Finish(slot, head);
         StressDelay<C>();
@@ -397,7 +410,7 @@ struct SideTile {
 // One warp: draws the tickets of the rows of a side tile under one kv head, whose states are stored, and folds the sets that they
 // complete.
 template <class C>
-__device__ void CompleteSide(const KernelParams& p, const StreamSlot& slot, int head) {
+__device__ void CompleteSide(const KernelParams& p, const SideSlot& slot, int head) {
   const int lane = threadIdx.x % 32;
   const RowInfo& info = slot.rows[lane % kSideRows];
   const bool waits = lane < kSideRows && info.q_row >= 0 && info.state != kDirect;
@@ -435,7 +448,7 @@ __device__ void GatherQBesideSide(const KernelParams& p, SharedStorage<C>& s, bo
         continue;
       }
     }
-    const StreamSlot& slot = side.slots[side_place];
+    const SideSlot& slot = side.slots[side_place];
     if (has_side && !open && Reached(&side.known[side_place], m / C::kSideSlots & 1)) {
       has_side = slot.task.head_end >= 0;
       head = slot.task.head_begin;

@@ -9,8 +9,10 @@
 //                                                     speed-up over reading the prefix once a request, from one copy (store) and
 //                                                     from a copy each (none), beside RelayAttention's eq. 10
 //   attention_cuda_bench --deterministic on [--cases ..] [--json file]   each case in deterministic mode beside the fast mode, in
-//   turns attention_cuda_bench --calibrate on               the machine model of this card, as `coppice bench calibrate --device
-//   cuda`
+//                                                     turns
+//   attention_cuda_bench --side on [--cases ..] [--json file]   each case with side tiles where they are predicted to gain beside
+//                                                     the same without any, in turns
+//   attention_cuda_bench --calibrate on               the machine model of this card, as `coppice bench calibrate --device cuda`
 // --machine FILE: plan by this model in place of the shipped one.
 #include <cuda_runtime_api.h>
 
@@ -64,7 +66,7 @@ struct Options {
   int iterations = 15;
   double matmul_tflops = 783;
   std::string json, machine;
-  bool flush = true, sweep = false, figures = false, deterministic = false, calibrate = false;
+  bool flush = true, sweep = false, figures = false, deterministic = false, side = false, calibrate = false;
 };
 
 // A case under one plan.
@@ -72,6 +74,7 @@ struct Contestant {
   const Case& c;
   PlannerOptions planner;
   bool deterministic = false;
+  const MachineModel* machine = nullptr;  // in place of the bench's
 };
 
 struct Bounds {
@@ -143,6 +146,7 @@ class Bench {
     flush_ = Take(DeviceBuffer::Allocate(kFlushBytes));
     MeasureCopy();
   }
+  const MachineModel& machine() const { return machine_; }
   double copy_tbps() const { return copy_bytes_per_s_ / 1e12; }
 
   // Times the contestants in turns, in more rounds until their ratios are known to within `precision` or `seconds` have passed. A
@@ -160,7 +164,7 @@ class Bench {
     Reserve(kv_, kv_bytes, 1);
     Reserve(q_, q_bytes, 2);
     Reserve(out_, q_bytes, 3);
-    for (size_t i = 0; i < replays.size(); ++i) Capture(*replays[i], contestants[i].planner);
+    for (size_t i = 0; i < replays.size(); ++i) Capture(*replays[i], contestants[i]);
     double longest_ms = 0;
     for (const auto& replay : replays) longest_ms = std::max({longest_ms, Launch(*replay), Launch(*replay)});
     // Short replays vary more.
@@ -243,15 +247,16 @@ class Bench {
     FillNormal(buffer.data(), bytes / 2, seed, stream_);
   }
 
-  void Capture(Replay& replay, const PlannerOptions& options) {
+  void Capture(Replay& replay, const Contestant& contestant) {
+    const MachineModel& machine = contestant.machine != nullptr ? *contestant.machine : machine_;
     Forest& forest = replay.forest;
     const PlanCapacity capacity{.max_branches = static_cast<int32_t>(forest.branch_node.size()),
                                 .max_queries = static_cast<int32_t>(replay.rows()),
                                 .max_page_slots = static_cast<int32_t>(forest.pages.size())};
     const BackendTraits traits = Take(backend_->Traits(replay.spec, capacity));
     const PlanSizes sizes = Take(backend_->Sizes(replay.spec, capacity));
-    replay.planner = Take(Planner::Create(replay.spec, capacity, options, traits, machine_));
-    replay.executor = Take(backend_->MakeExecutor(replay.spec, capacity, sizes, machine_));
+    replay.planner = Take(Planner::Create(replay.spec, capacity, contestant.planner, traits, machine));
+    replay.executor = Take(backend_->MakeExecutor(replay.spec, capacity, sizes, machine));
     replay.kv = Take(backend_->BindKv(replay.spec, PoolShape(replay).View(kv_.data())));
     Plan(replay);
     const RunArgs args{.q = q_.data(), .q_row_stride = replay.q_row(), .out = out_.data(), .out_row_stride = replay.q_row()};
@@ -366,6 +371,8 @@ Options Parse(int argc, char** argv) {
       options.figures = value == "on";
     } else if (name == "--deterministic") {
       options.deterministic = value == "on";
+    } else if (name == "--side") {
+      options.side = value == "on";
     } else if (name == "--calibrate") {
       options.calibrate = value == "on";
     } else if (name == "--machine") {
@@ -513,6 +520,45 @@ bool Deterministic(Bench& bench, const Options& options) {
   return right;
 }
 
+// What the executor says of a plan's kernel: its first line up to the ranges.
+std::string HowItRuns(const Replay& replay) {
+  std::string text = replay.executor->Explain();
+  return text.substr(0, text.find('\n'));
+}
+
+// Plans with side tiles, where they are predicted to gain, beside those without. False if a case's error is above kMostError.
+bool SideTiles(Bench& bench, const Options& options) {
+  MachineModel without = bench.machine();
+  without.sm.side_step_ns = 1e12;  // never worth it
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  bool right = true;
+  std::printf("%-7s %8s %8s %8s %8s %7s %7s %7s %8s\n", "case", "ms", "without", "overlap", "serial", "ratio", "from", "to",
+              "error");
+  for (const Case& c : HopperCases()) {
+    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+    const Contestant contestants[] = {{c, {.policy = options.policy}, false, &without}, {c, {.policy = options.policy}}};
+    const auto replays = bench.Measure(contestants);
+    const Replay& replay = *replays[1];
+    const Estimate ratio = replay.timed.over_first;
+    const Bounds bounds = bench.BoundsOf(c);
+    const double error = bench.Error(replay);
+    std::printf("%-7s %8.4f %8.4f %8.4f %8.4f %7.3f %7.3f %7.3f %8.1e  %s\n", c.name.c_str(), replay.ms(), replays[0]->ms(),
+                bounds.overlapped_ms, bounds.serial_ms, ratio.median, ratio.low, ratio.high, error, HowItRuns(replay).c_str());
+    std::fflush(stdout);
+    if (!(error <= kMostError)) {
+      std::fprintf(stderr, "%s: error %.2e against fp64; at most %.2e expected\n", c.name.c_str(), error, kMostError);
+      right = false;
+    }
+    if (json.is_open()) {
+      json << "{\"case\": \"" << c.name << "\", \"ms\": " << replay.ms() << ", \"without_ms\": " << replays[0]->ms()
+           << ", \"ratio\": " << ratio.median << ", \"from\": " << ratio.low << ", \"to\": " << ratio.high
+           << ", \"error\": " << error << ", \"runs\": \"" << HowItRuns(replay) << "\"}\n";
+    }
+  }
+  return right;
+}
+
 int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   if (options.calibrate) {
@@ -530,6 +576,7 @@ int Main(int argc, char** argv) {
     Figures(bench, options);
     return 0;
   }
+  if (options.side) return SideTiles(bench, options) ? 0 : 1;
   if (options.deterministic) return Deterministic(bench, options) ? 0 : 1;
   std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %6s %8s %9s %8s\n", "case", "ms", "spread", "overlap", "serial",
               "x_over", "TFLOP/s", "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "items", "fresh_ms", "change_ms", "step_ms");

@@ -39,8 +39,10 @@ class CudaBenchDevice final : public BenchDevice {
     cudaDeviceProp properties;
     COPPICE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
     self->name_ = properties.name;
-    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreate(&self->stream_), "cudaStreamCreate"));
-    for (cudaEvent_t* event : {&self->begin_, &self->end_}) {
+    for (cudaStream_t* stream : {&self->stream_, &self->other_stream_}) {
+      COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreate(stream), "cudaStreamCreate"));
+    }
+    for (cudaEvent_t* event : {&self->begin_, &self->end_, &self->fork_, &self->join_}) {
       COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(event), "cudaEventCreate"));
     }
     COPPICE_ASSIGN_OR_RETURN(self->flush_, DeviceBuffer::Allocate(kFlushBytes));
@@ -49,10 +51,12 @@ class CudaBenchDevice final : public BenchDevice {
   }
   ~CudaBenchDevice() override {
     const DeviceGuard guard(device_);
-    for (const cudaEvent_t event : {begin_, end_}) {
+    for (const cudaEvent_t event : {begin_, end_, fork_, join_}) {
       if (event != nullptr) cudaEventDestroy(event);
     }
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+    for (const cudaStream_t stream : {stream_, other_stream_}) {
+      if (stream != nullptr) cudaStreamDestroy(stream);
+    }
   }
 
   Backend& backend() override { return *backend_; }
@@ -79,6 +83,17 @@ class CudaBenchDevice final : public BenchDevice {
     if (replay != nullptr) cudaGraphExecDestroy(replay);
     if (graph != nullptr) cudaGraphDestroy(graph);
     return seconds;
+  }
+  Result<double> TimeOnTwoStreams(const std::function<Status(Stream)>& first,
+                                  const std::function<Status(Stream)>& second) override {
+    return Time([&](Stream) -> Status {
+      COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(fork_, stream_), "cudaEventRecord"));
+      COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(other_stream_, fork_, 0), "cudaStreamWaitEvent"));
+      COPPICE_RETURN_IF_ERROR(first(stream_));
+      COPPICE_RETURN_IF_ERROR(second(other_stream_));
+      COPPICE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(join_, other_stream_), "cudaEventRecord"));
+      return CudaStatus(cudaStreamWaitEvent(stream_, join_, 0), "cudaStreamWaitEvent");
+    });
   }
 
  private:
@@ -116,8 +131,8 @@ class CudaBenchDevice final : public BenchDevice {
   int device_;
   std::unique_ptr<Backend> backend_;
   std::string name_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  cudaStream_t stream_ = nullptr, other_stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr, fork_ = nullptr, join_ = nullptr;
   DeviceBuffer flush_;
   double copy_bytes_per_s_ = 0;
 };

@@ -140,7 +140,7 @@ std::string CpuName() {
 }
 
 bool IsReport(const std::string& text) {
-  if (text.starts_with(kReportHtmlBegin) || text.starts_with(kReportCsvBegin)) return true;
+  if (text.starts_with(kReportHtmlBegin) || text.starts_with(kReportCsvBegin) || text.starts_with(kPodCsvBegin)) return true;
   const ordered_json json = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   return (json.is_object() && json.contains("rows") && json["rows"].is_array()) || attention::ParseMachineModel(text).ok();
 }

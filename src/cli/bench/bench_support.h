@@ -41,7 +41,7 @@ nlohmann::ordered_json Medians(const std::vector<nlohmann::ordered_json>& runs);
 std::string CpuName();
 
 // How a report as CSV begins.
-inline constexpr std::string_view kReportCsvBegin = "prompt_tokens,samples,sharing";
+inline constexpr std::string_view kReportCsvBegin = "prompt_tokens,samples,sharing", kPodCsvBegin = "set,model,gpus,chunk";
 // Whether `text` is what a benchmark writes: a report as JSON, HTML or CSV, or a machine model.
 bool IsReport(const std::string& text);
 // Whether WriteReport would write to `path`, which `option` gave: a new name, an empty file, or what a benchmark wrote before. OK

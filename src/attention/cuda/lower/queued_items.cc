@@ -104,6 +104,7 @@ void QueuedItems::DropJoined(const PlanView& plan, const PrefixForestView& fores
 // Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every few rows.
 bool QueuedItems::IsDense(const QueuedItem& queued, const SmCosts& costs) const {
   const int stream_rows = StreamRows(spec_.deterministic);
+  if (costs.rates().all_dense) return true;
   if (queued.rows <= stream_rows) return false;
   if (queued.most_set_rows > stream_rows) return true;  // sets are not cut
   return static_cast<double>(queued.blocks) * costs.DenseTaskNs(queued.tokens) <= costs.StreamItemNs(queued.rows, queued.tokens);
