@@ -105,9 +105,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const KvMaps maps{&k_map, &v_map};
   if (warp == 1) PrefetchFirst(p);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kQBuffers; ++i) {
-      ptx::BarrierInit(&s.q_ready[i], C::kGatherers * 32);
-      if constexpr (C::kSide) ptx::BarrierInit(&s.q_free[i], kDenseWarpgroups * 4);
+    if constexpr (!C::kSide) {
+      for (uint64_t& ready : s.q_ready) ptx::BarrierInit(&ready, C::kGatherers * 32);
     }
     for (int i = 0; i < C::kTaskSlots; ++i) {
       ptx::BarrierInit(&s.task_known[i], 32);
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       }
     } else if constexpr (C::kSide) {
       if (warp == 2) {
-        GatherQBesideSide<C>(p, s, has_side);
+        if (has_side) CompleteSideTiles<C>(p, s);
       } else if (has_side) {
         LoadSide<C>(p, maps, s);
       }

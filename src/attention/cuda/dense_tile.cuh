@@ -157,6 +157,24 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);
   }
 
+  // Beside side tiles there is one buffer for Q, and each warpgroup brings its own rows of the next task there when its last
+  // product of scores has left it, under the end of the task. 16 bytes a thread; rows and columns that do not exist become zeros.
+  static __device__ __forceinline__ void GatherOwnQ(const KernelParams& p, const DenseSlot& slot, uint32_t q, int wg) {
+    constexpr int kPieces = C::kHeadDim / 8, kRowsAtOnce = kWarpgroup / kPieces;
+    static_assert(kRowsAtOnce % 8 == 0);
+    if (slot.task.num_tiles < 0) return;
+    const int piece = threadIdx.x % kPieces, first_row = threadIdx.x % kWarpgroup / kPieces;
+    const T* const from = static_cast<const T*>(p.q) + int64_t{slot.task.kv_head * p.group_size} * p.head_dim + piece * 8;
+    const uint32_t to = q + piece / 8 * 8192 + ((piece % 8) ^ (first_row % 8)) * 16;
+#pragma unroll 2
+    for (int r = first_row; r < 64; r += kRowsAtOnce) {
+      const ItemRow& row = slot.rows[wg * 64 + r];
+      const bool exists = row.q_row >= 0 && piece * 8 < p.head_dim;
+      const T* const at = from + row.q_row * p.q_row_stride + row.head_in_group * p.head_dim;
+      ptx::CopyAsync16(to + r * 128, exists ? at : static_cast<const T*>(p.q), exists ? 16 : 0);
+    }
+  }
+
   // Stores the rows' states, or their output where this item is the only contribution. In deterministic mode `state` has the
   // maximum in base 2 and the sum over all columns.
   static __device__ void Finish(const KernelParams& p, const DenseSlot& slot, float (&out)[kOut], RowSoftmax& state,
@@ -291,6 +309,13 @@ struct DenseTile {
     };
     if (wg == 1) turn_end();  // the first turn is warpgroup 0's
 
+    // Once this warpgroup has read the Q of the task before.
+    const auto gather_q = [&](int n) {
+      ptx::BarrierWait(&s.task_known[n % C::kTaskSlots], n / C::kTaskSlots & 1);
+      GatherOwnQ(p, s.dense[n % C::kTaskSlots], memory + offsetof(S, q) + wg * C::kQHalfBytes, wg);
+    };
+    if constexpr (C::kSide) gather_q(0);
+
     RingCursor<C::kStages> k, v;  // over all tasks
     for (int n = 0;; ++n) {
       const int slot_index = n % C::kTaskSlots, q_index = n % C::kQBuffers;
@@ -298,7 +323,13 @@ struct DenseTile {
       const DenseSlot& slot = s.dense[slot_index];
       const int num_tiles = slot.task.num_tiles;
       const bool over = num_tiles < 0;
-      if (!over) ptx::BarrierWait(&s.q_ready[q_index], n / C::kQBuffers & 1);
+      if constexpr (C::kSide) {
+        ptx::CopyAsyncWaitAll();
+        ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
+        ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);
+      } else {
+        if (!over) ptx::BarrierWait(&s.q_ready[q_index], n / C::kQBuffers & 1);
+      }
       const uint32_t q = memory + offsetof(S, q) + q_index * C::kQTileBytes + wg * C::kQHalfBytes;
 
       float out[kOut];
@@ -334,7 +365,10 @@ struct DenseTile {
           release(k_free);
           if (i > 0) release(v_free);
           if constexpr (C::kSide) {
-            if (i + 1 == num_tiles) release(barrier(offsetof(S, q_free), q_index));
+            if (i + 1 == num_tiles) {
+              ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // Q is read
+              gather_q(n + 1);
+            }
           }
           Softmax(state, scores, weights, out, scale_log2, masked || p.cap_in > 0.0f, [&] {
             if (p.cap_in > 0.0f) {
@@ -354,7 +388,7 @@ struct DenseTile {
         v.Advance();
       }
       if constexpr (C::kSide) {
-        if (num_tiles == 0) release(barrier(offsetof(S, q_free), q_index));
+        if (num_tiles == 0) gather_q(n + 1);
       }
       const int32_t ticket = n > 0 ? DrawTickets(p, s.arrivals[wg], wg) : -1;
       if (!over) Finish(p, slot, out, state, scale_log2, wg);

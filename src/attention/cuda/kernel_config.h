@@ -41,7 +41,7 @@ struct Config {
   static constexpr int kStages = kHeadDim == 64 ? 3 : 2;       // K and V tiles in flight
   static constexpr int kTaskSlots = 2;                         // dense tasks: the one that is computed and the next
   static constexpr int kQBuffers = kSide ? 1 : 2;              // beside side tiles there is no room for the next task's Q
-  static constexpr int kGatherers = kSide ? 1 : 2;             // warps that gather Q; the other loads for the side tiles
+  static constexpr int kGatherers = 2;                         // warps that gather Q; beside side tiles the dense warps do
   static constexpr int kHeadChunks = kHeadDim / 64;            // 128-byte columns: the span of the copy engine's swizzle
   static constexpr int kGroupBytes = 8 * kHeadDim * 2;         // 8 tokens of one head: [chunk][8][64]
   static constexpr int kKvTileBytes = kKvTile * kHeadDim * 2;  // K or V

@@ -169,7 +169,7 @@ struct SharedStorage<C, true> {
       DenseSlot dense[C::kTaskSlots];
       DenseArrivals arrivals[kDenseWarpgroups];
       uint8_t completes[kDenseRows];
-      uint64_t task_known[C::kTaskSlots], q_ready[C::kQBuffers], q_free[C::kQBuffers], task_done[C::kTaskSlots];
+      uint64_t task_known[C::kTaskSlots], task_done[C::kTaskSlots];
       uint64_t k_ready[C::kStages], k_free[C::kStages], v_ready[C::kStages], v_free[C::kStages];
       int32_t drawers_done;
     };

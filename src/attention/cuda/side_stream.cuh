@@ -430,43 +430,23 @@ __device__ void CompleteSide(const KernelParams& p, const SideSlot& slot, int he
   }
 }
 
-// One warp: gathers Q of the dense tasks, and completes the side tiles meanwhile.
+// One warp: completes the side tiles.
 template <class C>
-__device__ void GatherQBesideSide(const KernelParams& p, SharedStorage<C>& s, bool has_side) {
+__device__ void CompleteSideTiles(const KernelParams& p, SharedStorage<C>& s) {
   auto& side = s.side;
-  bool dense_left = true, open = false;
-  int n = 0, m = 0, head = 0;  // dense tasks, side tasks
   uint32_t stored_parity = 0;
-  while (dense_left || has_side) {
-    const int place = n % C::kTaskSlots, side_place = m % C::kSideSlots;
-    if (dense_left && Reached(&s.task_known[place], n / C::kTaskSlots & 1)) {
-      dense_left = s.dense[place].task.num_tiles >= 0;
-      if (!dense_left) continue;
-      if (Reached(&s.q_free[0], (n & 1) ^ 1)) {
-        GatherTaskQ<C>(p, s, s.dense[place], n, 0);
-        ++n;
-        continue;
-      }
-    }
-    const SideSlot& slot = side.slots[side_place];
-    if (has_side && !open && Reached(&side.known[side_place], m / C::kSideSlots & 1)) {
-      has_side = slot.task.head_end >= 0;
-      head = slot.task.head_begin;
-      open = has_side;
-    }
-    if (open && Reached(&side.stored, stored_parity)) {
-      stored_parity ^= 1;
+  for (int n = 0;; ++n) {
+    const int place = n % C::kSideSlots;
+    ptx::BarrierWait(&side.known[place], n / C::kSideSlots & 1);
+    const SideSlot& slot = side.slots[place];
+    if (slot.task.head_end < 0) return;
+    for (int head = slot.task.head_begin; head < slot.task.head_end; ++head) {
+      ptx::BarrierWait(&side.stored, stored_parity), stored_parity ^= 1;
       if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&side.noted);
       CompleteSide<C>(p, slot, head);
-      open = ++head < slot.task.head_end;
-      if (!open) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&side.done[side_place]);
-        ++m;
-      }
-      continue;
     }
-    __nanosleep(64);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&side.done[place]);
   }
 }
 
