@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "attention/cost_model.h"
 #include "attention/cuda/kernel_config.h"
 #include "attention/plan_units.h"
 
@@ -14,9 +15,10 @@ namespace coppice::attention::cuda {
 namespace {
 
 // The fewest SMs that compute, how far apart the numbers tried are, pieces tried (that are at most so much worse where all SMs
-// compute), and the fewest tasks of a streaming warp, below which its last one decides when the step ends.
+// compute), and the fewest tasks of a streaming warp, below which its last one decides when the step ends. Long items are cut, the
+// last pieces into so many tokens (CutStreamItem).
 constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
-constexpr int64_t kTasksOfStreamingWarp = 5;
+constexpr int64_t kTasksOfStreamingWarp = 5, kTokensOfLastPieces = 2 * kMinStreamPiece;
 constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
 constexpr double kWorthSide = 0.97;      // side tiles, against none: what they take is known to 3 %
 // Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
@@ -62,6 +64,7 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
     choices[num_choices++] = {step.ns, tasks, piece};
     if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_division.dense_piece = piece;
   }
+  const int64_t stream_tasks = std::max(stream.tasks, stream.steps * kStreamStepTokens / kTokensOfLastPieces);
   // As many SMs as take whole rounds of the tasks.
   const double all_sms_ns = best_ns;
   for (const Choice& choice : std::span(choices).first(num_choices)) {
@@ -72,7 +75,7 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
       if (ctas > most) continue;
       most = ctas - kSmsApart * num_sms_;
       const int64_t streaming_warps = int64_t{num_sms_ - ctas} * kStreamWarpsPerSm;
-      if (ctas < kFewestComputing * num_sms_ || stream.tasks < kTasksOfStreamingWarp * streaming_warps) break;
+      if (ctas < kFewestComputing * num_sms_ || stream_tasks < kTasksOfStreamingWarp * streaming_warps) break;
       const Division division{.dense_ctas = ctas, .dense_piece = choice.piece, .side = side};
       const Simulated step = Simulate(stream, costs, division);
       const double worth = step.dense_ns < kDenseSoonDone * step.ns ? kAsGood : kWorthChanging;
