@@ -35,12 +35,15 @@ constexpr int kSms = 132, kKvTile = 128;
 // The plan of a forest on one H200, as the device reads it.
 class Translated {
  public:
-  explicit Translated(const TestForest& forest, SharePolicy policy = SharePolicy::kTree, const AttentionSpec& spec = kSpec) {
+  explicit Translated(const TestForest& forest, SharePolicy policy = SharePolicy::kTree, const AttentionSpec& spec = kSpec,
+                      bool side_tiles = true) {
     auto planner =
         Planner::Create(spec, forest.Capacity(), {.policy = policy}, H200Traits(), ShippedMachineModel("h200", kSms).value());
     EXPECT_TRUE(planner.ok()) << planner.status().ToString();
     EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
-    PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
+    SmRates rates = (*planner)->machine().sm;
+    if (!side_tiles) rates.side_step_ns = 1e12;
+    PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), rates, kSms, kKvTile);
     image_.resize(translator.layout().bytes + 64);
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
     translator.TranslatePlan((*planner)->View(), forest.Forest());
@@ -133,14 +136,26 @@ TEST(PlanUpload, SmsAreDividedWhereDenseAndStreamingWorkAreLong) {
   EXPECT_LT(rounds * plan.dense_ctas - tasks, rounds) << tasks << " dense tasks on " << plan.dense_ctas << " SMs: whole rounds";
 }
 
-// Cases whose best division was measured (docs/kernels/hopper.md, "SMs divided").
+// Cases whose best division was measured (docs/kernels/hopper.md, "SMs divided"), in kernels without side tiles.
 TEST(PlanUpload, ShorterStepsAreDividedToo) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
   constexpr AttentionSpec kGrouped{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  EXPECT_EQ(Translated(OnePrefix(32768, 256, 256), SharePolicy::kTree, kAllHeads).dense_ctas, 96);
-  EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).dense_ctas, 86);
-  EXPECT_EQ(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).dense_ctas, kSms)
+  EXPECT_EQ(Translated(OnePrefix(32768, 256, 256), SharePolicy::kTree, kAllHeads, /*side_tiles=*/false).dense_ctas, 96);
+  EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped, /*side_tiles=*/false).dense_ctas, 86);
+  EXPECT_EQ(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped, /*side_tiles=*/false).dense_ctas, kSms)
       << "computation is the longer part";
+}
+
+// A prompt of 2,048 tokens beside 128 requests of as many (H1 of docs/kernels/overlap.md): few items, but long ones, which are cut.
+TEST(PlanUpload, SmsAreDividedWhereFewItemsAreLong) {
+  constexpr AttentionSpec kSevenRows{.num_qo_heads = 28, .num_kv_heads = 4, .head_dim = 128};
+  TestForest forest;
+  forest.AddBranch(kNoParent, 2048, 2048);
+  for (int i = 0; i < 128; ++i) forest.AddBranch(kNoParent, 2048, 1);
+  const Translated plan(forest, SharePolicy::kTree, kSevenRows);
+  EXPECT_TRUE(plan.side);
+  EXPECT_LT(plan.dense_ctas, kSms - 16);
+  EXPECT_GE(plan.dense_ctas, kSms / 2);
 }
 
 // Whose CTAs with dense tasks stream beside them, by measurement (docs/kernels/overlap.md).
@@ -153,7 +168,8 @@ TEST(PlanUpload, SideTilesWhereDenseTasksAreLong) {
   wide.num_qo_heads = 72;
   EXPECT_TRUE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).side);
   EXPECT_TRUE(Translated(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads).side);
-  EXPECT_FALSE(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).side) << "short dense tasks";
+  EXPECT_TRUE(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).side);
+  EXPECT_FALSE(Translated(OnePrefix(2048, 32, 1024), SharePolicy::kTree, kGrouped).side) << "short dense tasks";
   EXPECT_FALSE(Translated(OnePrefix(16384, 0, 1024), SharePolicy::kTree, kGrouped).side) << "nothing streams";
   EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kStore, kGrouped).side) << "nothing is dense";
   EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, half).side) << "no kernel has them";
