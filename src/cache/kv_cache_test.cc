@@ -112,7 +112,7 @@ class Harness {
     device_pages_.resize(forest.page_indices.size());
     for (const auto& patch : device_rows_.patches()) device_pages_[patch.at] = patch.page;
     for (const auto& run : device_rows_.runs()) {
-      std::copy(forest.page_indices.begin() + run.begin, forest.page_indices.begin() + run.end, device_pages_.begin() + run.begin);
+      std::ranges::copy(device_rows_.PagesOf(run), device_pages_.begin() + run.begin);
     }
     for (size_t b = 0; b < forest.branch_node.size(); ++b) {
       if (forest.branch_node[b] == attention::kFreeSlot) continue;

@@ -110,6 +110,9 @@ TEST_F(TraceTest, SaysWhatIsWrongWithAPath) {
   ASSERT_TRUE(StartTrace(path_).ok());
   ASSERT_TRUE(FinishTrace().ok());
   ASSERT_TRUE(StartTrace(path_).ok());  // in the place of the earlier one
+  ASSERT_TRUE(FinishTrace().ok());
+  std::filesystem::remove(path_);
+  ASSERT_TRUE(StartTrace(path_).ok());
   EXPECT_EQ(StartTrace(path_ + "2").code(), StatusCode::kFailedPrecondition);
   EXPECT_FALSE(std::filesystem::exists(path_)) << "the file comes when it is whole";
 }
