@@ -2,6 +2,7 @@
 // Layer: attention, private.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,8 @@ class PlanExecutor {
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) = 0;
   // As AttentionPlan::DeviceImage.
   virtual int32_t DeviceImage() const { return 0; }
+  // For tests: what is uploaded from now on is cut and ordered at random where the backend cuts plans itself.
+  virtual void LowerAtRandom(uint64_t) {}
   // What the plan last uploaded was made into, beyond what the planner explains.
   virtual std::string Explain() const { return ""; }
   // The same for DumpPlan: a JSON object, or empty.

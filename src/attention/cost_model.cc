@@ -7,6 +7,14 @@
 #include "core/check.h"
 
 namespace coppice::attention {
+namespace {
+
+// Of a stream tile's fold, four rows a pass: the ticket and the contributions are those of the pass before it if both are of one
+// query's heads.
+constexpr double kLaterFoldPass = 0.3;
+
+}  // namespace
+
 CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, const MachineModel& machine) {
   COPPICE_CHECK(machine.read_bytes_per_s > 0 && machine.cache_bytes_per_s > 0 && machine.dense_flops_per_s > 0 &&
                 machine.stream_flops_per_s > 0 && machine.state_bytes_per_s > 0);
@@ -21,6 +29,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   team_lanes_ = traits.team_lanes;
   kv_tile_ = std::max(traits.kv_tile, 1);
   kv_heads_ = spec.num_kv_heads;
+  group_size_ = spec.group_size();
   latencies_ = machine.launch_ns > 0;
   machine_ = machine;
   max_item_rows_ = traits.max_item_rows;
@@ -92,10 +101,13 @@ double CostModel::PieceNs(int64_t rows, int64_t tokens) const {
 }
 
 double CostModel::FoldNs(int64_t rows, int64_t states) const {
-  const auto passes = static_cast<double>(CeilDiv(std::min(rows, kFoldWarpRows), kFoldRows));
+  rows = std::min(rows, kFoldWarpRows);
+  const auto passes = static_cast<double>(CeilDiv(rows, kFoldRows));
   // The warps of a dense tile fold at the same time: they wait for the code once.
-  const double begin = KindOf(rows) == ItemKind::kDenseTile ? machine_.fold_ns : passes * machine_.fold_ns;
-  return begin + passes * static_cast<double>(states) * machine_.fold_state_ns;
+  if (KindOf(rows) == ItemKind::kDenseTile) return machine_.fold_ns + passes * static_cast<double>(states) * machine_.fold_state_ns;
+  const double queries = std::min(passes, static_cast<double>(CeilDiv(rows, group_size_)));
+  return (queries + kLaterFoldPass * (passes - queries)) *
+         (machine_.fold_ns + static_cast<double>(states) * machine_.fold_state_ns);
 }
 
 double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const {
@@ -117,20 +129,17 @@ double CostModel::LanesStepNs(const StepShape& shape, const StepChains& chains) 
   const double heads = kv_heads_;
   const auto reread = static_cast<double>(shape.reread_tokens());
   const double merge = static_cast<double>(shape.merges) * merge_ns_ + static_cast<double>(shape.state_rows) * state_ns_;
-  const auto streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens));
-  const double memory = streamed * read_ns_ + machine_.unhidden_reread * reread * cache_ns_;
-  // An SM computes its dense tasks, then streams.
+  const double dense_memory = static_cast<double>(shape.dense_item_tokens) * read_ns_;
+  const double streamed = static_cast<double>(std::max<int64_t>(0, shape.read_tokens - shape.dense_item_tokens)) * read_ns_;
+  const double memory = streamed + machine_.sm.slow_reads * std::min(streamed, machine_.sm.slow_ns) + reread * cache_ns_;
+  const double stream = std::max(StreamNs(shape), chains.longest_stream_ns);
   const double dense =
       static_cast<double>(shape.dense_tasks) * heads * machine_.unhidden_start * machine_.dense_task_ns / workers_ +
-      std::max(static_cast<double>(shape.dense_row_tokens) * dense_ns_, static_cast<double>(shape.dense_item_tokens) * read_ns_);
-  // More stream tasks than lanes without a dense task: one begins when the first others end.
-  const double busy = std::min(static_cast<double>(chains.dense_pieces) * heads, static_cast<double>(workers_));
-  const double free_lanes = lanes_ * (busy < workers_ ? workers_ - busy : workers_);
-  const bool waits = static_cast<double>(chains.stream_pieces) * heads > free_lanes;
-  const double tail = waits ? chains.longest_stream_ns + machine_.stream_task_ns : 0;
-  return machine_.launch_ns +
-         std::max(dense + std::max({memory, StreamNs(shape), chains.longest_stream_ns}) + merge + chains.longest_fold_ns + tail,
-                  chains.longest_dense_ns);
+      std::max(static_cast<double>(shape.dense_row_tokens) * dense_ns_, dense_memory);
+  // An SM computes its dense tasks, then streams; those without one stream from the start.
+  const bool spare = static_cast<double>(chains.dense_pieces) * heads < workers_;
+  const double work = spare ? std::max(dense_memory + memory, dense + stream) : dense + std::max(memory, stream);
+  return machine_.launch_ns + std::max(work + merge + chains.longest_fold_ns, chains.longest_dense_ns);
 }
 
 double CostModel::StreamNs(const StepShape& shape) const {
@@ -143,23 +152,26 @@ bool CostModel::RunsAsTeams(const StepShape& shape) const {
          shape.stream_tokens * kv_heads_ <= kMostTeamTokens * workers_;
 }
 
-double CostModel::TeamReadNs(const StepShape& shape, int64_t tokens) const {
-  const double step_ns = shape.wide_stream_tasks > 0 ? machine_.sm.team_wide_step_ns : machine_.sm.team_step_ns;
-  const int64_t lanes = std::max(team_lanes_, 1);  // a dump may say that there are no teams, of a plan that was cut for them
-  return step_ns * static_cast<double>(CeilDiv(tokens, int64_t{kStreamStepTokens} * lanes));
-}
+int64_t CostModel::TeamSteps(int64_t tokens) const { return CeilDiv(tokens, int64_t{kStreamStepTokens} * team_lanes_); }
 
 double CostModel::CutTeamsStepNs(const StepShape& shape) const {
   const int64_t tasks = std::max<int64_t>(shape.stream_tasks, 1);
   const int64_t whole = shape.stream_tokens / tasks, pieces = workers_ / (tasks * kv_heads_);
   const int64_t piece = std::min(whole, std::max<int64_t>(kMinTeamPiece, CeilDiv(whole, pieces)));
-  const bool cuts = shape.merges > 0 || TeamReadNs(shape, whole) > TeamReadNs(shape, piece) + machine_.sm.team_merge_ns;
+  // As the lowering decides (TeamPiece).
+  const auto short_ns = [&](int64_t tokens) { return static_cast<double>(TeamSteps(tokens)) * machine_.sm.team_short_step_ns; };
+  const bool cuts = shape.merges > 0 || short_ns(whole) > short_ns(piece) + machine_.sm.team_merge_ns;
   return TeamsStepNs(shape, cuts ? piece : whole, cuts);
 }
 
 double CostModel::TeamsStepNs(const StepShape& shape, int64_t piece_tokens, bool merges) const {
-  const double memory = static_cast<double>(shape.read_tokens) * read_ns_ + static_cast<double>(shape.reread_tokens()) * cache_ns_;
-  return machine_.sm.team_launch_ns + std::max(memory, TeamReadNs(shape, piece_tokens)) + (merges ? machine_.sm.team_merge_ns : 0);
+  const SmRates& sm = machine_.sm;
+  const bool wide = shape.wide_stream_tasks > 0;
+  const double memory = static_cast<double>(shape.read_tokens) * read_ns_;
+  const double reads = memory + sm.team_slow_reads * std::min(memory, sm.team_slow_ns) +
+                       sm.team_unhidden_reread * static_cast<double>(shape.reread_tokens()) * cache_ns_;
+  const double steps = static_cast<double>(TeamSteps(piece_tokens)) * (wide ? sm.team_wide_step_ns : sm.team_step_ns);
+  return sm.team_launch_ns + (wide ? sm.team_wide_task_ns : 0) + std::max(reads, steps) + (merges ? sm.team_merge_ns : 0);
 }
 
 double CostModel::RereadPrice(const StepShape& shape) const {

@@ -35,7 +35,7 @@ struct StepShape {
 
 // What of a step lasts longest once its ranges are cut, alone on the machine.
 struct StepChains {
-  int64_t stream_pieces = 0, dense_pieces = 0;        // tasks after the cuts
+  int64_t dense_pieces = 0;                           // tasks after the cuts
   double longest_stream_ns = 0, longest_fold_ns = 0;  // of the step's last tasks
   double longest_dense_ns = 0;                        // with the fold behind it
 };
@@ -91,6 +91,8 @@ class CostModel {
 
   // Whether the machine's latencies are known; Cut and FoldNs need them.
   bool has_latencies() const { return latencies_; }
+  // Whether the lanes of a worker may read a task together (BackendTraits::team_lanes).
+  bool has_teams() const { return team_lanes_ > 0; }
   int64_t DenseTasks(int64_t rows) const { return KindOf(rows) == ItemKind::kStreamTile ? 0 : CeilDiv(rows, tile_rows_); }
   // Tokens below which a step does not cut stream items.
   int64_t ShortestStreamPiece(const StepShape& shape) const;
@@ -122,11 +124,11 @@ class CostModel {
   // Whether each worker has one stream task at most and no dense one, which teams of lanes read; and the step then, cut for them.
   bool RunsAsTeams(const StepShape& shape) const;
   double CutTeamsStepNs(const StepShape& shape) const;
-  double TeamReadNs(const StepShape& shape, int64_t tokens) const;
+  int64_t TeamSteps(int64_t tokens) const;
 
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
   int64_t dense_min_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;
-  int32_t workers_ = 1, lanes_ = 1, team_lanes_ = 0, kv_tile_ = 1, kv_heads_ = 1;
+  int32_t workers_ = 1, lanes_ = 1, team_lanes_ = 0, kv_tile_ = 1, kv_heads_ = 1, group_size_ = 1;
   int64_t cache_tokens_ = 0;
   bool latencies_ = false;
   MachineModel machine_;

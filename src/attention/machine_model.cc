@@ -43,7 +43,7 @@ constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequire
 }};
 
 // Those of SmRates, all required where there is an object "sm".
-constexpr std::array<std::pair<const char*, double SmRates::*>, 23> kSmFields = {{
+constexpr std::array<std::pair<const char*, double SmRates::*>, 29> kSmFields = {{
     {"clock_hz", &SmRates::clock_hz},
     {"bus_bytes_per_s", &SmRates::bus_bytes_per_s},
     {"dense_flops_per_s", &SmRates::dense_flops_per_s},
@@ -61,8 +61,14 @@ constexpr std::array<std::pair<const char*, double SmRates::*>, 23> kSmFields = 
     {"team_launch_ns", &SmRates::team_launch_ns},
     {"team_step_ns", &SmRates::team_step_ns},
     {"team_wide_step_ns", &SmRates::team_wide_step_ns},
+    {"team_wide_task_ns", &SmRates::team_wide_task_ns},
     {"team_short_step_ns", &SmRates::team_short_step_ns},
     {"team_merge_ns", &SmRates::team_merge_ns},
+    {"slow_ns", &SmRates::slow_ns},
+    {"slow_reads", &SmRates::slow_reads},
+    {"team_slow_ns", &SmRates::team_slow_ns},
+    {"team_slow_reads", &SmRates::team_slow_reads},
+    {"team_unhidden_reread", &SmRates::team_unhidden_reread},
     {"side_step_ns", &SmRates::side_step_ns},
     {"side_task_ns", &SmRates::side_task_ns},
     {"dense_task_with_side_ns", &SmRates::dense_task_with_side_ns},

@@ -30,9 +30,14 @@ struct SmRates {
   double stream_token_ns = 0;  // one token of a stream task whose warp has the SM's copy path for itself
   double fold_pass_ns = 0;     // folding four rows of one more state
   // Steps whose stream tasks are read by teams, the stream warps of an SM together: the launch, a step of all of them for up to
-  // half of a stream tile's rows and for more, a step of a short task, and what comes with a second piece: states, a ticket, a
-  // fold.
-  double team_launch_ns = 0, team_step_ns = 0, team_wide_step_ns = 0, team_short_step_ns = 0, team_merge_ns = 0;
+  // half of a stream tile's rows and for more, a task of more, a step of a short task, and what comes with a second piece: states,
+  // a ticket, a fold.
+  double team_launch_ns = 0, team_step_ns = 0, team_wide_step_ns = 0, team_wide_task_ns = 0, team_short_step_ns = 0,
+         team_merge_ns = 0;
+  // The first reads from memory of stream tasks, for so long at the memory's rate, take this part longer, until all SMs keep enough
+  // under way; and those of teams, which have fewer under way.
+  double slow_ns = 0, slow_reads = 0, team_slow_ns = 0, team_slow_reads = 0;
+  double team_unhidden_reread = 0;  // as unhidden_reread, of teams
   // Side tiles, which stream beside the dense tiles of the same SM: a step of 64 tokens, a task; how much more a dense task costs
   // in the kernel that has them, and how much longer dense tokens take beside them.
   double side_step_ns = 0, side_task_ns = 0, dense_task_with_side_ns = 0, slowed_by_side = 0;
@@ -78,8 +83,8 @@ struct MachineModel {
   double fold_state_ns = 0;    // each of their states
 
   // GPUs.
-  // The part of the cache's time for tokens read again that reads from memory do not hide, since all warps begin with the shared
-  // part; the part of a dense task's start that the task before it on its worker does not hide, whose end its loads run beside.
+  // The least price, as a part of the cache's time, of tokens that a step which shares nothing reads again: reads from memory hide
+  // the rest; the part of a dense task's start that the task before it on its worker does not hide, whose end its loads run beside.
   double unhidden_reread = 0, unhidden_start = 0;
   SmRates sm;
   GpuProbe probe;  // zeros: not measured

@@ -97,6 +97,7 @@ Result<std::unique_ptr<Planner>> Planner::Create(const AttentionSpec& spec, cons
   COPPICE_ASSIGN_OR_RETURN(planner->memory_, Buffer::Allocate(planner->sizes_.host_bytes));
   Arena arena(planner->memory_.data());
   planner->Layout(arena);
+  if (planner->optional_) planner->pricer_ = MakeStepPricer(spec, resolved, planner->sizes_, traits, machine);
   return planner;
 }
 
@@ -106,6 +107,8 @@ void Planner::Layout(Arena& arena) {
   index_b_.Layout(arena, capacity_);
   nodes_ = arena.Take<NodePlan>(num_nodes);
   states_above_ = arena.Take<int32_t>(num_nodes);
+  ranges_ = arena.Take<StepRange>(num_nodes + num_sets);
+  range_of_node_ = arena.Take<int32_t>(num_nodes);
   unshared_.items = arena.Take<StepItem>(num_nodes + num_sets);
   wanted_.items = arena.Take<StepItem>(num_nodes + num_sets);
   dirty_.Layout(arena, num_nodes);

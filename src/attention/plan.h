@@ -32,6 +32,7 @@
 #include "attention/forest.h"
 #include "attention/mark_set.h"
 #include "attention/plan_units.h"
+#include "attention/step_pricer.h"
 #include "coppice/attention/attention.h"
 #include "core/buffer.h"
 
@@ -192,8 +193,9 @@ class Planner {
   struct Step {
     StepShape shape;
     std::span<StepItem> items;  // [N + sets]
-    double ns = 0;
-    bool changed = true;  // since ns was computed
+    double ns = 0;              // by sums
+    double as_cut_ns = 0;       // by the backend's cuts; 0: not asked for
+    bool changed = true;        // since ns was computed
   };
   // How CostModel::Cut cuts an item of a step; remembered as RowCosts are.
   struct ItemCut {
@@ -271,6 +273,9 @@ class Planner {
   void CountItem(const StepItem& item, int64_t sign, StepShape& shape) const;
   void SetReadTokens(NodePlan& node, int64_t tokens);
   void PredictStep(Step& step);
+  // Whether the step as the nodes want it ends soon enough before one that shares nothing.
+  bool WantedStepPays();
+  double AsCutNs(Step& step);
   StepChains ChainsOf(const Step& step);
   // CostModel::Cut of an item, remembered too: neighbours are alike.
   const ItemCut& CutOf(int32_t rows, int32_t tokens, int64_t shortest) {
@@ -365,6 +370,8 @@ class Planner {
   bool optional_ = true;    // sharing, as far as options say
   Step unshared_, wanted_;  // if nothing were shared; as the nodes want. Kept where they are compared or predict the step
   double step_ns_ = 0;      // of the two, the one that is planned
+  bool judged_as_cut_ = false;
+  std::unique_ptr<StepPricer> pricer_;                           // null: steps are compared by their sums
   int64_t step_tokens_ = 0, step_compute_ps_ = 0, step_ps_ = 0;  // sums over nodes, and over owners before any cut
   static constexpr int kRowCostsBits = 6;
   mutable std::array<RowCosts, 1 << kRowCostsBits> row_costs_;
@@ -375,6 +382,8 @@ class Planner {
 
   std::span<NodePlan> nodes_;           // [N]
   std::span<int32_t> states_above_;     // [N] ChainsOf: pieces of shared nodes, down to and including this one
+  std::span<StepRange> ranges_;         // [N + sets] AsCutNs
+  std::span<int32_t> range_of_node_;    // [N] AsCutNs: of the nearest node that is shared, this one or above; -1: none
   MarkSet dirty_;                       // nodes to be decided again, by their position; with a node, all of its ancestors
   std::span<uint8_t> members_changed_;  // [N] the list of merge sets below changed
   std::span<uint8_t> relaid_;           // [N + sets] owners that were laid out again
@@ -406,12 +415,12 @@ class Planner {
   int32_t steps_left_ = 0;
   Needs total_needs_;
   // What Stats counts, kept with every change. Tokens are sums over branches: a constant, and so many times the branch's length.
-  std::span<int32_t> open_reads_;                       // [B] items that read to its end
-  std::span<int32_t> row_tiles_;                        // [B]
-  int64_t closed_reads_ = 0;                            // what items read, an open end taken as 0
-  bool reads_ahead_ = false;                            // an item begins or ends past its branch's length
-  int64_t tile_tokens_before_ = 0, tokens_before_ = 0;  // of all row tiles, of all queries: what their branch's ends see more
-  int32_t sets_in_use_ = 0;
+  std::span<int32_t> open_reads_;                          // [B] items that read to its end
+  std::span<int32_t> row_tiles_;                           // [B]
+  int64_t closed_reads_ = 0;                               // what items read, an open end taken as 0
+  bool reads_ahead_ = false;                               // an item begins or ends past its branch's length
+  int64_t tile_tokens_before_ = 0, tokens_before_ = 0;     // of all row tiles, of all queries: what their branch's ends see more
+  int32_t sets_in_use_ = 0, split_branches_ = 0;           // the latter: of several row tiles
   int64_t set_contributions_ = 0, merged_state_rows_ = 0;  // of sets in use; rows of partial states that are folded
   int32_t nodes_replanned_ = 0, sets_replanned_ = 0;
   int64_t updates_skipped_ = 0, updates_replanned_ = 0;

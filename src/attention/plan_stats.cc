@@ -22,6 +22,7 @@ int64_t Dot(std::span<const int32_t> weights, std::span<const int32_t> lengths) 
 void Planner::CountBranch(int32_t branch, int32_t query_count, int32_t sign) {
   row_tiles_[branch] = sign > 0 ? NumTiles(branch) : 0;
   sets_in_use_ += sign * branch_sets_[branch];
+  split_branches_ += NumTiles(branch) > 1 ? sign : 0;
   const int64_t queries = query_count, tiles = NumTiles(branch), per_tile = int64_t{tile_sets_} * set_queries_;
   tokens_before_ += sign * queries * (queries - 1) / 2;
   if (tiles > 1) tile_tokens_before_ += sign * ((tiles - 1) * queries - per_tile * tiles * (tiles - 1) / 2);

@@ -8,8 +8,11 @@
 namespace coppice::attention {
 namespace {
 
-// Of a step that shares nothing: where latencies count, a step that shares must be predicted to end before this part of it.
-constexpr double kLeastStepGain = 0.91;
+// Of a step that shares nothing: where latencies count, a step that shares must be predicted to end before this part of it. Sums
+// know less than cuts.
+constexpr double kLeastStepGain = 0.91, kLeastGainAsCut = 0.93;
+// Beyond these parts of it the sums alone decide.
+constexpr double kSurelyPays = 0.75, kSurelyPaysNot = 1.15;
 
 }  // namespace
 
@@ -89,16 +92,10 @@ void Planner::JudgeStep() {
   bool pays = true;
   if (JudgesSteps()) {
     PredictStep(wanted_);
-    if (optional_ && wanted_.shape.merges > 0) {
-      const double least_gain = cost_.has_latencies() ? kLeastStepGain : 1.0;
-      // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
-      pays = wanted_.ns < least_gain * cost_.StepNs(unshared_.shape, {});
-      if (!pays) {
-        PredictStep(unshared_);
-        pays = wanted_.ns < least_gain * unshared_.ns;
-      }
-    }
-    step_ns_ = pays ? wanted_.ns : unshared_.ns;
+    judged_as_cut_ = false;
+    if (optional_ && wanted_.shape.merges > 0) pays = WantedStepPays();
+    const Step& step = pays ? wanted_ : unshared_;
+    step_ns_ = judged_as_cut_ ? step.as_cut_ns : step.ns;
   }
   if (pays != sharing_pays_) MarkAll();
   sharing_pays_ = pays;
@@ -110,8 +107,49 @@ void Planner::JudgeStep() {
   });
 }
 
+bool Planner::WantedStepPays() {
+  const bool cuts = pricer_ != nullptr && split_branches_ == 0;
+  const double least_gain = cost_.has_latencies() ? kLeastStepGain : 1.0, surely = cuts ? kSurelyPays : least_gain;
+  // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
+  if (wanted_.ns < surely * cost_.StepNs(unshared_.shape, {})) return true;
+  PredictStep(unshared_);
+  if (!cuts) return wanted_.ns < least_gain * unshared_.ns;
+  if (wanted_.ns < kSurelyPays * unshared_.ns || wanted_.ns > kSurelyPaysNot * unshared_.ns) return wanted_.ns < unshared_.ns;
+  judged_as_cut_ = true;
+  return AsCutNs(wanted_) < kLeastGainAsCut * AsCutNs(unshared_);
+}
+
+double Planner::AsCutNs(Step& step) {
+  if (step.as_cut_ns > 0) return step.as_cut_ns;
+  int32_t count = 0;
+  for (int32_t n : index_->Preorder()) {
+    const int32_t p = index_->parent[n], above = p == kNoParent ? -1 : range_of_node_[p];
+    const StepItem& item = step.items[n];
+    range_of_node_[n] = item.rows > 0 ? count : above;
+    if (item.rows == 0) continue;
+    ranges_[count++] = {
+        .node = n, .begin = item.begin, .end = item.end, .rows = item.rows, .num_sets = 0, .set_rows = 0, .above = above};
+  }
+  for (int32_t b : index_->ActiveBranches()) {
+    const int32_t n = index_->branch_node[b];
+    const StepItem& item = step.items[TileOwner(b)];
+    if (!IsLive(n) && item.begin >= item.end) continue;  // the shared node has all of it
+    ranges_[count++] = {.node = n,
+                        .begin = item.begin,
+                        .end = item.end,
+                        .rows = item.rows,
+                        .num_sets = item.num_sets,
+                        .set_rows = std::min(item.rows, set_queries_ * spec_.group_size()),
+                        .above = range_of_node_[n]};
+  }
+  step.as_cut_ns = pricer_->StepNs(
+      {.ranges = ranges_.first(count), .node_parent = index_->parent, .node_begin = index_->begin, .node_end = index_->end});
+  return step.as_cut_ns;
+}
+
 void Planner::PredictStep(Step& step) {
   if (!std::exchange(step.changed, false)) return;
+  step.as_cut_ns = 0;
   step.ns = cost_.StepNs(step.shape, cost_.has_latencies() ? ChainsOf(step) : StepChains{});
 }
 
@@ -126,7 +164,6 @@ StepChains Planner::ChainsOf(const Step& step) {
       chains.dense_pieces += cut.dense_tasks * cut.pieces.count;
       chains.longest_dense_ns = std::max(chains.longest_dense_ns, cut.pieces.ns + fold_ns);
     } else {
-      chains.stream_pieces += cut.pieces.count;
       chains.longest_stream_ns = std::max(chains.longest_stream_ns, cut.pieces.ns);
       chains.longest_fold_ns = std::max(chains.longest_fold_ns, fold_ns);
     }

@@ -138,6 +138,7 @@ constexpr SmFollows kSmFollows[] = {{&SmRates::dense_flops_per_s, &GpuProbe::den
                                     {&SmRates::team_launch_ns, &GpuProbe::launch_ns},
                                     {&SmRates::team_step_ns, &GpuProbe::team_step_ns},
                                     {&SmRates::team_wide_step_ns, &GpuProbe::team_step_ns},
+                                    {&SmRates::team_wide_task_ns, &GpuProbe::team_step_ns},
                                     {&SmRates::team_short_step_ns, &GpuProbe::team_step_ns},
                                     {&SmRates::team_merge_ns, &GpuProbe::fold_ns}};
 

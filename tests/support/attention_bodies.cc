@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -14,6 +15,22 @@ namespace coppice::attention::testing {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// So that a change of the planner or of the forests cannot empty the test unseen.
+void ExpectCoverage(const PlanCoverage& by_hand, const PlanCoverage& planned, int64_t forests) {
+  if (forests < 50) return;  // chance
+  std::printf(
+      "%lld forests, by hand / planned: %lld / %lld items begin inside a node, %lld / %lld merges of three or more, %lld / %lld "
+      "items masked, %lld not\n",
+      static_cast<long long>(forests), static_cast<long long>(by_hand.cuts), static_cast<long long>(planned.cuts),
+      static_cast<long long>(by_hand.merges_of_three), static_cast<long long>(planned.merges_of_three),
+      static_cast<long long>(by_hand.masked), static_cast<long long>(planned.masked), static_cast<long long>(planned.unmasked));
+  EXPECT_GE(by_hand.cuts, forests);
+  EXPECT_GE(by_hand.merges_of_three, forests);
+  EXPECT_GE(planned.merges_of_three, forests);
+  EXPECT_GE(planned.masked, forests);
+  EXPECT_GE(planned.unmasked, forests);
+}
 
 std::unique_ptr<DeviceMemory> Copy(TestDevice& device, std::span<const std::byte> host) {
   std::unique_ptr<DeviceMemory> memory = device.Allocate(host.size());
@@ -92,6 +109,7 @@ std::unique_ptr<AttentionPlan> MakePlan(TestDevice& device, AttentionCase& test,
 
 void RandomForestsAgreeWithOracle(TestDevice& device, uint64_t first_seed, uint64_t num_seeds,
                                   const std::function<CaseOptions(uint64_t)>& make_case) {
+  PlanCoverage by_hand, planned;
   for (uint64_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
     const CaseOptions options = make_case(seed);
     SCOPED_TRACE(options.ToString());
@@ -102,6 +120,8 @@ void RandomForestsAgreeWithOracle(TestDevice& device, uint64_t first_seed, uint6
       const HandPlan plan(test.spec(), test.forest().View(), RandomPlanOptions(seed + edit, test.spec().deterministic), seed);
       auto executor = device.backend().MakeExecutor(test.spec(), test.forest().Capacity(), plan.Sizes());
       ASSERT_TRUE(executor.ok()) << executor.status().ToString();
+      if (seed % 2 == 1) (*executor)->LowerAtRandom(seed);
+      by_hand.Add(plan.View(), test.forest().View());
       RunAndCompare(test, **executor, plan, edit == 0);
       if (::testing::Test::HasFatalFailure()) return;
       if (test.forest().Grow()) {  // the same plan serves growing lengths
@@ -111,10 +131,12 @@ void RandomForestsAgreeWithOracle(TestDevice& device, uint64_t first_seed, uint6
       }
       RunAndCompare(test, *planner, edit == 1);
       if (::testing::Test::HasFatalFailure()) return;
+      planned.Add(planner->View(), test.forest().View());
       test.forest().Edit();
       test.Refresh();
     }
   }
+  ExpectCoverage(by_hand, planned, static_cast<int64_t>(num_seeds));
 }
 
 void EdgeCasesAgreeWithOracle(TestDevice& device) {

@@ -119,6 +119,21 @@ PlanSizes HandPlan::Sizes() const {
 
 int32_t HandPlan::max_contributions_of_a_set() const { return MostContributions(View()); }
 
+void PlanCoverage::Add(const PlanView& plan, const PrefixForestView& forest) {
+  for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
+    for (const int32_t id : queue) {
+      const WorkItem& item = plan.items[id];
+      bool at_node = item.kv_begin == 0;
+      for (int32_t n = forest.branch_node[item.page_row]; n != kNoParent; n = forest.node_parent[n]) {
+        at_node |= forest.node_begin[n] == item.kv_begin;
+      }
+      cuts += !at_node;
+      ++((item.flags & kItemMasked) != 0 ? masked : unmasked);
+    }
+  }
+  merges_of_three += std::ranges::count_if(plan.merge_sets, [](const MergeSet& set) { return set.contribution_count >= 3; });
+}
+
 int32_t MostContributions(const PlanView& plan) {
   int32_t most = 1;
   for (const MergeSet& set : plan.merge_sets) most = std::max(most, set.contribution_count);

@@ -45,6 +45,15 @@ class HandPlan {
   std::vector<std::vector<Contribution>> of_set_;
 };
 
+// What plans that ran had in them.
+struct PlanCoverage {
+  int64_t cuts = 0;                  // items that begin inside a node's tokens
+  int64_t merges_of_three = 0;       // merge sets with three contributions or more
+  int64_t masked = 0, unmasked = 0;  // items
+
+  void Add(const PlanView& plan, const PrefixForestView& forest);
+};
+
 // Of a merge set; at least 1.
 int32_t MostContributions(const PlanView& plan);
 

@@ -47,6 +47,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
   int32_t DeviceImage() const override { return image_ + (is_short_ ? 2 : 0); }
+  void LowerAtRandom(uint64_t seed) override { translator_.LowerAtRandom(seed); }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
   std::string Explain() const override { return ExplainTasks(Lowered()); }
   std::string DumpTasks() const override { return cuda::DumpTasks(Lowered()); }

@@ -24,17 +24,17 @@ constexpr double kShortestPieceOfSm = 0.3;
 // Where each SM can have a stream task of its own, and no more, its warps read it as a team, a step each in turn: as much at once
 // as with a task a warp, but an eighth of the states to fold (docs/kernels/hopper.md, "Teams"). The length of a team's pieces:
 // whole items, or as many pieces as there are SMs; 0 where the stream warps of a CTA have a task each.
-int32_t TeamPiece(const PlanView& plan, const QueuedItems& queued, int num_sms, const SmCosts& costs) {
-  const int64_t heads = plan.spec.num_kv_heads;
+int32_t TeamPiece(std::span<const QueuedItem> items, int64_t heads, const std::function<bool()>& merges, int num_sms,
+                  const SmCosts& costs) {
   const auto blocks = [&](const QueuedItem& item) { return CeilDiv(item.rows, kStreamRows) * heads; };
   const auto tasks = [&](int32_t piece) {
     int64_t count = 0;
-    for (const QueuedItem& item : queued.items()) count += std::max<int64_t>(CeilDiv(item.tokens, piece), 1) * blocks(item);
+    for (const QueuedItem& item : items) count += std::max<int64_t>(CeilDiv(item.tokens, piece), 1) * blocks(item);
     return count;
   };
   int64_t tokens = 0;
   int32_t longest = 1;
-  for (const QueuedItem& item : queued.items()) {
+  for (const QueuedItem& item : items) {
     if (item.dense) return 0;
     tokens += item.tokens * blocks(item);
     longest = std::max(longest, item.tokens);
@@ -45,14 +45,7 @@ int32_t TeamPiece(const PlanView& plan, const QueuedItems& queued, int num_sms, 
   const auto steps_ns = [&](int32_t length) {
     return static_cast<double>(CeilDiv(length, kStreamStepTokens * kStreamWarpsPerSm)) * costs.rates().team_short_step_ns;
   };
-  const bool merges = std::ranges::any_of(plan.merge_sets, [&](const MergeSet& set) {  // even if items stay whole
-    int32_t items = 0;
-    for (int32_t c = 0; c < set.contribution_count; ++c) {
-      items += queued.pieces(plan.contributions[set.contribution_begin + c].item).count;
-    }
-    return items > 1;
-  });
-  const double merge_ns = merges ? 0 : costs.rates().team_merge_ns;
+  const double merge_ns = merges() ? 0 : costs.rates().team_merge_ns;
   return steps_ns(longest) <= steps_ns(std::min(piece, longest)) + merge_ns ? longest : piece;
 }
 
@@ -68,7 +61,12 @@ void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most, 
 
 }  // namespace
 
-StreamCuts ChooseStreamCuts(const PlanView& plan, const QueuedItems& queued, int64_t tokens, int num_sms, const SmCosts& costs) {
+StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, const std::function<bool()>& merges, int num_sms,
+                            const SmCosts& costs) {
+  int64_t tokens = 0;  // each counted once for every block of rows and kv head
+  for (const QueuedItem& item : items) {
+    if (!item.dense) tokens += item.tokens * CeilDiv(item.rows, kStreamRows) * heads;
+  }
   const double tokens_per_warp = static_cast<double>(tokens) / (int64_t{num_sms} * kStreamWarpsPerSm);
   const double fewest =
       std::clamp<double>(kShortestPieceOfSm * kStreamWarpsPerSm * tokens_per_warp, kMinStreamPieceOfFew, kMinStreamPiece);
@@ -76,7 +74,7 @@ StreamCuts ChooseStreamCuts(const PlanView& plan, const QueuedItems& queued, int
       static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, fewest, kMaxShortStreamPiece));
   return {.shortest = shortest,
           .longest = static_cast<int32_t>(std::max<double>(shortest, kLongestStreamPiece * tokens_per_warp)),
-          .team_piece = TeamPiece(plan, queued, num_sms, costs)};
+          .team_piece = TeamPiece(items, heads, merges, num_sms, costs)};
 }
 
 void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends) {

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
-#include "attention/cuda/lower/queued_items.h"
 #include "attention/cuda/lower/sm_costs.h"
-#include "coppice/attention/attention.h"
+#include "attention/cuda/lower/step_ranges.h"
 
 namespace coppice::attention::cuda {
 
@@ -18,8 +18,9 @@ struct StreamCuts {
   int32_t team_piece = 0;  // > 0: the stream warps of a CTA read each task together, and pieces are this long
 };
 
-// For items that read so many tokens in all, each counted once for every block of rows and kv head.
-StreamCuts ChooseStreamCuts(const PlanView& plan, const QueuedItems& queued, int64_t tokens, int num_sms, const SmCosts& costs);
+// merges: whether a merge set has several items, even if these stay whole; asked only where that matters.
+StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, const std::function<bool()>& merges, int num_sms,
+                            const SmCosts& costs);
 
 // Each appends the ends of all pieces but the last, which is open, to `ends`. most: pieces.
 void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends);

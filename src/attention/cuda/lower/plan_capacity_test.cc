@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <random>
@@ -53,8 +54,14 @@ class Lowered {
     ASSERT_TRUE(std::all_of(image() + layout.bytes, image() + layout.bytes + kGuardBytes, [](std::byte b) { return b == kGuard; }));
     CheckTasks(forest);
   }
+  void LowerAtRandom(uint64_t seed) { translator_.LowerAtRandom(seed); }
   bool under_pressure() const { return planner_->Explain().find("capacity pressure 0") == std::string::npos; }
-  int64_t pieces() const { return pieces_; }
+  // Of the tasks of all steps, under each kv head: those that begin after others of their path, those with a mask, and the members
+  // of sets with three contributions or more.
+  struct Coverage {
+    int64_t later = 0, masked = 0, deep_members = 0;
+  };
+  const Coverage& coverage() const { return coverage_; }
 
  private:
   using Range = std::pair<int32_t, int32_t>;  // begin, end
@@ -75,11 +82,13 @@ class Lowered {
       for (const Task* task = tasks; task != tasks + count; ++task) {
         const DeviceItem& item = task->item;
         const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.branch]);
-        pieces_ += item.kv_begin > 0;
+        coverage_.later += item.kv_begin > 0;
+        coverage_.masked += item.masked;
         ASSERT_LE(item.rows, item.dense ? kDenseRows : StreamRows(spec_.deterministic));
         for (int32_t head = item.head_begin; head < item.head_begin + item.head_count; ++head) {
           for (int32_t m = item.member_begin; m < item.member_begin + item.member_count; ++m) {
             const DeviceMember& member = members[m];
+            coverage_.deep_members += member.contribution_count >= 3;
             reads[{member.set, head}].push_back({item.kv_begin, std::max(end, item.kv_begin)});
             if (member.state_begin == kDirect) continue;
             const int64_t first = member.state_begin + int64_t{head} * member.head_stride;
@@ -112,7 +121,7 @@ class Lowered {
   std::unique_ptr<Planner> planner_;
   PlanTranslator translator_;
   std::vector<std::max_align_t> memory_;
-  int64_t pieces_ = 0;
+  Coverage coverage_;
 };
 
 // A request leaves at each of so many nodes in a chain, and many at its end.
@@ -137,13 +146,15 @@ PlannerOptions RandomOptions(std::mt19937& rng) {
   return {.policy = static_cast<SharePolicy>(rng() % 3), .force_sharing = rng() % 2 == 0};
 }
 
-TEST(PlanCapacity, RandomForestsThatFillThem) {
-  int64_t pieces = 0;
+// at_random: PlanTranslator::LowerAtRandom. What the forests cover is counted, so that a change cannot empty the test unseen.
+void RunForestsThatFillCapacities(bool at_random) {
+  int64_t later = 0, masked = 0, deep_members = 0;
   for (uint32_t seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 rng(seed);
     TestForest forest = RandomForest(rng, seed % 5 == 0 ? 60000 : seed % 2 == 0 ? 9000 : 700);
     Lowered lowered(RandomSpec(rng), forest.Capacity(), RandomOptions(rng), seed % 3 == 0 ? 5 : 132);
+    if (at_random) lowered.LowerAtRandom(seed);
     for (int edit = 0; edit < 4; ++edit) {
       ASSERT_NO_FATAL_FAILURE(lowered.Step(forest));
       // Requests leave and come back with the same rows, so that capacities stay full.
@@ -158,10 +169,20 @@ TEST(PlanCapacity, RandomForestsThatFillThem) {
       forest.LayOutQueries();
       forest.Grow();
     }
-    pieces += lowered.pieces();
+    later += lowered.coverage().later;
+    masked += lowered.coverage().masked;
+    deep_members += lowered.coverage().deep_members;
   }
-  EXPECT_GT(pieces, 10000);
+  std::printf("%s: %lld tasks begin after others of their path, %lld are masked, %lld members have three contributions or more\n",
+              at_random ? "at random" : "as cut", static_cast<long long>(later), static_cast<long long>(masked),
+              static_cast<long long>(deep_members));
+  EXPECT_GT(later, 10000);
+  EXPECT_GT(masked, 10000);
+  EXPECT_GT(deep_members, 10000);
 }
+
+TEST(PlanCapacity, RandomForestsThatFillThem) { RunForestsThatFillCapacities(/*at_random=*/false); }
+TEST(PlanCapacity, RandomForestsCutAtRandom) { RunForestsThatFillCapacities(/*at_random=*/true); }
 
 TEST(PlanCapacity, CombsDeeperThanStatesWereSizedFor) {
   int under_pressure = 0;

@@ -8,7 +8,6 @@
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/lower/kernel_choice.h"
-#include "attention/cuda/lower/kv_cuts.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
 
@@ -16,7 +15,7 @@ namespace coppice::attention::cuda {
 namespace {
 
 constexpr int64_t kHeadTasksPerWarp = 3;  // left when kv heads are put together
-// Most, of all kv heads put together: half or twice as many made short items slower (docs/kernels/hopper.md, the log).
+// Most, of all kv heads put together: half or twice as many made short items slower (docs/kernels/hopper_log.md).
 constexpr int64_t kHeadTaskTokens = 4 * kStreamStepTokens;
 
 }  // namespace
@@ -31,7 +30,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       costs_(rates, spec, kv_tile),
       queued_(spec, capacity, sizes, num_sms),
       places_(layout_, sizes),
-      division_(num_sms, spec.num_kv_heads, sizes.max_items),
+      cutter_(spec, num_sms, sizes.max_items),
       items_(layout_.max_items),
       set_contributions_(sizes.max_merge_sets),
       arrivals_(sizes.max_merge_sets),
@@ -41,6 +40,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       stream_changed_(layout_.max_tasks),
       images_(std::max(capacity.device_images, 1), DeviceImage(layout_)) {
   order_.reserve(items_.size());
+  piece_ends_.reserve(layout_.own_states / spec.num_kv_heads);  // a piece has a state at least
   placed_.reserve(items_.size());
   placed_before_.reserve(items_.size());
   changes_.reserve(members_.max_runs() + contributions_.max_runs() + dense_changed_.max_runs() + stream_changed_.max_runs());
@@ -102,46 +102,52 @@ void PlanTranslator::CutItems(const PlanView& plan) {
   dense_ctas_ = num_sms_;
   team_ = side_ = false;
   if (spec_.deterministic) return;
+  const auto merges = [&] {
+    return std::ranges::any_of(plan.merge_sets, [&](const MergeSet& set) {
+      int32_t items = 0;
+      for (const Contribution& c : plan.contributions.subspan(set.contribution_begin, set.contribution_count)) {
+        items += queued_.pieces(c.item).count;
+      }
+      return items > 1;
+    });
+  };
+  const StepCuts cuts = cutter_.Choose(queued_.items(), merges, layout_.own_states, costs_);
+  dense_ctas_ = cuts.division.dense_ctas;
+  team_ = cuts.stream.team_piece > 0;
+  side_ = cuts.division.side;
+  if (random_ && !queued_.items().empty()) DivideAtRandom();
   const int64_t heads = spec_.num_kv_heads;
-  int64_t tokens = 0, blocks = 0, steps = 0, side_steps = 0;
-  double memory_tokens = 0;
-  bool side = HasSideTiles(spec_, costs_.kv_tile());
-  for (const QueuedItem& item : queued_.items()) {
-    if (item.dense) continue;
-    const int64_t item_blocks = CeilDiv(item.rows, kStreamRows);
-    blocks += item_blocks;
-    tokens += item.tokens * item_blocks;
-    steps += item_blocks * CeilDiv(item.tokens, kStreamStepTokens);
-    side_steps += CeilDiv(item.tokens, kSideStepTokens);
-    side &= item.rows <= kSideRows;
-    memory_tokens += item.memory_tokens;
-  }
-  const StreamWork stream{.bytes = static_cast<double>(tokens * heads) * costs_.bytes_per_token(),
-                          .memory_share = memory_tokens / static_cast<double>(std::max<int64_t>(tokens, 1)),
-                          .steps = steps * heads,
-                          .tasks = blocks * heads,
-                          .side_steps = side_steps * heads,
-                          .side = side};
-  const Division division = division_.Choose(queued_.items(), stream, costs_, layout_.own_states);
-  const StreamCuts cuts = ChooseStreamCuts(plan, queued_, tokens * heads, num_sms_, costs_);
-  dense_ctas_ = division.dense_ctas;
-  team_ = cuts.team_piece > 0;
-  side_ = division.side;
-  int64_t states = plan.num_states, end_of_states = sizes_.max_states + layout_.own_states;
+  int64_t states = plan.num_states;
+  const int64_t end_of_states = sizes_.max_states + layout_.own_states;
   for (const QueuedItem& item : queued_.items()) {
     const int64_t most = std::min(kMostPieces, (end_of_states - states) / (item.rows * heads));
     ItemPieces& pieces = queued_.pieces(item.item);
     pieces.ends_begin = static_cast<int32_t>(piece_ends_.size());
-    if (item.dense) {
-      CutEvenly(item.tokens, std::min(CeilDiv(item.tokens, division.dense_piece), most), costs_.dense_piece_unit(), piece_ends_);
-    } else {
-      CutStreamItem(item, cuts, most, costs_, piece_ends_);
-    }
+    random_ ? CutAtRandom(item, most) : CutRange(item, cuts, most, costs_, piece_ends_);
     pieces.count = static_cast<int32_t>(piece_ends_.size()) - pieces.ends_begin + 1;
     if (pieces.count == 1) continue;
     pieces.state_begin = static_cast<int32_t>(states);
     pieces.rows = item.rows;
     states += pieces.count * item.rows * heads;
+  }
+}
+
+void PlanTranslator::DivideAtRandom() {
+  const auto stream_rows = [](const QueuedItem& item) { return item.dense ? 0 : item.rows; };
+  const auto widest = std::ranges::max(queued_.items(), {}, stream_rows);
+  const bool dense = std::ranges::any_of(queued_.items(), &QueuedItem::dense);
+  team_ = false;
+  side_ = dense && HasSideTiles(spec_, costs_.kv_tile()) && stream_rows(widest) <= kSideRows && (*random_)() % 2 == 0;
+  dense_ctas_ = dense ? 1 + static_cast<int32_t>((*random_)() % num_sms_) : num_sms_;
+}
+
+void PlanTranslator::CutAtRandom(const QueuedItem& item, int64_t most) {
+  const int32_t unit = item.dense ? costs_.dense_piece_unit() : kStreamStepTokens;
+  const uint64_t one_in = 1 + (*random_)() % 8;
+  for (int32_t end = unit; end < item.tokens && most > 1; end += unit) {
+    if ((*random_)() % one_in != 0) continue;
+    piece_ends_.push_back(end);
+    --most;
   }
 }
 
@@ -273,7 +279,8 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   order_.clear();
   for (int64_t i = 0; i < num_items_; ++i) {
     stream_items += !items_[i].dense;
-    order_.push_back(uint64_t{UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]))} << 32 | static_cast<uint64_t>(i));
+    const uint32_t place = random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]));
+    order_.push_back(uint64_t{place} << 32 | static_cast<uint64_t>(i));
   }
   std::ranges::sort(order_);
   const int64_t heads = spec_.num_kv_heads;

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <random>
 #include <span>
 #include <vector>
 
@@ -13,7 +15,7 @@
 #include "attention/cuda/lower/plan_places.h"
 #include "attention/cuda/lower/queued_items.h"
 #include "attention/cuda/lower/sm_costs.h"
-#include "attention/cuda/lower/sm_division.h"
+#include "attention/cuda/lower/step_cuts.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/machine_model.h"
 #include "attention/plan_units.h"
@@ -33,6 +35,9 @@ class PlanTranslator {
   const PlanLayout& layout() const { return layout_; }
   // REQUIRES: the plan is within the sizes given at creation, as a Planner's always are.
   void TranslatePlan(const PlanView& plan, const PrefixForestView& forest);
+  // For tests: plans translated from now on are cut and ordered at random, and SMs divided so, in place of what is fastest.
+  // Whatever is drawn is a plan that a kernel must run right.
+  void LowerAtRandom(uint64_t seed) { random_.emplace(seed); }
   // Writes what device image `number` lacks of the plan last translated to `image`, any block of memory of the layout's size, and
   // lists it.
   void WriteImage(std::byte* image, int number = 0);
@@ -92,6 +97,9 @@ class PlanTranslator {
     ChangedBlocks<DeviceContribution> contributions;
   };
   void CutItems(const PlanView& plan);
+  // Appends the ends of a range's pieces.
+  void CutAtRandom(const QueuedItem& item, int64_t most);
+  void DivideAtRandom();
   void PlaceContributions(const PlanView& plan);
   void CountArrivals(const PlanView& plan);
   void EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item);
@@ -110,11 +118,12 @@ class PlanTranslator {
   SmCosts costs_;
   QueuedItems queued_;
   PlanPlaces places_;
-  SmDivision division_;
-  int32_t dense_ctas_ = 0;  // CTAs that take dense tasks
-  bool team_ = false;       // the stream warps of a CTA read each task together
-  bool side_ = false;       // CTAs take stream tasks beside their dense ones
-  PlanHeader header_{};     // but for what changes with every step
+  StepCutter cutter_;
+  std::optional<std::mt19937_64> random_;  // see LowerAtRandom
+  int32_t dense_ctas_ = 0;                 // CTAs that take dense tasks
+  bool team_ = false;                      // the stream warps of a CTA read each task together
+  bool side_ = false;                      // CTAs take stream tasks beside their dense ones
+  PlanHeader header_{};                    // but for what changes with every step
   int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
   std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
   std::vector<uint64_t> order_;                      // of items_: longest first, and as they stand

@@ -3,91 +3,73 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
-namespace {
 
-// What the tasks of a plan add up to, and the longest of them.
-class CutStep {
- public:
-  explicit CutStep(const LoweredView& lowered) : translator_(lowered.translator), plan_(lowered.plan), cost_(lowered.cost) {
-    double memory_tokens = 0;
-    for (const QueuedItem& item : translator_.queued().items()) {
-      memory_tokens += item.memory_tokens;
-      item.dense ? AddDense(item) : AddStream(item);
-    }
-    shape_.read_tokens = std::llround(memory_tokens);
-    for (const MergeSet& set : plan_.merge_sets) AddMerges(set);
+void CutStep::Add(const QueuedItem& item, std::span<const int32_t> piece_ends, int32_t states) {
+  memory_tokens_ += item.memory_tokens;
+  int32_t longest = 0, begin = 0;
+  for (const int32_t end : piece_ends) {
+    longest = std::max(longest, end - begin);
+    begin = end;
   }
+  longest = std::max(longest, item.tokens - begin);
+  most_states_ = std::max(most_states_, states);
+  if (item.dense) {
+    chains_.dense_pieces += CeilDiv(item.rows, kDenseRows) * (std::ssize(piece_ends) + 1);
+    AddDense(item, longest, states);
+  } else {
+    AddStream(item, longest, states);
+  }
+}
 
-  double Ns() const {
-    return translator_.team() ? cost_.TeamsStepNs(shape_, longest_piece_, most_states_ > 1) : cost_.LanesStepNs(shape_, chains_);
-  }
+void CutStep::AddDense(const QueuedItem& item, int32_t longest, int32_t states) {
+  shape_.item_tokens += item.tokens;
+  shape_.dense_tasks += CeilDiv(item.rows, kDenseRows);
+  shape_.dense_row_tokens += cost_.ComputedRows(item.rows) * cost_.ComputedTokens(item.rows, item.tokens);
+  shape_.dense_item_tokens += item.tokens;
+  chains_.longest_dense_ns = std::max(chains_.longest_dense_ns, cost_.PieceNs(item.rows, longest) + FoldNs(item.rows, states));
+}
 
- private:
-  void AddDense(const QueuedItem& item) {
-    const int64_t tasks = CeilDiv(item.rows, kDenseRows);
-    shape_.item_tokens += item.tokens;
-    shape_.dense_tasks += tasks;
-    shape_.dense_row_tokens += cost_.ComputedRows(item.rows) * cost_.ComputedTokens(item.rows, item.tokens);
-    shape_.dense_item_tokens += item.tokens;
-    chains_.dense_pieces += tasks * translator_.queued().pieces(item.item).count;
-    const double ns = cost_.PieceNs(item.rows, LongestPiece(item)) + FoldNs(item, item.rows);
-    chains_.longest_dense_ns = std::max(chains_.longest_dense_ns, ns);
+// A block of rows reads the range for itself.
+void CutStep::AddStream(const QueuedItem& item, int32_t longest, int32_t states) {
+  const int64_t blocks = CeilDiv(item.rows, stream_rows_), rows = std::min(item.rows, stream_rows_);
+  shape_.item_tokens += blocks * item.tokens;
+  shape_.stream_tasks += blocks;
+  shape_.stream_tokens += blocks * item.tokens;
+  shape_.stream_row_tokens += int64_t{item.rows} * item.tokens;
+  if (cost_.IsWide(rows)) shape_.wide_stream_tasks += blocks;
+  longest_piece_ = std::max(longest_piece_, longest);
+  chains_.longest_stream_ns = std::max(chains_.longest_stream_ns, cost_.PieceNs(rows, longest));
+  chains_.longest_fold_ns = std::max(chains_.longest_fold_ns, FoldNs(rows, states));
+}
+
+// By whoever of the set's tasks arrives last.
+double CutStep::FoldNs(int64_t rows, int32_t states) const { return states > 1 ? cost_.FoldNs(rows, states) : 0; }
+
+double CutStep::Ns(bool team) const {
+  StepShape shape = shape_;
+  shape.read_tokens = std::llround(memory_tokens_);
+  return team && cost_.has_teams() ? cost_.TeamsStepNs(shape, longest_piece_, most_states_ > 1) : cost_.LanesStepNs(shape, chains_);
+}
+
+double PredictStepNs(const LoweredView& lowered) {
+  const auto& [translator, plan, cost] = lowered;
+  CutStep step(cost, StreamRows(translator.spec().deterministic));
+  for (const QueuedItem& item : translator.queued().items()) {
+    const int32_t first_set = plan.members[plan.items[item.item].member_begin];
+    step.Add(item, translator.PieceEnds(item.item), translator.SetStates(first_set));
   }
-  // A block of rows reads the range for itself.
-  void AddStream(const QueuedItem& item) {
-    const int32_t stream_rows = StreamRows(translator_.spec().deterministic);
-    const int64_t blocks = CeilDiv(item.rows, stream_rows), rows = std::min(item.rows, stream_rows);
-    shape_.item_tokens += blocks * item.tokens;
-    shape_.stream_tasks += blocks;
-    shape_.stream_tokens += blocks * item.tokens;
-    shape_.stream_row_tokens += int64_t{item.rows} * item.tokens;
-    if (cost_.IsWide(rows)) shape_.wide_stream_tasks += blocks;
-    chains_.stream_pieces += blocks * translator_.queued().pieces(item.item).count;
-    const int32_t piece = LongestPiece(item);
-    longest_piece_ = std::max(longest_piece_, piece);
-    chains_.longest_stream_ns = std::max(chains_.longest_stream_ns, cost_.PieceNs(rows, piece));
-    chains_.longest_fold_ns = std::max(chains_.longest_fold_ns, FoldNs(item, rows));
-  }
-  // Of a set whose contributions are items of the plan: how these are cut is in the chains.
-  void AddMerges(const MergeSet& set) {
+  for (const MergeSet& set : plan.merge_sets) {
     int32_t items = 0;
-    for (const Contribution& c : plan_.contributions.subspan(set.contribution_begin, set.contribution_count)) {
-      items += translator_.queued().pieces(c.item).count > 0;
+    for (const Contribution& c : plan.contributions.subspan(set.contribution_begin, set.contribution_count)) {
+      items += translator.queued().pieces(c.item).count > 0;
     }
-    if (items < 2) return;
-    shape_.merges += 1;
-    shape_.state_rows += int64_t{translator_.queued().RowsOf(set)} * items;
+    if (items > 1) step.AddMerges(1, int64_t{translator.queued().RowsOf(set)} * items);
   }
-  int32_t LongestPiece(const QueuedItem& item) const {
-    int32_t longest = 0, begin = 0;
-    for (const int32_t end : translator_.PieceEnds(item.item)) {
-      longest = std::max(longest, end - begin);
-      begin = end;
-    }
-    return std::max(longest, item.tokens - begin);
-  }
-  // By whoever of the first set's tasks arrives last; other sets have as many states or nearly so.
-  double FoldNs(const QueuedItem& item, int64_t rows) {
-    const int32_t states = translator_.SetStates(plan_.members[plan_.items[item.item].member_begin]);
-    most_states_ = std::max(most_states_, states);
-    return states > 1 ? cost_.FoldNs(rows, states) : 0;
-  }
-
-  const PlanTranslator& translator_;
-  const PlanView& plan_;
-  const CostModel& cost_;
-  StepShape shape_;
-  StepChains chains_;
-  int32_t longest_piece_ = 0, most_states_ = 1;
-};
-
-}  // namespace
-
-double PredictStepNs(const LoweredView& lowered) { return CutStep(lowered).Ns(); }
+  return step.Ns(translator.team());
+}
 
 }  // namespace coppice::attention::cuda

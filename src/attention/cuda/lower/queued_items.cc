@@ -9,10 +9,12 @@
 namespace coppice::attention::cuda {
 
 QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms)
-    : spec_(spec), num_sms_(num_sms), pieces_(sizes.max_items) {
+    : spec_(spec),
+      num_sms_(num_sms),
+      pieces_(sizes.max_items),
+      reads_(capacity.max_nodes > 0 ? capacity.max_nodes : 2 * capacity.max_branches) {
   items_.reserve(sizes.max_items);
   tiles_.reserve(sizes.max_items);
-  node_reads_.reserve(capacity.max_nodes > 0 ? capacity.max_nodes : 2 * capacity.max_branches);
 }
 
 void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, const SmCosts& costs) {
@@ -29,6 +31,8 @@ void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, 
       }
       const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.page_row]);
       items_.push_back({.item = id,
+                        .node = forest.branch_node[item.page_row],
+                        .kv_begin = item.kv_begin,
                         .rows = rows,
                         .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)),
                         .tokens = std::max(0, end - item.kv_begin),
@@ -39,9 +43,10 @@ void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, 
   if (!spec_.deterministic && JoinPromptTiles(plan)) DropJoined(plan, forest);
   for (QueuedItem& queued : items_) {
     queued.dense = IsDense(queued, costs);
-    if (!queued.dense) pieces_[queued.item].block_rows = StreamRows(spec_.deterministic);
+    if (!queued.dense) pieces_[queued.item].block_rows = costs.stream_rows();
   }
-  CountReads(plan, forest);
+  reads_.Count(items_, {.parent = forest.node_parent, .begin = forest.node_begin, .end = forest.node_end}, costs);
+  for (const QueuedItem& queued : items_) pieces_[queued.item].read_once = queued.read_once;
 }
 
 // What the row tiles of one prompt read in common gains nothing from being read by items of its own, whose row blocks are the same
@@ -95,47 +100,11 @@ void QueuedItems::DropJoined(const PlanView& plan, const PrefixForestView& fores
   std::erase_if(items_, [&](const QueuedItem& queued) { return pieces_[queued.item].count == 0; });
   for (QueuedItem& queued : items_) {
     const ItemPieces& whole = pieces_[queued.item];
+    queued.kv_begin = whole.kv_begin;
     const int32_t length = forest.branch_kv_len[plan.items[queued.item].page_row];
     queued.tokens = std::max(0, std::min(whole.kv_end, length) - whole.kv_begin);
   }
   std::ranges::stable_sort(items_, std::greater<>(), &QueuedItem::tokens);
-}
-
-// Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every few rows.
-bool QueuedItems::IsDense(const QueuedItem& queued, const SmCosts& costs) const {
-  const int stream_rows = StreamRows(spec_.deterministic);
-  if (costs.rates().all_dense) return true;
-  if (queued.rows <= stream_rows) return false;
-  if (queued.most_set_rows > stream_rows) return true;  // sets are not cut
-  return static_cast<double>(queued.blocks) * costs.DenseTaskNs(queued.tokens) <= costs.StreamItemNs(queued.rows, queued.tokens);
-}
-
-// Finds the items whose KV one task reads, those with one block of rows on nodes that nothing else reads, and each item's share of
-// what is read from memory.
-void QueuedItems::CountReads(const PlanView& plan, const PrefixForestView& forest) {
-  const auto blocks_of = [&](const QueuedItem& queued) {
-    return static_cast<int32_t>(CeilDiv(queued.rows, pieces_[queued.item].block_rows));
-  };
-  const auto for_each_node = [&](const QueuedItem& queued, auto&& visit) {  // with the tokens of it that the item reads
-    const int32_t begin = pieces_[queued.item].kv_begin, end = begin + queued.tokens;
-    int32_t n = forest.branch_node[plan.items[queued.item].page_row];
-    for (; n != kNoParent && begin < forest.node_end[n]; n = forest.node_parent[n]) {
-      const int32_t tokens = std::min(end, forest.node_end[n]) - std::max(begin, forest.node_begin[n]);
-      if (forest.node_begin[n] < end) visit(n, tokens);
-    }
-  };
-  node_reads_.assign(forest.node_parent.size(), 0);
-  for (const QueuedItem& queued : items_) {
-    for_each_node(queued, [&, blocks = blocks_of(queued)](int32_t n, int32_t) { node_reads_[n] += blocks; });
-  }
-  for (QueuedItem& queued : items_) {
-    bool& once = pieces_[queued.item].read_once;
-    once = true;
-    for_each_node(queued, [&, blocks = blocks_of(queued)](int32_t n, int32_t tokens) {
-      once &= node_reads_[n] == 1;
-      queued.memory_tokens += static_cast<double>(tokens) * blocks / node_reads_[n];
-    });
-  }
 }
 
 }  // namespace coppice::attention::cuda

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/cuda/lower/sm_costs.h"
+#include "attention/cuda/lower/step_ranges.h"
 #include "attention/cuda/plan_device.h"
 #include "coppice/attention/attention.h"
 
@@ -22,14 +23,6 @@ struct ItemPieces {
   int32_t block_rows = kDenseRows;  // rows of a task at most; StreamRows: a stream tile's
   bool masked = false;
   bool read_once = false;  // by one task, each kv head
-};
-
-// An item with something to read.
-struct QueuedItem {
-  int32_t item, rows, blocks, tokens;
-  int32_t most_set_rows;  // of its merge sets
-  bool dense;
-  double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
 };
 
 // Allocates in its constructor only.
@@ -49,15 +42,12 @@ class QueuedItems {
  private:
   bool JoinPromptTiles(const PlanView& plan);
   void DropJoined(const PlanView& plan, const PrefixForestView& forest);
-  bool IsDense(const QueuedItem& item, const SmCosts& costs) const;
-  void CountReads(const PlanView& plan, const PrefixForestView& forest);
-
   AttentionSpec spec_;
   int num_sms_;
   std::vector<ItemPieces> pieces_;  // [plan item]
   std::vector<QueuedItem> items_;
-  std::vector<int32_t> tiles_;       // of a prompt
-  std::vector<int32_t> node_reads_;  // [node] tasks of a kv head that read some of it, pieces along KV apart
+  std::vector<int32_t> tiles_;  // of a prompt
+  ReadCounts reads_;
 };
 
 }  // namespace coppice::attention::cuda

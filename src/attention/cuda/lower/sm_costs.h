@@ -24,6 +24,7 @@ class SmCosts {
   double sm_memory_bytes_per_ns() const { return memory_bytes_per_ns_ / rates_.num_sms; }
   double bulk_bytes_per_ns() const { return bulk_bytes_per_ns_; }
   int32_t kv_tile() const { return kv_tile_; }                  // tokens of a dense step
+  int32_t stream_rows() const { return stream_rows_; }          // rows of a stream tile
   int32_t bytes_per_token() const { return bytes_per_token_; }  // K and V of one kv head
 
   // Tokens rounded up to what a dense task computes.

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "attention/cuda/lower/queued_items.h"
 #include "attention/cuda/lower/sm_costs.h"
+#include "attention/cuda/lower/step_ranges.h"
 
 namespace coppice::attention::cuda {
 

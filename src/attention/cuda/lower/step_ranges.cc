@@ -1,0 +1,42 @@
+// Kinds and reads of a step's ranges. Layer: attention/cuda.
+#include "attention/cuda/lower/step_ranges.h"
+
+#include <algorithm>
+
+#include "attention/plan_units.h"
+
+namespace coppice::attention::cuda {
+
+bool IsDense(const QueuedItem& item, const SmCosts& costs) {
+  if (costs.rates().all_dense) return true;
+  if (item.rows <= costs.stream_rows()) return false;
+  if (item.most_set_rows > costs.stream_rows()) return true;  // sets are not cut
+  return static_cast<double>(item.blocks) * costs.DenseTaskNs(item.tokens) <= costs.StreamItemNs(item.rows, item.tokens);
+}
+
+void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs) {
+  const auto blocks_of = [&](const QueuedItem& item) {
+    return item.dense ? item.blocks : static_cast<int32_t>(CeilDiv(item.rows, costs.stream_rows()));
+  };
+  const auto for_each_node = [&](const QueuedItem& item, auto&& visit) {  // with the tokens of it that the item reads
+    const int32_t begin = item.kv_begin, end = begin + item.tokens;
+    for (int32_t n = item.node; n != kNoParent && begin < nodes.end[n]; n = nodes.parent[n]) {
+      const int32_t tokens = std::min(end, nodes.end[n]) - std::max(begin, nodes.begin[n]);
+      if (nodes.begin[n] < end) visit(n, tokens);
+    }
+  };
+  node_reads_.assign(nodes.parent.size(), 0);
+  for (const QueuedItem& item : items) {
+    for_each_node(item, [&, blocks = blocks_of(item)](int32_t n, int32_t) { node_reads_[n] += blocks; });
+  }
+  for (QueuedItem& item : items) {
+    item.read_once = true;
+    item.memory_tokens = 0;
+    for_each_node(item, [&, blocks = blocks_of(item)](int32_t n, int32_t tokens) {
+      item.read_once &= node_reads_[n] == 1;
+      item.memory_tokens += static_cast<double>(tokens) * blocks / node_reads_[n];
+    });
+  }
+}
+
+}  // namespace coppice::attention::cuda

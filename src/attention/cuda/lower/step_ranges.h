@@ -1,0 +1,46 @@
+// The ranges of a step: their kinds, and who reads what from memory. The lowering of a plan and the prediction of a step that is
+// not planned yet go by the same. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/cuda/lower/sm_costs.h"
+
+namespace coppice::attention::cuda {
+
+// A range with something to read, for some rows under each kv head.
+struct QueuedItem {
+  int32_t item;  // of the plan
+  int32_t node;  // whose path it reads a part of
+  int32_t kv_begin, rows;
+  int32_t blocks;  // of rows, in dense tiles
+  int32_t tokens;
+  int32_t most_set_rows;  // of its merge sets
+  bool dense;
+  bool read_once;        // by one task, each kv head
+  double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
+};
+
+// Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every few rows.
+bool IsDense(const QueuedItem& item, const SmCosts& costs);
+
+// The nodes of a forest, by slot.
+struct ForestNodes {
+  std::span<const int32_t> parent, begin, end;
+};
+
+// Allocates in its constructor only.
+class ReadCounts {
+ public:
+  explicit ReadCounts(int32_t max_nodes) { node_reads_.reserve(max_nodes); }
+  // Finds the ranges whose KV one task reads, those with one block of rows on nodes that nothing else reads, and each range's share
+  // of what is read from memory. REQUIRES: their kinds.
+  void Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs);
+
+ private:
+  std::vector<int32_t> node_reads_;  // [node] tasks of a kv head that read some of it, pieces along KV apart
+};
+
+}  // namespace coppice::attention::cuda

@@ -1,0 +1,45 @@
+// What a backend's lowering would make of a step that is not planned yet: the share decision asks where its own sums, which know no
+// cuts, are too close to say. Implemented by the functions that the lowering cuts with, so that no rule of cuts and no constant
+// stands twice. Layer: attention, private.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "attention/backend_traits.h"
+#include "attention/machine_model.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention {
+
+// What one shared node, or one row tile of a branch, reads before any cut.
+struct StepRange {
+  int32_t node;  // whose path it reads a part of
+  int32_t begin, end;
+  int32_t rows;      // under one kv head
+  int32_t num_sets;  // merge sets of a row tile; 0: a shared node
+  int32_t set_rows;  // rows of the largest of these
+  int32_t above;     // the shared range that its rows read before this one, by its place in the step; -1: none
+};
+
+// All ranges of a step in which no branch has several row tiles: those of prompts are joined by rules of their own. A range comes
+// after the one above it. Nodes by slot.
+struct StepRanges {
+  std::span<const StepRange> ranges;
+  std::span<const int32_t> node_parent, node_begin, node_end;
+};
+
+class StepPricer {
+ public:
+  virtual ~StepPricer() = default;
+  // Nanoseconds of the step, cut as the lowering cuts it. Allocates nothing.
+  virtual double StepNs(const StepRanges& step) = 0;
+};
+
+// Of the backend with these traits: null where steps are sums (CPUs) and where the planner makes the cuts itself (deterministic
+// mode). Allocates for steps of the capacity.
+std::unique_ptr<StepPricer> MakeStepPricer(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes,
+                                           const BackendTraits& traits, const MachineModel& machine);
+
+}  // namespace coppice::attention
