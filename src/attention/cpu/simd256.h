@@ -114,6 +114,17 @@ struct Simd256 {
     return Widen(p);
   }
   static void StoreHalf(float* p, V x) { Store(p, x); }
+  // The arithmetic of BF16::FromFloat.
+  static void StoreBf16(BF16* p, V x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
 
   // 12 sums, 3 vectors of rows, 1 element: an element read serves three instructions, where one that served a single one would
   // bound them (one and a half such reads a cycle beside two FMA).

@@ -164,6 +164,15 @@ struct Simd512 {
     return _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
   static void StoreHalf(float* p, V x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
+  // The arithmetic of BF16::FromFloat.
+  static void StoreBf16(BF16* p, V x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i high = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
+  }
 
   // Dense tiles: groups of rows that share elements of K and V in registers; an FMA here reads and broadcasts one itself.
   static constexpr int kDenseGroups = 1;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "attention/cpu/exp2.h"
+#include "attention/cpu/row_ops.h"
 #include "attention/cpu/softmax_state.h"
 
 #if defined(__x86_64__)
@@ -13,11 +14,14 @@
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
 #include "attention/cpu/simd512.h"
+// behind it
+#include "attention/cpu/row_simd.h"
 #include "attention/cpu/tile_simd.h"
 
 namespace coppice::attention::cpu {
 
 TileKernels Avx512Kernels(DType q_dtype, DType kv_dtype) { return SimdKernels<Simd512>(q_dtype, kv_dtype); }
+const RowKernels& Avx512RowKernels() { return RowSimd<Simd512>::kKernels; }
 
 }  // namespace coppice::attention::cpu
 #pragma GCC pop_options
