@@ -292,26 +292,126 @@ void Add(const float* x, int64_t n, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
-// Calls body with the activation as a function of one element, so that each has a loop of its own.
-template <class Body>
-inline void WithActivation(Activation activation, Body body) {
-  switch (activation) {
-    case Activation::kSilu: return body([](float x) { return x / (1.0f + Exp(-x)); });
-    case Activation::kGeluTanh:
-      return body([](float x) {
-        constexpr float kTwiceRootTwoOverPi = 1.59576912f;
-        return x / (1.0f + Exp(-kTwiceRootTwoOverPi * (x + 0.044715f * x * x * x)));
-      });
-    case Activation::kGelu: return body([](float x) { return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f)); });
+typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+constexpr int kAtOnce = 4;  // vectors whose chains of dependent instructions run side by side: one alone waits for itself
+
+// What RoundToBF16 gives for each lane.
+inline void StoreBF16(F32 value, uint16_t* p) {
+  const U32 u = reinterpret_cast<U32>(value), rounded = u + 0x7fffu + ((u >> 16) & 1u);
+  const U32 result = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded;
+  *reinterpret_cast<HalfLanes*>(p) = __builtin_convertvector(result >> 16, HalfLanes);
+}
+
+// Exp of each lane.
+inline void ExpEach(F32 (&x)[kAtOnce]) {
+  constexpr float kRound = 12582912.0f;
+  F32 shifted[kAtOnce], p[kAtOnce];
+#pragma GCC unroll 4
+  for (int v = 0; v < kAtOnce; ++v) {
+    x[v] = x[v] < -87.0f ? F32{} - 87.0f : x[v];
+    x[v] = x[v] > 87.0f ? F32{} + 87.0f : x[v];
+    shifted[v] = x[v] * 1.44269504f + kRound;
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kAtOnce; ++v) {
+    const F32 n = shifted[v] - kRound;
+    x[v] = (x[v] - n * 0.693145752f) - n * 1.42860677e-6f;
+    p[v] = F32{} + 1.98756915e-4f;
+  }
+#pragma GCC unroll 5
+  for (const float c : {1.39819995e-3f, 8.33345190e-3f, 4.16657959e-2f, 1.66666655e-1f, 5.00000012e-1f}) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kAtOnce; ++v) p[v] = p[v] * x[v] + c;
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kAtOnce; ++v) {
+    p[v] = p[v] * x[v] * x[v] + x[v] + 1.0f;
+    const U32 exponent = (reinterpret_cast<U32>(shifted[v]) - __builtin_bit_cast(uint32_t, kRound) + 127u) << 23;
+    x[v] = p[v] * reinterpret_cast<F32>(exponent);
   }
 }
 
-void Activate(Activation activation, const float* x, int64_t n, DType dtype, void* y) {
-  WithActivation(activation, [=](auto act) { Map(n, dtype, y, [=](int64_t i) { return act(x[i]); }); });
+struct SiluSlope {
+  template <class T>
+  T operator()(T x) const {
+    return x;
+  }
+};
+struct GeluTanhSlope {
+  template <class T>
+  T operator()(T x) const {
+    constexpr float kTwiceRootTwoOverPi = 1.59576912f;
+    return kTwiceRootTwoOverPi * (x + 0.044715f * x * x * x);
+  }
+};
+
+// x / (1 + exp(-slope(x))); slope takes elements and vectors.
+template <class Slope>
+struct Logistic {
+  static constexpr bool kHasVectors = true;
+  Slope slope;
+  float operator()(float x) const { return x / (1.0f + Exp(-slope(x))); }
+  void Each(F32 (&x)[kAtOnce]) const {
+    F32 e[kAtOnce];
+#pragma GCC unroll 4
+    for (int v = 0; v < kAtOnce; ++v) e[v] = -slope(x[v]);
+    ExpEach(e);
+#pragma GCC unroll 4
+    for (int v = 0; v < kAtOnce; ++v) x[v] = x[v] / (1.0f + e[v]);
+  }
+};
+struct ErfGelu {
+  static constexpr bool kHasVectors = false;
+  float operator()(float x) const { return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f)); }
+};
+
+// Calls body with the activation, so that each has a loop of its own.
+template <class Body>
+inline void WithActivation(Activation activation, Body body) {
+  switch (activation) {
+    case Activation::kSilu: return body(Logistic<SiluSlope>{});
+    case Activation::kGeluTanh: return body(Logistic<GeluTanhSlope>{});
+    case Activation::kGelu: return body(ErfGelu{});
+  }
 }
 
+// y[i] = times(act(x[i]), i); times takes elements and, with the index of their first one, vectors.
+template <class Act, class Times>
+inline void MapActivation(Act act, const float* x, int64_t n, DType dtype, void* y, Times times) {
+  int64_t i = 0;
+  if constexpr (Act::kHasVectors) {
+    for (; i + kAtOnce * kLanes <= n; i += kAtOnce * kLanes) {
+      F32 values[kAtOnce];
+#pragma GCC unroll 4
+      for (int v = 0; v < kAtOnce; ++v) values[v] = Load(x + i + v * kLanes);
+      act.Each(values);
+#pragma GCC unroll 4
+      for (int v = 0; v < kAtOnce; ++v) {
+        const int64_t at = i + v * kLanes;
+        const F32 out = times(values[v], at);
+        if (dtype == DType::kF32) {
+          Store(out, static_cast<float*>(y) + at);
+        } else {
+          StoreBF16(out, static_cast<uint16_t*>(y) + at);
+        }
+      }
+    }
+  }
+  Map(n - i, dtype, static_cast<char*>(y) + i * static_cast<int64_t>(SizeOf(dtype)),
+      [=](int64_t j) { return times(act(x[i + j]), i + j); });
+}
+
+void Activate(Activation activation, const float* x, int64_t n, DType dtype, void* y) {
+  WithActivation(activation, [=](auto act) { MapActivation(act, x, n, dtype, y, [](auto value, int64_t) { return value; }); });
+}
+
+struct TimesUp {
+  const float* up;
+  float operator()(float value, int64_t i) const { return value * up[i]; }
+  F32 operator()(F32 values, int64_t i) const { return values * Load(up + i); }
+};
 void Gated(Activation activation, const float* gate, const float* up, int64_t n, DType dtype, void* y) {
-  WithActivation(activation, [=](auto act) { Map(n, dtype, y, [=](int64_t i) { return act(gate[i]) * up[i]; }); });
+  WithActivation(activation, [=](auto act) { MapActivation(act, gate, n, dtype, y, TimesUp{up}); });
 }
 
 inline float SumOf(F32 lanes) {
