@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -33,9 +34,23 @@ std::string_view NameOf(RopeScaling scaling) {
     case RopeScaling::kLinear: return "linear";
     case RopeScaling::kLlama3: return "llama3";
     case RopeScaling::kYarn: return "yarn";
+    case RopeScaling::kDynamic: return "dynamic";
   }
   return "?";
 }
+
+std::string_view ScalingOf(const RopeConfig& rope) {
+  if (!rope.long_divisors.empty()) return "longrope";
+  return rope.frequency_divisors.empty() ? NameOf(rope.scaling) : "by frequency factors";
+}
+
+// "32 elements of a head, theta 10000, scaling yarn".
+std::string FormatRope(const RopeConfig& rope, const ModelConfig& config) {
+  const std::string part = config.rotated() == config.head_dim ? "" : fmt::format("{} elements of a head, ", config.rotated());
+  return fmt::format("{}theta {}, scaling {}", part, rope.theta, ScalingOf(rope));
+}
+
+std::string FormatWindow(int32_t window) { return window > 0 ? fmt::format("{} tokens", window) : "none"; }
 
 std::string FormatModel(const Checkpoint& checkpoint, const InspectModelOptions& options) {
   const ModelConfig& config = checkpoint.config();
@@ -43,11 +58,16 @@ std::string FormatModel(const Checkpoint& checkpoint, const InspectModelOptions&
   text +=
       fmt::format("layers {}, hidden size {}, intermediate size {}, {} query heads, {} KV heads, head_dim {}\n", config.num_layers,
                   config.hidden_size, config.intermediate_size, config.num_qo_heads, config.num_kv_heads, config.head_dim);
-  text +=
-      fmt::format("vocabulary {}, context {} tokens, window {}, rope theta {}, scaling {}, output projection {}\n",
-                  config.vocab_size, config.max_position, config.window > 0 ? fmt::format("{} tokens", config.window) : "none",
-                  config.rope.theta, config.rope.frequency_divisors.empty() ? NameOf(config.rope.scaling) : "by frequency factors",
-                  config.tie_embeddings ? "tied to the embedding" : "of its own");
+  text += fmt::format("vocabulary {}, context {} tokens{}, window {}, {}, output projection {}\n", config.vocab_size,
+                      config.max_position,
+                      config.longest_context() > config.max_position ? fmt::format(" (up to {})", config.longest_context()) : "",
+                      FormatWindow(config.window),
+                      config.blocks.rotary ? "rope " + FormatRope(config.rope, config) : std::string("learned positions"),
+                      config.tie_embeddings ? "tied to the embedding" : "of its own");
+  if (const auto local = std::ranges::count(config.local_layers, true); local > 0) {
+    text += fmt::format("{} local layers: window {}, rope {}\n", local, FormatWindow(config.local_window),
+                        FormatRope(config.local_rope, config));
+  }
   text += FormatMemory(MemoryOf(checkpoint), config.max_position);
   if (const std::optional<TokenizerData>& tokenizer = checkpoint.tokenizer()) {
     text +=
@@ -95,8 +115,11 @@ ordered_json ToJson(const Checkpoint& checkpoint) {
       {"vocab_size", config.vocab_size},
       {"max_position", config.max_position},
       {"window", config.window},
+      {"local_layers", std::ranges::count(config.local_layers, true)},
+      {"local_window", config.local_window},
+      {"rotary_dim", config.rotated()},
       {"rope_theta", config.rope.theta},
-      {"rope_scaling", NameOf(config.rope.scaling)},
+      {"rope_scaling", ScalingOf(config.rope)},
       {"tie_embeddings", config.tie_embeddings},
       {"eos_token_ids", config.eos_token_ids},
       {"parameters", memory.parameters},

@@ -17,6 +17,7 @@
 #include "engine/validate_options.h"
 #include "model/checkpoint.h"
 #include "model/random_checkpoint.h"
+#include "model/rope.h"
 #include "runner/device_runner.h"
 #include "runner/kv_pool.h"
 #include "runner/model_runner.h"
@@ -143,14 +144,14 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                            StepInputs::Create(device.get(), {.max_tokens = options.max_batch_tokens,
                                                              .max_logit_rows = options.max_batch_tokens,
                                                              .vocab_size = config.vocab_size,
-                                                             .max_position = config.max_position,
+                                                             .max_position = config.longest_context(),
                                                              .num_slots = pool->num_slots()}));
   ModelParts parts = {.device = std::move(device),
                       .transformer = std::move(transformer),
                       .pool = std::move(pool),
                       .inputs = std::move(inputs),
                       .plans = std::move(plans),
-                      .fingerprint = checkpoint.Fingerprint(),
+                      .fingerprint = checkpoint.Fingerprint() + FrequencyChoice(config.rope, options.max_context),
                       .sampler = std::move(sampler),
                       .executor = threads,
                       .distributions = std::move(distributions)};
@@ -201,7 +202,7 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
   EngineOptions options = parts.options;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.draft_model_path));
   COPPICE_RETURN_IF_ERROR(CheckSameVocabulary(target, *checkpoint, options.draft_model_path));
-  options.max_context = std::min(options.max_context, checkpoint->config().max_position);
+  options.max_context = std::min(options.max_context, checkpoint->config().longest_context());
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, parts.threads.get()));
   COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total, std::move(device),
                                                          parts.threads.get(), parts.context.get(), std::move(distributions)));
@@ -220,9 +221,9 @@ Result<std::unique_ptr<attention::Context>> MakeContext(const Device& device, Th
 // Puts the model's values in place of zeros.
 Status CompleteOptions(const ModelConfig& config, EngineOptions* options) {
   if (options->max_context == 0) options->max_context = config.max_position;
-  if (options->max_context > config.max_position) {
+  if (options->max_context > config.longest_context()) {
     return InvalidArgument("max_context is " + std::to_string(options->max_context) + ", the model's context length is " +
-                           std::to_string(config.max_position) + ": ask for at most that");
+                           std::to_string(config.longest_context()) + ": ask for at most that");
   }
   const int64_t page_slots = int64_t{options->max_running} * CeilDiv(options->max_context, options->page_size);
   if (page_slots > INT32_MAX) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace coppice {
@@ -44,6 +46,11 @@ Status CheckRope(const RopeConfig& rope, int32_t rotated, const std::string& pat
 }
 
 }  // namespace
+
+int32_t ModelConfig::longest_context() const {
+  if (rope.scaling != RopeScaling::kDynamic) return max_position;
+  return static_cast<int32_t>(std::min(double{rope.factor} * max_position, double{INT32_MAX}));
+}
 
 Status CheckConfig(const ModelConfig& config, const std::string& path) {
   if (config.num_qo_heads % config.num_kv_heads != 0) {

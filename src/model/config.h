@@ -11,17 +11,17 @@
 
 namespace coppice {
 
-enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3, kYarn };
+enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3, kYarn, kDynamic };
 
 // Rotary embedding of the first `rotary_dim` elements of a head. Inverse frequency i is theta^(-2 i / rotary_dim), changed by
 // `scaling`, and divided by frequency_divisors[i] where those are given. Cosines and sines are multiplied by attention_factor.
 struct RopeConfig {
   float theta = 10000.0f;
   RopeScaling scaling = RopeScaling::kNone;
-  float factor = 1.0f;                  // linear, llama3, yarn
+  float factor = 1.0f;                  // linear, llama3, yarn, dynamic
   float low_freq_factor = 1.0f;         // llama3
   float high_freq_factor = 4.0f;        // llama3
-  int32_t original_max_position = 0;    // llama3, yarn, longrope
+  int32_t original_max_position = 0;    // llama3, yarn, longrope; dynamic: theta grows with a context that may exceed it
   float beta_fast = 32, beta_slow = 1;  // yarn: turns in the original context above which a frequency is kept, below which divided
   bool truncate = true;                 // yarn: the range between the two begins and ends at whole dimensions
   float attention_factor = 1.0f;        // yarn, longrope
@@ -83,6 +83,8 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;
 
   static constexpr int32_t kMaxHeadDim = ops::kMaxHeadDim;
+  // The longest context that may be asked for: dynamic scaling is made for more than max_position.
+  int32_t longest_context() const;
   int32_t rotated() const { return !blocks.rotary ? 0 : rotary_dim == 0 ? head_dim : rotary_dim; }
 };
 

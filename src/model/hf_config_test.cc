@@ -157,8 +157,13 @@ TEST(HfConfigTest, ScaledRope) {
   EXPECT_THAT(Message(With({{"rope_scaling", With({{"long_factor", {1, 2}}}, longrope)}}, phi3)),
               HasSubstr("2 RoPE frequency divisors, expected 4"));
   EXPECT_THAT(Message(With({{"rope_scaling", With({{"long_factor", "x"}}, longrope)}}, phi3)), HasSubstr("a list of numbers"));
-  // Dynamic scaling begins where the context ends.
-  EXPECT_EQ(Parse(With({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}})).value().rope.scaling, RopeScaling::kNone);
+  // Dynamic scaling lengthens the context that may be asked for.
+  const ModelConfig dynamic = Parse(With({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.5}}}})).value();
+  EXPECT_EQ(dynamic.rope.scaling, RopeScaling::kDynamic);
+  EXPECT_EQ(dynamic.rope.original_max_position, dynamic.max_position);
+  EXPECT_EQ(dynamic.longest_context(), dynamic.max_position * 5 / 2);
+  EXPECT_THAT(Message(With({{"rope_scaling", {{"type", "dynamic"}}}})), HasSubstr("factor"));
+  EXPECT_THAT(Message(With({{"rope_scaling", {{"type", "dynamic"}, {"factor", 0.5}}}})), HasSubstr("a number of at least 1"));
   EXPECT_EQ(Parse(With({{"partial_rotary_factor", 0.5}})).value().rotary_dim, 4);
 }
 

@@ -66,8 +66,13 @@ Status ReadParameters(const ObjectReader& reader, const ModelConfig& config, Rop
   COPPICE_ASSIGN_OR_RETURN(const std::string older, reader.String("type", "default"));
   COPPICE_ASSIGN_OR_RETURN(std::string type, reader.String("rope_type", older));
   if (type == "su") type = "longrope";  // its first name
-  // Dynamic scaling begins beyond max_position_embeddings, where this context ends.
-  if (type == "default" || type == "dynamic") return OkStatus();
+  if (type == "default") return OkStatus();
+  if (type == "dynamic") {  // begins beyond max_position_embeddings, whatever else stands here
+    rope->scaling = RopeScaling::kDynamic;
+    rope->original_max_position = config.max_position;
+    COPPICE_RETURN_IF_ERROR(reader.Float("factor", &rope->factor));
+    return rope->factor >= 1 ? OkStatus() : reader.Wrong("factor", "a number of at least 1");
+  }
   if (type != "linear" && type != "llama3" && type != "yarn" && type != "longrope") {
     return Unimplemented(
         fmt::format("{}: RoPE type {} is not supported; supported are default, linear, dynamic, llama3, yarn, longrope",

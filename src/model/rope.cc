@@ -44,13 +44,24 @@ struct YarnRange {
 
 }  // namespace
 
+std::string FrequencyChoice(const RopeConfig& rope, int32_t max_context) {
+  if (max_context <= rope.original_max_position) return "";
+  if (rope.scaling == RopeScaling::kDynamic) return "-dynamic" + std::to_string(max_context);
+  return rope.long_divisors.empty() ? "" : "-long";
+}
+
 std::vector<float> InverseFrequencies(const RopeConfig& rope, int32_t rotary_dim, int32_t max_context) {
-  const bool long_context = !rope.long_divisors.empty() && max_context > rope.original_max_position;
-  const std::vector<float>& divisors = long_context ? rope.long_divisors : rope.frequency_divisors;
+  const bool long_context = max_context > rope.original_max_position;
+  const std::vector<float>& divisors = long_context && !rope.long_divisors.empty() ? rope.long_divisors : rope.frequency_divisors;
   const YarnRange yarn(rope, rotary_dim);
   std::vector<float> frequencies(rotary_dim / 2);
+  double theta = rope.theta;
+  if (rope.scaling == RopeScaling::kDynamic && long_context && rotary_dim > 2) {
+    const double length = static_cast<double>(max_context) / rope.original_max_position;
+    theta *= std::pow(rope.factor * length - (rope.factor - 1), rotary_dim / (rotary_dim - 2.0));  // "NTK-aware" scaling
+  }
   for (size_t i = 0; i < frequencies.size(); ++i) {
-    double frequency = std::pow(double{rope.theta}, -2.0 * static_cast<double>(i) / rotary_dim);
+    double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / rotary_dim);
     if (rope.scaling == RopeScaling::kLinear) frequency /= rope.factor;
     if (rope.scaling == RopeScaling::kLlama3) frequency = ScaleLlama3(frequency, rope);
     if (rope.scaling == RopeScaling::kYarn) frequency = yarn.Scale(frequency, i, rope.factor);

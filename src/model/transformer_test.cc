@@ -351,6 +351,21 @@ TEST(InverseFrequencies, LongRopeChoosesByTheContext) {
       .theta = 1e4f, .original_max_position = 100, .frequency_divisors = {1, 1, 1, 1}, .long_divisors = {1, 2, 4, 8}};
   EXPECT_FLOAT_EQ(InverseFrequencies(rope, 8, 100)[3], 1e-3f);
   EXPECT_FLOAT_EQ(InverseFrequencies(rope, 8, 101)[3], 1e-3f / 8);
+  EXPECT_EQ(FrequencyChoice(rope, 100), "");
+  EXPECT_EQ(FrequencyChoice(rope, 101), FrequencyChoice(rope, 102));
+  EXPECT_NE(FrequencyChoice(rope, 101), "");
+}
+
+// transformers, _compute_dynamic_ntk_parameters, for a sequence of 300 tokens.
+TEST(InverseFrequencies, DynamicScalingEnlargesThetaWithTheContext) {
+  const RopeConfig rope = {.theta = 1e4f, .scaling = RopeScaling::kDynamic, .factor = 4, .original_max_position = 100};
+  EXPECT_FLOAT_EQ(InverseFrequencies(rope, 8, 100)[3], 1e-3f);
+  const double theta = 1e4 * std::pow(4 * 300.0 / 100 - 3, 8 / 6.0);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_FLOAT_EQ(InverseFrequencies(rope, 8, 300)[i], static_cast<float>(std::pow(theta, -2.0 * i / 8))) << i;
+  }
+  EXPECT_EQ(FrequencyChoice(rope, 100), "");
+  EXPECT_NE(FrequencyChoice(rope, 200), FrequencyChoice(rope, 300));
 }
 
 }  // namespace

@@ -17,6 +17,16 @@ class InspectModelTest(unittest.TestCase):
                       "model.layers.2.mlp.down_proj.weight"):
             self.assertIn(words, done.stdout)
 
+    def test_what_layers_attend_to(self):
+        for name, words in (("gemma3-a", ("window none, rope theta 1000000, scaling none", "5 local layers: window 16 tokens, rope theta 10000, scaling none")),
+                            ("starcoder-a", ("learned positions",)), ("phi2-a", ("rope 16 elements of a head, theta 10000",)),
+                            ("llama-yarn-a", ("rope theta 10000, scaling yarn",))):
+            text = coppice("inspect", "model", os.path.join(os.path.dirname(TINY), name)).stdout
+            for expected in words:
+                self.assertIn(expected, text)
+        model = json.loads(coppice("inspect", "model", os.path.join(os.path.dirname(TINY), "gemma3-a"), "--json").stdout)
+        self.assertEqual((model["window"], model["local_layers"], model["local_window"], model["rotary_dim"]), (0, 5, 16, 32))
+
     def test_json(self):
         model = json.loads(coppice("inspect", "model", TINY, "--json").stdout)
         self.assertEqual((model["architecture"], model["num_layers"], model["kv_elements_per_token"]), ("llama", 3, 2 * 3 * 2 * 16))
