@@ -166,8 +166,9 @@ Result<PodResult> PodBench::Run(const PodBatch& batch) {
 
   PodResult result{.batch = batch};
   for (size_t i = 0; i < ways.size(); ++i) result.rows.push_back({ways[i], std::move(timed[i])});
-  const double bytes_per_s = device_.read_bytes_per_s(), flops_per_s = device_.product_flops_per_s();
-  const auto bound = [&](double bytes, double flops) { return std::max(bytes / bytes_per_s, flops / flops_per_s); };
+  const auto bound = [&](double bytes, double flops) {
+    return std::max(bytes / options_.read_bytes_per_s, flops / options_.product_flops_per_s);
+  };
   result.sum_bound_s = bound(batch.ChunkBytes(), batch.ChunkFlops()) + bound(batch.DecodeBytes(), batch.DecodeFlops());
   result.max_bound_s = bound(batch.ChunkBytes() + batch.DecodeBytes(), batch.ChunkFlops() + batch.DecodeFlops());
   return result;

@@ -47,6 +47,7 @@ struct PodResult {
 struct PodOptions {
   int32_t page_size = 16;
   RoundsOptions rounds;
+  double read_bytes_per_s = 0, product_flops_per_s = 0;  // of the bounds
 };
 
 // Measures batches one after the other on one piece of KV memory, which all of them read.

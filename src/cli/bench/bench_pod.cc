@@ -36,6 +36,7 @@ struct BenchPodOptions {
   std::vector<std::string> sets;
   attention::PodOptions bench = {.rounds = {.repeats = 7, .precision = 0.01, .seconds = 0.4}};
   double memory_gib = 0;
+  std::vector<double> roofline;  // TB/s, TFLOP/s, or empty
   int threads = 0;
   std::string device = "cuda", out, csv, html;
 };
@@ -211,18 +212,21 @@ Result<ExitCode> BenchPod(const BenchPodOptions& options) {
   COPPICE_ASSIGN_OR_RETURN(
       const std::unique_ptr<attention::BenchDevice> device,
       cpu ? attention::MakeCpuBenchDevice(*threads, attention::cpu::DetectIsa()) : attention::MakeCudaBenchDevice(0));
+  attention::PodOptions bench_options = options.bench;
+  bench_options.read_bytes_per_s = options.roofline.empty() ? device->read_bytes_per_s() : 1e12 * options.roofline[0];
+  bench_options.product_flops_per_s = options.roofline.empty() ? device->product_flops_per_s() : 1e12 * options.roofline[1];
   ordered_json report = {{"device", device->name()},
                          {"page_size", options.bench.page_size},
                          {"memory_bytes", memory_bytes},
                          {"least_rounds", options.bench.rounds.repeats},
                          {"precision", options.bench.rounds.precision},
                          {"seconds", options.bench.rounds.seconds},
-                         {"product_flops_per_s", device->product_flops_per_s()},
-                         {"read_bytes_per_s", device->read_bytes_per_s()},
+                         {"product_flops_per_s", bench_options.product_flops_per_s},
+                         {"read_bytes_per_s", bench_options.read_bytes_per_s},
                          {"rows", ordered_json::array()}};
   COPPICE_RETURN_IF_ERROR(Print(fmt::format("{}; {:.1f} TFLOP/s of products, {:.3f} TB/s read\n", device->name(),
-                                            device->product_flops_per_s() * 1e-12, device->read_bytes_per_s() * 1e-12)));
-  attention::PodBench bench(*device, options.bench);
+                                            bench_options.product_flops_per_s * 1e-12, bench_options.read_bytes_per_s * 1e-12)));
+  attention::PodBench bench(*device, bench_options);
   COPPICE_RETURN_IF_ERROR(bench.Reserve(batches));
   for (const PodBatch& batch : batches) {
     COPPICE_ASSIGN_OR_RETURN(const PodResult result, bench.Run(batch));
@@ -268,6 +272,12 @@ Command AddBenchPodCommand(CLI::App& bench) {
   command->add_option("--seconds", options->bench.rounds.seconds, "No more rounds after this time a batch")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command
+      ->add_option("--roofline", options->roofline,
+                   "TB/s and TFLOP/s of the bounds (default: measured on a CPU; of a GPU the copy rate of this run and the "
+                   "machine model's products, which larger tiles than attention's exceed)")
+      ->expected(2)
+      ->check(CLI::PositiveNumber);
   command->add_option("--threads", options->threads, "Worker threads of a CPU; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
