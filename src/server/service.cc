@@ -18,6 +18,7 @@
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/host_name.h"
+#include "server/kept_response.h"
 #include "server/multipart_form.h"
 #include "server/openapi.h"
 #include "server/page.h"
@@ -125,18 +126,6 @@ std::string VariableOf(std::string_view route, const std::string& path) {
   if (!parts.variable) return {};
   return path.substr(parts.before.size(), path.size() - parts.before.size() - parts.behind.size());
 }
-
-// Keeps an answer for another use.
-class KeptResponse final : public Responder {
- public:
-  void Send(HttpResponse answer) override { response = std::move(answer); }
-  void BeginStream() override {}
-  void Write(std::string) override {}
-  void EndStream() override {}
-  void WhenGone(std::function<void()>) override {}
-
-  std::optional<HttpResponse> response;
-};
 
 ordered_json ToJson(const PrefixStore::Info& info) {
   return {{"object", "prefix"},

@@ -18,6 +18,7 @@
 
 #include "core/file.h"
 #include "engine/engine_harness.h"
+#include "server/kept_response.h"
 
 namespace coppice::server {
 namespace {
@@ -170,24 +171,16 @@ TEST_F(ServingTest, ALostDeviceIsToldInAStreamThatHasBegun) {
 }
 
 TEST_F(ServingTest, WithoutADeviceTheServerIsNotReady) {
-  class Answer final : public Responder {
-   public:
-    void Send(HttpResponse answer) override { response = std::move(answer); }
-    void BeginStream() override {}
-    void Write(std::string) override {}
-    void EndStream() override {}
-    void WhenGone(std::function<void()>) override {}
-    HttpResponse response;
-  };
   (void)AnswerWithoutADevice(kShort);
   for (const HttpRequest& request :
        {HttpRequest{.method = "GET", .path = "/ready"},
         HttpRequest{
             .method = "POST", .path = "/v1/completions", .body = R"({"prompt": [1]})", .content_type = "application/json"}}) {
-    const auto answer = std::make_shared<Answer>();
+    const auto answer = std::make_shared<KeptResponse>();
     service_.Handle(request, answer);
-    EXPECT_EQ(answer->response.status, 503);
-    EXPECT_THAT(answer->response.body, HasSubstr("device"));
+    ASSERT_TRUE(answer->response);
+    EXPECT_EQ(answer->response->status, 503);
+    EXPECT_THAT(answer->response->body, HasSubstr("device"));
   }
 }
 

@@ -474,15 +474,9 @@ TEST_F(OpsCudaTest, RotatedRowsMatchTheCpu) {
       if (HasFatalFailure()) return;
 
       const auto view_of = [&](void* base, DType of) {
-        const int64_t head = 2LL * kPageSize * c.head_dim;
-        return attention::KvLayerView{.k = base,
-                                      .v = static_cast<std::byte*>(base) + kPageSize * c.head_dim * SizeOf(of),
-                                      .page_stride = head * c.num_kv_heads,
-                                      .head_stride = head,
-                                      .slot_stride = c.head_dim,
-                                      .num_pages = kPages,
-                                      .page_size = kPageSize,
-                                      .dtype = of};
+        return attention::KvPoolShape{
+            .num_pages = kPages, .page_size = kPageSize, .num_kv_heads = c.num_kv_heads, .head_dim = c.head_dim, .dtype = of}
+            .View(base);
       };
       RopeAppendArgs args = {.qkv = qkv.view(),
                              .cos = cos.view(),
@@ -567,15 +561,9 @@ TEST_F(OpsCudaTest, RotatedProductsMatchTheCpu) {
         for (int64_t i = 0; i < c.rows; ++i) slots[i] = i % 7 == 3 ? -1 : (i * 11) % (kPages * kPageSize);
         const DeviceMemory device_slots = Upload(slots);
         const auto view_of = [&](void* base, DType of) {
-          const int64_t head = 2LL * kPageSize * c.head_dim;
-          return attention::KvLayerView{.k = base,
-                                        .v = static_cast<std::byte*>(base) + kPageSize * c.head_dim * SizeOf(of),
-                                        .page_stride = head * kKvHeads,
-                                        .head_stride = head,
-                                        .slot_stride = c.head_dim,
-                                        .num_pages = kPages,
-                                        .page_size = kPageSize,
-                                        .dtype = of};
+          return attention::KvPoolShape{
+              .num_pages = kPages, .page_size = kPageSize, .num_kv_heads = kKvHeads, .head_dim = c.head_dim, .dtype = of}
+              .View(base);
         };
         RopeAppendArgs args = {.qkv = qkv.view(),
                                .cos = cos.view(),
