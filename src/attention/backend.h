@@ -8,6 +8,7 @@
 
 #include "attention/backend_traits.h"
 #include "attention/machine_model.h"
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention {

@@ -5,12 +5,13 @@
 #include "attention/backend.h"
 #include "attention/plan.h"
 #include "attention/plan_io.h"
+#include "attention/work_list.h"
 #include "core/check.h"
 
 namespace coppice::attention {
 namespace {
 
-class BackendPlan final : public AttentionPlan {
+class BackendPlan final : public InspectablePlan {
  public:
   BackendPlan(DeviceKind device, std::unique_ptr<Planner> planner, std::unique_ptr<PlanExecutor> executor)
       : device_(device), planner_(std::move(planner)), executor_(std::move(executor)) {}

@@ -10,6 +10,7 @@
 #include "attention/backend_traits.h"
 #include "attention/machine_model.h"
 #include "attention/plan_units.h"
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention {

@@ -33,6 +33,7 @@
 #include "attention/mark_set.h"
 #include "attention/plan_units.h"
 #include "attention/step_pricer.h"
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 #include "core/buffer.h"
 

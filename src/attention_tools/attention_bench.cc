@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/plan.h"
+#include "attention/work_list.h"
 #include "core/buffer.h"
 #include "core/check.h"
 
@@ -30,7 +31,8 @@ struct Contestant {
 };
 
 // Whether two plans over one forest execute the same items in the same order.
-bool SameWork(const PlanView& a, const PlanView& b) {
+bool SameWork(const AttentionPlan& one, const AttentionPlan& other) {
+  const PlanView a = InspectablePlan::Of(one).View(), b = InspectablePlan::Of(other).View();
   const auto same_item = [&](int32_t i, int32_t j) {
     const WorkItem &x = a.items[i], &y = b.items[j];
     return x.kind == y.kind && x.heads_per_task == y.heads_per_task && x.page_row == y.page_row && x.kv_begin == y.kv_begin &&
@@ -144,7 +146,7 @@ Result<std::vector<BenchRow>> AttentionBench::Run(const AttentionSpec& spec, con
                       .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / device_.read_bytes_per_s(),
                                              static_cast<double>(stats.flops) / device_.product_flops_per_s()),
                       .over_planned = timed[i].over_first,
-                      .same_work = c.may_equal_planned() && SameWork(c.plan->View(), contestants.front().plan->View())});
+                      .same_work = c.may_equal_planned() && SameWork(*c.plan, *contestants.front().plan)});
   }
   return result;
 }

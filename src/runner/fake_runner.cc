@@ -164,7 +164,7 @@ Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch, c
       states_[row] = StateAfter(history_);
     }
   }
-  CheckPlan(forest, plan.View());
+  CheckPlan(forest, attention::InspectablePlan::Of(plan).View());
   const int64_t rows = static_cast<int64_t>(batch.logit_rows.size());
   logits_.resize(rows * options_.vocab_size);
   for (int64_t r = 0; r < rows; ++r) {

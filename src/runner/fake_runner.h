@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/work_list.h"
 #include "runner/host_runner.h"
 
 namespace coppice {

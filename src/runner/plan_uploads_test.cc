@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention/owned_forest.h"
+#include "attention/work_list.h"
 #include "core/thread_pool.h"
 
 namespace coppice {
@@ -67,7 +68,7 @@ class LoggingDevice final : public Device {
 };
 
 // A plan for the CPU with two device images that only count.
-class TwoImages final : public AttentionPlan {
+class TwoImages final : public attention::InspectablePlan {
  public:
   TwoImages(std::unique_ptr<AttentionPlan> plan, std::string name, Log* log)
       : plan_(std::move(plan)), name_(std::move(name)), log_(log) {}
@@ -81,7 +82,7 @@ class TwoImages final : public AttentionPlan {
   }
   int32_t DeviceImage() const override { return image_; }
   Status Run(const attention::BoundKv&, const attention::RunArgs&, Stream) override { return OkStatus(); }
-  attention::PlanView View() const override { return plan_->View(); }
+  attention::PlanView View() const override { return attention::InspectablePlan::Of(*plan_).View(); }
   attention::PlanStats Stats() const override { return plan_->Stats(); }
   std::string Explain() const override { return ""; }
   std::string Dump() const override { return ""; }

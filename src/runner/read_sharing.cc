@@ -29,7 +29,7 @@ int64_t TokensOf(const PlanView& view, const WorkItem& item, const PrefixForestV
 
 void ReadSharing::Count(const attention::AttentionPlan& plan, const attention::PlanStats& stats, const PrefixForestView& forest,
                         int32_t num_layers) {
-  const PlanView view = plan.View();
+  const PlanView view = attention::InspectablePlan::Of(plan).View();
   // Lengths move windows; else a range that is shared stays what it is until the plan changes.
   if (stats.updates_replanned == counted_at_ && view.spec.window == 0) return;
   counted_at_ = stats.updates_replanned;

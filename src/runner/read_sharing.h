@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 #include "runner/runner.h"
 

@@ -87,7 +87,7 @@ void RunAndCompare(AttentionCase& test, PlanExecutor& executor, const HandPlan& 
 void RunAndCompare(AttentionCase& test, AttentionPlan& plan, bool with_lse) {
   RunPlan(test, plan, with_lse);
   if (::testing::Test::HasFatalFailure()) return;
-  ASSERT_EQ(test.Compare(test.Read(), MostContributions(plan.View()), with_lse), "");
+  ASSERT_EQ(test.Compare(test.Read(), MostContributions(InspectablePlan::Of(plan).View()), with_lse), "");
 }
 
 void RunPlan(AttentionCase& test, AttentionPlan& plan, bool with_lse) {
@@ -131,7 +131,7 @@ void RandomForestsAgreeWithOracle(TestDevice& device, uint64_t first_seed, uint6
       }
       RunAndCompare(test, *planner, edit == 1);
       if (::testing::Test::HasFatalFailure()) return;
-      planned.Add(planner->View(), test.forest().View());
+      planned.Add(InspectablePlan::Of(*planner).View(), test.forest().View());
       test.forest().Edit();
       test.Refresh();
     }

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::testing {

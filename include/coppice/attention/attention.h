@@ -141,54 +141,6 @@ class BoundKv {
 
 // ----------------------------------------------------------------------------------------------------------------------- plan
 
-enum class ItemKind : uint8_t {
-  kDenseTile,   // many rows over one KV range: compute-bound
-  kStreamTile,  // few rows: bandwidth-bound
-};
-enum ItemFlags : uint8_t {
-  kItemMasked = 1,  // some row may not see the whole range: causal tail, window or draft mask
-};
-
-// One scheduled tile, read by the kernels. A task is an item x a block of heads_per_task kv heads. Rows of an item, per kv head:
-// for each of its merge sets in order, for each query of the set, for each query head of the group.
-struct WorkItem {
-  ItemKind kind;
-  uint8_t flags;  // ItemFlags
-  uint16_t heads_per_task;
-  int32_t page_row;                    // the branch slot through whose page row the range is read
-  int32_t kv_begin, kv_end;            // kLive only for items of one branch: its live length
-  int32_t member_begin, member_count;  // range of PlanView::members: the merge sets it serves
-  int32_t state_begin;                 // first partial state; -1 if every set has this as its only contribution
-  uint32_t predicted_ns;
-};
-static_assert(sizeof(WorkItem) == 32, "read by kernels as two 16-byte loads");
-
-// At most 64 / group_size (at least 1) consecutive queries of one branch: the unit whose partial states are merged. Query i of the
-// set is query query_begin + i of the branch (its row of q: branch_query_begin + query_begin + i).
-struct MergeSet {
-  int32_t branch, query_begin, query_count;
-  int32_t contribution_begin, contribution_count;  // 1: the item writes the output itself
-};
-
-// One item's partial states for one merge set, in path order. The state of the set's row r (query * group_size + head in group)
-// under kv head h is state_begin + h * head_stride + r.
-struct Contribution {
-  int32_t state_begin, head_stride, item;
-};
-
-// What a backend executes; also for inspection. Spans stay valid until the next Update.
-struct PlanView {
-  AttentionSpec spec;
-  int32_t page_size = 0;
-  std::span<const WorkItem> items;
-  std::span<const int32_t> members;  // merge set ids
-  std::span<const MergeSet> merge_sets;
-  std::span<const Contribution> contributions;
-  std::span<const int32_t> compute_queue, bandwidth_queue;  // item ids, longest predicted first
-  int32_t num_states = 0;                                   // fp32 acc[head_dim], m (base 2), l: one per row and kv head
-  uint64_t revision = 0;                                    // of one plan: grows whenever anything above changes; 0: nobody counts
-};
-
 // Which sharing the planner may use. Policies over one forest; results are equal within rounding.
 enum class SharePolicy : uint8_t { kTree, kOneLevel, kStore };
 
@@ -259,12 +211,15 @@ class AttentionPlan {
   // INVALID_ARGUMENT for KV bound by another backend, or for a spec of other kv_dtype, num_kv_heads or head_dim.
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream = nullptr) = 0;
 
-  virtual PlanView View() const = 0;
   virtual PlanStats Stats() const = 0;
   // The tree, each decision and its reason, bytes and FLOPs with and without sharing, predicted time.
   virtual std::string Explain() const = 0;
   // Forest, spec, options and plan as JSON, for `coppice inspect plan --replay`.
   virtual std::string Dump() const = 0;
+
+ private:
+  friend class InspectablePlan;  // the library's own plans: Create makes all there are
+  AttentionPlan() = default;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------- states
@@ -318,6 +273,10 @@ class Context {
   // mask, if not empty: [n], rows with 0 are left alone.
   virtual Status MergeStates(const StateView& into, std::span<const StateView> from, int64_t num_rows, int32_t num_heads,
                              int32_t head_dim, DType dtype, std::span<const uint8_t> mask, Stream stream = nullptr) = 0;
+
+ private:
+  friend class Backend;  // the library's own: CreateCpu and CreateCuda make all there are
+  Context() = default;
 };
 
 }  // namespace coppice::attention

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention/cuda/kernel_params.h"
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {

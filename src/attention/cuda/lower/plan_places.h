@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/cuda/lower/plan_image.h"
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {

@@ -19,6 +19,7 @@
 #include "attention/cuda/plan_device.h"
 #include "attention/machine_model.h"
 #include "attention/plan_units.h"
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {

@@ -9,6 +9,7 @@
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/step_ranges.h"
 #include "attention/cuda/plan_device.h"
+#include "attention/work_list.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {
