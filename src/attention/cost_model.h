@@ -1,6 +1,6 @@
 // Predicted time of attention work: max(bytes / bandwidth, flops / rate) plus fixed costs per task, per partial state and per
 // merge (roofline; Bifurcated Attention section 4, RelayAttention eq. 10), and on a GPU the time to the end of a whole step, whose
-// longest chain of a task and a merge may outlast its sums. Constants come from a MachineModel. Decides nothing: plan.cc does.
+// longest chain of a task and a merge may outlast its sums. Constants come from a MachineModel. Decides nothing: share/ does.
 // Layer: attention, private.
 #pragma once
 

@@ -59,8 +59,8 @@ Result<PlanCapacity> ResolveCapacity(const AttentionSpec& spec, const PlanCapaci
 }
 
 void ForestIndex::Layout(Arena& arena, const PlanCapacity& capacity) {
-  for (std::span<int32_t>* per_node : {&parent, &begin, &end, &first_member, &last_member, &position, &preorder_, &first_child,
-                                       &next_sibling, &first_branch_, &live_branch_}) {
+  for (std::span<int32_t>* per_node : {&parent, &begin, &end, &first_member, &last_member, &own_end_, &position, &preorder_,
+                                       &first_child, &next_sibling, &first_branch_, &live_branch_}) {
     *per_node = arena.Take<int32_t>(capacity.max_nodes);
   }
   for (std::span<int32_t>* per_branch :
@@ -336,6 +336,7 @@ Status ForestIndex::OrderNodes() {
     preorder_[num_preorder_++] = n;
     first_member[n] = num_active_;
     for (int32_t b = first_branch_[n]; b >= 0; b = next_branch_[b]) active_[num_active_++] = b;
+    own_end_[n] = num_active_;
     if (first_child[n] >= 0) {
       n = first_child[n];
       continue;

@@ -47,8 +47,14 @@ class ForestIndex {
   // Nodes in use, parents first, siblings by slot.
   std::span<const int32_t> Preorder() const { return preorder_.first(num_preorder_); }
   std::span<int32_t> position;  // [N] of a node in use, in Preorder
-  // Branches with queries in depth-first order; those at or below node n are the positions [first_member[n], last_member[n]).
+  // Branches with queries in depth-first order; those at or below node n are the positions [first_member[n], last_member[n]), of
+  // which those that end there come first.
   std::span<const int32_t> ActiveBranches() const { return active_.first(num_active_); }
+  std::span<const int32_t> BranchesBelow(int32_t n) const {
+    return active_.subspan(first_member[n], last_member[n] - first_member[n]);
+  }
+  std::span<const int32_t> BranchesAt(int32_t n) const { return active_.subspan(first_member[n], own_end_[n] - first_member[n]); }
+  bool IsLive(int32_t n) const { return end[n] == kLive; }
   std::span<int32_t> first_member, last_member;  // [N]
   std::span<int32_t> first_child, next_sibling;  // [N] -1 ends a list
 
@@ -99,6 +105,7 @@ class ForestIndex {
   int32_t num_nodes_ = 0, num_branches_ = 0, num_preorder_ = 0, num_active_ = 0;
   bool has_tree_mask_ = false;
   std::span<int32_t> preorder_, active_;
+  std::span<int32_t> own_end_;                     // [N]: see BranchesAt
   std::span<int32_t> first_branch_, next_branch_;  // [N], [B]: branches with queries that end at a node
   std::span<int32_t> live_branch_;                 // [N]: the branch that ends at a live node
   std::span<int32_t> query_owner_;                 // [Q]: branch that claimed a query, to find overlaps

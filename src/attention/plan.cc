@@ -3,12 +3,10 @@
 #include "attention/plan.h"
 
 #include <algorithm>
-#include <climits>
 #include <optional>
 #include <string>
-#include <utility>
 
-#include "attention/plan_stages.h"
+#include "attention/step_pricer.h"
 #include "core/check.h"
 
 namespace coppice::attention {
@@ -19,45 +17,9 @@ constexpr int32_t kMaxLookahead = 1 << 20;
 
 }  // namespace
 
-std::string_view Name(Decision decision) {
-  switch (decision) {
-    case Decision::kIdle: return "idle";
-    case Decision::kNothing: return "nothing to decide";
-    case Decision::kOnlyConsumer: return "read on by the only consumer";
-    case Decision::kPolicy: return "not shared by policy";
-    case Decision::kAbsorbed: return "absorbed";
-    case Decision::kShared: return "shared";
-    case Decision::kForced: return "shared by force";
-    case Decision::kCapacity: return "absorbed for lack of capacity";
-    case Decision::kNoGain: return "absorbed since the step gains nothing";
-  }
-  return "?";
-}
-
-PlanSizes Planner::Limits(const AttentionSpec& spec, const PlanCapacity& capacity, const BackendTraits& traits) {
-  const int32_t set_queries = MaxSetQueries(spec.group_size());
-  const int64_t sets = int64_t{capacity.max_branches} + capacity.max_queries / set_queries;
-  // What a deep tree with a few cuts wants; more is dropped. Deterministic mode cuts every path at its superblocks.
-  const int64_t depth = spec.deterministic ? 12 : 6;
-  const int64_t cuts = int64_t{8} * traits.workers;
-  // States: two levels for every query (a cached prefix under new prompts), more for as many as decode steps and drafts have.
-  const int64_t deep_queries = std::min<int64_t>(capacity.max_queries, int64_t{2} * capacity.max_branches);
-  const int64_t rows_with_states = (2 * int64_t{capacity.max_queries} + depth * 2 / 3 * deep_queries) * spec.group_size();
-  PlanSizes sizes;
-  const auto clamp = [](int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX / 2)); };
-  sizes.max_merge_sets = clamp(sets);
-  sizes.max_items = clamp(depth * sets / 2 + 2 * int64_t{capacity.max_nodes} + cuts);
-  sizes.max_members = clamp(depth * sets);
-  // A cut gives a contribution to each set of a tile's rows; the heads of an item are tasks of their own.
-  sizes.max_contributions = clamp(depth * sets + cuts * std::max(1, traits.dense_tile_rows / spec.num_qo_heads));
-  const int64_t state_rows = rows_with_states + cuts * std::max(64, spec.group_size());
-  sizes.max_states = clamp(state_rows * spec.num_kv_heads) / spec.num_kv_heads * spec.num_kv_heads;
-  return sizes;
-}
-
 PlanSizes ComputePlanSizes(const AttentionSpec& spec, const PlanCapacity& capacity, const BackendTraits& traits) {
-  PlanSizes sizes = Planner::Limits(spec, capacity, traits);
-  Planner counted(spec, capacity, {}, traits, {});
+  Planner counted(PlanProblem(spec, capacity, {}, traits, {}));
+  PlanSizes sizes = counted.sizes();
   Arena arena(nullptr);
   counted.Layout(arena);
   sizes.host_bytes = arena.used();
@@ -67,21 +29,13 @@ PlanSizes ComputePlanSizes(const AttentionSpec& spec, const PlanCapacity& capaci
   return sizes;
 }
 
-Planner::Planner(const AttentionSpec& spec, const PlanCapacity& capacity, const PlannerOptions& options,
-                 const BackendTraits& traits, const MachineModel& machine)
-    : spec_(spec),
-      capacity_(capacity),
-      options_(options),
-      traits_(traits),
-      machine_(machine),
-      sizes_(Limits(spec, capacity, traits)),
-      set_queries_(MaxSetQueries(spec.group_size())),
-      tile_sets_(std::max(1, traits.dense_tile_rows / (set_queries_ * spec.group_size()))),
-      share_unit_(spec.deterministic ? traits.deterministic_unit : 1),
-      window_unit_(spec.deterministic ? traits.deterministic_unit : RoundUp(64, traits.kv_tile)),
-      index_(&index_a_),
-      previous_(&index_b_),
-      optional_(options.policy != SharePolicy::kStore && !options.force_sharing) {}
+Planner::Planner(const PlanProblem& problem)
+    : problem_(problem),
+      tiles_(problem_),
+      costs_(problem_),
+      shares_(problem_, costs_, tiles_),
+      items_(problem_, costs_, shares_, tiles_),
+      lengths_(problem_) {}
 
 Result<std::unique_ptr<Planner>> Planner::Create(const AttentionSpec& spec, const PlanCapacity& capacity,
                                                  const PlannerOptions& options, const BackendTraits& traits,
@@ -91,149 +45,120 @@ Result<std::unique_ptr<Planner>> Planner::Create(const AttentionSpec& spec, cons
     return InvalidArgument("lookahead_tokens is " + std::to_string(options.lookahead_tokens) + ", expected 0 to " +
                            std::to_string(kMaxLookahead));
   }
-  std::unique_ptr<Planner> planner(new Planner(spec, resolved, options, traits, machine));
-  planner->cost_ = CostModel(spec, traits, machine);
-  planner->sizes_ = ComputePlanSizes(spec, resolved, traits);
-  COPPICE_ASSIGN_OR_RETURN(planner->memory_, Buffer::Allocate(planner->sizes_.host_bytes));
+  PlanProblem problem(spec, resolved, options, traits, machine);
+  problem.cost = CostModel(spec, traits, machine);
+  problem.sizes = ComputePlanSizes(spec, resolved, traits);
+  std::unique_ptr<Planner> planner(new Planner(problem));
+  COPPICE_ASSIGN_OR_RETURN(planner->memory_, Buffer::Allocate(problem.sizes.host_bytes));
   Arena arena(planner->memory_.data());
   planner->Layout(arena);
-  if (planner->optional_) planner->pricer_ = MakeStepPricer(spec, resolved, planner->sizes_, traits, machine);
+  if (problem.optional) planner->shares_.SetPricer(MakeStepPricer(spec, resolved, problem.sizes, traits, machine));
   return planner;
 }
 
 void Planner::Layout(Arena& arena) {
-  const int32_t num_nodes = capacity_.max_nodes, num_branches = capacity_.max_branches, num_sets = sizes_.max_merge_sets;
-  index_a_.Layout(arena, capacity_);
-  index_b_.Layout(arena, capacity_);
-  nodes_ = arena.Take<NodePlan>(num_nodes);
-  states_above_ = arena.Take<int32_t>(num_nodes);
-  ranges_ = arena.Take<StepRange>(num_nodes + num_sets);
-  range_of_node_ = arena.Take<int32_t>(num_nodes);
-  unshared_.items = arena.Take<StepItem>(num_nodes + num_sets);
-  wanted_.items = arena.Take<StepItem>(num_nodes + num_sets);
-  dirty_.Layout(arena, num_nodes);
-  members_changed_ = arena.Take<uint8_t>(num_nodes);
-  relaid_ = arena.Take<uint8_t>(num_nodes + num_sets);
-  branch_changed_ = arena.Take<uint8_t>(num_branches);
-  owners_ = arena.Take<Owner>(num_nodes + num_sets);
-  emitted_ = arena.Take<Geometry>(num_nodes + num_sets);
-  needs_ = arena.Take<Needs>(num_nodes + num_sets);
-  blocks_ = arena.Take<Blocks>(num_nodes + num_sets);
-  branch_sets_ = arena.Take<int32_t>(num_branches);
-  next_set_ = arena.Take<int32_t>(num_sets);
-  free_sets_ = arena.Take<int32_t>(num_sets);
-  set_capacity_ = arena.Take<int32_t>(num_sets);
-  set_touched_ = arena.Take<uint8_t>(num_sets);
-  touched_below_ = arena.Take<int32_t>(num_nodes);
-  hold_min_ = arena.Take<int32_t>(num_branches);
-  hold_max_ = arena.Take<int32_t>(num_branches);
-  grows_ = arena.Take<uint8_t>(num_branches);
-  min_len_ = arena.Take<int32_t>(num_branches);
-  max_len_ = arena.Take<int32_t>(num_branches);
-  open_reads_ = arena.Take<int32_t>(num_branches);
-  row_tiles_ = arena.Take<int32_t>(num_branches);
-  class_begin_ = arena.Take<int32_t>(2 * kNumClasses);
-  item_class_ = arena.Take<uint16_t>(sizes_.max_items);
-  item_pool_.Layout(arena, sizes_.max_items);
-  member_pool_.Layout(arena, sizes_.max_members);
-  contribution_pool_.Layout(arena, sizes_.max_contributions);
-  state_pool_.Layout(arena, sizes_.max_states / spec_.num_kv_heads);
-  items_ = arena.Take<WorkItem>(sizes_.max_items);
-  members_ = arena.Take<int32_t>(sizes_.max_members);
-  sets_ = arena.Take<MergeSet>(num_sets);
-  contributions_ = arena.Take<Contribution>(sizes_.max_contributions);
-  compute_queue_ = arena.Take<int32_t>(sizes_.max_items);
-  bandwidth_queue_ = arena.Take<int32_t>(sizes_.max_items);
-}
-
-int32_t Planner::NumTiles(int32_t branch) const {
-  return branch_sets_[branch] <= tile_sets_ ? (branch_sets_[branch] > 0)
-                                            : static_cast<int32_t>(CeilDiv(branch_sets_[branch], tile_sets_));
+  forest_.Layout(arena, problem_.capacity);
+  changes_.Layout(arena, problem_.capacity);
+  tiles_.Layout(arena);
+  shares_.Layout(arena);
+  items_.Layout(arena);
+  lengths_.Layout(arena);
 }
 
 Status Planner::Update(const PrefixForestView& forest) {
-  if (const std::optional<int32_t> steps_left = StillHolds(forest)) {
-    COPPICE_RETURN_IF_ERROR(index_->CheckStep(forest, capacity_));
-    steps_left_ = *steps_left;
-    forest_ = forest;
-    ++updates_skipped_;
-    return OkStatus();
+  if (planned_) {
+    if (const std::optional<int32_t> steps_left = lengths_.StepsLeft(forest, forest_)) {
+      COPPICE_RETURN_IF_ERROR(forest_.TakeStep(forest, problem_.capacity));
+      steps_left_ = *steps_left;
+      ++updates_skipped_;
+      return OkStatus();
+    }
   }
-  COPPICE_RETURN_IF_ERROR(previous_->Build(forest, capacity_));
-  std::swap(index_, previous_);
-  forest_ = forest;
+  COPPICE_RETURN_IF_ERROR(forest_.Take(forest, problem_.capacity));
   Replan();
   ++updates_replanned_;
   return OkStatus();
 }
 
-// The steps left if the plan at hand is one for this forest too. What one step may change is for ForestIndex::CheckStep.
-std::optional<int32_t> Planner::StillHolds(const PrefixForestView& forest) const {
-  if (!planned_ || forest.version != forest_.version || forest.page_size != forest_.page_size ||
-      forest.query_tree_mask.empty() == index_->has_tree_mask() ||
-      forest.node_parent.size() != static_cast<size_t>(index_->num_nodes()) ||
-      forest.branch_node.size() != static_cast<size_t>(index_->num_branches()) ||
-      forest.branch_kv_len.size() != forest.branch_node.size() || forest.branch_query_count.size() != forest.branch_node.size()) {
-    return std::nullopt;
-  }
-  const size_t num_branches = forest.branch_kv_len.size();
-  uint32_t outside = 0, steps = INT32_MAX;
-  for (size_t b = 0; b < num_branches; ++b) {
-    const uint32_t length = static_cast<uint32_t>(forest.branch_kv_len[b]);
-    const uint32_t shortest = static_cast<uint32_t>(min_len_[b]), longest = static_cast<uint32_t>(max_len_[b]);
-    outside |= length - shortest > longest - shortest;
-    outside |= forest.branch_query_count[b] != index_->query_count[b];
-    outside |= forest.branch_node[b] != index_->branch_node[b];
-    steps = std::min(steps, longest - length);  // wraps to a large number where any length will do
-  }
-  if (outside != 0) return std::nullopt;
-  return static_cast<int32_t>(steps);
-}
-
 void Planner::Replan() {
-  nodes_replanned_ = sets_replanned_ = 0;
   FindChanges();
-  SumUpwards();
-  SetPrices();
-  if (pressure_ > 0) MarkAll();
-  FindChains();
+  shares_.Sum(forest_.now(), changes_);
   for (pressure_ = 0;; ++pressure_) {
-    Decide();
-    ListItems();
-    JudgeStep();
-    AssignRanges();
-    SetGrain();
-    SplitOwners();
-    if (Fits()) break;
+    shares_.Decide(pressure_);
+    if (items_.Cut(forest_.now(), changes_, pressure_)) break;
     COPPICE_CHECK(pressure_ < kMaxPressure);  // one unsplit item per tile always fits
-    MarkAll();
+    changes_.MarkAll();
   }
-  if (!Emit()) {  // the pools are fragmented: lay everything out afresh
-    ReleaseBlocks();
-    COPPICE_CHECK(Emit());
+  if (!items_.LayOut()) {  // the pools are fragmented: lay everything out afresh
+    items_.Clear();
+    changes_.MarkAll();
+    COPPICE_CHECK(items_.LayOut());
   }
-  FillQueues();
-  FinishLengths();
+  items_.FillQueues();
+  steps_left_ = lengths_.Hold(forest_, changes_, shares_, items_);
   planned_ = true;
 }
 
-PlanView Planner::View() const {
-  return {.spec = spec_,
-          .page_size = capacity_.page_size,
-          .items = items_.first(item_pool_.used()),
-          .members = members_.first(member_pool_.used()),
-          .merge_sets = sets_,
-          .contributions = contributions_.first(contribution_pool_.used()),
-          .compute_queue = compute_queue_.first(num_compute_),
-          .bandwidth_queue = bandwidth_queue_.first(num_bandwidth_),
-          .num_states = state_pool_.used() * spec_.num_kv_heads,
-          .revision = static_cast<uint64_t>(updates_replanned_)};
+void Planner::FindChanges() {
+  const ForestIndex &now = forest_.now(), &before = forest_.before();
+  changes_.Begin(now);
+  if (!planned_) {
+    items_.Clear();
+    tiles_.Clear();
+    lengths_.Clear();
+    changes_.MarkAll();
+    for (int32_t b = 0; b < now.num_branches(); ++b) tiles_.Create(b, now.query_count[b]);
+    return;
+  }
+  forest_.ForEachChangedNode([&](int32_t n) {
+    const int32_t parent = n < now.num_nodes() ? now.parent[n] : kFreeSlot;
+    const int32_t parent_before = n < before.num_nodes() ? before.parent[n] : kFreeSlot;
+    for (const int32_t changed : {n, parent, parent_before}) changes_.MarkMembers(changed);
+    if (parent != kFreeSlot || parent_before == kFreeSlot) return;
+    items_.RetireOwner(n);
+    shares_.RetireOwner(n);
+    shares_.RetireNode(n);
+  });
+  // All of them give back before anyone takes: merge sets suffice for one step's queries.
+  forest_.ForEachRecountedBranch([&](int32_t b) { RetireBranch(b); });
+  const auto count_of = [](const ForestIndex& index, int32_t b) { return b < index.num_branches() ? index.query_count[b] : 0; };
+  forest_.ForEachChangedBranch(lengths_.least(), lengths_.most(), [&](int32_t b) {
+    const int32_t count = count_of(now, b), count_before = count_of(before, b);
+    if (count == 0 && count_before == 0) return;
+    const int32_t node = count > 0 ? now.branch_node[b] : kFreeSlot;
+    const int32_t node_before = count_before > 0 ? before.branch_node[b] : kFreeSlot;
+    if (count == count_before && node == node_before) {  // its length matters
+      changes_.Mark(node);
+      return;
+    }
+    if (count != count_before) tiles_.Create(b, count);
+    changes_.MarkBranch(b);
+    changes_.MarkMembers(node);
+    changes_.MarkMembers(node_before);
+  });
+  if (now.has_tree_mask() != before.has_tree_mask()) changes_.MarkAll();
+  if (problem_.options.policy == SharePolicy::kOneLevel && now.ActiveBranches().size() != before.ActiveBranches().size()) {
+    changes_.MarkAll();
+  }
 }
 
-Load Planner::TotalLoad() const {
-  return {.memory_ns = static_cast<double>(total_needs_.memory_ps) * 1e-3,
-          .compute_ns = static_cast<double>(total_needs_.compute_ps) * 1e-3,
-          .overhead_ns = static_cast<double>(total_needs_.overhead_ps) * 1e-3};
+void Planner::RetireBranch(int32_t branch) {
+  items_.RetireSets(branch);
+  tiles_.ForEachSet(branch, tiles_.NumSets(branch), [&](int32_t set) { shares_.RetireOwner(problem_.TileOwner(set)); });
+  tiles_.Retire(branch);
+  lengths_.Retire(branch);
+}
+
+int32_t Planner::TypicalLength(int32_t branch) const {
+  const ForestIndex& forest = forest_.now();
+  if (tiles_.NumSets(branch) == 0 || !shares_.Grows(branch)) return forest.kv_len[branch];
+  return problem_.PlannedClass(forest.begin[forest.branch_node[branch]], forest.kv_len[branch]).typical;
+}
+
+PlanView Planner::View() const {
+  PlanView view = items_.View();
+  view.revision = static_cast<uint64_t>(updates_replanned_);
+  return view;
 }
 
 }  // namespace coppice::attention

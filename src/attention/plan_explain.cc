@@ -101,36 +101,39 @@ class TreeText {
 
 }  // namespace
 
-ExplainedLine Planner::ExplainOwner(const Owner& owner) const {
+ExplainedLine Planner::ExplainOwner(int32_t owner) const {
   ExplainedLine line{.indent = 4};
-  if (traits_.cuts_kv && !spec_.deterministic) {  // the backend says how it runs the range
-    Append(line.text, "reads %s for %d rows%s", Range(owner.begin, owner.end).c_str(), owner.rows,
-           owner.writes_states ? "" : " (writes the output if it stays whole)");
+  const ShareRange& reads = shares_.range(owner);
+  const RangeCuts& cuts = items_.cuts(owner);
+  if (problem_.traits.cuts_kv && !problem_.spec.deterministic) {  // the backend says how it runs the range
+    Append(line.text, "reads %s for %d rows%s", Range(reads.begin, reads.end).c_str(), reads.rows,
+           cuts.writes_states ? "" : " (writes the output if it stays whole)");
     return line;
   }
-  Append(line.text, "reads %s for %d rows: %d x %d %s items%s, %d kv heads a task", Range(owner.begin, owner.end).c_str(),
-         owner.rows, owner.pieces, owner.row_groups,
-         cost_.KindOf(owner.rows / owner.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",
-         owner.writes_states ? "" : " (write the output)", owner.heads_per_task);
+  Append(line.text, "reads %s for %d rows: %d x %d %s items%s, %d kv heads a task", Range(reads.begin, reads.end).c_str(),
+         reads.rows, cuts.pieces, cuts.row_groups,
+         problem_.cost.KindOf(reads.rows / cuts.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",
+         cuts.writes_states ? "" : " (write the output)", items_.heads_per_task(owner));
   return line;
 }
 
 std::vector<ExplainedLine> Planner::ExplainNode(int32_t n) const {
-  const NodePlan& node = nodes_[n];
+  const NodePlan& node = shares_.node(n);
+  const ForestIndex& forest = forest_.now();
   std::vector<ExplainedLine> lines = {{.indent = 0, .what = "node", .id = n}};
   std::string& says = lines.front().text;
-  Append(says, " %s, %zu branches, %d rows: %s", Range(index_->begin[n], index_->end[n]).c_str(), BranchesBelow(n).size(),
+  Append(says, " %s, %zu branches, %d rows: %s", Range(forest.begin[n], forest.end[n]).c_str(), forest.BranchesBelow(n).size(),
          node.rows, std::string(Name(node.decision)).c_str());
   if (node.tokens > 0 && node.num_consumers > 1) {
     Append(says, " (%d tokens: read once %.2f us, read by the %d items below %.2f us)", node.tokens, node.share_ns / 1e3,
            node.below_reads, node.absorb_ns / 1e3);
   }
-  if (owners_[n].pieces > 0) lines.push_back(ExplainOwner(owners_[n]));
-  for (int32_t b : BranchesAt(n)) {
+  if (items_.cuts(n).pieces > 0) lines.push_back(ExplainOwner(n));
+  for (int32_t b : forest.BranchesAt(n)) {
     ExplainedLine& branch = lines.emplace_back(ExplainedLine{.indent = 2, .what = "branch", .id = b});
-    Append(branch.text, ", kv_len %d, %d queries", forest_.branch_kv_len[b], index_->query_count[b]);
-    ForEachTile(b, [&](const Tile& tile) {
-      if (owners_[tile.owner].pieces > 0) lines.push_back(ExplainOwner(owners_[tile.owner]));
+    Append(branch.text, ", kv_len %d, %d queries", forest_.view().branch_kv_len[b], forest.query_count[b]);
+    tiles_.ForEachTile(b, [&](const RowTile& tile) {
+      if (items_.cuts(tile.owner).pieces > 0) lines.push_back(ExplainOwner(tile.owner));
     });
   }
   return lines;
@@ -140,19 +143,20 @@ std::string Planner::Explain() const {
   std::string out;
   if (!planned_) return "no plan yet: call Update\n";
   const PlanStats stats = Stats();
-  const Load load = TotalLoad();
-  Append(out, "attention plan: %d qo heads, %d kv heads, head_dim %d, kv %s%s, machine %s, %d workers\n", spec_.num_qo_heads,
-         spec_.num_kv_heads, spec_.head_dim, std::string(coppice::Name(spec_.kv_dtype)).c_str(),
-         spec_.deterministic ? ", deterministic" : "", machine_.name.c_str(), cost_.workers());
-  if (traits_.native_head_dim > spec_.head_dim) {
-    Append(out, "head_dim is padded on chip to %d: %.0f %% more computation\n", traits_.native_head_dim,
-           100.0 * (traits_.native_head_dim - spec_.head_dim) / spec_.head_dim);
+  const Load load = items_.TotalLoad();
+  Append(out, "attention plan: %d qo heads, %d kv heads, head_dim %d, kv %s%s, machine %s, %d workers\n",
+         problem_.spec.num_qo_heads, problem_.spec.num_kv_heads, problem_.spec.head_dim,
+         std::string(coppice::Name(problem_.spec.kv_dtype)).c_str(), problem_.spec.deterministic ? ", deterministic" : "",
+         problem_.machine.name.c_str(), problem_.cost.workers());
+  if (problem_.traits.native_head_dim > problem_.spec.head_dim) {
+    Append(out, "head_dim is padded on chip to %d: %.0f %% more computation\n", problem_.traits.native_head_dim,
+           100.0 * (problem_.traits.native_head_dim - problem_.spec.head_dim) / problem_.spec.head_dim);
   }
-  Append(out, "prices: memory %.2f, compute %.2f; grain %.1f us; capacity pressure %d\n", memory_price_, compute_price_,
-         grain_ns_ / 1e3, pressure_);
+  Append(out, "prices: memory %.2f, compute %.2f; grain %.1f us; capacity pressure %d\n", shares_.memory_price(),
+         shares_.compute_price(), items_.grain_ns() / 1e3, pressure_);
 
-  TreeText tree(*index_);
-  for (int32_t n : index_->Preorder()) tree.SetLines(n, ExplainNode(n));
+  TreeText tree(forest_.now());
+  for (int32_t n : forest_.now().Preorder()) tree.SetLines(n, ExplainNode(n));
   tree.AppendTo(out);
   const double mib = 1.0 / (1 << 20);
   Append(out, "KV read: %.3f MiB, without sharing %.3f MiB; partial states %.3f MiB\n",

@@ -18,61 +18,39 @@ int64_t Dot(std::span<const int32_t> weights, std::span<const int32_t> lengths) 
 
 }  // namespace
 
-// A row tile sees its branch but for the queries after it, as does a query. `sign`: 1 when a branch comes, -1 when it leaves.
-void Planner::CountBranch(int32_t branch, int32_t query_count, int32_t sign) {
-  row_tiles_[branch] = sign > 0 ? NumTiles(branch) : 0;
-  sets_in_use_ += sign * branch_sets_[branch];
-  split_branches_ += NumTiles(branch) > 1 ? sign : 0;
-  const int64_t queries = query_count, tiles = NumTiles(branch), per_tile = int64_t{tile_sets_} * set_queries_;
-  tokens_before_ += sign * queries * (queries - 1) / 2;
-  if (tiles > 1) tile_tokens_before_ += sign * ((tiles - 1) * queries - per_tile * tiles * (tiles - 1) / 2);
-}
-
-void Planner::CountContributions(const MergeSet& set, int32_t sign) {
-  set_contributions_ += sign * set.contribution_count;
-  if (set.contribution_count > 1) {
-    merged_state_rows_ += int64_t{sign} * set.query_count * spec_.group_size() * set.contribution_count;
-  }
-}
-
-void Planner::BeginReads() {
-  std::ranges::fill(open_reads_, 0);
-  closed_reads_ = 0;
-  reads_ahead_ = false;
-}
-
 int64_t Planner::TokensRead() const {
-  const std::span<const int32_t> lengths = forest_.branch_kv_len;
-  if (spec_.window == 0 && !reads_ahead_) return closed_reads_ + Dot(open_reads_, lengths);
+  const std::span<const int32_t> lengths = forest_.view().branch_kv_len;
+  if (problem_.spec.window == 0 && !items_.reads_ahead()) return items_.closed_reads() + Dot(items_.open_reads(), lengths);
+  const PlanView plan = View();
   int64_t tokens = 0;
   const auto count_item = [&](int32_t id) {
-    const WorkItem& item = items_[id];
+    const WorkItem& item = plan.items[id];
     int32_t first_seen = 0;
-    if (spec_.window > 0) {
+    if (problem_.spec.window > 0) {
       first_seen = INT32_MAX;
-      for (int32_t set : members_.subspan(item.member_begin, item.member_count)) {
-        const MergeSet& s = sets_[set];
-        const int32_t first_query = lengths[s.branch] - index_->query_count[s.branch] + s.query_begin;
-        first_seen = std::min(first_seen, std::max(0, first_query - spec_.window + 1));
+      for (int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
+        const MergeSet& s = plan.merge_sets[set];
+        const int32_t first_query = lengths[s.branch] - forest_.now().query_count[s.branch] + s.query_begin;
+        first_seen = std::min(first_seen, std::max(0, first_query - problem_.spec.window + 1));
       }
     }
     // A range laid out ahead of a branch's length is read up to the length; a shared one is within every member's.
     const int32_t end = std::min(item.kv_end, lengths[item.page_row]);
     tokens += std::max(0, end - std::max(item.kv_begin, first_seen));
   };
-  std::ranges::for_each(compute_queue_.first(num_compute_), count_item);
-  std::ranges::for_each(bandwidth_queue_.first(num_bandwidth_), count_item);
+  std::ranges::for_each(plan.compute_queue, count_item);
+  std::ranges::for_each(plan.bandwidth_queue, count_item);
   return tokens;
 }
 
 int64_t Planner::TokensReadUnshared() const {
-  const std::span<const int32_t> lengths = forest_.branch_kv_len;
-  if (spec_.window == 0) return Dot(row_tiles_, lengths) - tile_tokens_before_;
+  const std::span<const int32_t> lengths = forest_.view().branch_kv_len;
+  if (problem_.spec.window == 0) return Dot(tiles_.tiles_of_branch(), lengths) - tiles_.tile_tokens_before();
   int64_t tokens = 0;
-  for (int32_t b : index_->ActiveBranches()) {
-    ForEachTile(b, [&](const Tile& tile) {
-      const int32_t first_query = lengths[b] - index_->query_count[b] + tile.first_query;
-      tokens += tile.num_queries + std::min(first_query, spec_.window - 1);
+  for (int32_t b : forest_.now().ActiveBranches()) {
+    tiles_.ForEachTile(b, [&](const RowTile& tile) {
+      const int32_t first_query = lengths[b] - forest_.now().query_count[b] + tile.first_query;
+      tokens += tile.num_queries + std::min(first_query, problem_.spec.window - 1);
     });
   }
   return tokens;
@@ -80,18 +58,19 @@ int64_t Planner::TokensReadUnshared() const {
 
 // Of all queries.
 int64_t Planner::VisibleTokens() const {
-  const std::span<const int32_t> lengths = forest_.branch_kv_len;
-  if (spec_.window == 0 && !index_->has_tree_mask()) return Dot(index_->query_count, lengths) - tokens_before_;
+  const std::span<const int32_t> lengths = forest_.view().branch_kv_len;
+  if (problem_.spec.window == 0 && !forest_.now().has_tree_mask())
+    return Dot(forest_.now().query_count, lengths) - tiles_.tokens_before();
   int64_t visible = 0;
-  for (int32_t b : index_->ActiveBranches()) {
-    const int32_t count = index_->query_count[b], length = lengths[b];
+  for (int32_t b : forest_.now().ActiveBranches()) {
+    const int32_t count = forest_.now().query_count[b], length = lengths[b];
     for (int32_t q = 0; q < count; ++q) {
       int64_t seen = length - count + q + 1;
-      if (index_->has_tree_mask()) {
+      if (forest_.now().has_tree_mask()) {
         const uint64_t in_batch = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
-        seen = length - count + std::popcount(forest_.query_tree_mask[forest_.branch_query_begin[b] + q] & in_batch);
+        seen = length - count + std::popcount(forest_.view().query_tree_mask[forest_.view().branch_query_begin[b] + q] & in_batch);
       }
-      visible += spec_.window > 0 ? std::min<int64_t>(seen, spec_.window) : seen;
+      visible += problem_.spec.window > 0 ? std::min<int64_t>(seen, problem_.spec.window) : seen;
     }
   }
   return visible;
@@ -99,23 +78,23 @@ int64_t Planner::VisibleTokens() const {
 
 PlanStats Planner::Stats() const {
   PlanStats stats;
-  stats.nodes_replanned = nodes_replanned_;
-  stats.merge_sets_replanned = sets_replanned_;
+  stats.nodes_replanned = shares_.nodes_decided();
+  stats.merge_sets_replanned = items_.sets_laid_out();
   stats.updates_skipped = updates_skipped_;
   stats.updates_replanned = updates_replanned_;
   if (!planned_) return stats;
-  stats.num_items = num_compute_ + num_bandwidth_;
-  stats.num_merge_sets = sets_in_use_;
-  stats.num_contributions = set_contributions_;
-  stats.state_bytes = 2 * cost_.state_bytes_per_row() * merged_state_rows_;
+  stats.num_items = items_.num_items();
+  stats.num_merge_sets = tiles_.sets_in_use();
+  stats.num_contributions = items_.set_contributions();
+  stats.state_bytes = 2 * problem_.cost.state_bytes_per_row() * items_.merged_state_rows();
   stats.kv_tokens_read = TokensRead();
   stats.kv_tokens_read_unshared = TokensReadUnshared();
-  stats.shared_nodes = shared_nodes_;
-  stats.absorbed_nodes = absorbed_nodes_;
-  stats.kv_bytes_read = stats.kv_tokens_read * cost_.kv_bytes_per_token();
-  stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * cost_.kv_bytes_per_token();
-  stats.flops = VisibleTokens() * cost_.flops_per_row_token() * spec_.group_size();
-  stats.predicted_ns = cost_.has_latencies() ? step_ns_ : TotalLoad().RooflineNs();
+  stats.shared_nodes = shares_.shared_nodes();
+  stats.absorbed_nodes = shares_.absorbed_nodes();
+  stats.kv_bytes_read = stats.kv_tokens_read * problem_.cost.kv_bytes_per_token();
+  stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * problem_.cost.kv_bytes_per_token();
+  stats.flops = VisibleTokens() * problem_.cost.flops_per_row_token() * problem_.spec.group_size();
+  stats.predicted_ns = problem_.cost.has_latencies() ? shares_.step_ns() : items_.TotalLoad().RooflineNs();
   return stats;
 }
 

@@ -1,6 +1,6 @@
 // Whole steps: the step as the nodes want it against the one that shares nothing, both kept as sums. docs/attention.md, "Whole
 // steps". Layer: attention.
-#include "attention/plan.h"
+#include "attention/share/share_plan.h"
 
 #include <algorithm>
 #include <utility>
@@ -16,22 +16,22 @@ constexpr double kSurelyPays = 0.75, kSurelyPaysNot = 1.15;
 
 }  // namespace
 
-void Planner::CountItem(const StepItem& item, int64_t sign, StepShape& shape) const {
+void SharePlan::CountItem(const StepItem& item, int64_t sign, StepShape& shape) const {
   if (item.rows == 0) return;
-  const RowCosts& costs = CostsOf(item.rows);
+  const RowCosts& costs = costs_.Of(item.rows);
   const int64_t tokens = sign * item.tokens();
   shape.item_tokens += costs.row_groups * tokens;
-  shape.item_misses += sign * costs.row_groups * cost_.Misses(item.tokens());
+  shape.item_misses += sign * costs.row_groups * problem_.cost.Misses(item.tokens());
   shape.item_starts += sign * costs.row_groups;
   if (costs.dense_tasks > 0) {
     shape.dense_tasks += sign * costs.dense_tasks;
-    shape.dense_row_tokens += sign * costs.computed_rows * cost_.ComputedTokens(item.rows, item.tokens());
+    shape.dense_row_tokens += sign * costs.computed_rows * problem_.cost.ComputedTokens(item.rows, item.tokens());
     shape.dense_item_tokens += tokens;
   } else {
     shape.stream_tasks += sign;
     shape.stream_tokens += tokens;
     shape.stream_row_tokens += item.rows * tokens;
-    shape.wide_stream_tasks += cost_.IsWide(item.rows) ? sign : 0;
+    shape.wide_stream_tasks += problem_.cost.IsWide(item.rows) ? sign : 0;
   }
   if (item.num_sets > 0 && item.items > 1) {
     shape.merges += sign * item.num_sets;
@@ -39,7 +39,7 @@ void Planner::CountItem(const StepItem& item, int64_t sign, StepShape& shape) co
   }
 }
 
-void Planner::SetItem(Step& step, int32_t owner, const StepItem& item) {
+void SharePlan::SetItem(Step& step, int32_t owner, const StepItem& item) {
   StepItem& kept = step.items[owner];
   if (kept == item) return;
   CountItem(kept, -1, step.shape);
@@ -48,35 +48,35 @@ void Planner::SetItem(Step& step, int32_t owner, const StepItem& item) {
   step.changed = true;
 }
 
-void Planner::SetReadTokens(NodePlan& node, int64_t tokens) {
+void SharePlan::SetReadTokens(NodePlan& node, int64_t tokens) {
   if (node.read_tokens == tokens) return;
   for (Step* step : {&unshared_, &wanted_}) {
     step->shape.read_tokens += tokens - node.read_tokens;
-    step->shape.read_misses += cost_.Misses(tokens) - cost_.Misses(node.read_tokens);
+    step->shape.read_misses += problem_.cost.Misses(tokens) - problem_.cost.Misses(node.read_tokens);
     step->changed = true;
   }
   node.read_tokens = tokens;
 }
 
 // From the roots down: the items of the step as the nodes want them.
-void Planner::ListItems() {
-  if (!JudgesSteps()) return;
-  ForEachDirty([&](int32_t n) {
+void SharePlan::ListItems() {
+  if (!problem_.JudgesSteps()) return;
+  changes_->ForEach([&](int32_t n) {
     NodePlan& node = nodes_[n];
-    const int32_t p = index_->parent[n];
+    const int32_t p = forest_->parent[n];
     int32_t begin = p == kNoParent ? 0 : nodes_[p].items_begin, above = p == kNoParent ? 0 : nodes_[p].items_above;
     StepItem shared;
     if (NodePlan::Shares(node.wanted)) {
-      shared = {.rows = node.rows, .begin = std::max(begin, VisibleBegin(node.min_query)), .end = node.share_end};
+      shared = {.rows = node.rows, .begin = std::max(begin, problem_.VisibleBegin(node.min_query)), .end = node.share_end};
       begin = node.share_end;
       above += 1;
     }
     SetItem(wanted_, n, shared);
-    if (begin != node.items_begin || above != node.items_above) MarkChildren(n);
+    if (begin != node.items_begin || above != node.items_above) changes_->MarkChildren(n);
     node.items_begin = begin;
     node.items_above = above;
-    for (int32_t b : BranchesAt(n)) {
-      ForEachTile(b, [&](const Tile& tile) {
+    for (int32_t b : forest_->BranchesAt(n)) {
+      tiles_.ForEachTile(b, [&](const RowTile& tile) {
         StepItem item = unshared_.items[tile.owner];
         item.begin = std::max(item.begin, begin);
         item.items += above;
@@ -88,18 +88,18 @@ void Planner::ListItems() {
 
 // The decisions above weigh sums of work, one node at a time. The whole step also has to end sooner than if nothing were shared: a
 // GPU's short one may wait longer for a merge than it saves in reading, and prices are no times.
-void Planner::JudgeStep() {
+void SharePlan::JudgeStep() {
   bool pays = true;
-  if (JudgesSteps()) {
+  if (problem_.JudgesSteps()) {
     PredictStep(wanted_);
     judged_as_cut_ = false;
-    if (optional_ && wanted_.shape.merges > 0) pays = WantedStepPays();
+    if (problem_.optional && wanted_.shape.merges > 0) pays = WantedStepPays();
     const Step& step = pays ? wanted_ : unshared_;
     step_ns_ = judged_as_cut_ ? step.as_cut_ns : step.ns;
   }
-  if (pays != sharing_pays_) MarkAll();
+  if (pays != sharing_pays_) changes_->MarkAll();
   sharing_pays_ = pays;
-  ForEachDirty([&](int32_t n) {
+  changes_->ForEach([&](int32_t n) {
     NodePlan& node = nodes_[n];
     CountDecision(node, -1);
     node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
@@ -107,11 +107,11 @@ void Planner::JudgeStep() {
   });
 }
 
-bool Planner::WantedStepPays() {
-  const bool cuts = pricer_ != nullptr && split_branches_ == 0;
-  const double least_gain = cost_.has_latencies() ? kLeastStepGain : 1.0, surely = cuts ? kSurelyPays : least_gain;
+bool SharePlan::WantedStepPays() {
+  const bool cuts = pricer_ != nullptr && tiles_.split_branches() == 0;
+  const double least_gain = problem_.cost.has_latencies() ? kLeastStepGain : 1.0, surely = cuts ? kSurelyPays : least_gain;
   // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
-  if (wanted_.ns < surely * cost_.StepNs(unshared_.shape, {})) return true;
+  if (wanted_.ns < surely * problem_.cost.StepNs(unshared_.shape, {})) return true;
   PredictStep(unshared_);
   if (!cuts) return wanted_.ns < least_gain * unshared_.ns;
   if (wanted_.ns < kSurelyPays * unshared_.ns || wanted_.ns > kSurelyPaysNot * unshared_.ns) return wanted_.ns < unshared_.ns;
@@ -119,43 +119,45 @@ bool Planner::WantedStepPays() {
   return AsCutNs(wanted_) < kLeastGainAsCut * AsCutNs(unshared_);
 }
 
-double Planner::AsCutNs(Step& step) {
+double SharePlan::AsCutNs(Step& step) {
   if (step.as_cut_ns > 0) return step.as_cut_ns;
   int32_t count = 0;
-  for (int32_t n : index_->Preorder()) {
-    const int32_t p = index_->parent[n], above = p == kNoParent ? -1 : range_of_node_[p];
+  for (int32_t n : forest_->Preorder()) {
+    const int32_t p = forest_->parent[n], above = p == kNoParent ? -1 : range_of_node_[p];
     const StepItem& item = step.items[n];
     range_of_node_[n] = item.rows > 0 ? count : above;
     if (item.rows == 0) continue;
-    ranges_[count++] = {
+    step_ranges_[count++] = {
         .node = n, .begin = item.begin, .end = item.end, .rows = item.rows, .num_sets = 0, .set_rows = 0, .above = above};
   }
-  for (int32_t b : index_->ActiveBranches()) {
-    const int32_t n = index_->branch_node[b];
-    const StepItem& item = step.items[TileOwner(b)];
-    if (!IsLive(n) && item.begin >= item.end) continue;  // the shared node has all of it
-    ranges_[count++] = {.node = n,
-                        .begin = item.begin,
-                        .end = item.end,
-                        .rows = item.rows,
-                        .num_sets = item.num_sets,
-                        .set_rows = std::min(item.rows, set_queries_ * spec_.group_size()),
-                        .above = range_of_node_[n]};
+  for (int32_t b : forest_->ActiveBranches()) {
+    const int32_t n = forest_->branch_node[b];
+    const StepItem& item = step.items[problem_.TileOwner(b)];
+    if (!forest_->IsLive(n) && item.begin >= item.end) continue;  // the shared node has all of it
+    step_ranges_[count++] = {.node = n,
+                             .begin = item.begin,
+                             .end = item.end,
+                             .rows = item.rows,
+                             .num_sets = item.num_sets,
+                             .set_rows = std::min(item.rows, problem_.set_queries * problem_.spec.group_size()),
+                             .above = range_of_node_[n]};
   }
-  step.as_cut_ns = pricer_->StepNs(
-      {.ranges = ranges_.first(count), .node_parent = index_->parent, .node_begin = index_->begin, .node_end = index_->end});
+  step.as_cut_ns = pricer_->StepNs({.ranges = step_ranges_.first(count),
+                                    .node_parent = forest_->parent,
+                                    .node_begin = forest_->begin,
+                                    .node_end = forest_->end});
   return step.as_cut_ns;
 }
 
-void Planner::PredictStep(Step& step) {
+void SharePlan::PredictStep(Step& step) {
   if (!std::exchange(step.changed, false)) return;
   step.as_cut_ns = 0;
-  step.ns = cost_.StepNs(step.shape, cost_.has_latencies() ? ChainsOf(step) : StepChains{});
+  step.ns = problem_.cost.StepNs(step.shape, problem_.cost.has_latencies() ? ChainsOf(step) : StepChains{});
 }
 
-StepChains Planner::ChainsOf(const Step& step) {
+StepChains SharePlan::ChainsOf(const Step& step) {
   StepChains chains;
-  const int64_t shortest = cost_.ShortestStreamPiece(step.shape);
+  const int64_t shortest = problem_.cost.ShortestStreamPiece(step.shape);
   const auto add = [&](const StepItem& item, int32_t states_above) {
     const ItemCut& cut = CutOf(item.rows, item.tokens(), shortest);
     const int32_t states = states_above + cut.pieces.count;
@@ -171,37 +173,31 @@ StepChains Planner::ChainsOf(const Step& step) {
   };
   const bool shares = step.shape.merges > 0;
   if (shares) {
-    for (int32_t n : index_->Preorder()) {
-      const int32_t p = index_->parent[n], above = p == kNoParent ? 0 : states_above_[p];
+    for (int32_t n : forest_->Preorder()) {
+      const int32_t p = forest_->parent[n], above = p == kNoParent ? 0 : states_above_[p];
       // The least that a shared item's states are folded with is one of a leaf.
       states_above_[n] = above + (step.items[n].rows > 0 ? add(step.items[n], above + 1) : 0);
     }
   }
-  for (int32_t b : index_->ActiveBranches()) {
-    const int32_t above = shares ? states_above_[index_->branch_node[b]] : 0;
-    if (branch_sets_[b] <= tile_sets_) {
-      add(step.items[TileOwner(b)], above);
+  for (int32_t b : forest_->ActiveBranches()) {
+    const int32_t above = shares ? states_above_[forest_->branch_node[b]] : 0;
+    if (tiles_.NumSets(b) <= problem_.tile_sets) {
+      add(step.items[problem_.TileOwner(b)], above);
     } else {
-      ForEachTile(b, [&](const Tile& tile) { add(step.items[tile.owner], above); });
+      tiles_.ForEachTile(b, [&](const RowTile& tile) { add(step.items[tile.owner], above); });
     }
   }
   return chains;
 }
 
-Planner::ItemCut Planner::ComputeItemCut(int32_t rows, int32_t tokens, int64_t shortest) const {
-  const double fold_ns = cost_.FoldNs(rows, 0);
+SharePlan::ItemCut SharePlan::ComputeItemCut(int32_t rows, int32_t tokens, int64_t shortest) const {
+  const double fold_ns = problem_.cost.FoldNs(rows, 0);
   return {.rows = rows,
           .tokens = tokens,
           .shortest = shortest,
-          .pieces = cost_.Cut(rows, tokens, shortest),
-          .dense_tasks = cost_.DenseTasks(rows),
+          .pieces = problem_.cost.Cut(rows, tokens, shortest),
+          .dense_tasks = problem_.cost.DenseTasks(rows),
           .fold_ns = fold_ns,
-          .fold_state_ns = cost_.FoldNs(rows, 1) - fold_ns};
+          .fold_state_ns = problem_.cost.FoldNs(rows, 1) - fold_ns};
 }
-
-void Planner::CountDecision(const NodePlan& node, int32_t sign) {
-  shared_nodes_ += node.shared() ? sign : 0;
-  absorbed_nodes_ += node.absorbed() ? sign : 0;
-}
-
 }  // namespace coppice::attention

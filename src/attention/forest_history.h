@@ -1,0 +1,91 @@
+// The forest of this step beside that of the step before: what of the tree is new. Says nothing about plans.
+// Layer: attention, private.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "attention/arena.h"
+#include "attention/forest.h"
+#include "coppice/attention/attention.h"
+#include "core/check.h"
+
+namespace coppice::attention {
+
+class ForestHistory {
+ public:
+  void Layout(Arena& arena, const PlanCapacity& capacity) {
+    indexes_[0].Layout(arena, capacity);
+    indexes_[1].Layout(arena, capacity);
+  }
+  // The next step's forest, of which anything may have changed: ForestIndex::Build. Where that fails the one before it stays.
+  Status Take(const PrefixForestView& forest, const PlanCapacity& capacity) {
+    COPPICE_RETURN_IF_ERROR(before_->Build(forest, capacity));
+    std::swap(now_, before_);
+    view_ = forest;
+    return OkStatus();
+  }
+  // One of which only what a step may change did: ForestIndex::CheckStep.
+  Status TakeStep(const PrefixForestView& forest, const PlanCapacity& capacity) {
+    COPPICE_RETURN_IF_ERROR(now_->CheckStep(forest, capacity));
+    view_ = forest;
+    return OkStatus();
+  }
+
+  const ForestIndex& now() const { return *now_; }
+  const ForestIndex& before() const { return *before_; }
+  const PrefixForestView& view() const { return view_; }  // as given to the last Take or TakeStep that succeeded
+
+  // f(slot) of nodes with another parent, begin or end, of nodes that came and of those that left.
+  template <class F>
+  void ForEachChangedNode(F&& f) const {
+    const auto parent = Differ(now_->parent, before_->parent), begin = Differ(now_->begin, before_->begin),
+               end = Differ(now_->end, before_->end);
+    ForEachChanged(
+        now_->num_nodes(), before_->num_nodes(), [&](int32_t n) { return parent(n) | begin(n) | end(n); }, f);
+  }
+  // f(slot) of branches with another number of queries; 0 in a slot that is not there.
+  template <class F>
+  void ForEachRecountedBranch(F&& f) const {
+    ForEachChanged(now_->num_branches(), before_->num_branches(), Differ(now_->query_count, before_->query_count), f);
+  }
+  // f(slot) of branches with another number of queries or another node, or a length below `least` or above `most`.
+  template <class F>
+  void ForEachChangedBranch(std::span<const int32_t> least, std::span<const int32_t> most, F&& f) const {
+    const auto count = Differ(now_->query_count, before_->query_count), node = Differ(now_->branch_node, before_->branch_node);
+    const auto changed = [&, length = now_->kv_len.data(), least = least.data(), most = most.data()](int32_t b) {
+      return count(b) | node(b) | static_cast<uint32_t>(length[b] < least[b]) | static_cast<uint32_t>(length[b] > most[b]);
+    };
+    ForEachChanged(now_->num_branches(), before_->num_branches(), changed, f);
+  }
+
+ private:
+  static auto Differ(std::span<const int32_t> a, std::span<const int32_t> b) {
+    return [a = a.data(), b = b.data()](int32_t i) { return static_cast<uint32_t>(a[i] ^ b[i]); };
+  }
+  // f(i) for the slots that are not the same in both. Most are, which whole blocks tell at once. changed(i) is 0 where nothing is.
+  template <class Changed, class F>
+  static void ForEachChanged(int32_t slots_now, int32_t slots_before, Changed&& changed, F&& f) {
+    constexpr int32_t kBlock = 32;
+    const int32_t common = std::min(slots_now, slots_before), count = std::max(slots_now, slots_before);
+    for (int32_t begin = 0; begin < count; begin += kBlock) {
+      const int32_t end = std::min(begin + kBlock, count);
+      uint32_t any = end > common;
+      if (any == 0) {
+        for (int32_t i = begin; i < end; ++i) any |= changed(i);
+      }
+      if (any == 0) continue;
+      for (int32_t i = begin; i < end; ++i) {
+        if (i >= common || changed(i) != 0) f(i);
+      }
+    }
+  }
+
+  ForestIndex indexes_[2];
+  ForestIndex *now_ = &indexes_[0], *before_ = &indexes_[1];
+  PrefixForestView view_;
+};
+
+}  // namespace coppice::attention

@@ -1,0 +1,222 @@
+// How ranges are cut along KV, along rows and into blocks of kv heads, and whether what comes of it fits. Layer: attention.
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <utility>
+
+#include "attention/lower/item_lowering.h"
+
+namespace coppice::attention {
+namespace {
+
+// Tasks a worker should have, so that longest-first order evens out the rest.
+constexpr double kTasksPerWorker = 3;
+// A task takes several kv heads until it lasts this many starts.
+constexpr double kMinTaskStarts = 8;
+// The power of 2^(1/4) at or above `value`: changes by at least 19 %, so that small edits leave it alone.
+double Quantise(double value) { return value <= 0 ? 0 : std::exp2(std::ceil(4 * std::log2(value)) / 4); }
+
+}  // namespace
+
+bool ItemLowering::Cut(const ForestIndex& forest, PlanChanges& changes, int32_t pressure) {
+  forest_ = &forest;
+  changes_ = &changes;
+  pressure_ = pressure;
+  SetGrain();
+  SplitRanges();
+  return Fits();
+}
+
+// No task should be long beside a worker's part of the step.
+void ItemLowering::SetGrain() {
+  const double grain = std::max(Quantise(static_cast<double>(shares_.ranges_ps()) * 1e-3 / kTasksPerWorker),
+                                kMinTaskStarts * problem_.cost.task_fixed_ns()) *
+                       (1 << pressure_);
+  if (grain != grain_ns_) changes_->MarkAll();
+  grain_ns_ = grain;
+}
+
+// Cuts ranges to the grain and adds up what the layout needs.
+void ItemLowering::SplitRanges() {
+  const CostModel& cost = problem_.cost;
+  changes_->ForEach([&](int32_t n) {
+    const NodePlan& node = shares_.node(n);
+    const int32_t p = forest_->parent[n];
+    const int32_t above = p == kNoParent ? 0 : contributions_to_[p];
+    RangeCuts& cuts = cuts_[n] = {};
+    Needs needs;
+    if (shares_.range(n).rows > 0) {
+      cuts.contributions_above = above;
+      ShapeOwner(n);
+      const bool ends_here = !forest_->IsLive(n) && node.share_end == forest_->end[n] &&
+                             forest_->BranchesAt(n).size() == forest_->BranchesBelow(n).size();
+      cuts.writes_states = above + cuts.pieces > 1 || !ends_here;
+      needs = NeedsOf(n);
+    } else if (node.absorbed()) {  // its first reader
+      needs.memory_ps = Picoseconds(node.tokens * (cost.ReadNs() - cost.RereadNs(node.tokens)));
+    }
+    SetNeeds(n, needs);
+    const int32_t contributions = above + cuts.pieces;
+    if (contributions != std::exchange(contributions_to_[n], contributions)) changes_->MarkChildren(n);
+    for (int32_t b : forest_->BranchesAt(n)) {
+      tiles_.ForEachTile(b, [&](const RowTile& tile) {
+        RangeCuts& own = cuts_[tile.owner] = {};
+        own.contributions_above = contributions;
+        if (shares_.range(tile.owner).rows > 0) ShapeOwner(tile.owner);
+        const int32_t total = contributions + own.pieces;
+        own.writes_states = total > 1;
+        Needs own_needs = NeedsOf(tile.owner);
+        own_needs.contributions = tile.num_sets * BlockPool::Rounded(total);
+        own_needs.too_deep = problem_.traits.max_set_contributions > 0 && total > problem_.traits.max_set_contributions;
+        if (total > 1) own_needs.overhead_ps += Picoseconds(tile.num_sets * cost.MergeNs());
+        SetNeeds(tile.owner, own_needs);
+      });
+    }
+  });
+}
+
+ItemLowering::Needs ItemLowering::NeedsOf(int32_t owner) const {
+  const RangeCuts& cuts = cuts_[owner];
+  if (cuts.pieces == 0) return {};
+  const ShareRange& range = shares_.range(owner);
+  const Load load = costs_.Of(range, cuts.row_groups, cuts.pieces);
+  Needs needs{.memory_ps = Picoseconds(load.memory_ns),
+              .compute_ps = Picoseconds(load.compute_ns),
+              .overhead_ps = Picoseconds(load.overhead_ns),
+              .items = BlockPool::Rounded(cuts.num_items()),
+              .members = BlockPool::Rounded(range.num_sets)};
+  if (cuts.writes_states) {
+    const int64_t states = int64_t{cuts.pieces} * range.rows;
+    // More never fit.
+    needs.states = states > problem_.sizes.max_states ? states : BlockPool::Rounded(static_cast<int32_t>(states));
+    needs.overhead_ps += Picoseconds(cuts.pieces * problem_.cost.StateNs(range.rows));
+  }
+  return needs;
+}
+
+void ItemLowering::SetNeeds(int32_t owner, const Needs& needs) {
+  total_needs_ -= needs_[owner];
+  needs_[owner] = needs;
+  total_needs_ += needs;
+}
+
+bool ItemLowering::Fits() const {
+  const PlanSizes& sizes = problem_.sizes;
+  return total_needs_.too_deep == 0 && total_needs_.items <= sizes.max_items && total_needs_.members <= sizes.max_members &&
+         total_needs_.contributions <= sizes.max_contributions &&
+         total_needs_.states <= sizes.max_states / problem_.spec.num_kv_heads;
+}
+
+Load ItemLowering::TotalLoad() const {
+  return {.memory_ns = static_cast<double>(total_needs_.memory_ps) * 1e-3,
+          .compute_ns = static_cast<double>(total_needs_.compute_ps) * 1e-3,
+          .overhead_ns = static_cast<double>(total_needs_.overhead_ps) * 1e-3};
+}
+
+// Pieces along KV, groups along the rows, kv heads per task.
+void ItemLowering::ShapeOwner(int32_t owner) {
+  const CostModel& cost = problem_.cost;
+  const BackendTraits& traits = problem_.traits;
+  const int32_t num_kv_heads = problem_.spec.num_kv_heads;
+  const ShareRange& range = shares_.range(owner);
+  RangeCuts& cuts = cuts_[owner];
+  const int32_t tokens = range.planned_tokens();
+  const RowCosts& all_rows = costs_.Of(range.rows);
+  // Of one head on one worker. Where steps are sums, what the step counts: tokens that others read too come from the cache.
+  const double whole_ns = cost.has_latencies()
+                              ? tokens * all_rows.token_ns + cost.task_fixed_ns()
+                              : static_cast<double>(shares_.range_ps(owner)) * 1e-3 * cost.workers() / num_kv_heads;
+  int32_t wanted = all_rows.row_groups, groups = wanted;
+  if (whole_ns > groups * grain_ns_) {
+    wanted = static_cast<int32_t>(std::min(whole_ns / grain_ns_, 65536.0)) + 1;
+    // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper. Whoever forces sharing
+    // wants each token read once.
+    const int32_t by_rows = std::min(wanted, static_cast<int32_t>(CeilDiv(range.rows, traits.dense_tile_rows)));
+    if (by_rows > groups && !problem_.options.force_sharing) {
+      const double reread_ns = double{1} * (by_rows - groups) * tokens * cost.RereadNs(tokens);
+      const double state_ns = static_cast<double>(CeilDiv(wanted, groups) - 1) * cost.StateNs(range.rows);
+      if (reread_ns <= state_ns) groups = by_rows;
+    }
+  }
+  cuts.row_groups = 1;
+  cuts.group_rows = INT32_MAX;
+  if (groups > 1) {
+    cuts.group_rows = RoundUp(static_cast<int32_t>(CeilDiv(range.rows, groups)), traits.dense_tile_rows);
+    if (traits.max_item_rows > 0) cuts.group_rows = std::min(cuts.group_rows, traits.max_item_rows);
+    cuts.row_groups = 0;
+    ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup&) { ++cuts.row_groups; });
+  }
+  const RowCosts& group = cuts.row_groups == 1 ? all_rows : costs_.Of(static_cast<int32_t>(CeilDiv(range.rows, cuts.row_groups)));
+  int32_t pieces = 1;
+  if (wanted > cuts.row_groups && pressure_ < kMaxPressure && (!traits.cuts_kv || problem_.spec.deterministic)) {
+    // A backend that cuts for itself runs blocks of rows apart.
+    const int64_t blocks = traits.cuts_kv ? CeilDiv(range.rows, traits.dense_tile_rows) : 1;
+    pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, std::max<int64_t>(cuts.row_groups, blocks))), 1,
+                        std::max(1, tokens / group.shortest_piece));
+  }
+  CutRange(owner, pieces);
+
+  const double piece_ns = group.token_ns * tokens / cuts.pieces + cost.task_fixed_ns();
+  const double least = kMinTaskStarts * cost.task_fixed_ns();
+  const int32_t heads = least <= piece_ns ? 1 : static_cast<int32_t>(std::min(least / piece_ns + 1, grain_ns_ / piece_ns));
+  const int32_t most = traits.max_heads_per_task > 0 ? std::min(traits.max_heads_per_task, num_kv_heads) : num_kv_heads;
+  heads_per_task_[owner] = std::clamp(heads, 1, most);
+}
+
+// Cuts at absolute multiples: of the KV tile, or where deterministic mode allows (plan.h, (a) to (d)).
+void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
+  const BackendTraits& traits = problem_.traits;
+  const ShareRange& range = shares_.range(owner);
+  RangeCuts& cuts = cuts_[owner];
+  cuts.unit_pieces = 0;
+  if (!problem_.spec.deterministic) {
+    cuts.pieces = 1;
+    cuts.first_cut = cuts.chunk = 0;
+    if (pieces == 1) return;
+    const int32_t base = AlignDown(range.begin, traits.kv_tile);
+    cuts.chunk = std::max(traits.kv_tile, RoundUp(static_cast<int32_t>(CeilDiv(range.planned_end - base, pieces)), traits.kv_tile));
+    cuts.first_cut = base + cuts.chunk;
+    cuts.pieces = std::max(1, static_cast<int32_t>(CeilDiv(range.planned_end - base, cuts.chunk)));
+    return;
+  }
+  const int32_t unit = problem_.share_unit, superblock = kSuperblockUnits * unit;
+  cuts.chunk = superblock;
+  if (problem_.IsTile(owner) && cuts.contributions_above == 0 && pieces == 1) {  // (d)
+    cuts.pieces = 1;
+    cuts.first_cut = cuts.chunk = 0;
+    return;
+  }
+  // A live range is laid out as far as it may grow before the next Update: PlanLengths holds no length but the present one.
+  const int32_t end = range.end == kLive ? RoundUp(range.max_query + 1 + problem_.options.lookahead_tokens, unit) : range.end;
+  cuts.first_cut = RoundUp(range.begin, superblock);
+  // (b) units up to the next superblock, (a) superblocks from there on.
+  cuts.unit_pieces = static_cast<int32_t>(CeilDiv(std::min(cuts.first_cut, end) - range.begin, unit));
+  const int32_t superblocks = static_cast<int32_t>(CeilDiv(std::max(0, end - cuts.first_cut), superblock));
+  cuts.pieces = std::max(1, cuts.unit_pieces + superblocks);
+  if (cuts.unit_pieces > 0) return;
+  if (traits.cuts_kv && superblocks == 1 && pieces > 1) {  // (a) its even part of the units, and (b) the others
+    const auto units = static_cast<int32_t>(CeilDiv(end - range.begin, unit));
+    const auto first_units = static_cast<int32_t>(CeilDiv(units, pieces));
+    cuts.pieces = 1 + units - first_units;
+    cuts.first_cut = range.begin + first_units * unit;
+    cuts.chunk = unit;
+    return;
+  }
+  int32_t first_superblocks = 1;
+  if (cuts.contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut, or its even part
+    const int32_t whole = (end - range.begin) / superblock;
+    const auto even = static_cast<int32_t>(CeilDiv(superblocks, pieces));
+    first_superblocks = std::clamp(traits.cuts_kv ? even : superblocks - pieces + 1, 1, std::max(1, whole));
+    cuts.pieces = std::max(1, 1 + superblocks - first_superblocks);
+  }
+  cuts.first_cut = range.begin + first_superblocks * superblock;
+}
+
+int32_t ItemLowering::PieceBegin(int32_t owner, int32_t piece) const {
+  const RangeCuts& cuts = cuts_[owner];
+  if (piece == 0) return shares_.range(owner).begin;
+  if (piece < cuts.unit_pieces) return shares_.range(owner).begin + piece * problem_.share_unit;
+  return cuts.first_cut + (piece - std::max(1, cuts.unit_pieces)) * cuts.chunk;
+}
+
+}  // namespace coppice::attention

@@ -1,0 +1,313 @@
+// Lays items, members, states and contributions out in their pools, leaving in place what did not change, and sorts the queues.
+// Layer: attention.
+#include <algorithm>
+#include <bit>
+#include <climits>
+#include <utility>
+
+#include "attention/lower/item_lowering.h"
+
+namespace coppice::attention {
+namespace {
+
+// Time classes of the queues: 16 an octave, that is 6 % apart.
+constexpr int32_t kNumClasses = 32 * 16;
+constexpr uint16_t kNoClass = UINT16_MAX;
+int32_t TimeClass(uint32_t ns) {
+  if (ns < 16) return static_cast<int32_t>(ns);
+  const int32_t octave = std::bit_width(ns) - 1;
+  return octave * 16 + static_cast<int32_t>((ns >> (octave - 4)) & 15);
+}
+
+}  // namespace
+
+void ItemLowering::Layout(Arena& arena) {
+  const PlanSizes& sizes = problem_.sizes;
+  const int32_t num_nodes = problem_.capacity.max_nodes, num_owners = problem_.num_owners(), num_sets = sizes.max_merge_sets;
+  cuts_ = arena.Take<RangeCuts>(num_owners);
+  heads_per_task_ = arena.Take<int32_t>(num_owners);
+  laid_out_ = arena.Take<LaidOut>(num_owners);
+  needs_ = arena.Take<Needs>(num_owners);
+  blocks_ = arena.Take<Blocks>(num_owners);
+  relaid_ = arena.Take<uint8_t>(num_owners);
+  contributions_to_ = arena.Take<int32_t>(num_nodes);
+  touched_below_ = arena.Take<int32_t>(num_nodes);
+  set_capacity_ = arena.Take<int32_t>(num_sets);
+  set_touched_ = arena.Take<uint8_t>(num_sets);
+  item_pool_.Layout(arena, sizes.max_items);
+  member_pool_.Layout(arena, sizes.max_members);
+  contribution_pool_.Layout(arena, sizes.max_contributions);
+  state_pool_.Layout(arena, sizes.max_states / problem_.spec.num_kv_heads);
+  items_ = arena.Take<WorkItem>(sizes.max_items);
+  members_ = arena.Take<int32_t>(sizes.max_members);
+  contributions_ = arena.Take<Contribution>(sizes.max_contributions);
+  class_begin_ = arena.Take<int32_t>(2 * kNumClasses);
+  item_class_ = arena.Take<uint16_t>(sizes.max_items);
+  compute_queue_ = arena.Take<int32_t>(sizes.max_items);
+  bandwidth_queue_ = arena.Take<int32_t>(sizes.max_items);
+  open_reads_ = arena.Take<int32_t>(problem_.capacity.max_branches);
+}
+
+PlanView ItemLowering::View() const {
+  return {.spec = problem_.spec,
+          .page_size = problem_.capacity.page_size,
+          .items = items_.first(item_pool_.used()),
+          .members = members_.first(member_pool_.used()),
+          .merge_sets = tiles_.sets(),
+          .contributions = contributions_.first(contribution_pool_.used()),
+          .compute_queue = compute_queue_.first(num_compute_),
+          .bandwidth_queue = bandwidth_queue_.first(num_bandwidth_),
+          .num_states = state_pool_.used() * problem_.spec.num_kv_heads};
+}
+
+void ItemLowering::Clear() {
+  std::ranges::fill(items_.first(item_pool_.used()), WorkItem{});  // blocks have slots that no item takes
+  item_pool_.Clear();
+  member_pool_.Clear();
+  contribution_pool_.Clear();
+  state_pool_.Clear();
+  std::ranges::fill(laid_out_, LaidOut{});
+  std::ranges::fill(blocks_, Blocks{});
+  std::ranges::fill(set_capacity_, 0);
+}
+
+void ItemLowering::RetireOwner(int32_t owner) {
+  FreeBlocks(owner);
+  cuts_[owner] = {};
+  if (!problem_.IsTile(owner)) contributions_to_[owner] = 0;
+  SetNeeds(owner, {});
+}
+
+void ItemLowering::RetireSets(int32_t branch) {
+  tiles_.ForEachSet(branch, tiles_.NumSets(branch), [&](int32_t set) {
+    const MergeSet& merge_set = tiles_.sets()[set];
+    CountContributions(merge_set, -1);
+    RetireOwner(problem_.TileOwner(set));
+    contribution_pool_.Free(merge_set.contribution_begin, set_capacity_[set]);
+    set_capacity_[set] = 0;
+  });
+}
+
+// Lays out every owner whose work changed and refreshes the flags and times of marked ones.
+bool ItemLowering::LayOut() {
+  sets_laid_out_ = 0;
+  std::ranges::fill(set_touched_, 0);
+  // Give back first, so that the new layout finds room.
+  const auto give_back = [&](int32_t owner, bool members_changed) {
+    relaid_[owner] = members_changed || !(AsCut(owner) == laid_out_[owner]);
+    if (relaid_[owner]) FreeBlocks(owner);
+  };
+  changes_->ForEach([&](int32_t n) {
+    touched_below_[n] = 0;
+    give_back(n, changes_->members_changed(n) && cuts_[n].pieces > 0);
+    for (int32_t b : forest_->BranchesAt(n)) {
+      tiles_.ForEachTile(b, [&](const RowTile& tile) { give_back(tile.owner, changes_->branch_changed(b)); });
+    }
+  });
+  bool fits = true;
+  changes_->ForEach([&](int32_t n) {
+    fits = fits && EmitOwner(n);
+    for (int32_t b : forest_->BranchesAt(n)) {
+      tiles_.ForEachTile(b, [&](const RowTile& tile) {
+        fits = fits && EmitOwner(tile.owner);
+        const int32_t total = contributions_to_[n] + cuts_[tile.owner].pieces;
+        tiles_.ForEachSet(tile.first_set, tile.num_sets, [&](int32_t set) {
+          if (!changes_->branch_changed(b) && set_capacity_[set] == total) return;
+          fits = fits && ReserveContributions(set, total);
+          ++touched_below_[n];
+        });
+      });
+    }
+  });
+  if (fits) FillContributions();
+  return fits;
+}
+
+ItemLowering::LaidOut ItemLowering::AsCut(int32_t owner) const {
+  const ShareRange& range = shares_.range(owner);
+  return {.begin = range.begin, .end = range.end, .rows = range.rows, .num_sets = range.num_sets, .cuts = cuts_[owner]};
+}
+
+void ItemLowering::FreeBlocks(int32_t owner) {
+  Blocks& blocks = blocks_[owner];
+  std::ranges::fill(items_.subspan(blocks.items, blocks.num_items), WorkItem{});
+  item_pool_.Free(blocks.items, blocks.num_items);
+  member_pool_.Free(blocks.members, blocks.num_members);
+  state_pool_.Free(blocks.states, blocks.num_states);
+  blocks = {};
+  laid_out_[owner] = {};
+}
+
+bool ItemLowering::EmitOwner(int32_t owner) {
+  const RangeCuts& cuts = cuts_[owner];
+  if (cuts.pieces == 0) return true;
+  const ShareRange& range = shares_.range(owner);
+  const int32_t num_kv_heads = problem_.spec.num_kv_heads, heads_per_task = heads_per_task_[owner];
+  Blocks& blocks = blocks_[owner];
+  if (laid_out_[owner].cuts.pieces == 0) {
+    const Blocks wanted{.num_items = cuts.num_items(),
+                        .num_members = range.num_sets,
+                        .num_states = cuts.writes_states ? cuts.pieces * range.rows : 0};
+    const int32_t items = item_pool_.Allocate(wanted.num_items);
+    const int32_t members = member_pool_.Allocate(wanted.num_members);
+    const int32_t states = state_pool_.Allocate(wanted.num_states);
+    if (items == BlockPool::kNone || members == BlockPool::kNone || states == BlockPool::kNone) return false;
+    blocks = wanted;
+    blocks.items = items, blocks.members = members, blocks.states = states;
+    int32_t* member = members_.data() + members;
+    ForEachMember(owner, [&](int32_t set) { *member++ = set; });
+  }
+  laid_out_[owner] = AsCut(owner);
+  int32_t k = 0;
+  ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup& group) {
+    for (int32_t piece = 0; piece < cuts.pieces; ++piece) {
+      const bool last = piece + 1 == cuts.pieces;
+      const int32_t begin = PieceBegin(owner, piece), end = last ? range.end : PieceBegin(owner, piece + 1);
+      const int32_t tokens = std::max(0, (last ? range.planned_end : end) - begin);
+      const double ns = tokens * costs_.Of(group.rows).token_ns * heads_per_task + problem_.cost.task_fixed_ns();
+      items_[blocks.items + piece * cuts.row_groups + k] = {
+          .kind = problem_.cost.KindOf(group.rows),
+          .flags = FlagsOf(range, begin, end),
+          .heads_per_task = static_cast<uint16_t>(heads_per_task),
+          .page_row = group.branch,
+          .kv_begin = begin,
+          .kv_end = end,
+          .member_begin = blocks.members + group.first_member,
+          .member_count = group.num_members,
+          .state_begin = cuts.writes_states ? (blocks.states + piece * range.rows + group.first_row) * num_kv_heads : -1,
+          .predicted_ns = static_cast<uint32_t>(std::min(ns, 4e9))};
+    }
+    ++k;
+  });
+  return true;
+}
+
+// Masked if a row may not see the whole range, now or before the next replanning.
+uint8_t ItemLowering::FlagsOf(const ShareRange& range, int32_t begin, int32_t end) const {
+  const int32_t seen_by_all = range.min_query + 1, window = problem_.spec.window;
+  const bool live_end_seen = end == kLive && range.min_query == range.max_query;
+  const bool tail = end > seen_by_all && !live_end_seen;
+  const bool windowed = window > 0 && begin < range.max_query + problem_.options.lookahead_tokens - window + 1;
+  const bool draft = forest_->has_tree_mask() && end > seen_by_all - 1;
+  return tail || windowed || draft ? kItemMasked : 0;
+}
+
+bool ItemLowering::ReserveContributions(int32_t set, int32_t count) {
+  MergeSet& merge_set = tiles_.sets()[set];
+  if (BlockPool::Rounded(count) != BlockPool::Rounded(set_capacity_[set])) {
+    contribution_pool_.Free(merge_set.contribution_begin, set_capacity_[set]);
+    set_capacity_[set] = 0;
+    merge_set.contribution_begin = contribution_pool_.Allocate(count);
+    if (merge_set.contribution_begin == BlockPool::kNone) return false;
+  }
+  set_capacity_[set] = count;
+  CountContributions(merge_set, -1);
+  merge_set.contribution_count = count;
+  CountContributions(merge_set, 1);
+  set_touched_[set] = 1;
+  return true;
+}
+
+void ItemLowering::CountContributions(const MergeSet& set, int32_t sign) {
+  set_contributions_ += sign * set.contribution_count;
+  if (set.contribution_count > 1) {
+    merged_state_rows_ += int64_t{sign} * set.query_count * problem_.spec.group_size() * set.contribution_count;
+  }
+}
+
+// An owner's pieces stand, in order, after the contributions from above: so each set's contributions come in path order. An owner
+// that was laid out again tells all its sets; the others only the sets that need everything again.
+void ItemLowering::FillContributions() {
+  changes_->ForEachUpwards([&](int32_t n) {
+    if (const int32_t p = forest_->parent[n]; p != kNoParent) touched_below_[p] += touched_below_[n];
+  });
+  int32_t counted_to = 0;  // position up to which the branches' sets were counted as laid out
+  changes_->ForEach([&](int32_t n) {
+    const bool relaid = relaid_[n] && cuts_[n].pieces > 0;
+    if (relaid && forest_->first_member[n] >= counted_to) {
+      sets_laid_out_ += shares_.node(n).num_sets;
+      counted_to = forest_->last_member[n];
+    }
+    if (relaid || touched_below_[n] > 0) FillOwner(n, relaid);
+    for (int32_t b : forest_->BranchesAt(n)) {
+      int32_t rewritten = 0;
+      tiles_.ForEachTile(b, [&](const RowTile& tile) {
+        const bool all = relaid_[tile.owner];
+        FillOwner(tile.owner, all);
+        if (all) {
+          rewritten += tile.num_sets;
+          return;
+        }
+        tiles_.ForEachSet(tile.first_set, tile.num_sets, [&](int32_t set) { rewritten += set_touched_[set]; });
+      });
+      if (forest_->first_member[n] >= counted_to) sets_laid_out_ += rewritten;
+    }
+  });
+}
+
+void ItemLowering::FillOwner(int32_t owner, bool all_members) {
+  const RangeCuts& cuts = cuts_[owner];
+  const int32_t first_item = blocks_[owner].items;
+  if (cuts.pieces == 0) return;
+  const std::span<const MergeSet> sets = tiles_.sets();
+  for (int32_t group = 0; group < cuts.row_groups; ++group) {
+    const WorkItem& first = items_[first_item + group];
+    const std::span<const int32_t> members = members_.subspan(first.member_begin, first.member_count);
+    int32_t rows = shares_.range(owner).rows;
+    if (cuts.row_groups > 1) {
+      rows = 0;
+      for (int32_t set : members) rows += tiles_.RowsOf(set);
+    }
+    int32_t row = 0;
+    for (int32_t set : members) {
+      if (all_members || set_touched_[set]) {
+        Contribution* contribution = &contributions_[sets[set].contribution_begin + cuts.contributions_above];
+        for (int32_t piece = 0; piece < cuts.pieces; ++piece) {
+          const int32_t item = first_item + piece * cuts.row_groups + group;
+          *contribution++ = {
+              .state_begin = cuts.writes_states ? items_[item].state_begin + row : -1, .head_stride = rows, .item = item};
+        }
+      }
+      row += tiles_.RowsOf(set);
+    }
+  }
+}
+
+// Longest predicted first, to within a class of 6 %; a counting sort keeps it linear.
+void ItemLowering::FillQueues() {
+  std::ranges::fill(class_begin_, 0);
+  std::ranges::fill(open_reads_, 0);
+  closed_reads_ = 0;
+  reads_ahead_ = false;
+  const std::span<const WorkItem> items = items_.first(item_pool_.used());
+  for (size_t i = 0; i < items.size(); ++i) {
+    const WorkItem& item = items[i];
+    if (item.member_count == 0) {
+      item_class_[i] = kNoClass;
+      continue;
+    }
+    const int32_t offset = item.kind == ItemKind::kDenseTile ? 0 : kNumClasses;
+    item_class_[i] = static_cast<uint16_t>(offset + kNumClasses - 1 - TimeClass(item.predicted_ns));
+    ++class_begin_[item_class_[i]];
+    CountRead(item);
+  }
+  int32_t total = 0;
+  for (size_t i = 0; i < class_begin_.size(); ++i) {
+    if (i == kNumClasses) num_compute_ = std::exchange(total, 0);
+    total += std::exchange(class_begin_[i], total);
+  }
+  num_bandwidth_ = total;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (item_class_[i] == kNoClass) continue;
+    (item_class_[i] < kNumClasses ? compute_queue_ : bandwidth_queue_)[class_begin_[item_class_[i]]++] = static_cast<int32_t>(i);
+  }
+}
+
+inline void ItemLowering::CountRead(const WorkItem& item) {
+  const bool open = item.kv_end == kLive;
+  open_reads_[item.page_row] += open;
+  closed_reads_ += open ? -item.kv_begin : std::max(0, item.kv_end - item.kv_begin);
+  reads_ahead_ |= (open ? item.kv_begin : item.kv_end) > forest_->kv_len[item.page_row];
+}
+
+}  // namespace coppice::attention

@@ -1,0 +1,62 @@
+// What a plan is made for, and what follows from it: the same for every stage and every step. Layer: attention, private.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/backend_traits.h"
+#include "attention/cost_model.h"
+#include "attention/machine_model.h"
+#include "attention/plan_units.h"
+#include "coppice/attention/attention.h"
+
+namespace coppice::attention {
+
+constexpr int32_t AlignDown(int32_t value, int32_t unit) { return value / unit * unit; }
+
+// Queries of one merge set at most.
+constexpr int32_t MaxSetQueries(int32_t group_size) { return group_size >= 64 ? 1 : 64 / group_size; }
+
+// The lengths of a branch that times are predicted alike for: the first and the last of them, and what their kLive is taken to be
+// in predictions of an item, and in sums of many, which would be too long by a third if each were rounded up.
+struct LengthClass {
+  int32_t first, last;
+  int32_t planned, typical;
+};
+
+struct PlanProblem {
+  // `capacity` is resolved. Without a cost model.
+  PlanProblem(const AttentionSpec& spec, const PlanCapacity& capacity, const PlannerOptions& options, const BackendTraits& traits,
+              const MachineModel& machine);
+
+  AttentionSpec spec;
+  PlanCapacity capacity;
+  PlannerOptions options;
+  BackendTraits traits;
+  MachineModel machine;
+  CostModel cost;
+  PlanSizes sizes;                  // what the layout has room for
+  int32_t set_queries, tile_sets;   // queries of a merge set, and merge sets of a row tile, at most
+  int32_t share_unit, window_unit;  // shares begin and end, and windows begin, at multiples of these
+  bool optional;                    // sharing, as far as options say
+
+  // Whether whole steps are compared or predicted.
+  bool JudgesSteps() const { return optional || cost.has_latencies(); }
+  int32_t AlignShare(int32_t kv_index) const { return AlignDown(kv_index, share_unit); }
+  // What a leaf's kLive is taken to be when times are predicted: its own tokens rounded up to a step, so that growth changes it
+  // rarely. Octaves up to 512 tokens, where fixed costs dominate; a quarter of that above.
+  LengthClass PlannedClass(int32_t leaf_begin, int32_t kv_len) const;
+  // Where items begin for queries of which the first is this one: what lies before is out of every window.
+  int32_t VisibleBegin(int32_t min_query) const {
+    if (spec.window == 0) return 0;
+    return AlignDown(std::max(0, min_query - spec.window + 1), window_unit);
+  }
+
+  // Who reads a range, a shared node or a row tile of a branch, is its owner. Ids: nodes first, then row tiles by their first merge
+  // set.
+  int32_t TileOwner(int32_t first_set) const { return capacity.max_nodes + first_set; }
+  bool IsTile(int32_t owner) const { return owner >= capacity.max_nodes; }
+  int32_t num_owners() const { return capacity.max_nodes + sizes.max_merge_sets; }
+};
+
+}  // namespace coppice::attention

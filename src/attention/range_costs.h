@@ -1,0 +1,62 @@
+// What reading a range for some rows costs, whole and cut: the share decision prices by the same numbers that the lowering cuts by.
+// Layer: attention, private.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "attention/plan_problem.h"
+
+namespace coppice::attention {
+
+// What a shared node, or a row tile of a branch, reads for its merge sets. Before any cut.
+struct ShareRange {
+  int32_t begin = 0, end = 0;            // kv indices; end may be kLive
+  int32_t rows = 0, num_sets = 0;        // per kv head. 0: it reads nothing
+  int32_t planned_end = 0;               // end, or what kLive is taken to be
+  int32_t cached_end = 0;                // tokens before it are read by others too
+  int32_t min_query = 0, max_query = 0;  // kv indices of the first and last query
+
+  int32_t planned_tokens() const { return planned_end - begin; }
+};
+
+// Of so many rows under one kv head.
+struct RowCosts {
+  int32_t rows = -1, row_groups = 0;
+  int32_t shortest_piece = 0;  // tokens below which a cut does not pay
+  int64_t dense_tasks = 0, computed_rows = 0;
+  int64_t compute_ps = 0;
+  double compute_ns = 0;  // one token, whole machine
+  double token_ns = 0;    // one token of one kv head on one worker
+};
+
+// Sums that edits add to and subtract from are integers (picoseconds), so that they do not drift from a fresh plan's.
+inline int64_t Picoseconds(double ns) { return static_cast<int64_t>(ns * 1e3 + 0.5); }
+
+class RangeCosts {
+ public:
+  explicit RangeCosts(const PlanProblem& problem) : problem_(problem) {}
+
+  // Remembered: a step has few different row counts.
+  const RowCosts& Of(int32_t rows) const {
+    RowCosts& costs = row_costs_[static_cast<uint32_t>(rows) * 0x9E3779B1u >> (32 - kRowCostsBits)];
+    if (costs.rows != rows) [[unlikely]]
+      costs = Compute(rows);
+    return costs;
+  }
+  // A range read by so many groups of its rows, in so many pieces along KV; its first row group reads what others do not from
+  // memory.
+  Load Of(const ShareRange& range, int32_t row_groups, int32_t pieces) const;
+  // The same before any cut.
+  Load Whole(const ShareRange& range) const { return Of(range, Of(range.rows).row_groups, 1); }
+
+ private:
+  RowCosts Compute(int32_t rows) const;
+
+  static constexpr int kRowCostsBits = 6;
+  const PlanProblem& problem_;
+  mutable std::array<RowCosts, 1 << kRowCostsBits> row_costs_;
+};
+
+}  // namespace coppice::attention

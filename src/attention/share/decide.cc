@@ -1,0 +1,119 @@
+// Share or absorb, node by node: prices of the two resources, the two costs. docs/attention.md, "What is decided". Layer:
+// attention.
+#include "attention/share/share_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace coppice::attention {
+
+std::string_view Name(Decision decision) {
+  switch (decision) {
+    case Decision::kIdle: return "idle";
+    case Decision::kNothing: return "nothing to decide";
+    case Decision::kOnlyConsumer: return "read on by the only consumer";
+    case Decision::kPolicy: return "not shared by policy";
+    case Decision::kAbsorbed: return "absorbed";
+    case Decision::kShared: return "shared";
+    case Decision::kForced: return "shared by force";
+    case Decision::kCapacity: return "absorbed for lack of capacity";
+    case Decision::kNoGain: return "absorbed since the step gains nothing";
+  }
+  return "?";
+}
+
+// Memory and compute time of the step if everything were shared. The resource that binds has price 1; what the other one has to
+// spare makes it cheaper, down to a quarter (not to nothing: many nodes could each spend the same slack). Steps of two keep
+// prices, and with them the decisions of unchanged nodes, stable.
+//
+// Where the machine's latencies are known, reads of tokens that others read too have the price that they have for a step that
+// shares nothing, and dense tiles that of their time: there they and streaming follow each other.
+void SharePlan::SetPrices() {
+  if (problem_.cost.has_latencies()) {
+    const double reread_price = std::ceil(8 * problem_.cost.RereadPrice(unshared_.shape)) / 8;
+    if (reread_price != memory_price_) changes_->MarkAll();
+    memory_price_ = reread_price;
+    return;
+  }
+  const double memory = static_cast<double>(step_tokens_) * problem_.cost.ReadNs(),
+               compute = static_cast<double>(step_compute_ps_) * 1e-3;
+  const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
+  const double memory_price = price(memory, compute), compute_price = price(compute, memory);
+  if (memory_price != memory_price_ || compute_price != compute_price_) changes_->MarkAll();
+  memory_price_ = memory_price;
+  compute_price_ = compute_price;
+}
+
+void SharePlan::Decide(int32_t pressure) {
+  pressure_ = pressure;
+  changes_->ForEachUpwards([&](int32_t n) {
+    DecideNode(n);
+    ++nodes_decided_;
+  });
+  ListItems();
+  JudgeStep();
+  AssignRanges();
+}
+
+// Share: read the tokens once, multiply all rows at once, and give every merge set below one more partial state. Absorb: each
+// item below reads the tokens too, later readers from the cache. The first read is the same in both.
+void SharePlan::DecideNode(int32_t n) {
+  NodePlan& node = nodes_[n];
+  node.below_reads = 0;
+  node.below_compute = 0;
+  node.share_ns = node.absorb_ns = 0;
+  node.own_reads = 0;
+  node.own_compute = 0;
+  if (node.rows == 0) {
+    node.wanted = Decision::kIdle;
+    return;
+  }
+  for (int32_t b : forest_->BranchesAt(n)) {
+    tiles_.ForEachTile(b, [&](const RowTile& tile) {
+      node.below_reads += 1;
+      node.below_compute += costs_.Of(tile.num_queries * problem_.spec.group_size()).compute_ns;
+    });
+  }
+  for (int32_t c = forest_->first_child[n]; c >= 0; c = forest_->next_sibling[c]) {
+    node.below_reads += nodes_[c].reads();
+    node.below_compute += nodes_[c].compute();
+  }
+  node.own_reads = costs_.Of(node.rows).row_groups;
+  node.own_compute = costs_.Of(node.rows).compute_ns;
+
+  if (node.tokens == 0 || node.num_consumers == 1) {
+    node.wanted = node.tokens == 0 ? Decision::kNothing : Decision::kOnlyConsumer;
+    return;
+  }
+  const double tokens = node.tokens, reread = problem_.cost.RereadNs(node.tokens);
+  const auto reads_ns = [&](int32_t reads) { return tokens * memory_price_ * (reads - 1) * reread; };
+  node.absorb_ns = reads_ns(node.below_reads) + tokens * compute_price_ * node.below_compute;
+  // A set's first merge also costs the state of its own item and the fold. Ancestors, shared by at least as many, pay their part
+  // of that: this node's part is its share of the path so far.
+  const double first_merge = node.num_sets * problem_.cost.MergeNs() + problem_.cost.StateNs(node.rows);
+  node.share_ns = reads_ns(node.own_reads) +
+                  static_cast<double>(problem_.cost.ComputedTokens(node.rows, node.tokens)) * compute_price_ * node.own_compute +
+                  problem_.cost.StartNs(node.rows) + problem_.cost.StateNs(node.rows) +
+                  first_merge * tokens / std::max(1, node.share_end);
+  node.wanted = Choose(n);
+}
+
+Decision SharePlan::Choose(int32_t n) const {
+  const NodePlan& node = nodes_[n];
+  if (problem_.options.policy == SharePolicy::kStore) return Decision::kPolicy;
+  if (problem_.options.policy == SharePolicy::kOneLevel && forest_->BranchesBelow(n).size() != forest_->ActiveBranches().size()) {
+    return Decision::kPolicy;
+  }
+  if (problem_.options.force_sharing && pressure_ <= kOnlyCoarser) return Decision::kForced;
+  if (node.share_ns >= node.absorb_ns) return problem_.options.force_sharing ? Decision::kCapacity : Decision::kAbsorbed;
+  const int32_t gain = 1 << std::max(0, pressure_ - kOnlyCoarser);
+  if (pressure_ == kMaxPressure || node.share_ns * gain >= node.absorb_ns) return Decision::kCapacity;
+  return Decision::kShared;
+}
+
+void SharePlan::CountDecision(const NodePlan& node, int32_t sign) {
+  shared_nodes_ += node.shared() ? sign : 0;
+  absorbed_nodes_ += node.absorbed() ? sign : 0;
+}
+
+}  // namespace coppice::attention
