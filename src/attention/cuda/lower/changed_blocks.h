@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,47 +26,60 @@ struct ByteRange {
 template <class T>
 class ChangedBlocks {
  public:
-  explicit ChangedBlocks(int64_t capacity) : marked_(CeilDiv(capacity, kPerBlock)) {}
+  explicit ChangedBlocks(int64_t capacity) : blocks_(CeilDiv(capacity, kPerBlock)), words_(CeilDiv(blocks_, 64)) {}
 
-  void Clear() { std::ranges::fill(marked_, 0); }
-  void Mark(int64_t i) { marked_[i / kPerBlock] = 1; }
+  void Clear() { std::ranges::fill(words_, 0); }
+  void Mark(int64_t i) { words_[i / kPerBlock / 64] |= uint64_t{1} << i / kPerBlock % 64; }
   // Elements [begin, end).
   void Mark(int64_t begin, int64_t end) {
-    if (begin < end) std::fill(marked_.begin() + begin / kPerBlock, marked_.begin() + CeilDiv(end, kPerBlock), 1);
+    if (begin < end) MarkBlocks(begin / kPerBlock, CeilDiv(end, kPerBlock));
   }
-  void Add(const ChangedBlocks& other) { std::ranges::transform(marked_, other.marked_, marked_.begin(), std::bit_or<uint8_t>()); }
+  void Add(const ChangedBlocks& other) { std::ranges::transform(words_, other.words_, words_.begin(), std::bit_or<uint64_t>()); }
   bool Any(int64_t begin, int64_t end) const {
-    return begin < end && std::find(marked_.begin() + begin / kPerBlock, marked_.begin() + CeilDiv(end, kPerBlock), 1) !=
-                              marked_.begin() + CeilDiv(end, kPerBlock);
+    const int64_t last = CeilDiv(end, kPerBlock);
+    return begin < end && Next(begin / kPerBlock, last, true) < last;
   }
   // Marks what lies between marked blocks near each other: one copy takes less than two. f(begin, end) for each run of them among
   // the first `count` elements.
   template <class F>
   void ForEachRun(int64_t count, F&& f) {
     const int64_t blocks = CeilDiv(count, kPerBlock);
-    const auto next = [&](int64_t block, uint8_t value) {
-      return std::find(marked_.begin() + block, marked_.begin() + blocks, value) - marked_.begin();
-    };
-    for (int64_t begin = next(0, 1), end; begin < blocks;) {
+    for (int64_t begin = Next(0, blocks, true), end; begin < blocks;) {
       int64_t following = begin;
       do {
-        end = next(following, 0);
-        following = next(end, 1);
+        end = Next(following, blocks, false);
+        following = Next(end, blocks, true);
         if (following - end > kCopiedGap) break;
       } while (following < blocks);
-      std::fill(marked_.begin() + begin, marked_.begin() + end, 1);
+      MarkBlocks(begin, end);
       f(begin * kPerBlock, std::min(end * kPerBlock, count));
       begin = following;
     }
   }
   // Runs at most.
-  size_t max_runs() const { return marked_.size() / (kCopiedGap + 2) + 1; }
+  size_t max_runs() const { return static_cast<size_t>(blocks_ / (kCopiedGap + 2) + 1); }
 
  private:
   static constexpr int64_t kPerBlock = 4096 / sizeof(T);
   static constexpr int64_t kCopiedGap = 8;  // blocks: 32 KB take less than another call
 
-  std::vector<uint8_t> marked_;  // [block]
+  // The first of the blocks [block, end) that is marked, or that is not; `end` if there is none.
+  int64_t Next(int64_t block, int64_t end, bool marked) const {
+    while (block < end) {
+      const uint64_t ahead = (marked ? words_[block / 64] : ~words_[block / 64]) >> block % 64;
+      if (ahead != 0) return std::min(block + std::countr_zero(ahead), end);
+      block = (block / 64 + 1) * 64;
+    }
+    return end;
+  }
+  void MarkBlocks(int64_t begin, int64_t end) {
+    for (; begin < end && begin % 64 != 0; ++begin) words_[begin / 64] |= uint64_t{1} << begin % 64;
+    for (; begin + 64 <= end; begin += 64) words_[begin / 64] = ~uint64_t{0};
+    if (begin < end) words_[begin / 64] |= (uint64_t{1} << (end - begin)) - 1;
+  }
+
+  int64_t blocks_;
+  std::vector<uint64_t> words_;  // a bit a block
 };
 
 // An array of an image as it was last put, so that what is put again is known to be the same. Allocates in its constructor only.
