@@ -87,24 +87,7 @@ Status FewRowsProduct::Run(const ConstDeviceTensor& x, const FewRowsWeight& weig
 Status FewRowsProduct::RunQkvRope(const ConstDeviceTensor& x, const FewRowsWeight& weight, const RopeAppendArgs& args,
                                   const NormArgs* norm, bool after_own, cudaStream_t stream) const {
   FewRowsParams params = ParamsOf(x, weight, norm);
-  params.rotation = {.slots = args.slot_mapping.data,
-                     .cos = static_cast<const float*>(args.cos.data),
-                     .sin = static_cast<const float*>(args.sin.data),
-                     .cos_stride = args.cos.stride,
-                     .sin_stride = args.sin.stride,
-                     .rotated_pairs = static_cast<int32_t>(args.cos.cols),
-                     .in_groups = args.pairs == RopePairs::kHalves,
-                     .num_qo_heads = args.num_qo_heads,
-                     .num_kv_heads = args.num_kv_heads,
-                     .head_dim = args.head_dim,
-                     .q = args.q.data,
-                     .q_stride = args.q.stride,
-                     .k = args.kv.k,
-                     .v = args.kv.v,
-                     .page_stride = args.kv.page_stride,
-                     .head_stride = args.kv.head_stride,
-                     .slot_stride = args.kv.slot_stride,
-                     .page_size = args.kv.page_size};
+  params.rotation = RotationParams::Of(args, weight.groups_pairs);
   return Launch(params, weight.dtype, after_own, stream);
 }
 

@@ -288,7 +288,7 @@ class Streamer {
   // the weight, and so outputs of a strip, are elements of heads.
   __device__ Rotation LoadRotation(int strip) {
     Rotation rotation;
-    const FewRowsRotation& r = p_.rotation;
+    const RotationParams& r = p_.rotation;
     if (r.slots == nullptr) return rotation;
     ForEachOutput(strip, [&](int i, int row, int, int64_t column) {
       auto& out = rotation.outputs[i];
@@ -304,22 +304,10 @@ class Streamer {
         const float sine = r.sin[row * r.sin_stride + pair];
         out.sine = is_second ? sine : -sine;
       }
-      T* const begin = BeginOfHead(row, head);
+      T* const begin = r.BeginOfHead<T>(row, head);
       out.to = begin == nullptr ? nullptr : begin + element;
     });
     return rotation;
-  }
-
-  // Where a row's head goes; null: it is not kept.
-  __device__ T* BeginOfHead(int row, int head) const {
-    const FewRowsRotation& r = p_.rotation;
-    if (head < r.num_qo_heads) return static_cast<T*>(r.q) + row * r.q_stride + int64_t{head} * r.head_dim;
-    const int64_t slot = r.slots[row];
-    if (slot < 0) return nullptr;
-    const int64_t page = slot / r.page_size, in_page = slot % r.page_size;
-    const bool is_v = head >= r.num_qo_heads + r.num_kv_heads;
-    const int kv_head = head - r.num_qo_heads - (is_v ? r.num_kv_heads : 0);
-    return static_cast<T*>(is_v ? r.v : r.k) + page * r.page_stride + in_page * r.slot_stride + kv_head * r.head_stride;
   }
 
   __device__ void Store(int row, int64_t column, float value) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/cuda/cuda_status.h"
+#include "ops/cuda/rotation.h"
 #include "ops/ops.h"
 
 namespace coppice::ops::cuda {
@@ -22,22 +23,6 @@ struct FewRowsNorm {
 };
 inline constexpr int kMaxNormedElements = 4096;  // of all rows, padded to whole chunks
 
-// What becomes of q, k and v: RopeAppend, with the sums still in the kernel. Heads are whole units.
-struct FewRowsRotation {
-  const int64_t* slots = nullptr;  // null: none
-  const float *cos = nullptr, *sin = nullptr;
-  int64_t cos_stride = 0, sin_stride = 0;
-  // Of a head; the pairs of rotated ones lie in groups of kGateGroup, or side by side.
-  int32_t rotated_pairs = 0;
-  bool in_groups = false;
-  int32_t num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;
-  void* q = nullptr;
-  int64_t q_stride = 0;
-  void *k = nullptr, *v = nullptr;
-  int64_t page_stride = 0, head_stride = 0, slot_stride = 0;
-  int32_t page_size = 1;
-};
-
 struct FewRowsParams {
   const void* weight;
   int64_t stride;  // elements between its rows
@@ -52,7 +37,7 @@ struct FewRowsParams {
   const float* bias;
   Epilogue epilogue;
   FewRowsNorm norm;
-  FewRowsRotation rotation;  // y is not written then
+  RotationParams rotation;  // with slots y is not written; heads are whole units
 };
 
 struct FewRowsLaunch {

@@ -6,6 +6,7 @@
 #include "core/math.h"
 #include "ops/cuda/cuda_weight.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/rotation.h"
 
 namespace coppice::ops::cuda {
 namespace {
@@ -46,18 +47,9 @@ struct HeadNorm {
 struct AppendParams {
   const float* qkv;
   int64_t qkv_stride;
-  const float *cos, *sin;
-  int64_t cos_stride, sin_stride;
   RopePairs pairs;
-  bool in_groups;  // the halves of rotated heads alternate in groups of kGateGroup in qkv
-  int32_t rotated_pairs, num_qo_heads, num_kv_heads, head_dim;
   HeadNorm q_norm, k_norm;
-  void* q;
-  int64_t q_stride;
-  void *k, *v;
-  int64_t page_stride, head_stride, slot_stride;
-  int32_t page_size;
-  const int64_t* slots;
+  RotationParams rotation;
 };
 
 // A lane's part of a head: runs of kRun neighbouring pairs of elements. Pair p is (p, p + rotated_pairs) where halves are rotated
@@ -74,7 +66,7 @@ struct HeadPart {
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
       const int pair = PairOf(run, lane);
-      if (pair < p.head_dim / 2) visit(run, pair, p.pairs == RopePairs::kHalves && pair < p.rotated_pairs);
+      if (pair < p.rotation.head_dim / 2) visit(run, pair, p.pairs == RopePairs::kHalves && pair < p.rotation.rotated_pairs);
     }
   }
 
@@ -82,7 +74,8 @@ struct HeadPart {
     ForEachRun(p, lane, [&](int run, int pair, bool apart) {
       if (apart) {
         const int at = in_groups ? pair / kGateGroup * 2 * kGateGroup + pair % kGateGroup : pair;
-        const auto a = LoadPack<kRun>(head + at), b = LoadPack<kRun>(head + at + (in_groups ? kGateGroup : p.rotated_pairs));
+        const auto a = LoadPack<kRun>(head + at),
+                   b = LoadPack<kRun>(head + at + (in_groups ? kGateGroup : p.rotation.rotated_pairs));
         for (int i = 0; i < kRun; ++i) first[run][i] = a.values[i], second[run][i] = b.values[i];
       } else {
         const auto both = LoadPack<2 * kRun>(head + 2 * pair);
@@ -100,13 +93,13 @@ struct HeadPart {
       for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
       return sum;
     };
-    const float size = static_cast<float>(p.head_dim);
+    const float size = static_cast<float>(p.rotation.head_dim);
     const float mean = norm.kind == NormKind::kLayer ? sum_over_head([](float x) { return x; }) / size : 0.0f;
     const float squares = sum_over_head([&](float x) { return (x - mean) * (x - mean); });
     const float scale = 1.0f / sqrtf(squares / size + norm.eps);
     ForEachRun(p, lane, [&](int run, int pair, bool apart) {
       for (int i = 0; i < kRun; ++i) {
-        const int a = apart ? pair + i : 2 * (pair + i), b = apart ? p.rotated_pairs + pair + i : a + 1;
+        const int a = apart ? pair + i : 2 * (pair + i), b = apart ? p.rotation.rotated_pairs + pair + i : a + 1;
         const auto apply = [&](float x, int element) {
           return (x - mean) * scale * norm.weight[element] + (norm.bias == nullptr ? 0.0f : norm.bias[element]);
         };
@@ -117,11 +110,11 @@ struct HeadPart {
   }
 
   __device__ void Rotate(const AppendParams& p, int64_t row, int lane) {
-    const float* const cos = p.cos + row * p.cos_stride;
-    const float* const sin = p.sin + row * p.sin_stride;
+    const float* const cos = p.rotation.cos + row * p.rotation.cos_stride;
+    const float* const sin = p.rotation.sin + row * p.rotation.sin_stride;
     ForEachRun(p, lane, [&](int run, int pair, bool) {
       for (int i = 0; i < kRun; ++i) {
-        if (pair + i >= p.rotated_pairs) continue;
+        if (pair + i >= p.rotation.rotated_pairs) continue;
         const float c = cos[pair + i], s = sin[pair + i], a = first[run][i], b = second[run][i];
         first[run][i] = a * c - b * s;
         second[run][i] = b * c + a * s;
@@ -136,7 +129,7 @@ struct HeadPart {
         Pack<T, kRun> a, b;
         for (int i = 0; i < kRun; ++i) a.values[i] = FromFloat<T>(first[run][i]), b.values[i] = FromFloat<T>(second[run][i]);
         StorePack(to + pair, a);
-        StorePack(to + p.rotated_pairs + pair, b);
+        StorePack(to + p.rotation.rotated_pairs + pair, b);
       } else {
         Pack<T, 2 * kRun> both;
         for (int i = 0; i < kRun; ++i) {
@@ -156,26 +149,17 @@ __global__ void __launch_bounds__(kThreads) AppendKernel(const AppendParams p) {
   WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % 32, head = blockIdx.y * kWarps + threadIdx.x / 32;
-  const int num_heads = p.num_qo_heads + 2 * p.num_kv_heads;
-  if (head >= num_heads) return;
-  const bool is_q = head < p.num_qo_heads, is_v = head >= p.num_qo_heads + p.num_kv_heads;
-  const int64_t slot = is_q ? 0 : p.slots[row];
-  if (slot < 0) return;
+  const RotationParams& r = p.rotation;
+  if (head >= r.num_qo_heads + 2 * r.num_kv_heads) return;
+  T* const to = r.BeginOfHead<T>(row, head);
+  if (to == nullptr) return;
 
   HeadPart<kRun> part;
-  part.Load(p, p.qkv + row * p.qkv_stride + int64_t{head} * p.head_dim, p.in_groups && !is_v, lane);
-  if (!is_v) {
-    const HeadNorm& norm = is_q ? p.q_norm : p.k_norm;
+  part.Load(p, p.qkv + row * p.qkv_stride + int64_t{head} * r.head_dim, r.in_groups && !r.IsV(head), lane);
+  if (!r.IsV(head)) {
+    const HeadNorm& norm = head < r.num_qo_heads ? p.q_norm : p.k_norm;
     if (norm.weight != nullptr) part.Normalise(p, norm, lane);
     part.Rotate(p, row, lane);
-  }
-  T* to;
-  if (is_q) {
-    to = static_cast<T*>(p.q) + row * p.q_stride + int64_t{head} * p.head_dim;
-  } else {
-    const int kv_head = head - p.num_qo_heads - (is_v ? p.num_kv_heads : 0);
-    const int64_t page = slot / p.page_size, in_page = slot % p.page_size;
-    to = static_cast<T*>(is_v ? p.v : p.k) + page * p.page_stride + in_page * p.slot_stride + kv_head * p.head_stride;
   }
   part.Store(p, to, lane);
 }
@@ -189,10 +173,11 @@ template <class T>
 Status LaunchAppend(const AppendParams& p, int64_t num_rows, bool overlaps, cudaStream_t stream) {
   // Runs of two pairs: every address is a multiple of two pairs' bytes.
   const size_t bytes = 4 * sizeof(T);
-  const bool runs = p.head_dim % 4 == 0 && p.rotated_pairs % 2 == 0 && IsAligned(p.qkv, p.qkv_stride, 4, 16) &&
-                    IsAligned(p.q, p.q_stride, sizeof(T), bytes) && IsAligned(p.k, p.page_stride, sizeof(T), bytes) &&
-                    IsAligned(p.v, p.head_stride, sizeof(T), bytes) && IsAligned(p.v, p.slot_stride, sizeof(T), bytes);
-  const unsigned heads = static_cast<unsigned>(p.num_qo_heads + 2 * p.num_kv_heads);
+  const RotationParams& r = p.rotation;
+  const bool runs = r.head_dim % 4 == 0 && r.rotated_pairs % 2 == 0 && IsAligned(p.qkv, p.qkv_stride, 4, 16) &&
+                    IsAligned(r.q, r.q_stride, sizeof(T), bytes) && IsAligned(r.k, r.page_stride, sizeof(T), bytes) &&
+                    IsAligned(r.v, r.head_stride, sizeof(T), bytes) && IsAligned(r.v, r.slot_stride, sizeof(T), bytes);
+  const unsigned heads = static_cast<unsigned>(r.num_qo_heads + 2 * r.num_kv_heads);
   const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(num_rows), CeilDiv(heads, static_cast<unsigned>(kWarps))),
                              .threads = kThreads,
                              .stream = stream,
@@ -226,27 +211,10 @@ Status LaunchRopeAppend(const RopeAppendArgs& args, bool in_groups, bool overlap
   }
   const AppendParams params = {.qkv = static_cast<const float*>(args.qkv.data),
                                .qkv_stride = args.qkv.stride,
-                               .cos = static_cast<const float*>(args.cos.data),
-                               .sin = static_cast<const float*>(args.sin.data),
-                               .cos_stride = args.cos.stride,
-                               .sin_stride = args.sin.stride,
                                .pairs = args.pairs,
-                               .in_groups = in_groups,
-                               .rotated_pairs = static_cast<int32_t>(args.cos.cols),
-                               .num_qo_heads = args.num_qo_heads,
-                               .num_kv_heads = args.num_kv_heads,
-                               .head_dim = args.head_dim,
                                .q_norm = Of(args.q_norm),
                                .k_norm = Of(args.k_norm),
-                               .q = args.q.data,
-                               .q_stride = args.q.stride,
-                               .k = args.kv.k,
-                               .v = args.kv.v,
-                               .page_stride = args.kv.page_stride,
-                               .head_stride = args.kv.head_stride,
-                               .slot_stride = args.kv.slot_stride,
-                               .page_size = args.kv.page_size,
-                               .slots = args.slot_mapping.data};
+                               .rotation = RotationParams::Of(args, in_groups)};
   switch (args.q.dtype) {
     case DType::kF32: return LaunchAppend<float>(params, args.qkv.rows, overlaps, stream);
     case DType::kBF16: return LaunchAppend<__nv_bfloat16>(params, args.qkv.rows, overlaps, stream);
