@@ -52,6 +52,25 @@ __device__ __forceinline__ void TensorLoad2(void* to, const CUtensorMap* map, ui
       : "memory");
 }
 
+// Bulk tensor copies (9.7.9.27.1.3) of a box of shared memory to a matrix, what lies inside of it; each is a group of its own of
+// the thread that calls. Waits of that thread: until its groups have read their shared memory; until what they wrote is written.
+__device__ __forceinline__ void TensorStore2(const CUtensorMap* map, const void* from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\ncp.async.bulk.commit_group;" ::"l"(map),
+      "r"(SharedAddress(from)), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ __forceinline__ void BulkWaitRead() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void BulkWait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Stores four 8 x 8 matrices of 16-bit elements, each transposed, lane i giving the address of row i % 8 of matrix i / 8 as it lies
+// in memory. 9.7.14.5.16, "stmatrix".
+__device__ __forceinline__ void StoreMatrix4Transposed(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // A flag in device memory that one CTA sets and another waits for.
 __device__ __forceinline__ void StoreRelease(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");

@@ -1,5 +1,6 @@
 // The kernel of gated products on Hopper: y^T = act(G x^T) * (U x^T), tiles of 256 rows of the weight by up to 256 rows of x,
-// wgmma, equal work for every cluster (stream-K: Osama et al., PPoPP 2023). Layer: ops/cuda. Design and figures: docs/ops.md.
+// wgmma, waves of whole tiles and then equal work for every cluster (stream-K: Osama et al., PPoPP 2023). Layer: ops/cuda.
+// Design and figures: docs/ops.md.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,7 @@ constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
 constexpr int kThreads = (1 + kWarpgroups) * 128;  // warpgroup 0 loads
 constexpr int kSwizzleBytes = 128;
 constexpr int kRingBytes = 192 << 10;
+constexpr int kGatedRowBytes = kGatedCols * 2;
 
 template <int kXRows>
 struct SharedStorage {
@@ -25,46 +27,64 @@ struct SharedStorage {
   static constexpr int kStages = kRingBytes / kStageBytes < 8 ? kRingBytes / kStageBytes : 8;
   uint8_t weight[kStages][kTileRows * kSwizzleBytes];
   uint8_t x[kStages][kXRows * kSwizzleBytes];
+  uint8_t gated[kWarpgroups][kXRows * kGatedRowBytes];  // outputs on their way to y
   uint64_t full[kStages], empty[kStages];
 };
 template <int kXRows>
 constexpr size_t kSharedBytes = sizeof(SharedStorage<kXRows>) + 1024;  // its tiles begin on 1,024 bytes
+static_assert(kSharedBytes<kMaxXRows> <= 227 << 10, "more than a CTA of Hopper has");
 
 // Steps of one tile, of the steps that a cluster does one after the other.
 struct Segment {
   int tile, begin, end;  // in chunks of the tile
 };
 
-// Where a CTA's part of a tile begins.
+// Where a CTA's part of a tile begins. Tiles are numbered weight by weight within a group of x blocks, so that those under way at
+// one time read few rows of either operand, and a group's rows of x stay in the L2 while the weights pass.
 struct Corner {
   int weight_row, x_row;
   __device__ Corner(const Params& p, int tile, uint32_t rank, int x_rows) {
-    const int weight_tile = tile / p.x_blocks;
+    const int group_tiles = p.group_blocks * p.weight_tiles, group = tile / group_tiles, first_block = group * p.group_blocks;
+    const int in_group = tile - group * group_tiles, blocks = min(p.group_blocks, p.x_blocks - first_block);
+    const int weight_tile = in_group / blocks;
     weight_row = (weight_tile * kCtas + static_cast<int>(rank)) * kTileRows;
-    x_row = (tile - weight_tile * p.x_blocks) * x_rows;
+    x_row = (first_block + in_group - weight_tile * blocks) * x_rows;
   }
 };
 
-// The steps of all tiles are cut into equal ranges, one a cluster. Later ranges belong to clusters that start earlier: whoever
-// completes a tile waits for those that have its later steps.
+// What a cluster does: a tile of each whole wave, then its range of the steps of the tiles that are left, which are cut into equal
+// ranges. Later ranges belong to clusters that start earlier: whoever completes a tile waits for those that have its later steps.
 class Range {
  public:
-  __device__ Range(const Params& p, int index) : p_(p), next_(Begin(p, index)), end_(Begin(p, index + 1)) {}
+  __device__ Range(const Params& p, int index) : p_(p), index_(index), next_(Begin(p, index)), end_(Begin(p, index + 1)) {}
+  static __device__ int FirstShared(const Params& p) { return p.whole_waves * p.num_clusters; }  // tile
+  // In steps from the first shared tile on.
   static __device__ int Begin(const Params& p, int index) {
-    return static_cast<int>(int64_t{p.num_tiles} * p.chunks * index / p.num_clusters);
+    const int tiles = max(p.num_tiles - FirstShared(p), 0);
+    return static_cast<int>(int64_t{tiles} * p.chunks * index / p.num_clusters);
   }
   __device__ bool Next(Segment* segment) {
+    for (; wave_ < p_.whole_waves; ++wave_) {
+      const int tile = wave_ * p_.num_clusters + p_.num_clusters - 1 - index_;  // in the order in which clusters start
+      if (tile >= p_.num_tiles) break;
+      *segment = {tile, 0, p_.chunks};
+      ++wave_;
+      return true;
+    }
+    wave_ = p_.whole_waves;
     if (next_ >= end_) return false;
     const int tile = next_ / p_.chunks, begin = next_ - tile * p_.chunks, count = min(p_.chunks - begin, end_ - next_);
-    *segment = {tile, begin, begin + count};
+    *segment = {FirstShared(p_) + tile, begin, begin + count};
     next_ += count;
     return true;
   }
-  __device__ int size() const { return end_ - next_; }
+  // Steps that are left of its share.
+  __device__ int shared_size() const { return end_ - next_; }
 
  private:
   const Params& p_;
-  int next_;
+  const int index_;
+  int wave_ = 0, next_;
   const int end_;
 };
 
@@ -87,15 +107,14 @@ class Loader {
 
   __device__ void Run() {
     // Weights depend on no other kernel: those of the first steps come while the kernel before this one ends.
-    const int early = min(Storage::kStages, Range(p_, range_).size());
     ForEachStep([&](int step, const Corner& corner, int chunk, const auto& place) {
-      if (step >= early) return false;
+      if (step >= Storage::kStages) return false;
       LoadWeight(corner, chunk, place.stage);
       return true;
     });
     WaitForPrevious();
     ForEachStep([&](int step, const Corner& corner, int chunk, const auto& place) {
-      if (step >= early) {
+      if (step >= Storage::kStages) {
         ptx::BarrierWait(&shared_.empty[place.stage], place.parity ^ 1);
         LoadWeight(corner, chunk, place.stage);
       }
@@ -159,6 +178,7 @@ class Multiplier {
         Store(segment, sums);
       }
     }
+    if (thread_ == 0) ptx::BulkWait();
   }
 
  private:
@@ -216,9 +236,10 @@ class Multiplier {
 
   // In the order of the steps, so that sums do not depend on who was first.
   __device__ void AddPartials(const Segment& segment, float (&sums)[kSums]) {
-    const int tile_end = (segment.tile + 1) * p_.chunks;
+    if (segment.end == p_.chunks) return;
+    const int tile_end = (segment.tile + 1 - Range::FirstShared(p_)) * p_.chunks;
     for (int range = range_ + 1; range < p_.num_clusters && Range::Begin(p_, range) < tile_end; ++range) {
-      if (Range(p_, range).size() == 0) continue;  // fewer steps than clusters
+      if (Range(p_, range).shared_size() == 0) continue;  // fewer steps than clusters
       uint32_t* const flag = p_.flags + PlaceOf(range);
       if (thread_ == 0) {
         while (ptx::LoadAcquire(flag) == 0) {
@@ -237,29 +258,38 @@ class Multiplier {
 
   __device__ void Store(const Segment& segment, const float (&sums)[kSums]) {
     const Corner corner(p_, segment.tile, rank_, kXRows);
-    const int row = corner.x_row, first = corner.weight_row + warpgroup_ * 64 + thread_ / 32 * 16;  // the warp's rows of the weight
+    const int output = (corner.weight_row + warpgroup_ * 64) / 2;
     if (p_.is_gelu) {
-      StoreAs<Activation::kGeluTanh>(first / 2, row, sums);
+      StoreAs<Activation::kGeluTanh>(output, corner.x_row, sums);
     } else {
-      StoreAs<Activation::kSilu>(first / 2, row, sums);
+      StoreAs<Activation::kSilu>(output, corner.x_row, sums);
     }
   }
 
-  // A gate and its up are outputs lane / 4 and lane / 4 + 8. Transposed, a thread holds two neighbours of a row of y.
+  // A gate and its up are outputs lane / 4 and lane / 4 + 8. The tile, transposed, goes to shared memory, rows of 64 bytes in the
+  // swizzle of the copy engine, which writes what lies inside of y.
   template <Activation kActivation>
-  __device__ void StoreAs(int first, int row, const float (&sums)[kSums]) {
-    const int lane = thread_ % 32, column = first + lane % 4 * 2;
-    const int rows = column < p_.out_features ? p_.num_rows - row - lane / 4 : 0;
-    T* to = static_cast<T*>(p_.y) + (row + lane / 4) * p_.y_stride + column;
+  __device__ void StoreAs(int output, int row, const float (&sums)[kSums]) {
+    const int lane = thread_ % 32, warp = thread_ / 32;
+    uint8_t* const tile = shared_.gated[warpgroup_];
+    if (thread_ == 0) ptx::BulkWaitRead();  // the tile before this one has left
+    Sync();
+    const uint32_t to = ptx::SharedAddress(tile) + lane * kGatedRowBytes + (warp ^ (lane / 2 % 4)) * 16;
 #pragma unroll
-    for (int i = 0; i < kSums / 4; ++i, to += 8 * p_.y_stride) {
-      const T pair[2] = {FromFloat<T>(ActivateNarrow(kActivation, sums[4 * i]) * sums[4 * i + 2]),
-                         FromFloat<T>(ActivateNarrow(kActivation, sums[4 * i + 1]) * sums[4 * i + 3])};
-      uint32_t word;
-      memcpy(&word, pair, sizeof(word));
-      word = ptx::TransposeMatrix(word);
-      if (i * 8 < rows) *reinterpret_cast<uint32_t*>(to) = word;
+    for (int i = 0; i < kXRows / 32; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const four = sums + (4 * i + j) * 4;
+        const T pair[2] = {FromFloat<T>(ActivateNarrow(kActivation, four[0]) * four[2]),
+                           FromFloat<T>(ActivateNarrow(kActivation, four[1]) * four[3])};
+        memcpy(&words[j], pair, sizeof(words[j]));
+      }
+      ptx::StoreMatrix4Transposed(to + i * 32 * kGatedRowBytes, words);
     }
+    ptx::FenceProxyAsync();  // before the copy engine reads what this thread wrote
+    Sync();
+    if (thread_ == 0) ptx::TensorStore2(&p_.y, tile, output, row);
   }
 
   const Params& p_;

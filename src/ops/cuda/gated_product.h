@@ -1,5 +1,5 @@
-// act(x G^T) * (x U^T) on Hopper through our own kernel: all SMs work the same number of steps whatever the shape, and gate and up
-// meet in registers. Layer: ops/cuda. Design and figures: docs/ops.md, "Gated products".
+// act(x G^T) * (x U^T) on Hopper through our own kernel: SMs work nearly the same number of steps whatever the shape, and gate and
+// up meet in registers. Layer: ops/cuda. Design and figures: docs/ops.md, "Gated products".
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -16,20 +16,20 @@ inline constexpr int kWarpgroups = 2;  // of a CTA, that multiply
 inline constexpr int kTileRows = 128;  // of the weight, a CTA
 inline constexpr int kChunkCols = 64;  // inputs of a step: a line of 128 bytes, the width of the swizzle
 inline constexpr int kMaxXRows = 256;  // of a tile
+inline constexpr int kGatedCols = 32;  // outputs of a warpgroup's 64 rows of gates and ups
 // Sums of a CTA that another adds, fp32.
 inline constexpr size_t kPartialBytes = size_t{kTileRows} * kMaxXRows * sizeof(float);
 
 struct Params {
-  CUtensorMap weight, x;
+  CUtensorMap weight, x, y;
   int32_t num_clusters;
-  int32_t x_blocks;  // tiles that differ in their rows of x alone follow each other
+  int32_t x_blocks, weight_tiles;  // num_tiles is their product
+  int32_t group_blocks;            // x blocks whose tiles follow each other (Corner)
   int32_t num_tiles, chunks;
-  int32_t num_rows, out_features;
-  void* y;
-  int64_t y_stride;
-  bool is_gelu;      // tanh's form; else SiLU
-  float4* partials;  // [cluster][CTA][warpgroup][float4 of a thread][thread]
-  uint32_t* flags;   // [cluster][CTA][warpgroup]: 1 while partials are there that nobody has added; 0 between launches
+  int32_t whole_waves;  // tiles that a cluster has alone; the steps of the others are cut into equal ranges
+  bool is_gelu;         // tanh's form; else SiLU
+  float4* partials;     // [cluster][CTA][warpgroup][float4 of a thread][thread]
+  uint32_t* flags;      // [cluster][CTA][warpgroup]: 1 while partials are there that nobody has added; 0 between launches
 };
 
 // Called once on a device before its first launch: the clusters that run at once.

@@ -1,9 +1,9 @@
 // The dense operations of a model's step on a CUDA device, each figure beside its roofline:
-//   ops_cuda_bench [--model llama3-8b|llama2-7b|tinyllama] [--rows 1,8,...] [--bandwidth TB/s] [--flops TFLOP/s]
+//   ops_cuda_bench [--model llama3-8b|llama2-7b|tinyllama] [--rows 1,8,...] [--tune on|off] [--bandwidth TB/s] [--flops TFLOP/s]
 // Products: all layers' and the head's, own weights each, random, bf16, in one graph with nothing else but the gated activation:
-// with the kernels that Ops chooses before and after Tune, and the library alone with what its heuristic names. The median of the
-// replays. The bound is max(bytes of the weights / bandwidth, FLOPs / rate), the two measured on an H200 (docs/ops.md). Layer:
-// ops/cuda.
+// with the kernels that Ops chooses before and after Tune, and the library alone with what its heuristic names; then each kind of
+// product, gated ones through our tiles too. The median of the replays. The bound is max(bytes of the weights / bandwidth, FLOPs /
+// rate), the two measured on an H200 (docs/ops.md). Layer: ops/cuda.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 #include "core/device.h"
 #include "core/math.h"
 #include "ops/cuda/cuda_weight.h"
+#include "ops/cuda/gated_product.h"
 #include "ops/cuda/library_product.h"
 #include "ops/ops.h"
 
@@ -39,6 +40,7 @@ struct Settings {
   Model model = kModels[0];
   std::vector<int64_t> rows = {1, 2, 4, 8, 16, 64, 128, 256, 512, 1024};
   double bandwidth = 4.7e12, flops = 783e12;
+  bool tunes = true;
 };
 
 template <class T>
@@ -63,6 +65,7 @@ class Bench {
     stream_ = Require(device_->CreateStream());
     ops_ = Require(Ops::Create(device_.get(), {}));
     library_ = Require(LibraryProduct::Create(device_.get(), false, &no_algorithms_));
+    gated_ = Require(GatedProduct::Create(device_.get()));
     const Model& m = settings.model;
     std::mt19937 random(1);
     const int64_t largest = std::max({m.intermediate * m.hidden, m.vocab * m.hidden, m.heads * m.head_dim * m.hidden});
@@ -93,7 +96,7 @@ class Bench {
     for (const int64_t rows : settings_.rows) library.push_back(Time([&] { return LibraryStep(rows); }));
     timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    Require(ops_->Tune(std::ranges::max(settings_.rows), stream_->get()));
+    if (settings_.tunes) Require(ops_->Tune(std::ranges::max(settings_.rows), stream_->get()));
     clock_gettime(CLOCK_MONOTONIC, &end);
     for (const int64_t rows : settings_.rows) after.push_back(Time([&] { return Step(rows); }));
     for (size_t i = 0; i < settings_.rows.size(); ++i) {
@@ -136,13 +139,24 @@ class Bench {
     return memory;
   }
 
-  Status One(int64_t rows, const Weight& weight, Epilogue::Kind kind) {
+  struct Operands {
+    ConstDeviceTensor x;
+    DeviceTensor y;
+  };
+  Operands OperandsOf(int64_t rows, const Weight& weight, Epilogue::Kind kind) const {
     const int64_t k = weight.in_features(), n = weight.out_features();
-    const ConstDeviceTensor x = {x_.data(), DType::kBF16, rows, k, k};
     const bool adds = kind == Epilogue::Kind::kAdd;
-    const DeviceTensor y = {adds ? residual_.data() : y_.data(), kind == Epilogue::Kind::kGated ? DType::kBF16 : DType::kF32, rows,
-                            n, n};
-    return ops_->Linear(x, weight, y, {.kind = kind}, stream_->get());
+    const DType out = kind == Epilogue::Kind::kGated ? DType::kBF16 : DType::kF32;
+    return {.x = {x_.data(), DType::kBF16, rows, k, k}, .y = {adds ? residual_.data() : y_.data(), out, rows, n, n}};
+  }
+  Status One(int64_t rows, const Weight& weight, Epilogue::Kind kind) {
+    const Operands operands = OperandsOf(rows, weight, kind);
+    return ops_->Linear(operands.x, weight, operands.y, {.kind = kind}, stream_->get());
+  }
+  Status OneOfOurGated(int64_t rows, const Weight& weight) {
+    const Operands operands = OperandsOf(rows, weight, Epilogue::Kind::kGated);
+    return gated_.Run(operands.x, static_cast<const CudaWeight&>(weight), operands.y, Activation::kSilu,
+                      static_cast<cudaStream_t>(stream_->get()));
   }
   Status Step(int64_t rows) {
     for (const Layer& layer : layers_) {
@@ -213,29 +227,35 @@ class Bench {
                           {"out", &Layer::out, Epilogue::Kind::kAdd},
                           {"gate_up", &Layer::gate_up, Epilogue::Kind::kGated},
                           {"down", &Layer::down, Epilogue::Kind::kAdd}};
-    std::printf("\none product, us of each (TB/s of weights, TFLOP/s): ours after Tune | library's heuristic\n%6s", "rows");
-    for (const Kind& kind : kinds) std::printf(" %44s", kind.name);
-    std::printf("\n");
+    std::printf("\none product, us of each (TFLOP/s; times the bound)\n%6s %8s %9s %22s %22s %22s\n", "rows", "", "bound", "Ops",
+                "our tiles", "library, bf16 stored");
     for (const int64_t rows : settings_.rows) {
-      std::printf("%6ld", rows);
       for (const Kind& kind : kinds) {
-        const auto all = [&](const auto& one) {
-          Status status;
-          for (const Layer& layer : layers_) {
-            if (status.ok()) status = one(*(layer.*kind.weight));
-          }
-          return status;
+        const auto each = [&](const auto& one) {
+          const double ms = Time([&] {
+            Status status;
+            for (const Layer& layer : layers_) {
+              if (status.ok()) status = one(*(layer.*kind.weight));
+            }
+            return status;
+          });
+          return 1e3 * ms / static_cast<double>(layers_.size());
         };
-        const double ours =
-            1e3 * Time([&] { return all([&](const Weight& w) { return One(rows, w, kind.epilogue); }); }) / layers_.size();
-        const double theirs =
-            1e3 * Time([&] { return all([&](const Weight& w) { return OneOfLibrary(rows, w); }); }) / layers_.size();
         const auto& w = static_cast<const CudaWeight&>(*(layers_.front().*kind.weight));
-        const double elements = static_cast<double>(w.rows()) * static_cast<double>(w.in_features());
-        std::printf("   %7.1f (%4.2f, %3.0f) | %7.1f (%4.2f, %3.0f)", ours, 2e-6 * elements / ours, 2e-6 * elements * rows / ours,
-                    theirs, 2e-6 * elements / theirs, 2e-6 * elements * rows / theirs);
+        const double elements = static_cast<double>(w.rows()) * static_cast<double>(w.in_features()),
+                     flops = 2 * elements * static_cast<double>(rows);
+        const double bound = 1e6 * std::max(2 * elements / settings_.bandwidth, flops / settings_.flops);
+        const auto print = [&](double us) { std::printf("   %8.1f (%3.0f; %4.2f)", us, 1e-6 * flops / us, us / bound); };
+        std::printf("%6ld %8s %9.1f", rows, kind.name, bound);
+        print(each([&](const Weight& weight) { return One(rows, weight, kind.epilogue); }));
+        if (gated_.IsAvailable() && kind.epilogue == Epilogue::Kind::kGated) {
+          print(each([&](const Weight& weight) { return OneOfOurGated(rows, weight); }));
+        } else {
+          std::printf("%23s", "-");
+        }
+        print(each([&](const Weight& weight) { return OneOfLibrary(rows, weight); }));
+        std::printf("\n");
       }
-      std::printf("\n");
     }
   }
 
@@ -301,6 +321,7 @@ class Bench {
   AlgorithmFile no_algorithms_{"", ""};
   std::unique_ptr<Ops> ops_;
   std::unique_ptr<LibraryProduct> library_;
+  GatedProduct gated_;
   std::vector<BF16> random_;
   std::vector<Layer> layers_;
   std::unique_ptr<Weight> head_;
@@ -323,8 +344,10 @@ Settings Parse(int argc, char** argv) {
       settings.bandwidth = 1e12 * std::atof(value.c_str());
     } else if (name == "--flops") {
       settings.flops = 1e12 * std::atof(value.c_str());
+    } else if (name == "--tune") {
+      settings.tunes = value != "off";
     } else {
-      Require(InvalidArgument("unknown option " + name + ", expected --model, --rows, --bandwidth or --flops"));
+      Require(InvalidArgument("unknown option " + name + ", expected --model, --rows, --tune, --bandwidth or --flops"));
     }
   }
   return settings;
