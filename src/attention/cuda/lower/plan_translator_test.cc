@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan.h"
 #include "attention/plan_test_forest.h"
@@ -193,6 +195,25 @@ TEST(SpreadStep, AnyRunOfNumbersIsSpreadEvenly) {
     std::array<uint32_t, 4> quarters{};
     for (uint32_t number = 0; number < n / 2; ++number) ++quarters[4 * place[number] / n];
     for (const uint32_t count : quarters) EXPECT_NEAR(count, n / 8.0, 2.1) << n;
+  }
+}
+
+TEST(SmCosts, MemoryIsSharedOutSoftlyNearItsRate) {
+  const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  for (const char* const card : {"h200", "h100"}) {
+    const SmCosts costs(ShippedMachineModel(card).value().sm, spec, 128);
+    const double rate = costs.memory_bytes_per_ns();
+    EXPECT_EQ(costs.MemoryShare(0), 1.0);
+    double before = 1.0;
+    for (double demand = 0.25; demand < 8; demand += 0.25) {
+      const double share = costs.MemoryShare(demand * rate);
+      EXPECT_NEAR(share, std::pow(1 + std::pow(demand, 8), -1.0 / 8), 1e-12);
+      EXPECT_LT(share, before);
+      EXPECT_LT(share * demand, 1.0);  // never more than there is
+      before = share;
+    }
+    EXPECT_GT(costs.MemoryShare(0.5 * rate), 0.999);
+    EXPECT_NEAR(costs.MemoryShare(2 * rate), 0.5, 0.001);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "attention/cuda/kernel_config.h"
@@ -22,6 +23,13 @@ class SmCosts {
   // Of the memory, all SMs together; and an even part of it.
   double memory_bytes_per_ns() const { return memory_bytes_per_ns_; }
   double sm_memory_bytes_per_ns() const { return memory_bytes_per_ns_ / rates_.num_sms; }
+  // The part that each gets of what it asks the memory for, all together so many bytes a nanosecond: all of it far below the
+  // memory's rate, no more than that rate far above, and 0.92 at the rate itself, near which requests queue before the bus is full.
+  // The form is one for all cards: it fits divided steps on an H200 and an H100 (docs/kernels/hopper.md, "SMs divided").
+  double MemoryShare(double bytes_per_ns) const {
+    const double demand = bytes_per_ns / memory_bytes_per_ns_, squared = demand * demand, fourth = squared * squared;
+    return 1 / std::sqrt(std::sqrt(std::sqrt(1 + fourth * fourth)));
+  }
   double bulk_bytes_per_ns() const { return bulk_bytes_per_ns_; }
   int32_t kv_tile() const { return kv_tile_; }                  // tokens of a dense step
   int32_t stream_rows() const { return stream_rows_; }          // rows of a stream tile

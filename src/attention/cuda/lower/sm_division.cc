@@ -194,12 +194,12 @@ SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCos
     if (left > 0) {
       const auto streaming = static_cast<double>(num_sms_ - computing);
       const double bytes_per_ns = streaming * beside + static_cast<double>(computing) * side_bytes_per_ns;
-      const double share = std::min(1.0, memory / (bytes_per_ns * stream.memory_share + dense_bytes));
+      const double share = costs.MemoryShare(bytes_per_ns * stream.memory_share + dense_bytes);
       const double pace = std::min(share, 1 / (1 + rates.slowed_by_streams * streaming / num_sms_ + slowed_by_side));
       const double ns = std::min(dense_ns / pace, left / (bytes_per_ns * share));
       now += ns, dense_ns -= ns * pace, left -= ns * bytes_per_ns * share;
     }
-    now += std::max(dense_ns, 0.0) / std::min(1.0, memory / dense_bytes);
+    if (dense_ns > 0) now += dense_ns / costs.MemoryShare(dense_bytes);
     undisturbed = end;
     --computing;
   }
