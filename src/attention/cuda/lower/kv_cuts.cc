@@ -4,22 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/cost_model.h"
 #include "attention/cuda/kernel_config.h"
+#include "attention/cuda/lower/cut_rules.h"
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
 namespace {
-
-// Stream items are cut guided: a piece is half of what is left of its item, between these shares of a warp's part of all. Longest
-// first, the last pieces to be drawn are the shortest and even out the end (docs/kernels/hopper.md).
-constexpr double kLongestStreamPiece = 0.55, kShortestStreamPiece = 0.5;
-// The shortest piece is at most this, however much there is to read.
-constexpr int32_t kMaxShortStreamPiece = 2 * kMinStreamPiece;
-// Where an SM has less than that to read, time is the latency of a lone warp's steps, and other SMs are idle. The shortest piece is
-// this share of an SM's part then, two steps at least: one loads while the other is computed.
-constexpr int32_t kMinStreamPieceOfFew = 2 * kStreamStepTokens;
-constexpr double kShortestPieceOfSm = 0.3;
 
 // Where each SM can have a stream task of its own, and no more, its warps read it as a team, a step each in turn: as much at once
 // as with a task a warp, but an eighth of the states to fold (docs/kernels/hopper.md, "Teams"). The length of a team's pieces:

@@ -6,16 +6,11 @@
 #include <numeric>
 
 #include "attention/cuda/kernel_config.h"
+#include "attention/cuda/lower/cut_rules.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
-namespace {
-
-// Most tasks by cutting: for them a plan has states of its own.
-constexpr int64_t kTasksPerStreamWarp = 8, kDenseTasksPerSm = 4;
-
-}  // namespace
 
 uint32_t SpreadStep(int32_t n) {
   if (n < 2) return 0;

@@ -7,18 +7,12 @@
 #include <utility>
 
 #include "attention/cuda/kernel_config.h"
+#include "attention/cuda/lower/cut_rules.h"
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
 
 namespace coppice::attention::cuda {
-namespace {
-
-constexpr int64_t kHeadTasksPerWarp = 3;  // left when kv heads are put together
-// Most, of all kv heads put together: half or twice as many made short items slower (docs/kernels/hopper_log.md).
-constexpr int64_t kHeadTaskTokens = 4 * kStreamStepTokens;
-
-}  // namespace
 
 PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes,
                                const SmRates& rates, int num_sms, int kv_tile, int32_t deterministic_unit)

@@ -1,12 +1,9 @@
 // Rates of a card applied to one spec. Layer: attention/cuda.
 #include "attention/cuda/lower/sm_costs.h"
 
+#include "attention/cuda/lower/cut_rules.h"
+
 namespace coppice::attention::cuda {
-namespace {
-
-constexpr int32_t kMinDensePiece = 128;  // tokens; at least, and whole steps
-
-}  // namespace
 
 SmCosts::SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_tile)
     : rates_(rates),

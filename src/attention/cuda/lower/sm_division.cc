@@ -7,27 +7,11 @@
 #include <iterator>
 #include <utility>
 
-#include "attention/cost_model.h"
 #include "attention/cuda/kernel_config.h"
+#include "attention/cuda/lower/cut_rules.h"
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
-namespace {
-
-// The fewest SMs that compute, how far apart the numbers tried are, pieces tried (that are at most so much worse where all SMs
-// compute), and the fewest tasks of a streaming warp, below which its last one decides when the step ends. Long items are cut, the
-// last pieces into so many tokens (CutStreamItem).
-constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
-constexpr int64_t kTasksOfStreamingWarp = 5, kTokensOfLastPieces = 2 * kMinStreamPiece;
-constexpr double kWorthChanging = 0.99;  // another choice, against the one before it
-constexpr double kWorthSide = 0.97;      // side tiles, against none: what they take is known to 3 %
-// Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
-constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
-constexpr int64_t kSimulatedTasksPerSm = 6;  // more even out by themselves
-// Dense pieces tried: parts of an SM's even part of all dense tokens.
-constexpr std::array<double, 11> kPieceShares = {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0};
-
-}  // namespace
 
 Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs,
                             int64_t most_states) {

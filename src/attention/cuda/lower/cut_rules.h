@@ -1,0 +1,56 @@
+// The rules that plans are cut by on every GPU: what is tried, where trying ends, and how much sooner another choice must end. What
+// a card does is in its machine model (SmRates), and what a kernel's tiles are in kernel_config.h and plan_device.h: rules are in
+// units of these. docs/kernels/hopper_log.md has the measurements. Layer: attention/cuda.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "attention/cost_model.h"
+#include "attention/cuda/lower/kernel_choice.h"
+#include "attention/plan_units.h"
+
+namespace coppice::attention::cuda {
+
+// ------------------------------------------------------------------------------------------------------------- dense pieces
+
+// A dense piece is whole dense steps, and no shorter than one of head_dim 128.
+inline constexpr int32_t kMinDensePiece = HopperKvTile(128);
+// Dense pieces tried: parts of an SM's even part of all dense tokens.
+inline constexpr std::array<double, 11> kPieceShares = {1e9, 16.0, 8.0, 4.0, 2.0, 1.0, 1 / 2.0, 1 / 3.0, 1 / 4.0, 1 / 6.0, 1 / 8.0};
+
+// ------------------------------------------------------------------------------------------------------------ stream pieces
+
+// Stream items are cut guided: a piece is half of what is left of its item, between these shares of a warp's part of all. Longest
+// first, the last pieces to be drawn are the shortest and even out the end (docs/kernels/hopper.md).
+inline constexpr double kLongestStreamPiece = 0.55, kShortestStreamPiece = 0.5;
+// The shortest piece is at most this, however much there is to read.
+inline constexpr int32_t kMaxShortStreamPiece = 2 * kMinStreamPiece;
+// Where an SM has less than that to read, time is the latency of a lone warp's steps, and other SMs are idle. The shortest piece is
+// this share of an SM's part then, two steps at least: one loads while the other is computed.
+inline constexpr double kShortestPieceOfSm = 0.3;
+inline constexpr int32_t kMinStreamPieceOfFew = 2 * kStreamStepTokens;
+// kv heads are put together in one task while warps keep so many tasks, and up to so many tokens: half or twice as many made short
+// items slower.
+inline constexpr int64_t kHeadTasksPerWarp = 3, kHeadTaskTokens = 4 * kStreamStepTokens;
+
+// Most tasks by cutting: for them a plan has states of its own.
+inline constexpr int64_t kTasksPerStreamWarp = 8, kDenseTasksPerSm = 4;
+
+// -------------------------------------------------------------------------------------------------------------- divided SMs
+
+// The fewest SMs that compute and how far apart the numbers tried are, as parts of all; dense pieces tried beside them are at most
+// so much worse where all SMs compute.
+inline constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTrying = 1.05;
+// The fewest tasks of a streaming warp, below which its last one decides when the step ends. Long items count by the last pieces
+// that they are cut into.
+inline constexpr int64_t kTasksOfStreamingWarp = 5, kTokensOfLastPieces = kMaxShortStreamPiece;
+// Dense tasks of an SM that are simulated one by one; more even out by themselves.
+inline constexpr int64_t kSimulatedTasksPerSm = 6;
+// The part of the time before that another choice must be predicted to take: what is between two is noise; what side tiles take is
+// known to 3 %.
+inline constexpr double kWorthChanging = 0.99, kWorthSide = 0.97;
+// Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
+inline constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
+
+}  // namespace coppice::attention::cuda
