@@ -32,16 +32,25 @@ std::optional<int32_t> PlanLengths::StepsLeft(const PrefixForestView& forest, co
       forest.branch_kv_len.size() != forest.branch_node.size() || forest.branch_query_count.size() != forest.branch_node.size()) {
     return std::nullopt;
   }
-  const size_t num_branches = forest.branch_kv_len.size();
+  const int32_t *lengths = forest.branch_kv_len.data(), *counts = forest.branch_query_count.data(),
+                *nodes = forest.branch_node.data();
+  const int32_t *planned_counts = index.query_count.data(), *planned_nodes = index.branch_node.data();
+  const int32_t *least = min_len_.data(), *most = max_len_.data();
   uint32_t outside = 0, steps = INT32_MAX;
-  for (size_t b = 0; b < num_branches; ++b) {
-    const uint32_t length = static_cast<uint32_t>(forest.branch_kv_len[b]);
-    const uint32_t shortest = static_cast<uint32_t>(min_len_[b]), longest = static_cast<uint32_t>(max_len_[b]);
+  const auto look_at = [&](size_t b) {
+    const uint32_t length = static_cast<uint32_t>(lengths[b]);
+    const uint32_t shortest = static_cast<uint32_t>(least[b]), longest = static_cast<uint32_t>(most[b]);
     outside |= length - shortest > longest - shortest;
-    outside |= forest.branch_query_count[b] != index.query_count[b];
-    outside |= forest.branch_node[b] != index.branch_node[b];
+    outside |= static_cast<uint32_t>(counts[b] ^ planned_counts[b]) | static_cast<uint32_t>(nodes[b] ^ planned_nodes[b]);
     steps = std::min(steps, longest - length);  // wraps to a large number where any length will do
+  };
+  constexpr size_t kBlock = 16;  // a count that compilers vectorise
+  const size_t num_branches = forest.branch_kv_len.size();
+  size_t b = 0;
+  for (; b + kBlock <= num_branches; b += kBlock) {
+    for (size_t i = 0; i < kBlock; ++i) look_at(b + i);
   }
+  for (; b < num_branches; ++b) look_at(b);
   if (outside != 0) return std::nullopt;
   return static_cast<int32_t>(steps);
 }
