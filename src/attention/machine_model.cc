@@ -97,9 +97,10 @@ bool IsKnown(const std::string& key) {
 
 Result<double> ReadNumber(const Json& object, const std::string& key, bool may_be_zero) {
   const auto it = object.find(key);
-  if (it == object.end() || !it->is_number()) {
-    return InvalidArgument("machine model: field '" + key + "' is missing or not a number");
+  if (it == object.end()) {  // as in a file of an earlier build
+    return InvalidArgument("machine model: field '" + key + "' is missing; write the file anew with `coppice bench calibrate`");
   }
+  if (!it->is_number()) return InvalidArgument("machine model: '" + key + "' is not a number");
   const double value = it->get<double>();
   if (std::isfinite(value) && (value > 0 || (may_be_zero && value == 0))) return value;
   return InvalidArgument("machine model: '" + key + "' is " + it->dump() + ", expected a positive number" +

@@ -49,6 +49,9 @@ TEST(MachineModel, RefusesBadJson) {
   const auto with_sm = [&](const std::string& sm) {
     return message(ToJson(ShippedMachineModel("zen5").value()).insert(1, R"("sm": )" + sm + ","));
   };
+  EXPECT_NE(with_sm(R"({"num_sms": 132})").find("'clock_hz' is missing; write the file anew with `coppice bench calibrate`"),
+            std::string::npos);
+  EXPECT_NE(with_sm(R"({"num_sms": "all"})").find("'num_sms' is not a number"), std::string::npos);
   EXPECT_NE(with_sm("1").find("'sm' is not an object"), std::string::npos);
   EXPECT_NE(with_sm("{}").find("'num_sms' is missing"), std::string::npos);
   EXPECT_NE(with_sm(R"({"num_sms": 1.5})").find("'num_sms' is 1.5, expected a whole number"), std::string::npos);
