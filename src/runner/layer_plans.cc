@@ -8,14 +8,14 @@
 namespace coppice {
 
 LayerPlans::LayerPlans(std::vector<Group> groups) : groups_(std::move(groups)) {
-  COPPICE_CHECK(groups_.size() <= 32);  // DeviceImages
+  COPPICE_CHECK(groups_.size() <= 64 / kImageBits);  // DeviceImages
   for (const Group& group : groups_) plans_.push_back(group.plan.get());
   sharing_.resize(groups_.size());
 }
 
 uint64_t LayerPlans::DeviceImages() const {
   uint64_t images = 0;
-  for (size_t g = 0; g < plans_.size(); ++g) images |= static_cast<uint64_t>(plans_[g]->DeviceImage()) << 2 * g;
+  for (size_t g = 0; g < plans_.size(); ++g) images |= static_cast<uint64_t>(plans_[g]->DeviceImage()) << kImageBits * g;
   return images;
 }
 

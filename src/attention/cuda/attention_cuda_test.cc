@@ -235,8 +235,9 @@ TEST_P(AttentionCudaTest, DeterministicBitsInRandomForests) {
 TEST_P(AttentionCudaTest, ShortDecodeSteps) {
   if (GetParam().kernels != CudaKernels::kHopper || NumSms() < 128) GTEST_SKIP() << "no such kernel";
   static constexpr std::pair<int32_t, int32_t> kHeads[] = {{32, 8}, {32, 4}, {32, 32}, {8, 1}, {28, 4}, {3, 1}, {64, 2}, {6, 2}};
-  int shorts = 0, others = 0;
-  for (uint64_t seed = 0; seed < 48; ++seed) {
+  int shorts = 0, wide = 0, others = 0, longest = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const bool is_long = seed >= 48;  // one branch
     CaseOptions options = RandomCase(seed);
     std::tie(options.spec.num_qo_heads, options.spec.num_kv_heads) = kHeads[seed % std::size(kHeads)];
     options.spec.head_dim = seed / 8 % 2 ? 64 : 128;
@@ -244,9 +245,9 @@ TEST_P(AttentionCudaTest, ShortDecodeSteps) {
     options.spec.window = seed % 5 == 4 ? 70 : 0;
     options.spec.soft_cap = seed % 7 == 6 ? 15.0f : 0.0f;
     options.forest = {.page_size = std::array{8, 16, 256}[seed % 3],
-                      .max_branches = static_cast<int32_t>(1 + seed % 6),
-                      .max_segment = seed % 4 == 0 ? 1500 : 300,
-                      .max_kv_len = seed % 4 == 0 ? 1600 : 400,
+                      .max_branches = is_long ? 1 : static_cast<int32_t>(1 + seed % 6),
+                      .max_segment = is_long ? 4200 : (seed % 4 == 0 ? 1500 : 300),
+                      .max_kv_len = is_long ? 4300 : (seed % 4 == 0 ? 1600 : 400),
                       .max_query_count = 1,
                       .own_root = seed % 11 == 10 ? 0.5 : 1.0,
                       .idle_branch = 0.2};
@@ -264,6 +265,8 @@ TEST_P(AttentionCudaTest, ShortDecodeSteps) {
       ASSERT_TRUE(plan->Upload(stream).ok());
       const bool is_short = plan->DeviceImage() >= 2;
       (is_short ? shorts : others) += 1;
+      wide += plan->DeviceImage() >= 4 ? 1 : 0;
+      if (is_short) longest = std::max(longest, std::ranges::max(test.forest().View().branch_kv_len));
       cudaGraphExec_t& graph = graphs[plan->DeviceImage()];
       if (graph == nullptr) {
         cudaGraph_t captured;
@@ -285,6 +288,8 @@ TEST_P(AttentionCudaTest, ShortDecodeSteps) {
   }
   EXPECT_GT(shorts, 60);
   EXPECT_GT(others, 10);
+  EXPECT_GT(wide, 8);
+  EXPECT_GT(longest, 2048);
 }
 
 // One captured launch serves every tree: lengths, counts and the plan are read on the device, and counters and tickets are left as

@@ -72,8 +72,9 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
                    "raising the attention kernel's shared memory"));
   }
   // With one image a captured launch serves every step, which this kernel does not.
-  if (capacity.device_images == 2 && variant.path == KernelPath::kHopper && num_sms >= kShortCluster * kShortClusters) {
-    executor->short_kernel_ = ShortDecodeKernel(spec, capacity.page_size);
+  if (capacity.device_images == 2 && variant.path == KernelPath::kHopper && num_sms >= kShortCtas) {
+    executor->short_kernel_ = ShortDecodeKernel(spec, capacity.page_size, kShortCluster);
+    executor->wide_short_kernel_ = ShortDecodeKernel(spec, capacity.page_size, kShortWideCluster);
   }
   int ctas_per_sm = 0;
   COPPICE_RETURN_IF_ERROR(CudaStatus(
@@ -107,7 +108,7 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
     return copied;
   }
   plan_view_ = plan;
-  is_short_ = short_kernel_ != nullptr && IsShortDecode(spec_, plan, forest);
+  short_cluster_ = short_kernel_ == nullptr ? 0 : ShortDecodeCluster(spec_, plan, forest, wide_short_kernel_ != nullptr);
   uploaded_ = true;
   return OkStatus();
 }
@@ -179,7 +180,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
   }
   const KernelParams params = MakeParams(kv.view(), args);
   DeviceGuard guard(device_);
-  if (is_short_) return LaunchShort(params, kv.view(), static_cast<cudaStream_t>(stream));
+  if (short_cluster_ > 0) return LaunchShort(params, kv.view(), static_cast<cudaStream_t>(stream));
   return variant_.path == KernelPath::kHopper ? LaunchHopper(params, bound->maps(), static_cast<cudaStream_t>(stream))
                                               : LaunchMmaSync(params, kv.view(), static_cast<cudaStream_t>(stream));
 }
@@ -258,14 +259,16 @@ Status CudaPlanExecutor::LaunchShort(const KernelParams& params, const KvLayerVi
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;  // as LaunchHopper
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {kShortCluster, 1, 1};
+  attributes[1].val.clusterDim = {static_cast<unsigned>(short_cluster_), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kShortCluster * kShortClusters);
+  config.gridDim = dim3(kShortCtas);
   config.blockDim = dim3(kShortThreads);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;
-  return CudaStatus(cudaLaunchKernelExC(&config, short_kernel_, arguments), "launching the attention kernel of short decode steps");
+  return CudaStatus(
+      cudaLaunchKernelExC(&config, short_cluster_ == kShortWideCluster ? wide_short_kernel_ : short_kernel_, arguments),
+      "launching the attention kernel of short decode steps");
 }
 
 Status CudaPlanExecutor::LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {

@@ -13,6 +13,7 @@
 #include "attention/cuda/lower/explain_tasks.h"
 #include "attention/cuda/lower/plan_translator.h"
 #include "attention/cuda/page_rows.h"
+#include "attention/cuda/short_decode.h"
 #include "attention/cuda/tensor_map.h"
 
 namespace coppice::attention::cuda {
@@ -46,7 +47,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   // next one is written.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
-  int32_t DeviceImage() const override { return image_ + (is_short_ ? 2 : 0); }
+  int32_t DeviceImage() const override { return image_ + (short_cluster_ == 0 ? 0 : short_cluster_ == kShortCluster ? 2 : 4); }
   void LowerAtRandom(uint64_t seed) override { translator_.LowerAtRandom(seed); }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
   std::string Explain() const override { return ExplainTasks(Lowered()); }
@@ -80,8 +81,8 @@ class CudaPlanExecutor final : public PlanExecutor {
 
   int device_, num_sms_;
   const KernelVariant& variant_;
-  const KernelVariant& side_variant_;   // for plans with side tiles; the same where there are none
-  const void* short_kernel_ = nullptr;  // for short decode steps; null where the spec has none
+  const KernelVariant& side_variant_;                                  // for plans with side tiles; the same where there are none
+  const void *short_kernel_ = nullptr, *wide_short_kernel_ = nullptr;  // for short decode steps; null where there is none
   AttentionSpec spec_;
   PlanCapacity capacity_;
   PlanSizes sizes_;
@@ -98,7 +99,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   PageRows page_rows_;
   uint64_t revision_ = 0;  // of the plan translated last; 0: unknown
   bool uploaded_ = false;
-  bool is_short_ = false;  // short_kernel_ serves the plan last uploaded
+  int short_cluster_ = 0;  // of the short kernel that serves the plan last uploaded; 0: none
 };
 
 }  // namespace coppice::attention::cuda

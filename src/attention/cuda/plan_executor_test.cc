@@ -282,7 +282,13 @@ TEST(PlanExecutor, TheKernelOfShortStepsIsPartOfTheImage) {
   TestForest alone;
   alone.AddBranch(kNoParent, 100, 1);
   EXPECT_EQ(image_of(alone, 2), 2);
+  EXPECT_EQ(Runtime().cluster, 8u);
   EXPECT_EQ(image_of(alone, 1), 0);
+  TestForest long_one;
+  long_one.AddBranch(kNoParent, 3000, 1);
+  EXPECT_EQ(image_of(long_one, 2), 4);
+  EXPECT_EQ(Runtime().cluster, 16u);
+  EXPECT_EQ(image_of(long_one, 1), 0);
   TestForest several;  // queries
   several.AddBranch(kNoParent, 100, 2);
   EXPECT_EQ(image_of(several, 2), 0);

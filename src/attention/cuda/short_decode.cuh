@@ -16,7 +16,7 @@
 namespace coppice::attention::cuda::short_decode {
 
 constexpr int kWarps = kShortThreads / 32;
-constexpr int kPagesHeld = kShortMaxTokens / kShortCluster + 2;  // of a CTA's tokens, with pages of one token
+constexpr int kPagesHeld = kShortMaxTokens + 2;  // of a CTA's tokens, with pages of one token
 
 template <int kHeadDim, int kHeads>
 struct Storage {
@@ -44,7 +44,7 @@ __device__ inline void PrefetchLine(const void* line) { asm volatile("prefetch.g
 // What weights are relative to: a maximum, or anything where nothing was seen.
 __device__ inline float Base(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
-template <class T, int kHeadDim, int kHeads>
+template <class T, int kHeadDim, int kHeads, int kCluster>
 class ShortDecode {
  public:
   using Shared = Storage<kHeadDim, kHeads>;
@@ -53,7 +53,7 @@ class ShortDecode {
       : p_(p), s_(shared), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32), sets_((p.plan.group_size + kHeads - 1) / kHeads) {}
 
   __device__ void Run() {
-    const int cluster = blockIdx.x / kShortCluster, clusters = gridDim.x / kShortCluster;
+    const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
     const int tasks = FindActive() * p_.plan.num_kv_heads;
     if (tasks <= cluster && cluster > 0) return;  // one cluster waits for the kernel before, so that no launch ends before that
     for (int task = cluster; task < tasks; task += clusters) {
@@ -115,8 +115,8 @@ class ShortDecode {
   __device__ Part PartOf(int branch, int kv_head) const {
     const DeviceBranch b = p_.plan.branches[branch];
     const int first = p_.plan.window > 0 ? max(0, b.kv_len - p_.plan.window) : 0;
-    const int share = ((b.kv_len - first + kShortCluster - 1) / kShortCluster + 7) & ~7;
-    const int begin = min(first + static_cast<int>(blockIdx.x % kShortCluster) * share, b.kv_len);
+    const int share = ((b.kv_len - first + kCluster - 1) / kCluster + 7) & ~7;
+    const int begin = min(first + static_cast<int>(blockIdx.x % kCluster) * share, b.kv_len);
     return {.query = b.query_begin,
             .kv_head = kv_head,
             .page_begin = b.page_begin,
@@ -305,24 +305,24 @@ class ShortDecode {
   // This CTA's share of the output.
   __device__ void MergeCtas(const Part& part) {
     const auto cluster = cooperative_groups::this_cluster();
-    const int share = p_.plan.group_size * kHeadDim / kShortCluster;
+    const int share = p_.plan.group_size * kHeadDim / kCluster;
     T* const to =
         static_cast<T*>(p_.plan.out) + part.query * p_.plan.out_row_stride + int64_t{part.kv_head} * p_.plan.group_size * kHeadDim;
     for (int i = threadIdx.x; i < share; i += kShortThreads) {
       const int at = static_cast<int>(cluster.block_rank()) * share + i, head = at / kHeadDim, element = at % kHeadDim;
-      float2 states[kShortCluster];
-      float outs[kShortCluster];
+      float2 states[kCluster];
+      float outs[kCluster];
 #pragma unroll
-      for (int cta = 0; cta < kShortCluster; ++cta) {
+      for (int cta = 0; cta < kCluster; ++cta) {
         states[cta] = *cluster.map_shared_rank(&s_.state[head], cta);
         outs[cta] = *cluster.map_shared_rank(&s_.out[head][element], cta);
       }
       float maximum = -INFINITY, sum = 0, out = 0;
 #pragma unroll
-      for (int cta = 0; cta < kShortCluster; ++cta) maximum = fmaxf(maximum, states[cta].x);
+      for (int cta = 0; cta < kCluster; ++cta) maximum = fmaxf(maximum, states[cta].x);
       const float base = Base(maximum);
 #pragma unroll
-      for (int cta = 0; cta < kShortCluster; ++cta) {
+      for (int cta = 0; cta < kCluster; ++cta) {
         const float weight = Exp2(states[cta].x - base);
         sum += weight * states[cta].y;
         out += weight * outs[cta];
@@ -342,21 +342,50 @@ class ShortDecode {
   const int sets_;  // of kHeads heads; warps take them in turn
 };
 
-template <class T, int kHeadDim, int kHeads>
+template <class T, int kHeadDim, int kHeads, int kCluster>
 __global__ void __launch_bounds__(kShortThreads, 2) Kernel(const __grid_constant__ ShortDecodeParams p) {
   cudaTriggerProgrammaticLaunchCompletion();  // the next kernel may start, if it waits for this one as this one does
   __shared__ Storage<kHeadDim, kHeads> shared;
-  ShortDecode<T, kHeadDim, kHeads>(p, shared).Run();
+  ShortDecode<T, kHeadDim, kHeads, kCluster>(p, shared).Run();
+}
+
+// More than eight CTAs in a cluster must be asked for, and have a place. Null: they have none.
+template <int kCluster>
+const void* Prepare(const void* kernel) {
+  if constexpr (kCluster > 8) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {kCluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(kShortCtas);
+    config.blockDim = dim3(kShortThreads);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    const bool has_place = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+                           cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters > 0;
+    if (!has_place) {
+      cudaGetLastError();  // leaves no error behind
+      return nullptr;
+    }
+  }
+  return kernel;
 }
 
 // Null where there is none.
-template <class T>
-const void* KernelFor(int head_dim, int group_size) {
+template <class T, int kCluster>
+const void* KernelOf(int head_dim, int group_size) {
+  const auto prepared = [](auto* kernel) { return Prepare<kCluster>(reinterpret_cast<const void*>(kernel)); };
   switch (head_dim) {
-    case 64: return reinterpret_cast<const void*>(group_size == 1 ? &Kernel<T, 64, 1> : &Kernel<T, 64, 4>);
-    case 128: return reinterpret_cast<const void*>(group_size == 1 ? &Kernel<T, 128, 1> : &Kernel<T, 128, 4>);
+    case 64: return prepared(group_size == 1 ? &Kernel<T, 64, 1, kCluster> : &Kernel<T, 64, 4, kCluster>);
+    case 128: return prepared(group_size == 1 ? &Kernel<T, 128, 1, kCluster> : &Kernel<T, 128, 4, kCluster>);
     default: return nullptr;
   }
+}
+template <class T>
+const void* KernelFor(int head_dim, int group_size, int cluster) {
+  return cluster == kShortWideCluster ? KernelOf<T, kShortWideCluster>(head_dim, group_size)
+                                      : KernelOf<T, kShortCluster>(head_dim, group_size);
 }
 
 }  // namespace coppice::attention::cuda::short_decode

@@ -13,13 +13,16 @@
 namespace coppice::attention::cuda {
 
 inline constexpr int kShortThreads = 256;
-inline constexpr int kShortCluster = 8;    // CTAs that divide the KV of a query under one kv head
-inline constexpr int kShortClusters = 16;  // of a launch, whatever the plan: one CTA an SM
+inline constexpr int kShortCtas = 128;  // of a launch, whatever the plan: one an SM
+// CTAs of a cluster, which divide the KV of a query under one kv head. The wide one has no more than a GPC has SMs.
+inline constexpr int kShortCluster = 8, kShortWideCluster = 16;
 inline constexpr int kShortMaxQueries = 32;
 inline constexpr int kShortMaxGroup = 32;
-// Tokens that a cluster reads, one query and kv head after the other: at 2,048 a CTA has 256 and takes about 9 us, the persistent
-// kernel 14.
-inline constexpr int kShortMaxTokens = 2048;
+// Tokens that a CTA reads, one query and kv head after the other: at 256 the persistent kernel takes no more.
+inline constexpr int kShortMaxTokens = 256;
+// From how many tokens on a wide cluster is faster, if each has one query and kv head at most: it begins and ends 0.4 to 0.9 us
+// later.
+inline constexpr int kShortWideTokens = 768;
 
 struct ShortDecodeParams {
   KernelParams plan;
@@ -27,10 +30,11 @@ struct ShortDecodeParams {
   int64_t page_stride, head_stride, slot_stride;  // elements
 };
 
-// The kernel of a spec and page size, or null where there is none.
-const void* ShortDecodeKernel(const AttentionSpec& spec, int32_t page_size);
+// The kernel of a spec, page size and cluster, or null where there is none, or the device has no place for the cluster.
+const void* ShortDecodeKernel(const AttentionSpec& spec, int32_t page_size, int cluster);
 
-// Whether it computes this step: one query a branch, without tree mask, each branch alone with what it reads, and few tokens.
-bool IsShortDecode(const AttentionSpec& spec, const PlanView& plan, const PrefixForestView& forest);
+// The cluster whose kernel computes this step: one query a branch, without tree mask, each branch alone with what it reads, and few
+// tokens. 0: none does. `has_wide`: there is a kernel of wide clusters.
+int ShortDecodeCluster(const AttentionSpec& spec, const PlanView& plan, const PrefixForestView& forest, bool has_wide);
 
 }  // namespace coppice::attention::cuda

@@ -3,6 +3,8 @@
 
 namespace coppice::attention::cuda {
 
-const void* ShortDecodeKernelF16(int head_dim, int group_size) { return short_decode::KernelFor<__half>(head_dim, group_size); }
+const void* ShortDecodeKernelF16(int head_dim, int group_size, int cluster) {
+  return short_decode::KernelFor<__half>(head_dim, group_size, cluster);
+}
 
 }  // namespace coppice::attention::cuda

@@ -4,7 +4,7 @@
 
 namespace coppice::attention::cuda {
 
-const void* ShortDecodeKernelBf16(int head_dim, int group_size);
-const void* ShortDecodeKernelF16(int head_dim, int group_size);
+const void* ShortDecodeKernelBf16(int head_dim, int group_size, int cluster);
+const void* ShortDecodeKernelF16(int head_dim, int group_size, int cluster);
 
 }  // namespace coppice::attention::cuda
