@@ -42,7 +42,7 @@ std::string AlgorithmFile::DefaultPath(const std::string& folder, const std::str
 
 AlgorithmFile AlgorithmFile::Of(const std::string& folder, const std::string& device, size_t library_version) {
   return {DefaultPath(folder, device, library_version),
-          "Coppice's products 2, " + device + ", cuBLASLt " + std::to_string(library_version)};
+          "Coppice's products 3, " + device + ", cuBLASLt " + std::to_string(library_version)};
 }
 
 void AlgorithmFile::Read() {
@@ -55,7 +55,8 @@ void AlgorithmFile::Read() {
     AlgorithmKey key;
     int64_t rows = 0;
     MeasuredAlgorithm algorithm;
-    words >> dtype >> out_dtype >> key.accumulates >> key.n >> key.k >> rows >> algorithm.microseconds >> std::hex;
+    words >> dtype >> out_dtype >> key.accumulates >> key.n >> key.k >> rows >> algorithm.is_ours >> algorithm.microseconds >>
+        std::hex;
     for (uint64_t& word : algorithm.code) words >> word;
     const std::optional<DType> in = DTypeOf(dtype), out = DTypeOf(out_dtype);
     if (!words || !in || !out || rows <= 0) continue;
@@ -93,7 +94,7 @@ Status AlgorithmFile::Save() const {
   for (const auto& [key, by_rows] : measured_) {
     for (const auto& [rows, algorithm] : by_rows) {
       file << Name(key.dtype) << " " << Name(key.out_dtype) << " " << key.accumulates << " " << key.n << " " << key.k << " " << rows
-           << " " << algorithm.microseconds << std::hex;
+           << " " << algorithm.is_ours << " " << algorithm.microseconds << std::hex;
       for (const uint64_t word : algorithm.code) file << " " << word;
       file << std::dec << "\n";
     }

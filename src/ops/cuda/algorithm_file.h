@@ -1,5 +1,5 @@
-// Which algorithm was measured to be fastest for which product: a text file a device and library version, so that a machine
-// measures once. Layer: ops/cuda, host only.
+// Which algorithm was measured to be fastest for which product, the library's or ours: a text file a device and library version, so
+// that a machine measures once. Layer: ops/cuda, host only.
 #pragma once
 
 #include <array>
@@ -23,6 +23,7 @@ struct AlgorithmKey {
 };
 
 struct MeasuredAlgorithm {
+  bool is_ours = false;            // our own kernel is faster than all of the library's; no code
   std::array<uint64_t, 8> code{};  // cublasLtMatmulAlgo_t: opaque, valid for one version of the library
   double microseconds = 0;
 };

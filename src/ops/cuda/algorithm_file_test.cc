@@ -24,7 +24,7 @@ class AlgorithmFileTest : public ::testing::Test {
 TEST_F(AlgorithmFileTest, WhatIsSavedIsReadAgain) {
   AlgorithmFile file(path_, "header");
   const MeasuredAlgorithm few = {.code = {1, 0xffffffffffffffffu, 3}, .microseconds = 12.5};
-  const MeasuredAlgorithm many = {.code = {7}, .microseconds = 100};
+  const MeasuredAlgorithm many = {.is_ours = true, .microseconds = 100};
   file.Set(kKey, 16, few);
   file.Set(kKey, 64, many);
   ASSERT_TRUE(file.Save().ok());
@@ -33,9 +33,10 @@ TEST_F(AlgorithmFileTest, WhatIsSavedIsReadAgain) {
     const MeasuredAlgorithm* found = again.Find(kKey, rows);
     ASSERT_NE(found, nullptr);
     EXPECT_EQ(found->code, few.code);
+    EXPECT_FALSE(found->is_ours);
   }
   ASSERT_NE(again.Find(kKey, 17), nullptr);
-  EXPECT_EQ(again.Find(kKey, 17)->code, many.code);
+  EXPECT_TRUE(again.Find(kKey, 17)->is_ours);
   EXPECT_EQ(again.Find(kKey, 65), nullptr);
   EXPECT_EQ(again.FindExact(kKey, 17), nullptr);
   AlgorithmKey other = kKey;
@@ -54,7 +55,7 @@ TEST_F(AlgorithmFileTest, LinesThatCannotBeReadAreLeftOut) {
   AlgorithmFile file(path_, "header");
   file.Set(kKey, 8, {.microseconds = 1});
   ASSERT_TRUE(file.Save().ok());
-  std::ofstream(path_, std::ios::app) << "bf16 f32 0 6144 4096 1 2.0 0 1 2\nnonsense\nbf16 f99 0 1 1 1 1 0 0 0 0 0 0 0 0 0\n";
+  std::ofstream(path_, std::ios::app) << "bf16 f32 0 6144 4096 1 0 2.0 0 1 2\nnonsense\nbf16 f99 0 1 1 1 0 1 0 0 0 0 0 0 0 0 0\n";
   const AlgorithmFile again(path_, "header");
   EXPECT_EQ(again.FindExact(kKey, 1), nullptr);
   EXPECT_NE(again.FindExact(kKey, 8), nullptr);

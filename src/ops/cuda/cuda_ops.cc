@@ -75,7 +75,8 @@ class CudaOps final : public Ops {
   Status Tune(int64_t max_rows, Stream stream) override {
     if (deterministic_) return OkStatus();
     const DeviceGuard guard(device_->ordinal());
-    const TuneParts parts = {.device = device_, .library = library_.get(), .algorithms = &algorithms_};
+    const TuneParts parts = {
+        .device = device_, .library = library_.get(), .gated = &gated_, .gate_rows = kGateRows, .algorithms = &algorithms_};
     return TuneProducts(parts, shapes_, max_rows, Of(stream));
   }
 
@@ -86,9 +87,8 @@ class CudaOps final : public Ops {
     COPPICE_DCHECK((epilogue.kind == Epilogue::Kind::kGated) == packed.is_gated());
     if (x.rows == 0) return OkStatus();
     const DeviceGuard guard(device_->ordinal());
-    if (!deterministic_ && few_rows_.Takes(x, FewRowsWeight::Of(packed)))
-      return few_rows_.Run(x, FewRowsWeight::Of(packed), y, epilogue, /*norm=*/nullptr, std::exchange(after_own_, true),
-                           Of(stream));
+    if (!deterministic_ && few_rows_.Takes(x, WeightView::Of(packed)))
+      return few_rows_.Run(x, WeightView::Of(packed), y, epilogue, /*norm=*/nullptr, std::exchange(after_own_, true), Of(stream));
     after_own_ = false;
     if (epilogue.kind == Epilogue::Kind::kGated) return LinearGated(x, packed, y, epilogue.activation, Of(stream));
     const bool adds = epilogue.kind == Epilogue::Kind::kAdd, activates = epilogue.kind == Epilogue::Kind::kActivate;
@@ -114,7 +114,7 @@ class CudaOps final : public Ops {
 
   Status NormLinear(ConstDeviceTensor x, const NormArgs& norm, DeviceTensor normed, const Weight& weight, DeviceTensor y,
                     const Epilogue& epilogue, Stream stream) override {
-    const FewRowsWeight packed = FewRowsWeight::Of(static_cast<const CudaWeight&>(weight));
+    const WeightView packed = WeightView::Of(static_cast<const CudaWeight&>(weight));
     if (deterministic_ || x.rows == 0 || !few_rows_.TakesNormed(x, norm, packed))
       return Ops::NormLinear(x, norm, normed, weight, y, epilogue, stream);
     const DeviceGuard guard(device_->ordinal());
@@ -143,7 +143,7 @@ class CudaOps final : public Ops {
   Status QkvRope(ConstDeviceTensor x, const Weight& weight, const RopeAppendArgs& args, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
     const auto& packed = static_cast<const CudaWeight&>(weight);
-    const FewRowsWeight few = FewRowsWeight::Of(packed);
+    const WeightView few = WeightView::Of(packed);
     if (!deterministic_ && x.rows > 0 && few_rows_.Takes(x, few) && FewRowsProduct::TakesRope(few, args))
       return few_rows_.RunQkvRope(x, few, args, /*norm=*/nullptr, std::exchange(after_own_, false), Of(stream));
     COPPICE_RETURN_IF_ERROR(Linear(x, weight, args.qkv, {}, stream));
@@ -155,7 +155,7 @@ class CudaOps final : public Ops {
                      const RopeAppendArgs& args, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
     const auto& packed = static_cast<const CudaWeight&>(weight);
-    const FewRowsWeight few = FewRowsWeight::Of(packed);
+    const WeightView few = WeightView::Of(packed);
     const bool norms = !deterministic_ && x.rows > 0 && few_rows_.TakesNormed(x, norm, few);
     if (norms && FewRowsProduct::TakesRope(few, args))
       return few_rows_.RunQkvRope(x, few, args, &norm, std::exchange(after_own_, false), Of(stream));
@@ -174,8 +174,12 @@ class CudaOps final : public Ops {
     if (gate_bytes > gate_memory_.size()) {
       COPPICE_ASSIGN_OR_RETURN(gate_memory_, device_->Allocate(gate_bytes));
     }
-    shapes_.insert(
-        {.dtype = dtype, .n = weight->rows(), .k = in_features, .stride = weight->stride(), .is_gated = weight->is_gated()});
+    shapes_.insert({.dtype = dtype,
+                    .n = weight->rows(),
+                    .k = in_features,
+                    .stride = weight->stride(),
+                    .out_features = weight->out_features(),
+                    .is_gated = weight->is_gated()});
     return std::unique_ptr<Weight>(std::move(weight));
   }
 
@@ -206,10 +210,18 @@ class CudaOps final : public Ops {
     return library_->Run(shape, {.x = x.data, .w = weight.data(), .y = y.data}, stream);
   }
 
+  // As Tune measured it, else as docs/ops.md has it.
+  bool UsesOurGated(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation) const {
+    if (deterministic_ || !gated_.Takes(x, weight, y, activation)) return false;
+    const AlgorithmKey key = {.dtype = weight.dtype, .out_dtype = y.dtype, .accumulates = false, .n = weight.n, .k = weight.k};
+    const MeasuredAlgorithm* const measured = algorithms_.Find(key, x.rows);
+    return measured != nullptr ? measured->is_ours : gated_.IsFaster(x.rows, weight);
+  }
+
   Status LinearGated(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation,
                      cudaStream_t stream) {
-    if (!deterministic_ && gated_.Takes(x, weight, y, activation) && gated_.IsFaster(x.rows, weight))
-      return gated_.Run(x, weight, y, activation, stream);
+    if (const WeightView view = WeightView::Of(weight); UsesOurGated(x, view, y, activation))
+      return gated_.Run(x, view, y, activation, stream);
     for (int64_t begin = 0; begin < x.rows; begin += kGateRows) {
       const int64_t rows = std::min(kGateRows, x.rows - begin);
       const DeviceTensor gate_up = {gate_memory_.data(), weight.dtype(), rows, weight.rows(), weight.rows()};

@@ -43,4 +43,26 @@ class CudaWeight final : public Weight {
   bool is_gated_ = false, groups_pairs_ = false;
 };
 
+// What products need of one: a CudaWeight, or memory laid out as one.
+struct WeightView {
+  const void* data = nullptr;
+  const float* bias = nullptr;  // as packed, or null
+  DType dtype = DType::kBF16;
+  int64_t n = 0, k = 0, stride = 0;  // packed rows, inputs, elements between rows
+  int64_t out_features = 0;
+  bool is_gated = false, groups_pairs = false;
+
+  static WeightView Of(const CudaWeight& weight) {
+    return {.data = weight.data(),
+            .bias = weight.bias(),
+            .dtype = weight.dtype(),
+            .n = weight.rows(),
+            .k = weight.in_features(),
+            .stride = weight.stride(),
+            .out_features = weight.out_features(),
+            .is_gated = weight.is_gated(),
+            .groups_pairs = weight.groups_pairs()};
+  }
+};
+
 }  // namespace coppice::ops::cuda

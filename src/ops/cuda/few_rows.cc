@@ -9,7 +9,7 @@
 namespace coppice::ops::cuda {
 namespace {
 
-int32_t UnitsOf(const FewRowsWeight& weight) { return static_cast<int32_t>(CeilDiv<int64_t>(weight.n, kFewRowsUnit)); }
+int32_t UnitsOf(const WeightView& weight) { return static_cast<int32_t>(CeilDiv<int64_t>(weight.n, kFewRowsUnit)); }
 
 }  // namespace
 
@@ -28,25 +28,25 @@ Result<FewRowsProduct> FewRowsProduct::Create(Device* device) {
   return product;
 }
 
-bool FewRowsProduct::Takes(const ConstDeviceTensor& x, const FewRowsWeight& weight) const {
+bool FewRowsProduct::Takes(const ConstDeviceTensor& x, const WeightView& weight) const {
   return x.rows <= max_rows_ && weight.dtype != DType::kF32 && weight.k % 8 == 0 && x.stride % 8 == 0 &&
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && weight.n <= INT32_MAX && weight.stride <= INT32_MAX;
 }
 
-bool FewRowsProduct::TakesNormed(const ConstDeviceTensor& x, const NormArgs& norm, const FewRowsWeight& weight) const {
+bool FewRowsProduct::TakesNormed(const ConstDeviceTensor& x, const NormArgs& norm, const WeightView& weight) const {
   return max_rows_ > 0 && x.rows <= 8 && x.rows * weight.stride <= kMaxNormedElements && weight.dtype != DType::kF32 &&
          weight.k % 4 == 0 && norm.kind == NormKind::kRms && norm.bias.empty() && x.stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && reinterpret_cast<uintptr_t>(norm.weight.data) % 16 == 0 &&
          weight.n <= INT32_MAX;
 }
 
-bool FewRowsProduct::TakesRope(const FewRowsWeight& weight, const RopeAppendArgs& args) {
+bool FewRowsProduct::TakesRope(const WeightView& weight, const RopeAppendArgs& args) {
   const bool pairs_meet = args.cos.cols == 0 || args.pairs == RopePairs::kNeighbours || weight.groups_pairs;
   return pairs_meet && args.head_dim % kFewRowsUnit == 0 && !args.q_norm && !args.k_norm && args.q.dtype == weight.dtype &&
          args.kv.dtype == weight.dtype && weight.n == int64_t{args.num_qo_heads + 2 * args.num_kv_heads} * args.head_dim;
 }
 
-FewRowsParams FewRowsProduct::ParamsOf(const ConstDeviceTensor& x, const FewRowsWeight& weight, const NormArgs* norm) {
+FewRowsParams FewRowsProduct::ParamsOf(const ConstDeviceTensor& x, const WeightView& weight, const NormArgs* norm) {
   FewRowsParams params = {.weight = weight.data,
                           .stride = weight.stride,
                           .units = UnitsOf(weight),
@@ -74,7 +74,7 @@ Status FewRowsProduct::Launch(const FewRowsParams& params, DType dtype, bool aft
   return dtype == DType::kBF16 ? LaunchFewRowsBf16(params, launch) : LaunchFewRowsF16(params, launch);
 }
 
-Status FewRowsProduct::Run(const ConstDeviceTensor& x, const FewRowsWeight& weight, const DeviceTensor& y, const Epilogue& epilogue,
+Status FewRowsProduct::Run(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, const Epilogue& epilogue,
                            const NormArgs* norm, bool after_own, cudaStream_t stream) const {
   FewRowsParams params = ParamsOf(x, weight, norm);
   params.y = y.data;
@@ -84,7 +84,7 @@ Status FewRowsProduct::Run(const ConstDeviceTensor& x, const FewRowsWeight& weig
   return Launch(params, weight.dtype, after_own, stream);
 }
 
-Status FewRowsProduct::RunQkvRope(const ConstDeviceTensor& x, const FewRowsWeight& weight, const RopeAppendArgs& args,
+Status FewRowsProduct::RunQkvRope(const ConstDeviceTensor& x, const WeightView& weight, const RopeAppendArgs& args,
                                   const NormArgs* norm, bool after_own, cudaStream_t stream) const {
   FewRowsParams params = ParamsOf(x, weight, norm);
   params.rotation = RotationParams::Of(args, weight.groups_pairs);

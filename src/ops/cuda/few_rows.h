@@ -14,27 +14,6 @@ namespace coppice::ops::cuda {
 
 struct FewRowsParams;  // few_rows_params.h
 
-// A weight as CudaWeight packs it.
-struct FewRowsWeight {
-  const void* data = nullptr;
-  const float* bias = nullptr;  // as packed, or null
-  DType dtype = DType::kBF16;
-  int64_t n = 0, k = 0, stride = 0;  // packed rows, inputs, elements between rows
-  int64_t out_features = 0;
-  bool groups_pairs = false;
-
-  static FewRowsWeight Of(const CudaWeight& weight) {
-    return {.data = weight.data(),
-            .bias = weight.bias(),
-            .dtype = weight.dtype(),
-            .n = weight.rows(),
-            .k = weight.in_features(),
-            .stride = weight.stride(),
-            .out_features = weight.out_features(),
-            .groups_pairs = weight.groups_pairs()};
-  }
-};
-
 class FewRowsProduct {
  public:
   FewRowsProduct() = default;
@@ -43,21 +22,21 @@ class FewRowsProduct {
   // The most rows of x: 16, or fewer on a device with little shared memory.
   int32_t max_rows() const { return max_rows_; }
   // Whether the operands are of a size, dtype and alignment that the kernel takes. All others are the library's.
-  bool Takes(const ConstDeviceTensor& x, const FewRowsWeight& weight) const;
+  bool Takes(const ConstDeviceTensor& x, const WeightView& weight) const;
   // Whether it takes the product with the norm of rows of fp32 instead.
-  bool TakesNormed(const ConstDeviceTensor& x, const NormArgs& norm, const FewRowsWeight& weight) const;
+  bool TakesNormed(const ConstDeviceTensor& x, const NormArgs& norm, const WeightView& weight) const;
   // Whether it takes what becomes of the product's rows, too.
-  static bool TakesRope(const FewRowsWeight& weight, const RopeAppendArgs& args);
+  static bool TakesRope(const WeightView& weight, const RopeAppendArgs& args);
   // `after_own`: the last large kernel in the stream was such a product, so that each SM has room for one CTA more.
   // REQUIRES: Takes(x, weight); with a norm, which is null otherwise, TakesNormed.
-  Status Run(const ConstDeviceTensor& x, const FewRowsWeight& weight, const DeviceTensor& y, const Epilogue& epilogue,
+  Status Run(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, const Epilogue& epilogue,
              const NormArgs* norm, bool after_own, cudaStream_t stream) const;
   // RopeAppend(args) of the product. REQUIRES: as Run, and TakesRope.
-  Status RunQkvRope(const ConstDeviceTensor& x, const FewRowsWeight& weight, const RopeAppendArgs& args, const NormArgs* norm,
+  Status RunQkvRope(const ConstDeviceTensor& x, const WeightView& weight, const RopeAppendArgs& args, const NormArgs* norm,
                     bool after_own, cudaStream_t stream) const;
 
  private:
-  static FewRowsParams ParamsOf(const ConstDeviceTensor& x, const FewRowsWeight& weight, const NormArgs* norm);
+  static FewRowsParams ParamsOf(const ConstDeviceTensor& x, const WeightView& weight, const NormArgs* norm);
   Status Launch(const FewRowsParams& params, DType dtype, bool after_own, cudaStream_t stream) const;
 
   int32_t num_sms_ = 0, max_rows_ = 0;

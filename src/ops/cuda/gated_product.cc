@@ -44,7 +44,7 @@ int XRowsOf(int64_t rows) {
   return static_cast<int>(RoundUp<int64_t>(CeilDiv(rows, blocks), 64));
 }
 
-int64_t WeightTilesOf(const CudaWeight& weight) { return CeilDiv<int64_t>(weight.rows(), gated::kTileRows * gated::kCtas); }
+int64_t WeightTilesOf(const WeightView& weight) { return CeilDiv<int64_t>(weight.n, gated::kTileRows * gated::kCtas); }
 
 // 2,048 rows of x, 16 MB of 4,096 inputs, stay in the L2 while all weights pass: 4 and 16 blocks were 1.4 and 2 % slower at 8,192
 // rows of Llama-3-8B.
@@ -77,30 +77,30 @@ Result<GatedProduct> GatedProduct::Create(Device* device) {
   return product;
 }
 
-bool GatedProduct::Takes(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation) const {
+bool GatedProduct::Takes(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation) const {
   const auto is_aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  return IsAvailable() && activation != Activation::kGelu && weight.is_gated() && weight.bias() == nullptr &&
-         weight.dtype() != DType::kF32 && y.dtype == weight.dtype() && is_aligned(x.data) && x.stride % 8 == 0 &&
-         is_aligned(y.data) && y.stride % 8 == 0 && weight.out_features() % 8 == 0 && x.rows > 0 &&
+  return IsAvailable() && activation != Activation::kGelu && weight.is_gated && weight.bias == nullptr &&
+         weight.dtype != DType::kF32 && y.dtype == weight.dtype && is_aligned(x.data) && x.stride % 8 == 0 && is_aligned(y.data) &&
+         y.stride % 8 == 0 && weight.out_features % 8 == 0 && x.rows > 0 &&
          CeilDiv<int64_t>(x.rows, 64) * WeightTilesOf(weight) * CeilDiv<int64_t>(x.cols, gated::kChunkCols) <= INT32_MAX;
 }
 
-bool GatedProduct::IsFaster(int64_t rows, const CudaWeight& weight) const {
+bool GatedProduct::IsFaster(int64_t rows, const WeightView& weight) const {
   const int64_t x_rows = XRowsOf(rows), x_blocks = CeilDiv(rows, x_rows), tiles = x_blocks * WeightTilesOf(weight);
   if (x_blocks == 1) return tiles >= num_clusters_;
   // Below five tiles a cluster, and with rows computed in vain, the library's smaller tiles win more than the gate's pass costs.
   return tiles >= 5 * num_clusters_ && 25 * (x_blocks * x_rows - rows) <= rows;
 }
 
-Status GatedProduct::Run(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation,
+Status GatedProduct::Run(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation,
                          cudaStream_t stream) const {
   const int x_rows = XRowsOf(x.rows);
   gated::Params params{};
-  COPPICE_ASSIGN_OR_RETURN(params.weight, MapOf({.dtype = weight.dtype(),
-                                                 .data = weight.data(),
-                                                 .rows = weight.rows(),
-                                                 .cols = weight.in_features(),
-                                                 .stride = weight.stride(),
+  COPPICE_ASSIGN_OR_RETURN(params.weight, MapOf({.dtype = weight.dtype,
+                                                 .data = weight.data,
+                                                 .rows = weight.n,
+                                                 .cols = weight.k,
+                                                 .stride = weight.stride,
                                                  .box_rows = gated::kTileRows}));
   COPPICE_ASSIGN_OR_RETURN(params.x, MapOf({.dtype = x.dtype,
                                             .data = x.data,
@@ -111,7 +111,7 @@ Status GatedProduct::Run(const ConstDeviceTensor& x, const CudaWeight& weight, c
   COPPICE_ASSIGN_OR_RETURN(params.y, MapOf({.dtype = y.dtype,
                                             .data = y.data,
                                             .rows = x.rows,
-                                            .cols = weight.out_features(),
+                                            .cols = weight.out_features,
                                             .stride = y.stride,
                                             .box_rows = x_rows,
                                             .box_cols = gated::kGatedCols,
@@ -126,7 +126,7 @@ Status GatedProduct::Run(const ConstDeviceTensor& x, const CudaWeight& weight, c
   params.is_gelu = activation == Activation::kGeluTanh;
   params.partials = partials_.As<float4>();
   params.flags = flags_.As<uint32_t>();
-  return weight.dtype() == DType::kBF16 ? gated::LaunchBf16(params, x_rows, stream) : gated::LaunchF16(params, x_rows, stream);
+  return weight.dtype == DType::kBF16 ? gated::LaunchBf16(params, x_rows, stream) : gated::LaunchF16(params, x_rows, stream);
 }
 
 }  // namespace coppice::ops::cuda

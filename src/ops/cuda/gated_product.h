@@ -22,11 +22,11 @@ class GatedProduct {
   // Whether the device has what the kernel needs: compute capability 9.0.
   bool IsAvailable() const { return num_clusters_ > 0; }
   // Whether the operands are of a size, dtype and alignment that the kernel takes.
-  bool Takes(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation) const;
+  bool Takes(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation) const;
   // Whether it is faster than the library's product and a pass over its output, as measured (docs/ops.md).
-  bool IsFaster(int64_t rows, const CudaWeight& weight) const;
+  bool IsFaster(int64_t rows, const WeightView& weight) const;
   // REQUIRES: Takes.
-  Status Run(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation,
+  Status Run(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation,
              cudaStream_t stream) const;
 
  private:

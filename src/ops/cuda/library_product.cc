@@ -97,7 +97,8 @@ bool LibraryProduct::CanRun(const ProductShape& shape, const cublasLtMatmulAlgo_
 
 Result<cublasLtMatmulAlgo_t> LibraryProduct::Choose(const ProductShape& shape) {
   if (!deterministic_ && shape.alignment >= 16) {
-    if (const MeasuredAlgorithm* measured = algorithms_->Find(AlgorithmKeyOf(shape), shape.rows)) {
+    const MeasuredAlgorithm* const measured = algorithms_->Find(AlgorithmKeyOf(shape), shape.rows);
+    if (measured != nullptr && !measured->is_ours) {
       const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(measured->code);
       if (CanRun(shape, algorithm)) return algorithm;
     }

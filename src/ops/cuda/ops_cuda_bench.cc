@@ -155,7 +155,7 @@ class Bench {
   }
   Status OneOfOurGated(int64_t rows, const Weight& weight) {
     const Operands operands = OperandsOf(rows, weight, Epilogue::Kind::kGated);
-    return gated_.Run(operands.x, static_cast<const CudaWeight&>(weight), operands.y, Activation::kSilu,
+    return gated_.Run(operands.x, WeightView::Of(static_cast<const CudaWeight&>(weight)), operands.y, Activation::kSilu,
                       static_cast<cudaStream_t>(stream_->get()));
   }
   Status Step(int64_t rows) {

@@ -320,7 +320,7 @@ TEST_F(OpsCudaTest, OurGatedProductsMatchTheCpu) {
           exact_->Linear({padded_x.data(), DType::kF32, rows, k, k}, *exact, Host(expected, rows, n), epilogue, nullptr).ok());
       const std::string what =
           std::string(Name(dtype)) + ", rows " + std::to_string(rows) + ", k " + std::to_string(k) + ", n " + std::to_string(n);
-      const auto& packed = static_cast<const cuda::CudaWeight&>(*weight);
+      const auto packed = cuda::WeightView::Of(static_cast<const cuda::CudaWeight&>(*weight));
       ASSERT_TRUE(product.Takes(x.view(), packed, y.view(), activation)) << what;
       const Status status = product.Run(x.view(), packed, y.view(), activation, nullptr);
       ASSERT_TRUE(status.ok()) << what << ": " << status.ToString();
@@ -339,7 +339,7 @@ TEST_F(OpsCudaTest, OurGatedProductsTakeWhatTheCopyEngineCanStore) {
     const HostParts parts = MakeParts({n, n}, 64, DType::kBF16, with_bias, random_);
     const auto weight = ops_->Pack(DType::kBF16, 64, parts.rounded, PartOrder::kGateUp).value();
     const Matrix x = Random(DType::kBF16, 300, 64, x_gap), y(device_.get(), DType::kBF16, 300, n, y_gap);
-    return product.Takes(x.view(), static_cast<const cuda::CudaWeight&>(*weight), y.view(), activation);
+    return product.Takes(x.view(), cuda::WeightView::Of(static_cast<const cuda::CudaWeight&>(*weight)), y.view(), activation);
   };
   EXPECT_TRUE(takes(64, false, 0, 0, Activation::kSilu));
   EXPECT_FALSE(takes(60, false, 0, 4, Activation::kSilu));
@@ -355,7 +355,7 @@ TEST_F(OpsCudaTest, RepeatedGatedProductsHaveEqualBits) {
   if (!product.IsAvailable()) GTEST_SKIP() << "needs compute capability 9.0, " << device_->name() << " has another";
   const HostParts parts = MakeParts({1496, 1496}, 4096, DType::kBF16, false, random_);
   const auto weight = ops_->Pack(DType::kBF16, 4096, parts.rounded, PartOrder::kGateUp).value();
-  const auto& packed = static_cast<const cuda::CudaWeight&>(*weight);
+  const auto packed = cuda::WeightView::Of(static_cast<const cuda::CudaWeight&>(*weight));
   std::vector<Matrix> inputs;
   std::vector<std::vector<float>> first;
   for (const int64_t rows : {256, 70, 300, 1700}) inputs.push_back(Random(DType::kBF16, rows, 4096));
@@ -641,10 +641,12 @@ TEST_F(OpsCudaTest, RotatedProductsMatchTheCpu) {
 TEST_F(OpsCudaTest, TunedProductsAreMeasuredOnceAndRight) {
   const std::string folder = ::testing::TempDir() + "/coppice-products-" + std::to_string(std::random_device()());
   const HostParts parts = MakeParts({512}, 1024, DType::kBF16, false, random_);
+  const HostParts gated_parts = MakeParts({9000, 9000}, 256, DType::kBF16, false, random_);
   std::vector<std::vector<float>> results;
   for (int run = 0; run < 2; ++run) {
     const auto ops = Create({.cache_folder = folder});
     const auto weight = ops->Pack(DType::kBF16, 1024, parts.rounded).value();
+    const auto gated = ops->Pack(DType::kBF16, 256, gated_parts.rounded, PartOrder::kGateUp).value();
     const auto stream = device_->CreateStream().value();
     const Status status = ops->Tune(64, stream->get());
     ASSERT_TRUE(status.ok()) << status.ToString();
@@ -654,9 +656,11 @@ TEST_F(OpsCudaTest, TunedProductsAreMeasuredOnceAndRight) {
       ASSERT_TRUE(ops->Linear(x.view(), *weight, y.view(), {}, nullptr).ok());
       results.push_back(y.Fetch());
     }
+    Matrix x = Matrix::Random(device_.get(), DType::kBF16, 40, 256, random), y(device_.get(), DType::kBF16, 40, 9000);
+    ASSERT_TRUE(ops->Linear(x.view(), *gated, y.view(), {.kind = Epilogue::Kind::kGated}, nullptr).ok());
+    results.push_back(y.Fetch());
   }
-  EXPECT_EQ(results[0], results[2]);
-  EXPECT_EQ(results[1], results[3]);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(results[i], results[3 + i]) << i;
 }
 
 TEST_F(OpsCudaTest, AStepOfOperationsCanBeCaptured) {

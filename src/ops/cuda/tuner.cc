@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/math.h"
 #include "ops/cuda/product_timer.h"
+#include "ops/cuda/rows.h"
 
 namespace coppice::ops::cuda {
 namespace {
@@ -20,6 +22,8 @@ std::vector<int64_t> RowsToMeasure(int64_t max_rows) {
   }
 }
 
+constexpr int kLaunches = 8;  // at least, of a measurement
+
 struct Form {
   DType out_dtype;
   bool accumulates;
@@ -31,20 +35,45 @@ std::vector<Form> FormsOf(const WeightShape& weight) {
   return {{.out_dtype = DType::kF32, .accumulates = false}, {.out_dtype = DType::kF32, .accumulates = true}};
 }
 
-Status Measure(const TuneParts& parts, const WeightShape& weight, const Form& form, int64_t rows,
-               const ProductOperandsMemory& memory, cudaStream_t stream) {
-  const ProductShape shape = {.dtype = weight.dtype,
-                              .out_dtype = form.out_dtype,
-                              .accumulates = form.accumulates,
-                              .rows = rows,
-                              .n = weight.n,
-                              .k = weight.k,
-                              .x_stride = weight.stride,
-                              .w_stride = weight.stride,
-                              .y_stride = weight.n};
-  COPPICE_ASSIGN_OR_RETURN(const MeasuredAlgorithm measured, parts.library->Measure(shape, memory, stream));
-  parts.algorithms->Set(AlgorithmKeyOf(shape), rows, measured);
-  return OkStatus();
+ProductShape ShapeOf(const WeightShape& weight, const Form& form, int64_t rows) {
+  return {.dtype = weight.dtype,
+          .out_dtype = form.out_dtype,
+          .accumulates = form.accumulates,
+          .rows = rows,
+          .n = weight.n,
+          .k = weight.k,
+          .x_stride = weight.stride,
+          .w_stride = weight.stride,
+          .y_stride = weight.n};
+}
+
+// The library's product, in pieces, and the pass that gates its output, or our kernel if that takes less. `gated` receives outputs.
+Result<MeasuredAlgorithm> MeasureGated(const TuneParts& parts, const WeightShape& weight, const Form& form, int64_t rows,
+                                       const ProductOperandsMemory& memory, const DeviceMemory& gated, cudaStream_t stream) {
+  const int64_t piece = std::min(rows, parts.gate_rows);
+  COPPICE_ASSIGN_OR_RETURN(MeasuredAlgorithm library, parts.library->Measure(ShapeOf(weight, form, piece), memory, stream));
+  const ConstDeviceTensor x = {memory.x(), weight.dtype, rows, weight.k, weight.stride},
+                          gate_up = {memory.y(), weight.dtype, rows, weight.n, weight.n};
+  const DeviceTensor y = {gated.data(), weight.dtype, rows, weight.out_features, weight.out_features};
+  const auto run_pass = [&](int) {
+    return LaunchGate(gate_up, /*bias=*/nullptr, Activation::kSilu, y, /*overlaps=*/false, stream);
+  };
+  COPPICE_ASSIGN_OR_RETURN(const double pass, TimeInGraph(parts.device, kLaunches, run_pass, stream));
+  library.microseconds = library.microseconds * static_cast<double>(rows) / static_cast<double>(piece) + pass;
+  WeightView view = {.dtype = weight.dtype,
+                     .n = weight.n,
+                     .k = weight.k,
+                     .stride = weight.stride,
+                     .out_features = weight.out_features,
+                     .is_gated = true};
+  if (!parts.gated->Takes(x, view, y, Activation::kSilu)) return library;
+  const auto run_ours = [&](int i) {
+    view.data = memory.Weight(i % memory.copies());
+    return parts.gated->Run(x, view, y, Activation::kSilu, stream);
+  };
+  COPPICE_ASSIGN_OR_RETURN(const double ours, TimeInGraph(parts.device, std::max(memory.copies(), kLaunches), run_ours, stream));
+  if (ours >= library.microseconds) return library;
+  return MeasuredAlgorithm{.is_ours = true, .microseconds = ours};
 }
 
 }  // namespace
@@ -61,7 +90,17 @@ Status TuneProducts(const TuneParts& parts, const std::set<WeightShape>& weights
       const ProductOperandsMemory::Shape operands = {
           .dtype = weight.dtype, .out_dtype = form.out_dtype, .n = weight.n, .stride = weight.stride, .max_rows = missing.back()};
       COPPICE_ASSIGN_OR_RETURN(const ProductOperandsMemory memory, ProductOperandsMemory::Create(parts.device, operands));
-      for (const int64_t rows : missing) COPPICE_RETURN_IF_ERROR(Measure(parts, weight, form, rows, memory, stream));
+      DeviceMemory gated;
+      if (weight.is_gated) {
+        const int64_t outputs = RoundUp<int64_t>(missing.back(), kRowPadding) * weight.out_features;
+        COPPICE_ASSIGN_OR_RETURN(gated, parts.device->Allocate(static_cast<size_t>(outputs) * SizeOf(weight.dtype)));
+      }
+      for (const int64_t rows : missing) {
+        COPPICE_ASSIGN_OR_RETURN(const MeasuredAlgorithm measured,
+                                 weight.is_gated ? MeasureGated(parts, weight, form, rows, memory, gated, stream)
+                                                 : parts.library->Measure(ShapeOf(weight, form, rows), memory, stream));
+        parts.algorithms->Set(key, rows, measured);
+      }
       is_changed = true;
     }
   }

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "ops/cuda/algorithm_file.h"
+#include "ops/cuda/gated_product.h"
 #include "ops/cuda/library_product.h"
 
 namespace coppice::ops::cuda {
@@ -12,7 +13,7 @@ namespace coppice::ops::cuda {
 // A packed weight as far as the time of its products goes.
 struct WeightShape {
   DType dtype = DType::kBF16;
-  int64_t n = 0, k = 0, stride = 0;
+  int64_t n = 0, k = 0, stride = 0, out_features = 0;
   bool is_gated = false;
   auto Tuple() const { return std::tuple(dtype, n, k, is_gated); }
   bool operator<(const WeightShape& other) const { return Tuple() < other.Tuple(); }
@@ -21,6 +22,8 @@ struct WeightShape {
 struct TuneParts {
   Device* device = nullptr;
   LibraryProduct* library = nullptr;
+  const GatedProduct* gated = nullptr;
+  int64_t gate_rows = 0;  // of a piece of gate and up, by the library
   AlgorithmFile* algorithms = nullptr;
 };
 
