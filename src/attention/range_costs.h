@@ -45,11 +45,11 @@ class RangeCosts {
       costs = Compute(rows);
     return costs;
   }
-  // A range read by so many groups of its rows, in so many pieces along KV; its first row group reads what others do not from
-  // memory.
+  // A range read by so many groups of its rows, no fewer than the backend needs, in so many pieces along KV; its first row group
+  // reads what others do not from memory.
   Load Of(const ShareRange& range, int32_t row_groups, int32_t pieces) const;
   // The same before any cut.
-  Load Whole(const ShareRange& range) const { return Of(range, Of(range.rows).row_groups, 1); }
+  Load Whole(const ShareRange& range) const { return Of(range, /*row_groups=*/0, 1); }
 
  private:
   RowCosts Compute(int32_t rows) const;

@@ -21,7 +21,7 @@ struct RowTile {
 // Set b is the first one of branch b; a branch with more takes them from those that are free.
 class RowTiles {
  public:
-  explicit RowTiles(const PlanProblem& problem) : problem_(problem) {}
+  explicit RowTiles(const PlanProblem& problem) : problem_(problem), group_size_(problem.spec.group_size()) {}
   void Layout(Arena& arena);
 
   // No branch has queries.
@@ -38,7 +38,7 @@ class RowTiles {
   // By id; a set that no branch has is empty. Contributions are for those who lay them out.
   std::span<MergeSet> sets() { return sets_; }
   std::span<const MergeSet> sets() const { return sets_; }
-  int32_t RowsOf(int32_t set) const { return sets_[set].query_count * problem_.spec.group_size(); }  // under one kv head
+  int32_t RowsOf(int32_t set) const { return sets_[set].query_count * group_size_; }  // under one kv head
 
   // f(set), `count` sets of one branch from this one on.
   template <class F>
@@ -77,6 +77,7 @@ class RowTiles {
   void Count(int32_t branch, int32_t query_count, int32_t sign);
 
   const PlanProblem& problem_;
+  int32_t group_size_;            // a division, and asked for every set
   std::span<MergeSet> sets_;      // [sets]
   std::span<int32_t> num_sets_;   // [B] in use
   std::span<int32_t> next_set_;   // [sets] of the same branch
