@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <memory>
@@ -40,6 +41,7 @@ struct ServeOptions {
   server::TokenLimit token_limit;
   double request_timeout = 0, drain_seconds = 60;
   bool allow_public = false, log_json = false, log_text = false, null = false;
+  std::chrono::nanoseconds null_step{};
 };
 
 bool IsLoopback(const std::string& host) { return host == "::1" || host == "localhost" || host.starts_with("127."); }
@@ -62,7 +64,7 @@ Result<ExitCode> Serve(ServeOptions options) {
     spdlog::set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","event":%v})");
   }
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                           options.null ? CreateNullEngine(options.engine) : Engine::Create(options.engine));
+                           options.null ? CreateNullEngine(options.engine, options.null_step) : Engine::Create(options.engine));
   service_options.model =
       options.model_name.empty() ? std::filesystem::path(options.engine.model_path).filename().string() : options.model_name;
   service_options.max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
@@ -201,7 +203,14 @@ Command AddServeCommand(CLI::App& app) {
   command->add_flag("--log-json", options->log_json, "Log lines as JSON");
   command->add_flag("--log-text", options->log_text,
                     "Put the bodies of requests into the log: prompts, and whatever else they hold");
-  command->add_flag("--null", options->null, "Answer at once with tokens that mean nothing, for measuring all but the model");
+  CLI::Option* const null =
+      command->add_flag("--null", options->null, "Answer at once with tokens that mean nothing, for measuring all but the model");
+  command
+      ->add_option_function<double>(
+          "--null-step", [options](double ms) { options->null_step = std::chrono::nanoseconds(std::llround(1e6 * ms)); },
+          "With --null: milliseconds that a step takes at least, as a model's would")
+      ->needs(null)
+      ->check(CLI::Range(0.0, 60000.0));
   AddEngineOptions(*command, options->engine);
   NameEnvironment(command);
   return {command, [options, command]() -> Result<ExitCode> {

@@ -1,6 +1,7 @@
 // Engine::Create: opens a model and puts the parts of an engine together.
 // Layer: engine.
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -294,7 +295,7 @@ std::vector<int32_t> TextTokens(const Tokenizer* tokenizer, int32_t vocab_size) 
   return tokens;
 }
 
-Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given) {
+Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given, std::chrono::nanoseconds step_time) {
   if (given.draft != DraftMode::kNone)
     return InvalidArgument("an engine that runs no model has nothing to guess ahead: leave draft");
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(given.model_path));
@@ -312,15 +313,15 @@ Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given) {
                                                          .max_context = options.max_context,
                                                          .share = options.sharing != SharingMode::kNone}));
   parts.runner = std::make_unique<NullRunner>(RunnerInfo{.model = checkpoint->config(), .fingerprint = checkpoint->Fingerprint()},
-                                              TextTokens(parts.tokenizer.get(), checkpoint->config().vocab_size));
+                                              TextTokens(parts.tokenizer.get(), checkpoint->config().vocab_size), step_time);
   return MakeEngine(std::move(parts));
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options) {
+Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options, std::chrono::nanoseconds step_time) {
   COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
-  return CatchExhaustion("creating the engine", [&] { return MakeNullEngine(options); });
+  return CatchExhaustion("creating the engine", [&] { return MakeNullEngine(options, step_time); });
 }
 
 Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {

@@ -2,6 +2,7 @@
 // Layer: engine.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -34,7 +35,7 @@ std::unique_ptr<Engine> MakeEngine(EngineParts parts);
 Result<EngineParts> LoadEngineParts(const EngineOptions& options);
 
 // Engine::Create without weights and without KV: tokens come at once, each a piece of text that means nothing (NullRunner). The
-// model's tokenizer, limits and cache are real, for measuring all that lies around a model.
-Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options);
+// model's tokenizer, limits and cache are real, for measuring all that lies around a model. A step takes `step_time` at least.
+Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options, std::chrono::nanoseconds step_time = {});
 
 }  // namespace coppice

@@ -1,6 +1,6 @@
 #include "runner/null_runner.h"
 
-#include <algorithm>
+#include <thread>
 
 namespace coppice {
 namespace {
@@ -19,6 +19,7 @@ int32_t FirstAllowed(const StepBatch& batch, int32_t mask, uint32_t wanted, uint
 }  // namespace
 
 Result<StepTicket> NullRunner::Launch(const StepBatch& batch, const attention::PrefixForestView&) {
+  if (step_time_.count() > 0) launched_at_ = std::chrono::steady_clock::now();
   SampledStep& step = steps_[++launched_ % steps_.size()];
   step.Reset(batch);
   const uint32_t vocab = static_cast<uint32_t>(info_.model.vocab_size);
@@ -32,6 +33,7 @@ Result<StepTicket> NullRunner::Launch(const StepBatch& batch, const attention::P
 }
 
 Result<StepResult> NullRunner::Wait(StepTicket ticket) {
+  if (step_time_.count() > 0) std::this_thread::sleep_until(launched_at_ + step_time_);
   const SampledStep& step = steps_[ticket.step % static_cast<int64_t>(steps_.size())];
   return StepResult{.draws = step.draws, .scores = step.scores, .top_logprobs = step.top_logprobs};
 }

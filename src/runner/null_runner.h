@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -16,9 +17,9 @@ namespace coppice {
 class NullRunner final : public Runner {
  public:
   // Draws `ordinary` tokens, such as those that are text; empty: any of the vocabulary. Where a mask allows others alone, one of
-  // those.
-  explicit NullRunner(RunnerInfo info, std::vector<int32_t> ordinary = {})
-      : info_(std::move(info)), ordinary_(std::move(ordinary)) {}
+  // those. Wait sleeps until a step is `step_time` old.
+  explicit NullRunner(RunnerInfo info, std::vector<int32_t> ordinary = {}, std::chrono::nanoseconds step_time = {})
+      : info_(std::move(info)), ordinary_(std::move(ordinary)), step_time_(step_time) {}
 
   const RunnerInfo& info() const override { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
@@ -29,7 +30,9 @@ class NullRunner final : public Runner {
  private:
   RunnerInfo info_;
   std::vector<int32_t> ordinary_;
-  std::array<SampledStep, 3> steps_;  // a result outlives the launch of the step after the next
+  std::chrono::nanoseconds step_time_;
+  std::chrono::steady_clock::time_point launched_at_;  // the last step
+  std::array<SampledStep, 3> steps_;                   // a result outlives the launch of the step after the next
   int64_t launched_ = 0;
 };
 
