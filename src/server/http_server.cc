@@ -2,7 +2,15 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
+#include <boost/asio/experimental/awaitable_operators.hpp>
+#include <chrono>
+#include <string_view>
+#include <thread>
+#include <unordered_set>
 #include <utility>
 
 #include "core/check.h"
@@ -13,13 +21,26 @@ namespace {
 
 namespace beast = boost::beast;
 using asio::ip::tcp;
+using namespace asio::experimental::awaitable_operators;  // NOLINT(build/namespaces): || of awaitables
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+
+// How a connection begins that watches the server. It is served by the thread that accepts, which has little else to do: behind a
+// thousand streams it would wait for each that has news.
+constexpr std::array<std::string_view, 3> kProbes = {"GET /health ", "GET /ready ", "GET /version "};
+constexpr auto kProbeWait = std::chrono::seconds(1);  // a connection that is silent for so long is none
+
+bool IsProbe(tcp::socket& socket) {
+  std::array<char, 16> begin;
+  const ssize_t bytes = recv(socket.native_handle(), begin.data(), begin.size(), MSG_PEEK | MSG_DONTWAIT);
+  const std::string_view text(begin.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+  return std::ranges::any_of(kProbes, [&](std::string_view probe) { return text.starts_with(probe); });
+}
 
 class BeastServer final : public HttpServer {
  public:
   BeastServer(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload)
-      : shared_(options, std::move(handler), std::move(plan_upload)), acceptor_(shared_.io), retry_(shared_.io) {}
+      : shared_(options, std::move(handler), std::move(plan_upload)) {}
   ~BeastServer() override { shared_.handlers.join(); }
 
   Status Listen() {
@@ -43,29 +64,45 @@ class BeastServer final : public HttpServer {
   int32_t num_connections() const override { return shared_.num_connections; }
 
   void Run() override {
-    asio::co_spawn(shared_.io, Accept(), asio::detached);
-    shared_.io.run();
+    asio::co_spawn(probes_.io, Accept(), asio::detached);
+    // Until the last connection has been handed over.
+    std::jthread accepting([this, more = asio::make_work_guard(requests_.io)] { probes_.io.run(); });
+    requests_.io.run();
   }
   void Drain() override {
-    asio::post(shared_.io, [this] {
-      shared_.draining = true;
+    asio::post(probes_.io, [this] {
       beast::error_code ignored;
       acceptor_.close(ignored);
       retry_.cancel();
-      for (HttpSession* session : shared_.sessions) session->CloseIfIdle();
+      for (tcp::socket* socket : silent_) socket->cancel(ignored);
+      DrainSessions(&probes_);
     });
+    asio::post(requests_.io, [this] { DrainSessions(&requests_); });
   }
   void Stop() override {
     Drain();
-    asio::post(shared_.io, [this] {
-      for (HttpSession* session : shared_.sessions) session->Close();
-    });
+    for (HttpSessions* sessions : {&probes_, &requests_}) {
+      asio::post(sessions->io, [sessions] {
+        for (HttpSession* session : sessions->sessions) session->Close();
+      });
+    }
   }
 
  private:
+  static void DrainSessions(HttpSessions* sessions) {
+    sessions->draining = true;
+    for (HttpSession* session : sessions->sessions) session->CloseIfIdle();
+  }
+
+  // On the thread of `sessions`.
+  static void Start(HttpSessions* sessions, tcp::socket socket) {
+    auto session = std::make_shared<HttpSession>(sessions, std::move(socket));
+    asio::co_spawn(sessions->io, HttpSession::Run(std::move(session)), asio::detached);
+  }
+
   asio::awaitable<void> Accept() {
-    while (!shared_.draining) {
-      tcp::socket socket(shared_.io);
+    while (!probes_.draining) {
+      tcp::socket socket(probes_.io);
       auto [error] = co_await acceptor_.async_accept(socket, kAwait);
       if (error == asio::error::operation_aborted || !acceptor_.is_open()) break;
       if (error) {  // out of descriptors, mostly: those at work end some time
@@ -74,17 +111,41 @@ class BeastServer final : public HttpServer {
         co_await retry_.async_wait(kAwait);
         continue;
       }
-      if (shared_.num_connections >= shared_.options.max_connections) continue;  // closes it
+      const size_t open = static_cast<size_t>(shared_.num_connections) + silent_.size();
+      if (open >= static_cast<size_t>(shared_.options.max_connections)) continue;  // closes it
       beast::error_code ignored;
       socket.set_option(tcp::no_delay(true), ignored);
-      auto session = std::make_shared<HttpSession>(&shared_, std::move(socket));
-      asio::co_spawn(shared_.io, HttpSession::Run(std::move(session)), asio::detached);
+      asio::co_spawn(probes_.io, Route(std::move(socket)), asio::detached);
     }
   }
 
-  HttpSessions shared_;
-  tcp::acceptor acceptor_;
-  asio::steady_timer retry_;
+  // Begins the session on the thread that its first bytes ask for.
+  asio::awaitable<void> Route(tcp::socket socket) {
+    silent_.insert(&socket);
+    asio::steady_timer late(probes_.io, kProbeWait);
+    co_await (socket.async_wait(tcp::socket::wait_read, kAwait) || late.async_wait(kAwait));
+    silent_.erase(&socket);
+    if (IsProbe(socket)) {
+      Start(&probes_, std::move(socket));
+      co_return;
+    }
+    beast::error_code error;
+    const tcp protocol = socket.local_endpoint(error).protocol();
+    if (error) co_return;
+    const tcp::socket::native_handle_type handle = socket.release(error);
+    if (error) co_return;
+    asio::post(requests_.io, [this, protocol, handle] {
+      tcp::socket moved(requests_.io);
+      moved.assign(protocol, handle);
+      Start(&requests_, std::move(moved));
+    });
+  }
+
+  HttpShared shared_;
+  HttpSessions probes_{&shared_}, requests_{&shared_};
+  std::unordered_set<tcp::socket*> silent_;  // accepted, and no byte has come; of the thread of `probes_`, as are:
+  tcp::acceptor acceptor_{probes_.io};
+  asio::steady_timer retry_{probes_.io};
   uint16_t port_ = 0;
 };
 

@@ -37,13 +37,14 @@ class HttpServer {
   // Asked when a request's head is there, its body not yet; nothing: the body goes into memory.
   using PlanUpload = std::function<std::optional<UploadPlan>(const HttpRequest& head)>;
 
-  // Listens; connections are accepted by Run. `handler` is called on several threads, `plan_upload`, which may be empty, on that of
-  // Run. UNAVAILABLE says why the address cannot be had.
+  // Listens; connections are accepted by Run. `handler` and `plan_upload`, which may be empty, are called on several threads.
+  // UNAVAILABLE says why the address cannot be had.
   static Result<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload = {});
   virtual ~HttpServer() = default;
 
   virtual uint16_t port() const = 0;
-  // Serves on the calling thread until Drain has been called and every answer is written, or Stop has been called.
+  // Serves until Drain has been called and every answer is written, or Stop has been called: on the calling thread, and, what
+  // watches the server (GET /health, /ready, /version as a connection's first request), on one that nothing else keeps busy.
   virtual void Run() = 0;
   // Accepts no more, closes what is idle, lets answers under way end. Thread-safe, and may be called again.
   virtual void Drain() = 0;

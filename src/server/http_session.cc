@@ -55,13 +55,14 @@ Result<FileDescriptor> TemporaryFile(const std::string& folder) {
 
 // Does `work`, which may wait for a disk, on a thread of the handlers. Is not cancelled.
 template <class Work>
-asio::awaitable<void> OnPool(HttpSessions* shared, Work work) {
+asio::awaitable<void> OnPool(HttpSessions* sessions, Work work) {
   co_await asio::async_initiate<const asio::use_awaitable_t<>, void()>(
-      [shared, &work](auto handler) {
-        asio::post(shared->handlers, [&work, io = asio::make_work_guard(shared->io), handler = std::move(handler)]() mutable {
-          work();
-          asio::post(io.get_executor(), std::move(handler));
-        });
+      [sessions, &work](auto handler) {
+        asio::post(sessions->shared->handlers,
+                   [&work, io = asio::make_work_guard(sessions->io), handler = std::move(handler)]() mutable {
+                     work();
+                     asio::post(io.get_executor(), std::move(handler));
+                   });
       },
       asio::use_awaitable);
 }
@@ -76,14 +77,18 @@ void SetCommon(std::string_view id, bool keep_alive, Message* message) {
 
 }  // namespace
 
-HttpSession::HttpSession(HttpSessions* shared, tcp::socket socket)
-    : shared_(*shared), stream_(std::move(socket)), buffer_(shared->options.max_header_bytes + kReadAhead), wake_(shared->io) {
-  shared_.sessions.insert(this);
+HttpSession::HttpSession(HttpSessions* sessions, tcp::socket socket)
+    : sessions_(*sessions),
+      shared_(*sessions->shared),
+      stream_(std::move(socket)),
+      buffer_(shared_.options.max_header_bytes + kReadAhead),
+      wake_(sessions->io) {
+  sessions_.sessions.insert(this);
   ++shared_.num_connections;
 }
 
 HttpSession::~HttpSession() {
-  shared_.sessions.erase(this);
+  sessions_.sessions.erase(this);
   --shared_.num_connections;
 }
 
@@ -108,10 +113,10 @@ asio::awaitable<bool> HttpSession::Exchange() {
   HttpRequest request;
   BodyBytes body_bytes;
   if (!co_await Read(&request, &body_bytes)) co_return false;
-  keep_alive_ = keep_alive_ && !shared_.draining;
+  keep_alive_ = keep_alive_ && !sessions_.draining;
 
   const auto responder = std::make_shared<SessionResponder>(
-      [weak = weak_from_this(), &io = shared_.io] {
+      [weak = weak_from_this(), &io = sessions_.io] {
         asio::post(io, [weak] {
           if (const std::shared_ptr<HttpSession> self = weak.lock()) self->wake_.cancel();
         });
@@ -138,7 +143,7 @@ asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_by
   const HttpServerOptions& options = shared_.options;
   HttpRequestParser parser(options.max_header_bytes);
   if (buffer_.size() == 0) {  // wait without a limit on the whole request
-    if (shared_.draining || closing_) co_return false;
+    if (sessions_.draining || closing_) co_return false;
     idle_ = true;
     stream_.expires_after(options.idle_timeout);
     auto [error, size] = co_await stream_.async_read_some(buffer_.prepare(kFirstRead), kAwait);
@@ -215,7 +220,7 @@ asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, UploadP
       if (!co_await Advance(parser, kBodyRead)) co_return false;
     }
     piece.swap(parser->body());
-    co_await OnPool(&shared_, [&] { written = WriteAll(body->file.get(), piece, plan.folder); });
+    co_await OnPool(&sessions_, [&] { written = WriteAll(body->file.get(), piece, plan.folder); });
     if (!written.ok()) co_return co_await Refuse(ErrorResponse(DiskProblem(written)));
     body->size += std::ssize(piece);
     piece.clear();
@@ -263,7 +268,7 @@ asio::awaitable<void> HttpSession::UntilGone() {
     const ssize_t size = recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) co_return;
     if (size < 0) continue;
-    asio::steady_timer never(shared_.io, asio::steady_timer::time_point::max());  // the next request is there; who sent it stays
+    asio::steady_timer never(sessions_.io, asio::steady_timer::time_point::max());  // the next request is there; who sent it stays
     co_await never.async_wait(kAwait);
     break;
   }
@@ -319,7 +324,7 @@ asio::awaitable<bool> HttpSession::WriteFile(const BodyFile& file) {
   for (int64_t offset = 0; offset < file.size;) {
     ssize_t size = 0;
     const auto wanted = static_cast<size_t>(std::min<int64_t>(std::ssize(piece), file.size - offset));
-    co_await OnPool(&shared_, [&] { size = pread(file.file.get(), piece.data(), wanted, offset); });
+    co_await OnPool(&sessions_, [&] { size = pread(file.file.get(), piece.data(), wanted, offset); });
     if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) co_return false;
     if (size <= 0) co_return false;  // what was promised cannot be had: the client sees the connection end before the file
     stream_.expires_after(shared_.options.write_timeout);

@@ -1,5 +1,5 @@
-// One connection of the HTTP server: a coroutine that reads requests within limits and writes their answers. Runs on the server's
-// one thread of sockets.
+// One connection of the HTTP server: a coroutine that reads requests within limits and writes their answers. Runs on the one thread
+// of its HttpSessions.
 // Layer: server.
 #pragma once
 
@@ -23,24 +23,29 @@ namespace asio = boost::asio;
 
 class HttpSession;
 
-// What sessions share. Sessions live on the io_context's one thread.
-struct HttpSessions {
+// What all connections of a server share.
+struct HttpShared {
   HttpServerOptions options;
   HttpServer::Handler handler;
   HttpServer::PlanUpload plan_upload;
-  asio::io_context io{1};
   asio::thread_pool handlers;
-  std::unordered_set<HttpSession*> sessions;
   std::atomic<int32_t> num_connections{0};
   std::atomic<int64_t> body_bytes{0};    // of requests that are being read or wait for a handler
   std::atomic<int64_t> upload_bytes{0};  // likewise, in files
-  bool draining = false;
 
-  HttpSessions(const HttpServerOptions& given, HttpServer::Handler handle, HttpServer::PlanUpload plan)
+  HttpShared(const HttpServerOptions& given, HttpServer::Handler handle, HttpServer::PlanUpload plan)
       : options(given),
         handler(std::move(handle)),
         plan_upload(std::move(plan)),
         handlers(static_cast<size_t>(given.handler_threads)) {}
+};
+
+// Those that one thread serves, which alone touches what is here.
+struct HttpSessions {
+  HttpShared* shared;
+  std::unordered_set<HttpSession*> sessions;
+  bool draining = false;
+  asio::io_context io{1};
 };
 
 // A request's share of the bytes that bodies may take in memory; gives it back when it is destroyed.
@@ -81,7 +86,8 @@ class BodyBytes {
 // One connection: requests one after the other, each read whole before its answer is written.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
-  HttpSession(HttpSessions* shared, asio::ip::tcp::socket socket);
+  // Of a socket whose executor is that of `sessions`. On its thread.
+  HttpSession(HttpSessions* sessions, asio::ip::tcp::socket socket);
   ~HttpSession();
 
   static asio::awaitable<void> Run(std::shared_ptr<HttpSession> self);
@@ -113,7 +119,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   asio::awaitable<bool> WriteText(std::string_view text);
   asio::awaitable<bool> WriteLast();
 
-  HttpSessions& shared_;
+  HttpSessions& sessions_;
+  HttpShared& shared_;
   boost::beast::tcp_stream stream_;
   boost::beast::flat_buffer buffer_;
   asio::steady_timer wake_;  // cancelled when an answer has news

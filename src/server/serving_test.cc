@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -107,6 +108,34 @@ class ServingTest : public ::testing::Test {
   Status ended_ = Internal("it has not ended");
   std::thread thread_;
 };
+
+// A GET is answered on the thread of all connections but those that begin by watching the server.
+TEST(HttpServerTest, WhoWatchesTheServerWaitsForNoRequest) {
+  std::promise<void> entered, released;
+  const auto server = HttpServer::Create({.port = 0}, [&](const HttpRequest& request, const std::shared_ptr<Responder>& responder) {
+                        if (request.path == "/slow") {
+                          entered.set_value();
+                          released.get_future().wait();
+                        }
+                        responder->Send({.body = "answer of " + request.path});
+                      }).value();
+  std::thread thread([&] { server->Run(); });
+  const auto ask = [](const Client& client, const std::string& path) {
+    client.Send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  };
+  const Client slow(server->port()), probe(server->port());
+  ask(slow, "/slow");
+  entered.get_future().wait();
+  for (const std::string path : {"/health", "/ready", "/version", "/else"}) {  // the connection stays where it began
+    ask(probe, path);
+    EXPECT_THAT(probe.Read("answer of " + path), StartsWith("HTTP/1.1 200 OK"));
+  }
+  EXPECT_EQ(server->num_connections(), 2);
+  released.set_value();
+  EXPECT_THAT(slow.Read("answer of /slow"), StartsWith("HTTP/1.1 200 OK"));
+  server->Drain();
+  thread.join();
+}
 
 TEST_F(ServingTest, ASilentStreamCarriesComments) {
   Start({.heartbeat = milliseconds(20)}, /*steps=*/false);
