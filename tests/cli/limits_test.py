@@ -13,12 +13,13 @@ PROMPT = ["--model", TINY, "--prompt-ids", "5,6,7"]
 GOOD = ["run", *PROMPT, "--max-tokens", "2"]
 
 
-def limited(command, **limits):
-    """`coppice command` under limits such as AS=bytes."""
+def limited(command, env=None, **limits):
+    """`coppice command` under limits such as AS=bytes, with more in its environment."""
     def lower():
         for name, value in limits.items():
             resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
-    return subprocess.run([COPPICE, *map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False, preexec_fn=lower)
+    return subprocess.run([COPPICE, *map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+                          env=os.environ | (env or {}), preexec_fn=lower)
 
 
 class RunLimitsTest(unittest.TestCase):
@@ -119,6 +120,9 @@ class RunLimitsTest(unittest.TestCase):
             else:
                 enough = middle
         for kibibytes in range(enough - 512, enough + 1024, 32):
+            # The system's loader on its own: it crashes where all libraries but not their thread-local data fit (init_tls of glibc 2.36).
+            if limited([], env={"LD_TRACE_LOADED_OBJECTS": "1"}, AS=kibibytes << 10).returncode < 0:
+                continue
             done = limited(GOOD, AS=kibibytes << 10)
             self.assertIn(done.returncode, (1, 2, 127), (kibibytes, done))
             self.assertEqual(done.stdout, "")
