@@ -131,6 +131,14 @@ ordered_json Medians(const std::vector<ordered_json>& runs) {
   return combined;
 }
 
+std::vector<ordered_json> Distinct(const ordered_json& rows, const char* key) {
+  std::vector<ordered_json> values;
+  for (const ordered_json& row : rows) {
+    if (std::ranges::find(values, row[key]) == values.end()) values.push_back(row[key]);
+  }
+  return values;
+}
+
 std::string CpuName() {
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; std::getline(cpuinfo, line);) {

@@ -38,6 +38,9 @@ double Median(std::vector<double> values);
 // One object out of several of the same shape: the median of each number, other values as in the first.
 nlohmann::ordered_json Medians(const std::vector<nlohmann::ordered_json>& runs);
 
+// Values of `key` in a report's rows, in the order in which they come first.
+std::vector<nlohmann::ordered_json> Distinct(const nlohmann::ordered_json& rows, const char* key);
+
 std::string CpuName();
 
 // How a report as CSV begins.

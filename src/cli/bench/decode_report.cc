@@ -49,15 +49,6 @@ double SerialBound(const ModelConfig& model, int32_t max_tokens, const Roofline&
   return 1e3 * (shared + time(samples * tokens * bytes_per_token, samples * tokens * flops_per_token));
 }
 
-// Values of `key` in the order in which they come first.
-std::vector<ordered_json> Distinct(const ordered_json& rows, const char* key) {
-  std::vector<ordered_json> values;
-  for (const ordered_json& row : rows) {
-    if (std::ranges::find(values, row[key]) == values.end()) values.push_back(row[key]);
-  }
-  return values;
-}
-
 // `key` over `x_key` for each mode where `fixed_key` is `fixed`; bars where x has one value.
 std::string OverModes(const ordered_json& rows, const std::string& title, const std::string& y_label, const char* key,
                       const char* x_key, const std::string& x_label, const char* fixed_key, const ordered_json& fixed) {

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cli/bench/bench_support.h"
 #include "cli/bench/report_page.h"
 #include "cli/bench/svg_plot.h"
 #include "cli/run_stats.h"
@@ -35,15 +36,6 @@ std::vector<std::string> DistinctSeries(const ordered_json& rows) {
     if (std::ranges::find(names, Series(row)) == names.end()) names.push_back(Series(row));
   }
   return names;
-}
-
-// Values of `key` in the order in which they come first.
-std::vector<ordered_json> Distinct(const ordered_json& rows, const char* key) {
-  std::vector<ordered_json> values;
-  for (const ordered_json& row : rows) {
-    if (std::ranges::find(values, row[key]) == values.end()) values.push_back(row[key]);
-  }
-  return values;
 }
 
 struct Measure {
