@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -22,8 +23,6 @@ namespace {
 namespace beast = boost::beast;
 using asio::ip::tcp;
 using namespace asio::experimental::awaitable_operators;  // NOLINT(build/namespaces): || of awaitables
-
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // How a connection begins that watches the server. It is served by the thread that accepts, which has little else to do: behind a
 // thousand streams it would wait for each that has news.
@@ -136,7 +135,13 @@ class BeastServer final : public HttpServer {
     if (error) co_return;
     asio::post(requests_.io, [this, protocol, handle] {
       tcp::socket moved(requests_.io);
-      moved.assign(protocol, handle);
+      beast::error_code refused;
+      moved.assign(protocol, handle, refused);
+      if (refused) {  // the system watches no more descriptors
+        spdlog::warn("cannot serve a connection: {}", refused.message());
+        close(handle);
+        return;
+      }
       Start(&requests_, std::move(moved));
     });
   }

@@ -26,7 +26,6 @@ using asio::ip::tcp;
 using namespace asio::experimental::awaitable_operators;  // NOLINT(build/namespaces): || of awaitables
 
 // Every operation of a session says how it went; none throws.
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Of what a client sends ahead, beside the largest header: bytes of bodies and requests of a pipeline.
 constexpr size_t kReadAhead = size_t{64} << 10;

@@ -21,6 +21,9 @@ namespace coppice::server {
 
 namespace asio = boost::asio;
 
+// A coroutine that awaits gets the error beside the result.
+inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+
 class HttpSession;
 
 // What all connections of a server share.

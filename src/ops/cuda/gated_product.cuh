@@ -64,14 +64,15 @@ class Range {
     return static_cast<int>(int64_t{tiles} * p.chunks * index / p.num_clusters);
   }
   __device__ bool Next(Segment* segment) {
-    for (; wave_ < p_.whole_waves; ++wave_) {
+    if (wave_ < p_.whole_waves) {
       const int tile = wave_ * p_.num_clusters + p_.num_clusters - 1 - index_;  // in the order in which clusters start
-      if (tile >= p_.num_tiles) break;
-      *segment = {tile, 0, p_.chunks};
       ++wave_;
-      return true;
+      if (tile < p_.num_tiles) {
+        *segment = {tile, 0, p_.chunks};
+        return true;
+      }
+      wave_ = p_.whole_waves;
     }
-    wave_ = p_.whole_waves;
     if (next_ >= end_) return false;
     const int tile = next_ / p_.chunks, begin = next_ - tile * p_.chunks, count = min(p_.chunks - begin, end_ - next_);
     *segment = {FirstShared(p_) + tile, begin, begin + count};
