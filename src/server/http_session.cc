@@ -25,8 +25,6 @@ namespace http = beast::http;
 using asio::ip::tcp;
 using namespace asio::experimental::awaitable_operators;  // NOLINT(build/namespaces): || of awaitables
 
-// Every operation of a session says how it went; none throws.
-
 // Of what a client sends ahead, beside the largest header: bytes of bodies and requests of a pipeline.
 constexpr size_t kReadAhead = size_t{64} << 10;
 

@@ -21,7 +21,7 @@ namespace coppice::server {
 
 namespace asio = boost::asio;
 
-// A coroutine that awaits gets the error beside the result.
+// Every operation of a server says how it went; none throws.
 inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 class HttpSession;
