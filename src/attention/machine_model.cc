@@ -162,13 +162,13 @@ Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers)
 
 Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
   Result<Json> parsed = ParseJson(json);
-  Json nothing;
-  const DismantleAtEnd at_end(parsed.ok() ? &*parsed : &nothing);
-  if (!parsed.ok() || !parsed->is_object()) {
-    return InvalidArgument("machine model: not a JSON object" + (parsed.ok() ? "" : " (" + parsed.status().message() + ")") +
+  const Status status = parsed.ok() ? OkStatus() : parsed.status();
+  const DismantledJson<Json> value(status.ok() ? *std::move(parsed) : Json());
+  if (!value->is_object()) {
+    return InvalidArgument("machine model: not a JSON object" + (status.ok() ? "" : " (" + status.message() + ")") +
                            "; write one with `coppice bench calibrate`");
   }
-  const Json& object = *parsed;
+  const Json& object = *value;
   MachineModel model;
   const Json none = Json::object();
   const Json* per_worker = &none;

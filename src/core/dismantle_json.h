@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace coppice {
 
@@ -19,17 +20,24 @@ void Dismantle(Json* value) noexcept {
   value->clear();
 }
 
-// Dismantles a value at the end of a scope, whatever is thrown in it.
+// Holds a value and dismantles it at its end.
 template <class Json>
-class DismantleAtEnd {
+class DismantledJson {
  public:
-  explicit DismantleAtEnd(Json* value) : value_(value) {}
-  DismantleAtEnd(const DismantleAtEnd&) = delete;
-  DismantleAtEnd& operator=(const DismantleAtEnd&) = delete;
-  ~DismantleAtEnd() { Dismantle(value_); }
+  explicit DismantledJson(Json value) noexcept : value_(std::move(value)) {}
+  DismantledJson(DismantledJson&& other) noexcept : value_(std::move(other.value_)) {}  // the library leaves null
+  DismantledJson& operator=(DismantledJson&& other) noexcept {
+    value_.swap(other.value_);
+    return *this;
+  }
+  ~DismantledJson() { Dismantle(&value_); }
+
+  Json& operator*() { return value_; }
+  const Json& operator*() const { return value_; }
+  const Json* operator->() const { return &value_; }
 
  private:
-  Json* value_;
+  Json value_;
 };
 
 }  // namespace coppice

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "core/dismantle_json.h"
 #include "core/json.h"
 
 namespace coppice {
@@ -11,7 +12,10 @@ namespace coppice {
 Result<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path) {
   Result<nlohmann::json> json = ParseJson(text);
   if (!json.ok()) return Status(json.status().code(), fmt::format("{}: {}", path, json.status().message()));
-  if (!json->is_object()) return InvalidArgument(fmt::format("{}: expected a JSON object, found {}", path, json->type_name()));
+  if (!json->is_object()) {
+    const DismantledJson<nlohmann::json> other(*std::move(json));
+    return InvalidArgument(fmt::format("{}: expected a JSON object, found {}", path, other->type_name()));
+  }
   return json;
 }
 

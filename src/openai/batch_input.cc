@@ -19,6 +19,7 @@
 #include <xxhash.h>
 
 #include "core/check.h"
+#include "core/dismantle_json.h"
 #include "model/json_file.h"
 #include "openai/line_reader.h"
 
@@ -77,8 +78,9 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     line_error->param = std::move(param);
     return std::nullopt;
   };
-  const Result<json> object = ParseJsonObject(text, "the line");
-  if (!object.ok()) return fail(InvalidArgument(object.status().message()), "");
+  Result<json> parsed = ParseJsonObject(text, "the line");
+  if (!parsed.ok()) return fail(InvalidArgument(parsed.status().message()), "");
+  const DismantledJson<json> object(*std::move(parsed));
   Result<std::string> custom_id = StringField(*object, "custom_id", "a string that no other line has");
   if (!custom_id.ok()) return fail(custom_id.status(), "custom_id");
   line_error->custom_id = *custom_id;
@@ -101,16 +103,16 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
 
   std::string id = HashOf(Trimmed(text));
   BodyError body_error;
-  std::optional<nlohmann::ordered_json> tools;
+  std::optional<DismantledJson<nlohmann::ordered_json>> tools;
   if (body->is_object() && body->contains("tools")) {
     Result<nlohmann::ordered_json> ordered = ToolsInOrder(text, kBodyPath);
     if (!ordered.ok()) {
       line_error->id = std::move(id);
       return fail(InvalidArgument("tools: " + ordered.status().message()), "tools");
     }
-    tools = *std::move(ordered);
+    tools.emplace(*std::move(ordered));
   }
-  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &*tools : nullptr);
+  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &**tools : nullptr);
   if (!request) {
     line_error->id = std::move(id);
     return fail(std::move(body_error.status), std::move(body_error.param));

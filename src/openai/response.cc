@@ -8,6 +8,7 @@
 
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
+#include "core/dismantle_json.h"
 #include "openai/logprobs.h"
 
 namespace coppice::openai {
@@ -161,11 +162,14 @@ ordered_json ErrorBody(int http_status, std::string_view message, std::string_vi
                                 : http_status == 429 ? "rate_limit_error"
                                 : http_status < 500  ? "invalid_request_error"
                                                      : "server_error";
-  return {{"error",
-           {{"message", message},
-            {"type", type},
-            {"param", param.empty() ? ordered_json() : ordered_json(param)},
-            {"code", http_status == 401 ? ordered_json("invalid_api_key") : ordered_json()}}}};
+  // Told where there is no memory too: no list of values, which the library takes apart with memory of its own.
+  DismantledJson<ordered_json> body(ordered_json::object());
+  ordered_json& error = (*body)["error"];
+  error["message"] = message;
+  error["type"] = type;
+  error["param"] = param.empty() ? ordered_json() : ordered_json(param);
+  error["code"] = http_status == 401 ? ordered_json("invalid_api_key") : ordered_json();
+  return std::move(*body);
 }
 
 }  // namespace coppice::openai

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/dismantle_json.h"
 #include "core/json.h"
 #include "core/quoted.h"
 #include "model/mapped_file.h"
@@ -121,8 +122,9 @@ HttpResponse BatchRoutes::DeleteFile(const std::string& key, const std::string& 
 }
 
 HttpResponse BatchRoutes::Create(const std::string& key, const std::string& body) {
-  const Result<nlohmann::json> value = ParseJson(body);
-  if (!value.ok()) return ErrorResponse(InvalidArgument("the body " + value.status().message()));
+  Result<nlohmann::json> parsed = ParseJson(body);
+  if (!parsed.ok()) return ErrorResponse(InvalidArgument("the body " + parsed.status().message()));
+  const DismantledJson<nlohmann::json> value(*std::move(parsed));
   openai::BodyError error;
   std::optional<Batch> batch = ParseBatch(*value, &error);
   if (!batch) return ErrorResponse(error.status, error.param);

@@ -9,12 +9,14 @@
 #include <array>
 #include <boost/asio/experimental/awaitable_operators.hpp>
 #include <chrono>
+#include <exception>
 #include <string_view>
 #include <thread>
 #include <unordered_set>
 #include <utility>
 
 #include "core/check.h"
+#include "core/exhaustion.h"
 #include "server/http_session.h"
 
 namespace coppice::server {
@@ -35,6 +37,20 @@ bool IsProbe(tcp::socket& socket) {
   const std::string_view text(begin.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
   return std::ranges::any_of(kProbes, [&](std::string_view probe) { return text.starts_with(probe); });
 }
+
+// A connection that was accepted, and of which no byte has come.
+class SilentSocket {
+ public:
+  using Set = std::unordered_set<tcp::socket*>;
+  SilentSocket(tcp::socket* socket, Set* all) : socket_(socket), all_(*all) { all_.insert(socket_); }
+  SilentSocket(const SilentSocket&) = delete;
+  SilentSocket& operator=(const SilentSocket&) = delete;
+  ~SilentSocket() { all_.erase(socket_); }
+
+ private:
+  tcp::socket* const socket_;
+  Set& all_;
+};
 
 class BeastServer final : public HttpServer {
  public:
@@ -63,10 +79,19 @@ class BeastServer final : public HttpServer {
   int32_t num_connections() const override { return shared_.num_connections; }
 
   void Run() override {
-    asio::co_spawn(probes_.io, Accept(), asio::detached);
     // Until the last connection has been handed over.
-    std::jthread accepting([this, more = asio::make_work_guard(requests_.io)] { probes_.io.run(); });
-    requests_.io.run();
+    std::jthread accepting([this, more = asio::make_work_guard(requests_.io)] {
+      RunThrough([this] {
+        if (!std::exchange(accepts_, true)) {
+          asio::co_spawn(probes_.io, Accept(), [this](const std::exception_ptr& thrown) {
+            accepts_ = !thrown;
+            if (thrown) std::rethrow_exception(thrown);
+          });
+        }
+        probes_.io.run();
+      });
+    });
+    RunThrough([this] { requests_.io.run(); });
   }
   void Drain() override {
     asio::post(probes_.io, [this] {
@@ -88,6 +113,19 @@ class BeastServer final : public HttpServer {
   }
 
  private:
+  // Does `work` until it is done: where the system refuses memory, one connection, whose coroutine has ended, is lost.
+  template <class Work>
+  static void RunThrough(const Work& work) {
+    const auto run = [&] {
+      work();
+      return OkStatus();
+    };
+    for (Status status; !(status = CatchExhaustion("serving a connection", run)).ok();) {
+      spdlog::error("{}", status.message());
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
   static void DrainSessions(HttpSessions* sessions) {
     sessions->draining = true;
     for (HttpSession* session : sessions->sessions) session->CloseIfIdle();
@@ -97,6 +135,16 @@ class BeastServer final : public HttpServer {
   static void Start(HttpSessions* sessions, tcp::socket socket) {
     auto session = std::make_shared<HttpSession>(sessions, std::move(socket));
     asio::co_spawn(sessions->io, HttpSession::Run(std::move(session)), asio::detached);
+  }
+
+  // On the thread of `requests_`, whose the connection `handle` becomes.
+  void StartMoved(const tcp& protocol, tcp::socket::native_handle_type handle) {
+    tcp::socket moved(requests_.io);
+    beast::error_code refused;
+    moved.assign(protocol, handle, refused);
+    if (!refused) return Start(&requests_, std::move(moved));
+    spdlog::warn("cannot serve a connection: {}", refused.message());  // the system watches no more descriptors
+    close(handle);
   }
 
   asio::awaitable<void> Accept() {
@@ -120,10 +168,11 @@ class BeastServer final : public HttpServer {
 
   // Begins the session on the thread that its first bytes ask for.
   asio::awaitable<void> Route(tcp::socket socket) {
-    silent_.insert(&socket);
-    asio::steady_timer late(probes_.io, kProbeWait);
-    co_await (socket.async_wait(tcp::socket::wait_read, kAwait) || late.async_wait(kAwait));
-    silent_.erase(&socket);
+    {
+      const SilentSocket silent(&socket, &silent_);
+      asio::steady_timer late(probes_.io, kProbeWait);
+      co_await (socket.async_wait(tcp::socket::wait_read, kAwait) || late.async_wait(kAwait));
+    }
     if (IsProbe(socket)) {
       Start(&probes_, std::move(socket));
       co_return;
@@ -133,24 +182,20 @@ class BeastServer final : public HttpServer {
     if (error) co_return;
     const tcp::socket::native_handle_type handle = socket.release(error);
     if (error) co_return;
-    asio::post(requests_.io, [this, protocol, handle] {
-      tcp::socket moved(requests_.io);
-      beast::error_code refused;
-      moved.assign(protocol, handle, refused);
-      if (refused) {  // the system watches no more descriptors
-        spdlog::warn("cannot serve a connection: {}", refused.message());
-        close(handle);
-        return;
-      }
-      Start(&requests_, std::move(moved));
-    });
+    try {
+      asio::post(requests_.io, [this, protocol, handle] { StartMoved(protocol, handle); });
+    } catch (...) {
+      close(handle);
+      throw;
+    }
   }
 
   HttpShared shared_;
   HttpSessions probes_{&shared_}, requests_{&shared_};
-  std::unordered_set<tcp::socket*> silent_;  // accepted, and no byte has come; of the thread of `probes_`, as are:
+  SilentSocket::Set silent_;  // of the thread of `probes_`, as are:
   tcp::acceptor acceptor_{probes_.io};
   asio::steady_timer retry_{probes_.io};
+  bool accepts_ = false;  // or has ended since the server drains
   uint16_t port_ = 0;
 };
 

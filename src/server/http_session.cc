@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
+#include <exception>
 #include <optional>
 #include <random>
 #include <variant>
@@ -50,18 +52,32 @@ Result<FileDescriptor> TemporaryFile(const std::string& folder) {
   return file;
 }
 
-// Does `work`, which may wait for a disk, on a thread of the handlers. Is not cancelled.
+// Does `work`, which may wait for a disk, on a thread of the handlers, and throws what it throws. Is not cancelled.
 template <class Work>
 asio::awaitable<void> OnPool(HttpSessions* sessions, Work work) {
-  co_await asio::async_initiate<const asio::use_awaitable_t<>, void()>(
+  co_await asio::async_initiate<const asio::use_awaitable_t<>, void(std::exception_ptr)>(
       [sessions, &work](auto handler) {
         asio::post(sessions->shared->handlers,
                    [&work, io = asio::make_work_guard(sessions->io), handler = std::move(handler)]() mutable {
-                     work();
-                     asio::post(io.get_executor(), std::move(handler));
+                     std::exception_ptr thrown;
+                     try {
+                       work();
+                     } catch (...) {
+                       thrown = std::current_exception();
+                     }
+                     asio::post(io.get_executor(), [handler = std::move(handler), thrown]() mutable { handler(thrown); });
                    });
       },
       asio::use_awaitable);
+}
+
+// What a handler throws costs its request, not the server: `answer` tells the client where it goes without one.
+void Call(const HttpServer::Handler& handler, HttpRequest request, std::shared_ptr<Responder> answer) {
+  try {
+    handler(std::move(request), std::move(answer));
+  } catch (const std::exception& error) {
+    spdlog::error("a request got no answer: {}", error.what());
+  }
 }
 
 // What all answers carry.
@@ -123,10 +139,10 @@ asio::awaitable<bool> HttpSession::Exchange() {
   if (request.method == "POST" || request.method == "PUT" || request.method == "DELETE") {  // they parse, or write files
     asio::post(shared_.handlers,
                [&handler = shared_.handler, request = std::move(request), answer = std::move(answer),
-                body_bytes = std::move(body_bytes)]() mutable { handler(std::move(request), std::move(answer)); });
+                body_bytes = std::move(body_bytes)]() mutable { Call(handler, std::move(request), std::move(answer)); });
   } else {
     if (head_only_) request.method = "GET";  // answered alike, without the body
-    shared_.handler(std::move(request), std::move(answer));
+    Call(shared_.handler, std::move(request), std::move(answer));
   }
   const std::variant<bool, std::monostate> ended = co_await (WriteAnswer(responder) || UntilGone());
   const bool written = ended.index() == 0 && std::get<0>(ended);
@@ -285,7 +301,7 @@ asio::awaitable<bool> HttpSession::WriteAnswer(std::shared_ptr<SessionResponder>
       if (!woken && streaming && !co_await WriteText(": waiting\n\n")) co_return false;
       continue;
     }
-    if (part.too_slow) co_return false;
+    if (part.cut) co_return false;
     if (part.whole) co_return co_await WriteWhole(*part.whole);
     if (part.begin_stream) {
       streaming = true;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/dismantle_json.h"
 #include "core/exhaustion.h"
 #include "core/json.h"
 #include "core/quoted.h"
@@ -68,35 +69,29 @@ struct Service::Call {
   std::string logged_body;   // where the log is to have it
 };
 
-// Parses the body and frees its text: the call may last for long.
-Result<json> Service::TakeBody(Call* call) {
-  const std::string text = std::exchange(call->request.body, {});
-  return ParseJson(text);
-}
+// Of a hostile client, perhaps: as large as a body may be, many containers.
+struct Service::JsonBody {
+  DismantledJson<nlohmann::json> json;
+  std::optional<DismantledJson<ordered_json>> tools;
 
-// A body that may have `tools`, whose members the model sees in the client's order.
-struct Service::ToolBody {
-  nlohmann::json json;
-  std::optional<ordered_json> tools;
-
-  const ordered_json* tools_or_null() const { return tools ? &*tools : nullptr; }
+  const ordered_json* tools_or_null() const { return tools ? &**tools : nullptr; }
 };
 
-std::optional<Service::ToolBody> Service::TakeToolBody(const std::shared_ptr<Call>& call) {
+std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& call, Tools tools) {
   const std::string text = std::exchange(call->request.body, {});
   Result<json> body = ParseJson(text);
   if (!body.ok()) {
     Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
     return std::nullopt;
   }
-  ToolBody taken = {.json = *std::move(body)};
-  if (!taken.json.is_object() || !taken.json.contains("tools")) return taken;
-  Result<ordered_json> tools = openai::ToolsInOrder(text);
-  if (!tools.ok()) {
-    Answer(call, ErrorResponse(InvalidArgument("tools: " + tools.status().message()), "tools"));
+  JsonBody taken = {.json = DismantledJson(*std::move(body))};
+  if (tools == Tools::kUnordered || !taken.json->is_object() || !taken.json->contains("tools")) return taken;
+  Result<ordered_json> in_order = openai::ToolsInOrder(text);
+  if (!in_order.ok()) {
+    Answer(call, ErrorResponse(InvalidArgument("tools: " + in_order.status().message()), "tools"));
     return std::nullopt;
   }
-  taken.tools = *std::move(tools);
+  taken.tools.emplace(*std::move(in_order));
   return taken;
 }
 
@@ -196,6 +191,7 @@ void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) 
   } catch (const std::exception& error) {  // a fault of ours: it costs one request, not the server
     status = Internal(fmt::format("answering the request failed: {}", error.what()));
   }
+  // The responder tells the client where there is no memory for this either.
   if (!status.ok()) Answer(call, ErrorResponse(status));
 }
 
@@ -289,17 +285,19 @@ void Service::Log(const Call& call, int status) const {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - call.begin).count();
   metrics_.CountRequest(call.route, status, seconds);
   // No path as it was sent, and no text unless asked for: prompts are the users'.
-  ordered_json line = {{"request", call.request.id},
-                       {"peer", call.request.peer},
-                       {"key", call.key},
-                       {"method", Printable(call.request.method, 20)},
-                       {"route", call.route},
-                       {"status", status},
-                       {"seconds", seconds},
-                       {"prompt_tokens", call.usage.prompt},
-                       {"cached_tokens", call.usage.cached},
-                       {"completion_tokens", call.usage.completion},
-                       {"traceparent", call.request.traceparent}};
+  DismantledJson<ordered_json> dismantled(ordered_json::object());
+  ordered_json& line = *dismantled;
+  line["request"] = call.request.id;
+  line["peer"] = call.request.peer;
+  line["key"] = call.key;
+  line["method"] = Printable(call.request.method, 20);
+  line["route"] = call.route;
+  line["status"] = status;
+  line["seconds"] = seconds;
+  line["prompt_tokens"] = call.usage.prompt;
+  line["cached_tokens"] = call.usage.cached;
+  line["completion_tokens"] = call.usage.completion;
+  line["traceparent"] = call.request.traceparent;
   if (!call.logged_body.empty()) line["body"] = call.logged_body;
   // The page asks for the tree again and again.
   spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info, Dump(line));
@@ -432,19 +430,19 @@ int64_t Service::BoundTokens(const std::string& key, std::span<openai::OpenAiReq
 
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
-  const std::optional<ToolBody> body = TakeToolBody(call);
+  const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
   if (!body) return;
   openai::BodyError error;
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
-      parser_.ParseList(endpoint, body->json, &error, PrefixesOf(call->key), body->tools_or_null());
+      parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null());
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
   if (options_.max_prompts > 0 && prompts->size() > static_cast<size_t>(options_.max_prompts)) {
     const std::string message = fmt::format("prompt is a list of {} prompts, and the server lets {} wait; send several requests",
                                             prompts->size(), options_.max_prompts);
     return Answer(call, ErrorResponse(InvalidArgument(message), "prompt"));
   }
-  const auto seed = body->json.find("seed");
-  const bool seeded = seed != body->json.end() && !seed->is_null();
+  const auto seed = body->json->find("seed");
+  const bool seeded = seed != body->json->end() && !seed->is_null();
   for (openai::OpenAiRequest& prompt : *prompts) {
     if (!seeded) prompt.request.sampling.seed = RandomSeed();
     Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
@@ -490,10 +488,10 @@ Status Service::Complete(const std::string& key, Request* request) const {
 
 void Service::Score(const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
-  const Result<json> body = TakeBody(call.get());
-  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  const std::optional<JsonBody> body = TakeBody(call);
+  if (!body) return;
   openai::BodyError error;
-  std::optional<openai::ScoreRequest> parsed = openai::ParseScore(*body, parser_, &error, PrefixesOf(call->key));
+  std::optional<openai::ScoreRequest> parsed = openai::ParseScore(*body->json, parser_, &error, PrefixesOf(call->key));
   if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
   if (options_.max_prompts > 0 && parsed->sequences.size() > static_cast<size_t>(options_.max_prompts)) {
     const std::string message = fmt::format("continuations is a list of {}, and the server lets {} requests wait; send several",
@@ -533,10 +531,10 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
   const std::string name = VariableOf(kPrefixPath, call->request.path);
   if (const Status named = openai::CheckPrefixName(name); !named.ok()) return Answer(call, ErrorResponse(named, "name"));
-  const std::optional<ToolBody> body = TakeToolBody(call);
+  const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
   if (!body) return;
   openai::BodyError error;
-  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(body->json, &error, body->tools_or_null());
+  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(*body->json, &error, body->tools_or_null());
   if (!prefix) return Answer(call, ErrorResponse(error.status, error.param));
   std::optional<std::vector<int32_t>> ids = parser_.EncodePrefix(*prefix, &error);
   if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
@@ -614,12 +612,12 @@ void Service::FilesAndBatches(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Tokenize(const std::shared_ptr<Call>& call) {
-  const Result<json> body = TakeBody(call.get());
-  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  const std::optional<JsonBody> body = TakeBody(call);
+  if (!body) return;
   const Tokenizer* tokenizer = engine_.tokenizer();
   if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
   openai::BodyError error;
-  const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body, &error);
+  const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body->json, &error);
   if (!request) return Answer(call, ErrorResponse(error.status, error.param));
   const Result<std::vector<int32_t>> ids =
       tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
@@ -644,12 +642,12 @@ void Service::TokenizerInfo(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Detokenize(const std::shared_ptr<Call>& call) {
-  const Result<json> body = TakeBody(call.get());
-  if (!body.ok()) return Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+  const std::optional<JsonBody> body = TakeBody(call);
+  if (!body) return;
   const Tokenizer* tokenizer = engine_.tokenizer();
   if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
   openai::BodyError error;
-  const std::optional<std::vector<int32_t>> ids = openai::ParseDetokenize(*body, engine_.model_info().vocab_size, &error);
+  const std::optional<std::vector<int32_t>> ids = openai::ParseDetokenize(*body->json, engine_.model_info().vocab_size, &error);
   if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
   Answer(call, {.body = Dump({{"prompt", tokenizer->Decode(*ids, /*keep_special=*/true)}})});
 }

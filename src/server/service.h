@@ -78,7 +78,8 @@ class Service {
  private:
   struct Call;  // a request with what its log line needs
   using Handler = void (Service::*)(const std::shared_ptr<Call>&);
-  enum class Body : uint8_t { kJson, kForm, kNone };  // of POST and PUT
+  enum class Body : uint8_t { kJson, kForm, kNone };    // of POST and PUT
+  enum class Tools : uint8_t { kUnordered, kInOrder };  // as the client has their members, which the model sees
   struct Route {
     std::string_view method, path;
     Handler handler;
@@ -87,10 +88,9 @@ class Service {
   };
   static const Route kRoutes[];
 
-  static Result<nlohmann::json> TakeBody(Call* call);
-  // As TakeBody; nothing, with the answer given, where the body cannot be read.
-  struct ToolBody;
-  std::optional<ToolBody> TakeToolBody(const std::shared_ptr<Call>& call);
+  // Parses the body and frees its text: the call may last for long. Nothing, with the answer given, where it cannot be read.
+  struct JsonBody;
+  std::optional<JsonBody> TakeBody(const std::shared_ptr<Call>& call, Tools tools = Tools::kUnordered);
 
   void Health(const std::shared_ptr<Call>& call);
   void Ready(const std::shared_ptr<Call>& call);

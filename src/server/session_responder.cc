@@ -1,7 +1,9 @@
 #include "server/session_responder.h"
 
+#include <new>
 #include <utility>
 
+#include "core/exhaustion.h"
 #include "server/errors.h"
 
 namespace coppice::server {
@@ -11,7 +13,10 @@ void SessionResponder::Change(Edit edit) {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   edit(part_);
-  notify_();  // with the lock: after Close, whom it wakes may be gone
+  try {
+    notify_();                       // with the lock: after Close, whom it wakes may be gone
+  } catch (const std::bad_alloc&) {  // the next heartbeat finds it
+  }
 }
 
 void SessionResponder::Send(HttpResponse response) {
@@ -28,9 +33,9 @@ void SessionResponder::BeginStream() {
 
 void SessionResponder::Write(std::string text) {
   Change([&](Part& part) {
-    if (part.too_slow) return;
+    if (part.cut) return;
     if (part.text.size() + text.size() > max_unwritten_) {
-      part.too_slow = true;
+      part.cut = true;
       part.text = {};
     } else if (part.text.empty()) {
       part.text = std::move(text);
@@ -56,6 +61,10 @@ void SessionResponder::WhenGone(std::function<void()> callback) {
   callback();
 }
 
+void SessionResponder::Cut() noexcept {
+  Change([](Part& part) { part.cut = true; });
+}
+
 SessionResponder::Part SessionResponder::Take() {
   const std::lock_guard lock(mutex_);
   return std::exchange(part_, Part());
@@ -76,7 +85,11 @@ void SessionResponder::Close(bool gone) {
 std::shared_ptr<Responder> WithFallback(std::shared_ptr<SessionResponder> responder) {
   SessionResponder* const raw = responder.get();
   return {raw, [owner = std::move(responder)](Responder*) mutable {
-            owner->Send(ErrorResponse(500, "the request got no answer"));
+            const Status told = CatchExhaustion("answering a request", [&] {
+              owner->Send(ErrorResponse(500, "the request got no answer"));
+              return OkStatus();
+            });
+            if (!told.ok()) owner->Cut();
             owner->EndStream();
             owner.reset();
           }};

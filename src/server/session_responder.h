@@ -19,12 +19,13 @@ class SessionResponder final : public Responder {
   struct Part {
     std::optional<HttpResponse> whole;
     bool begin_stream = false, end = false;
-    bool too_slow = false;  // more than `max_unwritten` bytes waited for the client: some are lost
+    bool cut = false;  // some of it is lost: more than `max_unwritten` bytes waited for the client, or there was no memory
     std::string text;
-    bool empty() const { return !whole && !begin_stream && !end && !too_slow && text.empty(); }
+    bool empty() const { return !whole && !begin_stream && !end && !cut && text.empty(); }
   };
 
-  // `notify` is called, on any thread and with a lock held, when there is something to Take; never after Close.
+  // `notify` is called, on any thread and with a lock held, when there is something to Take; never after Close. Where it throws,
+  // who waits has to look by himself.
   SessionResponder(std::function<void()> notify, size_t max_unwritten)
       : notify_(std::move(notify)), max_unwritten_(max_unwritten) {}
 
@@ -33,6 +34,8 @@ class SessionResponder final : public Responder {
   void Write(std::string text) override;
   void EndStream() override;
   void WhenGone(std::function<void()> callback) override;
+  // Gives the answer up, without memory.
+  void Cut() noexcept;
 
   Part Take();
   // Nothing is written any more. `gone`: since the client left, or reads too slowly.
@@ -51,7 +54,7 @@ class SessionResponder final : public Responder {
 };
 
 // `responder` for a handler: gives an answer of 500 where the handler lets go of it without one, and ends a stream that it left
-// open.
+// open. Cuts it where there is no memory for either.
 std::shared_ptr<Responder> WithFallback(std::shared_ptr<SessionResponder> responder);
 
 }  // namespace coppice::server

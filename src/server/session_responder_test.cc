@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <new>
 
 namespace coppice::server {
 namespace {
@@ -40,12 +41,12 @@ TEST_F(SessionResponderTest, TextsOfAStreamAreJoined) {
 TEST_F(SessionResponderTest, AClientThatFallsBehindIsGivenUp) {
   responder_->BeginStream();
   responder_->Write("0123456789");
-  EXPECT_FALSE(responder_->Take().too_slow);
+  EXPECT_FALSE(responder_->Take().cut);
   responder_->Write("0123456789");
   responder_->Write("x");
   responder_->Write("y");  // nothing is kept any more
   const SessionResponder::Part part = responder_->Take();
-  EXPECT_TRUE(part.too_slow);
+  EXPECT_TRUE(part.cut);
   EXPECT_TRUE(part.text.empty());
 }
 
@@ -68,6 +69,14 @@ TEST_F(SessionResponderTest, WhoHasTheAnswerHasNotLeft) {
   responder_->Close(/*gone=*/false);
   responder_->WhenGone([&] { ++gone; });
   EXPECT_EQ(gone, 0);
+}
+
+TEST_F(SessionResponderTest, WhatCannotBeNotifiedIsFoundLater) {
+  SessionResponder responder([] { throw std::bad_alloc(); }, /*max_unwritten=*/10);
+  responder.Send({.status = 503});
+  EXPECT_EQ(responder.Take().whole.value().status, 503);
+  responder.Cut();
+  EXPECT_TRUE(responder.Take().cut);
 }
 
 TEST_F(SessionResponderTest, AForgottenRequestIsAnswered) {
