@@ -150,6 +150,10 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       ->capture_default_str();
   command.add_option("--max-running", options.max_running, "Samples that decode at the same moment")->capture_default_str();
   command.add_option("--max-batch-tokens", options.max_batch_tokens, "Token budget of a step")->capture_default_str();
+  command
+      .add_option("--max-graphs", options.max_graphs,
+                  "Captured steps that a GPU's engine keeps; 0: every step is launched kernel by kernel")
+      ->capture_default_str();
   AddParsed<SchedulePolicy>(command, "--schedule", options.schedule, ParseSchedule,
                             "mixed (default): prompts fill up steps in which all running samples decode; prefill-first: prompts "
                             "alone, while samples wait");

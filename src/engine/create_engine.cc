@@ -160,7 +160,8 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
     COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create(std::move(parts)));
   } else {
     COPPICE_ASSIGN_OR_RETURN(loaded.runner, DeviceRunner::Create(std::move(parts), {.max_rows = options.max_batch_tokens,
-                                                                                    .max_draws = options.max_batch_tokens}));
+                                                                                    .max_draws = options.max_batch_tokens,
+                                                                                    .max_graphs = options.max_graphs}));
   }
   return loaded;
 }

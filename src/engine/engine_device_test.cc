@@ -139,6 +139,130 @@ Request RandomSampling(std::mt19937& random) {
   return request;
 }
 
+// Steps of an engine by what they computed, and those of them that ran as graphs.
+struct StepCounts {
+  struct Kind {
+    int64_t all = 0, graphs = 0;
+  };
+  Kind prompts, hybrid, decoding, drafting;  // prompts alone; beside samples that decode; those alone; with drafts, no prompts
+
+  int64_t all() const { return prompts.all + hybrid.all + decoding.all + drafting.all; }
+  int64_t graphs() const { return prompts.graphs + hybrid.graphs + decoding.graphs + drafting.graphs; }
+};
+
+// Counts the last step unless `before` has it.
+void CountStep(const EngineMetrics& before, const EngineMetrics& now, StepCounts* counts) {
+  const StepMetrics& step = now.last_step;
+  if (step.step == before.last_step.step) return;
+  const bool drafts = now.drafted_tokens > before.drafted_tokens;
+  StepCounts::Kind& kind = step.prefill_rows > 0 ? (step.decode_rows > 0 ? counts->hybrid : counts->prompts)
+                           : drafts              ? counts->drafting
+                                                 : counts->decoding;
+  ++kind.all;
+  kind.graphs += step.ran_as_graph;
+}
+
+// Submits the requests a few steps apart.
+std::vector<Outcome> Play(Engine& engine, const std::vector<Request>& requests, StepCounts* counts) {
+  std::mt19937 random(7);
+  std::vector<Outcome> outcomes(requests.size());
+  const auto step = [&] {
+    const EngineMetrics before = engine.Metrics();
+    const Result<bool> worked = engine.Step();
+    EXPECT_TRUE(worked.ok()) << worked.status().ToString();
+    CountStep(before, engine.Metrics(), counts);
+    return worked.ok() && *worked;
+  };
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Submit(engine, requests[i], &outcomes[i]);
+    for (uint32_t steps = random() % 8; steps > 0; --steps) step();
+  }
+  while (step()) {
+  }
+  return outcomes;
+}
+
+// A captured step launches what the same step launches without a graph, so that its bits are the same: prompts alone and beside
+// samples that decode, drafts in chains and trees, with few graphs that take each other's place.
+TEST_P(EngineDevice, GraphsChangeNoToken) {
+  const bool on_gpu = std::string(GetParam()) == "cuda";
+  struct Mode {
+    DraftMode draft = DraftMode::kNone;
+    int32_t branches = 1;
+    bool deterministic = false;
+  };
+  const Mode modes[] = {{},
+                        {.deterministic = true},
+                        {.draft = DraftMode::kNgram, .deterministic = true},
+                        {.draft = DraftMode::kNgram, .branches = 3},
+                        {.draft = DraftMode::kModel}};
+  for (const char* model : {"llama-hd64-long", "llama-hd128-long"}) {
+    for (const Mode& mode : modes) {
+      SCOPED_TRACE(std::string(model) + ", drafts " + std::string(Name(mode.draft)) +
+                   (mode.deterministic ? ", deterministic" : ""));
+      std::mt19937 random(41);
+      std::vector<Request> requests;
+      for (int32_t i = 0; i < 32; ++i) {
+        requests.push_back(RandomSampling(random));
+        if (i % 4 == 0) requests.back() = Greedy(std::vector<int32_t>(200, 5), 40, 2);  // says soon what it said before
+      }
+      std::vector<Outcome> expected;
+      for (const int32_t max_graphs : {0, 256, 3}) {
+        EngineOptions options{.max_running = 8,
+                              .max_batch_tokens = 48,
+                              .max_context = 400,
+                              .steps_ahead = 1,
+                              .max_graphs = max_graphs,
+                              .deterministic = mode.deterministic,
+                              .draft = mode.draft,
+                              .draft_branches = mode.branches,
+                              .draft_policy = DraftPolicy::kAlways};
+        if (mode.draft == DraftMode::kModel) options.draft_model_path = ModelPath(model);
+        const TestedEngine tested = Make(model, options);
+        StepCounts counts;
+        const std::vector<Outcome> outcomes = Play(*tested.engine, requests, &counts);
+        EXPECT_EQ(counts.all(), tested.engine->Metrics().steps);
+        EXPECT_EQ(counts.graphs(), tested.engine->Metrics().graph_steps);
+        EXPECT_GT(counts.hybrid.all, 20);
+        if (mode.draft != DraftMode::kNone) {
+          EXPECT_GT(counts.drafting.all, 20);
+        }
+        if (on_gpu && max_graphs == 256) {
+          EXPECT_GT(counts.hybrid.graphs, 5);
+          EXPECT_GT(counts.decoding.graphs + counts.drafting.graphs, 20);
+          if (mode.draft != DraftMode::kNone) {
+            EXPECT_GT(counts.drafting.graphs, 5);
+          }
+        } else if (on_gpu && max_graphs == 3) {
+          EXPECT_GT(counts.graphs(), 5);
+        } else {
+          EXPECT_EQ(counts.graphs(), 0);
+        }
+        if (expected.empty()) {
+          expected = outcomes;
+          if (!on_gpu) break;
+          continue;
+        }
+        for (size_t i = 0; i < outcomes.size(); ++i) {
+          ASSERT_EQ(outcomes[i].samples, expected[i].samples) << "request " << i << ", " << max_graphs << " graphs";
+          ASSERT_EQ(outcomes[i].prompt_logprobs, expected[i].prompt_logprobs) << "request " << i << ", " << max_graphs << " graphs";
+        }
+      }
+    }
+  }
+}
+
+// A chunk of a prompt runs without a graph the first time that there is one of its size.
+TEST_P(EngineDevice, ChunksOfAPromptAreGraphsFromTheSecondOn) {
+  const TestedEngine tested = Make("llama-hd64-long", {.max_running = 4, .max_batch_tokens = 48, .max_context = 500});
+  std::vector<int32_t> prompt(8 * 48 + 20);
+  for (size_t t = 0; t < prompt.size(); ++t) prompt[t] = static_cast<int32_t>(t * t % 300);
+  StepCounts counts;
+  Play(*tested.engine, {Greedy(prompt, 10)}, &counts);
+  EXPECT_EQ(counts.prompts.all, 9);
+  EXPECT_EQ(counts.prompts.graphs, std::string(GetParam()) == "cuda" ? 7 : 0);
+}
+
 TEST_P(EngineDevice, RandomTracesKeepTheCacheWhole) {
   std::mt19937 random(17);
   int64_t preemptions = 0, tokens = 0;
@@ -236,7 +360,9 @@ TEST_P(EngineDevice, LongRunsDoNotGrow) {
   ThreadPool threads(1);
   const auto device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads).value();
   const TestedEngine tested =
-      Make("llama-hd64-long", {.kv_cache_bytes = 4 << 20, .max_running = 8, .max_batch_tokens = 64, .max_context = 400});
+      Make("llama-hd64-long",
+           // Graphs take each other's place all the time.
+           {.kv_cache_bytes = 4 << 20, .max_running = 8, .max_batch_tokens = 64, .max_context = 400, .max_graphs = 16});
   std::mt19937 random(29);
   int64_t waiting = 0, resident = 0, free_bytes = 0;
   for (int64_t step = 0; step < steps; ++step) {

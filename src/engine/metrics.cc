@@ -36,7 +36,8 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   step_.forward_seconds = stats.edit_seconds + stats.forward_seconds;
   edit_seconds_ = stats.edit_seconds;
   step_.sample_seconds = stats.sample_seconds;
-  totals_.graph_steps += stats.ran_as_graph;
+  step_.ran_as_graph = stats.ran_as_graph;
+  totals_.graph_steps += step_.ran_as_graph;
   if (!std::exchange(was_idle_, false)) totals_.device_idle_seconds += stats.device_idle_seconds;
   totals_.prefilled_tokens += step_.prefill_rows;
   totals_.rows += batch.num_tokens();
@@ -45,6 +46,7 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   totals_.kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
   if (step_.prefill_rows > 0) return;
   ++totals_.decode_steps;
+  totals_.decode_graph_steps += step_.ran_as_graph;
   totals_.decode_kv_bytes_read += step_.kv_bytes_read;
   totals_.decode_kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
 }

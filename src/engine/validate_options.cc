@@ -62,6 +62,7 @@ Status ValidateOptions(const EngineOptions& options) {
       {"draft_tokens", options.draft_tokens, 1, Draft::kMaxTokens},
       {"draft_branches", options.draft_branches, 1, Draft::kMaxTokens},
       {"steps_ahead", options.steps_ahead, kAutoStepsAhead, 1, " (kAutoStepsAhead)"},
+      {"max_graphs", options.max_graphs, 0, kAny, " (none)"},
       {"num_threads", options.num_threads, 0, ThreadPool::kMaxThreads, " (0: one per core)"},
   };
   for (const Range& range : ranges) {

@@ -18,7 +18,7 @@ struct ForwardBatch {
   std::span<const int32_t> token_ids;     // [T]
   std::span<const int32_t> positions;     // [T] rotary position of each token
   std::span<const int64_t> slot_mapping;  // [T] page * page_size + slot that receives the token's K and V; negative: none
-  std::span<const int32_t> logit_rows;    // [R] rows whose logits are wanted, increasing
+  std::span<const int32_t> logit_rows;    // [R] rows whose logits are wanted
 };
 
 // The same in device memory.

@@ -1,24 +1,13 @@
 #include "runner/device_runner.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "core/check.h"
 #include "core/exhaustion.h"
-#include "core/math.h"
 #include "runner/phase_timer.h"
 
 namespace coppice {
-namespace {
-
-// Rows of a graph for a step of `rows`. Few sizes, so that few graphs are captured; close ones, so that little is computed in vain.
-int32_t RowsOfGraph(int32_t rows) {
-  if (rows <= 8) return static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(rows)));
-  return RoundUp(rows, rows <= 256 ? 8 : 32);
-}
-
-}  // namespace
 
 Result<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(ModelParts parts, const Limits& limits) {
   COPPICE_CHECK(parts.sampler != nullptr);
@@ -41,7 +30,8 @@ DeviceRunner::DeviceRunner(ModelParts parts, const Limits& limits)
       pool_(std::move(parts.pool)),
       inputs_(std::move(parts.inputs)),
       sampler_(std::move(parts.sampler)),
-      plans_(GroupsOf(*transformer_, std::move(parts.plans))) {}
+      plans_(GroupsOf(*transformer_, std::move(parts.plans))),
+      graphs_(limits.max_graphs) {}
 
 // What the stream still does writes into memory that goes now.
 DeviceRunner::~DeviceRunner() {
@@ -131,53 +121,59 @@ void DeviceRunner::FillRows(const StepBatch& batch, const Step& before) {
   rows_.positions.assign(batch.positions.begin(), batch.positions.end());
   rows_.slot_mapping.assign(batch.slot_mapping.begin(), batch.slot_mapping.end());
   rows_.logit_rows.assign(logit_rows_.rows().begin(), logit_rows_.rows().end());
-  const int32_t num_rows = batch.num_rows(), rounded = RowsOfGraph(num_rows);
-  rows_.decodes = std::ssize(batch.draws) == num_rows && std::ssize(rows_.logit_rows) == num_rows && batch.scores.empty() &&
-                  rounded <= std::min(limits_.max_rows, limits_.max_draws);
-  if (!rows_.decodes) return;
-  rows_.token_ids.resize(rounded, 0);
-  rows_.positions.resize(rounded, 0);
-  rows_.slot_mapping.resize(rounded, -1);
-  for (int32_t row = num_rows; row < rounded; ++row) rows_.logit_rows.push_back(row);
+  rows_.shape = FilledUp({.rows = batch.num_rows(),
+                          .logit_rows = static_cast<int32_t>(rows_.logit_rows.size()),
+                          .draws = static_cast<int32_t>(batch.draws.size())},
+                         {.rows = limits_.max_rows, .logit_rows = limits_.max_rows, .draws = limits_.max_draws});
+  // Rows of no branch write no KV, and nobody reads what comes of them.
+  rows_.token_ids.resize(rows_.shape.rows, 0);
+  rows_.positions.resize(rows_.shape.rows, 0);
+  rows_.slot_mapping.resize(rows_.shape.rows, -1);
+  rows_.logit_rows.resize(rows_.shape.logit_rows, rows_.shape.rows - 1);
 }
 
 Status DeviceRunner::Run(const StepBatch& batch, const DeviceBatch& rows, Step* step) {
   const Stream stream = stream_->get();
-  const auto num_draws = static_cast<int32_t>(rows_.decodes ? rows_.token_ids.size() : batch.draws.size());
-  COPPICE_RETURN_IF_ERROR(sampler_->SetWanted(step->number, batch, logit_rows_, num_draws, stream));
+  COPPICE_RETURN_IF_ERROR(sampler_->SetWanted(step->number, batch, logit_rows_, rows_.shape.draws, stream));
   COPPICE_RETURN_IF_ERROR(device_->Record(*step->begun, stream));
-  const Status computes =
-      rows_.decodes ? RunGraph(rows, &step->stats) : Compute(rows, num_draws, static_cast<int32_t>(batch.scores.size()));
+  const Result<ConstDeviceTensor> logits = ForwardAndDraw(rows, &step->stats);
   COPPICE_RETURN_IF_ERROR(uploads_->Launched(plans_, stream));  // some of it, if the rest failed
-  COPPICE_RETURN_IF_ERROR(computes);
+  COPPICE_RETURN_IF_ERROR(logits.status());
+  COPPICE_RETURN_IF_ERROR(sampler_->Score(*logits, static_cast<int32_t>(batch.scores.size()), stream));
   COPPICE_RETURN_IF_ERROR(device_->Record(*step->ended, stream));
   COPPICE_RETURN_IF_ERROR(sampler_->Fetch(step->number, batch, stream));
   step->computes = step->draws_come = true;
   return OkStatus();
 }
 
-Status DeviceRunner::RunGraph(const DeviceBatch& rows, StepStats* stats) {
-  const Stream stream = stream_->get();
-  const auto num_rows = static_cast<int32_t>(rows.token_ids.size);
-  SizeClass& size = classes_[{num_rows, sampler_->draws_plainly()}];
-  if (!std::exchange(size.ran, true)) return Compute(rows, num_rows, /*num_scores=*/0);
-  std::unique_ptr<Graph>& graph = size.graphs[plans_.DeviceImages()];
-  if (!graph) {
-    COPPICE_RETURN_IF_ERROR(device_->BeginCapture(stream));
-    const Status captured = CatchExhaustion("launching a step", [&] { return Compute(rows, num_rows, /*num_scores=*/0); });
-    Result<std::unique_ptr<Graph>> ended = device_->EndCapture(stream);  // also after an error: the stream must leave the capture
-    COPPICE_RETURN_IF_ERROR(captured);
-    COPPICE_ASSIGN_OR_RETURN(graph, std::move(ended));
-  }
+Result<ConstDeviceTensor> DeviceRunner::ForwardAndDraw(const DeviceBatch& rows, StepStats* stats) {
+  StepGraphs::Captured* const captured =
+      graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.DeviceImages());
+  if (captured == nullptr) return Compute(rows);
+  if (!captured->graph) COPPICE_RETURN_IF_ERROR(Capture(rows, captured));
   stats->ran_as_graph = true;
-  return device_->Launch(*graph, stream);
+  COPPICE_RETURN_IF_ERROR(device_->Launch(*captured->graph, stream_->get()));
+  return captured->logits;
 }
 
-Status DeviceRunner::Compute(const DeviceBatch& rows, int32_t num_draws, int32_t num_scores) {
+Result<ConstDeviceTensor> DeviceRunner::Compute(const DeviceBatch& rows) {
   const Stream stream = stream_->get();
   COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, transformer_->Forward(rows, plans_.plans(), pool_->layers(), stream));
-  COPPICE_RETURN_IF_ERROR(sampler_->Draw(logits, num_draws, stream));
-  return sampler_->Score(logits, num_scores, stream);
+  COPPICE_RETURN_IF_ERROR(sampler_->Draw(logits, rows_.shape.draws, stream));
+  return logits;
+}
+
+Status DeviceRunner::Capture(const DeviceBatch& rows, StepGraphs::Captured* captured) {
+  const Stream stream = stream_->get();
+  COPPICE_RETURN_IF_ERROR(device_->BeginCapture(stream));
+  const Status computed = CatchExhaustion("launching a step", [&]() -> Status {
+    COPPICE_ASSIGN_OR_RETURN(captured->logits, Compute(rows));
+    return OkStatus();
+  });
+  Result<std::unique_ptr<Graph>> ended = device_->EndCapture(stream);  // also after an error: the stream must leave the capture
+  COPPICE_RETURN_IF_ERROR(computed);
+  COPPICE_ASSIGN_OR_RETURN(captured->graph, std::move(ended));
+  return OkStatus();
 }
 
 Status DeviceRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {

@@ -1,16 +1,14 @@
 // The runner of a model on a GPU: a step is put into a stream, from edits to draws, and nothing of it comes back but tokens and
-// what is said of them. Plans are uploaded beside the step before. Steps of decoding run as captured graphs, for each number of
-// rows that they are rounded up to. Layer: runner.
+// what is said of them. Plans are uploaded beside the step before. Steps are filled up to shapes that come again, and run as
+// captured graphs when they do (step_graphs.h). Layer: runner.
 #pragma once
 
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -23,6 +21,7 @@
 #include "runner/model_parts.h"
 #include "runner/plan_uploads.h"
 #include "runner/runner.h"
+#include "runner/step_graphs.h"
 
 namespace coppice {
 
@@ -30,6 +29,7 @@ class DeviceRunner final : public Runner {
  public:
   struct Limits {
     int32_t max_rows = 0, max_draws = 0;  // of a step
+    int32_t max_graphs = 0;               // captured steps that are kept; 0: none
   };
   static Result<std::unique_ptr<DeviceRunner>> Create(ModelParts parts, const Limits& limits);
   ~DeviceRunner() override;
@@ -54,16 +54,11 @@ class DeviceRunner final : public Runner {
     std::unique_ptr<Event> begun, ended;  // the forward pass, draws included
   };
   static constexpr int64_t kNumSteps = 3;  // a result outlives the launch of the step after the next
-  // The host's arrays of a step's rows, filled up to the number that a graph has.
+  // The host's arrays of a step's rows, filled up to `shape`.
   struct Rows {
     std::vector<int32_t> token_ids, positions, logit_rows;
     std::vector<int64_t> slot_mapping;
-    bool decodes = false;  // each row is drawn from, once
-  };
-  // Steps that one graph serves, or a few that differ in the device images of the plans that they read.
-  struct SizeClass {
-    bool ran = false;  // once without a graph, so that what is made at the first use of a shape is there
-    std::map<uint64_t, std::unique_ptr<Graph>> graphs;  // by LayerPlans::DeviceImages
+    StepShape shape;
   };
 
   DeviceRunner(ModelParts parts, const Limits& limits);
@@ -73,8 +68,10 @@ class DeviceRunner final : public Runner {
   Status Complete(Step* step);
   void FillRows(const StepBatch& batch, const Step& before);
   Status Run(const StepBatch& batch, const DeviceBatch& rows, Step* step);
-  Status RunGraph(const DeviceBatch& rows, StepStats* stats);
-  Status Compute(const DeviceBatch& rows, int32_t num_draws, int32_t num_scores);
+  // From rows to draws, as a graph where there is one or is to be; the logits.
+  Result<ConstDeviceTensor> ForwardAndDraw(const DeviceBatch& rows, StepStats* stats);
+  Result<ConstDeviceTensor> Compute(const DeviceBatch& rows);
+  Status Capture(const DeviceBatch& rows, StepGraphs::Captured* captured);
 
   RunnerInfo info_;
   const Limits limits_;
@@ -88,7 +85,7 @@ class DeviceRunner final : public Runner {
   std::unique_ptr<PlanUploads> uploads_;
   LogitRows logit_rows_;
   Rows rows_;
-  std::map<std::pair<int32_t, bool>, SizeClass> classes_;  // by rows, and whether they are drawn from plainly
+  StepGraphs graphs_;
   std::array<Step, kNumSteps> steps_;
   int64_t launched_ = 0, waited_ = 0;
 };

@@ -30,7 +30,7 @@ class PlanUploads {
   Device* device_;
   std::unique_ptr<OwnedStream> stream_;
   std::unique_ptr<Event> copied_;
-  // The last launch that read these images of the plans, by LayerPlans::DeviceImages. Two, unless one plan of several failed.
+  // The last launch that read these images of the plans, by LayerPlans::DeviceImages.
   std::map<uint64_t, std::unique_ptr<Event>> read_;
 };
 

@@ -204,7 +204,7 @@ class AttentionPlan {
   // Copies what changed (plan, lengths, page rows) to the device, outside any graph capture. CPU: nothing to do. On `stream` it
   // comes after launches of the image that it writes: of the last Upload, or with two device images of the one before the last.
   virtual Status Upload(Stream stream = nullptr) = 0;
-  // The image that Run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps. A captured launch serves equal ones.
+  // The image that Run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles. A graph serves one.
   virtual int32_t DeviceImage() const = 0;
 
   // One attention layer, all queries. Asynchronous on `stream` (CUDA) or done on return (CPU: OUT_OF_RANGE for a page not in kv).

@@ -208,6 +208,9 @@ struct EngineOptions {
   // Steps that are scheduled and launched before the one under way has said its tokens: 0, 1, or kAutoStepsAhead. With 1 the host's
   // work lies beside a device's. Changes no sample's tokens. Steps that draft are never launched ahead.
   int32_t steps_ahead = kAutoStepsAhead;
+  // On a GPU: how many captured steps are kept. Beyond that the one whose shape came least recently is forgotten.
+  // 0: no step is captured.
+  int32_t max_graphs = 256;
   bool deterministic = false;
   // For measuring what all else costs (Hydragen's ceiling): no row attends to anything, and tokens mean nothing.
   bool without_attention = false;
@@ -233,6 +236,7 @@ struct StepMetrics {
   int32_t decode_rows = 0, prefill_rows = 0;
   int32_t grouped_rows = 0;  // of all rows, those that read some KV together with another sample's rows
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  bool ran_as_graph = false;  // on a GPU: as one captured graph
   double seconds = 0, plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
 };
 
@@ -265,7 +269,7 @@ struct EngineMetrics {
   int64_t merged_pages = 0;  // pages given back because running samples had generated the same text
   // KV traffic of attention over all steps and layers, counted by the plan; "unshared": what `none` and `store` would read.
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
-  int64_t decode_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
+  int64_t decode_steps = 0, decode_graph_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
   int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
   double prefill_seconds = 0, decode_seconds = 0;  // wall time of steps with and without prefill rows; page copies: prefill

@@ -113,6 +113,12 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
   return OkStatus();
 }
 
+int32_t CudaPlanExecutor::DeviceImage() const {
+  if (images_.size() == 1) return 0;
+  if (short_cluster_ > 0) return image_ + (short_cluster_ == kShortCluster ? 2 : 4);
+  return image_ + (&Kernel() == &variant_ ? 0 : 6);
+}
+
 Status CudaPlanExecutor::CopyImage(const PrefixForestView& forest, Staging& staging, cudaStream_t stream) {
   std::byte* image = staging.memory.data();
   COPPICE_RETURN_IF_ERROR(CopyPlan(image, stream));

@@ -47,7 +47,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   // next one is written.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
-  int32_t DeviceImage() const override { return image_ + (short_cluster_ == 0 ? 0 : short_cluster_ == kShortCluster ? 2 : 4); }
+  int32_t DeviceImage() const override;
   void LowerAtRandom(uint64_t seed) override { translator_.LowerAtRandom(seed); }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
   std::string Explain() const override { return ExplainTasks(Lowered()); }
@@ -71,7 +71,8 @@ class CudaPlanExecutor final : public PlanExecutor {
   // To image_, from the same place of a staged image.
   Status Copy(const std::byte* image, size_t offset, size_t bytes, cudaStream_t stream);
   KernelParams MakeParams(const KvLayerView& view, const RunArgs& args) const;
-  // Which of the two serves the plan last uploaded. Either computes any plan, so that a captured graph may hold either.
+  // Which of the two serves the plan last uploaded. Either computes any plan, so that with one image a captured graph may hold
+  // either.
   const KernelVariant& Kernel() const { return translator_.header().side != 0 ? side_variant_ : variant_; }
   Status LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const;
   Status LaunchShort(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;

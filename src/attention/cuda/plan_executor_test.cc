@@ -36,6 +36,16 @@ constexpr KernelVariant kVariant{.path = KernelPath::kHopper,
                                  .ctas_per_sm = 1,
                                  .fold_bytes_per_cta = 0,
                                  .function = nullptr};
+constexpr char kSideKernel = 0;  // its address stands for the kernel
+constexpr KernelVariant kSideVariant{.path = KernelPath::kHopper,
+                                     .dtype = DType::kBF16,
+                                     .head_dim = 128,
+                                     .kv_tile = 128,
+                                     .threads = 512,
+                                     .shared_bytes = 0,
+                                     .ctas_per_sm = 1,
+                                     .fold_bytes_per_cta = 0,
+                                     .function = &kSideKernel};
 
 template <class T>
 bool SameBytes(const T* a, const T* b, int64_t count) {
@@ -45,14 +55,15 @@ bool SameBytes(const T* a, const T* b, int64_t count) {
 // A planner and an executor with room for edits.
 class Session {
  public:
-  explicit Session(const TestForest& forest, int32_t device_images = 1) : capacity_(forest.Capacity()) {
+  explicit Session(const TestForest& forest, int32_t device_images = 1, const KernelVariant& variant = kVariant)
+      : capacity_(forest.Capacity()) {
     capacity_.device_images = device_images;
     capacity_.max_branches += 8;
     capacity_.max_queries += 64;
     capacity_.max_nodes += 16;
     capacity_.max_page_slots += 1 << 16;
     planner_ = Planner::Create(kSpec, capacity_, {}, H200Traits(), ShippedMachineModel("h200", kSms).value()).value();
-    executor_ = CudaPlanExecutor::Create(0, kSms, kVariant, kSpec, capacity_, planner_->sizes(), planner_->machine()).value();
+    executor_ = CudaPlanExecutor::Create(0, kSms, variant, kSpec, capacity_, planner_->sizes(), planner_->machine()).value();
   }
 
   // Plans, uploads and launches; what the kernel was given, and the bytes that were copied.
@@ -299,6 +310,33 @@ TEST(PlanExecutor, TheKernelOfShortStepsIsPartOfTheImage) {
   const int32_t root = sharing.AddNode(kNoParent, 8192);
   for (int i = 0; i < 20; ++i) sharing.AddBranch(root, 10, 1);
   EXPECT_EQ(image_of(sharing, 2), 0);
+}
+
+// So that a captured launch has the kernel that the plan's tasks were laid out for.
+TEST(PlanExecutor, TheKernelWithSideTilesIsPartOfTheImage) {
+  static const KernelVariant variant = [] {
+    KernelVariant both = kVariant;
+    both.side = &kSideVariant;
+    return both;
+  }();
+  TestForest hybrid;  // a chunk of a prompt beside requests
+  for (int i = 0; i < 128; ++i) hybrid.AddBranch(kNoParent, 2048, 1);
+  TestForest decoding = hybrid;
+  hybrid.AddBranch(kNoParent, 16384, 1024);
+  decoding.AddBranch(kNoParent, 16384, 1);
+  for (const int32_t images : {1, 2}) {
+    Session session(hybrid, images, variant);
+    session.Step(decoding);
+    EXPECT_EQ(session.device_image(), 0);
+    hybrid.version = decoding.version + 1;
+    session.Step(hybrid);
+    EXPECT_EQ(session.device_image(), images == 1 ? 0 : 7);
+    session.Step(hybrid);
+    EXPECT_EQ(session.device_image(), images == 1 ? 0 : 6);
+  }
+  Session without(hybrid, 2);
+  without.Step(hybrid);
+  EXPECT_EQ(without.device_image(), 0);
 }
 
 TEST(PlanExecutor, AnUploadThatFailedIsMadeUpFor) {

@@ -112,7 +112,7 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
   for (const ordered_json& run : runs) decode.push_back(run["decode_tokens_per_second"]);
   const auto [slowest, fastest] = std::ranges::minmax(decode);
   const double decode_steps = std::max(1.0, runs.front()["decode_steps"].get<double>());
-  const double graph_steps = runs.front()["graph_steps"].get<double>(), seconds = median("decode_seconds");
+  const double graph_steps = runs.front()["decode_graph_steps"].get<double>(), seconds = median("decode_seconds");
   // What a step takes over what its graph does on the device: all steps but a few are graphs.
   const ordered_json over_graph =
       graph_steps > 0 ? ordered_json(seconds / (seconds - median("device_idle_seconds"))) : ordered_json();

@@ -100,6 +100,7 @@ ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
           {"accepted_draft_tokens", stats.accepted_draft_tokens},
           {"undrafted_steps", stats.undrafted_steps},
           {"decode_steps", stats.decode_steps},
+          {"decode_graph_steps", stats.decode_graph_steps},
           {"kv_bytes_read_per_token", static_cast<double>(stats.decode_kv_bytes_read) / tokens},
           {"kv_bytes_read_per_token_unshared", static_cast<double>(stats.decode_kv_bytes_read_unshared) / tokens},
           {"draft_kv_bytes_read_per_token", static_cast<double>(stats.draft_kv_bytes_read) / tokens},

@@ -33,6 +33,8 @@ void AppendEngine(const EngineMetrics& metrics, ordered_json* json) {
                 {"prefilled_tokens", metrics.prefilled_tokens},
                 {"preemptions", metrics.preemptions},
                 {"steps", metrics.steps},
+                {"graph_steps", metrics.graph_steps},
+                {"device_idle_seconds", metrics.device_idle_seconds},
                 {"kv_bytes_read", metrics.kv_bytes_read},
                 {"kv_bytes_saved", std::max<int64_t>(0, metrics.kv_bytes_read_unshared - metrics.kv_bytes_read)},
                 {"kv_bytes_stored", metrics.kv_bytes_stored},
