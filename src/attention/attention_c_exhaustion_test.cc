@@ -94,10 +94,7 @@ class Caller {
     const int32_t copy[2] = {6, 6};
     const int64_t move[2] = {30, 30};
     (void)coppice_plan_explain(plan_, text_, sizeof(text_));
-    {
-      const coppice::heap::Exempt as_documented;
-      (void)coppice_plan_dump(plan_, text_, sizeof(text_));
-    }
+    (void)coppice_plan_dump(plan_, text_, sizeof(text_));
     if (const auto status = coppice_kv_copy_pages(context_, &spec_, &layer_, copy, 1, nullptr, &message_)) return status;
     return coppice_kv_move_slots(context_, &spec_, &layer_, move, 1, nullptr, &message_);
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/machine_json.h"
 #include "attention/shipped_machines.h"
 #include "core/check.h"
 #include "core/dismantle_json.h"
@@ -218,20 +219,25 @@ Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
   return model;
 }
 
-std::string ToJson(const MachineModel& model) {
-  nlohmann::ordered_json object;
-  object["name"] = model.name;
-  for (const auto& [key, field] : kFields) object[key] = model.*field;
+void PutMachineModel(const MachineModel& model, nlohmann::ordered_json* object) {
+  *object = OrderedObject(1 + std::size(kFields) + 2);
+  (*object)["name"] = model.name;
+  for (const auto& [key, field] : kFields) (*object)[key] = model.*field;
   if (model.sm.num_sms > 0) {
-    nlohmann::ordered_json& sm = object["sm"];
+    nlohmann::ordered_json& sm = (*object)["sm"] = OrderedObject(1 + std::size(kSmFields));
     sm[kNumSms] = model.sm.num_sms;
     for (const auto& [key, field] : kSmFields) sm[key] = model.sm.*field;
   }
   if (model.probe.launch_ns > 0) {
-    nlohmann::ordered_json& probe = object["probe"];
+    nlohmann::ordered_json& probe = (*object)["probe"] = OrderedObject(std::size(kProbeFields));
     for (const auto& [key, field] : kProbeFields) probe[key] = model.probe.*field;
   }
-  return object.dump(2);
+}
+
+std::string ToJson(const MachineModel& model) {
+  DismantledJson<nlohmann::ordered_json> object(nullptr);
+  PutMachineModel(model, &*object);
+  return object->dump(2);
 }
 
 Result<MachineModel> LoadMachineModel(const std::string& path, int32_t workers) {

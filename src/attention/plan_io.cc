@@ -8,7 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "attention/machine_json.h"
 #include "core/check.h"
+#include "core/dismantle_json.h"
 #include "core/json.h"
 #include "core/quoted.h"
 
@@ -155,70 +157,83 @@ void PutAll(ordered_json& object, const std::array<Field<S, T>, n>& fields, cons
   }
 }
 
-ordered_json ItemsJson(const PlanView& view) {
-  ordered_json items = ordered_json::array();
+// Into a member that is there already.
+template <class T>
+void PutList(std::span<const T> list, ordered_json* member) {
+  *member = std::vector<T>(list.begin(), list.end());
+}
+
+void PutItems(const PlanView& view, ordered_json* items) {
+  *items = ordered_json::array();
   for (const std::span<const int32_t> queue : {view.compute_queue, view.bandwidth_queue}) {
     for (int32_t id : queue) {
       const WorkItem& item = view.items[id];
       const auto members = view.members.subspan(item.member_begin, item.member_count);
-      items.push_back({{"id", id},
-                       {"kind", item.kind == ItemKind::kDenseTile ? "dense" : "stream"},
-                       {"masked", (item.flags & kItemMasked) != 0},
-                       {"heads_per_task", item.heads_per_task},
-                       {"page_row", item.page_row},
-                       {"kv_begin", item.kv_begin},
-                       {"kv_end", item.kv_end},
-                       {"merge_sets", std::vector<int32_t>(members.begin(), members.end())},
-                       {"state_begin", item.state_begin},
-                       {"predicted_ns", item.predicted_ns}});
+      ordered_json& put = items->emplace_back(ordered_json());
+      put = OrderedObject(10);
+      put["id"] = id;
+      put["kind"] = item.kind == ItemKind::kDenseTile ? "dense" : "stream";
+      put["masked"] = (item.flags & kItemMasked) != 0;
+      put["heads_per_task"] = item.heads_per_task;
+      put["page_row"] = item.page_row;
+      put["kv_begin"] = item.kv_begin;
+      put["kv_end"] = item.kv_end;
+      PutList(members, &put["merge_sets"]);
+      put["state_begin"] = item.state_begin;
+      put["predicted_ns"] = item.predicted_ns;
     }
   }
-  return items;
 }
 
 }  // namespace
 
+// Each value is put where it stays: lists of values take memory when they are destroyed, and where there is none end the process.
 std::string DumpPlan(const Planner& planner, const std::string& tasks) {
-  ordered_json root;
+  DismantledJson<ordered_json> dismantled(OrderedObject(8));
+  ordered_json& root = *dismantled;
+  const auto section = [&](const char* name, size_t members) -> ordered_json& { return root[name] = OrderedObject(members); };
   root["format"] = kFormat;
-  ordered_json& spec = root["spec"];
+  ordered_json& spec = section("spec", kSpecInts.size() + kSpecFloats.size() + kSpecTypes.size() + 1);
   PutAll(spec, kSpecInts, planner.spec());
   PutAll(spec, kSpecFloats, planner.spec());
   PutAll(spec, kSpecTypes, planner.spec());
   spec["deterministic"] = planner.spec().deterministic;
-  PutAll(root["capacity"], kCapacityInts, planner.capacity());
-  const PlannerOptions& options = planner.options();
-  root["options"] = {{"policy", kPolicies[static_cast<size_t>(options.policy)]},
-                     {"force_sharing", options.force_sharing},
-                     {"lookahead_tokens", options.lookahead_tokens}};
-  PutAll(root["traits"], kTraitsInts, planner.traits());
-  PutAll(root["traits"], kCutTraits, planner.traits());
-  root["traits"]["cuts_kv"] = planner.traits().cuts_kv;
-  PutAll(root["traits"], kUnitTraits, planner.traits());
-  root["machine"] = ordered_json::parse(ToJson(planner.machine()));
+  PutAll(section("capacity", kCapacityInts.size()), kCapacityInts, planner.capacity());
+  ordered_json& options = section("options", 3);
+  options["policy"] = kPolicies[static_cast<size_t>(planner.options().policy)];
+  options["force_sharing"] = planner.options().force_sharing;
+  options["lookahead_tokens"] = planner.options().lookahead_tokens;
+  ordered_json& traits = section("traits", kTraitsInts.size() + kCutTraits.size() + 1 + kUnitTraits.size());
+  PutAll(traits, kTraitsInts, planner.traits());
+  PutAll(traits, kCutTraits, planner.traits());
+  traits["cuts_kv"] = planner.traits().cuts_kv;
+  PutAll(traits, kUnitTraits, planner.traits());
+  PutMachineModel(planner.machine(), &root["machine"]);
 
   const PrefixForestView& view = planner.forest();
-  ordered_json& forest = root["forest"];
-  forest["page_size"] = view.page_size;
-  forest["version"] = view.version;
   const std::array<std::span<const int32_t>, 10> arrays = {
       view.node_parent,        view.node_begin,    view.node_end,          view.branch_node,          view.branch_query_begin,
       view.branch_query_count, view.branch_kv_len, view.branch_page_begin, view.branch_page_capacity, view.page_indices};
+  ordered_json& forest = section("forest", arrays.size() + 3);
+  forest["page_size"] = view.page_size;
+  forest["version"] = view.version;
   for (size_t i = 0; i < arrays.size(); ++i) {
-    forest[kForestArrays[i].name] = std::vector<int32_t>(arrays[i].begin(), arrays[i].end());
+    PutList(arrays[i], &forest[kForestArrays[i].name]);
   }
-  forest["query_tree_mask"] = std::vector<uint64_t>(view.query_tree_mask.begin(), view.query_tree_mask.end());
+  PutList(view.query_tree_mask, &forest["query_tree_mask"]);
 
-  const PlanView plan = planner.View();
+  const PlanView lowered = planner.View();
   const PlanStats stats = planner.Stats();
-  root["plan"] = {{"items", ItemsJson(plan)},
-                  {"num_states", plan.num_states},
-                  {"kv_tokens_read", stats.kv_tokens_read},
-                  {"kv_tokens_read_unshared", stats.kv_tokens_read_unshared},
-                  {"flops", stats.flops},
-                  {"predicted_ns", stats.predicted_ns}};
-  if (!tasks.empty()) root["tasks"] = ordered_json::parse(tasks);
-  return root.dump();
+  ordered_json& plan = section("plan", 6);
+  PutItems(lowered, &plan["items"]);
+  plan["num_states"] = lowered.num_states;
+  plan["kv_tokens_read"] = stats.kv_tokens_read;
+  plan["kv_tokens_read_unshared"] = stats.kv_tokens_read_unshared;
+  plan["flops"] = stats.flops;
+  plan["predicted_ns"] = stats.predicted_ns;
+  std::string text = root.dump();
+  if (!tasks.empty()) text.replace(text.size() - 1, 1, ",\"tasks\":" + tasks + "}");
+  return text;
 }
 
 Result<PlanDump> ParsePlanDump(std::string_view text) {

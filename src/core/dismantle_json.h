@@ -1,13 +1,15 @@
 // JSON values that go without taking memory. Layer: core, private.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 namespace coppice {
 
 // Empties a value from its leaves up. The library's destructor takes memory for each container that is not empty, and where there
-// is none it ends the process. REQUIRES: a value of ParseJson, or one that is not deeper.
+// is none it ends the process. REQUIRES: a value of ParseJson, or one that is not deeper. Where memory ended while it was built:
+// its containers were assigned whole (OrderedObject), not made by [], which leaves a broken one behind.
 template <class Json>
 void Dismantle(Json* value) noexcept {
   if (value->is_object()) {
@@ -18,6 +20,14 @@ void Dismantle(Json* value) noexcept {
     return;
   }
   value->clear();
+}
+
+// An object with room for `members`. Beyond what it has room for, an object that keeps its members' order copies all of them, and
+// where memory ends takes the copies apart with memory of its own.
+inline nlohmann::ordered_json OrderedObject(size_t members) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  object.get_ref<nlohmann::ordered_json::object_t&>().reserve(members);
+  return object;
 }
 
 // Holds a value and dismantles it at its end.

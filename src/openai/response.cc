@@ -163,8 +163,8 @@ ordered_json ErrorBody(int http_status, std::string_view message, std::string_vi
                                 : http_status < 500  ? "invalid_request_error"
                                                      : "server_error";
   // Told where there is no memory too: no list of values, which the library takes apart with memory of its own.
-  DismantledJson<ordered_json> body(ordered_json::object());
-  ordered_json& error = (*body)["error"];
+  DismantledJson<ordered_json> body(OrderedObject(1));
+  ordered_json& error = (*body)["error"] = OrderedObject(4);
   error["message"] = message;
   error["type"] = type;
   error["param"] = param.empty() ? ordered_json() : ordered_json(param);

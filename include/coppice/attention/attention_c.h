@@ -243,7 +243,7 @@ coppice_status coppice_plan_get_stats(const coppice_plan* plan, coppice_plan_sta
 coppice_status coppice_plan_steps_left(const coppice_plan* plan, int32_t* steps, coppice_message* message);
 /* Each writes a text (NUL-terminated, cut to capacity) and returns the bytes it needs, the NUL included: the plan explained for
  * people; forest, spec, options and plan as JSON for `coppice inspect plan --replay`. text may be NULL if capacity is 0.
- * The dump is for bug reports: where memory runs out within it, the process ends. Every other call answers RESOURCE_EXHAUSTED. */
+ * Where memory runs out, the text is empty; every other call answers RESOURCE_EXHAUSTED. */
 size_t coppice_plan_explain(const coppice_plan* plan, char* text, size_t capacity);
 size_t coppice_plan_dump(const coppice_plan* plan, char* text, size_t capacity);
 

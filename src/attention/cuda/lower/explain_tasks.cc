@@ -9,11 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "attention/cuda/lower/predicted_step.h"
 #include "attention/plan_units.h"
+#include "core/dismantle_json.h"
 
 namespace coppice::attention::cuda {
 namespace {
@@ -59,30 +59,35 @@ std::string DumpTasks(const LoweredView& lowered) {
   using Json = nlohmann::ordered_json;
   const PlanTranslator& translator = lowered.translator;
   const PlanHeader& header = translator.header();
-  Json ranges = Json::array();
+  DismantledJson<Json> dismantled(OrderedObject(10));
+  Json& tasks = *dismantled;
+  tasks["sms"] = translator.num_sms();
+  tasks["dense_sms"] = header.num_dense_tasks > 0 ? std::min(header.dense_ctas, translator.num_sms()) : 0;
+  tasks["dense_tasks"] = header.num_dense_tasks;
+  tasks["stream_tasks"] = header.num_stream_tasks;
+  tasks["teams"] = header.team != 0;
+  tasks["side_tiles"] = header.side != 0;
+  tasks["members"] = translator.num_members();
+  tasks["contributions"] = translator.num_contributions();
+  tasks["predicted_ns"] = PredictStepNs(lowered);
+  Json& ranges = tasks["ranges"];
+  ranges = Json::array();
   for (const QueuedItem& item : translator.queued().items()) {
     const ItemPieces& pieces = translator.queued().pieces(item.item);
     const auto ends = translator.PieceEnds(item.item);
-    ranges.push_back({{"item", item.item},
-                      {"kind", item.dense ? "dense" : "stream"},
-                      {"kv_begin", pieces.kv_begin},
-                      {"tokens", item.tokens},
-                      {"rows", item.rows},
-                      {"task_rows", pieces.block_rows},
-                      {"piece_ends", std::vector<int32_t>(ends.begin(), ends.end())},
-                      {"masked", pieces.masked},
-                      {"read_once", pieces.read_once}});
+    Json& range = ranges.emplace_back(Json());
+    range = OrderedObject(9);
+    range["item"] = item.item;
+    range["kind"] = item.dense ? "dense" : "stream";
+    range["kv_begin"] = pieces.kv_begin;
+    range["tokens"] = item.tokens;
+    range["rows"] = item.rows;
+    range["task_rows"] = pieces.block_rows;
+    Json& piece_ends = range["piece_ends"];  // there before the list, which takes memory when it is destroyed
+    piece_ends = std::vector<int32_t>(ends.begin(), ends.end());
+    range["masked"] = pieces.masked;
+    range["read_once"] = pieces.read_once;
   }
-  const Json tasks = {{"sms", translator.num_sms()},
-                      {"dense_sms", header.num_dense_tasks > 0 ? std::min(header.dense_ctas, translator.num_sms()) : 0},
-                      {"dense_tasks", header.num_dense_tasks},
-                      {"stream_tasks", header.num_stream_tasks},
-                      {"teams", header.team != 0},
-                      {"side_tiles", header.side != 0},
-                      {"members", translator.num_members()},
-                      {"contributions", translator.num_contributions()},
-                      {"predicted_ns", PredictStepNs(lowered)},
-                      {"ranges", std::move(ranges)}};
   return tasks.dump();
 }
 
