@@ -102,6 +102,7 @@ void Planner::Replan() {
 void Planner::FindChanges() {
   const ForestIndex &now = forest_.now(), &before = forest_.before();
   changes_.Begin(now);
+  items_.Begin();
   if (!planned_) {
     items_.Clear();
     tiles_.Clear();
@@ -158,6 +159,7 @@ int32_t Planner::TypicalLength(int32_t branch) const {
 PlanView Planner::View() const {
   PlanView view = items_.View();
   view.revision = static_cast<uint64_t>(updates_replanned_);
+  view.changed_since = view.revision > 0 ? view.revision - 1 : 0;
   return view;
 }
 

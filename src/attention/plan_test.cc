@@ -4,13 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <new>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "attention/plan_test_forest.h"
 
@@ -334,66 +337,6 @@ TEST(Plan, CoversEveryVisibleTokenOnceInPathOrder) {
 
 // ------------------------------------------------------------------------------------------------------------------------ edits
 
-// One random legal edit of the kind a scheduler makes; may also only move queries or lengths.
-void RandomEdit(TestForest& forest, std::mt19937& rng) {
-  const auto pick = [&](int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(rng); };
-  std::vector<int32_t> inner, branches;
-  for (int32_t n = 0; n < static_cast<int32_t>(forest.node_parent.size()); ++n) {
-    if (forest.node_parent[n] != kFreeSlot && forest.node_end[n] != kLive) inner.push_back(n);
-  }
-  for (int32_t b = 0; b < static_cast<int32_t>(forest.branch_node.size()); ++b) {
-    if (forest.branch_node[b] != kFreeSlot) branches.push_back(b);
-  }
-  const auto any = [&](const std::vector<int32_t>& list) {
-    return list[static_cast<size_t>(pick(0, static_cast<int32_t>(list.size()) - 1))];
-  };
-  switch (pick(0, 6)) {
-    case 0:
-    case 1: {  // a branch comes
-      if (branches.size() >= 24) return;
-      const int32_t parent = inner.empty() || pick(0, 5) == 0 ? kNoParent : any(inner);
-      const int32_t begin = parent == kNoParent ? 0 : forest.node_end[parent];
-      const int32_t queries = pick(0, 3) == 0 ? pick(2, 200) : 1;
-      forest.AddBranch(parent, std::max(pick(0, 400), queries - begin), queries);
-      return;
-    }
-    case 2:  // a branch goes
-      if (branches.size() > 1) forest.RemoveBranch(any(branches));
-      return;
-    case 3: {  // a node splits, and a branch may come at the split
-      if (inner.empty()) return;
-      const int32_t n = any(inner), length = forest.node_end[n] - forest.node_begin[n];
-      if (length < 2) return;
-      forest.SplitNode(n, pick(1, length - 1));
-      if (branches.size() < 24 && pick(0, 1) == 0) forest.AddBranch(forest.node_parent[n], pick(1, 100), 1);
-      return;
-    }
-    case 4: {  // a branch pauses, resumes or drafts
-      if (branches.empty()) return;
-      const int32_t b = any(branches);
-      const int32_t count = pick(0, 5);
-      forest.branch_query_count[b] = std::min(count, forest.branch_kv_len[b]);
-      if (forest.node_end[forest.branch_node[b]] != kLive) forest.branch_kv_len[b] = forest.node_end[forest.branch_node[b]];
-      ++forest.version;
-      forest.LayOutQueries();
-      return;
-    }
-    case 5: {  // one branch grows much, or loses rejected drafts
-      if (branches.empty()) return;
-      const int32_t b = any(branches), n = forest.branch_node[b];
-      if (forest.node_end[n] != kLive) return;
-      const int32_t low = std::max({forest.node_begin[n], forest.branch_query_count[b], 1});
-      const int32_t high = std::min(forest.branch_page_capacity[b] * forest.page_size, forest.branch_kv_len[b] + 100);
-      if (low <= high) forest.branch_kv_len[b] = std::clamp(forest.branch_kv_len[b] + pick(-4, 100), low, high);
-      return;
-    }
-    default: forest.Grow();
-  }
-  for (size_t b = 0; b < forest.branch_node.size(); ++b) {  // never past the page rows
-    forest.branch_kv_len[b] = std::min(forest.branch_kv_len[b], forest.branch_page_capacity[b] * forest.page_size);
-  }
-}
-
 TEST(PlanEdits, GiveWhatAFreshPlanGives) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     std::mt19937 rng(seed);
@@ -420,6 +363,80 @@ TEST(PlanEdits, GiveWhatAFreshPlanGives) {
       RandomEdit(forest, rng);
     }
   }
+}
+
+// Copies of a plan's arrays, to compare the next one with.
+struct KeptPlan {
+  explicit KeptPlan(const PlanView& plan)
+      : items(plan.items.begin(), plan.items.end()),
+        members(plan.members.begin(), plan.members.end()),
+        merge_sets(plan.merge_sets.begin(), plan.merge_sets.end()),
+        contributions(plan.contributions.begin(), plan.contributions.end()),
+        revision(plan.revision) {}
+  std::vector<WorkItem> items;
+  std::vector<int32_t> members;
+  std::vector<MergeSet> merge_sets;
+  std::vector<Contribution> contributions;
+  uint64_t revision;
+};
+
+// What a plan does not list as changed is what it was in the plan before. Counts what it does not list.
+void ExpectUnlistedAsBefore(const PlanView& plan, const KeptPlan& before, int64_t& unlisted) {
+  ASSERT_EQ(plan.changed_since, before.revision);
+  const auto listed = [](std::span<const int32_t> list, int32_t id) { return std::ranges::find(list, id) != list.end(); };
+  for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
+    for (const int32_t id : queue) {
+      if (listed(plan.changed_items, id)) continue;
+      ++unlisted;
+      ASSERT_LT(id, std::ssize(before.items));
+      const WorkItem &now = plan.items[id], &was = before.items[id];
+      const auto parts = [](const WorkItem& i) {
+        return std::tuple(i.flags, i.page_row, i.kv_begin, i.kv_end, i.member_begin, i.member_count, i.state_begin);
+      };
+      ASSERT_EQ(parts(now), parts(was)) << "item " << id;
+      for (int32_t m = now.member_begin; m < now.member_begin + now.member_count; ++m)
+        ASSERT_EQ(plan.members[m], before.members[m]);
+    }
+  }
+  for (int32_t s = 0; s < std::ssize(plan.merge_sets); ++s) {
+    if (listed(plan.changed_sets, s)) continue;
+    const MergeSet &now = plan.merge_sets[s], &was = before.merge_sets[s];
+    const auto parts = [](const MergeSet& m) {
+      return std::tuple(m.branch, m.query_begin, m.query_count, m.contribution_begin, m.contribution_count);
+    };
+    ASSERT_EQ(parts(now), parts(was)) << "set " << s;
+    for (int32_t c = now.contribution_begin; c < now.contribution_begin + now.contribution_count; ++c) {
+      const Contribution &here = plan.contributions[c], &there = before.contributions[c];
+      if (listed(plan.changed_items, here.item)) continue;
+      ++unlisted;
+      ASSERT_EQ(std::tuple(here.item, here.state_begin, here.head_stride),
+                std::tuple(there.item, there.state_begin, there.head_stride))
+          << "contribution " << c << " of set " << s;
+    }
+  }
+}
+
+TEST(PlanEdits, ListWhatChanged) {
+  int64_t unlisted = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    std::mt19937 rng(seed);
+    const PlanSetup setup = RandomSetup(rng);
+    TestForest forest = RandomForest(rng, seed % 6 == 0 ? 6000 : 300);
+    PlanCapacity capacity = Large();
+    capacity.page_size = forest.page_size;
+    capacity.max_page_slots = 1 << 22;
+    const std::unique_ptr<Planner> planner = setup.Make(capacity);
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    for (int32_t step = 0; step < 100; ++step) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + " step " + std::to_string(step));
+      const KeptPlan before(planner->View());
+      RandomEdit(forest, rng);
+      ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+      if (planner->View().revision == before.revision) continue;
+      ASSERT_NO_FATAL_FAILURE(ExpectUnlistedAsBefore(planner->View(), before, unlisted));
+    }
+  }
+  EXPECT_GT(unlisted, 10000);
 }
 
 TEST(PlanEdits, TouchOnlyChangedNodesTheirAncestorsAndMembers) {

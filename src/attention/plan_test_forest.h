@@ -1,5 +1,5 @@
-// For the planner's tests: an editable forest with its own arrays, random ones with every legal oddity, and an H200's traits.
-// Layer: attention, tests.
+// For the planner's tests: an editable forest with its own arrays, random ones with every legal oddity and random edits of them,
+// and an H200's traits. Layer: attention, tests.
 #pragma once
 
 #include <algorithm>
@@ -165,6 +165,66 @@ inline TestForest RandomForest(std::mt19937& rng, int32_t max_length = 700) {
     }
   }
   return forest;
+}
+
+// One random legal edit of the kind a scheduler makes; may also only move queries or lengths.
+inline void RandomEdit(TestForest& forest, std::mt19937& rng) {
+  const auto pick = [&](int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(rng); };
+  std::vector<int32_t> inner, branches;
+  for (int32_t n = 0; n < static_cast<int32_t>(forest.node_parent.size()); ++n) {
+    if (forest.node_parent[n] != kFreeSlot && forest.node_end[n] != kLive) inner.push_back(n);
+  }
+  for (int32_t b = 0; b < static_cast<int32_t>(forest.branch_node.size()); ++b) {
+    if (forest.branch_node[b] != kFreeSlot) branches.push_back(b);
+  }
+  const auto any = [&](const std::vector<int32_t>& list) {
+    return list[static_cast<size_t>(pick(0, static_cast<int32_t>(list.size()) - 1))];
+  };
+  switch (pick(0, 6)) {
+    case 0:
+    case 1: {  // a branch comes
+      if (branches.size() >= 24) return;
+      const int32_t parent = inner.empty() || pick(0, 5) == 0 ? kNoParent : any(inner);
+      const int32_t begin = parent == kNoParent ? 0 : forest.node_end[parent];
+      const int32_t queries = pick(0, 3) == 0 ? pick(2, 200) : 1;
+      forest.AddBranch(parent, std::max(pick(0, 400), queries - begin), queries);
+      return;
+    }
+    case 2:  // a branch goes
+      if (branches.size() > 1) forest.RemoveBranch(any(branches));
+      return;
+    case 3: {  // a node splits, and a branch may come at the split
+      if (inner.empty()) return;
+      const int32_t n = any(inner), length = forest.node_end[n] - forest.node_begin[n];
+      if (length < 2) return;
+      forest.SplitNode(n, pick(1, length - 1));
+      if (branches.size() < 24 && pick(0, 1) == 0) forest.AddBranch(forest.node_parent[n], pick(1, 100), 1);
+      return;
+    }
+    case 4: {  // a branch pauses, resumes or drafts
+      if (branches.empty()) return;
+      const int32_t b = any(branches);
+      const int32_t count = pick(0, 5);
+      forest.branch_query_count[b] = std::min(count, forest.branch_kv_len[b]);
+      if (forest.node_end[forest.branch_node[b]] != kLive) forest.branch_kv_len[b] = forest.node_end[forest.branch_node[b]];
+      ++forest.version;
+      forest.LayOutQueries();
+      return;
+    }
+    case 5: {  // one branch grows much, or loses rejected drafts
+      if (branches.empty()) return;
+      const int32_t b = any(branches), n = forest.branch_node[b];
+      if (forest.node_end[n] != kLive) return;
+      const int32_t low = std::max({forest.node_begin[n], forest.branch_query_count[b], 1});
+      const int32_t high = std::min(forest.branch_page_capacity[b] * forest.page_size, forest.branch_kv_len[b] + 100);
+      if (low <= high) forest.branch_kv_len[b] = std::clamp(forest.branch_kv_len[b] + pick(-4, 100), low, high);
+      return;
+    }
+    default: forest.Grow();
+  }
+  for (size_t b = 0; b < forest.branch_node.size(); ++b) {  // never past the page rows
+    forest.branch_kv_len[b] = std::min(forest.branch_kv_len[b], forest.branch_page_capacity[b] * forest.page_size);
+  }
 }
 
 }  // namespace coppice::attention::testing

@@ -44,6 +44,8 @@ class ItemLowering {
   // Nothing is laid out any more. All nodes need to be marked after it.
   void Clear();
 
+  // What changes from now on is what View tells.
+  void Begin();
   // The stages for one forest, in order, after the share plan's. Cut: whether what comes of it fits the capacity; more pressure
   // cuts less.
   bool Cut(const ForestIndex& forest, PlanChanges& changes, int32_t pressure);
@@ -120,6 +122,7 @@ class ItemLowering {
   LaidOut AsCut(int32_t owner) const;
   uint8_t FlagsOf(const ShareRange& range, int32_t begin, int32_t end) const;
   bool ReserveContributions(int32_t set, int32_t count);
+  void TellSet(int32_t set);
   void CountContributions(const MergeSet& set, int32_t sign);
   void FillContributions();
   void FillOwner(int32_t owner, bool all_members);
@@ -160,6 +163,9 @@ class ItemLowering {
   std::span<uint16_t> item_class_;  // [items] theirs
   std::span<int32_t> compute_queue_, bandwidth_queue_;
   int32_t num_compute_ = 0, num_bandwidth_ = 0;
+  std::span<int32_t> changed_items_, changed_sets_;  // see PlanView
+  std::span<uint8_t> set_told_;                      // [sets] among the changed ones
+  int32_t num_changed_items_ = 0, num_changed_sets_ = 0;
   std::span<int32_t> open_reads_;
   int64_t closed_reads_ = 0;
   bool reads_ahead_ = false;

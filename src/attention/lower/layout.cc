@@ -45,7 +45,15 @@ void ItemLowering::Layout(Arena& arena) {
   item_class_ = arena.Take<uint16_t>(sizes.max_items);
   compute_queue_ = arena.Take<int32_t>(sizes.max_items);
   bandwidth_queue_ = arena.Take<int32_t>(sizes.max_items);
+  changed_items_ = arena.Take<int32_t>(sizes.max_items);
+  changed_sets_ = arena.Take<int32_t>(num_sets);
+  set_told_ = arena.Take<uint8_t>(num_sets);
   open_reads_ = arena.Take<int32_t>(problem_.capacity.max_branches);
+}
+
+void ItemLowering::Begin() {
+  for (const int32_t set : changed_sets_.first(num_changed_sets_)) set_told_[set] = 0;
+  num_changed_items_ = num_changed_sets_ = 0;
 }
 
 PlanView ItemLowering::View() const {
@@ -57,7 +65,9 @@ PlanView ItemLowering::View() const {
           .contributions = contributions_.first(contribution_pool_.used()),
           .compute_queue = compute_queue_.first(num_compute_),
           .bandwidth_queue = bandwidth_queue_.first(num_bandwidth_),
-          .num_states = state_pool_.used() * problem_.spec.num_kv_heads};
+          .num_states = state_pool_.used() * problem_.spec.num_kv_heads,
+          .changed_items = changed_items_.first(num_changed_items_),
+          .changed_sets = changed_sets_.first(num_changed_sets_)};
 }
 
 void ItemLowering::Clear() {
@@ -69,6 +79,7 @@ void ItemLowering::Clear() {
   std::ranges::fill(laid_out_, LaidOut{});
   std::ranges::fill(blocks_, Blocks{});
   std::ranges::fill(set_capacity_, 0);
+  num_changed_items_ = 0;  // all are laid out again, and told
 }
 
 void ItemLowering::RetireOwner(int32_t owner) {
@@ -85,6 +96,7 @@ void ItemLowering::RetireSets(int32_t branch) {
     RetireOwner(problem_.TileOwner(set));
     contribution_pool_.Free(merge_set.contribution_begin, set_capacity_[set]);
     set_capacity_[set] = 0;
+    TellSet(set);
   });
 }
 
@@ -165,17 +177,20 @@ bool ItemLowering::EmitOwner(int32_t owner) {
       const int32_t begin = PieceBegin(owner, piece), end = last ? range.end : PieceBegin(owner, piece + 1);
       const int32_t tokens = std::max(0, (last ? range.planned_end : end) - begin);
       const double ns = tokens * costs_.Of(group.rows).token_ns * heads_per_task + problem_.cost.task_fixed_ns();
-      items_[blocks.items + piece * cuts.row_groups + k] = {
-          .kind = problem_.cost.KindOf(group.rows),
-          .flags = FlagsOf(range, begin, end),
-          .heads_per_task = static_cast<uint16_t>(heads_per_task),
-          .page_row = group.branch,
-          .kv_begin = begin,
-          .kv_end = end,
-          .member_begin = blocks.members + group.first_member,
-          .member_count = group.num_members,
-          .state_begin = cuts.writes_states ? (blocks.states + piece * range.rows + group.first_row) * num_kv_heads : -1,
-          .predicted_ns = static_cast<uint32_t>(std::min(ns, 4e9))};
+      const int32_t id = blocks.items + piece * cuts.row_groups + k;
+      WorkItem& item = items_[id];
+      const uint8_t flags = FlagsOf(range, begin, end);
+      if (relaid_[owner] || item.flags != flags || item.page_row != group.branch) changed_items_[num_changed_items_++] = id;
+      item = {.kind = problem_.cost.KindOf(group.rows),
+              .flags = flags,
+              .heads_per_task = static_cast<uint16_t>(heads_per_task),
+              .page_row = group.branch,
+              .kv_begin = begin,
+              .kv_end = end,
+              .member_begin = blocks.members + group.first_member,
+              .member_count = group.num_members,
+              .state_begin = cuts.writes_states ? (blocks.states + piece * range.rows + group.first_row) * num_kv_heads : -1,
+              .predicted_ns = static_cast<uint32_t>(std::min(ns, 4e9))};
     }
     ++k;
   });
@@ -205,7 +220,12 @@ bool ItemLowering::ReserveContributions(int32_t set, int32_t count) {
   merge_set.contribution_count = count;
   CountContributions(merge_set, 1);
   set_touched_[set] = 1;
+  TellSet(set);
   return true;
+}
+
+void ItemLowering::TellSet(int32_t set) {
+  if (std::exchange(set_told_[set], uint8_t{1}) == 0) changed_sets_[num_changed_sets_++] = set;
 }
 
 void ItemLowering::CountContributions(const MergeSet& set, int32_t sign) {

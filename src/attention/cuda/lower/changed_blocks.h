@@ -93,10 +93,12 @@ class KeptArray {
   const T& operator[](int64_t i) const { return values_[i]; }
   // What changes from now on is in changed().
   void Begin() { changed_.Clear(); }
-  void Put(int64_t i, const T& value) {
-    if (values_[i] == value) return;
+  // Whether it was another before.
+  bool Put(int64_t i, const T& value) {
+    if (values_[i] == value) return false;
     values_[i] = value;
     changed_.Mark(i);
+    return true;
   }
   // So many elements have a meaning now.
   void End(int64_t count) { reach_ = std::max(reach_, count); }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "attention/plan_units.h"
 #include "core/check.h"
@@ -26,11 +27,7 @@ void PlanPlaces::Begin(const PlanView& plan) {
 }
 
 int32_t PlanPlaces::TakeMembers(const WorkItem& item, int32_t pieces) {
-  const auto own = std::span(member_taken_).subspan(item.member_begin, item.member_count);
-  if (pieces == 1 && std::ranges::count(own, 0) == item.member_count) {
-    std::ranges::fill(own, 1);
-    return item.member_begin;
-  }
+  if (pieces == 1 && std::exchange(member_taken_[item.member_begin], uint8_t{1}) == 0) return item.member_begin;
   const int32_t begin = members_.Take(pieces * item.member_count);
   COPPICE_CHECK(members_.end <= max_members_);
   return begin;

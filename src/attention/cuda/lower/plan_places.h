@@ -39,7 +39,7 @@ class PlanPlaces {
 
   int64_t max_members_, max_contributions_;
   Places members_, contributions_;
-  std::vector<uint8_t> member_taken_;  // [member of the plan] by an item: pieces that the planner cut share theirs
+  std::vector<uint8_t> member_taken_;  // [member of the plan] an item's first, by one: pieces that the planner cut share theirs
 };
 
 }  // namespace coppice::attention::cuda

@@ -2,7 +2,9 @@
 #include "attention/cuda/lower/plan_translator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -26,14 +28,20 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       places_(layout_, sizes),
       cutter_(spec, num_sms, sizes.max_items),
       items_(layout_.max_items),
-      set_contributions_(sizes.max_merge_sets),
-      arrivals_(sizes.max_merge_sets),
+      items_before_(layout_.max_items),
+      same_as_(layout_.max_items),
+      sets_(sizes),
+      emitted_(sizes.max_items),
+      blocks_(sizes.max_items),
+      changed_(sizes.max_items),
       members_(layout_.max_members),
       contributions_(layout_.max_contributions),
       dense_changed_(layout_.max_tasks),
       stream_changed_(layout_.max_tasks),
       images_(std::max(capacity.device_images, 1), DeviceImage(layout_)) {
   order_.reserve(items_.size());
+  sorting_.reserve(items_.size());
+  changed_items_.reserve(sizes.max_items);
   piece_ends_.reserve(layout_.own_states / spec.num_kv_heads);  // a piece has a state at least
   placed_.reserve(items_.size());
   placed_before_.reserve(items_.size());
@@ -44,14 +52,17 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
   // Plans keep to the sizes that they were created with, and the layout has room for all of those (PlanLayout).
   COPPICE_CHECK(std::ssize(plan.items) <= sizes_.max_items && std::ssize(plan.merge_sets) <= sizes_.max_merge_sets &&
                 plan.num_states <= sizes_.max_states);
-  queued_.Collect(plan, forest, costs_);
+  const bool all = revision_ == 0 || plan.revision == 0 || plan.changed_since > revision_;
+  revision_ = plan.revision;
+  TakeChanges(plan, all);
+  queued_.Collect(plan, changed_items_, forest, costs_);
   CutItems(plan);
   places_.Begin(plan);
-  PlaceContributions(plan);
-  CountArrivals(plan);
+  FindChanges(plan, all);
   members_.Begin();
   contributions_.Begin();
-  num_items_ = num_members_ = 0;
+  std::swap(items_, items_before_);
+  num_items_ = num_members_ = num_emitted_ = 0;
   for (const QueuedItem& queued : queued_.items()) EmitItem(plan, forest, queued.item);
   OrderItems(forest);
   PlaceTasks();
@@ -145,36 +156,63 @@ void PlanTranslator::CutAtRandom(const QueuedItem& item, int64_t most) {
   }
 }
 
-// The contributions of each set, an item's pieces in place of the item.
-void PlanTranslator::PlaceContributions(const PlanView& plan) {
-  num_contributions_ = 0;
-  for (size_t s = 0; s < plan.merge_sets.size(); ++s) {
-    const MergeSet& set = plan.merge_sets[s];
-    SetContributions& to = set_contributions_[s];
-    to = {};
-    for (int32_t c = set.contribution_begin; c < set.contribution_begin + set.contribution_count; ++c) {
-      const Contribution& from = plan.contributions[c];
-      to.count += queued_.pieces(from.item).count;
+void PlanTranslator::TakeChanges(const PlanView& plan, bool all) {
+  changed_items_.clear();
+  if (all) {
+    for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
+      changed_items_.insert(changed_items_.end(), queue.begin(), queue.end());
     }
-    COPPICE_CHECK(to.count <= kMaxSetContributions);
-    to.begin = places_.TakeContributions(set, to.count);
-    num_contributions_ += to.count;
+  } else {
+    changed_items_.assign(plan.changed_items.begin(), plan.changed_items.end());
   }
 }
 
-// Tickets that complete each set: one for each warpgroup that holds rows of it, in every piece; a stream tile is one warp.
-void PlanTranslator::CountArrivals(const PlanView& plan) {
-  std::ranges::fill(arrivals_, 0);
+// An item's members, and its contributions to their sets, depend on the item, on its pieces and their places, and on its sets'
+// contributions and arrivals; those depend on all items of the set.
+void PlanTranslator::FindChanges(const PlanView& plan, bool all) {
+  std::ranges::fill(changed_, 0);
+  for (const int32_t id : changed_items_) changed_[id] = 1;
+  const auto change_set = [&](int32_t set) {
+    const MergeSet& of = plan.merge_sets[set];
+    for (const Contribution& c : plan.contributions.subspan(of.contribution_begin, of.contribution_count)) changed_[c.item] = 1;
+  };
+  const auto told = [&](int32_t set) {
+    sets_.Change(set);
+    change_set(set);
+  };
+  if (all) {
+    for (size_t set = 0; set < plan.merge_sets.size(); ++set) told(static_cast<int32_t>(set));
+  } else {
+    std::ranges::for_each(plan.changed_sets, told);
+  }
   for (const QueuedItem& queued : queued_.items()) {
-    const WorkItem& item = plan.items[queued.item];
-    const ItemPieces& pieces = queued_.pieces(queued.item);
-    int32_t begin = 0;  // in the block of rows
-    for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
-      const int32_t rows = queued_.RowsOf(plan.merge_sets[set]);
-      if (begin + rows > pieces.block_rows) begin = 0;
-      arrivals_[set] += pieces.count * (1 + ((begin + rows - 1) / 64 - begin / 64));
-      begin += rows;
-    }
+    const int32_t id = queued.item;
+    const ItemPieces& pieces = queued_.pieces(id);
+    const Emitted now{.pieces = pieces.count,
+                      .state_begin = pieces.state_begin,
+                      .block_rows = pieces.block_rows,
+                      .members = places_.TakeMembers(plan.items[id], pieces.count)};
+    if (std::exchange(emitted_[id], now) != now) changed_[id] = 1;
+    if (changed_[id] != 0) PutParts(plan, id);
+  }
+  for (const int32_t id : queued_.joined()) {
+    emitted_[id] = {};
+    PutParts(plan, id);
+  }
+  sets_.Place(plan, places_);
+  std::ranges::for_each(sets_.changed(), change_set);
+}
+
+// What an item adds to its sets.
+void PlanTranslator::PutParts(const PlanView& plan, int32_t item_id) {
+  const WorkItem& item = plan.items[item_id];
+  const ItemPieces& pieces = queued_.pieces(item_id);
+  int32_t begin = 0;  // in the block of rows
+  for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
+    const int32_t rows = queued_.RowsOf(plan.merge_sets[set]);
+    if (begin + rows > pieces.block_rows) begin = 0;
+    sets_.Put(plan, item_id, set, pieces.count, 1 + ((begin + rows - 1) / 64 - begin / 64));
+    begin += rows;
   }
 }
 
@@ -183,42 +221,34 @@ void PlanTranslator::CountArrivals(const PlanView& plan) {
 void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item_id) {
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
-  const int64_t first = num_items_;
-  int32_t member = places_.TakeMembers(item, pieces.count);
-  DeviceItem* block = nullptr;
-  int32_t rows_before = 0;  // in the piece
-  for (const int32_t set_id : plan.members.subspan(item.member_begin, item.member_count)) {
-    const int32_t rows = queued_.RowsOf(plan.merge_sets[set_id]);
-    if (block == nullptr || block->rows + rows > pieces.block_rows) {
-      COPPICE_DCHECK(num_items_ < layout_.max_items);
-      block = &items_[num_items_++];
-      *block = {.kv_begin = pieces.kv_begin,
-                .kv_end = pieces.kv_end,
-                .page_begin = forest.branch_page_begin[item.page_row],
-                .branch = item.page_row,
-                .member_begin = member,
-                .member_count = 0,
-                .rows = 0,
-                .dense = pieces.block_rows == kDenseRows,
-                .read_once = pieces.read_once,
-                .masked = pieces.masked,
-                .rows_per_member = static_cast<uint16_t>(rows),
-                .head_begin = 0,
-                .head_count = static_cast<uint16_t>(spec_.num_kv_heads)};
-    }
-    EmitMember(plan, item_id, set_id, {.index = member++, .rows_before = rows_before, .row_begin = block->rows});
-    if (rows != block->rows_per_member) block->rows_per_member = 0;
-    ++block->member_count;
-    block->rows = static_cast<uint16_t>(block->rows + rows);
-    rows_before += rows;
-  }
-  const std::span<DeviceItem> blocks(&items_[first], static_cast<size_t>(num_items_ - first));
   const std::span<const int32_t> ends = PieceEnds(item_id);
+  const auto first = static_cast<int32_t>(num_items_);
+  if (changed_[item_id] != 0) {
+    EmitBlocks(plan, item_id);
+    ++num_emitted_;
+  } else {
+    const Blocks& before = blocks_[item_id];
+    std::copy_n(&items_before_[before.begin], before.count, &items_[first]);
+    std::iota(&same_as_[first], &same_as_[first] + before.count, before.begin);
+    num_items_ += before.count;
+  }
+  const auto count = static_cast<int32_t>(num_items_) - first;
+  blocks_[item_id] = {.begin = first, .count = count};
+  const std::span<DeviceItem> blocks(&items_[first], static_cast<size_t>(count));
+  for (DeviceItem& block : blocks) {
+    block.kv_begin = pieces.kv_begin;
+    block.kv_end = pieces.kv_end;
+    block.page_begin = forest.branch_page_begin[item.page_row];
+    block.read_once = pieces.read_once;
+    block.masked = pieces.masked;
+  }
   for (int32_t piece = 1; piece < pieces.count; ++piece) {
     COPPICE_DCHECK(num_items_ + std::ssize(blocks) <= layout_.max_items);
-    for (const DeviceItem& whole : blocks) {
+    for (int32_t block = 0; block < count; ++block) {
+      const int32_t same = same_as_[first + block];
+      same_as_[num_items_] = same < 0 ? -1 : same + piece * count;
       DeviceItem& part = items_[num_items_++];
-      part = whole;
+      part = blocks[block];
       part.kv_begin = pieces.kv_begin + ends[piece - 1];
       if (piece + 1 < pieces.count) part.kv_end = pieces.kv_begin + ends[piece];
       part.member_begin += piece * item.member_count;
@@ -229,12 +259,42 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
   for (DeviceItem& part : blocks) part.kv_end = pieces.kv_begin + ends.front();
 }
 
+// The blocks of the first piece, but for what it reads, and the members of all pieces.
+void PlanTranslator::EmitBlocks(const PlanView& plan, int32_t item_id) {
+  const WorkItem& item = plan.items[item_id];
+  const ItemPieces& pieces = queued_.pieces(item_id);
+  int32_t member = emitted_[item_id].members;
+  const Blocks before = blocks_[item_id];
+  const int64_t first = num_items_;
+  DeviceItem* block = nullptr;
+  int32_t rows_before = 0;  // in the piece
+  for (const int32_t set_id : plan.members.subspan(item.member_begin, item.member_count)) {
+    const int32_t rows = queued_.RowsOf(plan.merge_sets[set_id]);
+    if (block == nullptr || block->rows + rows > pieces.block_rows) {
+      COPPICE_DCHECK(num_items_ < layout_.max_items);
+      same_as_[num_items_] = num_items_ - first < before.count ? before.begin + static_cast<int32_t>(num_items_ - first) : -1;
+      block = &items_[num_items_++];
+      *block = {};
+      block->branch = item.page_row;
+      block->member_begin = member;
+      block->dense = pieces.block_rows == kDenseRows;
+      block->rows_per_member = static_cast<uint16_t>(rows);
+    }
+    const MemberPlace place{.index = member++, .rows_before = rows_before, .row_begin = block->rows};
+    if (EmitMember(plan, item_id, set_id, place) && block->member_count == 0) same_as_[num_items_ - 1] = -1;
+    if (rows != block->rows_per_member) block->rows_per_member = 0;
+    ++block->member_count;
+    block->rows = static_cast<uint16_t>(block->rows + rows);
+    rows_before += rows;
+  }
+}
+
 // Writes a merge set's place to all pieces of an item, and their contributions to the set.
-void PlanTranslator::EmitMember(const PlanView& plan, int32_t item_id, int32_t set_id, MemberPlace place) {
+bool PlanTranslator::EmitMember(const PlanView& plan, int32_t item_id, int32_t set_id, MemberPlace place) {
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
   const MergeSet& set = plan.merge_sets[set_id];
-  const SetContributions& of_set = set_contributions_[set_id];
+  const SetTotal& of_set = sets_[set_id];
   DeviceMember member{.set = set_id,
                       .branch = set.branch,
                       .query_begin = set.query_begin,
@@ -244,24 +304,23 @@ void PlanTranslator::EmitMember(const PlanView& plan, int32_t item_id, int32_t s
                       .contribution_count = static_cast<uint16_t>(of_set.count),
                       .query_count = static_cast<uint16_t>(set.query_count),
                       .row_begin = static_cast<uint16_t>(place.row_begin),
-                      .arrivals = static_cast<uint16_t>(arrivals_[set_id])};
-  if (of_set.count <= 1) {  // its only contribution: the item is whole
-    members_.Put(place.index, member);
-    return;
-  }
+                      .arrivals = static_cast<uint16_t>(of_set.arrivals)};
+  if (of_set.count <= 1) return members_.Put(place.index, member);  // its only contribution: the item is whole
   int32_t at = of_set.begin;
   const Contribution* from = &plan.contributions[set.contribution_begin];
   for (; from->item != item_id; ++from) at += queued_.pieces(from->item).count;
   const bool own = pieces.count > 1;  // the plan has no states for pieces
   member.head_stride = own ? pieces.rows : from->head_stride;
   member.state_begin = own ? pieces.state_begin + place.rows_before : from->state_begin;
+  bool changed = false;
   for (int32_t piece = 0; piece < pieces.count; ++piece) {
-    members_.Put(place.index + int64_t{piece} * item.member_count, member);
+    changed |= members_.Put(place.index + int64_t{piece} * item.member_count, member);
     contributions_.Put(at + piece, {.state_begin = member.state_begin,
                                     .head_stride = static_cast<uint32_t>(member.head_stride),
                                     .begins_superblock = item.kv_begin % superblock_ == 0});
     member.state_begin += pieces.rows * spec_.num_kv_heads;
   }
+  return changed;
 }
 
 // Longest first, and how many kv heads a task takes.
@@ -274,9 +333,9 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   for (int64_t i = 0; i < num_items_; ++i) {
     stream_items += !items_[i].dense;
     const uint32_t place = random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]));
-    order_.push_back(uint64_t{place} << 32 | static_cast<uint64_t>(i));
+    order_.push_back({.place = place, .item = static_cast<int32_t>(i)});
   }
-  std::ranges::sort(order_);
+  SortByPlace();
   const int64_t heads = spec_.num_kv_heads;
   const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
@@ -284,6 +343,23 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   for (DeviceItem& item : std::span(items_).first(num_items_)) {
     const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
     item.head_count = static_cast<uint16_t>(team_ || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
+  }
+}
+
+// Stable, by a byte of the places after the other, the least first: thousands of items are sorted so in half the time of a sort
+// that compares.
+void PlanTranslator::SortByPlace() {
+  if (order_.empty()) return;
+  const auto [least, most] = std::ranges::minmax(order_, {}, &OrderedItem::place);
+  const uint32_t first = least.place, span = most.place - first;
+  sorting_.resize(order_.size());
+  for (int shift = 0; shift < 32 && span >> shift != 0; shift += 8) {
+    const auto byte_of = [&](const OrderedItem& item) { return (item.place - first) >> shift & 0xff; };
+    std::array<int32_t, 256> begin{};
+    for (const OrderedItem& item : order_) ++begin[byte_of(item)];
+    std::exclusive_scan(begin.begin(), begin.end(), begin.begin(), 0);
+    for (const OrderedItem& item : order_) sorting_[begin[byte_of(item)]++] = item;
+    std::swap(order_, sorting_);
   }
 }
 
@@ -295,7 +371,7 @@ void PlanTranslator::PlaceTasks() {
   dense_changed_.Clear();
   stream_changed_.Clear();
   num_dense_ = num_stream_ = 0;
-  const auto at = [&](int64_t i) -> const DeviceItem& { return items_[order_[i] & UINT32_MAX]; };
+  const auto at = [&](int64_t i) -> const DeviceItem& { return items_[order_[i].item]; };
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
     return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin;
   };
@@ -305,13 +381,11 @@ void PlanTranslator::PlaceTasks() {
     bool same = end <= std::ssize(placed_before_);
     for (int64_t i = begin; i < end; ++i) {
       const DeviceItem& item = at(i);
-      PlacedItem& placed = placed_[i];
-      placed = {.task = {.item = item, .first = members_[item.member_begin]},
-                .dense_begin = dense_begin,
-                .stream_begin = stream_begin,
-                .run_end = static_cast<int32_t>(end)};
+      placed_[i] = {
+          .item = order_[i].item, .dense_begin = dense_begin, .stream_begin = stream_begin, .run_end = static_cast<int32_t>(end)};
       same = same && placed_before_[i].dense_begin == dense_begin && placed_before_[i].stream_begin == stream_begin &&
-             placed_before_[i].run_end == end && placed_before_[i].task == placed.task;
+             placed_before_[i].run_end == end && placed_before_[i].item == same_as_[order_[i].item] &&
+             items_before_[placed_before_[i].item] == item;
       (item.dense ? num_dense_ : num_stream_) += CeilDiv(spec_.num_kv_heads, item.head_count);
     }
     if (same) continue;
@@ -346,20 +420,22 @@ void PlanTranslator::WriteRun(int64_t begin, Task* dense, Task* stream) const {
   const int64_t end = placed_[begin].run_end;
   dense += placed_[begin].dense_begin;
   stream += placed_[begin].stream_begin;
-  const auto write = [&](const Task& item, int32_t head) {
-    Task& task = item.item.dense ? *dense++ : *stream++;
-    task = item;
+  const auto write = [&](const DeviceItem& item, const DeviceMember& first, int32_t head) {
+    Task& task = item.dense ? *dense++ : *stream++;
+    task = {.item = item, .first = first};
     task.item.head_begin = static_cast<uint16_t>(head);
-    task.item.head_count = static_cast<uint16_t>(std::min<int32_t>(item.item.head_count, heads - head));
+    task.item.head_count = static_cast<uint16_t>(std::min<int32_t>(item.head_count, heads - head));
   };
   if (end - begin == 1) {
-    const Task item = placed_[begin].task;  // a copy that no write can alias
-    for (int32_t head = 0; head < heads; head += item.item.head_count) write(item, head);
+    const DeviceItem item = items_[placed_[begin].item];  // copies that no write can alias
+    const DeviceMember first = members_[item.member_begin];
+    for (int32_t head = 0; head < heads; head += item.head_count) write(item, first, head);
     return;
   }
   for (int32_t head = 0; head < heads; ++head) {
     for (int64_t i = begin; i < end; ++i) {
-      if (const Task& item = placed_[i].task; head % item.item.head_count == 0) write(item, head);
+      const DeviceItem& item = items_[placed_[i].item];
+      if (head % item.head_count == 0) write(item, members_[item.member_begin], head);
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "attention/cuda/lower/plan_image.h"
 #include "attention/cuda/lower/plan_places.h"
 #include "attention/cuda/lower/queued_items.h"
+#include "attention/cuda/lower/set_totals.h"
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/step_cuts.h"
 #include "attention/cuda/plan_device.h"
@@ -34,7 +35,8 @@ class PlanTranslator {
                  int kv_tile, int32_t deterministic_unit = kDeterministicUnit);
 
   const PlanLayout& layout() const { return layout_; }
-  // REQUIRES: the plan is within the sizes given at creation, as a Planner's always are.
+  // Goes by what the plan says of its changes since the one translated before: items are emitted again where they, their pieces or
+  // the places of a set changed. REQUIRES: revisions of one plan; within the sizes given at creation, as a Planner's always are.
   void TranslatePlan(const PlanView& plan, const PrefixForestView& forest);
   // For tests: plans translated from now on are cut and ordered at random, and SMs divided so, in place of what is fastest.
   // Whatever is drawn is a plan that a kernel must run right.
@@ -62,17 +64,24 @@ class PlanTranslator {
     return std::span(piece_ends_).subspan(pieces.ends_begin, pieces.count - 1);
   }
   // Contributions of a merge set, pieces counted one by one.
-  int32_t SetStates(int32_t set) const { return set_contributions_[set].count; }
+  int32_t SetStates(int32_t set) const { return sets_[set].count; }
   int64_t num_items() const { return num_items_; }
   int64_t num_members() const { return num_members_; }
-  int64_t num_contributions() const { return num_contributions_; }
+  int64_t num_contributions() const { return sets_.num_contributions(); }
+  // Items of the plan last translated whose members were emitted again.
+  int64_t num_emitted() const { return num_emitted_; }
   int64_t num_dense_tasks() const { return num_dense_; }
   int64_t num_stream_tasks() const { return num_stream_; }
 
  private:
-  // Of a merge set, an item's pieces in place of the item.
-  struct SetContributions {
-    int32_t begin, count;
+  // A plan item as it was emitted last: what its members and the shape of its blocks depend on beside itself and its sets.
+  struct Emitted {
+    int32_t pieces = 0, state_begin = 0, block_rows = 0, members = 0;
+    bool operator==(const Emitted&) const = default;
+  };
+  // Its blocks, under the first piece.
+  struct Blocks {
+    int32_t begin = 0, count = 0;  // of items_
   };
   // Of a member in the first piece of its item.
   struct MemberPlace {
@@ -82,8 +91,12 @@ class PlanTranslator {
   };
   // An item in task order. Those that begin with the same KV follow each other, and their tasks too: a run.
   struct PlacedItem {
-    Task task;  // under the first kv heads
+    int32_t item;  // of items_
     int32_t dense_begin, stream_begin, run_end;
+  };
+  struct OrderedItem {
+    uint32_t place;  // the first one first
+    int32_t item;    // of items_
   };
   // What a device image lacks of what was translated.
   struct DeviceImage {
@@ -97,15 +110,20 @@ class PlanTranslator {
     ChangedBlocks<DeviceMember> members;
     ChangedBlocks<DeviceContribution> contributions;
   };
+  void TakeChanges(const PlanView& plan, bool all);
   void CutItems(const PlanView& plan);
   // Appends the ends of a range's pieces.
   void CutAtRandom(const QueuedItem& item, int64_t most);
   void DivideAtRandom();
-  void PlaceContributions(const PlanView& plan);
-  void CountArrivals(const PlanView& plan);
+  // Marks the items that are emitted again. all: of whatever was before nothing is known.
+  void FindChanges(const PlanView& plan, bool all);
+  void PutParts(const PlanView& plan, int32_t item);
   void EmitItem(const PlanView& plan, const PrefixForestView& forest, int32_t item);
-  void EmitMember(const PlanView& plan, int32_t item, int32_t set, MemberPlace place);
+  void EmitBlocks(const PlanView& plan, int32_t item);
+  // Whether the member of any piece is another than before.
+  bool EmitMember(const PlanView& plan, int32_t item, int32_t set, MemberPlace place);
   void OrderItems(const PrefixForestView& forest);
+  void SortByPlace();
   void PlaceTasks();
   void WriteTasks(DeviceImage& lacks, std::byte* image);
   // Tasks of a run of items, from `begin` on.
@@ -125,12 +143,17 @@ class PlanTranslator {
   bool team_ = false;                      // the stream warps of a CTA read each task together
   bool side_ = false;                      // CTAs take stream tasks beside their dense ones
   PlanHeader header_{};                    // but for what changes with every step
-  int64_t num_items_ = 0, num_members_ = 0, num_contributions_ = 0, num_dense_ = 0, num_stream_ = 0;
-  std::vector<DeviceItem> items_;                    // pieces and blocks, in queue order
-  std::vector<uint64_t> order_;                      // of items_: longest first, and as they stand
-  std::vector<SetContributions> set_contributions_;  // [merge set]
-  std::vector<int32_t> arrivals_;                    // [merge set]
-  std::vector<int32_t> piece_ends_;                  // of all items, see ItemPieces
+  uint64_t revision_ = 0;                  // of the plan translated last; 0: unknown
+  int64_t num_items_ = 0, num_members_ = 0, num_emitted_ = 0, num_dense_ = 0, num_stream_ = 0;
+  std::vector<DeviceItem> items_, items_before_;  // pieces and blocks, in queue order; of the plan before
+  std::vector<int32_t> same_as_;              // [items_] the one of items_before_ that it may equal, whose first member it has; -1
+  std::vector<OrderedItem> order_, sorting_;  // of items_: longest first, and as they stand
+  SetTotals sets_;
+  std::vector<Emitted> emitted_;        // [plan item]
+  std::vector<Blocks> blocks_;          // [plan item]
+  std::vector<int32_t> changed_items_;  // of the plan, as it says
+  std::vector<uint8_t> changed_;        // [plan item] to be emitted again
+  std::vector<int32_t> piece_ends_;     // of all items, see ItemPieces
   KeptArray<DeviceMember> members_;
   KeptArray<DeviceContribution> contributions_;
   std::vector<PlacedItem> placed_, placed_before_;  // in task order; of the plan before

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
@@ -287,6 +288,111 @@ TEST(PlanUpload, WarpsWorkAloneWhereThereAreMoreTasksThanSms) {
   EXPECT_TRUE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads)).team);
   EXPECT_FALSE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads + 1)).team);
   EXPECT_FALSE(Translated(OnePrefix(8192, 10, 30)).team) << "a dense task";
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ edits
+
+// What the device has of a plan.
+class Image {
+ public:
+  explicit Image(const PlanLayout& layout) : layout_(layout), memory_(std::make_unique_for_overwrite<std::byte[]>(layout.bytes)) {}
+  std::byte* data() { return memory_.get(); }
+  std::span<const Task> Tasks(bool dense, int64_t count) {
+    return {At<Task>(data(), dense ? layout_.dense_tasks : layout_.stream_tasks), static_cast<size_t>(count)};
+  }
+  std::span<const DeviceMember> MembersOf(const DeviceItem& item) {
+    return {At<DeviceMember>(data(), layout_.members) + item.member_begin, item.member_count};
+  }
+  std::span<const DeviceContribution> ContributionsOf(const DeviceMember& member) {
+    const size_t count = member.state_begin == kDirect ? 0 : member.contribution_count;
+    return {At<DeviceContribution>(data(), layout_.contributions) + member.contribution_begin, count};
+  }
+
+ private:
+  PlanLayout layout_;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+void ExpectSame(Image& image, Image& fresh, bool dense, int64_t tasks) {
+  const auto of_image = image.Tasks(dense, tasks), of_fresh = fresh.Tasks(dense, tasks);
+  for (int64_t t = 0; t < tasks; ++t) {
+    const DeviceItem& item = of_image[t].item;
+    ASSERT_TRUE(of_image[t] == of_fresh[t]) << (dense ? "dense" : "stream") << " task " << t;
+    ASSERT_TRUE(std::ranges::equal(image.MembersOf(item), fresh.MembersOf(item)));
+    for (const DeviceMember& member : image.MembersOf(item)) {
+      ASSERT_TRUE(std::ranges::equal(image.ContributionsOf(member), fresh.ContributionsOf(member)));
+    }
+  }
+}
+
+// Plans edited in place, some of which are never translated, some twice at other lengths; and two device images.
+TEST(PlanUpload, AnEditedPlanIsTranslatedAsAFreshOne) {
+  constexpr std::pair<int32_t, int32_t> kHeads[] = {{8, 2}, {32, 8}, {4, 4}, {8, 1}, {64, 1}, {28, 4}};
+  int64_t emitted = 0, queued = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    std::mt19937 rng(seed);
+    TestForest forest = RandomForest(rng, seed % 5 == 0 ? 9000 : 700);
+    const auto [qo, kv] = kHeads[rng() % std::size(kHeads)];
+    AttentionSpec spec{.num_qo_heads = qo, .num_kv_heads = kv, .head_dim = 128, .deterministic = rng() % 4 == 0};
+    if (rng() % 6 == 0) spec.window = 100;
+    const PlannerOptions options{.policy = static_cast<SharePolicy>(rng() % 3), .force_sharing = rng() % 3 == 0};
+    const PlanCapacity capacity{.max_branches = 32,
+                                .max_queries = 4096,
+                                .max_nodes = 128,
+                                .max_page_slots = 1 << 20,
+                                .page_size = forest.page_size,
+                                .device_images = 2};
+    const int sms = seed % 3 == 0 ? 5 : 20;
+    const MachineModel machine = ShippedMachineModel("h200", sms).value();
+    BackendTraits traits = H200Traits();
+    traits.workers = sms;
+    auto planner = Planner::Create(spec, capacity, options, traits, machine);
+    ASSERT_TRUE(planner.ok()) << planner.status().ToString();
+    const auto make = [&] { return PlanTranslator(spec, capacity, (*planner)->sizes(), machine.sm, sms, kKvTile); };
+    PlanTranslator translator = make();
+    std::array<Image, 2> images = {Image(translator.layout()), Image(translator.layout())};
+    for (int32_t step = 0; step < 60; ++step) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + " step " + std::to_string(step));
+      ASSERT_TRUE((*planner)->Update(forest.Forest()).ok());
+      if (rng() % 8 != 0) {
+        translator.TranslatePlan((*planner)->View(), forest.Forest());
+        translator.WriteImage(images[step % 2].data(), step % 2);
+        PlanTranslator fresh = make();
+        Image whole(fresh.layout());
+        fresh.TranslatePlan((*planner)->View(), forest.Forest());
+        fresh.WriteImage(whole.data());
+        ASSERT_EQ(translator.num_dense_tasks(), fresh.num_dense_tasks());
+        ASSERT_EQ(translator.num_stream_tasks(), fresh.num_stream_tasks());
+        ASSERT_EQ(translator.num_members(), fresh.num_members());
+        ASSERT_EQ(translator.num_contributions(), fresh.num_contributions());
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(images[step % 2], whole, /*dense=*/true, fresh.num_dense_tasks()));
+        ASSERT_NO_FATAL_FAILURE(ExpectSame(images[step % 2], whole, /*dense=*/false, fresh.num_stream_tasks()));
+        emitted += translator.num_emitted();
+        queued += std::ssize(translator.queued().items());
+      }
+      testing::RandomEdit(forest, rng);
+    }
+  }
+  EXPECT_LT(emitted, queued * 7 / 10);
+}
+
+// A request that joins 255 others is read by itself and with the common prefix, for each 128 rows by an item; no other item is
+// emitted again.
+TEST(PlanUpload, ARequestThatComesChangesItsOwnItems) {
+  TestForest forest = OnePrefix(4096, 50, 256);
+  const int32_t root = forest.node_parent[forest.branch_node[0]];
+  auto planner = Planner::Create(kSpec, forest.Capacity(), {}, H200Traits(), ShippedMachineModel("h200", kSms).value());
+  ASSERT_TRUE(planner.ok());
+  PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
+  const auto step = [&] {
+    EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
+    translator.TranslatePlan((*planner)->View(), forest.Forest());
+    return translator.num_emitted();
+  };
+  forest.RemoveBranch(255);
+  EXPECT_EQ(step(), 255 + 8);  // the first plan: all
+  forest.AddBranch(root, 50, 1);
+  EXPECT_EQ(step(), 1 + 8);
 }
 
 }  // namespace

@@ -12,35 +12,46 @@ QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity
     : spec_(spec),
       num_sms_(num_sms),
       pieces_(sizes.max_items),
+      rows_(sizes.max_items),
       reads_(capacity.max_nodes > 0 ? capacity.max_nodes : 2 * capacity.max_branches) {
   items_.reserve(sizes.max_items);
+  joined_.reserve(sizes.max_items);
   tiles_.reserve(sizes.max_items);
 }
 
-void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, const SmCosts& costs) {
+QueuedItems::Rows QueuedItems::CountRows(const PlanView& plan, const WorkItem& item) const {
+  Rows rows;
+  for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
+    const int32_t set_rows = RowsOf(plan.merge_sets[set]);
+    rows.all += set_rows;
+    rows.most_of_set = std::max(rows.most_of_set, set_rows);
+  }
+  return rows;
+}
+
+void QueuedItems::Collect(const PlanView& plan, std::span<const int32_t> changed, const PrefixForestView& forest,
+                          const SmCosts& costs) {
+  for (const int32_t id : changed) rows_[id] = CountRows(plan, plan.items[id]);
   items_.clear();
+  joined_.clear();
   // Only queued items are run: the pools of a plan that is edited in place hold others too.
   for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
     for (const int32_t id : queue) {
       const WorkItem& item = plan.items[id];
-      int32_t rows = 0, most_set_rows = 0;
-      for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
-        const int32_t set_rows = RowsOf(plan.merge_sets[set]);
-        rows += set_rows;
-        most_set_rows = std::max(most_set_rows, set_rows);
-      }
+      const Rows rows = rows_[id];
       const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.page_row]);
       items_.push_back({.item = id,
                         .node = forest.branch_node[item.page_row],
                         .kv_begin = item.kv_begin,
-                        .rows = rows,
-                        .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)),
+                        .rows = rows.all,
+                        .blocks = static_cast<int32_t>(CeilDiv(rows.all, kDenseRows)),
                         .tokens = std::max(0, end - item.kv_begin),
-                        .most_set_rows = most_set_rows});
+                        .most_set_rows = rows.most_of_set});
       pieces_[id] = {.kv_begin = item.kv_begin, .kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
     }
   }
-  if (!spec_.deterministic && JoinPromptTiles(plan)) DropJoined(plan, forest);
+  if (!spec_.deterministic) JoinPromptTiles(plan);
+  if (!joined_.empty()) DropJoined(plan, forest);
   for (QueuedItem& queued : items_) {
     queued.dense = IsDense(queued, costs);
     if (!queued.dense) pieces_[queued.item].block_rows = costs.stream_rows();
@@ -51,10 +62,9 @@ void QueuedItems::Collect(const PlanView& plan, const PrefixForestView& forest, 
 
 // What the row tiles of one prompt read in common gains nothing from being read by items of its own, whose row blocks are the same
 // tiles: each tile reads on through and needs no states. Where there are several tasks to an SM, one group of rows in four stays as
-// it is: its short tiles even out the end. True if any were joined.
-bool QueuedItems::JoinPromptTiles(const PlanView& plan) {
+// it is: its short tiles even out the end.
+void QueuedItems::JoinPromptTiles(const PlanView& plan) {
   int64_t tiles = 0, groups = 0;
-  bool joined = false;
   for (const QueuedItem& queued : items_) tiles += queued.blocks == 1 && pieces_[queued.item].masked;
   const bool leave_some = tiles * spec_.num_kv_heads > num_sms_;
   const auto members_of = [&](const WorkItem& item) { return plan.members.subspan(item.member_begin, item.member_count); };
@@ -90,9 +100,8 @@ bool QueuedItems::JoinPromptTiles(const PlanView& plan) {
       pieces_[tile].masked |= pieces_[queued.item].masked;
     }
     pieces_[queued.item].count = 0;
-    joined = true;
+    joined_.push_back(queued.item);
   }
-  return joined;
 }
 
 // Longest first, as the queues were.

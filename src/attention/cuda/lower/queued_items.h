@@ -31,22 +31,31 @@ class QueuedItems {
  public:
   QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
 
-  // Takes the queued items of a plan, in queue order but where prompts were joined: then longest first.
-  void Collect(const PlanView& plan, const PrefixForestView& forest, const SmCosts& costs);
+  // Takes the queued items of a plan, in queue order but where prompts were joined: then longest first. Rows are counted again of
+  // `changed` items only: all that are not as they were in the plan before.
+  void Collect(const PlanView& plan, std::span<const int32_t> changed, const PrefixForestView& forest, const SmCosts& costs);
 
   std::span<const QueuedItem> items() const { return items_; }
+  std::span<const int32_t> joined() const { return joined_; }  // queued too, but read by tiles of a prompt
   ItemPieces& pieces(int32_t item) { return pieces_[item]; }
   const ItemPieces& pieces(int32_t item) const { return pieces_[item]; }
   // Rows of a merge set under one kv head.
   int32_t RowsOf(const MergeSet& set) const { return set.query_count * spec_.group_size(); }
 
  private:
-  bool JoinPromptTiles(const PlanView& plan);
+  // Under one kv head.
+  struct Rows {
+    int32_t all = 0, most_of_set = 0;
+  };
+  Rows CountRows(const PlanView& plan, const WorkItem& item) const;
+  void JoinPromptTiles(const PlanView& plan);
   void DropJoined(const PlanView& plan, const PrefixForestView& forest);
   AttentionSpec spec_;
   int num_sms_;
   std::vector<ItemPieces> pieces_;  // [plan item]
+  std::vector<Rows> rows_;          // [plan item]
   std::vector<QueuedItem> items_;
+  std::vector<int32_t> joined_;
   std::vector<int32_t> tiles_;  // of a prompt
   ReadCounts reads_;
 };
