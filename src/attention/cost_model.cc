@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/team_cuts.h"
 #include "core/check.h"
 
 namespace coppice::attention {
@@ -148,8 +149,8 @@ double CostModel::StreamNs(const StepShape& shape) const {
 }
 
 bool CostModel::RunsAsTeams(const StepShape& shape) const {
-  return team_lanes_ > 0 && shape.dense_tasks == 0 && shape.stream_tasks * kv_heads_ <= workers_ &&
-         shape.stream_tokens * kv_heads_ <= kMostTeamTokens * workers_;
+  return team_lanes_ > 0 && shape.dense_tasks == 0 &&
+         TeamsRead(shape.stream_tasks * kv_heads_, shape.stream_tokens * kv_heads_, workers_);
 }
 
 int64_t CostModel::TeamSteps(int64_t tokens) const { return CeilDiv(tokens, int64_t{kStreamStepTokens} * team_lanes_); }
@@ -157,11 +158,8 @@ int64_t CostModel::TeamSteps(int64_t tokens) const { return CeilDiv(tokens, int6
 double CostModel::CutTeamsStepNs(const StepShape& shape) const {
   const int64_t tasks = std::max<int64_t>(shape.stream_tasks, 1);
   const int64_t whole = shape.stream_tokens / tasks, pieces = workers_ / (tasks * kv_heads_);
-  const int64_t piece = std::min(whole, std::max<int64_t>(kMinTeamPiece, CeilDiv(whole, pieces)));
-  // As the lowering decides (TeamPiece).
-  const auto short_ns = [&](int64_t tokens) { return static_cast<double>(TeamSteps(tokens)) * machine_.sm.team_short_step_ns; };
-  const bool cuts = shape.merges > 0 || short_ns(whole) > short_ns(piece) + machine_.sm.team_merge_ns;
-  return TeamsStepNs(shape, cuts ? piece : whole, cuts);
+  const int64_t piece = TeamPiece(whole, EvenTeamPiece(whole, pieces), shape.merges > 0, team_lanes_, machine_.sm);
+  return TeamsStepNs(shape, std::min(whole, piece), shape.merges > 0 || piece < whole);
 }
 
 double CostModel::TeamsStepNs(const StepShape& shape, int64_t piece_tokens, bool merges) const {

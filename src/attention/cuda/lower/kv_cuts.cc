@@ -7,6 +7,7 @@
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/lower/cut_rules.h"
 #include "attention/plan_units.h"
+#include "attention/team_cuts.h"
 
 namespace coppice::attention::cuda {
 namespace {
@@ -14,8 +15,8 @@ namespace {
 // Where each SM can have a stream task of its own, and no more, its warps read it as a team, a step each in turn: as much at once
 // as with a task a warp, but an eighth of the states to fold (docs/kernels/hopper.md, "Teams"). The length of a team's pieces:
 // whole items, or as many pieces as there are SMs; 0 where the stream warps of a CTA have a task each.
-int32_t TeamPiece(std::span<const QueuedItem> items, int64_t heads, const std::function<bool()>& merges, int num_sms,
-                  const SmCosts& costs) {
+int32_t ChooseTeamPiece(std::span<const QueuedItem> items, int64_t heads, const std::function<bool()>& merges, int num_sms,
+                        const SmCosts& costs) {
   const auto blocks = [&](const QueuedItem& item) { return CeilDiv(item.rows, kStreamRows) * heads; };
   const auto tasks = [&](int32_t piece) {
     int64_t count = 0;
@@ -29,14 +30,10 @@ int32_t TeamPiece(std::span<const QueuedItem> items, int64_t heads, const std::f
     tokens += item.tokens * blocks(item);
     longest = std::max(longest, item.tokens);
   }
-  if (tokens > kMostTeamTokens * num_sms || tasks(longest) > num_sms) return 0;
-  auto piece = std::max(kMinTeamPiece, static_cast<int32_t>(RoundUp(CeilDiv(tokens, num_sms), kStreamStepTokens)));
-  while (piece < longest && tasks(piece) > num_sms) piece += kStreamStepTokens;
-  const auto steps_ns = [&](int32_t length) {
-    return static_cast<double>(CeilDiv(length, kStreamStepTokens * kStreamWarpsPerSm)) * costs.rates().team_short_step_ns;
-  };
-  const double merge_ns = merges() ? 0 : costs.rates().team_merge_ns;
-  return steps_ns(longest) <= steps_ns(std::min(piece, longest)) + merge_ns ? longest : piece;
+  if (!TeamsRead(tasks(longest), tokens, num_sms)) return 0;
+  auto even = static_cast<int32_t>(RoundUp(EvenTeamPiece(tokens, num_sms), kStreamStepTokens));
+  while (even < longest && tasks(even) > num_sms) even += kStreamStepTokens;
+  return static_cast<int32_t>(TeamPiece(longest, even, merges(), kStreamWarpsPerSm, costs.rates()));
 }
 
 void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most, std::vector<int32_t>& ends) {
@@ -64,7 +61,7 @@ StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, co
       static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, fewest, kMaxShortStreamPiece));
   return {.shortest = shortest,
           .longest = static_cast<int32_t>(std::max<double>(shortest, kLongestStreamPiece * tokens_per_warp)),
-          .team_piece = TeamPiece(items, heads, merges, num_sms, costs)};
+          .team_piece = ChooseTeamPiece(items, heads, merges, num_sms, costs)};
 }
 
 void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends) {
