@@ -28,7 +28,7 @@ if not CHROMIUM or not DRIVER:
 
 MODEL = default_model_or_skip()
 OPTIONS = ["--max-context", 1024, "--model-name", "small"]
-WAIT = 120  # seconds
+WAIT = 600  # seconds; with sanitizers 800 tokens take minutes
 
 # The contrast of each element's text with what is behind it, as WCAG 2.2 defines it: [what, ratio].
 CONTRASTS = """
