@@ -37,15 +37,12 @@ constexpr KernelVariant kVariant{.path = KernelPath::kHopper,
                                  .fold_bytes_per_cta = 0,
                                  .function = nullptr};
 constexpr char kSideKernel = 0;  // its address stands for the kernel
-constexpr KernelVariant kSideVariant{.path = KernelPath::kHopper,
-                                     .dtype = DType::kBF16,
-                                     .head_dim = 128,
-                                     .kv_tile = 128,
-                                     .threads = 512,
-                                     .shared_bytes = 0,
-                                     .ctas_per_sm = 1,
-                                     .fold_bytes_per_cta = 0,
-                                     .function = &kSideKernel};
+constexpr KernelVariant kSideVariant = [] {
+  KernelVariant side = kVariant;
+  side.threads = 512;
+  side.function = &kSideKernel;
+  return side;
+}();
 
 template <class T>
 bool SameBytes(const T* a, const T* b, int64_t count) {
