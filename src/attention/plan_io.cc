@@ -157,12 +157,6 @@ void PutAll(ordered_json& object, const std::array<Field<S, T>, n>& fields, cons
   }
 }
 
-// Into a member that is there already.
-template <class T>
-void PutList(std::span<const T> list, ordered_json* member) {
-  *member = std::vector<T>(list.begin(), list.end());
-}
-
 void PutItems(const PlanView& view, ordered_json* items) {
   *items = ordered_json::array();
   for (const std::span<const int32_t> queue : {view.compute_queue, view.bandwidth_queue}) {

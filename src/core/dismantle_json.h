@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace coppice {
 
@@ -28,6 +30,12 @@ inline nlohmann::ordered_json OrderedObject(size_t members) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   object.get_ref<nlohmann::ordered_json::object_t&>().reserve(members);
   return object;
+}
+
+// Into a member that is there already: a list takes memory when it is destroyed, as it would be where there is none for the member.
+template <class T>
+void PutList(std::span<const T> list, nlohmann::ordered_json* member) {
+  *member = std::vector<T>(list.begin(), list.end());
 }
 
 // Holds a value and dismantles it at its end.

@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "attention/cuda/lower/predicted_step.h"
 #include "attention/plan_units.h"
@@ -74,7 +74,7 @@ std::string DumpTasks(const LoweredView& lowered) {
   ranges = Json::array();
   for (const QueuedItem& item : translator.queued().items()) {
     const ItemPieces& pieces = translator.queued().pieces(item.item);
-    const auto ends = translator.PieceEnds(item.item);
+    const std::span<const int32_t> ends = translator.PieceEnds(item.item);
     Json& range = ranges.emplace_back(Json());
     range = OrderedObject(9);
     range["item"] = item.item;
@@ -83,8 +83,7 @@ std::string DumpTasks(const LoweredView& lowered) {
     range["tokens"] = item.tokens;
     range["rows"] = item.rows;
     range["task_rows"] = pieces.block_rows;
-    Json& piece_ends = range["piece_ends"];  // there before the list, which takes memory when it is destroyed
-    piece_ends = std::vector<int32_t>(ends.begin(), ends.end());
+    PutList(ends, &range["piece_ends"]);
     range["masked"] = pieces.masked;
     range["read_once"] = pieces.read_once;
   }
