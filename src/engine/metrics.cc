@@ -52,11 +52,14 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
 }
 
 void MetricsRecorder::CountMemory(const KvCache::Usage& usage) {
+  step_.kv_bytes_stored = usage.pages_in_use * kv_bytes_per_page_;
+  step_.kv_bytes_stored_unshared = usage.pages_unshared * kv_bytes_per_page_;
+  step_.kv_page_rounding_bytes = step_.kv_bytes_stored - usage.tokens_in_use * kv_bytes_per_token_;
   if (usage.pages_in_use < totals_.peak_pages_used) return;  // the last moment at the peak: its pages are fullest
   totals_.peak_pages_used = usage.pages_in_use;
-  totals_.kv_bytes_stored = usage.pages_in_use * kv_bytes_per_page_;
-  totals_.kv_bytes_stored_unshared = usage.pages_unshared * kv_bytes_per_page_;
-  totals_.kv_page_rounding_bytes = totals_.kv_bytes_stored - usage.tokens_in_use * kv_bytes_per_token_;
+  totals_.kv_bytes_stored = step_.kv_bytes_stored;
+  totals_.kv_bytes_stored_unshared = step_.kv_bytes_stored_unshared;
+  totals_.kv_page_rounding_bytes = step_.kv_page_rounding_bytes;
 }
 
 void MetricsRecorder::CountTime(double seconds) {

@@ -53,6 +53,57 @@ struct Gathered {
   std::vector<int32_t> news;  // samples that finished, -1 for the prompt, in order
 };
 
+// Counters of an engine from some moment on.
+class MetricsSince {
+ public:
+  explicit MetricsSince(EngineMetrics begin) : begin_(std::move(begin)) {}
+
+  // `now`, taken after each step.
+  EngineMetrics Of(EngineMetrics now) {
+    for (const auto count : kCounts) now.*count -= begin_.*count;
+    for (const auto seconds : kSeconds) now.*seconds -= begin_.*seconds;
+    if (begin_.steps == 0) return now;  // the engine's peaks are the only ones
+    const StepMetrics& step = now.last_step;
+    if (step.step > begin_.steps && step.kv_bytes_stored >= peak_.kv_bytes_stored) peak_ = step;
+    now.kv_bytes_stored = peak_.kv_bytes_stored;
+    now.kv_bytes_stored_unshared = peak_.kv_bytes_stored_unshared;
+    now.kv_page_rounding_bytes = peak_.kv_page_rounding_bytes;
+    return now;
+  }
+
+ private:
+  static constexpr int64_t EngineMetrics::*kCounts[] = {&EngineMetrics::steps,
+                                                        &EngineMetrics::prompt_tokens,
+                                                        &EngineMetrics::prefilled_tokens,
+                                                        &EngineMetrics::generated_tokens,
+                                                        &EngineMetrics::cached_tokens,
+                                                        &EngineMetrics::drafted_tokens,
+                                                        &EngineMetrics::accepted_draft_tokens,
+                                                        &EngineMetrics::draft_trees_cut,
+                                                        &EngineMetrics::sample_steps,
+                                                        &EngineMetrics::undrafted_steps,
+                                                        &EngineMetrics::draft_kv_bytes_read,
+                                                        &EngineMetrics::bubbles,
+                                                        &EngineMetrics::graph_steps,
+                                                        &EngineMetrics::preemptions,
+                                                        &EngineMetrics::merged_pages,
+                                                        &EngineMetrics::kv_bytes_read,
+                                                        &EngineMetrics::kv_bytes_read_unshared,
+                                                        &EngineMetrics::decode_steps,
+                                                        &EngineMetrics::decode_graph_steps,
+                                                        &EngineMetrics::decode_kv_bytes_read,
+                                                        &EngineMetrics::decode_kv_bytes_read_unshared,
+                                                        &EngineMetrics::rows,
+                                                        &EngineMetrics::grouped_rows};
+  static constexpr double EngineMetrics::*kSeconds[] = {
+      &EngineMetrics::draft_seconds,  &EngineMetrics::device_idle_seconds, &EngineMetrics::prefill_seconds,
+      &EngineMetrics::decode_seconds, &EngineMetrics::plan_seconds,        &EngineMetrics::forward_seconds,
+      &EngineMetrics::sample_seconds, &EngineMetrics::host_seconds,        &EngineMetrics::detokenize_seconds};
+
+  const EngineMetrics begin_;
+  StepMetrics peak_;
+};
+
 }  // namespace
 
 std::optional<double> Sample::mean_logprob() const { return MeanLogprob(logprobs); }
@@ -86,6 +137,7 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
                               .prompt_tokens = static_cast<int64_t>(request.prompt_ids.size()),
                               .tokens_wanted = int64_t{request.n} * request.max_tokens,
                               .samples = request.n};
+  MetricsSince metrics(engine.Metrics());
   const auto gathered = std::make_shared<Gathered>();  // events may outlive this call if it fails
   request.on_event = [gathered](const StreamEvent& event) { gathered->Add(event); };
   const Result<RequestId> id = engine.Submit(std::move(request));
@@ -98,7 +150,7 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
     }
     const int64_t decode_steps_before = generation.metrics.decode_steps, tokens_before = generation.metrics.generated_tokens;
     COPPICE_ASSIGN_OR_RETURN(more, engine.Step());
-    generation.metrics = engine.Metrics();
+    generation.metrics = metrics.Of(engine.Metrics());
     if (generation.metrics.decode_steps > decode_steps_before)
       generation.decode_tokens += generation.metrics.generated_tokens - tokens_before;
     progress.decode_tokens = generation.decode_tokens;

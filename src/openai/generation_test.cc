@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 #include <thread>
 #include <utility>
+
+#include "engine/engine_harness.h"
 
 namespace coppice::openai {
 namespace {
@@ -154,6 +157,30 @@ TEST(Generate, StopKeepsWhatIsFinished) {
   EXPECT_FALSE(generation->samples[1].finished());
   EXPECT_THAT(generation->samples[1].token_ids, ElementsAre(20, 21));
   ASSERT_EQ(Select(generation->samples, {}).size(), 1u);
+}
+
+// The second request on an engine counts what the same request counts on a fresh one, though the first was larger.
+TEST(Generate, CountsItsOwnStepsOnAnEngineThatRanBefore) {
+  const EngineConfig config = {.model = {.num_pages = 64, .page_size = 4}};
+  const auto request = [](int32_t prompt_tokens, int32_t n, std::string salt) {
+    Request result{.n = n, .max_tokens = 6, .ignore_eos = true, .cache_salt = std::move(salt)};
+    for (int32_t i = 0; i < prompt_tokens; ++i) result.prompt_ids.push_back(1 + i % 7);
+    return result;
+  };
+  EngineHarness fresh(config), used(config);
+  const Result<Generation> expected = Generate(fresh.engine(), request(20, 3, ""), {});
+  ASSERT_TRUE(Generate(used.engine(), request(50, 6, "first"), {}).ok());
+  const Result<Generation> second = Generate(used.engine(), request(20, 3, "second"), {});
+  ASSERT_TRUE(expected.ok() && second.ok());
+  EXPECT_EQ(second->decode_tokens, expected->decode_tokens);
+  for (const auto count :
+       {&EngineMetrics::steps, &EngineMetrics::prompt_tokens, &EngineMetrics::prefilled_tokens, &EngineMetrics::generated_tokens,
+        &EngineMetrics::cached_tokens, &EngineMetrics::decode_steps, &EngineMetrics::decode_kv_bytes_read,
+        &EngineMetrics::kv_bytes_read_unshared, &EngineMetrics::kv_bytes_stored, &EngineMetrics::kv_bytes_stored_unshared,
+        &EngineMetrics::kv_page_rounding_bytes, &EngineMetrics::rows})
+    EXPECT_EQ(second->metrics.*count, expected->metrics.*count);
+  EXPECT_GT(second->metrics.kv_bytes_stored, 0);
+  EXPECT_LT(second->metrics.kv_bytes_stored, used.engine().Metrics().kv_bytes_stored);
 }
 
 TEST(Generate, ReturnsTheEnginesErrors) {
