@@ -5,11 +5,14 @@ import csv
 import json
 import os
 import re
+import signal
+import subprocess
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
-from program import TINY, coppice
+from program import COPPICE, TINY, coppice
 
 
 class Page(html.parser.HTMLParser):
@@ -156,6 +159,93 @@ class BenchDecodeTest(unittest.TestCase):
         done = coppice("bench", "decode", "--model", TINY, "--modes", "tree,all")
         self.assertEqual(done.returncode, 2)
         self.assertIn("'all' is no mode; expected tree, one-level, store, none or no-attention", done.stderr)
+
+
+    def rows(self, *args):
+        """The rows of the report of `bench decode ARGS`, which must succeed, by prompt, samples and mode; and what it printed."""
+        done = coppice("bench", "decode", "--model", TINY, "--max-tokens", 4, *args, "--out", self.out)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        with open(self.out, encoding="utf-8") as file:
+            rows = json.load(file)["rows"]
+        return {(row["prompt_tokens"], row["samples"], row["sharing"]): row for row in rows}, done.stdout
+
+    def test_all_cases_of_a_mode_on_one_engine(self):
+        """Each case counts what it counts on an engine of its own: nothing comes from the cache, and peaks are its own, though the largest is first."""
+        args = ("--prompt-tokens", "100,40", "-n", "5,2", "--modes", "tree,none,no-attention", "--repeats", 2)
+        alone, _ = self.rows(*args, "--engine-per", "run")
+        together, printed = self.rows(*args, "--engine-per", "mode")
+        self.assertEqual(list(together), list(alone))
+        self.assertEqual(len(together), 12)
+        for case, row in together.items():
+            for key in ("runs", "steps", "decode_steps", "kv_bytes_read_per_step", "kv_bytes_stored"):
+                self.assertEqual(row[key], alone[case][key], (case, key))
+            self.assertEqual(row["runs"], 2)
+            for key in ("first_token_seconds", "peak_rss_bytes"):
+                self.assertGreater(alone[case][key], 0)
+                if case[:2] == (100, 5):
+                    self.assertGreater(row[key], 0, "the first case of an engine")
+                else:
+                    self.assertIsNone(row[key], case)
+        lines = [line.split() for line in printed.splitlines()]
+        self.assertEqual([line[2] for line in lines[1:13]], ["tree"] * 4 + ["none"] * 4 + ["no-attention"] * 4, "in the order of the measurement")
+        self.assertEqual([line[-1] == "-" for line in lines[1:13]], [False, True, True, True] * 3)
+        # --device auto is the CPU here or a GPU; a CPU takes an engine a run.
+        with open(self.out, encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["engine_per"], "mode")
+        self.rows("--prompt-tokens", 8, "-n", 1, "--modes", "tree", "--repeats", 1, "--device", "cpu")
+        with open(self.out, encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["engine_per"], "run")
+        done = coppice("bench", "decode", "--model", TINY, "--engine-per", "case")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'case' is none of auto, run and mode", done.stderr)
+
+    def test_a_case_without_room_leaves_the_engine_to_the_others(self):
+        done = coppice("bench", "decode", "--model", TINY, "--prompt-tokens", "64,16", "-n", "16,2", "--max-tokens", 32, "--repeats", 2, "--kv-cache", "256kb",
+                       "--modes", "none", "--engine-per", "mode", "--out", self.out)
+        self.assertEqual(done.returncode, 0, done)
+        with open(self.out, encoding="utf-8") as file:
+            rows = json.load(file)["rows"]
+        self.assertEqual([(row["prompt_tokens"], row["samples"], "out_of_memory" in row) for row in rows],
+                         [(64, 16, True), (64, 2, False), (16, 16, True), (16, 2, False)])
+        self.assertRegex(done.stdout, r"64 +16 +none +x +x +x +x\n")
+
+    def test_an_interrupted_measurement_keeps_what_it_has(self):
+        """Rows are printed and in the reports as they are measured; Ctrl-C ends the command, and a case under way counts its runs so far."""
+        csv_path = os.path.join(os.path.dirname(self.out), "out.csv")
+        prompts = ",".join(str(tokens) for tokens in range(8, 208))
+        for per in ("run", "mode"):
+            command = [COPPICE, "bench", "decode", "--model", TINY, "--prompt-tokens", prompts, "-n", "2", "--max-tokens", "4", "--modes", "tree", "--repeats", "1",
+                       "--engine-per", per, "--out", self.out, "--csv", csv_path]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+                head, first = process.stdout.readline(), process.stdout.readline()
+                self.assertIn("decode t/s", head)
+                self.assertRegex(first, r"^ +8 +2 +tree ")
+                process.send_signal(signal.SIGINT)
+                rest, errors = process.stdout.read(), process.stderr.read()
+            self.assertEqual((process.returncode, errors), (130, ""))
+            with open(self.out, encoding="utf-8") as file:
+                rows = json.load(file)["rows"]
+            with open(csv_path, encoding="utf-8", newline="") as file:
+                lines = list(csv.DictReader(file))
+            measured = 1 + len(rest.splitlines())
+            self.assertLess(measured, 200)
+            self.assertEqual([row["prompt_tokens"] for row in rows], list(range(8, 8 + measured)))
+            self.assertEqual(len(lines), measured)
+            os.remove(self.out)
+
+        command = [COPPICE, "bench", "decode", "--model", TINY, "--prompt-tokens", "8", "-n", "2", "--max-tokens", "4", "--modes", "tree", "--repeats", "1000", "--out", self.out]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            deadline = time.monotonic() + 60
+            while not os.path.exists(self.out) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            printed, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        self.assertEqual(len(printed.splitlines()), 2, "the head and the one case")
+        with open(self.out, encoding="utf-8") as file:
+            (row,) = json.load(file)["rows"]
+        self.assertGreaterEqual(row["runs"], 1)
+        self.assertLess(row["runs"], 1000)
 
 
 class RandomWeightsTest(unittest.TestCase):

@@ -6,22 +6,28 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/bench/bench_support.h"
 #include "cli/bench/decode_report.h"
+#include "cli/interrupt.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "core/device.h"
+#include "core/thread_pool.h"
+#include "engine/open_device.h"
 #include "openai/generation.h"
 
 namespace coppice::cli {
@@ -60,11 +66,26 @@ Result<std::vector<Mode>> ParseModes(std::string_view text) {
   }
 }
 
+// How long an engine lives.
+enum class EngineLife : uint8_t {
+  kAuto,  // kMode on a GPU, where loading takes longest; else kRun
+  kRun,   // one run of a case, in a process of its own: its peak memory is its own
+  kMode,  // all cases of a mode, one after the other
+};
+
+Result<EngineLife> ParseEngineLife(std::string_view text) {
+  if (text == "auto") return EngineLife::kAuto;
+  if (text == "run") return EngineLife::kRun;
+  if (text == "mode") return EngineLife::kMode;
+  return InvalidArgument(fmt::format("'{}' is none of auto, run and mode", text));
+}
+
 struct BenchDecodeOptions {
   EngineOptions engine;
   std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
   std::vector<Mode> modes = AllSharingModes();
   int32_t max_tokens = 32, repeats = 3;
+  EngineLife engine_life = EngineLife::kAuto;
   std::string config, out, csv, html;
   std::vector<double> roofline;  // TB/s, TFLOP/s, or empty
 };
@@ -74,24 +95,67 @@ struct Case {
   Mode mode;
 };
 
-// One job on a fresh engine. Token ids are arbitrary but fixed: speed does not depend on them, and end-of-text is ignored.
-Result<ordered_json> Measure(EngineOptions options, const Case& job, int32_t max_tokens) {
-  options.sharing = job.mode.sharing;
-  options.without_attention = !job.mode.attends;
-  options.max_running = std::max(options.max_running, job.samples);
-  const auto begin = std::chrono::steady_clock::now();
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
-  const std::chrono::duration<double> started = std::chrono::steady_clock::now() - begin;
-  Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
-  for (int32_t i = 0; i < job.prompt_tokens; ++i) request.prompt_ids.push_back(1 + i * 31 % 200);
-  COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, openai::Generate(*engine, request, {}));
-  if (const int64_t preempted = engine->Metrics().preemptions; preempted > 0)
-    return ResourceExhausted(
-        fmt::format("{} of {} samples gave their pages up: their KV does not fit beside each other", preempted, job.samples));
-  ordered_json stats = ToJson(MakeRunStats(options, generation));
-  stats["first_token_seconds"] = started.count() + generation.metrics.prefill_seconds;
-  return stats;
+// Whether the device that `options` name is a GPU. Asked in a child process: one that has used a GPU cannot fork any more.
+Result<bool> RunsOnGpu(const EngineOptions& options) {
+  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
+  if (!name.optional) return name.kind == DeviceKind::kCuda;
+  COPPICE_ASSIGN_OR_RETURN(const ordered_json answer, MeasureInChild([&]() -> Result<ordered_json> {
+                             ThreadPool threads(1);
+                             COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device,
+                                                      OpenDevice(name, options.dtype, &threads));
+                             return ordered_json(device->kind() == DeviceKind::kCuda);
+                           }));
+  return answer.get<bool>();
 }
+
+EngineOptions OptionsFor(EngineOptions options, const Mode& mode, int32_t samples) {
+  options.sharing = mode.sharing;
+  options.without_attention = !mode.attends;
+  options.max_running = std::max(options.max_running, samples);
+  return options;
+}
+
+// An engine, and how long it took to begin.
+class MeasuredEngine {
+ public:
+  static Result<MeasuredEngine> Create(const EngineOptions& options) {
+    const auto begin = std::chrono::steady_clock::now();
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options));
+    return MeasuredEngine(options, std::move(engine), std::chrono::steady_clock::now() - begin);
+  }
+
+  // Runs a case, of which nothing is in the cache. What only a fresh engine can say, the time from its begin to the first token and
+  // the case's peak of the process's memory, is null in all runs but the first. Token ids are arbitrary but fixed: speed does not
+  // depend on them, and end-of-text is ignored.
+  Result<ordered_json> Run(const Case& job, int32_t max_tokens) {
+    const bool is_first = runs_ == 0;
+    Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
+    if (!is_first) request.cache_salt = fmt::format("run {}", runs_);
+    ++runs_;
+    for (int32_t i = 0; i < job.prompt_tokens; ++i) request.prompt_ids.push_back(1 + i * 31 % 200);
+    Result<openai::Generation> generation = openai::Generate(*engine_, std::move(request), {});
+    for (bool more = true; more;) {  // a step that was launched ahead, and what a failed request left
+      COPPICE_ASSIGN_OR_RETURN(more, engine_->Step());
+    }
+    COPPICE_RETURN_IF_ERROR(generation.status());
+    if (const int64_t preempted = generation->metrics.preemptions; preempted > 0)
+      return ResourceExhausted(
+          fmt::format("{} of {} samples gave their pages up: their KV does not fit beside each other", preempted, job.samples));
+    ordered_json stats = ToJson(MakeRunStats(options_, *generation));
+    stats["first_token_seconds"] = is_first ? ordered_json(start_.count() + generation->metrics.prefill_seconds) : ordered_json();
+    if (!is_first) stats["peak_rss_bytes"] = nullptr;
+    return stats;
+  }
+
+ private:
+  MeasuredEngine(const EngineOptions& options, std::unique_ptr<Engine> engine, std::chrono::duration<double> start)
+      : options_(options), engine_(std::move(engine)), start_(start) {}
+
+  EngineOptions options_;
+  std::unique_ptr<Engine> engine_;
+  std::chrono::duration<double> start_;
+  int64_t runs_ = 0;
+};
 
 // A case that memory has no room for.
 ordered_json WithoutRoom(const Case& job, const Status& status) {
@@ -101,24 +165,28 @@ ordered_json WithoutRoom(const Case& job, const Status& status) {
           {"out_of_memory", status.message()}};
 }
 
-// Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat.
+// Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat. Null: measured by
+// none of the runs.
 ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
   const auto median = [&](const char* key) {
     std::vector<double> values;
-    for (const ordered_json& run : runs) values.push_back(run[key]);
-    return Median(std::move(values));
+    for (const ordered_json& run : runs) {
+      if (!run[key].is_null()) values.push_back(run[key]);
+    }
+    return values.empty() ? ordered_json() : ordered_json(Median(std::move(values)));
   };
   std::vector<double> decode;
   for (const ordered_json& run : runs) decode.push_back(run["decode_tokens_per_second"]);
   const auto [slowest, fastest] = std::ranges::minmax(decode);
   const double decode_steps = std::max(1.0, runs.front()["decode_steps"].get<double>());
-  const double graph_steps = runs.front()["decode_graph_steps"].get<double>(), seconds = median("decode_seconds");
+  const double graph_steps = runs.front()["decode_graph_steps"].get<double>(), seconds = median("decode_seconds").get<double>();
   // What a step takes over what its graph does on the device: all steps but a few are graphs.
   const ordered_json over_graph =
-      graph_steps > 0 ? ordered_json(seconds / (seconds - median("device_idle_seconds"))) : ordered_json();
+      graph_steps > 0 ? ordered_json(seconds / (seconds - median("device_idle_seconds").get<double>())) : ordered_json();
   return {{"prompt_tokens", job.prompt_tokens},
           {"samples", job.samples},
           {"sharing", job.mode.name()},
+          {"runs", runs.size()},
           {"decode_tokens_per_second", median("decode_tokens_per_second")},
           {"decode_tokens_per_second_range", {slowest, fastest}},
           {"prefill_tokens_per_second", median("prefill_tokens_per_second")},
@@ -137,67 +205,166 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
           {"first_token_seconds", median("first_token_seconds")}};
 }
 
-Result<ExitCode> BenchDecode(BenchDecodeOptions options) {
-  COPPICE_RETURN_IF_ERROR(Validate(options.engine));
-  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
-  COPPICE_RETURN_IF_ERROR(CheckReport(options.csv, "--csv"));
-  COPPICE_RETURN_IF_ERROR(CheckReport(options.html, "--html"));
-  COPPICE_RETURN_IF_ERROR(FindBenchModel(options.engine, options.config));
-  std::vector<Case> cases;
-  for (const int32_t prompt : options.prompt_tokens) {
-    for (const int32_t samples : options.samples) {
-      for (const Mode mode : options.modes) cases.push_back({prompt, samples, mode});
-    }
-  }
-  std::vector<std::vector<ordered_json>> runs(cases.size());
-  std::vector<Status> without_room(cases.size());
-  for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
-    for (size_t c = 0; c < cases.size(); ++c) {
-      if (isatty(STDERR_FILENO))
-        std::cerr << fmt::format("\r\x1b[Krepeat {}/{}, case {}/{}", repeat + 1, options.repeats, c + 1, cases.size());
-      if (!without_room[c].ok()) continue;
-      Result<ordered_json> stats = MeasureInChild([&] { return Measure(options.engine, cases[c], options.max_tokens); });
-      if (!stats.ok() && stats.status().code() == StatusCode::kResourceExhausted) {
-        without_room[c] = stats.status();
-        continue;
-      }
-      COPPICE_RETURN_IF_ERROR(stats.status());
-      runs[c].push_back(*std::move(stats));
-    }
-  }
-  if (isatty(STDERR_FILENO)) std::cerr << "\r\x1b[K";
+// The measurement: what each case gave so far is printed and in the reports as soon as it is there.
+class BenchDecode {
+ public:
+  explicit BenchDecode(BenchDecodeOptions options) : options_(std::move(options)) {}
 
-  ordered_json report = {{"model", options.engine.model_path.substr(options.engine.model_path.find_last_of('/') + 1)},
-                         {"device", options.engine.device},
-                         {"dtype", Name(options.engine.dtype)},
-                         {"page_size", options.engine.page_size},
-                         {"cpu", CpuName()},
-                         {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
-                         {"threads", options.engine.num_threads},
-                         {"max_tokens", options.max_tokens},
-                         {"repeats", options.repeats},
-                         {"rows", ordered_json::array()}};
-  COPPICE_RETURN_IF_ERROR(Print(FormatDecodeHead()));
-  for (size_t c = 0; c < cases.size(); ++c) {
-    report["rows"].push_back(without_room[c].ok() ? Summarize(cases[c], runs[c]) : WithoutRoom(cases[c], without_room[c]));
-    COPPICE_RETURN_IF_ERROR(Print(FormatDecodeRow(report["rows"].back())));
+  Result<ExitCode> Run() {
+    COPPICE_RETURN_IF_ERROR(Validate(options_.engine));
+    COPPICE_RETURN_IF_ERROR(CheckReport(options_.out, "--out"));
+    COPPICE_RETURN_IF_ERROR(CheckReport(options_.csv, "--csv"));
+    COPPICE_RETURN_IF_ERROR(CheckReport(options_.html, "--html"));
+    COPPICE_RETURN_IF_ERROR(FindBenchModel(options_.engine, options_.config));
+    for (const int32_t prompt : options_.prompt_tokens) {
+      for (const int32_t samples : options_.samples) {
+        for (const Mode mode : options_.modes) cases_.push_back({.job = {prompt, samples, mode}, .runs = {}, .without_room = {}});
+      }
+    }
+    if (options_.engine_life == EngineLife::kAuto) {
+      COPPICE_ASSIGN_OR_RETURN(const bool on_gpu, RunsOnGpu(options_.engine));
+      options_.engine_life = on_gpu ? EngineLife::kMode : EngineLife::kRun;
+    }
+    CatchFirstInterrupt();
+    const Status status = options_.engine_life == EngineLife::kMode ? MeasureByMode() : MeasureByRun();
+    ShowProgress("");
+    if (!status.ok() && status.code() != StatusCode::kCancelled) return status;
+    for (Measured& measured : cases_) COPPICE_RETURN_IF_ERROR(PrintRow(measured));  // those that were interrupted
+    for (const Measured& measured : cases_) {
+      if (!measured.without_room.ok()) std::cerr << fmt::format("x: {}\n", measured.without_room.message());
+    }
+    COPPICE_RETURN_IF_ERROR(PrintAttention());
+    return status.ok() ? ExitCode::kOk : ExitCode::kInterrupted;
   }
-  for (const Status& status : without_room) {
-    if (!status.ok()) std::cerr << fmt::format("x: {}\n", status.message());
+
+ private:
+  struct Measured {
+    Case job;
+    std::vector<ordered_json> runs;
+    Status without_room;
+    bool is_printed = false;
+
+    bool is_empty() const { return runs.empty() && without_room.ok(); }
+    ordered_json row() const { return without_room.ok() ? Summarize(job, runs) : WithoutRoom(job, without_room); }
+  };
+
+  // Modes, and all else, in turns.
+  Status MeasureByRun() {
+    for (int32_t repeat = 0; repeat < options_.repeats; ++repeat) {
+      for (size_t c = 0; c < cases_.size(); ++c) {
+        ShowProgress(fmt::format("repeat {}/{}, case {}/{}", repeat + 1, options_.repeats, c + 1, cases_.size()));
+        if (!cases_[c].without_room.ok()) continue;
+        const Case& job = cases_[c].job;
+        Result<ordered_json> stats = MeasureInChild([&]() -> Result<ordered_json> {
+          COPPICE_ASSIGN_OR_RETURN(MeasuredEngine engine,
+                                   MeasuredEngine::Create(OptionsFor(options_.engine, job.mode, job.samples)));
+          return engine.Run(job, options_.max_tokens);
+        });
+        COPPICE_RETURN_IF_ERROR(Take(cases_[c], std::move(stats)));
+      }
+    }
+    return OkStatus();
   }
-  if (std::ranges::any_of(options.modes, [](const Mode& mode) { return !mode.attends; })) {
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options.engine));
+
+  Status MeasureByMode() {
+    const int32_t samples = std::ranges::max(options_.samples);
+    std::vector<std::string_view> measured_modes;
+    for (const Mode& mode : options_.modes) {
+      if (std::ranges::find(measured_modes, mode.name()) != measured_modes.end()) continue;
+      measured_modes.push_back(mode.name());
+      ShowProgress(fmt::format("{}: starting", mode.name()));
+      const auto measure = [&](const TakeMeasured& give) -> Status {
+        Result<MeasuredEngine> engine = MeasuredEngine::Create(OptionsFor(options_.engine, mode, samples));
+        for (size_t c = 0; c < cases_.size(); ++c) {
+          if (cases_[c].job.mode.name() != mode.name()) continue;
+          bool has_room = true;
+          for (int32_t repeat = 0; has_room && repeat < options_.repeats; ++repeat) {
+            Result<ordered_json> stats =
+                engine.ok() ? engine->Run(cases_[c].job, options_.max_tokens) : Result<ordered_json>(engine.status());
+            has_room = stats.ok();
+            if (!has_room && stats.status().code() != StatusCode::kResourceExhausted) return stats.status();
+            COPPICE_RETURN_IF_ERROR(give(has_room ? ordered_json{{"case", c}, {"stats", *std::move(stats)}}
+                                                  : ordered_json{{"case", c}, {"without_room", stats.status().message()}}));
+          }
+        }
+        return OkStatus();
+      };
+      COPPICE_RETURN_IF_ERROR(MeasureInChild(measure, [&](ordered_json run) {
+        Measured& measured = cases_[run["case"].get<size_t>()];
+        return Take(measured, run.contains("stats") ? Result<ordered_json>(std::move(run["stats"]))
+                                                    : ResourceExhausted(run["without_room"].get<std::string>()));
+      }));
+    }
+    return OkStatus();
+  }
+
+  // A run of a case ended.
+  Status Take(Measured& measured, Result<ordered_json> stats) {
+    if (stats.ok()) {
+      measured.runs.push_back(*std::move(stats));
+    } else if (stats.status().code() == StatusCode::kResourceExhausted) {
+      measured.without_room = stats.status();
+    } else {
+      return stats.status();
+    }
+    if (std::ssize(measured.runs) == options_.repeats || !measured.without_room.ok()) COPPICE_RETURN_IF_ERROR(PrintRow(measured));
+    return WriteReports(Report());
+  }
+
+  // The last line of a terminal, without a line break; "" removes it.
+  static void ShowProgress(std::string_view text) {
+    if (isatty(STDERR_FILENO)) std::cerr << "\r\x1b[K" << text << std::flush;
+  }
+
+  Status PrintRow(Measured& measured) {
+    if (measured.is_empty() || std::exchange(measured.is_printed, true)) return OkStatus();
+    ShowProgress("");
+    return Print((std::exchange(has_head_, true) ? "" : FormatDecodeHead()) + FormatDecodeRow(measured.row()));
+  }
+
+  // What attention takes, where the step without it is there to compare; reports have it then, too.
+  Status PrintAttention() {
+    if (std::ranges::none_of(options_.modes, [](const Mode& mode) { return !mode.attends; })) return OkStatus();
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options_.engine));
     std::optional<Roofline> roofline;
-    if (!options.roofline.empty())
-      roofline = {.bytes_per_second = 1e12 * options.roofline[0], .flops_per_second = 1e12 * options.roofline[1]};
-    AddAttention(checkpoint->config(), options.max_tokens, roofline, &report["rows"]);
+    if (!options_.roofline.empty())
+      roofline = {.bytes_per_second = 1e12 * options_.roofline[0], .flops_per_second = 1e12 * options_.roofline[1]};
+    ordered_json report = Report();
+    AddAttention(checkpoint->config(), options_.max_tokens, roofline, &report["rows"]);
     COPPICE_RETURN_IF_ERROR(Print(FormatAttention(checkpoint->config(), report["rows"])));
+    return WriteReports(report);
   }
-  COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
-  COPPICE_RETURN_IF_ERROR(WriteReport(options.csv, DecodeReportCsv(report["rows"]), "--csv"));
-  COPPICE_RETURN_IF_ERROR(WriteReport(options.html, DecodeReportHtml(report), "--html"));
-  return ExitCode::kOk;
-}
+
+  // In the order of the cases, those that ran.
+  ordered_json Report() const {
+    const EngineOptions& engine = options_.engine;
+    ordered_json report = {{"model", engine.model_path.substr(engine.model_path.find_last_of('/') + 1)},
+                           {"device", engine.device},
+                           {"dtype", Name(engine.dtype)},
+                           {"page_size", engine.page_size},
+                           {"cpu", CpuName()},
+                           {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
+                           {"threads", engine.num_threads},
+                           {"max_tokens", options_.max_tokens},
+                           {"repeats", options_.repeats},
+                           {"engine_per", options_.engine_life == EngineLife::kMode ? "mode" : "run"},
+                           {"rows", ordered_json::array()}};
+    for (const Measured& measured : cases_) {
+      if (!measured.is_empty()) report["rows"].push_back(measured.row());
+    }
+    return report;
+  }
+
+  Status WriteReports(const ordered_json& report) const {
+    COPPICE_RETURN_IF_ERROR(WriteReport(options_.out, report.dump(1) + "\n", "--out"));
+    COPPICE_RETURN_IF_ERROR(WriteReport(options_.csv, DecodeReportCsv(report["rows"]), "--csv"));
+    return WriteReport(options_.html, DecodeReportHtml(report), "--html");
+  }
+
+  BenchDecodeOptions options_;
+  std::vector<Measured> cases_;
+  bool has_head_ = false;  // the head of the table was printed
+};
 
 }  // namespace
 
@@ -217,6 +384,9 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
+  AddParsed<EngineLife>(*command, "--engine-per", options->engine_life, ParseEngineLife,
+                        "run: each run of a case on a fresh engine in a process of its own; mode: all cases of a mode on one "
+                        "engine, which loads the model once; auto (default): mode on a GPU, run on a CPU");
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   command->add_option("--csv", options->csv, "Write it to this file as CSV, a line a case")->check(NotEmpty());
   command->add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
@@ -231,7 +401,7 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
   AddEngineOptions(*command, options->engine);
   AddWeightsOptions(*command, options->engine, options->config);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured
-  return {command, [options] { return BenchDecode(*options); }};
+  return {command, [options] { return BenchDecode(*options).Run(); }};
 }
 
 }  // namespace coppice::cli

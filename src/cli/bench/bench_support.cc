@@ -1,17 +1,21 @@
 #include "cli/bench/bench_support.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "attention/cost_model.h"
 #include "cli/bench/report_page.h"
+#include "cli/interrupt.h"
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
 #include "cli/run_options.h"
@@ -51,6 +55,26 @@ Result<BenchWeights> ParseBenchWeights(std::string_view text) {
   return BenchWeights{.form = *form};
 }
 
+// Hands over what a child measured: its pipe has an object a line, of which the last one says how it ended.
+Status TakeFromChild(int pipe, const TakeMeasured& take) {
+  constexpr int kMilliseconds = 100;  // until an interruption that came just before the wait is noticed
+  std::string text;
+  std::array<char, 4096> piece;
+  for (;;) {
+    for (size_t end; (end = text.find('\n')) != text.npos; text.erase(0, end + 1)) {
+      ordered_json line = ordered_json::parse(text.substr(0, end));
+      if (line.contains("error")) return Status(static_cast<StatusCode>(line["code"].get<int>()), line["error"].get<std::string>());
+      COPPICE_RETURN_IF_ERROR(take(std::move(line["measured"])));
+    }
+    if (Interrupted()) return Status(StatusCode::kCancelled, "interrupted");
+    pollfd ready = {.fd = pipe, .events = POLLIN, .revents = 0};
+    if (poll(&ready, 1, kMilliseconds) <= 0) continue;
+    const ssize_t count = read(pipe, piece.data(), piece.size());
+    if (count <= 0) return Internal("the measuring process ended early; is there enough memory?");
+    text.append(piece.data(), static_cast<size_t>(count));
+  }
+}
+
 }  // namespace
 
 void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config) {
@@ -79,28 +103,38 @@ Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine) 
   return engine.random_weights ? MakeRandomCheckpoint(engine.model_path) : Checkpoint::Open(engine.model_path);
 }
 
-Result<ordered_json> MeasureInChild(const std::function<Result<ordered_json>()>& measure) {
+Status MeasureInChild(const std::function<Status(const TakeMeasured& give)>& measure, const TakeMeasured& take) {
   int ends[2];
   if (pipe(ends) != 0) return Internal(fmt::format("pipe: {}", std::strerror(errno)));
   const pid_t child = fork();
   if (child < 0) return Internal(fmt::format("fork: {}", std::strerror(errno)));
   if (child == 0) {
-    const Result<ordered_json> result = CatchExhaustion("measuring", measure);
-    const ordered_json error = {{"error", result.status().message()}, {"code", static_cast<int>(result.status().code())}};
-    const std::string text = (result.ok() ? *result : error).dump();
-    _exit(WriteAll(ends[1], text, "the pipe").ok() ? 0 : 1);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would hear of it any more
+    close(ends[0]);
+    const auto write = [&](const ordered_json& line) { return WriteAll(ends[1], line.dump() + "\n", "the pipe"); };
+    const auto give = [&](ordered_json object) { return write({{"measured", std::move(object)}}); };
+    const Status status = CatchExhaustion("measuring", [&] { return measure(give); });
+    _exit(write({{"code", static_cast<int>(status.code())}, {"error", status.message()}}).ok() ? 0 : 1);
   }
   close(ends[1]);
-  std::string text;
-  std::array<char, 4096> piece;
-  for (ssize_t count; (count = read(ends[0], piece.data(), piece.size())) > 0;)
-    text.append(piece.data(), static_cast<size_t>(count));
+  const Status status = TakeFromChild(ends[0], take);
   close(ends[0]);
+  kill(child, SIGKILL);  // where it has not ended by itself
   waitpid(child, nullptr, 0);
-  ordered_json result = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!result.is_object()) return Internal("the measuring process ended early; is there enough memory?");
-  if (result.contains("error"))
-    return Status(static_cast<StatusCode>(result["code"].get<int>()), result["error"].get<std::string>());
+  return status;
+}
+
+Result<ordered_json> MeasureInChild(const std::function<Result<ordered_json>()>& measure) {
+  ordered_json result;
+  COPPICE_RETURN_IF_ERROR(MeasureInChild(
+      [&](const TakeMeasured& give) -> Status {
+        COPPICE_ASSIGN_OR_RETURN(ordered_json object, measure());
+        return give(std::move(object));
+      },
+      [&](ordered_json object) {
+        result = std::move(object);
+        return OkStatus();
+      }));
   return result;
 }
 

@@ -29,9 +29,13 @@ Status FindBenchModel(EngineOptions& engine, const std::string& config);
 // Opens what FindBenchModel found.
 Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine);
 
-// Runs `measure` in a child process, so that its peak memory is its own, and returns its object or error. Called before this
-// process has threads.
+// Runs `measure` in a child process, so that its peak memory is its own, and returns its object or error. CANCELLED, and the child
+// has ended, once the user interrupted this process (CatchFirstInterrupt). Called before this process has threads.
 Result<nlohmann::ordered_json> MeasureInChild(const std::function<Result<nlohmann::ordered_json>()>& measure);
+// The same for a measurement of many objects: each that it gives to its argument comes to `take` here at once, in order. An error
+// of `take` ends the child and is returned.
+using TakeMeasured = std::function<Status(nlohmann::ordered_json)>;
+Status MeasureInChild(const std::function<Status(const TakeMeasured& give)>& measure, const TakeMeasured& take);
 
 double Median(std::vector<double> values);
 

@@ -23,6 +23,8 @@ constexpr std::string_view kWithoutAttention = "no-attention";
 
 bool HasRoom(const ordered_json& row) { return !row.contains("out_of_memory"); }
 double Number(const ordered_json& row, const char* key) { return row[key].get<double>(); }
+// "-" where nothing was measured.
+std::string Bytes(const ordered_json& row, const char* key) { return row[key].is_null() ? "-" : FormatBytes(Number(row, key)); }
 std::string Mode(const ordered_json& row) { return row["sharing"].get<std::string>(); }
 
 const ordered_json* FindRow(const ordered_json& rows, const ordered_json& like, std::string_view mode) {
@@ -89,7 +91,7 @@ std::string Table(const ordered_json& rows) {
                         row["step_over_graph"].is_null() ? "-" : fmt::format("{:.3f}", Number(row, "step_over_graph")),
                         Number(row, "prefill_tokens_per_second"));
     for (const char* key : {"kv_bytes_read_per_step", "kv_bytes_stored", "peak_rss_bytes"})
-      html += fmt::format("<td>{}</td>", FormatBytes(Number(row, key)));
+      html += fmt::format("<td>{}</td>", Bytes(row, key));
     html += "</tr>\n";
   }
   return html + "</table></div>\n";
@@ -107,12 +109,14 @@ std::string FormatDecodeRow(const ordered_json& row) {
       fmt::format("{:>6} {:>4}  {:<12}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), Mode(row));
   if (!HasRoom(row)) return begin + fmt::format(" {:>10} {:>10} {:>12} {:>10}\n", "x", "x", "x", "x");
   const bool graphs = Number(row, "graph_steps") > 0;
-  return begin + fmt::format(" {:>10.1f} {:>10.1f} {:>12} {:>10} {:>9.3f} {:>7} {:>8} {:>8.2f}\n",
+  const auto number = [&](const char* key, int digits) {
+    return row[key].is_null() ? "-" : fmt::format("{:.{}f}", Number(row, key), digits);
+  };
+  return begin + fmt::format(" {:>10.1f} {:>10.1f} {:>12} {:>10} {:>9.3f} {:>7} {:>8} {:>8}\n",
                              Number(row, "decode_tokens_per_second"), Number(row, "prefill_tokens_per_second"),
-                             FormatBytes(Number(row, "kv_bytes_read_per_step")), FormatBytes(Number(row, "peak_rss_bytes")),
-                             Number(row, "step_ms"), graphs ? fmt::format("{:.1f}%", 100 * Number(row, "graph_step_share")) : "-",
-                             row["step_over_graph"].is_null() ? "-" : fmt::format("{:.3f}", Number(row, "step_over_graph")),
-                             Number(row, "first_token_seconds"));
+                             Bytes(row, "kv_bytes_read_per_step"), Bytes(row, "peak_rss_bytes"), Number(row, "step_ms"),
+                             graphs ? fmt::format("{:.1f}%", 100 * Number(row, "graph_step_share")) : "-",
+                             number("step_over_graph", 3), number("first_token_seconds", 2));
 }
 
 void AddAttention(const ModelConfig& model, int32_t max_tokens, const std::optional<Roofline>& roofline, ordered_json* rows) {
@@ -171,9 +175,10 @@ std::string DecodeReportCsv(const ordered_json& rows) {
 std::string DecodeReportHtml(const ordered_json& report) {
   const ordered_json& rows = report["rows"];
   std::string html = BeginReportPage("coppice bench decode");
-  html += fmt::format("<p>{} on {}, {}; {} tokens a sample, medians of {} runs, modes interleaved.</p>\n",
+  html += fmt::format("<p>{} on {}, {}; {} tokens a sample, medians of {} runs, {}.</p>\n",
                       EscapeHtml(report["model"].get<std::string>()), EscapeHtml(report["device"].get<std::string>()),
-                      EscapeHtml(report["dtype"].get<std::string>()), report["max_tokens"].dump(), report["repeats"].dump());
+                      EscapeHtml(report["dtype"].get<std::string>()), report["max_tokens"].dump(), report["repeats"].dump(),
+                      report["engine_per"] == "run" ? "modes interleaved" : "those of a mode on one engine");
   const auto prompts = Distinct(rows, "prompt_tokens"), samples = Distinct(rows, "samples");
   struct Measure {
     const char *title, *y_label, *key;
