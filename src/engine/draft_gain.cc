@@ -9,6 +9,8 @@ namespace {
 constexpr double kClearly = 1.15;
 // What is kept stays unless the other way is this much cheaper.
 constexpr double kBetter = 1.02;
+// Times of the median step that a slow one counts as at most.
+constexpr double kSlow = 2;
 
 }  // namespace
 
@@ -21,7 +23,9 @@ double DraftGain::Costs::SecondsPerToken() const {
   auto sorted = seconds;
   const auto middle = sorted.begin() + count / 2;
   std::nth_element(sorted.begin(), middle, sorted.begin() + count);
-  return *middle * count / static_cast<double>(tokens);
+  double sum = 0;
+  for (int32_t i = 0; i < count; ++i) sum += std::min(seconds[i], kSlow * *middle);
+  return sum / static_cast<double>(tokens);
 }
 
 void DraftGain::Note(const Step& step) {
@@ -50,8 +54,7 @@ void DraftGain::NoteInPause(const Step& step, State* state) {
 
 void DraftGain::NoteInTrial(const Step& step, State* state) {
   const bool drafts = NextDrafts(*state);
-  // A step that was launched before the block began, or for which nothing could be guessed, says nothing of drafts.
-  if (step.asked != drafts || (drafts && step.drafts == 0)) return;
+  if (step.asked != drafts) return;  // launched before the block began
   if (state->step_of_block > 0) (drafts ? state->with_drafts : state->without).Add(step);
   if (++state->step_of_block < BlockSteps(step.samples)) return;
   state->step_of_block = 0;

@@ -11,6 +11,9 @@
 
 namespace coppice {
 
+// Steps that ask for drafts are measured as they come, those for which nothing can be guessed too: no step is launched ahead of one
+// that asks, which costs a GPU's engine time whatever comes of it.
+//
 // Thread-compatible. A trial runs a block of steps with drafts and one without; if neither is clearly cheaper, another of both. The
 // cheaper way is kept for a pause that doubles while trials agree, from kShortestPause to kLongestPause steps. The pause ends early
 // when drafting, kept, has come to cost more than what the trial saw without.
@@ -28,8 +31,7 @@ class DraftGain {
 
   struct Step {
     int32_t samples = 0;  // that ShouldDraft was asked for
-    bool asked = false;   // for drafts
-    int32_t drafts = 0;   // rows of the step
+    bool asked = false;   // for drafts, whether or not anything could be guessed
     int32_t tokens = 0;   // that it gave
     double seconds = 0;
   };
@@ -46,7 +48,7 @@ class DraftGain {
     int64_t tokens = 0;
 
     void Add(const Step& step);
-    // From the median step's time, as one slow step of a shared machine decides nothing, and all steps' tokens.
+    // One slow step, of a shared machine or of a shape that a GPU captures for the first time, counts as two of the median's time.
     double SecondsPerToken() const;
   };
   // Of steps in which as many samples decode, within a factor of two.

@@ -317,7 +317,7 @@ Result<bool> EngineImpl::RunStep() {
     return true;
   }
   const bool drafting = under_way_.front().drafting;
-  const int64_t tokens = metrics_.totals().generated_tokens, drafts = metrics_.totals().drafted_tokens;
+  const int64_t tokens = metrics_.totals().generated_tokens;
   COPPICE_RETURN_IF_ERROR(CommitOldest());
   span.Set("step", metrics_.step().step);
   span.Set("kv_bytes_read_unshared", metrics_.step().kv_bytes_read_unshared);
@@ -327,7 +327,6 @@ Result<bool> EngineImpl::RunStep() {
     metrics_.totals().undrafted_steps += !drafting;
     drafts_.NoteStep({.samples = samples,
                       .asked = drafting,
-                      .drafts = static_cast<int32_t>(metrics_.totals().drafted_tokens - drafts),
                       .tokens = static_cast<int32_t>(metrics_.totals().generated_tokens - tokens),
                       .seconds = seconds});
   }
