@@ -22,9 +22,7 @@ inline constexpr int32_t kDeterministicSuperblock = kSuperblockUnits * kDetermin
 // after the other, and the most pieces that a range is cut into along KV.
 inline constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16, kMostPieces = 64;
 
-// The same of teams, the lanes of a worker that read a stream task together: a lane's step in tokens, the shortest piece, the most
-// tokens a worker.
-inline constexpr int32_t kStreamStepTokens = 32, kMinTeamPiece = 192;
-inline constexpr int64_t kMostTeamTokens = 16384;
+// The same of teams, the lanes of a worker that read a stream task together: a lane's step in tokens.
+inline constexpr int32_t kStreamStepTokens = 32;
 
 }  // namespace coppice::attention

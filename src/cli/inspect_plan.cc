@@ -202,7 +202,7 @@ Command AddInspectPlanCommand(CLI::App& inspect) {
   command->add_option("--head-dim", options->spec.head_dim, "Elements of a head")->capture_default_str();
   command->add_option("--window", options->spec.window, "Sliding window in tokens; 0: none")->capture_default_str();
   command->add_flag("--deterministic", options->spec.deterministic, "Plan for bits that do not depend on the batch");
-  AddParsed<DType>(*command, "--dtype", options->dtype, ParseDType, "bf16 (default) or f32");
+  AddParsed<DType>(*command, "--dtype", options->dtype, ParseDType, "bf16 (default), f16 or f32");
   AddParsed<SharingMode>(*command, "--sharing", options->sharing, ParseSharingMode, "tree (default), one-level, store or none");
   command->add_flag("--force-sharing", options->force_sharing, "Share wherever the tree allows, whatever the cost model says");
   command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();

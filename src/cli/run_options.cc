@@ -52,10 +52,10 @@ Result<std::vector<SharingMode>> ParseSharingModes(std::string_view text) {
 }
 
 Result<DType> ParseDType(std::string_view text) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     if (Name(dtype) == text) return dtype;
   }
-  return InvalidArgument(fmt::format("'{}' is no dtype of the engine; expected bf16 or f32", text));
+  return InvalidArgument(fmt::format("'{}' is no dtype of the engine; expected bf16, f16 or f32", text));
 }
 
 Result<WeightForm> ParseWeightForm(std::string_view text) {
@@ -135,7 +135,9 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       .add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
                   "Share of a GPU's memory that may be used, what others use included")
       ->capture_default_str();
-  AddParsed<DType>(command, "--dtype", options.dtype, ParseDType, "bf16 (default), or f32 for exactness");
+  AddParsed<DType>(
+      command, "--dtype", options.dtype, ParseDType,
+      "bf16 (default); f16, on GPUs: rounds an eighth as coarsely, but what exceeds 65,504 is lost; f32, on CPUs, for exactness");
   AddParsed<WeightForm>(command, "--weights", options.weights, ParseWeightForm,
                         "stored (default): a quantised file's blocks stay as they are where products read those faster; bf16: "
                         "rounded to bf16; f32: products in f32");

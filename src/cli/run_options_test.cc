@@ -108,6 +108,8 @@ TEST(RunOptions, WeightForms) {
   EXPECT_TRUE(Validate(options).ok());
   EXPECT_EQ(Parse("--weights bf16 --dtype f32", options), "");
   EXPECT_EQ(Validate(options).message().substr(0, 33), "--weights is bf16 and dtype f32: ");
+  EXPECT_EQ(Parse("--weights bf16 --dtype f16", options), "");
+  EXPECT_EQ(Validate(options).message().substr(0, 33), "--weights is bf16 and dtype f16: ");
 }
 
 TEST(RunOptions, TokenIds) {

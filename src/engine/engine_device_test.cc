@@ -1,6 +1,6 @@
-// The whole engine in bf16 on every device: random models against transformers' float32 within what bf16 costs, random traces with
-// the cache's integrity after every step, warm against cold bit by bit in deterministic mode, and a long run that must not grow.
-// One body for CPU and CUDA; the latter skips itself where there is no device. Layer: engine.
+// The whole engine in bf16 on every device, in f16 on GPUs: random models against transformers' float32 within what bf16 costs,
+// random traces with the cache's integrity after every step, warm against cold bit by bit in deterministic mode, and a long run
+// that must not grow. One body for CPU and CUDA; the latter skips itself where there is no device. Layer: engine.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -23,8 +23,8 @@ namespace coppice {
 namespace {
 
 // Of log-probabilities in bf16 against float32. The largest logits of these models are near 7, and one rounding to 8 bits moves
-// such a one by 0.027: weights, KV and the inputs of each product are rounded.
-constexpr float kOneRounding = 7.0f / 256, kMeanTolerance = 1.5f * kOneRounding, kMaxTolerance = 8 * kOneRounding;
+// such a one by 0.027: weights, KV and the inputs of each product are rounded. f16 has 11 bits.
+constexpr float kOneRounding = 7.0f / 256;
 constexpr float kSureMargin = 0.1f;  // between the two most probable tokens: closer ones may go either way
 
 // An engine, and the cache that it uses.
@@ -39,6 +39,7 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
     ThreadPool threads(1);
     const Result<std::unique_ptr<Device>> device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads);
     if (!device.ok()) GTEST_SKIP() << device.status().ToString();
+    on_gpu_ = (*device)->kind() == DeviceKind::kCuda;
   }
 
   TestedEngine Make(const std::string& model, EngineOptions options) const {
@@ -51,6 +52,11 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
     const KvCache* const cache = parts->cache.get();
     return {MakeEngine(*std::move(parts)), cache};
   }
+
+  // What `dtype` makes of the fixture `model`, whose logits one rounding moves by so much, against transformers' float32.
+  void ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding) const;
+
+  bool on_gpu_ = false;
 };
 
 INSTANTIATE_TEST_SUITE_P(On, EngineDevice, ::testing::Values("cpu", "cuda"), [](const auto& info) { return info.param; });
@@ -76,38 +82,45 @@ std::vector<float> GreedyMargins(const std::string& model, const Expected& expec
   return margins;
 }
 
+void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding) const {
+  const float mean_tolerance = 1.5f * one_rounding, max_tolerance = 8 * one_rounding;
+  const Expected expected = LoadExpected(model);
+  const std::vector<float> margins = GreedyMargins(model, expected);
+  for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kStore}) {
+    SCOPED_TRACE(model + ", " + std::string(Name(dtype)) + ", " + std::string(Name(sharing)));
+    const TestedEngine tested = Make(
+        model,
+        {.dtype = dtype, .sharing = sharing, .force_sharing = true, .max_running = 8, .max_batch_tokens = 100, .max_context = 512});
+    Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 5);
+    request.prompt_logprobs = true;
+    const Outcome outcome = Generate(*tested.engine, request);
+    double sum = 0;
+    float most = 0;
+    for (size_t i = 1; i < expected.prompt.size(); ++i) {
+      const float error = std::abs(*outcome.prompt_logprobs[i] - expected.Logprob(i - 1, expected.prompt[i]));
+      sum += error;
+      most = std::max(most, error);
+    }
+    EXPECT_LT(sum / static_cast<double>(expected.prompt.size() - 1), mean_tolerance);
+    EXPECT_LT(most, max_tolerance);
+    for (const Output& sample : outcome.samples) {
+      for (size_t t = 0; t < sample.tokens.size(); ++t) {
+        if (sample.tokens[t] != expected.greedy[t]) {
+          EXPECT_LE(margins[t], kSureMargin) << "token " << t;
+          break;  // the texts are others from here on
+        }
+        EXPECT_NEAR(sample.logprobs[t], expected.greedy_logprobs[t], max_tolerance);
+      }
+    }
+    EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
+  }
+}
+
 TEST_P(EngineDevice, SaysWhatTransformersSays) {
   for (const char* model : {"llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "llama-yarn-a", "mistral-sw",
                             "mistral-hd64-sw-long", "qwen2-a", "qwen3", "gemma3-long-a", "starcoder-long-a"}) {
-    const Expected expected = LoadExpected(model);
-    const std::vector<float> margins = GreedyMargins(model, expected);
-    for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kStore}) {
-      SCOPED_TRACE(std::string(model) + ", " + std::string(Name(sharing)));
-      const TestedEngine tested =
-          Make(model, {.sharing = sharing, .force_sharing = true, .max_running = 8, .max_batch_tokens = 100, .max_context = 512});
-      Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 5);
-      request.prompt_logprobs = true;
-      const Outcome outcome = Generate(*tested.engine, request);
-      double sum = 0;
-      float most = 0;
-      for (size_t i = 1; i < expected.prompt.size(); ++i) {
-        const float error = std::abs(*outcome.prompt_logprobs[i] - expected.Logprob(i - 1, expected.prompt[i]));
-        sum += error;
-        most = std::max(most, error);
-      }
-      EXPECT_LT(sum / static_cast<double>(expected.prompt.size() - 1), kMeanTolerance);
-      EXPECT_LT(most, kMaxTolerance);
-      for (const Output& sample : outcome.samples) {
-        for (size_t t = 0; t < sample.tokens.size(); ++t) {
-          if (sample.tokens[t] != expected.greedy[t]) {
-            EXPECT_LE(margins[t], kSureMargin) << "token " << t;
-            break;  // the texts are others from here on
-          }
-          EXPECT_NEAR(sample.logprobs[t], expected.greedy_logprobs[t], kMaxTolerance);
-        }
-      }
-      EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
-    }
+    ExpectWhatTransformersSays(model, DType::kBF16, kOneRounding);
+    if (on_gpu_) ExpectWhatTransformersSays(model, DType::kF16, kOneRounding / 8);
   }
 }
 

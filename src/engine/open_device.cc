@@ -24,13 +24,22 @@ Result<DeviceName> ParseDeviceName(std::string_view text) {
   return InvalidArgument("device is \"" + std::string(text) + "\", expected auto, cpu, cuda or cuda:0");
 }
 
+namespace {
+
+Result<std::unique_ptr<Device>> OpenCpu(DType dtype, Executor* executor) {
+  if (dtype != DType::kF16) return Device::CreateCpu(executor);
+  return InvalidArgument("a CPU computes in bf16 or f32; f16 was asked for: use a CUDA device, or leave the dtype out");
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Device>> OpenDevice(const DeviceName& name, DType dtype, Executor* executor) {
-  if (name.kind == DeviceKind::kCpu || (name.optional && dtype == DType::kF32)) return Device::CreateCpu(executor);
+  if (name.kind == DeviceKind::kCpu || (name.optional && dtype == DType::kF32)) return OpenCpu(dtype, executor);
   if (dtype == DType::kF32) {
-    return InvalidArgument("a CUDA device computes in bf16; f32 was asked for: use the CPU, or leave the dtype out");
+    return InvalidArgument("a CUDA device computes in bf16 or f16; f32 was asked for: use the CPU, or leave the dtype out");
   }
   Result<std::unique_ptr<Device>> device = Device::CreateCuda(name.ordinal);
-  if (!device.ok() && name.optional && device.status().code() == StatusCode::kUnavailable) return Device::CreateCpu(executor);
+  if (!device.ok() && name.optional && device.status().code() == StatusCode::kUnavailable) return OpenCpu(dtype, executor);
   return device;
 }
 

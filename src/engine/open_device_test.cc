@@ -21,7 +21,7 @@ TEST(DeviceName, NamesADeviceOrIsRefused) {
   }
 }
 
-TEST(OpenDevice, TheCpuComputesInEveryDtype) {
+TEST(OpenDevice, TheCpuComputesInBf16AndF32) {
   ThreadPool threads(1);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     EXPECT_EQ(OpenDevice({}, dtype, &threads).value()->kind(), DeviceKind::kCpu);
@@ -29,6 +29,13 @@ TEST(OpenDevice, TheCpuComputesInEveryDtype) {
   // f32 is for exactness, which a GPU's matrix units do not have: auto takes the CPU.
   EXPECT_EQ(OpenDevice(ParseDeviceName("auto").value(), DType::kF32, &threads).value()->kind(), DeviceKind::kCpu);
   EXPECT_EQ(OpenDevice(ParseDeviceName("cuda").value(), DType::kF32, &threads).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(OpenDevice, TheCpuDoesNotComputeInF16) {
+  ThreadPool threads(1);
+  const Status status = OpenDevice(ParseDeviceName("cpu").value(), DType::kF16, &threads).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("f16 was asked for"), std::string::npos) << status.message();
 }
 
 TEST(OpenDevice, ADeviceThatIsNotThereIsNamedUnlessOptional) {

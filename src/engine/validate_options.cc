@@ -72,8 +72,10 @@ Status ValidateOptions(const EngineOptions& options) {
     return InvalidArgument("gpu_memory_utilization is " + std::to_string(options.gpu_memory_utilization) +
                            ", expected more than 0 and at most 1");
   }
-  if (options.weights == WeightForm::kBF16 && options.dtype == DType::kF32) {
-    return InvalidArgument("weights is bf16 and dtype f32: expected weights stored or f32, since products in f32 read no bf16");
+  if (options.weights == WeightForm::kBF16 && options.dtype != DType::kBF16) {
+    const std::string dtype(Name(options.dtype));
+    return InvalidArgument("weights is bf16 and dtype " + dtype + ": expected weights stored or f32, since products in " + dtype +
+                           " read no bf16");
   }
   COPPICE_RETURN_IF_ERROR(ParseDeviceName(options.device).status());
   return CheckDrafts(options);

@@ -40,7 +40,7 @@ class RunErrorsTest(unittest.TestCase):
     def test_usage(self):
         self.expect_error([*GOOD, "-n", "0"], "-n is 0")
         self.expect_error([*GOOD, "--sharing", "forest"], "'forest'", "one-level")
-        self.expect_error([*GOOD, "--dtype", "int3"], "'int3'", "bf16 or f32")
+        self.expect_error([*GOOD, "--dtype", "int3"], "'int3'", "bf16, f16 or f32")
         self.expect_error([*GOOD, "--page-size", "0"], "--page-size is 0", "1..256")
         self.expect_error([*GOOD, "--temperature", "-1"], "--temperature is -1")
         self.expect_error([*GOOD, "--temperature", "nan"], "--temperature is nan")
