@@ -81,7 +81,7 @@ TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
   RunOptions options;
   EXPECT_THAT(Parse("--sharing forest", options),
               HasSubstr("'forest' is no sharing mode; expected tree, one-level, store or none"));
-  EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16 or f32"));
+  EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16, f16 or f32"));
   EXPECT_THAT(Parse("--weights q4", options), HasSubstr("'q4' is no form of weights; expected stored, bf16 or f32"));
   EXPECT_THAT(Parse("--draft eagle", options), HasSubstr("'eagle' is no way to draft; expected none, ngram or model"));
   EXPECT_THAT(Parse("--draft-policy never", options), HasSubstr("'never' is no policy of drafting; expected measured or always"));
