@@ -292,14 +292,15 @@ void Add(const float* x, int64_t n, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
-typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
 constexpr int kAtOnce = 4;  // vectors whose chains of dependent instructions run side by side: one alone waits for itself
 
 // What RoundToBF16 gives for each lane.
 inline void StoreBF16(F32 value, uint16_t* p) {
   const U32 u = reinterpret_cast<U32>(value), rounded = u + 0x7fffu + ((u >> 16) & 1u);
   const U32 result = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded;
-  *reinterpret_cast<HalfLanes*>(p) = __builtin_convertvector(result >> 16, HalfLanes);
+  const auto halves = __builtin_convertvector(result >> 16, HalfLanes);
+  __builtin_memcpy(p, &halves, sizeof(halves));
 }
 
 // Exp of each lane.

@@ -490,9 +490,10 @@ void MultiplyNarrow(const QuantizedInput& x, int64_t rows, const std::byte* stri
 constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 constexpr int kBlockVectors = kQuantBlock / kLanes;
 
-typedef uint16_t HalfWords __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
-typedef int16_t QuantCodes16 __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
-typedef int8_t QuantCodes8 __attribute__((vector_size(kLanes), aligned(1), may_alias));
+// Of __builtin_convertvector, whose operand and result GCC 12 takes for aligned whatever their types say: they are copied.
+typedef uint16_t HalfWords __attribute__((vector_size(2 * kLanes)));
+typedef int16_t QuantCodes16 __attribute__((vector_size(2 * kLanes)));
+typedef int8_t QuantCodes8 __attribute__((vector_size(kLanes)));
 
 // All lanes folded with `fold`, in each of them.
 template <class Vector, class Fold>
@@ -514,9 +515,13 @@ struct InputBlock {
 #pragma GCC unroll 8
     for (int v = 0; v < kBlockVectors; ++v) block.values[v] = Load(static_cast<const float*>(x) + begin + v * kLanes);
   } else {
-    const auto* from = reinterpret_cast<const HalfWords*>(static_cast<const BF16*>(x) + begin);
+    const BF16* const from = static_cast<const BF16*>(x) + begin;
 #pragma GCC unroll 8
-    for (int v = 0; v < kBlockVectors; ++v) block.values[v] = reinterpret_cast<F32>(__builtin_convertvector(from[v], U32) << 16);
+    for (int v = 0; v < kBlockVectors; ++v) {
+      HalfWords words;
+      __builtin_memcpy(&words, from + v * kLanes, sizeof(words));
+      block.values[v] = reinterpret_cast<F32>(__builtin_convertvector(words, U32) << 16);
+    }
   }
   const auto least = [](F32 a, F32 b) { return a < b ? a : b; };
   const auto most = [](F32 a, F32 b) { return a > b ? a : b; };
@@ -566,9 +571,11 @@ void QuantizeWide(const void* x, DType dtype, int64_t k, const QuantizedInput& o
     const float low = block.low[0], high = block.high[0], largest = -low > high ? -low : high;
     QuantI32 codes[kBlockVectors];
     CodeBlock(block, 0.0f, largest / 32767.0f, b, codes, out);
-    auto* to = reinterpret_cast<QuantCodes16*>(out.wide + b * kQuantBlock);
 #pragma GCC unroll 8
-    for (int v = 0; v < kBlockVectors; ++v) to[v] = __builtin_convertvector(__builtin_shuffle(codes[v], order), QuantCodes16);
+    for (int v = 0; v < kBlockVectors; ++v) {
+      const auto wide = __builtin_convertvector(__builtin_shuffle(codes[v], order), QuantCodes16);
+      __builtin_memcpy(out.wide + b * kQuantBlock + v * kLanes, &wide, sizeof(wide));
+    }
   }
 }
 
@@ -576,7 +583,8 @@ void QuantizeWide(const void* x, DType dtype, int64_t k, const QuantizedInput& o
 [[gnu::always_inline]] inline void StoreBytes(const QuantI32 (&codes)[kBlockVectors], int8_t* out) {
 #if defined(__AVX512F__)
   for (int v = 0; v < kBlockVectors; ++v) {
-    reinterpret_cast<QuantCodes8*>(out)[v] = __builtin_convertvector(codes[v], QuantCodes8);
+    const auto bytes = __builtin_convertvector(codes[v], QuantCodes8);
+    __builtin_memcpy(out + v * kLanes, &bytes, sizeof(bytes));
   }
 #else  // such a conversion would go through single elements: four vectors become one, whose bytes are then put in order
   QuantBytes order;
