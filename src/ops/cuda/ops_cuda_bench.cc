@@ -1,9 +1,11 @@
 // The dense operations of a model's step on a CUDA device, each figure beside its roofline:
-//   ops_cuda_bench [--model llama3-8b|llama2-7b|tinyllama] [--rows 1,8,...] [--tune on|off] [--bandwidth TB/s] [--flops TFLOP/s]
+//   ops_cuda_bench [--model llama3-8b|llama2-7b|tinyllama] [--rows 1,8,...] [--products on|off] [--tune on|off]
+//                  [--bandwidth TB/s] [--flops TFLOP/s]
 // Products: all layers' and the head's, own weights each, random, bf16, in one graph with nothing else but the gated activation:
 // with the kernels that Ops chooses before and after Tune, and the library alone with what its heuristic names; then each kind of
-// product, gated ones through our tiles too. The median of the replays. The bound is max(bytes of the weights / bandwidth, FLOPs /
-// rate), the two measured on an H200 (docs/ops.md). Layer: ops/cuda.
+// product, gated ones through our tiles too. The bound is max(bytes of the weights / bandwidth, FLOPs / rate), the two measured on
+// an H200 (docs/ops.md). Passes over rows: their bytes read and written, and the time of those. Medians of the replays.
+// Layer: ops/cuda.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -23,6 +25,7 @@
 #include "ops/cuda/cuda_weight.h"
 #include "ops/cuda/gated_product.h"
 #include "ops/cuda/library_product.h"
+#include "ops/cuda/rows.h"
 #include "ops/ops.h"
 
 namespace coppice::ops::cuda {
@@ -40,7 +43,7 @@ struct Settings {
   Model model = kModels[0];
   std::vector<int64_t> rows = {1, 2, 4, 8, 16, 64, 128, 256, 512, 1024};
   double bandwidth = 4.7e12, flops = 783e12;
-  bool tunes = true;
+  bool runs_products = true, tunes = true;
 };
 
 template <class T>
@@ -72,7 +75,7 @@ class Bench {
     random_.resize(largest);
     for (BF16& value : random_) value = BF16::FromFloat(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-37f);
     const int64_t kv = m.kv_heads * m.head_dim, q = m.heads * m.head_dim;
-    for (int64_t i = 0; i < m.layers; ++i) {
+    for (int64_t i = 0; settings.runs_products && i < m.layers; ++i) {
       Layer layer;
       layer.qkv = Pack(m.hidden, {q, kv, kv});
       layer.out = Pack(q, {m.hidden});
@@ -89,6 +92,16 @@ class Bench {
 
   void Run() {
     std::printf("%s, %s\n", device_->name().c_str(), ops_->description().c_str());
+    if (settings_.runs_products) {
+      RunProducts();
+      RunSingles();
+    }
+    RunPasses();
+  }
+
+ private:
+  // All of a step's products.
+  void RunProducts() {
     std::printf("products of %s: %.3f GB of weights; ms (times the bound)\n", settings_.model.name, 2e-9 * Elements());
     std::printf("%6s %8s %18s %18s %18s\n", "rows", "bound", "before Tune", "after Tune", "library, heuristic");
     std::vector<double> before, after, library;
@@ -114,11 +127,7 @@ class Bench {
       std::printf(" %ld rows %.1f us", rows, us);
     }
     std::printf("\n");
-    RunSingles();
-    RunRows();
   }
-
- private:
   double Elements() const {
     const Model& m = settings_.model;
     const int64_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
@@ -135,6 +144,14 @@ class Bench {
       const int64_t piece = std::min(count - done, static_cast<int64_t>(random_.size()));
       Require(device_->Copy(memory.As<BF16>() + done, random_.data(), piece * sizeof(BF16), nullptr));
     }
+    Require(device_->Synchronize(Stream{nullptr}));
+    return memory;
+  }
+
+  template <class T>
+  DeviceMemory ToDevice(const std::vector<T>& values) {
+    DeviceMemory memory = Require(device_->Allocate(values.size() * sizeof(T)));
+    Require(device_->Copy(memory.data(), values.data(), values.size() * sizeof(T), nullptr));
     Require(device_->Synchronize(Stream{nullptr}));
     return memory;
   }
@@ -259,59 +276,107 @@ class Bench {
     }
   }
 
-  // The passes over rows, 32 of each in a graph, over memory that fits in L2: as in a step, where it was just written.
-  void RunRows() {
+  // The passes over rows, 32 of each in a graph: over one input again and again, and each behind a pass that writes its input row
+  // by row, as the product before it does in a step. What the latter takes without the former is taken off.
+  void RunPasses() {
+    std::printf("\npasses over rows, us of each (TB/s; times the bound: bytes / bandwidth); a GPU's L2 holds small ones\n");
+    std::printf("%6s %12s %8s %9s %22s %22s\n", "rows", "", "MB", "bound", "alone", "behind a writer");
+    for (const int64_t rows : settings_.rows) RunPasses(rows);
+  }
+
+  void RunPasses(int64_t rows) {
     const Model& m = settings_.model;
     const int64_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim, width = q + 2 * kv, half = m.head_dim / 2;
-    const DeviceMemory weight = Require(device_->Allocate(m.hidden * sizeof(float)));
-    std::printf("\npasses over rows, us of each in a graph of 32 (bound by bytes)\n%6s %20s %20s %20s\n", "rows", "norm",
-                "rope_append", "embed");
-    for (const int64_t rows : settings_.rows) {
-      const int32_t pages = static_cast<int32_t>(CeilDiv<int64_t>(rows, 16));
-      const DeviceMemory pool = Require(device_->Allocate(static_cast<size_t>(pages) * 16 * 2 * kv * sizeof(BF16)));
-      const DeviceMemory angles = Require(device_->Allocate(rows * half * sizeof(float)));
-      const DeviceMemory slots = Require(device_->Allocate(rows * sizeof(int64_t))),
-                         ids = Require(device_->Allocate(rows * sizeof(int32_t)));
-      const DeviceTensor residual = {residual_.data(), DType::kF32, rows, m.hidden, m.hidden};
-      const DeviceTensor normed = {x_.data(), DType::kBF16, rows, m.hidden, m.hidden};
-      const DeviceTensor cos = {angles.data(), DType::kF32, rows, half, half};
-      std::vector<int64_t> host_slots(rows);
-      for (int64_t i = 0; i < rows; ++i) host_slots[i] = i;
-      Require(device_->Copy(slots.data(), host_slots.data(), rows * sizeof(int64_t), nullptr));
-      const attention::KvPoolShape shape = {
-          .num_pages = pages, .num_kv_heads = static_cast<int32_t>(m.kv_heads), .head_dim = static_cast<int32_t>(m.head_dim)};
-      const int64_t head = int64_t{2} * 16 * m.head_dim;
-      const attention::KvLayerView view = {.k = pool.data(),
-                                           .v = pool.As<BF16>() + 16 * m.head_dim,
-                                           .page_stride = m.kv_heads * head,
-                                           .head_stride = head,
-                                           .slot_stride = m.head_dim,
-                                           .num_pages = shape.num_pages,
-                                           .page_size = 16};
-      const RopeAppendArgs rope = {.qkv = {y_.data(), DType::kF32, rows, width, width},
-                                   .cos = cos,
-                                   .sin = cos,
-                                   .num_qo_heads = static_cast<int32_t>(m.heads),
-                                   .num_kv_heads = static_cast<int32_t>(m.kv_heads),
-                                   .head_dim = static_cast<int32_t>(m.head_dim),
-                                   .q = {x_.data(), DType::kBF16, rows, q, q},
-                                   .kv = view,
-                                   .slot_mapping = {slots.As<int64_t>(), rows}};
-      const auto many = [&](const std::function<Status()>& one) {
-        return 1e3 / 32 * Time([&] {
-                 Status status;
-                 for (int i = 0; i < 32 && status.ok(); ++i) status = one();
-                 return status;
-               });
-      };
-      const double norm = many([&] {
-        return ops_->Norm(residual, {.weight = {weight.As<float>(), m.hidden}}, normed, {}, stream_->get());
-      });
-      const double append = many([&] { return ops_->RopeAppend(rope, stream_->get()); });
-      const double embed = many([&] { return ops_->Embed({ids.As<int32_t>(), rows}, *head_, {}, residual, stream_->get()); });
-      const auto bound = [&](int64_t bytes) { return 1e6 * static_cast<double>(rows * bytes) / settings_.bandwidth; };
-      std::printf("%6ld   %8.2f (%6.2f)   %8.2f (%6.2f)   %8.2f (%6.2f)\n", rows, norm, bound(6 * m.hidden), append,
-                  bound(6 * width + 8 * half), embed, bound(6 * m.hidden));
+    const auto page_size = attention::KvPoolShape{}.page_size;
+    const attention::KvPoolShape pages = {.num_pages = static_cast<int32_t>(CeilDiv<int64_t>(rows, page_size)),
+                                          .num_kv_heads = static_cast<int32_t>(m.kv_heads),
+                                          .head_dim = static_cast<int32_t>(m.head_dim)};
+    const DeviceMemory pool = Require(device_->Allocate(pages.bytes())),
+                       weights = ToDevice(std::vector<float>(std::max(m.hidden, width))),
+                       cos_memory = Require(device_->Allocate(rows * half * sizeof(float))),
+                       sin_memory = Require(device_->Allocate(rows * half * sizeof(float)));
+    std::vector<int64_t> host_slots(rows);
+    std::vector<int32_t> host_positions(rows), host_ids(rows);
+    for (int64_t i = 0; i < rows; ++i) {
+      host_slots[i] = i;
+      host_positions[i] = static_cast<int32_t>(i);
+      host_ids[i] = static_cast<int32_t>(i * 7919 % m.vocab);
+    }
+    const DeviceMemory slots = ToDevice(host_slots), positions = ToDevice(host_positions), ids = ToDevice(host_ids),
+                       frequencies = ToDevice(std::vector<float>(half, 0.5f));
+    const auto writer_table = Pack(width, {1}), narrow_writer_table = Pack(m.hidden, {1});
+    const DeviceMemory zeros = ToDevice(std::vector<int32_t>(rows));
+
+    const Stream stream = stream_->get();
+    const bool overlaps = device_->compute_capability() >= 90;
+    const DeviceTensor residual = {residual_.data(), DType::kF32, rows, m.hidden, m.hidden};
+    const DeviceTensor normed = {x_.data(), DType::kBF16, rows, m.hidden, m.hidden};
+    const DeviceTensor gated = {x_.data(), DType::kBF16, rows, m.intermediate, m.intermediate};
+    const DeviceTensor qkv = {y_.data(), DType::kF32, rows, width, width};
+    const DeviceTensor cos = {cos_memory.data(), DType::kF32, rows, half, half},
+                       sin = {sin_memory.data(), DType::kF32, rows, half, half};
+    const ConstDeviceTensor gate_up = {y_.data(), DType::kBF16, rows, 2 * m.intermediate, 2 * m.intermediate};
+    const RopeAppendArgs rope = {.qkv = qkv,
+                                 .cos = cos,
+                                 .sin = sin,
+                                 .num_qo_heads = static_cast<int32_t>(m.heads),
+                                 .num_kv_heads = static_cast<int32_t>(m.kv_heads),
+                                 .head_dim = static_cast<int32_t>(m.head_dim),
+                                 .q = {x_.data(), DType::kBF16, rows, q, q},
+                                 .kv = pages.View(pool.data()),
+                                 .slot_mapping = {slots.As<int64_t>(), rows}};
+    const auto write = [&](const DeviceTensor& y) {
+      return ops_->Embed({zeros.As<int32_t>(), rows}, y.cols == width ? *writer_table : *narrow_writer_table, {}, y, stream);
+    };
+
+    struct Pass {
+      const char* name;
+      int64_t bytes;  // of a row, read and written
+      std::function<Status()> run;
+      const DeviceTensor* input = nullptr;  // that a writer can write
+    };
+    const Pass passes[] = {
+        {"angles", 8 * half,
+         [&] {
+           return ops_->RopeAngles({positions.As<int32_t>(), rows}, {frequencies.As<float>(), half}, 1, cos, sin, stream);
+         }},
+        {"embed", 6 * m.hidden,
+         [&] {
+           return ops_->Embed({ids.As<int32_t>(), rows}, *head_, {}, residual, stream);
+         }},
+        {"norm", 6 * m.hidden,
+         [&] {
+           return ops_->Norm(residual, {.weight = {weights.As<float>(), m.hidden}}, normed, {}, stream);
+         },
+         &residual},
+        {"rope_append", 6 * width + 8 * half, [&] { return ops_->RopeAppend(rope, stream); }, &qkv},
+        {"gate", 6 * m.intermediate,
+         [&] {
+           return LaunchGate(gate_up, /*bias=*/nullptr, Activation::kSilu, gated, overlaps, static_cast<cudaStream_t>(stream));
+         }},
+        {"bias", 8 * width,
+         [&] { return LaunchFinish({.bias = weights.As<float>()}, qkv, overlaps, static_cast<cudaStream_t>(stream)); }}};
+    const auto each = [&](const std::function<Status()>& one) {
+      return 1e3 / 32 * Time([&] {
+               Status status;
+               for (int i = 0; i < 32 && status.ok(); ++i) status = one();
+               return status;
+             });
+    };
+    for (const Pass& pass : passes) {
+      const double bytes = static_cast<double>(rows * pass.bytes), bound = 1e6 * bytes / settings_.bandwidth;
+      const auto print = [&](double us) { std::printf("   %8.2f (%4.2f; %4.2f)", us, 1e-6 * bytes / us, us / bound); };
+      std::printf("%6ld %12s %8.1f %9.2f", rows, pass.name, 1e-6 * bytes, bound);
+      print(each(pass.run));
+      if (pass.input != nullptr) {
+        const double writer = each([&] { return write(*pass.input); });
+        print(each([&] {
+                COPPICE_RETURN_IF_ERROR(write(*pass.input));
+                return pass.run();
+              }) -
+              writer);
+      }
+      std::printf("\n");
     }
   }
 
@@ -344,10 +409,12 @@ Settings Parse(int argc, char** argv) {
       settings.bandwidth = 1e12 * std::atof(value.c_str());
     } else if (name == "--flops") {
       settings.flops = 1e12 * std::atof(value.c_str());
+    } else if (name == "--products") {
+      settings.runs_products = value != "off";
     } else if (name == "--tune") {
       settings.tunes = value != "off";
     } else {
-      Require(InvalidArgument("unknown option " + name + ", expected --model, --rows, --tune, --bandwidth or --flops"));
+      Require(InvalidArgument("unknown option " + name + ", expected --model, --rows, --products, --tune, --bandwidth or --flops"));
     }
   }
   return settings;
