@@ -8,7 +8,10 @@ namespace coppice::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPack = 8;  // elements a thread moves: 16 bytes of a 16-bit dtype
+
+// Neighbouring threads store 16 bytes of fp32 each, so that a warp's stores are whole runs of memory, and have kEmbedPacks reads in
+// flight.
+constexpr int kEmbedCols = 4, kEmbedPacks = 4;
 
 struct EmbedParams {
   const int32_t* token_ids;
@@ -27,14 +30,24 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(const EmbedParams p) {
   WaitForPrevious();
   const T* const from = static_cast<const T*>(p.table) + p.token_ids[blockIdx.x] * p.table_stride;
   float* const to = p.y + blockIdx.x * p.y_stride;
-  const int column = (blockIdx.y * kThreads + threadIdx.x) * kCols;
-  if (column >= p.cols) return;
-  const auto pack = LoadPack<kCols>(from + column);
-  Pack<float, kCols> out{};
-  if (p.add) out = LoadPack<kCols>(to + column);
-  for (int i = 0; i < kCols; ++i)
-    out.values[i] = p.add ? fmaf(p.scale, ToFloat(pack.values[i]), out.values[i]) : p.scale * ToFloat(pack.values[i]);
-  StorePack(to + column, out);
+  const int begin = (blockIdx.y * kEmbedPacks * kThreads + threadIdx.x) * kCols;
+  Pack<T, kCols> packs[kEmbedPacks];
+#pragma unroll
+  for (int i = 0; i < kEmbedPacks; ++i) {
+    if (const int column = begin + i * kThreads * kCols; column < p.cols) packs[i] = LoadPack<kCols>(from + column);
+  }
+#pragma unroll
+  for (int i = 0; i < kEmbedPacks; ++i) {
+    const int column = begin + i * kThreads * kCols;
+    if (column >= p.cols) return;
+    Pack<float, kCols> out{};
+    if (p.add) out = LoadPack<kCols>(to + column);
+    for (int j = 0; j < kCols; ++j) {
+      const float value = ToFloat(packs[i].values[j]);
+      out.values[j] = p.add ? fmaf(p.scale, value, out.values[j]) : p.scale * value;
+    }
+    StorePack(to + column, out);
+  }
 }
 
 struct FinishParams {
@@ -100,9 +113,10 @@ LaunchShape ShapeOf(int64_t rows, int64_t per_row, bool overlaps, cudaStream_t s
 
 template <class T>
 Status EmbedFor(const EmbedParams& p, int64_t rows, bool overlaps, cudaStream_t stream) {
-  const bool packs = p.cols % kPack == 0 && IsAligned(p.table, p.table_stride, sizeof(T), 16) && IsAligned(p.y, p.y_stride, 4, 16);
-  return Launch("embedding", ShapeOf(rows, packs ? p.cols / kPack : p.cols, overlaps, stream),
-                packs ? EmbedKernel<T, kPack> : EmbedKernel<T, 1>, p);
+  const bool packs = p.cols % kEmbedCols == 0 && IsAligned(p.table, p.table_stride, sizeof(T), kEmbedCols * sizeof(T)) &&
+                     IsAligned(p.y, p.y_stride, 4, 16);
+  return Launch("embedding", ShapeOf(rows, CeilDiv(packs ? p.cols / kEmbedCols : p.cols, kEmbedPacks), overlaps, stream),
+                packs ? EmbedKernel<T, kEmbedCols> : EmbedKernel<T, 1>, p);
 }
 
 template <class From, class To>
