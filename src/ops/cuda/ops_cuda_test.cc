@@ -20,6 +20,7 @@
 #include "ops/cuda/cuda_weight.h"
 #include "ops/cuda/gated_product.h"
 #include "ops/cuda/library_product.h"
+#include "ops/cuda/rope.h"
 #include "ops/ops.h"
 
 namespace coppice::ops {
@@ -534,6 +535,76 @@ TEST_F(OpsCudaTest, RotatedRowsMatchTheCpu) {
         if (std::isnan(stored[i])) continue;
         ASSERT_NEAR(stored[i], host_pool[i], 2 * Epsilon(dtype) * std::abs(host_pool[i]) + 1e-5) << what << ", element " << i;
       }
+    }
+  }
+}
+
+// Rows together and piece by piece, which other kernels take: one head a thread or several, heads of q, k and v among them. And
+// halves in groups, as products of packed weights have them, beside the same rows in their usual order.
+TEST_F(OpsCudaTest, RotatedRowsDoNotDependOnTheOthers) {
+  constexpr int64_t kRows = 600;
+  constexpr int32_t kPages = 38, kPageSize = 16;
+  for (const RopeCase& c : {RopeCase{9, 3, 64, 64, RopePairs::kHalves, 0},
+                            {7, 2, 128, 128, RopePairs::kHalves, 1},
+                            {4, 2, 256, 64, RopePairs::kHalves, 2},
+                            {5, 1, 80, 32, RopePairs::kHalves, 0},
+                            {6, 2, 96, 64, RopePairs::kNeighbours, 1},
+                            {7, 2, 62, 30, RopePairs::kHalves, 1}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      const int64_t half = c.rotary_dim / 2, width = (c.num_qo_heads + 2 * c.num_kv_heads) * c.head_dim,
+                    q_cols = c.num_qo_heads * c.head_dim;
+      std::vector<int64_t> slots(kRows);
+      for (int64_t i = 0; i < kRows; ++i) slots[i] = i % 13 == 3 ? -1 : i * 7 % (kPages * kPageSize);
+      const DeviceMemory device_slots = Upload(slots);
+      const Matrix qkv = Random(kRows, width), weight = Random(1, c.head_dim), cos = Random(kRows, half), sin = Random(kRows, half);
+      Matrix grouped = Random(kRows, width);
+      const int64_t rotated_cols = q_cols + c.num_kv_heads * c.head_dim;
+      for (int64_t i = 0; i < kRows * width; ++i) {
+        const int64_t column = i % width, in_head = column % c.head_dim, pair = in_head % std::max<int64_t>(half, 1);
+        const bool moves = column < rotated_cols && in_head < c.rotary_dim;
+        const int64_t to =
+            pair / cuda::kGateGroup * 2 * cuda::kGateGroup + pair % cuda::kGateGroup + (in_head < half ? 0 : cuda::kGateGroup);
+        grouped.values[i + (moves ? to - in_head : 0)] = qkv.values[i];
+      }
+      grouped.Store();
+      // What is stored of the rows in pieces of `piece`, q and then the pages.
+      const auto run = [&](int64_t piece, bool in_groups) {
+        Matrix q(device_.get(), dtype, kRows, q_cols),
+            pool(device_.get(), dtype, kPages, 2 * c.num_kv_heads * kPageSize * c.head_dim);
+        const attention::KvPoolShape shape = {
+            .num_pages = kPages, .page_size = kPageSize, .num_kv_heads = c.num_kv_heads, .head_dim = c.head_dim, .dtype = dtype};
+        for (int64_t begin = 0; begin < kRows; begin += piece) {
+          const int64_t rows = std::min(piece, kRows - begin);
+          RopeAppendArgs args = {.qkv = (in_groups ? grouped : qkv).view().Rows(begin, rows),
+                                 .cos = cos.view().Rows(begin, rows),
+                                 .sin = sin.view().Rows(begin, rows),
+                                 .pairs = c.pairs,
+                                 .num_qo_heads = c.num_qo_heads,
+                                 .num_kv_heads = c.num_kv_heads,
+                                 .head_dim = c.head_dim,
+                                 .q = q.view().Rows(begin, rows),
+                                 .kv = shape.View(pool.view().data),
+                                 .slot_mapping = {device_slots.As<int64_t>() + begin, rows}};
+          if (c.norm > 0) {
+            args.q_norm = args.k_norm = NormArgs{
+                .kind = c.norm == 1 ? NormKind::kRms : NormKind::kLayer, .weight = weight.span<const float>(), .eps = 1e-6f};
+          }
+          const Status status = cuda::LaunchRopeAppend(args, in_groups, /*overlaps=*/false, nullptr);
+          EXPECT_TRUE(status.ok()) << status.ToString();
+        }
+        std::vector<float> stored = q.Fetch(), pages = pool.Fetch();
+        stored.insert(stored.end(), pages.begin(), pages.end());
+        return stored;
+      };
+      const std::vector<float> expected = run(kRows, false);
+      const auto equals_expected = [&](const std::vector<float>& got) {
+        return got.size() == expected.size() && std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) == 0;
+      };
+      for (const int64_t piece : {1, 17, 511, 513})
+        EXPECT_TRUE(equals_expected(run(piece, false))) << "head_dim " << c.head_dim << ", pieces of " << piece;
+      if (c.pairs != RopePairs::kHalves || half % cuda::kGateGroup != 0) continue;
+      for (const int64_t piece : {int64_t{17}, kRows})
+        EXPECT_TRUE(equals_expected(run(piece, true))) << "head_dim " << c.head_dim << " in groups, pieces of " << piece;
     }
   }
 }

@@ -1,5 +1,7 @@
 #include "ops/cuda/rope.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -11,8 +13,7 @@
 namespace coppice::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = 256;  // of a CTA, at most
 
 struct AngleParams {
   const int32_t* positions;
@@ -50,118 +51,182 @@ struct AppendParams {
   RopePairs pairs;
   HeadNorm q_norm, k_norm;
   RotationParams rotation;
+  int32_t log2_lanes;  // of those that share out a head
 };
 
-// A lane's part of a head: runs of kRun neighbouring pairs of elements. Pair p is (p, p + rotated_pairs) where halves are rotated
-// and (2 p, 2 p + 1) everywhere else, the elements that are not rotated included.
+// The place of a thread among the lanes that share out a head: 2^log2_lanes neighbours of one warp.
+struct HeadLanes {
+  int count, lane;
+
+  __device__ explicit HeadLanes(const AppendParams& p)
+      : count(1 << p.log2_lanes), lane(static_cast<int>(threadIdx.x) & (count - 1)) {}
+
+  __device__ float Sum(float value) const {
+    const unsigned mask = (0xffffffffu >> (32 - count)) << (threadIdx.x % 32 - lane);
+    for (int other = count / 2; other > 0; other /= 2) value += __shfl_xor_sync(mask, value, other);
+    return value;
+  }
+};
+
+// The elements of a head that a lane has: runs of two packs of kRun neighbours. Where halves are rotated, the packs of a run begin
+// at a pair's two elements; everywhere else they follow each other.
 template <int kRun>
-struct HeadPart {
+struct LaneElements {
   static constexpr int kRuns = kMaxHeadDim / 2 / (32 * kRun);
-  float first[kRuns][kRun], second[kRuns][kRun];
+  int pair[kRuns];                            // the first of a run
+  int first[kRuns], second[kRuns];            // where its packs begin
+  int read_first[kRuns], read_second[kRuns];  // and where in a head of q or k as the projections have it
+  int num_pairs, rotated_pairs;
 
-  __device__ static int PairOf(int run, int lane) { return (run * 32 + lane) * kRun; }
-
-  template <class Visit>  // visit(run, pair, whether its elements are two runs apart from each other)
-  __device__ static void ForEachRun(const AppendParams& p, int lane, Visit visit) {
+  __device__ LaneElements(const AppendParams& p, const HeadLanes& lanes)
+      : num_pairs(p.rotation.head_dim / 2), rotated_pairs(p.rotation.rotated_pairs) {
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
-      const int pair = PairOf(run, lane);
-      if (pair < p.rotation.head_dim / 2) visit(run, pair, p.pairs == RopePairs::kHalves && pair < p.rotation.rotated_pairs);
+      pair[run] = (run * lanes.count + lanes.lane) * kRun;
+      const bool apart = p.pairs == RopePairs::kHalves && Rotates(run);
+      first[run] = apart ? pair[run] : 2 * pair[run];
+      second[run] = first[run] + (apart ? rotated_pairs : kRun);
+      const bool in_groups = apart && p.rotation.in_groups;
+      read_first[run] = in_groups ? pair[run] / kGateGroup * 2 * kGateGroup + pair[run] % kGateGroup : first[run];
+      read_second[run] = in_groups ? read_first[run] + kGateGroup : second[run];
     }
   }
 
-  __device__ void Load(const AppendParams& p, const float* head, bool in_groups, int lane) {
-    ForEachRun(p, lane, [&](int run, int pair, bool apart) {
-      if (apart) {
-        const int at = in_groups ? pair / kGateGroup * 2 * kGateGroup + pair % kGateGroup : pair;
-        const auto a = LoadPack<kRun>(head + at),
-                   b = LoadPack<kRun>(head + at + (in_groups ? kGateGroup : p.rotation.rotated_pairs));
-        for (int i = 0; i < kRun; ++i) first[run][i] = a.values[i], second[run][i] = b.values[i];
-      } else {
-        const auto both = LoadPack<2 * kRun>(head + 2 * pair);
-        for (int i = 0; i < kRun; ++i) first[run][i] = both.values[2 * i], second[run][i] = both.values[2 * i + 1];
-      }
-    });
-  }
+  __device__ bool Exists(int run) const { return pair[run] < num_pairs; }
+  __device__ bool Rotates(int run) const { return pair[run] < rotated_pairs; }
+};
 
-  __device__ void Normalise(const AppendParams& p, const HeadNorm& norm, int lane) {
-    const auto sum_over_head = [&](auto term) {
-      float sum = 0;
-      ForEachRun(p, lane, [&](int run, int, bool) {
-        for (int i = 0; i < kRun; ++i) sum += term(first[run][i]) + term(second[run][i]);
-      });
-      for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
-      return sum;
-    };
-    const float size = static_cast<float>(p.rotation.head_dim);
-    const float mean = norm.kind == NormKind::kLayer ? sum_over_head([](float x) { return x; }) / size : 0.0f;
-    const float squares = sum_over_head([&](float x) { return (x - mean) * (x - mean); });
-    const float scale = 1.0f / sqrtf(squares / size + norm.eps);
-    ForEachRun(p, lane, [&](int run, int pair, bool apart) {
-      for (int i = 0; i < kRun; ++i) {
-        const int a = apart ? pair + i : 2 * (pair + i), b = apart ? p.rotation.rotated_pairs + pair + i : a + 1;
-        const auto apply = [&](float x, int element) {
-          return (x - mean) * scale * norm.weight[element] + (norm.bias == nullptr ? 0.0f : norm.bias[element]);
-        };
-        first[run][i] = apply(first[run][i], a);
-        second[run][i] = apply(second[run][i], b);
-      }
-    });
-  }
+// Of a row, for all its heads.
+template <int kRun>
+struct Angles {
+  Pack<float, kRun> cos[LaneElements<kRun>::kRuns], sin[LaneElements<kRun>::kRuns];
 
-  __device__ void Rotate(const AppendParams& p, int64_t row, int lane) {
-    const float* const cos = p.rotation.cos + row * p.rotation.cos_stride;
-    const float* const sin = p.rotation.sin + row * p.rotation.sin_stride;
-    ForEachRun(p, lane, [&](int run, int pair, bool) {
-      for (int i = 0; i < kRun; ++i) {
-        if (pair + i >= p.rotation.rotated_pairs) continue;
-        const float c = cos[pair + i], s = sin[pair + i], a = first[run][i], b = second[run][i];
-        first[run][i] = a * c - b * s;
-        second[run][i] = b * c + a * s;
-      }
-    });
-  }
-
-  template <class T>
-  __device__ void Store(const AppendParams& p, T* to, int lane) const {
-    ForEachRun(p, lane, [&](int run, int pair, bool apart) {
-      if (apart) {
-        Pack<T, kRun> a, b;
-        for (int i = 0; i < kRun; ++i) a.values[i] = FromFloat<T>(first[run][i]), b.values[i] = FromFloat<T>(second[run][i]);
-        StorePack(to + pair, a);
-        StorePack(to + p.rotation.rotated_pairs + pair, b);
-      } else {
-        Pack<T, 2 * kRun> both;
-        for (int i = 0; i < kRun; ++i) {
-          both.values[2 * i] = FromFloat<T>(first[run][i]);
-          both.values[2 * i + 1] = FromFloat<T>(second[run][i]);
-        }
-        StorePack(to + 2 * pair, both);
-      }
-    });
+  __device__ void Load(const RotationParams& r, int64_t row, const LaneElements<kRun>& elements) {
+#pragma unroll
+    for (int run = 0; run < elements.kRuns; ++run) {
+      if (!elements.Rotates(run)) continue;
+      cos[run] = LoadPack<kRun>(r.cos + row * r.cos_stride + elements.pair[run]);
+      sin[run] = LoadPack<kRun>(r.sin + row * r.sin_stride + elements.pair[run]);
+    }
   }
 };
 
-// A warp a head of a row: grid (rows, heads / warps).
-template <class T, int kRun>
+// A lane's part of a head.
+template <int kRun>
+struct HeadPart {
+  static constexpr int kRuns = LaneElements<kRun>::kRuns;
+  Pack<float, kRun> first[kRuns], second[kRuns];
+
+  __device__ void Load(const float* head, bool is_v, const LaneElements<kRun>& elements) {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      if (!elements.Exists(run)) continue;
+      first[run] = LoadPack<kRun>(head + (is_v ? elements.first[run] : elements.read_first[run]));
+      second[run] = LoadPack<kRun>(head + (is_v ? elements.second[run] : elements.read_second[run]));
+    }
+  }
+
+  __device__ void Normalise(const HeadNorm& norm, int head_dim, const LaneElements<kRun>& elements, const HeadLanes& lanes) {
+    const auto for_each_run = [&](auto visit) {
+#pragma unroll
+      for (int run = 0; run < kRuns; ++run) {
+        if (elements.Exists(run)) visit(run);
+      }
+    };
+    const auto sum_over_head = [&](auto term) {
+      float sum = 0;
+      for_each_run([&](int run) {
+        for (int i = 0; i < kRun; ++i) sum += term(first[run].values[i]) + term(second[run].values[i]);
+      });
+      return lanes.Sum(sum);
+    };
+    const float size = static_cast<float>(head_dim);
+    const float mean = norm.kind == NormKind::kLayer ? sum_over_head([](float x) { return x; }) / size : 0.0f;
+    const float squares = sum_over_head([&](float x) { return (x - mean) * (x - mean); });
+    const float scale = 1.0f / sqrtf(squares / size + norm.eps);
+    for_each_run([&](int run) {
+      const auto apply = [&](float& x, int element) {
+        x = (x - mean) * scale * norm.weight[element] + (norm.bias == nullptr ? 0.0f : norm.bias[element]);
+      };
+      for (int i = 0; i < kRun; ++i) {
+        apply(first[run].values[i], elements.first[run] + i);
+        apply(second[run].values[i], elements.second[run] + i);
+      }
+    });
+  }
+
+  __device__ void Rotate(RopePairs pairs, const Angles<kRun>& angles, const LaneElements<kRun>& elements) {
+    const auto rotate = [](float& x, float& y, float c, float s) {
+      const float a = x, b = y;
+      x = a * c - b * s;
+      y = b * c + a * s;
+    };
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      if (!elements.Rotates(run)) continue;
+      for (int i = 0; i < kRun; ++i) {
+        const float c = angles.cos[run].values[i], s = angles.sin[run].values[i];
+        const auto element = [&](int j) -> float& { return j < kRun ? first[run].values[j] : second[run].values[j - kRun]; };
+        if (pairs == RopePairs::kHalves) {
+          rotate(element(i), element(kRun + i), c, s);
+        } else {
+          rotate(element(2 * i), element(2 * i + 1), c, s);
+        }
+      }
+    }
+  }
+
+  template <class T>
+  __device__ void Store(T* head, const LaneElements<kRun>& elements) const {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      if (!elements.Exists(run)) continue;
+      Pack<T, kRun> a, b;
+      for (int i = 0; i < kRun; ++i) {
+        a.values[i] = FromFloat<T>(first[run].values[i]);
+        b.values[i] = FromFloat<T>(second[run].values[i]);
+      }
+      StorePack(head + elements.first[run], a);
+      StorePack(head + elements.second[run], b);
+    }
+  }
+};
+
+// A thread has its part of kHeads neighbouring heads of a row, all in flight at the same time: what it asks memory for depends on
+// nothing that it reads. Grid (rows, lanes of the heads / threads).
+template <class T, int kRun, int kHeads>
 __global__ void __launch_bounds__(kThreads) AppendKernel(const AppendParams p) {
   LetNextStart();
   WaitForPrevious();
-  const int64_t row = blockIdx.x;
-  const int lane = threadIdx.x % 32, head = blockIdx.y * kWarps + threadIdx.x / 32;
   const RotationParams& r = p.rotation;
-  if (head >= r.num_qo_heads + 2 * r.num_kv_heads) return;
-  T* const to = r.BeginOfHead<T>(row, head);
-  if (to == nullptr) return;
+  const HeadLanes lanes(p);
+  const LaneElements<kRun> elements(p, lanes);
+  const int64_t row = blockIdx.x;
+  const int begin = static_cast<int>((blockIdx.y * blockDim.x + threadIdx.x) >> p.log2_lanes) * kHeads;
+  const int end = min(begin + kHeads, r.num_qo_heads + 2 * r.num_kv_heads);
 
-  HeadPart<kRun> part;
-  part.Load(p, p.qkv + row * p.qkv_stride + int64_t{head} * r.head_dim, r.in_groups && !r.IsV(head), lane);
-  if (!r.IsV(head)) {
-    const HeadNorm& norm = head < r.num_qo_heads ? p.q_norm : p.k_norm;
-    if (norm.weight != nullptr) part.Normalise(p, norm, lane);
-    part.Rotate(p, row, lane);
+  HeadPart<kRun> parts[kHeads];
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int head = begin + i;
+    if (head < end) parts[i].Load(p.qkv + row * p.qkv_stride + head * r.head_dim, r.IsV(head), elements);
   }
-  part.Store(p, to, lane);
+  Angles<kRun> angles;
+  if (!r.IsV(begin)) angles.Load(r, row, elements);
+  const int64_t in_pages = end > r.num_qo_heads ? r.BeginInPages(row) : 0;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int head = begin + i;
+    if (head >= end) return;
+    T* const to = r.BeginOfHead<T>(row, head, in_pages);
+    if (to == nullptr) return;  // nor are those after it
+    if (!r.IsV(head)) {
+      const HeadNorm& norm = head < r.num_qo_heads ? p.q_norm : p.k_norm;
+      if (norm.weight != nullptr) parts[i].Normalise(norm, r.head_dim, elements, lanes);
+      parts[i].Rotate(p.pairs, angles, elements);
+    }
+    parts[i].Store(to, elements);
+  }
 }
 
 HeadNorm Of(const std::optional<NormArgs>& norm) {
@@ -169,20 +234,33 @@ HeadNorm Of(const std::optional<NormArgs>& norm) {
   return {.weight = norm->weight.data, .bias = norm->bias.data, .eps = norm->eps, .kind = norm->kind};
 }
 
+// Rows from which a thread takes several heads: fewer would leave SMs of a large GPU idle.
+constexpr int64_t kManyRows = 512;
+constexpr int kHeadsOfManyRows = 3;
+
 template <class T>
-Status LaunchAppend(const AppendParams& p, int64_t num_rows, bool overlaps, cudaStream_t stream) {
-  // Runs of two pairs: every address is a multiple of two pairs' bytes.
-  const size_t bytes = 4 * sizeof(T);
+Status LaunchAppend(AppendParams p, int64_t num_rows, bool overlaps, cudaStream_t stream) {
   const RotationParams& r = p.rotation;
-  const bool runs = r.head_dim % 4 == 0 && r.rotated_pairs % 2 == 0 && IsAligned(p.qkv, p.qkv_stride, 4, 16) &&
-                    IsAligned(r.q, r.q_stride, sizeof(T), bytes) && IsAligned(r.k, r.page_stride, sizeof(T), bytes) &&
-                    IsAligned(r.v, r.head_stride, sizeof(T), bytes) && IsAligned(r.v, r.slot_stride, sizeof(T), bytes);
+  // Runs of four pairs: 16 bytes of fp32, and up to 16 of T.
+  const auto aligned = [](const void* to, int64_t stride) { return IsAligned(to, stride, sizeof(T), 16); };
+  const bool runs = r.head_dim % 8 == 0 && r.rotated_pairs % 4 == 0 && IsAligned(p.qkv, p.qkv_stride, 4, 16) &&
+                    IsAligned(r.cos, r.cos_stride, 4, 16) && IsAligned(r.sin, r.sin_stride, 4, 16) && aligned(r.q, r.q_stride) &&
+                    aligned(r.k, r.page_stride) && aligned(r.v, r.head_stride) && aligned(r.v, r.slot_stride);
+  const unsigned lanes = std::min(32u, std::bit_ceil(static_cast<unsigned>(CeilDiv(r.head_dim / 2, runs ? 4 : 1))));
+  p.log2_lanes = std::countr_zero(lanes);
+  const bool many = runs && num_rows >= kManyRows;
   const unsigned heads = static_cast<unsigned>(r.num_qo_heads + 2 * r.num_kv_heads);
-  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(num_rows), CeilDiv(heads, static_cast<unsigned>(kWarps))),
-                             .threads = kThreads,
+  const unsigned threads_of_row = CeilDiv(heads, many ? unsigned{kHeadsOfManyRows} : 1u) * lanes;
+  const unsigned threads = std::min(unsigned{kThreads}, RoundUp(threads_of_row, 32u));
+  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(num_rows), CeilDiv(threads_of_row, threads)),
+                             .threads = static_cast<int>(threads),
                              .stream = stream,
                              .overlaps = overlaps};
-  return Launch("splitting and rotating q, k and v", shape, runs ? AppendKernel<T, 2> : AppendKernel<T, 1>, p);
+  return Launch("splitting and rotating q, k and v", shape,
+                many   ? AppendKernel<T, 4, kHeadsOfManyRows>
+                : runs ? AppendKernel<T, 4, 1>
+                       : AppendKernel<T, 1, 1>,
+                p);
 }
 
 }  // namespace
@@ -214,7 +292,8 @@ Status LaunchRopeAppend(const RopeAppendArgs& args, bool in_groups, bool overlap
                                .pairs = args.pairs,
                                .q_norm = Of(args.q_norm),
                                .k_norm = Of(args.k_norm),
-                               .rotation = RotationParams::Of(args, in_groups)};
+                               .rotation = RotationParams::Of(args, in_groups),
+                               .log2_lanes = 0};
   switch (args.q.dtype) {
     case DType::kF32: return LaunchAppend<float>(params, args.qkv.rows, overlaps, stream);
     case DType::kBF16: return LaunchAppend<__nv_bfloat16>(params, args.qkv.rows, overlaps, stream);

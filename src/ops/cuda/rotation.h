@@ -46,15 +46,24 @@ struct RotationParams {
 #ifdef __CUDACC__
   __device__ bool IsV(int head) const { return head >= num_qo_heads + num_kv_heads; }
 
-  // Where a row's head goes, heads of q, k and v counted through; null: it is not kept.
+  // Where a row's K and V begin in the pages, in elements from the first head; negative: they are not kept.
+  __device__ int64_t BeginInPages(int64_t row) const {
+    const int64_t slot = slots[row];
+    return slot < 0 ? -1 : slot / page_size * page_stride + slot % page_size * slot_stride;
+  }
+
+  // Where a row's head goes, heads of q, k and v counted through; null: it is not kept. `in_pages`: as BeginInPages says, read for
+  // heads of k and v alone.
+  template <class T>
+  __device__ T* BeginOfHead(int64_t row, int head, int64_t in_pages) const {
+    if (head < num_qo_heads) return static_cast<T*>(q) + row * q_stride + int64_t{head} * head_dim;
+    if (in_pages < 0) return nullptr;
+    const int kv_head = head - num_qo_heads - (IsV(head) ? num_kv_heads : 0);
+    return static_cast<T*>(IsV(head) ? v : k) + in_pages + kv_head * head_stride;
+  }
   template <class T>
   __device__ T* BeginOfHead(int64_t row, int head) const {
-    if (head < num_qo_heads) return static_cast<T*>(q) + row * q_stride + int64_t{head} * head_dim;
-    const int64_t slot = slots[row];
-    if (slot < 0) return nullptr;
-    const int64_t page = slot / page_size, in_page = slot % page_size;
-    const int kv_head = head - num_qo_heads - (IsV(head) ? num_kv_heads : 0);
-    return static_cast<T*>(IsV(head) ? v : k) + page * page_stride + in_page * slot_stride + kv_head * head_stride;
+    return BeginOfHead<T>(row, head, head < num_qo_heads ? 0 : BeginInPages(row));
   }
 #endif
 };
