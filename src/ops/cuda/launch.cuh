@@ -28,6 +28,10 @@ __device__ inline void WaitForPrevious() {
 #endif
 }
 
+// The row of a CTA where grid.x counts rows: the last one first, since the pass before wrote that last. Of rows that the L2 cannot
+// hold together, those in it are then read before others push them out.
+__device__ inline int64_t RowOfCta() { return gridDim.x - 1 - blockIdx.x; }
+
 struct LaunchShape {
   dim3 grid;
   int threads = 0;

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(const NormParams p) {
     if (const int column = i * step + threadIdx.x * kPack; column < p.cols) weights[i] = LoadPack<kPack>(p.weight + column);
   }
   WaitForPrevious();
-  const int64_t row = p.rows == nullptr ? blockIdx.x : p.rows[blockIdx.x];
+  const int64_t y_row = RowOfCta(), row = p.rows == nullptr ? y_row : p.rows[y_row];
   const float* const x = p.x + row * p.x_stride;
   Pack<float, kPack> held[kHeldPacks];
   // visit(pack, weight, column) for all packs of the row that are this thread's.
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(const NormParams p) {
   });
   const float scale = 1.0f / sqrtf(SumOverCta(squares) / static_cast<float>(p.cols) + p.eps);
 
-  Out* const y = static_cast<Out*>(p.y) + blockIdx.x * p.y_stride;
+  Out* const y = static_cast<Out*>(p.y) + y_row * p.y_stride;
   for_each_pack([&](const auto& pack, const auto& weight, int column) {
     Pack<float, kPack> bias{};
     if (p.bias != nullptr) bias = LoadPack<kPack>(p.bias + column);

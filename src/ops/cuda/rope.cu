@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads) AppendKernel(const AppendParams p) {
   const RotationParams& r = p.rotation;
   const HeadLanes lanes(p);
   const LaneElements<kRun> elements(p, lanes);
-  const int64_t row = blockIdx.x;
+  const int64_t row = RowOfCta();
   const int begin = static_cast<int>((blockIdx.y * blockDim.x + threadIdx.x) >> p.log2_lanes) * kHeads;
   const int end = min(begin + kHeads, r.num_qo_heads + 2 * r.num_kv_heads);
 
