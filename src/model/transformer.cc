@@ -44,6 +44,7 @@ struct Activations {
   Activation attended;       // [T, qo heads * head_dim]
   Activation mlp;            // [T, intermediate]
   Activation projected;      // [T, hidden] f32: what a block gives before its norm, where it has one
+  Activation kept;           // [R, hidden] f32: the residual stream of the rows whose logits are wanted, in the last layer
   Activation logits_normed;  // [R, hidden]
   Activation logits;         // [R, vocab] f32
 };
@@ -72,6 +73,8 @@ class FamilyTransformer final : public Transformer {
     const DeviceBatch& batch;
     int64_t tokens;
     Stream stream;
+    DeviceTensor hidden;               // [tokens, hidden]: the residual stream
+    bool has_logit_rows_only = false;  // KeepLogitRows left those
   };
 
   FamilyTransformer(const ModelConfig& config, const Options& options)
@@ -87,8 +90,9 @@ class FamilyTransformer final : public Transformer {
   }
   const ops::Weight& head() const { return weights_.lm_head != nullptr ? *weights_.lm_head : *weights_.embedding; }
   Status Embed(const Step& step);
-  Status RunLayer(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
-  Status Attend(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
+  Status RunLayer(size_t layer, const attention::BoundKv& kv, attention::AttentionPlan& plan, Step* step);
+  Result<DeviceTensor> Attend(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
+  Status KeepLogitRows(DeviceTensor* attended, Step* step);
   Status FeedForward(const LayerWeights& layer, const Step& step);
   Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
   Result<ConstDeviceTensor> Logits(const Step& step);
@@ -107,21 +111,21 @@ class FamilyTransformer final : public Transformer {
 Result<ConstDeviceTensor> FamilyTransformer::Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
                                                      std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
   COPPICE_RETURN_IF_ERROR(Check(batch, plans.size(), kv.size()));
-  const Step step = {batch, batch.token_ids.size, stream};
+  const int64_t tokens = batch.token_ids.size;
+  Step step = {batch, tokens, stream, act_.hidden.Rows(tokens)};
   COPPICE_RETURN_IF_ERROR(Embed(step));
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    COPPICE_RETURN_IF_ERROR(RunLayer(i, step, *kv[i], *plans[layer_groups_[i]]));
+    COPPICE_RETURN_IF_ERROR(RunLayer(i, *kv[i], *plans[layer_groups_[i]], &step));
   }
   return Logits(step);
 }
 
 // hidden = scale * embedding[tokens] [+ positions]; the angles of the step's positions, for each group.
 Status FamilyTransformer::Embed(const Step& step) {
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens);
   COPPICE_RETURN_IF_ERROR(
-      ops_->Embed(step.batch.token_ids, *weights_.embedding, {.scale = config_.embedding_scale}, hidden, step.stream));
+      ops_->Embed(step.batch.token_ids, *weights_.embedding, {.scale = config_.embedding_scale}, step.hidden, step.stream));
   if (weights_.positions != nullptr) {
-    COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights_.positions, {.add = true}, hidden, step.stream));
+    COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights_.positions, {.add = true}, step.hidden, step.stream));
   }
   for (LayerGroup& group : groups_) {
     if (group.inverse_frequencies.span().empty()) continue;
@@ -132,14 +136,18 @@ Status FamilyTransformer::Embed(const Step& step) {
 }
 
 // hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), or both of one norm.
-Status FamilyTransformer::RunLayer(size_t index, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan) {
+Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, attention::AttentionPlan& plan, Step* step) {
   const LayerWeights& layer = weights_.layers[index];
-  COPPICE_RETURN_IF_ERROR(Attend(index, step, kv, plan));
-  return FeedForward(layer, step);
+  COPPICE_ASSIGN_OR_RETURN(DeviceTensor attended, Attend(index, *step, kv, plan));
+  if (index + 1 == weights_.layers.size()) COPPICE_RETURN_IF_ERROR(KeepLogitRows(&attended, step));
+  if (step->tokens == 0) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(AddBlock(attended, *layer.output, layer.post_attention_norm, *step));
+  return FeedForward(layer, *step);
 }
 
-// hidden += output(attention(rope(qkv(normed))))
-Status FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan) {
+// attention(rope(qkv(normed)))
+Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv,
+                                               attention::AttentionPlan& plan) {
   const LayerWeights& layer = weights_.layers[index];
   LayerGroup& group = groups_[layer_groups_[index]];
   const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
@@ -156,39 +164,55 @@ Status FamilyTransformer::Attend(size_t index, const Step& step, const attention
                                     .q = q,
                                     .kv = kv.view(),
                                     .slot_mapping = step.batch.slot_mapping};
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
+  const DeviceTensor normed = act_.normed.Rows(step.tokens);
   if (blocks_.parallel) {
-    COPPICE_RETURN_IF_ERROR(ops_->Norm(hidden, Norm(layer.attention_norm), normed, {}, step.stream));
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(step.hidden, Norm(layer.attention_norm), normed, {}, step.stream));
     COPPICE_RETURN_IF_ERROR(ops_->QkvRope(normed, *layer.qkv, rows, step.stream));
   } else {
-    COPPICE_RETURN_IF_ERROR(ops_->NormQkvRope(hidden, Norm(layer.attention_norm), normed, *layer.qkv, rows, step.stream));
+    COPPICE_RETURN_IF_ERROR(ops_->NormQkvRope(step.hidden, Norm(layer.attention_norm), normed, *layer.qkv, rows, step.stream));
   }
-  if (!options_.attends) return AddBlock(q, *layer.output, layer.post_attention_norm, step);
+  if (!options_.attends) return q;
   COPPICE_RETURN_IF_ERROR(
       plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
-  return AddBlock(attended, *layer.output, layer.post_attention_norm, step);
+  return attended;
+}
+
+// Once the last layer's K and V are stored, nobody reads what becomes of rows whose logits are not wanted: a prompt's, but for its
+// last token. Where most are wanted, all rows go on.
+Status FamilyTransformer::KeepLogitRows(DeviceTensor* attended, Step* step) {
+  const DeviceSpan<const int32_t> rows = step->batch.logit_rows;
+  if (2 * rows.size > step->tokens) return OkStatus();
+  const DeviceTensor all_hidden = std::exchange(step->hidden, act_.kept.Rows(rows.size)), all_attended = *attended;
+  *attended = (options_.attends ? act_.q : act_.attended).Rows(rows.size);
+  step->tokens = rows.size;
+  step->has_logit_rows_only = true;
+  if (rows.empty()) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(ops_->Gather(all_hidden, rows, step->hidden, step->stream));
+  COPPICE_RETURN_IF_ERROR(ops_->Gather(all_attended, rows, *attended, step->stream));
+  if (!blocks_.parallel) return OkStatus();
+  const NormWeights& norm = weights_.layers.back().attention_norm;  // both blocks'
+  return ops_->Norm(step->hidden, Norm(norm), act_.normed.Rows(rows.size), {}, step->stream);
 }
 
 // hidden += down(act(up(normed))), or down(act(gate(normed)) * up(normed))
 Status FamilyTransformer::FeedForward(const LayerWeights& layer, const Step& step) {
   const DeviceTensor mlp = act_.mlp.Rows(step.tokens);
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens), normed = act_.normed.Rows(step.tokens);
+  const DeviceTensor normed = act_.normed.Rows(step.tokens);
   const ops::Epilogue epilogue = {blocks_.gated_mlp ? Kind::kGated : Kind::kActivate, blocks_.activation};
   if (blocks_.parallel) {  // of the norm that attention has
     COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.up, mlp, epilogue, step.stream));
   } else {
-    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(hidden, Norm(layer.mlp_norm), normed, *layer.up, mlp, epilogue, step.stream));
+    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(step.hidden, Norm(layer.mlp_norm), normed, *layer.up, mlp, epilogue, step.stream));
   }
   return AddBlock(mlp, *layer.down, layer.post_mlp_norm, step);
 }
 
 // hidden += [norm](x W^T)
 Status FamilyTransformer::AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step) {
-  const DeviceTensor hidden = act_.hidden.Rows(step.tokens);
-  if (!blocks_.post_norms) return ops_->Linear(x, weight, hidden, {.kind = Kind::kAdd}, step.stream);
+  if (!blocks_.post_norms) return ops_->Linear(x, weight, step.hidden, {.kind = Kind::kAdd}, step.stream);
   const DeviceTensor projected = act_.projected.Rows(step.tokens);
   COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, projected, {}, step.stream));
-  return ops_->AddNorm(projected, Norm(post_norm), hidden, step.stream);
+  return ops_->AddNorm(projected, Norm(post_norm), step.hidden, step.stream);
 }
 
 Result<ConstDeviceTensor> FamilyTransformer::Logits(const Step& step) {
@@ -196,12 +220,11 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(const Step& step) {
   const DeviceTensor logits = act_.logits.Rows(count), normed = act_.logits_normed.Rows(count);
   if (count == 0) return ConstDeviceTensor(logits);
   if (step.tokens == 1) {
-    COPPICE_RETURN_IF_ERROR(
-        ops_->NormLinear(act_.hidden.Rows(1), Norm(weights_.final_norm), normed, head(), logits, {}, step.stream));
+    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(step.hidden, Norm(weights_.final_norm), normed, head(), logits, {}, step.stream));
     return ConstDeviceTensor(logits);
   }
-  COPPICE_RETURN_IF_ERROR(
-      ops_->Norm(act_.hidden.Rows(step.tokens), Norm(weights_.final_norm), normed, step.batch.logit_rows, step.stream));
+  const DeviceSpan<const int32_t> rows = step.has_logit_rows_only ? DeviceSpan<const int32_t>() : step.batch.logit_rows;
+  COPPICE_RETURN_IF_ERROR(ops_->Norm(step.hidden, Norm(weights_.final_norm), normed, rows, step.stream));
   COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, step.stream));
   return ConstDeviceTensor(logits);
 }
@@ -264,6 +287,7 @@ Status FamilyTransformer::AllocateActivations() {
       {act_.attended, options_.dtype, tokens, q_cols},
       {act_.mlp, options_.dtype, tokens, config_.intermediate_size},
       {act_.projected, DType::kF32, blocks_.post_norms ? tokens : 0, hidden},
+      {act_.kept, DType::kF32, std::min(logit_rows, tokens / 2), hidden},
       {act_.logits_normed, options_.dtype, logit_rows, hidden},
       {act_.logits, DType::kF32, logit_rows, config_.vocab_size},
   };
@@ -281,7 +305,7 @@ Status FamilyTransformer::LoadKernels() {
   const Stream stream = nullptr;
   for (int64_t rows = options_.max_tokens; rows > kLeastRows / 2; rows /= 2) {
     DeviceBatch batch;
-    const Step step = {batch, rows, stream};
+    const Step step = {batch, rows, stream, act_.hidden.Rows(rows)};
     const LayerWeights& layer = weights_.layers.front();
     COPPICE_RETURN_IF_ERROR(ops_->Norm(act_.hidden.Rows(rows), Norm(layer.attention_norm), act_.normed.Rows(rows), {}, stream));
     COPPICE_RETURN_IF_ERROR(ops_->Linear(act_.normed.Rows(rows), *layer.qkv, act_.qkv.Rows(rows), {}, stream));

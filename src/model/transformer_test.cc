@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -109,9 +110,9 @@ class Runner {
     }
   }
 
-  // Appends tokens[b] to branch b, for all branches in one batch; logits of every row, in order.
-  Result<std::vector<float>> Step(const std::vector<std::vector<int32_t>>& tokens) {
-    std::vector<int32_t> ids, positions, rows;
+  // Appends tokens[b] to branch b, for all branches in one batch; logits of `rows`, or of every row, in order.
+  Result<std::vector<float>> Step(const std::vector<std::vector<int32_t>>& tokens, std::optional<std::vector<int32_t>> rows = {}) {
+    std::vector<int32_t> ids, positions;
     std::vector<int64_t> slots;
     for (size_t b = 0; b < tokens.size(); ++b) {
       query_begin_[b] = static_cast<int32_t>(ids.size());
@@ -123,8 +124,10 @@ class Runner {
         slots.push_back(int64_t{page_indices_[page_begin_[b] + position / kPageSize]} * kPageSize + position % kPageSize);
       }
     }
-    rows.resize(ids.size());
-    std::iota(rows.begin(), rows.end(), 0);
+    if (!rows) {
+      rows.emplace(ids.size());
+      std::iota(rows->begin(), rows->end(), 0);
+    }
     const attention::PrefixForestView forest = {.page_size = kPageSize,
                                                 .version = ++version_,
                                                 .node_parent = parent_,
@@ -141,7 +144,7 @@ class Runner {
       if (Status status = plan->Update(forest); !status.ok()) return status;
       if (Status status = plan->Upload(); !status.ok()) return status;
     }
-    const auto logits = Forward({ids, positions, slots, rows});
+    const auto logits = Forward({ids, positions, slots, *rows});
     if (!logits.ok()) return logits.status();
     const MatrixView<const float> view = HostView<float>(*logits);
     return std::vector<float>(view.data, view.data + view.rows * view.cols);
@@ -279,6 +282,33 @@ TEST_P(FixtureTest, DeterministicBitsDoNotDependOnChunks) {
       const auto [a, b] = std::mismatch(whole.begin(), whole.end(), logits.begin());
       ASSERT_TRUE(a == whole.end()) << Name(dtype) << " chunk " << chunk << ": logit " << a - whole.begin() << " is " << *b
                                     << ", was " << *a;
+    }
+  }
+}
+
+// The last layer leaves out the rows whose logits nobody wants; those of others, of this step and the next, stay as they are.
+TEST_P(FixtureTest, LogitsDoNotDependOnWhichOthersAreWanted) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto length = static_cast<int32_t>(expected_.prompt.size());
+    Runner all(GetParam(), dtype, true);
+    const std::vector<float> expected = all.Prefill(expected_.prompt, length);
+    const auto next = all.Step({{expected_.greedy.front()}});
+    ASSERT_TRUE(next.ok());
+    const int32_t vocab = all.vocab_size();
+    for (const std::vector<int32_t>& rows :
+         std::vector<std::vector<int32_t>>{{}, {length - 1}, {length - 1, 3, 3}, {0, length / 2}}) {
+      Runner some(GetParam(), dtype, true);
+      const auto logits = some.Step({expected_.prompt}, rows);
+      ASSERT_TRUE(logits.ok()) << logits.status().ToString();
+      ASSERT_EQ(logits->size(), rows.size() * vocab);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const auto begin = logits->begin() + static_cast<int64_t>(i) * vocab;
+        EXPECT_TRUE(std::equal(begin, begin + vocab, expected.begin() + int64_t{rows[i]} * vocab))
+            << Name(dtype) << ", row " << rows[i] << " of " << rows.size();
+      }
+      const auto after = some.Step({{expected_.greedy.front()}});
+      ASSERT_TRUE(after.ok());
+      EXPECT_EQ(*after, *next) << Name(dtype) << ", after " << rows.size() << " rows";
     }
   }
 }

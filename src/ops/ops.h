@@ -178,6 +178,8 @@ class Ops {
   // embeddings). y f32.
   virtual Status Embed(DeviceSpan<const int32_t> token_ids, const Weight& table, const EmbedArgs& args, DeviceTensor y,
                        Stream stream) = 0;
+  // y[i] = x[rows[i]], of one dtype.
+  virtual Status Gather(ConstDeviceTensor x, DeviceSpan<const int32_t> rows, DeviceTensor y, Stream stream) = 0;
   // y[i] = norm(x[r]) with r = rows[i], or i if `rows` is empty. x f32; y f32 or the compute dtype.
   virtual Status Norm(ConstDeviceTensor x, const NormArgs& args, DeviceTensor y, DeviceSpan<const int32_t> rows, Stream stream) = 0;
   // y = epilogue(norm(x) W^T + b), x f32. `normed`, of the weight's dtype and x's shape, may be used on the way, or not.

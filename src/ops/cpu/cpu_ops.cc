@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,6 +112,12 @@ class CpuOps final : public Ops {
         packed.ForEachElement(token_ids.data[row], [&](int64_t k, float value) { to[k] = args.scale * value; });
       }
     });
+    return OkStatus();
+  }
+
+  Status Gather(ConstDeviceTensor x, DeviceSpan<const int32_t> rows, DeviceTensor y, Stream) override {
+    const size_t bytes = static_cast<size_t>(x.cols) * SizeOf(x.dtype);
+    ForRows(rows.size, x.cols, [&](int64_t row) { std::memcpy(Row(y, row), Row(x, rows.data[row]), bytes); });
     return OkStatus();
   }
 

@@ -105,6 +105,12 @@ class CudaOps final : public Ops {
     return LaunchEmbed(token_ids, static_cast<const CudaWeight&>(table), args, y, overlaps_, Of(stream));
   }
 
+  Status Gather(ConstDeviceTensor x, DeviceSpan<const int32_t> rows, DeviceTensor y, Stream stream) override {
+    COPPICE_DCHECK(x.dtype == y.dtype && x.cols == y.cols && rows.size == y.rows);
+    const DeviceGuard guard(device_->ordinal());
+    return LaunchGather(x, rows, y, overlaps_, Of(stream));
+  }
+
   Status Norm(ConstDeviceTensor x, const NormArgs& args, DeviceTensor y, DeviceSpan<const int32_t> rows, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
     NormParams params = ParamsOf(x, args, y);

@@ -453,6 +453,21 @@ TEST_F(OpsCudaTest, EmbeddingsMatchTheCpu) {
   }
 }
 
+TEST_F(OpsCudaTest, GatheredRowsAreCopies) {
+  const std::vector<int32_t> rows = {6, 0, 0, 3};
+  const DeviceMemory device_rows = Upload(rows);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t cols : {4096, 576, 2050, 33}) {
+      const Matrix x = Random(dtype, 7, cols, /*gap=*/cols % 8);
+      Matrix y(device_.get(), dtype, 4, cols);
+      ASSERT_TRUE(ops_->Gather(x.view(), {device_rows.As<int32_t>(), 4}, y.view(), nullptr).ok());
+      const std::vector<float> got = y.Fetch();
+      for (size_t i = 0; i < rows.size(); ++i)
+        ASSERT_EQ(0, std::memcmp(&got[i * cols], &x.values[rows[i] * cols], cols * sizeof(float))) << cols << " columns, row " << i;
+    }
+  }
+}
+
 struct RopeCase {
   int32_t num_qo_heads, num_kv_heads, head_dim, rotary_dim;
   RopePairs pairs;

@@ -50,6 +50,26 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(const EmbedParams p) {
   }
 }
 
+// Strides and columns in words.
+struct GatherParams {
+  const void* x;
+  int64_t x_stride;
+  const int32_t* rows;
+  void* y;
+  int64_t y_stride;
+  int32_t cols;
+};
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads) GatherKernel(const GatherParams p) {
+  LetNextStart();
+  WaitForPrevious();
+  const int column = blockIdx.y * kThreads + threadIdx.x;
+  if (column >= p.cols) return;
+  const Word* const from = static_cast<const Word*>(p.x) + p.rows[blockIdx.x] * p.x_stride;
+  static_cast<Word*>(p.y)[blockIdx.x * p.y_stride + column] = from[column];
+}
+
 struct FinishParams {
   const float* bias;
   Activation activation;
@@ -143,6 +163,25 @@ Status LaunchEmbed(DeviceSpan<const int32_t> token_ids, const CudaWeight& table,
     case DType::kF16: return EmbedFor<__half>(params, token_ids.size, overlaps, stream);
   }
   return OkStatus();
+}
+
+Status LaunchGather(const ConstDeviceTensor& x, DeviceSpan<const int32_t> rows, const DeviceTensor& y, bool overlaps,
+                    cudaStream_t stream) {
+  const auto size = static_cast<int64_t>(SizeOf(x.dtype));
+  const auto launch = [&]<class Word>(const Word*) {
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(Word));
+    const GatherParams params = {.x = x.data,
+                                 .x_stride = x.stride * size / kBytes,
+                                 .rows = rows.data,
+                                 .y = y.data,
+                                 .y_stride = y.stride * size / kBytes,
+                                 .cols = static_cast<int32_t>(x.cols * size / kBytes)};
+    return Launch("gathering rows", ShapeOf(rows.size, params.cols, overlaps, stream), GatherKernel<Word>, params);
+  };
+  const bool packs = x.cols * size % 16 == 0 && IsAligned(x.data, x.stride, SizeOf(x.dtype), 16) &&
+                     IsAligned(y.data, y.stride, SizeOf(y.dtype), 16);
+  if (packs) return launch(static_cast<const uint4*>(nullptr));
+  return size == 4 ? launch(static_cast<const uint32_t*>(nullptr)) : launch(static_cast<const uint16_t*>(nullptr));
 }
 
 Status LaunchFinish(const FinishArgs& args, const DeviceTensor& y, bool overlaps, cudaStream_t stream) {

@@ -13,6 +13,9 @@ namespace coppice::ops::cuda {
 Status LaunchEmbed(DeviceSpan<const int32_t> token_ids, const CudaWeight& table, const EmbedArgs& args, const DeviceTensor& y,
                    bool overlaps, cudaStream_t stream);
 
+Status LaunchGather(const ConstDeviceTensor& x, DeviceSpan<const int32_t> rows, const DeviceTensor& y, bool overlaps,
+                    cudaStream_t stream);
+
 // y = act(y + bias), or y + bias without an activation. bias [y.cols] or null.
 struct FinishArgs {
   const float* bias = nullptr;
