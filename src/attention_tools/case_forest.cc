@@ -8,21 +8,26 @@
 namespace coppice::attention {
 namespace {
 
-constexpr int32_t kPagesToGrow = 8;  // of a request, beyond its tokens
+constexpr int32_t kTokensToGrow = 128;  // of a request, beyond its own
 
 }  // namespace
 
-CaseForest::CaseForest(const AttentionCase& c, int32_t page_size) {
+CaseForest::CaseForest(const AttentionCase& c, int32_t page_size, int32_t run_tokens) {
   std::vector<int32_t> leaves;
   for (size_t level = 0; level < c.nodes.size(); ++level) leaves = AddLevel(c, level, leaves, page_size);
   const int64_t page_bytes = int64_t{4} * page_size * c.kv_heads * c.head_dim;
   num_pages = static_cast<int32_t>(std::min<int64_t>(num_pages, kMostPoolBytes / page_bytes));
-  std::vector<int32_t> shuffled(num_pages);
+  const int32_t run = std::max(run_tokens / page_size, 1);  // pages
+  std::vector<int32_t> shuffled(num_pages / run);
   std::iota(shuffled.begin(), shuffled.end(), 0);
   std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(1));
   for (std::vector<int32_t>& of_node : node_pages_) {
-    for (int32_t& page : of_node) page = shuffled[page % num_pages];
+    for (int32_t& page : of_node) {
+      page %= num_pages;
+      if (page / run < std::ssize(shuffled)) page = shuffled[page / run] * run + page % run;
+    }
   }
+  view.page_size = page_size;
   const int32_t depth = std::accumulate(c.tokens.begin(), c.tokens.end(), 0);
   for (size_t i = 0; i < leaves.size(); ++i) AddBranch(leaves[i], c.QueriesOf(i), depth);
   view = {.page_size = page_size,
@@ -69,7 +74,7 @@ void CaseForest::AddBranch(int32_t leaf, int32_t queries, int32_t tokens) {
   std::vector<int32_t> path;
   for (int32_t n = leaf; n != kNoParent; n = parent[n]) path.push_back(n);
   for (auto n = path.rbegin(); n != path.rend(); ++n) pages.insert(pages.end(), node_pages_[*n].begin(), node_pages_[*n].end());
-  pages.insert(pages.end(), kPagesToGrow, 0);
+  pages.insert(pages.end(), (kTokensToGrow + view.page_size - 1) / view.page_size, 0);
   page_capacity.push_back(static_cast<int32_t>(pages.size()) - page_begin.back());
 }
 

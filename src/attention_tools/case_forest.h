@@ -22,8 +22,9 @@ struct CaseForest {
   std::vector<int32_t> pages;
   int32_t num_pages = 0;
 
+  // run_tokens: of pages that lie one after the other, a multiple of page_size; 0: of one page.
   // REQUIRES: tokens of each level are a multiple of page_size; no more chunks than requests.
-  explicit CaseForest(const AttentionCase& c, int32_t page_size = 16);
+  explicit CaseForest(const AttentionCase& c, int32_t page_size = 16, int32_t run_tokens = 0);
   CaseForest(const CaseForest&) = delete;
   CaseForest& operator=(const CaseForest&) = delete;
 

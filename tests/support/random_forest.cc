@@ -218,8 +218,9 @@ int32_t RandomForest::NewBranchSlot() {
   return slot == branch_node_.end() ? -1 : static_cast<int32_t>(slot - branch_node_.begin());
 }
 
-int32_t RandomForest::NewPage() {
-  int32_t page = Uniform(0, num_pages() - 1);  // scattered, as after hours of serving
+int32_t RandomForest::NewPage(int32_t before) {
+  const bool follows = before >= 0 && options_.next_page > 0 && Chance(options_.next_page);
+  int32_t page = follows ? (before + 1) % num_pages() : Uniform(0, num_pages() - 1);  // scattered, as after hours of serving
   while (page_refs_[page] != 0) page = (page + 1) % num_pages();
   page_refs_[page] = 1;
   return page;
@@ -227,7 +228,10 @@ int32_t RandomForest::NewPage() {
 
 void RandomForest::AppendToken(int32_t b) {
   const int32_t i = kv_len_[b]++;
-  if (i % options_.page_size == 0) page_indices_[page_begin_[b] + i / options_.page_size] = NewPage();
+  if (i % options_.page_size == 0) {
+    int32_t* const page = &page_indices_[page_begin_[b] + i / options_.page_size];
+    *page = NewPage(i > 0 ? page[-1] : -1);
+  }
   tokens_[b].push_back(next_token_++);
 }
 

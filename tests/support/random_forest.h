@@ -24,6 +24,7 @@ struct RandomForestOptions {
   double idle_branch = 0.1;     // a branch has no query in a step
   double query_gap = 0.0;       // a row of q that belongs to no branch precedes a branch's rows
   bool start_empty = false;     // no branch at first: the test builds the tree
+  double next_page = 0.0;       // a branch's page is the one after its last, where that is free
 };
 
 // Owns the arrays behind a PrefixForestView. Every state it can reach obeys the rules stated there. Deterministic in its seed.
@@ -61,7 +62,7 @@ class RandomForest {
   void AddRandomBranch();
   int32_t NewNode(int32_t parent, int32_t begin, int32_t end);
   int32_t NewBranchSlot();
-  int32_t NewPage();
+  int32_t NewPage(int32_t before = -1);
   void AppendToken(int32_t branch);
   int32_t Depth(int32_t node) const;
   int32_t Height(int32_t node) const;

@@ -25,7 +25,7 @@ using testing::CaseOptions;
 using testing::HandPlan;
 
 // A random case with what the kernels do not take replaced by what they do.
-CaseOptions RandomCudaCase(uint64_t seed, CudaKernels kernels) {
+CaseOptions RandomCudaCase(uint64_t seed, CudaKernels kernels, bool small_pages) {
   CaseOptions options = testing::RandomCase(seed);
   std::mt19937_64 rng(seed * 31 + 7);
   const auto pick = [&](std::initializer_list<int32_t> list) { return list.begin()[rng() % list.size()]; };
@@ -34,6 +34,11 @@ CaseOptions RandomCudaCase(uint64_t seed, CudaKernels kernels) {
   if (kernels == CudaKernels::kHopper) {
     options.spec.head_dim = std::min(options.spec.head_dim, 128);
     options.forest.page_size = page_size;
+  }
+  if (small_pages) {
+    options.forest.page_size = pick({1, 1, 2, 4});
+    options.forest.next_page = std::array{0.0, 0.95, 0.995}[rng() % 3];
+    options.spec.deterministic = false;
   }
   if (rng() % 10 == 0) {  // many query heads to a kv head: a set reaches over both halves of a dense tile
     options.spec.num_qo_heads = pick({48, 96, 128});
@@ -54,6 +59,7 @@ struct TestedKernels {
   CudaKernels kernels;
   int most_sms = INT_MAX;
   bool side_tiles = false;
+  bool small_pages = false;  // of one to four tokens, by kernels of their own
 };
 
 class AttentionCudaTest : public ::testing::TestWithParam<TestedKernels> {
@@ -62,7 +68,9 @@ class AttentionCudaTest : public ::testing::TestWithParam<TestedKernels> {
     device_ = testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms, GetParam().side_tiles);
     if (device_ == nullptr) GTEST_SKIP() << "no device for these kernels";
   }
-  CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam().kernels); }
+  CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam().kernels, GetParam().small_pages); }
+  // Of a case that otherwise has pages of this size.
+  static int32_t PageSize(int32_t usual, uint64_t seed = 0) { return GetParam().small_pages ? 1 << seed % 3 : usual; }
   static int NumSms() {
     int num_sms = 0;
     EXPECT_EQ(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
@@ -93,6 +101,9 @@ INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCudaTest,
                                            TestedKernels{"HopperOnFiveSms", CudaKernels::kHopper, 5},
                                            TestedKernels{"HopperSideTiles", CudaKernels::kHopper, INT_MAX, true},
                                            TestedKernels{"HopperSideTilesOnFiveSms", CudaKernels::kHopper, 5, true},
+                                           TestedKernels{"HopperSmallPages", CudaKernels::kHopper, INT_MAX, false, true},
+                                           TestedKernels{"HopperSmallPagesOnFiveSms", CudaKernels::kHopper, 5, false, true},
+                                           TestedKernels{"HopperSmallPagesSideTiles", CudaKernels::kHopper, INT_MAX, true, true},
                                            TestedKernels{"MmaSync", CudaKernels::kMmaSync}),
                          [](const auto& info) { return info.param.name; });
 
@@ -113,7 +124,7 @@ TEST_P(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
   const uint64_t launches = testing::FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000);
   CaseOptions options = RandomCase(3);
   options.spec = {.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
-  options.forest = {.page_size = 16, .max_branches = 60, .max_segment = 300, .max_kv_len = 900, .own_root = 0.05};
+  options.forest = {.page_size = PageSize(16), .max_branches = 60, .max_segment = 300, .max_kv_len = 900, .own_root = 0.05};
   options.layout = testing::KvLayout::kNative;
   AttentionCase test(*device_, options);
   const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, 5);
@@ -129,8 +140,12 @@ TEST_P(AttentionCudaTest, ManyShortTasks) {
                                     AttentionSpec{.num_qo_heads = 56, .num_kv_heads = 8, .head_dim = 128}}) {
     CaseOptions options = RandomCase(3);
     options.spec = spec;
-    options.forest = {
-        .page_size = 16, .max_branches = 600, .max_segment = 60, .max_kv_len = 300, .max_query_count = 1, .own_root = 0.02};
+    options.forest = {.page_size = PageSize(16, spec.num_qo_heads),
+                      .max_branches = 600,
+                      .max_segment = 60,
+                      .max_kv_len = 300,
+                      .max_query_count = 1,
+                      .own_root = 0.02};
     options.layout = testing::KvLayout::kNative;
     AttentionCase test(*device_, options);
     const HandPlan plan(test.spec(), test.forest().View(), {.share = true}, 1);
@@ -170,7 +185,7 @@ TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
   const int groups = NumSms() / 5;
   CaseOptions options = RandomCase(1);
   options.spec = {.num_qo_heads = 9, .num_kv_heads = 1, .head_dim = 128};
-  options.forest = {.page_size = 16, .max_branches = 3 * groups, .start_empty = true};
+  options.forest = {.page_size = PageSize(16, 1), .max_branches = 3 * groups, .start_empty = true};
   AttentionCase test(*device_, options);
   for (int g = 0; g < groups; ++g) {
     const int32_t first = test.forest().AddRoot(30);
@@ -188,7 +203,7 @@ TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
 // By whom a request is read depends on the moment, its bits do not.
 TEST_P(AttentionCudaTest, SideTilesGiveTheBitsOfStreamTiles) {
   if (!GetParam().side_tiles) GTEST_SKIP() << "plans have no side tiles";
-  const auto test = testing::CaseWithSideTiles(*device_);
+  const auto test = testing::CaseWithSideTiles(*device_, PageSize(16));
   const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
   const testing::DeviceTasks tasks = testing::TasksOf(*test, plan, NumSms(), /*side_tiles=*/true);
   ASSERT_TRUE(tasks.side);
@@ -198,6 +213,7 @@ TEST_P(AttentionCudaTest, SideTilesGiveTheBitsOfStreamTiles) {
 }
 
 TEST_P(AttentionCudaTest, DeterministicBits) {
+  if (GetParam().small_pages) GTEST_SKIP() << "such pages are not read in this mode";
   std::vector<std::pair<DType, int32_t>> dtypes_and_head_dims = {
       {DType::kBF16, 32}, {DType::kF16, 64}, {DType::kF16, 128}, {DType::kBF16, 128}};
   if (GetParam().kernels == CudaKernels::kMmaSync) dtypes_and_head_dims.push_back({DType::kBF16, 256});
@@ -208,6 +224,7 @@ TEST_P(AttentionCudaTest, DeterministicBits) {
 // A row's bits are the same in a dense tile and in a stream tile, at any height, whoever else is there and wherever ranges are cut:
 // a request alone is a stream tile, or a dense one if it has many queries.
 TEST_P(AttentionCudaTest, DeterministicBitsInRandomForests) {
+  if (GetParam().small_pages) GTEST_SKIP() << "such pages are not read in this mode";
   static constexpr std::pair<int32_t, int32_t> kHeads[] = {{4, 1}, {20, 1}, {8, 2}, {9, 1}, {4, 4}, {64, 1}};
   testing::DeterministicBitsAreThoseOfTheRequestAlone(*device_, 0, 48, [](uint64_t seed) {
     CaseOptions options;
@@ -244,7 +261,7 @@ TEST_P(AttentionCudaTest, ShortDecodeSteps) {
     options.spec.deterministic = false;
     options.spec.window = seed % 5 == 4 ? 70 : 0;
     options.spec.soft_cap = seed % 7 == 6 ? 15.0f : 0.0f;
-    options.forest = {.page_size = std::array{8, 16, 256}[seed % 3],
+    options.forest = {.page_size = PageSize(std::array{8, 16, 256}[seed % 3], seed),
                       .max_branches = is_long ? 1 : static_cast<int32_t>(1 + seed % 6),
                       .max_segment = is_long ? 4200 : (seed % 4 == 0 ? 1500 : 300),
                       .max_kv_len = is_long ? 4300 : (seed % 4 == 0 ? 1600 : 400),

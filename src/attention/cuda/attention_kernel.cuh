@@ -61,9 +61,9 @@ __device__ __forceinline__ void PrefetchFirst(const KernelParams& p) {
 // The number by which a CTA takes its first tasks. Blocks are placed GPC by GPC, and the SMs of a GPC, and of a half of the card,
 // share a path to the L2. So numbers next to each other are far apart: where some CTAs stream and others compute, or few have a
 // task at all, each GPC has its part. Only the two SMs of a TPC keep together, whose tasks mostly read the same KV.
-__device__ __forceinline__ int SpreadCta(const KernelParams& p) {
-  const uint32_t pair = blockIdx.x / 2, pairs = gridDim.x / 2;
-  return static_cast<int>(pair < pairs ? 2 * __umulhi(pair * p.spread_step, pairs) + blockIdx.x % 2 : blockIdx.x);
+__device__ __forceinline__ int SpreadCta(const KernelParams& p, uint32_t block) {
+  const uint32_t pair = block / 2, pairs = gridDim.x / 2;
+  return static_cast<int>(pair < pairs ? 2 * __umulhi(pair * p.spread_step, pairs) + block % 2 : block);
 }
 
 template <class C>
@@ -72,7 +72,7 @@ __device__ __forceinline__ void InitStream(StreamState<C>& stream) {
     ptx::BarrierInit(&stream.wanted[i], 1);
     ptx::BarrierInit(&stream.known[i], kStreamRows);
   }
-  for (int i = 0; i < 2 * C::kStreamSteps; ++i) ptx::BarrierInit(&stream.ready[i / 2][i % 2], 1);
+  for (int i = 0; i < 2 * C::kStreamSteps; ++i) ptx::BarrierInit(&stream.ready[i / 2][i % 2], C::kCopyArrivals);
   ptx::BarrierInit(&stream.held_ready, 1);
   ptx::FenceBarrierInit();
 }
@@ -84,7 +84,7 @@ __device__ __forceinline__ void InitSide(SharedStorage<C>& s) {
     ptx::BarrierInit(&s.side.done[i], kWarpgroup / 32 + 2);
   }
   for (int i = 0; i < C::kSideUnits; ++i) {
-    ptx::BarrierInit(&s.side.ready[i], 1);
+    ptx::BarrierInit(&s.side.ready[i], C::kCopyArrivals);
     ptx::BarrierInit(&s.side.free[i], kWarpgroup / 32);
   }
   ptx::BarrierInit(&s.side.q_ready, 32);
@@ -110,11 +110,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
     for (int i = 0; i < C::kTaskSlots; ++i) {
       ptx::BarrierInit(&s.task_known[i], 32);
-      ptx::BarrierInit(&s.task_done[i], kDenseWarpgroups * 4 + 1);  // the dense warps, and the warp that loads KV
+      ptx::BarrierInit(&s.task_done[i], kDenseWarpgroups * 4 + C::kKvLoaders);  // the dense warps, and those that load KV
     }
     for (int i = 0; i < C::kStages; ++i) {
-      ptx::BarrierInit(&s.k_ready[i], 1);
-      ptx::BarrierInit(&s.v_ready[i], 1);
+      ptx::BarrierInit(&s.k_ready[i], C::kCopyArrivals);
+      ptx::BarrierInit(&s.v_ready[i], C::kCopyArrivals);
       ptx::BarrierInit(&s.k_free[i], kDenseWarpgroups * 4);
       ptx::BarrierInit(&s.v_free[i], kDenseWarpgroups * 4);
     }
@@ -135,11 +135,15 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   __syncthreads();  // barriers are initialised
 
   if (warpgroup == 0) {
-    const int cta = SpreadCta(p), busy = min(header.num_dense_tasks, header.dense_ctas), idle = gridDim.x - busy;
+    const int cta = SpreadCta(p, blockIdx.x), busy = min(header.num_dense_tasks, header.dense_ctas), idle = gridDim.x - busy;
     const bool has_side = header.side != 0 && cta < busy;
     ptx::DecreaseRegisters<C::kProducerRegisters>();
-    if (warp == 0) {
-      LoadDenseKv<C>(p, maps, s);
+    if (warp == 0 || (C::kKvLoaders > 1 && warp == 3)) {
+      if constexpr (C::kGathers) {
+        GatherDenseKv<C>(p, maps, s, /*has_k=*/warp == 0, /*has_v=*/warp == 3 || C::kKvLoaders == 1);
+      } else {
+        LoadDenseKv<C>(p, maps, s);
+      }
     } else if (warp == 1) {
       if constexpr (C::kSide) {
         LoadTasksBesideSide<C>({p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask},
@@ -164,15 +168,20 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::NamedBarrierArrive(kDenseOverBarrier, (1 + kDenseWarpgroups) * kWarpgroup);
     }
     // CTAs without a dense task begin at once: an even deal beats a race, which the warps of some SMs would win together.
+    // Worked out again where the copies before left no registers to keep them in.
+    const int own = C::kGathers ? SpreadCta(p, ptx::Here(blockIdx.x)) : cta,
+              dense = C::kGathers ? min(ptx::Here(header.num_dense_tasks), header.dense_ctas) : busy;
+    const int streaming = C::kGathers ? gridDim.x - dense : idle;
     const int worker = warp * 2 + threadIdx.x / kStreamRows % 2;
     const bool team = header.team != 0;
-    const int first_task = team ? cta : cta < busy ? -1 : worker * idle + cta - busy;
-    LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask, team);
+    const int first_task = team ? own : own < dense ? -1 : worker * streaming + own - dense;
+    LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * streaming, header.num_stream_tasks, tree_mask, team);
     FinishDrawing(p, s);
   } else if (C::kSide && warpgroup == 3) {
     if constexpr (C::kSide) {
       ptx::DecreaseRegisters<C::kSideRegisters>();
-      if (header.side != 0 && SpreadCta(p) < min(header.num_dense_tasks, header.dense_ctas)) SideTile<C>{p, s, tree_mask}.Run();
+      if (header.side != 0 && SpreadCta(p, blockIdx.x) < min(header.num_dense_tasks, header.dense_ctas))
+        SideTile<C>{p, s, tree_mask}.Run();
       ptx::FenceProxyAsync();  // ordinary accesses to memory that the copy engine fills from here on
       ptx::NamedBarrierArrive(kDenseLoadedBarrier, 2 * kWarpgroup);
     }

@@ -315,6 +315,11 @@ struct DenseTile {
       GatherOwnQ(p, s.dense[n % C::kTaskSlots], memory + offsetof(S, q) + wg * C::kQHalfBytes, wg);
     };
     if constexpr (C::kSide) gather_q(0);
+    // A tile is there, and in wgmma's proxy even where ordinary copies brought it (gather.cuh).
+    const auto await_tile = [&](bool is_there, uint32_t barrier, uint32_t parity) {
+      if (!is_there) ptx::BarrierWait(barrier, parity);
+      if constexpr (C::kGathers) ptx::FenceProxyAsync();
+    };
 
     RingCursor<C::kStages> k, v;  // over all tasks
     for (int n = 0;; ++n) {
@@ -343,11 +348,11 @@ struct DenseTile {
         int start = slot.task.first;  // of the tile
         bool k_ready = false, v_ready = false;
         for (int i = 0; i < num_tiles; ++i, start += C::kKvTile) {
-          if (!k_ready) ptx::BarrierWait(barrier(offsetof(S, k_ready), k.stage), k.parity);
+          await_tile(k_ready, barrier(offsetof(S, k_ready), k.stage), k.parity);
           turn_begin();
           Score(scores, q, kv_tile(offsetof(S, k), k.stage));
           if (i > 0) {
-            if (!v_ready) ptx::BarrierWait(barrier(offsetof(S, v_ready), v.stage), v.parity);
+            await_tile(v_ready, barrier(offsetof(S, v_ready), v.stage), v.parity);
             Accumulate(out, weights, kv_tile(offsetof(S, v), v.stage));
           }
           turn_end();
@@ -378,7 +383,7 @@ struct DenseTile {
             if (masked) Mask(p, scores, slot, row, start, tree_mask);
           });
         }
-        if (!v_ready) ptx::BarrierWait(barrier(offsetof(S, v_ready), v.stage), v.parity);
+        await_tile(v_ready, barrier(offsetof(S, v_ready), v.stage), v.parity);
         const int present = end - (start - C::kKvTile);
         if (present < C::kKvTile) ClearTail(s.v[v.stage], present, wg);
         Accumulate(out, weights, kv_tile(offsetof(S, v), v.stage));

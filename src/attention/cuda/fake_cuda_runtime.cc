@@ -17,6 +17,7 @@ FakeRuntime& Runtime() {
 
 }  // namespace coppice::attention::cuda::testing
 
+using coppice::attention::cuda::GatherParams;
 using coppice::attention::cuda::KernelParams;
 using coppice::attention::cuda::PagePatch;
 using coppice::attention::cuda::PatchPagesKernel;
@@ -59,6 +60,9 @@ cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void** arguments,
     for (int32_t i = 0; i < count; ++i) entries[patches[i].at] = patches[i].page;
     Runtime().bytes_to_device += count * sizeof(PagePatch);
     return cudaSuccess;
+  }
+  if (function != nullptr && function == Runtime().gather_kernel) {
+    Runtime().gathered = *static_cast<const GatherParams*>(arguments[0]);
   }
   Runtime().launches.push_back(*static_cast<const KernelParams*>(arguments[0]));
   return cudaSuccess;

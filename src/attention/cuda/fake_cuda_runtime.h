@@ -10,8 +10,10 @@
 namespace coppice::attention::cuda::testing {
 
 struct FakeRuntime {
-  std::vector<KernelParams> launches;  // of a kernel whose first argument these are
-  unsigned cluster = 1;                // CTAs of a cluster, of the last of them
+  std::vector<KernelParams> launches;   // of a kernel whose first argument these are
+  const void* gather_kernel = nullptr;  // whose first argument is gathered, when it is launched
+  GatherParams gathered{};
+  unsigned cluster = 1;  // CTAs of a cluster, of the last of them
   size_t bytes_to_device = 0;
   int copies_until_failure = -1;  // how many succeed until all fail; -1: no end
 };

@@ -46,7 +46,15 @@ struct KernelParams {
 struct DeterministicParams : KernelParams {
   float* folds;  // KernelVariant::fold_bytes_per_cta of each CTA
 };
+// Of the Hopper kernel for pages of fewer than eight tokens: where a token's elements lie. Strides are in 16 bytes.
+inline constexpr int kGatherUnit = 8;  // elements
+struct GatherParams : KernelParams {
+  const uint8_t *k, *v;
+  int64_t head_stride;
+  uint32_t page_stride, slot_stride;
+};
 template <class C>
-using ParamsOf = std::conditional_t<C::kDeterministic, DeterministicParams, KernelParams>;
+using ParamsOf =
+    std::conditional_t<C::kDeterministic, DeterministicParams, std::conditional_t<C::kGathers, GatherParams, KernelParams>>;
 
 }  // namespace coppice::attention::cuda

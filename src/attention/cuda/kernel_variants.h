@@ -17,10 +17,12 @@ struct KernelVariant {
   int fold_bytes_per_cta;  // deterministic mode
   const void* function;
   const KernelVariant* side = nullptr;  // the one with side tiles (side_stream.cuh), if there is one
+  bool gathers = false;                 // for pages of fewer than kBoxedPageSize tokens
 };
 
-// The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128); the mma.sync kernel (at most 256), both modes' own.
-const KernelVariant& HopperVariantFor(DType dtype, int head_dim, bool deterministic);
+// The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128), of fast or deterministic mode, or of fast mode for small
+// pages; the mma.sync kernel (at most 256), both modes' own.
+const KernelVariant& HopperVariantFor(DType dtype, int head_dim, bool deterministic, bool gathers);
 const KernelVariant& MmaSyncVariantFor(DType dtype, int head_dim);
 
 // The compiled kernel of ChooseKernel.

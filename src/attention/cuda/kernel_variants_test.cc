@@ -28,11 +28,32 @@ TEST(SelectKernel, HopperWhereItCanElseMmaSync) {
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, kSpec), KernelPath::kHopper);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, With(&AttentionSpec::head_dim, 200)), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, kSpec, 100), KernelPath::kMmaSync);
-  EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, kSpec, 1), KernelPath::kMmaSync);
+  EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, kSpec, 3), KernelPath::kMmaSync);
+  EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, kSpec, 1), KernelPath::kHopper);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, deterministic), KernelPath::kHopper);
+  EXPECT_EQ(PathOf(CudaKernels::kAuto, 9, 0, deterministic, 4), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 8, 9, kSpec), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kAuto, 10, 0, kSpec), KernelPath::kMmaSync);
   EXPECT_EQ(PathOf(CudaKernels::kMmaSync, 9, 0, kSpec), KernelPath::kMmaSync);
+}
+
+// Small pages have kernels of their own, with side tiles and without, of the same tiles.
+TEST(SelectKernel, SmallPagesAreGathered) {
+  for (const int32_t head_dim : {64, 128}) {
+    const AttentionSpec spec = With(&AttentionSpec::head_dim, head_dim);
+    const KernelVariant& usual = *SelectKernel(CudaKernels::kAuto, 9, 0, spec, kBoxedPageSize).value();
+    EXPECT_FALSE(usual.gathers);
+    for (const int32_t page_size : {1, 2, 4}) {
+      const KernelVariant& small = *SelectKernel(CudaKernels::kAuto, 9, 0, spec, page_size).value();
+      EXPECT_TRUE(small.gathers);
+      EXPECT_NE(small.function, usual.function);
+      EXPECT_EQ(small.head_dim, usual.head_dim);
+      EXPECT_EQ(small.kv_tile, usual.kv_tile);
+      ASSERT_EQ(small.side != nullptr, usual.side != nullptr);
+      if (small.side == nullptr) continue;
+      EXPECT_TRUE(small.side->gathers);
+    }
+  }
 }
 
 TEST(SelectKernel, ForcedHopperSaysWhatItCannotDo) {
@@ -43,6 +64,9 @@ TEST(SelectKernel, ForcedHopperSaysWhatItCannotDo) {
   EXPECT_NE(message(8, kSpec, 16).find("compute capability 8.0"), std::string::npos);
   EXPECT_NE(message(9, With(&AttentionSpec::head_dim, 200), 16).find("head_dim = 200"), std::string::npos);
   EXPECT_NE(message(9, kSpec, 100).find("page_size = 100"), std::string::npos);
+  AttentionSpec deterministic = kSpec;
+  deterministic.deterministic = true;
+  EXPECT_NE(message(9, deterministic, 4).find("page_size = 4 in deterministic mode"), std::string::npos);
 }
 
 TEST(SelectKernel, PadsHeadDimUpwards) {

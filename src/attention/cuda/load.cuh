@@ -309,16 +309,27 @@ __device__ __forceinline__ void AssignRow(const KernelParams& p, bool own, RowIn
   row.rows_from_draw = 0;
 }
 
-// A task as its worker reads it. exists: else there are no more. kv_len: of its branch; first_page: of those that its slot holds.
+// The first of the pages that a task's slot holds (StreamTask::pages_from), and one of them. Entries past the item's end are read
+// and not used.
+template <class C>
+__device__ __forceinline__ int PagesFrom(const KernelParams& p, const DeviceItem& item) {
+  return C::kGathers ? item.kv_begin / C::kStreamAlignment * C::kStreamAlignment : item.kv_begin >> p.page_shift;
+}
+template <class C>
+__device__ __forceinline__ int HeldPage(const KernelParams& p, const DeviceItem& item, int number) {
+  return __ldg(p.page_indices + min(item.page_begin + (C::kGathers ? number >> p.page_shift : number), p.num_page_slots - 1));
+}
+
+// A task as its worker reads it. exists: else there are no more. kv_len: of its branch; pages_from: see StreamTask.
 __device__ __forceinline__ StreamTask ResolvedTask(const DeviceItem& item, bool exists, const RowRanges& ranges, int kv_len,
-                                                   int alignment, int first_page) {
+                                                   int alignment, int pages_from) {
   StreamTask t{.range = ranges.Of(item, min(item.kv_end, kv_len))};
   t.first = t.range.begin / alignment * alignment;
   t.head_begin = item.head_begin;
   t.head_end = exists ? item.head_begin + item.head_count : -1;
   t.rows = item.rows;
   t.page_begin = item.page_begin;
-  t.first_page = first_page;
+  t.pages_from = pages_from;
   t.read_once = item.read_once;
   return t;
 }
@@ -347,15 +358,15 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
     Task task{};
     if (exists) task = LoadPlan(p.stream_tasks + index);
     const DeviceItem& item = task.item;
-    // What follows from the task alone, asked for at once: lengths, pages from the item's first on (entries past its end are read
-    // and not used), tickets (not at the beginning of a launch, when nobody has arrived).
+    // What follows from the task alone, asked for at once: lengths, pages from the item's first on, tickets (not at the beginning
+    // of a launch, when nobody has arrived).
     const DeviceBranch first_branch = LoadBranch(p, task.first.branch);
     const int kv_len = __ldg(&p.branches[item.branch].kv_len);
-    const int first_page = item.kv_begin >> p.page_shift;
+    const int pages_from = PagesFrom<C>(p, item) + (C::kGathers && team ? worker * C::kStreamTokens : 0);
     int pages[kPagesHeld / kStreamRows];
 #pragma unroll
     for (int i = 0; i < kPagesHeld / kStreamRows; ++i) {
-      pages[i] = __ldg(p.page_indices + min(item.page_begin + first_page + i * kStreamRows + row, p.num_page_slots - 1));
+      pages[i] = HeldPage<C>(p, item, pages_from + i * kStreamRows + row);
     }
     const EarlyLook early(p, task, row, !C::kDeterministic && exists && !team && (n > 0 || first_task < 0));
     RowInfo info = ResolveRow(p, task, first_branch, row, tree_mask);
@@ -372,7 +383,7 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
 #pragma unroll
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
-        StreamTask t = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, first_page);
+        StreamTask t = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, pages_from);
         if (team) t.first += worker * C::kStreamTokens;
         t.held_of_row = team ? 1 : last ? task.first.contribution_count : 0;
         t.held_phase = phase;

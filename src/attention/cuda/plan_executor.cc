@@ -187,7 +187,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
   const KernelParams params = MakeParams(kv.view(), args);
   DeviceGuard guard(device_);
   if (short_cluster_ > 0) return LaunchShort(params, kv.view(), static_cast<cudaStream_t>(stream));
-  return variant_.path == KernelPath::kHopper ? LaunchHopper(params, bound->maps(), static_cast<cudaStream_t>(stream))
+  return variant_.path == KernelPath::kHopper ? LaunchHopper(params, *bound, static_cast<cudaStream_t>(stream))
                                               : LaunchMmaSync(params, kv.view(), static_cast<cudaStream_t>(stream));
 }
 
@@ -229,7 +229,9 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
   };
 }
 
-Status CudaPlanExecutor::LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const {
+Status CudaPlanExecutor::LaunchHopper(KernelParams params, const BoundCudaKv& kv, cudaStream_t stream) const {
+  const TensorMaps& maps = kv.maps();
+  const KvLayerView& view = kv.view();
   params.box_tokens = maps.box_tokens;
   params.box_shift = std::countr_zero(static_cast<uint32_t>(maps.box_tokens));
   params.units_per_page = maps.units_per_page;
@@ -237,7 +239,14 @@ Status CudaPlanExecutor::LaunchHopper(KernelParams params, const TensorMaps& map
   params.split_boxes = maps.split_boxes;
   // The fast mode's kernels take no more than its base.
   DeterministicParams all{params, reinterpret_cast<float*>(folds_.data())};
-  void* arguments[] = {&all, const_cast<CUtensorMap*>(&maps.k), const_cast<CUtensorMap*>(&maps.v)};
+  GatherParams gathered{params,
+                        static_cast<const uint8_t*>(view.k),
+                        static_cast<const uint8_t*>(view.v),
+                        view.head_stride / kGatherUnit,
+                        static_cast<uint32_t>(view.page_stride / kGatherUnit),
+                        static_cast<uint32_t>(view.slot_stride / kGatherUnit)};
+  void* arguments[] = {variant_.gathers ? static_cast<void*>(&gathered) : &all, const_cast<CUtensorMap*>(&maps.k),
+                       const_cast<CUtensorMap*>(&maps.v)};
   // It may start while the kernel before it ends, for whose results it waits.
   cudaLaunchAttribute overlaps{};
   overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;

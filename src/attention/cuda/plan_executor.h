@@ -74,7 +74,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   // Which of the two serves the plan last uploaded. Either computes any plan, so that with one image a captured graph may hold
   // either.
   const KernelVariant& Kernel() const { return translator_.header().side != 0 ? side_variant_ : variant_; }
-  Status LaunchHopper(KernelParams params, const TensorMaps& maps, cudaStream_t stream) const;
+  Status LaunchHopper(KernelParams params, const BoundCudaKv& kv, cudaStream_t stream) const;
   Status LaunchShort(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
   Status LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
 

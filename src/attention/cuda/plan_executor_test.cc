@@ -424,6 +424,42 @@ TEST(PlanExecutor, ARequestThatComesOrGoesIsCopiedAlone) {
   }
 }
 
+// The kernel for small pages is told where tokens lie: addresses, and strides in 16 bytes.
+TEST(PlanExecutor, TheKernelForSmallPagesKnowsTheStrides) {
+  static constexpr char kKernel = 0;
+  KernelVariant variant = kVariant;
+  variant.gathers = true;
+  variant.function = Runtime().gather_kernel = &kKernel;
+  TestForest forest(/*page_size_in=*/2);
+  forest.AddBranch(kNoParent, 101, 1);
+  const PlanCapacity capacity = forest.Capacity();
+  const auto planner = Planner::Create(kSpec, capacity, {}, H200Traits(), ShippedMachineModel("h200", kSms).value()).value();
+  const auto executor = CudaPlanExecutor::Create(0, kSms, variant, kSpec, capacity, planner->sizes(), planner->machine()).value();
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  ASSERT_TRUE(executor->Upload(planner->View(), forest.Forest(), nullptr).ok());
+  alignas(16) float memory[8];
+  const BoundCudaKv kv(kSpec,
+                       {.k = memory,
+                        .v = memory + 4,
+                        .page_stride = 1024,
+                        .head_stride = 512,
+                        .slot_stride = 128,
+                        .num_pages = 200,
+                        .page_size = 2,
+                        .dtype = DType::kBF16},
+                       KernelPath::kHopper, TensorMaps{});
+  ASSERT_TRUE(executor->Run(kv, {.q = memory, .q_row_stride = 1024, .out = memory, .out_row_stride = 1024}, nullptr).ok());
+  const GatherParams& params = Runtime().gathered;
+  EXPECT_EQ(params.page_size, 2);
+  EXPECT_EQ(params.page_shift, 1);
+  EXPECT_EQ(params.k, reinterpret_cast<const uint8_t*>(memory));
+  EXPECT_EQ(params.v, reinterpret_cast<const uint8_t*>(memory + 4));
+  EXPECT_EQ(params.page_stride, 1024 * 2 / 16u);
+  EXPECT_EQ(params.head_stride, 512 * 2 / 16);
+  EXPECT_EQ(params.slot_stride, 128 * 2 / 16u);
+  Runtime().gather_kernel = nullptr;
+}
+
 TEST(PlanExecutor, RunNeedsAnUpload) {
   TestForest forest;
   forest.AddBranch(kNoParent, 10, 1);

@@ -41,6 +41,10 @@ __device__ __forceinline__ void BarrierArrive(uint64_t* barrier) { BarrierArrive
 __device__ __forceinline__ void BarrierArriveExpectBytes(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes) : "memory");
 }
+// Bytes that the phase under way waits for besides; no arrival.
+__device__ __forceinline__ void BarrierExpectBytes(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ bool BarrierTryWait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
@@ -185,10 +189,19 @@ __device__ __forceinline__ void PrefetchL2Line(const void* from) { asm volatile(
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int source_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(source_bytes) : "memory");
 }
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int source_bytes, uint64_t priority) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(source_bytes),
+               "l"(priority)
+               : "memory");
+}
 __device__ __forceinline__ void CopyAsync8(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void CopyAsyncWaitAll() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// This thread's arrival at a barrier (9.7.13.15.16), which happens when all its copies so far are there.
+__device__ __forceinline__ void CopyAsyncArrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
 
 // ---- Register budget of a warpgroup (9.7.19.5).
 

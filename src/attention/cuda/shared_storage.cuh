@@ -44,7 +44,7 @@ struct StreamTask {
   TaskRange range;
   int32_t head_begin, head_end;  // head_end is -1: no more tasks
   int32_t rows, page_begin;
-  int32_t first_page;  // of `pages`
+  int32_t pages_from;  // of the slot's pages, which are those of the branch from this one on, or, in gather.cuh, of kv indices
   bool read_once;      // no other task reads its KV
   // States of a row and kv head that the warp holds; they lie by kv head, row and place in the path. 1: its own, in a team. More:
   // all others of the task's set have arrived, so it fetches theirs and folds them.
@@ -53,7 +53,7 @@ struct StreamTask {
   uint16_t own;        // bit i: held state i is the task's own
 };
 
-inline constexpr int kPagesHeld = 32;  // page indices that a stream warp holds, a lane each
+inline constexpr int kPagesHeld = 32;  // page indices that a slot holds, and a stream warp, a lane each
 
 struct alignas(16) StreamSlot {
   union {

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "attention/cuda/dense_tile.cuh"
+#include "attention/cuda/gather.cuh"
 #include "attention/cuda/load.cuh"
 
 namespace coppice::attention::cuda {
@@ -56,8 +57,8 @@ struct SideTaskLoader {
     const DeviceItem& item = task.item;
     const DeviceBranch first_branch = LoadBranch(p, task.first.branch);
     const int kv_len = __ldg(&p.branches[item.branch].kv_len);
-    const int first_page = item.kv_begin >> p.page_shift;
-    const int page = __ldg(p.page_indices + min(item.page_begin + first_page + lane, p.num_page_slots - 1));
+    const int pages_from = PagesFrom<C>(p, item);
+    const int page = HeldPage<C>(p, item, pages_from + lane);
     const RowInfo info = ResolveRow(p, task, first_branch, row, tree_mask);
     RowRanges ranges;
     ranges.Add(info, tree_mask);
@@ -67,7 +68,7 @@ struct SideTaskLoader {
     slot.pages[lane] = page;
     longest = TokensOf(item);
     drawn_tokens += longest;
-    if (lane == 0) slot.task = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, first_page);
+    if (lane == 0) slot.task = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, pages_from);
     ptx::BarrierArrive(&side.known[place]);
     __syncwarp();
     return exists;
@@ -102,10 +103,46 @@ __device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtens
   if (lane == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p.box_shift) * C::kHeadDim * 2);
   __syncwarp();  // the barrier expects the bytes before any arrive
   if (lane >= boxes) return;
-  const int at = position + (lane << p.box_shift), number = at >> p.page_shift, held = number - slot.task.first_page;
+  const int at = position + (lane << p.box_shift), number = at >> p.page_shift, held = number - slot.task.pages_from;
   const int page = held < kPagesHeld ? slot.pages[held] : __ldg(p.page_indices + slot.task.page_begin + number);
   LoadBox(p, map, ready, to + (lane << p.box_shift) / 8 * C::kGroupBytes, page * p.units_per_page + head * p.units_per_head, at,
           C::kHeadChunks, C::kGroupBytes, slot.task.read_once ? ptx::kEvictFirst : ptx::kEvictNormal);
+}
+
+// The pages of a step's tokens, where tokens are gathered, a token a lane: asked for a step ahead.
+template <class C>
+struct SidePages {
+  static constexpr int kBlocks = 2;
+  static_assert(kBlocks * 32 == C::kSideTokens);
+  int pages[kBlocks];
+
+  // Of the step from `position` on; first: of a task, whose slot has some.
+  __device__ __forceinline__ void LookUp(const KernelParams& p, const SideSlot& slot, int position, bool first) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if (b == 0 && first && slot.task.pages_from == position) {
+        pages[b] = slot.pages[lane];
+      } else {
+        pages[b] = PageOf(p, slot.task.page_begin, min(position + b * 32 + lane, slot.task.range.end - 1));
+      }
+    }
+  }
+};
+
+// Copies K or V of the tokens from `position` on.
+template <class C>
+__device__ __forceinline__ void GatherSideUnit(const ParamsOf<C>& p, const CUtensorMap* map, const uint8_t* kv,
+                                               const SideSlot& slot, int head, int position, const SidePages<C>& of,
+                                               uint64_t* ready, uint8_t* to) {
+#pragma unroll 1
+  for (int b = 0; b < SidePages<C>::kBlocks; ++b) {
+    const TokenBlock block(p, b == 0 ? of.pages[0] : of.pages[1], position + b * 32, slot.task.range.end);
+    if (block.present <= 0) break;
+    CopyTokens<C>(p, map, kv, head, block, ready, to + b * 4 * C::kGroupBytes,
+                  slot.task.read_once ? ptx::kEvictFirst : ptx::kEvictNormal);
+  }
+  ptx::CopyAsyncArrive(ready);
 }
 
 // Starts the copies of the Q rows of a task under one kv head.
@@ -126,12 +163,18 @@ __device__ __forceinline__ void LoadSideQ(const KernelParams& p, const SideSlot&
 
 // One warp: Q and KV of the side tiles, as fast as the ring empties.
 template <class C>
-__device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
+__device__ void LoadSide(const ParamsOf<C>& p, KvMaps maps, SharedStorage<C>& s) {
   auto& side = s.side;
   RingCursor<C::kSideUnits> unit{.parity = 1};  // of `free`, whose first phase counts as complete
-  const auto load = [&](const CUtensorMap* map, const SideSlot& slot, int head, int position) {
+  [[maybe_unused]] SidePages<C> pages;
+  const auto load = [&](bool is_v, const SideSlot& slot, int head, int position) {
+    const CUtensorMap* const map = is_v ? maps.v : maps.k;
     ptx::BarrierWait(&side.free[unit.stage], unit.parity);
-    LoadSideUnit<C>(p, map, slot, head, position, &side.ready[unit.stage], side.units[unit.stage]);
+    if constexpr (C::kGathers) {
+      GatherSideUnit<C>(p, map, is_v ? p.v : p.k, slot, head, position, pages, &side.ready[unit.stage], side.units[unit.stage]);
+    } else {
+      LoadSideUnit<C>(p, map, slot, head, position, &side.ready[unit.stage], side.units[unit.stage]);
+    }
     unit.Advance();
   };
   for (int n = 0;; ++n) {
@@ -139,19 +182,30 @@ __device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s
     ptx::BarrierWait(&side.known[n % C::kSideSlots], n / C::kSideSlots & 1);
     const int first = slot.task.first, end = slot.task.range.end, head_end = slot.task.head_end;
     if (head_end < 0) return;
+    if constexpr (C::kGathers) {
+      if (first < end) pages.LookUp(p, slot, first, /*first=*/true);
+    }
     for (int head = slot.task.head_begin; head < head_end; ++head) {
       for (int position = first; position < end; position += C::kSideTokens) {
         StressDelay<C>();
-        load(maps.k, slot, head, position);
-        load(maps.v, slot, head, position);
+        load(/*is_v=*/false, slot, head, position);
+        load(/*is_v=*/true, slot, head, position);
+        if constexpr (C::kGathers) {
+          const int next = position + C::kSideTokens;
+          pages.LookUp(p, slot, next < end ? next : first, /*first=*/false);  // of this head or the next
+        }
         if (threadIdx.x % 32 == 0) side.tokens_copied += min(C::kSideTokens, end - position);
         if (position == first) {
           // The last product of scores has left Q's place: its K, two or three units ago, has left the place of this V or of K.
           static_assert(C::kSideUnits <= 3);
           LoadSideQ<C>(p, slot, head, side.q);
-          ptx::CopyAsyncWaitAll();
-          ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
-          ptx::BarrierArrive(&side.q_ready);
+          if constexpr (C::kGathers) {
+            ptx::CopyAsyncArrive(&side.q_ready);  // to wait here would be to wait for KV
+          } else {
+            ptx::CopyAsyncWaitAll();
+            ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
+            ptx::BarrierArrive(&side.q_ready);
+          }
         }
       }
     }
@@ -185,7 +239,10 @@ struct SideTile {
 
   // Of the ring's unit.
   __device__ __forceinline__ uint32_t Unit() const { return ptx::SharedAddress(s.side.units) + unit.stage * C::kSideUnitBytes; }
-  __device__ __forceinline__ void Await() const { ptx::BarrierWait(&s.side.ready[unit.stage], unit.parity); }
+  __device__ __forceinline__ void Await() const {
+    ptx::BarrierWait(&s.side.ready[unit.stage], unit.parity);
+    if constexpr (C::kGathers) ptx::FenceProxyAsync();  // KV, and Q before it, written by ordinary copies, are read by wgmma
+  }
   __device__ __forceinline__ void Leave() {
     if (lane == 0) ptx::BarrierArrive(&s.side.free[unit.stage]);
     unit.Advance();

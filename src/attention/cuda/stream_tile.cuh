@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention/cuda/deterministic_fold.cuh"
+#include "attention/cuda/gather.cuh"
 #include "attention/cuda/load.cuh"
 #include "attention/cuda/stress_delay.cuh"
 
@@ -29,7 +30,7 @@ class StreamWorker {
 
  public:
   // worker: of the CTA's stream warps. team: how many of them read a task together, a step each in turn; one, or all.
-  __device__ StreamWorker(const KernelParams& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int team,
+  __device__ StreamWorker(const ParamsOf<C>& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int team,
                           int steps_to_claim)
       : p_(p),
         maps_(maps),
@@ -96,8 +97,12 @@ class StreamWorker {
     load_head_end_ = slot.task.head_end;
     load_page_begin_ = slot.task.page_begin;
     load_once_ = slot.task.read_once;
-    pages_from_ = slot.task.first_page;
     pages_ = slot.pages[lane_];
+    if constexpr (C::kGathers) {
+      if (slot.task.pages_from != load_first_ && load_first_ < load_end_) LookUpPages();
+    } else {
+      pages_from_ = slot.task.pages_from;
+    }
     return true;
   }
 
@@ -126,7 +131,13 @@ class StreamWorker {
 
   // Fills the ring.
   __device__ void Fill() {
-    while (in_ring_ < kSteps && FindStep()) Load();
+    while (in_ring_ < kSteps && FindStep()) {
+      if constexpr (C::kGathers) {
+        Gather();
+      } else {
+        Load();
+      }
+    }
     Want();
   }
 
@@ -149,10 +160,33 @@ class StreamWorker {
               page * p_.units_per_page + load_head_ * p_.units_per_head, position, C::kHeadChunks, C::kGroupBytes,
               load_once_ && steps_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
     }
+    AdvanceStep();
+  }
+  __device__ void AdvanceStep() {
     --steps_to_claim_;
     load_position_ += stride_;
     load_slot_ = load_slot_ + 1 == kSteps ? 0 : load_slot_ + 1;
     ++in_ring_;
+  }
+
+  // The same of pages of few tokens.
+  __device__ void Gather() {
+    static_assert(kTokens == 32);
+    const TokenBlock block(p_, pages_, load_position_, load_end_);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      uint64_t* const ready = &s_.stream[worker_].ready[load_slot_][half];
+      CopyTokens<C>(p_, half == 0 ? maps_.k : maps_.v, half == 0 ? p_.k : p_.v, load_head_, block, ready,
+                    s_.rings[worker_][load_slot_][half], load_once_ && steps_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
+      ptx::CopyAsyncArrive(ready);
+    }
+    AdvanceStep();
+    LookUpPages();
+  }
+  // Asks for the pages of the cursor's next step in this task, a token a lane: the step would wait for them.
+  __device__ void LookUpPages() {
+    const int position = load_position_ < load_end_ ? load_position_ : load_first_;  // of the next kv head
+    pages_ = PageOf(p_, load_page_begin_, min(position + lane_, load_end_ - 1));
   }
 
   // Waits for K (0) or V (1) of the oldest step. Release gives its place back, once all lanes have read it.
@@ -161,6 +195,7 @@ class StreamWorker {
     return s_.rings[worker_][slot_][half];
   }
   __device__ void Release() {
+    if constexpr (C::kGathers) ptx::FenceProxyAsync();  // what single tokens' copies wrote before the copy engine's next ones
     __syncwarp();
     --in_ring_;
     if (++slot_ == kSteps) slot_ = 0, parity_ ^= 1;
@@ -633,7 +668,7 @@ class StreamWorker {
     __syncwarp();
   }
 
-  const KernelParams& p_;
+  const ParamsOf<C>& p_;
   const KvMaps maps_;
   SharedStorage<C>& s_;
   const int worker_;
@@ -655,7 +690,8 @@ class StreamWorker {
   int slot_ = 0, load_slot_ = 0;                // places of the ring
   uint32_t parity_ = 0;
   int load_first_ = 0, load_position_ = 0, load_end_ = 0, load_head_ = 0, load_head_end_ = 0, load_page_begin_ = 0;
-  int pages_ = 0, pages_from_ = -kPagesHeld;  // page of the row pages_from_ + lane
+  // The page of the row pages_from_ + lane, or, where tokens are gathered, of the lane's token of the cursor's step.
+  int pages_ = 0, pages_from_ = -kPagesHeld;
 };
 
 }  // namespace coppice::attention::cuda

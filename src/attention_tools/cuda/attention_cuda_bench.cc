@@ -12,6 +12,9 @@
 //                                                     turns
 //   attention_cuda_bench --side on [--cases ..] [--json file]   each case with side tiles where they are predicted to gain beside
 //                                                     the same without any, in turns
+//   attention_cuda_bench --page-size N [--page-run T] [--cases ..] [--json file]   each case with pages of N tokens, runs of T of
+//   them
+//                                                     one after the other (by default a page), beside the same with pages of 16
 //   attention_cuda_bench --calibrate on               the machine model of this card, as `coppice bench calibrate --device cuda`
 // --machine FILE: plan by this model in place of the shipped one.
 #include <cuda_runtime_api.h>
@@ -66,6 +69,7 @@ struct Options {
   int iterations = 15;
   double matmul_tflops = 783;
   std::string json, machine;
+  int32_t page_size = 16, page_run = 0;
   bool flush = true, sweep = false, figures = false, deterministic = false, side = false, calibrate = false;
 };
 
@@ -75,6 +79,7 @@ struct Contestant {
   PlannerOptions planner;
   bool deterministic = false;
   const MachineModel* machine = nullptr;  // in place of the bench's
+  int32_t page_size = 16, page_run = 0;   // see CaseForest
 };
 
 struct Bounds {
@@ -111,7 +116,7 @@ struct Replay {
              .num_kv_heads = contestant.c.kv_heads,
              .head_dim = contestant.c.head_dim,
              .deterministic = contestant.deterministic},
-        forest(contestant.c) {}
+        forest(contestant.c, contestant.page_size, contestant.page_run) {}
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
   ~Replay() {
@@ -242,7 +247,8 @@ class Bench {
     Forest& forest = replay.forest;
     const PlanCapacity capacity{.max_branches = static_cast<int32_t>(forest.branch_node.size()),
                                 .max_queries = static_cast<int32_t>(replay.rows()),
-                                .max_page_slots = static_cast<int32_t>(forest.pages.size())};
+                                .max_page_slots = static_cast<int32_t>(forest.pages.size()),
+                                .page_size = contestant.page_size};
     const BackendTraits traits = Take(backend_->Traits(replay.spec, capacity));
     const PlanSizes sizes = Take(backend_->Sizes(replay.spec, capacity));
     replay.planner = Take(Planner::Create(replay.spec, capacity, contestant.planner, traits, machine));
@@ -363,6 +369,10 @@ Options Parse(int argc, char** argv) {
       options.deterministic = value == "on";
     } else if (name == "--side") {
       options.side = value == "on";
+    } else if (name == "--page-size") {
+      options.page_size = std::stoi(value);
+    } else if (name == "--page-run") {
+      options.page_run = std::stoi(value);
     } else if (name == "--calibrate") {
       options.calibrate = value == "on";
     } else if (name == "--machine") {
@@ -549,6 +559,41 @@ bool SideTiles(Bench& bench, const Options& options) {
   return right;
 }
 
+// Pages of another size beside those of 16. False if a case's error is above kMostError.
+bool PageSizes(Bench& bench, const Options& options) {
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  double all = 0;
+  int compared = 0;
+  bool right = true;
+  std::printf("%-7s %8s %8s %7s %7s %7s %8s\n", "case", "ms", "16_ms", "ratio", "from", "to", "error");
+  for (const Case& c : HopperCases()) {
+    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+    const Contestant contestants[] = {
+        {.c = c, .planner = {.policy = options.policy}},
+        {.c = c, .planner = {.policy = options.policy}, .page_size = options.page_size, .page_run = options.page_run}};
+    const auto replays = bench.Measure(contestants);
+    const Replay& replay = *replays[1];
+    const Estimate ratio = replay.timed.over_first;
+    const double error = bench.Error(replay);
+    std::printf("%-7s %8.4f %8.4f %7.3f %7.3f %7.3f %8.1e  %s\n", c.name.c_str(), replay.ms(), replays[0]->ms(), ratio.median,
+                ratio.low, ratio.high, error, HowItRuns(replay).c_str());
+    std::fflush(stdout);
+    if (!(error <= kMostError)) {
+      std::fprintf(stderr, "%s: error %.2e against fp64; at most %.2e expected\n", c.name.c_str(), error, kMostError);
+      right = false;
+    }
+    all += std::log(ratio.median), ++compared;
+    if (json.is_open()) {
+      json << "{\"case\": \"" << c.name << "\", \"page_size\": " << options.page_size << ", \"page_run\": " << options.page_run
+           << ", \"ms\": " << replay.ms() << ", \"page_16_ms\": " << replays[0]->ms() << ", \"ratio\": " << ratio.median
+           << ", \"from\": " << ratio.low << ", \"to\": " << ratio.high << ", \"error\": " << error << "}\n";
+    }
+  }
+  if (compared > 0) std::printf("geomean %.3fx the time of pages of 16\n", std::exp(all / compared));
+  return right;
+}
+
 int Main(int argc, char** argv) {
   const Options options = Parse(argc, argv);
   if (options.calibrate) {
@@ -566,6 +611,7 @@ int Main(int argc, char** argv) {
     Figures(bench, options);
     return 0;
   }
+  if (options.page_size != 16 || options.page_run != 0) return PageSizes(bench, options) ? 0 : 1;
   if (options.side) return SideTiles(bench, options) ? 0 : 1;
   if (options.deterministic) return Deterministic(bench, options) ? 0 : 1;
   std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %6s %8s %9s %8s\n", "case", "ms", "spread", "overlap", "serial",

@@ -38,8 +38,10 @@ std::string WhyNotHopper(int major, int minor, const AttentionSpec& spec, int32_
     return "compute capability " + std::to_string(major) + "." + std::to_string(minor) + "; it needs 9.0";
   }
   if (spec.head_dim > 128) return "head_dim = " + std::to_string(spec.head_dim) + "; it takes up to 128";
-  if (page_size < 8 || page_size > 256 || !std::has_single_bit(static_cast<uint32_t>(page_size))) {
-    return "page_size = " + std::to_string(page_size) + "; it takes powers of two from 8 to 256";
+  const int least = spec.deterministic ? kBoxedPageSize : 1;
+  if (page_size < least || page_size > 256 || !std::has_single_bit(static_cast<uint32_t>(page_size))) {
+    return "page_size = " + std::to_string(page_size) + (spec.deterministic ? " in deterministic mode" : "") +
+           "; it takes powers of two from " + std::to_string(least) + " to 256";
   }
   return "";
 }
@@ -56,7 +58,8 @@ Result<KernelChoice> ChooseKernel(CudaKernels kernels, int major, int minor, con
   const int head_dim = spec.head_dim <= 64 ? 64 : spec.head_dim <= 128 ? 128 : 256;
   if (kernels != CudaKernels::kMmaSync && why_not_hopper.empty()) {
     const int kv_tile = spec.deterministic ? kHopperDeterministicUnit : HopperKvTile(head_dim);
-    return KernelChoice{.path = KernelPath::kHopper, .head_dim = head_dim, .kv_tile = kv_tile};
+    return KernelChoice{
+        .path = KernelPath::kHopper, .head_dim = head_dim, .kv_tile = kv_tile, .gathers = page_size < kBoxedPageSize};
   }
   return KernelChoice{.path = KernelPath::kMmaSync, .head_dim = head_dim, .kv_tile = MmaSyncKvTile(head_dim)};
 }

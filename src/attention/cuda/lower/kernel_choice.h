@@ -24,6 +24,9 @@ constexpr bool HasSideTiles(const AttentionSpec& spec, int kv_tile) {
   return !spec.deterministic && spec.head_dim > 64 && spec.head_dim <= 128 && kv_tile == HopperKvTile(128);
 }
 
+// Pages of fewer tokens are gathered (gather.cuh), by kernels of their own.
+inline constexpr int kBoxedPageSize = 8;
+
 // Kv indices of a unit in deterministic mode; on Hopper a dense step is one.
 inline constexpr int kHopperDeterministicUnit = 128;
 constexpr int DeterministicUnit(KernelPath path) {
@@ -34,6 +37,7 @@ struct KernelChoice {
   KernelPath path;
   int head_dim;  // after padding
   int kv_tile;
+  bool gathers = false;  // Hopper's for pages of fewer than kBoxedPageSize tokens
 };
 
 // What serves `spec` over pages of this size on a device of compute capability major.minor: the Hopper kernel where it can, unless

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -374,6 +375,37 @@ TEST(PlanUpload, AnEditedPlanIsTranslatedAsAFreshOne) {
     }
   }
   EXPECT_LT(emitted, queued * 7 / 10);
+}
+
+// Pages of any size hold the same tokens: tasks differ in where their rows of pages begin, and in nothing else.
+TEST(PlanUpload, PageSizesHaveTheSameTasks) {
+  const auto forest_of = [](int32_t page_size) {
+    TestForest forest(page_size);
+    const int32_t root = forest.AddNode(kNoParent, 3000), inner = forest.AddNode(root, 77);
+    for (int32_t i = 0; i < 90; ++i) forest.AddBranch(i % 3 == 0 ? inner : root, 1 + i * 13 % 600, i % 7 == 0 ? 5 : 1);
+    return forest;
+  };
+  const TestForest usual = forest_of(16);
+  const Translated plan(usual);
+  ASSERT_FALSE(plan.dense.empty());
+  ASSERT_FALSE(plan.stream.empty());
+  for (const int32_t page_size : {1, 2, 4, 256}) {
+    const TestForest other = forest_of(page_size);
+    const Translated of_other(other);
+    EXPECT_EQ(of_other.dense_ctas, plan.dense_ctas);
+    EXPECT_EQ(of_other.side, plan.side);
+    const auto expect_same = [&](std::span<const Task> tasks, std::span<const Task> expected) {
+      ASSERT_EQ(tasks.size(), expected.size());
+      for (size_t i = 0; i < tasks.size(); ++i) {
+        Task task = tasks[i];
+        EXPECT_EQ(task.item.page_begin, other.branch_page_begin[task.item.branch]);
+        task.item.page_begin = expected[i].item.page_begin;
+        ASSERT_TRUE(std::memcmp(&task, &expected[i], sizeof(Task)) == 0) << "task " << i << ", pages of " << page_size;
+      }
+    };
+    ASSERT_NO_FATAL_FAILURE(expect_same(of_other.dense, plan.dense));
+    ASSERT_NO_FATAL_FAILURE(expect_same(of_other.stream, plan.stream));
+  }
 }
 
 // A request that joins 255 others is read by itself and with the common prefix, for each 128 rows by an item; no other item is

@@ -1,0 +1,133 @@
+// KV of pages of fewer than eight tokens, in the layout of the tiles. Eight tokens whose pages lie one after the other, as
+// allocators give a prompt's, are one box of the bulk tensor copy engine. Else lanes copy the tokens, 16 bytes a lane: the engine
+// takes one box of a token's 128 bytes after the other, and a dense step of 64 KB would be 512 of them. Layer: attention/cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/cuda/load.cuh"
+
+namespace coppice::attention::cuda {
+
+// The page of the row that begins at page_begin which has kv index `token`.
+__device__ __forceinline__ int PageOf(const KernelParams& p, int page_begin, int token) {
+  return __ldg(p.page_indices + page_begin + (token >> p.page_shift));
+}
+
+// 32 tokens from a multiple of eight on, as the lanes of a warp know them.
+struct TokenBlock {
+  int page;       // of the lane's token, if that is present
+  int position;   // kv index of the first token
+  int present;    // those before the end of the range
+  bool in_boxes;  // eight by eight, the pages of those present lie one after the other
+
+  // All lanes call.
+  __device__ __forceinline__ TokenBlock(const KernelParams& p, int page, int position, int end)
+      : page(page), position(position), present(min(32, end - position)) {
+    const int lane = threadIdx.x % 32;
+    const int first = __shfl_sync(kAllLanes, page, lane / 8 * 8);
+    in_boxes = __all_sync(kAllLanes, lane >= present || page == first + (lane % 8 >> p.page_shift));
+  }
+};
+
+// Starts the copies of a block's K or V under one kv head to `to`: [8 tokens][chunk][8][64], swizzled. What the copy engine brings
+// completes bytes on `ready`; for the rest, CopyAsyncArrive follows. All lanes call.
+template <class C>
+__device__ __forceinline__ void CopyTokens(const GatherParams& p, const CUtensorMap* map, const uint8_t* kv, int head,
+                                           const TokenBlock& block, uint64_t* ready, uint8_t* to, uint64_t priority) {
+  const int lane = ptx::Here(threadIdx.x % 32);
+  if (block.in_boxes) {
+    // A box may read past the end: pages that do not exist are out of the map's bounds, and what others hold is not seen.
+    const int boxes = (block.present + 7) / 8;
+    const int page = __shfl_sync(kAllLanes, block.page, lane * 8 % 32);
+    if (lane == 0) ptx::BarrierExpectBytes(ready, boxes * C::kGroupBytes);
+    __syncwarp();  // the barrier expects the bytes before any arrive
+    if (lane >= boxes) return;
+    to += lane * C::kGroupBytes;
+    const int copies = p.split_boxes ? C::kHeadChunks : 1, head_fourth = p.split_boxes ? head : 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < copies; ++chunk) {
+      ptx::TensorLoad5(to + chunk * 1024, map, ready, chunk * 64, 0, page, head_fourth, head - head_fourth, priority);
+    }
+    return;
+  }
+  constexpr int kPieces = C::kHeadDim / 8, kAtOnce = 32 / kPieces;  // of a token; tokens
+  constexpr int kCopies = 8 / kAtOnce;                              // of a lane, for eight tokens
+  constexpr int kGroups = 4 / kCopies;                              // of eight tokens, whose offsets the registers hold
+  const int piece = lane % kPieces, place = lane / kPieces;
+  const bool exists = piece * 8 < p.head_dim;
+  const uint32_t offset = block.page * p.page_stride + ((block.position + lane) & (p.page_size - 1)) * p.slot_stride;
+  const uint8_t* from = kv + (head * p.head_stride + (exists ? piece : 0)) * 16;
+  ptx::Pin(from);
+  uint32_t at[kCopies];
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int token = i * kAtOnce + place;
+    at[i] = ptx::Here(ptx::SharedAddress(to) + piece / 8 * 1024 + token * 128 + ((piece % 8) ^ token) * 16);
+  }
+#pragma unroll
+  for (int group = 0; group < 4; group += kGroups) {
+    uint32_t offsets[kGroups][kCopies];
+#pragma unroll
+    for (int i = 0; i < kGroups * kCopies; ++i) {
+      offsets[i / kCopies][i % kCopies] = __shfl_sync(kAllLanes, offset, group * 8 + i * kAtOnce + place);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups * kCopies; ++i) {
+      if (group * 8 + i * kAtOnce + place < block.present) {
+        ptx::CopyAsync16(at[i % kCopies] + (group + i / kCopies) * C::kGroupBytes,
+                         from + uint64_t{offsets[i / kCopies][i % kCopies]} * 16, exists ? 16 : 0, priority);
+      }
+    }
+  }
+}
+
+// One warp: K, V or both of the tiles of the dense tasks, as LoadDenseKv.
+template <class C>
+__device__ void GatherDenseKv(const GatherParams& p, KvMaps maps, SharedStorage<C>& s, bool has_k, bool has_v) {
+  constexpr int kBlocks = C::kKvTile / 32;
+  const int lane = threadIdx.x % 32;
+  int tile = 0;  // over all tasks
+  for (int n = 0;; ++n) {
+    const int slot = n % C::kTaskSlots;
+    ptx::BarrierWait(&s.task_known[slot], n / C::kTaskSlots & 1);
+    const DenseTask t = s.dense[slot].task;
+    if (t.num_tiles < 0) break;
+    __syncwarp();  // all lanes have their copy of the task
+    if (lane == 0) ptx::BarrierArrive(&s.task_done[slot]);
+    int pages[kBlocks];
+    const auto look_up = [&](int start) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) pages[b] = PageOf(p, t.page_begin, min(start + b * 32 + lane, t.range.end - 1));
+    };
+    if (t.num_tiles > 0) look_up(t.first);
+    for (int i = 0; i < t.num_tiles; ++i, ++tile) {
+      const int stage = tile % C::kStages, start = t.first + i * C::kKvTile;
+      const uint32_t parity = (tile / C::kStages & 1) ^ 1;
+      if constexpr (C::kSide) {
+        if (lane == 0) s.side.dense_tokens_copied = tile * C::kKvTile;
+      }
+      const auto load = [&](bool is_v) {
+        uint64_t* const ready = is_v ? &s.v_ready[stage] : &s.k_ready[stage];
+        uint8_t* const to = is_v ? s.v[stage] : s.k[stage];
+        ptx::BarrierWait(is_v ? &s.v_free[stage] : &s.k_free[stage], parity);
+#pragma unroll 1
+        for (int b = 0; b < kBlocks; ++b) {
+          int page = pages[0];
+#pragma unroll
+          for (int other = 1; other < kBlocks; ++other) page = b == other ? pages[other] : page;
+          const TokenBlock block(p, page, start + b * 32, t.range.end);
+          if (block.present <= 0) break;
+          CopyTokens<C>(p, is_v ? maps.v : maps.k, is_v ? p.v : p.k, t.kv_head, block, ready, to + b * 4 * C::kGroupBytes,
+                        ptx::kEvictNormal);
+        }
+        ptx::CopyAsyncArrive(ready);
+      };
+#pragma unroll 1
+      for (int is_v = !has_k; is_v <= static_cast<int>(has_v); ++is_v) load(is_v != 0);
+      if (i + 1 < t.num_tiles) look_up(start + C::kKvTile);  // before the wait: it costs a look-up
+    }
+  }
+}
+
+}  // namespace coppice::attention::cuda

@@ -1,0 +1,10 @@
+// An instance of the attention kernel for small pages: bf16, head_dim up to 128. Layer: attention/cuda.
+#include "attention/cuda/kernel_instance.cuh"
+
+namespace coppice::attention::cuda {
+
+const KernelVariant kGatherBF16D128 =
+    Variant<Config<__nv_bfloat16, 128, /*kDeterministic=*/false, /*kSide=*/false, /*kGathers=*/true>>(DType::kBF16,
+                                                                                                      &kSideGatherBF16D128);
+
+}  // namespace coppice::attention::cuda

@@ -1,0 +1,9 @@
+// An instance of the attention kernel for small pages: f16, head_dim up to 128. Layer: attention/cuda.
+#include "attention/cuda/kernel_instance.cuh"
+
+namespace coppice::attention::cuda {
+
+const KernelVariant kGatherF16D128 =
+    Variant<Config<__half, 128, /*kDeterministic=*/false, /*kSide=*/false, /*kGathers=*/true>>(DType::kF16, &kSideGatherF16D128);
+
+}  // namespace coppice::attention::cuda
