@@ -6,11 +6,13 @@
 #include <limits>
 
 #include "core/check.h"
-#include "runner/logit_scan.h"
+#include "ops/logit_scan.h"
 #include "runner/philox.h"
 
 namespace coppice {
 namespace {
+
+using ops::kLogitBlock, ops::NumLogitBlocks, ops::ScanExps, ops::ScanExpSums, ops::ScanMaxima;
 
 // Takes the place of -infinity: sums over it stay finite.
 constexpr float kBannedLogit = std::numeric_limits<float>::lowest();

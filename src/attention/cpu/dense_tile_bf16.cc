@@ -282,10 +282,10 @@ struct Dots {
     constexpr int kTokens = kChains / kGroups;
     const std::byte *q0 = run.q + static_cast<int64_t>(group) * run.d_pad * 32, *q1 = q0 + static_cast<int64_t>(run.d_pad) * 32;
     const std::byte* k[kTokens];
-    __m512 sum[kGroups][kTokens];
+    F32 sum[kGroups][kTokens];
     for (int i = 0; i < kTokens; ++i) {
       k[i] = run.k_rows[token + i];
-      for (int g = 0; g < kGroups; ++g) sum[g][i] = _mm512_setzero_ps();
+      for (int g = 0; g < kGroups; ++g) sum[g][i] = F32{};
     }
     for (int32_t pair = 0; pair < run.d / 2; ++pair) {
       const __m512bh a = Pairs(q0 + pair * 64), b = kGroups == 2 ? Pairs(q1 + pair * 64) : a;
@@ -297,7 +297,7 @@ struct Dots {
       }
     }
     for (int g = 0; g < kGroups; ++g) {
-      for (int i = 0; i < kTokens; ++i) _mm512_store_ps(s + (g * kChunk + i) * kLanes, sum[g][i]);
+      for (int i = 0; i < kTokens; ++i) Lanes::Store(s + (g * kChunk + i) * kLanes, sum[g][i]);
     }
   }
 
@@ -307,9 +307,9 @@ struct Dots {
                      run.acc + static_cast<int64_t>(group + kGroups - 1) * run.d_pad * kLanes};
     constexpr int kDims = kChains / kGroups;
     for (int32_t e = 0; e < run.d_pad; e += kDims) {
-      __m512 sum[kGroups][kDims];
+      F32 sum[kGroups][kDims];
       for (int g = 0; g < kGroups; ++g) {
-        for (int i = 0; i < kDims; ++i) sum[g][i] = _mm512_load_ps(acc[g] + (e + i) * kLanes);
+        for (int i = 0; i < kDims; ++i) sum[g][i] = Lanes::Load(acc[g] + (e + i) * kLanes);
       }
       for (int32_t chunk = first; chunk < last; ++chunk) {
         for (int32_t pair = 0; pair < kChunk / 2; ++pair) {
@@ -325,7 +325,7 @@ struct Dots {
         }
       }
       for (int g = 0; g < kGroups; ++g) {
-        for (int i = 0; i < kDims; ++i) _mm512_store_ps(acc[g] + (e + i) * kLanes, sum[g][i]);
+        for (int i = 0; i < kDims; ++i) Lanes::Store(acc[g] + (e + i) * kLanes, sum[g][i]);
       }
     }
   }
@@ -333,40 +333,39 @@ struct Dots {
 
 // ------------------------------------------------------------------------------------------------------------------- softmax
 
-inline __m512 ChunkMax(const float* s) {
-  __m512 max0 = _mm512_load_ps(s), max1 = _mm512_load_ps(s + kLanes);
+inline F32 ChunkMax(const float* s) {
+  F32 max0 = Lanes::Load(s), max1 = Lanes::Load(s + kLanes);
   for (int32_t t = 2; t < kChunk; t += 2) {
-    max0 = _mm512_max_ps(max0, _mm512_load_ps(s + t * kLanes));
-    max1 = _mm512_max_ps(max1, _mm512_load_ps(s + (t + 1) * kLanes));
+    max0 = Lanes::Max(max0, Lanes::Load(s + t * kLanes));
+    max1 = Lanes::Max(max1, Lanes::Load(s + (t + 1) * kLanes));
   }
-  return _mm512_max_ps(max0, max1);
+  return Lanes::Max(max0, max1);
 }
 
 // P^T of a chunk, rounded to bf16, as token pairs; l sums the same rounded values, so that rounding P cannot bias the result.
-inline void Exponentiate(const float* s, float scale, __m512 m, std::byte* p, float* l) {
-  const __m512 factor = _mm512_set1_ps(scale), reference = SafeMax(m);
-  __m512 even_sum = _mm512_setzero_ps(), odd_sum = _mm512_setzero_ps();
+inline void Exponentiate(const float* s, float scale, F32 m, std::byte* p, float* l) {
+  const F32 factor = Lanes::Set1(scale), reference = Lanes::SafeMax(m);
+  F32 even_sum = {}, odd_sum = {};
   for (int32_t t = 0; t < kChunk; t += 2) {
-    const __m512 p0 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(s + t * kLanes), factor, reference));
-    const __m512 p1 = Exp2V<3>(_mm512_fmsub_ps(_mm512_load_ps(s + (t + 1) * kLanes), factor, reference));
+    const F32 p0 = Lanes::ScaledExp2<3>(_mm512_fmsub_ps(Lanes::Load(s + t * kLanes), factor, reference));
+    const F32 p1 = Lanes::ScaledExp2<3>(_mm512_fmsub_ps(Lanes::Load(s + (t + 1) * kLanes), factor, reference));
     const __m512i both = RoundToPairs(p0, p1);
     _mm512_store_si512(p + t * 32, both);
-    even_sum = _mm512_add_ps(even_sum, LowOfPairs(both));
-    odd_sum = _mm512_add_ps(odd_sum, HighOfPairs(both));
+    even_sum += LowOfPairs(both);
+    odd_sum += HighOfPairs(both);
   }
-  _mm512_store_ps(l, _mm512_add_ps(_mm512_load_ps(l), _mm512_add_ps(even_sum, odd_sum)));
+  Lanes::Store(l, Lanes::Load(l) + (even_sum + odd_sum));
 }
 
 // Brings the lanes of `raised` to a new maximum.
-void Raise(const Run& run, int32_t group, __mmask16 raised, __m512 chunk_max) {
+void Raise(const Run& run, int32_t group, __mmask16 raised, F32 chunk_max) {
   float* m = run.m + group * kLanes;
-  const __m512 old = _mm512_load_ps(m), now = _mm512_mask_mov_ps(old, raised, chunk_max);
-  const __m512 factor = Exp2V<6>(_mm512_sub_ps(old, SafeMax(now)));  // 1 where m stays, 0 where the state is empty
-  _mm512_store_ps(m, now);
-  _mm512_store_ps(run.l + group * kLanes, _mm512_mul_ps(_mm512_load_ps(run.l + group * kLanes), factor));
+  const F32 old = Lanes::Load(m), now = _mm512_mask_mov_ps(old, raised, chunk_max);
+  const F32 factor = Lanes::ScaledExp2<6>(old - Lanes::SafeMax(now));  // 1 where m stays, 0 where the state is empty
+  Lanes::Store(m, now);
+  Lanes::Store(run.l + group * kLanes, Lanes::Load(run.l + group * kLanes) * factor);
   float* acc = run.acc + static_cast<int64_t>(group) * run.d_pad * kLanes;
-  for (int32_t e = 0; e < run.d_pad; ++e)
-    _mm512_store_ps(acc + e * kLanes, _mm512_mul_ps(_mm512_load_ps(acc + e * kLanes), factor));
+  for (int32_t e = 0; e < run.d_pad; ++e) Lanes::Store(acc + e * kLanes, Lanes::Load(acc + e * kLanes) * factor);
 }
 
 // Asks the second-level cache for the KV of the tile that begins at `begin`, a share at a time, of which there are `chunks`: pages
@@ -414,14 +413,14 @@ void TileOfGroups(const Run& run, int32_t group, int32_t tile, int32_t begin, in
         MaskScores(run.task, range, index, kChunk, s);
         if (run.task.soft_cap > 0) scale = 1.0f;
       }
-      const __m512 chunk_max = _mm512_mul_ps(ChunkMax(s), _mm512_set1_ps(scale));
-      const __m512 limit = _mm512_add_ps(_mm512_load_ps(m), _mm512_set1_ps(kSlack));
+      const F32 chunk_max = ChunkMax(s) * scale;
+      const F32 limit = Lanes::Load(m) + kSlack;
       if (const __mmask16 raised = _mm512_cmp_ps_mask(chunk_max, limit, _CMP_GT_OQ)) {
         Products::template Accumulate<kGroups>(run, group, pending, chunk);  // their P belongs to the old maximum
         pending = chunk;
         Raise(run, group + g, raised, chunk_max);
       }
-      Exponentiate(s, scale, _mm512_load_ps(m), run.p + chunk * 2048 + g * 1024, run.l + (group + g) * kLanes);
+      Exponentiate(s, scale, Lanes::Load(m), run.p + chunk * 2048 + g * 1024, run.l + (group + g) * kLanes);
     }
   }
   Products::template Accumulate<kGroups>(run, group, pending, last_chunk);

@@ -14,9 +14,9 @@ namespace {
 // Raw products -> base-2 scores.
 template <class Simd>
 inline typename Simd::V ScaleScores(const TileTask& task, typename Simd::V x) {
-  x = Simd::Mul(x, Simd::Set1(task.score_scale));
+  x = x * task.score_scale;
   if (task.soft_cap == 0) return x;
-  return Simd::Mul(Simd::Set1(kLog2E * task.soft_cap), Simd::Tanh(Simd::Mul(x, Simd::Set1(1 / task.soft_cap))));
+  return kLog2E * task.soft_cap * Simd::Tanh(x * (1 / task.soft_cap));
 }
 
 // Lane i is row first_row + i of the tile; lanes past the last row see nothing. Simd::InRange compares a whole vector.

@@ -1,5 +1,5 @@
-// The row operations of row_ops.h over a Simd type (simd256.h, simd512.h). Include it inside a region compiled for that instruction
-// set, after the type. Layer: attention/cpu.
+// The row operations of row_ops.h over a Simd type (tile_vectors.h). Include it inside a region compiled for that instruction
+// set. Layer: attention/cpu.
 #pragma once
 
 #include "attention/cpu/row_ops.h"
@@ -16,7 +16,7 @@ struct RowSimd {
     const V kept = Simd::Set1(keep), added = Simd::Set1(add);
     int32_t e = 0;
     for (; e + W <= count; e += W) {
-      Simd::Store(into + e, Simd::Fma(Simd::Load(into + e), kept, Simd::Mul(Simd::Load(from + e), added)));
+      Simd::Store(into + e, Simd::Fma(Simd::Load(into + e), kept, Simd::Load(from + e) * added));
     }
     for (; e < count; ++e) into[e] = __builtin_fmaf(into[e], keep, from[e] * add);
   }
@@ -24,14 +24,14 @@ struct RowSimd {
   static void StoreF32(const float* acc, float scale, int32_t count, float* out) {
     const V factor = Simd::Set1(scale);
     int32_t e = 0;
-    for (; e + W <= count; e += W) Simd::Store(out + e, Simd::Mul(Simd::Load(acc + e), factor));
+    for (; e + W <= count; e += W) Simd::Store(out + e, Simd::Load(acc + e) * factor);
     for (; e < count; ++e) out[e] = acc[e] * scale;
   }
 
   static void StoreBf16(const float* acc, float scale, int32_t count, BF16* out) {
     const V factor = Simd::Set1(scale);
     int32_t e = 0;
-    for (; e + W <= count; e += W) Simd::StoreBf16(out + e, Simd::Mul(Simd::Load(acc + e), factor));
+    for (; e + W <= count; e += W) Simd::StoreBf16(out + e, Simd::Load(acc + e) * factor);
     for (; e < count; ++e) out[e] = BF16::FromFloat(acc[e] * scale);
   }
 

@@ -207,49 +207,49 @@ class AmxStream {
 
   // s_ -> p_, rounded to bf16. Output and l_rounded_ are sums of P as it is multiplied; l_ is their unrounded sum.
   void Softmax(int32_t g, float scale) {
-    __m512 max[4];
-    for (int i = 0; i < 4; ++i) max[i] = _mm512_load_ps(s_ + i * kLanes);
+    F32 max[4];
+    for (int i = 0; i < 4; ++i) max[i] = Lanes::Load(s_ + i * kLanes);
     for (int32_t t = 4; t < kTokens; t += 4) {
-      for (int i = 0; i < 4; ++i) max[i] = _mm512_max_ps(max[i], _mm512_load_ps(s_ + (t + i) * kLanes));
+      for (int i = 0; i < 4; ++i) max[i] = Lanes::Max(max[i], Lanes::Load(s_ + (t + i) * kLanes));
     }
-    const __m512 factor = _mm512_set1_ps(scale);
-    const __m512 tile_max = _mm512_mul_ps(_mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3])), factor);
-    const __m512 limit = _mm512_add_ps(_mm512_load_ps(m_ + g * kLanes), _mm512_set1_ps(kSlack));
+    const F32 factor = Lanes::Set1(scale);
+    const F32 tile_max = Lanes::Max(Lanes::Max(max[0], max[1]), Lanes::Max(max[2], max[3])) * factor;
+    const F32 limit = Lanes::Load(m_ + g * kLanes) + kSlack;
     if (const __mmask16 raised = _mm512_cmp_ps_mask(tile_max, limit, _CMP_GT_OQ)) Raise(g, raised, tile_max);
 
-    const __m512 reference = SafeMax(_mm512_load_ps(m_ + g * kLanes));
-    __m512 sum[2] = {_mm512_load_ps(l_ + g * kLanes), _mm512_setzero_ps()};
-    __m512 rounded[2] = {_mm512_load_ps(l_rounded_ + g * kLanes), _mm512_setzero_ps()};
+    const F32 reference = Lanes::SafeMax(Lanes::Load(m_ + g * kLanes));
+    F32 sum[2] = {Lanes::Load(l_ + g * kLanes), F32{}};
+    F32 rounded[2] = {Lanes::Load(l_rounded_ + g * kLanes), F32{}};
     __m512i pairs[16];
     for (int32_t i = 0; i < 16; ++i) {
       const float* s = s_ + 2 * i * kLanes;
-      const __m512 p0 = Exp2V<5>(_mm512_fmsub_ps(_mm512_load_ps(s), factor, reference));
-      const __m512 p1 = Exp2V<5>(_mm512_fmsub_ps(_mm512_load_ps(s + kLanes), factor, reference));
-      sum[0] = _mm512_add_ps(sum[0], p0);
-      sum[1] = _mm512_add_ps(sum[1], p1);
+      const F32 p0 = Lanes::ScaledExp2<5>(_mm512_fmsub_ps(Lanes::Load(s), factor, reference));
+      const F32 p1 = Lanes::ScaledExp2<5>(_mm512_fmsub_ps(Lanes::Load(s + kLanes), factor, reference));
+      sum[0] += p0;
+      sum[1] += p1;
       pairs[i] = RoundToPairs(p0, p1);
-      rounded[0] = _mm512_add_ps(rounded[0], LowOfPairs(pairs[i]));
-      rounded[1] = _mm512_add_ps(rounded[1], HighOfPairs(pairs[i]));
+      rounded[0] += LowOfPairs(pairs[i]);
+      rounded[1] += HighOfPairs(pairs[i]);
       prefetcher_.Step(1);
     }
-    _mm512_store_ps(l_ + g * kLanes, _mm512_add_ps(sum[0], sum[1]));
-    _mm512_store_ps(l_rounded_ + g * kLanes, _mm512_add_ps(rounded[0], rounded[1]));
+    Lanes::Store(l_ + g * kLanes, sum[0] + sum[1]);
+    Lanes::Store(l_rounded_ + g * kLanes, rounded[0] + rounded[1]);
     Transpose16x16(pairs);
     for (int32_t row = 0; row < kLanes; ++row) _mm512_store_si512(p_ + row * 64, pairs[row]);
   }
 
   // Brings the lanes of `raised` to a new maximum.
-  void Raise(int32_t g, __mmask16 raised, __m512 tile_max) {
-    const __m512 old = _mm512_load_ps(m_ + g * kLanes), now = _mm512_mask_mov_ps(old, raised, tile_max);
-    const __m512 factor = Exp2V<6>(_mm512_sub_ps(old, SafeMax(now)));  // 1 where m stays, 0 where the state is empty
-    _mm512_store_ps(m_ + g * kLanes, now);
-    for (float* l : {l_ + g * kLanes, l_rounded_ + g * kLanes}) _mm512_store_ps(l, _mm512_mul_ps(_mm512_load_ps(l), factor));
+  void Raise(int32_t g, __mmask16 raised, F32 tile_max) {
+    const F32 old = Lanes::Load(m_ + g * kLanes), now = _mm512_mask_mov_ps(old, raised, tile_max);
+    const F32 factor = Lanes::ScaledExp2<6>(old - Lanes::SafeMax(now));  // 1 where m stays, 0 where the state is empty
+    Lanes::Store(m_ + g * kLanes, now);
+    for (float* l : {l_ + g * kLanes, l_rounded_ + g * kLanes}) Lanes::Store(l, Lanes::Load(l) * factor);
     alignas(64) float factors[kLanes];
-    _mm512_store_ps(factors, factor);
+    Lanes::Store(factors, factor);
     float* acc = acc_ + g * d_pad() * kLanes;
     for (int32_t e = 0; e < d_pad(); e += 16) {
       for (int32_t row = 0; row < kLanes; ++row, acc += 16) {
-        _mm512_store_ps(acc, _mm512_mul_ps(_mm512_load_ps(acc), _mm512_set1_ps(factors[row])));
+        Lanes::Store(acc, Lanes::Load(acc) * factors[row]);
       }
     }
   }
@@ -294,15 +294,14 @@ class AmxStream {
     const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int32_t row = 0; row < task_.num_rows(); ++row) {
-      const __m512 factor = _mm512_set1_ps(l_rounded_[row] > 0 ? l_[row] / l_rounded_[row] : 1.0f);
+      const F32 factor = Lanes::Set1(l_rounded_[row] > 0 ? l_[row] / l_rounded_[row] : 1.0f);
       for (int32_t e = 0; e < d(); e += 32) {
         const float* acc = acc_ + (row / kLanes * d_pad() + e) * kLanes + row % kLanes * 16;
-        const __m512 a = _mm512_load_ps(acc), b = _mm512_load_ps(acc + 256);
+        const F32 a = Lanes::Load(acc), b = Lanes::Load(acc + 256);
         float* to = states.acc + row * states.acc_stride + e;
         const uint32_t valid = d() - e >= 32 ? ~uint32_t{0} : (uint32_t{1} << (d() - e)) - 1;
-        _mm512_mask_storeu_ps(to, static_cast<__mmask16>(valid), _mm512_mul_ps(_mm512_permutex2var_ps(a, first, b), factor));
-        _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(valid >> 16),
-                              _mm512_mul_ps(_mm512_permutex2var_ps(a, second, b), factor));
+        _mm512_mask_storeu_ps(to, static_cast<__mmask16>(valid), _mm512_permutex2var_ps(a, first, b) * factor);
+        _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(valid >> 16), _mm512_permutex2var_ps(a, second, b) * factor);
       }
     }
   }

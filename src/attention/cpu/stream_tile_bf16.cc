@@ -224,18 +224,18 @@ class DotStream {
     __m512i held[kHeld];
 #pragma GCC unroll 4
     for (int i = 0; i < kHeld; ++i) held[i] = _mm512_load_si512(q + i * 64);
-    __m512 sum[kLanes];
+    F32 sum[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
       const std::byte* k = k_rows_[t + i];
-      sum[i] = _mm512_setzero_ps();
+      sum[i] = F32{};
       if ((fetch >> i & 1) != 0) FetchRow();
       for (int32_t e = 0; e < d_pad(); e += 32) {
         const __m512i x = kHeadDim > 0 ? held[e / 32] : _mm512_load_si512(q + e * 2);
         sum[i] = _mm512_dpbf16_ps(sum[i], AsPairs(x), AsPairs(LoadDims(k, e)));
       }
     }
-    _mm512_store_ps(s_ + r * kTokens + t, ScaleScores<Simd512>(task_, SumEach(sum)));
+    Lanes::Store(s_ + r * kTokens + t, ScaleScores<Lanes>(task_, Lanes::SumEach(sum)));
   }
 
   // s_ -> p_, rounded to bf16. acc_ and l_rounded_ are sums of P as it is multiplied; l_ is their unrounded sum.
@@ -246,23 +246,23 @@ class DotStream {
         if (!query.Sees(tile + t)) s[t] = kNegInf;
       }
     }
-    const __m512 low = _mm512_load_ps(s), high = _mm512_load_ps(s + kLanes), max = _mm512_max_ps(low, high);
-    if (_mm512_cmp_ps_mask(max, _mm512_set1_ps(m_[row] + kSlack), _CMP_GT_OQ)) Raise(row, _mm512_reduce_max_ps(max));
-    const __m512 m = _mm512_set1_ps(m_[row] == kNegInf ? 0.0f : m_[row]);
-    const __m512 p0 = Exp2V<5>(_mm512_sub_ps(low, m)), p1 = Exp2V<5>(_mm512_sub_ps(high, m));
+    const F32 low = Lanes::Load(s), high = Lanes::Load(s + kLanes), max = Lanes::Max(low, high);
+    if (_mm512_cmp_ps_mask(max, Lanes::Set1(m_[row] + kSlack), _CMP_GT_OQ)) Raise(row, Lanes::MaxOf(max));
+    const F32 m = Lanes::Set1(m_[row] == kNegInf ? 0.0f : m_[row]);
+    const F32 p0 = Lanes::ScaledExp2<5>(low - m), p1 = Lanes::ScaledExp2<5>(high - m);
     const __m512i p = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p1, p0));
     _mm512_store_si512(p_ + r * kTokens * 2, p);
     float *l = l_ + row * kLanes, *rounded = l_rounded_ + row * kLanes;
-    _mm512_store_ps(l, _mm512_add_ps(_mm512_load_ps(l), _mm512_add_ps(p0, p1)));
-    _mm512_store_ps(rounded, _mm512_add_ps(_mm512_load_ps(rounded), _mm512_add_ps(LowOfPairs(p), HighOfPairs(p))));
+    Lanes::Store(l, Lanes::Load(l) + (p0 + p1));
+    Lanes::Store(rounded, Lanes::Load(rounded) + (LowOfPairs(p) + HighOfPairs(p)));
   }
 
   void Raise(int32_t row, float m) {
-    const __m512 factor = _mm512_set1_ps(Rescale(m_[row], m));
+    const F32 factor = Lanes::Set1(Rescale(m_[row], m));
     m_[row] = m;
-    for (float* l : {l_ + row * kLanes, l_rounded_ + row * kLanes}) _mm512_store_ps(l, _mm512_mul_ps(_mm512_load_ps(l), factor));
+    for (float* l : {l_ + row * kLanes, l_rounded_ + row * kLanes}) Lanes::Store(l, Lanes::Load(l) * factor);
     float* acc = acc_ + row * d_pad();
-    for (int32_t e = 0; e < d_pad(); e += kLanes) _mm512_store_ps(acc + e, _mm512_mul_ps(_mm512_load_ps(acc + e), factor));
+    for (int32_t e = 0; e < d_pad(); e += kLanes) Lanes::Store(acc + e, Lanes::Load(acc + e) * factor);
   }
 
   // acc[row .. + kN][e .. + 32 kVectors] += P V over the tile's tokens [first, last), pair by pair. Unpacking works within 128-bit
@@ -270,11 +270,11 @@ class DotStream {
   template <int kN, int kVectors, bool kFetch>
   void Accumulate(int32_t row, int32_t e, int32_t first, int32_t last) {
     float* acc = acc_ + row * d_pad() + e;
-    __m512 sum[kN][2 * kVectors];
+    F32 sum[kN][2 * kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kN; ++r) {
 #pragma GCC unroll 8
-      for (int c = 0; c < 2 * kVectors; ++c) sum[r][c] = _mm512_load_ps(acc + r * d_pad() + c * kLanes);
+      for (int c = 0; c < 2 * kVectors; ++c) sum[r][c] = Lanes::Load(acc + r * d_pad() + c * kLanes);
     }
     for (int32_t t = first / 2 * 2; t < last; t += 2) {
       if constexpr (kFetch) fetcher_.template Fetch<2 * kVectors>();
@@ -295,7 +295,7 @@ class DotStream {
 #pragma GCC unroll 8
     for (int r = 0; r < kN; ++r) {
 #pragma GCC unroll 8
-      for (int c = 0; c < 2 * kVectors; ++c) _mm512_store_ps(acc + r * d_pad() + c * kLanes, sum[r][c]);
+      for (int c = 0; c < 2 * kVectors; ++c) Lanes::Store(acc + r * d_pad() + c * kLanes, sum[r][c]);
     }
   }
 
@@ -306,19 +306,18 @@ class DotStream {
     const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int32_t row = 0; row < task_.num_rows(); ++row) {
-      const float l = _mm512_reduce_add_ps(_mm512_load_ps(l_ + row * kLanes));
-      const float rounded = _mm512_reduce_add_ps(_mm512_load_ps(l_rounded_ + row * kLanes));
+      const float l = Lanes::SumOf(Lanes::Load(l_ + row * kLanes));
+      const float rounded = Lanes::SumOf(Lanes::Load(l_rounded_ + row * kLanes));
       states.m[row] = m_[row];
       states.l[row] = l;
-      const __m512 factor = _mm512_set1_ps(rounded > 0 ? l / rounded : 1.0f);
+      const F32 factor = Lanes::Set1(rounded > 0 ? l / rounded : 1.0f);
       for (int32_t e = 0; e < d(); e += 32) {
         const float* acc = acc_ + row * d_pad() + e;
-        const __m512 a = _mm512_load_ps(acc), b = _mm512_load_ps(acc + kLanes);
+        const F32 a = Lanes::Load(acc), b = Lanes::Load(acc + kLanes);
         float* to = states.acc + row * states.acc_stride + e;
         const uint32_t valid = d() - e >= 32 ? ~uint32_t{0} : (uint32_t{1} << (d() - e)) - 1;
-        _mm512_mask_storeu_ps(to, static_cast<__mmask16>(valid), _mm512_mul_ps(_mm512_permutex2var_ps(a, first, b), factor));
-        _mm512_mask_storeu_ps(to + kLanes, static_cast<__mmask16>(valid >> 16),
-                              _mm512_mul_ps(_mm512_permutex2var_ps(a, second, b), factor));
+        _mm512_mask_storeu_ps(to, static_cast<__mmask16>(valid), _mm512_permutex2var_ps(a, first, b) * factor);
+        _mm512_mask_storeu_ps(to + kLanes, static_cast<__mmask16>(valid >> 16), _mm512_permutex2var_ps(a, second, b) * factor);
       }
     }
   }

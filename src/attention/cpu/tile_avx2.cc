@@ -13,15 +13,14 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
-#include "attention/cpu/simd256.h"
-// behind it
 #include "attention/cpu/row_simd.h"
 #include "attention/cpu/tile_simd.h"
+#include "attention/cpu/tile_vectors.h"
 
 namespace coppice::attention::cpu {
 
-TileKernels Avx2Kernels(DType q_dtype, DType kv_dtype) { return SimdKernels<Simd256>(q_dtype, kv_dtype); }
-const RowKernels& Avx2RowKernels() { return RowSimd<Simd256>::kKernels; }
+TileKernels Avx2Kernels(DType q_dtype, DType kv_dtype) { return SimdKernels<TileVectors<8>>(q_dtype, kv_dtype); }
+const RowKernels& Avx2RowKernels() { return RowSimd<TileVectors<8>>::kKernels; }
 
 }  // namespace coppice::attention::cpu
 #pragma GCC pop_options

@@ -13,15 +13,14 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
-#include "attention/cpu/simd512.h"
-// behind it
 #include "attention/cpu/row_simd.h"
 #include "attention/cpu/tile_simd.h"
+#include "attention/cpu/tile_vectors.h"
 
 namespace coppice::attention::cpu {
 
-TileKernels Avx512Kernels(DType q_dtype, DType kv_dtype) { return SimdKernels<Simd512>(q_dtype, kv_dtype); }
-const RowKernels& Avx512RowKernels() { return RowSimd<Simd512>::kKernels; }
+TileKernels Avx512Kernels(DType q_dtype, DType kv_dtype) { return SimdKernels<TileVectors<16>>(q_dtype, kv_dtype); }
+const RowKernels& Avx512RowKernels() { return RowSimd<TileVectors<16>>::kKernels; }
 
 }  // namespace coppice::attention::cpu
 #pragma GCC pop_options

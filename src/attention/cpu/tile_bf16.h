@@ -1,4 +1,4 @@
-// What the tiles that multiply bf16 pairs share: the query rows in the lanes, the masks, the tile unit's configuration. Include it
+// What the tiles that multiply bf16 pairs share: the query rows in the lanes, the masks. Include it
 // inside a region compiled for AVX512-BF16 and AMX; everything has internal linkage.
 // Layer: attention/cpu.
 #pragma once
@@ -7,14 +7,17 @@
 
 #include <cmath>
 
+#include "attention/cpu/amx_session.h"
 #include "attention/cpu/lane_ranges.h"
-#include "attention/cpu/simd512.h"
 #include "attention/cpu/tile_kernel.h"
+#include "attention/cpu/tile_vectors.h"
 
 namespace coppice::attention::cpu {
 namespace {
 
-using Ranges = LaneRanges<Simd512>;
+using Lanes = TileVectors<16>;
+using F32 = Lanes::F32;
+using Ranges = LaneRanges<Lanes>;
 
 constexpr int32_t kLanes = 16;
 // A score may exceed m by this much (base 2) before m moves: rescaling becomes rare, P stays below 2^8 and loses no precision.
@@ -22,6 +25,33 @@ constexpr float kSlack = 8.0f;
 
 // Not that of core/math.h: what this region compiles of it could be linked into code for other CPUs.
 constexpr int32_t RoundUp(int32_t x, int32_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// In place: row i, element j <-> row j, element i. The dwords move unchanged.
+inline void Transpose16x16(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
 
 // Row-major bf16 rows -> [group of 16 rows][d_pad / 2 pairs][16 rows], zero-padded to d_pad dims, a multiple of 32. A negative
 // scale is folded into Q.
@@ -50,40 +80,23 @@ inline void PackQ(const TileTask& task, int32_t d_pad, std::byte* q) {
 inline void MaskScores(const TileTask& task, const Ranges& range, int32_t index, int32_t count, float* s) {
   const float cap = task.soft_cap;
   for (int32_t t = 0; t < count; ++t) {
-    __m512 x = _mm512_load_ps(s + t * kLanes);
+    F32 x = Lanes::Load(s + t * kLanes);
     if (cap > 0) {
-      const __m512 in_caps = _mm512_mul_ps(x, _mm512_set1_ps(std::abs(task.score_scale) / cap));
-      x = _mm512_mul_ps(_mm512_set1_ps(kLog2E * cap), TanhV(in_caps));
+      x = kLog2E * cap * Lanes::Tanh(x * (std::abs(task.score_scale) / cap));
     }
-    _mm512_store_ps(s + t * kLanes, Simd512::KeepLanes(x, range.See(index + t)));
+    Lanes::Store(s + t * kLanes, Lanes::KeepLanes(x, range.See(index + t)));
   }
 }
 
 // Two tokens' weights of 16 rows, rounded to bf16: dword i holds those of row i, the first token's in the low half.
-inline __m512i RoundToPairs(__m512 first, __m512 second) {
+inline __m512i RoundToPairs(F32 first, F32 second) {
   const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
                                          19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(pairs, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
 }
 // Back to fp32.
-inline __m512 LowOfPairs(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
-inline __m512 HighOfPairs(__m512i pairs) {
-  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-
-// Eight tiles of 16 rows x 64 bytes (SDM, LDTILECFG, palette 1).
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-constexpr TileConfig kTileConfig{};  // static: the intrinsic tells the compiler of its first bytes only
-
-// Released at the end, so that a context switch outside kernels stays cheap and other users of tiles are not disturbed.
-struct AmxSession {
-  AmxSession() { _tile_loadconfig(&kTileConfig); }
-  ~AmxSession() { _tile_release(); }
-};
+inline F32 LowOfPairs(__m512i pairs) { return Lanes::Even(reinterpret_cast<Lanes::U32>(pairs)); }
+inline F32 HighOfPairs(__m512i pairs) { return Lanes::Odd(reinterpret_cast<Lanes::U32>(pairs)); }
 
 // The tile-load intrinsics do not say that they read memory: what was stored before must stay before.
 inline void OrderStoresBeforeTileLoads() { asm volatile("" ::: "memory"); }

@@ -1,5 +1,5 @@
-// Dense and stream tiles in fp32 arithmetic for every dtype, written once over a Simd type (simd256.h, simd512.h). Include it
-// inside a region compiled for that instruction set.
+// Dense and stream tiles in fp32 arithmetic for every dtype, written once over a Simd type (tile_vectors.h). Include it inside
+// a region compiled for that instruction set.
 //
 //   dense   query rows in the lanes: each element of K and V is broadcast to a vector of rows, nothing is summed across lanes
 //   stream  dims in the lanes: K and V go straight from the pages into registers, each once for up to eight rows
@@ -202,10 +202,10 @@ class DenseTile {
     const V old_m = Simd::Load(m), new_m = Simd::Max(old_m, tile_max), reference = Simd::SafeMax(new_m);
     V sum = Simd::Load(l);
     if (Simd::AnyGreater(new_m, old_m)) {
-      const V rescale = Simd::Exp2(Simd::Sub(old_m, reference));
-      sum = Simd::Mul(sum, rescale);
+      const V rescale = Simd::Exp2(old_m - reference);
+      sum = sum * rescale;
       float* acc = acc_ + int64_t{g} * d_ * W;
-      for (int32_t e = 0; e < d_; ++e) Simd::Store(acc + e * W, Simd::Mul(Simd::Load(acc + e * W), rescale));
+      for (int32_t e = 0; e < d_; ++e) Simd::Store(acc + e * W, Simd::Load(acc + e * W) * rescale);
       Simd::Store(m, new_m);
     }
     constexpr int kAtOnce = 4;
@@ -213,7 +213,7 @@ class DenseTile {
     for (int32_t t = first; t < last; t += kAtOnce) {
       V p[kAtOnce];
 #pragma GCC unroll 4
-      for (int i = 0; i < kAtOnce; ++i) p[i] = Simd::Sub(Simd::Load(s + (t + i) * W), reference);
+      for (int i = 0; i < kAtOnce; ++i) p[i] = Simd::Load(s + (t + i) * W) - reference;
       if constexpr (kMasked) {
         for (V& x : p) x = Simd::Exp2(x);
       } else {
@@ -222,7 +222,7 @@ class DenseTile {
 #pragma GCC unroll 4
       for (int i = 0; i < kAtOnce; ++i) {
         Simd::Store(s + (t + i) * W, p[i]);
-        sum = Simd::Add(sum, p[i]);
+        sum = sum + p[i];
       }
     }
     Simd::Store(l, sum);
@@ -258,7 +258,7 @@ class DenseTile {
     };
     if (task_.soft_cap == 0) {
       const V scale = Simd::Set1(task_.score_scale);
-      finish([&](V x) { return Simd::Mul(x, scale); });
+      finish([&](V x) { return x * scale; });
     } else {
       finish([&](V x) { return ScaleScores<Simd>(task_, x); });
     }
@@ -275,7 +275,7 @@ class DenseTile {
 #pragma GCC unroll 8
     for (int i = 0; i < kTokens; ++i) {
 #pragma GCC unroll 4
-      for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::Zero();
+      for (int n = 0; n < kGroups; ++n) sum[i][n] = V{};
     }
 #pragma GCC unroll 2
     for (int32_t e = 0; e < dims; ++e) {
@@ -294,7 +294,7 @@ class DenseTile {
 #pragma GCC unroll 4
       for (int n = 0; n < kGroups; ++n) {
         float* at = s + (n * kTileTokens + i) * W;
-        Simd::Store(at, kAdd ? Simd::Add(Simd::Load(at), sum[i][n]) : sum[i][n]);
+        Simd::Store(at, kAdd ? Simd::Load(at) + sum[i][n] : sum[i][n]);
       }
     }
   }
@@ -415,8 +415,8 @@ class StreamTile {
     if constexpr (Simd::template kEvenOdd<Kv>) {
       for (int32_t e = 0; e < stride_; e += kPair) {
         const V a = Simd::Load(q + e), b = Simd::Load(q + e + W);
-        Simd::Store(q + e, Simd::Even(a, b));
-        Simd::Store(q + e + W, Simd::Odd(a, b));
+        Simd::Store(q + e, Simd::EvenPlaces(a, b));
+        Simd::Store(q + e + W, Simd::OddPlaces(a, b));
       }
     }
   }
@@ -489,7 +489,7 @@ class StreamTile {
     }
     V sum[W];  // [row][token]
 #pragma GCC unroll 16
-    for (int32_t i = 0; i < W; ++i) sum[i] = Simd::Zero();
+    for (int32_t i = 0; i < W; ++i) sum[i] = V{};
     int32_t e = 0;
     for (; e + kPair <= d_; e += kPair) AddProducts<kN, false>(row, e, k, sum);
     if (e < d_) AddProducts<kN, true>(row, e, k, sum);
@@ -553,15 +553,15 @@ class StreamTile {
     if (new_m > m) {
       const float rescale = Rescale(m, new_m);
       float* acc = acc_ + (row + r) * stride_;
-      for (int32_t e = 0; e < stride_; e += W) Simd::Store(acc + e, Simd::Mul(Simd::Load(acc + e), Simd::Set1(rescale)));
+      for (int32_t e = 0; e < stride_; e += W) Simd::Store(acc + e, Simd::Load(acc + e) * rescale);
       l *= rescale;
       m = new_m;
     }
-    V sum = Simd::Zero();
+    V sum = {};
     for (int32_t t = begin; t < end; t += W) {
-      const V p = Simd::Exp2(Simd::Sub(Simd::Load(s + t), Simd::Set1(m)));
+      const V p = Simd::Exp2(Simd::Load(s + t) - m);
       Simd::Store(s + t, p);
-      sum = Simd::Add(sum, p);
+      sum = sum + p;
     }
     l += Simd::SumOf(sum);
     return true;

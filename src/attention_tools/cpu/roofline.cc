@@ -15,38 +15,25 @@
 namespace coppice::attention::cpu {
 namespace {
 
-constexpr int kRepeats = 20;
-
-double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// Shortest time in which all workers run `body(worker)` once.
-template <class F>
-double BestTime(Executor& executor, int repeats, const F& body) {
-  double best = 1e30;
-  for (int i = 0; i < repeats; ++i) {
-    const double begin = Seconds();
-    executor.ParallelFor(executor.num_workers(), [&](int64_t part, int) { body(part); });
-    best = std::min(best, Seconds() - begin);
-  }
-  return best;
-}
-
 constexpr int64_t kSteps = 20000;  // a fraction of a millisecond
+constexpr int kChains = 12;        // covers latency x throughput of every product instruction so far
+
+}  // namespace
+}  // namespace coppice::attention::cpu
 
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#include "attention/cpu/amx_session.h"
+
+namespace coppice::attention::cpu {
+namespace {
 
 // 2 x 2 tiles per step, both operands loaded as in a matrix product. Returns the FLOPs.
 double AmxProducts() {
-  alignas(64) static const struct {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
   alignas(64) std::byte operands[4 * 1024] = {};
   asm volatile("" ::"r"(operands) : "memory");
-  _tile_loadconfig(&config);
+  const AmxSession session;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -61,11 +48,8 @@ double AmxProducts() {
     _tile_dpbf16ps(2, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_release();
   return static_cast<double>(kSteps) * 4 * (2 * 16 * 16 * 32);
 }
-
-constexpr int kChains = 12;  // covers latency x throughput of every product instruction so far
 
 double DotProducts() {
   __m512 sum[kChains] = {};
@@ -86,10 +70,16 @@ double Fma512() {
   }
   return static_cast<double>(kSteps) * kChains * 32;
 }
+
+}  // namespace
+}  // namespace coppice::attention::cpu
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
+namespace coppice::attention::cpu {
+namespace {
+
 double Fma256() {
   __m256 sum[kChains] = {};
   const __m256 a = _mm256_set1_ps(1.25f), b = _mm256_set1_ps(-0.75f);
@@ -99,8 +89,30 @@ double Fma256() {
   }
   return static_cast<double>(kSteps) * kChains * 16;
 }
+
+}  // namespace
+}  // namespace coppice::attention::cpu
 #pragma GCC pop_options
 #endif
+
+namespace coppice::attention::cpu {
+namespace {
+
+constexpr int kRepeats = 20;
+
+double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Shortest time in which all workers run `body(worker)` once.
+template <class F>
+double BestTime(Executor& executor, int repeats, const F& body) {
+  double best = 1e30;
+  for (int i = 0; i < repeats; ++i) {
+    const double begin = Seconds();
+    executor.ParallelFor(executor.num_workers(), [&](int64_t part, int) { body(part); });
+    best = std::min(best, Seconds() - begin);
+  }
+  return best;
+}
 
 // Plain multiplies and adds of four floats: what the portable kernel compiles to.
 double MulAddBaseline() {

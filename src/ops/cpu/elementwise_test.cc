@@ -1,7 +1,9 @@
 // Element-wise ops against double precision, on every instruction set of this machine.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <span>
@@ -10,6 +12,7 @@
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/host_tensor.h"
+#include "ops/logit_scan.h"
 
 namespace coppice::ops {
 namespace {
@@ -207,6 +210,35 @@ TEST_P(ElementwiseTest, EmbedReadsRowsOfPackedWeights) {
     expect(0.5f);
     ASSERT_TRUE(ops_->Embed(HostSpan(ids), **packed, {.scale = 0.5f, .add = true}, out, nullptr).ok());
     expect(1.0f);
+  }
+}
+
+TEST_P(ElementwiseTest, LogitScansGiveMaximaAndExponentialsOfBlocks) {
+  for (const int64_t n : {1, 3, 255, 256, 257, 1000, 4096 + 17}) {
+    std::vector<float> logits = Random(n, 40.0f);
+    logits[n / 2] = std::numeric_limits<float>::lowest();
+    logits[n / 3] = -INFINITY;
+    const int64_t blocks = NumLogitBlocks(n);
+    std::vector<float> maxima(blocks), sums(blocks), exps(n);
+    const float max = GetParam()->block_maxima(logits.data(), n, maxima.data());
+    const double total = GetParam()->block_exps(logits.data(), n, max, 0.5f, exps.data(), sums.data());
+    double expected_total = 0;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const auto of_block = std::span(logits).subspan(block * kLogitBlock, std::min(kLogitBlock, n - block * kLogitBlock));
+      EXPECT_EQ(maxima[block], std::max(std::numeric_limits<float>::lowest(), *std::ranges::max_element(of_block)));
+      double expected = 0;
+      for (size_t i = 0; i < of_block.size(); ++i) {
+        const double e = std::exp(std::max(-87.0, 0.5 * (double{of_block[i]} - max)));
+        ASSERT_NEAR(exps[block * kLogitBlock + i], e, 2e-6 * e) << n << " " << i;
+        expected += e;
+      }
+      EXPECT_NEAR(sums[block], expected, 2e-6 * expected);
+      expected_total += expected;
+    }
+    EXPECT_EQ(max, *std::ranges::max_element(maxima));
+    EXPECT_NEAR(total, expected_total, 2e-6 * expected_total);
+    logits[n - 1] = NAN;
+    EXPECT_TRUE(std::isnan(GetParam()->block_exps(logits.data(), n, max, 0.5f, nullptr, sums.data()))) << n;
   }
 }
 

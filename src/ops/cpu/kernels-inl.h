@@ -1,15 +1,14 @@
-// Bodies of kernels.h, included once by each kernels_<isa>.cc with COPPICE_ISA set to its namespace. Written with the compiler's
-// vector types, so that one text serves every width. No standard headers with inline functions: their instances would be merged
-// across translation units and could run on machines without these instructions.
+// Bodies of kernels.h, included once by each kernels_<isa>.cc with COPPICE_ISA set to its namespace; one text serves every width.
+// No standard headers with inline functions: their instances would be merged across translation units and could run on machines
+// without these instructions.
 // Layer: ops, private.
 
 #include <stdint.h>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 #include "core/cache_line.h"
+#include "core/cpu/vectors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/logit_scan.h"
 
 namespace coppice::ops::COPPICE_ISA {
 namespace {
@@ -25,14 +24,20 @@ constexpr int kMaxRows = 6;
 constexpr int kPassCols = kLanes * kVectors;
 static_assert(kPanelCols % kPassCols == 0);
 
-typedef float F32 __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t U32 __attribute__((vector_size(4 * kLanes)));
-typedef float F32Unaligned __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef uint32_t U32Unaligned __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
+using V = Vectors<kLanes>;
+using F32 = V::F32;
+using U32 = V::U32;
+using I32 = V::I32;
+using I16 = V::I16;
 typedef uint32_t Word __attribute__((aligned(2), may_alias));
 
-inline F32 Load(const float* p) { return *reinterpret_cast<const F32Unaligned*>(p); }
-inline void Store(F32 v, float* p) { *reinterpret_cast<F32Unaligned*>(p) = v; }
+// All lanes folded with `fold`, in each of them.
+template <class Vector, class Fold>
+[[gnu::always_inline]] inline Vector FoldLanes(Vector x, Fold fold) {
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) x = fold(x, __builtin_shuffle(x, V::LaneNumbers() ^ half));
+  return x;
+}
 
 // ------------------------------------------------------------------------------------------------------- matrix product panels
 
@@ -41,7 +46,7 @@ struct StepF32 {
   using Element = float;
   static constexpr int kDepth = 1;
   using Strip = F32;
-  static Strip LoadStrip(const float* p) { return Load(p); }
+  static Strip LoadStrip(const float* p) { return V::Load(p); }
   static F32 MultiplyAdd(const float* x, Strip w, F32 sum) { return *x * w + sum; }
 };
 
@@ -50,7 +55,7 @@ struct StepBF16 {
   static constexpr int kDepth = 2;
 #if defined(__AVX512BF16__)
   using Strip = __m512bh;
-  static Strip LoadStrip(const BF16* p) { return reinterpret_cast<Strip>(_mm512_loadu_si512(p)); }
+  static Strip LoadStrip(const BF16* p) { return V::LoadAs<Strip>(p); }
   static F32 MultiplyAdd(const BF16* x, Strip w, F32 sum) {
     const auto pair = _mm512_set1_epi32(static_cast<int>(*reinterpret_cast<const Word*>(x)));
     return _mm512_dpbf16_ps(sum, reinterpret_cast<Strip>(pair), w);
@@ -60,8 +65,8 @@ struct StepBF16 {
     F32 even, odd;
   };
   static Strip LoadStrip(const BF16* p) {
-    const U32 pairs = *reinterpret_cast<const U32Unaligned*>(p);
-    return {reinterpret_cast<F32>(pairs << 16), reinterpret_cast<F32>(pairs & 0xffff0000u)};
+    const U32 pairs = V::LoadAs<U32>(p);
+    return {V::Even(pairs), V::Odd(pairs)};
   }
   static F32 MultiplyAdd(const BF16* x, const Strip& w, F32 sum) {
     const uint32_t pair = *reinterpret_cast<const Word*>(x);
@@ -90,7 +95,7 @@ void PanelRows(const typename Step::Element* x, int64_t x_stride, const typename
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) Store(sum[r][v], tile + r * tile_stride + col + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) V::Store(tile + r * tile_stride + col + v * kLanes, sum[r][v]);
     }
   }
 }
@@ -110,37 +115,29 @@ void Panel(const typename Step::Element* x, int64_t x_stride, int64_t rows, cons
 
 // --------------------------------------------------------------------------------------------------------------- coded weights
 
-#if defined(__AVX2__)
-typedef int32_t I32 __attribute__((vector_size(4 * kLanes)));
-typedef int16_t I16 __attribute__((vector_size(4 * kLanes)));
-
-// sum + the two products in each 32-bit lane.
-inline I32 AddPairProducts(I32 sum, I16 a, I16 b) {
+// sum + the two products of 16-bit integers in each 32-bit lane.
+[[gnu::always_inline]] inline I32 AddPairs(I32 sum, U32 a, U32 b) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<I32>(
       _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX512F__)
   return sum + reinterpret_cast<I32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#else
+#elif defined(__AVX2__)
   return sum + reinterpret_cast<I32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#endif
-}
-
-inline F32 LoadHalves(const std::byte* p) {
-#if defined(__AVX512F__)
-  // The unmasked form warns of its undefined operand (GCC 12).
-  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #else
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return sum + reinterpret_cast<I32>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
 #endif
 }
 
+[[gnu::always_inline]] inline F32 LoadF16(const std::byte* p) { return V::Widen(reinterpret_cast<const F16*>(p)); }
+
+#if defined(__AVX2__)
 // Pairs of consecutive inputs in one word of codes (kernels.h has the order).
 template <int kBits>
-inline I16 Pair(U32 word, int t) {
-  if constexpr (kBits == 4) return reinterpret_cast<I16>((word >> (4 * t)) & 0x000f000fu);
+inline U32 Pair(U32 word, int t) {
+  if constexpr (kBits == 4) return (word >> (4 * t)) & 0x000f000fu;
   const I16 halves = reinterpret_cast<I16>(word);
-  return (t == 0 ? halves << 8 : halves) >> 8;
+  return reinterpret_cast<U32>((t == 0 ? halves << 8 : halves) >> 8);
 }
 
 template <int kBits, int kRows>
@@ -163,18 +160,18 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
         U32 word[kStrips];
 #pragma GCC unroll 2
         for (int v = 0; v < kStrips; ++v) {
-          word[v] = *reinterpret_cast<const U32Unaligned*>(block + 4 * (j * kStripCols + in_strip + v * kLanes));
+          word[v] = V::LoadAs<U32>(block + 4 * (j * kStripCols + in_strip + v * kLanes));
         }
 #pragma GCC unroll 4
         for (int t = 0; t < kPairs; ++t) {
 #pragma GCC unroll 2
           for (int v = 0; v < kStrips; ++v) {
-            const I16 pair = Pair<kBits>(word[v], t);
+            const U32 pair = Pair<kBits>(word[v], t);
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
               const int16_t* at = x.codes + (first_row + r) * k + b * kCodeBlock + (j * kPairs + t) * 2;
               const U32 both = U32{} + *reinterpret_cast<const Word*>(at);
-              block_sum[r][v] = AddPairProducts(block_sum[r][v], pair, reinterpret_cast<I16>(both));
+              block_sum[r][v] = AddPairs(block_sum[r][v], pair, both);
             }
           }
         }
@@ -182,7 +179,7 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
       const std::byte* scales = block + kStripCols * kCodeBlock * kBits / 8 + 2 * in_strip;
 #pragma GCC unroll 2
       for (int v = 0; v < kStrips; ++v) {
-        const F32 scale = LoadHalves(scales + 2 * v * kLanes), minimum = LoadHalves(scales + 2 * (kStripCols + v * kLanes));
+        const F32 scale = LoadF16(scales + 2 * v * kLanes), minimum = LoadF16(scales + 2 * (kStripCols + v * kLanes));
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const int64_t at = (first_row + r) * blocks + b;
@@ -193,7 +190,7 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kStrips; ++v) Store(sum[r][v], tile + r * tile_stride + col + v * kLanes);
+      for (int v = 0; v < kStrips; ++v) V::Store(tile + r * tile_stride + col + v * kLanes, sum[r][v]);
     }
   }
 }
@@ -292,16 +289,7 @@ void Add(const float* x, int64_t n, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
-typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
 constexpr int kAtOnce = 4;  // vectors whose chains of dependent instructions run side by side: one alone waits for itself
-
-// What RoundToBF16 gives for each lane.
-inline void StoreBF16(F32 value, uint16_t* p) {
-  const U32 u = reinterpret_cast<U32>(value), rounded = u + 0x7fffu + ((u >> 16) & 1u);
-  const U32 result = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded;
-  const auto halves = __builtin_convertvector(result >> 16, HalfLanes);
-  __builtin_memcpy(p, &halves, sizeof(halves));
-}
 
 // Exp of each lane.
 inline void ExpEach(F32 (&x)[kAtOnce]) {
@@ -309,8 +297,7 @@ inline void ExpEach(F32 (&x)[kAtOnce]) {
   F32 shifted[kAtOnce], p[kAtOnce];
 #pragma GCC unroll 4
   for (int v = 0; v < kAtOnce; ++v) {
-    x[v] = x[v] < -87.0f ? F32{} - 87.0f : x[v];
-    x[v] = x[v] > 87.0f ? F32{} + 87.0f : x[v];
+    x[v] = V::Min(V::Set1(87.0f), V::Max(V::Set1(-87.0f), x[v]));  // NaN stays NaN
     shifted[v] = x[v] * 1.44269504f + kRound;
   }
 #pragma GCC unroll 4
@@ -384,16 +371,16 @@ inline void MapActivation(Act act, const float* x, int64_t n, DType dtype, void*
     for (; i + kAtOnce * kLanes <= n; i += kAtOnce * kLanes) {
       F32 values[kAtOnce];
 #pragma GCC unroll 4
-      for (int v = 0; v < kAtOnce; ++v) values[v] = Load(x + i + v * kLanes);
+      for (int v = 0; v < kAtOnce; ++v) values[v] = V::Load(x + i + v * kLanes);
       act.Each(values);
 #pragma GCC unroll 4
       for (int v = 0; v < kAtOnce; ++v) {
         const int64_t at = i + v * kLanes;
         const F32 out = times(values[v], at);
         if (dtype == DType::kF32) {
-          Store(out, static_cast<float*>(y) + at);
+          V::Store(static_cast<float*>(y) + at, out);
         } else {
-          StoreBF16(out, static_cast<uint16_t*>(y) + at);
+          V::StoreBf16(static_cast<uint16_t*>(y) + at, out);
         }
       }
     }
@@ -409,7 +396,7 @@ void Activate(Activation activation, const float* x, int64_t n, DType dtype, voi
 struct TimesUp {
   const float* up;
   float operator()(float value, int64_t i) const { return value * up[i]; }
-  F32 operator()(F32 values, int64_t i) const { return values * Load(up + i); }
+  F32 operator()(F32 values, int64_t i) const { return values * V::Load(up + i); }
 };
 void Gated(Activation activation, const float* gate, const float* up, int64_t n, DType dtype, void* y) {
   WithActivation(activation, [=](auto act) { MapActivation(act, gate, n, dtype, y, TimesUp{up}); });
@@ -426,7 +413,7 @@ inline float InverseDeviation(const float* x, int64_t n, float mean, float eps) 
   F32 squares = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const F32 v = Load(x + i) - mean;
+    const F32 v = V::Load(x + i) - mean;
     squares = v * v + squares;
   }
   float sum = SumOf(squares);
@@ -437,7 +424,7 @@ inline float InverseDeviation(const float* x, int64_t n, float mean, float eps) 
 inline float Mean(const float* x, int64_t n) {
   F32 sums = {};
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) sums += Load(x + i);
+  for (; i + kLanes <= n; i += kLanes) sums += V::Load(x + i);
   float sum = SumOf(sums);
   for (; i < n; ++i) sum += x[i];
   return sum / static_cast<float>(n);
@@ -487,6 +474,61 @@ void RotatePairs(const float* x, const float* cos, const float* sin, int64_t hal
   });
 }
 
+// ------------------------------------------------------------------------------------------------------------ passes over logits
+
+float BlockMaximum(const float* x, int64_t n) {
+  constexpr float kLowest = -__FLT_MAX__;
+  F32 best[kAtOnce];
+  for (F32& lanes : best) lanes = V::Set1(kLowest);
+  int64_t i = 0;
+  for (; i + kAtOnce * kLanes <= n; i += kAtOnce * kLanes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kAtOnce; ++v) best[v] = V::Max(best[v], V::Load(x + i + v * kLanes));
+  }
+  float result = FoldLanes(V::Max(V::Max(best[0], best[1]), V::Max(best[2], best[3])), V::Max)[0];
+  for (; i < n; ++i) result = x[i] > result ? x[i] : result;
+  return result;
+}
+
+float BlockMaxima(const float* logits, int64_t count, float* maxima) {
+  float result = -__FLT_MAX__;
+  for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
+    const float block = BlockMaximum(logits + begin, count - begin < kLogitBlock ? count - begin : kLogitBlock);
+    *maxima++ = block;
+    result = block > result ? block : result;
+  }
+  return result;
+}
+
+double BlockExps(const float* logits, int64_t count, float max, float inverse_temperature, float* exps, float* sums) {
+  double total = 0;
+  for (int64_t begin = 0; begin < count; begin += kLogitBlock) {
+    const int64_t end = count - begin < kLogitBlock ? count : begin + kLogitBlock;
+    F32 sum[kAtOnce] = {};
+    int64_t i = begin;
+    for (; i + kAtOnce * kLanes <= end; i += kAtOnce * kLanes) {
+      F32 e[kAtOnce];
+#pragma GCC unroll 4
+      for (int v = 0; v < kAtOnce; ++v) e[v] = (V::Load(logits + i + v * kLanes) - max) * inverse_temperature;
+      ExpEach(e);
+#pragma GCC unroll 4
+      for (int v = 0; v < kAtOnce; ++v) {
+        sum[v] += e[v];
+        if (exps != nullptr) V::Store(exps + i + v * kLanes, e[v]);
+      }
+    }
+    float block = FoldLanes((sum[0] + sum[1]) + (sum[2] + sum[3]), [](F32 a, F32 b) { return a + b; })[0];
+    for (; i < end; ++i) {
+      const float e = Exp((logits[i] - max) * inverse_temperature);
+      if (exps != nullptr) exps[i] = e;
+      block += e;
+    }
+    if (sums != nullptr) *sums++ = block;
+    total += block;
+  }
+  return total;
+}
+
 }  // namespace
 
 extern const Kernels kKernels;
@@ -513,6 +555,8 @@ const Kernels kKernels = {.isa = COPPICE_ISA_NAME,
                           .add_rms_norm = AddRmsNorm,
                           .add_layer_norm = AddLayerNorm,
                           .rotate = Rotate,
-                          .rotate_pairs = RotatePairs};
+                          .rotate_pairs = RotatePairs,
+                          .block_maxima = BlockMaxima,
+                          .block_exps = BlockExps};
 
 }  // namespace coppice::ops::COPPICE_ISA

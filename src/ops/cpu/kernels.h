@@ -61,10 +61,14 @@ struct Kernels {
   // Rotation of one head's 2 half elements: pairs (i, i + half), or (2 i, 2 i + 1), i < half.
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t half, DType dtype, void* y);
   void (*rotate_pairs)(const float* x, const float* cos, const float* sin, int64_t half, DType dtype, void* y);
+  // logit_scan.h: of each block the maximum, or the sum of its exponentials; those and the sums go to where `exps` and `sums` are
+  // not null. Returns the maximum or the sum of all.
+  float (*block_maxima)(const float* logits, int64_t count, float* maxima);
+  double (*block_exps)(const float* logits, int64_t count, float max, float inverse_temperature, float* exps, float* sums);
 };
 
-// The best that this machine runs. COPPICE_CPU_ISA = x86_64_v2, avx2, avx512 or avx512_bf16 in the environment lowers the choice
-// (tests, bug reports).
+// The best that this machine runs. COPPICE_CPU_ISA in the environment lowers the choice (tests, bug reports): baseline (x86-64-v2
+// here), avx2 or avx512, as in attention/cpu/cpu_features.h; its other names leave the best.
 const Kernels& SelectKernels();
 // All that this machine runs, best first.
 std::span<const Kernels* const> SupportedKernels();

@@ -4,90 +4,37 @@
 
 #include "ops/cpu/quantized_kernels.h"
 
-#if defined(__SSSE3__) && !defined(__AVX2__)
-#include <tmmintrin.h>
-#endif
-
 namespace coppice::ops::COPPICE_ISA {
 namespace {
 
-typedef int32_t QuantI32 __attribute__((vector_size(4 * kLanes)));
-typedef int16_t QuantI16 __attribute__((vector_size(4 * kLanes)));
 typedef uint8_t QuantU8 __attribute__((vector_size(kLanes)));
 typedef int8_t QuantI8 __attribute__((vector_size(kLanes)));
 typedef uint8_t QuantBytes __attribute__((vector_size(4 * kLanes)));
-typedef U32 U32Aligned __attribute__((may_alias));
 
 constexpr int kStripVectors = kQuantStripCols / kLanes;
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 sums, 2 weights, 1 input, 1 product: 16 registers
 constexpr int kDirectVectors = kLanes == 16 ? 2 : 4;
 static_assert(kStripVectors % kTileVectors == 0 && kStripVectors % kDirectVectors == 0);
 
-// ------------------------------------------------------------------------------------------------------ three integer instructions
-
-// sum + the two products of 16-bit integers in each 32-bit lane.
-[[gnu::always_inline]] inline QuantI32 AddPairs(QuantI32 sum, U32 a, U32 b) {
-#if defined(__AVX512VNNI__)
-  return reinterpret_cast<QuantI32>(
-      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX512F__)
-  return sum + reinterpret_cast<QuantI32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX2__)
-  return sum + reinterpret_cast<QuantI32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#else
-  return sum + reinterpret_cast<QuantI32>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
-#endif
-}
-
 // The two products of an unsigned and a signed byte in each 16-bit lane, added; saturates.
-[[gnu::always_inline]] inline QuantI16 BytePairs(U32 weights, U32 x) {
+[[gnu::always_inline]] inline I16 BytePairs(U32 weights, U32 x) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<QuantI16>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights), reinterpret_cast<__m512i>(x)));
+  return reinterpret_cast<I16>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights), reinterpret_cast<__m512i>(x)));
 #elif defined(__AVX2__)
-  return reinterpret_cast<QuantI16>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(x)));
+  return reinterpret_cast<I16>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(x)));
 #else
-  return reinterpret_cast<QuantI16>(_mm_maddubs_epi16(reinterpret_cast<__m128i>(weights), reinterpret_cast<__m128i>(x)));
+  return reinterpret_cast<I16>(_mm_maddubs_epi16(reinterpret_cast<__m128i>(weights), reinterpret_cast<__m128i>(x)));
 #endif
-}
-
-[[gnu::always_inline]] inline F32 LoadF16(const std::byte* p) {
-#if defined(__AVX512F__)
-  // The unmasked form warns of its undefined operand (GCC 12).
-  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif defined(__AVX2__)
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
-  // Scaling by 2^112 moves the exponent's bias and makes subnormals right; infinities and NaNs get their exponent afterwards.
-  F32 result;
-  for (int i = 0; i < kLanes; ++i) {
-    const uint32_t bits = reinterpret_cast<const uint8_t*>(p)[2 * i] | reinterpret_cast<const uint8_t*>(p)[2 * i + 1] << 8;
-    const float scaled = __builtin_bit_cast(float, (bits & 0x7fffu) << 13) * 0x1p112f;
-    const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
-    result[i] = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, scaled) | special | (bits & 0x8000u) << 16);
-  }
-  return result;
-#endif
-}
-
-[[gnu::always_inline]] inline U32 LaneNumbers() {
-  U32 lanes;
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<uint32_t>(i);
-  return lanes;
 }
 
 template <class Bytes>  // QuantU8 or QuantI8
 [[gnu::always_inline]] inline F32 LoadFactors(const std::byte* p) {
-  Bytes bytes;
-  __builtin_memcpy(&bytes, p, sizeof(bytes));
-  return __builtin_convertvector(bytes, F32);
+  return __builtin_convertvector(V::LoadAs<Bytes>(p), F32);
 }
 
 // ------------------------------------------------------------------------------------------------------------- weights of a block
 
 constexpr uint32_t Repeat(uint32_t byte) { return byte * 0x01010101u; }
-
-inline U32 LoadWords(const std::byte* p) { return *reinterpret_cast<const U32Unaligned*>(p); }
 
 // Moves bits from place `from` to place `to` of each word.
 template <int from, int to>
@@ -99,7 +46,7 @@ inline U32 Move(U32 words) {
 // Operand j of kLanes columns from `column` on: four unsigned codes a lane (QuantLayout).
 template <int kBits, int j>
 [[gnu::always_inline]] inline U32 Operand(const std::byte* block, int64_t column) {
-  const auto word = [=](int i) { return LoadWords(block + 4 * (i * kQuantStripCols + column)); };
+  const auto word = [=](int i) { return V::LoadAs<U32>(block + 4 * (i * kQuantStripCols + column)); };
   if constexpr (kBits == 8) return word(j);
   U32 codes = (word(j / 2) >> (j % 2 * 4)) & Repeat(0x0f);
   if constexpr (kBits == 5) codes |= Move<j, 4>(word(4)) & Repeat(0x10);
@@ -132,9 +79,9 @@ struct BlockScales {
 
 // What integer sums of a block begin with: minus the codes' zero times the sum of the inputs' codes.
 template <bool kHasMinimum>
-[[gnu::always_inline]] inline QuantI32 ZeroTerm(int32_t zero, const int32_t* negated) {
-  if constexpr (kHasMinimum) return QuantI32{};  // such codes have no zero
-  return QuantI32{} + zero * *negated;
+[[gnu::always_inline]] inline I32 ZeroTerm(int32_t zero, const int32_t* negated) {
+  if constexpr (kHasMinimum) return I32{};  // such codes have no zero
+  return I32{} + zero * *negated;
 }
 
 [[gnu::always_inline]] inline U32 Broadcast(const void* word) { return U32{} + *static_cast<const Word*>(word); }
@@ -145,7 +92,7 @@ template <bool kHasMinimum>
 // sum += operands [j, kEnd) of a block times a row's.
 template <int kBits, int j, int kEnd>
 [[gnu::always_inline]] inline void AddOperands(const int16_t* x, const std::byte* block, int64_t column,
-                                               QuantI32 (&sum)[kDirectVectors]) {
+                                               I32 (&sum)[kDirectVectors]) {
   if constexpr (j < kEnd) {
     const U32 x_even = Broadcast(x + 4 * j), x_odd = Broadcast(x + 4 * j + 2);
 #pragma GCC unroll 4
@@ -164,7 +111,7 @@ template <BlockFormat format, int h>
                                            int64_t b, int64_t column, F32 (&total)[kDirectVectors]) {
   constexpr int kHalves = BlockScales<format>::kHalves, kOperands = 8 / kHalves;
   constexpr QuantLayout kLayout = Layout(format);
-  QuantI32 sum[kDirectVectors];
+  I32 sum[kDirectVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kDirectVectors; ++v) {
     sum[v] = ZeroTerm<kLayout.has_minimum()>(kLayout.zero, kHalves == 2 ? x.negated_halves + 2 * b + h : x.negated + b);
@@ -201,7 +148,7 @@ void MultiplyRow(const QuantizedInput& x, const std::byte* strip, int64_t ahead,
       }
     }
 #pragma GCC unroll 4
-    for (int v = 0; v < kDirectVectors; ++v) Store(total[v], tile + column + v * kLanes);
+    for (int v = 0; v < kDirectVectors; ++v) V::Store(tile + column + v * kLanes, total[v]);
   }
 }
 
@@ -230,18 +177,16 @@ struct CodeSum {
     if constexpr (kBits < 8) {
       sums = reinterpret_cast<U32>(reinterpret_cast<QuantBytes>(sums) + reinterpret_cast<QuantBytes>(operand));
     } else {
-      sums = reinterpret_cast<U32>(reinterpret_cast<QuantI16>(sums) + BytePairs(operand, U32{} + Repeat(1)));
+      sums = reinterpret_cast<U32>(reinterpret_cast<I16>(sums) + BytePairs(operand, U32{} + Repeat(1)));
     }
   }
   // Of each column.
   template <int kBits>
-  [[gnu::always_inline]] QuantI32 Columns() const {
+  [[gnu::always_inline]] I32 Columns() const {
     const U32 pairs = kBits < 8 ? reinterpret_cast<U32>(BytePairs(sums, U32{} + Repeat(1))) : sums;
-    return AddPairs(QuantI32{}, pairs, U32{} + 0x00010001u);
+    return AddPairs(I32{}, pairs, U32{} + 0x00010001u);
   }
 };
-
-inline void StoreWords(U32 words, uint32_t* to) { *reinterpret_cast<U32Aligned*>(to) = words; }
 
 template <BlockFormat format, InputPrecision precision, int j>
 [[gnu::always_inline]] inline void UnpackOperands(const std::byte* block, int64_t column, uint32_t (*codes)[kQuantStripCols],
@@ -249,10 +194,10 @@ template <BlockFormat format, InputPrecision precision, int j>
   if constexpr (j < 8) {
     const U32 operand = Operand<Layout(format).bits, j>(block, column);
     if constexpr (precision == InputPrecision::kWide) {
-      StoreWords(operand & 0x00ff00ffu, &codes[2 * j][column]);
-      StoreWords(operand >> 8 & 0x00ff00ffu, &codes[2 * j + 1][column]);
+      V::StoreAs(&codes[2 * j][column], operand & 0x00ff00ffu);
+      V::StoreAs(&codes[2 * j + 1][column], operand >> 8 & 0x00ff00ffu);
     } else {
-      StoreWords(operand, &codes[j][column]);
+      V::StoreAs(&codes[j][column], operand);
       sums[j / 4].template Add<Layout(format).bits>(operand);
     }
     UnpackOperands<format, precision, j + 1>(block, column, codes, sums);
@@ -269,15 +214,15 @@ void Unpack(const std::byte* strip, int64_t ahead, int64_t first, int64_t count,
     for (int64_t column = 0; column < kQuantStripCols; column += kLanes) {
       CodeSum sums[2] = {};
       UnpackOperands<format, precision, 0>(strip + kLayout.BlockOffset(first + b), column, chunk.codes[b], sums);
-      for (int h = 0; h < Scales::kHalves; ++h) Store(scales.Scale(h, column), &chunk.scale[b][h][column]);
-      if constexpr (kLayout.has_minimum()) Store(scales.Minimum(column), &chunk.minimum[b][column]);
+      for (int h = 0; h < Scales::kHalves; ++h) V::Store(&chunk.scale[b][h][column], scales.Scale(h, column));
+      if constexpr (kLayout.has_minimum()) V::Store(&chunk.minimum[b][column], scales.Minimum(column));
       if constexpr (precision == InputPrecision::kNarrow) {
         F32 weights = {};
         for (int h = 0; h < 2; ++h) {
-          const QuantI32 codes = sums[h].template Columns<kLayout.bits>() - 16 * kLayout.zero;
-          weights = __builtin_convertvector(codes, F32) * Load(&chunk.scale[b][h * (Scales::kHalves - 1)][column]) + weights;
+          const I32 codes = sums[h].template Columns<kLayout.bits>() - 16 * kLayout.zero;
+          weights = __builtin_convertvector(codes, F32) * V::Load(&chunk.scale[b][h * (Scales::kHalves - 1)][column]) + weights;
         }
-        Store(weights, &chunk.weight_sum[b][column]);
+        V::Store(&chunk.weight_sum[b][column], weights);
       }
     }
   }
@@ -300,7 +245,7 @@ constexpr TileKind KindOf() {
           Layout(format).has_minimum()};
 }
 
-using TileSums = QuantI32[kTileRows][kTileVectors];
+using TileSums = I32[kTileRows][kTileVectors];
 
 template <int kOperands, int kRows>
 [[gnu::always_inline]] inline void WideSums(const int16_t* x, int64_t k, const uint32_t* codes, TileSums& sum) {
@@ -308,7 +253,7 @@ template <int kOperands, int kRows>
   for (int p = 0; p < 2 * kOperands; ++p, codes += kQuantStripCols) {
     U32 w[kTileVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kTileVectors; ++v) w[v] = *reinterpret_cast<const U32Aligned*>(codes + v * kLanes);
+    for (int v = 0; v < kTileVectors; ++v) w[v] = V::LoadAs<U32>(codes + v * kLanes);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const U32 pair = Broadcast(x + r * k + 2 * p);
@@ -325,14 +270,14 @@ template <int kOperands, int kSafe, int kRows>
   for (int j = 0; j < kOperands; ++j, codes += kQuantStripCols) {
     U32 w[kTileVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kTileVectors; ++v) w[v] = *reinterpret_cast<const U32Aligned*>(codes + v * kLanes);
+    for (int v = 0; v < kTileVectors; ++v) w[v] = V::LoadAs<U32>(codes + v * kLanes);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const U32 four = Broadcast(x + r * k + 4 * j);
 #pragma GCC unroll 2
       for (int v = 0; v < kTileVectors; ++v) {
-        sum[r][v] = reinterpret_cast<QuantI32>(_mm512_dpbusd_epi32(
-            reinterpret_cast<__m512i>(sum[r][v]), reinterpret_cast<__m512i>(w[v]), reinterpret_cast<__m512i>(four)));
+        sum[r][v] = reinterpret_cast<I32>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum[r][v]), reinterpret_cast<__m512i>(w[v]),
+                                                              reinterpret_cast<__m512i>(four)));
       }
     }
   }
@@ -342,12 +287,12 @@ template <int kOperands, int kSafe, int kRows>
 [[gnu::always_inline]] inline void NarrowSums(const int8_t* x, int64_t k, const uint32_t* codes, TileSums& sum) {
 #pragma GCC unroll 1
   for (int first = 0; first < kOperands; first += kSafe) {
-    QuantI16 part[kRows][kTileVectors];
+    I16 part[kRows][kTileVectors];
 #pragma GCC unroll 8
     for (int j = 0; j < kSafe; ++j, codes += kQuantStripCols) {
       U32 w[kTileVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v) w[v] = *reinterpret_cast<const U32Aligned*>(codes + v * kLanes);
+      for (int v = 0; v < kTileVectors; ++v) w[v] = V::LoadAs<U32>(codes + v * kLanes);
 #pragma GCC unroll 6
       for (int r = 0; r < kRows; ++r) {
         const U32 four = Broadcast(x + r * k + 4 * (first + j));
@@ -380,9 +325,9 @@ template <TileKind kind, int kRows>
   F32 scale[kTileVectors], minimum[kTileVectors], weights[kTileVectors];
 #pragma GCC unroll 2
   for (int v = 0; v < kTileVectors; ++v) {
-    scale[v] = Load(&chunk.scale[b][h][column + v * kLanes]);
-    if constexpr (kind.has_minimum) minimum[v] = Load(&chunk.minimum[b][column + v * kLanes]);
-    if constexpr (kNarrow) weights[v] = Load(&chunk.weight_sum[b][column + v * kLanes]);
+    scale[v] = V::Load(&chunk.scale[b][h][column + v * kLanes]);
+    if constexpr (kind.has_minimum) minimum[v] = V::Load(&chunk.minimum[b][column + v * kLanes]);
+    if constexpr (kNarrow) weights[v] = V::Load(&chunk.weight_sum[b][column + v * kLanes]);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
@@ -410,7 +355,7 @@ void MultiplyChunk(const QuantizedInput& x, const UnpackedChunk<kind.precision>&
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v) total[r][v] = Load(tile + r * tile_stride + column + v * kLanes);
+      for (int v = 0; v < kTileVectors; ++v) total[r][v] = V::Load(tile + r * tile_stride + column + v * kLanes);
     }
     for (int64_t b = 0; b < count; ++b) {
       const int64_t at = first + b;
@@ -435,7 +380,7 @@ void MultiplyChunk(const QuantizedInput& x, const UnpackedChunk<kind.precision>&
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v) Store(total[r][v], tile + r * tile_stride + column + v * kLanes);
+      for (int v = 0; v < kTileVectors; ++v) V::Store(tile + r * tile_stride + column + v * kLanes, total[r][v]);
     }
   }
 }
@@ -459,7 +404,7 @@ void MultiplyUnpacked(const QuantizedInput& x, int64_t rows, const std::byte* st
   UnpackedChunk<precision> chunk;
   const int64_t blocks = k / kQuantBlock;
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < kQuantStripCols; c += kLanes) Store(F32{}, tile + r * tile_stride + c);
+    for (int64_t c = 0; c < kQuantStripCols; c += kLanes) V::Store(tile + r * tile_stride + c, F32{});
   }
   for (int64_t first = 0; first < blocks; first += kChunkBlocks) {
     const int64_t count = blocks - first < kChunkBlocks ? blocks - first : kChunkBlocks;
@@ -490,19 +435,7 @@ void MultiplyNarrow(const QuantizedInput& x, int64_t rows, const std::byte* stri
 constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 constexpr int kBlockVectors = kQuantBlock / kLanes;
 
-// Of __builtin_convertvector, whose operand and result GCC 12 takes for aligned whatever their types say: they are copied.
-typedef uint16_t HalfWords __attribute__((vector_size(2 * kLanes)));
 typedef int16_t QuantCodes16 __attribute__((vector_size(2 * kLanes)));
-typedef int8_t QuantCodes8 __attribute__((vector_size(kLanes)));
-
-// All lanes folded with `fold`, in each of them.
-template <class Vector, class Fold>
-[[gnu::always_inline]] inline Vector FoldLanes(Vector v, Fold fold) {
-  const QuantI32 lanes = reinterpret_cast<QuantI32>(LaneNumbers());
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2) v = fold(v, __builtin_shuffle(v, lanes ^ half));
-  return v;
-}
 
 struct InputBlock {
   F32 values[kBlockVectors];
@@ -513,15 +446,10 @@ struct InputBlock {
   InputBlock block;
   if (dtype == DType::kF32) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kBlockVectors; ++v) block.values[v] = Load(static_cast<const float*>(x) + begin + v * kLanes);
+    for (int v = 0; v < kBlockVectors; ++v) block.values[v] = V::Load(static_cast<const float*>(x) + begin + v * kLanes);
   } else {
-    const BF16* const from = static_cast<const BF16*>(x) + begin;
 #pragma GCC unroll 8
-    for (int v = 0; v < kBlockVectors; ++v) {
-      HalfWords words;
-      __builtin_memcpy(&words, from + v * kLanes, sizeof(words));
-      block.values[v] = reinterpret_cast<F32>(__builtin_convertvector(words, U32) << 16);
-    }
+    for (int v = 0; v < kBlockVectors; ++v) block.values[v] = V::Widen(static_cast<const BF16*>(x) + begin + v * kLanes);
   }
   const auto least = [](F32 a, F32 b) { return a < b ? a : b; };
   const auto most = [](F32 a, F32 b) { return a > b ? a : b; };
@@ -541,21 +469,21 @@ struct InputBlock {
 
 // Codes of one block around `middle`; what else a QuantizedInput says of it. A block too small to divide by loses its last bits.
 [[gnu::always_inline]] inline void CodeBlock(const InputBlock& block, float middle, float scale, int64_t b,
-                                             QuantI32 (&codes)[kBlockVectors], const QuantizedInput& out) {
+                                             I32 (&codes)[kBlockVectors], const QuantizedInput& out) {
   const float check = block.check[0], inverse = scale > 1e-35f && check == 0 ? 1.0f / scale : 0.0f;
 #pragma GCC unroll 8
   for (int v = 0; v < kBlockVectors; ++v) {
     const F32 rounded = (block.values[v] - middle) * inverse + kRoundToInteger;
-    codes[v] = reinterpret_cast<QuantI32>(rounded) - __builtin_bit_cast(int32_t, kRoundToInteger);
-    if (inverse == 0) codes[v] = QuantI32{};  // of what is not finite, too
+    codes[v] = reinterpret_cast<I32>(rounded) - __builtin_bit_cast(int32_t, kRoundToInteger);
+    if (inverse == 0) codes[v] = I32{};  // of what is not finite, too
   }
   int32_t sums[2];
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
-    QuantI32 sum = codes[h * (kBlockVectors / 2)];
+    I32 sum = codes[h * (kBlockVectors / 2)];
 #pragma GCC unroll 4
     for (int v = 1; v < kBlockVectors / 2; ++v) sum += codes[h * (kBlockVectors / 2) + v];
-    sums[h] = FoldLanes(sum, [](QuantI32 x, QuantI32 y) { return x + y; })[0];
+    sums[h] = FoldLanes(sum, [](I32 x, I32 y) { return x + y; })[0];
     out.negated_halves[2 * b + h] = -sums[h];
   }
   out.negated[b] = -(sums[0] + sums[1]);
@@ -564,27 +492,26 @@ struct InputBlock {
 }
 
 void QuantizeWide(const void* x, DType dtype, int64_t k, const QuantizedInput& out) {
-  const QuantI32 lanes = reinterpret_cast<QuantI32>(LaneNumbers());
-  const QuantI32 order = (lanes & ~3) | (lanes & 1) << 1 | (lanes & 2) >> 1;  // inputs 0, 2, 1, 3 of each four
+  const I32 lanes = V::LaneNumbers();
+  const I32 order = (lanes & ~3) | (lanes & 1) << 1 | (lanes & 2) >> 1;  // inputs 0, 2, 1, 3 of each four
   for (int64_t b = 0; b < k / kQuantBlock; ++b) {
     const InputBlock block = LoadBlock(x, dtype, b * kQuantBlock);
     const float low = block.low[0], high = block.high[0], largest = -low > high ? -low : high;
-    QuantI32 codes[kBlockVectors];
+    I32 codes[kBlockVectors];
     CodeBlock(block, 0.0f, largest / 32767.0f, b, codes, out);
+    int16_t* to = out.wide + b * kQuantBlock;
 #pragma GCC unroll 8
     for (int v = 0; v < kBlockVectors; ++v) {
-      const auto wide = __builtin_convertvector(__builtin_shuffle(codes[v], order), QuantCodes16);
-      __builtin_memcpy(out.wide + b * kQuantBlock + v * kLanes, &wide, sizeof(wide));
+      V::StoreAs(to + v * kLanes, __builtin_convertvector(__builtin_shuffle(codes[v], order), QuantCodes16));
     }
   }
 }
 
 // 32 codes as bytes.
-[[gnu::always_inline]] inline void StoreBytes(const QuantI32 (&codes)[kBlockVectors], int8_t* out) {
+[[gnu::always_inline]] inline void StoreBytes(const I32 (&codes)[kBlockVectors], int8_t* out) {
 #if defined(__AVX512F__)
   for (int v = 0; v < kBlockVectors; ++v) {
-    const auto bytes = __builtin_convertvector(codes[v], QuantCodes8);
-    __builtin_memcpy(out + v * kLanes, &bytes, sizeof(bytes));
+    V::StoreAs(out + v * kLanes, __builtin_convertvector(codes[v], QuantI8));
   }
 #else  // such a conversion would go through single elements: four vectors become one, whose bytes are then put in order
   QuantBytes order;
@@ -592,9 +519,9 @@ void QuantizeWide(const void* x, DType dtype, int64_t k, const QuantizedInput& o
   for (int i = 0; i < 4 * kLanes; ++i) order[i] = static_cast<uint8_t>(i % kLanes * 4 + i / kLanes);
 #pragma GCC unroll 2
   for (int v = 0; v < kBlockVectors; v += 4) {
-    const QuantI32 words = (codes[v] & 0xff) | (codes[v + 1] & 0xff) << 8 | (codes[v + 2] & 0xff) << 16 | codes[v + 3] << 24;
+    const I32 words = (codes[v] & 0xff) | (codes[v + 1] & 0xff) << 8 | (codes[v + 2] & 0xff) << 16 | codes[v + 3] << 24;
     const QuantBytes bytes = __builtin_shuffle(reinterpret_cast<QuantBytes>(words), order);
-    __builtin_memcpy(out + v * kLanes, &bytes, sizeof(bytes));
+    V::StoreAs(out + v * kLanes, bytes);
   }
 #endif
 }
@@ -603,7 +530,7 @@ void QuantizeNarrow(const void* x, DType dtype, int64_t k, const QuantizedInput&
   for (int64_t b = 0; b < k / kQuantBlock; ++b) {
     const InputBlock block = LoadBlock(x, dtype, b * kQuantBlock);
     const float low = block.low[0], high = block.high[0], middle = block.check[0] == 0 ? 0.5f * low + 0.5f * high : 0.0f;
-    QuantI32 codes[kBlockVectors];
+    I32 codes[kBlockVectors];
     CodeBlock(block, middle, (0.5f * high - 0.5f * low) / 127.0f, b, codes, out);
     out.middles[b] = middle;
     StoreBytes(codes, out.narrow + b * kQuantBlock);
