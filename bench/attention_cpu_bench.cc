@@ -15,8 +15,10 @@
 #include "attention/cpu/kernel_table.h"
 #include "attention_tools/cpu/roofline.h"
 #include "core/buffer.h"
+#include "core/check.h"
+#include "core/math.h"
 #include "core/thread_pool.h"
-#include "ops/ops.h"
+#include "ops/cpu/cpu_ops.h"
 
 namespace coppice::attention {
 namespace {
@@ -113,18 +115,19 @@ class Problem {
 Contestant Product(ThreadPool& pool, ops::Ops& ops, int64_t rows, int64_t k, int64_t n) {
   struct Operands {
     Buffer x, y;
-    std::unique_ptr<ops::LinearWeight> weight;
+    std::unique_ptr<ops::Weight> weight;
   };
   const int64_t all_rows = rows * pool.num_workers();
   const std::vector<BF16> values(k * n, BF16::FromFloat(0.01f));
   const ops::LinearPart part = {values.data(), n};
   auto operands =
-      std::make_shared<Operands>(Operands{*Buffer::Allocate(ops::PadRows(all_rows) * k * sizeof(BF16)),
+      std::make_shared<Operands>(Operands{*Buffer::Allocate(RoundUp(all_rows, ops::kRowPadding) * k * sizeof(BF16)),
                                           *Buffer::Allocate(all_rows * n * sizeof(float)), *ops.Pack(DType::kBF16, k, {&part, 1})});
-  return {
-      .work = 2.0 * static_cast<double>(all_rows * k * n), .run = [=, &ops](int) {
-        ops.Linear({operands->x.data(), DType::kBF16, all_rows, k, k}, *operands->weight, {operands->y.As<float>(), all_rows, n});
-      }};
+  return {.work = 2.0 * static_cast<double>(all_rows * k * n), .run = [=, &ops](int) {
+            COPPICE_CHECK(ops.Linear({operands->x.data(), DType::kBF16, all_rows, k, k}, *operands->weight,
+                                     {operands->y.data(), DType::kF32, all_rows, n, n}, {}, nullptr)
+                              .ok());
+          }};
 }
 
 // KV of 2,048 tokens in the private cache. The bound is the fastest of three matrix products with packed weights: the two of
@@ -137,7 +140,8 @@ void BenchDense(ThreadPool& pool, const cpu::TileKernel& kernel, cpu::Isa isa, i
   const size_t kv_bytes = problems[0].kv_bytes();
   Buffer kv = *Buffer::Allocate(kv_bytes * workers);
   std::ranges::fill(kv.Span<BF16>(), BF16::FromFloat(0.25f));
-  const auto ops = *ops::Ops::CreateCpu(&pool, {});
+  const auto device = Device::CreateCpu(&pool);
+  const auto ops = ops::MakeCpuOps(device.get(), {}, ops::SelectKernels(), ops::ProductLibrary::kAuto);
   std::vector<Contestant> contestants;
   contestants.push_back({.work = problems[0].flops() * workers, .run = [&](int) {
                            pool.ParallelFor(workers, [&](int64_t w, int) { problems[w].Run(kv.data() + w * kv_bytes); });
