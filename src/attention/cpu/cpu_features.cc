@@ -51,7 +51,8 @@ Isa DetectIsa() {
   const Isa best = Detect();
   const char* wanted = std::getenv("COPPICE_CPU_ISA");
   if (wanted == nullptr) return best;
-  const auto found = std::ranges::find(kNames, std::string_view(wanted));
+  const std::string_view name = std::string_view(wanted) == "avxvnni" ? Name(Isa::kAvx2) : wanted;  // attention has no such sums
+  const auto found = std::ranges::find(kNames, name);
   return found == kNames.end() ? best : std::min(best, static_cast<Isa>(found - kNames.begin()));
 }
 

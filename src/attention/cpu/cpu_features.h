@@ -14,7 +14,7 @@ enum class Isa : uint8_t { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
 std::string_view Name(Isa isa);
 
 // The best of them here, AMX only if the system grants its tile registers to this process. COPPICE_CPU_ISA (baseline, avx2,
-// avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
+// avxvnni, avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
 Isa DetectIsa();
 
 // The shipped machine model (machine_model.h) that fits the CPU this runs on.

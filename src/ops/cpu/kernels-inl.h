@@ -122,6 +122,9 @@ void Panel(const typename Step::Element* x, int64_t x_stride, int64_t rows, cons
       _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX512F__)
   return sum + reinterpret_cast<I32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVXVNNI__)
+  return reinterpret_cast<I32>(
+      _mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(sum), reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 #elif defined(__AVX2__)
   return sum + reinterpret_cast<I32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 #else

@@ -68,7 +68,7 @@ struct Kernels {
 };
 
 // The best that this machine runs. COPPICE_CPU_ISA in the environment lowers the choice (tests, bug reports): baseline (x86-64-v2
-// here), avx2 or avx512, as in attention/cpu/cpu_features.h; its other names leave the best.
+// here), avx2, avxvnni or avx512, as in attention/cpu/cpu_features.h; its other names leave the best.
 const Kernels& SelectKernels();
 // All that this machine runs, best first.
 std::span<const Kernels* const> SupportedKernels();
@@ -81,6 +81,10 @@ namespace avx2 {
 extern const Kernels kKernels;
 extern const QuantizedKernels kQuantizedKernels;
 }  // namespace avx2
+namespace avx_vnni {
+extern const Kernels kKernels;
+extern const QuantizedKernels kQuantizedKernels;
+}  // namespace avx_vnni
 namespace avx512 {
 extern const Kernels kKernels;
 extern const QuantizedKernels kQuantizedKernels;

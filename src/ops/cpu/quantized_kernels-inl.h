@@ -263,7 +263,18 @@ template <int kOperands, int kRows>
   }
 }
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+// sum + the four products of bytes in each 32-bit lane, unsigned ones of w and signed ones of x.
+[[gnu::always_inline]] inline I32 AddBytes(I32 sum, U32 w, U32 x) {
 #if defined(__AVX512VNNI__)
+  return reinterpret_cast<I32>(
+      _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(w), reinterpret_cast<__m512i>(x)));
+#else
+  return reinterpret_cast<I32>(
+      _mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum), reinterpret_cast<__m256i>(w), reinterpret_cast<__m256i>(x)));
+#endif
+}
+
 template <int kOperands, int kSafe, int kRows>
 [[gnu::always_inline]] inline void NarrowSums(const int8_t* x, int64_t k, const uint32_t* codes, TileSums& sum) {
 #pragma GCC unroll 1
@@ -275,10 +286,7 @@ template <int kOperands, int kSafe, int kRows>
     for (int r = 0; r < kRows; ++r) {
       const U32 four = Broadcast(x + r * k + 4 * j);
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v) {
-        sum[r][v] = reinterpret_cast<I32>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum[r][v]), reinterpret_cast<__m512i>(w[v]),
-                                                              reinterpret_cast<__m512i>(four)));
-      }
+      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = AddBytes(sum[r][v], w[v], four);
     }
   }
 }
@@ -538,7 +546,7 @@ void QuantizeNarrow(const void* x, DType dtype, int64_t k, const QuantizedInput&
 }
 
 // Codes of 8 bits overflow 16-bit sums at once; other than with VPDPBUSD, bytes gain nothing there.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr auto kNarrowEight = MultiplyNarrow<BlockFormat::kQ8_0>;
 #else
 constexpr QuantizedKernels::Multiply kNarrowEight = nullptr;

@@ -18,6 +18,7 @@ std::span<const Kernels* const> SupportedKernels() {
     if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
       list.push_back(&avx512_bf16::kKernels);
     if (avx512) list.push_back(&avx512::kKernels);
+    if (avx2 && __builtin_cpu_supports("avxvnni")) list.push_back(&avx_vnni::kKernels);
     if (avx2) list.push_back(&avx2::kKernels);
     list.push_back(&x86_64_v2::kKernels);
     return list;
