@@ -263,12 +263,16 @@ class BatchTest(unittest.TestCase):
         for _ in range(4):
             done = subprocess.run([COPPICE, *self.command("--threads", "1")], capture_output=True, text=True, timeout=600, check=False,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)))
+            if done.returncode == 0:
+                break  # a machine whose other work made the request alone look slow
             self.assertLess(done.returncode, 0, done)  # killed
             answered.append(self.whole_lines())
+        self.assertGreaterEqual(len(answered), 2)
         for before, after in zip(answered[:-1], answered[1:]):
             self.assertGreater(after, before, answered)
-        self.assertEqual(len(os.listdir(self.output + ".resume")), 1)
-        done = coppice(*self.command())
+        if done.returncode != 0:
+            self.assertEqual(len(os.listdir(self.output + ".resume")), 1)
+            done = coppice(*self.command())
         self.assertEqual(done.returncode, 0, done.stderr)
         computed = int(re.search(r"([0-9]+) prompt tokens computed", done.stdout)[1])
         self.assertLessEqual(computed, 2 * (300 - answered[-1]))  # of each request its own tokens: the prefix came from the disk
