@@ -199,4 +199,9 @@ Result<OrderedJson> ParseOrderedJson(std::string_view text, std::span<const std:
   return ParseWith(text, &builder, &picker);
 }
 
+std::string DumpJson(OrderedJson value) {
+  const DismantledJson<OrderedJson> held(std::move(value));
+  return held->dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
+}
+
 }  // namespace coppice

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "coppice/core/status.h"
@@ -25,5 +26,9 @@ inline constexpr size_t kMaxOrderedMembers = 512;
 // What is beside the path is read for its syntax alone. Errors as ParseJson, and INVALID_ARGUMENT for an object of more than
 // kMaxOrderedMembers.
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::span<const std::string_view> path = {});
+
+// The text of a value, without line breaks; bytes that are no UTF-8 become U+FFFD, since tokens need not end on a character. Where
+// there is no memory for it, what it throws leaves nothing that takes memory to destroy: give the value away, do not copy it.
+std::string DumpJson(nlohmann::ordered_json value);
 
 }  // namespace coppice

@@ -87,6 +87,10 @@ TEST(ParseOrderedJson, ObjectsAreBounded) {
   EXPECT_TRUE(ParseOrderedJson(object(kMaxOrderedMembers + 1), path).ok());  // what is beside the path is not kept
 }
 
+TEST(DumpJson, BytesThatAreNoTextAreReplaced) {
+  EXPECT_EQ(DumpJson({{"b", {1, 2.5, nullptr}}, {"a", "x\xff\ny"}}), R"({"b":[1,2.5,null],"a":"x�\ny"})");
+}
+
 TEST(ParseJson, ANulByteIsNoEnd) {
   using namespace std::string_view_literals;
   for (const std::string_view text : {"{}\0"sv, "{}\0{}"sv, "[1,\0]"sv, "\0"sv})

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/json.h"
 #include "openai/line_reader.h"
 #include "openai/response.h"
 #include "tokenizer/one_line.h"
@@ -27,10 +28,6 @@ using nlohmann::ordered_json;
 constexpr int64_t kErrorsTold = 10;  // on stderr; all are in the file
 
 constexpr std::string_view kResultBegin = R"({"id":)";  // of every line that we write
-
-std::string LineOf(const ordered_json& line) {
-  return line.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
-}
 
 bool HasString(const ordered_json& object, const char* name) { return object.contains(name) && object[name].is_string(); }
 
@@ -103,9 +100,9 @@ Result<BatchOutput> BatchOutput::Open(const std::string& path) {
   return output;
 }
 
-Status BatchOutput::Append(const ordered_json& line) {
+Status BatchOutput::Append(ordered_json line) {
   COPPICE_RETURN_IF_ERROR(CheckIsOurs());
-  const std::string text = LineOf(line);
+  const std::string text = DumpJson(std::move(line)) + "\n";
   if (const Status written = WriteAll(file_.get(), text, path_); !written.ok()) {
     // A part may have found room.
     if (ftruncate(file_.get(), size_) != 0) spdlog::info("{}: the last line stays torn; the next run drops it", path_);
@@ -190,7 +187,7 @@ Status BatchErrors::Report(const Error& error) {
                         {"request_id", "req_" + error.id},
                         {"body", ErrorBody(error.status, error.param)}};
   }
-  return WriteAll(file_.get(), LineOf(line), path_);
+  return WriteAll(file_.get(), DumpJson(std::move(line)) + "\n", path_);
 }
 
 }  // namespace coppice::openai

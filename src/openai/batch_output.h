@@ -25,7 +25,7 @@ class BatchOutput {
   // custom_id -> id of every line that was there; the id tells which request it answers.
   const std::unordered_map<std::string, std::string>& finished() const { return finished_; }
   // DATA_LOSS if somebody else removed, moved or changed the file meanwhile: what was written before may be lost.
-  Status Append(const nlohmann::ordered_json& line);
+  Status Append(nlohmann::ordered_json line);
   // Puts everything on the disk. Errors as Append.
   Status Sync();
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/json.h"
 #include "openai/logprobs.h"
 
 namespace coppice::openai {
@@ -14,14 +15,9 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Tokens need not end on a character: what is no UTF-8 becomes U+FFFD.
-std::string Dump(const ordered_json& value) {
-  return value.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
-}
-
 std::string HeadOf(bool chat, const ResponseFacts& facts) {
-  return fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{})", Dump((chat ? "chatcmpl-" : "cmpl-") + facts.id),
-                     chat ? "chat.completion.chunk" : "text_completion", facts.created, Dump(facts.model));
+  return fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{})", DumpJson((chat ? "chatcmpl-" : "cmpl-") + facts.id),
+                     chat ? "chat.completion.chunk" : "text_completion", facts.created, DumpJson(facts.model));
 }
 
 }  // namespace
@@ -50,20 +46,20 @@ void ResponseStream::Append(const StreamEvent& event, std::string* out) {
   const bool has_tokens = !event.token_ids.empty() && (request_->logprobs || ids);
   const bool has_text = chat_ ? !delta.empty() : !event.text.empty();
   if (has_text || has_tokens || event.finish_reason) {
-    std::string inner = chat_ ? R"("delta":{)" + delta + "}" : R"("text":)" + Dump(event.text);
+    std::string inner = chat_ ? R"("delta":{)" + delta + "}" : R"("text":)" + DumpJson(event.text);
     inner += R"(,"logprobs":)" + (has_tokens && request_->logprobs ? LogprobsOf(event, &choice) : "null");
-    if (ids) inner += R"(,"token_ids":)" + Dump(event.token_ids);
+    if (ids) inner += R"(,"token_ids":)" + DumpJson(event.token_ids);
     const int32_t num_calls = choice.tools ? choice.tools->num_calls() : 0;
     AppendChoice(event.index, inner, event.finish_reason ? ReasonOf(*event.finish_reason, num_calls) : "", out);
   }
 }
 
 std::string ResponseStream::DeltaOf(const StreamEvent& event, Choice* choice) const {
-  if (!choice->tools) return event.text.empty() ? "" : R"("content":)" + Dump(event.text);
+  if (!choice->tools) return event.text.empty() ? "" : R"("content":)" + DumpJson(event.text);
   ParsedOutput output;
   choice->tools->Push(event.text, &output);
   if (event.finish_reason) choice->tools->Finish(&output);
-  std::string delta = output.content.empty() ? "" : R"("content":)" + Dump(output.content);
+  std::string delta = output.content.empty() ? "" : R"("content":)" + DumpJson(output.content);
   if (output.calls.empty()) return delta;
   ordered_json calls = ordered_json::array();
   for (const ParsedOutput::Call& call : output.calls) {
@@ -75,13 +71,13 @@ std::string ResponseStream::DeltaOf(const StreamEvent& event, Choice* choice) co
     }
     added["function"]["arguments"] = call.arguments;
   }
-  return delta + (delta.empty() ? "" : ",") + R"("tool_calls":)" + Dump(calls);
+  return delta + (delta.empty() ? "" : ",") + R"("tool_calls":)" + DumpJson(calls);
 }
 
 void ResponseStream::AppendPrompt(const StreamEvent& event, std::string* out) {
   if (!request_->request.echo) return;
   for (int32_t sample = 0; sample < request_->choices; ++sample) {
-    std::string inner = R"("text":)" + Dump(event.text) + R"(,"logprobs":)";
+    std::string inner = R"("text":)" + DumpJson(event.text) + R"(,"logprobs":)";
     if (request_->logprobs) {
       CompletionLogprobs logprobs(tokenizer_, request_->request.top_logprobs > 0);
       for (size_t i = 0; i < event.token_ids.size(); ++i) {
@@ -90,17 +86,17 @@ void ResponseStream::AppendPrompt(const StreamEvent& event, std::string* out) {
                       .top = i > 0 && i < event.prompt_top_logprobs.size() ? &event.prompt_top_logprobs[i] : nullptr});
       }
       choices_[static_cast<size_t>(sample)].offset = logprobs.offset();
-      inner += Dump(logprobs.Take());
+      inner += DumpJson(logprobs.Take());
     } else {
       inner += "null";
     }
-    if (request_->return_token_ids || !tokenizer_) inner += R"(,"token_ids":)" + Dump(event.token_ids);
+    if (request_->return_token_ids || !tokenizer_) inner += R"(,"token_ids":)" + DumpJson(event.token_ids);
     AppendChoice(sample, inner, "", out);
   }
 }
 
 std::string ResponseStream::LogprobsOf(const StreamEvent& event, Choice* choice) const {
-  if (chat_) return Dump(ChatLogprobs(event.token_ids, event.logprobs, event.top_logprobs, tokenizer_));
+  if (chat_) return DumpJson(ChatLogprobs(event.token_ids, event.logprobs, event.top_logprobs, tokenizer_));
   CompletionLogprobs logprobs(tokenizer_, request_->request.top_logprobs > 0, choice->offset);
   for (size_t i = 0; i < event.token_ids.size(); ++i) {
     logprobs.Add({.id = event.token_ids[i],
@@ -108,7 +104,7 @@ std::string ResponseStream::LogprobsOf(const StreamEvent& event, Choice* choice)
                   .top = i < event.top_logprobs.size() ? &event.top_logprobs[i] : nullptr});
   }
   choice->offset = logprobs.offset();
-  return Dump(logprobs.Take());
+  return DumpJson(logprobs.Take());
 }
 
 void ResponseStream::AppendChoice(int32_t sample, const std::string& inner, std::string_view reason, std::string* out) const {
@@ -124,10 +120,10 @@ void ResponseStream::AppendEnd(const TokenUsage& usage, std::string* out) const 
     fmt::format_to(std::back_inserter(*out),
                    R"(data: {},"choices":[],"usage":{}}})"
                    "\n\n",
-                   head_, Dump(UsageOf(usage)));
+                   head_, DumpJson(UsageOf(usage)));
   *out += "data: [DONE]\n\n";
 }
 
-std::string StreamError(const Status& status) { return "data: " + Dump(ErrorBody(status, "")) + "\n\n"; }
+std::string StreamError(const Status& status) { return "data: " + DumpJson(ErrorBody(status, "")) + "\n\n"; }
 
 }  // namespace coppice::openai

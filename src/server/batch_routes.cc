@@ -41,12 +41,12 @@ HttpResponse Page(std::vector<Item> items, const ListQuery& query) {
   ordered_json data = ordered_json::array();
   for (auto item = begin; item != end; ++item) data.push_back(ToJson(*item));
   const bool empty = data.empty();
-  const ordered_json body = {{"object", "list"},
-                             {"first_id", empty ? ordered_json() : ordered_json(begin->id)},
-                             {"last_id", empty ? ordered_json() : ordered_json((end - 1)->id)},
-                             {"has_more", end != items.end()},
-                             {"data", std::move(data)}};
-  return {.body = DumpText(body)};
+  ordered_json body = {{"object", "list"},
+                       {"first_id", empty ? ordered_json() : ordered_json(begin->id)},
+                       {"last_id", empty ? ordered_json() : ordered_json((end - 1)->id)},
+                       {"has_more", end != items.end()},
+                       {"data", std::move(data)}};
+  return {.body = DumpJson(std::move(body))};
 }
 
 // What the store's errors are over HTTP.
@@ -88,7 +88,7 @@ HttpResponse BatchRoutes::Upload(const std::string& key, const HttpRequest& requ
   }
   form->info.key = key;
   const Result<FileInfo> kept = files_.Put(std::move(form->info), form->data);
-  return kept.ok() ? HttpResponse{.body = DumpText(ToJson(*kept))} : Refused(kept.status(), "file");
+  return kept.ok() ? HttpResponse{.body = DumpJson(ToJson(*kept))} : Refused(kept.status(), "file");
 }
 
 HttpResponse BatchRoutes::ListFiles(const std::string& key, const std::string& query) const {
@@ -103,7 +103,7 @@ HttpResponse BatchRoutes::ListFiles(const std::string& key, const std::string& q
 
 HttpResponse BatchRoutes::GetFile(const std::string& key, const std::string& id) const {
   const std::optional<FileInfo> info = files_.Get(key, id);
-  return info ? HttpResponse{.body = DumpText(ToJson(*info))} : NoFile(id);
+  return info ? HttpResponse{.body = DumpJson(ToJson(*info))} : NoFile(id);
 }
 
 HttpResponse BatchRoutes::Content(const std::string& key, const std::string& id) const {
@@ -118,7 +118,7 @@ HttpResponse BatchRoutes::DeleteFile(const std::string& key, const std::string& 
   const Status deleted = files_.Delete(key, id);
   if (deleted.code() == StatusCode::kNotFound) return NoFile(id);
   if (!deleted.ok()) return ErrorResponse(409, deleted.message());
-  return {.body = DumpText({{"id", id}, {"object", "file"}, {"deleted", true}})};
+  return {.body = DumpJson({{"id", id}, {"object", "file"}, {"deleted", true}})};
 }
 
 HttpResponse BatchRoutes::Create(const std::string& key, const std::string& body) {
@@ -130,7 +130,7 @@ HttpResponse BatchRoutes::Create(const std::string& key, const std::string& body
   if (!batch) return ErrorResponse(error.status, error.param);
   batch->key = key;
   const Result<Batch> created = batches_.Create(*std::move(batch));
-  return created.ok() ? HttpResponse{.body = DumpText(ToJson(*created))} : Refused(created.status(), "input_file_id");
+  return created.ok() ? HttpResponse{.body = DumpJson(ToJson(*created))} : Refused(created.status(), "input_file_id");
 }
 
 HttpResponse BatchRoutes::ListBatches(const std::string& key, const std::string& query) const {
@@ -143,12 +143,12 @@ HttpResponse BatchRoutes::ListBatches(const std::string& key, const std::string&
 
 HttpResponse BatchRoutes::GetBatch(const std::string& key, const std::string& id) const {
   const std::optional<Batch> batch = batches_.Get(key, id);
-  return batch ? HttpResponse{.body = DumpText(ToJson(*batch))} : NoBatch(id);
+  return batch ? HttpResponse{.body = DumpJson(ToJson(*batch))} : NoBatch(id);
 }
 
 HttpResponse BatchRoutes::Cancel(const std::string& key, const std::string& id) {
   const Result<Batch> batch = batches_.Cancel(key, id);
-  if (batch.ok()) return {.body = DumpText(ToJson(*batch))};
+  if (batch.ok()) return {.body = DumpJson(ToJson(*batch))};
   if (batch.status().code() == StatusCode::kNotFound) return NoBatch(id);
   if (batch.status().code() == StatusCode::kFailedPrecondition) return ErrorResponse(409, batch.status().message());
   return ErrorResponse(batch.status());

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/file.h"
+#include "core/json.h"
 #include "core/quoted.h"
 #include "server/errors.h"
 #include "server/record.h"
@@ -37,7 +38,7 @@ Status BatchStore::Save(const std::string& id) {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(id);
     if (found == entries_.end()) return OkStatus();
-    record = DumpText(ToRecord(found->second.batch)) + "\n";
+    record = DumpJson(ToRecord(found->second.batch)) + "\n";
   }
   return ReplaceFile(PathOf(id), record);
 }

@@ -2,28 +2,20 @@
 
 #include <spdlog/spdlog.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "coppice/core/status.h"
 #include "core/check.h"
+#include "core/json.h"
 #include "openai/response.h"
 
 namespace coppice::server {
-namespace {
-
-std::string Dump(const nlohmann::ordered_json& body) {
-  return body.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
-}  // namespace
-
 HttpResponse ErrorResponse(const Status& status, std::string_view param) {
   return ErrorResponse(openai::HttpStatus(status), status.message(), param);
 }
 
 HttpResponse ErrorResponse(int http_status, std::string_view message, std::string_view param, int64_t retry_after_seconds) {
-  HttpResponse response = {.status = http_status, .body = Dump(openai::ErrorBody(http_status, message, param))};
+  HttpResponse response = {.status = http_status, .body = DumpJson(openai::ErrorBody(http_status, message, param))};
   if (http_status == 429 || http_status == 503) response.headers.emplace_back("retry-after", std::to_string(retry_after_seconds));
   return response;
 }

@@ -15,6 +15,7 @@
 
 #include "core/check.h"
 #include "core/file.h"
+#include "core/json.h"
 #include "server/errors.h"
 #include "server/record.h"
 
@@ -111,7 +112,7 @@ Status FileStore::WriteRecord(const FileInfo& info) const {
   ordered_json record = {
       {"key", info.key}, {"filename", info.filename}, {"purpose", info.purpose}, {"bytes", info.bytes}, {"created", info.created}};
   if (info.expires) record["expires"] = *info.expires;
-  return ReplaceFile((fs::path(options_.folder) / (info.id + kRecord)).string(), DumpText(record) + "\n");
+  return ReplaceFile((fs::path(options_.folder) / (info.id + kRecord)).string(), DumpJson(std::move(record)) + "\n");
 }
 
 // The record first: without it, what is left is no file.

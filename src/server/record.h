@@ -16,8 +16,6 @@ std::string RandomName();
 // Whether `name` is `begin` and a RandomName.
 bool IsNamed(std::string_view name, std::string_view begin);
 int64_t SecondsNow();  // since 1970
-// Without line breaks; bytes that are no UTF-8 are replaced.
-std::string DumpText(const nlohmann::ordered_json& value);
 Result<std::string> ReadTextFile(const std::string& path);
 Result<nlohmann::json> ReadJsonFile(const std::string& path);
 

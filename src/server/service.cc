@@ -31,10 +31,6 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-std::string Dump(const ordered_json& body) {
-  return body.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
-}
-
 int64_t Now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -300,7 +296,7 @@ void Service::Log(const Call& call, int status) const {
   line["traceparent"] = call.request.traceparent;
   if (!call.logged_body.empty()) line["body"] = call.logged_body;
   // The page asks for the tree again and again.
-  spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info, Dump(line));
+  spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info, DumpJson(std::move(line)));
 }
 
 void Service::Health(const std::shared_ptr<Call>& call) { Answer(call, {.body = R"({"status":"ok"})"}); }
@@ -310,7 +306,7 @@ void Service::Ready(const std::shared_ptr<Call>& call) {
   Answer(call, {.body = R"({"status":"ready"})"});
 }
 
-void Service::Version(const std::shared_ptr<Call>& call) { Answer(call, {.body = Dump({{"version", options_.version}})}); }
+void Service::Version(const std::shared_ptr<Call>& call) { Answer(call, {.body = DumpJson({{"version", options_.version}})}); }
 
 void Service::OpenApi(const std::shared_ptr<Call>& call) { Answer(call, {.body = std::string(OpenApiDocument())}); }
 
@@ -329,19 +325,19 @@ void Service::Page(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Tree(const std::shared_ptr<Call>& call) {
-  Answer(call, {.body = Dump(TreeResponse(engine_.Metrics(), engine_.model_info()))});
+  Answer(call, {.body = DumpJson(TreeResponse(engine_.Metrics(), engine_.model_info()))});
 }
 
 void Service::Models(const std::shared_ptr<Call>& call) {
   const ordered_json model = {{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}};
-  Answer(call, {.body = Dump({{"object", "list"}, {"data", ordered_json::array({model})}})});
+  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", ordered_json::array({model})}})});
 }
 
 void Service::Model(const std::shared_ptr<Call>& call) {
   const std::string name = VariableOf(kModelPath, call->request.path);
   if (name != options_.model)
     return Answer(call, ErrorResponse(404, fmt::format("there is no model {}, the server has {}", Quoted(name), options_.model)));
-  Answer(call, {.body = Dump({{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}})});
+  Answer(call, {.body = DumpJson({{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}})});
 }
 
 void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }
@@ -524,7 +520,7 @@ void Service::AnswerScore(const std::shared_ptr<Call>& call, const openai::Score
   call->usage = outcome.usage;
   metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, 0);
   metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
-  Answer(call, {.body = Dump(*body)});
+  Answer(call, {.body = DumpJson(*std::move(body))});
 }
 
 void Service::PutPrefix(const std::shared_ptr<Call>& call) {
@@ -545,7 +541,7 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
     if (made.ok()) {
       call->usage = {.prompt = static_cast<int64_t>(made->prefix->token_ids.size()), .cached = cached};
       metrics_.CountTokens(call->key, call->usage.prompt, cached, 0);
-      Answer(call, {.body = Dump(ToJson(*made))});
+      Answer(call, {.body = DumpJson(ToJson(*made))});
     } else {
       Answer(call, made.status().code() == StatusCode::kResourceExhausted ? ErrorResponse(429, made.status().message())
                                                                           : ErrorResponse(made.status()));
@@ -557,20 +553,20 @@ void Service::GetPrefix(const std::shared_ptr<Call>& call) {
   const std::string name = VariableOf(kPrefixPath, call->request.path);
   const std::optional<PrefixStore::Info> found = prefixes_.Get(call->key, name);
   if (!found) return Answer(call, ErrorResponse(404, fmt::format("there is no prefix {}", Quoted(name))));
-  Answer(call, {.body = Dump(ToJson(*found))});
+  Answer(call, {.body = DumpJson(ToJson(*found))});
 }
 
 void Service::DeletePrefix(const std::shared_ptr<Call>& call) {
   const std::string name = VariableOf(kPrefixPath, call->request.path);
   if (!prefixes_.Delete(call->key, name))
     return Answer(call, ErrorResponse(404, fmt::format("there is no prefix {}", Quoted(name))));
-  Answer(call, {.body = Dump({{"object", "prefix.deleted"}, {"name", name}, {"deleted", true}})});
+  Answer(call, {.body = DumpJson({{"object", "prefix.deleted"}, {"name", name}, {"deleted", true}})});
 }
 
 void Service::ListPrefixes(const std::shared_ptr<Call>& call) {
   ordered_json list = ordered_json::array();
   for (const PrefixStore::Info& info : prefixes_.List(call->key)) list.push_back(ToJson(info));
-  Answer(call, {.body = Dump({{"object", "list"}, {"data", std::move(list)}})});
+  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", std::move(list)}})});
 }
 
 // A batch's requests are for nobody who waits: they take what leaves half of the key's bucket.
@@ -622,7 +618,7 @@ void Service::Tokenize(const std::shared_ptr<Call>& call) {
   const Result<std::vector<int32_t>> ids =
       tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
   if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
-  Answer(call, {.body = Dump({{"count", ids->size()}, {"max_model_len", options_.max_context}, {"tokens", *ids}})});
+  Answer(call, {.body = DumpJson({{"count", ids->size()}, {"max_model_len", options_.max_context}, {"tokens", *ids}})});
 }
 
 void Service::TokenizerInfo(const std::shared_ptr<Call>& call) {
@@ -633,12 +629,12 @@ void Service::TokenizerInfo(const std::shared_ptr<Call>& call) {
     return id < 0 ? ordered_json() : ordered_json(tokenizer->TokenBytes(id, /*keep_special=*/true));
   };
   const ordered_json chat_template = info.chat_template.empty() ? ordered_json() : ordered_json(info.chat_template);
-  Answer(call, {.body = Dump({{"bos_token", text(info.bos_id)},
-                              {"eos_token", text(info.eos_ids.empty() ? -1 : info.eos_ids.front())},
-                              {"add_bos_token", info.add_bos},
-                              {"add_eos_token", info.add_eos},
-                              {"chat_template", chat_template},
-                              {"model_max_length", options_.max_context}})});
+  Answer(call, {.body = DumpJson({{"bos_token", text(info.bos_id)},
+                                  {"eos_token", text(info.eos_ids.empty() ? -1 : info.eos_ids.front())},
+                                  {"add_bos_token", info.add_bos},
+                                  {"add_eos_token", info.add_eos},
+                                  {"chat_template", chat_template},
+                                  {"model_max_length", options_.max_context}})});
 }
 
 void Service::Detokenize(const std::shared_ptr<Call>& call) {
@@ -649,7 +645,7 @@ void Service::Detokenize(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   const std::optional<std::vector<int32_t>> ids = openai::ParseDetokenize(*body->json, engine_.model_info().vocab_size, &error);
   if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
-  Answer(call, {.body = Dump({{"prompt", tokenizer->Decode(*ids, /*keep_special=*/true)}})});
+  Answer(call, {.body = DumpJson({{"prompt", tokenizer->Decode(*ids, /*keep_special=*/true)}})});
 }
 
 }  // namespace coppice::server

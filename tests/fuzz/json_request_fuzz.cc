@@ -81,11 +81,11 @@ void PutPrefix(const OpenAiRequestParser& parser, const json& body, const ordere
   BodyError error;
   const auto prefix = ParseNamedPrefix(body, &error, tools);
   if (!prefix) return RequireRefused(error);
-  const std::string kept = server::DumpText(ToBody(*prefix));  // as the folder of prefixes has it
+  const std::string kept = DumpJson(ToBody(*prefix));  // as the folder of prefixes has it
   const json again = json::parse(kept);
   const ordered_json kept_tools = ToolsInOrder(kept).value();
   const auto read = ParseNamedPrefix(again, &error, kept_tools.is_null() ? nullptr : &kept_tools);
-  Require(read && server::DumpText(ToBody(*read)) == kept, "a prefix that changes when it is kept");
+  Require(read && DumpJson(ToBody(*read)) == kept, "a prefix that changes when it is kept");
   const auto ids = parser.EncodePrefix(*prefix, &error);
   if (!ids) return RequireRefused(error);
   RequireIds(*ids);
@@ -97,9 +97,9 @@ void CreateBatch(const json& body) {
   if (!batch) return RequireRefused(error);
   batch->id = "batch_" + server::RandomName();
   batch->output_file_id = batch->error_file_id = "file-" + server::RandomName();
-  const std::string kept = server::DumpText(ToRecord(*batch));
+  const std::string kept = DumpJson(ToRecord(*batch));
   const Result<server::Batch> read = server::ParseRecord(batch->id, json::parse(kept));
-  Require(read.ok() && server::DumpText(ToRecord(*read)) == kept, "a batch that changes when it is kept");
+  Require(read.ok() && DumpJson(ToRecord(*read)) == kept, "a batch that changes when it is kept");
 }
 
 }  // namespace
