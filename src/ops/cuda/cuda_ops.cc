@@ -113,6 +113,7 @@ class CudaOps final : public Ops {
 
   Status Norm(ConstDeviceTensor x, const NormArgs& args, DeviceTensor y, DeviceSpan<const int32_t> rows, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
+    if (y.rows > FewRowsProduct::kMostRowsBesideNorm) after_own_ = false;
     NormParams params = ParamsOf(x, args, y);
     params.rows = rows.data;
     return LaunchNorm(params, y.dtype, y.rows, overlaps_, Of(stream));
@@ -245,7 +246,7 @@ class CudaOps final : public Ops {
   GatedProduct gated_;
   DeviceMemory gate_memory_;  // [kGateRows, columns of the widest gate and up]
   std::set<WeightShape> shapes_;
-  bool after_own_ = false;  // the last large kernel was FewRowsProduct's
+  bool after_own_ = false;  // the last large kernel was FewRowsProduct's, and the next one may begin beside it
 };
 
 }  // namespace

@@ -19,6 +19,10 @@ class FewRowsProduct {
   FewRowsProduct() = default;
   static Result<FewRowsProduct> Create(Device* device);
 
+  // After a norm of more rows the product must not begin before that ends: a CTA of it, one of the product before and one of the
+  // norm are more than an SM has room for, so it would go where another of its kind is, and both take twice as long.
+  static constexpr int64_t kMostRowsBesideNorm = 8;
+
   // The most rows of x: 16, or fewer on a device with little shared memory.
   int32_t max_rows() const { return max_rows_; }
   // Whether the operands are of a size, dtype and alignment that the kernel takes. All others are the library's.
