@@ -66,13 +66,12 @@ double CostModel::StartNs(int64_t rows) const {
   return static_cast<double>(DenseTasks(rows)) * machine_.unhidden_start * machine_.dense_task_ns * kv_heads_ / workers_;
 }
 
-int64_t CostModel::ComputedRows(int64_t rows) const {
-  return KindOf(rows) == ItemKind::kStreamTile ? rows : RoundUp(rows, row_unit_);
+int64_t CostModel::ComputedRows(ItemKind kind, int64_t rows) const {
+  return kind == ItemKind::kStreamTile ? rows : RoundUp(rows, row_unit_);
 }
 
-int64_t CostModel::ComputedTokens(int64_t rows, int64_t tokens) const {
-  if (!latencies_ || KindOf(rows) == ItemKind::kStreamTile) return tokens;
-  return RoundUp(tokens, kv_tile_);
+int64_t CostModel::ComputedTokens(ItemKind kind, int64_t tokens) const {
+  return !latencies_ || kind == ItemKind::kStreamTile ? tokens : RoundUp(tokens, kv_tile_);
 }
 
 int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
@@ -81,9 +80,10 @@ int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
 
 // n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
 Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const {
-  const bool dense = KindOf(rows) == ItemKind::kDenseTile;
+  const ItemKind kind = KindOf(rows);
+  const bool dense = kind == ItemKind::kDenseTile;
   const int64_t shortest = dense ? kv_tile_ : shortest_stream_piece;
-  const double read_ns = TokensNs(rows, tokens);
+  const double read_ns = TokensNs(kind, rows, tokens);
   const double fold_ns = FoldNs(rows, 2) - FoldNs(rows, 1);
   const int64_t most = std::clamp(tokens / shortest, int64_t{1}, kMostPieces);
   const int64_t count =
@@ -91,21 +91,21 @@ Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piec
   return {.count = static_cast<int32_t>(count), .ns = read_ns / static_cast<double>(count) + (dense ? machine_.dense_task_ns : 0)};
 }
 
-double CostModel::TokensNs(int64_t rows, int64_t tokens) const {
-  const bool dense = KindOf(rows) == ItemKind::kDenseTile;
+double CostModel::TokensNs(ItemKind kind, int64_t rows, int64_t tokens) const {
+  const bool dense = kind == ItemKind::kDenseTile;
   const double token_ns = dense ? machine_.dense_token_ns : machine_.stream_token_ns * (IsWide(rows) ? 2 : 1);
-  return static_cast<double>(ComputedTokens(rows, tokens)) * token_ns;
+  return static_cast<double>(ComputedTokens(kind, tokens)) * token_ns;
 }
 
-double CostModel::PieceNs(int64_t rows, int64_t tokens) const {
-  return TokensNs(rows, tokens) + (KindOf(rows) == ItemKind::kDenseTile ? machine_.dense_task_ns : 0);
+double CostModel::PieceNs(ItemKind kind, int64_t rows, int64_t tokens) const {
+  return TokensNs(kind, rows, tokens) + (kind == ItemKind::kDenseTile ? machine_.dense_task_ns : 0);
 }
 
-double CostModel::FoldNs(int64_t rows, int64_t states) const {
+double CostModel::FoldNs(ItemKind kind, int64_t rows, int64_t states) const {
   rows = std::min(rows, kFoldWarpRows);
   const auto passes = static_cast<double>(CeilDiv(rows, kFoldRows));
   // The warps of a dense tile fold at the same time: they wait for the code once.
-  if (KindOf(rows) == ItemKind::kDenseTile) return machine_.fold_ns + passes * static_cast<double>(states) * machine_.fold_state_ns;
+  if (kind == ItemKind::kDenseTile) return machine_.fold_ns + passes * static_cast<double>(states) * machine_.fold_state_ns;
   const double queries = std::min(passes, static_cast<double>(CeilDiv(rows, group_size_)));
   return (queries + kLaterFoldPass * (passes - queries)) *
          (machine_.fold_ns + static_cast<double>(states) * machine_.fold_state_ns);

@@ -87,8 +87,10 @@ class CostModel {
   // Of that, what dense tasks take where steps are sums.
   double DenseStartNs(int64_t rows) const { return latencies_ ? 0 : static_cast<double>(DenseTasks(rows)) * dense_start_ns_; }
   // What is computed for `rows` rows, or for them over `tokens` tokens: padding counts.
-  int64_t ComputedRows(int64_t rows) const;
-  int64_t ComputedTokens(int64_t rows, int64_t tokens) const;
+  int64_t ComputedRows(int64_t rows) const { return ComputedRows(KindOf(rows), rows); }
+  int64_t ComputedRows(ItemKind kind, int64_t rows) const;
+  int64_t ComputedTokens(int64_t rows, int64_t tokens) const { return ComputedTokens(KindOf(rows), tokens); }
+  int64_t ComputedTokens(ItemKind kind, int64_t tokens) const;
 
   // Whether the machine's latencies are known; Cut and FoldNs need them.
   bool has_latencies() const { return latencies_; }
@@ -99,9 +101,10 @@ class CostModel {
   int64_t ShortestStreamPiece(const StepShape& shape) const;
   Pieces Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const;
   // A task of `rows` rows over `tokens` tokens, alone on its worker.
-  double PieceNs(int64_t rows, int64_t tokens) const;
-  // The fold of `states` states of a set of `set_rows` rows by the item of `rows` rows that arrives last.
-  double FoldNs(int64_t rows, int64_t states) const;
+  double PieceNs(ItemKind kind, int64_t rows, int64_t tokens) const;
+  // The fold of `states` states of a set by the item of `rows` rows that arrives last.
+  double FoldNs(int64_t rows, int64_t states) const { return FoldNs(KindOf(rows), rows, states); }
+  double FoldNs(ItemKind kind, int64_t rows, int64_t states) const;
   // The whole step, launch to end. Without latencies: the longer of reading and computing, and all overheads; no chains then.
   double StepNs(const StepShape& shape, const StepChains& chains) const;
   // StepNs of a step whose lanes each have their own tasks; of one that teams of lanes read, in pieces of that many tokens.
@@ -119,7 +122,7 @@ class CostModel {
 
  private:
   // Reading and computing `tokens` tokens in one task.
-  double TokensNs(int64_t rows, int64_t tokens) const;
+  double TokensNs(ItemKind kind, int64_t rows, int64_t tokens) const;
   // All stream tasks on all lanes: their starts, and their tokens from the cache.
   double StreamNs(const StepShape& shape) const;
   // Whether each worker has one stream task at most and no dense one, which teams of lanes read; and the step then, cut for them.

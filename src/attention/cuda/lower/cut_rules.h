@@ -12,6 +12,12 @@
 
 namespace coppice::attention::cuda {
 
+// ---------------------------------------------------------------------------------------------------------------------- kinds
+
+// Where stream tiles multiply eight rows at a time, items of more rows are dense from so many tokens on (docs/kernels/hopper.md,
+// "Kinds of items").
+inline constexpr int32_t kFewestWideDenseTokens = 2 * HopperKvTile(128);
+
 // ------------------------------------------------------------------------------------------------------------- dense pieces
 
 // A dense piece is whole dense steps, and no shorter than one of head_dim 128.

@@ -18,6 +18,10 @@ enum class KernelPath : uint8_t {
 constexpr int HopperKvTile(int head_dim) { return head_dim == 64 ? 192 : 128; }
 constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
 
+// Whether stream tiles multiply eight rows at a time, so that one of more rows takes longer, where the kernel's dense steps have
+// kv_tile tokens: Hopper's do (stream_tile.cuh); those of mma.sync multiply sixteen.
+constexpr bool StreamsByEights(int kv_tile) { return kv_tile >= HopperKvTile(128); }
+
 // Whether plans of this spec may have side tiles (side_stream.cuh), where the kernel's dense steps have kv_tile tokens: Hopper's
 // does, with head_dim 128; with 64, dense steps are too long for the registers that it leaves.
 constexpr bool HasSideTiles(const AttentionSpec& spec, int kv_tile) {

@@ -18,11 +18,14 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/sm_costs.h"
+#include "attention/cuda/lower/step_ranges.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan.h"
 #include "attention/plan_test_forest.h"
 #include "attention/plan_units.h"
+#include "core/math.h"
 
 namespace coppice::attention::cuda {
 namespace {
@@ -224,6 +227,41 @@ TEST(PlanUpload, SmsAreNotDividedWhereOneKindOfWorkIsShort) {
   EXPECT_EQ(Translated(OnePrefix(64, 256, 256)).dense_ctas, kSms) << "hardly a prefix";
   EXPECT_EQ(Translated(OnePrefix(32768, 1, 1024)).dense_ctas, kSms) << "hardly more than a prefix";
   EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kStore).dense_ctas, kSms) << "no dense task";
+}
+
+// Kinds of ranges of {rows, tokens} under 32 kv heads, none of them of one set.
+std::vector<bool> AreDense(std::vector<std::pair<int32_t, int32_t>> ranges, int32_t kv_tile = kKvTile, bool deterministic = false) {
+  const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128, .deterministic = deterministic};
+  const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, spec, kv_tile);
+  std::vector<QueuedItem> items;
+  for (const auto& [rows, tokens] : ranges) {
+    items.push_back(
+        {.rows = rows, .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)), .tokens = tokens, .most_set_rows = 1});
+  }
+  ChooseKinds(items, spec.num_kv_heads, kSms, costs);
+  std::vector<bool> dense;
+  for (const QueuedItem& item : items) dense.push_back(item.dense);
+  return dense;
+}
+
+TEST(ChooseKinds, RangesOfMoreThanEightRowsAreDense) {
+  const std::pair<int32_t, int32_t> suffix = {1, 64};
+  const auto with_suffixes = [&](int32_t rows, int32_t tokens) {
+    std::vector<std::pair<int32_t, int32_t>> ranges(17, suffix);
+    ranges.front() = {rows, tokens};
+    return ranges;
+  };
+  for (const int32_t rows : {1, 8, 9, 16, 17}) {
+    for (const int32_t tokens : {255, 256, 32768}) {
+      const std::vector<bool> dense = AreDense(with_suffixes(rows, tokens));
+      EXPECT_EQ(dense.front(), rows > 16 || (rows > 8 && tokens >= 256)) << rows << " rows, " << tokens << " tokens";
+      EXPECT_FALSE(dense.back());
+    }
+  }
+  EXPECT_FALSE(AreDense({{16, 8192}}).front()) << "teams read it";
+  EXPECT_TRUE(AreDense({{16, 8192}, {40, 8192}}).front()) << "no teams beside dense tiles";
+  EXPECT_FALSE(AreDense(with_suffixes(16, 8192), MmaSyncKvTile(128)).front()) << "mma.sync multiplies sixteen rows at a time";
+  EXPECT_FALSE(AreDense(with_suffixes(8, 8192), kHopperDeterministicUnit, /*deterministic=*/true).front());
 }
 
 // A chain of shared nodes, a request leaving at each: deeper than a set's tickets can be counted, were all of them read once and

@@ -7,6 +7,11 @@
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
+namespace {
+
+constexpr ItemKind kDense = ItemKind::kDenseTile, kStream = ItemKind::kStreamTile;
+
+}  // namespace
 
 void CutStep::Add(const QueuedItem& item, std::span<const int32_t> piece_ends, int32_t states) {
   memory_tokens_ += item.memory_tokens;
@@ -28,9 +33,10 @@ void CutStep::Add(const QueuedItem& item, std::span<const int32_t> piece_ends, i
 void CutStep::AddDense(const QueuedItem& item, int32_t longest, int32_t states) {
   shape_.item_tokens += item.tokens;
   shape_.dense_tasks += CeilDiv(item.rows, kDenseRows);
-  shape_.dense_row_tokens += cost_.ComputedRows(item.rows) * cost_.ComputedTokens(item.rows, item.tokens);
+  shape_.dense_row_tokens += cost_.ComputedRows(kDense, item.rows) * cost_.ComputedTokens(kDense, item.tokens);
   shape_.dense_item_tokens += item.tokens;
-  chains_.longest_dense_ns = std::max(chains_.longest_dense_ns, cost_.PieceNs(item.rows, longest) + FoldNs(item.rows, states));
+  chains_.longest_dense_ns =
+      std::max(chains_.longest_dense_ns, cost_.PieceNs(kDense, item.rows, longest) + FoldNs(kDense, item.rows, states));
 }
 
 // A block of rows reads the range for itself.
@@ -42,12 +48,14 @@ void CutStep::AddStream(const QueuedItem& item, int32_t longest, int32_t states)
   shape_.stream_row_tokens += int64_t{item.rows} * item.tokens;
   if (cost_.IsWide(rows)) shape_.wide_stream_tasks += blocks;
   longest_piece_ = std::max(longest_piece_, longest);
-  chains_.longest_stream_ns = std::max(chains_.longest_stream_ns, cost_.PieceNs(rows, longest));
-  chains_.longest_fold_ns = std::max(chains_.longest_fold_ns, FoldNs(rows, states));
+  chains_.longest_stream_ns = std::max(chains_.longest_stream_ns, cost_.PieceNs(kStream, rows, longest));
+  chains_.longest_fold_ns = std::max(chains_.longest_fold_ns, FoldNs(kStream, rows, states));
 }
 
 // By whoever of the set's tasks arrives last.
-double CutStep::FoldNs(int64_t rows, int32_t states) const { return states > 1 ? cost_.FoldNs(rows, states) : 0; }
+double CutStep::FoldNs(ItemKind kind, int64_t rows, int32_t states) const {
+  return states > 1 ? cost_.FoldNs(kind, rows, states) : 0;
+}
 
 double CutStep::Ns(bool team) const {
   StepShape shape = shape_;

@@ -28,7 +28,7 @@ class CutStep {
  private:
   void AddDense(const QueuedItem& item, int32_t longest, int32_t states);
   void AddStream(const QueuedItem& item, int32_t longest, int32_t states);
-  double FoldNs(int64_t rows, int32_t states) const;
+  double FoldNs(ItemKind kind, int64_t rows, int32_t states) const;
 
   const CostModel& cost_;
   int32_t stream_rows_;

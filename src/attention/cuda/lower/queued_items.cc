@@ -52,8 +52,8 @@ void QueuedItems::Collect(const PlanView& plan, std::span<const int32_t> changed
   }
   if (!spec_.deterministic) JoinPromptTiles(plan);
   if (!joined_.empty()) DropJoined(plan, forest);
-  for (QueuedItem& queued : items_) {
-    queued.dense = IsDense(queued, costs);
+  ChooseKinds(items_, spec_.num_kv_heads, num_sms_, costs);
+  for (const QueuedItem& queued : items_) {
     if (!queued.dense) pieces_[queued.item].block_rows = costs.stream_rows();
   }
   reads_.Count(items_, {.parent = forest.node_parent, .begin = forest.node_begin, .end = forest.node_end}, costs);

@@ -20,6 +20,7 @@ class CutPricer final : public StepPricer {
   CutPricer(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, const BackendTraits& traits,
             const MachineModel& machine)
       : spec_(spec),
+        num_sms_(traits.workers),
         own_states_(PlanLayout(spec, capacity, sizes, traits.workers).own_states),
         most_states_(sizes.max_states + own_states_),
         cost_(spec, traits, machine),
@@ -75,10 +76,8 @@ class CutPricer final : public StepPricer {
                         .tokens = std::max(0, range.end - range.begin),
                         .most_set_rows = range.set_rows});
     }
-    for (QueuedItem& item : items_) {
-      item.most_set_rows = std::max(item.most_set_rows, set_rows_[item.item]);
-      item.dense = IsDense(item, costs_);
-    }
+    for (QueuedItem& item : items_) item.most_set_rows = std::max(item.most_set_rows, set_rows_[item.item]);
+    ChooseKinds(items_, spec_.num_kv_heads, num_sms_, costs_);
   }
 
   void Cut(const StepCuts& cuts) {
@@ -107,6 +106,7 @@ class CutPricer final : public StepPricer {
   }
 
   AttentionSpec spec_;
+  int num_sms_;
   int64_t own_states_, most_states_;
   CostModel cost_;
   SmCosts costs_;

@@ -3,15 +3,40 @@
 
 #include <algorithm>
 
+#include "attention/cuda/lower/cut_rules.h"
+#include "attention/cuda/lower/kernel_choice.h"
+#include "attention/cuda/plan_device.h"
 #include "attention/plan_units.h"
+#include "attention/team_cuts.h"
+#include "core/math.h"
 
 namespace coppice::attention::cuda {
+namespace {
 
+// By its rows alone, in blocks of stream tiles or of dense ones.
 bool IsDense(const QueuedItem& item, const SmCosts& costs) {
   if (costs.rates().all_dense) return true;
   if (item.rows <= costs.stream_rows()) return false;
   if (item.most_set_rows > costs.stream_rows()) return true;  // sets are not cut
   return static_cast<double>(item.blocks) * costs.DenseTaskNs(item.tokens) <= costs.StreamItemNs(item.rows, item.tokens);
+}
+
+}  // namespace
+
+void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs) {
+  bool any_dense = false;
+  int64_t tasks = 0, tokens = 0;
+  for (QueuedItem& item : items) {
+    item.dense = IsDense(item, costs);
+    any_dense |= item.dense;
+    const int64_t blocks = CeilDiv(item.rows, costs.stream_rows()) * heads;
+    tasks += blocks;
+    tokens += blocks * item.tokens;
+  }
+  if (!StreamsByEights(costs.kv_tile()) || (!any_dense && TeamsRead(tasks, tokens, num_sms))) return;
+  for (QueuedItem& item : items) {
+    item.dense |= item.rows > kStreamRows / 2 && item.rows <= costs.stream_rows() && item.tokens >= kFewestWideDenseTokens;
+  }
 }
 
 void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs) {

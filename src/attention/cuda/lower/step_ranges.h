@@ -23,8 +23,9 @@ struct QueuedItem {
   double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
 };
 
-// Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range again for every few rows.
-bool IsDense(const QueuedItem& item, const SmCosts& costs);
+// Which items are dense. Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range
+// again for every few rows, and those of more than eight are slow unless teams read them.
+void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs);
 
 // The nodes of a forest, by slot.
 struct ForestNodes {
