@@ -5,6 +5,9 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <span>
+
 #include "attention/cuda/cuda_test_device.h"
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/plan_executor.h"
@@ -72,8 +75,8 @@ class StressTest : public ::testing::Test {
     cudaGraphDestroy(captured);
   }
 
-  // Sharing at several levels, cut into pieces: every output is folded from several items of both kinds.
-  void LaunchRandomForests(CudaKernels kernels, const cuda::KernelVariant& variant) {
+  // Sharing at several levels, cut into pieces: every output is folded from several items of both kinds. Page sizes take turns.
+  void LaunchRandomForests(CudaKernels kernels, const cuda::KernelVariant& variant, std::span<const int32_t> page_sizes) {
     const auto device = testing::MakeCudaTestDevice(0, kernels);
     const MachineModel machine = ShippedMachineModel("h200", num_sms_).value();
     // The fourth forest has more stream tasks than an H200 has stream warps, so that some fold by tickets and some because all
@@ -86,7 +89,12 @@ class StressTest : public ::testing::Test {
       options.seed = seed;
       options.spec = {.num_qo_heads = seed % 2 ? 12 : 8, .num_kv_heads = seed % 2 ? 3 : 1, .head_dim = 64};
       const int32_t longer = seed == 4 ? 20 : 1;
-      options.forest = {.max_branches = kBranches[seed], .max_segment = 150 * longer, .max_kv_len = 600 * longer, .own_root = 0.05};
+      options.forest = {.page_size = page_sizes[seed % page_sizes.size()],
+                        .max_branches = kBranches[seed],
+                        .max_segment = 150 * longer,
+                        .max_kv_len = 600 * longer,
+                        .own_root = 0.05};
+      if (options.forest.page_size < 8 && seed % 2 == 0) options.forest.next_page = 0.95;  // most come in boxes
       AttentionCase test(*device, options);
       const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, seed);
       ASSERT_GT(plan.max_contributions_of_a_set(), 3);
@@ -96,21 +104,28 @@ class StressTest : public ::testing::Test {
     }
   }
 
+  void LaunchSideTiles(const cuda::KernelVariant& variant, int32_t page_size) {
+    const auto device = testing::MakeCudaTestDevice(0, CudaKernels::kHopper, INT_MAX, /*side_tiles=*/true);
+    const auto test = testing::CaseWithSideTiles(*device, page_size);
+    const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
+    ASSERT_TRUE(testing::TasksOf(*test, plan, num_sms_, /*side_tiles=*/true).side);
+    Launch(*test, *device, variant, device->backend().machine(), plan.View(), plan.Sizes(), LaunchesOfACase(1));
+  }
+
+  static constexpr int32_t kPages[] = {16}, kSmallPages[] = {1, 2, 4};
   int num_sms_ = 0;
   cudaStream_t stream_ = nullptr;
 };
 
-TEST_F(StressTest, Hopper) { LaunchRandomForests(CudaKernels::kHopper, cuda::kStressHopper); }
+TEST_F(StressTest, Hopper) { LaunchRandomForests(CudaKernels::kHopper, cuda::kStressHopper, kPages); }
 
-TEST_F(StressTest, MmaSync) { LaunchRandomForests(CudaKernels::kMmaSync, cuda::kStressMmaSync); }
+TEST_F(StressTest, SmallPages) { LaunchRandomForests(CudaKernels::kHopper, cuda::kStressSmallPages, kSmallPages); }
 
-TEST_F(StressTest, SideTiles) {
-  const auto device = testing::MakeCudaTestDevice(0, CudaKernels::kHopper, INT_MAX, /*side_tiles=*/true);
-  const auto test = testing::CaseWithSideTiles(*device);
-  const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
-  ASSERT_TRUE(testing::TasksOf(*test, plan, num_sms_, /*side_tiles=*/true).side);
-  Launch(*test, *device, cuda::kStressSide, device->backend().machine(), plan.View(), plan.Sizes(), LaunchesOfACase(1));
-}
+TEST_F(StressTest, MmaSync) { LaunchRandomForests(CudaKernels::kMmaSync, cuda::kStressMmaSync, kPages); }
+
+TEST_F(StressTest, SideTiles) { LaunchSideTiles(cuda::kStressSide, 16); }
+
+TEST_F(StressTest, SideTilesOfSmallPages) { LaunchSideTiles(cuda::kStressSideSmallPages, 1); }
 
 // Tiles of both kinds, and superblocks that are kept in device memory.
 TEST_F(StressTest, Deterministic) {
