@@ -20,6 +20,8 @@ struct DeviceSpan {
   int64_t size = 0;
 
   bool empty() const { return size == 0; }
+  // Elements [begin, begin + count).
+  DeviceSpan Sub(int64_t begin, int64_t count) const { return {data + begin, count}; }
   operator DeviceSpan<const T>() const { return {data, size}; }  // NOLINT(google-explicit-constructor)
 };
 

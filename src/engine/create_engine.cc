@@ -39,6 +39,9 @@ Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options
   return memory->free_bytes - kept_free - kStepInputs;
 }
 
+// Rows of logits that a GPU's step has at a time. More would make no product of so many columns faster.
+constexpr int32_t kMostLogitRows = 512;
+
 // Of product inputs and of weights that are converted.
 DType ComputeDType(const EngineOptions& options) { return options.weights == WeightForm::kF32 ? DType::kF32 : options.dtype; }
 
@@ -92,13 +95,16 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                               std::unique_ptr<Device> device, ThreadPool* threads, attention::Context* context,
                               std::shared_ptr<DraftDistributions> distributions) {
   const ModelConfig& config = checkpoint.config();
+  const bool on_cpu = device->kind() == DeviceKind::kCpu;
+  // A GPU draws from logits as they come, so few of them take room from KV: at 128,256 tokens and 2,048 rows they would have 1 GB.
+  const int32_t max_logit_rows = on_cpu ? options.max_batch_tokens : std::min(options.max_batch_tokens, kMostLogitRows);
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
                            Transformer::Create(checkpoint, {.dtype = ComputeDType(options),
                                                             .kv_dtype = options.dtype,
                                                             .keep_stored = options.weights == WeightForm::kStored,
                                                             .device = device.get(),
                                                             .max_tokens = options.max_batch_tokens,
-                                                            .max_logit_rows = options.max_batch_tokens,
+                                                            .max_logit_rows = max_logit_rows,
                                                             .max_context = options.max_context,
                                                             .deterministic = options.deterministic,
                                                             .attends = !options.without_attention}));
@@ -112,11 +118,10 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                           .max_queries = options.max_batch_tokens,
                                           .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
                                           .page_size = options.page_size,
-                                          .device_images = device->kind() == DeviceKind::kCpu ? 1 : 2},
+                                          .device_images = on_cpu ? 1 : 2},
                                          {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
     plans.push_back(std::move(plan));
   }
-  const bool on_cpu = device->kind() == DeviceKind::kCpu;
   std::unique_ptr<DeviceSampler> sampler;  // before the pages, which take what is left
   if (!on_cpu) {
     COPPICE_ASSIGN_OR_RETURN(sampler, DeviceSampler::Create(device.get(),
@@ -161,6 +166,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
   } else {
     COPPICE_ASSIGN_OR_RETURN(loaded.runner, DeviceRunner::Create(std::move(parts), {.max_rows = options.max_batch_tokens,
                                                                                     .max_draws = options.max_batch_tokens,
+                                                                                    .max_logit_rows = max_logit_rows,
                                                                                     .max_graphs = options.max_graphs}));
   }
   return loaded;

@@ -265,6 +265,29 @@ TEST_P(EngineDevice, GraphsChangeNoToken) {
   }
 }
 
+// A GPU has logits of 512 rows at a time.
+TEST_P(EngineDevice, StepsMayWantMoreRowsOfLogitsThanThereIsRoomFor) {
+  std::vector<int32_t> prompt(1300);
+  for (size_t t = 0; t < prompt.size(); ++t) prompt[t] = static_cast<int32_t>(t * t % 300);
+  std::vector<Request> requests(2);
+  requests[0] = Greedy(prompt, 1);
+  requests[0].prompt_logprobs = true;
+  requests[0].top_logprobs = 2;
+  requests[1] = {.prompt_ids = {7, 8, 9}, .n = 700, .max_tokens = 8, .ignore_eos = true};
+  requests[1].sampling.seed = 5;
+  std::vector<std::vector<Outcome>> outcomes;
+  for (const int32_t rows : {1500, 400}) {
+    const TestedEngine tested =
+        Make("llama-hd64-long", {.max_running = 700, .max_batch_tokens = rows, .max_context = 1400, .deterministic = true});
+    outcomes.emplace_back();
+    for (const Request& request : requests) outcomes.back().push_back(Generate(*tested.engine, request));
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_EQ(outcomes[0][i].samples, outcomes[1][i].samples) << i;
+    ASSERT_EQ(outcomes[0][i].prompt_logprobs, outcomes[1][i].prompt_logprobs) << i;
+  }
+}
+
 // A chunk of a prompt runs without a graph the first time that there is one of its size.
 TEST_P(EngineDevice, ChunksOfAPromptAreGraphsFromTheSecondOn) {
   const TestedEngine tested = Make("llama-hd64-long", {.max_running = 4, .max_batch_tokens = 48, .max_context = 500});

@@ -272,6 +272,7 @@ void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   for (int32_t i = 0; i < drafts; ++i) {
     AppendRow(*cache_, sequence->branch, end + i, end - 1 + sequence->draft.DepthOf(i), sequence->draft.tokens[i], &batch_->step);
   }
+  batch_->step.has_drafts |= drafts > 0;
   has_draft_tree_ |= drafts > 0 && drafts > sequence->draft.ChainLength();
   ScheduledBatch::Entry& entry = batch_->entries.emplace_back();  // filled in place: EngineImpl::NewItem
   entry.sequence = sequence;

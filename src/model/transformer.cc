@@ -64,8 +64,9 @@ class FamilyTransformer final : public Transformer {
   const ModelConfig& config() const override { return config_; }
   std::span<const attention::AttentionSpec> attention_specs() const override { return specs_; }
   std::span<const int32_t> layer_groups() const override { return layer_groups_; }
-  Result<ConstDeviceTensor> Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
-                                    std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
+  Status Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                 std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
+  Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) override;
 
  private:
   // What a step's layers have in common.
@@ -75,6 +76,12 @@ class FamilyTransformer final : public Transformer {
     Stream stream;
     DeviceTensor hidden;               // [tokens, hidden]: the residual stream
     bool has_logit_rows_only = false;  // KeepLogitRows left those
+  };
+  // What Logits goes on from: the last step's residual stream, and where in it the wanted rows are.
+  struct Wanted {
+    DeviceTensor hidden;
+    DeviceSpan<const int32_t> rows;  // none: hidden's, in order
+    int64_t count = 0;
   };
 
   FamilyTransformer(const ModelConfig& config, const Options& options)
@@ -95,7 +102,6 @@ class FamilyTransformer final : public Transformer {
   Status KeepLogitRows(DeviceTensor* attended, Step* step);
   Status FeedForward(const LayerWeights& layer, const Step& step);
   Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
-  Result<ConstDeviceTensor> Logits(const Step& step);
 
   const ModelConfig config_;
   const Blocks& blocks_;
@@ -106,10 +112,12 @@ class FamilyTransformer final : public Transformer {
   std::unique_ptr<ops::Ops> ops_;
   ModelWeights weights_;
   Activations act_;
+  Wanted wanted_;
 };
 
-Result<ConstDeviceTensor> FamilyTransformer::Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
-                                                     std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
+Status FamilyTransformer::Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                                  std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
+  wanted_ = {};
   COPPICE_RETURN_IF_ERROR(Check(batch, plans.size(), kv.size()));
   const int64_t tokens = batch.token_ids.size;
   Step step = {batch, tokens, stream, act_.hidden.Rows(tokens)};
@@ -117,7 +125,10 @@ Result<ConstDeviceTensor> FamilyTransformer::Forward(const DeviceBatch& batch, s
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     COPPICE_RETURN_IF_ERROR(RunLayer(i, *kv[i], *plans[layer_groups_[i]], &step));
   }
-  return Logits(step);
+  wanted_ = {.hidden = step.hidden,
+             .rows = step.has_logit_rows_only ? DeviceSpan<const int32_t>() : batch.logit_rows,
+             .count = batch.logit_rows.size};
+  return OkStatus();
 }
 
 // hidden = scale * embedding[tokens] [+ positions]; the angles of the step's positions, for each group.
@@ -215,25 +226,32 @@ Status FamilyTransformer::AddBlock(ConstDeviceTensor x, const ops::Weight& weigh
   return ops_->AddNorm(projected, Norm(post_norm), step.hidden, step.stream);
 }
 
-Result<ConstDeviceTensor> FamilyTransformer::Logits(const Step& step) {
-  const int64_t count = step.batch.logit_rows.size;
+Result<ConstDeviceTensor> FamilyTransformer::Logits(int64_t begin, int64_t count, Stream stream) {
+  if (begin < 0 || count < 0 || count > options_.max_logit_rows || begin + count > wanted_.count)
+    return OutOfRange("logits of rows [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
+                      ") are asked for; expected at most " + std::to_string(options_.max_logit_rows) + " at a time of the step's " +
+                      std::to_string(wanted_.count));
   const DeviceTensor logits = act_.logits.Rows(count), normed = act_.logits_normed.Rows(count);
   if (count == 0) return ConstDeviceTensor(logits);
-  if (step.tokens == 1) {
-    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(step.hidden, Norm(weights_.final_norm), normed, head(), logits, {}, step.stream));
+  const ops::NormArgs norm = Norm(weights_.final_norm);
+  if (wanted_.hidden.rows == 1) {
+    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(wanted_.hidden, norm, normed, head(), logits, {}, stream));
     return ConstDeviceTensor(logits);
   }
-  const DeviceSpan<const int32_t> rows = step.has_logit_rows_only ? DeviceSpan<const int32_t>() : step.batch.logit_rows;
-  COPPICE_RETURN_IF_ERROR(ops_->Norm(step.hidden, Norm(weights_.final_norm), normed, rows, step.stream));
-  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, step.stream));
+  if (wanted_.rows.empty()) {
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(wanted_.hidden.Rows(begin, count), norm, normed, {}, stream));
+  } else {
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(wanted_.hidden, norm, normed, wanted_.rows.Sub(begin, count), stream));
+  }
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, stream));
   return ConstDeviceTensor(logits);
 }
 
 Status FamilyTransformer::Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const {
-  if (batch.token_ids.size > options_.max_tokens || batch.logit_rows.size > options_.max_logit_rows)
+  if (batch.token_ids.size > options_.max_tokens || batch.logit_rows.size > batch.token_ids.size)
     return OutOfRange("a batch has " + std::to_string(batch.token_ids.size) + " tokens and asks for " +
                       std::to_string(batch.logit_rows.size) + " rows of logits; expected at most " +
-                      std::to_string(options_.max_tokens) + " and " + std::to_string(options_.max_logit_rows));
+                      std::to_string(options_.max_tokens) + " tokens, and as many rows of logits as tokens");
   if (num_kv_layers != weights_.layers.size())
     return InvalidArgument("the KV cache has " + std::to_string(num_kv_layers) + " layers, the model " +
                            std::to_string(weights_.layers.size()));
@@ -287,7 +305,7 @@ Status FamilyTransformer::AllocateActivations() {
       {act_.attended, options_.dtype, tokens, q_cols},
       {act_.mlp, options_.dtype, tokens, config_.intermediate_size},
       {act_.projected, DType::kF32, blocks_.post_norms ? tokens : 0, hidden},
-      {act_.kept, DType::kF32, std::min(logit_rows, tokens / 2), hidden},
+      {act_.kept, DType::kF32, tokens / 2, hidden},
       {act_.logits_normed, options_.dtype, logit_rows, hidden},
       {act_.logits, DType::kF32, logit_rows, config_.vocab_size},
   };

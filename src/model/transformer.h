@@ -24,11 +24,11 @@ class Transformer {
     std::optional<DType> kv_dtype;  // none: dtype
     bool keep_stored = true;        // matrices stay in their file's blocks or codes, where the device's products make use of them
     Device* device = nullptr;
-    int32_t max_tokens = 512;  // T of the largest batch
-    int32_t max_logit_rows = 512;
-    int32_t max_context = 0;     // longest sequence; 0: the model's. Chooses the frequencies of longrope
-    bool deterministic = false;  // a row's bits do not depend on how many rows ride with it
-    bool attends = true;         // false: queries go on in place of what they would find, for measuring all else
+    int32_t max_tokens = 512;      // T of the largest batch
+    int32_t max_logit_rows = 512;  // that Logits gives at a time
+    int32_t max_context = 0;       // longest sequence; 0: the model's. Chooses the frequencies of longrope
+    bool deterministic = false;    // a row's bits do not depend on how many rows ride with it
+    bool attends = true;           // false: queries go on in place of what they would find, for measuring all else
   };
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
   virtual ~Transformer() = default;
@@ -38,10 +38,12 @@ class Transformer {
   virtual std::span<const attention::AttentionSpec> attention_specs() const = 0;
   virtual std::span<const int32_t> layer_groups() const = 0;
   // Appends the batch's K and V to each layer's KV and attends through the plan of its group, which is updated and uploaded for
-  // this step. Logits [R, vocab] f32, in device memory, valid until the next call's work on the stream. kv: one bound layer per
-  // model layer.
-  virtual Result<ConstDeviceTensor> Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
-                                            std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) = 0;
+  // this step. kv: one bound layer per model layer. The batch's memory is read until Logits has what it wants.
+  virtual Status Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                         std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) = 0;
+  // Logits [count, vocab] f32, in device memory, of entries [begin, begin + count) of the last batch's logit_rows; valid until the
+  // next call's work on the stream. OUT_OF_RANGE beyond max_logit_rows at a time or the batch's.
+  virtual Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) = 0;
 };
 
 }  // namespace coppice

@@ -155,7 +155,8 @@ class Runner {
     if (!uploaded.ok()) return uploaded.status();
     std::vector<attention::AttentionPlan*> plans;
     for (const auto& plan : plans_) plans.push_back(plan.get());
-    return model_->Forward(*uploaded, plans, kv_, nullptr);
+    if (Status status = model_->Forward(*uploaded, plans, kv_, nullptr); !status.ok()) return status;
+    return model_->Logits(0, uploaded->logit_rows.size, nullptr);
   }
 
   // All of one branch's tokens, `chunk` at a time.
@@ -336,7 +337,34 @@ TEST(Transformer, RefusesABatchThatDoesNotFit) {
   EXPECT_THAT(error({positions, std::vector<int32_t>{3, 4096}, slots, rows}),
               HasSubstr("position 4096; the model's are 0 to 2047"));
   EXPECT_THAT(error({positions, positions, std::vector<int64_t>{3, 384}, rows}), HasSubstr("slot 384; the KV pool has 384"));
-  EXPECT_THAT(runner.model().Forward({}, {}, {}, nullptr).status().message(), HasSubstr("the KV cache has 0 layers, the model 3"));
+  EXPECT_THAT(runner.model().Forward({}, {}, {}, nullptr).message(), HasSubstr("the KV cache has 0 layers, the model 3"));
+}
+
+TEST(Transformer, LogitsOfAFewRowsAtATimeAreThoseOfAll) {
+  std::vector<int32_t> tokens(100);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(7 * i % 320);
+  std::vector<int32_t> most(70), few;  // most of the rows, and so few that the last layer leaves the others out
+  std::iota(most.begin(), most.end(), 10);
+  for (int32_t row = 3; row < 100; row += 4) few.push_back(row);
+  for (const std::vector<int32_t>& rows : {most, few}) {
+    Runner runner("llama-gqa", DType::kF32, /*deterministic=*/true);
+    const auto all = runner.Step({tokens}, rows);
+    ASSERT_TRUE(all.ok()) << all.status().ToString();
+    const auto count = static_cast<int64_t>(rows.size());
+    const size_t vocab = all->size() / rows.size();
+    for (int64_t begin = 0; begin < count; begin += 9) {
+      const int64_t part = std::min<int64_t>(9, count - begin);
+      const auto logits = runner.model().Logits(begin, part, nullptr);
+      ASSERT_TRUE(logits.ok()) << logits.status().ToString();
+      ASSERT_EQ(logits->rows, part);
+      for (int64_t r = 0; r < part; ++r) {
+        const std::span<const float> row = HostView<float>(*logits).Row(r);
+        ASSERT_TRUE(std::ranges::equal(row, std::span(*all).subspan((begin + r) * vocab, vocab))) << begin + r;
+      }
+    }
+    const auto beyond = runner.model().Logits(count - 1, 2, nullptr).status();
+    EXPECT_THAT(beyond.message(), HasSubstr("expected at most 320 at a time of the step's " + std::to_string(count)));
+  }
 }
 
 TEST(InverseFrequencies, PlainLinearLlama3AndDivisors) {

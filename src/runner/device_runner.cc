@@ -124,7 +124,8 @@ void DeviceRunner::FillRows(const StepBatch& batch, const Step& before) {
   rows_.shape = FilledUp({.rows = batch.num_rows(),
                           .logit_rows = static_cast<int32_t>(rows_.logit_rows.size()),
                           .draws = static_cast<int32_t>(batch.draws.size())},
-                         {.rows = limits_.max_rows, .logit_rows = limits_.max_rows, .draws = limits_.max_draws});
+                         {.rows = limits_.max_rows, .logit_rows = limits_.max_rows, .draws = limits_.max_draws},
+                         batch.has_drafts ? Filling::kCoarse : Filling::kFine);
   // Rows of no branch write no KV, and nobody reads what comes of them.
   rows_.token_ids.resize(rows_.shape.rows, 0);
   rows_.positions.resize(rows_.shape.rows, 0);
@@ -136,30 +137,39 @@ Status DeviceRunner::Run(const StepBatch& batch, const DeviceBatch& rows, Step* 
   const Stream stream = stream_->get();
   COPPICE_RETURN_IF_ERROR(sampler_->SetWanted(step->number, batch, logit_rows_, rows_.shape.draws, stream));
   COPPICE_RETURN_IF_ERROR(device_->Record(*step->begun, stream));
-  const Result<ConstDeviceTensor> logits = ForwardAndDraw(rows, &step->stats);
+  const Status computed = ForwardAndSample(rows, /*has_scores=*/!batch.scores.empty(), &step->stats);
   COPPICE_RETURN_IF_ERROR(uploads_->Launched(plans_, stream));  // some of it, if the rest failed
-  COPPICE_RETURN_IF_ERROR(logits.status());
-  COPPICE_RETURN_IF_ERROR(sampler_->Score(*logits, static_cast<int32_t>(batch.scores.size()), stream));
+  COPPICE_RETURN_IF_ERROR(computed);
   COPPICE_RETURN_IF_ERROR(device_->Record(*step->ended, stream));
   COPPICE_RETURN_IF_ERROR(sampler_->Fetch(step->number, batch, stream));
   step->computes = step->draws_come = true;
   return OkStatus();
 }
 
-Result<ConstDeviceTensor> DeviceRunner::ForwardAndDraw(const DeviceBatch& rows, StepStats* stats) {
+Status DeviceRunner::ForwardAndSample(const DeviceBatch& rows, bool has_scores, StepStats* stats) {
+  // How many scores there are, a graph does not say: they follow it, where the logits of all rows are there then.
+  const bool scores_follow = has_scores && rows_.shape.logit_rows <= limits_.max_logit_rows;
   StepGraphs::Captured* const captured =
-      graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.DeviceImages());
-  if (captured == nullptr) return Compute(rows);
+      has_scores && !scores_follow
+          ? nullptr
+          : graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.DeviceImages());
+  if (captured == nullptr) return Compute(rows, has_scores).status();
   if (!captured->graph) COPPICE_RETURN_IF_ERROR(Capture(rows, captured));
   stats->ran_as_graph = true;
   COPPICE_RETURN_IF_ERROR(device_->Launch(*captured->graph, stream_->get()));
-  return captured->logits;
+  return scores_follow ? sampler_->Score(captured->logits, 0, stream_->get()) : OkStatus();
 }
 
-Result<ConstDeviceTensor> DeviceRunner::Compute(const DeviceBatch& rows) {
+Result<ConstDeviceTensor> DeviceRunner::Compute(const DeviceBatch& rows, bool scores) {
   const Stream stream = stream_->get();
-  COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, transformer_->Forward(rows, plans_.plans(), pool_->layers(), stream));
-  COPPICE_RETURN_IF_ERROR(sampler_->Draw(logits, rows_.shape.draws, stream));
+  COPPICE_RETURN_IF_ERROR(transformer_->Forward(rows, plans_.plans(), pool_->layers(), stream));
+  ConstDeviceTensor logits;
+  for (int32_t first = 0; first < rows_.shape.logit_rows; first += limits_.max_logit_rows) {
+    const int32_t count = std::min(limits_.max_logit_rows, rows_.shape.logit_rows - first);
+    COPPICE_ASSIGN_OR_RETURN(logits, transformer_->Logits(first, count, stream));
+    COPPICE_RETURN_IF_ERROR(sampler_->Draw(logits, first, rows_.shape.draws, stream));
+    if (scores) COPPICE_RETURN_IF_ERROR(sampler_->Score(logits, first, stream));
+  }
   return logits;
 }
 
@@ -167,7 +177,7 @@ Status DeviceRunner::Capture(const DeviceBatch& rows, StepGraphs::Captured* capt
   const Stream stream = stream_->get();
   COPPICE_RETURN_IF_ERROR(device_->BeginCapture(stream));
   const Status computed = CatchExhaustion("launching a step", [&]() -> Status {
-    COPPICE_ASSIGN_OR_RETURN(captured->logits, Compute(rows));
+    COPPICE_ASSIGN_OR_RETURN(captured->logits, Compute(rows, /*scores=*/false));
     return OkStatus();
   });
   Result<std::unique_ptr<Graph>> ended = device_->EndCapture(stream);  // also after an error: the stream must leave the capture

@@ -29,6 +29,7 @@ class DeviceRunner final : public Runner {
  public:
   struct Limits {
     int32_t max_rows = 0, max_draws = 0;  // of a step
+    int32_t max_logit_rows = 0;           // that the transformer gives at a time
     int32_t max_graphs = 0;               // captured steps that are kept; 0: none
   };
   static Result<std::unique_ptr<DeviceRunner>> Create(ModelParts parts, const Limits& limits);
@@ -68,9 +69,10 @@ class DeviceRunner final : public Runner {
   Status Complete(Step* step);
   void FillRows(const StepBatch& batch, const Step& before);
   Status Run(const StepBatch& batch, const DeviceBatch& rows, Step* step);
-  // From rows to draws, as a graph where there is one or is to be; the logits.
-  Result<ConstDeviceTensor> ForwardAndDraw(const DeviceBatch& rows, StepStats* stats);
-  Result<ConstDeviceTensor> Compute(const DeviceBatch& rows);
+  // From rows to draws and scores, as a graph where there is one or is to be.
+  Status ForwardAndSample(const DeviceBatch& rows, bool has_scores, StepStats* stats);
+  // Gives the logits of the last rows that there was room for at a time.
+  Result<ConstDeviceTensor> Compute(const DeviceBatch& rows, bool scores);
   Status Capture(const DeviceBatch& rows, StepGraphs::Captured* captured);
 
   RunnerInfo info_;

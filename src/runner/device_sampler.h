@@ -41,9 +41,11 @@ class DeviceSampler {
   virtual Status SetWanted(int64_t step, const StepBatch& batch, const LogitRows& rows, int32_t count, Stream stream) = 0;
   // Of the last SetWanted: whether its draws look at temperature and filters alone, for which there is a faster kernel.
   virtual bool draws_plainly() const = 0;
-  // Draws. May be captured into a graph, which then draws what the last SetWanted said: of that count, and as plain. logits: f32.
-  virtual Status Draw(const ConstDeviceTensor& logits, int32_t count, Stream stream) = 0;
-  virtual Status Score(const ConstDeviceTensor& logits, int32_t count, Stream stream) = 0;
+  // Draws from the rows that `rows` found beginning with `first`: `logits` [.., vocab] f32 are theirs. All rows may come in one
+  // call, or in several. May be captured into a graph, which then draws what the last SetWanted said: of that count, and as plain.
+  virtual Status Draw(const ConstDeviceTensor& logits, int32_t first, int32_t count, Stream stream) = 0;
+  // Of all scores of the batch, those that look at the rows that `logits` are of, as for Draw.
+  virtual Status Score(const ConstDeviceTensor& logits, int32_t first, Stream stream) = 0;
   // Begins to copy to the host what the batch wanted.
   virtual Status Fetch(int64_t step, const StepBatch& batch, Stream stream) = 0;
   // Waits for the copy; `sampled`, reset for the batch, receives it.

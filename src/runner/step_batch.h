@@ -103,6 +103,7 @@ struct StepBatch {
   std::vector<uint32_t> masks;  // [M][MaskWords(vocab)] bit t % 32 of word t / 32: token t may come
   std::vector<Score> scores;
   int32_t num_top_logprobs = 0;  // entries of StepResult::top_logprobs
+  bool has_drafts = false;       // among the rows: how many there are changes from step to step
 
   int32_t num_rows() const { return static_cast<int32_t>(token_ids.size()); }
   bool has_edits() const { return !moves.empty() || !copies.empty() || !slot_edits.empty(); }
@@ -124,6 +125,7 @@ struct StepBatch {
     masks.clear();
     scores.clear();
     num_top_logprobs = 0;
+    has_drafts = false;
   }
 };
 

@@ -15,24 +15,33 @@ int32_t BitCeil(int32_t value) { return static_cast<int32_t>(std::bit_ceil(stati
 // What numbers of rows near `rows`, above 8, are multiples of: a power of two. Products have tiles of 64 and 128 rows.
 int32_t RowMultiple(int32_t rows) { return rows <= 256 ? 8 : std::max(32, BitCeil(rows) / 64); }
 
+int32_t FilledUpRows(int32_t rows, Filling filling) {
+  const int32_t power = BitCeil(rows);
+  if (rows <= 8) return power;
+  if (filling == Filling::kFine) return RoundUp(rows, RowMultiple(rows));
+  const int32_t between = power / 4 * 3;
+  return rows <= between && between % 8 == 0 ? between : power;
+}
+
 // Of rows of logits, or of draws, in a step of `rows` rows, themselves filled up to a multiple of `multiple`: powers of two up to a
 // sixteenth of the rows, multiples of that beyond, all of them multiples of `multiple`. So a step with one for each row has one for
 // each row when it is filled up.
-int32_t FilledUpWanted(int32_t count, int32_t rows, int32_t multiple) {
+int32_t FilledUpWanted(int32_t count, int32_t rows, int32_t multiple, Filling filling) {
   if (count == 0) return 0;
   const int32_t fewest = std::max(multiple, BitFloor(rows) / 64), sixteenth = std::max(multiple, BitFloor(rows) / 16);
-  return count <= sixteenth ? std::max(fewest, BitCeil(count)) : RoundUp(count, sixteenth);
+  const int32_t filled = count <= sixteenth ? std::max(fewest, BitCeil(count)) : RoundUp(count, sixteenth);
+  return filling == Filling::kCoarse && count <= rows && 2 * filled > rows ? rows : filled;
 }
 
 }  // namespace
 
-StepShape FilledUp(const StepShape& step, const StepShape& most) {
+StepShape FilledUp(const StepShape& step, const StepShape& most, Filling filling) {
   COPPICE_DCHECK(step.rows > 0 && step.rows <= most.rows && step.logit_rows <= step.rows && step.draws <= most.draws);
   StepShape filled;
   const int32_t multiple = RowMultiple(step.rows);
-  filled.rows = std::min(step.rows <= 8 ? BitCeil(step.rows) : RoundUp(step.rows, multiple), most.rows);
-  filled.logit_rows = std::min(FilledUpWanted(step.logit_rows, filled.rows, multiple), filled.rows);
-  filled.draws = std::min(FilledUpWanted(step.draws, filled.rows, multiple), most.draws);
+  filled.rows = std::min(FilledUpRows(step.rows, filling), most.rows);
+  filled.logit_rows = std::min(FilledUpWanted(step.logit_rows, filled.rows, multiple, filling), filled.rows);
+  filled.draws = std::min(FilledUpWanted(step.draws, filled.rows, multiple, filling), most.draws);
   if (step.draws <= filled.logit_rows) filled.draws = std::min(filled.draws, filled.logit_rows);
   return filled;
 }

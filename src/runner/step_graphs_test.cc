@@ -29,6 +29,27 @@ TEST(FilledUp, EachRowOfADecodingStepStaysARowThatIsDrawnFrom) {
   EXPECT_EQ(FilledUp(Decoding(257), kMost).rows, 288);
 }
 
+TEST(FilledUp, StepsOfDraftsHaveFewShapes) {
+  std::set<StepShape> shapes;
+  for (int32_t rows = 1; rows <= 1024; ++rows) {
+    for (int32_t drawn = rows / 2 + 1; drawn <= rows; ++drawn) {
+      const StepShape step = {.rows = rows, .logit_rows = drawn, .draws = drawn};
+      const StepShape filled = FilledUp(step, kMost, Filling::kCoarse);
+      ASSERT_GE(filled.rows, rows);
+      ASSERT_LE(filled.rows, std::max(16, rows + rows / 2)) << rows;
+      ASSERT_EQ(FilledUp(filled, kMost, Filling::kCoarse), filled);
+      if (2 * drawn > filled.rows) {
+        ASSERT_EQ(filled, Decoding(filled.rows)) << rows << ", " << drawn;
+        shapes.insert(filled);
+      }
+    }
+  }
+  EXPECT_EQ(shapes.size(), 17u);
+  EXPECT_EQ(FilledUp(Decoding(33), kMost, Filling::kCoarse).rows, 48);
+  EXPECT_EQ(FilledUp(Decoding(49), kMost, Filling::kCoarse).rows, 64);
+  EXPECT_EQ(FilledUp(Decoding(65), {.rows = 80, .logit_rows = 80, .draws = 80}, Filling::kCoarse), Decoding(80));
+}
+
 TEST(FilledUp, LittleIsComputedInVain) {
   std::set<int32_t> sizes;
   for (int32_t rows = 1; rows <= kMost.rows; ++rows) {

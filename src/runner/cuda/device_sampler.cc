@@ -27,9 +27,13 @@ constexpr int32_t kMaxPath = 64;  // tokens of a draft's path, 63 at most
 
 cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
-cuda::LogitMatrix MatrixOf(const ConstDeviceTensor& logits) {
+cuda::LogitMatrix MatrixOf(const ConstDeviceTensor& logits, int32_t first) {
   COPPICE_DCHECK(logits.dtype == DType::kF32);
-  return {.data = static_cast<const float*>(logits.data), .stride = logits.stride, .vocab = static_cast<int32_t>(logits.cols)};
+  return {.data = static_cast<const float*>(logits.data),
+          .first = first,
+          .rows = static_cast<int32_t>(logits.rows),
+          .stride = logits.stride,
+          .vocab = static_cast<int32_t>(logits.cols)};
 }
 
 // An array in device memory, and its three places in page-locked memory on the way there or back.
@@ -141,18 +145,18 @@ class CudaSampler final : public DeviceSampler {
 
   bool draws_plainly() const override { return draws_plainly_; }
 
-  Status Draw(const ConstDeviceTensor& logits, int32_t count, Stream stream) override {
+  Status Draw(const ConstDeviceTensor& logits, int32_t first, int32_t count, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
-    return cuda::LaunchDraw(MatrixOf(logits), memory_, specs_.on_device(), count, draws_plainly_, drawn_.on_device(), Of(stream));
+    return cuda::LaunchDraw(MatrixOf(logits, first), memory_, specs_.on_device(), count, draws_plainly_, drawn_.on_device(),
+                            Of(stream));
   }
 
-  Status Score(const ConstDeviceTensor& logits, int32_t count, Stream stream) override {
+  Status Score(const ConstDeviceTensor& logits, int32_t first, Stream stream) override {
     const DeviceGuard guard(device_->ordinal());
-    if (num_score_tops_ > 0) {
-      COPPICE_RETURN_IF_ERROR(cuda::LaunchDraw(MatrixOf(logits), memory_, score_tops_.on_device(), num_score_tops_, /*plain=*/false,
-                                               unused_draws_.As<DrawnToken>(), Of(stream)));
-    }
-    return cuda::LaunchScore(MatrixOf(logits), score_specs_.on_device(), count, scores_.on_device(), Of(stream));
+    const cuda::LogitMatrix matrix = MatrixOf(logits, first);
+    COPPICE_RETURN_IF_ERROR(cuda::LaunchDraw(matrix, memory_, score_tops_.on_device(), num_score_tops_, /*plain=*/false,
+                                             unused_draws_.As<DrawnToken>(), Of(stream)));
+    return cuda::LaunchScore(matrix, score_specs_.on_device(), num_scores_, scores_.on_device(), Of(stream));
   }
 
   Status Fetch(int64_t step, const StepBatch& batch, Stream stream) override {
@@ -183,6 +187,7 @@ class CudaSampler final : public DeviceSampler {
     const std::span<ScoreSpec> specs = score_specs_.on_host(step);
     const std::span<DrawSpec> tops = score_tops_.on_host(step);
     num_score_tops_ = 0;
+    num_scores_ = static_cast<int32_t>(count);
     for (size_t i = 0; i < count; ++i) {
       const coppice::Score& score = batch.scores[i];
       specs[i] = {.row = rows.of_scores()[i], .token = score.token};
@@ -248,7 +253,7 @@ class CudaSampler final : public DeviceSampler {
   Staged<ScoreSpec> score_specs_;
   Staged<float> scores_;
   Staged<DrawSpec> score_tops_;
-  int32_t num_score_tops_ = 0;  // of the last SetWanted
+  int32_t num_score_tops_ = 0, num_scores_ = 0;  // of the last SetWanted
   DeviceMemory unused_draws_;
   Staged<DrawnRow> rows_;
   Staged<uint32_t> masks_;

@@ -18,6 +18,7 @@
 
 #include "coppice/core/types.h"
 #include "core/device.h"
+#include "core/math.h"
 #include "core/thread_pool.h"
 #include "model/safetensors.h"
 #include "runner/batch_sampler.h"
@@ -53,14 +54,18 @@ class SamplerPair {
       ASSERT_TRUE(device_->Copy(memory_.data(), logits.data(), logits.size_bytes(), nullptr).ok());
     }
     const ConstDeviceTensor tensor = {memory_.data(), DType::kF32, rows, vocab_, vocab_};
-    const auto draws = static_cast<int32_t>(batch.draws.size()), scores = static_cast<int32_t>(batch.scores.size());
+    const auto draws = static_cast<int32_t>(batch.draws.size());
     LogitRows logit_rows;
     logit_rows.Find(batch);
     device.Reset(batch);
     ASSERT_TRUE(device_sampler_->EditSlots(batch, nullptr).ok());
     ASSERT_TRUE(device_sampler_->SetWanted(step_, batch, logit_rows, draws, nullptr).ok());
-    ASSERT_TRUE(device_sampler_->Draw(tensor, draws, nullptr).ok());
-    ASSERT_TRUE(device_sampler_->Score(tensor, scores, nullptr).ok());
+    const auto rows_at_a_time = static_cast<int32_t>(step_ % 2 == 0 ? rows : CeilDiv<int64_t>(rows, 3));  // at once, or in parts
+    for (int32_t first = 0; first < rows; first += rows_at_a_time) {
+      const ConstDeviceTensor part = tensor.Rows(first, std::min<int64_t>(rows_at_a_time, rows - first));
+      ASSERT_TRUE(device_sampler_->Draw(part, first, draws, nullptr).ok());
+      ASSERT_TRUE(device_sampler_->Score(part, first, nullptr).ok());
+    }
     ASSERT_TRUE(device_sampler_->Fetch(step_, batch, nullptr).ok());
     const Status waited = device_sampler_->Wait(step_, &device);
     ASSERT_TRUE(waited.ok()) << waited.ToString();
@@ -500,7 +505,7 @@ TEST_F(DeviceSamplerTest, ATokenStaysOnTheDeviceForTheNextStep) {
   rows.Find(batch);
   ASSERT_TRUE(sampler->EditSlots(batch, nullptr).ok());
   ASSERT_TRUE(sampler->SetWanted(1, batch, rows, 4, nullptr).ok());  // two more that draw nothing
-  ASSERT_TRUE(sampler->Draw({memory.data(), DType::kF32, 2, 3, 3}, 4, nullptr).ok());
+  ASSERT_TRUE(sampler->Draw({memory.data(), DType::kF32, 2, 3, 3}, 0, 4, nullptr).ok());
   const DeviceMemory ids = device_->Allocate(3 * sizeof(int32_t)).value();
   const std::vector<StepBatch::DrawnToken> drawn = {{.row = 0, .draw = {1, 1}}, {.row = 2, .draw = {1, 0}}};
   ASSERT_TRUE(sampler->TakeDrawn(2, drawn, {ids.As<int32_t>(), 3}, nullptr).ok());

@@ -194,13 +194,20 @@ __device__ DrawnToken DrawRow(const float* logits, int vocab, const DrawSpec& sp
   return drawn;
 }
 
+// Null where it is not one of `logits`.
+__device__ const float* RowOf(int row, const LogitMatrix& logits) {
+  const int place = row - logits.first;
+  return place >= 0 && place < logits.rows ? logits.data + place * logits.stride : nullptr;
+}
+
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, /*min CTAs an SM=*/1)
     DrawKernel(const LogitMatrix logits, const DrawMemory memory, const DrawSpec* specs, DrawnToken* drawn) {
   __shared__ DrawShared shared;
   const DrawSpec& spec = specs[blockIdx.x];
-  if (spec.row < 0) return;
-  const DrawnToken token = DrawRow<kThreads>(logits.data + spec.row * logits.stride, logits.vocab, spec, memory, shared);
+  const float* const row = RowOf(spec.row, logits);
+  if (row == nullptr) return;
+  const DrawnToken token = DrawRow<kThreads>(row, logits.vocab, spec, memory, shared);
   if (threadIdx.x == 0) drawn[blockIdx.x] = token;
 }
 
@@ -208,7 +215,8 @@ __global__ void __launch_bounds__(kThreads, /*min CTAs an SM=*/1)
 __global__ void __launch_bounds__(kPlainThreads) ScoreKernel(const LogitMatrix logits, const ScoreSpec* specs, float* scores) {
   __shared__ RowShared shared;
   const ScoreSpec spec = specs[blockIdx.x];
-  const float* const values = logits.data + spec.row * logits.stride;
+  const float* const values = RowOf(spec.row, logits);
+  if (values == nullptr) return;
   LogitRow<PlainLogits, kPlainThreads> row({values}, logits.vocab, shared);
   const float max = row.Max();
   const double sum = row.Sum([&](int i) { return expf(values[i] - max); });

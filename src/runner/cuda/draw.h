@@ -46,8 +46,10 @@ struct ScoreSpec {
   int32_t row = 0, token = 0;
 };
 
+// Rows [first, first + rows) of those that draws and scores count.
 struct LogitMatrix {
   const float* data = nullptr;
+  int32_t first = 0, rows = 0;
   int64_t stride = 0;  // elements
   int32_t vocab = 0;   // at most kMaxDrawVocab
 };
@@ -63,12 +65,12 @@ struct DrawMemory {
   TokenLogprob* tops = nullptr;
 };
 
-// drawn[i] of specs[i], for i in [0, count). A draw's result depends on its row, its spec and what that names alone. `plain`: all
-// of them are, which is faster.
+// drawn[i] of specs[i], for those i in [0, count) whose row is of `logits`. A draw's result depends on its row, its spec and what
+// that names alone. `plain`: all of them are, which is faster.
 Status LaunchDraw(const LogitMatrix& logits, const DrawMemory& memory, const DrawSpec* specs, int32_t count, bool plain,
                   DrawnToken* drawn, cudaStream_t stream);
 
-// scores[i] = log-probability of specs[i].token in its row.
+// scores[i] = log-probability of specs[i].token in its row, for those i in [0, count) whose row is of `logits`.
 Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, float* scores, cudaStream_t stream);
 
 // token_ids[rows[i].row] = drawn[rows[i].draw].token, 0 where that is none.
