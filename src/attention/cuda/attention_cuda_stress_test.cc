@@ -98,7 +98,9 @@ class StressTest : public ::testing::Test {
       AttentionCase test(*device, options);
       const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, seed);
       ASSERT_GT(plan.max_contributions_of_a_set(), 3);
-      ASSERT_EQ(testing::TasksOf(test, plan, num_sms_).team, seed == 4);
+      if (options.forest.page_size == kPages[0]) {  // other pages, other forests
+        ASSERT_EQ(testing::TasksOf(test, plan, num_sms_).team, seed == 4);
+      }
       Launch(test, *device, variant, machine, plan.View(), plan.Sizes(), LaunchesOfACase(kForests));
       if (HasFatalFailure()) return;
     }
