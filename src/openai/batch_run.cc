@@ -178,9 +178,9 @@ Status BatchRun::Write(const Active& active) {
     options_.on_answer(
         {.prompt = prompt_tokens, .cached = output.cached_tokens, .completion = generated, .shared_reads = output.shared_reads});
   }
-  const nlohmann::ordered_json response = {{"status_code", 200}, {"request_id", "req_" + line.id}, {"body", *body}};
+  nlohmann::ordered_json response = {{"status_code", 200}, {"request_id", "req_" + line.id}, {"body", *body}};
   return output_.Append(
-      {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", response}, {"error", nullptr}});
+      {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", std::move(response)}, {"error", nullptr}});
 }
 
 Status BatchRun::ReportUnanswered(const std::string& code, const Status& why) {

@@ -108,7 +108,7 @@ ChatMessage MessageOf(const json& message, BodyError* error) {
     parts.Expect("content", content ? *content : json(), "a string or a list of text parts");
   }
   taken.content = text.value_or("");
-  if (!added.is_null()) taken.fields = added.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  if (!added.is_null()) taken.fields = DumpJson(std::move(added));
   *error = parts.Finish();
   return taken;
 }
@@ -195,7 +195,7 @@ ordered_json ToMessage(const ChatMessage& message) {
   if (!written.contains("tool_calls")) return written;
   for (ordered_json& call : written["tool_calls"]) {
     ordered_json& arguments = call["function"]["arguments"];
-    if (!arguments.is_string()) arguments = arguments.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    if (!arguments.is_string()) arguments = DumpJson(std::move(arguments));
   }
   return written;
 }

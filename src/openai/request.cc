@@ -403,7 +403,7 @@ Result<std::string> OpenAiRequestParser::RenderToolChat(const std::vector<ChatMe
   const ChatTemplate& chat_template = *tool_chat_template_ ? **tool_chat_template_ : **chat_template_;
   ordered_json list = tools.list;
   for (ordered_json& tool : list) tool["function"].erase("strict");  // said to the server, not to the model
-  const std::string shown = ordered_json({{"tools", std::move(list)}}).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const std::string shown = DumpJson({{"tools", std::move(list)}});
   COPPICE_ASSIGN_OR_RETURN(std::string text, chat_template.Render(messages, *tokenizer_, shown));
   // A template may look at the tools in some chats only; one that fails without them looks at them.
   const Result<std::string> without = chat_template.Render(messages, *tokenizer_, "");

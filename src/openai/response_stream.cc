@@ -71,7 +71,7 @@ std::string ResponseStream::DeltaOf(const StreamEvent& event, Choice* choice) co
     }
     added["function"]["arguments"] = call.arguments;
   }
-  return delta + (delta.empty() ? "" : ",") + R"("tool_calls":)" + DumpJson(calls);
+  return delta + (delta.empty() ? "" : ",") + R"("tool_calls":)" + DumpJson(std::move(calls));
 }
 
 void ResponseStream::AppendPrompt(const StreamEvent& event, std::string* out) {

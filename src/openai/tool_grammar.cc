@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "core/json.h"
+
 namespace coppice::openai {
 namespace {
 
@@ -23,8 +25,6 @@ ordered_json Sequence(ordered_json elements) { return {{"type", "sequence"}, {"e
 ordered_json Either(ordered_json one, ordered_json other) {
   return {{"type", "or"}, {"elements", ordered_json::array({std::move(one), std::move(other)})}};
 }
-
-std::string Text(const ordered_json& value) { return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace); }
 
 ordered_json FormatOf(const GrammarSource& content) {
   switch (content.kind) {
@@ -77,7 +77,7 @@ class Writer {
       const bool marked = format_.style == ToolCallStyle::kHermes;
       const std::string mark = marked && !begun ? std::string(format_.begin) + "\n" : "";
       tags.push_back({{"type", "tag"},
-                      {"begin", fmt::format(R"({}{{"name": {}, "{}": )", mark, Text(function.name), format_.arguments_key)},
+                      {"begin", fmt::format(R"({}{{"name": {}, "{}": )", mark, DumpJson(function.name), format_.arguments_key)},
                       {"content", Arguments(function)},
                       {"end", marked && !hides_end() ? "}\n" + std::string(format_.end) : "}"}});
     }
@@ -102,7 +102,7 @@ BodyError CheckSchemas(const ToolFields& tools) {
     const bool other = tools.choice == Choice::kNamed && function.name != tools.named;
     const bool follows = tools.choice == Choice::kAuto ? function.strict : !function.loose;
     if (other || !follows || function.parameters.is_null()) continue;
-    const Status status = CheckGrammarSource({GrammarKind::kJsonSchema, Text(function.parameters)});
+    const Status status = CheckGrammarSource({GrammarKind::kJsonSchema, DumpJson(function.parameters)});
     if (!status.ok()) {
       const std::string param = fmt::format("tools[{}].function.parameters", i);
       return {InvalidArgument(fmt::format("{}: {}; or say \"strict\": false, and check the arguments", param, status.message())),
@@ -142,7 +142,7 @@ std::optional<GrammarSource> ToolGrammar(const ToolFields& tools, const ToolCall
   } else {
     output = writer.TextWithCalls();
   }
-  return GrammarSource{GrammarKind::kStructuralTag, Text({{"type", "structural_tag"}, {"format", std::move(output)}})};
+  return GrammarSource{GrammarKind::kStructuralTag, DumpJson({{"type", "structural_tag"}, {"format", std::move(output)}})};
 }
 
 }  // namespace coppice::openai

@@ -514,8 +514,7 @@ void Service::AnswerScore(const std::shared_ptr<Call>& call, const openai::Score
     const bool full = outcome.refused && outcome.status.code() == StatusCode::kResourceExhausted;
     return Answer(call, full ? ErrorResponse(429, outcome.status.message()) : ErrorResponse(outcome.status));
   }
-  const Result<ordered_json> body =
-      ScoreBody(request, outcome, {.id = call->request.id, .created = Now(), .model = options_.model});
+  Result<ordered_json> body = ScoreBody(request, outcome, {.id = call->request.id, .created = Now(), .model = options_.model});
   if (!body.ok()) return Answer(call, ErrorResponse(body.status()));
   call->usage = outcome.usage;
   metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, 0);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/lower/cut_rules.h"
@@ -23,15 +24,11 @@ int32_t ChooseTeamPiece(std::span<const QueuedItem> items, int64_t heads, const 
     for (const QueuedItem& item : items) count += std::max<int64_t>(CeilDiv(item.tokens, piece), 1) * blocks(item);
     return count;
   };
-  int64_t tokens = 0;
+  const std::optional<int64_t> tokens = TokensForTeams(items, heads, num_sms);
+  if (!tokens) return 0;
   int32_t longest = 1;
-  for (const QueuedItem& item : items) {
-    if (item.dense) return 0;
-    tokens += item.tokens * blocks(item);
-    longest = std::max(longest, item.tokens);
-  }
-  if (!TeamsRead(tasks(longest), tokens, num_sms)) return 0;
-  auto even = static_cast<int32_t>(RoundUp(EvenTeamPiece(tokens, num_sms), kStreamStepTokens));
+  for (const QueuedItem& item : items) longest = std::max(longest, item.tokens);
+  auto even = static_cast<int32_t>(RoundUp(EvenTeamPiece(*tokens, num_sms), kStreamStepTokens));
   while (even < longest && tasks(even) > num_sms) even += kStreamStepTokens;
   return static_cast<int32_t>(TeamPiece(longest, even, merges(), kStreamWarpsPerSm, costs.rates()));
 }

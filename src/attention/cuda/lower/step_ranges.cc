@@ -23,17 +23,20 @@ bool IsDense(const QueuedItem& item, const SmCosts& costs) {
 
 }  // namespace
 
-void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs) {
-  bool any_dense = false;
+std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms) {
   int64_t tasks = 0, tokens = 0;
-  for (QueuedItem& item : items) {
-    item.dense = IsDense(item, costs);
-    any_dense |= item.dense;
-    const int64_t blocks = CeilDiv(item.rows, costs.stream_rows()) * heads;
+  for (const QueuedItem& item : items) {
+    if (item.dense) return std::nullopt;
+    const int64_t blocks = CeilDiv(item.rows, kStreamRows) * heads;
     tasks += blocks;
     tokens += blocks * item.tokens;
   }
-  if (!StreamsByEights(costs.kv_tile()) || (!any_dense && TeamsRead(tasks, tokens, num_sms))) return;
+  return TeamsRead(tasks, tokens, num_sms) ? std::optional(tokens) : std::nullopt;
+}
+
+void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs) {
+  for (QueuedItem& item : items) item.dense = IsDense(item, costs);
+  if (!StreamsByEights(costs.kv_tile()) || TokensForTeams(items, heads, num_sms)) return;
   for (QueuedItem& item : items) {
     item.dense |= item.rows > kStreamRows / 2 && item.rows <= costs.stream_rows() && item.tokens >= kFewestWideDenseTokens;
   }

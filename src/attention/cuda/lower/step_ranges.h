@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct QueuedItem {
   bool read_once;        // by one task, each kv head
   double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
 };
+
+// The tokens of all tasks, uncut, where teams read the step: all its items stream, and each SM can have one task (team_cuts.h).
+std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms);
 
 // Which items are dense. Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range
 // again for every few rows, and those of more than eight are slow unless teams read them.
