@@ -1,6 +1,7 @@
 #include "cli/serve_command.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
@@ -47,6 +48,8 @@ struct ServeOptions {
 bool IsLoopback(const std::string& host) { return host == "::1" || host == "localhost" || host.starts_with("127."); }
 
 Result<ExitCode> Serve(ServeOptions options) {
+  // What one thread gives back, any other may have: with an arena a thread, those that large requests filled kept what they had.
+  mallopt(M_ARENA_MAX, 1);
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   if (options.http.host == "localhost") options.http.host = "127.0.0.1";
   if (!IsLoopback(options.http.host) && options.api_keys.empty() && !options.allow_public) {

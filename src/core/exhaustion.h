@@ -3,6 +3,7 @@
 // Layer: core.
 #pragma once
 
+#include <chrono>
 #include <new>
 #include <stdexcept>
 #include <string_view>
@@ -32,5 +33,20 @@ auto CatchExhaustion(std::string_view doing, Body&& body) -> decltype(std::forwa
     return RefusedBySystem(doing, error.code());
   }
 }
+
+// While one lives, operator new of its thread waits where there is no memory, `longest` at most for each allocation, until other
+// threads give some back, and throws then. For threads whose libraries end the process where a small allocation fails; large ones
+// belong into a MemoryPatience of 0. Replaces the process's new_handler, which it calls on other threads. One inside another holds
+// as long as it lives.
+class MemoryPatience {
+ public:
+  explicit MemoryPatience(std::chrono::milliseconds longest);
+  MemoryPatience(const MemoryPatience&) = delete;
+  MemoryPatience& operator=(const MemoryPatience&) = delete;
+  ~MemoryPatience();
+
+ private:
+  const std::chrono::milliseconds outer_;
+};
 
 }  // namespace coppice

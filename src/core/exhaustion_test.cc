@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <new>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 namespace coppice {
@@ -30,6 +32,31 @@ TEST(CatchExhaustion, SaysWhatRanOut) {
       "counting", []() -> Status { throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again)); });
   EXPECT_EQ(threads.code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(threads.message(), HasSubstr("thread"));
+}
+
+// What operator new calls, by hand: that of a sanitizer ends the process instead.
+void FindNoMemory() { std::get_new_handler()(); }
+
+TEST(MemoryPatience, EndsWhenItsTimeIsOver) {
+  constexpr auto kLongest = std::chrono::milliseconds(30);
+  const MemoryPatience patience(kLongest);
+  for (int i = 0; i < 2; ++i) {  // for each allocation anew
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THROW(
+        while (true) { FindNoMemory(); }, std::bad_alloc);
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, kLongest);
+  }
+}
+
+TEST(MemoryPatience, IsOfItsThreadAndScope) {
+  const MemoryPatience patience(std::chrono::hours(1));
+  EXPECT_NO_THROW(FindNoMemory());
+  {
+    const MemoryPatience none(std::chrono::seconds(0));
+    EXPECT_THROW(FindNoMemory(), std::bad_alloc);
+  }
+  EXPECT_NO_THROW(FindNoMemory());
+  std::jthread([] { EXPECT_THROW(FindNoMemory(), std::bad_alloc); });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/exhaustion.h"
 
 namespace coppice::server {
 namespace {
@@ -37,6 +38,27 @@ HttpRequestParser::HttpRequestParser(size_t max_header_bytes) : max_header_bytes
 
 size_t HttpRequestParser::Put(std::string_view bytes) {
   COPPICE_CHECK(state_ == State::kHead || state_ == State::kBody);
+  size_t taken = 0;
+  TakeMemory([&] { taken = Parse(bytes); });
+  return taken;
+}
+
+template <class Work>
+void HttpRequestParser::TakeMemory(const Work& work) {
+  const MemoryPatience none(std::chrono::seconds(0));  // bodies are large: there is no use in waiting
+  const Status status = CatchExhaustion("reading a request", [&] {
+    work();
+    return OkStatus();
+  });
+  if (!status.ok()) Refuse(503, std::string(status.message()));
+}
+
+void HttpRequestParser::ReserveBody() {
+  COPPICE_CHECK(state_ == State::kBody || state_ == State::kDone);
+  TakeMemory([&] { body().reserve(static_cast<size_t>(body_bytes().value_or(0))); });
+}
+
+size_t HttpRequestParser::Parse(std::string_view bytes) {
   size_t taken = 0;
   beast::error_code error;
   while (taken < bytes.size() && !error) {

@@ -35,6 +35,8 @@ class HttpRequestParser {
   size_t Put(std::string_view bytes);
   // The body may have so many bytes; more are refused with 413. REQUIRES: state() is kHasHead.
   void AcceptBody(uint64_t max_bytes);
+  // Takes memory for a whole body of known size. REQUIRES: state() is kBody or kDone.
+  void ReserveBody();
 
   State state() const { return state_; }
   const Refusal& refusal() const { return refusal_; }
@@ -50,6 +52,11 @@ class HttpRequestParser {
   std::string& body() { return parser_.get().body(); }
 
  private:
+  // Does `work`; where the system refuses memory, the request is refused with 503.
+  template <class Work>
+  void TakeMemory(const Work& work);
+  size_t Parse(std::string_view bytes);
+
   // A body that is appended to as it comes, and nothing else: the caller may take it out in pieces.
   struct AppendedBody {
     using value_type = std::string;

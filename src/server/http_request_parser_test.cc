@@ -108,5 +108,16 @@ TEST(HttpRequestParser, WhatIsRefused) {
   EXPECT_EQ(RefusalOf("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + std::string(300, 'a')).status, 431);
 }
 
+TEST(HttpRequestParser, BodiesThatNoMemoryHoldsAreRefused) {
+  HttpRequestParser parser(kMaxHeader);
+  parser.Put("POST / HTTP/1.1\r\ncontent-length: 4611686018427387904\r\n\r\n");
+  parser.AcceptBody(uint64_t{1} << 63);
+  ASSERT_EQ(parser.state(), State::kBody);
+  parser.ReserveBody();
+  EXPECT_EQ(parser.state(), State::kRefused);
+  EXPECT_EQ(parser.refusal().status, 503);
+  EXPECT_THAT(parser.refusal().message, HasSubstr("out of memory"));
+}
+
 }  // namespace
 }  // namespace coppice::server

@@ -116,6 +116,7 @@ class BeastServer final : public HttpServer {
   // Does `work` until it is done: where the system refuses memory, one connection, whose coroutine has ended, is lost.
   template <class Work>
   static void RunThrough(const Work& work) {
+    const MemoryPatience patience(kPatience);
     const auto run = [&] {
       work();
       return OkStatus();

@@ -17,6 +17,7 @@
 #include <random>
 #include <variant>
 
+#include "core/exhaustion.h"
 #include "server/errors.h"
 
 namespace coppice::server {
@@ -65,6 +66,7 @@ asio::awaitable<void> OnPool(HttpSessions* sessions, Work work) {
                      } catch (...) {
                        thrown = std::current_exception();
                      }
+                     const MemoryPatience patience(kPatience);
                      asio::post(io.get_executor(), [handler = std::move(handler), thrown]() mutable { handler(thrown); });
                    });
       },
@@ -73,6 +75,7 @@ asio::awaitable<void> OnPool(HttpSessions* sessions, Work work) {
 
 // What a handler throws costs its request, not the server: `answer` tells the client where it goes without one.
 void Call(const HttpServer::Handler& handler, HttpRequest request, std::shared_ptr<Responder> answer) {
+  const MemoryPatience none(std::chrono::seconds(0));
   try {
     handler(std::move(request), std::move(answer));
   } catch (const std::exception& error) {
@@ -205,8 +208,10 @@ asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, HttpReque
   const auto expected = static_cast<int64_t>(parser->body_bytes().value_or(options.max_body_bytes));
   if (!body_bytes->Take(&shared_.body_bytes, expected, static_cast<int64_t>(options.max_total_body_bytes)))
     co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
+  parser->ReserveBody();
+  if (parser->state() == HttpRequestParser::State::kRefused)
+    co_return co_await Refuse(parser->refusal().status, parser->refusal().message);
   if (!co_await Continue(*parser)) co_return false;
-  parser->body().reserve(static_cast<size_t>(parser->body_bytes().value_or(0)));
   while (parser->state() == HttpRequestParser::State::kBody) {
     if (!co_await Advance(parser, kBodyRead)) co_return false;
   }
@@ -314,15 +319,15 @@ asio::awaitable<bool> HttpSession::WriteAnswer(std::shared_ptr<SessionResponder>
 }
 
 asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response) {
-  http::response<http::string_body> message(static_cast<http::status>(response.status), version_);
+  http::response<http::span_body<const char>> message(static_cast<http::status>(response.status), version_);
   SetCommon(id_, keep_alive_, &message);
   message.set(http::field::content_type, response.content_type);
   for (const auto& [name, value] : response.headers) message.set(name, value);
   message.content_length(response.file ? static_cast<uint64_t>(response.file->size) : response.body.size());
   const bool has_text = !head_only_ && !response.file;
-  if (has_text) message.body() = response.body;
+  if (has_text) message.body() = {response.body.data(), response.body.size()};
   stream_.expires_after(shared_.options.write_timeout);
-  http::response_serializer<http::string_body> serializer(message);
+  http::response_serializer<http::span_body<const char>> serializer(message);
   if (!has_text) {
     auto [error, size] = co_await http::async_write_header(stream_, serializer, kAwait);
     if (error || head_only_) co_return !error;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,6 +24,10 @@ namespace asio = boost::asio;
 
 // Every operation of a server says how it went; none throws.
 inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+
+// How long threads that serve connections wait for memory that others use. Where a coroutine's operation or the way back to it
+// finds none, Boost.Asio ends the process (~awaitable_thread posts).
+inline constexpr auto kPatience = std::chrono::seconds(10);
 
 class HttpSession;
 
