@@ -58,6 +58,8 @@ class Drafter {
   // Fills sequence->draft, cleared by the caller, of each request, as far as it has a guess. Called once before each step with all
   // sequences that decode in it; of others it may forget what it knows.
   virtual Status Propose(std::span<const DraftRequest> requests) = 0;
+  // Whether guesses cost next to nothing, so that they may be asked for where no step computes them. Propose does not fail then.
+  virtual bool guesses_freely() const { return false; }
   // Forgets all sequences, also where a call that threw has left things half done.
   virtual void Clear() {}
   // KV that drafting itself has read so far, all layers.

@@ -9,6 +9,9 @@ namespace {
 constexpr double kClearly = 1.15;
 // What is kept stays unless the other way is this much cheaper.
 constexpr double kBetter = 1.02;
+// A pause without drafts ends where the forecast is so much better than what they cost, after so many steps.
+constexpr double kPromises = 1.1;
+constexpr int32_t kLeastPause = DraftGain::kShortestPause / 2;
 // Times of the median step that a slow one counts as at most.
 constexpr double kSlow = 2;
 
@@ -19,28 +22,37 @@ void DraftGain::Costs::Add(const Step& step) {
   tokens += step.tokens;
 }
 
-double DraftGain::Costs::SecondsPerToken() const {
+double DraftGain::Costs::Seconds() const {
   auto sorted = seconds;
   const auto middle = sorted.begin() + count / 2;
   std::nth_element(sorted.begin(), middle, sorted.begin() + count);
   double sum = 0;
   for (int32_t i = 0; i < count; ++i) sum += std::min(seconds[i], kSlow * *middle);
-  return sum / static_cast<double>(tokens);
+  return sum;
 }
 
-void DraftGain::Note(const Step& step) {
+bool DraftGain::NextDrafts(const State& state, std::optional<double> promise) {
+  if (state.pause_left > 0) return state.drafting;
+  const bool begins = state.block == 0 && state.step_of_block == 0;
+  if (begins && promise && *promise < kBetter) return false;
+  return state.block % 2 == 0;
+}
+
+void DraftGain::Note(const Step& step, std::optional<double> promise) {
   if (step.tokens == 0) return;
   State& state = StateOf(step.samples);
   if (state.pause_left > 0) {
-    NoteInPause(step, &state);
+    NoteInPause(step, promise, &state);
   } else {
     NoteInTrial(step, &state);
   }
 }
 
-void DraftGain::NoteInPause(const Step& step, State* state) {
+void DraftGain::NoteInPause(const Step& step, std::optional<double> promise, State* state) {
   --state->pause_left;
-  if (state->drafting && step.asked) {
+  const int32_t rested = state->pause - state->pause_left;
+  if (!state->drafting && promise && *promise > kPromises * state->cost && rested >= kLeastPause) state->pause_left = 0;
+  if (state->drafting && step.asked && !step.is_first) {
     state->recent.Add(step);
     if (state->recent.count == std::ssize(state->recent.seconds)) {
       if (state->recent.SecondsPerToken() > kBetter * state->without.SecondsPerToken()) state->pause_left = 0;
@@ -48,13 +60,14 @@ void DraftGain::NoteInPause(const Step& step, State* state) {
     }
   }
   if (state->pause_left > 0) return;
-  state->block = state->step_of_block = 0;
+  state->block = state->step_of_block = state->left_out = 0;
   state->with_drafts = state->without = state->recent = {};
 }
 
 void DraftGain::NoteInTrial(const Step& step, State* state) {
-  const bool drafts = NextDrafts(*state);
-  if (step.asked != drafts) return;  // launched before the block began
+  const bool drafts = state->block % 2 == 0;
+  if (step.asked != drafts) return;  // launched before the block began, or before anything was promised
+  if (step.is_first && state->left_out++ < kMostLeftOut) return;
   if (state->step_of_block > 0) (drafts ? state->with_drafts : state->without).Add(step);
   if (++state->step_of_block < BlockSteps(step.samples)) return;
   state->step_of_block = 0;
@@ -64,6 +77,7 @@ void DraftGain::NoteInTrial(const Step& step, State* state) {
 
 void DraftGain::EndRound(State* state) {
   const double gain = state->without.SecondsPerToken() / state->with_drafts.SecondsPerToken();
+  state->cost = state->with_drafts.SecondsPerStep() / state->without.SecondsPerStep();
   const bool is_clear = gain > kClearly || gain < 1 / kClearly;
   if (!is_clear && state->block < 2 * kRounds) return;
   const bool drafting = state->drafting ? gain > 1 / kBetter : gain > kBetter;

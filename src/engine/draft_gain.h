@@ -8,11 +8,15 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <optional>
 
 namespace coppice {
 
 // Steps that ask for drafts are measured as they come, those for which nothing can be guessed too: no step is launched ahead of one
 // that asks, which costs a GPU's engine time whatever comes of it.
+//
+// What drafts would give may be forecast (drafts.h): guesses are held against what is said without them. Then a trial waits until
+// it promises something, and a pause without drafts ends where they promise more than what their steps were seen to cost.
 //
 // Thread-compatible. A trial runs a block of steps with drafts and one without; if neither is clearly cheaper, another of both. The
 // cheaper way is kept for a pause that doubles while trials agree, from kShortestPause to kLongestPause steps. The pause ends early
@@ -24,46 +28,53 @@ class DraftGain {
   // a step says little, so they take more steps.
   static int32_t BlockSteps(int32_t samples) { return 1 + std::clamp(24 / std::max(samples, 1), 3, kMostCounted); }
 
-  // Whether the next step should draft, where about so many samples decode.
-  bool ShouldDraft(int32_t samples) const { return NextDrafts(StateOf(samples)); }
+  // Whether the next step should draft, where about so many samples decode. `promise`: tokens of a sample in a step with drafts, 1
+  // or more, where that is forecast.
+  bool ShouldDraft(int32_t samples, std::optional<double> promise = {}) const { return NextDrafts(StateOf(samples), promise); }
   // Whether that is settled: nothing is measured until the pause is over.
   bool IsSettled(int32_t samples) const { return StateOf(samples).pause_left > 0; }
 
   struct Step {
     int32_t samples = 0;  // that ShouldDraft was asked for
     bool asked = false;   // for drafts, whether or not anything could be guessed
-    int32_t tokens = 0;   // that it gave
+    double tokens = 0;    // that it gave, or was worth
     double seconds = 0;
+    bool is_first = false;  // of its shape: others will take less
   };
   // A step without prompt rows was committed.
-  void Note(const Step& step);
+  void Note(const Step& step, std::optional<double> promise = {});
 
  private:
-  static constexpr int32_t kRounds = 2;       // blocks of each way in a trial, at most
-  static constexpr int32_t kMostCounted = 8;  // steps of a block
+  static constexpr int32_t kRounds = 2;        // blocks of each way in a trial, at most
+  static constexpr int32_t kMostCounted = 8;   // steps of a block
+  static constexpr int32_t kMostLeftOut = 32;  // steps of a trial
   // What steps of one way cost.
   struct Costs {
     std::array<double, kRounds * kMostCounted> seconds{};
     int32_t count = 0;
-    int64_t tokens = 0;
+    double tokens = 0;
 
     void Add(const Step& step);
     // One slow step, of a shared machine or of a shape that a GPU captures for the first time, counts as two of the median's time.
-    double SecondsPerToken() const;
+    double Seconds() const;
+    double SecondsPerToken() const { return Seconds() / tokens; }
+    double SecondsPerStep() const { return Seconds() / count; }
   };
   // Of steps in which as many samples decode, within a factor of two.
   struct State {
     bool drafting = true;  // the way that is kept
     int32_t pause = kShortestPause / 2;
-    int32_t pause_left = 0;  // steps; 0: a trial is on
+    int32_t pause_left = 0;  // steps; 0: a trial is on, or waits for a promise
+    double cost = 1;         // of a step with drafts, in steps without, when it was last seen
     // Of the trial. Blocks take turns, the first is with drafts.
     int32_t block = 0, step_of_block = 0;
+    int32_t left_out = 0;  // steps that were the first of their shape
     Costs with_drafts, without;
     Costs recent;  // of the pause, where drafts are kept: the last steps
   };
 
-  static bool NextDrafts(const State& state) { return state.pause_left > 0 ? state.drafting : state.block % 2 == 0; }
-  static void NoteInPause(const Step& step, State* state);
+  static bool NextDrafts(const State& state, std::optional<double> promise);
+  static void NoteInPause(const Step& step, std::optional<double> promise, State* state);
   static void NoteInTrial(const Step& step, State* state);
   static void EndRound(State* state);
   const State& StateOf(int32_t samples) const { return states_[std::bit_width(static_cast<uint32_t>(samples))]; }

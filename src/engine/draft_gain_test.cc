@@ -17,10 +17,7 @@ Counts RunSteps(DraftGain* gain, int32_t steps, int32_t samples, double seconds,
   for (int32_t i = 0; i < steps; ++i) {
     const bool drafts = gain->ShouldDraft(samples);
     ++(drafts ? counts.with_drafts : counts.without);
-    gain->Note({.samples = samples,
-                .asked = drafts,
-                .tokens = static_cast<int32_t>(samples * (drafts ? tokens : 1)),
-                .seconds = drafts ? seconds : 1});
+    gain->Note({.samples = samples, .asked = drafts, .tokens = samples * (drafts ? tokens : 1), .seconds = drafts ? seconds : 1});
   }
   return counts;
 }
@@ -119,6 +116,53 @@ TEST(DraftGain, CountsWhatStepsGaveTogether) {
   for (int32_t i = 0; i < 2 * DraftGain::BlockSteps(1); ++i) RunSteps(&gain, 1, 1, 1.2, i % 3 == 0 ? 5 : 1);
   EXPECT_TRUE(gain.IsSettled(1));
   EXPECT_TRUE(gain.ShouldDraft(1));
+}
+
+// As RunSteps, where drafts that give `tokens` a sample are forecast to give `promise`.
+Counts RunForecast(DraftGain* gain, int32_t steps, double seconds, double promise) {
+  Counts counts;
+  for (int32_t i = 0; i < steps; ++i) {
+    const bool drafts = gain->ShouldDraft(kSamples, promise);
+    ++(drafts ? counts.with_drafts : counts.without);
+    gain->Note({.samples = kSamples, .asked = drafts, .tokens = kSamples * (drafts ? promise : 1), .seconds = drafts ? seconds : 1},
+               promise);
+  }
+  return counts;
+}
+
+// A GPU's first steps of a shape capture it. They say nothing, but where none but they come, they are what drafting costs.
+TEST(DraftGain, FirstStepsOfAShapeAreLeftOut) {
+  DraftGain captures, costs;
+  const auto run = [](DraftGain* gain, int32_t steps, int32_t first_steps) {
+    for (int32_t i = 0; i < steps; ++i) {
+      const bool drafts = gain->ShouldDraft(kSamples), is_first = drafts && first_steps-- > 0;
+      gain->Note({.samples = kSamples,
+                  .asked = drafts,
+                  .tokens = drafts ? 3.0 * kSamples : kSamples,
+                  .seconds = is_first ? 20
+                             : drafts ? 1.5
+                                      : 1,
+                  .is_first = is_first});
+    }
+  };
+  run(&captures, 100, 12);
+  EXPECT_TRUE(captures.ShouldDraft(kSamples));
+  run(&costs, 60, 1'000);
+  EXPECT_FALSE(costs.ShouldDraft(kSamples));
+}
+
+TEST(DraftGain, NothingIsTriedThatPromisesNothing) {
+  DraftGain gain;
+  EXPECT_EQ(RunForecast(&gain, 10'000, 1.5, 1).with_drafts, 0);
+  EXPECT_GT(RunForecast(&gain, 1'000, 1.5, 3).with_drafts, 900);
+}
+
+TEST(DraftGain, APauseEndsWhereThePromiseIsBetterThanTheCost) {
+  DraftGain gain;
+  RunForecast(&gain, 20'000, 1.5, 1.2);  // tried, and too dear: pauses are long by now
+  EXPECT_LE(RunForecast(&gain, 1'000, 1.5, 1.2).with_drafts, 4 * kBlock);
+  EXPECT_GT(RunForecast(&gain, 100, 1.5, 2).with_drafts, 100 - kBlock - DraftGain::kShortestPause);
+  EXPECT_LT(RunForecast(&gain, 1'000, 1.5, 1).with_drafts, 50);  // and drafting ends with it
 }
 
 }  // namespace

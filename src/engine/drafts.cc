@@ -3,20 +3,44 @@
 #include <algorithm>
 
 namespace coppice {
+namespace {
+
+// Sequences whose guesses are followed in steps without drafts, at most: each takes a microsecond or two of the host.
+constexpr size_t kMostFollowed = 64;
+
+// What a step with drafts gives a sequence that decodes, in the mean, so far as it is worth anything: where nobody waits for its
+// place, a request is done when its slowest sample is.
+double TokensPerStep(std::span<Sequence* const> decoding, bool others_wait) {
+  double tokens = 0;
+  for (size_t i = 0; i < decoding.size();) {
+    const size_t begin = i;
+    double sum = 0, least = decoding[i]->draft_record.tokens_per_step();
+    for (; i < decoding.size() && decoding[i]->request == decoding[begin]->request; ++i) {
+      sum += decoding[i]->draft_record.tokens_per_step();
+      least = std::min(least, decoding[i]->draft_record.tokens_per_step());
+    }
+    tokens += others_wait ? sum : least * static_cast<double>(i - begin);
+  }
+  return tokens / static_cast<double>(decoding.size());
+}
+
+}  // namespace
 
 bool Drafts::DecideFor(int32_t running) {
-  drafting_ = enabled() && (options_.policy == DraftPolicy::kAlways || gain_.ShouldDraft(running));
+  drafting_ = enabled() && (options_.policy == DraftPolicy::kAlways || gain_.ShouldDraft(running, promise_));
   return drafting_;
 }
 
-void Drafts::NoteStep(const DraftGain::Step& step) {
-  if (options_.policy == DraftPolicy::kMeasured) gain_.Note(step);
+void Drafts::NoteStep(DraftGain::Step step) {
+  if (options_.policy != DraftPolicy::kMeasured) return;
+  if (step.asked && promise_) step.tokens = step.samples * *promise_;
+  gain_.Note(step, promise_);
 }
 
 Status Drafts::Propose(Scheduler* scheduler) {
   asked_.clear();
   if (!enabled()) return OkStatus();
-  if (!drafting_) {
+  if (!drafting_ && !forecasts()) {
     scheduler->ForgoDrafts();
     // What it holds of samples is given up only once drafts have lost: a trial without them is a few steps.
     if (drafter_rests_ || !gain_.IsSettled(scheduler->num_running())) return OkStatus();
@@ -24,16 +48,27 @@ Status Drafts::Propose(Scheduler* scheduler) {
     return drafter_->Propose({});
   }
   drafter_rests_ = false;
-  for (Sequence* const sequence : scheduler->PlanDrafts()) {
-    sequence->draft.Clear();
-    const int32_t wanted = sequence->draft_depth > 0 ? sequence->draft_depth : options_.max_depth;
-    const int32_t generated = static_cast<int32_t>(sequence->generated.size());
-    // One token more than the accepted drafts comes of a step.
-    const int32_t depth = std::min({wanted, scheduler->draft_share(), sequence->request->params.max_tokens - generated - 1,
-                                    options_.max_context - sequence->length() - 1});
-    if (depth > 0) asked_.push_back({.sequence = sequence, .max_depth = depth});
+  std::span<Sequence* const> decoding = scheduler->PlanDrafts();
+  if (!drafting_) decoding = decoding.first(std::min(decoding.size(), kMostFollowed));
+  for (Sequence* const sequence : decoding) {
+    const int32_t length = sequence->length();
+    const bool is_over = sequence->draft_record.Follow(sequence->draft, length, sequence->TokenAt(length - 1));
+    if (is_over || drafting_) Ask(*scheduler, sequence);
   }
+  if (!drafting_) scheduler->ForgoDrafts();
+  if (forecasts() && !decoding.empty()) promise_ = TokensPerStep(decoding, !scheduler->waiting().empty());
   return drafter_->Propose(asked_);
+}
+
+void Drafts::Ask(const Scheduler& scheduler, Sequence* sequence) {
+  sequence->draft.Clear();
+  sequence->draft_record.Begin(sequence->length(), drafting_);
+  const int32_t wanted = drafting_ && sequence->draft_depth > 0 ? sequence->draft_depth : options_.max_depth;
+  const int32_t generated = static_cast<int32_t>(sequence->generated.size());
+  // One token more than the accepted drafts comes of a step.
+  const int32_t depth = std::min({wanted, scheduler.draft_share(), sequence->request->params.max_tokens - generated - 1,
+                                  options_.max_context - sequence->length() - 1});
+  if (depth > 0) asked_.push_back({.sequence = sequence, .max_depth = depth});
 }
 
 void Drafts::Clear() {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,7 +32,9 @@ class Drafts {
   // launched ahead. REQUIRES: called before Propose, for it.
   bool DecideFor(int32_t running);
   bool drafting() const { return drafting_; }
-  // Guesses for the sequences that decode in the next step, if it drafts. On an error `asked` have no drafts that can be trusted.
+  // Guesses for the sequences that decode in the next step, if it drafts. Else those of a drafter that guesses freely are held
+  // against the tokens that come, so that drafting begins where it promises to pay. On an error `asked` have no drafts that can be
+  // trusted.
   Status Propose(Scheduler* scheduler);
   // The sequences that Propose asked for.
   std::span<const DraftRequest> asked() const { return asked_; }
@@ -40,16 +43,22 @@ class Drafts {
   // Of the first `drafts` tokens of a sequence's draft, `accepted` were what the model says.
   void NoteAccepted(Sequence* sequence, int32_t drafts, int32_t accepted) const;
   // A step without prompt rows was committed.
-  void NoteStep(const DraftGain::Step& step);
+  void NoteStep(DraftGain::Step step);
   // By drafting itself so far, all layers of a draft model.
   int64_t kv_bytes_read() const { return drafter_ ? drafter_->kv_bytes_read() : 0; }
 
  private:
+  // Whether guesses are followed in steps without drafts, too.
+  bool forecasts() const { return options_.policy == DraftPolicy::kMeasured && drafter_->guesses_freely(); }
+  // Asks for a guess, if there is room for one.
+  void Ask(const Scheduler& scheduler, Sequence* sequence);
+
   std::unique_ptr<Drafter> drafter_;
   Options options_;
   DraftGain gain_;
   bool drafting_ = false;
-  bool drafter_rests_ = false;  // it was told that nobody asks for now
+  bool drafter_rests_ = false;     // it was told that nobody asks for now
+  std::optional<double> promise_;  // tokens of a sample in a step with drafts, where that is forecast
   std::vector<DraftRequest> asked_;
 };
 

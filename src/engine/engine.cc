@@ -327,8 +327,9 @@ Result<bool> EngineImpl::RunStep() {
     metrics_.totals().undrafted_steps += !drafting;
     drafts_.NoteStep({.samples = samples,
                       .asked = drafting,
-                      .tokens = static_cast<int32_t>(metrics_.totals().generated_tokens - tokens),
-                      .seconds = seconds});
+                      .tokens = static_cast<double>(metrics_.totals().generated_tokens - tokens),
+                      .seconds = seconds,
+                      .is_first = metrics_.step().new_shape});
   }
   return true;
 }

@@ -37,6 +37,7 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   edit_seconds_ = stats.edit_seconds;
   step_.sample_seconds = stats.sample_seconds;
   step_.ran_as_graph = stats.ran_as_graph;
+  step_.new_shape = stats.new_shape;
   totals_.graph_steps += step_.ran_as_graph;
   if (!std::exchange(was_idle_, false)) totals_.device_idle_seconds += stats.device_idle_seconds;
   totals_.prefilled_tokens += step_.prefill_rows;

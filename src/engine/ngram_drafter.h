@@ -43,6 +43,7 @@ class NgramDrafter final : public Drafter {
   // Among the last 32 places at which the last two tokens occurred, those come first whose text before agrees longest (up to 8
   // tokens), then the latest.
   Status Propose(std::span<const DraftRequest> requests) override;
+  bool guesses_freely() const override { return true; }
 
  private:
   struct Place {

@@ -15,6 +15,7 @@
 #include "coppice/engine/engine.h"
 #include "core/cache_line.h"
 #include "engine/draft.h"
+#include "engine/draft_record.h"
 #include "engine/emitter.h"
 #include "engine/ngram_drafter.h"
 
@@ -51,6 +52,7 @@ struct alignas(kCacheLine) Sequence {
   int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
   PrefixTree::Cursor found;  // where its text was found in the cache last
   Draft draft;               // for the next step
+  DraftRecord draft_record;
 
   int32_t length() const;  // tokens known: prompt and generated
   // Tokens to be computed: those that are known, and those that a step under way will have chosen.

@@ -149,10 +149,11 @@ Status DeviceRunner::Run(const StepBatch& batch, const DeviceBatch& rows, Step* 
 Status DeviceRunner::ForwardAndSample(const DeviceBatch& rows, bool has_scores, StepStats* stats) {
   // How many scores there are, a graph does not say: they follow it, where the logits of all rows are there then.
   const bool scores_follow = has_scores && rows_.shape.logit_rows <= limits_.max_logit_rows;
+  const bool may_be_graph = limits_.max_graphs > 0 && (!has_scores || scores_follow);
   StepGraphs::Captured* const captured =
-      has_scores && !scores_follow
-          ? nullptr
-          : graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.DeviceImages());
+      may_be_graph ? graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.DeviceImages())
+                   : nullptr;
+  stats->new_shape = may_be_graph && (captured == nullptr || !captured->graph);
   if (captured == nullptr) return Compute(rows, has_scores).status();
   if (!captured->graph) COPPICE_RETURN_IF_ERROR(Capture(rows, captured));
   stats->ran_as_graph = true;

@@ -43,6 +43,7 @@ struct StepStats {
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0;
   double edit_seconds = 0;  // the edits that the host makes
   bool ran_as_graph = false;
+  bool new_shape = false;  // it had no graph to launch yet, so that other steps of its shape take less
   // Of a device that runs beside the host: from the end of the step before to the beginning of this one's forward pass, as the
   // device saw it. 0 for the first.
   double device_idle_seconds = 0;

@@ -238,6 +238,7 @@ struct StepMetrics {
   int32_t grouped_rows = 0;  // of all rows, those that read some KV together with another sample's rows
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
   bool ran_as_graph = false;  // on a GPU: as one captured graph
+  bool new_shape = false;     // on a GPU: without one, or capturing it, since no step of its shape had come before
   // KV of the samples that ran, as EngineMetrics has it at the peak.
   int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0, kv_page_rounding_bytes = 0;
   double seconds = 0, plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
