@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "attention/cuda/plan_device.h"
 #include "attention/plan.h"
 #include "core/check.h"
 
@@ -18,8 +19,8 @@ constexpr std::array kCpuWays = {PodWay::kTwoLaunches, PodWay::kOverlapped, PodW
 constexpr double kCounts = 0.2;  // POD section 5.1: of the serial time
 
 // The device's model with rates that leave the lowering one choice.
-MachineModel MachineFor(PodWay way, MachineModel machine) {
-  constexpr double kNever = 1e12;
+MachineModel MachineFor(PodWay way, const AttentionSpec& spec, MachineModel machine) {
+  constexpr double kNever = 1e12, kSideOfMemory = 1.3;
   SmRates& sm = machine.sm;
   const auto no_side = [&] { sm.side_step_ns = kNever; };
   switch (way) {
@@ -33,8 +34,10 @@ MachineModel MachineFor(PodWay way, MachineModel machine) {
       break;
     case PodWay::kDivided: no_side(); break;
     case PodWay::kSide:
-      sm.side_step_ns = sm.side_task_ns = 1;
-      sm.dense_task_with_side_ns = sm.slowed_by_side = 0;
+      // As if it cost the dense tiles nothing, near the memory's rate: what asks for more slows them in the simulation.
+      sm.side_step_ns = kSideOfMemory * cuda::kSideStepTokens * 2 * spec.head_dim * SizeOf(spec.kv_dtype) * sm.num_sms /
+                        sm.memory_bytes_per_s * 1e9;
+      sm.side_task_ns = sm.dense_task_with_side_ns = sm.slowed_by_side = 0;
       break;
     default: break;
   }
@@ -116,7 +119,7 @@ Result<PodResult> PodBench::Run(const PodBatch& batch) {
   const auto prepare = [&](PodPart part, PodWay way) -> Result<std::unique_ptr<Launch>> {
     auto launch = std::make_unique<Launch>();
     launch->forest = PodForest(batch, part, options_.page_size);
-    const MachineModel machine = MachineFor(way, backend.machine());
+    const MachineModel machine = MachineFor(way, spec, backend.machine());
     COPPICE_ASSIGN_OR_RETURN(const PlanCapacity capacity, ResolveCapacity(spec, launch->forest.Capacity()));
     COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, backend.Traits(spec, capacity));
     COPPICE_ASSIGN_OR_RETURN(const PlanSizes sizes, backend.Sizes(spec, capacity));

@@ -110,8 +110,8 @@ TEST(HttpRequestParser, WhatIsRefused) {
 
 TEST(HttpRequestParser, BodiesThatNoMemoryHoldsAreRefused) {
   HttpRequestParser parser(kMaxHeader);
-  parser.Put("POST / HTTP/1.1\r\ncontent-length: 4611686018427387904\r\n\r\n");
-  parser.AcceptBody(uint64_t{1} << 63);
+  parser.Put("POST / HTTP/1.1\r\ncontent-length: 18446744073709551614\r\n\r\n");
+  parser.AcceptBody(~uint64_t{0});
   ASSERT_EQ(parser.state(), State::kBody);
   parser.ReserveBody();
   EXPECT_EQ(parser.state(), State::kRefused);
