@@ -106,14 +106,6 @@ class StressTest : public ::testing::Test {
     }
   }
 
-  void LaunchSideTiles(const cuda::KernelVariant& variant, int32_t page_size) {
-    const auto device = testing::MakeCudaTestDevice(0, CudaKernels::kHopper, INT_MAX, /*side_tiles=*/true);
-    const auto test = testing::CaseWithSideTiles(*device, page_size);
-    const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
-    ASSERT_TRUE(testing::TasksOf(*test, plan, num_sms_, /*side_tiles=*/true).side);
-    Launch(*test, *device, variant, device->backend().machine(), plan.View(), plan.Sizes(), LaunchesOfACase(1));
-  }
-
   static constexpr int32_t kPages[] = {16}, kSmallPages[] = {1, 2, 4};
   int num_sms_ = 0;
   cudaStream_t stream_ = nullptr;
@@ -125,9 +117,13 @@ TEST_F(StressTest, SmallPages) { LaunchRandomForests(CudaKernels::kHopper, cuda:
 
 TEST_F(StressTest, MmaSync) { LaunchRandomForests(CudaKernels::kMmaSync, cuda::kStressMmaSync, kPages); }
 
-TEST_F(StressTest, SideTiles) { LaunchSideTiles(cuda::kStressSide, 16); }
-
-TEST_F(StressTest, SideTilesOfSmallPages) { LaunchSideTiles(cuda::kStressSideSmallPages, 1); }
+TEST_F(StressTest, SideTiles) {
+  const auto device = testing::MakeCudaTestDevice(0, CudaKernels::kHopper, INT_MAX, /*side_tiles=*/true);
+  const auto test = testing::CaseWithSideTiles(*device);
+  const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
+  ASSERT_TRUE(testing::TasksOf(*test, plan, num_sms_, /*side_tiles=*/true).side);
+  Launch(*test, *device, cuda::kStressSide, device->backend().machine(), plan.View(), plan.Sizes(), LaunchesOfACase(1));
+}
 
 // Tiles of both kinds, and superblocks that are kept in device memory.
 TEST_F(StressTest, Deterministic) {

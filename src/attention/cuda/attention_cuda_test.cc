@@ -103,7 +103,6 @@ INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCudaTest,
                                            TestedKernels{"HopperSideTilesOnFiveSms", CudaKernels::kHopper, 5, true},
                                            TestedKernels{"HopperSmallPages", CudaKernels::kHopper, INT_MAX, false, true},
                                            TestedKernels{"HopperSmallPagesOnFiveSms", CudaKernels::kHopper, 5, false, true},
-                                           TestedKernels{"HopperSmallPagesSideTiles", CudaKernels::kHopper, INT_MAX, true, true},
                                            TestedKernels{"MmaSync", CudaKernels::kMmaSync}),
                          [](const auto& info) { return info.param.name; });
 
@@ -203,7 +202,7 @@ TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
 // By whom a request is read depends on the moment, its bits do not.
 TEST_P(AttentionCudaTest, SideTilesGiveTheBitsOfStreamTiles) {
   if (!GetParam().side_tiles) GTEST_SKIP() << "plans have no side tiles";
-  const auto test = testing::CaseWithSideTiles(*device_, PageSize(16));
+  const auto test = testing::CaseWithSideTiles(*device_);
   const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
   const testing::DeviceTasks tasks = testing::TasksOf(*test, plan, NumSms(), /*side_tiles=*/true);
   ASSERT_TRUE(tasks.side);

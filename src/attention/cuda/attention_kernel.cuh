@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const int cta = SpreadCta(p, blockIdx.x), busy = min(header.num_dense_tasks, header.dense_ctas), idle = gridDim.x - busy;
     const bool has_side = header.side != 0 && cta < busy;
     ptx::DecreaseRegisters<C::kProducerRegisters>();
-    if (warp == 0 || (C::kKvLoaders > 1 && warp == 3)) {
+    if (warp == 0 || (C::kGathers && warp == 3)) {
       if constexpr (C::kGathers) {
-        GatherDenseKv<C>(p, maps, s, /*has_k=*/warp == 0, /*has_v=*/warp == 3 || C::kKvLoaders == 1);
+        GatherDenseKv<C>(p, maps, s, /*is_v=*/warp == 3);
       } else {
         LoadDenseKv<C>(p, maps, s);
       }

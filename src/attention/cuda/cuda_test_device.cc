@@ -77,11 +77,11 @@ DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool
           .stream = translator.num_stream_tasks()};
 }
 
-std::unique_ptr<AttentionCase> CaseWithSideTiles(TestDevice& device, int32_t page_size) {
+std::unique_ptr<AttentionCase> CaseWithSideTiles(TestDevice& device) {
   constexpr int32_t kRequests = 100, kPrefix = 2048, kMostOwn = 300;
   CaseOptions options;
   options.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  options.forest = {.page_size = page_size, .max_branches = kRequests, .max_kv_len = kPrefix + kMostOwn, .start_empty = true};
+  options.forest = {.max_branches = kRequests, .max_kv_len = kPrefix + kMostOwn, .start_empty = true};
   auto test = std::make_unique<AttentionCase>(device, options);
   const int32_t first = test->forest().AddRoot(kPrefix + kMostOwn / 2);
   for (int32_t i = 1; i < kRequests; ++i) test->forest().Fork(first, kPrefix, 1 + i * 7 % kMostOwn);

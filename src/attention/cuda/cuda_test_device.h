@@ -25,6 +25,6 @@ struct DeviceTasks {
 DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles = false);
 
 // 100 requests of four rows a kv head behind a prefix of 2,048 tokens: full dense tiles, and many requests to stream beside them.
-std::unique_ptr<AttentionCase> CaseWithSideTiles(TestDevice& device, int32_t page_size = 16);
+std::unique_ptr<AttentionCase> CaseWithSideTiles(TestDevice& device);
 
 }  // namespace coppice::attention::testing

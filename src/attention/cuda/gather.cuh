@@ -30,6 +30,17 @@ struct TokenBlock {
   }
 };
 
+// Starts the copy of the eight tokens whose pages begin at `page`.
+template <class C>
+__device__ __forceinline__ void CopyBox(const GatherParams& p, const CUtensorMap* map, int head, int page, uint64_t* ready,
+                                        uint8_t* to, uint64_t priority) {
+  const int copies = p.split_boxes ? C::kHeadChunks : 1, head_fourth = p.split_boxes ? head : 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < copies; ++chunk) {
+    ptx::TensorLoad5(to + chunk * 1024, map, ready, chunk * 64, 0, page, head_fourth, head - head_fourth, priority);
+  }
+}
+
 // Starts the copies of a block's K or V under one kv head to `to`: [8 tokens][chunk][8][64], swizzled. What the copy engine brings
 // completes bytes on `ready`; for the rest, CopyAsyncArrive follows. All lanes call.
 template <class C>
@@ -43,12 +54,7 @@ __device__ __forceinline__ void CopyTokens(const GatherParams& p, const CUtensor
     if (lane == 0) ptx::BarrierExpectBytes(ready, boxes * C::kGroupBytes);
     __syncwarp();  // the barrier expects the bytes before any arrive
     if (lane >= boxes) return;
-    to += lane * C::kGroupBytes;
-    const int copies = p.split_boxes ? C::kHeadChunks : 1, head_fourth = p.split_boxes ? head : 0;
-#pragma unroll 1
-    for (int chunk = 0; chunk < copies; ++chunk) {
-      ptx::TensorLoad5(to + chunk * 1024, map, ready, chunk * 64, 0, page, head_fourth, head - head_fourth, priority);
-    }
+    CopyBox<C>(p, map, head, page, ready, to + lane * C::kGroupBytes, priority);
     return;
   }
   constexpr int kPieces = C::kHeadDim / 8, kAtOnce = 32 / kPieces;  // of a token; tokens
@@ -82,10 +88,58 @@ __device__ __forceinline__ void CopyTokens(const GatherParams& p, const CUtensor
   }
 }
 
-// One warp: K, V or both of the tiles of the dense tasks, as LoadDenseKv.
+// The pages of a dense tile's tokens, as the lanes of a warp know them: of token b * 32 + lane, if that is present.
 template <class C>
-__device__ void GatherDenseKv(const GatherParams& p, KvMaps maps, SharedStorage<C>& s, bool has_k, bool has_v) {
-  constexpr int kBlocks = C::kKvTile / 32;
+struct TilePages {
+  static constexpr int kBlocks = C::kKvTile / 32;
+  int pages[kBlocks];
+
+  // Of the tile from `start` on.
+  __device__ __forceinline__ void LookUp(const KernelParams& p, const DenseTask& t, int start) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) pages[b] = PageOf(p, t.page_begin, min(start + b * 32 + lane, t.range.end - 1));
+  }
+
+  __device__ __forceinline__ int Of(int block) const {
+    int page = pages[0];
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b) page = b == block ? pages[b] : page;
+    return page;
+  }
+
+  // Whether the pages of each eight tokens that are present lie one after the other. All lanes call.
+  __device__ __forceinline__ bool InBoxes(const KernelParams& p, int present) const {
+    const int lane = threadIdx.x % 32;
+    bool in_boxes = true;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int first = __shfl_sync(kAllLanes, pages[b], lane / 8 * 8);
+      in_boxes &= b * 32 + lane >= present || pages[b] == first + (lane % 8 >> p.page_shift);
+    }
+    return __all_sync(kAllLanes, in_boxes);
+  }
+
+  // Copies the tile's K or V, a box of eight tokens a lane, all at once: 32 tokens after the other would take the time in which the
+  // tile before is computed. REQUIRES: InBoxes. All lanes call.
+  __device__ __forceinline__ void CopyBoxes(const GatherParams& p, const CUtensorMap* map, int head, int present, uint64_t* ready,
+                                            uint8_t* to) const {
+    const int lane = threadIdx.x % 32, boxes = (min(present, C::kKvTile) + 7) / 8;
+    int page = 0;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int of_block = __shfl_sync(kAllLanes, pages[b], lane * 8 % 32);
+      page = lane / 4 == b ? of_block : page;
+    }
+    if (lane == 0) ptx::BarrierExpectBytes(ready, boxes * C::kGroupBytes);
+    __syncwarp();  // the barrier expects the bytes before any arrive
+    if (lane < boxes) CopyBox<C>(p, map, head, page, ready, to + lane * C::kGroupBytes, ptx::kEvictNormal);
+  }
+};
+
+// One warp: K or V of the tiles of the dense tasks, as LoadDenseKv.
+template <class C>
+__device__ void GatherDenseKv(const GatherParams& p, KvMaps maps, SharedStorage<C>& s, bool is_v) {
   const int lane = threadIdx.x % 32;
   int tile = 0;  // over all tasks
   for (int n = 0;; ++n) {
@@ -95,37 +149,26 @@ __device__ void GatherDenseKv(const GatherParams& p, KvMaps maps, SharedStorage<
     if (t.num_tiles < 0) break;
     __syncwarp();  // all lanes have their copy of the task
     if (lane == 0) ptx::BarrierArrive(&s.task_done[slot]);
-    int pages[kBlocks];
-    const auto look_up = [&](int start) {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) pages[b] = PageOf(p, t.page_begin, min(start + b * 32 + lane, t.range.end - 1));
-    };
-    if (t.num_tiles > 0) look_up(t.first);
+    TilePages<C> of;
+    if (t.num_tiles > 0) of.LookUp(p, t, t.first);
     for (int i = 0; i < t.num_tiles; ++i, ++tile) {
       const int stage = tile % C::kStages, start = t.first + i * C::kKvTile;
-      const uint32_t parity = (tile / C::kStages & 1) ^ 1;
-      if constexpr (C::kSide) {
-        if (lane == 0) s.side.dense_tokens_copied = tile * C::kKvTile;
-      }
-      const auto load = [&](bool is_v) {
-        uint64_t* const ready = is_v ? &s.v_ready[stage] : &s.k_ready[stage];
-        uint8_t* const to = is_v ? s.v[stage] : s.k[stage];
-        ptx::BarrierWait(is_v ? &s.v_free[stage] : &s.k_free[stage], parity);
+      uint64_t* const ready = is_v ? &s.v_ready[stage] : &s.k_ready[stage];
+      uint8_t* const to = is_v ? s.v[stage] : s.k[stage];
+      const CUtensorMap* const map = is_v ? maps.v : maps.k;
+      ptx::BarrierWait(is_v ? &s.v_free[stage] : &s.k_free[stage], (tile / C::kStages & 1) ^ 1);
+      if (const int present = t.range.end - start; of.InBoxes(p, present)) {
+        of.CopyBoxes(p, map, t.kv_head, present, ready, to);
+      } else {
 #pragma unroll 1
-        for (int b = 0; b < kBlocks; ++b) {
-          int page = pages[0];
-#pragma unroll
-          for (int other = 1; other < kBlocks; ++other) page = b == other ? pages[other] : page;
-          const TokenBlock block(p, page, start + b * 32, t.range.end);
+        for (int b = 0; b < TilePages<C>::kBlocks; ++b) {
+          const TokenBlock block(p, of.Of(b), start + b * 32, t.range.end);
           if (block.present <= 0) break;
-          CopyTokens<C>(p, is_v ? maps.v : maps.k, is_v ? p.v : p.k, t.kv_head, block, ready, to + b * 4 * C::kGroupBytes,
-                        ptx::kEvictNormal);
+          CopyTokens<C>(p, map, is_v ? p.v : p.k, t.kv_head, block, ready, to + b * 4 * C::kGroupBytes, ptx::kEvictNormal);
         }
-        ptx::CopyAsyncArrive(ready);
-      };
-#pragma unroll 1
-      for (int is_v = !has_k; is_v <= static_cast<int>(has_v); ++is_v) load(is_v != 0);
-      if (i + 1 < t.num_tiles) look_up(start + C::kKvTile);  // before the wait: it costs a look-up
+      }
+      ptx::CopyAsyncArrive(ready);
+      if (i + 1 < t.num_tiles) of.LookUp(p, t, start + C::kKvTile);  // before the wait: it costs a look-up
     }
   }
 }

@@ -26,6 +26,7 @@ struct Config {
   static constexpr bool kDelays = false;  // see StressConfig
   static constexpr bool kSide = kSide_;
   static constexpr bool kGathers = kGathers_;
+  static_assert(!kSide || !kGathers, "there is no warp for both");
   // Tokens of a dense step: as many as the registers hold (64 of scores, 64 of output, 32 of weights; 96, 32 and 48), since
   // barriers, the turn, a softmax's first exponential and its check cost the same whatever the tokens: a fifth of 128 of
   // head_dim 64.
@@ -40,15 +41,15 @@ struct Config {
   static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters + kSide * kSideRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads / kWarpgroup);
 
-  static constexpr int kStages = kHeadDim == 64 ? 3 : 2;         // K and V tiles in flight
-  static constexpr int kTaskSlots = 2;                           // dense tasks: the one that is computed and the next
-  static constexpr int kQBuffers = kSide ? 1 : 2;                // beside side tiles there is no room for the next task's Q
-  static constexpr int kGatherers = kGathers ? 1 : 2;            // warps that gather Q; beside side tiles the dense warps do
-  static constexpr int kKvLoaders = kGathers && !kSide ? 2 : 1;  // warps that bring KV of dense tiles: K and V, or both
-  static constexpr int kCopyArrivals = kGathers ? 32 : 1;        // that say that a tile of KV is there: of lanes, or bytes alone
-  static constexpr int kHeadChunks = kHeadDim / 64;              // 128-byte columns: the span of the copy engine's swizzle
-  static constexpr int kGroupBytes = 8 * kHeadDim * 2;           // 8 tokens of one head: [chunk][8][64]
-  static constexpr int kKvTileBytes = kKvTile * kHeadDim * 2;    // K or V
+  static constexpr int kStages = kHeadDim == 64 ? 3 : 2;       // K and V tiles in flight
+  static constexpr int kTaskSlots = 2;                         // dense tasks: the one that is computed and the next
+  static constexpr int kQBuffers = kSide ? 1 : 2;              // beside side tiles there is no room for the next task's Q
+  static constexpr int kGatherers = kGathers ? 1 : 2;          // warps that gather Q; beside side tiles the dense warps do
+  static constexpr int kKvLoaders = kGathers ? 2 : 1;          // warps that bring KV of dense tiles: K and V, or both
+  static constexpr int kCopyArrivals = kGathers ? 32 : 1;      // that say that a tile of KV is there: of lanes, or bytes alone
+  static constexpr int kHeadChunks = kHeadDim / 64;            // 128-byte columns: the span of the copy engine's swizzle
+  static constexpr int kGroupBytes = 8 * kHeadDim * 2;         // 8 tokens of one head: [chunk][8][64]
+  static constexpr int kKvTileBytes = kKvTile * kHeadDim * 2;  // K or V
   static constexpr int kQTileBytes = kDenseRows * kHeadDim * 2;
   static constexpr int kQHalfBytes = kQTileBytes / kDenseWarpgroups;
 

@@ -7,7 +7,7 @@
 namespace coppice::attention::cuda {
 
 extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kSideBF16D128, kSideF16D128;
-extern const KernelVariant kGatherBF16D64, kGatherBF16D128, kGatherF16D64, kGatherF16D128, kSideGatherBF16D128, kSideGatherF16D128;
+extern const KernelVariant kGatherBF16D64, kGatherBF16D128, kGatherF16D64, kGatherF16D128;
 extern const KernelVariant kDeterministicBF16D64, kDeterministicBF16D128, kDeterministicF16D64, kDeterministicF16D128;
 
 // side: the kernel of the same table row with side tiles, or null.

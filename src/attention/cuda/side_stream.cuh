@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "attention/cuda/dense_tile.cuh"
-#include "attention/cuda/gather.cuh"
 #include "attention/cuda/load.cuh"
 
 namespace coppice::attention::cuda {
@@ -109,42 +108,6 @@ __device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtens
           C::kHeadChunks, C::kGroupBytes, slot.task.read_once ? ptx::kEvictFirst : ptx::kEvictNormal);
 }
 
-// The pages of a step's tokens, where tokens are gathered, a token a lane: asked for a step ahead.
-template <class C>
-struct SidePages {
-  static constexpr int kBlocks = 2;
-  static_assert(kBlocks * 32 == C::kSideTokens);
-  int pages[kBlocks];
-
-  // Of the step from `position` on; first: of a task, whose slot has some.
-  __device__ __forceinline__ void LookUp(const KernelParams& p, const SideSlot& slot, int position, bool first) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      if (b == 0 && first && slot.task.pages_from == position) {
-        pages[b] = slot.pages[lane];
-      } else {
-        pages[b] = PageOf(p, slot.task.page_begin, min(position + b * 32 + lane, slot.task.range.end - 1));
-      }
-    }
-  }
-};
-
-// Copies K or V of the tokens from `position` on.
-template <class C>
-__device__ __forceinline__ void GatherSideUnit(const ParamsOf<C>& p, const CUtensorMap* map, const uint8_t* kv,
-                                               const SideSlot& slot, int head, int position, const SidePages<C>& of,
-                                               uint64_t* ready, uint8_t* to) {
-#pragma unroll 1
-  for (int b = 0; b < SidePages<C>::kBlocks; ++b) {
-    const TokenBlock block(p, b == 0 ? of.pages[0] : of.pages[1], position + b * 32, slot.task.range.end);
-    if (block.present <= 0) break;
-    CopyTokens<C>(p, map, kv, head, block, ready, to + b * 4 * C::kGroupBytes,
-                  slot.task.read_once ? ptx::kEvictFirst : ptx::kEvictNormal);
-  }
-  ptx::CopyAsyncArrive(ready);
-}
-
 // Starts the copies of the Q rows of a task under one kv head.
 template <class C>
 __device__ __forceinline__ void LoadSideQ(const KernelParams& p, const SideSlot& slot, int head, uint8_t* to) {
@@ -163,18 +126,13 @@ __device__ __forceinline__ void LoadSideQ(const KernelParams& p, const SideSlot&
 
 // One warp: Q and KV of the side tiles, as fast as the ring empties.
 template <class C>
-__device__ void LoadSide(const ParamsOf<C>& p, KvMaps maps, SharedStorage<C>& s) {
+__device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
   auto& side = s.side;
   RingCursor<C::kSideUnits> unit{.parity = 1};  // of `free`, whose first phase counts as complete
-  [[maybe_unused]] SidePages<C> pages;
   const auto load = [&](bool is_v, const SideSlot& slot, int head, int position) {
     const CUtensorMap* const map = is_v ? maps.v : maps.k;
     ptx::BarrierWait(&side.free[unit.stage], unit.parity);
-    if constexpr (C::kGathers) {
-      GatherSideUnit<C>(p, map, is_v ? p.v : p.k, slot, head, position, pages, &side.ready[unit.stage], side.units[unit.stage]);
-    } else {
-      LoadSideUnit<C>(p, map, slot, head, position, &side.ready[unit.stage], side.units[unit.stage]);
-    }
+    LoadSideUnit<C>(p, map, slot, head, position, &side.ready[unit.stage], side.units[unit.stage]);
     unit.Advance();
   };
   for (int n = 0;; ++n) {
@@ -182,30 +140,19 @@ __device__ void LoadSide(const ParamsOf<C>& p, KvMaps maps, SharedStorage<C>& s)
     ptx::BarrierWait(&side.known[n % C::kSideSlots], n / C::kSideSlots & 1);
     const int first = slot.task.first, end = slot.task.range.end, head_end = slot.task.head_end;
     if (head_end < 0) return;
-    if constexpr (C::kGathers) {
-      if (first < end) pages.LookUp(p, slot, first, /*first=*/true);
-    }
     for (int head = slot.task.head_begin; head < head_end; ++head) {
       for (int position = first; position < end; position += C::kSideTokens) {
         StressDelay<C>();
         load(/*is_v=*/false, slot, head, position);
         load(/*is_v=*/true, slot, head, position);
-        if constexpr (C::kGathers) {
-          const int next = position + C::kSideTokens;
-          pages.LookUp(p, slot, next < end ? next : first, /*first=*/false);  // of this head or the next
-        }
         if (threadIdx.x % 32 == 0) side.tokens_copied += min(C::kSideTokens, end - position);
         if (position == first) {
           // The last product of scores has left Q's place: its K, two or three units ago, has left the place of this V or of K.
           static_assert(C::kSideUnits <= 3);
           LoadSideQ<C>(p, slot, head, side.q);
-          if constexpr (C::kGathers) {
-            ptx::CopyAsyncArrive(&side.q_ready);  // to wait here would be to wait for KV
-          } else {
-            ptx::CopyAsyncWaitAll();
-            ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
-            ptx::BarrierArrive(&side.q_ready);
-          }
+          ptx::CopyAsyncWaitAll();
+          ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
+          ptx::BarrierArrive(&side.q_ready);
         }
       }
     }
@@ -239,10 +186,7 @@ struct SideTile {
 
   // Of the ring's unit.
   __device__ __forceinline__ uint32_t Unit() const { return ptx::SharedAddress(s.side.units) + unit.stage * C::kSideUnitBytes; }
-  __device__ __forceinline__ void Await() const {
-    ptx::BarrierWait(&s.side.ready[unit.stage], unit.parity);
-    if constexpr (C::kGathers) ptx::FenceProxyAsync();  // KV, and Q before it, written by ordinary copies, are read by wgmma
-  }
+  __device__ __forceinline__ void Await() const { ptx::BarrierWait(&s.side.ready[unit.stage], unit.parity); }
   __device__ __forceinline__ void Leave() {
     if (lane == 0) ptx::BarrierArrive(&s.side.free[unit.stage]);
     unit.Advance();

@@ -1,4 +1,4 @@
-// The stress test's kernels for small pages. Layer: attention/cuda, tests.
+// The stress test's kernel for small pages. Layer: attention/cuda, tests.
 #include "attention/cuda/kernel_instance.cuh"
 #include "attention/cuda/stress_delay.cuh"
 #include "attention/cuda/stress_kernels.h"
@@ -7,7 +7,5 @@ namespace coppice::attention::cuda {
 
 const KernelVariant kStressSmallPages =
     Variant<StressConfig<Config<__nv_bfloat16, 64, /*kDeterministic=*/false, /*kSide=*/false, /*kGathers=*/true>>>(DType::kBF16);
-const KernelVariant kStressSideSmallPages =
-    Variant<StressConfig<Config<__nv_bfloat16, 128, /*kDeterministic=*/false, /*kSide=*/true, /*kGathers=*/true>>>(DType::kBF16);
 
 }  // namespace coppice::attention::cuda

@@ -22,14 +22,16 @@ constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
 // kv_tile tokens: Hopper's do (stream_tile.cuh); those of mma.sync multiply sixteen.
 constexpr bool StreamsByEights(int kv_tile) { return kv_tile >= HopperKvTile(128); }
 
-// Whether plans of this spec may have side tiles (side_stream.cuh), where the kernel's dense steps have kv_tile tokens: Hopper's
-// does, with head_dim 128; with 64, dense steps are too long for the registers that it leaves.
-constexpr bool HasSideTiles(const AttentionSpec& spec, int kv_tile) {
-  return !spec.deterministic && spec.head_dim > 64 && spec.head_dim <= 128 && kv_tile == HopperKvTile(128);
-}
-
 // Pages of fewer tokens are gathered (gather.cuh), by kernels of their own.
 inline constexpr int kBoxedPageSize = 8;
+
+// Whether plans of this spec may have side tiles (side_stream.cuh), where the kernel's dense steps have kv_tile tokens: Hopper's
+// does, with head_dim 128; with 64, dense steps are too long for the registers that it leaves. Where pages are gathered, the warp
+// that side tiles would take brings half of the dense tiles' KV.
+constexpr bool HasSideTiles(const AttentionSpec& spec, int kv_tile, int32_t page_size) {
+  return !spec.deterministic && spec.head_dim > 64 && spec.head_dim <= 128 && kv_tile == HopperKvTile(128) &&
+         page_size >= kBoxedPageSize;
+}
 
 // Kv indices of a unit in deterministic mode; on Hopper a dense step is one.
 inline constexpr int kHopperDeterministicUnit = 128;

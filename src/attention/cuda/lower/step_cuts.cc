@@ -14,7 +14,7 @@ StepCuts StepCutter::Choose(std::span<const QueuedItem> items, const std::functi
   const int64_t heads = spec_.num_kv_heads;
   int64_t tokens = 0, blocks = 0, steps = 0, side_steps = 0;
   double memory_tokens = 0;
-  bool side = HasSideTiles(spec_, costs.kv_tile());
+  bool side = HasSideTiles(spec_, costs.kv_tile(), page_size_);
   for (const QueuedItem& item : items) {
     if (item.dense) continue;
     const int64_t item_blocks = CeilDiv(item.rows, kStreamRows);

@@ -23,8 +23,8 @@ struct StepCuts {
 // Allocates in its constructor only.
 class StepCutter {
  public:
-  StepCutter(const AttentionSpec& spec, int num_sms, int32_t max_items)
-      : spec_(spec), num_sms_(num_sms), division_(num_sms, spec.num_kv_heads, max_items) {}
+  StepCutter(const AttentionSpec& spec, int32_t page_size, int num_sms, int32_t max_items)
+      : spec_(spec), page_size_(page_size), num_sms_(num_sms), division_(num_sms, spec.num_kv_heads, max_items) {}
 
   // most_states: partial states that dense pieces may have. merges: as for ChooseStreamCuts.
   StepCuts Choose(std::span<const QueuedItem> items, const std::function<bool()>& merges, int64_t most_states,
@@ -32,6 +32,7 @@ class StepCutter {
 
  private:
   AttentionSpec spec_;
+  int32_t page_size_;
   int num_sms_;
   SmDivision division_;
 };

@@ -25,7 +25,7 @@ class CutPricer final : public StepPricer {
         most_states_(sizes.max_states + own_states_),
         cost_(spec, traits, machine),
         costs_(machine.sm, spec, traits.kv_tile),
-        cutter_(spec, traits.workers, MostRanges(capacity, sizes)),
+        cutter_(spec, capacity.page_size, traits.workers, MostRanges(capacity, sizes)),
         reads_(capacity.max_nodes) {
     const size_t most = MostRanges(capacity, sizes);
     items_.reserve(most);
