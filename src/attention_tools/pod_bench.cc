@@ -6,6 +6,8 @@
 #include <span>
 #include <utility>
 
+#include "attention/cuda/lower/kernel_choice.h"
+#include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan.h"
 #include "core/check.h"
@@ -33,12 +35,13 @@ MachineModel MachineFor(PodWay way, const AttentionSpec& spec, MachineModel mach
       sm.all_dense = true;
       break;
     case PodWay::kDivided: no_side(); break;
-    case PodWay::kSide:
+    case PodWay::kSide: {
       // As if it cost the dense tiles nothing, near the memory's rate: what asks for more slows them in the simulation.
-      sm.side_step_ns = kSideOfMemory * cuda::kSideStepTokens * 2 * spec.head_dim * SizeOf(spec.kv_dtype) * sm.num_sms /
-                        sm.memory_bytes_per_s * 1e9;
+      const cuda::SmCosts costs(sm, spec, cuda::HopperKvTile(spec.head_dim));
+      sm.side_step_ns = kSideOfMemory * cuda::kSideStepTokens * costs.bytes_per_token() / costs.sm_memory_bytes_per_ns();
       sm.side_task_ns = sm.dense_task_with_side_ns = sm.slowed_by_side = 0;
       break;
+    }
     default: break;
   }
   return machine;

@@ -50,8 +50,10 @@ void DraftGain::Note(const Step& step, std::optional<double> promise) {
 
 void DraftGain::NoteInPause(const Step& step, std::optional<double> promise, State* state) {
   --state->pause_left;
-  const int32_t rested = state->pause - state->pause_left;
-  if (!state->drafting && promise && *promise > kPromises * state->cost && rested >= kLeastPause) state->pause_left = 0;
+  if (!state->drafting && promise && state->pause - state->pause_left >= kLeastPause) {
+    const double cost = state->with_drafts.SecondsPerStep() / state->without.SecondsPerStep();  // in steps without
+    if (*promise > kPromises * cost) state->pause_left = 0;
+  }
   if (state->drafting && step.asked && !step.is_first) {
     state->recent.Add(step);
     if (state->recent.count == std::ssize(state->recent.seconds)) {
@@ -77,7 +79,6 @@ void DraftGain::NoteInTrial(const Step& step, State* state) {
 
 void DraftGain::EndRound(State* state) {
   const double gain = state->without.SecondsPerToken() / state->with_drafts.SecondsPerToken();
-  state->cost = state->with_drafts.SecondsPerStep() / state->without.SecondsPerStep();
   const bool is_clear = gain > kClearly || gain < 1 / kClearly;
   if (!is_clear && state->block < 2 * kRounds) return;
   const bool drafting = state->drafting ? gain > 1 / kBetter : gain > kBetter;

@@ -65,12 +65,11 @@ class DraftGain {
     bool drafting = true;  // the way that is kept
     int32_t pause = kShortestPause / 2;
     int32_t pause_left = 0;  // steps; 0: a trial is on, or waits for a promise
-    double cost = 1;         // of a step with drafts, in steps without, when it was last seen
     // Of the trial. Blocks take turns, the first is with drafts.
     int32_t block = 0, step_of_block = 0;
-    int32_t left_out = 0;  // steps that were the first of their shape
-    Costs with_drafts, without;
-    Costs recent;  // of the pause, where drafts are kept: the last steps
+    int32_t left_out = 0;        // steps that were the first of their shape
+    Costs with_drafts, without;  // kept through the pause after it
+    Costs recent;                // of the pause, where drafts are kept: the last steps
   };
 
   static bool NextDrafts(const State& state, std::optional<double> promise);

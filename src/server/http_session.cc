@@ -181,7 +181,7 @@ asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_by
   std::optional<UploadPlan> upload = shared_.plan_upload ? shared_.plan_upload(*request) : std::nullopt;
   if (upload && upload->refusal) co_return co_await Refuse(*std::move(upload->refusal));
   parser.AcceptBody(upload ? static_cast<uint64_t>(upload->max_bytes) : uint64_t{options.max_body_bytes});
-  if (parser.state() == State::kRefused) co_return co_await Refuse(parser.refusal().status, parser.refusal().message);
+  if (parser.state() == State::kRefused) co_return co_await Refuse(parser.refusal());
   version_ = parser.version();
   keep_alive_ = parser.keep_alive();
   head_only_ = request->method == "HEAD";
@@ -193,7 +193,7 @@ asio::awaitable<bool> HttpSession::Advance(HttpRequestParser* parser, size_t mos
   using State = HttpRequestParser::State;
   const asio::const_buffer come = buffer_.data();
   buffer_.consume(parser->Put({static_cast<const char*>(come.data()), come.size()}));
-  if (parser->state() == State::kRefused) co_return co_await Refuse(parser->refusal().status, parser->refusal().message);
+  if (parser->state() == State::kRefused) co_return co_await Refuse(parser->refusal());
   if (parser->state() != State::kHead && parser->state() != State::kBody) co_return true;
   // The parser leaves less than the largest head, and the buffer holds more.
   auto [error, size] =
@@ -209,8 +209,7 @@ asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, HttpReque
   if (!body_bytes->Take(&shared_.body_bytes, expected, static_cast<int64_t>(options.max_total_body_bytes)))
     co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
   parser->ReserveBody();
-  if (parser->state() == HttpRequestParser::State::kRefused)
-    co_return co_await Refuse(parser->refusal().status, parser->refusal().message);
+  if (parser->state() == HttpRequestParser::State::kRefused) co_return co_await Refuse(parser->refusal());
   if (!co_await Continue(*parser)) co_return false;
   while (parser->state() == HttpRequestParser::State::kBody) {
     if (!co_await Advance(parser, kBodyRead)) co_return false;

@@ -116,6 +116,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   // Tells a client that waits for it to send the body.
   asio::awaitable<bool> Continue(const HttpRequestParser& parser);
   asio::awaitable<bool> Refuse(int status, std::string_view message);
+  asio::awaitable<bool> Refuse(const HttpRequestParser::Refusal& refusal) { return Refuse(refusal.status, refusal.message); }
   asio::awaitable<bool> Refuse(HttpResponse response);
   // Writes the answer as it comes; false: the client is gone or the connection must end.
   asio::awaitable<bool> WriteAnswer(std::shared_ptr<SessionResponder> responder);

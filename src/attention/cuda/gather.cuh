@@ -14,6 +14,13 @@ __device__ __forceinline__ int PageOf(const KernelParams& p, int page_begin, int
   return __ldg(p.page_indices + page_begin + (token >> p.page_shift));
 }
 
+// Whether the page of the lane's token lies where it must, if the pages of its eight tokens lie one after the other. All lanes
+// call.
+__device__ __forceinline__ bool IsInBox(const KernelParams& p, int page) {
+  const int lane = threadIdx.x % 32;
+  return page == __shfl_sync(kAllLanes, page, lane / 8 * 8) + (lane % 8 >> p.page_shift);
+}
+
 // 32 tokens from a multiple of eight on, as the lanes of a warp know them.
 struct TokenBlock {
   int page;       // of the lane's token, if that is present
@@ -24,16 +31,20 @@ struct TokenBlock {
   // All lanes call.
   __device__ __forceinline__ TokenBlock(const KernelParams& p, int page, int position, int end)
       : page(page), position(position), present(min(32, end - position)) {
-    const int lane = threadIdx.x % 32;
-    const int first = __shfl_sync(kAllLanes, page, lane / 8 * 8);
-    in_boxes = __all_sync(kAllLanes, lane >= present || page == first + (lane % 8 >> p.page_shift));
+    const bool in_box = IsInBox(p, page);
+    in_boxes = __all_sync(kAllLanes, static_cast<int>(threadIdx.x % 32) >= present || in_box);
   }
 };
 
-// Starts the copy of the eight tokens whose pages begin at `page`.
+// Starts the copies of as many times eight tokens, a box a lane, whose pages begin at the lane's `page`. All lanes call.
 template <class C>
-__device__ __forceinline__ void CopyBox(const GatherParams& p, const CUtensorMap* map, int head, int page, uint64_t* ready,
-                                        uint8_t* to, uint64_t priority) {
+__device__ __forceinline__ void CopyBoxes(const GatherParams& p, const CUtensorMap* map, int head, int boxes, int page,
+                                          uint64_t* ready, uint8_t* to, uint64_t priority) {
+  const int lane = ptx::Here(threadIdx.x % 32);
+  if (lane == 0) ptx::BarrierExpectBytes(ready, boxes * C::kGroupBytes);
+  __syncwarp();  // the barrier expects the bytes before any arrive
+  if (lane >= boxes) return;
+  to += lane * C::kGroupBytes;
   const int copies = p.split_boxes ? C::kHeadChunks : 1, head_fourth = p.split_boxes ? head : 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < copies; ++chunk) {
@@ -51,10 +62,7 @@ __device__ __forceinline__ void CopyTokens(const GatherParams& p, const CUtensor
     // A box may read past the end: pages that do not exist are out of the map's bounds, and what others hold is not seen.
     const int boxes = (block.present + 7) / 8;
     const int page = __shfl_sync(kAllLanes, block.page, lane * 8 % 32);
-    if (lane == 0) ptx::BarrierExpectBytes(ready, boxes * C::kGroupBytes);
-    __syncwarp();  // the barrier expects the bytes before any arrive
-    if (lane >= boxes) return;
-    CopyBox<C>(p, map, head, page, ready, to + lane * C::kGroupBytes, priority);
+    CopyBoxes<C>(p, map, head, boxes, page, ready, to, priority);
     return;
   }
   constexpr int kPieces = C::kHeadDim / 8, kAtOnce = 32 / kPieces;  // of a token; tokens
@@ -114,16 +122,16 @@ struct TilePages {
     bool in_boxes = true;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const int first = __shfl_sync(kAllLanes, pages[b], lane / 8 * 8);
-      in_boxes &= b * 32 + lane >= present || pages[b] == first + (lane % 8 >> p.page_shift);
+      const bool in_box = IsInBox(p, pages[b]);
+      in_boxes &= b * 32 + lane >= present || in_box;
     }
     return __all_sync(kAllLanes, in_boxes);
   }
 
   // Copies the tile's K or V, a box of eight tokens a lane, all at once: 32 tokens after the other would take the time in which the
   // tile before is computed. REQUIRES: InBoxes. All lanes call.
-  __device__ __forceinline__ void CopyBoxes(const GatherParams& p, const CUtensorMap* map, int head, int present, uint64_t* ready,
-                                            uint8_t* to) const {
+  __device__ __forceinline__ void Copy(const GatherParams& p, const CUtensorMap* map, int head, int present, uint64_t* ready,
+                                       uint8_t* to) const {
     const int lane = threadIdx.x % 32, boxes = (min(present, C::kKvTile) + 7) / 8;
     int page = 0;
 #pragma unroll
@@ -131,9 +139,7 @@ struct TilePages {
       const int of_block = __shfl_sync(kAllLanes, pages[b], lane * 8 % 32);
       page = lane / 4 == b ? of_block : page;
     }
-    if (lane == 0) ptx::BarrierExpectBytes(ready, boxes * C::kGroupBytes);
-    __syncwarp();  // the barrier expects the bytes before any arrive
-    if (lane < boxes) CopyBox<C>(p, map, head, page, ready, to + lane * C::kGroupBytes, ptx::kEvictNormal);
+    CopyBoxes<C>(p, map, head, boxes, page, ready, to, ptx::kEvictNormal);
   }
 };
 
@@ -158,7 +164,7 @@ __device__ void GatherDenseKv(const GatherParams& p, KvMaps maps, SharedStorage<
       const CUtensorMap* const map = is_v ? maps.v : maps.k;
       ptx::BarrierWait(is_v ? &s.v_free[stage] : &s.k_free[stage], (tile / C::kStages & 1) ^ 1);
       if (const int present = t.range.end - start; of.InBoxes(p, present)) {
-        of.CopyBoxes(p, map, t.kv_head, present, ready, to);
+        of.Copy(p, map, t.kv_head, present, ready, to);
       } else {
 #pragma unroll 1
         for (int b = 0; b < TilePages<C>::kBlocks; ++b) {

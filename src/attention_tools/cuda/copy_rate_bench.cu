@@ -11,6 +11,7 @@
 
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/ptx.cuh"
+#include "attention_tools/cuda/mix.cuh"
 #include "core/check.h"
 #include "core/cuda/tensor_map_encoder.h"
 
@@ -29,12 +30,6 @@ struct Shared {
   uint64_t full[kSharedStages], free[kSharedStages], own_full[kOwnStages];
   volatile int32_t over;
 };
-
-__device__ __forceinline__ uint32_t Mix(uint32_t x) {
-  x = (x ^ x >> 16) * 0x7feb352du;
-  x = (x ^ x >> 15) * 0x846ca68bu;
-  return x ^ x >> 16;
-}
 
 __device__ __forceinline__ void TensorLoad2(void* to, const CUtensorMap* map, uint64_t* barrier, int row) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(

@@ -12,6 +12,7 @@
 
 #include "attention/cuda/dense_tile.cuh"
 #include "attention/cuda/device_memory.h"
+#include "attention_tools/cuda/mix.cuh"
 #include "core/check.h"
 
 namespace coppice::attention::cuda::bench {
@@ -33,16 +34,12 @@ struct Shared {
   uint64_t full[kStages][2], free[kStages][2];
 };
 
-__device__ __forceinline__ uint32_t Mix(uint32_t x) {
-  x = (x ^ x >> 16) * 0x7feb352du;
-  x = (x ^ x >> 15) * 0x846ca68bu;
-  return x ^ x >> 16;
-}
+// Two bf16 of both signs and from an eighth to two.
+__device__ __forceinline__ uint32_t RandomPair(uint32_t i) { return 0x3e003e00u ^ (Mix(i) & 0x81ff81ffu); }
 
-// Values of both signs below a quarter, as pairs of bf16.
 __global__ void Fill(uint32_t* values, int64_t count) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    values[i] = 0x3e003e00u ^ (Mix(static_cast<uint32_t>(i)) & 0x81ff81ffu);
+    values[i] = RandomPair(static_cast<uint32_t>(i));
   }
 }
 
@@ -75,7 +72,7 @@ __global__ void __launch_bounds__((1 + kWarpgroups) * kWarpgroup, kCtas) CoreKer
     ptx::FenceBarrierInit();
   }
   for (size_t i = threadIdx.x; i < sizeof(s.q) / 4; i += blockDim.x) {
-    reinterpret_cast<uint32_t*>(s.q)[i] = 0x3e003e00u ^ (Mix(static_cast<uint32_t>(i)) & 0x81ff81ffu);
+    reinterpret_cast<uint32_t*>(s.q)[i] = RandomPair(static_cast<uint32_t>(i));
   }
   ptx::FenceProxyAsync();
   __syncthreads();

@@ -19,7 +19,6 @@ namespace coppice::attention::cuda {
 PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes,
                                const SmRates& rates, int num_sms, int kv_tile, int32_t deterministic_unit)
     : spec_(spec),
-      page_size_(capacity.page_size),
       sizes_(sizes),
       layout_(spec, capacity, sizes, num_sms),
       num_sms_(num_sms),
@@ -143,7 +142,7 @@ void PlanTranslator::DivideAtRandom() {
   const auto widest = std::ranges::max(queued_.items(), {}, stream_rows);
   const bool dense = std::ranges::any_of(queued_.items(), &QueuedItem::dense);
   team_ = false;
-  side_ = dense && HasSideTiles(spec_, costs_.kv_tile(), page_size_) && stream_rows(widest) <= kSideRows && (*random_)() % 2 == 0;
+  side_ = dense && cutter_.HasSide(costs_) && stream_rows(widest) <= kSideRows && (*random_)() % 2 == 0;
   dense_ctas_ = dense ? 1 + static_cast<int32_t>((*random_)() % num_sms_) : num_sms_;
 }
 

@@ -130,7 +130,6 @@ class PlanTranslator {
   void WriteRun(int64_t begin, Task* dense, Task* stream) const;
 
   AttentionSpec spec_;
-  int32_t page_size_;
   PlanSizes sizes_;
   PlanLayout layout_;
   int num_sms_;

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "attention/cuda/kernel_config.h"
-#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
@@ -14,7 +13,7 @@ StepCuts StepCutter::Choose(std::span<const QueuedItem> items, const std::functi
   const int64_t heads = spec_.num_kv_heads;
   int64_t tokens = 0, blocks = 0, steps = 0, side_steps = 0;
   double memory_tokens = 0;
-  bool side = HasSideTiles(spec_, costs.kv_tile(), page_size_);
+  bool side = HasSide(costs);
   for (const QueuedItem& item : items) {
     if (item.dense) continue;
     const int64_t item_blocks = CeilDiv(item.rows, kStreamRows);

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/kv_cuts.h"
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/sm_division.h"
@@ -26,6 +27,8 @@ class StepCutter {
   StepCutter(const AttentionSpec& spec, int32_t page_size, int num_sms, int32_t max_items)
       : spec_(spec), page_size_(page_size), num_sms_(num_sms), division_(num_sms, spec.num_kv_heads, max_items) {}
 
+  // Whether plans may have side tiles.
+  bool HasSide(const SmCosts& costs) const { return HasSideTiles(spec_, costs.kv_tile(), page_size_); }
   // most_states: partial states that dense pieces may have. merges: as for ChooseStreamCuts.
   StepCuts Choose(std::span<const QueuedItem> items, const std::function<bool()>& merges, int64_t most_states,
                   const SmCosts& costs);
