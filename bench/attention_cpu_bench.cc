@@ -211,7 +211,7 @@ int Main(std::span<char*> names) {
   all.ParallelFor(64, [&](int64_t part, int) {
     std::ranges::fill(kv.Span<BF16>().subspan(part * (kv.size() / 128), kv.size() / 128), BF16::FromFloat(0.25f));
   });
-  for (const cpu::Isa isa : {cpu::Isa::kAmxBf16, cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvx2}) {
+  for (const cpu::Isa isa : {cpu::Isa::kAmxBf16, cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvxVnni, cpu::Isa::kAvx2}) {
     if (isa > cpu::DetectIsa()) continue;
     std::printf("{\"isa\": \"%s\"}\n", std::string(cpu::Name(isa)).c_str());
     for (ThreadPool* pool : {&one, &all}) {

@@ -108,7 +108,8 @@ class Runner {
       plans.push_back(plan.get());
     }
     COPPICE_ASSIGN_OR_RETURN(const DeviceBatch batch, inputs_->Upload({tokens, positions, slots, rows}, nullptr));
-    COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, model_->Forward(batch, plans, kv_, nullptr));
+    COPPICE_RETURN_IF_ERROR(model_->Forward(batch, plans, kv_, nullptr));
+    COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, model_->Logits(0, count, nullptr));
     return HostView<float>(logits);
   }
 

@@ -27,7 +27,7 @@ using testing::MakeCpuTestDevice;
 class AttentionTest : public ::testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
-    if (GetParam() > cpu::DetectIsa()) GTEST_SKIP() << "this machine lacks " << cpu::Name(GetParam());
+    if (!cpu::HasIsa(GetParam())) GTEST_SKIP() << "this machine lacks " << cpu::Name(GetParam());
     device_ = MakeCpuTestDevice(4, GetParam());
   }
 
@@ -40,7 +40,8 @@ class AttentionTest : public ::testing::TestWithParam<Isa> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Isa, AttentionTest,
-                         ::testing::Values(Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmxBf16),
+                         ::testing::Values(Isa::kBaseline, Isa::kAvx2, Isa::kAvxVnni, Isa::kAvx512, Isa::kAvx512Bf16,
+                                           Isa::kAmxBf16),
                          [](const auto& info) {
                            std::string name(cpu::Name(info.param));
                            std::erase(name, '-');

@@ -27,6 +27,7 @@ ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForest
   result.out.assign(num_queries * heads * d, kNaN);
   result.sum_abs.assign(num_queries * heads * d, kNaN);
   result.lse.assign(num_queries * heads, kNaN);
+  result.sum_largest.assign(num_queries * heads, kNaN);
   result.max_abs_score.assign(num_queries * heads, kNaN);
 
   std::vector<double> scores;
@@ -70,6 +71,13 @@ ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForest
         const int64_t r = row * heads + head;
         result.lse[r] = sum > 0 ? max_score + std::log(sum) : -kInf;
         result.max_abs_score[r] = max_abs_score;
+        double sum_largest = 0;
+        for (size_t t = 0; t < scores.size(); ++t) {
+          double largest = 0;
+          for (int32_t e = 0; e < d; ++e) largest = std::max(largest, std::abs(Load(kv.v, kv.dtype, offsets[t] + e)));
+          sum_largest += scores[t] / sum * largest * std::abs(static_cast<double>(kv.v_scale));
+        }
+        result.sum_largest[r] = sum_largest;
         for (int32_t e = 0; e < d; ++e) {
           double out = 0, sum_abs = 0;
           for (size_t t = 0; t < scores.size(); ++t) {

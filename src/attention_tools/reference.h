@@ -12,10 +12,10 @@ namespace coppice::attention {
 
 // out [num_queries, num_qo_heads, head_dim]; lse [num_queries, num_qo_heads], natural logarithm, -inf (out 0) for a row that sees
 // nothing; NaN in both for rows that belong to no branch. sum_abs [like out]: softmax-weighted sum of |v|, the scale that
-// rounding errors of `out` are relative to. max_abs_score [like lse]: the largest sm_scale * sum_d |q_d k_d| of the row's visible
-// tokens, the scale of the errors of scores.
+// rounding errors of `out` are relative to; sum_largest [like lse]: that of each token's largest |v|. max_abs_score [like lse]: the
+// largest sm_scale * sum_d |q_d k_d| of the row's visible tokens, the scale of the errors of scores.
 struct ReferenceResult {
-  std::vector<double> out, lse, sum_abs, max_abs_score;
+  std::vector<double> out, lse, sum_abs, sum_largest, max_abs_score;
 };
 
 // q as in RunArgs with num_queries rows. REQUIRES: a forest that AttentionPlan::Update accepts, indices inside the pool.
@@ -24,6 +24,9 @@ ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForest
 
 // Largest error of a backend against the oracle, element by element (docs/numerics.md, "Tolerances", derives both):
 //   |out - reference| <= out_relative * (sum_abs + |out|) + out_absolute     |lse - reference| <= lse_absolute
+// Where products are of integers (attention/cpu/dense_tile_int16.h) scores err by kIntegerScores * max_abs_score more, which is
+// relative to weights, and outputs by kIntegerValues * sum_largest.
+inline constexpr double kIntegerScores = 0x1p-13, kIntegerValues = 0x1p-13;
 struct Tolerance {
   double out_relative = 0, out_absolute = 0, lse_absolute = 0;
 };

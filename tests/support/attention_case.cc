@@ -28,11 +28,16 @@ class HostMemory final : public DeviceMemory {
 
 class CpuTestDevice final : public TestDevice {
  public:
-  CpuTestDevice(int num_threads, cpu::Isa isa) : pool_(num_threads), backend_(std::move(MakeCpuBackend(&pool_, isa)).value()) {}
+  CpuTestDevice(int num_threads, cpu::Isa isa)
+      : isa_(isa), pool_(num_threads), backend_(std::move(MakeCpuBackend(&pool_, isa)).value()) {}
   Backend& backend() override { return *backend_; }
   std::unique_ptr<DeviceMemory> Allocate(size_t bytes) override { return std::make_unique<HostMemory>(bytes); }
+  bool HasIntegerProducts(const AttentionSpec& spec) const override {
+    return (isa_ == cpu::Isa::kAvx2 || isa_ == cpu::Isa::kAvxVnni) && spec.q_dtype == DType::kBF16 && spec.kv_dtype == DType::kBF16;
+  }
 
  private:
+  cpu::Isa isa_;
   ThreadPool pool_;
   std::unique_ptr<Backend> backend_;
 };
@@ -250,8 +255,13 @@ std::string AttentionCase::Compare(const AttentionOutput& output, int32_t contri
   for (int64_t r = 0; r < num_rows(); ++r) {
     for (int64_t h = 0; h < heads; ++h) {
       const double lse = reference.lse[r * heads + h];
-      const Tolerance tolerance =
-          ToleranceFor(spec, options_.forest.max_kv_len, contributions, reference.max_abs_score[r * heads + h]);
+      Tolerance tolerance = ToleranceFor(spec, options_.forest.max_kv_len, contributions, reference.max_abs_score[r * heads + h]);
+      if (device_.HasIntegerProducts(spec)) {
+        const double score_error = kIntegerScores * reference.max_abs_score[r * heads + h];
+        tolerance.lse_absolute += score_error;
+        tolerance.out_relative += 2 * score_error;
+        tolerance.out_absolute += kIntegerValues * reference.sum_largest[r * heads + h];
+      }
       if (with_lse && !agree(output.lse[r * heads + h], lse, tolerance.lse_absolute)) {
         return wrong("lse", r, h, -1, output.lse[r * heads + h], lse, tolerance.lse_absolute);
       }

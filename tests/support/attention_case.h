@@ -31,6 +31,8 @@ class TestDevice {
   virtual ~TestDevice() = default;
   virtual Backend& backend() = 0;
   virtual std::unique_ptr<DeviceMemory> Allocate(size_t bytes) = 0;
+  // Whether P and V of some tiles are rounded to integers.
+  virtual bool HasIntegerProducts(const AttentionSpec&) const { return false; }
 };
 
 // Four threads, so that work is handed around even on a small machine. `isa` at most what the machine has.

@@ -15,7 +15,7 @@
 namespace coppice::attention::cpu {
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames = {"baseline", "avx2", "avx512", "avx512-bf16", "amx-bf16"};
+constexpr std::array<std::string_view, 6> kNames = {"baseline", "avx2", "avxvnni", "avx512", "avx512-bf16", "amx-bf16"};
 
 #if defined(__x86_64__)
 // Linux hands out the 8 KiB of tile state per thread on request only (Documentation/x86/xstate.rst).
@@ -31,15 +31,18 @@ bool CpuHasAmxBf16() {
   return (edx & kAmxBf16) && (edx & kAmxTile);
 }
 
+bool CpuHasAvxVnni() { return __builtin_cpu_supports("avxvnni"); }
+
 Isa Detect() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return Isa::kBaseline;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (!avx512) return Isa::kAvx2;
+  if (!avx512) return CpuHasAvxVnni() ? Isa::kAvxVnni : Isa::kAvx2;
   if (!__builtin_cpu_supports("avx512bf16")) return Isa::kAvx512;
   return CpuHasAmxBf16() && RequestTileState() ? Isa::kAmxBf16 : Isa::kAvx512Bf16;
 }
 #else
+bool CpuHasAvxVnni() { return false; }
 Isa Detect() { return Isa::kBaseline; }
 #endif
 
@@ -51,10 +54,13 @@ Isa DetectIsa() {
   const Isa best = Detect();
   const char* wanted = std::getenv("COPPICE_CPU_ISA");
   if (wanted == nullptr) return best;
-  const std::string_view name = std::string_view(wanted) == "avxvnni" ? Name(Isa::kAvx2) : wanted;  // attention has no such sums
-  const auto found = std::ranges::find(kNames, name);
-  return found == kNames.end() ? best : std::min(best, static_cast<Isa>(found - kNames.begin()));
+  const auto found = std::ranges::find(kNames, wanted);
+  if (found == kNames.end()) return best;
+  const Isa isa = std::min(best, static_cast<Isa>(found - kNames.begin()));
+  return isa == Isa::kAvxVnni && !CpuHasAvxVnni() ? Isa::kAvx2 : isa;
 }
+
+bool HasIsa(Isa isa) { return isa <= DetectIsa() && (isa != Isa::kAvxVnni || CpuHasAvxVnni()); }
 
 std::string_view HostCpuModelName() {
 #if defined(__x86_64__)

@@ -9,13 +9,15 @@
 
 namespace coppice::attention::cpu {
 
-// In rising order; each includes those before it.
-enum class Isa : uint8_t { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
+// In rising order; each includes those before it, but for AVX-VNNI, which not all CPUs with AVX-512 have.
+enum class Isa : uint8_t { kBaseline, kAvx2, kAvxVnni, kAvx512, kAvx512Bf16, kAmxBf16 };
 std::string_view Name(Isa isa);
 
 // The best of them here, AMX only if the system grants its tile registers to this process. COPPICE_CPU_ISA (baseline, avx2,
 // avxvnni, avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
 Isa DetectIsa();
+// Whether this CPU has `isa`, and COPPICE_CPU_ISA does not leave it out.
+bool HasIsa(Isa isa);
 
 // The shipped machine model (machine_model.h) that fits the CPU this runs on.
 std::string_view HostCpuModelName();

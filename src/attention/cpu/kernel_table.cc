@@ -5,6 +5,7 @@
 #include "attention/cpu/stream_tile_bf16.h"
 #include "attention/cpu/tile_avx2.h"
 #include "attention/cpu/tile_avx512.h"
+#include "attention/cpu/tile_avx_vnni.h"
 #include "attention/cpu/tile_generic.h"
 
 namespace coppice::attention::cpu {
@@ -26,6 +27,7 @@ TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
     }
     return kernels;
   }
+  if (isa == Isa::kAvxVnni) return AvxVnniKernels(spec.q_dtype, spec.kv_dtype);
   if (isa >= Isa::kAvx2) return Avx2Kernels(spec.q_dtype, spec.kv_dtype);
 #endif
   const TileKernel generic = GenericTileKernel(spec.q_dtype, spec.kv_dtype);

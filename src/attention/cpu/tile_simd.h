@@ -57,30 +57,30 @@ const T* QueryRow(const TileTask& task, int32_t row) {
 
 // ---------------------------------------------------------------------------------------------------------------- dense tiles
 
-template <class Simd, class Q, class Kv>
+// A dense tile: rows in the lanes, in groups of kLanes. Products (FloatProducts; dense_tile_int16.h has another) holds Q and a tile
+// of K and V in its form, multiplies, and knows how many groups share an element of K or V that is in a register.
+template <class Products>
 class DenseTile {
+  using Simd = typename Products::Simd;
   static constexpr int32_t W = Simd::kLanes;
-  static constexpr int kBlock = 8;                        // tokens of a tile are taken in multiples of this
-  static constexpr int kMostGroups = Simd::kDenseGroups;  // that share an element of K or V once it is in a register
-  // Tokens, then dims, whose sums with kGroups groups are in registers together: they cover the latency of FMA.
-  template <int kGroups>
-  static constexpr int kSums = kGroups == 1 ? kBlock : kBlock / 2;
+  static constexpr int kBlock = 8;  // tokens of a tile are taken in multiples of this
+  static constexpr int kMostGroups = Products::kMostGroups;
   using V = typename Simd::V;
   using Ranges = LaneRanges<Simd>;
 
  public:
   static size_t ScratchBytes(int32_t d, int32_t max_rows) {
     const size_t groups = (max_rows + W - 1) / W;
-    return Carver::Bytes<float>(2 * groups * d * W) + 2 * Carver::Bytes<float>(groups * W) +
-           2 * Carver::Bytes<float>(size_t{kTileTokens} * d) + Carver::Bytes<float>(kMostGroups * kTileTokens * W) +
+    return Products::ScratchBytes(d, groups) + Carver::Bytes<float>(groups * Products::Dims(d) * W) +
+           2 * Carver::Bytes<float>(groups * W) + Carver::Bytes<float>(kMostGroups * kTileTokens * W) +
            Carver::Bytes<Ranges>(groups);
   }
 
   static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
     DenseTile tile(task, scratch);
-    tile.PackQ();
+    for (int32_t g = 0; g < tile.groups_; ++g) tile.ranges_[g].Set(task, g * W);
     for (int32_t begin = task.kv_begin / kTileTokens * kTileTokens; begin < task.kv_end; begin += kTileTokens) {
-      tile.LoadKv(begin);
+      tile.products_.LoadKv(begin);
       tile.fetched_ = 0;
       tile.template Steps<kMostGroups>(0, begin);
     }
@@ -88,51 +88,19 @@ class DenseTile {
   }
 
  private:
-  DenseTile(const TileTask& task, std::byte* scratch) : task_(task), d_(task.head_dim), groups_((task.num_rows() + W - 1) / W) {
-    Carver carver(scratch);
-    q_ = carver.Take<float>(size_t(groups_) * d_ * W);
-    acc_ = carver.Take<float>(size_t(groups_) * d_ * W);
-    m_ = carver.Take<float>(groups_ * W);
-    l_ = carver.Take<float>(groups_ * W);
-    k_ = carver.Take<float>(size_t{kTileTokens} * d_);
-    v_ = carver.Take<float>(size_t{kTileTokens} * d_);
-    s_ = carver.Take<float>(kMostGroups * kTileTokens * W);
-    ranges_ = carver.Take<Ranges>(groups_);
-  }
-
-  // Rows -> [group][dim][row in group]; states start empty.
-  void PackQ() {
-    std::fill_n(acc_, int64_t{groups_} * d_ * W, 0.0f);
+  DenseTile(const TileTask& task, std::byte* scratch)
+      : task_(task), groups_((task.num_rows() + W - 1) / W), carver_(scratch), products_(task, groups_, carver_) {
+    acc_ = carver_.Take<float>(groups_ * acc_stride());
+    m_ = carver_.Take<float>(groups_ * W);
+    l_ = carver_.Take<float>(groups_ * W);
+    s_ = carver_.Take<float>(kMostGroups * kTileTokens * W);
+    ranges_ = carver_.Take<Ranges>(groups_);
+    std::fill_n(acc_, groups_ * acc_stride(), 0.0f);
     std::fill_n(m_, groups_ * W, kNegInf);
     std::fill_n(l_, groups_ * W, 0.0f);
-    float* row_elements = k_;  // free until the first tile
-    for (int32_t g = 0; g < groups_; ++g) {
-      ranges_[g].Set(task_, g * W);
-      for (int32_t lane = 0; lane < W; ++lane) {
-        float* to = q_ + int64_t{g} * d_ * W + lane;
-        const int32_t row = g * W + lane;
-        if (row < task_.num_rows()) {
-          WidenRow<Simd>(QueryRow<Q>(task_, row), d_, row_elements);
-        } else {
-          std::fill_n(row_elements, d_, 0.0f);
-        }
-        for (int32_t e = 0; e < d_; ++e) to[e * W] = row_elements[e];
-      }
-    }
   }
 
-  // K and V of the tile in fp32, all groups use them from L1 / L2. What is outside the task's range becomes 0.
-  void LoadKv(int32_t tile) {
-    const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTileTokens, task_.kv_end);
-    std::fill_n(k_, int64_t{begin - tile} * d_, 0.0f);
-    std::fill_n(v_, int64_t{begin - tile} * d_, 0.0f);
-    PageWalk(task_.kv, begin).ForEachRow(end, [&](int32_t index, const std::byte* k, const std::byte* v) {
-      WidenRow<Simd>(reinterpret_cast<const Kv*>(k), d_, k_ + (index - tile) * d_);
-      WidenRow<Simd>(reinterpret_cast<const Kv*>(v), d_, v_ + (index - tile) * d_);
-    });
-    std::fill_n(k_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
-    std::fill_n(v_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
-  }
+  int64_t acc_stride() const { return int64_t{Products::Dims(task_.head_dim)} * W; }  // of a group
 
   // One tile for the groups from g on, kGroups at a time and then fewer.
   template <int kGroups>
@@ -149,8 +117,9 @@ class DenseTile {
     const int32_t begin = std::max(tile + kTileTokens, task_.kv_begin) + fetched_;
     const int32_t end = std::min(tile + kTileTokens + kTileTokens * done / groups_, task_.kv_end);
     if (begin >= end) return;
+    const int32_t bytes = task_.head_dim * Products::kKvElementBytes;
     PageWalk(task_.kv, begin).ForEachRow(end, [&](int32_t, const std::byte* k, const std::byte* v) {
-      for (int32_t byte = 0; byte < d_ * static_cast<int32_t>(sizeof(Kv)); byte += kCacheLine) {
+      for (int32_t byte = 0; byte < bytes; byte += kCacheLine) {
         __builtin_prefetch(k + byte, /*write=*/0, kSecondLevel);
         __builtin_prefetch(v + byte, /*write=*/0, kSecondLevel);
       }
@@ -172,16 +141,16 @@ class DenseTile {
     if (first >= last) return;
     alignas(64) float maximum[kGroups][W];
     for (int i = 0; i < kGroups; ++i) Simd::Store(maximum[i], Simd::Set1(kNegInf));
-    for (int32_t t = first; t < last; t += kSums<kGroups>) Score<kGroups>(g, t, maximum[0]);
+    products_.template Score<kGroups>(g, first, last, s_, maximum[0]);
     for (int i = 0; i < kGroups; ++i) {
       float* s = s_ + i * kTileTokens * W;
       if (ranges_[g + i].SeeAll(tile + first, tile + last)) {
-        Softmax<false>(g + i, s, Simd::Load(maximum[i]), first, last);
+        Softmax<false>(g + i, i, s, Simd::Load(maximum[i]), first, last);
       } else {
-        Softmax<true>(g + i, s, Mask(ranges_[g + i], s, tile, first, last), first, last);
+        Softmax<true>(g + i, i, s, Mask(ranges_[g + i], s, tile, first, last), first, last);
       }
     }
-    for (int32_t e = 0; e < d_; e += kSums<kGroups>) Accumulate<kGroups>(g, e, first, last);
+    products_.template Accumulate<kGroups>(s_, first, last, acc_ + g * acc_stride(), acc_stride());
   }
 
   // Scores of what a lane does not see become -inf. Returns the maximum of the others.
@@ -195,74 +164,175 @@ class DenseTile {
     return maximum;
   }
 
-  // Online softmax of one group over the tile's tokens [first, last), of which `tile_max` is the maximum; its scores become P.
+  // Online softmax of group g, the n-th of those that are computed together, over the tile's tokens [first, last), of which
+  // `tile_max` is the maximum. What Products::Accumulate needs of P takes the scores' place.
   template <bool kMasked>
-  void Softmax(int32_t g, float* s, V tile_max, int32_t first, int32_t last) {
+  void Softmax(int32_t g, int n, float* s, V tile_max, int32_t first, int32_t last) {
     float *m = m_ + g * W, *l = l_ + g * W;
     const V old_m = Simd::Load(m), new_m = Simd::Max(old_m, tile_max), reference = Simd::SafeMax(new_m);
     V sum = Simd::Load(l);
     if (Simd::AnyGreater(new_m, old_m)) {
       const V rescale = Simd::Exp2(old_m - reference);
       sum = sum * rescale;
-      float* acc = acc_ + int64_t{g} * d_ * W;
-      for (int32_t e = 0; e < d_; ++e) Simd::Store(acc + e * W, Simd::Load(acc + e * W) * rescale);
+      const int64_t size = acc_stride();
+      float* acc = acc_ + g * size;
+      for (int64_t i = 0; i < size; i += W) Simd::Store(acc + i, Simd::Load(acc + i) * rescale);
       Simd::Store(m, new_m);
     }
     constexpr int kAtOnce = 4;
     static_assert(kBlock % kAtOnce == 0);
+    typename Products::Weights weights(products_, s);
     for (int32_t t = first; t < last; t += kAtOnce) {
       V p[kAtOnce];
 #pragma GCC unroll 4
       for (int i = 0; i < kAtOnce; ++i) p[i] = Simd::Load(s + (t + i) * W) - reference;
-      if constexpr (kMasked) {
-        for (V& x : p) x = Simd::Exp2(x);
-      } else {
-        Simd::Exp2Seen(p);
-      }
+      Products::template Exp2<kMasked>(p);
 #pragma GCC unroll 4
       for (int i = 0; i < kAtOnce; ++i) {
-        Simd::Store(s + (t + i) * W, p[i]);
+        weights.Put(t + i, p[i]);
         sum = sum + p[i];
       }
     }
     Simd::Store(l, sum);
+    weights.End(n, first, last);
   }
 
-  // Base-2 scores of kSums tokens from t on; `maximum` [kGroups][W] is kept.
+  void StoreStates(const TileStates& states) const {
+    std::copy_n(m_, task_.num_rows(), states.m);
+    std::copy_n(l_, task_.num_rows(), states.l);
+    for (int32_t row = 0; row < task_.num_rows(); ++row) {
+      const float* acc = acc_ + row / W * acc_stride() + row % W;
+      float* to = states.acc + row * states.acc_stride;
+      for (int32_t e = 0; e < task_.head_dim; ++e) to[e] = acc[Products::PlaceOf(e) * W];
+    }
+  }
+
+  const TileTask& task_;
+  int32_t groups_;
+  Carver carver_;
+  Products products_;
+  int32_t fetched_ = 0;   // tokens of the next tile that were asked for
+  float *acc_, *m_, *l_;  // [group][Products::Dims][W], [group][W] twice
+  float* s_;              // [kMostGroups][kTileTokens][W]: scores, then P
+  Ranges* ranges_;        // [group]
+};
+
+// Base-2 scores of a sum of products, and of kCount such vectors in their place; `maximum` is kept.
+template <class Simd, int kCount>
+void FinishScores(const TileTask& task, float* s, float* maximum) {
+  using V = typename Simd::V;
+  V largest = Simd::Load(maximum);
+  const auto finish = [&](auto score) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+      const V x = score(Simd::Load(s + i * Simd::kLanes));
+      Simd::Store(s + i * Simd::kLanes, x);
+      largest = Simd::Max(largest, x);
+    }
+  };
+  if (task.soft_cap == 0) {
+    const V scale = Simd::Set1(task.score_scale);
+    finish([&](V x) { return x * scale; });
+  } else {
+    finish([&](V x) { return ScaleScores<Simd>(task, x); });
+  }
+  Simd::Store(maximum, largest);
+}
+
+// Products in fp32.
+template <class SimdType, class Q, class Kv>
+class FloatProducts {
+ public:
+  using Simd = SimdType;
+  using V = typename Simd::V;
+  static constexpr int32_t W = Simd::kLanes;
+  static constexpr int kMostGroups = Simd::kDenseGroups;  // that share an element of K or V once it is in a register
+  static constexpr int32_t kKvElementBytes = sizeof(Kv);
+  static int32_t Dims(int32_t d) { return d; }
+  static int32_t PlaceOf(int32_t dim) { return dim; }  // in a row of the output
+  static size_t ScratchBytes(int32_t d, size_t groups) {
+    return Carver::Bytes<float>(groups * d * W) + 2 * Carver::Bytes<float>(size_t{kTileTokens} * d);
+  }
+
+  // Rows -> [group][dim][row in group].
+  FloatProducts(const TileTask& task, int32_t groups, Carver& carver) : task_(task), d_(task.head_dim) {
+    q_ = carver.Take<float>(size_t(groups) * d_ * W);
+    k_ = carver.Take<float>(size_t{kTileTokens} * d_);
+    v_ = carver.Take<float>(size_t{kTileTokens} * d_);
+    float* row_elements = k_;  // free until the first tile
+    for (int32_t row = 0; row < groups * W; ++row) {
+      float* to = q_ + int64_t{row / W} * d_ * W + row % W;
+      if (row < task.num_rows()) {
+        WidenRow<Simd>(QueryRow<Q>(task, row), d_, row_elements);
+      } else {
+        std::fill_n(row_elements, d_, 0.0f);
+      }
+      for (int32_t e = 0; e < d_; ++e) to[e * W] = row_elements[e];
+    }
+  }
+
+  // K and V of the tile in fp32, all groups use them from L1 / L2. What is outside the task's range becomes 0.
+  void LoadKv(int32_t tile) {
+    const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTileTokens, task_.kv_end);
+    std::fill_n(k_, int64_t{begin - tile} * d_, 0.0f);
+    std::fill_n(v_, int64_t{begin - tile} * d_, 0.0f);
+    PageWalk(task_.kv, begin).ForEachRow(end, [&](int32_t index, const std::byte* k, const std::byte* v) {
+      WidenRow<Simd>(reinterpret_cast<const Kv*>(k), d_, k_ + (index - tile) * d_);
+      WidenRow<Simd>(reinterpret_cast<const Kv*>(v), d_, v_ + (index - tile) * d_);
+    });
+    std::fill_n(k_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
+    std::fill_n(v_ + (end - tile) * d_, int64_t{tile + kTileTokens - end} * d_, 0.0f);
+  }
+
+  // Base-2 scores of the tokens [first, last), s [kGroups][kTileTokens][W]; `maximum` [kGroups][W] is kept.
   template <int kGroups>
-  void Score(int32_t g, int32_t t, float* maximum) {
+  void Score(int32_t g, int32_t first, int32_t last, float* s, float* maximum) const {
+    for (int32_t t = first; t < last; t += kSums<kGroups>) ScoreTokens<kGroups>(g, t, s + t * W, maximum);
+  }
+
+  // 2^x of a score less its row's reference; kMasked: it may be -inf.
+  template <bool kMasked, int kCount>
+  [[gnu::always_inline]] static void Exp2(V (&x)[kCount]) {
+    if constexpr (kMasked) {
+      for (V& element : x) element = Simd::Exp2(element);
+    } else {
+      Simd::Exp2Seen(x);
+    }
+  }
+
+  // A group's P, in the place of its scores s [kTileTokens][W].
+  struct Weights {
+    Weights(const FloatProducts&, float* s) : s(s) {}
+    [[gnu::always_inline]] void Put(int32_t t, V p) { Simd::Store(s + t * W, p); }
+    void End(int, int32_t, int32_t) {}
+    float* s;
+  };
+
+  // acc[group][dim] += P V.
+  template <int kGroups>
+  void Accumulate(const float* p, int32_t first, int32_t last, float* acc, int64_t group_stride) const {
+    for (int32_t e = 0; e < d_; e += kSums<kGroups>) {
+      AccumulateTokens<kGroups>(p + first * W, v_ + first * d_ + e, d_, last - first, acc + e * W, group_stride);
+    }
+  }
+
+ private:
+  // Tokens, then dims, whose sums with kGroups groups are in registers together: they cover the latency of FMA.
+  template <int kGroups>
+  static constexpr int kSums = kGroups == 1 ? 8 : 4;
+
+  template <int kGroups>
+  void ScoreTokens(int32_t g, int32_t t, float* s, float* maximum) const {
     constexpr int32_t kTokens = kSums<kGroups>;
     // Sums of 32 dims at a time: one chain of all dims would round more than the stream tile's sums in 8 or 16 lanes do.
     constexpr int32_t kDims = 32;
     const int64_t group_stride = int64_t{d_} * W;
     const float *q = q_ + g * group_stride, *k = k_ + t * d_;
-    float* s = s_ + t * W;
     ScoreDims<kGroups, false>(q, group_stride, k, d_, std::min(kDims, d_), s);
     for (int32_t e = kDims; e < d_; e += kDims) {
       ScoreDims<kGroups, true>(q + e * W, group_stride, k + e, d_, std::min(kDims, d_ - e), s);
     }
-    for (int n = 0; n < kGroups; ++n) Finish<kTokens>(s + n * kTileTokens * W, maximum + n * W);
-  }
-
-  // Sums of products become base-2 scores.
-  template <int kTokens>
-  void Finish(float* s, float* maximum) {
-    V largest = Simd::Load(maximum);
-    const auto finish = [&](auto score) {
-#pragma GCC unroll 8
-      for (int i = 0; i < kTokens; ++i) {
-        const V x = score(Simd::Load(s + i * W));
-        Simd::Store(s + i * W, x);
-        largest = Simd::Max(largest, x);
-      }
-    };
-    if (task_.soft_cap == 0) {
-      const V scale = Simd::Set1(task_.score_scale);
-      finish([&](V x) { return x * scale; });
-    } else {
-      finish([&](V x) { return ScaleScores<Simd>(task_, x); });
-    }
-    Simd::Store(maximum, largest);
+    for (int n = 0; n < kGroups; ++n) FinishScores<Simd, kTokens>(task_, s + n * kTileTokens * W, maximum + n * W);
   }
 
   // s[group][token] = or += the products of `dims` dims. A function of its own, like the next: sums, vectors and elements take all
@@ -299,12 +369,6 @@ class DenseTile {
     }
   }
 
-  template <int kGroups>
-  void Accumulate(int32_t g, int32_t e, int32_t first, int32_t last) {
-    const int64_t group_stride = int64_t{d_} * W;
-    AccumulateTokens<kGroups>(s_ + first * W, v_ + first * d_ + e, d_, last - first, acc_ + g * group_stride + e * W, group_stride);
-  }
-
   // acc[group][dim] += P V over `tokens` tokens, for kSums dims.
   template <int kGroups>
   [[gnu::noinline]] static void AccumulateTokens(const float* p, const float* v, int64_t token_stride, int32_t tokens, float* acc,
@@ -335,23 +399,10 @@ class DenseTile {
     }
   }
 
-  void StoreStates(const TileStates& states) const {
-    std::copy_n(m_, task_.num_rows(), states.m);
-    std::copy_n(l_, task_.num_rows(), states.l);
-    for (int32_t row = 0; row < task_.num_rows(); ++row) {
-      const float* acc = acc_ + int64_t{row / W} * d_ * W + row % W;
-      float* to = states.acc + row * states.acc_stride;
-      for (int32_t e = 0; e < d_; ++e) to[e] = acc[e * W];
-    }
-  }
-
   const TileTask& task_;
-  int32_t d_, groups_;
-  int32_t fetched_ = 0;        // tokens of the next tile that were asked for
-  float *q_, *acc_, *m_, *l_;  // [group][d][W] twice, [group][W] twice
-  float *k_, *v_;              // [kTileTokens][d]
-  float* s_;                   // [kMostGroups][kTileTokens][W]: scores, then P
-  Ranges* ranges_;             // [group]
+  int32_t d_;
+  float* q_;       // [group][d][W]
+  float *k_, *v_;  // [kTileTokens][d]
 };
 
 // --------------------------------------------------------------------------------------------------------------- stream tiles
@@ -610,7 +661,8 @@ class StreamTile {
 
 template <class Simd, class Q, class Kv>
 TileKernels SimdKernels() {
-  return {.dense = {Simd::kDenseName, Simd::kLanes, 8, DenseTile<Simd, Q, Kv>::ScratchBytes, DenseTile<Simd, Q, Kv>::Run},
+  using Dense = DenseTile<FloatProducts<Simd, Q, Kv>>;
+  return {.dense = {Simd::kDenseName, Simd::kLanes, 8, Dense::ScratchBytes, Dense::Run},
           .stream = {Simd::kStreamName, 1, 8, StreamTile<Simd, Q, Kv>::ScratchBytes, StreamTile<Simd, Q, Kv>::Run},
           .dense_min_rows = Simd::kDenseMinRows,
           .dense_row_unit = Simd::kDenseGroups > 1 ? Simd::kDenseGroups * Simd::kLanes : 0};
