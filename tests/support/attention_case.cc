@@ -33,7 +33,9 @@ class CpuTestDevice final : public TestDevice {
   Backend& backend() override { return *backend_; }
   std::unique_ptr<DeviceMemory> Allocate(size_t bytes) override { return std::make_unique<HostMemory>(bytes); }
   bool HasIntegerProducts(const AttentionSpec& spec) const override {
-    return (isa_ == cpu::Isa::kAvx2 || isa_ == cpu::Isa::kAvxVnni) && spec.q_dtype == DType::kBF16 && spec.kv_dtype == DType::kBF16;
+    const bool has =
+        isa_ == cpu::Isa::kAvx2 || isa_ == cpu::Isa::kAvxVnni || (isa_ == cpu::Isa::kAvx512 && cpu::CpuHasAvx512Vnni());
+    return has && spec.q_dtype == DType::kBF16 && spec.kv_dtype == DType::kBF16;
   }
 
  private:

@@ -6,7 +6,8 @@
 //         n is kBlockDims at most, whose sums are added as floats
 //   P V   |v[e]| < 2^15, P <= 2^15 - 1, sum of P over a tile <= kWeightSum, and kWeightSum 2^15 < 2^31
 //
-// What rounding costs: docs/numerics.md, "Attention in integers". Include it inside a region compiled for AVX2 or AVX-VNNI.
+// What rounding costs: docs/numerics.md, "Attention in integers". Include it inside a region compiled for AVX2, AVX-VNNI or AVX-512
+// with VNNI; without VNNI AVX-512 gains nothing by it.
 // Layer: attention/cpu.
 #pragma once
 
@@ -18,7 +19,7 @@
 namespace coppice::attention::cpu {
 namespace {
 
-// kVnni: with AVX-VNNI, of the same bits.
+// kVnni: with AVX-VNNI or AVX-512 VNNI, of the same bits.
 template <class SimdType, bool kVnni = false>
 class Int16Products {
  public:
@@ -26,9 +27,9 @@ class Int16Products {
   using V = typename Simd::V;
   using I32 = typename Simd::I32;
   static constexpr int32_t W = Simd::kLanes;
-  static_assert(W == 8);
-  // 8 sums, 2 vectors of rows, an element and a product: sums of integers wait for nothing. With AVX-VNNI there is no product, and
-  // 12 sums cover the latency.
+  static_assert(W == 8 || (W == 16 && kVnni));
+  // AVX2: 8 sums, 2 vectors of rows, an element and a product: sums of integers wait for nothing. With VNNI there is no product,
+  // and 12 sums cover the latency.
   static constexpr int kMostGroups = kVnni ? 3 : 2;
   static constexpr int32_t kKvElementBytes = sizeof(BF16);
   static int32_t Dims(int32_t d) { return (d + kChunk - 1) / kChunk * kChunk; }
@@ -87,7 +88,7 @@ class Int16Products {
     const int64_t group_stride = int64_t{dims_} / 2 * W;
     const bool capped = task_.soft_cap != 0;
     alignas(64) float unfinished[kGroups][W] = {};  // maxima that nobody needs
-    for (int32_t t = first; t < last; t += kTokens) {
+    for (int32_t t = first; t < last; t += kSums<kGroups>) {
       for (int32_t e = 0; e < dims_; e += kBlockDims) {
         const int32_t count = std::min(kBlockDims, dims_ - e);
         const auto score = e == 0 ? ScoreTokens<kGroups, false> : ScoreTokens<kGroups, true>;
@@ -95,7 +96,7 @@ class Int16Products {
               s + t * W, capped || e + count < dims_ ? unfinished[0] : maximum);
       }
       for (int n = 0; n < kGroups && capped; ++n) {
-        FinishScores<Simd, kTokens>(task_, s + (n * kTileTokens + t) * W, maximum + n * W);
+        FinishScores<Simd, kSums<kGroups>>(task_, s + (n * kTileTokens + t) * W, maximum + n * W);
       }
     }
   }
@@ -149,7 +150,7 @@ class Int16Products {
   // acc[group][place] += P V.
   template <int kGroups>
   void Accumulate(const float*, int32_t first, int32_t last, float* acc, int64_t group_stride) const {
-    for (int32_t e = 0; e < dims_; e += kDimsAtOnce) {
+    for (int32_t e = 0; e < dims_; e += kSums<kGroups>) {
       AccumulatePairs<kGroups>(p_ + first / 2 * W, v_ + first / 2 * dims_ + e, dims_, (last - first) / 2, p_unit_, acc + e * W,
                                group_stride);
     }
@@ -157,13 +158,16 @@ class Int16Products {
 
  private:
   static constexpr int32_t kChunk = 2 * W, kTilePairs = kTileTokens / 2;
-  static constexpr int kTokens = 4, kDimsAtOnce = 4;  // whose sums are in registers together
+  // Tokens, then dims, whose sums with kGroups groups are in registers together.
+  template <int kGroups>
+  static constexpr int kSums = kGroups == 1 ? 8 : 4;
   // The errors of q and k are alike then, if k's largest element is some 3.5 times the root of its mean square.
   static constexpr float kQueryNorm = 28000;
   static constexpr int32_t kBlockDims = 64;
   static constexpr float kMostInt16 = 32767, kWeightSum = 65000;
   static_assert((kWeightSum + kTileTokens) * 32768.0 < 0x1p31);
   using U32 = typename Simd::U32;
+  using I16 = typename Simd::I16;
 
   // Values for each integer; NaN where something is not finite, as what is computed of it shall be.
   float UnitOfNorm(const float* elements) const {
@@ -187,15 +191,26 @@ class Int16Products {
   template <bool kTail>
   [[gnu::always_inline]] static U32 Chunk(const BF16* row, int32_t e, int32_t d) {
     if (!kTail || e + kChunk <= d) return Simd::template LoadAs<U32>(row + e);
-    return reinterpret_cast<U32>(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + e))));
+    if constexpr (W == 16) {
+      return reinterpret_cast<U32>(_mm512_maskz_loadu_epi16((__mmask32{1} << (d - e)) - 1, row + e));
+    } else {
+      return reinterpret_cast<U32>(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + e))));
+    }
   }
   // So that the row's largest element becomes `most`.
   template <bool kTail>
   [[gnu::always_inline]] static float UnitOfRow(const BF16* row, int32_t d, float inverse_most) {
-    __m256i largest = _mm256_setzero_si256();
+    I16 largest_of_lane = {};
     for (int32_t e = 0; e < d; e += kChunk) {
-      const __m256i magnitudes = _mm256_and_si256(reinterpret_cast<__m256i>(Chunk<kTail>(row, e, d)), _mm256_set1_epi16(0x7fff));
-      largest = _mm256_max_epi16(largest, magnitudes);
+      const I16 magnitudes = reinterpret_cast<I16>(Chunk<kTail>(row, e, d) & 0x7fff7fffu);
+      largest_of_lane = largest_of_lane > magnitudes ? largest_of_lane : magnitudes;
+    }
+    __m256i largest;
+    if constexpr (W == 16) {
+      const __m512i all = reinterpret_cast<__m512i>(largest_of_lane);
+      largest = _mm256_max_epi16(_mm512_castsi512_si256(all), _mm512_maskz_extracti64x4_epi64(0xff, all, 1));
+    } else {
+      largest = reinterpret_cast<__m256i>(largest_of_lane);
     }
     const __m128i half = _mm_max_epi16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
     const __m128i least = _mm_minpos_epu16(_mm_xor_si128(half, _mm_set1_epi16(-1)));
@@ -203,16 +218,33 @@ class Int16Products {
     if (bits >= 0x7f80u) return kNaN;
     return std::bit_cast<float>(bits << 16) * inverse_most;
   }
-  [[gnu::always_inline]] static I32 Round(V x) { return reinterpret_cast<I32>(_mm256_cvtps_epi32(x)); }
+  [[gnu::always_inline]] static I32 Round(V x) {
+    if constexpr (W == 16) return reinterpret_cast<I32>(_mm512_maskz_cvtps_epi32(0xffff, x));
+    if constexpr (W == 8) return reinterpret_cast<I32>(_mm256_cvtps_epi32(x));
+  }
+  [[gnu::always_inline]] static V ToFloats(I32 x) {
+    if constexpr (W == 16) return _mm512_maskz_cvtepi32_ps(0xffff, reinterpret_cast<__m512i>(x));
+    if constexpr (W == 8) return _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x));
+  }
   // Pairs of 16 bits, `low` before `high`.
   [[gnu::always_inline]] static I32 Pairs(I32 low, I32 high) {
-    return reinterpret_cast<I32>(
-        _mm256_blend_epi16(reinterpret_cast<__m256i>(low), _mm256_slli_epi32(reinterpret_cast<__m256i>(high), 16), 0xaa));
+    const I32 shifted = high << 16;
+    if constexpr (W == 16) {
+      return reinterpret_cast<I32>(
+          _mm512_mask_mov_epi16(reinterpret_cast<__m512i>(low), 0xaaaaaaaa, reinterpret_cast<__m512i>(shifted)));
+    } else {
+      return reinterpret_cast<I32>(_mm256_blend_epi16(reinterpret_cast<__m256i>(low), reinterpret_cast<__m256i>(shifted), 0xaa));
+    }
   }
   [[gnu::always_inline]] static I32 MultiplyAdd(I32 sum, I32 a, I32 b) {
-    const __m256i x = reinterpret_cast<__m256i>(a), y = reinterpret_cast<__m256i>(b);
-    if constexpr (kVnni) return reinterpret_cast<I32>(_mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(sum), x, y));
-    return sum + reinterpret_cast<I32>(_mm256_madd_epi16(x, y));
+    if constexpr (W == 16) {
+      return reinterpret_cast<I32>(
+          _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+    } else {
+      const __m256i x = reinterpret_cast<__m256i>(a), y = reinterpret_cast<__m256i>(b);
+      if constexpr (kVnni) return reinterpret_cast<I32>(_mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(sum), x, y));
+      return sum + reinterpret_cast<I32>(_mm256_madd_epi16(x, y));
+    }
   }
   [[gnu::always_inline]] static I32 Broadcast(const void* pair) {
     int32_t bits;
@@ -258,13 +290,14 @@ class Int16Products {
   template <int kGroups, bool kAdd>
   [[gnu::noinline]] static void ScoreTokens(const int32_t* q, int64_t group_stride, const int16_t* k, int32_t token_stride,
                                             int32_t dims, const float* q_unit, const float* k_unit, float* s, float* maximum) {
+    constexpr int kTokens = kSums<kGroups>;
     I32 sum[kTokens][kGroups] = {};
 #pragma GCC unroll 2
     for (int32_t e = 0; e < dims; e += 2, q += W) {
       I32 x[kGroups];
 #pragma GCC unroll 4
       for (int n = 0; n < kGroups; ++n) x[n] = Simd::template LoadAs<I32>(q + n * group_stride);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < kTokens; ++i) {
         const I32 pair = Broadcast(k + i * token_stride + e);
 #pragma GCC unroll 4
@@ -275,10 +308,10 @@ class Int16Products {
     for (int n = 0; n < kGroups; ++n) {
       V largest = Simd::Load(maximum + n * W);
       const V unit = Simd::Load(q_unit + n * W);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < kTokens; ++i) {
         float* const at = s + (n * kTileTokens + i) * W;
-        V x = _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(sum[i][n])) * (unit * k_unit[i]);
+        V x = ToFloats(sum[i][n]) * (unit * k_unit[i]);
         if constexpr (kAdd) x = x + Simd::Load(at);
         Simd::Store(at, x);
         largest = Simd::Max(largest, x);
@@ -290,26 +323,26 @@ class Int16Products {
   template <int kGroups>
   [[gnu::noinline]] static void AccumulatePairs(const int32_t* p, const int32_t* v, int32_t pair_stride, int32_t pairs,
                                                 const float* unit, float* acc, int64_t group_stride) {
+    constexpr int kDimsAtOnce = kSums<kGroups>;
     I32 sum[kDimsAtOnce][kGroups] = {};
 #pragma GCC unroll 2
     for (int32_t t = 0; t < pairs; ++t, p += W, v += pair_stride) {
       I32 x[kGroups];
 #pragma GCC unroll 4
       for (int n = 0; n < kGroups; ++n) x[n] = Simd::template LoadAs<I32>(p + n * kTilePairs * W);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < kDimsAtOnce; ++i) {
         const I32 pair = Broadcast(v + i);
 #pragma GCC unroll 4
         for (int n = 0; n < kGroups; ++n) sum[i][n] = MultiplyAdd(sum[i][n], pair, x[n]);
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < kDimsAtOnce; ++i) {
 #pragma GCC unroll 4
       for (int n = 0; n < kGroups; ++n) {
         float* at = acc + n * group_stride + i * W;
-        Simd::Store(at,
-                    Simd::Fma(_mm256_cvtepi32_ps(reinterpret_cast<__m256i>(sum[i][n])), Simd::Load(unit + n * W), Simd::Load(at)));
+        Simd::Store(at, Simd::Fma(ToFloats(sum[i][n]), Simd::Load(unit + n * W), Simd::Load(at)));
       }
     }
   }
@@ -328,7 +361,7 @@ class Int16Products {
 };
 
 // Dense tiles of this kind in place of those of `kernels`. Over 2,048 tokens stream tiles take 0.9 of its time for 12 rows, 1.2 of
-// it for 16, and as long for 18.
+// it for 16, and as long for 18; with AVX-512 1.0 for 12, 1.4 for 16.
 template <class Products>
 void UseIntegers(const char* name, TileKernels& kernels) {
   using Dense = DenseTile<Products>;

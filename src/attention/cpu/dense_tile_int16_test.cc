@@ -21,6 +21,7 @@ class IntegerTileTest : public ::testing::TestWithParam<Isa> {
 
   void SetUp() override {
     if (!HasIsa(GetParam())) GTEST_SKIP() << "this machine lacks " << Name(GetParam());
+    if (GetParam() == Isa::kAvx512 && !CpuHasAvx512Vnni()) GTEST_SKIP() << "no VNNI";
     ASSERT_NE(std::string(KernelsOf(GetParam()).dense.name).find("int16"), std::string::npos);
   }
 
@@ -76,7 +77,7 @@ class IntegerTileTest : public ::testing::TestWithParam<Isa> {
   };
 };
 
-INSTANTIATE_TEST_SUITE_P(Isa, IntegerTileTest, ::testing::Values(Isa::kAvx2, Isa::kAvxVnni),
+INSTANTIATE_TEST_SUITE_P(Isa, IntegerTileTest, ::testing::Values(Isa::kAvx2, Isa::kAvxVnni, Isa::kAvx512),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 TEST_P(IntegerTileTest, FollowFloatsAtAnyScale) {

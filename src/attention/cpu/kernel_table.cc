@@ -5,6 +5,7 @@
 #include "attention/cpu/stream_tile_bf16.h"
 #include "attention/cpu/tile_avx2.h"
 #include "attention/cpu/tile_avx512.h"
+#include "attention/cpu/tile_avx512_vnni.h"
 #include "attention/cpu/tile_avx_vnni.h"
 #include "attention/cpu/tile_generic.h"
 
@@ -13,7 +14,8 @@ namespace coppice::attention::cpu {
 TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
 #if defined(__x86_64__)
   if (isa >= Isa::kAvx512) {
-    TileKernels kernels = Avx512Kernels(spec.q_dtype, spec.kv_dtype);
+    TileKernels kernels =
+        CpuHasAvx512Vnni() ? Avx512VnniKernels(spec.q_dtype, spec.kv_dtype) : Avx512Kernels(spec.q_dtype, spec.kv_dtype);
     if (spec.q_dtype == DType::kBF16 && spec.kv_dtype == DType::kBF16) {
       if (isa >= Isa::kAmxBf16) {
         kernels = {.dense = AmxBf16DenseTile(), .stream = AmxBf16StreamTile(), .dense_min_rows = 5, .stream_max_rows = 16};

@@ -23,7 +23,7 @@ constexpr int kChains = 12;        // covers latency x throughput of every produ
 
 #if defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-bf16")
 #include "attention/cpu/amx_session.h"
 
 namespace coppice::attention::cpu {
@@ -57,6 +57,17 @@ double DotProducts() {
   for (int64_t i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 12
     for (int c = 0; c < kChains; ++c) asm volatile("vdpbf16ps %2, %1, %0" : "+v"(sum[c]) : "v"(a), "v"(b));
+  }
+  return static_cast<double>(kSteps) * kChains * 64;
+}
+
+// As bf16 is multiplied with VNNI and without instructions for bf16: dense_tile_int16.h.
+double DotProducts16Wide() {
+  __m512i sum[kChains] = {};
+  const __m512i a = _mm512_set1_epi16(3), b = _mm512_set1_epi16(-5);
+  for (int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) asm volatile("vpdpwssd %2, %1, %0" : "+v"(sum[c]) : "v"(a), "v"(b));
   }
   return static_cast<double>(kSteps) * kChains * 64;
 }
@@ -174,7 +185,7 @@ double ComputeProducts(Isa isa, DType dtype) {
 #if defined(__x86_64__)
   if (dtype == DType::kBF16 && isa >= Isa::kAmxBf16) return AmxProducts();
   if (dtype == DType::kBF16 && isa >= Isa::kAvx512Bf16) return DotProducts();
-  if (isa >= Isa::kAvx512) return Fma512();
+  if (isa >= Isa::kAvx512) return dtype == DType::kBF16 && CpuHasAvx512Vnni() ? DotProducts16Wide() : Fma512();
   if (isa == Isa::kAvxVnni && dtype == DType::kBF16) return DotProducts16();
   if (isa >= Isa::kAvx2) return dtype == DType::kBF16 ? MultiplyAdd16() : Fma256();
 #endif

@@ -1,0 +1,33 @@
+#include "attention/cpu/tile_avx512_vnni.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention/cpu/exp2.h"
+#include "attention/cpu/softmax_state.h"
+#include "attention/cpu/tile_avx512.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#include "attention/cpu/dense_tile_int16.h"
+#include "attention/cpu/tile_vectors.h"
+
+namespace coppice::attention::cpu {
+
+TileKernels Avx512VnniKernels(DType q_dtype, DType kv_dtype) {
+  TileKernels kernels = Avx512Kernels(q_dtype, kv_dtype);
+  if (q_dtype == DType::kBF16 && kv_dtype == DType::kBF16) {
+    UseIntegers<Int16Products<TileVectors<16>, /*kVnni=*/true>>("avx512vnni int16 dense tile", kernels);
+  }
+  return kernels;
+}
+
+}  // namespace coppice::attention::cpu
+#pragma GCC pop_options
+#endif
