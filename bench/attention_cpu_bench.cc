@@ -212,7 +212,7 @@ int Main(std::span<char*> names) {
     std::ranges::fill(kv.Span<BF16>().subspan(part * (kv.size() / 128), kv.size() / 128), BF16::FromFloat(0.25f));
   });
   for (const cpu::Isa isa : {cpu::Isa::kAmxBf16, cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvxVnni, cpu::Isa::kAvx2}) {
-    if (isa > cpu::DetectIsa()) continue;
+    if (!cpu::HasIsa(isa)) continue;
     std::printf("{\"isa\": \"%s\"}\n", std::string(cpu::Name(isa)).c_str());
     for (ThreadPool* pool : {&one, &all}) {
       for (const int32_t head_dim : {128, 64}) {
