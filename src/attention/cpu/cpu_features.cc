@@ -48,11 +48,13 @@ Isa Detect() { return Isa::kBaseline; }
 
 }  // namespace
 
+bool CpuHasAvx512Vnni() {
 #if defined(__x86_64__)
-bool CpuHasAvx512Vnni() { return __builtin_cpu_supports("avx512vnni"); }
+  return __builtin_cpu_supports("avx512vnni");
 #else
-bool CpuHasAvx512Vnni() { return false; }
+  return false;
 #endif
+}
 
 std::string_view Name(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
 

@@ -16,7 +16,7 @@ std::string_view Name(Isa isa);
 // The best of them here, AMX only if the system grants its tile registers to this process. COPPICE_CPU_ISA (baseline, avx2,
 // avxvnni, avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
 Isa DetectIsa();
-// Which CPUs of Isa::kAvx512 have or not, and those after it all do.
+// A CPU of Isa::kAvx512 may lack it; every CPU of a later one has it.
 bool CpuHasAvx512Vnni();
 // Whether this CPU has `isa`, and COPPICE_CPU_ISA does not leave it out.
 bool HasIsa(Isa isa);

@@ -360,10 +360,11 @@ class Int16Products {
   BF16* zeros_;              // [dims]: the row of a token outside the task's range
 };
 
-// Dense tiles of this kind in place of those of `kernels`. Over 2,048 tokens stream tiles take 0.9 of its time for 12 rows, 1.2 of
-// it for 16, and as long for 18; with AVX-512 1.0 for 12, 1.4 for 16.
+// Dense tiles of this kind in place of those of `kernels` where queries and cache are bf16. Over 2,048 tokens stream tiles take 0.9
+// of its time for 12 rows, 1.2 of it for 16, and as long for 18; with AVX-512 1.0 for 12, 1.4 for 16.
 template <class Products>
-void UseIntegers(const char* name, TileKernels& kernels) {
+void UseIntegers(const char* name, DType q_dtype, DType kv_dtype, TileKernels& kernels) {
+  if (q_dtype != DType::kBF16 || kv_dtype != DType::kBF16) return;
   using Dense = DenseTile<Products>;
   kernels.dense = {name, Products::W, 8, Dense::ScratchBytes, Dense::Run};
   kernels.dense_row_unit = Products::kMostGroups * Products::W;

@@ -24,8 +24,7 @@ namespace coppice::attention::cpu {
 
 TileKernels Avx2Kernels(DType q_dtype, DType kv_dtype) {
   TileKernels kernels = SimdKernels<TileVectors<8>>(q_dtype, kv_dtype);
-  if (q_dtype == DType::kBF16 && kv_dtype == DType::kBF16)
-    UseIntegers<Int16Products<TileVectors<8>>>("avx2 int16 dense tile", kernels);
+  UseIntegers<Int16Products<TileVectors<8>>>("avx2 int16 dense tile", q_dtype, kv_dtype, kernels);
   return kernels;
 }
 const RowKernels& Avx2RowKernels() { return RowSimd<TileVectors<8>>::kKernels; }

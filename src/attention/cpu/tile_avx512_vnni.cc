@@ -22,9 +22,7 @@ namespace coppice::attention::cpu {
 
 TileKernels Avx512VnniKernels(DType q_dtype, DType kv_dtype) {
   TileKernels kernels = Avx512Kernels(q_dtype, kv_dtype);
-  if (q_dtype == DType::kBF16 && kv_dtype == DType::kBF16) {
-    UseIntegers<Int16Products<TileVectors<16>, /*kVnni=*/true>>("avx512vnni int16 dense tile", kernels);
-  }
+  UseIntegers<Int16Products<TileVectors<16>, /*kVnni=*/true>>("avx512vnni int16 dense tile", q_dtype, kv_dtype, kernels);
   return kernels;
 }
 

@@ -18,6 +18,18 @@ namespace {
 constexpr int64_t kSteps = 20000;  // a fraction of a millisecond
 constexpr int kChains = 12;        // covers latency x throughput of every product instruction so far
 
+// `multiply_add(sum)` adds a product of `flops` FLOPs to a vector V; kSteps times over kChains independent sums. Returns the FLOPs.
+// Inlined, so that the loop is compiled for the instruction set of its caller.
+template <class V, class F>
+[[gnu::always_inline]] inline double Products(double flops, const F& multiply_add) {
+  V sum[kChains] = {};
+  for (int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) multiply_add(sum[c]);
+  }
+  return static_cast<double>(kSteps) * kChains * flops;
+}
+
 }  // namespace
 }  // namespace coppice::attention::cpu
 
@@ -52,34 +64,19 @@ double AmxProducts() {
 }
 
 double DotProducts() {
-  __m512 sum[kChains] = {};
-  __m512 a = _mm512_set1_ps(1.25f), b = _mm512_set1_ps(-0.75f);
-  for (int64_t i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) asm volatile("vdpbf16ps %2, %1, %0" : "+v"(sum[c]) : "v"(a), "v"(b));
-  }
-  return static_cast<double>(kSteps) * kChains * 64;
+  const __m512 a = _mm512_set1_ps(1.25f), b = _mm512_set1_ps(-0.75f);
+  return Products<__m512>(64, [&](__m512& sum) { asm volatile("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); });
 }
 
 // As bf16 is multiplied with VNNI and without instructions for bf16: dense_tile_int16.h.
 double DotProducts16Wide() {
-  __m512i sum[kChains] = {};
   const __m512i a = _mm512_set1_epi16(3), b = _mm512_set1_epi16(-5);
-  for (int64_t i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) asm volatile("vpdpwssd %2, %1, %0" : "+v"(sum[c]) : "v"(a), "v"(b));
-  }
-  return static_cast<double>(kSteps) * kChains * 64;
+  return Products<__m512i>(64, [&](__m512i& sum) { asm volatile("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); });
 }
 
 double Fma512() {
-  __m512 sum[kChains] = {};
   const __m512 a = _mm512_set1_ps(1.25f), b = _mm512_set1_ps(-0.75f);
-  for (int64_t i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum[c]) : "v"(a), "v"(b));
-  }
-  return static_cast<double>(kSteps) * kChains * 32;
+  return Products<__m512>(32, [&](__m512& sum) { asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); });
 }
 
 }  // namespace
@@ -92,39 +89,24 @@ namespace coppice::attention::cpu {
 namespace {
 
 double Fma256() {
-  __m256 sum[kChains] = {};
   const __m256 a = _mm256_set1_ps(1.25f), b = _mm256_set1_ps(-0.75f);
-  for (int64_t i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum[c]) : "x"(a), "x"(b));
-  }
-  return static_cast<double>(kSteps) * kChains * 16;
+  return Products<__m256>(16, [&](__m256& sum) { asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); });
 }
 
 // As bf16 is multiplied: dense_tile_int16.h.
 double MultiplyAdd16() {
-  __m256i sum[kChains] = {};
   const __m256i a = _mm256_set1_epi16(3), b = _mm256_set1_epi16(-5);
-  for (int64_t i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) {
-      __m256i product;
-      asm volatile("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(a), "x"(b));
-      asm volatile("vpaddd %1, %0, %0" : "+x"(sum[c]) : "x"(product));
-    }
-  }
-  return static_cast<double>(kSteps) * kChains * 32;
+  return Products<__m256i>(32, [&](__m256i& sum) {
+    __m256i product;
+    asm volatile("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(a), "x"(b));
+    asm volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
+  });
 }
 
 // The same with AVX-VNNI.
-[[gnu::target("avxvnni")]] double DotProducts16() {
-  __m256i sum[kChains] = {};
+double DotProducts16() {
   const __m256i a = _mm256_set1_epi16(3), b = _mm256_set1_epi16(-5);
-  for (int64_t i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) asm volatile("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum[c]) : "x"(a), "x"(b));
-  }
-  return static_cast<double>(kSteps) * kChains * 32;
+  return Products<__m256i>(32, [&](__m256i& sum) { asm volatile("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); });
 }
 
 }  // namespace
