@@ -138,7 +138,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const int cta = SpreadCta(p, blockIdx.x), busy = min(header.num_dense_tasks, header.dense_ctas), idle = gridDim.x - busy;
     const bool has_side = header.side != 0 && cta < busy;
     ptx::DecreaseRegisters<C::kProducerRegisters>();
-    if (warp == 0 || (C::kGathers && warp == 3)) {
+    const bool loads_dense = C::kSide || cta < busy;  // beside side tiles no register is left to tell
+    if (!loads_dense) {
+      if (warp == 1) SayNoDenseTask(s);
+    } else if (warp == 0 || (C::kGathers && warp == 3)) {
       if constexpr (C::kGathers) {
         GatherDenseKv<C>(p, maps, s, /*is_v=*/warp == 3);
       } else {
@@ -161,7 +164,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       GatherQ<C>(p, s, warp - 2);
     }
     // The last copy for a dense tile is under way, so the workers will soon begin a stream task that is drawn now.
-    ptx::NamedBarrierSync(kDenseLoadedBarrier, C::kSide ? 2 * kWarpgroup : kWarpgroup);  // and the last side tile is over
+    if (loads_dense) {
+      ptx::NamedBarrierSync(kDenseLoadedBarrier, C::kSide ? 2 * kWarpgroup : kWarpgroup);  // and the last side tile is over
+    }
     if constexpr (C::kSide) {
       if (threadIdx.x % 32 < 2) InitStream(s.stream[warp * 2 + threadIdx.x % 32]);
       __syncwarp();

@@ -137,8 +137,8 @@ class DeterministicStreamWorker : StreamWorker<C> {
     __syncwarp();  // the barrier expects the bytes before any arrive
     if (lane_ < boxes) {
       LoadBox(p_, load_values_ ? this->maps_.v : this->maps_.k, ready,
-              PlaceAt(this->load_slot_) + (lane_ << p_.box_shift) / 8 * C::kGroupBytes,
-              page * p_.units_per_page + this->load_head_ * p_.units_per_head, from, C::kHeadChunks, C::kGroupBytes,
+              PlaceAt(this->load_slot_) + (lane_ << p_.box_shift) / 8 * C::kGroupBytes, UnitOf(p_, page, this->load_head_), from,
+              C::kHeadChunks, C::kGroupBytes,
               this->load_once_ && this->steps_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
     }
     --this->steps_to_claim_;

@@ -26,9 +26,8 @@ __device__ __forceinline__ void FinishDrawing(const KernelParams& p, SharedStora
   if (FinishesLast(p)) p.counters->dense_next = p.counters->stream_next = p.counters->finished_ctas = 0;
 }
 
-// Where the tensor maps find (kv index, kv head): the last dimension's coordinate.
-__device__ __forceinline__ int UnitOf(const KernelParams& p, int page_begin, int kv_head, int position) {
-  const int page = __ldg(p.page_indices + page_begin + (position >> p.page_shift));
+// Where the tensor maps find a page's part of a kv head: the last dimension's coordinate.
+__device__ __forceinline__ int UnitOf(const KernelParams& p, int page, int kv_head) {
   return page * p.units_per_page + kv_head * p.units_per_head;
 }
 
@@ -152,6 +151,13 @@ struct DenseTaskLoader {
   }
 };
 
+// One warp of a CTA that takes no dense task.
+template <class C>
+__device__ __forceinline__ void SayNoDenseTask(SharedStorage<C>& s) {
+  if (threadIdx.x % 32 == 0) s.dense[0].task.num_tiles = -1;
+  ptx::BarrierArrive(&s.task_known[0]);
+}
+
 template <class C>
 __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int cta, int num_tasks, int dense_ctas, bool tree_mask) {
   DenseTaskLoader<C> tasks(p, s, cta, num_tasks, dense_ctas, tree_mask);
@@ -202,6 +208,7 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
   constexpr int kBoxesAtOnce = 16;  // half of the lanes copy K, half V
   constexpr int kRounds = (C::kMostBoxes + kBoxesAtOnce - 1) / kBoxesAtOnce;
   const int boxes = C::kKvTile >> p.box_shift;
+  const bool is_v = lane >= kBoxesAtOnce;
   int tile = 0;  // over all tasks
   for (int n = 0;; ++n) {
     const int slot = n % C::kTaskSlots;
@@ -210,6 +217,16 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
     if (t.num_tiles < 0) break;
     __syncwarp();  // all lanes have their copy of the task
     if (lane == 0) ptx::BarrierArrive(&s.task_done[slot]);
+    int next_pages[kRounds];  // of this lane's boxes
+    const auto look_up = [&](int start) {
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) {
+        const int box = r * kBoxesAtOnce + lane % kBoxesAtOnce, position = start + box * p.box_tokens;
+        const bool exists = box < boxes && position < t.range.end;
+        next_pages[r] = exists ? __ldg(p.page_indices + t.page_begin + (position >> p.page_shift)) : 0;
+      }
+    };
+    look_up(t.first);
     for (int i = 0; i < t.num_tiles; ++i, ++tile) {
       const int stage = tile % C::kStages;
       const uint32_t parity = (tile / C::kStages & 1) ^ 1;
@@ -219,26 +236,23 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       }
       const int present = min(boxes, (t.range.end - start + p.box_tokens - 1) >> p.box_shift);
       const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
-      const bool is_v = lane >= kBoxesAtOnce;
-      int units[kRounds];
+      int pages[kRounds];
 #pragma unroll
-      for (int r = 0; r < kRounds; ++r) {  // before the wait: it costs a look-up
-        const int box = r * kBoxesAtOnce + lane % kBoxesAtOnce;
-        units[r] = box < present ? UnitOf(p, t.page_begin, t.kv_head, start + box * p.box_tokens) : 0;
-      }
+      for (int r = 0; r < kRounds; ++r) pages[r] = next_pages[r];
       const auto load = [&](const CUtensorMap* map, uint64_t* ready, uint8_t* to) {
 #pragma unroll
         for (int r = 0; r < kRounds; ++r) {
           const int box = r * kBoxesAtOnce + lane % kBoxesAtOnce;
           if (box >= present) break;
-          LoadBox(p, map, ready, to + box * p.box_tokens / 8 * C::kGroupBytes, units[r], start + box * p.box_tokens, C::kHeadChunks,
-                  C::kGroupBytes, ptx::kEvictNormal);
+          LoadBox(p, map, ready, to + box * p.box_tokens / 8 * C::kGroupBytes, UnitOf(p, pages[r], t.kv_head),
+                  start + box * p.box_tokens, C::kHeadChunks, C::kGroupBytes, ptx::kEvictNormal);
         }
       };
       ptx::BarrierWait(&s.k_free[stage], parity);
       if (lane == 0) ptx::BarrierArriveExpectBytes(&s.k_ready[stage], bytes);
       __syncwarp();
       if (!is_v) load(maps.k, &s.k_ready[stage], s.k[stage]);
+      look_up(start + C::kKvTile);  // the next tile's copies then wait for their place alone
       ptx::BarrierWait(&s.v_free[stage], parity);
       if (lane == kBoxesAtOnce) ptx::BarrierArriveExpectBytes(&s.v_ready[stage], bytes);
       __syncwarp();

@@ -104,8 +104,8 @@ __device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtens
   if (lane >= boxes) return;
   const int at = position + (lane << p.box_shift), number = at >> p.page_shift, held = number - slot.task.pages_from;
   const int page = held < kPagesHeld ? slot.pages[held] : __ldg(p.page_indices + slot.task.page_begin + number);
-  LoadBox(p, map, ready, to + (lane << p.box_shift) / 8 * C::kGroupBytes, page * p.units_per_page + head * p.units_per_head, at,
-          C::kHeadChunks, C::kGroupBytes, slot.task.read_once ? ptx::kEvictFirst : ptx::kEvictNormal);
+  LoadBox(p, map, ready, to + (lane << p.box_shift) / 8 * C::kGroupBytes, UnitOf(p, page, head), at, C::kHeadChunks, C::kGroupBytes,
+          slot.task.read_once ? ptx::kEvictFirst : ptx::kEvictNormal);
 }
 
 // Starts the copies of the Q rows of a task under one kv head.

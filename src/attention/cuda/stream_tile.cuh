@@ -156,9 +156,8 @@ class StreamWorker {
     __syncwarp();  // the barriers expect the bytes before any arrive
     if (box < boxes) {
       LoadBox(p_, half == 0 ? maps_.k : maps_.v, ready,
-              s_.rings[worker_][load_slot_][half] + (box << p_.box_shift) / 8 * C::kGroupBytes,
-              page * p_.units_per_page + load_head_ * p_.units_per_head, position, C::kHeadChunks, C::kGroupBytes,
-              load_once_ && steps_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
+              s_.rings[worker_][load_slot_][half] + (box << p_.box_shift) / 8 * C::kGroupBytes, UnitOf(p_, page, load_head_),
+              position, C::kHeadChunks, C::kGroupBytes, load_once_ && steps_to_claim_ <= 0 ? ptx::kEvictFirst : ptx::kEvictNormal);
     }
     AdvanceStep();
   }
