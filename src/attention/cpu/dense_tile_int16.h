@@ -222,10 +222,6 @@ class Int16Products {
     if constexpr (W == 16) return reinterpret_cast<I32>(_mm512_maskz_cvtps_epi32(0xffff, x));
     if constexpr (W == 8) return reinterpret_cast<I32>(_mm256_cvtps_epi32(x));
   }
-  [[gnu::always_inline]] static V ToFloats(I32 x) {
-    if constexpr (W == 16) return _mm512_maskz_cvtepi32_ps(0xffff, reinterpret_cast<__m512i>(x));
-    if constexpr (W == 8) return _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x));
-  }
   // Pairs of 16 bits, `low` before `high`.
   [[gnu::always_inline]] static I32 Pairs(I32 low, I32 high) {
     const I32 shifted = high << 16;
@@ -236,20 +232,10 @@ class Int16Products {
       return reinterpret_cast<I32>(_mm256_blend_epi16(reinterpret_cast<__m256i>(low), reinterpret_cast<__m256i>(shifted), 0xaa));
     }
   }
-  [[gnu::always_inline]] static I32 MultiplyAdd(I32 sum, I32 a, I32 b) {
-    if constexpr (W == 16) {
-      return reinterpret_cast<I32>(
-          _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-    } else {
-      const __m256i x = reinterpret_cast<__m256i>(a), y = reinterpret_cast<__m256i>(b);
-      if constexpr (kVnni) return reinterpret_cast<I32>(_mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(sum), x, y));
-      return sum + reinterpret_cast<I32>(_mm256_madd_epi16(x, y));
-    }
-  }
-  [[gnu::always_inline]] static I32 Broadcast(const void* pair) {
-    int32_t bits;
+  [[gnu::always_inline]] static U32 Broadcast(const void* pair) {
+    uint32_t bits;
     std::memcpy(&bits, pair, sizeof(bits));
-    return I32{} + bits;
+    return U32{} + bits;
   }
 
   template <bool kTail>
@@ -294,14 +280,14 @@ class Int16Products {
     I32 sum[kTokens][kGroups] = {};
 #pragma GCC unroll 2
     for (int32_t e = 0; e < dims; e += 2, q += W) {
-      I32 x[kGroups];
+      U32 x[kGroups];
 #pragma GCC unroll 4
-      for (int n = 0; n < kGroups; ++n) x[n] = Simd::template LoadAs<I32>(q + n * group_stride);
+      for (int n = 0; n < kGroups; ++n) x[n] = Simd::template LoadAs<U32>(q + n * group_stride);
 #pragma GCC unroll 8
       for (int i = 0; i < kTokens; ++i) {
-        const I32 pair = Broadcast(k + i * token_stride + e);
+        const U32 pair = Broadcast(k + i * token_stride + e);
 #pragma GCC unroll 4
-        for (int n = 0; n < kGroups; ++n) sum[i][n] = MultiplyAdd(sum[i][n], pair, x[n]);
+        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::template AddPairs<kVnni>(sum[i][n], pair, x[n]);
       }
     }
 #pragma GCC unroll 4
@@ -311,7 +297,7 @@ class Int16Products {
 #pragma GCC unroll 8
       for (int i = 0; i < kTokens; ++i) {
         float* const at = s + (n * kTileTokens + i) * W;
-        V x = ToFloats(sum[i][n]) * (unit * k_unit[i]);
+        V x = __builtin_convertvector(sum[i][n], V) * (unit * k_unit[i]);
         if constexpr (kAdd) x = x + Simd::Load(at);
         Simd::Store(at, x);
         largest = Simd::Max(largest, x);
@@ -327,14 +313,14 @@ class Int16Products {
     I32 sum[kDimsAtOnce][kGroups] = {};
 #pragma GCC unroll 2
     for (int32_t t = 0; t < pairs; ++t, p += W, v += pair_stride) {
-      I32 x[kGroups];
+      U32 x[kGroups];
 #pragma GCC unroll 4
-      for (int n = 0; n < kGroups; ++n) x[n] = Simd::template LoadAs<I32>(p + n * kTilePairs * W);
+      for (int n = 0; n < kGroups; ++n) x[n] = Simd::template LoadAs<U32>(p + n * kTilePairs * W);
 #pragma GCC unroll 8
       for (int i = 0; i < kDimsAtOnce; ++i) {
-        const I32 pair = Broadcast(v + i);
+        const U32 pair = Broadcast(v + i);
 #pragma GCC unroll 4
-        for (int n = 0; n < kGroups; ++n) sum[i][n] = MultiplyAdd(sum[i][n], pair, x[n]);
+        for (int n = 0; n < kGroups; ++n) sum[i][n] = Simd::template AddPairs<kVnni>(sum[i][n], pair, x[n]);
       }
     }
 #pragma GCC unroll 8
@@ -342,7 +328,7 @@ class Int16Products {
 #pragma GCC unroll 4
       for (int n = 0; n < kGroups; ++n) {
         float* at = acc + n * group_stride + i * W;
-        Simd::Store(at, Simd::Fma(ToFloats(sum[i][n]), Simd::Load(unit + n * W), Simd::Load(at)));
+        Simd::Store(at, Simd::Fma(__builtin_convertvector(sum[i][n], V), Simd::Load(unit + n * W), Simd::Load(at)));
       }
     }
   }

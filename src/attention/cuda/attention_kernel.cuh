@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::DecreaseRegisters<C::kProducerRegisters>();
     const bool loads_dense = C::kSide || cta < busy;  // beside side tiles no register is left to tell
     if (!loads_dense) {
-      if (warp == 1) SayNoDenseTask(s);
+      if (warp == 1) EndDenseTasks(s, 0);
     } else if (warp == 0 || (C::kGathers && warp == 3)) {
       if constexpr (C::kGathers) {
         GatherDenseKv<C>(p, maps, s, /*is_v=*/warp == 3);

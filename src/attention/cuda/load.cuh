@@ -74,6 +74,13 @@ struct RowRanges {
 
 // ------------------------------------------------------------------------------------------------------------- dense tiles
 
+// One warp: says in a slot, which is free, that no dense task comes any more.
+template <class C>
+__device__ __forceinline__ void EndDenseTasks(SharedStorage<C>& s, int slot) {
+  if (threadIdx.x % 32 == 0) s.dense[slot].task.num_tiles = -1;
+  ptx::BarrierArrive(&s.task_known[slot]);
+}
+
 // One warp: draws dense tasks, resolves their rows and ranges for the warps that load Q and KV.
 template <class C>
 struct DenseTaskLoader {
@@ -104,8 +111,7 @@ struct DenseTaskLoader {
     DenseSlot& shared = s.dense[slot];
     const int index = __shfl_sync(kAllLanes, claimed, 0);
     if (index >= num_tasks) {
-      if (lane == 0) shared.task.num_tiles = -1;
-      ptx::BarrierArrive(&s.task_known[slot]);
+      EndDenseTasks(s, slot);
       return false;
     }
     const DeviceItem item = LoadPlan(&p.dense_tasks[index].item);
@@ -150,13 +156,6 @@ struct DenseTaskLoader {
     return true;
   }
 };
-
-// One warp of a CTA that takes no dense task.
-template <class C>
-__device__ __forceinline__ void SayNoDenseTask(SharedStorage<C>& s) {
-  if (threadIdx.x % 32 == 0) s.dense[0].task.num_tiles = -1;
-  ptx::BarrierArrive(&s.task_known[0]);
-}
 
 template <class C>
 __device__ void LoadDenseTasks(const KernelParams& p, SharedStorage<C>& s, int cta, int num_tasks, int dense_ctas, bool tree_mask) {

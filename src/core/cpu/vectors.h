@@ -67,6 +67,23 @@ struct Vectors {
       return a * b + c;
     }
   }
+  // sum + the two products of 16-bit integers in each lane. kVnni: by one instruction of AVX-512 VNNI (16 lanes) or AVX-VNNI (8),
+  // which only the caller knows: g++ 12 defines no macros for a region's instruction set.
+  template <bool kVnni>
+  [[gnu::always_inline]] static I32 AddPairs(I32 sum, U32 a, U32 b) {
+    static_assert(!kVnni || kLanes >= 8);
+    if constexpr (kLanes == 16) {
+      const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b);
+      if constexpr (kVnni) return reinterpret_cast<I32>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), x, y));
+      return sum + reinterpret_cast<I32>(_mm512_madd_epi16(x, y));
+    } else if constexpr (kLanes == 8) {
+      const __m256i x = reinterpret_cast<__m256i>(a), y = reinterpret_cast<__m256i>(b);
+      if constexpr (kVnni) return reinterpret_cast<I32>(_mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(sum), x, y));
+      return sum + reinterpret_cast<I32>(_mm256_madd_epi16(x, y));
+    } else {
+      return sum + reinterpret_cast<I32>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+    }
+  }
   // b where one is NaN. As an operator, with a constant, these become a comparison and a choice.
   [[gnu::always_inline]] static F32 Max(F32 a, F32 b) {
     if constexpr (kLanes == 16) return _mm512_maskz_max_ps(0xffff, a, b);

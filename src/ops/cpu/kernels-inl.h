@@ -20,6 +20,11 @@ constexpr int kLanes = 8, kVectors = 2;  // 6 x 2 + 2 + 1: 15 of 16
 #else
 constexpr int kLanes = 4, kVectors = 2;
 #endif
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+constexpr bool kVnni = true;
+#else
+constexpr bool kVnni = false;
+#endif
 constexpr int kMaxRows = 6;
 constexpr int kPassCols = kLanes * kVectors;
 static_assert(kPanelCols % kPassCols == 0);
@@ -115,23 +120,6 @@ void Panel(const typename Step::Element* x, int64_t x_stride, int64_t rows, cons
 
 // --------------------------------------------------------------------------------------------------------------- coded weights
 
-// sum + the two products of 16-bit integers in each 32-bit lane.
-[[gnu::always_inline]] inline I32 AddPairs(I32 sum, U32 a, U32 b) {
-#if defined(__AVX512VNNI__)
-  return reinterpret_cast<I32>(
-      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX512F__)
-  return sum + reinterpret_cast<I32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVXVNNI__)
-  return reinterpret_cast<I32>(
-      _mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(sum), reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#elif defined(__AVX2__)
-  return sum + reinterpret_cast<I32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#else
-  return sum + reinterpret_cast<I32>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
-#endif
-}
-
 [[gnu::always_inline]] inline F32 LoadF16(const std::byte* p) { return V::Widen(reinterpret_cast<const F16*>(p)); }
 
 #if defined(__AVX2__)
@@ -174,7 +162,7 @@ void CodedRows(const CodedInput& x, int64_t first_row, const std::byte* panel, i
             for (int r = 0; r < kRows; ++r) {
               const int16_t* at = x.codes + (first_row + r) * k + b * kCodeBlock + (j * kPairs + t) * 2;
               const U32 both = U32{} + *reinterpret_cast<const Word*>(at);
-              block_sum[r][v] = AddPairs(block_sum[r][v], pair, both);
+              block_sum[r][v] = V::AddPairs<kVnni>(block_sum[r][v], pair, both);
             }
           }
         }

@@ -98,8 +98,8 @@ template <int kBits, int j, int kEnd>
 #pragma GCC unroll 4
     for (int v = 0; v < kDirectVectors; ++v) {
       const U32 codes = Operand<kBits, j>(block, column + v * kLanes);
-      sum[v] = AddPairs(sum[v], codes & 0x00ff00ffu, x_even);
-      sum[v] = AddPairs(sum[v], codes >> 8 & 0x00ff00ffu, x_odd);
+      sum[v] = V::AddPairs<kVnni>(sum[v], codes & 0x00ff00ffu, x_even);
+      sum[v] = V::AddPairs<kVnni>(sum[v], codes >> 8 & 0x00ff00ffu, x_odd);
     }
     AddOperands<kBits, j + 1, kEnd>(x, block, column, sum);
   }
@@ -184,7 +184,7 @@ struct CodeSum {
   template <int kBits>
   [[gnu::always_inline]] I32 Columns() const {
     const U32 pairs = kBits < 8 ? reinterpret_cast<U32>(BytePairs(sums, U32{} + Repeat(1))) : sums;
-    return AddPairs(I32{}, pairs, U32{} + 0x00010001u);
+    return V::AddPairs<kVnni>(I32{}, pairs, U32{} + 0x00010001u);
   }
 };
 
@@ -258,7 +258,7 @@ template <int kOperands, int kRows>
     for (int r = 0; r < kRows; ++r) {
       const U32 pair = Broadcast(x + r * k + 2 * p);
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = AddPairs(sum[r][v], w[v], pair);
+      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = V::AddPairs<kVnni>(sum[r][v], w[v], pair);
     }
   }
 }
@@ -317,7 +317,7 @@ template <int kOperands, int kSafe, int kRows>
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = AddPairs(sum[r][v], reinterpret_cast<U32>(part[r][v]), ones);
+      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = V::AddPairs<kVnni>(sum[r][v], reinterpret_cast<U32>(part[r][v]), ones);
     }
   }
 }
