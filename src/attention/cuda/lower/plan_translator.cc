@@ -105,7 +105,7 @@ void PlanTranslator::WriteImage(std::byte* image, int number) {
 void PlanTranslator::CutItems(const PlanView& plan) {
   piece_ends_.clear();
   dense_ctas_ = num_sms_;
-  team_ = side_ = false;
+  team_ = side_ = prompts_cut_ = false;
   if (spec_.deterministic) return;
   const auto merges = [&] {
     return std::ranges::any_of(plan.merge_sets, [&](const MergeSet& set) {
@@ -131,6 +131,7 @@ void PlanTranslator::CutItems(const PlanView& plan) {
     random_ ? CutAtRandom(item, most) : CutRange(item, cuts, most, costs_, piece_ends_);
     pieces.count = static_cast<int32_t>(piece_ends_.size()) - pieces.ends_begin + 1;
     if (pieces.count == 1) continue;
+    prompts_cut_ |= item.cut_tokens != item.tokens;
     pieces.state_begin = static_cast<int32_t>(states);
     pieces.rows = item.rows;
     states += pieces.count * item.rows * heads;
@@ -332,8 +333,13 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   order_.clear();
   for (int64_t i = 0; i < num_items_; ++i) {
     stream_items += !items_[i].dense;
-    const uint32_t place = random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]));
-    order_.push_back({.place = place, .item = static_cast<int32_t>(i)});
+    order_.push_back({.place = static_cast<uint32_t>(items_[i].kv_begin), .item = static_cast<int32_t>(i)});
+  }
+  // Pieces of one length that read the same KV follow each other, so that it comes from memory once.
+  if (prompts_cut_) SortByPlace();
+  for (OrderedItem& ordered : order_) {
+    ordered.place =
+        random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[ordered.item]));
   }
   SortByPlace();
   const int64_t heads = spec_.num_kv_heads;

@@ -142,6 +142,7 @@ class PlanTranslator {
   int32_t dense_ctas_ = 0;                 // CTAs that take dense tasks
   bool team_ = false;                      // the stream warps of a CTA read each task together
   bool side_ = false;                      // CTAs take stream tasks beside their dense ones
+  bool prompts_cut_ = false;               // tiles of one prompt have several pieces
   PlanHeader header_{};                    // but for what changes with every step
   uint64_t revision_ = 0;                  // of the plan translated last; 0: unknown
   int64_t num_items_ = 0, num_members_ = 0, num_emitted_ = 0, num_dense_ = 0, num_stream_ = 0;

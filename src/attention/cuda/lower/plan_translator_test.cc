@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "attention/cuda/lower/kernel_choice.h"
+#include "attention/cuda/lower/kv_cuts.h"
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/step_ranges.h"
 #include "attention/cuda/plan_device.h"
@@ -165,6 +166,51 @@ TEST(PlanUpload, SmsAreDividedWhereFewItemsAreLong) {
   EXPECT_GE(plan.dense_ctas, kSms / 2);
 }
 
+// Tiles of one prompt that are cut along KV read each part of it at the same time, so that it comes from memory once.
+TEST(PlanUpload, TilesOfAPromptAreCutAtTheSamePlaces) {
+  constexpr AttentionSpec kAllHeads{.num_qo_heads = 16, .num_kv_heads = 16, .head_dim = 128};
+  for (const int32_t above : {0, 8192}) {  // tokens of the prompt in a node above its last one
+    SCOPED_TRACE(above);
+    TestForest forest;
+    forest.AddBranch(above == 0 ? kNoParent : forest.AddNode(kNoParent, above), 20480 - above, 1024);
+    for (int i = 0; i < 11; ++i) forest.AddBranch(kNoParent, 20480, 1);
+    const Translated plan(forest, SharePolicy::kTree, kAllHeads);
+    std::map<int32_t, std::vector<int32_t>> begins_of_tile;                    // by its first query
+    std::map<std::pair<int32_t, int32_t>, std::vector<ptrdiff_t>> tasks_from;  // by where they begin and kv head
+    for (const Task& task : plan.dense) {
+      ASSERT_EQ(task.item.branch, 0);
+      if (task.item.head_begin == 0) begins_of_tile[task.first.query_begin].push_back(task.item.kv_begin);
+      tasks_from[{task.item.kv_begin, task.item.head_begin}].push_back(&task - plan.dense.data());
+    }
+    ASSERT_EQ(begins_of_tile.size(), 8u) << "1,024 queries in tiles of 128";
+    for (auto& [query, begins] : begins_of_tile) {
+      std::ranges::sort(begins);
+      EXPECT_GT(begins.size(), 1u) << "query " << query;
+      EXPECT_EQ(begins, begins_of_tile.begin()->second) << "query " << query;
+    }
+    for (const auto& [from, tasks] : tasks_from) {
+      EXPECT_EQ(tasks.size(), 8u);
+      EXPECT_EQ(tasks.back() - tasks.front(), 7) << "token " << from.first << ", kv head " << from.second;
+    }
+  }
+}
+
+// Shorter tiles have fewer pieces, none of which is short.
+TEST(PlanUpload, TheLastPieceOfATileIsNoRemnant) {
+  const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, kSpec, kKvTile);
+  for (int32_t tokens = 128; tokens <= 8192; tokens += 64) {
+    const QueuedItem tile{.rows = 128, .blocks = 1, .tokens = tokens, .cut_tokens = 8192, .dense = true};
+    std::vector<int32_t> ends;
+    CutDenseItem(tile, /*longest=*/2000, /*most=*/100, costs, ends);
+    EXPECT_EQ(std::ssize(ends) + 1, DensePieces(tile, 2000, costs)) << tokens;
+    for (size_t i = 0; i < ends.size(); ++i)
+      EXPECT_EQ(ends[i], 1664 * static_cast<int32_t>(i + 1)) << tokens;  // 8192 / 5, in steps
+    if (ends.empty()) continue;
+    EXPECT_GE(tokens - ends.back(), 1664 / 2) << tokens;
+    EXPECT_LT(tokens - ends.back(), 1664 * 3 / 2) << tokens;
+  }
+}
+
 // Whose CTAs with dense tasks stream beside them, by measurement (docs/kernels/overlap.md).
 TEST(PlanUpload, SideTilesWhereDenseTasksAreLong) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
@@ -235,8 +281,11 @@ std::vector<bool> AreDense(std::vector<std::pair<int32_t, int32_t>> ranges, int3
   const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, spec, kv_tile);
   std::vector<QueuedItem> items;
   for (const auto& [rows, tokens] : ranges) {
-    items.push_back(
-        {.rows = rows, .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)), .tokens = tokens, .most_set_rows = 1});
+    items.push_back({.rows = rows,
+                     .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)),
+                     .tokens = tokens,
+                     .cut_tokens = tokens,
+                     .most_set_rows = 1});
   }
   ChooseKinds(items, spec.num_kv_heads, kSms, costs);
   std::vector<bool> dense;

@@ -13,6 +13,7 @@ QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity
       num_sms_(num_sms),
       pieces_(sizes.max_items),
       rows_(sizes.max_items),
+      prompts_(capacity.max_branches),
       reads_(capacity.max_nodes > 0 ? capacity.max_nodes : 2 * capacity.max_branches) {
   items_.reserve(sizes.max_items);
   joined_.reserve(sizes.max_items);
@@ -40,12 +41,14 @@ void QueuedItems::Collect(const PlanView& plan, std::span<const int32_t> changed
       const WorkItem& item = plan.items[id];
       const Rows rows = rows_[id];
       const int32_t end = std::min(item.kv_end, forest.branch_kv_len[item.page_row]);
+      const int32_t tokens = std::max(0, end - item.kv_begin);
       items_.push_back({.item = id,
                         .node = forest.branch_node[item.page_row],
                         .kv_begin = item.kv_begin,
                         .rows = rows.all,
                         .blocks = static_cast<int32_t>(CeilDiv(rows.all, kDenseRows)),
-                        .tokens = std::max(0, end - item.kv_begin),
+                        .tokens = tokens,
+                        .cut_tokens = tokens,
                         .most_set_rows = rows.most_of_set});
       pieces_[id] = {.kv_begin = item.kv_begin, .kv_end = item.kv_end, .masked = (item.flags & kItemMasked) != 0};
     }
@@ -56,6 +59,7 @@ void QueuedItems::Collect(const PlanView& plan, std::span<const int32_t> changed
   for (const QueuedItem& queued : items_) {
     if (!queued.dense) pieces_[queued.item].block_rows = costs.stream_rows();
   }
+  if (!spec_.deterministic) AlignPromptTiles(plan);
   reads_.Count(items_, {.parent = forest.node_parent, .begin = forest.node_begin, .end = forest.node_end}, costs);
   for (const QueuedItem& queued : items_) pieces_[queued.item].read_once = queued.read_once;
 }
@@ -104,6 +108,23 @@ void QueuedItems::JoinPromptTiles(const PlanView& plan) {
   }
 }
 
+// Tiles of a prompt end one after the other, but what they read begins at one place: cut at the same places they share it.
+void QueuedItems::AlignPromptTiles(const PlanView& plan) {
+  const auto for_each_tile = [&](auto&& visit) {
+    for (QueuedItem& queued : items_) {
+      if (queued.dense && pieces_[queued.item].masked) visit(queued, prompts_[plan.items[queued.item].page_row]);
+    }
+  };
+  for_each_tile([](const QueuedItem&, PromptTiles& prompt) { prompt = {.kv_begin = kLive, .longest = 0}; });
+  for_each_tile([](const QueuedItem& tile, PromptTiles& prompt) {
+    if (tile.kv_begin < prompt.kv_begin) prompt = {.kv_begin = tile.kv_begin, .longest = 0};
+    if (tile.kv_begin == prompt.kv_begin) prompt.longest = std::max(prompt.longest, tile.tokens);
+  });
+  for_each_tile([](QueuedItem& tile, const PromptTiles& prompt) {
+    if (tile.kv_begin == prompt.kv_begin) tile.cut_tokens = prompt.longest;
+  });
+}
+
 // Longest first, as the queues were.
 void QueuedItems::DropJoined(const PlanView& plan, const PrefixForestView& forest) {
   std::erase_if(items_, [&](const QueuedItem& queued) { return pieces_[queued.item].count == 0; });
@@ -111,7 +132,7 @@ void QueuedItems::DropJoined(const PlanView& plan, const PrefixForestView& fores
     const ItemPieces& whole = pieces_[queued.item];
     queued.kv_begin = whole.kv_begin;
     const int32_t length = forest.branch_kv_len[plan.items[queued.item].page_row];
-    queued.tokens = std::max(0, std::min(whole.kv_end, length) - whole.kv_begin);
+    queued.tokens = queued.cut_tokens = std::max(0, std::min(whole.kv_end, length) - whole.kv_begin);
   }
   std::ranges::stable_sort(items_, std::greater<>(), &QueuedItem::tokens);
 }

@@ -49,6 +49,11 @@ class QueuedItems {
   };
   Rows CountRows(const PlanView& plan, const WorkItem& item) const;
   void JoinPromptTiles(const PlanView& plan);
+  // The tiles of a branch that begin where its first one does.
+  struct PromptTiles {
+    int32_t kv_begin = 0, longest = 0;  // tokens
+  };
+  void AlignPromptTiles(const PlanView& plan);
   void DropJoined(const PlanView& plan, const PrefixForestView& forest);
   AttentionSpec spec_;
   int num_sms_;
@@ -56,7 +61,8 @@ class QueuedItems {
   std::vector<Rows> rows_;          // [plan item]
   std::vector<QueuedItem> items_;
   std::vector<int32_t> joined_;
-  std::vector<int32_t> tiles_;  // of a prompt
+  std::vector<int32_t> tiles_;        // of a prompt
+  std::vector<PromptTiles> prompts_;  // [branch]
   ReadCounts reads_;
 };
 

@@ -9,6 +9,7 @@
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/lower/cut_rules.h"
+#include "attention/cuda/lower/kv_cuts.h"
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
@@ -41,7 +42,7 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
     const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
     const auto piece = static_cast<int32_t>(costs.WholeDenseSteps(static_cast<int64_t>(wanted) + 1));
     int64_t tasks = 0;
-    for (const QueuedItem& item : dense_) tasks += CeilDiv(item.tokens, piece) * item.blocks * heads_;
+    for (const QueuedItem& item : dense_) tasks += DensePieces(item, piece, costs) * item.blocks * heads_;
     if (num_choices > 0 && tasks == choices[num_choices - 1].tasks) continue;  // the same cuts
     const Simulated step = Simulate(stream, costs, {.dense_ctas = num_sms_, .dense_piece = piece, .side = side});
     if (step.states > most_states) break;
@@ -124,7 +125,7 @@ SmDivision::DenseEnds SmDivision::RunDense(const SmCosts& costs, Division divisi
   for (const QueuedItem& item : dense_) {
     tokens += static_cast<double>(item.tokens) * item.blocks;
     memory_tokens += item.memory_tokens;
-    const int64_t count = CeilDiv(item.tokens, division.dense_piece);
+    const int64_t count = DensePieces(item, division.dense_piece, costs);
     const double task_ns =
         costs.DenseTaskNs(CeilDiv(item.tokens, count)) + (division.side ? costs.rates().dense_task_with_side_ns : 0.0);
     const int64_t item_tasks = count * item.blocks * heads_;

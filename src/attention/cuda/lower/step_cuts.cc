@@ -36,7 +36,7 @@ StepCuts StepCutter::Choose(std::span<const QueuedItem> items, const std::functi
 
 void CutRange(const QueuedItem& item, const StepCuts& cuts, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends) {
   if (item.dense) {
-    CutEvenly(item.tokens, std::min(CeilDiv(item.tokens, cuts.division.dense_piece), most), costs.dense_piece_unit(), ends);
+    CutDenseItem(item, cuts.division.dense_piece, most, costs, ends);
   } else {
     CutStreamItem(item, cuts.stream, most, costs, ends);
   }

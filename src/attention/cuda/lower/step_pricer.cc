@@ -74,6 +74,7 @@ class CutPricer final : public StepPricer {
                         .rows = range.rows,
                         .blocks = static_cast<int32_t>(CeilDiv(range.rows, kDenseRows)),
                         .tokens = std::max(0, range.end - range.begin),
+                        .cut_tokens = std::max(0, range.end - range.begin),
                         .most_set_rows = range.set_rows});
     }
     for (QueuedItem& item : items_) item.most_set_rows = std::max(item.most_set_rows, set_rows_[item.item]);

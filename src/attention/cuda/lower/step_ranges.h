@@ -18,6 +18,7 @@ struct QueuedItem {
   int32_t kv_begin, rows;
   int32_t blocks;  // of rows, in dense tiles
   int32_t tokens;
+  int32_t cut_tokens;     // of the longest tile of the same prompt, which reads on from the same place: they are cut alike
   int32_t most_set_rows;  // of its merge sets
   bool dense;
   bool read_once;        // by one task, each kv head
