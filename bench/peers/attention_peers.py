@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""One decode step of one attention layer over prefix trees: Coppice beside PyTorch and FlashInfer, in one process, on the same paged KV.
+"""One step of one attention layer: Coppice beside PyTorch and FlashInfer, in one process, on the same paged KV. Decoding over prefix
+trees (cases A1 to tree14), and hybrid batches, a chunk of a prompt beside requests that decode and share nothing (H1 to H5, --pod).
 
   bench/peers/attention_peers.py --library build/shared/src/attention/libcoppice_attention.so [--cases A1,B,tree8] [--json FILE]
+  bench/peers/attention_peers.py --library .. --pod pod.json    the batches that `coppice bench pod --out pod.json` measured
 
 Needs an NVIDIA GPU and PyTorch. Columns:
   tree, store        Coppice through its C ABI, with sharing and without
@@ -9,6 +11,8 @@ Needs an NVIDIA GPU and PyTorch. Columns:
   flash, cudnn       PyTorch's kernels as the Hydragen recipe: one call a level over KV gathered beforehand (not timed), then a merge
   fi_cascade         FlashInfer's MultiLevelCascadeAttentionWrapper as shipped; fi_cascade_fa2: its levels forced to the fa2 kernels
   fi_decode          BatchDecodeWithPagedKVCacheWrapper with tensor cores over shared pages; fi_batch: BatchAttention
+  fi_pod             of hybrid batches: BatchPODWithPagedKVCacheWrapper; fi_fa3, fi_fa2: the chunk by BatchPrefillWithPagedKVCacheWrapper
+                     with that backend, then the requests as fi_decode
 FlashInfer's columns stay empty where `flashinfer` (PyPI flashinfer-python) cannot be imported. PAT and FastTree are not run here.
 Host times, with uploads: plan_ms and step_ms are ours after a change of the tree and of a mean decode step with a change every 16;
 fi_plan is the fastest plan of FlashInfer's wrappers, which they need every step.
@@ -16,11 +20,12 @@ fi_plan is the fastest plan of FlashInfer's wrappers, which they need every step
 Method: every contestant is captured in a CUDA graph and runs for 50 ms before it counts, since who is first after a pause is slower for
 some 10 ms; between replays 256 MB are written, so that the L2 is cold; the median of the replays counts, graph launch included. Bounds
 take the rates measured in the same run: W, a device-to-device copy (read + write), and C, a bf16 product of 8192-cubes. Each result is
-compared with float64 attention of three requests (relative L2 error).
+compared with float64 attention of three rows (relative L2 error).
 """
 
 import argparse
 import ctypes
+import itertools
 import json
 import math
 import statistics
@@ -29,11 +34,14 @@ import time
 
 import torch
 
-PEERS = ("flash", "cudnn", "fi_cascade", "fi_cascade_fa2", "fi_decode", "fi_batch")
+TREE_PEERS = ("flash", "cudnn", "fi_cascade", "fi_cascade_fa2", "fi_decode", "fi_batch")
+HYBRID_PEERS = ("fi_pod", "fi_fa3", "fi_fa2", "fi_batch")
 PAGE = 16
 HEAD_DIM = 128
 FLUSH_BYTES = 256 << 20
 WARM_UP_SECONDS = 0.05
+
+KV_LIVE, FREE_SLOT = 2**31 - 1, -2  # of the C ABI
 
 # name: query heads, kv heads, nodes of each level, tokens of each level's nodes. The last level's nodes are the requests.
 CASES = {
@@ -61,19 +69,50 @@ for kv in (32, 8):
         CASES[f"tree{len([c for c in CASES if c.startswith('tree')]) + 1}"] = (32, kv, nodes, tokens)
 
 
-class Tree:
-    """A balanced tree over one KV pool [page][K, V][kv head][slot][dim], pages in random order."""
+# name: query heads, kv heads, queries of the chunk, tokens of its prompt up to its end, requests that decode, tokens of each.
+HYBRIDS = {
+    "H1": (28, 4, 2048, 2048, 128, 2048),
+    "H2": (32, 8, 4096, 4096, 128, 4096),
+    "H3": (32, 8, 1024, 12288, 80, 12288),
+    "H4": (32, 8, 512, 8192, 128, 8192),
+    "H5": (32, 32, 1024, 8192, 64, 8192),
+}
+
+
+class Batch:
+    """What contestants compute: queries over one KV pool [page][K, V][kv head][slot][dim], pages in random order.
+
+    Subclasses have `requests`, forest(), bounds_ms(), rows_to_check() and seen(row): the pages and the number of tokens of a row."""
+
+    def __init__(self, qo_heads, kv_heads, num_pages, rows):
+        self.qo_heads, self.kv_heads = qo_heads, kv_heads
+        self.shuffled = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1))
+        generator = torch.Generator("cuda").manual_seed(2)
+        self.pool = torch.randn(num_pages, 2, kv_heads, PAGE, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
+        self.q = torch.randn(rows, qo_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
+
+    def error(self, out):
+        """Relative L2 error of some rows against float64, root mean square over them: a row that sees few tokens is long."""
+        squares = []
+        for row in self.rows_to_check():
+            pages, tokens = self.seen(row)
+            kv = self.pool[pages.cuda()].double()  # [pages, 2, kv heads, slots, dim]
+            k, v = (kv[:, i].transpose(0, 1).reshape(self.kv_heads, -1, HEAD_DIM)[:, :tokens] for i in (0, 1))
+            q = self.q[row].double().view(self.kv_heads, -1, HEAD_DIM)
+            want = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM), -1) @ v
+            squares.append(((out[row].double().view_as(want) - want).square().sum() / want.square().sum()).item())
+        return math.sqrt(statistics.mean(squares))
+
+
+class Tree(Batch):
+    """A balanced tree whose requests decode."""
 
     def __init__(self, qo_heads, kv_heads, nodes, tokens):
-        self.qo_heads, self.kv_heads, self.nodes, self.tokens = qo_heads, kv_heads, nodes, tokens
-        self.requests = nodes[-1]
+        self.nodes, self.tokens, self.requests = nodes, tokens, nodes[-1]
         counts = [n * t // PAGE for n, t in zip(nodes, tokens)]
-        shuffled = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1))
+        super().__init__(qo_heads, kv_heads, sum(counts), self.requests)
         # Of each level: [nodes, pages of a node].
-        self.pages = [p.view(n, -1) for p, n in zip(shuffled.split(counts), nodes)]
-        generator = torch.Generator("cuda").manual_seed(2)
-        self.pool = torch.randn(len(shuffled), 2, kv_heads, PAGE, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
-        self.q = torch.randn(self.requests, qo_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
+        self.pages = [p.view(n, -1) for p, n in zip(self.shuffled.split(counts), nodes)]
 
     def ancestors(self, level):
         """Of each request: its node of a level."""
@@ -87,17 +126,54 @@ class Tree:
                 for n, t in zip(self.nodes, self.tokens)]
         return 1e3 * max(sum(b for b, _ in each), sum(f for _, f in each)), 1e3 * sum(max(e) for e in each)
 
-    def error(self, out):
-        """Relative L2 error of the first, a middle and the last request against float64."""
-        rows, wrong, norm = self.page_rows(), 0.0, 0.0
-        for r in sorted({0, self.requests // 2, self.requests - 1}):
-            kv = self.pool[rows[r].cuda()].double()  # [pages, 2, kv heads, slots, dim]
-            k, v = (kv[:, i].transpose(0, 1).reshape(self.kv_heads, -1, HEAD_DIM) for i in (0, 1))
-            q = self.q[r].double().view(self.kv_heads, -1, HEAD_DIM)
-            want = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM), -1) @ v
-            wrong += (out[r].double().view_as(want) - want).square().sum().item()
-            norm += want.square().sum().item()
-        return math.sqrt(wrong / norm)
+    def forest(self):
+        parent, begin, end, depth, first = [], [], [], 0, 0
+        for level, (count, tokens) in enumerate(zip(self.nodes, self.tokens)):
+            above = self.nodes[level - 1]
+            parent += [first - above + i * above // count if level else -1 for i in range(count)]
+            begin += [depth] * count
+            depth += tokens
+            end += [depth if level + 1 < len(self.nodes) else KV_LIVE] * count
+            first += count
+        n = self.requests
+        return parent, begin, end, list(range(first - n, first)), [1] * n, [depth] * n, list(self.page_rows())
+
+    def rows_to_check(self):
+        return sorted({0, self.requests // 2, self.requests - 1})
+
+    def seen(self, row):
+        return self.page_rows()[row], sum(self.tokens)
+
+
+class Hybrid(Batch):
+    """A chunk that ends a prompt, in rows [0, chunk), beside requests of `context` tokens that decode. Nothing is shared."""
+
+    def __init__(self, qo_heads, kv_heads, chunk, prompt, requests, context):
+        self.chunk, self.prompt, self.requests, self.context = chunk, prompt, requests, context
+        prompt_pages = -(-prompt // PAGE)
+        super().__init__(qo_heads, kv_heads, prompt_pages + requests * -(-context // PAGE), chunk + requests)
+        self.chunk_pages, self.decode_pages = self.shuffled[:prompt_pages], self.shuffled[prompt_pages:].view(requests, -1)
+
+    def bounds_ms(self, copy, matmul):
+        token_bytes, pair_flops = 4.0 * self.kv_heads * HEAD_DIM, 4.0 * HEAD_DIM * self.qo_heads
+        unseen = 0.5 * self.chunk * (self.chunk - 1)  # queries do not see those after them
+        decoded = self.requests * self.context
+        each = [(token_bytes * self.prompt / copy, pair_flops * (self.chunk * self.prompt - unseen) / matmul),
+                (token_bytes * decoded / copy, pair_flops * decoded / matmul)]
+        return 1e3 * max(sum(b for b, _ in each), sum(f for _, f in each)), 1e3 * sum(max(e) for e in each)
+
+    def forest(self):
+        n = 1 + self.requests
+        return ([-1] * n, [0] * n, [KV_LIVE] * n, list(range(n)), [self.chunk] + [1] * self.requests,
+                [self.prompt] + [self.context] * self.requests, [self.chunk_pages, *self.decode_pages])
+
+    def rows_to_check(self):
+        return 0, self.chunk - 1, self.chunk + self.requests - 1
+
+    def seen(self, row):
+        if row < self.chunk:
+            return self.chunk_pages, self.prompt - self.chunk + row + 1
+        return self.decode_pages[row - self.chunk], self.context
 
 
 # ------------------------------------------------------------------------------------------------------------- Coppice's C ABI
@@ -125,9 +201,14 @@ Forest = struct("Forest", ("page_size", I32), ("version", U64), ("num_nodes", I3
 KvLayer = struct("KvLayer", ("k", PTR), ("v", PTR), ("page_stride", I64), ("head_stride", I64), ("slot_stride", I64),
                  ("num_pages", I32), ("page_size", I32), ("dtype", I32), ("k_scale", F32), ("v_scale", F32))
 RunArgs = struct("RunArgs", ("q", PTR), ("q_row_stride", I64), ("out", PTR), ("out_row_stride", I64), ("lse", PTR))
-BF16, CUDA, KV_LIVE, FREE_SLOT = 1, 1, 2**31 - 1, -2
+BF16, CUDA = 1, 1
 # Contestant: share policy, kernels of its context, deterministic.
 OWN = {"tree": (0, 0, 0), "store": (2, 0, 0), "mma_sync": (0, 2, 0), "exact": (0, 0, 1)}
+
+
+def starts(counts):
+    """Where each of the runs of so many begins."""
+    return list(itertools.accumulate(counts, initial=0))[:-1]
 
 
 class Coppice:
@@ -149,30 +230,23 @@ class Coppice:
         decode step, the mean over 64 of which every 16th begins with such a change."""
         policy, kernels, deterministic = OWN[name]
         context = self.contexts[kernels]
-        parent, begin, end, first_node, depth = [], [], [], [], 0
-        for level, (count, tokens) in enumerate(zip(tree.nodes, tree.tokens)):
-            first_node.append(len(parent))
-            above = tree.nodes[level - 1]
-            parent += [first_node[level - 1] + i * above // count if level else -1 for i in range(count)]
-            begin += [depth] * count
-            depth += tokens
-            end += [depth if level + 1 < len(tree.nodes) else KV_LIVE] * count
-        rows = torch.nn.functional.pad(tree.page_rows().int(), (0, 8)).contiguous()  # room to grow
-        row_pages = rows.shape[1]
-        n = tree.requests
+        parent, begin, end, leaves, queries, kv_len, page_rows = tree.forest()
+        rows = [torch.nn.functional.pad(row.int(), (0, 8)) for row in page_rows]  # room to grow
+        capacity = [len(row) for row in rows]
+        pages = torch.cat(rows)
+        n = len(leaves)
         arrays = [torch.tensor(a, dtype=torch.int32) for a in
-                  (parent, begin, end, range(first_node[-1], first_node[-1] + n), range(n), [1] * n, [depth] * n,
-                   range(0, n * row_pages, row_pages), [row_pages] * n)]
+                  (parent, begin, end, leaves, starts(queries), queries, kv_len, starts(capacity), capacity)]
         names = ("node_parent", "node_begin", "node_end", "branch_node", "branch_query_begin", "branch_query_count", "branch_kv_len",
                  "branch_page_begin", "branch_page_capacity")
-        forest = Forest(page_size=PAGE, version=1, num_nodes=len(parent), num_branches=n, num_page_slots=rows.numel(),
-                        page_indices=rows.data_ptr(), **{k: a.data_ptr() for k, a in zip(names, arrays)})
+        forest = Forest(page_size=PAGE, version=1, num_nodes=len(parent), num_branches=n, num_page_slots=len(pages),
+                        page_indices=pages.data_ptr(), **{k: a.data_ptr() for k, a in zip(names, arrays)})
         spec = Spec(num_qo_heads=tree.qo_heads, num_kv_heads=tree.kv_heads, head_dim=HEAD_DIM, q_dtype=BF16, kv_dtype=BF16,
                     deterministic=deterministic)
         plan, bound = PTR(), PTR()
         self.call("plan_create", context, ctypes.byref(spec),
-                  ctypes.byref(PlanOptions(max_branches=n, max_queries=n, max_nodes=max(2 * n, len(parent)),
-                                           max_page_slots=rows.numel(), page_size=PAGE, share_policy=policy)),
+                  ctypes.byref(PlanOptions(max_branches=n, max_queries=len(tree.q), max_nodes=max(2 * n, len(parent)),
+                                           max_page_slots=len(pages), page_size=PAGE, share_policy=policy)),
                   ctypes.byref(plan))
         stream = PTR(torch.cuda.current_stream().cuda_stream)
 
@@ -182,12 +256,12 @@ class Coppice:
             self.call("plan_upload", plan, stream)
             return 1e3 * (time.perf_counter() - start)
 
-        leaf = first_node[-1] + n - 1
+        leaf = leaves[-1]
         above = parent[leaf]
 
         def change():  # the last request leaves, or comes back
-            leaves = arrays[3][-1].item() != FREE_SLOT
-            arrays[0][leaf], arrays[3][-1], arrays[5][-1] = (FREE_SLOT, FREE_SLOT, 0) if leaves else (above, leaf, 1)
+            gone = arrays[3][-1].item() == FREE_SLOT
+            arrays[0][leaf], arrays[3][-1], arrays[5][-1] = (above, leaf, 1) if gone else (FREE_SLOT, FREE_SLOT, 0)
             forest.version += 1
 
         update()
@@ -309,6 +383,45 @@ def flashinfer_contestants(tree, flashinfer, workspace):
     return {"fi_cascade": lambda: cascade(None), "fi_cascade_fa2": lambda: cascade("fa2"), "fi_decode": decode, "fi_batch": batch}
 
 
+def flashinfer_hybrids(batch, flashinfer, workspace):
+    heads = (batch.qo_heads, batch.kv_heads, HEAD_DIM, PAGE)
+    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+
+    def part(queries, pages):
+        """The page table of requests of equally many pages, whose last is full: qo_indptr, kv_indptr, kv_indices, last_page_len."""
+        return (indptr(queries).cuda(), indptr([pages.shape[1]] * len(pages)).cuda(), pages.flatten().int().cuda(),
+                torch.full((len(pages),), PAGE, dtype=torch.int32, device="cuda"))
+
+    chunk, decode = part([batch.chunk], batch.chunk_pages[None]), part([1] * batch.requests, batch.decode_pages)
+    q_chunk, q_decode = batch.q[:batch.chunk], batch.q[batch.chunk:]
+
+    def serial(backend):
+        prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend=backend)
+        decoder = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty_like(workspace), "HND", use_tensor_cores=True)
+
+        def plan():
+            prefill.plan(*chunk, *heads, causal=True, **dtypes)
+            decoder.plan(decode[1].cpu(), decode[2], decode[3].cpu(), *heads, **dtypes)
+
+        return planned(plan, lambda: (prefill.run(q_chunk, batch.pool), decoder.run(q_decode, batch.pool)))
+
+    def pod():
+        wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace, "HND")
+        return planned(lambda: wrapper.plan(*chunk, *decode, *heads, **dtypes),
+                       lambda: wrapper.run(q_chunk, batch.pool, q_decode, batch.pool, causal_p=True))
+
+    def both():
+        wrapper = flashinfer.BatchAttention(kv_layout="HND")
+        arguments = (indptr([batch.chunk] + [1] * batch.requests).cuda(),
+                     indptr([len(batch.chunk_pages)] + [batch.decode_pages.shape[1]] * batch.requests).cuda(),
+                     batch.shuffled.int().cuda(),
+                     torch.tensor([batch.prompt] + [batch.context] * batch.requests, dtype=torch.int32, device="cuda"),
+                     batch.qo_heads, batch.kv_heads, HEAD_DIM, HEAD_DIM, PAGE)
+        return planned(lambda: wrapper.plan(*arguments, causal=True, **dtypes), lambda: wrapper.run(batch.q, batch.pool)[0])
+
+    return {"fi_pod": pod, "fi_fa3": lambda: serial("fa3"), "fi_fa2": lambda: serial("fa2"), "fi_batch": both}
+
+
 # -------------------------------------------------------------------------------------------------------------------- measuring
 
 
@@ -365,6 +478,8 @@ def measure(tree, timer, contestants):
             made = make()
             run, release, host = made if isinstance(made, tuple) else (made, None, {})
             ms, spread, out = timer.graph(run)
+            if isinstance(out, tuple):  # the chunk's, the requests'
+                out = torch.cat(out)
             results[name] = {"ms": ms, "spread_ms": spread, "error": tree.error(out), **host}
         except (RuntimeError, ValueError, NotImplementedError) as problem:
             results[name] = {"refused": str(problem).strip().splitlines()[0][:200]}
@@ -374,24 +489,38 @@ def measure(tree, timer, contestants):
     return results
 
 
+def pod_batches(path):
+    """The batches of a report of `coppice bench pod`, by name: as in HYBRIDS, and whether both parts count (POD section 5.1)."""
+    batches = {}
+    with open(path, encoding="utf-8") as file:
+        for row in json.load(file)["rows"]:
+            name = f"{row['model']}/{row['gpus']} {row['chunk']}@{row['prompt']}+{row['requests']}x{row['context']}"
+            batches[name] = (tuple(row[k] for k in ("qo_heads", "kv_heads", "chunk", "prompt", "requests", "context")), row["both_count"])
+    return batches
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libcoppice_attention.so of a CUDA build with BUILD_SHARED_LIBS=ON")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", help="names, by commas (default: all trees and H1 to H5)")
+    parser.add_argument("--pod", help="a report of `coppice bench pod`, whose batches take the cases' place")
     parser.add_argument("--contestants", help="columns to fill (default: all)")
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--json", help="write one object a line, the rates first")
     options = parser.parse_args()
-    unknown = [c for c in options.cases.split(",") if c not in CASES]
+    pod = pod_batches(options.pod) if options.pod else {}
+    known_cases = {name: ("tree", case) for name, case in CASES.items()} | {name: ("hybrid", case) for name, case in HYBRIDS.items()}
+    if pod:
+        known_cases = {name: ("hybrid", case) for name, (case, _) in pod.items()}
+    cases = options.cases.split(",") if options.cases else list(known_cases)
+    unknown = [c for c in cases if c not in known_cases]
     if unknown:
-        parser.error(f"unknown case {unknown[0]}; known: {', '.join(CASES)}")
-    known = (*OWN, *PEERS)
-    only = options.contestants.split(",") if options.contestants else known
-    if set(only) - set(known):
-        parser.error(f"unknown contestant {(set(only) - set(known)).pop()}; known: {', '.join(known)}")
-
-    def wanted(contestant):
-        return contestant in only
+        parser.error(f"unknown case {unknown[0]}; known: {', '.join(known_cases)}")
+    known = {"tree": (*OWN, *TREE_PEERS), "hybrid": ("tree", "exact", *HYBRID_PEERS)}
+    only = options.contestants.split(",") if options.contestants else known["tree"] + known["hybrid"]
+    if set(only) - set(known["tree"] + known["hybrid"]):
+        parser.error(f"unknown contestant {(set(only) - set(known['tree'] + known['hybrid'])).pop()}; known: "
+                     f"{', '.join(dict.fromkeys(known['tree'] + known['hybrid']))}")
 
     try:
         import flashinfer
@@ -404,33 +533,45 @@ def main():
               "torch": torch.__version__, "flashinfer": getattr(flashinfer, "__version__", None), "iterations": options.iterations}]
     print(f"{lines[0]['device']}, W {copy / 1e12:.2f} TB/s, C {matmul / 1e12:.0f} TFLOP/s, torch {torch.__version__}, "
           f"flashinfer {lines[0]['flashinfer']}; ms, best peer / tree, error of tree")
-    columns = [c for c in (*OWN, *PEERS) if wanted(c)]
-    print(f"{'case':<7}{'overlap':>9}{'serial':>9}" + "".join(f"{c:>15}" for c in columns) + f"{'peer/x':>8}{'error':>9}{'plan_ms':>9}{'step_ms':>9}{'fi_plan':>9}")
-    gains = []
-    for name in options.cases.split(","):
-        tree = Tree(*CASES[name])
-        contestants = {own: (lambda o=own: coppice.contestant(tree, o)) for own in OWN}
-        contestants |= {kernel: (lambda k=kernel: hydragen(tree, k)) for kernel in ("flash", "cudnn")}
+    width = max(len(name) for name in cases)
+    kind, gains, over_each = None, [], {}
+    for name in cases:
+        if kind != known_cases[name][0]:
+            kind = known_cases[name][0]
+            columns = [c for c in known[kind] if c in only]
+            print(f"{'case':<{width}}{'overlap':>9}{'serial':>9}" + "".join(f"{c:>15}" for c in columns) +
+                  f"{'peer/x':>8}{'error':>9}{'plan_ms':>9}{'step_ms':>9}{'fi_plan':>9}")
+        batch = Tree(*known_cases[name][1]) if kind == "tree" else Hybrid(*known_cases[name][1])
+        contestants = {own: (lambda o=own: coppice.contestant(batch, o)) for own in OWN}
+        if kind == "tree":
+            contestants |= {kernel: (lambda k=kernel: hydragen(batch, k)) for kernel in ("flash", "cudnn")}
         if flashinfer is not None:
-            contestants |= flashinfer_contestants(tree, flashinfer, workspace)
-        results = measure(tree, timer, {name: make for name, make in contestants.items() if wanted(name)})
-        overlap, serial = tree.bounds_ms(copy, matmul)
-        lines.append({"case": name, "qo_heads": tree.qo_heads, "kv_heads": tree.kv_heads, "nodes": tree.nodes, "tokens": tree.tokens,
-                      "bound_overlapped_ms": overlap, "bound_serial_ms": serial, "results": results})
+            contestants |= (flashinfer_contestants if kind == "tree" else flashinfer_hybrids)(batch, flashinfer, workspace)
+        results = measure(batch, timer, {name: make for name, make in contestants.items() if name in columns})
+        overlap, serial = batch.bounds_ms(copy, matmul)
+        lines.append({"case": name, "kind": kind, "shape": known_cases[name][1], "bound_overlapped_ms": overlap,
+                      "bound_serial_ms": serial, "results": results})
         ms = {c: r["ms"] for c, r in results.items() if "ms" in r}
-        peers = [ms[c] for c in PEERS if c in ms]
-        gain = min(peers) / ms["tree"] if peers and "tree" in ms else None
+        peers = {c: ms[c] for c in columns if c in ms and c not in OWN}
+        gain = min(peers.values()) / ms["tree"] if peers and "tree" in ms else None
         if gain and name.startswith("tree"):
             gains.append(gain)
+        if gain and name in pod and pod[name][1]:
+            for peer, time_ms in (peers | {"best": min(peers.values())}).items():
+                over_each.setdefault(peer, []).append(time_ms / ms["tree"])
         own = results.get("tree", {})
         fastest_plan = min((r["plan_ms"] for c, r in results.items() if c.startswith("fi_") and "plan_ms" in r), default=math.nan)
-        print(f"{name:<7}{overlap:>9.4f}{serial:>9.4f}" + "".join(f"{ms[c]:>15.4f}" if c in ms else f"{'-':>15}" for c in columns) +
+        print(f"{name:<{width}}{overlap:>9.4f}{serial:>9.4f}" +
+              "".join(f"{ms[c]:>15.4f}" if c in ms else f"{'-':>15}" for c in columns) +
               (f"{gain:>8.2f}" if gain else f"{'-':>8}") + f"{own.get('error', math.nan):>9.1e}"
               f"{own.get('plan_ms', math.nan):>9.3f}{own.get('step_plan_ms', math.nan):>9.4f}{fastest_plan:>9.3f}", flush=True)
-        del tree
+        del batch, contestants
         torch.cuda.empty_cache()
     if gains:
         print(f"trees: geomean {statistics.geometric_mean(gains):.2f}x the best peer of this run")
+    for peer, ratios in over_each.items():
+        print(f"{peer}: {statistics.mean(ratios):.3f} times tree's time in the mean of {len(ratios)} batches of which both parts count, "
+              f"{min(ratios):.3f} to {max(ratios):.3f}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)

@@ -47,6 +47,8 @@ ordered_json ToJson(const PodResult& result) {
   ordered_json json = {{"set", b.set},
                        {"model", b.model->name},
                        {"gpus", b.gpus},
+                       {"qo_heads", b.Spec().num_qo_heads},
+                       {"kv_heads", b.Spec().num_kv_heads},
                        {"chunk", b.chunk},
                        {"prompt", b.prompt},
                        {"requests", b.requests},
