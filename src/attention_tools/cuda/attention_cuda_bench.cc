@@ -12,6 +12,9 @@
 //                                                     turns
 //   attention_cuda_bench --side on [--cases ..] [--json file]   each case with side tiles where they are predicted to gain beside
 //                                                     the same without any, in turns
+//   attention_cuda_bench --sustained SECONDS [--cases ..] [--json file]   each case, and the same without side tiles where it has
+//                                                     some, in bursts (as by default) and in replays one after the other for so
+//                                                     long, of which the second half counts, with the SMs' clock and the power
 //   attention_cuda_bench --page-size N [--page-run T] [--cases ..] [--json file]   each case with pages of N tokens, runs of T of
 //   them
 //                                                     one after the other (by default a page), beside the same with pages of 16
@@ -39,6 +42,7 @@
 #include "attention_tools/calibrate_gpu.h"
 #include "attention_tools/case_forest.h"
 #include "attention_tools/cuda/bench_kernels.h"
+#include "attention_tools/cuda/gpu_sensors.h"
 #include "attention_tools/interleaved_timing.h"
 #include "core/check.h"
 
@@ -70,6 +74,7 @@ struct Options {
   double matmul_tflops = 783;
   std::string json, machine;
   int32_t page_size = 16, page_run = 0;
+  double sustained_seconds = 0;
   bool flush = true, sweep = false, figures = false, deterministic = false, side = false, calibrate = false;
 };
 
@@ -99,6 +104,11 @@ double Quantile(std::vector<double> values, double at) {
   std::ranges::sort(values);
   return values[static_cast<size_t>(at * static_cast<double>(values.size() - 1) + 0.5)];
 }
+
+// Replays for a while, and what the driver said meanwhile (means).
+struct SustainedRun {
+  double ms = 0, sm_mhz = 0, watts = 0;
+};
 
 // A contestant's plan, uploaded and captured as a graph. All contestants read the same KV and queries and write the same output.
 struct Replay {
@@ -173,6 +183,29 @@ class Bench {
         }));
     for (size_t i = 0; i < replays.size(); ++i) replays[i]->timed = std::move(timed[i]);
     return replays;
+  }
+
+  // Replays one after the other, the L2 not flushed, for `seconds`; times and readings of the second half, when clocks have
+  // settled.
+  SustainedRun Sustain(const Replay& replay, double seconds, const GpuSensors& sensors) {
+    constexpr double kReadEverySeconds = 0.05;  // replays that are queued at once
+    const int replays = std::max(1, static_cast<int>(kReadEverySeconds * 1e3 / replay.ms()));
+    const auto begin = std::chrono::steady_clock::now();
+    SustainedRun run;
+    int parts = 0;
+    for (double at = 0; at < seconds || parts == 0; at = MillisecondsSince(begin) * 1e-3) {
+      CheckCuda(cudaEventRecord(begin_, stream_), "event");
+      for (int i = 0; i < replays; ++i) CheckCuda(cudaGraphLaunch(replay.graph, stream_), "graph");
+      CheckCuda(cudaEventRecord(end_, stream_), "event");
+      const GpuReadings readings = Take(sensors.Read());  // while they run
+      CheckCuda(cudaEventSynchronize(end_), "the kernel");
+      if (at < seconds / 2) continue;
+      float ms = 0;
+      CheckCuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
+      run.ms += ms / replays, run.sm_mhz += readings.sm_mhz, run.watts += readings.watts;
+      ++parts;
+    }
+    return {.ms = run.ms / parts, .sm_mhz = run.sm_mhz / parts, .watts = run.watts / parts};
   }
 
   Bounds BoundsOf(const Case& c) const {
@@ -369,6 +402,8 @@ Options Parse(int argc, char** argv) {
       options.deterministic = value == "on";
     } else if (name == "--side") {
       options.side = value == "on";
+    } else if (name == "--sustained") {
+      options.sustained_seconds = std::stod(value);
     } else if (name == "--page-size") {
       options.page_size = std::stoi(value);
     } else if (name == "--page-run") {
@@ -526,10 +561,47 @@ std::string HowItRuns(const Replay& replay) {
   return text.substr(0, text.find('\n'));
 }
 
+// By which no plan has side tiles: they are never worth it.
+MachineModel WithoutSideTiles(MachineModel machine) {
+  machine.sm.side_step_ns = 1e12;
+  return machine;
+}
+
+// Bursts beside replays that go on, where clocks fall to what the power allows. Shares of the products and copies per second that
+// the bounds take.
+void Sustained(Bench& bench, const Options& options) {
+  const MachineModel without = WithoutSideTiles(bench.machine());
+  char bus_id[32];
+  CheckCuda(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, 0), "the device's bus id");
+  const GpuSensors sensors = Take(GpuSensors::Open(bus_id));
+  std::ofstream json;
+  if (!options.json.empty()) json.open(options.json);
+  std::printf("%-7s %9s %9s %6s %6s %6s %9s %9s\n", "case", "burst_ms", "sust_ms", "ratio", "MHz", "W", "products", "memory");
+  for (const Case& c : HopperCases()) {
+    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+    const Contestant contestants[] = {{c, {.policy = options.policy}}, {c, {.policy = options.policy}, false, &without}};
+    const auto replays = bench.Measure(contestants);
+    const bool same = HowItRuns(*replays[0]) == HowItRuns(*replays[1]);
+    const Bounds bounds = bench.BoundsOf(c);
+    for (const auto& replay : std::span(replays).first(same ? 1 : 2)) {
+      const SustainedRun run = bench.Sustain(*replay, options.sustained_seconds, sensors);
+      const double products = bounds.flops / (run.ms * 1e9) / options.matmul_tflops,
+                   memory = bounds.bytes / (run.ms * 1e9) / bench.copy_tbps();
+      std::printf("%-7s %9.4f %9.4f %6.3f %6.0f %6.0f %8.0f%% %8.0f%%  %s\n", c.name.c_str(), replay->ms(), run.ms,
+                  run.ms / replay->ms(), run.sm_mhz, run.watts, 100 * products, 100 * memory, HowItRuns(*replay).c_str());
+      std::fflush(stdout);
+      if (json.is_open()) {
+        json << "{\"case\": \"" << c.name << "\", \"burst_ms\": " << replay->ms() << ", \"sustained_ms\": " << run.ms
+             << ", \"sm_mhz\": " << run.sm_mhz << ", \"watts\": " << run.watts << ", \"products\": " << products
+             << ", \"memory\": " << memory << ", \"runs\": \"" << HowItRuns(*replay) << "\"}\n";
+      }
+    }
+  }
+}
+
 // Plans with side tiles, where they are predicted to gain, beside those without. False if a case's error is above kMostError.
 bool SideTiles(Bench& bench, const Options& options) {
-  MachineModel without = bench.machine();
-  without.sm.side_step_ns = 1e12;  // never worth it
+  const MachineModel without = WithoutSideTiles(bench.machine());
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
   bool right = true;
@@ -609,6 +681,10 @@ int Main(int argc, char** argv) {
   }
   if (options.figures) {
     Figures(bench, options);
+    return 0;
+  }
+  if (options.sustained_seconds > 0) {
+    Sustained(bench, options);
     return 0;
   }
   if (options.page_size != 16 || options.page_run != 0) return PageSizes(bench, options) ? 0 : 1;
