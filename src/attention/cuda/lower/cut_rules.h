@@ -56,7 +56,8 @@ inline constexpr int64_t kSimulatedTasksPerSm = 6;
 // The part of the time before that another choice must be predicted to take: what is between two is noise; what side tiles take is
 // known to 3 %.
 inline constexpr double kWorthChanging = 0.99, kWorthSide = 0.97;
-// Where dense tiles end in this part of the step, streaming beside them is no risk: division must only be as good.
+// Where dense tiles end in this part of the step and are not cut further for it, streaming beside them is no risk: division must
+// only be as good.
 inline constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
 
 }  // namespace coppice::attention::cuda

@@ -166,6 +166,17 @@ TEST(PlanUpload, SmsAreDividedWhereFewItemsAreLong) {
   EXPECT_GE(plan.dense_ctas, kSms / 2);
 }
 
+// A chunk whose tiles are done early has nothing to gain from more pieces, which cost states and folds.
+TEST(PlanUpload, AShortChunkBesideManyRequestsIsNotCut) {
+  constexpr AttentionSpec kGrouped{.num_qo_heads = 16, .num_kv_heads = 4, .head_dim = 128};
+  TestForest forest;
+  forest.AddBranch(kNoParent, 4096, 512);
+  for (int i = 0; i < 441; ++i) forest.AddBranch(kNoParent, 4096, 1);
+  const Translated plan(forest, SharePolicy::kTree, kGrouped);
+  EXPECT_EQ(plan.dense.size(), 64u) << "16 tiles under each kv head";
+  EXPECT_LE(plan.dense_ctas, 64);
+}
+
 // Tiles of one prompt that are cut along KV read each part of it at the same time, so that it comes from memory once.
 TEST(PlanUpload, TilesOfAPromptAreCutAtTheSamePlaces) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 16, .num_kv_heads = 16, .head_dim = 128};

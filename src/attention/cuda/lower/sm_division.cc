@@ -38,6 +38,7 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
   std::array<Choice, kPieceShares.size()> choices;
   size_t num_choices = 0;
   double best_ns = INFINITY;
+  int64_t best_tasks = 0;
   for (const double share : kPieceShares) {
     const double wanted = std::min(share * static_cast<double>(tokens) / num_sms_, 1e9);
     const auto piece = static_cast<int32_t>(costs.WholeDenseSteps(static_cast<int64_t>(wanted) + 1));
@@ -47,7 +48,7 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
     const Simulated step = Simulate(stream, costs, {.dense_ctas = num_sms_, .dense_piece = piece, .side = side});
     if (step.states > most_states) break;
     choices[num_choices++] = {step.ns, tasks, piece};
-    if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_division.dense_piece = piece;
+    if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_tasks = tasks, best_division.dense_piece = piece;
   }
   const int64_t stream_tasks = std::max(stream.tasks, stream.steps * kStreamStepTokens / kTokensOfLastPieces);
   // As many SMs as take whole rounds of the tasks.
@@ -63,8 +64,9 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
       if (ctas < kFewestComputing * num_sms_ || stream_tasks < kTasksOfStreamingWarp * streaming_warps) break;
       const Division division{.dense_ctas = ctas, .dense_piece = choice.piece, .side = side};
       const Simulated step = Simulate(stream, costs, division);
-      const double worth = step.dense_ns < kDenseSoonDone * step.ns ? kAsGood : kWorthChanging;
-      if (step.ns < worth * best_ns) best_ns = step.ns, best_division = division;
+      const bool no_risk = step.dense_ns < kDenseSoonDone * step.ns && choice.tasks <= best_tasks;
+      if (step.ns >= (no_risk ? kAsGood : kWorthChanging) * best_ns) continue;
+      best_ns = step.ns, best_tasks = choice.tasks, best_division = division;
     }
   }
   return {best_division, best_ns};
