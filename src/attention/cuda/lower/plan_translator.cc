@@ -329,17 +329,19 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   const auto tokens_of = [&](const DeviceItem& item) {
     return std::max(0, std::min(item.kv_end, forest.branch_kv_len[item.branch]) - item.kv_begin);
   };
+  const auto by_length = [&](int64_t i) {
+    return random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]));
+  };
   int64_t stream_items = 0;
   order_.clear();
   for (int64_t i = 0; i < num_items_; ++i) {
     stream_items += !items_[i].dense;
-    order_.push_back({.place = static_cast<uint32_t>(items_[i].kv_begin), .item = static_cast<int32_t>(i)});
+    order_.push_back({.place = by_length(i), .item = static_cast<int32_t>(i)});
   }
-  // Pieces of one length that read the same KV follow each other, so that it comes from memory once.
-  if (prompts_cut_) SortByPlace();
-  for (OrderedItem& ordered : order_) {
-    ordered.place =
-        random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[ordered.item]));
+  if (prompts_cut_) {  // pieces of one length that read the same KV follow each other, so that it comes from memory once
+    for (OrderedItem& ordered : order_) ordered.place = static_cast<uint32_t>(items_[ordered.item].kv_begin);
+    SortByPlace();
+    for (OrderedItem& ordered : order_) ordered.place = by_length(ordered.item);
   }
   SortByPlace();
   const int64_t heads = spec_.num_kv_heads;

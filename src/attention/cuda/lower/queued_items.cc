@@ -18,6 +18,7 @@ QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity
   items_.reserve(sizes.max_items);
   joined_.reserve(sizes.max_items);
   tiles_.reserve(sizes.max_items);
+  masked_tiles_.reserve(sizes.max_items);
 }
 
 QueuedItems::Rows QueuedItems::CountRows(const PlanView& plan, const WorkItem& item) const {
@@ -110,12 +111,15 @@ void QueuedItems::JoinPromptTiles(const PlanView& plan) {
 
 // Tiles of a prompt end one after the other, but what they read begins at one place: cut at the same places they share it.
 void QueuedItems::AlignPromptTiles(const PlanView& plan) {
+  masked_tiles_.clear();
+  for (const QueuedItem& queued : items_) {
+    if (!queued.dense || !pieces_[queued.item].masked) continue;
+    masked_tiles_.push_back(static_cast<int32_t>(&queued - items_.data()));
+    prompts_[plan.items[queued.item].page_row] = {.kv_begin = kLive, .longest = 0};
+  }
   const auto for_each_tile = [&](auto&& visit) {
-    for (QueuedItem& queued : items_) {
-      if (queued.dense && pieces_[queued.item].masked) visit(queued, prompts_[plan.items[queued.item].page_row]);
-    }
+    for (const int32_t tile : masked_tiles_) visit(items_[tile], prompts_[plan.items[items_[tile].item].page_row]);
   };
-  for_each_tile([](const QueuedItem&, PromptTiles& prompt) { prompt = {.kv_begin = kLive, .longest = 0}; });
   for_each_tile([](const QueuedItem& tile, PromptTiles& prompt) {
     if (tile.kv_begin < prompt.kv_begin) prompt = {.kv_begin = tile.kv_begin, .longest = 0};
     if (tile.kv_begin == prompt.kv_begin) prompt.longest = std::max(prompt.longest, tile.tokens);

@@ -61,8 +61,9 @@ class QueuedItems {
   std::vector<Rows> rows_;          // [plan item]
   std::vector<QueuedItem> items_;
   std::vector<int32_t> joined_;
-  std::vector<int32_t> tiles_;        // of a prompt
-  std::vector<PromptTiles> prompts_;  // [branch]
+  std::vector<int32_t> tiles_;         // of a prompt
+  std::vector<int32_t> masked_tiles_;  // of items_
+  std::vector<PromptTiles> prompts_;   // [branch]
   ReadCounts reads_;
 };
 
