@@ -206,6 +206,45 @@ TEST(PlanUpload, TilesOfAPromptAreCutAtTheSamePlaces) {
   }
 }
 
+// Whatever prompts lie beside whatever requests, the tasks of a tile read all that its rows see, once.
+TEST(PlanUpload, PiecesOfATileReadItOnce) {
+  int cut = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    const auto up_to = [&](uint32_t n) { return 1 + static_cast<int32_t>(rng() % n); };
+    TestForest forest;
+    const int32_t root = rng() % 2 == 0 ? kNoParent : forest.AddNode(kNoParent, up_to(20000));
+    const int prompts = up_to(3);
+    for (int i = 0; i < prompts; ++i) {
+      const int32_t tokens = up_to(20000);
+      forest.AddBranch(rng() % 2 == 0 ? root : kNoParent, tokens, std::min(tokens, up_to(2048)));
+    }
+    for (int i = up_to(40); i > 0; --i) forest.AddBranch(rng() % 2 == 0 ? root : kNoParent, up_to(20000), 1);
+    const int32_t kv_heads = 1 << rng() % 5;
+    const Translated plan(forest, SharePolicy::kStore, {.num_qo_heads = 16, .num_kv_heads = kv_heads, .head_dim = 128});
+    std::map<std::array<int32_t, 3>, std::vector<Read>> reads;  // by branch, first query and kv head
+    for (const Task& task : plan.dense) {
+      const DeviceItem& item = task.item;
+      reads[{item.branch, task.first.query_begin, item.head_begin}].push_back({item.kv_begin, item.kv_end, &task});
+    }
+    for (auto& [tile, of_tile] : reads) {
+      std::ranges::sort(of_tile, {}, &Read::begin);
+      cut += of_tile.size() > 1;
+      const auto& [branch, query, head] = tile;
+      int32_t read = 0;
+      for (const Read& piece : of_tile) {
+        ASSERT_EQ(piece.begin, read) << "branch " << branch << ", query " << query << ", kv head " << head;
+        read = piece.end;
+      }
+      const DeviceMember& first = of_tile.back().task->first;
+      const int32_t length = forest.branch_kv_len[branch], last_query = first.query_begin + first.query_count - 1;
+      ASSERT_GE(read, length - forest.branch_query_count[branch] + last_query + 1);
+    }
+  }
+  EXPECT_GT(cut, 500);
+}
+
 // Shorter tiles have fewer pieces, none of which is short.
 TEST(PlanUpload, TheLastPieceOfATileIsNoRemnant) {
   const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, kSpec, kKvTile);
