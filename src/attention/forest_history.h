@@ -41,8 +41,7 @@ class ForestHistory {
   // f(slot) of nodes with another parent, begin or end, of nodes that came and of those that left.
   template <class F>
   void ForEachChangedNode(F&& f) const {
-    const auto parent = Differ(now_->parent, before_->parent), begin = Differ(now_->begin, before_->begin),
-               end = Differ(now_->end, before_->end);
+    const Differ parent(now_->parent, before_->parent), begin(now_->begin, before_->begin), end(now_->end, before_->end);
     ForEachChanged(
         now_->num_nodes(), before_->num_nodes(), [&](int32_t n) { return parent(n) | begin(n) | end(n); }, f);
   }
@@ -54,7 +53,7 @@ class ForestHistory {
   // f(slot) of branches with another number of queries or another node, or a length below `least` or above `most`.
   template <class F>
   void ForEachChangedBranch(std::span<const int32_t> least, std::span<const int32_t> most, F&& f) const {
-    const auto count = Differ(now_->query_count, before_->query_count), node = Differ(now_->branch_node, before_->branch_node);
+    const Differ count(now_->query_count, before_->query_count), node(now_->branch_node, before_->branch_node);
     const auto changed = [&, length = now_->kv_len.data(), least = least.data(), most = most.data()](int32_t b) {
       return count(b) | node(b) | static_cast<uint32_t>(length[b] < least[b]) | static_cast<uint32_t>(length[b] > most[b]);
     };
@@ -62,9 +61,14 @@ class ForestHistory {
   }
 
  private:
-  static auto Differ(std::span<const int32_t> a, std::span<const int32_t> b) {
-    return [a = a.data(), b = b.data()](int32_t i) { return static_cast<uint32_t>(a[i] ^ b[i]); };
-  }
+  // Of slot i: 0 where both arrays have the same.
+  struct Differ {
+    Differ(std::span<const int32_t> a, std::span<const int32_t> b) : a_(a.data()), b_(b.data()) {}
+    uint32_t operator()(int32_t i) const { return static_cast<uint32_t>(a_[i] ^ b_[i]); }
+
+   private:
+    const int32_t *a_, *b_;
+  };
   // f(i) for the slots that are not the same in both. Most are, which whole blocks tell at once. changed(i) is 0 where nothing is.
   template <class Changed, class F>
   static void ForEachChanged(int32_t slots_now, int32_t slots_before, Changed&& changed, F&& f) {
