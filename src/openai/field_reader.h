@@ -32,7 +32,7 @@ class FieldReader {
     const auto found = body_.find(name);
     return found == body_.end() || found->is_null() ? nullptr : &*found;
   }
-  void Fail(const char* name, Status status) {
+  void Fail(const std::string& name, Status status) {
     if (error_.status.ok()) error_ = {std::move(status), name};
   }
   void Expect(const char* name, const nlohmann::json& value, std::string_view expected) {
@@ -83,8 +83,9 @@ class FieldReader {
   // The first error; if there was none, a field that nobody asked for is one.
   BodyError Finish() {
     for (const auto& [name, value] : body_.items()) {
-      if (!value.is_null() && !known_.contains(name))
-        Fail(name.c_str(), InvalidArgument(fmt::format("{} is not supported; leave it out", Shown(name))));
+      if (value.is_null() || known_.contains(name)) continue;
+      const std::string shown = name.empty() ? "a field without a name" : Shown(name);
+      Fail(name, InvalidArgument(fmt::format("{} is not supported; leave it out", shown)));
     }
     return std::move(error_);
   }

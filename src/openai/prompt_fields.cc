@@ -78,7 +78,7 @@ void TakeCalls(FieldReader& parts, ordered_json* added) {
     if (error.status.ok()) continue;
     const std::string place = fmt::format("tool_calls[{}]", i);
     const std::string param = error.param.empty() ? place : place + "." + error.param;
-    return parts.Fail(param.c_str(), InvalidArgument(place + ": " + error.status.message()));
+    return parts.Fail(param, InvalidArgument(place + ": " + error.status.message()));
   }
   (*added)[kName] = std::move(calls);
 }
@@ -180,7 +180,7 @@ std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
     BodyError error;
     messages.push_back(MessageOf(message, &error));
     if (!error.status.ok()) {
-      fields.Fail((place + "." + error.param).c_str(), InvalidArgument(place + ": " + error.status.message()));
+      fields.Fail(place + "." + error.param, InvalidArgument(place + ": " + error.status.message()));
       break;
     }
   }

@@ -327,7 +327,7 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
       if (std::optional<std::string> text = RenderMessages(messages, tools, &wrong)) {
         prompts.push_back({.text = *std::move(text)});
       } else {
-        fields.Fail(wrong.param.c_str(), wrong.status);
+        fields.Fail(wrong.param, wrong.status);
       }
     }
     fields.Take("max_tokens", &parsed.max_tokens);
@@ -361,7 +361,7 @@ void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools
         ToolGrammar(tools, *tool_call_format_, constraint ? &constraint->source : nullptr, begun, &error);
     if (!error.status.ok()) {
       const bool is_content = constraint && error.param == "response_format";
-      return fields.Fail(is_content ? constraint->field : error.param.c_str(), error.status);
+      return fields.Fail(is_content ? std::string(constraint->field) : error.param, error.status);
     }
     if (source) constraint = {tools.choice == ToolFields::Choice::kAuto ? "tools" : "tool_choice", *std::move(source)};
     ToolCalls calls = {.format = *tool_call_format_, .parallel = tools.parallel, .begun = *begun};

@@ -60,7 +60,7 @@ void TakeList(FieldReader& fields, const ordered_json* ordered, ToolFields* tool
     const std::string place = fmt::format("tools[{}]", i);
     if (const BodyError error = CheckTool((*list)[i], &function); !error.status.ok()) {
       const std::string param = error.param.empty() ? place : place + "." + error.param;
-      return fields.Fail(param.c_str(), InvalidArgument(place + ": " + error.status.message()));
+      return fields.Fail(param, InvalidArgument(place + ": " + error.status.message()));
     }
     if (std::ranges::find(tools->functions, function.name, &ToolFunction::name) != tools->functions.end())
       return fields.Fail(kName, InvalidArgument(fmt::format("tools has the function {} twice; give each a name of its own",
