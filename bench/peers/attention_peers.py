@@ -82,7 +82,8 @@ HYBRIDS = {
 class Batch:
     """What contestants compute: queries over one KV pool [page][K, V][kv head][slot][dim], pages in random order.
 
-    Subclasses have `requests`, forest(), bounds_ms(), rows_to_check() and seen(row): the pages and the number of tokens of a row."""
+    Subclasses have `requests`, forest(), passes(): (bytes, FLOP) of each part that serial kernels would compute, rows_to_check() and
+    seen(row): the pages and the number of tokens of a row."""
 
     def __init__(self, qo_heads, kv_heads, num_pages, rows):
         self.qo_heads, self.kv_heads = qo_heads, kv_heads
@@ -90,6 +91,11 @@ class Batch:
         generator = torch.Generator("cuda").manual_seed(2)
         self.pool = torch.randn(num_pages, 2, kv_heads, PAGE, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
         self.q = torch.randn(rows, qo_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16, generator=generator)
+
+    def bounds_ms(self, copy, matmul):
+        """Overlapped and serial."""
+        each = [(size / copy, flops / matmul) for size, flops in self.passes()]
+        return 1e3 * max(sum(b for b, _ in each), sum(f for _, f in each)), 1e3 * sum(max(e) for e in each)
 
     def error(self, out):
         """Relative L2 error of some rows against float64, root mean square over them: a row that sees few tokens is long."""
@@ -121,10 +127,9 @@ class Tree(Batch):
     def page_rows(self):
         return torch.cat([p[self.ancestors(level)] for level, p in enumerate(self.pages)], dim=1)
 
-    def bounds_ms(self, copy, matmul):
-        each = [(4.0 * n * t * self.kv_heads * HEAD_DIM / copy, 4.0 * HEAD_DIM * self.qo_heads * self.requests * t / matmul)
+    def passes(self):
+        return [(4.0 * n * t * self.kv_heads * HEAD_DIM, 4.0 * HEAD_DIM * self.qo_heads * self.requests * t)
                 for n, t in zip(self.nodes, self.tokens)]
-        return 1e3 * max(sum(b for b, _ in each), sum(f for _, f in each)), 1e3 * sum(max(e) for e in each)
 
     def forest(self):
         parent, begin, end, depth, first = [], [], [], 0, 0
@@ -142,7 +147,7 @@ class Tree(Batch):
         return sorted({0, self.requests // 2, self.requests - 1})
 
     def seen(self, row):
-        return self.page_rows()[row], sum(self.tokens)
+        return torch.cat([p[row * n // self.requests] for n, p in zip(self.nodes, self.pages)]), sum(self.tokens)
 
 
 class Hybrid(Batch):
@@ -154,13 +159,11 @@ class Hybrid(Batch):
         super().__init__(qo_heads, kv_heads, prompt_pages + requests * -(-context // PAGE), chunk + requests)
         self.chunk_pages, self.decode_pages = self.shuffled[:prompt_pages], self.shuffled[prompt_pages:].view(requests, -1)
 
-    def bounds_ms(self, copy, matmul):
+    def passes(self):
         token_bytes, pair_flops = 4.0 * self.kv_heads * HEAD_DIM, 4.0 * HEAD_DIM * self.qo_heads
         unseen = 0.5 * self.chunk * (self.chunk - 1)  # queries do not see those after them
         decoded = self.requests * self.context
-        each = [(token_bytes * self.prompt / copy, pair_flops * (self.chunk * self.prompt - unseen) / matmul),
-                (token_bytes * decoded / copy, pair_flops * decoded / matmul)]
-        return 1e3 * max(sum(b for b, _ in each), sum(f for _, f in each)), 1e3 * sum(max(e) for e in each)
+        return [(token_bytes * self.prompt, pair_flops * (self.chunk * self.prompt - unseen)), (token_bytes * decoded, pair_flops * decoded)]
 
     def forest(self):
         n = 1 + self.requests

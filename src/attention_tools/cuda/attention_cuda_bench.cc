@@ -421,6 +421,14 @@ Options Parse(int argc, char** argv) {
   return options;
 }
 
+// Those that --cases names, or all.
+std::vector<Case> ChosenCases(const Options& options) {
+  std::vector<Case> cases = HopperCases();
+  if (options.cases.empty()) return cases;
+  std::erase_if(cases, [&](const Case& c) { return std::ranges::find(options.cases, c.name) == options.cases.end(); });
+  return cases;
+}
+
 // One prefix of P tokens under B requests of U tokens each: the plan must nowhere lose more than 2 % (5 % below 20 us, where a
 // replay varies that much) to the plan that shares nothing. A cell's ratio is the median of its rounds' ratios, known to 1 % or as
 // far as a quarter of a second tells. Where the planner shares nothing the two plans are equal and the ratio is 1: what was
@@ -530,8 +538,7 @@ bool Deterministic(Bench& bench, const Options& options) {
   int compared = 0;
   bool right = true;
   std::printf("%-7s %8s %8s %7s %7s %7s %8s %6s\n", "case", "fast_ms", "exact_ms", "ratio", "from", "to", "error", "items");
-  for (const Case& c : HopperCases()) {
-    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+  for (const Case& c : ChosenCases(options)) {
     const Contestant contestants[] = {{c, {.policy = options.policy}}, {c, {.policy = options.policy}, true}};
     const auto replays = bench.Measure(contestants);
     const Replay& exact = *replays[1];
@@ -577,8 +584,7 @@ void Sustained(Bench& bench, const Options& options) {
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
   std::printf("%-7s %9s %9s %6s %6s %6s %9s %9s\n", "case", "burst_ms", "sust_ms", "ratio", "MHz", "W", "products", "memory");
-  for (const Case& c : HopperCases()) {
-    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+  for (const Case& c : ChosenCases(options)) {
     const Contestant contestants[] = {{c, {.policy = options.policy}}, {c, {.policy = options.policy}, false, &without}};
     const auto replays = bench.Measure(contestants);
     const bool same = HowItRuns(*replays[0]) == HowItRuns(*replays[1]);
@@ -607,8 +613,7 @@ bool SideTiles(Bench& bench, const Options& options) {
   bool right = true;
   std::printf("%-7s %8s %8s %8s %8s %7s %7s %7s %8s\n", "case", "ms", "without", "overlap", "serial", "ratio", "from", "to",
               "error");
-  for (const Case& c : HopperCases()) {
-    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+  for (const Case& c : ChosenCases(options)) {
     const Contestant contestants[] = {{c, {.policy = options.policy}, false, &without}, {c, {.policy = options.policy}}};
     const auto replays = bench.Measure(contestants);
     const Replay& replay = *replays[1];
@@ -639,8 +644,7 @@ bool PageSizes(Bench& bench, const Options& options) {
   int compared = 0;
   bool right = true;
   std::printf("%-7s %8s %8s %7s %7s %7s %8s\n", "case", "ms", "16_ms", "ratio", "from", "to", "error");
-  for (const Case& c : HopperCases()) {
-    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+  for (const Case& c : ChosenCases(options)) {
     const Contestant contestants[] = {
         {.c = c, .planner = {.policy = options.policy}},
         {.c = c, .planner = {.policy = options.policy}, .page_size = options.page_size, .page_run = options.page_run}};
@@ -697,8 +701,7 @@ int Main(int argc, char** argv) {
   double peers = 0;
   int compared = 0;
   bool right = true;
-  for (const Case& c : HopperCases()) {
-    if (!options.cases.empty() && std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+  for (const Case& c : ChosenCases(options)) {
     const Contestant contestants[] = {{c, {.policy = options.policy}}};
     const auto replays = bench.Measure(contestants);
     const Replay& replay = *replays[0];

@@ -43,18 +43,14 @@ void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most, 
   }
 }
 
-// All pieces of a tile but the last, in tokens, are an even part of its prompt's longest tile, so that they are the same for all
-// tiles. The last one is whatever is left, no less than half of them.
-int64_t TilePiece(const QueuedItem& tile, int64_t count, const SmCosts& costs) {
-  return RoundUp(CeilDiv(tile.cut_tokens, count), costs.dense_piece_unit());
-}
+int64_t EvenPiece(int64_t tokens, int64_t count, int64_t unit) { return RoundUp(CeilDiv(tokens, count), unit); }
 
 }  // namespace
 
 int64_t DensePieces(const QueuedItem& item, int32_t longest, const SmCosts& costs) {
   const int64_t count = CeilDiv(item.cut_tokens, longest);
   if (item.tokens == item.cut_tokens || count == 1) return count;
-  const int64_t piece = TilePiece(item, count, costs);
+  const int64_t piece = EvenPiece(item.cut_tokens, count, costs.dense_piece_unit());
   return 1 + std::max<int64_t>(0, item.tokens - piece / 2) / piece;
 }
 
@@ -76,18 +72,17 @@ StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, co
 
 void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends) {
   if (count <= 1) return;
-  const int64_t piece = RoundUp(CeilDiv(tokens, count), unit);
+  const int64_t piece = EvenPiece(tokens, count, unit);
   for (int64_t end = piece; end < tokens; end += piece) ends.push_back(static_cast<int32_t>(end));
 }
 
 void CutDenseItem(const QueuedItem& item, int32_t longest, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends) {
   const int64_t count = std::min(CeilDiv(item.cut_tokens, longest), most);
-  if (item.tokens == item.cut_tokens) {
-    CutEvenly(item.tokens, count, costs.dense_piece_unit(), ends);
-  } else if (count > 1) {
-    const int64_t piece = TilePiece(item, count, costs);
-    for (int64_t end = piece; end + piece / 2 <= item.tokens; end += piece) ends.push_back(static_cast<int32_t>(end));
-  }
+  if (count <= 1) return;
+  // Of a tile that ends before its prompt's longest one the last piece is whatever is left, no less than half of the others.
+  const int64_t piece = EvenPiece(item.cut_tokens, count, costs.dense_piece_unit());
+  const int64_t least = item.tokens < item.cut_tokens ? piece / 2 : 1;
+  for (int64_t end = piece; end + least <= item.tokens; end += piece) ends.push_back(static_cast<int32_t>(end));
 }
 
 void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends) {

@@ -22,11 +22,12 @@ struct StreamCuts {
 StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, const std::function<bool()>& merges, int num_sms,
                             const SmCosts& costs);
 
-// The pieces of a dense item, about, if none is to be longer than `longest`.
+// The most pieces that CutDenseItem makes, which rounds them up to whole dense steps.
 int64_t DensePieces(const QueuedItem& item, int32_t longest, const SmCosts& costs);
 
 // Each appends the ends of all pieces but the last, which is open, to `ends`. most: pieces.
 void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends);
+// longest: tokens of a piece, but for the last one of a tile that is shorter than its prompt's longest.
 void CutDenseItem(const QueuedItem& item, int32_t longest, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends);
 void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends);
 

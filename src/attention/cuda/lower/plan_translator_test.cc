@@ -154,13 +154,18 @@ TEST(PlanUpload, ShorterStepsAreDividedToo) {
       << "computation is the longer part";
 }
 
+// A chunk of so many queries that ends a prompt, beside requests of as many tokens as the prompt that decode.
+TestForest ChunkBeside(int32_t queries, int32_t tokens, int requests) {
+  TestForest forest;
+  forest.AddBranch(kNoParent, tokens, queries);
+  for (int i = 0; i < requests; ++i) forest.AddBranch(kNoParent, tokens, 1);
+  return forest;
+}
+
 // A prompt of 2,048 tokens beside 128 requests of as many (H1 of docs/kernels/overlap.md): few items, but long ones, which are cut.
 TEST(PlanUpload, SmsAreDividedWhereFewItemsAreLong) {
   constexpr AttentionSpec kSevenRows{.num_qo_heads = 28, .num_kv_heads = 4, .head_dim = 128};
-  TestForest forest;
-  forest.AddBranch(kNoParent, 2048, 2048);
-  for (int i = 0; i < 128; ++i) forest.AddBranch(kNoParent, 2048, 1);
-  const Translated plan(forest, SharePolicy::kTree, kSevenRows);
+  const Translated plan(ChunkBeside(2048, 2048, 128), SharePolicy::kTree, kSevenRows);
   EXPECT_TRUE(plan.side);
   EXPECT_LT(plan.dense_ctas, kSms - 16);
   EXPECT_GE(plan.dense_ctas, kSms / 2);
@@ -169,10 +174,7 @@ TEST(PlanUpload, SmsAreDividedWhereFewItemsAreLong) {
 // A chunk whose tiles are done early has nothing to gain from more pieces, which cost states and folds.
 TEST(PlanUpload, AShortChunkBesideManyRequestsIsNotCut) {
   constexpr AttentionSpec kGrouped{.num_qo_heads = 16, .num_kv_heads = 4, .head_dim = 128};
-  TestForest forest;
-  forest.AddBranch(kNoParent, 4096, 512);
-  for (int i = 0; i < 441; ++i) forest.AddBranch(kNoParent, 4096, 1);
-  const Translated plan(forest, SharePolicy::kTree, kGrouped);
+  const Translated plan(ChunkBeside(512, 4096, 441), SharePolicy::kTree, kGrouped);
   EXPECT_EQ(plan.dense.size(), 64u) << "16 tiles under each kv head";
   EXPECT_LE(plan.dense_ctas, 64);
 }
