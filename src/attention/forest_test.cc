@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/owned_forest.h"
 #include "attention/plan_test_forest.h"
 
 namespace coppice::attention {
@@ -216,6 +217,14 @@ TEST(Capacity, ResolvesNodesAndRefusesNothing) {
   for (const int32_t images : {0, 3}) {
     EXPECT_FALSE(ResolveCapacity(kSpec, {.max_branches = 4, .max_queries = 4, .max_page_slots = 4, .device_images = images}).ok());
   }
+}
+
+TEST(OwnedForest, CountsEachTokenOnce) {
+  OwnedForest shared, copies;
+  AddUniformTree({.levels = {{.tokens = 1024}, {.tokens = 32, .fan_out = 16}}}, shared);
+  AddUniformTree({.levels = {{.tokens = 1024}, {.tokens = 32, .fan_out = 16}}, .share = false}, copies);
+  EXPECT_EQ(shared.num_tokens(), 1024 + 16 * 32);
+  EXPECT_EQ(copies.num_tokens(), 16 * (1024 + 32));
 }
 
 }  // namespace

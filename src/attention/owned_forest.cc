@@ -1,6 +1,8 @@
 #include "attention/owned_forest.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "core/math.h"
 
@@ -92,6 +94,19 @@ int64_t OwnedForest::num_pages() const {
     for (const int32_t page : row) pages = std::max(pages, int64_t{page} + 1);
   }
   return pages;
+}
+
+int64_t OwnedForest::num_tokens() const {
+  std::vector<int32_t> end = node_end;
+  for (size_t n = 0; n < end.size(); ++n) {
+    if (end[n] == kLive) end[n] = node_begin[n];
+  }
+  for (size_t b = 0; b < branch_node.size(); ++b) {
+    const int32_t node = branch_node[b];
+    if (branch_query_count[b] > 0 && node_end[node] == kLive) end[node] = std::max(end[node], branch_kv_len[b]);
+  }
+  return std::transform_reduce(end.begin(), end.end(), node_begin.begin(), int64_t{0}, std::plus<>(),
+                               [](int32_t to, int32_t from) { return int64_t{to} - from; });
 }
 
 PlanCapacity OwnedForest::Capacity() const {

@@ -29,6 +29,8 @@ struct OwnedForest {
   int32_t num_queries() const;  // rows of q: those of free slots are nobody's
   // One more than the largest page index that a branch with queries reads; others may be garbage. REQUIRES: a valid forest.
   int64_t num_pages() const;
+  // Of all nodes, those of a live node up to its longest branch: what a run that reads each token once reads. REQUIRES: as above.
+  int64_t num_tokens() const;
   // What exactly this forest and its edits in place need.
   PlanCapacity Capacity() const;
 };

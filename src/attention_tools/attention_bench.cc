@@ -135,6 +135,8 @@ Result<std::vector<BenchRow>> AttentionBench::Run(const AttentionSpec& spec, con
     const Contestant& c = contestants[i];
     const auto [fastest, slowest] = std::ranges::minmax(timed[i].times);
     const PlanStats stats = c.plan->Stats();
+    const double least_bytes =
+        static_cast<double>(c.forest.num_tokens() * 2 * spec.num_kv_heads * spec.head_dim) * SizeOf(spec.kv_dtype);
     result.push_back({.mode = c.mode,
                       .median_s = timed[i].Median(),
                       .fastest_s = fastest,
@@ -143,7 +145,7 @@ Result<std::vector<BenchRow>> AttentionBench::Run(const AttentionSpec& spec, con
                       .kv_bytes = static_cast<double>(stats.kv_bytes_read),
                       .flops = static_cast<double>(stats.flops),
                       .predicted_s = stats.predicted_ns * 1e-9,
-                      .roofline_s = std::max(static_cast<double>(stats.kv_bytes_read) / device_.read_bytes_per_s(),
+                      .roofline_s = std::max(least_bytes / device_.read_bytes_per_s(),
                                              static_cast<double>(stats.flops) / device_.product_flops_per_s()),
                       .over_planned = timed[i].over_first,
                       .same_work = c.may_equal_planned() && SameWork(*c.plan, *contestants.front().plan)});

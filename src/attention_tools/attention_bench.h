@@ -35,7 +35,7 @@ struct BenchRow {
   int rounds = 0;
   double kv_bytes = 0, flops = 0;  // read and computed, as the plan counts them
   double predicted_s = 0;
-  double roofline_s = 0;   // max(bytes / bandwidth, flops / product rate)
+  double roofline_s = 0;   // max(each token of KV once / read rate, flops / product rate): no run is faster, whatever caches hold
   Estimate over_planned;   // this mode's time / the planned one's, each round's: what drifts falls out
   bool same_work = false;  // the work list is the planned one's: over_planned is noise
   double percent_of_roofline() const { return 100 * roofline_s / median_s; }

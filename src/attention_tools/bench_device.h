@@ -26,6 +26,7 @@ class BenchDevice {
   virtual ~BenchDevice() = default;
   virtual Backend& backend() = 0;
   virtual std::string name() const = 0;
+  // Ceilings, for rooflines: what no run exceeds.
   virtual double product_flops_per_s() const = 0;
   virtual double read_bytes_per_s() const = 0;
   // True: whatever was read before is out of the caches when a timed run begins.
@@ -44,8 +45,8 @@ Result<std::unique_ptr<BenchMemory>> RandomBenchMemory(BenchDevice& device, size
 
 // The CPU, its roofline measured now (about a second). `executor` outlives the device.
 Result<std::unique_ptr<BenchDevice>> MakeCpuBenchDevice(Executor& executor, cpu::Isa isa);
-// A CUDA device: runs are captured once and timed as graph replays, with the L2 flushed before each. The copy rate is measured now,
-// the product rate that of the shipped machine model. UNAVAILABLE, naming the build option, where CUDA is not built.
+// A CUDA device: runs are captured once and timed as graph replays, with the L2 flushed before each. Its ceilings are what its
+// memory bus and tensor cores do at their highest clocks. UNAVAILABLE, naming the build option, where CUDA is not built.
 Result<std::unique_ptr<BenchDevice>> MakeCudaBenchDevice(int device);
 
 }  // namespace coppice::attention

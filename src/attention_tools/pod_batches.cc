@@ -24,7 +24,8 @@ constexpr std::array<PodModel, 3> kModels = {{
 const PodModel* const kLlama3 = &kModels[0];
 const PodModel* const kYi = &kModels[2];
 
-constexpr std::array<const char*, 8> kSets = {"sweep", "quick", "small", "figure6", "figure13", "figure14", "table1", "table7"};
+constexpr std::array<const char*, 10> kSets = {"sweep",    "quick",    "small",    "figure6", "figure7",
+                                               "figure10", "figure13", "figure14", "table1",  "table7"};
 
 // A chunk that ends a prompt of `context` tokens beside requests of as many.
 PodBatch Even(const char* set, const PodModel* model, int32_t gpus, int32_t chunk, int32_t context, int32_t requests) {
@@ -119,7 +120,21 @@ std::vector<PodBatch> PodBatches(const std::string& set, double memory_bytes) {
   if (set == "figure6") return Chunks("figure6", kYi, 1, 0, std::array{54, 55, 66, 67});
   if (set == "table7") return Chunks("table7", kLlama3, 2, 28, std::array{64});
   std::vector<PodBatch> batches;
-  if (set == "figure13") {
+  if (set == "figure7") {
+    // The paper has one kernel that multiplies and one that adds arrays: here a chunk at the end of a longer and longer prompt,
+    // from a tenth of the requests' time to twice of it.
+    for (const int32_t prompt : {2 * kK, 4 * kK, 8 * kK, 12 * kK, 16 * kK, 20 * kK, 24 * kK, 32 * kK}) {
+      PodBatch batch = Even("figure7", kLlama3, 1, 2 * kK, 8 * kK, 64);
+      batch.prompt = prompt;
+      batches.push_back(batch);
+    }
+  } else if (set == "figure10") {
+    for (const int32_t requests : {8, 16, 32}) {
+      PodBatch batch = Even("figure10", kLlama3, 2, 0, 16 * kK, requests);
+      batch.prompt = 0;
+      batches.push_back(batch);
+    }
+  } else if (set == "figure13") {
     for (const int32_t context : {4 * kK, 8 * kK, 12 * kK, 16 * kK, 20 * kK}) {
       for (const int32_t requests : {16, 32, 64, 128}) batches.push_back(Even("figure13", kLlama3, 2, 1024, context, requests));
     }
@@ -157,7 +172,7 @@ OwnedForest PodForest(const PodBatch& batch, PodPart part, int32_t page_size) {
     if (wanted) forest.AddBranch(forest.AddNode(kNoParent, 0, kLive), tokens, queries, left.first(count));
     left = left.subspan(count);
   };
-  add(part != PodPart::kDecode, batch.prompt, batch.chunk);
+  add(part != PodPart::kDecode && batch.chunk > 0, batch.prompt, batch.chunk);
   for (int32_t i = 0; i < batch.requests; ++i) add(part != PodPart::kChunk, batch.context, 1);
   return forest;
 }

@@ -24,7 +24,7 @@ struct PodBatch {
   std::string set;                    // what of the paper it belongs to: see PodSets
   const PodModel* model = nullptr;    // of PodModels
   int32_t gpus = 1;                   // that share its heads
-  int32_t chunk = 0, prompt = 0;      // queries; tokens of their prompt up to the last of them
+  int32_t chunk = 0, prompt = 0;      // queries, 0: requests alone; tokens of their prompt up to the last of them
   int32_t requests = 0, context = 0;  // that decode, a query each; tokens of each
   int32_t chunk_id = -1;              // of the prompt, where a figure goes over them
 
@@ -39,7 +39,8 @@ struct PodBatch {
 int32_t PodMostRequests(const PodModel& model, int32_t gpus, double memory_bytes, int32_t context);
 
 // "sweep" (figure 11: models x 1, 2, 4 GPUs x chunks of 512, 1024, 2048 x contexts of 4K to 20K x decode batches that fill a half
-// and all of the memory), "quick" (a few of those), "small" (for a CPU), "figure6", "figure13", "figure14", "table1", "table7".
+// and all of the memory), "quick" (a few of those), "small" (for a CPU), "figure6", "figure7" (requests beside more and more
+// products), "figure10" (requests alone), "figure13", "figure14", "table1", "table7".
 std::span<const char* const> PodSets();
 // REQUIRES: a name of PodSets.
 std::vector<PodBatch> PodBatches(const std::string& set, double memory_bytes);

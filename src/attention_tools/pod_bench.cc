@@ -18,6 +18,7 @@ namespace {
 constexpr std::array kGpuWays = {PodWay::kSerial, PodWay::kTwoLaunches, PodWay::kTwoStreams, PodWay::kPrefillTile, PodWay::kDivided,
                                  PodWay::kSide,   PodWay::kOverlapped,  PodWay::kChunkAlone, PodWay::kDecodeAlone};
 constexpr std::array kCpuWays = {PodWay::kTwoLaunches, PodWay::kOverlapped, PodWay::kChunkAlone, PodWay::kDecodeAlone};
+constexpr std::array kDecodeWays = {PodWay::kSerial, PodWay::kPrefillTile, PodWay::kDecodeAlone};
 constexpr double kCounts = 0.2;  // POD section 5.1: of the serial time
 
 // The device's model with rates that leave the lowering one choice.
@@ -45,6 +46,12 @@ MachineModel MachineFor(PodWay way, const AttentionSpec& spec, MachineModel mach
     default: break;
   }
   return machine;
+}
+
+Result<std::span<const PodWay>> WaysOf(bool gpu, const PodBatch& batch) {
+  if (batch.chunk > 0) return gpu ? std::span<const PodWay>(kGpuWays) : std::span<const PodWay>(kCpuWays);
+  if (!gpu) return Unimplemented(batch.set + " has requests alone, which a CPU computes in one way; run it with a GPU");
+  return std::span<const PodWay>(kDecodeWays);
 }
 
 // A forest's plan, uploaded.
@@ -79,8 +86,13 @@ const PodRow& PodResult::Of(PodWay way) const {
   COPPICE_CHECK(row != rows.end());
   return *row;
 }
+double PodResult::OracleSeconds() const {
+  const double decode = Seconds(PodWay::kDecodeAlone);
+  return batch.chunk > 0 ? std::max(Seconds(PodWay::kChunkAlone), decode) : decode;
+}
 bool PodResult::BothCount() const {
-  return std::min(Seconds(PodWay::kChunkAlone), Seconds(PodWay::kDecodeAlone)) >= kCounts * rows.front().timed.Median();
+  return batch.chunk > 0 &&
+         std::min(Seconds(PodWay::kChunkAlone), Seconds(PodWay::kDecodeAlone)) >= kCounts * rows.front().timed.Median();
 }
 
 Status PodBench::Reserve(std::span<const PodBatch> batches) {
@@ -134,7 +146,7 @@ Result<PodResult> PodBench::Run(const PodBatch& batch) {
   };
   // The plans of each way: one, or the chunk's and the requests'.
   std::vector<std::vector<std::unique_ptr<Launch>>> launches;
-  const std::span<const PodWay> ways = gpu ? std::span<const PodWay>(kGpuWays) : std::span<const PodWay>(kCpuWays);
+  COPPICE_ASSIGN_OR_RETURN(const std::span<const PodWay> ways, WaysOf(gpu, batch));
   for (const PodWay way : ways) {
     std::vector<PodPart> parts = {PodPart::kBoth};
     if (way == PodWay::kTwoLaunches || way == PodWay::kTwoStreams) parts = {PodPart::kChunk, PodPart::kDecode};

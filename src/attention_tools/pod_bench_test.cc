@@ -52,6 +52,8 @@ TEST(PodBatches, EverySetHasBatchesOfItsName) {
   }
   EXPECT_EQ(PodBatches("table7", kH200).size(), 4u) << "chunks 28 to 31";
   EXPECT_EQ(PodBatches("figure6", kH200).front().prompt, 512) << "the first of 32 chunks";
+  const std::vector<PodBatch> decode = PodBatches("figure10", kH200);
+  EXPECT_EQ(PodForest(decode.front(), PodPart::kBoth, 16).num_queries(), 8) << "requests alone";
 }
 
 TEST(PodBatches, PartsReadThePagesOfTheWhole) {
@@ -85,13 +87,21 @@ TEST(PodBatches, BytesAndOperationsAreThePlans) {
 TEST(PodResult, OracleIsTheLongerPartAndBothCountFromAFifthOn) {
   const auto result = [](double serial, double chunk, double decode) {
     const auto row = [](PodWay way, double seconds) { return PodRow{way, {.times = {seconds}, .over_first = {}}}; };
-    return PodResult{.batch = {},
+    return PodResult{.batch = {.chunk = 512},
                      .rows = {row(PodWay::kSerial, serial), row(PodWay::kChunkAlone, chunk), row(PodWay::kDecodeAlone, decode)}};
   };
   EXPECT_EQ(result(10, 7, 3.5).OracleSeconds(), 7);
   EXPECT_TRUE(result(10, 8, 2).BothCount());
   EXPECT_FALSE(result(10, 8, 1.9).BothCount());
   EXPECT_FALSE(result(10, 8, 2).Has(PodWay::kSide));
+}
+
+TEST(PodResult, RequestsAloneHaveNothingToOverlap) {
+  const PodResult result{
+      .batch = {.requests = 8},
+      .rows = {{PodWay::kSerial, {.times = {10}, .over_first = {}}}, {PodWay::kDecodeAlone, {.times = {9}, .over_first = {}}}}};
+  EXPECT_EQ(result.OracleSeconds(), 9);
+  EXPECT_FALSE(result.BothCount());
 }
 
 }  // namespace

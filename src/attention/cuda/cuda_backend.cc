@@ -8,6 +8,7 @@
 
 #include "attention/argument_checks.h"
 #include "attention/cuda/device_memory.h"
+#include "attention/cuda/device_rates.h"
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_variants.h"
 #include "attention/cuda/kv_ops.h"
@@ -29,15 +30,10 @@ Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties
   const std::string name = properties.name;
   if (properties.major == 9) return ShippedMachineModel(name.find("H200") != std::string::npos ? "h200" : "h100");
   COPPICE_ASSIGN_OR_RETURN(MachineModel machine, ShippedMachineModel("h100"));
-  int memory_khz = 0, bus_bits = 0, core_khz = 0;
-  for (const auto& [value, attribute] : {std::pair{&memory_khz, cudaDevAttrMemoryClockRate},
-                                         {&bus_bits, cudaDevAttrGlobalMemoryBusWidth},
-                                         {&core_khz, cudaDevAttrClockRate}}) {
-    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(value, attribute, device), "cudaDeviceGetAttribute"));
-  }
-  const double memory = 2e3 * memory_khz * bus_bits / 8 / machine.sm.bus_bytes_per_s;
+  COPPICE_ASSIGN_OR_RETURN(const DeviceRates rates, RatesOf(device));
+  const double memory = rates.bus_bytes_per_s / machine.sm.bus_bytes_per_s;
   const double generation = properties.major == 8 ? (properties.minor == 0 ? 0.5 : 0.25) : 1.0;
-  const double compute = properties.multiProcessorCount * 1e3 * core_khz / (machine.sm.num_sms * machine.sm.clock_hz);
+  const double compute = properties.multiProcessorCount * rates.clock_hz / (machine.sm.num_sms * machine.sm.clock_hz);
   machine.name = name;
   machine.probe = {};  // of the card that it is scaled from
   if (memory > 0) machine.read_bytes_per_s *= memory;

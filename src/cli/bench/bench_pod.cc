@@ -157,16 +157,22 @@ std::string DistributionPlot(const std::map<std::string, Speedups>& ways) {
   return plot.series.empty() ? "" : LinePlot(plot);
 }
 
+// What varies in a set.
+const char* Abscissa(const std::string& set) {
+  if (set == "figure6" || set == "table7") return "chunk_id";
+  return set == "figure7" ? "prompt" : "requests";
+}
+
 // Times over what varies in a set, a plot for each of what does not.
 std::string TimePlots(const ordered_json& rows, const std::string& set) {
-  const char* const x_key = set == "figure6" || set == "table7" ? "chunk_id" : "requests";
+  const char* const x_key = Abscissa(set);
   std::map<std::string, Plot> plots;
   for (const ordered_json& row : rows) {
     if (row["set"] != set) continue;
     const std::string model = row["model"].get<std::string>();
-    const std::string title = x_key == std::string("chunk_id")
-                                  ? fmt::format("{}, {} decode requests", model, row["requests"].dump())
-                                  : fmt::format("{}, {} tokens", model, row["context"].dump());
+    const std::string title = x_key == std::string("requests")
+                                  ? fmt::format("{}, {} tokens", model, row["context"].dump())
+                                  : fmt::format("{}, {} decode requests", model, row["requests"].dump());
     Plot& plot = plots.try_emplace(title, Plot{.title = title, .x_label = x_key, .y_label = "microseconds"}).first->second;
     const auto add = [&](const std::string& name, double us) {
       auto series = std::ranges::find(plot.series, name, &PlotSeries::name);
@@ -275,9 +281,10 @@ Command AddBenchPodCommand(CLI::App& bench) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
-      ->add_option("--roofline", options->roofline,
-                   "TB/s and TFLOP/s of the bounds (default: measured on a CPU; of a GPU the copy rate of this run and the "
-                   "machine model's products, which larger tiles than attention's exceed)")
+      ->add_option(
+          "--roofline", options->roofline,
+          "TB/s and TFLOP/s of the bounds (default: measured on a CPU; of a GPU what its memory bus and tensor cores do at "
+          "their highest clocks)")
       ->expected(2)
       ->check(CLI::PositiveNumber);
   command->add_option("--threads", options->threads, "Worker threads of a CPU; 0: one per core")

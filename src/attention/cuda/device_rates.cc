@@ -1,0 +1,23 @@
+#include "attention/cuda/device_rates.h"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "core/check.h"
+#include "core/cuda/cuda_status.h"
+
+namespace coppice::attention::cuda {
+
+Result<DeviceRates> RatesOf(int device) {
+  int memory_khz = 0, bus_bits = 0, core_khz = 0;
+  for (const auto& [value, attribute] : {std::pair{&memory_khz, cudaDevAttrMemoryClockRate},
+                                         {&bus_bits, cudaDevAttrGlobalMemoryBusWidth},
+                                         {&core_khz, cudaDevAttrClockRate}}) {
+    COPPICE_RETURN_IF_ERROR(coppice::cuda::CudaStatus(cudaDeviceGetAttribute(value, attribute, device), "cudaDeviceGetAttribute"));
+  }
+  constexpr double kTransfersPerClock = 2;
+  return DeviceRates{.bus_bytes_per_s = kTransfersPerClock * 1e3 * memory_khz * bus_bits / 8, .clock_hz = 1e3 * core_khz};
+}
+
+}  // namespace coppice::attention::cuda
