@@ -52,8 +52,58 @@ __device__ __forceinline__ void CopyBoxes(const GatherParams& p, const CUtensorM
   }
 }
 
-// Starts the copies of a block's K or V under one kv head to `to`: [8 tokens][chunk][8][64], swizzled. What the copy engine brings
-// completes bytes on `ready`; for the rest, CopyAsyncArrive follows. All lanes call.
+// Copies of 32 tokens' K or V under one kv head by the lanes of a warp, 16 bytes a lane, to `to`: [8 tokens][chunk][8][64],
+// swizzled. CopyAsyncArrive follows. All lanes make one.
+template <class C>
+class LaneCopies {
+ public:
+  __device__ __forceinline__ LaneCopies(const GatherParams& p, const uint8_t* kv, int head, uint8_t* to)
+      : exists_(Piece() * 8 < p.head_dim), from_(kv + (head * p.head_stride + (exists_ ? Piece() : 0)) * 16) {
+    ptx::Pin(from_);
+#pragma unroll
+    for (int i = 0; i < kSwizzles; ++i) {
+      const int token = i * kAtOnce + Place();
+      to_[i] = ptx::Here(ptx::SharedAddress(to) + Piece() / 8 * 1024 + token * 128 + ((Piece() % 8) ^ token) * 16);
+    }
+  }
+
+  // offset: of the lane's token, in 16 bytes from the first page's slot 0. priority: in the L2, if not the normal one, which would
+  // cost registers. All lanes call.
+  template <class... Priority>
+  __device__ __forceinline__ void Copy(uint32_t offset, Priority... priority) {
+    // Each lane takes one of the tokens that it copies: whom it asks for the others then are constants.
+    offset = __shfl_sync(kAllLanes, offset, Piece() * kAtOnce + Place());
+#pragma unroll
+    for (int first = 0; first < kPieces; first += kBatch) {
+      const uint8_t* token[kBatch];  // one register for all would wait until the copy before it has read it
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) token[i] = from_ + uint64_t{__shfl_sync(kAllLanes, offset, first + i, kPieces)} * 16;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        ptx::CopyAsync16(to_[i % kSwizzles] + (first + i) / kSwizzles * C::kGroupBytes, token[i], exists_ ? 16 : 0, priority...);
+      }
+    }
+  }
+  // The next copies go behind those.
+  __device__ __forceinline__ void Advance() {
+#pragma unroll
+    for (uint32_t& to : to_) to += 4 * C::kGroupBytes;
+  }
+
+ private:
+  static constexpr int kPieces = C::kHeadDim / 8, kAtOnce = 32 / kPieces;  // of a token; tokens
+  static constexpr int kSwizzles = 8 / kAtOnce;                            // places in eight tokens that a lane's copies have
+  static constexpr int kBatch = 8;                                         // copies
+  static __device__ __forceinline__ int Piece() { return ptx::Here(threadIdx.x % 32) % kPieces; }
+  static __device__ __forceinline__ int Place() { return ptx::Here(threadIdx.x % 32) / kPieces; }
+
+  bool exists_;
+  const uint8_t* from_;
+  uint32_t to_[kSwizzles];
+};
+
+// Starts the copies of a block's K or V under one kv head to `to`. What the copy engine brings completes bytes on `ready`; for the
+// rest, CopyAsyncArrive follows. All lanes call. REQUIRES: a token is present.
 template <class C>
 __device__ __forceinline__ void CopyTokens(const GatherParams& p, const CUtensorMap* map, const uint8_t* kv, int head,
                                            const TokenBlock& block, uint64_t* ready, uint8_t* to, uint64_t priority) {
@@ -65,35 +115,10 @@ __device__ __forceinline__ void CopyTokens(const GatherParams& p, const CUtensor
     CopyBoxes<C>(p, map, head, boxes, page, ready, to, priority);
     return;
   }
-  constexpr int kPieces = C::kHeadDim / 8, kAtOnce = 32 / kPieces;  // of a token; tokens
-  constexpr int kCopies = 8 / kAtOnce;                              // of a lane, for eight tokens
-  constexpr int kGroups = 4 / kCopies;                              // of eight tokens, whose offsets the registers hold
-  const int piece = lane % kPieces, place = lane / kPieces;
-  const bool exists = piece * 8 < p.head_dim;
-  const uint32_t offset = block.page * p.page_stride + ((block.position + lane) & (p.page_size - 1)) * p.slot_stride;
-  const uint8_t* from = kv + (head * p.head_stride + (exists ? piece : 0)) * 16;
-  ptx::Pin(from);
-  uint32_t at[kCopies];
-#pragma unroll
-  for (int i = 0; i < kCopies; ++i) {
-    const int token = i * kAtOnce + place;
-    at[i] = ptx::Here(ptx::SharedAddress(to) + piece / 8 * 1024 + token * 128 + ((piece % 8) ^ token) * 16);
-  }
-#pragma unroll
-  for (int group = 0; group < 4; group += kGroups) {
-    uint32_t offsets[kGroups][kCopies];
-#pragma unroll
-    for (int i = 0; i < kGroups * kCopies; ++i) {
-      offsets[i / kCopies][i % kCopies] = __shfl_sync(kAllLanes, offset, group * 8 + i * kAtOnce + place);
-    }
-#pragma unroll
-    for (int i = 0; i < kGroups * kCopies; ++i) {
-      if (group * 8 + i * kAtOnce + place < block.present) {
-        ptx::CopyAsync16(at[i % kCopies] + (group + i / kCopies) * C::kGroupBytes,
-                         from + uint64_t{offsets[i / kCopies][i % kCopies]} * 16, exists ? 16 : 0, priority);
-      }
-    }
-  }
+  // Behind the end lie copies of the block's first page.
+  const int first = __shfl_sync(kAllLanes, block.page, 0);
+  const uint32_t slot = (block.position + lane) & (p.page_size - 1);
+  LaneCopies<C>(p, kv, head, to).Copy((lane < block.present ? block.page : first) * p.page_stride + slot * p.slot_stride, priority);
 }
 
 // The pages of a dense tile's tokens, as the lanes of a warp know them: of token b * 32 + lane, if that is present.
@@ -109,13 +134,6 @@ struct TilePages {
     for (int b = 0; b < kBlocks; ++b) pages[b] = PageOf(p, t.page_begin, min(start + b * 32 + lane, t.range.end - 1));
   }
 
-  __device__ __forceinline__ int Of(int block) const {
-    int page = pages[0];
-#pragma unroll
-    for (int b = 1; b < kBlocks; ++b) page = b == block ? pages[b] : page;
-    return page;
-  }
-
   // Whether the pages of each eight tokens that are present lie one after the other. All lanes call.
   __device__ __forceinline__ bool InBoxes(const KernelParams& p, int present) const {
     const int lane = threadIdx.x % 32;
@@ -128,10 +146,10 @@ struct TilePages {
     return __all_sync(kAllLanes, in_boxes);
   }
 
-  // Copies the tile's K or V, a box of eight tokens a lane, all at once: 32 tokens after the other would take the time in which the
-  // tile before is computed. REQUIRES: InBoxes. All lanes call.
-  __device__ __forceinline__ void Copy(const GatherParams& p, const CUtensorMap* map, int head, int present, uint64_t* ready,
-                                       uint8_t* to) const {
+  // Starts the copies of the tile's K or V, a box of eight tokens a lane, all at once: 32 tokens after the other would take the
+  // time in which the tile before is computed. REQUIRES: InBoxes. All lanes call.
+  __device__ __forceinline__ void CopyBoxes(const GatherParams& p, const CUtensorMap* map, int head, int present, uint64_t* ready,
+                                            uint8_t* to) const {
     const int lane = threadIdx.x % 32, boxes = (min(present, C::kKvTile) + 7) / 8;
     int page = 0;
 #pragma unroll
@@ -139,7 +157,22 @@ struct TilePages {
       const int of_block = __shfl_sync(kAllLanes, pages[b], lane * 8 % 32);
       page = lane / 4 == b ? of_block : page;
     }
-    CopyBoxes<C>(p, map, head, boxes, page, ready, to, ptx::kEvictNormal);
+    cuda::CopyBoxes<C>(p, map, head, boxes, page, ready, to, ptx::kEvictNormal);
+  }
+
+  // The same by lanes; CopyAsyncArrive follows. What the last block has behind the end is of its last page. The pages are used up.
+  // All lanes call.
+  __device__ __forceinline__ void CopyTokens(const GatherParams& p, const uint8_t* kv, int head, int start, int present,
+                                             uint8_t* to) {
+    const uint32_t slot = (start + ptx::Here(threadIdx.x % 32)) & (p.page_size - 1);  // in every block: they are of whole pages
+    LaneCopies<C> copies(p, kv, head, to);
+#pragma unroll 1
+    for (int left = min(present, C::kKvTile); left > 0; left -= 32) {
+      copies.Copy(pages[0] * p.page_stride + slot * p.slot_stride);
+      copies.Advance();
+#pragma unroll
+      for (int b = 1; b < kBlocks; ++b) pages[b - 1] = pages[b];
+    }
   }
 };
 
@@ -155,26 +188,22 @@ __device__ void GatherDenseKv(const GatherParams& p, KvMaps maps, SharedStorage<
     if (t.num_tiles < 0) break;
     __syncwarp();  // all lanes have their copy of the task
     if (lane == 0) ptx::BarrierArrive(&s.task_done[slot]);
-    TilePages<C> of;
-    if (t.num_tiles > 0) of.LookUp(p, t, t.first);
+    TilePages<C> next;
+    if (t.num_tiles > 0) next.LookUp(p, t, t.first);
     for (int i = 0; i < t.num_tiles; ++i, ++tile) {
-      const int stage = tile % C::kStages, start = t.first + i * C::kKvTile;
+      const int stage = tile % C::kStages, start = t.first + i * C::kKvTile, present = t.range.end - start;
       uint64_t* const ready = is_v ? &s.v_ready[stage] : &s.k_ready[stage];
       uint8_t* const to = is_v ? s.v[stage] : s.k[stage];
-      const CUtensorMap* const map = is_v ? maps.v : maps.k;
+      TilePages<C> of = next;
+      if (i + 1 < t.num_tiles) next.LookUp(p, t, start + C::kKvTile);  // ahead of the copies, which it would wait behind
+      const bool in_boxes = of.InBoxes(p, present);
       ptx::BarrierWait(is_v ? &s.v_free[stage] : &s.k_free[stage], (tile / C::kStages & 1) ^ 1);
-      if (const int present = t.range.end - start; of.InBoxes(p, present)) {
-        of.Copy(p, map, t.kv_head, present, ready, to);
+      if (in_boxes) {
+        of.CopyBoxes(p, is_v ? maps.v : maps.k, t.kv_head, present, ready, to);
       } else {
-#pragma unroll 1
-        for (int b = 0; b < TilePages<C>::kBlocks; ++b) {
-          const TokenBlock block(p, of.Of(b), start + b * 32, t.range.end);
-          if (block.present <= 0) break;
-          CopyTokens<C>(p, map, is_v ? p.v : p.k, t.kv_head, block, ready, to + b * 4 * C::kGroupBytes, ptx::kEvictNormal);
-        }
+        of.CopyTokens(p, is_v ? p.v : p.k, t.kv_head, start, present, to);
       }
       ptx::CopyAsyncArrive(ready);
-      if (i + 1 < t.num_tiles) of.LookUp(p, t, start + C::kKvTile);  // before the wait: it costs a look-up
     }
   }
 }
