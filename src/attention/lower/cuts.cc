@@ -130,9 +130,9 @@ void ItemLowering::ShapeOwner(int32_t owner) {
   if (whole_ns > groups * grain_ns_) {
     wanted = static_cast<int32_t>(std::min(whole_ns / grain_ns_, 65536.0)) + 1;
     // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper. Whoever forces sharing
-    // wants each token read once.
+    // wants each token read once; a backend that cuts for itself runs blocks of rows apart, and weighs them as one range.
     const int32_t by_rows = std::min(wanted, static_cast<int32_t>(CeilDiv(range.rows, traits.dense_tile_rows)));
-    if (by_rows > groups && !problem_.options.force_sharing) {
+    if (by_rows > groups && !traits.cuts_kv && !problem_.options.force_sharing) {
       const double reread_ns = double{1} * (by_rows - groups) * tokens * cost.RereadNs(tokens);
       const double state_ns = static_cast<double>(CeilDiv(wanted, groups) - 1) * cost.StateNs(range.rows);
       if (reread_ns <= state_ns) groups = by_rows;
@@ -149,7 +149,6 @@ void ItemLowering::ShapeOwner(int32_t owner) {
   const RowCosts& group = cuts.row_groups == 1 ? all_rows : costs_.Of(static_cast<int32_t>(CeilDiv(range.rows, cuts.row_groups)));
   int32_t pieces = 1;
   if (wanted > cuts.row_groups && pressure_ < kMaxPressure && (!traits.cuts_kv || problem_.spec.deterministic)) {
-    // A backend that cuts for itself runs blocks of rows apart.
     const int64_t blocks = traits.cuts_kv ? CeilDiv(range.rows, traits.dense_tile_rows) : 1;
     pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, std::max<int64_t>(cuts.row_groups, blocks))), 1,
                         std::max(1, tokens / group.shortest_piece));

@@ -42,7 +42,8 @@ std::string ExplainTasks(const LoweredView& lowered) {
   const QueuedItems& queued = translator.queued();
   for (const QueuedItem& item : queued.items()) {
     const ItemPieces& pieces = queued.pieces(item.item);
-    ++ranges[{!item.dense, -item.rows, -item.tokens, pieces.count, CeilDiv(item.rows, pieces.block_rows), pieces.masked}];
+    const int64_t blocks = item.dense ? item.blocks : CeilDiv(item.rows, pieces.block_rows);
+    ++ranges[{!item.dense, -item.rows, -item.tokens, pieces.count, blocks, pieces.masked}];
   }
   for (const auto& [range, count] : ranges) {
     const auto& [stream, rows, tokens, pieces, blocks, masked] = range;

@@ -64,6 +64,11 @@ class Translated {
     };
     dense = tasks(translator.layout().dense_tasks, translator.num_dense_tasks());
     stream = tasks(translator.layout().stream_tasks, translator.num_stream_tasks());
+    int64_t queued = 0;
+    for (const QueuedItem& item : translator.queued().items()) {
+      if (item.dense) queued += int64_t{item.blocks} * translator.queued().pieces(item.item).count * spec.num_kv_heads;
+    }
+    EXPECT_EQ(std::ssize(dense), queued) << "dense tasks are as many as cuts are chosen for";
   }
 
   std::span<const Task> dense, stream;
@@ -333,16 +338,21 @@ std::vector<bool> AreDense(std::vector<std::pair<int32_t, int32_t>> ranges, int3
   const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, spec, kv_tile);
   std::vector<QueuedItem> items;
   for (const auto& [rows, tokens] : ranges) {
-    items.push_back({.rows = rows,
-                     .blocks = static_cast<int32_t>(CeilDiv(rows, kDenseRows)),
-                     .tokens = tokens,
-                     .cut_tokens = tokens,
-                     .most_set_rows = 1});
+    items.push_back({.rows = rows, .blocks = DenseBlocks(rows, 1), .tokens = tokens, .cut_tokens = tokens, .most_set_rows = 1});
   }
   ChooseKinds(items, spec.num_kv_heads, kSms, costs);
   std::vector<bool> dense;
   for (const QueuedItem& item : items) dense.push_back(item.dense);
   return dense;
+}
+
+TEST(DenseBlocks, HoldWholeMergeSets) {
+  EXPECT_EQ(DenseBlocks(1024, 1), 8);
+  EXPECT_EQ(DenseBlocks(1024, 4), 8);
+  EXPECT_EQ(DenseBlocks(256 * 7, 7), 15) << "18 sets of 7 rows in a block of 128";
+  EXPECT_EQ(DenseBlocks(3 * 100, 100), 3);
+  const AttentionSpec groups_of_seven{.num_qo_heads = 14, .num_kv_heads = 2, .head_dim = 64};
+  EXPECT_EQ(Translated(OnePrefix(32768, 64, 256), SharePolicy::kTree, groups_of_seven).dense.size() % 15, 0u);
 }
 
 TEST(ChooseKinds, RangesOfMoreThanEightRowsAreDense) {
@@ -547,8 +557,7 @@ TEST(PlanUpload, PageSizesHaveTheSameTasks) {
   }
 }
 
-// A request that joins 255 others is read by itself and with the common prefix, for each 128 rows by an item; no other item is
-// emitted again.
+// A request that joins 255 others is read by itself and with the common prefix; no other item is emitted again.
 TEST(PlanUpload, ARequestThatComesChangesItsOwnItems) {
   TestForest forest = OnePrefix(4096, 50, 256);
   const int32_t root = forest.node_parent[forest.branch_node[0]];
@@ -561,9 +570,9 @@ TEST(PlanUpload, ARequestThatComesChangesItsOwnItems) {
     return translator.num_emitted();
   };
   forest.RemoveBranch(255);
-  EXPECT_EQ(step(), 255 + 8);  // the first plan: all
+  EXPECT_EQ(step(), 255 + 1);  // the first plan: all
   forest.AddBranch(root, 50, 1);
-  EXPECT_EQ(step(), 1 + 8);
+  EXPECT_EQ(step(), 1 + 1);
 }
 
 }  // namespace

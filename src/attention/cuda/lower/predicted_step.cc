@@ -23,7 +23,7 @@ void CutStep::Add(const QueuedItem& item, std::span<const int32_t> piece_ends, i
   longest = std::max(longest, item.tokens - begin);
   most_states_ = std::max(most_states_, states);
   if (item.dense) {
-    chains_.dense_pieces += CeilDiv(item.rows, kDenseRows) * (std::ssize(piece_ends) + 1);
+    chains_.dense_pieces += item.blocks * (std::ssize(piece_ends) + 1);
     AddDense(item, longest, states);
   } else {
     AddStream(item, longest, states);
@@ -32,7 +32,7 @@ void CutStep::Add(const QueuedItem& item, std::span<const int32_t> piece_ends, i
 
 void CutStep::AddDense(const QueuedItem& item, int32_t longest, int32_t states) {
   shape_.item_tokens += item.tokens;
-  shape_.dense_tasks += CeilDiv(item.rows, kDenseRows);
+  shape_.dense_tasks += item.blocks;
   shape_.dense_row_tokens += cost_.ComputedRows(kDense, item.rows) * cost_.ComputedTokens(kDense, item.tokens);
   shape_.dense_item_tokens += item.tokens;
   chains_.longest_dense_ns =

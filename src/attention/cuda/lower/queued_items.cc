@@ -23,10 +23,14 @@ QueuedItems::QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity
 
 QueuedItems::Rows QueuedItems::CountRows(const PlanView& plan, const WorkItem& item) const {
   Rows rows;
+  int32_t in_block = 0;
   for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
     const int32_t set_rows = RowsOf(plan.merge_sets[set]);
     rows.all += set_rows;
     rows.most_of_set = std::max(rows.most_of_set, set_rows);
+    // As PlanTranslator::EmitBlocks.
+    if (rows.blocks == 0 || in_block + set_rows > kDenseRows) ++rows.blocks, in_block = 0;
+    in_block += set_rows;
   }
   return rows;
 }
@@ -47,7 +51,7 @@ void QueuedItems::Collect(const PlanView& plan, std::span<const int32_t> changed
                         .node = forest.branch_node[item.page_row],
                         .kv_begin = item.kv_begin,
                         .rows = rows.all,
-                        .blocks = static_cast<int32_t>(CeilDiv(rows.all, kDenseRows)),
+                        .blocks = rows.blocks,
                         .tokens = tokens,
                         .cut_tokens = tokens,
                         .most_set_rows = rows.most_of_set});

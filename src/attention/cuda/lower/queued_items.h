@@ -46,6 +46,7 @@ class QueuedItems {
   // Under one kv head.
   struct Rows {
     int32_t all = 0, most_of_set = 0;
+    int32_t blocks = 0;  // of dense tiles
   };
   Rows CountRows(const PlanView& plan, const WorkItem& item) const;
   void JoinPromptTiles(const PlanView& plan);

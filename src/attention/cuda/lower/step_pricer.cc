@@ -72,12 +72,14 @@ class CutPricer final : public StepPricer {
                         .node = range.node,
                         .kv_begin = range.begin,
                         .rows = range.rows,
-                        .blocks = static_cast<int32_t>(CeilDiv(range.rows, kDenseRows)),
                         .tokens = std::max(0, range.end - range.begin),
                         .cut_tokens = std::max(0, range.end - range.begin),
                         .most_set_rows = range.set_rows});
     }
-    for (QueuedItem& item : items_) item.most_set_rows = std::max(item.most_set_rows, set_rows_[item.item]);
+    for (QueuedItem& item : items_) {
+      item.most_set_rows = std::max(item.most_set_rows, set_rows_[item.item]);
+      item.blocks = DenseBlocks(item.rows, item.most_set_rows);
+    }
     ChooseKinds(items_, spec_.num_kv_heads, num_sms_, costs_);
   }
 

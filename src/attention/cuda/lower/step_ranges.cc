@@ -23,6 +23,12 @@ bool IsDense(const QueuedItem& item, const SmCosts& costs) {
 
 }  // namespace
 
+int32_t DenseBlocks(int32_t rows, int32_t set_rows) {
+  set_rows = std::max(set_rows, 1);
+  const int32_t block_sets = std::max(kDenseRows / set_rows, 1);
+  return static_cast<int32_t>(CeilDiv(CeilDiv(rows, set_rows), block_sets));
+}
+
 std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms) {
   int64_t tasks = 0, tokens = 0;
   for (const QueuedItem& item : items) {

@@ -16,7 +16,7 @@ struct QueuedItem {
   int32_t item;  // of the plan
   int32_t node;  // whose path it reads a part of
   int32_t kv_begin, rows;
-  int32_t blocks;  // of rows, in dense tiles
+  int32_t blocks;  // of rows, in dense tiles, which hold whole merge sets
   int32_t tokens;
   int32_t cut_tokens;     // of the longest tile of the same prompt, which reads on from the same place: they are cut alike
   int32_t most_set_rows;  // of its merge sets
@@ -24,6 +24,9 @@ struct QueuedItem {
   bool read_once;        // by one task, each kv head
   double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
 };
+
+// Dense tiles of so many rows in merge sets of set_rows.
+int32_t DenseBlocks(int32_t rows, int32_t set_rows);
 
 // The tokens of all tasks, uncut, where teams read the step: all its items stream, and each SM can have one task (team_cuts.h).
 std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms);
