@@ -22,6 +22,11 @@ namespace coppice::openai {
 // A value as an error shows it, cut to a readable length.
 std::string Shown(const nlohmann::json& value);
 
+// The field `param`, which may be empty, of what lies at `place`.
+inline std::string Within(const std::string& place, const std::string& param) {
+  return param.empty() ? place : place + "." + param;
+}
+
 // Takes the fields of an object one by one and remembers the first thing that is wrong. null is as good as absent.
 class FieldReader {
  public:
@@ -34,6 +39,10 @@ class FieldReader {
   }
   void Fail(const std::string& name, Status status) {
     if (error_.status.ok()) error_ = {std::move(status), name};
+  }
+  // What is wrong with something that lies at `place` in this object.
+  void FailWithin(const std::string& place, const BodyError& error) {
+    Fail(Within(place, error.param), InvalidArgument(fmt::format("{}: {}", place, error.status.message())));
   }
   void Expect(const char* name, const nlohmann::json& value, std::string_view expected) {
     Fail(name, InvalidArgument(fmt::format("{} is {}, expected {}", name, Shown(value), expected)));

@@ -160,7 +160,8 @@ TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
            {R"("response_format": "json_object")", "response_format", "expected an object whose type is"},
            {R"("response_format": {"type": "json_object", "schema": {}})", "response_format", "expected an object whose type is"},
            {R"("response_format": {"type": "json_schema"})", "response_format", "expected an object whose type is"},
-           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}})", "response_format", "x"},
+           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}})", "response_format.json_schema.x",
+            "x"},
            {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format", "a JSON array"},
            {R"("regex": "(")", "regex", "the regex cannot be used"},
            {R"("regex": 5)", "regex", "expected a string"},
@@ -226,16 +227,17 @@ TEST_F(OpenAiRequestTest, Streams) {
   EXPECT_TRUE(parsed.stream);
   EXPECT_TRUE(parsed.include_usage);
   EXPECT_FALSE(Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"stream", true}}).include_usage);
-  for (const auto& [field, value] : std::vector<std::pair<std::string, json>>{{"best_of", 2},
-                                                                              {"rank", true},
-                                                                              {"dedup", true},
-                                                                              {"vote", "a"},
-                                                                              {"stream_options", 5},
-                                                                              {"stream_options", {{"else", 1}}}}) {
+  for (const auto& [field, value] : std::vector<std::pair<std::string, json>>{
+           {"best_of", 2}, {"rank", true}, {"dedup", true}, {"vote", "a"}, {"stream_options", 5}}) {
     json body = {{"prompt", "a"}, {"stream", true}};
     body[field] = value;
     EXPECT_EQ(Refused(Endpoint::kCompletions, body).param, field);
   }
+  const auto refused_option = [&](const char* name) {
+    return Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"stream", true}, {"stream_options", {{name, 1}}}}).param;
+  };
+  EXPECT_EQ(refused_option("else"), "stream_options.else");
+  EXPECT_EQ(refused_option(""), "stream_options");
 }
 
 TEST_F(OpenAiRequestTest, Alternatives) {

@@ -59,7 +59,7 @@ ordered_json CallOf(const json& call, BodyError* error) {
   if (!value.ok()) fields.Fail("arguments", value.status());
   *error = fields.Finish();
   if (!error->status.ok()) {
-    error->param = "function." + error->param;
+    error->param = Within("function", error->param);
     return nullptr;
   }
   return {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", *value}}}};
@@ -76,9 +76,7 @@ void TakeCalls(FieldReader& parts, ordered_json* added) {
     BodyError error;
     calls.push_back(CallOf((*list)[i], &error));
     if (error.status.ok()) continue;
-    const std::string place = fmt::format("tool_calls[{}]", i);
-    const std::string param = error.param.empty() ? place : place + "." + error.param;
-    return parts.Fail(param, InvalidArgument(place + ": " + error.status.message()));
+    return parts.FailWithin(fmt::format("tool_calls[{}]", i), error);
   }
   (*added)[kName] = std::move(calls);
 }
@@ -180,7 +178,7 @@ std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
     BodyError error;
     messages.push_back(MessageOf(message, &error));
     if (!error.status.ok()) {
-      fields.Fail(place + "." + error.param, InvalidArgument(place + ": " + error.status.message()));
+      fields.FailWithin(place, error);
       break;
     }
   }

@@ -69,8 +69,8 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
     parts.Take("name", &name);
     parts.Take("description", &description);
     parts.Take("strict", &strict);  // the answer follows the schema either way
-    if (BodyError error = parts.Finish(); !error.status.ok()) {
-      fields.Fail(kName, InvalidArgument("response_format.json_schema: " + error.status.message()));
+    if (const BodyError error = parts.Finish(); !error.status.ok()) {
+      fields.FailWithin("response_format.json_schema", error);
       return std::nullopt;
     }
   }
@@ -121,8 +121,7 @@ void TakeStream(FieldReader& fields, OpenAiRequest* parsed) {
   if (!options->is_object() || !parsed->stream) return fields.Expect("stream_options", *options, kExpected);
   FieldReader parts(*options);
   parts.Take("include_usage", &parsed->include_usage);
-  if (BodyError error = parts.Finish(); !error.status.ok())
-    fields.Fail("stream_options", InvalidArgument("stream_options: " + error.status.message()));
+  if (const BodyError error = parts.Finish(); !error.status.ok()) fields.FailWithin("stream_options", error);
 }
 
 // What compares samples knows nothing before the last of them has ended.

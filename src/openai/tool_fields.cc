@@ -42,7 +42,7 @@ BodyError CheckTool(const json& tool, ToolFunction* function) {
   }
   if (const json* parameters = fields.Find("parameters"); parameters && !parameters->is_object())
     fields.Expect("parameters", *parameters, "a JSON schema");
-  if (BodyError error = fields.Finish(); !error.status.ok()) return {error.status, "function." + error.param};
+  if (BodyError error = fields.Finish(); !error.status.ok()) return {error.status, Within("function", error.param)};
   return entry.Finish();
 }
 
@@ -57,11 +57,8 @@ void TakeList(FieldReader& fields, const ordered_json* ordered, ToolFields* tool
   COPPICE_CHECK(tools->list.is_array() && tools->list.size() == list->size());  // of the same text
   for (size_t i = 0; i < list->size(); ++i) {
     ToolFunction function;
-    const std::string place = fmt::format("tools[{}]", i);
-    if (const BodyError error = CheckTool((*list)[i], &function); !error.status.ok()) {
-      const std::string param = error.param.empty() ? place : place + "." + error.param;
-      return fields.Fail(param, InvalidArgument(place + ": " + error.status.message()));
-    }
+    if (const BodyError error = CheckTool((*list)[i], &function); !error.status.ok())
+      return fields.FailWithin(fmt::format("tools[{}]", i), error);
     if (std::ranges::find(tools->functions, function.name, &ToolFunction::name) != tools->functions.end())
       return fields.Fail(kName, InvalidArgument(fmt::format("tools has the function {} twice; give each a name of its own",
                                                             Shown(function.name))));

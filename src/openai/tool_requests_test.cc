@@ -237,6 +237,7 @@ TEST(ToolRequests, WhatIsRefused) {
       {R"({"parallel_tool_calls": 1})", "parallel_tool_calls"},
       {R"({"messages": [{"role": "tool", "content": "a"}]})", "messages[0].tool_call_id"},
       {R"({"messages": [{"role": "assistant"}]})", "messages[0].content"},
+      {R"({"messages": [{"role": "user", "content": "a", "": 1}]})", "messages[0]"},
       {R"({"messages": [{"role": "assistant", "tool_calls": []}]})", "messages[0].tool_calls"},
       {R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"arguments": ""}}]}]})",
        "messages[0].tool_calls[0].function.name"},
