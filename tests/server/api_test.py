@@ -91,7 +91,7 @@ class ApiTest(unittest.TestCase):
             self.server.wait_for("coppice_http_requests_active", 0)
 
     def test_a_deadline_ends_a_request_with_408(self):
-        status, body = self.server.complete(max_tokens=1500, timeout=0.05)
+        status, body = self.server.complete(max_tokens=1500, n=64, timeout=0.05)
         self.assertEqual(status, 408)
         self.assertIn("0.05", body["error"]["message"])
 
@@ -186,7 +186,7 @@ class PrefixTest(unittest.TestCase):
 class LimitsTest(unittest.TestCase):
     def test_a_full_queue_is_429(self):
         with Server("--max-running", 1, "--max-waiting", 1) as server, server.connect() as running, server.connect() as waiting:
-            running.sendall(raw_request(LONG))
+            running.sendall(raw_request(LONG | {"n": 64}))  # one after the other: it must last until the third one has come
             server.wait_for("coppice_samples_running", 1)
             waiting.sendall(raw_request(LONG))
             server.wait_for("coppice_requests_waiting", 1)
