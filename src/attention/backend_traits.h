@@ -20,7 +20,7 @@ struct BackendTraits {
   int32_t native_head_dim = 0;                      // head_dim after on-chip padding (the cost of padding is shown by the plan)
   int32_t max_set_contributions = 0;                // contributions that a merge set may have before the backend cuts; 0: no limit
   int32_t deterministic_unit = kDeterministicUnit;  // kv indices of a unit in deterministic mode
-  bool cuts_kv = false;  // the backend cuts ranges itself, along KV and rows: plans leave them whole but where deterministic mode cuts
+  bool cuts_kv = false;  // the backend cuts ranges itself, along KV and rows: plans cut where deterministic mode does
 };
 
 }  // namespace coppice::attention
