@@ -70,12 +70,8 @@ void QueuedItems::Collect(const PlanView& plan, std::span<const int32_t> changed
 }
 
 // What the row tiles of one prompt read in common gains nothing from being read by items of its own, whose row blocks are the same
-// tiles: each tile reads on through and needs no states. Where there are several tasks to an SM, one group of rows in four stays as
-// it is: its short tiles even out the end.
+// tiles: each tile reads on through and needs no states.
 void QueuedItems::JoinPromptTiles(const PlanView& plan) {
-  int64_t tiles = 0, groups = 0;
-  for (const QueuedItem& queued : items_) tiles += queued.blocks == 1 && pieces_[queued.item].masked;
-  const bool leave_some = tiles * spec_.num_kv_heads > num_sms_;
   const auto members_of = [&](const WorkItem& item) { return plan.members.subspan(item.member_begin, item.member_count); };
   for (const QueuedItem& queued : items_) {
     const WorkItem& common = plan.items[queued.item];
@@ -103,7 +99,6 @@ void QueuedItems::JoinPromptTiles(const PlanView& plan) {
       return std::ranges::find(members, members_of(plan.items[tile]).front()) != members.end();
     };
     if (members_of_tiles != std::ssize(members) || !std::ranges::all_of(tiles_, begins_here)) continue;
-    if (groups++ % 4 == 3 && leave_some) continue;
     for (const int32_t tile : tiles_) {
       pieces_[tile].kv_begin = pieces_[queued.item].kv_begin;
       pieces_[tile].masked |= pieces_[queued.item].masked;
