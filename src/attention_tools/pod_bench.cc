@@ -88,10 +88,10 @@ const PodRow& PodResult::Of(PodWay way) const {
 }
 double PodResult::OracleSeconds() const {
   const double decode = Seconds(PodWay::kDecodeAlone);
-  return batch.chunk > 0 ? std::max(Seconds(PodWay::kChunkAlone), decode) : decode;
+  return Has(PodWay::kChunkAlone) ? std::max(Seconds(PodWay::kChunkAlone), decode) : decode;
 }
 bool PodResult::BothCount() const {
-  return batch.chunk > 0 &&
+  return Has(PodWay::kChunkAlone) &&
          std::min(Seconds(PodWay::kChunkAlone), Seconds(PodWay::kDecodeAlone)) >= kCounts * rows.front().timed.Median();
 }
 

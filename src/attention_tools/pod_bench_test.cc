@@ -87,7 +87,7 @@ TEST(PodBatches, BytesAndOperationsAreThePlans) {
 TEST(PodResult, OracleIsTheLongerPartAndBothCountFromAFifthOn) {
   const auto result = [](double serial, double chunk, double decode) {
     const auto row = [](PodWay way, double seconds) { return PodRow{way, {.times = {seconds}, .over_first = {}}}; };
-    return PodResult{.batch = {.chunk = 512},
+    return PodResult{.batch = {},
                      .rows = {row(PodWay::kSerial, serial), row(PodWay::kChunkAlone, chunk), row(PodWay::kDecodeAlone, decode)}};
   };
   EXPECT_EQ(result(10, 7, 3.5).OracleSeconds(), 7);

@@ -24,15 +24,15 @@ namespace {
 using namespace cuda;
 
 // Shipped constants for Hopper. Other devices get the H100's scaled by what the driver says of their memory bus, SMs and clock, at
-// the share of Hopper's matrix rate per SM and clock that their generation has (sm_80: half, sm_86 and sm_89: a quarter): close
-// enough to decide what to share until `PlannerOptions::machine_model_path` gives measured ones.
+// the share of Hopper's matrix rate per SM and clock that their generation has (`RatesOf`), never more: close enough to decide what
+// to share until `PlannerOptions::machine_model_path` gives measured ones.
 Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties) {
   const std::string name = properties.name;
   if (properties.major == 9) return ShippedMachineModel(name.find("H200") != std::string::npos ? "h200" : "h100");
   COPPICE_ASSIGN_OR_RETURN(MachineModel machine, ShippedMachineModel("h100"));
   COPPICE_ASSIGN_OR_RETURN(const DeviceRates rates, RatesOf(device));
   const double memory = rates.bus_bytes_per_s / machine.sm.bus_bytes_per_s;
-  const double generation = properties.major == 8 ? (properties.minor == 0 ? 0.5 : 0.25) : 1.0;
+  const double generation = std::min(1.0, rates.flops_per_clock / kHopperFlopsPerClock);
   const double compute = properties.multiProcessorCount * rates.clock_hz / (machine.sm.num_sms * machine.sm.clock_hz);
   machine.name = name;
   machine.probe = {};  // of the card that it is scaled from

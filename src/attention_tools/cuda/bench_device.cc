@@ -15,13 +15,6 @@ using namespace cuda;
 
 constexpr size_t kFlushBytes = size_t{256} << 20;  // several times the largest L2
 
-// Floating-point operations of bf16 products with sums in f32, an SM and clock (NVIDIA's architecture whitepapers: A100, GA102,
-// H100, Blackwell). Of 8.6 and 8.9 those of the professional cards: GeForce has half.
-double TensorFlopsPerClock(const cudaDeviceProp& properties) {
-  if (properties.major == 8) return properties.minor == 0 ? 2048 : 1024;
-  return properties.major == 9 ? 4096 : 8192;
-}
-
 class DeviceBenchMemory final : public BenchMemory {
  public:
   DeviceBenchMemory(int device, DeviceBuffer buffer) : device_(device), buffer_(std::move(buffer)) {}
@@ -46,7 +39,7 @@ class CudaBenchDevice final : public BenchDevice {
     COPPICE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
     self->name_ = properties.name;
     COPPICE_ASSIGN_OR_RETURN(const DeviceRates rates, RatesOf(device));
-    self->product_flops_per_s_ = properties.multiProcessorCount * rates.clock_hz * TensorFlopsPerClock(properties);
+    self->product_flops_per_s_ = properties.multiProcessorCount * rates.clock_hz * rates.flops_per_clock;
     self->read_bytes_per_s_ = rates.bus_bytes_per_s > 0 ? rates.bus_bytes_per_s : self->backend_->machine().read_bytes_per_s;
     for (cudaStream_t* stream : {&self->stream_, &self->other_stream_}) {
       COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreate(stream), "cudaStreamCreate"));
