@@ -36,7 +36,7 @@ Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing
   spdlog::info("running the job again with --sharing {}", Name(sharing));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, openai::Generate(*engine, request, {.should_stop = Interrupted}));
-  const RunStats stats = MakeRunStats(options, generation);
+  const RunStats stats = MakeRunStats(options, engine->model_info(), generation);
   return BaselineSpeed{sharing, stats.prefill_tokens_per_second(), stats.decode_tokens_per_second()};
 }
 
@@ -111,7 +111,7 @@ Result<ExitCode> Run(RunOptions options) {
     COPPICE_RETURN_IF_ERROR(engine->SavePrefix(kSaved, options.save_prefix));
   }
 
-  RunStats stats = MakeRunStats(options.engine, generation);
+  RunStats stats = MakeRunStats(options.engine, engine->model_info(), generation);
   engine.reset();  // its memory, before the baseline's engine takes its own
   if (options.baseline && !generation.interrupted) {
     COPPICE_ASSIGN_OR_RETURN(const BaselineSpeed baseline, MeasureBaseline(options.engine, *options.baseline, request));

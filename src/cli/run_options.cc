@@ -137,7 +137,8 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       ->capture_default_str();
   AddParsed<DType>(
       command, "--dtype", options.dtype, ParseDType,
-      "bf16 (default); f16, on GPUs: rounds an eighth as coarsely, but what exceeds 65,504 is lost; f32, on CPUs, for exactness");
+      "bf16; f16, on GPUs: rounds an eighth as coarsely, but what exceeds 65,504 is lost; f32, on CPUs, for exactness. Default: "
+      "bf16, but on GPUs f16 for files of quantised or f16 weights, unless their family exceeds its range");
   AddParsed<WeightForm>(command, "--weights", options.weights, ParseWeightForm,
                         "stored (default): a quantised file's blocks stay as they are where products read those faster; bf16: "
                         "rounded to bf16; f32: products in f32");

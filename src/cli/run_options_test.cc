@@ -31,7 +31,7 @@ TEST(RunOptions, Defaults) {
   EXPECT_EQ(options.request.max_tokens, 128);
   EXPECT_EQ(options.request.sampling.temperature, 1.0f);
   EXPECT_EQ(options.engine.sharing, SharingMode::kTree);
-  EXPECT_EQ(options.engine.dtype, DType::kBF16);
+  EXPECT_EQ(options.engine.dtype, std::nullopt);
   EXPECT_FALSE(options.baseline);
   EXPECT_TRUE(Validate(options).ok());
 }

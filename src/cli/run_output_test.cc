@@ -36,7 +36,7 @@ TEST(FormatSample, IdsWithoutATokenizer) {
 
 TEST(FormatJson, SchemaAndOrder) {
   const openai::Generation generation = ThreeSamples();
-  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), {}));
+  const json object = json::parse(FormatJson(generation, MakeRunStats({}, {}, generation), {}));
   EXPECT_EQ(object["prompt_ids"], json({1, 2}));
   EXPECT_EQ(object["prompt_logprobs"], json({nullptr, -0.25}));
   ASSERT_EQ(object["samples"].size(), 2u);  // the cancelled one is not finished
@@ -50,7 +50,7 @@ TEST(FormatJson, SchemaAndOrder) {
   EXPECT_EQ(object["stats"]["interrupted"], false);
   EXPECT_EQ(object["usage"]["shared_prefix"], json::parse(R"({"tokens": 0, "sharers": 0, "kv_bytes_not_read": 0})"));
 
-  const json ranked = json::parse(FormatJson(generation, MakeRunStats({}, generation), {.selection = {.rank = true}}));
+  const json ranked = json::parse(FormatJson(generation, MakeRunStats({}, {}, generation), {.selection = {.rank = true}}));
   EXPECT_EQ(ranked["samples"][0]["index"], 2);
 }
 
@@ -58,8 +58,8 @@ TEST(FormatJson, EchoAndVotes) {
   openai::Generation generation = ThreeSamples();
   generation.prompt_text = "say: ";
   const std::vector<VotedAnswer> votes = {{.answer = "low", .voters = {0}, .mean_logprob = -2.5}};
-  const json object =
-      json::parse(FormatJson(generation, MakeRunStats({}, generation), {.selection = {.best = 1}, .echo = true, .votes = &votes}));
+  const json object = json::parse(
+      FormatJson(generation, MakeRunStats({}, {}, generation), {.selection = {.best = 1}, .echo = true, .votes = &votes}));
   ASSERT_EQ(object["samples"].size(), 1u);
   const json& sample = object["samples"][0];
   EXPECT_EQ(sample["text"], "say: h\u00f6ch");
@@ -76,7 +76,7 @@ TEST(FormatJson, EchoAndVotes) {
 TEST(FormatJson, SurvivesWhatJsonCannotHold) {
   openai::Generation generation;
   generation.samples = {{.text = "\xff", .token_ids = {1}, .logprobs = {-INFINITY}, .finish_reason = FinishReason::kStop}};
-  const json object = json::parse(FormatJson(generation, MakeRunStats({}, generation), {}));
+  const json object = json::parse(FormatJson(generation, MakeRunStats({}, {}, generation), {}));
   EXPECT_EQ(object["samples"][0]["text"], "\ufffd");
   EXPECT_TRUE(object["samples"][0]["logprobs"][0].is_null());
   EXPECT_FALSE(object.contains("prompt_logprobs"));

@@ -38,10 +38,10 @@ std::string Layout(const std::vector<Row>& rows) {
 
 }  // namespace
 
-RunStats MakeRunStats(const EngineOptions& options, const openai::Generation& generation) {
+RunStats MakeRunStats(const EngineOptions& options, const ModelInfo& model, const openai::Generation& generation) {
   const EngineMetrics& metrics = generation.metrics;
   return {.sharing = options.sharing,
-          .dtype = options.dtype,
+          .dtype = model.kv_dtype,
           .weights = options.weights,
           .page_size = options.page_size,
           .samples = static_cast<int32_t>(generation.samples.size()),

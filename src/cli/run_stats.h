@@ -65,7 +65,7 @@ struct RunStats {
   }
 };
 
-RunStats MakeRunStats(const EngineOptions& options, const openai::Generation& generation);
+RunStats MakeRunStats(const EngineOptions& options, const ModelInfo& model, const openai::Generation& generation);
 // Peak resident memory of this process so far.
 int64_t PeakRssBytes();
 

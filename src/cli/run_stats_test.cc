@@ -33,8 +33,8 @@ openai::Generation TenSteps() {
 }
 
 TEST(RunStats, FiguresComeFromTheCounters) {
-  const RunStats stats = MakeRunStats(
-      {.dtype = DType::kF32, .weights = WeightForm::kBF16, .sharing = SharingMode::kOneLevel, .page_size = 64}, TenSteps());
+  const RunStats stats = MakeRunStats({.weights = WeightForm::kBF16, .sharing = SharingMode::kOneLevel, .page_size = 64},
+                                      {.kv_dtype = DType::kF32}, TenSteps());
   EXPECT_DOUBLE_EQ(stats.prefill_tokens_per_second(), 8);
   EXPECT_DOUBLE_EQ(stats.decode_tokens_per_second(), 5);
   EXPECT_DOUBLE_EQ(stats.kv_bytes_read_per_step(), 3 * 1024);
@@ -56,7 +56,7 @@ TEST(RunStats, FiguresComeFromTheCounters) {
 }
 
 TEST(RunStats, TableNamesTheBaselineOfEachRow) {
-  RunStats stats = MakeRunStats({}, TenSteps());
+  RunStats stats = MakeRunStats({}, {}, TenSteps());
   stats.peak_rss_bytes = 300 << 20;
   EXPECT_EQ(
       FormatTable(stats),
@@ -85,7 +85,7 @@ TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
 }
 
 TEST(RunStats, NothingMeasuredIsADashNotADivision) {
-  const RunStats stats = MakeRunStats({}, openai::Generation());
+  const RunStats stats = MakeRunStats({}, {}, openai::Generation());
   EXPECT_THAT(FormatTable(stats), HasSubstr("decode tokens/s                     -"));
   EXPECT_EQ(stats.kv_bytes_read_per_step(), 0);
 }

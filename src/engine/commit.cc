@@ -141,7 +141,9 @@ void Committer::EndWithoutToken(const Sequence& sequence, int32_t index, Emissio
   item->token = -1;
   item->reason = FinishReason::kError;
   if (result_.draws[index].token == kNoDistribution) {
-    events_.SetStatus(item, Internal("the model's logits are not finite numbers" + place + ": check the model file, or use f32"));
+    events_.SetStatus(
+        item, Internal("the model's logits are not finite numbers" + place +
+                       ": check the model file, or ask for dtype bf16, whose range is wider than that of f16, or f32 on CPUs"));
   } else if (mask < 0) {
     events_.SetStatus(item, InvalidArgument("logit_bias and min_tokens leave no token" + place + ": allow more"));
   } else if (!batch_->masks[mask].status.ok()) {

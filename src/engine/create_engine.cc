@@ -42,13 +42,21 @@ Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options
 // Rows of logits that a GPU's step has at a time. More would make no product of so many columns faster.
 constexpr int32_t kMostLogitRows = 512;
 
-// Of product inputs and of weights that are converted.
-DType ComputeDType(const EngineOptions& options) { return options.weights == WeightForm::kF32 ? DType::kF32 : options.dtype; }
+// What product inputs, and weights that are converted, must have; none: any.
+std::optional<DType> WantedDType(const EngineOptions& options) {
+  return options.weights == WeightForm::kF32 ? DType::kF32 : options.dtype;
+}
+
+// Of KV, and of what the weights' form leaves open, where the options do.
+DType SuitableDType(const Checkpoint& checkpoint, const EngineOptions& options, DeviceKind device) {
+  const bool is_open = device != DeviceKind::kCpu && options.weights == WeightForm::kStored;
+  return is_open ? checkpoint.SuitableHalf() : DType::kBF16;
+}
 
 // The device that the options name.
 Result<std::unique_ptr<Device>> OpenNamedDevice(const EngineOptions& options, ThreadPool* threads) {
   COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
-  return OpenDevice(name, ComputeDType(options), threads);
+  return OpenDevice(name, WantedDType(options), threads);
 }
 
 // Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
@@ -96,11 +104,12 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                               std::shared_ptr<DraftDistributions> distributions) {
   const ModelConfig& config = checkpoint.config();
   const bool on_cpu = device->kind() == DeviceKind::kCpu;
+  const DType dtype = options.dtype.value_or(SuitableDType(checkpoint, options, device->kind()));
   // A GPU draws from logits as they come, so few of them take room from KV: at 128,256 tokens and 2,048 rows they would have 1 GB.
   const int32_t max_logit_rows = on_cpu ? options.max_batch_tokens : std::min(options.max_batch_tokens, kMostLogitRows);
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
-                           Transformer::Create(checkpoint, {.dtype = ComputeDType(options),
-                                                            .kv_dtype = options.dtype,
+                           Transformer::Create(checkpoint, {.dtype = WantedDType(options).value_or(dtype),
+                                                            .kv_dtype = dtype,
                                                             .keep_stored = options.weights == WeightForm::kStored,
                                                             .device = device.get(),
                                                             .max_tokens = options.max_batch_tokens,

@@ -26,14 +26,14 @@ Result<DeviceName> ParseDeviceName(std::string_view text) {
 
 namespace {
 
-Result<std::unique_ptr<Device>> OpenCpu(DType dtype, Executor* executor) {
+Result<std::unique_ptr<Device>> OpenCpu(std::optional<DType> dtype, Executor* executor) {
   if (dtype != DType::kF16) return Device::CreateCpu(executor);
   return InvalidArgument("a CPU computes in bf16 or f32; f16 was asked for: use a CUDA device, or leave the dtype out");
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> OpenDevice(const DeviceName& name, DType dtype, Executor* executor) {
+Result<std::unique_ptr<Device>> OpenDevice(const DeviceName& name, std::optional<DType> dtype, Executor* executor) {
   if (name.kind == DeviceKind::kCpu || (name.optional && dtype == DType::kF32)) return OpenCpu(dtype, executor);
   if (dtype == DType::kF32) {
     return InvalidArgument("a CUDA device computes in bf16 or f16; f32 was asked for: use the CPU, or leave the dtype out");

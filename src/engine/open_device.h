@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "coppice/core/executor.h"
@@ -22,7 +23,7 @@ struct DeviceName {
 Result<DeviceName> ParseDeviceName(std::string_view text);
 
 // `executor`, of the CPU, outlives the device. UNAVAILABLE, with the reason, where the device is not there. INVALID_ARGUMENT for a
-// dtype that it does not compute in.
-Result<std::unique_ptr<Device>> OpenDevice(const DeviceName& name, DType dtype, Executor* executor);
+// dtype that it does not compute in; none: any.
+Result<std::unique_ptr<Device>> OpenDevice(const DeviceName& name, std::optional<DType> dtype, Executor* executor);
 
 }  // namespace coppice

@@ -72,8 +72,8 @@ Status ValidateOptions(const EngineOptions& options) {
     return InvalidArgument("gpu_memory_utilization is " + std::to_string(options.gpu_memory_utilization) +
                            ", expected more than 0 and at most 1");
   }
-  if (options.weights == WeightForm::kBF16 && options.dtype != DType::kBF16) {
-    const std::string dtype(Name(options.dtype));
+  if (options.weights == WeightForm::kBF16 && options.dtype.value_or(DType::kBF16) != DType::kBF16) {
+    const std::string dtype(Name(*options.dtype));
     return InvalidArgument("weights is bf16 and dtype " + dtype + ": expected weights stored or f32, since products in " + dtype +
                            " read no bf16");
   }

@@ -153,6 +153,16 @@ Result<std::unique_ptr<Tokenizer>> Checkpoint::MakeTokenizer() const {
   return CreateTokenizer(*tokenizer_);
 }
 
+DType Checkpoint::SuitableHalf() const {
+  if (config_.blocks.exceeds_f16) return DType::kBF16;
+  const auto fits = [](const TensorInfo& tensor) {
+    if (tensor.shape.size() < 2) return true;
+    const std::optional<StoredType> type = StoredTypeFromName(tensor.type);
+    return type && (type == StoredType::kF16 || Traits(*type).block_elements > 1);
+  };
+  return std::ranges::all_of(Tensors(), fits) ? DType::kF16 : DType::kBF16;
+}
+
 Result<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {

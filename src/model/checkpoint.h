@@ -45,6 +45,10 @@ class Checkpoint {
   };
   virtual std::vector<TensorInfo> Tensors() const = 0;
 
+  // kF16 or kBF16, whichever loses less of this model: f16 has three bits more, and ends at 65,504. kF16 where every matrix is of
+  // f16 or of blocks, whose scales are f16, and the family's activations fit.
+  DType SuitableHalf() const;
+
   // 32 hex digits of the config and of every tensor's name, type, shape and some of its bytes (4 KiB at both ends and in the
   // middle): two files have the same if they are the same model in the same encoding. Reads those bytes.
   virtual std::string Fingerprint() const = 0;

@@ -102,6 +102,17 @@ TEST(CheckpointTest, LoadChecksNameShapeAndSize) {
   EXPECT_THAT(load("model.norm.weight", 1, 32, 66).message(), HasSubstr("needs 64 bytes as bf16, but 66 were given"));
 }
 
+TEST(CheckpointTest, F16SuitsMatricesOfF16UnlessTheFamilyExceedsIt) {
+  const TinyModel model = RandomModel(TinyConfig(), 11);
+  const TemporaryFolder folder;
+  const auto suitable_half = [](const std::string& path) { return Checkpoint::Open(path).value()->SuitableHalf(); };
+  EXPECT_EQ(suitable_half(folder.Write("f16.gguf", testing::ToGguf(model, 3, StoredType::kF16).Bytes())), DType::kF16);
+  EXPECT_EQ(suitable_half(folder.Write("f32.gguf", testing::ToGguf(model).Bytes())), DType::kBF16);
+  const std::string fixtures = COPPICE_TEST_DATA "/models/";
+  EXPECT_EQ(suitable_half(fixtures + "llama-gqa"), DType::kBF16) << "weights of bf16";
+  EXPECT_TRUE(Checkpoint::Open(fixtures + "gemma3-a").value()->config().blocks.exceeds_f16);
+}
+
 TEST(CheckpointTest, OpensEveryFixture) {
   struct Fixture {
     const char* name;
@@ -263,6 +274,7 @@ TEST(CheckpointTest, DefaultModel) {
   EXPECT_EQ(config.vocab_size, 49152);
   EXPECT_EQ(config.rope.theta, 100000.0f);
   EXPECT_TRUE(config.tie_embeddings);
+  EXPECT_EQ(checkpoint.SuitableHalf(), DType::kF16) << "quantised";
   EXPECT_EQ(checkpoint.tokenizer().value().pre_tokenizer, "smollm");
   EXPECT_EQ(checkpoint.tokenizer()->merges.size(), 48900u);
   for (const auto& [name, shape] : ExpectedWeights(config)) {

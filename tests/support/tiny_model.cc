@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -106,7 +107,8 @@ TinyModel RandomModel(const ModelConfig& config, uint64_t seed) {
   return model;
 }
 
-GgufWriter ToGguf(const TinyModel& model, uint32_t version) {
+GgufWriter ToGguf(const TinyModel& model, uint32_t version, StoredType matrices) {
+  COPPICE_CHECK(matrices == StoredType::kF32 || matrices == StoredType::kF16);
   const ModelConfig& config = model.config;
   const auto key = [&](const char* name) { return config.architecture + "." + name; };
   GgufWriter writer(version);
@@ -131,7 +133,14 @@ GgufWriter ToGguf(const TinyModel& model, uint32_t version) {
       rows = Interleave(rows, config.num_qo_heads, row_elements);
     if (config.architecture == "llama" && name.find("k_proj") != name.npos)
       rows = Interleave(rows, config.num_kv_heads, row_elements);
-    writer.Tensor(GgufName(config.architecture, name), shape, 0, Raw(std::span<const float>(rows)));
+    constexpr uint32_t kGgufF32 = 0, kGgufF16 = 1;
+    if (shape.size() > 1 && matrices == StoredType::kF16) {
+      std::vector<F16> rounded(rows.size());
+      std::ranges::transform(rows, rounded.begin(), F16::FromFloat);
+      writer.Tensor(GgufName(config.architecture, name), shape, kGgufF16, Raw(std::span<const F16>(rounded)));
+    } else {
+      writer.Tensor(GgufName(config.architecture, name), shape, kGgufF32, Raw(std::span<const float>(rows)));
+    }
   }
   return writer;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/stored_type.h"
 #include "tests/support/gguf_writer.h"
 
 namespace coppice::testing {
@@ -22,9 +23,9 @@ struct TinyModel {
 ModelConfig TinyConfig();
 TinyModel RandomModel(const ModelConfig& config, uint64_t seed);
 
-// The file that llama.cpp's converter would write (F32 tensors): its names, q and k rows in interleaved rotary order for "llama",
-// no tokenizer. Add to the writer what a test needs.
-GgufWriter ToGguf(const TinyModel& model, uint32_t version = 3);
+// The file that llama.cpp's converter would write: its names, q and k rows in interleaved rotary order for "llama", no tokenizer;
+// vectors in F32, matrices too or in F16. Add to the writer what a test needs.
+GgufWriter ToGguf(const TinyModel& model, uint32_t version = 3, StoredType matrices = StoredType::kF32);
 
 // The text of config.json.
 std::string ToConfigJson(const ModelConfig& config);

@@ -187,8 +187,10 @@ struct EngineOptions {
   bool random_weights = false;  // model_path is a config.json alone: for measuring a shape without its weights
   // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
   std::string device = "auto";
-  DType dtype = DType::kBF16;  // of KV, and of weights and product inputs unless `weights` says otherwise; kF16 on CUDA devices
-                               // alone, kF32 on CPUs
+  // Of KV, and of weights and product inputs unless `weights` says otherwise; kF16 on CUDA devices alone, kF32 on CPUs. None:
+  // kBF16, but on CUDA devices kF16 for files whose weights are of f16 or quantised, of families that f16 has the range for
+  // (docs/numerics.md, "f16"). ModelInfo::kv_dtype says which it came to be.
+  std::optional<DType> dtype;
   WeightForm weights = WeightForm::kStored;
   SharingMode sharing = SharingMode::kTree;
   bool force_sharing = false;           // share wherever the tree allows, whatever the cost model says

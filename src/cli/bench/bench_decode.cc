@@ -141,7 +141,7 @@ class MeasuredEngine {
     if (const int64_t preempted = generation->metrics.preemptions; preempted > 0)
       return ResourceExhausted(
           fmt::format("{} of {} samples gave their pages up: their KV does not fit beside each other", preempted, job.samples));
-    ordered_json stats = ToJson(MakeRunStats(options_, *generation));
+    ordered_json stats = ToJson(MakeRunStats(options_, engine_->model_info(), *generation));
     stats["first_token_seconds"] = is_first ? ordered_json(start_.count() + generation->metrics.prefill_seconds) : ordered_json();
     if (!is_first) stats["peak_rss_bytes"] = nullptr;
     return stats;
@@ -335,12 +335,19 @@ class BenchDecode {
     return WriteReports(report);
   }
 
+  // What the engines chose, where the options leave it to them.
+  std::string DTypeName() const {
+    if (options_.engine.dtype) return std::string(Name(*options_.engine.dtype));
+    const auto ran = std::ranges::find_if(cases_, [](const Measured& measured) { return !measured.runs.empty(); });
+    return ran == cases_.end() ? "auto" : ran->runs.front()["dtype"].get<std::string>();
+  }
+
   // In the order of the cases, those that ran.
   ordered_json Report() const {
     const EngineOptions& engine = options_.engine;
     ordered_json report = {{"model", engine.model_path.substr(engine.model_path.find_last_of('/') + 1)},
                            {"device", engine.device},
-                           {"dtype", Name(engine.dtype)},
+                           {"dtype", DTypeName()},
                            {"page_size", engine.page_size},
                            {"cpu", CpuName()},
                            {"cores", sysconf(_SC_NPROCESSORS_ONLN)},

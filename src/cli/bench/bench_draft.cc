@@ -84,7 +84,7 @@ Result<RunStats> Measure(const BenchDraftOptions& options, const Case& job) {
   // As an engine does that has worked for a while: what the first run captures, measures and caches is there.
   COPPICE_RETURN_IF_ERROR(openai::Generate(*engine, request, {}).status());
   COPPICE_ASSIGN_OR_RETURN(const openai::Generation generation, openai::Generate(*engine, request, {}));
-  return MakeRunStats(engine_options, generation);
+  return MakeRunStats(engine_options, engine->model_info(), generation);
 }
 
 // The run of median decode speed; the counters are the same in every run, but for a draft model and where drafting goes by the
@@ -143,7 +143,7 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
     }
   }
   ordered_json report = {{"model", options.engine.model_path.substr(options.engine.model_path.find_last_of('/') + 1)},
-                         {"dtype", Name(options.engine.dtype)},
+                         {"dtype", Name(runs.front().front().dtype)},
                          {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
                          {"draft_tokens", options.engine.draft_tokens},
                          {"temperature", options.temperature},

@@ -181,7 +181,7 @@ Status PrepareEngine(BenchLoadOptions* options, ordered_json* report) {
   options->workload.max_context = options->engine.max_context > 0 ? options->engine.max_context : config.max_position;
   const EngineOptions& engine = options->engine;
   report->update({{"model", engine.model_path.substr(engine.model_path.find_last_of('/') + 1)},
-                  {"dtype", Name(engine.dtype)},
+                  {"dtype", engine.dtype ? Name(*engine.dtype) : "auto"},
                   {"page_size", engine.page_size},
                   {"max_running", engine.max_running},
                   {"max_batch_tokens", engine.max_batch_tokens},

@@ -54,9 +54,11 @@ Result<EvalResult> RunMode(const EvalOptions& options, SharingMode mode, const E
   EngineOptions engine_options = options.engine;
   engine_options.sharing = mode;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
-  return task(*engine, [&](int64_t done, int64_t of) {
-    if (progress.due()) progress.Show(fmt::format("sharing {}: {} of {}", Name(mode), done, of));
-  });
+  COPPICE_ASSIGN_OR_RETURN(EvalResult result, task(*engine, [&](int64_t done, int64_t of) {
+                             if (progress.due()) progress.Show(fmt::format("sharing {}: {} of {}", Name(mode), done, of));
+                           }));
+  result.dtype = engine->model_info().kv_dtype;
+  return result;
 }
 
 Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const EvalTask& task) {
@@ -67,7 +69,7 @@ Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const Ev
   ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
   ordered_json report = {{"eval", name},
                          {"model", options.engine.model_path.substr(options.engine.model_path.find_last_of('/') + 1)},
-                         {"dtype", Name(options.engine.dtype)},
+                         {"dtype", nullptr},
                          {"weights", Name(options.engine.weights)},
                          {"modes", ordered_json::object()}};
   std::vector<EvalResult> results;
@@ -77,6 +79,7 @@ Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const Ev
     if (result.status().code() == StatusCode::kCancelled) return ExitCode::kInterrupted;
     COPPICE_RETURN_IF_ERROR(result.status());
     results.push_back(*std::move(result));
+    report["dtype"] = Name(results.back().dtype);
     ordered_json& entry = report["modes"][std::string(Name(mode))] = ToJson(results.back());
     entry["items_unlike_first_mode"] = Differences(results.front(), results.back());
     if (results.size() == 1)

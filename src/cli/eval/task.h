@@ -22,6 +22,7 @@ struct EvalResult {
   std::vector<Score> scores;
   // What each item came to, so that modes can be compared item by item: an answer, a log-probability, passed or not.
   std::vector<std::string> items;
+  DType dtype = DType::kBF16;  // the engine's
 };
 
 using EvalProgress = std::function<void(int64_t done, int64_t of)>;

@@ -65,23 +65,26 @@ void CompleteGguf(ModelConfig* config) {
 
 }  // namespace
 
-const Family kGemma3 = {
-    .name = "gemma3",
-    .hf_architecture = "Gemma3ForCausalLM",
-    .gguf_architecture = "gemma3",
-    .blocks = {.unit_offset_norms = true, .activation = ops::Activation::kGeluTanh, .post_norms = true, .qk_norm = true},
-    .keys = {.activation = "hidden_activation"},
-    .defaults = {.num_kv_heads = 4,
-                 .head_dim = 256,
-                 .max_position = 131072,
-                 .activation = "gelu_pytorch_tanh",
-                 .tie_embeddings = true,
-                 .rope_theta = 1e6f,
-                 .sliding_window = 4096,
-                 .local_pattern = kPattern,
-                 .local_rope_theta = 1e4f},
-    .weights = kNames,
-    .read_config = ReadScales,
-    .complete_gguf = CompleteGguf};
+const Family kGemma3 = {.name = "gemma3",
+                        .hf_architecture = "Gemma3ForCausalLM",
+                        .gguf_architecture = "gemma3",
+                        .blocks = {.unit_offset_norms = true,
+                                   .activation = ops::Activation::kGeluTanh,
+                                   .post_norms = true,
+                                   .qk_norm = true,
+                                   .exceeds_f16 = true},
+                        .keys = {.activation = "hidden_activation"},
+                        .defaults = {.num_kv_heads = 4,
+                                     .head_dim = 256,
+                                     .max_position = 131072,
+                                     .activation = "gelu_pytorch_tanh",
+                                     .tie_embeddings = true,
+                                     .rope_theta = 1e6f,
+                                     .sliding_window = 4096,
+                                     .local_pattern = kPattern,
+                                     .local_rope_theta = 1e4f},
+                        .weights = kNames,
+                        .read_config = ReadScales,
+                        .complete_gguf = CompleteGguf};
 
 }  // namespace coppice
