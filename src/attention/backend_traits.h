@@ -18,6 +18,7 @@ struct BackendTraits {
   int32_t kv_tile = 64;          // tokens per inner tile: cuts fall on multiples of it
   int32_t max_heads_per_task = 0;                   // kv heads that one task may take; 0: no limit
   int32_t native_head_dim = 0;                      // head_dim after on-chip padding (the cost of padding is shown by the plan)
+  float stream_cache_share = 1;                     // of the cache's rate, the part that stream tiles take KV at
   int32_t max_set_contributions = 0;                // contributions that a merge set may have before the backend cuts; 0: no limit
   int32_t deterministic_unit = kDeterministicUnit;  // kv indices of a unit in deterministic mode
   bool cuts_kv = false;  // the backend cuts ranges itself, along KV and rows: plans cut where deterministic mode does

@@ -36,7 +36,8 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   max_item_rows_ = traits.max_item_rows;
   workers_ = std::max(traits.workers, 1);
   read_ns_ = 1e9 * static_cast<double>(kv_bytes_) / machine.read_bytes_per_s;
-  cache_ns_ = 1e9 * static_cast<double>(kv_bytes_) / std::max(machine.cache_bytes_per_s, machine.read_bytes_per_s);
+  const double cache_bytes_per_s = machine.cache_bytes_per_s * traits.stream_cache_share;
+  cache_ns_ = 1e9 * static_cast<double>(kv_bytes_) / std::max(cache_bytes_per_s, machine.read_bytes_per_s);
   cache_tokens_ = std::llround(machine.cache_bytes / static_cast<double>(kv_bytes_));
   const double row_flops = 4.0 * spec.num_kv_heads * static_cast<double>(computed_dim);
   dense_ns_ = 1e9 * row_flops / machine.dense_flops_per_s;

@@ -57,11 +57,12 @@ constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {
      {"kv_tile", &BackendTraits::kv_tile, 1, kMostTokens},
      {"max_heads_per_task", &BackendTraits::max_heads_per_task, 0, kMaxHeads},
      {"native_head_dim", &BackendTraits::native_head_dim, 0, kMostRows}}};
-// Of dumps of backends that cut themselves, and of those since units differ.
+// Of dumps of backends that cut themselves, of those since units differ, and of those since rates do.
 constexpr std::array<Field<BackendTraits, int32_t>, 1> kCutTraits = {
     {{"max_set_contributions", &BackendTraits::max_set_contributions, 0, kMostRows}}};
 constexpr std::array<Field<BackendTraits, int32_t>, 1> kUnitTraits = {
     {{"deterministic_unit", &BackendTraits::deterministic_unit, 1, kMostTokens}}};
+constexpr std::array<Field<BackendTraits, float>, 1> kRateTraits = {{{"stream_cache_share", &BackendTraits::stream_cache_share}}};
 constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = {
     {{"node_parent", &PlanDump::node_parent},
      {"node_begin", &PlanDump::node_begin},
@@ -197,11 +198,12 @@ std::string DumpPlan(const Planner& planner, const std::string& tasks) {
   options["policy"] = kPolicies[static_cast<size_t>(planner.options().policy)];
   options["force_sharing"] = planner.options().force_sharing;
   options["lookahead_tokens"] = planner.options().lookahead_tokens;
-  ordered_json& traits = section("traits", kTraitsInts.size() + kCutTraits.size() + 1 + kUnitTraits.size());
+  ordered_json& traits = section("traits", kTraitsInts.size() + kCutTraits.size() + 1 + kUnitTraits.size() + kRateTraits.size());
   PutAll(traits, kTraitsInts, planner.traits());
   PutAll(traits, kCutTraits, planner.traits());
   traits["cuts_kv"] = planner.traits().cuts_kv;
   PutAll(traits, kUnitTraits, planner.traits());
+  PutAll(traits, kRateTraits, planner.traits());
   PutMachineModel(planner.machine(), &root["machine"]);
 
   const PrefixForestView& view = planner.forest();
@@ -282,6 +284,7 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
     traits.GetAll(kCutTraits, dump.traits);
   }
   if (section("traits").contains("deterministic_unit")) traits.GetAll(kUnitTraits, dump.traits);
+  if (section("traits").contains("stream_cache_share")) traits.GetAll(kRateTraits, dump.traits);
   COPPICE_RETURN_IF_ERROR(traits.status());
   COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));
 

@@ -11,6 +11,9 @@ inline constexpr int kDenseRows = 128;      // rows of a dense tile: two warpgro
 inline constexpr int kSideRows = 8;         // most rows of a side tile: wgmma's least N
 inline constexpr int kSideStepTokens = 64;  // tokens of its step: wgmma's M
 inline constexpr int kStreamRows = 16;      // most rows of a stream tile: two n8 blocks of mma.sync
+// Most states that a stream warp holds, as many as the lanes that look a task up: those of its task's set, to fold them, or, in a
+// team, its part of the task's, one a row.
+inline constexpr int kHeldStates = kStreamRows;
 constexpr int StreamRows(bool deterministic) { return deterministic ? 8 : kStreamRows; }  // deterministic_stream_tile.cuh says why
 // Contributions of a merge set: each draws a ticket for each warpgroup that holds rows of the set, two at most, and their number
 // (DeviceMember::arrivals) has 16 bits.

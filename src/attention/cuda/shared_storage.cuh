@@ -34,10 +34,8 @@ struct DenseArrivals {
   int32_t kv_head;
 };
 
-// Most states that a stream warp holds, as many as the lanes that look a task up: those of its task's set, to fold them (a row has
-// two or more), or, in a team, its part of the task's, one a row.
-inline constexpr int kHeldStates = kStreamRows, kHoldingRows = kHeldStates / 2;
-inline constexpr int32_t kOwnState = -1;  // among the states to hold: the task's own
+inline constexpr int kHoldingRows = kHeldStates / 2;  // a row has two states or more
+inline constexpr int32_t kOwnState = -1;              // among the states to hold: the task's own
 
 struct StreamTask {
   int32_t first;  // kv index of the first token of the warp's first step, a multiple of Config::kStreamAlignment

@@ -51,6 +51,8 @@ inline constexpr double kFewestComputing = 0.45, kSmsApart = 0.12, kPieceWorthTr
 // The fewest tasks of a streaming warp, below which its last one decides when the step ends. Long items count by the last pieces
 // that they are cut into.
 inline constexpr int64_t kTasksOfStreamingWarp = 5, kTokensOfLastPieces = kMaxShortStreamPiece;
+// A step of a stream warp beside few others of its SM, as a part of one beside all: its latency.
+inline constexpr double kLoneStep = 0.5;
 // Dense tasks of an SM that are simulated one by one; more even out by themselves.
 inline constexpr int64_t kSimulatedTasksPerSm = 6;
 // The part of the time before that another choice must be predicted to take: what is between two is noise; what side tiles take is

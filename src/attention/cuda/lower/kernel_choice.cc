@@ -55,7 +55,7 @@ Result<KernelChoice> ChooseKernel(CudaKernels kernels, int major, int minor, con
     return Unimplemented("attention on CUDA: the Hopper kernel cannot do " + why_not_hopper +
                          "; let the context choose its kernels");
   }
-  const int head_dim = spec.head_dim <= 64 ? 64 : spec.head_dim <= 128 ? 128 : 256;
+  const int head_dim = PaddedHeadDim(spec.head_dim);
   if (kernels != CudaKernels::kMmaSync && why_not_hopper.empty()) {
     const int kv_tile = spec.deterministic ? kHopperDeterministicUnit : HopperKvTile(head_dim);
     return KernelChoice{
@@ -74,6 +74,7 @@ BackendTraits TraitsOf(const KernelChoice& kernel, const AttentionSpec& spec, in
           .max_item_rows = 0,  // PlanTranslator cuts them
           .kv_tile = kernel.kv_tile,
           .native_head_dim = kernel.head_dim,
+          .stream_cache_share = kernel.path == KernelPath::kHopper ? HopperStreamRate(kernel.head_dim) : 1.0f,
           .max_set_contributions = MaxPlannedContributions(spec),
           .deterministic_unit = DeterministicUnit(kernel.path),
           .cuts_kv = true};

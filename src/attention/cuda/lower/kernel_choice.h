@@ -14,6 +14,9 @@ enum class KernelPath : uint8_t {
   kMmaSync,  // sm80_kernel.cuh: mma.sync and cp.async, sm_80 and later
 };
 
+// Elements of a head of the kernels that serve such a spec.
+constexpr int PaddedHeadDim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+
 // Tokens of a dense step (kernel_config.h and sm80_config.h say why).
 constexpr int HopperKvTile(int head_dim) { return head_dim == 64 ? 192 : 128; }
 constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
@@ -21,6 +24,13 @@ constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
 // Whether stream tiles multiply eight rows at a time, so that one of more rows takes longer, where the kernel's dense steps have
 // kv_tile tokens: Hopper's do (stream_tile.cuh); those of mma.sync multiply sixteen.
 constexpr bool StreamsByEights(int kv_tile) { return kv_tile >= HopperKvTile(128); }
+
+// The part of the products' rate with head_dim 128 that Hopper's dense tiles reach: with 64, weights take as long, and products
+// half (docs/kernels/hopper.md, G64: 508 TFLOP/s where G has 725).
+constexpr double HopperDenseRate(int head_dim) { return head_dim == 64 ? 0.7 : 1.0; }
+// The same of the cache's rate, which its stream tiles take KV at: with 64 a step has half of the bytes and takes two thirds of the
+// time (bench/results/attention_small_steps_h100.txt).
+constexpr float HopperStreamRate(int head_dim) { return head_dim == 64 ? 0.75f : 1.0f; }
 
 // Pages of fewer tokens are gathered (gather.cuh), by kernels of their own.
 inline constexpr int kBoxedPageSize = 8;

@@ -2,9 +2,11 @@
 #include "attention/cuda/lower/sm_costs.h"
 
 #include "attention/cuda/lower/cut_rules.h"
+#include "attention/cuda/lower/kernel_choice.h"
 
 namespace coppice::attention::cuda {
 
+// Rates of dense tiles and stream steps are those of head_dim 128.
 SmCosts::SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_tile)
     : rates_(rates),
       kv_tile_(kv_tile),
@@ -13,11 +15,19 @@ SmCosts::SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_til
       dense_piece_unit_(RoundUp(kMinDensePiece, kv_tile)),
       memory_bytes_per_ns_(rates.memory_bytes_per_s / 1e9),
       bulk_bytes_per_ns_(rates.bulk_bytes_per_s / 1e9),
-      dense_token_ns_(4.0 * kDenseRows * spec.head_dim / (rates.dense_flops_per_s / 1e9 / rates.num_sms)) {}
+      stream_step_ns_(rates.stream_step_ns) {
+  const int head_dim = PaddedHeadDim(spec.head_dim);
+  double flops_per_ns = rates.dense_flops_per_s / 1e9 / rates.num_sms;  // of an SM
+  if (kv_tile >= HopperKvTile(128)) {
+    flops_per_ns *= HopperDenseRate(head_dim);
+    stream_step_ns_ *= head_dim / (128 * HopperStreamRate(head_dim));
+  }
+  dense_token_ns_ = 4.0 * kDenseRows * head_dim / flops_per_ns;
+}
 
 double SmCosts::StreamItemNs(int64_t rows, int64_t tokens) const {
   const double step_ns =
-      std::max(rates_.stream_step_ns / kStreamWarpsPerSm, kStreamStepTokens * bytes_per_token_ / sm_memory_bytes_per_ns());
+      std::max(stream_step_ns_ / kStreamWarpsPerSm, kStreamStepTokens * bytes_per_token_ / sm_memory_bytes_per_ns());
   return static_cast<double>(CeilDiv(rows, stream_rows_)) *
          (rates_.stream_price_ns / kStreamWarpsPerSm + static_cast<double>(CeilDiv(tokens, kStreamStepTokens)) * step_ns);
 }

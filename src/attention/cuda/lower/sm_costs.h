@@ -38,6 +38,7 @@ class SmCosts {
   // Tokens rounded up to what a dense task computes.
   int64_t WholeDenseSteps(int64_t tokens) const { return RoundUp(tokens, dense_piece_unit_); }
   int32_t dense_piece_unit() const { return dense_piece_unit_; }  // the ends of dense pieces are multiples of it
+  double stream_step_ns() const { return stream_step_ns_; }       // of a stream warp beside the others of its SM
   // One token of one block of rows under one kv head.
   double DenseTokenNs() const { return dense_token_ns_; }
   double DenseTaskNs(int64_t tokens) const {
@@ -49,6 +50,11 @@ class SmCosts {
   double FoldNs(int64_t rows) const {
     return rates_.fold_pass_ns * static_cast<double>(CeilDiv(std::min<int64_t>(rows, kFoldWarpRows), kFoldRows));
   }
+  // A stream warp's fold of a set from the L2. It waits for its ticket, the contributions and the code first, as long as six passes
+  // take.
+  double StreamFoldNs(int64_t rows, int64_t states) const {
+    return 6 * rates_.fold_pass_ns + static_cast<double>(states) * FoldNs(rows);
+  }
 
  private:
   SmRates rates_;
@@ -56,7 +62,7 @@ class SmCosts {
   int32_t stream_rows_;
   int32_t bytes_per_token_;
   int32_t dense_piece_unit_;
-  double memory_bytes_per_ns_, bulk_bytes_per_ns_, dense_token_ns_;
+  double memory_bytes_per_ns_, bulk_bytes_per_ns_, stream_step_ns_, dense_token_ns_;
 };
 
 }  // namespace coppice::attention::cuda

@@ -13,6 +13,14 @@
 #include "attention/plan_units.h"
 
 namespace coppice::attention::cuda {
+namespace {
+
+// Long items are cut.
+int64_t TasksOnceCut(const StreamWork& stream) {
+  return std::max(stream.tasks, stream.steps * kStreamStepTokens / kTokensOfLastPieces);
+}
+
+}  // namespace
 
 Division SmDivision::Choose(std::span<const QueuedItem> items, const StreamWork& stream, const SmCosts& costs,
                             int64_t most_states) {
@@ -50,7 +58,7 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
     choices[num_choices++] = {step.ns, tasks, piece};
     if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_tasks = tasks, best_division.dense_piece = piece;
   }
-  const int64_t stream_tasks = std::max(stream.tasks, stream.steps * kStreamStepTokens / kTokensOfLastPieces);
+  const int64_t stream_tasks = TasksOnceCut(stream);
   // As many SMs as take whole rounds of the tasks.
   const double all_sms_ns = best_ns;
   for (const Choice& choice : std::span(choices).first(num_choices)) {
@@ -74,8 +82,9 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
 
 struct SmDivision::DenseEnds {
   std::span<const double> ends;  // of the SMs that compute, the first one first
-  double fold_ns = 0;
-  double memory_share = 0;  // of the tokens that dense tasks read: those from memory
+  double fold_ns = 0;            // by the dense tile that arrives last
+  double stream_fold_ns = 0;     // by a stream warp that does: of a set of more states than it holds
+  double memory_share = 0;       // of the tokens that dense tasks read: those from memory
   int64_t states = 0;
 };
 
@@ -134,6 +143,9 @@ SmDivision::DenseEnds SmDivision::RunDense(const SmCosts& costs, Division divisi
     if (count > 1) {
       out.states += count * item.rows * heads_;
       out.fold_ns = std::max(out.fold_ns, static_cast<double>(count) * costs.FoldNs(item.rows));
+      if ((count + 1) * item.most_set_rows > kHeldStates) {
+        out.stream_fold_ns = std::max(out.stream_fold_ns, costs.StreamFoldNs(item.most_set_rows, count + 1));
+      }
     }
     if (tasks += item_tasks; tasks > kSimulatedTasksPerSm * num_sms_) {
       rest_ns += static_cast<double>(item_tasks) * task_ns;
@@ -149,13 +161,32 @@ SmDivision::DenseEnds SmDivision::RunDense(const SmCosts& costs, Division divisi
   return out;
 }
 
+// When the last stream task ends but for its fold, no sooner than which the step does, if they are of one length: first on the
+// warps of SMs without dense tasks, then on those of SMs that are done with them, or in side tiles before. Where there are few,
+// each takes its steps' latencies, whatever the memory gives.
+double SmDivision::LastStreamEndNs(const StreamWork& stream, const SmCosts& costs, const DenseEnds& dense, bool side) const {
+  const SmRates& rates = costs.rates();
+  const int64_t tasks = TasksOnceCut(stream);
+  const auto of_task = [&](int64_t steps) { return static_cast<double>(steps) / static_cast<double>(tasks); };
+  const double task_ns = of_task(stream.steps) * kLoneStep * rates.stream_step_ns + rates.stream_task_ns;
+  const std::span<const double> computing = dense.ends.subspan(std::ranges::count(dense.ends, 0.0));
+  const int64_t free_warps = (num_sms_ - std::ssize(computing)) * kStreamWarpsPerSm, waiting = tasks - free_warps;
+  if (waiting <= 0) return task_ns;
+  const int64_t sms = std::min<int64_t>(CeilDiv(waiting, int64_t{kStreamWarpsPerSm}), std::ssize(computing));
+  double begin = computing[sms - 1];
+  if (free_warps > 0) begin = std::min(begin, static_cast<double>(CeilDiv(tasks, free_warps) - 1) * task_ns);
+  if (!side) return begin + task_ns;
+  const double side_task_ns = of_task(stream.side_steps) * rates.side_step_ns + rates.side_task_ns;
+  return std::min(begin + task_ns, static_cast<double>(CeilDiv(waiting, std::ssize(computing))) * side_task_ns);
+}
+
 // The step's time if dense items are cut to this length and run on this many SMs.
 SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCosts& costs, Division division) {
   const DenseEnds dense = RunDense(costs, division);
   const SmRates& rates = costs.rates();
   // Then with the streams, which share the memory with the dense tiles as each asks for it.
   const auto stream_bytes_per_ns = [&](double task_ns) {  // of an SM
-    const double warp_ns = static_cast<double>(stream.steps) * rates.stream_step_ns + static_cast<double>(stream.tasks) * task_ns;
+    const double warp_ns = static_cast<double>(stream.steps) * costs.stream_step_ns() + static_cast<double>(stream.tasks) * task_ns;
     return std::min(costs.bulk_bytes_per_ns(), stream.bytes * kStreamWarpsPerSm / std::max(1.0, warp_ns));
   };
   const double memory = costs.memory_bytes_per_ns();
@@ -192,6 +223,10 @@ SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCos
   }
   const double dense_end = now;
   if (left > 0) now += left / (after * num_sms_);
+  if (stream.tasks > 0) {
+    const double stream_end = LastStreamEndNs(stream, costs, dense, division.side);
+    now = std::max(now, stream_end + (stream_end > dense_end ? dense.stream_fold_ns : 0.0));
+  }
   // Where streaming ends later, its warps fold, a set each.
   return {.ns = rates.launch_ns + std::max(now, dense_end + dense.fold_ns), .dense_ns = dense_end, .states = dense.states};
 }

@@ -48,6 +48,7 @@ class SmDivision {
     double ns;
   };
   struct DenseEnds;
+  double LastStreamEndNs(const StreamWork& stream, const SmCosts& costs, const DenseEnds& dense, bool side) const;
   // The best with side tiles, or without. tokens: of all dense items and kv heads.
   Chosen Search(int64_t tokens, const StreamWork& stream, const SmCosts& costs, int64_t most_states, bool side);
   Simulated Simulate(const StreamWork& stream, const SmCosts& costs, Division division);
