@@ -157,6 +157,10 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       .add_option("--max-graphs", options.max_graphs,
                   "Captured steps that a GPU's engine keeps; 0: every step is launched kernel by kernel")
       ->capture_default_str();
+  command.add_flag(
+      "--tune", options.tune,
+      "On a GPU: measure first with which of the library's algorithms the model's products are fastest, tens of seconds "
+      "the first time; this machine remembers");
   AddParsed<SchedulePolicy>(command, "--schedule", options.schedule, ParseSchedule,
                             "mixed (default): prompts fill up steps in which all running samples decode; prefill-first: prompts "
                             "alone, while samples wait");

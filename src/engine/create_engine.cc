@@ -173,10 +173,13 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
   if (on_cpu) {
     COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create(std::move(parts)));
   } else {
-    COPPICE_ASSIGN_OR_RETURN(loaded.runner, DeviceRunner::Create(std::move(parts), {.max_rows = options.max_batch_tokens,
-                                                                                    .max_draws = options.max_batch_tokens,
-                                                                                    .max_logit_rows = max_logit_rows,
-                                                                                    .max_graphs = options.max_graphs}));
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceRunner> runner,
+                             DeviceRunner::Create(std::move(parts), {.max_rows = options.max_batch_tokens,
+                                                                     .max_draws = options.max_batch_tokens,
+                                                                     .max_logit_rows = max_logit_rows,
+                                                                     .max_graphs = options.max_graphs}));
+    if (options.tune) COPPICE_RETURN_IF_ERROR(runner->Tune());
+    loaded.runner = std::move(runner);
   }
   return loaded;
 }

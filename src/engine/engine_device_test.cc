@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <random>
@@ -54,7 +55,7 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
   }
 
   // What `dtype` makes of the fixture `model`, whose logits one rounding moves by so much, against transformers' float32.
-  void ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding) const;
+  void ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding, bool tune = false) const;
 
   bool on_gpu_ = false;
 };
@@ -82,15 +83,19 @@ std::vector<float> GreedyMargins(const std::string& model, const Expected& expec
   return margins;
 }
 
-void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding) const {
+void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding, bool tune) const {
   const float mean_tolerance = 1.5f * one_rounding, max_tolerance = 8 * one_rounding;
   const Expected expected = LoadExpected(model);
   const std::vector<float> margins = GreedyMargins(model, expected);
   for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kStore}) {
     SCOPED_TRACE(model + ", " + std::string(Name(dtype)) + ", " + std::string(Name(sharing)));
-    const TestedEngine tested = Make(
-        model,
-        {.dtype = dtype, .sharing = sharing, .force_sharing = true, .max_running = 8, .max_batch_tokens = 100, .max_context = 512});
+    const TestedEngine tested = Make(model, {.dtype = dtype,
+                                             .sharing = sharing,
+                                             .force_sharing = true,
+                                             .max_running = 8,
+                                             .max_batch_tokens = 100,
+                                             .max_context = 512,
+                                             .tune = tune});
     Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 5);
     request.prompt_logprobs = true;
     const Outcome outcome = Generate(*tested.engine, request);
@@ -122,6 +127,15 @@ TEST_P(EngineDevice, SaysWhatTransformersSays) {
     ExpectWhatTransformersSays(model, DType::kBF16, kOneRounding);
     if (on_gpu_) ExpectWhatTransformersSays(model, DType::kF16, kOneRounding / 8);
   }
+}
+
+TEST_P(EngineDevice, SaysTheSameWithMeasuredProducts) {
+  const std::string folder = ::testing::TempDir() + "/coppice-tuned-" + std::to_string(std::random_device()());
+  ASSERT_EQ(setenv("COPPICE_CACHE_DIR", folder.c_str(), /*overwrite=*/1), 0);
+  ExpectWhatTransformersSays("llama-hd64-long", DType::kBF16, kOneRounding, /*tune=*/true);
+  EXPECT_EQ(std::filesystem::exists(folder), on_gpu_) << "a CPU has no choice";
+  unsetenv("COPPICE_CACHE_DIR");
+  std::filesystem::remove_all(folder);
 }
 
 // A request of a random trace: one of few texts, so that requests share prefixes of any length.

@@ -66,6 +66,7 @@ class FamilyTransformer final : public Transformer {
   std::span<const int32_t> layer_groups() const override { return layer_groups_; }
   Status Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
                  std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
+  Status Tune(const DeviceBatch& batch, std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
   Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) override;
 
  private:
@@ -74,6 +75,8 @@ class FamilyTransformer final : public Transformer {
     const DeviceBatch& batch;
     int64_t tokens;
     Stream stream;
+    // One a group of layers; none: queries go on in place of what they would find.
+    std::span<attention::AttentionPlan* const> plans;
     DeviceTensor hidden;               // [tokens, hidden]: the residual stream
     bool has_logit_rows_only = false;  // KeepLogitRows left those
   };
@@ -97,8 +100,10 @@ class FamilyTransformer final : public Transformer {
   }
   const ops::Weight& head() const { return weights_.lm_head != nullptr ? *weights_.lm_head : *weights_.embedding; }
   Status Embed(const Step& step);
-  Status RunLayer(size_t layer, const attention::BoundKv& kv, attention::AttentionPlan& plan, Step* step);
-  Result<DeviceTensor> Attend(size_t layer, const Step& step, const attention::BoundKv& kv, attention::AttentionPlan& plan);
+  Status RunLayers(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                   std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream);
+  Status RunLayer(size_t layer, const attention::BoundKv& kv, Step* step);
+  Result<DeviceTensor> Attend(size_t layer, const Step& step, const attention::BoundKv& kv);
   Status KeepLogitRows(DeviceTensor* attended, Step* step);
   Status FeedForward(const LayerWeights& layer, const Step& step);
   Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
@@ -119,11 +124,31 @@ Status FamilyTransformer::Forward(const DeviceBatch& batch, std::span<attention:
                                   std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
   wanted_ = {};
   COPPICE_RETURN_IF_ERROR(Check(batch, plans.size(), kv.size()));
+  return RunLayers(batch, options_.attends ? plans : std::span<attention::AttentionPlan* const>(), kv, stream);
+}
+
+Status FamilyTransformer::Tune(const DeviceBatch& batch, std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
+  const auto step = [&](int64_t rows) -> Status {
+    const DeviceBatch first = {.token_ids = batch.token_ids.Sub(0, rows),
+                               .positions = batch.positions.Sub(0, rows),
+                               .slot_mapping = batch.slot_mapping.Sub(0, rows),
+                               .logit_rows = batch.logit_rows.Sub(0, rows)};
+    COPPICE_RETURN_IF_ERROR(RunLayers(first, /*plans=*/{}, kv, stream));
+    for (int64_t begin = 0; begin < rows; begin += options_.max_logit_rows) {
+      COPPICE_RETURN_IF_ERROR(Logits(begin, std::min<int64_t>(options_.max_logit_rows, rows - begin), stream).status());
+    }
+    return OkStatus();
+  };
+  return ops_->Tune(batch.token_ids.size, step, stream);
+}
+
+Status FamilyTransformer::RunLayers(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                                    std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
   const int64_t tokens = batch.token_ids.size;
-  Step step = {batch, tokens, stream, act_.hidden.Rows(tokens)};
+  Step step = {batch, tokens, stream, plans, act_.hidden.Rows(tokens)};
   COPPICE_RETURN_IF_ERROR(Embed(step));
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
-    COPPICE_RETURN_IF_ERROR(RunLayer(i, *kv[i], *plans[layer_groups_[i]], &step));
+    COPPICE_RETURN_IF_ERROR(RunLayer(i, *kv[i], &step));
   }
   wanted_ = {.hidden = step.hidden,
              .rows = step.has_logit_rows_only ? DeviceSpan<const int32_t>() : batch.logit_rows,
@@ -147,9 +172,9 @@ Status FamilyTransformer::Embed(const Step& step) {
 }
 
 // hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), or both of one norm.
-Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, attention::AttentionPlan& plan, Step* step) {
+Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, Step* step) {
   const LayerWeights& layer = weights_.layers[index];
-  COPPICE_ASSIGN_OR_RETURN(DeviceTensor attended, Attend(index, *step, kv, plan));
+  COPPICE_ASSIGN_OR_RETURN(DeviceTensor attended, Attend(index, *step, kv));
   if (index + 1 == weights_.layers.size()) COPPICE_RETURN_IF_ERROR(KeepLogitRows(&attended, step));
   if (step->tokens == 0) return OkStatus();
   COPPICE_RETURN_IF_ERROR(AddBlock(attended, *layer.output, layer.post_attention_norm, *step));
@@ -157,8 +182,7 @@ Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, a
 }
 
 // attention(rope(qkv(normed)))
-Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv,
-                                               attention::AttentionPlan& plan) {
+Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv) {
   const LayerWeights& layer = weights_.layers[index];
   LayerGroup& group = groups_[layer_groups_[index]];
   const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
@@ -182,7 +206,8 @@ Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, c
   } else {
     COPPICE_RETURN_IF_ERROR(ops_->NormQkvRope(step.hidden, Norm(layer.attention_norm), normed, *layer.qkv, rows, step.stream));
   }
-  if (!options_.attends) return q;
+  if (step.plans.empty()) return q;
+  attention::AttentionPlan& plan = *step.plans[layer_groups_[index]];
   COPPICE_RETURN_IF_ERROR(
       plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
   return attended;
@@ -194,7 +219,7 @@ Status FamilyTransformer::KeepLogitRows(DeviceTensor* attended, Step* step) {
   const DeviceSpan<const int32_t> rows = step->batch.logit_rows;
   if (2 * rows.size > step->tokens) return OkStatus();
   const DeviceTensor all_hidden = std::exchange(step->hidden, act_.kept.Rows(rows.size)), all_attended = *attended;
-  *attended = (options_.attends ? act_.q : act_.attended).Rows(rows.size);
+  *attended = (step->plans.empty() ? act_.attended : act_.q).Rows(rows.size);
   step->tokens = rows.size;
   step->has_logit_rows_only = true;
   if (rows.empty()) return OkStatus();
@@ -323,7 +348,7 @@ Status FamilyTransformer::LoadKernels() {
   const Stream stream = nullptr;
   for (int64_t rows = options_.max_tokens; rows > kLeastRows / 2; rows /= 2) {
     DeviceBatch batch;
-    const Step step = {batch, rows, stream, act_.hidden.Rows(rows)};
+    const Step step = {batch, rows, stream, /*plans=*/{}, act_.hidden.Rows(rows)};
     const LayerWeights& layer = weights_.layers.front();
     COPPICE_RETURN_IF_ERROR(ops_->Norm(act_.hidden.Rows(rows), Norm(layer.attention_norm), act_.normed.Rows(rows), {}, stream));
     COPPICE_RETURN_IF_ERROR(ops_->Linear(act_.normed.Rows(rows), *layer.qkv, act_.qkv.Rows(rows), {}, stream));

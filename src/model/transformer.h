@@ -41,6 +41,9 @@ class Transformer {
   // this step. kv: one bound layer per model layer. The batch's memory is read until Logits has what it wants.
   virtual Status Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
                          std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) = 0;
+  // Ops::Tune for steps of up to batch.token_ids.size rows: those steps but for attention, of the batch's first rows, with logits
+  // of all of them. KV is stored where the batch's slots say.
+  virtual Status Tune(const DeviceBatch& batch, std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) = 0;
   // Logits [count, vocab] f32, in device memory, of entries [begin, begin + count) of the last batch's logit_rows; valid until the
   // next call's work on the stream. OUT_OF_RANGE beyond max_logit_rows at a time or the batch's.
   virtual Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) = 0;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -166,11 +167,13 @@ class Ops {
   virtual Result<std::unique_ptr<Weight>> PackQkv(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                                   const QkvHeads& heads);
 
-  // Measures which kernel is fastest for products of up to `max_rows` rows with the weights packed so far, unless this machine's
-  // file says so already: seconds the first time, nothing later. Without it products run with what the library's heuristic names.
-  // Waits for the device; allocates and frees, so after the last Pack, while memory is free. Where there is no choice: does
-  // nothing.
-  virtual Status Tune(int64_t max_rows, Stream stream) = 0;
+  // What a step of so many rows multiplies, put into the stream through these Ops.
+  using StepOfRows = std::function<Status(int64_t rows)>;
+  // Measures with which kernels steps of 17 to `max_rows` rows, at most 2,048, are fastest, unless this machine's file says so
+  // already: tens of seconds for a model of 8 thousand million weights, then nothing. Without it products run with what the
+  // library's heuristic names. `step` runs with any number of rows up to `max_rows`, now and captured, and does the same each time.
+  // Waits for the device. Where there is no choice: does nothing. FAILED_PRECONDITION where the file cannot be written.
+  virtual Status Tune(int64_t max_rows, const StepOfRows& step, Stream stream) = 0;
 
   // y = epilogue(x W^T + b). x: [T, in_features] of the weight's dtype; y: [T, out_features] of f32 or the weight's dtype.
   virtual Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream stream) = 0;

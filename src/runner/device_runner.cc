@@ -38,6 +38,22 @@ DeviceRunner::~DeviceRunner() {
   if (stream_) (void)device_->Synchronize(stream_->get());
 }
 
+Status DeviceRunner::Tune() {
+  const int32_t rows = limits_.max_rows;
+  std::vector<int32_t> token_ids(rows), logit_rows(rows);
+  for (int32_t i = 0; i < rows; ++i) {
+    token_ids[i] = static_cast<int32_t>(int64_t{i} * 7919 % info_.model.vocab_size);  // products of equal rows take less power
+    logit_rows[i] = i;
+  }
+  const std::vector<int32_t> positions(rows, 0);
+  const std::vector<int64_t> nowhere(rows, -1);
+  COPPICE_ASSIGN_OR_RETURN(
+      const DeviceBatch batch,
+      inputs_->Upload({.token_ids = token_ids, .positions = positions, .slot_mapping = nowhere, .logit_rows = logit_rows},
+                      stream_->get()));
+  return transformer_->Tune(batch, pool_->layers(), stream_->get());
+}
+
 Result<StepTicket> DeviceRunner::Launch(const StepBatch& batch, const attention::PrefixForestView& forest) {
   COPPICE_CHECK(launched_ - waited_ < 2);
   Step& step = At(launched_ + 1);

@@ -35,6 +35,9 @@ class DeviceRunner final : public Runner {
   static Result<std::unique_ptr<DeviceRunner>> Create(ModelParts parts, const Limits& limits);
   ~DeviceRunner() override;
 
+  // Measures with which products steps of up to max_rows rows are fastest (Ops::Tune). REQUIRES: no step was launched.
+  Status Tune();
+
   const RunnerInfo& info() const override { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
   Result<StepResult> Wait(StepTicket ticket) override;

@@ -214,6 +214,9 @@ struct EngineOptions {
   // On a GPU: how many captured steps are kept. Beyond that the one whose shape came least recently is forgotten.
   // 0: no step is captured.
   int32_t max_graphs = 256;
+  // On a GPU: measure first with which of the library's algorithms the model's products make its steps fastest, unless this machine
+  // has measured them before (docs/ops.md, "Products"). A sample's tokens may differ by it as sums of another order do.
+  bool tune = false;
   bool deterministic = false;
   // For measuring what all else costs (Hydragen's ceiling): no row attends to anything, and tokens mean nothing.
   bool without_attention = false;

@@ -68,7 +68,7 @@ class CpuOps final : public Ops {
     return std::unique_ptr<Weight>(std::move(weight));
   }
 
-  Status Tune(int64_t, Stream) override { return OkStatus(); }
+  Status Tune(int64_t, const StepOfRows&, Stream) override { return OkStatus(); }
 
   Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream) override {
     using Kind = Epilogue::Kind;

@@ -42,7 +42,7 @@ std::string AlgorithmFile::DefaultPath(const std::string& folder, const std::str
 
 AlgorithmFile AlgorithmFile::Of(const std::string& folder, const std::string& device, size_t library_version) {
   return {DefaultPath(folder, device, library_version),
-          "Coppice's products 3, " + device + ", cuBLASLt " + std::to_string(library_version)};
+          "Coppice's products 4, " + device + ", cuBLASLt " + std::to_string(library_version)};
 }
 
 void AlgorithmFile::Read() {
@@ -55,11 +55,12 @@ void AlgorithmFile::Read() {
     AlgorithmKey key;
     int64_t rows = 0;
     MeasuredAlgorithm algorithm;
-    words >> dtype >> out_dtype >> key.accumulates >> key.n >> key.k >> rows >> algorithm.is_ours >> algorithm.microseconds >>
-        std::hex;
+    int kind = 0;
+    words >> dtype >> out_dtype >> key.accumulates >> key.n >> key.k >> rows >> kind >> std::hex;
     for (uint64_t& word : algorithm.code) words >> word;
     const std::optional<DType> in = DTypeOf(dtype), out = DTypeOf(out_dtype);
-    if (!words || !in || !out || rows <= 0) continue;
+    if (!words || !in || !out || rows <= 0 || kind < 0 || kind > static_cast<int>(MeasuredAlgorithm::Kind::kOurs)) continue;
+    algorithm.kind = static_cast<MeasuredAlgorithm::Kind>(kind);
     key.dtype = *in;
     key.out_dtype = *out;
     Set(key, rows, algorithm);
@@ -70,7 +71,7 @@ const MeasuredAlgorithm* AlgorithmFile::Find(const AlgorithmKey& key, int64_t ro
   const auto of_key = measured_.find(key);
   if (of_key == measured_.end()) return nullptr;
   const auto found = of_key->second.lower_bound(rows);
-  return found == of_key->second.end() ? nullptr : &found->second;
+  return found == of_key->second.end() || found->first >= 2 * rows ? nullptr : &found->second;
 }
 
 const MeasuredAlgorithm* AlgorithmFile::FindExact(const AlgorithmKey& key, int64_t rows) const {
@@ -86,15 +87,19 @@ void AlgorithmFile::Set(const AlgorithmKey& key, int64_t rows, const MeasuredAlg
 
 Status AlgorithmFile::Save() const {
   if (path_.empty()) return OkStatus();
+  AlgorithmFile kept(path_, header_);  // what others have measured meanwhile stays
+  for (const auto& [key, by_rows] : measured_) {
+    for (const auto& [rows, algorithm] : by_rows) kept.Set(key, rows, algorithm);
+  }
   std::error_code error;
   fs::create_directories(fs::path(path_).parent_path(), error);
   const std::string temporary = path_ + "." + std::to_string(std::rand()) + ".tmp";
   std::ofstream file(temporary);
   file << header_ << "\n";
-  for (const auto& [key, by_rows] : measured_) {
+  for (const auto& [key, by_rows] : kept.measured_) {
     for (const auto& [rows, algorithm] : by_rows) {
       file << Name(key.dtype) << " " << Name(key.out_dtype) << " " << key.accumulates << " " << key.n << " " << key.k << " " << rows
-           << " " << algorithm.is_ours << " " << algorithm.microseconds << std::hex;
+           << " " << static_cast<int>(algorithm.kind) << std::hex;
       for (const uint64_t word : algorithm.code) file << " " << word;
       file << std::dec << "\n";
     }
@@ -104,7 +109,7 @@ Status AlgorithmFile::Save() const {
   if (!file || error) {
     fs::remove(temporary, error);
     return FailedPrecondition("cannot write " + path_ +
-                              ": products are measured again next time; set COPPICE_CACHE_DIR to a folder that can be written");
+                              ", which keeps what is measured of products: set COPPICE_CACHE_DIR to a folder that can be written");
   }
   return OkStatus();
 }

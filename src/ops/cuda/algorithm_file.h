@@ -1,5 +1,5 @@
-// Which algorithm was measured to be fastest for which product, the library's or ours: a text file a device and library version, so
-// that a machine measures once. Layer: ops/cuda, host only.
+// Which algorithm was measured to be fastest for which product in a step, the library's or ours: a text file a device and library
+// version, so that a machine measures once. Layer: ops/cuda, host only.
 #pragma once
 
 #include <array>
@@ -23,9 +23,13 @@ struct AlgorithmKey {
 };
 
 struct MeasuredAlgorithm {
-  bool is_ours = false;            // our own kernel is faster than all of the library's; no code
-  std::array<uint64_t, 8> code{};  // cublasLtMatmulAlgo_t: opaque, valid for one version of the library
-  double microseconds = 0;
+  enum class Kind : uint8_t {
+    kDefault,  // as without a file: nothing was faster
+    kLibrary,
+    kOurs,
+  };
+  Kind kind = Kind::kDefault;
+  std::array<uint64_t, 8> code{};  // kLibrary, cublasLtMatmulAlgo_t: opaque, valid for one version of the library
 };
 
 // Thread-compatible.
@@ -41,7 +45,7 @@ class AlgorithmFile {
   // The one that Ops reads and writes.
   static AlgorithmFile Of(const std::string& folder, const std::string& device, size_t library_version);
 
-  // What was measured for the least number of rows that is at least `rows`.
+  // What was measured for the least number of rows that is at least `rows` and less than twice as many.
   const MeasuredAlgorithm* Find(const AlgorithmKey& key, int64_t rows) const;
   const MeasuredAlgorithm* FindExact(const AlgorithmKey& key, int64_t rows) const;
   void Set(const AlgorithmKey& key, int64_t rows, const MeasuredAlgorithm& algorithm);

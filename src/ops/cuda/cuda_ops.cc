@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -72,12 +71,20 @@ class CudaOps final : public Ops {
     return PackRows(dtype, in_features, parts, PartOrder::kConcatenated, deterministic_ ? nullptr : &heads);
   }
 
-  Status Tune(int64_t max_rows, Stream stream) override {
+  Status Tune(int64_t max_rows, const StepOfRows& step, Stream stream) override {
     if (deterministic_) return OkStatus();
     const DeviceGuard guard(device_->ordinal());
-    const TuneParts parts = {
-        .device = device_, .library = library_.get(), .gated = &gated_, .gate_rows = kGateRows, .algorithms = &algorithms_};
-    return TuneProducts(parts, shapes_, max_rows, Of(stream));
+    TunableProducts multiplied;
+    multiplied_ = &multiplied;
+    const auto noted_step = [&](int64_t rows) {
+      multiplied.clear();
+      return step(rows);
+    };
+    const Status tuned =
+        TuneProducts({.device = device_, .library = library_.get(), .algorithms = &algorithms_, .multiplied = &multiplied},
+                     max_rows, noted_step, stream);
+    multiplied_ = nullptr;
+    return tuned;
   }
 
   Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream stream) override {
@@ -181,12 +188,6 @@ class CudaOps final : public Ops {
     if (gate_bytes > gate_memory_.size()) {
       COPPICE_ASSIGN_OR_RETURN(gate_memory_, device_->Allocate(gate_bytes));
     }
-    shapes_.insert({.dtype = dtype,
-                    .n = weight->rows(),
-                    .k = in_features,
-                    .stride = weight->stride(),
-                    .out_features = weight->out_features(),
-                    .is_gated = weight->is_gated()});
     return std::unique_ptr<Weight>(std::move(weight));
   }
 
@@ -202,36 +203,48 @@ class CudaOps final : public Ops {
             .cols = static_cast<int32_t>(x.cols)};
   }
 
+  static ProductShape ShapeOf(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, bool accumulates) {
+    return {.dtype = weight.dtype(),
+            .out_dtype = y.dtype,
+            .accumulates = accumulates,
+            .rows = x.rows,
+            .n = weight.rows(),
+            .k = weight.in_features(),
+            .x_stride = x.stride,
+            .w_stride = weight.stride(),
+            .y_stride = y.stride,
+            .alignment = AlignmentOf(x, y)};
+  }
+
   Status RunLibrary(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, bool accumulates,
                     cudaStream_t stream) {
-    const ProductShape shape = {.dtype = weight.dtype(),
-                                .out_dtype = y.dtype,
-                                .accumulates = accumulates,
-                                .rows = x.rows,
-                                .n = weight.rows(),
-                                .k = weight.in_features(),
-                                .x_stride = x.stride,
-                                .w_stride = weight.stride(),
-                                .y_stride = y.stride,
-                                .alignment = AlignmentOf(x, y)};
+    const ProductShape shape = ShapeOf(x, weight, y, accumulates);
+    if (multiplied_ != nullptr) multiplied_->emplace(shape, false);
     return library_->Run(shape, {.x = x.data, .w = weight.data(), .y = y.data}, stream);
   }
 
-  // As Tune measured it, else as docs/ops.md has it.
-  bool UsesOurGated(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation) const {
-    if (deterministic_ || !gated_.Takes(x, weight, y, activation)) return false;
-    const AlgorithmKey key = {.dtype = weight.dtype, .out_dtype = y.dtype, .accumulates = false, .n = weight.n, .k = weight.k};
-    const MeasuredAlgorithm* const measured = algorithms_.Find(key, x.rows);
-    return measured != nullptr ? measured->is_ours : gated_.IsFaster(x.rows, weight);
+  // As Tune measured it, else as docs/ops.md has it. The library's product would come back in the weights' dtype.
+  bool UsesOurGated(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation) {
+    const WeightView view = WeightView::Of(weight);
+    if (deterministic_ || !gated_.Takes(x, view, y, activation)) return false;
+    const DeviceTensor gate_up = GateUp(x.rows, weight);
+    const ProductShape shape = ShapeOf(x, weight, gate_up, /*accumulates=*/false);
+    if (multiplied_ != nullptr) multiplied_->emplace(shape, true);
+    const MeasuredAlgorithm* const measured = algorithms_.Find(AlgorithmKeyOf(shape), x.rows);
+    if (measured == nullptr || measured->kind == MeasuredAlgorithm::Kind::kDefault) return gated_.IsFaster(x.rows, view);
+    return measured->kind == MeasuredAlgorithm::Kind::kOurs;
+  }
+
+  DeviceTensor GateUp(int64_t rows, const CudaWeight& weight) const {
+    return {gate_memory_.data(), weight.dtype(), rows, weight.rows(), weight.rows()};
   }
 
   Status LinearGated(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation,
                      cudaStream_t stream) {
-    if (const WeightView view = WeightView::Of(weight); UsesOurGated(x, view, y, activation))
-      return gated_.Run(x, view, y, activation, stream);
+    if (UsesOurGated(x, weight, y, activation)) return gated_.Run(x, WeightView::Of(weight), y, activation, stream);
     for (int64_t begin = 0; begin < x.rows; begin += kGateRows) {
       const int64_t rows = std::min(kGateRows, x.rows - begin);
-      const DeviceTensor gate_up = {gate_memory_.data(), weight.dtype(), rows, weight.rows(), weight.rows()};
+      const DeviceTensor gate_up = GateUp(rows, weight);
       COPPICE_RETURN_IF_ERROR(RunLibrary(x.Rows(begin, rows), weight, gate_up, /*accumulates=*/false, stream));
       COPPICE_RETURN_IF_ERROR(LaunchGate(gate_up, weight.bias(), activation, y.Rows(begin, rows), overlaps_, stream));
     }
@@ -244,9 +257,9 @@ class CudaOps final : public Ops {
   std::unique_ptr<LibraryProduct> library_;
   FewRowsProduct few_rows_;
   GatedProduct gated_;
-  DeviceMemory gate_memory_;  // [kGateRows, columns of the widest gate and up]
-  std::set<WeightShape> shapes_;
-  bool after_own_ = false;  // the last large kernel was FewRowsProduct's, and the next one may begin beside it
+  DeviceMemory gate_memory_;               // [kGateRows, columns of the widest gate and up]
+  TunableProducts* multiplied_ = nullptr;  // while Tune measures: what its step multiplies
+  bool after_own_ = false;                 // the last large kernel was FewRowsProduct's, and the next one may begin beside it
 };
 
 }  // namespace

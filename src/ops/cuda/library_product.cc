@@ -17,7 +17,6 @@ using coppice::cuda::CudaStatus;
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what NVIDIA asks for on Hopper (cuBLAS documentation, "Workspace")
 constexpr int kCandidates = 12;
-constexpr int kMinLaunches = 8;          // a measurement takes
 constexpr int kDeterministicRows = 256;  // the rows for which the one algorithm of that mode is chosen
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(MeasuredAlgorithm::code));
 
@@ -61,19 +60,6 @@ struct LibraryProduct::Description {
   }
 };
 
-LibraryProduct::Key LibraryProduct::KeyOf(const ProductShape& s) {
-  return {static_cast<int>(s.dtype),
-          static_cast<int>(s.out_dtype),
-          s.accumulates,
-          s.rows,
-          s.n,
-          s.k,
-          s.x_stride,
-          s.w_stride,
-          s.y_stride,
-          s.alignment};
-}
-
 Result<std::unique_ptr<LibraryProduct>> LibraryProduct::Create(Device* device, bool deterministic, AlgorithmFile* algorithms) {
   const coppice::cuda::DeviceGuard guard(device->ordinal());
   std::unique_ptr<LibraryProduct> product(new LibraryProduct(device, deterministic, algorithms));
@@ -98,7 +84,7 @@ bool LibraryProduct::CanRun(const ProductShape& shape, const cublasLtMatmulAlgo_
 Result<cublasLtMatmulAlgo_t> LibraryProduct::Choose(const ProductShape& shape) {
   if (!deterministic_ && shape.alignment >= 16) {
     const MeasuredAlgorithm* const measured = algorithms_->Find(AlgorithmKeyOf(shape), shape.rows);
-    if (measured != nullptr && !measured->is_ours) {
+    if (measured != nullptr && measured->kind == MeasuredAlgorithm::Kind::kLibrary) {
       const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(measured->code);
       if (CanRun(shape, algorithm)) return algorithm;
     }
@@ -109,10 +95,10 @@ Result<cublasLtMatmulAlgo_t> LibraryProduct::Choose(const ProductShape& shape) {
 namespace {
 
 // The heuristic's candidates, best first.
-Result<std::vector<cublasLtMatmulAlgo_t>> Candidates(cublasLtHandle_t handle, const ProductShape& shape, bool splits_sums,
-                                                     int count, const cublasLtMatmulDescOpaque_t& product,
-                                                     const cublasLtMatrixLayoutOpaque_t& w, const cublasLtMatrixLayoutOpaque_t& x,
-                                                     const cublasLtMatrixLayoutOpaque_t& y) {
+Result<std::vector<cublasLtMatmulAlgo_t>> CandidatesOf(cublasLtHandle_t handle, const ProductShape& shape, bool splits_sums,
+                                                       int count, const cublasLtMatmulDescOpaque_t& product,
+                                                       const cublasLtMatrixLayoutOpaque_t& w, const cublasLtMatrixLayoutOpaque_t& x,
+                                                       const cublasLtMatrixLayoutOpaque_t& y) {
   cublasLtMatmulPreferenceOpaque_t preference;
   COPPICE_RETURN_IF_ERROR(LibraryStatus(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit"));
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -151,8 +137,9 @@ Result<cublasLtMatmulAlgo_t> LibraryProduct::FromHeuristic(const ProductShape& s
   ProductShape asked = shape;
   if (deterministic_) asked.rows = kDeterministicRows;
   COPPICE_ASSIGN_OR_RETURN(const Description d, Description::Of(asked));
-  COPPICE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> algorithms,
-                           Candidates(handle_, asked, !deterministic_, deterministic_ ? kCandidates : 1, d.product, d.w, d.x, d.y));
+  COPPICE_ASSIGN_OR_RETURN(
+      const std::vector<cublasLtMatmulAlgo_t> algorithms,
+      CandidatesOf(handle_, asked, !deterministic_, deterministic_ ? kCandidates : 1, d.product, d.w, d.x, d.y));
   if (!deterministic_) return algorithms.front();
   // The first that takes few rows and many alike.
   for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
@@ -169,11 +156,10 @@ Result<cublasLtMatmulAlgo_t> LibraryProduct::FromHeuristic(const ProductShape& s
 
 Status LibraryProduct::Run(const ProductShape& shape, const ProductOperands& operands, cudaStream_t stream) {
   if (shape.rows == 0) return OkStatus();
-  const Key key = KeyOf(shape);
-  auto chosen = chosen_.find(key);
+  auto chosen = chosen_.find(shape);
   if (chosen == chosen_.end()) {
     COPPICE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t algorithm, Choose(shape));
-    chosen = chosen_.emplace(key, algorithm).first;
+    chosen = chosen_.emplace(shape, algorithm).first;
   }
   return Multiply(shape, operands, chosen->second, stream);
 }
@@ -187,22 +173,15 @@ Status LibraryProduct::Multiply(const ProductShape& shape, const ProductOperands
                        "cublasLtMatmul");
 }
 
-Result<MeasuredAlgorithm> LibraryProduct::Measure(const ProductShape& shape, const ProductOperandsMemory& memory,
-                                                  cudaStream_t stream) {
+Result<std::vector<MeasuredAlgorithm>> LibraryProduct::Candidates(const ProductShape& shape) const {
   COPPICE_ASSIGN_OR_RETURN(const Description d, Description::Of(shape));
   COPPICE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> algorithms,
-                           Candidates(handle_, shape, true, kCandidates, d.product, d.w, d.x, d.y));
-  MeasuredAlgorithm best;
+                           CandidatesOf(handle_, shape, true, kCandidates, d.product, d.w, d.x, d.y));
+  std::vector<MeasuredAlgorithm> candidates;
   for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
-    const auto run = [&](int i) {
-      return Multiply(shape, {.x = memory.x(), .w = memory.Weight(i % memory.copies()), .y = memory.y()}, algorithm, stream);
-    };
-    COPPICE_ASSIGN_OR_RETURN(const double microseconds, TimeInGraph(device_, std::max(memory.copies(), kMinLaunches), run, stream));
-    if (best.microseconds != 0 && microseconds >= best.microseconds) continue;
-    best = {.code = std::bit_cast<std::array<uint64_t, 8>>(algorithm), .microseconds = microseconds};
+    candidates.push_back({.kind = MeasuredAlgorithm::Kind::kLibrary, .code = std::bit_cast<std::array<uint64_t, 8>>(algorithm)});
   }
-  chosen_.clear();
-  return best;
+  return candidates;
 }
 
 }  // namespace coppice::ops::cuda

@@ -1,19 +1,19 @@
-// Products through cuBLASLt. Which of its algorithms runs a shape: the one that Tune measured to be fastest, on this machine or,
-// from the file that it keeps, before; else the one that the library's heuristic names first. In the deterministic mode one
-// algorithm a weight for every number of rows, none that splits the sum. Layer: ops/cuda.
+// Products through cuBLASLt. Which of its algorithms runs a shape: the one that Tune measured to be fastest, now or before (the
+// file that it keeps); else the one that the library's heuristic names first. In the deterministic mode one algorithm a weight for
+// every number of rows, none that splits the sum. Layer: ops/cuda.
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <tuple>
+#include <vector>
 
 #include "core/device.h"
 #include "ops/cuda/algorithm_file.h"
-#include "ops/cuda/product_timer.h"
 
 namespace coppice::ops::cuda {
 
@@ -25,6 +25,7 @@ struct ProductShape {
   int64_t rows = 0, n = 0, k = 0;
   int64_t x_stride = 0, w_stride = 0, y_stride = 0;
   uint32_t alignment = 16;  // bytes: of every operand's rows
+  auto operator<=>(const ProductShape&) const = default;
 };
 
 AlgorithmKey AlgorithmKeyOf(const ProductShape& shape);
@@ -44,8 +45,10 @@ class LibraryProduct {
 
   Status Run(const ProductShape& shape, const ProductOperands& operands, cudaStream_t stream);
 
-  // Times the candidates of a shape; the fastest is used once it stands in the file.
-  Result<MeasuredAlgorithm> Measure(const ProductShape& shape, const ProductOperandsMemory& memory, cudaStream_t stream);
+  // The library's algorithms for a shape, the one that its heuristic names first.
+  Result<std::vector<MeasuredAlgorithm>> Candidates(const ProductShape& shape) const;
+  // Chooses anew for each shape: the file has changed.
+  void Forget() { chosen_.clear(); }
 
   static size_t Version() { return cublasLtGetVersion(); }
 
@@ -53,8 +56,6 @@ class LibraryProduct {
   LibraryProduct(Device* device, bool deterministic, AlgorithmFile* algorithms)
       : device_(device), deterministic_(deterministic), algorithms_(algorithms) {}
   struct Description;
-  using Key = std::tuple<int, int, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, uint32_t>;
-  static Key KeyOf(const ProductShape& shape);
 
   Result<cublasLtMatmulAlgo_t> Choose(const ProductShape& shape);
   Result<cublasLtMatmulAlgo_t> FromHeuristic(const ProductShape& shape);
@@ -67,7 +68,7 @@ class LibraryProduct {
   AlgorithmFile* algorithms_;
   cublasLtHandle_t handle_ = nullptr;
   DeviceMemory workspace_;
-  std::map<Key, cublasLtMatmulAlgo_t> chosen_;
+  std::map<ProductShape, cublasLtMatmulAlgo_t> chosen_;
 };
 
 }  // namespace coppice::ops::cuda

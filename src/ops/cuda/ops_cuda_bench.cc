@@ -2,9 +2,9 @@
 //   ops_cuda_bench [--model llama3-8b|llama2-7b|tinyllama] [--rows 1,8,...] [--products on|off] [--tune on|off]
 //                  [--bandwidth TB/s] [--flops TFLOP/s]
 // Products: all layers' and the head's, own weights each, random, bf16, in one graph with nothing else but the gated activation:
-// with the kernels that Ops chooses before and after Tune, and the library alone with what its heuristic names; then each kind of
-// product, gated ones through our tiles too. The bound is max(bytes of the weights / bandwidth, FLOPs / rate), the two measured on
-// an H200 (docs/ops.md). Passes over rows: their bytes read and written, and the time of those. Medians of the replays.
+// with the kernels that Ops chooses without Tune and with, and the library alone with what its heuristic names, in turns; then each
+// kind of product, gated ones through our tiles too. The bound is max(bytes of the weights / bandwidth, FLOPs / rate), the two
+// measured on an H200 (docs/ops.md). Passes over rows: their bytes read and written, and the time of those. Medians of the replays.
 // Layer: ops/cuda.
 #include <cuda_runtime_api.h>
 
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <random>
@@ -66,7 +67,9 @@ class Bench {
  public:
   explicit Bench(const Settings& settings) : settings_(settings), device_(Require(Device::CreateCuda(0))) {
     stream_ = Require(device_->CreateStream());
-    ops_ = Require(Ops::Create(device_.get(), {}));
+    cache_folder_ = std::filesystem::temp_directory_path() / ("ops_cuda_bench." + std::to_string(std::random_device()()));
+    ops_ = Require(Ops::Create(device_.get(), {.cache_folder = cache_folder_}));
+    untuned_ = Require(Ops::Create(device_.get(), {.cache_folder = cache_folder_ / "none"}));
     library_ = Require(LibraryProduct::Create(device_.get(), false, &no_algorithms_));
     gated_ = Require(GatedProduct::Create(device_.get()));
     const Model& m = settings.model;
@@ -84,11 +87,14 @@ class Bench {
       layers_.push_back(std::move(layer));
     }
     head_ = Pack(m.hidden, {m.vocab});
+    untuned_gate_up_ = Pack(*untuned_, m.hidden, {m.intermediate, m.intermediate}, PartOrder::kGateUp);
     const int64_t rows = RoundUp(std::ranges::max(settings.rows), kRowPadding);
     x_ = Upload(rows * std::max(m.intermediate, q));
     y_ = Require(device_->Allocate(rows * std::max({m.vocab, 2 * m.intermediate, q + 2 * kv}) * sizeof(float)));
     residual_ = Require(device_->Allocate(rows * m.hidden * sizeof(float)));
   }
+
+  ~Bench() { std::filesystem::remove_all(cache_folder_); }
 
   void Run() {
     std::printf("%s, %s\n", device_->name().c_str(), ops_->description().c_str());
@@ -103,27 +109,28 @@ class Bench {
   // All of a step's products.
   void RunProducts() {
     std::printf("products of %s: %.3f GB of weights; ms (times the bound)\n", settings_.model.name, 2e-9 * Elements());
-    std::printf("%6s %8s %18s %18s %18s\n", "rows", "bound", "before Tune", "after Tune", "library, heuristic");
-    std::vector<double> before, after, library;
-    for (const int64_t rows : settings_.rows) before.push_back(Time([&] { return Step(rows); }));
-    for (const int64_t rows : settings_.rows) library.push_back(Time([&] { return LibraryStep(rows); }));
+    std::printf("%6s %8s %18s %18s %18s\n", "rows", "bound", "without Tune", "with", "library, heuristic");
     timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    if (settings_.tunes) Require(ops_->Tune(std::ranges::max(settings_.rows), stream_->get()));
+    if (settings_.tunes) {
+      Require(ops_->Tune(
+          std::ranges::max(settings_.rows), [&](int64_t rows) { return Step(*ops_, rows); }, stream_->get()));
+    }
     clock_gettime(CLOCK_MONOTONIC, &end);
-    for (const int64_t rows : settings_.rows) after.push_back(Time([&] { return Step(rows); }));
-    for (size_t i = 0; i < settings_.rows.size(); ++i) {
-      const double bound =
-          1e3 * std::max(2 * Elements() / settings_.bandwidth, 2 * Elements() * settings_.rows[i] / settings_.flops);
-      std::printf("%6ld %8.3f", settings_.rows[i], bound);
-      for (const double ms : {before[i], after[i], library[i]}) std::printf("   %8.3f (%4.2f)", ms, ms / bound);
+    for (const int64_t rows : settings_.rows) {
+      const double bound = 1e3 * std::max(2 * Elements() / settings_.bandwidth, 2 * Elements() * rows / settings_.flops);
+      std::printf("%6ld %8.3f", rows, bound);
+      for (const double ms : TimeInTurns(
+               {[&] { return Step(*untuned_, rows); }, [&] { return Step(*ops_, rows); }, [&] { return LibraryStep(rows); }})) {
+        std::printf("   %8.3f (%4.2f)", ms, ms / bound);
+      }
       std::printf("\n");
     }
     std::printf("Tune took %.1f s\n",
                 static_cast<double>(end.tv_sec - begin.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - begin.tv_nsec));
     std::printf("head alone:");
     for (const int64_t rows : settings_.rows) {
-      const double us = 1e3 * Time([&] { return One(rows, *head_, Epilogue::Kind::kStore); });
+      const double us = 1e3 * Time([&] { return One(*ops_, rows, *head_, Epilogue::Kind::kStore); });
       std::printf(" %ld rows %.1f us", rows, us);
     }
     std::printf("\n");
@@ -134,9 +141,12 @@ class Bench {
     return static_cast<double>(m.layers * m.hidden * (2 * q + 2 * kv + 3 * m.intermediate) + m.vocab * m.hidden);
   }
   std::unique_ptr<Weight> Pack(int64_t in, std::vector<int64_t> rows, PartOrder order = PartOrder::kConcatenated) {
+    return Pack(*ops_, in, rows, order);
+  }
+  std::unique_ptr<Weight> Pack(Ops& ops, int64_t in, std::vector<int64_t> rows, PartOrder order) {
     std::vector<LinearPart> parts;
     for (const int64_t r : rows) parts.push_back({.weight = random_.data(), .rows = r});
-    return Require(ops_->Pack(DType::kBF16, in, parts, order));
+    return Require(ops.Pack(DType::kBF16, in, parts, order));
   }
   DeviceMemory Upload(int64_t count) {
     DeviceMemory memory = Require(device_->Allocate(count * sizeof(BF16)));
@@ -166,23 +176,23 @@ class Bench {
     const DType out = kind == Epilogue::Kind::kGated ? DType::kBF16 : DType::kF32;
     return {.x = {x_.data(), DType::kBF16, rows, k, k}, .y = {adds ? residual_.data() : y_.data(), out, rows, n, n}};
   }
-  Status One(int64_t rows, const Weight& weight, Epilogue::Kind kind) {
+  Status One(Ops& ops, int64_t rows, const Weight& weight, Epilogue::Kind kind) {
     const Operands operands = OperandsOf(rows, weight, kind);
-    return ops_->Linear(operands.x, weight, operands.y, {.kind = kind}, stream_->get());
+    return ops.Linear(operands.x, weight, operands.y, {.kind = kind}, stream_->get());
   }
   Status OneOfOurGated(int64_t rows, const Weight& weight) {
     const Operands operands = OperandsOf(rows, weight, Epilogue::Kind::kGated);
     return gated_.Run(operands.x, WeightView::Of(static_cast<const CudaWeight&>(weight)), operands.y, Activation::kSilu,
                       static_cast<cudaStream_t>(stream_->get()));
   }
-  Status Step(int64_t rows) {
+  Status Step(Ops& ops, int64_t rows) {
     for (const Layer& layer : layers_) {
-      COPPICE_RETURN_IF_ERROR(One(rows, *layer.qkv, Epilogue::Kind::kStore));
-      COPPICE_RETURN_IF_ERROR(One(rows, *layer.out, Epilogue::Kind::kAdd));
-      COPPICE_RETURN_IF_ERROR(One(rows, *layer.gate_up, Epilogue::Kind::kGated));
-      COPPICE_RETURN_IF_ERROR(One(rows, *layer.down, Epilogue::Kind::kAdd));
+      COPPICE_RETURN_IF_ERROR(One(ops, rows, *layer.qkv, Epilogue::Kind::kStore));
+      COPPICE_RETURN_IF_ERROR(One(ops, rows, *layer.out, Epilogue::Kind::kAdd));
+      COPPICE_RETURN_IF_ERROR(One(ops, rows, *layer.gate_up, Epilogue::Kind::kGated));
+      COPPICE_RETURN_IF_ERROR(One(ops, rows, *layer.down, Epilogue::Kind::kAdd));
     }
-    return One(rows, *head_, Epilogue::Kind::kStore);
+    return One(ops, rows, *head_, Epilogue::Kind::kStore);
   }
   Status OneOfLibrary(int64_t rows, const Weight& weight) {
     const auto& packed = static_cast<const CudaWeight&>(weight);
@@ -206,32 +216,40 @@ class Bench {
     return OneOfLibrary(rows, *head_);
   }
 
-  // Milliseconds of what `run` launches, from a graph: the median of seven replays.
-  double Time(const std::function<Status()>& run) {
-    Require(run());
-    Require(device_->Synchronize(stream_->get()));
-    Require(device_->BeginCapture(stream_->get()));
-    const Status status = run();
-    Result<std::unique_ptr<Graph>> graph = device_->EndCapture(stream_->get());
-    Require(status);
-    Require(graph.status());
-    cudaEvent_t begin, end;
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
-    std::vector<float> times(7);
-    Require(device_->Launch(**graph, stream_->get()));
-    for (float& ms : times) {
-      cudaEventRecord(begin, static_cast<cudaStream_t>(stream_->get()));
-      Require(device_->Launch(**graph, stream_->get()));
-      cudaEventRecord(end, static_cast<cudaStream_t>(stream_->get()));
+  // Milliseconds of what each of `runs` launches, from graphs that are replayed in turns, since clocks follow heat and power:
+  // medians of seven replays.
+  std::vector<double> TimeInTurns(const std::vector<std::function<Status()>>& runs) {
+    constexpr int kReplays = 7;
+    std::vector<std::unique_ptr<Graph>> graphs;
+    for (const auto& run : runs) {
+      Require(run());
       Require(device_->Synchronize(stream_->get()));
-      cudaEventElapsedTime(&ms, begin, end);
+      Require(device_->BeginCapture(stream_->get()));
+      const Status status = run();
+      Result<std::unique_ptr<Graph>> graph = device_->EndCapture(stream_->get());
+      Require(status);
+      graphs.push_back(Require(std::move(graph)));
+      Require(device_->Launch(*graphs.back(), stream_->get()));
     }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    std::ranges::sort(times);
-    return times[times.size() / 2];
+    const std::unique_ptr<Event> begin = Require(device_->CreateTimedEvent()), end = Require(device_->CreateTimedEvent());
+    std::vector<std::vector<double>> times(runs.size());
+    for (int replay = 0; replay < kReplays; ++replay) {
+      for (size_t i = 0; i < runs.size(); ++i) {
+        Require(device_->Record(*begin, stream_->get()));
+        Require(device_->Launch(*graphs[i], stream_->get()));
+        Require(device_->Record(*end, stream_->get()));
+        Require(device_->Synchronize(stream_->get()));
+        times[i].push_back(1e3 * Require(device_->SecondsBetween(*begin, *end)));
+      }
+    }
+    std::vector<double> medians;
+    for (std::vector<double>& of_run : times) {
+      std::ranges::sort(of_run);
+      medians.push_back(of_run[kReplays / 2]);
+    }
+    return medians;
   }
+  double Time(const std::function<Status()>& run) { return TimeInTurns({run}).front(); }
 
   // One kind of product over all layers.
   void RunSingles() {
@@ -264,7 +282,7 @@ class Bench {
         const double bound = 1e6 * std::max(2 * elements / settings_.bandwidth, flops / settings_.flops);
         const auto print = [&](double us) { std::printf("   %8.1f (%3.0f; %4.2f)", us, 1e-6 * flops / us, us / bound); };
         std::printf("%6ld %8s %9.1f", rows, kind.name, bound);
-        print(each([&](const Weight& weight) { return One(rows, weight, kind.epilogue); }));
+        print(each([&](const Weight& weight) { return One(*ops_, rows, weight, kind.epilogue); }));
         if (gated_.IsAvailable() && kind.epilogue == Epilogue::Kind::kGated) {
           print(each([&](const Weight& weight) { return OneOfOurGated(rows, weight); }));
         } else {
@@ -384,12 +402,13 @@ class Bench {
   std::unique_ptr<Device> device_;
   std::unique_ptr<OwnedStream> stream_;
   AlgorithmFile no_algorithms_{"", ""};
-  std::unique_ptr<Ops> ops_;
+  std::filesystem::path cache_folder_;  // what Tune measures here
+  std::unique_ptr<Ops> ops_, untuned_;
   std::unique_ptr<LibraryProduct> library_;
   GatedProduct gated_;
   std::vector<BF16> random_;
   std::vector<Layer> layers_;
-  std::unique_ptr<Weight> head_;
+  std::unique_ptr<Weight> head_, untuned_gate_up_;  // the latter for the memory that Pack makes room for
   DeviceMemory x_, y_, residual_;
 };
 

@@ -2,109 +2,132 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
-#include "core/math.h"
-#include "ops/cuda/product_timer.h"
-#include "ops/cuda/rows.h"
 
 namespace coppice::ops::cuda {
 namespace {
 
+using Kind = MeasuredAlgorithm::Kind;
+
 // The numbers of rows that are measured; others run as the next larger one does. Kernels' tiles are powers of two and their halves.
+// Up to 16 rows have a kernel of ours.
 std::vector<int64_t> RowsToMeasure(int64_t max_rows) {
+  constexpr int64_t kFewest = 32, kMost = 2048;
   std::vector<int64_t> rows;
-  for (int64_t power = 1;; power *= 2) {
-    rows.push_back(power);
-    if (power >= max_rows) return rows;
-    if (power >= 32) rows.push_back(power + power / 2);
+  for (int64_t power = kFewest;; power *= 2) {
+    for (const int64_t count : {power, power + power / 2}) {
+      rows.push_back(std::min(count, max_rows));
+      if (count >= std::min(max_rows, kMost)) return rows;
+    }
   }
 }
 
-constexpr int kLaunches = 8;  // at least, of a measurement
+// Steps of one number of rows. What a product takes alone does not say what it takes in a step, whose other kernels end and begin
+// beside it, and clocks follow heat and power. So a step with one product's algorithm changed and the step without take turns.
+class StepTuner {
+ public:
+  StepTuner(const TuneParts& parts, int64_t rows, const Ops::StepOfRows& step, Stream stream)
+      : parts_(parts), rows_(rows), step_(step), stream_(stream) {}
 
-struct Form {
-  DType out_dtype;
-  bool accumulates;
+  // Whether anything was measured.
+  Result<bool> Run() {
+    COPPICE_RETURN_IF_ERROR(step_(rows_));
+    const TunableProducts products = *parts_.multiplied;
+    const auto is_known = [&](const auto& product) {
+      return parts_.algorithms->FindExact(AlgorithmKeyOf(product.first), product.first.rows) != nullptr;
+    };
+    if (std::ranges::all_of(products, is_known)) return false;
+    COPPICE_ASSIGN_OR_RETURN(begun_, parts_.device->CreateTimedEvent());
+    COPPICE_ASSIGN_OR_RETURN(ended_, parts_.device->CreateTimedEvent());
+    for (const auto& [shape, ours_takes] : products) Use(shape, {});
+    COPPICE_ASSIGN_OR_RETURN(fastest_, Captured());
+    for (const auto& [shape, ours_takes] : products) COPPICE_RETURN_IF_ERROR(TuneProduct(shape, ours_takes));
+    return true;
+  }
+
+ private:
+  void Use(const ProductShape& shape, const MeasuredAlgorithm& algorithm) {
+    parts_.algorithms->Set(AlgorithmKeyOf(shape), shape.rows, algorithm);
+    parts_.library->Forget();
+  }
+
+  Status TuneProduct(const ProductShape& shape, bool ours_takes) {
+    COPPICE_ASSIGN_OR_RETURN(std::vector<MeasuredAlgorithm> candidates, parts_.library->Candidates(shape));
+    if (ours_takes) {
+      candidates.push_back({.kind = Kind::kOurs});
+    } else {
+      candidates.erase(candidates.begin());  // what the heuristic names
+    }
+    MeasuredAlgorithm best;
+    for (const MeasuredAlgorithm& candidate : candidates) {
+      Use(shape, candidate);
+      Result<std::unique_ptr<Graph>> graph = Captured();
+      if (graph.status().code() == StatusCode::kInternal) continue;  // the library has an algorithm that it cannot run
+      COPPICE_RETURN_IF_ERROR(graph.status());
+      COPPICE_ASSIGN_OR_RETURN(const bool is_faster, IsFaster(**graph));
+      if (!is_faster) continue;
+      best = candidate;
+      fastest_ = *std::move(graph);
+    }
+    Use(shape, best);
+    return OkStatus();
+  }
+
+  // The step as the file has it now.
+  Result<std::unique_ptr<Graph>> Captured() {
+    COPPICE_RETURN_IF_ERROR(step_(rows_));  // so that its kernels are loaded
+    COPPICE_RETURN_IF_ERROR(parts_.device->BeginCapture(stream_));
+    const Status status = step_(rows_);
+    Result<std::unique_ptr<Graph>> graph = parts_.device->EndCapture(stream_);
+    COPPICE_RETURN_IF_ERROR(status);
+    return graph;
+  }
+
+  // In six pairs of seven by half a percent: what is taken lasts, and times of one step differ by more from moment to moment.
+  Result<bool> IsFaster(const Graph& graph) {
+    constexpr size_t kPairs = 7, kMayDiffer = 1, kFirst = 2;
+    constexpr double kClearlySlower = 1.02, kFaster = 0.995;
+    COPPICE_RETURN_IF_ERROR(Seconds(graph).status());
+    std::array<double, kPairs> ratios;
+    for (size_t i = 0; i < kPairs; ++i) {
+      COPPICE_ASSIGN_OR_RETURN(const double before, Seconds(*fastest_));
+      COPPICE_ASSIGN_OR_RETURN(const double after, Seconds(graph));
+      ratios[i] = after / before;
+      if (i + 1 == kFirst && std::min(ratios[0], ratios[1]) > kClearlySlower) return false;
+    }
+    std::ranges::sort(ratios);
+    return ratios[kPairs - 1 - kMayDiffer] < kFaster;
+  }
+
+  Result<double> Seconds(const Graph& graph) {
+    COPPICE_RETURN_IF_ERROR(parts_.device->Record(*begun_, stream_));
+    COPPICE_RETURN_IF_ERROR(parts_.device->Launch(graph, stream_));
+    COPPICE_RETURN_IF_ERROR(parts_.device->Record(*ended_, stream_));
+    COPPICE_RETURN_IF_ERROR(parts_.device->Synchronize(*ended_));
+    return parts_.device->SecondsBetween(*begun_, *ended_);
+  }
+
+  const TuneParts& parts_;
+  const int64_t rows_;
+  const Ops::StepOfRows& step_;
+  const Stream stream_;
+  std::unique_ptr<Event> begun_, ended_;
+  std::unique_ptr<Graph> fastest_;
 };
-
-// How a model uses a weight: gate and up come back in the weights' dtype, all others in fp32, stored or added to the residual.
-std::vector<Form> FormsOf(const WeightShape& weight) {
-  if (weight.is_gated) return {{.out_dtype = weight.dtype, .accumulates = false}};
-  return {{.out_dtype = DType::kF32, .accumulates = false}, {.out_dtype = DType::kF32, .accumulates = true}};
-}
-
-ProductShape ShapeOf(const WeightShape& weight, const Form& form, int64_t rows) {
-  return {.dtype = weight.dtype,
-          .out_dtype = form.out_dtype,
-          .accumulates = form.accumulates,
-          .rows = rows,
-          .n = weight.n,
-          .k = weight.k,
-          .x_stride = weight.stride,
-          .w_stride = weight.stride,
-          .y_stride = weight.n};
-}
-
-// The library's product, in pieces, and the pass that gates its output, or our kernel if that takes less. `gated` receives outputs.
-Result<MeasuredAlgorithm> MeasureGated(const TuneParts& parts, const WeightShape& weight, const Form& form, int64_t rows,
-                                       const ProductOperandsMemory& memory, const DeviceMemory& gated, cudaStream_t stream) {
-  const int64_t piece = std::min(rows, parts.gate_rows);
-  COPPICE_ASSIGN_OR_RETURN(MeasuredAlgorithm library, parts.library->Measure(ShapeOf(weight, form, piece), memory, stream));
-  const ConstDeviceTensor x = {memory.x(), weight.dtype, rows, weight.k, weight.stride},
-                          gate_up = {memory.y(), weight.dtype, rows, weight.n, weight.n};
-  const DeviceTensor y = {gated.data(), weight.dtype, rows, weight.out_features, weight.out_features};
-  const auto run_pass = [&](int) {
-    return LaunchGate(gate_up, /*bias=*/nullptr, Activation::kSilu, y, /*overlaps=*/false, stream);
-  };
-  COPPICE_ASSIGN_OR_RETURN(const double pass, TimeInGraph(parts.device, kLaunches, run_pass, stream));
-  library.microseconds = library.microseconds * static_cast<double>(rows) / static_cast<double>(piece) + pass;
-  WeightView view = {.dtype = weight.dtype,
-                     .n = weight.n,
-                     .k = weight.k,
-                     .stride = weight.stride,
-                     .out_features = weight.out_features,
-                     .is_gated = true};
-  if (!parts.gated->Takes(x, view, y, Activation::kSilu)) return library;
-  const auto run_ours = [&](int i) {
-    view.data = memory.Weight(i % memory.copies());
-    return parts.gated->Run(x, view, y, Activation::kSilu, stream);
-  };
-  COPPICE_ASSIGN_OR_RETURN(const double ours, TimeInGraph(parts.device, std::max(memory.copies(), kLaunches), run_ours, stream));
-  if (ours >= library.microseconds) return library;
-  return MeasuredAlgorithm{.is_ours = true, .microseconds = ours};
-}
 
 }  // namespace
 
-Status TuneProducts(const TuneParts& parts, const std::set<WeightShape>& weights, int64_t max_rows, cudaStream_t stream) {
-  bool is_changed = false;
-  for (const WeightShape& weight : weights) {
-    for (const Form& form : FormsOf(weight)) {
-      const AlgorithmKey key = {
-          .dtype = weight.dtype, .out_dtype = form.out_dtype, .accumulates = form.accumulates, .n = weight.n, .k = weight.k};
-      std::vector<int64_t> missing = RowsToMeasure(max_rows);
-      std::erase_if(missing, [&](int64_t rows) { return parts.algorithms->FindExact(key, rows) != nullptr; });
-      if (missing.empty()) continue;
-      const ProductOperandsMemory::Shape operands = {
-          .dtype = weight.dtype, .out_dtype = form.out_dtype, .n = weight.n, .stride = weight.stride, .max_rows = missing.back()};
-      COPPICE_ASSIGN_OR_RETURN(const ProductOperandsMemory memory, ProductOperandsMemory::Create(parts.device, operands));
-      DeviceMemory gated;
-      if (weight.is_gated) {
-        const int64_t outputs = RoundUp<int64_t>(missing.back(), kRowPadding) * weight.out_features;
-        COPPICE_ASSIGN_OR_RETURN(gated, parts.device->Allocate(static_cast<size_t>(outputs) * SizeOf(weight.dtype)));
-      }
-      for (const int64_t rows : missing) {
-        COPPICE_ASSIGN_OR_RETURN(const MeasuredAlgorithm measured,
-                                 weight.is_gated ? MeasureGated(parts, weight, form, rows, memory, gated, stream)
-                                                 : parts.library->Measure(ShapeOf(weight, form, rows), memory, stream));
-        parts.algorithms->Set(key, rows, measured);
-      }
-      is_changed = true;
-    }
+Status TuneProducts(const TuneParts& parts, int64_t max_rows, const Ops::StepOfRows& step, Stream stream) {
+  COPPICE_RETURN_IF_ERROR(parts.algorithms->Save());  // whether it can be is known before anything is measured
+  for (const int64_t rows : RowsToMeasure(max_rows)) {
+    COPPICE_ASSIGN_OR_RETURN(const bool measured, StepTuner(parts, rows, step, stream).Run());
+    if (measured) COPPICE_RETURN_IF_ERROR(parts.algorithms->Save());
   }
-  return is_changed ? parts.algorithms->Save() : OkStatus();
+  return OkStatus();
 }
 
 }  // namespace coppice::ops::cuda
