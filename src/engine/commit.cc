@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "engine/not_finite.h"
+
 namespace coppice {
 
 void Committer::Commit(const ScheduledBatch& batch, const StepResult& result) {
@@ -141,9 +143,7 @@ void Committer::EndWithoutToken(const Sequence& sequence, int32_t index, Emissio
   item->token = -1;
   item->reason = FinishReason::kError;
   if (result_.draws[index].token == kNoDistribution) {
-    events_.SetStatus(
-        item, Internal("the model's logits are not finite numbers" + place +
-                       ": check the model file, or ask for dtype bf16, whose range is wider than that of f16, or f32 on CPUs"));
+    events_.SetStatus(item, LogitsNotFinite(place));
   } else if (mask < 0) {
     events_.SetStatus(item, InvalidArgument("logit_bias and min_tokens leave no token" + place + ": allow more"));
   } else if (!batch_->masks[mask].status.ok()) {

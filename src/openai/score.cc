@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "engine/not_finite.h"
+
 namespace coppice::openai {
 
 using nlohmann::ordered_json;
@@ -95,10 +97,7 @@ Result<ordered_json> ScoreBody(const ScoreRequest& request, const ScoreCall::Out
     bool greedy = true;
     ordered_json logprobs = ordered_json::array();
     for (const ScoredToken& score : outcome.scores[i]) {
-      if (std::isnan(score.logprob))
-        return Internal(
-            "the model's logits are not finite numbers: check the model file, or ask for dtype bf16, whose range is wider than "
-            "that of f16, or f32 on CPUs");
+      if (std::isnan(score.logprob)) return LogitsNotFinite();
       sum += score.logprob;
       greedy &= score.greedy;
       logprobs.push_back(score.logprob);

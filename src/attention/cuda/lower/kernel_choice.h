@@ -21,9 +21,11 @@ constexpr int PaddedHeadDim(int head_dim) { return head_dim <= 64 ? 64 : head_di
 constexpr int HopperKvTile(int head_dim) { return head_dim == 64 ? 192 : 128; }
 constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
 
-// Whether stream tiles multiply eight rows at a time, so that one of more rows takes longer, where the kernel's dense steps have
-// kv_tile tokens: Hopper's do (stream_tile.cuh); those of mma.sync multiply sixteen.
-constexpr bool StreamsByEights(int kv_tile) { return kv_tile >= HopperKvTile(128); }
+// Whose dense steps have kv_tile tokens: Hopper's kernel, else the one of mma.sync.
+constexpr bool IsHopperTile(int kv_tile) { return kv_tile >= HopperKvTile(128); }
+// Whether stream tiles multiply eight rows at a time, so that one of more rows takes longer: Hopper's do (stream_tile.cuh); those
+// of mma.sync multiply sixteen.
+constexpr bool StreamsByEights(int kv_tile) { return IsHopperTile(kv_tile); }
 
 // The part of the products' rate with head_dim 128 that Hopper's dense tiles reach: with 64, weights take as long, and products
 // half (docs/kernels/hopper.md, G64: 508 TFLOP/s where G has 725).

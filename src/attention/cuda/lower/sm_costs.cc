@@ -18,7 +18,7 @@ SmCosts::SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_til
       stream_step_ns_(rates.stream_step_ns) {
   const int head_dim = PaddedHeadDim(spec.head_dim);
   double flops_per_ns = rates.dense_flops_per_s / 1e9 / rates.num_sms;  // of an SM
-  if (kv_tile >= HopperKvTile(128)) {
+  if (IsHopperTile(kv_tile)) {
     flops_per_ns *= HopperDenseRate(head_dim);
     stream_step_ns_ *= head_dim / (128 * HopperStreamRate(head_dim));
   }
