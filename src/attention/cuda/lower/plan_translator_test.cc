@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cuda/lower/cut_rules.h"
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/kv_cuts.h"
 #include "attention/cuda/lower/sm_costs.h"
@@ -373,6 +374,19 @@ TEST(ChooseKinds, RangesOfMoreThanEightRowsAreDense) {
   EXPECT_TRUE(AreDense({{16, 8192}, {40, 8192}}).front()) << "no teams beside dense tiles";
   EXPECT_FALSE(AreDense(with_suffixes(16, 8192), MmaSyncKvTile(128)).front()) << "mma.sync multiplies sixteen rows at a time";
   EXPECT_FALSE(AreDense(with_suffixes(8, 8192), kHopperDeterministicUnit, /*deterministic=*/true).front());
+}
+
+TEST(ChooseKinds, ManyRangesOfFewRowsAreReadByStreamTilesWhereTheMemoryBinds) {
+  constexpr int64_t kHeads = 32, kTokenBytes = 2 * 128 * 2;  // as AreDense has them
+  const auto enough = static_cast<int32_t>(CeilDiv(kWideStreamTasksPerSm * kSms, kHeads));
+  const double bytes = kWideStreamNs * ShippedMachineModel("h200", kSms).value().sm.memory_bytes_per_s / 1e9;
+  const auto tokens = static_cast<int32_t>(bytes / static_cast<double>(enough * kHeads * kTokenBytes));
+  const auto first_of = [](int32_t ranges, int32_t each) -> bool {
+    return AreDense(std::vector(ranges, std::pair<int32_t, int32_t>(16, each))).front();
+  };
+  EXPECT_FALSE(first_of(enough, tokens + 1));
+  EXPECT_TRUE(first_of(enough, tokens - 1)) << "the step is too short";
+  EXPECT_TRUE(first_of(enough - 1, 2 * tokens)) << "too few tasks";
 }
 
 // A chain of shared nodes, a request leaving at each: deeper than a set's tickets can be counted, were all of them read once and

@@ -21,6 +21,23 @@ bool IsDense(const QueuedItem& item, const SmCosts& costs) {
   return static_cast<double>(item.blocks) * costs.DenseTaskNs(item.tokens) <= costs.StreamItemNs(item.rows, item.tokens);
 }
 
+// Not dense by its rows, though a stream tile multiplies twice for it.
+bool IsWide(const QueuedItem& item, const SmCosts& costs) {
+  return !item.dense && item.rows > kStreamRows / 2 && item.rows <= costs.stream_rows() && item.tokens >= kFewestWideDenseTokens;
+}
+
+// Whether stream tiles keep the memory busy whatever they multiply: the starts of so many dense tasks would only delay them.
+bool MemoryHidesWideItems(std::span<const QueuedItem> items, int64_t heads, int num_sms, const SmCosts& costs) {
+  int64_t wide_tasks = 0, tokens = 0;
+  for (const QueuedItem& item : items) {
+    if (item.dense) continue;
+    wide_tasks += IsWide(item, costs) ? heads : 0;
+    tokens += CeilDiv(item.rows, kStreamRows) * heads * item.tokens;
+  }
+  return wide_tasks >= kWideStreamTasksPerSm * num_sms &&
+         static_cast<double>(tokens * costs.bytes_per_token()) >= kWideStreamNs * costs.memory_bytes_per_ns();
+}
+
 }  // namespace
 
 int32_t DenseBlocks(int32_t rows, int32_t set_rows) {
@@ -43,9 +60,8 @@ std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t
 void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs) {
   for (QueuedItem& item : items) item.dense = IsDense(item, costs);
   if (!StreamsByEights(costs.kv_tile()) || TokensForTeams(items, heads, num_sms)) return;
-  for (QueuedItem& item : items) {
-    item.dense |= item.rows > kStreamRows / 2 && item.rows <= costs.stream_rows() && item.tokens >= kFewestWideDenseTokens;
-  }
+  if (MemoryHidesWideItems(items, heads, num_sms, costs)) return;
+  for (QueuedItem& item : items) item.dense |= IsWide(item, costs);
 }
 
 void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs) {
