@@ -11,8 +11,8 @@
 #include "attention/cost_model.h"
 #include "attention/owned_forest.h"
 #include "attention_tools/bench_device.h"
-#include "attention_tools/interleaved_timing.h"
 #include "coppice/attention/attention.h"
+#include "core/interleaved_timing.h"
 
 namespace coppice::attention {
 

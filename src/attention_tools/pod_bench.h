@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "attention_tools/bench_device.h"
-#include "attention_tools/interleaved_timing.h"
 #include "attention_tools/pod_batches.h"
+#include "core/interleaved_timing.h"
 
 namespace coppice::attention {
 

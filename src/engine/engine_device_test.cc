@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -130,11 +131,17 @@ TEST_P(EngineDevice, SaysWhatTransformersSays) {
 }
 
 TEST_P(EngineDevice, SaysTheSameWithMeasuredProducts) {
+  const char* const variable = std::getenv("COPPICE_CACHE_DIR");
+  const std::optional<std::string> before = variable != nullptr ? std::optional<std::string>(variable) : std::nullopt;
   const std::string folder = ::testing::TempDir() + "/coppice-tuned-" + std::to_string(std::random_device()());
   ASSERT_EQ(setenv("COPPICE_CACHE_DIR", folder.c_str(), /*overwrite=*/1), 0);
   ExpectWhatTransformersSays("llama-hd64-long", DType::kBF16, kOneRounding, /*tune=*/true);
   EXPECT_EQ(std::filesystem::exists(folder), on_gpu_) << "a CPU has no choice";
-  unsetenv("COPPICE_CACHE_DIR");
+  if (before) {
+    setenv("COPPICE_CACHE_DIR", before->c_str(), /*overwrite=*/1);
+  } else {
+    unsetenv("COPPICE_CACHE_DIR");
+  }
   std::filesystem::remove_all(folder);
 }
 

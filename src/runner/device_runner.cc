@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/exhaustion.h"
 #include "runner/phase_timer.h"
 
 namespace coppice {
@@ -191,15 +190,11 @@ Result<ConstDeviceTensor> DeviceRunner::Compute(const DeviceBatch& rows, bool sc
 }
 
 Status DeviceRunner::Capture(const DeviceBatch& rows, StepGraphs::Captured* captured) {
-  const Stream stream = stream_->get();
-  COPPICE_RETURN_IF_ERROR(device_->BeginCapture(stream));
-  const Status computed = CatchExhaustion("launching a step", [&]() -> Status {
+  const auto compute = [&]() -> Status {
     COPPICE_ASSIGN_OR_RETURN(captured->logits, Compute(rows, /*scores=*/false));
     return OkStatus();
-  });
-  Result<std::unique_ptr<Graph>> ended = device_->EndCapture(stream);  // also after an error: the stream must leave the capture
-  COPPICE_RETURN_IF_ERROR(computed);
-  COPPICE_ASSIGN_OR_RETURN(captured->graph, std::move(ended));
+  };
+  COPPICE_ASSIGN_OR_RETURN(captured->graph, CaptureGraph(*device_, stream_->get(), compute));
   return OkStatus();
 }
 

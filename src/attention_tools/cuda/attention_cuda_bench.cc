@@ -43,8 +43,8 @@
 #include "attention_tools/case_forest.h"
 #include "attention_tools/cuda/bench_kernels.h"
 #include "attention_tools/cuda/gpu_sensors.h"
-#include "attention_tools/interleaved_timing.h"
 #include "core/check.h"
+#include "core/interleaved_timing.h"
 
 namespace coppice::attention::cuda::bench {
 namespace {

@@ -20,6 +20,7 @@
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "core/check.h"
+#include "core/interleaved_timing.h"
 #include "core/thread_pool.h"
 
 namespace coppice::cli {
@@ -35,7 +36,7 @@ struct BenchAttentionOptions {
   std::vector<std::string> trees;  // empty: the shapes below
   AttentionSpec spec;              // num_qo_heads 0: the specs below
   int32_t queries = 1, page_size = 16;
-  attention::RoundsOptions rounds = {.repeats = 15, .precision = 0.03, .seconds = 0.3};
+  RoundsOptions rounds = {.repeats = 15, .precision = 0.03, .seconds = 0.3};
   int threads = 0;
   bool grid = false;
   std::string device = "cpu", machine, out;
@@ -123,11 +124,11 @@ std::string FormatLine(const AttentionSpec& spec, const BenchTree& tree, const s
 
 // Planned time over the better of sharing everything and sharing nothing. Where one of them is the plan itself, the plan is at
 // least as good as that one whatever was measured: the ratio is 1 or, if the other is faster, more.
-attention::Estimate OverBetter(std::span<const BenchRow> rows) {
-  attention::Estimate worst{.median = 0, .low = 0, .high = 0};
+Estimate OverBetter(std::span<const BenchRow> rows) {
+  Estimate worst{.median = 0, .low = 0, .high = 0};
   for (const BenchRow& row : rows) {
     if (row.mode != BenchMode::kAllShared && row.mode != BenchMode::kStore) continue;
-    const attention::Estimate over = row.same_work ? attention::Estimate{} : row.over_planned;
+    const Estimate over = row.same_work ? Estimate{} : row.over_planned;
     if (1 / over.median > worst.median) worst = {.median = 1 / over.median, .low = 1 / over.high, .high = 1 / over.low};
   }
   return worst;
@@ -138,7 +139,7 @@ attention::Estimate OverBetter(std::span<const BenchRow> rows) {
 class NeverSlower {
  public:
   void Add(const AttentionSpec& spec, const BenchTree& tree, std::span<const BenchRow> rows) {
-    const attention::Estimate ratio = OverBetter(rows);
+    const Estimate ratio = OverBetter(rows);
     log_sum_ += std::log(ratio.median);
     ++cells_;
     bool differs = false;
@@ -187,7 +188,7 @@ class NeverSlower {
 
   double geomean() const { return std::exp(log_sum_ / cells_); }
 
-  attention::Estimate worst_{.median = 0, .low = 0, .high = 0};
+  Estimate worst_{.median = 0, .low = 0, .high = 0};
   double log_sum_ = 0, noise_ = 1, widest_ = 0;
   int cells_ = 0, cells_of_equal_plans_ = 0, above_limit_ = 0, surely_above_limit_ = 0, equal_ = 0, equal_within_ = 0;
   std::string worst_name_;

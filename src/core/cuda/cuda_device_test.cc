@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <vector>
 
+#include "core/check.h"
 #include "core/device.h"
 
 namespace coppice {
@@ -39,16 +41,26 @@ TEST_F(CudaDeviceTest, AGraphReplaysWhatWasCaptured) {
   const auto stream = device_->CreateStream().value();
   const DeviceMemory from = device_->Allocate(4, MemoryKind::kHostPinned).value(), to = device_->Allocate(4).value();
   const DeviceMemory back = device_->Allocate(4, MemoryKind::kHostPinned).value();
-  ASSERT_TRUE(device_->BeginCapture(stream->get()).ok());
-  ASSERT_TRUE(device_->Copy(to.data(), from.data(), 4, stream->get()).ok());
-  ASSERT_TRUE(device_->Copy(back.data(), to.data(), 4, stream->get()).ok());
-  const std::unique_ptr<Graph> graph = device_->EndCapture(stream->get()).value();
+  const auto copy_there_and_back = [&]() -> Status {
+    COPPICE_RETURN_IF_ERROR(device_->Copy(to.data(), from.data(), 4, stream->get()));
+    return device_->Copy(back.data(), to.data(), 4, stream->get());
+  };
+  const std::unique_ptr<Graph> graph = CaptureGraph(*device_, stream->get(), copy_there_and_back).value();
   for (const uint32_t value : {7u, 8u}) {
     *from.As<uint32_t>() = value;
     ASSERT_TRUE(device_->Launch(*graph, stream->get()).ok());
     ASSERT_TRUE(device_->Synchronize(stream->get()).ok());
     EXPECT_EQ(*back.As<uint32_t>(), value);
   }
+}
+
+TEST_F(CudaDeviceTest, AfterAnErrorTheStreamHasLeftTheCapture) {
+  const auto stream = device_->CreateStream().value();
+  EXPECT_EQ(CaptureGraph(*device_, stream->get(), [] { return InvalidArgument("no step"); }).status().message(), "no step");
+  const auto run_out = []() -> Status { throw std::bad_alloc(); };
+  EXPECT_EQ(CaptureGraph(*device_, stream->get(), run_out).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(device_->Synchronize(stream->get()).ok()) << "which no stream that captures can";
+  EXPECT_TRUE(CaptureGraph(*device_, stream->get(), [] { return OkStatus(); }).ok());
 }
 
 TEST_F(CudaDeviceTest, WhatIsNotThereIsRefusedWithFigures) {

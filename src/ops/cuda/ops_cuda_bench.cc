@@ -22,6 +22,7 @@
 
 #include "core/check.h"
 #include "core/device.h"
+#include "core/interleaved_timing.h"
 #include "core/math.h"
 #include "ops/cuda/cuda_weight.h"
 #include "ops/cuda/gated_product.h"
@@ -120,8 +121,8 @@ class Bench {
     for (const int64_t rows : settings_.rows) {
       const double bound = 1e3 * std::max(2 * Elements() / settings_.bandwidth, 2 * Elements() * rows / settings_.flops);
       std::printf("%6ld %8.3f", rows, bound);
-      for (const double ms : TimeInTurns(
-               {[&] { return Step(*untuned_, rows); }, [&] { return Step(*ops_, rows); }, [&] { return LibraryStep(rows); }})) {
+      for (const double ms :
+           Times({[&] { return Step(*untuned_, rows); }, [&] { return Step(*ops_, rows); }, [&] { return LibraryStep(rows); }})) {
         std::printf("   %8.3f (%4.2f)", ms, ms / bound);
       }
       std::printf("\n");
@@ -216,40 +217,30 @@ class Bench {
     return OneOfLibrary(rows, *head_);
   }
 
-  // Milliseconds of what each of `runs` launches, from graphs that are replayed in turns, since clocks follow heat and power:
-  // medians of seven replays.
-  std::vector<double> TimeInTurns(const std::vector<std::function<Status()>>& runs) {
-    constexpr int kReplays = 7;
+  // Milliseconds of what each of `runs` launches, from graphs that are replayed in turns: medians of seven replays.
+  std::vector<double> Times(const std::vector<std::function<Status()>>& runs) {
     std::vector<std::unique_ptr<Graph>> graphs;
     for (const auto& run : runs) {
       Require(run());
       Require(device_->Synchronize(stream_->get()));
-      Require(device_->BeginCapture(stream_->get()));
-      const Status status = run();
-      Result<std::unique_ptr<Graph>> graph = device_->EndCapture(stream_->get());
-      Require(status);
-      graphs.push_back(Require(std::move(graph)));
+      graphs.push_back(Require(CaptureGraph(*device_, stream_->get(), run)));
       Require(device_->Launch(*graphs.back(), stream_->get()));
     }
     const std::unique_ptr<Event> begin = Require(device_->CreateTimedEvent()), end = Require(device_->CreateTimedEvent());
-    std::vector<std::vector<double>> times(runs.size());
-    for (int replay = 0; replay < kReplays; ++replay) {
-      for (size_t i = 0; i < runs.size(); ++i) {
-        Require(device_->Record(*begin, stream_->get()));
-        Require(device_->Launch(*graphs[i], stream_->get()));
-        Require(device_->Record(*end, stream_->get()));
-        Require(device_->Synchronize(stream_->get()));
-        times[i].push_back(1e3 * Require(device_->SecondsBetween(*begin, *end)));
-      }
-    }
+    const auto replay = [&](size_t run) -> Result<double> {
+      COPPICE_RETURN_IF_ERROR(device_->Record(*begin, stream_->get()));
+      COPPICE_RETURN_IF_ERROR(device_->Launch(*graphs[run], stream_->get()));
+      COPPICE_RETURN_IF_ERROR(device_->Record(*end, stream_->get()));
+      COPPICE_RETURN_IF_ERROR(device_->Synchronize(stream_->get()));
+      return device_->SecondsBetween(*begin, *end);
+    };
     std::vector<double> medians;
-    for (std::vector<double>& of_run : times) {
-      std::ranges::sort(of_run);
-      medians.push_back(of_run[kReplays / 2]);
+    for (const InterleavedTimes& timed : Require(TimeInTurns(runs.size(), {.repeats = 7}, replay))) {
+      medians.push_back(1e3 * timed.Median());
     }
     return medians;
   }
-  double Time(const std::function<Status()>& run) { return TimeInTurns({run}).front(); }
+  double Time(const std::function<Status()>& run) { return Times({run}).front(); }
 
   // One kind of product over all layers.
   void RunSingles() {

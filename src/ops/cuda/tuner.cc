@@ -80,11 +80,7 @@ class StepTuner {
   // The step as the file has it now.
   Result<std::unique_ptr<Graph>> Captured() {
     COPPICE_RETURN_IF_ERROR(step_(rows_));  // so that its kernels are loaded
-    COPPICE_RETURN_IF_ERROR(parts_.device->BeginCapture(stream_));
-    const Status status = step_(rows_);
-    Result<std::unique_ptr<Graph>> graph = parts_.device->EndCapture(stream_);
-    COPPICE_RETURN_IF_ERROR(status);
-    return graph;
+    return CaptureGraph(*parts_.device, stream_, [&] { return step_(rows_); });
   }
 
   // In six pairs of seven by half a percent: what is taken lasts, and times of one step differ by more from moment to moment.

@@ -1,4 +1,4 @@
-#include "attention_tools/interleaved_timing.h"
+#include "core/interleaved_timing.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 
-namespace coppice::attention {
+namespace coppice {
 
 Estimate EstimateMedian(std::vector<double> values) {
   std::ranges::sort(values);
@@ -43,4 +43,4 @@ Result<std::vector<InterleavedTimes>> TimeInTurns(size_t contestants, const Roun
   return result;
 }
 
-}  // namespace coppice::attention
+}  // namespace coppice

@@ -1,5 +1,5 @@
-// Contestants timed in turns, as the attention benchmarks compare plans: what drifts (clocks, temperature, neighbours) meets all of
-// them alike and falls out of each round's ratio. Layer: attention, private.
+// Contestants timed in turns, as the benchmarks compare plans and kernels: what drifts (clocks, temperature, neighbours) meets all
+// of them alike and falls out of each round's ratio. Layer: core.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 #include "coppice/core/status.h"
 
-namespace coppice::attention {
+namespace coppice {
 
 // The median of some values, and the bounds between which that of endless many lies in 95 of 100 cases.
 struct Estimate {
@@ -37,4 +37,4 @@ struct InterleavedTimes {
 Result<std::vector<InterleavedTimes>> TimeInTurns(size_t contestants, const RoundsOptions& options,
                                                   const std::function<Result<double>(size_t)>& take_turn);
 
-}  // namespace coppice::attention
+}  // namespace coppice

@@ -1,11 +1,11 @@
-#include "attention_tools/interleaved_timing.h"
+#include "core/interleaved_timing.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-namespace coppice::attention {
+namespace coppice {
 namespace {
 
 using testing::ElementsAre;
@@ -57,4 +57,4 @@ TEST(TimeInTurns, AnErrorEndsIt) {
 }
 
 }  // namespace
-}  // namespace coppice::attention
+}  // namespace coppice
