@@ -147,10 +147,12 @@ Result<CapacityAndOptions> ReadOptions(const coppice_plan_options* in) {
                   .max_queries = c.max_queries,
                   .max_nodes = c.max_nodes,
                   .max_page_slots = c.max_page_slots,
-                  .page_size = c.page_size};
+                  .page_size = c.page_size,
+                  .device_images = c.device_images == 0 ? 1 : c.device_images};
   out.options.policy = policy;
   out.options.force_sharing = force_sharing;
   if (c.lookahead_tokens != 0) out.options.lookahead_tokens = c.lookahead_tokens;
+  if (c.machine_model != nullptr) out.options.machine_model_path = c.machine_model;
   return out;
 }
 
@@ -298,6 +300,7 @@ coppice_status coppice_plan_update(coppice_plan* plan, const coppice_prefix_fore
     PrefixForestView view;
     view.page_size = c.page_size;
     view.version = c.version;
+    view.changed_since = c.changed_since;
     COPPICE_ASSIGN_OR_RETURN(view.node_parent, ReadSpan(c.node_parent, c.num_nodes, "node_parent"));
     COPPICE_ASSIGN_OR_RETURN(view.node_begin, ReadSpan(c.node_begin, c.num_nodes, "node_begin"));
     COPPICE_ASSIGN_OR_RETURN(view.node_end, ReadSpan(c.node_end, c.num_nodes, "node_end"));
@@ -307,6 +310,7 @@ coppice_status coppice_plan_update(coppice_plan* plan, const coppice_prefix_fore
     COPPICE_ASSIGN_OR_RETURN(view.branch_kv_len, ReadSpan(c.branch_kv_len, c.num_branches, "branch_kv_len"));
     COPPICE_ASSIGN_OR_RETURN(view.branch_page_begin, ReadSpan(c.branch_page_begin, c.num_branches, "branch_page_begin"));
     COPPICE_ASSIGN_OR_RETURN(view.branch_page_capacity, ReadSpan(c.branch_page_capacity, c.num_branches, "branch_page_capacity"));
+    COPPICE_ASSIGN_OR_RETURN(view.changed_branches, ReadSpan(c.changed_branches, c.num_changed_branches, "changed_branches"));
     COPPICE_ASSIGN_OR_RETURN(view.page_indices, ReadSpan(c.page_indices, c.num_page_slots, "page_indices"));
     COPPICE_ASSIGN_OR_RETURN(view.query_tree_mask, ReadSpan(c.query_tree_mask, c.num_query_tree_masks, "query_tree_mask"));
     return plan->plan->Update(view);
@@ -354,6 +358,15 @@ coppice_status coppice_plan_steps_left(const coppice_plan* plan, int32_t* steps,
     COPPICE_RETURN_IF_ERROR(RequireHandle(plan, "plan"));
     COPPICE_RETURN_IF_ERROR(RequireHandle(steps, "steps"));
     *steps = plan->plan->StepsLeft();
+    return OkStatus();
+  });
+}
+
+coppice_status coppice_plan_device_image(const coppice_plan* plan, int32_t* image, coppice_message* message) {
+  return Guard(message, [&]() -> Status {
+    COPPICE_RETURN_IF_ERROR(RequireHandle(plan, "plan"));
+    COPPICE_RETURN_IF_ERROR(RequireHandle(image, "image"));
+    *image = plan->plan->DeviceImage();
     return OkStatus();
   });
 }

@@ -114,9 +114,16 @@ TEST_F(AttentionC, TwoLevelForestEqualsNaiveSoftmax) {
   forest.branch_page_capacity = page_capacity;
   forest.num_page_slots = 8;
   forest.page_indices = page_indices;
+  const int32_t changed[1] = {1};
+  forest.changed_since = 1;
+  forest.changed_branches = changed;
+  forest.num_changed_branches = -1;
 
   coppice_plan* plan = nullptr;
   ASSERT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_OK) << text_;
+  EXPECT_EQ(coppice_plan_update(plan, &forest, &message_), COPPICE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(text_).find("changed_branches"), std::string::npos) << text_;
+  forest.num_changed_branches = 1;
   ASSERT_EQ(coppice_plan_update(plan, &forest, &message_), COPPICE_OK) << text_;
   ASSERT_EQ(coppice_plan_upload(plan, nullptr, &message_), COPPICE_OK) << text_;
   coppice_run_args run{};
@@ -196,6 +203,25 @@ TEST_F(AttentionC, OlderCallersStructsReadAsZeroFilled) {
   coppice_plan* plan = nullptr;
   EXPECT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_OK) << text_;
   coppice_plan_destroy(plan);
+}
+
+TEST_F(AttentionC, PlansTakeAMachineModelAndDeviceImages) {
+  coppice_plan_options options = Options();
+  const coppice_attention_spec spec = Spec();
+  coppice_plan* plan = nullptr;
+  options.device_images = 2;
+  ASSERT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_OK) << text_;
+  int32_t image = -1;
+  EXPECT_EQ(coppice_plan_device_image(plan, &image, &message_), COPPICE_OK) << text_;
+  EXPECT_EQ(image, 0) << "host memory has one";
+  coppice_plan_destroy(plan);
+  options.device_images = 3;
+  EXPECT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(text_).find("device_images is 3"), std::string::npos) << text_;
+  options.device_images = 0;
+  options.machine_model = "/no/such/model.json";
+  EXPECT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_NOT_FOUND);
+  EXPECT_NE(std::string(text_).find("/no/such/model.json"), std::string::npos) << text_;
 }
 
 TEST_F(AttentionC, SizesAreKnownBeforeAllocation) {

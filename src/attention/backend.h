@@ -28,6 +28,8 @@ class PlanExecutor {
   virtual int32_t DeviceImage() const { return 0; }
   // For tests: what is uploaded from now on is cut and ordered at random where the backend cuts plans itself.
   virtual void LowerAtRandom(uint64_t) {}
+  // Items, contributions, state bytes and predicted time of the plan last uploaded, where the backend cuts plans itself.
+  virtual void CountCuts(PlanStats*) const {}
   // What the plan last uploaded was made into, beyond what the planner explains.
   virtual std::string Explain() const { return ""; }
   // The same for DumpPlan: a JSON object, or empty.

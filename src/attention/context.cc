@@ -44,7 +44,12 @@ class BackendPlan final : public InspectablePlan {
   }
 
   PlanView View() const override { return planner_->View(); }
-  PlanStats Stats() const override { return planner_->Stats(); }
+  PlanStats PlannedStats() const override { return planner_->Stats(); }
+  PlanStats Stats() const override {
+    PlanStats stats = PlannedStats();
+    if (uploaded_) executor_->CountCuts(&stats);
+    return stats;
+  }
   std::string Explain() const override { return planner_->Explain() + (uploaded_ ? executor_->Explain() : ""); }
   std::string Dump() const override { return DumpPlan(*planner_, uploaded_ ? executor_->DumpTasks() : ""); }
 
@@ -63,6 +68,10 @@ Result<std::unique_ptr<AttentionPlan>> CreatePlan(Context& context, const Attent
   MachineModel machine = backend.machine();
   if (!options.machine_model_path.empty()) {
     COPPICE_ASSIGN_OR_RETURN(machine, LoadMachineModel(options.machine_model_path, traits.workers));
+    if (const bool of_gpu = machine.sm.num_sms > 0; of_gpu != (backend.device() == DeviceKind::kCuda)) {
+      return InvalidArgument("machine model " + options.machine_model_path + " is a " + (of_gpu ? "GPU" : "CPU") +
+                             "'s; write this device's with `coppice bench calibrate`");
+    }
   }
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Planner> planner, Planner::Create(spec, resolved, options, traits, machine));
   PlanSizes sizes = planner->sizes();

@@ -115,8 +115,7 @@ class LoweredPlan {
   explicit LoweredPlan(const OwnedForest& forest, int32_t kv_heads = 8)
       : machine_(ShippedMachineModel("h200").value()),
         planner_(MakePlanner(forest, kv_heads, machine_)),
-        translator_(planner_->spec(), planner_->capacity(), planner_->sizes(), machine_.sm, machine_.sm.num_sms,
-                    planner_->traits().kv_tile),
+        translator_(planner_->spec(), planner_->capacity(), planner_->sizes(), machine_.sm, planner_->traits()),
         page_rows_(planner_->capacity()),
         image_(translator_.layout().bytes / sizeof(std::max_align_t) + 1) {
     if (!Update(forest.Forest())) std::abort();

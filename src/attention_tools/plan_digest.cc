@@ -124,8 +124,7 @@ class OnGpu {
         int sms)
       : kernel_(Take(cuda::ChooseKernel(CudaKernels::kAuto, 9, 0, spec, capacity.page_size))),
         planner_(Take(Planner::Create(spec, capacity, options, cuda::TraitsOf(kernel_, spec, sms), machine))),
-        translator_(spec, planner_->capacity(), planner_->sizes(), machine.sm, sms, kernel_.kv_tile,
-                    cuda::DeterministicUnit(kernel_.path)),
+        translator_(spec, planner_->capacity(), planner_->sizes(), machine.sm, planner_->traits()),
         cost_(spec, planner_->traits(), machine),
         image_(translator_.layout().bytes / 64 + 2) {}
 

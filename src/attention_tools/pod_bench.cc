@@ -6,7 +6,6 @@
 #include <span>
 #include <utility>
 
-#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan.h"
@@ -22,7 +21,7 @@ constexpr std::array kDecodeWays = {PodWay::kSerial, PodWay::kPrefillTile, PodWa
 constexpr double kCounts = 0.2;  // POD section 5.1: of the serial time
 
 // The device's model with rates that leave the lowering one choice.
-MachineModel MachineFor(PodWay way, const AttentionSpec& spec, MachineModel machine) {
+MachineModel MachineFor(PodWay way, const AttentionSpec& spec, const BackendTraits& traits, MachineModel machine) {
   constexpr double kNever = 1e12, kSideOfMemory = 1.3;
   SmRates& sm = machine.sm;
   const auto no_side = [&] { sm.side_step_ns = kNever; };
@@ -38,7 +37,7 @@ MachineModel MachineFor(PodWay way, const AttentionSpec& spec, MachineModel mach
     case PodWay::kDivided: no_side(); break;
     case PodWay::kSide: {
       // As if it cost the dense tiles nothing, near the memory's rate: what asks for more slows them in the simulation.
-      const cuda::SmCosts costs(sm, spec, cuda::HopperKvTile(spec.head_dim));
+      const cuda::SmCosts costs(sm, spec, traits);
       sm.side_step_ns = kSideOfMemory * cuda::kSideStepTokens * costs.bytes_per_token() / costs.sm_memory_bytes_per_ns();
       sm.side_task_ns = sm.dense_task_with_side_ns = sm.slowed_by_side = 0;
       break;
@@ -134,9 +133,9 @@ Result<PodResult> PodBench::Run(const PodBatch& batch) {
   const auto prepare = [&](PodPart part, PodWay way) -> Result<std::unique_ptr<Launch>> {
     auto launch = std::make_unique<Launch>();
     launch->forest = PodForest(batch, part, options_.page_size);
-    const MachineModel machine = MachineFor(way, spec, backend.machine());
     COPPICE_ASSIGN_OR_RETURN(const PlanCapacity capacity, ResolveCapacity(spec, launch->forest.Capacity()));
     COPPICE_ASSIGN_OR_RETURN(const BackendTraits traits, backend.Traits(spec, capacity));
+    const MachineModel machine = MachineFor(way, spec, traits, backend.machine());
     COPPICE_ASSIGN_OR_RETURN(const PlanSizes sizes, backend.Sizes(spec, capacity));
     COPPICE_ASSIGN_OR_RETURN(launch->planner, Planner::Create(spec, capacity, {}, traits, machine));
     COPPICE_ASSIGN_OR_RETURN(launch->executor, backend.MakeExecutor(spec, capacity, sizes, machine));

@@ -30,7 +30,7 @@ Status LayerPlans::Prepare(const attention::PrefixForestView& forest, Stream str
     const auto& [plan, num_layers] = groups_[g];
     COPPICE_RETURN_IF_ERROR(plan->Update(forest));
     COPPICE_RETURN_IF_ERROR(plan->Upload(stream));
-    const attention::PlanStats planned = plan->Stats();
+    const attention::PlanStats planned = attention::InspectablePlan::Of(*plan).PlannedStats();
     stats->kv_bytes_read += planned.kv_bytes_read * num_layers;
     stats->kv_bytes_read_unshared += planned.kv_bytes_read_unshared * num_layers;
     sharing_[g].Count(*plan, planned, forest, num_layers);

@@ -82,6 +82,7 @@ class TwoImages final : public attention::InspectablePlan {
   }
   int32_t DeviceImage() const override { return image_; }
   Status Run(const attention::BoundKv&, const attention::RunArgs&, Stream) override { return OkStatus(); }
+  attention::PlanStats PlannedStats() const override { return attention::InspectablePlan::Of(*plan_).PlannedStats(); }
   attention::PlanView View() const override { return attention::InspectablePlan::Of(*plan_).View(); }
   attention::PlanStats Stats() const override { return plan_->Stats(); }
   std::string Explain() const override { return ""; }

@@ -151,7 +151,8 @@ struct PlannerOptions {
   std::string machine_model_path;  // JSON of `coppice bench calibrate`; empty: shipped constants for the device at hand
 };
 
-// Counted from the plan and the live lengths, per layer.
+// Counted from the plan and the live lengths, per layer. On a GPU items, contributions, state bytes and predicted time are those of
+// the plan as Upload cut it, before that of its uncut ranges.
 struct PlanStats {
   int64_t kv_tokens_read = 0;                             // sum over items of tokens in range, each page row read once per item
   int64_t kv_tokens_read_unshared = 0;                    // the same of a plan under kStore, whose items read one branch each

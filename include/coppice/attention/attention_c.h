@@ -123,6 +123,10 @@ typedef struct coppice_plan_options {
   int32_t share_policy;     /* coppice_share_policy */
   int32_t force_sharing;    /* 0 or 1: share wherever the policy allows, whether it pays or not */
   int32_t lookahead_tokens; /* growth of each branch laid out ahead, at most 2^20; 0: 64 */
+  /* Copies of the plan on a GPU, 1 or 2; 0: 1. Of two, an upload writes the one that the upload before it did not, while runs of
+   * that one may be under way, and short steps that share nothing have a kernel of their own. */
+  int32_t device_images;
+  const char* machine_model; /* file of `coppice bench calibrate`; NULL: the constants shipped for the device */
 } coppice_plan_options;
 
 /* Bytes that a plan allocates: the planner's on the host, the plan's copy on the device (0 on a CPU), states and tickets. */
@@ -164,6 +168,11 @@ typedef struct coppice_prefix_forest {
    * the branch's queries are always seen. */
   int32_t num_query_tree_masks;    /* 0: causal; else at least as many as rows of q, at most max_queries */
   const uint64_t* query_tree_mask; /* [num_query_tree_masks] */
+  /* Optional: all branches whose page rows changed after version changed_since, newly used entries apart. An upload that has seen
+   * that version copies these rows alone; changed_since 0: it compares them. */
+  uint64_t changed_since;
+  int32_t num_changed_branches;
+  const int32_t* changed_branches; /* [num_changed_branches] */
 } coppice_prefix_forest;
 
 /* One layer's KV, paged. Element d of K of kv head h in slot s of page p is k[p * page_stride + h * head_stride + s * slot_stride +
@@ -205,7 +214,8 @@ typedef struct coppice_append_args {
   const int64_t* slot_mapping; /* [num_tokens] host memory; on CUDA device memory too, whose values are not checked */
 } coppice_append_args;
 
-/* Counted from the plan and the live lengths, per layer. */
+/* Counted from the plan and the live lengths, per layer. On a GPU items, state bytes and predicted time are those of the plan as
+ * upload cut it, before that of its uncut ranges. */
 typedef struct coppice_plan_stats {
   size_t struct_size;
   int64_t kv_bytes_read;          /* sum over work items of the KV in their ranges */
@@ -233,6 +243,9 @@ coppice_status coppice_plan_update(coppice_plan* plan, const coppice_prefix_fore
 /* Copies what changed to the device, in stream order, outside any graph capture. A CPU context needs none. FAILED_PRECONDITION
  * before the first update. */
 coppice_status coppice_plan_upload(coppice_plan* plan, void* stream, coppice_message* message);
+/* The copy that a run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles. A captured run serves
+ * one of them. */
+coppice_status coppice_plan_device_image(const coppice_plan* plan, int32_t* image, coppice_message* message);
 /* One attention layer, all queries; in stream order, and one run of a plan at a time. INVALID_ARGUMENT for KV that was bound for a
  * spec of other kv_dtype, num_kv_heads or head_dim, or with another page_size; FAILED_PRECONDITION before update, and on CUDA
  * upload; OUT_OF_RANGE (CPU) for a page that the layer does not have. */

@@ -7,6 +7,7 @@
 
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_memory.h"
+#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/plan_translator.h"
 #include "core/check.h"
 
@@ -69,7 +70,9 @@ std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, 
 
 DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles) {
   const SmRates rates = WithSideTiles(side_tiles).sm;
-  cuda::PlanTranslator translator(test.spec(), test.forest().Capacity(), plan.Sizes(), rates, num_sms, /*kv_tile=*/128);
+  const PlanCapacity capacity = test.forest().Capacity();
+  const cuda::KernelChoice kernel = cuda::ChooseKernel(CudaKernels::kHopper, 9, 0, test.spec(), capacity.page_size).value();
+  cuda::PlanTranslator translator(test.spec(), capacity, plan.Sizes(), rates, cuda::TraitsOf(kernel, test.spec(), num_sms));
   translator.TranslatePlan(plan.View(), test.forest().View());
   return {.team = translator.team(),
           .side = translator.side(),

@@ -18,6 +18,8 @@ struct KernelVariant {
   const void* function;
   const KernelVariant* side = nullptr;  // the one with side tiles (side_stream.cuh), if there is one
   bool gathers = false;                 // for pages of fewer than kBoxedPageSize tokens
+
+  KernelChoice choice() const { return {.path = path, .head_dim = head_dim, .kv_tile = kv_tile, .gathers = gathers}; }
 };
 
 // The Hopper kernel for a dtype (bf16 or f16) and head_dim (at most 128), of fast or deterministic mode, or of fast mode for small

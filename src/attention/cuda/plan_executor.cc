@@ -40,9 +40,8 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
       spec_(spec),
       capacity_(capacity),
       sizes_(sizes),
-      cost_(spec, TraitsOf({.path = variant.path, .head_dim = variant.head_dim, .kv_tile = variant.kv_tile}, spec, num_sms),
-            machine),
-      translator_(spec, capacity, sizes, machine.sm, num_sms, variant.kv_tile, DeterministicUnit(variant.path)),
+      cost_(spec, TraitsOf(variant.choice(), spec, num_sms), machine),
+      translator_(spec, capacity, sizes, machine.sm, TraitsOf(variant.choice(), spec, num_sms)),
       images_(capacity.device_images),
       image_(capacity.device_images - 1),
       page_rows_(capacity) {}
@@ -117,6 +116,23 @@ int32_t CudaPlanExecutor::DeviceImage() const {
   if (images_.size() == 1) return 0;
   if (short_cluster_ > 0) return image_ + (short_cluster_ == kShortCluster ? 2 : 4);
   return image_ + (&Kernel() == &variant_ ? 0 : 6);
+}
+
+// The kernel of short steps reads lengths and page rows alone; what its clusters fold stays on chip.
+void CudaPlanExecutor::CountCuts(PlanStats* stats) const {
+  cuda::CountCuts(Lowered(), stats);
+  if (short_cluster_ > 0) stats->num_contributions = 0, stats->state_bytes = 0;
+}
+
+std::string CudaPlanExecutor::Explain() const {
+  if (short_cluster_ == 0) return ExplainTasks(Lowered());
+  return "runs by the kernel of short decode steps: " + std::to_string(kShortCtas / short_cluster_) + " clusters of " +
+         std::to_string(short_cluster_) + " CTAs, each one query under one kv head at a time\n";
+}
+
+std::string CudaPlanExecutor::DumpTasks() const {
+  if (short_cluster_ == 0) return cuda::DumpTasks(Lowered());
+  return "{\"sms\":" + std::to_string(num_sms_) + ",\"short_decode_cluster\":" + std::to_string(short_cluster_) + "}";
 }
 
 Status CudaPlanExecutor::CopyImage(const PrefixForestView& forest, Staging& staging, cudaStream_t stream) {

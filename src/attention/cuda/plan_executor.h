@@ -50,8 +50,9 @@ class CudaPlanExecutor final : public PlanExecutor {
   int32_t DeviceImage() const override;
   void LowerAtRandom(uint64_t seed) override { translator_.LowerAtRandom(seed); }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
-  std::string Explain() const override { return ExplainTasks(Lowered()); }
-  std::string DumpTasks() const override { return cuda::DumpTasks(Lowered()); }
+  void CountCuts(PlanStats* stats) const override;
+  std::string Explain() const override;
+  std::string DumpTasks() const override;
 
  private:
   // Where an upload is put together: an image, then page patches.

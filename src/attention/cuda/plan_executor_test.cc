@@ -91,6 +91,7 @@ class Session {
   }
   static size_t bytes_copied() { return Runtime().bytes_to_device; }
   int32_t device_image() const { return executor_->DeviceImage(); }
+  const PlanExecutor& executor() const { return *executor_; }
   // Of the image that a launch reads.
   std::vector<std::byte> BytesOf(const KernelParams& params) const {
     const PlanLayout layout(kSpec, capacity_, planner_->sizes(), kSms);
@@ -101,7 +102,7 @@ class Session {
   // Everything that the kernel may read of the plan, against a translation of its own. A plan is lowered once, for the lengths that
   // it was made for.
   void ExpectFresh(const KernelParams& params, const TestForest& forest) {
-    PlanTranslator fresh(kSpec, capacity_, planner_->sizes(), planner_->machine().sm, kSms, kVariant.kv_tile);
+    PlanTranslator fresh(kSpec, capacity_, planner_->sizes(), planner_->machine().sm, planner_->traits());
     image_.resize(fresh.layout().bytes);
     fresh.TranslatePlan(planner_->View(), planned_.Forest());
     fresh.WriteImage(image_.data());
@@ -307,6 +308,23 @@ TEST(PlanExecutor, TheKernelOfShortStepsIsPartOfTheImage) {
   const int32_t root = sharing.AddNode(kNoParent, 8192);
   for (int i = 0; i < 20; ++i) sharing.AddBranch(root, 10, 1);
   EXPECT_EQ(image_of(sharing, 2), 0);
+}
+
+TEST(PlanExecutor, SaysThatAShortStepHasAKernelOfItsOwn) {
+  TestForest alone;
+  alone.AddBranch(kNoParent, 100, 1);
+  Session session(alone, /*device_images=*/2);
+  session.Step(alone);
+  EXPECT_EQ(session.executor().Explain(),
+            "runs by the kernel of short decode steps: 16 clusters of 8 CTAs, each one query under one kv head at a time\n");
+  EXPECT_EQ(session.executor().DumpTasks(), R"({"sms":132,"short_decode_cluster":8})");
+  PlanStats stats{.state_bytes = 7, .num_contributions = 7};
+  session.executor().CountCuts(&stats);
+  EXPECT_EQ(stats.num_contributions, 0);
+  EXPECT_EQ(stats.state_bytes, 0);
+  Session persistent(alone);
+  persistent.Step(alone);
+  EXPECT_EQ(persistent.executor().Explain().substr(0, 11), "runs on 132");
 }
 
 // So that a captured launch has the kernel that the plan's tasks were laid out for.

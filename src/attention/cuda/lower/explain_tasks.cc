@@ -27,6 +27,19 @@ void Append(std::string& out, const char* format, Args... args) {
 
 }  // namespace
 
+void CountCuts(const LoweredView& lowered, PlanStats* stats) {
+  const auto& [translator, plan, cost] = lowered;
+  int64_t rows = 0;  // of states
+  for (size_t set = 0; set < plan.merge_sets.size(); ++set) {
+    const int32_t states = translator.SetStates(static_cast<int32_t>(set));
+    if (states > 1) rows += int64_t{translator.queued().RowsOf(plan.merge_sets[set])} * states;
+  }
+  stats->num_items = static_cast<int32_t>(translator.num_items());
+  stats->num_contributions = static_cast<int32_t>(translator.num_contributions());
+  stats->state_bytes = 2 * cost.state_bytes_per_row() * rows;
+  stats->predicted_ns = PredictStepNs(lowered);
+}
+
 std::string ExplainTasks(const LoweredView& lowered) {
   const PlanTranslator& translator = lowered.translator;
   std::string out;

@@ -21,11 +21,12 @@ constexpr int PaddedHeadDim(int head_dim) { return head_dim <= 64 ? 64 : head_di
 constexpr int HopperKvTile(int head_dim) { return head_dim == 64 ? 192 : 128; }
 constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
 
-// Whose dense steps have kv_tile tokens: Hopper's kernel, else the one of mma.sync.
-constexpr bool IsHopperTile(int kv_tile) { return kv_tile >= HopperKvTile(128); }
-// Whether stream tiles multiply eight rows at a time, so that one of more rows takes longer: Hopper's do (stream_tile.cuh); those
-// of mma.sync multiply sixteen.
-constexpr bool StreamsByEights(int kv_tile) { return IsHopperTile(kv_tile); }
+// What its CTAs can do, and those of mma.sync cannot: read a task with all stream warps (team_lanes of its traits), compute on some
+// SMs while others stream, and multiply eight rows of a stream tile at a time, so that one of more rows takes longer
+// (stream_tile.cuh).
+constexpr KernelPath PathOf(const BackendTraits& traits) {
+  return traits.team_lanes > 0 ? KernelPath::kHopper : KernelPath::kMmaSync;
+}
 
 // The part of the products' rate with head_dim 128 that Hopper's dense tiles reach: with 64, weights take as long, and products
 // half (docs/kernels/hopper.md, G64: 508 TFLOP/s where G has 725).
@@ -37,12 +38,11 @@ constexpr float HopperStreamRate(int head_dim) { return head_dim == 64 ? 0.75f :
 // Pages of fewer tokens are gathered (gather.cuh), by kernels of their own.
 inline constexpr int kBoxedPageSize = 8;
 
-// Whether plans of this spec may have side tiles (side_stream.cuh), where the kernel's dense steps have kv_tile tokens: Hopper's
-// does, with head_dim 128; with 64, dense steps are too long for the registers that it leaves. Where pages are gathered, the warp
-// that side tiles would take brings half of the dense tiles' KV.
-constexpr bool HasSideTiles(const AttentionSpec& spec, int kv_tile, int32_t page_size) {
-  return !spec.deterministic && spec.head_dim > 64 && spec.head_dim <= 128 && kv_tile == HopperKvTile(128) &&
-         page_size >= kBoxedPageSize;
+// Whether plans of this spec may have side tiles (side_stream.cuh): Hopper's may, with head_dim 128; with 64, dense steps are too
+// long for the registers that it leaves. Where pages are gathered, the warp that side tiles would take brings half of the dense
+// tiles' KV.
+constexpr bool HasSideTiles(KernelPath path, const AttentionSpec& spec, int32_t page_size) {
+  return path == KernelPath::kHopper && !spec.deterministic && PaddedHeadDim(spec.head_dim) == 128 && page_size >= kBoxedPageSize;
 }
 
 // Kv indices of a unit in deterministic mode; on Hopper a dense step is one.

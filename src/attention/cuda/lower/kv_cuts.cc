@@ -24,6 +24,7 @@ int32_t ChooseTeamPiece(std::span<const QueuedItem> items, int64_t heads, const 
     for (const QueuedItem& item : items) count += std::max<int64_t>(CeilDiv(item.tokens, piece), 1) * blocks(item);
     return count;
   };
+  if (costs.path() != KernelPath::kHopper) return 0;
   const std::optional<int64_t> tokens = TokensForTeams(items, heads, num_sms);
   if (!tokens) return 0;
   int32_t longest = 1;

@@ -11,8 +11,7 @@ namespace coppice::attention::cuda {
 LoweredPlan::LoweredPlan(const Planner& planner, const PrefixForestView& forest)
     : plan_(planner.View()),
       cost_(planner.spec(), planner.traits(), planner.machine()),
-      translator_(planner.spec(), planner.capacity(), planner.sizes(), planner.machine().sm, planner.traits().workers,
-                  planner.traits().kv_tile, planner.traits().deterministic_unit),
+      translator_(planner.spec(), planner.capacity(), planner.sizes(), planner.machine().sm, planner.traits()),
       image_(std::make_unique_for_overwrite<std::byte[]>(translator_.layout().bytes)) {
   COPPICE_CHECK(planner.machine().sm.num_sms > 0);
   translator_.TranslatePlan(plan_, forest);

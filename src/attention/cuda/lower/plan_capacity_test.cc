@@ -34,7 +34,7 @@ class Lowered {
   Lowered(const AttentionSpec& spec, const PlanCapacity& capacity, const PlannerOptions& options, int sms)
       : spec_(spec),
         planner_(MakePlanner(spec, capacity, options, sms)),
-        translator_(spec, planner_->capacity(), planner_->sizes(), planner_->machine().sm, sms, planner_->traits().kv_tile),
+        translator_(spec, planner_->capacity(), planner_->sizes(), planner_->machine().sm, planner_->traits()),
         memory_((translator_.layout().bytes + kGuardBytes) / sizeof(std::max_align_t) + 1) {
     std::fill_n(image() + translator_.layout().bytes, kGuardBytes, kGuard);
   }

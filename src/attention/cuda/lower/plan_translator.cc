@@ -17,16 +17,16 @@
 namespace coppice::attention::cuda {
 
 PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes,
-                               const SmRates& rates, int num_sms, int kv_tile, int32_t deterministic_unit)
+                               const SmRates& rates, const BackendTraits& traits)
     : spec_(spec),
       sizes_(sizes),
-      layout_(spec, capacity, sizes, num_sms),
-      num_sms_(num_sms),
-      superblock_(kSuperblockUnits * deterministic_unit),
-      costs_(rates, spec, kv_tile),
-      queued_(spec, capacity, sizes, num_sms),
+      layout_(spec, capacity, sizes, traits.workers),
+      num_sms_(traits.workers),
+      superblock_(kSuperblockUnits * traits.deterministic_unit),
+      costs_(rates, spec, traits),
+      queued_(spec, capacity, sizes, num_sms_),
       places_(layout_, sizes),
-      cutter_(spec, capacity.page_size, num_sms, sizes.max_items),
+      cutter_(spec, capacity.page_size, num_sms_, sizes.max_items),
       items_(layout_.max_items),
       items_before_(layout_.max_items),
       same_as_(layout_.max_items),

@@ -30,9 +30,9 @@ namespace coppice::attention::cuda {
 // constructor only. Live items keep their open end in the last piece.
 class PlanTranslator {
  public:
-  // rates: of the machine's card, whatever part of it num_sms is. kv_tile: tokens of a dense step of the kernel.
-  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, const SmRates& rates, int num_sms,
-                 int kv_tile, int32_t deterministic_unit = kDeterministicUnit);
+  // rates: of the machine's card, whatever part of it traits.workers are. traits: of the kernel (TraitsOf).
+  PlanTranslator(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, const SmRates& rates,
+                 const BackendTraits& traits);
 
   const PlanLayout& layout() const { return layout_; }
   // Goes by what the plan says of its changes since the one translated before: items are emitted again where they, their pieces or

@@ -19,8 +19,10 @@
 #include <vector>
 
 #include "attention/cuda/lower/cut_rules.h"
+#include "attention/cuda/lower/explain_tasks.h"
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/kv_cuts.h"
+#include "attention/cuda/lower/lowered_plan.h"
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/step_ranges.h"
 #include "attention/cuda/plan_device.h"
@@ -39,20 +41,19 @@ using attention::testing::TestForest;
 static_assert(MaxPlannedContributions({.num_qo_heads = 1, .num_kv_heads = 1}) == 511, "as H200Traits says");
 
 constexpr AttentionSpec kSpec{.num_qo_heads = 8, .num_kv_heads = 2, .head_dim = 128};
-constexpr int kSms = 132, kKvTile = 128;
+constexpr int kSms = 132;
 
 // The plan of a forest on one H200, as the device reads it.
 class Translated {
  public:
   explicit Translated(const TestForest& forest, SharePolicy policy = SharePolicy::kTree, const AttentionSpec& spec = kSpec,
-                      bool side_tiles = true) {
-    auto planner =
-        Planner::Create(spec, forest.Capacity(), {.policy = policy}, H200Traits(), ShippedMachineModel("h200", kSms).value());
+                      bool side_tiles = true, const BackendTraits& traits = H200Traits()) {
+    auto planner = Planner::Create(spec, forest.Capacity(), {.policy = policy}, traits, ShippedMachineModel("h200", kSms).value());
     EXPECT_TRUE(planner.ok()) << planner.status().ToString();
     EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
     SmRates rates = (*planner)->machine().sm;
     if (!side_tiles) rates.side_step_ns = 1e12;
-    PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), rates, kSms, kKvTile);
+    PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), rates, traits);
     image_.resize(translator.layout().bytes + 64);
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
     translator.TranslatePlan((*planner)->View(), forest.Forest());
@@ -255,7 +256,7 @@ TEST(PlanUpload, PiecesOfATileReadItOnce) {
 
 // Shorter tiles have fewer pieces, none of which is short.
 TEST(PlanUpload, TheLastPieceOfATileIsNoRemnant) {
-  const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, kSpec, kKvTile);
+  const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, kSpec, H200Traits());
   for (int32_t tokens = 128; tokens <= 8192; tokens += 64) {
     const QueuedItem tile{.rows = 128, .blocks = 1, .tokens = tokens, .cut_tokens = 8192, .dense = true};
     std::vector<int32_t> ends;
@@ -310,7 +311,7 @@ TEST(SpreadStep, AnyRunOfNumbersIsSpreadEvenly) {
 TEST(SmCosts, MemoryIsSharedOutSoftlyNearItsRate) {
   const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
   for (const char* const card : {"h200", "h100"}) {
-    const SmCosts costs(ShippedMachineModel(card).value().sm, spec, 128);
+    const SmCosts costs(ShippedMachineModel(card).value().sm, spec, H200Traits());
     const double rate = costs.memory_bytes_per_ns();
     EXPECT_EQ(costs.MemoryShare(0), 1.0);
     double before = 1.0;
@@ -334,9 +335,11 @@ TEST(PlanUpload, SmsAreNotDividedWhereOneKindOfWorkIsShort) {
 }
 
 // Kinds of ranges of {rows, tokens} under 32 kv heads, none of them of one set.
-std::vector<bool> AreDense(std::vector<std::pair<int32_t, int32_t>> ranges, int32_t kv_tile = kKvTile, bool deterministic = false) {
+std::vector<bool> AreDense(std::vector<std::pair<int32_t, int32_t>> ranges, CudaKernels kernels = CudaKernels::kAuto,
+                           bool deterministic = false) {
   const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128, .deterministic = deterministic};
-  const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, spec, kv_tile);
+  const KernelChoice kernel = ChooseKernel(kernels, 9, 0, spec, /*page_size=*/16).value();
+  const SmCosts costs(ShippedMachineModel("h200", kSms).value().sm, spec, TraitsOf(kernel, spec, kSms));
   std::vector<QueuedItem> items;
   for (const auto& [rows, tokens] : ranges) {
     items.push_back({.rows = rows, .blocks = DenseBlocks(rows, 1), .tokens = tokens, .cut_tokens = tokens, .most_set_rows = 1});
@@ -372,8 +375,8 @@ TEST(ChooseKinds, RangesOfMoreThanEightRowsAreDense) {
   }
   EXPECT_FALSE(AreDense({{16, 8192}}).front()) << "teams read it";
   EXPECT_TRUE(AreDense({{16, 8192}, {40, 8192}}).front()) << "no teams beside dense tiles";
-  EXPECT_FALSE(AreDense(with_suffixes(16, 8192), MmaSyncKvTile(128)).front()) << "mma.sync multiplies sixteen rows at a time";
-  EXPECT_FALSE(AreDense(with_suffixes(8, 8192), kHopperDeterministicUnit, /*deterministic=*/true).front());
+  EXPECT_FALSE(AreDense(with_suffixes(16, 8192), CudaKernels::kMmaSync).front()) << "mma.sync multiplies sixteen rows at a time";
+  EXPECT_FALSE(AreDense(with_suffixes(8, 8192), CudaKernels::kAuto, /*deterministic=*/true).front());
 }
 
 TEST(ChooseKinds, ManyRangesOfFewRowsAreReadByStreamTilesWhereTheMemoryBinds) {
@@ -404,7 +407,7 @@ TEST(PlanUpload, AChainOfNodesKeepsTicketsCountable) {
                                    ShippedMachineModel("h200", kSms).value());
     ASSERT_TRUE(planner.ok());
     ASSERT_TRUE((*planner)->Update(forest.Forest()).ok());
-    PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
+    PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, H200Traits());
     std::vector<std::max_align_t> image(translator.layout().bytes / sizeof(std::max_align_t) + 1);
     translator.TranslatePlan((*planner)->View(), forest.Forest());
     translator.WriteImage(reinterpret_cast<std::byte*>(image.data()));
@@ -452,6 +455,40 @@ TEST(PlanUpload, WarpsWorkAloneWhereThereAreMoreTasksThanSms) {
   EXPECT_TRUE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads)).team);
   EXPECT_FALSE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads + 1)).team);
   EXPECT_FALSE(Translated(OnePrefix(8192, 10, 30)).team) << "a dense task";
+}
+
+// sm80_kernel.cuh: every CTA takes dense tiles, then streams, each warp a task of its own.
+TEST(PlanUpload, MmaSyncHasNeitherTeamsNorDividedSms) {
+  constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
+  const KernelChoice kernel = ChooseKernel(CudaKernels::kMmaSync, 9, 0, kAllHeads, /*page_size=*/16).value();
+  const BackendTraits mma_sync = TraitsOf(kernel, kAllHeads, kSms);
+  const auto translated = [&](const TestForest& forest, const BackendTraits& traits) {
+    return Translated(forest, SharePolicy::kTree, kAllHeads, /*side_tiles=*/true, traits);
+  };
+  const TestForest few = Unshared(1000, 4), long_steps = OnePrefix(32768, 256, 1024);
+  ASSERT_TRUE(translated(few, H200Traits()).team);
+  EXPECT_FALSE(translated(few, mma_sync).team);
+  ASSERT_LT(translated(long_steps, H200Traits()).dense_ctas, kSms);
+  const Translated plan = translated(long_steps, mma_sync);
+  EXPECT_EQ(plan.dense_ctas, kSms);
+  EXPECT_FALSE(plan.side);
+}
+
+TEST(CountCuts, CountsPiecesAndTheirStates) {
+  const TestForest forest = OnePrefix(32768, 2048, 64);
+  const auto planner =
+      Planner::Create(kSpec, forest.Capacity(), {}, H200Traits(), ShippedMachineModel("h200", kSms).value()).value();
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  const PlanStats planned = planner->Stats();
+  PlanStats cut = planned;
+  const LoweredPlan lowered(*planner);
+  CountCuts(lowered.view(), &cut);
+  EXPECT_EQ(planned.num_items, 1 + 64);
+  EXPECT_GT(cut.num_items, planned.num_items);
+  EXPECT_GT(cut.num_contributions, planned.num_contributions);
+  const int64_t row = kSpec.head_dim + 2;  // floats of a state
+  EXPECT_EQ(cut.state_bytes, 2 * 4 * row * kSpec.num_qo_heads * cut.num_contributions) << "every request has several";
+  EXPECT_EQ(cut.kv_bytes_read, planned.kv_bytes_read);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ edits
@@ -512,7 +549,7 @@ TEST(PlanUpload, AnEditedPlanIsTranslatedAsAFreshOne) {
     traits.workers = sms;
     auto planner = Planner::Create(spec, capacity, options, traits, machine);
     ASSERT_TRUE(planner.ok()) << planner.status().ToString();
-    const auto make = [&] { return PlanTranslator(spec, capacity, (*planner)->sizes(), machine.sm, sms, kKvTile); };
+    const auto make = [&] { return PlanTranslator(spec, capacity, (*planner)->sizes(), machine.sm, traits); };
     PlanTranslator translator = make();
     std::array<Image, 2> images = {Image(translator.layout()), Image(translator.layout())};
     for (int32_t step = 0; step < 60; ++step) {
@@ -577,7 +614,7 @@ TEST(PlanUpload, ARequestThatComesChangesItsOwnItems) {
   const int32_t root = forest.node_parent[forest.branch_node[0]];
   auto planner = Planner::Create(kSpec, forest.Capacity(), {}, H200Traits(), ShippedMachineModel("h200", kSms).value());
   ASSERT_TRUE(planner.ok());
-  PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, kSms, kKvTile);
+  PlanTranslator translator(kSpec, forest.Capacity(), (*planner)->sizes(), (*planner)->machine().sm, H200Traits());
   const auto step = [&] {
     EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
     translator.TranslatePlan((*planner)->View(), forest.Forest());

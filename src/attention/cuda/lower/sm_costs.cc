@@ -7,18 +7,18 @@
 namespace coppice::attention::cuda {
 
 // Rates of dense tiles and stream steps are those of head_dim 128.
-SmCosts::SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_tile)
+SmCosts::SmCosts(const SmRates& rates, const AttentionSpec& spec, const BackendTraits& traits)
     : rates_(rates),
-      kv_tile_(kv_tile),
+      path_(PathOf(traits)),
       stream_rows_(StreamRows(spec.deterministic)),
       bytes_per_token_(2 * spec.head_dim * static_cast<int32_t>(SizeOf(spec.kv_dtype))),
-      dense_piece_unit_(RoundUp(kMinDensePiece, kv_tile)),
+      dense_piece_unit_(RoundUp(kMinDensePiece, traits.kv_tile)),
       memory_bytes_per_ns_(rates.memory_bytes_per_s / 1e9),
       bulk_bytes_per_ns_(rates.bulk_bytes_per_s / 1e9),
       stream_step_ns_(rates.stream_step_ns) {
   const int head_dim = PaddedHeadDim(spec.head_dim);
   double flops_per_ns = rates.dense_flops_per_s / 1e9 / rates.num_sms;  // of an SM
-  if (IsHopperTile(kv_tile)) {
+  if (path_ == KernelPath::kHopper) {
     flops_per_ns *= HopperDenseRate(head_dim);
     stream_step_ns_ *= head_dim / (128 * HopperStreamRate(head_dim));
   }

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "attention/backend_traits.h"
 #include "attention/cuda/kernel_config.h"
+#include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/machine_model.h"
 #include "attention/plan_units.h"
@@ -16,8 +18,8 @@ namespace coppice::attention::cuda {
 
 class SmCosts {
  public:
-  // kv_tile: tokens of a dense step of the kernel.
-  SmCosts(const SmRates& rates, const AttentionSpec& spec, int32_t kv_tile);
+  // traits: of the kernel (TraitsOf).
+  SmCosts(const SmRates& rates, const AttentionSpec& spec, const BackendTraits& traits);
 
   const SmRates& rates() const { return rates_; }
   // Of the memory, all SMs together; and an even part of it.
@@ -31,7 +33,7 @@ class SmCosts {
     return 1 / std::sqrt(std::sqrt(std::sqrt(1 + fourth * fourth)));
   }
   double bulk_bytes_per_ns() const { return bulk_bytes_per_ns_; }
-  int32_t kv_tile() const { return kv_tile_; }                  // tokens of a dense step
+  KernelPath path() const { return path_; }
   int32_t stream_rows() const { return stream_rows_; }          // rows of a stream tile
   int32_t bytes_per_token() const { return bytes_per_token_; }  // K and V of one kv head
 
@@ -58,7 +60,7 @@ class SmCosts {
 
  private:
   SmRates rates_;
-  int32_t kv_tile_;
+  KernelPath path_;
   int32_t stream_rows_;
   int32_t bytes_per_token_;
   int32_t dense_piece_unit_;

@@ -58,6 +58,7 @@ SmDivision::Chosen SmDivision::Search(int64_t tokens, const StreamWork& stream, 
     choices[num_choices++] = {step.ns, tasks, piece};
     if (step.ns < kWorthChanging * best_ns) best_ns = step.ns, best_tasks = tasks, best_division.dense_piece = piece;
   }
+  if (costs.path() != KernelPath::kHopper) return {best_division, best_ns};
   const int64_t stream_tasks = TasksOnceCut(stream);
   // As many SMs as take whole rounds of the tasks.
   const double all_sms_ns = best_ns;

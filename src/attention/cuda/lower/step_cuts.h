@@ -28,7 +28,7 @@ class StepCutter {
       : spec_(spec), page_size_(page_size), num_sms_(num_sms), division_(num_sms, spec.num_kv_heads, max_items) {}
 
   // Whether plans may have side tiles.
-  bool HasSide(const SmCosts& costs) const { return HasSideTiles(spec_, costs.kv_tile(), page_size_); }
+  bool HasSide(const SmCosts& costs) const { return HasSideTiles(costs.path(), spec_, page_size_); }
   // most_states: partial states that dense pieces may have. merges: as for ChooseStreamCuts.
   StepCuts Choose(std::span<const QueuedItem> items, const std::function<bool()>& merges, int64_t most_states,
                   const SmCosts& costs);

@@ -24,7 +24,7 @@ class CutPricer final : public StepPricer {
         own_states_(PlanLayout(spec, capacity, sizes, traits.workers).own_states),
         most_states_(sizes.max_states + own_states_),
         cost_(spec, traits, machine),
-        costs_(machine.sm, spec, traits.kv_tile),
+        costs_(machine.sm, spec, traits),
         cutter_(spec, capacity.page_size, traits.workers, MostRanges(capacity, sizes)),
         reads_(capacity.max_nodes) {
     const size_t most = MostRanges(capacity, sizes);

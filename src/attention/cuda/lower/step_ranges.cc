@@ -59,7 +59,7 @@ std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t
 
 void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs) {
   for (QueuedItem& item : items) item.dense = IsDense(item, costs);
-  if (!StreamsByEights(costs.kv_tile()) || TokensForTeams(items, heads, num_sms)) return;
+  if (costs.path() != KernelPath::kHopper || TokensForTeams(items, heads, num_sms)) return;
   if (MemoryHidesWideItems(items, heads, num_sms, costs)) return;
   for (QueuedItem& item : items) item.dense |= IsWide(item, costs);
 }
