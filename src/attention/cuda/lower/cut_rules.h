@@ -17,10 +17,10 @@ namespace coppice::attention::cuda {
 // Where stream tiles multiply eight rows at a time, items of more rows are dense from so many tokens on (docs/kernels/hopper.md,
 // "Kinds of items").
 inline constexpr int32_t kFewestWideDenseTokens = 2 * HopperKvTile(128);
-// But not where they are so many tasks and the memory has so much to read for stream tiles: measured are 0.94 of the time of stream
-// tiles at 87 us and 1.02 at 175 (bench/results/attention_wide_rows_h100.txt).
+// But not where they are so many tasks and the memory reads for stream tiles as long as so many dense tasks take to start: dense
+// tiles have 0.94 of the time of stream tiles at 87 us (19 starts) and 1.02 at 175 (bench/results/attention_wide_rows_h100.txt).
 inline constexpr int64_t kWideStreamTasksPerSm = 3;
-inline constexpr double kWideStreamNs = 125e3;
+inline constexpr double kWideStreamStarts = 27;
 
 // ------------------------------------------------------------------------------------------------------------- dense pieces
 

@@ -382,7 +382,8 @@ TEST(ChooseKinds, RangesOfMoreThanEightRowsAreDense) {
 TEST(ChooseKinds, ManyRangesOfFewRowsAreReadByStreamTilesWhereTheMemoryBinds) {
   constexpr int64_t kHeads = 32, kTokenBytes = 2 * 128 * 2;  // as AreDense has them
   const auto enough = static_cast<int32_t>(CeilDiv(kWideStreamTasksPerSm * kSms, kHeads));
-  const double bytes = kWideStreamNs * ShippedMachineModel("h200", kSms).value().sm.memory_bytes_per_s / 1e9;
+  const SmRates rates = ShippedMachineModel("h200", kSms).value().sm;
+  const double bytes = kWideStreamStarts * rates.dense_task_ns * rates.memory_bytes_per_s / 1e9;
   const auto tokens = static_cast<int32_t>(bytes / static_cast<double>(enough * kHeads * kTokenBytes));
   const auto first_of = [](int32_t ranges, int32_t each) -> bool {
     return AreDense(std::vector(ranges, std::pair<int32_t, int32_t>(16, each))).front();
