@@ -30,11 +30,12 @@ constexpr int32_t kPageSize = 16, kRowsAtATime = 64;  // logits of so many rows 
 struct Form {
   const char* name;
   DType dtype, kv_dtype;
-  bool keep_stored;
+  KeepStored keep_stored;
 };
-constexpr Form kForms[] = {{"f32, KV bf16", DType::kF32, DType::kBF16, false},
-                           {"bf16", DType::kBF16, DType::kBF16, false},
-                           {"stored", DType::kBF16, DType::kBF16, true}};
+constexpr Form kForms[] = {{"f32, KV bf16", DType::kF32, DType::kBF16, KeepStored::kNone},
+                           {"bf16", DType::kBF16, DType::kBF16, KeepStored::kNone},
+                           {"fastest", DType::kBF16, DType::kBF16, KeepStored::kWhereFaster},
+                           {"stored", DType::kBF16, DType::kBF16, KeepStored::kWherePossible}};
 
 // A model with room for one sequence.
 class Runner {
@@ -169,7 +170,7 @@ Status Run(const std::string& path, const std::string& text, int32_t window, int
   COPPICE_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, tokenizer->Encode(text));
   ThreadPool threads(2);
   COPPICE_ASSIGN_OR_RETURN(const auto reference,
-                           Runner::Create(*checkpoint, &threads, {"f32", DType::kF32, DType::kF32, false}, window));
+                           Runner::Create(*checkpoint, &threads, {"f32", DType::kF32, DType::kF32, KeepStored::kNone}, window));
   for (const Form& form : kForms) {
     COPPICE_ASSIGN_OR_RETURN(const auto other, Runner::Create(*checkpoint, &threads, form, window));
     Sums sums;

@@ -59,10 +59,10 @@ Result<DType> ParseDType(std::string_view text) {
 }
 
 Result<WeightForm> ParseWeightForm(std::string_view text) {
-  for (const WeightForm form : {WeightForm::kStored, WeightForm::kBF16, WeightForm::kF32}) {
+  for (const WeightForm form : {WeightForm::kFastest, WeightForm::kStored, WeightForm::kBF16, WeightForm::kF32}) {
     if (Name(form) == text) return form;
   }
-  return InvalidArgument(fmt::format("'{}' is no form of weights; expected stored, bf16 or f32", text));
+  return InvalidArgument(fmt::format("'{}' is no form of weights; expected fastest, stored, bf16 or f32", text));
 }
 
 Result<DraftMode> ParseDraftMode(std::string_view text) {
@@ -140,8 +140,8 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       "bf16; f16, on GPUs: rounds an eighth as coarsely, but what exceeds 65,504 is lost; f32, on CPUs, for exactness. Default: "
       "bf16, but on GPUs f16 for files of quantised or f16 weights, unless their family exceeds its range");
   AddParsed<WeightForm>(command, "--weights", options.weights, ParseWeightForm,
-                        "stored (default): a quantised file's blocks stay as they are where products read those faster; bf16: "
-                        "rounded to bf16; f32: products in f32");
+                        "fastest (default): as this machine's products are fastest; stored, on CPUs: a quantised file's blocks "
+                        "stay as they are, for the least memory; bf16: rounded to bf16; f32, on CPUs: products in f32");
   AddParsed<SharingMode>(command, "--sharing", options.sharing, ParseSharingMode,
                          "tree (default): each shared token is read once per step; one-level: only what all requests share; "
                          "store: stored once, read by each; none: a copy per request");
@@ -161,6 +161,11 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       "--tune", options.tune,
       "On a GPU: measure first with which of the library's algorithms the model's products are fastest, tens of seconds "
       "the first time; this machine remembers");
+  command
+      .add_option(
+          "--machine", options.machine_model_path,
+          "File of `coppice bench calibrate`, whose constants attention is planned by (default: those shipped for the device)")
+      ->check(NotEmpty());
   AddParsed<SchedulePolicy>(command, "--schedule", options.schedule, ParseSchedule,
                             "mixed (default): prompts fill up steps in which all running samples decode; prefill-first: prompts "
                             "alone, while samples wait");

@@ -82,7 +82,7 @@ TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
   EXPECT_THAT(Parse("--sharing forest", options),
               HasSubstr("'forest' is no sharing mode; expected tree, one-level, store or none"));
   EXPECT_THAT(Parse("--dtype int8", options), HasSubstr("'int8' is no dtype of the engine; expected bf16, f16 or f32"));
-  EXPECT_THAT(Parse("--weights q4", options), HasSubstr("'q4' is no form of weights; expected stored, bf16 or f32"));
+  EXPECT_THAT(Parse("--weights q4", options), HasSubstr("'q4' is no form of weights; expected fastest, stored, bf16 or f32"));
   EXPECT_THAT(Parse("--draft eagle", options), HasSubstr("'eagle' is no way to draft; expected none, ngram or model"));
   EXPECT_THAT(Parse("--draft-policy never", options), HasSubstr("'never' is no policy of drafting; expected measured or always"));
   EXPECT_THAT(Parse("--schedule fair", options), HasSubstr("'fair' is no schedule; expected mixed or prefill-first"));
@@ -102,7 +102,7 @@ TEST(RunOptions, ScheduleAndChunk) {
 
 TEST(RunOptions, WeightForms) {
   RunOptions options;
-  EXPECT_EQ(options.engine.weights, WeightForm::kStored);
+  EXPECT_EQ(options.engine.weights, WeightForm::kFastest);
   EXPECT_EQ(Parse("--weights f32", options), "");
   EXPECT_EQ(options.engine.weights, WeightForm::kF32);
   EXPECT_TRUE(Validate(options).ok());
@@ -110,6 +110,15 @@ TEST(RunOptions, WeightForms) {
   EXPECT_EQ(Validate(options).message().substr(0, 33), "--weights is bf16 and dtype f32: ");
   EXPECT_EQ(Parse("--weights bf16 --dtype f16", options), "");
   EXPECT_EQ(Validate(options).message().substr(0, 33), "--weights is bf16 and dtype f16: ");
+  EXPECT_EQ(Parse("--weights stored --dtype bf16", options), "");
+  EXPECT_EQ(options.engine.weights, WeightForm::kStored);
+  EXPECT_TRUE(Validate(options).ok());
+  EXPECT_EQ(Parse("--weights stored --dtype f32", options), "");
+  EXPECT_TRUE(Validate(options).ok());
+  EXPECT_EQ(Parse("--weights stored --dtype f16", options), "");
+  EXPECT_EQ(Validate(options).message().substr(0, 35), "--weights is stored and dtype f16: ");
+  EXPECT_EQ(Parse("--weights stored --device cuda:1", options), "");
+  EXPECT_EQ(Validate(options).message().substr(0, 38), "--weights is stored and device cuda:1:");
 }
 
 TEST(RunOptions, TokenIds) {

@@ -23,7 +23,7 @@ struct BaselineSpeed {
 struct RunStats {
   SharingMode sharing = SharingMode::kTree;
   DType dtype = DType::kBF16;
-  WeightForm weights = WeightForm::kStored;
+  WeightForm weights = WeightForm::kFastest;
   int32_t page_size = 0, samples = 0, samples_finished = 0;
   int64_t prompt_tokens = 0;     // of the prompt, once
   int64_t prefilled_tokens = 0;  // computed by prefill, over all samples

@@ -47,15 +47,26 @@ std::optional<DType> WantedDType(const EngineOptions& options) {
   return options.weights == WeightForm::kF32 ? DType::kF32 : options.dtype;
 }
 
+KeepStored KeepStoredOf(WeightForm form) {
+  switch (form) {
+    case WeightForm::kFastest: return KeepStored::kWhereFaster;
+    case WeightForm::kStored: return KeepStored::kWherePossible;
+    case WeightForm::kBF16:
+    case WeightForm::kF32: break;
+  }
+  return KeepStored::kNone;
+}
+
 // Of KV, and of what the weights' form leaves open, where the options do.
 DType SuitableDType(const Checkpoint& checkpoint, const EngineOptions& options, DeviceKind device) {
-  const bool is_open = device != DeviceKind::kCpu && options.weights == WeightForm::kStored;
+  const bool is_open = device != DeviceKind::kCpu && options.weights == WeightForm::kFastest;
   return is_open ? checkpoint.SuitableHalf() : DType::kBF16;
 }
 
-// The device that the options name.
+// The device that the options name: of "auto" one that holds the weights as they say.
 Result<std::unique_ptr<Device>> OpenNamedDevice(const EngineOptions& options, ThreadPool* threads) {
-  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
+  COPPICE_ASSIGN_OR_RETURN(DeviceName name, ParseDeviceName(options.device));
+  if (name.optional && options.weights == WeightForm::kStored) name = {.kind = DeviceKind::kCpu};
   return OpenDevice(name, WantedDType(options), threads);
 }
 
@@ -110,7 +121,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
                            Transformer::Create(checkpoint, {.dtype = WantedDType(options).value_or(dtype),
                                                             .kv_dtype = dtype,
-                                                            .keep_stored = options.weights == WeightForm::kStored,
+                                                            .keep_stored = KeepStoredOf(options.weights),
                                                             .device = device.get(),
                                                             .max_tokens = options.max_batch_tokens,
                                                             .max_logit_rows = max_logit_rows,
@@ -128,7 +139,9 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                           .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
                                           .page_size = options.page_size,
                                           .device_images = on_cpu ? 1 : 2},
-                                         {.policy = PolicyOf(options.sharing), .force_sharing = options.force_sharing}));
+                                         {.policy = PolicyOf(options.sharing),
+                                          .force_sharing = options.force_sharing,
+                                          .machine_model_path = options.machine_model_path}));
     plans.push_back(std::move(plan));
   }
   std::unique_ptr<DeviceSampler> sampler;  // before the pages, which take what is left

@@ -74,10 +74,21 @@ Status ValidateOptions(const EngineOptions& options) {
   }
   if (options.weights == WeightForm::kBF16 && options.dtype.value_or(DType::kBF16) != DType::kBF16) {
     const std::string dtype(Name(*options.dtype));
-    return InvalidArgument("weights is bf16 and dtype " + dtype + ": expected weights stored or f32, since products in " + dtype +
+    return InvalidArgument("weights is bf16 and dtype " + dtype + ": expected weights fastest or f32, since products in " + dtype +
                            " read no bf16");
   }
-  COPPICE_RETURN_IF_ERROR(ParseDeviceName(options.device).status());
+  COPPICE_ASSIGN_OR_RETURN(const DeviceName device, ParseDeviceName(options.device));
+  if (options.weights == WeightForm::kStored) {
+    if (device.kind != DeviceKind::kCpu && !device.optional) {
+      return InvalidArgument("weights is stored and device " + options.device +
+                             ": expected device cpu or weights fastest, since only CPUs multiply with a file's blocks");
+    }
+    if (options.dtype == DType::kF16) {
+      return InvalidArgument(
+          "weights is stored and dtype f16: expected dtype bf16 or f32, or weights fastest, since only CPUs "
+          "multiply with a file's blocks");
+    }
+  }
   return CheckDrafts(options);
 }
 

@@ -115,6 +115,11 @@ class WeightLoader {
     return norm;
   }
 
+  bool WantsBlocks() const {
+    return keep_stored_ == KeepStored::kWherePossible || (keep_stored_ == KeepStored::kWhereFaster && ops_.PrefersBlocks(dtype_));
+  }
+  bool WantsCodes() const { return keep_stored_ == KeepStored::kWhereFaster && ops_.WantsCodes(dtype_); }
+
   // A product of one or more stored matrices.
   Result<std::unique_ptr<ops::Weight>> Linear(int32_t layer, std::initializer_list<WeightRole> roles, const Packing& packing = {}) {
     const auto& [order, runs, pack] = packing;
@@ -128,8 +133,8 @@ class WeightLoader {
     }
     const int64_t in_features = matrices.entries.front()->shape[1];
     std::vector<ops::LinearPart> parts;
-    if (keep_stored_) parts = BlockParts(layer, runs, &matrices);
-    if (parts.empty() || !ops_.WantsBlocks(dtype_, in_features, parts, order)) {
+    if (WantsBlocks()) parts = BlockParts(layer, runs, &matrices);
+    if (parts.empty() || !ops_.TakesBlocks(dtype_, in_features, parts, order)) {
       matrices.blocks.clear();
       COPPICE_ASSIGN_OR_RETURN(parts, ConvertedParts(runs, &matrices));
     }
@@ -169,7 +174,7 @@ class WeightLoader {
       const Checkpoint::StoredBlocks& blocks = matrices->blocks[i];
       part.blocks = {.format = *FormatOf(blocks.type),
                      .rows = blocks.rows.data() + StoredBytes(blocks.type, row * matrices->entries[i]->shape[1]),
-                     .coarse_input = config_.blocks.coarse_inputs && layer != kNoLayer};
+                     .coarse_input = config_.blocks.coarse_inputs && layer != kNoLayer && dtype_ == DType::kBF16};
       parts.push_back(part);
     });
     return parts;
@@ -190,8 +195,7 @@ class WeightLoader {
       COPPICE_RETURN_IF_ERROR(
           checkpoint_.Load(entry->name + ".weight", entry->shape[0], in_features, dtype_, std::span(next, bytes)));
       begins.push_back(std::exchange(next, next + bytes));
-      matrices->codes.push_back(keep_stored_ && ops_.WantsCodes(dtype_) ? checkpoint_.LoadCodes(entry->name + ".weight")
-                                                                        : std::nullopt);
+      matrices->codes.push_back(WantsCodes() ? checkpoint_.LoadCodes(entry->name + ".weight") : std::nullopt);
     }
     std::vector<ops::LinearPart> parts;
     ForEachPart(runs, *matrices, [&](ops::LinearPart part, size_t i, int64_t row) {
@@ -212,7 +216,7 @@ class WeightLoader {
   const ModelConfig& config_;
   const WeightMap map_;
   const DType dtype_;
-  const bool keep_stored_;
+  const KeepStored keep_stored_;
   Device& device_;
   ops::Ops& ops_;
   Buffer staging_;

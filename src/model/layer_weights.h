@@ -11,6 +11,7 @@
 #include "core/device.h"
 #include "core/device_tensor.h"
 #include "model/checkpoint.h"
+#include "model/keep_stored.h"
 #include "ops/ops.h"
 
 namespace coppice {
@@ -57,7 +58,7 @@ struct ModelWeights {
 
 struct WeightOptions {
   DType dtype = DType::kBF16;  // of what is converted, and of the products' inputs
-  bool keep_stored = true;     // matrices stay in their file's blocks or codes, where `ops` makes use of them
+  KeepStored keep_stored = KeepStored::kWhereFaster;
 };
 
 // Reads and packs all weights through one staging buffer of host memory.

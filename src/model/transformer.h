@@ -13,6 +13,7 @@
 #include "core/device_tensor.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/keep_stored.h"
 #include "model/step_inputs.h"
 
 namespace coppice {
@@ -22,7 +23,7 @@ class Transformer {
   struct Options {
     DType dtype = DType::kBF16;     // of product inputs, q and converted weights: kBF16 or kF32
     std::optional<DType> kv_dtype;  // none: dtype
-    bool keep_stored = true;        // matrices stay in their file's blocks or codes, where the device's products make use of them
+    KeepStored keep_stored = KeepStored::kWhereFaster;
     Device* device = nullptr;
     int32_t max_tokens = 512;      // T of the largest batch
     int32_t max_logit_rows = 512;  // that Logits gives at a time

@@ -47,7 +47,7 @@ struct BlockWeight {
 
 // One matrix as a model stores it: [rows, in_features] of the compute dtype, row-major; bias [rows] fp32 or null. With `coded`, the
 // same matrix before it was rounded to the compute dtype: products of few rows read it instead, in fewer bytes. With `blocks`, the
-// matrix is these and `weight` is null: all products read them (Ops::WantsBlocks). Host memory.
+// matrix is these and `weight` is null: all products read them (Ops::TakesBlocks). Host memory.
 struct LinearPart {
   const void* weight = nullptr;
   int64_t rows = 0;
@@ -149,12 +149,13 @@ class Ops {
 
   // Whether Pack makes use of LinearPart::coded for weights of this dtype.
   virtual bool WantsCodes(DType dtype) const = 0;
-  // Whether Pack takes parts whose LinearPart::blocks are set, all of them, and products with those are faster than with the
-  // dtype's.
-  virtual bool WantsBlocks(DType /*dtype*/, int64_t /*in_features*/, std::span<const LinearPart> /*parts*/,
+  // Whether Pack takes these parts, all of which have LinearPart::blocks, for products with inputs of this dtype.
+  virtual bool TakesBlocks(DType /*dtype*/, int64_t /*in_features*/, std::span<const LinearPart> /*parts*/,
                            PartOrder /*order*/ = PartOrder::kConcatenated) const {
     return false;
   }
+  // Whether products with such blocks are faster than those with weights of this dtype.
+  virtual bool PrefersBlocks(DType /*dtype*/) const { return false; }
   // Which kernels this machine runs, for `inspect` and logs: "avx512_bf16 + oneDNN brgemm".
   virtual std::string description() const = 0;
   // Copies the parts into the kernels' layout in device memory. dtype is that of all parts. INVALID_ARGUMENT for shapes that cannot

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
-from program import COPPICE, TINY, coppice, run_json
+from program import COPPICE, TINY, coppice, default_model_or_skip, run_json
 
 PROMPT = ["--model", TINY, "--prompt-ids", "5,6,7"]
 GOOD = ["run", *PROMPT, "--max-tokens", "2"]
@@ -128,6 +128,28 @@ class RunLimitsTest(unittest.TestCase):
             self.assertIn(done.returncode, (1, 2, 127), (kibibytes, done))
             self.assertEqual(done.stdout, "")
             self.assertNotEqual(done.stderr, "")  # a library's words, it may be
+
+
+class MemoryOfWeightsTest(unittest.TestCase):
+    def test_stored_weights_are_held_once(self):
+        """At most file + KV + 10 % + 300 MB, on any CPU."""
+        try:
+            model = default_model_or_skip()
+        except SystemExit:
+            self.skipTest("the default model could not be fetched")
+        stats = run_json("--model", model, "--device", "cpu", "--weights", "stored", "--prompt", "The sky", "-n", 16, "--max-tokens", 16, "--ignore-eos",
+                         "--threads", 2)["stats"]
+        self.assertEqual(stats["weights"], "stored")
+        self.assertLess(stats["peak_rss_bytes"], 1.1 * (os.path.getsize(model) + stats["kv_bytes_stored"]) + 300e6)
+
+    def test_stored_weights_need_a_cpu(self):
+        for options in (["--device", "cuda"], ["--device", "cuda:1"], ["--dtype", "f16"]):
+            done = coppice("run", *PROMPT, "--weights", "stored", *options)
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done)
+            self.assertIn("--weights is stored and", done.stderr)
+            self.assertIn("weights fastest", done.stderr)
+        for options in ([], ["--device", "cpu"], ["--dtype", "f32"]):
+            self.assertEqual(run_json(*PROMPT, "--max-tokens", 2, "--weights", "stored", *options)["stats"]["weights"], "stored")
 
 
 class BatchLimitsTest(unittest.TestCase):

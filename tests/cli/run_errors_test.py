@@ -48,6 +48,11 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error([*GOOD, "--no-such-option"], "--no-such-option")
         self.expect_error([*GOOD, "--prompt", "text"], "more than one prompt")
 
+    def test_machine_model(self):
+        self.expect_error([*GOOD, "--machine", os.path.join(self.folder, "absent.json")], "absent.json", "coppice bench calibrate")
+        gpu = os.path.join(os.path.dirname(__file__), "../../src/attention/machines/h200.json")
+        self.expect_error([*GOOD, "--device", "cpu", "--machine", gpu], "h200.json", "is a GPU's", "coppice bench calibrate")
+
     def test_prompt(self):
         self.expect_error(["--model", TINY, "--prompt", ""], "prompt is empty")
         self.expect_error(["--model", TINY], "prompt is empty", "stdin", stdin="")

@@ -156,12 +156,14 @@ constexpr std::string_view Name(DraftMode mode) {
 
 // How a model's matrices are held and multiplied (docs/numerics.md, "Weights").
 enum class WeightForm : uint8_t {
-  kStored,  // a quantised file's blocks stay as they are where this machine's products read those faster; else as `dtype` says
-  kBF16,    // rounded to bf16, as are the inputs of products
-  kF32,     // exact in f32, as are the inputs of products; CPU only
+  kFastest,  // as products of this machine are fastest: as kStored or in `dtype`, on some CPUs with the file's integers beside it
+  kStored,   // a quantised file's blocks stay as they are, once; CPU only. Matrices of other types: in `dtype`
+  kBF16,     // rounded to bf16, as are the inputs of products
+  kF32,      // exact in f32, as are the inputs of products; CPU only
 };
 constexpr std::string_view Name(WeightForm form) {
   switch (form) {
+    case WeightForm::kFastest: return "fastest";
     case WeightForm::kStored: return "stored";
     case WeightForm::kBF16: return "bf16";
     case WeightForm::kF32: return "f32";
@@ -191,7 +193,7 @@ struct EngineOptions {
   // kBF16, but on CUDA devices kF16 for files whose weights are of f16 or quantised, of families that f16 has the range for
   // (docs/numerics.md, "f16"). ModelInfo::kv_dtype says which it came to be.
   std::optional<DType> dtype;
-  WeightForm weights = WeightForm::kStored;
+  WeightForm weights = WeightForm::kFastest;
   SharingMode sharing = SharingMode::kTree;
   bool force_sharing = false;           // share wherever the tree allows, whatever the cost model says
   int32_t page_size = 16;               // tokens per page, 1..256
@@ -217,6 +219,8 @@ struct EngineOptions {
   // On a GPU: measure first with which of the library's algorithms the model's products make its steps fastest, unless this machine
   // has measured them before (docs/ops.md, "Products"). A sample's tokens may differ by it as sums of another order do.
   bool tune = false;
+  // JSON of `coppice bench calibrate`: the constants that attention is planned by. Empty: those shipped for the device at hand.
+  std::string machine_model_path;
   bool deterministic = false;
   // For measuring what all else costs (Hydragen's ceiling): no row attends to anything, and tokens mean nothing.
   bool without_attention = false;

@@ -44,14 +44,15 @@ Result<std::string> ResolveReport(const std::string& path, std::string_view opti
 }
 
 struct BenchWeights {
-  WeightForm form = WeightForm::kStored;
+  WeightForm form = WeightForm::kFastest;
   bool random = false;
 };
 
 Result<BenchWeights> ParseBenchWeights(std::string_view text) {
   if (text == "random") return BenchWeights{.random = true};
   const Result<WeightForm> form = ParseWeightForm(text);
-  if (!form.ok()) return InvalidArgument(fmt::format("'{}' is no form of weights; expected stored, bf16, f32 or random", text));
+  if (!form.ok())
+    return InvalidArgument(fmt::format("'{}' is no form of weights; expected fastest, stored, bf16, f32 or random", text));
   return BenchWeights{.form = *form};
 }
 
@@ -87,7 +88,7 @@ void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& co
         engine.weights = weights->form;
         engine.random_weights = weights->random;
       },
-      "stored (default), bf16 or f32: those of --model, as in coppice run; random: of the shape that --config says, bf16");
+      "fastest (default), stored, bf16 or f32: those of --model, as in coppice run; random: of the shape that --config says, bf16");
   command.add_option("--config", config, "A model's config.json, for --weights random")->check(NotEmpty());
 }
 

@@ -46,10 +46,14 @@ class CpuOps final : public Ops {
     return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && kernels_.code_input != nullptr;
   }
 
+  bool TakesBlocks(DType dtype, int64_t in_features, std::span<const LinearPart> parts, PartOrder order) const override {
+    return dtype != DType::kF16 && kernels_.quantized != nullptr && !parts.empty() &&
+           QuantizedPanels::CanPack(in_features, parts, order);
+  }
+
   // Products with bf16 pairs do as many multiplications an instruction as those with blocks, and take nothing apart.
-  bool WantsBlocks(DType dtype, int64_t in_features, std::span<const LinearPart> parts, PartOrder order) const override {
-    return dtype == DType::kBF16 && library_ == ProductLibrary::kAuto && !kernels_.multiplies_bf16 &&
-           kernels_.quantized != nullptr && !parts.empty() && QuantizedPanels::CanPack(in_features, parts, order);
+  bool PrefersBlocks(DType dtype) const override {
+    return dtype == DType::kBF16 && library_ == ProductLibrary::kAuto && !kernels_.multiplies_bf16;
   }
 
   std::string description() const override { return description_; }

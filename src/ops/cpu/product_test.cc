@@ -299,15 +299,18 @@ TEST(BlockProducts, MatchDoublePrecisionAndRowsKeepTheirBits) {
   struct Case {
     std::vector<std::pair<BlockFormat, int64_t>> parts;
     PartOrder order;
+    DType dtype = DType::kBF16;  // of the products' inputs
   };
   using enum BlockFormat;
   const std::vector<Case> cases = {{{{kQ4_1, 96}, {kQ8_0, 32}, {kQ6_K, 65}}, PartOrder::kConcatenated},
                                    {{{kQ4_0, 40}, {kQ4_0, 100}}, PartOrder::kConcatenated},
                                    {{{kQ5_K, 70}, {kQ4_K, 70}}, PartOrder::kGateUp},
-                                   {{{kQ5_0, 64}, {kQ5_1, 1}}, PartOrder::kConcatenated}};
+                                   {{{kQ5_0, 64}, {kQ5_1, 1}}, PartOrder::kConcatenated},
+                                   {{{kQ4_1, 96}, {kQ6_K, 65}}, PartOrder::kConcatenated, DType::kF32}};
   for (const Kernels* kernels : SupportedKernels()) {
     if (kernels->quantized == nullptr) continue;
     for (const Case& c : cases) {
+      const DType dtype = c.dtype;
       std::mt19937 random(7);
       auto ops = MakeCpuOps(device.get(), {}, *kernels, ProductLibrary::kAuto);
       std::vector<BlockRows> stored;
@@ -316,12 +319,13 @@ TEST(BlockProducts, MatchDoublePrecisionAndRowsKeepTheirBits) {
       std::vector<LinearPart> parts;
       for (const auto& [format, rows] : c.parts) stored.emplace_back(format, rows, kInputs, random);
       for (const BlockRows& part : stored) parts.push_back(part.Part(biases.data()));
-      const auto packed = ops->Pack(DType::kBF16, kInputs, parts, c.order);
+      const auto packed = ops->Pack(dtype, kInputs, parts, c.order);
       ASSERT_TRUE(packed.ok()) << packed.status().ToString();
-      EXPECT_EQ(ops->WantsBlocks(DType::kBF16, kInputs, parts, c.order), !kernels->multiplies_bf16);
+      EXPECT_TRUE(ops->TakesBlocks(dtype, kInputs, parts, c.order)) << kernels->isa;
+      EXPECT_EQ(ops->PrefersBlocks(dtype), dtype == DType::kBF16 && !kernels->multiplies_bf16) << kernels->isa;
       const bool gated = c.order == PartOrder::kGateUp;
       const int64_t outputs = (*packed)->out_features();
-      Values x(DType::kBF16, kRows * kInputs, 3, 1.0f);
+      Values x(dtype, kRows * kInputs, 3, 1.0f);
       // Of output `column`, of part `part` if gated: the sum, and how large its terms are.
       const auto exact = [&](int64_t row, int64_t column, size_t part) {
         if (!gated) {
@@ -353,7 +357,7 @@ TEST(BlockProducts, MatchDoublePrecisionAndRowsKeepTheirBits) {
         for (int64_t row = 0; row < rows; ++row) {
           std::vector<float> one(outputs);
           ConstDeviceTensor input = x.Matrix(rows, kInputs);
-          input.data = static_cast<const std::byte*>(input.data) + row * kInputs * 2;
+          input.data = static_cast<const std::byte*>(input.data) + row * kInputs * SizeOf(dtype);
           input.rows = 1;
           ASSERT_TRUE(ops->Linear(input, **packed, HostTensor(one, 1, outputs), epilogue, nullptr).ok());
           EXPECT_EQ(std::memcmp(one.data(), &y[row * outputs], outputs * sizeof(float)), 0) << kernels->isa << " row " << row;
@@ -425,7 +429,7 @@ TEST(BlockProducts, WhatLiesInOneStripHasOneFormat) {
   const std::vector<LinearPart> parts = {a.Part(), b.Part()};
   for (const Kernels* kernels : SupportedKernels()) {
     const auto ops = MakeCpuOps(device.get(), {}, *kernels, ProductLibrary::kAuto);
-    EXPECT_FALSE(ops->WantsBlocks(DType::kBF16, 64, parts));
+    EXPECT_FALSE(ops->TakesBlocks(DType::kBF16, 64, parts));
     EXPECT_EQ(ops->Pack(DType::kBF16, 64, parts).status().code(), StatusCode::kInvalidArgument);
   }
 }
