@@ -29,6 +29,16 @@ int64_t BytesOf(const fs::path& path) {
   return bytes;
 }
 
+// A GGUF model's bytes, in all its files.
+int64_t BytesOfGguf(const fs::path& path) {
+  const GgufPart part = ParseGgufPart(path.filename()).value_or(GgufPart());
+  int64_t bytes = BytesOf(path);
+  for (int32_t number = 2; number <= part.count; ++number) {
+    if (const fs::path other = path.parent_path() / part.NameOf(number); Exists(other)) bytes += BytesOf(other);
+  }
+  return bytes;
+}
+
 // The entries of a folder that are not hidden.
 std::vector<fs::path> Visible(const fs::path& folder) {
   std::vector<fs::path> paths;
@@ -44,11 +54,11 @@ std::string NameOfFile(const std::string& file) {
   return entry == Catalogue().end() ? file : std::string(entry->name);
 }
 
-// Of a repository's folder: itself, or its only GGUF file.
+// Of a repository's folder: itself, or the file of its only GGUF model.
 fs::path ModelIn(const fs::path& folder) {
   if (Exists(folder / "config.json")) return folder;
   std::vector<fs::path> ggufs = Visible(folder);
-  std::erase_if(ggufs, [](const fs::path& path) { return path.extension() != ".gguf"; });
+  std::erase_if(ggufs, [](const fs::path& path) { return !IsGgufModel(path.filename()); });
   return ggufs.size() == 1 ? ggufs.front() : folder;
 }
 
@@ -65,7 +75,7 @@ std::vector<StoredModel> StoredModels() {
   std::error_code error;
   for (const fs::path& path : Visible(ModelFolder())) {
     if (!fs::is_directory(path, error)) {
-      if (path.extension() == ".gguf") models.push_back({NameOfFile(path.filename()), path, BytesOf(path)});
+      if (IsGgufModel(path.filename())) models.push_back({NameOfFile(path.filename()), path, BytesOfGguf(path)});
       continue;
     }
     if (Exists(path / "config.json")) models.push_back({path.filename(), path, BytesOf(path)});
@@ -77,7 +87,7 @@ std::vector<StoredModel> StoredModels() {
         continue;
       }
       for (const fs::path& file : Visible(inner)) {
-        if (file.extension() == ".gguf") models.push_back({name + ":" + file.filename().string(), file, BytesOf(file)});
+        if (IsGgufModel(file.filename())) models.push_back({name + ":" + file.filename().string(), file, BytesOfGguf(file)});
       }
     }
   }

@@ -93,8 +93,9 @@ Result<PulledModel> PullRepository(HttpClient& client, const PullOptions& option
     }
     fs::remove_all(staging, error);
   }
-  const bool is_folder = files.size() > 1 || files.front().name == "config.json";
-  return PulledModel{.path = is_folder ? folder : folder / files.front().name, .fetched = !fetched.empty()};
+  const std::string& first = files.front().name;
+  const bool is_folder = first == "config.json" || (files.size() > 1 && !IsGgufModel(first));
+  return PulledModel{.path = is_folder ? folder : folder / first, .fetched = !fetched.empty()};
 }
 
 }  // namespace

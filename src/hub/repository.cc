@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <map>
 #include <string_view>
 
 #include "core/check.h"
@@ -15,16 +17,18 @@ namespace {
 
 // What the reader of folders looks at, beside the weights.
 constexpr std::string_view kToolTemplate = "additional_chat_templates/tool_use.jinja";
-constexpr std::array<std::string_view, 11> kCompanions = {"config.json",
+constexpr std::array<std::string_view, 13> kCompanions = {"config.json",
                                                           "generation_config.json",
                                                           "tokenizer.json",
                                                           "tokenizer_config.json",
                                                           "tokenizer.model",
                                                           "added_tokens.json",
+                                                          "special_tokens_map.json",
                                                           "model.safetensors.index.json",
                                                           "vocab.json",
                                                           "merges.txt",
                                                           "chat_template.jinja",
+                                                          "chat_template.json",
                                                           kToolTemplate};
 
 // One step of a path on disk and of an address, and nothing else.
@@ -37,7 +41,6 @@ bool IsPlainName(std::string_view name) {
 
 // Those that the reader of folders takes; some repositories have the same weights once more under another name.
 bool IsWeights(const std::string& name) { return name.starts_with("model") && name.ends_with(".safetensors"); }
-bool IsGguf(const std::string& name) { return name.ends_with(".gguf"); }
 
 // A repository's file as the hub lists it; nothing to check it against leaves the check's hashes empty.
 RepositoryFile FileOf(const nlohmann::json& sibling, const std::string& base) {
@@ -50,6 +53,26 @@ RepositoryFile FileOf(const nlohmann::json& sibling, const std::string& base) {
   return file;
 }
 
+// The file, or all parts of it.
+Result<std::vector<RepositoryFile>> ChooseFile(std::vector<RepositoryFile> files, const std::string& name,
+                                               const std::string& where) {
+  const GgufPart part = ParseGgufPart(name).value_or(GgufPart());
+  if (part.number != 1) {
+    return InvalidArgument(fmt::format("{} is part {} of {} of a split model; name the first part, as {}:{}", name, part.number,
+                                       part.count, where, part.NameOf(1)));
+  }
+  std::map<std::string, RepositoryFile> by_name;
+  for (RepositoryFile& file : files) by_name.emplace(file.name, std::move(file));
+  std::vector<RepositoryFile> chosen;
+  for (int32_t number = 1; number <= part.count; ++number) {
+    const std::string wanted = number == 1 ? name : part.NameOf(number);
+    const auto found = by_name.find(wanted);
+    if (found == by_name.end()) return NotFound(fmt::format("{} has no file {}", where, wanted));
+    chosen.push_back(std::move(found->second));
+  }
+  return chosen;
+}
+
 // Those of the repository's files that make a model.
 Result<std::vector<RepositoryFile>> Choose(std::vector<RepositoryFile> files, const RepositoryName& repository) {
   const std::string where = repository.owner + "/" + repository.name;
@@ -59,26 +82,42 @@ Result<std::vector<RepositoryFile>> Choose(std::vector<RepositoryFile> files, co
   const auto has = [&](const auto& wanted) {
     return std::ranges::any_of(files, [&](const RepositoryFile& file) { return wanted(file.name); });
   };
-  if (!repository.file.empty()) {
-    keep([&](const std::string& name) { return name == repository.file; });
-    if (files.empty()) return NotFound(fmt::format("{} has no file {}", where, repository.file));
-    return files;
-  }
+  if (!repository.file.empty()) return ChooseFile(std::move(files), repository.file, where);
   if (has(IsWeights) && has([](const std::string& name) { return name == "config.json"; })) {
     keep([](const std::string& name) { return IsWeights(name) || std::ranges::find(kCompanions, name) != kCompanions.end(); });
     return files;
   }
-  keep(IsGguf);
-  if (files.size() == 1) return files;
-  if (files.empty())
-    return NotFound(where + " has neither config.json with *.safetensors nor a GGUF file: no model that runs here");
   std::vector<std::string> names;
-  for (const RepositoryFile& file : files) names.push_back(file.name);
+  for (const RepositoryFile& file : files) {
+    if (IsGgufModel(file.name)) names.push_back(file.name);
+  }
+  if (names.size() == 1) return ChooseFile(std::move(files), names.front(), where);
+  if (names.empty())
+    return NotFound(where + " has neither config.json with *.safetensors nor a GGUF file: no model that runs here");
   return InvalidArgument(fmt::format("{} has {} GGUF files; name one, as {}:{}. There are: {}", where, names.size(), where,
                                      names.front(), fmt::join(names, ", ")));
 }
 
 }  // namespace
+
+std::string GgufPart::NameOf(int32_t other) const { return fmt::format("{}-{:05}-of-{:05}.gguf", stem, other, count); }
+
+std::optional<GgufPart> ParseGgufPart(const std::string& file) {
+  constexpr size_t kDigits = 5, kSuffix = std::string_view("-00001-of-00001.gguf").size();
+  if (file.size() < kSuffix) return std::nullopt;
+  GgufPart part = {.stem = file.substr(0, file.size() - kSuffix)};
+  const char* const number = file.data() + part.stem.size() + 1;
+  const char* const count = number + kDigits + std::string_view("-of-").size();
+  std::from_chars(number, number + kDigits, part.number);
+  std::from_chars(count, count + kDigits, part.count);
+  const bool is_part = part.number >= 1 && part.number <= part.count && part.NameOf(part.number) == file;
+  return is_part ? std::optional(part) : std::nullopt;
+}
+
+bool IsGgufModel(const std::string& file) {
+  const std::optional<GgufPart> part = ParseGgufPart(file);
+  return file.ends_with(".gguf") && (!part || part->number == 1);
+}
 
 bool IsRepositoryName(const std::string& text) { return text.find('/') != text.npos && text.front() != '/'; }
 

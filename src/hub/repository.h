@@ -1,6 +1,8 @@
 // A model's repository on a hub with Hugging Face's API: which of its files a model is made of. Layer: hub.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +16,7 @@ namespace coppice::hub {
 struct RepositoryName {
   std::string owner, name;
   std::string revision = "main";
-  std::string file;  // empty: the hub's choice of files decides
+  std::string file;  // the first part stands for all; empty: the hub's choice of files decides
 };
 
 // Whether `text` looks like one at all.
@@ -26,8 +28,20 @@ struct RepositoryFile {
   FileCheck check;
 };
 
-// A folder's config.json, tokenizer and *.safetensors; of a repository without those its GGUF file. INVALID_ARGUMENT lists the GGUF
-// files where there are several and none was named. `token` may be empty.
+// "NAME-00002-of-00003.gguf": one of the files that llama.cpp's gguf-split makes of one.
+struct GgufPart {
+  std::string stem;
+  int32_t number = 1, count = 1;
+
+  std::string NameOf(int32_t other) const;  // of the same model
+};
+// Nothing for another file's name.
+std::optional<GgufPart> ParseGgufPart(const std::string& file);
+// Whether `file` is the name of a GGUF model: of its only file, or of its first part.
+bool IsGgufModel(const std::string& file);
+
+// A folder's config.json, tokenizer and *.safetensors; of a repository without those its GGUF file, or all parts of it, the first
+// one in front. INVALID_ARGUMENT lists the GGUF models where there are several and none was named. `token` may be empty.
 Result<std::vector<RepositoryFile>> ListModelFiles(HttpClient& client, const std::string& hub, const std::string& token,
                                                    const RepositoryName& repository);
 

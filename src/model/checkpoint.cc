@@ -172,12 +172,9 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
   if (path.ends_with(".safetensors")) {
     return InvalidArgument(fmt::format("{}: a safetensors file alone has no config; give the folder that holds it", path));
   }
-  std::vector<MappedFile> files;
-  COPPICE_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
-  COPPICE_ASSIGN_OR_RETURN(const GgufDirectory gguf, GgufDirectory::Parse(file.bytes(), path));
-  COPPICE_ASSIGN_OR_RETURN(ModelContents contents, ReadGgufModel(gguf));
-  files.push_back(std::move(file));
-  return std::unique_ptr<Checkpoint>(std::make_unique<MappedCheckpoint>(std::move(files), std::move(contents)));
+  COPPICE_ASSIGN_OR_RETURN(GgufFiles gguf, OpenGguf(path));
+  COPPICE_ASSIGN_OR_RETURN(ModelContents contents, ReadGgufModel(gguf.directory));
+  return std::unique_ptr<Checkpoint>(std::make_unique<MappedCheckpoint>(std::move(gguf.files), std::move(contents)));
 }
 
 }  // namespace coppice

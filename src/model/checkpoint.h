@@ -24,7 +24,8 @@ namespace coppice {
 // in Hugging Face's (half-split) rotary order. Immutable after Open: safe to use from several threads.
 class Checkpoint {
  public:
-  // `path`: a .gguf file, or a folder with config.json and *.safetensors. Errors name the file, the tensor and the two values.
+  // `path`: a .gguf file, the first part of a split one (OpenGguf), or a folder with config.json and *.safetensors. Errors name the
+  // file, the tensor and the two values.
   static Result<std::unique_ptr<Checkpoint>> Open(const std::string& path);
   virtual ~Checkpoint() = default;
 

@@ -7,7 +7,11 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -86,6 +90,25 @@ TEST(CheckpointTest, GgufFileFolderAndShardsHoldTheSameModel) {
   EXPECT_THAT(OpenError(sharded.path()), HasSubstr("model-1.safetensors: cannot open: No such file"));
 }
 
+TEST(CheckpointTest, PartsOfASplitGgufFileAreOneModel) {
+  const TinyModel model = RandomModel(TinyConfig(), 14);
+  TinyModel begin = model;
+  begin.weights.erase("lm_head.weight");
+  const auto part = [](testing::GgufWriter writer, uint16_t index) {
+    return writer.Value("split.no", 2, testing::Raw(index)).Value("split.count", 2, testing::Raw(uint16_t{2}));
+  };
+  const TemporaryFolder folder;
+  const std::string first = folder.Write("m-00001-of-00002.gguf", part(testing::ToGguf(begin), 0).Bytes());
+  EXPECT_THAT(OpenError(first), HasSubstr("m-00002-of-00002.gguf: cannot open"));
+  const std::string head = testing::Raw(std::span<const float>(model.weights.at("lm_head.weight")));
+  const std::string second =
+      folder.Write("m-00002-of-00002.gguf", part(testing::GgufWriter(), 1).Tensor("output.weight", {40, 32}, 0, head).Bytes());
+  EXPECT_THAT(OpenError(second), HasSubstr("give the first part, " + first));
+  const auto checkpoint = Checkpoint::Open(first);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
+  ExpectHolds(**checkpoint, model);
+}
+
 TEST(CheckpointTest, LoadChecksNameShapeAndSize) {
   const TemporaryFolder folder;
   const auto checkpoint = Checkpoint::Open(folder.Write("m.gguf", testing::ToGguf(RandomModel(TinyConfig(), 12)).Bytes()));
@@ -150,6 +173,10 @@ TEST(CheckpointTest, FolderErrorsNameTheFile) {
   EXPECT_THAT(OpenError(folder.path()), HasSubstr("no config.json; give a .gguf file, or a folder"));
   folder.Write("config.json", testing::ToConfigJson(model.config));
   EXPECT_THAT(OpenError(folder.path()), HasSubstr("neither model.safetensors nor model.safetensors.index.json"));
+  const std::string pickle = folder.Write("pytorch_model.bin", "");
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("the weights are in pytorch_model.bin, which is not read; write model.safeten"));
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("save_pretrained('" + folder.path() + "')"));
+  std::filesystem::remove(pickle);
   const std::string weights = folder.Write("model.safetensors", testing::ToSafetensors(model));
   EXPECT_THAT(OpenError(weights), HasSubstr("give the folder that holds it"));
   EXPECT_THAT(OpenError(folder.Write("empty.gguf", "")), HasSubstr("empty.gguf: the file is empty"));
@@ -208,6 +235,17 @@ TEST(CheckpointTest, FolderWithTokenizer) {
   EXPECT_EQ(templates(), std::pair(std::string("{{ messages }}"), std::string("{{ tools }}")));
   std::filesystem::remove(folder.path() + "/chat_template.jinja");
   EXPECT_EQ(templates(), std::pair(std::string("old"), std::string("{{ tools }}")));
+  // A processor's chat_template.json comes after chat_template.jinja and before tokenizer_config.json.
+  std::filesystem::remove_all(folder.path() + "/additional_chat_templates");
+  folder.Write("chat_template.json", R"({"chat_template": "{{ json }}"})");
+  EXPECT_EQ(templates(), std::pair(std::string("{{ json }}"), std::string()));
+  folder.Write("chat_template.jinja", "{{ messages }}");
+  EXPECT_EQ(templates(), std::pair(std::string("{{ messages }}"), std::string()));
+  std::filesystem::remove(folder.path() + "/chat_template.jinja");
+  folder.Write("chat_template.json", R"({"chat_template": 3})");
+  EXPECT_THAT(Checkpoint::Open(folder.path()).value()->tokenizer_status().message(),
+              HasSubstr("chat_template.json: \"chat_template\" must be a string"));
+  std::filesystem::remove(folder.path() + "/chat_template.json");
 
   folder.Write("tokenizer.json", "{");
   const auto unreadable = Checkpoint::Open(folder.path());  // runs on token ids, and says why on nothing else
@@ -215,6 +253,50 @@ TEST(CheckpointTest, FolderWithTokenizer) {
   EXPECT_FALSE((*unreadable)->tokenizer().has_value());
   EXPECT_THAT((*unreadable)->tokenizer_status().message(), HasSubstr("/tokenizer.json: "));
   EXPECT_THAT((*unreadable)->MakeTokenizer().status().message(), HasSubstr("/tokenizer.json: "));
+}
+
+// The weights of `model` as they are, with `rename` applied to their names, and `more` names of one value each.
+std::string RenamedSafetensors(const TinyModel& model, const std::function<std::string(std::string)>& rename,
+                               const std::vector<std::string>& more) {
+  const auto expected = ExpectedWeights(model.config);
+  std::string header, data;
+  const auto add = [&](const std::string& name, const std::string& shape, std::span<const float> values) {
+    const size_t begin = data.size();
+    data.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+    header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[{},{}]}})", header.empty() ? "" : ",", name, shape,
+                          begin, data.size());
+  };
+  for (const auto& [name, values] : model.weights) add(rename(name), fmt::format("{}", fmt::join(expected.at(name), ",")), values);
+  for (const std::string& name : more) add(name, "1", std::vector<float>{0});
+  header = "{" + header + "}";
+  return testing::Raw(static_cast<uint64_t>(header.size())) + header + data;
+}
+
+TEST(CheckpointTest, TextModelOfGemma3InBothLayouts) {
+  const auto fixture = Checkpoint::Open(COPPICE_TEST_DATA "/models/gemma3-a");
+  ASSERT_TRUE(fixture.ok()) << fixture.status().ToString();
+  const TinyModel model = RandomModel((*fixture)->config(), 16);
+  std::ifstream stream(COPPICE_TEST_DATA "/models/gemma3-a/config.json");
+  const std::string text_config{std::istreambuf_iterator<char>(stream), {}};
+  const TemporaryFolder folder;
+  folder.Write("config.json", R"({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": )" + text_config + "}");
+  const auto to_hub = [](const std::string& name) { return "language_model." + name; };
+  const auto to_later = [](const std::string& name) {
+    return name.starts_with("model.") ? "model.language_model." + name.substr(6) : name;
+  };
+  const std::vector<std::string> vision[] = {{"vision_tower.a.weight", "multi_modal_projector.b"},
+                                             {"model.vision_tower.a.weight", "model.multi_modal_projector.b"}};
+  for (const std::string& file : {RenamedSafetensors(model, to_hub, vision[0]), RenamedSafetensors(model, to_later, vision[1])}) {
+    folder.Write("model.safetensors", file);
+    const auto checkpoint = Checkpoint::Open(folder.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
+    EXPECT_EQ((*checkpoint)->config().architecture, "gemma3");
+    ExpectHolds(**checkpoint, model);
+  }
+  folder.Write("model.safetensors", RenamedSafetensors(model, to_hub, {"audio_tower.weight"}));
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("tensor \"audio_tower.weight\" of shape [1] is not part of a gemma3 model"));
+  folder.Write("model.safetensors", RenamedSafetensors(model, to_hub, {"model.norm.weight"}));
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("tensor \"model.norm.weight\" is there twice"));
 }
 
 TEST(CheckpointTest, WorkIsProportionalToIndexAndShard) {

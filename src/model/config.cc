@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
 
@@ -48,8 +49,11 @@ Status CheckRope(const RopeConfig& rope, int32_t rotated, const std::string& pat
 }  // namespace
 
 int32_t ModelConfig::longest_context() const {
-  if (rope.scaling != RopeScaling::kDynamic) return max_position;
-  return static_cast<int32_t>(std::min(double{rope.factor} * max_position, double{INT32_MAX}));
+  if (rope.scaling != RopeScaling::kLinear && rope.scaling != RopeScaling::kYarn && rope.scaling != RopeScaling::kDynamic)
+    return max_position;
+  const int32_t original = rope.original_max_position > 0 ? rope.original_max_position : max_position;
+  const double scaled = std::round(double{rope.factor} * original);  // the factor is a float: 2.3 of 10,000 would be 22,999
+  return std::max(max_position, static_cast<int32_t>(std::min(scaled, double{INT32_MAX})));
 }
 
 Status CheckConfig(const ModelConfig& config, const std::string& path) {

@@ -21,7 +21,7 @@ struct RopeConfig {
   float factor = 1.0f;                  // linear, llama3, yarn, dynamic
   float low_freq_factor = 1.0f;         // llama3
   float high_freq_factor = 4.0f;        // llama3
-  int32_t original_max_position = 0;    // llama3, yarn, longrope; dynamic: theta grows with a context that may exceed it
+  int32_t original_max_position = 0;    // tokens of context before scaling, of every kind and of longrope; 0: not stated
   float beta_fast = 32, beta_slow = 1;  // yarn: turns in the original context above which a frequency is kept, below which divided
   bool truncate = true;                 // yarn: the range between the two begins and ends at whole dimensions
   float attention_factor = 1.0f;        // yarn, longrope
@@ -67,7 +67,7 @@ struct ModelConfig {
   int32_t hidden_size = 0, intermediate_size = 0, num_layers = 0;
   int32_t num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;  // head_dim: even, at most kMaxHeadDim
   int32_t rotary_dim = 0;                                    // even, at most head_dim; 0: all of it
-  int32_t vocab_size = 0, max_position = 0;                  // max_position: context length in tokens
+  int32_t vocab_size = 0, max_position = 0;                  // max_position: context length in tokens, unless more is asked for
   float norm_eps = 1e-5f;
   float sm_scale = 0;           // multiplies q . k; 0: 1 / sqrt(head_dim)
   float soft_cap = 0;           // of attention scores (AttentionSpec::soft_cap); 0 off
@@ -84,7 +84,8 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;
 
   static constexpr int32_t kMaxHeadDim = ops::kMaxHeadDim;
-  // The longest context that may be asked for: dynamic scaling is made for more than max_position.
+  // The longest context that may be asked for: linear, yarn and dynamic scaling are made for `factor` times the original length,
+  // which may exceed max_position. REQUIRES: CheckConfig passed.
   int32_t longest_context() const;
   int32_t rotated() const { return !blocks.rotary ? 0 : rotary_dim == 0 ? head_dim : rotary_dim; }
 };

@@ -341,6 +341,15 @@ Result<GgufDirectory> GgufDirectory::Parse(std::span<const std::byte> bytes, con
   return directory;
 }
 
+Status GgufDirectory::AddTensors(const GgufDirectory& other) {
+  for (const auto& [name, tensor] : other.tensors_) {
+    const auto [entry, inserted] = tensors_.emplace(name, tensor);
+    if (!inserted)
+      return InvalidArgument(fmt::format("{}: tensor {} is in {}, too", other.path_, Quoted(name), entry->second.file));
+  }
+  return OkStatus();
+}
+
 Result<const GgufDirectory::Value*> GgufDirectory::Find(std::string_view key) const {
   const auto found = values_.find(key);
   if (found == values_.end()) return NotFound(fmt::format("{}: metadata key {} is missing", path_, Quoted(key)));
@@ -416,6 +425,88 @@ Result<std::vector<float>> GgufDirectory::Floats(std::string_view key) const {
   const std::byte* p = value->bytes.data();
   for (float& number : numbers) number = LoadAs<float>(std::exchange(p, p + sizeof(float)));
   return numbers;
+}
+
+namespace {
+
+constexpr std::string_view kSplitNo = "split.no", kSplitCount = "split.count", kSplitTensors = "split.tensors.count";
+constexpr int64_t kMaxParts = UINT16_MAX;  // type of the keys
+
+struct Split {
+  int64_t index = 0, count = 1;
+  bool operator==(const Split&) const = default;
+};
+
+// Files that were merged or never split have a count of 0 or 1, or no key.
+Result<Split> ReadSplit(const GgufDirectory& gguf) {
+  Split split;
+  if (!gguf.Has(kSplitCount)) return split;
+  COPPICE_ASSIGN_OR_RETURN(const int64_t count, gguf.Int(kSplitCount, 0, kMaxParts));
+  if (count < 2) return split;
+  split.count = count;
+  COPPICE_ASSIGN_OR_RETURN(split.index, gguf.Int(kSplitNo, 0, count - 1));
+  return split;
+}
+
+// How the name of a part ends; names count from 1.
+std::string PartSuffix(const Split& split) { return fmt::format("-{:05}-of-{:05}.gguf", split.index + 1, split.count); }
+
+// What comes before PartSuffix in the path of the first part.
+Result<std::string> StemOfParts(const std::string& path, const Split& split) {
+  const std::string suffix = PartSuffix(split), first_suffix = PartSuffix({.index = 0, .count = split.count});
+  const bool is_named = path.ends_with(suffix);
+  std::string stem = is_named ? path.substr(0, path.size() - suffix.size()) : "NAME";
+  if (split.index != 0) {
+    return InvalidArgument(fmt::format("{}: this is part {} of {} of a split model; give the first part, {}{}", path,
+                                       split.index + 1, split.count, stem, first_suffix));
+  }
+  if (is_named) return stem;
+  return InvalidArgument(
+      fmt::format("{}: this is part 1 of {} of a split model, whose name must end with {}; rename it, so that the "
+                  "other parts are found beside it",
+                  path, split.count, suffix));
+}
+
+Status AddPart(const std::string& path, const Split& expected, GgufFiles* model) {
+  const std::string& first_path = model->directory.path();
+  Result<MappedFile> file = MappedFile::Open(path);
+  if (!file.ok()) {
+    return {file.status().code(), fmt::format("{}; it is part {} of {} of the model that begins with {}", file.status().message(),
+                                              expected.index + 1, expected.count, first_path)};
+  }
+  COPPICE_ASSIGN_OR_RETURN(const GgufDirectory part, GgufDirectory::Parse(file->bytes(), path));
+  COPPICE_ASSIGN_OR_RETURN(const Split found, ReadSplit(part));
+  if (found != expected) {
+    return InvalidArgument(fmt::format("{}: {} is {} and {} is {}, expected {} and {}, as {} says; fetch the parts of one model",
+                                       path, kSplitNo, found.index, kSplitCount, found.count, expected.index, expected.count,
+                                       first_path));
+  }
+  COPPICE_RETURN_IF_ERROR(model->directory.AddTensors(part));
+  model->files.push_back(std::move(*file));
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<GgufFiles> OpenGguf(const std::string& path) {
+  GgufFiles model;
+  COPPICE_ASSIGN_OR_RETURN(MappedFile first, MappedFile::Open(path));
+  COPPICE_ASSIGN_OR_RETURN(model.directory, GgufDirectory::Parse(first.bytes(), path));
+  model.files.push_back(std::move(first));
+  COPPICE_ASSIGN_OR_RETURN(Split split, ReadSplit(model.directory));
+  if (split.count == 1) return model;
+  COPPICE_ASSIGN_OR_RETURN(const std::string stem, StemOfParts(path, split));
+  for (split.index = 1; split.index < split.count; ++split.index) {
+    COPPICE_RETURN_IF_ERROR(AddPart(stem + PartSuffix(split), split, &model));
+  }
+  if (model.directory.Has(kSplitTensors)) {
+    COPPICE_ASSIGN_OR_RETURN(const int64_t expected, model.directory.Int(kSplitTensors, 0, INT32_MAX));
+    if (const int64_t found = std::ssize(model.directory.tensors()); found != expected) {
+      return InvalidArgument(fmt::format("{}: {} is {}, but the {} parts have {} tensors; fetch the parts of one model", path,
+                                         kSplitTensors, expected, split.count, found));
+    }
+  }
+  return model;
 }
 
 }  // namespace coppice

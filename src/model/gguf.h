@@ -1,4 +1,5 @@
-// The GGUF container, versions 2 and 3, little endian: typed metadata and a list of tensors, every size and offset checked.
+// The GGUF container, versions 2 and 3, little endian: typed metadata and a list of tensors, every size and offset checked; in one
+// file or in the several that llama.cpp's gguf-split writes.
 // What the keys and tensors mean for a model is gguf_model's business. Source: the GGUF specification of the ggml project.
 // Layer: model.
 #pragma once
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "coppice/core/status.h"
+#include "model/mapped_file.h"
 #include "model/weights.h"
 
 namespace coppice {
@@ -19,7 +21,7 @@ namespace coppice {
 // Metadata value types, by the ids of the format.
 enum class GgufType : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
 
-// The directory of one file; views into its bytes. Immutable: safe to use from several threads.
+// The directory of one file; views into its bytes. Const members are safe to use from several threads.
 //
 // Typed reads answer NOT_FOUND for an absent key and INVALID_ARGUMENT, with the key, the value found and the one expected, for
 // another type or range. Integers may be of any width.
@@ -32,6 +34,8 @@ class GgufDirectory {
   const std::string& path() const { return path_; }
   uint32_t version() const { return version_; }
   const TensorMap& tensors() const { return tensors_; }  // by the file's own names
+  // Adds the tensors of another file of the same model. INVALID_ARGUMENT if both have one of the same name.
+  Status AddTensors(const GgufDirectory& other);
 
   bool Has(std::string_view key) const { return values_.contains(key); }
   Result<std::string_view> String(std::string_view key) const;
@@ -60,5 +64,16 @@ class GgufDirectory {
   std::map<std::string, Value, std::less<>> values_;
   TensorMap tensors_;
 };
+
+// A model in one file, or in the parts that gguf-split writes: NAME-00001-of-00003.gguf and so on, with `split.no` (from 0) and
+// `split.count` in each, and `split.tensors.count` for all.
+struct GgufFiles {
+  std::vector<MappedFile> files;  // what `directory` views into
+  GgufDirectory directory;        // the first file's metadata, the tensors of all
+};
+
+// `path`: the file, or the first part; the other parts lie beside it. INVALID_ARGUMENT names the file if `path` is another part, or
+// the parts do not belong together; NOT_FOUND if one is missing. Else as MappedFile::Open and GgufDirectory::Parse.
+Result<GgufFiles> OpenGguf(const std::string& path);
 
 }  // namespace coppice

@@ -151,8 +151,15 @@ class Reader {
       COPPICE_RETURN_IF_ERROR(ReadOptionalInt(Key("rope.dimension_count"), 0, kMaxInt32, &rotated));
       config.rotary_dim = rotated;
     }
-    const std::string type_key = Key("rope.scaling.type"), factor_key = Key("rope.scaling.factor");
-    if (gguf_.Has(type_key)) {
+    const std::string type_key = Key("rope.scaling.type"), old_factor_key = Key("rope.scale_linear");
+    std::string factor_key = Key("rope.scaling.factor");
+    if (!gguf_.Has(factor_key) && gguf_.Has(old_factor_key)) factor_key = old_factor_key;
+    if (!gguf_.Has(type_key)) {
+      // As in llama.cpp, a factor alone is of linear scaling, and 0 stands for none.
+      COPPICE_RETURN_IF_ERROR(ReadOptionalFloat(factor_key, &rope.factor));
+      if (rope.factor == 0) rope.factor = 1;
+      if (rope.factor != 1) rope.scaling = RopeScaling::kLinear;
+    } else {
       COPPICE_ASSIGN_OR_RETURN(const std::string_view type, gguf_.String(type_key));
       if (type == "linear") {
         rope.scaling = RopeScaling::kLinear;
@@ -236,6 +243,7 @@ class Reader {
     COPPICE_RETURN_IF_ERROR(TokenKinds(&data));
     COPPICE_RETURN_IF_ERROR(Merges(&data));
 
+    AddEndsByText(data, &config.eos_token_ids);
     data.bos_id = config.bos_token_id;
     data.eos_ids = config.eos_token_ids;
     if (data.model != "bpe") COPPICE_RETURN_IF_ERROR(ReadTokenId("unknown_token_id", &data.unk_id));
@@ -262,6 +270,26 @@ class Reader {
       if (id >= 0 && std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
     }
     return OkStatus();
+  }
+
+  // Many files name only one end in their keys: of Llama 3 the end of text and not that of a turn, of Qwen2.5 the reverse. So every
+  // control token whose text is an end in one of the families read here is one, after those of the keys; llama.cpp
+  // (llama-vocab.cpp, special_eog_ids) does the same with more texts and user-defined tokens. Not so the file's unknown token:
+  // SmolLM2's instruct models have "<|endoftext|>" for that, and end with "<|im_end|>" alone.
+  void AddEndsByText(const TokenizerData& data, std::vector<int32_t>* ids) const {
+    static constexpr std::array<std::string_view, 10> kEnds = {
+        "<|end_of_text|>", "<|eot_id|>",    "<|eom_id|>",  // Llama 3
+        "<|endoftext|>",   "<|im_end|>",                   // Qwen, Yi, SmolLM2, Phi-2, StarCoder
+        "<|end|>",                                         // StarChat
+        "<eos>",           "<end_of_turn>",                // Gemma
+        "<EOT>",           "\u2581<EOT>"};                 // CodeLlama
+    const Result<int64_t> unknown = gguf_.Int("tokenizer.ggml.unknown_token_id", 0, kMaxInt32);
+    for (size_t i = 0; i < data.tokens.size(); ++i) {
+      const auto id = static_cast<int32_t>(i);
+      if (data.kinds[i] != TokenizerData::TokenKind::kControl || std::ranges::find(kEnds, data.tokens[i]) == kEnds.end()) continue;
+      if (id == data.unk_id || (unknown.ok() && id == *unknown) || std::ranges::find(*ids, id) != ids->end()) continue;
+      ids->push_back(id);
+    }
   }
 
   // Scores, and how SentencePiece treats spaces and characters.

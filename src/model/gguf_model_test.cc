@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ using testing::GgufWriter;
 using ::testing::HasSubstr;
 using testing::RandomModel;
 using testing::Raw;
+using testing::TemporaryFolder;
 using testing::TinyConfig;
 using testing::TinyModel;
 using testing::ToGguf;
@@ -179,6 +181,30 @@ TEST(GgufModelTest, RopeScaling) {
   EXPECT_EQ(yarn.contents->config.rope.scaling, RopeScaling::kYarn);
   EXPECT_EQ(yarn.contents->config.rope.original_max_position, 32);
   EXPECT_FLOAT_EQ(yarn.contents->config.rope.attention_factor, 1.1386294f);  // 0.1 ln 4 + 1
+  // As llama.cpp reads them: a factor alone, under its old name or not, is of linear scaling, and 0 stands for none.
+  for (const char* key : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
+    const Read alone(ToGguf(model).F32(key, 4.0f));
+    ASSERT_TRUE(alone.contents.ok()) << alone.message();
+    EXPECT_EQ(alone.contents->config.rope.scaling, RopeScaling::kLinear) << key;
+    EXPECT_EQ(alone.contents->config.rope.factor, 4.0f) << key;
+    for (const float factor : {0.0f, 1.0f}) {
+      const Read without(ToGguf(model).F32(key, factor));
+      ASSERT_TRUE(without.contents.ok()) << without.message();
+      EXPECT_EQ(without.contents->config.rope.scaling, RopeScaling::kNone) << key;
+      EXPECT_EQ(without.contents->config.rope.factor, 1.0f) << key;
+    }
+    EXPECT_THAT(Read(ToGguf(model).F32(key, -2.0f)).message(), HasSubstr("RoPE scaling factor -2 must be positive"));
+    const Read none(ToGguf(model).String("llama.rope.scaling.type", "none").F32(key, 4.0f));
+    ASSERT_TRUE(none.contents.ok()) << none.message();
+    EXPECT_EQ(none.contents->config.rope.scaling, RopeScaling::kNone) << key;
+    EXPECT_EQ(none.contents->config.rope.factor, 1.0f) << key;
+  }
+  const Read old(ToGguf(model).String("llama.rope.scaling.type", "linear").F32("llama.rope.scale_linear", 4.0f));
+  ASSERT_TRUE(old.contents.ok()) << old.message();
+  EXPECT_EQ(old.contents->config.rope.factor, 4.0f);
+  const Read both(ToGguf(model).F32("llama.rope.scale_linear", 2.0f).F32("llama.rope.scaling.factor", 4.0f));
+  ASSERT_TRUE(both.contents.ok()) << both.message();
+  EXPECT_EQ(both.contents->config.rope.factor, 4.0f);
   EXPECT_THAT(Read(ToGguf(model).String("llama.rope.scaling.type", "longrope")).message(), HasSubstr("RoPE scaling \"longrope\""));
   EXPECT_THAT(Read(ToGguf(model).String("llama.rope.scaling.type", "linear")).message(),
               HasSubstr("\"llama.rope.scaling.factor\" is missing"));
@@ -273,6 +299,133 @@ TEST(GgufModelTest, Tokenizer) {
   for (const char* merge : {"ab", "", " ", "ab "}) {
     EXPECT_THAT(TokenizerError(WithTokens(model, 40).Strings("tokenizer.ggml.merges", {"a b", merge})), HasSubstr("entry 1 is"));
   }
+}
+
+// The ends of a model whose first tokens are `texts`, of the types `types`.
+std::vector<int32_t> Ends(const TinyModel& model, const std::vector<std::string>& texts, std::vector<int32_t> types,
+                          const std::vector<std::pair<std::string, uint32_t>>& keys) {
+  std::vector<std::string> tokens = texts;
+  for (size_t i = tokens.size(); i < 40; ++i) tokens.push_back(fmt::format("t{}", i));
+  types.resize(40, 1);
+  GgufWriter writer = ToGguf(model)
+                          .String("tokenizer.ggml.model", "gpt2")
+                          .Strings("tokenizer.ggml.tokens", tokens)
+                          .I32s("tokenizer.ggml.token_type", types);
+  for (const auto& [key, id] : keys) writer.U32("tokenizer.ggml." + key, id);
+  const Read read(writer);
+  EXPECT_TRUE(read.contents.ok()) << read.message();
+  EXPECT_TRUE(read.contents->tokenizer.has_value()) << read.contents->tokenizer_status.ToString();
+  EXPECT_EQ(read.contents->config.eos_token_ids, read.contents->tokenizer->eos_ids);
+  return read.contents->tokenizer->eos_ids;
+}
+
+TEST(GgufModelTest, ControlTokensEndByTheirText) {
+  const TinyModel model = RandomModel(TinyConfig(), 9);
+  const std::vector<std::string> llama3 = {"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|eom_id|>",
+                                           "<|eot_id|>"};
+  EXPECT_THAT(Ends(model, llama3, {3, 3, 3, 3, 3}, {{"eos_token_id", 1}}), ElementsAre(1, 3, 4));
+  EXPECT_THAT(Ends(model, llama3, {3, 3, 3, 3, 3}, {{"eos_token_id", 4}}), ElementsAre(4, 1, 3)) << "that of the key is the first";
+  EXPECT_THAT(Ends(model, llama3, {3, 3, 3, 3, 3}, {}), ElementsAre(1, 3, 4));
+  const std::vector<std::string> chatml = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+  EXPECT_THAT(Ends(model, chatml, {3, 3, 3}, {{"bos_token_id", 0}, {"eos_token_id", 2}, {"padding_token_id", 0}}),
+              ElementsAre(2, 0));
+  EXPECT_THAT(Ends(model, {"<eos>", "<end_of_turn>", "<|end|>", "\u2581<EOT>"}, {3, 3, 3, 3}, {{"eos_token_id", 0}}),
+              ElementsAre(0, 1, 2, 3));
+
+  // Neither a token of another type, nor the unknown token (of SmolLM2's instruct models).
+  EXPECT_THAT(Ends(model, chatml, {1, 3, 4}, {{"eos_token_id", 1}}), ElementsAre(1));
+  EXPECT_THAT(Ends(model, chatml, {3, 3, 3}, {{"bos_token_id", 1}, {"eos_token_id", 2}, {"unknown_token_id", 0}}), ElementsAre(2));
+  EXPECT_THAT(Ends(model, chatml, {5, 3, 6}, {{"eos_token_id", 1}}), ElementsAre(1));
+}
+
+std::string SplitFileName(int32_t number, int32_t count) { return fmt::format("m-{:05}-of-{:05}.gguf", number, count); }
+
+GgufWriter& AddSplit(GgufWriter& writer, uint16_t index, uint16_t count, int32_t tensors) {
+  return writer.Value("split.no", 2, Raw(index)).Value("split.count", 2, Raw(count)).Value("split.tensors.count", 5, Raw(tensors));
+}
+
+// A model in three parts, of which the first has the metadata.
+struct SplitModel {
+  SplitModel() {
+    TinyModel begin = model;
+    begin.weights.erase("lm_head.weight");
+    begin.weights.erase("model.norm.weight");
+    const auto all = static_cast<int32_t>(model.weights.size());
+    const auto raw = [&](const char* name) { return Raw(std::span<const float>(model.weights.at(name))); };
+    parts[0] = ToGguf(begin);
+    AddSplit(parts[0], 0, 3, all);
+    AddSplit(parts[1], 1, 3, all).Tensor("output.weight", {40, 32}, 0, raw("lm_head.weight"));
+    AddSplit(parts[2], 2, 3, all).Tensor("output_norm.weight", {32}, 0, raw("model.norm.weight"));
+    for (int32_t i = 0; i < 3; ++i) paths[i] = folder.Write(SplitFileName(i + 1, 3), parts[i].Bytes());
+  }
+  std::string Error(const std::string& path) const {
+    const Result<GgufFiles> files = OpenGguf(path);
+    EXPECT_FALSE(files.ok());
+    EXPECT_EQ(files.status().message().find('\n'), std::string::npos) << "one line";
+    return files.ok() ? "" : files.status().message();
+  }
+
+  TinyModel model = RandomModel(TinyConfig(), 23);
+  TemporaryFolder folder;
+  GgufWriter parts[3];
+  std::string paths[3];
+};
+
+TEST(GgufModelTest, SplitFilesAreOneModel) {
+  const SplitModel split;
+  const Result<GgufFiles> files = OpenGguf(split.paths[0]);
+  ASSERT_TRUE(files.ok()) << files.status().ToString();
+  EXPECT_EQ(files->files.size(), 3u);
+  const Result<ModelContents> contents = ReadGgufModel(files->directory);
+  ASSERT_TRUE(contents.ok()) << contents.status().ToString();
+  EXPECT_FALSE(contents->config.tie_embeddings) << "the second part has the output projection";
+  EXPECT_EQ(contents->tensors.at("model.norm.weight").file, split.paths[2]);
+  ExpectWeightsEqual(*contents, split.model);
+
+  // A whole file has no such keys, or a count of 0 once its parts were merged.
+  for (GgufWriter writer : {ToGguf(split.model), ToGguf(split.model).Value("split.count", 2, Raw(uint16_t{0}))}) {
+    const Result<GgufFiles> whole = OpenGguf(split.folder.Write("whole.gguf", writer.Bytes()));
+    ASSERT_TRUE(whole.ok()) << whole.status().ToString();
+    EXPECT_EQ(whole->files.size(), 1u);
+    EXPECT_TRUE(ReadGgufModel(whole->directory).ok());
+  }
+}
+
+TEST(GgufModelTest, SplitFilesThatDoNotFitAreNamed) {
+  const SplitModel split;
+  EXPECT_THAT(
+      split.Error(split.paths[1]),
+      HasSubstr(fmt::format("{}: this is part 2 of 3 of a split model; give the first part, {}", split.paths[1], split.paths[0])));
+  EXPECT_THAT(split.Error(split.folder.Write("renamed.gguf", split.parts[1].Bytes())),
+              HasSubstr("renamed.gguf: this is part 2 of 3 of a split model; give the first part, NAME-00001-of-00003.gguf"));
+  EXPECT_THAT(split.Error(split.folder.Write("renamed.gguf", split.parts[0].Bytes())),
+              HasSubstr("renamed.gguf: this is part 1 of 3 of a split model, whose name must end with -00001-of-00003.gguf"));
+
+  const auto with_second = [&](const GgufWriter& second) {
+    split.folder.Write(SplitFileName(2, 3), second.Bytes());
+    return split.Error(split.paths[0]);
+  };
+  EXPECT_THAT(with_second(split.parts[2]),
+              HasSubstr(fmt::format("{}: split.no is 2 and split.count is 3, expected 1 and 3, as {} says", split.paths[1],
+                                    split.paths[0])));
+  GgufWriter other_count;
+  EXPECT_THAT(with_second(AddSplit(other_count, 1, 4, 21)), HasSubstr("split.no is 1 and split.count is 4, expected 1 and 3"));
+  EXPECT_THAT(with_second(GgufWriter()), HasSubstr("split.no is 0 and split.count is 1, expected 1 and 3"));
+  GgufWriter beyond;
+  EXPECT_THAT(with_second(AddSplit(beyond, 3, 3, 21)), HasSubstr("\"split.no\" is 3, expected 0..2"));
+  GgufWriter empty;
+  EXPECT_THAT(with_second(AddSplit(empty, 1, 3, 21)), HasSubstr("split.tensors.count is 21, but the 3 parts have 20 tensors"));
+  GgufWriter twice;
+  AddSplit(twice, 1, 3, 21).Tensor("token_embd.weight", {1}, 0, Raw(1.f));
+  EXPECT_THAT(with_second(twice),
+              HasSubstr(fmt::format("{}: tensor \"token_embd.weight\" is in {}, too", split.paths[1], split.paths[0])));
+
+  std::filesystem::remove(split.paths[1]);
+  EXPECT_EQ(OpenGguf(split.paths[0]).status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(split.Error(split.paths[0]), HasSubstr(split.paths[1] +
+                                                     ": cannot open: No such file or directory; it is part 2 of 3 of the "
+                                                     "model that begins with " +
+                                                     split.paths[0]));
 }
 
 TEST(GgufModelTest, RefusesByName) {

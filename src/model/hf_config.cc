@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "model/families/family.h"
 #include "model/hf_rope.h"
@@ -32,41 +33,61 @@ constexpr std::array<std::string_view, 7> kForeignKeys = {"num_local_experts",  
                                                           "logits_scaling",      "residual_multiplier", "attention_multiplier",
                                                           "embedding_multiplier"};
 
-Result<const Family*> FindFamily(const ObjectReader& reader) {
+struct FoundFamily {
+  const Family* family;
+  bool multimodal;  // the family's config is that under "text_config"
+};
+
+// By "architectures", or by "model_type" where that is absent.
+Result<FoundFamily> FindFamily(const ObjectReader& reader) {
   const Json* architectures = reader.Find("architectures");
-  if (architectures == nullptr || !architectures->is_array() || architectures->size() != 1 || !(*architectures)[0].is_string()) {
+  const Json* model_type = reader.Find("model_type");
+  const bool by_type = architectures == nullptr && model_type != nullptr && model_type->is_string();
+  if (!by_type &&
+      (architectures == nullptr || !architectures->is_array() || architectures->size() != 1 || !(*architectures)[0].is_string())) {
     return reader.Wrong("architectures", "a list of one name, such as [\"LlamaForCausalLM\"]");
   }
-  const std::string& name = (*architectures)[0].get_ref<const std::string&>();
-  const auto found = std::ranges::find(Families(), name, &Family::hf_architecture);
-  if (found != Families().end()) return *found;
+  const std::string& name = (by_type ? *model_type : (*architectures)[0]).get_ref<const std::string&>();
   std::string supported;
-  for (const Family* family : Families()) supported += fmt::format("{}{}", supported.empty() ? "" : ", ", family->hf_architecture);
-  return Unimplemented(
-      fmt::format("{}: architecture {} is not supported; supported are {}", reader.path(), Quoted(name), supported));
+  for (const Family* family : Families()) {
+    const std::string_view text = by_type ? family->hf_model_type : family->hf_architecture;
+    const std::string_view multimodal = by_type ? family->multimodal.hf_model_type : family->multimodal.hf_architecture;
+    if (name == text) return FoundFamily{family, false};
+    if (!multimodal.empty() && name == multimodal) return FoundFamily{family, true};
+    for (const std::string_view known : {text, multimodal}) {
+      if (!known.empty()) supported += fmt::format("{}{}", supported.empty() ? "" : ", ", known);
+    }
+  }
+  return Unimplemented(fmt::format("{}: {} {} is not supported; supported are {}", reader.path(),
+                                   by_type ? "model type" : "architecture", Quoted(name), supported));
+}
+
+// `fallback` where the key is absent; without one the key is required.
+Status ReadSize(const ObjectReader& reader, std::string_view key, std::optional<int32_t> fallback, int32_t* value) {
+  if (!fallback || reader.Has(key)) return reader.Int(key, 1, value);
+  *value = *fallback;
+  return OkStatus();
 }
 
 Status ReadSizes(const ObjectReader& reader, const Family& family, ModelConfig* config) {
   const ConfigKeys& keys = family.keys;
   const ConfigDefaults& defaults = family.defaults;
-  COPPICE_RETURN_IF_ERROR(reader.Int(keys.hidden_size, 1, &config->hidden_size));
+  COPPICE_RETURN_IF_ERROR(ReadSize(reader, keys.hidden_size, defaults.hidden_size, &config->hidden_size));
   if (defaults.intermediate_multiple && !reader.Has(keys.intermediate_size)) {
     if (config->hidden_size > INT32_MAX / *defaults.intermediate_multiple)
       return reader.Wrong(keys.hidden_size, "a smaller number");
     config->intermediate_size = *defaults.intermediate_multiple * config->hidden_size;
   } else {
-    COPPICE_RETURN_IF_ERROR(reader.Int(keys.intermediate_size, 1, &config->intermediate_size));
+    COPPICE_RETURN_IF_ERROR(ReadSize(reader, keys.intermediate_size, defaults.intermediate_size, &config->intermediate_size));
   }
-  COPPICE_RETURN_IF_ERROR(reader.Int(keys.num_layers, 1, &config->num_layers));
-  COPPICE_RETURN_IF_ERROR(reader.Int(keys.num_heads, 1, &config->num_qo_heads));
+  COPPICE_RETURN_IF_ERROR(ReadSize(reader, keys.num_layers, defaults.num_layers, &config->num_layers));
+  COPPICE_RETURN_IF_ERROR(ReadSize(reader, keys.num_heads, defaults.num_heads, &config->num_qo_heads));
   // A key that is null says "as many as query heads"; one that is absent leaves it to the family.
   config->num_kv_heads =
       reader.IsNull("num_key_value_heads") ? config->num_qo_heads : defaults.num_kv_heads.value_or(config->num_qo_heads);
   COPPICE_RETURN_IF_ERROR(reader.OptionalInt("num_key_value_heads", 1, &config->num_kv_heads));
-  COPPICE_RETURN_IF_ERROR(reader.Int("vocab_size", 1, &config->vocab_size));
-  config->max_position = defaults.max_position.value_or(0);
-  if (!defaults.max_position || reader.Has(keys.max_position))
-    COPPICE_RETURN_IF_ERROR(reader.Int(keys.max_position, 1, &config->max_position));
+  COPPICE_RETURN_IF_ERROR(ReadSize(reader, "vocab_size", defaults.vocab_size, &config->vocab_size));
+  COPPICE_RETURN_IF_ERROR(ReadSize(reader, keys.max_position, defaults.max_position, &config->max_position));
   if (reader.Has("head_dim")) return reader.Int("head_dim", 1, &config->head_dim);
   if (defaults.head_dim && !reader.IsNull("head_dim")) {
     config->head_dim = *defaults.head_dim;
@@ -154,29 +175,39 @@ Status RefuseForeignKeys(const ObjectReader& reader) {
   return OkStatus();
 }
 
-Status ReadTokens(const ObjectReader& reader, const TextFile& generation_config, ModelConfig* config) {
+// `readers`: those of config.json, the first that states a token decides. generation_config.json comes before them for ends.
+Status ReadTokens(std::span<const ObjectReader* const> readers, const TextFile& generation_config, ModelConfig* config) {
   std::vector<int32_t> bos;
-  COPPICE_RETURN_IF_ERROR(reader.TokenIds("bos_token_id", config->vocab_size, &bos));
-  if (!bos.empty()) config->bos_token_id = bos.front();
   if (!generation_config.text.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(generation_config.text, generation_config.path));
     const ObjectReader generation(json, generation_config.path);
     COPPICE_RETURN_IF_ERROR(generation.TokenIds("eos_token_id", config->vocab_size, &config->eos_token_ids));
   }
-  return config->eos_token_ids.empty() ? reader.TokenIds("eos_token_id", config->vocab_size, &config->eos_token_ids) : OkStatus();
+  for (const ObjectReader* reader : readers) {
+    if (bos.empty()) COPPICE_RETURN_IF_ERROR(reader->TokenIds("bos_token_id", config->vocab_size, &bos));
+    if (!config->eos_token_ids.empty()) continue;
+    COPPICE_RETURN_IF_ERROR(reader->TokenIds("eos_token_id", config->vocab_size, &config->eos_token_ids));
+  }
+  if (!bos.empty()) config->bos_token_id = bos.front();
+  return OkStatus();
 }
 
 }  // namespace
 
 Result<ModelConfig> ParseHuggingFaceConfig(const TextFile& config_file, const TextFile& generation_config) {
   COPPICE_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(config_file.text, config_file.path));
-  const ObjectReader reader(json, config_file.path);
-  COPPICE_ASSIGN_OR_RETURN(const Family* family, FindFamily(reader));
+  const ObjectReader whole(json, config_file.path);
+  COPPICE_ASSIGN_OR_RETURN(const FoundFamily found, FindFamily(whole));
+  const Family* family = found.family;
+  COPPICE_ASSIGN_OR_RETURN(const std::optional<ObjectReader> text, whole.Object("text_config"));
+  if (found.multimodal && !text) return whole.Wrong("text_config", "an object");
+  const ObjectReader& reader = found.multimodal ? *text : whole;
   ModelConfig config;
   config.architecture = std::string(family->name);
   config.blocks = family->blocks;
   config.norm_eps = family->defaults.norm_eps;
   config.tie_embeddings = family->defaults.tie_embeddings;
+  COPPICE_RETURN_IF_ERROR(RefuseForeignKeys(whole));
   COPPICE_RETURN_IF_ERROR(RefuseForeignKeys(reader));
   COPPICE_RETURN_IF_ERROR(ReadSizes(reader, *family, &config));
   if (config.blocks.rotary) COPPICE_RETURN_IF_ERROR(ReadRope(reader, family->defaults, &config));
@@ -184,9 +215,13 @@ Result<ModelConfig> ParseHuggingFaceConfig(const TextFile& config_file, const Te
   COPPICE_RETURN_IF_ERROR(ReadActivation(reader, *family, &config));
   COPPICE_RETURN_IF_ERROR(reader.OptionalFloat(family->keys.norm_eps, &config.norm_eps));
   COPPICE_RETURN_IF_ERROR(reader.OptionalBool("tie_word_embeddings", &config.tie_embeddings));
-  COPPICE_RETURN_IF_ERROR(ReadTokens(reader, generation_config, &config));
+  COPPICE_RETURN_IF_ERROR(whole.OptionalBool("tie_word_embeddings", &config.tie_embeddings));
+  COPPICE_RETURN_IF_ERROR(ReadTokens(std::array{&whole, &reader}, generation_config, &config));
   if (family->read_config != nullptr) COPPICE_RETURN_IF_ERROR(family->read_config(reader, &config));
   COPPICE_RETURN_IF_ERROR(CheckConfig(config, config_file.path));
+  // Yarn states the length that it was made for: its factor times the original length, whatever "max_position_embeddings" says.
+  // Linear scaling does not: files have the length before it there (Vicuna 16k) or the one after it (DeepSeek Coder).
+  if (config.rope.scaling == RopeScaling::kYarn) config.max_position = config.longest_context();
   return config;
 }
 

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
+#include "model/rope.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/work_growth.h"
 
@@ -14,6 +17,7 @@ namespace coppice {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::FloatNear;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
@@ -75,6 +79,38 @@ TEST(HfConfigTest, Families) {
               HasSubstr("\"architectures\" is array, expected a list of one name"));
 }
 
+TEST(HfConfigTest, ModelTypeNamesTheFamilyWithoutArchitectures) {
+  Json json = With({{"architectures", nullptr}});
+  EXPECT_THAT(Message(json), HasSubstr("\"architectures\" is missing, expected a list of one name"));
+  for (const auto& [type, architecture] : std::map<std::string, std::string>{{"llama", "llama"},
+                                                                             {"mistral", "mistral"},
+                                                                             {"qwen2", "qwen2"},
+                                                                             {"qwen3", "qwen3"},
+                                                                             {"phi", "phi2"},
+                                                                             {"gemma3_text", "gemma3"}}) {
+    json["model_type"] = type;
+    const Result<ModelConfig> config = Parse(json);
+    ASSERT_TRUE(config.ok()) << config.status().ToString();
+    EXPECT_EQ(config->architecture, architecture);
+  }
+  json.erase("architectures");
+  json["model_type"] = "qwen2_vl";
+  EXPECT_THAT(Message(json), HasSubstr("model type \"qwen2_vl\" is not supported; supported are llama, mistral"));
+  // Where both stand, "architectures" decides.
+  EXPECT_THAT(Message(With({{"model_type", "llama"}, {"architectures", {"LlamaForSequenceClassification"}}})),
+              HasSubstr("architecture \"LlamaForSequenceClassification\" is not supported"));
+}
+
+TEST(HfConfigTest, MaxPositionDefaultsToThatOfTheFamily) {
+  const std::map<std::string, int32_t> defaults = {{"llama", 2048},  {"mistral", 131072}, {"qwen2", 32768},
+                                                   {"qwen3", 32768}, {"phi", 2048},       {"gemma3_text", 131072}};
+  for (const auto& [type, length] : defaults) {
+    Json json = With({{"model_type", type}, {"architectures", nullptr}});
+    json.erase("max_position_embeddings");
+    EXPECT_EQ(Parse(json).value().max_position, length) << type;
+  }
+}
+
 TEST(HfConfigTest, RopeInBothSpellings) {
   const Json llama3 = {
       {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 256}};
@@ -109,6 +145,80 @@ TEST(HfConfigTest, RopeInBothSpellings) {
   EXPECT_THAT(Message(With({{"rope_scaling", 3}})), HasSubstr("\"rope_scaling\" is \"3\", expected an object"));
   EXPECT_THAT(Message(With({{"partial_rotary_factor", 1.5}})), HasSubstr("\"partial_rotary_factor\" is \"1.5\""));
   EXPECT_THAT(Message(With({{"rope_theta", -1}})), HasSubstr("RoPE base -1 must be positive"));
+}
+
+// Frequencies are those of transformers 5.24 (LlamaRotaryEmbedding), head_dim 16.
+TEST(HfConfigTest, RopeScalingReplacesRopeParameters) {
+  const Json base = With({{"head_dim", 16}, {"max_position_embeddings", 256}, {"rope_theta", nullptr}});
+  const auto frequencies = [&](const Json& changes) {
+    const ModelConfig config = Parse(With(changes, base)).value();
+    return InverseFrequencies(config.rope, config.rotary_dim, config.max_position);
+  };
+  const auto near = [](float value) { return FloatNear(value, 1e-7f); };
+  const Json parameters = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  const Json linear = {{"type", "linear"}, {"factor", 2.0}};
+  // The theta of rope_parameters does not count either: 10,000 if none stands beside them.
+  EXPECT_THAT(frequencies({{"rope_scaling", linear}, {"rope_parameters", parameters}}),
+              ElementsAre(near(0.5f), near(0.15811388f), near(0.05f), near(0.01581139f), near(0.005f), near(0.00158114f),
+                          near(0.0005f), near(0.00015811f)));
+  EXPECT_THAT(frequencies({{"rope_scaling", linear}, {"rope_parameters", parameters}, {"rope_theta", 7e4}}),
+              ElementsAre(near(0.5f), near(0.12397461f), near(0.03073941f), near(0.00762181f), near(0.00188982f), near(0.00046858f),
+                          near(0.00011618f), near(2.881e-05f)));
+  const Json yarn = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
+  EXPECT_THAT(frequencies({{"rope_scaling", yarn}, {"rope_parameters", parameters}}),
+              ElementsAre(near(1), near(0.23717082f), near(0.05f), near(0.00790569f), near(0.0025f), near(0.00079057f),
+                          near(0.00025f), near(7.906e-05f)));
+  // An original length beside the sizes comes before that of the parameters.
+  EXPECT_THAT(frequencies({{"rope_scaling", yarn}, {"original_max_position_embeddings", 32}}),
+              ElementsAre(near(1), near(0.19764236f), near(0.025f), near(0.00790569f), near(0.0025f), near(0.00079057f),
+                          near(0.00025f), near(7.906e-05f)));
+  // Empty is absent.
+  EXPECT_THAT(frequencies({{"rope_scaling", Json::object()},
+                           {"rope_parameters", With({{"rope_type", "linear"}, {"factor", 4.0}}, parameters)}}),
+              ElementsAre(near(0.25f), near(0.04848069f), near(0.00940151f), near(0.00182317f), near(0.00035355f), near(6.856e-05f),
+                          near(1.33e-05f), near(2.58e-06f)));
+}
+
+TEST(HfConfigTest, SectionsOfRopeDoNotChangeText) {
+  const Json qwen = With({{"architectures", {"Qwen2ForCausalLM"}}});
+  for (const Json& scaling : {Json{{"type", "mrope"}, {"mrope_section", {2, 3, 3}}},
+                              Json{{"type", "mrope"}, {"rope_type", "default"}, {"mrope_section", {2, 3, 3}}}}) {
+    EXPECT_EQ(Parse(With({{"rope_scaling", scaling}}, qwen)).value().rope.scaling, RopeScaling::kNone);
+  }
+  EXPECT_THAT(Message(With({{"architectures", {"Qwen2VLForConditionalGeneration"}}}, qwen)),
+              HasSubstr("\"Qwen2VLForConditionalGeneration\" is not supported"));
+}
+
+TEST(HfConfigTest, ScaledRopeLengthensTheContext) {
+  const auto parse = [](const Json& scaling, const Json& changes = Json::object()) {
+    return Parse(With({{"rope_scaling", scaling}}, With(changes))).value();
+  };
+  const int32_t stated = testing::TinyConfig().max_position;
+  // Qwen2.5's recipe. What it computes is that of transformers: 0.1 ln(factor) + 1, of the original length.
+  const ModelConfig yarn = parse({{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", stated}});
+  EXPECT_EQ(yarn.max_position, 4 * stated);
+  EXPECT_EQ(yarn.longest_context(), 4 * stated);
+  EXPECT_EQ(yarn.rope.original_max_position, stated);
+  EXPECT_FLOAT_EQ(yarn.rope.attention_factor, static_cast<float>(0.1 * std::log(4.0) + 1));
+  EXPECT_EQ(parse({{"type", "yarn"}, {"factor", 4.0}}).max_position, 4 * stated);
+  EXPECT_EQ(parse({{"type", "yarn"}, {"factor", 2.0}, {"original_max_position_embeddings", 32}}).max_position, stated);
+  EXPECT_EQ(parse({{"type", "yarn"}, {"factor", 2.3}}, {{"max_position_embeddings", 10000}}).max_position, 23000);
+  EXPECT_EQ(parse({{"type", "yarn"}, {"factor", 1e9}}).max_position, INT32_MAX);
+
+  // Whether max_position_embeddings has the factor in it is not said, so that more must be asked for.
+  const ModelConfig linear = parse({{"type", "linear"}, {"factor", 4.0}});
+  EXPECT_EQ(linear.max_position, stated);
+  EXPECT_EQ(linear.longest_context(), 4 * stated);
+  EXPECT_EQ(parse({{"type", "linear"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}}).longest_context(), stated);
+
+  const Json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", stated}};
+  EXPECT_EQ(parse(llama3).longest_context(), stated);
+  const Json longrope = {{"type", "longrope"}, {"factor", 4.0}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {1, 2, 4, 8}}};
+  EXPECT_EQ(parse(longrope).longest_context(), stated);
 }
 
 TEST(HfConfigTest, SlidingWindow) {
@@ -188,9 +298,58 @@ TEST(HfConfigTest, Gemma3InOldAndNewSpelling) {
     EXPECT_EQ(config->sm_scale, 0.125f);
     EXPECT_FLOAT_EQ(config->embedding_scale, std::sqrt(32.0f));
   }
+  // transformers merges rope_scaling into the parameters of global layers.
+  const ModelConfig both = Parse(With({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, now)).value();
+  EXPECT_EQ(both.rope.factor, 4.0f);
+  EXPECT_EQ(both.rope.theta, 1e6f);
+  EXPECT_EQ(both.local_rope.theta, 5e3f);
+  // The context length of a file has the factor in it.
+  EXPECT_EQ(both.longest_context(), both.max_position);
   EXPECT_THAT(Message(With({{"final_logit_softcapping", 30.0}}, base)),
               HasSubstr("\"final_logit_softcapping\" \"30.0\" is not supported"));
   EXPECT_THAT(Message(With({{"use_bidirectional_attention", true}}, base)), HasSubstr("\"use_bidirectional_attention\""));
+}
+
+TEST(HfConfigTest, TextModelOfGemma3) {
+  // As in gemma-3-4b-it: what text_config leaves out is that of Gemma3TextConfig.
+  const Json text = {{"hidden_size", 2560},     {"intermediate_size", 10240},
+                     {"num_hidden_layers", 34}, {"rope_scaling", {{"factor", 8.0}, {"rope_type", "linear"}}},
+                     {"sliding_window", 1024},  {"model_type", "gemma3_text"}};
+  const Json whole = {{"architectures", {"Gemma3ForConditionalGeneration"}},
+                      {"model_type", "gemma3"},
+                      {"eos_token_id", {1, 106}},
+                      {"text_config", text},
+                      {"vision_config", {{"hidden_size", 1152}, {"num_hidden_layers", 27}}}};
+  for (const Json& json : {whole, With({{"architectures", nullptr}}, whole)}) {
+    const Result<ModelConfig> config = Parse(json);
+    ASSERT_TRUE(config.ok()) << config.status().ToString();
+    EXPECT_EQ(config->architecture, "gemma3");
+    EXPECT_EQ(config->hidden_size, 2560);
+    EXPECT_EQ(config->num_layers, 34);
+    EXPECT_EQ(config->num_qo_heads, 8);
+    EXPECT_EQ(config->num_kv_heads, 4);
+    EXPECT_EQ(config->head_dim, 256);
+    EXPECT_EQ(config->vocab_size, 262208);
+    EXPECT_EQ(config->max_position, 131072);
+    EXPECT_EQ(config->longest_context(), 131072);
+    EXPECT_EQ(config->local_window, 1024);
+    EXPECT_EQ(config->rope.factor, 8.0f);
+    EXPECT_EQ(config->rope.theta, 1e6f);
+    EXPECT_EQ(config->local_rope.theta, 1e4f);
+    EXPECT_TRUE(config->tie_embeddings);
+    EXPECT_THAT(config->eos_token_ids, ElementsAre(1, 106));
+  }
+  Json bare = whole;
+  bare["text_config"] = Json::object();
+  const ModelConfig defaults = Parse(bare).value();
+  EXPECT_EQ(defaults.hidden_size, 2304);
+  EXPECT_EQ(defaults.intermediate_size, 9216);
+  EXPECT_EQ(defaults.num_layers, 26);
+  bare["text_config"] = {{"hidden_size", "x"}};
+  EXPECT_THAT(Message(bare), HasSubstr("config.json: \"text_config\": \"hidden_size\" is \"x\""));
+  bare.erase("text_config");
+  EXPECT_THAT(Message(bare), HasSubstr("\"text_config\" is missing, expected an object"));
+  EXPECT_THAT(Message(With({{"quantization_config", {{"bits", 4}}}}, whole)), HasSubstr("quantised safetensors"));
 }
 
 TEST(HfConfigTest, TokenIds) {
@@ -200,7 +359,12 @@ TEST(HfConfigTest, TokenIds) {
   EXPECT_THAT(Parse(With({{"eos_token_id", 2}}), R"({"eos_token_id": [4, 5]})").value().eos_token_ids, ElementsAre(4, 5));
   EXPECT_THAT(Parse(With({{"eos_token_id", 2}}), R"({"eos_token_id": null})").value().eos_token_ids, ElementsAre(2));
   EXPECT_EQ(Parse(With({{"bos_token_id", nullptr}})).value().bos_token_id, -1);
-  EXPECT_THAT(Message(With({{"eos_token_id", 40}})), HasSubstr("\"eos_token_id\" is \"40\", expected token ids in 0..39"));
+  // Ids that no token has are ignored.
+  const ModelConfig outside = Parse(With({{"eos_token_id", {-1, 39, 40, UINT64_MAX}}, {"bos_token_id", -1}})).value();
+  EXPECT_THAT(outside.eos_token_ids, ElementsAre(39));
+  EXPECT_EQ(outside.bos_token_id, -1);
+  EXPECT_THAT(Parse(With({{"eos_token_id", 2}}), R"({"eos_token_id": -1})").value().eos_token_ids, ElementsAre(2));
+  EXPECT_THAT(Parse(With({{"eos_token_id", 40}, {"pad_token_id", 40}})).value().eos_token_ids, ElementsAre());
   EXPECT_THAT(Message(Base(), R"({"eos_token_id": "x"})"), HasSubstr("generation_config.json: \"eos_token_id\" is \"x\""));
   EXPECT_THAT(Message(Base(), "{"), HasSubstr("generation_config.json: not valid JSON"));
 }
@@ -210,7 +374,9 @@ TEST(HfConfigTest, RefusesByKey) {
        {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"}) {
     Json without = Base();
     without.erase(key);
-    EXPECT_THAT(Message(without), HasSubstr(std::string("\"") + key + "\" is missing, expected an integer"));
+    if (std::string_view(key) != "max_position_embeddings") {
+      EXPECT_THAT(Message(without), HasSubstr(std::string("\"") + key + "\" is missing, expected an integer"));
+    }
     for (const Json& bad : {Json(0), Json(-1), Json(2.5), Json("2"), Json(4294967296u), Json(UINT64_MAX)}) {
       EXPECT_THAT(Message(With({{key, bad}})), HasSubstr(std::string("\"") + key + "\" is "));
     }

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "model/error_text.h"
+#include "model/families/family.h"
 #include "model/hf_config.h"
 #include "model/json_file.h"
 #include "model/safetensors.h"
@@ -86,15 +87,36 @@ Status OpenShards(const std::string& folder_path, const std::string& index_path,
   return OkStatus();
 }
 
-Result<TokenizerData> ReadSentencePiece(const std::string& file, const std::string& tokenizer_config) {
+Result<TokenizerData> ReadSentencePiece(const std::string& path, const std::string& file, const std::string& tokenizer_config) {
   COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseSentencePieceModel(file));
-  COPPICE_RETURN_IF_ERROR(AddHuggingFaceConfig(tokenizer_config, &data));
+  COPPICE_ASSIGN_OR_RETURN(TextFile added_tokens, ReadOptionalText(path + "/added_tokens.json"));
+  COPPICE_ASSIGN_OR_RETURN(TextFile special_tokens, ReadOptionalText(path + "/special_tokens_map.json"));
+  COPPICE_RETURN_IF_ERROR(AddHuggingFaceConfig({.tokenizer_config = tokenizer_config,
+                                                .added_tokens = std::move(added_tokens.text),
+                                                .special_tokens_map = std::move(special_tokens.text)},
+                                               &data));
   return data;
 }
 
-// Newer folders keep templates in files of their own, which replace those of tokenizer_config.json, as transformers has it.
+// {"chat_template": "..."}: what processors of transformers had before chat_template.jinja.
+Result<std::string> ReadTemplateJson(const TextFile& file) {
+  COPPICE_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(file.text, file.path));
+  const auto found = json.find("chat_template");
+  if (found == json.end() || !found->is_string())
+    return InvalidArgument(fmt::format("{}: \"chat_template\" must be a string", file.path));
+  return found->get<std::string>();
+}
+
+// Newer folders keep templates in files of their own, which replace those of tokenizer_config.json, as transformers has it:
+// chat_template.jinja, else chat_template.json.
 Status ReadChatTemplates(const std::string& path, TokenizerData* data) {
   COPPICE_ASSIGN_OR_RETURN(TextFile chat, ReadOptionalText(path + "/chat_template.jinja"));
+  if (chat.text.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(const TextFile legacy, ReadOptionalText(path + "/chat_template.json"));
+    if (!legacy.text.empty()) {
+      COPPICE_ASSIGN_OR_RETURN(chat.text, ReadTemplateJson(legacy));
+    }
+  }
   COPPICE_ASSIGN_OR_RETURN(TextFile tool_use, ReadOptionalText(path + "/additional_chat_templates/tool_use.jinja"));
   if (!chat.text.empty()) {
     data->chat_template = std::move(chat.text);
@@ -112,12 +134,17 @@ Result<TokenizerData> ReadTokenizer(const std::string& path, ModelConfig& config
   COPPICE_ASSIGN_OR_RETURN(const std::string file, ReadTextFile(tokenizer_path));
   COPPICE_ASSIGN_OR_RETURN(const TextFile tokenizer_config, ReadOptionalText(path + "/tokenizer_config.json"));
   Result<TokenizerData> parsed =
-      is_json ? ParseHuggingFaceTokenizer(file, tokenizer_config.text) : ReadSentencePiece(file, tokenizer_config.text);
+      is_json ? ParseHuggingFaceTokenizer(file, tokenizer_config.text) : ReadSentencePiece(path, file, tokenizer_config.text);
   if (!parsed.ok()) return Status(parsed.status().code(), fmt::format("{}: {}", tokenizer_path, parsed.status().message()));
   TokenizerData& data = *parsed;
-  if (data.tokens.size() > static_cast<size_t>(config.vocab_size)) {
-    return InvalidArgument(fmt::format("{}: {} tokens, but config.json says \"vocab_size\" {}", tokenizer_path, data.tokens.size(),
-                                       config.vocab_size));
+  const bool has_eos = !data.eos_ids.empty();
+  const Status fits = DropAddedTokensBeyond(config.vocab_size, &data);
+  if (!fits.ok()) return Status(fits.code(), fmt::format("{}: {}", tokenizer_path, fits.message()));
+  if (has_eos && data.eos_ids.empty() && config.eos_token_ids.empty()) {
+    return InvalidArgument(
+        fmt::format("{}: the id of the eos token lies beyond \"vocab_size\" {} of config.json; expected one below it, "
+                    "or an \"eos_token_id\" in config.json or generation_config.json",
+                    tokenizer_path, config.vocab_size));
   }
   if (data.bos_id < 0) data.bos_id = config.bos_token_id;
   std::unordered_set<int32_t> known(data.eos_ids.begin(), data.eos_ids.end());
@@ -140,6 +167,47 @@ void DropRedundant(const ModelConfig& config, TensorMap* tensors) {
   });
 }
 
+// How a model of several modalities names the tensors of its text model; without a second name, those of its other parts.
+struct TextPrefix {
+  std::string_view prefix, text_prefix;
+};
+constexpr TextPrefix kTextPrefixes[] = {{"language_model.model.", "model."},  // files of the hub
+                                        {"language_model.lm_head.", "lm_head."},
+                                        {"model.language_model.", "model."},  // names of transformers from 4.52 on
+                                        {"vision_tower.", ""},
+                                        {"multi_modal_projector.", ""},
+                                        {"model.vision_tower.", ""},
+                                        {"model.multi_modal_projector.", ""}};
+
+// Gives the tensors of the text model the names that they have in a model of text alone, and drops those of other parts.
+Status TakeTextModel(const std::string& path, TensorMap* tensors) {
+  TensorMap text;
+  for (const auto& entry : *tensors) {
+    const std::string& name = entry.first;
+    const auto found = std::ranges::find_if(kTextPrefixes, [&](const TextPrefix& known) { return name.starts_with(known.prefix); });
+    std::string text_name = name;
+    if (found != std::end(kTextPrefixes)) {
+      if (found->text_prefix.empty()) continue;
+      text_name.replace(0, found->prefix.size(), found->text_prefix);
+    }
+    if (!text.emplace(text_name, entry.second).second)
+      return InvalidArgument(fmt::format("{}: tensor {} is there twice, once as {}", path, Quoted(text_name), Quoted(name)));
+  }
+  *tensors = std::move(text);
+  return OkStatus();
+}
+
+// Why there are no weights.
+Status NoWeights(const std::string& path) {
+  if (Exists(path + "/pytorch_model.bin") || Exists(path + "/pytorch_model.bin.index.json")) {
+    return Unimplemented(fmt::format(
+        "{0}: the weights are in pytorch_model.bin, which is not read; write model.safetensors with Python: from transformers "
+        "import AutoModelForCausalLM as M; M.from_pretrained('{0}').save_pretrained('{0}')",
+        path));
+  }
+  return NotFound(fmt::format("{}: no weights: neither model.safetensors nor model.safetensors.index.json", path));
+}
+
 }  // namespace
 
 Result<HuggingFaceFolder> OpenHuggingFaceFolder(const std::string& path) {
@@ -159,8 +227,10 @@ Result<HuggingFaceFolder> OpenHuggingFaceFolder(const std::string& path) {
   } else if (Exists(index)) {
     COPPICE_RETURN_IF_ERROR(OpenShards(path, index, &folder));
   } else {
-    return NotFound(fmt::format("{}: no weights: neither model.safetensors nor model.safetensors.index.json", path));
+    return NoWeights(path);
   }
+  const Family& family = FamilyNamed(contents.config.architecture);
+  if (!family.multimodal.hf_architecture.empty()) COPPICE_RETURN_IF_ERROR(TakeTextModel(path, &contents.tensors));
   DropRedundant(contents.config, &contents.tensors);
   COPPICE_RETURN_IF_ERROR(CheckWeights(contents.config, contents.tensors, path));
   Result<TokenizerData> tokenizer = ReadTokenizer(path, contents.config);

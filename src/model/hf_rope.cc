@@ -6,7 +6,7 @@
 namespace coppice {
 namespace {
 
-constexpr std::array<std::string_view, 17> kKnownKeys = {"rope_type",
+constexpr std::array<std::string_view, 19> kKnownKeys = {"rope_type",
                                                          "type",
                                                          "rope_theta",
                                                          "factor",
@@ -22,7 +22,9 @@ constexpr std::array<std::string_view, 17> kKnownKeys = {"rope_type",
                                                          "truncate",
                                                          "short_factor",
                                                          "long_factor",
-                                                         "finetuned"};
+                                                         "finetuned",
+                                                         "mrope_section",
+                                                         "mrope_interleaved"};
 
 // YaRN's correction of the attention's temperature.
 double YarnScale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1; }
@@ -66,6 +68,8 @@ Status ReadParameters(const ObjectReader& reader, const ModelConfig& config, Rop
   COPPICE_ASSIGN_OR_RETURN(const std::string older, reader.String("type", "default"));
   COPPICE_ASSIGN_OR_RETURN(std::string type, reader.String("rope_type", older));
   if (type == "su") type = "longrope";  // its first name
+  // Sections of a head take positions of time, height and width. Those of a text token are equal: the rotation is the default.
+  if (type == "mrope") type = "default";
   if (type == "default") return OkStatus();
   if (type == "dynamic") {  // begins beyond max_position_embeddings, whatever else stands here
     rope->scaling = RopeScaling::kDynamic;
@@ -78,10 +82,12 @@ Status ReadParameters(const ObjectReader& reader, const ModelConfig& config, Rop
         fmt::format("{}: RoPE type {} is not supported; supported are default, linear, dynamic, llama3, yarn, longrope",
                     reader.path(), Quoted(type)));
   }
-  // What the model was trained with; files have it here, or beside "max_position_embeddings" (rope->original_max_position then).
+  // What the model was trained with; files have it beside "max_position_embeddings" (rope->original_max_position then), or here.
   const bool beside = rope->original_max_position > 0;
   const bool stated = beside || reader.Has("original_max_position_embeddings");
-  COPPICE_RETURN_IF_ERROR(reader.OptionalInt("original_max_position_embeddings", 1, &rope->original_max_position));
+  if (!beside) {
+    COPPICE_RETURN_IF_ERROR(reader.OptionalInt("original_max_position_embeddings", 1, &rope->original_max_position));
+  }
   if (rope->original_max_position == 0) rope->original_max_position = config.max_position;
   const float ratio = static_cast<float>(config.max_position) / static_cast<float>(rope->original_max_position);
   if (type == "longrope") {  // a length beside "max_position_embeddings" overrides the factor
@@ -116,17 +122,24 @@ Status ReadRope(const ObjectReader& reader, const ConfigDefaults& defaults, Mode
 
   COPPICE_ASSIGN_OR_RETURN(const std::optional<ObjectReader> parameters, reader.Object("rope_parameters"));
   COPPICE_ASSIGN_OR_RETURN(const std::optional<ObjectReader> scaling, reader.Object("rope_scaling"));
-  if (parameters && (parameters->Has("full_attention") || parameters->Has("sliding_attention"))) {
+  const bool by_layer = parameters && (parameters->Has("full_attention") || parameters->Has("sliding_attention"));
+  // As in transformers, rope_scaling replaces rope_parameters with all that it holds, theta included, unless it is empty. In a
+  // family whose local layers have their own rotation, it is merged into the parameters of the other layers.
+  const bool has_scaling = scaling && !scaling->json().empty();
+  if (by_layer && (own_local || !has_scaling)) {
     COPPICE_ASSIGN_OR_RETURN(const std::optional<ObjectReader> full, parameters->Object("full_attention"));
     COPPICE_ASSIGN_OR_RETURN(const std::optional<ObjectReader> sliding, parameters->Object("sliding_attention"));
-    if (full) COPPICE_RETURN_IF_ERROR(ReadParameters(*full, *config, &rope, &rotary_factor));
+    ObjectReader::Json merged = full ? full->json() : ObjectReader::Json::object();
+    if (has_scaling) merged.update(scaling->json());
+    const ObjectReader of_full(merged, (has_scaling ? scaling : full ? full : parameters)->path());
+    COPPICE_RETURN_IF_ERROR(ReadParameters(of_full, *config, &rope, &rotary_factor));
     if (!own_local) config->local_rope = {.theta = defaults.rope_theta};
     if (sliding) COPPICE_RETURN_IF_ERROR(ReadParameters(*sliding, *config, &config->local_rope, &rotary_factor));
   } else {
-    if (parameters) {
-      COPPICE_RETURN_IF_ERROR(ReadParameters(*parameters, *config, &rope, &rotary_factor));
-    } else if (scaling) {
+    if (has_scaling) {
       COPPICE_RETURN_IF_ERROR(ReadParameters(*scaling, *config, &rope, &rotary_factor));
+    } else if (parameters) {
+      COPPICE_RETURN_IF_ERROR(ReadParameters(*parameters, *config, &rope, &rotary_factor));
     }
     if (!own_local) config->local_rope = rope;
   }

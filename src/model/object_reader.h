@@ -110,15 +110,15 @@ class ObjectReader {
     return std::optional(ObjectReader(*json, fmt::format("{}: {}", path_, Quoted(key))));
   }
 
-  // One token id or a list of them.
+  // One token id or a list of them. Ids that no token has are left out: files state -1 for none, or ids beyond the vocabulary.
   Status TokenIds(std::string_view key, int32_t vocab_size, std::vector<int32_t>* ids) const {
     const Json* json = Find(key);
     if (json == nullptr) return OkStatus();
     const Json list = json->is_array() ? *json : Json::array({*json});
     for (const Json& entry : list) {
+      if (!entry.is_number_integer()) return Wrong(key, "a token id or a list of them");
       const std::optional<int32_t> id = AsInt(entry, 0);
-      if (!id || *id >= vocab_size) return Wrong(key, fmt::format("token ids in 0..{}", vocab_size - 1));
-      ids->push_back(*id);
+      if (id && *id < vocab_size) ids->push_back(*id);
     }
     return OkStatus();
   }

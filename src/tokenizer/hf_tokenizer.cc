@@ -4,6 +4,8 @@
 #include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <unordered_set>
 
 #include "core/check.h"
 #include "core/json.h"
@@ -51,15 +53,17 @@ std::string Show(const Json& value) {
   return text;
 }
 
-Status Wrong(const std::string& what, const Json& value, const std::string& expected) {
-  return InvalidArgument("tokenizer.json: " + what + " is " + Show(value) + "; expected " + expected);
+constexpr char kTokenizerFile[] = "tokenizer.json", kConfigFile[] = "tokenizer_config.json", kAddedFile[] = "added_tokens.json";
+
+Status Wrong(const std::string& what, const Json& value, const std::string& expected, const std::string& file = kTokenizerFile) {
+  return InvalidArgument(file + ": " + what + " is " + Show(value) + "; expected " + expected);
 }
 
 // `value` as an id below `limit`: nlohmann's own conversion would wrap what does not fit.
-Result<int32_t> TokenId(const std::string& what, const Json& value, size_t limit) {
+Result<int32_t> TokenId(const std::string& what, const Json& value, size_t limit, const std::string& file = kTokenizerFile) {
   const bool fits = value.is_number_unsigned() && value.get<uint64_t>() < limit;
   if (fits) return static_cast<int32_t>(value.get<uint64_t>());
-  return Wrong("the id of " + what, value, "an integer from 0 to " + std::to_string(limit - 1));
+  return Wrong("the id of " + what, value, "an integer from 0 to " + std::to_string(limit - 1), file);
 }
 
 Status CannotDo(const std::string& what) { return Unimplemented("tokenizer.json: " + what + " is not supported"); }
@@ -260,15 +264,16 @@ Status ParseDecoder(const Json& decoder, TokenizerData* data) {
   return OkStatus();
 }
 
-Status AddToken(const std::string& text, const Json& id_value, TokenKind kind, size_t id_limit, TokenizerData* data) {
-  COPPICE_ASSIGN_OR_RETURN(const int32_t signed_id, TokenId("token " + Quoted(text), id_value, id_limit));
+Status AddToken(const std::string& text, const Json& id_value, TokenKind kind, size_t id_limit, TokenizerData* data,
+                const std::string& file = kTokenizerFile) {
+  COPPICE_ASSIGN_OR_RETURN(const int32_t signed_id, TokenId("token " + Quoted(text), id_value, id_limit, file));
   const auto id = static_cast<size_t>(signed_id);
   if (id >= data->tokens.size()) {
     data->tokens.resize(id + 1);
     data->kinds.resize(id + 1, TokenKind::kUnused);
   }
   if (data->kinds[id] != TokenKind::kUnused && data->tokens[id] != text) {
-    return Wrong("id " + std::to_string(id), text, "one token, but it is also " + Quoted(data->tokens[id]));
+    return Wrong("id " + std::to_string(id), text, "one token, but it is also " + Quoted(data->tokens[id]), file);
   }
   data->tokens[id] = text;
   data->kinds[id] = kind;
@@ -342,8 +347,8 @@ Status ParseModel(const Json& model, size_t id_limit, TokenizerData* data) {
   return ParseBpe(model, id_limit, data);
 }
 
-Status ParseAddedTokens(const Json& added_tokens, size_t id_limit, TokenizerData* data) {
-  if (!added_tokens.is_null() && !added_tokens.is_array()) return Wrong("added_tokens", added_tokens, "a list");
+Status ParseAddedTokens(const Json& added_tokens, size_t id_limit, TokenizerData* data, const std::string& file = kTokenizerFile) {
+  if (!added_tokens.is_null() && !added_tokens.is_array()) return Wrong("added_tokens", added_tokens, "a list", file);
   for (const Json& token : added_tokens) {
     const std::string content = GetString(token, "content");
     AddedToken added{.text = content,
@@ -353,7 +358,7 @@ Status ParseAddedTokens(const Json& added_tokens, size_t id_limit, TokenizerData
                      .rstrip = GetBool(token, "rstrip", false)};
     added.normalized = GetBool(token, "normalized", !added.special);
     const TokenKind kind = added.special ? TokenKind::kControl : TokenKind::kUserDefined;
-    COPPICE_RETURN_IF_ERROR(AddToken(content, Get(token, "id"), kind, id_limit, data));
+    COPPICE_RETURN_IF_ERROR(AddToken(content, Get(token, "id"), kind, id_limit, data, file));
     added.id = Get(token, "id").get<int32_t>();
     data->added_tokens.push_back(std::move(added));
   }
@@ -411,24 +416,31 @@ Result<bool> ParsePostProcessor(const Json& post_processor, TokenizerData* data)
 }
 
 // The text of a special token in tokenizer_config.json: a string, or an object with "content".
-std::string SpecialTokenText(const Json& config, const char* key) {
-  const Json& value = Get(config, key);
+std::string SpecialTokenText(const Json& value) {
   return value.is_string() ? value.get<std::string>() : GetString(value, "content");
 }
 
-Status ParseConfig(const Json& config, bool has_template, TokenizerData* data) {
-  const auto id_of = [&](const char* key) -> Result<int32_t> {
-    const std::string text = SpecialTokenText(config, key);
-    if (text.empty()) return -1;
-    // Special tokens are usually added last.
-    const auto found = std::find(data->tokens.rbegin(), data->tokens.rend(), text);
-    if (found != data->tokens.rend()) return static_cast<int32_t>(data->tokens.rend() - found) - 1;
-    return InvalidArgument("tokenizer_config.json: " + std::string(key) + " is " + Quoted(text) +
-                           ", which tokenizer.json does not have; expected one of its tokens");
+// The id of a token; -1: there is none.
+int32_t FindToken(const TokenizerData& data, const std::string& text) {
+  if (text.empty()) return -1;
+  // Special tokens are usually added last.
+  const auto found = std::find(data.tokens.rbegin(), data.tokens.rend(), text);
+  return static_cast<int32_t>(data.tokens.rend() - found) - 1;
+}
+
+void ParseConfig(const Json& config, bool has_template, TokenizerData* data) {
+  // As in transformers, a bos or eos token that the tokenizer does not have is added to it as a special one, with the next id.
+  const auto id_of = [&](const char* key) {
+    const std::string text = SpecialTokenText(Get(config, key));
+    if (const int32_t id = FindToken(*data, text); id >= 0 || text.empty()) return id;
+    const auto id = static_cast<int32_t>(data->tokens.size());
+    data->tokens.push_back(text);
+    data->kinds.push_back(TokenKind::kControl);
+    data->added_tokens.push_back({.text = text, .id = id, .special = true});
+    return id;
   };
-  COPPICE_ASSIGN_OR_RETURN(const int32_t bos, id_of("bos_token"));
-  COPPICE_ASSIGN_OR_RETURN(const int32_t eos, id_of("eos_token"));
-  COPPICE_ASSIGN_OR_RETURN(data->pad_id, id_of("pad_token"));
+  const int32_t bos = id_of("bos_token"), eos = id_of("eos_token");
+  data->pad_id = FindToken(*data, SpecialTokenText(Get(config, "pad_token")));  // not added: the engine does not pad
   if (!data->add_bos && bos >= 0) data->bos_id = bos;
   if (!data->add_eos && eos >= 0) data->eos_ids = {eos};
   if (!has_template) {
@@ -445,7 +457,6 @@ Status ParseConfig(const Json& config, bool has_template, TokenizerData* data) {
       if (name == "tool_use") data->tool_chat_template = GetString(named, "template");
     }
   }
-  return OkStatus();
 }
 
 Result<Json> ParseObject(const std::string& name, const std::string& text) {
@@ -455,28 +466,86 @@ Result<Json> ParseObject(const std::string& name, const std::string& text) {
                          (json.ok() ? "" : " (" + json.status().message() + ")") + "; the file is damaged, download it again");
 }
 
+// The tokens of "added_tokens_decoder" ({id: properties}), in the form of "added_tokens" in tokenizer.json.
+Result<Json> ListDecoderTokens(const Json& decoder) {
+  Json list = Json::array();
+  for (const auto& [id, token] : decoder.items()) {
+    uint64_t number = 0;
+    const char* end = id.data() + id.size();
+    const auto [parsed_end, error] = std::from_chars(id.data(), end, number);
+    if (error != std::errc() || parsed_end != end) return Wrong("an id in added_tokens_decoder", id, "an integer", kConfigFile);
+    if (!token.is_object()) return Wrong("added_tokens_decoder entry " + Quoted(id), token, "an object", kConfigFile);
+    Json entry = token;
+    entry["id"] = number;
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+// The texts of the tokens that `config` names as special ones.
+std::unordered_set<std::string> SpecialTexts(const Json& config) {
+  std::unordered_set<std::string> texts;
+  for (const char* key : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    texts.insert(SpecialTokenText(Get(config, key)));
+  }
+  for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
+    for (const Json& token : Get(config, key)) texts.insert(SpecialTokenText(token));  // a list, or an object of names
+  }
+  texts.erase("");
+  return texts;
+}
+
+// The tokens of added_tokens.json ({text: id}), in the form of "added_tokens" in tokenizer.json.
+Json ListLegacyTokens(const Json& added_tokens, const std::unordered_set<std::string>& special) {
+  Json list = Json::array();
+  for (const auto& [text, id] : added_tokens.items()) {
+    list.push_back({{"content", text}, {"id", id}, {"special", special.contains(text)}});
+  }
+  return list;
+}
+
+// The control tokens of the model that `data->added_tokens` does not list, and its other tokens that are named as special ones.
+void AddUnlistedSpecialTokens(const std::unordered_set<std::string>& special, TokenizerData* data) {
+  std::unordered_set<int32_t> listed;
+  for (const AddedToken& token : data->added_tokens) listed.insert(token.id);
+  for (size_t i = 0; i < data->tokens.size(); ++i) {
+    const auto id = static_cast<int32_t>(i);
+    if (data->kinds[i] != TokenKind::kControl && !special.contains(data->tokens[i])) continue;
+    if (!listed.insert(id).second) continue;
+    data->kinds[i] = TokenKind::kControl;
+    data->added_tokens.push_back({.text = data->tokens[i], .id = id, .special = true});
+  }
+}
+
 }  // namespace
 
-Status AddHuggingFaceConfig(const std::string& tokenizer_config_json, TokenizerData* data) {
-  COPPICE_ASSIGN_OR_RETURN(const Json config,
-                           ParseObject("tokenizer_config.json", tokenizer_config_json.empty() ? "{}" : tokenizer_config_json));
-  // The base class of the tokenizers that read SentencePiece models adds bos unless told otherwise.
-  data->add_bos = GetBool(config, "add_bos_token", data->bos_id >= 0);
-  const Json& added = Get(config, "added_tokens_decoder");
-  if (added.is_object()) {
-    Json list = Json::array();
-    for (const auto& [id, token] : added.items()) {
-      int64_t number = -1;
-      std::from_chars(id.data(), id.data() + id.size(), number);
-      Json entry = token;
-      if (!entry.is_object()) return Wrong("added_tokens_decoder entry " + Quoted(id), token, "an object");
-      entry["id"] = number;
-      list.push_back(std::move(entry));
-    }
-    COPPICE_RETURN_IF_ERROR(ParseAddedTokens(list, IdLimit(data->tokens.size() + list.size()), data));
-    data->scores.resize(data->tokens.size(), 0);
+Status AddHuggingFaceConfig(const SlowTokenizerFiles& files, TokenizerData* data) {
+  const auto parse = [](const char* name, const std::string& text) { return ParseObject(name, text.empty() ? "{}" : text); };
+  COPPICE_ASSIGN_OR_RETURN(Json config, parse(kConfigFile, files.tokenizer_config));
+  const Json& decoder = Get(config, "added_tokens_decoder");
+  Json added;
+  const char* added_file = kConfigFile;
+  if (decoder.is_object()) {
+    COPPICE_ASSIGN_OR_RETURN(added, ListDecoderTokens(decoder));
+  } else {
+    COPPICE_ASSIGN_OR_RETURN(const Json special_map, parse("special_tokens_map.json", files.special_tokens_map));
+    COPPICE_ASSIGN_OR_RETURN(const Json added_tokens, parse(kAddedFile, files.added_tokens));
+    config.update(special_map);
+    added = ListLegacyTokens(added_tokens, SpecialTexts(config));
+    added_file = kAddedFile;
   }
-  return ParseConfig(config, /*has_template=*/!config.contains("add_bos_token") && !config.contains("add_eos_token"), data);
+  COPPICE_RETURN_IF_ERROR(ParseAddedTokens(added, IdLimit(data->tokens.size() + added.size()), data, added_file));
+  AddUnlistedSpecialTokens(SpecialTexts(config), data);
+  // The Python tokenizers look for added tokens in the text as it is, whatever "normalized" says.
+  for (AddedToken& token : data->added_tokens) token.normalized = false;
+
+  // "legacy": false puts the space before the whole text only, and not after each added token too.
+  for (NormalizerStep& step : data->normalizer) step.prefix_at_start = Get(config, "legacy") == false;
+  // The base class of the tokenizers that read SentencePiece models adds bos unless told otherwise.
+  if (!Get(config, "add_bos_token").is_boolean()) config["add_bos_token"] = data->bos_id >= 0;
+  ParseConfig(config, /*has_template=*/false, data);
+  data->scores.resize(data->tokens.size(), 0);
+  return OkStatus();
 }
 
 Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const std::string& tokenizer_config_json) {
@@ -493,10 +562,42 @@ Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_jso
   COPPICE_RETURN_IF_ERROR(ParsePreTokenizer(Get(tokenizer, "pre_tokenizer"), &data));
   if (data.byte_level && data.model != "bpe") return CannotDo("a ByteLevel pre_tokenizer with a Unigram model");
   COPPICE_RETURN_IF_ERROR(ParseDecoder(Get(tokenizer, "decoder"), &data));
-  if (!data.scores.empty()) data.scores.resize(data.tokens.size(), std::numeric_limits<double>::quiet_NaN());
   COPPICE_ASSIGN_OR_RETURN(const bool has_template, ParsePostProcessor(Get(tokenizer, "post_processor"), &data));
-  COPPICE_RETURN_IF_ERROR(ParseConfig(config, has_template, &data));
+  ParseConfig(config, has_template, &data);
+  if (!data.scores.empty()) data.scores.resize(data.tokens.size(), std::numeric_limits<double>::quiet_NaN());
   return data;
+}
+
+Status DropAddedTokensBeyond(int32_t vocab_size, TokenizerData* data) {
+  const auto is_beyond = [&](int32_t id) { return id >= vocab_size; };
+  if (data->tokens.size() <= static_cast<size_t>(vocab_size)) return OkStatus();
+  std::unordered_set<int32_t> added;
+  for (const AddedToken& token : data->added_tokens) added.insert(token.id);
+  const auto wrong = [&](const std::string& what) {
+    return InvalidArgument(what + ", but config.json says \"vocab_size\" " + std::to_string(vocab_size) +
+                           "; expected an id below it");
+  };
+  for (size_t id = static_cast<size_t>(vocab_size); id < data->tokens.size(); ++id) {
+    const bool is_gap = data->kinds[id] == TokenKind::kUnused && data->tokens[id].empty();
+    if (is_gap || added.contains(static_cast<int32_t>(id))) continue;
+    return wrong("token " + Quoted(data->tokens[id]) + " has id " + std::to_string(id));
+  }
+  if (is_beyond(data->unk_id)) return wrong("the unk token has id " + std::to_string(data->unk_id));
+  if (data->add_bos && is_beyond(data->bos_id)) {
+    return wrong("the bos token, which the tokenizer puts before each text, has id " + std::to_string(data->bos_id));
+  }
+  if (data->add_eos && is_beyond(data->eos_ids.front())) {
+    return wrong("the eos token, which the tokenizer puts after each text, has id " + std::to_string(data->eos_ids.front()));
+  }
+  if (is_beyond(data->bos_id)) data->bos_id = -1;
+  if (is_beyond(data->pad_id)) data->pad_id = -1;
+  std::erase_if(data->eos_ids, is_beyond);
+  std::erase_if(data->added_tokens, [&](const AddedToken& token) { return is_beyond(token.id); });
+  const auto size = static_cast<size_t>(vocab_size);
+  data->tokens.resize(size);
+  data->kinds.resize(size);
+  if (!data->scores.empty()) data->scores.resize(size);
+  return OkStatus();
 }
 
 }  // namespace coppice

@@ -1,11 +1,14 @@
 #include "tokenizer/hf_tokenizer.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "core/check.h"
 #include "tokenizer/regex.h"
 #include "tokenizer/regex_syntax.h"
+#include "tokenizer/sentencepiece_model.h"
 #include "tokenizer/test_fixtures.h"
 
 namespace coppice {
@@ -90,6 +93,118 @@ TEST(HuggingFaceTokenizer, PreTokenizerSequences) {
   EXPECT_EQ(encode(sequence(R"({"type": "Split", "pattern": {"String": "."}, "behavior": "Isolated"},)").c_str(), "ab"), Ids{2});
 }
 
+// As transformers 5.24 does: <b> and <e> get the next ids.
+TEST(HuggingFaceTokenizer, SpecialTokensThatTheFileDoesNotHave) {
+  const auto data =
+      ParseHuggingFaceTokenizer(Small().dump(), R"({"pad_token": "[PAD]", "eos_token": {"content": "<e>"}, "bos_token": "<b>"})");
+  ASSERT_TRUE(data.ok()) << data.status().ToString();
+  EXPECT_EQ(data->bos_id, 4) << "the post-processor's";
+  EXPECT_EQ(data->eos_ids, Ids{8});
+  EXPECT_EQ(data->pad_id, -1);
+  EXPECT_EQ(data->tokens.size(), 9u);
+  const auto tokenizer = CreateTokenizer(*data).value();
+  EXPECT_EQ(*tokenizer->Encode("ab<b>1<e>"), (Ids{4, 2, 7, 3, 8}));
+  EXPECT_EQ(tokenizer->Decode(Ids{7, 0, 8}), "a") << "special tokens";
+}
+
+TEST(HuggingFaceTokenizer, AddedTokensBeyondTheModel) {
+  const auto fit = [](const Json& json, const char* config, int32_t vocab_size) -> Result<TokenizerData> {
+    COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseHuggingFaceTokenizer(json.dump(), config));
+    COPPICE_RETURN_IF_ERROR(DropAddedTokensBeyond(vocab_size, &data));
+    return data;
+  };
+  const char* config = R"({"bos_token": "<s>", "eos_token": "<tool>", "pad_token": "<tool>"})";
+  EXPECT_EQ(fit(Small(), config, 7)->eos_ids, Ids{6});
+  for (const int32_t vocab_size : {5, 6}) {  // 5 is an id without a token
+    const auto data = fit(Small(), config, vocab_size);
+    ASSERT_TRUE(data.ok()) << data.status().ToString();
+    EXPECT_EQ(data->tokens.size(), static_cast<size_t>(vocab_size));
+    EXPECT_EQ(data->eos_ids, Ids{});
+    EXPECT_EQ(data->pad_id, -1);
+    EXPECT_EQ(*CreateTokenizer(*data).value()->Encode("ab<s>1<tool>ab"), (Ids{4, 2, 4, 3, 2})) << "no token for the text <tool>";
+  }
+  const auto failure = [&](const Json& json, int32_t vocab_size) { return fit(json, config, vocab_size).status().message(); };
+  EXPECT_EQ(
+      failure(Small(), 4),
+      "the bos token, which the tokenizer puts before each text, has id 4, but config.json says \"vocab_size\" 4; expected an id "
+      "below it");
+  EXPECT_EQ(failure(Small(), 3), "token \"1\" has id 3, but config.json says \"vocab_size\" 3; expected an id below it");
+
+  const Json unigram = Json::parse(R"({"added_tokens": [{"id": 3, "content": "<x>", "special": true}], "decoder": {"type": "Fuse"},
+      "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["<", -2.0]]}})");
+  EXPECT_EQ(*CreateTokenizer(fit(unigram, "", 4).value()).value()->Encode("a<x>"), (Ids{1, 3}));
+  EXPECT_EQ(*CreateTokenizer(fit(unigram, "", 3).value()).value()->Encode("a<x>"), (Ids{1, 2, 0}));
+}
+
+Result<std::unique_ptr<Tokenizer>> SentencePieceTokenizer(const SlowTokenizerFiles& files) {
+  COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseSentencePieceModel(ReadFixture("pypi/spm-bpe-llama.model")));
+  COPPICE_RETURN_IF_ERROR(AddHuggingFaceConfig(files, &data));
+  return CreateTokenizer(std::move(data));
+}
+
+// Expected ids: transformers 5.24, LlamaTokenizer where "legacy" is false, else the class of no name.
+TEST(HuggingFaceTokenizer, SentencePieceWithAddedTokensDecoder) {
+  const auto llama = SentencePieceTokenizer({.tokenizer_config = R"({"add_bos_token": true, "legacy": false, "bos_token": "<s>",
+      "added_tokens_decoder": {"0": {"content": "<unk>", "special": true}, "1": {"content": "<s>", "special": true},
+      "2": {"content": "</s>", "special": true}, "600": {"content": "<|im_start|>", "special": true},
+      "601": {"content": "<|im_end|>", "special": false, "normalized": true}}, "pad_token": "<|im_start|>"})",
+                                             .added_tokens = R"({"hello": 602})"});
+  ASSERT_TRUE(llama.ok()) << llama.status().ToString();
+  EXPECT_EQ(*(*llama)->Encode("hi"), (Ids{1, 341, 281}));
+  EXPECT_EQ(*(*llama)->Encode("a<s> b</s>"), (Ids{1, 265, 1, 296, 2}));
+  EXPECT_EQ(*(*llama)->Encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>"),
+            (Ids{1, 600, 351, 349, 262, 13, 266, 352, 352, 345, 601, 13, 600}));
+  EXPECT_EQ((*llama)->Decode(Ids{600, 341, 281, 601}), "hi<|im_end|>");
+
+  const auto legacy = SentencePieceTokenizer({.tokenizer_config = R"({"add_bos_token": false, "added_tokens_decoder": {
+      "600": {"content": "<|im_start|>", "special": true}, "601": {"content": "<|im_end|>", "special": true}}})"});
+  ASSERT_TRUE(legacy.ok()) << legacy.status().ToString();
+  EXPECT_EQ(*(*legacy)->Encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>"),
+            (Ids{600, 341, 351, 349, 262, 13, 266, 352, 352, 345, 601, 341, 13, 600}));
+  EXPECT_EQ(*(*legacy)->Encode("a<s> b</s>"), (Ids{265, 1, 259, 369, 2})) << "control tokens of the model itself";
+
+  const auto failure = [](const char* config) { return SentencePieceTokenizer({.tokenizer_config = config}).status().message(); };
+  EXPECT_EQ(failure(R"({"added_tokens_decoder": {"60x": {"content": "a"}}})"),
+            "tokenizer_config.json: an id in added_tokens_decoder is \"60x\"; expected an integer");
+  EXPECT_EQ(failure(R"({"added_tokens_decoder": {"-1": {"content": "a"}}})"),
+            "tokenizer_config.json: an id in added_tokens_decoder is \"-1\"; expected an integer");
+  EXPECT_EQ(failure(R"({"added_tokens_decoder": {"70000": {"content": "a"}}})"),
+            "tokenizer_config.json: the id of token \"a\" is 70000; expected an integer from 0 to 66737");
+}
+
+// Expected ids: transformers 5.24, but for the bos, which version 4 adds.
+TEST(HuggingFaceTokenizer, SentencePieceWithAddedTokensJson) {
+  const char* added_tokens = R"({"<|im_start|>": 600, "<|im_end|>": 601})";
+  const char* text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>";
+  const Ids legacy_ids = {1, 600, 341, 351, 349, 262, 13, 266, 352, 352, 345, 601, 341, 13, 600};
+  // Not named as special tokens, they are found in any text and shown.
+  const auto plain = SentencePieceTokenizer({.added_tokens = added_tokens});
+  ASSERT_TRUE(plain.ok()) << plain.status().ToString();
+  EXPECT_EQ(*(*plain)->Encode(text), legacy_ids);
+  EXPECT_EQ(*(*plain)->Encode(text, {.add_special = true, .parse_special = false}), legacy_ids);
+  EXPECT_EQ((*plain)->Decode(Ids{600, 265, 2}), "<|im_start|> a");
+  EXPECT_EQ(*(*plain)->Encode("a<s> b</s>"), (Ids{1, 265, 1, 259, 369, 2})) << "control tokens of the model itself";
+
+  for (const SlowTokenizerFiles& files :
+       {SlowTokenizerFiles{.tokenizer_config = R"({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})",
+       .added_tokens = added_tokens},
+        SlowTokenizerFiles{
+            .tokenizer_config = R"({"eos_token": "</s>"})",
+           .added_tokens = added_tokens,
+           .special_tokens_map =
+                R"({"eos_token": {"content": "<|im_end|>"}, "additional_special_tokens": [{"content": "<|im_start|>"}]})"}}) {
+    const auto special = SentencePieceTokenizer(files);
+    ASSERT_TRUE(special.ok()) << special.status().ToString();
+    EXPECT_EQ(*(*special)->Encode(text), legacy_ids);
+    EXPECT_EQ((*special)->info().eos_ids, Ids{601});
+    EXPECT_EQ((*special)->Decode(Ids{600, 265, 601}), "a");
+    const auto untrusted = *(*special)->Encode(text, {.add_special = false, .parse_special = false});
+    EXPECT_TRUE(std::ranges::none_of(untrusted, [](int32_t id) { return id >= 600; }));
+  }
+  EXPECT_EQ(SentencePieceTokenizer({.added_tokens = R"({"x": -600})"}).status().message(),
+            "added_tokens.json: the id of token \"x\" is -600; expected an integer from 0 to 66737");
+}
+
 // Expected ids: the tokenizers package, version 0.23.
 TEST(HuggingFaceTokenizer, UnigramTextWithoutTokens) {
   Json vocab = Json::parse(R"([["<unk>", 0.0], ["<s>", 0.0], ["a", -1.0], [" ", -2.0]])");
@@ -164,7 +279,6 @@ TEST(HuggingFaceTokenizer, RefusesByName) {
   expect(post_processor("1.5"), "INVALID_ARGUMENT", "1.5");
   expect(failure(R"({"model": {"merges": ["a b c"]}})"), "INVALID_ARGUMENT", "merge 0");
   expect(failure(R"({"model": {"vocab": 3}})"), "INVALID_ARGUMENT", "model.vocab");
-  expect(failure("{}", R"({"eos_token": "<nope>"})"), "INVALID_ARGUMENT", "<nope>");
   expect(failure("{}", "[1"), "INVALID_ARGUMENT", "tokenizer_config.json");
   const std::string deep = R"({"model": {"type": )" + std::string(200000, '[') + std::string(200000, ']') + "}}";
   expect(ParseHuggingFaceTokenizer(deep, "").status().ToString(), "INVALID_ARGUMENT", "nested deeper than 64");

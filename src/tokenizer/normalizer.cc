@@ -137,7 +137,7 @@ class SentencePieceNormalizer {
     step_.text.clear();
   }
 
-  Result<std::string> Normalize(std::string_view text, size_t most) const {
+  Result<std::string> Normalize(std::string_view text, size_t most, bool at_start) const {
     const std::string_view space = step_.escape_spaces ? std::string_view("\u2581") : std::string_view(" ");
     std::string out;
     if (step_.collapse_spaces) {
@@ -148,7 +148,7 @@ class SentencePieceNormalizer {
       }
     }
     if (text.empty()) return out;
-    if (step_.add_prefix) out += space;
+    if (step_.add_prefix && (at_start || !step_.prefix_at_start)) out += space;
     bool after_space = step_.collapse_spaces;
     while (!text.empty()) {
       if (out.size() > most) return TooLong(most);
@@ -192,7 +192,7 @@ class SentencePieceNormalizer {
 Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, std::vector<std::string> user_defined) {
   Normalizer normalizer;
   const auto add = [&](auto function) {
-    normalizer.steps_.push_back([function](std::string_view text, size_t) -> Result<std::string> { return function(text); });
+    normalizer.steps_.push_back([function](std::string_view text, size_t, bool) -> Result<std::string> { return function(text); });
   };
   const auto add_form = [&](int form) { add([form](std::string_view text) { return UnicodeForm(text, form); }); };
   for (const NormalizerStep& step : steps) {
@@ -211,15 +211,16 @@ Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, 
         break;
       case Kind::kReplace: {
         COPPICE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(OnigurumaPattern(step.pattern)));
-        normalizer.steps_.push_back([regex = std::make_shared<const Regex>(std::move(regex)), to = step.text](
-                                        std::string_view text, size_t most) { return ReplaceMatches(text, *regex, to, most); });
+        normalizer.steps_.push_back(
+            [regex = std::make_shared<const Regex>(std::move(regex)), to = step.text](std::string_view text, size_t most, bool) {
+              return ReplaceMatches(text, *regex, to, most);
+            });
         break;
       }
       case Kind::kCharsMap: {
         COPPICE_ASSIGN_OR_RETURN(CharsMap map, CharsMap::Create(step.text));
-        normalizer.steps_.push_back([map = std::make_shared<const CharsMap>(std::move(map))](std::string_view text, size_t most) {
-          return ApplyByGrapheme(text, *map, most);
-        });
+        normalizer.steps_.push_back([map = std::make_shared<const CharsMap>(std::move(map))](
+                                        std::string_view text, size_t most, bool) { return ApplyByGrapheme(text, *map, most); });
         break;
       }
       case Kind::kSentencePiece: {
@@ -227,8 +228,9 @@ Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, 
         if (!step.text.empty()) {
           COPPICE_ASSIGN_OR_RETURN(map, CharsMap::Create(step.text));
         }
-        normalizer.steps_.push_back([spm = std::make_shared<const SentencePieceNormalizer>(step, std::move(map), user_defined)](
-                                        std::string_view text, size_t most) { return spm->Normalize(text, most); });
+        normalizer.steps_.push_back(
+            [spm = std::make_shared<const SentencePieceNormalizer>(step, std::move(map), user_defined)](
+                std::string_view text, size_t most, bool at_start) { return spm->Normalize(text, most, at_start); });
         break;
       }
     }
@@ -236,11 +238,11 @@ Result<Normalizer> Normalizer::Create(const std::vector<NormalizerStep>& steps, 
   return normalizer;
 }
 
-Result<std::string> Normalizer::Normalize(std::string_view text) const {
+Result<std::string> Normalizer::Normalize(std::string_view text, bool at_start) const {
   const size_t most = kAnyText + kMostGrowth * text.size();
   std::string normalized(text);
   for (const Step& step : steps_) {
-    COPPICE_ASSIGN_OR_RETURN(normalized, step(normalized, most));
+    COPPICE_ASSIGN_OR_RETURN(normalized, step(normalized, most, at_start));
     if (normalized.size() > most) return TooLong(most);
   }
   return normalized;

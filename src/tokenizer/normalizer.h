@@ -21,11 +21,12 @@ class Normalizer {
   bool empty() const { return steps_.empty(); }
   // `text` is valid UTF-8, except where the first step is kSentencePiece: it makes every invalid byte U+FFFD. INVALID_ARGUMENT
   // where a pattern exceeds its match limit, or where the text becomes many times as long: hostile steps double it each.
-  Result<std::string> Normalize(std::string_view text) const;
+  // `at_start`: the whole text begins here.
+  Result<std::string> Normalize(std::string_view text, bool at_start = true) const;
 
  private:
   // `most`: bytes that the result may have.
-  using Step = std::function<Result<std::string>(std::string_view, size_t most)>;
+  using Step = std::function<Result<std::string>(std::string_view, size_t most, bool at_start)>;
   std::vector<Step> steps_;
 };
 

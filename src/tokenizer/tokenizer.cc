@@ -257,7 +257,7 @@ class PipelineTokenizer final : public Tokenizer {
   Status EncodeValid(std::string_view text, bool at_start, bool parse_special, std::vector<int32_t>* ids) const {
     std::string normalized;
     if (!normalizer_.empty()) {
-      COPPICE_ASSIGN_OR_RETURN(normalized, normalizer_.Normalize(text));
+      COPPICE_ASSIGN_OR_RETURN(normalized, normalizer_.Normalize(text, at_start));
       text = normalized;
     }
     const auto encode = [&](size_t begin, size_t end) -> Status {

@@ -29,6 +29,7 @@ struct NormalizerStep {
   bool left = true, right = true;  // kStrip
   // kSentencePiece
   bool add_prefix = false;       // a space before the text
+  bool prefix_at_start = false;  // only where the whole text begins, not after an added token
   bool collapse_spaces = false;  // none at the ends, runs become one
   bool escape_spaces = true;     // U+2581 for each space
 };

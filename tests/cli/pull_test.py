@@ -259,6 +259,28 @@ class RepositoryTest(PullCase):
         self.assertIn("me/quants:b.Q8_0.gguf", self.run_coppice("models").stdout)
         self.assert_fails(self.pull("me/quants:c.gguf"), "has no file c.gguf")
 
+    def test_a_split_gguf_file_is_fetched_whole(self):
+        parts = {f"a-{number:05}-of-00003.gguf": b"GGUF " + b"x" * number for number in (3, 1, 2)}
+        first, second, third = sorted(parts)
+        self.server.add_repository("me/split", parts)
+        for name in ("me/split", "me/split:" + first):
+            done = self.pull(name)
+            self.assertEqual((done.returncode, done.stdout), (0, os.path.join(self.folder, "me/split", first) + "\n"), done.stderr)
+            self.assertEqual(sorted(os.listdir(os.path.join(self.folder, "me/split"))), sorted(parts))
+        self.assertEqual(len(self.fetched()), 3)
+        models = self.run_coppice("models").stdout
+        self.assertIn("me/split:" + first, models)
+        self.assertNotIn(second, models)
+        self.assert_fails(self.pull("me/split:" + second), "part 2 of 3", "me/split:" + first)
+        self.server.add_repository("me/some", {**parts, "b.gguf": b"GGUF b"})
+        done = self.pull("me/some")
+        self.assert_fails(done, "2 GGUF files", first, "b.gguf")
+        self.assertNotIn(second, done.stderr)
+        self.server.add_repository("me/lost", {first: parts[first], third: parts[third]})
+        self.assert_fails(self.pull("me/lost"), "me/lost has no file " + second)
+        self.assertEqual(os.listdir(self.folder), ["me"])
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "me/lost")))
+
     def test_the_hubs_answers_are_not_trusted(self):
         hostile = {"../../escape.safetensors": b"x", "/etc/passwd": b"x", ".hidden": b"x", "a/b.safetensors": b"x", "model.txt": b"x"}
         self.server.add_repository("me/hostile", hostile)

@@ -33,6 +33,7 @@ Status ReadRotation(const ObjectReader& reader, ModelConfig* config) {
 const Family kCodeGen = {
     .name = "codegen",
     .hf_architecture = "CodeGenForCausalLM",
+    .hf_model_type = "codegen",
     .gguf_architecture = "",
     .blocks = {.norm = ops::NormKind::kLayer,
                .activation = ops::Activation::kGeluTanh,

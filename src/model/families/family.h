@@ -57,7 +57,9 @@ struct ConfigKeys {
 
 // Values of keys that a config.json may lack, as transformers assumes them.
 struct ConfigDefaults {
-  std::optional<int32_t> intermediate_multiple;  // of hidden_size; none: the key is required
+  // None: the key is required.
+  std::optional<int32_t> vocab_size, hidden_size, intermediate_size, num_layers, num_heads;
+  std::optional<int32_t> intermediate_multiple;  // of hidden_size, in place of intermediate_size
   std::optional<int32_t> num_kv_heads;           // none: as many as query heads
   std::optional<int32_t> head_dim;               // none: hidden_size / num_attention_heads
   std::optional<int32_t> max_position;           // none: the key is required
@@ -72,9 +74,17 @@ struct ConfigDefaults {
   float local_rope_theta = 0;      // > 0: local layers have a rotary embedding of their own
 };
 
+// A model of several modalities whose text model is of a family. Its config.json has that model's config under "text_config", and
+// its tensors have names of their own (hf_folder.cc). Empty: there is none.
+struct Multimodal {
+  std::string_view hf_architecture, hf_model_type;
+};
+
 struct Family {
-  std::string_view name;               // ModelConfig::architecture
-  std::string_view hf_architecture;    // config.json "architectures"
+  std::string_view name;             // ModelConfig::architecture
+  std::string_view hf_architecture;  // config.json "architectures"
+  std::string_view hf_model_type;    // config.json "model_type", which counts where "architectures" is absent
+  Multimodal multimodal = {};
   std::string_view gguf_architecture;  // "general.architecture"; empty: the format does not have it
   Blocks blocks;
   ConfigKeys keys = {};

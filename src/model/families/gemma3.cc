@@ -1,6 +1,7 @@
 // Gemma 3, text: five local layers to a global one, each kind with a rotary base of its own; norms around each block that multiply
 // by 1 + weight; a scaled embedding; GELU-gated MLP.
 // Layer: model.
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -32,10 +33,18 @@ constexpr std::array<WeightName, 16> kNames = {{{kEmbedding, "model.embed_tokens
 
 constexpr int32_t kPattern = 6;  // every sixth layer is global
 
+// The context length of Gemma 3's files is the one after linear scaling.
+void SetOriginalLength(ModelConfig* config) {
+  RopeConfig& rope = config->rope;
+  if (rope.scaling != RopeScaling::kLinear || !(rope.factor > 1)) return;
+  rope.original_max_position = std::max(1, static_cast<int32_t>(static_cast<float>(config->max_position) / rope.factor));
+}
+
 void ScaleEmbedding(ModelConfig* config) { config->embedding_scale = std::sqrt(static_cast<float>(config->hidden_size)); }
 
 Status ReadScales(const ObjectReader& reader, ModelConfig* config) {
   ScaleEmbedding(config);
+  SetOriginalLength(config);
   float query_scalar = 256;
   COPPICE_RETURN_IF_ERROR(reader.OptionalFloat("query_pre_attn_scalar", &query_scalar));
   if (!(query_scalar > 0)) return reader.Wrong("query_pre_attn_scalar", "a positive number");
@@ -50,6 +59,7 @@ Status ReadScales(const ObjectReader& reader, ModelConfig* config) {
 // A GGUF file has 1 + weight in its norms, and leaves the pattern, the local base and the 27B's scale to the reader.
 void CompleteGguf(ModelConfig* config) {
   ScaleEmbedding(config);
+  SetOriginalLength(config);
   config->blocks.unit_offset_norms = false;
   constexpr int32_t kLayersOf27B = 62;
   if (config->num_layers == kLayersOf27B) {
@@ -67,6 +77,8 @@ void CompleteGguf(ModelConfig* config) {
 
 const Family kGemma3 = {.name = "gemma3",
                         .hf_architecture = "Gemma3ForCausalLM",
+                        .hf_model_type = "gemma3_text",
+                        .multimodal = {.hf_architecture = "Gemma3ForConditionalGeneration", .hf_model_type = "gemma3"},
                         .gguf_architecture = "gemma3",
                         .blocks = {.unit_offset_norms = true,
                                    .activation = ops::Activation::kGeluTanh,
@@ -74,7 +86,12 @@ const Family kGemma3 = {.name = "gemma3",
                                    .qk_norm = true,
                                    .exceeds_f16 = true},
                         .keys = {.activation = "hidden_activation"},
-                        .defaults = {.num_kv_heads = 4,
+                        .defaults = {.vocab_size = 262208,
+                                     .hidden_size = 2304,
+                                     .intermediate_size = 9216,
+                                     .num_layers = 26,
+                                     .num_heads = 8,
+                                     .num_kv_heads = 4,
                                      .head_dim = 256,
                                      .max_position = 131072,
                                      .activation = "gelu_pytorch_tanh",

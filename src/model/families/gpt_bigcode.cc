@@ -36,6 +36,7 @@ Status ReadHeads(const ObjectReader& reader, ModelConfig* config) {
 
 const Family kGptBigCode = {.name = "starcoder",
                             .hf_architecture = "GPTBigCodeForCausalLM",
+                            .hf_model_type = "gpt_bigcode",
                             .gguf_architecture = "starcoder",
                             .blocks = {.norm = ops::NormKind::kLayer,
                                        .activation = ops::Activation::kGeluTanh,

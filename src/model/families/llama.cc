@@ -37,32 +37,38 @@ Status ReadBiases(const ObjectReader& reader, ModelConfig* config) {
 
 const Family kLlama = {.name = "llama",
                        .hf_architecture = "LlamaForCausalLM",
+                       .hf_model_type = "llama",
                        .gguf_architecture = "llama",
                        .blocks = {.coarse_inputs = true},
+                       .defaults = {.max_position = 2048},
                        .weights = kNames,
                        .gguf_interleaves_qk = true,
                        .read_config = ReadBiases};
 
 const Family kMistral = {.name = "mistral",
                          .hf_architecture = "MistralForCausalLM",
+                         .hf_model_type = "mistral",
                          .gguf_architecture = "",  // its files say "llama"
                          .blocks = {.coarse_inputs = true},
-                         .defaults = {.num_kv_heads = 8, .sliding_window = 4096},
+                         .defaults = {.num_kv_heads = 8, .max_position = 131072, .sliding_window = 4096},
                          .weights = kNames};
 
 const Family kQwen2 = {.name = "qwen2",
                        .hf_architecture = "Qwen2ForCausalLM",
+                       .hf_model_type = "qwen2",
                        .gguf_architecture = "qwen2",
                        .blocks = {.qkv_bias = true},
-                       .defaults = {.num_kv_heads = 32, .sliding_window = 4096, .window_needs_flag = true},
+                       .defaults = {.num_kv_heads = 32, .max_position = 32768, .sliding_window = 4096, .window_needs_flag = true},
                        .weights = kNames};
 
-const Family kQwen3 = {.name = "qwen3",
-                       .hf_architecture = "Qwen3ForCausalLM",
-                       .gguf_architecture = "qwen3",
-                       .blocks = {.qk_norm = true},
-                       .defaults = {.num_kv_heads = 32, .head_dim = 128, .sliding_window = 4096, .window_needs_flag = true},
-                       .weights = kNames,
-                       .read_config = ReadBiases};
+const Family kQwen3 = {
+    .name = "qwen3",
+    .hf_architecture = "Qwen3ForCausalLM",
+    .hf_model_type = "qwen3",
+    .gguf_architecture = "qwen3",
+    .blocks = {.qk_norm = true},
+    .defaults = {.num_kv_heads = 32, .head_dim = 128, .max_position = 32768, .sliding_window = 4096, .window_needs_flag = true},
+    .weights = kNames,
+    .read_config = ReadBiases};
 
 }  // namespace coppice

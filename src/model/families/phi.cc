@@ -33,6 +33,7 @@ Status ReadNorms(const ObjectReader& reader, ModelConfig* config) {
 
 const Family kPhi = {.name = "phi2",
                      .hf_architecture = "PhiForCausalLM",
+                     .hf_model_type = "phi",
                      .gguf_architecture = "phi2",
                      .blocks = {.norm = ops::NormKind::kLayer,
                                 .activation = ops::Activation::kGeluTanh,
