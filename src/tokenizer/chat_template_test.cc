@@ -86,12 +86,12 @@ TEST(ChatTemplate, RaisedMessagesReachTheCaller) {
 
 TEST(ChatTemplate, WhatIsNotInTheSubsetIsNamedWithItsPosition) {
   const std::pair<const char*, const char*> cases[] = {
-      {"a\n{% filter upper %}{% endfilter %}", "line 2, column 4: block 'filter'"},
+      {"a\n{% autoescape true %}{% endautoescape %}", "line 2, column 4: block 'autoescape'"},
       {"{{ 'x' | wordwrap }}", "line 1, column 10: filter 'wordwrap'"},
-      {"{{ 1 is divisibleby 3 }}", "line 1, column 9: test 'divisibleby'"},
+      {"{{ 1 is escaped }}", "line 1, column 9: test 'escaped'"},
       {"{{ cycler('a') }}", "line 1, column 4: function 'cycler'"},
-      {"{{ 'a'.zfill(3) }}", "line 1, column 8: method 'zfill'"},
-      {"{{ 2 ** 3 }}", "line 1, column 6: operator '**'"},
+      {"{{ 'a'.encode() }}", "line 1, column 8: method 'encode'"},
+      {"{% call range(3) %}{% endcall %}", "line 1, column 9: a call block"},
       {"{% for x in [] recursive %}{% endfor %}", "line 1, column 16: 'recursive'"},
       {"{{ [1][0](2) }}", "line 1, column 10: calling a value"},
       {"{{ 99999999999999999999 }}", "line 1, column 4: the number"},
@@ -182,6 +182,77 @@ TEST(ChatTemplate, HostileTemplatesMeetLimits) {
           "ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson(separators=['" +
           Repeat("a", 4000) + "', ':']) }}",
       "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+      // Sorting, and lists of keys.
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | sort %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | sort(reverse=true, attribute='a,b,c') %}{% endfor %}",
+      "{% set a = ['" + Repeat("a", 50'000) + "b', '" + Repeat("a", 50'000) +
+          "c'] * 1000 %}{% for i in a %}{% set b = a | sort | "
+          "length %}{% endfor %}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ [a, ns.l, a] | sort }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ [a, ns.l] | max }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ a < ns.l }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ [a].index(ns.l) }}",
+      kDoubled + "{% set a = ns.l %}" + kDoubled + "{{ [a].count(ns.l) }}",
+      "{% set ns = namespace(l=(1, 1)) %}{% for i in range(60) %}{% set ns.l = (ns.l, ns.l) %}{% endfor %}{{ [ns.l, 1] | unique | "
+      "list }}",
+      kDoubled + "{{ '%s' | format(ns.l) }}",
+      kDoubled + "{{ '%r' % ns.l }}",
+      kDoubled + "{{ '{}'.format(ns.l) }}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | unique | list %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | groupby('x') %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | batch(1) | list %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | sum %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | min %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a | reverse | first %}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{{ a.index(-1) }}{% endfor %}",
+      "{% set a = range(99999) | list %}{% for i in a %}{% set b = a.count(-1) %}{% endfor %}",
+      "{{ [1] | batch(9000000000000000000, 0) | list }}",
+      "{{ [1] | slice(9000000000000000000) | list }}",
+      // Numbers and texts that an operand makes long.
+      "{{ 9 ** 99 }}",
+      "{{ 9 ** 9223372036854775807 }}",
+      "{{ 'a' * 9223372036854775807 }}",
+      "{{ 'ab' * 9223372036854775807 }}",
+      "{{ [1] * 9223372036854775807 }}",
+      "{{ ([1] * 4000000000000000000) | length }}",
+      "{{ '%1000000000d' % 1 }}",
+      "{{ '%99999999999999999999d' % 1 }}",
+      "{{ '%.999999999f' % 1 }}",
+      "{{ '%*d' % (1000000000, 1) }}",
+      "{{ '{:1000000000}'.format(1) }}",
+      "{{ '{:.999999999f}'.format(1) }}",
+      "{{ '{:{}}'.format(1, 1000000000) }}",
+      "{{ '" + Repeat("{", deep) + "'.format(1) }}{{ 1 + }}",
+      "{{ '{" + Repeat("{", deep) + Repeat("}", deep) + "}'.format(1) }}{{ nope.x }}",
+      "{{ '{0" + Repeat("[0]", deep / 2) + "}'.format([1]) }}{{ nope.x }}",
+      "{{ 'a' | center(9223372036854775807) }}",
+      "{{ 'a'.ljust(9223372036854775807) }}",
+      "{{ 'a'.zfill(9223372036854775807) }}",
+      "{{ 'a' | indent(9223372036854775807, true) }}",
+      "{{ (Repeat * 9) | indent }}{{ ('a\n' * 100000) | indent('" + Repeat("a", 10'000) + "') }}",
+      "{{ ('a' * 100000) | replace('', '" + Repeat("b", 10'000) + "') }}",
+      "{{ '" + Repeat("a", 10'000) + "'.join('a' * 100000) }}",
+      "{% set a = 'a' * 100000 %}{% for i in range(99999) %}{% set b = a.rfind('b') %}{% endfor %}",
+      "{% set a = 'a' * 1000000 %}{% set b = a ~ 'b' %}{% for i in range(99999) %}{% set c = (a ~ a).count(b) %}{% endfor %}",
+      "{% set a = 'a ' * 100000 %}{% for i in range(99999) %}{% set b = a.rsplit(none, 99999) %}{% endfor %}",
+      "{% set a = 'a\n' * 100000 %}{% for i in range(99999) %}{% set b = a.splitlines() %}{% endfor %}",
+      "{% set a = 'a ' * 100000 %}{% for i in range(99999) %}{% set b = a | wordcount %}{% endfor %}",
+      "{% set a = 'a' * 1000000 %}{% for i in range(99999) %}{% set b = a[0] %}{% endfor %}",
+      "{{ {'a': 'é' * 1000000} | tojson(ensure_ascii=true) * 9 }}",
+      // Filters within filters, and calls within calls.
+      "{{ 'a' | map(*(['map'] * 99999)) | list }}",
+      "{{ 'a' | map(*(['map'] * 1500)) | list }}",
+      "{% macro f() %}{% call f() %}{% endcall %}{{ caller }}{% endmacro %}{{ f() }}",
+      "{% macro f() %}{% call f() %}{{ caller() }}{% endcall %}{% endmacro %}{% call f() %}{% endcall %}",
+      "{% macro f() %}{{ caller() }}{{ caller() }}{% endmacro %}{% macro g(n) %}{% if n > 0 %}{% call f() %}{{ g(n - 1) }}{% "
+      "endcall %}"
+      "{% endif %}{% endmacro %}{{ g(60) }}",
+      "{% macro f() %}{{ varargs | length }}{% endmacro %}{% for i in range(99999) %}{{ f(*range(99999)) }}{% endfor %}",
+      "{% for i in range(99999) %}{% macro f() %}{% endmacro %}{% endfor %}{% for i in range(99999) %}{{ 1 }}{% endfor %}",
+      Repeat("{% filter upper %}", deep) + Repeat("{% endfilter %}", deep),
+      Repeat("{% with a = 1 %}", deep) + Repeat("{% endwith %}", deep),
+      "{% for " + Repeat("(", deep) + "a" + Repeat(")", deep) + " in [] %}{% endfor %}",
+      "{% raw %}" + Repeat("{% endraw", deep),
       "{% for i in 'a' %}" + Repeat("{% for j in range(99999) %}", 40) + Repeat("{% endfor %}", 41),
       ManyVariables() + "{% for i in range(99999) %}{{ none_such }}{% endfor %}",
       "{{ {" + Repeat("'aaaaaaaaaa': 1, ", 240) + "} }}" + Repeat("{{ {'a': range(99999) | list} }}", 100),
@@ -194,6 +265,29 @@ TEST(ChatTemplate, HostileTemplatesMeetLimits) {
     EXPECT_LT(seconds, 0.1 * testing::kBuildSlowdown) << source.substr(0, 300);
     EXPECT_LT(rendered.status().message().size(), 300u) << rendered.status().ToString().substr(0, 1000);
   }
+}
+
+TEST(ChatTemplate, RawBlocksWithoutEndAreReadOnce) {
+  // 256 KB that might begin an end at each of its bytes.
+  const double begin = testing::ThreadCpuSeconds();
+  EXPECT_FALSE(ChatTemplate::Parse("{% raw %}" + Repeat("{%", 120'000)).ok());
+  EXPECT_LT(testing::ThreadCpuSeconds() - begin, 0.1 * testing::kBuildSlowdown);
+}
+
+TEST(ChatTemplate, SortingIsStableAndTakesNotANumber) {
+  EXPECT_EQ(*Render("{% set nan = 'nan' | float %}{{ [3, nan, 1, nan, 2] | sort | length }}"), "5");
+  EXPECT_EQ(*Render("{% for p in (range(1000) | list) | sort(reverse=true) | batch(500) %}{{ p[0] }} {% endfor %}"), "999 499 ");
+}
+
+// Jinja's text has an address here, or the variable of a loop is missing; these are what is sensible.
+TEST(ChatTemplate, FunctionsKeepTheVariablesOfTheirDefinition) {
+  EXPECT_EQ(*Render("{% set ns = namespace(f=none) %}{% for i in [7] %}{% macro f() %}{{ i }}{% endmacro %}{% set ns.f = f %}"
+                    "{% endfor %}{% set g = ns.f %}{{ g() }}"),
+            "7");
+  EXPECT_EQ(*Render("{% macro f() %}{% set ns.c = caller %}{% endmacro %}{% set ns = namespace(c=none) %}{% for i in [3] %}"
+                    "{% call f() %}{{ i }}{% endcall %}{% endfor %}{% set c = ns.c %}{{ c() }}"),
+            "3");
+  EXPECT_EQ(*Render("{{ [1] | map('string') }}{{ 'x'.upper }}"), "<generator><function>");
 }
 
 TEST(ChatTemplate, LongConversationsAreNotHostile) {

@@ -33,6 +33,15 @@ using Body = std::vector<std::unique_ptr<Statement>>;
 struct CallArguments {
   std::vector<ExpressionPtr> positional;
   std::vector<std::pair<std::string, ExpressionPtr>> named;
+  ExpressionPtr more_positional, more_named;  // f(*a, **b); null where absent
+};
+
+// What a value is assigned to: a variable, a field of a namespace, or several targets that it is taken apart for.
+struct Target {
+  std::string name = {};
+  std::string field = {};  // of the namespace `name`; empty: the variable itself
+  bool is_tuple = false;
+  std::vector<Target> parts = {};
 };
 
 // Expressions
@@ -47,7 +56,8 @@ struct NameReference final : Expression {
   Value Evaluate(Interpreter& interpreter) const override;
 };
 
-struct ListLiteral final : Expression {  // tuples too
+struct ListLiteral final : Expression {
+  bool is_tuple = false;
   std::vector<ExpressionPtr> items;
   Value Evaluate(Interpreter& interpreter) const override;
 };
@@ -58,6 +68,7 @@ struct DictLiteral final : Expression {
 };
 
 struct Subscript final : Expression {  // object[index]; object.name has a literal index
+  bool is_attribute = false;
   ExpressionPtr object, index;
   Value Evaluate(Interpreter& interpreter) const override;
 };
@@ -74,7 +85,7 @@ struct Unary final : Expression {
 };
 
 struct Arithmetic final : Expression {
-  std::string op;  // + - * / // % ~
+  std::string op;  // + - * / // % ** ~
   ExpressionPtr left, right;
   Value Evaluate(Interpreter& interpreter) const override;
 };
@@ -99,9 +110,10 @@ struct Conditional final : Expression {  // then if condition else otherwise (ma
 struct Call final : Expression {  // function(...), object.method(...), object | filter(...), object is test(...)
   Builtin function = nullptr;
   bool negated = false;  // is not
-  ExpressionPtr object;  // null for functions
+  ExpressionPtr object;  // null for functions and for filters of a block
   CallArguments arguments;
   Value Evaluate(Interpreter& interpreter) const override;
+  Value Apply(Interpreter& interpreter, const Value& target) const;
 };
 
 struct MacroCall final : Expression {  // name(...) of what is no built-in
@@ -129,7 +141,7 @@ struct If final : Statement {
 };
 
 struct For final : Statement {
-  std::vector<std::string> targets;
+  Target target;
   ExpressionPtr iterable, filter;  // filter may be null
   Body body, otherwise;
   void Execute(Interpreter& interpreter) const override;
@@ -148,15 +160,40 @@ struct Block final : Statement {  // {% generation %}: marks what the model wrot
 struct Macro final : Statement {
   std::string name;
   std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // with their defaults, or null
+  // The body reads these variables and no parameter has the name: it takes arguments beyond the parameters.
+  bool takes_caller = false, takes_varargs = false, takes_kwargs = false;
   Body body;
   void Execute(Interpreter& interpreter) const override;
 };
 
-struct Set final : Statement {
-  std::vector<std::string> targets;
-  std::string field;    // of the namespace targets[0]; empty: the variables themselves
-  ExpressionPtr value;  // null: what `body` prints
+struct CallBlock final : Statement {  // {% call(parameters) macro(...) %}
+  Macro caller;                       // the body
+  std::unique_ptr<MacroCall> call;
+  void Execute(Interpreter& interpreter) const override;
+};
+
+struct With final : Statement {
+  std::vector<std::pair<Target, ExpressionPtr>> assignments;
   Body body;
+  void Execute(Interpreter& interpreter) const override;
+};
+
+// What a body prints, after the filters.
+struct FilteredBody {
+  Body body;
+  std::vector<std::unique_ptr<Call>> filters;
+  Value Evaluate(Interpreter& interpreter) const;
+};
+
+struct FilterBlock final : Statement {
+  FilteredBody body;
+  void Execute(Interpreter& interpreter) const override;
+};
+
+struct Set final : Statement {
+  Target target;
+  ExpressionPtr value;  // null: `body`
+  FilteredBody body;
   void Execute(Interpreter& interpreter) const override;
 };
 

@@ -1,4 +1,5 @@
-// The filters, tests, functions and methods of chat templates: four tables of one kind of function. Layer: tokenizer.
+// The filters, tests, functions and methods of chat templates: four tables of one kind of function. Filters are in
+// filters.cc, methods in methods.cc. Layer: tokenizer.
 #pragma once
 
 #include <string_view>
@@ -23,5 +24,7 @@ Builtin FindFilter(std::string_view name);
 Builtin FindTest(std::string_view name);
 Builtin FindFunction(std::string_view name);
 Builtin FindMethod(std::string_view name);
+// Values of that type have the method, and the sandbox lets templates have it.
+bool IsMethod(const Value& object, std::string_view name);
 
 }  // namespace coppice::jinja

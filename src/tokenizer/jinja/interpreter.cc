@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "tokenizer/jinja/text_format.h"
 #include "tokenizer/jinja/unicode.h"
 
 namespace coppice::jinja {
@@ -18,8 +19,13 @@ constexpr size_t kStepUnits = 60;      // running a node
 constexpr size_t kCallUnits = 100;     // calling a built-in
 constexpr size_t kTextUnits = 8;       // a byte that a built-in reads character by character, or writes
 constexpr size_t kNewTextUnits = 100;  // a string of its own
+constexpr size_t kCaptureUnits = 300;  // a scope that is kept until the end
 
 }  // namespace
+
+Interpreter::~Interpreter() {
+  for (const auto& scope : captured_) scope->variables.clear();
+}
 
 std::string Interpreter::Run(const Body& body) {
   Execute(body);
@@ -70,38 +76,60 @@ std::string Interpreter::Capture(const Body& body) {
   return std::exchange(output_, std::move(outer));
 }
 
+Function Interpreter::MakeFunction(const Macro& macro) {
+  if (!scope_->is_captured) {
+    meter_.Charge(kCaptureUnits);
+    scope_->is_captured = true;
+    captured_.push_back(scope_);
+  }
+  return {.macro = &macro, .scope = scope_};
+}
+
 Value Interpreter::CallMacro(const Function& function, const Arguments& arguments) {
   const Macro& macro = *function.macro;
-  if (arguments.positional.size() > macro.parameters.size())
-    Fail("macro '" + macro.name + "' takes not more than " + std::to_string(macro.parameters.size()) + " arguments");
-  for (const auto& [name, value] : arguments.named) {
-    const auto is_it = [&wanted = name](const auto& parameter) {
-      return parameter.first == wanted;
-    };  // clang 14 captures no binding
-    if (std::none_of(macro.parameters.begin(), macro.parameters.end(), is_it))
-      Fail("macro '" + macro.name + "' takes no argument '" + name + "'");
-  }
+  const auto fail = [&](const std::string& message) {
+    Fail((macro.name.empty() ? "caller" : "macro '" + macro.name + "'") + message);
+  };
+  const auto is_parameter = [&](const std::string& wanted) {
+    return std::any_of(macro.parameters.begin(), macro.parameters.end(), [&](const auto& x) { return x.first == wanted; });
+  };
+  const size_t num_bound = std::min(arguments.positional.size(), macro.parameters.size());
+  if (arguments.positional.size() > num_bound && !macro.takes_varargs)
+    fail(" takes not more than " + std::to_string(macro.parameters.size()) + " arguments");
   meter_.Charge(kCallUnits);
-  meter_.Charge(macro.parameters.size() + scopes_.size(), sizeof(Dict::value_type));
-  // The caller's scopes step aside.
-  const auto first = scopes_.begin() + static_cast<std::ptrdiff_t>(std::min(function.scopes, scopes_.size()));
-  std::vector<Dict> aside(std::make_move_iterator(first), std::make_move_iterator(scopes_.end()));
-  scopes_.erase(first, scopes_.end());
+  meter_.Charge(arguments.named.size(), kCallUnits + macro.parameters.size() * kTextUnits);
+  meter_.Charge(macro.parameters.size() + arguments.positional.size() + arguments.named.size(), sizeof(Dict::value_type));
+  Dict kwargs;
+  for (const auto& [argument, value] : arguments.named) {
+    if (is_parameter(argument) || (argument == "caller" && macro.takes_caller)) continue;
+    if (!macro.takes_kwargs || argument == "caller") fail(" takes no argument '" + argument + "'");
+    SetField(&kwargs, argument, value, meter_);
+  }
+  const std::shared_ptr<Scope> caller = std::exchange(scope_, function.scope);
   PushScope();
   for (size_t i = 0; i < macro.parameters.size(); ++i) {
-    const auto& [name, otherwise] = macro.parameters[i];
-    const Value* value = i < arguments.positional.size() ? &arguments.positional[i] : FindField(arguments.named, name, meter_);
-    if (i < arguments.positional.size() && FindField(arguments.named, name, meter_) != nullptr)
-      Fail("macro '" + macro.name + "' got argument '" + name + "' twice");
-    Assign(name, value != nullptr ? *value : otherwise != nullptr ? Evaluate(*otherwise) : Value(Undefined{name}));
+    const auto& [parameter, otherwise] = macro.parameters[i];
+    const Value* value = FindField(arguments.named, parameter, meter_);
+    if (i < num_bound && value != nullptr) fail(" got argument '" + parameter + "' twice");
+    if (i < num_bound) value = &arguments.positional[i];
+    Assign(parameter, value != nullptr ? *value : otherwise != nullptr ? Evaluate(*otherwise) : Value(Undefined{parameter}));
   }
-  const Value text = Capture(macro.body);
-  PopScope();
-  scopes_.insert(scopes_.end(), std::make_move_iterator(aside.begin()), std::make_move_iterator(aside.end()));
+  if (macro.takes_caller && !is_parameter("caller")) {
+    const Value* value = FindField(arguments.named, "caller", meter_);
+    Assign("caller", value != nullptr ? *value : Value(Undefined{"caller"}));
+  }
+  if (macro.takes_kwargs) Assign("kwargs", std::move(kwargs));
+  if (macro.takes_varargs) {
+    const auto rest = arguments.positional.begin() + static_cast<std::ptrdiff_t>(num_bound);
+    Assign("varargs", Value(Sequence::kTuple, List(rest, arguments.positional.end())));
+  }
+  Value text = Capture(macro.body);
+  scope_ = caller;
   return text;
 }
 
 Value Interpreter::Invoke(Builtin function, const Value& object, const Arguments& arguments) {
+  const Nesting nesting(this, position());  // map calls filters, which may be map
   const auto charge_text = [this](const Value& value) {
     if (value.IsString()) meter_.Charge(value.AsString().size(), kTextUnits);
   };
@@ -117,15 +145,11 @@ Value Interpreter::Invoke(Builtin function, const Value& object, const Arguments
 void Interpreter::Fail(const std::string& message) const { FailSyntax(position(), message); }
 
 Value Interpreter::Lookup(const std::string& name) {
-  for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
-    if (const Value* value = FindField(*scope, name, meter_)) return *value;
+  for (const Scope* scope = scope_.get(); scope != nullptr; scope = scope->outer.get()) {
+    if (const Value* value = FindField(scope->variables, name, meter_)) return *value;
   }
   if (FindFunction(name) != nullptr) return Function();
   return Undefined{name};
-}
-
-bool Interpreter::HasElement(const List& list, const Value& item) {
-  return std::any_of(list.begin(), list.end(), [&](const Value& element) { return Equal(element, item, meter_); });
 }
 
 Namespace* Interpreter::MakeNamespace(Dict fields) {
@@ -137,8 +161,10 @@ Namespace* Interpreter::MakeNamespace(Dict fields) {
 List Interpreter::Elements(const Value& iterable) {
   List elements;
   if (iterable.IsList()) {
-    meter_.Charge(iterable.AsList().size(), sizeof(Value));
-    elements = iterable.AsList();
+    const std::span<const Value> unread = iterable.Unread();
+    meter_.Charge(unread.size(), sizeof(Value));
+    elements.assign(unread.begin(), unread.end());
+    iterable.MarkRead(unread.size());
   } else if (iterable.IsDict()) {
     meter_.Charge(iterable.AsDict().size(), kNewTextUnits);
     for (const auto& [key, value] : iterable.AsDict()) {
@@ -196,26 +222,46 @@ Value FloatArithmetic(const Interpreter& in, char op, double a, double b) {
   if (op == '*') return a * b;
   if (b == 0) in.Fail("division by zero");
   if (op == '/') return a / b;
-  const double quotient = std::floor(a / b);
-  return op == '%' ? a - quotient * b : quotient;
+  double remainder = std::fmod(a, b);
+  const double quotient = (a - remainder) / b;  // near an integer
+  const bool below = remainder != 0 && (remainder < 0) != (b < 0);
+  if (op == '%') return below ? remainder + b : remainder != 0 ? remainder : std::copysign(0.0, b);
+  return std::isfinite(quotient) ? std::round(below ? quotient - 1 : quotient) : quotient;
 }
 
-// -1, 0, 1; both numbers or both strings.
-int Order(const Interpreter& in, const std::string& op, const Value& left, const Value& right) {
-  if (left.IsInteger() && right.IsInteger())
-    return left.AsInteger() < right.AsInteger() ? -1 : left.AsInteger() > right.AsInteger();
-  if (left.IsNumber() && right.IsNumber()) return left.AsDouble() < right.AsDouble() ? -1 : left.AsDouble() > right.AsDouble();
-  if (left.IsString() && right.IsString())
-    return left.AsString().compare(right.AsString());  // UTF-8 keeps the order of code points
-  FailOperands(in, op, left, right);
+Value Power(const Interpreter& in, const Value& base, const Value& exponent) {
+  if (base.IsInteger() && exponent.IsInteger() && exponent.AsInteger() >= 0) {
+    int64_t result = 1, square = base.AsInteger();
+    bool overflow = false, square_overflow = false;
+    for (int64_t rest = exponent.AsInteger(); rest > 0; rest >>= 1) {
+      if (rest & 1) overflow |= square_overflow || __builtin_mul_overflow(result, square, &result);
+      square_overflow |= __builtin_mul_overflow(square, square, &square);
+    }
+    if (overflow) in.Fail("the result of operator '**' does not fit 64 bits");
+    return result;
+  }
+  const double x = base.AsDouble(), y = exponent.AsDouble();
+  if (x == 0 && y < 0) in.Fail("division by zero: 0 to a negative power");
+  if (x < 0 && std::isfinite(x) && std::isfinite(y) && y != std::floor(y))
+    in.Fail("a negative number to a power that is no integer is a complex number, which is not supported");
+  const double result = std::pow(x, y);
+  if (std::isinf(result) && std::isfinite(x) && std::isfinite(y)) in.Fail("the result of operator '**' is too large");
+  return result;
 }
 
-bool Contains(Interpreter& in, const Value& container, const Value& item) {
-  if (container.IsString() && item.IsString()) return FindText(container.AsString(), item.AsString()) != std::string::npos;
-  if (container.IsDict()) return item.IsString() && FindField(container.AsDict(), item.AsString(), in.meter()) != nullptr;
-  if (container.IsList()) return in.HasElement(container.AsList(), item);
-  if (container.Is<Undefined>()) return false;
-  FailOperands(in, "in", item, container);
+// text * count, list * count
+Value Repeat(Interpreter& in, const Value& value, int64_t count) {
+  const size_t times = count > 0 ? static_cast<size_t>(count) : 0;
+  if (value.IsString()) {
+    in.meter().Charge(times, value.AsString().size());
+    return Repeated(value.AsString(), times);
+  }
+  List list;
+  const List& unit = value.AsList();
+  in.meter().Charge(unit.size(), sizeof(Value));
+  if (!unit.empty()) in.meter().Charge(times, unit.size() * sizeof(Value));
+  for (size_t i = 0; i < times && !unit.empty(); ++i) list.insert(list.end(), unit.begin(), unit.end());
+  return Value(value.IsTuple() ? Sequence::kTuple : Sequence::kList, std::move(list));
 }
 
 bool Compare(Interpreter& in, const std::string& op, const Value& left, const Value& right) {
@@ -223,9 +269,10 @@ bool Compare(Interpreter& in, const std::string& op, const Value& left, const Va
   if (right.IsString()) in.meter().Charge(right.AsString().size());
   if (op == "==") return Equal(left, right, in.meter());
   if (op == "!=") return !Equal(left, right, in.meter());
-  if (op == "in") return Contains(in, right, left);
-  if (op == "not in") return !Contains(in, right, left);
-  const int order = Order(in, op, left, right);
+  if (op == "in") return in.Contains(right, left);
+  if (op == "not in") return !in.Contains(right, left);
+  const int order = in.Order(op, left, right);
+  if (order == Interpreter::kUnordered) return false;
   if (op == "<") return order < 0;
   if (op == "<=") return order <= 0;
   return op == ">" ? order > 0 : order >= 0;
@@ -261,24 +308,126 @@ std::vector<size_t> SliceIndices(Interpreter& in, const Slice& slice, size_t siz
   return indices;
 }
 
-// `targets` = `value`, taken apart where there are several.
-void AssignTargets(Interpreter& in, const std::vector<std::string>& targets, const Value& value) {
-  if (targets.size() == 1) return in.Assign(targets[0], value);
-  const List parts = in.Elements(value);
-  if (parts.size() != targets.size()) {
-    in.Fail(std::to_string(parts.size()) + " values for " + std::to_string(targets.size()) + " variables");
+void AssignTarget(Interpreter& in, const Target& target, const Value& value) {
+  if (!target.is_tuple && target.field.empty()) return in.Assign(target.name, value);
+  if (!target.is_tuple) {
+    const Value object = in.Lookup(target.name);
+    if (!object.Is<Namespace*>())
+      in.Fail("cannot set '" + target.name + "." + target.field + "': only a namespace() has fields to set");
+    return SetField(&object.As<Namespace*>()->fields, target.field, value, in.meter());
   }
-  for (size_t i = 0; i < parts.size(); ++i) in.Assign(targets[i], parts[i]);
+  const List parts = in.Elements(value);
+  if (parts.size() != target.parts.size())
+    in.Fail(std::to_string(parts.size()) + " values for " + std::to_string(target.parts.size()) + " variables");
+  for (size_t i = 0; i < parts.size(); ++i) AssignTarget(in, target.parts[i], parts[i]);
 }
 
 Arguments EvaluateArguments(Interpreter& in, const CallArguments& arguments) {
   Arguments evaluated;
   for (const ExpressionPtr& argument : arguments.positional) evaluated.positional.push_back(in.Evaluate(*argument));
+  if (arguments.more_positional != nullptr) {
+    for (Value& argument : in.Elements(in.Evaluate(*arguments.more_positional)))
+      evaluated.positional.push_back(std::move(argument));
+  }
   for (const auto& [name, argument] : arguments.named) evaluated.named.emplace_back(name, in.Evaluate(*argument));
+  if (arguments.more_named != nullptr) {
+    const Value more = in.Evaluate(*arguments.more_named);
+    if (!more.IsDict()) in.Fail("the argument after ** is " + std::string(more.TypeName()) + "; expected a dict");
+    for (const auto& [name, argument] : more.AsDict()) {
+      in.meter().Charge(sizeof(Dict::value_type) + name.size());
+      if (FindField(evaluated.named, name, in.meter()) != nullptr) in.Fail("argument '" + name + "' is given twice");
+      evaluated.named.emplace_back(name, argument);
+    }
+  }
   return evaluated;
 }
 
 }  // namespace
+
+int Interpreter::Order(const std::string& op, const Value& left, const Value& right) {
+  meter_.Charge(kTextUnits);
+  if (left.IsInteger() && right.IsInteger())
+    return left.AsInteger() < right.AsInteger() ? -1 : left.AsInteger() > right.AsInteger();
+  if (left.IsNumber() && right.IsNumber()) {
+    if (std::isnan(left.AsDouble()) || std::isnan(right.AsDouble())) return kUnordered;
+    return left.AsDouble() < right.AsDouble() ? -1 : left.AsDouble() > right.AsDouble();
+  }
+  if (left.IsString() && right.IsString()) {
+    meter_.Charge(std::min(left.AsString().size(), right.AsString().size()));
+    return left.AsString().compare(right.AsString());  // UTF-8 keeps the order of code points
+  }
+  if (left.IsIndexed() && right.IsIndexed() && left.IsTuple() == right.IsTuple()) {
+    const List &a = left.AsList(), &b = right.AsList();
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      if (!Equal(a[i], b[i], meter_)) return Order(op, a[i], b[i]);
+    }
+    return a.size() < b.size() ? -1 : a.size() > b.size();
+  }
+  FailOperands(*this, op, left, right);
+}
+
+bool Interpreter::Contains(const Value& container, const Value& item) {
+  if (container.IsString() && item.IsString()) {
+    meter_.Charge(container.AsString().size() + item.AsString().size());
+    return FindText(container.AsString(), item.AsString()) != std::string::npos;
+  }
+  if (container.IsDict()) return item.IsString() && FindField(container.AsDict(), item.AsString(), meter_) != nullptr;
+  if (container.IsList()) {
+    const auto unread = container.Unread();
+    const auto found = std::find_if(unread.begin(), unread.end(), [&](const Value& x) { return Equal(x, item, meter_); });
+    container.MarkRead(std::min(static_cast<size_t>(found - unread.begin()) + 1, unread.size()));
+    return found != unread.end();
+  }
+  if (container.Is<Undefined>()) return false;
+  FailOperands(*this, "in", item, container);
+}
+
+Value Interpreter::Add(const Value& left, const Value& right) {
+  if (left.IsString() && right.IsString()) return Concatenate(*this, left.AsString(), right.AsString());
+  if (left.IsIndexed() && right.IsIndexed() && left.IsTuple() == right.IsTuple()) {
+    meter_.Charge(left.AsList().size() + right.AsList().size(), sizeof(Value));
+    List list = left.AsList();
+    list.insert(list.end(), right.AsList().begin(), right.AsList().end());
+    return Value(left.IsTuple() ? Sequence::kTuple : Sequence::kList, std::move(list));
+  }
+  if (!left.IsNumber() || !right.IsNumber()) FailOperands(*this, "+", left, right);
+  return left.IsInteger() && right.IsInteger() ? IntegerArithmetic(*this, '+', left.AsInteger(), right.AsInteger())
+                                               : FloatArithmetic(*this, '+', left.AsDouble(), right.AsDouble());
+}
+
+Value Interpreter::GetItem(const Value& object, const Value& key) {
+  Defined(*this, object);
+  if (key.IsString()) {
+    const Value* found = object.IsDict() ? FindField(object.AsDict(), key.AsString(), meter_) : nullptr;
+    return found != nullptr ? *found : GetOwnAttribute(object, key.AsString());
+  }
+  if (key.IsInteger() && (object.IsIndexed() || object.IsString())) {
+    if (object.IsString()) meter_.Charge(object.AsString().size(), kTextUnits);
+    const std::vector<std::string_view> characters =
+        object.IsString() ? Characters(object.AsString()) : std::vector<std::string_view>();
+    const auto size = static_cast<int64_t>(object.IsString() ? characters.size() : object.AsList().size());
+    const int64_t at = key.AsInteger() < 0 ? key.AsInteger() + size : key.AsInteger();
+    if (at < 0 || at >= size) return Undefined{"index " + std::to_string(key.AsInteger())};
+    return object.IsString() ? Value(characters[static_cast<size_t>(at)]) : object.AsList()[static_cast<size_t>(at)];
+  }
+  return Undefined{key.ToText(meter_)};
+}
+
+Value Interpreter::GetAttribute(const Value& object, const std::string& name) {
+  Value own = GetOwnAttribute(object, name);
+  return own.Is<Undefined>() && !object.Is<Namespace*>() ? GetItem(object, name) : own;
+}
+
+Value Interpreter::GetOwnAttribute(const Value& object, const std::string& name) {
+  Defined(*this, object);
+  if (object.Is<Namespace*>()) {
+    const Value* found = FindField(object.As<Namespace*>()->fields, name, meter_);
+    return found != nullptr ? *found : Undefined{name};
+  }
+  if (object.IsList() && object.sequence() == Sequence::kGroup && (name == "grouper" || name == "list"))
+    return object.AsList()[name == "list"];
+  return IsMethod(object, name) ? Value(Function()) : Value(Undefined{name});
+}
 
 Value NameReference::Evaluate(Interpreter& in) const { return in.Lookup(name); }
 
@@ -286,7 +435,7 @@ Value ListLiteral::Evaluate(Interpreter& in) const {
   in.meter().Charge(items.size(), sizeof(Value));
   List list;
   for (const ExpressionPtr& item : items) list.push_back(in.Evaluate(*item));
-  return list;
+  return Value(is_tuple ? Sequence::kTuple : Sequence::kList, std::move(list));
 }
 
 Value DictLiteral::Evaluate(Interpreter& in) const {
@@ -302,23 +451,7 @@ Value DictLiteral::Evaluate(Interpreter& in) const {
 
 Value Subscript::Evaluate(Interpreter& in) const {
   const Value container = in.Evaluate(*object), key = in.Evaluate(*index);
-  Defined(in, container);
-  if (key.IsString()) {
-    const Dict* fields = container.IsDict() ? &container.AsDict() : nullptr;
-    if (container.Is<Namespace*>()) fields = &container.As<Namespace*>()->fields;
-    const Value* found = fields == nullptr ? nullptr : FindField(*fields, key.AsString(), in.meter());
-    return found == nullptr ? Undefined{key.AsString()} : *found;
-  }
-  if (key.IsInteger() && (container.IsList() || container.IsString())) {
-    if (container.IsString()) in.meter().Charge(container.AsString().size(), kTextUnits);
-    const std::vector<std::string_view> characters =
-        container.IsString() ? Characters(container.AsString()) : std::vector<std::string_view>();
-    const auto size = static_cast<int64_t>(container.IsString() ? characters.size() : container.AsList().size());
-    const int64_t at = key.AsInteger() < 0 ? key.AsInteger() + size : key.AsInteger();
-    if (at < 0 || at >= size) return Undefined{"index " + std::to_string(key.AsInteger())};
-    return container.IsString() ? Value(characters[static_cast<size_t>(at)]) : container.AsList()[static_cast<size_t>(at)];
-  }
-  return Undefined{key.ToText(in.meter())};
+  return is_attribute && key.IsString() ? in.GetAttribute(container, key.AsString()) : in.GetItem(container, key);
 }
 
 Value Slice::Evaluate(Interpreter& in) const {
@@ -331,12 +464,12 @@ Value Slice::Evaluate(Interpreter& in) const {
     for (size_t i : SliceIndices(in, *this, characters.size())) text += characters[i];
     return text;
   }
-  if (!container.IsList()) in.Fail("a value of type " + std::string(container.TypeName()) + " cannot be sliced");
+  if (!container.IsIndexed()) return Undefined{"a slice of " + std::string(container.TypeName())};
   const List& items = container.AsList();
   in.meter().Charge(items.size(), sizeof(Value));
   List list;
   for (size_t i : SliceIndices(in, *this, items.size())) list.push_back(items[i]);
-  return list;
+  return Value(container.IsTuple() ? Sequence::kTuple : Sequence::kList, std::move(list));
 }
 
 Value Unary::Evaluate(Interpreter& in) const {
@@ -351,14 +484,12 @@ Value Unary::Evaluate(Interpreter& in) const {
 Value Arithmetic::Evaluate(Interpreter& in) const {
   const Value a = in.Evaluate(*left), b = in.Evaluate(*right);
   if (op == "~") return Concatenate(in, a.ToText(in.meter()), b.ToText(in.meter()));
-  if (op == "+" && a.IsString() && b.IsString()) return Concatenate(in, a.AsString(), b.AsString());
-  if (op == "+" && a.IsList() && b.IsList()) {
-    in.meter().Charge(a.AsList().size() + b.AsList().size(), sizeof(Value));
-    List list = a.AsList();
-    list.insert(list.end(), b.AsList().begin(), b.AsList().end());
-    return list;
-  }
+  if (op == "+") return in.Add(a, b);
+  if (op == "%" && a.IsString()) return FormatPercent(in, a.AsString(), b);
+  if (op == "*" && a.IsInteger() && (b.IsString() || b.IsIndexed())) return Repeat(in, b, a.AsInteger());
+  if (op == "*" && b.IsInteger() && (a.IsString() || a.IsIndexed())) return Repeat(in, a, b.AsInteger());
   if (!a.IsNumber() || !b.IsNumber()) FailOperands(in, op, a, b);
+  if (op == "**") return Power(in, a, b);
   const char code = op == "//" ? 'd' : op[0];
   return a.IsInteger() && b.IsInteger() && code != '/' ? IntegerArithmetic(in, code, a.AsInteger(), b.AsInteger())
                                                        : FloatArithmetic(in, code, a.AsDouble(), b.AsDouble());
@@ -384,8 +515,9 @@ Value Conditional::Evaluate(Interpreter& in) const {
   return otherwise == nullptr ? Value() : in.Evaluate(*otherwise);
 }
 
-Value Call::Evaluate(Interpreter& in) const {
-  const Value target = object == nullptr ? Value() : in.Evaluate(*object);
+Value Call::Evaluate(Interpreter& in) const { return Apply(in, object == nullptr ? Value() : in.Evaluate(*object)); }
+
+Value Call::Apply(Interpreter& in, const Value& target) const {
   const Value result = in.Invoke(function, target, EvaluateArguments(in, arguments));
   return negated ? Value(!result.Truthy()) : result;
 }
@@ -413,15 +545,15 @@ void For::Execute(Interpreter& in) const {
   if (filter != nullptr) {
     List kept;
     for (const Value& item : items) {
-      AssignTargets(in, targets, item);
+      AssignTarget(in, target, item);
       if (in.Evaluate(*filter).Truthy()) kept.push_back(item);
     }
     items = std::move(kept);
   }
   const auto size = static_cast<int64_t>(items.size());
   for (int64_t i = 0; i < size; ++i) {
-    in.meter().Charge(sizeof(Dict::value_type) * 9);  // for `loop`, and so that an empty body is not free
-    in.PopScope();                                    // what an iteration sets ends with it
+    in.meter().Charge(sizeof(Dict::value_type) * 11);  // for `loop`, and so that an empty body is not free
+    in.PopScope();                                     // what an iteration sets ends with it
     in.PushScope();
     in.Assign("loop", Dict{{"index", i + 1},
                            {"index0", i},
@@ -430,9 +562,11 @@ void For::Execute(Interpreter& in) const {
                            {"first", i == 0},
                            {"last", i + 1 == size},
                            {"length", size},
+                           {"depth", int64_t{1}},
+                           {"depth0", int64_t{0}},
                            {"previtem", i > 0 ? items[i - 1] : Value()},
                            {"nextitem", i + 1 < size ? items[i + 1] : Value()}});
-    AssignTargets(in, targets, items[i]);
+    AssignTarget(in, target, items[i]);
     in.Execute(body);
     if (in.TakeControl() == Interpreter::Control::kBreak) break;
   }
@@ -450,14 +584,39 @@ void Block::Execute(Interpreter& in) const {
   in.PopScope();
 }
 
-void Macro::Execute(Interpreter& in) const { in.Assign(name, Function{.macro = this, .scopes = in.num_scopes()}); }
+void Macro::Execute(Interpreter& in) const { in.Assign(name, in.MakeFunction(*this)); }
 
-void Set::Execute(Interpreter& in) const {
-  const Value result = value == nullptr ? Value(in.Capture(body)) : in.Evaluate(*value);
-  if (field.empty()) return AssignTargets(in, targets, result);
-  const Value object = in.Lookup(targets[0]);
-  if (!object.Is<Namespace*>()) in.Fail("cannot set '" + targets[0] + "." + field + "': only a namespace() has fields to set");
-  SetField(&object.As<Namespace*>()->fields, field, result, in.meter());
+void CallBlock::Execute(Interpreter& in) const {
+  const Value function = in.Lookup(call->name);
+  if (!function.Is<Function>() || function.As<Function>().macro == nullptr) in.Fail("'" + call->name + "' is no macro here");
+  Arguments given = EvaluateArguments(in, call->arguments);
+  if (FindField(given.named, "caller", in.meter()) != nullptr) in.Fail("argument 'caller' is given twice");
+  given.named.emplace_back("caller", in.MakeFunction(caller));
+  in.Print(in.CallMacro(function.As<Function>(), given).AsString());
 }
+
+void With::Execute(Interpreter& in) const {
+  std::vector<Value> values;  // none sees another's variable
+  for (const auto& assignment : assignments) values.push_back(in.Evaluate(*assignment.second));
+  in.PushScope();
+  for (size_t i = 0; i < values.size(); ++i) AssignTarget(in, assignments[i].first, values[i]);
+  in.Execute(body);
+  in.PopScope();
+}
+
+Value FilteredBody::Evaluate(Interpreter& in) const {
+  Value text = in.Capture(body);
+  if (in.is_leaving()) return "";  // a break or continue discards what was printed
+  for (const auto& filter : filters) text = filter->Apply(in, text);
+  return text;
+}
+
+void FilterBlock::Execute(Interpreter& in) const {
+  const Value text = body.Evaluate(in);
+  if (!text.IsString()) in.Fail("the filter of a block gave " + std::string(text.TypeName()) + "; expected a string");
+  in.Print(text.AsString());
+}
+
+void Set::Execute(Interpreter& in) const { AssignTarget(in, target, value == nullptr ? body.Evaluate(in) : in.Evaluate(*value)); }
 
 }  // namespace coppice::jinja

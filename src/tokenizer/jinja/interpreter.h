@@ -1,6 +1,7 @@
 // Runs a parsed chat template: variables, output and the limits that a hostile template meets. Layer: tokenizer.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,11 +12,21 @@
 
 namespace coppice::jinja {
 
+// Variables, and those around them. Loops, macros and blocks open a scope; ifs do not.
+struct Scope {
+  Dict variables = {};
+  std::shared_ptr<Scope> outer = nullptr;
+  bool is_captured = false;  // a function may refer to it
+};
+
 // One rendering; not thread-safe.
 class Interpreter {
  public:
   // `work`: units of Meter that the rendering may cost.
-  Interpreter(Dict variables, size_t work) : meter_(work) { scopes_.push_back(std::move(variables)); }
+  Interpreter(Dict variables, size_t work)
+      : scope_(std::make_shared<Scope>(Scope{.variables = std::move(variables)})), meter_(work) {}
+  ~Interpreter();
+  Interpreter(const Interpreter&) = delete;
 
   // Throws Error: INVALID_ARGUMENT for what the template or its data do wrong, RESOURCE_EXHAUSTED at a limit.
   std::string Run(const Body& body);
@@ -31,7 +42,9 @@ class Interpreter {
   enum class Control : uint8_t { kNone, kBreak, kContinue };
   void Leave(Control control) { control_ = control; }
   Control TakeControl() { return std::exchange(control_, Control::kNone); }
-  size_t num_scopes() const { return scopes_.size(); }
+  bool is_leaving() const { return control_ != Control::kNone; }
+  // `macro` with the scope that it is defined in.
+  Function MakeFunction(const Macro& macro);
   // `function`, with what it is given and what it makes charged for.
   Value Invoke(Builtin function, const Value& object, const Arguments& arguments);
   Meter& meter() { return meter_; }
@@ -39,19 +52,33 @@ class Interpreter {
   Position position() const { return meter_.position; }
 
   Value Lookup(const std::string& name);
-  void Assign(const std::string& name, Value value) { SetField(&scopes_.back(), name, std::move(value), meter_); }
-  void PushScope() { scopes_.emplace_back(); }
-  void PopScope() { scopes_.pop_back(); }
+  void Assign(const std::string& name, Value value) { SetField(&scope_->variables, name, std::move(value), meter_); }
+  void PushScope() { scope_ = std::make_shared<Scope>(Scope{.outer = scope_}); }
+  void PopScope() { scope_ = scope_->outer; }
   Namespace* MakeNamespace(Dict fields);
 
-  // The elements of a list, keys of a dict or characters of a string; none of an undefined value.
+  // The elements of a list, keys of a dict or characters of a string; none of an undefined value. A generator is read to its end.
   List Elements(const Value& iterable);
-  bool HasElement(const List& list, const Value& item);
+  // `item` in `container`, as Python has it.
+  bool Contains(const Value& container, const Value& item);
+  // Below 0, 0 or above 0, as `left` is less, equal or greater: numbers, strings, and lists or tuples of them; kUnordered where one
+  // is not a number. Fails on others; `op` is for the message.
+  static constexpr int kUnordered = std::numeric_limits<int>::max();
+  int Order(const std::string& op, const Value& left, const Value& right);
+  // left + right, of numbers, strings, lists or tuples.
+  Value Add(const Value& left, const Value& right);
+  // object[key] and object.name, as Jinja looks them up; undefined where there is none. Fail if `object` is undefined.
+  Value GetItem(const Value& object, const Value& key);
+  Value GetAttribute(const Value& object, const std::string& name);
+  // The same without what object[name] finds.
+  Value GetOwnAttribute(const Value& object, const std::string& name);
 
  private:
   class Nesting;
 
-  std::vector<Dict> scopes_;  // innermost last; loops open one, ifs do not
+  std::shared_ptr<Scope> scope_;  // the innermost
+  // Cleared in the end: a function in a scope that it refers to is a cycle.
+  std::vector<std::shared_ptr<Scope>> captured_;
   std::vector<std::unique_ptr<Namespace>> namespaces_;
   std::string output_;
   Meter meter_;

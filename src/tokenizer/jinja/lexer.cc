@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <utility>
 
 #include "tokenizer/jinja/value.h"
 #include "tokenizer/utf8.h"
@@ -53,7 +54,13 @@ class Lexer {
       at_ = open;
       const Position tag = Here();
       at_ += sign == '-' || sign == '+' ? 3 : 2;
-      type == '#' ? SkipComment(tag) : ReadTag(type, tag);
+      if (type == '#') {
+        SkipComment(tag);
+      } else if (type == '%' && TakeWordTag("raw", false)) {
+        ReadRaw(tag);
+      } else {
+        ReadTag(type, tag);
+      }
       line_starting = source_[at_ - 1] == '\n';
     }
     at_ = source_.size();
@@ -117,6 +124,42 @@ class Lexer {
     const char sign = close > at_ ? source_[close - 1] : '\0';
     at_ = close + 2;
     SkipAfterTag(sign, true);
+  }
+
+  // The rest of a tag that is only `word`, after its beginning and sign; false, and nothing is read, if it is another.
+  bool TakeWordTag(std::string_view word, bool trims_newline) {
+    const size_t begin = at_;
+    SkipSpace();
+    if (StartsWith(word)) {
+      at_ += word.size();
+      SkipSpace();
+      const char sign = at_ < source_.size() ? source_[at_] : '\0';
+      if (sign == '-' || (sign == '+' && trims_newline)) ++at_;
+      if (StartsWith("%}")) {
+        at_ += 2;
+        SkipAfterTag(sign, trims_newline);
+        return true;
+      }
+    }
+    at_ = begin;
+    return false;
+  }
+
+  // The text up to {% endraw %}, in which tags mean nothing; after {% raw %}, whose newline stays.
+  void ReadRaw(Position tag) {
+    if (at_ == source_.size()) return;  // as Jinja
+    const size_t begin = at_;
+    const bool line_starting = source_[at_ - 1] == '\n';
+    for (size_t open = at_; (open = source_.find("{%", open)) != std::string::npos; open += 2) {
+      const char sign = open + 2 < source_.size() ? source_[open + 2] : '\0';
+      at_ = open + (sign == '-' || sign == '+' ? 3 : 2);
+      if (!TakeWordTag("endraw", true)) continue;
+      const size_t end = std::exchange(at_, begin);
+      AddText(std::string_view(source_).substr(begin, open - begin), '%', sign, line_starting);
+      at_ = end;
+      return;
+    }
+    FailSyntax(tag, "this raw block has no end; expected {% endraw %}");
   }
 
   // Reads up to the end of a {{ or {% tag. The end is not looked for inside brackets: {{ {'a': {}} }}.

@@ -22,7 +22,7 @@ class Parser {
     Body body = ParseBody({});
     if (Peek().kind != Kind::kEnd) FailSyntax(Peek().position, "'" + Peek(1).text + "' has no matching begin");
     for (const auto& [name, position] : macro_calls_) {
-      if (!macros_.contains(name)) FailUnimplemented(position, "function '" + name + "' is not supported");
+      if (!callable_names_.contains(name)) FailUnimplemented(position, "function '" + name + "' is not supported");
     }
     return body;
   }
@@ -118,15 +118,20 @@ class Parser {
     if (TakeName("for")) return ParseFor(position);
     if (TakeName("set")) return ParseSet(position);
     if (TakeName("macro")) return ParseMacro(position);
+    if (TakeName("call")) return ParseCallBlock(position);
+    if (TakeName("filter")) return ParseFilterBlock(position);
+    if (TakeName("with")) return ParseWith(position);
     if (TakeName("generation")) return ParseGeneration(position);
     if (IsName("break") || IsName("continue")) return ParseLoopControl(position);
     if (keyword.kind != Kind::kName) FailExpected("the name of a block");
-    constexpr std::string_view kEnds[] = {"elif", "else", "endif", "endfor", "endset", "endmacro", "endgeneration"};
+    constexpr std::string_view kEnds[] = {"elif",    "else",      "endif",   "endfor", "endset",       "endmacro",
+                                          "endcall", "endfilter", "endwith", "endraw", "endgeneration"};
     if (std::find(std::begin(kEnds), std::end(kEnds), keyword.text) != std::end(kEnds)) {
       FailSyntax(keyword.position, "'" + keyword.text + "' has no matching begin");
     }
-    FailUnimplemented(keyword.position,
-                      "block '" + keyword.text + "' is not supported; if, for, set, macro, break and continue are");
+    FailUnimplemented(
+        keyword.position,
+        "block '" + keyword.text + "' is not supported; if, for, set, macro, call, filter, with, raw, break and continue are");
   }
 
   // {% name %}
@@ -157,20 +162,36 @@ class Parser {
     return node;
   }
 
-  std::vector<std::string> ParseTargets() {
-    std::vector<std::string> targets;
-    const bool parenthesised = TakeOperator("(");
+  // One target, or several with commas between them; `is_field_allowed`: name.field too.
+  Target ParseTargets(bool is_field_allowed) {
+    const Nesting nesting(this);
+    Target tuple = {.is_tuple = true};
+    bool has_comma = false;
     do {
-      if (!targets.empty() && Peek().kind != Kind::kName) break;  // a, = ...
-      targets.push_back(ExpectName("a variable's name"));
-    } while (TakeOperator(","));
-    if (parenthesised) ExpectOperator(")");
-    return targets;
+      if (has_comma && IsOperator(")")) break;  // (a,)
+      tuple.parts.push_back(ParseTarget(is_field_allowed));
+    } while (TakeOperator(",") && (has_comma = true));
+    if (has_comma) return tuple;
+    Target single = std::move(tuple.parts[0]);
+    return single;
+  }
+
+  Target ParseTarget(bool is_field_allowed) {
+    Target target;
+    if (TakeOperator("(")) {
+      target = ParseTargets(false);
+      ExpectOperator(")");
+      return target;
+    }
+    target.name = ExpectName("a variable's name");
+    callable_names_.insert(target.name);
+    if (is_field_allowed && TakeOperator(".")) target.field = ExpectName("a field's name");
+    return target;
   }
 
   std::unique_ptr<Statement> ParseFor(Position position) {
     auto node = Make<For>(position);
-    node->targets = ParseTargets();
+    node->target = ParseTargets(false);
     if (!TakeName("in")) FailExpected("'in'");
     node->iterable = ParseTuple(&Parser::ParseOr);  // a conditional here would take the loop's own "if"
     if (TakeName("if")) node->filter = ParseExpression();
@@ -190,20 +211,92 @@ class Parser {
   std::unique_ptr<Statement> ParseMacro(Position position) {
     auto node = Make<Macro>(position);
     node->name = ExpectName("a macro's name");
-    macros_.insert(node->name);
+    callable_names_.insert(node->name);
     ExpectOperator("(");
+    ParseParameters(node.get());
+    ParseMacroBody("endmacro", node.get());
+    return node;
+  }
+
+  // After the opening parenthesis.
+  void ParseParameters(Macro* macro) {
     while (!TakeOperator(")")) {
       std::string name = ExpectName("a parameter's name");
+      callable_names_.insert(name);
       ExpressionPtr otherwise = TakeOperator("=") ? ParseExpression() : nullptr;
-      if (otherwise == nullptr && !node->parameters.empty() && node->parameters.back().second != nullptr) FailExpected("'='");
-      node->parameters.emplace_back(std::move(name), std::move(otherwise));
+      if (otherwise == nullptr && !macro->parameters.empty() && macro->parameters.back().second != nullptr) FailExpected("'='");
+      macro->parameters.emplace_back(std::move(name), std::move(otherwise));
       if (!IsOperator(")")) ExpectOperator(",");
     }
+  }
+
+  // From the end of the opening tag.
+  void ParseMacroBody(std::string_view end, Macro* macro) {
     Expect(Kind::kBlockEnd, "%}");
     const int loops = std::exchange(loops_, 0);
-    node->body = ParseBody({"endmacro"});
+    open_macros_.push_back(macro);
+    macro->body = ParseBody({end});
+    open_macros_.pop_back();
     loops_ = loops;
-    ExpectBlock("endmacro");
+    ExpectBlock(end);
+    // A parameter of the name is one like others.
+    for (const auto& [name, otherwise] : macro->parameters) {
+      if (name == "caller" && macro->takes_caller && otherwise == nullptr)
+        FailSyntax(macro->position, "the parameter 'caller' needs a default");
+      if (name == "caller") macro->takes_caller = false;
+      if (name == "varargs") macro->takes_varargs = false;
+      if (name == "kwargs") macro->takes_kwargs = false;
+    }
+  }
+
+  // What a macro's body reads decides what it takes, and so does that of a macro within it.
+  void NoteRead(const std::string& name) {
+    for (Macro* macro : open_macros_) {
+      macro->takes_caller |= name == "caller";
+      macro->takes_varargs |= name == "varargs";
+      macro->takes_kwargs |= name == "kwargs";
+    }
+  }
+
+  std::unique_ptr<Statement> ParseCallBlock(Position position) {
+    auto node = Make<CallBlock>(position);
+    node->caller.position = position;
+    if (TakeOperator("(")) ParseParameters(&node->caller);
+    const Position call_position = Peek().position;
+    ExpressionPtr call = ParseExpression();
+    if (dynamic_cast<MacroCall*>(call.get()) == nullptr)
+      FailUnimplemented(call_position, "a call block of what is no macro is not supported");
+    node->call.reset(static_cast<MacroCall*>(call.release()));
+    ParseMacroBody("endcall", &node->caller);
+    return node;
+  }
+
+  std::unique_ptr<Statement> ParseFilterBlock(Position position) {
+    auto node = Make<FilterBlock>(position);
+    node->body.filters.push_back(ParseFilter(nullptr));
+    ParseFilteredBody("endfilter", &node->body);
+    return node;
+  }
+
+  // Filters after the first, the end of the opening tag, the body, the closing tag.
+  void ParseFilteredBody(std::string_view end, FilteredBody* body) {
+    while (TakeOperator("|")) body->filters.push_back(ParseFilter(nullptr));
+    Expect(Kind::kBlockEnd, "%}");
+    body->body = ParseBody({end});
+    ExpectBlock(end);
+  }
+
+  std::unique_ptr<Statement> ParseWith(Position position) {
+    auto node = Make<With>(position);
+    while (Peek().kind != Kind::kBlockEnd) {
+      if (!node->assignments.empty()) ExpectOperator(",");
+      Target target = ParseTargets(false);
+      ExpectOperator("=");
+      node->assignments.emplace_back(std::move(target), ParseExpression());
+    }
+    Expect(Kind::kBlockEnd, "%}");
+    node->body = ParseBody({"endwith"});
+    ExpectBlock("endwith");
     return node;
   }
 
@@ -225,17 +318,14 @@ class Parser {
 
   std::unique_ptr<Statement> ParseSet(Position position) {
     auto node = Make<Set>(position);
-    node->targets = ParseTargets();
-    if (node->targets.size() == 1 && TakeOperator(".")) node->field = ExpectName("a field's name");
+    node->target = ParseTargets(true);
     if (TakeOperator("=")) {
       node->value = ParseExpressionList();
       Expect(Kind::kBlockEnd, "%}");
       return node;
     }
-    if (IsOperator("|")) FailUnimplemented(Peek().position, "a filter on a set block is not supported");
-    Expect(Kind::kBlockEnd, "'=' or %}");
-    node->body = ParseBody({"endset"});
-    ExpectBlock("endset");
+    if (!IsOperator("|") && Peek().kind != Kind::kBlockEnd) FailExpected("'=' or %}");
+    ParseFilteredBody("endset", &node->body);
     return node;
   }
 
@@ -249,6 +339,7 @@ class Parser {
     ExpressionPtr first = (this->*rule)();
     if (!IsOperator(",")) return first;
     auto tuple = Make<ListLiteral>(position);
+    tuple->is_tuple = true;
     tuple->items.push_back(std::move(first));
     while (TakeOperator(",")) {
       if (Peek().kind == Kind::kBlockEnd || Peek().kind == Kind::kVariableEnd || IsOperator(")")) break;
@@ -333,7 +424,8 @@ class Parser {
   }
   ExpressionPtr ParseSum() { return ParseArithmetic({"+", "-"}, &Parser::ParseConcatenation); }
   ExpressionPtr ParseConcatenation() { return ParseArithmetic({"~"}, &Parser::ParseProduct); }
-  ExpressionPtr ParseProduct() { return ParseArithmetic({"*", "/", "//", "%"}, &Parser::ParseFiltered); }
+  ExpressionPtr ParseProduct() { return ParseArithmetic({"*", "/", "//", "%"}, &Parser::ParsePower); }
+  ExpressionPtr ParsePower() { return ParseArithmetic({"**"}, &Parser::ParseFiltered); }  // from left to right, as Jinja
 
   // Filters and tests bind tighter than any operator, but looser than a sign: -x | abs is (-x) | abs.
   ExpressionPtr ParseFiltered() {
@@ -343,8 +435,6 @@ class Parser {
         value = ParseFilter(std::move(value));
       } else if (TakeName("is")) {
         value = ParseTest(std::move(value));
-      } else if (IsOperator("**")) {
-        FailUnimplemented(Peek().position, "operator '**' is not supported");
       } else {
         return value;
       }
@@ -359,7 +449,7 @@ class Parser {
     return node;
   }
 
-  ExpressionPtr ParseFilter(ExpressionPtr object) {
+  std::unique_ptr<Call> ParseFilter(ExpressionPtr object) {
     auto node = Make<Call>(Peek().position);
     const std::string name = ExpectName("a filter's name");
     node->function = FindFilter(name);
@@ -397,14 +487,19 @@ class Parser {
   CallArguments ParseArguments() {
     CallArguments arguments;
     while (!TakeOperator(")")) {
-      if (IsOperator("*") || IsOperator("**")) FailUnimplemented(Peek().position, "argument unpacking is not supported");
+      if (arguments.more_named != nullptr) FailExpected("')'");
       const bool named = Peek().kind == Kind::kName && Peek(1).kind == Kind::kOperator && Peek(1).text == "=";
       if (named) {
         std::string name = Next().text;
         Next();
         arguments.named.emplace_back(std::move(name), ParseExpression());
+      } else if (TakeOperator("**")) {
+        arguments.more_named = ParseExpression();
+      } else if (IsOperator("*") && arguments.more_positional == nullptr) {
+        Next();
+        arguments.more_positional = ParseExpression();
       } else {
-        if (!arguments.named.empty()) FailExpected("a named argument");
+        if (!arguments.named.empty() || arguments.more_positional != nullptr) FailExpected("a named argument");
         arguments.positional.push_back(ParseExpression());
       }
       if (!IsOperator(")")) ExpectOperator(",");
@@ -441,6 +536,7 @@ class Parser {
       return node;
     }
     auto node = Make<Subscript>(position);
+    node->is_attribute = true;
     node->object = std::move(object);
     if (Peek().kind == Kind::kInteger) {
       node->index = ParseInteger();
@@ -509,6 +605,7 @@ class Parser {
     if (name == "true" || name == "True") return MakeLiteral(token.position, true);
     if (name == "false" || name == "False") return MakeLiteral(token.position, false);
     if (name == "none" || name == "None") return MakeLiteral(token.position, None{});
+    NoteRead(name);
     if (!TakeOperator("(")) {
       auto node = Make<NameReference>(token.position);
       node->name = name;
@@ -528,7 +625,11 @@ class Parser {
   }
 
   ExpressionPtr ParseParenthesised(Position position) {
-    if (TakeOperator(")")) return Make<ListLiteral>(position);  // the empty tuple
+    if (TakeOperator(")")) {
+      auto tuple = Make<ListLiteral>(position);
+      tuple->is_tuple = true;
+      return tuple;
+    }
     ExpressionPtr value = ParseExpressionList();
     ExpectOperator(")");
     return value;
@@ -557,8 +658,9 @@ class Parser {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   int nesting_ = 0;
-  int loops_ = 0;  // around what is being parsed, within its macro
-  std::set<std::string> macros_;
+  int loops_ = 0;                                      // around what is being parsed, within its macro
+  std::set<std::string> callable_names_ = {"caller"};  // of macros, and of variables, which may hold one
+  std::vector<Macro*> open_macros_;                    // whose bodies are being parsed, innermost last
   std::vector<std::pair<std::string, Position>> macro_calls_;
 };
 

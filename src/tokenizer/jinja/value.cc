@@ -14,23 +14,24 @@ namespace {
 // What a value costs besides its text, and a field that is only looked at.
 constexpr size_t kNodeUnits = 16, kFieldUnits = 2;
 
+// In the order of Sequence: the type in messages, and what is around the elements in text.
+struct SequenceText {
+  std::string_view name, begin, end;
+};
+constexpr SequenceText kSequences[] = {
+    {"list", "[", "]"},
+    {"tuple", "(", ")"},
+    {"tuple", "(", ")"},
+    {"dict_items", "dict_items([", "])"},
+    {"dict_keys", "dict_keys([", "])"},
+    {"dict_values", "dict_values([", "])"},
+    {"generator", "", ""},
+};
+
 int CheckedDepth(int depth) {
   if (depth <= Value::kMaxNesting) return depth;
   throw Error{
       InvalidArgument("lists and dicts nest deeper than " + std::to_string(Value::kMaxNesting) + "; simplify the template")};
-}
-
-// Python's repr of a float: the shortest digits that read back the same.
-std::string FloatText(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  char buffer[32];
-  const double magnitude = std::fabs(value);
-  const bool scientific = value != 0 && (magnitude < 1e-4 || magnitude >= 1e16);
-  const auto format = scientific ? std::chars_format::scientific : std::chars_format::fixed;
-  std::string text(buffer, std::to_chars(buffer, buffer + sizeof buffer, value, format).ptr);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
 }
 
 // The escapes that JSON and Python's repr have in common, or empty.
@@ -69,11 +70,27 @@ void WriteQuotedForPython(const std::string& text, Meter& meter, std::string* ou
   *out += quote;
 }
 
-void WriteQuotedForJson(const std::string& text, Meter& meter, std::string* out) {
-  meter.Charge(text.size(), 2);
+// The escape of a character beyond printable ASCII: that of its UTF-16 code units.
+void WriteAsciiForJson(char32_t code_point, std::string* out) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  const auto unit = [&](char32_t value) {
+    out->append({'\\', 'u', kDigits[value >> 12], kDigits[(value >> 8) & 15], kDigits[(value >> 4) & 15], kDigits[value & 15]});
+  };
+  if (code_point < 0x10000) return unit(code_point);
+  unit(0xD800 + ((code_point - 0x10000) >> 10));
+  unit(0xDC00 + ((code_point - 0x10000) & 0x3FF));
+}
+
+void WriteQuotedForJson(std::string_view text, bool ensure_ascii, Meter& meter, std::string* out) {
+  meter.Charge(text.size(), ensure_ascii ? 12 : 2);
   *out += '"';
-  for (char c : text) {
-    if (const std::string_view escape = ShortEscape(c); !escape.empty()) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (ensure_ascii && static_cast<uint8_t>(c) >= 0x7F) {
+      const Utf8Char character = DecodeUtf8(text.substr(i));
+      WriteAsciiForJson(character.kind == Utf8Kind::kValid ? character.code_point : U'\uFFFD', out);
+      i += character.length - 1;
+    } else if (const std::string_view escape = ShortEscape(c); !escape.empty()) {
       *out += escape;
     } else if (c == '"') {
       *out += "\\\"";
@@ -90,16 +107,31 @@ void WriteQuotedForJson(const std::string& text, Meter& meter, std::string* out)
 
 }  // namespace
 
-Value::Value(List items) {
+std::string FloatText(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  char buffer[32];
+  const double magnitude = std::fabs(value);
+  const bool scientific = value != 0 && (magnitude < 1e-4 || magnitude >= 1e16);
+  const auto format = scientific ? std::chars_format::scientific : std::chars_format::fixed;
+  std::string text(buffer, std::to_chars(buffer, buffer + sizeof buffer, value, format).ptr);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+Value::Value(List items) : Value(Sequence::kList, std::move(items)) {}
+
+Value::Value(Sequence sequence, List items) {
   int depth = 0;
   for (const Value& item : items) depth = std::max(depth, item.Depth());
-  data_ = std::make_shared<const Nested<List>>(Nested<List>{std::move(items), CheckedDepth(depth + 1)});
+  data_ = std::make_shared<const Nested<List>>(
+      Nested<List>{.items = std::move(items), .depth = CheckedDepth(depth + 1), .sequence = sequence});
 }
 
 Value::Value(Dict fields) {
   int depth = 0;
   for (const auto& [key, value] : fields) depth = std::max(depth, value.Depth());
-  data_ = std::make_shared<const Nested<Dict>>(Nested<Dict>{std::move(fields), CheckedDepth(depth + 1)});
+  data_ = std::make_shared<const Nested<Dict>>(Nested<Dict>{.items = std::move(fields), .depth = CheckedDepth(depth + 1)});
 }
 
 int Value::Depth() const {
@@ -108,11 +140,20 @@ int Value::Depth() const {
   return 0;
 }
 
+std::span<const Value> Value::Unread() const {
+  const auto& nested = *As<std::shared_ptr<const Nested<List>>>();
+  return std::span<const Value>(nested.items).subspan(nested.num_read);
+}
+
+void Value::MarkRead(size_t count) const {
+  if (sequence() == Sequence::kGenerator) As<std::shared_ptr<const Nested<List>>>()->num_read += count;
+}
+
 bool Value::Truthy() const {
   if (Is<Undefined>() || Is<None>()) return false;
   if (IsNumber()) return AsDouble() != 0;
   if (IsString()) return !AsString().empty();
-  if (IsList()) return !AsList().empty();
+  if (IsList()) return sequence() == Sequence::kGenerator || !AsList().empty();
   if (IsDict()) return !AsDict().empty();
   return true;
 }
@@ -126,7 +167,8 @@ std::string_view Value::TypeName() const {
   if (Is<int64_t>()) return "integer";
   if (Is<double>()) return "float";
   if (IsString()) return "string";
-  return IsList() ? "list" : "dict";
+  if (IsDict()) return "dict";
+  return kSequences[static_cast<size_t>(sequence())].name;
 }
 
 std::string Value::ToText(Meter& meter) const {
@@ -153,13 +195,16 @@ void Value::WriteRepr(Meter& meter, std::string* out) const {
   if (Is<double>()) *out += FloatText(As<double>());
   if (IsString()) WriteQuotedForPython(AsString(), meter, out);
   const char* separator = "";
-  if (IsList()) {
-    *out += '[';
+  if (IsList() && sequence() == Sequence::kGenerator) {
+    *out += "<generator>";
+  } else if (IsList()) {
+    *out += kSequences[static_cast<size_t>(sequence())].begin;
     for (const Value& item : AsList()) {
       *out += std::exchange(separator, ", ");
       item.WriteRepr(meter, out);
     }
-    *out += ']';
+    if (IsTuple() && AsList().size() == 1) *out += ',';
+    *out += kSequences[static_cast<size_t>(sequence())].end;
   }
   if (IsDict()) {
     *out += '{';
@@ -188,7 +233,7 @@ void Value::WriteJson(const JsonStyle& style, int level, Meter& meter, std::stri
     out->append(1, '\n').append(spaces, ' ');
   };
   // Writes the elements between brackets; `write` writes one.
-  const auto sequence = [&](char open, char close, const auto& elements, const auto& write) {
+  const auto bracketed = [&](char open, char close, const auto& elements, const auto& write) {
     *out += open;
     for (size_t i = 0; i < elements.size(); ++i) {
       if (i > 0) {
@@ -202,26 +247,28 @@ void Value::WriteJson(const JsonStyle& style, int level, Meter& meter, std::stri
     *out += close;
   };
 
-  if (IsList()) {
-    sequence('[', ']', AsList(), [&](const Value& item) { item.WriteJson(style, level + 1, meter, out); });
+  if (IsIndexed()) {
+    bracketed('[', ']', AsList(), [&](const Value& item) { item.WriteJson(style, level + 1, meter, out); });
   } else if (IsDict()) {
     const auto write_field = [&](const Dict::value_type& field) {
-      WriteQuotedForJson(field.first, meter, out);
+      WriteQuotedForJson(field.first, style.ensure_ascii, meter, out);
       meter.Charge(style.key_separator.size());
       *out += style.key_separator;
       field.second.WriteJson(style, level + 1, meter, out);
     };
-    if (!style.sort_keys) return sequence('{', '}', AsDict(), write_field);
+    if (!style.sort_keys) return bracketed('{', '}', AsDict(), write_field);
     meter.Charge(AsDict().size(), 20 * kNodeUnits);  // a logarithm's worth of comparisons each
     Dict sorted = AsDict();
     std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    sequence('{', '}', sorted, write_field);
+    bracketed('{', '}', sorted, write_field);
   } else if (IsString()) {
-    WriteQuotedForJson(AsString(), meter, out);
+    WriteQuotedForJson(AsString(), style.ensure_ascii, meter, out);
   } else if (Is<None>()) {
     *out += "null";
   } else if (Is<bool>()) {
     *out += As<bool>() ? "true" : "false";
+  } else if (Is<double>() && !std::isfinite(As<double>())) {
+    *out += std::isnan(As<double>()) ? "NaN" : As<double>() < 0 ? "-Infinity" : "Infinity";
   } else if (IsNumber()) {
     WriteRepr(meter, out);
   } else {
@@ -238,6 +285,8 @@ bool Equal(const Value& a, const Value& b, Meter& meter) {
     return a.AsString() == b.AsString();
   }
   if (a.IsList() && b.IsList()) {
+    if (a.sequence() == Sequence::kGenerator || b.sequence() == Sequence::kGenerator) return &a.AsList() == &b.AsList();
+    if (a.IsTuple() != b.IsTuple() || (!a.IsTuple() && a.sequence() != b.sequence())) return false;
     const List &left = a.AsList(), &right = b.AsList();
     return left.size() == right.size() &&
            std::equal(left.begin(), left.end(), right.begin(), [&](const Value& x, const Value& y) { return Equal(x, y, meter); });

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,15 +29,28 @@ struct Undefined {
 };
 struct None {};
 struct Macro;
-// A function that is named and not called: a macro, and how many scopes its definition sees; without one a built-in.
+struct Scope;
+// A function that is named and not called: a macro and the scope of its definition; without them a built-in or a method.
 struct Function {
   const Macro* macro = nullptr;
-  size_t scopes = 0;
+  std::shared_ptr<Scope> scope;
 };
 struct Namespace;  // the one mutable object; owned by the interpreter, so that no cycle can leak
 
+// The Python type that a list stands for.
+enum class Sequence : uint8_t {
+  kList,
+  kTuple,
+  kGroup,  // a tuple, of groupby: its elements are also .grouper and .list
+  kItems,  // this and the next two: views of a dict, not indexed
+  kKeys,
+  kValues,
+  kGenerator,  // of map, select and others: true even if empty, of no length, not indexed, read once
+};
+
 // As the arguments of Python's json.dumps.
 struct JsonStyle {
+  bool ensure_ascii = false;
   int indent = -1;  // below 0: one line
   std::string item_separator = ", ", key_separator = ": ";
   bool sort_keys = false;
@@ -48,7 +62,7 @@ class Value {
   Value() : data_(Undefined{}) {}
   Value(Undefined undefined) : data_(std::move(undefined)) {}
   Value(None none) : data_(none) {}
-  Value(Function function) : data_(function) {}
+  Value(Function function) : data_(std::move(function)) {}
   Value(Namespace* object) : data_(object) {}
   Value(bool value) : data_(value) {}
   Value(int64_t value) : data_(value) {}
@@ -58,13 +72,17 @@ class Value {
   Value(const char* value) : Value(std::string(value)) {}
   Value(List items);  // both throw Error where values nest deeper than kMaxNesting: hostile templates only
   Value(Dict fields);
+  Value(Sequence sequence, List items);
 
   template <class T>
   bool Is() const {
     return std::holds_alternative<T>(data_);
   }
   bool IsString() const { return Is<std::shared_ptr<const std::string>>(); }
+  // Of any Sequence.
   bool IsList() const { return Is<std::shared_ptr<const Nested<List>>>(); }
+  bool IsIndexed() const { return IsList() && sequence() <= Sequence::kGroup; }
+  bool IsTuple() const { return IsList() && (sequence() == Sequence::kTuple || sequence() == Sequence::kGroup); }
   bool IsDict() const { return Is<std::shared_ptr<const Nested<Dict>>>(); }
   bool IsNumber() const { return Is<bool>() || Is<int64_t>() || Is<double>(); }
 
@@ -75,6 +93,10 @@ class Value {
   }
   const std::string& AsString() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
   const List& AsList() const { return std::get<std::shared_ptr<const Nested<List>>>(data_)->items; }
+  Sequence sequence() const { return std::get<std::shared_ptr<const Nested<List>>>(data_)->sequence; }
+  // The elements that are still to be read: of a generator those after the ones marked read, of other lists all.
+  std::span<const Value> Unread() const;
+  void MarkRead(size_t count) const;
   const Dict& AsDict() const { return std::get<std::shared_ptr<const Nested<Dict>>>(data_)->items; }
   // A bool counts as 0 or 1.
   bool IsInteger() const { return Is<bool>() || Is<int64_t>(); }
@@ -98,6 +120,8 @@ class Value {
   struct Nested {
     T items;
     int depth;
+    Sequence sequence = Sequence::kList;
+    mutable size_t num_read = 0;  // of a generator
   };
   int Depth() const;
   void WriteRepr(Meter& meter, std::string* out) const;
@@ -111,6 +135,9 @@ class Value {
 struct Namespace {
   Dict fields;
 };
+
+// Python's repr of a float: the shortest digits that read back the same.
+std::string FloatText(double value);
 
 // Python's ==: numbers by value, lists and dicts element by element.
 bool Equal(const Value& a, const Value& b, Meter& meter);

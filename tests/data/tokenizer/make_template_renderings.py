@@ -12,6 +12,8 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from template_features import FEATURES
+
 HERE = pathlib.Path(__file__).parent
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "The weather \"now\" in a city, as <b>text</b> & numbers: 20 °C",
@@ -111,7 +113,7 @@ def rendering(template, messages, variables, add_generation_prompt):
 
 def main():
     jinja, cases = environment(), []
-    for source in OWN:
+    for source in OWN + FEATURES:
         for conversation in ("one", "turns") if "messages" in source else ("one",):
             try:
                 made = rendering(jinja.from_string(source), CONVERSATIONS[conversation], DATE, True)

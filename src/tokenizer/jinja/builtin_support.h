@@ -1,0 +1,56 @@
+// What the built-ins of chat templates have in common: arguments and their checks. Layer: tokenizer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <string>
+#include <string_view>
+
+#include "tokenizer/jinja/interpreter.h"
+#include "tokenizer/jinja/unicode.h"
+
+namespace coppice::jinja {
+
+// What things cost, in units of Meter.
+inline constexpr size_t kNewTextUnits = 100;  // a string of its own
+inline constexpr size_t kPairUnits = 200;     // a key and a value in a list of their own
+
+struct Entry {
+  std::string_view name;
+  Builtin function;
+};
+
+template <size_t kSize>
+Builtin Find(const Entry (&table)[kSize], std::string_view name) {
+  const auto found = std::find_if(std::begin(table), std::end(table), [name](const Entry& entry) { return entry.name == name; });
+  return found == std::end(table) ? nullptr : found->function;
+}
+
+// The arguments by the order of `names`; undefined where absent. Fails if one of the first `required` is.
+List Bind(const Interpreter& in, const Arguments& arguments, std::initializer_list<std::string_view> names, size_t required = 0);
+
+// Fail if the value is of another type; `what` is for the message.
+const std::string& RequireString(const Interpreter& in, const Value& value, const char* what);
+int64_t RequireInteger(const Interpreter& in, const Value& value, const char* what);
+double RequireNumber(const Interpreter& in, const Value& value, const char* what);
+const Dict& RequireDict(const Interpreter& in, const Value& value, const char* what);
+// The same with `otherwise` for an argument that is absent or none.
+int64_t IntegerOr(const Interpreter& in, const Value& value, int64_t otherwise, const char* what);
+bool IsGiven(const Value& argument);
+
+// Tuples of a key and its value.
+List Pairs(Interpreter& in, const Dict& dict);
+// str.replace; no count or one below 0 replaces all.
+std::string Replaced(Interpreter& in, const std::string& text, const Arguments& arguments);
+// str.strip
+std::string Stripped(const Interpreter& in, std::string_view text, const Arguments& arguments, StripSides sides);
+// str.capitalize
+std::string Capitalized(const std::string& text);
+// str.center
+std::string Centered(Interpreter& in, const std::string& text, int64_t width, const std::string& fill);
+// What Python's float() makes of a text; false: nothing.
+bool ParseFloat(std::string_view text, double* value);
+
+}  // namespace coppice::jinja
