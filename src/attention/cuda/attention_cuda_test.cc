@@ -156,6 +156,7 @@ TEST_P(AttentionCudaTest, ManyShortTasks) {
 
 // Fewer stream tasks than SMs, which the stream warps of a CTA read together: sets of a row to sixteen, a piece or several.
 TEST_P(AttentionCudaTest, TeamsOfWarps) {
+  if (GetParam().kernels == CudaKernels::kMmaSync) GTEST_SKIP() << "its kernel has no teams";
   constexpr std::pair<int32_t, int32_t> kHeads[] = {{8, 1}, {9, 1}, {16, 1}, {8, 2}, {3, 3}, {1, 1}};
   int teams = 0, cut = 0;
   for (uint64_t seed = 0; seed < 90; ++seed) {
@@ -181,6 +182,7 @@ TEST_P(AttentionCudaTest, TeamsOfWarps) {
 // Three sets of nine rows over one short range are three row blocks, where two would hold their rows: more tasks than SMs, after
 // all.
 TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
+  if (GetParam().kernels == CudaKernels::kMmaSync) GTEST_SKIP() << "its kernel has no teams";
   const int groups = NumSms() / 5;
   CaseOptions options = RandomCase(1);
   options.spec = {.num_qo_heads = 9, .num_kv_heads = 1, .head_dim = 128};

@@ -22,6 +22,7 @@ struct DeviceTasks {
   bool side;  // CTAs with dense tasks take stream tasks beside them
   int64_t dense, stream;
 };
+// REQUIRES: a spec that they serve.
 DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles = false);
 
 // 100 requests of four rows a kv head behind a prefix of 2,048 tokens: full dense tiles, and many requests to stream beside them.
