@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "core/gguf_part.h"
 #include "hub/catalogue.h"
 #include "hub/repository.h"
 

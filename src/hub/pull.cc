@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/file.h"
+#include "core/gguf_part.h"
 #include "hub/catalogue.h"
 #include "hub/repository.h"
 #include "hub/wheel.h"

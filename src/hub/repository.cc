@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <string_view>
 
 #include "core/check.h"
+#include "core/gguf_part.h"
 #include "hub/json_text.h"
 
 namespace coppice::hub {
@@ -99,25 +99,6 @@ Result<std::vector<RepositoryFile>> Choose(std::vector<RepositoryFile> files, co
 }
 
 }  // namespace
-
-std::string GgufPart::NameOf(int32_t other) const { return fmt::format("{}-{:05}-of-{:05}.gguf", stem, other, count); }
-
-std::optional<GgufPart> ParseGgufPart(const std::string& file) {
-  constexpr size_t kDigits = 5, kSuffix = std::string_view("-00001-of-00001.gguf").size();
-  if (file.size() < kSuffix) return std::nullopt;
-  GgufPart part = {.stem = file.substr(0, file.size() - kSuffix)};
-  const char* const number = file.data() + part.stem.size() + 1;
-  const char* const count = number + kDigits + std::string_view("-of-").size();
-  std::from_chars(number, number + kDigits, part.number);
-  std::from_chars(count, count + kDigits, part.count);
-  const bool is_part = part.number >= 1 && part.number <= part.count && part.NameOf(part.number) == file;
-  return is_part ? std::optional(part) : std::nullopt;
-}
-
-bool IsGgufModel(const std::string& file) {
-  const std::optional<GgufPart> part = ParseGgufPart(file);
-  return file.ends_with(".gguf") && (!part || part->number == 1);
-}
 
 bool IsRepositoryName(const std::string& text) { return text.find('/') != text.npos && text.front() != '/'; }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,18 +26,6 @@ struct RepositoryFile {
   std::string name, url;
   FileCheck check;
 };
-
-// "NAME-00002-of-00003.gguf": one of the files that llama.cpp's gguf-split makes of one.
-struct GgufPart {
-  std::string stem;
-  int32_t number = 1, count = 1;
-
-  std::string NameOf(int32_t other) const;  // of the same model
-};
-// Nothing for another file's name.
-std::optional<GgufPart> ParseGgufPart(const std::string& file);
-// Whether `file` is the name of a GGUF model: of its only file, or of its first part.
-bool IsGgufModel(const std::string& file);
 
 // A folder's config.json, tokenizer and *.safetensors; of a repository without those its GGUF file, or all parts of it, the first
 // one in front. INVALID_ARGUMENT lists the GGUF models where there are several and none was named. `token` may be empty.

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "core/gguf_part.h"
 #include "model/error_text.h"
 
 namespace coppice {
@@ -448,23 +449,22 @@ Result<Split> ReadSplit(const GgufDirectory& gguf) {
   return split;
 }
 
-// How the name of a part ends; names count from 1.
-std::string PartSuffix(const Split& split) { return fmt::format("-{:05}-of-{:05}.gguf", split.index + 1, split.count); }
-
-// What comes before PartSuffix in the path of the first part.
-Result<std::string> StemOfParts(const std::string& path, const Split& split) {
-  const std::string suffix = PartSuffix(split), first_suffix = PartSuffix({.index = 0, .count = split.count});
-  const bool is_named = path.ends_with(suffix);
-  std::string stem = is_named ? path.substr(0, path.size() - suffix.size()) : "NAME";
+// The first part as its path names it.
+Result<GgufPart> FirstPart(const std::string& path, const Split& split) {
+  GgufPart part = ParseGgufPart(path).value_or(GgufPart());
+  const bool is_named = part.number == split.index + 1 && part.count == split.count;
+  if (!is_named)
+    part = {.stem = "NAME", .number = static_cast<int32_t>(split.index + 1), .count = static_cast<int32_t>(split.count)};
   if (split.index != 0) {
-    return InvalidArgument(fmt::format("{}: this is part {} of {} of a split model; give the first part, {}{}", path,
-                                       split.index + 1, split.count, stem, first_suffix));
+    return InvalidArgument(fmt::format("{}: this is part {} of {} of a split model; give the first part, {}", path, part.number,
+                                       part.count, part.NameOf(1)));
   }
-  if (is_named) return stem;
+  if (is_named) return part;
+  part.stem.clear();
   return InvalidArgument(
       fmt::format("{}: this is part 1 of {} of a split model, whose name must end with {}; rename it, so that the "
                   "other parts are found beside it",
-                  path, split.count, suffix));
+                  path, part.count, part.NameOf(1)));
 }
 
 Status AddPart(const std::string& path, const Split& expected, GgufFiles* model) {
@@ -495,9 +495,9 @@ Result<GgufFiles> OpenGguf(const std::string& path) {
   model.files.push_back(std::move(first));
   COPPICE_ASSIGN_OR_RETURN(Split split, ReadSplit(model.directory));
   if (split.count == 1) return model;
-  COPPICE_ASSIGN_OR_RETURN(const std::string stem, StemOfParts(path, split));
+  COPPICE_ASSIGN_OR_RETURN(const GgufPart first_part, FirstPart(path, split));
   for (split.index = 1; split.index < split.count; ++split.index) {
-    COPPICE_RETURN_IF_ERROR(AddPart(stem + PartSuffix(split), split, &model));
+    COPPICE_RETURN_IF_ERROR(AddPart(first_part.NameOf(static_cast<int32_t>(split.index + 1)), split, &model));
   }
   if (model.directory.Has(kSplitTensors)) {
     COPPICE_ASSIGN_OR_RETURN(const int64_t expected, model.directory.Int(kSplitTensors, 0, INT32_MAX));

@@ -94,8 +94,8 @@ std::string Capitalized(const std::string& text) {
 
 std::string Stripped(const Interpreter& in, std::string_view text, const Arguments& arguments, StripSides sides) {
   const List bound = Bind(in, arguments, {"chars"});
-  const bool has_set = !bound[0].Is<Undefined>() && !bound[0].Is<None>();
-  return std::string(Strip(text, has_set ? RequireString(in, bound[0], "the characters to strip") : std::string_view(), sides));
+  return std::string(
+      Strip(text, IsGiven(bound[0]) ? RequireString(in, bound[0], "the characters to strip") : std::string_view(), sides));
 }
 
 std::string Centered(Interpreter& in, const std::string& text, int64_t width, const std::string& fill) {

@@ -14,8 +14,7 @@
 namespace coppice::jinja {
 
 // What things cost, in units of Meter.
-inline constexpr size_t kNewTextUnits = 100;  // a string of its own
-inline constexpr size_t kPairUnits = 200;     // a key and a value in a list of their own
+inline constexpr size_t kPairUnits = 200;  // a key and a value in a list of their own
 
 struct Entry {
   std::string_view name;

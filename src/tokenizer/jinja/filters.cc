@@ -586,7 +586,7 @@ Value FilterFormat(Interpreter& in, const Value& object, const Arguments& argume
 Value FilterToJson(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
   JsonStyle style = {.ensure_ascii = bound[0].Truthy(), .sort_keys = bound[3].Truthy()};
-  if (!bound[1].Is<Undefined>() && !bound[1].Is<None>()) {
+  if (IsGiven(bound[1])) {
     const int64_t indent = RequireInteger(in, bound[1], "tojson's indent");
     if (indent < -1 || indent > 16) in.Fail("tojson's indent is " + std::to_string(indent) + "; expected 0 to 16");
     style.indent = static_cast<int>(indent);

@@ -18,7 +18,6 @@ constexpr int kMaxDepth = 1200;
 constexpr size_t kStepUnits = 60;      // running a node
 constexpr size_t kCallUnits = 100;     // calling a built-in
 constexpr size_t kTextUnits = 8;       // a byte that a built-in reads character by character, or writes
-constexpr size_t kNewTextUnits = 100;  // a string of its own
 constexpr size_t kCaptureUnits = 300;  // a scope that is kept until the end
 
 }  // namespace

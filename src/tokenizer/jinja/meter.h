@@ -8,6 +8,8 @@
 
 namespace coppice::jinja {
 
+inline constexpr size_t kNewTextUnits = 100;  // a string of its own
+
 // A unit is about a nanosecond: one byte read or written, or a part of something larger. Not thread-safe.
 class Meter {
  public:

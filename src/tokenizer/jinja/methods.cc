@@ -12,6 +12,11 @@ const std::string& Object(const Interpreter& in, const Value& object) {
   return RequireString(in, object, "the object of a method of strings");
 }
 
+void AddText(Interpreter& in, std::string_view text, List* list) {
+  in.meter().Charge(kNewTextUnits + text.size());
+  list->emplace_back(text);
+}
+
 // The part of a text that text[start:stop] is, and where it begins.
 struct Part {
   std::string_view text = {};
@@ -108,11 +113,8 @@ Value Split(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"sep", "maxsplit"});
   int64_t splits_left = bound[1].Is<Undefined>() ? -1 : RequireInteger(in, bound[1], "maxsplit");
   List parts;
-  const auto add = [&](std::string_view part) {
-    in.meter().Charge(kNewTextUnits + part.size());
-    parts.emplace_back(part);
-  };
-  if (bound[0].Is<Undefined>() || bound[0].Is<None>()) {  // at runs of white space; no part is empty
+  const auto add = [&](std::string_view part) { AddText(in, part, &parts); };
+  if (!IsGiven(bound[0])) {  // at runs of white space; no part is empty
     for (std::string_view rest = Strip(text, {}, {true, false}); !rest.empty(); --splits_left) {
       size_t length = 0;
       while (length < rest.size() && (splits_left == 0 || !IsSpaceCharacter(rest.substr(length)))) {
@@ -141,10 +143,7 @@ Value SplitFromEnd(Interpreter& in, const Value& object, const Arguments& argume
   if (splits < 0) return Split(in, object, arguments);
   std::string_view rest = Object(in, object);
   List parts;
-  const auto add = [&](std::string_view part) {
-    in.meter().Charge(kNewTextUnits + part.size());
-    parts.emplace_back(part);
-  };
+  const auto add = [&](std::string_view part) { AddText(in, part, &parts); };
   if (!IsGiven(bound[0])) {
     rest = Strip(rest, {}, {false, true});
     for (int64_t left = splits; left > 0 && !rest.empty(); --left) {
@@ -185,10 +184,7 @@ Value Partition(Interpreter& in, const Value& object, const Arguments& arguments
 Value Lines(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"keepends"});
   List lines;
-  for (std::string_view line : SplitLines(Object(in, object), bound[0].Truthy())) {
-    in.meter().Charge(kNewTextUnits + line.size());
-    lines.emplace_back(line);
-  }
+  for (std::string_view line : SplitLines(Object(in, object), bound[0].Truthy())) AddText(in, line, &lines);
   return lines;
 }
 
