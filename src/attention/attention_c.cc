@@ -311,6 +311,8 @@ coppice_status coppice_plan_update(coppice_plan* plan, const coppice_prefix_fore
     COPPICE_ASSIGN_OR_RETURN(view.branch_page_begin, ReadSpan(c.branch_page_begin, c.num_branches, "branch_page_begin"));
     COPPICE_ASSIGN_OR_RETURN(view.branch_page_capacity, ReadSpan(c.branch_page_capacity, c.num_branches, "branch_page_capacity"));
     COPPICE_ASSIGN_OR_RETURN(view.changed_branches, ReadSpan(c.changed_branches, c.num_changed_branches, "changed_branches"));
+    COPPICE_ASSIGN_OR_RETURN(const std::span<const int32_t> nodes, ReadSpan(c.changed_nodes, c.num_changed_nodes, "changed_nodes"));
+    if (c.changed_nodes != nullptr) view.changed_nodes = nodes;
     COPPICE_ASSIGN_OR_RETURN(view.page_indices, ReadSpan(c.page_indices, c.num_page_slots, "page_indices"));
     COPPICE_ASSIGN_OR_RETURN(view.query_tree_mask, ReadSpan(c.query_tree_mask, c.num_query_tree_masks, "query_tree_mask"));
     return plan->plan->Update(view);

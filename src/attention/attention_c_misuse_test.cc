@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -180,6 +181,57 @@ TEST_F(AttentionCMisuse, ArraysOfAStepAreCheckedUnderAnEqualVersion) {
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 1: queries end at row 2, but query_tree_mask has 1 entries");
   forest_.num_query_tree_masks = kMaxQueries + 1;
   Refused(Update(), COPPICE_RESOURCE_EXHAUSTED, "5 query_tree_mask entries");
+}
+
+TEST_F(AttentionCMisuse, NamedNodesAreNodeSlotsOfACallerThatHasThem) {
+  int32_t named[2] = {2, 0};
+  forest_.changed_since = 1;
+  forest_.changed_nodes = named;
+  forest_.num_changed_nodes = 2;
+  forest_.version = 2;
+  for (const int32_t id : {-1, 3, INT_MAX, INT_MIN}) {
+    named[1] = id;
+    Refused(Update(), COPPICE_INVALID_ARGUMENT, "changed_nodes[1] is " + std::to_string(id) + ", expected one of the 3 node slots");
+  }
+  for (const int32_t count : {-1, INT_MIN}) {
+    forest_.num_changed_nodes = count;
+    Refused(Update(), COPPICE_INVALID_ARGUMENT, "changed_nodes: count " + std::to_string(count));
+  }
+  ASSERT_EQ(Run(), COPPICE_OK) << text_;
+  // The struct of a caller that was compiled before the field existed ends there; nodes are compared.
+  named[1] = INT_MAX;
+  branch_node_[1] = node_parent_[2] = COPPICE_FREE_SLOT, query_count_[1] = 0;
+  forest_.num_changed_nodes = 2;
+  forest_.struct_size = offsetof(coppice_prefix_forest, num_changed_nodes);
+  ASSERT_EQ(Update(), COPPICE_OK) << text_;
+  const auto explanation = [&] {
+    std::string text(coppice_plan_explain(plan_, nullptr, 0), ' ');
+    coppice_plan_explain(plan_, text.data(), text.size());
+    return text;
+  };
+  const std::string alone = explanation();
+  // Where the branch comes back, NULL compares; of nodes that are named it is one; an empty list says that none changed.
+  forest_.struct_size = sizeof(forest_);
+  branch_node_[1] = 2, node_parent_[2] = 0, query_count_[1] = 1;
+  forest_.changed_nodes = nullptr;
+  forest_.num_changed_nodes = 0;
+  forest_.changed_since = forest_.version++;
+  ASSERT_EQ(Update(), COPPICE_OK) << text_;
+  const std::string both = explanation();
+  EXPECT_NE(both, alone);
+  branch_node_[1] = node_parent_[2] = COPPICE_FREE_SLOT, query_count_[1] = 0;
+  forest_.changed_nodes = named;
+  forest_.num_changed_nodes = 1;
+  forest_.changed_since = forest_.version++;
+  ASSERT_EQ(Update(), COPPICE_OK) << text_;
+  EXPECT_EQ(explanation(), alone);
+  branch_node_[1] = 2, node_parent_[2] = 0, query_count_[1] = 1;
+  forest_.num_changed_nodes = 0;
+  forest_.changed_since = forest_.version++;
+  Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 1: ends at node 2, which is a free slot");
+  forest_.num_changed_nodes = 1;
+  ASSERT_EQ(Update(), COPPICE_OK) << text_;
+  EXPECT_EQ(explanation(), both);
 }
 
 TEST_F(AttentionCMisuse, WhatChangesAfterUpdateIsNotRead) {

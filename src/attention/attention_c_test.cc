@@ -124,6 +124,15 @@ TEST_F(AttentionC, TwoLevelForestEqualsNaiveSoftmax) {
   EXPECT_EQ(coppice_plan_update(plan, &forest, &message_), COPPICE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(text_).find("changed_branches"), std::string::npos) << text_;
   forest.num_changed_branches = 1;
+  const int32_t changed_nodes[2] = {2, 3};
+  forest.num_changed_nodes = 1;
+  EXPECT_EQ(coppice_plan_update(plan, &forest, &message_), COPPICE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(text_), "changed_nodes: count 1 with pointer NULL");
+  forest.changed_nodes = changed_nodes;
+  forest.num_changed_nodes = 2;
+  EXPECT_EQ(coppice_plan_update(plan, &forest, &message_), COPPICE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(text_), "forest: changed_nodes[1] is 3, expected one of the 3 node slots");
+  forest.num_changed_nodes = 1;
   ASSERT_EQ(coppice_plan_update(plan, &forest, &message_), COPPICE_OK) << text_;
   ASSERT_EQ(coppice_plan_upload(plan, nullptr, &message_), COPPICE_OK) << text_;
   coppice_run_args run{};

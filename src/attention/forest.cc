@@ -70,21 +70,17 @@ void ForestIndex::Layout(Arena& arena, const PlanCapacity& capacity) {
   query_owner_ = arena.Take<int32_t>(capacity.max_queries);
 }
 
-Status ForestIndex::Build(const PrefixForestView& forest, const PlanCapacity& capacity) {
+Status ForestIndex::Build(const PrefixForestView& forest, const PlanCapacity& capacity, const ForestIndex* before) {
   COPPICE_RETURN_IF_ERROR(CheckShapes(forest, capacity));
   num_nodes_ = static_cast<int32_t>(forest.node_parent.size());
   num_branches_ = static_cast<int32_t>(forest.branch_node.size());
   has_tree_mask_ = !forest.query_tree_mask.empty();
-  std::ranges::copy(forest.node_parent, parent.begin());
-  std::ranges::copy(forest.node_begin, begin.begin());
-  std::ranges::copy(forest.node_end, end.begin());
   std::ranges::copy(forest.branch_node, branch_node.begin());
   std::ranges::copy(forest.branch_query_count, query_count.begin());
   std::ranges::copy(forest.branch_kv_len, kv_len.begin());
 
-  for (int32_t n = 0; n < num_nodes_; ++n) {
-    if (const Fault fault = CheckNode(n); fault != Fault::kNone) return NodeError(fault, n);
-  }
+  COPPICE_RETURN_IF_ERROR(CheckChangedNodes(forest));
+  COPPICE_RETURN_IF_ERROR(before != nullptr ? TakeChangedNodes(forest, *before) : TakeNodes(forest));
   std::ranges::fill(first_branch_.first(num_nodes_), -1);
   std::ranges::fill(live_branch_.first(num_nodes_), -1);
   std::ranges::fill(query_owner_, -1);
@@ -122,6 +118,47 @@ Status ForestIndex::CheckShapes(const PrefixForestView& forest, const PlanCapaci
   COPPICE_RETURN_IF_ERROR(fits("branch slots", branches, capacity.max_branches));
   COPPICE_RETURN_IF_ERROR(fits("query_tree_mask entries", forest.query_tree_mask.size(), capacity.max_queries));
   return fits("page slots", forest.page_indices.size(), capacity.max_page_slots);
+}
+
+Status ForestIndex::CheckChangedNodes(const PrefixForestView& forest) const {
+  if (!forest.changed_nodes) return OkStatus();
+  for (size_t i = 0; i < forest.changed_nodes->size(); ++i) {
+    if (const int32_t n = (*forest.changed_nodes)[i]; n < 0 || n >= num_nodes_) {
+      return InvalidArgument("forest: changed_nodes[" + std::to_string(i) + "] is " + Str(n) + ", expected one of the " +
+                             Str(num_nodes_) + " node slots");
+    }
+  }
+  return OkStatus();
+}
+
+Status ForestIndex::TakeNodes(const PrefixForestView& forest) {
+  std::ranges::copy(forest.node_parent, parent.begin());
+  std::ranges::copy(forest.node_begin, begin.begin());
+  std::ranges::copy(forest.node_end, end.begin());
+  for (int32_t n = 0; n < num_nodes_; ++n) {
+    if (const Fault fault = CheckNode(n); fault != Fault::kNone) return NodeError(fault, n);
+  }
+  return OkStatus();
+}
+
+// A node that is not named and whose parent is not either is as sound as it was.
+Status ForestIndex::TakeChangedNodes(const PrefixForestView& forest, const ForestIndex& before) {
+  COPPICE_DCHECK(before.num_nodes_ == num_nodes_);
+  std::ranges::copy(before.parent.first(num_nodes_), parent.begin());
+  std::ranges::copy(before.begin.first(num_nodes_), begin.begin());
+  std::ranges::copy(before.end.first(num_nodes_), end.begin());
+  for (const int32_t n : *forest.changed_nodes) {
+    parent[n] = forest.node_parent[n];
+    begin[n] = forest.node_begin[n];
+    end[n] = forest.node_end[n];
+  }
+  for (const int32_t n : *forest.changed_nodes) {
+    if (const Fault fault = CheckNode(n); fault != Fault::kNone) return NodeError(fault, n);
+    for (int32_t c = before.first_child[n]; c >= 0; c = before.next_sibling[c]) {
+      if (const Fault fault = CheckNode(c); fault != Fault::kNone) return NodeError(fault, c);
+    }
+  }
+  return OkStatus();
 }
 
 inline ForestIndex::Fault ForestIndex::CheckNode(int32_t n) const {

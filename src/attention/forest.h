@@ -29,8 +29,9 @@ class ForestIndex {
   void Layout(Arena& arena, const PlanCapacity& capacity);
 
   // Copies and checks `forest`. INVALID_ARGUMENT or RESOURCE_EXHAUSTED with the node or branch, the value and what was expected;
-  // the index is then unusable until the next Build that succeeds.
-  Status Build(const PrefixForestView& forest, const PlanCapacity& capacity);
+  // the index is then unusable until the next Build that succeeds. before: an index of as many nodes, of which all but
+  // forest.changed_nodes are taken to be the same; null: nothing is.
+  Status Build(const PrefixForestView& forest, const PlanCapacity& capacity, const ForestIndex* before = nullptr);
   // What may differ from the forest of the last Build under an equal version, checked as Build does: the sizes of all arrays, and
   // of branches with queries lengths, rows of q, page rows and draft masks. REQUIRES: nodes, branch_node and branch_query_count
   // as at Build, and lengths that these allow.
@@ -60,6 +61,9 @@ class ForestIndex {
 
  private:
   Status CheckShapes(const PrefixForestView& forest, const PlanCapacity& capacity);
+  Status CheckChangedNodes(const PrefixForestView& forest) const;
+  Status TakeNodes(const PrefixForestView& forest);
+  Status TakeChangedNodes(const PrefixForestView& forest, const ForestIndex& before);
   // What is wrong with a node or branch. Apart from the messages, which the checks of a thousand sound ones should not carry along.
   enum class Fault : uint8_t {
     kNone,

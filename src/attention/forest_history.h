@@ -1,4 +1,5 @@
-// The forest of this step beside that of the step before: what of the tree is new. Says nothing about plans.
+// The forest of this step beside that of the step before: what of the tree is new, among what the caller says changed or by
+// comparing. Says nothing about plans.
 // Layer: attention, private.
 #pragma once
 
@@ -9,6 +10,7 @@
 
 #include "attention/arena.h"
 #include "attention/forest.h"
+#include "attention/mark_set.h"
 #include "coppice/attention/attention.h"
 #include "core/check.h"
 
@@ -19,31 +21,42 @@ class ForestHistory {
   void Layout(Arena& arena, const PlanCapacity& capacity) {
     indexes_[0].Layout(arena, capacity);
     indexes_[1].Layout(arena, capacity);
+    named_.Layout(arena, capacity.max_nodes);
   }
   // The next step's forest, of which anything may have changed: ForestIndex::Build. Where that fails the one before it stays.
   Status Take(const PrefixForestView& forest, const PlanCapacity& capacity) {
-    COPPICE_RETURN_IF_ERROR(before_->Build(forest, capacity));
+    const bool told = TellsChanges(forest);
+    COPPICE_RETURN_IF_ERROR(before_->Build(forest, capacity, told ? now_ : nullptr));
     std::swap(now_, before_);
-    view_ = forest;
+    Keep(forest);
+    told_ = told;
+    if (told_) {
+      named_.Clear();
+      for (const int32_t n : *forest.changed_nodes) named_.Mark(n);
+    }
     return OkStatus();
   }
   // One of which only what a step may change did: ForestIndex::CheckStep.
   Status TakeStep(const PrefixForestView& forest, const PlanCapacity& capacity) {
     COPPICE_RETURN_IF_ERROR(now_->CheckStep(forest, capacity));
-    view_ = forest;
+    Keep(forest);
     return OkStatus();
   }
 
   const ForestIndex& now() const { return *now_; }
   const ForestIndex& before() const { return *before_; }
-  const PrefixForestView& view() const { return view_; }  // as given to the last Take or TakeStep that succeeded
+  // As given to the last Take or TakeStep that succeeded; its nodes are copies, which are checked.
+  const PrefixForestView& view() const { return view_; }
 
   // f(slot) of nodes with another parent, begin or end, of nodes that came and of those that left.
   template <class F>
   void ForEachChangedNode(F&& f) const {
     const Differ parent(now_->parent, before_->parent), begin(now_->begin, before_->begin), end(now_->end, before_->end);
-    ForEachChanged(
-        now_->num_nodes(), before_->num_nodes(), [&](int32_t n) { return parent(n) | begin(n) | end(n); }, f);
+    const auto changed = [&](int32_t n) { return parent(n) | begin(n) | end(n); };
+    if (!told_) return ForEachChanged(now_->num_nodes(), before_->num_nodes(), changed, f);
+    named_.ForEach([&](int32_t n) {
+      if (changed(n) != 0) f(n);
+    });
   }
   // f(slot) of branches with another number of queries; 0 in a slot that is not there.
   template <class F>
@@ -76,20 +89,34 @@ class ForestHistory {
     const int32_t common = std::min(slots_now, slots_before), count = std::max(slots_now, slots_before);
     for (int32_t begin = 0; begin < count; begin += kBlock) {
       const int32_t end = std::min(begin + kBlock, count);
-      uint32_t any = end > common;
-      if (any == 0) {
-        for (int32_t i = begin; i < end; ++i) any |= changed(i);
+      if (begin + kBlock <= common) {
+        uint32_t any = 0;
+        for (int32_t i = 0; i < kBlock; ++i) any |= changed(begin + i);  // a count that compilers vectorise
+        if (any == 0) continue;
       }
-      if (any == 0) continue;
       for (int32_t i = begin; i < end; ++i) {
         if (i >= common || changed(i) != 0) f(i);
       }
     }
   }
 
+  // Whether changed_nodes has all that differs from the forest taken last. A version that went back is another forest's.
+  bool TellsChanges(const PrefixForestView& forest) const {
+    return forest.changed_nodes && forest.changed_since != 0 && forest.changed_since <= view_.version &&
+           view_.version <= forest.version && forest.node_parent.size() == static_cast<size_t>(now_->num_nodes());
+  }
+  void Keep(const PrefixForestView& forest) {
+    view_ = forest;
+    view_.node_parent = now_->parent.first(now_->num_nodes());
+    view_.node_begin = now_->begin.first(now_->num_nodes());
+    view_.node_end = now_->end.first(now_->num_nodes());
+  }
+
   ForestIndex indexes_[2];
   ForestIndex *now_ = &indexes_[0], *before_ = &indexes_[1];
   PrefixForestView view_;
+  bool told_ = false;
+  MarkSet named_;  // of the last Take, where told_
 };
 
 }  // namespace coppice::attention

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -143,6 +144,19 @@ TEST(Forest, NamesTheNodeOrBranchAndBothValues) {
     EXPECT_EQ(status.code(), rule.code) << rule.message << "\n got: " << status.ToString();
     EXPECT_NE(status.message().find(rule.message), std::string::npos) << rule.message << "\n got: " << status.message();
     EXPECT_EQ(status.message().find('\n'), std::string::npos);
+  }
+}
+
+TEST(Forest, NamedNodesAreNodeSlots) {
+  const TestForest forest = Valid();
+  PrefixForestView view = forest.Forest();
+  for (const int32_t id : {-1, kFreeSlot, 5, INT32_MAX, INT32_MIN}) {
+    const int32_t named[] = {4, 0, id};
+    view.changed_nodes = named;
+    EXPECT_EQ(Build(view).ToString(),
+              "INVALID_ARGUMENT: forest: changed_nodes[2] is " + std::to_string(id) + ", expected one of the 5 node slots");
+    view.changed_nodes = std::span(named).first(2);
+    EXPECT_EQ(Build(view).ToString(), "OK");
   }
 }
 

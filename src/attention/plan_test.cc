@@ -439,6 +439,148 @@ TEST(PlanEdits, ListWhatChanged) {
   EXPECT_GT(unlisted, 10000);
 }
 
+// All of a plan, slots too.
+void ExpectSamePlan(const Planner& told, const Planner& compares) {
+  const PlanView a = told.View(), b = compares.View();
+  const auto same = [](const auto& x, const auto& y) { return std::ranges::equal(x, y); };
+  ASSERT_EQ(a.revision, b.revision);
+  ASSERT_TRUE(same(a.compute_queue, b.compute_queue) && same(a.bandwidth_queue, b.bandwidth_queue));
+  ASSERT_TRUE(same(a.changed_items, b.changed_items) && same(a.changed_sets, b.changed_sets));
+  const auto bytes = [](const auto& list) { return std::as_bytes(list); };
+  ASSERT_TRUE(same(bytes(a.items), bytes(b.items)) && same(a.members, b.members));
+  ASSERT_TRUE(same(bytes(a.merge_sets), bytes(b.merge_sets)) && same(bytes(a.contributions), bytes(b.contributions)));
+  ASSERT_EQ(told.StepsLeft(), compares.StepsLeft());
+  ASSERT_EQ(told.Stats().nodes_replanned, compares.Stats().nodes_replanned);
+  ASSERT_EQ(told.Explain(), compares.Explain());
+}
+
+// The caller names changes since the last forest or an older one, among others and more than once; or those of a forest that the
+// plan has not seen, or whose version is of no use to it, and then not all of them.
+TEST(PlanEdits, ThatAreNamedGiveWhatComparingGives) {
+  int64_t told_updates = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    std::mt19937 rng(seed), names(1000 + seed);
+    const auto pick = [&](int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(names); };
+    const PlanSetup setup = RandomSetup(rng);
+    TestForest forest = RandomForest(rng, seed % 6 == 0 ? 6000 : 300);
+    if (seed % 2 == 0) {  // slots to spare: their number stays
+      for (std::vector<int32_t>* nodes : {&forest.node_parent, &forest.node_begin, &forest.node_end})
+        nodes->resize(nodes->size() + 40, kFreeSlot);
+    }
+    PlanCapacity capacity = Large();
+    capacity.page_size = forest.page_size;
+    capacity.max_page_slots = 1 << 22;
+    const std::unique_ptr<Planner> told = setup.Make(capacity), compares = setup.Make(capacity);
+    std::vector<TestForest> taken;
+    for (int32_t step = 0; step < 60; ++step) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + " step " + std::to_string(step));
+      PrefixForestView view = forest.Forest();
+      std::vector<int32_t> named;
+      const int32_t slots = static_cast<int32_t>(view.node_parent.size());
+      if (!taken.empty()) {
+        const TestForest& last = taken.back();
+        const bool in_place = slots == std::ssize(last.node_parent);
+        const size_t since = taken.size() - static_cast<size_t>(pick(1, static_cast<int32_t>(std::min<size_t>(3, taken.size()))));
+        view.changed_since = taken[since].version;
+        const int32_t kind = pick(0, 9);
+        if (kind == 0) {
+          view.changed_since = 0;
+        } else if (kind == 1) {
+          view.changed_since = last.version + 1;
+        } else if (in_place) {
+          for (size_t i = since; i < taken.size(); ++i) {
+            for (const int32_t n : DifferingNodes(taken[i], i + 1 < taken.size() ? taken[i + 1] : forest))
+              if (n < slots) named.push_back(n);
+          }
+          for (int32_t extra = pick(0, 4); extra > 0; --extra) named.push_back(pick(0, slots - 1));
+          if (!named.empty()) named.push_back(named[static_cast<size_t>(pick(0, static_cast<int32_t>(std::ssize(named)) - 1))]);
+          std::ranges::shuffle(named, names);
+          ++told_updates;
+        }
+        view.changed_nodes = named;
+      }
+      if (pick(0, 5) == 0) {  // refused: the forest before stays the last one
+        PrefixForestView refused = view;
+        refused.version += 1000;
+        const std::vector<int32_t> wrong = {0, slots};
+        refused.changed_nodes = wrong;
+        ASSERT_EQ(told->Update(refused).code(), StatusCode::kInvalidArgument);
+      }
+      ASSERT_EQ(told->Update(view).ToString(), "OK");
+      ASSERT_EQ(compares->Update(forest.Forest()).ToString(), "OK");
+      ASSERT_NO_FATAL_FAILURE(ExpectSamePlan(*told, *compares));
+      ASSERT_NO_FATAL_FAILURE(CheckPlan(*told, forest));
+      taken.push_back(forest);
+      RandomEdit(forest, rng);
+    }
+  }
+  EXPECT_GT(told_updates, 1500);
+}
+
+TEST(PlanEdits, OfAnotherForestAreFoundByComparing) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 1024);
+  for (int32_t b = 0; b < 4; ++b) forest.AddBranch(root, 40, 1);
+  const std::unique_ptr<Planner> told = PlanSetup().Make(Large()), compares = PlanSetup().Make(Large());
+  const auto update = [&](uint64_t version, uint64_t since) {
+    PrefixForestView view = forest.Forest();
+    view.version = version;
+    ASSERT_TRUE(compares->Update(view).ok());
+    view.changed_since = since;
+    view.changed_nodes.emplace();  // none, which is wrong
+    ASSERT_TRUE(told->Update(view).ok());
+    ASSERT_NO_FATAL_FAILURE(ExpectSamePlan(*told, *compares));
+  };
+  update(10, 10);
+  forest.SplitNode(root, 100);
+  forest.RemoveBranch(3);
+  update(20, 11);
+  forest.SplitNode(root, 300);
+  forest.AddBranch(root, 3, 1);
+  update(19, 15);
+  forest.RemoveBranch(0);
+  update(0, 15);
+  forest.AddBranch(root, 7, 1);
+  update(30, 0);
+}
+
+// As under an equal version: what the caller takes for unchanged is not looked at, and nothing of it is read.
+TEST(PlanEdits, OfNodesThatAreNotNamedAreNotSeen) {
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 1024), prompt = forest.AddNode(root, 512), other = forest.AddNode(root, 512);
+  const int32_t leaf = forest.branch_node[forest.AddBranch(prompt, 40, 1)];
+  for (int32_t b = 0; b < 3; ++b) forest.AddBranch(prompt, 40, 1);
+  const std::unique_ptr<Planner> planner = PlanSetup().Make(Large());
+  ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+  const std::string before = planner->Explain();
+  const TestForest sound = forest;
+  auto update = [&, version = forest.version](std::vector<int32_t> named) mutable {
+    PrefixForestView view = forest.Forest();
+    view.changed_since = forest.version;
+    view.version = ++version;
+    view.changed_nodes = named;
+    return planner->Update(view);
+  };
+  forest.node_parent[leaf] = 1 << 30;
+  ASSERT_TRUE(update({root}).ok());
+  EXPECT_EQ(planner->Explain(), before);
+  EXPECT_EQ(planner->forest().node_parent[leaf], prompt);
+  EXPECT_EQ(update({root, leaf}).message(), "node 3: parent is 1073741824, expected another node of the 7, kNoParent or kFreeSlot");
+  forest = sound;
+  // Children of a named node are checked with it.
+  forest.node_end[prompt] = 1500;
+  EXPECT_EQ(update({prompt}).message(), "node 3: begins at 1536, but its parent 1 ends at 1500; expected the same");
+  forest.node_parent[prompt] = kFreeSlot;
+  EXPECT_EQ(update({prompt}).message(), "node 3: parent 1 is a free slot");
+  forest = sound;
+  forest.node_parent[other] = other + 1;
+  forest.node_begin[other] = 1536;
+  EXPECT_EQ(update({other}).message(), "node 2: parent 3 ends at kLive, but only leaves may");
+  forest = sound;
+  ASSERT_TRUE(update({root, prompt, leaf, other}).ok());
+  EXPECT_EQ(planner->Explain(), before);
+}
+
 TEST(PlanEdits, TouchOnlyChangedNodesTheirAncestorsAndMembers) {
   TestForest forest;
   std::vector<int32_t> prompts, branches;

@@ -122,6 +122,18 @@ struct TestForest : PlanDump {
   }
 };
 
+// The nodes that are not the same in both, those past the end of one among them.
+inline std::vector<int32_t> DifferingNodes(const OwnedForest& a, const OwnedForest& b) {
+  std::vector<int32_t> nodes;
+  const size_t common = std::min(a.node_parent.size(), b.node_parent.size());
+  for (size_t n = 0; n < std::max(a.node_parent.size(), b.node_parent.size()); ++n) {
+    if (n < common && a.node_parent[n] == b.node_parent[n] && a.node_begin[n] == b.node_begin[n] && a.node_end[n] == b.node_end[n])
+      continue;
+    nodes.push_back(static_cast<int32_t>(n));
+  }
+  return nodes;
+}
+
 // Depth up to 6, ragged, empty nodes, gaps in the slots, idle branches, several queries a branch, prompt chunks.
 inline TestForest RandomForest(std::mt19937& rng, int32_t max_length = 700) {
   const auto pick = [&](int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(rng); };

@@ -13,6 +13,26 @@ using attention::kFreeSlot;
 using attention::kLive;
 using attention::kNoParent;
 
+BranchForest::ChangeList::ChangeList(size_t num_ids) : noted_in_(num_ids) {
+  for (std::vector<int32_t>* ids : {&ids_, &next_ids_}) ids->reserve(2 * num_ids);
+}
+
+void BranchForest::ChangeList::Note(int32_t id) {
+  if (std::exchange(noted_in_[id], period_) != period_) ids_.push_back(id);
+}
+
+void BranchForest::ChangeList::EndPeriod() {
+  next_ids_.assign(ids_.begin() + static_cast<std::ptrdiff_t>(before_), ids_.end());
+  before_ = next_ids_.size();
+  std::swap(ids_, next_ids_);
+  ++period_;
+}
+
+void BranchForest::ChangeList::Clear() {
+  before_ = ids_.size();
+  EndPeriod();
+}
+
 Result<BranchForest> BranchForest::Create(const PrefixTree* tree, const Capacity& capacity) {
   const size_t entries = static_cast<size_t>(capacity.max_branches) * capacity.pages_per_branch;
   COPPICE_ASSIGN_OR_RETURN(Buffer rows, Buffer::Allocate(entries * sizeof(PageId)));
@@ -24,6 +44,8 @@ BranchForest::BranchForest(const PrefixTree* tree, const Capacity& capacity, Buf
       max_branches_(capacity.max_branches),
       pages_per_branch_(capacity.pages_per_branch),
       page_size_(capacity.page_size),
+      changed_rows_(max_branches_),
+      changed_nodes_(2 * static_cast<size_t>(max_branches_)),
       node_parent_(2 * max_branches_, kFreeSlot),
       node_begin_(2 * max_branches_),
       node_end_(2 * max_branches_),
@@ -35,9 +57,7 @@ BranchForest::BranchForest(const PrefixTree* tree, const Capacity& capacity, Buf
       branch_page_capacity_(max_branches_, pages_per_branch_),
       attach_(max_branches_, kNoNode),
       queried_step_(max_branches_),
-      row_changed_at_(max_branches_),
       rows_(std::move(rows)) {
-  changed_rows_.reserve(2 * static_cast<size_t>(max_branches_));  // each twice at most: views stay valid
   free_junctions_.reserve(max_branches_);
   for (int32_t b = 0; b < max_branches_; ++b) branch_page_begin_[b] = b * pages_per_branch_;
   Clear();
@@ -45,9 +65,8 @@ BranchForest::BranchForest(const PrefixTree* tree, const Capacity& capacity, Buf
 
 void BranchForest::Clear() {
   changed_since_ = end_version_ = ++version_;  // of which nobody has seen what changed since
-  changed_rows_.clear();
-  changed_before_ = 0;
-  ++num_ends_;
+  changed_rows_.Clear();
+  changed_nodes_.Clear();
   for (std::vector<int32_t>* per_slot : {&node_parent_, &branch_node_}) std::ranges::fill(*per_slot, kFreeSlot);
   std::ranges::fill(branch_query_count_, 0);
   std::ranges::fill(attach_, kNoNode);
@@ -90,6 +109,8 @@ void BranchForest::Link(BranchId branch, NodeId attach, int32_t kv_len) {
         node_end_[junction] = tree_->node(meet).end();
         node_parent_[heir] = junction;
         node_begin_[heir] = node_end_[junction];
+        changed_nodes_.Note(junction);
+        changed_nodes_.Note(heir);
       }
       break;
     }
@@ -102,6 +123,7 @@ void BranchForest::Link(BranchId branch, NodeId attach, int32_t kv_len) {
   node_parent_[branch] = parent;
   node_begin_[branch] = EndOf(parent);
   node_end_[branch] = kLive;
+  changed_nodes_.Note(branch);
 }
 
 void BranchForest::Unlink(BranchId branch) {
@@ -117,6 +139,7 @@ void BranchForest::Unlink(BranchId branch) {
   branch_node_[branch] = kFreeSlot;
   branch_query_count_[branch] = 0;
   node_parent_[branch] = kFreeSlot;
+  changed_nodes_.Note(branch);
   if (meet == kRootNode || links_[meet].count > 1) return;
   TreeLinks& links = links_[meet];  // one is left: it takes the junction's range over
   const int32_t junction = std::exchange(links.junction, kFreeSlot);
@@ -124,6 +147,8 @@ void BranchForest::Unlink(BranchId branch) {
   node_parent_[heir] = node_parent_[junction];
   node_begin_[heir] = node_begin_[junction];
   node_parent_[junction] = kFreeSlot;
+  changed_nodes_.Note(heir);
+  changed_nodes_.Note(junction);
   free_junctions_.push_back(junction);
 }
 
@@ -143,7 +168,7 @@ void BranchForest::OnSplit(NodeId upper, NodeId lower) {
 
 void BranchForest::NoteRowChange(BranchId branch) {
   ++version_;
-  if (std::exchange(row_changed_at_[branch], num_ends_) != num_ends_) changed_rows_.push_back(branch);
+  changed_rows_.Note(branch);
 }
 
 void BranchForest::BeginStep() { ++step_; }
@@ -164,10 +189,9 @@ void BranchForest::EndStep() {
     ++version_;
   }
   // A plan that was updated at the EndStep before this one finds all that changed since.
-  changed_rows_.erase(changed_rows_.begin(), changed_rows_.begin() + static_cast<std::ptrdiff_t>(changed_before_));
-  changed_before_ = changed_rows_.size();
+  changed_rows_.EndPeriod();
+  changed_nodes_.EndPeriod();
   changed_since_ = std::exchange(end_version_, version_);
-  ++num_ends_;
 }
 
 attention::PrefixForestView BranchForest::View() const {
@@ -175,7 +199,8 @@ attention::PrefixForestView BranchForest::View() const {
       .page_size = page_size_,
       .version = version_,
       .changed_since = changed_since_,
-      .changed_branches = changed_rows_,
+      .changed_branches = changed_rows_.ids(),
+      .changed_nodes = changed_nodes_.ids(),
       .node_parent = node_parent_,
       .node_begin = node_begin_,
       .node_end = node_end_,

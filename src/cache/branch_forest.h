@@ -56,6 +56,8 @@ class BranchForest {
   std::span<const PageId> Row(BranchId branch) const { return const_cast<BranchForest*>(this)->Row(branch); }
   void NoteRowChange(BranchId branch);
 
+  // changed_since is the version at the EndStep before the last one, or at Clear. The lists of what changed stay as they are until
+  // the second EndStep or Clear from now; the other arrays are edited in place.
   attention::PrefixForestView View() const;
   int32_t num_junctions() const { return max_branches_ - static_cast<int32_t>(free_junctions_.size()); }
 
@@ -70,6 +72,23 @@ class BranchForest {
     int64_t element_sum = 0;
     int32_t junction = attention::kFreeSlot;  // forest node, with count >= 2
   };
+  // What changed since the EndStep before the last one: in the period up to the last one, then in that since.
+  class ChangeList {
+   public:
+    // Takes all its memory: an id is listed once a period.
+    explicit ChangeList(size_t num_ids);
+    void Note(int32_t id);
+    void EndPeriod();
+    // Nothing changed, in no period.
+    void Clear();
+    std::span<const int32_t> ids() const { return ids_; }
+
+   private:
+    std::vector<int32_t> ids_, next_ids_;  // in turn, so that ids() outlives an EndPeriod
+    size_t before_ = 0;                    // of the period up to the last end
+    uint64_t period_ = 1;
+    std::vector<uint64_t> noted_in_;  // [num_ids] the last period of each
+  };
   // Elements: branches are 0..max_branches - 1, tree node t is max_branches + t.
   int64_t ElementOf(NodeId node) const { return int64_t{max_branches_} + node; }
 
@@ -83,19 +102,15 @@ class BranchForest {
   int32_t max_branches_, pages_per_branch_, page_size_;
   uint64_t version_ = 1;
   uint64_t step_ = 0;
-  // Branches whose rows changed after version changed_since_: those up to the last EndStep, then those since.
-  std::vector<BranchId> changed_rows_;
-  size_t changed_before_ = 0;
+  ChangeList changed_rows_, changed_nodes_;  // after version changed_since_: branches, forest nodes
   uint64_t changed_since_ = 1, end_version_ = 1;
-  uint64_t num_ends_ = 1;                                     // calls of EndStep, and one
   std::vector<int32_t> node_parent_, node_begin_, node_end_;  // [2 * max_branches]
   std::vector<int32_t> branch_node_, branch_query_begin_, branch_query_count_, branch_kv_len_, branch_page_begin_,
       branch_page_capacity_;
-  std::vector<NodeId> attach_;            // [max_branches] tree node, kNoNode when the slot is free
-  std::vector<uint64_t> queried_step_;    // [max_branches] step of the last SetQueries
-  std::vector<uint64_t> row_changed_at_;  // [max_branches] num_ends_ at the last NoteRowChange
-  Buffer rows_;                           // page_indices: max_branches rows of pages_per_branch
-  std::vector<TreeLinks> links_;          // by tree node
+  std::vector<NodeId> attach_;          // [max_branches] tree node, kNoNode when the slot is free
+  std::vector<uint64_t> queried_step_;  // [max_branches] step of the last SetQueries
+  Buffer rows_;                         // page_indices: max_branches rows of pages_per_branch
+  std::vector<TreeLinks> links_;        // by tree node
   std::vector<int32_t> free_junctions_;
 };
 

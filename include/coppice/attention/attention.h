@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -74,6 +75,10 @@ struct PrefixForestView {
   // apart. An Upload that has seen that version copies these rows alone; 0: it compares them.
   uint64_t changed_since = 0;
   std::span<const int32_t> changed_branches;
+  // Optional too: all node slots whose parent, begin or end changed after version `changed_since`, that came or that left, each one
+  // of the N, in any order; others may be among them. An Update after one of that version or a later one, with as many node slots,
+  // looks at these alone and takes all other nodes to be as they were; without it, or where changed_since is 0, it compares all.
+  std::optional<std::span<const int32_t>> changed_nodes;
 
   std::span<const int32_t> node_parent, node_begin, node_end;  // [N]
 

@@ -173,6 +173,11 @@ typedef struct coppice_prefix_forest {
   uint64_t changed_since;
   int32_t num_changed_branches;
   const int32_t* changed_branches; /* [num_changed_branches] */
+  /* Optional too: all node slots whose parent, begin or end changed after version changed_since, that came or that left, in any
+   * order; others may be among them. An update after one of that version or a later one, with as many node slots, looks at these
+   * alone and takes all other nodes to be as they were; with NULL, or where changed_since is 0, it compares all. */
+  int32_t num_changed_nodes;
+  const int32_t* changed_nodes; /* [num_changed_nodes]; not NULL where no node changed */
 } coppice_prefix_forest;
 
 /* One layer's KV, paged. Element d of K of kv head h in slot s of page p is k[p * page_stride + h * head_stride + s * slot_stride +
