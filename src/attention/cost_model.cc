@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/team_cuts.h"
+#include "attention/stream_cuts.h"
 #include "core/check.h"
 
 namespace coppice::attention {
@@ -76,10 +76,10 @@ int64_t CostModel::ComputedTokens(ItemKind kind, int64_t tokens) const {
 }
 
 int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
-  return std::max<int64_t>(kMinStreamPiece, shape.stream_tokens * kv_heads_ / (int64_t{2} * workers_ * lanes_));
+  const double tokens_per_lane = static_cast<double>(shape.stream_tokens * kv_heads_) / (int64_t{workers_} * lanes_);
+  return StreamPiecesOf(tokens_per_lane, static_cast<int32_t>(lanes_)).shortest;
 }
 
-// n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
 Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const {
   const ItemKind kind = KindOf(rows);
   const bool dense = kind == ItemKind::kDenseTile;
@@ -87,8 +87,7 @@ Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piec
   const double read_ns = TokensNs(kind, rows, tokens);
   const double fold_ns = FoldNs(rows, 2) - FoldNs(rows, 1);
   const int64_t most = std::clamp(tokens / shortest, int64_t{1}, kMostPieces);
-  const int64_t count =
-      fold_ns > 0 ? std::clamp(std::llround(std::sqrt(read_ns / fold_ns)), 1LL, static_cast<long long>(most)) : most;
+  const int64_t count = fold_ns > 0 ? std::min(PiecesDoneFirst(read_ns, fold_ns), most) : most;
   return {.count = static_cast<int32_t>(count), .ns = read_ns / static_cast<double>(count) + (dense ? machine_.dense_task_ns : 0)};
 }
 
@@ -103,13 +102,12 @@ double CostModel::PieceNs(ItemKind kind, int64_t rows, int64_t tokens) const {
 }
 
 double CostModel::FoldNs(ItemKind kind, int64_t rows, int64_t states) const {
-  rows = std::min(rows, kFoldWarpRows);
-  const auto passes = static_cast<double>(CeilDiv(rows, kFoldRows));
+  const int64_t passes = FoldPasses(rows);
   // The warps of a dense tile fold at the same time: they wait for the code once.
-  if (kind == ItemKind::kDenseTile) return machine_.fold_ns + passes * static_cast<double>(states) * machine_.fold_state_ns;
-  const double queries = std::min(passes, static_cast<double>(CeilDiv(rows, group_size_)));
-  return (queries + kLaterFoldPass * (passes - queries)) *
-         (machine_.fold_ns + static_cast<double>(states) * machine_.fold_state_ns);
+  if (kind == ItemKind::kDenseTile) return static_cast<double>(kFoldStartPasses + passes * states) * machine_.sm.fold_pass_ns;
+  const int64_t queries = std::min(passes, CeilDiv(std::min(rows, kFoldWarpRows), group_size_));
+  return (static_cast<double>(queries) + kLaterFoldPass * static_cast<double>(passes - queries)) *
+         static_cast<double>(kFoldStartPasses + states) * machine_.sm.fold_pass_ns;
 }
 
 double CostModel::StepNs(const StepShape& shape, const StepChains& chains) const {

@@ -15,9 +15,6 @@
 
 namespace coppice::attention {
 
-// Of a stream item on a GPU, in tokens, where all lanes have work: a shorter piece costs more to start than it evens out.
-inline constexpr int32_t kMinStreamPiece = 8 * kStreamStepTokens;
-
 // A step's items before any cut, counted under one kv head. Integers: edits add to them and subtract from them.
 struct StepShape {
   int64_t read_tokens = 0;                        // from memory

@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 
 // The numeric fields of a model, in the order of its JSON. A model may lack those after the first kNumRequired.
 constexpr size_t kNumRequired = 8;
-constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequired + 10> kFields = {{
+constexpr auto kFields = std::to_array<std::pair<const char*, double MachineModel::*>>({
     {"read_bytes_per_s", &MachineModel::read_bytes_per_s},
     {"cache_bytes_per_s", &MachineModel::cache_bytes_per_s},
     {"cache_bytes", &MachineModel::cache_bytes},
@@ -37,14 +37,12 @@ constexpr std::array<std::pair<const char*, double MachineModel::*>, kNumRequire
     {"dense_token_ns", &MachineModel::dense_token_ns},
     {"stream_task_ns", &MachineModel::stream_task_ns},
     {"stream_token_ns", &MachineModel::stream_token_ns},
-    {"fold_ns", &MachineModel::fold_ns},
-    {"fold_state_ns", &MachineModel::fold_state_ns},
     {"unhidden_reread", &MachineModel::unhidden_reread},
     {"unhidden_start", &MachineModel::unhidden_start},
-}};
+});
 
 // Those of SmRates, all required where there is an object "sm".
-constexpr std::array<std::pair<const char*, double SmRates::*>, 29> kSmFields = {{
+constexpr auto kSmFields = std::to_array<std::pair<const char*, double SmRates::*>>({
     {"clock_hz", &SmRates::clock_hz},
     {"bus_bytes_per_s", &SmRates::bus_bytes_per_s},
     {"dense_flops_per_s", &SmRates::dense_flops_per_s},
@@ -74,9 +72,9 @@ constexpr std::array<std::pair<const char*, double SmRates::*>, 29> kSmFields = 
     {"side_task_ns", &SmRates::side_task_ns},
     {"dense_task_with_side_ns", &SmRates::dense_task_with_side_ns},
     {"slowed_by_side", &SmRates::slowed_by_side},
-}};
+});
 // Those of GpuProbe, all required where there is an object "probe".
-constexpr std::array<std::pair<const char*, double GpuProbe::*>, 9> kProbeFields = {{
+constexpr auto kProbeFields = std::to_array<std::pair<const char*, double GpuProbe::*>>({
     {"memory_bytes_per_s", &GpuProbe::memory_bytes_per_s},
     {"cache_bytes_per_s", &GpuProbe::cache_bytes_per_s},
     {"dense_flops_per_s", &GpuProbe::dense_flops_per_s},
@@ -86,7 +84,7 @@ constexpr std::array<std::pair<const char*, double GpuProbe::*>, 9> kProbeFields
     {"stream_token_ns", &GpuProbe::stream_token_ns},
     {"team_step_ns", &GpuProbe::team_step_ns},
     {"fold_ns", &GpuProbe::fold_ns},
-}};
+});
 constexpr const char* kNumSms = "num_sms";
 constexpr int32_t kMostSms = 4096;
 constexpr size_t kMostBytes = 1 << 20;  // of a file; those there are have about one thousand

@@ -79,8 +79,6 @@ struct MachineModel {
   double dense_token_ns = 0;   // one token of a dense task, all rows of its tile
   double stream_task_ns = 0;   // to start a stream task
   double stream_token_ns = 0;  // one token of a stream task of at most half of its rows, alone on its worker
-  double fold_ns = 0;          // to begin folding four rows
-  double fold_state_ns = 0;    // each of their states
 
   // GPUs.
   // The least price, as a part of the cache's time, of tokens that a step which shares nothing reads again: reads from memory hide

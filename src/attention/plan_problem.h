@@ -42,6 +42,9 @@ struct PlanProblem {
 
   // Whether whole steps are compared or predicted.
   bool JudgesSteps() const { return optional || cost.has_latencies(); }
+  // Whether the row tiles of one branch may share reads. A backend that cuts ranges itself runs blocks of rows that read the same
+  // KV side by side: tiles that read on through what they have in common take no longer, and need no states.
+  bool SharesWithinBranches() const { return !traits.cuts_kv || spec.deterministic; }
   int32_t AlignShare(int32_t kv_index) const { return AlignDown(kv_index, share_unit); }
   // What a leaf's kLive is taken to be when times are predicted: its own tokens rounded up to a step, so that growth changes it
   // rarely. Octaves up to 512 tokens, where fixed costs dominate; a quarter of that above.

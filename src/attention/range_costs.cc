@@ -35,7 +35,8 @@ Load RangeCosts::Of(const ShareRange& range, int32_t row_groups, int32_t pieces)
   Load load{.memory_ns = (tokens - cached) * cost.ReadNs(),
             .compute_ns = tokens * costs.compute_ns,
             .overhead_ns = groups * pieces * cost.ItemNs() + pieces * cost.DenseStartNs(range.rows)};
-  if (cached > 0 || groups > 1) load.memory_ns += (cached + double{1} * tokens * (groups - 1)) * cost.RereadNs(tokens);
+  if (cached > 0 || groups > 1)
+    load.memory_ns += static_cast<double>(cached + int64_t{tokens} * (groups - 1)) * cost.RereadNs(tokens);
   return load;
 }
 

@@ -51,7 +51,6 @@ void RowTiles::Count(int32_t branch, int32_t query_count, int32_t sign) {
   const int64_t per_tile = int64_t{problem_.tile_sets} * problem_.set_queries;
   tiles_of_branch_[branch] = sign > 0 ? NumTiles(branch) : 0;
   sets_in_use_ += sign * num_sets_[branch];
-  split_branches_ += tiles > 1 ? sign : 0;
   tokens_before_ += sign * queries * (queries - 1) / 2;
   if (tiles > 1) tile_tokens_before_ += sign * ((tiles - 1) * queries - per_tile * tiles * (tiles - 1) / 2);
 }

@@ -68,7 +68,6 @@ class RowTiles {
   // What Stats counts.
   std::span<const int32_t> tiles_of_branch() const { return tiles_of_branch_; }  // [B]
   int32_t sets_in_use() const { return sets_in_use_; }
-  int32_t split_branches() const { return split_branches_; }  // of several row tiles
   // Of all row tiles, of all queries: tokens that their branches' ends see more.
   int64_t tile_tokens_before() const { return tile_tokens_before_; }
   int64_t tokens_before() const { return tokens_before_; }
@@ -85,7 +84,7 @@ class RowTiles {
   int32_t num_free_sets_ = 0;
   std::span<int32_t> tiles_of_branch_;
   int64_t tile_tokens_before_ = 0, tokens_before_ = 0;
-  int32_t sets_in_use_ = 0, split_branches_ = 0;
+  int32_t sets_in_use_ = 0;
 };
 
 }  // namespace coppice::attention

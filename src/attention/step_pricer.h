@@ -20,11 +20,11 @@ struct StepRange {
   int32_t rows;      // under one kv head
   int32_t num_sets;  // merge sets of a row tile; 0: a shared node
   int32_t set_rows;  // rows of the largest of these
+  int32_t prompt;    // of a row tile of several queries: its branch; -1
   int32_t above;     // the shared range that its rows read before this one, by its place in the step; -1: none
 };
 
-// All ranges of a step in which no branch has several row tiles: those of prompts are joined by rules of their own. A range comes
-// after the one above it. Nodes by slot.
+// All ranges of a step. A range comes after the one above it. Nodes by slot.
 struct StepRanges {
   std::span<const StepRange> ranges;
   std::span<const int32_t> node_parent, node_begin, node_end;

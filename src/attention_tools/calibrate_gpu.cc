@@ -120,9 +120,7 @@ constexpr Follows kFollows[] = {{&MachineModel::read_bytes_per_s, &GpuProbe::mem
                                 {&MachineModel::merge_fixed_ns, &GpuProbe::fold_ns},
                                 {&MachineModel::launch_ns, &GpuProbe::launch_ns},
                                 {&MachineModel::dense_task_ns, &GpuProbe::dense_task_ns},
-                                {&MachineModel::stream_task_ns, &GpuProbe::stream_task_ns},
-                                {&MachineModel::fold_ns, &GpuProbe::fold_ns},
-                                {&MachineModel::fold_state_ns, &GpuProbe::fold_ns}};
+                                {&MachineModel::stream_task_ns, &GpuProbe::stream_task_ns}};
 struct SmFollows {
   double SmRates::*value;
   double GpuProbe::*rate;

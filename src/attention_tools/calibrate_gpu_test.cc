@@ -38,7 +38,7 @@ TEST(ScaleToProbe, EachNumberFollowsItsRate) {
   EXPECT_DOUBLE_EQ(model.sm.memory_bytes_per_s, reference.sm.memory_bytes_per_s / 2);
   EXPECT_DOUBLE_EQ(model.dense_flops_per_s, reference.dense_flops_per_s * 4);
   EXPECT_DOUBLE_EQ(model.dense_token_ns, reference.dense_token_ns / 4);
-  EXPECT_DOUBLE_EQ(model.fold_state_ns, reference.fold_state_ns * 3);
+  EXPECT_DOUBLE_EQ(model.sm.fold_pass_ns, reference.sm.fold_pass_ns * 3);
   EXPECT_DOUBLE_EQ(model.sm.team_merge_ns, reference.sm.team_merge_ns * 3);
   EXPECT_EQ(model.cache_bytes_per_s, reference.cache_bytes_per_s);
   EXPECT_EQ(model.sm.team_step_ns, reference.sm.team_step_ns);

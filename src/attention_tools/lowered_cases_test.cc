@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "attention/cuda/lower/lowered_plan.h"
 #include "attention/cuda/lower/predicted_step.h"
 #include "attention/plan.h"
+#include "attention/plan_test_forest.h"
 #include "attention_tools/attention_cases.h"
 
 namespace coppice::attention {
@@ -70,6 +73,32 @@ TEST(LoweredCases, ShareDecisionAndTasksArePredictedAlike) {
   EXPECT_LE(std::sqrt(squares / static_cast<double>(cases.size())), 0.10)
       << "furthest: " << 100 * furthest << " %, " << furthest_case;
   EXPECT_GE(asked, 30);
+}
+
+// Random trees with prompts, drafts, windows and idle branches, most of them short steps.
+TEST(LoweredCases, RandomForestsArePredictedAlike) {
+  const MachineModel machine = ShippedMachineModel("h200").value();
+  double squares = 0;
+  int steps = 0;
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    std::mt19937 rng(seed);
+    const testing::TestForest forest = testing::RandomForest(rng, seed % 5 == 0 ? 9000 : 700);
+    const AttentionSpec spec{
+        .num_qo_heads = 32, .num_kv_heads = seed % 2 == 0 ? 8 : 32, .head_dim = 128, .window = seed % 7 == 0 ? 300 : 0};
+    const PlannerOptions options{.policy = static_cast<SharePolicy>(seed % 3), .force_sharing = seed % 4 == 0};
+    const auto kernel = cuda::ChooseKernel(CudaKernels::kAuto, 9, 0, spec, forest.Capacity().page_size);
+    ASSERT_TRUE(kernel.ok());
+    const auto planner =
+        Planner::Create(spec, forest.Capacity(), options, cuda::TraitsOf(*kernel, spec, machine.sm.num_sms), machine);
+    ASSERT_TRUE(planner.ok());
+    ASSERT_TRUE((*planner)->Update(forest.Forest()).ok());
+    if ((*planner)->View().compute_queue.empty() && (*planner)->View().bandwidth_queue.empty()) continue;
+    const double error = AsCutNs(**planner) / (*planner)->Stats().predicted_ns - 1;
+    squares += error * error;
+    ++steps;
+  }
+  EXPECT_GT(steps, 250);
+  EXPECT_LE(std::sqrt(squares / steps), 0.10);
 }
 
 // What is shared is predicted to end sooner, as it is cut, than the plan that shares nothing as that is cut; on each card.

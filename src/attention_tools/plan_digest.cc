@@ -1,6 +1,6 @@
 // plan_digest [--machine NAME|FILE] [--forests n] [--cells]: one line for each plan of the measured shapes and of random forests,
-// with a digest of what runs: two builds that print the same plan the same. For changes of the planner and of lowerings that are to
-// change no plan. Host code.
+// with a digest of what runs: two builds that print the same plan the same. Times are those predicted for the share decision, as
+// cut for the GPU (in brackets) and on a CPU. For changes of the planner and of lowerings that are to change no plan. Host code.
 //   --cells   for each measured shape whether it shares, and what is predicted, in place of digests
 // Layer: attention_tools.
 #include <cstddef>
@@ -230,8 +230,8 @@ void PrintForests(const MachineModel& gpu, uint32_t count) {
       on_gpu.Update(forest.Forest());
       COPPICE_CHECK(on_cpu->Update(forest.Forest()).ok());
       const PlanDigests g = on_gpu.Digests(), c = Of(on_cpu->View());
-      std::printf(" image %016lx %016lx cpu %016lx %016lx ns %.3f %.3f", g.work, g.all, c.work, c.all,
-                  on_gpu.planner().Stats().predicted_ns, on_cpu->Stats().predicted_ns);
+      std::printf(" image %016lx %016lx cpu %016lx %016lx ns %.3f (%.3f) %.3f", g.work, g.all, c.work, c.all,
+                  on_gpu.planner().Stats().predicted_ns, on_gpu.PredictNs(), on_cpu->Stats().predicted_ns);
       if (step == 0) {
         forest.Grow(7);
       } else {

@@ -11,9 +11,16 @@
 namespace coppice::attention::cuda {
 
 inline constexpr int kWarpgroup = 128;
-inline constexpr int kDenseWarpgroups = 2;
+inline constexpr int kDenseWarpgroups = 2, kWarpgroupRows = kDenseRows / kDenseWarpgroups;
 inline constexpr int kStreamWarpsPerSm = kDenseWarpgroups * 4;  // what plans are cut for
 inline constexpr int kBoxTokens = 16;                           // most tokens of one bulk tensor copy: the common page size
+
+// The part of the products' rate with head_dim 128 that Hopper's dense tiles reach: with 64, weights take as long, and products
+// half (docs/kernels/hopper.md, G64: 508 TFLOP/s where G has 725).
+constexpr double HopperDenseRate(int head_dim) { return head_dim == 64 ? 0.7 : 1.0; }
+// The same of the cache's rate, which its stream tiles take KV at: with 64 a step has half of the bytes and takes two thirds of the
+// time (bench/results/attention_small_steps_h100.txt).
+constexpr float HopperStreamRate(int head_dim) { return head_dim == 64 ? 0.75f : 1.0f; }
 
 // kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kSide_: a fourth warpgroup streams
 // tasks of few rows beside the dense tiles of its CTA (side_stream.cuh). kGathers_: pages have fewer than eight tokens

@@ -133,7 +133,7 @@ void ItemLowering::ShapeOwner(int32_t owner) {
     // wants each token read once; a backend that cuts for itself runs blocks of rows apart, and weighs them as one range.
     const int32_t by_rows = std::min(wanted, static_cast<int32_t>(CeilDiv(range.rows, traits.dense_tile_rows)));
     if (by_rows > groups && !traits.cuts_kv && !problem_.options.force_sharing) {
-      const double reread_ns = double{1} * (by_rows - groups) * tokens * cost.RereadNs(tokens);
+      const double reread_ns = static_cast<double>(int64_t{tokens} * (by_rows - groups)) * cost.RereadNs(tokens);
       const double state_ns = static_cast<double>(CeilDiv(wanted, groups) - 1) * cost.StateNs(range.rows);
       if (reread_ns <= state_ns) groups = by_rows;
     }
@@ -154,6 +154,8 @@ void ItemLowering::ShapeOwner(int32_t owner) {
                         std::max(1, tokens / group.shortest_piece));
   }
   CutRange(owner, pieces);
+  heads_per_task_[owner] = 1;
+  if (traits.cuts_kv) return;  // its lowering puts heads together once it has cut
 
   const double piece_ns = group.token_ns * tokens / cuts.pieces + cost.task_fixed_ns();
   const double least = kMinTaskStarts * cost.task_fixed_ns();

@@ -11,8 +11,10 @@ namespace {
 // Of a step that shares nothing: where latencies count, a step that shares must be predicted to end before this part of it. Sums
 // know less than cuts.
 constexpr double kLeastStepGain = 0.91, kLeastGainAsCut = 0.93;
-// Beyond these parts of it the sums alone decide.
+// Beyond these parts of it the sums alone decide, but for steps of so few branches and nodes, which are cut as soon as they are
+// added up: they are short, and latencies are most of their time.
 constexpr double kSurelyPays = 0.75, kSurelyPaysNot = 1.15;
+constexpr size_t kFewRanges = 64;
 
 }  // namespace
 
@@ -45,7 +47,7 @@ void SharePlan::SetItem(Step& step, int32_t owner, const StepItem& item) {
   CountItem(kept, -1, step.shape);
   CountItem(item, 1, step.shape);
   kept = item;
-  step.changed = true;
+  step.Change();
 }
 
 void SharePlan::SetReadTokens(NodePlan& node, int64_t tokens) {
@@ -53,7 +55,7 @@ void SharePlan::SetReadTokens(NodePlan& node, int64_t tokens) {
   for (Step* step : {&unshared_, &wanted_}) {
     step->shape.read_tokens += tokens - node.read_tokens;
     step->shape.read_misses += problem_.cost.Misses(tokens) - problem_.cost.Misses(node.read_tokens);
-    step->changed = true;
+    step->Change();
   }
   node.read_tokens = tokens;
 }
@@ -91,11 +93,9 @@ void SharePlan::ListItems() {
 void SharePlan::JudgeStep() {
   bool pays = true;
   if (problem_.JudgesSteps()) {
-    PredictStep(wanted_);
-    judged_as_cut_ = false;
+    judged_as_cut_ = pricer_ != nullptr && forest_->ActiveBranches().size() + forest_->Preorder().size() <= kFewRanges;
     if (problem_.optional && wanted_.shape.merges > 0) pays = WantedStepPays();
-    const Step& step = pays ? wanted_ : unshared_;
-    step_ns_ = judged_as_cut_ ? step.as_cut_ns : step.ns;
+    step_ns_ = StepNs(pays ? wanted_ : unshared_);
   }
   if (pays != sharing_pays_) changes_->MarkAll();
   sharing_pays_ = pays;
@@ -108,14 +108,17 @@ void SharePlan::JudgeStep() {
 }
 
 bool SharePlan::WantedStepPays() {
-  const bool cuts = pricer_ != nullptr && tiles_.split_branches() == 0;
-  const double least_gain = problem_.cost.has_latencies() ? kLeastStepGain : 1.0, surely = cuts ? kSurelyPays : least_gain;
-  // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
-  if (wanted_.ns < surely * problem_.cost.StepNs(unshared_.shape, {})) return true;
-  PredictStep(unshared_);
-  if (!cuts) return wanted_.ns < least_gain * unshared_.ns;
-  if (wanted_.ns < kSurelyPays * unshared_.ns || wanted_.ns > kSurelyPaysNot * unshared_.ns) return wanted_.ns < unshared_.ns;
-  judged_as_cut_ = true;
+  if (!judged_as_cut_) {
+    const bool cuts = pricer_ != nullptr;
+    const double least_gain = problem_.cost.has_latencies() ? kLeastStepGain : 1.0, surely = cuts ? kSurelyPays : least_gain;
+    const double wanted_ns = SumsNs(wanted_);
+    // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
+    if (wanted_ns < surely * problem_.cost.StepNs(unshared_.shape, {})) return true;
+    const double unshared_ns = SumsNs(unshared_);
+    if (!cuts) return wanted_ns < least_gain * unshared_ns;
+    if (wanted_ns < kSurelyPays * unshared_ns || wanted_ns > kSurelyPaysNot * unshared_ns) return wanted_ns < unshared_ns;
+    judged_as_cut_ = true;
+  }
   return AsCutNs(wanted_) < kLeastGainAsCut * AsCutNs(unshared_);
 }
 
@@ -127,20 +130,29 @@ double SharePlan::AsCutNs(Step& step) {
     const StepItem& item = step.items[n];
     range_of_node_[n] = item.rows > 0 ? count : above;
     if (item.rows == 0) continue;
-    step_ranges_[count++] = {
-        .node = n, .begin = item.begin, .end = item.end, .rows = item.rows, .num_sets = 0, .set_rows = 0, .above = above};
-  }
-  for (int32_t b : forest_->ActiveBranches()) {
-    const int32_t n = forest_->branch_node[b];
-    const StepItem& item = step.items[problem_.TileOwner(b)];
-    if (!forest_->IsLive(n) && item.begin >= item.end) continue;  // the shared node has all of it
     step_ranges_[count++] = {.node = n,
                              .begin = item.begin,
                              .end = item.end,
                              .rows = item.rows,
-                             .num_sets = item.num_sets,
-                             .set_rows = std::min(item.rows, problem_.set_queries * problem_.spec.group_size()),
-                             .above = range_of_node_[n]};
+                             .num_sets = 0,
+                             .set_rows = 0,
+                             .prompt = -1,
+                             .above = above};
+  }
+  for (int32_t b : forest_->ActiveBranches()) {
+    const int32_t n = forest_->branch_node[b];
+    tiles_.ForEachTile(b, [&](const RowTile& tile) {
+      const StepItem& item = step.items[tile.owner];
+      if (!forest_->IsLive(n) && item.begin >= item.end) return;  // the shared node has all of it
+      step_ranges_[count++] = {.node = n,
+                               .begin = item.begin,
+                               .end = item.end,
+                               .rows = item.rows,
+                               .num_sets = item.num_sets,
+                               .set_rows = std::min(item.rows, problem_.set_queries * problem_.spec.group_size()),
+                               .prompt = tile.num_queries > 1 ? b : -1,
+                               .above = range_of_node_[n]};
+    });
   }
   step.as_cut_ns = pricer_->StepNs({.ranges = step_ranges_.first(count),
                                     .node_parent = forest_->parent,
@@ -149,10 +161,9 @@ double SharePlan::AsCutNs(Step& step) {
   return step.as_cut_ns;
 }
 
-void SharePlan::PredictStep(Step& step) {
-  if (!std::exchange(step.changed, false)) return;
-  step.as_cut_ns = 0;
-  step.ns = problem_.cost.StepNs(step.shape, problem_.cost.has_latencies() ? ChainsOf(step) : StepChains{});
+double SharePlan::SumsNs(Step& step) {
+  if (step.ns == 0) step.ns = problem_.cost.StepNs(step.shape, problem_.cost.has_latencies() ? ChainsOf(step) : StepChains{});
+  return step.ns;
 }
 
 StepChains SharePlan::ChainsOf(const Step& step) {
@@ -200,4 +211,5 @@ SharePlan::ItemCut SharePlan::ComputeItemCut(int32_t rows, int32_t tokens, int64
           .fold_ns = fold_ns,
           .fold_state_ns = problem_.cost.FoldNs(rows, 1) - fold_ns};
 }
+
 }  // namespace coppice::attention

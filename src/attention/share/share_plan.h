@@ -27,7 +27,7 @@ namespace coppice::attention {
 enum class Decision : uint8_t {
   kIdle,          // no queries below
   kNothing,       // no tokens of its own to decide about (empty, out of every window, or a leaf of one row tile)
-  kOnlyConsumer,  // one child (or row tile) has all its queries: that one reads on through
+  kOnlyConsumer,  // one child, row tile or branch has all its queries: that one reads on through
   kPolicy,        // the policy forbids sharing here
   kAbsorbed,      // predicted cheaper to read by each child
   kShared,        // predicted cheaper to read once
@@ -43,7 +43,7 @@ std::string_view Name(Decision decision);
 inline constexpr int32_t kOnlyCoarser = 2, kMaxPressure = 12;
 
 struct NodePlan {
-  int32_t rows = 0, num_sets = 0, num_consumers = 0;  // of the subtree; children and row tiles that have queries
+  int32_t rows = 0, num_sets = 0, num_consumers = 0;  // of the subtree; children and row tiles (or branches) with queries
   int32_t min_query = 0, max_query = 0;
   int32_t chain_begin = 0;                       // begin of the tokens that are read on through by this node alone if it shares
   int32_t share_end = 0;                         // items below begin here if this node is shared
@@ -117,9 +117,10 @@ class SharePlan {
   struct Step {
     StepShape shape;
     std::span<StepItem> items;  // [owners]
-    double ns = 0;              // by sums
-    double as_cut_ns = 0;       // by the backend's cuts; 0: not asked for
-    bool changed = true;        // since ns was computed
+    double ns = 0;              // by sums; 0: not asked for since it changed
+    double as_cut_ns = 0;       // the same by the backend's cuts
+
+    void Change() { ns = as_cut_ns = 0; }
   };
   // How CostModel::Cut cuts an item of a step; remembered as RowCosts are.
   struct ItemCut {
@@ -144,8 +145,9 @@ class SharePlan {
   void JudgeStep();
   // Whether the step as the nodes want it ends soon enough before one that shares nothing.
   bool WantedStepPays();
+  double SumsNs(Step& step);
   double AsCutNs(Step& step);
-  void PredictStep(Step& step);
+  double StepNs(Step& step) { return judged_as_cut_ ? AsCutNs(step) : SumsNs(step); }
   StepChains ChainsOf(const Step& step);
   void SetItem(Step& step, int32_t owner, const StepItem& item);
   void CountItem(const StepItem& item, int64_t sign, StepShape& shape) const;
@@ -181,9 +183,9 @@ class SharePlan {
   // Inputs that all decisions depend on, coarse enough to change rarely.
   double memory_price_ = 1, compute_price_ = 1;
   bool sharing_pays_ = true;
-  Step unshared_, wanted_;  // if nothing were shared; as the nodes want. Kept where they are compared or predict the step
-  double step_ns_ = 0;      // of the two, the one that is planned
-  bool judged_as_cut_ = false;
+  Step unshared_, wanted_;            // if nothing were shared; as the nodes want. Kept where they are compared or predict the step
+  double step_ns_ = 0;                // of the two, the one that is planned
+  bool judged_as_cut_ = false;        // what step_ns_ is by
   std::span<int32_t> states_above_;   // [N] ChainsOf: pieces of shared nodes, down to and including this one
   std::span<StepRange> step_ranges_;  // [owners] AsCutNs
   std::span<int32_t> range_of_node_;  // [N] AsCutNs: of the nearest node that is shared, this one or above; -1: none

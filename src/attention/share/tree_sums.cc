@@ -62,7 +62,7 @@ void SharePlan::SumNode(int32_t n) {
     const int32_t count = forest_->query_count[b], tiles = tiles_.NumTiles(b), first_query = forest_->kv_len[b] - count;
     node.rows += count * problem_.spec.group_size();
     node.num_sets += tiles_.NumSets(b);
-    node.num_consumers += tiles;
+    node.num_consumers += problem_.SharesWithinBranches() ? tiles : 1;
     node.min_query = std::min(node.min_query, first_query);
     node.max_query = std::max(node.max_query, forest_->kv_len[b] - 1);
     // The row tiles of a prompt chunk share what lies before the chunk.

@@ -6,9 +6,9 @@
 #include <array>
 #include <cstdint>
 
-#include "attention/cost_model.h"
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/plan_units.h"
+#include "attention/stream_cuts.h"
 
 namespace coppice::attention::cuda {
 
@@ -31,18 +31,10 @@ inline constexpr std::array<double, 11> kPieceShares = {1e9, 16.0, 8.0, 4.0, 2.0
 
 // ------------------------------------------------------------------------------------------------------------ stream pieces
 
-// Stream items are cut guided: a piece is half of what is left of its item, between these shares of a warp's part of all. Longest
-// first, the last pieces to be drawn are the shortest and even out the end (docs/kernels/hopper.md).
-inline constexpr double kLongestStreamPiece = 0.55, kShortestStreamPiece = 0.5;
-// The shortest piece is at most this, however much there is to read.
-inline constexpr int32_t kMaxShortStreamPiece = 2 * kMinStreamPiece;
-// Where an SM has less than that to read, time is the latency of a lone warp's steps, and other SMs are idle. The shortest piece is
-// this share of an SM's part then, two steps at least: one loads while the other is computed.
-inline constexpr double kShortestPieceOfSm = 0.3;
-inline constexpr int32_t kMinStreamPieceOfFew = 2 * kStreamStepTokens;
-// kv heads are put together in one task while warps keep so many tasks, and up to so many tokens: half or twice as many made short
-// items slower.
-inline constexpr int64_t kHeadTasksPerWarp = 3, kHeadTaskTokens = 4 * kStreamStepTokens;
+// kv heads are put together in one task while warps keep so many tasks, and up to so many tokens and heads: half or twice as many
+// tokens made short items slower. Those of an item of more than half of a stream tile's rows, which has more to store and to fold,
+// count so many times.
+inline constexpr int64_t kHeadTasksPerWarp = 3, kHeadTaskTokens = 4 * kStreamStepTokens, kMostTaskHeads = 8, kWideHeadWork = 8;
 
 // Most tasks by cutting: for them a plan has states of its own.
 inline constexpr int64_t kTasksPerStreamWarp = 8, kDenseTasksPerSm = 4;

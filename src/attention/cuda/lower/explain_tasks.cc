@@ -56,7 +56,7 @@ std::string ExplainTasks(const LoweredView& lowered) {
   for (const QueuedItem& item : queued.items()) {
     const ItemPieces& pieces = queued.pieces(item.item);
     const int64_t blocks = item.dense ? item.blocks : CeilDiv(item.rows, pieces.block_rows);
-    ++ranges[{!item.dense, -item.rows, -item.tokens, pieces.count, blocks, pieces.masked}];
+    ++ranges[{!item.dense, -item.rows, -item.tokens, pieces.count, blocks, item.prompt >= 0}];
   }
   for (const auto& [range, count] : ranges) {
     const auto& [stream, rows, tokens, pieces, blocks, masked] = range;
@@ -93,12 +93,12 @@ std::string DumpTasks(const LoweredView& lowered) {
     range = OrderedObject(9);
     range["item"] = item.item;
     range["kind"] = item.dense ? "dense" : "stream";
-    range["kv_begin"] = pieces.kv_begin;
+    range["kv_begin"] = item.kv_begin;
     range["tokens"] = item.tokens;
     range["rows"] = item.rows;
     range["task_rows"] = pieces.block_rows;
     PutList(ends, &range["piece_ends"]);
-    range["masked"] = pieces.masked;
+    range["masked"] = item.prompt >= 0;
     range["read_once"] = pieces.read_once;
   }
   return tasks.dump();

@@ -68,7 +68,7 @@ BackendTraits TraitsOf(const KernelChoice& kernel, const AttentionSpec& spec, in
   return {.workers = num_sms,
           .dense_tile_rows = kDenseRows,
           .dense_min_rows = StreamRows(spec.deterministic) + 1,
-          .dense_row_unit = kDenseRows / kDenseWarpgroups,
+          .dense_row_unit = kWarpgroupRows,
           .stream_lanes = kStreamWarpsPerSm,
           .team_lanes = kernel.path == KernelPath::kHopper ? kStreamWarpsPerSm : 0,
           .max_item_rows = 0,  // PlanTranslator cuts them

@@ -28,13 +28,6 @@ constexpr KernelPath PathOf(const BackendTraits& traits) {
   return traits.team_lanes > 0 ? KernelPath::kHopper : KernelPath::kMmaSync;
 }
 
-// The part of the products' rate with head_dim 128 that Hopper's dense tiles reach: with 64, weights take as long, and products
-// half (docs/kernels/hopper.md, G64: 508 TFLOP/s where G has 725).
-constexpr double HopperDenseRate(int head_dim) { return head_dim == 64 ? 0.7 : 1.0; }
-// The same of the cache's rate, which its stream tiles take KV at: with 64 a step has half of the bytes and takes two thirds of the
-// time (bench/results/attention_small_steps_h100.txt).
-constexpr float HopperStreamRate(int head_dim) { return head_dim == 64 ? 0.75f : 1.0f; }
-
 // Pages of fewer tokens are gathered (gather.cuh), by kernels of their own.
 inline constexpr int kBoxedPageSize = 8;
 

@@ -2,13 +2,12 @@
 #include "attention/cuda/lower/kv_cuts.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/lower/cut_rules.h"
 #include "attention/plan_units.h"
-#include "attention/team_cuts.h"
+#include "attention/stream_cuts.h"
 
 namespace coppice::attention::cuda {
 namespace {
@@ -62,12 +61,7 @@ StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, co
     if (!item.dense) tokens += item.tokens * CeilDiv(item.rows, kStreamRows) * heads;
   }
   const double tokens_per_warp = static_cast<double>(tokens) / (int64_t{num_sms} * kStreamWarpsPerSm);
-  const double fewest =
-      std::clamp<double>(kShortestPieceOfSm * kStreamWarpsPerSm * tokens_per_warp, kMinStreamPieceOfFew, kMinStreamPiece);
-  const auto shortest =
-      static_cast<int32_t>(std::clamp<double>(kShortestStreamPiece * tokens_per_warp, fewest, kMaxShortStreamPiece));
-  return {.shortest = shortest,
-          .longest = static_cast<int32_t>(std::max<double>(shortest, kLongestStreamPiece * tokens_per_warp)),
+  return {.pieces = StreamPiecesOf(tokens_per_warp, kStreamWarpsPerSm),
           .team_piece = ChooseTeamPiece(items, heads, merges, num_sms, costs)};
 }
 
@@ -91,12 +85,11 @@ void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most,
     CutEvenly(item.tokens, std::min(CeilDiv(item.tokens, cuts.team_piece), most), kStreamStepTokens, ends);
     return;
   }
-  if (item.tokens <= cuts.longest) return;
-  // n pieces take tokens / n to read and n to fold: least together at the root of their ratio.
-  const auto useful = std::lround(std::sqrt(item.tokens * costs.rates().stream_token_ns / costs.FoldNs(item.rows)));
+  if (item.tokens <= cuts.pieces.longest) return;
+  const int64_t useful = PiecesDoneFirst(item.tokens * costs.rates().stream_token_ns, costs.FoldNs(item.rows));
   const int64_t fewest_tokens = CeilDiv(item.tokens, std::clamp<int64_t>(useful, 1, std::max<int64_t>(most, 1)));
-  const auto least = static_cast<int32_t>(std::max<int64_t>(cuts.shortest, fewest_tokens));
-  CutGuided(item.tokens, least, std::max(least, cuts.longest), most, ends);
+  const auto least = static_cast<int32_t>(std::max<int64_t>(cuts.pieces.shortest, fewest_tokens));
+  CutGuided(item.tokens, least, std::max(least, cuts.pieces.longest), most, ends);
 }
 
 }  // namespace coppice::attention::cuda

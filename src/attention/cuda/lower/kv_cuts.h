@@ -9,12 +9,13 @@
 
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/step_ranges.h"
+#include "attention/stream_cuts.h"
 
 namespace coppice::attention::cuda {
 
-// How the pieces of stream items are cut, in tokens.
+// How stream items are cut, in tokens.
 struct StreamCuts {
-  int32_t shortest = 0, longest = 0;
+  StreamPieces pieces;     // of a warp each, guided: half of what is left of an item, within these
   int32_t team_piece = 0;  // > 0: the stream warps of a CTA read each task together, and pieces are this long
 };
 

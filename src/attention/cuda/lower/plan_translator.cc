@@ -108,13 +108,7 @@ void PlanTranslator::CutItems(const PlanView& plan) {
   team_ = side_ = prompts_cut_ = false;
   if (spec_.deterministic) return;
   const auto merges = [&] {
-    return std::ranges::any_of(plan.merge_sets, [&](const MergeSet& set) {
-      int32_t items = 0;
-      for (const Contribution& c : plan.contributions.subspan(set.contribution_begin, set.contribution_count)) {
-        items += queued_.pieces(c.item).count;
-      }
-      return items > 1;
-    });
+    return std::ranges::any_of(plan.merge_sets, [](const MergeSet& set) { return set.contribution_count > 1; });
   };
   const StepCuts cuts = cutter_.Choose(queued_.items(), merges, layout_.own_states, costs_);
   dense_ctas_ = cuts.division.dense_ctas;
@@ -196,10 +190,6 @@ void PlanTranslator::FindChanges(const PlanView& plan, bool all) {
     if (std::exchange(emitted_[id], now) != now) changed_[id] = 1;
     if (changed_[id] != 0) PutParts(plan, id);
   }
-  for (const int32_t id : queued_.joined()) {
-    emitted_[id] = {};
-    PutParts(plan, id);
-  }
   sets_.Place(plan, places_);
   std::ranges::for_each(sets_.changed(), change_set);
 }
@@ -208,12 +198,10 @@ void PlanTranslator::FindChanges(const PlanView& plan, bool all) {
 void PlanTranslator::PutParts(const PlanView& plan, int32_t item_id) {
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
-  int32_t begin = 0;  // in the block of rows
+  BlockPacker packer(pieces.block_rows);
   for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
-    const int32_t rows = queued_.RowsOf(plan.merge_sets[set]);
-    if (begin + rows > pieces.block_rows) begin = 0;
-    sets_.Put(plan, item_id, set, pieces.count, 1 + ((begin + rows - 1) / 64 - begin / 64));
-    begin += rows;
+    const int32_t rows = queued_.RowsOf(plan.merge_sets[set]), begin = packer.Add(rows);
+    sets_.Put(plan, item_id, set, pieces.count, 1 + (begin + rows - 1) / kWarpgroupRows - begin / kWarpgroupRows);
   }
 }
 
@@ -237,11 +225,11 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
   blocks_[item_id] = {.begin = first, .count = count};
   const std::span<DeviceItem> blocks(&items_[first], static_cast<size_t>(count));
   for (DeviceItem& block : blocks) {
-    block.kv_begin = pieces.kv_begin;
-    block.kv_end = pieces.kv_end;
+    block.kv_begin = item.kv_begin;
+    block.kv_end = item.kv_end;
     block.page_begin = forest.branch_page_begin[item.page_row];
     block.read_once = pieces.read_once;
-    block.masked = pieces.masked;
+    block.masked = (item.flags & kItemMasked) != 0;
   }
   for (int32_t piece = 1; piece < pieces.count; ++piece) {
     COPPICE_DCHECK(num_items_ + std::ssize(blocks) <= layout_.max_items);
@@ -250,14 +238,14 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
       same_as_[num_items_] = same < 0 ? -1 : same + piece * count;
       DeviceItem& part = items_[num_items_++];
       part = blocks[block];
-      part.kv_begin = pieces.kv_begin + ends[piece - 1];
-      if (piece + 1 < pieces.count) part.kv_end = pieces.kv_begin + ends[piece];
+      part.kv_begin = item.kv_begin + ends[piece - 1];
+      if (piece + 1 < pieces.count) part.kv_end = item.kv_begin + ends[piece];
       part.member_begin += piece * item.member_count;
     }
   }
   num_members_ += int64_t{pieces.count} * item.member_count;
   if (pieces.count == 1) return;
-  for (DeviceItem& part : blocks) part.kv_end = pieces.kv_begin + ends.front();
+  for (DeviceItem& part : blocks) part.kv_end = item.kv_begin + ends.front();
 }
 
 // The blocks of the first piece, but for what it reads, and the members of all pieces.
@@ -268,10 +256,11 @@ void PlanTranslator::EmitBlocks(const PlanView& plan, int32_t item_id) {
   const Blocks before = blocks_[item_id];
   const int64_t first = num_items_;
   DeviceItem* block = nullptr;
+  BlockPacker packer(pieces.block_rows);
   int32_t rows_before = 0;  // in the piece
   for (const int32_t set_id : plan.members.subspan(item.member_begin, item.member_count)) {
-    const int32_t rows = queued_.RowsOf(plan.merge_sets[set_id]);
-    if (block == nullptr || block->rows + rows > pieces.block_rows) {
+    const int32_t rows = queued_.RowsOf(plan.merge_sets[set_id]), row_begin = packer.Add(rows);
+    if (row_begin == 0) {
       COPPICE_DCHECK(num_items_ < layout_.max_items);
       same_as_[num_items_] = num_items_ - first < before.count ? before.begin + static_cast<int32_t>(num_items_ - first) : -1;
       block = &items_[num_items_++];
@@ -281,7 +270,7 @@ void PlanTranslator::EmitBlocks(const PlanView& plan, int32_t item_id) {
       block->dense = pieces.block_rows == kDenseRows;
       block->rows_per_member = static_cast<uint16_t>(rows);
     }
-    const MemberPlace place{.index = member++, .rows_before = rows_before, .row_begin = block->rows};
+    const MemberPlace place{.index = member++, .rows_before = rows_before, .row_begin = row_begin};
     if (EmitMember(plan, item_id, set_id, place) && block->member_count == 0) same_as_[num_items_ - 1] = -1;
     if (rows != block->rows_per_member) block->rows_per_member = 0;
     ++block->member_count;
@@ -347,9 +336,9 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   const int64_t heads = spec_.num_kv_heads;
   const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
-  const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min<int64_t>(heads, 8));
+  const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min(heads, kMostTaskHeads));
   for (DeviceItem& item : std::span(items_).first(num_items_)) {
-    const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > 8 ? 8 : 1);  // many rows: more to store and to fold
+    const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > kStreamRows / 2 ? kWideHeadWork : 1);
     item.head_count = static_cast<uint16_t>(team_ || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
   }
 }

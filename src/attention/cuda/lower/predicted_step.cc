@@ -71,11 +71,7 @@ double PredictStepNs(const LoweredView& lowered) {
     step.Add(item, translator.PieceEnds(item.item), translator.SetStates(first_set));
   }
   for (const MergeSet& set : plan.merge_sets) {
-    int32_t items = 0;
-    for (const Contribution& c : plan.contributions.subspan(set.contribution_begin, set.contribution_count)) {
-      items += translator.queued().pieces(c.item).count > 0;
-    }
-    if (items > 1) step.AddMerges(1, int64_t{translator.queued().RowsOf(set)} * items);
+    if (set.contribution_count > 1) step.AddMerges(1, int64_t{translator.queued().RowsOf(set)} * set.contribution_count);
   }
   return step.Ns(translator.team());
 }

@@ -1,5 +1,5 @@
 // The items of a plan that are run, before they are cut for SMs and warps: each gets its kind and its part of what is read from
-// memory, and the row tiles of a prompt read on through what they have in common. Layer: attention/cuda.
+// memory. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,12 @@ namespace coppice::attention::cuda {
 
 // How a plan item is run.
 struct ItemPieces {
-  int32_t count = 1;                 // along KV. 0: tiles of a prompt read it
-  int32_t ends_begin = 0;            // of the translator's piece ends: where all but the last end, from kv_begin
-  int32_t kv_begin = 0, kv_end = 0;  // of a prompt's tile: with what it reads on through
-  int32_t state_begin = 0;           // count > 1: of its first piece
+  int32_t count = 1;        // along KV
+  int32_t ends_begin = 0;   // of the translator's piece ends: where all but the last end, from the item's kv_begin
+  int32_t state_begin = 0;  // count > 1: of its first piece
   int32_t rows = 0;
   int32_t block_rows = kDenseRows;  // rows of a task at most; StreamRows: a stream tile's
-  bool masked = false;
-  bool read_once = false;  // by one task, each kv head
+  bool read_once = false;           // by one task, each kv head
 };
 
 // Allocates in its constructor only.
@@ -31,12 +29,11 @@ class QueuedItems {
  public:
   QueuedItems(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes, int num_sms);
 
-  // Takes the queued items of a plan, in queue order but where prompts were joined: then longest first. Rows are counted again of
-  // `changed` items only: all that are not as they were in the plan before.
+  // Takes the queued items of a plan, in queue order. Rows are counted again of `changed` items only: all that are not as they were
+  // in the plan before.
   void Collect(const PlanView& plan, std::span<const int32_t> changed, const PrefixForestView& forest, const SmCosts& costs);
 
   std::span<const QueuedItem> items() const { return items_; }
-  std::span<const int32_t> joined() const { return joined_; }  // queued too, but read by tiles of a prompt
   ItemPieces& pieces(int32_t item) { return pieces_[item]; }
   const ItemPieces& pieces(int32_t item) const { return pieces_[item]; }
   // Rows of a merge set under one kv head.
@@ -49,22 +46,13 @@ class QueuedItems {
     int32_t blocks = 0;  // of dense tiles
   };
   Rows CountRows(const PlanView& plan, const WorkItem& item) const;
-  void JoinPromptTiles(const PlanView& plan);
-  // The tiles of a branch that begin where its first one does.
-  struct PromptTiles {
-    int32_t kv_begin = 0, longest = 0;  // tokens
-  };
-  void AlignPromptTiles(const PlanView& plan);
-  void DropJoined(const PlanView& plan, const PrefixForestView& forest);
+
   AttentionSpec spec_;
   int num_sms_;
   std::vector<ItemPieces> pieces_;  // [plan item]
   std::vector<Rows> rows_;          // [plan item]
   std::vector<QueuedItem> items_;
-  std::vector<int32_t> joined_;
-  std::vector<int32_t> tiles_;         // of a prompt
-  std::vector<int32_t> masked_tiles_;  // of items_
-  std::vector<PromptTiles> prompts_;   // [branch]
+  PromptCuts prompts_;
   ReadCounts reads_;
 };
 

@@ -49,13 +49,10 @@ class SmCosts {
   // An item of so many rows and tokens under one kv head as stream tasks beside others.
   double StreamItemNs(int64_t rows, int64_t tokens) const;
   // Folding one more piece of an item of this many rows: four rows in one pass, a warp 16 rows after each other.
-  double FoldNs(int64_t rows) const {
-    return rates_.fold_pass_ns * static_cast<double>(CeilDiv(std::min<int64_t>(rows, kFoldWarpRows), kFoldRows));
-  }
-  // A stream warp's fold of a set from the L2. It waits for its ticket, the contributions and the code first, as long as six passes
-  // take.
+  double FoldNs(int64_t rows) const { return rates_.fold_pass_ns * static_cast<double>(FoldPasses(rows)); }
+  // A stream warp's fold of a set from the L2.
   double StreamFoldNs(int64_t rows, int64_t states) const {
-    return 6 * rates_.fold_pass_ns + static_cast<double>(states) * FoldNs(rows);
+    return rates_.fold_pass_ns * static_cast<double>(kFoldStartPasses + states * FoldPasses(rows));
   }
 
  private:

@@ -26,6 +26,7 @@ class CutPricer final : public StepPricer {
         cost_(spec, traits, machine),
         costs_(machine.sm, spec, traits),
         cutter_(spec, capacity.page_size, traits.workers, MostRanges(capacity, sizes)),
+        prompts_(capacity.max_branches, MostRanges(capacity, sizes)),
         reads_(capacity.max_nodes) {
     const size_t most = MostRanges(capacity, sizes);
     items_.reserve(most);
@@ -37,6 +38,7 @@ class CutPricer final : public StepPricer {
 
   double StepNs(const StepRanges& step) override {
     Collect(step);
+    prompts_.Align(items_);
     reads_.Count(items_, {.parent = step.node_parent, .begin = step.node_begin, .end = step.node_end}, costs_);
     const StepCuts cuts = cutter_.Choose(
         items_, [this] { return merges_ > 0; }, own_states_, costs_);
@@ -74,7 +76,8 @@ class CutPricer final : public StepPricer {
                         .rows = range.rows,
                         .tokens = std::max(0, range.end - range.begin),
                         .cut_tokens = std::max(0, range.end - range.begin),
-                        .most_set_rows = range.set_rows});
+                        .most_set_rows = range.set_rows,
+                        .prompt = range.prompt});
     }
     for (QueuedItem& item : items_) {
       item.most_set_rows = std::max(item.most_set_rows, set_rows_[item.item]);
@@ -114,6 +117,7 @@ class CutPricer final : public StepPricer {
   CostModel cost_;
   SmCosts costs_;
   StepCutter cutter_;
+  PromptCuts prompts_;
   ReadCounts reads_;
   std::vector<QueuedItem> items_;
   std::vector<int32_t> ends_, ends_begin_;  // of all pieces but each item's last; [item]

@@ -7,7 +7,7 @@
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan_units.h"
-#include "attention/team_cuts.h"
+#include "attention/stream_cuts.h"
 #include "core/math.h"
 
 namespace coppice::attention::cuda {
@@ -45,6 +45,24 @@ int32_t DenseBlocks(int32_t rows, int32_t set_rows) {
   set_rows = std::max(set_rows, 1);
   const int32_t block_sets = std::max(kDenseRows / set_rows, 1);
   return static_cast<int32_t>(CeilDiv(CeilDiv(rows, set_rows), block_sets));
+}
+
+void PromptCuts::Align(std::span<QueuedItem> items) {
+  tiles_.clear();
+  for (QueuedItem& item : items) {
+    if (!item.dense || item.prompt < 0) continue;
+    tiles_.push_back(&item);
+    prompts_[item.prompt] = {.kv_begin = kLive, .longest = 0};
+  }
+  for (const QueuedItem* tile : tiles_) {
+    Prompt& prompt = prompts_[tile->prompt];
+    if (tile->kv_begin < prompt.kv_begin) prompt = {.kv_begin = tile->kv_begin, .longest = 0};
+    if (tile->kv_begin == prompt.kv_begin) prompt.longest = std::max(prompt.longest, tile->tokens);
+  }
+  for (QueuedItem* tile : tiles_) {
+    const Prompt& prompt = prompts_[tile->prompt];
+    if (tile->kv_begin == prompt.kv_begin) tile->cut_tokens = prompt.longest;
+  }
 }
 
 std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "attention/cuda/lower/sm_costs.h"
@@ -18,22 +19,54 @@ struct QueuedItem {
   int32_t kv_begin, rows;
   int32_t blocks;  // of rows, in dense tiles, which hold whole merge sets
   int32_t tokens;
-  int32_t cut_tokens;     // of the longest tile of the same prompt, which reads on from the same place: they are cut alike
+  int32_t cut_tokens;     // PromptCuts
   int32_t most_set_rows;  // of its merge sets
+  int32_t prompt;         // the branch that it is masked for: most likely it is a row tile of a prompt; -1: not masked
   bool dense;
   bool read_once;        // by one task, each kv head
   double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
 };
 
+// Puts merge sets into blocks of so many rows at most, one after the other and none in two blocks.
+class BlockPacker {
+ public:
+  explicit BlockPacker(int32_t block_rows) : block_rows_(block_rows) {}
+  // The first row of the next set in its block: 0 begins a block.
+  int32_t Add(int32_t set_rows) {
+    if (blocks_ == 0 || end_ + set_rows > block_rows_) ++blocks_, end_ = 0;
+    return std::exchange(end_, end_ + set_rows);
+  }
+  int32_t blocks() const { return blocks_; }
+
+ private:
+  int32_t block_rows_, end_ = 0, blocks_ = 0;
+};
 // Dense tiles of so many rows in merge sets of set_rows.
 int32_t DenseBlocks(int32_t rows, int32_t set_rows);
 
-// The tokens of all tasks, uncut, where teams read the step: all its items stream, and each SM can have one task (team_cuts.h).
+// The tokens of all tasks, uncut, where teams read the step: all its items stream, and each SM can have one task (stream_cuts.h).
 std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms);
 
 // Which items are dense. Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range
 // again for every few rows, and those of more than eight are slow unless teams read them.
 void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs);
+
+// Row tiles of a prompt end one after the other, but what they read begins at one place: cut at the same places they share it.
+// Allocates in its constructor only.
+class PromptCuts {
+ public:
+  PromptCuts(int32_t max_branches, size_t max_items) : prompts_(max_branches) { tiles_.reserve(max_items); }
+  // Of dense items of one prompt that begin where its first one does, cut_tokens becomes the tokens of the longest. REQUIRES:
+  // kinds.
+  void Align(std::span<QueuedItem> items);
+
+ private:
+  struct Prompt {
+    int32_t kv_begin = 0, longest = 0;  // of the tiles that begin there, in tokens
+  };
+  std::vector<Prompt> prompts_;     // [branch]
+  std::vector<QueuedItem*> tiles_;  // of any prompt
+};
 
 // The nodes of a forest, by slot.
 struct ForestNodes {
