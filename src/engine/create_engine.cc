@@ -42,11 +42,6 @@ Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options
 // Rows of logits that a GPU's step has at a time. More would make no product of so many columns faster.
 constexpr int32_t kMostLogitRows = 512;
 
-// What product inputs, and weights that are converted, must have; none: any.
-std::optional<DType> WantedDType(const EngineOptions& options) {
-  return options.weights == WeightForm::kF32 ? DType::kF32 : options.dtype;
-}
-
 KeepStored KeepStoredOf(WeightForm form) {
   switch (form) {
     case WeightForm::kFastest: return KeepStored::kWhereFaster;
@@ -61,13 +56,6 @@ KeepStored KeepStoredOf(WeightForm form) {
 DType SuitableDType(const Checkpoint& checkpoint, const EngineOptions& options, DeviceKind device) {
   const bool is_open = device != DeviceKind::kCpu && options.weights == WeightForm::kFastest;
   return is_open ? checkpoint.SuitableHalf() : DType::kBF16;
-}
-
-// The device that the options name: of "auto" one that holds the weights as they say.
-Result<std::unique_ptr<Device>> OpenNamedDevice(const EngineOptions& options, ThreadPool* threads) {
-  COPPICE_ASSIGN_OR_RETURN(DeviceName name, ParseDeviceName(options.device));
-  if (name.optional && options.weights == WeightForm::kStored) name = {.kind = DeviceKind::kCpu};
-  return OpenDevice(name, WantedDType(options), threads);
 }
 
 // Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
@@ -86,9 +74,8 @@ Result<int32_t> NumPages(const Device& device, const EngineOptions& options, int
                                                   std::to_string(memory->total_bytes) + " bytes are free"
                                             : "";
     return ResourceExhausted("the KV cache would have " + std::to_string(pages) + " pages of " + std::to_string(page_bytes) +
-                             " bytes on " + device.name() + figures + "; expected at least 2: raise " +
-                             (device.kind() == DeviceKind::kCpu ? "kv_cache_bytes" : "kv_cache_bytes or gpu_memory_utilization") +
-                             " or free some memory");
+                             " bytes on " + device.name() + figures + "; expected at least 2: raise kv_cache_bytes (--kv-cache)" +
+                             (device.kind() == DeviceKind::kCpu ? "" : " or gpu_memory_utilization") + " or free some memory");
   }
   return static_cast<int32_t>(pages);
 }
@@ -220,7 +207,7 @@ Result<std::shared_ptr<DraftDistributions>> MakeDistributions(const EngineOption
                                                               ThreadPool* threads) {
   if (options.draft != DraftMode::kModel) return std::shared_ptr<DraftDistributions>();
   if (on_cpu) return std::make_shared<DraftDistributions>(vocab_size);
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, threads));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, threads));
   // Of a step's drafts: as deep as was asked for, and no more than a step has rows.
   const int64_t rows = std::min<int64_t>(int64_t{options.max_running} * options.draft_tokens, options.max_batch_tokens);
   return DraftDistributions::CreateOn(std::move(device), static_cast<int32_t>(rows), vocab_size);
@@ -236,7 +223,7 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.draft_model_path));
   COPPICE_RETURN_IF_ERROR(CheckSameVocabulary(target, *checkpoint, options.draft_model_path));
   options.max_context = std::min(options.max_context, checkpoint->config().longest_context());
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, parts.threads.get()));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, parts.threads.get()));
   COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total, std::move(device),
                                                          parts.threads.get(), parts.context.get(), std::move(distributions)));
   return std::unique_ptr<Drafter>(new ModelDrafter({.cache = std::move(loaded.cache),
@@ -287,10 +274,10 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
   COPPICE_RETURN_IF_ERROR(CompleteOptions(config, &options));
   TakeTokenizer(*checkpoint, &parts);
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenNamedDevice(options, parts.threads.get()));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, parts.threads.get()));
   // The draft model's is the same one.
   const bool on_cpu = device->kind() == DeviceKind::kCpu;
-  options.device = on_cpu ? "cpu" : "cuda:" + std::to_string(device->ordinal());
+  options.device = NameOf(*device);
   COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(*device, parts.threads.get()));
   if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = on_cpu ? 0 : 1;
   COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<DraftDistributions> distributions,

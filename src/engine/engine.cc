@@ -40,6 +40,7 @@ using Clock = RequestState::Clock;
 RequestLimits LimitsOf(const EngineParts& parts) {
   return {.vocab_size = parts.runner->info().model.vocab_size,
           .max_context = parts.options.max_context,
+          .longest_context = parts.runner->info().model.longest_context(),
           .page_size = parts.cache->page_size(),
           .num_pages = parts.cache->usage().pages_total,
           .max_running = parts.options.max_running,
@@ -229,7 +230,8 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path) 
   COPPICE_ASSIGN_OR_RETURN(const StoredPrefix prefix, ReadPrefixFile(path, prefixes_.origin()));
   if (prefix.tokens.empty() || std::ssize(prefix.tokens) > limits_.max_context) {
     return InvalidArgument(path + ": the prefix has " + std::to_string(prefix.tokens.size()) + " tokens, expected 1.." +
-                           std::to_string(limits_.max_context) + " (max_context)");
+                           std::to_string(limits_.max_context) +
+                           (prefix.tokens.empty() ? "" : ": load a shorter one" + HowToFit(std::ssize(prefix.tokens), limits_)));
   }
   const std::lock_guard between_steps(stepping_);
   if (books_in_doubt_) StartOver();

@@ -39,7 +39,7 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     ThreadPool threads(1);
-    const Result<std::unique_ptr<Device>> device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads);
+    const Result<std::unique_ptr<Device>> device = OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, &threads);
     if (!device.ok()) GTEST_SKIP() << device.status().ToString();
     on_gpu_ = (*device)->kind() == DeviceKind::kCuda;
   }
@@ -390,7 +390,7 @@ TEST_P(EngineDevice, DeterministicModeGivesTheSameBitsWarmAndCold) {
 // Another process has taken the device's memory: in the middle of the weights, or before the first page.
 TEST_P(EngineDevice, TooLittleMemoryIsToldWithFigures) {
   ThreadPool threads(1);
-  const auto device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads).value();
+  const auto device = OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, &threads).value();
   if (device->kind() == DeviceKind::kCpu) GTEST_SKIP() << "the CPU's memory is not ours to take";
   for (const int64_t left : {int64_t{32} << 20, int64_t{400} << 20}) {
     const Device::MemoryInfo before = device->GetMemoryInfo().value();
@@ -418,7 +418,7 @@ TEST_P(EngineDevice, LongRunsDoNotGrow) {
 #endif
   const int64_t steps = std::getenv("COPPICE_LONG_TEST") != nullptr ? 100'000 : 2'000;
   ThreadPool threads(1);
-  const auto device = OpenDevice(ParseDeviceName(GetParam()).value(), DType::kBF16, &threads).value();
+  const auto device = OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, &threads).value();
   const TestedEngine tested =
       Make("llama-hd64-long",
            // Graphs take each other's place all the time.

@@ -24,23 +24,55 @@ Result<DeviceName> ParseDeviceName(std::string_view text) {
   return InvalidArgument("device is \"" + std::string(text) + "\", expected auto, cpu, cuda or cuda:0");
 }
 
-namespace {
-
-Result<std::unique_ptr<Device>> OpenCpu(std::optional<DType> dtype, Executor* executor) {
-  if (dtype != DType::kF16) return Device::CreateCpu(executor);
-  return InvalidArgument("a CPU computes in bf16 or f32; f16 was asked for: use a CUDA device, or leave the dtype out");
+std::string NameOf(const Device& device) {
+  return device.kind() == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(device.ordinal());
 }
 
-}  // namespace
+std::optional<DType> WantedDType(const EngineOptions& options) {
+  return options.weights == WeightForm::kF32 ? DType::kF32 : options.dtype;
+}
 
-Result<std::unique_ptr<Device>> OpenDevice(const DeviceName& name, std::optional<DType> dtype, Executor* executor) {
-  if (name.kind == DeviceKind::kCpu || (name.optional && dtype == DType::kF32)) return OpenCpu(dtype, executor);
-  if (dtype == DType::kF32) {
-    return InvalidArgument("a CUDA device computes in bf16 or f16; f32 was asked for: use the CPU, or leave the dtype out");
+Status CheckComputesOn(DeviceKind kind, const EngineOptions& options) {
+  const bool is_cpu = kind == DeviceKind::kCpu;
+  const std::string device = options.device == "auto" && is_cpu ? "auto, the CPU here" : options.device;
+  const auto refuse = [](const std::string& what, const std::string& expected) {
+    return InvalidArgument(what + ": expected " + expected);
+  };
+  if (options.weights == WeightForm::kStored) {
+    constexpr char kReason[] = ", since only CPUs multiply with a file's blocks";
+    if (!is_cpu) return refuse("weights is stored and device " + device, std::string("device cpu or weights fastest") + kReason);
+    if (options.dtype == DType::kF16)
+      return refuse("weights is stored and dtype f16", std::string("dtype bf16 or f32, or weights fastest") + kReason);
   }
-  Result<std::unique_ptr<Device>> device = Device::CreateCuda(name.ordinal);
-  if (!device.ok() && name.optional && device.status().code() == StatusCode::kUnavailable) return OpenCpu(dtype, executor);
-  return device;
+  const std::optional<DType> dtype = WantedDType(options);
+  if (is_cpu && dtype == DType::kF16)
+    return refuse("dtype is f16 and device " + device, "dtype bf16 or f32, or a CUDA device, since CPUs compute in these two");
+  if (!is_cpu && dtype == DType::kF32) {
+    constexpr char kReason[] = ", since CUDA devices compute in bf16 and f16";
+    return options.weights == WeightForm::kF32
+               ? refuse("weights is f32 and device " + device, std::string("device cpu, or weights fastest or bf16") + kReason)
+               : refuse("dtype is f32 and device " + device, std::string("device cpu, or dtype bf16 or f16") + kReason);
+  }
+  return OkStatus();
+}
+
+Status CheckDevice(const EngineOptions& options) {
+  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
+  if (name.optional && CheckComputesOn(DeviceKind::kCuda, options).ok()) return OkStatus();
+  return CheckComputesOn(name.optional ? DeviceKind::kCpu : name.kind, options);
+}
+
+Result<std::unique_ptr<Device>> OpenDevice(const EngineOptions& options, Executor* executor) {
+  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
+  Status status = CheckComputesOn(name.kind, options);
+  if (status.ok() && name.kind == DeviceKind::kCuda) {
+    Result<std::unique_ptr<Device>> device = Device::CreateCuda(name.ordinal);
+    if (device.ok() || device.status().code() != StatusCode::kUnavailable) return device;
+    status = device.status();
+  }
+  if (name.optional) status = CheckComputesOn(DeviceKind::kCpu, options);
+  COPPICE_RETURN_IF_ERROR(status);
+  return Device::CreateCpu(executor);
 }
 
 }  // namespace coppice

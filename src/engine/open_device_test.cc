@@ -21,27 +21,86 @@ TEST(DeviceName, NamesADeviceOrIsRefused) {
   }
 }
 
-TEST(OpenDevice, TheCpuComputesInBf16AndF32) {
-  ThreadPool threads(1);
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    EXPECT_EQ(OpenDevice({}, dtype, &threads).value()->kind(), DeviceKind::kCpu);
+constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+constexpr WeightForm kWeightForms[] = {WeightForm::kFastest, WeightForm::kStored, WeightForm::kBF16, WeightForm::kF32};
+
+TEST(CheckComputesOn, FormsOfWeightsAndDTypesOfEachKind) {
+  for (const WeightForm weights : kWeightForms) {
+    for (const DType dtype : kDTypes) {
+      const EngineOptions options{.dtype = dtype, .weights = weights};
+      const bool exact = weights == WeightForm::kF32 || dtype == DType::kF32;
+      EXPECT_EQ(CheckComputesOn(DeviceKind::kCuda, options).ok(), !exact && weights != WeightForm::kStored)
+          << Name(weights) << " " << Name(dtype);
+      // f32 products leave the dtype to KV, which may be f16.
+      EXPECT_EQ(CheckComputesOn(DeviceKind::kCpu, options).ok(), dtype != DType::kF16 || weights == WeightForm::kF32)
+          << Name(weights) << " " << Name(dtype);
+    }
+    EXPECT_TRUE(CheckComputesOn(DeviceKind::kCpu, {.weights = weights}).ok());
   }
-  // f32 is for exactness, which a GPU's matrix units do not have: auto takes the CPU.
-  EXPECT_EQ(OpenDevice(ParseDeviceName("auto").value(), DType::kF32, &threads).value()->kind(), DeviceKind::kCpu);
-  EXPECT_EQ(OpenDevice(ParseDeviceName("cuda").value(), DType::kF32, &threads).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST(OpenDevice, TheCpuDoesNotComputeInF16) {
+TEST(CheckDevice, WhatNoDeviceOfTheNameComputesIsRefusedByName) {
+  for (const WeightForm weights : kWeightForms) {
+    for (const DType dtype : kDTypes) {
+      const auto ok = [&](const char* device) {
+        const Status status = CheckDevice({.device = device, .dtype = dtype, .weights = weights});
+        return status.ok() || status.code() != StatusCode::kInvalidArgument;
+      };
+      EXPECT_EQ(ok("auto"), ok("cpu") || ok("cuda")) << Name(weights) << " " << Name(dtype);
+    }
+  }
+  const auto message = [](const EngineOptions& options) { return CheckDevice(options).message(); };
+  EXPECT_EQ(message({.device = "cuda:1", .weights = WeightForm::kStored}),
+            "weights is stored and device cuda:1: expected device cpu or weights fastest, since only CPUs multiply with a file's "
+            "blocks");
+  EXPECT_EQ(
+      message({.device = "cuda", .weights = WeightForm::kF32}),
+      "weights is f32 and device cuda: expected device cpu, or weights fastest or bf16, since CUDA devices compute in bf16 and "
+      "f16");
+  EXPECT_EQ(message({.device = "cuda", .dtype = DType::kF32}),
+            "dtype is f32 and device cuda: expected device cpu, or dtype bf16 or f16, since CUDA devices compute in bf16 and f16");
+  EXPECT_EQ(message({.device = "cpu", .dtype = DType::kF16}),
+            "dtype is f16 and device cpu: expected dtype bf16 or f32, or a CUDA device, since CPUs compute in these two");
+  EXPECT_EQ(
+      message({.device = "auto", .dtype = DType::kF16, .weights = WeightForm::kStored}),
+      "weights is stored and dtype f16: expected dtype bf16 or f32, or weights fastest, since only CPUs multiply with a file's "
+      "blocks");
+  EXPECT_EQ(message({.device = "gpu"}), "device is \"gpu\", expected auto, cpu, cuda or cuda:0");
+}
+
+TEST(OpenDevice, AutoIsTheCpuWhereAGpuDoesNotComputeSo) {
   ThreadPool threads(1);
-  const Status status = OpenDevice(ParseDeviceName("cpu").value(), DType::kF16, &threads).status();
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("f16 was asked for"), std::string::npos) << status.message();
+  // f32 is for exactness, which a GPU's matrix units do not have, and blocks of a file are multiplied by CPUs alone.
+  for (const EngineOptions& options : {EngineOptions{.dtype = DType::kF32}, EngineOptions{.weights = WeightForm::kF32},
+                                       EngineOptions{.weights = WeightForm::kStored}, EngineOptions{.device = "cpu"}}) {
+    const auto device = OpenDevice(options, &threads);
+    ASSERT_TRUE(device.ok()) << device.status().ToString();
+    EXPECT_EQ((*device)->kind(), DeviceKind::kCpu);
+    EXPECT_EQ(NameOf(**device), "cpu");
+  }
+  for (const EngineOptions& options :
+       {EngineOptions{.device = "cuda", .dtype = DType::kF32}, EngineOptions{.device = "cuda", .weights = WeightForm::kStored},
+        EngineOptions{.device = "cpu", .dtype = DType::kF16}}) {
+    EXPECT_EQ(OpenDevice(options, &threads).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(OpenDevice(options, &threads).status().message(), CheckDevice(options).message());
+  }
 }
 
 TEST(OpenDevice, ADeviceThatIsNotThereIsNamedUnlessOptional) {
   ThreadPool threads(1);
-  EXPECT_EQ(OpenDevice(ParseDeviceName("cuda:4000").value(), DType::kBF16, &threads).status().code(), StatusCode::kUnavailable);
-  EXPECT_TRUE(OpenDevice(ParseDeviceName("auto").value(), DType::kBF16, &threads).ok());
+  EXPECT_EQ(OpenDevice({.device = "cuda:4000"}, &threads).status().code(), StatusCode::kUnavailable);
+  const auto device = OpenDevice({.device = "auto"}, &threads);
+  ASSERT_TRUE(device.ok()) << device.status().ToString();
+  // f16 is what GPUs alone compute in: without one it is refused, and the message says that there is none.
+  const Status f16 = OpenDevice({.device = "auto", .dtype = DType::kF16}, &threads).status();
+  if ((*device)->kind() == DeviceKind::kCuda) {
+    EXPECT_TRUE(f16.ok()) << f16.ToString();
+  } else {
+    EXPECT_EQ(
+        f16.message(),
+        "dtype is f16 and device auto, the CPU here: expected dtype bf16 or f32, or a CUDA device, since CPUs compute in these "
+        "two");
+  }
 }
 
 }  // namespace

@@ -77,18 +77,7 @@ Status ValidateOptions(const EngineOptions& options) {
     return InvalidArgument("weights is bf16 and dtype " + dtype + ": expected weights fastest or f32, since products in " + dtype +
                            " read no bf16");
   }
-  COPPICE_ASSIGN_OR_RETURN(const DeviceName device, ParseDeviceName(options.device));
-  if (options.weights == WeightForm::kStored) {
-    if (device.kind != DeviceKind::kCpu && !device.optional) {
-      return InvalidArgument("weights is stored and device " + options.device +
-                             ": expected device cpu or weights fastest, since only CPUs multiply with a file's blocks");
-    }
-    if (options.dtype == DType::kF16) {
-      return InvalidArgument(
-          "weights is stored and dtype f16: expected dtype bf16 or f32, or weights fastest, since only CPUs "
-          "multiply with a file's blocks");
-    }
-  }
+  COPPICE_RETURN_IF_ERROR(CheckDevice(options));
   return CheckDrafts(options);
 }
 

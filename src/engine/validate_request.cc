@@ -113,7 +113,7 @@ Status CheckSamples(int32_t n, const RequestLimits& limits) {
   if (n <= most) return OkStatus();
   return Refuse("n", n,
                 "at most " + std::to_string(most) + ", the pages of the KV cache: a sample needs one of its own to run; ask for " +
-                    "fewer, or raise kv_cache_bytes");
+                    "fewer, or raise kv_cache_bytes (--kv-cache)");
 }
 
 }  // namespace
@@ -132,15 +132,22 @@ Status ValidateParameters(const Request& request) {
   return CheckSampling(request.sampling);
 }
 
+std::string HowToFit(int64_t tokens, const RequestLimits& limits) {
+  const std::string limit = std::to_string(limits.longest_context);
+  return tokens <= limits.longest_context ? ", or raise max_context (--max-context), which this model lets be " + limit
+                                          : "; the limit of this model is " + limit;
+}
+
 Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   COPPICE_RETURN_IF_ERROR(ValidateParameters(request));
   COPPICE_RETURN_IF_ERROR(CheckSamples(request.n, limits));
   const int64_t prompt = static_cast<int64_t>(request.prompt_ids.size());
   if (prompt == 0) return InvalidArgument("the prompt is empty: give at least one token");
-  if (prompt + (request.max_tokens > 0) > limits.max_context) {
+  const int64_t least = prompt + (request.max_tokens > 0);
+  if (least > limits.max_context) {
     return InvalidArgument("the prompt has " + std::to_string(prompt) + " tokens, the context length is " +
                            std::to_string(limits.max_context) + (request.max_tokens > 0 ? " and must hold at least one more" : "") +
-                           ": shorten the prompt");
+                           ": shorten the prompt" + HowToFit(least, limits));
   }
   COPPICE_RETURN_IF_ERROR(CheckIds("prompt_ids", request.prompt_ids, limits.vocab_size));
   COPPICE_RETURN_IF_ERROR(CheckIdList("stop_token_ids", request.stop_token_ids, limits.vocab_size));
@@ -163,7 +170,7 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   const int64_t pages = (longest + limits.page_size - 1) / limits.page_size + 1;
   if (pages > limits.num_pages) {
     return InvalidArgument("one sample of this request needs " + std::to_string(pages) + " pages of KV, the cache has " +
-                           std::to_string(limits.num_pages) + ": raise kv_cache_bytes or lower max_tokens");
+                           std::to_string(limits.num_pages) + ": raise kv_cache_bytes (--kv-cache) or lower max_tokens");
   }
   return OkStatus();
 }

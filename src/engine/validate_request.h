@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
@@ -11,7 +12,8 @@ namespace coppice {
 
 struct RequestLimits {
   int32_t vocab_size = 0;
-  int32_t max_context = 0;  // tokens
+  int32_t max_context = 0;      // tokens
+  int32_t longest_context = 0;  // that EngineOptions::max_context may ask for: the model's own limit
   int32_t page_size = 16, num_pages = 0;
   int32_t max_running = 1;
   bool has_tokenizer = false;
@@ -24,6 +26,10 @@ struct RequestLimits {
 Status ValidateParameters(const Request& request);
 // That, and what the model, the context and the cache allow. Sizes are checked before anything is allocated for the request.
 Status ValidateRequest(const Request& request, const RequestLimits& limits);
+
+// For a message about `tokens` tokens that are more than max_context: how they would fit, ", or raise max_context ..." where that
+// helps; else the model's limit.
+std::string HowToFit(int64_t tokens, const RequestLimits& limits);
 
 // Temperatures that are so small that 1 / temperature times a logit leaves the range of float: greedy, as everything below.
 inline constexpr float kSmallestTemperature = 1e-6f;

@@ -17,8 +17,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr RequestLimits kLimits{
-    .vocab_size = 100, .max_context = 64, .page_size = 4, .num_pages = 40, .max_running = 8, .has_tokenizer = true};
+constexpr RequestLimits kLimits{.vocab_size = 100,
+                                .max_context = 64,
+                                .longest_context = 200,
+                                .page_size = 4,
+                                .num_pages = 40,
+                                .max_running = 8,
+                                .has_tokenizer = true};
 
 Status Validated(const std::function<void(Request&)>& change, const RequestLimits& limits = kLimits) {
   Request request{.prompt_ids = {1, 2, 3}};
@@ -35,6 +40,28 @@ TEST(ValidateRequest, NumbersOfSamplesAreBoundedByTheCache) {
   small_cache.max_running = 30;  // samples take turns
   EXPECT_TRUE(Validated([](Request& r) { r.n = 30, r.max_tokens = 2; }, small_cache).ok());
   EXPECT_FALSE(Validated([](Request& r) { r.n = 31, r.max_tokens = 2; }, small_cache).ok());
+}
+
+TEST(ValidateRequest, ALongPromptIsToldWhatWouldHoldIt) {
+  const auto message = [](size_t tokens, int32_t max_tokens, const RequestLimits& limits = kLimits) {
+    return Validated([&](Request& r) { r.prompt_ids.assign(tokens, 1), r.max_tokens = max_tokens; }, limits).message();
+  };
+  EXPECT_EQ(message(63, 1), "");
+  EXPECT_EQ(message(64, 0), "");
+  EXPECT_EQ(message(64, 1),
+            "the prompt has 64 tokens, the context length is 64 and must hold at least one more: shorten the prompt, or raise "
+            "max_context (--max-context), which this model lets be 200");
+  EXPECT_EQ(message(200, 0),
+            "the prompt has 200 tokens, the context length is 64: shorten the prompt, or raise max_context (--max-context), which "
+            "this model lets be 200");
+  // More would not help.
+  EXPECT_EQ(message(200, 1),
+            "the prompt has 200 tokens, the context length is 64 and must hold at least one more: shorten the prompt; the limit of "
+            "this model is 200");
+  RequestLimits full = kLimits;
+  full.longest_context = full.max_context;
+  EXPECT_THAT(message(65, 0, full), AllOf(HasSubstr("context length is 64"), HasSubstr("the limit of this model is 64")));
+  EXPECT_THAT(message(64, 1, full), ::testing::Not(HasSubstr("max_context")));
 }
 
 TEST(ValidateRequest, ListsAreBounded) {

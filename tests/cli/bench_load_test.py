@@ -66,7 +66,9 @@ class BenchLoadTest(unittest.TestCase):
         report = self.bench("throughput", "--groups", 2, "--requests", 4, "--shared-tokens", 200, "--unique-tokens", 10, "--output-tokens", 8, "--repeats", 2, "--force-sharing")
         rows = {row["sharing"]: row["result"] for row in report["rows"]}
         self.assertEqual(list(rows), ["tree", "one-level", "store", "none"])
+        self.assertEqual(report["dtype"], "bf16", "what the engine chose")
         for mode, row in rows.items():
+            self.assertEqual(row["dtype"], "bf16")
             self.assertEqual((row["requests"], row["prompt_tokens"], row["output_tokens"]), (8, 8 * 210, 8 * 8))
             # Prompts that are computed in one step share whole pages of 16.
             self.assertGreaterEqual(row["hit_rate"], 0 if mode == "none" else 6 * 192 / (8 * 210))
@@ -95,7 +97,10 @@ class BenchLoadTest(unittest.TestCase):
         self.assertEqual(self.page().plots, 8 + 2 * 3)
 
     def test_sweep(self):
-        report = self.bench("throughput", "--workload", "ratio", "--requests", 3, "--total-tokens", 50, "--ratios", "4,9", "--modes", "tree")
+        report = self.bench("throughput", "--workload", "ratio", "--requests", 3, "--total-tokens", 50, "--ratios", "4,9", "--modes", "tree", "--dtype", "f32")
+        self.assertEqual([report["dtype"], *(row["result"]["dtype"] for row in report["rows"])], ["f32"] * 3)
+        with open(self.html, encoding="utf-8") as file:
+            self.assertIn("threads), f32; medians of", file.read())
         self.assertEqual([(row["x"], row["result"]["output_tokens"]) for row in report["rows"]], [(4, 30), (9, 15)])
         self.assertEqual(self.page().plots, 8 + 2 * 3)
 
@@ -103,6 +108,7 @@ class BenchLoadTest(unittest.TestCase):
         for args, part in ((["throughput", "--workload", "books"], "expected one of shared-prefix"),
                            (["throughput", "--workload", "sampling", "--groups", 3], "no --groups"),
                            (["throughput", "--workload", "document"], "context length is 2048"),
+                           (["throughput", "--shared-tokens", 200, "--max-context", 100], "raise --max-context, which this model lets be 2048"),
                            (["throughput", "--modes", "tree,all"], "'all' is no sharing mode"),
                            (["serve"], "--rate"),
                            (["serve", "--rate", "0"], "--rate")):
@@ -195,6 +201,12 @@ class BenchDecodeTest(unittest.TestCase):
         self.rows("--prompt-tokens", 8, "-n", 1, "--modes", "tree", "--repeats", 1, "--device", "cpu")
         with open(self.out, encoding="utf-8") as file:
             self.assertEqual(json.load(file)["engine_per"], "run")
+        # What --device and --dtype leave open is reported as it was chosen: f32 is the CPU's.
+        for weights, dtype in (("f32", "bf16"), ("stored", "bf16")):
+            self.rows("--prompt-tokens", 8, "-n", 1, "--modes", "tree", "--repeats", 1, "--weights", weights)
+            with open(self.out, encoding="utf-8") as file:
+                report = json.load(file)
+            self.assertEqual((report["device"], report["dtype"], report["engine_per"]), ("cpu", dtype, "run"))
         done = coppice("bench", "decode", "--model", TINY, "--engine-per", "case")
         self.assertEqual(done.returncode, 2)
         self.assertIn("'case' is none of auto, run and mode", done.stderr)

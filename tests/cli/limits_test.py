@@ -48,6 +48,14 @@ class RunLimitsTest(unittest.TestCase):
         done = limited(["inspect", "plan", "--threads", 1000], AS=6 << 30)
         self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done)
 
+    def test_dtypes_that_a_device_does_not_compute_in(self):
+        for options, words in ((["--device", "cuda", "--dtype", "f32"], "--dtype is f32 and device cuda: expected device cpu, or dtype bf16 or f16"),
+                               (["--device", "cuda:1", "--weights", "f32"], "--weights is f32 and device cuda:1: expected device cpu, or weights fastest or bf16"),
+                               (["--device", "cpu", "--dtype", "f16"], "--dtype is f16 and device cpu: expected dtype bf16 or f32, or a CUDA device")):
+            self.refused(options, words)
+        for options in (["--dtype", "f32"], ["--weights", "f32"]):  # auto is the CPU
+            self.assertEqual(run_json(*GOOD[1:], *options)["stats"]["samples"], 1)
+
     def test_other_sizes(self):
         for option in ("--page-size", "--max-running", "--max-batch-tokens", "--max-context", "--draft-tokens", "--draft-branches"):
             for value in (-1, 2**31 - 1, 2**31, 10**30):

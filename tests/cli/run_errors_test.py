@@ -64,8 +64,8 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error(["--model", TINY, "--prompt-ids", "320"], "320")  # the vocabulary is [0, 320)
 
     def test_prompt_over_the_context(self):
-        self.expect_error([*GOOD, "--max-context", "2"], "3", "2")
-        self.expect_error(["--model", TINY, "--prompt-ids", ",".join(["7"] * 2049)], "2049", "2048")
+        self.expect_error([*GOOD, "--max-context", "2"], "has 3 tokens", "length is 2 ", "raise max_context (--max-context)", "2048")
+        self.expect_error(["--model", TINY, "--prompt-ids", ",".join(["7"] * 2049)], "2049", "limit of this model is 2048")
 
     def test_prefix_files(self):
         self.expect_error([*GOOD, "--load-prefix", "none.safetensors"], "none.safetensors")

@@ -95,17 +95,16 @@ struct Case {
   Mode mode;
 };
 
-// Whether the device that `options` name is a GPU. Asked in a child process: one that has used a GPU cannot fork any more.
-Result<bool> RunsOnGpu(const EngineOptions& options) {
-  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
-  if (!name.optional) return name.kind == DeviceKind::kCuda;
+// The device that `options` name, which "auto" leaves to this machine. Asked in a child process: one that has used a GPU cannot
+// fork any more.
+Result<std::string> ChosenDevice(const EngineOptions& options) {
+  if (options.device != "auto") return options.device;
   COPPICE_ASSIGN_OR_RETURN(const ordered_json answer, MeasureInChild([&]() -> Result<ordered_json> {
                              ThreadPool threads(1);
-                             COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device,
-                                                      OpenDevice(name, options.dtype, &threads));
-                             return ordered_json(device->kind() == DeviceKind::kCuda);
+                             COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(options, &threads));
+                             return ordered_json(NameOf(*device));
                            }));
-  return answer.get<bool>();
+  return answer.get<std::string>();
 }
 
 EngineOptions OptionsFor(EngineOptions options, const Mode& mode, int32_t samples) {
@@ -221,10 +220,9 @@ class BenchDecode {
         for (const Mode mode : options_.modes) cases_.push_back({.job = {prompt, samples, mode}, .runs = {}, .without_room = {}});
       }
     }
-    if (options_.engine_life == EngineLife::kAuto) {
-      COPPICE_ASSIGN_OR_RETURN(const bool on_gpu, RunsOnGpu(options_.engine));
-      options_.engine_life = on_gpu ? EngineLife::kMode : EngineLife::kRun;
-    }
+    COPPICE_ASSIGN_OR_RETURN(options_.engine.device, ChosenDevice(options_.engine));
+    if (options_.engine_life == EngineLife::kAuto)
+      options_.engine_life = options_.engine.device == "cpu" ? EngineLife::kRun : EngineLife::kMode;
     CatchFirstInterrupt();
     const Status status = options_.engine_life == EngineLife::kMode ? MeasureByMode() : MeasureByRun();
     ShowProgress("");

@@ -179,9 +179,9 @@ Status PrepareEngine(BenchLoadOptions* options, ordered_json* report) {
   const ModelConfig& config = checkpoint->config();
   options->workload.vocab_size = config.vocab_size;
   options->workload.max_context = options->engine.max_context > 0 ? options->engine.max_context : config.max_position;
+  options->workload.longest_context = config.longest_context();
   const EngineOptions& engine = options->engine;
   report->update({{"model", engine.model_path.substr(engine.model_path.find_last_of('/') + 1)},
-                  {"dtype", engine.dtype ? Name(*engine.dtype) : "auto"},
                   {"page_size", engine.page_size},
                   {"max_running", engine.max_running},
                   {"max_batch_tokens", engine.max_batch_tokens},
@@ -231,6 +231,7 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
     }
   }
   COPPICE_ASSIGN_OR_RETURN(const std::vector<ordered_json> found, MeasureAll(options, cases));
+  if (!servers) report["dtype"] = found.front()["result"]["dtype"];  // that of the device at hand, so the same in all
   report["rows"] = ordered_json::array();
   COPPICE_RETURN_IF_ERROR(Print(FormatLoadHead(servers)));
   for (size_t c = 0; c < cases.size(); ++c) {

@@ -27,8 +27,10 @@ ordered_json Distribution(const std::vector<double>& values) {
           {"percentiles", percentiles}};
 }
 
-void AppendEngine(const EngineMetrics& metrics, ordered_json* json) {
-  json->update({{"hit_rate", Share(metrics.cached_tokens, metrics.cached_tokens + metrics.prefilled_tokens)},
+void AppendEngine(const EngineFigures& engine, ordered_json* json) {
+  const EngineMetrics& metrics = engine.metrics;
+  json->update({{"dtype", Name(engine.dtype)},
+                {"hit_rate", Share(metrics.cached_tokens, metrics.cached_tokens + metrics.prefilled_tokens)},
                 {"cached_tokens", metrics.cached_tokens},
                 {"prefilled_tokens", metrics.prefilled_tokens},
                 {"preemptions", metrics.preemptions},

@@ -7,12 +7,19 @@
 #include <optional>
 #include <vector>
 
+#include "coppice/core/types.h"
 #include "coppice/engine/engine.h"
 
 namespace coppice::cli {
 
 // Quantiles 0, 1, .. 100 percent of a set of measurements, linear between neighbours; empty for no measurement.
 std::vector<double> Percentiles(std::vector<double> values);
+
+// What an engine says of itself.
+struct EngineFigures {
+  EngineMetrics metrics;
+  DType dtype = DType::kBF16;  // of KV: what the engine chose, where its options leave it open
+};
 
 // What a server that was asked over HTTP says of itself, and what asking took.
 struct ServerFigures {
@@ -33,7 +40,7 @@ struct LoadResult {
   std::vector<double> ttft, tbt, latency, normalized_latency;
   int64_t stalled_200ms = 0, stalled_500ms = 0;  // requests with a TBT above (POD tables 4-6)
   // One of the two.
-  std::optional<EngineMetrics> engine;
+  std::optional<EngineFigures> engine;
   std::optional<ServerFigures> server;
 };
 

@@ -67,7 +67,7 @@ Result<LoadResult> RunLoad(Engine& engine, std::span<const WorkloadRequest> requ
                                     std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(arrivals[next])));
   }
   LoadResult result = run->recorder.Take();
-  result.engine = engine.Metrics();
+  result.engine = {.metrics = engine.Metrics(), .dtype = engine.model_info().kv_dtype};
   return result;
 }
 

@@ -146,6 +146,12 @@ void AppendTree(const std::vector<TreeLevel>& levels, size_t level, const std::v
   }
 }
 
+// For a message about a request of so many tokens, which are more than max_context; empty where no --max-context would hold it.
+std::string OrLongerContext(const WorkloadOptions& options, int64_t tokens) {
+  if (tokens > options.longest_context) return "";
+  return fmt::format(", or raise --max-context, which this model lets be {}", options.longest_context);
+}
+
 // Requests whose lengths are distributed as published, behind a system prompt of `shape.shared_tokens` that all share. As where
 // they were published, what is too long for the context is left out, and another one comes in its place.
 Result<std::vector<WorkloadRequest>> MakeLengths(const WorkloadOptions& options, const Shape& shape, TokenSource* source) {
@@ -161,10 +167,10 @@ Result<std::vector<WorkloadRequest>> MakeLengths(const WorkloadOptions& options,
       prompt = source->Length(lengths.prompt), output = source->Length(lengths.output);
     } while (prompt + output > most && ++draws < kMostDraws);
     if (prompt + output > most)
-      return InvalidArgument(
-          fmt::format("workload {}: hardly a request has {} tokens or less, which is what the context length of {} leaves; "
-                      "take a model with a longer context, or --lengths",
-                      shape.name, std::max<int64_t>(most, 0), options.max_context));
+      return InvalidArgument(fmt::format(
+          "workload {}: hardly a request has {} tokens or less, which is what the context length of {} leaves; "
+          "take a model with a longer context, or --lengths{}",
+          shape.name, std::max<int64_t>(most, 0), options.max_context, OrLongerContext(options, int64_t{options.max_context} + 1)));
     requests.push_back(
         Continue(prefix, static_cast<int32_t>(prompt), std::ssize(requests), 1, static_cast<int32_t>(output), source));
   }
@@ -339,9 +345,10 @@ Result<Workload> MakeWorkload(const WorkloadOptions& options) {
   for (const WorkloadPoint& point : workload.points) {
     for (const WorkloadRequest& request : point.requests) {
       if (static_cast<int64_t>(request.prompt_ids.size()) + request.output_tokens > options.max_context) {
-        return InvalidArgument(
-            fmt::format("workload {} has a request of {} prompt and {} output tokens, the context length is {}: give shorter ones",
-                        shape.name, request.prompt_ids.size(), request.output_tokens, options.max_context));
+        return InvalidArgument(fmt::format(
+            "workload {} has a request of {} prompt and {} output tokens, the context length is {}: give shorter ones{}",
+            shape.name, request.prompt_ids.size(), request.output_tokens, options.max_context,
+            OrLongerContext(options, std::ssize(request.prompt_ids) + request.output_tokens)));
       }
     }
   }

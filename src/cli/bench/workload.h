@@ -46,7 +46,8 @@ struct WorkloadOptions {
   std::string lengths_file;              // lengths: a line "prompt output [group shared]" a request
   double scale = 1;                      // of the number of groups, or of requests where there are no groups
   uint64_t seed = 0;
-  int32_t vocab_size = 0, max_context = 0;  // of the model
+  int32_t vocab_size = 0, max_context = 0;  // of the engine
+  int32_t longest_context = 0;              // what --max-context may ask for at most; 0: not known
 };
 
 struct WorkloadRequest {

@@ -16,7 +16,9 @@
 namespace coppice::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 WorkloadOptions Options(WorkloadKind kind) { return {.kind = kind, .vocab_size = 50000, .max_context = 8192}; }
 
@@ -231,7 +233,9 @@ TEST(WorkloadTest, Refusals) {
   EXPECT_THAT(message(options), HasSubstr("--groups is 0"));
   options = Options(WorkloadKind::kDocument);
   options.shared_tokens = 8192;
-  EXPECT_THAT(message(options), HasSubstr("context length is 8192"));
+  EXPECT_THAT(message(options), AllOf(HasSubstr("context length is 8192"), Not(HasSubstr("--max-context"))));
+  options.longest_context = 65536;
+  EXPECT_THAT(message(options), HasSubstr("or raise --max-context, which this model lets be 65536"));
   options = Options(WorkloadKind::kMixture);
   options.ratios = {8};
   EXPECT_THAT(message(options), HasSubstr("no --ratios"));
