@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 
 #include "core/gguf_part.h"
 #include "hub/catalogue.h"
@@ -50,6 +51,20 @@ std::vector<fs::path> Visible(const fs::path& folder) {
   return paths;
 }
 
+// The GGUF models in a repository's folder and the folders in it, without hidden ones.
+std::vector<fs::path> GgufModelsIn(const fs::path& folder, int most_folders = kMostFolders) {
+  std::vector<fs::path> models;
+  std::error_code error;
+  for (const fs::path& path : Visible(folder)) {
+    if (!fs::is_directory(path, error)) {
+      if (IsGgufModel(path.filename())) models.push_back(path);
+    } else if (most_folders > 0 && !fs::is_symlink(path, error)) {  // which may lead in a circle
+      std::ranges::move(GgufModelsIn(path, most_folders - 1), std::back_inserter(models));
+    }
+  }
+  return models;
+}
+
 std::string NameOfFile(const std::string& file) {
   const auto entry = std::ranges::find(Catalogue(), file, &CatalogueEntry::file);
   return entry == Catalogue().end() ? file : std::string(entry->name);
@@ -58,8 +73,7 @@ std::string NameOfFile(const std::string& file) {
 // Of a repository's folder: itself, or the file of its only GGUF model.
 fs::path ModelIn(const fs::path& folder) {
   if (Exists(folder / "config.json")) return folder;
-  std::vector<fs::path> ggufs = Visible(folder);
-  std::erase_if(ggufs, [](const fs::path& path) { return !IsGgufModel(path.filename()); });
+  const std::vector<fs::path> ggufs = GgufModelsIn(folder);
   return ggufs.size() == 1 ? ggufs.front() : folder;
 }
 
@@ -83,13 +97,9 @@ std::vector<StoredModel> StoredModels() {
     for (const fs::path& inner : Visible(path)) {
       if (!fs::is_directory(inner, error)) continue;
       const std::string name = path.filename().string() + "/" + inner.filename().string();
-      if (Exists(inner / "config.json")) {
-        models.push_back({name, inner, BytesOf(inner)});
-        continue;
-      }
-      for (const fs::path& file : Visible(inner)) {
-        if (IsGgufModel(file.filename())) models.push_back({name + ":" + file.filename().string(), file, BytesOfGguf(file)});
-      }
+      if (Exists(inner / "config.json")) models.push_back({name, inner, BytesOf(inner)});
+      for (const fs::path& file : GgufModelsIn(inner))
+        models.push_back({name + ":" + file.lexically_relative(inner).string(), file, BytesOfGguf(file)});
     }
   }
   std::ranges::sort(models, {}, &StoredModel::name);

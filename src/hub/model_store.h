@@ -13,7 +13,7 @@ namespace coppice::hub {
 std::string ModelFolder();
 
 struct StoredModel {
-  std::string name;  // what --model takes: of the catalogue, owner/name, or a file's name
+  std::string name;  // what --model takes: of the catalogue, owner/name, owner/name:folder/file.gguf, or a file's name
   std::string path;
   int64_t bytes = 0;
 };

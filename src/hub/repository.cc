@@ -39,6 +39,21 @@ bool IsPlainName(std::string_view name) {
   return !name.empty() && name.size() <= 200 && name.front() != '.' && name.front() != '-' && std::ranges::all_of(name, is_plain);
 }
 
+// A file's path in a repository, which leaves it nowhere.
+bool IsPlainPath(std::string_view path) {
+  int folders = 0;
+  for (size_t slash = path.find('/'); slash != path.npos; slash = path.find('/')) {
+    if (!IsPlainName(path.substr(0, slash)) || ++folders > kMostFolders) return false;
+    path.remove_prefix(slash + 1);
+  }
+  return IsPlainName(path);
+}
+
+// Whether a file of that name can be part of a model: in a folder of its own, GGUF files only.
+bool IsCandidate(const std::string& name) {
+  return IsPlainName(name) || name == kToolTemplate || (name.ends_with(".gguf") && IsPlainPath(name));
+}
+
 // Those that the reader of folders takes; some repositories have the same weights once more under another name.
 bool IsWeights(const std::string& name) { return name.starts_with("model") && name.ends_with(".safetensors"); }
 
@@ -108,8 +123,12 @@ Result<RepositoryName> ParseRepositoryName(const std::string& text) {
   if (const size_t colon = rest.find(':'); colon != rest.npos) {
     result.file = rest.substr(colon + 1);
     rest.resize(colon);
-    if (!IsPlainName(result.file))
-      return InvalidArgument(fmt::format("'{}' is no file of a repository's first level", result.file));
+    if (!IsPlainPath(result.file)) {
+      return InvalidArgument(
+          fmt::format("'{}' is no file of a repository; expected its name, or its path as folder/file.gguf, in letters, digits, "
+                      "'.', '_' and '-'",
+                      result.file));
+    }
   }
   if (const size_t at = rest.find('@'); at != rest.npos) {
     result.revision = rest.substr(at + 1);
@@ -137,7 +156,7 @@ Result<std::vector<RepositoryFile>> ListModelFiles(HttpClient& client, const std
   std::vector<RepositoryFile> files;
   for (const nlohmann::json& sibling : ListIn(info, "siblings")) {
     RepositoryFile file = FileOf(sibling, fmt::format("{}/{}/resolve/{}/", hub, path, commit));
-    if (IsPlainName(file.name) || file.name == kToolTemplate) files.push_back(std::move(file));
+    if (IsCandidate(file.name)) files.push_back(std::move(file));
   }
   COPPICE_ASSIGN_OR_RETURN(files, Choose(std::move(files), repository));
   for (const RepositoryFile& file : files) {

@@ -11,11 +11,14 @@
 
 namespace coppice::hub {
 
-// "owner/name", "owner/name@revision", and with ":file.gguf" one file of it.
+// Folders of a repository in which a GGUF file may lie, one in the other.
+inline constexpr int kMostFolders = 4;
+
+// "owner/name", "owner/name@revision", and with ":file.gguf" or ":folder/file.gguf" one file of it.
 struct RepositoryName {
   std::string owner, name;
   std::string revision = "main";
-  std::string file;  // the first part stands for all; empty: the hub's choice of files decides
+  std::string file;  // with the folders that it lies in; the first part stands for all; empty: the hub's choice of files decides
 };
 
 // Whether `text` looks like one at all.
@@ -28,7 +31,8 @@ struct RepositoryFile {
 };
 
 // A folder's config.json, tokenizer and *.safetensors; of a repository without those its GGUF file, or all parts of it, the first
-// one in front. INVALID_ARGUMENT lists the GGUF models where there are several and none was named. `token` may be empty.
+// one in front. Their names, which the hub gives, are paths that stay in the repository's folder: files whose names are none are
+// not seen. INVALID_ARGUMENT lists the GGUF models where there are several and none was named. `token` may be empty.
 Result<std::vector<RepositoryFile>> ListModelFiles(HttpClient& client, const std::string& hub, const std::string& token,
                                                    const RepositoryName& repository);
 

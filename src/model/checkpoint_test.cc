@@ -247,6 +247,12 @@ TEST(CheckpointTest, FolderWithTokenizer) {
               HasSubstr("chat_template.json: \"chat_template\" must be a string"));
   std::filesystem::remove(folder.path() + "/chat_template.json");
 
+  folder.Write("tokenizer_config.json", "{}");
+  folder.Write("special_tokens_map.json", R"({"eos_token": {"content": "a"}, "pad_token": "b"})");
+  const TokenizerData special = Checkpoint::Open(folder.path()).value()->tokenizer().value();
+  EXPECT_THAT(special.eos_ids, ::testing::ElementsAre(0, 2, 3)) << "with those of generation_config.json";
+  EXPECT_EQ(special.pad_id, 1);
+
   folder.Write("tokenizer.json", "{");
   const auto unreadable = Checkpoint::Open(folder.path());  // runs on token ids, and says why on nothing else
   ASSERT_TRUE(unreadable.ok()) << unreadable.status().ToString();

@@ -87,14 +87,18 @@ Status OpenShards(const std::string& folder_path, const std::string& index_path,
   return OkStatus();
 }
 
-Result<TokenizerData> ReadSentencePiece(const std::string& path, const std::string& file, const std::string& tokenizer_config) {
-  COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseSentencePieceModel(file));
+Result<TokenizerConfigFiles> ReadTokenizerConfig(const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(TextFile tokenizer_config, ReadOptionalText(path + "/tokenizer_config.json"));
   COPPICE_ASSIGN_OR_RETURN(TextFile added_tokens, ReadOptionalText(path + "/added_tokens.json"));
   COPPICE_ASSIGN_OR_RETURN(TextFile special_tokens, ReadOptionalText(path + "/special_tokens_map.json"));
-  COPPICE_RETURN_IF_ERROR(AddHuggingFaceConfig({.tokenizer_config = tokenizer_config,
-                                                .added_tokens = std::move(added_tokens.text),
-                                                .special_tokens_map = std::move(special_tokens.text)},
-                                               &data));
+  return TokenizerConfigFiles{.tokenizer_config = std::move(tokenizer_config.text),
+                              .added_tokens = std::move(added_tokens.text),
+                              .special_tokens_map = std::move(special_tokens.text)};
+}
+
+Result<TokenizerData> ParseSentencePiece(const std::string& model, const TokenizerConfigFiles& files) {
+  COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseSentencePieceModel(model));
+  COPPICE_RETURN_IF_ERROR(AddHuggingFaceConfig(files, &data));
   return data;
 }
 
@@ -132,9 +136,8 @@ Result<TokenizerData> ReadTokenizer(const std::string& path, ModelConfig& config
   const std::string tokenizer_path = path + (is_json ? "/tokenizer.json" : "/tokenizer.model");
   if (!Exists(tokenizer_path)) return NotFound(path + ": the model has no tokenizer (no tokenizer.json, no tokenizer.model)");
   COPPICE_ASSIGN_OR_RETURN(const std::string file, ReadTextFile(tokenizer_path));
-  COPPICE_ASSIGN_OR_RETURN(const TextFile tokenizer_config, ReadOptionalText(path + "/tokenizer_config.json"));
-  Result<TokenizerData> parsed =
-      is_json ? ParseHuggingFaceTokenizer(file, tokenizer_config.text) : ReadSentencePiece(path, file, tokenizer_config.text);
+  COPPICE_ASSIGN_OR_RETURN(const TokenizerConfigFiles files, ReadTokenizerConfig(path));
+  Result<TokenizerData> parsed = is_json ? ParseHuggingFaceTokenizer(file, files) : ParseSentencePiece(file, files);
   if (!parsed.ok()) return Status(parsed.status().code(), fmt::format("{}: {}", tokenizer_path, parsed.status().message()));
   TokenizerData& data = *parsed;
   const bool has_eos = !data.eos_ids.empty();

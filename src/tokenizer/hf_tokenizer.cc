@@ -53,7 +53,8 @@ std::string Show(const Json& value) {
   return text;
 }
 
-constexpr char kTokenizerFile[] = "tokenizer.json", kConfigFile[] = "tokenizer_config.json", kAddedFile[] = "added_tokens.json";
+constexpr char kTokenizerFile[] = "tokenizer.json", kConfigFile[] = "tokenizer_config.json", kAddedFile[] = "added_tokens.json",
+               kSpecialFile[] = "special_tokens_map.json";
 
 Status Wrong(const std::string& what, const Json& value, const std::string& expected, const std::string& file = kTokenizerFile) {
   return InvalidArgument(file + ": " + what + " is " + Show(value) + "; expected " + expected);
@@ -415,7 +416,7 @@ Result<bool> ParsePostProcessor(const Json& post_processor, TokenizerData* data)
   return has_template;
 }
 
-// The text of a special token in tokenizer_config.json: a string, or an object with "content".
+// The text of a special token in tokenizer_config.json or special_tokens_map.json: a string, or an object with "content".
 std::string SpecialTokenText(const Json& value) {
   return value.is_string() ? value.get<std::string>() : GetString(value, "content");
 }
@@ -464,6 +465,23 @@ Result<Json> ParseObject(const std::string& name, const std::string& text) {
   if (json.ok() && json->is_object()) return json;
   return InvalidArgument(name + " (" + std::to_string(text.size()) + " bytes) is not a JSON object" +
                          (json.ok() ? "" : " (" + json.status().message() + ")") + "; the file is damaged, download it again");
+}
+
+// As ParseObject, or an empty object where there is no such file.
+Result<Json> ParseOptionalObject(const std::string& name, const std::string& text) {
+  return ParseObject(name, text.empty() ? "{}" : text);
+}
+
+// Whether tokenizer_config.json lists the added tokens: then it stands for special_tokens_map.json and added_tokens.json, too.
+bool ListsAddedTokens(const Json& config) { return Get(config, "added_tokens_decoder").is_object(); }
+
+// tokenizer_config.json with what special_tokens_map.json, where it counts, puts in its place.
+Result<Json> ReadConfig(const TokenizerConfigFiles& files) {
+  COPPICE_ASSIGN_OR_RETURN(Json config, ParseOptionalObject(kConfigFile, files.tokenizer_config));
+  if (ListsAddedTokens(config)) return config;
+  COPPICE_ASSIGN_OR_RETURN(const Json special_map, ParseOptionalObject(kSpecialFile, files.special_tokens_map));
+  config.update(special_map);
+  return config;
 }
 
 // The tokens of "added_tokens_decoder" ({id: properties}), in the form of "added_tokens" in tokenizer.json.
@@ -519,18 +537,14 @@ void AddUnlistedSpecialTokens(const std::unordered_set<std::string>& special, To
 
 }  // namespace
 
-Status AddHuggingFaceConfig(const SlowTokenizerFiles& files, TokenizerData* data) {
-  const auto parse = [](const char* name, const std::string& text) { return ParseObject(name, text.empty() ? "{}" : text); };
-  COPPICE_ASSIGN_OR_RETURN(Json config, parse(kConfigFile, files.tokenizer_config));
-  const Json& decoder = Get(config, "added_tokens_decoder");
+Status AddHuggingFaceConfig(const TokenizerConfigFiles& files, TokenizerData* data) {
+  COPPICE_ASSIGN_OR_RETURN(Json config, ReadConfig(files));
   Json added;
   const char* added_file = kConfigFile;
-  if (decoder.is_object()) {
-    COPPICE_ASSIGN_OR_RETURN(added, ListDecoderTokens(decoder));
+  if (ListsAddedTokens(config)) {
+    COPPICE_ASSIGN_OR_RETURN(added, ListDecoderTokens(Get(config, "added_tokens_decoder")));
   } else {
-    COPPICE_ASSIGN_OR_RETURN(const Json special_map, parse("special_tokens_map.json", files.special_tokens_map));
-    COPPICE_ASSIGN_OR_RETURN(const Json added_tokens, parse(kAddedFile, files.added_tokens));
-    config.update(special_map);
+    COPPICE_ASSIGN_OR_RETURN(const Json added_tokens, ParseOptionalObject(kAddedFile, files.added_tokens));
     added = ListLegacyTokens(added_tokens, SpecialTexts(config));
     added_file = kAddedFile;
   }
@@ -548,10 +562,9 @@ Status AddHuggingFaceConfig(const SlowTokenizerFiles& files, TokenizerData* data
   return OkStatus();
 }
 
-Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const std::string& tokenizer_config_json) {
-  COPPICE_ASSIGN_OR_RETURN(const Json tokenizer, ParseObject("tokenizer.json", tokenizer_json));
-  COPPICE_ASSIGN_OR_RETURN(const Json config,
-                           ParseObject("tokenizer_config.json", tokenizer_config_json.empty() ? "{}" : tokenizer_config_json));
+Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const TokenizerConfigFiles& files) {
+  COPPICE_ASSIGN_OR_RETURN(const Json tokenizer, ParseObject(kTokenizerFile, tokenizer_json));
+  COPPICE_ASSIGN_OR_RETURN(const Json config, ReadConfig(files));
 
   TokenizerData data;
   const Json &model = Get(tokenizer, "model"), &added_tokens = Get(tokenizer, "added_tokens");

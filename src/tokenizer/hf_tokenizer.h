@@ -1,4 +1,4 @@
-// Reads a Hugging Face tokenizer (tokenizer.json and tokenizer_config.json) into TokenizerData.
+// Reads a Hugging Face tokenizer (tokenizer.json and the files beside it) into TokenizerData.
 // What a file asks that is not understood is refused by name, never ignored. Layer: tokenizer.
 #pragma once
 
@@ -9,25 +9,26 @@
 
 namespace coppice {
 
-// The contents of the two files; `tokenizer_config_json` may be empty: then there are no eos ids and no chat template.
-// As in transformers, a bos or eos token that tokenizer.json does not have gets the next id. A pad token that it does not have is
-// ignored.
-// INVALID_ARGUMENT: not the JSON expected. UNIMPLEMENTED names the feature. Special ids that stand elsewhere (config.json,
-// generation_config.json) are the caller's to add.
-Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const std::string& tokenizer_config_json);
-
-// The files beside tokenizer.model, as the Python ("slow") tokenizers of transformers write them. An empty text: there is no such
-// file.
-struct SlowTokenizerFiles {
+// The files beside tokenizer.json or tokenizer.model. An empty text: there is no such file.
+struct TokenizerConfigFiles {
   std::string tokenizer_config;    // tokenizer_config.json
   std::string added_tokens;        // added_tokens.json: {text: id}
   std::string special_tokens_map;  // special_tokens_map.json: the special tokens' texts, under the keys of tokenizer_config.json
 };
 
-// What these files add to a tokenizer read from tokenizer.model: added tokens, special tokens and the chat template. As in
-// transformers, added_tokens.json and special_tokens_map.json count where tokenizer_config.json has no "added_tokens_decoder".
+// The tokenizer of tokenizer.json, with the special tokens and the chat template that the other files name; without them there are
+// no eos ids and no template. As in transformers, what special_tokens_map.json says counts, and before tokenizer_config.json, where
+// that one has no "added_tokens_decoder"; and a bos or eos token that tokenizer.json does not have gets the next id. A pad token
+// that it does not have is ignored, and so is added_tokens.json, whose tokens tokenizer.json lists.
+// INVALID_ARGUMENT: not the JSON expected. UNIMPLEMENTED names the feature. Special ids that stand elsewhere (config.json,
+// generation_config.json) are the caller's to add.
+Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const TokenizerConfigFiles& files);
+
+// What the files, as the Python ("slow") tokenizers of transformers write them, add to a tokenizer read from tokenizer.model: added
+// tokens, special tokens and the chat template. As in transformers, added_tokens.json and special_tokens_map.json count where
+// tokenizer_config.json has no "added_tokens_decoder".
 // INVALID_ARGUMENT: not the JSON expected.
-Status AddHuggingFaceConfig(const SlowTokenizerFiles& files, TokenizerData* data);
+Status AddHuggingFaceConfig(const TokenizerConfigFiles& files, TokenizerData* data);
 
 // Drops the added tokens whose ids the model does not have: `vocab_size` and above. Their text is plain text then. Gemma 3 has one
 // that stands for images only. INVALID_ARGUMENT where another token has such an id, or where one is put before or after each text.

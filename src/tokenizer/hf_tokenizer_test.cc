@@ -36,8 +36,8 @@ Json Small() {
 }
 
 TEST(HuggingFaceTokenizer, ReadsWhatTheFilesSay) {
-  const auto data = ParseHuggingFaceTokenizer(
-      Small().dump(), R"({"bos_token": "<s>", "eos_token": {"content": "<tool>"}, "pad_token": null, "chat_template": "{{ x }}"})");
+  const auto data = ParseHuggingFaceTokenizer(Small().dump(), {.tokenizer_config = R"({"bos_token": "<s>",
+      "eos_token": {"content": "<tool>"}, "pad_token": null, "chat_template": "{{ x }}"})"});
   ASSERT_TRUE(data.ok()) << data.status().ToString();
   EXPECT_EQ(data->model, "bpe");
   EXPECT_EQ(data->tokens, (std::vector<std::string>{"a", "b", "ab", "1", "<s>", "", "<tool>"}));
@@ -54,8 +54,9 @@ TEST(HuggingFaceTokenizer, ReadsWhatTheFilesSay) {
 }
 
 TEST(HuggingFaceTokenizer, TemplatesByName) {
-  const auto data = ParseHuggingFaceTokenizer(Small().dump(), R"({"chat_template": [{"name": "tool_use", "template": "t"},
-      {"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]})");
+  const auto data =
+      ParseHuggingFaceTokenizer(Small().dump(), {.tokenizer_config = R"({"chat_template": [{"name": "tool_use", "template": "t"},
+      {"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]})"});
   ASSERT_TRUE(data.ok()) << data.status().ToString();
   const auto tokenizer = CreateTokenizer(*data).value();
   EXPECT_EQ(tokenizer->info().chat_template, "d");
@@ -75,7 +76,7 @@ TEST(HuggingFaceTokenizer, PreTokenizerSequences) {
     Json json = Small();
     json["pre_tokenizer"] = Json::parse(pre_tokenizer);
     json["post_processor"] = nullptr;
-    const auto data = ParseHuggingFaceTokenizer(json.dump(), "");
+    const auto data = ParseHuggingFaceTokenizer(json.dump(), {});
     EXPECT_TRUE(data.ok()) << data.status().ToString();
     return *CreateTokenizer(*data).value()->Encode(text);
   };
@@ -95,8 +96,8 @@ TEST(HuggingFaceTokenizer, PreTokenizerSequences) {
 
 // As transformers 5.24 does: <b> and <e> get the next ids.
 TEST(HuggingFaceTokenizer, SpecialTokensThatTheFileDoesNotHave) {
-  const auto data =
-      ParseHuggingFaceTokenizer(Small().dump(), R"({"pad_token": "[PAD]", "eos_token": {"content": "<e>"}, "bos_token": "<b>"})");
+  const auto data = ParseHuggingFaceTokenizer(
+      Small().dump(), {.tokenizer_config = R"({"pad_token": "[PAD]", "eos_token": {"content": "<e>"}, "bos_token": "<b>"})"});
   ASSERT_TRUE(data.ok()) << data.status().ToString();
   EXPECT_EQ(data->bos_id, 4) << "the post-processor's";
   EXPECT_EQ(data->eos_ids, Ids{8});
@@ -107,9 +108,41 @@ TEST(HuggingFaceTokenizer, SpecialTokensThatTheFileDoesNotHave) {
   EXPECT_EQ(tokenizer->Decode(Ids{7, 0, 8}), "a") << "special tokens";
 }
 
+// As transformers 5.24 does: the map counts, and before the config, where the config has no added_tokens_decoder.
+TEST(HuggingFaceTokenizer, SpecialTokensMap) {
+  Json plain = Small();
+  plain["post_processor"] = nullptr;  // which would name bos
+  const auto read = [&](const char* config, const char* map) {
+    return ParseHuggingFaceTokenizer(plain.dump(), {.tokenizer_config = config, .special_tokens_map = map}).value();
+  };
+  const char* map = R"({"bos_token": "<s>", "eos_token": {"content": "<tool>", "lstrip": false}, "pad_token": "<tool>"})";
+  for (const char* config : {"", "{}", R"({"eos_token": null})", R"({"eos_token": "<s>"})", R"({"added_tokens_decoder": null})"}) {
+    const TokenizerData data = read(config, map);
+    EXPECT_EQ(data.bos_id, 4) << config;
+    EXPECT_EQ(data.eos_ids, Ids{6}) << config;
+    EXPECT_EQ(data.pad_id, 6) << config;
+    EXPECT_EQ(data.tokens.size(), 7u) << config;
+  }
+  EXPECT_EQ(read(R"({"eos_token": "<tool>"})", R"({"bos_token": "<s>"})").eos_ids, Ids{6}) << "the map says nothing of it";
+  EXPECT_EQ(read(R"({"eos_token": "<tool>"})", R"({"eos_token": null})").eos_ids, Ids{});
+  EXPECT_EQ(read("", R"({"eos_token": "<e>"})").eos_ids, Ids{7}) << "the next id";
+  for (const char* config :
+       {R"({"added_tokens_decoder": {}})", R"({"added_tokens_decoder": {"4": {"content": "<s>", "special": true}}})"}) {
+    const TokenizerData data = read(config, map);
+    EXPECT_EQ(data.bos_id, -1) << config;
+    EXPECT_EQ(data.eos_ids, Ids{}) << config;
+    EXPECT_EQ(data.pad_id, -1) << config;
+  }
+  // The post-processor's bos stays.
+  EXPECT_EQ(ParseHuggingFaceTokenizer(Small().dump(), {.special_tokens_map = R"({"bos_token": "a"})"}).value().bos_id, 4);
+  const Status damaged = ParseHuggingFaceTokenizer(plain.dump(), {.special_tokens_map = "[1]"}).status();
+  EXPECT_EQ(damaged.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(damaged.message(), "special_tokens_map.json (3 bytes) is not a JSON object; the file is damaged, download it again");
+}
+
 TEST(HuggingFaceTokenizer, AddedTokensBeyondTheModel) {
   const auto fit = [](const Json& json, const char* config, int32_t vocab_size) -> Result<TokenizerData> {
-    COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseHuggingFaceTokenizer(json.dump(), config));
+    COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseHuggingFaceTokenizer(json.dump(), {.tokenizer_config = config}));
     COPPICE_RETURN_IF_ERROR(DropAddedTokensBeyond(vocab_size, &data));
     return data;
   };
@@ -136,7 +169,7 @@ TEST(HuggingFaceTokenizer, AddedTokensBeyondTheModel) {
   EXPECT_EQ(*CreateTokenizer(fit(unigram, "", 3).value()).value()->Encode("a<x>"), (Ids{1, 2, 0}));
 }
 
-Result<std::unique_ptr<Tokenizer>> SentencePieceTokenizer(const SlowTokenizerFiles& files) {
+Result<std::unique_ptr<Tokenizer>> SentencePieceTokenizer(const TokenizerConfigFiles& files) {
   COPPICE_ASSIGN_OR_RETURN(TokenizerData data, ParseSentencePieceModel(ReadFixture("pypi/spm-bpe-llama.model")));
   COPPICE_RETURN_IF_ERROR(AddHuggingFaceConfig(files, &data));
   return CreateTokenizer(std::move(data));
@@ -185,10 +218,10 @@ TEST(HuggingFaceTokenizer, SentencePieceWithAddedTokensJson) {
   EXPECT_EQ((*plain)->Decode(Ids{600, 265, 2}), "<|im_start|> a");
   EXPECT_EQ(*(*plain)->Encode("a<s> b</s>"), (Ids{1, 265, 1, 259, 369, 2})) << "control tokens of the model itself";
 
-  for (const SlowTokenizerFiles& files :
-       {SlowTokenizerFiles{.tokenizer_config = R"({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})",
+  for (const TokenizerConfigFiles& files :
+       {TokenizerConfigFiles{.tokenizer_config = R"({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})",
        .added_tokens = added_tokens},
-        SlowTokenizerFiles{
+        TokenizerConfigFiles{
             .tokenizer_config = R"({"eos_token": "</s>"})",
            .added_tokens = added_tokens,
            .special_tokens_map =
@@ -212,7 +245,7 @@ TEST(HuggingFaceTokenizer, UnigramTextWithoutTokens) {
   const Json json = {{"normalizer", {{"type", "Lowercase"}}},
                      {"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}}},
                      {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"byte_fallback", true}, {"vocab", vocab}}}};
-  const auto data = ParseHuggingFaceTokenizer(json.dump(), "");
+  const auto data = ParseHuggingFaceTokenizer(json.dump(), {});
   ASSERT_TRUE(data.ok()) << data.status().ToString();
   const auto tokenizer = CreateTokenizer(*data).value();
   EXPECT_EQ(*tokenizer->Encode("ab"), (Ids{2, 102}));
@@ -241,7 +274,7 @@ TEST(HuggingFaceTokenizer, RefusesByName) {
   const auto failure = [](const char* patch, const char* config = "") {
     Json json = Small();
     json.merge_patch(Json::parse(patch));
-    const auto data = ParseHuggingFaceTokenizer(json.dump(), config);
+    const auto data = ParseHuggingFaceTokenizer(json.dump(), {.tokenizer_config = config});
     return data.ok() ? "parsed" : data.status().ToString();
   };
   const auto expect = [](const std::string& message, const char* code, const char* part) {
@@ -281,8 +314,8 @@ TEST(HuggingFaceTokenizer, RefusesByName) {
   expect(failure(R"({"model": {"vocab": 3}})"), "INVALID_ARGUMENT", "model.vocab");
   expect(failure("{}", "[1"), "INVALID_ARGUMENT", "tokenizer_config.json");
   const std::string deep = R"({"model": {"type": )" + std::string(200000, '[') + std::string(200000, ']') + "}}";
-  expect(ParseHuggingFaceTokenizer(deep, "").status().ToString(), "INVALID_ARGUMENT", "nested deeper than 64");
-  expect(ParseHuggingFaceTokenizer("{\"model\":", "").status().ToString(), "INVALID_ARGUMENT", "tokenizer.json");
+  expect(ParseHuggingFaceTokenizer(deep, {}).status().ToString(), "INVALID_ARGUMENT", "nested deeper than 64");
+  expect(ParseHuggingFaceTokenizer("{\"model\":", {}).status().ToString(), "INVALID_ARGUMENT", "tokenizer.json");
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ using Ids = std::vector<int32_t>;
 
 Result<TokenizerData> ReadKind(const std::string& file) {
   const std::string content = ReadFixture("pypi/" + file);
-  return file.ends_with(".model") ? ParseSentencePieceModel(content) : ParseHuggingFaceTokenizer(content, "");
+  return file.ends_with(".model") ? ParseSentencePieceModel(content) : ParseHuggingFaceTokenizer(content, {});
 }
 
 TEST(PypiTokenizers, IdsAndTextsAreEqual) {

@@ -22,7 +22,7 @@ inline std::string ReadFixture(const std::string& name) {
   return content.str();
 }
 
-inline TokenizerData FixtureData() { return ParseHuggingFaceTokenizer(ReadFixture("tokenizer.json"), "").value(); }
+inline TokenizerData FixtureData() { return ParseHuggingFaceTokenizer(ReadFixture("tokenizer.json"), {}).value(); }
 
 // The fixture's vocabulary with another kind of pre-tokenizer, as a GGUF file would name it.
 inline std::unique_ptr<Tokenizer> FixtureTokenizer(const std::string& kind) {

@@ -40,7 +40,7 @@ int Fail(const Status& status) {
 int Run(const std::string& path, const char* texts_path, int repetitions) {
   const std::string file = ReadAll(path.c_str());
   const bool is_model = path.ends_with(".model");  // SentencePiece never takes control tokens from the text
-  Result<TokenizerData> data = is_model ? ParseSentencePieceModel(file) : ParseHuggingFaceTokenizer(file, "");
+  Result<TokenizerData> data = is_model ? ParseSentencePieceModel(file) : ParseHuggingFaceTokenizer(file, {});
   if (!data.ok()) return Fail(data.status());
   const auto tokenizer = CreateTokenizer(*std::move(data));
   if (!tokenizer.ok()) return Fail(tokenizer.status());

@@ -281,6 +281,51 @@ class RepositoryTest(PullCase):
         self.assertEqual(os.listdir(self.folder), ["me"])
         self.assertFalse(os.path.exists(os.path.join(self.folder, "me/lost")))
 
+    def test_gguf_files_in_folders(self):
+        parts = {f"UD-Q4_K_M/a-{number:05}-of-00002.gguf": b"GGUF " + b"x" * number for number in (2, 1)}
+        first, second = sorted(parts)
+        self.server.add_repository("me/split", {**parts, "UD-Q4_K_M/config.json": b"{}", "config.json": b"{}"})
+        for name in ("me/split", "me/split:" + first):
+            done = self.pull(name)
+            self.assertEqual((done.returncode, done.stdout), (0, os.path.join(self.folder, "me/split", first) + "\n"), done.stderr)
+        self.assertEqual(len(self.fetched()), 2)
+        self.assertEqual(os.listdir(os.path.join(self.folder, "me")), ["split"])
+        self.assertEqual(os.listdir(os.path.join(self.folder, "me/split")), ["UD-Q4_K_M"])
+        for part, content in parts.items():
+            self.assertEqual(self.content("me/split", part), content)
+        self.assert_fails(self.pull("me/split:" + second), "part 2 of 2", "me/split:" + first)
+
+        files = {**parts, "b.gguf": b"GGUF b", "BF16/x/b.gguf": b"GGUF B"}
+        self.server.add_repository("me/quants", files)
+        done = self.pull("me/quants")
+        self.assert_fails(done, "3 GGUF files", "me/quants:", first, "b.gguf", "BF16/x/b.gguf")
+        self.assertNotIn(second, done.stderr)
+        for name in ("BF16/x/b.gguf", "b.gguf"):
+            self.assertEqual(self.pull("me/quants:" + name).returncode, 0)
+            self.assertEqual(self.content("me/quants", name), files[name])
+        self.assert_fails(self.pull("me/quants:BF16/b.gguf"), "me/quants has no file BF16/b.gguf")
+        # They have names as others do.
+        listed = {model["name"]: model for model in json.loads(self.run_coppice("models", "--json").stdout)}
+        self.assertEqual([name for name in listed if name.startswith("me/")], ["me/quants:BF16/x/b.gguf", "me/quants:b.gguf", "me/split:" + first])
+        self.assertEqual(listed["me/split:" + first]["bytes"], sum(map(len, parts.values())))
+        for name, file in (("me/quants:BF16/x/b.gguf", "me/quants/BF16/x/b.gguf"), ("me/split", "me/split/" + first)):
+            self.assert_fails(self.run_coppice("inspect", "model", name), os.path.join(self.folder, file))
+
+    def test_paths_that_would_leave_the_folder(self):
+        names = ["../../a.gguf", "x/../../a.gguf", "/a.gguf", "x//a.gguf", "./a.gguf", "x/./a.gguf", ".x/a.gguf", "x/.a.gguf", "-x/a.gguf", "x/-a.gguf", "x\\a.gguf",
+                 "x/a.gguf/", "x/y%2e/a.gguf", "x /a.gguf", "1/2/3/4/5/a.gguf", "x/" + 201 * "y" + "/a.gguf"]
+        self.server.add_repository("me/hostile", {name: b"GGUF" for name in names})
+        self.assert_fails(self.pull("me/hostile"), "no model that runs here")
+        for name in names:
+            self.assert_fails(self.pull("me/hostile:" + name), "is no file of a repository")
+        self.server.add_repository("me/mixed", {**{name: b"GGUF" for name in names}, "1/2/3/4/a.gguf": b"GGUF good"})
+        self.assertEqual(self.pull("me/mixed").returncode, 0)
+        # Parts of a split file have the folder of the first one.
+        self.server.add_repository("me/parts", {"x/a-00001-of-00002.gguf": b"GGUF", "x/../a-00002-of-00002.gguf": b"GGUF", "a-00002-of-00002.gguf": b"GGUF"})
+        self.assert_fails(self.pull("me/parts"), "me/parts has no file x/a-00002-of-00002.gguf")
+        found = [os.path.join(path, file) for path, _, files in os.walk(self.folder) for file in files]
+        self.assertEqual(found, [os.path.join(self.folder, "me/mixed/1/2/3/4/a.gguf")])
+
     def test_the_hubs_answers_are_not_trusted(self):
         hostile = {"../../escape.safetensors": b"x", "/etc/passwd": b"x", ".hidden": b"x", "a/b.safetensors": b"x", "model.txt": b"x"}
         self.server.add_repository("me/hostile", hostile)
@@ -297,7 +342,7 @@ class RepositoryTest(PullCase):
 
     def test_names_that_are_none(self):
         for name in ("nothing", "a/b/c", "../x", "a/..", "/etc", "a/b:../c", "a/b@../c", "a/b:.c", "-x/y", "a b/c"):
-            self.assert_fails(self.pull("--", name), "expected" if ":" not in name else "first level")
+            self.assert_fails(self.pull("--", name), "expected" if ":" not in name else "no file of a repository")
         self.assertEqual(os.listdir(self.folder), [])
         self.assertIn("run coppice pull smollm2-135m", self.run_coppice("run", "--prompt-ids", "1").stderr)
         self.assertIn("run coppice pull me/absent", self.run_coppice("run", "--model", "me/absent", "--prompt-ids", "1").stderr)

@@ -14,7 +14,7 @@ namespace coppice::fuzz {
 
 inline std::unique_ptr<Tokenizer> FixtureTokenizer() {
   std::ifstream file(COPPICE_TEST_DATA "/tokenizer/tokenizer.json", std::ios::binary);
-  TokenizerData data = ParseHuggingFaceTokenizer({std::istreambuf_iterator<char>(file), {}}, "").value();
+  TokenizerData data = ParseHuggingFaceTokenizer({std::istreambuf_iterator<char>(file), {}}, {}).value();
   data.chat_template =
       "{% if tools %}{{ '<|im_start|>system\\n<tools>' }}{% for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}"
       "{{ '\\n</tools>\\n<tool_call>\\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\\n</tool_call><|im_end|>\\n' "

@@ -202,7 +202,7 @@ def sentencepiece_seeds():
 
 
 def hf_tokenizer_seeds():
-    """A few tokens of the fixture with each way to cut a text, and each form of the other parts."""
+    """A few tokens of the fixture with each way to cut a text, and each form of the other parts; then the files beside tokenizer.json and tokenizer.model."""
     whole = json.loads((TOKENIZER / "tokenizer.json").read_bytes())
     vocab = {token: i for i, token in enumerate("abcdehlortw,.!'1234567890\u0120\u010a\u00c3\u00a9")}
     merges = ["h e", "l l", "he ll", "hell o"]
@@ -217,6 +217,9 @@ def hf_tokenizer_seeds():
         return dict({"version": "1.0", "added_tokens": added, "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None,
                      "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": vocab, "merges": merges}}, **more)
 
+    def files(tokenizer, config=None, added_tokens=None, special_tokens_map=None):
+        return b"".join((b"" if value is None else compact(value)) + b"\0" for value in (tokenizer, config, added_tokens, special_tokens_map))
+
     text = "hello <s>hell, 123!\n he'll \u00e9".encode()
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True, "chat_template": "{{ messages[0].content }}"}
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
@@ -226,11 +229,11 @@ def hf_tokenizer_seeds():
              "string": dict(split, pattern={"String": "l."}), "digits": {"type": "Digits", "individual_digits": True}}
     for name, step in steps.items():
         value = tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [step, dict(byte_level, use_regex=name == "digits")]})
-        yield name, compact(value) + b"\0" + compact(config) + b"\0" + text
+        yield name, files(value, config) + text
     template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
                                                         {"SpecialToken": {"id": "</s>", "type_id": 0}}], "pair": [],
                 "special_tokens": {t["content"]: {"id": t["content"], "ids": [t["id"]], "tokens": [t["content"]]} for t in added[:2]}}
-    yield "template", compact(tokenizer(post_processor={"type": "Sequence", "processors": [byte_level, template]}, normalizer={"type": "NFC"})) + b"\0\0" + text
+    yield "template", files(tokenizer(post_processor={"type": "Sequence", "processors": [byte_level, template]}, normalizer={"type": "NFC"})) + text
     pairs = dict(tokenizer()["model"], merges=[merge.split() for merge in merges], ignore_merges=True, byte_fallback=False)
     spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     unigram = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
@@ -238,10 +241,18 @@ def hf_tokenizer_seeds():
     steps = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(chars_map({"H": "h", "\t": " "})).decode()},
              {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, {"type": "Strip"}, {"type": "Lowercase"}, {"type": "Prepend", "prepend": "h"}]
     plain = [{"id": 9, "content": "<x>", "special": False, "single_word": True, "lstrip": True, "rstrip": True, "normalized": True}]
-    yield "unigram", compact(tokenizer(model=unigram, added_tokens=plain, pre_tokenizer=spaces, decoder=spaces,
-                                       normalizer={"type": "Sequence", "normalizers": steps})) + b"\0\0" + text + b" <x>  \t Hello"
+    yield "unigram", files(tokenizer(model=unigram, added_tokens=plain, pre_tokenizer=spaces, decoder=spaces,
+                                     normalizer={"type": "Sequence", "normalizers": steps})) + text + b" <x>  \t Hello"
     named = dict(config, chat_template=[{"name": "default", "template": "{{ bos_token }}"}, {"name": "tool_use", "template": "x"}])
-    yield "merge-pairs", compact(tokenizer(model=pairs)) + b"\0" + compact(named) + b"\0" + text
+    yield "merge-pairs", files(tokenizer(model=pairs), named) + text
+    marks = {"<|im_start|>": 10, "<|im_end|>": 12}
+    special = {"eos_token": {"content": "<|im_end|>", "lstrip": False}, "pad_token": "<x>", "additional_special_tokens": ["<|im_start|>"]}
+    chat = b"<|im_start|>ab a<|im_end|><x>\n"
+    small = tokenizer(model=dict(tokenizer()["model"], vocab={"a": 0, "b": 1}, merges=[]), added_tokens=[])
+    yield "special-tokens-map", files(small, {"eos_token": "</s>", "legacy": False}, marks, special) + chat
+    listed = {str(id): {"content": content, "special": id == 10, "rstrip": id == 12} for content, id in marks.items()}
+    yield "added-tokens-decoder", files(small, {"added_tokens_decoder": listed, "bos_token": "<|im_start|>", "extra_special_tokens": {"x": "ab"}}, {"y": 7}, special) + chat
+    yield "no-tokenizer-json", files({}, {"add_bos_token": False}, {"ab": 4, "<x>": 10}) + chat
 
 
 def chat_template_seeds():
