@@ -17,10 +17,11 @@ namespace coppice::attention::cuda {
 // Where stream tiles multiply eight rows at a time, items of more rows are dense from so many tokens on (docs/kernels/hopper.md,
 // "Kinds of items").
 inline constexpr int32_t kFewestWideDenseTokens = 2 * HopperKvTile(128);
-// But not where they are so many tasks and the memory reads for stream tiles as long as so many dense tasks take to start: dense
-// tiles have 0.94 of the time of stream tiles at 87 us (19 starts) and 1.02 at 175 (bench/results/attention_wide_rows_h100.txt).
+// But not where they are so many tasks and dense tiles would compute all streamed tokens for as long as they take to start so many
+// times. With 10 starts they take 0.94 of the time of stream tiles, with 20 1.02 on an H100 and 1.05 on an H200
+// (bench/results/attention_wide_rows_h100.txt, attention_wide_rows_h200.txt).
 inline constexpr int64_t kWideStreamTasksPerSm = 3;
-inline constexpr double kWideStreamStarts = 27;
+inline constexpr double kWideStreamStarts = 17;
 
 // ------------------------------------------------------------------------------------------------------------- dense pieces
 

@@ -379,12 +379,13 @@ TEST(ChooseKinds, RangesOfMoreThanEightRowsAreDense) {
   EXPECT_FALSE(AreDense(with_suffixes(8, 8192), CudaKernels::kAuto, /*deterministic=*/true).front());
 }
 
-TEST(ChooseKinds, ManyRangesOfFewRowsAreReadByStreamTilesWhereTheMemoryBinds) {
-  constexpr int64_t kHeads = 32, kTokenBytes = 2 * 128 * 2;  // as AreDense has them
+TEST(ChooseKinds, ManyRangesOfFewRowsAreReadByStreamTilesWhereDenseOnesComputeLong) {
+  constexpr int64_t kHeads = 32;  // as AreDense has them
   const auto enough = static_cast<int32_t>(CeilDiv(kWideStreamTasksPerSm * kSms, kHeads));
   const SmRates rates = ShippedMachineModel("h200", kSms).value().sm;
-  const double bytes = kWideStreamStarts * rates.dense_task_ns * rates.memory_bytes_per_s / 1e9;
-  const auto tokens = static_cast<int32_t>(bytes / static_cast<double>(enough * kHeads * kTokenBytes));
+  const double token_ns = 4.0 * 128 * 128 * 1e9 * kSms / rates.dense_flops_per_s;  // of a block of 128 rows
+  const auto tokens =
+      static_cast<int32_t>(kWideStreamStarts * rates.dense_task_ns * kSms / (token_ns * static_cast<double>(enough * kHeads)));
   const auto first_of = [](int32_t ranges, int32_t each) -> bool {
     return AreDense(std::vector(ranges, std::pair<int32_t, int32_t>(16, each))).front();
   };

@@ -35,8 +35,7 @@ bool MemoryHidesWideItems(std::span<const QueuedItem> items, int64_t heads, int 
     tokens += CeilDiv(item.rows, kStreamRows) * heads * item.tokens;
   }
   return wide_tasks >= kWideStreamTasksPerSm * num_sms &&
-         static_cast<double>(tokens * costs.bytes_per_token()) >=
-             kWideStreamStarts * costs.rates().dense_task_ns * costs.memory_bytes_per_ns();
+         static_cast<double>(tokens) * costs.DenseTokenNs() >= kWideStreamStarts * costs.rates().dense_task_ns * num_sms;
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct QueuedItem {
   int32_t tokens;
   int32_t cut_tokens;     // PromptCuts
   int32_t most_set_rows;  // of its merge sets
-  int32_t prompt;         // the branch that it is masked for: most likely it is a row tile of a prompt; -1: not masked
+  int32_t prompt = -1;    // the branch that it is masked for: most likely it is a row tile of a prompt; -1: not masked
   bool dense;
   bool read_once;        // by one task, each kv head
   double memory_tokens;  // read from memory, if what several tasks read is read once: this item's share
