@@ -77,7 +77,7 @@ int64_t CostModel::ComputedTokens(ItemKind kind, int64_t tokens) const {
 
 int64_t CostModel::ShortestStreamPiece(const StepShape& shape) const {
   const double tokens_per_lane = static_cast<double>(shape.stream_tokens * kv_heads_) / (int64_t{workers_} * lanes_);
-  return StreamPiecesOf(tokens_per_lane, static_cast<int32_t>(lanes_)).shortest;
+  return StreamPiecesOf(tokens_per_lane, lanes_).shortest;
 }
 
 Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piece) const {

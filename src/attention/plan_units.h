@@ -22,12 +22,12 @@ inline constexpr int32_t kDeterministicSuperblock = kSuperblockUnits * kDetermin
 // after the other, and the most pieces that a range is cut into along KV.
 inline constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16, kMostPieces = 64;
 
-// What a fold waits for before its first state, the ticket, the contributions and the code, lasts as long as so many passes.
-inline constexpr int64_t kFoldStartPasses = 6;
-// Of one state of an item of so many rows.
-constexpr int64_t FoldPasses(int64_t rows) { return CeilDiv(rows < kFoldWarpRows ? rows : kFoldWarpRows, kFoldRows); }
-
-// The same of teams, the lanes of a worker that read a stream task together: a lane's step in tokens.
+// The same of a stream task: a lane's step in tokens, alone or as one of a team, the lanes of a worker that read a task together.
 inline constexpr int32_t kStreamStepTokens = 32;
+
+// The passes of a fold for one state of an item of so many rows. Before its first state a fold waits for its ticket, the
+// contributions and the code, as long as kFoldStartPasses take.
+constexpr int64_t FoldPasses(int64_t rows) { return CeilDiv(rows < kFoldWarpRows ? rows : kFoldWarpRows, kFoldRows); }
+inline constexpr int64_t kFoldStartPasses = 6;
 
 }  // namespace coppice::attention

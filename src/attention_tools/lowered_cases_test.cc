@@ -23,15 +23,18 @@ namespace {
 // Large ones: page rows are written, but plans do not depend on them.
 constexpr int32_t kPageSize = 256;
 
+std::unique_ptr<Planner> PlanOf(const AttentionSpec& spec, const PrefixForestView& forest, const PlanCapacity& capacity,
+                                const MachineModel& machine, const PlannerOptions& options) {
+  const cuda::KernelChoice kernel = cuda::ChooseKernel(CudaKernels::kAuto, 9, 0, spec, capacity.page_size).value();
+  auto planner = Planner::Create(spec, capacity, options, cuda::TraitsOf(kernel, spec, machine.sm.num_sms), machine).value();
+  EXPECT_TRUE(planner->Update(forest).ok());
+  return planner;
+}
+
 std::unique_ptr<Planner> PlanFor(const AttentionCase& c, const MachineModel& machine, OwnedForest& forest,
                                  const PlannerOptions& options = {}) {
   if (forest.branch_node.empty()) AddUniformTree({.levels = c.Levels(), .queries = c.queries, .page_size = kPageSize}, forest);
-  const AttentionSpec spec = c.Spec();
-  const cuda::KernelChoice kernel = cuda::ChooseKernel(CudaKernels::kAuto, 9, 0, spec, kPageSize).value();
-  auto planner =
-      Planner::Create(spec, forest.Capacity(), options, cuda::TraitsOf(kernel, spec, machine.sm.num_sms), machine).value();
-  EXPECT_TRUE(planner->Update(forest.Forest()).ok());
-  return planner;
+  return PlanOf(c.Spec(), forest.Forest(), forest.Capacity(), machine, options);
 }
 
 // The 14 trees and the 294 cells.
@@ -86,14 +89,9 @@ TEST(LoweredCases, RandomForestsArePredictedAlike) {
     const AttentionSpec spec{
         .num_qo_heads = 32, .num_kv_heads = seed % 2 == 0 ? 8 : 32, .head_dim = 128, .window = seed % 7 == 0 ? 300 : 0};
     const PlannerOptions options{.policy = static_cast<SharePolicy>(seed % 3), .force_sharing = seed % 4 == 0};
-    const auto kernel = cuda::ChooseKernel(CudaKernels::kAuto, 9, 0, spec, forest.Capacity().page_size);
-    ASSERT_TRUE(kernel.ok());
-    const auto planner =
-        Planner::Create(spec, forest.Capacity(), options, cuda::TraitsOf(*kernel, spec, machine.sm.num_sms), machine);
-    ASSERT_TRUE(planner.ok());
-    ASSERT_TRUE((*planner)->Update(forest.Forest()).ok());
-    if ((*planner)->View().compute_queue.empty() && (*planner)->View().bandwidth_queue.empty()) continue;
-    const double error = AsCutNs(**planner) / (*planner)->Stats().predicted_ns - 1;
+    const std::unique_ptr<Planner> planner = PlanOf(spec, forest.Forest(), forest.Capacity(), machine, options);
+    if (planner->View().compute_queue.empty() && planner->View().bandwidth_queue.empty()) continue;
+    const double error = AsCutNs(*planner) / planner->Stats().predicted_ns - 1;
     squares += error * error;
     ++steps;
   }

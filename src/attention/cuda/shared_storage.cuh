@@ -30,7 +30,7 @@ struct alignas(16) DenseSlot {
 
 // What is left of a warpgroup's task whose tickets are due.
 struct DenseArrivals {
-  ArrivedRow rows[kDenseRows / kDenseWarpgroups];
+  ArrivedRow rows[kWarpgroupRows];
   int32_t kv_head;
 };
 

@@ -355,6 +355,13 @@ TEST(DenseBlocks, HoldWholeMergeSets) {
   EXPECT_EQ(DenseBlocks(1024, 4), 8);
   EXPECT_EQ(DenseBlocks(256 * 7, 7), 15) << "18 sets of 7 rows in a block of 128";
   EXPECT_EQ(DenseBlocks(3 * 100, 100), 3);
+  for (int32_t set_rows = 1; set_rows <= kDenseRows; ++set_rows) {
+    BlockPacker packer(kDenseRows);
+    for (int32_t rows = set_rows; rows <= 1000; rows += set_rows) {
+      packer.Add(set_rows);
+      ASSERT_EQ(DenseBlocks(rows, set_rows), packer.blocks()) << rows << " rows in sets of " << set_rows;
+    }
+  }
   const AttentionSpec groups_of_seven{.num_qo_heads = 14, .num_kv_heads = 2, .head_dim = 64};
   EXPECT_EQ(Translated(OnePrefix(32768, 64, 256), SharePolicy::kTree, groups_of_seven).dense.size() % 15, 0u);
 }

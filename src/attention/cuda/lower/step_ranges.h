@@ -41,7 +41,7 @@ class BlockPacker {
  private:
   int32_t block_rows_, end_ = 0, blocks_ = 0;
 };
-// Dense tiles of so many rows in merge sets of set_rows.
+// The blocks of dense tiles that it makes of so many rows in merge sets of set_rows each.
 int32_t DenseBlocks(int32_t rows, int32_t set_rows);
 
 // The tokens of all tasks, uncut, where teams read the step: all its items stream, and each SM can have one task (stream_cuts.h).
