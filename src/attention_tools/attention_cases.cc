@@ -86,7 +86,9 @@ std::vector<AttentionCase> SweepCases(int* left_out) {
             ++out;
             continue;
           }
-          cases.push_back({"sweep", qo_heads, kv_heads, 128, {1, batch}, {prefix, unique}});
+          std::string name = std::to_string(qo_heads) + "/" + std::to_string(kv_heads) + ":" + std::to_string(prefix) + "+" +
+                             std::to_string(unique) + "x" + std::to_string(batch);
+          cases.push_back({std::move(name), qo_heads, kv_heads, 128, {1, batch}, {prefix, unique}});
         }
       }
     }

@@ -37,8 +37,8 @@ struct AttentionCase {
 // A1 to F, tree1 to tree14, three chunks of prompts (G...), and five hybrid batches: a chunk and decode rows in one plan (H...).
 std::vector<AttentionCase> HopperCases();
 
-// One prefix of P tokens under B requests of U tokens each, 32/32, 32/8 and 8/1 heads, but for cells that would read more than 40
-// GB if nothing were shared: there sharing saves most of the bytes. left_out counts those.
+// One prefix of P tokens under B requests of U tokens each, 32/32, 32/8 and 8/1 heads, named as "8/1:P+UxB", but for cells that
+// would read more than 40 GB if nothing were shared: there sharing saves most of the bytes. left_out counts those.
 std::vector<AttentionCase> SweepCases(int* left_out = nullptr);
 inline constexpr double kMostSweepBytes = 40e9;
 

@@ -47,11 +47,6 @@ std::vector<AttentionCase> Cases() {
   return cases;
 }
 
-std::string NameOf(const AttentionCase& c) {
-  return c.name + " " + std::to_string(c.qo_heads) + "/" + std::to_string(c.kv_heads) + " P " + std::to_string(c.tokens[0]) +
-         " U " + std::to_string(c.tokens.back()) + " B " + std::to_string(c.nodes.back());
-}
-
 double AsCutNs(const Planner& planner) {
   const cuda::LoweredPlan lowered = cuda::LoweredPlan::AtTypicalLengths(planner);
   return cuda::PredictStepNs(lowered.view());
@@ -71,7 +66,7 @@ TEST(LoweredCases, ShareDecisionAndTasksArePredictedAlike) {
     asked += std::abs(error) < 1e-9;
     if (std::abs(error) <= std::abs(furthest)) continue;
     furthest = error;
-    furthest_case = NameOf(c);
+    furthest_case = c.name;
   }
   EXPECT_LE(std::sqrt(squares / static_cast<double>(cases.size())), 0.10)
       << "furthest: " << 100 * furthest << " %, " << furthest_case;
@@ -105,7 +100,7 @@ TEST(LoweredCases, SharedStepsEndSoonerAsCut) {
     const MachineModel machine = ShippedMachineModel(card).value();
     int shared = 0;
     for (const AttentionCase& c : Cases()) {
-      SCOPED_TRACE(card + (" " + NameOf(c)));
+      SCOPED_TRACE(card + (" " + c.name));
       OwnedForest forest;
       const std::unique_ptr<Planner> tree = PlanFor(c, machine, forest);
       if (tree->Stats().shared_nodes == 0) continue;

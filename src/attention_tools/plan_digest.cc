@@ -160,14 +160,6 @@ class OnGpu {
   std::vector<Line> image_;
 };
 
-std::string NameOf(const AttentionCase& c) {
-  std::string name = c.name + " " + std::to_string(c.qo_heads) + "/" + std::to_string(c.kv_heads);
-  if (c.name == "sweep") {
-    name += " P " + std::to_string(c.tokens[0]) + " U " + std::to_string(c.tokens.back()) + " B " + std::to_string(c.nodes.back());
-  }
-  return name;
-}
-
 void PrintCases(const MachineModel& machine, bool cells) {
   std::vector<AttentionCase> cases = HopperCases();
   for (AttentionCase& c : SweepCases()) cases.push_back(std::move(c));
@@ -182,7 +174,7 @@ void PrintCases(const MachineModel& machine, bool cells) {
     tree.Update(forest.Forest());
     if (!cells) {
       const PlanDigests d = tree.Digests(), p = Of(tree.planner().View());
-      std::printf("%s: image %016lx %016lx plan %016lx %016lx\n", NameOf(c).c_str(), d.work, d.all, p.work, p.all);
+      std::printf("%s: image %016lx %016lx plan %016lx %016lx\n", c.name.c_str(), d.work, d.all, p.work, p.all);
       continue;
     }
     OnGpu store(c.Spec(), forest.Capacity(), {.policy = SharePolicy::kStore}, machine, machine.sm.num_sms);
@@ -201,7 +193,7 @@ void PrintCases(const MachineModel& machine, bool cells) {
     const bool team = tree.translator().team(), side = tree.translator().side();
     const double now[] = {tree.PredictNs(), store.PredictNs(), all.PredictNs()};
     std::printf("%s: same %d%d shares %d, plan %.2f (as cut %.2f) store %.2f (%.2f) all %.2f (%.2f)%s typical %.2f %.2f ctas %d\n",
-                NameOf(c).c_str(), a.work == b.work, a.all == b.all, stats.shared_nodes > 0, stats.predicted_ns / 1e3, now[0] / 1e3,
+                c.name.c_str(), a.work == b.work, a.all == b.all, stats.shared_nodes > 0, stats.predicted_ns / 1e3, now[0] / 1e3,
                 store.planner().Stats().predicted_ns / 1e3, now[1] / 1e3, all.planner().Stats().predicted_ns / 1e3, now[2] / 1e3,
                 team   ? " team"
                 : side ? " side"

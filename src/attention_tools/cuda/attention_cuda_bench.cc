@@ -2,7 +2,7 @@
 // planner, checked against fp64, timed as CUDA graph replays with the L2 flushed in between (median). Bounds from the copy rate
 // measured in the same run and the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on
 // an H200). Ends with status 1 if a case's error is above kMostError.
-//   attention_cuda_bench [--cases A1,F,tree3] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
+//   attention_cuda_bench [--cases A1,tree3,8/1:512+16x64] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
 //   attention_cuda_bench --sweep on [--json file]     one shared prefix over a grid of shapes: the plan beside the plan that shares
 //                                                     nothing and the one that shares everything, cell by cell
 //   attention_cuda_bench --figures on [--json file]   the grids of Hydragen's figures 5 and 8 and of Cascade Inference's figure 4:
@@ -421,12 +421,20 @@ Options Parse(int argc, char** argv) {
   return options;
 }
 
-// Those that --cases names, or all.
+// Those that --cases names, or all but the sweep's.
 std::vector<Case> ChosenCases(const Options& options) {
   std::vector<Case> cases = HopperCases();
   if (options.cases.empty()) return cases;
-  std::erase_if(cases, [&](const Case& c) { return std::ranges::find(options.cases, c.name) == options.cases.end(); });
-  return cases;
+  std::ranges::move(SweepCases(), std::back_inserter(cases));
+  std::vector<Case> chosen;
+  for (const std::string& name : options.cases) {
+    const auto found = std::ranges::find(cases, name, &Case::name);
+    if (found == cases.end()) {
+      Check(InvalidArgument("no case is named \"" + name + "\"; A1 to F, tree1 to tree14, G, G64, G2, H1 to H5 and 8/1:P+UxB are"));
+    }
+    chosen.push_back(*found);
+  }
+  return chosen;
 }
 
 // One prefix of P tokens under B requests of U tokens each: the plan must nowhere lose more than 2 % (5 % below 20 us, where a

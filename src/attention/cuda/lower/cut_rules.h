@@ -55,6 +55,10 @@ inline constexpr int64_t kSimulatedTasksPerSm = 6;
 // The part of the time before that another choice must be predicted to take: what is between two is noise; what side tiles take is
 // known to 3 %.
 inline constexpr double kWorthChanging = 0.99, kWorthSide = 0.97;
+// Side tasks of mean length in whose time an SM's side tiles idle before its dense tiles end: none is begun that might last longer,
+// with those that were drawn ahead. What they copy until then grows with the dense tiles' time by what side steps take, from 15 to
+// 19 us on, of tasks of 256 tokens (bench/results/attention_side_capacity_h100.txt).
+inline constexpr double kSideTasksNotBegun = 1.5;
 // Where dense tiles end in this part of the step and are not cut further for it, streaming beside them is no risk: division must
 // only be as good.
 inline constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;

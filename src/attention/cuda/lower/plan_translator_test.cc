@@ -274,6 +274,7 @@ TEST(PlanUpload, TheLastPieceOfATileIsNoRemnant) {
 TEST(PlanUpload, SideTilesWhereDenseTasksAreLong) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
   constexpr AttentionSpec kGrouped{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  constexpr AttentionSpec kOneHead{.num_qo_heads = 8, .num_kv_heads = 1, .head_dim = 128};
   AttentionSpec half = kGrouped, exact = kGrouped, wide = kGrouped;
   half.head_dim = 64;
   exact.deterministic = true;
@@ -281,6 +282,9 @@ TEST(PlanUpload, SideTilesWhereDenseTasksAreLong) {
   EXPECT_TRUE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).side);
   EXPECT_TRUE(Translated(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads).side);
   EXPECT_TRUE(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).side);
+  EXPECT_TRUE(Translated(OnePrefix(32768, 512, 256), SharePolicy::kTree, kOneHead).side);
+  EXPECT_FALSE(Translated(OnePrefix(32768, 2048, 256), SharePolicy::kTree, kOneHead).side)
+      << "most streams outlast the dense tasks";
   EXPECT_FALSE(Translated(OnePrefix(2048, 32, 1024), SharePolicy::kTree, kGrouped).side) << "short dense tasks";
   EXPECT_FALSE(Translated(OnePrefix(16384, 0, 1024), SharePolicy::kTree, kGrouped).side) << "nothing streams";
   EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kStore, kGrouped).side) << "nothing is dense";

@@ -194,11 +194,11 @@ SmDivision::Simulated SmDivision::Simulate(const StreamWork& stream, const SmCos
   const double beside = stream_bytes_per_ns(rates.stream_task_beside_dense_ns);
   const double after = std::min(stream_bytes_per_ns(rates.stream_task_ns), memory / stream.memory_share / num_sms_);
   const double dense_bytes_per_ns = dense.memory_share * costs.bytes_per_token() / costs.DenseTokenNs();  // of an SM, from memory
-  // Side tiles: one step after the other on each SM that computes, but at the begin, where the first is looked up, and at the end,
-  // where no task is begun that may last longer than the dense tiles do.
+  // Side tiles: one step after the other on each SM that computes, but at the begin, where the first is looked up, and at the end.
   const double side_ns =
       static_cast<double>(stream.side_steps) * rates.side_step_ns + static_cast<double>(stream.tasks) * rates.side_task_ns;
-  const double side_share = std::max(0.0, 1.0 - 2 * rates.dense_task_ns / dense.ends.back());
+  const double side_idle_ns = rates.dense_task_ns + kSideTasksNotBegun * side_ns / static_cast<double>(TasksOnceCut(stream));
+  const double side_share = std::max(0.0, 1.0 - side_idle_ns / dense.ends.back());
   const double side_bytes_per_ns = division.side ? side_share * stream.bytes / side_ns : 0.0;
   const double slowed_by_side = division.side ? rates.slowed_by_side : 0.0;
   double now = 0, left = stream.bytes, undisturbed = 0;
