@@ -3,8 +3,9 @@
 // measured in the same run and the matrix rate given (--matmul-tflops, by default the 783 that a bf16 8192-cube product reaches on
 // an H200). Ends with status 1 if a case's error is above kMostError.
 //   attention_cuda_bench [--cases A1,tree3,8/1:512+16x64] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
-//   attention_cuda_bench --sweep on [--json file]     one shared prefix over a grid of shapes: the plan beside the plan that shares
-//                                                     nothing and the one that shares everything, cell by cell
+//   attention_cuda_bench --sweep on [--deterministic on] [--json file]   one shared prefix over a grid of shapes: the plan beside
+//   the
+//                                                     plan that shares nothing and the one that shares everything, cell by cell
 //   attention_cuda_bench --figures on [--json file]   the grids of Hydragen's figures 5 and 8 and of Cascade Inference's figure 4:
 //                                                     speed-up over reading the prefix once a request, from one copy (store) and
 //                                                     from a copy each (none), beside RelayAttention's eq. 10
@@ -452,7 +453,9 @@ void Sweep(Bench& bench, const Options& options) {
               "ratio", "from", "to", "rounds", "plan");
   for (const Case& c : SweepCases(&left_out)) {
     const int32_t qo_heads = c.qo_heads, kv_heads = c.kv_heads, prefix = c.tokens[0], unique = c.tokens[1], batch = c.nodes[1];
-    const Contestant contestants[] = {{c, {.policy = SharePolicy::kStore}}, {c, {}}, {c, {.force_sharing = true}}};
+    const Contestant contestants[] = {{c, {.policy = SharePolicy::kStore}, options.deterministic},
+                                      {c, {}, options.deterministic},
+                                      {c, {.force_sharing = true}, options.deterministic}};
     const auto replays = bench.Measure(contestants, kPrecision, kSeconds);
     const double store = replays[0]->ms(), plan = replays[1]->ms(), shared = replays[2]->ms();
     const Estimate ratio = replays[1]->timed.over_first;
