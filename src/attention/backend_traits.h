@@ -16,10 +16,12 @@ struct BackendTraits {
   int32_t team_lanes = 0;        // of them, those that read a task together where each worker has one at most; 0: none do
   int32_t max_item_rows = 0;     // an item may serve at most this many rows (per kv head); 0: no limit
   int32_t kv_tile = 64;          // tokens per inner tile: cuts fall on multiples of it
-  int32_t max_heads_per_task = 0;                   // kv heads that one task may take; 0: no limit
-  int32_t native_head_dim = 0;                      // head_dim after on-chip padding (the cost of padding is shown by the plan)
-  float stream_cache_share = 1;                     // of the cache's rate, the part that stream tiles take KV at
-  int32_t max_set_contributions = 0;                // contributions that a merge set may have before the backend cuts; 0: no limit
+  int32_t max_heads_per_task = 0;  // kv heads that one task may take; 0: no limit
+  int32_t native_head_dim = 0;     // head_dim after on-chip padding (the cost of padding is shown by the plan)
+  float stream_cache_share = 1;    // of the cache's rate, the part that stream tiles take KV at
+  float dense_latency = 1;  // of a dense task of dense_row_unit rows or more alone on its worker, in those of the machine model
+  int32_t wide_stream_rows = 0;       // rows from which a stream tile takes twice as long a token; 0: more than half of a tile's
+  int32_t max_set_contributions = 0;  // contributions that a merge set may have before the backend cuts; 0: no limit
   int32_t deterministic_unit = kDeterministicUnit;  // kv indices of a unit in deterministic mode
   bool cuts_kv = false;  // the backend cuts ranges itself, along KV and rows: plans cut where deterministic mode does
 };

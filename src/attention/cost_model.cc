@@ -24,6 +24,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   flops_ = int64_t{4} * spec.num_kv_heads * spec.head_dim;
   state_bytes_ = int64_t{spec.num_kv_heads} * (spec.head_dim + 2) * 4;
   dense_min_rows_ = std::max(traits.dense_min_rows, 1);
+  wide_stream_rows_ = traits.wide_stream_rows > 0 ? traits.wide_stream_rows : CeilDiv(dense_min_rows_, 2);
   row_unit_ = traits.dense_row_unit > 0 ? traits.dense_row_unit : dense_min_rows_;
   tile_rows_ = std::max(traits.dense_tile_rows, 1);
   lanes_ = std::max(traits.stream_lanes, 1);
@@ -33,6 +34,7 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   group_size_ = spec.group_size();
   latencies_ = machine.launch_ns > 0;
   machine_ = machine;
+  dense_latency_ = traits.dense_latency;
   max_item_rows_ = traits.max_item_rows;
   workers_ = std::max(traits.workers, 1);
   read_ns_ = 1e9 * static_cast<double>(kv_bytes_) / machine.read_bytes_per_s;
@@ -88,17 +90,17 @@ Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piec
   const double fold_ns = FoldNs(rows, 2) - FoldNs(rows, 1);
   const int64_t most = std::clamp(tokens / shortest, int64_t{1}, kMostPieces);
   const int64_t count = fold_ns > 0 ? std::min(PiecesDoneFirst(read_ns, fold_ns), most) : most;
-  return {.count = static_cast<int32_t>(count), .ns = read_ns / static_cast<double>(count) + (dense ? machine_.dense_task_ns : 0)};
+  return {.count = static_cast<int32_t>(count), .ns = read_ns / static_cast<double>(count) + StartLatencyNs(kind, rows)};
 }
 
 double CostModel::TokensNs(ItemKind kind, int64_t rows, int64_t tokens) const {
   const bool dense = kind == ItemKind::kDenseTile;
-  const double token_ns = dense ? machine_.dense_token_ns : machine_.stream_token_ns * (IsWide(rows) ? 2 : 1);
+  const double token_ns = dense ? DenseLatency(rows) * machine_.dense_token_ns : machine_.stream_token_ns * (IsWide(rows) ? 2 : 1);
   return static_cast<double>(ComputedTokens(kind, tokens)) * token_ns;
 }
 
 double CostModel::PieceNs(ItemKind kind, int64_t rows, int64_t tokens) const {
-  return TokensNs(kind, rows, tokens) + (kind == ItemKind::kDenseTile ? machine_.dense_task_ns : 0);
+  return TokensNs(kind, rows, tokens) + StartLatencyNs(kind, rows);
 }
 
 double CostModel::FoldNs(ItemKind kind, int64_t rows, int64_t states) const {

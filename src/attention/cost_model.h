@@ -23,7 +23,7 @@ struct StepShape {
   int64_t dense_tasks = 0, dense_row_tokens = 0;  // a task is a tile of rows; rows x tokens, both as computed
   int64_t dense_item_tokens = 0;                  // of the items, whatever their rows
   int64_t stream_row_tokens = 0;                  // rows x tokens
-  int64_t wide_stream_tasks = 0;                  // of more rows than half of a stream tile
+  int64_t wide_stream_tasks = 0;                  // BackendTraits::wide_stream_rows
   int64_t item_starts = 0;                        // items, counted once for each of their row groups
   int64_t read_misses = 0, item_misses = 0;       // tokens of read_tokens, of item_tokens, that the cache cannot hold
   int64_t merges = 0, state_rows = 0;             // sets with several contributions; rows x contributions
@@ -62,8 +62,8 @@ class CostModel {
   CostModel(const AttentionSpec& spec, const BackendTraits& traits, const MachineModel& machine);
 
   ItemKind KindOf(int64_t rows) const { return rows >= dense_min_rows_ ? ItemKind::kDenseTile : ItemKind::kStreamTile; }
-  // More rows than half of a stream tile.
-  bool IsWide(int64_t rows) const { return 2 * rows >= dense_min_rows_; }
+  // BackendTraits::wide_stream_rows.
+  bool IsWide(int64_t rows) const { return rows >= wide_stream_rows_; }
   // Items that `rows` rows over one range need (max_item_rows).
   int64_t RowGroups(int64_t rows) const { return max_item_rows_ == 0 ? 1 : CeilDiv(rows, max_item_rows_); }
 
@@ -118,8 +118,12 @@ class CostModel {
   int64_t state_bytes_per_row() const { return state_bytes_; }
 
  private:
-  // Reading and computing `tokens` tokens in one task.
+  // Of a task alone on its worker: reading and computing `tokens` tokens, and what comes before.
   double TokensNs(ItemKind kind, int64_t rows, int64_t tokens) const;
+  double StartLatencyNs(ItemKind kind, int64_t rows) const {
+    return kind == ItemKind::kDenseTile ? DenseLatency(rows) * machine_.dense_task_ns : 0;
+  }
+  double DenseLatency(int64_t rows) const { return rows >= row_unit_ ? dense_latency_ : 1; }
   // All stream tasks on all lanes: their starts, and their tokens from the cache.
   double StreamNs(const StepShape& shape) const;
   // Whether each worker has one stream task at most and no dense one, which teams of lanes read; and the step then, cut for them.
@@ -128,12 +132,12 @@ class CostModel {
   int64_t TeamSteps(int64_t tokens) const;
 
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0;
-  int64_t dense_min_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;
+  int64_t dense_min_rows_ = 1, wide_stream_rows_ = 1, row_unit_ = 1, tile_rows_ = 1, max_item_rows_ = 0;
   int32_t workers_ = 1, lanes_ = 1, team_lanes_ = 0, kv_tile_ = 1, kv_heads_ = 1, group_size_ = 1;
   int64_t cache_tokens_ = 0;
   bool latencies_ = false;
   MachineModel machine_;
-  double read_ns_ = 0, cache_ns_ = 0, dense_ns_ = 0, stream_ns_ = 0, stream_kv_ns_ = 0;
+  double read_ns_ = 0, cache_ns_ = 0, dense_latency_ = 1, dense_ns_ = 0, stream_ns_ = 0, stream_kv_ns_ = 0;
   double state_ns_ = 0, item_ns_ = 0, dense_start_ns_ = 0, merge_ns_ = 0, task_fixed_ns_ = 0;
 };
 

@@ -52,7 +52,7 @@ Result<std::unique_ptr<Planner>> Planner::Create(const AttentionSpec& spec, cons
   COPPICE_ASSIGN_OR_RETURN(planner->memory_, Buffer::Allocate(problem.sizes.host_bytes));
   Arena arena(planner->memory_.data());
   planner->Layout(arena);
-  planner->shares_.SetPricer(MakeStepPricer(spec, resolved, problem.sizes, traits, machine));
+  planner->shares_.SetPricer(MakeStepPricer(planner->problem_));
   return planner;
 }
 

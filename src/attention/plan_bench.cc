@@ -117,9 +117,9 @@ BENCHMARK(BM_DecodeSteps)->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->Iterat
 // A plan of the whole H200, lowered to its tasks.
 class LoweredPlan {
  public:
-  explicit LoweredPlan(const OwnedForest& forest, int32_t kv_heads = 8)
+  explicit LoweredPlan(const OwnedForest& forest, int32_t kv_heads = 8, bool deterministic = false)
       : machine_(ShippedMachineModel("h200").value()),
-        planner_(MakePlanner(forest, kv_heads, machine_)),
+        planner_(MakePlanner(forest, kv_heads, deterministic, machine_)),
         translator_(planner_->spec(), planner_->capacity(), planner_->sizes(), machine_.sm, planner_->traits()),
         page_rows_(planner_->capacity()),
         image_(translator_.layout().bytes / sizeof(std::max_align_t) + 1) {
@@ -146,8 +146,9 @@ class LoweredPlan {
   }
 
  private:
-  static std::unique_ptr<Planner> MakePlanner(const OwnedForest& forest, int32_t kv_heads, const MachineModel& machine) {
-    const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = kv_heads, .head_dim = 128};
+  static std::unique_ptr<Planner> MakePlanner(const OwnedForest& forest, int32_t kv_heads, bool deterministic,
+                                              const MachineModel& machine) {
+    const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = kv_heads, .head_dim = 128, .deterministic = deterministic};
     PlanCapacity capacity = forest.Capacity();
     capacity.max_nodes = 0;
     const cuda::KernelChoice kernel = cuda::ChooseKernel(CudaKernels::kAuto, 9, 0, spec, capacity.page_size).value();
@@ -162,9 +163,10 @@ class LoweredPlan {
   uint64_t revision_ = 0, version_ = 0;
 };
 
+// Argument: deterministic mode.
 void BM_OneEditForGpu(benchmark::State& state) {
   testing::TestForest forest = Samples();
-  LoweredPlan plan(forest);
+  LoweredPlan plan(forest, 8, state.range(0) != 0);
   int32_t branch = 0;
   for (auto _ : state) {
     state.PauseTiming();
@@ -173,12 +175,12 @@ void BM_OneEditForGpu(benchmark::State& state) {
     if (!plan.Update(forest.Forest(), branch)) state.SkipWithError("update");
   }
 }
-BENCHMARK(BM_OneEditForGpu)->Unit(benchmark::kMicrosecond);
+BENCHMARK(BM_OneEditForGpu)->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond);
 
-// Time of one iteration is that of one decode step.
+// Time of one iteration is that of one decode step. Argument: deterministic mode.
 void BM_DecodeStepsForGpu(benchmark::State& state) {
   testing::TestForest forest = Samples();
-  LoweredPlan plan(forest);
+  LoweredPlan plan(forest, 8, state.range(0) != 0);
   int32_t step = 0;
   for (auto _ : state) {
     state.PauseTiming();
@@ -189,7 +191,7 @@ void BM_DecodeStepsForGpu(benchmark::State& state) {
     if (!plan.Update(forest.Forest(), branch)) state.SkipWithError("update");
   }
 }
-BENCHMARK(BM_DecodeStepsForGpu)->Unit(benchmark::kMicrosecond)->Iterations(256);
+BENCHMARK(BM_DecodeStepsForGpu)->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->Iterations(256);
 
 // A change of a measured shape (docs/kernels/hopper.md) as its device bench makes it: the last request leaves or comes.
 struct Shape {

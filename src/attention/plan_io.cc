@@ -45,6 +45,7 @@ constexpr std::array<Field<PlanCapacity, int32_t>, 5> kCapacityInts = {{{"max_br
                                                                         {"max_page_slots", &PlanCapacity::max_page_slots},
                                                                         {"page_size", &PlanCapacity::page_size}}};
 // Far beyond every backend, and sums and multiples of them stay far from overflow.
+constexpr float kLeastPart = 1e-3f, kMostPart = 1e3f;
 constexpr int32_t kMostWorkers = 1 << 16, kMostRows = 1 << 16, kMostTokens = 1 << 16;
 constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {
     {{"workers", &BackendTraits::workers, 1, kMostWorkers},
@@ -57,12 +58,15 @@ constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {
      {"kv_tile", &BackendTraits::kv_tile, 1, kMostTokens},
      {"max_heads_per_task", &BackendTraits::max_heads_per_task, 0, kMaxHeads},
      {"native_head_dim", &BackendTraits::native_head_dim, 0, kMostRows}}};
-// Of dumps of backends that cut themselves, of those since units differ, and of those since rates do.
+// Of dumps of backends that cut themselves, of those since units differ, and of those since rates, and latencies, do.
 constexpr std::array<Field<BackendTraits, int32_t>, 1> kCutTraits = {
     {{"max_set_contributions", &BackendTraits::max_set_contributions, 0, kMostRows}}};
 constexpr std::array<Field<BackendTraits, int32_t>, 1> kUnitTraits = {
     {{"deterministic_unit", &BackendTraits::deterministic_unit, 1, kMostTokens}}};
 constexpr std::array<Field<BackendTraits, float>, 1> kRateTraits = {{{"stream_cache_share", &BackendTraits::stream_cache_share}}};
+constexpr std::array<Field<BackendTraits, float>, 1> kLatencyTraits = {{{"dense_latency", &BackendTraits::dense_latency}}};
+constexpr std::array<Field<BackendTraits, int32_t>, 1> kWideTraits = {
+    {{"wide_stream_rows", &BackendTraits::wide_stream_rows, 0, kMostRows}}};
 constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = {
     {{"node_parent", &PlanDump::node_parent},
      {"node_begin", &PlanDump::node_begin},
@@ -126,6 +130,12 @@ class Reader {
         if (status_.ok() && (value < field.least || value > field.most)) {
           Fail(field.name,
                "is " + std::to_string(value) + ", expected " + std::to_string(field.least) + " to " + std::to_string(field.most));
+        }
+      } else if constexpr (std::is_same_v<S, BackendTraits>) {  // parts of rates and latencies
+        const float value = into.*field.place;
+        if (status_.ok() && !(value >= kLeastPart && value <= kMostPart)) {
+          Fail(field.name,
+               "is " + std::to_string(value) + ", expected " + std::to_string(kLeastPart) + " to " + std::to_string(kMostPart));
         }
       }
     }
@@ -198,12 +208,15 @@ std::string DumpPlan(const Planner& planner, const std::string& tasks) {
   options["policy"] = kPolicies[static_cast<size_t>(planner.options().policy)];
   options["force_sharing"] = planner.options().force_sharing;
   options["lookahead_tokens"] = planner.options().lookahead_tokens;
-  ordered_json& traits = section("traits", kTraitsInts.size() + kCutTraits.size() + 1 + kUnitTraits.size() + kRateTraits.size());
+  ordered_json& traits = section("traits", kTraitsInts.size() + kCutTraits.size() + 1 + kUnitTraits.size() + kRateTraits.size() +
+                                               kLatencyTraits.size() + kWideTraits.size());
   PutAll(traits, kTraitsInts, planner.traits());
   PutAll(traits, kCutTraits, planner.traits());
   traits["cuts_kv"] = planner.traits().cuts_kv;
   PutAll(traits, kUnitTraits, planner.traits());
   PutAll(traits, kRateTraits, planner.traits());
+  PutAll(traits, kLatencyTraits, planner.traits());
+  PutAll(traits, kWideTraits, planner.traits());
   PutMachineModel(planner.machine(), &root["machine"]);
 
   const PrefixForestView& view = planner.forest();
@@ -285,6 +298,10 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
   }
   if (section("traits").contains("deterministic_unit")) traits.GetAll(kUnitTraits, dump.traits);
   if (section("traits").contains("stream_cache_share")) traits.GetAll(kRateTraits, dump.traits);
+  if (section("traits").contains("dense_latency")) {
+    traits.GetAll(kLatencyTraits, dump.traits);
+    traits.GetAll(kWideTraits, dump.traits);
+  }
   COPPICE_RETURN_IF_ERROR(traits.status());
   COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));
 

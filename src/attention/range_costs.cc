@@ -1,14 +1,34 @@
 // The arithmetic of range_costs.h, by the cost model. Layer: attention.
 #include "attention/range_costs.h"
 
+#include <cmath>
+
 namespace coppice::attention {
 namespace {
 
 // A piece is no shorter than this multiple of what cutting it off costs: on a GPU, and where steps are sums, which do not know how
 // far a state has to go between cores.
 constexpr double kMinPieceOverhead = 4, kMinSumPieceOverhead = 6;
+// Tasks a worker should have, so that longest-first order evens out the rest.
+constexpr double kTasksPerWorker = 3;
+
+// The power of 2^(1/4) at or above `value`.
+double Quantise(double value) { return value <= 0 ? 0 : std::exp2(std::ceil(4 * std::log2(value)) / 4); }
 
 }  // namespace
+
+double GrainNs(const CostModel& cost, int64_t ranges_ps) {
+  return std::max(Quantise(static_cast<double>(ranges_ps) * 1e-3 / kTasksPerWorker), kMinTaskStarts * cost.task_fixed_ns());
+}
+
+int32_t RangeCosts::PiecesToLower(int32_t rows, int32_t tokens, double grain_ns) const {
+  const RowCosts& costs = Of(rows);
+  const double whole_ns = tokens * costs.token_ns + problem_.cost.task_fixed_ns();
+  if (whole_ns <= grain_ns) return 1;
+  const int64_t blocks = CeilDiv(rows, problem_.traits.dense_tile_rows);
+  return std::clamp(static_cast<int32_t>(CeilDiv(TasksOfGrain(whole_ns, grain_ns), blocks)), 1,
+                    std::max(1, tokens / costs.shortest_piece));
+}
 
 RowCosts RangeCosts::Compute(int32_t rows) const {
   const CostModel& cost = problem_.cost;

@@ -34,6 +34,14 @@ struct RowCosts {
 // Sums that edits add to and subtract from are integers (picoseconds), so that they do not drift from a fresh plan's.
 inline int64_t Picoseconds(double ns) { return static_cast<int64_t>(ns * 1e3 + 0.5); }
 
+// The longest that a task is to be on its worker: no part of the worker's share of a step whose ranges take so long before any cut
+// that is hard to even out. It changes by 19 % at least, so that small edits leave it alone.
+double GrainNs(const CostModel& cost, int64_t ranges_ps);
+// Tasks of no more than the grain.
+inline int32_t TasksOfGrain(double ns, double grain_ns) { return static_cast<int32_t>(std::min(ns / grain_ns, 65536.0)) + 1; }
+// A task takes several kv heads until it lasts this many starts.
+inline constexpr double kMinTaskStarts = 8;
+
 class RangeCosts {
  public:
   explicit RangeCosts(const PlanProblem& problem) : problem_(problem) {}
@@ -50,6 +58,8 @@ class RangeCosts {
   Load Of(const ShareRange& range, int32_t row_groups, int32_t pieces) const;
   // The same before any cut.
   Load Whole(const ShareRange& range) const { return Of(range, /*row_groups=*/0, 1); }
+  // The pieces along KV that deterministic mode wants where a GPU's lowering goes on from them, which runs blocks of rows apart.
+  int32_t PiecesToLower(int32_t rows, int32_t tokens, double grain_ns) const;
 
  private:
   RowCosts Compute(int32_t rows) const;

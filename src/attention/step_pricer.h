@@ -7,9 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "attention/backend_traits.h"
-#include "attention/machine_model.h"
-#include "coppice/attention/attention.h"
+#include "attention/plan_problem.h"
 
 namespace coppice::attention {
 
@@ -22,6 +20,8 @@ struct StepRange {
   int32_t set_rows;  // rows of the largest of these
   int32_t prompt;    // of a row tile of several queries: its branch; -1
   int32_t above;     // the shared range that its rows read before this one, by its place in the step; -1: none
+  // By which deterministic mode cuts it (ShareRange): `end` as times are predicted, and as far as the plan may have to hold.
+  int32_t cached_end, planned_end, laid_out_end;
 };
 
 // All ranges of a step. A range comes after the one above it. Nodes by slot.
@@ -37,9 +37,7 @@ class StepPricer {
   virtual double StepNs(const StepRanges& step) = 0;
 };
 
-// Of the backend with these traits: null where steps are sums (CPUs) and where the planner makes the cuts itself (deterministic
-// mode). Allocates for steps of the capacity.
-std::unique_ptr<StepPricer> MakeStepPricer(const AttentionSpec& spec, const PlanCapacity& capacity, const PlanSizes& sizes,
-                                           const BackendTraits& traits, const MachineModel& machine);
+// Of the problem's backend: null where steps are sums (CPUs). Allocates for steps of the capacity. The problem outlives it.
+std::unique_ptr<StepPricer> MakeStepPricer(const PlanProblem& problem);
 
 }  // namespace coppice::attention

@@ -22,6 +22,11 @@ constexpr double HopperDenseRate(int head_dim) { return head_dim == 64 ? 0.7 : 1
 // time (bench/results/attention_small_steps_h100.txt).
 constexpr float HopperStreamRate(int head_dim) { return head_dim == 64 ? 0.75f : 1.0f; }
 
+// What a dense task of deterministic mode takes alone on its SM, in the fast mode's: 44 us where 30 are predicted by these, 36 by
+// 22 (bench/results/attention_deterministic_sweep_h100.jsonl). Its stream tiles read a unit's K before its V: twice the time a
+// token.
+inline constexpr float kDeterministicDenseLatency = 2.0f;
+
 // kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kSide_: a fourth warpgroup streams
 // tasks of few rows beside the dense tiles of its CTA (side_stream.cuh). kGathers_: pages have fewer than eight tokens
 // (gather.cuh).

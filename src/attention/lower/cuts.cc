@@ -1,22 +1,11 @@
 // How ranges are cut along KV, along rows and into blocks of kv heads, and whether what comes of it fits. Layer: attention.
 #include <algorithm>
 #include <climits>
-#include <cmath>
 #include <utility>
 
 #include "attention/lower/item_lowering.h"
 
 namespace coppice::attention {
-namespace {
-
-// Tasks a worker should have, so that longest-first order evens out the rest.
-constexpr double kTasksPerWorker = 3;
-// A task takes several kv heads until it lasts this many starts.
-constexpr double kMinTaskStarts = 8;
-// The power of 2^(1/4) at or above `value`: changes by at least 19 %, so that small edits leave it alone.
-double Quantise(double value) { return value <= 0 ? 0 : std::exp2(std::ceil(4 * std::log2(value)) / 4); }
-
-}  // namespace
 
 bool ItemLowering::Cut(const ForestIndex& forest, PlanChanges& changes, int32_t pressure) {
   forest_ = &forest;
@@ -27,11 +16,8 @@ bool ItemLowering::Cut(const ForestIndex& forest, PlanChanges& changes, int32_t 
   return Fits();
 }
 
-// No task should be long beside a worker's part of the step.
 void ItemLowering::SetGrain() {
-  const double grain = std::max(Quantise(static_cast<double>(shares_.ranges_ps()) * 1e-3 / kTasksPerWorker),
-                                kMinTaskStarts * problem_.cost.task_fixed_ns()) *
-                       (1 << pressure_);
+  const double grain = GrainNs(problem_.cost, shares_.ranges_ps()) * (1 << pressure_);
   if (grain != grain_ns_) changes_->MarkAll();
   grain_ns_ = grain;
 }
@@ -127,12 +113,12 @@ void ItemLowering::ShapeOwner(int32_t owner) {
                               ? tokens * all_rows.token_ns + cost.task_fixed_ns()
                               : static_cast<double>(shares_.range_ps(owner)) * 1e-3 * cost.workers() / num_kv_heads;
   int32_t wanted = all_rows.row_groups, groups = wanted;
-  if (whole_ns > groups * grain_ns_) {
-    wanted = static_cast<int32_t>(std::min(whole_ns / grain_ns_, 65536.0)) + 1;
+  if (!traits.cuts_kv && whole_ns > groups * grain_ns_) {
+    wanted = TasksOfGrain(whole_ns, grain_ns_);
     // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper. Whoever forces sharing
-    // wants each token read once; a backend that cuts for itself runs blocks of rows apart, and weighs them as one range.
+    // wants each token read once.
     const int32_t by_rows = std::min(wanted, static_cast<int32_t>(CeilDiv(range.rows, traits.dense_tile_rows)));
-    if (by_rows > groups && !traits.cuts_kv && !problem_.options.force_sharing) {
+    if (by_rows > groups && !problem_.options.force_sharing) {
       const double reread_ns = static_cast<double>(int64_t{tokens} * (by_rows - groups)) * cost.RereadNs(tokens);
       const double state_ns = static_cast<double>(CeilDiv(wanted, groups) - 1) * cost.StateNs(range.rows);
       if (reread_ns <= state_ns) groups = by_rows;
@@ -146,17 +132,18 @@ void ItemLowering::ShapeOwner(int32_t owner) {
     cuts.row_groups = 0;
     ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup&) { ++cuts.row_groups; });
   }
+  if (traits.cuts_kv) {  // its lowering cuts blocks of rows, puts heads together, and outside deterministic mode cuts along KV
+    heads_per_task_[owner] = 1;
+    const bool cut = problem_.spec.deterministic && pressure_ < kMaxPressure;
+    CutRange(owner, cut ? costs_.PiecesToLower(range.rows, tokens, grain_ns_) : 1);
+    return;
+  }
   const RowCosts& group = cuts.row_groups == 1 ? all_rows : costs_.Of(static_cast<int32_t>(CeilDiv(range.rows, cuts.row_groups)));
   int32_t pieces = 1;
-  if (wanted > cuts.row_groups && pressure_ < kMaxPressure && (!traits.cuts_kv || problem_.spec.deterministic)) {
-    const int64_t blocks = traits.cuts_kv ? CeilDiv(range.rows, traits.dense_tile_rows) : 1;
-    pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, std::max<int64_t>(cuts.row_groups, blocks))), 1,
-                        std::max(1, tokens / group.shortest_piece));
+  if (wanted > cuts.row_groups && pressure_ < kMaxPressure) {
+    pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, cuts.row_groups)), 1, std::max(1, tokens / group.shortest_piece));
   }
   CutRange(owner, pieces);
-  heads_per_task_[owner] = 1;
-  if (traits.cuts_kv) return;  // its lowering puts heads together once it has cut
-
   const double piece_ns = group.token_ns * tokens / cuts.pieces + cost.task_fixed_ns();
   const double least = kMinTaskStarts * cost.task_fixed_ns();
   const int32_t heads = least <= piece_ns ? 1 : static_cast<int32_t>(std::min(least / piece_ns + 1, grain_ns_ / piece_ns));
@@ -180,44 +167,16 @@ void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
     cuts.pieces = std::max(1, static_cast<int32_t>(CeilDiv(range.planned_end - base, cuts.chunk)));
     return;
   }
-  const int32_t unit = problem_.share_unit, superblock = kSuperblockUnits * unit;
-  cuts.chunk = superblock;
-  if (problem_.IsTile(owner) && cuts.contributions_above == 0 && pieces == 1) {  // (d)
-    cuts.pieces = 1;
-    cuts.first_cut = cuts.chunk = 0;
-    return;
-  }
   // A live range is laid out as far as it may grow before the next Update: PlanLengths holds no length but the present one.
+  const int32_t unit = problem_.share_unit;
   const int32_t end = range.end == kLive ? RoundUp(range.max_query + 1 + problem_.options.lookahead_tokens, unit) : range.end;
-  cuts.first_cut = RoundUp(range.begin, superblock);
-  // (b) units up to the next superblock, (a) superblocks from there on.
-  cuts.unit_pieces = static_cast<int32_t>(CeilDiv(std::min(cuts.first_cut, end) - range.begin, unit));
-  const int32_t superblocks = static_cast<int32_t>(CeilDiv(std::max(0, end - cuts.first_cut), superblock));
-  cuts.pieces = std::max(1, cuts.unit_pieces + superblocks);
-  if (cuts.unit_pieces > 0) return;
-  if (traits.cuts_kv && superblocks == 1 && pieces > 1) {  // (a) its even part of the units, and (b) the others
-    const auto units = static_cast<int32_t>(CeilDiv(end - range.begin, unit));
-    const auto first_units = static_cast<int32_t>(CeilDiv(units, pieces));
-    cuts.pieces = 1 + units - first_units;
-    cuts.first_cut = range.begin + first_units * unit;
-    cuts.chunk = unit;
-    return;
-  }
-  int32_t first_superblocks = 1;
-  if (cuts.contributions_above == 0) {  // (c): the first item takes the whole superblocks that need no cut, or its even part
-    const int32_t whole = (end - range.begin) / superblock;
-    const auto even = static_cast<int32_t>(CeilDiv(superblocks, pieces));
-    first_superblocks = std::clamp(traits.cuts_kv ? even : superblocks - pieces + 1, 1, std::max(1, whole));
-    cuts.pieces = std::max(1, 1 + superblocks - first_superblocks);
-  }
-  cuts.first_cut = range.begin + first_superblocks * superblock;
+  static_cast<KvCuts&>(cuts) = CutDeterministically(
+      {.begin = range.begin, .end = end, .contributions_above = cuts.contributions_above, .is_tile = problem_.IsTile(owner)},
+      pieces, unit, traits.cuts_kv);
 }
 
 int32_t ItemLowering::PieceBegin(int32_t owner, int32_t piece) const {
-  const RangeCuts& cuts = cuts_[owner];
-  if (piece == 0) return shares_.range(owner).begin;
-  if (piece < cuts.unit_pieces) return shares_.range(owner).begin + piece * problem_.share_unit;
-  return cuts.first_cut + (piece - std::max(1, cuts.unit_pieces)) * cuts.chunk;
+  return cuts_[owner].PieceBegin(shares_.range(owner).begin, problem_.share_unit, piece);
 }
 
 }  // namespace coppice::attention

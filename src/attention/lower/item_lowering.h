@@ -9,6 +9,7 @@
 
 #include "attention/arena.h"
 #include "attention/block_pool.h"
+#include "attention/deterministic_cuts.h"
 #include "attention/forest.h"
 #include "attention/plan_changes.h"
 #include "attention/plan_problem.h"
@@ -20,10 +21,7 @@
 namespace coppice::attention {
 
 // How an owner's range is cut: `pieces` along KV times `row_groups` along the rows.
-struct RangeCuts {
-  int32_t pieces = 0;                      // 0: it owns nothing
-  int32_t unit_pieces = 0;                 // deterministic mode: the first pieces that are single units
-  int32_t first_cut = 0, chunk = 0;        // where piece max(1, unit_pieces) begins, and the distance of further cuts
+struct RangeCuts : KvCuts {
   int32_t row_groups = 0, group_rows = 0;  // rows that a row group may hold
   int32_t contributions_above = 0;         // of its merge sets, from shared nodes above
   bool writes_states = false;

@@ -11,9 +11,12 @@ namespace {
 // Of a step that shares nothing: where latencies count, a step that shares must be predicted to end before this part of it. Sums
 // know less than cuts.
 constexpr double kLeastStepGain = 0.91, kLeastGainAsCut = 0.93;
-// Beyond these parts of it the sums alone decide, but for steps of so few branches and nodes, which are cut as soon as they are
+// Outside these parts of it the sums alone decide, but for steps of so few branches and nodes, which are cut as soon as they are
 // added up: they are short, and latencies are most of their time.
-constexpr double kSurelyPays = 0.75, kSurelyPaysNot = 1.15;
+struct Bounds {
+  double pays, pays_not;
+};
+constexpr Bounds kSurely = {0.75, 1.15}, kSurelyDeterministic = {0.4, 2.5};  // sums know least of where that mode cuts
 constexpr size_t kFewRanges = 64;
 
 }  // namespace
@@ -110,20 +113,21 @@ void SharePlan::JudgeStep() {
 bool SharePlan::WantedStepPays() {
   if (!judged_as_cut_) {
     const bool cuts = pricer_ != nullptr;
-    const double least_gain = problem_.cost.has_latencies() ? kLeastStepGain : 1.0, surely = cuts ? kSurelyPays : least_gain;
-    const double wanted_ns = SumsNs(wanted_);
+    const Bounds surely = problem_.spec.deterministic ? kSurelyDeterministic : kSurely;
+    const double least_gain = problem_.cost.has_latencies() ? kLeastStepGain : 1.0, wanted_ns = SumsNs(wanted_);
     // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
-    if (wanted_ns < surely * problem_.cost.StepNs(unshared_.shape, {})) return true;
+    if (wanted_ns < (cuts ? surely.pays : least_gain) * problem_.cost.StepNs(unshared_.shape, {})) return true;
     const double unshared_ns = SumsNs(unshared_);
     if (!cuts) return wanted_ns < least_gain * unshared_ns;
-    if (wanted_ns < kSurelyPays * unshared_ns || wanted_ns > kSurelyPaysNot * unshared_ns) return wanted_ns < unshared_ns;
+    if (wanted_ns < surely.pays * unshared_ns || wanted_ns > surely.pays_not * unshared_ns) return wanted_ns < unshared_ns;
     judged_as_cut_ = true;
   }
   return AsCutNs(wanted_) < kLeastGainAsCut * AsCutNs(unshared_);
 }
 
 double SharePlan::AsCutNs(Step& step) {
-  if (step.as_cut_ns > 0) return step.as_cut_ns;
+  // Deterministic cuts depend on more than the step's items.
+  if (step.as_cut_ns > 0 && !problem_.spec.deterministic) return step.as_cut_ns;
   int32_t count = 0;
   for (int32_t n : forest_->Preorder()) {
     const int32_t p = forest_->parent[n], above = p == kNoParent ? -1 : range_of_node_[p];
@@ -137,10 +141,14 @@ double SharePlan::AsCutNs(Step& step) {
                              .num_sets = 0,
                              .set_rows = 0,
                              .prompt = -1,
-                             .above = above};
+                             .above = above,
+                             .cached_end = nodes_[n].chain_begin,
+                             .planned_end = item.end,
+                             .laid_out_end = item.end};
   }
   for (int32_t b : forest_->ActiveBranches()) {
-    const int32_t n = forest_->branch_node[b];
+    const int32_t n = forest_->branch_node[b], kv_len = forest_->kv_len[b];
+    const int32_t grown = Grows(b) ? problem_.PlannedClass(forest_->begin[n], kv_len).planned : 0;
     tiles_.ForEachTile(b, [&](const RowTile& tile) {
       const StepItem& item = step.items[tile.owner];
       if (!forest_->IsLive(n) && item.begin >= item.end) return;  // the shared node has all of it
@@ -151,7 +159,10 @@ double SharePlan::AsCutNs(Step& step) {
                                .num_sets = item.num_sets,
                                .set_rows = std::min(item.rows, problem_.set_queries * problem_.spec.group_size()),
                                .prompt = tile.num_queries > 1 ? b : -1,
-                               .above = range_of_node_[n]};
+                               .above = range_of_node_[n],
+                               .cached_end = CachedEnd(nodes_[n], b),
+                               .planned_end = std::max(item.end, grown),
+                               .laid_out_end = tile.last ? kv_len + problem_.options.lookahead_tokens : item.end};
     });
   }
   step.as_cut_ns = pricer_->StepNs({.ranges = step_ranges_.first(count),

@@ -147,6 +147,10 @@ class SharePlan {
   bool WantedStepPays();
   double SumsNs(Step& step);
   double AsCutNs(Step& step);
+  // Of a row tile of a branch at the node: tokens before it are read by others too.
+  int32_t CachedEnd(const NodePlan& node, int32_t branch) const {
+    return tiles_.NumTiles(branch) == 1 && node.num_consumers == 1 ? node.chain_begin : node.share_end;
+  }
   double StepNs(Step& step) { return judged_as_cut_ ? AsCutNs(step) : SumsNs(step); }
   StepChains ChainsOf(const Step& step);
   void SetItem(Step& step, int32_t owner, const StepItem& item);

@@ -65,16 +65,19 @@ Result<KernelChoice> ChooseKernel(CudaKernels kernels, int major, int minor, con
 }
 
 BackendTraits TraitsOf(const KernelChoice& kernel, const AttentionSpec& spec, int num_sms) {
+  const bool hopper = kernel.path == KernelPath::kHopper, in_order = hopper && spec.deterministic;
   return {.workers = num_sms,
           .dense_tile_rows = kDenseRows,
           .dense_min_rows = StreamRows(spec.deterministic) + 1,
           .dense_row_unit = kWarpgroupRows,
           .stream_lanes = kStreamWarpsPerSm,
-          .team_lanes = kernel.path == KernelPath::kHopper ? kStreamWarpsPerSm : 0,
+          .team_lanes = hopper && !in_order ? kStreamWarpsPerSm : 0,
           .max_item_rows = 0,  // PlanTranslator cuts them
           .kv_tile = kernel.kv_tile,
           .native_head_dim = kernel.head_dim,
-          .stream_cache_share = kernel.path == KernelPath::kHopper ? HopperStreamRate(kernel.head_dim) : 1.0f,
+          .stream_cache_share = hopper ? HopperStreamRate(kernel.head_dim) : 1.0f,
+          .dense_latency = in_order ? kDeterministicDenseLatency : 1.0f,
+          .wide_stream_rows = in_order ? 1 : 0,
           .max_set_contributions = MaxPlannedContributions(spec),
           .deterministic_unit = DeterministicUnit(kernel.path),
           .cuts_kv = true};

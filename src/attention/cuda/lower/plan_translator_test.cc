@@ -134,6 +134,17 @@ TEST(PlanUpload, WithoutSharingAllKvIsReadOnce) {
   for (const Task& task : plan.stream) EXPECT_TRUE(task.item.read_once);
 }
 
+// Ranges that the planner cut itself: no piece reads what another does.
+TEST(PlanUpload, DeterministicPiecesReadTheirKvOnce) {
+  AttentionSpec exact = kSpec;
+  exact.deterministic = true;
+  TestForest forest;
+  for (int i = 0; i < 40; ++i) forest.AddBranch(kNoParent, 3000 + i, 1);
+  const Translated plan(forest, SharePolicy::kTree, exact);
+  EXPECT_GT(plan.stream.size(), 2u * 2 * 40);
+  for (const Task& task : plan.stream) EXPECT_TRUE(task.item.read_once);
+}
+
 // `requests` over one prefix.
 TestForest OnePrefix(int32_t prefix, int32_t own, int requests) {
   TestForest forest;

@@ -86,23 +86,29 @@ void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, co
   const auto blocks_of = [&](const QueuedItem& item) {
     return item.dense ? item.blocks : static_cast<int32_t>(CeilDiv(item.rows, costs.stream_rows()));
   };
-  const auto for_each_node = [&](const QueuedItem& item, auto&& visit) {  // with the tokens of it that the item reads
+  const auto for_each_node = [&](const QueuedItem& item, auto&& visit) {  // with what of it the item reads
     const int32_t begin = item.kv_begin, end = begin + item.tokens;
+    if (begin == end) return;  // it may begin past the tokens there are
     for (int32_t n = item.node; n != kNoParent && begin < nodes.end[n]; n = nodes.parent[n]) {
-      const int32_t tokens = std::min(end, nodes.end[n]) - std::max(begin, nodes.begin[n]);
-      if (nodes.begin[n] < end) visit(n, tokens);
+      if (nodes.begin[n] < end) visit(n, std::max(begin, nodes.begin[n]), std::min(end, nodes.end[n]));
     }
   };
-  node_reads_.assign(nodes.parent.size(), 0);
+  reads_.assign(nodes.parent.size(), {});
   for (const QueuedItem& item : items) {
-    for_each_node(item, [&, blocks = blocks_of(item)](int32_t n, int32_t) { node_reads_[n] += blocks; });
+    for_each_node(item, [&, blocks = blocks_of(item)](int32_t n, int32_t begin, int32_t end) {
+      NodeReads& reads = reads_[n];
+      reads.begin = std::min(reads.begin, begin), reads.end = std::max(reads.end, end);
+      reads.tokens += int64_t{end - begin} * blocks;
+    });
   }
   for (QueuedItem& item : items) {
     item.read_once = true;
     item.memory_tokens = 0;
-    for_each_node(item, [&, blocks = blocks_of(item)](int32_t n, int32_t tokens) {
-      item.read_once &= node_reads_[n] == 1;
-      item.memory_tokens += static_cast<double>(tokens) * blocks / node_reads_[n];
+    for_each_node(item, [&, blocks = blocks_of(item)](int32_t n, int32_t begin, int32_t end) {
+      const NodeReads& reads = reads_[n];
+      const int64_t tokens = int64_t{end - begin} * blocks, distinct = reads.end - reads.begin;
+      item.read_once &= reads.tokens == distinct;
+      item.memory_tokens += static_cast<double>(tokens * distinct) / static_cast<double>(std::max<int64_t>(reads.tokens, 1));
     });
   }
 }

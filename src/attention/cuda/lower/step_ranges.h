@@ -76,13 +76,18 @@ struct ForestNodes {
 // Allocates in its constructor only.
 class ReadCounts {
  public:
-  explicit ReadCounts(int32_t max_nodes) { node_reads_.reserve(max_nodes); }
-  // Finds the ranges whose KV one task reads, those with one block of rows on nodes that nothing else reads, and each range's share
-  // of what is read from memory. REQUIRES: their kinds.
+  explicit ReadCounts(int32_t max_nodes) { reads_.reserve(max_nodes); }
+  // Finds the ranges whose KV one task reads, those with one block of rows on nodes of which nothing else reads the same tokens,
+  // and each range's share of what is read from memory. REQUIRES: their kinds.
   void Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs);
 
  private:
-  std::vector<int32_t> node_reads_;  // [node] tasks of a kv head that read some of it, pieces along KV apart
+  // What tasks of one kv head read of a node, together without gaps.
+  struct NodeReads {
+    int32_t begin = INT32_MAX, end = 0;
+    int64_t tokens = 0;  // of all tasks
+  };
+  std::vector<NodeReads> reads_;  // [node]
 };
 
 }  // namespace coppice::attention::cuda
