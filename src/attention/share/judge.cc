@@ -96,6 +96,8 @@ void SharePlan::ListItems() {
 void SharePlan::JudgeStep() {
   bool pays = true;
   if (problem_.JudgesSteps()) {
+    // Its cuts depend on more than the step's items.
+    if (problem_.spec.deterministic) wanted_.as_cut_ns = unshared_.as_cut_ns = 0;
     judged_as_cut_ = pricer_ != nullptr && forest_->ActiveBranches().size() + forest_->Preorder().size() <= kFewRanges;
     if (problem_.optional && wanted_.shape.merges > 0) pays = WantedStepPays();
     step_ns_ = StepNs(pays ? wanted_ : unshared_);
@@ -126,8 +128,7 @@ bool SharePlan::WantedStepPays() {
 }
 
 double SharePlan::AsCutNs(Step& step) {
-  // Deterministic cuts depend on more than the step's items.
-  if (step.as_cut_ns > 0 && !problem_.spec.deterministic) return step.as_cut_ns;
+  if (step.as_cut_ns > 0) return step.as_cut_ns;
   int32_t count = 0;
   for (int32_t n : forest_->Preorder()) {
     const int32_t p = forest_->parent[n], above = p == kNoParent ? -1 : range_of_node_[p];

@@ -88,9 +88,9 @@ void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, co
   };
   const auto for_each_node = [&](const QueuedItem& item, auto&& visit) {  // with what of it the item reads
     const int32_t begin = item.kv_begin, end = begin + item.tokens;
-    if (begin == end) return;  // it may begin past the tokens there are
     for (int32_t n = item.node; n != kNoParent && begin < nodes.end[n]; n = nodes.parent[n]) {
-      if (nodes.begin[n] < end) visit(n, std::max(begin, nodes.begin[n]), std::min(end, nodes.end[n]));
+      const int32_t from = std::max(begin, nodes.begin[n]), to = std::min(end, nodes.end[n]);
+      if (from < to) visit(n, from, to);
     }
   };
   reads_.assign(nodes.parent.size(), {});
@@ -108,7 +108,7 @@ void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, co
       const NodeReads& reads = reads_[n];
       const int64_t tokens = int64_t{end - begin} * blocks, distinct = reads.end - reads.begin;
       item.read_once &= reads.tokens == distinct;
-      item.memory_tokens += static_cast<double>(tokens * distinct) / static_cast<double>(std::max<int64_t>(reads.tokens, 1));
+      item.memory_tokens += static_cast<double>(tokens) * static_cast<double>(distinct) / static_cast<double>(reads.tokens);
     });
   }
 }
