@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "core/check.h"
@@ -348,18 +349,23 @@ Status ParseModel(const Json& model, size_t id_limit, TokenizerData* data) {
   return ParseBpe(model, id_limit, data);
 }
 
+// But for its id.
+AddedToken ReadAddedToken(const Json& token) {
+  AddedToken added{.text = GetString(token, "content"),
+                   .special = GetBool(token, "special", false),
+                   .single_word = GetBool(token, "single_word", false),
+                   .lstrip = GetBool(token, "lstrip", false),
+                   .rstrip = GetBool(token, "rstrip", false)};
+  added.normalized = GetBool(token, "normalized", !added.special);
+  return added;
+}
+TokenKind KindOf(const AddedToken& token) { return token.special ? TokenKind::kControl : TokenKind::kUserDefined; }
+
 Status ParseAddedTokens(const Json& added_tokens, size_t id_limit, TokenizerData* data, const std::string& file = kTokenizerFile) {
   if (!added_tokens.is_null() && !added_tokens.is_array()) return Wrong("added_tokens", added_tokens, "a list", file);
   for (const Json& token : added_tokens) {
-    const std::string content = GetString(token, "content");
-    AddedToken added{.text = content,
-                     .special = GetBool(token, "special", false),
-                     .single_word = GetBool(token, "single_word", false),
-                     .lstrip = GetBool(token, "lstrip", false),
-                     .rstrip = GetBool(token, "rstrip", false)};
-    added.normalized = GetBool(token, "normalized", !added.special);
-    const TokenKind kind = added.special ? TokenKind::kControl : TokenKind::kUserDefined;
-    COPPICE_RETURN_IF_ERROR(AddToken(content, Get(token, "id"), kind, id_limit, data, file));
+    AddedToken added = ReadAddedToken(token);
+    COPPICE_RETURN_IF_ERROR(AddToken(added.text, Get(token, "id"), KindOf(added), id_limit, data, file));
     added.id = Get(token, "id").get<int32_t>();
     data->added_tokens.push_back(std::move(added));
   }
@@ -500,6 +506,40 @@ Result<Json> ListDecoderTokens(const Json& decoder) {
   return list;
 }
 
+// The tokens of "added_tokens_decoder", as transformers adds them to those of tokenizer.json: a text that is a token keeps its id,
+// with the properties listed here, and the others get the next ids, in the order of those that they are listed with.
+Status AddDecoderTokens(const Json& config, TokenizerData* data) {
+  if (!ListsAddedTokens(config)) return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(Json listed, ListDecoderTokens(Get(config, "added_tokens_decoder")));
+  const auto id_of = [](const Json& token) { return token["id"].get<uint64_t>(); };
+  std::sort(listed.begin(), listed.end(), [&](const Json& a, const Json& b) { return id_of(a) < id_of(b); });
+  std::unordered_map<std::string, size_t> places;  // in data->added_tokens
+  for (size_t i = 0; i < data->added_tokens.size(); ++i) places.emplace(data->added_tokens[i].text, i);
+  std::unordered_map<std::string, int32_t> ids;  // of all tokens, once one is asked for that is not among the added ones
+  for (const Json& token : listed) {
+    AddedToken added = ReadAddedToken(token);
+    if (added.text.empty()) continue;
+    const auto [place, is_new] = places.emplace(added.text, data->added_tokens.size());
+    if (is_new) {
+      if (ids.empty()) {
+        for (size_t i = 0; i < data->tokens.size(); ++i) ids.emplace(data->tokens[i], static_cast<int32_t>(i));
+      }
+      added.id = ids.emplace(added.text, static_cast<int32_t>(data->tokens.size())).first->second;
+      if (static_cast<size_t>(added.id) == data->tokens.size()) {
+        if (data->tokens.size() == kMaxVocabulary) return Wrong("the number of tokens", added.id, "less", kConfigFile);
+        data->tokens.push_back(added.text);
+        data->kinds.emplace_back();
+      }
+      data->added_tokens.emplace_back();
+    } else {
+      added.id = data->added_tokens[place->second].id;
+    }
+    data->kinds[added.id] = KindOf(added);
+    data->added_tokens[place->second] = std::move(added);
+  }
+  return OkStatus();
+}
+
 // The texts of the tokens that `config` names as special ones.
 std::unordered_set<std::string> SpecialTexts(const Json& config) {
   std::unordered_set<std::string> texts;
@@ -576,6 +616,7 @@ Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_jso
   if (data.byte_level && data.model != "bpe") return CannotDo("a ByteLevel pre_tokenizer with a Unigram model");
   COPPICE_RETURN_IF_ERROR(ParseDecoder(Get(tokenizer, "decoder"), &data));
   COPPICE_ASSIGN_OR_RETURN(const bool has_template, ParsePostProcessor(Get(tokenizer, "post_processor"), &data));
+  COPPICE_RETURN_IF_ERROR(AddDecoderTokens(config, &data));
   ParseConfig(config, has_template, &data);
   if (!data.scores.empty()) data.scores.resize(data.tokens.size(), std::numeric_limits<double>::quiet_NaN());
   return data;

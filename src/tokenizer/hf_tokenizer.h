@@ -18,8 +18,9 @@ struct TokenizerConfigFiles {
 
 // The tokenizer of tokenizer.json, with the special tokens and the chat template that the other files name; without them there are
 // no eos ids and no template. As in transformers, what special_tokens_map.json says counts, and before tokenizer_config.json, where
-// that one has no "added_tokens_decoder"; and a bos or eos token that tokenizer.json does not have gets the next id. A pad token
-// that it does not have is ignored, and so is added_tokens.json, whose tokens tokenizer.json lists.
+// that one has no "added_tokens_decoder"; tokens of that list count with the properties that they have there; and those, and a bos
+// or eos token, that tokenizer.json does not have get the next ids. A pad token that it does not have is ignored, and so is
+// added_tokens.json, whose tokens tokenizer.json lists.
 // INVALID_ARGUMENT: not the JSON expected. UNIMPLEMENTED names the feature. Special ids that stand elsewhere (config.json,
 // generation_config.json) are the caller's to add.
 Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const TokenizerConfigFiles& files);

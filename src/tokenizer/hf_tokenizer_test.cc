@@ -108,6 +108,23 @@ TEST(HuggingFaceTokenizer, SpecialTokensThatTheFileDoesNotHave) {
   EXPECT_EQ(tokenizer->Decode(Ids{7, 0, 8}), "a") << "special tokens";
 }
 
+// As transformers 5.24 does: what the file has keeps its id and gets the properties of the list, the others get the next ids, by
+// the order of those listed.
+TEST(HuggingFaceTokenizer, AddedTokensThatTheConfigLists) {
+  const Result<TokenizerData> data = ParseHuggingFaceTokenizer(Small().dump(), {.tokenizer_config = R"({"eos_token": "<e>",
+      "added_tokens_decoder": {"10": {"content": "<x>", "special": true}, "9": {"content": "<y>", "rstrip": true},
+                               "4": {"content": "<s>", "special": false}, "3": {"content": "ab", "special": true}}})"});
+  ASSERT_TRUE(data.ok()) << data.status().ToString();
+  EXPECT_EQ(data->tokens.size(), 10u);
+  EXPECT_EQ(data->eos_ids, Ids{9});
+  const auto tokenizer = CreateTokenizer(*data).value();
+  EXPECT_EQ(*tokenizer->Encode("ab<x>1<y> b<e>"), (Ids{4, 2, 8, 3, 7, 1, 9}));
+  EXPECT_EQ(tokenizer->Decode(Ids{4, 0, 8, 7, 2, 9}), "<s>a<y>") << "special tokens";
+  EXPECT_EQ(
+      ParseHuggingFaceTokenizer(Small().dump(), {.tokenizer_config = R"({"added_tokens_decoder": {"x": {}}})"}).status().message(),
+      "tokenizer_config.json: an id in added_tokens_decoder is \"x\"; expected an integer");
+}
+
 // As transformers 5.24 does: the map counts, and before the config, where the config has no added_tokens_decoder.
 TEST(HuggingFaceTokenizer, SpecialTokensMap) {
   Json plain = Small();
