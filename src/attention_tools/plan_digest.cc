@@ -1,6 +1,7 @@
-// plan_digest [--machine NAME|FILE] [--forests n] [--cells]: one line for each plan of the measured shapes and of random forests,
-// with a digest of what runs: two builds that print the same plan the same. Times are those predicted for the share decision, as
-// cut for the GPU (in brackets) and on a CPU. For changes of the planner and of lowerings that are to change no plan. Host code.
+// plan_digest [--machine NAME|FILE] [--forests n] [--cells]: one line for each plan of the measured shapes and batches and of
+// random forests, with a digest of what runs: two builds that print the same plan the same. Times are those predicted for the share
+// decision, as cut for the GPU (in brackets) and on a CPU. For changes of the planner and of lowerings that are to change no plan.
+// Host code.
 //   --cells   for each measured shape whether it shares, and what is predicted, in place of digests
 // Layer: attention_tools.
 #include <cstddef>
@@ -20,6 +21,8 @@
 #include "attention/plan.h"
 #include "attention/plan_test_forest.h"
 #include "attention_tools/attention_cases.h"
+#include "attention_tools/case_forest.h"
+#include "attention_tools/pod_batches.h"
 #include "core/check.h"
 
 namespace coppice::attention {
@@ -164,12 +167,9 @@ void PrintCases(const MachineModel& machine, bool cells) {
   std::vector<AttentionCase> cases = HopperCases();
   for (AttentionCase& c : SweepCases()) cases.push_back(std::move(c));
   for (const AttentionCase& c : cases) {
+    if (!c.chunks.empty()) continue;  // PrintHybridBatches
     OwnedForest forest;
-    if (c.chunks.empty()) {
-      AddUniformTree({.levels = c.Levels(), .queries = c.queries, .page_size = kPageSize}, forest);
-    } else {
-      continue;  // hybrid batches are no uniform trees
-    }
+    AddUniformTree({.levels = c.Levels(), .queries = c.queries, .page_size = kPageSize}, forest);
     OnGpu tree(c.Spec(), forest.Capacity(), {}, machine, machine.sm.num_sms);
     tree.Update(forest.Forest());
     if (!cells) {
@@ -199,6 +199,33 @@ void PrintCases(const MachineModel& machine, bool cells) {
                 : side ? " side"
                        : "",
                 typical(store) / 1e3, typical(all) / 1e3, ctas);
+  }
+}
+
+// H1 to H5 and the batches of POD-Attention's figure 11 on a GPU of an H200's memory.
+void PrintHybridBatches(const MachineModel& machine) {
+  const auto print = [&](const std::string& name, const AttentionSpec& spec, const PlanCapacity& capacity,
+                         const PrefixForestView& forest) {
+    OnGpu plan(spec, capacity, {}, machine, machine.sm.num_sms);
+    plan.Update(forest);
+    const PlanDigests d = plan.Digests();
+    std::printf("%s: image %016lx %016lx\n", name.c_str(), d.work, d.all);
+  };
+  for (const AttentionCase& c : HopperCases()) {
+    if (c.chunks.empty()) continue;
+    const CaseForest forest(c, kPageSize);
+    print(c.name, c.Spec(),
+          {.max_branches = static_cast<int32_t>(forest.branch_node.size()),
+           .max_queries = forest.num_queries(),
+           .max_page_slots = static_cast<int32_t>(forest.pages.size()),
+           .page_size = kPageSize},
+          forest.view);
+  }
+  for (const PodBatch& batch : PodBatches("sweep", 141e9)) {
+    const OwnedForest forest = PodForest(batch, PodPart::kBoth, kPageSize);
+    print("pod " + std::string(batch.model->name) + "/" + std::to_string(batch.gpus) + " chunk " + std::to_string(batch.chunk) +
+              " of " + std::to_string(batch.prompt) + " + " + std::to_string(batch.requests) + "x" + std::to_string(batch.context),
+          batch.Spec(), forest.Capacity(), forest.Forest());
   }
 }
 
@@ -257,6 +284,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   PrintCases(*model, cells);
-  if (!cells) PrintForests(*model, forests);
+  if (cells) return 0;
+  PrintHybridBatches(*model);
+  PrintForests(*model, forests);
   return 0;
 }
