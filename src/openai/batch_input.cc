@@ -20,6 +20,7 @@
 
 #include "core/check.h"
 #include "core/dismantle_json.h"
+#include "core/quoted.h"
 #include "model/json_file.h"
 #include "openai/line_reader.h"
 
@@ -65,7 +66,7 @@ Status AnotherRequest(const std::string& path, const std::optional<BatchLine>& p
                   error.line, path);
   if (!parsed) than += fmt::format(", which is refused now ({})", error.status.message());
   return InvalidArgument(
-      fmt::format("the output holds an answer for custom_id \"{}\", but to {}; give another output", error.custom_id, than));
+      fmt::format("the output holds an answer for custom_id {}, but to {}; give another output", Quoted(error.custom_id), than));
 }
 
 }  // namespace
@@ -86,7 +87,7 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
   line_error->custom_id = *custom_id;
   const Result<std::string> method = StringField(*object, "method", "POST");
   if (!method.ok()) return fail(method.status(), "method");
-  if (*method != "POST") return fail(InvalidArgument(fmt::format("method is \"{}\", expected POST", *method)), "method");
+  if (*method != "POST") return fail(InvalidArgument(fmt::format("method is {}, expected POST", Quoted(*method))), "method");
   const Result<std::string> url = StringField(*object, "url", std::string(Url(Endpoint::kCompletions)));
   if (!url.ok()) return fail(url.status(), "url");
   const Result<Endpoint> endpoint = ParseUrl(*url);
@@ -95,7 +96,7 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     return fail(InvalidArgument(fmt::format("url is {}, expected the batch's endpoint {}", *url, Url(*rules.endpoint))), "url");
   for (const auto& [name, value] : object->items()) {
     if (name != "custom_id" && name != "method" && name != "url" && name != "body")
-      return fail(InvalidArgument(fmt::format("\"{}\" is no field of a line, expected custom_id, method, url and body", name)),
+      return fail(InvalidArgument(fmt::format("{} is no field of a line, expected custom_id, method, url and body", Quoted(name))),
                   name);
   }
   const auto body = object->find("body");
@@ -214,8 +215,8 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
         parsed.reset();
         error = {.line = line.number,
                  .custom_id = error.custom_id,
-                 .status = InvalidArgument(fmt::format("custom_id \"{}\" is that of line {} already; give each line its own",
-                                                       error.custom_id, first->second)),
+                 .status = InvalidArgument(fmt::format("custom_id {} is that of line {} already; give each line its own",
+                                                       Quoted(error.custom_id), first->second)),
                  .param = "custom_id"};
       } else if (const auto finished = output.finished().find(error.custom_id); finished != output.finished().end()) {
         if (finished->second != "batch_req_" + (parsed ? parsed->id : error.id)) return AnotherRequest(path, parsed, error);

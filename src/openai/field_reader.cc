@@ -1,14 +1,14 @@
 #include "openai/field_reader.h"
 
+#include "core/quoted.h"
+
 namespace coppice::openai {
 
 using nlohmann::json;
 
 std::string Shown(const json& value) {
   constexpr size_t kLongest = 60;
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return text;
+  return Printable(value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace), kLongest);
 }
 
 std::nullopt_t RefuseBody(const json& body, BodyError* error) {

@@ -10,6 +10,7 @@
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
 #include "core/json.h"
+#include "core/quoted.h"
 #include "openai/field_reader.h"
 #include "openai/prompt_fields.h"
 #include "openai/tool_grammar.h"
@@ -247,7 +248,7 @@ Result<Endpoint> ParseUrl(std::string_view url) {
     if (url == Url(endpoint)) return endpoint;
   }
   return InvalidArgument(
-      fmt::format("url is \"{}\", expected {} or {}", url, Url(Endpoint::kCompletions), Url(Endpoint::kChatCompletions)));
+      fmt::format("url is {}, expected {} or {}", Quoted(url), Url(Endpoint::kCompletions), Url(Endpoint::kChatCompletions)));
 }
 
 std::optional<TokenizeRequest> ParseTokenize(const json& body, BodyError* error) {

@@ -49,9 +49,7 @@ bool GetBool(const Json& object, const char* key, bool otherwise) {
 // A value for a message: its JSON, cut where it is long.
 std::string Show(const Json& value) {
   if (value.is_string()) return Quoted(value.get_ref<const std::string&>());
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
+  return Printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 60);
 }
 
 constexpr char kTokenizerFile[] = "tokenizer.json", kConfigFile[] = "tokenizer_config.json", kAddedFile[] = "added_tokens.json",
