@@ -49,6 +49,9 @@ struct PlanProblem {
   // What a leaf's kLive is taken to be when times are predicted: its own tokens rounded up to a step, so that growth changes it
   // rarely. Octaves up to 512 tokens, where fixed costs dominate; a quarter of that above.
   LengthClass PlannedClass(int32_t leaf_begin, int32_t kv_len) const;
+  // As far as deterministic plans lay out a branch that may grow: they hold until the next Update, for no length but the present
+  // one.
+  int32_t LaidOutEnd(int32_t kv_len) const { return RoundUp(kv_len + options.lookahead_tokens, share_unit); }
   // Where items begin for queries of which the first is this one: what lies before is out of every window.
   int32_t VisibleBegin(int32_t min_query) const {
     if (spec.window == 0) return 0;

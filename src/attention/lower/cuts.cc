@@ -167,12 +167,10 @@ void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
     cuts.pieces = std::max(1, static_cast<int32_t>(CeilDiv(range.planned_end - base, cuts.chunk)));
     return;
   }
-  // A live range is laid out as far as it may grow before the next Update: PlanLengths holds no length but the present one.
-  const int32_t unit = problem_.share_unit;
-  const int32_t end = range.end == kLive ? RoundUp(range.max_query + 1 + problem_.options.lookahead_tokens, unit) : range.end;
+  const int32_t end = range.end == kLive ? problem_.LaidOutEnd(range.max_query + 1) : range.end;
   static_cast<KvCuts&>(cuts) = CutDeterministically(
       {.begin = range.begin, .end = end, .contributions_above = cuts.contributions_above, .is_tile = problem_.IsTile(owner)},
-      pieces, unit, traits.cuts_kv);
+      pieces, problem_.share_unit, traits.cuts_kv);
 }
 
 int32_t ItemLowering::PieceBegin(int32_t owner, int32_t piece) const {

@@ -149,7 +149,6 @@ double SharePlan::AsCutNs(Step& step) {
   }
   for (int32_t b : forest_->ActiveBranches()) {
     const int32_t n = forest_->branch_node[b], kv_len = forest_->kv_len[b];
-    const int32_t grown = Grows(b) ? problem_.PlannedClass(forest_->begin[n], kv_len).planned : 0;
     tiles_.ForEachTile(b, [&](const RowTile& tile) {
       const StepItem& item = step.items[tile.owner];
       if (!forest_->IsLive(n) && item.begin >= item.end) return;  // the shared node has all of it
@@ -162,8 +161,8 @@ double SharePlan::AsCutNs(Step& step) {
                                .prompt = tile.num_queries > 1 ? b : -1,
                                .above = range_of_node_[n],
                                .cached_end = CachedEnd(nodes_[n], b),
-                               .planned_end = std::max(item.end, grown),
-                               .laid_out_end = tile.last ? kv_len + problem_.options.lookahead_tokens : item.end};
+                               .planned_end = std::max(PlannedEnd(b, item.end), item.begin),
+                               .laid_out_end = tile.last ? problem_.LaidOutEnd(kv_len) : item.end};
     });
   }
   step.as_cut_ns = pricer_->StepNs({.ranges = step_ranges_.first(count),

@@ -28,20 +28,18 @@ void SharePlan::AssignRanges() {
     }
     for (int32_t b : forest_->BranchesAt(n)) {
       const int32_t kv_len = forest_->kv_len[b], first = kv_len - forest_->query_count[b];
-      const bool grows = Grows(b);
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
         const int32_t min_query = first + tile.first_query, end = min_query + tile.num_queries;
         const int32_t begin = std::max(range_below, problem_.VisibleBegin(min_query));
         if (!forest_->IsLive(n) && begin >= kv_len) return SetRange(tile.owner, {});  // the shared node has all of it
-        SetRange(tile.owner,
-                 {.begin = begin,
-                  .end = tile.last ? kLive : end,
-                  .rows = tile.num_queries * problem_.spec.group_size(),
-                  .num_sets = tile.num_sets,
-                  .planned_end = std::max(grows ? problem_.PlannedClass(forest_->begin[n], kv_len).planned : end, begin),
-                  .cached_end = CachedEnd(node, b),
-                  .min_query = min_query,
-                  .max_query = end - 1});
+        SetRange(tile.owner, {.begin = begin,
+                              .end = tile.last ? kLive : end,
+                              .rows = tile.num_queries * problem_.spec.group_size(),
+                              .num_sets = tile.num_sets,
+                              .planned_end = std::max(PlannedEnd(b, end), begin),
+                              .cached_end = CachedEnd(node, b),
+                              .min_query = min_query,
+                              .max_query = end - 1});
       });
     }
   });

@@ -151,6 +151,11 @@ class SharePlan {
   int32_t CachedEnd(const NodePlan& node, int32_t branch) const {
     return tiles_.NumTiles(branch) == 1 && node.num_consumers == 1 ? node.chain_begin : node.share_end;
   }
+  // Where a row tile of a branch that ends at `end` is taken to end when times are predicted.
+  int32_t PlannedEnd(int32_t branch, int32_t end) const {
+    const int32_t n = forest_->branch_node[branch];
+    return Grows(branch) ? problem_.PlannedClass(forest_->begin[n], forest_->kv_len[branch]).planned : end;
+  }
   double StepNs(Step& step) { return judged_as_cut_ ? AsCutNs(step) : SumsNs(step); }
   StepChains ChainsOf(const Step& step);
   void SetItem(Step& step, int32_t owner, const StepItem& item);

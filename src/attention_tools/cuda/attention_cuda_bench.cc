@@ -4,8 +4,7 @@
 // an H200). Ends with status 1 if a case's error is above kMostError.
 //   attention_cuda_bench [--cases A1,tree3,8/1:512+16x64] [--policy tree|store] [--iterations n] [--flush on|off] [--json file]
 //   attention_cuda_bench --sweep on [--deterministic on] [--json file]   one shared prefix over a grid of shapes: the plan beside
-//   the
-//                                                     plan that shares nothing and the one that shares everything, cell by cell
+//                                                     that which shares nothing and that which shares everything, cell by cell
 //   attention_cuda_bench --figures on [--json file]   the grids of Hydragen's figures 5 and 8 and of Cascade Inference's figure 4:
 //                                                     speed-up over reading the prefix once a request, from one copy (store) and
 //                                                     from a copy each (none), beside RelayAttention's eq. 10

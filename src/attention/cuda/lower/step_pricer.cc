@@ -117,10 +117,7 @@ class CutPricer final : public StepPricer {
   double DeterministicNs(const StepRanges& step) {
     const std::span<const StepRange> ranges = step.ranges;
     const auto whole = [](const StepRange& range) -> ShareRange {
-      return {.begin = range.begin,
-              .rows = range.rows,
-              .planned_end = std::max(range.begin, range.planned_end),
-              .cached_end = range.cached_end};
+      return {.begin = range.begin, .rows = range.rows, .planned_end = range.planned_end, .cached_end = range.cached_end};
     };
     int64_t ranges_ps = 0;
     for (const StepRange& range : ranges) ranges_ps += Picoseconds(range_costs_.Whole(whole(range)).RooflineNs());
@@ -132,12 +129,9 @@ class CutPricer final : public StepPricer {
       const StepRange& range = ranges[i];
       int32_t above = 0;
       for (int32_t r = range.above; r >= 0; r = ranges[r].above) above += pieces_[r];
-      const KvCuts cuts = CutDeterministically({.begin = range.begin,
-                                                .end = RoundUp(range.laid_out_end, unit),
-                                                .contributions_above = above,
-                                                .is_tile = range.num_sets > 0},
-                                               range_costs_.PiecesToLower(range.rows, whole(range).planned_tokens(), grain_ns),
-                                               unit, /*lowered=*/true);
+      const KvCuts cuts = CutDeterministically(
+          {.begin = range.begin, .end = range.laid_out_end, .contributions_above = above, .is_tile = range.num_sets > 0},
+          range_costs_.PiecesToLower(range.rows, whole(range).planned_tokens(), grain_ns), unit, /*lowered=*/true);
       // So many more that each later range has an item.
       const auto room = static_cast<int32_t>(items_.capacity() - items_.size() - (ranges.size() - i));
       const int32_t pieces = std::min(cuts.pieces, 1 + room);
