@@ -146,7 +146,7 @@ class Reader {
   const Status& status() const { return status_; }
 
  private:
-  static std::string Shown(const json& value) { return Printable(value.dump(-1, ' ', true, json::error_handler_t::replace), 40); }
+  static std::string Shown(const json& value) { return PrintableJson(value, 40); }
   template <class T>
   static std::string Limits() {
     return " from " + std::to_string(std::numeric_limits<T>::min()) + " to " + std::to_string(std::numeric_limits<T>::max());

@@ -204,4 +204,8 @@ std::string DumpJson(OrderedJson value) {
   return held->dump(-1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
 }
 
+std::string PrintableJson(const nlohmann::json& value, size_t max_bytes) {
+  return Printable(value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace), max_bytes);
+}
+
 }  // namespace coppice

@@ -31,4 +31,7 @@ Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::span
 // there is no memory for it, what it throws leaves nothing that takes memory to destroy: give the value away, do not copy it.
 std::string DumpJson(nlohmann::ordered_json value);
 
+// At most `max_bytes` of a value's text, for a message: as Printable of core/quoted.h.
+std::string PrintableJson(const nlohmann::json& value, size_t max_bytes);
+
 }  // namespace coppice

@@ -1,6 +1,6 @@
 #include "openai/field_reader.h"
 
-#include "core/quoted.h"
+#include "core/json.h"
 
 namespace coppice::openai {
 
@@ -8,7 +8,7 @@ using nlohmann::json;
 
 std::string Shown(const json& value) {
   constexpr size_t kLongest = 60;
-  return Printable(value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace), kLongest);
+  return PrintableJson(value, kLongest);
 }
 
 std::nullopt_t RefuseBody(const json& body, BodyError* error) {

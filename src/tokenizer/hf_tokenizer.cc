@@ -49,7 +49,7 @@ bool GetBool(const Json& object, const char* key, bool otherwise) {
 // A value for a message: its JSON, cut where it is long.
 std::string Show(const Json& value) {
   if (value.is_string()) return Quoted(value.get_ref<const std::string&>());
-  return Printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 60);
+  return PrintableJson(value, 60);
 }
 
 constexpr char kTokenizerFile[] = "tokenizer.json", kConfigFile[] = "tokenizer_config.json", kAddedFile[] = "added_tokens.json",
@@ -513,26 +513,20 @@ Status AddDecoderTokens(const Json& config, TokenizerData* data) {
   std::sort(listed.begin(), listed.end(), [&](const Json& a, const Json& b) { return id_of(a) < id_of(b); });
   std::unordered_map<std::string, size_t> places;  // in data->added_tokens
   for (size_t i = 0; i < data->added_tokens.size(); ++i) places.emplace(data->added_tokens[i].text, i);
-  std::unordered_map<std::string, int32_t> ids;  // of all tokens, once one is asked for that is not among the added ones
+  std::unordered_map<std::string, uint64_t> ids;  // of all tokens, once one is asked for that is not among the added ones
   for (const Json& token : listed) {
     AddedToken added = ReadAddedToken(token);
     if (added.text.empty()) continue;
     const auto [place, is_new] = places.emplace(added.text, data->added_tokens.size());
     if (is_new) {
       if (ids.empty()) {
-        for (size_t i = 0; i < data->tokens.size(); ++i) ids.emplace(data->tokens[i], static_cast<int32_t>(i));
-      }
-      added.id = ids.emplace(added.text, static_cast<int32_t>(data->tokens.size())).first->second;
-      if (static_cast<size_t>(added.id) == data->tokens.size()) {
-        if (data->tokens.size() == kMaxVocabulary) return Wrong("the number of tokens", added.id, "less", kConfigFile);
-        data->tokens.push_back(added.text);
-        data->kinds.emplace_back();
+        for (size_t i = 0; i < data->tokens.size(); ++i) ids.emplace(data->tokens[i], i);
       }
       data->added_tokens.emplace_back();
-    } else {
-      added.id = data->added_tokens[place->second].id;
     }
-    data->kinds[added.id] = KindOf(added);
+    const uint64_t id = is_new ? ids.emplace(added.text, data->tokens.size()).first->second : data->added_tokens[place->second].id;
+    COPPICE_RETURN_IF_ERROR(AddToken(added.text, id, KindOf(added), kMaxVocabulary, data, kConfigFile));
+    added.id = static_cast<int32_t>(id);
     data->added_tokens[place->second] = std::move(added);
   }
   return OkStatus();
