@@ -19,12 +19,12 @@ inline constexpr int kBoxTokens = 16;                           // most tokens o
 // half (docs/kernels/hopper.md, G64: 508 TFLOP/s where G has 725).
 constexpr double HopperDenseRate(int head_dim) { return head_dim == 64 ? 0.7 : 1.0; }
 // The same of the cache's rate, which its stream tiles take KV at: with 64 a step has half of the bytes and takes two thirds of the
-// time (bench/results/attention_small_steps_h100.txt).
+// time (bench/results/attention_small_steps/2026-11-27_h100.txt).
 constexpr float HopperStreamRate(int head_dim) { return head_dim == 64 ? 0.75f : 1.0f; }
 
 // What a dense task of deterministic mode takes alone on its SM, in the fast mode's: 44 us where 30 are predicted by these, 36 by
-// 22 (bench/results/attention_deterministic_sweep_h100.jsonl). Its stream tiles read a unit's K before its V: twice the time a
-// token.
+// 22 (bench/results/attention_deterministic/2026-11-27_h100_sweep.jsonl). Its stream tiles read a unit's K before its V: twice the
+// time a token.
 inline constexpr float kDeterministicDenseLatency = 2.0f;
 
 // kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kSide_: a fourth warpgroup streams

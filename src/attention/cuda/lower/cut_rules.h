@@ -19,7 +19,7 @@ namespace coppice::attention::cuda {
 inline constexpr int32_t kFewestWideDenseTokens = 2 * HopperKvTile(128);
 // But not where they are so many tasks and dense tiles would compute all streamed tokens for as long as they take to start so many
 // times. With 10 starts they take 0.94 of the time of stream tiles, with 20 1.02 on an H100 and 1.05 on an H200
-// (bench/results/attention_wide_rows_h100.txt, attention_wide_rows_h200.txt).
+// (bench/results/attention_wide_rows/2026-11-27_h100.txt, bench/results/attention_wide_rows/2026-11-25_h200.txt).
 inline constexpr int64_t kWideStreamTasksPerSm = 3;
 inline constexpr double kWideStreamStarts = 17;
 
@@ -57,7 +57,7 @@ inline constexpr int64_t kSimulatedTasksPerSm = 6;
 inline constexpr double kWorthChanging = 0.99, kWorthSide = 0.97;
 // Side tasks of mean length in whose time an SM's side tiles idle before its dense tiles end: none is begun that might last longer,
 // with those that were drawn ahead. What they copy until then grows with the dense tiles' time by what side steps take, from 15 to
-// 19 us on, of tasks of 256 tokens (bench/results/attention_side_capacity_h100.txt).
+// 19 us on, of tasks of 256 tokens (bench/results/attention_side/2026-11-27_h100_capacity.txt).
 inline constexpr double kSideTasksNotBegun = 1.5;
 // Where dense tiles end in this part of the step and are not cut further for it, streaming beside them is no risk: division must
 // only be as good.
