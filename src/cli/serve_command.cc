@@ -37,10 +37,10 @@ struct ServeOptions {
   server::HttpServerOptions http;
   std::string config, api_keys, model_name, prefix_folder, file_folder;
   std::vector<std::string> host_names;
-  int32_t max_per_key = 0, max_prefixes = 64, max_priority = 0, max_files = 500, batch_active = 0;
+  int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
   int64_t max_file_bytes = int64_t{200} << 20, max_batch_requests = 50'000;
-  server::TokenLimit token_limit;
-  double request_timeout = 0, drain_seconds = 60;
+  server::AccessOptions access;
+  double drain_seconds = 60;
   bool allow_public = false, log_json = false, log_text = false, null = false;
   std::chrono::nanoseconds null_step{};
 };
@@ -58,9 +58,9 @@ Result<ExitCode> Serve(ServeOptions options) {
                     "if everybody who reaches it may use it",
                     options.http.host));
   }
-  server::ServiceOptions service_options = {.version = COPPICE_VERSION, .request_timeout = options.request_timeout};
+  server::ServiceOptions service_options = {.version = COPPICE_VERSION, .access = options.access};
   if (!options.api_keys.empty()) {
-    COPPICE_ASSIGN_OR_RETURN(service_options.keys, server::ApiKeys::Read(options.api_keys));
+    COPPICE_ASSIGN_OR_RETURN(service_options.access.keys, server::ApiKeys::Read(options.api_keys));
   }
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   if (options.log_json) {  // messages of requests are JSON already
@@ -75,9 +75,6 @@ Result<ExitCode> Serve(ServeOptions options) {
   // Who needs a key is nobody's page.
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
   service_options.host_names = options.host_names;
-  service_options.max_active_per_key = options.max_per_key;
-  service_options.token_limit = options.token_limit;
-  service_options.max_priority = options.max_priority;
   service_options.log_text = options.log_text;
   service_options.max_prompts = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
@@ -149,20 +146,21 @@ Command AddServeCommand(CLI::App& app) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
-      ->add_option("--max-per-key", options->max_per_key, "Requests of one API key at the same moment; more get 429. 0: no limit")
+      ->add_option("--max-per-key", options->access.max_active_per_key,
+                   "Requests of one API key at the same moment; more get 429. 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
-      ->add_option("--tokens-per-request", options->token_limit.per_request,
+      ->add_option("--tokens-per-request", options->access.token_limit.per_request,
                    "Tokens of prompt and output that one request may use; more get 400. 0: no limit")
       ->check(CLI::Range(int64_t{0}, server::kMostTokens))
       ->capture_default_str();
   command
-      ->add_option("--tokens-per-minute", options->token_limit.per_minute,
+      ->add_option("--tokens-per-minute", options->access.token_limit.per_minute,
                    "Tokens of prompts and output that one API key may use in a minute; more get 429. 0: no limit")
       ->check(CLI::Range(int64_t{0}, server::kMostTokens))
       ->capture_default_str();
-  command->add_option("--max-priority", options->max_priority, "Highest \"priority\" that a request may have")
+  command->add_option("--max-priority", options->access.max_priority, "Highest \"priority\" that a request may have")
       ->capture_default_str();
   command
       ->add_option("--prefixes", options->prefix_folder,
@@ -191,7 +189,7 @@ Command AddServeCommand(CLI::App& app) {
                    "Requests of a batch in the engine at the same moment; 0: half of --max-running")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--request-timeout", options->request_timeout, "Seconds until a request ends with 408; 0: none")
+  command->add_option("--request-timeout", options->access.request_timeout, "Seconds until a request ends with 408; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--max-body", http.max_body_bytes, "Bytes of a request at most, e.g. 10MiB")

@@ -97,13 +97,13 @@ class BatchRoutesTest : public ::testing::Test {
     ServiceOptions options = {.model = "fake", .version = "1", .max_context = kContext};
     // SHA-256 of "a" and "b".
     if (with_keys) {
-      options.keys = ApiKeys::Parse(
-                         "alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
-                         "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\n",
-                         "keys")
-                         .value();
+      options.access.keys = ApiKeys::Parse(
+                                "alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
+                                "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\n",
+                                "keys")
+                                .value();
     }
-    options.token_limit = token_limit;
+    options.access.token_limit = token_limit;
     options.files = {.folder = folder_, .max_bytes = 4000, .max_per_key = 6};
     options.batches = {.max_requests = 20, .max_active = 2, .store = {.max_unfinished_per_key = 2}};
     service_ = std::make_unique<Service>(&harness_->engine(), std::move(options));

@@ -169,8 +169,7 @@ Service::Service(Engine* engine, ServiceOptions options)
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
       created_(Now()),
       prefixes_(engine, options_.prefixes),
-      token_limits_(options_.token_limit,
-                    options_.keys ? options_.keys->TokenLimitsOr(options_.token_limit) : std::map<std::string, TokenLimit>()),
+      access_(options_.access, options_.max_context),
       files_(options_.files),
       batches_(ContextOfBatches(), options_.batches.store),
       batch_routes_(&files_, &batches_) {}
@@ -222,8 +221,8 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     Answer(call, std::move(refused));
     return nullptr;
   }
-  if (options_.keys && !found->open) {
-    const std::string* key = options_.keys->Find(call->request.authorization);
+  if (access_.needs_key() && !found->open) {
+    const std::string* key = access_.FindKey(call->request.authorization);
     if (!key) {
       HttpResponse refused = ErrorResponse(401, "the API key is missing or unknown; send Authorization: Bearer KEY");
       refused.headers.emplace_back("www-authenticate", "Bearer");
@@ -239,7 +238,7 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
 bool Service::CheckBody(const Route& route, const std::shared_ptr<Call>& call) {
   const HttpRequest& request = call->request;
   // A browser sends forms and empty bodies to other sites without asking, but says where they come from. A key it does not send.
-  if (route.body != Body::kJson && !options_.keys && !request.origin.empty() && request.origin != "http://" + request.host &&
+  if (route.body != Body::kJson && !access_.needs_key() && !request.origin.empty() && request.origin != "http://" + request.host &&
       request.origin != "https://" + request.host) {
     Answer(call,
            ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server", Quoted(request.origin))));
@@ -311,7 +310,8 @@ void Service::Version(const std::shared_ptr<Call>& call) { Answer(call, {.body =
 void Service::OpenApi(const std::shared_ptr<Call>& call) { Answer(call, {.body = std::string(OpenApiDocument())}); }
 
 void Service::Metrics(const std::shared_ptr<Call>& call) {
-  Answer(call, {.body = metrics_.Text(engine_.Metrics(), active_), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+  Answer(call,
+         {.body = metrics_.Text(engine_.Metrics(), access_.active()), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
 }
 
 void Service::Page(const std::shared_ptr<Call>& call) {
@@ -343,85 +343,13 @@ void Service::Model(const std::shared_ptr<Call>& call) {
 void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }
 void Service::ChatCompletions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kChatCompletions, call); }
 
-bool Service::Enter(const std::string& key) {
-  const std::lock_guard lock(keys_mutex_);
-  int32_t& count = active_by_key_[key];
-  if (options_.max_active_per_key > 0 && count >= options_.max_active_per_key) return false;
-  ++count;
-  ++active_;
-  return true;
-}
-
-void Service::Leave(const std::string& key) {
-  const std::lock_guard lock(keys_mutex_);
-  --active_;
-  const auto found = active_by_key_.find(key);
-  if (--found->second == 0) active_by_key_.erase(found);
-}
-
-HttpResponse Service::TooManyOfKey() const {
-  return ErrorResponse(429,
-                       fmt::format("{} requests with this API key are not answered yet, which is the most that the server takes "
-                                   "of one; send this one again later",
-                                   options_.max_active_per_key));
-}
-
-Status Service::CheckTokens(const std::string& key, int64_t tokens) const {
-  const int64_t most = token_limits_.MostOfRequest(key);
-  if (most == 0 || tokens <= most) return OkStatus();
-  const TokenLimit& limit = token_limits_.Of(key);
-  const bool by_request = limit.per_request > 0 && tokens > limit.per_request;
-  return InvalidArgument(
-      fmt::format("the prompt and the output that is asked for have {} tokens, and this API key may use {} in a {} "
-                  "(tokens_per_{}); shorten the prompt, or ask for less output",
-                  tokens, by_request ? limit.per_request : limit.per_minute, by_request ? "request" : "minute",
-                  by_request ? "request" : "minute"));
-}
-
 bool Service::Admit(const std::shared_ptr<Call>& call, int64_t tokens) {
-  if (const Status allowed = CheckTokens(call->key, tokens); !allowed.ok()) {
-    Answer(call, ErrorResponse(allowed));
+  if (std::optional<HttpResponse> refused = access_.Admit(call->key, tokens)) {
+    Answer(call, *std::move(refused));
     return false;
   }
-  if (!Enter(call->key)) {
-    Answer(call, TooManyOfKey());
-    return false;
-  }
-  const TokenLimits::Taken taken = token_limits_.Take(call->key, tokens);
-  if (taken.ok) {
-    call->taken_tokens = tokens;
-    return true;
-  }
-  Leave(call->key);
-  Answer(call, ErrorResponse(429,
-                             fmt::format("this request may use {} tokens, and of the {} a minute that this API key may use "
-                                         "(tokens_per_minute) {} are left; send it again in {} s",
-                                         tokens, token_limits_.Of(call->key).per_minute, taken.left, taken.wait_seconds),
-                             {}, taken.wait_seconds));
-  return false;
-}
-
-void Service::Leave(const Call& call, int64_t used_tokens) {
-  token_limits_.GiveBack(call.key, call.taken_tokens - used_tokens);
-  Leave(call.key);
-}
-
-int64_t Service::BoundTokens(const std::string& key, std::span<openai::OpenAiRequest> prompts) const {
-  int64_t prompt_tokens = 0, samples = 0;
-  for (const openai::OpenAiRequest& prompt : prompts) {
-    prompt_tokens += static_cast<int64_t>(prompt.request.prompt_ids.size());
-    samples += std::max(1, prompt.request.n);  // the engine refuses others
-  }
-  const int64_t most = token_limits_.MostOfRequest(key);
-  int64_t tokens = prompt_tokens;
-  for (openai::OpenAiRequest& prompt : prompts) {
-    Request& request = prompt.request;
-    if (most > 0 && !prompt.max_tokens)
-      request.max_tokens = static_cast<int32_t>(std::clamp<int64_t>((most - prompt_tokens) / samples, 1, request.max_tokens));
-    const int64_t room = options_.max_context - static_cast<int64_t>(request.prompt_ids.size());
-    tokens += std::max<int64_t>(0, std::min<int64_t>(request.max_tokens, room)) * std::max(1, request.n);
-  }
-  return tokens;
+  call->taken_tokens = tokens;
+  return true;
 }
 
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
@@ -444,10 +372,10 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
     Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
     if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
     parser_.SetPrompt(*std::move(ids), &prompt);
-    if (const Status allowed = Complete(call->key, &prompt.request); !allowed.ok())
+    if (const Status allowed = access_.Complete(call->key, &prompt.request); !allowed.ok())
       return Answer(call, ErrorResponse(allowed, "priority"));
   }
-  if (!Admit(call, BoundTokens(call->key, *prompts))) return;
+  if (!Admit(call, access_.BoundTokens(call->key, *prompts))) return;
   GenerationCall::Start({.engine = &engine_,
                          .prompts = *std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
@@ -460,7 +388,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
                            metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
                            Log(*call, outcome.status);
                            const bool ran = outcome.status != 400 && outcome.status != 429;  // else the engine refused it
-                           Leave(*call, ran ? outcome.usage.prompt + outcome.usage.completion : 0);
+                           access_.Leave(call->key, call->taken_tokens, ran ? outcome.usage.prompt + outcome.usage.completion : 0);
                          }});
 }
 
@@ -469,17 +397,6 @@ openai::FindNamedPrefix Service::PrefixesOf(const std::string& key) {
     const std::optional<PrefixStore::Info> found = prefixes_.Get(key, name);
     return found ? found->prefix : nullptr;
   };
-}
-
-Status Service::Complete(const std::string& key, Request* request) const {
-  if (request->priority > options_.max_priority) {
-    return InvalidArgument(fmt::format("priority is {}, expected at most {}; --max-priority of the server allows more",
-                                       request->priority, options_.max_priority));
-  }
-  request->share_of = key;
-  double& timeout = request->timeout_seconds;
-  if (options_.request_timeout > 0) timeout = timeout == 0 ? options_.request_timeout : std::min(timeout, options_.request_timeout);
-  return OkStatus();
 }
 
 void Service::Score(const std::shared_ptr<Call>& call) {
@@ -494,12 +411,12 @@ void Service::Score(const std::shared_ptr<Call>& call) {
                                             parsed->sequences.size(), options_.max_prompts);
     return Answer(call, ErrorResponse(InvalidArgument(message), "continuations"));
   }
-  if (const Status allowed = Complete(call->key, &parsed->request); !allowed.ok())
+  if (const Status allowed = access_.Complete(call->key, &parsed->request); !allowed.ok())
     return Answer(call, ErrorResponse(allowed, "priority"));
   if (!Admit(call, parsed->usage.prompt)) return;
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
   const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](const openai::ScoreCall::Outcome& outcome) {
-    Leave(*call, outcome.refused ? 0 : outcome.usage.prompt);
+    access_.Leave(call->key, call->taken_tokens, outcome.refused ? 0 : outcome.usage.prompt);
     AnswerScore(call, *request, outcome);
   });
   call->responder->WhenGone([weak = std::weak_ptr(score)] {
@@ -536,7 +453,7 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   prefix->token_ids = *std::move(ids);
   if (!Admit(call, static_cast<int64_t>(prefix->token_ids.size()))) return;
   prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const Result<PrefixStore::Info>& made, int32_t cached) {
-    Leave(*call, made.ok() ? call->taken_tokens : 0);
+    access_.Leave(call->key, call->taken_tokens, made.ok() ? call->taken_tokens : 0);
     if (made.ok()) {
       call->usage = {.prompt = static_cast<int64_t>(made->prefix->token_ids.size()), .cached = cached};
       metrics_.CountTokens(call->key, call->usage.prompt, cached, 0);
@@ -568,18 +485,6 @@ void Service::ListPrefixes(const std::shared_ptr<Call>& call) {
   Answer(call, {.body = DumpJson({{"object", "list"}, {"data", std::move(list)}})});
 }
 
-// A batch's requests are for nobody who waits: they take what leaves half of the key's bucket.
-openai::BatchAdmission Service::AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request) {
-  const double timeout = request->request.timeout_seconds;  // the server's limit is for clients who wait
-  if (Status allowed = Complete(key, &request->request); !allowed.ok()) return {.status = std::move(allowed), .param = "priority"};
-  request->request.timeout_seconds = timeout;
-  const int64_t tokens = BoundTokens(key, std::span(request, 1));
-  if (Status allowed = CheckTokens(key, tokens); !allowed.ok()) return {.status = std::move(allowed), .param = "max_tokens"};
-  const TokenLimits::Taken taken = token_limits_.Take(key, tokens, /*reserve=*/token_limits_.Of(key).per_minute / 2);
-  if (taken.ok) return {.taken_tokens = tokens};
-  return {.wait = std::chrono::seconds(taken.wait_seconds)};
-}
-
 BatchContext Service::ContextOfBatches() {
   return {.engine = &engine_,
           .parser = &parser_,
@@ -590,8 +495,8 @@ BatchContext Service::ContextOfBatches() {
           .max_active = options_.batches.max_active,
           .max_waiting = options_.batches.max_waiting,
           .prefixes_of = [this](const std::string& key) { return PrefixesOf(key); },
-          .admit = [this](const std::string& key, openai::OpenAiRequest* request) { return AdmitOfBatch(key, request); },
-          .release = [this](const std::string& key, int64_t taken, int64_t used) { token_limits_.GiveBack(key, taken - used); },
+          .admit = [this](const std::string& key, openai::OpenAiRequest* request) { return access_.AdmitOfBatch(key, request); },
+          .release = [this](const std::string& key, int64_t taken, int64_t used) { access_.LeaveOfBatch(key, taken, used); },
           .count =
               [this](const std::string& key, const openai::TokenUsage& usage) {
                 metrics_.CountTokens(key, usage.prompt, usage.cached, usage.completion);

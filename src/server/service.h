@@ -5,12 +5,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,14 +15,13 @@
 #include "coppice/engine/engine.h"
 #include "openai/request.h"
 #include "openai/score.h"
-#include "server/api_keys.h"
+#include "server/access.h"
 #include "server/batch_routes.h"
 #include "server/batch_store.h"
 #include "server/file_store.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
 #include "server/server_metrics.h"
-#include "server/token_limits.h"
 
 namespace coppice::server {
 
@@ -37,21 +33,17 @@ struct BatchLimits {
 };
 
 struct ServiceOptions {
-  std::string model;               // the name that answers give
-  std::string version;             // of the program
-  int32_t max_context = 0;         // tokens of prompt and output
-  int32_t max_prompts = 0;         // of one request; 0: no limit of the server's own
-  int32_t max_active_per_key = 0;  // requests of one API key that are not answered yet; more get 429. 0: no limit
-  std::optional<ApiKeys> keys;     // none: everybody may ask
-  TokenLimit token_limit;          // of a key that has none of its own; without keys, of all requests together
+  std::string model;        // the name that answers give
+  std::string version;      // of the program
+  int32_t max_context = 0;  // tokens of prompt and output
+  int32_t max_prompts = 0;  // of one request; 0: no limit of the server's own
+  AccessOptions access;
   PrefixStoreOptions prefixes;
   FileStoreOptions files;
   BatchLimits batches;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
-  int32_t max_priority = 0;    // higher ones are refused: they would come before all others' requests
-  double request_timeout = 0;  // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
-  bool log_text = false;       // bodies of requests are in the log, which else holds no prompt
+  bool log_text = false;  // bodies of requests are in the log, which else holds no prompt
 };
 
 // Thread-safe. `engine` outlives it; somebody else steps it.
@@ -73,7 +65,7 @@ class Service {
     draining_ = why;
     batches_.Stop();
   }
-  int64_t active() const { return active_; }
+  int64_t active() const { return access_.active(); }
 
  private:
   struct Call;  // a request with what its log line needs
@@ -113,24 +105,12 @@ class Service {
   void TokenizerInfo(const std::shared_ptr<Call>& call);
   void Detokenize(const std::shared_ptr<Call>& call);
 
-  // Counts a generation as active; false where its key has too many.
-  bool Enter(const std::string& key);
-  HttpResponse TooManyOfKey() const;
-  // Why a request may never have so many tokens; OK: it may.
-  Status CheckTokens(const std::string& key, int64_t tokens) const;
-  void Leave(const std::string& key);
-  // Enter, and `tokens` of what the key may use, which Leave with what was used gives back; else answers 400 or 429.
+  // Access::Admit; false, with the answer given, where it refuses. Access::Leave ends it with `call->taken_tokens`.
   bool Admit(const std::shared_ptr<Call>& call, int64_t tokens);
-  void Leave(const Call& call, int64_t used_tokens);
-  // Tokens that the prompts may use together. Where they name no number of output tokens, it is lowered to what the key may have.
-  int64_t BoundTokens(const std::string& key, std::span<openai::OpenAiRequest> prompts) const;
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   void AnswerScore(const std::shared_ptr<Call>& call, const openai::ScoreRequest& request,
                    const openai::ScoreCall::Outcome& outcome);
   openai::FindNamedPrefix PrefixesOf(const std::string& key);
-  // Adds to a request of a key what the server has to say. INVALID_ARGUMENT where its priority is too high.
-  Status Complete(const std::string& key, Request* request) const;
-  openai::BatchAdmission AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request);
   BatchContext ContextOfBatches();
   // False, with the answer given, where a page of another site may have made a browser send what is no JSON.
   bool CheckBody(const Route& route, const std::shared_ptr<Call>& call);
@@ -147,11 +127,8 @@ class Service {
   const int64_t created_;  // seconds since 1970
   mutable ServerMetrics metrics_;
   PrefixStore prefixes_;
-  TokenLimits token_limits_;
+  Access access_;
   std::atomic<const char*> draining_{nullptr};
-  std::atomic<int64_t> active_{0};
-  std::mutex keys_mutex_;
-  std::map<std::string, int32_t> active_by_key_;  // keys without any are not in it
   FileStore files_;
   BatchStore batches_;  // after all that its threads use
   BatchRoutes batch_routes_;

@@ -275,10 +275,10 @@ class KeysTest : public ServiceTest {
  protected:
   // printf %s a | sha256sum, and of b
   KeysTest()
-      : ServiceTest({.keys = ApiKeys::Parse("alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
-                                            "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
-                                            "k")
-                                 .value()}) {}
+      : ServiceTest({.access = {.keys = ApiKeys::Parse("alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
+                                                       "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
+                                                       "k")
+                                            .value()}}) {}
   // A request whose prompt takes nearly all of a step.
   std::shared_ptr<FakeResponder> Fill(const std::string& key, int32_t token, json fields = json::object()) {
     fields.update({{"prompt", std::vector<int32_t>(30, token)}, {"max_tokens", 1}});
@@ -316,11 +316,12 @@ class TokenLimitsTest : public ServiceTest {
   // printf %s a | sha256sum, and of b
   TokenLimitsTest()
       : ServiceTest(
-            {.keys = ApiKeys::Parse("alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
-                                    "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d tokens_per_minute=0",
-                                    "k")
-                         .value(),
-             .token_limit = {.per_request = 20, .per_minute = 50}}) {}
+            {.access = {
+                 .keys = ApiKeys::Parse("alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
+                                        "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d tokens_per_minute=0",
+                                        "k")
+                             .value(),
+                 .token_limit = {.per_request = 20, .per_minute = 50}}}) {}
 
   std::shared_ptr<FakeResponder> Send(const std::string& key, const json& body, const std::string& path = "/v1/completions") {
     return Ask({.method = path.starts_with("/v1/prefixes") ? "PUT" : "POST",
@@ -404,10 +405,11 @@ class ServiceWithLimitsTest : public ServiceTest {
  protected:
   // printf %s secret | sha256sum
   ServiceWithLimitsTest()
-      : ServiceTest({.max_prompts = 2,
-                     .max_active_per_key = 1,
-                     .keys = ApiKeys::Parse("bob 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "k").value(),
-                     .request_timeout = 1e-6}) {}
+      : ServiceTest(
+            {.max_prompts = 2,
+             .access = {.keys = ApiKeys::Parse("bob 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "k").value(),
+                        .max_active_per_key = 1,
+                        .request_timeout = 1e-6}}) {}
 };
 
 TEST_F(ServiceWithLimitsTest, KeysGuardAllButHealth) {
