@@ -19,6 +19,10 @@ bool Same(std::string_view a, std::string_view b) {
 // 127.0.0.0/8 as browsers write it; "127.example.org" is a name.
 bool IsLoopbackV4(std::string_view host) { return host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos; }
 
+bool IsOneOf(std::string_view host, std::span<const std::string> names) {
+  return std::ranges::any_of(names, [&](const std::string& name) { return Same(host, name); });
+}
+
 }  // namespace
 
 bool IsLocalHost(std::string_view authority, std::span<const std::string> names) {
@@ -29,7 +33,17 @@ bool IsLocalHost(std::string_view authority, std::span<const std::string> names)
   if (host.ends_with('.')) host.remove_suffix(1);  // "localhost." is the same name
   if (Same(host, kLocalhost) || (host.size() > kBelow.size() && Same(host.substr(host.size() - kBelow.size()), kBelow)))
     return true;
-  return std::ranges::any_of(names, [&](const std::string& name) { return Same(host, name); });
+  return IsOneOf(host, names);
+}
+
+bool IsOfAnotherSite(std::string_view origin, std::string_view host, std::span<const std::string> names) {
+  if (origin.empty()) return false;
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!origin.starts_with(scheme)) continue;
+    const std::string_view site = origin.substr(scheme.size());
+    return !Same(site, host) && !IsOneOf(WithoutPort(site), names);
+  }
+  return true;  // "null", and pages that are no site's
 }
 
 }  // namespace coppice::server

@@ -13,4 +13,9 @@ namespace coppice::server {
 // one of `names`, whatever the port. Empty is: browsers send one.
 bool IsLocalHost(std::string_view authority, std::span<const std::string> names);
 
+// Whether `origin`, as a browser's Origin header has it ("https://example.org", "null"), is neither the site that the request is
+// for
+// (`host`, as above) nor one of `names`, whatever the port. Empty is not: who sends none is no page.
+bool IsOfAnotherSite(std::string_view origin, std::string_view host, std::span<const std::string> names);
+
 }  // namespace coppice::server

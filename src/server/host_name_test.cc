@@ -21,5 +21,15 @@ TEST(HostName, OtherNames) {
     EXPECT_FALSE(IsLocalHost(host, {})) << host;
 }
 
+TEST(HostName, PagesOfTheSiteAndOfOthers) {
+  const std::vector<std::string> names = {"models.example.org"};
+  for (const char* origin : {"", "http://localhost:8000", "https://localhost:8000", "http://LOCALHOST:8000",
+                             "https://models.example.org", "https://models.example.org:8443"})
+    EXPECT_FALSE(IsOfAnotherSite(origin, "localhost:8000", names)) << origin;
+  for (const char* origin : {"null", "http://localhost:8001", "http://localhost", "https://example.org", "http://",
+                             "localhost:8000", "chrome-extension://localhost:8000", "https://models.example.org.example.com"})
+    EXPECT_TRUE(IsOfAnotherSite(origin, "localhost:8000", names)) << origin;
+}
+
 }  // namespace
 }  // namespace coppice::server

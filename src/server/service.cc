@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cctype>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -20,7 +19,6 @@
 #include "server/generation_call.h"
 #include "server/host_name.h"
 #include "server/kept_response.h"
-#include "server/multipart_form.h"
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/tree_response.h"
@@ -43,27 +41,7 @@ uint64_t RandomSeed() {
   return random();
 }
 
-// Only JSON is taken: a page of another site can make a browser send other types without asking.
-bool IsJson(std::string_view content_type) {
-  const std::string_view type = content_type.substr(0, content_type.find(';'));
-  constexpr std::string_view kJson = "application/json";
-  const auto same = [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; };
-  const std::string_view trimmed = type.substr(0, type.find_last_not_of(" \t") + 1);
-  return trimmed.size() == kJson.size() && std::equal(trimmed.begin(), trimmed.end(), kJson.begin(), same);
-}
-
 }  // namespace
-
-struct Service::Call {
-  HttpRequest request;
-  std::shared_ptr<Responder> responder;
-  std::string_view route = "none";  // a path of kRoutes, or none
-  std::string key;                  // name of the API key; empty without keys
-  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
-  openai::TokenUsage usage;
-  int64_t taken_tokens = 0;  // of its key's limit
-  std::string logged_body;   // where the log is to have it
-};
 
 // Of a hostile client, perhaps: as large as a body may be, many containers.
 struct Service::JsonBody {
@@ -93,31 +71,6 @@ std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& 
 
 constexpr std::string_view kTreePath = "/v1/tree", kPrefixPath = "/v1/prefixes/{name}", kModelPath = "/v1/models/{model}";
 
-// What a route's text before and behind its {variable} is; without one, all of it comes before.
-struct RouteParts {
-  std::string_view before, behind;
-  bool variable = false;
-};
-
-RouteParts PartsOf(std::string_view route) {
-  const size_t open = route.find('{');
-  if (open == route.npos) return {.before = route};
-  return {.before = route.substr(0, open), .behind = route.substr(route.find('}') + 1), .variable = true};
-}
-
-bool Matches(std::string_view route, std::string_view path) {
-  const RouteParts parts = PartsOf(route);
-  if (!parts.variable) return path == route;
-  return path.size() > parts.before.size() + parts.behind.size() && path.starts_with(parts.before) && path.ends_with(parts.behind);
-}
-
-// What stands for the route's variable; empty where it has none.
-std::string VariableOf(std::string_view route, const std::string& path) {
-  const RouteParts parts = PartsOf(route);
-  if (!parts.variable) return {};
-  return path.substr(parts.before.size(), path.size() - parts.before.size() - parts.behind.size());
-}
-
 ordered_json ToJson(const PrefixStore::Info& info) {
   return {{"object", "prefix"},
           {"name", info.name},
@@ -129,43 +82,49 @@ ordered_json ToJson(const PrefixStore::Info& info) {
           {"saved", info.saved}};
 }
 
-const Service::Route Service::kRoutes[] = {
-    {"GET", "/health", &Service::Health, /*open=*/true},
-    {"GET", "/ready", &Service::Ready, /*open=*/true},
-    {"GET", "/version", &Service::Version, /*open=*/true},
-    {"GET", "/openapi.json", &Service::OpenApi, /*open=*/true},
-    {"GET", "/", &Service::Page, /*open=*/true},
-    {"GET", "/page/style.css", &Service::Page, /*open=*/true},
-    {"GET", "/page/playground.js", &Service::Page, /*open=*/true},
-    {"GET", "/page/live.js", &Service::Page, /*open=*/true},
-    {"GET", "/metrics", &Service::Metrics},
-    {"GET", kTreePath, &Service::Tree},
-    {"GET", "/v1/models", &Service::Models},
-    {"GET", kModelPath, &Service::Model},
-    {"GET", "/v1/prefixes", &Service::ListPrefixes},
-    {"GET", kPrefixPath, &Service::GetPrefix},
-    {"PUT", kPrefixPath, &Service::PutPrefix},
-    {"DELETE", kPrefixPath, &Service::DeletePrefix},
-    {"POST", "/v1/completions", &Service::Completions},
-    {"POST", "/v1/chat/completions", &Service::ChatCompletions},
-    {"POST", "/v1/score", &Service::Score},
-    {"GET", kFilesPath, &Service::FilesAndBatches},
-    {"POST", kFilesPath, &Service::FilesAndBatches, /*open=*/false, Body::kForm},
-    {"GET", kFilePath, &Service::FilesAndBatches},
-    {"DELETE", kFilePath, &Service::FilesAndBatches},
-    {"GET", kContentPath, &Service::FilesAndBatches},
-    {"GET", kBatchesPath, &Service::FilesAndBatches},
-    {"POST", kBatchesPath, &Service::FilesAndBatches},
-    {"GET", kBatchPath, &Service::FilesAndBatches},
-    {"POST", kCancelPath, &Service::FilesAndBatches, /*open=*/false, Body::kNone},
-    {"POST", "/tokenize", &Service::Tokenize},
-    {"GET", "/tokenizer_info", &Service::TokenizerInfo},
-    {"POST", "/detokenize", &Service::Detokenize},
-};
+std::vector<Route> Service::Routes() {
+  const auto by = [this](void (Service::*handler)(const std::shared_ptr<Call>&)) {
+    return [this, handler](const std::shared_ptr<Call>& call) { (this->*handler)(call); };
+  };
+  return {
+      {"GET", "/health", by(&Service::Health), BodyKind::kNone, /*open=*/true},
+      {"GET", "/ready", by(&Service::Ready), BodyKind::kNone, /*open=*/true},
+      {"GET", "/version", by(&Service::Version), BodyKind::kNone, /*open=*/true},
+      {"GET", "/openapi.json", by(&Service::OpenApi), BodyKind::kNone, /*open=*/true},
+      {"GET", "/", by(&Service::Page), BodyKind::kNone, /*open=*/true},
+      {"GET", "/page/style.css", by(&Service::Page), BodyKind::kNone, /*open=*/true},
+      {"GET", "/page/playground.js", by(&Service::Page), BodyKind::kNone, /*open=*/true},
+      {"GET", "/page/live.js", by(&Service::Page), BodyKind::kNone, /*open=*/true},
+      {"GET", "/metrics", by(&Service::Metrics)},
+      {"GET", kTreePath, by(&Service::Tree)},
+      {"GET", "/v1/models", by(&Service::Models)},
+      {"GET", kModelPath, by(&Service::Model)},
+      {"GET", "/v1/prefixes", by(&Service::ListPrefixes)},
+      {"GET", kPrefixPath, by(&Service::GetPrefix)},
+      {"PUT", kPrefixPath, by(&Service::PutPrefix), BodyKind::kJson},
+      {"DELETE", kPrefixPath, by(&Service::DeletePrefix)},
+      {"POST", "/v1/completions", by(&Service::Completions), BodyKind::kJson},
+      {"POST", "/v1/chat/completions", by(&Service::ChatCompletions), BodyKind::kJson},
+      {"POST", "/v1/score", by(&Service::Score), BodyKind::kJson},
+      {"GET", kFilesPath, by(&Service::FilesAndBatches)},
+      {"POST", kFilesPath, by(&Service::FilesAndBatches), BodyKind::kForm},
+      {"GET", kFilePath, by(&Service::FilesAndBatches)},
+      {"DELETE", kFilePath, by(&Service::FilesAndBatches)},
+      {"GET", kContentPath, by(&Service::FilesAndBatches)},
+      {"GET", kBatchesPath, by(&Service::FilesAndBatches)},
+      {"POST", kBatchesPath, by(&Service::FilesAndBatches), BodyKind::kJson},
+      {"GET", kBatchPath, by(&Service::FilesAndBatches)},
+      {"POST", kCancelPath, by(&Service::FilesAndBatches)},
+      {"POST", "/tokenize", by(&Service::Tokenize), BodyKind::kJson},
+      {"GET", "/tokenizer_info", by(&Service::TokenizerInfo)},
+      {"POST", "/detokenize", by(&Service::Detokenize), BodyKind::kJson},
+  };
+}
 
 Service::Service(Engine* engine, ServiceOptions options)
     : engine_(*engine),
       options_(std::move(options)),
+      router_(Routes()),
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
       created_(Now()),
       prefixes_(engine, options_.prefixes),
@@ -180,7 +139,7 @@ void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) 
   Status status;
   try {
     status = CatchExhaustion("answering a request", [&] {
-      if (const Route* route = FindRoute(call)) (this->*route->handler)(call);
+      if (const Route* route = FindRoute(call)) route->handle(call);
       return OkStatus();
     });
   } catch (const std::exception& error) {  // a fault of ours: it costs one request, not the server
@@ -190,38 +149,21 @@ void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) 
   if (!status.ok()) Answer(call, ErrorResponse(status));
 }
 
-const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
+const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
   if (options_.only_local_hosts && !IsLocalHost(call->request.host, options_.host_names)) {
     Answer(call,
            ErrorResponse(403, fmt::format("the request is for {}, and this server serves this machine; --host-name lets a name in",
                                           Quoted(call->request.host))));
     return nullptr;
   }
-  const std::string& path = call->request.path;
-  std::string allowed;
-  const Route* found = nullptr;
-  std::string_view best;  // of routes that match, the one that says most
-  for (const Route& route : kRoutes) {
-    if (Matches(route.path, path) && route.path.size() > best.size()) best = route.path;
-  }
-  for (const Route& route : kRoutes) {
-    if (best.empty() || route.path != best) continue;
-    call->route = route.path;
-    if (route.method == call->request.method) found = &route;
-    allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
-  }
-  if (allowed.empty()) {
-    Answer(call, ErrorResponse(404, fmt::format("there is no {}; /openapi.json says what there is", Printable(path, 200))));
+  Router::Found found = router_.Find(call->request);
+  call->route = found.path;
+  call->variable = std::move(found.variable);
+  if (!found.route) {
+    Answer(call, *std::move(found.refusal));
     return nullptr;
   }
-  if (!found) {
-    HttpResponse refused = ErrorResponse(
-        405, fmt::format("{} does not take {}, expected {}", call->route, Printable(call->request.method, 20), allowed));
-    refused.headers.emplace_back("allow", allowed);
-    Answer(call, std::move(refused));
-    return nullptr;
-  }
-  if (access_.needs_key() && !found->open) {
+  if (access_.needs_key() && !found.route->open) {
     const std::string* key = access_.FindKey(call->request.authorization);
     if (!key) {
       HttpResponse refused = ErrorResponse(401, "the API key is missing or unknown; send Authorization: Bearer KEY");
@@ -231,26 +173,20 @@ const Service::Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     }
     call->key = *key;
   }
-  const bool has_body = found->method == "POST" || found->method == "PUT";
-  return !has_body || CheckBody(*found, call) ? found : nullptr;
-}
-
-bool Service::CheckBody(const Route& route, const std::shared_ptr<Call>& call) {
-  const HttpRequest& request = call->request;
-  // A browser sends forms and empty bodies to other sites without asking, but says where they come from. A key it does not send.
-  if (route.body != Body::kJson && !access_.needs_key() && !request.origin.empty() && request.origin != "http://" + request.host &&
-      request.origin != "https://" + request.host) {
-    Answer(call,
-           ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server", Quoted(request.origin))));
-    return false;
+  // A page of another site can make a browser send forms and empty bodies here, and may try others; the browser says where they
+  // come from. A key it does not send.
+  const HttpRequest& head = call->request;
+  if (!access_.needs_key() && head.method != "GET" && IsOfAnotherSite(head.origin, head.host, options_.host_names)) {
+    Answer(call, ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server; --host-name lets a "
+                                                "name in",
+                                                Quoted(head.origin))));
+    return nullptr;
   }
-  const bool right =
-      route.body == Body::kNone || (route.body == Body::kForm ? IsForm(request.content_type) : IsJson(request.content_type));
-  if (right) return true;
-  Answer(call, ErrorResponse(415, fmt::format("Content-Type is {}, expected {}",
-                                              request.content_type.empty() ? "missing" : Quoted(request.content_type),
-                                              route.body == Body::kForm ? "multipart/form-data" : "application/json")));
-  return false;
+  if (std::optional<HttpResponse> refused = RefuseBodyType(*found.route, head)) {
+    Answer(call, *std::move(refused));
+    return nullptr;
+  }
+  return found.route;
 }
 
 std::optional<UploadPlan> Service::PlanUpload(const HttpRequest& head) {
@@ -334,7 +270,7 @@ void Service::Models(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Model(const std::shared_ptr<Call>& call) {
-  const std::string name = VariableOf(kModelPath, call->request.path);
+  const std::string& name = call->variable;
   if (name != options_.model)
     return Answer(call, ErrorResponse(404, fmt::format("there is no model {}, the server has {}", Quoted(name), options_.model)));
   Answer(call, {.body = DumpJson({{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}})});
@@ -441,7 +377,7 @@ void Service::AnswerScore(const std::shared_ptr<Call>& call, const openai::Score
 
 void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
-  const std::string name = VariableOf(kPrefixPath, call->request.path);
+  const std::string& name = call->variable;
   if (const Status named = openai::CheckPrefixName(name); !named.ok()) return Answer(call, ErrorResponse(named, "name"));
   const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
   if (!body) return;
@@ -466,14 +402,14 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
 }
 
 void Service::GetPrefix(const std::shared_ptr<Call>& call) {
-  const std::string name = VariableOf(kPrefixPath, call->request.path);
+  const std::string& name = call->variable;
   const std::optional<PrefixStore::Info> found = prefixes_.Get(call->key, name);
   if (!found) return Answer(call, ErrorResponse(404, fmt::format("there is no prefix {}", Quoted(name))));
   Answer(call, {.body = DumpJson(ToJson(*found))});
 }
 
 void Service::DeletePrefix(const std::shared_ptr<Call>& call) {
-  const std::string name = VariableOf(kPrefixPath, call->request.path);
+  const std::string& name = call->variable;
   if (!prefixes_.Delete(call->key, name))
     return Answer(call, ErrorResponse(404, fmt::format("there is no prefix {}", Quoted(name))));
   Answer(call, {.body = DumpJson({{"object", "prefix.deleted"}, {"name", name}, {"deleted", true}})});
@@ -507,8 +443,7 @@ BatchContext Service::ContextOfBatches() {
 void Service::FilesAndBatches(const std::shared_ptr<Call>& call) {
   const bool makes = call->request.method == "POST" && call->route != kCancelPath;
   if (makes && RefuseWhenDraining(call)) return;
-  const std::string id = VariableOf(call->route, call->request.path);
-  Answer(call, batch_routes_.Answer(call->route, call->key, id, call->request));
+  Answer(call, batch_routes_.Answer(call->route, call->key, call->variable, call->request));
 }
 
 void Service::Tokenize(const std::shared_ptr<Call>& call) {

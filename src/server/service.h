@@ -18,9 +18,11 @@
 #include "server/access.h"
 #include "server/batch_routes.h"
 #include "server/batch_store.h"
+#include "server/call.h"
 #include "server/file_store.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
+#include "server/router.h"
 #include "server/server_metrics.h"
 
 namespace coppice::server {
@@ -68,17 +70,8 @@ class Service {
   int64_t active() const { return access_.active(); }
 
  private:
-  struct Call;  // a request with what its log line needs
-  using Handler = void (Service::*)(const std::shared_ptr<Call>&);
-  enum class Body : uint8_t { kJson, kForm, kNone };    // of POST and PUT
   enum class Tools : uint8_t { kUnordered, kInOrder };  // as the client has their members, which the model sees
-  struct Route {
-    std::string_view method, path;
-    Handler handler;
-    bool open = false;  // needs no key
-    Body body = Body::kJson;
-  };
-  static const Route kRoutes[];
+  std::vector<Route> Routes();
 
   // Parses the body and frees its text: the call may last for long. Nothing, with the answer given, where it cannot be read.
   struct JsonBody;
@@ -112,9 +105,7 @@ class Service {
                    const openai::ScoreCall::Outcome& outcome);
   openai::FindNamedPrefix PrefixesOf(const std::string& key);
   BatchContext ContextOfBatches();
-  // False, with the answer given, where a page of another site may have made a browser send what is no JSON.
-  bool CheckBody(const Route& route, const std::shared_ptr<Call>& call);
-  // Finds the route; else answers 404 or 405. `call->key` is set where a key is asked for; else 401.
+  // Finds the route, and `call->key`, by the head alone; else answers 401, 403, 404, 405 or 415.
   const Route* FindRoute(const std::shared_ptr<Call>& call);
   // Whether the call was answered with 503, since the server ends.
   bool RefuseWhenDraining(const std::shared_ptr<Call>& call);
@@ -123,6 +114,7 @@ class Service {
 
   Engine& engine_;
   const ServiceOptions options_;
+  const Router router_;
   const openai::OpenAiRequestParser parser_;
   const int64_t created_;  // seconds since 1970
   mutable ServerMetrics metrics_;

@@ -1,0 +1,27 @@
+// A request that is being answered, with what its routes know of it and its log line needs. Layer: server.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "openai/response.h"
+#include "server/http.h"
+
+namespace coppice::server {
+
+struct Call {
+  HttpRequest request;
+  std::shared_ptr<Responder> responder;
+  std::string_view route = "none";  // a path of the routes, or none
+  std::string variable;             // what stands for the {variable} of the route's path; empty: it has none
+  std::string key;                  // name of the API key; empty without keys
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+  openai::TokenUsage usage;
+  int64_t taken_tokens = 0;  // of its key's limit
+  std::string logged_body;   // where the log is to have it
+};
+
+}  // namespace coppice::server

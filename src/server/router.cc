@@ -1,0 +1,79 @@
+#include "server/router.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "core/quoted.h"
+#include "server/errors.h"
+#include "server/multipart_form.h"
+
+namespace coppice::server {
+namespace {
+
+// What a route's path before and behind its {variable} is; without one, all of it comes before.
+struct PathParts {
+  std::string_view before, behind;
+  bool variable = false;
+};
+
+PathParts PartsOf(std::string_view path) {
+  const size_t open = path.find('{');
+  if (open == path.npos) return {.before = path};
+  return {.before = path.substr(0, open), .behind = path.substr(path.find('}') + 1), .variable = true};
+}
+
+// What stands for the variable of a route's path in `path`, which may be empty where it has none; nothing: they do not match.
+std::optional<std::string_view> Match(const PathParts& parts, std::string_view path) {
+  if (!parts.variable) return path == parts.before ? std::optional(std::string_view()) : std::nullopt;
+  const size_t fixed = parts.before.size() + parts.behind.size();
+  if (path.size() <= fixed || !path.starts_with(parts.before) || !path.ends_with(parts.behind)) return std::nullopt;
+  return path.substr(parts.before.size(), path.size() - fixed);
+}
+
+bool IsJson(std::string_view content_type) {
+  const std::string_view type = content_type.substr(0, content_type.find(';'));
+  constexpr std::string_view kJson = "application/json";
+  const auto same = [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; };
+  const std::string_view trimmed = type.substr(0, type.find_last_not_of(" \t") + 1);
+  return trimmed.size() == kJson.size() && std::equal(trimmed.begin(), trimmed.end(), kJson.begin(), same);
+}
+
+}  // namespace
+
+Router::Found Router::Find(const HttpRequest& head) const {
+  std::string_view best, variable;
+  for (const Route& route : routes_) {
+    if (route.path.size() <= best.size()) continue;
+    const std::optional<std::string_view> matched = Match(PartsOf(route.path), head.path);
+    if (!matched) continue;
+    best = route.path;
+    variable = *matched;
+  }
+  if (best.empty()) {
+    return {.refusal =
+                ErrorResponse(404, fmt::format("there is no {}; /openapi.json says what there is", Printable(head.path, 200)))};
+  }
+  Found found = {.path = best, .variable = std::string(variable)};
+  std::string allowed;
+  for (const Route& route : routes_) {
+    if (route.path != best) continue;
+    if (route.method == head.method) found.route = &route;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
+  }
+  if (!found.route) {
+    found.refusal = ErrorResponse(405, fmt::format("{} does not take {}, expected {}", best, Printable(head.method, 20), allowed));
+    found.refusal->headers.emplace_back("allow", allowed);
+  }
+  return found;
+}
+
+std::optional<HttpResponse> RefuseBodyType(const Route& route, const HttpRequest& head) {
+  const std::string& type = head.content_type;
+  if (route.body == BodyKind::kNone || (route.body == BodyKind::kForm ? IsForm(type) : IsJson(type))) return std::nullopt;
+  return ErrorResponse(415, fmt::format("Content-Type is {}, expected {}", type.empty() ? "missing" : Quoted(type),
+                                        route.body == BodyKind::kForm ? "multipart/form-data" : "application/json"));
+}
+
+}  // namespace coppice::server
