@@ -274,7 +274,7 @@ void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   }
   batch_->step.has_drafts |= drafts > 0;
   has_draft_tree_ |= drafts > 0 && drafts > sequence->draft.ChainLength();
-  ScheduledBatch::Entry& entry = batch_->entries.emplace_back();  // filled in place: EngineImpl::NewItem
+  ScheduledBatch::Entry& entry = batch_->entries.emplace_back();  // filled in place: a copy would wait for these stores
   entry.sequence = sequence;
   entry.begin = begin;
   entry.count = count + drafts;
