@@ -16,7 +16,9 @@ ORIGIN_KEYS = ("commit", "command", "driver")
 
 HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 ITEM = re.compile(r"^\s*([-*+]|\d+\.)\s")
-LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+(?:\([^()\s]*\)[^()\s]*)*)\)|<(?:img|a|source)\b[^>]*?\b(?:src|href|srcset)=\"([^\"]+)\"")
+LINK = re.compile(
+    r"!?\[[^\]]*\]\(([^()\s]+(?:\([^()\s]*\)[^()\s]*)*)\)|<(?:img|a|source)\b[^>]*?\b(?:src|href|srcset)=\"([^\"]+)\""
+)
 CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 
 
@@ -118,6 +120,7 @@ class Tree:
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
             self.files += sorted(os.path.relpath(os.path.join(folder, name), root) for name in names)
+        self.paths = set(self.files)
         self.folders = {parent for path in self.files for parent in parents(path)}
 
     def read(self, path):
@@ -125,12 +128,7 @@ class Tree:
             return file.read()
 
     def exists(self, path):
-        return path in self.folders or path in self._file_set() or path == "."
-
-    def _file_set(self):
-        if not hasattr(self, "_set"):
-            self._set = set(self.files)
-        return self._set
+        return path == "." or path in self.folders or path in self.paths
 
     def results(self):
         """The raw files, the index apart."""
