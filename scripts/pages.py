@@ -8,7 +8,7 @@ import json
 import os
 import re
 
-LEFT_OUT = {".git", ".cache", "build", "__pycache__", "python-packages"}
+LEFT_OUT = re.compile(r"build|__pycache__|\.(?!ci$).*")
 RESULTS = "bench/results"
 INDEX = RESULTS + "/index.md"
 RESULT_NAME = re.compile(r"\d{4}-\d\d-\d\d_[a-z0-9]+(_[a-z0-9_]+)?\.(txt|jsonl|json|html|svg)")
@@ -112,13 +112,13 @@ def resolve(page, target):
 
 
 class Tree:
-    """The files of a checkout, build folders and what git keeps for itself apart."""
+    """The files of a checkout, build folders and hidden ones apart."""
 
     def __init__(self, root):
         self.root = root
         self.files = []
         for folder, folders, names in os.walk(root):
-            folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+            folders[:] = sorted(name for name in folders if not LEFT_OUT.fullmatch(name))
             self.files += sorted(os.path.relpath(os.path.join(folder, name), root) for name in names)
         self.paths = set(self.files)
         self.folders = {parent for path in self.files for parent in parents(path)}
