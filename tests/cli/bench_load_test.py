@@ -39,6 +39,7 @@ class BenchLoadTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.out, self.html = os.path.join(folder.name, "out.json"), os.path.join(folder.name, "out.html")
+        self.lines = os.path.join(folder.name, "lines.jsonl")
 
     def bench(self, *args):
         done = coppice("bench", *args, "--model", TINY, "--out", self.out, "--html", self.html)
@@ -96,6 +97,19 @@ class BenchLoadTest(unittest.TestCase):
             self.assertEqual(row["result"]["requests"], 12)
         self.assertEqual(self.page().plots, 8 + 2 * 3)
 
+    def test_a_command_goes_on_where_its_lines_end(self):
+        args = ("serve", "--workload", "mixture", "--requests", 6, "--shared-tokens", 20, "--unique-tokens", 5, "--output-tokens", 3, "--rate", "100,200", "--modes", "tree", "--append", self.lines)
+        self.assertEqual(len(self.bench(*args)["rows"]), 2)
+        with open(self.lines, encoding="utf-8") as file:
+            lines = file.readlines()
+        self.assertEqual([json.loads(line)["rate"] for line in lines], [100, 200])
+        with open(self.lines, "w", encoding="utf-8") as file:
+            file.write('{"commit": "of another line"}\n' + lines[1])
+        self.assertEqual([row["rate"] for row in self.bench(*args)["rows"]], [100])
+        self.assertEqual(self.bench(*args)["rows"], [])
+        with open(self.lines, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line).get("rate") for line in file], [None, 200, 100])
+
     def test_sweep(self):
         report = self.bench("throughput", "--workload", "ratio", "--requests", 3, "--total-tokens", 50, "--ratios", "4,9", "--modes", "tree", "--dtype", "f32")
         self.assertEqual([report["dtype"], *(row["result"]["dtype"] for row in report["rows"])], ["f32"] * 3)
@@ -130,9 +144,19 @@ class BenchDecodeTest(unittest.TestCase):
         with open(self.out, encoding="utf-8") as file:
             tree, none = json.load(file)["rows"]
         self.assertGreater(tree["decode_tokens_per_second"], 0)
-        self.assertIn("of 16 samples gave their pages up", none["out_of_memory"])
+        self.assertIn("16 samples hold", none["out_of_memory"])
         self.assertRegex(done.stdout, r"64 +16 +none +x +x +x +x\n")
         self.assertIn(none["out_of_memory"], done.stderr)
+
+    def test_a_command_goes_on_where_its_lines_end(self):
+        lines = os.path.join(os.path.dirname(self.out), "lines.jsonl")
+        args = ("bench", "decode", "--model", TINY, "--prompt-tokens", 64, "-n", "1,2", "--max-tokens", 4, "--repeats", 1, "--append", lines)
+        for modes, measured in (("tree", ["tree", "tree"]), ("tree,store", ["tree", "tree", "store", "store"]), ("tree,store", ["tree", "tree", "store", "store"])):
+            done = coppice(*args, "--modes", modes)
+            self.assertEqual(done.returncode, 0, done)
+            with open(lines, encoding="utf-8") as file:
+                self.assertEqual([json.loads(line)["sharing"] for line in file], measured)
+        self.assertEqual(done.stdout, "", "nothing is measured twice")
 
     def test_csv_has_a_line_a_case_and_no_attention_is_a_mode(self):
         csv_path = os.path.join(os.path.dirname(self.out), "out.csv")

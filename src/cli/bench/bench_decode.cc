@@ -86,7 +86,7 @@ struct BenchDecodeOptions {
   std::vector<Mode> modes = AllSharingModes();
   int32_t max_tokens = 32, repeats = 3;
   EngineLife engine_life = EngineLife::kAuto;
-  std::string config, out, csv, html;
+  std::string config, out, csv, html, append;
   std::vector<double> roofline;  // TB/s, TFLOP/s, or empty
 };
 
@@ -127,6 +127,7 @@ class MeasuredEngine {
   // the case's peak of the process's memory, is null in all runs but the first. Token ids are arbitrary but fixed: speed does not
   // depend on them, and end-of-text is ignored.
   Result<ordered_json> Run(const Case& job, int32_t max_tokens) {
+    COPPICE_RETURN_IF_ERROR(CheckRoom(job, max_tokens));
     const bool is_first = runs_ == 0;
     Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
     if (!is_first) request.cache_salt = fmt::format("run {}", runs_);
@@ -149,6 +150,18 @@ class MeasuredEngine {
  private:
   MeasuredEngine(const EngineOptions& options, std::unique_ptr<Engine> engine, std::chrono::duration<double> start)
       : options_(options), engine_(std::move(engine)), start_(start) {}
+
+  // Whether the pages that the samples hold at the end, all at once, are there at all: where they are not, hours of samples that
+  // give their pages up and begin again would end in the same answer.
+  Status CheckRoom(const Case& job, int32_t max_tokens) const {
+    const int64_t page_size = options_.page_size, total = engine_->Metrics().pages_total;
+    const bool copies = job.mode.attends && job.mode.sharing == SharingMode::kNone;
+    const int64_t shared = copies ? 0 : job.prompt_tokens, own = (copies ? job.prompt_tokens : 0) + max_tokens - 1;
+    const int64_t needed = shared / page_size + job.samples * (own / page_size);  // at least
+    if (needed <= total) return OkStatus();
+    return ResourceExhausted(
+        fmt::format("{} samples hold {} pages of KV or more, and the engine has {}", job.samples, needed, total));
+  }
 
   EngineOptions options_;
   std::unique_ptr<Engine> engine_;
@@ -221,6 +234,7 @@ class BenchDecode {
       }
     }
     COPPICE_ASSIGN_OR_RETURN(options_.engine.device, ChosenDevice(options_.engine));
+    COPPICE_RETURN_IF_ERROR(SkipAppended());
     if (options_.engine_life == EngineLife::kAuto)
       options_.engine_life = options_.engine.device == "cpu" ? EngineLife::kRun : EngineLife::kMode;
     CatchFirstInterrupt();
@@ -240,7 +254,7 @@ class BenchDecode {
     Case job;
     std::vector<ordered_json> runs;
     Status without_room;
-    bool is_printed = false;
+    bool is_printed = false, is_appended = false;  // the latter by an earlier command
 
     bool is_empty() const { return runs.empty() && without_room.ok(); }
     ordered_json row() const { return without_room.ok() ? Summarize(job, runs) : WithoutRoom(job, without_room); }
@@ -251,7 +265,7 @@ class BenchDecode {
     for (int32_t repeat = 0; repeat < options_.repeats; ++repeat) {
       for (size_t c = 0; c < cases_.size(); ++c) {
         ShowProgress(fmt::format("repeat {}/{}, case {}/{}", repeat + 1, options_.repeats, c + 1, cases_.size()));
-        if (!cases_[c].without_room.ok()) continue;
+        if (cases_[c].is_appended || !cases_[c].without_room.ok()) continue;
         const Case& job = cases_[c].job;
         Result<ordered_json> stats = MeasureInChild([&]() -> Result<ordered_json> {
           COPPICE_ASSIGN_OR_RETURN(MeasuredEngine engine,
@@ -270,11 +284,15 @@ class BenchDecode {
     for (const Mode& mode : options_.modes) {
       if (std::ranges::find(measured_modes, mode.name()) != measured_modes.end()) continue;
       measured_modes.push_back(mode.name());
+      const auto is_due = [&](const Measured& measured) {
+        return measured.job.mode.name() == mode.name() && !measured.is_appended;
+      };
+      if (std::ranges::none_of(cases_, is_due)) continue;
       ShowProgress(fmt::format("{}: starting", mode.name()));
       const auto measure = [&](const TakeMeasured& give) -> Status {
         Result<MeasuredEngine> engine = MeasuredEngine::Create(OptionsFor(options_.engine, mode, samples));
         for (size_t c = 0; c < cases_.size(); ++c) {
-          if (cases_[c].job.mode.name() != mode.name()) continue;
+          if (!is_due(cases_[c])) continue;
           bool has_room = true;
           for (int32_t repeat = 0; has_room && repeat < options_.repeats; ++repeat) {
             Result<ordered_json> stats =
@@ -305,8 +323,38 @@ class BenchDecode {
     } else {
       return stats.status();
     }
-    if (std::ssize(measured.runs) == options_.repeats || !measured.without_room.ok()) COPPICE_RETURN_IF_ERROR(PrintRow(measured));
+    if (std::ssize(measured.runs) == options_.repeats || !measured.without_room.ok()) {
+      COPPICE_RETURN_IF_ERROR(PrintRow(measured));
+      COPPICE_RETURN_IF_ERROR(Append(measured));
+    }
     return WriteReports(Report());
+  }
+
+  // What makes two runs of a case the same measurement, as --append's lines have it.
+  ordered_json Settings(const Case& job) const {
+    const EngineOptions& engine = options_.engine;
+    return {{"model", BenchModelName(options_.engine)},
+            {"device", engine.device},
+            {"max_tokens", options_.max_tokens},
+            {"repeats", options_.repeats},
+            {"max_batch_tokens", engine.max_batch_tokens},
+            {"page_size", engine.page_size},
+            {"prompt_tokens", job.prompt_tokens},
+            {"samples", job.samples},
+            {"sharing", job.mode.name()}};
+  }
+
+  // Cases that an earlier command appended are not measured again.
+  Status SkipAppended() {
+    COPPICE_ASSIGN_OR_RETURN(appended_, AppendedRows::Read(options_.append));
+    for (Measured& measured : cases_) measured.is_appended = appended_.Has(Settings(measured.job));
+    return OkStatus();
+  }
+
+  Status Append(const Measured& measured) const {
+    ordered_json line = Settings(measured.job);
+    line.update(measured.row());
+    return appended_.Append(line);
   }
 
   // The last line of a terminal, without a line break; "" removes it.
@@ -343,7 +391,7 @@ class BenchDecode {
   // In the order of the cases, those that ran.
   ordered_json Report() const {
     const EngineOptions& engine = options_.engine;
-    ordered_json report = {{"model", engine.model_path.substr(engine.model_path.find_last_of('/') + 1)},
+    ordered_json report = {{"model", BenchModelName(options_.engine)},
                            {"device", engine.device},
                            {"dtype", DTypeName()},
                            {"page_size", engine.page_size},
@@ -368,6 +416,7 @@ class BenchDecode {
 
   BenchDecodeOptions options_;
   std::vector<Measured> cases_;
+  AppendedRows appended_;
   bool has_head_ = false;  // the head of the table was printed
 };
 
@@ -395,6 +444,10 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   command->add_option("--csv", options->csv, "Write it to this file as CSV, a line a case")->check(NotEmpty());
   command->add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
+  command
+      ->add_option("--append", options->append,
+                   "Append each case to this file as a line of JSON once it is measured; cases that the file has are left out")
+      ->check(NotEmpty());
   command
       ->add_option("--roofline", options->roofline,
                    "TB/s and TFLOP/s of the device: beside no-attention, the bound of a step's attention, too")

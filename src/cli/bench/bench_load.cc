@@ -39,7 +39,7 @@ struct BenchLoadOptions {
   std::vector<double> rates;  // requests a second; empty: all at once
   std::vector<SharingMode> modes{kSharingModes.begin(), kSharingModes.end()};
   int32_t repeats = 1, concurrency = 0;
-  std::string config, out, html;
+  std::string config, out, html, append;
   // A capacity search, where there is a limit.
   std::optional<double> max_ttft, max_tbt;  // seconds
   double precision = 0.05;
@@ -150,24 +150,29 @@ Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, Case job, P
                         {"probes", std::move(probes)}}}};
 }
 
+// Is given each case's row, an object with "rate" and "result", as soon as it is complete.
+using TakeRow = std::function<Status(const Case&, const ordered_json& row)>;
+
 // The results of all cases, each as an object with "rate" and "result". Repeats go round all cases; searches come one by one.
-Result<std::vector<ordered_json>> MeasureAll(const BenchLoadOptions& options, const std::vector<Case>& cases) {
+Result<std::vector<ordered_json>> MeasureAll(const BenchLoadOptions& options, const std::vector<Case>& cases, const TakeRow& take) {
   ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
   std::vector<ordered_json> found(cases.size());
   std::vector<std::vector<ordered_json>> runs(cases.size());
   for (size_t c = 0; options.searches() && c < cases.size(); ++c) {
     COPPICE_ASSIGN_OR_RETURN(found[c], SearchCapacity(options, cases[c], &progress));
+    COPPICE_RETURN_IF_ERROR(take(cases[c], found[c]));
   }
   for (int32_t repeat = 0; !options.searches() && repeat < options.repeats; ++repeat) {
     for (size_t c = 0; c < cases.size(); ++c) {
       if (progress.due()) progress.Show(fmt::format("repeat {}/{}, case {}/{}", repeat + 1, options.repeats, c + 1, cases.size()));
       COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, cases[c], repeat));
       runs[c].push_back(std::move(result));
+      if (std::ssize(runs[c]) < options.repeats) continue;
+      found[c] = {{"rate", cases[c].rate > 0 ? ordered_json(cases[c].rate) : ordered_json()}, {"result", Medians(runs[c])}};
+      COPPICE_RETURN_IF_ERROR(take(cases[c], found[c]));
     }
   }
   progress.Clear();
-  for (size_t c = 0; !options.searches() && c < cases.size(); ++c)
-    found[c] = {{"rate", cases[c].rate > 0 ? ordered_json(cases[c].rate) : ordered_json()}, {"result", Medians(runs[c])}};
   return found;
 }
 
@@ -181,7 +186,8 @@ Status PrepareEngine(BenchLoadOptions* options, ordered_json* report) {
   options->workload.max_context = options->engine.max_context > 0 ? options->engine.max_context : config.max_position;
   options->workload.longest_context = config.longest_context();
   const EngineOptions& engine = options->engine;
-  report->update({{"model", engine.model_path.substr(engine.model_path.find_last_of('/') + 1)},
+  report->update({{"model", BenchModelName(engine)},
+                  {"device", engine.device},
                   {"page_size", engine.page_size},
                   {"max_running", engine.max_running},
                   {"max_batch_tokens", engine.max_batch_tokens},
@@ -198,6 +204,26 @@ Status CheckKind(const BenchLoadOptions& options) {
                                    : " is about a server; give its --url, or leave it out"));
   }
   return OkStatus();
+}
+
+// What makes two runs of a case the same measurement, as the lines of --append have it: what the report says of all rows, and the
+// case's own.
+ordered_json Settings(const ordered_json& report, const Case& job, const char* system_key) {
+  ordered_json settings = report;
+  settings.erase("cpu");
+  int64_t prompt_tokens = 0, output_tokens = 0;
+  for (const WorkloadRequest& request : job.point->requests) {
+    prompt_tokens += std::ssize(request.prompt_ids);
+    output_tokens += int64_t{request.samples} * request.output_tokens;
+  }
+  settings.update({{"requests", job.point->requests.size()},
+                   {"prompt_tokens", prompt_tokens},
+                   {"output_tokens", output_tokens},
+                   {"label", job.point->label},
+                   {"x", job.point->x},
+                   {"asked_rate", job.rate},
+                   {system_key, job.system->name}});
+  return settings;
 }
 
 Result<ExitCode> BenchLoad(BenchLoadOptions options) {
@@ -224,19 +250,28 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
   report["x_label"] = workload.x_label;
   if (servers) report["model"] = options.model_name.empty() ? "the first model of each server" : options.model_name;
 
+  const char* const system_key = servers ? "server" : "sharing";
+  COPPICE_ASSIGN_OR_RETURN(const AppendedRows appended, AppendedRows::Read(options.append));
   std::vector<Case> cases;
   for (const WorkloadPoint& point : workload.points) {
     for (const double rate : options.rates.empty() ? std::vector<double>{0} : options.rates) {
-      for (const System& system : systems) cases.push_back({&point, rate, &system});
+      for (const System& system : systems) {
+        const Case job = {&point, rate, &system};
+        if (!appended.Has(Settings(report, job, system_key))) cases.push_back(job);
+      }
     }
   }
-  COPPICE_ASSIGN_OR_RETURN(const std::vector<ordered_json> found, MeasureAll(options, cases));
-  if (!servers) report["dtype"] = found.front()["result"]["dtype"];  // that of the device at hand, so the same in all
+  const auto append = [&](const Case& job, const ordered_json& row) {
+    ordered_json line = Settings(report, job, system_key);
+    line.update(row);
+    return appended.Append(line);
+  };
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<ordered_json> found, MeasureAll(options, cases, append));
+  if (!servers && !found.empty()) report["dtype"] = found.front()["result"]["dtype"];  // of the device at hand, so the same in all
   report["rows"] = ordered_json::array();
   COPPICE_RETURN_IF_ERROR(Print(FormatLoadHead(servers)));
   for (size_t c = 0; c < cases.size(); ++c) {
-    ordered_json row = {
-        {"label", cases[c].point->label}, {"x", cases[c].point->x}, {servers ? "server" : "sharing", cases[c].system->name}};
+    ordered_json row = {{"label", cases[c].point->label}, {"x", cases[c].point->x}, {system_key, cases[c].system->name}};
     row.update(found[c]);
     COPPICE_RETURN_IF_ERROR(Print(FormatLoadRow(row)));
     report["rows"].push_back(std::move(row));
@@ -284,6 +319,10 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command.add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   command.add_option("--html", options->html, "Write a page with plots to this file")->check(NotEmpty());
+  command
+      .add_option("--append", options->append,
+                  "Append each case to this file as a line of JSON once it is measured; cases that the file has are left out")
+      ->check(NotEmpty());
   AddServerOptions(command, options.get());
   const size_t others = command.get_options().size();
   AddParsed<std::vector<SharingMode>>(command, "--modes", options->modes, ParseSharingModes,

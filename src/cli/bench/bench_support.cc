@@ -1,5 +1,6 @@
 #include "cli/bench/bench_support.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "attention/cost_model.h"
 #include "cli/bench/report_page.h"
@@ -22,6 +24,7 @@
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/file.h"
+#include "core/json.h"
 #include "hub/model_store.h"
 #include "model/random_checkpoint.h"
 
@@ -102,6 +105,11 @@ Status FindBenchModel(EngineOptions& engine, const std::string& config) {
 
 Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine) {
   return engine.random_weights ? MakeRandomCheckpoint(engine.model_path) : Checkpoint::Open(engine.model_path);
+}
+
+std::string BenchModelName(const EngineOptions& engine) {
+  const std::filesystem::path path(engine.model_path);
+  return engine.random_weights ? std::filesystem::absolute(path).parent_path().filename() : path.filename();
 }
 
 Status MeasureInChild(const std::function<Status(const TakeMeasured& give)>& measure, const TakeMeasured& take) {
@@ -196,6 +204,38 @@ Status WriteReport(const std::string& path, const std::string& text, std::string
   if (path.empty()) return OkStatus();
   COPPICE_ASSIGN_OR_RETURN(const std::string resolved, ResolveReport(path, option));
   return ReplaceFile(resolved, text);
+}
+
+Result<AppendedRows> AppendedRows::Read(std::string path) {
+  AppendedRows appended;
+  appended.path_ = std::move(path);
+  if (appended.path_.empty() || !std::filesystem::exists(appended.path_)) return appended;
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(appended.path_, "--append"));
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    Result<nlohmann::json> row = ParseJson(line);
+    if (!row.ok() || !row->is_object()) {
+      return InvalidArgument(fmt::format("{}:{} is no JSON object; --append takes a file of one object a line", appended.path_,
+                                         appended.rows_.size() + 1));
+    }
+    appended.rows_.push_back(*std::move(row));
+  }
+  return appended;
+}
+
+bool AppendedRows::Has(const ordered_json& settings) const {
+  return std::ranges::any_of(rows_, [&](const nlohmann::json& row) {
+    return std::ranges::all_of(settings.items(), [&](const auto& setting) {
+      return row.contains(setting.key()) && row[setting.key()] == nlohmann::json(setting.value());
+    });
+  });
+}
+
+Status AppendedRows::Append(const ordered_json& row) const {
+  if (path_.empty()) return OkStatus();
+  const FileDescriptor file(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (file.get() < 0) return SystemError("append to", path_);
+  return WriteAll(file.get(), row.dump() + "\n", path_);
 }
 
 }  // namespace coppice::cli

@@ -29,6 +29,9 @@ Status FindBenchModel(EngineOptions& engine, const std::string& config);
 // Opens what FindBenchModel found.
 Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine);
 
+// A model's file name; of a shape with random weights the name of the folder that its config.json is in.
+std::string BenchModelName(const EngineOptions& engine);
+
 // Runs `measure` in a child process, so that its peak memory is its own, and returns its object or error. CANCELLED, and the child
 // has ended, once the user interrupted this process (CatchFirstInterrupt). Called before this process has threads.
 Result<nlohmann::ordered_json> MeasureInChild(const std::function<Result<nlohmann::ordered_json>()>& measure);
@@ -56,5 +59,22 @@ bool IsReport(const std::string& text);
 Status CheckReport(const std::string& path, std::string_view option);
 // Replaces the report whole, or leaves the old one; nothing for an empty path. Errors as CheckReport, or with the system's reason.
 Status WriteReport(const std::string& path, const std::string& text, std::string_view option);
+
+// A file of JSON lines to which a benchmark appends each row as soon as it is measured, so that a command that was cut off goes on
+// where it ended. Lines of other commands may stand between the rows.
+class AppendedRows {
+ public:
+  AppendedRows() = default;  // no file: has nothing, keeps nothing
+  // `path`: empty for no file; one that does not exist is made by the first Append. INVALID_ARGUMENT for a line that is no object.
+  static Result<AppendedRows> Read(std::string path);
+
+  // Whether a row has all members of `settings`.
+  bool Has(const nlohmann::ordered_json& settings) const;
+  Status Append(const nlohmann::ordered_json& row) const;
+
+ private:
+  std::string path_;
+  std::vector<nlohmann::json> rows_;
+};
 
 }  // namespace coppice::cli

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# End-to-end figures of Hydragen (arXiv 2402.05099) on one GPU, with random weights: bench/papers/hydragen.sh [FIGURE...].
+# The paper's baselines are modes of one engine: FlashAttention on a copy for each sample is `none`, vLLM's shared pages without a
+# shared read is `store`, the ceiling is `no-attention`. bench/papers/hydragen.md shows the results beside the paper's.
+set -euo pipefail
+paper=hydragen
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+readonly MODES=tree,one-level,store,none,no-attention
+readonly PREFIXES=1024,2048,4096,8192,16256
+
+# Tables 2 and 3, 4 and 5, 6 and 7: CodeLlama 7B, 13B, 34B, 128 and 256 tokens a sample. `none` has room for few cases.
+table2() { decode codellama-7b $MODES 32,64,128,256,512,1024,2048 $PREFIXES 128 16640; }
+table3() { decode codellama-7b $MODES 32,64,128,256,512,1024 1024,2048,4096,8192,16128 256 16640; }
+table4() { decode codellama-13b $MODES 32,64,128,256,512,1024 $PREFIXES 128 16640; }
+table5() { decode codellama-13b $MODES 32,64,128,256,512 1024,2048,4096,8192,16128 256 16640; }
+table6() { decode codellama-34b $MODES 32,64,128,256,512,1024,2048 $PREFIXES 128 16640; }
+table7() { decode codellama-34b $MODES 32,64,128,256,512,1024 1024,2048,4096,8192,16128 256 16640; }
+# Their corners.
+corners7b() { decode codellama-7b $MODES 32,256,1024 1024,16256 128 16640; }
+corners13b() { decode codellama-13b $MODES 32,256 1024,16256 128 16640; }
+
+# Figure 3: batch sizes over a prefix of 2,048 tokens. Figure 4: prefixes under a batch that fills the card.
+figure3() { decode codellama-13b $MODES 32,64,128,256,512 2048 128 4096; }
+figure4() { decode codellama-13b tree,store,no-attention 256 $PREFIXES 128 16640; }
+
+run_figures corners7b corners13b figure3 figure4 table2 table3 table4 table5 table6 table7 -- "$@"

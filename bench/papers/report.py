@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Writes what a paper's script measured into its page: bench/papers/report.py RESULTS.jsonl PAGE.md
+
+A page marks where a table or plot stands, and what is between the marks is replaced:
+
+    <!-- table MODEL MAX_TOKENS FIGURE -->
+    <!-- end -->
+
+FIGURE names the paper's own figures in published.json: "bifurcated table6". Rows are samples, columns prefixes; a cell has Coppice's
+figure, and the paper's in brackets. x: memory has no room. The plot beside PAGE.md is written as PAGE_MODEL.svg.
+"""
+
+import json
+import math
+import pathlib
+import re
+import sys
+
+MODES = ["tree", "one-level", "store", "none", "no-attention"]
+COLORS = {"tree": "#1a7f37", "one-level": "#0969da", "store": "#bf8700", "none": "#cf222e", "no-attention": "#6e7781"}
+
+
+def read_rows(path):
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return lines[0], [line for line in lines[1:] if "prompt_tokens" in line]
+
+
+def value(row, unit):
+    if row is None:
+        return ""
+    if "out_of_memory" in row:
+        return "x"
+    number = row["step_ms"] if unit == "step_ms" else row["decode_tokens_per_second"]
+    return f"{number:.2f}" if unit == "step_ms" else f"{number:,.0f}"
+
+
+def paper_value(published, mode, prompt, samples):
+    numbers = published.get(mode, {})
+    key = f"{prompt} {samples}"
+    if key not in numbers:
+        return ""
+    number = numbers[key]
+    return " (x)" if number is None else f" ({number:g})" if published["unit"] == "step_ms" else f" ({number:,})"
+
+
+def table(rows, published):
+    """A table for each mode that was measured: samples down, prefixes across."""
+    text = []
+    for mode in MODES:
+        of_mode = {(row["prompt_tokens"], row["samples"]): row for row in rows if row["sharing"] == mode}
+        if not of_mode:
+            continue
+        prompts = sorted({prompt for prompt, _ in of_mode})
+        text += ["", f"| `{mode}`, n | " + " | ".join(f"{prompt:,}" for prompt in prompts) + " |", "|---" * (1 + len(prompts)) + "|"]
+        for samples in sorted({n for _, n in of_mode}):
+            cells = [value(of_mode.get((prompt, samples)), published["unit"]) + paper_value(published, mode, prompt, samples) for prompt in prompts]
+            text.append(f"| {samples:,} | " + " | ".join(cells) + " |")
+    return "\n".join(text)
+
+
+def plot(rows, prompt, title):
+    """Milliseconds of a step over samples, both axes logarithmic, a line a mode."""
+    lines = {}
+    for row in rows:
+        if row["prompt_tokens"] == prompt and "step_ms" in row:
+            lines.setdefault(row["sharing"], []).append((row["samples"], row["step_ms"]))
+    points = [point for line in lines.values() for point in line]
+    left, top, width, height = 60, 30, 380, 240
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    x_end, y_begin, y_end = math.log2(max(max(xs), 2)), math.floor(math.log2(min(ys))), math.ceil(math.log2(max(ys)) + 1e-9)
+    x_begin = math.log2(min(xs))
+    place = lambda x, y: (left + (math.log2(x) - x_begin) / max(x_end - x_begin, 1) * width, top + height - (math.log2(y) - y_begin) / max(y_end - y_begin, 1) * height)
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 320" font-family="sans-serif" font-size="12"><rect width="600" height="320" fill="#fff"/><text x="{left}" y="18">{title}</text>']
+    for power in range(y_begin, y_end + 1):
+        _, y = place(min(xs), 2.0**power)
+        svg.append(f'<path d="M{left} {y:.1f}H{left + width}" stroke="#ddd"/><text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{2.0**power:g}</text>')
+    for x in sorted(set(xs)):
+        at, _ = place(x, 2.0**y_begin)
+        svg.append(f'<text x="{at:.1f}" y="{top + height + 18}" text-anchor="middle">{x}</text>')
+    svg.append(f'<text x="{left + width / 2}" y="312" text-anchor="middle">samples</text>')
+    for number, mode in enumerate(mode for mode in MODES if mode in lines):
+        line = sorted(lines[mode])
+        path = " ".join(f"{'L' if i else 'M'}{place(*point)[0]:.1f} {place(*point)[1]:.1f}" for i, point in enumerate(line))
+        svg.append(f'<path d="{path}" fill="none" stroke="{COLORS[mode]}" stroke-width="2"/>')
+        svg += [f'<circle cx="{place(*point)[0]:.1f}" cy="{place(*point)[1]:.1f}" r="3" fill="{COLORS[mode]}"/>' for point in line]
+        svg.append(f'<rect x="460" y="{40 + 20 * number}" width="12" height="12" fill="{COLORS[mode]}"/><text x="478" y="{50 + 20 * number}">{mode}</text>')
+    return "\n".join(svg) + "\n</svg>\n"
+
+
+def main():
+    results, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    published = json.loads((pathlib.Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
+    head, rows = read_rows(results)
+
+    def fill(match):
+        model, tokens, figure = match.group(1), int(match.group(2)), match.group(3)
+        chosen = [row for row in rows if row["model"] == model and row["max_tokens"] == tokens]
+        if not chosen:
+            sys.exit(f"{results} has no rows of {model} with {tokens} tokens a sample")
+        longest = max(row["prompt_tokens"] for row in chosen)
+        svg = page.with_name(f"{page.stem}_{model}.svg")
+        svg.write_text(plot(chosen, longest, f"{model}, {head['card']}: ms a step over a prefix of {longest:,} tokens"), encoding="utf-8")
+        return f"<!-- table {model} {tokens} {figure} -->\n{table(chosen, published[figure])}\n\n![]({svg.name})\n<!-- end -->"
+
+    text = page.read_text(encoding="utf-8")
+    page.write_text(re.sub(r"<!-- table (\S+) (\d+) (.*?) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
