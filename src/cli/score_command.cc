@@ -21,6 +21,7 @@
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "core/json.h"
+#include "core/text_source.h"
 #include "hub/model_store.h"
 #include "openai/line_reader.h"
 #include "openai/request.h"
@@ -53,15 +54,16 @@ class ScoreRunner {
   struct Line {
     int64_t number = 0;
     openai::ScoreRequest request;
-    std::optional<ordered_json> answer;  // guarded by mutex
-    std::mutex mutex;
+    std::mutex mutex;  // guards what follows
+    std::optional<std::string> answer;
+    bool failed = false;
   };
 
   // Whether there was a line.
   Result<bool> Begin(LineReader* reader);
   void Start(const std::shared_ptr<Line>& line, const std::string& text);
-  void Answer(Line* line, const ScoreCall::Outcome& outcome);
-  static ordered_json Failure(int64_t line, const Status& status, std::string_view param);
+  void Answer(const std::shared_ptr<Line>& line, ScoreCall::Outcome outcome) const;
+  static void Fail(Line* line, const Status& status, std::string_view param);
   Status PrintAnswered();
 
   Engine& engine_;
@@ -93,9 +95,8 @@ Result<bool> ScoreRunner::Begin(LineReader* reader) {
   line->number = read.number;
   lines_.push_back(line);
   if (read.too_long) {
-    line->answer = Failure(
-        read.number,
-        InvalidArgument(fmt::format("the line has {} bytes, expected at most {}", read.size, LineReader::kMaxLineBytes)), "");
+    Fail(line.get(),
+         InvalidArgument(fmt::format("the line has {} bytes, expected at most {}", read.size, LineReader::kMaxLineBytes)), "");
   } else {
     Start(line, read.text);
   }
@@ -104,35 +105,30 @@ Result<bool> ScoreRunner::Begin(LineReader* reader) {
 
 void ScoreRunner::Start(const std::shared_ptr<Line>& line, const std::string& text) {
   const Result<nlohmann::json> body = ParseJson(text);
-  if (!body.ok()) {
-    line->answer = Failure(line->number, InvalidArgument("the line " + body.status().message()), "");
-    return;
-  }
+  if (!body.ok()) return Fail(line.get(), InvalidArgument("the line " + body.status().message()), "");
   openai::BodyError error;
   std::optional<openai::ScoreRequest> request = openai::ParseScore(*body, parser_, &error);
-  if (!request) {
-    line->answer = Failure(line->number, error.status, error.param);
-    return;
-  }
+  if (!request) return Fail(line.get(), error.status, error.param);
   line->request = *std::move(request);
-  (void)ScoreCall::Start(&engine_, line->request, [this, line](const ScoreCall::Outcome& outcome) { Answer(line.get(), outcome); });
+  (void)ScoreCall::Start(&engine_, line->request, [this, line](ScoreCall::Outcome outcome) { Answer(line, std::move(outcome)); });
 }
 
-void ScoreRunner::Answer(Line* line, const ScoreCall::Outcome& outcome) {
+void ScoreRunner::Answer(const std::shared_ptr<Line>& line, ScoreCall::Outcome outcome) const {
+  if (!outcome.status.ok()) return Fail(line.get(), outcome.status, "");
   using Clock = std::chrono::system_clock;
   const auto created = std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
-  Result<ordered_json> body =
-      outcome.status.ok()
-          ? ScoreBody(line->request, outcome, {.id = fmt::format("{}", line->number), .created = created, .model = model_})
-          : Result<ordered_json>(outcome.status);
+  const std::unique_ptr<TextSource> body = ScoreBody({line, &line->request}, std::move(outcome),
+                                                     {.id = fmt::format("{}", line->number), .created = created, .model = model_});
   const std::lock_guard lock(line->mutex);
-  line->answer = body.ok() ? *std::move(body) : Failure(line->number, body.status(), "");
+  line->answer = TextOf(body.get());
 }
 
-ordered_json ScoreRunner::Failure(int64_t line, const Status& status, std::string_view param) {
+void ScoreRunner::Fail(Line* line, const Status& status, std::string_view param) {
   ordered_json error = openai::ErrorBody(status, param);
-  error["line"] = line;
-  return error;
+  error["line"] = line->number;
+  const std::lock_guard lock(line->mutex);
+  line->answer = DumpJson(std::move(error));
+  line->failed = true;
 }
 
 Status ScoreRunner::PrintAnswered() {
@@ -142,8 +138,8 @@ Status ScoreRunner::PrintAnswered() {
     {
       const std::lock_guard lock(line.mutex);
       if (!line.answer) break;
-      failed_ += line.answer->contains("error");
-      text += line.answer->dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
+      failed_ += line.failed;
+      text += *line.answer + "\n";
     }
     lines_.pop_front();
   }

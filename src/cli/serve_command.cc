@@ -40,6 +40,7 @@ struct ServeOptions {
   int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
   int64_t max_file_bytes = int64_t{200} << 20, max_batch_requests = 50'000;
   server::AccessOptions access;
+  server::AnswerLimits answers;
   double drain_seconds = 60;
   bool allow_public = false, log_json = false, log_text = false, null = false;
   std::chrono::nanoseconds null_step{};
@@ -75,6 +76,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   // Who needs a key is nobody's page.
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
   service_options.host_names = options.host_names;
+  service_options.answers = options.answers;
   service_options.log_text = options.log_text;
   service_options.max_prompts = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
@@ -159,6 +161,23 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option("--tokens-per-minute", options->access.token_limit.per_minute,
                    "Tokens of prompts and output that one API key may use in a minute; more get 429. 0: no limit")
       ->check(CLI::Range(int64_t{0}, server::kMostTokens))
+      ->capture_default_str();
+  command->add_option("--max-choices", options->answers.max_choices, "\"n\" and \"best_of\" at most; more get 400. 0: no limit")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--max-answer", options->answers.max_bytes,
+                   "Bytes of an answer at most, e.g. 128MiB, as estimated before it is computed; more get 400. 0: no limit")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--max-unwritten", http.max_unwritten_bytes,
+          "Bytes that answers hold for clients that have not read them, e.g. 256MiB; beyond, the largest of the key that holds "
+          "most ends. 0: no limit")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--max-priority", options->access.max_priority, "Highest \"priority\" that a request may have")
       ->capture_default_str();

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/exhaustion.h"
 #include "core/json.h"
 #include "openai/line_reader.h"
 #include "openai/response.h"
@@ -100,16 +101,29 @@ Result<BatchOutput> BatchOutput::Open(const std::string& path) {
   return output;
 }
 
-Status BatchOutput::Append(ordered_json line) {
+Status BatchOutput::Append(TextSource* line) {
   COPPICE_RETURN_IF_ERROR(CheckIsOurs());
-  const std::string text = DumpJson(std::move(line)) + "\n";
-  if (const Status written = WriteAll(file_.get(), text, path_); !written.ok()) {
+  int64_t size = 0;
+  const Status written = CatchExhaustion("writing an answer", [&] { return Write(line, &size); });
+  if (!written.ok()) {
     // A part may have found room.
     if (ftruncate(file_.get(), size_) != 0) spdlog::info("{}: the last line stays torn; the next run drops it", path_);
     return written;
   }
-  size_ += static_cast<int64_t>(text.size());
+  size_ += size;
   return Clock::now() - last_sync_ < kSyncInterval ? OkStatus() : Sync();
+}
+
+Status BatchOutput::Write(TextSource* line, int64_t* size) {
+  std::string piece;
+  for (bool more = true; more;) {
+    piece.clear();
+    more = line->Next(&piece);
+    if (!more) piece += '\n';
+    COPPICE_RETURN_IF_ERROR(WriteAll(file_.get(), piece, path_));
+    *size += std::ssize(piece);
+  }
+  return OkStatus();
 }
 
 Status BatchOutput::Sync() {

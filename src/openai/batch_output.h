@@ -4,18 +4,18 @@
 
 #include <chrono>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "coppice/core/status.h"
 #include "core/file.h"
+#include "core/text_source.h"
 
 namespace coppice::openai {
 
-// Lines of JSON, each written by one write(2), so that a kill leaves whole lines and at most one torn one at the end. Synced to
-// disk once a second at most, and at the end: a power cut loses that second, and the next run computes it again.
+// Lines of JSON, one after the other, so that a kill leaves whole lines and at most one torn one at the end. Synced to disk once a
+// second at most, and at the end: a power cut loses that second, and the next run computes it again.
 class BatchOutput {
  public:
   // Opens or creates the file and locks it. What an earlier run finished is kept, a torn last line is cut off. INVALID_ARGUMENT for
@@ -24,8 +24,9 @@ class BatchOutput {
 
   // custom_id -> id of every line that was there; the id tells which request it answers.
   const std::unordered_map<std::string, std::string>& finished() const { return finished_; }
-  // DATA_LOSS if somebody else removed, moved or changed the file meanwhile: what was written before may be lost.
-  Status Append(nlohmann::ordered_json line);
+  // `line`: without the line break. DATA_LOSS if somebody else removed, moved or changed the file meanwhile: what was written
+  // before may be lost.
+  Status Append(TextSource* line);
   // Puts everything on the disk. Errors as Append.
   Status Sync();
 
@@ -34,6 +35,7 @@ class BatchOutput {
   static constexpr auto kSyncInterval = std::chrono::seconds(1);
 
   Status CheckIsOurs() const;
+  Status Write(TextSource* line, int64_t* size);
 
   FileDescriptor file_;
   std::string path_;  // symbolic links followed

@@ -1,15 +1,20 @@
 #include "openai/batch_run.h"
 
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "core/json.h"
+#include "core/text_source.h"
+#include "openai/answer_size.h"
+#include "openai/response_body.h"
 
 namespace coppice::openai {
 
@@ -92,6 +97,8 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
   active->line.request.request = {};
   active->line.request.request.echo = request.echo;  // what the answer's form depends on stays
   active->line.request.request.top_logprobs = request.top_logprobs;
+  active->line.request.text.reset();  // the engine has its tokens
+  active->line.request.prompt_ids = {};
   request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (id.ok()) {
@@ -150,37 +157,38 @@ Status BatchRun::WriteFinished() {
   }
   for (const std::shared_ptr<Active>& active : finished) {
     active_.erase(active->id);
-    COPPICE_RETURN_IF_ERROR(Write(*active));
+    COPPICE_RETURN_IF_ERROR(Write(active.get()));
   }
   return OkStatus();
 }
 
-Status BatchRun::Write(const Active& active) {
-  const BatchLine& line = active.line;
-  const RequestOutput& output = active.output;
-  const int64_t prompt_tokens = input_.jobs()[active.job].num_tokens;
+Status BatchRun::Write(Active* active) {
+  BatchLine& line = active->line;
+  RequestOutput& output = active->output;
+  const size_t job = active->job;
+  const int64_t prompt_tokens = input_.jobs()[job].num_tokens;
   int64_t generated = 0;
   for (const Sample& sample : output.samples) generated += std::ssize(sample.token_ids);
-  Release(active.taken_tokens, prompt_tokens + generated);
+  Release(active->taken_tokens, prompt_tokens + RepeatedTokens(line.request, prompt_tokens) + generated);
   if (output.failure.code() == StatusCode::kUnavailable) return output.failure;  // of the device: no request is at fault
-  if (!output.cancelled && !output.failure.ok()) return ReportFailure(active.job, line, output.failure);
+  if (!output.cancelled && !output.failure.ok()) return ReportFailure(job, line, output.failure);
   if (output.cancelled) return OkStatus();
-  const ResponseFacts facts = {
-      .id = line.id,
-      .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
-      .model = options_.model};
-  const Answer answer = {.request = &line.request, .output = &output, .prompt_tokens = prompt_tokens};
-  const Result<nlohmann::ordered_json> body = ResponseBody(std::span(&answer, 1), facts, engine_.tokenizer());
-  if (!body.ok()) return ReportFailure(active.job, line, body.status());
   ++counts_.answered;
-  End(active.job);
+  End(job);
   if (options_.on_answer) {
     options_.on_answer(
         {.prompt = prompt_tokens, .cached = output.cached_tokens, .completion = generated, .shared_reads = output.shared_reads});
   }
-  nlohmann::ordered_json response = {{"status_code", 200}, {"request_id", "req_" + line.id}, {"body", *body}};
-  return output_.Append(
-      {{"id", "batch_req_" + line.id}, {"custom_id", line.custom_id}, {"response", std::move(response)}, {"error", nullptr}});
+  ResponseFacts facts = {
+      .id = line.id,
+      .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
+      .model = options_.model};
+  std::vector<Answer> answers;
+  answers.push_back({.request = std::move(line.request), .output = std::move(output), .prompt_tokens = prompt_tokens});
+  EnclosedText text(fmt::format(R"({{"id":{},"custom_id":{},"response":{{"status_code":200,"request_id":{},"body":)",
+                                DumpJson("batch_req_" + line.id), DumpJson(line.custom_id), DumpJson("req_" + line.id)),
+                    ResponseBody(std::move(answers), std::move(facts), engine_.tokenizer()), R"(},"error":null})");
+  return output_.Append(&text);
 }
 
 Status BatchRun::ReportUnanswered(const std::string& code, const Status& why) {

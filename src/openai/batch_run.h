@@ -87,7 +87,7 @@ class BatchRun {
   // Tells what an admitted request used.
   void Release(int64_t taken, int64_t used) const;
   Status ReportFailure(size_t job, const BatchLine& line, const Status& status, std::string param = {});
-  Status Write(const Active& active);
+  Status Write(Active* active);
   static void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished);
 
   Engine& engine_;

@@ -1,66 +1,81 @@
 #include "openai/logprobs.h"
 
-#include <string_view>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
+
+#include "core/json.h"
 
 namespace coppice::openai {
 namespace {
 
 using nlohmann::ordered_json;
 
-// Characters of UTF-8: bytes that continue none.
-int64_t NumCharacters(std::string_view text) {
-  int64_t count = 0;
-  for (const char byte : text) count += (static_cast<unsigned char>(byte) & 0xc0) != 0x80;
-  return count;
-}
-
-ordered_json ChatToken(int32_t id, float logprob, const Tokenizer* tokenizer) {
-  std::string text = TokenText(tokenizer, id);
+ordered_json ChatToken(int32_t id, std::optional<float> logprob, const Tokenizer* tokenizer) {
+  const std::string_view text = TokenText(tokenizer, id);
   ordered_json bytes = ordered_json::array();
   for (const char byte : text) bytes.push_back(static_cast<unsigned char>(byte));
-  return {{"token", std::move(text)}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
+  return {{"token", text}, {"logprob", logprob ? ordered_json(*logprob) : ordered_json()}, {"bytes", std::move(bytes)}};
+}
+
+ordered_json Alternatives(const std::vector<TokenLogprob>& top, const Tokenizer* tokenizer) {
+  ordered_json alternatives = ordered_json::object();
+  for (const TokenLogprob& other : top) alternatives[std::string(TokenText(tokenizer, other.token))] = other.logprob;
+  return alternatives;
+}
+
+std::string_view NameOf(LogprobColumn column) {
+  switch (column) {
+    case LogprobColumn::kTokens: return "tokens";
+    case LogprobColumn::kLogprobs: return "token_logprobs";
+    case LogprobColumn::kTop: return "top_logprobs";
+    case LogprobColumn::kOffsets: return "text_offset";
+  }
+  return "?";
 }
 
 }  // namespace
 
-std::string TokenText(const Tokenizer* tokenizer, int32_t id) {
-  return tokenizer ? std::string(tokenizer->TokenBytes(id, /*keep_special=*/true)) : std::string();
+std::string_view TokenText(const Tokenizer* tokenizer, int32_t id) {
+  return tokenizer ? tokenizer->TokenBytes(id, /*keep_special=*/true) : std::string_view();
 }
 
-void CompletionLogprobs::Add(const ScoredToken& token) {
-  std::string text = TokenText(tokenizer_, token.id);
-  offsets_.push_back(offset_);
-  offset_ += NumCharacters(text);
-  tokens_.push_back(std::move(text));
-  logprobs_.push_back(token.logprob ? ordered_json(*token.logprob) : ordered_json());
-  if (!with_top_) return;
-  if (!token.top) return top_.push_back(nullptr);
-  ordered_json alternatives = ordered_json::object();
-  for (const TokenLogprob& other : *token.top) alternatives[TokenText(tokenizer_, other.token)] = other.logprob;
-  top_.push_back(std::move(alternatives));
+int64_t TokenCharacters(const Tokenizer* tokenizer, int32_t id) {
+  return std::ranges::count_if(TokenText(tokenizer, id),
+                               [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; });
 }
 
-ordered_json CompletionLogprobs::Take() {
-  return {{"tokens", std::move(tokens_)},
-          {"token_logprobs", std::move(logprobs_)},
-          {"top_logprobs", with_top_ ? std::move(top_) : ordered_json()},
-          {"text_offset", std::move(offsets_)}};
+std::string CompletionLogprobs::Begin(LogprobColumn column) const {
+  return fmt::format(R"({}"{}":{})", column == kLogprobColumns.front() ? '{' : ',', NameOf(column), has(column) ? "[" : "null");
 }
 
-ordered_json ChatLogprobs(std::span<const int32_t> ids, std::span<const float> logprobs,
-                          std::span<const std::vector<TokenLogprob>> top, const Tokenizer* tokenizer) {
-  ordered_json content = ordered_json::array();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    ordered_json token = ChatToken(ids[i], logprobs[i], tokenizer);
-    ordered_json alternatives = ordered_json::array();
-    if (i < top.size()) {
-      for (const TokenLogprob& other : top[i]) alternatives.push_back(ChatToken(other.token, other.logprob, tokenizer));
-    }
-    token["top_logprobs"] = std::move(alternatives);
-    content.push_back(std::move(token));
+std::string_view CompletionLogprobs::End(LogprobColumn column) const {
+  const bool last = column == kLogprobColumns.back();
+  if (!has(column)) return last ? "}" : "";
+  return last ? "]}" : "]";
+}
+
+void CompletionLogprobs::Append(LogprobColumn column, const AnswerToken& token, int64_t* offset, std::string* out) const {
+  switch (column) {
+    case LogprobColumn::kTokens: *out += DumpJson(TokenText(tokenizer_, token.id)); return;
+    case LogprobColumn::kLogprobs: *out += token.logprob ? DumpJson(*token.logprob) : "null"; return;
+    case LogprobColumn::kTop: *out += token.top ? DumpJson(Alternatives(*token.top, tokenizer_)) : "null"; return;
+    case LogprobColumn::kOffsets:
+      *out += std::to_string(*offset);
+      *offset += TokenCharacters(tokenizer_, token.id);
+      return;
   }
-  return {{"content", std::move(content)}};
+}
+
+void AppendChatLogprob(const AnswerToken& token, const Tokenizer* tokenizer, std::string* out) {
+  ordered_json entry = ChatToken(token.id, token.logprob, tokenizer);
+  ordered_json& top = entry["top_logprobs"] = ordered_json::array();
+  if (token.top) {
+    for (const TokenLogprob& other : *token.top) top.push_back(ChatToken(other.token, other.logprob, tokenizer));
+  }
+  *out += DumpJson(std::move(entry));
 }
 
 }  // namespace coppice::openai

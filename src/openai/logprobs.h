@@ -1,11 +1,11 @@
-// Log-probabilities of tokens in the two forms that OpenAI has for them. Layer: openai.
+// Log-probabilities of tokens as JSON, in the two forms that OpenAI has for them, a token at a time. Layer: openai.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "coppice/runner/sampling.h"
@@ -13,36 +13,41 @@
 
 namespace coppice::openai {
 
-// The bytes of a token as text; empty without a tokenizer.
-std::string TokenText(const Tokenizer* tokenizer, int32_t id);
+// The bytes of a token as text, which lives as long as the tokenizer; empty without one.
+std::string_view TokenText(const Tokenizer* tokenizer, int32_t id);
+// Its characters, of UTF-8: bytes that continue none.
+int64_t TokenCharacters(const Tokenizer* tokenizer, int32_t id);
 
-// A token of a completion. `top`: the most probable ones in its place; null where they are not known.
-struct ScoredToken {
+// A token of an answer. `top`: the most probable ones in its place; null where they are not known.
+struct AnswerToken {
   int32_t id = -1;
   std::optional<float> logprob;
   const std::vector<TokenLogprob>* top = nullptr;
 };
 
-// {tokens, token_logprobs, top_logprobs, text_offset} of a completion's choice, token by token.
+// A completion's choice has a list for each of these, with an entry a token: {"tokens": [...], "token_logprobs": [...], ...}.
+enum class LogprobColumn : uint8_t { kTokens, kLogprobs, kTop, kOffsets };
+inline constexpr std::array kLogprobColumns = {LogprobColumn::kTokens, LogprobColumn::kLogprobs, LogprobColumn::kTop,
+                                               LogprobColumn::kOffsets};
+
 class CompletionLogprobs {
  public:
-  // `with_top`: top_logprobs has an entry a token, else it is null. `offset`: characters of the choice before the first token.
-  CompletionLogprobs(const Tokenizer* tokenizer, bool with_top, int64_t offset = 0)
-      : tokenizer_(tokenizer), with_top_(with_top), offset_(offset) {}
+  // `with_top`: kTop has entries, else it is null instead of a list.
+  CompletionLogprobs(const Tokenizer* tokenizer, bool with_top) : tokenizer_(tokenizer), with_top_(with_top) {}
 
-  void Add(const ScoredToken& token);
-  int64_t offset() const { return offset_; }
-  nlohmann::ordered_json Take();
+  // Whether the column has entries, which come between what it begins and what it ends with.
+  bool has(LogprobColumn column) const { return column != LogprobColumn::kTop || with_top_; }
+  std::string Begin(LogprobColumn column) const;
+  std::string_view End(LogprobColumn column) const;
+  // The column's entry of `token`. `*offset`: characters of the choice before it, which kOffsets counts on.
+  void Append(LogprobColumn column, const AnswerToken& token, int64_t* offset, std::string* out) const;
 
  private:
   const Tokenizer* tokenizer_;
   bool with_top_;
-  int64_t offset_;
-  nlohmann::ordered_json tokens_ = nlohmann::ordered_json::array(), logprobs_ = tokens_, top_ = tokens_, offsets_ = tokens_;
 };
 
-// {content: [{token, logprob, bytes, top_logprobs}]} of a chat's choice. `top` is empty or has a list for each token.
-nlohmann::ordered_json ChatLogprobs(std::span<const int32_t> ids, std::span<const float> logprobs,
-                                    std::span<const std::vector<TokenLogprob>> top, const Tokenizer* tokenizer);
+// {"token", "logprob", "bytes", "top_logprobs"}: an entry of the list "content" of a chat's choice.
+void AppendChatLogprob(const AnswerToken& token, const Tokenizer* tokenizer, std::string* out);
 
 }  // namespace coppice::openai

@@ -3,16 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "openai/answer_size.h"
 #include "openai/batch_input.h"
 #include "openai/prompt_fields.h"
 #include "openai/request.h"
-#include "openai/response.h"
+#include "openai/response_body.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -281,10 +282,8 @@ TEST_F(OpenAiRequestTest, TokenLimitByDefault) {
   EXPECT_EQ(limit(Parsed(Endpoint::kChatCompletions, chat)), kContext - 3);
 }
 
-Result<nlohmann::ordered_json> BodyOf(const OpenAiRequest& request, const RequestOutput& output, const ResponseFacts& facts,
-                                      const Tokenizer* tokenizer) {
-  const Answer answer = {.request = &request, .output = &output, .prompt_tokens = 4};
-  return ResponseBody(std::span(&answer, 1), facts, tokenizer);
+json BodyOf(const OpenAiRequest& request, const RequestOutput& output, const ResponseFacts& facts, const Tokenizer* tokenizer) {
+  return json::parse(TextOf(ResponseBody({{request, output, /*prompt_tokens=*/4}}, facts, tokenizer).get()));
 }
 
 TEST(OpenAiResponseTest, CompletionAndChat) {
@@ -295,8 +294,7 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
   const RequestOutput output = {
       .samples = samples, .cached_tokens = 3, .shared_reads = {.kv_bytes_not_read = 640, .tokens = 5, .sharers = 2}};
   OpenAiRequest request{.logprobs = true};
-  const json completion =
-      json::parse(BodyOf(request, output, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
+  const json completion = BodyOf(request, output, facts, &tokenizer);
   EXPECT_EQ(completion["id"], "cmpl-7");
   EXPECT_EQ(completion["object"], "text_completion");
   EXPECT_EQ(completion["usage"], json::parse(R"({"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7,
@@ -310,13 +308,13 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
   EXPECT_FALSE(choice.contains("token_ids"));
 
   request.endpoint = Endpoint::kChatCompletions;
-  const json chat = json::parse(BodyOf(request, output, facts, &tokenizer)->dump(-1, ' ', true, json::error_handler_t::replace));
+  const json chat = BodyOf(request, output, facts, &tokenizer);
   EXPECT_EQ(chat["object"], "chat.completion");
   EXPECT_EQ(chat["choices"][0]["message"], json::parse(R"({"role": "assistant", "content": "hé"})"));
   EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][1]["bytes"], json({0xc3}));
 
   request = {};
-  const json bare = *BodyOf(request, output, facts, nullptr);
+  const json bare = BodyOf(request, output, facts, nullptr);
   EXPECT_EQ(bare["choices"][0]["token_ids"], json({'h', 0xc3, 0xa9}));  // the only thing there is to say without a tokenizer
   EXPECT_TRUE(bare["choices"][0]["logprobs"].is_null());
 }
@@ -330,10 +328,10 @@ TEST(OpenAiResponseTest, AlternativesOfTokens) {
                                              .finish_reason = FinishReason::kStop}}};
   OpenAiRequest request{.logprobs = true};
   request.request.top_logprobs = 2;
-  const json completion = *BodyOf(request, output, {}, &tokenizer);
+  const json completion = BodyOf(request, output, {}, &tokenizer);
   EXPECT_EQ(completion["choices"][0]["logprobs"]["top_logprobs"], json::parse(R"([{"i": -0.5, "h": -1.0}])"));
   request.endpoint = Endpoint::kChatCompletions;
-  const json chat = *BodyOf(request, output, {}, &tokenizer);
+  const json chat = BodyOf(request, output, {}, &tokenizer);
   EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"],
             json::parse(R"([{"token": "i", "logprob": -0.5, "bytes": [105]}, {"token": "h", "logprob": -1.0, "bytes": [104]}])"));
 }
@@ -348,9 +346,7 @@ TEST(OpenAiResponseTest, ChoicesOfSeveralPromptsFollowEachOther) {
                                .logprobs = {-1},
                                .finish_reason = FinishReason::kStop}},
                   .cached_tokens = i};
-  const std::vector<Answer> answers = {{.request = &request, .output = &outputs[0], .prompt_tokens = 3},
-                                       {.request = &request, .output = &outputs[1], .prompt_tokens = 5}};
-  const json body = *ResponseBody(answers, {}, &tokenizer);
+  const json body = json::parse(TextOf(ResponseBody({{request, outputs[0], 3}, {request, outputs[1], 5}}, {}, &tokenizer).get()));
   ASSERT_EQ(body["choices"].size(), 2);
   EXPECT_EQ(body["choices"][1]["text"], "b");
   EXPECT_EQ(body["choices"][1]["index"], 1);
@@ -370,7 +366,7 @@ TEST(OpenAiResponseTest, EchoAndBestOf) {
                   .finish_reason = FinishReason::kLength};
   OpenAiRequest request{.choices = 2, .logprobs = true, .return_token_ids = true};
   const EchoedPrompt prompt = {.text = "xy", .token_ids = {'x', 'y'}, .logprobs = {std::nullopt, -0.5f}};
-  const json body = *BodyOf(request, {.prompt = prompt, .samples = samples}, {}, &tokenizer);
+  const json body = BodyOf(request, {.prompt = prompt, .samples = samples}, {}, &tokenizer);
   ASSERT_EQ(body["choices"].size(), 2);
   EXPECT_EQ(body["choices"][0]["text"], "xyb");  // the best of three first
   EXPECT_EQ(body["choices"][1]["text"], "xya");
@@ -379,6 +375,123 @@ TEST(OpenAiResponseTest, EchoAndBestOf) {
   EXPECT_EQ(body["choices"][0]["logprobs"], json::parse(R"({"tokens": ["x", "y", "b"], "token_logprobs": [null, -0.5, -1.0],
                                                           "top_logprobs": null, "text_offset": [0, 1, 2]})"));
   EXPECT_EQ(body["usage"]["completion_tokens"], 3);  // what was generated
+}
+
+// What choices repeat of the prompt is written once and then copied, in pieces that cut it anywhere.
+TEST(OpenAiResponseTest, EchoedPromptsAreTheSameInAllChoices) {
+  const ByteTokenizer tokenizer;
+  EchoedPrompt prompt;
+  constexpr int32_t kTokens = 8'000, kChoices = 3;
+  for (int32_t i = 0; i < kTokens; ++i) {
+    prompt.token_ids.push_back('a' + i % 26);
+    prompt.text += static_cast<char>('a' + i % 26);
+    prompt.logprobs.push_back(i == 0 ? std::nullopt : std::optional(-0.137f * static_cast<float>(i % 7)));
+    prompt.top_logprobs.emplace_back();
+    if (i > 0) prompt.top_logprobs.back() = {{.token = 'x', .logprob = -0.25f}, {.token = 'y', .logprob = -1.2345f}};
+  }
+  std::vector<Sample> samples;
+  for (int32_t i = 0; i < kChoices; ++i) {
+    samples.push_back({.index = i,
+                       .text = "é\"",
+                       .token_ids = {0xc3, 0xa9, '"'},
+                       .logprobs = {-1, -2, -3},
+                       .top_logprobs = {{{.token = 'i', .logprob = -0.5f}}, {}, {}},
+                       .finish_reason = FinishReason::kLength});
+  }
+  for (const bool with_top : {false, true}) {
+    OpenAiRequest request{.choices = kChoices, .logprobs = true, .return_token_ids = true};
+    request.request.echo = true;
+    request.request.top_logprobs = with_top ? 2 : 0;
+    const std::unique_ptr<TextSource> source =
+        ResponseBody({{request, {.prompt = prompt, .samples = samples}, kTokens}}, {}, &tokenizer);
+    std::string text;
+    for (bool more = true; more;) {
+      std::string piece;
+      more = source->Next(&piece);
+      EXPECT_LE(piece.size(), kTextPiece + (size_t{1} << 16));
+      text += piece;
+    }
+    const double estimate = AnswerBytes(
+        request,
+        {.choices = kChoices, .prompt_tokens = kTokens, .prompt_bytes = std::ssize(prompt.text), .output_tokens = kChoices * 3});
+    EXPECT_GT(estimate, static_cast<double>(text.size()));
+    EXPECT_LT(estimate, 3 * static_cast<double>(text.size()));
+    const json body = json::parse(text);
+    ASSERT_EQ(body["choices"].size(), kChoices);
+    for (int32_t i = 0; i < kChoices; ++i) {
+      const json& choice = body["choices"][i];
+      EXPECT_EQ(choice["index"], i);
+      EXPECT_TRUE(choice["text"] == prompt.text + "é\"");
+      const json& logprobs = choice["logprobs"];
+      EXPECT_TRUE(logprobs == body["choices"][0]["logprobs"]);
+      ASSERT_EQ(logprobs["tokens"].size(), kTokens + 3);
+      ASSERT_EQ(logprobs["token_logprobs"].size(), kTokens + 3);
+      ASSERT_EQ(choice["token_ids"].size(), kTokens + 3);
+      EXPECT_EQ(choice["token_ids"][kTokens + 1], 0xa9);
+      for (const int32_t at : {0, 1, 777, kTokens - 1}) {
+        EXPECT_EQ(logprobs["tokens"][at], std::string(1, prompt.text[at]));
+        EXPECT_EQ(logprobs["token_logprobs"][at], at == 0 ? json() : json(*prompt.logprobs[at]));
+        EXPECT_EQ(logprobs["text_offset"][at], at);
+        if (with_top) {
+          EXPECT_EQ(logprobs["top_logprobs"][at], at == 0 ? json() : json({{"x", -0.25}, {"y", -1.2345f}}));
+        }
+      }
+      EXPECT_EQ(logprobs["text_offset"][kTokens + 2], kTokens + 1);  // é is one character of two tokens
+      EXPECT_EQ(logprobs["token_logprobs"][kTokens + 2], -3);
+      EXPECT_EQ(logprobs["top_logprobs"].is_null(), !with_top);
+    }
+  }
+}
+
+TEST(OpenAiResponseTest, AVoteThatCannotBeCountedIsNull) {
+  const ByteTokenizer tokenizer;
+  const std::vector<Sample> samples = {
+      {.text = std::string(64, 'a'), .token_ids = {1}, .logprobs = {-1}, .finish_reason = FinishReason::kStop}};
+  const OpenAiRequest request{.vote = "(a+)+$x|(a|a)*b"};
+  const json body = BodyOf(request, {.samples = samples}, {}, &tokenizer);
+  ASSERT_TRUE(body.contains("votes"));
+  EXPECT_TRUE(body["votes"].is_null());
+  EXPECT_EQ(body["choices"].size(), 1);
+}
+
+TEST(AnswerSize, GrowsWithWhatIsTold) {
+  OpenAiRequest request{.endpoint = Endpoint::kCompletions};
+  request.request.prompt_ids = std::vector<int32_t>(100, 1);
+  request.request.n = 8;
+  request.request.max_tokens = 1000;
+  const AnswerExtent extent = LargestExtent(request, /*max_context=*/600);
+  EXPECT_EQ(extent.choices, 8);
+  EXPECT_EQ(extent.output_tokens, 8 * 500);
+  double last = AnswerBytes(request, extent);
+  const auto grows = [&](const char* what) {
+    const double bytes = AnswerBytes(request, extent);
+    EXPECT_GT(bytes, last) << what;
+    last = bytes;
+  };
+  request.return_token_ids = true;
+  grows("ids");
+  request.logprobs = true;
+  grows("logprobs");
+  request.request.echo = true;
+  grows("echo");
+  request.request.top_logprobs = 20;
+  grows("alternatives");
+  request.endpoint = Endpoint::kChatCompletions;
+  grows("a chat's form");
+  // No product of large fields overflows.
+  request.request.n = INT32_MAX;
+  request.request.max_tokens = INT32_MAX;
+  EXPECT_GT(AnswerBytes(request, LargestExtent(request, INT32_MAX)), 1e21);
+  request.request.max_tokens = -1;  // the engine refuses it
+  EXPECT_EQ(LargestExtent(request, 50).output_tokens, 0);
+}
+
+TEST(AnswerSize, RepeatedPrompts) {
+  OpenAiRequest request{.choices = 4};
+  request.request.n = 9;
+  EXPECT_EQ(RepeatedTokens(request, 10), 0);
+  request.request.echo = true;
+  EXPECT_EQ(RepeatedTokens(request, 10), 30);
 }
 
 TEST(OpenAiResponseTest, RankedDistinctAndVoted) {
@@ -392,14 +505,14 @@ TEST(OpenAiResponseTest, RankedDistinctAndVoted) {
                        .logprobs = {logprob},
                        .finish_reason = FinishReason::kStop});
   OpenAiRequest request{.choices = 4, .rank = true, .deduplicate = true, .vote = "[0-9]"};
-  const json body = *BodyOf(request, {.samples = samples}, {}, &tokenizer);
+  const json body = BodyOf(request, {.samples = samples}, {}, &tokenizer);
   std::vector<std::string> texts;
   for (const json& choice : body["choices"]) texts.push_back(choice["text"]);
   EXPECT_THAT(texts, ElementsAre("it is 5", "4", "4."));
   EXPECT_EQ(body["votes"], json::parse(R"([{"answer": "4", "count": 3, "choices": [1, 2], "mean_logprob": -2.0},
                                            {"answer": "5", "count": 1, "choices": [0], "mean_logprob": -1.0}])"));
   request = {.choices = 4};
-  EXPECT_FALSE(BodyOf(request, {.samples = samples}, {}, &tokenizer)->contains("votes"));
+  EXPECT_FALSE(BodyOf(request, {.samples = samples}, {}, &tokenizer).contains("votes"));
 }
 
 TEST_F(OpenAiRequestTest, Extensions) {

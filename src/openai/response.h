@@ -1,18 +1,13 @@
-// What is answered to an OpenAI request: the body of a completion or a chat completion, the body of an error.
-// Layer: openai.
+// What all answers to OpenAI requests have: who answers, what it cost, why a choice ended, the body of an error. Layer: openai.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "coppice/core/status.h"
-#include "openai/generation.h"
-#include "openai/request.h"
+#include "coppice/engine/engine.h"
 
 namespace coppice::openai {
 
@@ -32,18 +27,6 @@ nlohmann::ordered_json SharedPrefixOf(const SharedReads& reads);
 nlohmann::ordered_json UsageOf(const TokenUsage& usage);
 // Why a choice ended, in OpenAI's words; `num_calls`: of tools, in its output.
 std::string_view ReasonOf(FinishReason reason, int32_t num_calls);
-
-// A prompt's finished request and what came out of it.
-struct Answer {
-  const OpenAiRequest* request = nullptr;
-  const RequestOutput* output = nullptr;
-  int64_t prompt_tokens = 0;
-};
-// The body of an answer to one or more prompts of one endpoint; a prompt's choices are its samples by index, or the best of them
-// where fewer are wanted. `tokenizer` may be null: choices then carry token_ids, their text is empty. With a vote, which is of one
-// prompt, "votes" has the answers, most votes first, and INVALID_ARGUMENT says that the regex exceeds its match limit on a sample.
-Result<nlohmann::ordered_json> ResponseBody(std::span<const Answer> answers, const ResponseFacts& facts,
-                                            const Tokenizer* tokenizer);
 
 // {"error": {message, type, param, code}}; an empty `param` becomes null.
 nlohmann::ordered_json ErrorBody(const Status& status, std::string_view param);

@@ -4,6 +4,7 @@
 
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -19,6 +20,87 @@ std::string HeadOf(bool chat, const ResponseFacts& facts) {
   return fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{})", DumpJson((chat ? "chatcmpl-" : "cmpl-") + facts.id),
                      chat ? "chat.completion.chunk" : "text_completion", facts.created, DumpJson(facts.model));
 }
+
+AnswerToken TokenOf(const StreamEvent& event, size_t i) {
+  if (event.index < 0) {
+    return {.id = event.token_ids[i],
+            .logprob = event.prompt_logprobs[i],
+            .top = i > 0 && i < event.prompt_top_logprobs.size() ? &event.prompt_top_logprobs[i] : nullptr};
+  }
+  return {.id = event.token_ids[i],
+          .logprob = event.logprobs[i],
+          .top = i < event.top_logprobs.size() ? &event.top_logprobs[i] : nullptr};
+}
+
+// What each choice of a completion's stream begins with. The first one makes it while it is written.
+class EchoText final : public PartedText {
+ public:
+  struct Form {
+    CompletionLogprobs logprobs;
+    bool has_logprobs = false, has_ids = false;
+    std::vector<std::string> begins;  // of the objects, by choice
+    std::string end;
+  };
+  EchoText(StreamEvent event, Form form) : event_(std::move(event)), form_(std::move(form)) {
+    held_bytes_ = event_.text.size() + event_.token_ids.size() * sizeof(int32_t) +
+                  event_.prompt_logprobs.size() * sizeof(std::optional<float>);
+    for (const std::vector<TokenLogprob>& top : event_.prompt_top_logprobs)
+      held_bytes_ += sizeof(top) + std::span(top).size_bytes();
+  }
+
+  size_t held_bytes() const override { return held_bytes_ + prompt_.size(); }
+
+ private:
+  bool AddParts(TextParts* parts) override {
+    if (next_ == form_.begins.size()) return false;
+    parts->AddView(form_.begins[next_]);
+    if (next_++ == 0) {
+      AddPrompt(parts);
+    } else {
+      parts->AddView(prompt_);
+    }
+    parts->AddView(form_.end);
+    return true;
+  }
+
+  void AddPrompt(TextParts* parts) {
+    std::string* const copy = form_.begins.size() > 1 ? &prompt_ : nullptr;
+    const auto add = [&](std::string text) {
+      parts->AddEach(
+          1, [text = std::move(text)](size_t, std::string* out) { *out += text; }, copy);
+    };
+    const auto add_entries = [&](TextParts::Append append) {
+      parts->AddEach(
+          event_.token_ids.size(),
+          [append = std::move(append)](size_t i, std::string* out) {
+            if (i > 0) *out += ',';
+            append(i, out);
+          },
+          copy);
+    };
+    add(R"("text":)" + DumpJson(event_.text) + R"(,"logprobs":)" + (form_.has_logprobs ? "" : "null"));
+    for (const LogprobColumn column : kLogprobColumns) {
+      if (!form_.has_logprobs) break;
+      add(form_.logprobs.Begin(column));
+      if (form_.logprobs.has(column)) {
+        add_entries(
+            [this, column](size_t i, std::string* out) { form_.logprobs.Append(column, TokenOf(event_, i), &offset_, out); });
+      }
+      add(std::string(form_.logprobs.End(column)));
+    }
+    if (!form_.has_ids) return;
+    add(R"(,"token_ids":[)");
+    add_entries([this](size_t i, std::string* out) { *out += std::to_string(event_.token_ids[i]); });
+    add("]");
+  }
+
+  const StreamEvent event_;
+  const Form form_;
+  size_t held_bytes_ = 0;
+  std::string prompt_;
+  size_t next_ = 0;  // choice
+  int64_t offset_ = 0;
+};
 
 }  // namespace
 
@@ -36,19 +118,17 @@ ResponseStream::ResponseStream(const OpenAiRequest* request, const ResponseFacts
 }
 
 void ResponseStream::Append(const StreamEvent& event, std::string* out) {
-  if (event.index < 0) return AppendPrompt(event, out);
   Choice& choice = choices_[static_cast<size_t>(event.index)];
   if (chat_ && !std::exchange(choice.begun, true))
     AppendChoice(event.index, R"("delta":{"role":"assistant","content":""},"logprobs":null)", "", out);
 
   const std::string delta = chat_ ? DeltaOf(event, &choice) : "";
-  const bool ids = request_->return_token_ids || !tokenizer_;
-  const bool has_tokens = !event.token_ids.empty() && (request_->logprobs || ids);
+  const bool has_tokens = !event.token_ids.empty() && (request_->logprobs || has_ids());
   const bool has_text = chat_ ? !delta.empty() : !event.text.empty();
   if (has_text || has_tokens || event.finish_reason) {
     std::string inner = chat_ ? R"("delta":{)" + delta + "}" : R"("text":)" + DumpJson(event.text);
     inner += R"(,"logprobs":)" + (has_tokens && request_->logprobs ? LogprobsOf(event, &choice) : "null");
-    if (ids) inner += R"(,"token_ids":)" + DumpJson(event.token_ids);
+    if (has_ids()) inner += R"(,"token_ids":)" + DumpJson(event.token_ids);
     const int32_t num_calls = choice.tools ? choice.tools->num_calls() : 0;
     AppendChoice(event.index, inner, event.finish_reason ? ReasonOf(*event.finish_reason, num_calls) : "", out);
   }
@@ -74,45 +154,61 @@ std::string ResponseStream::DeltaOf(const StreamEvent& event, Choice* choice) co
   return delta + (delta.empty() ? "" : ",") + R"("tool_calls":)" + DumpJson(std::move(calls));
 }
 
-void ResponseStream::AppendPrompt(const StreamEvent& event, std::string* out) {
-  if (!request_->request.echo) return;
-  for (int32_t sample = 0; sample < request_->choices; ++sample) {
-    std::string inner = R"("text":)" + DumpJson(event.text) + R"(,"logprobs":)";
-    if (request_->logprobs) {
-      CompletionLogprobs logprobs(tokenizer_, request_->request.top_logprobs > 0);
-      for (size_t i = 0; i < event.token_ids.size(); ++i) {
-        logprobs.Add({.id = event.token_ids[i],
-                      .logprob = event.prompt_logprobs[i],
-                      .top = i > 0 && i < event.prompt_top_logprobs.size() ? &event.prompt_top_logprobs[i] : nullptr});
-      }
-      choices_[static_cast<size_t>(sample)].offset = logprobs.offset();
-      inner += DumpJson(logprobs.Take());
-    } else {
-      inner += "null";
-    }
-    if (request_->return_token_ids || !tokenizer_) inner += R"(,"token_ids":)" + DumpJson(event.token_ids);
-    AppendChoice(sample, inner, "", out);
+std::unique_ptr<TextSource> ResponseStream::Echo(const StreamEvent& event) {
+  if (!request_->request.echo) return nullptr;
+  int64_t characters = 0;
+  if (request_->logprobs) {
+    for (const int32_t id : event.token_ids) characters += TokenCharacters(tokenizer_, id);
   }
+  EchoText::Form form = {.logprobs = logprobs(), .has_logprobs = request_->logprobs, .has_ids = has_ids()};
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    choices_[i].offset = characters;
+    BeginChoice(static_cast<int32_t>(i), &form.begins.emplace_back());
+  }
+  EndChoice("", &form.end);
+  return std::make_unique<EchoText>(event, std::move(form));
 }
 
 std::string ResponseStream::LogprobsOf(const StreamEvent& event, Choice* choice) const {
-  if (chat_) return DumpJson(ChatLogprobs(event.token_ids, event.logprobs, event.top_logprobs, tokenizer_));
-  CompletionLogprobs logprobs(tokenizer_, request_->request.top_logprobs > 0, choice->offset);
-  for (size_t i = 0; i < event.token_ids.size(); ++i) {
-    logprobs.Add({.id = event.token_ids[i],
-                  .logprob = event.logprobs[i],
-                  .top = i < event.top_logprobs.size() ? &event.top_logprobs[i] : nullptr});
+  std::string out;
+  const auto add_entries = [&](const auto& append) {
+    for (size_t i = 0; i < event.token_ids.size(); ++i) {
+      if (i > 0) out += ',';
+      append(TokenOf(event, i));
+    }
+  };
+  if (chat_) {
+    out += R"({"content":[)";
+    add_entries([&](const AnswerToken& token) { AppendChatLogprob(token, tokenizer_, &out); });
+    out += "]}";
+    return out;
   }
-  choice->offset = logprobs.offset();
-  return DumpJson(logprobs.Take());
+  const CompletionLogprobs logprobs = this->logprobs();
+  for (const LogprobColumn column : kLogprobColumns) {
+    out += logprobs.Begin(column);
+    if (logprobs.has(column)) {
+      add_entries([&](const AnswerToken& token) { logprobs.Append(column, token, &choice->offset, &out); });
+    }
+    out += logprobs.End(column);
+  }
+  return out;
 }
 
 void ResponseStream::AppendChoice(int32_t sample, const std::string& inner, std::string_view reason, std::string* out) const {
+  BeginChoice(sample, out);
+  *out += inner;
+  EndChoice(reason, out);
+}
+
+void ResponseStream::BeginChoice(int32_t sample, std::string* out) const {
+  fmt::format_to(std::back_inserter(*out), R"(data: {},"choices":[{{"index":{},)", head_, first_choice_ + sample);
+}
+
+void ResponseStream::EndChoice(std::string_view reason, std::string* out) const {
   fmt::format_to(std::back_inserter(*out),
-                 R"(data: {},"choices":[{{"index":{},{},"finish_reason":{}}}]{}}})"
+                 R"(,"finish_reason":{}}}]{}}})"
                  "\n\n",
-                 head_, first_choice_ + sample, inner, reason.empty() ? "null" : fmt::format("\"{}\"", reason),
-                 request_->include_usage ? R"(,"usage":null)" : "");
+                 reason.empty() ? "null" : fmt::format("\"{}\"", reason), request_->include_usage ? R"(,"usage":null)" : "");
 }
 
 void ResponseStream::AppendEnd(const TokenUsage& usage, std::string* out) const {

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "coppice/engine/engine.h"
+#include "core/text_source.h"
+#include "openai/logprobs.h"
 #include "openai/request.h"
 #include "openai/response.h"
 #include "openai/tool_call_parser.h"
@@ -21,8 +24,10 @@ class ResponseStream {
   // `request` and `tokenizer`, which may be null, outlive the stream. The samples are the answer's choices from `first_choice` on.
   ResponseStream(const OpenAiRequest* request, const ResponseFacts& facts, int32_t first_choice, const Tokenizer* tokenizer);
 
-  // Appends what `event` brings to `*out`, as "data: {...}\n\n" each; nothing while a character is incomplete.
+  // Appends what the event of a sample brings to `*out`, as "data: {...}\n\n" each; nothing while a character is incomplete.
   void Append(const StreamEvent& event, std::string* out);
+  // What the event of the prompt brings: it comes once for each choice. null: nothing.
+  std::unique_ptr<TextSource> Echo(const StreamEvent& event);
   // The stream's end: with usage asked for a last object, then "data: [DONE]\n\n". Once for all streams of an answer.
   void AppendEnd(const TokenUsage& usage, std::string* out) const;
 
@@ -33,12 +38,15 @@ class ResponseStream {
     std::optional<ToolCallParser> tools;  // of a request with tools
   };
 
-  void AppendPrompt(const StreamEvent& event, std::string* out);
   // An object with one choice, `inner` being its fields between index and finish_reason, which is empty while it goes on.
   void AppendChoice(int32_t sample, const std::string& inner, std::string_view reason, std::string* out) const;
+  void BeginChoice(int32_t sample, std::string* out) const;
+  void EndChoice(std::string_view reason, std::string* out) const;
   // What the event adds to a chat's message, as the fields of a delta; "": nothing.
   std::string DeltaOf(const StreamEvent& event, Choice* choice) const;
   std::string LogprobsOf(const StreamEvent& event, Choice* choice) const;
+  CompletionLogprobs logprobs() const { return {tokenizer_, request_->request.top_logprobs > 0}; }
+  bool has_ids() const { return request_->return_token_ids || !tokenizer_; }
 
   const OpenAiRequest* request_;
   const Tokenizer* tokenizer_;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -34,6 +35,10 @@ std::vector<json> Objects(std::string_view frames) {
 class ResponseStreamTest : public ::testing::Test {
  protected:
   std::vector<json> Append(ResponseStream& stream, const StreamEvent& event) {
+    if (event.index < 0) {
+      const std::unique_ptr<TextSource> echo = stream.Echo(event);
+      return Objects(echo ? TextOf(echo.get()) : "");
+    }
     std::string frames;
     stream.Append(event, &frames);
     return Objects(frames);

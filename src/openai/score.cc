@@ -1,17 +1,20 @@
 #include "openai/score.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
 #include <utility>
 
+#include "core/json.h"
 #include "engine/not_finite.h"
 
 namespace coppice::openai {
 
-using nlohmann::ordered_json;
-
-ScoreCall::ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(const Outcome&)> on_end)
+ScoreCall::ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end)
     : engine_(*engine),
       base_(request.request),
       tree_(MakeScoreTree(request.sequences)),
@@ -19,8 +22,7 @@ ScoreCall::ScoreCall(Engine* engine, const ScoreRequest& request, std::function<
       outcome_{.usage = request.usage},
       on_end_(std::move(on_end)) {}
 
-std::shared_ptr<ScoreCall> ScoreCall::Start(Engine* engine, const ScoreRequest& request,
-                                            std::function<void(const Outcome&)> on_end) {
+std::shared_ptr<ScoreCall> ScoreCall::Start(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end) {
   const std::shared_ptr<ScoreCall> call(new ScoreCall(engine, request, std::move(on_end)));
   const std::lock_guard lock(call->mutex_);
   call->SubmitParts(0, 1);
@@ -56,12 +58,12 @@ Request ScoreCall::PartRequest(size_t part) {
 void ScoreCall::OnEvent(size_t part, const StreamEvent& event) {
   const std::lock_guard lock(mutex_);
   const std::vector<int32_t>& ids = tree_.parts[part].ids;
-  for (size_t i = 0; i < event.prompt_scores.size(); ++i) scores_[ids[i]] = event.prompt_scores[i];
-  if (part == 0) outcome_.usage.cached = std::max<int64_t>(outcome_.usage.cached, event.cached_tokens);
-  if (event.finish_reason == FinishReason::kError && outcome_.status.ok()) {
-    outcome_.status = event.status;
-    CancelSubmitted();
+  for (size_t i = 0; i < event.prompt_scores.size(); ++i) {
+    if (std::isnan(event.prompt_scores[i].logprob)) Fail(LogitsNotFinite());
+    scores_[ids[i]] = event.prompt_scores[i];
   }
+  if (part == 0) outcome_.usage.cached = std::max<int64_t>(outcome_.usage.cached, event.cached_tokens);
+  if (event.finish_reason == FinishReason::kError) Fail(event.status);
   if (!event.request_done) return;
   outcome_.usage.shared_reads.Add(event.shared_reads);
   ++done_;
@@ -81,36 +83,89 @@ void ScoreCall::CancelSubmitted() {
   for (const RequestId id : submitted_) (void)engine_.Cancel(id);  // one that has ended needs no cancelling
 }
 
-void ScoreCall::EndIfDone() {
-  if (done_ < submitted_.size() || !on_end_) return;
-  for (const std::vector<int32_t>& ids : tree_.score_ids) {
-    std::vector<ScoredToken>& scores = outcome_.scores.emplace_back();
-    for (const int32_t id : ids) scores.push_back(scores_[id]);
-  }
-  std::exchange(on_end_, nullptr)(outcome_);
+void ScoreCall::Fail(Status status) {
+  if (!outcome_.status.ok()) return;
+  outcome_.status = std::move(status);
+  CancelSubmitted();
 }
 
-Result<ordered_json> ScoreBody(const ScoreRequest& request, const ScoreCall::Outcome& outcome, const ResponseFacts& facts) {
-  ordered_json list = ordered_json::array();
-  for (size_t i = 0; i < outcome.scores.size(); ++i) {
-    double sum = 0;
-    bool greedy = true;
-    ordered_json logprobs = ordered_json::array();
-    for (const ScoredToken& score : outcome.scores[i]) {
-      if (std::isnan(score.logprob)) return LogitsNotFinite();
-      sum += score.logprob;
-      greedy &= score.greedy;
-      logprobs.push_back(score.logprob);
-    }
-    const size_t count = outcome.scores[i].size();
-    ordered_json entry = {{"index", i},          {"logprob", sum},   {"mean_logprob", sum / static_cast<double>(count)},
-                          {"num_tokens", count}, {"greedy", greedy}, {"token_logprobs", std::move(logprobs)}};
-    const auto& [tokens, begin] = request.sequences[i];
-    if (request.return_token_ids) entry["token_ids"] = std::vector<int32_t>(tokens.begin() + begin, tokens.end());
-    list.push_back(std::move(entry));
+void ScoreCall::EndIfDone() {
+  if (done_ < submitted_.size() || !on_end_) return;
+  outcome_.scores = std::move(scores_);
+  outcome_.score_ids = std::move(tree_.score_ids);
+  std::exchange(on_end_, nullptr)(std::move(outcome_));
+}
+
+namespace {
+
+class ScoreText final : public PartedText {
+ public:
+  ScoreText(std::shared_ptr<const ScoreRequest> request, ScoreCall::Outcome outcome, ResponseFacts facts)
+      : request_(std::move(request)), outcome_(std::move(outcome)), facts_(std::move(facts)) {
+    held_bytes_ = outcome_.scores.size() * sizeof(ScoredToken);
+    for (const std::vector<int32_t>& ids : outcome_.score_ids) held_bytes_ += ids.size() * sizeof(int32_t);
+    for (const ScoredSequence& sequence : request_->sequences) held_bytes_ += sequence.tokens.size() * sizeof(int32_t);
   }
-  return ordered_json{{"id", "score-" + facts.id}, {"object", "score"},         {"created", facts.created},
-                      {"model", facts.model},      {"scores", std::move(list)}, {"usage", UsageOf(outcome.usage)}};
+
+  size_t held_bytes() const override { return held_bytes_; }
+
+ private:
+  bool AddParts(TextParts* parts) override;
+  void AddSequence(size_t i, TextParts* parts) const;
+
+  const std::shared_ptr<const ScoreRequest> request_;
+  const ScoreCall::Outcome outcome_;
+  const ResponseFacts facts_;
+  size_t held_bytes_ = 0;
+  size_t next_ = 0;  // sequence
+  bool done_ = false;
+};
+
+bool ScoreText::AddParts(TextParts* parts) {
+  if (done_) return false;
+  if (next_ == 0) {
+    parts->Add(fmt::format(R"({{"id":{},"object":"score","created":{},"model":{},"scores":[)", DumpJson("score-" + facts_.id),
+                           facts_.created, DumpJson(facts_.model)));
+  }
+  if (next_ < outcome_.score_ids.size()) {
+    AddSequence(next_++, parts);
+  } else {
+    parts->Add(fmt::format(R"(],"usage":{}}})", DumpJson(UsageOf(outcome_.usage))));
+    done_ = true;
+  }
+  return true;
+}
+
+void ScoreText::AddSequence(size_t i, TextParts* parts) const {
+  const std::vector<int32_t>& ids = outcome_.score_ids[i];
+  double sum = 0;
+  bool greedy = true;
+  for (const int32_t id : ids) {
+    sum += outcome_.scores[id].logprob;
+    greedy &= outcome_.scores[id].greedy;
+  }
+  const auto comma_before = [](size_t place) { return place > 0 ? "," : ""; };
+  parts->Add(fmt::format(R"({}{{"index":{},"logprob":{},"mean_logprob":{},"num_tokens":{},"greedy":{},"token_logprobs":[)",
+                         comma_before(i), i, DumpJson(sum), DumpJson(sum / static_cast<double>(ids.size())), ids.size(), greedy));
+  parts->AddEach(ids.size(), [this, comma_before, &ids](size_t place, std::string* out) {
+    *out += comma_before(place) + DumpJson(outcome_.scores[ids[place]].logprob);
+  });
+  if (request_->return_token_ids) {
+    parts->Add(R"(],"token_ids":[)");
+    const auto& [tokens, begin] = request_->sequences[i];
+    const std::span scored(tokens.begin() + begin, tokens.end());
+    parts->AddEach(scored.size(), [comma_before, scored](size_t place, std::string* out) {
+      *out += comma_before(place) + std::to_string(scored[place]);
+    });
+  }
+  parts->Add("]}");
+}
+
+}  // namespace
+
+std::unique_ptr<TextSource> ScoreBody(std::shared_ptr<const ScoreRequest> request, ScoreCall::Outcome outcome,
+                                      ResponseFacts facts) {
+  return std::make_unique<ScoreText>(std::move(request), std::move(outcome), std::move(facts));
 }
 
 }  // namespace coppice::openai

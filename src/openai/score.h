@@ -7,10 +7,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "coppice/engine/engine.h"
+#include "core/text_source.h"
 #include "openai/response.h"
 #include "openai/score_request.h"
 #include "openai/score_tree.h"
@@ -25,21 +25,24 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     bool refused = false;    // by Submit: with RESOURCE_EXHAUSTED, the queue is full
     bool cancelled = false;  // by Cancel
     TokenUsage usage;
-    std::vector<std::vector<ScoredToken>> scores;  // by sequence and scored token
+    std::vector<ScoredToken> scores;
+    std::vector<std::vector<int32_t>> score_ids;  // by sequence and scored token: its place in `scores`
   };
 
-  // `on_end` is called once, on the engine's thread for events, or within Start if the engine takes nothing.
-  static std::shared_ptr<ScoreCall> Start(Engine* engine, const ScoreRequest& request, std::function<void(const Outcome&)> on_end);
+  // `on_end` is called once, on the engine's thread for events, or within Start if the engine takes nothing. INTERNAL: a
+  // log-probability is none.
+  static std::shared_ptr<ScoreCall> Start(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end);
   // What is left of it is not wanted any more.
   void Cancel();
 
  private:
-  ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(const Outcome&)> on_end);
+  ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end);
 
   // With the lock held:
   void SubmitParts(size_t begin, size_t end);
   Request PartRequest(size_t part);
   void CancelSubmitted();
+  void Fail(Status status);
   void EndIfDone();
 
   void OnEvent(size_t part, const StreamEvent& event);
@@ -53,11 +56,10 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   std::vector<RequestId> submitted_;
   size_t done_ = 0;  // of those submitted
   Outcome outcome_;
-  std::function<void(const Outcome&)> on_end_;
+  std::function<void(Outcome)> on_end_;
 };
 
-// The answer's body; INTERNAL if a log-probability is none. `scores`: Outcome::scores.
-Result<nlohmann::ordered_json> ScoreBody(const ScoreRequest& request, const ScoreCall::Outcome& outcome,
-                                         const ResponseFacts& facts);
+// The body of an answer to a request that has no error, made while it is taken.
+std::unique_ptr<TextSource> ScoreBody(std::shared_ptr<const ScoreRequest> request, ScoreCall::Outcome outcome, ResponseFacts facts);
 
 }  // namespace coppice::openai

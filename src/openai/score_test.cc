@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "engine/engine_harness.h"
+#include "openai/answer_size.h"
 
 namespace coppice::openai {
 namespace {
@@ -77,7 +81,7 @@ class ScoreTest : public ::testing::Test {
   }
   ScoreCall::Outcome Run(const ScoreRequest& request) {
     std::optional<ScoreCall::Outcome> outcome;
-    (void)ScoreCall::Start(&harness_.engine(), request, [&](const ScoreCall::Outcome& said) { outcome = said; });
+    (void)ScoreCall::Start(&harness_.engine(), request, [&](ScoreCall::Outcome said) { outcome = std::move(said); });
     harness_.RunToEnd();
     return outcome.value();
   }
@@ -95,27 +99,30 @@ class ScoreTest : public ::testing::Test {
 TEST_F(ScoreTest, ScoresAreThoseOfTheModelCachedOrNot) {
   const std::vector<int32_t> prompt = Prompt(50);
   const std::vector<std::vector<int32_t>> continuations = {{1}, {1, 2, 3}, {2, 2}, {1, 2, 4, 5}, {1}, {9}};
-  const ScoreRequest request = Parsed({{"prompt", prompt}, {"continuations", continuations}, {"return_token_ids", true}});
+  const auto request = std::make_shared<const ScoreRequest>(
+      Parsed({{"prompt", prompt}, {"continuations", continuations}, {"return_token_ids", true}}));
   for (const int32_t cached : {0, 49}) {
     const int64_t steps = harness_.engine().Metrics().steps;
-    const ScoreCall::Outcome outcome = Run(request);
+    ScoreCall::Outcome outcome = Run(*request);
     ASSERT_TRUE(outcome.status.ok()) << outcome.status.message();
     EXPECT_EQ(harness_.engine().Metrics().steps - steps, 2);  // the prompt, and all branches
     EXPECT_GE(outcome.usage.cached, cached);
     EXPECT_EQ(outcome.usage.prompt, 50 + 1 + 3 + 2 + 4 + 1 + 1);
-    const Result<nlohmann::ordered_json> body = ScoreBody(request, outcome, {.id = "7", .model = "m"});
-    ASSERT_TRUE(body.ok());
-    EXPECT_EQ((*body)["id"], "score-7");
+    const std::string text = TextOf(ScoreBody(request, std::move(outcome), {.id = "7", .model = "m"}).get());
+    const json body = json::parse(text);
+    EXPECT_EQ(body["id"], "score-7");
+    EXPECT_EQ(body["usage"]["prompt_tokens"], 50 + 1 + 3 + 2 + 4 + 1 + 1);
+    EXPECT_GT(AnswerBytes(*request), static_cast<double>(text.size()));
     for (size_t i = 0; i < continuations.size(); ++i) {
-      std::vector<int32_t> text = prompt;
+      std::vector<int32_t> tokens = prompt;
       double sum = 0;
       bool greedy = true;
       for (const int32_t token : continuations[i]) {
-        sum += Expected(text, token);
-        greedy &= harness_.model().GreedyAfter(text) == token;
-        text.push_back(token);
+        sum += Expected(tokens, token);
+        greedy &= harness_.model().GreedyAfter(tokens) == token;
+        tokens.push_back(token);
       }
-      const auto& entry = (*body)["scores"][i];
+      const json& entry = body["scores"][i];
       EXPECT_NEAR(entry["logprob"], sum, 1e-4) << i;
       EXPECT_EQ(entry["greedy"], greedy);
       EXPECT_EQ(entry["token_ids"], continuations[i]);
@@ -144,8 +151,8 @@ TEST_F(ScoreTest, ErrorsAndCancellation) {
   const ScoreRequest request = Parsed({{"prompt", Prompt(20)}, {"continuations", {{1, 2}, {2, 3}}}});
   harness_.model().FailNext(Internal("lost"));
   int ends = 0;
-  const auto on_end = [&](const ScoreCall::Outcome& said) {
-    outcome = said;
+  const auto on_end = [&](ScoreCall::Outcome said) {
+    outcome = std::move(said);
     ++ends;
   };
   auto call = ScoreCall::Start(&harness_.engine(), request, on_end);

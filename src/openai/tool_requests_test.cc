@@ -18,7 +18,7 @@
 #include "openai/prefixes_by_name.h"
 #include "openai/prompt_fields.h"
 #include "openai/request.h"
-#include "openai/response.h"
+#include "openai/response_body.h"
 #include "openai/response_stream.h"
 #include "openai/tool_grammar.h"
 #include "runner/step_batch.h"
@@ -312,8 +312,7 @@ const char* const kOutput =
 json Choice(const OpenAiRequest& request, const std::string& text, FinishReason reason) {
   RequestOutput output;
   output.Add({.index = 0, .text = text, .finish_reason = reason, .request_done = true});
-  const Answer answer = {.request = &request, .output = &output};
-  return json::parse(ResponseBody({&answer, 1}, kFacts, nullptr)->dump())["choices"][0];
+  return json::parse(TextOf(ResponseBody({{request, output}}, kFacts, nullptr).get()))["choices"][0];
 }
 
 TEST(ToolAnswers, CallsStandBesideTheText) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "openai/answer_size.h"
 #include "server/errors.h"
 
 namespace coppice::server {
@@ -30,7 +31,8 @@ Status Access::Complete(const std::string& key, Request* request) const {
 int64_t Access::BoundTokens(const std::string& key, std::span<openai::OpenAiRequest> prompts) const {
   int64_t prompt_tokens = 0, samples = 0;
   for (const openai::OpenAiRequest& prompt : prompts) {
-    prompt_tokens += static_cast<int64_t>(prompt.request.prompt_ids.size());
+    const auto own = static_cast<int64_t>(prompt.request.prompt_ids.size());
+    prompt_tokens += own + RepeatedTokens(prompt, own);
     samples += std::max(1, prompt.request.n);  // the engine refuses others
   }
   const int64_t most = token_limits_.MostOfRequest(key);

@@ -44,8 +44,10 @@ class OneAnswer final : public Responder {
   }
   void BeginStream() override {}
   void Write(std::string) override {}
+  void Write(std::unique_ptr<TextSource>) override {}
   void EndStream() override {}
   void WhenGone(std::function<void()>) override {}
+  void SetOwner(std::string) override {}
 
   HttpResponse response = {.status = 0};
   std::atomic<bool> sent{false};

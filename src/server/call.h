@@ -20,8 +20,9 @@ struct Call {
   std::string key;                  // name of the API key; empty without keys
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
-  int64_t taken_tokens = 0;  // of its key's limit
-  std::string logged_body;   // where the log is to have it
+  int64_t taken_tokens = 0;     // of its key's limit
+  int64_t repeated_tokens = 0;  // of prompts, in further choices of the answer
+  std::string logged_body;      // where the log is to have it
 };
 
 }  // namespace coppice::server

@@ -1,8 +1,8 @@
 #include "server/generation_call.h"
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "openai/answer_size.h"
 #include "server/errors.h"
 
 namespace coppice::server {
@@ -19,15 +19,16 @@ GenerationCall::GenerationCall(Parts parts)
       prompts_(parts.prompts.size()),
       on_end_(std::move(parts.on_end)) {
   for (size_t i = 0; i < prompts_.size(); ++i) {
-    prompts_[i].request = std::move(parts.prompts[i]);
-    prompts_[i].samples = prompts_[i].request.request.n;
-    prompts_[i].prompt_tokens = static_cast<int64_t>(prompts_[i].request.request.prompt_ids.size());
+    const openai::OpenAiRequest& request = parts.prompts[i];
+    prompts_[i].samples = request.request.n;
+    prompts_[i].answer.prompt_tokens = std::ssize(request.request.prompt_ids);
+    prompts_[i].answer.request = std::move(parts.prompts[i]);
   }
-  if (!prompts_.front().request.stream) return;
+  if (!prompts_.front().answer.request.stream) return;
   int32_t first_choice = 0;
   for (const Prompt& prompt : prompts_) {
-    streams_.emplace_back(&prompt.request, facts_, first_choice, engine_.tokenizer());
-    first_choice += prompt.request.choices;
+    streams_.emplace_back(&prompt.answer.request, facts_, first_choice, engine_.tokenizer());
+    first_choice += prompt.answer.request.choices;
   }
 }
 
@@ -43,9 +44,12 @@ void GenerationCall::Submit() {
   // Held over all of it: events of the first prompt wait until the last one is submitted, and the stream's head is written first.
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < prompts_.size(); ++i) {
-    Request request = std::exchange(prompts_[i].request.request, Request());
-    prompts_[i].request.request.echo = request.echo;  // what the answer's form depends on stays
-    prompts_[i].request.request.top_logprobs = request.top_logprobs;
+    Request& kept = prompts_[i].answer.request.request;
+    Request request = std::exchange(kept, Request());
+    kept.echo = request.echo;  // what the answer's form depends on stays
+    kept.top_logprobs = request.top_logprobs;
+    prompts_[i].answer.request.text.reset();  // the engine has its tokens
+    prompts_[i].answer.request.prompt_ids = {};
     request.on_event = [self = shared_from_this(), i](const StreamEvent& event) { self->OnEvent(i, event); };
     const Result<RequestId> id = engine_.Submit(std::move(request));
     if (id.ok()) {
@@ -73,7 +77,9 @@ void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
   }
   if (event.finish_reason == FinishReason::kError && failure_.ok()) failure_ = event.status;
   if (streams_.empty()) {
-    prompt.output.Add(event);
+    prompt.answer.output.Add(event);
+  } else if (failure_.ok() && event.index < 0) {
+    if (std::unique_ptr<TextSource> echo = streams_[index].Echo(event)) responder_->Write(std::move(echo));
   } else if (failure_.ok()) {
     std::string frames;
     streams_[index].Append(event, &frames);
@@ -97,7 +103,7 @@ void GenerationCall::Cancel() {
 openai::TokenUsage GenerationCall::Usage() const {
   openai::TokenUsage usage;
   for (const Prompt& prompt : prompts_) {
-    usage.prompt += prompt.prompt_tokens;
+    usage.prompt += prompt.answer.prompt_tokens;
     usage.cached += prompt.cached;
     usage.shared_reads.Add(prompt.shared_reads);
     usage.completion += prompt.generated;
@@ -128,16 +134,28 @@ void GenerationCall::Finish() {
     End(error.status);
     return responder_->Send(std::move(error));
   }
-  std::vector<openai::Answer> answers;
-  for (const Prompt& prompt : prompts_)
-    answers.push_back({.request = &prompt.request, .output = &prompt.output, .prompt_tokens = prompt.prompt_tokens});
-  const Result<nlohmann::ordered_json> body = ResponseBody(answers, facts_, engine_.tokenizer());
-  if (!body.ok()) {
-    End(openai::HttpStatus(body.status()));
-    return responder_->Send(ErrorResponse(body.status(), "vote"));
-  }
   End(200);
-  responder_->Send({.body = body->dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace)});
+  SendWhole();
+}
+
+// What becomes text on this thread, that of the engine's events, holds up everybody's: large answers do so elsewhere, and votes,
+// whose regex is the client's.
+void GenerationCall::SendWhole() {
+  double bytes = 0;
+  bool voted = false;
+  std::vector<openai::Answer> answers;
+  for (Prompt& prompt : prompts_) {
+    const openai::OpenAiRequest& request = prompt.answer.request;
+    const openai::EchoedPrompt& echo = prompt.answer.output.prompt;
+    bytes += AnswerBytes(request, {.choices = request.choices,
+                                   .prompt_tokens = std::ssize(echo.token_ids),
+                                   .prompt_bytes = std::ssize(echo.text),
+                                   .output_tokens = prompt.generated});
+    voted |= request.vote.has_value();
+    answers.push_back(std::move(prompt.answer));
+  }
+  std::unique_ptr<TextSource> body = ResponseBody(std::move(answers), facts_, engine_.tokenizer());
+  responder_->Send(voted ? HttpResponse{.source = std::move(body)} : BodyResponse(std::move(body), bytes));
 }
 
 void GenerationCall::End(int status) {

@@ -13,6 +13,7 @@
 #include "coppice/engine/engine.h"
 #include "openai/request.h"
 #include "openai/response.h"
+#include "openai/response_body.h"
 #include "openai/response_stream.h"
 #include "server/http.h"
 
@@ -38,9 +39,8 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
 
  private:
   struct Prompt {
-    openai::OpenAiRequest request;
-    openai::RequestOutput output;
-    int64_t prompt_tokens = 0, generated = 0;
+    openai::Answer answer;  // as far as it has come
+    int64_t generated = 0;
     int32_t cached = 0, samples = 0;
     SharedReads shared_reads;
   };
@@ -53,6 +53,7 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
   // With the lock held:
   openai::TokenUsage Usage() const;
   void Finish();  // the answer's end, good or bad
+  void SendWhole();
   void End(int status);
 
   Engine& engine_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/file.h"
+#include "core/text_source.h"
 
 namespace coppice::server {
 
@@ -38,12 +39,22 @@ struct HttpRequest {
 };
 
 struct HttpResponse {
+  using Headers = std::vector<std::pair<std::string, std::string>>;
+
   int status = 200;
   std::string body;
   std::string content_type = "application/json";
-  std::vector<std::pair<std::string, std::string>> headers = {};  // besides content-type, content-length and x-request-id
-  std::shared_ptr<const BodyFile> file = nullptr;                 // instead of `body`
+  Headers headers = {};                            // besides content-type, content-length and x-request-id
+  std::shared_ptr<const BodyFile> file = nullptr;  // instead of `body`
+  std::shared_ptr<TextSource> source = nullptr;    // likewise; it becomes text while the client takes it
 };
+
+// An answer of `bytes`, about. A small one becomes text at once, on the calling thread; all others while the client takes them.
+inline HttpResponse BodyResponse(std::unique_ptr<TextSource> body, double bytes) {
+  constexpr double kSmall = 32 << 10;  // a quarter of a millisecond
+  if (bytes > kSmall) return {.source = std::move(body)};
+  return {.body = TextOf(body.get())};
+}
 
 // What becomes of a body that goes into a file without a name instead of memory.
 struct UploadPlan {
@@ -62,9 +73,12 @@ class Responder {
   // 200 and text/event-stream. While nothing is written, comments keep the connection alive.
   virtual void BeginStream() = 0;
   virtual void Write(std::string text) = 0;
+  virtual void Write(std::unique_ptr<TextSource> source) = 0;
   virtual void EndStream() = 0;
   // `callback` is called when the client has gone before the answer's end, on any thread; at once if it has already. One callback.
   virtual void WhenGone(std::function<void()> callback) = 0;
+  // Whose the answer is: an API key. Without one, the client's address is.
+  virtual void SetOwner(std::string owner) = 0;
 };
 
 }  // namespace coppice::server

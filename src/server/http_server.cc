@@ -56,7 +56,10 @@ class BeastServer final : public HttpServer {
  public:
   BeastServer(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload)
       : shared_(options, std::move(handler), std::move(plan_upload)) {}
-  ~BeastServer() override { shared_.handlers.join(); }
+  ~BeastServer() override {
+    shared_.handlers.join();
+    shared_.writers.join();
+  }
 
   Status Listen() {
     beast::error_code error;

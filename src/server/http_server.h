@@ -24,11 +24,13 @@ struct HttpServerOptions {
   int64_t max_total_upload_bytes = int64_t{2} << 30;  // likewise, of bodies that go into files
   int32_t max_connections = 4096;                     // more are closed at once
   int32_t handler_threads = 2;  // on which POST, PUT and DELETE requests are handled, so that reading and writing go on meanwhile
-  std::chrono::milliseconds idle_timeout{75'000};   // a connection without a request
-  std::chrono::milliseconds read_timeout{30'000};   // from a request's first byte to its last; of an upload, for each 256 KiB
-  std::chrono::milliseconds write_timeout{60'000};  // of one write to a client that does not read
-  std::chrono::milliseconds heartbeat{15'000};      // a stream that is silent for so long gets a comment
-  size_t max_unwritten_bytes = size_t{64} << 20;    // of an answer; a client that far behind is dropped
+  int32_t writer_threads = 2;   // on which large answers become text, a piece at a time
+  std::chrono::milliseconds idle_timeout{75'000};    // a connection without a request
+  std::chrono::milliseconds read_timeout{30'000};    // from a request's first byte to its last; of an upload, for each 256 KiB
+  std::chrono::milliseconds write_timeout{60'000};   // of one write to a client that does not read
+  std::chrono::milliseconds heartbeat{15'000};       // a stream that is silent for so long gets a comment
+  size_t max_behind_bytes = size_t{4} << 20;         // of a stream; a client that far behind is dropped
+  int64_t max_unwritten_bytes = int64_t{256} << 20;  // that all answers may hold (UnwrittenAnswers); 0: no limit
 };
 
 class HttpServer {

@@ -35,6 +35,8 @@ constexpr size_t kFirstRead = 4096;  // most requests are smaller
 constexpr size_t kBodyRead = kReadAhead;
 constexpr size_t kFilePiece = size_t{256} << 10;  // of a body in a file, read or written at once
 
+const HttpResponse::Headers kStreamHeaders = {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}};  // for nginx between
+
 // 32 hex digits that name a request.
 std::string MakeId() {
   thread_local std::mt19937_64 random{std::random_device{}()};
@@ -53,22 +55,21 @@ Result<FileDescriptor> TemporaryFile(const std::string& folder) {
   return file;
 }
 
-// Does `work`, which may wait for a disk, on a thread of the handlers, and throws what it throws. Is not cancelled.
+// Does `work`, which may wait for a disk or take its time, on a thread of `pool`, and throws what it throws. Is not cancelled.
 template <class Work>
-asio::awaitable<void> OnPool(HttpSessions* sessions, Work work) {
+asio::awaitable<void> OnPool(HttpSessions* sessions, asio::thread_pool* pool, Work work) {
   co_await asio::async_initiate<const asio::use_awaitable_t<>, void(std::exception_ptr)>(
-      [sessions, &work](auto handler) {
-        asio::post(sessions->shared->handlers,
-                   [&work, io = asio::make_work_guard(sessions->io), handler = std::move(handler)]() mutable {
-                     std::exception_ptr thrown;
-                     try {
-                       work();
-                     } catch (...) {
-                       thrown = std::current_exception();
-                     }
-                     const MemoryPatience patience(kPatience);
-                     asio::post(io.get_executor(), [handler = std::move(handler), thrown]() mutable { handler(thrown); });
-                   });
+      [sessions, pool, &work](auto handler) {
+        asio::post(*pool, [&work, io = asio::make_work_guard(sessions->io), handler = std::move(handler)]() mutable {
+          std::exception_ptr thrown;
+          try {
+            work();
+          } catch (...) {
+            thrown = std::current_exception();
+          }
+          const MemoryPatience patience(kPatience);
+          asio::post(io.get_executor(), [handler = std::move(handler), thrown]() mutable { handler(thrown); });
+        });
       },
       asio::use_awaitable);
 }
@@ -119,6 +120,11 @@ void HttpSession::CloseIfIdle() {
   if (idle_) stream_.cancel();
 }
 
+void HttpSession::Wake(bool cut) {
+  wake_.cancel();
+  if (cut) stream_.cancel();
+}
+
 void HttpSession::Close() {
   closing_ = true;
   stream_.close();  // whatever is read or written next fails as well
@@ -132,12 +138,13 @@ asio::awaitable<bool> HttpSession::Exchange() {
   keep_alive_ = keep_alive_ && !sessions_.draining;
 
   const auto responder = std::make_shared<SessionResponder>(
-      [weak = weak_from_this(), &io = sessions_.io] {
-        asio::post(io, [weak] {
-          if (const std::shared_ptr<HttpSession> self = weak.lock()) self->wake_.cancel();
+      [weak = weak_from_this(), &io = sessions_.io](bool cut) {
+        asio::post(io, [weak, cut] {
+          if (const std::shared_ptr<HttpSession> self = weak.lock()) self->Wake(cut);
         });
       },
-      shared_.options.max_unwritten_bytes);
+      shared_.options.max_behind_bytes, shared_.unwritten);
+  responder->SetOwner(request.peer);
   std::shared_ptr<Responder> answer = WithFallback(responder);
   if (request.method == "POST" || request.method == "PUT" || request.method == "DELETE") {  // they parse, or write files
     asio::post(shared_.handlers,
@@ -150,6 +157,7 @@ asio::awaitable<bool> HttpSession::Exchange() {
   const std::variant<bool, std::monostate> ended = co_await (WriteAnswer(responder) || UntilGone());
   const bool written = ended.index() == 0 && std::get<0>(ended);
   responder->Close(/*gone=*/!written);
+  if (responder->was_cut()) spdlog::warn("{}: the client is too far behind its answer, which ends", id_);
   if (!written) co_return false;
   co_return keep_alive_ && !closing_;
 }
@@ -237,7 +245,7 @@ asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, UploadP
       if (!co_await Advance(parser, kBodyRead)) co_return false;
     }
     piece.swap(parser->body());
-    co_await OnPool(&sessions_, [&] { written = WriteAll(body->file.get(), piece, plan.folder); });
+    co_await OnPool(&sessions_, &shared_.handlers, [&] { written = WriteAll(body->file.get(), piece, plan.folder); });
     if (!written.ok()) co_return co_await Refuse(ErrorResponse(DiskProblem(written)));
     body->size += std::ssize(piece);
     piece.clear();
@@ -262,7 +270,7 @@ asio::awaitable<bool> HttpSession::Refuse(int status, std::string_view message) 
 asio::awaitable<bool> HttpSession::Refuse(HttpResponse response) {
   keep_alive_ = head_only_ = false;
   version_ = 11;
-  co_await WriteWhole(response);
+  co_await WriteWhole(response, /*responder=*/nullptr);
   beast::error_code ignored;
   stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
   // What the client is still sending is read for a moment: a reset would take the answer from it.
@@ -306,18 +314,25 @@ asio::awaitable<bool> HttpSession::WriteAnswer(std::shared_ptr<SessionResponder>
       continue;
     }
     if (part.cut) co_return false;
-    if (part.whole) co_return co_await WriteWhole(*part.whole);
+    if (part.whole) co_return co_await WriteWhole(*part.whole, responder.get());
     if (part.begin_stream) {
       streaming = true;
-      if (!co_await WriteHead()) co_return false;
+      if (!co_await WriteHead("text/event-stream; charset=utf-8", kStreamHeaders)) co_return false;
     }
     if (!part.text.empty() && !co_await WriteText(part.text)) co_return false;
+    if (part.source && !co_await WriteSource(part.source.get(), responder.get())) co_return false;
     if (part.end) co_return co_await WriteLast();
   }
   co_return false;
 }
 
-asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response) {
+asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response, SessionResponder* responder) {
+  if (response.source) {
+    if (!co_await WriteHead(response.content_type, response.headers)) co_return false;
+    if (head_only_) co_return true;
+    if (!co_await WriteSource(response.source.get(), responder)) co_return false;
+    co_return co_await WriteLast();
+  }
   http::response<http::span_body<const char>> message(static_cast<http::status>(response.status), version_);
   SetCommon(id_, keep_alive_, &message);
   message.set(http::field::content_type, response.content_type);
@@ -330,18 +345,19 @@ asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response) {
   if (!has_text) {
     auto [error, size] = co_await http::async_write_header(stream_, serializer, kAwait);
     if (error || head_only_) co_return !error;
-    co_return co_await WriteFile(*response.file);
+    co_return co_await WriteFile(*response.file, responder);
   }
   auto [error, size] = co_await http::async_write(stream_, serializer, kAwait);
   co_return !error;
 }
 
-asio::awaitable<bool> HttpSession::WriteFile(const BodyFile& file) {
+asio::awaitable<bool> HttpSession::WriteFile(const BodyFile& file, SessionResponder* responder) {
   std::string piece(kFilePiece, '\0');
+  responder->Hold(piece.size());
   for (int64_t offset = 0; offset < file.size;) {
     ssize_t size = 0;
     const auto wanted = static_cast<size_t>(std::min<int64_t>(std::ssize(piece), file.size - offset));
-    co_await OnPool(&sessions_, [&] { size = pread(file.file.get(), piece.data(), wanted, offset); });
+    co_await OnPool(&sessions_, &shared_.writers, [&] { size = pread(file.file.get(), piece.data(), wanted, offset); });
     if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) co_return false;
     if (size <= 0) co_return false;  // what was promised cannot be had: the client sees the connection end before the file
     stream_.expires_after(shared_.options.write_timeout);
@@ -352,13 +368,39 @@ asio::awaitable<bool> HttpSession::WriteFile(const BodyFile& file) {
   co_return true;
 }
 
-asio::awaitable<bool> HttpSession::WriteHead() {
+asio::awaitable<bool> HttpSession::WriteSource(TextSource* source, SessionResponder* responder) {
+  std::string piece;
+  Status made;
+  for (bool more = true; more;) {
+    piece.clear();
+    co_await OnPool(&sessions_, &shared_.writers, [&] {
+      const MemoryPatience none(std::chrono::seconds(0));
+      try {
+        made = CatchExhaustion("writing an answer", [&] {
+          more = source->Next(&piece);
+          return OkStatus();
+        });
+      } catch (const std::exception& error) {  // a fault of ours: it costs one answer, not the server
+        made = Internal(fmt::format("writing an answer failed: {}", error.what()));
+      }
+    });
+    if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) co_return false;
+    if (!made.ok()) {  // the client sees the connection end before the answer
+      spdlog::error("{}: {}", id_, made.message());
+      co_return false;
+    }
+    responder->Hold(source->held_bytes() + piece.capacity());
+    if (!piece.empty() && !co_await WriteText(piece)) co_return false;
+  }
+  co_return true;
+}
+
+asio::awaitable<bool> HttpSession::WriteHead(std::string_view content_type, const HttpResponse::Headers& headers) {
   http::response<http::empty_body> head(http::status::ok, version_);
   if (version_ < 11) keep_alive_ = false;  // its end is the connection's
   SetCommon(id_, keep_alive_, &head);
-  head.set(http::field::content_type, "text/event-stream; charset=utf-8");
-  head.set(http::field::cache_control, "no-cache");
-  head.set("x-accel-buffering", "no");  // for nginx in between
+  head.set(http::field::content_type, content_type);
+  for (const auto& [name, value] : headers) head.set(name, value);
   if (version_ >= 11) head.chunked(true);
   http::response_serializer<http::empty_body> serializer(head);
   stream_.expires_after(shared_.options.write_timeout);

@@ -17,6 +17,7 @@
 #include "server/http_request_parser.h"
 #include "server/http_server.h"
 #include "server/session_responder.h"
+#include "server/unwritten_answers.h"
 
 namespace coppice::server {
 
@@ -36,16 +37,19 @@ struct HttpShared {
   HttpServerOptions options;
   HttpServer::Handler handler;
   HttpServer::PlanUpload plan_upload;
-  asio::thread_pool handlers;
+  asio::thread_pool handlers, writers;
   std::atomic<int32_t> num_connections{0};
   std::atomic<int64_t> body_bytes{0};    // of requests that are being read or wait for a handler
   std::atomic<int64_t> upload_bytes{0};  // likewise, in files
+  std::shared_ptr<UnwrittenAnswers> unwritten;
 
   HttpShared(const HttpServerOptions& given, HttpServer::Handler handle, HttpServer::PlanUpload plan)
       : options(given),
         handler(std::move(handle)),
         plan_upload(std::move(plan)),
-        handlers(static_cast<size_t>(given.handler_threads)) {}
+        handlers(static_cast<size_t>(given.handler_threads)),
+        writers(static_cast<size_t>(given.writer_threads)),
+        unwritten(std::make_shared<UnwrittenAnswers>(given.max_unwritten_bytes)) {}
 };
 
 // Those that one thread serves, which alone touches what is here.
@@ -120,11 +124,16 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   asio::awaitable<bool> Refuse(HttpResponse response);
   // Writes the answer as it comes; false: the client is gone or the connection must end.
   asio::awaitable<bool> WriteAnswer(std::shared_ptr<SessionResponder> responder);
+  // There is more of the answer; `cut`: it is given up.
+  void Wake(bool cut);
   // Returns when the client has closed its side; never while it has sent more than was read.
   asio::awaitable<void> UntilGone();
-  asio::awaitable<bool> WriteWhole(const HttpResponse& response);
-  asio::awaitable<bool> WriteFile(const BodyFile& file);
-  asio::awaitable<bool> WriteHead();
+  // A whole answer; `responder`, which may be null, is told what it holds meanwhile.
+  asio::awaitable<bool> WriteWhole(const HttpResponse& response, SessionResponder* responder);
+  asio::awaitable<bool> WriteFile(const BodyFile& file, SessionResponder* responder);
+  asio::awaitable<bool> WriteSource(TextSource* source, SessionResponder* responder);
+  // The head of an answer whose end is not known: of a stream, or of a source.
+  asio::awaitable<bool> WriteHead(std::string_view content_type, const HttpResponse::Headers& headers);
   asio::awaitable<bool> WriteText(std::string_view text);
   asio::awaitable<bool> WriteLast();
 

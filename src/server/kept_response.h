@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,8 +17,10 @@ class KeptResponse final : public Responder {
   void Send(HttpResponse answer) override { response = std::move(answer); }
   void BeginStream() override {}
   void Write(std::string) override {}
+  void Write(std::unique_ptr<TextSource>) override {}
   void EndStream() override {}
   void WhenGone(std::function<void()>) override {}
+  void SetOwner(std::string) override {}
 
   std::optional<HttpResponse> response;
 };

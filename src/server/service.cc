@@ -7,6 +7,7 @@
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "core/exhaustion.h"
 #include "core/json.h"
 #include "core/quoted.h"
+#include "openai/answer_size.h"
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/host_name.h"
@@ -172,6 +174,7 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
       return nullptr;
     }
     call->key = *key;
+    call->responder->SetOwner(*key);
   }
   // A page of another site can make a browser send forms and empty bodies here, and may try others; the browser says where they
   // come from. A key it does not send.
@@ -311,6 +314,10 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
     if (const Status allowed = access_.Complete(call->key, &prompt.request); !allowed.ok())
       return Answer(call, ErrorResponse(allowed, "priority"));
   }
+  if (const openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, *prompts); !fits.status.ok())
+    return Answer(call, ErrorResponse(fits.status, fits.param));
+  for (const openai::OpenAiRequest& prompt : *prompts)
+    call->repeated_tokens += RepeatedTokens(prompt, std::ssize(prompt.request.prompt_ids));
   if (!Admit(call, access_.BoundTokens(call->key, *prompts))) return;
   GenerationCall::Start({.engine = &engine_,
                          .prompts = *std::move(prompts),
@@ -324,7 +331,8 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
                            metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
                            Log(*call, outcome.status);
                            const bool ran = outcome.status != 400 && outcome.status != 429;  // else the engine refused it
-                           access_.Leave(call->key, call->taken_tokens, ran ? outcome.usage.prompt + outcome.usage.completion : 0);
+                           const int64_t used = outcome.usage.prompt + call->repeated_tokens + outcome.usage.completion;
+                           access_.Leave(call->key, call->taken_tokens, ran ? used : 0);
                          }});
 }
 
@@ -349,30 +357,33 @@ void Service::Score(const std::shared_ptr<Call>& call) {
   }
   if (const Status allowed = access_.Complete(call->key, &parsed->request); !allowed.ok())
     return Answer(call, ErrorResponse(allowed, "priority"));
+  if (const openai::BodyError fits = CheckAnswer(options_.answers, *parsed); !fits.status.ok())
+    return Answer(call, ErrorResponse(fits.status, fits.param));
   if (!Admit(call, parsed->usage.prompt)) return;
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
-  const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](const openai::ScoreCall::Outcome& outcome) {
+  const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](openai::ScoreCall::Outcome outcome) {
     access_.Leave(call->key, call->taken_tokens, outcome.refused ? 0 : outcome.usage.prompt);
-    AnswerScore(call, *request, outcome);
+    AnswerScore(call, request, std::move(outcome));
   });
   call->responder->WhenGone([weak = std::weak_ptr(score)] {
     if (const std::shared_ptr<openai::ScoreCall> score = weak.lock()) score->Cancel();
   });
 }
 
-void Service::AnswerScore(const std::shared_ptr<Call>& call, const openai::ScoreRequest& request,
-                          const openai::ScoreCall::Outcome& outcome) {
+void Service::AnswerScore(const std::shared_ptr<Call>& call, std::shared_ptr<const openai::ScoreRequest> request,
+                          openai::ScoreCall::Outcome outcome) {
   if (outcome.cancelled) return Log(*call, kClientLeft);
   if (!outcome.status.ok()) {
     const bool full = outcome.refused && outcome.status.code() == StatusCode::kResourceExhausted;
     return Answer(call, full ? ErrorResponse(429, outcome.status.message()) : ErrorResponse(outcome.status));
   }
-  Result<ordered_json> body = ScoreBody(request, outcome, {.id = call->request.id, .created = Now(), .model = options_.model});
-  if (!body.ok()) return Answer(call, ErrorResponse(body.status()));
   call->usage = outcome.usage;
   metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, 0);
   metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
-  Answer(call, {.body = DumpJson(*std::move(body))});
+  const double bytes = AnswerBytes(*request);
+  std::unique_ptr<TextSource> body =
+      ScoreBody(std::move(request), std::move(outcome), {.id = call->request.id, .created = Now(), .model = options_.model});
+  Answer(call, BodyResponse(std::move(body), bytes));
 }
 
 void Service::PutPrefix(const std::shared_ptr<Call>& call) {
@@ -431,7 +442,12 @@ BatchContext Service::ContextOfBatches() {
           .max_active = options_.batches.max_active,
           .max_waiting = options_.batches.max_waiting,
           .prefixes_of = [this](const std::string& key) { return PrefixesOf(key); },
-          .admit = [this](const std::string& key, openai::OpenAiRequest* request) { return access_.AdmitOfBatch(key, request); },
+          .admit = [this](const std::string& key, openai::OpenAiRequest* request) -> openai::BatchAdmission {
+            if (openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, std::span(request, 1));
+                !fits.status.ok())
+              return {.status = std::move(fits.status), .param = std::move(fits.param)};
+            return access_.AdmitOfBatch(key, request);
+          },
           .release = [this](const std::string& key, int64_t taken, int64_t used) { access_.LeaveOfBatch(key, taken, used); },
           .count =
               [this](const std::string& key, const openai::TokenUsage& usage) {

@@ -16,6 +16,7 @@
 #include "openai/request.h"
 #include "openai/score.h"
 #include "server/access.h"
+#include "server/answer_limits.h"
 #include "server/batch_routes.h"
 #include "server/batch_store.h"
 #include "server/call.h"
@@ -43,6 +44,7 @@ struct ServiceOptions {
   PrefixStoreOptions prefixes;
   FileStoreOptions files;
   BatchLimits batches;
+  AnswerLimits answers;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
   bool log_text = false;  // bodies of requests are in the log, which else holds no prompt
@@ -101,8 +103,8 @@ class Service {
   // Access::Admit; false, with the answer given, where it refuses. Access::Leave ends it with `call->taken_tokens`.
   bool Admit(const std::shared_ptr<Call>& call, int64_t tokens);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
-  void AnswerScore(const std::shared_ptr<Call>& call, const openai::ScoreRequest& request,
-                   const openai::ScoreCall::Outcome& outcome);
+  void AnswerScore(const std::shared_ptr<Call>& call, std::shared_ptr<const openai::ScoreRequest> request,
+                   openai::ScoreCall::Outcome outcome);
   openai::FindNamedPrefix PrefixesOf(const std::string& key);
   BatchContext ContextOfBatches();
   // Finds the route, and `call->key`, by the head alone; else answers 401, 403, 404, 405 or 415.

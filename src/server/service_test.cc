@@ -24,6 +24,10 @@ class FakeResponder final : public Responder {
  public:
   void Send(HttpResponse answer) override {
     EXPECT_FALSE(response || streaming) << "a second answer";
+    if (answer.source) {
+      from_source = true;
+      answer.body = TextOf(answer.source.get());
+    }
     response = std::move(answer);
   }
   void BeginStream() override {
@@ -34,14 +38,16 @@ class FakeResponder final : public Responder {
     EXPECT_TRUE(streaming && !ended);
     written += text;
   }
+  void Write(std::unique_ptr<TextSource> source) override { Write(TextOf(source.get())); }
   void EndStream() override { ended = true; }
   void WhenGone(std::function<void()> callback) override { when_gone = std::move(callback); }
+  void SetOwner(std::string key) override { owner = std::move(key); }
 
   json body() const { return json::parse(response.value().body); }
 
   std::optional<HttpResponse> response;
-  bool streaming = false, ended = false;
-  std::string written;
+  bool streaming = false, ended = false, from_source = false;
+  std::string written, owner;
   std::function<void()> when_gone;
 };
 
@@ -199,6 +205,76 @@ TEST_F(ServiceTest, CompletionWhole) {
   EXPECT_EQ(body["usage"]["completion_tokens"], 6);
   EXPECT_EQ(service_.active(), 0);
   EXPECT_THAT(Metrics(), HasSubstr("coppice_key_generated_tokens_total{key=\"\"} 6\n"));
+}
+
+TEST_F(ServiceTest, ALargeAnswerIsWrittenWhileItIsTaken) {
+  const json prompt = std::vector<int32_t>(60, 1);
+  const json fields = {{"prompt", prompt}, {"max_tokens", 1}, {"n", 8}, {"temperature", 0}, {"ignore_eos", true}};
+  const auto small = Complete(fields);
+  harness_.RunToEnd();
+  ASSERT_EQ(small->response.value().status, 200) << small->response->body;
+  EXPECT_FALSE(small->from_source);
+  json echoed = fields;
+  echoed.update({{"echo", true}, {"logprobs", 20}});
+  const auto large = Complete(echoed);
+  harness_.RunToEnd();
+  EXPECT_TRUE(large->from_source);
+  json voted = fields;
+  voted["vote"] = ".";
+  const auto votes = Complete(voted);
+  harness_.RunToEnd();
+  EXPECT_TRUE(votes->from_source);  // a regex takes its time elsewhere
+  EXPECT_EQ(votes->body()["votes"][0]["count"], 8);
+  echoed["stream"] = true;
+  const auto stream = Complete(echoed);
+  harness_.RunToEnd();
+  EXPECT_TRUE(stream->ended);
+  json of_stream;  // the log-probabilities of the prompt, which come first
+  size_t echoes = 0;
+  for (size_t begin = 0; begin < stream->written.size(); begin = stream->written.find("\n\n", begin) + 2) {
+    const std::string data = stream->written.substr(begin + 6, stream->written.find("\n\n", begin) - begin - 6);
+    if (data == "[DONE]") continue;
+    const json choice = json::parse(data)["choices"][0];
+    if (choice["logprobs"]["tokens"].size() != 60) continue;
+    ++echoes;
+    of_stream = choice["logprobs"];
+  }
+  EXPECT_EQ(echoes, 8u);
+  for (const json& choice : large->body()["choices"]) {
+    EXPECT_EQ(choice["text"].get<std::string>().size(), 61u);
+    for (const char* column : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
+      const json& entries = choice["logprobs"][column];
+      ASSERT_EQ(entries.size(), 61u);
+      EXPECT_TRUE(json(entries.begin(), entries.begin() + 60) == of_stream[column]) << column;
+    }
+  }
+}
+
+TEST_F(ServiceTest, WhatWouldBeTooLargeIsNotBegun) {
+  const auto many = Complete({{"n", 129}});
+  ASSERT_EQ(many->response.value().status, 400);
+  EXPECT_EQ(many->body()["error"]["param"], "n");
+  EXPECT_EQ(Complete({{"n", 1}, {"best_of", 129}})->body()["error"]["param"], "best_of");
+  EXPECT_EQ(service_.active(), 0);
+}
+
+class SmallAnswersTest : public ServiceTest {
+ protected:
+  SmallAnswersTest() : ServiceTest({.answers = {.max_bytes = 20'000}}) {}
+};
+
+TEST_F(SmallAnswersTest, AreBoundedInEveryForm) {
+  const json prompt = std::vector<int32_t>(40, 1);
+  const auto echoed = Complete({{"prompt", prompt}, {"max_tokens", 1}, {"echo", true}, {"logprobs", 20}});
+  ASSERT_EQ(echoed->response.value().status, 400);
+  EXPECT_THAT(echoed->body()["error"]["message"].get<std::string>(), HasSubstr("--max-answer"));
+  const json scored = std::vector<int32_t>(20, 1);
+  const auto score = Post("/v1/score", json({{"prompt", {0}}, {"continuations", std::vector<json>(40, scored)}}).dump());
+  ASSERT_EQ(score->response.value().status, 400);
+  EXPECT_EQ(score->body()["error"]["param"], "continuations");
+  const auto plain = Complete({{"prompt", prompt}, {"max_tokens", 1}, {"logprobs", 20}});
+  harness_.RunToEnd();
+  EXPECT_EQ(plain->response.value().status, 200) << plain->response->body;
 }
 
 TEST_F(ServiceTest, CompletionStreamed) {
@@ -374,6 +450,20 @@ TEST_F(TokenLimitsTest, OfAMinute) {
   EXPECT_EQ(Send("a", body)->response.value().status, 429) << "what was used stays used";
   EXPECT_EQ(service_.active(), 0);
 }
+
+TEST_F(TokenLimitsTest, EchoedPromptsCountForEachChoice) {
+  const auto ask = [&](int32_t n) { return Send("a", {{"prompt", {1, 2, 3, 4}}, {"max_tokens", 1}, {"n", n}, {"echo", true}}); };
+  EXPECT_THAT(ask(5)->response.value().body, HasSubstr("have 25 tokens"));
+  const auto first = ask(4);  // 4 prompts and as many tokens of output
+  harness_.RunToEnd();
+  ASSERT_EQ(first->response.value().status, 200) << first->response->body;
+  EXPECT_EQ(first->body()["usage"]["prompt_tokens"], 4);
+  const auto second = ask(4), third = ask(4);
+  EXPECT_FALSE(second->response);
+  EXPECT_THAT(third->response.value().body, HasSubstr("10 are left"));  // of 50
+}
+
+TEST_F(TokenLimitsTest, AnAnswerBelongsToItsKey) { EXPECT_EQ(Send("a", {{"prompt", {1}}})->owner, "alice"); }
 
 TEST_F(TokenLimitsTest, WhatIsNotUsedIsGivenBack) {
   for (int i = 0; i < 6; ++i) {  // 20 tokens each

@@ -13,6 +13,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <utility>
@@ -161,7 +162,7 @@ TEST_F(ServingTest, RequestsThatDoNotComeInTimeEnd) {
   Start({.read_timeout = milliseconds(100)});
   const Client head = Connect(), body = Connect();
   head.Send("GET /health HTTP/1.1\r\nHo");
-  body.Send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
+  body.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{");
   EXPECT_EQ(head.Read(), "");
   EXPECT_EQ(body.Read(), "");
 }
@@ -175,6 +176,46 @@ TEST_F(ServingTest, AClientThatDoesNotReadIsDropped) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (http_->num_connections() > 0 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(milliseconds(5));
   EXPECT_EQ(http_->num_connections(), 0);
+}
+
+// In chunks, as its length is not known; by HTTP/1.0 until the connection ends.
+TEST_F(ServingTest, ALargeAnswerComesInPieces) {
+  Start({});
+  std::string prompt = "[1";
+  for (int i = 0; i < 59; ++i) prompt += ",1";
+  const std::string body =
+      R"({"max_tokens": 1, "n": 12, "temperature": 0, "echo": true, "logprobs": 20, "prompt": )" + prompt + "]}";
+  const Client modern = Connect(), old = Connect();
+  modern.Post(body);
+  const std::string chunked = modern.Read("\r\n0\r\n\r\n");
+  EXPECT_THAT(chunked, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(chunked, HasSubstr("Transfer-Encoding: chunked"));
+  EXPECT_GT(chunked.size(), kTextPiece);
+  modern.Send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");  // the connection goes on
+  EXPECT_THAT(modern.Read("ok\"}"), StartsWith("HTTP/1.1 200"));
+  old.Send("POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
+           "\r\n\r\n" + body);
+  const std::string whole = old.Read();
+  EXPECT_THAT(whole, StartsWith("HTTP/1.0 200"));
+  EXPECT_THAT(whole, Not(HasSubstr("chunked")));
+  const nlohmann::json answer = nlohmann::json::parse(whole.substr(whole.find("\r\n\r\n") + 4));
+  EXPECT_EQ(answer["choices"].size(), 12u);
+}
+
+TEST_F(ServingTest, AnswersThatNobodyReadsGiveWay) {
+  Start({.max_unwritten_bytes = 1 << 20});
+  std::vector<std::unique_ptr<Client>> slow;
+  const std::string ask = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  for (int i = 0; i < 60; ++i) {
+    slow.push_back(std::make_unique<Client>(http_->port(), /*receive_buffer=*/4096));
+    for (int j = 0; j < 100; ++j) slow.back()->Send(ask);  // more than the sockets hold
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (http_->num_connections() > 20 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_LE(http_->num_connections(), 20);  // each that is left holds one document of 60 KB
+  const Client prompt = Connect();
+  prompt.Send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_THAT(prompt.Read("ok\"}"), StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(ServingTest, AnInterruptionEndsItWithoutAnError) {

@@ -8,36 +8,74 @@
 
 namespace coppice::server {
 
+namespace {
+
+size_t BytesOf(const SessionResponder::Part& part) {
+  size_t bytes = part.text.size() + (part.source ? part.source->held_bytes() : 0);
+  if (part.whole) bytes += part.whole->body.size() + (part.whole->source ? part.whole->source->held_bytes() : 0);
+  return bytes;
+}
+
+}  // namespace
+
 template <class Edit>
 void SessionResponder::Change(Edit edit) {
-  const std::lock_guard lock(mutex_);
-  if (closed_) return;
-  edit(part_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_ || cut_) return;
+    edit();
+    Count();
+    Notify();
+  }
+  all_->MakeRoom();
+}
+
+SessionResponder::Part& SessionResponder::Last() {
+  if (parts_.empty() || parts_.back().source) parts_.emplace_back();
+  return parts_.back();
+}
+
+void SessionResponder::Count() {
+  size_t held = taken_bytes_, behind = taken_text_;
+  for (const Part& part : parts_) {
+    held += BytesOf(part);
+    behind += part.text.size();
+  }
+  if (behind > max_behind_) return Drop();
+  share_.Hold(static_cast<int64_t>(held));
+}
+
+void SessionResponder::Drop() noexcept {
+  cut_ = true;
+  parts_.clear();
+  share_.Hold(0);
+}
+
+// With the lock: after Close, whom it wakes may be gone.
+void SessionResponder::Notify() noexcept {
   try {
-    notify_();                       // with the lock: after Close, whom it wakes may be gone
+    notify_(cut_);
   } catch (const std::bad_alloc&) {  // the next heartbeat finds it
   }
 }
 
 void SessionResponder::Send(HttpResponse response) {
-  Change([&](Part& part) {
+  Change([&] {
     if (std::exchange(begun_, true)) return;
+    Part& part = Last();
     part.whole = std::move(response);
     part.end = true;
   });
 }
 
 void SessionResponder::BeginStream() {
-  Change([&](Part& part) { part.begin_stream = !std::exchange(begun_, true); });
+  Change([&] { Last().begin_stream = !std::exchange(begun_, true); });
 }
 
 void SessionResponder::Write(std::string text) {
-  Change([&](Part& part) {
-    if (part.cut) return;
-    if (part.text.size() + text.size() > max_unwritten_) {
-      part.cut = true;
-      part.text = {};
-    } else if (part.text.empty()) {
+  Change([&] {
+    Part& part = Last();
+    if (part.text.empty()) {
       part.text = std::move(text);
     } else {
       part.text += text;
@@ -45,8 +83,15 @@ void SessionResponder::Write(std::string text) {
   });
 }
 
+void SessionResponder::Write(std::unique_ptr<TextSource> source) {
+  Change([&] { Last().source = std::move(source); });
+}
+
 void SessionResponder::EndStream() {
-  Change([](Part& part) { part.end = true; });
+  Change([&] {
+    if (parts_.empty()) parts_.emplace_back();
+    parts_.back().end = true;
+  });
 }
 
 void SessionResponder::WhenGone(std::function<void()> callback) {
@@ -62,21 +107,50 @@ void SessionResponder::WhenGone(std::function<void()> callback) {
 }
 
 void SessionResponder::Cut() noexcept {
-  Change([](Part& part) { part.cut = true; });
+  const std::lock_guard lock(mutex_);
+  if (closed_ || cut_) return;
+  Drop();
+  Notify();
+}
+
+bool SessionResponder::was_cut() const {
+  const std::lock_guard lock(mutex_);
+  return cut_;
 }
 
 SessionResponder::Part SessionResponder::Take() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(part_, Part());
+  if (cut_) return {.cut = true};
+  Part part;
+  if (!parts_.empty()) {
+    part = std::move(parts_.front());
+    parts_.erase(parts_.begin());
+  }
+  taken_text_ = part.text.size();
+  taken_bytes_ = BytesOf(part);
+  Count();
+  return part;
+}
+
+void SessionResponder::Hold(size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_ || cut_) return;
+    taken_bytes_ = bytes;
+    Count();
+  }
+  all_->MakeRoom();
 }
 
 void SessionResponder::Close(bool gone) {
   std::function<void()> callback;
+  std::vector<Part> parts;  // destroyed without the lock
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     gone_ = gone;
-    part_ = Part();
+    parts.swap(parts_);
+    share_.Hold(0);
     std::swap(callback, when_gone_);
   }
   if (gone && callback) callback();

@@ -1,0 +1,59 @@
+#include "openai/answer_size.h"
+
+#include <algorithm>
+
+namespace coppice::openai {
+namespace {
+
+// Measured on answers of SmolLM2, rounded up. A token's text is 4 to 5 bytes, a number up to 20, each with its comma.
+constexpr double kHead = 512;  // of an answer
+constexpr double kChoice = 160;
+constexpr double kText = 6, kId = 7, kNumber = 21;
+constexpr double kQuoted = kText + 3;                              // a token as a string
+constexpr double kEntry = kQuoted + kNumber + 7;                   // of a completion: token, logprob, text_offset
+constexpr double kAlternative = kQuoted + kNumber;                 // of a completion: "token":number
+constexpr double kChatEntry = kQuoted + kNumber + kText * 4 + 50;  // of a chat: with the bytes as numbers, and four names
+constexpr double kScoredSequence = 150;
+
+double BytesOfToken(const OpenAiRequest& request) {
+  double bytes = request.return_token_ids ? kId : 0;
+  if (!request.logprobs) return bytes;
+  const auto top = static_cast<double>(request.request.top_logprobs);
+  return bytes + (request.endpoint == Endpoint::kChatCompletions ? kChatEntry * (1 + top) : kEntry + kAlternative * top);
+}
+
+}  // namespace
+
+AnswerExtent LargestExtent(const OpenAiRequest& request, int32_t max_context) {
+  const auto prompt = static_cast<int64_t>(request.request.prompt_ids.size());
+  const int64_t samples = std::max(1, request.request.n);  // the engine refuses others
+  const int64_t output = std::clamp<int64_t>(max_context - prompt, 0, std::max(0, request.request.max_tokens));
+  return {.choices = samples,
+          .prompt_tokens = prompt,
+          .prompt_bytes = request.text ? std::ssize(*request.text) : static_cast<int64_t>(kText) * prompt,
+          .output_tokens = samples * output};
+}
+
+double BytesOfOutputToken(const OpenAiRequest& request) { return kText + BytesOfToken(request); }
+
+double AnswerBytes(const OpenAiRequest& request, const AnswerExtent& extent) {
+  double choice = kChoice;
+  if (request.request.echo)
+    choice += static_cast<double>(extent.prompt_bytes) + static_cast<double>(extent.prompt_tokens) * BytesOfToken(request);
+  return kHead + static_cast<double>(extent.choices) * choice +
+         static_cast<double>(extent.output_tokens) * BytesOfOutputToken(request);
+}
+
+double AnswerBytes(const ScoreRequest& request) {
+  double bytes = kHead;
+  for (const auto& [tokens, begin] : request.sequences) {
+    bytes += kScoredSequence + static_cast<double>(std::ssize(tokens) - begin) * (kNumber + (request.return_token_ids ? kId : 0));
+  }
+  return bytes;
+}
+
+int64_t RepeatedTokens(const OpenAiRequest& request, int64_t prompt_tokens) {
+  return request.request.echo ? prompt_tokens * (request.choices - 1) : 0;
+}
+
+}  // namespace coppice::openai
