@@ -30,6 +30,7 @@
 #include "cli/eval/eval_command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
+#include "cli/key_command.h"
 #include "cli/pull_command.h"
 #include "cli/run_command.h"
 #include "cli/score_command.h"
@@ -77,6 +78,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBatchCommand(app),
       coppice::cli::AddScoreCommand(app),
       coppice::cli::AddServeCommand(app),
+      coppice::cli::AddKeyCommand(app),
       coppice::cli::AddPullCommand(app),
       coppice::cli::AddModelsCommand(app),
       coppice::cli::AddInspectModelCommand(*inspect),

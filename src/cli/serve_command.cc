@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <malloc.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "core/file.h"
 #include "engine/engine_parts.h"
 #include "hub/model_store.h"
 #include "server/http_server.h"
@@ -49,6 +51,8 @@ struct ServeOptions {
 bool IsLoopback(const std::string& host) { return host == "::1" || host == "localhost" || host.starts_with("127."); }
 
 Result<ExitCode> Serve(ServeOptions options) {
+  // What a server keeps holds prompts, answers and salts: all files that it makes are its user's alone.
+  umask(077);
   // What one thread gives back, any other may have: with an arena a thread, those that large requests filled kept what they had.
   mallopt(M_ARENA_MAX, 1);
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
@@ -62,6 +66,8 @@ Result<ExitCode> Serve(ServeOptions options) {
   server::ServiceOptions service_options = {.version = COPPICE_VERSION, .access = options.access};
   if (!options.api_keys.empty()) {
     COPPICE_ASSIGN_OR_RETURN(service_options.access.keys, server::ApiKeys::Read(options.api_keys));
+    if (const Result<OthersAccess> others = AccessOfOthers(options.api_keys); others.ok() && others->write)
+      spdlog::warn("{} may be written to by others, who may let anybody in: chmod 600 {}", options.api_keys, options.api_keys);
   }
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   if (options.log_json) {  // messages of requests are JSON already

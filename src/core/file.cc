@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <system_error>
 
 #include "core/check.h"
 
@@ -82,6 +83,63 @@ Status SystemError(std::string_view action, const std::string& path) {
     case ENAMETOOLONG: return NotFound(std::move(message));
     default: return Internal(std::move(message));
   }
+}
+
+Result<RegularFile> OpenRegularFile(const std::string& path, Links links) {
+  const auto refused = [&](const char* action) {
+    const int error = errno;
+    const StatusCode code = error == ENOENT || error == ENOTDIR ? StatusCode::kNotFound : StatusCode::kInvalidArgument;
+    return Status(code, path + ": cannot " + action + ": " + std::strerror(error));
+  };
+  const int no_links = links == Links::kRefused ? O_NOFOLLOW : 0;
+  RegularFile opened = {.file = FileDescriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | no_links))};
+  if (opened.file.get() < 0) {
+    if (errno == ELOOP && no_links != 0) return InvalidArgument(path + ": a symbolic link, expected a regular file");
+    return refused("open");
+  }
+  struct stat facts = {};
+  if (fstat(opened.file.get(), &facts) != 0) return refused("read the size");
+  if (!S_ISREG(facts.st_mode)) return InvalidArgument(path + ": not a regular file, but " + KindOf(facts.st_mode));
+  opened.size = static_cast<size_t>(facts.st_size);
+  return opened;
+}
+
+Result<std::string> ReadRegularFile(const std::string& path, size_t max_bytes, Links links) {
+  COPPICE_ASSIGN_OR_RETURN(const RegularFile opened, OpenRegularFile(path, links));
+  if (opened.size > max_bytes) {
+    return InvalidArgument(path + ": " + std::to_string(opened.size) + " bytes, expected at most " + std::to_string(max_bytes) +
+                           ": the file is damaged, or another one");
+  }
+  std::string text(opened.size, '\0');
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t count = read(opened.file.get(), text.data() + done, text.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return InvalidArgument(path + ": cannot read: " + std::strerror(errno));
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  text.resize(done);
+  return text;
+}
+
+Status MakePrivateFolder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::path(path).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();  // "a/" is "a"
+  if (folder.has_parent_path()) std::filesystem::create_directories(folder.parent_path(), error);
+  if (!error && mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) error = {errno, std::generic_category()};
+  if (error || !std::filesystem::is_directory(folder, error))
+    return InvalidArgument(path + " cannot be used as a folder: " + (error ? error.message() : "it is none"));
+  return OkStatus();
+}
+
+Result<OthersAccess> AccessOfOthers(const std::string& path) {
+  struct stat facts = {};
+  if (stat(path.c_str(), &facts) != 0) return SystemError("look at", path);
+  const bool foreign = facts.st_uid != geteuid() && facts.st_uid != 0;
+  const mode_t mode = facts.st_mode;
+  return OthersAccess{.read = foreign || (mode & (S_IRGRP | S_IROTH)) != 0, .write = foreign || (mode & (S_IWGRP | S_IWOTH)) != 0};
 }
 
 Status WriteAll(int fd, std::string_view text, const std::string& path) {

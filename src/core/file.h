@@ -32,6 +32,28 @@ class FileDescriptor {
 // that cannot be used, else INTERNAL.
 Status SystemError(std::string_view action, const std::string& path);
 
+// Whether the last part of a path may be a symbolic link.
+enum class Links : bool { kRefused, kFollowed };
+
+struct RegularFile {
+  FileDescriptor file;
+  size_t size = 0;  // bytes
+};
+// Opens a file to be read, and waits for nobody where there is a pipe. NOT_FOUND: there is none; INVALID_ARGUMENT with the system's
+// reason, or for what is no regular file.
+Result<RegularFile> OpenRegularFile(const std::string& path, Links links = Links::kFollowed);
+// The whole of it. Errors as OpenRegularFile, and INVALID_ARGUMENT for one of more than `max_bytes`.
+Result<std::string> ReadRegularFile(const std::string& path, size_t max_bytes, Links links = Links::kFollowed);
+
+// Makes a folder that is its owner's alone (0700), and those above it as the umask says. One that is there stays as it is.
+Status MakePrivateFolder(const std::string& path);
+// What users other than its owner (this process's or root) may do with a file or folder: read it, and write to it or, in a folder,
+// make and remove files.
+struct OthersAccess {
+  bool read = false, write = false;
+};
+Result<OthersAccess> AccessOfOthers(const std::string& path);
+
 // All of `text`, whatever signals come between; an error may leave a part. `path` is for the message.
 Status WriteAll(int fd, std::string_view text, const std::string& path);
 

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 
 namespace coppice {
 namespace {
@@ -105,6 +106,53 @@ TEST_F(FileTest, PermissionsFollowTheUmaskAndTheFileBefore) {
   fs::permissions(Path("file"), fs::perms(0604));
   ASSERT_TRUE(ReplaceFile(Path("file"), "y").ok());
   EXPECT_EQ(Mode(Path("file")), 0604u);
+}
+
+TEST_F(FileTest, ReadsRegularFilesOnly) {
+  ASSERT_TRUE(ReplaceFile(Path("file"), "text").ok());
+  EXPECT_EQ(ReadRegularFile(Path("file"), 4).value(), "text");
+  EXPECT_EQ(OpenRegularFile(Path("file"))->size, 4u);
+  EXPECT_THAT(ReadRegularFile(Path("file"), 3).status().message(), HasSubstr("4 bytes, expected at most 3"));
+  fs::create_symlink("file", Path("link"));
+  EXPECT_EQ(ReadRegularFile(Path("link"), 4).value(), "text");
+  EXPECT_THAT(ReadRegularFile(Path("link"), 4, Links::kRefused).status().message(), HasSubstr("a symbolic link"));
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);  // that nobody writes to: nothing waits for that
+  EXPECT_THAT(ReadRegularFile(Path("pipe"), 4).status().message(), HasSubstr("a pipe"));
+  EXPECT_THAT(ReadRegularFile(folder_.string(), 4).status().message(), HasSubstr("a folder"));
+  EXPECT_THAT(ReadRegularFile("/dev/zero", 4).status().message(), HasSubstr("a device"));
+  EXPECT_EQ(ReadRegularFile(Path("none"), 4).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(FileTest, PrivateFolders) {
+  const mode_t before = umask(0);
+  for (const char* path : {"above/private", "above/other/"}) EXPECT_TRUE(MakePrivateFolder(Path(path)).ok()) << path;
+  umask(before);
+  EXPECT_EQ(Mode(Path("above")), 0777u);
+  EXPECT_EQ(Mode(Path("above/private")), 0700u);
+  EXPECT_EQ(Mode(Path("above/other")), 0700u);
+  fs::permissions(Path("above/private"), fs::perms(0750));
+  EXPECT_TRUE(MakePrivateFolder(Path("above/private")).ok());
+  EXPECT_EQ(Mode(Path("above/private")), 0750u) << "a folder that is there is its owner's choice";
+  fs::create_directory_symlink("private", Path("above/link"));
+  EXPECT_TRUE(MakePrivateFolder(Path("above/link")).ok());
+  ASSERT_TRUE(ReplaceFile(Path("file"), "x").ok());
+  EXPECT_FALSE(MakePrivateFolder(Path("file")).ok());
+  EXPECT_FALSE(MakePrivateFolder(Path("file/folder")).ok());
+}
+
+TEST_F(FileTest, WhatOthersMayDo) {
+  ASSERT_TRUE(ReplaceFile(Path("file"), "x").ok());
+  const auto others = [&](int mode) {
+    fs::permissions(Path("file"), fs::perms(mode));
+    const OthersAccess access = AccessOfOthers(Path("file")).value();
+    return std::pair(access.read, access.write);
+  };
+  EXPECT_EQ(others(0600), std::pair(false, false));
+  EXPECT_EQ(others(0640), std::pair(true, false));
+  EXPECT_EQ(others(0604), std::pair(true, false));
+  EXPECT_EQ(others(0620), std::pair(false, true));
+  EXPECT_EQ(others(0666), std::pair(true, true));
+  EXPECT_FALSE(AccessOfOthers(Path("none")).ok());
 }
 
 TEST_F(FileTest, AFullDiskIsAnError) {

@@ -145,4 +145,9 @@ Result<StoredPrefix> ReadPrefixFile(const std::string& path, const KvOrigin& exp
   return prefix;
 }
 
+Result<std::vector<int32_t>> ReadPrefixTokens(const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Open(path));
+  return file.Read<int32_t>("tokens");
+}
+
 }  // namespace coppice

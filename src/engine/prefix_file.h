@@ -47,4 +47,7 @@ Status WritePrefixFile(const std::string& path, const StoredPrefix& prefix);
 // INVALID_ARGUMENT: no prefix file, or of another model, element type or mode (the message has both).
 Result<StoredPrefix> ReadPrefixFile(const std::string& path, const KvOrigin& expected);
 
+// The tokens that such a file says it is of, without its KV, and unchecked otherwise. Errors as SafetensorsFile::Open and Read.
+Result<std::vector<int32_t>> ReadPrefixTokens(const std::string& path);
+
 }  // namespace coppice

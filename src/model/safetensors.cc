@@ -46,15 +46,18 @@ Result<Entry> ParseEntry(const std::string& name, const Json& json, uint64_t dat
   entry.type = *type;
 
   if (!shape.is_array()) return error("shape must be an array");
-  uint64_t bytes = static_cast<uint64_t>(Traits(entry.type).block_bytes);
+  // Of all dimensions but those of 0: these make it 0, and must hide none that overflows, before or behind them.
+  uint64_t product = static_cast<uint64_t>(Traits(entry.type).block_bytes);
+  bool is_empty = false;
   for (const Json& dimension : shape) {
     const std::optional<uint64_t> size = AsUnsigned(dimension);
     if (!size) return error("shape must hold non-negative integers");
-    // A dimension of 0 makes the product 0, which must not hide one that overflows.
-    if (*size > INT64_MAX || (*size != 0 && bytes > INT64_MAX / *size)) return error("its shape overflows 64 bits");
-    bytes *= *size;
+    if (*size > INT64_MAX || (*size != 0 && product > INT64_MAX / *size)) return error("its shape overflows 64 bits");
+    product *= std::max<uint64_t>(*size, 1);
+    is_empty |= *size == 0;
     entry.shape.push_back(static_cast<int64_t>(*size));
   }
+  const uint64_t bytes = is_empty ? 0 : product;
 
   const bool is_pair = offsets.is_array() && offsets.size() == 2 && AsUnsigned(offsets[0]) && AsUnsigned(offsets[1]);
   if (!is_pair) return error("data_offsets must be two non-negative integers");

@@ -88,6 +88,8 @@ TEST(SafetensorsTest, RefusesWhatIsWrongByName) {
       {one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), "non-negative integers"},
       {one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})"), "non-negative integers"},
       {one(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]})"), "overflows"},
+      {one(R"({"dtype":"U8","shape":[4611686018427387904,4611686018427387904,0],"data_offsets":[0,0]})"), "overflows"},
+      {one(R"({"dtype":"U8","shape":[0,4611686018427387904,4611686018427387904],"data_offsets":[0,0]})"), "overflows"},
       {one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8,9]})"), "must be two non-negative integers"},
       {one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), "data_offsets [8, 0] do not lie in the 8 data bytes"},
       {one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,9]})"), "data_offsets [0, 9] do not lie in the 8 data bytes"},

@@ -45,6 +45,12 @@ ApiKeys::Hash ApiKeys::HashOf(std::string_view key) {
   return hash;
 }
 
+std::string ApiKeys::LineOf(std::string_view name, std::string_view key) {
+  std::string line = std::string(name) + ' ';
+  for (const std::byte byte : HashOf(key)) line += fmt::format("{:02x}", std::to_integer<int>(byte));
+  return line;
+}
+
 Result<ApiKeys> ApiKeys::Read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return NotFound(fmt::format("cannot read the API keys {}: {}", path, std::strerror(errno)));

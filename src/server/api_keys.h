@@ -24,6 +24,9 @@ class ApiKeys {
   static Result<ApiKeys> Read(const std::string& path);
   static Result<ApiKeys> Parse(std::string_view text, std::string_view path);
 
+  // The line of such a file for a key, without the line break.
+  static std::string LineOf(std::string_view name, std::string_view key);
+
   // The name of the key in an Authorization header, "Bearer KEY"; null if there is none or it is none of these. Takes the same time
   // whichever key it is and however much of one it has right.
   const std::string* Find(std::string_view authorization) const;

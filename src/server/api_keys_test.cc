@@ -46,6 +46,13 @@ TEST(ApiKeys, LimitsOfKeys) {
     EXPECT_THAT(ApiKeys::Parse("a " + kSesame + " " + wrong, "k").status().message(), HasSubstr("k line 1")) << wrong;
 }
 
+TEST(ApiKeys, LinesOfKeys) {
+  EXPECT_EQ(ApiKeys::LineOf("a", "open sesame"), "a " + kSesame);
+  const ApiKeys keys = ApiKeys::Parse(ApiKeys::LineOf("bob", "some key"), "k").value();
+  ASSERT_NE(keys.Find("Bearer some key"), nullptr);
+  EXPECT_EQ(*keys.Find("Bearer some key"), "bob");
+}
+
 TEST(ApiKeys, WhatIsWrongIsNamedByLineAndNeverShown) {
   const std::vector<std::string> lines = {"alice secret-in-clear",       "alice", "alice " + kSesame + "0", " " + kSesame,
                                           "alice g" + kSesame.substr(1), kSesame};

@@ -427,7 +427,7 @@ TEST_F(BatchRoutesTest, ABatchExpires) {
   WaitForState(id, "in_progress");
   Stop();
   const std::string path = folder_ + "/" + id + ".json";
-  json record = *ReadJsonFile(path);
+  json record = *ReadRecord(path);
   record["expires"] = record["created"];
   std::ofstream(path) << record;
   std::ofstream(folder_ + "/batch_" + std::string(32, '1') + ".json") << "{\"key\": 1}";  // is left as it is
@@ -444,6 +444,21 @@ TEST_F(BatchRoutesTest, AFolderThatCannotBeWrittenTo) {
     EXPECT_EQ(answer.status, 500) << answer.body;
     EXPECT_THAT(answer.body, ::testing::Not(HasSubstr(folder_)));
   }
+}
+
+TEST_F(BatchRoutesTest, RecordsThatAreNoRegularFilesAreLeft) {
+  const std::string file = Upload(Requests(1));
+  Stop();
+  const std::string other = "file-" + std::string(32, '2');
+  ASSERT_EQ(mkfifo((folder_ + "/batch_" + std::string(32, '1') + ".json").c_str(), 0600), 0);
+  fs::create_symlink("/dev/zero", folder_ + "/batch_" + std::string(32, '2') + ".json");
+  ASSERT_EQ(mkfifo((folder_ + "/file-" + std::string(32, '1') + ".json").c_str(), 0600), 0);
+  fs::copy_file(folder_ + "/" + file + ".json", folder_ + "/" + other + ".json");
+  fs::create_symlink(folder_ + "/" + file + ".data", folder_ + "/" + other + ".data");  // another's, or any file of the machine
+  Start();
+  const json list = json::parse(Get("/v1/files").body)["data"];
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0]["id"], file);
 }
 
 TEST_F(BatchRoutesTest, AFolderHasOneServer) {

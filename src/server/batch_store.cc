@@ -50,7 +50,7 @@ Status BatchStore::Restore() {
   for (const fs::directory_entry& file : fs::directory_iterator(context_.files->options().folder, absent)) {
     const std::string id = file.path().stem().string();
     if (file.path().extension() != kRecord || !IsNamed(id, kIdBegin)) continue;
-    const Result<nlohmann::json> value = ReadJsonFile(file.path().string());
+    const Result<nlohmann::json> value = ReadRecord(file.path().string());
     Result<Batch> batch = value.ok() ? ParseRecord(id, *value) : Result<Batch>(value.status());
     if (batch.ok()) {
       found.push_back(*std::move(batch));

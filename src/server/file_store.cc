@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <system_error>
 #include <utility>
 
@@ -51,7 +50,7 @@ std::string FileStore::PathOf(const std::string& id) const { return (fs::path(op
 
 Status FileStore::LockFolder() {
   const std::string path = (fs::path(options_.folder) / "lock").string();
-  folder_lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  folder_lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (folder_lock_.get() < 0) return SystemError("write to", path);
   if (flock(folder_lock_.get(), LOCK_EX | LOCK_NB) == 0) return OkStatus();
   return FailedPrecondition(fmt::format("{} belongs to a server that runs; give each its own folder", options_.folder));
@@ -59,10 +58,9 @@ Status FileStore::LockFolder() {
 
 Status FileStore::Restore(const std::set<std::string>& unfinished) {
   if (!enabled()) return OkStatus();
-  std::error_code error;
-  fs::create_directories(options_.folder, error);
-  if (error) return InvalidArgument(fmt::format("files cannot be kept in {}: {}", options_.folder, error.message()));
+  COPPICE_RETURN_IF_ERROR(PrepareFolder(options_.folder));
   COPPICE_RETURN_IF_ERROR(LockFolder());
+  std::error_code error;
   std::vector<FileInfo> found;
   std::vector<std::string> data;
   for (const fs::directory_entry& file : fs::directory_iterator(options_.folder, error)) {
@@ -92,7 +90,7 @@ Status FileStore::Restore(const std::set<std::string>& unfinished) {
 }
 
 Result<FileInfo> FileStore::ReadRecord(const std::string& id) const {
-  COPPICE_ASSIGN_OR_RETURN(const json value, ReadJsonFile((fs::path(options_.folder) / (id + kRecord)).string()));
+  COPPICE_ASSIGN_OR_RETURN(const json value, server::ReadRecord((fs::path(options_.folder) / (id + kRecord)).string()));
   RecordReader record(value);
   FileInfo info = {.id = id};
   info.key = record.String("key");
@@ -102,9 +100,9 @@ Result<FileInfo> FileStore::ReadRecord(const std::string& id) const {
   info.created = record.Integer("created");
   info.expires = record.OptionalInteger("expires");
   COPPICE_RETURN_IF_ERROR(record.status());
-  std::error_code error;
-  const auto size = static_cast<int64_t>(fs::file_size(PathOf(id), error));
-  if (error || size != info.bytes) return DataLoss("its data is not there, or of another size");
+  COPPICE_ASSIGN_OR_RETURN(const RegularFile data, OpenRegularFile(PathOf(id), Links::kRefused));
+  if (static_cast<int64_t>(data.size) != info.bytes)
+    return DataLoss(fmt::format("its data has {} bytes, expected {}", data.size, info.bytes));
   return info;
 }
 
@@ -190,9 +188,9 @@ std::vector<FileInfo> FileStore::List(const std::string& key) const {
 std::shared_ptr<const BodyFile> FileStore::Open(const std::string& key, const std::string& id) const {
   const std::optional<FileInfo> info = Get(key, id);
   if (!info) return nullptr;
-  FileDescriptor file(open(PathOf(id).c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return nullptr;  // deleted meanwhile
-  return std::make_shared<const BodyFile>(BodyFile{.file = std::move(file), .size = info->bytes});
+  Result<RegularFile> data = OpenRegularFile(PathOf(id), Links::kRefused);
+  if (!data.ok()) return nullptr;  // deleted meanwhile
+  return std::make_shared<const BodyFile>(BodyFile{.file = std::move(data->file), .size = info->bytes});
 }
 
 Status FileStore::Delete(const std::string& key, const std::string& id) {

@@ -19,11 +19,28 @@ bool Same(std::string_view a, std::string_view b) {
 // 127.0.0.0/8 as browsers write it; "127.example.org" is a name.
 bool IsLoopbackV4(std::string_view host) { return host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos; }
 
+bool IsPort(std::string_view port) { return port.size() <= 5 && port.find_first_not_of("0123456789") == port.npos; }
+
 bool IsOneOf(std::string_view host, std::span<const std::string> names) {
   return std::ranges::any_of(names, [&](const std::string& name) { return Same(host, name); });
 }
 
 }  // namespace
+
+bool IsAuthority(std::string_view text) {
+  std::string_view host = WithoutPort(text);
+  const std::string_view port = text.substr(host.size());
+  if (!port.empty() && (port.front() != ':' || !IsPort(port.substr(1)))) return false;
+  if (host.starts_with('[')) {
+    if (!host.ends_with(']')) return false;
+    host = host.substr(1, host.size() - 2);
+    return !host.empty() && host.find_first_not_of("0123456789abcdefABCDEF:.") == host.npos;
+  }
+  return std::ranges::all_of(host, [](unsigned char c) {
+    constexpr std::string_view kOthers = "-._~%!$&'()*+,;=";  // of a name, by RFC 3986
+    return std::isalnum(c) != 0 || kOthers.find(static_cast<char>(c)) != kOthers.npos;
+  });
+}
 
 bool IsLocalHost(std::string_view authority, std::span<const std::string> names) {
   if (authority.empty()) return true;

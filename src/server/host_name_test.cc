@@ -21,6 +21,14 @@ TEST(HostName, OtherNames) {
     EXPECT_FALSE(IsLocalHost(host, {})) << host;
 }
 
+TEST(HostName, Authorities) {
+  for (const char* text : {"", "a", "a.b-c:80", "127.0.0.1:65535", "[::1]", "[fe80::1]:8000", "a:", "a_b", "x%20y"})
+    EXPECT_TRUE(IsAuthority(text)) << text;
+  for (const char* text : {"a@b", "127.0.0.1:80@evil.com", "a/b", "a b", "a:b", "a:123456", "[::1", "[::1]x", "[]", "[a@b]", "::1",
+                           "a:80:80", "http://a", "a?", "a#", "\xc3\xa9", "a\"b", "a\\b"})
+    EXPECT_FALSE(IsAuthority(text)) << text;
+}
+
 TEST(HostName, PagesOfTheSiteAndOfOthers) {
   const std::vector<std::string> names = {"models.example.org"};
   for (const char* origin : {"", "http://localhost:8000", "https://localhost:8000", "http://LOCALHOST:8000",

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/exhaustion.h"
+#include "server/host_name.h"
 
 namespace coppice::server {
 namespace {
@@ -16,17 +17,56 @@ namespace {
 namespace beast = boost::beast;
 namespace http = beast::http;
 
+template <class Message>
+std::string_view ValueOf(const Message& message, http::field field) {
+  const auto value = message[field];
+  return {value.data(), value.size()};
+}
+
 // What makes the body's length doubtful; empty: nothing. A proxy that reads it otherwise would take a part of the body for a
 // request.
 template <class Message>
 std::string_view FramingProblem(const Message& message) {
-  const size_t encodings = message.count(http::field::transfer_encoding);
+  const size_t lengths = message.count(http::field::content_length), encodings = message.count(http::field::transfer_encoding);
+  if (lengths > 1) return "there is more than one Content-Length";
+  if (ValueOf(message, http::field::content_length).find_first_not_of("0123456789") != std::string_view::npos)
+    return "Content-Length is no number";
   if (encodings == 0) return {};
   if (message.version() < 11) return "HTTP/1.0 has no Transfer-Encoding";
   if (encodings > 1 || !beast::iequals(message[http::field::transfer_encoding], "chunked"))
     return "Transfer-Encoding is not chunked alone";
-  if (message.count(http::field::content_length) > 0) return "there are both Content-Length and Transfer-Encoding";
+  if (lengths > 0) return "there are both Content-Length and Transfer-Encoding";
   return {};
+}
+
+// The server that an absolute target names, "http://HOST/...", as proxies ask; nothing: the target is a path.
+std::optional<std::string_view> AuthorityOf(std::string_view target) {
+  constexpr std::string_view kScheme = "http://";
+  if (target.size() < kScheme.size() || !beast::iequals(target.substr(0, kScheme.size()), kScheme)) return std::nullopt;
+  target.remove_prefix(kScheme.size());
+  return target.substr(0, target.find_first_of("/?"));
+}
+
+// What makes it doubtful for whom the request is; empty: nothing (RFC 9112, sections 3.2 and 3.2.2).
+template <class Message>
+std::string_view HostProblem(const Message& message) {
+  const size_t hosts = message.count(http::field::host);
+  if (hosts > 1) return "there is more than one Host";
+  if (hosts == 0 && message.version() >= 11) return "Host is missing";
+  const std::string_view target(message.target().data(), message.target().size());
+  if (!IsAuthority(ValueOf(message, http::field::host))) return "Host is no name or address, with or without a port";
+  if (const auto authority = AuthorityOf(target); authority && (authority->empty() || !IsAuthority(*authority)))
+    return "the target's host is no name or address, with or without a port";
+  return {};
+}
+
+// Whether a header goes on in the next line, which RFC 9112 (section 5.2) forbids and others read as a header of its own. The
+// library reads it as a blank.
+bool HasFold(std::string_view head) {
+  for (size_t end = head.find("\r\n"); end != head.npos; end = head.find("\r\n", end + 2)) {
+    if (end + 2 < head.size() && (head[end + 2] == ' ' || head[end + 2] == '\t')) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -62,10 +102,18 @@ size_t HttpRequestParser::Parse(std::string_view bytes) {
   size_t taken = 0;
   beast::error_code error;
   while (taken < bytes.size() && !error) {
-    taken += parser_.put(boost::asio::buffer(bytes.substr(taken)), error);
+    const size_t put = parser_.put(boost::asio::buffer(bytes.substr(taken)), error);
+    const std::string_view lines = bytes.substr(taken, put);  // of a head: whole ones, with all that continues them
+    taken += put;
+    if (state_ == State::kHead && HasFold(lines)) {
+      Refuse(400, "a header goes on in the next line");
+      return taken;
+    }
     if (state_ == State::kHead && parser_.is_header_done()) {
       state_ = State::kHasHead;
-      if (const std::string_view problem = FramingProblem(parser_.get()); !problem.empty()) Refuse(400, std::string(problem));
+      std::string_view problem = FramingProblem(parser_.get());
+      if (problem.empty()) problem = HostProblem(parser_.get());
+      if (!problem.empty()) Refuse(400, std::string(problem));
       return taken;
     }
     if (parser_.is_done()) {
@@ -119,14 +167,13 @@ HttpRequest HttpRequestParser::Head() const {
   HttpRequest request;
   std::string_view target(message.target().data(), message.target().size());
   request.host = header(http::field::host);
-  if (constexpr std::string_view kScheme = "http://"; target.starts_with(kScheme)) {  // as proxies ask
-    const size_t slash = target.find('/', kScheme.size());
-    request.host = std::string(target.substr(0, slash).substr(kScheme.size()));
-    target = slash == target.npos ? "/" : target.substr(slash);
+  if (const std::optional<std::string_view> authority = AuthorityOf(target)) {
+    request.host = std::string(*authority);
+    target.remove_prefix(static_cast<size_t>(authority->data() + authority->size() - target.data()));
   }
   const size_t question = std::min(target.find('?'), target.size());
   request.method = std::string(message.method_string());
-  request.path = std::string(target.substr(0, question));
+  request.path = question == 0 ? "/" : std::string(target.substr(0, question));  // "http://host?query"
   if (question < target.size()) request.query = std::string(target.substr(question + 1));
   request.authorization = header(http::field::authorization);
   request.content_type = header(http::field::content_type);

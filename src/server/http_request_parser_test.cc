@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -48,7 +49,7 @@ TEST(HttpRequestParser, RequestsHoweverTheirBytesCome) {
   const std::string first =
       "POST http://proxy/v1/completions?a=b?c HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nContent-Type: text/plain\r\n"
       "Origin: o\r\ntraceparent: t\r\nContent-Length: 5\r\n\r\nhello";
-  const std::string second = "PUT /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;x\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+  const std::string second = "PUT /a HTTP/1.1\r\nHost:\r\nTransfer-Encoding: chunked\r\n\r\n3;x\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
   const std::string third = "GET / HTTP/1.0\r\n\r\n";
   for (size_t piece = 1; piece <= first.size(); ++piece) {
     std::string bytes = first + second + third;
@@ -80,7 +81,7 @@ TEST(HttpRequestParser, RequestsHoweverTheirBytesCome) {
 
 TEST(HttpRequestParser, BodiesMayBeTakenOutInPieces) {
   HttpRequestParser parser(kMaxHeader);
-  const std::string_view head = "POST / HTTP/1.1\r\nContent-Length: 6\r\nExpect: 100-continue\r\n\r\n";
+  const std::string_view head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\nExpect: 100-continue\r\n\r\n";
   ASSERT_EQ(parser.Put(head), head.size());
   EXPECT_TRUE(parser.waits_for_continue());
   parser.AcceptBody(6);
@@ -92,25 +93,64 @@ TEST(HttpRequestParser, BodiesMayBeTakenOutInPieces) {
 }
 
 TEST(HttpRequestParser, WhatIsRefused) {
-  for (const char* bytes :
-       {"\x16\x03\x01\x02", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "GET / HTTP/1.1\r\nA B: c\r\n\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "POST / HTTP/1.1\r\nContent-Length: 1x\r\n\r\na",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n"})
+  for (const char* bytes : {"\x16\x03\x01\x02", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "GET / HTTP/1.0\r\nA B: c\r\n\r\n"})
     EXPECT_EQ(RefusalOf(bytes).status, 400) << bytes;
-  EXPECT_EQ(RefusalOf("POST / HTTP/1.1\r\nContent-Length: 65\r\n\r\n").status, 413);
-  EXPECT_THAT(RefusalOf("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n28\r\n" + std::string(40, 'a') + "\r\n28\r\n" +
-                        std::string(40, 'a') + "\r\n")
+  EXPECT_EQ(RefusalOf("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 65\r\n\r\n").status, 413);
+  EXPECT_THAT(RefusalOf("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n28\r\n" + std::string(40, 'a') +
+                        "\r\n28\r\n" + std::string(40, 'a') + "\r\n")
                   .message,
               HasSubstr("larger than 64 bytes"));
-  EXPECT_EQ(RefusalOf("GET / HTTP/1.1\r\nX: " + std::string(300, 'a') + "\r\n\r\n").status, 431);
-  EXPECT_EQ(RefusalOf("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + std::string(300, 'a')).status, 431);
+  EXPECT_EQ(RefusalOf("GET / HTTP/1.1\r\nHost: x\r\nX: " + std::string(300, 'a') + "\r\n\r\n").status, 431);
+  EXPECT_EQ(RefusalOf("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;" + std::string(300, 'a')).status, 431);
+}
+
+// What another reader of the same bytes could take for another body.
+TEST(HttpRequestParser, LengthsThatAreDoubtfulAreRefused) {
+  const auto post = [](const std::string& headers, const char* body = "a") {
+    return "POST / HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n\r\n" + body;
+  };
+  for (const std::string& bytes :
+       {post("Content-Length: 3\r\nTransfer-Encoding: chunked", "0\r\n\r\n"),
+        post("Transfer-Encoding: chunked\r\nContent-Length: 3", "0\r\n\r\n"), post("Transfer-Encoding: gzip, chunked", "0\r\n\r\n"),
+        post("Transfer-Encoding: chunked, chunked", "0\r\n\r\n"), post("Transfer-Encoding: chunked", "z\r\n"),
+        std::string("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), post("Content-Length: 1x"),
+        post("Content-Length: +1"), post("Content-Length:"), post("Content-Length: 1, 1"),
+        post("Content-Length: 1\r\nContent-Length: 1"), post("Content-Length: 1\r\ncontent-length: 2")})
+    EXPECT_EQ(RefusalOf(bytes).status, 400) << bytes;
+  for (const std::string& bytes : {post("X: a\r\n b\r\nContent-Length: 1"), post("Content-Length: 1\r\nX:\r\n\tb"),
+                                   post("Transfer-Encoding:\r\n chunked", "0\r\n\r\n"), post("Content-Length: 1\r\n 0")}) {
+    for (const size_t piece : {size_t{1}, size_t{7}, std::string::npos}) {
+      std::string sent = bytes;
+      EXPECT_EQ(Parsed(&sent, piece)->state(), State::kRefused) << bytes;
+    }
+  }
+  // In a body they are a body.
+  std::string folded = post("Content-Length: 5", "\r\n \r\n");
+  EXPECT_EQ(Parsed(&folded)->body(), "\r\n \r\n");
+}
+
+TEST(HttpRequestParser, HostsThatAreDoubtfulAreRefused) {
+  for (const char* bytes :
+       {"GET / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", "GET / HTTP/1.0\r\nHost: a\r\nhost: b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: 127.0.0.1:80@evil.com\r\n\r\n", "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
+        "GET http://user@localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n", "GET http:///x HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET http://a:b/ HTTP/1.1\r\nHost: localhost\r\n\r\n"})
+    EXPECT_THAT(RefusalOf(bytes).message, HasSubstr("ost")) << bytes;
+  for (const auto& [target, host, path, query] :
+       {std::array{"/a?b", "x:80", "/a", "b"}, std::array{"http://y", "y", "/", ""}, std::array{"HTTP://y:1/c", "y:1", "/c", ""},
+        std::array{"http://y?b", "y", "/", "b"}}) {
+    std::string bytes = "GET " + std::string(target) + " HTTP/1.1\r\nHost: x:80\r\n\r\n";
+    const auto parser = Parsed(&bytes);
+    ASSERT_EQ(parser->state(), State::kDone) << target;
+    EXPECT_EQ(parser->Head().host, host);
+    EXPECT_EQ(parser->Head().path, path);
+    EXPECT_EQ(parser->Head().query, query);
+  }
 }
 
 TEST(HttpRequestParser, BodiesThatNoMemoryHoldsAreRefused) {
   HttpRequestParser parser(kMaxHeader);
-  parser.Put("POST / HTTP/1.1\r\ncontent-length: 18446744073709551614\r\n\r\n");
+  parser.Put("POST / HTTP/1.1\r\nHost: x\r\ncontent-length: 18446744073709551614\r\n\r\n");
   parser.AcceptBody(~uint64_t{0});
   ASSERT_EQ(parser.state(), State::kBody);
   parser.ReserveBody();

@@ -14,10 +14,10 @@
 #include <ctime>
 #include <exception>
 #include <optional>
-#include <random>
 #include <variant>
 
 #include "core/exhaustion.h"
+#include "core/random_bytes.h"
 #include "server/errors.h"
 
 namespace coppice::server {
@@ -36,12 +36,6 @@ constexpr size_t kBodyRead = kReadAhead;
 constexpr size_t kFilePiece = size_t{256} << 10;  // of a body in a file, read or written at once
 
 const HttpResponse::Headers kStreamHeaders = {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}};  // for nginx between
-
-// 32 hex digits that name a request.
-std::string MakeId() {
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  return fmt::format("{:016x}{:016x}", random(), random());
-}
 
 // "Mon, 23 Nov 2026 01:26:31 GMT".
 std::string HttpDate() { return fmt::format("{:%a, %d %b %Y %H:%M:%S} GMT", fmt::gmtime(std::time(nullptr))); }
@@ -175,7 +169,7 @@ asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_by
     if (error) co_return false;
     buffer_.commit(size);
   }
-  id_ = MakeId();
+  id_ = RandomHex(16);
   keep_alive_ = head_only_ = false;
   version_ = 11;
   stream_.expires_after(options.read_timeout);

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "core/check.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "engine/prefix_file.h"
 #include "openai/request.h"
 #include "server/record.h"
 
@@ -51,7 +53,7 @@ Result<Record> ParseRecord(const std::string& text) {
   std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(value["prefix"], &error, tools.is_null() ? nullptr : &tools);
   if (!prefix) return error.status;
   for (const json& id : value["token_ids"]) {
-    if (!id.is_number_integer()) return InvalidArgument("its token_ids are no integers");
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX) return InvalidArgument("its token_ids are no token ids");
     prefix->token_ids.push_back(id.get<int32_t>());
   }
   Record record = {.key = value["key"], .name = value["name"], .created = value["created"], .prefix = *std::move(prefix)};
@@ -249,8 +251,8 @@ void PrefixStore::RemoveFiles(const std::string& file) const {
 
 Status PrefixStore::Restore() {
   if (options_.folder.empty()) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(PrepareFolder(options_.folder));
   std::error_code error;
-  fs::create_directories(options_.folder, error);
   std::vector<std::string> files;
   for (const fs::directory_entry& file : fs::directory_iterator(options_.folder, error)) {
     if (file.path().extension() == kRecord) files.push_back(file.path().stem().string());
@@ -265,7 +267,7 @@ Status PrefixStore::Restore() {
 }
 
 Status PrefixStore::Load(const std::string& file) {
-  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(PathOf(file, kRecord)));
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadRecordText(PathOf(file, kRecord)));
   COPPICE_ASSIGN_OR_RETURN(Record record, ParseRecord(text));
   const Id id(record.key, record.name);
   Entry entry = {.created = Clock::time_point(std::chrono::seconds(record.created)), .file = file};
@@ -277,6 +279,8 @@ Status PrefixStore::Load(const std::string& file) {
     return OkStatus();
   }
   COPPICE_RETURN_IF_ERROR(CheckRoom(id, std::ssize(record.prefix.token_ids)));
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, ReadPrefixTokens(PathOf(file, kKv)));
+  if (tokens != record.prefix.token_ids) return DataLoss("its token_ids are not the tokens of its KV");
   entry.pin = fmt::format("served {}", ++next_pin_);
   COPPICE_RETURN_IF_ERROR(engine_.LoadPrefix(entry.pin, PathOf(file, kKv)));
   entry.prefix = std::make_shared<const openai::NamedPrefix>(std::move(record.prefix));

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -136,6 +137,40 @@ TEST_F(PrefixStoreTest, TheNextStartFindsWhatTheFolderKeeps) {
   EXPECT_TRUE(store_->Delete("alice", "a"));
   Start(folder_);
   EXPECT_FALSE(store_->Get("alice", "a"));
+}
+
+// What lies in a folder is not always what a server put there.
+TEST_F(PrefixStoreTest, RecordsThatAreNoneAreLeft) {
+  Start(folder_);
+  EXPECT_EQ(fs::status(folder_).permissions(), fs::perms::owner_all);
+  ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(8)))->saved);
+  std::string record;
+  for (const fs::directory_entry& file : fs::directory_iterator(folder_)) {
+    if (file.path().extension() == ".json") record = file.path();
+  }
+  nlohmann::json fields = nlohmann::json::parse(std::ifstream(record));
+  fs::create_symlink("/dev/zero", folder_ + "/device.json");
+  fs::create_symlink(record, folder_ + "/link.json");
+  ASSERT_EQ(mkfifo((folder_ + "/pipe.json").c_str(), 0600), 0);
+  fs::create_directory(folder_ + "/folder.json");
+  std::ofstream(folder_ + "/large.json");
+  fs::resize_file(folder_ + "/large.json", uintmax_t{1} << 40);  // a hole
+  const size_t strange = 5;
+  Start(folder_);
+  EXPECT_EQ(store_->List("").size(), 1u);
+  for (const auto& ids : {nlohmann::json(Prompt(9)), nlohmann::json(Prompt(7)), nlohmann::json(Prompt(8, 3)), nlohmann::json({-1}),
+                          nlohmann::json({int64_t{1} << 40}), nlohmann::json({1.5}), nlohmann::json::array()}) {
+    fields["token_ids"] = ids;
+    std::ofstream(record) << fields;
+    Start(folder_);
+    EXPECT_TRUE(store_->List("").empty()) << ids;
+    EXPECT_TRUE(fs::exists(record));
+  }
+  fields["token_ids"] = Prompt(8);
+  std::ofstream(record) << fields;
+  Start(folder_);
+  EXPECT_EQ(store_->List("").size(), 1u);
+  EXPECT_EQ(static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator())), 2 + strange);
 }
 
 TEST_F(PrefixStoreTest, ToolsAreKeptAsTheirClientWroteThem) {

@@ -1,28 +1,23 @@
 #include "server/record.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <iterator>
-#include <random>
 
 #include "core/check.h"
+#include "core/file.h"
 #include "core/json.h"
 
 namespace coppice::server {
 namespace {
 
 constexpr size_t kNameDigits = 32;
-constexpr int64_t kLargest = int64_t{1} << 53;  // what any reader of JSON holds
+constexpr size_t kMostBytes = size_t{64} << 20;  // of a record: a body of 10 MiB, its tokens and what JSON writes around them
+constexpr int64_t kLargest = int64_t{1} << 53;   // what any reader of JSON holds
 
 }  // namespace
-
-std::string RandomName() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
-}
 
 bool IsNamed(std::string_view name, std::string_view begin) {
   const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
@@ -34,16 +29,22 @@ int64_t SecondsNow() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-Result<std::string> ReadTextFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file) return NotFound("cannot read " + path);
-  return text;
+Result<std::string> ReadRecordText(const std::string& path) { return ReadRegularFile(path, kMostBytes, Links::kRefused); }
+
+Result<nlohmann::json> ReadRecord(const std::string& path) {
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadRecordText(path));
+  return ParseJson(text);
 }
 
-Result<nlohmann::json> ReadJsonFile(const std::string& path) {
-  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  return ParseJson(text);
+Status PrepareFolder(const std::string& folder) {
+  COPPICE_RETURN_IF_ERROR(MakePrivateFolder(folder));
+  COPPICE_ASSIGN_OR_RETURN(const OthersAccess others, AccessOfOthers(folder));
+  if (others.write) {
+    spdlog::warn("{} may be written to by others, who may change what clients get: chmod 700 {}", folder, folder);
+  } else if (others.read) {
+    spdlog::warn("{} may be read by others, and holds prompts and answers: chmod 700 {}", folder, folder);
+  }
+  return OkStatus();
 }
 
 const nlohmann::json* RecordReader::Find(const char* name) {

@@ -8,16 +8,21 @@
 #include <string_view>
 
 #include "coppice/core/status.h"
+#include "core/random_bytes.h"
 
 namespace coppice::server {
 
 // 32 hex digits that nobody guesses and no other record has.
-std::string RandomName();
+inline std::string RandomName() { return RandomHex(16); }
 // Whether `name` is `begin` and a RandomName.
 bool IsNamed(std::string_view name, std::string_view begin);
 int64_t SecondsNow();  // since 1970
-Result<std::string> ReadTextFile(const std::string& path);
-Result<nlohmann::json> ReadJsonFile(const std::string& path);
+// The text of a record: of a regular file that is no link and of a size that the server writes, else INVALID_ARGUMENT.
+Result<std::string> ReadRecordText(const std::string& path);
+Result<nlohmann::json> ReadRecord(const std::string& path);
+// Makes a folder for records where there is none, its owner's alone; says in the log where others may read what it holds or change
+// it. INVALID_ARGUMENT: it cannot be used.
+Status PrepareFolder(const std::string& folder);
 
 // Takes fields of a record; the first one that is missing or of another type is its status.
 class RecordReader {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <exception>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "core/exhaustion.h"
 #include "core/json.h"
 #include "core/quoted.h"
+#include "core/random_bytes.h"
 #include "openai/answer_size.h"
 #include "server/errors.h"
 #include "server/generation_call.h"
@@ -39,8 +39,9 @@ constexpr size_t kMostLogged = size_t{16} << 10;  // bytes of a body
 
 // Who gives no seed gets other samples each time.
 uint64_t RandomSeed() {
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  return random();
+  uint64_t seed = 0;
+  DrawRandom(std::as_writable_bytes(std::span(&seed, 1)));
+  return seed;
 }
 
 }  // namespace

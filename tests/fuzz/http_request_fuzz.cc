@@ -34,8 +34,10 @@ void ReadHead(const HttpRequest& head) {
     Require(!error.param.empty(), "a query refused without a name");
     fuzz::RequireOneLine(error.status);
   }
+  Require(IsAuthority(head.host), "a host that is none");
   const std::string names[] = {"proxy.example"};
   (void)IsLocalHost(head.host, names);
+  (void)IsOfAnotherSite(head.origin, head.host, names);
   (void)IsForm(head.content_type);
   if (const auto boundary = BoundaryOf(head.content_type); !boundary.ok()) fuzz::RequireOneLine(boundary.status());
 }

@@ -109,6 +109,33 @@ class AbuseTest(unittest.TestCase):
             received = self.send(data)
             self.assertIn(statuses(received), ([], [400]), (data, received))
 
+    def test_heads_that_may_be_read_in_two_ways(self):
+        whole = raw_request({"prompt": [1], "max_tokens": 1}, Connection="close")
+        self.assertEqual(statuses(self.send(whole, half_close=False)), [200])
+        length = next(line for line in whole.split(b"\r\n") if line.startswith(b"Content-Length"))
+        for before, behind in (
+            (b"Host: localhost\r\n", b""),
+            (b"Host: localhost", b"Host: localhost\r\nHost: localhost"),
+            (b"Host: localhost", b"Host: localhost\r\nhost: evil.example"),
+            (b"Host: localhost", b"Host: localhost:80@evil.example"),
+            (b"Host: localhost", b"Host: localhost/"),
+            (b"Host: localhost", b"Host: localhost\r\nX: a\r\n b"),
+            (length, length + b"\r\n" + length),
+            (length, length + b", " + length.split()[1]),
+            (length, length.replace(b": ", b":\r\n ")),
+            (b"/v1/completions", b"http://user@localhost/v1/completions"),
+        ):
+            received = self.send(whole.replace(before, behind, 1), half_close=False)
+            self.assertEqual(statuses(received), [400], (behind, received))
+
+    def test_pages_of_other_sites(self):
+        body = {"prompt": [1], "max_tokens": 1}
+        for origin, expected in ((self.server.url, 200), ("http://evil.example", 403), ("null", 403), ("http://127.0.0.1:1", 403)):
+            self.assertEqual(self.server.ask("POST", "/v1/completions", body, {"Origin": origin})[0], expected, origin)
+        self.assertEqual(self.server.ask("PUT", "/v1/prefixes/a", {"prompt": [1]}, {"Origin": "http://evil.example"})[0], 403)
+        self.assertEqual(self.server.ask("DELETE", "/v1/prefixes/a", None, {"Origin": "http://evil.example"})[0], 403)
+        self.assertEqual(self.server.ask("GET", "/health", None, {"Origin": "http://evil.example"})[0], 200)
+
     def test_too_large(self):
         large = b"{" + b" " * (10 << 20) + b"}"
         self.assertEqual(statuses(self.send(raw_request(large))), [413])
@@ -142,12 +169,12 @@ class AbuseTest(unittest.TestCase):
             (b"GET http://elsewhere/health HTTP/1.1\r\nHost: localhost", 403),
         ):
             if b"HTTP/1.1" not in line:
-                line += b" HTTP/1.1"
+                line += b" HTTP/1.1\r\nHost: localhost"
             received = self.send(line + b"\r\nConnection: close\r\n\r\n", half_close=False)
             self.assertEqual(statuses(received), [expected], line)
 
     def test_pipelined_requests_are_answered_in_order(self):
-        data = b"".join(raw_request({"prompt": [i], "max_tokens": 1}) for i in (1, 99999999, 2)) + b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+        data = b"".join(raw_request({"prompt": [i], "max_tokens": 1}) for i in (1, 99999999, 2)) + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         self.assertEqual(statuses(self.send(data, half_close=False)), [200, 400, 200, 200])
 
     def test_a_slow_client_is_served_and_holds_nobody_up(self):

@@ -351,6 +351,11 @@ def http_request_seeds():
     yield "large-body", request("POST /tokenize HTTP/1.1", b"", Content_Length=1 << 40)
     yield "large-head", request("GET / HTTP/1.1", X=("a" * 1100))
     yield "long-line", request("POST /tokenize HTTP/1.1", b"1;" + b"a" * 1100 + b"\r\n{\r\n0\r\n\r\n", Transfer_Encoding="chunked")
+    yield "two-hosts", request("GET / HTTP/1.1", host="elsewhere")
+    yield "user-in-host", request("GET http://user@localhost:8000/ HTTP/1.1")
+    yield "fold", request("POST /tokenize HTTP/1.1", b"{}", X="a\r\n b", Content_Length=2)
+    yield "length-twice", request("POST /tokenize HTTP/1.1", b"{}", Content_Length="2\r\nContent-Length: 2")
+    yield "length-list", request("POST /tokenize HTTP/1.1", b"{}", Content_Length="2, 2")
     yield "garbage", b"\x16\x03\x01\x02\x00\x01\x00\x01"
 
 

@@ -1,0 +1,45 @@
+#include "cli/key_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "cli/standard_output.h"
+#include "core/check.h"
+#include "core/quoted.h"
+#include "core/random_bytes.h"
+#include "server/api_keys.h"
+
+namespace coppice::cli {
+namespace {
+
+constexpr size_t kKeyBytes = 32;  // 256 bits: no list holds it, so that its hash needs no salt
+
+// The line goes to standard output, into the server's file; the key, which no file needs, to whoever asks.
+Result<ExitCode> DrawKey(const std::string& name) {
+  const std::string key = "coppice-" + RandomHex(kKeyBytes);
+  const std::string line = server::ApiKeys::LineOf(name, key);
+  const Result<server::ApiKeys> parsed = server::ApiKeys::Parse(line, "the name");
+  if (!parsed.ok() || name.find_first_of("#\r\n") != name.npos)
+    return InvalidArgument(fmt::format("the name is \"{}\", expected one word that does not hold #", name));
+  COPPICE_RETURN_IF_ERROR(Print(line + "\n"));
+  std::cerr << key << "\n";
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command AddKeyCommand(CLI::App& app) {
+  const auto name = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand(
+      "key",
+      "Draw an API key: stderr shows it, standard output is its line for the file of serve --api-keys (coppice key alice >> keys)");
+  command->add_option("name", *name, "Who gets it: the name in logs and metrics")->required();
+  return {command, [name] { return DrawKey(*name); }};
+}
+
+}  // namespace coppice::cli

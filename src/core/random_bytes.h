@@ -1,0 +1,15 @@
+// Numbers that nobody can foretell. Layer: core.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace coppice {
+
+// Fills `bytes` from the system's generator. Thread-safe.
+void DrawRandom(std::span<std::byte> bytes);
+// As 2 x `bytes` hex digits: 16 bytes name what nobody may guess and nothing else has, 32 are a key.
+std::string RandomHex(size_t bytes);
+
+}  // namespace coppice
