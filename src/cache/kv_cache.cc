@@ -3,12 +3,32 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "core/check.h"
 #include "core/math.h"
 
 namespace coppice {
+namespace {
+
+// The range of a salt; `id_of` gives the id of a tenant and a salt of its.
+template <class IdOf>
+SaltRange RangeOf(const CacheSalt& salt, const IdOf& id_of) {
+  SaltRange range;
+  if (!salt.tenant.empty()) {
+    range.tenant_id = id_of(std::pair(salt.tenant, std::string_view()));
+    range.tenant_begin = salt.tenant_begin;
+  }
+  if (!salt.salt.empty()) {
+    range.id = id_of(std::pair(salt.tenant, salt.salt));
+    range.begin = salt.private_begin;
+  }
+  return range;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<KvCache>> KvCache::Create(const Options& options) {
   auto pool = std::make_unique<PagePool>(options.num_pages, options.page_size);
   auto tree = std::make_unique<PrefixTree>(pool.get());
@@ -27,7 +47,8 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
       pages_(*pool_),
       tree_(*tree_storage_),
       forest_(std::move(forest)),
-      branches_(options.max_branches) {
+      branches_(options.max_branches),
+      salts_(options.max_branches) {
   free_branches_.reserve(options.max_branches);
   Clear();
 }
@@ -39,6 +60,7 @@ void KvCache::Clear() {
   free_branches_.clear();
   for (BranchId b = options_.max_branches - 1; b >= 0; --b) {
     branches_[b] = {};
+    salts_[b] = {};
     free_branches_.push_back(b);
   }
   pending_copies_.clear();
@@ -50,11 +72,10 @@ void KvCache::Clear() {
 KvCache::Overlap KvCache::FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt_text,
                                       PrefixTree::Cursor* cursor) const {
   if (!options_.share) return {};
-  SaltRange salt;
-  if (!salt_text.salt.empty()) {
-    const auto known = salt_ids_.find(salt_text.salt);  // of an unknown salt nothing private is cached
-    salt = {.id = known == salt_ids_.end() ? UINT32_MAX : known->second, .begin = salt_text.private_begin};
-  }
+  const SaltRange salt = RangeOf(salt_text, [this](const auto& name) {  // of an unknown salt nothing private is cached
+    const auto known = salt_ids_.find(name);
+    return known == salt_ids_.end() ? UINT32_MAX : known->second;
+  });
   const PrefixTree::Match match = tree_.FindFrom(cursor, tokens, salt);
   NodeId node = match.node;
   while (node != kRootNode && !forest_.LeadsToBranches(node)) node = tree_.node(node).parent;
@@ -65,8 +86,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   const int32_t num_tokens = static_cast<int32_t>(args.tokens.size());
   COPPICE_CHECK(num_tokens >= 1 && num_tokens <= options_.max_context);
   if (free_branches_.empty()) return {};
-  SaltRange salt{.id = Intern(args.salt.salt), .begin = args.salt.private_begin};
-  if (salt.id == 0) salt.begin = 0;  // public throughout
+  const SaltRange salt = Intern(args.salt);
 
   PrefixTree::Match match;
   PrefixTree::Cursor from_root;
@@ -95,7 +115,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
 
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
-  branch.salt = salt;
+  salts_[id] = salt;
   branch.cached = found;
   branch.computed = std::min({found, num_tokens - 1, args.compute_from});
   const bool recomputes = args.compute_from < match.length;
@@ -138,7 +158,7 @@ BranchId KvCache::Fork(BranchId parent_id) {
   }
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
-  branch.salt = parent.salt;
+  salts_[id] = salts_[parent_id];
   branch.node = parent.node;
   branch.own_pages = std::move(copies);
   branch.computed = parent.computed;
@@ -215,11 +235,12 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
   for (const PageId page : published) pages_.AddReference(page);
 
   const PrefixTree::Node& node = tree_.node(branch.node);
-  const bool one_salt = node.salt == branch.salt.At(branch.own_begin) && node.salt == branch.salt.At(end - 1);
+  const SaltRange& salt = salts_[id];
+  const bool one_salt = node.salt == salt.At(branch.own_begin) && node.salt == salt.At(end - 1);
   if (branch.has_tail && node.num_children == 0 && node.locks == 1 && one_salt) {  // nobody else is there: it grows
     tree_.Extend(branch.node, tokens, published);
   } else {
-    const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens, branch.salt);
+    const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens, salt);
     const int32_t merged = match.length / page_size - first_page;
     if (match.ready < match.length) {  // somebody computes the same: try again at the next token
       DropPages(published);
@@ -227,7 +248,7 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
     }
     DropPages(published.first(merged));
     const NodeId above = Split(match);
-    const NodeId leaf = AddPath(above, tokens.subspan(match.length - branch.own_begin), match.length, branch.salt,
+    const NodeId leaf = AddPath(above, tokens.subspan(match.length - branch.own_begin), match.length, salt,
                                 {published.begin() + merged, published.end()}, end);
     tree_.Lock(leaf);
     tree_.Unlock(branch.node);
@@ -257,7 +278,7 @@ void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   COPPICE_CHECK(branch.in_use);
   COPPICE_DCHECK(static_cast<int32_t>(tokens.size()) >= branch.computed);
   forest_.Unlink(id);
-  if (options_.share && branch.computed > branch.own_begin) KeepOwnTokens(branch, tokens.first(branch.computed));
+  if (options_.share && branch.computed > branch.own_begin) KeepOwnTokens(id, tokens.first(branch.computed));
   for (const PageId page : branch.own_pages) pages_.DropUse(page);
   DropPages(branch.own_pages);
   tree_.Unlock(branch.node);
@@ -265,6 +286,7 @@ void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   std::erase_if(pending_copies_, [&](const attention::PageCopy& copy) { return pages_.references(copy.to) == 0; });
   SetExtent(&branch, 0, 0);
   branch = Branch{};
+  salts_[id] = {};
   free_branches_.push_back(id);
 }
 
@@ -304,9 +326,11 @@ std::optional<KvCache::PinnedPrompt> KvCache::FindPinned(const std::string& name
       if (page == kNoPage) page = node.pages[i];
     }
     if (node.salt == 0) continue;
-    prompt.private_begin = node.begin;
     const auto bears = [&](const auto& entry) { return entry.second == node.salt; };
-    prompt.salt = std::ranges::find_if(salt_ids_, bears)->first;
+    const std::string& salt = std::ranges::find_if(salt_ids_, bears)->first.second;
+    if (salt.empty()) continue;  // all of the tenant's
+    prompt.private_begin = node.begin;
+    prompt.salt = salt;
   }
   return prompt;
 }
@@ -315,8 +339,7 @@ Status KvCache::Restore(const std::string& name, std::span<const int32_t> tokens
                         const std::function<Status(std::span<const PageId>, int32_t)>& write) {
   const int32_t num_tokens = static_cast<int32_t>(tokens.size()), page_size = pages_.page_size();
   COPPICE_CHECK(options_.share && num_tokens >= 1 && num_tokens <= options_.max_context);
-  SaltRange salt{.id = Intern(salt_text.salt), .begin = salt_text.private_begin};
-  if (salt.id == 0) salt.begin = 0;
+  const SaltRange salt = Intern(salt_text);
   const PrefixTree::Match match = tree_.Find(tokens, salt);
   if (match.ready < match.length) {
     return Unavailable("a running request computes a part of the prefix right now: try again when it is done");
@@ -362,7 +385,7 @@ KvCache::Usage KvCache::usage() const {
           .tokens_in_use = tree_.locked_tokens() + own_tokens_};
 }
 
-std::vector<KvCache::PrefixUse> KvCache::TopPrefixes(size_t count) const {
+KvCache::PrefixUses KvCache::TopPrefixes(size_t count) const {
   std::vector<PrefixUse> uses(tree_.node_capacity());
   for (const Branch& branch : branches_) {
     if (!branch.in_use) continue;
@@ -384,10 +407,27 @@ std::vector<KvCache::PrefixUse> KvCache::TopPrefixes(size_t count) const {
   const auto before = [](const PrefixUse& a, const PrefixUse& b) {
     return std::tuple(-a.users, !a.pinned, -a.hits, a.begin, -a.end) < std::tuple(-b.users, !b.pinned, -b.hits, b.begin, -b.end);
   };
-  count = std::min(count, uses.size());
-  std::partial_sort(uses.begin(), uses.begin() + static_cast<std::ptrdiff_t>(count), uses.end(), before);
-  uses.resize(count);
-  return uses;
+  const auto keep_top = [&](std::vector<PrefixUse>* list) {
+    const size_t kept = std::min(count, list->size());
+    std::partial_sort(list->begin(), list->begin() + static_cast<std::ptrdiff_t>(kept), list->end(), before);
+    list->resize(kept);
+  };
+  PrefixUses top;
+  std::unordered_map<uint32_t, std::vector<PrefixUse>*> lists;  // by salt id, of tenants
+  for (const auto& [name, id] : salt_ids_) {
+    if (!name.first.empty()) lists[id] = &top.of_tenants[name.first];
+  }
+  for (const PrefixUse& use : uses) {
+    const auto list = lists.find(tree_.node(use.node).salt);
+    if (list == lists.end()) continue;
+    list->second->push_back(use);
+    if (!lists.contains(tree_.node(use.parent).salt)) list->second->back().parent = kRootNode;
+  }
+  std::erase_if(top.of_tenants, [](const auto& tenant) { return tenant.second.empty(); });
+  for (auto& [tenant, list] : top.of_tenants) keep_top(&list);
+  keep_top(&uses);
+  top.all = std::move(uses);
+  return top;
 }
 
 void KvCache::DropCached() {
@@ -470,8 +510,8 @@ NodeId KvCache::AddPath(NodeId above, std::span<const int32_t> tokens, int32_t b
   const int32_t end = begin + static_cast<int32_t>(tokens.size());
   const int32_t first_token = begin, first_page = begin / page_size;
   if (begin < end) pages_.set_claimed_slots(pages.back(), (end - 1) % page_size + 1);
-  while (begin < end) {  // twice where the salt changes inside
-    const int32_t stop = begin < salt.begin ? std::min(salt.begin, end) : end;
+  while (begin < end) {  // once more for each place inside where the salt changes
+    const int32_t stop = std::min(salt.EndOf(begin), end);
     std::vector<PageId> part(pages.begin() + (begin / page_size - first_page),
                              pages.begin() + (CeilDiv(stop, page_size) - first_page));
     if (stop < end && stop % page_size != 0) pages_.AddReference(part.back());
@@ -482,8 +522,9 @@ NodeId KvCache::AddPath(NodeId above, std::span<const int32_t> tokens, int32_t b
   return above;
 }
 
-void KvCache::KeepOwnTokens(const Branch& branch, std::span<const int32_t> tokens) {
-  const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens.subspan(branch.own_begin), branch.salt);
+void KvCache::KeepOwnTokens(BranchId id, std::span<const int32_t> tokens) {
+  const Branch& branch = branches_[id];
+  const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens.subspan(branch.own_begin), salts_[id]);
   const int32_t end = static_cast<int32_t>(tokens.size());
   if (match.length == end || match.ready < match.length) return;  // there already, or being computed by somebody
   const int32_t page_size = pages_.page_size();
@@ -491,20 +532,24 @@ void KvCache::KeepOwnTokens(const Branch& branch, std::span<const int32_t> token
   std::vector<PageId> pages(branch.own_pages.begin() + (match.length / page_size - own_first),
                             branch.own_pages.begin() + (CeilDiv(end, page_size) - own_first));
   for (const PageId page : pages) pages_.AddReference(page);
-  AddPath(Split(match), tokens.subspan(match.length), match.length, branch.salt, std::move(pages), end);
+  AddPath(Split(match), tokens.subspan(match.length), match.length, salts_[id], std::move(pages), end);
 }
 
-uint32_t KvCache::Intern(std::string_view salt) {
-  if (salt.empty()) return 0;
-  if (const auto found = salt_ids_.find(salt); found != salt_ids_.end()) return found->second;
-  if (salt_ids_.size() >= salt_limit_) {  // forget salts that nothing cached bears
-    std::set<uint32_t> alive;
-    for (NodeId id = 0; id < tree_.node_capacity(); ++id) alive.insert(tree_.node(id).salt);
-    for (const Branch& branch : branches_) alive.insert(branch.salt.id);
-    std::erase_if(salt_ids_, [&](const auto& entry) { return !alive.contains(entry.second); });
-    salt_limit_ = 2 * salt_ids_.size() + 1024;
-  }
-  return salt_ids_.emplace(salt, next_salt_id_++).first->second;
+SaltRange KvCache::Intern(const CacheSalt& salt) {
+  ForgetSalts();
+  return RangeOf(salt, [this](const auto& name) {
+    const auto known = salt_ids_.find(name);
+    return known != salt_ids_.end() ? known->second : salt_ids_.emplace(name, next_salt_id_++).first->second;
+  });
+}
+
+void KvCache::ForgetSalts() {
+  if (salt_ids_.size() < salt_limit_) return;
+  std::set<uint32_t> alive;
+  for (NodeId id = 0; id < tree_.node_capacity(); ++id) alive.insert(tree_.node(id).salt);
+  for (const SaltRange& salt : salts_) alive.insert({salt.id, salt.tenant_id});
+  std::erase_if(salt_ids_, [&](const auto& entry) { return !alive.contains(entry.second); });
+  salt_limit_ = 2 * salt_ids_.size() + 1024;
 }
 
 Status KvCache::CheckIntegrity() const {

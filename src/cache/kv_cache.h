@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cache/branch_forest.h"
@@ -24,10 +25,13 @@
 
 namespace coppice {
 
-// Who may share a token's KV: tokens from `private_begin` on only with requests of the same salt, those before with everybody.
+// Who may share a token's KV: tokens from `private_begin` on only with requests of the same tenant and salt, those before them from
+// `tenant_begin` on with all of the tenant's, and what lies before both with everybody.
 struct CacheSalt {
-  std::string_view salt;  // empty: everything is public
+  std::string_view salt;  // empty: none
   int32_t private_begin = 0;
+  std::string_view tenant;  // empty: none
+  int32_t tenant_begin = 0;
 };
 
 // A step is scheduled (BeginStep to EndStep), launched (StepLaunched) and computed (MarkComputed); the next one may be scheduled
@@ -123,7 +127,7 @@ class KvCache {
   // False if there is no pin of that name.
   bool Unpin(const std::string& name);
 
-  // A pinned prompt: its tokens, the pages that hold them, in order, and who may share it.
+  // A pinned prompt: its tokens, the pages that hold them, in order, and its salt. Whose it is, who pinned it knows.
   struct PinnedPrompt {
     std::vector<int32_t> tokens;
     std::vector<PageId> pages;
@@ -179,9 +183,15 @@ class KvCache {
     int32_t users = 0;
     bool pinned = false;  // it or something below it
   };
-  // The `count` nodes in most use: by users, then those that are pinned, then by hits, then the one nearer to the root. A node has
-  // no more of each than its parent, so parents come first and none is missing. O(nodes + branches x depth).
-  std::vector<PrefixUse> TopPrefixes(size_t count) const;
+  struct PrefixUses {
+    std::vector<PrefixUse> all;
+    // By CacheSalt::tenant, of those that have any: its own nodes. Where one's parent is everybody's, kRootNode stands for it.
+    std::map<std::string, std::vector<PrefixUse>> of_tenants;
+  };
+  // The `count` nodes in most use, of all and of each tenant: by users, then those that are pinned, then by hits, then the one
+  // nearer to the root. A node has no more of each than its parent, so parents come first and none is missing.
+  // O(nodes + branches x depth).
+  PrefixUses TopPrefixes(size_t count) const;
   int32_t pages_owned() const { return pages_.num_owned(); }
   int64_t hit_tokens() const { return hit_tokens_; }      // tokens found by Admit
   int64_t merged_pages() const { return merged_pages_; }  // freed by Publish, since the tree had the same
@@ -211,7 +221,6 @@ class KvCache {
     int32_t kv_len = 0;       // kv indices below this may be written
     int32_t capacity = 0;     // kv indices below this have pages
     int32_t computed = 0, cached = 0;
-    SaltRange salt;
     // Pages own_begin / page_size and on; the first may continue a shared page, in place or as a copy.
     std::vector<PageId> own_pages;
   };
@@ -240,8 +249,11 @@ class KvCache {
   NodeId AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt, std::vector<PageId> pages,
                  int32_t ready_end);
   // Puts what a branch computed past its node into the tree, except what is there already.
-  void KeepOwnTokens(const Branch& branch, std::span<const int32_t> tokens);
-  uint32_t Intern(std::string_view salt);
+  void KeepOwnTokens(BranchId branch, std::span<const int32_t> tokens);
+  // The range of a salt, whose ids are new where nothing bears it yet.
+  SaltRange Intern(const CacheSalt& salt);
+  // Forgets names of salts that nothing cached bears, where there are many.
+  void ForgetSalts();
 
   Options options_;
   const Divisor page_;  // options_.page_size
@@ -251,6 +263,7 @@ class KvCache {
   PrefixTree& tree_;
   BranchForest forest_;
   std::vector<Branch> branches_;
+  std::vector<SaltRange> salts_;  // by branch
   std::vector<BranchId> free_branches_;
   std::vector<attention::PageCopy> pending_copies_;
   struct Prefill {
@@ -259,7 +272,14 @@ class KvCache {
   };
   std::vector<Prefill> prefills_;                    // of the step that is being scheduled: who computes tokens of the tree
   std::map<std::string, NodeId, std::less<>> pins_;  // locked
-  std::map<std::string, uint32_t, std::less<>> salt_ids_;
+  // A tenant and its salt; an empty salt: what all of the tenant's requests share. Two strings, so that no pair spells another.
+  using SaltName = std::pair<std::string, std::string>;
+  struct SaltOrder {
+    using is_transparent = void;
+    static std::pair<std::string_view, std::string_view> ViewOf(const auto& name) { return {name.first, name.second}; }
+    bool operator()(const auto& a, const auto& b) const { return ViewOf(a) < ViewOf(b); }
+  };
+  std::map<SaltName, uint32_t, SaltOrder> salt_ids_;
   size_t salt_limit_ = 1024;  // entries of salt_ids_ before it is cleaned
   uint32_t next_salt_id_ = 1;
   int64_t pages_unshared_ = 0, own_tokens_ = 0;  // sums over branches: Usage

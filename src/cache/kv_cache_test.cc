@@ -23,19 +23,25 @@ using attention::kNoParent;
 
 struct Sequence {
   BranchId branch = kNoBranch;
-  std::string salt;
-  int32_t private_begin = 0;
+  std::string salt, tenant;
+  int32_t private_begin = 0, tenant_begin = 0;
   std::vector<int32_t> tokens;
   int32_t computed = 0;
   int32_t prompt = 0;
+
+  CacheSalt cache_salt() const {
+    return {.salt = salt, .private_begin = private_begin, .tenant = tenant, .tenant_begin = tenant_begin};
+  }
 };
 
-// What a token's KV depends on: everything before it, and (so that sharing across salts shows) the salt.
+// What a token's KV depends on: everything before it, and (so that sharing across salts and tenants shows) who may share it.
 uint64_t Fingerprint(const Sequence& sequence, int32_t kv_index) {
   uint64_t h = 1469598103934665603u;
   for (int32_t i = 0; i <= kv_index; ++i) {
     const bool is_private = !sequence.salt.empty() && i >= sequence.private_begin;
-    const uint64_t salt = is_private ? std::hash<std::string>()(sequence.salt) : 0;
+    const bool of_tenant = !sequence.tenant.empty() && (is_private || i >= sequence.tenant_begin);
+    const uint64_t salt = (is_private ? std::hash<std::string>()(sequence.salt) : 0) +
+                          (of_tenant ? 3 * std::hash<std::string>()(sequence.tenant) : 0);
     h = (h ^ (salt + static_cast<uint64_t>(sequence.tokens[i]))) * 1099511628211u;
   }
   return h;
@@ -56,9 +62,8 @@ class Harness {
 
   KvCache& cache() { return *cache_; }
   KvCache::Outcome Admit(Sequence* sequence, int32_t compute_from = INT32_MAX) {
-    const auto admission = cache_->Admit({.tokens = sequence->tokens,
-                                          .salt = {.salt = sequence->salt, .private_begin = sequence->private_begin},
-                                          .compute_from = compute_from});
+    const auto admission =
+        cache_->Admit({.tokens = sequence->tokens, .salt = sequence->cache_salt(), .compute_from = compute_from});
     sequence->branch = admission.branch;
     sequence->computed = admission.computed;
     sequence->prompt = static_cast<int32_t>(sequence->tokens.size());
@@ -361,29 +366,68 @@ TEST(KvCache, OutOfPagesIsANormalResult) {
   ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
 }
 
+TEST(KvCache, TenantsShareWhatLiesBeforeTheirBegin) {
+  Harness harness(64, 4, 8, true);
+  const auto cached = [&](const std::string& tenant, int32_t tenant_begin, const std::string& salt = {},
+                          int32_t private_begin = 0) {
+    Sequence sequence{
+        .salt = salt, .tenant = tenant, .private_begin = private_begin, .tenant_begin = tenant_begin, .tokens = Tokens(24)};
+    EXPECT_EQ(harness.Admit(&sequence), KvCache::Outcome::kAdmitted);
+    const int32_t found = sequence.computed;
+    harness.Step({{&sequence, 24 - found}});
+    harness.Release(sequence);
+    EXPECT_TRUE(harness.cache().CheckIntegrity().ok());
+    return found;
+  };
+  EXPECT_EQ(cached("t", 0), 0);
+  EXPECT_EQ(cached("t", 0), 23);   // its own
+  EXPECT_EQ(cached("u", 0), 0);    // nothing of another's
+  EXPECT_EQ(cached("", 0), 0);     // nor has who is no tenant
+  EXPECT_EQ(cached("u", 10), 10);  // what is everybody's
+  EXPECT_EQ(cached("u", 10), 23);
+  EXPECT_EQ(cached("t", 10, "s", 15), 10);
+  EXPECT_EQ(cached("t", 10, "s", 15), 23);
+  EXPECT_EQ(cached("t", 10), 15);           // the tenant's, up to the salt
+  EXPECT_EQ(cached("u", 10, "s", 10), 10);  // another tenant's salt of the same name
+  EXPECT_EQ(cached("", 0, "s", 10), 10);    // and that of no tenant
+  EXPECT_EQ(cached("ts", 10), 10);          // names do not run into each other
+  EXPECT_EQ(cached("t", 20, "s", 15), 15);  // where a salt begins, the tenant does
+  const KvCache::PrefixUses uses = harness.cache().TopPrefixes(100);
+  EXPECT_EQ(uses.of_tenants.size(), 3U);
+  size_t own = 0;
+  for (const auto& [tenant, nodes] : uses.of_tenants) {
+    own += nodes.size();
+    int32_t at_the_top = 0;
+    for (const KvCache::PrefixUse& use : nodes) at_the_top += use.parent == kRootNode;
+    EXPECT_GT(at_the_top, 0) << tenant;
+  }
+  EXPECT_LT(own, uses.all.size());  // some are nobody's own
+}
+
 // COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.
 // Prompts that wait, each with the place where it was found last: looking from there must give what looking from the start gives.
 class Watchers {
  public:
   explicit Watchers(std::mt19937* random) : random_(*random) {}
-  void Add(const std::vector<int32_t>& tokens, const std::string& salt, int32_t private_begin) {
+  void Add(const Sequence& sequence) {
     if (watchers_.size() < 12) watchers_.emplace_back();
     Watcher& watcher = watchers_[random_() % watchers_.size()];
-    watcher = {.tokens = tokens, .salt = salt, .private_begin = private_begin};
-    for (size_t i = random_() % 8; i > 0; --i) watcher.tokens.push_back(static_cast<int32_t>(random_() % 2));
+    watcher = {.sequence = sequence};
+    for (size_t i = random_() % 8; i > 0; --i) watcher.sequence.tokens.push_back(static_cast<int32_t>(random_() % 2));
   }
   void Check(const KvCache& cache) {
     for (Watcher& watcher : watchers_) {
       if (random_() % 4 == 0) continue;
-      const CacheSalt salt{.salt = watcher.salt, .private_begin = watcher.private_begin};
+      const std::vector<int32_t>& tokens = watcher.sequence.tokens;
+      const CacheSalt salt = watcher.sequence.cache_salt();
       PrefixTree::Cursor fresh;
-      const KvCache::Overlap expected = cache.FindOverlap(watcher.tokens, salt, &fresh);
-      const KvCache::Overlap overlap = cache.FindOverlap(watcher.tokens, salt, &watcher.cursor);
+      const KvCache::Overlap expected = cache.FindOverlap(tokens, salt, &fresh);
+      const KvCache::Overlap overlap = cache.FindOverlap(tokens, salt, &watcher.cursor);
       ASSERT_EQ(overlap.cached, expected.cached);
       ASSERT_EQ(overlap.running, expected.running);
-      if (!watcher.salt.empty()) continue;
-      const PrefixTree::Match full = cache.tree().Find(watcher.tokens, {});
-      const PrefixTree::Match match = cache.tree().FindFrom(&watcher.public_cursor, watcher.tokens, {});
+      if (!salt.salt.empty() || !salt.tenant.empty()) continue;
+      const PrefixTree::Match full = cache.tree().Find(tokens, {});
+      const PrefixTree::Match match = cache.tree().FindFrom(&watcher.public_cursor, tokens, {});
       ASSERT_EQ(match.node, full.node);
       ASSERT_EQ(match.length, full.length);
       ASSERT_EQ(match.due, full.due);
@@ -394,9 +438,7 @@ class Watchers {
 
  private:
   struct Watcher {
-    std::vector<int32_t> tokens;
-    std::string salt;
-    int32_t private_begin = 0;
+    Sequence sequence;
     PrefixTree::Cursor cursor, public_cursor;
   };
   std::mt19937& random_;
@@ -439,10 +481,12 @@ TEST(KvCache, RandomLivesOfBranches) {
           Sequence sequence;
           if (random() % 3 == 0) sequence.salt = random() % 2 == 0 ? "a" : "b";
           sequence.private_begin = random() % 12;
+          if (random() % 3 == 0) sequence.tenant = random() % 2 == 0 ? "a" : "t";  // "a": a salt's name too
+          sequence.tenant_begin = random() % 12;
           sequence.tokens.resize(1 + random() % 40);
           // Mostly one of few texts, so that prompts share.
           for (size_t i = 0; i < sequence.tokens.size(); ++i) sequence.tokens[i] = random() % 16 == 0 ? 1 : 0;
-          watchers.Add(sequence.tokens, sequence.salt, sequence.private_begin);
+          watchers.Add(sequence);
           if (harness.Admit(&sequence, random() % 4 == 0 ? static_cast<int32_t>(random() % 40) : INT32_MAX) ==
               KvCache::Outcome::kAdmitted)
             running.push_back(sequence);

@@ -34,7 +34,7 @@ PrefixTree::Match PrefixTree::ContinueMatch(Match match, std::span<const int32_t
     }
     const Node& node = nodes_[match.node];
     // A node has one salt, so the part of it that this request may see ends where the request's salt changes.
-    const int32_t seen = salt.id != 0 && node.begin < salt.begin ? std::min(node.end(), salt.begin) : node.end();
+    const int32_t seen = std::min(node.end(), salt.EndOf(node.begin));
     const auto candidates = std::span(node.tokens).subspan(match.length - node.begin, std::max(seen - match.length, 0));
     const auto rest = tokens.subspan(used);
     const auto differs = std::ranges::mismatch(rest, candidates).in1;

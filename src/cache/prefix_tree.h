@@ -3,7 +3,9 @@
 // Layer: cache. Prefix trees of KV: Hydragen section 3.3, Cascade Inference; RelayAttention section 3 for pinned prefixes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <span>
 #include <unordered_map>
@@ -19,13 +21,23 @@ using NodeId = int32_t;
 inline constexpr NodeId kRootNode = 0;  // the empty prefix; always there
 inline constexpr NodeId kNoNode = -1;
 
-// Tokens from kv index `begin` on are visible only to requests of the same salt id there; those before are public (id 0).
-// With id 0 everything is public.
+// A token is visible only to requests of the same salt id at its kv index: from `begin` on that is `id`, before it from
+// `tenant_begin` on `tenant_id`, and what lies before both is public (id 0). With id 0, or tenant_id 0, there is no such part.
 struct SaltRange {
-  uint32_t id = 0;
-  int32_t begin = 0;
+  uint32_t id = 0, tenant_id = 0;
+  int32_t begin = 0, tenant_begin = 0;
 
-  uint32_t At(int32_t kv_index) const { return kv_index >= begin ? id : 0; }
+  uint32_t At(int32_t kv_index) const {
+    if (id != 0 && kv_index >= begin) return id;
+    return kv_index >= tenant_begin ? tenant_id : 0;
+  }
+  // The first index behind `kv_index` that may have another id.
+  int32_t EndOf(int32_t kv_index) const {
+    int32_t end = std::numeric_limits<int32_t>::max();
+    if (id != 0 && kv_index < begin) end = begin;
+    if (tenant_id != 0 && kv_index < tenant_begin) end = std::min(end, tenant_begin);
+    return end;
+  }
 };
 
 // Path-compressed: a node covers kv indices [begin, end) of every path below it, and children of a node differ in their first

@@ -101,7 +101,7 @@ Result<ExitCode> Run(RunOptions options) {
                                  .on_step = show_progress,
                                  .should_stop = [&] { return Interrupted() || !printed.ok(); }};
   constexpr const char *kSaved = "saved", *kLoaded = "loaded";  // names of pins
-  if (!options.load_prefix.empty()) COPPICE_RETURN_IF_ERROR(engine->LoadPrefix(kLoaded, options.load_prefix));
+  if (!options.load_prefix.empty()) COPPICE_RETURN_IF_ERROR(engine->LoadPrefix(kLoaded, options.load_prefix, CacheTenant()));
   if (!options.save_prefix.empty()) request.pin_prompt_as = kSaved;
   Result<Generation> generated = openai::Generate(*engine, request, hooks);
   progress.Clear();

@@ -40,10 +40,11 @@ struct ServeOptions {
   std::string config, api_keys, model_name, prefix_folder, file_folder;
   std::vector<std::string> host_names;
   int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
-  int64_t max_file_bytes = int64_t{200} << 20, max_batch_requests = 50'000;
+  int64_t max_file_bytes = int64_t{200} << 20, max_bytes_per_key = int64_t{20} << 30, max_batch_requests = 50'000;
+  int64_t max_prefix_tokens = 0;
   server::AccessOptions access;
   server::AnswerLimits answers;
-  double drain_seconds = 60;
+  double max_prefix_ttl = 0, drain_seconds = 60;
   bool allow_public = false, log_json = false, log_text = false, null = false;
   std::chrono::nanoseconds null_step{};
 };
@@ -84,12 +85,20 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.host_names = options.host_names;
   service_options.answers = options.answers;
   service_options.log_text = options.log_text;
-  service_options.max_prompts = options.engine.max_waiting;
+  service_options.max_waiting = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
                               .max_per_key = options.engine.sharing == SharingMode::kNone ? 0 : options.max_prefixes,
-                              .max_tokens = int64_t{engine->Metrics().pages_total} * options.engine.page_size / 2};
+                              .max_tokens = int64_t{engine->Metrics().pages_total} * options.engine.page_size / 2,
+                              .max_tokens_per_key = options.max_prefix_tokens,
+                              .max_ttl_seconds = options.max_prefix_ttl};
+  // One key leaves half of them to others.
+  server::PrefixStoreOptions& prefixes = service_options.prefixes;
+  if (prefixes.max_tokens_per_key == 0 && service_options.access.keys) prefixes.max_tokens_per_key = prefixes.max_tokens / 2;
 
-  service_options.files = {.folder = options.file_folder, .max_bytes = options.max_file_bytes, .max_per_key = options.max_files};
+  service_options.files = {.folder = options.file_folder,
+                           .max_bytes = options.max_file_bytes,
+                           .max_per_key = options.max_files,
+                           .max_bytes_per_key = options.max_bytes_per_key};
   // Half of the samples that may run at a time are left to clients who wait, and so is the line before the engine.
   service_options.batches = {
       .max_requests = options.max_batch_requests,
@@ -140,8 +149,12 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option(
           "--api-keys", options->api_keys,
           "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum. Behind it "
-          "perhaps tokens_per_request=N tokens_per_minute=N")
+          "perhaps role=admin tokens_per_request=N tokens_per_minute=N")
       ->check(NotEmpty());
+  command->add_flag(
+      "--share-between-keys", options->access.share_between_keys,
+      "API keys find each other's prompts in the cache, but for those with a cache_salt: faster where they begin alike, and "
+      "each key can find out what others asked");
   command
       ->add_option(
           "--host-name", options->host_names,
@@ -150,12 +163,14 @@ Command AddServeCommand(CLI::App& app) {
   command->add_flag("--allow-public", options->allow_public, "Listen on a public address although there are no API keys");
   command->add_option("--model-name", options->model_name, "The name that answers give (default: the model's file)");
   options->engine.max_waiting = 512;
-  command->add_option("--max-waiting", options->engine.max_waiting, "Requests that wait; more get 429. 0: no limit")
+  command
+      ->add_option("--max-waiting", options->engine.max_waiting,
+                   "Samples of requests that wait; more get 429. An API key has half of them while others ask. 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
       ->add_option("--max-per-key", options->access.max_active_per_key,
-                   "Requests of one API key at the same moment; more get 429. 0: no limit")
+                   "Samples of one API key's requests at the same moment; more get 429. 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
@@ -195,6 +210,16 @@ Command AddServeCommand(CLI::App& app) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
+      ->add_option("--max-prefix-tokens", options->max_prefix_tokens,
+                   "Tokens of the prefixes of one API key; 0: half of what all may have, without keys all of it")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--max-prefix-ttl", options->max_prefix_ttl,
+                   "Longest \"ttl_seconds\" of a prefix, and that of one which names none; 0: prefixes stay until they are deleted")
+      ->check(CLI::Range(0.0, 10.0 * 365 * 86'400))
+      ->capture_default_str();
+  command
       ->add_option(
           "--files", options->file_folder,
           "Folder for /v1/files and /v1/batches, one server's own; unfinished batches go on with the next start; default: none")
@@ -203,8 +228,14 @@ Command AddServeCommand(CLI::App& app) {
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
-  command->add_option("--max-files", options->max_files, "Files of one API key")
+  command->add_option("--max-files", options->max_files, "Files of one API key, those of its batches included")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--max-bytes-per-key", options->max_bytes_per_key,
+                   "Bytes of one API key's files, those of its batches included, e.g. 20GiB; 0: no limit")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60))
       ->capture_default_str();
   command->add_option("--max-batch-requests", options->max_batch_requests, "Requests of one batch")
       ->check(CLI::PositiveNumber)

@@ -73,7 +73,7 @@ class EngineImpl final : public Engine {
   Status Cancel(RequestId id) override;
   Status Unpin(const std::string& name) override;
   Status SavePrefix(const std::string& name, const std::string& path) override;
-  Status LoadPrefix(const std::string& name, const std::string& path) override;
+  Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) override;
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
   EngineLoad Load() const override { return {.waiting = inbox_.waiting(), .running = metrics_.running()}; }
@@ -85,7 +85,7 @@ class EngineImpl final : public Engine {
  private:
   // SavePrefix, LoadPrefix and Step, which may run out of memory.
   Status WritePinned(const std::string& name, const std::string& path);
-  Status ReadAndPin(const std::string& name, const std::string& path);
+  Status ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant);
   Result<bool> StepOnce();
   // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
   template <class Body>
@@ -220,11 +220,12 @@ Status EngineImpl::WritePinned(const std::string& name, const std::string& path)
   return WritePrefixFile(path, prefix);
 }
 
-Status EngineImpl::LoadPrefix(const std::string& name, const std::string& path) {
-  return CatchExhaustion("loading a prefix", [&] { return ReadAndPin(name, path); });
+Status EngineImpl::LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) {
+  return CatchExhaustion("loading a prefix", [&] { return ReadAndPin(name, path, tenant); });
 }
 
-Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path) {
+Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant) {
+  COPPICE_RETURN_IF_ERROR(ValidateTenant(tenant));
   if (name.empty()) return InvalidArgument("the name of a prefix is empty: give it one");
   if (!limits_.can_pin) return InvalidArgument("sharing mode none keeps no prefixes: use another mode to load " + path);
   COPPICE_ASSIGN_OR_RETURN(const StoredPrefix prefix, ReadPrefixFile(path, prefixes_.origin()));
@@ -237,7 +238,7 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path) 
   if (books_in_doubt_) StartOver();
   return KeepBooks([&]() -> Status {
     COPPICE_RETURN_IF_ERROR(Quiesce());
-    return prefixes_.Restore(name, prefix);
+    return prefixes_.Restore(name, prefix, tenant);
   });
 }
 
@@ -383,6 +384,7 @@ Result<bool> EngineImpl::LaunchNext() {
   }
   phase.Next("schedule", &metrics_.step().host_seconds);
   ScheduledBatch* const batch = scheduler_.Schedule(!under_way_.empty());
+  inbox_.Begin(scheduler_.begun());
   metrics_.totals().bubbles += batch == nullptr;
   if (batch == nullptr || batch->empty()) return false;
   phase.Set("rows", batch->num_tokens());

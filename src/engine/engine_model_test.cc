@@ -377,7 +377,7 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
         Generate(*warm, pinned);
         ASSERT_TRUE(warm->SavePrefix("text 0", prefix_path).ok());
       } else {
-        const Status loaded = warm->LoadPrefix("text 0", prefix_path);
+        const Status loaded = warm->LoadPrefix("text 0", prefix_path, CacheTenant());
         ASSERT_TRUE(loaded.ok()) << loaded.ToString();
       }
     }

@@ -489,6 +489,66 @@ TEST(Engine, SaltsAreNeverShared) {
   EXPECT_EQ(harness.outputs(3)[0].tokens, harness.outputs(0)[0].tokens);
 }
 
+TEST(Engine, TenantsNeverShare) {
+  EngineHarness harness({.model = {.num_pages = 128}});
+  const auto cached = [&](const std::string& tenant, const std::string& salt, int32_t begin = 0) {
+    Request request = Greedy(Prompt(40), 4);
+    request.cache_tenant = {.name = tenant, .begin = begin};
+    request.cache_salt = salt;
+    request.cache_private_begin = begin;
+    const int64_t before = harness.engine().Metrics().cached_tokens;
+    harness.Submit(request);
+    harness.RunToEnd();
+    return harness.engine().Metrics().cached_tokens - before;
+  };
+  EXPECT_EQ(cached("alice", ""), 0);
+  EXPECT_EQ(cached("bob", ""), 0);
+  EXPECT_EQ(cached("bob", "alice"), 0);
+  EXPECT_EQ(cached("alice", "alice"), 0);
+  EXPECT_EQ(cached("alice", ""), 40);
+  EXPECT_EQ(cached("carol", "", 20), 0);  // the public text is there from now on
+  EXPECT_EQ(cached("dave", "s", 20), 20);
+  const auto tenants = harness.engine().Metrics().tenant_prefixes;
+  ASSERT_TRUE(tenants);
+  ASSERT_TRUE(tenants->contains("dave"));
+  for (const CachedPrefix& node : tenants->at("dave")) EXPECT_GE(node.begin, 20);
+  EXPECT_EQ(tenants->at("dave")[0].parent, 0);
+}
+
+TEST(Engine, ASavedPrefixIsLoadedForATenant) {
+  const std::string path = ::testing::TempDir() + "engine_test_tenant_prefix" + std::to_string(getpid());
+  const auto request = [](const std::string& tenant, const std::string& salt) {
+    Request made = Greedy(Prompt(40), 2);
+    made.cache_tenant = {.name = tenant, .begin = 0};
+    made.cache_salt = salt;
+    made.cache_private_begin = 10;
+    return made;
+  };
+  for (const char* const salt : {"", "s"}) {
+    EngineHarness writer({});
+    Request pinned = request("", salt);  // as servers without keys wrote them
+    pinned.pin_prompt_as = "p";
+    writer.Submit(pinned);
+    writer.RunToEnd();
+    ASSERT_TRUE(writer.engine().SavePrefix("p", path).ok());
+
+    EngineHarness reader({});
+    EXPECT_EQ(reader.engine().LoadPrefix("p", path, {.name = std::string(4097, 'x')}).code(), StatusCode::kInvalidArgument);
+    ASSERT_TRUE(reader.engine().LoadPrefix("p", path, {.name = "alice"}).ok());
+    ASSERT_TRUE(reader.engine().SavePrefix("p", path).ok());  // as it was: the file does not tell whose it is
+    EXPECT_EQ(writer.engine().LoadPrefix("p", path, CacheTenant()).code(), StatusCode::kOk);
+    for (const Request& stranger : {request("bob", salt), request("", salt)}) {
+      reader.Submit(stranger);
+      reader.RunToEnd();
+      EXPECT_EQ(reader.engine().Metrics().cached_tokens, 0);
+    }
+    reader.Submit(request("alice", salt));
+    reader.RunToEnd();
+    EXPECT_EQ(reader.engine().Metrics().cached_tokens, 40);
+  }
+  std::filesystem::remove(path);
+}
+
 TEST(Engine, AFollowUpTurnFindsWhatWasGenerated) {
   EngineHarness harness({});
   harness.Submit(Greedy(Prompt(40), 10));
@@ -573,7 +633,7 @@ TEST(Engine, ASavedPrefixIsRestoredInAnotherEngine) {
       EngineHarness reader({.model = {.num_pages = 256 / page_size, .page_size = page_size}});
       reader.Submit(Greedy(Prompt(length / 2), 1));  // a part is there already
       reader.RunToEnd();
-      const Status loaded = reader.engine().LoadPrefix("system", path);
+      const Status loaded = reader.engine().LoadPrefix("system", path, CacheTenant());
       ASSERT_TRUE(loaded.ok()) << loaded.ToString();
       ASSERT_TRUE(reader.cache().CheckIntegrity().ok());
       const EngineMetrics before = reader.engine().Metrics();
@@ -610,18 +670,18 @@ TEST(Engine, APrefixThatDoesNotFitIsRefusedAndNothingIsLost) {
   ASSERT_TRUE(writer.engine().SavePrefix("system", path).ok());
 
   EngineHarness small({.model = {.num_pages = 6}});
-  EXPECT_EQ(small.engine().LoadPrefix("system", path).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(small.engine().LoadPrefix("system", path, CacheTenant()).code(), StatusCode::kResourceExhausted);
   EngineHarness other({});
   other.model().set_fingerprint("another");
-  EXPECT_EQ(other.engine().LoadPrefix("system", path).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(other.engine().LoadPrefix("system", path, CacheTenant()).code(), StatusCode::kInvalidArgument);
   EngineHarness copying({.sharing = SharingMode::kNone});
-  EXPECT_EQ(copying.engine().LoadPrefix("system", path).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(copying.engine().LoadPrefix("system", path, CacheTenant()).code(), StatusCode::kInvalidArgument);
   EngineHarness busy({.max_batch_tokens = 16});
   busy.Submit(Greedy(Prompt(100), 3));
   busy.Step(2);
-  EXPECT_EQ(busy.engine().LoadPrefix("system", path).code(), StatusCode::kUnavailable);
+  EXPECT_EQ(busy.engine().LoadPrefix("system", path, CacheTenant()).code(), StatusCode::kUnavailable);
   busy.RunToEnd();
-  EXPECT_TRUE(busy.engine().LoadPrefix("system", path).ok());  // all of it is cached: only the pin is new
+  EXPECT_TRUE(busy.engine().LoadPrefix("system", path, CacheTenant()).ok());  // all of it is cached: only the pin is new
   for (EngineHarness* harness : {&small, &other, &copying}) {
     EXPECT_EQ(harness->engine().Unpin("system").code(), StatusCode::kNotFound);
     EXPECT_EQ(harness->cache().usage().pages_owned, 0);
@@ -641,7 +701,7 @@ TEST(Engine, PrefixesAreSavedAndLoadedWhileAnotherThreadSteps) {
   std::thread visitor([&] {
     for (int i = 0; i < 5; ++i) {
       EXPECT_TRUE(harness.engine().SavePrefix("system", path).ok());
-      EXPECT_TRUE(harness.engine().LoadPrefix("copy " + std::to_string(i), path).ok());
+      EXPECT_TRUE(harness.engine().LoadPrefix("copy " + std::to_string(i), path, CacheTenant()).ok());
     }
     done = true;
   });
@@ -1168,6 +1228,70 @@ TEST(Engine, AFullQueueRefuses) {
   EXPECT_EQ(third.status().code(), StatusCode::kResourceExhausted);
   harness.RunToEnd();
   EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4)).ok());
+}
+
+TEST(Engine, TheQueueCountsSamples) {
+  EngineHarness harness({.max_waiting = 8});
+  EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4, /*n=*/12)).ok());  // nothing waits
+  EXPECT_FALSE(harness.engine().Submit(Greedy(Prompt(4), 4)).ok());
+  harness.Step();  // it has begun
+  EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4, 6)).ok());
+  EXPECT_FALSE(harness.engine().Submit(Greedy(Prompt(4), 4, 3)).ok());
+  EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4, 2)).ok());
+  harness.RunToEnd();
+  // What ends without having begun leaves its places too.
+  const RequestId waits = harness.engine().Submit(Greedy(Prompt(4), 4, 8)).value();
+  ASSERT_TRUE(harness.engine().Cancel(waits).ok());
+  harness.RunToEnd();
+  EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4)).ok());
+  EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4, 7)).ok());
+  harness.RunToEnd();
+}
+
+TEST(Engine, OneNameLeavesRoomInTheQueueForOthers) {
+  EngineHarness harness({.max_waiting = 12});
+  const auto submit = [&](const std::string& name, int32_t n = 1) {
+    Request request = Greedy(Prompt(4), 4, n);
+    request.share_of = name;
+    return harness.engine().Submit(std::move(request)).ok();
+  };
+  for (int i = 0; i < 12; ++i) EXPECT_TRUE(submit("alice")) << i;  // nobody else asks
+  EXPECT_FALSE(submit("alice"));
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(submit("bob")) << i;
+  EXPECT_FALSE(submit("bob"));  // above half
+  EXPECT_FALSE(submit("alice"));
+  EXPECT_TRUE(submit("carol", 4));  // a third
+  EXPECT_FALSE(submit("carol"));
+  EXPECT_FALSE(submit("dave", 4));
+  EXPECT_TRUE(submit("dave", 3));
+  harness.RunToEnd();
+  EXPECT_TRUE(submit("alice", 4));
+  EXPECT_TRUE(submit("bob", 6));
+  EXPECT_FALSE(submit("alice", 3)) << "above half while another waits";
+  EXPECT_TRUE(submit("alice", 2));
+  EXPECT_FALSE(submit("alice"));
+  harness.RunToEnd();
+}
+
+TEST(Engine, EventsTellWhetherTheRequestHadBegun) {
+  EngineHarness harness({});
+  std::vector<bool> begun;
+  const auto submit = [&] {
+    Request request = Greedy(Prompt(40), 4);
+    request.on_event = [&](const StreamEvent& event) {
+      if (event.request_done) begun.push_back(event.begun);
+    };
+    return harness.engine().Submit(std::move(request)).value();
+  };
+  submit();
+  harness.RunToEnd();
+  ASSERT_TRUE(harness.engine().Cancel(submit()).ok());
+  harness.RunToEnd();
+  const RequestId third = submit();
+  harness.Step();
+  ASSERT_TRUE(harness.engine().Cancel(third).ok());
+  harness.RunToEnd();
+  EXPECT_EQ(begun, (std::vector<bool>{true, false, true}));
 }
 
 }  // namespace

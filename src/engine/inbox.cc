@@ -1,24 +1,68 @@
 #include "engine/inbox.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 namespace coppice {
 
+Status Inbox::CheckRoom(const std::string& name, int32_t samples) const {
+  if (max_waiting_ == 0 || waiting_samples_ == 0) return OkStatus();
+  const auto found = waiting_of_names_.find(name);
+  const int64_t own = found == waiting_of_names_.end() ? 0 : found->second;
+  const int64_t wanted = own + samples;
+  if (own == waiting_samples_) {
+    if (wanted <= max_waiting_) return OkStatus();
+  } else {
+    const auto names = static_cast<int64_t>(waiting_of_names_.size()) + (own == 0);
+    const bool fits = waiting_samples_ + samples <= max_waiting_;
+    const bool is_small = wanted <= std::max<int64_t>(1, max_waiting_ / names);
+    if (wanted <= std::max(1, max_waiting_ / 2) && (fits || is_small)) return OkStatus();
+  }
+  return ResourceExhausted("the queue is full: " + std::to_string(own) + " samples of this name wait" +
+                           (own == waiting_samples_ ? "" : ", and those of others") + ", max_waiting is " +
+                           std::to_string(max_waiting_) + "; try again later");
+}
+
 Result<RequestId> Inbox::Add(RequestPtr request) {
   const std::lock_guard lock(mutex_);
-  if (max_waiting_ > 0 && waiting_ >= max_waiting_) {
-    return ResourceExhausted("the queue is full: " + std::to_string(waiting_) + " requests wait, max_waiting is " +
-                             std::to_string(max_waiting_) + "; try again later");
-  }
+  const std::string& name = request->params.share_of;
+  const int32_t samples = request->params.n;
+  if (Status room = CheckRoom(name, samples); !room.ok()) return room;
   const RequestId id{next_id_};
   request->id = request->listener->request = id;
-  alive_.insert(id);
-  arrivals_.requests.push_back(std::move(request));
+  // What may lack memory comes first, each such that nothing is left of it where the next one fails.
+  std::vector<RequestPtr>& requests = arrivals_.requests;
+  if (requests.size() == requests.capacity()) requests.reserve(2 * requests.size() + 8);
+  const auto alive = alive_.emplace(id, Alive{.name = name, .samples = samples}).first;
+  try {
+    waiting_of_names_[name] += samples;
+  } catch (...) {
+    alive_.erase(alive);
+    throw;
+  }
+  waiting_samples_ += samples;
+  requests.push_back(std::move(request));
   ++next_id_;
   ++waiting_;
   arrived_.notify_all();
   return id;
+}
+
+void Inbox::EndWaiting(Alive* request) {
+  if (!std::exchange(request->waits, false)) return;
+  waiting_samples_ -= request->samples;
+  const auto of_name = waiting_of_names_.find(request->name);
+  of_name->second -= request->samples;
+  if (of_name->second == 0) waiting_of_names_.erase(of_name);
+}
+
+void Inbox::Begin(std::span<const RequestId> begun) {
+  if (begun.empty()) return;
+  const std::lock_guard lock(mutex_);
+  for (const RequestId id : begun) {
+    if (const auto request = alive_.find(id); request != alive_.end()) EndWaiting(&request->second);
+  }
 }
 
 Status Inbox::Cancel(RequestId id) {
@@ -62,7 +106,12 @@ void Inbox::WaitForArrivals(std::stop_token stop) {
 
 void Inbox::Forget(std::span<const RequestId> done) {
   const std::lock_guard lock(mutex_);
-  for (const RequestId id : done) alive_.erase(id);
+  for (const RequestId id : done) {
+    const auto request = alive_.find(id);
+    if (request == alive_.end()) continue;
+    EndWaiting(&request->second);
+    alive_.erase(request);
+  }
 }
 
 int32_t Inbox::SetScheduled(int32_t waiting) {

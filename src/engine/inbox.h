@@ -1,14 +1,17 @@
 // What other threads ask of the engine, until the thread that steps takes it: requests, in the order of their arrival, and
-// cancellations. Gives requests their ids and knows which are alive; knows nothing of what becomes of them.
+// cancellations. Gives requests their ids, knows which are alive and which have begun, and shares the places of those that wait
+// among the names that they have (Request::share_of); knows nothing else of what becomes of them.
 // Layer: engine.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <span>
 #include <stop_token>
-#include <unordered_set>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/request_state.h"
@@ -21,7 +24,10 @@ class Inbox {
   // `max_waiting`: EngineOptions::max_waiting.
   explicit Inbox(int32_t max_waiting) : max_waiting_(max_waiting) {}
 
-  // Gives the request its id and takes it. RESOURCE_EXHAUSTED where max_waiting requests wait already.
+  // Gives the request its id and takes it. RESOURCE_EXHAUSTED where its samples have no room among those that wait: max_waiting of
+  // one name while no other name has any, else half of them. Where others fill the queue, a name whose samples would be no more
+  // than an equal share of it gets in all the same, and where nothing waits any request does. So with k names max_waiting
+  // (1 + 1/2 + ... + 1/k) samples wait at most.
   Result<RequestId> Add(RequestPtr request);
   // NOT_FOUND where no such request is alive.
   Status Cancel(RequestId id);
@@ -41,17 +47,31 @@ class Inbox {
   bool has_requests() const;
   // Sleeps until there is something to take, Wake was called since the last Take, or `stop` is requested.
   void WaitForArrivals(std::stop_token stop);
+  // These requests run now for the first time: they do not wait any more.
+  void Begin(std::span<const RequestId> begun);
   // These requests are done: they cannot be cancelled any more.
   void Forget(std::span<const RequestId> done);
   // So many of the requests that were taken wait. Returns waiting().
   int32_t SetScheduled(int32_t waiting);
 
  private:
+  struct Alive {
+    std::string name;
+    int32_t samples = 0;
+    bool waits = true;
+  };
+
+  // With the lock held:
+  Status CheckRoom(const std::string& name, int32_t samples) const;
+  void EndWaiting(Alive* request);
+
   const int32_t max_waiting_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable_any arrived_;
   Arrivals arrivals_;
-  std::unordered_set<RequestId> alive_;  // submitted and not done
+  std::unordered_map<RequestId, Alive> alive_;       // submitted and not done
+  std::map<std::string, int64_t> waiting_of_names_;  // samples of requests that have not begun; names without any are not in it
+  int64_t waiting_samples_ = 0;                      // of all names
   uint64_t next_id_ = 1;
   int32_t waiting_ = 0;
   bool woken_ = false;

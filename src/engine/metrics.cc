@@ -1,5 +1,8 @@
 #include "engine/metrics.h"
 
+#include <map>
+#include <memory>
+#include <string>
 #include <utility>
 
 namespace coppice {
@@ -9,6 +12,21 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kNumPrefixes = 256;  // of EngineMetrics::prefixes
 constexpr std::chrono::milliseconds kPrefixesEvery(100);
+
+std::vector<CachedPrefix> ToCachedPrefixes(const std::vector<KvCache::PrefixUse>& uses) {
+  std::vector<CachedPrefix> prefixes;
+  prefixes.reserve(uses.size());
+  for (const KvCache::PrefixUse& use : uses) {
+    prefixes.push_back({.id = use.node,
+                        .parent = use.parent,
+                        .begin = use.begin,
+                        .end = use.end,
+                        .hits = use.hits,
+                        .users = use.users,
+                        .pinned = use.pinned});
+  }
+  return prefixes;
+}
 
 }  // namespace
 
@@ -83,16 +101,11 @@ void MetricsRecorder::Publish(const Now& now) {
   totals_.detokenize_seconds = now.detokenize_seconds;
   if (const Clock::time_point time = Clock::now(); now.idle || time >= prefixes_due_) {
     prefixes_due_ = time + kPrefixesEvery;
-    totals_.prefixes.clear();
-    for (const KvCache::PrefixUse& use : now.cache->TopPrefixes(kNumPrefixes)) {
-      totals_.prefixes.push_back({.id = use.node,
-                                  .parent = use.parent,
-                                  .begin = use.begin,
-                                  .end = use.end,
-                                  .hits = use.hits,
-                                  .users = use.users,
-                                  .pinned = use.pinned});
-    }
+    const KvCache::PrefixUses uses = now.cache->TopPrefixes(kNumPrefixes);
+    totals_.prefixes = ToCachedPrefixes(uses.all);
+    std::map<std::string, std::vector<CachedPrefix>> of_tenants;
+    for (const auto& [tenant, own] : uses.of_tenants) of_tenants[tenant] = ToCachedPrefixes(own);
+    totals_.tenant_prefixes = of_tenants.empty() ? nullptr : std::make_shared<const decltype(of_tenants)>(std::move(of_tenants));
     totals_.tree_nodes = now.cache->tree().num_nodes();
   }
   totals_.waiting = now.waiting;

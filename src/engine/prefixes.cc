@@ -75,11 +75,13 @@ Result<StoredPrefix> Prefixes::Copy(const std::string& name) const {
   return prefix;
 }
 
-Status Prefixes::Restore(const std::string& name, const StoredPrefix& prefix) {
+Status Prefixes::Restore(const std::string& name, const StoredPrefix& prefix, const CacheTenant& tenant) {
   const auto write = [&](std::span<const PageId> pages, int32_t begin) {
     return runner_.WriteKv(pages, begin, static_cast<int32_t>(prefix.tokens.size()), prefix.kv);
   };
-  COPPICE_RETURN_IF_ERROR(cache_.Restore(name, prefix.tokens, {.salt = prefix.salt, .private_begin = prefix.private_begin}, write));
+  const CacheSalt salt = {
+      .salt = prefix.salt, .private_begin = prefix.private_begin, .tenant = tenant.name, .tenant_begin = tenant.begin};
+  COPPICE_RETURN_IF_ERROR(cache_.Restore(name, prefix.tokens, salt, write));
   NotePin(name);
   return OkStatus();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "coppice/engine/engine.h"
 #include "engine/prefix_file.h"
 #include "runner/runner.h"
 
@@ -40,8 +41,8 @@ class Prefixes {
   void Pin(const std::string& name, BranchId branch);
   // A copy of a pinned prompt and its KV. REQUIRES: CheckPinned; no step is under way, no edits wait for one.
   Result<StoredPrefix> Copy(const std::string& name) const;
-  // Puts a prefix into the cache and pins it; errors as KvCache::Restore. REQUIRES: as Copy, but CheckPinned.
-  Status Restore(const std::string& name, const StoredPrefix& prefix);
+  // Puts a tenant's prefix into the cache and pins it; errors as KvCache::Restore. REQUIRES: as Copy, but CheckPinned.
+  Status Restore(const std::string& name, const StoredPrefix& prefix, const CacheTenant& tenant);
 
  private:
   // `name` is pinned now; an Unpin that was not applied meant the prompt before this one.

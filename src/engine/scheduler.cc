@@ -18,9 +18,15 @@ constexpr int32_t kMaxOvertaken = 32;
 
 // Tokens from here on cannot be shared between the two salts.
 int32_t SharedLimit(const CacheSalt& a, const CacheSalt& b) {
-  const auto begin = [](const CacheSalt& s) { return s.salt.empty() ? INT32_MAX : s.private_begin; };
-  if (a.salt == b.salt && begin(a) == begin(b)) return INT32_MAX;
-  return std::min(begin(a), begin(b));
+  const auto salt_begin = [](const CacheSalt& s) { return s.salt.empty() ? INT32_MAX : s.private_begin; };
+  const auto tenant_begin = [&](const CacheSalt& s) {  // a tenant's salt is its own
+    return s.tenant.empty() ? INT32_MAX : std::min(s.tenant_begin, salt_begin(s));
+  };
+  const auto first = [](int32_t begin_a, int32_t begin_b, bool same) {
+    return same && begin_a == begin_b ? INT32_MAX : std::min(begin_a, begin_b);
+  };
+  return std::min(first(tenant_begin(a), tenant_begin(b), a.tenant == b.tenant),
+                  first(salt_begin(a), salt_begin(b), a.salt == b.salt));
 }
 
 }  // namespace
@@ -43,6 +49,7 @@ void Scheduler::Add(RequestState* request) {
 
 ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
   batch_->Clear();
+  begun_.clear();
   has_draft_tree_ = false;
   cache_->BeginStep();
   if (step_under_way) {
@@ -220,7 +227,10 @@ void Scheduler::NoteAdmitted(const Sequence& admitted) {
 
 CacheSalt Scheduler::SaltOf(const Sequence& sequence) {
   const Request& params = sequence.request->params;
-  return {.salt = params.cache_salt, .private_begin = params.cache_private_begin};
+  return {.salt = params.cache_salt,
+          .private_begin = params.cache_private_begin,
+          .tenant = params.cache_tenant.name,
+          .tenant_begin = params.cache_tenant.begin};
 }
 
 KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
@@ -239,7 +249,10 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   sequence->launched = sequence->computed = admission.computed;
   SetSlot(*sequence, sequence->branch, &batch_->step);
   sequence->told = static_cast<int32_t>(sequence->generated.size());
-  if (int32_t& cached = request.listener->cached_tokens; cached < 0) cached = admission.computed;
+  if (int32_t& cached = request.listener->cached_tokens; cached < 0) {
+    cached = admission.computed;
+    begun_.push_back(request.id);
+  }
   running_.push_back(sequence);
   return admission.outcome;
 }

@@ -43,6 +43,8 @@ class Scheduler {
   // scheduled. With a step under way (Launched and not committed) its tokens count as computed, and what it draws is referred to.
   // Null: somebody must give way, so that step must be committed first.
   ScheduledBatch* Schedule(bool step_under_way);
+  // The requests that Schedule took in for the first time, until it is called again.
+  std::span<const RequestId> begun() const { return begun_; }
   // The batch was launched as step `number`: the next one is another.
   void Launched(int64_t number);
 
@@ -132,6 +134,7 @@ class Scheduler {
   std::vector<Sequence*> survivors_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
+  std::vector<RequestId> begun_;
   std::vector<Sequence*> decoding_;
   int32_t draft_share_ = 0;
   bool may_draft_trees_ = false;

@@ -210,7 +210,7 @@ TEST(StepsAhead, APrefixIsSavedAndLoadedWhileStepsAreUnderWay) {
   EngineHarness second(config);
   second.Submit(Greedy(Prompt(30, 5), 20));
   second.Step(3);
-  ASSERT_TRUE(second.engine().LoadPrefix("system", path).ok());
+  ASSERT_TRUE(second.engine().LoadPrefix("system", path, CacheTenant()).ok());
   second.Submit(Greedy(Prompt(40), 20));
   second.RunToEnd();
   std::filesystem::remove(path);

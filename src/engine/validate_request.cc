@@ -118,6 +118,12 @@ Status CheckSamples(int32_t n, const RequestLimits& limits) {
 
 }  // namespace
 
+Status ValidateTenant(const CacheTenant& tenant) {
+  if (tenant.name.size() > kLongestNameBytes)
+    return RefuseSize("cache_tenant.name", tenant.name.size(), "bytes", kLongestNameBytes);
+  return tenant.begin < 0 ? Refuse("cache_tenant.begin", tenant.begin, "a prompt index") : OkStatus();
+}
+
 Status ValidateParameters(const Request& request) {
   if (request.n < 1) return Refuse("n", request.n, "at least 1");
   if (request.max_tokens < 0) return Refuse("max_tokens", request.max_tokens, "at least 0");
@@ -128,6 +134,7 @@ Status ValidateParameters(const Request& request) {
   if (!(request.timeout_seconds >= 0 && request.timeout_seconds <= kLongestSeconds))
     return Refuse("timeout_seconds", request.timeout_seconds, "0 (none) or a number up to 1e9");
   if (request.cache_private_begin < 0) return Refuse("cache_private_begin", request.cache_private_begin, "a prompt index");
+  COPPICE_RETURN_IF_ERROR(ValidateTenant(request.cache_tenant));
   COPPICE_RETURN_IF_ERROR(CheckTexts(request));
   return CheckSampling(request.sampling);
 }

@@ -24,6 +24,7 @@ struct RequestLimits {
 
 // What is wrong whatever the model is: ranges of numbers, sizes of lists. For callers that know the request before the engine.
 Status ValidateParameters(const Request& request);
+Status ValidateTenant(const CacheTenant& tenant);
 // That, and what the model, the context and the cache allow. Sizes are checked before anything is allocated for the request.
 Status ValidateRequest(const Request& request, const RequestLimits& limits);
 

@@ -75,6 +75,9 @@ TEST(ValidateRequest, ListsAreBounded) {
   EXPECT_THAT(Validated([](Request& r) { r.stop = {std::string(1025, 'x')}; }).message(), HasSubstr("stop has 1025 bytes"));
   EXPECT_THAT(Validated([](Request& r) { r.stop = {"x", ""}; }).message(), HasSubstr("empty"));
   EXPECT_THAT(Validated([](Request& r) { r.cache_salt.assign(4097, 'x'); }).message(), HasSubstr("cache_salt has 4097"));
+  EXPECT_THAT(Validated([](Request& r) { r.cache_tenant.name.assign(4097, 'x'); }).message(),
+              HasSubstr("cache_tenant.name has 4097"));
+  EXPECT_THAT(Validated([](Request& r) { r.cache_tenant.begin = -1; }).message(), HasSubstr("cache_tenant.begin is -1"));
   EXPECT_THAT(Validated([](Request& r) { r.pin_prompt_as.assign(4097, 'x'); }).message(), HasSubstr("pin_prompt_as has 4097"));
 }
 

@@ -192,19 +192,26 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
 
   std::unordered_map<std::string, int64_t> lines;  // custom_id -> the line that has it
   LineReader::Line line;
-  int64_t requests = 0;
+  int64_t requests = 0, failed = 0;
+  const auto report = [&](const BatchErrors::Error& error) -> Status {
+    COPPICE_RETURN_IF_ERROR(errors->Report(error));
+    const bool all_failed = ++failed == requests;
+    if (!all_failed || input.rules_.give_up_after == 0 || failed < input.rules_.give_up_after) return OkStatus();
+    return InvalidArgument(fmt::format("the first {} lines are all errors, the last one since {}", failed, error.status.message()));
+  };
   while (true) {
     if (input.rules_.should_stop && input.rules_.should_stop()) return Status(StatusCode::kCancelled, "the batch was stopped");
     COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
     if (!more) break;
     if (Trimmed(line.text).empty()) continue;
-    if (const int64_t most = input.rules_.max_requests; most > 0 && ++requests > most)
+    ++requests;
+    if (const int64_t most = input.rules_.max_requests; most > 0 && requests > most)
       return InvalidArgument(fmt::format("the input has more than {} requests; make several batches of it", most));
     if (line.too_long) {
       COPPICE_RETURN_IF_ERROR(
-          errors->Report({.line = line.number,
-                          .status = InvalidArgument(fmt::format("line {} has {} bytes, expected at most {}", line.number, line.size,
-                                                                input.rules_.max_line_bytes))}));
+          report({.line = line.number,
+                  .status = InvalidArgument(fmt::format("line {} has {} bytes, expected at most {}", line.number, line.size,
+                                                        input.rules_.max_line_bytes))}));
       continue;
     }
     BatchErrors::Error error;
@@ -225,13 +232,13 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
       }
     }
     if (!parsed) {
-      COPPICE_RETURN_IF_ERROR(errors->Report(error));
+      COPPICE_RETURN_IF_ERROR(report(error));
       continue;
     }
     if (errors->Has(line.number)) continue;
     const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
-      COPPICE_RETURN_IF_ERROR(errors->Report(
+      COPPICE_RETURN_IF_ERROR(report(
           {.line = line.number, .id = parsed->id, .custom_id = parsed->custom_id, .status = tokens.status(), .param = "prompt"}));
       continue;
     }

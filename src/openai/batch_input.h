@@ -31,6 +31,7 @@ struct BatchLine {
 struct BatchRules {
   std::optional<Endpoint> endpoint;                   // of every line; another one is that line's error
   int64_t max_requests = 0;                           // more lines are INVALID_ARGUMENT, for the whole input; 0: no limit
+  int64_t give_up_after = 0;                          // so are the first lines where so many are errors; 0: never
   size_t max_line_bytes = LineReader::kMaxLineBytes;  // a longer one is an error
   FindNamedPrefix find_prefix;                        // what `prefix` may name; empty: what the parser knows
   std::function<bool()> should_stop;                  // asked before each line; true ends the reading with CANCELLED

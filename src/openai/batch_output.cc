@@ -159,8 +159,9 @@ Result<BatchErrors> BatchErrors::Open(const std::string& path) {
   return errors;
 }
 
-Result<BatchErrors> BatchErrors::Resume(const std::string& path) {
+Result<BatchErrors> BatchErrors::Resume(const std::string& path, int64_t most) {
   BatchErrors errors;
+  errors.most_ = most;
   errors.path_ = path;
   errors.told_ = false;
   COPPICE_ASSIGN_OR_RETURN(errors.resolved_, ResolveOutput(path));
@@ -170,6 +171,7 @@ Result<BatchErrors> BatchErrors::Resume(const std::string& path) {
   if (errors.file_.get() < 0) return SystemError("write to", path);
   if (ftruncate(errors.file_.get(), earlier.size) != 0) return SystemError("shorten", path);
   errors.count_ = static_cast<int64_t>(earlier.lines.size());
+  errors.size_ = earlier.size;
   errors.lines_ = std::move(earlier.lines);
   return errors;
 }
@@ -182,6 +184,10 @@ void BatchErrors::Tell(const Error& error) const {
 
 Status BatchErrors::Report(const Error& error) {
   if (!lines_.insert(error.line).second) return OkStatus();
+  if (count_ >= most_) {
+    ++count_;
+    return OkStatus();
+  }
   if (file_.get() < 0) {
     file_ = FileDescriptor(open(resolved_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file_.get() < 0) return SystemError("write to", path_);
@@ -201,7 +207,10 @@ Status BatchErrors::Report(const Error& error) {
                         {"request_id", "req_" + error.id},
                         {"body", ErrorBody(error.status, error.param)}};
   }
-  return WriteAll(file_.get(), DumpJson(std::move(line)) + "\n", path_);
+  const std::string text = DumpJson(std::move(line)) + "\n";
+  COPPICE_RETURN_IF_ERROR(WriteAll(file_.get(), text, path_));
+  size_ += std::ssize(text);
+  return OkStatus();
 }
 
 }  // namespace coppice::openai

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -29,6 +30,7 @@ class BatchOutput {
   Status Append(TextSource* line);
   // Puts everything on the disk. Errors as Append.
   Status Sync();
+  int64_t size() const { return size_; }  // bytes
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -60,13 +62,15 @@ class BatchErrors {
   // Begins anew, since a run tries again what failed before: removes an earlier run's file. The first few errors are also told on
   // stderr. INVALID_ARGUMENT for what is no regular file or holds anything else than errors of a batch; it stays as it is.
   static Result<BatchErrors> Open(const std::string& path);
-  // Goes on with an earlier run's file, whose torn last line is cut off: what it holds counts and stays. Tells nothing on stderr.
-  // Errors as Open.
-  static Result<BatchErrors> Resume(const std::string& path);
+  // Goes on with an earlier run's file, whose torn last line is cut off: what it holds counts and stays. `most`: lines of the file;
+  // more errors are counted and not written, so that a later run tries again what they were about. Tells nothing on stderr. Errors
+  // as Open.
+  static Result<BatchErrors> Resume(const std::string& path, int64_t most = std::numeric_limits<int64_t>::max());
   // Once for a line: what is said of it later is dropped.
   Status Report(const Error& error);
   bool Has(int64_t line) const { return lines_.contains(line); }
   int64_t count() const { return count_; }
+  int64_t size() const { return size_; }  // of the file, in bytes
   const std::string& path() const { return path_; }
 
  private:
@@ -76,7 +80,8 @@ class BatchErrors {
   std::string path_;      // as the user gave it
   std::string resolved_;  // symbolic links followed
   bool told_ = true;
-  int64_t count_ = 0;
+  int64_t count_ = 0, size_ = 0;
+  int64_t most_ = std::numeric_limits<int64_t>::max();
   std::unordered_set<int64_t> lines_;  // of the input
 };
 

@@ -59,7 +59,7 @@ bool BatchRun::HasRoom() const {
 }
 
 Status BatchRun::Submit() {
-  while (!cancelled_ && next_ < input_.jobs().size() && HasRoom()) {
+  while (!cancelled_ && !given_up() && next_ < input_.jobs().size() && HasRoom()) {
     COPPICE_ASSIGN_OR_RETURN(const bool taken, SubmitOne(next_));
     if (!taken) break;
     ++next_;
@@ -169,7 +169,7 @@ Status BatchRun::Write(Active* active) {
   const int64_t prompt_tokens = input_.jobs()[job].num_tokens;
   int64_t generated = 0;
   for (const Sample& sample : output.samples) generated += std::ssize(sample.token_ids);
-  Release(active->taken_tokens, prompt_tokens + RepeatedTokens(line.request, prompt_tokens) + generated);
+  Release(active->taken_tokens, output.begun ? prompt_tokens + RepeatedTokens(line.request, prompt_tokens) + generated : 0);
   if (output.failure.code() == StatusCode::kUnavailable) return output.failure;  // of the device: no request is at fault
   if (!output.cancelled && !output.failure.ok()) return ReportFailure(job, line, output.failure);
   if (output.cancelled) return OkStatus();

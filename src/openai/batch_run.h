@@ -31,9 +31,10 @@ struct BatchAdmission {
 };
 
 struct BatchRunOptions {
-  std::string model;         // the name that answers give
-  int32_t max_waiting = 64;  // nothing is submitted while so many requests wait in the engine, whoever sent them
-  int32_t max_active = 0;    // requests of this run in the engine; 0: no limit
+  std::string model;          // the name that answers give
+  int32_t max_waiting = 64;   // nothing is submitted while so many requests wait in the engine, whoever sent them
+  int32_t max_active = 0;     // requests of this run in the engine; 0: no limit
+  int64_t give_up_after = 0;  // no request follows where so many have failed and none was answered; 0: all are tried
   // Begins with one request at a time and one more for each that was answered, so that a run that is killed soon has answered some
   // rather than begun all.
   bool careful = false;
@@ -75,6 +76,8 @@ class BatchRun {
   // Nothing is in the engine, and nothing more will be submitted.
   bool done() const { return active_.empty() && (cancelled_ || next_ == input_.jobs().size()); }
   const BatchCounts& counts() const { return counts_; }
+  // BatchRunOptions::give_up_after is reached.
+  bool given_up() const { return options_.give_up_after > 0 && counts_.answered == 0 && counts_.failed >= options_.give_up_after; }
 
  private:
   struct Active;    // a request that the engine works on. Its events come on the engine's thread, and may outlive the run

@@ -123,6 +123,7 @@ void RequestOutput::Add(const StreamEvent& event) {
     while (std::ssize(samples) <= event.index) samples.push_back({.index = static_cast<int32_t>(samples.size())});
     samples[event.index].Append(event);
   }
+  begun |= event.begun;
   cached_tokens = std::max(cached_tokens, event.cached_tokens);
   if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
   cancelled |= event.finish_reason == FinishReason::kCancelled;

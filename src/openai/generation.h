@@ -47,6 +47,7 @@ struct RequestOutput {
 
   EchoedPrompt prompt;
   std::vector<Sample> samples;  // by index, as far as events came; all once it is done
+  bool begun = false;           // StreamEvent::begun
   int32_t cached_tokens = 0;    // of the prompt
   SharedReads shared_reads;     // once it is done
   Status failure;               // of the first sample that failed

@@ -30,7 +30,7 @@ class FakeEngine final : public Engine {
   }
   Status Unpin(const std::string&) override { return OkStatus(); }
   Status SavePrefix(const std::string&, const std::string&) override { return OkStatus(); }
-  Status LoadPrefix(const std::string&, const std::string&) override { return OkStatus(); }
+  Status LoadPrefix(const std::string&, const std::string&, const CacheTenant&) override { return OkStatus(); }
   Status Cancel(RequestId id) override {
     cancelled_ = id == RequestId{7};
     return OkStatus();

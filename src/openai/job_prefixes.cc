@@ -85,7 +85,7 @@ void JobPrefixes::Before(size_t job) {
   if (pinned_tokens_ + entry->range.tokens > most_pinned_tokens_) return;
   const std::string path = folder_.PathOf(entry->name);
   if (std::error_code absent; !path.empty() && std::filesystem::exists(path, absent)) {
-    const Status loaded = engine_.LoadPrefix(entry->name, path);
+    const Status loaded = engine_.LoadPrefix(entry->name, path, CacheTenant());
     entry->pinned = entry->saved = loaded.ok();
     if (loaded.ok()) {
       spdlog::info("the KV of {} tokens that {} requests share comes from {}", entry->range.tokens, entry->left, path);

@@ -53,6 +53,11 @@ std::optional<NamedPrefix> ParseNamedPrefix(const json& body, BodyError* error, 
   TakePromptOrMessages(fields, tools, &prefix);
   fields.Take("cache_salt", &prefix.cache_salt);
   fields.Take("cache_private_begin", &prefix.cache_private_begin);
+  fields.Take("public", &prefix.is_public);
+  if (prefix.is_public && !prefix.cache_salt.empty()) {
+    fields.Fail("public", InvalidArgument("public is true and there is a cache_salt, which keeps the prefix from others: leave one "
+                                          "of them out"));
+  }
   fields.Take("ttl_seconds", &prefix.ttl_seconds);
   if (prefix.ttl_seconds && !(*prefix.ttl_seconds > 0 && *prefix.ttl_seconds <= kLongestTtl))
     fields.Expect("ttl_seconds", *prefix.ttl_seconds, fmt::format("a number above 0 and at most {:.0f}", kLongestTtl));
@@ -75,6 +80,7 @@ ordered_json ToBody(const NamedPrefix& prefix) {
   }
   if (!prefix.cache_salt.empty()) body["cache_salt"] = prefix.cache_salt;
   if (prefix.cache_private_begin != 0) body["cache_private_begin"] = prefix.cache_private_begin;
+  if (prefix.is_public) body["public"] = true;
   if (prefix.ttl_seconds) body["ttl_seconds"] = *prefix.ttl_seconds;
   return body;
 }

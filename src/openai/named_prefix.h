@@ -26,6 +26,7 @@ struct NamedPrefix {
   // As Request has them; requests with this prefix get them too.
   std::string cache_salt;
   int32_t cache_private_begin = 0;
+  bool is_public = false;  // "public": all tenants may name and share it; without a salt. What follows it is each tenant's own
   std::optional<double> ttl_seconds;  // how long it is kept; absent: for good
   std::vector<int32_t> token_ids;     // what it becomes (OpenAiRequestParser::EncodePrefix)
 
@@ -39,8 +40,8 @@ using FindNamedPrefix = std::function<std::shared_ptr<const NamedPrefix>(const s
 Status CheckPrefixName(std::string_view name);
 
 // A prefix without its token ids from a body with `prompt`, or `messages` and perhaps `tools`, and `cache_salt`,
-// `cache_private_begin`, `ttl_seconds`. `tools`: that field of the body with its members in the order of the text (ToolsInOrder);
-// null: they come in the order of `body`. On an error, `error->param` names the field.
+// `cache_private_begin`, `public`, `ttl_seconds`. `tools`: that field of the body with its members in the order of the text
+// (ToolsInOrder); null: they come in the order of `body`. On an error, `error->param` names the field.
 std::optional<NamedPrefix> ParseNamedPrefix(const nlohmann::json& body, BodyError* error,
                                             const nlohmann::ordered_json* tools = nullptr);
 // The body that ParseNamedPrefix makes the same prefix of.

@@ -22,7 +22,7 @@ TEST(NamedPrefix, Names) {
 
 TEST(NamedPrefix, BodiesAreReadBack) {
   for (const json& body : {json{{"prompt", "text"}}, json{{"prompt", {1, 2}}, {"cache_salt", "s"}, {"cache_private_begin", 1}},
-                           json{{"messages", {{{"role", "system"}, {"content", "x"}}}}, {"ttl_seconds", 1.5}}}) {
+                           json{{"messages", {{{"role", "system"}, {"content", "x"}}}}, {"public", true}, {"ttl_seconds", 1.5}}}) {
     BodyError error;
     const auto prefix = ParseNamedPrefix(body, &error);
     ASSERT_TRUE(prefix) << error.status.message();
@@ -45,6 +45,8 @@ TEST(NamedPrefix, BodiesThatAreRefused) {
   EXPECT_EQ(param(R"({"prompt": [1], "ttl_seconds": 0})"), "ttl_seconds");
   EXPECT_EQ(param(R"({"prompt": [1], "ttl_seconds": 1e300})"), "ttl_seconds");
   EXPECT_EQ(param(R"({"prompt": [1], "max_tokens": 3})"), "max_tokens");
+  EXPECT_EQ(param(R"({"prompt": [1], "public": 1})"), "public");
+  EXPECT_EQ(param(R"({"prompt": [1], "public": true, "cache_salt": "s"})"), "public");
 }
 
 // Requests of a model without a tokenizer, with the prefix 1 2 3 4 under the name "p".
@@ -76,6 +78,15 @@ TEST_F(RequestsWithPrefixTest, ASaltBeginsBehindAPublicPrefix) {
   EXPECT_EQ(Parse({{"cache_salt", "s"}})->request.cache_private_begin, 4);
   EXPECT_EQ(Parse({{"cache_salt", "s"}, {"cache_private_begin", 0}})->request.cache_private_begin, 0);
   EXPECT_EQ(Parse({{"cache_salt", "s"}, {"cache_private_begin", 2}})->request.cache_private_begin, 2);
+}
+
+TEST_F(RequestsWithPrefixTest, WhatFollowsAPublicPrefixIsTheTenantsOwn) {
+  EXPECT_EQ(Parse({})->request.cache_tenant.begin, 0);  // one of the tenant's own
+  prefix_->is_public = true;
+  EXPECT_EQ(Parse({})->request.cache_tenant.begin, 4);
+  EXPECT_EQ(Parse({{"cache_salt", "s"}})->request.cache_private_begin, 4);
+  prefix_->token_ids = {1, 2, 3, 9};  // text behind a prefix may change its last tokens
+  EXPECT_EQ(Parse({})->request.cache_tenant.begin, 3);
 }
 
 TEST_F(RequestsWithPrefixTest, APrivatePrefixGivesItsSalt) {

@@ -511,6 +511,11 @@ TEST(OpenAiResponseTest, RankedDistinctAndVoted) {
   EXPECT_THAT(texts, ElementsAre("it is 5", "4", "4."));
   EXPECT_EQ(body["votes"], json::parse(R"([{"answer": "4", "count": 3, "choices": [1, 2], "mean_logprob": -2.0},
                                            {"answer": "5", "count": 1, "choices": [0], "mean_logprob": -1.0}])"));
+  samples[0].text = std::string(64, 'a');
+  request.vote = "(a+)+$x|(a|a)*b";  // exceeds its match limit: the samples are answered all the same
+  const json uncounted = *BodyOf(request, {.samples = samples}, {}, &tokenizer);
+  EXPECT_EQ(uncounted["choices"].size(), 3u);
+  EXPECT_EQ(uncounted.at("votes"), nullptr);
   request = {.choices = 4};
   EXPECT_FALSE(BodyOf(request, {.samples = samples}, {}, &tokenizer).contains("votes"));
 }

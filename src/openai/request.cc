@@ -485,9 +485,11 @@ void OpenAiRequestParser::SetPrompt(std::vector<int32_t> prompt_ids, OpenAiReque
   const int32_t rest = std::max(1, max_context_ - static_cast<int32_t>(prompt_ids.size()));
   const int32_t by_default = parsed->endpoint == Endpoint::kCompletions ? kCompletionMaxTokens : rest;
   parsed->request.max_tokens = parsed->max_tokens.value_or(by_default);
-  if (parsed->public_prefix) {
+  if (parsed->prefix) {  // text behind it may have changed its last tokens
     const std::vector<int32_t>& prefix = parsed->prefix->token_ids;
-    parsed->request.cache_private_begin = static_cast<int32_t>(std::ranges::mismatch(prefix, prompt_ids).in1 - prefix.begin());
+    const auto common = static_cast<int32_t>(std::ranges::mismatch(prefix, prompt_ids).in1 - prefix.begin());
+    if (parsed->public_prefix) parsed->request.cache_private_begin = common;
+    if (parsed->prefix->is_public) parsed->request.cache_tenant.begin = common;
   }
   parsed->request.prompt_ids = std::move(prompt_ids);
 }

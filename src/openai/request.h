@@ -33,12 +33,13 @@ Result<Endpoint> ParseUrl(std::string_view url);
 
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
-  Request request;                  // complete but for prompt_ids and max_tokens, which SetPrompt fills in; n: samples to generate
+  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, and who asks; n: samples to generate.
+  Request request;
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
   std::optional<int32_t> max_tokens;
   std::shared_ptr<const NamedPrefix> prefix;  // what the prompt begins with; null: it is whole. Part of a chat's text already
-  bool public_prefix = false;                 // with a salt: the prefix stays shared with everybody, what follows is private
+  bool public_prefix = false;                 // with a salt: the prefix stays shared without it, what follows is private
   int32_t choices = 1;                        // samples to answer with, the best ones where more are generated (best_of)
   bool logprobs = false;       // of the tokens chosen, and with echo of the prompt; request.top_logprobs: of how many others too
   bool stream = false;         // the answer as server-sent events; never with best_of or what compares samples

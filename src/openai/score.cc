@@ -58,6 +58,7 @@ Request ScoreCall::PartRequest(size_t part) {
 void ScoreCall::OnEvent(size_t part, const StreamEvent& event) {
   const std::lock_guard lock(mutex_);
   const std::vector<int32_t>& ids = tree_.parts[part].ids;
+  outcome_.begun |= event.begun;
   for (size_t i = 0; i < event.prompt_scores.size(); ++i) {
     if (std::isnan(event.prompt_scores[i].logprob)) Fail(LogitsNotFinite());
     scores_[ids[i]] = event.prompt_scores[i];

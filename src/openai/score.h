@@ -23,6 +23,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   struct Outcome {
     Status status;           // of the first part that failed
     bool refused = false;    // by Submit: with RESOURCE_EXHAUSTED, the queue is full
+    bool begun = false;      // a step took a part of it in
     bool cancelled = false;  // by Cancel
     TokenUsage usage;
     std::vector<ScoredToken> scores;

@@ -100,6 +100,12 @@ std::optional<ScoreRequest> ParseScore(const json& body, const OpenAiRequestPars
   }
   parser.SetPrompt(*std::move(prompt_ids), &*prompt);
   request.request = std::move(prompt->request);
+  // What a prefix leaves shared are tokens that all sequences have; a continuation may have changed the prompt's last ones.
+  for (const ScoredSequence& sequence : request.sequences) {
+    int32_t& tenant_begin = request.request.cache_tenant.begin;
+    tenant_begin = std::min(tenant_begin, sequence.begin);
+    if (prompt->public_prefix) request.request.cache_private_begin = std::min(request.request.cache_private_begin, sequence.begin);
+  }
   request.request.prompt_ids.clear();
   return request;
 }

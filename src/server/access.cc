@@ -23,12 +23,26 @@ Status Access::Complete(const std::string& key, Request* request) const {
                                        request->priority, options_.max_priority));
   }
   request->share_of = key;
+  request->cache_tenant =
+      TenantFrom(key, request->cache_tenant.begin,
+                 request->cache_salt.empty() ? std::nullopt : std::optional<int32_t>(request->cache_private_begin));
   double& timeout = request->timeout_seconds;
   if (options_.request_timeout > 0) timeout = timeout == 0 ? options_.request_timeout : std::min(timeout, options_.request_timeout);
   return OkStatus();
 }
 
-int64_t Access::BoundTokens(const std::string& key, std::span<openai::OpenAiRequest> prompts) const {
+CacheTenant Access::TenantOf(const std::string& key, const openai::NamedPrefix& prefix) const {
+  if (prefix.is_public) return {};
+  return TenantFrom(key, 0, prefix.cache_salt.empty() ? std::nullopt : std::optional<int32_t>(prefix.cache_private_begin));
+}
+
+// A salt is its key's own also where keys share: two of them may have the same word for two users.
+CacheTenant Access::TenantFrom(const std::string& key, int32_t begin, std::optional<int32_t> private_begin) const {
+  if (!options_.share_between_keys) return {.name = key, .begin = begin};
+  return private_begin ? CacheTenant{.name = key, .begin = *private_begin} : CacheTenant();
+}
+
+RequestCost Access::BoundCost(const std::string& key, std::span<openai::OpenAiRequest> prompts) const {
   int64_t prompt_tokens = 0, samples = 0;
   for (const openai::OpenAiRequest& prompt : prompts) {
     const auto own = static_cast<int64_t>(prompt.request.prompt_ids.size());
@@ -44,59 +58,74 @@ int64_t Access::BoundTokens(const std::string& key, std::span<openai::OpenAiRequ
     const int64_t room = max_context_ - static_cast<int64_t>(request.prompt_ids.size());
     tokens += std::max<int64_t>(0, std::min<int64_t>(request.max_tokens, room)) * std::max(1, request.n);
   }
-  return tokens;
+  return {.tokens = tokens, .samples = samples};
 }
 
 // ------------------------------------------------------------------------------------------------------------------ admission
 
-std::optional<HttpResponse> Access::Admit(const std::string& key, int64_t tokens) {
-  if (const Status allowed = CheckTokens(key, tokens); !allowed.ok()) return ErrorResponse(allowed);
-  if (!Enter(key)) {
-    return ErrorResponse(429,
-                         fmt::format("{} requests with this API key are not answered yet, which is the most that the server takes "
-                                     "of one; send this one again later",
-                                     options_.max_active_per_key));
-  }
-  const TokenLimits::Taken taken = token_limits_.Take(key, tokens);
+std::optional<HttpResponse> Access::Admit(const std::string& key, const RequestCost& cost) {
+  if (const Status allowed = CheckTokens(key, cost.tokens); !allowed.ok()) return ErrorResponse(allowed);
+  if (std::optional<HttpResponse> refused = Enter(key, cost.samples)) return refused;
+  const TokenLimits::Taken taken = token_limits_.Take(key, cost.tokens);
   if (taken.ok) return std::nullopt;
-  Leave(key);
+  LeaveActive(key, cost.samples);
   return ErrorResponse(429,
                        fmt::format("this request may use {} tokens, and of the {} a minute that this API key may use "
                                    "(tokens_per_minute) {} are left; send it again in {} s",
-                                   tokens, token_limits_.Of(key).per_minute, taken.left, taken.wait_seconds),
+                                   cost.tokens, token_limits_.Of(key).per_minute, taken.left, taken.wait_seconds),
                        {}, taken.wait_seconds);
 }
 
-void Access::Leave(const std::string& key, int64_t taken_tokens, int64_t used_tokens) {
-  token_limits_.GiveBack(key, taken_tokens - used_tokens);
-  Leave(key);
+void Access::Leave(const std::string& key, const RequestCost& cost, int64_t used_tokens) {
+  token_limits_.GiveBack(key, cost.tokens - used_tokens);
+  LeaveActive(key, cost.samples);
 }
 
 openai::BatchAdmission Access::AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request) {
   const double timeout = request->request.timeout_seconds;  // the server's limit is for clients who wait
   if (Status allowed = Complete(key, &request->request); !allowed.ok()) return {.status = std::move(allowed), .param = "priority"};
   request->request.timeout_seconds = timeout;
-  const int64_t tokens = BoundTokens(key, std::span(request, 1));
+  const int64_t tokens = BoundCost(key, std::span(request, 1)).tokens;
   if (Status allowed = CheckTokens(key, tokens); !allowed.ok()) return {.status = std::move(allowed), .param = "max_tokens"};
   const TokenLimits::Taken taken = token_limits_.Take(key, tokens, /*reserve=*/token_limits_.Of(key).per_minute / 2);
   if (taken.ok) return {.taken_tokens = tokens};
   return {.wait = std::chrono::seconds(taken.wait_seconds)};
 }
 
-bool Access::Enter(const std::string& key) {
+std::optional<HttpResponse> Access::Enter(const std::string& key, int64_t samples) {
+  const int64_t most = options_.max_active_per_key;
+  if (most > 0 && samples > most) {
+    return ErrorResponse(
+        InvalidArgument(fmt::format("the request asks for {} samples (n, of each prompt; or continuations), and the "
+                                    "server takes {} of an API key at the same moment; ask for fewer",
+                                    samples, most)));
+  }
   const std::lock_guard lock(mutex_);
-  int32_t& count = active_by_key_[key];
-  if (options_.max_active_per_key > 0 && count >= options_.max_active_per_key) return false;
-  ++count;
+  Active& active = active_by_key_[key];
+  if (most > 0 && active.samples + samples > most) {
+    return ErrorResponse(429,
+                         fmt::format("{} samples of requests with this API key are not answered yet, and the server takes {} of "
+                                     "one; send this request again later",
+                                     active.samples, most));
+  }
+  ++active.requests;
+  active.samples += samples;
   ++active_;
-  return true;
+  return std::nullopt;
 }
 
-void Access::Leave(const std::string& key) {
+void Access::LeaveActive(const std::string& key, int64_t samples) {
   const std::lock_guard lock(mutex_);
   --active_;
   const auto found = active_by_key_.find(key);
-  if (--found->second == 0) active_by_key_.erase(found);
+  found->second.samples -= samples;
+  if (--found->second.requests == 0) active_by_key_.erase(found);
+}
+
+int64_t Access::ActiveOf(const std::string& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = active_by_key_.find(key);
+  return found == active_by_key_.end() ? 0 : found->second.requests;
 }
 
 Status Access::CheckTokens(const std::string& key, int64_t tokens) const {

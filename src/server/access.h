@@ -1,5 +1,5 @@
-// Who may use the server, and how much of it: API keys, requests under way by key, tokens, priorities, times. Knows no routes and
-// no engine. Layer: server.
+// Who may use the server, how much of it, and what of it they see: API keys and their roles, requests under way by key, tokens,
+// priorities, times, whose cached KV is whose. Knows no routes and no engine. Layer: server.
 #pragma once
 
 #include <atomic>
@@ -22,11 +22,18 @@
 namespace coppice::server {
 
 struct AccessOptions {
-  std::optional<ApiKeys> keys;     // none: everybody may ask
-  int32_t max_active_per_key = 0;  // requests of one API key that are not answered yet; more get 429. 0: no limit
-  TokenLimit token_limit;          // of a key that has none of its own; without keys, of all requests together
-  int32_t max_priority = 0;        // higher ones are refused: they would come before all others' requests
-  double request_timeout = 0;      // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
+  std::optional<ApiKeys> keys;      // none: everybody may ask
+  bool share_between_keys = false;  // keys find each other's prompts in the cache, but for those with a salt
+  int32_t max_active_per_key = 0;   // samples of one API key that are not answered yet; more get 429. 0: no limit
+  TokenLimit token_limit;           // of a key that has none of its own; without keys, of all requests together
+  int32_t max_priority = 0;         // higher ones are refused: they would come before all others' requests
+  double request_timeout = 0;       // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
+};
+
+// What a request may use.
+struct RequestCost {
+  int64_t tokens = 0;   // of prompts and output
+  int64_t samples = 1;  // of all its prompts, or continuations
 };
 
 // Thread-safe. `key` is everywhere the name of an API key, or empty where the server has none.
@@ -36,19 +43,24 @@ class Access {
   Access(AccessOptions options, int32_t max_context);
 
   bool needs_key() const { return options_.keys.has_value(); }
-  // The name of the key in an Authorization header; null: there is none, or an unknown one. REQUIRES: needs_key().
-  const std::string* FindKey(std::string_view authorization) const { return options_.keys->Find(authorization); }
+  // The key in an Authorization header; null: there is none, or an unknown one. REQUIRES: needs_key().
+  const ApiKey* FindKey(std::string_view authorization) const { return options_.keys->Find(authorization); }
+  // Whether a key has role admin; the one user of a server without keys has.
+  bool IsAdmin(const std::string& key) const { return !options_.keys || options_.keys->RoleOf(key) == Role::kAdmin; }
 
-  // Adds to a request of a key what the server has to say. INVALID_ARGUMENT where its priority is too high.
+  // Adds to a request of a key what the server has to say: whose its KV is, whose share of the engine it takes, how long it may
+  // run. INVALID_ARGUMENT where its priority is too high. REQUIRES: OpenAiRequestParser::SetPrompt was called.
   Status Complete(const std::string& key, Request* request) const;
-  // Tokens that the prompts may use together. Where they name no number of output tokens, it is lowered to what the key may have.
-  int64_t BoundTokens(const std::string& key, std::span<openai::OpenAiRequest> prompts) const;
+  // Whose the KV of a key's named prefix is.
+  CacheTenant TenantOf(const std::string& key, const openai::NamedPrefix& prefix) const;
+  // What the prompts may use together. Where they name no number of output tokens, it is lowered to what the key may have.
+  RequestCost BoundCost(const std::string& key, std::span<openai::OpenAiRequest> prompts) const;
 
-  // Counts a generation as active, and takes `tokens` of what its key may use: nothing, and Leave must follow. Else why not: 400
-  // or 429.
-  std::optional<HttpResponse> Admit(const std::string& key, int64_t tokens);
+  // Counts a request as active, and takes its tokens of what its key may use: nothing, and Leave must follow. Else why not: 400 or
+  // 429.
+  std::optional<HttpResponse> Admit(const std::string& key, const RequestCost& cost);
   // The end of what was admitted; what it did not use of its tokens goes back.
-  void Leave(const std::string& key, int64_t taken_tokens, int64_t used_tokens);
+  void Leave(const std::string& key, const RequestCost& cost, int64_t used_tokens);
 
   // Completes a request of a batch, which is for no client that waits: it takes what leaves half of the key's bucket.
   openai::BatchAdmission AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request);
@@ -56,12 +68,19 @@ class Access {
     token_limits_.GiveBack(key, taken_tokens - used_tokens);
   }
 
-  int64_t active() const { return active_; }  // generations
+  int64_t active() const { return active_; }  // requests
+  int64_t ActiveOf(const std::string& key) const;
 
  private:
-  // Counts a generation as active; false where its key has too many.
-  bool Enter(const std::string& key);
-  void Leave(const std::string& key);
+  // A key's tokens from `begin` on; with a salt, which bounds those from `private_begin` on.
+  CacheTenant TenantFrom(const std::string& key, int32_t begin, std::optional<int32_t> private_begin) const;
+  struct Active {
+    int64_t requests = 0, samples = 0;
+  };
+
+  // Counts a request as active; why not, where its key has too many.
+  std::optional<HttpResponse> Enter(const std::string& key, int64_t samples);
+  void LeaveActive(const std::string& key, int64_t samples);
   // Why a request may never have so many tokens; OK: it may.
   Status CheckTokens(const std::string& key, int64_t tokens) const;
 
@@ -69,8 +88,8 @@ class Access {
   const int32_t max_context_;
   TokenLimits token_limits_;
   std::atomic<int64_t> active_{0};
-  std::mutex mutex_;
-  std::map<std::string, int32_t> active_by_key_;  // keys without any are not in it
+  mutable std::mutex mutex_;
+  std::map<std::string, Active> active_by_key_;  // keys without any are not in it
 };
 
 }  // namespace coppice::server

@@ -19,8 +19,8 @@ namespace coppice::server {
 namespace {
 
 constexpr std::string_view kExpected =
-    "expected \"name sha256\", the hash as 64 hex digits: printf %s KEY | sha256sum; then perhaps tokens_per_request=N and "
-    "tokens_per_minute=N";
+    "expected \"name sha256\", the hash as 64 hex digits: printf %s KEY | sha256sum; then perhaps role=user or role=admin, "
+    "tokens_per_request=N and tokens_per_minute=N";
 
 // The next word of `*line`, which is taken off; empty: there is none.
 std::string_view TakeWord(std::string_view* line) {
@@ -69,19 +69,31 @@ std::optional<ApiKeys::Key> ApiKeys::ParseLine(std::string_view line) {
     if (!high || !low) return std::nullopt;
     key.hash[i] = static_cast<std::byte>(*high * 16 + *low);
   }
+  std::optional<Role> role;
   for (std::string_view word = TakeWord(&line); !word.empty(); word = TakeWord(&line)) {
-    const size_t equals = std::min(word.find('='), word.size());
-    const std::string_view name = word.substr(0, equals), number = word.substr(std::min(equals + 1, word.size()));
-    std::optional<int64_t>* const limit = name == "tokens_per_request"  ? &key.tokens_per_request
-                                          : name == "tokens_per_minute" ? &key.tokens_per_minute
-                                                                        : nullptr;
-    int64_t tokens = -1;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), tokens);
-    const bool whole = error == std::errc() && end == number.data() + number.size();
-    if (!limit || *limit || !whole || tokens < 0 || tokens > kMostTokens) return std::nullopt;
-    *limit = tokens;
+    if (!TakeOption(word, &key, &role)) return std::nullopt;
   }
+  key.role = role.value_or(Role::kUser);
   return key;
+}
+
+bool ApiKeys::TakeOption(std::string_view word, Key* key, std::optional<Role>* role) {
+  const size_t equals = std::min(word.find('='), word.size());
+  const std::string_view name = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
+  if (name == "role") {
+    const bool first = !*role;
+    *role = value == "user" ? std::optional(Role::kUser) : value == "admin" ? std::optional(Role::kAdmin) : std::nullopt;
+    return first && *role;
+  }
+  std::optional<int64_t>* const limit = name == "tokens_per_request"  ? &key->tokens_per_request
+                                        : name == "tokens_per_minute" ? &key->tokens_per_minute
+                                                                      : nullptr;
+  int64_t tokens = -1;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), tokens);
+  const bool whole = error == std::errc() && end == value.data() + value.size();
+  if (!limit || *limit || !whole || tokens < 0 || tokens > kMostTokens) return false;
+  *limit = tokens;
+  return true;
 }
 
 Result<ApiKeys> ApiKeys::Parse(std::string_view text, std::string_view path) {
@@ -111,7 +123,7 @@ std::map<std::string, TokenLimit> ApiKeys::TokenLimitsOr(const TokenLimit& other
   return limits;
 }
 
-const std::string* ApiKeys::Find(std::string_view authorization) const {
+const ApiKey* ApiKeys::Find(std::string_view authorization) const {
   constexpr std::string_view kScheme = "bearer ";
   const auto same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; };
   if (authorization.size() <= kScheme.size() || !std::equal(kScheme.begin(), kScheme.end(), authorization.begin(),
@@ -119,11 +131,16 @@ const std::string* ApiKeys::Find(std::string_view authorization) const {
     return nullptr;
   }
   const Hash hash = HashOf(authorization.substr(kScheme.size()));
-  const std::string* name = nullptr;
+  const ApiKey* found = nullptr;
   for (const Key& key : keys_) {  // all of them, so that time says nothing
-    if (CRYPTO_memcmp(hash.data(), key.hash.data(), hash.size()) == 0) name = &key.name;
+    if (CRYPTO_memcmp(hash.data(), key.hash.data(), hash.size()) == 0) found = &key;
   }
-  return name;
+  return found;
+}
+
+Role ApiKeys::RoleOf(std::string_view name) const {
+  const auto key = std::ranges::find(keys_, name, &Key::name);
+  return key == keys_.end() ? Role::kUser : key->role;
 }
 
 }  // namespace coppice::server

@@ -21,8 +21,8 @@ TEST(ApiKeys, NamesOfKeys) {
   const Result<ApiKeys> keys = ApiKeys::Parse("# team\n\nalice " + kSesame + "\r\nbob   " + kSecret, "keys");
   ASSERT_TRUE(keys.ok()) << keys.status().message();
   const auto name = [&](std::string_view header) {
-    const std::string* found = keys->Find(header);
-    return found ? *found : "nobody";
+    const ApiKey* found = keys->Find(header);
+    return found ? found->name : "nobody";
   };
   EXPECT_EQ(name("Bearer open sesame"), "alice");
   EXPECT_EQ(name("bEARER secret"), "bob");
@@ -50,7 +50,20 @@ TEST(ApiKeys, LinesOfKeys) {
   EXPECT_EQ(ApiKeys::LineOf("a", "open sesame"), "a " + kSesame);
   const ApiKeys keys = ApiKeys::Parse(ApiKeys::LineOf("bob", "some key"), "k").value();
   ASSERT_NE(keys.Find("Bearer some key"), nullptr);
-  EXPECT_EQ(*keys.Find("Bearer some key"), "bob");
+  EXPECT_EQ(keys.Find("Bearer some key")->name, "bob");
+}
+
+TEST(ApiKeys, RolesOfKeys) {
+  const Result<ApiKeys> keys =
+      ApiKeys::Parse("a " + kSesame + " tokens_per_minute=5 role=admin\nb " + kSecret + " role=user", "keys");
+  ASSERT_TRUE(keys.ok()) << keys.status().message();
+  EXPECT_EQ(keys->Find("Bearer open sesame")->role, Role::kAdmin);
+  EXPECT_EQ(keys->RoleOf("a"), Role::kAdmin);
+  EXPECT_EQ(keys->RoleOf("b"), Role::kUser);
+  EXPECT_EQ(keys->RoleOf("c"), Role::kUser);
+  EXPECT_EQ(ApiKeys::Parse("a " + kSesame, "keys")->RoleOf("a"), Role::kUser);
+  for (const char* wrong : {"role", "role=", "role=Admin", "role=root", "role=admin role=user", "role=user role=user", "admin"})
+    EXPECT_THAT(ApiKeys::Parse("a " + kSesame + " " + wrong, "k").status().message(), HasSubstr("role=admin")) << wrong;
 }
 
 TEST(ApiKeys, WhatIsWrongIsNamedByLineAndNeverShown) {

@@ -106,8 +106,9 @@ class BatchRoutesTest : public ::testing::Test {
                                 .value();
     }
     options.access.token_limit = token_limit;
-    options.files = {.folder = folder_, .max_bytes = 4000, .max_per_key = 6};
-    options.batches = {.max_requests = 20, .max_active = 2, .store = {.max_unfinished_per_key = 2}};
+    options.files = {
+        .folder = folder_, .max_bytes = max_file_bytes_, .max_per_key = max_files_, .max_bytes_per_key = max_bytes_per_key_};
+    options.batches = {.max_requests = max_requests_, .max_active = 2, .store = {.max_unfinished_per_key = 2}};
     service_ = std::make_unique<Service>(&harness_->engine(), std::move(options));
     const Status restored = service_->RestoreBatches();
     ASSERT_TRUE(restored.ok()) << restored.message();
@@ -172,6 +173,8 @@ class BatchRoutesTest : public ::testing::Test {
   }
 
   const std::string folder_ = fs::temp_directory_path() / ("batch_routes_test." + std::to_string(getpid()));
+  int32_t max_files_ = 6;                                                      // from the next Start on
+  int64_t max_file_bytes_ = 4000, max_bytes_per_key_ = 0, max_requests_ = 20;  // likewise
   std::unique_ptr<EngineHarness> harness_;
   std::unique_ptr<Service> service_;
   std::jthread stepping_;
@@ -329,6 +332,76 @@ TEST_F(BatchRoutesTest, InputsThatAreNone) {
   const json many = WaitForState(Create(Upload(Requests(21))), "failed");
   EXPECT_THAT(many["errors"]["data"][0]["message"], HasSubstr("more than 20 requests"));
   EXPECT_TRUE(many["output_file_id"].is_null());
+}
+
+TEST_F(BatchRoutesTest, ABatchKeepsRoomForItsFiles) {
+  const std::string file = Upload(Requests(1));
+  Create(file);
+  for (int i = 0; i < 3; ++i) Upload("a");
+  EXPECT_EQ(Send(FormOf("a")).status, 429) << "four files, and two of the batch";
+  EXPECT_EQ(Post("/v1/batches", BatchOf(file)).status, 429);
+  Stop();
+  Start();  // which knows of the batch
+  EXPECT_EQ(Send(FormOf("a")).status, 429);
+  Step();
+  const std::string id = json::parse(Get("/v1/batches").body)["data"][0]["id"];
+  EXPECT_TRUE(WaitForState(id, "completed")["error_file_id"].is_null());
+  EXPECT_EQ(Send(FormOf("a")).status, 200) << "it wrote one";
+  EXPECT_EQ(Send(FormOf("a")).status, 429);
+}
+
+TEST_F(BatchRoutesTest, BytesOfAKeyAreBounded) {
+  Stop();
+  max_bytes_per_key_ = 3000;
+  Start();
+  const std::string small = Upload(Requests(2));
+  Upload(std::string(2600, 'a'));
+  const HttpResponse refused = Send(FormOf(std::string(400, 'a')));
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_THAT(refused.body, HasSubstr("--max-bytes-per-key"));
+  EXPECT_EQ(Send(FormOf(std::string(2900, 'a')), "b").status, 200) << "another's room";
+  EXPECT_EQ(Post("/v1/batches", BatchOf(small)).status, 429) << "no room for what it writes";
+}
+
+TEST_F(BatchRoutesTest, ABatchThatFillsItsKeysRoomEndsWithWhatItHas) {
+  Stop();
+  max_bytes_per_key_ = 5000;
+  Start();
+  Step();
+  const std::string id = Create(Upload(Requests(14, 60)));
+  const json batch = WaitForState(id, "failed");
+  EXPECT_EQ(batch["errors"]["data"][0]["code"], "storage_limit");
+  EXPECT_THAT(batch["errors"]["data"][0]["message"], HasSubstr("keeps 5000 of an API key"));
+  const size_t answered = LinesOf(Content(batch["output_file_id"])).size();
+  EXPECT_GT(answered, 0u);
+  EXPECT_LT(answered, 14u);
+}
+
+TEST_F(BatchRoutesTest, ABatchWhoseFirstRequestsAllFailIsGivenUp) {
+  Stop();
+  max_requests_ = 3000;
+  max_file_bytes_ = 1'000'000;
+  max_files_ = 20;
+  Start();
+  Step();
+  const auto lines = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += "{}\n";
+    return text;
+  };
+  // Lines that are no requests; requests that the engine refuses; and where one is right, all others are told.
+  const json unread = WaitForState(Create(Upload(lines(2500))), "failed");
+  EXPECT_EQ(unread["errors"]["data"][0]["code"], "invalid_input");
+  EXPECT_THAT(unread["errors"]["data"][0]["message"], HasSubstr("the first 100 lines are all errors"));
+  EXPECT_EQ(LinesOf(Content(unread["error_file_id"])).size(), 100u);
+  const json refused = WaitForState(Create(Upload(Requests(500, -1))), "failed");
+  EXPECT_THAT(refused["errors"]["data"][0]["message"], HasSubstr("requests all failed"));
+  EXPECT_EQ(LinesOf(Content(refused["error_file_id"])).size(), 100u);
+  const json begun = WaitForState(Create(Upload(Requests(1) + lines(2500))), "completed");
+  EXPECT_EQ(begun["request_counts"], json({{"total", 2501}, {"completed", 1}, {"failed", 2500}}));
+  EXPECT_EQ(LinesOf(Content(begun["error_file_id"])).size(), 1000u) << "the rest is counted";
+  const json few = WaitForState(Create(Upload(lines(99))), "completed");
+  EXPECT_EQ(few["request_counts"]["failed"], 99);
 }
 
 TEST_F(BatchRoutesTest, ABatchIsCancelled) {

@@ -70,11 +70,24 @@ Status BatchStore::Restore() {
       spdlog::info("{} goes on", batch.id);
       (void)context_.files->Use(batch.key, batch.input_file_id);  // gone: the work says so
     }
+    Entry entry = {.order = ++next_order_, .resumed = true};
+    if (!batch.ended()) entry.room = context_.files->ReserveAnyway(batch.key, UseOf(batch));
     const std::string id = batch.id;
-    entries_[id] = {.batch = std::move(batch), .order = ++next_order_, .resumed = true};
+    entry.batch = std::move(batch);
+    entries_[id] = std::move(entry);
   }
   for (int32_t i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { Work(); });
   return OkStatus();
+}
+
+FileUse BatchStore::UseOf(const Batch& batch) const {
+  FileUse use = {.files = 2};
+  for (const std::string& file : {batch.output_file_id, batch.error_file_id}) {
+    std::error_code absent;
+    const auto size = fs::file_size(context_.files->PathOf(file), absent);
+    if (!absent) use.bytes += static_cast<int64_t>(size);
+  }
+  return use;
 }
 
 // ------------------------------------------------------------------------------------------------------------------- requests
@@ -95,11 +108,13 @@ Result<Batch> BatchStore::Create(Batch batch) {
       return ResourceExhausted(
           fmt::format("{} batches of this API key are unfinished, which is the most; wait for one, or cancel it", unfinished));
     }
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<FileRoom> room,
+                             context_.files->Reserve(batch.key, {.files = 2, .bytes = input->bytes}));
     if (!context_.files->Use(batch.key, batch.input_file_id))
       return InvalidArgument(fmt::format("input_file_id: there is no file {}", Quoted(batch.input_file_id)));
     DropOldest(batch.key);
     // In line when its record is written; until then it counts.
-    entries_[batch.id] = {.batch = batch, .order = ++next_order_, .running = true};
+    entries_[batch.id] = {.batch = batch, .order = ++next_order_, .running = true, .room = std::move(room)};
   }
   const Status saved = Save(batch.id);
   const std::lock_guard lock(mutex_);
@@ -198,7 +213,7 @@ void BatchStore::Work() {
     entry.running = true;
     const std::string id = next->first;
     BatchWork work(
-        context_, entry.batch, entry.resumed, [this, id] { return Asked(id); },
+        context_, entry.batch, entry.room.get(), entry.resumed, [this, id] { return Asked(id); },
         [this](const Batch& batch, bool lasting) { return Tell(batch, lasting); });
     lock.unlock();
     work.Run();
@@ -223,7 +238,10 @@ Status BatchStore::Tell(const Batch& batch, bool lasting) {
     Batch told = batch;
     if (known.state == BatchState::kCancelling && !batch.ended()) told.state = known.state;  // asked for meanwhile
     told.cancelling = known.cancelling;
-    if (told.ended()) context_.files->Release(told.input_file_id);  // who sees the end may delete the file
+    if (told.ended()) {
+      context_.files->Release(told.input_file_id);  // who sees the end may delete the file
+      entries_.at(batch.id).room.reset();
+    }
     known = std::move(told);
   }
   return lasting ? Save(batch.id) : OkStatus();

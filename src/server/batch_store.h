@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -36,7 +37,7 @@ class BatchStore {
   Status Restore();
 
   // A batch of ParseBatch, whose key is set. INVALID_ARGUMENT where its input cannot be one (input_file_id), RESOURCE_EXHAUSTED
-  // where the key has too many that are unfinished; else as DiskProblem.
+  // where the key has too many that are unfinished, or no room for two files of its input's size; else as DiskProblem.
   Result<Batch> Create(Batch batch);
   std::optional<Batch> Get(const std::string& key, const std::string& id) const;
   std::vector<Batch> List(const std::string& key) const;  // oldest first
@@ -51,6 +52,7 @@ class BatchStore {
     int64_t order = 0;
     bool resumed = false;  // an earlier server began it
     bool running = false;
+    std::unique_ptr<FileRoom> room;  // for its files, until it has ended
   };
 
   void Work();
@@ -63,6 +65,8 @@ class BatchStore {
   // What the work says of its batch; `lasting`: and on the disk.
   Status Tell(const Batch& batch, bool lasting);
   std::string PathOf(const std::string& id) const;
+  // What a batch has written so far, and two files.
+  FileUse UseOf(const Batch& batch) const;
   // Writes the record of what is known now, whoever changed it.
   Status Save(const std::string& id);
 

@@ -25,14 +25,29 @@ constexpr auto kPoll = std::chrono::milliseconds(50);  // until a stop is seen, 
 // Below all requests of clients who wait for their answer; among batches, `priority` says who comes first.
 constexpr int64_t kBatchPriority = -1'000'000;
 
+// A batch whose requests fail from the first one on is given up: its author has most use of the first errors, and its neighbours of
+// what the rest would cost.
+constexpr int64_t kGiveUpAfter = 100;  // requests
+constexpr int64_t kMostErrors = 1000;  // lines of an error file; more are counted
+
+BatchError ErrorOf(const Status& status) {
+  if (status.code() == StatusCode::kInvalidArgument) return {"invalid_input", status.message()};
+  return {"failed", "the server could not go on with the batch; its log says why"};
+}
+
 int32_t PriorityInBatch(int32_t priority) {
   return static_cast<int32_t>(std::max(int64_t{priority} + kBatchPriority, int64_t{std::numeric_limits<int32_t>::min()}));
 }
 
 }  // namespace
 
-BatchWork::BatchWork(const BatchContext& context, Batch batch, bool resumed, Asked asked, Tell tell)
-    : context_(context), batch_(std::move(batch)), resumed_(resumed), asked_(std::move(asked)), tell_(std::move(tell)) {}
+BatchWork::BatchWork(const BatchContext& context, Batch batch, FileRoom* room, bool resumed, Asked asked, Tell tell)
+    : context_(context),
+      batch_(std::move(batch)),
+      room_(*room),
+      resumed_(resumed),
+      asked_(std::move(asked)),
+      tell_(std::move(tell)) {}
 
 void BatchWork::Run() {
   Status status;
@@ -46,9 +61,7 @@ void BatchWork::Run() {
     return spdlog::warn("{} waits for the next start: {}", batch_.id, status.message());
   if (!status.ok()) {
     spdlog::warn("{} failed: {}", batch_.id, status.message());
-    const bool of_input = status.code() == StatusCode::kInvalidArgument;
-    batch_.errors.push_back(of_input ? BatchError{"invalid_input", status.message()}
-                                     : BatchError{"failed", "the server could not go on with the batch; its log says why"});
+    if (batch_.errors.empty()) batch_.errors.push_back(ErrorOf(status));
     if (const Status published = PublishFiles(); !published.ok())
       spdlog::warn("what {} answered cannot be kept: {}", batch_.id, published.message());
     batch_.Enter(BatchState::kFailed);
@@ -63,16 +76,18 @@ Status BatchWork::ReadAndRun() {
   using openai::BatchOutput;
   if (!context_.files->Get(batch_.key, batch_.input_file_id)) return InvalidArgument("the input file is gone");
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(context_.files->PathOf(batch_.output_file_id)));
-  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Resume(context_.files->PathOf(batch_.error_file_id)));
+  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Resume(context_.files->PathOf(batch_.error_file_id), kMostErrors));
   Result<BatchInput> input = BatchInput::Read(context_.files->PathOf(batch_.input_file_id), *context_.parser, output, &errors,
                                               {.endpoint = batch_.endpoint,
                                                .max_requests = context_.max_requests,
+                                               .give_up_after = kGiveUpAfter,
                                                .max_line_bytes = context_.max_line_bytes,
                                                .find_prefix = context_.prefixes_of(batch_.key),
                                                .should_stop = [this] { return asked_() != BatchStop::kNone; }});
   if (!input.ok()) return input.status().code() == StatusCode::kCancelled ? Finish(asked_()) : input.status();
   Count(*input, errors, nullptr);
   if (batch_.num_requests == 0) return InvalidArgument("the input file holds no request");
+  COPPICE_RETURN_IF_ERROR(KeepRoom(output, errors));
   if (batch_.state == BatchState::kValidating) {
     batch_.Enter(BatchState::kInProgress);
     COPPICE_RETURN_IF_ERROR(tell_(batch_, /*lasting=*/true));
@@ -81,6 +96,7 @@ Status BatchWork::ReadAndRun() {
                        {.model = context_.model,
                         .max_waiting = context_.max_waiting,
                         .max_active = context_.max_active,
+                        .give_up_after = input->num_finished_before() > 0 ? 0 : kGiveUpAfter,
                         .careful = resumed_,
                         .admit =
                             [this](openai::OpenAiRequest* request) {
@@ -98,6 +114,9 @@ Status BatchWork::ReadAndRun() {
     COPPICE_RETURN_IF_ERROR(run.Submit());
     COPPICE_RETURN_IF_ERROR(run.WriteFinished());
     Count(*input, errors, &run);
+    COPPICE_RETURN_IF_ERROR(KeepRoom(output, errors));
+    if (run.given_up())
+      return InvalidArgument(fmt::format("the first {} requests all failed; the error file says why", run.counts().failed));
     if (asked_() == BatchStop::kShutdown) break;  // nobody may be left to step the engine
     if (!run.done()) run.WaitForFinished(kPoll);
   }
@@ -109,6 +128,12 @@ Status BatchWork::ReadAndRun() {
   }
   Count(*input, errors, &run);
   return Finish(stop);
+}
+
+Status BatchWork::KeepRoom(const openai::BatchOutput& output, const openai::BatchErrors& errors) {
+  Status grown = room_.GrowTo(output.size() + errors.size());
+  if (!grown.ok()) batch_.errors.push_back({"storage_limit", grown.message()});
+  return grown;
 }
 
 void BatchWork::Count(const openai::BatchInput& input, const openai::BatchErrors& errors, const openai::BatchRun* run) {

@@ -40,9 +40,9 @@ class BatchWork {
   using Asked = std::function<BatchStop()>;
   using Tell = std::function<Status(const Batch&, bool lasting)>;
 
-  // `asked` says whether to stop; `tell` is told what changes, `lasting` where a server that starts again must know. `resumed`: an
-  // earlier one began.
-  BatchWork(const BatchContext& context, Batch batch, bool resumed, Asked asked, Tell tell);
+  // `room` is that of its files, which grows with them, until the batch was told to have ended. `asked` says whether to stop;
+  // `tell` is told what changes, `lasting` where a server that starts again must know. `resumed`: an earlier one began.
+  BatchWork(const BatchContext& context, Batch batch, FileRoom* room, bool resumed, Asked asked, Tell tell);
 
   // To the batch's end, or until the next start has to go on with it: a shutdown, or a lost device. What was told last says how it
   // ended.
@@ -51,12 +51,15 @@ class BatchWork {
  private:
   Status ReadAndRun();
   Status Drive(openai::BatchRun* run, openai::BatchOutput* output);
+  // Room for what is written; where the key has none, that is the batch's error.
+  Status KeepRoom(const openai::BatchOutput& output, const openai::BatchErrors& errors);
   Status Finish(BatchStop why);
   Status PublishFiles();
   void Count(const openai::BatchInput& input, const openai::BatchErrors& errors, const openai::BatchRun* run);
 
   const BatchContext& context_;
   Batch batch_;
+  FileRoom& room_;
   const bool resumed_;
   const Asked asked_;
   const Tell tell_;

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "openai/response.h"
+#include "server/access.h"
 #include "server/http.h"
 
 namespace coppice::server {
@@ -20,9 +20,8 @@ struct Call {
   std::string key;                  // name of the API key; empty without keys
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
-  int64_t taken_tokens = 0;     // of its key's limit
-  int64_t repeated_tokens = 0;  // of prompts, in further choices of the answer
-  std::string logged_body;      // where the log is to have it
+  RequestCost cost;         // what it was admitted with
+  std::string logged_body;  // where the log is to have it
 };
 
 }  // namespace coppice::server

@@ -125,26 +125,73 @@ Result<FileInfo> FileStore::Put(FileInfo info, std::string_view data) {
   info.id = NewId();
   info.bytes = std::ssize(data);
   info.created = SecondsNow();
-  {
-    const std::lock_guard lock(mutex_);
-    DropExpired();
-    const auto own = std::ranges::count_if(entries_, [&](const auto& entry) { return entry.second.info.key == info.key; });
-    if (own + arriving_[info.key] >= options_.max_per_key) {
-      return ResourceExhausted(
-          fmt::format("there are {} files already, and the server keeps {} of an API key; delete some", own, options_.max_per_key));
-    }
-    ++arriving_[info.key];
-  }
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<FileRoom> room, Reserve(info.key, {.files = 1, .bytes = info.bytes}));
   Status written = ReplaceFile(PathOf(info.id), data);
   if (written.ok()) written = WriteRecord(info);
   const std::lock_guard lock(mutex_);
-  if (const auto arriving = arriving_.find(info.key); --arriving->second == 0) arriving_.erase(arriving);
   if (!written.ok()) {
     RemoveFiles(info.id);
     return DiskProblem(written);
   }
   entries_[info.id] = {.info = info, .order = ++next_order_};
   return info;
+}
+
+Status FileStore::CheckRoom(const std::string& key, FileUse more) const {
+  const auto reserved = reserved_.find(key);
+  FileUse use = reserved == reserved_.end() ? FileUse() : reserved->second;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.info.key != key) continue;
+    ++use.files;
+    use.bytes += entry.info.bytes;
+  }
+  if (more.files > 0 && use.files + more.files > options_.max_per_key) {
+    return ResourceExhausted(fmt::format(
+        "there are {} files already, with those that batches are to write, and the server keeps {} of an API key; delete "
+        "some",
+        use.files, options_.max_per_key));
+  }
+  if (options_.max_bytes_per_key == 0 || use.bytes + more.bytes <= options_.max_bytes_per_key) return OkStatus();
+  return ResourceExhausted(
+      fmt::format("the files have {} bytes already, with room for those that batches are to write, and {} more are asked for; the "
+                  "server keeps {} of an API key (--max-bytes-per-key); delete some",
+                  use.bytes, more.bytes, options_.max_bytes_per_key));
+}
+
+Result<std::unique_ptr<FileRoom>> FileStore::Reserve(const std::string& key, FileUse use) {
+  {
+    const std::lock_guard lock(mutex_);
+    DropExpired();
+    COPPICE_RETURN_IF_ERROR(CheckRoom(key, use));
+    reserved_[key].files += use.files;
+    reserved_[key].bytes += use.bytes;
+  }
+  return std::make_unique<FileRoom>(this, key, use);
+}
+
+std::unique_ptr<FileRoom> FileStore::ReserveAnyway(const std::string& key, FileUse use) {
+  const std::lock_guard lock(mutex_);
+  reserved_[key].files += use.files;
+  reserved_[key].bytes += use.bytes;
+  return std::make_unique<FileRoom>(this, key, use);
+}
+
+FileRoom::~FileRoom() {
+  const std::lock_guard lock(store_.mutex_);
+  const auto reserved = store_.reserved_.find(key_);
+  reserved->second.files -= use_.files;
+  reserved->second.bytes -= use_.bytes;
+  if (reserved->second.files == 0 && reserved->second.bytes == 0) store_.reserved_.erase(reserved);
+}
+
+Status FileRoom::GrowTo(int64_t bytes) {
+  const std::lock_guard lock(store_.mutex_);
+  const int64_t more = bytes - use_.bytes;
+  if (more <= 0) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(store_.CheckRoom(key_, {.bytes = more}));
+  store_.reserved_[key_].bytes += more;
+  use_.bytes = bytes;
+  return OkStatus();
 }
 
 Status FileStore::Publish(FileInfo info) {

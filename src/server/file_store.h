@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "coppice/core/status.h"
@@ -20,9 +21,14 @@
 namespace coppice::server {
 
 struct FileStoreOptions {
-  std::string folder;       // empty: no files are kept
-  int64_t max_bytes = 0;    // of a file that is uploaded
-  int32_t max_per_key = 0;  // files of one API key; more are not taken
+  std::string folder;             // empty: no files are kept
+  int64_t max_bytes = 0;          // of a file that is uploaded
+  int32_t max_per_key = 0;        // files of one API key, those that its batches are to write included; more are not taken
+  int64_t max_bytes_per_key = 0;  // likewise; 0: no limit
+};
+
+struct FileUse {
+  int64_t files = 0, bytes = 0;
 };
 
 struct FileInfo {
@@ -33,6 +39,25 @@ struct FileInfo {
 
 // As answers have it.
 nlohmann::ordered_json ToJson(const FileInfo& info);
+
+class FileStore;
+
+// Room for an API key's files that are not there yet; it ends with this. Thread-safe.
+class FileRoom {
+ public:
+  FileRoom(FileStore* store, std::string key, FileUse use) : store_(*store), key_(std::move(key)), use_(use) {}
+  ~FileRoom();
+
+  // For as many bytes at least. RESOURCE_EXHAUSTED: the key has no room for more.
+  Status GrowTo(int64_t bytes);
+
+ private:
+  friend class FileStore;
+
+  FileStore& store_;
+  const std::string key_;
+  FileUse use_;  // guarded by the store's lock
+};
 
 // Thread-safe. No lock is held while a disk is waited for, but to remove files.
 class FileStore {
@@ -47,6 +72,10 @@ class FileStore {
   // `unfinished`, ids of files that batches write. An error if the folder cannot be used.
   Status Restore(const std::set<std::string>& unfinished);
 
+  // Keeps room, which counts as the key's. The store outlives it. RESOURCE_EXHAUSTED: the key has too much.
+  Result<std::unique_ptr<FileRoom>> Reserve(const std::string& key, FileUse use);
+  // For what an earlier server promised, whatever the limits.
+  std::unique_ptr<FileRoom> ReserveAnyway(const std::string& key, FileUse use);
   // Keeps `data`; `info` says whose it is and how it is named, and gets an id, a size and a time. RESOURCE_EXHAUSTED: the key has
   // too many; else as DiskProblem.
   Result<FileInfo> Put(FileInfo info, std::string_view data);
@@ -66,6 +95,8 @@ class FileStore {
   std::string PathOf(const std::string& id) const;
 
  private:
+  friend class FileRoom;
+
   struct Entry {
     FileInfo info;
     int64_t order = 0;  // of arrival: times are whole seconds
@@ -79,12 +110,14 @@ class FileStore {
   // With the lock held:
   const Entry* Find(const std::string& key, const std::string& id) const;
   void DropExpired();
+  // RESOURCE_EXHAUSTED where the key has no room for so much more.
+  Status CheckRoom(const std::string& key, FileUse more) const;
 
   const FileStoreOptions options_;
   FileDescriptor folder_lock_;
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_;     // by id
-  std::map<std::string, int32_t> arriving_;  // by key: files that are being written
+  std::map<std::string, FileUse> reserved_;  // by key: FileRooms
   int64_t next_order_ = 0;
 };
 

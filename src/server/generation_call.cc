@@ -22,6 +22,7 @@ GenerationCall::GenerationCall(Parts parts)
     const openai::OpenAiRequest& request = parts.prompts[i];
     prompts_[i].samples = request.request.n;
     prompts_[i].answer.prompt_tokens = std::ssize(request.request.prompt_ids);
+    prompts_[i].repeated_tokens = RepeatedTokens(request, prompts_[i].answer.prompt_tokens);
     prompts_[i].answer.request = std::move(parts.prompts[i]);
   }
   if (!prompts_.front().answer.request.stream) return;
@@ -58,7 +59,7 @@ void GenerationCall::Submit() {
     }
     failure_ = id.status();
     for (const RequestId other : submitted_) (void)engine_.Cancel(other);  // one that has ended needs no cancelling
-    Finish();
+    if (submitted_.empty()) Finish();                                      // else with the last of them: what was computed counts
     return;
   }
   if (!streams_.empty()) responder_->BeginStream();
@@ -69,6 +70,7 @@ void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
   if (ended_) return;
   Prompt& prompt = prompts_[index];
   prompt.cached = event.cached_tokens;
+  prompt.begun |= event.begun;
   if (event.request_done) prompt.shared_reads = event.shared_reads;
   prompt.generated += static_cast<int64_t>(event.token_ids.size()) * (event.index >= 0);
   if (event.index >= 0 && !event.token_ids.empty()) {
@@ -86,7 +88,7 @@ void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
     if (!frames.empty()) responder_->Write(std::move(frames));
   }
   done_ += event.request_done;
-  if (done_ == prompts_.size()) {
+  if (done_ == submitted_.size()) {
     Finish();
   } else if (!failure_.ok() && event.finish_reason == FinishReason::kError) {
     for (const RequestId id : submitted_) (void)engine_.Cancel(id);  // the answer is an error whatever the others say
@@ -162,7 +164,10 @@ void GenerationCall::End(int status) {
   ended_ = true;
   Outcome outcome = {.status = status};
   int64_t samples = 0;
-  for (const Prompt& prompt : prompts_) samples += prompt.samples;
+  for (const Prompt& prompt : prompts_) {
+    samples += prompt.samples;
+    if (prompt.begun) outcome.computed_tokens += prompt.answer.prompt_tokens + prompt.repeated_tokens + prompt.generated;
+  }
   outcome.usage = Usage();
   if (first_token_ != Clock::time_point()) {
     outcome.first_token_seconds = Seconds(first_token_ - begin_);

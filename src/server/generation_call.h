@@ -24,6 +24,7 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
   struct Outcome {
     int status = 200;  // of HTTP; 499 where the client left before the end
     openai::TokenUsage usage;
+    int64_t computed_tokens = 0;  // of prompts that a step took in, as often as the answer has them, and of their output
     double first_token_seconds = -1, token_seconds = -1;  // -1: there was none
   };
   struct Parts {
@@ -39,9 +40,11 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
 
  private:
   struct Prompt {
-    openai::Answer answer;  // as far as it has come
+    openai::Answer answer;        // as far as it has come
+    int64_t repeated_tokens = 0;  // of the prompt, in further choices of the answer
     int64_t generated = 0;
     int32_t cached = 0, samples = 0;
+    bool begun = false;
     SharedReads shared_reads;
   };
   using Clock = std::chrono::steady_clock;

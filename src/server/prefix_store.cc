@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "core/check.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/quoted.h"
 #include "engine/prefix_file.h"
 #include "openai/request.h"
 #include "server/record.h"
@@ -67,12 +69,29 @@ Result<Record> ParseRecord(const std::string& text) {
 
 }  // namespace
 
-PrefixStore::PrefixStore(Engine* engine, PrefixStoreOptions options)
-    : engine_(*engine), options_(std::move(options)), worker_([this](const std::stop_token& stop) { Work(stop); }) {}
+PrefixStore::PrefixStore(Engine* engine, const Access* access, PrefixStoreOptions options)
+    : engine_(*engine),
+      access_(*access),
+      options_(std::move(options)),
+      worker_([this](const std::stop_token& stop) { Work(stop); }) {}
 
 PrefixStore::~PrefixStore() = default;
 
 // ------------------------------------------------------------------------------------------------------------------- requests
+
+Status PrefixStore::CheckTtl(const openai::NamedPrefix& prefix) const {
+  const double most = options_.max_ttl_seconds;
+  if (most <= 0 || prefix.ttl_seconds.value_or(0) <= most) return OkStatus();
+  return InvalidArgument(fmt::format("ttl_seconds is {}, expected {} at most (--max-prefix-ttl)", *prefix.ttl_seconds, most));
+}
+
+std::optional<PrefixStore::Clock::time_point> PrefixStore::EndOf(Clock::time_point created,
+                                                                 std::optional<double> ttl_seconds) const {
+  const double most = options_.max_ttl_seconds;
+  if (most > 0) ttl_seconds = std::min(ttl_seconds.value_or(most), most);
+  if (!ttl_seconds) return std::nullopt;
+  return created + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*ttl_seconds));
+}
 
 void PrefixStore::Put(const std::string& key, const std::string& name, openai::NamedPrefix prefix, OnEnd on_end) {
   const Id id(key, name);
@@ -83,20 +102,22 @@ void PrefixStore::Put(const std::string& key, const std::string& name, openai::N
   {
     const std::lock_guard lock(mutex_);
     DropExpired();
-    const auto tokens = static_cast<int64_t>(prefix.token_ids.size());
-    refused = CheckRoom(id, tokens);
-    if (refused.ok()) computing_[id] = tokens;
+    refused = CheckRoom(id, prefix);
+    if (refused.ok()) computing_[id] = {.tokens = std::ssize(prefix.token_ids), .is_public = prefix.is_public};
     computed->entry.pin = fmt::format("served {}", ++next_pin_);
   }
-  if (!refused.ok()) return computed->on_end(refused, 0);
+  if (!refused.ok()) return computed->on_end({.made = refused});
   Request request{.prompt_ids = prefix.token_ids, .max_tokens = 1};
   request.ignore_eos = true;
   request.cache_salt = prefix.cache_salt;
   request.cache_private_begin = prefix.cache_private_begin;
+  request.cache_tenant = access_.TenantOf(key, prefix);
+  request.share_of = key;
   request.pin_prompt_as = computed->entry.pin;
   computed->entry.prefix = std::make_shared<const openai::NamedPrefix>(std::move(prefix));
   request.on_event = [this, computed](const StreamEvent& event) {
     computed->cached = event.cached_tokens;
+    computed->begun |= event.begun;
     if (event.finish_reason == FinishReason::kError) computed->status = event.status;
     if (!event.request_done) return;
     const std::lock_guard lock(mutex_);
@@ -109,41 +130,73 @@ void PrefixStore::Put(const std::string& key, const std::string& name, openai::N
     const std::lock_guard lock(mutex_);
     computing_.erase(id);
   }
-  computed->on_end(submitted.status(), 0);
+  computed->on_end({.made = submitted.status()});
 }
 
-Status PrefixStore::CheckRoom(const Id& id, int64_t tokens) const {
+Status PrefixStore::CheckRoom(const Id& id, const openai::NamedPrefix& prefix) const {
   if (computing_.contains(id)) return ResourceExhausted("a prefix of this name is being computed; send this one again later");
-  int64_t pinned = tokens;
+  if (prefix.is_public) COPPICE_RETURN_IF_ERROR(CheckPublicName(id));
+  const int64_t tokens = std::ssize(prefix.token_ids);
+  int64_t pinned = tokens, pinned_of_key = tokens;
   int32_t of_key = 1;
   const auto count = [&](const Id& other, int64_t size) {
     if (other == id) return;  // replaced
     pinned += size;
-    of_key += other.first == id.first;
+    if (other.first != id.first) return;
+    pinned_of_key += size;
+    ++of_key;
   };
   for (const auto& [other, entry] : entries_) count(other, std::ssize(entry.prefix->token_ids));
-  for (const auto& [other, size] : computing_) count(other, size);
+  for (const auto& [other, computing] : computing_) count(other, computing.tokens);
   if (of_key > options_.max_per_key)
     return ResourceExhausted(fmt::format("there are {} prefixes already, which is the most; delete one", options_.max_per_key));
+  const int64_t most_of_key = options_.max_tokens_per_key > 0 ? options_.max_tokens_per_key : options_.max_tokens;
+  if (pinned_of_key > most_of_key) {
+    return ResourceExhausted(
+        fmt::format("the prefix has {} tokens and those that are kept {}, expected {} at most in all (--max-prefix-tokens); delete "
+                    "one, or give the server more --kv-cache",
+                    tokens, pinned_of_key - tokens, most_of_key));
+  }
   if (pinned <= options_.max_tokens) return OkStatus();
   return ResourceExhausted(
-      fmt::format("the prefix has {} tokens and those that are kept {}, expected {} at most in all; delete one, or give the server "
-                  "more --kv-cache",
-                  tokens, pinned - tokens, options_.max_tokens));
+      fmt::format("the prefix has {} tokens, and those of all API keys leave no room for it; try again later, or "
+                  "give the server more --kv-cache",
+                  tokens));
+}
+
+Status PrefixStore::CheckPublicName(const Id& id) const {
+  const auto same = [&](const auto& computing) {
+    return computing.second.is_public && computing.first.second == id.second && computing.first != id;
+  };
+  const auto owner = public_owners_.find(id.second);
+  const bool taken = (owner != public_owners_.end() && owner->second != id.first) || std::ranges::any_of(computing_, same);
+  return taken ? FailedPrecondition("another API key has a public prefix of this name; take another name") : OkStatus();
+}
+
+const PrefixStore::Entry* PrefixStore::Find(const std::string& key, const std::string& name) const {
+  const auto lives = [](const Entry& entry) { return !entry.expires || *entry.expires > Clock::now(); };
+  if (const auto own = entries_.find({key, name}); own != entries_.end() && lives(own->second)) return &own->second;
+  const auto owner = public_owners_.find(name);
+  if (owner == public_owners_.end()) return nullptr;
+  const Entry& entry = entries_.at({owner->second, name});
+  return lives(entry) ? &entry : nullptr;
 }
 
 std::optional<PrefixStore::Info> PrefixStore::Get(const std::string& key, const std::string& name) const {
   const std::lock_guard lock(mutex_);
-  const auto found = entries_.find({key, name});
-  if (found == entries_.end() || (found->second.expires && *found->second.expires <= Clock::now())) return std::nullopt;
-  return InfoOf(name, found->second);
+  const Entry* const found = Find(key, name);
+  return found ? std::optional(InfoOf(name, *found)) : std::nullopt;
 }
 
 std::vector<PrefixStore::Info> PrefixStore::List(const std::string& key) const {
   const std::lock_guard lock(mutex_);
+  std::set<std::string> names;
+  for (auto own = entries_.lower_bound({key, ""}); own != entries_.end() && own->first.first == key; ++own)
+    names.insert(own->first.second);
+  for (const auto& [name, owner] : public_owners_) names.insert(name);
   std::vector<Info> list;
-  for (const auto& [id, entry] : entries_) {
-    if (id.first == key && (!entry.expires || *entry.expires > Clock::now())) list.push_back(InfoOf(id.second, entry));
+  for (const std::string& name : names) {
+    if (const Entry* const found = Find(key, name)) list.push_back(InfoOf(name, *found));
   }
   return list;
 }
@@ -187,8 +240,7 @@ void PrefixStore::Finish(Computed computed) {
   Result<Info> result = computed.status.ok() ? Result<Info>(Info()) : Result<Info>(computed.status);
   if (result.ok()) {
     entry.created = Clock::now();
-    if (const std::optional<double> ttl = entry.prefix->ttl_seconds)
-      entry.expires = entry.created + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*ttl));
+    entry.expires = EndOf(entry.created, entry.prefix->ttl_seconds);
     if (!options_.folder.empty()) {
       const Status saved = Save(computed.id, &entry);
       if (!saved.ok()) spdlog::warn("a prefix will not outlive the server: {}", saved.message());
@@ -200,15 +252,21 @@ void PrefixStore::Finish(Computed computed) {
     computing_.erase(computed.id);
     if (result.ok()) {
       if (const auto old = entries_.find(computed.id); old != entries_.end()) LetGo(old);
-      entries_.emplace(computed.id, std::move(entry));
+      Add(computed.id, std::move(entry));
     }
   }
-  computed.on_end(std::move(result), computed.cached);
+  computed.on_end({.made = std::move(result), .cached = computed.cached, .begun = computed.begun});
+}
+
+void PrefixStore::Add(const Id& id, Entry entry) {
+  if (entry.prefix->is_public) public_owners_[id.second] = id.first;
+  entries_.emplace(id, std::move(entry));
 }
 
 void PrefixStore::LetGo(std::map<Id, Entry>::iterator entry) {
   (void)engine_.Unpin(entry->second.pin);
   RemoveFiles(entry->second.file);
+  if (entry->second.prefix->is_public) public_owners_.erase(entry->first.second);
   entries_.erase(entry);
 }
 
@@ -272,21 +330,25 @@ Status PrefixStore::Load(const std::string& file) {
   const Id id(record.key, record.name);
   Entry entry = {.created = Clock::time_point(std::chrono::seconds(record.created)), .file = file};
   if (record.expires) entry.expires = Clock::time_point(std::chrono::seconds(*record.expires));
+  if (const auto end = EndOf(entry.created, std::nullopt)) entry.expires = std::min(entry.expires.value_or(*end), *end);
+  if (record.prefix.is_public && !access_.IsAdmin(record.key))
+    return FailedPrecondition(fmt::format("it is public, and its API key {} has not role=admin", Quoted(record.key)));
   const std::lock_guard lock(mutex_);
   const auto other = entries_.find(id);  // the server ended while one replaced the other
   if ((entry.expires && *entry.expires <= Clock::now()) || (other != entries_.end() && other->second.created >= entry.created)) {
     RemoveFiles(file);
     return OkStatus();
   }
-  COPPICE_RETURN_IF_ERROR(CheckRoom(id, std::ssize(record.prefix.token_ids)));
+  COPPICE_RETURN_IF_ERROR(CheckRoom(id, record.prefix));
   COPPICE_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, ReadPrefixTokens(PathOf(file, kKv)));
   if (tokens != record.prefix.token_ids) return DataLoss("its token_ids are not the tokens of its KV");
   entry.pin = fmt::format("served {}", ++next_pin_);
-  COPPICE_RETURN_IF_ERROR(engine_.LoadPrefix(entry.pin, PathOf(file, kKv)));
+  // Whose it is, its record says and how keys share now: files of servers that had no keys, or shared, come to the right place.
+  COPPICE_RETURN_IF_ERROR(engine_.LoadPrefix(entry.pin, PathOf(file, kKv), access_.TenantOf(record.key, record.prefix)));
   entry.prefix = std::make_shared<const openai::NamedPrefix>(std::move(record.prefix));
   spdlog::info("a prefix of {} tokens is there again", entry.prefix->token_ids.size());
   if (other != entries_.end()) LetGo(other);
-  entries_.emplace(id, std::move(entry));
+  Add(id, std::move(entry));
   return OkStatus();
 }
 

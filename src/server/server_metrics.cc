@@ -33,6 +33,25 @@ void AppendValue(std::string_view name, std::string_view help, std::string_view 
   fmt::format_to(std::back_inserter(*text), "{} {}\n", name, value);
 }
 
+void AppendActive(int64_t requests, std::string* text) {
+  AppendValue("coppice_http_requests_active", "Generations that are not answered yet", "gauge", requests, text);
+}
+
+// The series of API keys; `tokens_by_key`: pairs of a key's name and its tokens.
+void AppendTokens(const auto& tokens_by_key, std::string* text) {
+  using Tokens = ServerMetrics::Tokens;
+  const auto series = [&](std::string_view name, std::string_view help, int64_t Tokens::*count) {
+    AppendHead(name, help, "counter", text);
+    for (const auto& [key, tokens] : tokens_by_key)
+      fmt::format_to(std::back_inserter(*text), "{}{{key=\"{}\"}} {}\n", name, Label(key), tokens.*count);
+  };
+  series("coppice_key_prompt_tokens_total", "Prompt tokens of answered requests, by API key", &Tokens::prompt);
+  series("coppice_key_cached_tokens_total", "Of those, found in the cache", &Tokens::cached);
+  series("coppice_key_generated_tokens_total", "Tokens generated, by API key", &Tokens::generated);
+  series("coppice_kv_bytes_not_read_total",
+         "KV bytes that answered requests did not read since others read them with them, by API key", &Tokens::bytes_not_read);
+}
+
 // What Prometheus' client libraries say of a process, under their names.
 void AppendProcess(std::string* text) {
   rusage usage{};
@@ -133,21 +152,26 @@ std::string ServerMetrics::Text(const EngineMetrics& engine, int64_t active_requ
   AppendHead("coppice_http_requests_total", "Requests answered, by route and status", "counter", &text);
   for (const auto& [key, count] : requests_)
     fmt::format_to(out, "coppice_http_requests_total{{route=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
-  AppendValue("coppice_http_requests_active", "Generations that are not answered yet", "gauge", active_requests, &text);
+  AppendActive(active_requests, &text);
   request_seconds_.AppendTo("coppice_http_request_seconds", "From a request to the end of its answer", &text);
   first_token_seconds_.AppendTo("coppice_time_to_first_token_seconds", "From a request to its first token", &text);
   token_seconds_.AppendTo("coppice_time_per_output_token_seconds", "Mean time between a sample's tokens", &text);
-  const auto tokens = [&](std::string_view name, std::string_view help, int64_t Tokens::*count) {
-    AppendHead(name, help, "counter", &text);
-    for (const auto& [key, counts] : tokens_) fmt::format_to(out, "{}{{key=\"{}\"}} {}\n", name, Label(key), counts.*count);
-  };
-  tokens("coppice_key_prompt_tokens_total", "Prompt tokens of answered requests, by API key", &Tokens::prompt);
-  tokens("coppice_key_cached_tokens_total", "Of those, found in the cache", &Tokens::cached);
-  tokens("coppice_key_generated_tokens_total", "Tokens generated, by API key", &Tokens::generated);
-  tokens("coppice_kv_bytes_not_read_total",
-         "KV bytes that answered requests did not read since others read them with them, by API key", &Tokens::bytes_not_read);
+  AppendTokens(tokens_, &text);
   AppendProcess(&text);
   AppendEngine(engine, &text);
+  return text;
+}
+
+ServerMetrics::Tokens ServerMetrics::TokensOf(const std::string& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = tokens_.find(key);
+  return found == tokens_.end() ? Tokens() : found->second;
+}
+
+std::string ServerMetrics::TextOf(const std::string& key, int64_t active_requests) const {
+  std::string text;
+  AppendActive(active_requests, &text);
+  AppendTokens(std::map<std::string, Tokens>{{key, TokensOf(key)}}, &text);
   return text;
 }
 

@@ -41,13 +41,18 @@ class ServerMetrics {
   // KV bytes that sharing spared them (SharedReads).
   void CountBytesNotRead(const std::string& key, int64_t bytes);
 
-  std::string Text(const EngineMetrics& engine, int64_t active_requests) const;
-
- private:
+  // Of a key's answered requests.
   struct Tokens {
     int64_t prompt = 0, cached = 0, generated = 0, bytes_not_read = 0;
   };
+  Tokens TokensOf(const std::string& key) const;
 
+  // Everything there is.
+  std::string Text(const EngineMetrics& engine, int64_t active_requests) const;
+  // What is the key's own, and nothing that others' requests change.
+  std::string TextOf(const std::string& key, int64_t active_requests) const;
+
+ private:
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, int>, int64_t> requests_;  // by route and status
   std::map<std::string, Tokens> tokens_;                     // by key

@@ -33,6 +33,20 @@ TEST(ServerMetrics, CountsByRouteStatusAndKey) {
   EXPECT_THAT(text, Not(HasSubstr("nan")));
 }
 
+TEST(ServerMetrics, AKeySeesItsOwn) {
+  ServerMetrics metrics;
+  metrics.CountTokens("alice", 5, 3, 2);
+  const std::string before = metrics.TextOf("alice", 1);
+  metrics.CountTokens("bob", 50, 30, 20);
+  metrics.CountBytesNotRead("bob", 640);
+  metrics.CountRequest("/v1/completions", 200, 0.2);
+  metrics.CountFirstToken(0.1);
+  EXPECT_EQ(metrics.TextOf("alice", 1), before);
+  EXPECT_THAT(before, HasSubstr("coppice_key_cached_tokens_total{key=\"alice\"} 3\n"));
+  EXPECT_THAT(before, HasSubstr("coppice_http_requests_active 1\n"));
+  EXPECT_THAT(metrics.TextOf("carol", 0), HasSubstr("coppice_key_prompt_tokens_total{key=\"carol\"} 0\n"));
+}
+
 TEST(LatencyHistogram, BucketsAreCumulative) {
   LatencyHistogram histogram;
   for (const double seconds : {0.0005, 0.001, 0.3, 1000.0}) histogram.Add(seconds);

@@ -80,6 +80,7 @@ ordered_json ToJson(const PrefixStore::Info& info) {
           {"made_of", info.prefix->chat() ? "messages" : "prompt"},
           {"num_tokens", info.prefix->token_ids.size()},
           {"private", !info.prefix->cache_salt.empty()},
+          {"public", info.prefix->is_public},
           {"created", info.created},
           {"expires", info.expires ? ordered_json(*info.expires) : ordered_json()},
           {"saved", info.saved}};
@@ -130,8 +131,8 @@ Service::Service(Engine* engine, ServiceOptions options)
       router_(Routes()),
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
       created_(Now()),
-      prefixes_(engine, options_.prefixes),
       access_(options_.access, options_.max_context),
+      prefixes_(engine, &access_, options_.prefixes),
       files_(options_.files),
       batches_(ContextOfBatches(), options_.batches.store),
       batch_routes_(&files_, &batches_) {}
@@ -167,15 +168,15 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     return nullptr;
   }
   if (access_.needs_key() && !found.route->open) {
-    const std::string* key = access_.FindKey(call->request.authorization);
+    const ApiKey* key = access_.FindKey(call->request.authorization);
     if (!key) {
       HttpResponse refused = ErrorResponse(401, "the API key is missing or unknown; send Authorization: Bearer KEY");
       refused.headers.emplace_back("www-authenticate", "Bearer");
       Answer(call, std::move(refused));
       return nullptr;
     }
-    call->key = *key;
-    call->responder->SetOwner(*key);
+    call->key = key->name;
+    call->responder->SetOwner(key->name);
   }
   // A page of another site can make a browser send forms and empty bodies here, and may try others; the browser says where they
   // come from. A key it does not send.
@@ -250,8 +251,9 @@ void Service::Version(const std::shared_ptr<Call>& call) { Answer(call, {.body =
 void Service::OpenApi(const std::shared_ptr<Call>& call) { Answer(call, {.body = std::string(OpenApiDocument())}); }
 
 void Service::Metrics(const std::shared_ptr<Call>& call) {
-  Answer(call,
-         {.body = metrics_.Text(engine_.Metrics(), access_.active()), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+  Answer(call, {.body = access_.IsAdmin(call->key) ? metrics_.Text(engine_.Metrics(), access_.active())
+                                                   : metrics_.TextOf(call->key, access_.ActiveOf(call->key)),
+                .content_type = "text/plain; version=0.0.4; charset=utf-8"});
 }
 
 void Service::Page(const std::shared_ptr<Call>& call) {
@@ -265,7 +267,10 @@ void Service::Page(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Tree(const std::shared_ptr<Call>& call) {
-  Answer(call, {.body = DumpJson(TreeResponse(engine_.Metrics(), engine_.model_info()))});
+  const EngineMetrics metrics = engine_.Metrics();
+  Answer(call, {.body = DumpJson(access_.IsAdmin(call->key)
+                                     ? TreeResponse(metrics, engine_.model_info())
+                                     : TreeResponseOf(call->key, metrics, engine_.model_info(), metrics_.TokensOf(call->key)))});
 }
 
 void Service::Models(const std::shared_ptr<Call>& call) {
@@ -283,12 +288,12 @@ void Service::Model(const std::shared_ptr<Call>& call) {
 void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }
 void Service::ChatCompletions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kChatCompletions, call); }
 
-bool Service::Admit(const std::shared_ptr<Call>& call, int64_t tokens) {
-  if (std::optional<HttpResponse> refused = access_.Admit(call->key, tokens)) {
+bool Service::Admit(const std::shared_ptr<Call>& call, const RequestCost& cost) {
+  if (std::optional<HttpResponse> refused = access_.Admit(call->key, cost)) {
     Answer(call, *std::move(refused));
     return false;
   }
-  call->taken_tokens = tokens;
+  call->cost = cost;
   return true;
 }
 
@@ -300,9 +305,12 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
       parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null());
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
-  if (options_.max_prompts > 0 && prompts->size() > static_cast<size_t>(options_.max_prompts)) {
-    const std::string message = fmt::format("prompt is a list of {} prompts, and the server lets {} wait; send several requests",
-                                            prompts->size(), options_.max_prompts);
+  int64_t samples = 0;
+  for (const openai::OpenAiRequest& prompt : *prompts) samples += prompt.request.n;
+  if (options_.max_waiting > 0 && prompts->size() > 1 && samples > options_.max_waiting) {  // one prompt waits for an empty line
+    const std::string message =
+        fmt::format("prompt is a list of {} prompts with {} samples in all, and the server lets {} wait; send several requests",
+                    prompts->size(), samples, options_.max_waiting);
     return Answer(call, ErrorResponse(InvalidArgument(message), "prompt"));
   }
   const auto seed = body->json->find("seed");
@@ -317,9 +325,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   }
   if (const openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, *prompts); !fits.status.ok())
     return Answer(call, ErrorResponse(fits.status, fits.param));
-  for (const openai::OpenAiRequest& prompt : *prompts)
-    call->repeated_tokens += RepeatedTokens(prompt, std::ssize(prompt.request.prompt_ids));
-  if (!Admit(call, access_.BoundTokens(call->key, *prompts))) return;
+  if (!Admit(call, access_.BoundCost(call->key, *prompts))) return;
   GenerationCall::Start({.engine = &engine_,
                          .prompts = *std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
@@ -331,9 +337,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
                            metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
                            metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
                            Log(*call, outcome.status);
-                           const bool ran = outcome.status != 400 && outcome.status != 429;  // else the engine refused it
-                           const int64_t used = outcome.usage.prompt + call->repeated_tokens + outcome.usage.completion;
-                           access_.Leave(call->key, call->taken_tokens, ran ? used : 0);
+                           access_.Leave(call->key, call->cost, outcome.computed_tokens);
                          }});
 }
 
@@ -351,19 +355,19 @@ void Service::Score(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   std::optional<openai::ScoreRequest> parsed = openai::ParseScore(*body->json, parser_, &error, PrefixesOf(call->key));
   if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
-  if (options_.max_prompts > 0 && parsed->sequences.size() > static_cast<size_t>(options_.max_prompts)) {
+  if (options_.max_waiting > 0 && parsed->sequences.size() > static_cast<size_t>(options_.max_waiting)) {
     const std::string message = fmt::format("continuations is a list of {}, and the server lets {} requests wait; send several",
-                                            parsed->sequences.size(), options_.max_prompts);
+                                            parsed->sequences.size(), options_.max_waiting);
     return Answer(call, ErrorResponse(InvalidArgument(message), "continuations"));
   }
   if (const Status allowed = access_.Complete(call->key, &parsed->request); !allowed.ok())
     return Answer(call, ErrorResponse(allowed, "priority"));
   if (const openai::BodyError fits = CheckAnswer(options_.answers, *parsed); !fits.status.ok())
     return Answer(call, ErrorResponse(fits.status, fits.param));
-  if (!Admit(call, parsed->usage.prompt)) return;
+  if (!Admit(call, {.tokens = parsed->usage.prompt, .samples = std::ssize(parsed->sequences)})) return;
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
   const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](openai::ScoreCall::Outcome outcome) {
-    access_.Leave(call->key, call->taken_tokens, outcome.refused ? 0 : outcome.usage.prompt);
+    access_.Leave(call->key, call->cost, outcome.begun ? outcome.usage.prompt : 0);
     AnswerScore(call, request, std::move(outcome));
   });
   call->responder->WhenGone([weak = std::weak_ptr(score)] {
@@ -396,19 +400,27 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(*body->json, &error, body->tools_or_null());
   if (!prefix) return Answer(call, ErrorResponse(error.status, error.param));
+  if (prefix->is_public && !access_.IsAdmin(call->key)) {
+    return Answer(
+        call, ErrorResponse(403, "public is true, which takes an API key of role admin (role=admin in the key file)", "public"));
+  }
+  if (const Status allowed = prefixes_.CheckTtl(*prefix); !allowed.ok()) return Answer(call, ErrorResponse(allowed, "ttl_seconds"));
   std::optional<std::vector<int32_t>> ids = parser_.EncodePrefix(*prefix, &error);
   if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
   prefix->token_ids = *std::move(ids);
-  if (!Admit(call, static_cast<int64_t>(prefix->token_ids.size()))) return;
-  prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const Result<PrefixStore::Info>& made, int32_t cached) {
-    access_.Leave(call->key, call->taken_tokens, made.ok() ? call->taken_tokens : 0);
+  if (!Admit(call, {.tokens = std::ssize(prefix->token_ids)})) return;
+  prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const PrefixStore::Outcome& outcome) {
+    const Result<PrefixStore::Info>& made = outcome.made;
+    access_.Leave(call->key, call->cost, outcome.begun ? call->cost.tokens : 0);
     if (made.ok()) {
-      call->usage = {.prompt = static_cast<int64_t>(made->prefix->token_ids.size()), .cached = cached};
-      metrics_.CountTokens(call->key, call->usage.prompt, cached, 0);
+      call->usage = {.prompt = call->cost.tokens, .cached = outcome.cached};
+      metrics_.CountTokens(call->key, call->usage.prompt, outcome.cached, 0);
       Answer(call, {.body = DumpJson(ToJson(*made))});
     } else {
-      Answer(call, made.status().code() == StatusCode::kResourceExhausted ? ErrorResponse(429, made.status().message())
-                                                                          : ErrorResponse(made.status()));
+      const StatusCode code = made.status().code();
+      Answer(call, code == StatusCode::kResourceExhausted    ? ErrorResponse(429, made.status().message())
+                   : code == StatusCode::kFailedPrecondition ? ErrorResponse(409, made.status().message())
+                                                             : ErrorResponse(made.status()));
     }
   });
 }

@@ -39,7 +39,7 @@ struct ServiceOptions {
   std::string model;        // the name that answers give
   std::string version;      // of the program
   int32_t max_context = 0;  // tokens of prompt and output
-  int32_t max_prompts = 0;  // of one request; 0: no limit of the server's own
+  int32_t max_waiting = 0;  // EngineOptions::max_waiting: a list of prompts or continuations that has more samples is refused
   AccessOptions access;
   PrefixStoreOptions prefixes;
   FileStoreOptions files;
@@ -100,8 +100,8 @@ class Service {
   void TokenizerInfo(const std::shared_ptr<Call>& call);
   void Detokenize(const std::shared_ptr<Call>& call);
 
-  // Access::Admit; false, with the answer given, where it refuses. Access::Leave ends it with `call->taken_tokens`.
-  bool Admit(const std::shared_ptr<Call>& call, int64_t tokens);
+  // Access::Admit; false, with the answer given, where it refuses. Access::Leave ends it with `call->cost`.
+  bool Admit(const std::shared_ptr<Call>& call, const RequestCost& cost);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   void AnswerScore(const std::shared_ptr<Call>& call, std::shared_ptr<const openai::ScoreRequest> request,
                    openai::ScoreCall::Outcome outcome);
@@ -120,8 +120,8 @@ class Service {
   const openai::OpenAiRequestParser parser_;
   const int64_t created_;  // seconds since 1970
   mutable ServerMetrics metrics_;
-  PrefixStore prefixes_;
   Access access_;
+  PrefixStore prefixes_;
   std::atomic<const char*> draining_{nullptr};
   FileStore files_;
   BatchStore batches_;  // after all that its threads use

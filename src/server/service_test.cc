@@ -16,7 +16,10 @@ namespace coppice::server {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::Pair;
 
 // Keeps what was answered.
@@ -325,6 +328,17 @@ TEST_F(ServiceTest, AFullQueueIs429AndTheRestGoesOn) {
   EXPECT_TRUE(second->ended);
 }
 
+TEST_F(ServiceTest, AListThatIsRefusedInPartEndsWithWhatRan) {
+  const auto first = Complete({{"max_tokens", 2}});
+  const auto list = Complete({{"prompt", {{4, 5}, {6, 7}, {8, 9}}}, {"max_tokens", 2}});  // two have no room
+  EXPECT_FALSE(list->response) << "its first prompt may run";
+  EXPECT_EQ(service_.active(), 2);
+  harness_.RunToEnd();
+  EXPECT_EQ(list->response.value().status, 429);
+  EXPECT_EQ(first->response.value().status, 200);
+  EXPECT_EQ(service_.active(), 0);
+}
+
 TEST_F(ServiceTest, AStepThatFailsEndsItsRequestsWithTheReason) {
   const auto whole = Complete({{"max_tokens", 9}}), streamed = Complete({{"max_tokens", 9}, {"stream", true}});
   harness_.model().FailNext(Internal("the model broke"));
@@ -385,6 +399,116 @@ TEST_F(KeysTest, PriorityComesBeforeTurns) {
   harness_.RunToEnd();
   EXPECT_EQ(second->response.value().status, 200);
   EXPECT_EQ(Fill("a", 1, {{"priority", 1}})->body()["error"]["param"], "priority");  // it would come before other keys'
+}
+
+// Keys a (alice) and b (bob), and c of role admin.
+class NeighboursTest : public ServiceTest {
+ protected:
+  explicit NeighboursTest(bool share_between_keys = false)
+      // printf %s a | sha256sum, and of b and c
+      : ServiceTest(
+            {.access = {.keys = ApiKeys::Parse("alice ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb\n"
+                                               "bob 3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d\n"
+                                               "root 2e7d2c03a9507ae265ecf5b5356885a53393a2029d241394997265a1a25aefc6 role=admin",
+                                               "k")
+                                    .value(),
+                        .share_between_keys = share_between_keys}}) {}
+
+  std::shared_ptr<FakeResponder> Send(const std::string& key, const json& body, const std::string& path = "/v1/completions") {
+    const auto answer = Ask({.method = path.starts_with("/v1/prefixes") ? "PUT" : "POST",
+                             .path = path,
+                             .body = body.dump(),
+                             .authorization = "Bearer " + key,
+                             .content_type = "application/json"});
+    harness_.RunToEnd();
+    return answer;
+  }
+  // The cached tokens that a completion of 20 tokens of `token` tells, with these fields too.
+  int Cached(const std::string& key, int32_t token, json fields = json::object()) {
+    fields.update({{"prompt", std::vector<int32_t>(20, token)}, {"max_tokens", 1}});
+    const auto answer = Send(key, fields);
+    EXPECT_EQ(answer->response.value().status, 200) << answer->response->body;
+    return answer->body()["usage"]["prompt_tokens_details"]["cached_tokens"];
+  }
+  std::string See(const std::string& key, const std::string& path) {
+    return Ask({.method = "GET", .path = path, .authorization = "Bearer " + key})->response.value().body;
+  }
+};
+
+TEST_F(NeighboursTest, NothingOfAnotherKeyIsFoundOrCounted) {
+  const std::vector<json> ways = {json::object(),
+                                  {{"cache_salt", "alice"}},
+                                  {{"cache_salt", "alice"}, {"cache_private_begin", 8}},
+                                  {{"cache_salt", "bob"}, {"cache_private_begin", 20}}};
+  int32_t token = 0;
+  Cached("b", ++token);
+  for (const json& of_alice : ways) {
+    ++token;
+    const std::string metrics = See("b", "/metrics"), tree = See("b", "/v1/tree");
+    Cached("a", token, of_alice);
+    const json score = {{"prompt", std::vector<int32_t>(20, token)}, {"continuations", {{1, 2}, {3}}}};
+    EXPECT_EQ(Send("a", score, "/v1/score")->response.value().status, 200);
+    EXPECT_EQ(See("b", "/metrics"), metrics);
+    EXPECT_EQ(See("b", "/v1/tree"), tree);
+    EXPECT_EQ(Send("b", score, "/v1/score")->body()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    for (const json& of_bob : ways) {
+      ++token;
+      Cached("a", token, of_alice);
+      EXPECT_EQ(Cached("b", token, of_bob), 0) << of_alice << of_bob;
+      EXPECT_GT(Cached("b", token, of_bob), 0) << of_alice << of_bob;
+    }
+  }
+}
+
+TEST_F(NeighboursTest, AnAdminSeesEverything) {
+  Cached("a", 1);
+  Cached("b", 2);
+  EXPECT_THAT(See("a", "/metrics"), HasSubstr("coppice_key_prompt_tokens_total{key=\"alice\"} 20\n"));
+  EXPECT_THAT(See("a", "/metrics"), Not(AnyOf(HasSubstr("bob"), HasSubstr("coppice_steps_total"), HasSubstr("cpu_seconds"))));
+  EXPECT_THAT(See("c", "/metrics"), AllOf(HasSubstr("key=\"alice\"} 20\n"), HasSubstr("key=\"bob\"} 20\n"),
+                                          HasSubstr("coppice_prefill_tokens_total 40\n")));
+  const json own = json::parse(See("a", "/v1/tree")), all = json::parse(See("c", "/v1/tree"));
+  ASSERT_EQ(own["nodes"].size(), 1u);
+  EXPECT_EQ(own["nodes"][0],
+            json({{"id", 1}, {"parent", 0}, {"begin", 0}, {"end", 20}, {"hits", 0}, {"running", 0}, {"pinned", false}}));
+  EXPECT_EQ(own["prompt_tokens"], 20);
+  EXPECT_FALSE(own.contains("pages_used"));
+  EXPECT_EQ(all["nodes"].size(), 2u);
+  EXPECT_EQ(all["prefilled_tokens"], 40);
+}
+
+TEST_F(NeighboursTest, AnAdminsPublicPrefixIsForAll) {
+  const json body = {{"prompt", std::vector<int32_t>(16, 1)}, {"public", true}};
+  const auto refused = Send("a", body, "/v1/prefixes/p");
+  EXPECT_EQ(refused->response.value().status, 403);
+  EXPECT_EQ(refused->body()["error"]["param"], "public");
+  const auto made = Send("c", body, "/v1/prefixes/p");
+  ASSERT_EQ(made->response.value().status, 200) << made->response->body;
+  EXPECT_EQ(made->body()["public"], true);
+  EXPECT_EQ(json::parse(See("a", "/v1/prefixes"))["data"][0]["name"], "p");
+  EXPECT_EQ(Cached("a", 2, {{"prefix", "p"}}), 16);
+  EXPECT_EQ(Cached("a", 2, {{"prefix", "p"}}), 35);
+  EXPECT_EQ(Cached("b", 2, {{"prefix", "p"}}), 16) << "what follows it is each key's own";
+  EXPECT_EQ(Cached("b", 3, {{"prefix", "p"}, {"cache_salt", "s"}}), 16);
+  EXPECT_EQ(Cached("a", 3, {{"prefix", "p"}, {"cache_salt", "s"}}), 16);
+  EXPECT_EQ(Cached("b", 1), 0) << "without the name nothing is shared";
+  const auto of_others = json::parse(See("b", "/v1/tree"));
+  for (const json& node : of_others["nodes"]) EXPECT_TRUE(node["begin"] >= 16 || node["end"] == 20) << node;
+}
+
+class SharingNeighboursTest : public NeighboursTest {
+ protected:
+  SharingNeighboursTest() : NeighboursTest(/*share_between_keys=*/true) {}
+};
+
+TEST_F(SharingNeighboursTest, WhatHasASaltIsAKeysOwnAllTheSame) {
+  EXPECT_EQ(Cached("a", 1), 0);
+  EXPECT_GT(Cached("b", 1), 0);
+  EXPECT_EQ(Cached("a", 2, {{"cache_salt", "s"}}), 0);
+  EXPECT_EQ(Cached("b", 2, {{"cache_salt", "s"}}), 0);
+  EXPECT_GT(Cached("a", 2, {{"cache_salt", "s"}}), 0);
+  EXPECT_EQ(Cached("a", 3, {{"cache_salt", "s"}, {"cache_private_begin", 8}}), 0);
+  EXPECT_EQ(Cached("b", 3, {{"cache_salt", "s"}, {"cache_private_begin", 8}}), 8);
 }
 
 class TokenLimitsTest : public ServiceTest {
@@ -465,11 +589,28 @@ TEST_F(TokenLimitsTest, EchoedPromptsCountForEachChoice) {
 
 TEST_F(TokenLimitsTest, AnAnswerBelongsToItsKey) { EXPECT_EQ(Send("a", {{"prompt", {1}}})->owner, "alice"); }
 
+TEST_F(TokenLimitsTest, WhatRanIsNotGivenBackWhateverItsAnswer) {
+  const json body = {{"prompt", {1, 2, 3, 4, 5}}, {"max_tokens", 15}, {"ignore_eos", true}};
+  harness_.model().FailNext(Internal("the model broke"));
+  const auto failed = Send("a", {{"prompt", std::vector<int32_t>(20, 1)}, {"max_tokens", 0}});
+  EXPECT_FALSE(harness_.engine().Step().ok());
+  harness_.RunToEnd();
+  EXPECT_EQ(failed->response.value().status, 500);
+  const auto left = Send("a", body);
+  harness_.Step(3);
+  left->when_gone();  // after a few of its tokens
+  harness_.RunToEnd();
+  const auto third = Send("a", body);  // of 50, 20 and 5 to 15 are gone
+  EXPECT_FALSE(third->response) << third->response->body;
+  harness_.RunToEnd();
+  EXPECT_EQ(Send("a", body)->response.value().status, 429);
+}
+
 TEST_F(TokenLimitsTest, WhatIsNotUsedIsGivenBack) {
   for (int i = 0; i < 6; ++i) {  // 20 tokens each
     const auto answer = Send("a", {{"prompt", {1, 2, 3, 4, 5}}, {"max_tokens", 15}});
     ASSERT_FALSE(answer->response) << answer->response->body;
-    answer->when_gone();  // before a token
+    answer->when_gone();  // before a step
     harness_.RunToEnd();
     const auto refused = Send("a", {{"prompt", {1, 2, 3}}, {"max_tokens", 8}, {"temperature", -1}});
     EXPECT_EQ(refused->response.value().status, 400);
@@ -496,7 +637,7 @@ class ServiceWithLimitsTest : public ServiceTest {
   // printf %s secret | sha256sum
   ServiceWithLimitsTest()
       : ServiceTest(
-            {.max_prompts = 2,
+            {.max_waiting = 2,
              .access = {.keys = ApiKeys::Parse("bob 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "k").value(),
                         .max_active_per_key = 1,
                         .request_timeout = 1e-6}}) {}
@@ -526,6 +667,17 @@ TEST_F(ServiceWithLimitsTest, LimitsOfTheServer) {
   const auto many = post({{"prompt", {{1}, {2}, {3}}}});
   EXPECT_EQ(many->response->status, 400);
   EXPECT_EQ(many->body()["error"]["param"], "prompt");
+  for (const json& body : {json{{"prompt", {1}}, {"n", 2}}, json{{"prompt", {{1}, {2}}}}, json{{"prompt", {1}}, {"best_of", 2}}}) {
+    const auto wide = post(body);
+    EXPECT_EQ(wide->response->status, 400) << body;
+    EXPECT_THAT(wide->response->body, HasSubstr("2 samples"));
+  }
+  const auto score = Ask({.method = "POST",
+                          .path = "/v1/score",
+                          .body = R"({"prompt": [1], "continuations": [[2], [3]]})",
+                          .authorization = "Bearer secret",
+                          .content_type = "application/json"});
+  EXPECT_THAT(score->response.value().body, HasSubstr("2 samples"));
   const auto late = post({{"prompt", {1, 2}}});
   const auto second = post({{"prompt", {1, 2}}});
   EXPECT_EQ(second->response->status, 429);

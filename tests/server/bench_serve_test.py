@@ -74,7 +74,7 @@ class OwnServerTest(unittest.TestCase):
 
     def test_keys(self):
         with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
-            keys.write("me 2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90\n")  # alice
+            keys.write("me 2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 role=admin\n")  # alice
             keys.flush()
             with Server("--api-keys", keys.name) as server:
                 workload = ("--url", server.url, "--vocab-size", 256, *WORKLOAD)

@@ -15,7 +15,7 @@ import unittest
 from server_process import ROOT, Server, raw_request
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-KEYS = "me 2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90\n"  # alice
+KEYS = "me 2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 role=admin\n"  # alice
 KEY = {"Authorization": "Bearer alice"}
 
 

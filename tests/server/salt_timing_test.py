@@ -1,15 +1,17 @@
-"""Salts isolate in time: who asks for a prompt that another salt has cached waits as long as for one that nobody has asked for.
+"""Salts and API keys isolate in time: who asks for a prompt that another one has cached waits as long as for one that nobody has asked for.
 
-Pairs of requests under one salt: a prompt that another salt has just cached, and a new one of the same length, in random order. Their
+Pairs of requests of one salt, or key: a prompt that another one has just cached, and a new one of the same length, in random order. Their
 times to the first token are compared by the 20% trimmed mean of the paired differences (Yuen), two-sided at level 0.001. The gap is the
 trimmed mean of what a prompt costs more when it is not cached than when it is, measured beside. The test goes on from 200 pairs until it would
 see a difference of 5% of the gap with power 0.9, that is, until (z(0.9995) + z(0.9)) standard errors are below it.
 """
 
+import hashlib
 import json
 import math
 import random
 import statistics
+import tempfile
 import time
 import unittest
 
@@ -30,9 +32,10 @@ def trimmed_mean(values, trim=0.2):
 
 
 class SaltTimingTest(unittest.TestCase):
-    def first_token(self, server, prompt, salt):
-        """Seconds until the first token of a stream."""
-        request = raw_request({"prompt": prompt, "cache_salt": salt, "max_tokens": 1, "ignore_eos": True, "stream": True}, Connection="close")
+    def first_token(self, server, prompt, who):
+        """Seconds until the first token of a stream. `who`: fields of the body and headers."""
+        fields, headers = who
+        request = raw_request({"prompt": prompt, "max_tokens": 1, "ignore_eos": True, "stream": True} | fields, Connection="close", **headers)
         with server.connect() as connection:
             begin = time.perf_counter()
             connection.sendall(request)
@@ -47,22 +50,33 @@ class SaltTimingTest(unittest.TestCase):
         self.assertIn(b" 200 ", received.splitlines()[0])
         return seconds
 
-    def test_no_difference(self):
+    def test_salts(self):
+        self.expect_no_difference((), lambda name: ({"cache_salt": name}, {}))
+
+    def test_keys(self):
+        """With the same salt, so that the keys alone part them."""
+        with tempfile.NamedTemporaryFile("w") as keys:
+            keys.writelines(f"{name} {hashlib.sha256(name.encode()).hexdigest()}\n" for name in ("warm", "victim", "attacker"))
+            keys.flush()
+            self.expect_no_difference(("--api-keys", keys.name), lambda name: ({"cache_salt": "victim"}, {"Authorization": f"Bearer {name}"}))
+
+    def expect_no_difference(self, options, who):
+        """`who`: what a request of that name says of itself."""
         chance = random.Random(11)
         normal = statistics.NormalDist()
         differences, gaps = [], []
-        with Server("--max-context", 1024) as server:
+        with Server("--max-context", 1024, *options) as server:
             def prompt():
                 return [chance.randrange(3, 250) for _ in range(TOKENS)]
 
-            self.first_token(server, prompt(), "warm")
+            self.first_token(server, prompt(), who("warm"))
             while True:
                 known, unknown = prompt(), prompt()
-                self.first_token(server, known, "victim")
+                self.first_token(server, known, who("victim"))
                 seconds = {}
                 for name in chance.sample(("known", "unknown"), 2):
-                    seconds[name] = self.first_token(server, known if name == "known" else unknown, "attacker")
-                cached = self.first_token(server, unknown, "attacker")
+                    seconds[name] = self.first_token(server, known if name == "known" else unknown, who("attacker"))
+                cached = self.first_token(server, unknown, who("attacker"))
                 differences.append(seconds["known"] - seconds["unknown"])
                 gaps.append(seconds["unknown"] - cached)
                 if len(differences) < PAIRS:

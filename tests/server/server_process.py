@@ -20,10 +20,11 @@ sys.path.insert(0, os.path.join(ROOT, "build", "python-packages"))
 
 
 class Server:
-    """A server on a free port, for a `with`; leaving it sends SIGTERM and expects a clean end."""
+    """A server on a free port, for a `with`; leaving it sends SIGTERM and expects a clean end. `key`: sent where no other one is."""
 
-    def __init__(self, *args, model=TINY, environment=None, preexec=None):
+    def __init__(self, *args, model=TINY, environment=None, preexec=None, key=None):
         self.environment, self.preexec = environment, preexec
+        self.key = {"Authorization": f"Bearer {key}"} if key else {}
         self.args = [COPPICE, "serve", "--model", model, "--port", "0", "--kv-cache", "64MiB", *map(str, args)]
 
     def __enter__(self):
@@ -66,7 +67,7 @@ class Server:
             if body is not None and not isinstance(body, (str, bytes)):
                 body = json.dumps(body)
             given = {"Content-Type": "application/json"} if body is not None else {}
-            connection.request(method, path, body, given | (headers or {}))
+            connection.request(method, path, body, given | self.key | (headers or {}))
             response = connection.getresponse()
             return response.status, response.headers, response.read().decode()
         finally:

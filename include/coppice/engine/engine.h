@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -21,6 +22,13 @@
 namespace coppice {
 
 enum class RequestId : uint64_t {};
+
+// Whose KV it is. Tenants never share KV, whatever their salts: what one has computed is found, counted and timed by none of the
+// others.
+struct CacheTenant {
+  std::string name;   // empty: none, everybody's
+  int32_t begin = 0;  // prompt tokens before this index stay shared with everybody
+};
 
 // A token whose log-probability after prompt tokens [0, position] is wanted.
 struct PromptScore {
@@ -49,8 +57,9 @@ struct Request {
   // prompt_logprobs at each place of the prompt.
   int32_t top_logprobs = 0;
   bool echo = false;  // the event of the prompt (index -1) carries its token ids and text: what comes before each sample's output
-  std::string cache_salt;           // requests with different salts never share KV
-  int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody
+  std::string cache_salt;           // requests with different salts never share KV; a tenant's salt is that tenant's alone
+  int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody, or all of the tenant
+  CacheTenant cache_tenant;
   // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
   // use is given to the new prompt. Not with SharingMode::kNone.
   std::string pin_prompt_as;
@@ -111,6 +120,7 @@ struct StreamEvent {
   std::vector<std::optional<float>> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  // with prompt_logprobs and top_logprobs
   std::vector<ScoredToken> prompt_scores;
+  bool begun = false;                         // a step took the request in: it is no longer one that only waited
   int32_t cached_tokens = 0;                  // of the prompt, found in the cache when the request was admitted
   std::optional<FinishReason> finish_reason;  // set with the sample's last event
   bool request_done = false;                  // last event of the request
@@ -205,8 +215,10 @@ struct EngineOptions {
   SchedulePolicy schedule = SchedulePolicy::kMixed;
   int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
   int32_t max_context = 0;  // 0: the model's
-  int32_t max_waiting = 0;  // requests that wait; Submit refuses more with RESOURCE_EXHAUSTED. 0: no limit
-  int num_threads = 0;      // 0: one per core; at most 4,096
+  // Samples of requests that wait and have not begun; Submit refuses more with RESOURCE_EXHAUSTED. While requests of several names
+  // (Request::share_of) wait, each may have half of them, and gets in with an equal share of them at least. 0: no limit.
+  int32_t max_waiting = 0;
+  int num_threads = 0;  // 0: one per core; at most 4,096
   // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;
@@ -294,6 +306,9 @@ struct EngineMetrics {
   // The 256 nodes of the prefix tree in most use: by users, then those that are pinned, then by hits. A node's parent is always
   // before it. Gathered at most ten times a second and when the engine runs idle.
   std::vector<CachedPrefix> prefixes;
+  // Likewise of each tenant's own nodes, whatever else is cached, by CacheTenant::name; the root stands for parents that everybody
+  // shares. Null: no tenant has any.
+  std::shared_ptr<const std::map<std::string, std::vector<CachedPrefix>>> tenant_prefixes;
   int32_t tree_nodes = 0;               // how many there are in all
   int32_t chunk = 0;                    // prompt tokens of a step at most
   std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
@@ -322,11 +337,12 @@ class Engine {
   // NOT_FOUND if nothing is pinned under that name (yet); INVALID_ARGUMENT if `path` is no regular file, or holds anything else
   // than a prefix; an error with the system's reason if the file cannot be written.
   virtual Status SavePrefix(const std::string& name, const std::string& path) = 0;
-  // Reads such a file and pins its prompt under `name`, as if it had been computed here; what is cached of it already is kept.
+  // Reads such a file and pins its prompt under `name`, as if it had been computed here for `tenant`, whom the file does not tell;
+  // what is cached of it already is kept.
   // Called as SavePrefix; the KV is there for every step after the return. A file of another model, dtype or (deterministic
   // engines) mode is INVALID_ARGUMENT, a truncated or corrupt one DATA_LOSS, no room for it RESOURCE_EXHAUSTED, and UNAVAILABLE
   // says that a request computes a part of this prompt right now; the engine is then as it was.
-  virtual Status LoadPrefix(const std::string& name, const std::string& path) = 0;
+  virtual Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) = 0;
   // Runs one step; false when there is nothing to do. When the model fails, the requests that took part in the step end with kError
   // and its status, which is returned too; all others go on with the next step. UNAVAILABLE: the device is lost, and all requests
   // have ended.

@@ -91,9 +91,11 @@ function drawTree(state) {
   const hidden = state.num_nodes - shown.length;
   $("tree-summary").textContent =
     `${number.format(state.num_nodes)} nodes${hidden > 0 ? `, ${number.format(hidden)} of them not drawn` : ""}; ` +
-    `${number.format(tokens)} tokens in ${bytes(tokens * state.kv_bytes_per_token)} of KV; ` +
-    `${number.format(state.pages_used)} of ${number.format(state.pages)} pages in use; ` +
-    `${number.format(state.samples_running)} samples running, ${number.format(state.requests_waiting)} requests waiting`;
+    `${number.format(tokens)} tokens in ${bytes(tokens * state.kv_bytes_per_token)} of KV` +
+    (ofServer(state)
+      ? `; ${number.format(state.pages_used)} of ${number.format(state.pages)} pages in use; ` +
+        `${number.format(state.samples_running)} samples running, ${number.format(state.requests_waiting)} requests waiting`
+      : ", those of this API key");
   picture.setAttribute("aria-label", `The prefix tree: ${$("tree-summary").textContent}`);
   if (document.querySelector("details").open) fillTable(state.nodes);
 }
@@ -113,7 +115,16 @@ function fillTable(nodes) {
 
 // -------------------------------------------------------------------------------------------------------------------- bytes
 
+// Keys without role admin see their own nodes and tokens, and nothing of the server's steps.
+function ofServer(state) {
+  return state.steps !== undefined;
+}
+
 function drawBytes(state, before) {
+  if (!ofServer(state)) {
+    $("bytes-summary").textContent = "What the server reads is shown to API keys of role admin.";
+    return;
+  }
   const delta = before ? state.kv_bytes_read_unshared - before.kv_bytes_read_unshared : 0;
   if (delta > 0) {
     const read = state.kv_bytes_read - before.kv_bytes_read;
@@ -157,14 +168,14 @@ function drawChart(picture, values) {
 }
 
 function drawCharts(state, before, seconds) {
-  const steps = before ? state.steps - before.steps : 0;
+  const steps = before && ofServer(state) ? state.steps - before.steps : 0;
   const stepMs = steps > 0 ? (1000 * (state.step_seconds - before.step_seconds)) / steps : null;
   const rate = before ? (state.generated_tokens - before.generated_tokens) / seconds : 0;
   history.push({ stepMs, rate });
   if (history.length > kHistory) history.shift();
   drawChart($("step-chart"), history.map((item) => item.stepMs));
   drawChart($("rate-chart"), history.map((item) => item.rate));
-  $("step-now").textContent = stepMs === null ? "idle" : stepMs.toFixed(2);
+  $("step-now").textContent = !ofServer(state) ? "not shown" : stepMs === null ? "idle" : stepMs.toFixed(2);
   $("rate-now").textContent = rate.toFixed(1);
 }
 
@@ -180,7 +191,8 @@ async function poll() {
     return;
   }
   const state = await response.json(), now = performance.now();
-  const restarted = last && state.steps < last.steps;
+  // Another server, or another key's view.
+  const restarted = last && (ofServer(state) !== ofServer(last) || state.generated_tokens < last.generated_tokens);
   const before = restarted ? null : last;
   drawTree(state);
   drawBytes(state, before);

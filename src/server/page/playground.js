@@ -76,7 +76,11 @@ function rank(cards) {
 }
 
 function showVotes(votes) {
-  if (!votes) return;
+  if (votes === undefined) return;
+  if (votes === null) {
+    votesBox.append(element("h3", "", "Votes"), element("p", "", "the pattern takes too long on these texts"));
+    return;
+  }
   const list = element("ol");
   for (const vote of votes) list.append(element("li", "", `${vote.answer}: ${vote.count} ${vote.count === 1 ? "sample" : "samples"}`));
   votesBox.append(element("h3", "", "Votes"), votes.length ? list : element("p", "", "no sample has such an answer"));
