@@ -101,6 +101,9 @@ class CheckDocsTest(unittest.TestCase):
         self.expect("bench/results/decode/2026-01-03_zen5.txt", ORIGIN, 1, "no page and no source cites it")
         self.expect("bench/results/decode/zen5.txt", ORIGIN, 1, "is not named")
         self.expect("src/engine/engine.cc", "// bench/results/decode/2026-01-04_zen5.txt\n", 1, "which is not there")
+        self.expect("src/engine/engine.cc", "// bench/results/decode_zen5.txt\n", 1, "which is not there")
+        placeholder = BASE["src/engine/engine.cc"] + "// bench/results/decode/DATE_CARD.txt\n"
+        self.assertEqual(check({"src/engine/engine.cc": placeholder}), "")
 
     def test_figures(self):
         self.expect("README.md", ("26,065", "26,066"), 3, "the figure 26,066 tokens/s is not in")
