@@ -19,14 +19,17 @@ and more light reaches the ground, where primroses and anemones flower before th
 
 
 def sandbox_works():
-    sandbox = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+    """Whether programs can run; as an ordinary user does, which root becomes for them."""
+    sandbox = ["bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "true"]
+    if os.geteuid() == 0:
+        sandbox = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *sandbox]
     return shutil.which("bwrap") is not None and subprocess.run(sandbox, capture_output=True, check=False).returncode == 0
 
 
-def evaluate(*args, timeout=900):
+def evaluate(*args, timeout=900, environment=None):
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
-        done = coppice("eval", *args, "--model", MODEL, "--out", report, timeout=timeout)
+        done = coppice("eval", *args, "--model", MODEL, "--out", report, timeout=timeout, environment=environment)
         if done.returncode != 0:
             raise AssertionError(f"coppice eval {args} exited with {done.returncode}: {done.stderr}")
         with open(report, encoding="utf-8") as file:
@@ -97,7 +100,31 @@ class EvalTest(unittest.TestCase):
             self.assertEqual(report["modes"][mode]["items"], report["modes"]["tree"]["items"])
         self.assertGreater(sum(s["value"] for s in scores["tree"].values()), 0)  # short texts: found at least once
 
-    @unittest.skipUnless(sandbox_works(), "bubblewrap is missing, or gets no namespaces here")
+    @unittest.skipUnless(sandbox_works(), "bubblewrap is missing or too old, or gets no namespaces here")
+    def test_hostile_programs(self):
+        """A program passes by what it was refused; what each would have passed by without a sandbox stands in `harm`."""
+        call = "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        harm = (call + "assert libc.mount(None, b'/usr', None, 32 | 4096, None) == 0",  # writable again: MS_REMOUNT | MS_BIND
+                call + "assert libc.unshare(0x10000000) == 0",  # a user namespace, with all capabilities
+                call + "assert libc.ptrace(0, 0, 0, 0) == 0",
+                "open('/proc/sys/kernel/core_pattern', 'r+')", "open('/proc/sys/net/ipv4/ip_forward', 'r+')",
+                "assert 'SECRET' in open('/proc/1/environ').read()",
+                "open('/x', 'w')", "for i in range(200): open('/tmp/%d' % i, 'wb').write(bytes(1 << 20))",
+                "for i in range(200): open('/dev/shm/%d' % i, 'wb').write(bytes(1 << 20))",
+                "import os\nwhile os.fork(): pass", "x = bytearray(1 << 30)")
+        right = ("x = 1", "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()", "open('/tmp/x', 'w').write('y')")
+        path = self.lines("problems", *({"prompt": "x = 1  # one,", "tests": tests, "stop": ["\n"]} for tests in (*harm, *right)))
+        report, _ = evaluate("code", path, "-n", 1, "--max-tokens", 2, "--seconds", 20, "--modes", "tree", environment={"COPPICE_SECRET": "1"})
+        self.assertEqual(report["modes"]["tree"]["items"], ["0/1"] * len(harm) + ["1/1"] * len(right))
+
+    def test_no_sandbox_no_programs(self):
+        path = self.lines("problems", {"prompt": "x = 1", "tests": ""})
+        for args, environment, words in (((), {"PATH": "/nonexistent"}, "bubblewrap"), (("--interpreter", "/usr/bin/no-such"), {}, "/usr/bin/no-such")):
+            done = coppice("eval", "code", path, "-n", 1, "--model", MODEL, *args, environment=environment)
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
+            self.assertIn(words, done.stderr)
+
+    @unittest.skipUnless(sandbox_works(), "bubblewrap is missing or too old, or gets no namespaces here")
     def test_code(self):
         # Whatever the model writes into the comment or behind it, the first passes and the second does not.
         path = self.lines("problems", {"prompt": "x = 1  # one,", "tests": "assert x == 1", "stop": ["\n"]},

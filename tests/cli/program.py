@@ -11,9 +11,11 @@ TINY = os.path.join(DATA, "models", "llama-gqa")  # random weights, no tokenizer
 COPPICE = os.environ.get("COPPICE", os.path.join(ROOT, "build", "dev", "coppice"))
 
 
-def coppice(*args, stdin="", timeout=600):
-    """The finished process of `coppice ARGS`; its stdout and stderr are text. The time is that of a program that hangs: sanitizers are slow."""
-    return subprocess.run([COPPICE, *map(str, args)], input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+def coppice(*args, stdin="", timeout=600, environment=None):
+    """The finished process of `coppice ARGS`; its stdout and stderr are text. The time is that of a program that hangs: sanitizers are slow.
+    `environment`: variables that are not, or not as, in this process."""
+    return subprocess.run([COPPICE, *map(str, args)], input=stdin, capture_output=True, text=True, timeout=timeout, check=False,
+                          env={**os.environ, **(environment or {})})
 
 
 def run_json(*args, timeout=600):

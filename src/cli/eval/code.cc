@@ -35,22 +35,21 @@ bool TopPasses(const std::vector<openai::Sample>& samples, const std::vector<Pro
   return false;
 }
 
-Status Check(const CodeTask& task, const Engine& engine) {
+Result<Sandbox> Check(const CodeTask& task, const Engine& engine) {
   if (engine.tokenizer() == nullptr) return engine.tokenizer_status();
   for (const int32_t k : task.k) {
     if (k < 1 || k > task.samples)
       return InvalidArgument(fmt::format("--k has {}; expected 1 to the number of samples, {}", k, task.samples));
   }
-  return CheckSandbox(task.interpreter);
+  return Sandbox::Create(task.interpreter, {.seconds = task.seconds, .subprocesses = task.subprocesses});
 }
 
-Result<std::vector<ProgramResult>> RunPrograms(const CodeTask& task, const CodeProblem& problem,
+Result<std::vector<ProgramResult>> RunPrograms(const Sandbox& sandbox, const CodeProblem& problem,
                                                const std::vector<openai::Sample>& samples, ThreadPool& threads) {
   std::vector<ProgramResult> results(samples.size(), ProgramResult::kFailed);
   std::vector<Status> failures(samples.size());
   threads.ParallelFor(std::ssize(samples), [&](int64_t i, int) {
-    const Result<ProgramResult> result =
-        RunProgram(task.interpreter, problem.prompt + samples[i].text + "\n" + problem.tests, {.seconds = task.seconds});
+    const Result<ProgramResult> result = sandbox.Run(problem.prompt + samples[i].text + "\n" + problem.tests);
     if (result.ok()) {
       results[i] = *result;
     } else {
@@ -62,7 +61,7 @@ Result<std::vector<ProgramResult>> RunPrograms(const CodeTask& task, const CodeP
 }
 
 Result<EvalResult> Run(const CodeTask& task, Engine& engine, const EvalProgress& progress) {
-  COPPICE_RETURN_IF_ERROR(Check(task, engine));
+  COPPICE_ASSIGN_OR_RETURN(const Sandbox sandbox, Check(task, engine));
   std::vector<Request> requests;
   for (const CodeProblem& problem : task.problems) {
     Request request{.n = task.samples, .max_tokens = task.max_tokens, .stop = problem.stop};
@@ -81,7 +80,7 @@ Result<EvalResult> Run(const CodeTask& task, Engine& engine, const EvalProgress&
   int64_t top = 0, timed_out = 0;
   for (size_t p = 0; p < task.problems.size(); ++p) {
     const std::vector<openai::Sample>& samples = outputs[p].samples;
-    COPPICE_ASSIGN_OR_RETURN(const std::vector<ProgramResult> results, RunPrograms(task, task.problems[p], samples, *threads));
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<ProgramResult> results, RunPrograms(sandbox, task.problems[p], samples, *threads));
     const auto passed = std::ranges::count(results, ProgramResult::kPassed);
     for (size_t k = 0; k < task.k.size(); ++k) passed_at[k].push_back(PassAt(task.k[k], task.samples, passed));
     top += TopPasses(samples, results);

@@ -186,6 +186,8 @@ Command AddCode(CLI::App& eval) {
   AddParsed<uint64_t>(*command, "--seed", task.seed, ParseSeed, "Of the programs (default 1)");
   command->add_option("--interpreter", task.interpreter, "Python, under /usr")->capture_default_str();
   command->add_option("--seconds", task.seconds, "Time that a program has")->check(CLI::Range(0.01, 3600.0))->capture_default_str();
+  command->add_flag("--subprocesses", task.subprocesses,
+                    "Programs may start processes, not only threads; needs a control group that bounds their memory together");
   return Finish<CodeTask>(*command, options, [](const std::string& text, CodeTask* task) -> Status {
     COPPICE_ASSIGN_OR_RETURN(task->problems, ParseProblems(text));
     return OkStatus();

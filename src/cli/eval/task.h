@@ -58,7 +58,8 @@ struct CodeTask {
   uint64_t seed = 1;
   std::vector<int32_t> k = {1};  // pass@k
   std::string interpreter = "/usr/bin/python3";
-  double seconds = 5;  // of a program
+  double seconds = 5;         // of a program
+  bool subprocesses = false;  // whether a program may start processes
 };
 
 EvalTask MakeTask(PerplexityTask task);
