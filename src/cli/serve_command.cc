@@ -38,7 +38,7 @@ struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
   std::string config, api_keys, model_name, prefix_folder, file_folder;
-  std::vector<std::string> host_names;
+  std::vector<std::string> host_names, trusted_proxies;
   int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
   int64_t max_file_bytes = int64_t{200} << 20, max_bytes_per_key = int64_t{20} << 30, max_batch_requests = 50'000;
   int64_t max_prefix_tokens = 0;
@@ -70,6 +70,12 @@ Result<ExitCode> Serve(ServeOptions options) {
     if (const Result<OthersAccess> others = AccessOfOthers(options.api_keys); others.ok() && others->write)
       spdlog::warn("{} may be written to by others, who may let anybody in: chmod 600 {}", options.api_keys, options.api_keys);
   }
+  COPPICE_ASSIGN_OR_RETURN(options.http.trusted_proxies, server::TrustedProxies::Parse(options.trusted_proxies));
+  const auto room_for = [](int64_t largest, int64_t* total) {  // a quarter is one client's: two of the largest
+    *total = std::max(*total, 8 * std::min(largest, int64_t{1} << 50));
+  };
+  room_for(static_cast<int64_t>(std::min(options.http.max_body_bytes, size_t{1} << 50)), &options.http.max_total_body_bytes);
+  room_for(server::MaxUploadBytes(options.max_file_bytes), &options.http.max_total_upload_bytes);
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   if (options.log_json) {  // messages of requests are JSON already
     spdlog::set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","event":%v})");
@@ -110,10 +116,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   COPPICE_RETURN_IF_ERROR(service.RestoreBatches());
   COPPICE_ASSIGN_OR_RETURN(
       const std::unique_ptr<server::HttpServer> http,
-      server::HttpServer::Create(
-          options.http,
-          [&](server::HttpRequest request, auto responder) { service.Handle(std::move(request), std::move(responder)); },
-          [&](const server::HttpRequest& head) { return service.PlanUpload(head); }));
+      server::HttpServer::Create(options.http, [&](server::HttpRequest head) { return service.Plan(std::move(head)); }));
   CatchFirst({SIGINT, SIGTERM});
   const std::string host = options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
   COPPICE_RETURN_IF_ERROR(Print(fmt::format("listening on http://{}:{}\n", host, http->port())));
@@ -159,6 +162,10 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option(
           "--host-name", options->host_names,
           "Names of this server in a proxy's requests, separated by commas; on a loopback address without keys, others get 403")
+      ->delimiter(',');
+  command
+      ->add_option("--trusted-proxies", options->trusted_proxies,
+                   "Addresses or networks of reverse proxies, separated by commas, whose X-Forwarded-For is believed")
       ->delimiter(',');
   command->add_flag("--allow-public", options->allow_public, "Listen on a public address although there are no API keys");
   command->add_option("--model-name", options->model_name, "The name that answers give (default: the model's file)");

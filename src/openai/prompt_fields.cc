@@ -169,6 +169,11 @@ std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
     fields.Expect("messages", list ? *list : json(), "a list of messages with role and content");
     return messages;
   }
+  if (list->size() > kMaxMessages) {
+    fields.Fail("messages",
+                InvalidArgument(fmt::format("messages has {} entries, expected at most {}", list->size(), kMaxMessages)));
+    return messages;
+  }
   for (const json& message : *list) {
     const std::string place = fmt::format("messages[{}]", messages.size());
     if (!message.is_object()) {

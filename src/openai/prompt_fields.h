@@ -13,7 +13,8 @@
 
 namespace coppice::openai {
 
-inline constexpr size_t kMaxPrompts = 2048;  // of one completion request
+inline constexpr size_t kMaxPrompts = 2048;     // of one completion request
+inline constexpr size_t kMaxMessages = 65'536;  // of one chat, whatever its context takes
 
 // What a completion continues: text, or token ids where there is none.
 struct Prompt {
@@ -27,8 +28,8 @@ std::optional<std::vector<int32_t>> TokenIds(const nlohmann::json& list);
 std::optional<Prompt> ParsePrompt(const nlohmann::json& prompt);
 // The field `prompt`: a string, a list of token ids, or a list of those.
 std::vector<Prompt> TakePrompts(FieldReader& fields);
-// The field `messages`: a list of role and content, one at least; of an assistant with tool_calls, whose arguments become JSON
-// values as templates want them; of a tool with tool_call_id.
+// The field `messages`: a list of role and content, one at least, kMaxMessages at most; of an assistant with tool_calls, whose
+// arguments become JSON values as templates want them; of a tool with tool_call_id.
 std::vector<ChatMessage> TakeMessages(FieldReader& fields);
 // The message whose fields TakeMessages makes the same one of.
 nlohmann::ordered_json ToMessage(const ChatMessage& message);

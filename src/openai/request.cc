@@ -251,12 +251,13 @@ Result<Endpoint> ParseUrl(std::string_view url) {
       fmt::format("url is {}, expected {} or {}", Quoted(url), Url(Endpoint::kCompletions), Url(Endpoint::kChatCompletions)));
 }
 
-std::optional<TokenizeRequest> ParseTokenize(const json& body, BodyError* error) {
+std::optional<TokenizeRequest> ParseTokenize(const json& body, const PromptBounds& bounds, BodyError* error) {
   if (!body.is_object()) return RefuseBody(body, error);
   TokenizeRequest request;
   FieldReader fields(body);
   if (!fields.Find("prompt")) fields.Expect("prompt", json(), "a string");
   fields.Take("prompt", &request.text);
+  if (const Status few = bounds.CheckText("prompt", request.text.size()); !few.ok()) fields.Fail("prompt", few);
   fields.Take("add_special_tokens", &request.add_special_tokens);
   std::string model;
   fields.Take("model", &model);
@@ -265,10 +266,15 @@ std::optional<TokenizeRequest> ParseTokenize(const json& body, BodyError* error)
   return request;
 }
 
-std::optional<std::vector<int32_t>> ParseDetokenize(const json& body, int32_t vocab_size, BodyError* error) {
+std::optional<std::vector<int32_t>> ParseDetokenize(const json& body, int32_t vocab_size, const PromptBounds& bounds,
+                                                    BodyError* error) {
   if (!body.is_object()) return RefuseBody(body, error);
   FieldReader fields(body);
   const json* tokens = fields.Find("tokens");
+  if (const Status few = bounds.CheckTokens("tokens", tokens ? tokens->size() : 0); !few.ok()) {
+    *error = {few, "tokens"};
+    return std::nullopt;
+  }
   std::optional<std::vector<int32_t>> ids = tokens && tokens->is_array() ? TokenIds(*tokens) : std::nullopt;
   const bool known = ids && std::ranges::all_of(*ids, [&](int32_t id) { return id < vocab_size; });
   if (!known) fields.Expect("tokens", tokens ? *tokens : json(), fmt::format("a list of token ids in 0..{}", vocab_size - 1));
@@ -283,6 +289,7 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
     : tokenizer_(tokenizer),
       no_tokenizer_(tokenizer ? OkStatus() : std::move(no_tokenizer)),
       max_context_(max_context),
+      bounds_(tokenizer, vocab_size, max_context),
       chat_template_(tokenizer && !tokenizer->info().chat_template.empty()
                          ? ChatTemplate::Parse(tokenizer->info().chat_template)
                          : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))),
@@ -421,6 +428,10 @@ Result<std::string> OpenAiRequestParser::RenderToolChat(const std::vector<ChatMe
 
 std::optional<std::string> OpenAiRequestParser::RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
                                                                BodyError* error) const {
+  if (Status few = bounds_.CheckMessages(messages); !few.ok()) {
+    *error = {std::move(few), "messages"};
+    return std::nullopt;
+  }
   Status tools_error;
   Result<std::string> text = tools.used() ? RenderToolChat(messages, tools, &tools_error) : RenderChat(messages);
   if (tools_error.ok() && text.ok()) return *std::move(text);
@@ -432,6 +443,7 @@ Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& pa
   if (parsed.prefix && !parsed.prefix->chat()) return EncodeAfter(*parsed.prefix, parsed);
   if (!parsed.text) return parsed.prompt_ids;
   if (!tokenizer_) return MissingTokenizer();
+  COPPICE_RETURN_IF_ERROR(bounds_.CheckText("the prompt", parsed.text->size()));
   // A chat template writes the beginning-of-text token itself.
   return tokenizer_->Encode(*parsed.text, {.add_special = parsed.endpoint == Endpoint::kCompletions, .parse_special = true});
 }
@@ -439,6 +451,8 @@ Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& pa
 // Text after text is one text: its tokens are those of a prompt that is sent whole.
 Result<std::vector<int32_t>> OpenAiRequestParser::EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const {
   if ((prefix.text || parsed.text) && !tokenizer_) return MissingTokenizer();
+  const size_t bytes = (prefix.text ? prefix.text->size() : 0) + (parsed.text ? parsed.text->size() : 0);
+  COPPICE_RETURN_IF_ERROR(bounds_.CheckText("the prompt with its prefix", bytes));
   if (prefix.text && parsed.text)
     return tokenizer_->Encode(*prefix.text + *parsed.text, {.add_special = true, .parse_special = true});
   std::vector<int32_t> ids = prefix.token_ids;

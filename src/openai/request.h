@@ -18,6 +18,7 @@
 #include "grammar/grammar_compiler.h"
 #include "openai/body_error.h"
 #include "openai/named_prefix.h"
+#include "openai/prompt_bounds.h"
 #include "openai/tool_call_parser.h"
 #include "openai/tool_fields.h"
 #include "tokenizer/tokenizer.h"
@@ -57,10 +58,11 @@ struct TokenizeRequest {
   std::string text;
   bool add_special_tokens = true;
 };
-// On an error, `error->param` names the field.
-std::optional<TokenizeRequest> ParseTokenize(const nlohmann::json& body, BodyError* error);
-// Ids of a vocabulary of that size.
-std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, int32_t vocab_size, BodyError* error);
+// A text that a context can take. On an error, `error->param` names the field.
+std::optional<TokenizeRequest> ParseTokenize(const nlohmann::json& body, const PromptBounds& bounds, BodyError* error);
+// Ids of a vocabulary of that size, as many as a context has at most.
+std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, int32_t vocab_size, const PromptBounds& bounds,
+                                                    BodyError* error);
 
 // The field `tools` of a body's text, its members in their order, for Parse; `path`: where the body lies in the text. null: there
 // is none. INVALID_ARGUMENT where an object in it has too many members.
@@ -87,8 +89,9 @@ class OpenAiRequestParser {
   std::optional<std::vector<OpenAiRequest>> ParseList(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
                                                       const FindNamedPrefix& find_prefix = {},
                                                       const nlohmann::ordered_json* tools = nullptr) const;
-  // Token ids of the parsed prompt.
+  // Token ids of the parsed prompt. INVALID_ARGUMENT where its text is more than a context can take.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
+  const PromptBounds& bounds() const { return bounds_; }
   // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.
   void SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const;
   // Token ids that every request with this prefix begins with, but for the last ones where text goes on in the same token. On an
@@ -112,6 +115,7 @@ class OpenAiRequestParser {
   const Tokenizer* tokenizer_;
   Status no_tokenizer_;
   int32_t max_context_;
+  PromptBounds bounds_;
   FindNamedPrefix prefixes_;
   Result<std::unique_ptr<ChatTemplate>> chat_template_, tool_chat_template_;  // the second one: of chats with tools
   std::optional<ToolCallFormat> tool_call_format_;                            // nothing: calls in the output would not be found

@@ -17,6 +17,8 @@ using nlohmann::json;
 
 // Of all sequences together, so that a small body does not ask for much tokenizing: 4 million, 512 continuations of 8,192 tokens.
 constexpr size_t kMostTokens = size_t{1} << 22;
+// Of all texts together; of most languages, twice the bytes that so many tokens are.
+constexpr size_t kMostBytes = 8 * kMostTokens;
 
 constexpr const char* kFields[] = {"model",         "user",     "metadata",        "prompt",
                                    "continuations", "prefix",   "cache_salt",      "cache_private_begin",
@@ -86,8 +88,16 @@ std::optional<ScoreRequest> ParseScore(const json& body, const OpenAiRequestPars
                 "continuations");
   }
   ScoreRequest request{.usage = {.prompt = std::ssize(*prompt_ids)}, .return_token_ids = prompt->return_token_ids};
-  size_t tokens = 0;
+  size_t tokens = 0, bytes = 0;
   for (const json& continuation : *list) {
+    bytes += prompt->text ? prompt->text->size() : 0;
+    if (continuation.is_string()) bytes += continuation.get_ref<const std::string&>().size();
+    if (bytes > kMostBytes) {
+      return fail(InvalidArgument(fmt::format("the prompt with each continuation makes more than {} bytes in all; send several "
+                                              "requests",
+                                              kMostBytes)),
+                  "continuations");
+    }
     const Status added = AddSequence(*prompt, *prompt_ids, continuation, parser, &request);
     if (!added.ok()) return fail(added, "continuations");
     tokens += request.sequences.back().tokens.size();

@@ -47,7 +47,6 @@ class OneAnswer final : public Responder {
   void Write(std::unique_ptr<TextSource>) override {}
   void EndStream() override {}
   void WhenGone(std::function<void()>) override {}
-  void SetOwner(std::string) override {}
 
   HttpResponse response = {.status = 0};
   std::atomic<bool> sent{false};
@@ -238,20 +237,19 @@ TEST_F(BatchRoutesTest, UploadsThatAreRefused) {
 }
 
 TEST_F(BatchRoutesTest, WhoMayUploadIsKnownBeforeTheBodyIsRead) {
-  const auto plan = [&](HttpRequest head) { return service_->PlanUpload(head); };
+  const auto plan = [&](HttpRequest head) { return service_->Plan(std::move(head)); };
   HttpRequest head = {.method = "POST", .path = "/v1/files", .content_type = kForm};
-  EXPECT_EQ(plan(head)->refusal->status, 401);
+  EXPECT_EQ(plan(head).refusal->status, 401);
   head.authorization = "Bearer a";
-  ASSERT_TRUE(plan(head));
-  EXPECT_FALSE(plan(head)->refusal);
-  EXPECT_EQ(plan(head)->max_bytes, MaxUploadBytes(4000));
-  EXPECT_FALSE(plan({.method = "POST", .path = "/v1/completions"}));
-  EXPECT_FALSE(plan({.method = "GET", .path = "/v1/files"}));
+  EXPECT_FALSE(plan(head).refusal);
+  EXPECT_EQ(plan(head).max_body_bytes, MaxUploadBytes(4000));
+  EXPECT_NE(plan(head).body_folder, "");
+  EXPECT_EQ(plan({.method = "GET", .path = "/v1/files", .authorization = "Bearer a"}).body_folder, "");
   head.content_type = "application/json";
-  EXPECT_EQ(plan(head)->refusal->status, 415);
+  EXPECT_EQ(plan(head).refusal->status, 415);
   service_->Drain();
   head.content_type = kForm;
-  EXPECT_EQ(plan(head)->refusal->status, 503);
+  EXPECT_EQ(plan(head).refusal->status, 503);
 }
 
 TEST_F(BatchRoutesTest, APageOfAnotherSiteUploadsNothing) {
@@ -547,7 +545,7 @@ TEST(BatchRoutesWithoutAFolder, SayWhatIsMissing) {
   service.Handle({.method = "GET", .path = "/v1/files"}, responder);
   EXPECT_EQ(responder->response.status, 400);
   EXPECT_THAT(responder->response.body, HasSubstr("--files FOLDER"));
-  EXPECT_EQ(service.PlanUpload({.method = "POST", .path = "/v1/files", .content_type = kForm})->refusal->status, 400);
+  EXPECT_EQ(service.Plan({.method = "POST", .path = "/v1/files", .content_type = kForm}).refusal->status, 400);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ bool IsAuthority(std::string_view text);
 bool IsLocalHost(std::string_view authority, std::span<const std::string> names);
 
 // Whether `origin`, as a browser's Origin header has it ("https://example.org", "null"), is neither the site that the request is
-// for (`host`, as above) nor one of `names`, whatever the port. Empty is not: who sends none is no page.
+// for (`host`, as above) nor one of `names`, whatever the port. Empty is not: no page sends it.
 bool IsOfAnotherSite(std::string_view origin, std::string_view host, std::span<const std::string> names);
 
 }  // namespace coppice::server

@@ -32,10 +32,11 @@ struct HttpRequest {
   std::string host;    // of the target or the Host header, with the port; empty: not sent
   std::string query;   // after '?'; empty: none
   std::string body;
-  std::shared_ptr<const BodyFile> body_file;                     // instead of `body`, where an UploadPlan asks for it
-  std::string authorization, content_type, traceparent, origin;  // headers; empty: not sent
-  std::string id;                                                // names the request in logs and in the answer's x-request-id
-  std::string peer;                                              // address of the client
+  std::shared_ptr<const BodyFile> body_file;  // instead of `body`, where the RequestPlan asks for it
+  // Headers; empty: not sent. X-Forwarded-For may come several times, and is all of them then.
+  std::string authorization, content_type, traceparent, origin, forwarded_for;
+  std::string id;    // names the request in logs and in the answer's x-request-id
+  std::string peer;  // address of the client
 };
 
 struct HttpResponse {
@@ -56,13 +57,6 @@ inline HttpResponse BodyResponse(std::unique_ptr<TextSource> body, double bytes)
   return {.body = TextOf(body.get())};
 }
 
-// What becomes of a body that goes into a file without a name instead of memory.
-struct UploadPlan {
-  std::string folder;                   // where the file is made
-  int64_t max_bytes = 0;                // larger bodies are refused with 413
-  std::optional<HttpResponse> refusal;  // told instead of reading the body; the connection ends
-};
-
 // Where the answer to one request goes: Send once, or BeginStream, any number of Write, EndStream. Thread-safe; nothing blocks.
 // What comes after the client is gone is dropped. If the last owner lets go of it before there is an answer, the client gets a 500.
 class Responder {
@@ -77,8 +71,17 @@ class Responder {
   virtual void EndStream() = 0;
   // `callback` is called when the client has gone before the answer's end, on any thread; at once if it has already. One callback.
   virtual void WhenGone(std::function<void()> callback) = 0;
-  // Whose the answer is: an API key. Without one, the client's address is.
-  virtual void SetOwner(std::string owner) = 0;
+};
+
+// What becomes of a request, as its head alone decides before a body is awaited.
+struct RequestPlan {
+  std::optional<HttpResponse> refusal;  // told instead of reading a body; where there is one, the connection ends
+  // Else: answers the request when its body has come, now or later. Destroyed where it does not come.
+  std::function<void(HttpRequest, std::shared_ptr<Responder>)> handle;
+  bool takes_time = false;                // `handle` parses or waits for a disk: it is called on one of the threads for that
+  std::string share;                      // whose share of the room for bodies and answers, and of those threads, the request takes
+  std::optional<int64_t> max_body_bytes;  // larger ones are refused with 413; nothing: the server's limit holds
+  std::string body_folder;                // where the body goes into a file without a name; empty: it goes into memory
 };
 
 }  // namespace coppice::server

@@ -93,11 +93,6 @@ void HttpRequestParser::TakeMemory(const Work& work) {
   if (!status.ok()) Refuse(503, std::string(status.message()));
 }
 
-void HttpRequestParser::ReserveBody() {
-  COPPICE_CHECK(state_ == State::kBody || state_ == State::kDone);
-  TakeMemory([&] { body().reserve(static_cast<size_t>(body_bytes().value_or(0))); });
-}
-
 size_t HttpRequestParser::Parse(std::string_view bytes) {
   size_t taken = 0;
   beast::error_code error;
@@ -179,6 +174,11 @@ HttpRequest HttpRequestParser::Head() const {
   request.content_type = header(http::field::content_type);
   request.origin = header(http::field::origin);
   request.traceparent = header("traceparent");
+  const auto [first, last] = message.equal_range("x-forwarded-for");
+  for (auto field = first; field != last; ++field) {
+    if (field != first) request.forwarded_for += ',';
+    request.forwarded_for += std::string_view(field->value().data(), field->value().size());
+  }
   return request;
 }
 

@@ -35,8 +35,6 @@ class HttpRequestParser {
   size_t Put(std::string_view bytes);
   // The body may have so many bytes; more are refused with 413. REQUIRES: state() is kHasHead.
   void AcceptBody(uint64_t max_bytes);
-  // Takes memory for a whole body of known size. REQUIRES: state() is kBody or kDone.
-  void ReserveBody();
 
   State state() const { return state_; }
   const Refusal& refusal() const { return refusal_; }
@@ -57,7 +55,8 @@ class HttpRequestParser {
   void TakeMemory(const Work& work);
   size_t Parse(std::string_view bytes);
 
-  // A body that is appended to as it comes, and nothing else: the caller may take it out in pieces.
+  // A body that is appended to as it comes, and nothing else: the caller may take it out in pieces. Its memory grows with what has
+  // come, whatever length was announced.
   struct AppendedBody {
     using value_type = std::string;
     class reader {

@@ -148,15 +148,21 @@ TEST(HttpRequestParser, HostsThatAreDoubtfulAreRefused) {
   }
 }
 
-TEST(HttpRequestParser, BodiesThatNoMemoryHoldsAreRefused) {
+TEST(HttpRequestParser, ABodyTakesTheMemoryOfWhatHasCome) {
   HttpRequestParser parser(kMaxHeader);
   parser.Put("POST / HTTP/1.1\r\nHost: x\r\ncontent-length: 18446744073709551614\r\n\r\n");
   parser.AcceptBody(~uint64_t{0});
   ASSERT_EQ(parser.state(), State::kBody);
-  parser.ReserveBody();
-  EXPECT_EQ(parser.state(), State::kRefused);
-  EXPECT_EQ(parser.refusal().status, 503);
-  EXPECT_THAT(parser.refusal().message, HasSubstr("out of memory"));
+  EXPECT_EQ(parser.Put(std::string(1000, 'a')), 1000u);
+  EXPECT_EQ(parser.state(), State::kBody);
+  EXPECT_LT(parser.body().capacity(), 10'000u);
+}
+
+TEST(HttpRequestParser, ForwardedForIsWhatAllProxiesSay) {
+  HttpRequestParser parser(kMaxHeader);
+  parser.Put("GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 192.0.2.1, 192.0.2.2\r\nA: b\r\nx-forwarded-for: 192.0.2.3\r\n\r\n");
+  ASSERT_EQ(parser.state(), State::kHasHead);
+  EXPECT_EQ(parser.Head().forwarded_for, "192.0.2.1, 192.0.2.2,192.0.2.3");
 }
 
 }  // namespace

@@ -54,11 +54,10 @@ class SilentSocket {
 
 class BeastServer final : public HttpServer {
  public:
-  BeastServer(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload)
-      : shared_(options, std::move(handler), std::move(plan_upload)) {}
+  BeastServer(const HttpServerOptions& options, Planner planner) : shared_(options, std::move(planner)) {}
   ~BeastServer() override {
-    shared_.handlers.join();
-    shared_.writers.join();
+    shared_.handlers.Join();
+    shared_.writers.Join();
   }
 
   Status Listen() {
@@ -79,7 +78,7 @@ class BeastServer final : public HttpServer {
   }
 
   uint16_t port() const override { return port_; }
-  int32_t num_connections() const override { return shared_.num_connections; }
+  int32_t num_connections() const override { return shared_.connections.size() + shared_.probes.size(); }
 
   void Run() override {
     // Until the last connection has been handed over.
@@ -135,18 +134,20 @@ class BeastServer final : public HttpServer {
     for (HttpSession* session : sessions->sessions) session->CloseIfIdle();
   }
 
+  using Place = std::unique_ptr<ConnectionTable::Place>;
+
   // On the thread of `sessions`.
-  static void Start(HttpSessions* sessions, tcp::socket socket) {
-    auto session = std::make_shared<HttpSession>(sessions, std::move(socket));
+  static void Start(HttpSessions* sessions, tcp::socket socket, Place place) {
+    auto session = std::make_shared<HttpSession>(sessions, std::move(socket), std::move(place));
     asio::co_spawn(sessions->io, HttpSession::Run(std::move(session)), asio::detached);
   }
 
   // On the thread of `requests_`, whose the connection `handle` becomes.
-  void StartMoved(const tcp& protocol, tcp::socket::native_handle_type handle) {
+  void StartMoved(const tcp& protocol, tcp::socket::native_handle_type handle, Place place) {
     tcp::socket moved(requests_.io);
     beast::error_code refused;
     moved.assign(protocol, handle, refused);
-    if (!refused) return Start(&requests_, std::move(moved));
+    if (!refused) return Start(&requests_, std::move(moved), std::move(place));
     spdlog::warn("cannot serve a connection: {}", refused.message());  // the system watches no more descriptors
     close(handle);
   }
@@ -162,32 +163,47 @@ class BeastServer final : public HttpServer {
         co_await retry_.async_wait(kAwait);
         continue;
       }
-      const size_t open = static_cast<size_t>(shared_.num_connections) + silent_.size();
-      if (open >= static_cast<size_t>(shared_.options.max_connections)) continue;  // closes it
-      beast::error_code ignored;
-      socket.set_option(tcp::no_delay(true), ignored);
-      asio::co_spawn(probes_.io, Route(std::move(socket)), asio::detached);
+      beast::error_code failed;
+      const std::string address = socket.remote_endpoint(failed).address().to_string();
+      if (failed) continue;  // it has gone
+      Place place = shared_.connections.Enter(PeerOf(address), shared_.options.trusted_proxies.Contains(address));
+      const bool may_only_watch = !place;
+      if (may_only_watch) place = shared_.probes.Enter(PeerOf(address), /*is_proxy=*/false);
+      if (!place) continue;  // closes it
+      socket.set_option(tcp::no_delay(true), failed);
+      asio::co_spawn(probes_.io, Route(std::move(socket), std::move(place), may_only_watch), asio::detached);
     }
   }
 
   // Begins the session on the thread that its first bytes ask for.
-  asio::awaitable<void> Route(tcp::socket socket) {
+  asio::awaitable<void> Route(tcp::socket socket, Place place, bool may_only_watch) {
+    bool lost_place = false;
     {
       const SilentSocket silent(&socket, &silent_);
       asio::steady_timer late(probes_.io, kProbeWait);
+      place->CloseBy([&] {  // on this thread, which alone gives places
+        lost_place = true;
+        beast::error_code ignored;
+        socket.cancel(ignored);
+      });
+      place->WaitsForClient();
       co_await (socket.async_wait(tcp::socket::wait_read, kAwait) || late.async_wait(kAwait));
+      place->CloseBy({});
     }
+    if (lost_place) co_return;
     if (IsProbe(socket)) {
-      Start(&probes_, std::move(socket));
+      Start(&probes_, std::move(socket), std::move(place));
       co_return;
     }
+    if (may_only_watch) co_return;
     beast::error_code error;
     const tcp protocol = socket.local_endpoint(error).protocol();
     if (error) co_return;
     const tcp::socket::native_handle_type handle = socket.release(error);
     if (error) co_return;
     try {
-      asio::post(requests_.io, [this, protocol, handle] { StartMoved(protocol, handle); });
+      asio::post(requests_.io,
+                 [this, protocol, handle, place = std::move(place)]() mutable { StartMoved(protocol, handle, std::move(place)); });
     } catch (...) {
       close(handle);
       throw;
@@ -205,8 +221,8 @@ class BeastServer final : public HttpServer {
 
 }  // namespace
 
-Result<std::unique_ptr<HttpServer>> HttpServer::Create(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload) {
-  auto server = std::make_unique<BeastServer>(options, std::move(handler), std::move(plan_upload));
+Result<std::unique_ptr<HttpServer>> HttpServer::Create(const HttpServerOptions& options, Planner planner) {
+  auto server = std::make_unique<BeastServer>(options, std::move(planner));
   COPPICE_RETURN_IF_ERROR(server->Listen());
   return std::unique_ptr<HttpServer>(std::move(server));
 }

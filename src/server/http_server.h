@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "coppice/core/status.h"
 #include "server/http.h"
+#include "server/peer.h"
 
 namespace coppice::server {
 
@@ -19,14 +19,21 @@ struct HttpServerOptions {
   std::string host = "127.0.0.1";  // an address, not a name
   uint16_t port = 8000;            // 0: one that is free
   size_t max_header_bytes = size_t{16} << 10;
-  size_t max_body_bytes = size_t{10} << 20;           // larger ones are refused with 413
-  size_t max_total_body_bytes = size_t{512} << 20;    // of all requests that are not parsed yet; more are refused with 503
+  size_t max_body_bytes = size_t{10} << 20;  // larger ones are refused with 413
+  // Of all requests that are not parsed yet, what has come of their bodies. A share has a quarter at most (ByteBudget); more are
+  // refused with 429 or 503.
+  int64_t max_total_body_bytes = int64_t{256} << 20;
   int64_t max_total_upload_bytes = int64_t{2} << 30;  // likewise, of bodies that go into files
-  int32_t max_connections = 4096;                     // more are closed at once
-  int32_t handler_threads = 2;  // on which POST, PUT and DELETE requests are handled, so that reading and writing go on meanwhile
-  int32_t writer_threads = 2;   // on which large answers become text, a piece at a time
+  // More take the places of those on which nothing happens, of the peer that has the most (ConnectionTable); where there are none,
+  // they are closed, but for some that watch the server.
+  int32_t max_connections = 4096;
+  TrustedProxies trusted_proxies;
+  int32_t handler_threads = 4;                       // for requests that take time (FairThreads)
+  int32_t writer_threads = 2;                        // on which large answers become text, a piece at a time; likewise
   std::chrono::milliseconds idle_timeout{75'000};    // a connection without a request
-  std::chrono::milliseconds read_timeout{30'000};    // from a request's first byte to its last; of an upload, for each 256 KiB
+  std::chrono::milliseconds head_timeout{10'000};    // from a request's first byte to the end of its head
+  std::chrono::milliseconds body_timeout{30'000};    // of its body, beside the time that min_body_rate leaves for what has come
+  int64_t min_body_rate = int64_t{32} << 10;         // bytes in a second
   std::chrono::milliseconds write_timeout{60'000};   // of one write to a client that does not read
   std::chrono::milliseconds heartbeat{15'000};       // a stream that is silent for so long gets a comment
   size_t max_behind_bytes = size_t{4} << 20;         // of a stream; a client that far behind is dropped
@@ -35,13 +42,12 @@ struct HttpServerOptions {
 
 class HttpServer {
  public:
-  using Handler = std::function<void(HttpRequest, std::shared_ptr<Responder>)>;
-  // Asked when a request's head is there, its body not yet; nothing: the body goes into memory.
-  using PlanUpload = std::function<std::optional<UploadPlan>(const HttpRequest& head)>;
+  // Asked when a request's head is there, its body not yet.
+  using Planner = std::function<RequestPlan(HttpRequest head)>;
 
-  // Listens; connections are accepted by Run. `handler` and `plan_upload`, which may be empty, are called on several threads.
-  // UNAVAILABLE says why the address cannot be had.
-  static Result<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options, Handler handler, PlanUpload plan_upload = {});
+  // Listens; connections are accepted by Run. `planner` is called on several threads. UNAVAILABLE says why the address cannot be
+  // had.
+  static Result<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options, Planner planner);
   virtual ~HttpServer() = default;
 
   virtual uint16_t port() const = 0;

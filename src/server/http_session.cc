@@ -49,12 +49,14 @@ Result<FileDescriptor> TemporaryFile(const std::string& folder) {
   return file;
 }
 
-// Does `work`, which may wait for a disk or take its time, on a thread of `pool`, and throws what it throws. Is not cancelled.
+// Does `work` for a share, which may wait for a disk or take its time, on one of `threads`, and throws what it throws. Is not
+// cancelled.
 template <class Work>
-asio::awaitable<void> OnPool(HttpSessions* sessions, asio::thread_pool* pool, Work work) {
+asio::awaitable<void> OnThreads(HttpSessions* sessions, FairThreads* threads, const std::string& share, Work work) {
   co_await asio::async_initiate<const asio::use_awaitable_t<>, void(std::exception_ptr)>(
-      [sessions, pool, &work](auto handler) {
-        asio::post(*pool, [&work, io = asio::make_work_guard(sessions->io), handler = std::move(handler)]() mutable {
+      [&](auto handler) {
+        auto kept = std::make_shared<decltype(handler)>(std::move(handler));  // it cannot be copied
+        threads->Post(share, 0, [&work, io = asio::make_work_guard(sessions->io), kept]() mutable {
           std::exception_ptr thrown;
           try {
             work();
@@ -62,17 +64,17 @@ asio::awaitable<void> OnPool(HttpSessions* sessions, asio::thread_pool* pool, Wo
             thrown = std::current_exception();
           }
           const MemoryPatience patience(kPatience);
-          asio::post(io.get_executor(), [handler = std::move(handler), thrown]() mutable { handler(thrown); });
+          asio::post(io.get_executor(), [kept = std::move(kept), thrown] { (*kept)(thrown); });
         });
       },
       asio::use_awaitable);
 }
 
 // What a handler throws costs its request, not the server: `answer` tells the client where it goes without one.
-void Call(const HttpServer::Handler& handler, HttpRequest request, std::shared_ptr<Responder> answer) {
+void Handle(HttpSession::Incoming incoming, std::shared_ptr<Responder> answer) {
   const MemoryPatience none(std::chrono::seconds(0));
   try {
-    handler(std::move(request), std::move(answer));
+    incoming.plan.handle(std::move(incoming.request), std::move(answer));
   } catch (const std::exception& error) {
     spdlog::error("a request got no answer: {}", error.what());
   }
@@ -88,22 +90,26 @@ void SetCommon(std::string_view id, bool keep_alive, Message* message) {
 
 }  // namespace
 
-HttpSession::HttpSession(HttpSessions* sessions, tcp::socket socket)
+HttpSession::HttpSession(HttpSessions* sessions, tcp::socket socket, std::unique_ptr<ConnectionTable::Place> place)
     : sessions_(*sessions),
       shared_(*sessions->shared),
       stream_(std::move(socket)),
       buffer_(shared_.options.max_header_bytes + kReadAhead),
-      wake_(sessions->io) {
+      wake_(sessions->io),
+      place_(std::move(place)) {
+  beast::error_code ignored;
+  if (const tcp::endpoint peer = stream_.socket().remote_endpoint(ignored); !ignored) address_ = peer.address().to_string();
   sessions_.sessions.insert(this);
-  ++shared_.num_connections;
 }
 
-HttpSession::~HttpSession() {
-  sessions_.sessions.erase(this);
-  --shared_.num_connections;
-}
+HttpSession::~HttpSession() { sessions_.sessions.erase(this); }
 
 asio::awaitable<void> HttpSession::Run(std::shared_ptr<HttpSession> self) {
+  self->place_->CloseBy([weak = std::weak_ptr(self), &io = self->sessions_.io] {
+    asio::post(io, [weak] {
+      if (const std::shared_ptr<HttpSession> session = weak.lock()) session->Close();
+    });
+  });
   while (co_await self->Exchange()) {
   }
   beast::error_code ignored;
@@ -126,10 +132,11 @@ void HttpSession::Close() {
 }
 
 asio::awaitable<bool> HttpSession::Exchange() {
-  HttpRequest request;
-  BodyBytes body_bytes;
-  if (!co_await Read(&request, &body_bytes)) co_return false;
+  Incoming incoming;
+  const Read read = co_await ReadRequest(&incoming);
+  if (read != Read::kRequest) co_return read == Read::kRefused;
   keep_alive_ = keep_alive_ && !sessions_.draining;
+  place_->WorksForClient();
 
   const auto responder = std::make_shared<SessionResponder>(
       [weak = weak_from_this(), &io = sessions_.io](bool cut) {
@@ -138,15 +145,15 @@ asio::awaitable<bool> HttpSession::Exchange() {
         });
       },
       shared_.options.max_behind_bytes, shared_.unwritten);
-  responder->SetOwner(request.peer);
+  responder->SetOwner(share_);
   std::shared_ptr<Responder> answer = WithFallback(responder);
-  if (request.method == "POST" || request.method == "PUT" || request.method == "DELETE") {  // they parse, or write files
-    asio::post(shared_.handlers,
-               [&handler = shared_.handler, request = std::move(request), answer = std::move(answer),
-                body_bytes = std::move(body_bytes)]() mutable { Call(handler, std::move(request), std::move(answer)); });
+  if (incoming.plan.takes_time) {
+    const int64_t bytes = incoming.held->bytes();
+    shared_.handlers.Post(share_, bytes, [incoming = std::move(incoming), answer = std::move(answer)]() mutable {
+      Handle(std::move(incoming), std::move(answer));
+    });
   } else {
-    if (head_only_) request.method = "GET";  // answered alike, without the body
-    Call(shared_.handler, std::move(request), std::move(answer));
+    Handle(std::move(incoming), std::move(answer));
   }
   const std::variant<bool, std::monostate> ended = co_await (WriteAnswer(responder) || UntilGone());
   const bool written = ended.index() == 0 && std::get<0>(ended);
@@ -156,14 +163,44 @@ asio::awaitable<bool> HttpSession::Exchange() {
   co_return keep_alive_ && !closing_;
 }
 
-asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_bytes) {
-  using State = HttpRequestParser::State;
-  const HttpServerOptions& options = shared_.options;
-  HttpRequestParser parser(options.max_header_bytes);
+asio::awaitable<HttpSession::Read> HttpSession::ReadRequest(Incoming* incoming) {
+  HttpRequestParser parser(shared_.options.max_header_bytes);
+  if (!co_await ReadHead(&parser)) co_return Read::kEnd;
+  HttpRequest& request = incoming->request;
+  RequestPlan& plan = incoming->plan;
+  request = TakeHead(parser);
+  plan = shared_.planner(request);
+  if (plan.refusal) {
+    if (parser.body_bytes() != 0) {
+      co_await Refuse(*std::move(plan.refusal));
+      co_return Read::kEnd;
+    }
+    const bool written = co_await WriteWhole(*plan.refusal, /*responder=*/nullptr);
+    co_return (written && keep_alive_ && !closing_) ? Read::kRefused : Read::kEnd;
+  }
+  parser.AcceptBody(plan.max_body_bytes ? static_cast<uint64_t>(*plan.max_body_bytes) : shared_.options.max_body_bytes);
+  if (parser.state() == HttpRequestParser::State::kRefused) {
+    co_await Refuse(parser.refusal());
+    co_return Read::kEnd;
+  }
+  share_ = plan.share;
+  const bool in_file = !plan.body_folder.empty();
+  incoming->held = std::make_shared<ByteBudget::Held>(in_file ? &shared_.upload_bytes : &shared_.body_bytes, share_);
+  bool complete = false;
+  if (in_file) {
+    complete = co_await ReadUpload(&parser, plan.body_folder, incoming->held.get(), &request);
+  } else {
+    complete = co_await ReadBody(&parser, incoming->held.get(), &request);
+  }
+  co_return complete ? Read::kRequest : Read::kEnd;
+}
+
+asio::awaitable<bool> HttpSession::ReadHead(HttpRequestParser* parser) {
+  place_->WaitsForClient();
   if (buffer_.size() == 0) {  // wait without a limit on the whole request
     if (sessions_.draining || closing_) co_return false;
     idle_ = true;
-    stream_.expires_after(options.idle_timeout);
+    stream_.expires_after(shared_.options.idle_timeout);
     auto [error, size] = co_await stream_.async_read_some(buffer_.prepare(kFirstRead), kAwait);
     idle_ = false;
     if (error) co_return false;
@@ -172,23 +209,22 @@ asio::awaitable<bool> HttpSession::Read(HttpRequest* request, BodyBytes* body_by
   id_ = RandomHex(16);
   keep_alive_ = head_only_ = false;
   version_ = 11;
-  stream_.expires_after(options.read_timeout);
-  while (parser.state() == State::kHead) {
-    if (!co_await Advance(&parser, kFirstRead)) co_return false;
+  stream_.expires_after(shared_.options.head_timeout);
+  while (parser->state() == HttpRequestParser::State::kHead) {
+    if (!co_await Advance(parser, kFirstRead)) co_return false;
   }
-  *request = parser.Head();
-  request->id = id_;
-  beast::error_code ignored;
-  if (const tcp::endpoint peer = stream_.socket().remote_endpoint(ignored); !ignored) request->peer = peer.address().to_string();
-  std::optional<UploadPlan> upload = shared_.plan_upload ? shared_.plan_upload(*request) : std::nullopt;
-  if (upload && upload->refusal) co_return co_await Refuse(*std::move(upload->refusal));
-  parser.AcceptBody(upload ? static_cast<uint64_t>(upload->max_bytes) : uint64_t{options.max_body_bytes});
-  if (parser.state() == State::kRefused) co_return co_await Refuse(parser.refusal());
+  co_return true;
+}
+
+HttpRequest HttpSession::TakeHead(const HttpRequestParser& parser) {
+  HttpRequest request = parser.Head();
+  request.id = id_;
+  request.peer = shared_.options.trusted_proxies.ClientOf(address_, request.forwarded_for);
   version_ = parser.version();
-  keep_alive_ = parser.keep_alive();
-  head_only_ = request->method == "HEAD";
-  if (upload) co_return co_await ReadUpload(&parser, *std::move(upload), request, body_bytes);
-  co_return co_await ReadBody(&parser, request, body_bytes);
+  keep_alive_ = parser.keep_alive() && !sessions_.draining && !closing_;
+  head_only_ = request.method == "HEAD";
+  if (head_only_) request.method = "GET";  // answered alike, without the body
+  return request;
 }
 
 asio::awaitable<bool> HttpSession::Advance(HttpRequestParser* parser, size_t most) {
@@ -202,54 +238,61 @@ asio::awaitable<bool> HttpSession::Advance(HttpRequestParser* parser, size_t mos
       co_await stream_.async_read_some(buffer_.prepare(std::min(most, buffer_.max_size() - buffer_.size())), kAwait);
   if (error) co_return false;  // who ends in the middle, or sends so slowly, gets no answer
   buffer_.commit(size);
+  place_->WaitsForClient();
   co_return true;
 }
 
-asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, HttpRequest* request, BodyBytes* body_bytes) {
+asio::awaitable<bool> HttpSession::AdvanceBody(HttpRequestParser* parser, int64_t came, ByteBudget::Held* held) {
   const HttpServerOptions& options = shared_.options;
-  const auto expected = static_cast<int64_t>(parser->body_bytes().value_or(options.max_body_bytes));
-  if (!body_bytes->Take(&shared_.body_bytes, expected, static_cast<int64_t>(options.max_total_body_bytes)))
-    co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
-  parser->ReserveBody();
-  if (parser->state() == HttpRequestParser::State::kRefused) co_return co_await Refuse(parser->refusal());
+  stream_.expires_at(body_begin_ + options.body_timeout + std::chrono::milliseconds(came * 1000 / options.min_body_rate));
+  const int64_t before = came - std::ssize(parser->body());
+  if (!co_await Advance(parser, kBodyRead)) co_return false;
+  switch (held->GrowTo(before + std::ssize(parser->body()))) {
+    case BytesTaken::kTaken: break;
+    case BytesTaken::kShareIsFull:
+      co_return co_await Refuse(429,
+                                "requests of this client hold as much room as the server has for one; send this one again when "
+                                "others have been answered");
+    case BytesTaken::kAllIsFull:
+      co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
+  }
+  co_return true;
+}
+
+asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request) {
   if (!co_await Continue(*parser)) co_return false;
   while (parser->state() == HttpRequestParser::State::kBody) {
-    if (!co_await Advance(parser, kBodyRead)) co_return false;
+    if (!co_await AdvanceBody(parser, std::ssize(parser->body()), held)) co_return false;
   }
   request->body = std::move(parser->body());
-  body_bytes->ShrinkTo(static_cast<int64_t>(request->body.size()));
   co_return true;
 }
 
-asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, UploadPlan plan, HttpRequest* request,
-                                              BodyBytes* body_bytes) {
+asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, const std::string& folder, ByteBudget::Held* held,
+                                              HttpRequest* request) {
   using State = HttpRequestParser::State;
-  const auto expected = static_cast<int64_t>(parser->body_bytes().value_or(static_cast<uint64_t>(plan.max_bytes)));
-  if (!body_bytes->Take(&shared_.upload_bytes, expected, shared_.options.max_total_upload_bytes))
-    co_return co_await Refuse(503, "the server is reading too many large files; send this one again later");
-  Result<FileDescriptor> file = TemporaryFile(plan.folder);
+  Result<FileDescriptor> file = TemporaryFile(folder);
   if (!file.ok()) co_return co_await Refuse(ErrorResponse(DiskProblem(file.status())));
   if (!co_await Continue(*parser)) co_return false;
   const auto body = std::make_shared<BodyFile>(BodyFile{.file = *std::move(file)});
   std::string piece;
   Status written;
   while (parser->state() == State::kBody) {
-    stream_.expires_after(shared_.options.read_timeout);
     while (parser->state() == State::kBody && parser->body().size() < kFilePiece) {
-      if (!co_await Advance(parser, kBodyRead)) co_return false;
+      if (!co_await AdvanceBody(parser, body->size + std::ssize(parser->body()), held)) co_return false;
     }
     piece.swap(parser->body());
-    co_await OnPool(&sessions_, &shared_.handlers, [&] { written = WriteAll(body->file.get(), piece, plan.folder); });
+    co_await OnThreads(&sessions_, &shared_.handlers, share_, [&] { written = WriteAll(body->file.get(), piece, folder); });
     if (!written.ok()) co_return co_await Refuse(ErrorResponse(DiskProblem(written)));
     body->size += std::ssize(piece);
     piece.clear();
   }
-  body_bytes->ShrinkTo(body->size);
   request->body_file = body;
   co_return true;
 }
 
 asio::awaitable<bool> HttpSession::Continue(const HttpRequestParser& parser) {
+  body_begin_ = std::chrono::steady_clock::now();
   if (!parser.waits_for_continue()) co_return true;
   constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
   auto [failed, written] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
@@ -321,6 +364,7 @@ asio::awaitable<bool> HttpSession::WriteAnswer(std::shared_ptr<SessionResponder>
 }
 
 asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response, SessionResponder* responder) {
+  place_->WaitsForClient();
   if (response.source) {
     if (!co_await WriteHead(response.content_type, response.headers)) co_return false;
     if (head_only_) co_return true;
@@ -351,12 +395,13 @@ asio::awaitable<bool> HttpSession::WriteFile(const BodyFile& file, SessionRespon
   for (int64_t offset = 0; offset < file.size;) {
     ssize_t size = 0;
     const auto wanted = static_cast<size_t>(std::min<int64_t>(std::ssize(piece), file.size - offset));
-    co_await OnPool(&sessions_, &shared_.writers, [&] { size = pread(file.file.get(), piece.data(), wanted, offset); });
+    co_await OnThreads(&sessions_, &shared_.writers, share_, [&] { size = pread(file.file.get(), piece.data(), wanted, offset); });
     if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) co_return false;
     if (size <= 0) co_return false;  // what was promised cannot be had: the client sees the connection end before the file
     stream_.expires_after(shared_.options.write_timeout);
     auto [error, written] = co_await asio::async_write(stream_, asio::buffer(piece.data(), static_cast<size_t>(size)), kAwait);
     if (error) co_return false;
+    place_->WaitsForClient();
     offset += size;
   }
   co_return true;
@@ -367,7 +412,7 @@ asio::awaitable<bool> HttpSession::WriteSource(TextSource* source, SessionRespon
   Status made;
   for (bool more = true; more;) {
     piece.clear();
-    co_await OnPool(&sessions_, &shared_.writers, [&] {
+    co_await OnThreads(&sessions_, &shared_.writers, share_, [&] {
       const MemoryPatience none(std::chrono::seconds(0));
       try {
         made = CatchExhaustion("writing an answer", [&] {
@@ -385,6 +430,7 @@ asio::awaitable<bool> HttpSession::WriteSource(TextSource* source, SessionRespon
     }
     responder->Hold(source->held_bytes() + piece.capacity());
     if (!piece.empty() && !co_await WriteText(piece)) co_return false;
+    place_->WaitsForClient();
   }
   co_return true;
 }

@@ -3,7 +3,6 @@
 // Layer: server.
 #pragma once
 
-#include <atomic>
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <chrono>
@@ -14,6 +13,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "server/byte_budget.h"
+#include "server/connection_table.h"
+#include "server/fair_threads.h"
 #include "server/http_request_parser.h"
 #include "server/http_server.h"
 #include "server/session_responder.h"
@@ -30,25 +32,29 @@ inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 // finds none, Boost.Asio ends the process (~awaitable_thread posts).
 inline constexpr auto kPatience = std::chrono::seconds(10);
 
+// Connections that watch a server which has no other place left.
+inline constexpr int32_t kProbePlaces = 64;
+
 class HttpSession;
 
 // What all connections of a server share.
 struct HttpShared {
   HttpServerOptions options;
-  HttpServer::Handler handler;
-  HttpServer::PlanUpload plan_upload;
-  asio::thread_pool handlers, writers;
-  std::atomic<int32_t> num_connections{0};
-  std::atomic<int64_t> body_bytes{0};    // of requests that are being read or wait for a handler
-  std::atomic<int64_t> upload_bytes{0};  // likewise, in files
+  HttpServer::Planner planner;
+  ConnectionTable connections, probes{kProbePlaces};
+  ByteBudget body_bytes;    // of requests that are being read or wait for a handler
+  ByteBudget upload_bytes;  // likewise, in files
+  FairThreads handlers, writers;
   std::shared_ptr<UnwrittenAnswers> unwritten;
 
-  HttpShared(const HttpServerOptions& given, HttpServer::Handler handle, HttpServer::PlanUpload plan)
+  HttpShared(const HttpServerOptions& given, HttpServer::Planner plan)
       : options(given),
-        handler(std::move(handle)),
-        plan_upload(std::move(plan)),
-        handlers(static_cast<size_t>(given.handler_threads)),
-        writers(static_cast<size_t>(given.writer_threads)),
+        planner(std::move(plan)),
+        connections(given.max_connections),
+        body_bytes(given.max_total_body_bytes),
+        upload_bytes(given.max_total_upload_bytes),
+        handlers(given.handler_threads),
+        writers(given.writer_threads),
         unwritten(std::make_shared<UnwrittenAnswers>(given.max_unwritten_bytes)) {}
 };
 
@@ -60,47 +66,19 @@ struct HttpSessions {
   asio::io_context io{1};
 };
 
-// A request's share of the bytes that bodies may take in memory; gives it back when it is destroyed.
-class BodyBytes {
- public:
-  BodyBytes() = default;
-  BodyBytes(BodyBytes&& other) noexcept : total_(std::exchange(other.total_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  BodyBytes& operator=(BodyBytes&& other) noexcept {
-    std::swap(total_, other.total_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~BodyBytes() {
-    if (total_) *total_ -= bytes_;
-  }
-  // False, with nothing taken, if more than `limit` would be taken together.
-  bool Take(std::atomic<int64_t>* total, int64_t bytes, int64_t limit) {
-    if ((*total += bytes) > limit) {
-      *total -= bytes;
-      return false;
-    }
-    total_ = total;
-    bytes_ = bytes;
-    return true;
-  }
-  // Gives back all but `bytes`.
-  void ShrinkTo(int64_t bytes) {
-    if (!total_ || bytes >= bytes_) return;
-    *total_ -= bytes_ - bytes;
-    bytes_ = bytes;
-  }
-
- private:
-  std::atomic<int64_t>* total_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
 // One connection: requests one after the other, each read whole before its answer is written.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
   // Of a socket whose executor is that of `sessions`. On its thread.
-  HttpSession(HttpSessions* sessions, asio::ip::tcp::socket socket);
+  HttpSession(HttpSessions* sessions, asio::ip::tcp::socket socket, std::unique_ptr<ConnectionTable::Place> place);
   ~HttpSession();
+
+  // A request that is there whole.
+  struct Incoming {
+    HttpRequest request;
+    RequestPlan plan;
+    std::shared_ptr<ByteBudget::Held> held;  // by its body; copies of this share it
+  };
 
   static asio::awaitable<void> Run(std::shared_ptr<HttpSession> self);
   // Ends the session if it waits for a request.
@@ -110,11 +88,22 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
  private:
   // Reads a request and writes its answer; whether there may be another one.
   asio::awaitable<bool> Exchange();
-  // The next request; false: the connection ends.
-  asio::awaitable<bool> Read(HttpRequest* request, BodyBytes* body_bytes);
-  // What follows the head that `parser` holds; false: as Read, with the error answered.
-  asio::awaitable<bool> ReadBody(HttpRequestParser* parser, HttpRequest* request, BodyBytes* body_bytes);
-  asio::awaitable<bool> ReadUpload(HttpRequestParser* parser, UploadPlan plan, HttpRequest* request, BodyBytes* body_bytes);
+  enum class Read : uint8_t {
+    kRequest,
+    kRefused,  // and answered; there may be another one
+    kEnd,      // the connection ends, with the error answered
+  };
+  asio::awaitable<Read> ReadRequest(Incoming* incoming);
+  // The head of the next request; false: kEnd.
+  asio::awaitable<bool> ReadHead(HttpRequestParser* parser);
+  // Of the head that `parser` holds.
+  HttpRequest TakeHead(const HttpRequestParser& parser);
+  // What follows the head, into `request`; `held` grows with it. False: as ReadHead.
+  asio::awaitable<bool> ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request);
+  asio::awaitable<bool> ReadUpload(HttpRequestParser* parser, const std::string& folder, ByteBudget::Held* held,
+                                   HttpRequest* request);
+  // The next part of a body of which `came` bytes have come before, and whether there is room for it. False: as ReadHead.
+  asio::awaitable<bool> AdvanceBody(HttpRequestParser* parser, int64_t came, ByteBudget::Held* held);
   // Gives the parser what has come, and waits for more where it needs more, `most` bytes at most; false: as ReadBody.
   asio::awaitable<bool> Advance(HttpRequestParser* parser, size_t most);
   // Tells a client that waits for it to send the body.
@@ -142,8 +131,12 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   boost::beast::tcp_stream stream_;
   boost::beast::flat_buffer buffer_;
   asio::steady_timer wake_;  // cancelled when an answer has news
+  std::string address_;      // of the client, or of a proxy
+  std::unique_ptr<ConnectionTable::Place> place_;
   bool idle_ = false, closing_ = false;
   // Of the request under way:
+  std::string share_;                                 // RequestPlan
+  std::chrono::steady_clock::time_point body_begin_;  // when its body was awaited
   unsigned version_ = 11;
   bool keep_alive_ = false, head_only_ = false;
   std::string id_;

@@ -20,7 +20,6 @@ class KeptResponse final : public Responder {
   void Write(std::unique_ptr<TextSource>) override {}
   void EndStream() override {}
   void WhenGone(std::function<void()>) override {}
-  void SetOwner(std::string) override {}
 
   std::optional<HttpResponse> response;
 };

@@ -23,6 +23,7 @@
 #include "server/kept_response.h"
 #include "server/openapi.h"
 #include "server/page.h"
+#include "server/peer.h"
 #include "server/tree_response.h"
 
 namespace coppice::server {
@@ -35,7 +36,8 @@ int64_t Now() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-constexpr size_t kMostLogged = size_t{16} << 10;  // bytes of a body
+constexpr size_t kMostLogged = size_t{16} << 10;        // bytes of a body
+constexpr int64_t kMostUnreadBody = int64_t{64} << 10;  // bytes of a body that its route does not read
 
 // Who gives no seed gets other samples each time.
 uint64_t RandomSeed() {
@@ -138,12 +140,17 @@ Service::Service(Engine* engine, ServiceOptions options)
       batch_routes_(&files_, &batches_) {}
 
 void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) {
-  const auto call = std::make_shared<Call>(Call{.request = std::move(request), .responder = std::move(responder)});
-  if (options_.log_text) call->logged_body = call->request.body.substr(0, kMostLogged);
+  const RequestPlan plan = Plan(request);
+  if (plan.refusal) return responder->Send(*plan.refusal);
+  plan.handle(std::move(request), std::move(responder));
+}
+
+template <class Work>
+void Service::Try(const std::shared_ptr<Call>& call, const Work& work) {
   Status status;
   try {
     status = CatchExhaustion("answering a request", [&] {
-      if (const Route* route = FindRoute(call)) route->handle(call);
+      work();
       return OkStatus();
     });
   } catch (const std::exception& error) {  // a fault of ours: it costs one request, not the server
@@ -151,6 +158,40 @@ void Service::Handle(HttpRequest request, std::shared_ptr<Responder> responder) 
   }
   // The responder tells the client where there is no memory for this either.
   if (!status.ok()) Answer(call, ErrorResponse(status));
+}
+
+RequestPlan Service::Plan(HttpRequest head) {
+  const auto kept = std::make_shared<KeptResponse>();
+  const auto call = std::make_shared<Call>(Call{.request = std::move(head), .responder = kept});
+  RequestPlan plan;
+  Try(call, [&] {
+    if (const Route* route = FindRoute(call)) plan = PlanOf(*route, call);
+  });
+  plan.refusal = std::move(kept->response);
+  return plan;
+}
+
+RequestPlan Service::PlanOf(const Route& route, const std::shared_ptr<Call>& call) {
+  RequestPlan plan = {.takes_time = !route.open};
+  // No name of a key has a space in it.
+  plan.share = call->key.empty() ? "peer " + PeerOf(call->request.peer) : call->key;
+  if (route.body == BodyKind::kNone) {
+    plan.max_body_bytes = kMostUnreadBody;
+  } else if (RefuseWhenDraining(call)) {
+    return plan;
+  }
+  if (route.body == BodyKind::kForm) {
+    if (!files_.enabled()) route.handle(call);  // it says so
+    plan.body_folder = options_.files.folder;
+    plan.max_body_bytes = MaxUploadBytes(options_.files.max_bytes);
+  }
+  plan.handle = [this, call, &route](HttpRequest request, std::shared_ptr<Responder> responder) {
+    call->request = std::move(request);
+    call->responder = std::move(responder);
+    if (options_.log_text) call->logged_body = call->request.body.substr(0, kMostLogged);
+    Try(call, [&] { route.handle(call); });
+  };
+  return plan;
 }
 
 const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
@@ -176,7 +217,6 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
       return nullptr;
     }
     call->key = key->name;
-    call->responder->SetOwner(key->name);
   }
   // A page of another site can make a browser send forms and empty bodies here, and may try others; the browser says where they
   // come from. A key it does not send.
@@ -192,18 +232,6 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     return nullptr;
   }
   return found.route;
-}
-
-std::optional<UploadPlan> Service::PlanUpload(const HttpRequest& head) {
-  if (head.method != "POST" || head.path != kFilesPath) return std::nullopt;
-  UploadPlan plan = {.folder = options_.files.folder, .max_bytes = MaxUploadBytes(options_.files.max_bytes)};
-  const auto kept = std::make_shared<KeptResponse>();
-  const auto call = std::make_shared<Call>(Call{.request = head, .responder = kept});
-  if (FindRoute(call)) {  // else it has told why not
-    if (!RefuseWhenDraining(call) && !files_.enabled()) FilesAndBatches(call);
-  }
-  plan.refusal = std::move(kept->response);
-  return plan;
 }
 
 bool Service::RefuseWhenDraining(const std::shared_ptr<Call>& call) {
@@ -481,7 +509,7 @@ void Service::Tokenize(const std::shared_ptr<Call>& call) {
   const Tokenizer* tokenizer = engine_.tokenizer();
   if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
   openai::BodyError error;
-  const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body->json, &error);
+  const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body->json, parser_.bounds(), &error);
   if (!request) return Answer(call, ErrorResponse(error.status, error.param));
   const Result<std::vector<int32_t>> ids =
       tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
@@ -511,7 +539,8 @@ void Service::Detokenize(const std::shared_ptr<Call>& call) {
   const Tokenizer* tokenizer = engine_.tokenizer();
   if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
   openai::BodyError error;
-  const std::optional<std::vector<int32_t>> ids = openai::ParseDetokenize(*body->json, engine_.model_info().vocab_size, &error);
+  const std::optional<std::vector<int32_t>> ids =
+      openai::ParseDetokenize(*body->json, engine_.model_info().vocab_size, parser_.bounds(), &error);
   if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
   Answer(call, {.body = DumpJson({{"prompt", tokenizer->Decode(*ids, /*keep_special=*/true)}})});
 }

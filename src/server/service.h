@@ -59,10 +59,11 @@ class Service {
   Status RestorePrefixes() { return prefixes_.Restore(); }
   // After the prefixes, which unfinished batches may name.
   Status RestoreBatches() { return batches_.Restore(); }
-  // Answers into `responder`, now or later. Parses and tokenises on the calling thread.
+  // What becomes of a request with this head (HttpServer::Planner): all that can be refused is refused before its body is read. Its
+  // `handle` parses and tokenises on the calling thread.
+  RequestPlan Plan(HttpRequest head);
+  // Answers a request that is there whole into `responder`, now or later.
   void Handle(HttpRequest request, std::shared_ptr<Responder> responder);
-  // What becomes of the body of a request with this head (HttpServer::PlanUpload).
-  std::optional<UploadPlan> PlanUpload(const HttpRequest& head);
   // From now on generations are refused with 503 and /ready says so, with `why`, which lives as long as the program; those under
   // way go on, batches with the next start.
   void Drain(const char* why = "the server is shutting down") {
@@ -109,6 +110,10 @@ class Service {
   BatchContext ContextOfBatches();
   // Finds the route, and `call->key`, by the head alone; else answers 401, 403, 404, 405 or 415.
   const Route* FindRoute(const std::shared_ptr<Call>& call);
+  // Does a part of the call; where that throws, the call is answered with why.
+  template <class Work>
+  void Try(const std::shared_ptr<Call>& call, const Work& work);
+  RequestPlan PlanOf(const Route& route, const std::shared_ptr<Call>& call);
   // Whether the call was answered with 503, since the server ends.
   bool RefuseWhenDraining(const std::shared_ptr<Call>& call);
   void Answer(const std::shared_ptr<Call>& call, HttpResponse response);

@@ -44,13 +44,12 @@ class FakeResponder final : public Responder {
   void Write(std::unique_ptr<TextSource> source) override { Write(TextOf(source.get())); }
   void EndStream() override { ended = true; }
   void WhenGone(std::function<void()> callback) override { when_gone = std::move(callback); }
-  void SetOwner(std::string key) override { owner = std::move(key); }
 
   json body() const { return json::parse(response.value().body); }
 
   std::optional<HttpResponse> response;
   bool streaming = false, ended = false, from_source = false;
-  std::string written, owner;
+  std::string written;
   std::function<void()> when_gone;
 };
 
@@ -361,6 +360,31 @@ TEST_F(ServiceTest, DrainingRefusesWhatIsNewAndEndsWhatIsUnderWay) {
   EXPECT_EQ(answer->response->status, 200);
 }
 
+TEST_F(ServiceTest, WhatAHeadDecidesNeedsNoBody) {
+  const auto plan = [&](HttpRequest head) { return service_.Plan(std::move(head)); };
+  HttpRequest head = {.method = "POST", .path = "/nowhere", .content_type = "application/json", .peer = "192.0.2.1"};
+  EXPECT_EQ(plan(head).refusal->status, 404);
+  head.path = "/health";
+  EXPECT_EQ(plan(head).refusal->status, 405);
+  head.path = "/v1/completions";
+  const RequestPlan right = plan(head);
+  EXPECT_FALSE(right.refusal);
+  EXPECT_TRUE(right.takes_time);
+  EXPECT_EQ(right.share, "peer 192.0.2.1");
+  EXPECT_EQ(right.max_body_bytes, std::nullopt);
+  head.origin = "https://elsewhere.example";
+  EXPECT_EQ(plan(head).refusal->status, 403);
+  head.origin.clear();
+  head.content_type = "text/plain";
+  EXPECT_EQ(plan(head).refusal->status, 415);
+  EXPECT_FALSE(plan({.method = "GET", .path = "/health"}).takes_time);
+  EXPECT_LE(plan({.method = "GET", .path = "/health"}).max_body_bytes, 1 << 20);  // nothing reads it
+  service_.Drain();
+  head.content_type = "application/json";
+  EXPECT_EQ(plan(head).refusal->status, 503);
+  EXPECT_THAT(Metrics(), HasSubstr("coppice_http_requests_total{route=\"/v1/completions\",status=\"503\"} 1\n"));
+}
+
 class KeysTest : public ServiceTest {
  protected:
   // printf %s a | sha256sum, and of b
@@ -587,8 +611,6 @@ TEST_F(TokenLimitsTest, EchoedPromptsCountForEachChoice) {
   EXPECT_THAT(third->response.value().body, HasSubstr("10 are left"));  // of 50
 }
 
-TEST_F(TokenLimitsTest, AnAnswerBelongsToItsKey) { EXPECT_EQ(Send("a", {{"prompt", {1}}})->owner, "alice"); }
-
 TEST_F(TokenLimitsTest, WhatRanIsNotGivenBackWhateverItsAnswer) {
   const json body = {{"prompt", {1, 2, 3, 4, 5}}, {"max_tokens", 15}, {"ignore_eos", true}};
   harness_.model().FailNext(Internal("the model broke"));
@@ -642,6 +664,15 @@ class ServiceWithLimitsTest : public ServiceTest {
                         .max_active_per_key = 1,
                         .request_timeout = 1e-6}}) {}
 };
+
+TEST_F(ServiceWithLimitsTest, AKeyIsKnownByTheHead) {
+  HttpRequest head = {.method = "POST", .path = "/v1/completions", .content_type = "application/json", .peer = "192.0.2.1"};
+  EXPECT_EQ(service_.Plan(head).refusal->status, 401);
+  head.authorization = "Bearer secret";
+  EXPECT_FALSE(service_.Plan(head).refusal);
+  EXPECT_EQ(service_.Plan(head).share, "bob");
+  EXPECT_EQ(service_.Plan({.method = "GET", .path = "/health", .peer = "192.0.2.1"}).share, "peer 192.0.2.1");
+}
 
 TEST_F(ServiceWithLimitsTest, KeysGuardAllButHealth) {
   EXPECT_EQ(Get("/health")->response->status, 200);

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <future>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/file.h"
 #include "engine/engine_harness.h"
@@ -26,17 +28,22 @@ namespace coppice::server {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
 class Client {
  public:
-  explicit Client(uint16_t port, int receive_buffer = 0) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  // From the address 127.0.0.`host`.
+  explicit Client(uint16_t port, int receive_buffer = 0, int host = 1) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     if (receive_buffer > 0) setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof(receive_buffer));
     const timeval wait = {.tv_sec = 60};
     setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
-    sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+    sockaddr_in address = {.sin_family = AF_INET};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + static_cast<uint32_t>(host) - 1);
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   }
@@ -70,9 +77,7 @@ class ServingTest : public ::testing::Test {
   // `steps`: somebody steps the engine.
   void Start(HttpServerOptions options, bool steps = true) {
     options.port = 0;
-    http_ = HttpServer::Create(options, [&](HttpRequest request, std::shared_ptr<Responder> responder) {
-              service_.Handle(std::move(request), std::move(responder));
-            }).value();
+    http_ = HttpServer::Create(options, [&](HttpRequest head) { return service_.Plan(std::move(head)); }).value();
     thread_ = std::thread([this, steps] {
       if (!steps) return http_->Run();
       ended_ = Serve(&harness_.engine(), &service_, http_.get(), {.interrupted = [this] { return interrupted_.load(); }});
@@ -110,32 +115,140 @@ class ServingTest : public ::testing::Test {
   std::thread thread_;
 };
 
-// A GET is answered on the thread of all connections but those that begin by watching the server.
-TEST(HttpServerTest, WhoWatchesTheServerWaitsForNoRequest) {
-  std::promise<void> entered, released;
-  const auto server = HttpServer::Create({.port = 0}, [&](const HttpRequest& request, const std::shared_ptr<Responder>& responder) {
-                        if (request.path == "/slow") {
-                          entered.set_value();
-                          released.get_future().wait();
-                        }
-                        responder->Send({.body = "answer of " + request.path});
-                      }).value();
-  std::thread thread([&] { server->Run(); });
-  const auto ask = [](const Client& client, const std::string& path) {
-    client.Send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  };
-  const Client slow(server->port()), probe(server->port());
-  ask(slow, "/slow");
-  entered.get_future().wait();
-  for (const std::string path : {"/health", "/ready", "/version", "/else"}) {  // the connection stays where it began
-    ask(probe, path);
-    EXPECT_THAT(probe.Read("answer of " + path), StartsWith("HTTP/1.1 200 OK"));
+// A server without a service: what its requests become is a test's.
+class HttpServerTest : public ::testing::Test {
+ protected:
+  ~HttpServerTest() override {
+    server_->Drain();
+    thread_.join();
   }
-  EXPECT_EQ(server->num_connections(), 2);
+  void Start(HttpServerOptions options, HttpServer::Planner planner) {
+    options.port = 0;
+    server_ = HttpServer::Create(options, std::move(planner)).value();
+    thread_ = std::thread([this] { server_->Run(); });
+  }
+  // Answers with the path.
+  static RequestPlan Echo(const HttpRequest& head) {
+    return {.handle = [](const HttpRequest& request,
+                         const std::shared_ptr<Responder>& responder) { responder->Send({.body = "answer of " + request.path}); },
+            .share = head.peer};
+  }
+  Client Connect(int host = 1) const { return Client(server_->port(), 0, host); }
+  static void Ask(const Client& client, const std::string& path) {
+    client.Send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  }
+  // Whether the client has an answer, or none: its connection was closed.
+  static bool IsAnswered(const Client& client, const std::string& path) {
+    Ask(client, path);
+    return client.Read("answer of " + path).starts_with("HTTP/1.1 200 OK");
+  }
+
+  std::unique_ptr<HttpServer> server_;
+  std::thread thread_;
+};
+
+// What takes no time is answered on the thread of all connections but those that begin by watching the server.
+TEST_F(HttpServerTest, WhoWatchesTheServerWaitsForNoRequest) {
+  std::promise<void> entered, released;
+  Start({}, [&](const HttpRequest& head) {
+    RequestPlan plan = Echo(head);
+    if (head.path != "/slow") return plan;
+    entered.set_value();
+    released.get_future().wait();
+    return plan;
+  });
+  const Client slow = Connect(), probe = Connect();
+  Ask(slow, "/slow");
+  entered.get_future().wait();
+  for (const std::string path : {"/health", "/ready", "/version", "/else"})  // the connection stays where it began
+    EXPECT_TRUE(IsAnswered(probe, path)) << path;
+  EXPECT_EQ(server_->num_connections(), 2);
   released.set_value();
   EXPECT_THAT(slow.Read("answer of /slow"), StartsWith("HTTP/1.1 200 OK"));
-  server->Drain();
-  thread.join();
+}
+
+TEST_F(HttpServerTest, WhatIsRefusedByItsHeadIsNotRead) {
+  Start({}, [](const HttpRequest& head) {
+    RequestPlan plan = Echo(head);
+    if (head.path == "/nowhere") plan.refusal = HttpResponse{.status = 404, .body = "nothing there"};
+    return plan;
+  });
+  const Client announced = Connect(), waiting = Connect(), none = Connect();
+  announced.Send("POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{");
+  EXPECT_THAT(announced.Read(), AllOf(StartsWith("HTTP/1.1 404"), HasSubstr("Connection: close"), HasSubstr("nothing there")));
+  waiting.Send("POST /nowhere HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n");
+  EXPECT_THAT(waiting.Read(), StartsWith("HTTP/1.1 404"));
+  Ask(none, "/nowhere");
+  EXPECT_THAT(none.Read("nothing there"), AllOf(StartsWith("HTTP/1.1 404"), Not(HasSubstr("Connection: close"))));
+  EXPECT_TRUE(IsAnswered(none, "/else"));  // without a body the connection goes on
+}
+
+TEST_F(HttpServerTest, AFloodOfSilentConnectionsKeepsNobodyOut) {
+  Start({.max_connections = 8}, Echo);
+  std::deque<Client> flood;
+  for (int i = 0; i < 20; ++i) flood.emplace_back(server_->port(), 0, /*host=*/2);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(IsAnswered(Connect(/*host=*/3), "/else"));
+  EXPECT_TRUE(IsAnswered(Connect(/*host=*/2), "/health"));  // from the same address, too
+  EXPECT_LE(server_->num_connections(), 8);
+  EXPECT_EQ(flood.front().Read(), "");  // it has given its place up
+}
+
+TEST_F(HttpServerTest, AFullServerIsStillWatched) {
+  std::atomic<int> entered = 0;
+  std::promise<void> released;
+  std::shared_future<void> end = released.get_future().share();
+  Start({.max_connections = 2, .handler_threads = 4}, [&](const HttpRequest& head) {
+    RequestPlan plan = Echo(head);
+    plan.takes_time = head.path == "/slow";
+    if (!plan.takes_time) return plan;
+    plan.handle = [&, handle = plan.handle](const HttpRequest& request, const std::shared_ptr<Responder>& responder) {
+      ++entered;
+      end.wait();
+      handle(request, responder);
+    };
+    return plan;
+  });
+  const Client first = Connect(), second = Connect();
+  Ask(first, "/slow");
+  Ask(second, "/slow");
+  while (entered < 2) std::this_thread::yield();
+  EXPECT_TRUE(IsAnswered(Connect(), "/health"));
+  const Client refused = Connect();
+  Ask(refused, "/else");
+  EXPECT_EQ(refused.Read(), "");
+  released.set_value();
+  EXPECT_THAT(first.Read("answer of /slow"), StartsWith("HTTP/1.1 200 OK"));
+  EXPECT_THAT(second.Read("answer of /slow"), StartsWith("HTTP/1.1 200 OK"));
+}
+
+TEST_F(HttpServerTest, BytesThatCameCountAndNotThoseAnnounced) {
+  Start({.max_body_bytes = 100'000, .max_total_body_bytes = 200'000}, Echo);
+  const auto announce = [&](int host, size_t came) {
+    Client client(server_->port(), 0, host);
+    client.Send("POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" + std::string(came, ' '));
+    return client;
+  };
+  std::deque<Client> greedy;
+  for (int i = 0; i < 10; ++i) greedy.push_back(announce(/*host=*/2, 1));        // a million bytes in all
+  EXPECT_THAT(announce(/*host=*/3, 60'000).Read(), StartsWith("HTTP/1.1 429"));  // a quarter is one's share
+  const Client other = Connect(/*host=*/4);
+  other.Send("POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30000\r\n\r\n" + std::string(30'000, ' '));
+  EXPECT_THAT(other.Read("answer of /a"), StartsWith("HTTP/1.1 200 OK"));
+}
+
+TEST_F(HttpServerTest, BehindTrustedProxiesAClientIsWhoTheyName) {
+  Start({.trusted_proxies = TrustedProxies::Parse(std::vector<std::string>{"127.0.0.2"}).value()}, [](const HttpRequest& head) {
+    RequestPlan plan;
+    plan.refusal = HttpResponse{.body = "you are " + head.peer + "!"};
+    return plan;
+  });
+  const auto peer = [&](int host) {
+    const Client client = Connect(host);
+    client.Send("GET / HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 198.51.100.1\r\nX-Forwarded-For: 203.0.113.9\r\n\r\n");
+    return client.Read("!");
+  };
+  EXPECT_THAT(peer(2), HasSubstr("you are 203.0.113.9"));
+  EXPECT_THAT(peer(3), HasSubstr("you are 127.0.0.3"));
 }
 
 TEST_F(ServingTest, ASilentStreamCarriesComments) {
@@ -159,10 +272,10 @@ TEST_F(ServingTest, ConnectionsWithoutARequestEnd) {
 }
 
 TEST_F(ServingTest, RequestsThatDoNotComeInTimeEnd) {
-  Start({.read_timeout = milliseconds(100)});
+  Start({.head_timeout = milliseconds(100), .body_timeout = milliseconds(100)});
   const Client head = Connect(), body = Connect();
   head.Send("GET /health HTTP/1.1\r\nHo");
-  body.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{");
+  body.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{");
   EXPECT_EQ(head.Read(), "");
   EXPECT_EQ(body.Read(), "");
 }

@@ -41,7 +41,8 @@ class SessionResponder final : public Responder {
   void Write(std::unique_ptr<TextSource> source) override;
   void EndStream() override;
   void WhenGone(std::function<void()> callback) override;
-  void SetOwner(std::string owner) override { share_.SetOwner(std::move(owner)); }
+  // Whose the answer is (RequestPlan::share).
+  void SetOwner(std::string owner) { share_.SetOwner(std::move(owner)); }
   // Gives the answer up, without memory.
   void Cut() noexcept;
 

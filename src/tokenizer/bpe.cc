@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <queue>
 #include <string>
-#include <tuple>
 
 #include "core/check.h"
 #include "core/quoted.h"
@@ -18,13 +19,67 @@ namespace {
 
 using TokenKind = TokenizerData::TokenKind;
 
-// Up to here rescanning all pairs after each merge is faster than a heap; almost every piece of real text is shorter.
+// Up to here rescanning all pairs after each merge is faster than a queue; almost every piece of real text is shorter.
 constexpr size_t kMaxShortPiece = 48;
 constexpr std::string_view kSpaceSymbol = "\u2581";
 
 uint64_t PairOf(int32_t left, int32_t right) { return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right); }
 
 bool IsOneCharacter(std::string_view text) { return !text.empty() && DecodeUtf8(text).length == text.size(); }
+
+// Places where symbols may merge: lowest rank first, those of one rank from left to right. One queue of all places would be slow
+// where they are many: a heap of millions lies all over memory. The places of a rank come nearly in order, and ranks are few where
+// a piece is long.
+template <class Index>
+class PlacesByRank {
+ public:
+  struct Next {
+    int32_t rank;
+    Index place;
+  };
+
+  void Push(int32_t rank, Index place) {
+    Places& places = places_[rank];
+    if (places.empty()) ranks_.push(rank);
+    places.begun ? places.late.push(place) : places.waiting.push_back(place);
+  }
+
+  std::optional<Next> Pop() {
+    if (ranks_.empty()) return std::nullopt;
+    const int32_t rank = ranks_.top();
+    Places& places = places_[rank];
+    if (!places.begun) {
+      places.begun = true;
+      if (!std::ranges::is_sorted(places.waiting)) std::ranges::sort(places.waiting);
+    }
+    Index place;
+    const bool has_waiting = places.done < places.waiting.size();
+    if (has_waiting && (places.late.empty() || places.waiting[places.done] <= places.late.top())) {
+      place = places.waiting[places.done++];
+    } else {
+      place = places.late.top();
+      places.late.pop();
+    }
+    if (places.empty()) {
+      places = {};
+      ranks_.pop();
+    }
+    return Next{rank, place};
+  }
+
+ private:
+  struct Places {
+    std::vector<Index> waiting;  // sorted once the first was taken
+    size_t done = 0;             // of these
+    bool begun = false;
+    std::priority_queue<Index, std::vector<Index>, std::greater<>> late;  // that came since then
+
+    bool empty() const { return done == waiting.size() && late.empty(); }
+  };
+
+  std::unordered_map<int32_t, Places> places_;
+  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ranks_;  // that have places
+};
 
 // The tokens that text can become by merging.
 bool IsMergeable(TokenKind kind) {
@@ -254,7 +309,8 @@ void BpeEncoder::ResolveSymbols(size_t first, std::vector<int32_t>* ids) const {
 void BpeEncoder::MergeFrom(size_t first, std::vector<int32_t>* ids) const {
   const size_t count = ids->size() - first;
   if (count < 2) return;
-  count <= kMaxShortPiece ? MergeShort(ids, first) : MergeLong(ids, first);
+  if (count <= kMaxShortPiece) return MergeShort(ids, first);
+  count <= std::numeric_limits<uint32_t>::max() ? MergeLong<uint32_t>(ids, first) : MergeLong<uint64_t>(ids, first);
 }
 
 void BpeEncoder::MergeShort(std::vector<int32_t>* ids, size_t first) const {
@@ -281,47 +337,37 @@ void BpeEncoder::MergeShort(std::vector<int32_t>* ids, size_t first) const {
   ids->resize(first + count);
 }
 
+template <class Index>
 void BpeEncoder::MergeLong(std::vector<int32_t>* ids, size_t first) const {
-  struct Symbol {
-    int32_t id;  // -1: merged into its left neighbour
-    size_t previous, next;
-  };
-  struct Candidate {
-    int32_t rank, merged;
-    size_t left;
-    int32_t left_id, right_id;  // as they were: a candidate whose symbols have changed since is stale
-    bool operator>(const Candidate& other) const { return std::tie(rank, left) > std::tie(other.rank, other.left); }
-  };
-  const size_t count = ids->size() - first, none = count;
-  std::vector<Symbol> symbols(count);
-  std::vector<Candidate> storage;
-  storage.reserve(count);
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue({}, std::move(storage));
+  const size_t count = ids->size() - first;
+  int32_t* const symbols = ids->data() + first;
+  // Symbols stay at the place of their first one. How many places one takes stands at the first and at the last of them, so that
+  // both neighbours are found (boundary tags: Knuth 1968, section 2.5).
+  std::vector<int32_t> lengths(count, 1);
+  std::vector<int32_t> ranks(count, -1);  // of the merge with the next symbol; -1: none
+  PlacesByRank<Index> places;
   const auto propose = [&](size_t left) {
-    if (left == none || symbols[left].next == none) return;
-    const int32_t left_id = symbols[left].id, right_id = symbols[symbols[left].next].id;
-    if (const Merge merge = Find(left_id, right_id); merge.rank >= 0)
-      queue.push({merge.rank, merge.merged, left, left_id, right_id});
+    const size_t right = left + lengths[left];
+    ranks[left] = right < count ? Find(symbols[left], symbols[right]).rank : -1;
+    if (ranks[left] >= 0) places.Push(ranks[left], static_cast<Index>(left));
   };
 
-  for (size_t i = 0; i < count; ++i) symbols[i] = {(*ids)[first + i], i == 0 ? none : i - 1, i + 1};
   for (size_t i = 0; i < count; ++i) propose(i);
-  while (!queue.empty()) {
-    const Candidate candidate = queue.top();
-    queue.pop();
-    Symbol& left = symbols[candidate.left];
-    if (left.id != candidate.left_id || left.next == none || symbols[left.next].id != candidate.right_id) continue;
-    Symbol& right = symbols[left.next];
-    left.id = candidate.merged;
-    left.next = right.next;
-    right.id = -1;
-    if (left.next != none) symbols[left.next].previous = candidate.left;
-    propose(left.previous);
-    propose(candidate.left);
+  while (const auto next = places.Pop()) {
+    const auto [rank, left] = *next;
+    if (ranks[left] != rank) continue;  // what stood there has merged since
+    const size_t right = left + lengths[left];
+    symbols[left] = Find(symbols[left], symbols[right]).merged;
+    ranks[right] = -1;
+    const int32_t length = lengths[left] + lengths[right];
+    lengths[left] = lengths[left + length - 1] = length;
+    propose(left);
+    if (left > 0) propose(left - lengths[left - 1]);
   }
 
-  ids->resize(first);
-  for (size_t i = 0; i != none; i = symbols[i].next) ids->push_back(symbols[i].id);
+  size_t kept = 0;
+  for (size_t i = 0; i < count; i += lengths[i]) symbols[kept++] = symbols[i];
+  ids->resize(first + kept);
 }
 
 }  // namespace coppice

@@ -7,6 +7,7 @@
 #include "server/host_name.h"
 #include "server/http_request_parser.h"
 #include "server/multipart_form.h"
+#include "server/peer.h"
 #include "server/query.h"
 #include "tests/fuzz/fuzz_target.h"
 
@@ -38,6 +39,8 @@ void ReadHead(const HttpRequest& head) {
   const std::string names[] = {"proxy.example"};
   (void)IsLocalHost(head.host, names);
   (void)IsOfAnotherSite(head.origin, head.host, names);
+  const auto proxies = TrustedProxies::Parse(std::vector<std::string>{"127.0.0.0/8", "::/1"});
+  Require(ParseAddress(proxies->ClientOf("127.0.0.1", head.forwarded_for)).has_value(), "a client without an address");
   (void)IsForm(head.content_type);
   if (const auto boundary = BoundaryOf(head.content_type); !boundary.ok()) fuzz::RequireOneLine(boundary.status());
 }
