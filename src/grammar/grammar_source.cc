@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <span>
 
 #include "core/check.h"
+#include "grammar/grammar_cost.h"
 
 namespace coppice {
 namespace {
@@ -19,29 +19,6 @@ Status CheckSize(const GrammarSource& source, size_t most) {
   if (source.text.size() <= most) return OkStatus();
   return InvalidArgument(
       fmt::format("the {} has {} bytes, expected at most {}: make it shorter", Name(source.kind), source.text.size(), most));
-}
-
-Status RefuseRepeats(GrammarKind kind, std::string_view number) {
-  return InvalidArgument(fmt::format("the {} repeats a part {} times, expected at most {}: bound the answer by max_tokens",
-                                     Name(kind), number.substr(0, 30), kMaxRepeats));
-}
-
-// Numbers in braces: {3}, {3,}, {3,9}.
-Status CheckRepeats(const GrammarSource& source) {
-  const std::string_view text = source.text;
-  for (size_t i = text.find('{'); i != text.npos; i = text.find('{', i + 1)) {
-    for (size_t begin = i + 1; begin < text.size();) {
-      const size_t end = std::min(text.find_first_not_of("0123456789", begin), text.size());
-      if (end == begin && text[begin] != ',') break;
-      const std::string_view digits = text.substr(begin, end - begin);
-      int64_t number = 0;
-      const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-      if (parsed.ec == std::errc::result_out_of_range || number > kMaxRepeats) return RefuseRepeats(source.kind, digits);
-      begin = end + 1;
-      if (end >= text.size() || text[end] != ',') break;
-    }
-  }
-  return OkStatus();
 }
 
 // Keywords that would be left out of account.
@@ -62,7 +39,7 @@ Status CheckKeyword(std::string_view name, const json& value) {
     return InvalidArgument(
         fmt::format("the JSON schema uses {}, which is not supported: leave it out, and check the answer", name));
   if (IsAmong(name, kBounds) && value.is_number() && value.get<double>() > static_cast<double>(kMaxRepeats))
-    return RefuseRepeats(GrammarKind::kJsonSchema, value.dump());
+    return TooManyRepeats(Name(GrammarKind::kJsonSchema), value.dump());
   if (name == "pattern" && value.is_string()) return CheckGrammarSource({GrammarKind::kRegex, value.get<std::string>()});
   return OkStatus();
 }
@@ -92,17 +69,25 @@ Status CheckSchema(const GrammarSource& source) {
   if (schema.is_discarded()) return InvalidArgument("the JSON schema is no valid JSON");
   if (!schema.is_object() && !schema.is_boolean())
     return InvalidArgument(fmt::format("the JSON schema is a JSON {}, expected an object", schema.type_name()));
-  return CheckSchemaNode(schema, NodeKind::kSchema, 0);
+  COPPICE_RETURN_IF_ERROR(CheckSchemaNode(schema, NodeKind::kSchema, 0));
+  return CheckGrammarCost(Name(source.kind), SchemaCost(schema));
 }
 
-// The schemas in a structural tag, each as if it were alone.
-Status CheckTag(const json& node, size_t depth) {
+// The schemas, regexes and grammars in a structural tag; what they cost together.
+Status CheckTag(const json& node, size_t depth, GrammarCost* cost) {
   if (depth > kMaxSchemaDepth)
     return InvalidArgument(fmt::format("the structural tag nests deeper than {} levels outside its schemas", kMaxSchemaDepth));
   if (!node.is_structured()) return OkStatus();
-  if (node.is_object() && node.value("type", json()) == "json_schema" && node.contains("json_schema"))
-    return CheckSchemaNode(node["json_schema"], NodeKind::kSchema, 0);
-  for (const json& child : node) COPPICE_RETURN_IF_ERROR(CheckTag(child, depth + 1));
+  if (node.is_object() && node.value("type", json()) == "json_schema" && node.contains("json_schema")) {
+    COPPICE_RETURN_IF_ERROR(CheckSchemaNode(node["json_schema"], NodeKind::kSchema, 0));
+    cost->Add(SchemaCost(node["json_schema"]));
+    return OkStatus();
+  }
+  for (const auto& [name, child] : node.items()) {
+    if (name == "pattern" && child.is_string()) cost->Add(RegexCost(child.get_ref<const std::string&>()));
+    if (name == "grammar" && child.is_string()) cost->Add(EbnfCost(child.get_ref<const std::string&>()));
+    COPPICE_RETURN_IF_ERROR(CheckTag(child, depth + 1, cost));
+  }
   return OkStatus();
 }
 
@@ -110,7 +95,9 @@ Status CheckStructuralTag(const GrammarSource& source) {
   COPPICE_RETURN_IF_ERROR(CheckSize(source, kMaxSchemaBytes));
   const json tag = json::parse(source.text, nullptr, /*allow_exceptions=*/false);
   if (!tag.is_object()) return InvalidArgument("the structural tag is no JSON object");
-  return CheckTag(tag, 0);
+  GrammarCost cost;
+  COPPICE_RETURN_IF_ERROR(CheckTag(tag, 0, &cost));
+  return CheckGrammarCost(Name(source.kind), cost);
 }
 
 }  // namespace
@@ -126,7 +113,7 @@ Status CheckGrammarSource(const GrammarSource& source) {
   }
   const size_t most = source.kind == GrammarKind::kRegex ? kMaxRegexBytes : kMaxGrammarBytes;
   COPPICE_RETURN_IF_ERROR(CheckSize(source, most));
-  return CheckRepeats(source);
+  return CheckGrammarCost(Name(source.kind), source.kind == GrammarKind::kRegex ? RegexCost(source.text) : EbnfCost(source.text));
 }
 
 }  // namespace coppice

@@ -1,4 +1,4 @@
-// What the text of an answer must look like, as users write it, and bounds on it: compiling takes time that follows from its size.
+// What the text of an answer must look like, as users write it, and bounds on it that need no more than the text.
 // Layer: grammar.
 #pragma once
 
@@ -36,10 +36,8 @@ struct GrammarSource {
   std::string text;
 };
 
-// Of what is compiled at most: the worst texts that we know take some seconds then, on the thread that parses the request.
+// Of what is compiled at most; grammar_cost.h has the bounds on what the text stands for.
 inline constexpr size_t kMaxSchemaBytes = 65536, kMaxSchemaDepth = 32, kMaxGrammarBytes = 65536, kMaxRegexBytes = 512;
-// Times that a part of a regex or grammar, or an item or character of a schema, may be asked to repeat.
-inline constexpr int64_t kMaxRepeats = 1000;
 
 // INVALID_ARGUMENT names the bound that the source passes, the value found and what to do.
 Status CheckGrammarSource(const GrammarSource& source);
