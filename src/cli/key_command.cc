@@ -23,9 +23,9 @@ constexpr size_t kKeyBytes = 32;  // 256 bits: no list holds it, so that its has
 Result<ExitCode> DrawKey(const std::string& name) {
   const std::string key = "coppice-" + RandomHex(kKeyBytes);
   const std::string line = server::ApiKeys::LineOf(name, key);
-  const Result<server::ApiKeys> parsed = server::ApiKeys::Parse(line, "the name");
-  if (!parsed.ok() || name.find_first_of("#\r\n") != name.npos)
-    return InvalidArgument(fmt::format("the name is \"{}\", expected one word that does not hold #", name));
+  const bool is_word = std::ranges::none_of(name, [](unsigned char c) { return c <= ' ' || c == 0x7f; });
+  if (!is_word || !server::ApiKeys::Parse(line, "the line").ok())
+    return InvalidArgument(fmt::format("the name is {}, expected one word that does not begin with #", Quoted(name)));
   COPPICE_RETURN_IF_ERROR(Print(line + "\n"));
   std::cerr << key << "\n";
   return ExitCode::kOk;

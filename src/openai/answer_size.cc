@@ -5,7 +5,8 @@
 namespace coppice::openai {
 namespace {
 
-// Measured on answers of SmolLM2, rounded up. A token's text is 4 to 5 bytes, a number up to 20, each with its comma.
+// By the form of the JSON: a token's text is 4 to 5 bytes, a number up to 20. A completion of SmolLM2 with echo and 20 alternatives
+// (2,000 choices of 200 tokens, 211 MB) has 0.82 of the estimate.
 constexpr double kHead = 512;  // of an answer
 constexpr double kChoice = 160;
 constexpr double kText = 6, kId = 7, kNumber = 21;

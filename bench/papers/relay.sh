@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# End-to-end figures of RelayAttention (arXiv 2402.14808) on one GPU, with random weights: bench/papers/relay.sh [FIGURE...].
+# The paper's baselines are modes of one engine: vLLM, a copy of the system prompt for each request, is `none`; vLLM-PS, which stores it
+# once and reads it for each request, is `store`. bench/papers/relay.md shows the results.
+set -euo pipefail
+paper=relay
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# Figure 10: requests of 64, 128 and 256 tokens, answers of 128, 256 and 512, over system prompts of several lengths.
+figure10() {
+  jobs_at_once llama2-7b tree,store,none --workload relay --requests "$(smoke_list 128 2)" --prefixes "$(smoke_list 64,512,2048 8)" \
+    --max-running "$(smoke_list 256 4)" --max-batch-tokens "$(smoke_list 4096 64)" --max-context "$(smoke_list 4096 1024)" --repeats 1
+}
+
+run_figures figure10 -- "$@"
