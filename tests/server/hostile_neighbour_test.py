@@ -365,8 +365,8 @@ class HostileNeighbourTest(unittest.TestCase):
         folder = cls.enterClassContext(tempfile.TemporaryDirectory())
         cls.keys = os.path.join(folder, "keys")
         with open(cls.keys, "w", encoding="ascii") as file:
-            for name in ("alice", "bob"):
-                file.write(f"{name} {hashlib.sha256(name.encode()).hexdigest()}\n")
+            for name, role in (("alice", ""), ("bob", ""), ("carol", " role=admin")):  # carol sees all keys' figures
+                file.write(f"{name} {hashlib.sha256(name.encode()).hexdigest()}{role}\n")
         cls.server = cls.enterClassContext(cls.start())
         measure(cls.server, 0.5)
         cls.idle = measure(cls.server, 3)
@@ -385,7 +385,7 @@ class HostileNeighbourTest(unittest.TestCase):
 
     def metrics(self):
         """Tokens that the engine generated, those that keys are charged with, and requests under way."""
-        text = self.server.ask("GET", "/metrics", headers={"Authorization": "Bearer bob"})[2]
+        text = self.server.ask("GET", "/metrics", headers={"Authorization": "Bearer carol"})[2]
         keys = re.findall(r"^coppice_key_generated_tokens_total\{.*\} (\d+)$", text, re.M)
         return (int(re.search(r"^coppice_generated_tokens_total (\d+)$", text, re.M)[1]), sum(map(int, keys)),
                 int(re.search(r"^coppice_http_requests_active (\d+)$", text, re.M)[1]))
