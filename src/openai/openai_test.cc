@@ -513,7 +513,7 @@ TEST(OpenAiResponseTest, RankedDistinctAndVoted) {
                                            {"answer": "5", "count": 1, "choices": [0], "mean_logprob": -1.0}])"));
   samples[0].text = std::string(64, 'a');
   request.vote = "(a+)+$x|(a|a)*b";  // exceeds its match limit: the samples are answered all the same
-  const json uncounted = *BodyOf(request, {.samples = samples}, {}, &tokenizer);
+  const json uncounted = BodyOf(request, {.samples = samples}, {}, &tokenizer);
   EXPECT_EQ(uncounted["choices"].size(), 3u);
   EXPECT_EQ(uncounted.at("votes"), nullptr);
   request = {.choices = 4};
