@@ -436,7 +436,8 @@ class NeighboursTest : public ServiceTest {
                                                "root 2e7d2c03a9507ae265ecf5b5356885a53393a2029d241394997265a1a25aefc6 role=admin",
                                                "k")
                                     .value(),
-                        .share_between_keys = share_between_keys}}) {}
+                        .share_between_keys = share_between_keys},
+             .prefixes = {.max_per_key = 4, .max_tokens = 1000}}) {}
 
   std::shared_ptr<FakeResponder> Send(const std::string& key, const json& body, const std::string& path = "/v1/completions") {
     const auto answer = Ask({.method = path.starts_with("/v1/prefixes") ? "PUT" : "POST",
