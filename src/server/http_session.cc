@@ -260,12 +260,13 @@ asio::awaitable<bool> HttpSession::AdvanceBody(HttpRequestParser* parser, int64_
 }
 
 asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request) {
-  if (!co_await Continue(*parser)) co_return false;
-  while (parser->state() == HttpRequestParser::State::kBody) {
-    if (!co_await AdvanceBody(parser, std::ssize(parser->body()), held)) co_return false;
+  bool goes_on = co_await Continue(*parser);
+  while (goes_on && parser->state() == HttpRequestParser::State::kBody) {
+    const int64_t came = std::ssize(parser->body());
+    goes_on = co_await AdvanceBody(parser, came, held);
   }
-  request->body = std::move(parser->body());
-  co_return true;
+  if (goes_on) request->body = std::move(parser->body());
+  co_return goes_on;
 }
 
 asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, const std::string& folder, ByteBudget::Held* held,
@@ -279,7 +280,8 @@ asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, const s
   Status written;
   while (parser->state() == State::kBody) {
     while (parser->state() == State::kBody && parser->body().size() < kFilePiece) {
-      if (!co_await AdvanceBody(parser, body->size + std::ssize(parser->body()), held)) co_return false;
+      const int64_t came = body->size + std::ssize(parser->body());
+      if (!co_await AdvanceBody(parser, came, held)) co_return false;
     }
     piece.swap(parser->body());
     co_await OnThreads(&sessions_, &shared_.handlers, share_, [&] { written = WriteAll(body->file.get(), piece, folder); });

@@ -131,14 +131,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else if (path == "/v1/batches") {
     CreateBatch(*body);
   } else if (path == "/tokenize") {
-    if (const auto request = ParseTokenize(*body, &error)) {
+    if (const auto request = ParseTokenize(*body, parser.bounds(), &error)) {
       const auto ids = FixedTokenizer().Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
       if (ids.ok()) RequireIds(*ids);
     } else {
       RequireRefused(error);
     }
   } else if (path == "/detokenize") {
-    if (const auto ids = ParseDetokenize(*body, kVocabSize, &error)) {
+    if (const auto ids = ParseDetokenize(*body, kVocabSize, parser.bounds(), &error)) {
       (void)FixedTokenizer().Decode(*ids, /*keep_special=*/true);
     } else {
       RequireRefused(error);
