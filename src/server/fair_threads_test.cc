@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Work that tells when it has begun, and ends when it may.
+// Work that tells when it has begun, and ends when it may. Outlives the threads.
 class Held {
  public:
   FairThreads::Work work() {
@@ -47,8 +47,8 @@ TEST(FairThreads, DoesAllThatWasPostedBeforeItsEnd) {
 }
 
 TEST(FairThreads, AShareLeavesThreadsToOthers) {
-  FairThreads threads(4);
   std::vector<Held> many(5);
+  FairThreads threads(4);
   for (Held& held : many) threads.Post("many", 0, held.work());
   many[0].WaitUntilBegun();
   many[1].WaitUntilBegun();
@@ -63,8 +63,8 @@ TEST(FairThreads, SharesTakeTurnsByTheirBytes) {
   std::mutex mutex;
   std::vector<std::string> order;
   {
-    FairThreads threads(1);
     Held first;
+    FairThreads threads(1);
     threads.Post("x", 0, first.work());
     first.WaitUntilBegun();
     const auto post = [&](const std::string& share, int64_t bytes, const std::string& name) {
@@ -84,8 +84,8 @@ TEST(FairThreads, SharesTakeTurnsByTheirBytes) {
 }
 
 TEST(FairThreads, LargeWorkLeavesThreads) {
-  FairThreads threads(4);
   Held large_a[2], large_b, large_c, small_d;
+  FairThreads threads(4);
   for (Held& held : large_a) threads.Post("a", FairThreads::kLargeBytes, held.work());
   threads.Post("b", FairThreads::kLargeBytes, large_b.work());
   large_a[0].WaitUntilBegun();
