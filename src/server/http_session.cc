@@ -210,9 +210,10 @@ asio::awaitable<bool> HttpSession::ReadHead(HttpRequestParser* parser) {
   keep_alive_ = head_only_ = false;
   version_ = 11;
   stream_.expires_after(shared_.options.head_timeout);
-  while (parser->state() == HttpRequestParser::State::kHead) {
-    if (!co_await Advance(parser, kFirstRead)) co_return false;
+  for (Feed(parser); parser->state() == HttpRequestParser::State::kHead; Feed(parser)) {
+    if (!co_await Receive(kFirstRead)) co_return false;
   }
+  if (parser->state() == HttpRequestParser::State::kRefused) co_return co_await Refuse(parser->refusal());
   co_return true;
 }
 
@@ -227,12 +228,12 @@ HttpRequest HttpSession::TakeHead(const HttpRequestParser& parser) {
   return request;
 }
 
-asio::awaitable<bool> HttpSession::Advance(HttpRequestParser* parser, size_t most) {
-  using State = HttpRequestParser::State;
+void HttpSession::Feed(HttpRequestParser* parser) {
   const asio::const_buffer come = buffer_.data();
   buffer_.consume(parser->Put({static_cast<const char*>(come.data()), come.size()}));
-  if (parser->state() == State::kRefused) co_return co_await Refuse(parser->refusal());
-  if (parser->state() != State::kHead && parser->state() != State::kBody) co_return true;
+}
+
+asio::awaitable<bool> HttpSession::Receive(size_t most) {
   // The parser leaves less than the largest head, and the buffer holds more.
   auto [error, size] =
       co_await stream_.async_read_some(buffer_.prepare(std::min(most, buffer_.max_size() - buffer_.size())), kAwait);
@@ -242,12 +243,11 @@ asio::awaitable<bool> HttpSession::Advance(HttpRequestParser* parser, size_t mos
   co_return true;
 }
 
-asio::awaitable<bool> HttpSession::AdvanceBody(HttpRequestParser* parser, int64_t came, ByteBudget::Held* held) {
-  const HttpServerOptions& options = shared_.options;
-  stream_.expires_at(body_begin_ + options.body_timeout + std::chrono::milliseconds(came * 1000 / options.min_body_rate));
-  const int64_t before = came - std::ssize(parser->body());
-  if (!co_await Advance(parser, kBodyRead)) co_return false;
-  switch (held->GrowTo(before + std::ssize(parser->body()))) {
+asio::awaitable<bool> HttpSession::AdvanceBody(HttpRequestParser* parser, int64_t taken, ByteBudget::Held* held) {
+  Feed(parser);
+  if (parser->state() == HttpRequestParser::State::kRefused) co_return co_await Refuse(parser->refusal());
+  const int64_t came = taken + std::ssize(parser->body());
+  switch (held->GrowTo(came)) {
     case BytesTaken::kTaken: break;
     case BytesTaken::kShareIsFull:
       co_return co_await Refuse(429,
@@ -256,14 +256,16 @@ asio::awaitable<bool> HttpSession::AdvanceBody(HttpRequestParser* parser, int64_
     case BytesTaken::kAllIsFull:
       co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
   }
-  co_return true;
+  if (parser->state() != HttpRequestParser::State::kBody) co_return true;
+  const HttpServerOptions& options = shared_.options;
+  stream_.expires_at(body_begin_ + options.body_timeout + std::chrono::milliseconds(came * 1000 / options.min_body_rate));
+  co_return co_await Receive(kBodyRead);
 }
 
 asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request) {
   bool goes_on = co_await Continue(*parser);
   while (goes_on && parser->state() == HttpRequestParser::State::kBody) {
-    const int64_t came = std::ssize(parser->body());
-    goes_on = co_await AdvanceBody(parser, came, held);
+    goes_on = co_await AdvanceBody(parser, /*taken=*/0, held);
   }
   if (goes_on) request->body = std::move(parser->body());
   co_return goes_on;
@@ -279,10 +281,11 @@ asio::awaitable<bool> HttpSession::ReadUpload(HttpRequestParser* parser, const s
   std::string piece;
   Status written;
   while (parser->state() == State::kBody) {
-    while (parser->state() == State::kBody && parser->body().size() < kFilePiece) {
-      const int64_t came = body->size + std::ssize(parser->body());
-      if (!co_await AdvanceBody(parser, came, held)) co_return false;
+    bool goes_on = true;
+    while (goes_on && parser->state() == State::kBody && parser->body().size() < kFilePiece) {
+      goes_on = co_await AdvanceBody(parser, body->size, held);
     }
+    if (!goes_on) co_return false;
     piece.swap(parser->body());
     co_await OnThreads(&sessions_, &shared_.handlers, share_, [&] { written = WriteAll(body->file.get(), piece, folder); });
     if (!written.ok()) co_return co_await Refuse(ErrorResponse(DiskProblem(written)));

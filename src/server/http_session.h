@@ -102,10 +102,13 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   asio::awaitable<bool> ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request);
   asio::awaitable<bool> ReadUpload(HttpRequestParser* parser, const std::string& folder, ByteBudget::Held* held,
                                    HttpRequest* request);
-  // The next part of a body of which `came` bytes have come before, and whether there is room for it. False: as ReadHead.
-  asio::awaitable<bool> AdvanceBody(HttpRequestParser* parser, int64_t came, ByteBudget::Held* held);
-  // Gives the parser what has come, and waits for more where it needs more, `most` bytes at most; false: as ReadBody.
-  asio::awaitable<bool> Advance(HttpRequestParser* parser, size_t most);
+  // Takes in what has come of a body whose first `taken` bytes were taken out of the parser, if there is room for it, and waits for
+  // the next part where there is one. False: as ReadHead.
+  asio::awaitable<bool> AdvanceBody(HttpRequestParser* parser, int64_t taken, ByteBudget::Held* held);
+  // Gives the parser what has come.
+  void Feed(HttpRequestParser* parser);
+  // Waits for more bytes, `most` of them at most; false: as ReadHead, and nothing was answered.
+  asio::awaitable<bool> Receive(size_t most);
   // Tells a client that waits for it to send the body.
   asio::awaitable<bool> Continue(const HttpRequestParser& parser);
   asio::awaitable<bool> Refuse(int status, std::string_view message);
