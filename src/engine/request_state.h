@@ -21,6 +21,7 @@
 
 namespace coppice {
 
+struct FairShare;
 struct RequestState;
 
 // One sample: the prompt and what it generated so far. In whole cache lines, as all that every decode step touches: with a thousand
@@ -110,6 +111,7 @@ struct alignas(kCacheLine) RequestState {
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
   int64_t turn = 0;                             // place in line: FairQueue
+  FairShare* share = nullptr;                   // of params.share_of, while one of its sequences waits or runs
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };

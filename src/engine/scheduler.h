@@ -1,6 +1,7 @@
 // Who runs in the next step, and with how many tokens: continuous batching with chunked prefill under a token budget. Decodes come
 // first, so that a long prompt never stalls running samples; what is left of the budget goes to prompts. Out of pages is a normal
-// result: the newest sequence gives its pages up and is computed again later, mostly from the cache.
+// result: the newest sequence gives its pages up and is computed again later, mostly from the cache. So do sequences of a name that
+// holds more than its part of the places while another name wants its own (fair_shares.h).
 // Layer: engine. Chunked prefill beside decode: POD-Attention section 2; docs/engine.md, "The scheduler".
 #pragma once
 
@@ -14,6 +15,7 @@
 
 #include "cache/kv_cache.h"
 #include "engine/fair_queue.h"
+#include "engine/fair_shares.h"
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
 
@@ -72,6 +74,8 @@ class Scheduler {
   static CacheSalt SaltOf(const Sequence& sequence);
 
  private:
+  // Those that give way in this step to the name that needs a place most; mostly none.
+  std::span<Sequence* const> FindGivingWay();
   // Forks the samples of prompts whose last step is under way.
   void ForkUnderWay();
   // Pages for all that decode in the next step; false if there are not enough.
@@ -114,6 +118,13 @@ class Scheduler {
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
   int32_t budget_left() const { return options_.max_batch_tokens - batch_->num_tokens(); }
+  // Whether it may be taken in now, as far as names go.
+  bool MayTakePlace(const Sequence& sequence) const;
+  int32_t prefill_left(const Sequence& sequence) const {
+    const int32_t left = prefill_left();
+    if (!shares_.contended()) return left;
+    return static_cast<int32_t>(std::clamp<int64_t>(part_of_prompts_ - sequence.request->share->prompt_tokens, 0, left));
+  }
   int32_t prefill_left() const {
     const int32_t left = std::min(budget_left(), options_.chunk - batch_->prefill_tokens);
     return has_draft_tree_ ? std::min(left, Draft::kMaxTokens + 1) : left;  // queries of a branch under a tree mask
@@ -122,6 +133,9 @@ class Scheduler {
   Options options_;
   KvCache* cache_;
   FairQueue turns_;
+  FairShares shares_;
+  int32_t part_of_prompts_ = 0;  // tokens of the step, of each name
+  bool lacks_pages_ = false;     // for the neediest name's next sequence: the others' wait until it is taken in
   // New ones by priority and turn; preempted ones and siblings that were forked late go to the front.
   std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
@@ -131,7 +145,7 @@ class Scheduler {
   size_t next_ = 0;
   ScheduledBatch* batch_ = &batches_[0];  // the next one
   int64_t launched_ = 0;                  // the step launched last
-  std::vector<Sequence*> survivors_;
+  std::vector<Sequence*> survivors_, giving_way_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
   std::vector<RequestId> begun_;
