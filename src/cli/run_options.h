@@ -34,7 +34,7 @@ struct RunOptions {
   // What each sample must look like; at most one of these.
   std::optional<std::string> json_schema_file, grammar_file, regex;
   std::string save_prefix, load_prefix;  // files for the prompt's KV; empty: none
-  bool json = false, verbose = false;
+  bool json = false, quiet = false, verbose = false;
 };
 
 Result<SharingMode> ParseSharingMode(std::string_view text);

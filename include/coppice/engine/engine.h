@@ -64,8 +64,8 @@ struct Request {
   // use is given to the new prompt. Not with SharingMode::kNone.
   std::string pin_prompt_as;
   // Who asked. While requests wait, those of different names get equal shares of the engine, counted in tokens (fair queueing), and
-  // of its places: a name's samples beyond its part are interrupted for another name's request. Those of one name come in the order of
-  // their arrival.
+  // of its places: a name's samples beyond its part are interrupted for another name's request. Those of one name come in the order
+  // of their arrival.
   std::string share_of;
   int32_t priority = 0;        // of those that wait, higher ones come first, whoever asked
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
