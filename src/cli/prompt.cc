@@ -17,6 +17,13 @@ Result<std::string> ReadPipedPrompt() {
   return ReadStandardInput();
 }
 
+// Editors and shells end a file with a line break that is no part of what was written.
+void DropFinalNewline(std::string* text) {
+  if (!text->ends_with('\n')) return;
+  text->pop_back();
+  if (text->ends_with('\r')) text->pop_back();
+}
+
 Result<std::string> RenderPrompt(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
   if (tokenizer.info().chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
   std::vector<ChatMessage> messages;
@@ -36,6 +43,7 @@ Result<std::optional<std::string>> ReadPromptText(const RunOptions& options) {
                              : options.prompt_file ? ReadFile(*options.prompt_file, "--prompt-file")
                                                    : ReadPipedPrompt();
   if (!text.ok()) return text.status();
+  if (!options.prompt && !options.keep_newline) DropFinalNewline(&*text);
   if (text->empty()) {
     return InvalidArgument(fmt::format("the prompt is empty{}; expected at least one character",
                                        options.prompt_file ? " (file " + *options.prompt_file + ")"

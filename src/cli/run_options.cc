@@ -195,7 +195,10 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   SamplingParams& sampling = request.sampling;
 
   command->add_option("-p,--prompt", options.prompt, "Prompt text");
-  command->add_option("-f,--prompt-file", options.prompt_file, "File with the prompt, taken byte for byte (default: stdin)");
+  command->add_option("-f,--prompt-file", options.prompt_file,
+                      "File with the prompt (default: stdin); a line break at its end is dropped");
+  command->add_flag("--keep-newline", options.keep_newline,
+                    "Keep the line break at the end of --prompt-file or stdin in the prompt");
   AddParsed<std::vector<int32_t>>(*command, "--prompt-ids", options.prompt_ids, ParseTokenIds, "Prompt as token ids: 1,2,3");
   command->add_option("--save-prefix", options.save_prefix, "Write the prompt's KV to this file, for --load-prefix")
       ->check(NotEmpty());
@@ -249,6 +252,8 @@ Status Validate(const EngineOptions& options) {
 Status Validate(const RunOptions& options) {
   const int prompts = options.prompt.has_value() + options.prompt_file.has_value() + options.prompt_ids.has_value();
   if (prompts > 1) return InvalidArgument("more than one prompt given; keep one of --prompt, --prompt-file and --prompt-ids");
+  if (options.keep_newline && (options.prompt || options.prompt_ids))
+    return InvalidArgument("--keep-newline is for --prompt-file and stdin, and the prompt comes from neither; leave it out");
   if (options.engine.sharing == SharingMode::kNone && (!options.save_prefix.empty() || !options.load_prefix.empty())) {
     return InvalidArgument("--save-prefix and --load-prefix need a cache; --sharing none keeps none");
   }

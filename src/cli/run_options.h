@@ -21,6 +21,7 @@ struct RunOptions {
   EngineOptions engine;  // model_path empty: the default model
   // At most one of these; none: stdin.
   std::optional<std::string> prompt, prompt_file;
+  bool keep_newline = false;  // the line break at the end of prompt_file or stdin is part of the prompt
   std::optional<std::vector<int32_t>> prompt_ids;
   bool chat = false;                  // the prompt is a user's message, rendered through the model's chat template
   std::optional<std::string> system;  // only with chat

@@ -62,6 +62,18 @@ class SmolLM2Test(unittest.TestCase):
         self.assertLess(mean, MEAN_LIMIT)
         self.assertLess(max(differences), LARGEST_LIMIT)
 
+    def test_a_final_newline_is_no_part_of_a_piped_prompt(self):
+        def prompt_ids(*args, stdin=""):
+            return run_json("--model", MODEL, "--device", DEVICE, "--max-tokens", 1, *args, stdin=stdin)["prompt_ids"]
+
+        text = "The capital of France is"
+        ids = prompt_ids("--prompt", text)
+        self.assertEqual(prompt_ids(stdin=text + "\n"), ids)
+        self.assertEqual(prompt_ids(stdin=text + "\r\n"), ids)
+        self.assertEqual(prompt_ids(stdin=text), ids)
+        self.assertEqual(prompt_ids("--keep-newline", stdin=text + "\n"), prompt_ids("--prompt", text + "\n"))
+        self.assertNotEqual(prompt_ids("--keep-newline", stdin=text + "\n"), ids)
+
 
 if __name__ == "__main__":
     unittest.main()
