@@ -19,6 +19,7 @@
 
 #include "cli/config_file.h"
 #include "cli/interrupt.h"
+#include "cli/json_log.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
@@ -56,6 +57,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   umask(077);
   // What one thread gives back, any other may have: with an arena a thread, those that large requests filled kept what they had.
   mallopt(M_ARENA_MAX, 1);
+  if (options.log_json) LogAsJson();
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   if (options.http.host == "localhost") options.http.host = "127.0.0.1";
   if (!IsLoopback(options.http.host) && options.api_keys.empty() && !options.allow_public) {
@@ -77,9 +79,6 @@ Result<ExitCode> Serve(ServeOptions options) {
   room_for(static_cast<int64_t>(std::min(options.http.max_body_bytes, size_t{1} << 50)), &options.http.max_total_body_bytes);
   room_for(server::MaxUploadBytes(options.max_file_bytes), &options.http.max_total_upload_bytes);
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
-  if (options.log_json) {  // messages of requests are JSON already
-    spdlog::set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","event":%v})");
-  }
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            options.null ? CreateNullEngine(options.engine, options.null_step) : Engine::Create(options.engine));
   service_options.model =
