@@ -139,6 +139,12 @@ std::string Summary(const BatchOptions& options, const BatchCounts& counts, cons
 }
 
 Status CheckFiles(const BatchOptions& options) {
+  for (const std::string* const path : {&options.input, &options.output}) {
+    if (*path == "-")
+      return InvalidArgument(
+          fmt::format("the {} is -, expected a file: the same command goes on with a job that was killed, so it reads both again",
+                      path == &options.input ? "input" : "output"));
+  }
   const std::pair<const char*, const std::string*> files[] = {{"the input", &options.input},
                                                               {"the output", &options.output},
                                                               {"--errors", &options.errors},

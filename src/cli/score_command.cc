@@ -149,7 +149,8 @@ Status ScoreRunner::PrintAnswered() {
 Result<ExitCode> Score(ScoreOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
-  COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(options.input, "the input"));
+  COPPICE_ASSIGN_OR_RETURN(LineReader reader,
+                           options.input == "-" ? LineReader::OpenStandardInput() : LineReader::Open(options.input, "the input"));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
   const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status());
@@ -165,7 +166,9 @@ Result<ExitCode> Score(ScoreOptions options) {
 Command AddScoreCommand(CLI::App& app) {
   const auto options = std::make_shared<ScoreOptions>();
   CLI::App* command = app.add_subcommand("score", "Log-likelihoods of continuations of prompts, a prompt and a line of JSON each");
-  command->add_option("input", options->input, "JSON lines: prompt, continuations")->required()->check(NotEmpty());
+  command->add_option("input", options->input, "JSON lines: prompt, continuations; -: standard input")
+      ->required()
+      ->check(NotEmpty());
   command->add_option("--queue", options->queue, "Lines under way at the same moment")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();

@@ -336,6 +336,17 @@ class BatchTest(unittest.TestCase):
         os.mkfifo(self.input)  # nobody writes to it
         self.refused("is no regular file")
 
+    def test_standard_input_and_output_cannot_be_gone_on_with(self):
+        self.write(line("a", [5], max_tokens=1))
+        for name in ("input", "output"):
+            path = getattr(self, name)
+            setattr(self, name, "-")
+            self.refused(f"the {name} is -", "goes on")
+            setattr(self, name, path)
+        self.assertEqual(coppice(*self.command("--errors", "-")).returncode, 2)
+        done = coppice(*self.command("--prefixes", "-"), stdin='{"p": {"prompt": [1, 2]}}')
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def refused(self, *parts):
         done = coppice(*self.command())
         self.assertEqual((done.returncode, done.stdout), (2, ""))

@@ -5,7 +5,7 @@ import json
 import os
 import unittest
 
-from program import DATA, default_model_or_skip, run_json
+from program import DATA, coppice, default_model_or_skip, run_json
 
 DEVICE = os.environ.get("COPPICE_TEST_DEVICE", "cpu")
 F32_LIMIT = 2e-3
@@ -71,6 +71,10 @@ class SmolLM2Test(unittest.TestCase):
         self.assertEqual(prompt_ids(stdin=text + "\n"), ids)
         self.assertEqual(prompt_ids(stdin=text + "\r\n"), ids)
         self.assertEqual(prompt_ids(stdin=text), ids)
+        self.assertEqual(prompt_ids("--prompt-file", "-", stdin=text + "\n"), ids)
+        done = coppice("run", "--model", MODEL, "--device", DEVICE, "--json-schema", "-", stdin="{}")
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn("read already", done.stderr)
         self.assertEqual(prompt_ids("--keep-newline", stdin=text + "\n"), prompt_ids("--prompt", text + "\n"))
         self.assertNotEqual(prompt_ids("--keep-newline", stdin=text + "\n"), ids)
 
