@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "cli/batch_files.h"
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
@@ -145,19 +146,10 @@ Status CheckFiles(const BatchOptions& options) {
           fmt::format("the {} is -, expected a file: the same command goes on with a job that was killed, so it reads both again",
                       path == &options.input ? "input" : "output"));
   }
-  const std::pair<const char*, const std::string*> files[] = {{"the input", &options.input},
-                                                              {"the output", &options.output},
-                                                              {"--errors", &options.errors},
-                                                              {"--prefixes", &options.prefixes}};
-  for (size_t a = 0; a < std::size(files); ++a) {
-    for (size_t b = a + 1; b < std::size(files); ++b) {
-      std::error_code ignored;
-      if (*files[a].second == *files[b].second || std::filesystem::equivalent(*files[a].second, *files[b].second, ignored))
-        return InvalidArgument(
-            fmt::format("{} and {} are the same file {}; give two", files[a].first, files[b].first, *files[a].second));
-    }
-  }
-  return OkStatus();
+  return CheckDifferentFiles({{"the input", options.input},
+                              {"the output", options.output},
+                              {"--errors", options.errors},
+                              {"--prefixes", options.prefixes}});
 }
 
 Result<ExitCode> Batch(BatchOptions options) {

@@ -22,6 +22,7 @@
 #include "core/dismantle_json.h"
 #include "core/quoted.h"
 #include "model/json_file.h"
+#include "openai/line_id.h"
 #include "openai/line_reader.h"
 
 namespace coppice::openai {
@@ -32,23 +33,12 @@ using nlohmann::json;
 constexpr std::string_view kBodyPath[] = {"body"};
 constexpr size_t kSpoolBuffer = 1 << 16;  // tokens
 
-std::string HashOf(std::string_view text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-}
-
 std::string_view BytesOf(std::span<const int32_t> ids) {
   const auto bytes = std::as_bytes(ids);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 uint64_t Fingerprint(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
-
-std::string_view Trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kSpace);
-  return begin == text.npos ? std::string_view() : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-}
 
 // The string of a required field of the line, or an error.
 Result<std::string> StringField(const json& line, const char* name, const std::string& expected) {
@@ -102,7 +92,7 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
   const auto body = object->find("body");
   if (body == object->end()) return fail(InvalidArgument("body is missing, expected an object"), "body");
 
-  std::string id = HashOf(Trimmed(text));
+  std::string id = LineId(text);
   BodyError body_error;
   std::optional<DismantledJson<nlohmann::ordered_json>> tools;
   if (body->is_object() && body->contains("tools")) {
