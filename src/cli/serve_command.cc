@@ -39,7 +39,7 @@ struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
   std::string config, api_keys, model_name, prefix_folder, file_folder;
-  std::vector<std::string> host_names, trusted_proxies;
+  std::vector<std::string> host_names, trusted_proxies, allowed_origins;
   int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
   int64_t max_file_bytes = int64_t{200} << 20, max_bytes_per_key = int64_t{20} << 30, max_batch_requests = 50'000;
   int64_t max_prefix_tokens = 0;
@@ -88,6 +88,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   // Who needs a key is nobody's page.
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
   service_options.host_names = options.host_names;
+  COPPICE_ASSIGN_OR_RETURN(service_options.cross_origin, server::CrossOrigin::Parse(options.allowed_origins));
   service_options.answers = options.answers;
   service_options.log_text = options.log_text;
   service_options.max_waiting = options.engine.max_waiting;
@@ -161,6 +162,12 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option(
           "--host-name", options->host_names,
           "Names of this server in a proxy's requests, separated by commas; on a loopback address without keys, others get 403")
+      ->delimiter(',');
+  command
+      ->add_option(
+          "--allow-origin", options->allowed_origins,
+          "Origins, separated by commas, whose pages may use the server from a browser (CORS), such as https://example.org; "
+          "*: all")
       ->delimiter(',');
   command
       ->add_option("--trusted-proxies", options->trusted_proxies,

@@ -17,6 +17,7 @@
 #include "core/quoted.h"
 #include "core/random_bytes.h"
 #include "openai/answer_size.h"
+#include "server/body_decoder.h"
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/host_name.h"
@@ -164,10 +165,12 @@ RequestPlan Service::Plan(HttpRequest head) {
   const auto kept = std::make_shared<KeptResponse>();
   const auto call = std::make_shared<Call>(Call{.request = std::move(head), .responder = kept});
   RequestPlan plan;
+  HttpResponse::Headers answer_headers = options_.cross_origin.AnswerHeaders(call->request.origin);
   Try(call, [&] {
     if (const Route* route = FindRoute(call)) plan = PlanOf(*route, call);
   });
   plan.refusal = std::move(kept->response);
+  plan.answer_headers = std::move(answer_headers);
   return plan;
 }
 
@@ -180,6 +183,7 @@ RequestPlan Service::PlanOf(const Route& route, const std::shared_ptr<Call>& cal
   } else if (RefuseWhenDraining(call)) {
     return plan;
   }
+  plan.is_gzip = route.body == BodyKind::kJson && !IsIdentity(call->request.content_encoding);  // FindRoute refuses others
   if (route.body == BodyKind::kForm) {
     if (!files_.enabled()) route.handle(call);  // it says so
     plan.body_folder = options_.files.folder;
@@ -199,6 +203,10 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     Answer(call,
            ErrorResponse(403, fmt::format("the request is for {}, and this server serves this machine; --host-name lets a name in",
                                           Quoted(call->request.host))));
+    return nullptr;
+  }
+  if (std::optional<HttpResponse> allowed = options_.cross_origin.AnswerPreflight(call->request)) {
+    Answer(call, *std::move(allowed));
     return nullptr;
   }
   Router::Found found = router_.Find(call->request);
@@ -221,9 +229,10 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
   // A page of another site can make a browser send forms and empty bodies here, and may try others; the browser says where they
   // come from. A key it does not send.
   const HttpRequest& head = call->request;
-  if (!access_.needs_key() && head.method != "GET" && IsOfAnotherSite(head.origin, head.host, options_.host_names)) {
-    Answer(call, ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server; --host-name lets a "
-                                                "name in",
+  if (!access_.needs_key() && head.method != "GET" && !options_.cross_origin.Allows(head.origin) &&
+      IsOfAnotherSite(head.origin, head.host, options_.host_names)) {
+    Answer(call, ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server; --allow-origin lets "
+                                                "one in",
                                                 Quoted(head.origin))));
     return nullptr;
   }

@@ -20,6 +20,7 @@
 #include "server/batch_routes.h"
 #include "server/batch_store.h"
 #include "server/call.h"
+#include "server/cross_origin.h"
 #include "server/file_store.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
@@ -47,7 +48,8 @@ struct ServiceOptions {
   AnswerLimits answers;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
-  bool log_text = false;  // bodies of requests are in the log, which else holds no prompt
+  CrossOrigin cross_origin;  // pages of other sites that may ask
+  bool log_text = false;     // bodies of requests are in the log, which else holds no prompt
 };
 
 // Thread-safe. `engine` outlives it; somebody else steps it.
