@@ -1,5 +1,6 @@
 #include "engine/fair_shares.h"
 
+#include <cstdint>
 #include <tuple>
 
 namespace coppice {
@@ -23,7 +24,7 @@ void FairShares::Count(std::span<Sequence* const> running, const std::deque<Sequ
     ++places;
     FairShare& share = *sequence->request->share;
     ++share.running;
-    share.has_prompts |= sequence->prefilling();
+    if (sequence->prefilling()) share.prompt_priority = std::max(share.prompt_priority.value_or(INT32_MIN), PriorityOf(*sequence));
   }
   for (Sequence* const sequence : waiting) {
     Sequence*& next = sequence->request->share->next;
@@ -53,13 +54,28 @@ bool FairShares::MayTake(const Sequence& sequence) const {
   return !any_below_ || sequence.request->share->running < part_ || PriorityOf(sequence) > below_priority_;
 }
 
-int32_t FairShares::PartOfPrompts(int32_t tokens, bool places_are_free) const {
-  const auto wants = [&](const auto& entry) {
-    const FairShare& share = entry.second;
-    return share.has_prompts || (places_are_free && share.next != nullptr && share.running < part_);
-  };
-  const auto sharing = static_cast<int32_t>(std::ranges::count_if(shares_, wants));
-  return sharing < 2 ? tokens : std::max(kLeastPart, tokens / sharing);
+void FairShares::DividePrompts(int32_t tokens, bool places_are_free) {
+  int32_t sharing = 0;
+  first_prompts_ = nullptr;
+  first_priority_ = INT32_MIN;
+  for (const auto& [name, share] : shares_) {
+    std::optional<int32_t> priority = share.prompt_priority;
+    if (places_are_free && share.next != nullptr && share.running < part_)
+      priority = std::max(priority.value_or(INT32_MIN), PriorityOf(*share.next));
+    if (!priority) continue;
+    ++sharing;
+    if (*priority == first_priority_) first_prompts_ = nullptr;
+    if (*priority <= first_priority_) continue;
+    first_prompts_ = &share;
+    first_priority_ = *priority;
+  }
+  part_of_prompts_ = sharing < 2 ? tokens : std::max(kLeastPart, tokens / sharing);
+}
+
+int32_t FairShares::PromptTokensFor(const Sequence& sequence) const {
+  const FairShare& share = *sequence.request->share;
+  if (&share == first_prompts_ && PriorityOf(sequence) == first_priority_) return INT32_MAX;
+  return static_cast<int32_t>(std::max<int64_t>(0, part_of_prompts_ - share.prompt_tokens));
 }
 
 }  // namespace coppice

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -15,8 +16,9 @@
 namespace coppice {
 
 struct FairShare {
-  int32_t running = 0;        // places that it holds
-  bool has_prompts = false;   // under way
+  int32_t running = 0;  // places that it holds
+  // The highest priority of its prompts under way.
+  std::optional<int32_t> prompt_priority;
   Sequence* next = nullptr;   // first in line
   int64_t prompt_tokens = 0;  // in the step that is scheduled
 };
@@ -37,8 +39,11 @@ class FairShares {
   const FairShare* neediest() const { return neediest_; }
   // Whether a sequence may take a place: not where its name has its part and another one below its own wants it.
   bool MayTake(const Sequence& sequence) const;
-  // Tokens of prompts for each name in a step that has `tokens` of them.
-  int32_t PartOfPrompts(int32_t tokens, bool places_are_free) const;
+  // Gives each name that has prompts its part of the step's `tokens` of them; `places_are_free`: those in line count too.
+  void DividePrompts(int32_t tokens, bool places_are_free);
+  // How many tokens of its prompt a sequence may have in the step, as far as names go. One whose priority is above that of all
+  // other names' prompts may have them all.
+  int32_t PromptTokensFor(const Sequence& sequence) const;
   // A sequence got a place.
   static void NoteAdmitted(const Sequence& sequence) { ++sequence.request->share->running; }
   void Clear() { *this = FairShares(); }
@@ -48,6 +53,9 @@ class FairShares {
   bool contended_ = false;
   int32_t part_ = 0;
   const FairShare* neediest_ = nullptr;
+  int32_t part_of_prompts_ = 0;               // tokens
+  const FairShare* first_prompts_ = nullptr;  // of the one name that has the highest priority, if there is one
+  int32_t first_priority_ = 0;
   bool any_below_ = false;      // a name below its part wants places, now or when its prompts are computed
   int32_t below_priority_ = 0;  // the highest of such a one's requests
 };

@@ -59,7 +59,7 @@ ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
     for (Sequence* const sequence : giving_way) Preempt(sequence);
     RemoveStopped();
   }
-  if (shares_.contended()) part_of_prompts_ = shares_.PartOfPrompts(options_.chunk, cache_->free_branches() > 0);
+  if (shares_.contended()) shares_.DividePrompts(options_.chunk, cache_->free_branches() > 0);
   if (step_under_way) {
     ForkUnderWay();
     if (!GrowDecodes()) return nullptr;

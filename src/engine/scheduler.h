@@ -122,8 +122,7 @@ class Scheduler {
   bool MayTakePlace(const Sequence& sequence) const;
   int32_t prefill_left(const Sequence& sequence) const {
     const int32_t left = prefill_left();
-    if (!shares_.contended()) return left;
-    return static_cast<int32_t>(std::clamp<int64_t>(part_of_prompts_ - sequence.request->share->prompt_tokens, 0, left));
+    return shares_.contended() ? std::min(left, shares_.PromptTokensFor(sequence)) : left;
   }
   int32_t prefill_left() const {
     const int32_t left = std::min(budget_left(), options_.chunk - batch_->prefill_tokens);
@@ -134,8 +133,7 @@ class Scheduler {
   KvCache* cache_;
   FairQueue turns_;
   FairShares shares_;
-  int32_t part_of_prompts_ = 0;  // tokens of the step, of each name
-  bool lacks_pages_ = false;     // for the neediest name's next sequence: the others' wait until it is taken in
+  bool lacks_pages_ = false;  // for the neediest name's next sequence: the others' wait until it is taken in
   // New ones by priority and turn; preempted ones and siblings that were forked late go to the front.
   std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped

