@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "cli/interrupt.h"
+#include "cli/model_notes.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
@@ -27,6 +28,7 @@
 #include "openai/request.h"
 #include "openai/response.h"
 #include "openai/score.h"
+#include "openai/unknown_fields.h"
 
 namespace coppice::cli {
 namespace {
@@ -39,6 +41,7 @@ struct ScoreOptions {
   EngineOptions engine;
   std::string input;
   size_t queue = 16;
+  openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
 };
 
 // Lines under way, in the order of the file: so their answers are printed.
@@ -49,6 +52,7 @@ class ScoreRunner {
 
   Status Run(LineReader* reader);
   int64_t failed() const { return failed_; }
+  const openai::IgnoredFields& ignored() const { return ignored_; }
 
  private:
   struct Line {
@@ -71,6 +75,7 @@ class ScoreRunner {
   const std::string model_;
   const size_t queue_;
   std::deque<std::shared_ptr<Line>> lines_;
+  openai::IgnoredFields ignored_;
   int64_t failed_ = 0;
 };
 
@@ -109,6 +114,7 @@ void ScoreRunner::Start(const std::shared_ptr<Line>& line, const std::string& te
   openai::BodyError error;
   std::optional<openai::ScoreRequest> request = openai::ParseScore(*body, parser_, &error);
   if (!request) return Fail(line.get(), error.status, error.param);
+  ignored_.Add(request->ignored_fields);
   line->request = *std::move(request);
   (void)ScoreCall::Start(&engine_, line->request, [this, line](ScoreCall::Outcome outcome) { Answer(line, std::move(outcome)); });
 }
@@ -151,11 +157,14 @@ Result<ExitCode> Score(ScoreOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(options.input, "the input"));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  TellNotes(*engine);
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
-  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status());
+  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status(), /*vocab_size=*/0,
+                                           {.unknown_fields = options.unknown_fields});
   CatchFirstInterrupt();
   ScoreRunner runner(engine.get(), &parser, std::filesystem::path(options.engine.model_path).filename().string(), options.queue);
   COPPICE_RETURN_IF_ERROR(runner.Run(&reader));
+  runner.ignored().Log(options.input);
   if (Interrupted()) return ExitCode::kInterrupted;
   return runner.failed() > 0 ? ExitCode::kFailure : ExitCode::kOk;
 }
@@ -169,6 +178,9 @@ Command AddScoreCommand(CLI::App& app) {
   command->add_option("--queue", options->queue, "Lines under way at the same moment")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
+  AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
+                                   "Fields of lines that are not known: ignore (told on stderr), or refuse")
+      ->default_str("ignore");
   AddEngineOptions(*command, options->engine);
   return {command, [options] { return Score(*options); }};
 }

@@ -23,6 +23,7 @@ struct Call {
   int64_t taken_tokens = 0;     // of its key's limit
   int64_t repeated_tokens = 0;  // of prompts, in further choices of the answer
   std::string logged_body;      // where the log is to have it
+  std::string ignored_fields;   // of the request, by their names
 };
 
 }  // namespace coppice::server

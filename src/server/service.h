@@ -47,6 +47,7 @@ struct ServiceOptions {
   AnswerLimits answers;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
+  openai::RequestRules rules = {.unknown_fields = openai::UnknownFields::kIgnore};
   bool log_text = false;  // bodies of requests are in the log, which else holds no prompt
 };
 
@@ -102,6 +103,8 @@ class Service {
 
   // Access::Admit; false, with the answer given, where it refuses. Access::Leave ends it with `call->taken_tokens`.
   bool Admit(const std::shared_ptr<Call>& call, int64_t tokens);
+  // Tells the client and the log of fields that were ignored.
+  static void TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   void AnswerScore(const std::shared_ptr<Call>& call, std::shared_ptr<const openai::ScoreRequest> request,
                    openai::ScoreCall::Outcome outcome);
