@@ -13,6 +13,7 @@
 
 #include "cli/batch_files.h"
 #include "cli/interrupt.h"
+#include "cli/model_notes.h"
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
 #include "cli/read_file.h"
@@ -47,6 +48,7 @@ struct BatchOptions {
   EngineOptions engine;
   std::string input, output, errors, prefixes;
   int32_t queue = 64;
+  openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
   bool verbose = false;
 };
 
@@ -162,12 +164,13 @@ Result<ExitCode> Batch(BatchOptions options) {
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  TellNotes(*engine);
   const int32_t model_context = engine->model_info().context_length;
   const Status has_text = engine->tokenizer_status();
   if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
     spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));
   OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
-                             has_text, engine->model_info().vocab_size);
+                             has_text, engine->model_info().vocab_size, {.unknown_fields = options.unknown_fields});
   if (!options.prefixes.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.prefixes, "--prefixes"));
     COPPICE_ASSIGN_OR_RETURN(openai::FindNamedPrefix prefixes, openai::ParsePrefixesByName(text, options.prefixes, parser));
@@ -218,6 +221,10 @@ Command AddBatchCommand(CLI::App& app) {
   command->add_option("--queue", options->queue, "Requests that wait in the engine at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
+                                   "Fields of requests that are not known and would change no answer: ignore (told on stderr), or "
+                                   "refuse")
+      ->default_str("ignore");
   command->add_flag("-v,--verbose", options->verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options->engine);
   return {command, [options] {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cli/interrupt.h"
+#include "cli/model_notes.h"
 #include "cli/progress_line.h"
 #include "cli/prompt.h"
 #include "cli/read_file.h"
@@ -78,6 +79,8 @@ Result<ExitCode> Run(RunOptions options) {
   COPPICE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadPromptText(options));
   if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  TellNotes(*engine);
+  TakeSamplingDefaults(engine->model_info(), &options);
   Request& request = options.request;
   if (const Status status = engine->tokenizer_status(); !status.ok() && status.code() != StatusCode::kNotFound) {
     if (text) return Status(status.code(), status.message() + "; give the prompt as --prompt-ids 1,2,3");

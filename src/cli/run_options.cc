@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cli/parsed_option.h"
+#include "cli/sampling_source.h"
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
 #include "engine/validate_options.h"
@@ -214,10 +215,19 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
 
   command->add_option("-n,--samples", request.n, "Samples of the prompt")->capture_default_str();
   command->add_option("--max-tokens", request.max_tokens, "Tokens per sample at most")->capture_default_str();
-  command->add_option("-t,--temperature", sampling.temperature, "0: greedy")->capture_default_str();
-  command->add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")->capture_default_str();
-  command->add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")->capture_default_str();
-  command->add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")->capture_default_str();
+  command->add_option("-t,--temperature", sampling.temperature, "0: greedy")
+      ->each([&options](const std::string&) { options.given.temperature = true; })
+      ->capture_default_str();
+  command->add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")
+      ->each([&options](const std::string&) { options.given.top_p = true; })
+      ->capture_default_str();
+  command->add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")
+      ->each([&options](const std::string&) { options.given.top_k = true; })
+      ->capture_default_str();
+  command->add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")
+      ->each([&options](const std::string&) { options.given.min_p = true; })
+      ->capture_default_str();
+  AddSamplingDefaults(*command, options.sampling_defaults);
   AddParsed<uint64_t>(*command, "--seed", sampling.seed, ParseSeed, "Same seed, same samples; 0 (default) to 2^64 - 1");
   command->add_option("--stop", request.stop, "Text that ends a sample and is not part of it (repeatable)")
       ->allow_extra_args(false);
@@ -240,6 +250,16 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_flag("-v,--verbose", options.verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options.engine);
   return command;
+}
+
+void TakeSamplingDefaults(const ModelInfo& model, RunOptions* options) {
+  const SamplingParams defaults = SamplingOf(options->sampling_defaults, model);
+  SamplingParams& sampling = options->request.sampling;
+  if (!options->given.temperature) sampling.temperature = defaults.temperature;
+  if (!options->given.top_p) sampling.top_p = defaults.top_p;
+  if (!options->given.top_k) sampling.top_k = defaults.top_k;
+  if (!options->given.min_p) sampling.min_p = defaults.min_p;
+  sampling.repetition_penalty = defaults.repetition_penalty;
 }
 
 Status Validate(const EngineOptions& options) {

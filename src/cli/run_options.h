@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/sampling_source.h"
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
 
@@ -27,6 +28,11 @@ struct RunOptions {
   std::optional<std::string> system;  // only with chat
   // What is asked of each sample. prompt_ids are filled in later (prompt.h).
   Request request{.max_tokens = 128};
+  // Parameters of its sampling that were named; others come from `sampling_defaults`.
+  struct {
+    bool temperature = false, top_p = false, top_k = false, min_p = false;
+  } given;
+  SamplingSource sampling_defaults = SamplingSource::kModel;
   std::optional<SharingMode> baseline;  // run the job again in this mode and set its speed beside
   // What is printed of the samples. With best_of, that many are generated and the `request.n` best are shown.
   bool rank = false, deduplicate = false;
@@ -56,6 +62,9 @@ Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 void AddEngineOptions(CLI::App& command, EngineOptions& options);
 // Adds the subcommand `run`; `options` is filled while the command line is parsed and must outlive it.
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options);
+
+// Takes the sampling parameters that were not given from the model.
+void TakeSamplingDefaults(const ModelInfo& model, RunOptions* options);
 
 // INVALID_ARGUMENT with the option, its value and what is expected.
 Status Validate(const EngineOptions& options);

@@ -17,6 +17,7 @@
 
 #include "cli/batch_files.h"
 #include "cli/interrupt.h"
+#include "cli/model_notes.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
@@ -31,6 +32,7 @@
 #include "openai/request.h"
 #include "openai/response.h"
 #include "openai/score.h"
+#include "openai/unknown_fields.h"
 
 namespace coppice::cli {
 namespace {
@@ -45,6 +47,7 @@ struct ScoreOptions {
   EngineOptions engine;
   std::string input, output = "-", errors;  // errors: only with an output that is a file
   size_t queue = 16;
+  openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
 
   bool keeps() const { return output != "-"; }
 };
@@ -137,6 +140,7 @@ class ScoreRunner {
   Status Run(LineReader* reader);
   int64_t answered() const { return answered_; }
   int64_t failed() const { return failed_; }
+  const openai::IgnoredFields& ignored() const { return ignored_; }
 
  private:
   struct Line {
@@ -157,6 +161,7 @@ class ScoreRunner {
   const size_t queue_;
   ScoreOutput& output_;
   std::deque<std::shared_ptr<Line>> lines_;
+  openai::IgnoredFields ignored_;
   int64_t answered_ = 0, failed_ = 0;
 };
 
@@ -203,6 +208,7 @@ void ScoreRunner::Start(const std::shared_ptr<Line>& line, const std::string& te
     line->answer = Answer{.status = std::move(error.status), .param = std::move(error.param)};
     return;
   }
+  ignored_.Add(request->ignored_fields);
   const auto held = std::make_shared<const openai::ScoreRequest>(*std::move(request));
   (void)ScoreCall::Start(&engine_, *held, [this, line, held](ScoreCall::Outcome outcome) {
     Answer answer = AnswerOf(line->identity, held, std::move(outcome));
@@ -259,12 +265,15 @@ Result<ExitCode> Score(ScoreOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ScoreOutput> output, OpenOutput(options));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  TellNotes(*engine);
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
-  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status());
+  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status(), /*vocab_size=*/0,
+                                           {.unknown_fields = options.unknown_fields});
   CatchFirstInterrupt();
   const std::string model = std::filesystem::path(options.engine.model_path).filename().string();
   ScoreRunner runner(engine.get(), &parser, model, options.queue, output.get());
   COPPICE_RETURN_IF_ERROR(runner.Run(&reader));
+  runner.ignored().Log(options.input);
   COPPICE_RETURN_IF_ERROR(output->Finish(runner.answered()));
   if (Interrupted()) return ExitCode::kInterrupted;
   return runner.failed() > 0 ? ExitCode::kFailure : ExitCode::kOk;
@@ -287,6 +296,9 @@ Command AddScoreCommand(CLI::App& app) {
   command->add_option("--queue", options->queue, "Lines under way at the same moment")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
+  AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
+                                   "Fields of lines that are not known: ignore (told on stderr), or refuse")
+      ->default_str("ignore");
   AddEngineOptions(*command, options->engine);
   return {command, [options] { return Score(*options); }};
 }

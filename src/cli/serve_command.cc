@@ -20,8 +20,10 @@
 #include "cli/config_file.h"
 #include "cli/interrupt.h"
 #include "cli/json_log.h"
+#include "cli/model_notes.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
+#include "cli/sampling_source.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
@@ -46,6 +48,8 @@ struct ServeOptions {
   server::AccessOptions access;
   server::AnswerLimits answers;
   double max_prefix_ttl = 0, drain_seconds = 60;
+  openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
+  SamplingSource sampling_defaults = SamplingSource::kModel;
   bool allow_public = false, log_json = false, log_text = false, null = false;
   std::chrono::nanoseconds null_step{};
 };
@@ -81,6 +85,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            options.null ? CreateNullEngine(options.engine, options.null_step) : Engine::Create(options.engine));
+  TellNotes(*engine);
   service_options.model =
       options.model_name.empty() ? std::filesystem::path(options.engine.model_path).filename().string() : options.model_name;
   service_options.max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
@@ -90,6 +95,8 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.host_names = options.host_names;
   COPPICE_ASSIGN_OR_RETURN(service_options.cross_origin, server::CrossOrigin::Parse(options.allowed_origins));
   service_options.answers = options.answers;
+  service_options.rules = {.unknown_fields = options.unknown_fields,
+                           .sampling = SamplingOf(options.sampling_defaults, engine->model_info())};
   service_options.log_text = options.log_text;
   service_options.max_waiting = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
@@ -270,6 +277,11 @@ Command AddServeCommand(CLI::App& app) {
   command->add_option("--drain-seconds", options->drain_seconds, "After SIGTERM, how long requests under way may take")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  AddSamplingDefaults(*command, options->sampling_defaults);
+  AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
+                                   "Fields of requests that are not known and would change no answer: ignore (told in the header "
+                                   "x-coppice-ignored-fields and in the log), or refuse")
+      ->default_str("ignore");
   command->add_flag("--log-json", options->log_json, "Log lines as JSON");
   command->add_flag("--log-text", options->log_text,
                     "Put the bodies of requests into the log: prompts, and whatever else they hold");

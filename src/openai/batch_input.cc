@@ -84,10 +84,15 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
   if (!endpoint.ok()) return fail(endpoint.status(), "url");
   if (rules.endpoint && *endpoint != *rules.endpoint)
     return fail(InvalidArgument(fmt::format("url is {}, expected the batch's endpoint {}", *url, Url(*rules.endpoint))), "url");
+  std::vector<std::string> ignored;
   for (const auto& [name, value] : object->items()) {
-    if (name != "custom_id" && name != "method" && name != "url" && name != "body")
+    if (name == "custom_id" || name == "method" || name == "url" || name == "body") continue;
+    if (parser.unknown_fields() == UnknownFields::kIgnore) {
+      ignored.push_back(name);
+    } else {
       return fail(InvalidArgument(fmt::format("{} is no field of a line, expected custom_id, method, url and body", Quoted(name))),
                   name);
+    }
   }
   const auto body = object->find("body");
   if (body == object->end()) return fail(InvalidArgument("body is missing, expected an object"), "body");
@@ -112,6 +117,7 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     line_error->id = std::move(id);
     return fail(InvalidArgument("stream is true, expected false: a batch answers when all is complete"), "stream");
   }
+  request->ignored_fields.insert(request->ignored_fields.end(), ignored.begin(), ignored.end());
   // A server's prefixes may be replaced while a batch runs, which goes on; those of a file are the job's own.
   if (request->prefix && !rules.find_prefix) id = HashOf(id + HashOf(BytesOf(request->prefix->token_ids)));
   // Samples of equal prompts differ, and a run that is repeated or resumed draws the same.
@@ -183,6 +189,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
   std::unordered_map<std::string, int64_t> lines;  // custom_id -> the line that has it
   LineReader::Line line;
   int64_t requests = 0, failed = 0;
+  IgnoredFields ignored;
   const auto report = [&](const BatchErrors::Error& error) -> Status {
     COPPICE_RETURN_IF_ERROR(errors->Report(error));
     const bool all_failed = ++failed == requests;
@@ -226,6 +233,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
       continue;
     }
     if (errors->Has(line.number)) continue;
+    ignored.Add(parsed->request.ignored_fields);
     const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
       COPPICE_RETURN_IF_ERROR(report(
@@ -242,6 +250,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
                            .size = static_cast<int32_t>(line.size),
                            .num_tokens = static_cast<int32_t>(tokens->size())});
   }
+  ignored.Log(path);
   COPPICE_RETURN_IF_ERROR(input.spool_.Map());
   std::ranges::stable_sort(input.jobs_, [&](const BatchJob& a, const BatchJob& b) {
     return std::ranges::lexicographical_compare(input.Tokens(a), input.Tokens(b));

@@ -11,6 +11,7 @@
 
 #include "openai/answer_size.h"
 #include "openai/batch_input.h"
+#include "openai/logprobs.h"
 #include "openai/prompt_fields.h"
 #include "openai/request.h"
 #include "openai/response_body.h"
@@ -122,13 +123,14 @@ TEST_F(OpenAiRequestTest, Chat) {
       {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
       "max_completion_tokens": 5, "logprobs": true, "top_logprobs": 0, "response_format": {"type": "text"}})"));
   EXPECT_EQ(parsed.text, "system:s;user:ab;");
-  EXPECT_THAT(*parser_.Encode(Parsed(Endpoint::kChatCompletions, json::parse(R"({"messages": [{"role": "u", "content": ""}]})"))),
-              ElementsAre('u', ':', ';'));  // no token before what the template writes
+  EXPECT_THAT(
+      *parser_.Encode(Parsed(Endpoint::kChatCompletions, json::parse(R"({"messages": [{"role": "user", "content": ""}]})"))),
+      ElementsAre('u', 's', 'e', 'r', ':', ';'));  // no token before what the template writes
   EXPECT_EQ(parsed.max_tokens, 5);
   EXPECT_TRUE(parsed.logprobs);
-  for (const char* messages :
-       {R"([])", R"("hello")", R"([5])", R"([{"role": "user"}])", R"([{"content": "a"}])",
-        R"([{"role": "user", "content": [{"type": "image_url"}]}])", R"([{"role": "user", "content": "a", "tool_calls": []}])"})
+  for (const char* messages : {R"([])", R"("hello")", R"([5])", R"([{"role": "user", "content": 5}])", R"([{"content": "a"}])",
+                               R"([{"role": "u", "content": "a"}])", R"([{"role": "user", "content": [{"type": "image_url"}]}])",
+                               R"([{"role": "user", "content": "a", "tool_calls": [{}]}])"})
     EXPECT_THAT(Refused(Endpoint::kChatCompletions, {{"messages", json::parse(messages)}}).param, HasSubstr("messages"))
         << messages;
   EXPECT_THAT(Refused(Endpoint::kChatCompletions, {{"prompt", "a"}}).status.message(), HasSubstr("messages"));
@@ -194,7 +196,7 @@ TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsTold) {
 TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
   for (const char* field : {R"("suffix": "x")",
                             R"("stream": 1)",
-                            R"("stream_options": {})",
+                            R"("stream_options": 1)",
                             R"("echo": 1)",
                             R"("best_of": 0)",
                             R"("logprobs": 21)",
@@ -211,7 +213,14 @@ TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
                             R"("logit_bias": [1])",
                             R"("seed": 1.5)",
                             R"("ignore_eos": 1)",
-                            R"("tools": [])",
+                            R"("tools": [1])",
+                            R"("typical_p": 0.9)",
+                            R"("repeat_penalty": 1.1)",
+                            R"("guided_json": {"type": "object"})",
+                            R"("skip_special_tokens": false)",
+                            R"("max_new_tokens": 5)",
+                            R"("prompt_logprobs": 0)",
+                            R"("modalities": ["text", "audio"])",
                             R"("stop_token_ids": [-1])"}) {
     const BodyError error = Refused(Endpoint::kCompletions, json::parse(std::string(R"({"prompt": "a", )") + field + "}"));
     EXPECT_THAT(field, HasSubstr("\"" + error.param + "\"")) << error.status.message();
@@ -249,6 +258,26 @@ TEST_F(OpenAiRequestTest, Alternatives) {
   EXPECT_EQ(Parsed(Endpoint::kChatCompletions, chat).request.top_logprobs, 3);
   chat["logprobs"] = false;
   EXPECT_EQ(Refused(Endpoint::kChatCompletions, chat).param, "top_logprobs");
+}
+
+// Members of one object, each under a name of its own.
+TEST_F(OpenAiRequestTest, AlternativesOfACompletionHaveNamesOfTheirOwn) {
+  class Alike final : public Tokenizer {
+   public:
+    Alike() : Tokenizer({}) {}
+    Result<std::vector<int32_t>> Encode(std::string_view, const EncodeOptions&) const override { return std::vector<int32_t>(); }
+    std::string_view TokenBytes(int32_t id, bool) const override {
+      static constexpr std::string_view kTexts[] = {"a", "a", "\xF0\x9F", "\xF0", "", ""};
+      return kTexts[id];
+    }
+  } tokenizer;
+  CompletionLogprobs logprobs(&tokenizer, /*with_top=*/true);
+  std::vector<TokenLogprob> top;
+  for (int32_t id = 0; id < 6; ++id) top.push_back({id, -static_cast<float>(id)});
+  std::string text;
+  int64_t offset = 0;
+  logprobs.Append(LogprobColumn::kTop, {.id = 0, .logprob = 0.0f, .top = &top}, &offset, &text);
+  EXPECT_EQ(text, R"({"a":0.0,"token_id:1":-1.0,"bytes:\\xf0\\x9f":-2.0,"bytes:\\xf0":-3.0,"":-4.0,"token_id:5":-5.0})");
 }
 
 TEST_F(OpenAiRequestTest, ListsOfPrompts) {

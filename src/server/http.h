@@ -64,6 +64,8 @@ class Responder {
  public:
   virtual ~Responder() = default;
 
+  // Of the answer, whole or a stream; before it begins.
+  virtual void AddHeader(std::string /*name*/, std::string /*value*/) {}
   virtual void Send(HttpResponse response) = 0;
   // 200 and text/event-stream. While nothing is written, comments keep the connection alive.
   virtual void BeginStream() = 0;

@@ -391,7 +391,8 @@ asio::awaitable<bool> HttpSession::WriteAnswer(std::shared_ptr<SessionResponder>
     if (part.whole) co_return co_await WriteWhole(*part.whole, responder.get());
     if (part.begin_stream) {
       streaming = true;
-      if (!co_await WriteHead("text/event-stream; charset=utf-8", kStreamHeaders)) co_return false;
+      part.headers.insert(part.headers.end(), kStreamHeaders.begin(), kStreamHeaders.end());
+      if (!co_await WriteHead("text/event-stream; charset=utf-8", part.headers)) co_return false;
     }
     if (!part.text.empty() && !co_await WriteText(part.text)) co_return false;
     if (part.source && !co_await WriteSource(part.source.get(), responder.get())) co_return false;

@@ -132,7 +132,8 @@ Service::Service(Engine* engine, ServiceOptions options)
     : engine_(*engine),
       options_(std::move(options)),
       router_(Routes()),
-      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
+      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size,
+              options_.rules),
       created_(Now()),
       access_(options_.access, options_.max_context),
       prefixes_(engine, &access_, options_.prefixes),
@@ -271,6 +272,7 @@ void Service::Log(const Call& call, int status) const {
   line["cached_tokens"] = call.usage.cached;
   line["completion_tokens"] = call.usage.completion;
   line["traceparent"] = call.request.traceparent;
+  if (!call.ignored_fields.empty()) line["ignored_fields"] = call.ignored_fields;
   if (!call.logged_body.empty()) line["body"] = call.logged_body;
   // The page asks for the tree again and again.
   spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info, DumpJson(std::move(line)));
@@ -334,6 +336,12 @@ bool Service::Admit(const std::shared_ptr<Call>& call, const RequestCost& cost) 
   return true;
 }
 
+void Service::TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields) {
+  if (fields.empty()) return;
+  call->ignored_fields = openai::Listed(fields);
+  call->responder->AddHeader("x-coppice-ignored-fields", call->ignored_fields);
+}
+
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
   const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
@@ -342,6 +350,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
       parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null());
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
+  if (!prompts->empty()) TellIgnored(call, prompts->front().ignored_fields);
   int64_t samples = 0;
   for (const openai::OpenAiRequest& prompt : *prompts) samples += prompt.request.n;
   if (options_.max_waiting > 0 && prompts->size() > 1 && samples > options_.max_waiting) {  // one prompt waits for an empty line
@@ -392,6 +401,7 @@ void Service::Score(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   std::optional<openai::ScoreRequest> parsed = openai::ParseScore(*body->json, parser_, &error, PrefixesOf(call->key));
   if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
+  TellIgnored(call, parsed->ignored_fields);
   if (options_.max_waiting > 0 && parsed->sequences.size() > static_cast<size_t>(options_.max_waiting)) {
     const std::string message = fmt::format("continuations is a list of {}, and the server lets {} requests wait; send several",
                                             parsed->sequences.size(), options_.max_waiting);

@@ -48,6 +48,7 @@ struct ServiceOptions {
   AnswerLimits answers;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
+  openai::RequestRules rules = {.unknown_fields = openai::UnknownFields::kIgnore};
   CrossOrigin cross_origin;  // pages of other sites that may ask
   bool log_text = false;     // bodies of requests are in the log, which else holds no prompt
 };
@@ -105,6 +106,8 @@ class Service {
 
   // Access::Admit; false, with the answer given, where it refuses. Access::Leave ends it with `call->cost`.
   bool Admit(const std::shared_ptr<Call>& call, const RequestCost& cost);
+  // Tells the client and the log of fields that were ignored.
+  static void TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   void AnswerScore(const std::shared_ptr<Call>& call, std::shared_ptr<const openai::ScoreRequest> request,
                    openai::ScoreCall::Outcome outcome);
