@@ -465,6 +465,7 @@ void Scheduler::Finish(Sequence* sequence) {
   if (sequence->state == Sequence::State::kRunning) Release(sequence);
   if (sequence->state == Sequence::State::kWaiting) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
   sequence->state = Sequence::State::kFinished;
+  sequence->constraint.reset();
 }
 
 void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
@@ -492,6 +493,7 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
   if (!first_survives) {
     first->branch = kNoBranch;
     first->state = Sequence::State::kFinished;
+    first->constraint.reset();
     ++num_stopped_;
   }
 }
