@@ -15,7 +15,7 @@
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
-#include "grammar/grammar_compiler.h"
+#include "grammar/grammar_source.h"
 #include "openai/body_error.h"
 #include "openai/named_prefix.h"
 #include "openai/prompt_bounds.h"
@@ -32,10 +32,22 @@ constexpr std::string_view Url(Endpoint endpoint) {
 // INVALID_ARGUMENT names the two urls there are.
 Result<Endpoint> ParseUrl(std::string_view url);
 
+// What an output must look like, and the field of the request that says so.
+struct OutputForm {
+  std::string field;
+  GrammarSource source;
+
+  // Why `source` cannot be compiled, as what is wrong with the request.
+  BodyError ErrorOf(const Status& status) const;
+};
+
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
-  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, and who asks; n: samples to generate.
+  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, who asks, and the constraint; n:
+  // samples to generate.
   Request request;
+  // To be compiled into request.constraint, which takes time, by the caller; null: the output is free.
+  std::shared_ptr<const OutputForm> output;
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
   std::optional<int32_t> max_tokens;
@@ -51,6 +63,9 @@ struct OpenAiRequest {
   std::optional<std::string> vote;         // a regex that finds the answer of a sample: a majority vote comes with the choices
   bool return_token_ids = false;           // token_ids in each choice
   std::shared_ptr<const ToolCalls> tools;  // how calls stand in the output, to be told as tool_calls; null: all of it is text
+
+  // Why the request ended with `status` once it was under way, and the field at fault, if one is.
+  BodyError ErrorUnderWay(const Status& status) const;
 };
 
 // Fields that servers agree on for turning text into tokens and back: `prompt` and `add_special_tokens`, and `tokens`.
@@ -72,17 +87,17 @@ Result<nlohmann::ordered_json> ToolsInOrder(std::string_view text, std::span<con
 class OpenAiRequestParser {
  public:
   // `tokenizer` may be null: prompts are token ids then, and `no_tokenizer` says why (Engine::tokenizer_status). It outlives the
-  // parser. `vocab_size` is the model's; with 0 requests whose output is constrained are refused.
+  // parser. `vocab_size` is the model's; 0: it is not known, and texts of any length are tokenised.
   OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
                       int32_t vocab_size = 0);
 
   // What `prefix` may name where a call of Parse does not say. Before the parser is used by several threads.
   void SetPrefixes(FindNamedPrefix prefixes) { prefixes_ = std::move(prefixes); }
 
-  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the
-  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what
-  // `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in the order of
-  // the text (ToolsInOrder), which the model sees; null: they come in the order of `body`.
+  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. What bounds the output is
+  // measured and not compiled. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix`
+  // knows what `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in
+  // the order of the text (ToolsInOrder), which the model sees; null: they come in the order of `body`.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
                                      const FindNamedPrefix& find_prefix = {}, const nlohmann::ordered_json* tools = nullptr) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
@@ -100,8 +115,6 @@ class OpenAiRequestParser {
 
  private:
   Status MissingTokenizer() const;
-  // On an error, the field that `source` came from is to be named.
-  Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source) const;
   Result<std::vector<int32_t>> EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const;
   Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
   // As RenderChat, with the tools that the request shows the model. Errors of what is no message are in `*tools_error`.
@@ -109,7 +122,7 @@ class OpenAiRequestParser {
   // One of the two; on an error, `*error` has it with its field.
   std::optional<std::string> RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
                                             BodyError* error) const;
-  // Compiles what bounds the output, and notes how calls of `tools` are told from it.
+  // Notes what bounds the output, and how calls of `tools` are told from it.
   void SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const;
 
   const Tokenizer* tokenizer_;
@@ -119,7 +132,6 @@ class OpenAiRequestParser {
   FindNamedPrefix prefixes_;
   Result<std::unique_ptr<ChatTemplate>> chat_template_, tool_chat_template_;  // the second one: of chats with tools
   std::optional<ToolCallFormat> tool_call_format_;                            // nothing: calls in the output would not be found
-  Result<std::unique_ptr<GrammarCompiler>> grammars_;
 };
 
 }  // namespace coppice::openai
