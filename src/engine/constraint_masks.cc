@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <ctime>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -11,7 +12,27 @@
 
 namespace coppice {
 
+namespace {
+
+// CPU time that this thread has taken: other work of the machine does not count.
+int64_t ThreadNanoseconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+}
+
+}  // namespace
+
+int64_t ConstraintMasks::MostOfAStep() const { return int64_t{125'000'000} * executor_->num_workers(); }
+
+ConstraintMasks::Clock::duration ConstraintMasks::PauseAfter(const Share& share) const {
+  constexpr auto kLittle = std::chrono::microseconds(500);
+  const auto taken = std::chrono::nanoseconds(share.cpu_ns / executor_->num_workers());
+  return taken > kLittle ? Clock::duration(4 * taken) : Clock::duration::zero();
+}
+
 void ConstraintMasks::Fill(ScheduledBatch* batch) {
+  shares_.clear();
   FindMembers(*batch);
   if (members_.empty()) return;
   FindGroups();
@@ -88,31 +109,50 @@ void ConstraintMasks::FindGroups() {
 }
 
 size_t ConstraintMasks::OwnerOf(const RequestState& request) {
-  const Request& params = request.params;
-  const auto same = [&](const Owner& owner) {
-    return owner.constraint == params.constraint.get() && owner.share_of == params.share_of;
-  };
+  const TokenConstraint* const constraint = request.params.constraint.get();
+  const size_t share = ShareOf(request);
+  const auto same = [&](const Owner& owner) { return owner.constraint == constraint && owner.share == share; };
   const auto found = std::ranges::find_if(owners_, same);
-  if (found == owners_.end()) owners_.push_back({.constraint = params.constraint.get(), .share_of = params.share_of});
-  return static_cast<size_t>(std::ranges::find_if(owners_, same) - owners_.begin());
+  const auto index = static_cast<size_t>(found - owners_.begin());
+  if (found == owners_.end()) owners_.push_back({.constraint = constraint, .share = share});
+  return index;
+}
+
+size_t ConstraintMasks::ShareOf(const RequestState& request) {
+  const auto found = std::ranges::find(shares_, request.params.share_of, &Share::share_of);
+  const auto index = static_cast<size_t>(found - shares_.begin());
+  if (found == shares_.end()) shares_.push_back({.share_of = request.params.share_of});
+  return index;
 }
 
 void ConstraintMasks::FillOne(const Group& group, std::span<uint32_t> mask, ScheduledBatch::ConstraintMask* result) {
   const std::atomic_ref is_slow(owners_[group.owner].is_slow);
+  const std::atomic_ref taken(shares_[owners_[group.owner].share].cpu_ns);
   const Member& member = members_[group.begin];
   ConstraintState& state = *group.state->state;
   const auto fill = [&]() -> Result<bool> {
     if (is_slow.load(std::memory_order_relaxed))
       return ResourceExhausted("another sample's next token took too long to find under the same constraint: make it simpler");
+    if (taken.load(std::memory_order_relaxed) > MostOfAStep()) {
+      return ResourceExhausted(
+          "the next tokens of samples under constraints took too long to find together: make these simpler, or ask for fewer "
+          "samples "
+          "or requests at a time");
+    }
     if (member.token >= 0) {
       COPPICE_RETURN_IF_ERROR(state.Accept(member.token));
       ++group.state->accepted;
     }
     return state.FillMask(mask);
   };
+  const int64_t begin = ThreadNanoseconds();
   const Result<bool> may_end = fill();
-  if (may_end.status().code() == StatusCode::kResourceExhausted) is_slow.store(true, std::memory_order_relaxed);
-  *result = {.may_end = may_end.ok() && *may_end, .status = may_end.status()};
+  taken.fetch_add(ThreadNanoseconds() - begin, std::memory_order_relaxed);
+  const bool exhausted = may_end.status().code() == StatusCode::kResourceExhausted;
+  if (exhausted) is_slow.store(true, std::memory_order_relaxed);
+  // Of the caller's constraint: a sample that ends for want of the engine's own memory has RESOURCE_EXHAUSTED.
+  *result = {.may_end = may_end.ok() && *may_end,
+             .status = exhausted ? InvalidArgument(may_end.status().message()) : may_end.status()};
   if (!may_end.ok()) std::ranges::fill(mask, 0u);
   if (!result->may_end) return;
   for (const int32_t id : *member.entry->sequence->request->end_ids) mask[id / 32] |= uint32_t{1} << id % 32;

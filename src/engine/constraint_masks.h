@@ -2,6 +2,7 @@
 // where there is one. Samples with the same output so far have one state and one mask. Layer: engine.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,8 +20,20 @@ class ConstraintMasks {
   // `executor` outlives the masks.
   ConstraintMasks(Executor* executor, int32_t vocab_size) : executor_(executor), vocab_size_(vocab_size) {}
 
+  using Clock = std::chrono::steady_clock;
+  // What the masks of one Request::share_of took.
+  struct Share {
+    std::string_view share_of;
+    int64_t cpu_ns = 0;  // written and read by several threads
+  };
+
   // Moves the states of constrained samples on by the tokens that they drew last, and gives their draws masks.
   void Fill(ScheduledBatch* batch);
+  // Of the last Fill; they refer to its requests.
+  std::span<const Share> shares() const { return shares_; }
+  // How long a share should sit out while others have something to do, so that its masks hold them up for a fifth of the time at
+  // most; zero where they took little.
+  Clock::duration PauseAfter(const Share& share) const;
 
  private:
   // One who draws in this step, and the token that its state does not know yet (-1: it knows all).
@@ -39,21 +52,25 @@ class ConstraintMasks {
   // Of samples that one slow mask ends together.
   struct Owner {
     const TokenConstraint* constraint = nullptr;
-    std::string_view share_of;
+    size_t share = 0;
     bool is_slow = false;  // written and read by several threads
   };
 
   void FindMembers(const ScheduledBatch& batch);
   void FindGroups();
+  size_t ShareOf(const RequestState& request);
   size_t OwnerOf(const RequestState& request);
   // The group's state moves on, and fills its mask.
   void FillOne(const Group& group, std::span<uint32_t> mask, ScheduledBatch::ConstraintMask* result);
+  // CPU time that one share's masks may take in a step.
+  int64_t MostOfAStep() const;
 
   Executor* executor_;
   int32_t vocab_size_;
   std::vector<Member> members_;
   std::vector<Group> groups_;
   std::vector<Owner> owners_;
+  std::vector<Share> shares_;
 };
 
 }  // namespace coppice

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <set>
@@ -219,7 +221,7 @@ TEST(Constraint, ASlowMaskEndsTheSamplesOfItsConstraintUnmaskedAndNobodyElses) {
   harness.RunToEnd();
   for (const Output& output : harness.outputs(0)) {
     EXPECT_EQ(output.reason, FinishReason::kError);
-    EXPECT_EQ(output.status.code(), StatusCode::kResourceExhausted);
+    EXPECT_EQ(output.status.code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(output.tokens.size(), 4u);
   }
   for (const int other : {1, 2, 3}) {
@@ -236,6 +238,67 @@ TEST(Constraint, WhatEndsWithAStepAsksForNoMoreMasks) {
   harness.RunToEnd();
   // The harness's engine has one thread: of the second masks the first one alone is asked for.
   EXPECT_EQ(slow->counts.filled, 2);
+}
+
+// Takes that much CPU time for each mask.
+std::shared_ptr<const TokenConstraint> Spinning(std::chrono::milliseconds time) {
+  return std::make_shared<CountedConstraint>([time](const std::vector<int32_t>&) {
+    const std::clock_t begin = std::clock();  // of the process, whose one thread works
+    while (1000.0 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < static_cast<double>(time.count())) continue;
+    return false;
+  });
+}
+
+// Each of its masks is quick enough; all that one key asks for in a step are not.
+TEST(Constraint, TheMasksOfAKeyHaveABoundInAStep) {
+  EngineHarness harness(ConfigOf(0));
+  harness.Submit(Constrained(Spinning(std::chrono::milliseconds(50)), 2, 8, 1.5));
+  harness.Submit(Greedy(Prompt(10), 8));
+  harness.RunToEnd();
+  int failed = 0;
+  for (const Output& output : harness.outputs(0)) {
+    failed += output.reason == FinishReason::kError;
+    if (output.reason == FinishReason::kError) {
+      EXPECT_EQ(output.status.code(), StatusCode::kInvalidArgument);
+    }
+  }
+  EXPECT_GT(failed, 0);
+  EXPECT_LT(failed, 8);
+  EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(10), 8));
+}
+
+TEST(Constraint, SlowMasksWaitForOthersAndNotForThemselves) {
+  for (const int steps_ahead : {0, 1}) {
+    EngineHarness harness(ConfigOf(steps_ahead));
+    Request slow = Constrained(Spinning(std::chrono::milliseconds(20)), 8, 1);
+    slow.share_of = "alice";
+    Request other = Greedy(Prompt(10, 5), 60);
+    other.share_of = "bob";
+    harness.Submit(slow);
+    harness.Submit(other);
+    while (!harness.outputs(1)[0].reason) harness.Step();
+    EXPECT_EQ(harness.outputs(1)[0].tokens.size(), 60u);
+    EXPECT_LT(harness.outputs(0)[0].tokens.size(), 8u);  // while bob's had 60 steps
+    harness.RunToEnd();
+    EXPECT_EQ(harness.outputs(0)[0].reason, FinishReason::kLength);
+    EXPECT_EQ(harness.outputs(0)[0].tokens.size(), 8u);
+  }
+}
+
+// What others ask for may need room that the one who waits has: then it goes on.
+TEST(Constraint, SlowMasksDoNotWaitForWhatCannotRun) {
+  EngineConfig config = ConfigOf(0);
+  config.max_running = 1;
+  EngineHarness harness(config);
+  Request slow = Constrained(Spinning(std::chrono::milliseconds(20)), 3, 1);
+  slow.share_of = "alice";
+  Request other = Greedy(Prompt(10, 5), 4);
+  other.share_of = "bob";
+  harness.Submit(slow);
+  harness.Submit(other);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(0)[0].tokens.size(), 3u);
+  EXPECT_EQ(harness.outputs(1)[0].tokens.size(), 4u);
 }
 
 TEST(Constraint, OfAnotherVocabularyIsRefused) {

@@ -18,8 +18,8 @@ class ConstraintState {
   // Sets bit t % 32 of mask[t / 32] for each token t that may come next as part of the output, and clears all others. `mask` has
   // ceil(vocab_size / 32) words. Returns whether the output may also end here. A sample ends where the mask has no bit and the
   // output may not end. On an error the samples of this state end with it; on RESOURCE_EXHAUSTED, which says that masks of this
-  // constraint take too long, all samples of the constraint whose requests have the same Request::share_of and that would need one
-  // in this step.
+  // constraint take too long or too much memory, so do all samples of the constraint whose requests have the same
+  // Request::share_of and that would need one in this step, each with INVALID_ARGUMENT and the message.
   virtual Result<bool> FillMask(std::span<uint32_t> mask) = 0;
   // `token`, one that the last mask allowed, came next. Errors are those of FillMask, which is called next.
   virtual Status Accept(int32_t token) = 0;
