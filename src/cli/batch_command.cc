@@ -22,6 +22,7 @@
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
@@ -154,6 +155,15 @@ Status CheckFiles(const BatchOptions& options) {
                               {"--prefixes", options.prefixes}});
 }
 
+// Here, as the grammars are the user's own. `*compiler` is made when it is needed, and keeps them.
+Result<std::shared_ptr<const TokenConstraint>> Compile(const Engine& engine, const GrammarSource& source,
+                                                       std::unique_ptr<GrammarCompiler>* compiler) {
+  if (!*compiler) {
+    COPPICE_ASSIGN_OR_RETURN(*compiler, GrammarCompiler::Create(*engine.tokenizer(), engine.model_info().vocab_size));
+  }
+  return (*compiler)->Compile(source);
+}
+
 Result<ExitCode> Batch(BatchOptions options) {
   if (options.errors.empty()) options.errors = options.output + ".errors";
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
@@ -187,10 +197,12 @@ Result<ExitCode> Batch(BatchOptions options) {
   const size_t sharing = options.engine.sharing == SharingMode::kNone || input.has_salts() ? 0 : input.jobs().size();
   JobPrefixes prefixes(*engine, options.engine.page_size, folder, sharing,
                        [&](size_t job) { return input.Tokens(input.jobs()[job]); });
+  std::unique_ptr<GrammarCompiler> compiler;
   BatchRun run(engine.get(), &input, &parser,
                {.model = std::filesystem::path(options.engine.model_path).filename().string(),
                 .max_waiting = options.queue,
-                .careful = folder.was_there()},
+                .careful = folder.was_there(),
+                .compile = [&](const GrammarSource& source, const auto&) { return Compile(*engine, source, &compiler); }},
                &prefixes, &output, &errors);
   COPPICE_RETURN_IF_ERROR(BatchLoop(*engine, &run, &prefixes, &output).Run());
   const BatchCounts& counts = run.counts();

@@ -29,6 +29,8 @@
 #include "core/check.h"
 #include "core/file.h"
 #include "engine/engine_parts.h"
+#include "grammar/fork_server.h"
+#include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
 #include "server/http_server.h"
 #include "server/service.h"
@@ -62,6 +64,13 @@ Result<ExitCode> Serve(ServeOptions options) {
   // What one thread gives back, any other may have: with an arena a thread, those that large requests filled kept what they had.
   mallopt(M_ARENA_MAX, 1);
   if (options.log_json) LogAsJson();
+  // While the program is small and has one thread. A build that compiles no grammars has none.
+  Result<std::unique_ptr<ForkServer>> grammar_process = StartGrammarProcess();
+  if (const Status& status = grammar_process.status(); !status.ok() && status.code() != StatusCode::kUnimplemented) {
+    return Status(status.code(), fmt::format("{}: what clients say of the form of outputs is compiled in a process apart; let this "
+                                             "user have more processes (ulimit -u)",
+                                             status.message()));
+  }
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   if (options.http.host == "localhost") options.http.host = "127.0.0.1";
   if (!IsLoopback(options.http.host) && options.api_keys.empty() && !options.allow_public) {
@@ -71,6 +80,7 @@ Result<ExitCode> Serve(ServeOptions options) {
                     options.http.host));
   }
   server::ServiceOptions service_options = {.version = COPPICE_VERSION, .access = options.access};
+  if (grammar_process.ok()) service_options.grammar_process = *std::move(grammar_process);
   if (!options.api_keys.empty()) {
     COPPICE_ASSIGN_OR_RETURN(service_options.access.keys, server::ApiKeys::Read(options.api_keys));
     if (const Result<OthersAccess> others = AccessOfOthers(options.api_keys); others.ok() && others->write)

@@ -393,6 +393,10 @@ Result<bool> EngineImpl::LaunchNext() {
   phase.Set("rows", batch->num_tokens());
   phase.Set("prefill_rows", batch->prefill_tokens);
   constraint_masks_.Fill(batch);
+  for (const ConstraintMasks::Share& share : constraint_masks_.shares()) {
+    if (const Clock::duration pause = constraint_masks_.PauseAfter(share); pause > Clock::duration::zero())
+      scheduler_.Pause(share.share_of, Clock::now() + pause);
+  }
   phase.Next("run", nullptr);
   const Result<StepTicket> ticket = LaunchStep(&runner_, &cache_, batch->tree_masks, &batch->step);
   if (!ticket.ok()) {

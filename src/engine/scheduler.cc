@@ -53,6 +53,7 @@ ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
   begun_.clear();
   has_draft_tree_ = false;
   cache_->BeginStep();
+  BeginPauses();
   shares_.Count(running_, waiting_, cache_->free_branches());
   if (const std::span<Sequence* const> giving_way = FindGivingWay(); !giving_way.empty()) {
     if (step_under_way) return nullptr;
@@ -64,16 +65,35 @@ ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
     ForkUnderWay();
     if (!GrowDecodes()) return nullptr;
   }
+  ScheduleAll();
+  if (batch_->empty() && is_held_ && !step_under_way) {  // the others cannot run
+    pauses_.Clear();
+    is_held_ = false;
+    ScheduleAll();
+  }
+  if (has_draft_tree_) FillTreeMasks();
+  return batch_;
+}
+
+void Scheduler::ScheduleAll() {
   if (options_.policy == SchedulePolicy::kPrefillFirst) {
     ScheduleRunningPrefills();
     Admit(/*prompts_only=*/true);
-    if (!batch_->empty()) return batch_;
+    if (!batch_->empty()) return;
   }
   if (ScheduleDecodes()) ScheduleRunningPrefills();
   RemoveStopped();  // the preempted ones, so that they can be admitted again
   Admit();
-  if (has_draft_tree_) FillTreeMasks();
-  return batch_;
+}
+
+void Scheduler::BeginPauses() {
+  is_held_ = false;
+  if (pauses_.empty()) return;
+  pauses_.End(MaskPauses::Clock::now());
+  const auto is_of_others = [this](const Sequence* sequence) {
+    return sequence->state != Sequence::State::kFinished && !pauses_.Has(sequence->request->params.share_of);
+  };
+  is_held_ = !pauses_.empty() && (std::ranges::any_of(running_, is_of_others) || std::ranges::any_of(waiting_, is_of_others));
 }
 
 void Scheduler::Launched(int64_t number) {
@@ -85,7 +105,7 @@ void Scheduler::Launched(int64_t number) {
 
 std::span<Sequence* const> Scheduler::FindGivingWay() {
   giving_way_.clear();
-  if (!shares_.contended() || shares_.neediest() == nullptr) {
+  if (!shares_.contended() || shares_.neediest() == nullptr || IsHeld(*shares_.neediest()->next)) {
     lacks_pages_ = false;
     return {};
   }
@@ -168,7 +188,7 @@ bool Scheduler::ScheduleDecodes() {
       has_prefills = true;
       continue;
     }
-    if (sequence->waits_for_draw()) continue;
+    if (sequence->waits_for_draw() || IsHeld(*sequence)) continue;
     const int32_t under_way = sequence->draws_under_way;
     if (under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
     if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length() + under_way) || MakeRoom(i))) {
@@ -181,7 +201,7 @@ bool Scheduler::ScheduleDecodes() {
 void Scheduler::ScheduleRunningPrefills() {
   for (Sequence* const sequence : running_) {
     if (sequence->state != Sequence::State::kRunning || !sequence->prefilling()) continue;
-    if (sequence->draws_under_way > 0) continue;  // its samples begin with the commit of that step
+    if (sequence->draws_under_way > 0 || IsHeld(*sequence)) continue;  // its samples begin with the commit of that step
     if (const int32_t count = std::min(sequence->remaining(), prefill_left(*sequence)); count > 0) Append(sequence, count);
   }
 }
@@ -237,7 +257,7 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
 void Scheduler::FindCandidates() {
   candidates_.clear();
   for (Sequence* const sequence : waiting_) {
-    if (!MayTakePlace(*sequence)) continue;
+    if (!MayTakePlace(*sequence) || IsHeld(*sequence)) continue;
     candidates_.push_back({.sequence = sequence, .aged = sequence->overtaken >= kMaxOvertaken});
     if (candidates_.size() == kWindow) break;
   }
@@ -465,6 +485,7 @@ void Scheduler::Finish(Sequence* sequence) {
   if (sequence->state == Sequence::State::kRunning) Release(sequence);
   if (sequence->state == Sequence::State::kWaiting) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
   sequence->state = Sequence::State::kFinished;
+  sequence->constraint.reset();
 }
 
 void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
@@ -492,6 +513,7 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
   if (!first_survives) {
     first->branch = kNoBranch;
     first->state = Sequence::State::kFinished;
+    first->constraint.reset();
     ++num_stopped_;
   }
 }
@@ -515,6 +537,7 @@ void Scheduler::Clear() {
   for (std::vector<Sequence*>* const of_sequences : {&survivors_, &giving_way_, &decoding_}) of_sequences->clear();
   shares_.Clear();
   candidates_.clear();
+  pauses_.Clear();
 }
 
 void Scheduler::RemoveStopped() {

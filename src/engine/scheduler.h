@@ -10,12 +10,14 @@
 #include <cstdint>
 #include <deque>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cache/kv_cache.h"
 #include "engine/fair_queue.h"
 #include "engine/fair_shares.h"
+#include "engine/mask_pauses.h"
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
 
@@ -47,6 +49,8 @@ class Scheduler {
   ScheduledBatch* Schedule(bool step_under_way);
   // The requests that Schedule took in for the first time, until it is called again.
   std::span<const RequestId> begun() const { return begun_; }
+  // Constrained samples of `share_of` sit out steps before `until`, while requests of others have something to do.
+  void Pause(std::string_view share_of, MaskPauses::Clock::time_point until) { pauses_.Add(share_of, until); }
   // The batch was launched as step `number`: the next one is another.
   void Launched(int64_t number);
 
@@ -84,8 +88,14 @@ class Scheduler {
   bool Decodes(const Sequence& sequence) const {
     return sequence.state == Sequence::State::kRunning && !sequence.prefilling() && sequence.remaining() == 1;
   }
+  // Sets is_held_, for a step: whether pauses hold in it.
+  void BeginPauses();
+  bool IsHeld(const Sequence& sequence) const {
+    return is_held_ && sequence.request->has_constraint && pauses_.Has(sequence.request->params.share_of);
+  }
   // Returns whether running sequences prefill.
   bool ScheduleDecodes();
+  void ScheduleAll();
   void ScheduleRunningPrefills();
   // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
   void Admit(bool prompts_only = false);
@@ -134,6 +144,8 @@ class Scheduler {
   FairQueue turns_;
   FairShares shares_;
   bool lacks_pages_ = false;  // for the neediest name's next sequence: the others' wait until it is taken in
+  MaskPauses pauses_;
+  bool is_held_ = false;
   // New ones by priority and turn; preempted ones and siblings that were forked late go to the front.
   std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped

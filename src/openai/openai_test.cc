@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "grammar/grammar_compiler.h"
 #include "openai/answer_size.h"
 #include "openai/batch_input.h"
 #include "openai/logprobs.h"
@@ -143,10 +144,20 @@ TEST_F(OpenAiRequestTest, Chat) {
 
 TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
   if (GrammarCompiler::Create(tokenizer_, 256).status().code() == StatusCode::kUnimplemented) GTEST_SKIP() << "no XGrammar";
-  const OpenAiRequestParser parser(&tokenizer_, kContext, OkStatus(), /*vocab_size=*/256);
+  const std::unique_ptr<GrammarCompiler> compiler = GrammarCompiler::Create(tokenizer_, 256).value();
   BodyError error;
   const auto parse = [&](const std::string& fields) {
-    return parser.Parse(Endpoint::kCompletions, json::parse(R"({"prompt": "a", )" + fields + "}"), &error);
+    std::optional<OpenAiRequest> parsed =
+        parser_.Parse(Endpoint::kCompletions, json::parse(R"({"prompt": "a", )" + fields + "}"), &error);
+    if (!parsed || !parsed->output) return parsed;
+    const auto compiled = compiler->Compile(parsed->output->source);
+    if (compiled.ok()) {
+      parsed->request.constraint = *compiled;
+    } else {
+      error = parsed->output->ErrorOf(compiled.status());
+      parsed.reset();
+    }
+    return parsed;
   };
   for (
       const char* fields :
@@ -167,6 +178,7 @@ TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
             "x"},
            {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format", "a JSON array"},
            {R"("regex": "(")", "regex", "the regex cannot be used"},
+           {R"("regex": "((a{0,1000}){0,1000}){0,1000}")", "regex", "regex: the regex has about 1001001000 states"},
            {R"("regex": 5)", "regex", "expected a string"},
            {R"("grammar": "root")", "grammar", "the grammar cannot be used"},
            {R"("regex": "a", "response_format": {"type": "json_object"})", "regex", "keep one"}}) {

@@ -47,12 +47,6 @@ void TakeLogitBias(FieldReader& fields, SamplingParams* sampling) {
   }
 }
 
-// What the output must look like, and the field that says so.
-struct Constraint {
-  const char* field = nullptr;
-  GrammarSource source;
-};
-
 // OpenAI's response_format. Nothing for text.
 std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
   constexpr const char* kName = "response_format";
@@ -86,14 +80,14 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
 }
 
 // At most one of response_format and the extensions regex and grammar.
-std::optional<Constraint> TakeConstraint(FieldReader& fields) {
-  std::optional<Constraint> taken;
+std::optional<OutputForm> TakeOutputForm(FieldReader& fields) {
+  std::optional<OutputForm> taken;
   const auto add = [&](const char* field, std::optional<GrammarSource> source) {
     if (!source) return;
     if (taken)
       fields.Fail(field,
                   InvalidArgument(fmt::format("{} and {} both say what the output looks like; keep one", taken->field, field)));
-    taken = Constraint{field, *std::move(source)};
+    taken = OutputForm{field, *std::move(source)};
   };
   add("response_format", TakeResponseFormat(fields));
   for (const auto& [field, kind] : {std::pair("regex", GrammarKind::kRegex), std::pair("grammar", GrammarKind::kEbnf)}) {
@@ -306,6 +300,14 @@ std::optional<std::vector<int32_t>> ParseDetokenize(const json& body, int32_t vo
   return ids;
 }
 
+BodyError OutputForm::ErrorOf(const Status& status) const {
+  return {Status(status.code(), fmt::format("{}: {}", field, status.message())), field};
+}
+
+BodyError OpenAiRequest::ErrorUnderWay(const Status& status) const {
+  return output && status.code() == StatusCode::kInvalidArgument ? output->ErrorOf(status) : BodyError{.status = status};
+}
+
 OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer, int32_t vocab_size,
                                          RequestRules rules)
     : tokenizer_(tokenizer),
@@ -319,9 +321,7 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
       tool_chats_(tokenizer && !tokenizer->info().tool_chat_template.empty()
                       ? ChatRenderer::Parse(tokenizer->info().tool_chat_template)
                       : std::unique_ptr<ChatRenderer>()),
-      tool_call_format_(tokenizer ? ToolCallFormatOf(ToolTemplateOf(tokenizer->info()), *tokenizer) : std::nullopt),
-      grammars_(tokenizer && vocab_size > 0 ? GrammarCompiler::Create(*tokenizer, vocab_size)
-                                            : InvalidArgument("the output has no text to constrain: the model has no tokenizer")) {}
+      tool_call_format_(tokenizer ? ToolCallFormatOf(ToolTemplateOf(tokenizer->info()), *tokenizer) : std::nullopt) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error,
                                                         const FindNamedPrefix& find_prefix, const ordered_json* tools) const {
@@ -390,35 +390,26 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
 }
 
 void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const {
-  std::optional<Constraint> constraint = TakeConstraint(fields);
+  std::optional<OutputForm> output = TakeOutputForm(fields);
   if (!fields.ok()) return;
   if (tools.used()) {
     BodyError error;
-    std::optional<GrammarSource> source =
-        ToolGrammar(tools, *tool_call_format_, constraint ? &constraint->source : nullptr, begun, &error);
+    std::optional<GrammarSource> source = ToolGrammar(tools, *tool_call_format_, output ? &output->source : nullptr, begun, &error);
     if (!error.status.ok()) {
-      const bool is_content = constraint && error.param == "response_format";
-      return fields.Fail(is_content ? std::string(constraint->field) : error.param, error.status);
+      const bool is_content = output && error.param == "response_format";
+      return fields.Fail(is_content ? output->field : error.param, error.status);
     }
-    if (source) constraint = {tools.choice == ToolFields::Choice::kAuto ? "tools" : "tool_choice", *std::move(source)};
+    if (source) output = {tools.choice == ToolFields::Choice::kAuto ? "tools" : "tool_choice", *std::move(source)};
     ToolCalls calls = {.format = *tool_call_format_, .parallel = tools.parallel, .begun = *begun};
     for (const ToolFunction& function : tools.functions) calls.names.insert(function.name);
     parsed->request.visible_tokens = tool_call_format_->control_tokens;
     parsed->tools = std::make_shared<const ToolCalls>(std::move(calls));
   }
-  if (!constraint) return;
-  Result<std::shared_ptr<const TokenConstraint>> compiled = Compile(constraint->source);
-  if (compiled.ok()) {
-    parsed->request.constraint = *std::move(compiled);
-  } else {
-    fields.Fail(constraint->field,
-                Status(compiled.status().code(), fmt::format("{}: {}", constraint->field, compiled.status().message())));
-  }
-}
-
-Result<std::shared_ptr<const TokenConstraint>> OpenAiRequestParser::Compile(const GrammarSource& source) const {
-  if (!grammars_.ok()) return grammars_.status();
-  return (*grammars_)->Compile(source);
+  if (!output) return;
+  const Status usable = tokenizer_ ? CheckGrammarSource(output->source)
+                                   : InvalidArgument("the output has no text to constrain: the model has no tokenizer");
+  if (const BodyError error = output->ErrorOf(usable); !error.status.ok()) return fields.Fail(error.param, error.status);
+  parsed->output = std::make_shared<const OutputForm>(*std::move(output));
 }
 
 Status OpenAiRequestParser::MissingTokenizer() const {

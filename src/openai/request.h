@@ -15,7 +15,7 @@
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
-#include "grammar/grammar_compiler.h"
+#include "grammar/grammar_source.h"
 #include "openai/body_error.h"
 #include "openai/chat_fields.h"
 #include "openai/named_prefix.h"
@@ -35,10 +35,22 @@ constexpr std::string_view Url(Endpoint endpoint) {
 // INVALID_ARGUMENT names the two urls there are.
 Result<Endpoint> ParseUrl(std::string_view url);
 
+// What an output must look like, and the field of the request that says so.
+struct OutputForm {
+  std::string field;
+  GrammarSource source;
+
+  // Why `source` cannot be compiled, as what is wrong with the request.
+  BodyError ErrorOf(const Status& status) const;
+};
+
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
-  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, and who asks; n: samples to generate.
+  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, who asks, and the constraint; n:
+  // samples to generate.
   Request request;
+  // To be compiled into request.constraint, which takes time, by the caller; null: the output is free.
+  std::shared_ptr<const OutputForm> output;
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<ByteRange> values;    // of a chat's text: ChatPrompt
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
@@ -57,6 +69,9 @@ struct OpenAiRequest {
   bool return_token_ids = false;            // token_ids in each choice
   std::shared_ptr<const ToolCalls> tools;   // how calls stand in the output, to be told as tool_calls; null: all of it is text
   std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
+
+  // Why the request ended with `status` once it was under way, and the field at fault, if one is.
+  BodyError ErrorUnderWay(const Status& status) const;
 };
 
 // Fields that servers agree on for turning text into tokens and back: `prompt` and `add_special_tokens`, and `tokens`.
@@ -84,7 +99,7 @@ struct RequestRules {
 class OpenAiRequestParser {
  public:
   // `tokenizer` may be null: prompts are token ids then, and `no_tokenizer` says why (Engine::tokenizer_status). It outlives the
-  // parser. `vocab_size` is the model's; with 0 requests whose output is constrained are refused.
+  // parser. `vocab_size` is the model's; 0: it is not known, and texts of any length are tokenised.
   OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
                       int32_t vocab_size = 0, RequestRules rules = {});
 
@@ -92,10 +107,10 @@ class OpenAiRequestParser {
   void SetPrefixes(FindNamedPrefix prefixes) { prefixes_ = std::move(prefixes); }
   UnknownFields unknown_fields() const { return rules_.unknown_fields; }
 
-  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the
-  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what
-  // `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in the order of
-  // the text (ToolsInOrder), which the model sees; null: they come in the order of `body`.
+  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. What bounds the output is
+  // measured and not compiled. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix`
+  // knows what `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in
+  // the order of the text (ToolsInOrder), which the model sees; null: they come in the order of `body`.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
                                      const FindNamedPrefix& find_prefix = {}, const nlohmann::ordered_json* tools = nullptr) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
@@ -113,15 +128,13 @@ class OpenAiRequestParser {
 
  private:
   Status MissingTokenizer() const;
-  // On an error, the field that `source` came from is to be named.
-  Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source) const;
   Result<std::vector<int32_t>> EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const;
   // What renders chats, with tools or without. INVALID_ARGUMENT or UNIMPLEMENTED says why there is none.
   Result<const ChatRenderer*> RendererOf(const ToolFields& tools) const;
   // The chat's prompt, with the tools that the request shows the model; on an error, `*error` has it with its field.
   std::optional<ChatPrompt> RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
                                            const ChatFields& chat, BodyError* error) const;
-  // Compiles what bounds the output, and notes how calls of `tools` are told from it.
+  // Notes what bounds the output, and how calls of `tools` are told from it.
   void SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const;
 
   const Tokenizer* tokenizer_;
@@ -132,7 +145,6 @@ class OpenAiRequestParser {
   RequestRules rules_;
   Result<std::unique_ptr<ChatRenderer>> chats_, tool_chats_;  // the second one: of chats with tools, where they have their own
   std::optional<ToolCallFormat> tool_call_format_;            // nothing: calls in the output would not be found
-  Result<std::unique_ptr<GrammarCompiler>> grammars_;
 };
 
 }  // namespace coppice::openai

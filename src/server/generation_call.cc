@@ -126,22 +126,29 @@ void GenerationCall::Finish() {
     if (failure_.ok()) {
       streams_.front().AppendEnd(Usage(), &end);
     } else {
-      end = openai::StreamError(failure_);
+      const openai::BodyError error = prompts_.front().answer.request.ErrorUnderWay(failure_);
+      end = openai::StreamError(error.status, error.param);
     }
     End(failure_.ok() ? 200 : openai::HttpStatus(failure_));
     responder_->Write(std::move(end));
     return responder_->EndStream();
   }
   if (!failure_.ok()) {
-    const bool refused = submitted_.size() < prompts_.size();
-    HttpResponse error = refused && failure_.code() == StatusCode::kResourceExhausted
-                             ? ErrorResponse(429, failure_.message())  // the queue is full
-                             : ErrorResponse(failure_);
+    const HttpResponse error = FailureResponse();
     End(error.status);
-    return responder_->Send(std::move(error));
+    return responder_->Send(error);
   }
   End(200);
   SendWhole();
+}
+
+HttpResponse GenerationCall::FailureResponse() const {
+  if (submitted_.size() < prompts_.size()) {
+    return failure_.code() == StatusCode::kResourceExhausted ? ErrorResponse(429, failure_.message())  // the queue is full
+                                                             : ErrorResponse(failure_);
+  }
+  const openai::BodyError error = prompts_.front().answer.request.ErrorUnderWay(failure_);
+  return ErrorResponse(error.status, error.param);
 }
 
 // What becomes text on this thread, that of the engine's events, holds up everybody's: large answers do so elsewhere, and votes,

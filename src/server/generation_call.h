@@ -58,6 +58,7 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
   openai::TokenUsage Usage() const;
   void Finish();  // the answer's end, good or bad
   void SendWhole();
+  HttpResponse FailureResponse() const;
   void End(int status);
 
   Engine& engine_;

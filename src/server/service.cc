@@ -18,6 +18,7 @@
 #include "core/random_bytes.h"
 #include "openai/answer_size.h"
 #include "server/body_decoder.h"
+#include "server/compile_call.h"
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/host_name.h"
@@ -137,6 +138,10 @@ Service::Service(Engine* engine, ServiceOptions options)
       created_(Now()),
       access_(options_.access, options_.max_context),
       prefixes_(engine, &access_, options_.prefixes),
+      grammars_(engine->tokenizer()
+                    ? GrammarCompiler::Create(*engine->tokenizer(), engine->model_info().vocab_size, options_.grammar_process)
+                    : InvalidArgument("the model has no tokenizer")),
+      compile_queue_(grammars_.ok() ? std::make_unique<CompileQueue>(grammars_->get()) : nullptr),
       files_(options_.files),
       batches_(ContextOfBatches(), options_.batches.store),
       batch_routes_(&files_, &batches_) {}
@@ -372,8 +377,50 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   if (const openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, *prompts); !fits.status.ok())
     return Answer(call, ErrorResponse(fits.status, fits.param));
   if (!Admit(call, access_.BoundCost(call->key, *prompts))) return;
+  Compile(call, *std::move(prompts));
+}
+
+void Service::Compile(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {
+  const std::shared_ptr<const openai::OutputForm> form = prompts.front().output;
+  if (!form) return Start(call, std::move(prompts));
+  using Clock = CompileQueue::Clock;
+  const Clock::time_point begin = Clock::now();
+  std::optional<Clock::time_point> deadline;
+  constexpr double kLongest = 1e6;  // seconds; what compiling takes is bounded
+  if (const double timeout = prompts.front().request.timeout_seconds; timeout > 0)
+    deadline = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(timeout, kLongest)));
+  const auto waiting = std::make_shared<std::vector<openai::OpenAiRequest>>(std::move(prompts));
+  const auto on_compiled = [=, this](const Result<CompileQueue::Constraint>& compiled) {
+    Try(call, [&] {
+      if (!compiled.ok()) return AnswerUncompiled(call, form->ErrorOf(compiled.status()));
+      const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
+      for (openai::OpenAiRequest& prompt : *waiting) {
+        prompt.request.constraint = *compiled;
+        if (deadline) prompt.request.timeout_seconds = std::max(1e-3, prompt.request.timeout_seconds - waited);
+      }
+      Start(call, std::move(*waiting));
+    });
+  };
+  if (!compile_queue_) return on_compiled(grammars_.status());
+  CompileCall::Start({.queue = compile_queue_.get(),
+                      .key = call->key,
+                      .source = form->source,
+                      .deadline = deadline,
+                      .responder = call->responder,
+                      .on_compiled = on_compiled});
+}
+
+void Service::AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::BodyError& error) {
+  access_.Leave(call->key, call->cost, /*used_tokens=*/0);
+  const StatusCode code = error.status.code();
+  if (code == StatusCode::kCancelled) return Log(*call, kClientLeft);
+  Answer(call, code == StatusCode::kResourceExhausted ? ErrorResponse(429, error.status.message(), error.param)
+                                                      : ErrorResponse(error.status, error.param));
+}
+
+void Service::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {
   GenerationCall::Start({.engine = &engine_,
-                         .prompts = *std::move(prompts),
+                         .prompts = std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
                          .responder = call->responder,
                          .on_end = [this, call](const GenerationCall::Outcome& outcome) {
@@ -496,6 +543,7 @@ BatchContext Service::ContextOfBatches() {
   return {.engine = &engine_,
           .parser = &parser_,
           .files = &files_,
+          .compile_queue = compile_queue_.get(),
           .model = options_.model,
           .max_requests = options_.batches.max_requests,
           .max_line_bytes = options_.batches.max_line_bytes,
