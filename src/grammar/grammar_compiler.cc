@@ -27,7 +27,9 @@ namespace xgrammar {
 
 [[noreturn]] void LogFatalImpl(const std::string&, int, const std::string& message) { throw std::runtime_error(message); }
 void LogMessageImpl(const std::string&, int, int, const std::string& message) {
-  if (library_warning.empty()) library_warning = message;
+  // Strings of a schema have budgets of characters (json_text_rules.h), which may run out within an escape: it is finished then.
+  constexpr std::string_view kOfBudgets = "The character budget (max_chars) of a rule was exceeded";
+  if (library_warning.empty() && !message.starts_with(kOfBudgets)) library_warning = message;
 }
 
 }  // namespace xgrammar
@@ -108,10 +110,15 @@ class XGrammarCompiler final : public GrammarCompiler {
   XGrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size) : tokenizer_(tokenizer), vocab_size_(vocab_size) {}
 
   Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source) override {
-    COPPICE_RETURN_IF_ERROR(CheckGrammarSource(source));
+    std::string text = source.text;
+    if (IsOfSchema(source.kind)) {
+      COPPICE_ASSIGN_OR_RETURN(text, SchemaGrammar(source));
+    } else {
+      COPPICE_RETURN_IF_ERROR(CheckGrammarSource(source));
+    }
     const std::lock_guard lock(mutex_);
     std::optional<xgrammar::CompiledGrammar> compiled;
-    const Status status = Guarded([&] { compiled = CompileText(source); });
+    const Status status = Guarded([&] { compiled = CompileText(source.kind, text); });
     if (!status.ok()) {
       if (compiler_) compiler_->ClearCache();  // which does not know what was warned of
       return InvalidArgument(fmt::format("the {} cannot be used: {}", Name(source.kind), status.message()));
@@ -120,18 +127,18 @@ class XGrammarCompiler final : public GrammarCompiler {
   }
 
  private:
-  xgrammar::CompiledGrammar CompileText(const GrammarSource& source) {
+  // `text`: of the source, or the grammar of its schema.
+  xgrammar::CompiledGrammar CompileText(GrammarKind kind, const std::string& text) {
     if (!compiler_) compiler_.emplace(MakeTokenizerInfo(), /*max_threads=*/1, /*cache_enabled=*/true, kCacheBytes);
-    switch (source.kind) {
-      case GrammarKind::kJson: return compiler_->CompileBuiltinJSONGrammar();
+    switch (kind) {
+      case GrammarKind::kRegex: return compiler_->CompileRegex(text);
+      case GrammarKind::kStructuralTag: return compiler_->CompileStructuralTag(text);
+      case GrammarKind::kJson:
       case GrammarKind::kJsonObject:
-        return compiler_->CompileJSONSchema(R"({"type":"object"})", true, {}, {}, /*strict_mode=*/false);
-      case GrammarKind::kJsonSchema: return compiler_->CompileJSONSchema(source.text);
-      case GrammarKind::kRegex: return compiler_->CompileRegex(source.text);
-      case GrammarKind::kStructuralTag: return compiler_->CompileStructuralTag(source.text);
+      case GrammarKind::kJsonSchema:
       case GrammarKind::kEbnf: break;
     }
-    return compiler_->CompileGrammar(source.text);
+    return compiler_->CompileGrammar(text);
   }
 
   // Control tokens have no text and are never part of an answer.
