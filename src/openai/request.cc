@@ -53,8 +53,8 @@ struct Constraint {
   GrammarSource source;
 };
 
-// OpenAI's response_format. Nothing for text.
-std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
+// OpenAI's response_format; `in_order`: its schema in the order of the text, if that is known. Nothing for text.
+std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields, const std::string& in_order) {
   constexpr const char* kName = "response_format";
   constexpr std::string_view kExpected =
       "an object whose type is text, json_object or json_schema, this one with json_schema.schema";
@@ -82,11 +82,11 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
   }
   if (type == "text") return std::nullopt;
   if (type == "json_object") return GrammarSource{GrammarKind::kJsonObject, {}};
-  return GrammarSource{GrammarKind::kJsonSchema, schema->dump(-1, ' ', false, json::error_handler_t::replace)};
+  return GrammarSource{GrammarKind::kJsonSchema, in_order.empty() ? DumpJson(ordered_json(*schema)) : in_order};
 }
 
 // At most one of response_format and the extensions regex and grammar.
-std::optional<Constraint> TakeConstraint(FieldReader& fields) {
+std::optional<Constraint> TakeConstraint(FieldReader& fields, const std::string& schema) {
   std::optional<Constraint> taken;
   const auto add = [&](const char* field, std::optional<GrammarSource> source) {
     if (!source) return;
@@ -95,7 +95,7 @@ std::optional<Constraint> TakeConstraint(FieldReader& fields) {
                   InvalidArgument(fmt::format("{} and {} both say what the output looks like; keep one", taken->field, field)));
     taken = Constraint{field, *std::move(source)};
   };
-  add("response_format", TakeResponseFormat(fields));
+  add("response_format", TakeResponseFormat(fields, schema));
   for (const auto& [field, kind] : {std::pair("regex", GrammarKind::kRegex), std::pair("grammar", GrammarKind::kEbnf)}) {
     std::optional<std::string> text;
     fields.Take(field, &text);
@@ -243,6 +243,13 @@ Result<ordered_json> ToolsInOrder(std::string_view text, std::span<const std::st
   return ParseOrderedJson(text, whole);
 }
 
+Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path) {
+  std::vector<std::string_view> whole(path.begin(), path.end());
+  whole.insert(whole.end(), {"response_format", "json_schema", "schema"});
+  COPPICE_ASSIGN_OR_RETURN(ordered_json schema, ParseOrderedJson(text, whole));
+  return schema.is_null() ? std::string() : DumpJson(std::move(schema));
+}
+
 Result<Endpoint> ParseUrl(std::string_view url) {
   for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
     if (url == Url(endpoint)) return endpoint;
@@ -301,8 +308,9 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
                                             : InvalidArgument("the output has no text to constrain: the model has no tokenizer")) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error,
-                                                        const FindNamedPrefix& find_prefix, const ordered_json* tools) const {
-  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix, tools);
+                                                        const FindNamedPrefix& find_prefix, const ordered_json* tools,
+                                                        const std::string& schema) const {
+  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix, tools, schema);
   if (!list) return std::nullopt;
   if (list->size() > 1) {
     *error = {InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", list->size())),
@@ -314,7 +322,8 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
 
 std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoint endpoint, const json& body, BodyError* error,
                                                                          const FindNamedPrefix& find_prefix,
-                                                                         const ordered_json* ordered_tools) const {
+                                                                         const ordered_json* ordered_tools,
+                                                                         const std::string& schema) const {
   if (!body.is_object()) return RefuseBody(body, error);
   OpenAiRequest parsed{.endpoint = endpoint};
   std::vector<Prompt> prompts;
@@ -345,7 +354,7 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
       fields.Expect("top_logprobs", parsed.request.top_logprobs, "0 or absent where logprobs is not true");
   }
   std::string begun;
-  SetOutput(fields, tools, &parsed, &begun);
+  SetOutput(fields, tools, schema, &parsed, &begun);
   if (!prompts.empty() && prompts.front().text) *prompts.front().text += begun;  // of a chat, which has one
   if (parsed.vote && prompts.size() > 1)
     fields.Expect("vote", *parsed.vote, fmt::format("one prompt to vote on, not {}; send a request for each", prompts.size()));
@@ -359,8 +368,9 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   return list;
 }
 
-void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const {
-  std::optional<Constraint> constraint = TakeConstraint(fields);
+void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, const std::string& schema, OpenAiRequest* parsed,
+                                    std::string* begun) const {
+  std::optional<Constraint> constraint = TakeConstraint(fields, schema);
   if (!fields.ok()) return;
   if (tools.used()) {
     BodyError error;
