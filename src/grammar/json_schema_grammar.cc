@@ -168,7 +168,7 @@ class Writer {
         COPPICE_ASSIGN_OR_RETURN(const bool disjoint, AreDisjoint(part, exclusion.schema));
         part.excluded.pop_back();
         if (disjoint) continue;
-        COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> terms, ComplementOf(exclusion));
+        COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> terms, ComplementOf(exclusion, part.kinds));
         COPPICE_ASSIGN_OR_RETURN(std::vector<Alternative> parts, model_.Combined({part}, terms));
         std::ranges::move(parts, std::back_inserter(rest));
         split = true;
@@ -204,16 +204,16 @@ class Writer {
     return std::optional(model_.reader().Add(std::move(closed)));
   }
 
-  // Objects that an excluded schema does not hold for, where it asks nothing but for members: one of those that it requires is not
-  // there, or one that is there is not what it asks for.
-  Result<std::vector<Alternative>> ComplementOf(const Exclusion& exclusion) {
+  // Values of `kinds` that an excluded schema does not hold for, where it asks nothing of these kinds but for members of objects: one
+  // of those that it requires is not there, or one that is there is not what it asks for.
+  Result<std::vector<Alternative>> ComplementOf(const Exclusion& exclusion, JsonKinds kinds) {
     constexpr size_t kMaxTerms = 16;
     COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> alternatives, model_.AlternativesOf({exclusion.schema}));
     const Status unsupported = InvalidArgument(
         fmt::format("{} is not supported: values may satisfy more of its schemas than they should; tell them apart by constants of "
                     "required members or by type, or write anyOf, and check the answer",
                     exclusion.path));
-    if (alternatives.size() != 1 || !alternatives[0].excluded.empty()) return unsupported;
+    if (alternatives.size() != 1 || !alternatives[0].excluded.empty() || (alternatives[0].kinds & kinds) != kinds) return unsupported;
     std::vector<Alternative> terms;
     const std::string& path = exclusion.path;
     // Of values that are no objects, a schema about members holds for all.
@@ -225,7 +225,8 @@ class Writer {
       const JsonKinds asked = schema->mentioned & JsonKinds{JsonKind::kObject};
       const bool other_keywords = !schema->values.empty() || !schema->pattern_properties.empty() || schema->additional ||
                                   schema->names || schema->member_count != LengthRange();
-      if (other_keywords || (asked.empty() && !schema->kinds)) return unsupported;
+      const bool of_others = kinds != JsonKinds{JsonKind::kObject} && !(schema->mentioned & kinds).empty();
+      if (other_keywords || of_others || (asked.empty() && !schema->kinds)) return unsupported;
       for (const std::string& name : schema->required) {
         JsonSchema absent{.path = path, .mentioned = asked, .only_parts = false};
         absent.properties.emplace_back(name, model_.reader().Add({.path = path, .never = true, .only_parts = false}));
@@ -486,7 +487,7 @@ class Writer {
     return all;
   }
 
-  Status AddMembers(const Alternative& alternative, const Object& object, Rule* rule) {
+  Status AddMembers(const Alternative& alternative, Object object, Rule* rule) {
     const int64_t required = std::ranges::count(object.listed, true, &Object::Member::required);
     const auto listed = static_cast<int64_t>(object.listed.size());
     const bool counts = object.count.least > required || (object.count.most && (object.other || *object.count.most < listed));
@@ -499,6 +500,10 @@ class Writer {
       return At(alternative,
                 InvalidArgument("minProperties asks for two members or more that properties does not list, which is not "
                                 "supported: list them, or leave it out, and check the answer"));
+    // Each number of members has rules of its own, so no more than some others are written.
+    constexpr int64_t kMaxOthers = 500;
+    if (object.other && object.count.most)
+      object.count.most = std::min(*object.count.most, std::max(listed, object.count.least) + kMaxOthers);
     COPPICE_ASSIGN_OR_RETURN(const RuleId members, CountedMembers(object));
     rule->alternatives.push_back({"{", text_.WhiteSpace(), members});
     return OkStatus();
