@@ -204,8 +204,8 @@ class Writer {
     return std::optional(model_.reader().Add(std::move(closed)));
   }
 
-  // Values of `kinds` that an excluded schema does not hold for, where it asks nothing of these kinds but for members of objects: one
-  // of those that it requires is not there, or one that is there is not what it asks for.
+  // Values of `kinds` that an excluded schema does not hold for, where it asks nothing of these kinds but for members of objects:
+  // one of those that it requires is not there, or one that is there is not what it asks for.
   Result<std::vector<Alternative>> ComplementOf(const Exclusion& exclusion, JsonKinds kinds) {
     constexpr size_t kMaxTerms = 16;
     COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> alternatives, model_.AlternativesOf({exclusion.schema}));
@@ -213,7 +213,8 @@ class Writer {
         fmt::format("{} is not supported: values may satisfy more of its schemas than they should; tell them apart by constants of "
                     "required members or by type, or write anyOf, and check the answer",
                     exclusion.path));
-    if (alternatives.size() != 1 || !alternatives[0].excluded.empty() || (alternatives[0].kinds & kinds) != kinds) return unsupported;
+    if (alternatives.size() != 1 || !alternatives[0].excluded.empty() || (alternatives[0].kinds & kinds) != kinds)
+      return unsupported;
     std::vector<Alternative> terms;
     const std::string& path = exclusion.path;
     // Of values that are no objects, a schema about members holds for all.
