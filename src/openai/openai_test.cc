@@ -163,7 +163,7 @@ TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
            {R"("response_format": {"type": "json_schema"})", "response_format", "expected an object whose type is"},
            {R"("response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}})", "response_format.json_schema.x",
             "x"},
-           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format", "a JSON array"},
+           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format", "expected a JSON schema"},
            {R"("regex": "(")", "regex", "the regex cannot be used"},
            {R"("regex": 5)", "regex", "expected a string"},
            {R"("grammar": "root")", "grammar", "the grammar cannot be used"},
