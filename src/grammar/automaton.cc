@@ -18,6 +18,14 @@ using State = Automaton::State;
 
 constexpr int32_t kNowhere = -1;
 
+thread_local AutomatonBudget* innermost_budget = nullptr;
+
+size_t EdgesOf(const std::vector<State>& states) {
+  size_t edges = states.size();
+  for (const State& state : states) edges += state.edges.size();
+  return edges;
+}
+
 // States from which one that accepts can be reached, and that the first one reaches, in the order of their numbers.
 std::vector<bool> Useful(const std::vector<State>& states) {
   std::vector<std::vector<int32_t>> sources(states.size());
@@ -157,7 +165,18 @@ std::vector<Edge> Completed(const std::vector<Edge>& edges) {
 
 }  // namespace
 
+AutomatonBudget::AutomatonBudget(int64_t steps) : left_(steps), outer_(std::exchange(innermost_budget, this)) {}
+AutomatonBudget::~AutomatonBudget() { innermost_budget = outer_; }
+bool AutomatonBudget::Spend(size_t steps) {
+  if (!innermost_budget) return true;
+  int64_t& left = innermost_budget->left_;
+  left = std::max<int64_t>(left - static_cast<int64_t>(steps), -1);
+  return left >= 0;
+}
+
 Automaton::Automaton(std::vector<State> states) {
+  constexpr size_t kStepsOfAnEdge = 8;  // to sort it and to compare its state with others
+  AutomatonBudget::Spend(kStepsOfAnEdge * EdgesOf(states));
   for (State& state : states) std::ranges::sort(state.edges, {}, &Edge::first);
   const std::vector<bool> useful = Useful(states);
   if (useful.empty() || !useful.front()) return;
@@ -322,7 +341,7 @@ std::optional<Automaton> Automaton::Intersect(const Automaton& other) const {
       left[l].last < right[r].last ? ++l : ++r;
     }
     // Pairs from which no text is accepted count too: what is left of them is not known before all are there.
-    if (pairs.size() > 4 * kMaxStates) return std::nullopt;
+    if (pairs.size() > 4 * kMaxStates || !AutomatonBudget::Spend(1 + left.size() + right.size())) return std::nullopt;
     states.push_back(std::move(state));
   }
   Automaton result(std::move(states));
@@ -370,6 +389,7 @@ std::optional<Automaton> AutomatonBuilder::Build(int32_t begin, int32_t acceptin
   std::vector<Automaton::State> states;
   for (size_t i = 0; i < sets.size(); ++i) {
     const Set here = sets[i];
+    size_t steps = here.size();
     Automaton::State state;
     std::map<char32_t, std::vector<std::pair<int32_t, int32_t>>> changes;  // from a character on: targets that come, that go
     for (const int32_t place : here) {
@@ -390,10 +410,12 @@ std::optional<Automaton> AutomatonBuilder::Build(int32_t begin, int32_t acceptin
       if (targets.empty()) continue;
       Set next;
       for (const auto& [target, count] : targets) next.push_back(target);
-      const int32_t number = number_of(Closure(std::move(next), /*at_begin=*/false));
+      next = Closure(std::move(next), /*at_begin=*/false);
+      steps += 4 * next.size();
+      const int32_t number = number_of(std::move(next));
       AppendEdge(&state.edges, {change->first, std::next(change)->first - 1, number});
     }
-    if (sets.size() > 2 * Automaton::kMaxStates) return std::nullopt;
+    if (sets.size() > 2 * Automaton::kMaxStates || !AutomatonBudget::Spend(steps)) return std::nullopt;
     states.push_back(std::move(state));
   }
   Automaton result(std::move(states));

@@ -20,6 +20,23 @@ struct LengthRange {
   friend bool operator==(const LengthRange&, const LengthRange&) = default;
 };
 
+// While it lives, automata that this thread makes may take so much work together: about as many steps of some 100 ns. Once it is
+// spent, operations that may give nothing give nothing.
+class AutomatonBudget {
+ public:
+  explicit AutomatonBudget(int64_t steps);
+  ~AutomatonBudget();
+  AutomatonBudget(const AutomatonBudget&) = delete;
+  AutomatonBudget& operator=(const AutomatonBudget&) = delete;
+
+  // Whether the innermost budget of this thread, if there is one, has the steps.
+  static bool Spend(size_t steps);
+
+ private:
+  int64_t left_;
+  AutomatonBudget* outer_;
+};
+
 // A value type. Minimal, and every state lies on a way from the first one to one that accepts: two automata of equal sets have
 // states of equal number. An empty set has no states.
 class Automaton {

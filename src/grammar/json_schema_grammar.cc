@@ -163,9 +163,10 @@ class Writer {
       if (rest.size() > kMaxSplits) return TooLarge();
       Alternative& part = rest[done];
       bool split = false;
+      COPPICE_ASSIGN_OR_RETURN(const Alternative written, Written(part));
       while (!part.excluded.empty() && !split) {
         const Exclusion exclusion = part.excluded.back();
-        COPPICE_ASSIGN_OR_RETURN(const bool disjoint, AreDisjoint(part, exclusion.schema));
+        COPPICE_ASSIGN_OR_RETURN(const bool disjoint, AreDisjoint(written, exclusion.schema));
         part.excluded.pop_back();
         if (disjoint) continue;
         COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> terms, ComplementOf(exclusion, part.kinds));
@@ -179,14 +180,19 @@ class Writer {
     return OkStatus();
   }
 
-  // Whether what is written of the alternative is never a value of the schema.
-  Result<bool> AreDisjoint(const Alternative& alternative, SchemaId other) {
-    COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> others, model_.AlternativesOf({other}));
-    Alternative written = alternative;
-    if (alternative.kinds == JsonKinds{JsonKind::kObject}) {
+  // What is written of the alternative, exclusions left aside.
+  Result<Alternative> Written(const Alternative& alternative) {
+    Alternative written{.schemas = alternative.schemas, .kinds = alternative.kinds};
+    if (!alternative.excluded.empty() && alternative.kinds == JsonKinds{JsonKind::kObject}) {
       COPPICE_ASSIGN_OR_RETURN(const std::optional<SchemaId> closed, ClosedTo(alternative));
       if (closed) written.schemas.push_back(*closed);
     }
+    return written;
+  }
+
+  // Whether it is never a value of the schema.
+  Result<bool> AreDisjoint(const Alternative& written, SchemaId other) {
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> others, model_.AlternativesOf({other}));
     COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> both, model_.Combined({written}, others));
     COPPICE_ASSIGN_OR_RETURN(const bool may_hold, model_.MayHold(both));
     return !may_hold;
@@ -603,7 +609,11 @@ class Writer {
 
 }  // namespace
 
-Result<std::string> JsonSchemaGrammar(const Json& schema) { return Writer(schema).Write(); }
+Result<std::string> JsonSchemaGrammar(const Json& schema) {
+  constexpr int64_t kMaxSteps = 20'000'000;  // some seconds
+  const AutomatonBudget budget(kMaxSteps);
+  return Writer(schema).Write();
+}
 
 Result<std::string> JsonSchemaTextGrammar(std::string_view text) {
   Result<Json> schema = ParseOrderedJson(text);

@@ -192,8 +192,8 @@ Result<NumberSet> JsonSchemaModel::NumbersOf(const Alternative& alternative, Reg
     Narrow(&set.least, schema->least, /*is_least=*/true);
     Narrow(&set.most, schema->most, /*is_least=*/false);
     if (reading == RegexReading::kAgreed) {
-      Narrow(&set.least, schema->format_least, /*is_least=*/true);
-      Narrow(&set.most, schema->format_most, /*is_least=*/false);
+      Narrow(&set.least, schema->written_least, /*is_least=*/true);
+      Narrow(&set.most, schema->written_most, /*is_least=*/false);
     }
     if (!schema->multiple) continue;
     constexpr int64_t kMaxMultiple = 100000;
@@ -212,7 +212,7 @@ Result<JsonSchemaModel::Texts> JsonSchemaModel::TextsOf(const Alternative& alter
   for (const SchemaId id : alternative.schemas) {
     COPPICE_ASSIGN_OR_RETURN(const JsonSchema* const schema, reader_.Read(id));
     Narrow(&all.length, schema->length);
-    if (reading == RegexReading::kAgreed) Narrow(&all.length, schema->format_length);
+    if (reading == RegexReading::kAgreed) Narrow(&all.length, schema->written_length);
     for (const auto& texts : schema->texts) {
       const Automaton& own = reading == RegexReading::kAgreed ? texts->agreed : texts->possible;
       std::optional<Automaton> both = all.texts ? all.texts->Intersect(own) : own;

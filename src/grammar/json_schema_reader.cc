@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -224,7 +225,15 @@ class JsonSchemaReader::Keywords {
   // As a number of its own, and in draft 4 as true beside minimum or maximum.
   Status ReadBound(const std::string& path, const Json& value, const char* flag, std::optional<NumberBound>* bound, bool is_least) {
     const bool is_flag = path.ends_with(flag);
-    if (is_flag && value.is_boolean()) return OkStatus();  // read with the number
+    if (is_flag && value.is_boolean()) return OkStatus();                   // read with the number
+    if (value.is_number() && !IsExact(value) && (value < 0) == is_least) {  // all numbers that are read are within it
+      std::optional<NumberBound>& written = is_least ? schema_.written_least : schema_.written_most;
+      const Decimal limit =
+          is_least ? Decimal::Of(std::numeric_limits<int64_t>::min()) : Decimal::Of(std::numeric_limits<uint64_t>::max());
+      if (!written) written = NumberBound{limit};
+      Mention(JsonKinds::Numbers());
+      return OkStatus();
+    }
     if (!value.is_number() || !IsExact(value)) return Wrong(path, value, "a number of less than 20 digits before the point");
     const Json* const beside = Find(flag);
     const NumberBound read = {Decimal::Of(value), is_flag || (beside && *beside == true)};
@@ -307,14 +316,18 @@ class JsonSchemaReader::Keywords {
     if (!value.is_string()) return Wrong(path, value, "the name of a format");
     const std::string name = value.get<std::string>();
     Result<std::optional<StringFormat>> format = FindStringFormat(name);
-    if (!format.ok()) return InvalidArgument(fmt::format("{}: {}", path, format.status().message()));
+    if (!format.ok()) {
+      // Beside keywords that say what the text looks like, it is a name for that.
+      if (Find("pattern") || Find("enum") || Find("const")) return OkStatus();
+      return InvalidArgument(fmt::format("{}: {}", path, format.status().message()));
+    }
     if (!*format) return ReadNumberFormat(name);
     Mention({JsonKind::kString});
     // Other texts may be of the format too.
     std::shared_ptr<const TextSet>& known = reader_.formats_[name];
     if (!known) known = std::make_shared<const TextSet>(TextSet{(*format)->texts, Automaton::AllTexts()});
     schema_.texts.push_back(known);
-    schema_.format_length = (*format)->length;
+    schema_.written_length = (*format)->length;
     return OkStatus();
   }
   // OpenAPI's integers of so many bits. Other formats are names of how a value is shown or used.
@@ -322,11 +335,11 @@ class JsonSchemaReader::Keywords {
     constexpr int kBits[] = {8, 16, 32, 64};
     for (const int bits : kBits) {
       if (name == fmt::format("int{}", bits)) {
-        schema_.format_least = NumberBound{Decimal::Of(std::numeric_limits<int64_t>::min() >> (64 - bits))};
-        schema_.format_most = NumberBound{Decimal::Of(std::numeric_limits<int64_t>::max() >> (64 - bits))};
+        schema_.written_least = NumberBound{Decimal::Of(std::numeric_limits<int64_t>::min() >> (64 - bits))};
+        schema_.written_most = NumberBound{Decimal::Of(std::numeric_limits<int64_t>::max() >> (64 - bits))};
       } else if (name == fmt::format("uint{}", bits)) {
-        schema_.format_least = NumberBound{Decimal::Of(0)};
-        schema_.format_most = NumberBound{Decimal::Of(std::numeric_limits<uint64_t>::max() >> (64 - bits))};
+        schema_.written_least = NumberBound{Decimal::Of(0)};
+        schema_.written_most = NumberBound{Decimal::Of(std::numeric_limits<uint64_t>::max() >> (64 - bits))};
       } else {
         continue;
       }

@@ -73,9 +73,9 @@ struct JsonSchema {
   LengthRange length;
   std::vector<std::shared_ptr<const TextSet>> texts;
 
-  // What a format asks of what is written, though other values may hold too.
-  LengthRange format_length;
-  std::optional<NumberBound> format_least, format_most;
+  // What a format, or a bound beyond all numbers that are read, asks of what is written, though other values may hold too.
+  LengthRange written_length;
+  std::optional<NumberBound> written_least, written_most;
 
   std::vector<SchemaId> prefix;   // of the first items
   std::optional<SchemaId> items;  // of the others

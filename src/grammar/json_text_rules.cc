@@ -162,10 +162,15 @@ JsonTextRules::RuleId JsonTextRules::Budgeted(const CharSet& characters, int64_t
 
 JsonTextRules::RuleId JsonTextRules::Required(const CharSet& characters, int64_t count, RuleId then) {
   if (count > kMaxCountedCharacters) {
-    // The library repeats one character of a set at less cost than a rule; so escapes come only behind these.
-    const CharSet raw = characters & Raw();
-    if (!raw.empty())
-      return grammar_.AddRule({.alternatives = {{Symbol(raw).Repeated(count, count), then}}, .followed_by = kBehindString});
+    // Of what is repeated the library writes out some hundred, and computes which tokens each of these characters allows, but
+    // nothing for a rule: so rules of a few characters are repeated. They have no escapes, which come only behind them.
+    constexpr int64_t kBlock = 20;
+    if (const CharSet raw = characters & Raw(); !raw.empty()) {
+      const RuleId block = grammar_.AddRule({.alternatives = {{Symbol(raw).Repeated(kBlock, kBlock)}}});
+      const int64_t blocks = count / kBlock, rest = count % kBlock;
+      return grammar_.AddRule({.alternatives = {{Symbol(block).Repeated(blocks, blocks), Symbol(raw).Repeated(rest, rest), then}},
+                               .followed_by = kBehindString});
+    }
     Rule one;
     AppendCharacter(characters, "", &one);
     return grammar_.AddRule({.alternatives = {{Symbol(grammar_.AddRule(std::move(one))).Repeated(count, count), then}}});
@@ -196,6 +201,17 @@ JsonTextRules::RuleId JsonTextRules::String(const CharSet& characters, const Len
 }
 
 namespace {
+
+// The same for equal automata alone.
+std::vector<uint32_t> KeyOf(const Automaton& texts) {
+  std::vector<uint32_t> key;
+  for (const Automaton::State& state : texts.states()) {
+    key.insert(key.end(), {state.accepts, static_cast<uint32_t>(state.edges.size())});
+    for (const Automaton::Edge& edge : state.edges)
+      key.insert(key.end(), {edge.first, edge.last, static_cast<uint32_t>(edge.target)});
+  }
+  return key;
+}
 
 // The texts of an automaton in which no more than `most` characters in turn end in a state that does not accept.
 std::optional<Automaton> WithShortDetours(const Automaton& texts, int32_t most) {
@@ -258,34 +274,28 @@ Result<JsonTextRules::RuleId> JsonTextRules::String(const Automaton& texts, cons
 }
 
 JsonTextRules::RuleId JsonTextRules::StatesOf(const Automaton& texts, End end) {
-  std::vector<RuleId> ids;
-  for (size_t i = 0; i < texts.states().size(); ++i) ids.push_back(grammar_.AddRule());
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const Automaton::State& state = texts.states()[i];
-    Rule rule{.followed_by = end == End::kQuote ? kBehindString : kQuote};
-    if (state.accepts) rule.alternatives.push_back(end == End::kQuote ? Sequence{"\""} : Sequence{});
-    std::map<int32_t, std::vector<CharRange>> targets;
-    for (const Automaton::Edge& edge : state.edges) targets[edge.target].push_back({edge.first, edge.last});
-    for (auto& [target, ranges] : targets) AppendCharacter(CharSet(std::move(ranges)), ids[target], &rule);
-    grammar_.Define(ids[i], std::move(rule));
-  }
-  return ids.front();
-}
-
-JsonTextRules::RuleId JsonTextRules::Plain(const Automaton& texts) {
-  if (texts.empty()) return grammar_.AddRule();
+  const auto [made, is_new] = made_states_.try_emplace({KeyOf(texts), end}, RuleId{-1});
+  if (!is_new) return made->second;
   std::vector<RuleId> ids;
   for (size_t i = 0; i < texts.states().size(); ++i) ids.push_back(grammar_.AddRule());
   for (size_t i = 0; i < ids.size(); ++i) {
     const Automaton::State& state = texts.states()[i];
     Rule rule;
-    if (state.accepts) rule.alternatives.push_back({});
+    if (end != End::kPlain) rule.followed_by = end == End::kQuote ? kBehindString : kQuote;
+    if (state.accepts) rule.alternatives.push_back(end == End::kQuote ? Sequence{"\""} : Sequence{});
     std::map<int32_t, std::vector<CharRange>> targets;
     for (const Automaton::Edge& edge : state.edges) targets[edge.target].push_back({edge.first, edge.last});
-    for (auto& [target, ranges] : targets) rule.alternatives.push_back({CharSet(std::move(ranges)), ids[target]});
+    for (auto& [target, ranges] : targets) {
+      CharSet characters(std::move(ranges));
+      if (end == End::kPlain) {
+        rule.alternatives.push_back({std::move(characters), ids[target]});
+      } else {
+        AppendCharacter(characters, ids[target], &rule);
+      }
+    }
     grammar_.Define(ids[i], std::move(rule));
   }
-  return ids.front();
+  return made->second = ids.front();
 }
 
 }  // namespace coppice

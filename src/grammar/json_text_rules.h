@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "coppice/core/status.h"
@@ -36,11 +37,12 @@ class JsonTextRules {
   // One whose value is among `texts`. INVALID_ARGUMENT: characters of the texts would have to be counted, and there are too many.
   Result<RuleId> String(const Automaton& texts, const LengthRange& length);
   // What an automaton over the characters of JSON text accepts: no string.
-  RuleId Plain(const Automaton& texts);
+  RuleId Plain(const Automaton& texts) { return texts.empty() ? grammar_.AddRule() : StatesOf(texts, End::kPlain); }
 
  private:
   // How the text of a string goes on behind some of its characters.
-  enum class End : uint8_t { kQuote, kNothing };  // with the quotation mark, or before it
+  // With the quotation mark, or before it; kPlain: it is no string.
+  enum class End : uint8_t { kQuote, kNothing, kPlain };
 
   // The ways to write one character, each followed by `then`.
   void AppendCharacter(const CharSet& characters, EbnfGrammar::Symbol then, EbnfGrammar::Rule* rule);
@@ -53,6 +55,7 @@ class JsonTextRules {
   // At most `most`: characters of the text, of which a value that is escaped has more than characters of its own.
   RuleId Budgeted(const CharSet& characters, int64_t most);
   RuleId Required(const CharSet& characters, int64_t count, RuleId then);
+  // How the text goes on in each state of an automaton, and that of its first one: once for equal automata.
   RuleId StatesOf(const Automaton& texts, End end);
   RuleId Quoted(RuleId inside);
 
@@ -61,6 +64,7 @@ class JsonTextRules {
   std::array<std::optional<RuleId>, 2> numbers_;
   using Key = std::tuple<std::vector<std::pair<char32_t, char32_t>>, int, int64_t, int64_t>;
   std::map<Key, RuleId> made_;
+  std::map<std::pair<std::vector<uint32_t>, End>, RuleId> made_states_;
 };
 
 }  // namespace coppice

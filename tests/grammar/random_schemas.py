@@ -119,7 +119,7 @@ class Generator:
     def make_string(self, _):
         schema = {"type": "string"}
         if self.chance(0.4):
-            schema["minLength"] = self.random.choice([0, 1, 1, 2, 5, 10])
+            schema["minLength"] = self.random.choice([0, 1, 1, 2, 5, 10, 10, 40, 70])
         if self.chance(0.5):
             schema["maxLength"] = schema.get("minLength", 0) + self.random.choice([0, 1, 2, 3, 7, 20, 40, 60, 500, 100000])
         if self.chance(0.25):
