@@ -30,7 +30,9 @@ namespace xgrammar {
 
 [[noreturn]] void LogFatalImpl(const std::string&, int, const std::string& message) { throw std::runtime_error(message); }
 void LogMessageImpl(const std::string&, int, int, const std::string& message) {
-  if (library_warning.empty()) library_warning = message;
+  // Strings of a schema have budgets of characters (json_text_rules.h), which may run out within an escape: it is finished then.
+  constexpr std::string_view kOfBudgets = "The character budget (max_chars) of a rule was exceeded";
+  if (library_warning.empty() && !message.starts_with(kOfBudgets)) library_warning = message;
 }
 
 }  // namespace xgrammar
@@ -177,13 +179,14 @@ xgrammar::TokenizerInfo MakeTokenizerInfo(const std::vector<std::string>& texts)
   return xgrammar::TokenizerInfo(texts, xgrammar::VocabType::RAW, vocab_size, std::vector<int32_t>{});
 }
 
+// `text`: that of TextToCompile.
 xgrammar::CompiledGrammar CompileText(GrammarKind kind, const std::string& text, xgrammar::GrammarCompiler* compiler) {
   switch (kind) {
-    case GrammarKind::kJson: return compiler->CompileBuiltinJSONGrammar();
-    case GrammarKind::kJsonObject: return compiler->CompileJSONSchema(R"({"type":"object"})", true, {}, {}, /*strict_mode=*/false);
-    case GrammarKind::kJsonSchema: return compiler->CompileJSONSchema(text);
     case GrammarKind::kRegex: return compiler->CompileRegex(text);
     case GrammarKind::kStructuralTag: return compiler->CompileStructuralTag(text);
+    case GrammarKind::kJson:
+    case GrammarKind::kJsonObject:
+    case GrammarKind::kJsonSchema:
     case GrammarKind::kEbnf: break;
   }
   return compiler->CompileGrammar(text);
@@ -202,6 +205,13 @@ Status CompileChecked(GrammarKind kind, const std::string& text, int32_t vocab_s
   return state->FillMask(mask).status();
 }
 
+// What the library compiles of a source: its text, or the grammar of its schema.
+Result<std::string> TextToCompile(const GrammarSource& source) {
+  if (IsOfSchema(source.kind)) return SchemaGrammar(source);
+  COPPICE_RETURN_IF_ERROR(CheckGrammarSource(source));
+  return source.text;
+}
+
 Status Refused(GrammarKind kind, std::string_view why) {
   return InvalidArgument(fmt::format("the {} cannot be used: {}", Name(kind), why));
 }
@@ -212,11 +222,11 @@ class LocalCompiler final : public XGrammarCompiler {
       : texts_(std::move(texts)), vocab_size_(static_cast<int32_t>(texts_.size())) {}
 
   Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source, std::stop_token) override {
-    COPPICE_RETURN_IF_ERROR(CheckGrammarSource(source));
+    COPPICE_ASSIGN_OR_RETURN(const std::string text, TextToCompile(source));
     const std::lock_guard lock(mutex_);
     if (!compiler_) compiler_.emplace(MakeTokenizerInfo(texts_), /*max_threads=*/1, /*cache_enabled=*/true, kCacheBytes);
     std::optional<xgrammar::CompiledGrammar> compiled;
-    const Status status = CompileChecked(source.kind, source.text, vocab_size_, &*compiler_, &compiled);
+    const Status status = CompileChecked(source.kind, text, vocab_size_, &*compiler_, &compiled);
     if (!status.ok()) {
       compiler_->ClearCache();  // which does not know what was warned of
       return Refused(source.kind, status.message());
@@ -263,7 +273,7 @@ class CompileWork final : public ForkedWork {
     const std::vector<std::string> texts = SplitTexts(data);
     vocab_size_ = static_cast<int32_t>(texts.size());
     compiler_.emplace(MakeTokenizerInfo(texts), /*max_threads=*/1, /*cache_enabled=*/true, kCacheBytes);
-    (void)compiler_->CompileBuiltinJSONGrammar();  // whose strings and numbers are those of schemas
+    (void)compiler_->CompileGrammar(SchemaGrammar({GrammarKind::kJsonObject, {}}).value());  // often asked for
   }
   std::string Run(std::string_view input) override {
     const auto kind = static_cast<GrammarKind>(input.front());
@@ -288,9 +298,9 @@ class ForkedCompiler final : public XGrammarCompiler {
       : vocab_size_(static_cast<int32_t>(texts.size())), process_(std::move(process)), texts_(std::move(texts)) {}
 
   Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source, std::stop_token stop) override {
-    COPPICE_RETURN_IF_ERROR(CheckGrammarSource(source));
+    COPPICE_ASSIGN_OR_RETURN(const std::string text, TextToCompile(source));
     COPPICE_RETURN_IF_ERROR(Prepare());
-    const Result<std::string> answer = process_->Run(static_cast<char>(source.kind) + source.text, std::move(stop));
+    const Result<std::string> answer = process_->Run(static_cast<char>(source.kind) + text, std::move(stop));
     if (!answer.ok()) return Explain(source.kind, answer.status());
     const std::string_view rest = std::string_view(*answer).substr(1);
     if (answer->front() == kRefused) return Refused(source.kind, rest);

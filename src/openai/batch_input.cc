@@ -108,7 +108,17 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     }
     tools.emplace(*std::move(ordered));
   }
-  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &**tools : nullptr);
+  std::string schema;
+  if (body->is_object() && body->contains("response_format")) {
+    Result<std::string> ordered = ResponseSchemaInOrder(text, kBodyPath);
+    if (!ordered.ok()) {
+      line_error->id = std::move(id);
+      return fail(InvalidArgument("response_format: " + ordered.status().message()), "response_format");
+    }
+    schema = *std::move(ordered);
+  }
+  std::optional<OpenAiRequest> request =
+      parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &**tools : nullptr, schema);
   if (!request) {
     line_error->id = std::move(id);
     return fail(std::move(body_error.status), std::move(body_error.param));

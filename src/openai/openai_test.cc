@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -176,7 +178,8 @@ TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
            {R"("response_format": {"type": "json_schema"})", "response_format", "expected an object whose type is"},
            {R"("response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}})", "response_format.json_schema.x",
             "x"},
-           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format", "a JSON array"},
+           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format",
+            "expected a JSON schema"},
            {R"("regex": "(")", "regex", "the regex cannot be used"},
            {R"("regex": "((a{0,1000}){0,1000}){0,1000}")", "regex", "regex: the regex has about 1001001000 states"},
            {R"("regex": 5)", "regex", "expected a string"},
@@ -582,6 +585,33 @@ TEST(OpenAiResponseTest, Errors) {
   EXPECT_EQ(HttpStatus(Internal("")), 500);
   EXPECT_EQ(HttpStatus(DeadlineExceeded("")), 408);
   EXPECT_TRUE(json(ErrorBody(Internal(""), ""))["error"]["param"].is_null());
+}
+
+TEST_F(OpenAiRequestTest, MembersOfAnAnswerComeInTheOrderOfTheSchemasText) {
+  if (GrammarCompiler::Create(tokenizer_, 256).status().code() == StatusCode::kUnimplemented) GTEST_SKIP() << "no XGrammar";
+  const OpenAiRequestParser parser(&tokenizer_, kContext, OkStatus(), /*vocab_size=*/256);
+  const auto accepts = [](const OpenAiRequest& parsed, std::string_view text) {
+    const std::unique_ptr<ConstraintState> state = parsed.request.constraint->Begin();
+    return std::ranges::all_of(text, [&](char c) { return state->Accept(c).ok(); });
+  };
+  const std::string body =
+      R"({"prompt": "a", "response_format": {"json_schema": {"schema": {"type": "object", "properties": {"steps": {"type": "object",
+          "properties": {"z": {"const": 1}, "b": {"const": 2}}, "required": ["b", "z"]}, "answer": {"const": 3}},
+          "required": ["answer", "steps"]}}, "type": "json_schema"}})";
+  const std::string schema = ResponseSchemaInOrder(body).value();
+  BodyError body_error;
+  BatchErrors::Error line_error;
+  const std::optional<OpenAiRequest> parsed =
+      parser.Parse(Endpoint::kCompletions, json::parse(body), &body_error, {}, nullptr, schema);
+  const std::optional<BatchLine> line = ParseBatchLine(
+      R"({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": )" + body + "}", 1, parser, &line_error);
+  ASSERT_TRUE(parsed) << body_error.status.message();
+  ASSERT_TRUE(line) << line_error.status.message();
+  for (const OpenAiRequest& request : {*parsed, line->request}) {
+    EXPECT_TRUE(accepts(request, R"({"steps":{"z":1,"b":2},"answer":3})"));
+    EXPECT_FALSE(accepts(request, R"({"answer":3)"));
+    EXPECT_FALSE(accepts(request, R"({"steps":{"b":2)"));
+  }
 }
 
 TEST_F(OpenAiRequestTest, ABatchLineWithoutASeedDrawsByItsId) {

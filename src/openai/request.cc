@@ -47,8 +47,8 @@ void TakeLogitBias(FieldReader& fields, SamplingParams* sampling) {
   }
 }
 
-// OpenAI's response_format. Nothing for text.
-std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
+// OpenAI's response_format; `in_order`: its schema in the order of the text, if that is known. Nothing for text.
+std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields, const std::string& in_order) {
   constexpr const char* kName = "response_format";
   constexpr std::string_view kExpected =
       "an object whose type is text, json_object or json_schema, this one with json_schema.schema";
@@ -59,7 +59,7 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
   std::string name, description;
   bool strict = true;
   if (type == "json_schema" && value->value("json_schema", json()).is_object()) {
-    FieldReader parts((*value)["json_schema"]);
+    FieldReader parts = fields.Inner((*value)["json_schema"], "response_format.json_schema");
     schema = parts.Find("schema");
     parts.Take("name", &name);
     parts.Take("description", &description);
@@ -76,11 +76,11 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
   }
   if (type == "text") return std::nullopt;
   if (type == "json_object") return GrammarSource{GrammarKind::kJsonObject, {}};
-  return GrammarSource{GrammarKind::kJsonSchema, schema->dump(-1, ' ', false, json::error_handler_t::replace)};
+  return GrammarSource{GrammarKind::kJsonSchema, in_order.empty() ? DumpJson(ordered_json(*schema)) : in_order};
 }
 
 // At most one of response_format and the extensions regex and grammar.
-std::optional<OutputForm> TakeOutputForm(FieldReader& fields) {
+std::optional<OutputForm> TakeOutputForm(FieldReader& fields, const std::string& schema) {
   std::optional<OutputForm> taken;
   const auto add = [&](const char* field, std::optional<GrammarSource> source) {
     if (!source) return;
@@ -89,7 +89,7 @@ std::optional<OutputForm> TakeOutputForm(FieldReader& fields) {
                   InvalidArgument(fmt::format("{} and {} both say what the output looks like; keep one", taken->field, field)));
     taken = OutputForm{field, *std::move(source)};
   };
-  add("response_format", TakeResponseFormat(fields));
+  add("response_format", TakeResponseFormat(fields, schema));
   for (const auto& [field, kind] : {std::pair("regex", GrammarKind::kRegex), std::pair("grammar", GrammarKind::kEbnf)}) {
     std::optional<std::string> text;
     fields.Take(field, &text);
@@ -258,6 +258,13 @@ Result<ordered_json> ToolsInOrder(std::string_view text, std::span<const std::st
   return ParseOrderedJson(text, whole);
 }
 
+Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path) {
+  std::vector<std::string_view> whole(path.begin(), path.end());
+  whole.insert(whole.end(), {"response_format", "json_schema", "schema"});
+  COPPICE_ASSIGN_OR_RETURN(ordered_json schema, ParseOrderedJson(text, whole));
+  return schema.is_null() ? std::string() : DumpJson(std::move(schema));
+}
+
 Result<Endpoint> ParseUrl(std::string_view url) {
   for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
     if (url == Url(endpoint)) return endpoint;
@@ -324,8 +331,9 @@ OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max
       tool_call_format_(tokenizer ? ToolCallFormatOf(ToolTemplateOf(tokenizer->info()), *tokenizer) : std::nullopt) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error,
-                                                        const FindNamedPrefix& find_prefix, const ordered_json* tools) const {
-  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix, tools);
+                                                        const FindNamedPrefix& find_prefix, const ordered_json* tools,
+                                                        const std::string& schema) const {
+  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix, tools, schema);
   if (!list) return std::nullopt;
   if (list->size() > 1) {
     *error = {InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", list->size())),
@@ -337,7 +345,8 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
 
 std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoint endpoint, const json& body, BodyError* error,
                                                                          const FindNamedPrefix& find_prefix,
-                                                                         const ordered_json* ordered_tools) const {
+                                                                         const ordered_json* ordered_tools,
+                                                                         const std::string& schema) const {
   if (!body.is_object()) return RefuseBody(body, error);
   OpenAiRequest parsed{.endpoint = endpoint};
   std::vector<Prompt> prompts;
@@ -374,7 +383,7 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
       fields.Expect("top_logprobs", parsed.request.top_logprobs, "0 or absent where logprobs is not true");
   }
   std::string begun;
-  SetOutput(fields, tools, &parsed, &begun);
+  SetOutput(fields, tools, schema, &parsed, &begun);
   if (!prompts.empty() && prompts.front().text) *prompts.front().text += begun;  // of a chat, which has one
   if (parsed.vote && prompts.size() > 1)
     fields.Expect("vote", *parsed.vote, fmt::format("one prompt to vote on, not {}; send a request for each", prompts.size()));
@@ -389,8 +398,9 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   return list;
 }
 
-void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const {
-  std::optional<OutputForm> output = TakeOutputForm(fields);
+void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, const std::string& schema, OpenAiRequest* parsed,
+                                    std::string* begun) const {
+  std::optional<OutputForm> output = TakeOutputForm(fields, schema);
   if (!fields.ok()) return;
   if (tools.used()) {
     BodyError error;

@@ -88,6 +88,8 @@ std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, 
 // The field `tools` of a body's text, its members in their order, for Parse; `path`: where the body lies in the text. null: there
 // is none. INVALID_ARGUMENT where an object in it has too many members.
 Result<nlohmann::ordered_json> ToolsInOrder(std::string_view text, std::span<const std::string_view> path = {});
+// The schema of `response_format`, likewise, and its text: members of an answer come in its order. Empty: there is none.
+Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path = {});
 
 // What bodies leave open.
 struct RequestRules {
@@ -110,13 +112,16 @@ class OpenAiRequestParser {
   // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. What bounds the output is
   // measured and not compiled. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix`
   // knows what `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in
-  // the order of the text (ToolsInOrder), which the model sees; null: they come in the order of `body`.
+  // the order of the text (ToolsInOrder), which the model sees; null: they come in the order of `body`. `schema`: likewise, that
+  // of ResponseSchemaInOrder.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
-                                     const FindNamedPrefix& find_prefix = {}, const nlohmann::ordered_json* tools = nullptr) const;
+                                     const FindNamedPrefix& find_prefix = {}, const nlohmann::ordered_json* tools = nullptr,
+                                     const std::string& schema = {}) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
   std::optional<std::vector<OpenAiRequest>> ParseList(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
                                                       const FindNamedPrefix& find_prefix = {},
-                                                      const nlohmann::ordered_json* tools = nullptr) const;
+                                                      const nlohmann::ordered_json* tools = nullptr,
+                                                      const std::string& schema = {}) const;
   // Token ids of the parsed prompt. INVALID_ARGUMENT where its text is more than a context can take.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   const PromptBounds& bounds() const { return bounds_; }
@@ -135,7 +140,8 @@ class OpenAiRequestParser {
   std::optional<ChatPrompt> RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
                                            const ChatFields& chat, BodyError* error) const;
   // Notes what bounds the output, and how calls of `tools` are told from it.
-  void SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const;
+  void SetOutput(FieldReader& fields, const ToolFields& tools, const std::string& schema, OpenAiRequest* parsed,
+                 std::string* begun) const;
 
   const Tokenizer* tokenizer_;
   Status no_tokenizer_;

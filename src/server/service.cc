@@ -54,6 +54,7 @@ uint64_t RandomSeed() {
 struct Service::JsonBody {
   DismantledJson<nlohmann::json> json;
   std::optional<DismantledJson<ordered_json>> tools;
+  std::string schema;  // of response_format, in the order of the text
 
   const ordered_json* tools_or_null() const { return tools ? &**tools : nullptr; }
 };
@@ -66,7 +67,16 @@ std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& 
     return std::nullopt;
   }
   JsonBody taken = {.json = DismantledJson(*std::move(body))};
-  if (tools == Tools::kUnordered || !taken.json->is_object() || !taken.json->contains("tools")) return taken;
+  if (tools == Tools::kUnordered || !taken.json->is_object()) return taken;
+  if (taken.json->contains("response_format")) {
+    Result<std::string> schema = openai::ResponseSchemaInOrder(text);
+    if (!schema.ok()) {
+      Answer(call, ErrorResponse(InvalidArgument("response_format: " + schema.status().message()), "response_format"));
+      return std::nullopt;
+    }
+    taken.schema = *std::move(schema);
+  }
+  if (!taken.json->contains("tools")) return taken;
   Result<ordered_json> in_order = openai::ToolsInOrder(text);
   if (!in_order.ok()) {
     Answer(call, ErrorResponse(InvalidArgument("tools: " + in_order.status().message()), "tools"));
@@ -353,7 +363,7 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   if (!body) return;
   openai::BodyError error;
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
-      parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null());
+      parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null(), body->schema);
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
   if (!prompts->empty()) TellIgnored(call, prompts->front().ignored_fields);
   int64_t samples = 0;
