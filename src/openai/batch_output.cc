@@ -31,7 +31,7 @@ constexpr int64_t kErrorsTold = 10;  // on stderr; all are in the file
 constexpr std::string_view kResultBegin = R"({"id":)";  // of every line that we write
 
 // The key of a result, as text; nothing where the line is none.
-std::optional<std::string> KeyOf(const ordered_json& line, const OutputForm& form) {
+std::optional<std::string> KeyOf(const ordered_json& line, const ResultForm& form) {
   const std::string name(form.key);
   if (!line.is_object() || !line.contains("id") || !line["id"].is_string() || !line.contains(name)) return std::nullopt;
   const ordered_json& key = line[name];
@@ -76,7 +76,7 @@ Result<EarlierErrors> ReadErrors(const std::string& resolved, const std::string&
 
 }  // namespace
 
-Result<BatchOutput> BatchOutput::Open(const std::string& path, const OutputForm& form) {
+Result<BatchOutput> BatchOutput::Open(const std::string& path, const ResultForm& form) {
   BatchOutput output;
   COPPICE_ASSIGN_OR_RETURN(output.path_, ResolveOutput(path));
   output.file_ = FileDescriptor(open(output.path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
