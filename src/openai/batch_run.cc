@@ -104,7 +104,7 @@ Result<bool> BatchRun::Begin(size_t index, std::shared_ptr<Active>* begun) {
 }
 
 std::optional<Result<std::shared_ptr<const TokenConstraint>>> BatchRun::Compile(const GrammarSource& source) {
-  if (!options_.compile) return Unimplemented("outputs of this batch are free");
+  if (!options_.compile) return Unimplemented("no output can be constrained here");
   auto compiled = options_.compile(source, [finished = finished_] {
     const std::lock_guard lock(finished->mutex);
     finished->woken = true;

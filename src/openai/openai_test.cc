@@ -189,8 +189,8 @@ TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
     EXPECT_EQ(error.param, param) << fields;
     EXPECT_THAT(error.status.message(), HasSubstr(message)) << fields;
   }
-  EXPECT_THAT(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"regex", "a"}}).status.message(),
-              HasSubstr("no text to constrain"));
+  EXPECT_FALSE(OpenAiRequestParser(nullptr, kContext).Parse(Endpoint::kCompletions, {{"prompt", {5}}, {"regex", "a"}}, &error));
+  EXPECT_THAT(error.status.message(), HasSubstr("no text to constrain"));
 }
 
 TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsTold) {
