@@ -88,6 +88,7 @@ void MetricsRecorder::CountTime(double seconds) {
   const double prefill = step_.prefill_rows > 0 ? seconds : edit_seconds_;
   totals_.prefill_seconds += prefill;
   totals_.decode_seconds += seconds - prefill;
+  if (step_.prefill_rows > 0 && step_.decode_rows > 0) ++totals_.hybrid_steps, totals_.hybrid_seconds += seconds;
   totals_.plan_seconds += step_.plan_seconds;
   totals_.forward_seconds += step_.forward_seconds;
   totals_.sample_seconds += step_.sample_seconds;

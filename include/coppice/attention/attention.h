@@ -17,6 +17,7 @@
 #include <string>
 
 #include "coppice/core/executor.h"
+#include "coppice/core/kind_order.h"
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 
@@ -152,6 +153,7 @@ enum class SharePolicy : uint8_t { kTree, kOneLevel, kStore };
 struct PlannerOptions {
   SharePolicy policy = SharePolicy::kTree;
   bool force_sharing = false;  // kTree, kOneLevel: share wherever the tree allows, whatever the cost model says (tests, baselines)
+  KindOrder kinds = KindOrder::kAuto;
   int32_t lookahead_tokens = 64;   // leaf growth laid out ahead, at most 2^20: Update is free for that many one-token steps
   std::string machine_model_path;  // JSON of `coppice bench calibrate`; empty: shipped constants for the device at hand
 };
@@ -210,7 +212,8 @@ class AttentionPlan {
   // Copies what changed (plan, lengths, page rows) to the device, outside any graph capture. CPU: nothing to do. On `stream` it
   // comes after launches of the image that it writes: of the last Upload, or with two device images of the one before the last.
   virtual Status Upload(Stream stream = nullptr) = 0;
-  // The image that Run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles. A graph serves one.
+  // The image that Run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles; with
+  // KindOrder::kTwoLaunches eight times that of the second launch more. A graph serves one.
   virtual int32_t DeviceImage() const = 0;
 
   // One attention layer, all queries. Asynchronous on `stream` (CUDA) or done on return (CPU: OUT_OF_RANGE for a page not in kv).
@@ -220,7 +223,7 @@ class AttentionPlan {
   virtual PlanStats Stats() const = 0;
   // The tree, each decision and its reason, bytes and FLOPs with and without sharing, predicted time.
   virtual std::string Explain() const = 0;
-  // Forest, spec, options and plan as JSON, for `coppice inspect plan --replay`.
+  // Forest, spec, options and plan as JSON, for `coppice inspect plan --replay`; of two launches, that of the second.
   virtual std::string Dump() const = 0;
 
  private:

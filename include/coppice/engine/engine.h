@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "coppice/core/kind_order.h"
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "coppice/engine/model_info.h"
@@ -206,6 +207,7 @@ struct EngineOptions {
   WeightForm weights = WeightForm::kFastest;
   SharingMode sharing = SharingMode::kTree;
   bool force_sharing = false;           // share wherever the tree allows, whatever the cost model says
+  KindOrder kinds = KindOrder::kAuto;   // others than kAuto are baselines
   int32_t page_size = 16;               // tokens per page, 1..256
   int64_t kv_cache_bytes = 0;           // 0: enough for max_running full-length requests, at most half of the free memory (CPU) or
                                         // what gpu_memory_utilization leaves beside the weights
@@ -298,6 +300,8 @@ struct EngineMetrics {
   int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
   double prefill_seconds = 0, decode_seconds = 0;  // wall time of steps with and without prefill rows; page copies: prefill
+  int64_t hybrid_steps = 0;                        // with rows of both kinds
+  double hybrid_seconds = 0;                       // part of prefill_seconds
   int64_t rows = 0, grouped_rows = 0;              // rows of attention; those that shared a read with another sample's
   // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit);
   // tokens to text with the callers' on_event, which is not part of a step's seconds.
