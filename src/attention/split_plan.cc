@@ -15,6 +15,7 @@ PlanStats Sum(PlanStats sum, const PlanStats& other) {
   sum.kv_tokens_read_unshared += other.kv_tokens_read_unshared;
   sum.kv_bytes_read += other.kv_bytes_read;
   sum.kv_bytes_read_unshared += other.kv_bytes_read_unshared;
+  sum.kv_bytes_distinct += other.kv_bytes_distinct;
   sum.flops += other.flops;
   sum.state_bytes += other.state_bytes;
   sum.num_items += other.num_items;

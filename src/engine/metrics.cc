@@ -63,11 +63,13 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   totals_.grouped_rows += step_.grouped_rows;
   totals_.kv_bytes_read += step_.kv_bytes_read;
   totals_.kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+  totals_.kv_bytes_distinct += stats.kv_bytes_distinct;
   if (step_.prefill_rows > 0) return;
   ++totals_.decode_steps;
   totals_.decode_graph_steps += step_.ran_as_graph;
   totals_.decode_kv_bytes_read += step_.kv_bytes_read;
   totals_.decode_kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+  totals_.decode_kv_bytes_distinct += stats.kv_bytes_distinct;
 }
 
 void MetricsRecorder::CountMemory(const KvCache::Usage& usage) {

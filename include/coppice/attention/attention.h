@@ -164,8 +164,11 @@ struct PlanStats {
   int64_t kv_tokens_read = 0;                             // sum over items of tokens in range, each page row read once per item
   int64_t kv_tokens_read_unshared = 0;                    // the same of a plan under kStore, whose items read one branch each
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // tokens x 2 x num_kv_heads x head_dim x element size
-  int64_t flops = 0;                                      // 4 x head_dim per visible (row, token) pair
-  int64_t state_bytes = 0;                                // partial states written + read
+  // Each token of the forest that a query sees, once (Bifurcated Attention, equation 6): the least that memory gives. What is read
+  // counts once for each block of rows, which caches give for the most part.
+  int64_t kv_bytes_distinct = 0;
+  int64_t flops = 0;        // 4 x head_dim per visible (row, token) pair
+  int64_t state_bytes = 0;  // partial states written + read
   int32_t num_items = 0, num_merge_sets = 0, num_contributions = 0, shared_nodes = 0, absorbed_nodes = 0;
   double predicted_ns = 0;
   // Work of the last Update that replanned: what an incremental edit touched.

@@ -296,6 +296,8 @@ struct EngineMetrics {
   int64_t merged_pages = 0;  // pages given back because running samples had generated the same text
   // KV traffic of attention over all steps and layers, counted by the plan; "unshared": what `none` and `store` would read.
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  // Each token once a step and layer (Bifurcated Attention, equation 6), where kv_bytes_read has it once for each block of rows.
+  int64_t kv_bytes_distinct = 0, decode_kv_bytes_distinct = 0;
   int64_t decode_steps = 0, decode_graph_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
   int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses

@@ -175,6 +175,7 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
           {"prefill_tokens_per_second", median("prefill_tokens_per_second")},
           {"peak_rss_bytes", median("peak_rss_bytes")},
           {"kv_bytes_read_per_step", runs.front()["kv_bytes_read_per_step"]},
+          {"kv_bytes_distinct_per_step", runs.front()["kv_bytes_distinct_per_step"]},
           {"kv_bytes_stored", runs.front()["kv_bytes_stored"]},
           {"steps", runs.front()["steps"]},
           {"decode_steps", runs.front()["decode_steps"]},

@@ -88,7 +88,8 @@ Result<std::vector<System>> Servers(const BenchLoadOptions& options) {
     if (target.model.empty()) {
       COPPICE_ASSIGN_OR_RETURN(target.model, FirstModel(target.url, target.api_key));
     }
-    systems.push_back({ordered_json::object({{"server", url}}), [target](std::span<const WorkloadRequest> requests, const LoadSchedule& schedule) {
+    systems.push_back({ordered_json::object({{"server", url}}),
+                       [target](std::span<const WorkloadRequest> requests, const LoadSchedule& schedule) {
                          return RunHttpLoad(target, requests, schedule);
                        }});
   }

@@ -150,6 +150,7 @@ std::string DecodeReportCsv(const ordered_json& rows) {
                                         "prefill_tokens_per_second",
                                         "peak_rss_bytes",
                                         "kv_bytes_read_per_step",
+                                        "kv_bytes_distinct_per_step",
                                         "kv_bytes_stored",
                                         "steps",
                                         "decode_steps",

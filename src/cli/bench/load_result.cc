@@ -48,6 +48,7 @@ void AppendEngine(const EngineFigures& engine, ordered_json* json) {
                 {"graph_steps", metrics.graph_steps},
                 {"device_idle_seconds", metrics.device_idle_seconds},
                 {"kv_bytes_read", metrics.kv_bytes_read},
+                {"kv_bytes_distinct", metrics.kv_bytes_distinct},
                 {"kv_bytes_saved", std::max<int64_t>(0, metrics.kv_bytes_read_unshared - metrics.kv_bytes_read)},
                 {"kv_bytes_stored", metrics.kv_bytes_stored},
                 {"kv_bytes_stored_unshared", metrics.kv_bytes_stored_unshared},
