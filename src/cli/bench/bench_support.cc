@@ -59,19 +59,6 @@ Result<std::vector<T>> ParseList(std::string_view text, F&& parse) {
   }
 }
 
-struct BenchWeights {
-  WeightForm form = WeightForm::kFastest;
-  bool random = false;
-};
-
-Result<BenchWeights> ParseBenchWeights(std::string_view text) {
-  if (text == "random") return BenchWeights{.random = true};
-  const Result<WeightForm> form = ParseWeightForm(text);
-  if (!form.ok())
-    return InvalidArgument(fmt::format("'{}' is no form of weights; expected fastest, stored, bf16, f32 or random", text));
-  return BenchWeights{.form = *form};
-}
-
 // Hands over what a child measured: its pipe has an object a line, of which the last one says how it ended.
 Status TakeFromChild(int pipe, const TakeMeasured& take) {
   constexpr int kMilliseconds = 100;  // until an interruption that came just before the wait is noticed
@@ -164,16 +151,7 @@ std::vector<std::string> DistinctModes(const ordered_json& rows) {
 }
 
 void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config) {
-  command.remove_option(command.get_option("--weights"));
-  command.add_option_function<std::string>(
-      "--weights",
-      [&engine](const std::string& text) {
-        const Result<BenchWeights> weights = ParseBenchWeights(text);
-        if (!weights.ok()) throw CLI::ValidationError("--weights", weights.status().message());
-        engine.weights = weights->form;
-        engine.random_weights = weights->random;
-      },
-      "fastest (default), stored, bf16 or f32: those of --model, as in coppice run; random: of the shape that --config says, bf16");
+  AddRandomWeights(command, engine, "--model, as in coppice run; random: of the shape that --config says, bf16");
   command.add_option("--config", config, "A model's config.json, for --weights random")->check(NotEmpty());
 }
 
