@@ -11,7 +11,9 @@
 #include <string>
 #include <utility>
 
+#include "cli/batch_files.h"
 #include "cli/interrupt.h"
+#include "cli/model_notes.h"
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
 #include "cli/read_file.h"
@@ -20,6 +22,7 @@
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
@@ -46,6 +49,7 @@ struct BatchOptions {
   EngineOptions engine;
   std::string input, output, errors, prefixes;
   int32_t queue = 64;
+  openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
   bool verbose = false;
 };
 
@@ -139,19 +143,25 @@ std::string Summary(const BatchOptions& options, const BatchCounts& counts, cons
 }
 
 Status CheckFiles(const BatchOptions& options) {
-  const std::pair<const char*, const std::string*> files[] = {{"the input", &options.input},
-                                                              {"the output", &options.output},
-                                                              {"--errors", &options.errors},
-                                                              {"--prefixes", &options.prefixes}};
-  for (size_t a = 0; a < std::size(files); ++a) {
-    for (size_t b = a + 1; b < std::size(files); ++b) {
-      std::error_code ignored;
-      if (*files[a].second == *files[b].second || std::filesystem::equivalent(*files[a].second, *files[b].second, ignored))
-        return InvalidArgument(
-            fmt::format("{} and {} are the same file {}; give two", files[a].first, files[b].first, *files[a].second));
-    }
+  for (const std::string* const path : {&options.input, &options.output}) {
+    if (*path == "-")
+      return InvalidArgument(
+          fmt::format("the {} is -, expected a file: the same command goes on with a job that was killed, so it reads both again",
+                      path == &options.input ? "input" : "output"));
   }
-  return OkStatus();
+  return CheckDifferentFiles({{"the input", options.input},
+                              {"the output", options.output},
+                              {"--errors", options.errors},
+                              {"--prefixes", options.prefixes}});
+}
+
+// Here, as the grammars are the user's own. `*compiler` is made when it is needed, and keeps them.
+Result<std::shared_ptr<const TokenConstraint>> Compile(const Engine& engine, const GrammarSource& source,
+                                                       std::unique_ptr<GrammarCompiler>* compiler) {
+  if (!*compiler) {
+    COPPICE_ASSIGN_OR_RETURN(*compiler, GrammarCompiler::Create(*engine.tokenizer(), engine.model_info().vocab_size));
+  }
+  return (*compiler)->Compile(source);
 }
 
 Result<ExitCode> Batch(BatchOptions options) {
@@ -164,12 +174,13 @@ Result<ExitCode> Batch(BatchOptions options) {
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  TellNotes(*engine);
   const int32_t model_context = engine->model_info().context_length;
   const Status has_text = engine->tokenizer_status();
   if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
     spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));
   OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
-                             has_text, engine->model_info().vocab_size);
+                             has_text, engine->model_info().vocab_size, {.unknown_fields = options.unknown_fields});
   if (!options.prefixes.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.prefixes, "--prefixes"));
     COPPICE_ASSIGN_OR_RETURN(openai::FindNamedPrefix prefixes, openai::ParsePrefixesByName(text, options.prefixes, parser));
@@ -186,10 +197,12 @@ Result<ExitCode> Batch(BatchOptions options) {
   const size_t sharing = options.engine.sharing == SharingMode::kNone || input.has_salts() ? 0 : input.jobs().size();
   JobPrefixes prefixes(*engine, options.engine.page_size, folder, sharing,
                        [&](size_t job) { return input.Tokens(input.jobs()[job]); });
+  std::unique_ptr<GrammarCompiler> compiler;
   BatchRun run(engine.get(), &input, &parser,
                {.model = std::filesystem::path(options.engine.model_path).filename().string(),
                 .max_waiting = options.queue,
-                .careful = folder.was_there()},
+                .careful = folder.was_there(),
+                .compile = [&](const GrammarSource& source, const auto&) { return Compile(*engine, source, &compiler); }},
                &prefixes, &output, &errors);
   COPPICE_RETURN_IF_ERROR(BatchLoop(*engine, &run, &prefixes, &output).Run());
   const BatchCounts& counts = run.counts();
@@ -220,6 +233,10 @@ Command AddBatchCommand(CLI::App& app) {
   command->add_option("--queue", options->queue, "Requests that wait in the engine at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
+                                   "Fields of requests that are not known and would change no answer: ignore (told on stderr), or "
+                                   "refuse")
+      ->default_str("ignore");
   command->add_flag("-v,--verbose", options->verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options->engine);
   return {command, [options] {

@@ -17,7 +17,14 @@ Result<std::string> ReadPipedPrompt() {
   return ReadStandardInput();
 }
 
-Result<std::string> RenderPrompt(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
+// Editors and shells end a file with a line break that is no part of what was written.
+void DropFinalNewline(std::string* text) {
+  if (!text->ends_with('\n')) return;
+  text->pop_back();
+  if (text->ends_with('\r')) text->pop_back();
+}
+
+Result<ChatPrompt> RenderPrompt(const std::string& user, const std::optional<std::string>& system, const Tokenizer& tokenizer) {
   if (tokenizer.info().chat_template.empty()) return InvalidArgument("the model has no chat template; leave --chat out");
   std::vector<ChatMessage> messages;
   if (system) messages.push_back({"system", *system});
@@ -36,6 +43,7 @@ Result<std::optional<std::string>> ReadPromptText(const RunOptions& options) {
                              : options.prompt_file ? ReadFile(*options.prompt_file, "--prompt-file")
                                                    : ReadPipedPrompt();
   if (!text.ok()) return text.status();
+  if (!options.prompt && !options.keep_newline) DropFinalNewline(&*text);
   if (text->empty()) {
     return InvalidArgument(fmt::format("the prompt is empty{}; expected at least one character",
                                        options.prompt_file ? " (file " + *options.prompt_file + ")"
@@ -50,9 +58,8 @@ Result<std::vector<int32_t>> EncodePrompt(const RunOptions& options, const std::
   if (!text) return *options.prompt_ids;
   if (tokenizer == nullptr) return InvalidArgument("the model has no tokenizer; give the prompt as --prompt-ids 1,2,3");
   if (!options.chat) return tokenizer->Encode(*text);
-  COPPICE_ASSIGN_OR_RETURN(const std::string rendered, RenderPrompt(*text, options.system, *tokenizer));
-  // The template writes the beginning-of-text token itself.
-  return tokenizer->Encode(rendered, {.add_special = false, .parse_special = true});
+  COPPICE_ASSIGN_OR_RETURN(const ChatPrompt chat, RenderPrompt(*text, options.system, *tokenizer));
+  return tokenizer->Encode(chat);
 }
 
 }  // namespace coppice::cli

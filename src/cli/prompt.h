@@ -16,7 +16,8 @@ class Tokenizer;
 
 namespace coppice::cli {
 
-// The text of --prompt, --prompt-file or stdin; nullopt with --prompt-ids. Errors: a file that cannot be read, an empty prompt,
+// The text of --prompt, --prompt-file or stdin, the latter two without a final line break unless it is to be kept; nullopt with
+// --prompt-ids. Errors: a file that cannot be read, an empty prompt,
 // stdin a terminal. Called before the model is loaded, so that such mistakes show at once.
 Result<std::optional<std::string>> ReadPromptText(const RunOptions& options);
 

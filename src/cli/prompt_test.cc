@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "tokenizer/tokenizer.h"
@@ -50,7 +51,25 @@ TEST(ReadPromptText, TextFileAndIds) {
 
   const std::string path = ::testing::TempDir() + "prompt.txt";
   std::ofstream(path, std::ios::binary) << "line\r\nend\n";
-  EXPECT_EQ(**ReadPromptText(File(path)), "line\r\nend\n");
+  EXPECT_EQ(**ReadPromptText(File(path)), "line\r\nend");
+}
+
+// One line break at the end, of Unix or of Windows, and only that of a file.
+TEST(ReadPromptText, FinalNewlines) {
+  const std::string path = ::testing::TempDir() + "prompt.txt";
+  const std::pair<const char*, const char*> cases[] = {{"a", "a"},       {"a\n", "a"},           {"a\r\n", "a"},
+                                                       {"a\n\n", "a\n"}, {"a\r\n\r\n", "a\r\n"}, {"\na", "\na"},
+                                                       {"a \n", "a "},   {"a\r", "a\r"}};
+  for (const auto& [text, prompt] : cases) {
+    std::ofstream(path, std::ios::binary) << text;
+    RunOptions options = File(path);
+    EXPECT_EQ(**ReadPromptText(options), prompt);
+    options.keep_newline = true;
+    EXPECT_EQ(**ReadPromptText(options), text);
+    EXPECT_EQ(**ReadPromptText(Text(text)), text);
+  }
+  std::ofstream(path, std::ios::binary) << "\n";
+  EXPECT_THAT(ReadPromptText(File(path)).status().message(), HasSubstr("the prompt is empty"));
 }
 
 TEST(ReadPromptText, ErrorsSayWhatToDo) {

@@ -30,11 +30,16 @@ Result<std::string> ReadAll(std::FILE* file, const std::string& name, std::strin
 }  // namespace
 
 Result<std::string> ReadFile(const std::string& path, std::string_view option) {
+  if (path == "-") {
+    if (std::feof(stdin))
+      return InvalidArgument(fmt::format("{} is - (standard input), which was read already; give a file", option));
+    return ReadAll(stdin, "standard input", option);
+  }
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) return NotFound(fmt::format("cannot read {}: {}; check {}", path, std::strerror(errno), option));
   return ReadAll(file.get(), path, option);
 }
 
-Result<std::string> ReadStandardInput() { return ReadAll(stdin, "standard input", "what is piped in"); }
+Result<std::string> ReadStandardInput() { return ReadFile("-", "what is piped in"); }
 
 }  // namespace coppice::cli

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cli/parsed_option.h"
+#include "cli/sampling_source.h"
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
 #include "engine/validate_options.h"
@@ -207,7 +208,10 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   SamplingParams& sampling = request.sampling;
 
   command->add_option("-p,--prompt", options.prompt, "Prompt text");
-  command->add_option("-f,--prompt-file", options.prompt_file, "File with the prompt, taken byte for byte (default: stdin)");
+  command->add_option("-f,--prompt-file", options.prompt_file,
+                      "File with the prompt (default: stdin); a line break at its end is dropped");
+  command->add_flag("--keep-newline", options.keep_newline,
+                    "Keep the line break at the end of --prompt-file or stdin in the prompt");
   AddParsed<std::vector<int32_t>>(*command, "--prompt-ids", options.prompt_ids, ParseTokenIds, "Prompt as token ids: 1,2,3");
   command->add_option("--save-prefix", options.save_prefix, "Write the prompt's KV to this file, for --load-prefix")
       ->check(NotEmpty());
@@ -223,10 +227,19 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
 
   command->add_option("-n,--samples", request.n, "Samples of the prompt")->capture_default_str();
   command->add_option("--max-tokens", request.max_tokens, "Tokens per sample at most")->capture_default_str();
-  command->add_option("-t,--temperature", sampling.temperature, "0: greedy")->capture_default_str();
-  command->add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")->capture_default_str();
-  command->add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")->capture_default_str();
-  command->add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")->capture_default_str();
+  command->add_option("-t,--temperature", sampling.temperature, "0: greedy")
+      ->each([&options](const std::string&) { options.given.temperature = true; })
+      ->capture_default_str();
+  command->add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")
+      ->each([&options](const std::string&) { options.given.top_p = true; })
+      ->capture_default_str();
+  command->add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")
+      ->each([&options](const std::string&) { options.given.top_k = true; })
+      ->capture_default_str();
+  command->add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")
+      ->each([&options](const std::string&) { options.given.min_p = true; })
+      ->capture_default_str();
+  AddSamplingDefaults(*command, options.sampling_defaults);
   AddParsed<uint64_t>(*command, "--seed", sampling.seed, ParseSeed, "Same seed, same samples; 0 (default) to 2^64 - 1");
   command->add_option("--stop", request.stop, "Text that ends a sample and is not part of it (repeatable)")
       ->allow_extra_args(false);
@@ -245,9 +258,20 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_flag("--prompt-logprobs", request.prompt_logprobs, "Put the prompt's log-probabilities into the JSON");
   AddParsed<SharingMode>(*command, "--baseline", options.baseline, ParseSharingMode,
                          "Run the job again in this sharing mode and set its speed beside in the closing table");
+  command->add_flag("-q,--quiet", options.quiet, "No table at the end, no progress");
   command->add_flag("-v,--verbose", options.verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options.engine);
   return command;
+}
+
+void TakeSamplingDefaults(const ModelInfo& model, RunOptions* options) {
+  const SamplingParams defaults = SamplingOf(options->sampling_defaults, model);
+  SamplingParams& sampling = options->request.sampling;
+  if (!options->given.temperature) sampling.temperature = defaults.temperature;
+  if (!options->given.top_p) sampling.top_p = defaults.top_p;
+  if (!options->given.top_k) sampling.top_k = defaults.top_k;
+  if (!options->given.min_p) sampling.min_p = defaults.min_p;
+  sampling.repetition_penalty = defaults.repetition_penalty;
 }
 
 Status Validate(const EngineOptions& options) {
@@ -260,6 +284,8 @@ Status Validate(const EngineOptions& options) {
 Status Validate(const RunOptions& options) {
   const int prompts = options.prompt.has_value() + options.prompt_file.has_value() + options.prompt_ids.has_value();
   if (prompts > 1) return InvalidArgument("more than one prompt given; keep one of --prompt, --prompt-file and --prompt-ids");
+  if (options.keep_newline && (options.prompt || options.prompt_ids))
+    return InvalidArgument("--keep-newline is for --prompt-file and stdin, and the prompt comes from neither; leave it out");
   if (options.engine.sharing == SharingMode::kNone && (!options.save_prefix.empty() || !options.load_prefix.empty())) {
     return InvalidArgument("--save-prefix and --load-prefix need a cache; --sharing none keeps none");
   }

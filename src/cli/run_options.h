@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/sampling_source.h"
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
 
@@ -21,11 +22,17 @@ struct RunOptions {
   EngineOptions engine;  // model_path empty: the default model
   // At most one of these; none: stdin.
   std::optional<std::string> prompt, prompt_file;
+  bool keep_newline = false;  // the line break at the end of prompt_file or stdin is part of the prompt
   std::optional<std::vector<int32_t>> prompt_ids;
   bool chat = false;                  // the prompt is a user's message, rendered through the model's chat template
   std::optional<std::string> system;  // only with chat
   // What is asked of each sample. prompt_ids are filled in later (prompt.h).
   Request request{.max_tokens = 128};
+  // Parameters of its sampling that were named; others come from `sampling_defaults`.
+  struct {
+    bool temperature = false, top_p = false, top_k = false, min_p = false;
+  } given;
+  SamplingSource sampling_defaults = SamplingSource::kModel;
   std::optional<SharingMode> baseline;  // run the job again in this mode and set its speed beside
   // What is printed of the samples. With best_of, that many are generated and the `request.n` best are shown.
   bool rank = false, deduplicate = false;
@@ -34,7 +41,7 @@ struct RunOptions {
   // What each sample must look like; at most one of these.
   std::optional<std::string> json_schema_file, grammar_file, regex;
   std::string save_prefix, load_prefix;  // files for the prompt's KV; empty: none
-  bool json = false, verbose = false;
+  bool json = false, quiet = false, verbose = false;
 };
 
 Result<SharingMode> ParseSharingMode(std::string_view text);
@@ -58,6 +65,9 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options);
 void AddRandomWeights(CLI::App& command, EngineOptions& options, const std::string& of_which);
 // Adds the subcommand `run`; `options` is filled while the command line is parsed and must outlive it.
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options);
+
+// Takes the sampling parameters that were not given from the model.
+void TakeSamplingDefaults(const ModelInfo& model, RunOptions* options);
 
 // INVALID_ARGUMENT with the option, its value and what is expected.
 Status Validate(const EngineOptions& options);

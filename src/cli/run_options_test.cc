@@ -140,6 +140,11 @@ TEST(RunOptions, ValidateNamesOptionValueAndExpectation) {
   EXPECT_THAT(message([](RunOptions& o) { o.request.sampling.temperature = std::numeric_limits<float>::quiet_NaN(); }),
               HasSubstr("--temperature is nan"));
   EXPECT_THAT(message([](RunOptions& o) { o.prompt = o.prompt_file = "x"; }), HasSubstr("more than one prompt"));
+  EXPECT_THAT(message([](RunOptions& o) {
+                o.prompt = "x";
+                o.keep_newline = true;
+              }),
+              HasSubstr("--keep-newline is for --prompt-file and stdin"));
   EXPECT_THAT(message([](RunOptions& o) { o.system = "x"; }), HasSubstr("add --chat"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.prompt_logprobs = true; }), HasSubstr("add --json"));
   EXPECT_EQ(message([](RunOptions& o) { o.engine.draft_tokens = 64; }), "--draft-tokens is 64, expected 1..63");

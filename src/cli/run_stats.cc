@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -12,26 +13,62 @@
 namespace coppice::cli {
 namespace {
 
+// A figure with sharing and without it; 0: not known.
 struct Row {
-  std::string label, value, unshared, baseline;
+  std::string label;
+  double with = 0, without = 0;
+  bool is_rate = false;  // tokens/s, of which more is better; else bytes
 };
 
-std::string FormatRate(double tokens_per_second) { return tokens_per_second > 0 ? fmt::format("{:.1f}", tokens_per_second) : "-"; }
+std::string FormatFigure(double value, bool is_rate) {
+  if (value <= 0) return "-";
+  return is_rate ? fmt::format("{:.1f}", value) : FormatBytes(value);
+}
+
+// "1.44x", "32x": how much better it is with sharing.
+std::string FormatFactor(const Row& row) {
+  if (row.with <= 0 || row.without <= 0) return "-";
+  const double factor = row.is_rate ? row.with / row.without : row.without / row.with;
+  return factor < 10 ? fmt::format("{:.2f}x", factor) : fmt::format("{:.0f}x", factor);
+}
 
 // Columns as wide as their longest cell; numbers to the right.
-std::string Layout(const std::vector<Row>& rows) {
-  std::array<size_t, 3> width{};
-  for (const Row& row : rows) {
-    width[0] = std::max(width[0], row.label.size());
-    width[1] = std::max(width[1], row.value.size());
-    width[2] = std::max(width[2], row.unshared.size());
+std::string Layout(std::string_view with, std::initializer_list<Row> rows) {
+  using Cells = std::array<std::string, 4>;
+  std::vector<Cells> lines = {{"", std::string(with), "without", "factor"}};
+  for (const Row& row : rows)
+    lines.push_back({row.label, FormatFigure(row.with, row.is_rate), FormatFigure(row.without, row.is_rate), FormatFactor(row)});
+  std::array<size_t, 4> width{};
+  for (const Cells& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
   }
   std::string text;
-  for (const Row& row : rows) {
-    std::string line =
-        fmt::format("{:<{}}  {:>{}}  {:>{}}  {}", row.label, width[0], row.value, width[1], row.unshared, width[2], row.baseline);
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
+  for (const Cells& line : lines) {
+    text +=
+        fmt::format("{:<{}}  {:>{}}  {:>{}}  {:>{}}\n", line[0], width[0], line[1], width[1], line[2], width[2], line[3], width[3]);
+  }
+  return text;
+}
+
+// What the column "without" is, and why there is no gain where there is none; lines of at most 80 columns.
+std::string ExplainTable(const RunStats& stats) {
+  std::string text;
+  if (!stats.baseline) {
+    text = "Without: computed; --baseline store measures its speed.\n";
+  } else if (stats.baseline->sharing == SharingMode::kStore) {
+    text =
+        "Without: each sample reads what they share itself (--sharing store, measured);\n"
+        "of what is stored, it has a copy of its own (computed).\n";
+  } else {
+    text = fmt::format("Without: --sharing {}, measured; bytes read and stored: a copy for each sample.\n",
+                       Name(stats.baseline->sharing));
+  }
+  if (stats.shares() && stats.decode_steps > 0 && stats.kv_bytes_read_per_step() > 0.98 * stats.kv_bytes_read_per_step_unshared()) {
+    text += fmt::format(
+        "The samples' text was read by each of them all the same: for {} samples over {}\n"
+        "tokens, combining parts would cost this device as much as reading once saves.\n"
+        "More samples or a longer prompt make sharing pay.\n",
+        stats.samples, stats.prompt_tokens);
   }
   return text;
 }
@@ -166,23 +203,24 @@ std::string FormatDrafts(const RunStats& stats) {
 }
 
 std::string FormatTable(const RunStats& stats) {
-  std::vector<Row> rows = {{"", fmt::format("sharing {}", Name(stats.sharing)), "without sharing", "baseline"}};
-  const std::string speed_baseline =
-      stats.baseline ? fmt::format("{}, measured", Name(stats.baseline->sharing)) : "not measured; --baseline store does";
-  rows.push_back({"prefill tokens/s", FormatRate(stats.prefill_tokens_per_second()),
-                  stats.baseline ? FormatRate(stats.baseline->prefill_tokens_per_second) : "-", speed_baseline});
-  rows.push_back({"decode tokens/s", FormatRate(stats.decode_tokens_per_second()),
-                  stats.baseline ? FormatRate(stats.baseline->decode_tokens_per_second) : "-", speed_baseline});
-  rows.push_back({"KV stored at the peak", FormatBytes(static_cast<double>(stats.kv_bytes_stored)),
-                  FormatBytes(static_cast<double>(stats.kv_bytes_stored_unshared)), "none: a copy per request"});
-  rows.push_back({"KV read per decode step", FormatBytes(stats.kv_bytes_read_per_step()),
-                  FormatBytes(stats.kv_bytes_read_per_step_unshared()), "store: each request reads its own path"});
-  return Layout(rows) + FormatDrafts(stats) +
-         fmt::format(
-             "{} prompt tokens, {} generated in {} of {} samples finished; page rounding {} of the KV stored; peak memory {}\n",
-             stats.prompt_tokens, stats.generated_tokens, stats.samples_finished, stats.samples,
-             FormatBytes(static_cast<double>(stats.kv_page_rounding_bytes)),
-             FormatBytes(static_cast<double>(stats.peak_rss_bytes)));
+  std::string text;
+  if (stats.samples == 1) {
+    text = fmt::format("prefill {} tokens/s, decode {} tokens/s\n", FormatFigure(stats.prefill_tokens_per_second(), true),
+                       FormatFigure(stats.decode_tokens_per_second(), true));
+  } else {
+    const BaselineSpeed baseline = stats.baseline.value_or(BaselineSpeed());
+    const std::string with = stats.sharing == SharingMode::kTree ? "with sharing" : fmt::format("sharing {}", Name(stats.sharing));
+    text = Layout(with, {{"decode tokens/s", stats.decode_tokens_per_second(), baseline.decode_tokens_per_second, true},
+                         {"prefill tokens/s", stats.prefill_tokens_per_second(), baseline.prefill_tokens_per_second, true},
+                         {"KV read per decode step", stats.kv_bytes_read_per_step(), stats.kv_bytes_read_per_step_unshared()},
+                         {"KV stored at the peak", static_cast<double>(stats.kv_bytes_stored),
+                          static_cast<double>(stats.kv_bytes_stored_unshared)}}) +
+           ExplainTable(stats);
+  }
+  return text + FormatDrafts(stats) +
+         fmt::format("{} prompt tokens; {} generated in {} of {} samples; peak memory {}\n", stats.prompt_tokens,
+                     stats.generated_tokens, stats.samples_finished, stats.samples,
+                     FormatBytes(static_cast<double>(stats.peak_rss_bytes)));
 }
 
 }  // namespace coppice::cli

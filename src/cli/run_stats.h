@@ -48,6 +48,7 @@ struct RunStats {
   int64_t peak_rss_bytes = 0;  // of the process, weights included
   std::optional<BaselineSpeed> baseline;
 
+  bool shares() const { return samples > 1 && (sharing == SharingMode::kTree || sharing == SharingMode::kOneLevel); }
   // 0 where nothing was measured.
   double prefill_tokens_per_second() const {
     return prefill_seconds > 0 ? static_cast<double>(prefilled_tokens) / prefill_seconds : 0;
@@ -75,7 +76,7 @@ nlohmann::ordered_json ToJson(const RunStats& stats);
 
 // "12.4 MiB"; binary units, one digit.
 std::string FormatBytes(double bytes);
-// The closing table, a line break after each line; names the baseline of each row.
+// The closing table, what it compares with and, where the plan shared no reads, why; in lines of 80 columns.
 std::string FormatTable(const RunStats& stats);
 // What came of drafts, a line; empty without drafts.
 std::string FormatDrafts(const RunStats& stats);

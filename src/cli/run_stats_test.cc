@@ -55,20 +55,47 @@ TEST(RunStats, FiguresComeFromTheCounters) {
   EXPECT_TRUE(json["baseline"].is_null());
 }
 
-TEST(RunStats, TableNamesTheBaselineOfEachRow) {
+void ExpectFitsATerminal(const std::string& text) {
+  for (size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1) EXPECT_LE(text.find('\n', begin) - begin, 80);
+}
+
+TEST(RunStats, TableSaysHowMuchSharingGives) {
   RunStats stats = MakeRunStats({}, {}, TenSteps());
   stats.peak_rss_bytes = 300 << 20;
-  EXPECT_EQ(
-      FormatTable(stats),
-      "                         sharing tree  without sharing  baseline\n"
-      "prefill tokens/s                  8.0                -  not measured; --baseline store does\n"
-      "decode tokens/s                   5.0                -  not measured; --baseline store does\n"
-      "KV stored at the peak         2.0 MiB          3.0 MiB  none: a copy per request\n"
-      "KV read per decode step       3.0 KiB          6.0 KiB  store: each request reads its own path\n"
-      "4 prompt tokens, 22 generated in 1 of 2 samples finished; page rounding 512 B of the KV stored; peak memory 300.0 MiB\n");
-  stats.baseline = {.sharing = SharingMode::kNone, .prefill_tokens_per_second = 2, .decode_tokens_per_second = 1.5};
-  EXPECT_THAT(FormatTable(stats), HasSubstr("decode tokens/s                   5.0              1.5  none, measured\n"));
-  EXPECT_EQ(ToJson(stats)["baseline"]["decode_tokens_per_second"], 1.5);
+  EXPECT_EQ(FormatTable(stats),
+            "                         with sharing  without  factor\n"
+            "decode tokens/s                   5.0        -       -\n"
+            "prefill tokens/s                  8.0        -       -\n"
+            "KV read per decode step       3.0 KiB  6.0 KiB   2.00x\n"
+            "KV stored at the peak         2.0 MiB  3.0 MiB   1.50x\n"
+            "Without: computed; --baseline store measures its speed.\n"
+            "4 prompt tokens; 22 generated in 1 of 2 samples; peak memory 300.0 MiB\n");
+  stats.baseline = {.sharing = SharingMode::kStore, .prefill_tokens_per_second = 2, .decode_tokens_per_second = 0.25};
+  EXPECT_THAT(FormatTable(stats), HasSubstr("\ndecode tokens/s                   5.0      0.2     20x\n"));
+  EXPECT_THAT(FormatTable(stats), HasSubstr("(--sharing store, measured)"));
+  ExpectFitsATerminal(FormatTable(stats));
+  EXPECT_EQ(ToJson(stats)["baseline"]["decode_tokens_per_second"], 0.25);
+  stats.baseline->sharing = SharingMode::kNone;
+  EXPECT_THAT(FormatTable(stats), HasSubstr("Without: --sharing none, measured;"));
+}
+
+TEST(RunStats, TableSaysWhyNothingWasShared) {
+  RunStats stats = MakeRunStats({}, {}, TenSteps());
+  EXPECT_THAT(FormatTable(stats), Not(HasSubstr("make sharing pay")));
+  stats.decode_kv_bytes_read = stats.decode_kv_bytes_read_unshared;
+  EXPECT_THAT(FormatTable(stats), HasSubstr("for 2 samples over 4\ntokens,"));
+  ExpectFitsATerminal(FormatTable(stats));
+  stats.sharing = SharingMode::kStore;
+  EXPECT_THAT(FormatTable(stats), Not(HasSubstr("make sharing pay")));
+}
+
+TEST(RunStats, OneSampleHasItsSpeedAlone) {
+  RunStats stats = MakeRunStats({}, {}, TenSteps());
+  stats.samples = 1;
+  stats.peak_rss_bytes = 300 << 20;
+  EXPECT_EQ(FormatTable(stats),
+            "prefill 8.0 tokens/s, decode 5.0 tokens/s\n"
+            "4 prompt tokens; 22 generated in 1 of 1 samples; peak memory 300.0 MiB\n");
 }
 
 TEST(RunStats, DraftsAreCountedWhereThereAreAny) {

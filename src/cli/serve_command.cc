@@ -20,13 +20,18 @@
 #include "cli/bench/bench_support.h"
 #include "cli/config_file.h"
 #include "cli/interrupt.h"
+#include "cli/json_log.h"
+#include "cli/model_notes.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
+#include "cli/sampling_source.h"
 #include "cli/standard_output.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "core/file.h"
 #include "engine/engine_parts.h"
+#include "grammar/fork_server.h"
+#include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
 #include "server/http_server.h"
 #include "server/service.h"
@@ -39,13 +44,15 @@ struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
   std::string config, api_keys, model_name, prefix_folder, file_folder;
-  std::vector<std::string> host_names, trusted_proxies;
+  std::vector<std::string> host_names, trusted_proxies, allowed_origins;
   int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
   int64_t max_file_bytes = int64_t{200} << 20, max_bytes_per_key = int64_t{20} << 30, max_batch_requests = 50'000;
   int64_t max_prefix_tokens = 0;
   server::AccessOptions access;
   server::AnswerLimits answers;
   double max_prefix_ttl = 0, drain_seconds = 60;
+  openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
+  SamplingSource sampling_defaults = SamplingSource::kModel;
   bool allow_public = false, log_json = false, log_text = false, null = false;
   std::chrono::nanoseconds null_step{};
 };
@@ -57,6 +64,14 @@ Result<ExitCode> Serve(ServeOptions options) {
   umask(077);
   // What one thread gives back, any other may have: with an arena a thread, those that large requests filled kept what they had.
   mallopt(M_ARENA_MAX, 1);
+  if (options.log_json) LogAsJson();
+  // While the program is small and has one thread. A build that compiles no grammars has none.
+  Result<std::unique_ptr<ForkServer>> grammar_process = StartGrammarProcess();
+  if (const Status& status = grammar_process.status(); !status.ok() && status.code() != StatusCode::kUnimplemented) {
+    return Status(status.code(), fmt::format("{}: what clients say of the form of outputs is compiled in a process apart; let this "
+                                             "user have more processes (ulimit -u)",
+                                             status.message()));
+  }
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   if (options.http.host == "localhost") options.http.host = "127.0.0.1";
   if (!IsLoopback(options.http.host) && options.api_keys.empty() && !options.allow_public) {
@@ -66,6 +81,7 @@ Result<ExitCode> Serve(ServeOptions options) {
                     options.http.host));
   }
   server::ServiceOptions service_options = {.version = COPPICE_VERSION, .access = options.access};
+  if (grammar_process.ok()) service_options.grammar_process = *std::move(grammar_process);
   if (!options.api_keys.empty()) {
     COPPICE_ASSIGN_OR_RETURN(service_options.access.keys, server::ApiKeys::Read(options.api_keys));
     if (const Result<OthersAccess> others = AccessOfOthers(options.api_keys); others.ok() && others->write)
@@ -78,18 +94,19 @@ Result<ExitCode> Serve(ServeOptions options) {
   room_for(static_cast<int64_t>(std::min(options.http.max_body_bytes, size_t{1} << 50)), &options.http.max_total_body_bytes);
   room_for(server::MaxUploadBytes(options.max_file_bytes), &options.http.max_total_upload_bytes);
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
-  if (options.log_json) {  // messages of requests are JSON already
-    spdlog::set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","event":%v})");
-  }
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            options.null ? CreateNullEngine(options.engine, options.null_step) : Engine::Create(options.engine));
+  TellNotes(*engine);
   service_options.model = options.model_name.empty() ? BenchModelName(options.engine) : options.model_name;
   service_options.max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
 
   // Who needs a key is nobody's page.
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
   service_options.host_names = options.host_names;
+  COPPICE_ASSIGN_OR_RETURN(service_options.cross_origin, server::CrossOrigin::Parse(options.allowed_origins));
   service_options.answers = options.answers;
+  service_options.rules = {.unknown_fields = options.unknown_fields,
+                           .sampling = SamplingOf(options.sampling_defaults, engine->model_info())};
   service_options.log_text = options.log_text;
   service_options.max_waiting = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
@@ -162,6 +179,12 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option(
           "--host-name", options->host_names,
           "Names of this server in a proxy's requests, separated by commas; on a loopback address without keys, others get 403")
+      ->delimiter(',');
+  command
+      ->add_option(
+          "--allow-origin", options->allowed_origins,
+          "Origins, separated by commas, whose pages may use the server from a browser (CORS), such as https://example.org; "
+          "*: all")
       ->delimiter(',');
   command
       ->add_option("--trusted-proxies", options->trusted_proxies,
@@ -264,6 +287,11 @@ Command AddServeCommand(CLI::App& app) {
   command->add_option("--drain-seconds", options->drain_seconds, "After SIGTERM, how long requests under way may take")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  AddSamplingDefaults(*command, options->sampling_defaults);
+  AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
+                                   "Fields of requests that are not known and would change no answer: ignore (told in the header "
+                                   "x-coppice-ignored-fields and in the log), or refuse")
+      ->default_str("ignore");
   command->add_flag("--log-json", options->log_json, "Log lines as JSON");
   command->add_flag("--log-text", options->log_text,
                     "Put the bodies of requests into the log: prompts, and whatever else they hold");

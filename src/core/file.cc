@@ -153,6 +153,9 @@ Status WriteAll(int fd, std::string_view text, const std::string& path) {
 }
 
 Result<std::string> ResolveOutput(const std::string& path) {
+  if (path == "-")
+    return InvalidArgument(
+        "- (standard output) cannot be written here: expected a file, which can be read again; ./- is one of that name");
   struct stat facts = {};
   if (stat(path.c_str(), &facts) == 0) {
     COPPICE_RETURN_IF_ERROR(CheckExisting(path, facts));

@@ -58,8 +58,8 @@ Result<OthersAccess> AccessOfOthers(const std::string& path);
 Status WriteAll(int fd, std::string_view text, const std::string& path);
 
 // The file that `path` leads to, symbolic links followed; it may not exist yet, its folder must. INVALID_ARGUMENT for what is no
-// regular file (a folder, device, pipe, socket) and for the file that standard output or stderr goes to; NOT_FOUND where no file
-// could be written.
+// regular file (a folder, device, pipe, socket, "-") and for the file that standard output or stderr goes to; NOT_FOUND where no
+// file could be written.
 Result<std::string> ResolveOutput(const std::string& path);
 
 // A file that takes another's place, whole or not at all: a reader finds the old one or the new one. A kill leaves nothing behind.

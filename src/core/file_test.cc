@@ -64,6 +64,7 @@ TEST_F(FileTest, RefusesWhatIsNoRegularFile) {
   refused(Path("absent/file"), "No such file");
   refused(Path("absent/"), "No such file");
   refused("", "No such file");
+  refused("-", "standard output");
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
   refused(Path("pipe"), "a pipe");
   fs::create_symlink("pipe", Path("to-pipe"));

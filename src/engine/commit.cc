@@ -125,12 +125,6 @@ bool Committer::Accept(Sequence* sequence, int32_t index) {
     }
     ++totals_.generated_tokens;
     item.reason = EndOf(*sequence, &item);
-    if (!item.reason && sequence->constraint) {
-      if (const Status status = sequence->constraint->Accept(drawn.token); !status.ok()) {
-        item.reason = FinishReason::kError;
-        events_.SetStatus(&item, status);
-      }
-    }
   }
   const bool goes_on = !item.reason;
   events_.End(*sequence);

@@ -4,8 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <ctime>
+#include <functional>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine_harness.h"
@@ -109,6 +116,189 @@ TEST(Constraint, ADeadEndIsAnErrorOfThatSample) {
   EXPECT_EQ(harness.outputs(1)[0].reason, FinishReason::kError);
   EXPECT_THAT(harness.outputs(1)[0].status.message(), HasSubstr("leave no token at token 11"));
   EXPECT_EQ(harness.outputs(2)[0].tokens, harness.GreedyAfter(Prompt(10), 8));
+}
+
+// Counts what the engine asks of a request's states, and is too slow after the tokens that say so.
+class CountedConstraint final : public TokenConstraint {
+ public:
+  struct Counts {
+    std::atomic<int> begun = 0, cloned = 0, accepted = 0, filled = 0, alive = 0;
+  };
+  explicit CountedConstraint(std::function<bool(const std::vector<int32_t>&)> is_slow = {}) : is_slow_(std::move(is_slow)) {}
+
+  std::unique_ptr<ConstraintState> Begin() const override {
+    ++counts.begun;
+    return std::make_unique<State>(*this);
+  }
+  int32_t vocab_size() const override { return kVocab; }
+
+  mutable Counts counts;
+
+ private:
+  class State final : public ConstraintState {
+   public:
+    explicit State(const CountedConstraint& constraint) : constraint_(constraint) { ++constraint_.counts.alive; }
+    State(const State& other) : constraint_(other.constraint_), tokens_(other.tokens_) { ++constraint_.counts.alive; }
+    ~State() override { --constraint_.counts.alive; }
+    Result<bool> FillMask(std::span<uint32_t> mask) override {
+      ++constraint_.counts.filled;
+      if (constraint_.is_slow_ && constraint_.is_slow_(tokens_)) return ResourceExhausted("too slow");
+      std::ranges::fill(mask, ~0u);
+      return false;
+    }
+    Status Accept(int32_t token) override {
+      ++constraint_.counts.accepted;
+      tokens_.push_back(token);
+      return OkStatus();
+    }
+    std::unique_ptr<ConstraintState> Clone() const override {
+      ++constraint_.counts.cloned;
+      return std::make_unique<State>(*this);
+    }
+
+   private:
+    const CountedConstraint& constraint_;
+    std::vector<int32_t> tokens_;
+  };
+
+  const std::function<bool(const std::vector<int32_t>&)> is_slow_;
+};
+
+Request Constrained(std::shared_ptr<const TokenConstraint> constraint, int32_t max_tokens, int32_t n, double temperature = 0) {
+  Request request = Greedy(Prompt(10), max_tokens, n);
+  request.sampling = {.temperature = static_cast<float>(temperature), .seed = 3};
+  request.constraint = std::move(constraint);
+  return request;
+}
+
+TEST(Constraint, SamplesWithTheSameOutputHaveOneStateAndOneMask) {
+  for (const int steps_ahead : {0, 1}) {
+    EngineHarness harness(ConfigOf(steps_ahead));
+    const auto constraint = std::make_shared<CountedConstraint>();
+    harness.Submit(Constrained(constraint, 12, 8));
+    harness.RunToEnd();
+    for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.tokens, harness.outputs(0)[0].tokens);
+    EXPECT_EQ(constraint->counts.begun, 1);
+    EXPECT_EQ(constraint->counts.cloned, 0);
+    EXPECT_EQ(constraint->counts.filled, 12);
+    EXPECT_EQ(constraint->counts.accepted, 11);  // the last token ends the samples
+    EXPECT_EQ(constraint->counts.alive, 0);
+  }
+}
+
+TEST(Constraint, StatesPartWhereOutputsDo) {
+  for (const int steps_ahead : {0, 1}) {
+    EngineHarness harness(ConfigOf(steps_ahead));
+    const auto constraint = std::make_shared<CountedConstraint>();
+    harness.Submit(Constrained(constraint, 12, 8, 1.5));
+    harness.RunToEnd();
+    std::set<std::vector<int32_t>> prefixes, ends;  // of outputs, before their last token
+    for (const Output& output : harness.outputs(0)) {
+      ASSERT_EQ(output.tokens.size(), 12u);
+      for (size_t count = 0; count < 12; ++count) prefixes.emplace(output.tokens.begin(), output.tokens.begin() + count);
+      ends.emplace(output.tokens.begin(), output.tokens.begin() + 11);
+    }
+    ASSERT_GT(ends.size(), 4u);
+    EXPECT_EQ(constraint->counts.filled, static_cast<int>(prefixes.size()));
+    EXPECT_EQ(constraint->counts.accepted, static_cast<int>(prefixes.size()) - 1);
+    EXPECT_EQ(constraint->counts.cloned, static_cast<int>(ends.size()) - 1);
+    EXPECT_EQ(constraint->counts.alive, 0);
+  }
+}
+
+TEST(Constraint, ASlowMaskEndsTheSamplesOfItsConstraintUnmaskedAndNobodyElses) {
+  EngineHarness harness(ConfigOf(0));
+  const auto slow = std::make_shared<CountedConstraint>([](const std::vector<int32_t>& tokens) { return tokens.size() == 4; });
+  const auto quick = std::make_shared<ParityConstraint>(kVocab, kVocab);
+  Request of_another = Constrained(slow, 3, 2, 1.5);  // the same grammar: before the place where it is slow
+  of_another.share_of = "bob";
+  harness.Submit(Constrained(slow, 12, 4, 1.5));
+  harness.Submit(of_another);
+  Request constrained = Greedy(Prompt(10), 8);
+  constrained.constraint = quick;
+  harness.Submit(constrained);
+  harness.Submit(Greedy(Prompt(10), 8));
+  harness.RunToEnd();
+  for (const Output& output : harness.outputs(0)) {
+    EXPECT_EQ(output.reason, FinishReason::kError);
+    EXPECT_EQ(output.status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(output.tokens.size(), 4u);
+  }
+  for (const int other : {1, 2, 3}) {
+    for (const Output& output : harness.outputs(other)) EXPECT_EQ(output.reason, FinishReason::kLength);
+  }
+  EXPECT_EQ(harness.outputs(3)[0].tokens, harness.GreedyAfter(Prompt(10), 8));
+  EXPECT_EQ(slow->counts.alive, 0);
+}
+
+TEST(Constraint, WhatEndsWithAStepAsksForNoMoreMasks) {
+  EngineHarness harness(ConfigOf(0));
+  const auto slow = std::make_shared<CountedConstraint>([](const std::vector<int32_t>& tokens) { return tokens.size() == 1; });
+  harness.Submit(Constrained(slow, 12, 8, 1.5));
+  harness.RunToEnd();
+  // The harness's engine has one thread: of the second masks the first one alone is asked for.
+  EXPECT_EQ(slow->counts.filled, 2);
+}
+
+// Takes that much CPU time for each mask.
+std::shared_ptr<const TokenConstraint> Spinning(std::chrono::milliseconds time) {
+  return std::make_shared<CountedConstraint>([time](const std::vector<int32_t>&) {
+    const std::clock_t begin = std::clock();  // of the process, whose one thread works
+    while (1000.0 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < static_cast<double>(time.count())) continue;
+    return false;
+  });
+}
+
+// Each of its masks is quick enough; all that one key asks for in a step are not.
+TEST(Constraint, TheMasksOfAKeyHaveABoundInAStep) {
+  EngineHarness harness(ConfigOf(0));
+  harness.Submit(Constrained(Spinning(std::chrono::milliseconds(50)), 2, 8, 1.5));
+  harness.Submit(Greedy(Prompt(10), 8));
+  harness.RunToEnd();
+  int failed = 0;
+  for (const Output& output : harness.outputs(0)) {
+    failed += output.reason == FinishReason::kError;
+    if (output.reason == FinishReason::kError) {
+      EXPECT_EQ(output.status.code(), StatusCode::kInvalidArgument);
+    }
+  }
+  EXPECT_GT(failed, 0);
+  EXPECT_LT(failed, 8);
+  EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(10), 8));
+}
+
+TEST(Constraint, SlowMasksWaitForOthersAndNotForThemselves) {
+  for (const int steps_ahead : {0, 1}) {
+    EngineHarness harness(ConfigOf(steps_ahead));
+    Request slow = Constrained(Spinning(std::chrono::milliseconds(20)), 8, 1);
+    slow.share_of = "alice";
+    Request other = Greedy(Prompt(10, 5), 60);
+    other.share_of = "bob";
+    harness.Submit(slow);
+    harness.Submit(other);
+    while (!harness.outputs(1)[0].reason) harness.Step();
+    EXPECT_EQ(harness.outputs(1)[0].tokens.size(), 60u);
+    EXPECT_LT(harness.outputs(0)[0].tokens.size(), 8u);  // while bob's had 60 steps
+    harness.RunToEnd();
+    EXPECT_EQ(harness.outputs(0)[0].reason, FinishReason::kLength);
+    EXPECT_EQ(harness.outputs(0)[0].tokens.size(), 8u);
+  }
+}
+
+// What others ask for may need room that the one who waits has: then it goes on.
+TEST(Constraint, SlowMasksDoNotWaitForWhatCannotRun) {
+  EngineConfig config = ConfigOf(0);
+  config.max_running = 1;
+  EngineHarness harness(config);
+  Request slow = Constrained(Spinning(std::chrono::milliseconds(20)), 3, 1);
+  slow.share_of = "alice";
+  Request other = Greedy(Prompt(10, 5), 4);
+  other.share_of = "bob";
+  harness.Submit(slow);
+  harness.Submit(other);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(0)[0].tokens.size(), 3u);
+  EXPECT_EQ(harness.outputs(1)[0].tokens.size(), 4u);
 }
 
 TEST(Constraint, OfAnotherVocabularyIsRefused) {

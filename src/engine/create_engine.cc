@@ -263,6 +263,17 @@ void TakeTokenizer(const Checkpoint& checkpoint, EngineParts* parts) {
   if (tokenizer.ok()) parts->tokenizer = *std::move(tokenizer);
 }
 
+void TakeDefaults(const Checkpoint& checkpoint, EngineParts* parts) {
+  const SamplingDefaults& defaults = checkpoint.sampling_defaults();
+  SamplingParams& sampling = parts->sampling;
+  sampling.temperature = defaults.temperature.value_or(sampling.temperature);
+  sampling.top_p = defaults.top_p.value_or(sampling.top_p);
+  sampling.top_k = defaults.top_k.value_or(sampling.top_k);
+  sampling.min_p = defaults.min_p.value_or(sampling.min_p);
+  sampling.repetition_penalty = defaults.repetition_penalty.value_or(sampling.repetition_penalty);
+  parts->notes = checkpoint.notes();
+}
+
 }  // namespace
 
 Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
@@ -274,6 +285,7 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
   EngineOptions& options = parts.options;
   COPPICE_RETURN_IF_ERROR(CompleteOptions(config, &options));
   TakeTokenizer(*checkpoint, &parts);
+  TakeDefaults(*checkpoint, &parts);
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, parts.threads.get()));
   // The draft model's is the same one.
@@ -325,6 +337,7 @@ Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given, std::
   if (options.chunk <= 0) options.chunk = options.max_batch_tokens;
   if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = 0;  // there is no device to keep busy
   TakeTokenizer(*checkpoint, &parts);
+  TakeDefaults(*checkpoint, &parts);
   COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(1));
   const int64_t pages = int64_t{options.max_running} * (CeilDiv(options.max_context, options.page_size) + 1);
   COPPICE_ASSIGN_OR_RETURN(parts.cache, KvCache::Create({.num_pages = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX)),

@@ -10,7 +10,9 @@
 namespace coppice {
 namespace {
 
-constexpr size_t kMaxPending = 1 << 20;  // events
+// Events in line. One costs microseconds, tens with log-probabilities, and those of all requests go out in order: this is how long
+// one request's events may wait for what others have generated before.
+constexpr size_t kMaxPending = 8192;
 constexpr size_t kMostSpare = 16;
 
 }  // namespace

@@ -69,8 +69,8 @@ class Emitter {
   // Sends what is left.
   ~Emitter();
 
-  // Takes the emissions and leaves empty ones. With a thread: waits while a million events are in line, so that a slow consumer
-  // slows the engine down rather than fill the memory.
+  // Takes the emissions and leaves empty ones. With a thread: waits while some thousand events are in line, so that a slow
+  // consumer slows the engine down rather than fill the memory and delay everybody's next events.
   void Send(Emissions* emissions);
   // Returns when everything has been sent.
   void Drain();

@@ -48,7 +48,8 @@ RequestLimits LimitsOf(const EngineParts& parts) {
           .can_pin = parts.options.sharing != SharingMode::kNone};
 }
 
-ModelInfo ModelInfoOf(const RunnerInfo& info) {
+ModelInfo ModelInfoOf(const EngineParts& parts) {
+  const RunnerInfo& info = parts.runner->info();
   const ModelConfig& config = info.model;
   return {.architecture = config.architecture,
           .fingerprint = info.fingerprint,
@@ -62,7 +63,9 @@ ModelInfo ModelInfoOf(const RunnerInfo& info) {
           .bos_token_id = config.bos_token_id,
           .eos_token_ids = config.eos_token_ids,
           .kv_dtype = info.kv_dtype,
-          .kv_bytes_per_token = info.kv_bytes_per_token};
+          .kv_bytes_per_token = info.kv_bytes_per_token,
+          .sampling = parts.sampling,
+          .notes = parts.notes};
 }
 
 class EngineImpl final : public Engine {
@@ -156,7 +159,7 @@ class EngineImpl final : public Engine {
 EngineImpl::EngineImpl(EngineParts parts)
     : parts_(std::move(parts)),
       limits_(LimitsOf(parts_)),
-      model_info_(ModelInfoOf(parts_.runner->info())),
+      model_info_(ModelInfoOf(parts_)),
       cache_(*parts_.cache),
       runner_(*parts_.runner),
       scheduler_(
@@ -390,6 +393,10 @@ Result<bool> EngineImpl::LaunchNext() {
   phase.Set("rows", batch->num_tokens());
   phase.Set("prefill_rows", batch->prefill_tokens);
   constraint_masks_.Fill(batch);
+  for (const ConstraintMasks::Share& share : constraint_masks_.shares()) {
+    if (const Clock::duration pause = constraint_masks_.PauseAfter(share); pause > Clock::duration::zero())
+      scheduler_.Pause(share.share_of, Clock::now() + pause);
+  }
   phase.Next("run", nullptr);
   const Result<StepTicket> ticket = LaunchStep(&runner_, &cache_, batch->tree_masks, &batch->step);
   if (!ticket.ok()) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cache/kv_cache.h"
@@ -22,6 +23,8 @@ struct EngineParts {
   std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured
   std::unique_ptr<Tokenizer> tokenizer;  // may be null
   Status tokenizer_status;               // why it is
+  SamplingParams sampling;               // these two: of ModelInfo
+  std::vector<std::string> notes;
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::Context> context;  // may be null if the runner does not need one
   std::unique_ptr<KvCache> cache;

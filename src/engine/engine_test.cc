@@ -318,6 +318,60 @@ TEST(Engine, SharesAreCountedInTokens) {
   EXPECT_EQ(OrderOf(requests), (std::vector<size_t>{0, 2, 3, 4, 5, 6, 1, 7}));
 }
 
+// Steps until `few` is done, which comes while `many` runs; all others end as they should, too.
+int32_t StepsOf(const EngineConfig& config, Request many, Request few, int64_t* preemptions) {
+  EngineHarness harness(config);
+  many.share_of = "many";
+  few.share_of = "few";
+  for (int32_t i = 0; i < 3; ++i) harness.Submit(many);
+  harness.Step(10);
+  const int64_t before = harness.engine().Metrics().preemptions;
+  harness.Submit(few);
+  int32_t steps = 0;
+  while (!harness.done(3)) {
+    harness.Step();
+    ++steps;
+  }
+  *preemptions = harness.engine().Metrics().preemptions - before;
+  harness.RunToEnd();
+  for (size_t i = 0; i < 4; ++i) {
+    const Request& request = i < 3 ? many : few;
+    for (const Output& output : harness.outputs(i))
+      EXPECT_EQ(output.tokens, harness.GreedyAfter(request.prompt_ids, request.max_tokens));
+  }
+  return steps;
+}
+
+TEST(Engine, ANameBeyondItsPartOfThePlacesGivesWay) {
+  for (const int32_t steps_ahead : {0, 1}) {
+    const EngineConfig config = {.model = {.max_position = 256, .num_pages = 256}, .max_running = 8, .steps_ahead = steps_ahead};
+    int64_t preemptions = 0;
+    EXPECT_LE(StepsOf(config, Greedy(Prompt(4), 200, 8), Greedy(Prompt(4, 1), 1), &preemptions), 3);
+    EXPECT_EQ(preemptions, 1);
+    EXPECT_LE(StepsOf(config, Greedy(Prompt(4), 200, 8), Greedy(Prompt(4, 1), 5, 4), &preemptions), 9);
+    EXPECT_EQ(preemptions, 4) << "each has half, and what is taken is not given back before";
+    EXPECT_GT(StepsOf(config, Greedy(Prompt(4), 200, 8), Greedy(Prompt(4, 1), 1, 8), &preemptions), 0);
+    EXPECT_LE(preemptions, 8) << "half of the places at a time";
+    Request urgent = Greedy(Prompt(4), 200, 8);
+    urgent.priority = 1;
+    EXPECT_GT(StepsOf(config, urgent, Greedy(Prompt(4, 1), 1), &preemptions), 180) << "priorities come before parts";
+    EXPECT_EQ(preemptions, 0);
+  }
+}
+
+TEST(Engine, ANameWithManySamplesGivesWayWherePagesAreShort) {
+  const EngineConfig config = {.model = {.max_position = 128, .num_pages = 32, .page_size = 4}, .max_running = 8};
+  int64_t preemptions = 0;
+  EXPECT_LE(StepsOf(config, Greedy(Prompt(8), 60, 2), Greedy(Prompt(40, 1), 1), &preemptions), 10);
+}
+
+TEST(Engine, APromptInFlightLeavesAPartOfTheStepToOtherNames) {
+  const EngineConfig config = {.model = {.max_position = 1024, .num_pages = 256}, .max_running = 8, .max_batch_tokens = 32};
+  int64_t preemptions = 0;
+  EXPECT_LE(StepsOf(config, Greedy(Prompt(900), 1), Greedy(Prompt(40, 1), 1), &preemptions), 4);  // 16 of 32 in a step
+  EXPECT_EQ(preemptions, 0);
+}
+
 TEST(Engine, HigherPrioritiesComeFirst) {
   std::vector<Request> requests;
   for (int32_t i = 0; i < 6; ++i) {
@@ -897,6 +951,8 @@ TEST(Engine, RandomTrafficMatchesTheHistories) {
       if (random() % 4 == 0) {
         Request request = Greedy(Prompt(1 + random() % 30, random() % 3), 1 + random() % 12, 1 + random() % 7);
         if (random() % 5 == 0) request.cache_salt = "x";
+        if (round % 3 > 0) request.share_of = std::string(1, static_cast<char>('a' + random() % 3));
+        if (round % 3 > 1) request.priority = random() % 2;
         if (random() % 6 == 0) request.prompt_logprobs = true;
         if (random() % 8 == 0) request.max_tokens = 0;
         if (random() % 6 == 0 && !request.prompt_logprobs)

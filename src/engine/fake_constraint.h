@@ -38,6 +38,7 @@ class ParityConstraint final : public TokenConstraint {
       }
       return constraint_.MayEnd(before_);
     }
+    std::unique_ptr<ConstraintState> Clone() const override { return std::make_unique<State>(*this); }
     Status Accept(int32_t token) override {
       if (!constraint_.Allows(before_, token)) return Internal("the constraint does not allow token " + std::to_string(token));
       before_ = token;

@@ -67,10 +67,12 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   state->has_stops = state->listener->has_stops;
   state->unfinished = state->params.n;
   state->sequences.resize(state->params.n);
+  std::shared_ptr<SharedConstraint> constraint;
+  if (state->has_constraint) constraint = std::make_shared<SharedConstraint>(state->params.constraint->Begin());
   for (int32_t i = 0; i < state->params.n; ++i) {
     state->sequences[i].request = state.get();
     state->sequences[i].index = i;
-    if (state->has_constraint) state->sequences[i].constraint = state->params.constraint->Begin();
+    state->sequences[i].constraint = constraint;
   }
   return state;
 }

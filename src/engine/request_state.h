@@ -21,7 +21,15 @@
 
 namespace coppice {
 
+struct FairShare;
 struct RequestState;
+
+// The state of a request's constraint for samples with the same output so far; as many refer to it as there are. Samples that end
+// let go of it.
+struct SharedConstraint {
+  std::unique_ptr<ConstraintState> state;
+  int32_t accepted = 0;  // tokens of their output that the state knows: all but those of the last step, at most
+};
 
 // One sample: the prompt and what it generated so far. In whole cache lines, as all that every decode step touches: with a thousand
 // samples, waiting for them is most of a step's host work. Until the prompt is computed, sequence 0 stands for all n of them.
@@ -46,9 +54,9 @@ struct alignas(kCacheLine) Sequence {
   uint8_t draws_under_way = 0;           // tokens that launched steps choose and that are not known yet
   std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
   // The rest.
-  int32_t overtaken = 0;                        // how many were admitted before it whose turn was later
-  std::unique_ptr<ConstraintState> constraint;  // of Request::constraint; has accepted `generated`
-  int32_t draft_depth = 0;                      // how deep drafting has paid lately; 0: not tried yet
+  int32_t overtaken = 0;                         // how many were admitted before it whose turn was later
+  std::shared_ptr<SharedConstraint> constraint;  // of Request::constraint; moved on by ConstraintMasks
+  int32_t draft_depth = 0;                       // how deep drafting has paid lately; 0: not tried yet
   int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
   PrefixTree::Cursor found;  // where its text was found in the cache last
   Draft draft;               // for the next step
@@ -110,6 +118,7 @@ struct alignas(kCacheLine) RequestState {
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
   int64_t turn = 0;                             // place in line: FairQueue
+  FairShare* share = nullptr;                   // of params.share_of, while one of its sequences waits or runs
 
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };

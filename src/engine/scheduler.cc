@@ -35,6 +35,7 @@ void Scheduler::Add(RequestState* request) {
   Sequence& first = request->sequences.front();
   first.state = Sequence::State::kWaiting;
   const Request& params = request->params;
+  request->share = shares_.Of(params.share_of);
   request->turn = turns_.Join(params.share_of, request->prompt_length() + int64_t{params.n} * params.max_tokens);
   const auto before = [&](const Sequence* other) {
     const RequestState& ahead = *other->request;
@@ -52,20 +53,47 @@ ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
   begun_.clear();
   has_draft_tree_ = false;
   cache_->BeginStep();
+  BeginPauses();
+  shares_.Count(running_, waiting_, cache_->free_branches());
+  if (const std::span<Sequence* const> giving_way = FindGivingWay(); !giving_way.empty()) {
+    if (step_under_way) return nullptr;
+    for (Sequence* const sequence : giving_way) Preempt(sequence);
+    RemoveStopped();
+  }
+  if (shares_.contended()) shares_.DividePrompts(options_.chunk, cache_->free_branches() > 0);
   if (step_under_way) {
     ForkUnderWay();
     if (!GrowDecodes()) return nullptr;
   }
+  ScheduleAll();
+  if (batch_->empty() && is_held_ && !step_under_way) {  // the others cannot run
+    pauses_.Clear();
+    is_held_ = false;
+    ScheduleAll();
+  }
+  if (has_draft_tree_) FillTreeMasks();
+  return batch_;
+}
+
+void Scheduler::ScheduleAll() {
   if (options_.policy == SchedulePolicy::kPrefillFirst) {
     ScheduleRunningPrefills();
     Admit(/*prompts_only=*/true);
-    if (!batch_->empty()) return batch_;
+    if (!batch_->empty()) return;
   }
   if (ScheduleDecodes()) ScheduleRunningPrefills();
   RemoveStopped();  // the preempted ones, so that they can be admitted again
   Admit();
-  if (has_draft_tree_) FillTreeMasks();
-  return batch_;
+}
+
+void Scheduler::BeginPauses() {
+  is_held_ = false;
+  if (pauses_.empty()) return;
+  pauses_.End(MaskPauses::Clock::now());
+  const auto is_of_others = [this](const Sequence* sequence) {
+    return sequence->state != Sequence::State::kFinished && !pauses_.Has(sequence->request->params.share_of);
+  };
+  is_held_ = !pauses_.empty() && (std::ranges::any_of(running_, is_of_others) || std::ranges::any_of(waiting_, is_of_others));
 }
 
 void Scheduler::Launched(int64_t number) {
@@ -73,6 +101,34 @@ void Scheduler::Launched(int64_t number) {
   next_ = (next_ + 1) % batches_.size();
   batch_ = &batches_[next_];
   batch_->Clear();  // its sequences may be gone
+}
+
+std::span<Sequence* const> Scheduler::FindGivingWay() {
+  giving_way_.clear();
+  if (!shares_.contended() || shares_.neediest() == nullptr || IsHeld(*shares_.neediest()->next)) {
+    lacks_pages_ = false;
+    return {};
+  }
+  const FairShare& needy = *shares_.neediest();
+  // Pages are not counted by name: where they are short, so many sequences at least are left to the others as the needy one has.
+  const int32_t kept = lacks_pages_ ? needy.running + 1 : shares_.part();
+  const int32_t wanted = std::min(needy.next->num_forks(), shares_.part() - needy.running) - cache_->free_branches();
+  int32_t missing = std::max(wanted, lacks_pages_ ? 1 : 0);
+  for (size_t i = running_.size(); i-- > 0 && missing > 0;) {  // the newest first
+    Sequence* const sequence = running_[i];
+    FairShare& share = *sequence->request->share;
+    if (sequence->state != Sequence::State::kRunning || share.running <= kept) continue;
+    if (sequence->request->params.priority > needy.next->request->params.priority) continue;
+    giving_way_.push_back(sequence);
+    --share.running;
+    --missing;
+  }
+  return giving_way_;
+}
+
+bool Scheduler::MayTakePlace(const Sequence& sequence) const {
+  if (!shares_.contended()) return true;
+  return lacks_pages_ ? sequence.request->share == shares_.neediest() : shares_.MayTake(sequence);
 }
 
 void Scheduler::ForkUnderWay() {
@@ -132,7 +188,7 @@ bool Scheduler::ScheduleDecodes() {
       has_prefills = true;
       continue;
     }
-    if (sequence->waits_for_draw()) continue;
+    if (sequence->waits_for_draw() || IsHeld(*sequence)) continue;
     const int32_t under_way = sequence->draws_under_way;
     if (under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
     if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length() + under_way) || MakeRoom(i))) {
@@ -145,15 +201,15 @@ bool Scheduler::ScheduleDecodes() {
 void Scheduler::ScheduleRunningPrefills() {
   for (Sequence* const sequence : running_) {
     if (sequence->state != Sequence::State::kRunning || !sequence->prefilling()) continue;
-    if (sequence->draws_under_way > 0) continue;  // its samples begin with the commit of that step
-    if (const int32_t count = std::min(sequence->remaining(), prefill_left()); count > 0) Append(sequence, count);
+    if (sequence->draws_under_way > 0 || IsHeld(*sequence)) continue;  // its samples begin with the commit of that step
+    if (const int32_t count = std::min(sequence->remaining(), prefill_left(*sequence)); count > 0) Append(sequence, count);
   }
 }
 
 void Scheduler::Admit(bool prompts_only) {
   while (!waiting_.empty() && prefill_left() > 0 && cache_->free_branches() > 0) {
     FindCandidates();
-    if (!AdmitCandidates(prompts_only)) return;
+    if (candidates_.empty() || !AdmitCandidates(prompts_only)) return;
   }
 }
 
@@ -167,21 +223,32 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
       all_admitted = false;
       continue;
     }
+    if (!MayTakePlace(*sequence) || (sequence->prefilling() && prefill_left(*sequence) == 0)) {  // of the name's part
+      all_admitted = false;
+      continue;
+    }
     if (!candidate.aged && cache_->free_branches() <= kept_free) return false;
     if (sequence->draws_under_way > 0) return false;  // its text is not known yet
     const KvCache::Outcome outcome = TryAdmit(sequence);
     // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
-    if (outcome == KvCache::Outcome::kNoRoom) return false;
+    if (outcome == KvCache::Outcome::kNoRoom) {
+      lacks_pages_ = shares_.contended() && sequence->request->share == shares_.neediest();
+      return false;
+    }
     if (outcome == KvCache::Outcome::kPending) {
       kept_free += sequence->num_forks();
       all_admitted = false;
       continue;
     }
     turns_.Serve(sequence->request->turn);
+    if (shares_.contended()) {
+      lacks_pages_ &= sequence->request->share != shares_.neediest();
+      FairShares::NoteAdmitted(*sequence);
+    }
     const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
     for (auto earlier = waiting_.begin(); earlier != place; ++earlier) ++(*earlier)->overtaken;
     waiting_.erase(place);
-    Append(sequence, std::min(sequence->remaining(), prefill_left()));
+    Append(sequence, std::min(sequence->remaining(), sequence->prefilling() ? prefill_left(*sequence) : prefill_left()));
     NoteAdmitted(*sequence);
   }
   return all_admitted;
@@ -189,12 +256,15 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
 
 void Scheduler::FindCandidates() {
   candidates_.clear();
-  const size_t count = std::min(kWindow, waiting_.size());
-  for (size_t i = 0; i < count; ++i) {
-    Sequence* const sequence = waiting_[i];
+  for (Sequence* const sequence : waiting_) {
+    if (!MayTakePlace(*sequence) || IsHeld(*sequence)) continue;
     candidates_.push_back({.sequence = sequence, .aged = sequence->overtaken >= kMaxOvertaken});
-    if (count > 1)
-      candidates_.back().overlap = cache_->FindOverlap(sequence->Tokens(&scratch_), SaltOf(*sequence), &sequence->found);
+    if (candidates_.size() == kWindow) break;
+  }
+  if (candidates_.size() == 1) return;
+  for (Candidate& candidate : candidates_) {
+    Sequence* const sequence = candidate.sequence;
+    candidate.overlap = cache_->FindOverlap(sequence->Tokens(&scratch_), SaltOf(*sequence), &sequence->found);
   }
 }
 
@@ -272,7 +342,10 @@ int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
 void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   const int32_t query_begin = batch_->num_tokens();
   const int32_t begin = sequence->launched, end = begin + count;
-  if (sequence->prefilling()) batch_->prefill_tokens += count;
+  if (sequence->prefilling()) {
+    batch_->prefill_tokens += count;
+    sequence->request->share->prompt_tokens += count;
+  }
   cache_->SetQueries(sequence->branch, query_begin, count + drafts, end + drafts);
   const int32_t known = std::min(end, sequence->length());
   for (int32_t kv_index = begin; kv_index < known; ++kv_index) {
@@ -412,6 +485,7 @@ void Scheduler::Finish(Sequence* sequence) {
   if (sequence->state == Sequence::State::kRunning) Release(sequence);
   if (sequence->state == Sequence::State::kWaiting) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
   sequence->state = Sequence::State::kFinished;
+  sequence->constraint.reset();
 }
 
 void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
@@ -439,6 +513,7 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
   if (!first_survives) {
     first->branch = kNoBranch;
     first->state = Sequence::State::kFinished;
+    first->constraint.reset();
     ++num_stopped_;
   }
 }
@@ -459,8 +534,10 @@ void Scheduler::Clear() {
     batch.Clear();
     batch.step.ClearEdits();
   }
-  for (std::vector<Sequence*>* const of_sequences : {&survivors_, &decoding_}) of_sequences->clear();
+  for (std::vector<Sequence*>* const of_sequences : {&survivors_, &giving_way_, &decoding_}) of_sequences->clear();
+  shares_.Clear();
   candidates_.clear();
+  pauses_.Clear();
 }
 
 void Scheduler::RemoveStopped() {

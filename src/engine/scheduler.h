@@ -1,6 +1,7 @@
 // Who runs in the next step, and with how many tokens: continuous batching with chunked prefill under a token budget. Decodes come
 // first, so that a long prompt never stalls running samples; what is left of the budget goes to prompts. Out of pages is a normal
-// result: the newest sequence gives its pages up and is computed again later, mostly from the cache.
+// result: the newest sequence gives its pages up and is computed again later, mostly from the cache. So do sequences of a name that
+// holds more than its part of the places while another name wants its own (fair_shares.h).
 // Layer: engine. Chunked prefill beside decode: POD-Attention section 2; docs/engine.md, "The scheduler".
 #pragma once
 
@@ -9,11 +10,14 @@
 #include <cstdint>
 #include <deque>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cache/kv_cache.h"
 #include "engine/fair_queue.h"
+#include "engine/fair_shares.h"
+#include "engine/mask_pauses.h"
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
 
@@ -45,6 +49,8 @@ class Scheduler {
   ScheduledBatch* Schedule(bool step_under_way);
   // The requests that Schedule took in for the first time, until it is called again.
   std::span<const RequestId> begun() const { return begun_; }
+  // Constrained samples of `share_of` sit out steps before `until`, while requests of others have something to do.
+  void Pause(std::string_view share_of, MaskPauses::Clock::time_point until) { pauses_.Add(share_of, until); }
   // The batch was launched as step `number`: the next one is another.
   void Launched(int64_t number);
 
@@ -72,6 +78,8 @@ class Scheduler {
   static CacheSalt SaltOf(const Sequence& sequence);
 
  private:
+  // Those that give way in this step to the name that needs a place most; mostly none.
+  std::span<Sequence* const> FindGivingWay();
   // Forks the samples of prompts whose last step is under way.
   void ForkUnderWay();
   // Pages for all that decode in the next step; false if there are not enough.
@@ -80,8 +88,14 @@ class Scheduler {
   bool Decodes(const Sequence& sequence) const {
     return sequence.state == Sequence::State::kRunning && !sequence.prefilling() && sequence.remaining() == 1;
   }
+  // Sets is_held_, for a step: whether pauses hold in it.
+  void BeginPauses();
+  bool IsHeld(const Sequence& sequence) const {
+    return is_held_ && sequence.request->has_constraint && pauses_.Has(sequence.request->params.share_of);
+  }
   // Returns whether running sequences prefill.
   bool ScheduleDecodes();
+  void ScheduleAll();
   void ScheduleRunningPrefills();
   // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
   void Admit(bool prompts_only = false);
@@ -114,6 +128,12 @@ class Scheduler {
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
   int32_t budget_left() const { return options_.max_batch_tokens - batch_->num_tokens(); }
+  // Whether it may be taken in now, as far as names go.
+  bool MayTakePlace(const Sequence& sequence) const;
+  int32_t prefill_left(const Sequence& sequence) const {
+    const int32_t left = prefill_left();
+    return shares_.contended() ? std::min(left, shares_.PromptTokensFor(sequence)) : left;
+  }
   int32_t prefill_left() const {
     const int32_t left = std::min(budget_left(), options_.chunk - batch_->prefill_tokens);
     return has_draft_tree_ ? std::min(left, Draft::kMaxTokens + 1) : left;  // queries of a branch under a tree mask
@@ -122,6 +142,10 @@ class Scheduler {
   Options options_;
   KvCache* cache_;
   FairQueue turns_;
+  FairShares shares_;
+  bool lacks_pages_ = false;  // for the neediest name's next sequence: the others' wait until it is taken in
+  MaskPauses pauses_;
+  bool is_held_ = false;
   // New ones by priority and turn; preempted ones and siblings that were forked late go to the front.
   std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
@@ -131,7 +155,7 @@ class Scheduler {
   size_t next_ = 0;
   ScheduledBatch* batch_ = &batches_[0];  // the next one
   int64_t launched_ = 0;                  // the step launched last
-  std::vector<Sequence*> survivors_;
+  std::vector<Sequence*> survivors_, giving_way_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
   std::vector<RequestId> begun_;

@@ -77,6 +77,7 @@ Request RandomRequest(std::mt19937& random) {
   if (random() % 4 == 0) request.stop_token_ids = {static_cast<int32_t>(random() % 16)};
   if (random() % 4 == 0) request.min_tokens = static_cast<int32_t>(random() % (request.max_tokens + 1));
   if (random() % 5 == 0) request.cache_salt = "x";
+  if (random() % 2 == 0) request.share_of = random() % 2 == 0 ? "a" : "b";
   if (random() % 6 == 0) {
     request.prompt_logprobs = true;
   } else if (random() % 6 == 0) {

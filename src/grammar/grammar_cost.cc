@@ -3,16 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <nlohmann/json.hpp>
-#include <span>
 #include <utility>
 #include <vector>
 
 namespace coppice {
 namespace {
-
-using nlohmann::json;
 
 // The larger of two numbers in decimal digits, however long.
 std::string_view Larger(std::string_view a, std::string_view b) {
@@ -101,60 +96,7 @@ class Adder {
 constexpr bool IsNameStart(char c) { return c == '_' || c == '-' || c == '.' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 constexpr bool IsNamePart(char c) { return IsNameStart(c) || (c >= '0' && c <= '9'); }
 
-// Keywords of a schema whose number repeats a character, an item or a property; whose value holds schemas by names of the user's;
-// whose value is no schema.
-constexpr std::array<std::string_view, 6> kBounds = {"maxLength", "minLength",     "maxItems",
-                                                     "minItems",  "maxProperties", "minProperties"};
-constexpr std::array<std::string_view, 4> kNamed = {"properties", "patternProperties", "$defs", "definitions"};
-constexpr std::array<std::string_view, 2> kTexts = {"enum", "const"};
-constexpr std::array<std::string_view, 4> kIgnored = {"default", "examples", "title", "description"};
-
-bool IsAmong(std::string_view name, std::span<const std::string_view> names) {
-  return std::ranges::find(names, name) != names.end();
-}
-
-void AddSchema(const json& schema, GrammarCost* cost);
-
-void AddNamed(const json& schemas, bool patterns, GrammarCost* cost) {
-  if (!schemas.is_object()) return;
-  for (const auto& [name, schema] : schemas.items()) {
-    if (patterns) {
-      cost->Add(RegexCost(name));
-    } else {
-      cost->states += static_cast<double>(name.size());
-    }
-    AddSchema(schema, cost);
-  }
-}
-
-void AddSchema(const json& schema, GrammarCost* cost) {
-  ++cost->states;
-  if (schema.is_array()) {  // of schemas, or of names
-    for (const json& part : schema) AddSchema(part, cost);
-  }
-  if (!schema.is_object()) return;
-  for (const auto& [name, value] : schema.items()) {
-    if (IsAmong(name, kIgnored)) continue;
-    if (IsAmong(name, kBounds) && value.is_number()) {
-      cost->states += std::clamp(value.get<double>(), 0.0, kMaxGrammarStates);
-    } else if (name == "pattern" && value.is_string()) {
-      cost->Add(RegexCost(value.get_ref<const std::string&>()));
-    } else if (IsAmong(name, kNamed)) {
-      AddNamed(value, name == "patternProperties", cost);
-    } else if (IsAmong(name, kTexts)) {
-      cost->states += static_cast<double>(value.dump(-1, ' ', false, json::error_handler_t::replace).size());
-    } else {
-      AddSchema(value, cost);
-    }
-  }
-}
-
 }  // namespace
-
-void GrammarCost::Add(const GrammarCost& part) {
-  states += part.states;
-  largest_repeat = Larger(largest_repeat, part.largest_repeat);
-}
 
 GrammarCost RegexCost(std::string_view regex) {
   Adder adder;
@@ -227,24 +169,15 @@ GrammarCost EbnfCost(std::string_view grammar) {
   return adder.Sum();
 }
 
-GrammarCost SchemaCost(const json& schema) {
-  GrammarCost cost;
-  AddSchema(schema, &cost);
-  return cost;
-}
-
 Status CheckGrammarCost(std::string_view what, const GrammarCost& cost) {
-  if (NumberOf(cost.largest_repeat) > static_cast<double>(kMaxRepeats)) return TooManyRepeats(what, cost.largest_repeat);
+  if (NumberOf(cost.largest_repeat) > static_cast<double>(kMaxRepeats))
+    return InvalidArgument(fmt::format("the {} repeats a part {} times, expected at most {}: bound the answer by max_tokens", what,
+                                       cost.largest_repeat.substr(0, 30), kMaxRepeats));
   if (cost.states <= kMaxGrammarStates) return OkStatus();
   return InvalidArgument(
       fmt::format("the {} has about {:.0f} states when its repeats are written out, expected at most {:.0f}: repeat "
                   "less, above all in what is repeated itself, or bound the answer by max_tokens",
                   what, std::min(cost.states, 1e15), kMaxGrammarStates));
-}
-
-Status TooManyRepeats(std::string_view what, std::string_view times) {
-  return InvalidArgument(fmt::format("the {} repeats a part {} times, expected at most {}: bound the answer by max_tokens", what,
-                                     times.substr(0, 30), kMaxRepeats));
 }
 
 }  // namespace coppice

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -17,7 +16,7 @@ enum class GrammarKind : uint8_t {
   kJsonSchema,     // a JSON schema
   kRegex,          // a regular expression that the whole answer matches
   kEbnf,           // a grammar in EBNF whose rule `root` is the answer
-  kStructuralTag,  // text and JSON schemas in turn, as XGrammar writes it: for layers above, whose users do not
+  kStructuralTag,  // text and grammars in turn, as XGrammar writes it: for layers above, whose users do not
 };
 constexpr std::string_view Name(GrammarKind kind) {
   switch (kind) {
@@ -36,10 +35,19 @@ struct GrammarSource {
   std::string text;
 };
 
-// Of what is compiled at most; grammar_cost.h has the bounds on what the text stands for.
-inline constexpr size_t kMaxSchemaBytes = 65536, kMaxSchemaDepth = 32, kMaxGrammarBytes = 65536, kMaxRegexBytes = 512;
+// Of what is compiled at most; grammar_cost.h has the bounds on what regexes and grammars stand for, json_schema_grammar.h those on
+// schemas.
+inline constexpr size_t kMaxSchemaBytes = 65536, kMaxGrammarBytes = 65536, kMaxRegexBytes = 512, kMaxTagBytes = size_t{4} << 20;
 
-// INVALID_ARGUMENT names the bound that the source passes, the value found and what to do.
+// Kinds that JSON schemas say.
+constexpr bool IsOfSchema(GrammarKind kind) {
+  return kind == GrammarKind::kJson || kind == GrammarKind::kJsonObject || kind == GrammarKind::kJsonSchema;
+}
+
+// INVALID_ARGUMENT names the bound that the source passes, the value found and what to do; of a JSON schema, all that is wrong with
+// it. The parts of a structural tag are checked before they are put together: of the tag, its size is.
 Status CheckGrammarSource(const GrammarSource& source);
+// The grammar of a JSON schema, of any JSON or of any object (json_schema_grammar.h). REQUIRES: `source` is of such a kind.
+Result<std::string> SchemaGrammar(const GrammarSource& source);
 
 }  // namespace coppice

@@ -69,6 +69,8 @@ class MappedCheckpoint final : public Checkpoint {
     config_ = std::move(contents.config);
     tokenizer_ = std::move(contents.tokenizer);
     tokenizer_status_ = std::move(contents.tokenizer_status);
+    sampling_defaults_ = contents.sampling;
+    notes_ = std::move(contents.notes);
   }
 
   std::vector<TensorInfo> Tensors() const override {

@@ -14,6 +14,7 @@
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "model/config.h"
+#include "model/sampling_defaults.h"
 #include "model/stored_type.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_data.h"
@@ -34,6 +35,9 @@ class Checkpoint {
   const std::optional<TokenizerData>& tokenizer() const { return tokenizer_; }
   // Why tokenizer() is absent: NOT_FOUND, or what is wrong with the file or not supported. OK if it is there.
   const Status& tokenizer_status() const { return tokenizer_status_; }
+  // How the files want tokens chosen, and what was assumed or set aside in reading them: a line each.
+  const SamplingDefaults& sampling_defaults() const { return sampling_defaults_; }
+  const std::vector<std::string>& notes() const { return notes_; }
   // The tokenizer, ready for use, or the reason why there is none.
   Result<std::unique_ptr<Tokenizer>> MakeTokenizer() const;
 
@@ -78,6 +82,8 @@ class Checkpoint {
   ModelConfig config_;
   std::optional<TokenizerData> tokenizer_;
   Status tokenizer_status_;
+  SamplingDefaults sampling_defaults_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace coppice

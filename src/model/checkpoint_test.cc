@@ -6,11 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +24,7 @@
 namespace coppice {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::RandomModel;
 using testing::TemporaryFolder;
@@ -195,12 +198,117 @@ TEST(CheckpointTest, FolderErrorsNameTheFile) {
   other.num_layers = 2000000000;
   folder.Write("config.json", testing::ToConfigJson(other));
   EXPECT_THAT(OpenError(folder.path()), HasSubstr("the config says 2000000000 layers, but there are only 21 tensors"));
-  other = model.config;
-  other.tie_embeddings = true;  // a tied model that stores its output projection all the same
-  folder.Write("config.json", testing::ToConfigJson(other));
-  const auto tied = Checkpoint::Open(folder.path());
-  ASSERT_TRUE(tied.ok()) << tied.status().ToString();
-  EXPECT_FALSE((*tied)->Has("lm_head.weight"));
+}
+
+// A safetensors file with other names, or without a tensor whose new name is empty.
+std::string Renamed(const std::string& file, const std::function<std::string(const std::string&)>& rename) {
+  uint64_t size = 0;
+  std::memcpy(&size, file.data(), sizeof size);
+  const auto header = nlohmann::json::parse(file.substr(8, size));
+  nlohmann::json renamed = nlohmann::json::object();
+  std::string data;
+  for (const auto& [name, tensor] : header.items()) {
+    const std::string other = rename(name);
+    if (other.empty()) continue;
+    const size_t begin = tensor["data_offsets"][0], end = tensor["data_offsets"][1];
+    renamed[other] = tensor;
+    renamed[other]["data_offsets"] = {data.size(), data.size() + end - begin};
+    data += file.substr(8 + size + begin, end - begin);
+  }
+  const std::string text = renamed.dump();
+  return testing::Raw(static_cast<uint64_t>(text.size())) + text + data;
+}
+
+TEST(CheckpointTest, NamesWithoutTheModelsPrefix) {
+  const TinyModel model = RandomModel(TinyConfig(), 15);
+  const TemporaryFolder folder;
+  const std::string file = testing::ToSafetensors(model);
+  const auto without = [](const std::string& name) { return name.starts_with("model.") ? name.substr(6) : name; };
+  folder.Write("config.json", testing::ToConfigJson(model.config));
+  folder.Write("model.safetensors", Renamed(file, without));
+  const auto found = Checkpoint::Open(folder.path());
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  ExpectHolds(**found, model);
+  // As a model that was saved without its head.
+  auto config = nlohmann::json::parse(testing::ToConfigJson(model.config));
+  config["architectures"] = {"LlamaModel"};
+  folder.Write("config.json", config.dump());
+  EXPECT_TRUE(Checkpoint::Open(folder.path()).ok());
+  folder.Write("model.safetensors",
+               Renamed(file, [&](const std::string& name) { return name == "lm_head.weight" ? "" : without(name); }));
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("\"lm_head.weight\" of shape [40, 32] is missing"));
+  // Both names at once.
+  const std::string half = Renamed(file, [](const std::string& name) { return name == "lm_head.weight" ? "norm.weight" : name; });
+  folder.Write("model.safetensors", half);
+  EXPECT_THAT(OpenError(folder.path()), HasSubstr("tensor \"model.norm.weight\" is there twice, once without \"model.\""));
+}
+
+TEST(CheckpointTest, EitherOfTwoTiedMatrices) {
+  TinyModel model = RandomModel(TinyConfig(), 16);
+  model.config.tie_embeddings = true;
+  model.weights.erase("lm_head.weight");
+  const TemporaryFolder folder;
+  folder.Write("config.json", testing::ToConfigJson(model.config));
+  const std::string file = testing::ToSafetensors(model);
+  for (const char* embedding : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    folder.Write("model.safetensors", Renamed(file, [&](const std::string& name) {
+                   return name == "model.embed_tokens.weight" ? std::string(embedding) : name;
+                 }));
+    const auto found = Checkpoint::Open(folder.path());
+    ASSERT_TRUE(found.ok()) << found.status().ToString();
+    EXPECT_TRUE((*found)->config().tie_embeddings);
+    EXPECT_THAT((*found)->notes(), ::testing::IsEmpty());
+    ExpectHolds(**found, model);
+  }
+}
+
+// As transformers 5 has it: what the file holds counts, and not what the config says of it.
+TEST(CheckpointTest, AHeadBesideTiedEmbeddings) {
+  TinyModel model = RandomModel(TinyConfig(), 17);
+  ModelConfig tied = model.config;
+  tied.tie_embeddings = true;
+  const TemporaryFolder folder;
+  folder.Write("config.json", testing::ToConfigJson(tied));
+  folder.Write("model.safetensors", testing::ToSafetensors(model));
+  const auto other = Checkpoint::Open(folder.path());
+  ASSERT_TRUE(other.ok()) << other.status().ToString();
+  EXPECT_FALSE((*other)->config().tie_embeddings);
+  EXPECT_THAT((*other)->notes(),
+              ElementsAre(HasSubstr("\"lm_head.weight\" holds other values than \"model.embed_tokens.weight\"")));
+  ExpectHolds(**other, model);
+
+  model.weights["lm_head.weight"] = model.weights["model.embed_tokens.weight"];
+  folder.Write("model.safetensors", testing::ToSafetensors(model));
+  const auto same = Checkpoint::Open(folder.path());
+  ASSERT_TRUE(same.ok()) << same.status().ToString();
+  EXPECT_TRUE((*same)->config().tie_embeddings);
+  EXPECT_FALSE((*same)->Has("lm_head.weight"));
+  EXPECT_THAT((*same)->notes(), ::testing::IsEmpty());
+}
+
+TEST(CheckpointTest, SamplingDefaultsOfAFolder) {
+  const TinyModel model = RandomModel(TinyConfig(), 18);
+  const TemporaryFolder folder;
+  folder.Write("config.json", testing::ToConfigJson(model.config));
+  folder.Write("model.safetensors", testing::ToSafetensors(model));
+  const auto defaults = [&](const char* text) {
+    folder.Write("generation_config.json", text);
+    return *Checkpoint::Open(folder.path());
+  };
+  const auto all = defaults(
+      R"({"do_sample": true, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1, "eos_token_id": 2})");
+  EXPECT_EQ(all->sampling_defaults().temperature, 0.7f);
+  EXPECT_EQ(all->sampling_defaults().top_p, 0.8f);
+  EXPECT_EQ(all->sampling_defaults().top_k, 20);
+  EXPECT_EQ(all->sampling_defaults().min_p, 0.05f);
+  EXPECT_EQ(all->sampling_defaults().repetition_penalty, 1.1f);
+  EXPECT_EQ(defaults("{}")->sampling_defaults().temperature, std::nullopt);
+  EXPECT_EQ(defaults(R"({"do_sample": false, "temperature": 0.6})")->sampling_defaults().temperature, 0.0f);
+  const auto wrong = defaults(R"({"temperature": -1, "top_p": 0, "top_k": 2.5, "min_p": "x", "repetition_penalty": 2.0})");
+  EXPECT_EQ(wrong->sampling_defaults().temperature, std::nullopt);
+  EXPECT_EQ(wrong->sampling_defaults().repetition_penalty, 2.0f);
+  EXPECT_THAT(wrong->notes(), ElementsAre(HasSubstr("\"temperature\" is left out"), HasSubstr("\"top_p\""),
+                                          HasSubstr("\"top_k\" is left out: it is no integer"), HasSubstr("\"min_p\"")));
 }
 
 constexpr const char* kTokenizerJson = R"({"added_tokens": [{"id": 3, "content": "<e>", "special": true}],

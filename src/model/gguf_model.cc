@@ -41,6 +41,7 @@ class Reader {
     COPPICE_RETURN_IF_ERROR(Rope());
     if (family_->complete_gguf != nullptr) family_->complete_gguf(&contents_.config);
     COPPICE_RETURN_IF_ERROR(CheckConfig(contents_.config, gguf_.path()));
+    contents_.sampling = ReadSamplingDefaults(gguf_, &contents_.notes);
     contents_.tokenizer_status = Tokenizer();
     if (!contents_.tokenizer_status.ok()) contents_.tokenizer.reset();
     COPPICE_RETURN_IF_ERROR(Tensors());
@@ -211,18 +212,34 @@ class Reader {
     return LoadWeight(kRopeFactors, tensor, 1, expected, DType::kF32, std::as_writable_bytes(std::span(divisors)));
   }
 
-  // A token id of the vocabulary, or -1 if the key is absent.
-  Status ReadTokenId(std::string_view name, int32_t* id) const {
-    return ReadOptionalInt(fmt::format("tokenizer.ggml.{}", name), 0, contents_.config.vocab_size - 1, id);
+  template <class... Values>
+  void Note(fmt::format_string<Values...> format, Values&&... values) {
+    contents_.notes.push_back(fmt::format("{}: {}", gguf_.path(), fmt::format(format, std::forward<Values>(values)...)));
+  }
+
+  // A token id of the vocabulary; -1 if the key is absent, or its id is that of no token: some writers state -1 so, others ids
+  // beyond a vocabulary that they cut.
+  Status ReadTokenId(std::string_view name, int32_t* id) {
+    const std::string key = fmt::format("tokenizer.ggml.{}", name);
+    if (!gguf_.Has(key)) return OkStatus();
+    COPPICE_ASSIGN_OR_RETURN(const int64_t number, gguf_.Int(key, INT64_MIN, INT64_MAX));
+    const int32_t vocab_size = contents_.config.vocab_size;
+    if (number >= 0 && number < vocab_size) {
+      *id = static_cast<int32_t>(number);
+    } else if (number != -1 && number != UINT32_MAX) {
+      Note("{} is {}, which is none of {} tokens: it counts as absent", key, number, vocab_size);
+    }
+    return OkStatus();
   }
 
   Status Tokenizer() {
     constexpr std::string_view kModelKey = "tokenizer.ggml.model", kTokensKey = "tokenizer.ggml.tokens";
     ModelConfig& config = contents_.config;
     COPPICE_RETURN_IF_ERROR(SpecialIds(&config));
-    if (!gguf_.Has(kModelKey) || !gguf_.Has(kTokensKey)) {
+    if (!gguf_.Has(kModelKey) && !gguf_.Has(kTokensKey)) {
       return NotFound(fmt::format("{}: the model has no tokenizer ({}, {})", gguf_.path(), kModelKey, kTokensKey));
     }
+    for (const std::string_view key : {kModelKey, kTokensKey}) COPPICE_RETURN_IF_ERROR(Require(key));
     TokenizerData& data = contents_.tokenizer.emplace();
 
     COPPICE_ASSIGN_OR_RETURN(const std::string_view model, gguf_.String(kModelKey));
@@ -231,8 +248,10 @@ class Reader {
     data.pre_tokenizer = "default";
     if (gguf_.Has("tokenizer.ggml.pre")) {
       COPPICE_ASSIGN_OR_RETURN(data.pre_tokenizer, gguf_.String("tokenizer.ggml.pre"));
+    } else if (data.model == "bpe") {
+      Note("tokenizer.ggml.pre is missing: texts are cut as \"default\" does, which may not be what the model was trained with");
     }
-    if (data.model != "bpe") COPPICE_RETURN_IF_ERROR(SentencePiece(&data));
+    if (data.model == "spm-bpe" || data.model == "spm-unigram") COPPICE_RETURN_IF_ERROR(SentencePiece(&data));
 
     COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, gguf_.Strings(kTokensKey));
     if (tokens.size() != static_cast<size_t>(config.vocab_size)) {
@@ -243,7 +262,7 @@ class Reader {
     COPPICE_RETURN_IF_ERROR(TokenKinds(&data));
     COPPICE_RETURN_IF_ERROR(Merges(&data));
 
-    AddEndsByText(data, &config.eos_token_ids);
+    AddEnds(&data, &config.eos_token_ids);
     data.bos_id = config.bos_token_id;
     data.eos_ids = config.eos_token_ids;
     if (data.model != "bpe") COPPICE_RETURN_IF_ERROR(ReadTokenId("unknown_token_id", &data.unk_id));
@@ -261,7 +280,7 @@ class Reader {
   }
 
   // They count for runs on token ids, too.
-  Status SpecialIds(ModelConfig* config) const {
+  Status SpecialIds(ModelConfig* config) {
     COPPICE_RETURN_IF_ERROR(ReadTokenId("bos_token_id", &config->bos_token_id));
     for (const std::string_view name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {  // end of text, of turn, of message
       int32_t id = -1;
@@ -273,10 +292,12 @@ class Reader {
   }
 
   // Many files name only one end in their keys: of Llama 3 the end of text and not that of a turn, of Qwen2.5 the reverse. So every
-  // control token whose text is an end in one of the families read here is one, after those of the keys; llama.cpp
-  // (llama-vocab.cpp, special_eog_ids) does the same with more texts and user-defined tokens. Not so the file's unknown token:
-  // SmolLM2's instruct models have "<|endoftext|>" for that, and end with "<|im_end|>" alone.
-  void AddEndsByText(const TokenizerData& data, std::vector<int32_t>* ids) const {
+  // token whose text is an end in one of the families read here is one, after those of the keys; llama.cpp (llama-vocab.cpp,
+  // special_eog_ids) does the same with more texts. Not so the file's unknown token: SmolLM2's instruct models have "<|endoftext|>"
+  // for that, and end with "<|im_end|>" alone. Converters write added tokens that are not special as user-defined, ends among them:
+  // an end is a control token all the same, and no text. A normal token that a key names, such as a newline, stays text.
+  void AddEnds(TokenizerData* data, std::vector<int32_t>* ids) {
+    using Kind = TokenizerData::TokenKind;
     static constexpr std::array<std::string_view, 10> kEnds = {
         "<|end_of_text|>", "<|eot_id|>",    "<|eom_id|>",  // Llama 3
         "<|endoftext|>",   "<|im_end|>",                   // Qwen, Yi, SmolLM2, Phi-2, StarCoder
@@ -284,18 +305,35 @@ class Reader {
         "<eos>",           "<end_of_turn>",                // Gemma
         "<EOT>",           "\u2581<EOT>"};                 // CodeLlama
     const Result<int64_t> unknown = gguf_.Int("tokenizer.ggml.unknown_token_id", 0, kMaxInt32);
-    for (size_t i = 0; i < data.tokens.size(); ++i) {
+    for (size_t i = 0; i < data->tokens.size(); ++i) {
       const auto id = static_cast<int32_t>(i);
-      if (data.kinds[i] != TokenizerData::TokenKind::kControl || std::ranges::find(kEnds, data.tokens[i]) == kEnds.end()) continue;
-      if (id == data.unk_id || (unknown.ok() && id == *unknown) || std::ranges::find(*ids, id) != ids->end()) continue;
-      ids->push_back(id);
+      const bool is_named = std::ranges::find(*ids, id) != ids->end();
+      const bool is_end =
+          std::ranges::find(kEnds, data->tokens[i]) != kEnds.end() && id != data->unk_id && !(unknown.ok() && id == *unknown);
+      if (is_end && !is_named) ids->push_back(id);
+      Kind& kind = data->kinds[i];
+      if (kind == Kind::kControl || !(is_end || (is_named && kind == Kind::kUserDefined))) continue;
+      kind = Kind::kControl;
+      if (!has_types_) continue;
+      Note("token {} {} ends a turn, but its type says that it is text: it is taken for a control token", id,
+           Quoted(data->tokens[i]));
     }
+  }
+
+  // Without it texts would become other tokens than the model was trained with.
+  Status Require(std::string_view key) const {
+    if (gguf_.Has(key)) return OkStatus();
+    return InvalidArgument(
+        fmt::format("{}: metadata key {} is missing, which the tokenizer needs; convert the model again, with a current converter",
+                    gguf_.path(), Quoted(key)));
   }
 
   // Scores, and how SentencePiece treats spaces and characters.
   Status SentencePiece(TokenizerData* data) const {
+    constexpr std::string_view kScores = "tokenizer.ggml.scores";
     data->byte_fallback = data->fuse_unk = true;
-    COPPICE_ASSIGN_OR_RETURN(const std::vector<float> scores, gguf_.Floats("tokenizer.ggml.scores"));
+    COPPICE_RETURN_IF_ERROR(Require(kScores));
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<float> scores, gguf_.Floats(kScores));
     data->scores.assign(scores.begin(), scores.end());
     NormalizerStep normalizer{.kind = NormalizerStep::Kind::kSentencePiece, .add_prefix = true};
     COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_space_prefix", &normalizer.add_prefix));
@@ -310,11 +348,15 @@ class Reader {
     return OkStatus();
   }
 
-  Status TokenKinds(TokenizerData* data) const {
+  Status TokenKinds(TokenizerData* data) {
     using Kind = TokenizerData::TokenKind;
     constexpr std::string_view kKey = "tokenizer.ggml.token_type";
     data->kinds.assign(data->tokens.size(), Kind::kNormal);
-    if (!gguf_.Has(kKey)) return OkStatus();
+    has_types_ = gguf_.Has(kKey);
+    if (!has_types_) {
+      Note("{} is missing: all tokens but those that end a turn are text", kKey);
+      return OkStatus();
+    }
     COPPICE_ASSIGN_OR_RETURN(const std::vector<int64_t> types, gguf_.Ints(kKey));
     if (types.size() != data->tokens.size()) {
       return InvalidArgument(
@@ -336,7 +378,8 @@ class Reader {
 
   Status Merges(TokenizerData* data) const {
     constexpr std::string_view kKey = "tokenizer.ggml.merges";
-    if (!gguf_.Has(kKey)) return OkStatus();
+    if (data->model != "bpe") return OkStatus();  // it merges by scores
+    COPPICE_RETURN_IF_ERROR(Require(kKey));
     COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string_view> merges, gguf_.Strings(kKey));
     data->merges.reserve(merges.size());
     for (size_t i = 0; i < merges.size(); ++i) {
@@ -373,6 +416,7 @@ class Reader {
   const GgufDirectory& gguf_;
   const Family* family_ = nullptr;
   ModelContents contents_;
+  bool has_types_ = false;  // of tokens
 };
 
 }  // namespace

@@ -210,13 +210,14 @@ TEST(GgufModelTest, RopeScaling) {
               HasSubstr("\"llama.rope.scaling.factor\" is missing"));
 }
 
-GgufWriter WithTokens(const TinyModel& model, int32_t count) {
+GgufWriter WithTokens(const TinyModel& model, int32_t count, const std::vector<std::string>& merges = {}) {
   std::vector<std::string> tokens;
   for (int32_t i = 0; i < count; ++i) tokens.push_back(fmt::format("t{}", i));
   return ToGguf(model)
       .String("tokenizer.ggml.model", "gpt2")
       .String("tokenizer.ggml.pre", "smollm")
-      .Strings("tokenizer.ggml.tokens", tokens);
+      .Strings("tokenizer.ggml.tokens", tokens)
+      .Strings("tokenizer.ggml.merges", merges);
 }
 
 // A tokenizer that cannot be read does not stop the model.
@@ -241,7 +242,7 @@ TEST(GgufModelTest, SentencePieceTokenizer) {
                     .I32s("tokenizer.ggml.token_type", types)
                     .U32("tokenizer.ggml.bos_token_id", 1)
                     .U32("tokenizer.ggml.eos_token_id", 2);
-  EXPECT_THAT(TokenizerError(writer), HasSubstr("tokenizer.ggml.scores"));
+  EXPECT_THAT(TokenizerError(writer), HasSubstr("\"tokenizer.ggml.scores\" is missing, which the tokenizer needs"));
   const Read read(writer.F32s("tokenizer.ggml.scores", scores));
   ASSERT_TRUE(read.contents.ok()) << read.message();
   ASSERT_TRUE(read.contents->tokenizer_status.ok()) << read.contents->tokenizer_status.ToString();
@@ -256,9 +257,8 @@ TEST(GgufModelTest, Tokenizer) {
   const TinyModel model = RandomModel(TinyConfig(), 9);
   std::vector<int32_t> types(40, 1);
   for (int32_t i = 0; i < 6; ++i) types[i] = i + 1;
-  const Read read(WithTokens(model, 40)
+  const Read read(WithTokens(model, 40, {"a b", "ab c"})
                       .I32s("tokenizer.ggml.token_type", types)
-                      .Strings("tokenizer.ggml.merges", {"a b", "ab c"})
                       .U32("tokenizer.ggml.bos_token_id", 1)
                       .U32("tokenizer.ggml.eos_token_id", 2)
                       .U32("tokenizer.ggml.eot_token_id", 3)
@@ -273,9 +273,9 @@ TEST(GgufModelTest, Tokenizer) {
   EXPECT_EQ(data.pre_tokenizer, "smollm");
   EXPECT_EQ(data.tokens.size(), 40u);
   EXPECT_EQ(data.tokens[7], "t7");
-  EXPECT_THAT(
-      std::vector<Kind>(data.kinds.begin(), data.kinds.begin() + 7),
-      ElementsAre(Kind::kNormal, Kind::kControl, Kind::kControl, Kind::kUserDefined, Kind::kUnused, Kind::kByte, Kind::kNormal));
+  EXPECT_THAT(std::vector<Kind>(data.kinds.begin(), data.kinds.begin() + 7),
+              ElementsAre(Kind::kNormal, Kind::kControl, Kind::kControl, Kind::kControl, Kind::kUnused, Kind::kByte, Kind::kNormal))
+      << "the fourth ends a turn, whatever its type";
   EXPECT_THAT(data.merges, ElementsAre(std::pair("a", "b"), std::pair("ab", "c")));
   EXPECT_EQ(data.bos_id, 1);
   EXPECT_EQ(data.unk_id, -1);  // byte-level BPE leaves out what it has no token for
@@ -289,16 +289,70 @@ TEST(GgufModelTest, Tokenizer) {
   EXPECT_THAT(read.contents->config.eos_token_ids, ElementsAre(2, 3));
 
   EXPECT_THAT(TokenizerError(WithTokens(model, 39)), HasSubstr("has 39 tokens, but tensor \"token_embd.weight\" has 40 rows"));
-  EXPECT_THAT(TokenizerError(WithTokens(model, 40).U32("tokenizer.ggml.bos_token_id", 40)),
-              HasSubstr("\"tokenizer.ggml.bos_token_id\" is 40, expected 0..39"));
   EXPECT_THAT(TokenizerError(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", {1})),
               HasSubstr("has 1 entries for 40 tokens"));
   types[5] = 9;
   EXPECT_THAT(TokenizerError(WithTokens(model, 40).I32s("tokenizer.ggml.token_type", types)),
               HasSubstr("of token 5 is 9, expected 1..6"));
   for (const char* merge : {"ab", "", " ", "ab "}) {
-    EXPECT_THAT(TokenizerError(WithTokens(model, 40).Strings("tokenizer.ggml.merges", {"a b", merge})), HasSubstr("entry 1 is"));
+    EXPECT_THAT(TokenizerError(WithTokens(model, 40, {"a b", merge})), HasSubstr("entry 1 is"));
   }
+}
+
+TEST(GgufModelTest, WhatATokenizerNeedsIsAskedForByName) {
+  const TinyModel model = RandomModel(TinyConfig(), 9);
+  std::vector<std::string> tokens;
+  for (int32_t i = 0; i < 40; ++i) tokens.push_back(fmt::format("t{}", i));
+  const auto with = [&](const char* kind) {
+    return ToGguf(model).String("tokenizer.ggml.model", kind).Strings("tokenizer.ggml.tokens", tokens);
+  };
+  EXPECT_THAT(TokenizerError(with("gpt2")), HasSubstr("metadata key \"tokenizer.ggml.merges\" is missing"));
+  EXPECT_THAT(TokenizerError(with("llama")), HasSubstr("metadata key \"tokenizer.ggml.scores\" is missing"));
+  EXPECT_THAT(TokenizerError(with("t5")), HasSubstr("metadata key \"tokenizer.ggml.scores\" is missing"));
+  EXPECT_THAT(TokenizerError(ToGguf(model).String("tokenizer.ggml.model", "gpt2")),
+              HasSubstr("\"tokenizer.ggml.tokens\" is missing"));
+  EXPECT_THAT(TokenizerError(ToGguf(model).Strings("tokenizer.ggml.tokens", tokens)),
+              HasSubstr("\"tokenizer.ggml.model\" is missing"));
+  const Read none(ToGguf(model));
+  EXPECT_EQ(none.contents->tokenizer_status.code(), StatusCode::kNotFound);
+  const Read wrong(with("gpt2"));
+  EXPECT_EQ(wrong.contents->tokenizer_status.code(), StatusCode::kInvalidArgument) << "not as good as none";
+}
+
+TEST(GgufModelTest, IdsOfNoTokenCountAsAbsent) {
+  const TinyModel model = RandomModel(TinyConfig(), 9);
+  for (const char* name :
+       {"bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "padding_token_id", "unknown_token_id"}) {
+    for (const uint32_t id : {40u, 1'000'000u, 4'294'967'295u}) {
+      const Read read(WithTokens(model, 40)
+                          .I32s("tokenizer.ggml.token_type", std::vector<int32_t>(40, 1))
+                          .U32(std::string("tokenizer.ggml.") + name, id));
+      ASSERT_TRUE(read.contents.ok()) << read.message();
+      ASSERT_TRUE(read.contents->tokenizer_status.ok()) << read.contents->tokenizer_status.ToString();
+      const TokenizerData& data = *read.contents->tokenizer;
+      EXPECT_TRUE(data.bos_id == -1 && data.eos_ids.empty() && data.pad_id == -1 && data.unk_id == -1) << name;
+      const bool is_minus_one = id == 4'294'967'295u, is_read = std::string_view(name) != "unknown_token_id";
+      if (is_minus_one || !is_read) {
+        EXPECT_THAT(read.contents->notes, ::testing::IsEmpty()) << "-1 is how files say that there is none";
+      } else {
+        EXPECT_THAT(read.contents->notes, ElementsAre(HasSubstr(fmt::format("{} is {}, which is none of 40 tokens", name, id))));
+      }
+    }
+  }
+}
+
+TEST(GgufModelTest, FallbacksAreNoted) {
+  const TinyModel model = RandomModel(TinyConfig(), 9);
+  const Read read(WithTokens(model, 40));
+  EXPECT_THAT(read.contents->notes, ElementsAre(HasSubstr("tokenizer.ggml.token_type is missing")));
+  std::vector<std::string> tokens(40, "x");
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] += std::to_string(i);
+  const Read no_pre(ToGguf(model)
+                        .String("tokenizer.ggml.model", "gpt2")
+                        .Strings("tokenizer.ggml.tokens", tokens)
+                        .Strings("tokenizer.ggml.merges", {})
+                        .I32s("tokenizer.ggml.token_type", std::vector<int32_t>(40, 1)));
+  EXPECT_THAT(no_pre.contents->notes, ElementsAre(HasSubstr("tokenizer.ggml.pre is missing")));
 }
 
 // The ends of a model whose first tokens are `texts`, of the types `types`.
@@ -310,6 +364,7 @@ std::vector<int32_t> Ends(const TinyModel& model, const std::vector<std::string>
   GgufWriter writer = ToGguf(model)
                           .String("tokenizer.ggml.model", "gpt2")
                           .Strings("tokenizer.ggml.tokens", tokens)
+                          .Strings("tokenizer.ggml.merges", {})
                           .I32s("tokenizer.ggml.token_type", types);
   for (const auto& [key, id] : keys) writer.U32("tokenizer.ggml." + key, id);
   const Read read(writer);
@@ -332,10 +387,35 @@ TEST(GgufModelTest, ControlTokensEndByTheirText) {
   EXPECT_THAT(Ends(model, {"<eos>", "<end_of_turn>", "<|end|>", "\u2581<EOT>"}, {3, 3, 3, 3}, {{"eos_token_id", 0}}),
               ElementsAre(0, 1, 2, 3));
 
-  // Neither a token of another type, nor the unknown token (of SmolLM2's instruct models).
-  EXPECT_THAT(Ends(model, chatml, {1, 3, 4}, {{"eos_token_id", 1}}), ElementsAre(1));
+  // Whatever their type says, but not the unknown token (of SmolLM2's instruct models).
+  EXPECT_THAT(Ends(model, chatml, {1, 3, 4}, {{"eos_token_id", 1}}), ElementsAre(1, 0, 2));
   EXPECT_THAT(Ends(model, chatml, {3, 3, 3}, {{"bos_token_id", 1}, {"eos_token_id", 2}, {"unknown_token_id", 0}}), ElementsAre(2));
-  EXPECT_THAT(Ends(model, chatml, {5, 3, 6}, {{"eos_token_id", 1}}), ElementsAre(1));
+  EXPECT_THAT(Ends(model, {"a", "\n"}, {1, 1}, {{"eos_token_id", 1}}), ElementsAre(1));
+}
+
+TEST(GgufModelTest, AnEndOfATurnIsAControlTokenWhateverItsType) {
+  using Kind = TokenizerData::TokenKind;
+  const TinyModel model = RandomModel(TinyConfig(), 9);
+  std::vector<std::string> tokens = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<turn>", "\n"};
+  for (size_t i = tokens.size(); i < 40; ++i) tokens.push_back(fmt::format("t{}", i));
+  std::vector<int32_t> types(40, 1);
+  types[0] = 3, types[1] = types[2] = types[3] = 4;
+  const Read read(ToGguf(model)
+                      .String("tokenizer.ggml.model", "gpt2")
+                      .String("tokenizer.ggml.pre", "smollm")
+                      .Strings("tokenizer.ggml.tokens", tokens)
+                      .Strings("tokenizer.ggml.merges", {})
+                      .I32s("tokenizer.ggml.token_type", types)
+                      .U32("tokenizer.ggml.eos_token_id", 3)
+                      .U32("tokenizer.ggml.eot_token_id", 4));
+  ASSERT_TRUE(read.contents.ok()) << read.message();
+  const TokenizerData& data = *read.contents->tokenizer;
+  EXPECT_THAT(data.eos_ids, ElementsAre(3, 4, 0, 2));
+  EXPECT_EQ(data.kinds[1], Kind::kUserDefined) << "it begins a turn";
+  EXPECT_EQ(data.kinds[2], Kind::kControl);
+  EXPECT_EQ(data.kinds[3], Kind::kControl);
+  EXPECT_EQ(data.kinds[4], Kind::kNormal) << "a newline stays text";
+  EXPECT_THAT(read.contents->notes, ElementsAre(HasSubstr("\"<|im_end|>\" ends a turn"), HasSubstr("\"<turn>\" ends a turn")));
 }
 
 std::string SplitFileName(int32_t number, int32_t count) { return fmt::format("m-{:05}-of-{:05}.gguf", number, count); }

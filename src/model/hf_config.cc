@@ -33,6 +33,13 @@ constexpr std::array<std::string_view, 7> kForeignKeys = {"num_local_experts",  
                                                           "logits_scaling",      "residual_multiplier", "attention_multiplier",
                                                           "embedding_multiplier"};
 
+// "LlamaModel" of "LlamaForCausalLM": what transformers writes of a model whose head was left away, or is tied.
+std::string WithoutHead(std::string_view architecture) {
+  constexpr std::string_view kHead = "ForCausalLM";
+  if (architecture.ends_with(kHead)) architecture.remove_suffix(kHead.size());
+  return fmt::format("{}Model", architecture);
+}
+
 struct FoundFamily {
   const Family* family;
   bool multimodal;  // the family's config is that under "text_config"
@@ -52,7 +59,7 @@ Result<FoundFamily> FindFamily(const ObjectReader& reader) {
   for (const Family* family : Families()) {
     const std::string_view text = by_type ? family->hf_model_type : family->hf_architecture;
     const std::string_view multimodal = by_type ? family->multimodal.hf_model_type : family->multimodal.hf_architecture;
-    if (name == text) return FoundFamily{family, false};
+    if (name == text || (!by_type && name == WithoutHead(text))) return FoundFamily{family, false};
     if (!multimodal.empty() && name == multimodal) return FoundFamily{family, true};
     for (const std::string_view known : {text, multimodal}) {
       if (!known.empty()) supported += fmt::format("{}{}", supported.empty() ? "" : ", ", known);

@@ -10,10 +10,11 @@
 
 #include "core/check.h"
 #include "model/error_text.h"
-#include "model/families/family.h"
 #include "model/hf_config.h"
+#include "model/hf_weight_names.h"
 #include "model/json_file.h"
 #include "model/safetensors.h"
+#include "model/sampling_defaults.h"
 #include "tokenizer/hf_tokenizer.h"
 #include "tokenizer/sentencepiece_model.h"
 
@@ -160,46 +161,6 @@ Result<TokenizerData> ReadTokenizer(const std::string& path, ModelConfig& config
   return parsed;
 }
 
-// Tensors that checkpoints carry and the forward pass computes or has already.
-void DropRedundant(const ModelConfig& config, TensorMap* tensors) {
-  std::erase_if(*tensors, [&](const auto& entry) {
-    constexpr std::string_view kComputed[] = {".rotary_emb.inv_freq", ".attn.causal_mask", ".attn.bias", ".attn.masked_bias",
-                                              ".attn.embed_positions"};  // frequencies and masks
-    const auto ends_name = [&](std::string_view suffix) { return entry.first.ends_with(suffix); };
-    return std::ranges::any_of(kComputed, ends_name) || (config.tie_embeddings && entry.first == "lm_head.weight");
-  });
-}
-
-// How a model of several modalities names the tensors of its text model; without a second name, those of its other parts.
-struct TextPrefix {
-  std::string_view prefix, text_prefix;
-};
-constexpr TextPrefix kTextPrefixes[] = {{"language_model.model.", "model."},  // files of the hub
-                                        {"language_model.lm_head.", "lm_head."},
-                                        {"model.language_model.", "model."},  // names of transformers from 4.52 on
-                                        {"vision_tower.", ""},
-                                        {"multi_modal_projector.", ""},
-                                        {"model.vision_tower.", ""},
-                                        {"model.multi_modal_projector.", ""}};
-
-// Gives the tensors of the text model the names that they have in a model of text alone, and drops those of other parts.
-Status TakeTextModel(const std::string& path, TensorMap* tensors) {
-  TensorMap text;
-  for (const auto& entry : *tensors) {
-    const std::string& name = entry.first;
-    const auto found = std::ranges::find_if(kTextPrefixes, [&](const TextPrefix& known) { return name.starts_with(known.prefix); });
-    std::string text_name = name;
-    if (found != std::end(kTextPrefixes)) {
-      if (found->text_prefix.empty()) continue;
-      text_name.replace(0, found->prefix.size(), found->text_prefix);
-    }
-    if (!text.emplace(text_name, entry.second).second)
-      return InvalidArgument(fmt::format("{}: tensor {} is there twice, once as {}", path, Quoted(text_name), Quoted(name)));
-  }
-  *tensors = std::move(text);
-  return OkStatus();
-}
-
 // Why there are no weights.
 Status NoWeights(const std::string& path) {
   if (Exists(path + "/pytorch_model.bin") || Exists(path + "/pytorch_model.bin.index.json")) {
@@ -223,6 +184,7 @@ Result<HuggingFaceFolder> OpenHuggingFaceFolder(const std::string& path) {
   COPPICE_ASSIGN_OR_RETURN(const TextFile config, ReadOptionalText(config_path));
   COPPICE_ASSIGN_OR_RETURN(const TextFile generation_config, ReadOptionalText(path + "/generation_config.json"));
   COPPICE_ASSIGN_OR_RETURN(contents.config, ParseHuggingFaceConfig(config, generation_config));
+  contents.sampling = ReadSamplingDefaults(generation_config, &contents.notes);
 
   const std::string single = path + "/model.safetensors", index = single + ".index.json";
   if (Exists(single)) {
@@ -232,9 +194,7 @@ Result<HuggingFaceFolder> OpenHuggingFaceFolder(const std::string& path) {
   } else {
     return NoWeights(path);
   }
-  const Family& family = FamilyNamed(contents.config.architecture);
-  if (!family.multimodal.hf_architecture.empty()) COPPICE_RETURN_IF_ERROR(TakeTextModel(path, &contents.tensors));
-  DropRedundant(contents.config, &contents.tensors);
+  COPPICE_RETURN_IF_ERROR(NameWeights(path, &contents.config, &contents.tensors, &contents.notes));
   COPPICE_RETURN_IF_ERROR(CheckWeights(contents.config, contents.tensors, path));
   Result<TokenizerData> tokenizer = ReadTokenizer(path, contents.config);
   contents.tokenizer_status = tokenizer.status();

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "coppice/core/status.h"
 #include "model/config.h"
+#include "model/sampling_defaults.h"
 #include "model/weights.h"
 #include "tokenizer/tokenizer_data.h"
 
@@ -15,6 +18,9 @@ struct ModelContents {
   ModelConfig config;
   std::optional<TokenizerData> tokenizer;
   Status tokenizer_status = NotFound("the model has no tokenizer");  // OK if it has one that was read
+  SamplingDefaults sampling;
+  // What was assumed where the files are silent, or set aside where they contradict themselves: a line each, for whoever runs it.
+  std::vector<std::string> notes;
   TensorMap tensors;  // by Hugging Face name; exactly those that CheckWeights asks for
 };
 

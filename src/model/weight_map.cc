@@ -34,17 +34,17 @@ constexpr std::array<WeightName, 18> kGgufNames = {{{kEmbedding, "token_embd"},
 
 bool IsOfLayer(WeightRole role) { return role >= kAttentionNorm; }
 
-std::optional<std::string_view> NameOf(const Family& family, WeightRole role) {
-  const auto found = std::ranges::find(family.weights, role, &WeightName::role);
-  return found == family.weights.end() ? std::nullopt : std::optional(found->name);
-}
-
 std::string WithLayer(std::string_view name, std::string_view layer) {
   const size_t at = name.find("{}");
   return fmt::format("{}{}{}", name.substr(0, at), layer, name.substr(at + 2));
 }
 
 }  // namespace
+
+std::optional<std::string_view> NameInFolders(const Family& family, WeightRole role) {
+  const auto found = std::ranges::find(family.weights, role, &WeightName::role);
+  return found == family.weights.end() ? std::nullopt : std::optional(found->name);
+}
 
 WeightMap WeightsOf(const ModelConfig& config) {
   const Family& family = FamilyNamed(config.architecture);
@@ -54,7 +54,7 @@ WeightMap WeightsOf(const ModelConfig& config) {
   const bool norm_bias = blocks.norm == ops::NormKind::kLayer;
   WeightMap weights;
   const auto add = [&](int32_t layer, WeightRole role, std::vector<int64_t> shape, bool bias) {
-    const std::optional<std::string_view> name = NameOf(family, role);
+    const std::optional<std::string_view> name = NameInFolders(family, role);
     COPPICE_CHECK(name.has_value());  // a family names what its blocks have
     weights[{layer, role}] = {layer == kNoLayer ? std::string(*name) : WithLayer(*name, std::to_string(layer)), std::move(shape),
                               bias};
@@ -123,7 +123,7 @@ std::optional<std::string> HuggingFaceName(const Family& family, std::string_vie
   }
   const std::optional<WeightRole> role = RoleOfGgufName(stem);
   if (!role || IsOfLayer(*role) == layer.empty()) return std::nullopt;
-  const std::optional<std::string_view> name = NameOf(family, *role);
+  const std::optional<std::string_view> name = NameInFolders(family, *role);
   if (!name) return std::nullopt;
   return layer.empty() ? std::string(*name) : WithLayer(*name, layer);
 }

@@ -36,6 +36,8 @@ std::vector<RowRun> FusedRows(const ModelConfig& config);
 
 // "blk.7.attn_q" -> "model.layers.7.self_attn.q_proj" in a family's names; nothing for a name that it does not have.
 std::optional<std::string> HuggingFaceName(const Family& family, std::string_view gguf_name);
+// A role's name in a family's folders, {} for the layer, without ".weight"; nothing where the family has no such weight.
+std::optional<std::string_view> NameInFolders(const Family& family, WeightRole role);
 // The role of "attn_q"; nothing if no family has it.
 std::optional<WeightRole> RoleOfGgufName(std::string_view stem);
 

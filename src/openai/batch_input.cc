@@ -22,6 +22,7 @@
 #include "core/dismantle_json.h"
 #include "core/quoted.h"
 #include "model/json_file.h"
+#include "openai/line_id.h"
 #include "openai/line_reader.h"
 
 namespace coppice::openai {
@@ -32,23 +33,12 @@ using nlohmann::json;
 constexpr std::string_view kBodyPath[] = {"body"};
 constexpr size_t kSpoolBuffer = 1 << 16;  // tokens
 
-std::string HashOf(std::string_view text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-}
-
 std::string_view BytesOf(std::span<const int32_t> ids) {
   const auto bytes = std::as_bytes(ids);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 uint64_t Fingerprint(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
-
-std::string_view Trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kSpace);
-  return begin == text.npos ? std::string_view() : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-}
 
 // The string of a required field of the line, or an error.
 Result<std::string> StringField(const json& line, const char* name, const std::string& expected) {
@@ -94,15 +84,20 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
   if (!endpoint.ok()) return fail(endpoint.status(), "url");
   if (rules.endpoint && *endpoint != *rules.endpoint)
     return fail(InvalidArgument(fmt::format("url is {}, expected the batch's endpoint {}", *url, Url(*rules.endpoint))), "url");
+  std::vector<std::string> ignored;
   for (const auto& [name, value] : object->items()) {
-    if (name != "custom_id" && name != "method" && name != "url" && name != "body")
+    if (name == "custom_id" || name == "method" || name == "url" || name == "body") continue;
+    if (parser.unknown_fields() == UnknownFields::kIgnore) {
+      ignored.push_back(name);
+    } else {
       return fail(InvalidArgument(fmt::format("{} is no field of a line, expected custom_id, method, url and body", Quoted(name))),
                   name);
+    }
   }
   const auto body = object->find("body");
   if (body == object->end()) return fail(InvalidArgument("body is missing, expected an object"), "body");
 
-  std::string id = HashOf(Trimmed(text));
+  std::string id = LineId(text);
   BodyError body_error;
   std::optional<DismantledJson<nlohmann::ordered_json>> tools;
   if (body->is_object() && body->contains("tools")) {
@@ -113,7 +108,17 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     }
     tools.emplace(*std::move(ordered));
   }
-  std::optional<OpenAiRequest> request = parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &**tools : nullptr);
+  std::string schema;
+  if (body->is_object() && body->contains("response_format")) {
+    Result<std::string> ordered = ResponseSchemaInOrder(text, kBodyPath);
+    if (!ordered.ok()) {
+      line_error->id = std::move(id);
+      return fail(InvalidArgument("response_format: " + ordered.status().message()), "response_format");
+    }
+    schema = *std::move(ordered);
+  }
+  std::optional<OpenAiRequest> request =
+      parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &**tools : nullptr, schema);
   if (!request) {
     line_error->id = std::move(id);
     return fail(std::move(body_error.status), std::move(body_error.param));
@@ -122,6 +127,7 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     line_error->id = std::move(id);
     return fail(InvalidArgument("stream is true, expected false: a batch answers when all is complete"), "stream");
   }
+  request->ignored_fields.insert(request->ignored_fields.end(), ignored.begin(), ignored.end());
   // A server's prefixes may be replaced while a batch runs, which goes on; those of a file are the job's own.
   if (request->prefix && !rules.find_prefix) id = HashOf(id + HashOf(BytesOf(request->prefix->token_ids)));
   // Samples of equal prompts differ, and a run that is repeated or resumed draws the same.
@@ -193,6 +199,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
   std::unordered_map<std::string, int64_t> lines;  // custom_id -> the line that has it
   LineReader::Line line;
   int64_t requests = 0, failed = 0;
+  IgnoredFields ignored;
   const auto report = [&](const BatchErrors::Error& error) -> Status {
     COPPICE_RETURN_IF_ERROR(errors->Report(error));
     const bool all_failed = ++failed == requests;
@@ -236,6 +243,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
       continue;
     }
     if (errors->Has(line.number)) continue;
+    ignored.Add(parsed->request.ignored_fields);
     const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
       COPPICE_RETURN_IF_ERROR(report(
@@ -252,6 +260,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
                            .size = static_cast<int32_t>(line.size),
                            .num_tokens = static_cast<int32_t>(tokens->size())});
   }
+  ignored.Log(path);
   COPPICE_RETURN_IF_ERROR(input.spool_.Map());
   std::ranges::stable_sort(input.jobs_, [&](const BatchJob& a, const BatchJob& b) {
     return std::ranges::lexicographical_compare(input.Tokens(a), input.Tokens(b));

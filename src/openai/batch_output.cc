@@ -30,7 +30,14 @@ constexpr int64_t kErrorsTold = 10;  // on stderr; all are in the file
 
 constexpr std::string_view kResultBegin = R"({"id":)";  // of every line that we write
 
-bool HasString(const ordered_json& object, const char* name) { return object.contains(name) && object[name].is_string(); }
+// The key of a result, as text; nothing where the line is none.
+std::optional<std::string> KeyOf(const ordered_json& line, const OutputForm& form) {
+  const std::string name(form.key);
+  if (!line.is_object() || !line.contains("id") || !line["id"].is_string() || !line.contains(name)) return std::nullopt;
+  const ordered_json& key = line[name];
+  if (key.is_string()) return key.get<std::string>();
+  return key.is_number_integer() ? std::optional(key.dump()) : std::nullopt;
+}
 
 // Whether the torn last line of a file may be the beginning of one of ours.
 bool MayBegin(std::string_view torn) { return torn.substr(0, kResultBegin.size()) == kResultBegin.substr(0, torn.size()); }
@@ -69,14 +76,14 @@ Result<EarlierErrors> ReadErrors(const std::string& resolved, const std::string&
 
 }  // namespace
 
-Result<BatchOutput> BatchOutput::Open(const std::string& path) {
+Result<BatchOutput> BatchOutput::Open(const std::string& path, const OutputForm& form) {
   BatchOutput output;
   COPPICE_ASSIGN_OR_RETURN(output.path_, ResolveOutput(path));
   output.file_ = FileDescriptor(open(output.path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (output.file_.get() < 0) return SystemError("write to the output", path);
   if (flock(output.file_.get(), LOCK_EX | LOCK_NB) != 0)
     return FailedPrecondition(
-        fmt::format("{} is locked: another coppice batch writes to it; wait for it or give another output", path));
+        fmt::format("{} is locked: another {} writes to it; wait for it or give another output", path, form.command));
 
   COPPICE_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(output.path_, "the output"));
   LineReader::Line line;
@@ -85,17 +92,18 @@ Result<BatchOutput> BatchOutput::Open(const std::string& path) {
     if (!more) return output;
     if (!line.complete) break;
     const ordered_json result = ordered_json::parse(line.text, nullptr, /*allow_exceptions=*/false);
-    if (!result.is_object() || !HasString(result, "custom_id") || !HasString(result, "id")) {
+    std::optional<std::string> key = KeyOf(result, form);
+    if (!key) {
       return InvalidArgument(
-          fmt::format("{}:{} is no result of a batch; give an output that does not exist yet, or one that coppice batch wrote",
-                      path, line.number));
+          fmt::format("{0}:{1} is no result of {2}; give an output that does not exist yet, or one that {2} wrote", path,
+                      line.number, form.command));
     }
-    output.finished_.emplace(result["custom_id"].get<std::string>(), result["id"].get<std::string>());
+    output.finished_.emplace(*std::move(key), result["id"].get<std::string>());
     output.size_ = line.offset + line.size + 1;
   }
   // Only what looks like the beginning of a result is cut off: the file may not be one of ours.
   if (output.finished_.empty() && !MayBegin(line.text))
-    return InvalidArgument(fmt::format("{} is no output of a batch; give one that does not exist yet", path));
+    return InvalidArgument(fmt::format("{} is no output of {}; give one that does not exist yet", path, form.command));
   spdlog::info("{}: the last line is torn and is dropped", path);
   if (ftruncate(output.file_.get(), output.size_) != 0) return SystemError("shorten", path);
   return output;

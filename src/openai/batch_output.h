@@ -1,11 +1,12 @@
-// The result files of `coppice batch`: an append-only output that a killed run continues, and a file of what went wrong.
-// Layer: openai.
+// The result files of `coppice batch` and `coppice score`: an append-only output that a killed run continues, and a file of what
+// went wrong. Layer: openai.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -15,15 +16,21 @@
 
 namespace coppice::openai {
 
+// Whose lines an output has: what the messages call it, and the member of a line, a string or a number, that says what it answers.
+struct OutputForm {
+  std::string_view command, key;
+};
+inline constexpr OutputForm kBatchOutput = {"coppice batch", "custom_id"}, kScoreOutput = {"coppice score", "line"};
+
 // Lines of JSON, one after the other, so that a kill leaves whole lines and at most one torn one at the end. Synced to disk once a
 // second at most, and at the end: a power cut loses that second, and the next run computes it again.
 class BatchOutput {
  public:
   // Opens or creates the file and locks it. What an earlier run finished is kept, a torn last line is cut off. INVALID_ARGUMENT for
-  // what is no regular file or holds anything else than batch results, FAILED_PRECONDITION if another process writes to it.
-  static Result<BatchOutput> Open(const std::string& path);
+  // what is no regular file or holds anything else than such results, FAILED_PRECONDITION if another process writes to it.
+  static Result<BatchOutput> Open(const std::string& path, const OutputForm& form = kBatchOutput);
 
-  // custom_id -> id of every line that was there; the id tells which request it answers.
+  // The form's key -> id of every line that was there; the id tells which request it answers.
   const std::unordered_map<std::string, std::string>& finished() const { return finished_; }
   // `line`: without the line break. DATA_LOSS if somebody else removed, moved or changed the file meanwhile: what was written
   // before may be lost.

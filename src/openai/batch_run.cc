@@ -17,6 +17,11 @@
 #include "openai/response_body.h"
 
 namespace coppice::openai {
+namespace {
+
+constexpr auto kCrowded = std::chrono::seconds(1);  // until the next try
+
+}  // namespace
 
 struct BatchRun::Active {
   size_t job = 0;
@@ -31,6 +36,7 @@ struct BatchRun::Finished {
   std::mutex mutex;
   std::condition_variable news;
   std::vector<std::shared_ptr<Active>> requests;
+  bool woken = false;  // what the next request waits for may be there
 };
 
 BatchRun::BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestParser* parser, BatchRunOptions options,
@@ -67,7 +73,7 @@ Status BatchRun::Submit() {
   return OkStatus();
 }
 
-Result<bool> BatchRun::SubmitOne(size_t index) {
+Result<bool> BatchRun::Begin(size_t index, std::shared_ptr<Active>* begun) {
   const BatchJob& job = input_.jobs()[index];
   if (prefixes_) prefixes_->Before(index);
   auto active = std::make_shared<Active>();
@@ -92,6 +98,43 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
       return false;
     }
     active->taken_tokens = admission.taken_tokens;
+  }
+  *begun = std::move(active);
+  return true;
+}
+
+std::optional<Result<std::shared_ptr<const TokenConstraint>>> BatchRun::Compile(const GrammarSource& source) {
+  if (!options_.compile) return Unimplemented("outputs of this batch are free");
+  auto compiled = options_.compile(source, [finished = finished_] {
+    const std::lock_guard lock(finished->mutex);
+    finished->woken = true;
+    finished->news.notify_one();
+  });
+  if (!compiled || compiled->status().code() != StatusCode::kResourceExhausted) return compiled;
+  next_admission_ = std::chrono::steady_clock::now() + kCrowded;  // others' grammars, or those of requests that run
+  return std::nullopt;
+}
+
+Result<bool> BatchRun::SubmitOne(size_t index) {
+  std::shared_ptr<Active> active = std::exchange(compiling_, nullptr);
+  if (!active) {
+    COPPICE_ASSIGN_OR_RETURN(const bool may_go, Begin(index, &active));
+    if (!may_go || !active) return may_go;
+  }
+  if (const OutputForm* const form = active->line.request.output.get()) {
+    const auto compiled = Compile(form->source);
+    if (!compiled) {
+      compiling_ = std::move(active);
+      return false;
+    }
+    if (!compiled->ok()) {
+      Release(active->taken_tokens, 0);
+      if (compiled->status().code() == StatusCode::kUnavailable) return compiled->status();
+      const BodyError error = form->ErrorOf(compiled->status());
+      COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, error.status, error.param));
+      return true;
+    }
+    active->line.request.request.constraint = **compiled;
   }
   Request request = std::move(active->line.request.request);
   active->line.request.request = {};
@@ -141,11 +184,13 @@ void BatchRun::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent&
 
 void BatchRun::WaitForFinished(std::chrono::milliseconds timeout) {
   std::unique_lock lock(finished_->mutex);
-  finished_->news.wait_for(lock, timeout, [this] { return !finished_->requests.empty(); });
+  finished_->news.wait_for(lock, timeout, [this] { return !finished_->requests.empty() || finished_->woken; });
+  finished_->woken = false;
 }
 
 void BatchRun::Cancel() {
   if (std::exchange(cancelled_, true)) return;
+  if (const auto compiling = std::exchange(compiling_, nullptr)) Release(compiling->taken_tokens, 0);
   for (const RequestId id : active_) (void)engine_.Cancel(id);  // one that has ended needs no cancelling
 }
 
@@ -171,7 +216,10 @@ Status BatchRun::Write(Active* active) {
   for (const Sample& sample : output.samples) generated += std::ssize(sample.token_ids);
   Release(active->taken_tokens, output.begun ? prompt_tokens + RepeatedTokens(line.request, prompt_tokens) + generated : 0);
   if (output.failure.code() == StatusCode::kUnavailable) return output.failure;  // of the device: no request is at fault
-  if (!output.cancelled && !output.failure.ok()) return ReportFailure(job, line, output.failure);
+  if (!output.cancelled && !output.failure.ok()) {
+    const BodyError error = line.request.ErrorUnderWay(output.failure);
+    return ReportFailure(job, line, error.status, error.param);
+  }
   if (output.cancelled) return OkStatus();
   ++counts_.answered;
   End(job);

@@ -41,6 +41,10 @@ struct BatchRunOptions {
   // Asked before a request is submitted: adds to it what the caller has to say, and may let it wait. It is asked again then. An
   // error is that of the request's line, whose field it names.
   std::function<BatchAdmission(OpenAiRequest*)> admit;
+  // What an admitted request's output must look like, compiled; nothing: not yet. It is asked again when `wake` was called, on any
+  // thread, or after a while. Empty: requests whose output is not free are errors.
+  std::function<std::optional<Result<std::shared_ptr<const TokenConstraint>>>(const GrammarSource&, std::function<void()> wake)>
+      compile;
   // What an admitted request used of the tokens that it took, when it has ended, on the thread that calls Submit and WriteFinished.
   std::function<void(int64_t taken, int64_t used)> on_end;
   std::function<void(const TokenUsage&)> on_answer;  // for each answer that is written, on the thread that calls WriteFinished
@@ -67,7 +71,7 @@ class BatchRun {
   Status Submit();
   // Writes what is complete. Errors as Submit.
   Status WriteFinished();
-  // Until a request is complete, or `timeout` is over.
+  // Until a request is complete or compiled, or `timeout` is over.
   void WaitForFinished(std::chrono::milliseconds timeout);
   // Submits no more, and ends what is in the engine; what was complete is still to be written.
   void Cancel();
@@ -86,6 +90,11 @@ class BatchRun {
   bool HasRoom() const;
   // False: the engine's queue is full, or the request is to wait.
   Result<bool> SubmitOne(size_t job);
+  // Reads the job's request and asks for its admission. False: it is to wait. Nothing in `*active`: it is an error, which is
+  // reported.
+  Result<bool> Begin(size_t job, std::shared_ptr<Active>* active);
+  // What its output must look like; nothing: not yet.
+  std::optional<Result<std::shared_ptr<const TokenConstraint>>> Compile(const GrammarSource& source);
   void End(size_t job);
   // Tells what an admitted request used.
   void Release(int64_t taken, int64_t used) const;
@@ -104,7 +113,8 @@ class BatchRun {
   size_t next_ = 0;  // job
   bool cancelled_ = false;
   std::chrono::steady_clock::time_point next_admission_;
-  std::vector<bool> ended_;  // by job: answered or failed
+  std::vector<bool> ended_;            // by job: answered or failed
+  std::shared_ptr<Active> compiling_;  // the next one, admitted, where its constraint is not compiled yet
   std::set<RequestId> active_;
   const std::shared_ptr<Finished> finished_;
 };

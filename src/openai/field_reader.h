@@ -1,9 +1,10 @@
-// Reads the fields of a JSON object that a client sent: each checked for its type, a field that nobody asked for refused by name.
-// Layer: openai.
+// Reads the fields of a JSON object that a client sent: each checked for its type, a field that nobody asked for refused by name,
+// or noted as ignored. Layer: openai.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <limits>
@@ -16,6 +17,7 @@
 
 #include "coppice/core/status.h"
 #include "openai/body_error.h"
+#include "openai/unknown_fields.h"
 
 namespace coppice::openai {
 
@@ -30,7 +32,17 @@ inline std::string Within(const std::string& place, const std::string& param) {
 // Takes the fields of an object one by one and remembers the first thing that is wrong. null is as good as absent.
 class FieldReader {
  public:
-  explicit FieldReader(const nlohmann::json& body) : body_(body) {}
+  // `unknown`: what becomes of fields that are not asked for; null: they are refused. `place`: where the object lies in the body.
+  explicit FieldReader(const nlohmann::json& body, UnknownFieldsOf* unknown = nullptr, std::string place = "")
+      : body_(body), unknown_(unknown), place_(std::move(place)) {}
+
+  const nlohmann::json& body() const { return body_; }
+  // It was asked for.
+  bool IsKnown(const std::string& name) const { return known_.contains(name); }
+  // Of an object that lies in this one, at `place`.
+  FieldReader Inner(const nlohmann::json& object, const std::string& place) const {
+    return FieldReader(object, unknown_, Within(place_, place));
+  }
 
   const nlohmann::json* Find(const char* name) {
     known_.insert(name);
@@ -52,13 +64,18 @@ class FieldReader {
   void Take(const char* name, Integer* target) {
     const nlohmann::json* value = Find(name);
     if (!value) return;
-    if (!value->is_number_integer()) return Expect(name, *value, "an integer");
-    // Signed and unsigned apart: the library converts without a check.
-    const bool fits = value->is_number_unsigned() ? std::in_range<Integer>(value->get<uint64_t>())
-                                                  : std::in_range<Integer>(value->get<int64_t>());
-    if (!fits)
-      return Expect(name, *value,
-                    fmt::format("an integer in {}..{}", std::numeric_limits<Integer>::min(), std::numeric_limits<Integer>::max()));
+    if (!IsWhole(*value)) return Expect(name, *value, "an integer");
+    constexpr Integer kLeast = std::numeric_limits<Integer>::min(), kMost = std::numeric_limits<Integer>::max();
+    // Each kind of number apart: the library converts without a check.
+    bool fits = false;
+    if (value->is_number_float()) {
+      const double number = value->get<double>();
+      fits = number >= static_cast<double>(kLeast) && number < std::ldexp(1.0, std::numeric_limits<Integer>::digits);
+    } else {
+      fits = value->is_number_unsigned() ? std::in_range<Integer>(value->get<uint64_t>())
+                                         : std::in_range<Integer>(value->get<int64_t>());
+    }
+    if (!fits) return Expect(name, *value, fmt::format("an integer in {}..{}", kLeast, kMost));
     *target = value->get<Integer>();
   }
   template <std::floating_point Number>
@@ -89,19 +106,24 @@ class FieldReader {
     *target = value;
   }
 
-  // The first error; if there was none, a field that nobody asked for is one.
-  BodyError Finish() {
-    for (const auto& [name, value] : body_.items()) {
-      if (value.is_null() || known_.contains(name)) continue;
-      const std::string shown = name.empty() ? "a field without a name" : Shown(name);
-      Fail(name, InvalidArgument(fmt::format("{} is not supported; leave it out", shown)));
-    }
-    return std::move(error_);
-  }
+  // A field that changes nothing here: refused or noted as the rule says.
+  void Unknown(const std::string& name, const nlohmann::json& value);
+  // The first error; if there was none, a field that nobody asked for is one where such are refused. `others_are_shown`: to the
+  // model, with the object, so that none is ignored.
+  BodyError Finish(bool others_are_shown = false);
   bool ok() const { return error_.status.ok(); }
+  // The first error, whatever has not been asked for.
+  BodyError TakeError() { return std::move(error_); }
 
  private:
+  // 8 or 8.0: clients of languages with one type of numbers send either.
+  static bool IsWhole(const nlohmann::json& value) {
+    return value.is_number_integer() || (value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>());
+  }
+
   const nlohmann::json& body_;
+  UnknownFieldsOf* unknown_;
+  std::string place_;
   std::set<std::string, std::less<>> known_;
   BodyError error_;
 };

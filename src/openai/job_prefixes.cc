@@ -95,7 +95,7 @@ void JobPrefixes::Before(size_t job) {
   }
   if (!entry->pinned) {
     const std::span<const int32_t> tokens = prompt_(entry->range.begin).first(entry->range.tokens);
-    Request request{.prompt_ids = {tokens.begin(), tokens.end()}, .max_tokens = 1, .pin_prompt_as = entry->name};
+    Request request{.prompt_ids = {tokens.begin(), tokens.end()}, .max_tokens = 0, .pin_prompt_as = entry->name};
     request.on_event = [computed = entry->computed](const StreamEvent& event) {
       if (event.finish_reason == FinishReason::kStop || event.finish_reason == FinishReason::kLength) *computed = true;
     };

@@ -1,6 +1,8 @@
 #include "openai/line_reader.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -11,6 +13,13 @@ Result<LineReader> LineReader::Open(const std::string& path, const std::string& 
   std::FILE* const file = std::fopen(path.c_str(), "rb");
   if (!file) return NotFound(fmt::format("cannot read {} {}: {}", what, path, std::strerror(errno)));
   return LineReader(file, path, max_line_bytes);
+}
+
+Result<LineReader> LineReader::OpenStandardInput() {
+  const int fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+  std::FILE* const file = fd < 0 ? nullptr : fdopen(fd, "rb");
+  if (file == nullptr) return NotFound(fmt::format("cannot read standard input: {}", std::strerror(errno)));
+  return LineReader(file, "standard input", kMaxLineBytes);
 }
 
 Result<bool> LineReader::Next(Line* line) {

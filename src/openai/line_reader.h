@@ -23,6 +23,8 @@ class LineReader {
 
   // NOT_FOUND names the path and the system's reason; `what` says in the message which file it is ("the input").
   static Result<LineReader> Open(const std::string& path, const std::string& what, size_t max_line_bytes = kMaxLineBytes);
+  // Standard input from where it stands.
+  static Result<LineReader> OpenStandardInput();
   // The next line in `line`, whose memory is reused; false at the end of the file.
   Result<bool> Next(Line* line);
 

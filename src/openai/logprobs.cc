@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/json.h"
+#include "tokenizer/utf8.h"
 
 namespace coppice::openai {
 namespace {
@@ -20,9 +21,21 @@ ordered_json ChatToken(int32_t id, std::optional<float> logprob, const Tokenizer
   return {{"token", text}, {"logprob", logprob ? ordered_json(*logprob) : ordered_json()}, {"bytes", std::move(bytes)}};
 }
 
+// The name of a token among those of `others`: its text; "bytes:\xe2\x80" where that is no text, as OpenAI writes it, since all
+// such bytes would be one character in JSON; its id where another token has the same text.
+std::string NameBeside(const ordered_json& others, int32_t id, const Tokenizer* tokenizer) {
+  std::string name(TokenText(tokenizer, id));
+  if (ValidUtf8Prefix(name) != name.size()) {
+    std::string bytes = "bytes:";
+    for (const char byte : name) bytes += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+    name = std::move(bytes);
+  }
+  return others.contains(name) ? fmt::format("token_id:{}", id) : name;
+}
+
 ordered_json Alternatives(const std::vector<TokenLogprob>& top, const Tokenizer* tokenizer) {
   ordered_json alternatives = ordered_json::object();
-  for (const TokenLogprob& other : top) alternatives[std::string(TokenText(tokenizer, other.token))] = other.logprob;
+  for (const TokenLogprob& other : top) alternatives[NameBeside(alternatives, other.token, tokenizer)] = other.logprob;
   return alternatives;
 }
 

@@ -2,15 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "grammar/grammar_compiler.h"
 #include "openai/answer_size.h"
 #include "openai/batch_input.h"
+#include "openai/logprobs.h"
 #include "openai/prompt_fields.h"
 #include "openai/request.h"
 #include "openai/response_body.h"
@@ -122,13 +126,14 @@ TEST_F(OpenAiRequestTest, Chat) {
       {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
       "max_completion_tokens": 5, "logprobs": true, "top_logprobs": 0, "response_format": {"type": "text"}})"));
   EXPECT_EQ(parsed.text, "system:s;user:ab;");
-  EXPECT_THAT(*parser_.Encode(Parsed(Endpoint::kChatCompletions, json::parse(R"({"messages": [{"role": "u", "content": ""}]})"))),
-              ElementsAre('u', ':', ';'));  // no token before what the template writes
+  EXPECT_THAT(
+      *parser_.Encode(Parsed(Endpoint::kChatCompletions, json::parse(R"({"messages": [{"role": "user", "content": ""}]})"))),
+      ElementsAre('u', 's', 'e', 'r', ':', ';'));  // no token before what the template writes
   EXPECT_EQ(parsed.max_tokens, 5);
   EXPECT_TRUE(parsed.logprobs);
-  for (const char* messages :
-       {R"([])", R"("hello")", R"([5])", R"([{"role": "user"}])", R"([{"content": "a"}])",
-        R"([{"role": "user", "content": [{"type": "image_url"}]}])", R"([{"role": "user", "content": "a", "tool_calls": []}])"})
+  for (const char* messages : {R"([])", R"("hello")", R"([5])", R"([{"role": "user", "content": 5}])", R"([{"content": "a"}])",
+                               R"([{"role": "u", "content": "a"}])", R"([{"role": "user", "content": [{"type": "image_url"}]}])",
+                               R"([{"role": "user", "content": "a", "tool_calls": [{}]}])"})
     EXPECT_THAT(Refused(Endpoint::kChatCompletions, {{"messages", json::parse(messages)}}).param, HasSubstr("messages"))
         << messages;
   EXPECT_THAT(Refused(Endpoint::kChatCompletions, {{"prompt", "a"}}).status.message(), HasSubstr("messages"));
@@ -141,10 +146,20 @@ TEST_F(OpenAiRequestTest, Chat) {
 
 TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
   if (GrammarCompiler::Create(tokenizer_, 256).status().code() == StatusCode::kUnimplemented) GTEST_SKIP() << "no XGrammar";
-  const OpenAiRequestParser parser(&tokenizer_, kContext, OkStatus(), /*vocab_size=*/256);
+  const std::unique_ptr<GrammarCompiler> compiler = GrammarCompiler::Create(tokenizer_, 256).value();
   BodyError error;
   const auto parse = [&](const std::string& fields) {
-    return parser.Parse(Endpoint::kCompletions, json::parse(R"({"prompt": "a", )" + fields + "}"), &error);
+    std::optional<OpenAiRequest> parsed =
+        parser_.Parse(Endpoint::kCompletions, json::parse(R"({"prompt": "a", )" + fields + "}"), &error);
+    if (!parsed || !parsed->output) return parsed;
+    const auto compiled = compiler->Compile(parsed->output->source);
+    if (compiled.ok()) {
+      parsed->request.constraint = *compiled;
+    } else {
+      error = parsed->output->ErrorOf(compiled.status());
+      parsed.reset();
+    }
+    return parsed;
   };
   for (
       const char* fields :
@@ -163,8 +178,10 @@ TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
            {R"("response_format": {"type": "json_schema"})", "response_format", "expected an object whose type is"},
            {R"("response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}})", "response_format.json_schema.x",
             "x"},
-           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format", "a JSON array"},
+           {R"("response_format": {"type": "json_schema", "json_schema": {"schema": [1]}})", "response_format",
+            "expected a JSON schema"},
            {R"("regex": "(")", "regex", "the regex cannot be used"},
+           {R"("regex": "((a{0,1000}){0,1000}){0,1000}")", "regex", "regex: the regex has about 1001001000 states"},
            {R"("regex": 5)", "regex", "expected a string"},
            {R"("grammar": "root")", "grammar", "the grammar cannot be used"},
            {R"("regex": "a", "response_format": {"type": "json_object"})", "regex", "keep one"}}) {
@@ -194,7 +211,7 @@ TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsTold) {
 TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
   for (const char* field : {R"("suffix": "x")",
                             R"("stream": 1)",
-                            R"("stream_options": {})",
+                            R"("stream_options": 1)",
                             R"("echo": 1)",
                             R"("best_of": 0)",
                             R"("logprobs": 21)",
@@ -211,7 +228,14 @@ TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
                             R"("logit_bias": [1])",
                             R"("seed": 1.5)",
                             R"("ignore_eos": 1)",
-                            R"("tools": [])",
+                            R"("tools": [1])",
+                            R"("typical_p": 0.9)",
+                            R"("repeat_penalty": 1.1)",
+                            R"("guided_json": {"type": "object"})",
+                            R"("skip_special_tokens": false)",
+                            R"("max_new_tokens": 5)",
+                            R"("prompt_logprobs": 0)",
+                            R"("modalities": ["text", "audio"])",
                             R"("stop_token_ids": [-1])"}) {
     const BodyError error = Refused(Endpoint::kCompletions, json::parse(std::string(R"({"prompt": "a", )") + field + "}"));
     EXPECT_THAT(field, HasSubstr("\"" + error.param + "\"")) << error.status.message();
@@ -249,6 +273,26 @@ TEST_F(OpenAiRequestTest, Alternatives) {
   EXPECT_EQ(Parsed(Endpoint::kChatCompletions, chat).request.top_logprobs, 3);
   chat["logprobs"] = false;
   EXPECT_EQ(Refused(Endpoint::kChatCompletions, chat).param, "top_logprobs");
+}
+
+// Members of one object, each under a name of its own.
+TEST_F(OpenAiRequestTest, AlternativesOfACompletionHaveNamesOfTheirOwn) {
+  class Alike final : public Tokenizer {
+   public:
+    Alike() : Tokenizer({}) {}
+    Result<std::vector<int32_t>> Encode(std::string_view, const EncodeOptions&) const override { return std::vector<int32_t>(); }
+    std::string_view TokenBytes(int32_t id, bool) const override {
+      static constexpr std::string_view kTexts[] = {"a", "a", "\xF0\x9F", "\xF0", "", ""};
+      return kTexts[id];
+    }
+  } tokenizer;
+  CompletionLogprobs logprobs(&tokenizer, /*with_top=*/true);
+  std::vector<TokenLogprob> top;
+  for (int32_t id = 0; id < 6; ++id) top.push_back({id, -static_cast<float>(id)});
+  std::string text;
+  int64_t offset = 0;
+  logprobs.Append(LogprobColumn::kTop, {.id = 0, .logprob = 0.0f, .top = &top}, &offset, &text);
+  EXPECT_EQ(text, R"({"a":0.0,"token_id:1":-1.0,"bytes:\\xf0\\x9f":-2.0,"bytes:\\xf0":-3.0,"":-4.0,"token_id:5":-5.0})");
 }
 
 TEST_F(OpenAiRequestTest, ListsOfPrompts) {
@@ -541,6 +585,33 @@ TEST(OpenAiResponseTest, Errors) {
   EXPECT_EQ(HttpStatus(Internal("")), 500);
   EXPECT_EQ(HttpStatus(DeadlineExceeded("")), 408);
   EXPECT_TRUE(json(ErrorBody(Internal(""), ""))["error"]["param"].is_null());
+}
+
+TEST_F(OpenAiRequestTest, MembersOfAnAnswerComeInTheOrderOfTheSchemasText) {
+  if (GrammarCompiler::Create(tokenizer_, 256).status().code() == StatusCode::kUnimplemented) GTEST_SKIP() << "no XGrammar";
+  const OpenAiRequestParser parser(&tokenizer_, kContext, OkStatus(), /*vocab_size=*/256);
+  const auto accepts = [](const OpenAiRequest& parsed, std::string_view text) {
+    const std::unique_ptr<ConstraintState> state = parsed.request.constraint->Begin();
+    return std::ranges::all_of(text, [&](char c) { return state->Accept(c).ok(); });
+  };
+  const std::string body =
+      R"({"prompt": "a", "response_format": {"json_schema": {"schema": {"type": "object", "properties": {"steps": {"type": "object",
+          "properties": {"z": {"const": 1}, "b": {"const": 2}}, "required": ["b", "z"]}, "answer": {"const": 3}},
+          "required": ["answer", "steps"]}}, "type": "json_schema"}})";
+  const std::string schema = ResponseSchemaInOrder(body).value();
+  BodyError body_error;
+  BatchErrors::Error line_error;
+  const std::optional<OpenAiRequest> parsed =
+      parser.Parse(Endpoint::kCompletions, json::parse(body), &body_error, {}, nullptr, schema);
+  const std::optional<BatchLine> line = ParseBatchLine(
+      R"({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": )" + body + "}", 1, parser, &line_error);
+  ASSERT_TRUE(parsed) << body_error.status.message();
+  ASSERT_TRUE(line) << line_error.status.message();
+  for (const OpenAiRequest& request : {*parsed, line->request}) {
+    EXPECT_TRUE(accepts(request, R"({"steps":{"z":1,"b":2},"answer":3})"));
+    EXPECT_FALSE(accepts(request, R"({"answer":3)"));
+    EXPECT_FALSE(accepts(request, R"({"steps":{"b":2)"));
+  }
 }
 
 TEST_F(OpenAiRequestTest, ABatchLineWithoutASeedDrawsByItsId) {

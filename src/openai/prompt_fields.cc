@@ -13,14 +13,17 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-// Text of a message: a string, or a list of parts of type text.
+// Text of a message: a string, or a list of parts of type text, or refusal, as an assistant's may be.
 std::optional<std::string> ContentOf(const json& content) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) return std::nullopt;
   std::string text;
   for (const json& part : content) {
-    if (!part.is_object() || part.value("type", json()) != "text" || !part.value("text", json()).is_string()) return std::nullopt;
-    text += part["text"].get<std::string>();
+    const json type = part.is_object() ? part.value("type", json()) : json();
+    if (type != "text" && type != "refusal") return std::nullopt;
+    const auto found = part.find(type.get_ref<const std::string&>());
+    if (found == part.end() || !found->is_string()) return std::nullopt;
+    text += found->get_ref<const std::string&>();
   }
   return text;
 }
@@ -35,14 +38,14 @@ Result<ordered_json> ArgumentsOf(const std::string& text) {
   return ordered_json(text);
 }
 
-// An entry of tool_calls; `error` says which field is wrong.
-ordered_json CallOf(const json& call, BodyError* error) {
+// An entry of tool_calls, which lies at `place`; `error` says which field is wrong.
+ordered_json CallOf(const FieldReader& message, const json& call, const std::string& place, BodyError* error) {
   if (!call.is_object()) {
     *error = {InvalidArgument(fmt::format("it is {}, expected an object with id, type and function", Shown(call))), ""};
     return nullptr;
   }
-  FieldReader entry(call);
-  std::string id, type, name, arguments;
+  FieldReader entry = message.Inner(call, place);
+  std::string id, type = "function", name, arguments;
   entry.Take("id", &id);
   entry.Take("type", &type);
   entry.Find("index");  // of streams, whose parts clients put together
@@ -51,7 +54,7 @@ ordered_json CallOf(const json& call, BodyError* error) {
   if (!parts || !parts->is_object()) entry.Expect("function", parts ? *parts : json(), "an object with name and arguments");
   *error = entry.Finish();
   if (!error->status.ok()) return nullptr;
-  FieldReader fields(*parts);
+  FieldReader fields = entry.Inner(*parts, "function");
   fields.Take("name", &name);
   if (name.empty()) fields.Expect("name", name, "the name of a function");
   fields.Take("arguments", &arguments);
@@ -65,47 +68,70 @@ ordered_json CallOf(const json& call, BodyError* error) {
   return {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", *value}}}};
 }
 
-// Adds what an assistant called.
-void TakeCalls(FieldReader& parts, ordered_json* added) {
+// Adds what an assistant called. An empty list is as good as none.
+void TakeCalls(FieldReader& parts, bool may_call, ordered_json* added) {
   constexpr const char* kName = "tool_calls";
   const json* list = parts.Find(kName);
-  if (!list) return;
-  if (!list->is_array() || list->empty()) return parts.Expect(kName, *list, "a list of calls, one at least");
+  if (!list || *list == json::array()) return;
+  if (!may_call) return parts.Expect(kName, *list, "none: an assistant calls tools");
+  if (!list->is_array()) return parts.Expect(kName, *list, "a list of calls");
   ordered_json calls = ordered_json::array();
   for (size_t i = 0; i < list->size(); ++i) {
+    const std::string place = fmt::format("tool_calls[{}]", i);
     BodyError error;
-    calls.push_back(CallOf((*list)[i], &error));
-    if (error.status.ok()) continue;
-    return parts.FailWithin(fmt::format("tool_calls[{}]", i), error);
+    calls.push_back(CallOf(parts, (*list)[i], place, &error));
+    if (!error.status.ok()) return parts.FailWithin(place, error);
   }
   (*added)[kName] = std::move(calls);
 }
 
-ChatMessage MessageOf(const json& message, BodyError* error) {
-  FieldReader parts(message);
+// What only an assistant's messages have, as answers have it.
+void TakeAnswered(FieldReader& parts, ChatMessage* taken, ordered_json* added) {
+  parts.Find("annotations");  // where texts that it quotes come from: no words of its own
+  std::string refusal, reasoning;
+  parts.Take("refusal", &refusal);
+  if (taken->content.empty()) {
+    taken->content = std::move(refusal);
+  } else if (!refusal.empty()) {
+    parts.Unknown("refusal", refusal);
+  }
+  // Two names of what a model thought.
+  for (const char* const name : {"reasoning", "reasoning_content"}) parts.Take(name, &reasoning);
+  if (!reasoning.empty()) (*added)["reasoning_content"] = std::move(reasoning);
+  for (const auto& [name, instead] : {std::pair("audio", "content"), std::pair("function_call", "tool_calls")}) {
+    if (const json* value = parts.Find(name)) parts.Expect(name, *value, fmt::format("none; use {}", instead));
+  }
+}
+
+ChatMessage MessageOf(FieldReader parts, const ReadsField& reads, BodyError* error) {
   ChatMessage taken;
   ordered_json added;
   parts.Take("role", &taken.role);
-  if (taken.role.empty()) parts.Expect("role", json(), "system, user, assistant or tool");
-  const json* content = parts.Find("content");
-  if (taken.role == "assistant") TakeCalls(parts, &added);
+  if (taken.role.empty()) parts.Expect("role", json(), "system, developer, user, assistant or tool");
+  if (const json* content = parts.Find("content")) {
+    std::optional<std::string> text = ContentOf(*content);
+    if (!text) parts.Expect("content", *content, "a string or a list of text parts");
+    taken.content = std::move(text).value_or("");
+  }
+  const bool is_assistant = taken.role == "assistant";
+  TakeCalls(parts, is_assistant, &added);
+  if (is_assistant) TakeAnswered(parts, &taken, &added);
   if (taken.role == "tool") {
     std::string id;
     parts.Take("tool_call_id", &id);
     if (id.empty()) parts.Expect("tool_call_id", json(id), "the id of the call that this is the result of");
     added["tool_call_id"] = id;
-    if (std::string name; parts.Find("name")) {
-      parts.Take("name", &name);
-      added["name"] = name;
-    }
   }
-  const std::optional<std::string> text = content ? ContentOf(*content) : std::nullopt;
-  if (!content && added.contains("tool_calls")) {
-    added["content"] = nullptr;
-  } else if (!text) {
-    parts.Expect("content", content ? *content : json(), "a string or a list of text parts");
+  if (parts.Find("name")) {
+    std::string name;
+    parts.Take("name", &name);
+    added["name"] = name;
   }
-  taken.content = text.value_or("");
+  for (const auto& [name, value] : parts.body().items()) {
+    const bool goes_along = reads && !parts.IsKnown(name) && reads(name);
+    if (!goes_along || !parts.Find(name.c_str())) continue;
+    added[name] = value;
+  }
   if (!added.is_null()) taken.fields = DumpJson(std::move(added));
   *error = parts.Finish();
   return taken;
@@ -162,7 +188,7 @@ std::vector<Prompt> TakePrompts(FieldReader& fields) {
   return prompts;
 }
 
-std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
+std::vector<ChatMessage> TakeMessages(FieldReader& fields, const ReadsField& reads) {
   const json* list = fields.Find("messages");
   std::vector<ChatMessage> messages;
   if (!list || !list->is_array() || list->empty()) {
@@ -181,7 +207,7 @@ std::vector<ChatMessage> TakeMessages(FieldReader& fields) {
       break;
     }
     BodyError error;
-    messages.push_back(MessageOf(message, &error));
+    messages.push_back(MessageOf(fields.Inner(message, place), reads, &error));
     if (!error.status.ok()) {
       fields.FailWithin(place, error);
       break;

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "openai/field_reader.h"
@@ -28,9 +30,12 @@ std::optional<std::vector<int32_t>> TokenIds(const nlohmann::json& list);
 std::optional<Prompt> ParsePrompt(const nlohmann::json& prompt);
 // The field `prompt`: a string, a list of token ids, or a list of those.
 std::vector<Prompt> TakePrompts(FieldReader& fields);
-// The field `messages`: a list of role and content, one at least, kMaxMessages at most; of an assistant with tool_calls, whose
-// arguments become JSON values as templates want them; of a tool with tool_call_id.
-std::vector<ChatMessage> TakeMessages(FieldReader& fields);
+// Whether the model's chat template may read a field of that name.
+using ReadsField = std::function<bool(std::string_view name)>;
+// The field `messages`: a list of role and content, one at least, kMaxMessages at most; content that is null or absent is "". Of an assistant with
+// tool_calls, whose arguments become JSON values as templates want them, or with a refusal, which is its content where it has no
+// other; of a tool with tool_call_id. Other fields come along where the template `reads` them.
+std::vector<ChatMessage> TakeMessages(FieldReader& fields, const ReadsField& reads = {});
 // The message whose fields TakeMessages makes the same one of.
 nlohmann::ordered_json ToMessage(const ChatMessage& message);
 

@@ -29,7 +29,7 @@ void TakeStop(FieldReader& fields, std::vector<std::string>* stop) {
   const json list = value->is_array() ? *value : json::array({*value});
   for (const json& text : list) {
     if (!text.is_string()) return fields.Expect("stop", *value, "a string or a list of strings");
-    stop->push_back(text.get<std::string>());
+    if (text != "") stop->push_back(text.get<std::string>());  // none is meant: it would end each answer at once
   }
 }
 
@@ -47,14 +47,8 @@ void TakeLogitBias(FieldReader& fields, SamplingParams* sampling) {
   }
 }
 
-// What the output must look like, and the field that says so.
-struct Constraint {
-  const char* field = nullptr;
-  GrammarSource source;
-};
-
-// OpenAI's response_format. Nothing for text.
-std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
+// OpenAI's response_format; `in_order`: its schema in the order of the text, if that is known. Nothing for text.
+std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields, const std::string& in_order) {
   constexpr const char* kName = "response_format";
   constexpr std::string_view kExpected =
       "an object whose type is text, json_object or json_schema, this one with json_schema.schema";
@@ -65,7 +59,7 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
   std::string name, description;
   bool strict = true;
   if (type == "json_schema" && value->value("json_schema", json()).is_object()) {
-    FieldReader parts((*value)["json_schema"]);
+    FieldReader parts = fields.Inner((*value)["json_schema"], "response_format.json_schema");
     schema = parts.Find("schema");
     parts.Take("name", &name);
     parts.Take("description", &description);
@@ -82,20 +76,20 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields) {
   }
   if (type == "text") return std::nullopt;
   if (type == "json_object") return GrammarSource{GrammarKind::kJsonObject, {}};
-  return GrammarSource{GrammarKind::kJsonSchema, schema->dump(-1, ' ', false, json::error_handler_t::replace)};
+  return GrammarSource{GrammarKind::kJsonSchema, in_order.empty() ? DumpJson(ordered_json(*schema)) : in_order};
 }
 
 // At most one of response_format and the extensions regex and grammar.
-std::optional<Constraint> TakeConstraint(FieldReader& fields) {
-  std::optional<Constraint> taken;
+std::optional<OutputForm> TakeOutputForm(FieldReader& fields, const std::string& schema) {
+  std::optional<OutputForm> taken;
   const auto add = [&](const char* field, std::optional<GrammarSource> source) {
     if (!source) return;
     if (taken)
       fields.Fail(field,
                   InvalidArgument(fmt::format("{} and {} both say what the output looks like; keep one", taken->field, field)));
-    taken = Constraint{field, *std::move(source)};
+    taken = OutputForm{field, *std::move(source)};
   };
-  add("response_format", TakeResponseFormat(fields));
+  add("response_format", TakeResponseFormat(fields, schema));
   for (const auto& [field, kind] : {std::pair("regex", GrammarKind::kRegex), std::pair("grammar", GrammarKind::kEbnf)}) {
     std::optional<std::string> text;
     fields.Take(field, &text);
@@ -118,10 +112,14 @@ void TakeStream(FieldReader& fields, OpenAiRequest* parsed) {
   fields.Take("stream", &parsed->stream);
   const json* options = fields.Find("stream_options");
   if (!options) return;
-  constexpr std::string_view kExpected = "an object such as {\"include_usage\": true}, with \"stream\": true";
-  if (!options->is_object() || !parsed->stream) return fields.Expect("stream_options", *options, kExpected);
-  FieldReader parts(*options);
-  parts.Take("include_usage", &parsed->include_usage);
+  if (!options->is_object()) return fields.Expect("stream_options", *options, R"(an object such as {"include_usage": true})");
+  FieldReader parts = fields.Inner(*options, "stream_options");
+  bool include_usage = false, obfuscated = false;
+  parts.Take("include_usage", &include_usage);
+  parts.Take("include_obfuscation", &obfuscated);  // padding, of which there is none
+  const json* continuous = parts.Find("continuous_usage_stats");
+  if (continuous && *continuous != false) parts.Unknown("continuous_usage_stats", *continuous);
+  parsed->include_usage = include_usage && parsed->stream;  // an answer that comes whole has its usage anyway
   if (const BodyError error = parts.Finish(); !error.status.ok()) fields.FailWithin("stream_options", error);
 }
 
@@ -147,6 +145,7 @@ void TakeTopLogprobs(FieldReader& fields, const char* name, OpenAiRequest* parse
 void TakeTimeout(FieldReader& fields, double* seconds) {
   constexpr double kLongest = 1e9;  // as the engine has it, whose name of the field is another
   fields.Take("timeout", seconds);
+  if (*seconds == -1) *seconds = 0;
   if (!(*seconds >= 0 && *seconds <= kLongest)) fields.Expect("timeout", *seconds, "seconds: 0 (none) or a number up to 1e9");
 }
 
@@ -156,7 +155,14 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   std::string ignored;
   fields.Take("model", &ignored);  // one model is loaded; the answer says which
   fields.Take("user", &ignored);
-  fields.Find("metadata");
+  // What servers keep, bill or compute ahead by; answers do not depend on it.
+  for (const char* const name : {"metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+                                 "safety_identifier", "service_tier", "store", "verbosity"}) {
+    fields.Find(name);
+  }
+  const json* modalities = fields.Find("modalities");
+  if (modalities && *modalities != json::array() && *modalities != json::array({"text"}))
+    fields.Expect("modalities", *modalities, R"(["text"])");
   fields.Take("n", &parsed->choices);
   request.n = parsed->choices;
   fields.Take("temperature", &sampling.temperature);
@@ -173,6 +179,7 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   TakeStream(fields, parsed);
   // Extensions, by the names that other servers gave them.
   fields.Take("top_k", &sampling.top_k);
+  if (sampling.top_k == -1) sampling.top_k = 0;
   fields.Take("min_p", &sampling.min_p);
   fields.Take("repetition_penalty", &sampling.repetition_penalty);
   fields.Take("min_tokens", &request.min_tokens);
@@ -217,10 +224,18 @@ void TakePrefix(FieldReader& fields, const FindNamedPrefix& find, OpenAiRequest*
   request.cache_private_begin = prefix.cache_private_begin;
 }
 
+void TakeMaxTokens(FieldReader& fields, const char* name, OpenAiRequest* parsed) {
+  fields.Take(name, &parsed->max_tokens);
+  if (parsed->max_tokens != -1) return;
+  parsed->max_tokens.reset();
+  parsed->no_limit = true;
+}
+
 void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
-  fields.Take("max_tokens", &parsed->max_tokens);
-  parsed->logprobs = fields.Find("logprobs") != nullptr;  // null: none; 0: of the tokens chosen alone
-  TakeTopLogprobs(fields, "logprobs", parsed);
+  TakeMaxTokens(fields, "max_tokens", parsed);
+  const json* logprobs = fields.Find("logprobs");  // null or false: none; 0: of the tokens chosen alone
+  parsed->logprobs = logprobs && *logprobs != false;
+  if (parsed->logprobs) TakeTopLogprobs(fields, "logprobs", parsed);
   fields.Take("echo", &parsed->request.echo);
   parsed->request.prompt_logprobs = parsed->request.echo && parsed->logprobs;
   fields.Take("best_of", &parsed->request.n);
@@ -241,6 +256,13 @@ Result<ordered_json> ToolsInOrder(std::string_view text, std::span<const std::st
   std::vector<std::string_view> whole(path.begin(), path.end());
   whole.push_back("tools");
   return ParseOrderedJson(text, whole);
+}
+
+Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path) {
+  std::vector<std::string_view> whole(path.begin(), path.end());
+  whole.insert(whole.end(), {"response_format", "json_schema", "schema"});
+  COPPICE_ASSIGN_OR_RETURN(ordered_json schema, ParseOrderedJson(text, whole));
+  return schema.is_null() ? std::string() : DumpJson(std::move(schema));
 }
 
 Result<Endpoint> ParseUrl(std::string_view url) {
@@ -285,24 +307,33 @@ std::optional<std::vector<int32_t>> ParseDetokenize(const json& body, int32_t vo
   return ids;
 }
 
-OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer, int32_t vocab_size)
+BodyError OutputForm::ErrorOf(const Status& status) const {
+  return {Status(status.code(), fmt::format("{}: {}", field, status.message())), field};
+}
+
+BodyError OpenAiRequest::ErrorUnderWay(const Status& status) const {
+  return output && status.code() == StatusCode::kInvalidArgument ? output->ErrorOf(status) : BodyError{.status = status};
+}
+
+OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer, int32_t vocab_size,
+                                         RequestRules rules)
     : tokenizer_(tokenizer),
       no_tokenizer_(tokenizer ? OkStatus() : std::move(no_tokenizer)),
       max_context_(max_context),
       bounds_(tokenizer, vocab_size, max_context),
-      chat_template_(tokenizer && !tokenizer->info().chat_template.empty()
-                         ? ChatTemplate::Parse(tokenizer->info().chat_template)
-                         : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))),
-      tool_chat_template_(tokenizer && !tokenizer->info().tool_chat_template.empty()
-                              ? ChatTemplate::Parse(tokenizer->info().tool_chat_template)
-                              : std::unique_ptr<ChatTemplate>()),
-      tool_call_format_(tokenizer ? ToolCallFormatOf(ToolTemplateOf(tokenizer->info()), *tokenizer) : std::nullopt),
-      grammars_(tokenizer && vocab_size > 0 ? GrammarCompiler::Create(*tokenizer, vocab_size)
-                                            : InvalidArgument("the output has no text to constrain: the model has no tokenizer")) {}
+      rules_(std::move(rules)),
+      chats_(tokenizer && !tokenizer->info().chat_template.empty()
+                 ? ChatRenderer::Parse(tokenizer->info().chat_template)
+                 : InvalidArgument(fmt::format("the model has no chat template; use {}", Url(Endpoint::kCompletions)))),
+      tool_chats_(tokenizer && !tokenizer->info().tool_chat_template.empty()
+                      ? ChatRenderer::Parse(tokenizer->info().tool_chat_template)
+                      : std::unique_ptr<ChatRenderer>()),
+      tool_call_format_(tokenizer ? ToolCallFormatOf(ToolTemplateOf(tokenizer->info()), *tokenizer) : std::nullopt) {}
 
 std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const json& body, BodyError* error,
-                                                        const FindNamedPrefix& find_prefix, const ordered_json* tools) const {
-  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix, tools);
+                                                        const FindNamedPrefix& find_prefix, const ordered_json* tools,
+                                                        const std::string& schema) const {
+  std::optional<std::vector<OpenAiRequest>> list = ParseList(endpoint, body, error, find_prefix, tools, schema);
   if (!list) return std::nullopt;
   if (list->size() > 1) {
     *error = {InvalidArgument(fmt::format("prompt is a list of {} prompts; give each a request of its own", list->size())),
@@ -314,43 +345,51 @@ std::optional<OpenAiRequest> OpenAiRequestParser::Parse(Endpoint endpoint, const
 
 std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoint endpoint, const json& body, BodyError* error,
                                                                          const FindNamedPrefix& find_prefix,
-                                                                         const ordered_json* ordered_tools) const {
+                                                                         const ordered_json* ordered_tools,
+                                                                         const std::string& schema) const {
   if (!body.is_object()) return RefuseBody(body, error);
   OpenAiRequest parsed{.endpoint = endpoint};
   std::vector<Prompt> prompts;
   ToolFields tools;
-  FieldReader fields(body);
+  parsed.request.sampling = rules_.sampling;
+  UnknownFieldsOf unknown{.rule = rules_.unknown_fields};
+  FieldReader fields(body, &unknown);
   TakeCommon(fields, &parsed, no_tokenizer_);
   TakePrefix(fields, find_prefix ? find_prefix : prefixes_, &parsed);
   if (endpoint == Endpoint::kCompletions) {
     prompts = TakePrompts(fields);
     TakeCompletion(fields, &parsed);
   } else {
-    std::vector<ChatMessage> messages = TakeMessages(fields);
-    if (parsed.prefix) messages.insert(messages.begin(), parsed.prefix->messages.begin(), parsed.prefix->messages.end());
     tools = TakeTools(fields, ordered_tools, parsed.prefix ? parsed.prefix->tools : ToolFields());
+    const Result<const ChatRenderer*> renderer = RendererOf(tools);
+    const auto reads = [&](std::string_view name) { return renderer.ok() && (*renderer)->Mentions(name); };
+    std::vector<ChatMessage> messages = TakeMessages(fields, reads);
+    if (parsed.prefix) messages.insert(messages.begin(), parsed.prefix->messages.begin(), parsed.prefix->messages.end());
+    const ChatFields chat_fields = TakeChatFields(fields, renderer.ok() ? *renderer : nullptr);
     if (fields.ok()) {
       BodyError wrong;
-      if (std::optional<std::string> text = RenderMessages(messages, tools, &wrong)) {
-        prompts.push_back({.text = *std::move(text)});
+      if (std::optional<ChatPrompt> chat = RenderMessages(messages, tools, chat_fields, &wrong)) {
+        prompts.push_back({.text = std::move(chat->text)});
+        parsed.values = std::move(chat->values);
       } else {
         fields.Fail(wrong.param, wrong.status);
       }
     }
-    fields.Take("max_tokens", &parsed.max_tokens);
-    fields.Take("max_completion_tokens", &parsed.max_tokens);  // its newer name
+    TakeMaxTokens(fields, "max_tokens", &parsed);
+    TakeMaxTokens(fields, "max_completion_tokens", &parsed);  // its newer name
     fields.Take("logprobs", &parsed.logprobs);
     TakeTopLogprobs(fields, "top_logprobs", &parsed);
     if (parsed.request.top_logprobs > 0 && !parsed.logprobs)
       fields.Expect("top_logprobs", parsed.request.top_logprobs, "0 or absent where logprobs is not true");
   }
   std::string begun;
-  SetOutput(fields, tools, &parsed, &begun);
+  SetOutput(fields, tools, schema, &parsed, &begun);
   if (!prompts.empty() && prompts.front().text) *prompts.front().text += begun;  // of a chat, which has one
   if (parsed.vote && prompts.size() > 1)
     fields.Expect("vote", *parsed.vote, fmt::format("one prompt to vote on, not {}; send a request for each", prompts.size()));
   *error = fields.Finish();
   if (!error->status.ok()) return std::nullopt;
+  parsed.ignored_fields = std::move(unknown.ignored);
   std::vector<OpenAiRequest> list(prompts.size(), parsed);
   for (size_t i = 0; i < prompts.size(); ++i) {
     list[i].text = std::move(prompts[i].text);
@@ -359,36 +398,28 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   return list;
 }
 
-void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const {
-  std::optional<Constraint> constraint = TakeConstraint(fields);
+void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools, const std::string& schema, OpenAiRequest* parsed,
+                                    std::string* begun) const {
+  std::optional<OutputForm> output = TakeOutputForm(fields, schema);
   if (!fields.ok()) return;
   if (tools.used()) {
     BodyError error;
-    std::optional<GrammarSource> source =
-        ToolGrammar(tools, *tool_call_format_, constraint ? &constraint->source : nullptr, begun, &error);
+    std::optional<GrammarSource> source = ToolGrammar(tools, *tool_call_format_, output ? &output->source : nullptr, begun, &error);
     if (!error.status.ok()) {
-      const bool is_content = constraint && error.param == "response_format";
-      return fields.Fail(is_content ? std::string(constraint->field) : error.param, error.status);
+      const bool is_content = output && error.param == "response_format";
+      return fields.Fail(is_content ? output->field : error.param, error.status);
     }
-    if (source) constraint = {tools.choice == ToolFields::Choice::kAuto ? "tools" : "tool_choice", *std::move(source)};
+    if (source) output = {tools.choice == ToolFields::Choice::kAuto ? "tools" : "tool_choice", *std::move(source)};
     ToolCalls calls = {.format = *tool_call_format_, .parallel = tools.parallel, .begun = *begun};
     for (const ToolFunction& function : tools.functions) calls.names.insert(function.name);
     parsed->request.visible_tokens = tool_call_format_->control_tokens;
     parsed->tools = std::make_shared<const ToolCalls>(std::move(calls));
   }
-  if (!constraint) return;
-  Result<std::shared_ptr<const TokenConstraint>> compiled = Compile(constraint->source);
-  if (compiled.ok()) {
-    parsed->request.constraint = *std::move(compiled);
-  } else {
-    fields.Fail(constraint->field,
-                Status(compiled.status().code(), fmt::format("{}: {}", constraint->field, compiled.status().message())));
-  }
-}
-
-Result<std::shared_ptr<const TokenConstraint>> OpenAiRequestParser::Compile(const GrammarSource& source) const {
-  if (!grammars_.ok()) return grammars_.status();
-  return (*grammars_)->Compile(source);
+  if (!output) return;
+  const Status usable = tokenizer_ ? CheckGrammarSource(output->source)
+                                   : InvalidArgument("the output has no text to constrain: the model has no tokenizer");
+  if (const BodyError error = output->ErrorOf(usable); !error.status.ok()) return fields.Fail(error.param, error.status);
+  parsed->output = std::make_shared<const OutputForm>(*std::move(output));
 }
 
 Status OpenAiRequestParser::MissingTokenizer() const {
@@ -396,47 +427,47 @@ Status OpenAiRequestParser::MissingTokenizer() const {
       fmt::format("{}; give the prompt to {} as a list of token ids", no_tokenizer_.message(), Url(Endpoint::kCompletions)));
 }
 
-Result<std::string> OpenAiRequestParser::RenderChat(const std::vector<ChatMessage>& messages) const {
+Result<const ChatRenderer*> OpenAiRequestParser::RendererOf(const ToolFields& tools) const {
   if (!tokenizer_) return MissingTokenizer();
-  if (!chat_template_.ok()) return chat_template_.status();
-  return (*chat_template_)->Render(messages, *tokenizer_);
-}
-
-Result<std::string> OpenAiRequestParser::RenderToolChat(const std::vector<ChatMessage>& messages, const ToolFields& tools,
-                                                        Status* tools_error) const {
-  if (!tokenizer_) return MissingTokenizer();
-  if (!tool_chat_template_.ok()) return tool_chat_template_.status();
-  if (!*tool_chat_template_ && !chat_template_.ok()) return chat_template_.status();
-  const ChatTemplate& chat_template = *tool_chat_template_ ? **tool_chat_template_ : **chat_template_;
-  ordered_json list = tools.list;
-  for (ordered_json& tool : list) tool["function"].erase("strict");  // said to the server, not to the model
-  const std::string shown = DumpJson({{"tools", std::move(list)}});
-  COPPICE_ASSIGN_OR_RETURN(std::string text, chat_template.Render(messages, *tokenizer_, shown));
-  // A template may look at the tools in some chats only; one that fails without them looks at them.
-  const Result<std::string> without = chat_template.Render(messages, *tokenizer_, "");
-  if (without.ok() && *without == text) {
-    *tools_error =
-        InvalidArgument("the model's chat template does not show it the tools; take a model that was trained to call tools");
-  } else if (!tool_call_format_) {
-    *tools_error = InvalidArgument(
-        "the model's chat template writes calls in a form that is not known here, expected that of Hermes and Qwen, of Llama 3 or "
-        "of "
-        "Mistral");
+  if (tools.used()) {
+    if (!tool_chats_.ok()) return tool_chats_.status();
+    if (*tool_chats_) return tool_chats_->get();
   }
-  return text;
+  if (!chats_.ok()) return chats_.status();
+  return chats_->get();
 }
 
-std::optional<std::string> OpenAiRequestParser::RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
-                                                               BodyError* error) const {
-  if (Status few = bounds_.CheckMessages(messages); !few.ok()) {
-    *error = {std::move(few), "messages"};
+std::optional<ChatPrompt> OpenAiRequestParser::RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
+                                                              const ChatFields& chat, BodyError* error) const {
+  const auto fail = [error](Status status, const char* param) {
+    *error = {std::move(status), param};
     return std::nullopt;
+  };
+  if (Status few = bounds_.CheckMessages(messages); !few.ok()) return fail(std::move(few), "messages");
+  const Result<const ChatRenderer*> renderer = RendererOf(tools);
+  if (!renderer.ok()) return fail(renderer.status(), "messages");
+  ordered_json variables = chat.variables;
+  if (tools.used()) {
+    ordered_json& list = variables["tools"] = tools.list;
+    for (ordered_json& tool : list) tool["function"].erase("strict");  // said to the server, not to the model
   }
-  Status tools_error;
-  Result<std::string> text = tools.used() ? RenderToolChat(messages, tools, &tools_error) : RenderChat(messages);
-  if (tools_error.ok() && text.ok()) return *std::move(text);
-  *error = tools_error.ok() ? BodyError{text.status(), "messages"} : BodyError{tools_error, "tools"};
-  return std::nullopt;
+  Result<RenderedChat> rendered =
+      (*renderer)->Render(messages, *tokenizer_,
+                          {.variables = variables.empty() ? std::string() : DumpJson(std::move(variables)),
+                           .add_generation_prompt = chat.add_generation_prompt,
+                           .continue_final_message = chat.continue_final_message});
+  if (!rendered.ok()) return fail(rendered.status(), "messages");
+  if (tools.used() && !rendered->has_tools) {
+    return fail(
+        InvalidArgument("the model's chat template does not show it the tools; take a model that was trained to call tools"),
+        "tools");
+  }
+  if (tools.used() && !tool_call_format_) {
+    return fail(InvalidArgument("the model's chat template writes calls in a form that is not known here, expected that of Hermes "
+                                "and Qwen, of Llama 3 or of Mistral"),
+                "tools");
+  }
+  return std::move(rendered->prompt);
 }
 
 Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& parsed) const {
@@ -445,7 +476,8 @@ Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& pa
   if (!tokenizer_) return MissingTokenizer();
   COPPICE_RETURN_IF_ERROR(bounds_.CheckText("the prompt", parsed.text->size()));
   // A chat template writes the beginning-of-text token itself.
-  return tokenizer_->Encode(*parsed.text, {.add_special = parsed.endpoint == Endpoint::kCompletions, .parse_special = true});
+  return tokenizer_->Encode(
+      *parsed.text, {.add_special = parsed.endpoint == Endpoint::kCompletions, .parse_special = true, .values = parsed.values});
 }
 
 // Text after text is one text: its tokens are those of a prompt that is sent whole.
@@ -478,10 +510,10 @@ std::optional<std::vector<int32_t>> OpenAiRequestParser::EncodePrefix(const Name
   longer.push_back({.role = longer.back().role == "user" ? "assistant" : "user"});
   std::optional<std::vector<int32_t>> common;
   const auto keep_common = [&](const std::vector<ChatMessage>& messages) {
-    std::optional<std::string> text = RenderMessages(messages, prefix.tools, error);
-    if (!text) return false;
-    std::optional<std::vector<int32_t>> ids =
-        encoded({.endpoint = Endpoint::kChatCompletions, .text = *std::move(text)}, "messages");
+    std::optional<ChatPrompt> chat = RenderMessages(messages, prefix.tools, {}, error);
+    if (!chat) return false;
+    std::optional<std::vector<int32_t>> ids = encoded(
+        {.endpoint = Endpoint::kChatCompletions, .text = std::move(chat->text), .values = std::move(chat->values)}, "messages");
     if (!ids) return false;
     if (common) ids->erase(std::ranges::mismatch(*ids, *common).in1, ids->end());
     common = std::move(ids);
@@ -497,7 +529,8 @@ std::optional<std::vector<int32_t>> OpenAiRequestParser::EncodePrefix(const Name
 
 void OpenAiRequestParser::SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const {
   const int32_t rest = std::max(1, max_context_ - static_cast<int32_t>(prompt_ids.size()));
-  const int32_t by_default = parsed->endpoint == Endpoint::kCompletions ? kCompletionMaxTokens : rest;
+  const bool is_short = parsed->endpoint == Endpoint::kCompletions && !parsed->no_limit;
+  const int32_t by_default = is_short ? kCompletionMaxTokens : rest;
   parsed->request.max_tokens = parsed->max_tokens.value_or(by_default);
   if (parsed->prefix) {  // text behind it may have changed its last tokens
     const std::vector<int32_t>& prefix = parsed->prefix->token_ids;

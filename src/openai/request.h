@@ -1,5 +1,5 @@
 // The body of an OpenAI completion or chat completion request, turned into a Request of the engine. Knows no files and no sockets.
-// A field that would change the answer and is not supported is refused by name, never ignored.
+// A field that would change the answer and is not supported is refused by name, never ignored (unknown_fields.h).
 // Layer: openai.
 #pragma once
 
@@ -15,12 +15,15 @@
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
-#include "grammar/grammar_compiler.h"
+#include "grammar/grammar_source.h"
 #include "openai/body_error.h"
+#include "openai/chat_fields.h"
 #include "openai/named_prefix.h"
 #include "openai/prompt_bounds.h"
 #include "openai/tool_call_parser.h"
 #include "openai/tool_fields.h"
+#include "openai/unknown_fields.h"
+#include "tokenizer/chat_renderer.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -32,13 +35,27 @@ constexpr std::string_view Url(Endpoint endpoint) {
 // INVALID_ARGUMENT names the two urls there are.
 Result<Endpoint> ParseUrl(std::string_view url);
 
+// What an output must look like, and the field of the request that says so.
+struct OutputForm {
+  std::string field;
+  GrammarSource source;
+
+  // Why `source` cannot be compiled, as what is wrong with the request.
+  BodyError ErrorOf(const Status& status) const;
+};
+
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
-  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, and who asks; n: samples to generate.
+  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, who asks, and the constraint; n:
+  // samples to generate.
   Request request;
+  // To be compiled into request.constraint, which takes time, by the caller; null: the output is free.
+  std::shared_ptr<const OutputForm> output;
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
+  std::vector<ByteRange> values;    // of a chat's text: ChatPrompt
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
   std::optional<int32_t> max_tokens;
+  bool no_limit = false;                      // max_tokens is -1: up to the end of the context
   std::shared_ptr<const NamedPrefix> prefix;  // what the prompt begins with; null: it is whole. Part of a chat's text already
   bool public_prefix = false;                 // with a salt: the prefix stays shared without it, what follows is private
   int32_t choices = 1;                        // samples to answer with, the best ones where more are generated (best_of)
@@ -46,11 +63,15 @@ struct OpenAiRequest {
   bool stream = false;         // the answer as server-sent events; never with best_of or what compares samples
   bool include_usage = false;  // of a stream: its last chunk says what the request used
   // Extensions, as the options of `coppice run`.
-  bool rank = false;                       // choices by mean log-probability, highest first; so they are with best_of
-  bool deduplicate = false;                // "dedup": of choices with equal text the most probable one
-  std::optional<std::string> vote;         // a regex that finds the answer of a sample: a majority vote comes with the choices
-  bool return_token_ids = false;           // token_ids in each choice
-  std::shared_ptr<const ToolCalls> tools;  // how calls stand in the output, to be told as tool_calls; null: all of it is text
+  bool rank = false;                        // choices by mean log-probability, highest first; so they are with best_of
+  bool deduplicate = false;                 // "dedup": of choices with equal text the most probable one
+  std::optional<std::string> vote;          // a regex that finds the answer of a sample: a majority vote comes with the choices
+  bool return_token_ids = false;            // token_ids in each choice
+  std::shared_ptr<const ToolCalls> tools;   // how calls stand in the output, to be told as tool_calls; null: all of it is text
+  std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
+
+  // Why the request ended with `status` once it was under way, and the field at fault, if one is.
+  BodyError ErrorUnderWay(const Status& status) const;
 };
 
 // Fields that servers agree on for turning text into tokens and back: `prompt` and `add_special_tokens`, and `tokens`.
@@ -67,28 +88,40 @@ std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, 
 // The field `tools` of a body's text, its members in their order, for Parse; `path`: where the body lies in the text. null: there
 // is none. INVALID_ARGUMENT where an object in it has too many members.
 Result<nlohmann::ordered_json> ToolsInOrder(std::string_view text, std::span<const std::string_view> path = {});
+// The schema of `response_format`, likewise, and its text: members of an answer come in its order. Empty: there is none.
+Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path = {});
+
+// What bodies leave open.
+struct RequestRules {
+  UnknownFields unknown_fields = UnknownFields::kRefuse;
+  SamplingParams sampling = {};  // of a request that names none: OpenAI's defaults, or the model's (ModelInfo::sampling)
+};
 
 // One per model. Thread-safe once created.
 class OpenAiRequestParser {
  public:
   // `tokenizer` may be null: prompts are token ids then, and `no_tokenizer` says why (Engine::tokenizer_status). It outlives the
-  // parser. `vocab_size` is the model's; with 0 requests whose output is constrained are refused.
+  // parser. `vocab_size` is the model's; 0: it is not known, and texts of any length are tokenised.
   OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
-                      int32_t vocab_size = 0);
+                      int32_t vocab_size = 0, RequestRules rules = {});
 
   // What `prefix` may name where a call of Parse does not say. Before the parser is used by several threads.
   void SetPrefixes(FindNamedPrefix prefixes) { prefixes_ = std::move(prefixes); }
+  UnknownFields unknown_fields() const { return rules_.unknown_fields; }
 
-  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. Compiles what bounds the
-  // output. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix` knows what
-  // `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in the order of
-  // the text (ToolsInOrder), which the model sees; null: they come in the order of `body`.
+  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. What bounds the output is
+  // measured and not compiled. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix`
+  // knows what `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in
+  // the order of the text (ToolsInOrder), which the model sees; null: they come in the order of `body`. `schema`: likewise, that
+  // of ResponseSchemaInOrder.
   std::optional<OpenAiRequest> Parse(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
-                                     const FindNamedPrefix& find_prefix = {}, const nlohmann::ordered_json* tools = nullptr) const;
+                                     const FindNamedPrefix& find_prefix = {}, const nlohmann::ordered_json* tools = nullptr,
+                                     const std::string& schema = {}) const;
   // As Parse, where the prompt of a completion may be a list of prompts: a request for each, in their order; kMaxPrompts at most.
   std::optional<std::vector<OpenAiRequest>> ParseList(Endpoint endpoint, const nlohmann::json& body, BodyError* error,
                                                       const FindNamedPrefix& find_prefix = {},
-                                                      const nlohmann::ordered_json* tools = nullptr) const;
+                                                      const nlohmann::ordered_json* tools = nullptr,
+                                                      const std::string& schema = {}) const;
   // Token ids of the parsed prompt. INVALID_ARGUMENT where its text is more than a context can take.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   const PromptBounds& bounds() const { return bounds_; }
@@ -100,26 +133,24 @@ class OpenAiRequestParser {
 
  private:
   Status MissingTokenizer() const;
-  // On an error, the field that `source` came from is to be named.
-  Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source) const;
   Result<std::vector<int32_t>> EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const;
-  Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
-  // As RenderChat, with the tools that the request shows the model. Errors of what is no message are in `*tools_error`.
-  Result<std::string> RenderToolChat(const std::vector<ChatMessage>& messages, const ToolFields& tools, Status* tools_error) const;
-  // One of the two; on an error, `*error` has it with its field.
-  std::optional<std::string> RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
-                                            BodyError* error) const;
-  // Compiles what bounds the output, and notes how calls of `tools` are told from it.
-  void SetOutput(FieldReader& fields, const ToolFields& tools, OpenAiRequest* parsed, std::string* begun) const;
+  // What renders chats, with tools or without. INVALID_ARGUMENT or UNIMPLEMENTED says why there is none.
+  Result<const ChatRenderer*> RendererOf(const ToolFields& tools) const;
+  // The chat's prompt, with the tools that the request shows the model; on an error, `*error` has it with its field.
+  std::optional<ChatPrompt> RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
+                                           const ChatFields& chat, BodyError* error) const;
+  // Notes what bounds the output, and how calls of `tools` are told from it.
+  void SetOutput(FieldReader& fields, const ToolFields& tools, const std::string& schema, OpenAiRequest* parsed,
+                 std::string* begun) const;
 
   const Tokenizer* tokenizer_;
   Status no_tokenizer_;
   int32_t max_context_;
   PromptBounds bounds_;
   FindNamedPrefix prefixes_;
-  Result<std::unique_ptr<ChatTemplate>> chat_template_, tool_chat_template_;  // the second one: of chats with tools
-  std::optional<ToolCallFormat> tool_call_format_;                            // nothing: calls in the output would not be found
-  Result<std::unique_ptr<GrammarCompiler>> grammars_;
+  RequestRules rules_;
+  Result<std::unique_ptr<ChatRenderer>> chats_, tool_chats_;  // the second one: of chats with tools, where they have their own
+  std::optional<ToolCallFormat> tool_call_format_;            // nothing: calls in the output would not be found
 };
 
 }  // namespace coppice::openai

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,7 @@ struct ResponseFacts {
   std::string id;       // of the completion, without its "cmpl-" or "chatcmpl-"
   int64_t created = 0;  // seconds since 1970
   std::string model;
+  std::optional<int64_t> line;  // of the file that has the request; of scores alone
 };
 
 // Tokens: of prompts, of those the ones found in the cache, and of all that was generated.

@@ -220,6 +220,8 @@ void ResponseStream::AppendEnd(const TokenUsage& usage, std::string* out) const 
   *out += "data: [DONE]\n\n";
 }
 
-std::string StreamError(const Status& status) { return "data: " + DumpJson(ErrorBody(status, "")) + "\n\n"; }
+std::string StreamError(const Status& status, std::string_view param) {
+  return "data: " + DumpJson(ErrorBody(status, param)) + "\n\n";
+}
 
 }  // namespace coppice::openai

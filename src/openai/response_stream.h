@@ -57,7 +57,7 @@ class ResponseStream {
   std::vector<Choice> choices_;
 };
 
-// `status` as an object of the stream: what is told when a sample fails after the answer has begun.
-std::string StreamError(const Status& status);
+// `status` as an object of the stream: what is told when a sample fails after the answer has begun. `param`: the field at fault.
+std::string StreamError(const Status& status, std::string_view param = "");
 
 }  // namespace coppice::openai

@@ -125,8 +125,9 @@ class ScoreText final : public PartedText {
 bool ScoreText::AddParts(TextParts* parts) {
   if (done_) return false;
   if (next_ == 0) {
-    parts->Add(fmt::format(R"({{"id":{},"object":"score","created":{},"model":{},"scores":[)", DumpJson("score-" + facts_.id),
-                           facts_.created, DumpJson(facts_.model)));
+    const std::string line = facts_.line ? fmt::format(R"("line":{},)", *facts_.line) : "";
+    parts->Add(fmt::format(R"({{"id":{},{}"object":"score","created":{},"model":{},"scores":[)", DumpJson("score-" + facts_.id),
+                           line, facts_.created, DumpJson(facts_.model)));
   }
   if (next_ < outcome_.score_ids.size()) {
     AddSequence(next_++, parts);

@@ -27,13 +27,17 @@ constexpr const char* kFields[] = {"model",         "user",     "metadata",     
 // The prompt and what belongs to every request, by the rules of a completion without tokens to generate.
 std::optional<OpenAiRequest> ParsePromptOf(const json& body, const OpenAiRequestParser& parser, BodyError* error,
                                            const FindNamedPrefix& find_prefix) {
-  FieldReader fields(body);
-  for (const char* const name : kFields) (void)fields.Find(name);
+  UnknownFieldsOf unknown{.rule = parser.unknown_fields()};
+  FieldReader fields(body, &unknown);
+  json completion = {{"max_tokens", 0}};
+  for (const char* const name : kFields) {
+    const json* value = fields.Find(name);
+    if (value && std::string_view(name) != "continuations") completion[name] = *value;
+  }
   if (*error = fields.Finish(); !error->status.ok()) return std::nullopt;
-  json completion = body;
-  completion.erase("continuations");
-  completion["max_tokens"] = 0;
-  return parser.Parse(Endpoint::kCompletions, completion, error, find_prefix);
+  std::optional<OpenAiRequest> parsed = parser.Parse(Endpoint::kCompletions, completion, error, find_prefix);
+  if (parsed) parsed->ignored_fields = std::move(unknown.ignored);
+  return parsed;
 }
 
 Result<std::vector<int32_t>> EncodeWith(const OpenAiRequest& prompt, const std::vector<int32_t>& prompt_ids,
@@ -87,7 +91,9 @@ std::optional<ScoreRequest> ParseScore(const json& body, const OpenAiRequestPars
                                             list == body.end() ? "missing" : Shown(*list), kMaxPrompts)),
                 "continuations");
   }
-  ScoreRequest request{.usage = {.prompt = std::ssize(*prompt_ids)}, .return_token_ids = prompt->return_token_ids};
+  ScoreRequest request{.usage = {.prompt = std::ssize(*prompt_ids)},
+                       .return_token_ids = prompt->return_token_ids,
+                       .ignored_fields = std::move(prompt->ignored_fields)};
   size_t tokens = 0, bytes = 0;
   for (const json& continuation : *list) {
     bytes += prompt->text ? prompt->text->size() : 0;

@@ -17,6 +17,7 @@ struct ScoreRequest {
   std::vector<ScoredSequence> sequences;  // the prompt with each continuation behind it
   TokenUsage usage;                       // prompt: its tokens once, and those of the continuations
   bool return_token_ids = false;
+  std::vector<std::string> ignored_fields;  // as OpenAiRequest
 };
 
 // Fields of `body`: docs/server.md, "Scores". On an error, `error->param` names the field.

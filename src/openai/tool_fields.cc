@@ -20,18 +20,18 @@ bool IsName(const std::string& name) {
   return !name.empty() && name.size() <= kLongest && std::ranges::all_of(name, allowed);
 }
 
-// One entry of `tools`; `place` names it in errors.
-BodyError CheckTool(const json& tool, ToolFunction* function) {
+// One entry of `tools`, which lies at `place`. The model sees all of it: templates write tools whole.
+BodyError CheckTool(const FieldReader& body, const json& tool, const std::string& place, ToolFunction* function) {
   if (!tool.is_object())
     return {InvalidArgument(fmt::format("it is {}, expected an object with type and function", Shown(tool))), ""};
-  FieldReader entry(tool);
+  FieldReader entry = body.Inner(tool, place);
   std::string type;
   entry.Take("type", &type);
   if (type != "function") entry.Expect("type", type, "\"function\"");
   const json* parts = entry.Find("function");
   if (!parts || !parts->is_object()) entry.Expect("function", parts ? *parts : json(), "an object with name and parameters");
   if (!entry.ok()) return entry.Finish();
-  FieldReader fields(*parts);
+  FieldReader fields = entry.Inner(*parts, "function");
   std::string description;
   fields.Take("name", &function->name);
   if (fields.ok() && !IsName(function->name)) fields.Expect("name", function->name, "1 to 64 of A-Z a-z 0-9 _ - .");
@@ -42,8 +42,9 @@ BodyError CheckTool(const json& tool, ToolFunction* function) {
   }
   if (const json* parameters = fields.Find("parameters"); parameters && !parameters->is_object())
     fields.Expect("parameters", *parameters, "a JSON schema");
-  if (BodyError error = fields.Finish(); !error.status.ok()) return {error.status, Within("function", error.param)};
-  return entry.Finish();
+  constexpr bool kShown = true;
+  if (BodyError error = fields.Finish(kShown); !error.status.ok()) return {error.status, Within("function", error.param)};
+  return entry.Finish(kShown);
 }
 
 void TakeList(FieldReader& fields, const ordered_json* ordered, ToolFields* tools) {
@@ -57,8 +58,9 @@ void TakeList(FieldReader& fields, const ordered_json* ordered, ToolFields* tool
   COPPICE_CHECK(tools->list.is_array() && tools->list.size() == list->size());  // of the same text
   for (size_t i = 0; i < list->size(); ++i) {
     ToolFunction function;
-    if (const BodyError error = CheckTool((*list)[i], &function); !error.status.ok())
-      return fields.FailWithin(fmt::format("tools[{}]", i), error);
+    const std::string place = fmt::format("tools[{}]", i);
+    if (const BodyError error = CheckTool(fields, (*list)[i], place, &function); !error.status.ok())
+      return fields.FailWithin(place, error);
     if (std::ranges::find(tools->functions, function.name, &ToolFunction::name) != tools->functions.end())
       return fields.Fail(kName, InvalidArgument(fmt::format("tools has the function {} twice; give each a name of its own",
                                                             Shown(function.name))));

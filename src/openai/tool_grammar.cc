@@ -16,11 +16,8 @@ using nlohmann::ordered_json;
 using Choice = ToolFields::Choice;
 
 ordered_json ConstString(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
-// White space is bounded: small models can go on with it to the end of the context.
-ordered_json Schema(ordered_json schema) {
-  return {{"type", "json_schema"}, {"json_schema", std::move(schema)}, {"max_whitespace_cnt", 16}};
-}
-ordered_json AnyObject() { return Schema({{"type", "object"}, {"additionalProperties", true}}); }
+ordered_json Grammar(std::string text) { return {{"type", "grammar"}, {"grammar", std::move(text)}}; }
+ordered_json AnyObject() { return Grammar(SchemaGrammar({GrammarKind::kJsonObject, {}}).value()); }
 ordered_json Sequence(ordered_json elements) { return {{"type", "sequence"}, {"elements", std::move(elements)}}; }
 ordered_json Either(ordered_json one, ordered_json other) {
   return {{"type", "or"}, {"elements", ordered_json::array({std::move(one), std::move(other)})}};
@@ -28,9 +25,9 @@ ordered_json Either(ordered_json one, ordered_json other) {
 
 ordered_json FormatOf(const GrammarSource& content) {
   switch (content.kind) {
-    case GrammarKind::kJsonSchema: return Schema(ordered_json::parse(content.text));
+    case GrammarKind::kJsonSchema: return Grammar(SchemaGrammar(content).value());  // it was checked
     case GrammarKind::kRegex: return {{"type", "regex"}, {"pattern", content.text}};
-    case GrammarKind::kEbnf: return {{"type", "grammar"}, {"grammar", content.text}};
+    case GrammarKind::kEbnf: return Grammar(content.text);
     default: return AnyObject();
   }
 }
@@ -87,8 +84,9 @@ class Writer {
   ordered_json Arguments(const ToolFunction& function) const {
     const bool free = tools_.choice == Choice::kAuto ? !function.strict : function.loose;
     if (free) return AnyObject();
-    if (function.parameters.is_null()) return Schema({{"type", "object"}, {"properties", ordered_json::object()}});
-    return Schema(function.parameters);
+    const std::string schema =
+        function.parameters.is_null() ? R"({"type": "object", "properties": {}})" : DumpJson(function.parameters);
+    return Grammar(SchemaGrammar({GrammarKind::kJsonSchema, schema}).value());  // they were checked
   }
 
   const ToolFields& tools_;

@@ -7,12 +7,15 @@
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <limits>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "core/check.h"
 #include "core/exhaustion.h"
+#include "server/batch_compile.h"
 #include "server/record.h"
 
 namespace coppice::server {
@@ -92,6 +95,8 @@ Status BatchWork::ReadAndRun() {
     batch_.Enter(BatchState::kInProgress);
     COPPICE_RETURN_IF_ERROR(tell_(batch_, /*lasting=*/true));
   }
+  std::optional<BatchCompile> compile;
+  if (context_.compile_queue) compile.emplace(context_.compile_queue, batch_.key);
   openai::BatchRun run(context_.engine, &*input, context_.parser,
                        {.model = context_.model,
                         .max_waiting = context_.max_waiting,
@@ -104,6 +109,7 @@ Status BatchWork::ReadAndRun() {
                               request->request.priority = PriorityInBatch(request->request.priority);
                               return admission;
                             },
+                        .compile = compile ? std::ref(*compile) : decltype(openai::BatchRunOptions::compile)(),
                         .on_end = [this](int64_t taken, int64_t used) { context_.release(batch_.key, taken, used); },
                         .on_answer = [this](const openai::TokenUsage& usage) { context_.count(batch_.key, usage); }},
                        /*prefixes=*/nullptr, &output, &errors);

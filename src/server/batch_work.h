@@ -7,6 +7,7 @@
 #include <string>
 
 #include "coppice/engine/engine.h"
+#include "grammar/compile_queue.h"
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
 #include "openai/batch_run.h"
@@ -21,11 +22,12 @@ struct BatchContext {
   Engine* engine = nullptr;
   const openai::OpenAiRequestParser* parser = nullptr;
   FileStore* files = nullptr;
-  std::string model;          // the name that answers give
-  int64_t max_requests = 0;   // of a batch
-  size_t max_line_bytes = 0;  // of its input
-  int32_t max_active = 0;     // requests of a batch in the engine
-  int32_t max_waiting = 1;    // nothing is submitted while so many requests wait, whoever sent them
+  CompileQueue* compile_queue = nullptr;  // null: no output can have a form
+  std::string model;                      // the name that answers give
+  int64_t max_requests = 0;               // of a batch
+  size_t max_line_bytes = 0;              // of its input
+  int32_t max_active = 0;                 // requests of a batch in the engine
+  int32_t max_waiting = 1;                // nothing is submitted while so many requests wait, whoever sent them
   std::function<openai::FindNamedPrefix(const std::string& key)> prefixes_of;
   // BatchRunOptions::admit and on_end, of a key's requests.
   std::function<openai::BatchAdmission(const std::string& key, openai::OpenAiRequest*)> admit;

@@ -22,6 +22,7 @@ struct Call {
   openai::TokenUsage usage;
   RequestCost cost;         // what it was admitted with
   std::string logged_body;  // where the log is to have it
+  std::string ignored_fields;  // of the request, by their names
 };
 
 }  // namespace coppice::server

@@ -78,21 +78,25 @@ void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
     if (first_token_ == Clock::time_point()) first_token_ = last_token_;
   }
   if (event.finish_reason == FinishReason::kError && failure_.ok()) failure_ = event.status;
-  if (streams_.empty()) {
-    prompt.answer.output.Add(event);
-  } else if (failure_.ok() && event.index < 0) {
-    if (std::unique_ptr<TextSource> echo = streams_[index].Echo(event)) responder_->Write(std::move(echo));
-  } else if (failure_.ok()) {
-    std::string frames;
-    streams_[index].Append(event, &frames);
-    if (!frames.empty()) responder_->Write(std::move(frames));
-  }
+  if (!gone_) Take(index, event);  // else what is generated until the engine ends it is counted, and nothing more
   done_ += event.request_done;
   if (done_ == submitted_.size()) {
     Finish();
   } else if (!failure_.ok() && event.finish_reason == FinishReason::kError) {
     for (const RequestId id : submitted_) (void)engine_.Cancel(id);  // the answer is an error whatever the others say
   }
+}
+
+void GenerationCall::Take(size_t index, const StreamEvent& event) {
+  if (streams_.empty()) return prompts_[index].answer.output.Add(event);
+  if (!failure_.ok()) return;
+  if (event.index < 0) {
+    if (std::unique_ptr<TextSource> echo = streams_[index].Echo(event)) responder_->Write(std::move(echo));
+    return;
+  }
+  std::string frames;
+  streams_[index].Append(event, &frames);
+  if (!frames.empty()) responder_->Write(std::move(frames));
 }
 
 void GenerationCall::Cancel() {
@@ -122,22 +126,29 @@ void GenerationCall::Finish() {
     if (failure_.ok()) {
       streams_.front().AppendEnd(Usage(), &end);
     } else {
-      end = openai::StreamError(failure_);
+      const openai::BodyError error = prompts_.front().answer.request.ErrorUnderWay(failure_);
+      end = openai::StreamError(error.status, error.param);
     }
     End(failure_.ok() ? 200 : openai::HttpStatus(failure_));
     responder_->Write(std::move(end));
     return responder_->EndStream();
   }
   if (!failure_.ok()) {
-    const bool refused = submitted_.size() < prompts_.size();
-    HttpResponse error = refused && failure_.code() == StatusCode::kResourceExhausted
-                             ? ErrorResponse(429, failure_.message())  // the queue is full
-                             : ErrorResponse(failure_);
+    const HttpResponse error = FailureResponse();
     End(error.status);
-    return responder_->Send(std::move(error));
+    return responder_->Send(error);
   }
   End(200);
   SendWhole();
+}
+
+HttpResponse GenerationCall::FailureResponse() const {
+  if (submitted_.size() < prompts_.size()) {
+    return failure_.code() == StatusCode::kResourceExhausted ? ErrorResponse(429, failure_.message())  // the queue is full
+                                                             : ErrorResponse(failure_);
+  }
+  const openai::BodyError error = prompts_.front().answer.request.ErrorUnderWay(failure_);
+  return ErrorResponse(error.status, error.param);
 }
 
 // What becomes text on this thread, that of the engine's events, holds up everybody's: large answers do so elsewhere, and votes,

@@ -54,9 +54,11 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
   void OnEvent(size_t prompt, const StreamEvent& event);
   void Cancel();
   // With the lock held:
+  void Take(size_t prompt, const StreamEvent& event);  // what an event says goes into the answer
   openai::TokenUsage Usage() const;
   void Finish();  // the answer's end, good or bad
   void SendWhole();
+  HttpResponse FailureResponse() const;
   void End(int status);
 
   Engine& engine_;

@@ -34,9 +34,10 @@ struct HttpRequest {
   std::string body;
   std::shared_ptr<const BodyFile> body_file;  // instead of `body`, where the RequestPlan asks for it
   // Headers; empty: not sent. X-Forwarded-For may come several times, and is all of them then.
-  std::string authorization, content_type, traceparent, origin, forwarded_for;
-  std::string id;    // names the request in logs and in the answer's x-request-id
-  std::string peer;  // address of the client
+  std::string authorization, content_type, content_encoding, traceparent, origin, forwarded_for;
+  std::string preflight_method, preflight_headers;  // Access-Control-Request-Method and -Headers
+  std::string id;                                   // names the request in logs and in the answer's x-request-id
+  std::string peer;                                 // address of the client
 };
 
 struct HttpResponse {
@@ -63,6 +64,8 @@ class Responder {
  public:
   virtual ~Responder() = default;
 
+  // Of the answer, whole or a stream; before it begins.
+  virtual void AddHeader(std::string /*name*/, std::string /*value*/) {}
   virtual void Send(HttpResponse response) = 0;
   // 200 and text/event-stream. While nothing is written, comments keep the connection alive.
   virtual void BeginStream() = 0;
@@ -81,6 +84,8 @@ struct RequestPlan {
   bool takes_time = false;                // `handle` parses or waits for a disk: it is called on one of the threads for that
   std::string share;                      // whose share of the room for bodies and answers, and of those threads, the request takes
   std::optional<int64_t> max_body_bytes;  // larger ones are refused with 413; nothing: the server's limit holds
+  bool is_gzip = false;                   // the body is decoded as it comes; all limits are on what it is then
+  HttpResponse::Headers answer_headers;   // that every answer to it has besides its own, the refusal too
   std::string body_folder;                // where the body goes into a file without a name; empty: it goes into memory
 };
 

@@ -172,6 +172,9 @@ HttpRequest HttpRequestParser::Head() const {
   if (question < target.size()) request.query = std::string(target.substr(question + 1));
   request.authorization = header(http::field::authorization);
   request.content_type = header(http::field::content_type);
+  request.content_encoding = header(http::field::content_encoding);
+  request.preflight_method = header(http::field::access_control_request_method);
+  request.preflight_headers = header(http::field::access_control_request_headers);
   request.origin = header(http::field::origin);
   request.traceparent = header("traceparent");
   const auto [first, last] = message.equal_range("x-forwarded-for");

@@ -18,6 +18,7 @@
 
 #include "core/exhaustion.h"
 #include "core/random_bytes.h"
+#include "server/body_decoder.h"
 #include "server/errors.h"
 
 namespace coppice::server {
@@ -82,9 +83,10 @@ void Handle(HttpSession::Incoming incoming, std::shared_ptr<Responder> answer) {
 
 // What all answers carry.
 template <class Message>
-void SetCommon(std::string_view id, bool keep_alive, Message* message) {
+void SetCommon(std::string_view id, bool keep_alive, const HttpResponse::Headers& headers, Message* message) {
   message->set(http::field::date, HttpDate());
   message->set("x-request-id", id);
+  for (const auto& [name, value] : headers) message->set(name, value);
   message->keep_alive(keep_alive);
 }
 
@@ -170,6 +172,7 @@ asio::awaitable<HttpSession::Read> HttpSession::ReadRequest(Incoming* incoming) 
   RequestPlan& plan = incoming->plan;
   request = TakeHead(parser);
   plan = shared_.planner(request);
+  answer_headers_ = std::move(plan.answer_headers);
   if (plan.refusal) {
     if (parser.body_bytes() != 0) {
       co_await Refuse(*std::move(plan.refusal));
@@ -178,7 +181,8 @@ asio::awaitable<HttpSession::Read> HttpSession::ReadRequest(Incoming* incoming) 
     const bool written = co_await WriteWhole(*plan.refusal, /*responder=*/nullptr);
     co_return (written && keep_alive_ && !closing_) ? Read::kRefused : Read::kEnd;
   }
-  parser.AcceptBody(plan.max_body_bytes ? static_cast<uint64_t>(*plan.max_body_bytes) : shared_.options.max_body_bytes);
+  const size_t most = plan.max_body_bytes ? static_cast<size_t>(*plan.max_body_bytes) : shared_.options.max_body_bytes;
+  parser.AcceptBody(most);
   if (parser.state() == HttpRequestParser::State::kRefused) {
     co_await Refuse(parser.refusal());
     co_return Read::kEnd;
@@ -189,6 +193,8 @@ asio::awaitable<HttpSession::Read> HttpSession::ReadRequest(Incoming* incoming) 
   bool complete = false;
   if (in_file) {
     complete = co_await ReadUpload(&parser, plan.body_folder, incoming->held.get(), &request);
+  } else if (plan.is_gzip) {
+    complete = co_await ReadGzip(&parser, most, incoming->held.get(), &request);
   } else {
     complete = co_await ReadBody(&parser, incoming->held.get(), &request);
   }
@@ -207,6 +213,7 @@ asio::awaitable<bool> HttpSession::ReadHead(HttpRequestParser* parser) {
     buffer_.commit(size);
   }
   id_ = RandomHex(16);
+  answer_headers_.clear();
   keep_alive_ = head_only_ = false;
   version_ = 11;
   stream_.expires_after(shared_.options.head_timeout);
@@ -247,7 +254,15 @@ asio::awaitable<bool> HttpSession::AdvanceBody(HttpRequestParser* parser, int64_
   Feed(parser);
   if (parser->state() == HttpRequestParser::State::kRefused) co_return co_await Refuse(parser->refusal());
   const int64_t came = taken + std::ssize(parser->body());
-  switch (held->GrowTo(came)) {
+  const bool has_room = co_await Hold(held, came);
+  if (!has_room || parser->state() != HttpRequestParser::State::kBody) co_return has_room;
+  const HttpServerOptions& options = shared_.options;
+  stream_.expires_at(body_begin_ + options.body_timeout + std::chrono::milliseconds(came * 1000 / options.min_body_rate));
+  co_return co_await Receive(kBodyRead);
+}
+
+asio::awaitable<bool> HttpSession::Hold(ByteBudget::Held* held, int64_t bytes) {
+  switch (held->GrowTo(bytes)) {
     case BytesTaken::kTaken: break;
     case BytesTaken::kShareIsFull:
       co_return co_await Refuse(429,
@@ -256,10 +271,7 @@ asio::awaitable<bool> HttpSession::AdvanceBody(HttpRequestParser* parser, int64_
     case BytesTaken::kAllIsFull:
       co_return co_await Refuse(503, "the server is reading too many large requests; send this one again later");
   }
-  if (parser->state() != HttpRequestParser::State::kBody) co_return true;
-  const HttpServerOptions& options = shared_.options;
-  stream_.expires_at(body_begin_ + options.body_timeout + std::chrono::milliseconds(came * 1000 / options.min_body_rate));
-  co_return co_await Receive(kBodyRead);
+  co_return true;
 }
 
 asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request) {
@@ -268,6 +280,26 @@ asio::awaitable<bool> HttpSession::ReadBody(HttpRequestParser* parser, ByteBudge
     goes_on = co_await AdvanceBody(parser, /*taken=*/0, held);
   }
   if (goes_on) request->body = std::move(parser->body());
+  co_return goes_on;
+}
+
+asio::awaitable<bool> HttpSession::ReadGzip(HttpRequestParser* parser, size_t max_bytes, ByteBudget::Held* held,
+                                            HttpRequest* request) {
+  BodyDecoder decoder;
+  bool goes_on = co_await Continue(*parser);
+  while (goes_on && parser->state() == HttpRequestParser::State::kBody) {
+    const int64_t taken = std::ssize(request->body);
+    goes_on = co_await AdvanceBody(parser, taken, held);
+    if (!goes_on) break;
+    const Status decoded = decoder.Put(parser->body(), max_bytes, &request->body);
+    parser->body().clear();
+    if (decoded.code() == StatusCode::kOutOfRange) co_return co_await Refuse(413, decoded.message());
+    if (!decoded.ok()) co_return co_await Refuse(400, decoded.message());
+    const int64_t came = std::ssize(request->body);
+    goes_on = co_await Hold(held, came);
+  }
+  if (goes_on && !decoder.done())
+    co_return co_await Refuse(400, "Content-Encoding is gzip, and the body ends before the gzip does");
   co_return goes_on;
 }
 
@@ -359,7 +391,8 @@ asio::awaitable<bool> HttpSession::WriteAnswer(std::shared_ptr<SessionResponder>
     if (part.whole) co_return co_await WriteWhole(*part.whole, responder.get());
     if (part.begin_stream) {
       streaming = true;
-      if (!co_await WriteHead("text/event-stream; charset=utf-8", kStreamHeaders)) co_return false;
+      part.headers.insert(part.headers.end(), kStreamHeaders.begin(), kStreamHeaders.end());
+      if (!co_await WriteHead("text/event-stream; charset=utf-8", part.headers)) co_return false;
     }
     if (!part.text.empty() && !co_await WriteText(part.text)) co_return false;
     if (part.source && !co_await WriteSource(part.source.get(), responder.get())) co_return false;
@@ -377,7 +410,7 @@ asio::awaitable<bool> HttpSession::WriteWhole(const HttpResponse& response, Sess
     co_return co_await WriteLast();
   }
   http::response<http::span_body<const char>> message(static_cast<http::status>(response.status), version_);
-  SetCommon(id_, keep_alive_, &message);
+  SetCommon(id_, keep_alive_, answer_headers_, &message);
   message.set(http::field::content_type, response.content_type);
   for (const auto& [name, value] : response.headers) message.set(name, value);
   message.content_length(response.file ? static_cast<uint64_t>(response.file->size) : response.body.size());
@@ -443,7 +476,7 @@ asio::awaitable<bool> HttpSession::WriteSource(TextSource* source, SessionRespon
 asio::awaitable<bool> HttpSession::WriteHead(std::string_view content_type, const HttpResponse::Headers& headers) {
   http::response<http::empty_body> head(http::status::ok, version_);
   if (version_ < 11) keep_alive_ = false;  // its end is the connection's
-  SetCommon(id_, keep_alive_, &head);
+  SetCommon(id_, keep_alive_, answer_headers_, &head);
   head.set(http::field::content_type, content_type);
   for (const auto& [name, value] : headers) head.set(name, value);
   if (version_ >= 11) head.chunked(true);

@@ -98,13 +98,16 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   asio::awaitable<bool> ReadHead(HttpRequestParser* parser);
   // Of the head that `parser` holds.
   HttpRequest TakeHead(const HttpRequestParser& parser);
-  // What follows the head, into `request`; `held` grows with it. False: as ReadHead.
+  // What follows the head, decoded where the plan says so, into `request`; `held` grows with it. False: as ReadHead.
   asio::awaitable<bool> ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request);
+  asio::awaitable<bool> ReadGzip(HttpRequestParser* parser, size_t max_bytes, ByteBudget::Held* held, HttpRequest* request);
   asio::awaitable<bool> ReadUpload(HttpRequestParser* parser, const std::string& folder, ByteBudget::Held* held,
                                    HttpRequest* request);
   // Takes in what has come of a body whose first `taken` bytes were taken out of the parser, if there is room for it, and waits for
   // the next part where there is one. False: as ReadHead.
   asio::awaitable<bool> AdvanceBody(HttpRequestParser* parser, int64_t taken, ByteBudget::Held* held);
+  // Counts what the request holds by now; false: as ReadHead.
+  asio::awaitable<bool> Hold(ByteBudget::Held* held, int64_t bytes);
   // Gives the parser what has come.
   void Feed(HttpRequestParser* parser);
   // Waits for more bytes, `most` of them at most; false: as ReadHead, and nothing was answered.
@@ -139,6 +142,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   bool idle_ = false, closing_ = false;
   // Of the request under way:
   std::string share_;                                 // RequestPlan
+  HttpResponse::Headers answer_headers_;              // likewise
   std::chrono::steady_clock::time_point body_begin_;  // when its body was awaited
   unsigned version_ = 11;
   bool keep_alive_ = false, head_only_ = false;

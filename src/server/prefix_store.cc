@@ -107,8 +107,7 @@ void PrefixStore::Put(const std::string& key, const std::string& name, openai::N
     computed->entry.pin = fmt::format("served {}", ++next_pin_);
   }
   if (!refused.ok()) return computed->on_end({.made = refused});
-  Request request{.prompt_ids = prefix.token_ids, .max_tokens = 1};
-  request.ignore_eos = true;
+  Request request{.prompt_ids = prefix.token_ids, .max_tokens = 0};
   request.cache_salt = prefix.cache_salt;
   request.cache_private_begin = prefix.cache_private_begin;
   request.cache_tenant = access_.TenantOf(key, prefix);

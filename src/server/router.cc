@@ -6,6 +6,7 @@
 #include <cctype>
 
 #include "core/quoted.h"
+#include "server/body_decoder.h"
 #include "server/errors.h"
 #include "server/multipart_form.h"
 
@@ -43,10 +44,11 @@ bool IsJson(std::string_view content_type) {
 }  // namespace
 
 Router::Found Router::Find(const HttpRequest& head) const {
-  std::string_view best, variable;
+  std::string_view best, variable, path = head.path;
+  if (path.size() > 1 && path.ends_with('/') && !path.ends_with("//")) path.remove_suffix(1);  // as clients join paths
   for (const Route& route : routes_) {
     if (route.path.size() <= best.size()) continue;
-    const std::optional<std::string_view> matched = Match(PartsOf(route.path), head.path);
+    const std::optional<std::string_view> matched = Match(PartsOf(route.path), path);
     if (!matched) continue;
     best = route.path;
     variable = *matched;
@@ -70,8 +72,16 @@ Router::Found Router::Find(const HttpRequest& head) const {
 }
 
 std::optional<HttpResponse> RefuseBodyType(const Route& route, const HttpRequest& head) {
+  if (route.body == BodyKind::kNone) return std::nullopt;
+  if (!IsIdentity(head.content_encoding) && (route.body == BodyKind::kForm || !BodyDecoder::Takes(head.content_encoding))) {
+    const std::string_view expected = route.body == BodyKind::kForm ? "none" : "gzip or none";
+    HttpResponse refused =
+        ErrorResponse(415, fmt::format("Content-Encoding is {}, expected {}", Quoted(head.content_encoding), expected));
+    refused.headers.emplace_back("accept-encoding", route.body == BodyKind::kForm ? "identity" : "gzip");
+    return refused;
+  }
   const std::string& type = head.content_type;
-  if (route.body == BodyKind::kNone || (route.body == BodyKind::kForm ? IsForm(type) : IsJson(type))) return std::nullopt;
+  if (route.body == BodyKind::kForm ? IsForm(type) : IsJson(type)) return std::nullopt;
   return ErrorResponse(415, fmt::format("Content-Type is {}, expected {}", type.empty() ? "missing" : Quoted(type),
                                         route.body == BodyKind::kForm ? "multipart/form-data" : "application/json"));
 }

@@ -44,14 +44,15 @@ class Router {
     std::string variable;            // what stands for the path's {variable}; empty: it has none
     std::optional<HttpResponse> refusal;  // 404 or 405, where there is no route
   };
+  // A slash at the path's end says nothing.
   Found Find(const HttpRequest& head) const;
 
  private:
   const std::vector<Route> routes_;
 };
 
-// 415 where the Content-Type is not that of the route's bodies. Only JSON and forms are taken: a page of another site can make a
-// browser send other types without asking.
+// 415 where the Content-Type is not that of the route's bodies, or they come in an encoding that is not decoded. Only JSON and
+// forms are taken: a page of another site can make a browser send other types without asking.
 std::optional<HttpResponse> RefuseBodyType(const Route& route, const HttpRequest& head);
 
 }  // namespace coppice::server

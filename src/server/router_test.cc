@@ -34,9 +34,17 @@ TEST(Router, FindsTheRouteThatSaysMost) {
   EXPECT_EQ(path("GET", "/things/a/b"), "/things/{id} a/b");
   EXPECT_EQ(path("POST", "/things/a/cancel"), "/things/{id}/cancel a");
   EXPECT_EQ(path("POST", "/things//cancel"), "none");  // a thing of the name "/cancel" takes no POST
-  EXPECT_EQ(path("GET", "/things/"), "none");
   EXPECT_EQ(path("GET", "/thing"), "none");
   EXPECT_EQ(path("GET", ""), "none");
+}
+
+TEST(Router, ASlashAtTheEndSaysNothing) {
+  const Router router({{"GET", "/", nullptr}, {"POST", "/v1/a", nullptr}, {"GET", "/v1/a/{name}", nullptr}});
+  const auto found = [&](const std::string& path) { return router.Find({.method = "POST", .path = path}).path; };
+  EXPECT_EQ(found("/v1/a/"), "/v1/a");
+  EXPECT_EQ(router.Find({.method = "GET", .path = "/v1/a/b/"}).variable, "b");
+  EXPECT_EQ(found("/"), "/");
+  EXPECT_EQ(found("//"), "none");
 }
 
 TEST(Router, SaysWhatThereIsInstead) {
@@ -68,6 +76,19 @@ TEST(Router, TypesOfBodies) {
   EXPECT_EQ(status("/files", "multipart/form-data; boundary=a"), 200);
   EXPECT_EQ(status("/files", "application/json"), 415);
   EXPECT_EQ(status("/things/a/cancel", "text/plain"), 200);
+}
+
+TEST(Router, EncodingsOfBodies) {
+  const Router router = Routes();
+  const auto status = [&](const std::string& path, const std::string& type, const std::string& encoding) {
+    const HttpRequest head = {.method = "POST", .path = path, .content_type = type, .content_encoding = encoding};
+    const std::optional<HttpResponse> refused = RefuseBodyType(*router.Find(head).route, head);
+    return refused ? refused->status : 200;
+  };
+  for (const char* encoding : {"", "identity", "gzip", "x-gzip"}) EXPECT_EQ(status("/things", "application/json", encoding), 200);
+  for (const char* encoding : {"br", "deflate", "gzip, gzip", "zstd"})
+    EXPECT_EQ(status("/things", "application/json", encoding), 415);
+  EXPECT_EQ(status("/files", "multipart/form-data; boundary=a", "gzip"), 415);
 }
 
 }  // namespace

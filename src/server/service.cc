@@ -17,6 +17,8 @@
 #include "core/quoted.h"
 #include "core/random_bytes.h"
 #include "openai/answer_size.h"
+#include "server/body_decoder.h"
+#include "server/compile_call.h"
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/host_name.h"
@@ -52,6 +54,7 @@ uint64_t RandomSeed() {
 struct Service::JsonBody {
   DismantledJson<nlohmann::json> json;
   std::optional<DismantledJson<ordered_json>> tools;
+  std::string schema;  // of response_format, in the order of the text
 
   const ordered_json* tools_or_null() const { return tools ? &**tools : nullptr; }
 };
@@ -64,7 +67,16 @@ std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& 
     return std::nullopt;
   }
   JsonBody taken = {.json = DismantledJson(*std::move(body))};
-  if (tools == Tools::kUnordered || !taken.json->is_object() || !taken.json->contains("tools")) return taken;
+  if (tools == Tools::kUnordered || !taken.json->is_object()) return taken;
+  if (taken.json->contains("response_format")) {
+    Result<std::string> schema = openai::ResponseSchemaInOrder(text);
+    if (!schema.ok()) {
+      Answer(call, ErrorResponse(InvalidArgument("response_format: " + schema.status().message()), "response_format"));
+      return std::nullopt;
+    }
+    taken.schema = *std::move(schema);
+  }
+  if (!taken.json->contains("tools")) return taken;
   Result<ordered_json> in_order = openai::ToolsInOrder(text);
   if (!in_order.ok()) {
     Answer(call, ErrorResponse(InvalidArgument("tools: " + in_order.status().message()), "tools"));
@@ -131,10 +143,15 @@ Service::Service(Engine* engine, ServiceOptions options)
     : engine_(*engine),
       options_(std::move(options)),
       router_(Routes()),
-      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size),
+      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size,
+              options_.rules),
       created_(Now()),
       access_(options_.access, options_.max_context),
       prefixes_(engine, &access_, options_.prefixes),
+      grammars_(engine->tokenizer()
+                    ? GrammarCompiler::Create(*engine->tokenizer(), engine->model_info().vocab_size, options_.grammar_process)
+                    : InvalidArgument("the model has no tokenizer")),
+      compile_queue_(grammars_.ok() ? std::make_unique<CompileQueue>(grammars_->get()) : nullptr),
       files_(options_.files),
       batches_(ContextOfBatches(), options_.batches.store),
       batch_routes_(&files_, &batches_) {}
@@ -164,10 +181,12 @@ RequestPlan Service::Plan(HttpRequest head) {
   const auto kept = std::make_shared<KeptResponse>();
   const auto call = std::make_shared<Call>(Call{.request = std::move(head), .responder = kept});
   RequestPlan plan;
+  HttpResponse::Headers answer_headers = options_.cross_origin.AnswerHeaders(call->request.origin);
   Try(call, [&] {
     if (const Route* route = FindRoute(call)) plan = PlanOf(*route, call);
   });
   plan.refusal = std::move(kept->response);
+  plan.answer_headers = std::move(answer_headers);
   return plan;
 }
 
@@ -180,6 +199,7 @@ RequestPlan Service::PlanOf(const Route& route, const std::shared_ptr<Call>& cal
   } else if (RefuseWhenDraining(call)) {
     return plan;
   }
+  plan.is_gzip = route.body == BodyKind::kJson && !IsIdentity(call->request.content_encoding);  // FindRoute refuses others
   if (route.body == BodyKind::kForm) {
     if (!files_.enabled()) route.handle(call);  // it says so
     plan.body_folder = options_.files.folder;
@@ -199,6 +219,10 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
     Answer(call,
            ErrorResponse(403, fmt::format("the request is for {}, and this server serves this machine; --host-name lets a name in",
                                           Quoted(call->request.host))));
+    return nullptr;
+  }
+  if (std::optional<HttpResponse> allowed = options_.cross_origin.AnswerPreflight(call->request)) {
+    Answer(call, *std::move(allowed));
     return nullptr;
   }
   Router::Found found = router_.Find(call->request);
@@ -221,9 +245,10 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
   // A page of another site can make a browser send forms and empty bodies here, and may try others; the browser says where they
   // come from. A key it does not send.
   const HttpRequest& head = call->request;
-  if (!access_.needs_key() && head.method != "GET" && IsOfAnotherSite(head.origin, head.host, options_.host_names)) {
-    Answer(call, ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server; --host-name lets a "
-                                                "name in",
+  if (!access_.needs_key() && head.method != "GET" && !options_.cross_origin.Allows(head.origin) &&
+      IsOfAnotherSite(head.origin, head.host, options_.host_names)) {
+    Answer(call, ErrorResponse(403, fmt::format("the request comes from a page of {}, not of this server; --allow-origin lets "
+                                                "one in",
                                                 Quoted(head.origin))));
     return nullptr;
   }
@@ -262,6 +287,7 @@ void Service::Log(const Call& call, int status) const {
   line["cached_tokens"] = call.usage.cached;
   line["completion_tokens"] = call.usage.completion;
   line["traceparent"] = call.request.traceparent;
+  if (!call.ignored_fields.empty()) line["ignored_fields"] = call.ignored_fields;
   if (!call.logged_body.empty()) line["body"] = call.logged_body;
   // The page asks for the tree again and again.
   spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info, DumpJson(std::move(line)));
@@ -325,14 +351,21 @@ bool Service::Admit(const std::shared_ptr<Call>& call, const RequestCost& cost) 
   return true;
 }
 
+void Service::TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields) {
+  if (fields.empty()) return;
+  call->ignored_fields = openai::Listed(fields);
+  call->responder->AddHeader("x-coppice-ignored-fields", call->ignored_fields);
+}
+
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
   const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
   if (!body) return;
   openai::BodyError error;
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
-      parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null());
+      parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null(), body->schema);
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
+  if (!prompts->empty()) TellIgnored(call, prompts->front().ignored_fields);
   int64_t samples = 0;
   for (const openai::OpenAiRequest& prompt : *prompts) samples += prompt.request.n;
   if (options_.max_waiting > 0 && prompts->size() > 1 && samples > options_.max_waiting) {  // one prompt waits for an empty line
@@ -354,8 +387,50 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   if (const openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, *prompts); !fits.status.ok())
     return Answer(call, ErrorResponse(fits.status, fits.param));
   if (!Admit(call, access_.BoundCost(call->key, *prompts))) return;
+  Compile(call, *std::move(prompts));
+}
+
+void Service::Compile(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {
+  const std::shared_ptr<const openai::OutputForm> form = prompts.front().output;
+  if (!form) return Start(call, std::move(prompts));
+  using Clock = CompileQueue::Clock;
+  const Clock::time_point begin = Clock::now();
+  std::optional<Clock::time_point> deadline;
+  constexpr double kLongest = 1e6;  // seconds; what compiling takes is bounded
+  if (const double timeout = prompts.front().request.timeout_seconds; timeout > 0)
+    deadline = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(timeout, kLongest)));
+  const auto waiting = std::make_shared<std::vector<openai::OpenAiRequest>>(std::move(prompts));
+  const auto on_compiled = [=, this](const Result<CompileQueue::Constraint>& compiled) {
+    Try(call, [&] {
+      if (!compiled.ok()) return AnswerUncompiled(call, form->ErrorOf(compiled.status()));
+      const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
+      for (openai::OpenAiRequest& prompt : *waiting) {
+        prompt.request.constraint = *compiled;
+        if (deadline) prompt.request.timeout_seconds = std::max(1e-3, prompt.request.timeout_seconds - waited);
+      }
+      Start(call, std::move(*waiting));
+    });
+  };
+  if (!compile_queue_) return on_compiled(grammars_.status());
+  CompileCall::Start({.queue = compile_queue_.get(),
+                      .key = call->key,
+                      .source = form->source,
+                      .deadline = deadline,
+                      .responder = call->responder,
+                      .on_compiled = on_compiled});
+}
+
+void Service::AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::BodyError& error) {
+  access_.Leave(call->key, call->cost, /*used_tokens=*/0);
+  const StatusCode code = error.status.code();
+  if (code == StatusCode::kCancelled) return Log(*call, kClientLeft);
+  Answer(call, code == StatusCode::kResourceExhausted ? ErrorResponse(429, error.status.message(), error.param)
+                                                      : ErrorResponse(error.status, error.param));
+}
+
+void Service::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {
   GenerationCall::Start({.engine = &engine_,
-                         .prompts = *std::move(prompts),
+                         .prompts = std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
                          .responder = call->responder,
                          .on_end = [this, call](const GenerationCall::Outcome& outcome) {
@@ -383,6 +458,7 @@ void Service::Score(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   std::optional<openai::ScoreRequest> parsed = openai::ParseScore(*body->json, parser_, &error, PrefixesOf(call->key));
   if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
+  TellIgnored(call, parsed->ignored_fields);
   if (options_.max_waiting > 0 && parsed->sequences.size() > static_cast<size_t>(options_.max_waiting)) {
     const std::string message = fmt::format("continuations is a list of {}, and the server lets {} requests wait; send several",
                                             parsed->sequences.size(), options_.max_waiting);
@@ -477,6 +553,7 @@ BatchContext Service::ContextOfBatches() {
   return {.engine = &engine_,
           .parser = &parser_,
           .files = &files_,
+          .compile_queue = compile_queue_.get(),
           .model = options_.model,
           .max_requests = options_.batches.max_requests,
           .max_line_bytes = options_.batches.max_line_bytes,

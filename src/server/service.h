@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "coppice/engine/engine.h"
+#include "grammar/compile_queue.h"
+#include "grammar/fork_server.h"
+#include "grammar/grammar_compiler.h"
 #include "openai/request.h"
 #include "openai/score.h"
 #include "server/access.h"
@@ -20,6 +23,7 @@
 #include "server/batch_routes.h"
 #include "server/batch_store.h"
 #include "server/call.h"
+#include "server/cross_origin.h"
 #include "server/file_store.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
@@ -47,7 +51,11 @@ struct ServiceOptions {
   AnswerLimits answers;
   bool only_local_hosts = false;  // requests for other hosts than this machine and `host_names` are refused with 403
   std::vector<std::string> host_names;
-  bool log_text = false;  // bodies of requests are in the log, which else holds no prompt
+  openai::RequestRules rules = {.unknown_fields = openai::UnknownFields::kIgnore};
+  CrossOrigin cross_origin;  // pages of other sites that may ask
+  bool log_text = false;     // bodies of requests are in the log, which else holds no prompt
+  // Of StartGrammarProcess, for grammars of clients. Without it they are compiled here, and one that is begun goes on to its end.
+  std::shared_ptr<ForkServer> grammar_process;
 };
 
 // Thread-safe. `engine` outlives it; somebody else steps it.
@@ -65,10 +73,11 @@ class Service {
   // Answers a request that is there whole into `responder`, now or later.
   void Handle(HttpRequest request, std::shared_ptr<Responder> responder);
   // From now on generations are refused with 503 and /ready says so, with `why`, which lives as long as the program; those under
-  // way go on, batches with the next start.
+  // way go on, batches with the next start. A generation is under way when the form of its output is compiled.
   void Drain(const char* why = "the server is shutting down") {
     draining_ = why;
     batches_.Stop();
+    if (compile_queue_) compile_queue_->Stop(Unavailable(why));
   }
   int64_t active() const { return access_.active(); }
 
@@ -103,7 +112,13 @@ class Service {
 
   // Access::Admit; false, with the answer given, where it refuses. Access::Leave ends it with `call->cost`.
   bool Admit(const std::shared_ptr<Call>& call, const RequestCost& cost);
+  // Tells the client and the log of fields that were ignored.
+  static void TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
+  // An admitted generation: compiles the form of its output first, where it has one.
+  void Compile(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts);
+  void AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::BodyError& error);
+  void Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts);
   void AnswerScore(const std::shared_ptr<Call>& call, std::shared_ptr<const openai::ScoreRequest> request,
                    openai::ScoreCall::Outcome outcome);
   openai::FindNamedPrefix PrefixesOf(const std::string& key);
@@ -128,6 +143,8 @@ class Service {
   Access access_;
   PrefixStore prefixes_;
   std::atomic<const char*> draining_{nullptr};
+  const Result<std::unique_ptr<GrammarCompiler>> grammars_;
+  const std::unique_ptr<CompileQueue> compile_queue_;  // null: outputs have no form
   FileStore files_;
   BatchStore batches_;  // after all that its threads use
   BatchRoutes batch_routes_;

@@ -2,6 +2,7 @@
 #include "server/serving.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -23,6 +24,7 @@
 #include "core/file.h"
 #include "engine/engine_harness.h"
 #include "server/kept_response.h"
+#include "server/testing/gzip.h"
 
 namespace coppice::server {
 namespace {
@@ -234,6 +236,68 @@ TEST_F(HttpServerTest, BytesThatCameCountAndNotThoseAnnounced) {
   const Client other = Connect(/*host=*/4);
   other.Send("POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30000\r\n\r\n" + std::string(30'000, ' '));
   EXPECT_THAT(other.Read("answer of /a"), StartsWith("HTTP/1.1 200 OK"));
+}
+
+TEST_F(HttpServerTest, CompressedBodiesAreDecodedAsTheyCome) {
+  Start({.max_body_bytes = 100'000}, [](const HttpRequest& head) {
+    RequestPlan plan = Echo(head);
+    plan.is_gzip = true;
+    plan.handle = [](const HttpRequest& request, const std::shared_ptr<Responder>& responder) {
+      responder->Send({.body = std::to_string(request.body.size()) + " of " + request.body.substr(0, 3) + "!"});
+    };
+    return plan;
+  });
+  const auto answer = [&](const std::string& bytes, size_t piece) {
+    const Client client = Connect();
+    client.Send("POST /a HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + std::to_string(bytes.size()) + "\r\n\r\n");
+    for (size_t begin = 0; begin < bytes.size(); begin += piece) client.Send(bytes.substr(begin, piece));
+    return client.Read("}");
+  };
+  const auto body = [&](const std::string& bytes, size_t piece) {
+    const Client client = Connect();
+    client.Send("POST /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (size_t begin = 0; begin < bytes.size(); begin += piece) {
+      const std::string part = bytes.substr(begin, piece);
+      client.Send(fmt::format("{:x}\r\n{}\r\n", part.size(), part));
+    }
+    client.Send("0\r\n\r\n");
+    return client.Read("!");
+  };
+  const std::string text = "abc" + std::string(90'000, 'd'), packed = Gzip(text);
+  for (const size_t piece : {size_t{1}, size_t{13}, packed.size()}) EXPECT_THAT(body(packed, piece), HasSubstr("90003 of abc!"));
+  EXPECT_THAT(answer(Gzip(std::string(100'001, 'x')), 1000), AllOf(HasSubstr("413"), HasSubstr("when it is decoded")));
+  EXPECT_THAT(answer(packed.substr(0, packed.size() - 3), 1000), AllOf(HasSubstr("400"), HasSubstr("ends before the gzip does")));
+  EXPECT_THAT(answer("{}", 1000), AllOf(HasSubstr("400"), HasSubstr("the body is none")));
+  EXPECT_THAT(answer("", 1000), HasSubstr("ends before the gzip does"));
+}
+
+TEST_F(HttpServerTest, EveryAnswerHasThePlansHeaders) {
+  Start({.max_body_bytes = 10}, [](const HttpRequest& head) {
+    RequestPlan plan = Echo(head);
+    plan.answer_headers = {{"access-control-allow-origin", head.origin}};
+    if (head.path == "/refused") plan.refusal = HttpResponse{.status = 404, .body = "none"};
+    if (head.path == "/stream") {
+      plan.handle = [](const HttpRequest&, const std::shared_ptr<Responder>& responder) {
+        responder->BeginStream();
+        responder->Write("data: 1\n\n");
+        responder->EndStream();
+      };
+    }
+    return plan;
+  });
+  const auto ask = [&](const std::string& path, size_t size = 0) {
+    const Client client = Connect();
+    client.Send("POST " + path +
+                " HTTP/1.1\r\nHost: localhost\r\nOrigin: https://a.example\r\nConnection: close\r\nContent-Length: " +
+                std::to_string(size) + "\r\n\r\n" + std::string(size, ' '));
+    return client.Read();
+  };
+  for (const std::string& answer : {ask("/a"), ask("/refused"), ask("/stream"), ask("/a", 11)})
+    EXPECT_THAT(answer, HasSubstr("access-control-allow-origin: https://a.example\r\n"));
+  const Client client = Connect();  // the next request on a connection has its own
+  client.Send("GET /a HTTP/1.1\r\nHost: localhost\r\nOrigin: https://a.example\r\n\r\nnonsense\r\n\r\n");
+  const std::string answers = client.Read();
+  EXPECT_EQ(answers.find("access-control"), answers.rfind("access-control"));
 }
 
 TEST_F(HttpServerTest, BehindTrustedProxiesAClientIsWhoTheyName) {

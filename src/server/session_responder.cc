@@ -1,5 +1,7 @@
 #include "server/session_responder.h"
 
+#include <algorithm>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -59,9 +61,15 @@ void SessionResponder::Notify() noexcept {
   }
 }
 
+void SessionResponder::AddHeader(std::string name, std::string value) {
+  const std::lock_guard lock(mutex_);
+  headers_.emplace_back(std::move(name), std::move(value));
+}
+
 void SessionResponder::Send(HttpResponse response) {
   Change([&] {
     if (std::exchange(begun_, true)) return;
+    std::ranges::move(headers_, std::back_inserter(response.headers));
     Part& part = Last();
     part.whole = std::move(response);
     part.end = true;
@@ -69,7 +77,11 @@ void SessionResponder::Send(HttpResponse response) {
 }
 
 void SessionResponder::BeginStream() {
-  Change([&] { Last().begin_stream = !std::exchange(begun_, true); });
+  Change([&] {
+    Part& part = Last();
+    part.begin_stream = !std::exchange(begun_, true);
+    part.headers = std::move(headers_);
+  });
 }
 
 void SessionResponder::Write(std::string text) {

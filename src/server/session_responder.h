@@ -22,6 +22,7 @@ class SessionResponder final : public Responder {
   struct Part {
     std::optional<HttpResponse> whole;
     bool begin_stream = false;
+    HttpResponse::Headers headers;  // of that stream
     std::string text;
     std::unique_ptr<TextSource> source;
     bool end = false;
@@ -35,6 +36,7 @@ class SessionResponder final : public Responder {
   SessionResponder(std::function<void(bool cut)> notify, size_t max_behind, std::shared_ptr<UnwrittenAnswers> all)
       : notify_(std::move(notify)), max_behind_(max_behind), all_(std::move(all)), share_(all_, [this] { Cut(); }) {}
 
+  void AddHeader(std::string name, std::string value) override;
   void Send(HttpResponse response) override;
   void BeginStream() override;
   void Write(std::string text) override;
@@ -67,6 +69,7 @@ class SessionResponder final : public Responder {
   const size_t max_behind_;
   const std::shared_ptr<UnwrittenAnswers> all_;
   mutable std::mutex mutex_;
+  HttpResponse::Headers headers_;  // of the answer to come
   std::vector<Part> parts_;
   size_t taken_bytes_ = 0, taken_text_ = 0;
   bool begun_ = false, cut_ = false, closed_ = false, gone_ = false;

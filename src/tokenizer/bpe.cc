@@ -145,6 +145,8 @@ Status BpeEncoder::ReadMerges(const IdMap& id_of) {
     COPPICE_ASSIGN_OR_RETURN(const int32_t right_id, id(right));
     COPPICE_ASSIGN_OR_RETURN(const int32_t merged_id, id(left + right));
     merges.push_back({PairOf(left_id, right_id), static_cast<int32_t>(rank), merged_id});
+    const bool is_cut = !left.empty() && !right.empty();
+    if (is_cut && data_.kinds[merged_id] == TokenKind::kControl) control_parts_.try_emplace(merged_id, left_id, right_id);
     if (right.starts_with(kSpaceSymbol) && !left.ends_with(kSpaceSymbol)) cut_at_spaces_ = false;
   }
   BuildTable(merges);
@@ -225,7 +227,7 @@ BpeEncoder::Merge BpeEncoder::Find(int32_t left, int32_t right) const {
   return table_[slot];
 }
 
-void BpeEncoder::Encode(std::string_view piece, std::vector<int32_t>* ids) const {
+void BpeEncoder::Encode(std::string_view piece, bool with_control, std::vector<int32_t>* ids) const {
   if (const auto whole = whole_pieces_.find(piece); whole != whole_pieces_.end()) return ids->push_back(whole->second);
   const size_t first_id = ids->size();
   while (!piece.empty()) {
@@ -242,6 +244,21 @@ void BpeEncoder::Encode(std::string_view piece, std::vector<int32_t>* ids) const
     piece.remove_prefix(end);
   }
   if (data_.model == "spm-bpe") ResolveSymbols(first_id, ids);
+  if (!with_control && !control_parts_.empty()) CutControlTokens(first_id, ids);
+}
+
+void BpeEncoder::CutControlTokens(size_t first, std::vector<int32_t>* ids) const {
+  std::vector<int32_t> pending(ids->rbegin(), ids->rend() - static_cast<std::ptrdiff_t>(first));
+  ids->resize(first);
+  while (!pending.empty()) {
+    const int32_t id = pending.back();
+    pending.pop_back();
+    if (const auto parts = control_parts_.find(id); parts != control_parts_.end()) {
+      pending.insert(pending.end(), {parts->second.second, parts->second.first});
+    } else {
+      ids->push_back(id);
+    }
+  }
 }
 
 void BpeEncoder::AppendSymbols(std::string_view piece, size_t piece_first, std::vector<int32_t>* ids) const {

@@ -24,7 +24,7 @@ class BpeEncoder final : public ModelEncoder {
   static Result<std::unique_ptr<BpeEncoder>> Create(const TokenizerData& data);
 
   // O(n log n) in the length of `piece`; 20 to 30 bytes of memory for each of its symbols.
-  void Encode(std::string_view piece, std::vector<int32_t>* ids) const override;
+  void Encode(std::string_view piece, bool with_control, std::vector<int32_t>* ids) const override;
 
  private:
   struct Merge {
@@ -50,6 +50,7 @@ class BpeEncoder final : public ModelEncoder {
   template <class Index>
   void MergeLong(std::vector<int32_t>* ids, size_t first) const;
   void ResolveSymbols(size_t first, std::vector<int32_t>* ids) const;
+  void CutControlTokens(size_t first, std::vector<int32_t>* ids) const;
 
   const TokenizerData& data_;
   std::array<int32_t, 256> byte_ids_;                            // of bytes (byte level) or of "<0x00>" to "<0xFF>"; -1: no token
@@ -57,9 +58,10 @@ class BpeEncoder final : public ModelEncoder {
   std::unordered_map<std::string_view, int32_t> character_ids_;  // of the other characters; views into data_
   std::unordered_map<std::string_view, int32_t> whole_pieces_;   // ignore_merges: views into decoded_
   std::vector<std::string> decoded_;                             // what tokens stand for
-  std::vector<Merge> table_;                                     // open addressing, at most half full, a power of two
-  int shift_ = 0;                                                // 64 - log2(table_.size())
-  bool all_bytes_ = false;                                       // every byte has a token
+  std::unordered_map<int32_t, std::pair<int32_t, int32_t>> control_parts_;  // of a control token: what it merges from
+  std::vector<Merge> table_;                                                // open addressing, at most half full, a power of two
+  int shift_ = 0;                                                           // 64 - log2(table_.size())
+  bool all_bytes_ = false;                                                  // every byte has a token
 
   // spm: symbols beyond the vocabulary. First come characters that only stand inside of tokens, then user-defined tokens, which
   // never merge.

@@ -11,8 +11,9 @@ namespace coppice {
 class ModelEncoder {
  public:
   virtual ~ModelEncoder() = default;
-  // Appends the ids of `piece`.
-  virtual void Encode(std::string_view piece, std::vector<int32_t>* ids) const = 0;
+  // Appends the ids of `piece`. Without `with_control` its text is none of a control token, whatever the vocabulary has: such a
+  // token is cut into others.
+  virtual void Encode(std::string_view piece, bool with_control, std::vector<int32_t>* ids) const = 0;
 };
 
 }  // namespace coppice

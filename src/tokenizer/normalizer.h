@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "coppice/core/status.h"
+#include "coppice/tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_data.h"
 
 namespace coppice {
@@ -22,11 +23,15 @@ class Normalizer {
   // `text` is valid UTF-8, except where the first step is kSentencePiece: it makes every invalid byte U+FFFD. INVALID_ARGUMENT
   // where a pattern exceeds its match limit, or where the text becomes many times as long: hostile steps double it each.
   // `at_start`: the whole text begins here.
-  Result<std::string> Normalize(std::string_view text, bool at_start = true) const;
+  Result<std::string> Normalize(std::string_view text, bool at_start = true) const { return Normalize(text, at_start, nullptr); }
+  // As above; `ranges` of the text, in order and apart, become those of the result. What is made of a range's bytes and of others
+  // together belongs to it.
+  Result<std::string> Normalize(std::string_view text, bool at_start, std::vector<ByteRange>* ranges) const;
 
  private:
-  // `most`: bytes that the result may have.
-  using Step = std::function<Result<std::string>(std::string_view, size_t most, bool at_start)>;
+  class Alignment;
+  // `most`: bytes that the result may have. `alignment`: gets what became of the text; null where that is not asked for.
+  using Step = std::function<Result<std::string>(std::string_view, size_t most, bool at_start, Alignment* alignment)>;
   std::vector<Step> steps_;
 };
 

@@ -10,6 +10,7 @@
 #include "tokenizer/bpe.h"
 #include "tokenizer/byte_level.h"
 #include "tokenizer/byte_token.h"
+#include "tokenizer/chat_renderer.h"
 #include "tokenizer/normalizer.h"
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/regex.h"
@@ -43,19 +44,65 @@ size_t TrailingSpace(std::string_view text) {
   return length;
 }
 
+// Where special tokens are text: ranges of a text, asked for from its beginning to its end.
+class ValueRanges {
+ public:
+  explicit ValueRanges(std::span<const ByteRange> ranges) : ranges_(ranges) {}
+  // REQUIRES: `begin` is not below those asked for before.
+  bool Overlap(size_t begin, size_t end) {
+    while (next_ < ranges_.size() && ranges_[next_].end <= begin) ++next_;
+    return next_ < ranges_.size() && ranges_[next_].begin < end;
+  }
+
+ private:
+  std::span<const ByteRange> ranges_;
+  size_t next_ = 0;
+};
+
+// The parts of `ranges` within [begin, end), counted from there.
+std::vector<ByteRange> Within(std::span<const ByteRange> ranges, size_t begin, size_t end) {
+  std::vector<ByteRange> within;
+  auto range = std::ranges::partition_point(ranges, [begin](const ByteRange& r) { return r.end <= begin; });
+  for (; range != ranges.end() && range->begin < end; ++range)
+    within.push_back({std::max(range->begin, begin) - begin, std::min(range->end, end) - begin});
+  return within;
+}
+
 // The added tokens that one search looks for, by their index.
 class AddedTokens {
  public:
   using TextOf = std::vector<std::pair<std::string, int32_t>>;
 
-  AddedTokens(TextOf texts, const std::vector<AddedToken>& tokens) : texts_(std::move(texts)), tokens_(tokens), matcher_(Views()) {}
-  bool empty() const { return matcher_.empty(); }
+  AddedTokens(TextOf texts, const std::vector<AddedToken>& tokens) : texts_(std::move(texts)), tokens_(tokens), matcher_(Views()) {
+    has_own_ = std::ranges::any_of(texts_, [this](const auto& text) { return IsOwn(text.second); });
+  }
+  // Whether it looks for tokens that are none in values.
+  bool has_own() const { return has_own_; }
 
-  // Calls `on_text(begin, end)` and `on_token(id)` in the order of the text.
+  // Calls `on_text(begin, end)` and `on_token(id)` in the order of the text. Special tokens and ends of turns are found where they
+  // do not overlap `values`.
   template <class OnText, class OnToken>
-  Status Split(std::string_view text, const Regex* word, OnText on_text, OnToken on_token) const {
+  Status Split(std::string_view text, std::span<const ByteRange> values, const Regex* word, OnText on_text,
+               OnToken on_token) const {
+    if (values.empty() || !has_own_) {
+      return SplitAt(text, word, on_text, on_token, [this, &text](size_t from) { return matcher_.Find(text, from); });
+    }
+    ValueRanges ranges(values);
+    const auto is_found = [&](const AddedTokenMatcher::Match& match) {
+      return !IsOwn(match.id) || !ranges.Overlap(match.begin, match.begin + match.length);
+    };
+    return SplitAt(text, word, on_text, on_token, [&](size_t from) { return matcher_.Find(text, from, is_found); });
+  }
+
+ private:
+  // A token in the template's own words alone.
+  bool IsOwn(int32_t index) const { return tokens_[index].special || tokens_[index].ends_turn; }
+
+  // At the matches that `find` finds from a place on.
+  template <class OnText, class OnToken, class Find>
+  Status SplitAt(std::string_view text, const Regex* word, OnText on_text, OnToken on_token, Find find) const {
     size_t done = 0, space_end = 0;  // the last: of a run of white space that was looked through, so that none is twice
-    for (auto match = matcher_.Find(text, 0); match; match = matcher_.Find(text, match->begin + match->length)) {
+    for (auto match = find(0); match; match = find(match->begin + match->length)) {
       const AddedToken& token = tokens_[match->id];
       size_t begin = match->begin, end = begin + match->length;
       if (token.single_word) {
@@ -74,7 +121,6 @@ class AddedTokens {
     return done < text.size() ? on_text(done, text.size()) : OkStatus();
   }
 
- private:
   std::vector<std::pair<std::string_view, int32_t>> Views() const { return {texts_.begin(), texts_.end()}; }
 
   // Whether no character of a word stands beside [begin, end).
@@ -99,6 +145,7 @@ class AddedTokens {
   TextOf texts_;
   const std::vector<AddedToken>& tokens_;
   AddedTokenMatcher matcher_;  // into texts_; its ids are indices of tokens_
+  bool has_own_ = false;
 };
 
 // Bytes that a decoder may make of a token: those in use make it shorter (U+2581 becomes a space).
@@ -119,14 +166,17 @@ Result<std::string> ReplaceAll(std::string_view text, const std::string& from, c
   return out.append(text, copied, text.npos);
 }
 
-// Every byte that is no UTF-8 as U+FFFD.
-std::string WithoutInvalidBytes(std::string_view text) {
+// Every byte that is no UTF-8 as U+FFFD. `ranges` of the text become those of the result.
+std::string WithoutInvalidBytes(std::string_view text, std::vector<ByteRange>* ranges) {
   std::string out;
-  while (!text.empty()) {
-    const Utf8Char c = DecodeUtf8(text);
+  auto begin = ranges->begin(), end = ranges->begin();  // the next one to begin, to end
+  for (size_t at = 0; at < text.size();) {
+    for (; begin != ranges->end() && begin->begin <= at; ++begin) begin->begin = out.size();
+    const Utf8Char c = DecodeUtf8(text.substr(at));
     const size_t length = c.kind == Utf8Kind::kValid ? c.length : 1;
-    out += c.kind == Utf8Kind::kValid ? text.substr(0, length) : kReplacementCharacter;
-    text.remove_prefix(length);
+    out += c.kind == Utf8Kind::kValid ? text.substr(at, length) : kReplacementCharacter;
+    at += length;
+    for (; end != ranges->end() && end->end <= at; ++end) end->end = out.size();
   }
   return out;
 }
@@ -168,11 +218,14 @@ class PipelineTokenizer final : public Tokenizer {
   Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const override {
     std::vector<int32_t> ids;
     if (options.add_special && data_.add_bos) ids.push_back(data_.bos_id);
+    const Search search = {
+        .parse_special = options.parse_special, .values = options.values, .with_control = options.values.empty()};
     const auto encode = [&](size_t begin, size_t end) {
-      return EncodeText(text.substr(begin, end - begin), begin == 0, options.parse_special, &ids);
+      return EncodeText({text.substr(begin, end - begin), begin}, search, &ids);
     };
-    COPPICE_RETURN_IF_ERROR(
-        Added(false, options.parse_special).Split(text, word_.get(), encode, [&](int32_t id) { ids.push_back(id); }));
+    COPPICE_RETURN_IF_ERROR(Added(false, options.parse_special).Split(text, options.values, word_.get(), encode, [&](int32_t id) {
+      ids.push_back(id);
+    }));
     if (options.add_special && data_.add_eos) ids.push_back(data_.eos_ids.front());
     return ids;
   }
@@ -230,43 +283,67 @@ class PipelineTokenizer final : public Tokenizer {
     return OkStatus();
   }
 
-  // `text` has no added token that is looked for before normalization.
-  Status EncodeText(std::string_view text, bool at_start, bool parse_special, std::vector<int32_t>* ids) const {
+  // What is looked for in a text.
+  struct Search {
+    bool parse_special;
+    std::span<const ByteRange> values;  // of the whole text
+    bool with_control;                  // ModelEncoder::Encode
+  };
+  // A part of a whole text, and where it begins there.
+  struct TextPart {
+    std::string_view text;
+    size_t begin;
+  };
+
+  // `part` has no added token that is looked for before normalization.
+  Status EncodeText(TextPart part, const Search& search, std::vector<int32_t>* ids) const {
+    std::string_view& text = part.text;
     if (!data_.byte_level) {
-      if (data_.model.starts_with("spm-") || ValidUtf8Prefix(text) == text.size())
-        return EncodeValid(text, at_start, parse_special, ids);
-      return EncodeValid(WithoutInvalidBytes(text), at_start, parse_special, ids);
+      // Only an encoder of bytes takes invalid ones. Values that they lie before would be elsewhere in the text made of them.
+      if (data_.model.starts_with("spm-") || ValidUtf8Prefix(text) == text.size()) return EncodeValid(part, search, ids);
+      std::vector<ByteRange> values = Within(search.values, part.begin, part.begin + text.size());
+      const std::string valid = WithoutInvalidBytes(text, &values);
+      return EncodeValid({valid, part.begin}, search, values, ids);
     }
     while (!text.empty()) {
-      const std::string_view valid = text.substr(0, ValidUtf8Prefix(text));
-      text.remove_prefix(valid.size());
-      if (!valid.empty()) COPPICE_RETURN_IF_ERROR(EncodeValid(valid, at_start, parse_special, ids));
-      at_start = false;
-      size_t invalid = 0;  // a run of bytes that are no UTF-8 is a piece of its own
-      while (invalid < text.size()) {
-        const Utf8Char c = DecodeUtf8(text.substr(invalid));
+      const TextPart valid = {text.substr(0, ValidUtf8Prefix(text)), part.begin};
+      if (!valid.text.empty()) COPPICE_RETURN_IF_ERROR(EncodeValid(valid, search, ids));
+      size_t end = valid.text.size();  // a run of bytes that are no UTF-8 is a piece of its own
+      while (end < text.size()) {
+        const Utf8Char c = DecodeUtf8(text.substr(end));
         if (c.kind == Utf8Kind::kValid) break;
-        invalid += c.length;
+        end += c.length;
       }
-      if (invalid > 0) encoder_->Encode(text.substr(0, invalid), ids);
-      text.remove_prefix(invalid);
+      const std::string_view invalid = text.substr(valid.text.size(), end - valid.text.size());
+      if (!invalid.empty()) encoder_->Encode(invalid, search.with_control, ids);
+      text.remove_prefix(end);
+      part.begin += end;
     }
     return OkStatus();
   }
 
-  Status EncodeValid(std::string_view text, bool at_start, bool parse_special, std::vector<int32_t>* ids) const {
+  Status EncodeValid(TextPart part, const Search& search, std::vector<int32_t>* ids) const {
+    const bool asks = !search.values.empty() && Added(true, search.parse_special).has_own();
+    return EncodeValid(part, search,
+                       asks ? Within(search.values, part.begin, part.begin + part.text.size()) : std::vector<ByteRange>(), ids);
+  }
+
+  // `values`: those of the part.
+  Status EncodeValid(TextPart part, const Search& search, std::vector<ByteRange> values, std::vector<int32_t>* ids) const {
+    const bool at_start = part.begin == 0;
+    std::string_view text = part.text;
     std::string normalized;
     if (!normalizer_.empty()) {
-      COPPICE_ASSIGN_OR_RETURN(normalized, normalizer_.Normalize(text, at_start));
+      COPPICE_ASSIGN_OR_RETURN(normalized, normalizer_.Normalize(text, at_start, values.empty() ? nullptr : &values));
       text = normalized;
     }
     const auto encode = [&](size_t begin, size_t end) -> Status {
       Pieces pieces{.text = text.substr(begin, end - begin)};
       COPPICE_RETURN_IF_ERROR(pre_tokenizer_.Split(&pieces, at_start && begin == 0));
-      for (size_t i = 0; i < pieces.ranges.size(); ++i) encoder_->Encode(pieces.piece(i), ids);
+      for (size_t i = 0; i < pieces.ranges.size(); ++i) encoder_->Encode(pieces.piece(i), search.with_control, ids);
       return OkStatus();
     };
-    return Added(true, parse_special).Split(text, word_.get(), encode, [ids](int32_t id) { ids->push_back(id); });
+    return Added(true, search.parse_special).Split(text, values, word_.get(), encode, [ids](int32_t id) { ids->push_back(id); });
   }
 
   const TokenizerData data_;
@@ -363,6 +440,7 @@ Result<std::unique_ptr<Tokenizer>> CreateTokenizer(TokenizerData data) {
   COPPICE_RETURN_IF_ERROR(Validate(data));
   if (data.model != "bpe") data.byte_level = false;
   if (data.added_tokens.empty()) AddByKind(&data);
+  for (AddedToken& token : data.added_tokens) token.ends_turn = std::ranges::find(data.eos_ids, token.id) != data.eos_ids.end();
   if (!data.pre_tokenizer.empty() && data.byte_level) {
     COPPICE_ASSIGN_OR_RETURN(PreTokenizerKind kind, FindPreTokenizerKind(data.pre_tokenizer));
     data.pre_tokenizer_steps.clear();
@@ -382,10 +460,11 @@ std::string Tokenizer::Decode(std::span<const int32_t> ids, bool keep_special) c
   return text + decoder.Finish();
 }
 
-Result<std::string> Tokenizer::RenderChat(const std::vector<ChatMessage>& messages) const {
+Result<ChatPrompt> Tokenizer::RenderChat(const std::vector<ChatMessage>& messages) const {
   if (info_.chat_template.empty()) return InvalidArgument("the model has no chat template; write the prompt as it was trained on");
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, ChatTemplate::Parse(info_.chat_template));
-  return chat->Render(messages, *this);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ChatRenderer> renderer, ChatRenderer::Parse(info_.chat_template));
+  COPPICE_ASSIGN_OR_RETURN(RenderedChat chat, renderer->Render(messages, *this));
+  return std::move(chat.prompt);
 }
 
 std::string IncrementalDecoder::Push(int32_t id, bool keep_special) {

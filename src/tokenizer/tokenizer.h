@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,7 +43,31 @@ class IncrementalDecoder {
   std::string pending_;
 };
 
-// A chat template: the subset of Jinja that the supported models use, behind one interface.
+// One of OpenAI's API.
+bool IsStandardRole(std::string_view role);
+
+// What a chat template made of messages.
+struct RenderedChat {
+  // What the prompt shows of one message.
+  struct Message {
+    bool has_content = false, has_calls = false;  // some byte of its content, of its tool calls
+    size_t content_end = 0;                       // in the text, behind the last byte of the content; 0: there is none
+  };
+  ChatPrompt prompt;
+  std::vector<Message> messages;
+  bool has_tools = false;  // some byte of the variable "tools"
+};
+
+// Forms of what OpenAI's API leaves open, of which a template expects one.
+struct ChatForm {
+  bool no_empty_content = false;  // beside tool calls empty content is none, not ""
+  bool content_parts = false;     // content is a list of parts, not a text
+  bool argument_texts = false;    // arguments of tool calls are JSON in a text, not an object
+  bool complete_tools = false;    // optional fields of tools are there: an empty description, parameters without properties
+};
+
+// A chat template: the subset of Jinja that the supported models use, behind one interface. It renders what it is given, as jinja2
+// does; which form of a chat it is to be given is chat_renderer.h's.
 class ChatTemplate {
  public:
   // UNIMPLEMENTED names the construct and the position in the source.
@@ -51,11 +76,17 @@ class ChatTemplate {
   struct Variables {
     std::string bos_token, eos_token;
     bool add_generation_prompt = true;
-    std::string fields = {};  // further variables, a JSON object: {"tools": [...], "enable_thinking": false}; empty: none
+    std::string fields = {};            // further variables, a JSON object: {"tools": [...], "enable_thinking": false}; empty: none
+    std::optional<ChatForm> form = {};  // nothing: messages and tools as they are
   };
-  virtual Result<std::string> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const = 0;
-  // With the special tokens of a tokenizer: what Tokenizer::RenderChat gives, for further variables (Variables::fields).
-  Result<std::string> Render(const std::vector<ChatMessage>& messages, const Tokenizer& tokenizer, std::string fields = {}) const;
+  // What messages and fields say is traced to the prompt, roles apart: those that the template knows are its own words.
+  virtual Result<RenderedChat> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const = 0;
+  // Whether the source names it: false is sure that no variable or field of that name is read.
+  virtual bool Mentions(std::string_view name) const = 0;
+  // Strings that the template compares roles with.
+  virtual std::vector<std::string> Roles() const = 0;
+  // Whether it tells content that is none from other content.
+  virtual bool AsksForNone() const = 0;
 };
 
 }  // namespace coppice

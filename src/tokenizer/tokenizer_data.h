@@ -62,6 +62,7 @@ struct AddedToken {
   bool single_word = false;             // only between characters that are no part of a word
   bool lstrip = false, rstrip = false;  // takes the white space beside it along
   bool normalized = false;              // looked for after normalization
+  bool ends_turn = false;               // its id is an eos: as a special one it is text in values (set by CreateTokenizer)
 };
 
 // How ids become text again.

@@ -84,12 +84,12 @@ uint32_t UnigramEncoder::Child(uint32_t node, uint8_t byte) const {
   return edges_[slot].key == kNoEdge ? 0 : edges_[slot].child;
 }
 
-void UnigramEncoder::Encode(std::string_view piece, std::vector<int32_t>* ids) const {
-  from_sentencepiece_ ? Viterbi<float>(piece, ids) : Viterbi<double>(piece, ids);
+void UnigramEncoder::Encode(std::string_view piece, bool with_control, std::vector<int32_t>* ids) const {
+  from_sentencepiece_ ? Viterbi<float>(piece, with_control, ids) : Viterbi<double>(piece, with_control, ids);
 }
 
 template <class Sum>
-void UnigramEncoder::Viterbi(std::string_view piece, std::vector<int32_t>* ids) const {
+void UnigramEncoder::Viterbi(std::string_view piece, bool with_control, std::vector<int32_t>* ids) const {
   struct Best {
     int32_t id = -1;
     int64_t begin = -1;  // of the token that ends here; -1: nothing ends here
@@ -108,7 +108,7 @@ void UnigramEncoder::Viterbi(std::string_view piece, std::vector<int32_t>* ids) 
     for (size_t end = begin; end < piece.size();) {
       node = Child(node, static_cast<uint8_t>(piece[end++]));
       if (node == 0) break;
-      const int32_t id = node_ids_[node];
+      const int32_t id = TokenAt(node, with_control);
       if (id < 0) continue;
       const size_t length = end - begin;
       const bool user_defined = from_sentencepiece_ && data_.kinds[id] == TokenKind::kUserDefined;
@@ -131,20 +131,20 @@ void UnigramEncoder::Viterbi(std::string_view piece, std::vector<int32_t>* ids) 
     const bool goes_on = is_unknown && data_.fuse_unk && end < piece.size();
     if (unknown < piece.size() && !goes_on) {
       const size_t unknown_end = is_unknown ? end : begin;
-      EncodeUnknown(piece.substr(unknown, unknown_end - unknown), ids);
+      EncodeUnknown(piece.substr(unknown, unknown_end - unknown), with_control, ids);
       unknown = piece.size();
     }
     if (!is_unknown) ids->push_back((*step)->id);
   }
 }
 
-void UnigramEncoder::EncodeUnknown(std::string_view text, std::vector<int32_t>* ids) const {
+void UnigramEncoder::EncodeUnknown(std::string_view text, bool with_control, std::vector<int32_t>* ids) const {
   if (!from_sentencepiece_) {  // Hugging Face looks once more whether it is a token, which the text of unk itself is
     uint32_t node = 0;
     for (const char c : text) {
       if (node = Child(node, static_cast<uint8_t>(c)); node == 0) break;
     }
-    if (node != 0 && node_ids_[node] >= 0) return ids->push_back(node_ids_[node]);
+    if (node != 0 && TokenAt(node, with_control) >= 0) return ids->push_back(node_ids_[node]);
   }
   const auto id_of = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)]; };
   if (data_.byte_fallback && std::ranges::all_of(text, [&](char c) { return id_of(c) >= 0; })) {

@@ -22,7 +22,7 @@ class UnigramEncoder final : public ModelEncoder {
   static Result<std::unique_ptr<UnigramEncoder>> Create(const TokenizerData& data);
 
   // O(n m) in the length of `piece` and of the longest token.
-  void Encode(std::string_view piece, std::vector<int32_t>* ids) const override;
+  void Encode(std::string_view piece, bool with_control, std::vector<int32_t>* ids) const override;
 
  private:
   struct Edge {
@@ -37,10 +37,15 @@ class UnigramEncoder final : public ModelEncoder {
   uint32_t Child(uint32_t node, uint8_t byte) const;
 
   template <class Sum>
-  void Viterbi(std::string_view piece, std::vector<int32_t>* ids) const;
+  void Viterbi(std::string_view piece, bool with_control, std::vector<int32_t>* ids) const;
 
   // A run of text without tokens: its bytes, or unk.
-  void EncodeUnknown(std::string_view text, std::vector<int32_t>* ids) const;
+  void EncodeUnknown(std::string_view text, bool with_control, std::vector<int32_t>* ids) const;
+  // The token that ends at a node, of those that text may become; -1: none.
+  int32_t TokenAt(uint32_t node, bool with_control) const {
+    const int32_t id = node_ids_[node];
+    return id < 0 || with_control || data_.kinds[id] != TokenizerData::TokenKind::kControl ? id : -1;
+  }
 
   const TokenizerData& data_;
   bool from_sentencepiece_ = false;

@@ -207,8 +207,8 @@ class BatchTest(unittest.TestCase):
         with open(self.output, encoding="utf-8") as file:
             return sum(text.endswith("}\n") for text in file)
 
-    def run_until(self, records, how):
-        with subprocess.Popen([COPPICE, *map(str, self.command("--max-running", 4))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    def run_until(self, records, how, *args):
+        with subprocess.Popen([COPPICE, *map(str, self.command("--max-running", 4, *args))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             deadline = time.monotonic() + 60
             while self.whole_lines() < records:
                 self.assertIsNone(process.poll(), "it ended before it was killed")
@@ -239,6 +239,22 @@ class BatchTest(unittest.TestCase):
         self.assertIn(f"{before} by an earlier run", done.stdout)
         names = [record["custom_id"] for record in self.records(self.output)]
         self.assertEqual((len(names), len(set(names))), (200, 200))
+        self.assertEqual({name: body["choices"] for name, body in self.answers().items()}, undisturbed)
+
+    def test_killed_and_resumed_deterministic(self):
+        """In 16 bits and with sampled texts: other requests run together after a kill, prefixes come from the disk, and no bit differs."""
+        heads = [[3 + (i + k) % 250 for i in range(160)] for k in range(3)]
+        self.write(*(line(f"r{i}", heads[i % 3] + [3 + i % 17, 3 + i], max_tokens=24, ignore_eos=True, temperature=1, logprobs=0, n=2) for i in range(60)))
+        options = ["--dtype", "bf16", "--deterministic"]
+        self.assertEqual(coppice(*self.command(*options)).returncode, 0)
+        undisturbed = {name: body["choices"] for name, body in self.answers().items()}
+        self.assertEqual(len({str(choice) for choices in undisturbed.values() for choice in choices}), 120)
+        os.remove(self.output)
+        for records in (2, 25):
+            self.assertEqual(self.run_until(records, signal.SIGKILL, *options)[0], -signal.SIGKILL)
+        self.assertLess(self.whole_lines(), 60)
+        self.assertTrue(os.listdir(self.output + ".resume"))
+        self.assertEqual(coppice(*self.command(*options)).returncode, 0)
         self.assertEqual({name: body["choices"] for name, body in self.answers().items()}, undisturbed)
 
     def test_interrupted(self):
@@ -319,6 +335,17 @@ class BatchTest(unittest.TestCase):
     def test_an_input_that_is_a_pipe(self):
         os.mkfifo(self.input)  # nobody writes to it
         self.refused("is no regular file")
+
+    def test_standard_input_and_output_cannot_be_gone_on_with(self):
+        self.write(line("a", [5], max_tokens=1))
+        for name in ("input", "output"):
+            path = getattr(self, name)
+            setattr(self, name, "-")
+            self.refused(f"the {name} is -", "goes on")
+            setattr(self, name, path)
+        self.assertEqual(coppice(*self.command("--errors", "-")).returncode, 2)
+        done = coppice(*self.command("--prefixes", "-"), stdin='{"p": {"prompt": [1, 2]}}')
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def refused(self, *parts):
         done = coppice(*self.command())

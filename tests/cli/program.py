@@ -18,9 +18,9 @@ def coppice(*args, stdin="", timeout=600, environment=None):
                           env={**os.environ, **(environment or {})})
 
 
-def run_json(*args, timeout=600):
+def run_json(*args, stdin="", timeout=600):
     """The object that `coppice run ARGS --json` prints; fails loudly if the command does."""
-    done = coppice("run", "--json", *args, timeout=timeout)
+    done = coppice("run", "--json", *args, stdin=stdin, timeout=timeout)
     if done.returncode != 0:
         raise AssertionError(f"coppice run {args} exited with {done.returncode}: {done.stderr}")
     return json.loads(done.stdout)

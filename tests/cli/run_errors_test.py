@@ -58,6 +58,9 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error(["--model", TINY], "prompt is empty", "stdin", stdin="")
         self.expect_error(["--model", TINY, "--prompt-ids", ""], "--prompt-ids is empty")
         self.expect_error(["--model", TINY, "--prompt-ids", "1,two"], "'two'")
+        self.expect_error(["--model", TINY, "--prompt-file", "-"], "no tokenizer", stdin="text")
+        for option in ("--save-prefix", "--trace"):
+            self.expect_error([*GOOD, option, "-"], "standard output", "./-")
         self.expect_error(["--model", TINY, "--prompt-file", os.path.join(self.folder, "absent")], "absent", "No such file")
         self.expect_error(["--model", TINY, "--prompt-file", self.write("empty", b"")], "prompt is empty", "empty")
         self.expect_error(["--model", TINY, "--prompt", "text"], "no tokenizer", "--prompt-ids")

@@ -5,7 +5,7 @@ import json
 import os
 import unittest
 
-from program import DATA, default_model_or_skip, run_json
+from program import DATA, coppice, default_model_or_skip, run_json
 
 DEVICE = os.environ.get("COPPICE_TEST_DEVICE", "cpu")
 F32_LIMIT = 2e-3
@@ -61,6 +61,22 @@ class SmolLM2Test(unittest.TestCase):
         print(f"{len(differences)} prompt log-probabilities: mean absolute difference {mean:.4f}, largest {max(differences):.4f}")
         self.assertLess(mean, MEAN_LIMIT)
         self.assertLess(max(differences), LARGEST_LIMIT)
+
+    def test_a_final_newline_is_no_part_of_a_piped_prompt(self):
+        def prompt_ids(*args, stdin=""):
+            return run_json("--model", MODEL, "--device", DEVICE, "--max-tokens", 1, *args, stdin=stdin)["prompt_ids"]
+
+        text = "The capital of France is"
+        ids = prompt_ids("--prompt", text)
+        self.assertEqual(prompt_ids(stdin=text + "\n"), ids)
+        self.assertEqual(prompt_ids(stdin=text + "\r\n"), ids)
+        self.assertEqual(prompt_ids(stdin=text), ids)
+        self.assertEqual(prompt_ids("--prompt-file", "-", stdin=text + "\n"), ids)
+        done = coppice("run", "--model", MODEL, "--device", DEVICE, "--json-schema", "-", stdin="{}")
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn("read already", done.stderr)
+        self.assertEqual(prompt_ids("--keep-newline", stdin=text + "\n"), prompt_ids("--prompt", text + "\n"))
+        self.assertNotEqual(prompt_ids("--keep-newline", stdin=text + "\n"), ids)
 
 
 if __name__ == "__main__":

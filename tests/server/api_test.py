@@ -243,6 +243,19 @@ class LimitsTest(unittest.TestCase):
             self.assertEqual(server.complete(prompt=[5] * 41)[0], 400)
             self.assertEqual(json.loads(server.logged().splitlines()[0])["level"], "info")
 
+    def test_a_json_log_has_only_objects(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "x.json"), "w", encoding="utf-8") as file:
+                file.write('{"no": "record"}')
+            with Server("--log-json", "--prefixes", folder) as server:
+                server.complete()
+                server.process.send_signal(signal.SIGTERM)
+                server.process.wait(timeout=120)
+                lines = [json.loads(line) for line in server.logged().splitlines()]
+        self.assertTrue(any("x.json" in line.get("message", "") for line in lines), lines)
+        self.assertTrue(any(line.get("event", {}).get("status") == 200 for line in lines), lines)
+        self.assertTrue(all(set(line) in ({"time", "level", "event"}, {"time", "level", "message"}) for line in lines), lines)
+
     def test_texts_are_logged_when_asked_for(self):
         with Server("--log-text") as server:
             server.complete(stop=["very private"])

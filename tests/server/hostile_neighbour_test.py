@@ -54,8 +54,12 @@ class Neighbour:
         if buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         connection.settimeout(seconds)
-        connection.bind((NEIGHBOUR, 0))
-        connection.connect(("127.0.0.1", self.port))
+        try:
+            connection.bind((NEIGHBOUR, 0))
+            connection.connect(("127.0.0.1", self.port))
+        except OSError:
+            connection.close()
+            raise
         return connection
 
     @staticmethod

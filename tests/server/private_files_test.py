@@ -6,7 +6,7 @@ import stat
 import tempfile
 import unittest
 
-from batches_test import Client, requests
+from batch_client import Client, requests
 from server_process import Server, coppice
 
 

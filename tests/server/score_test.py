@@ -148,6 +148,10 @@ class ScoreTest(unittest.TestCase):
             file.flush()
             done = coppice("score", "--model", MODEL, "--deterministic", "--dtype", "f32", file.name)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
+            with open(file.name, encoding="utf-8") as lines:
+                piped = coppice("score", "--model", MODEL, "--deterministic", "--dtype", "f32", "-", stdin=lines.read())
+            self.assertEqual([json.loads(line)["scores"] for line in piped.stdout.splitlines()],
+                             [json.loads(line)["scores"] for line in done.stdout.splitlines()])
             lines = [json.loads(line) for line in done.stdout.splitlines()]
             self.assertEqual(len(lines), len(items))
             for line, (context, choices, _, _) in zip(lines, items):

@@ -64,8 +64,9 @@ struct Request {
   // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
   // use is given to the new prompt. Not with SharingMode::kNone.
   std::string pin_prompt_as;
-  // Who asked. While requests wait, those of different names get equal shares of the engine, counted in tokens (fair queueing);
-  // those of one name come in the order of their arrival.
+  // Who asked. While requests wait, those of different names get equal shares of the engine, counted in tokens (fair queueing), and
+  // of its places: a name's samples beyond its part are interrupted for another name's request. Those of one name come in the order
+  // of their arrival.
   std::string share_of;
   int32_t priority = 0;        // of those that wait, higher ones come first, whoever asked
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "coppice/core/types.h"
+#include "coppice/runner/sampling.h"
 
 namespace coppice {
 
@@ -20,6 +21,8 @@ struct ModelInfo {
   std::vector<int32_t> eos_token_ids;
   DType kv_dtype = DType::kBF16;
   int64_t kv_bytes_per_token = 0;  // over all layers
+  SamplingParams sampling;         // as the model's files want tokens chosen (generation_config.json); no request has it by itself
+  std::vector<std::string> notes;  // what was assumed where the files are silent, or set aside: a line each
 };
 
 }  // namespace coppice

@@ -2,6 +2,7 @@
 // model's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -15,9 +16,21 @@ namespace coppice {
 
 struct ChatMessage {
   std::string role, content;
-  // What else the message has, a JSON object: {"tool_calls": [...], "name": "..."}. A "content" in it takes the other one's place,
-  // such as null of a message that is a tool call alone. Empty: nothing.
+  // What else the message has, a JSON object: {"tool_calls": [...], "name": "..."}. A "content" in it takes the other one's place.
+  // Empty: nothing.
   std::string fields = {};
+};
+
+// Bytes [begin, end) of a text.
+struct ByteRange {
+  size_t begin = 0, end = 0;
+};
+
+// A chat as a model's chat template writes it.
+struct ChatPrompt {
+  std::string text;  // special tokens written out
+  // What of it comes from messages and tools, in order and apart: there the texts of special tokens are text.
+  std::vector<ByteRange> values;
 };
 
 // Immutable: safe to use from several threads.
@@ -28,6 +41,9 @@ class Tokenizer {
   struct EncodeOptions {
     bool add_special = true;    // bos / eos as the model's metadata asks
     bool parse_special = true;  // special tokens written in the text become their ids
+    // Where they do not all the same, so much as a byte of them; in order and apart. The text is one all the same: what it is cut
+    // into and what merges do not depend on it.
+    std::span<const ByteRange> values = {};
   };
   // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input). Bytes that are no UTF-8 are encoded as bytes
   // by a byte-level tokenizer, and become U+FFFD each for the others, as in SentencePiece. What the vocabulary has no token for is
@@ -38,9 +54,14 @@ class Tokenizer {
   virtual std::string_view TokenBytes(int32_t id, bool keep_special = false) const = 0;
   // The text that begins with these tokens: without the space that the tokenizer put before it. Invalid bytes are U+FFFD.
   std::string Decode(std::span<const int32_t> ids, bool keep_special = false) const;
-  // The prompt that asks for the next message of a chat, special tokens written out: Encode it with add_special false.
-  // INVALID_ARGUMENT if the model has no chat template; UNIMPLEMENTED names what the template uses and is not supported.
-  Result<std::string> RenderChat(const std::vector<ChatMessage>& messages) const;
+  // Of a rendered chat, which begins and ends as the template says.
+  Result<std::vector<int32_t>> Encode(const ChatPrompt& chat) const {
+    return Encode(chat.text, {.add_special = false, .parse_special = true, .values = chat.values});
+  }
+  // The prompt that asks for the next message of a chat. INVALID_ARGUMENT if the model has no chat template, if the template
+  // refuses the messages, or if it leaves out one of them: its role is none that the template knows. A developer's messages are
+  // a system's where the template does not know that role. UNIMPLEMENTED names what the template uses and is not supported.
+  Result<ChatPrompt> RenderChat(const std::vector<ChatMessage>& messages) const;
 
   // What the model's files say beside.
   struct Info {

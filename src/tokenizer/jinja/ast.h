@@ -124,8 +124,8 @@ struct MacroCall final : Expression {  // name(...) of what is no built-in
 
 // Statements
 
-struct Text final : Statement {
-  std::string text;
+struct TemplateText final : Statement {  // outside of tags
+  TracedText text;
   void Execute(Interpreter& interpreter) const override;
 };
 

@@ -16,8 +16,8 @@ List Bind(const Interpreter& in, const Arguments& arguments, std::initializer_li
   List bound = arguments.positional;
   bound.resize(names.size());
   for (const auto& [name, value] : arguments.named) {
-    const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) FailUnimplemented(in.position(), "argument '" + name + "' is not supported");
+    const auto found = std::find(names.begin(), names.end(), name.bytes());
+    if (found == names.end()) FailUnimplemented(in.position(), "argument '" + name.bytes() + "' is not supported");
     bound[static_cast<size_t>(found - names.begin())] = value;
   }
   for (size_t i = 0; i < required; ++i) {
@@ -26,10 +26,14 @@ List Bind(const Interpreter& in, const Arguments& arguments, std::initializer_li
   return bound;
 }
 
-const std::string& RequireString(const Interpreter& in, const Value& value, const char* what) {
-  if (value.IsString()) return value.AsString();
+const TracedText& RequireText(const Interpreter& in, const Value& value, const char* what) {
+  if (value.IsString()) return value.AsText();
   if (value.Is<Undefined>()) in.Fail("'" + value.As<Undefined>().name + "' is undefined; expected a string as " + what);
   in.Fail(std::string(what) + " is " + std::string(value.TypeName()) + "; expected a string");
+}
+
+const std::string& RequireString(const Interpreter& in, const Value& value, const char* what) {
+  return RequireText(in, value, what).bytes();
 }
 
 int64_t RequireInteger(const Interpreter& in, const Value& value, const char* what) {
@@ -57,54 +61,61 @@ List Pairs(Interpreter& in, const Dict& dict) {
   in.meter().Charge(dict.size(), kPairUnits);
   List pairs;
   for (const auto& [key, value] : dict) {
-    in.meter().Charge(key.size());
+    in.meter().Charge(key.cost());
     pairs.emplace_back(Sequence::kTuple, List{key, value});
   }
   return pairs;
 }
 
-std::string Replaced(Interpreter& in, const std::string& text, const Arguments& arguments) {
+TracedText Replaced(Interpreter& in, const TracedText& text, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"old", "new", "count"}, 2);
   const std::string& from = RequireString(in, bound[0], "what to replace");
-  const std::string& to = RequireString(in, bound[1], "the replacement");
+  const TracedText& to = RequireText(in, bound[1], "the replacement");
   int64_t left = IntegerOr(in, bound[2], -1, "the count of replacements");
-  std::string out;
+  const std::string_view bytes = text.bytes();
+  TracedText out;
   size_t at = 0;
   for (; left != 0; --left) {
     // An empty text is found before each character and at the end.
-    const size_t found = FindText(text, from, at);
+    const size_t found = FindText(bytes, from, at);
     if (found == std::string::npos) break;
-    out.append(text, at, found - at);
-    in.meter().Charge(to.size() + 1);
-    out += to;
+    out.Append(text, bytes.substr(at, found - at));
+    in.meter().Charge(to.cost() + 1);
+    out.Append(to);
     at = found + from.size();
     if (!from.empty()) continue;
-    if (at == text.size()) return out;
-    const size_t length = DecodeUtf8(std::string_view(text).substr(at)).length;
-    out.append(text, at, length);
+    if (at == bytes.size()) return out;
+    const size_t length = DecodeUtf8(bytes.substr(at)).length;
+    out.Append(text, bytes.substr(at, length));
     at += length;
   }
-  return out.append(text, at);
+  out.Append(text, bytes.substr(at));
+  return out;
 }
 
-std::string Capitalized(const std::string& text) {
-  const auto characters = Characters(text);
-  return characters.empty() ? std::string() : ToUpper(characters[0]) + ToLower(std::string_view(text).substr(characters[0].size()));
+TracedText Capitalized(const TracedText& text) {
+  const std::string_view first = std::string_view(text.bytes()).substr(0, text.empty() ? 0 : DecodeUtf8(text.bytes()).length);
+  TracedText out = text.Part(first).Mapped(ToUpper);
+  out.Append(text.Part(std::string_view(text.bytes()).substr(first.size())).Mapped(ToLower));
+  return out;
 }
 
-std::string Stripped(const Interpreter& in, std::string_view text, const Arguments& arguments, StripSides sides) {
+TracedText Stripped(const Interpreter& in, const TracedText& text, const Arguments& arguments, StripSides sides) {
   const List bound = Bind(in, arguments, {"chars"});
-  return std::string(
-      Strip(text, IsGiven(bound[0]) ? RequireString(in, bound[0], "the characters to strip") : std::string_view(), sides));
+  return text.Part(
+      Strip(text.bytes(), IsGiven(bound[0]) ? RequireString(in, bound[0], "the characters to strip") : std::string_view(), sides));
 }
 
-std::string Centered(Interpreter& in, const std::string& text, int64_t width, const std::string& fill) {
-  const auto length = static_cast<int64_t>(CountCharacters(text));
+TracedText Centered(Interpreter& in, const TracedText& text, int64_t width, const TracedText& fill) {
+  const auto length = static_cast<int64_t>(CountCharacters(text.bytes()));
   if (width <= length) return text;
   const auto missing = static_cast<size_t>(width - length);
-  in.meter().Charge(missing, fill.size());
+  in.meter().Charge(missing, fill.cost());
   const size_t left = missing / 2 + (missing & static_cast<size_t>(width) & 1);
-  return Repeated(fill, left) + text + Repeated(fill, missing - left);
+  TracedText out = TracedText::Repeated(fill, left);
+  out.Append(text);
+  out.Append(TracedText::Repeated(fill, missing - left));
+  return out;
 }
 
 bool ParseFloat(std::string_view text, double* value) {

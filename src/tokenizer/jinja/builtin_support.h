@@ -30,7 +30,8 @@ Builtin Find(const Entry (&table)[kSize], std::string_view name) {
 // The arguments by the order of `names`; undefined where absent. Fails if one of the first `required` is.
 List Bind(const Interpreter& in, const Arguments& arguments, std::initializer_list<std::string_view> names, size_t required = 0);
 
-// Fail if the value is of another type; `what` is for the message.
+// Fail if the value is of another type; `what` is for the message. RequireString: of texts that are only looked at.
+const TracedText& RequireText(const Interpreter& in, const Value& value, const char* what);
 const std::string& RequireString(const Interpreter& in, const Value& value, const char* what);
 int64_t RequireInteger(const Interpreter& in, const Value& value, const char* what);
 double RequireNumber(const Interpreter& in, const Value& value, const char* what);
@@ -42,13 +43,13 @@ bool IsGiven(const Value& argument);
 // Tuples of a key and its value.
 List Pairs(Interpreter& in, const Dict& dict);
 // str.replace; no count or one below 0 replaces all.
-std::string Replaced(Interpreter& in, const std::string& text, const Arguments& arguments);
+TracedText Replaced(Interpreter& in, const TracedText& text, const Arguments& arguments);
 // str.strip
-std::string Stripped(const Interpreter& in, std::string_view text, const Arguments& arguments, StripSides sides);
+TracedText Stripped(const Interpreter& in, const TracedText& text, const Arguments& arguments, StripSides sides);
 // str.capitalize
-std::string Capitalized(const std::string& text);
+TracedText Capitalized(const TracedText& text);
 // str.center
-std::string Centered(Interpreter& in, const std::string& text, int64_t width, const std::string& fill);
+TracedText Centered(Interpreter& in, const TracedText& text, int64_t width, const TracedText& fill);
 // What Python's float() makes of a text; false: nothing.
 bool ParseFloat(std::string_view text, double* value);
 

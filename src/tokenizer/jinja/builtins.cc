@@ -61,7 +61,7 @@ Value TestIsKnown(Interpreter&, const Value& object, const Arguments&) {
 // Some letter has the case, and none has another.
 template <bool (*kIs)(std::string_view), bool (*kIsOther)(std::string_view)>
 Value TestCase(Interpreter& in, const Value& object, const Arguments&) {
-  return IsAllOfCase(object.ToText(in.meter()), kIs, kIsOther);
+  return IsAllOfCase(object.ToText(in.meter()).bytes(), kIs, kIsOther);
 }
 
 bool IsIterable(const Value& x) { return x.IsString() || x.IsList() || x.IsDict() || x.Is<Undefined>(); }
@@ -112,7 +112,7 @@ constexpr Entry kTests[] = {
 
 Value RaiseException(Interpreter& in, const Value&, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"message"});
-  throw Error{InvalidArgument("the chat template refuses these messages: " + bound[0].ToText(in.meter()))};
+  throw Error{InvalidArgument("the chat template refuses these messages: " + bound[0].ToText(in.meter()).bytes())};
 }
 
 Value MakeNamespace(Interpreter& in, const Value&, const Arguments& arguments) {
@@ -148,7 +148,11 @@ Value StrftimeNow(Interpreter& in, const Value&, const Arguments& arguments) {
   std::tm local{};
   localtime_r(&now, &local);
   char buffer[256];
-  return std::string(buffer, std::strftime(buffer, sizeof buffer, RequireString(in, bound[0], "the format").c_str(), &local));
+  const TracedText& format = RequireText(in, bound[0], "the format");
+  const size_t length = std::strftime(buffer, sizeof buffer, format.bytes().c_str(), &local);
+  TracedText text;
+  text.AppendFor({buffer, length}, format, format.bytes());
+  return text;
 }
 
 // dict(fields, name=value...): fields are a dict or a list of pairs.
@@ -163,7 +167,7 @@ Value MakeDict(Interpreter& in, const Value&, const Arguments& arguments) {
       const List parts = in.Elements(pair);
       if (parts.size() != 2) in.Fail("dict() takes pairs; found " + std::to_string(parts.size()) + " values");
       in.meter().Charge(kPairUnits);
-      SetField(&dict, RequireString(in, parts[0], "a key of dict()"), parts[1], in.meter());
+      SetField(&dict, RequireText(in, parts[0], "a key of dict()"), parts[1], in.meter());
     }
   }
   for (const auto& [name, value] : arguments.named) SetField(&dict, name, value, in.meter());

@@ -53,7 +53,7 @@ class AttributePath {
       const bool is_index = !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos &&
                             std::from_chars(name.data(), name.data() + name.size(), index).ec == std::errc();
       in.meter().Charge(kItemUnits + name.size());
-      keys_.push_back(is_index ? Value(index) : Value(name));
+      keys_.push_back(is_index ? Value(index) : Value(TracedText(name)));
       if (dot == rest.size()) return;
       rest.remove_prefix(dot + 1);
     }
@@ -77,8 +77,8 @@ class AttributePath {
 // Strings are compared in small letters unless the filter is told otherwise.
 Value CaseKey(Interpreter& in, Value value, bool case_sensitive) {
   if (case_sensitive || !value.IsString()) return value;
-  in.meter().Charge(value.AsString().size() + 1, kCaseUnits);
-  return ToLower(value.AsString());
+  in.meter().Charge(value.AsText().cost() + 1, kCaseUnits);
+  return value.AsText().Mapped(ToLower);
 }
 
 // The items in the order of their keys; those of equal keys stay as they are, in reverse too. n log n comparisons, each charged.
@@ -115,7 +115,7 @@ Value FilterSort(Interpreter& in, const Value& object, const Arguments& argument
     const std::string& attributes = bound[2].AsString();
     for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
       end = attributes.find(',', begin);
-      paths.emplace_back(in, attributes.substr(begin, end - begin));
+      paths.emplace_back(in, TracedText(attributes.substr(begin, end - begin)));
     }
   } else {
     paths.emplace_back(in, bound[2]);
@@ -295,8 +295,8 @@ Value FilterReverse(Interpreter& in, const Value& object, const Arguments&) {
   List items = in.Elements(object);
   std::reverse(items.begin(), items.end());
   if (object.IsString()) {
-    std::string text;
-    for (const Value& item : items) text += item.AsString();
+    TracedText text;
+    for (const Value& item : items) text.Append(item.AsText());
     return text;
   }
   const bool is_reversed_whole = object.Is<Undefined>() || (object.IsList() && object.sequence() == Sequence::kGenerator);
@@ -353,15 +353,15 @@ Value FilterItems(Interpreter& in, const Value& object, const Arguments&) {
 
 Value FilterJoin(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"d", "attribute"});
-  const std::string separator = bound[0].ToText(in.meter());
+  const TracedText separator = bound[0].ToText(in.meter());
   const AttributePath path(in, bound[1]);
-  std::string out;
+  TracedText out;
   bool first = true;
   for (const Value& item : in.Elements(object)) {
-    const std::string text = path.Of(item).ToText(in.meter());
-    in.meter().Charge(separator.size() + text.size());
-    if (!std::exchange(first, false)) out += separator;
-    out += text;
+    const TracedText text = path.Of(item).ToText(in.meter());
+    in.meter().Charge(separator.cost() + text.cost());
+    if (!std::exchange(first, false)) out.Append(separator);
+    out.Append(text);
   }
   return out;
 }
@@ -487,21 +487,21 @@ Value FilterRound(Interpreter& in, const Value& object, const Arguments& argumen
 // Text
 
 // Each word begins with a capital; words are between white space, hyphens and opening brackets.
-std::string TitleText(const std::string& text) {
-  std::string out;
+TracedText TitleText(const TracedText& text) {
+  TracedText out;
   bool begins = true;
-  for (std::string_view character : Characters(text)) {
+  for (std::string_view character : Characters(text.bytes())) {
     if (IsSpaceCharacter(character) || std::string_view("-({[<").find(character) != std::string_view::npos) {
-      out += character;
+      out.Append(text, character);
       begins = true;
     } else {
-      out += std::exchange(begins, false) ? ToUpper(character) : ToLower(character);
+      out.AppendFor(std::exchange(begins, false) ? ToUpper(character) : ToLower(character), text, character);
     }
   }
   return out;
 }
 
-std::string EscapedHtml(Interpreter& in, const std::string& text) {
+std::string EscapedHtml(Interpreter& in, std::string_view text) {
   std::string out;
   for (char c : text) {
     const std::string_view escape = c == '&'    ? "&amp;"
@@ -518,53 +518,56 @@ std::string EscapedHtml(Interpreter& in, const std::string& text) {
 
 Value FilterIndent(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"width", "first", "blank"});
-  const std::string& text = RequireString(in, object, "the object of 'indent'");
-  std::string indention;
+  TracedText indention;
   if (bound[0].IsString()) {
-    indention = bound[0].AsString();
+    indention = bound[0].AsText();
   } else {
     const auto width = static_cast<size_t>(std::max(IntegerOr(in, bound[0], 4, "the width"), int64_t{0}));
     in.meter().Charge(width);
-    indention.assign(width, ' ');
+    indention.AppendOwn(std::string(width, ' '));
   }
-  const std::string ended = text + '\n';  // as Jinja: a text that ends a line has an empty one after it
-  const std::vector<std::string_view> lines = SplitLines(ended);
-  std::string out = bound[1].Truthy() ? indention : "";
+  TracedText ended = RequireText(in, object, "the object of 'indent'");
+  ended.AppendOwn("\n");  // as Jinja: a text that ends a line has an empty one after it
+  const std::vector<std::string_view> lines = SplitLines(ended.bytes());
+  TracedText out = bound[1].Truthy() ? indention : TracedText();
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) {
-      out += '\n';
+      out.AppendOwn("\n");
       if (bound[2].Truthy() || !lines[i].empty()) {
-        in.meter().Charge(indention.size());
-        out += indention;
+        in.meter().Charge(indention.cost());
+        out.Append(indention);
       }
     }
-    out += lines[i];
+    out.Append(ended, lines[i]);
   }
   return out;
 }
 
 Value FilterTruncate(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"length", "killwords", "end", "leeway"});
-  const std::string& text = RequireString(in, object, "the object of 'truncate'");
+  const TracedText& text = RequireText(in, object, "the object of 'truncate'");
   const int64_t length = IntegerOr(in, bound[0], 255, "the length"), leeway = IntegerOr(in, bound[3], 5, "the leeway");
-  const std::string end = bound[2].Is<Undefined>() ? "..." : RequireString(in, bound[2], "the end");
-  const auto end_length = static_cast<int64_t>(CountCharacters(end));
+  const TracedText end = bound[2].Is<Undefined>() ? "..." : RequireText(in, bound[2], "the end");
+  const auto end_length = static_cast<int64_t>(CountCharacters(end.bytes()));
   if (length < end_length) in.Fail("the length of 'truncate' is below that of its end");
   if (leeway < 0) in.Fail("the leeway of 'truncate' is below 0");
-  const std::vector<std::string_view> characters = Characters(text);
+  const std::vector<std::string_view> characters = Characters(text.bytes());
   const auto size = static_cast<int64_t>(characters.size());
   if (size - leeway <= length) return text;
-  std::string kept;
-  for (size_t i = 0; i < std::min(static_cast<size_t>(length - end_length), characters.size()); ++i) kept += characters[i];
-  if (!bound[1].Truthy()) kept.resize(std::min(kept.rfind(' '), kept.size()));
-  return kept + end;
+  size_t kept = 0;  // bytes
+  for (size_t i = 0; i < std::min(static_cast<size_t>(length - end_length), characters.size()); ++i) kept += characters[i].size();
+  std::string_view begin = std::string_view(text.bytes()).substr(0, kept);
+  if (!bound[1].Truthy()) begin = begin.substr(0, begin.rfind(' '));
+  TracedText out = text.Part(begin);
+  out.Append(end);
+  return out;
 }
 
 Value FilterWordCount(Interpreter& in, const Value& object, const Arguments&) {
   int64_t words = 0;
   bool in_word = false;
-  const std::string text = object.ToText(in.meter());
-  for (std::string_view character : Characters(text)) {
+  const TracedText text = object.ToText(in.meter());
+  for (std::string_view character : Characters(text.bytes())) {
     const bool is_word = IsWordCharacter(character);
     words += is_word && !in_word;
     in_word = is_word;
@@ -578,7 +581,7 @@ Value FilterCenter(Interpreter& in, const Value& object, const Arguments& argume
 
 Value FilterFormat(Interpreter& in, const Value& object, const Arguments& arguments) {
   if (!arguments.positional.empty() && !arguments.named.empty()) in.Fail("'format' takes values or named values, not both");
-  const std::string text = object.ToText(in.meter());
+  const TracedText text = object.ToText(in.meter());
   return FormatPercent(in, text, arguments.named.empty() ? Value(Sequence::kTuple, arguments.positional) : Value(arguments.named));
 }
 
@@ -595,8 +598,8 @@ Value FilterToJson(Interpreter& in, const Value& object, const Arguments& argume
   if (bound[2].IsList()) {
     const List& separators = bound[2].AsList();
     if (separators.size() != 2) in.Fail("tojson has " + std::to_string(separators.size()) + " separators; expected 2");
-    style.item_separator = RequireString(in, separators[0], "tojson's separator of items");
-    style.key_separator = RequireString(in, separators[1], "tojson's separator of keys");
+    style.item_separator = RequireText(in, separators[0], "tojson's separator of items");
+    style.key_separator = RequireText(in, separators[1], "tojson's separator of keys");
   }
   return object.ToJson(style, in.meter());
 }
@@ -612,17 +615,19 @@ Value FilterAttr(Interpreter& in, const Value& object, const Arguments& argument
   return in.GetOwnAttribute(object, RequireString(in, Bind(in, arguments, {"name"}, 1)[0], "the attribute's name"));
 }
 
-std::string Lower(const std::string& text) { return ToLower(text); }
-std::string Upper(const std::string& text) { return ToUpper(text); }
+TracedText Lower(const TracedText& text) { return text.Mapped(ToLower); }
+TracedText Upper(const TracedText& text) { return text.Mapped(ToUpper); }
 
 // A filter of the text that its object prints.
-template <std::string (*kMap)(const std::string&)>
+template <TracedText (*kMap)(const TracedText&)>
 Value OfText(Interpreter& in, const Value& object, const Arguments& arguments) {
   Bind(in, arguments, {});
   return kMap(object.ToText(in.meter()));
 }
 
-Value FilterEscape(Interpreter& in, const Value& object, const Arguments&) { return EscapedHtml(in, object.ToText(in.meter())); }
+Value FilterEscape(Interpreter& in, const Value& object, const Arguments&) {
+  return object.ToText(in.meter()).Mapped([&in](std::string_view run) { return EscapedHtml(in, run); });
+}
 
 constexpr Entry kFilters[] = {
     {"abs", FilterAbs},

@@ -26,7 +26,7 @@ Interpreter::~Interpreter() {
   for (const auto& scope : captured_) scope->variables.clear();
 }
 
-std::string Interpreter::Run(const Body& body) {
+TracedText Interpreter::Run(const Body& body) {
   Execute(body);
   return std::move(output_);
 }
@@ -62,13 +62,13 @@ void Interpreter::Execute(const Body& body) {
   }
 }
 
-void Interpreter::Print(std::string_view text) {
-  meter_.Charge(text.size());
-  output_ += text;
+void Interpreter::Print(const TracedText& text) {
+  meter_.Charge(text.cost());
+  output_.Append(text);
 }
 
-std::string Interpreter::Capture(const Body& body) {
-  std::string outer = std::exchange(output_, {});
+TracedText Interpreter::Capture(const Body& body) {
+  TracedText outer = std::exchange(output_, {});
   PushScope();
   Execute(body);
   PopScope();
@@ -100,8 +100,9 @@ Value Interpreter::CallMacro(const Function& function, const Arguments& argument
   meter_.Charge(macro.parameters.size() + arguments.positional.size() + arguments.named.size(), sizeof(Dict::value_type));
   Dict kwargs;
   for (const auto& [argument, value] : arguments.named) {
-    if (is_parameter(argument) || (argument == "caller" && macro.takes_caller)) continue;
-    if (!macro.takes_kwargs || argument == "caller") fail(" takes no argument '" + argument + "'");
+    const std::string& given = argument.bytes();
+    if (is_parameter(given) || (given == "caller" && macro.takes_caller)) continue;
+    if (!macro.takes_kwargs || given == "caller") fail(" takes no argument '" + given + "'");
     SetField(&kwargs, argument, value, meter_);
   }
   const std::shared_ptr<Scope> caller = std::exchange(scope_, function.scope);
@@ -111,7 +112,9 @@ Value Interpreter::CallMacro(const Function& function, const Arguments& argument
     const Value* value = FindField(arguments.named, parameter, meter_);
     if (i < num_bound && value != nullptr) fail(" got argument '" + parameter + "' twice");
     if (i < num_bound) value = &arguments.positional[i];
-    Assign(parameter, value != nullptr ? *value : otherwise != nullptr ? Evaluate(*otherwise) : Value(Undefined{parameter}));
+    Assign(TracedText(parameter), value != nullptr       ? *value
+                                  : otherwise != nullptr ? Evaluate(*otherwise)
+                                                         : Value(Undefined{parameter}));
   }
   if (macro.takes_caller && !is_parameter("caller")) {
     const Value* value = FindField(arguments.named, "caller", meter_);
@@ -130,7 +133,7 @@ Value Interpreter::CallMacro(const Function& function, const Arguments& argument
 Value Interpreter::Invoke(Builtin function, const Value& object, const Arguments& arguments) {
   const Nesting nesting(this, position());  // map calls filters, which may be map
   const auto charge_text = [this](const Value& value) {
-    if (value.IsString()) meter_.Charge(value.AsString().size(), kTextUnits);
+    if (value.IsString()) meter_.Charge(value.AsText().cost(), kTextUnits);
   };
   meter_.Charge(kCallUnits);
   charge_text(object);
@@ -167,12 +170,13 @@ List Interpreter::Elements(const Value& iterable) {
   } else if (iterable.IsDict()) {
     meter_.Charge(iterable.AsDict().size(), kNewTextUnits);
     for (const auto& [key, value] : iterable.AsDict()) {
-      meter_.Charge(key.size());
+      meter_.Charge(key.cost());
       elements.emplace_back(key);
     }
   } else if (iterable.IsString()) {
-    meter_.Charge(iterable.AsString().size(), kNewTextUnits);
-    for (std::string_view character : Characters(iterable.AsString())) elements.emplace_back(character);
+    const TracedText& text = iterable.AsText();
+    meter_.Charge(text.size(), kNewTextUnits);
+    for (std::string_view character : Characters(text.bytes())) elements.emplace_back(text.Part(character));
   } else if (!iterable.Is<Undefined>()) {
     Fail("a value of type " + std::string(iterable.TypeName()) + " cannot be iterated; expected a list, dict or string");
   }
@@ -192,9 +196,11 @@ const Value& Defined(const Interpreter& in, const Value& object) {
   in.Fail("operator '" + op + "' cannot take " + std::string(left.TypeName()) + " and " + std::string(right.TypeName()));
 }
 
-Value Concatenate(Interpreter& in, const std::string& left, const std::string& right) {
-  in.meter().Charge(left.size() + right.size());
-  return left + right;
+Value Concatenate(Interpreter& in, const TracedText& left, const TracedText& right) {
+  in.meter().Charge(left.cost() + right.cost());
+  TracedText text = left;
+  text.Append(right);
+  return text;
 }
 
 Value IntegerArithmetic(const Interpreter& in, char op, int64_t a, int64_t b) {
@@ -252,8 +258,8 @@ Value Power(const Interpreter& in, const Value& base, const Value& exponent) {
 Value Repeat(Interpreter& in, const Value& value, int64_t count) {
   const size_t times = count > 0 ? static_cast<size_t>(count) : 0;
   if (value.IsString()) {
-    in.meter().Charge(times, value.AsString().size());
-    return Repeated(value.AsString(), times);
+    in.meter().Charge(times, value.AsText().cost());
+    return TracedText::Repeated(value.AsText(), times);
   }
   List list;
   const List& unit = value.AsList();
@@ -308,12 +314,12 @@ std::vector<size_t> SliceIndices(Interpreter& in, const Slice& slice, size_t siz
 }
 
 void AssignTarget(Interpreter& in, const Target& target, const Value& value) {
-  if (!target.is_tuple && target.field.empty()) return in.Assign(target.name, value);
+  if (!target.is_tuple && target.field.empty()) return in.Assign(TracedText(target.name), value);
   if (!target.is_tuple) {
     const Value object = in.Lookup(target.name);
     if (!object.Is<Namespace*>())
       in.Fail("cannot set '" + target.name + "." + target.field + "': only a namespace() has fields to set");
-    return SetField(&object.As<Namespace*>()->fields, target.field, value, in.meter());
+    return SetField(&object.As<Namespace*>()->fields, TracedText(target.field), value, in.meter());
   }
   const List parts = in.Elements(value);
   if (parts.size() != target.parts.size())
@@ -328,13 +334,14 @@ Arguments EvaluateArguments(Interpreter& in, const CallArguments& arguments) {
     for (Value& argument : in.Elements(in.Evaluate(*arguments.more_positional)))
       evaluated.positional.push_back(std::move(argument));
   }
-  for (const auto& [name, argument] : arguments.named) evaluated.named.emplace_back(name, in.Evaluate(*argument));
+  for (const auto& [name, argument] : arguments.named) evaluated.named.emplace_back(TracedText(name), in.Evaluate(*argument));
   if (arguments.more_named != nullptr) {
     const Value more = in.Evaluate(*arguments.more_named);
     if (!more.IsDict()) in.Fail("the argument after ** is " + std::string(more.TypeName()) + "; expected a dict");
     for (const auto& [name, argument] : more.AsDict()) {
-      in.meter().Charge(sizeof(Dict::value_type) + name.size());
-      if (FindField(evaluated.named, name, in.meter()) != nullptr) in.Fail("argument '" + name + "' is given twice");
+      in.meter().Charge(sizeof(Dict::value_type) + name.cost());
+      if (FindField(evaluated.named, name.bytes(), in.meter()) != nullptr)
+        in.Fail("argument '" + name.bytes() + "' is given twice");
       evaluated.named.emplace_back(name, argument);
     }
   }
@@ -382,7 +389,7 @@ bool Interpreter::Contains(const Value& container, const Value& item) {
 }
 
 Value Interpreter::Add(const Value& left, const Value& right) {
-  if (left.IsString() && right.IsString()) return Concatenate(*this, left.AsString(), right.AsString());
+  if (left.IsString() && right.IsString()) return Concatenate(*this, left.AsText(), right.AsText());
   if (left.IsIndexed() && right.IsIndexed() && left.IsTuple() == right.IsTuple()) {
     meter_.Charge(left.AsList().size() + right.AsList().size(), sizeof(Value));
     List list = left.AsList();
@@ -407,14 +414,15 @@ Value Interpreter::GetItem(const Value& object, const Value& key) {
     const auto size = static_cast<int64_t>(object.IsString() ? characters.size() : object.AsList().size());
     const int64_t at = key.AsInteger() < 0 ? key.AsInteger() + size : key.AsInteger();
     if (at < 0 || at >= size) return Undefined{"index " + std::to_string(key.AsInteger())};
-    return object.IsString() ? Value(characters[static_cast<size_t>(at)]) : object.AsList()[static_cast<size_t>(at)];
+    return object.IsString() ? Value(object.AsText().Part(characters[static_cast<size_t>(at)]))
+                             : object.AsList()[static_cast<size_t>(at)];
   }
-  return Undefined{key.ToText(meter_)};
+  return Undefined{key.ToText(meter_).bytes()};
 }
 
 Value Interpreter::GetAttribute(const Value& object, const std::string& name) {
   Value own = GetOwnAttribute(object, name);
-  return own.Is<Undefined>() && !object.Is<Namespace*>() ? GetItem(object, name) : own;
+  return own.Is<Undefined>() && !object.Is<Namespace*>() ? GetItem(object, TracedText(name)) : own;
 }
 
 Value Interpreter::GetOwnAttribute(const Value& object, const std::string& name) {
@@ -443,7 +451,7 @@ Value DictLiteral::Evaluate(Interpreter& in) const {
   for (const auto& [key_expression, value_expression] : fields) {
     const Value key = in.Evaluate(*key_expression);
     if (!key.IsString()) in.Fail("a dict key is " + std::string(key.TypeName()) + "; expected a string");
-    SetField(&dict, key.AsString(), in.Evaluate(*value_expression), in.meter());
+    SetField(&dict, key.AsText(), in.Evaluate(*value_expression), in.meter());
   }
   return dict;
 }
@@ -457,10 +465,10 @@ Value Slice::Evaluate(Interpreter& in) const {
   const Value container = in.Evaluate(*object);
   Defined(in, container);
   if (container.IsString()) {
-    in.meter().Charge(container.AsString().size(), kTextUnits);
+    in.meter().Charge(container.AsText().cost(), kTextUnits);
     const auto characters = Characters(container.AsString());
-    std::string text;
-    for (size_t i : SliceIndices(in, *this, characters.size())) text += characters[i];
+    TracedText text;
+    for (size_t i : SliceIndices(in, *this, characters.size())) text.Append(container.AsText(), characters[i]);
     return text;
   }
   if (!container.IsIndexed()) return Undefined{"a slice of " + std::string(container.TypeName())};
@@ -484,7 +492,7 @@ Value Arithmetic::Evaluate(Interpreter& in) const {
   const Value a = in.Evaluate(*left), b = in.Evaluate(*right);
   if (op == "~") return Concatenate(in, a.ToText(in.meter()), b.ToText(in.meter()));
   if (op == "+") return in.Add(a, b);
-  if (op == "%" && a.IsString()) return FormatPercent(in, a.AsString(), b);
+  if (op == "%" && a.IsString()) return FormatPercent(in, a.AsText(), b);
   if (op == "*" && a.IsInteger() && (b.IsString() || b.IsIndexed())) return Repeat(in, b, a.AsInteger());
   if (op == "*" && b.IsInteger() && (a.IsString() || a.IsIndexed())) return Repeat(in, a, b.AsInteger());
   if (!a.IsNumber() || !b.IsNumber()) FailOperands(in, op, a, b);
@@ -527,7 +535,7 @@ Value MacroCall::Evaluate(Interpreter& in) const {
   return in.CallMacro(function.As<Function>(), EvaluateArguments(in, arguments));
 }
 
-void Text::Execute(Interpreter& in) const { in.Print(text); }
+void TemplateText::Execute(Interpreter& in) const { in.Print(text); }
 
 void Output::Execute(Interpreter& in) const { in.Print(in.Evaluate(*value).ToText(in.meter())); }
 
@@ -583,7 +591,7 @@ void Block::Execute(Interpreter& in) const {
   in.PopScope();
 }
 
-void Macro::Execute(Interpreter& in) const { in.Assign(name, in.MakeFunction(*this)); }
+void Macro::Execute(Interpreter& in) const { in.Assign(TracedText(name), in.MakeFunction(*this)); }
 
 void CallBlock::Execute(Interpreter& in) const {
   const Value function = in.Lookup(call->name);
@@ -591,7 +599,7 @@ void CallBlock::Execute(Interpreter& in) const {
   Arguments given = EvaluateArguments(in, call->arguments);
   if (FindField(given.named, "caller", in.meter()) != nullptr) in.Fail("argument 'caller' is given twice");
   given.named.emplace_back("caller", in.MakeFunction(caller));
-  in.Print(in.CallMacro(function.As<Function>(), given).AsString());
+  in.Print(in.CallMacro(function.As<Function>(), given).AsText());
 }
 
 void With::Execute(Interpreter& in) const {
@@ -613,7 +621,7 @@ Value FilteredBody::Evaluate(Interpreter& in) const {
 void FilterBlock::Execute(Interpreter& in) const {
   const Value text = body.Evaluate(in);
   if (!text.IsString()) in.Fail("the filter of a block gave " + std::string(text.TypeName()) + "; expected a string");
-  in.Print(text.AsString());
+  in.Print(text.AsText());
 }
 
 void Set::Execute(Interpreter& in) const { AssignTarget(in, target, value == nullptr ? body.Evaluate(in) : in.Evaluate(*value)); }

@@ -29,13 +29,13 @@ class Interpreter {
   Interpreter(const Interpreter&) = delete;
 
   // Throws Error: INVALID_ARGUMENT for what the template or its data do wrong, RESOURCE_EXHAUSTED at a limit.
-  std::string Run(const Body& body);
+  TracedText Run(const Body& body);
 
   // For nodes and built-ins.
   Value Evaluate(const Expression& expression);
   void Execute(const Body& body);
-  void Print(std::string_view text);
-  std::string Capture(const Body& body);  // what `body` prints, run in a scope of its own
+  void Print(const TracedText& text);
+  TracedText Capture(const Body& body);  // what `body` prints, run in a scope of its own
   // What the macro prints. It sees the variables of its definition and not its caller's, and its arguments.
   Value CallMacro(const Function& function, const Arguments& arguments);
   // {% break %} and {% continue %} end the bodies that they are in, up to the loop.
@@ -52,7 +52,7 @@ class Interpreter {
   Position position() const { return meter_.position; }
 
   Value Lookup(const std::string& name);
-  void Assign(const std::string& name, Value value) { SetField(&scope_->variables, name, std::move(value), meter_); }
+  void Assign(const TracedText& name, Value value) { SetField(&scope_->variables, name, std::move(value), meter_); }
   void PushScope() { scope_ = std::make_shared<Scope>(Scope{.outer = scope_}); }
   void PopScope() { scope_ = scope_->outer; }
   Namespace* MakeNamespace(Dict fields);
@@ -80,7 +80,7 @@ class Interpreter {
   // Cleared in the end: a function in a scope that it refers to is a cycle.
   std::vector<std::shared_ptr<Scope>> captured_;
   std::vector<std::unique_ptr<Namespace>> namespaces_;
-  std::string output_;
+  TracedText output_;
   Meter meter_;
   int depth_ = 0;  // of nodes within nodes
   Control control_ = Control::kNone;

@@ -8,13 +8,13 @@
 namespace coppice::jinja {
 namespace {
 
-const std::string& Object(const Interpreter& in, const Value& object) {
-  return RequireString(in, object, "the object of a method of strings");
+const TracedText& Object(const Interpreter& in, const Value& object) {
+  return RequireText(in, object, "the object of a method of strings");
 }
 
-void AddText(Interpreter& in, std::string_view text, List* list) {
-  in.meter().Charge(kNewTextUnits + text.size());
-  list->emplace_back(text);
+void AddPart(Interpreter& in, const TracedText& text, std::string_view part, List* list) {
+  in.meter().Charge(kNewTextUnits + part.size());
+  list->emplace_back(text.Part(part));
 }
 
 // The part of a text that text[start:stop] is, and where it begins.
@@ -60,7 +60,7 @@ Value FindPosition(Interpreter& in, const Value& object, const Arguments& argume
     if (found == items.end()) in.Fail("index(): the value is not in the list");
     return static_cast<int64_t>(found - items.begin());
   }
-  const std::string &text = Object(in, object), &wanted = RequireString(in, bound[0], "what to look for");
+  const std::string &text = Object(in, object).bytes(), &wanted = RequireString(in, bound[0], "what to look for");
   const Part part = PartOf(in, text, bound[1], bound[2]);
   size_t found = std::string::npos;
   if (!part.is_empty_past_end) found = kLast ? FindLast(part.text, wanted) : FindText(part.text, wanted);
@@ -76,7 +76,7 @@ Value Count(Interpreter& in, const Value& object, const Arguments& arguments) {
     return static_cast<int64_t>(
         std::count_if(items.begin(), items.end(), [&](const Value& x) { return Equal(x, bound[0], in.meter()); }));
   }
-  const std::string &text = Object(in, object), &wanted = RequireString(in, bound[0], "what to count");
+  const std::string &text = Object(in, object).bytes(), &wanted = RequireString(in, bound[0], "what to count");
   const Part part = PartOf(in, text, bound[1], bound[2]);
   if (part.is_empty_past_end) return int64_t{0};
   if (wanted.empty()) return static_cast<int64_t>(CountCharacters(part.text)) + 1;
@@ -88,7 +88,7 @@ Value Count(Interpreter& in, const Value& object, const Arguments& arguments) {
 template <bool kAtStart>
 Value HasAffix(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"affix", "start", "end"}, 1);
-  const Part part = PartOf(in, Object(in, object), bound[1], bound[2]);
+  const Part part = PartOf(in, Object(in, object).bytes(), bound[1], bound[2]);
   const List affixes = bound[0].IsTuple() ? in.Elements(bound[0]) : List{bound[0]};
   return std::any_of(affixes.begin(), affixes.end(), [&](const Value& value) {
     const std::string& affix = RequireString(in, value, "what to look for");
@@ -100,20 +100,22 @@ Value HasAffix(Interpreter& in, const Value& object, const Arguments& arguments)
 
 template <bool kPrefix>
 Value RemoveAffix(Interpreter& in, const Value& object, const Arguments& arguments) {
-  std::string_view text = Object(in, object);
+  const TracedText& whole = Object(in, object);
+  std::string_view text = whole.bytes();
   const List bound = Bind(in, arguments, {"affix"}, 1);
   const std::string& affix = RequireString(in, bound[0], "what to remove");
   if (kPrefix && text.starts_with(affix)) text.remove_prefix(affix.size());
   if (!kPrefix && text.ends_with(affix)) text.remove_suffix(affix.size());
-  return text;
+  return whole.Part(text);
 }
 
 Value Split(Interpreter& in, const Value& object, const Arguments& arguments) {
-  const std::string_view text = RequireString(in, object, "the object of split()");
+  const TracedText& whole = RequireText(in, object, "the object of split()");
+  const std::string_view text = whole.bytes();
   const List bound = Bind(in, arguments, {"sep", "maxsplit"});
   int64_t splits_left = bound[1].Is<Undefined>() ? -1 : RequireInteger(in, bound[1], "maxsplit");
   List parts;
-  const auto add = [&](std::string_view part) { AddText(in, part, &parts); };
+  const auto add = [&](std::string_view part) { AddPart(in, whole, part, &parts); };
   if (!IsGiven(bound[0])) {  // at runs of white space; no part is empty
     for (std::string_view rest = Strip(text, {}, {true, false}); !rest.empty(); --splits_left) {
       size_t length = 0;
@@ -141,9 +143,10 @@ Value SplitFromEnd(Interpreter& in, const Value& object, const Arguments& argume
   const List bound = Bind(in, arguments, {"sep", "maxsplit"});
   const int64_t splits = IntegerOr(in, bound[1], -1, "maxsplit");
   if (splits < 0) return Split(in, object, arguments);
-  std::string_view rest = Object(in, object);
+  const TracedText& whole = Object(in, object);
+  std::string_view rest = whole.bytes();
   List parts;
-  const auto add = [&](std::string_view part) { AddText(in, part, &parts); };
+  const auto add = [&](std::string_view part) { AddPart(in, whole, part, &parts); };
   if (!IsGiven(bound[0])) {
     rest = Strip(rest, {}, {false, true});
     for (int64_t left = splits; left > 0 && !rest.empty(); --left) {
@@ -173,31 +176,34 @@ Value SplitFromEnd(Interpreter& in, const Value& object, const Arguments& argume
 template <bool kLast>
 Value Partition(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"sep"}, 1);
-  const std::string &text = Object(in, object), &separator = RequireString(in, bound[0], "the separator");
+  const TracedText &whole = Object(in, object), &separator = RequireText(in, bound[0], "the separator");
+  const std::string_view text = whole.bytes();
   if (separator.empty()) in.Fail("the separator of partition() is empty");
   in.meter().Charge(3 * kNewTextUnits + text.size());
-  const size_t found = kLast ? FindLast(text, separator) : FindText(text, separator);
-  if (found == std::string::npos) return Value(Sequence::kTuple, kLast ? List{"", "", text} : List{text, "", ""});
-  return Value(Sequence::kTuple, List{text.substr(0, found), separator, text.substr(found + separator.size())});
+  const size_t found = kLast ? FindLast(text, separator.bytes()) : FindText(text, separator.bytes());
+  if (found == std::string::npos) return Value(Sequence::kTuple, kLast ? List{"", "", whole} : List{whole, "", ""});
+  return Value(Sequence::kTuple,
+               List{whole.Part(text.substr(0, found)), separator, whole.Part(text.substr(found + separator.size()))});
 }
 
 Value Lines(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"keepends"});
   List lines;
-  for (std::string_view line : SplitLines(Object(in, object), bound[0].Truthy())) AddText(in, line, &lines);
+  const TracedText& text = Object(in, object);
+  for (std::string_view line : SplitLines(text.bytes(), bound[0].Truthy())) AddPart(in, text, line, &lines);
   return lines;
 }
 
 Value Join(Interpreter& in, const Value& object, const Arguments& arguments) {
-  const std::string& separator = Object(in, object);
+  const TracedText& separator = Object(in, object);
   const List bound = Bind(in, arguments, {"iterable"}, 1);
-  std::string out;
+  TracedText out;
   bool first = true;
   for (const Value& item : in.Elements(bound[0])) {
-    const std::string& text = RequireString(in, item, "an element of join()");
-    in.meter().Charge(separator.size() + text.size());
-    if (!std::exchange(first, false)) out += separator;
-    out += text;
+    const TracedText& text = RequireText(in, item, "an element of join()");
+    in.meter().Charge(separator.cost() + text.cost());
+    if (!std::exchange(first, false)) out.Append(separator);
+    out.Append(text);
   }
   return out;
 }
@@ -206,42 +212,52 @@ Value Join(Interpreter& in, const Value& object, const Arguments& arguments) {
 template <bool kLeft, bool kRight>
 Value Justify(Interpreter& in, const Value& object, const Arguments& arguments) {
   const List bound = Bind(in, arguments, {"width", "fillchar"}, 1);
-  const std::string& text = Object(in, object);
+  const TracedText& text = Object(in, object);
   const int64_t width = RequireInteger(in, bound[0], "the width");
-  const std::string fill = bound[1].Is<Undefined>() ? " " : RequireString(in, bound[1], "the fill character");
-  if (CountCharacters(fill) != 1) in.Fail("the fill character is no single character");
+  const TracedText fill = bound[1].Is<Undefined>() ? " " : RequireText(in, bound[1], "the fill character");
+  if (CountCharacters(fill.bytes()) != 1) in.Fail("the fill character is no single character");
   if (kLeft && kRight) return Centered(in, text, width, fill);
-  const auto length = static_cast<int64_t>(CountCharacters(text));
+  const auto length = static_cast<int64_t>(CountCharacters(text.bytes()));
   const size_t missing = width > length ? static_cast<size_t>(width - length) : 0;
-  in.meter().Charge(missing, fill.size());
-  const std::string filling = Repeated(fill, missing);
-  return kLeft ? filling + text : text + filling;
+  in.meter().Charge(missing, fill.cost());
+  const TracedText filling = TracedText::Repeated(fill, missing);
+  TracedText out = kLeft ? filling : text;
+  out.Append(kLeft ? text : filling);
+  return out;
 }
 
 Value FillZeros(Interpreter& in, const Value& object, const Arguments& arguments) {
   const int64_t width = RequireInteger(in, Bind(in, arguments, {"width"}, 1)[0], "the width");
-  std::string text = Object(in, object);
-  const auto length = static_cast<int64_t>(CountCharacters(text));
+  const TracedText& text = Object(in, object);
+  const std::string_view bytes = text.bytes();
+  const auto length = static_cast<int64_t>(CountCharacters(bytes));
   if (width <= length) return text;
   in.meter().Charge(static_cast<size_t>(width - length));
-  return text.insert(text.starts_with('-') || text.starts_with('+') ? 1 : 0, static_cast<size_t>(width - length), '0');
+  const size_t sign = bytes.starts_with('-') || bytes.starts_with('+') ? 1 : 0;
+  TracedText out = text.Part(bytes.substr(0, sign));
+  out.AppendOwn(std::string(static_cast<size_t>(width - length), '0'));
+  out.Append(text, bytes.substr(sign));
+  return out;
 }
 
 // str.title: each run of letters begins with a capital.
 Value Title(Interpreter& in, const Value& object, const Arguments&) {
-  std::string out;
+  const TracedText& text = Object(in, object);
+  TracedText out;
   bool after_letter = false;
-  for (std::string_view c : Characters(Object(in, object))) {
-    out += after_letter ? ToLower(c) : ToUpper(c);
+  for (std::string_view c : Characters(text.bytes())) {
+    out.AppendFor(after_letter ? ToLower(c) : ToUpper(c), text, c);
     after_letter = IsUpperCharacter(c) || IsLowerCharacter(c);
   }
   return out;
 }
 
 Value SwapCase(Interpreter& in, const Value& object, const Arguments&) {
-  std::string out;
-  for (std::string_view c : Characters(Object(in, object))) out += IsUpperCharacter(c) ? ToLower(c) : ToUpper(c);
-  return out;
+  return Object(in, object).Mapped([](std::string_view run) {
+    std::string out;
+    for (std::string_view c : Characters(run)) out += IsUpperCharacter(c) ? ToLower(c) : ToUpper(c);
+    return out;
+  });
 }
 
 bool IsAlphanumericCharacter(std::string_view c) { return IsLetterCharacter(c) || IsNumericCharacter(c); }
@@ -249,13 +265,13 @@ bool IsAlphanumericCharacter(std::string_view c) { return IsLetterCharacter(c) |
 // isdigit and the like: each character is one, and there is one.
 template <bool (*kIs)(std::string_view)>
 Value IsAll(Interpreter& in, const Value& object, const Arguments&) {
-  const auto characters = Characters(Object(in, object));
+  const auto characters = Characters(Object(in, object).bytes());
   return !characters.empty() && std::all_of(characters.begin(), characters.end(), kIs);
 }
 
 template <bool (*kIs)(std::string_view), bool (*kIsOther)(std::string_view)>
 Value IsCase(Interpreter& in, const Value& object, const Arguments&) {
-  return IsAllOfCase(Object(in, object), kIs, kIsOther);
+  return IsAllOfCase(Object(in, object).bytes(), kIs, kIsOther);
 }
 
 template <bool kLeft, bool kRight>
@@ -321,7 +337,7 @@ constexpr Entry kStringMethods[] = {
     {"isupper", IsCase<IsUpperCharacter, IsLowerCharacter>},
     {"join", Join},
     {"ljust", Justify<false, true>},
-    {"lower", [](Interpreter& in, const Value& x, const Arguments&) { return Value(ToLower(Object(in, x))); }},
+    {"lower", [](Interpreter& in, const Value& x, const Arguments&) { return Value(Object(in, x).Mapped(ToLower)); }},
     {"lstrip", StripMethod<true, false>},
     {"partition", Partition<false>},
     {"removeprefix", RemoveAffix<true>},
@@ -339,7 +355,7 @@ constexpr Entry kStringMethods[] = {
     {"strip", StripMethod<true, true>},
     {"swapcase", SwapCase},
     {"title", Title},
-    {"upper", [](Interpreter& in, const Value& x, const Arguments&) { return Value(ToUpper(Object(in, x))); }},
+    {"upper", [](Interpreter& in, const Value& x, const Arguments&) { return Value(Object(in, x).Mapped(ToUpper)); }},
     {"zfill", FillZeros},
 };
 

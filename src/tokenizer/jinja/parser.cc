@@ -18,13 +18,16 @@ class Parser {
  public:
   explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
 
-  Body Run() {
+  Template Run() {
+    for (const Token& token : tokens_) {
+      if (token.kind == Kind::kName || token.kind == Kind::kString) words_.insert(token.text);
+    }
     Body body = ParseBody({});
     if (Peek().kind != Kind::kEnd) FailSyntax(Peek().position, "'" + Peek(1).text + "' has no matching begin");
     for (const auto& [name, position] : macro_calls_) {
       if (!callable_names_.contains(name)) FailUnimplemented(position, "function '" + name + "' is not supported");
     }
-    return body;
+    return {.body = std::move(body), .words = std::move(words_), .roles = std::move(roles_), .asks_for_none = asks_for_none_};
   }
 
  private:
@@ -92,8 +95,8 @@ class Parser {
     for (;;) {
       const Token& token = Peek();
       if (token.kind == Kind::kText) {
-        auto text = Make<Text>(token.position);
-        text->text = Next().text;
+        auto text = Make<TemplateText>(token.position);
+        text->text = TracedText(Next().text);
         body.push_back(std::move(text));
       } else if (token.kind == Kind::kVariableBegin) {
         Next();
@@ -405,7 +408,44 @@ class Parser {
     for (std::string op = TakeComparison(); !op.empty(); op = TakeComparison()) node->rest.emplace_back(op, ParseSum());
     if (node->rest.empty()) return first;
     node->first = std::move(first);
+    const Expression* left = node->first.get();
+    for (const auto& [op, right] : node->rest) {
+      NoteRole(*left, *right);
+      asks_for_none_ |= (Ends(*left, "content") && IsNone(*right)) || (IsNone(*left) && Ends(*right, "content"));
+      left = right.get();
+    }
     return node;
+  }
+
+  // Roles that the template knows: of two expressions that are compared, the one is a role and the other has strings.
+  void NoteRole(const Expression& left, const Expression& right) {
+    if (Ends(left, "role")) NoteStrings(right, &roles_);
+    if (Ends(right, "role")) NoteStrings(left, &roles_);
+  }
+  // message.role, message['role'] or message.get('role') of the field "role", or a variable whose name ends so; through filters and
+  // methods too.
+  static bool Ends(const Expression& expression, std::string_view field) {
+    if (const auto* name = dynamic_cast<const NameReference*>(&expression)) return name->name.ends_with(field);
+    if (const auto* call = dynamic_cast<const Call*>(&expression)) {
+      Names strings;
+      for (const ExpressionPtr& argument : call->arguments.positional) NoteStrings(*argument, &strings);
+      return strings.contains(field) || (call->object != nullptr && Ends(*call->object, field));
+    }
+    const auto* subscript = dynamic_cast<const Subscript*>(&expression);
+    Names index;
+    if (subscript != nullptr) NoteStrings(*subscript->index, &index);
+    return index.contains(field);
+  }
+  static bool IsNone(const Expression& expression) {
+    const auto* literal = dynamic_cast<const Literal*>(&expression);
+    return literal != nullptr && literal->value.Is<None>();
+  }
+  static void NoteStrings(const Expression& expression, Names* strings) {
+    if (const auto* list = dynamic_cast<const ListLiteral*>(&expression)) {
+      for (const ExpressionPtr& item : list->items) NoteStrings(*item, strings);
+    }
+    const auto* literal = dynamic_cast<const Literal*>(&expression);
+    if (literal != nullptr && literal->value.IsString()) strings->insert(literal->value.AsString());
   }
 
   ExpressionPtr ParseArithmetic(std::initializer_list<std::string_view> operators, Rule operand) {
@@ -456,7 +496,16 @@ class Parser {
     if (node->function == nullptr) FailUnimplemented(node->position, "filter '" + name + "' is not supported");
     node->object = std::move(object);
     if (TakeOperator("(")) node->arguments = ParseArguments();
+    NoteSelectedRoles(node->arguments.positional);
     return node;
+  }
+
+  // messages | selectattr('role', 'equalto', 'tool')
+  void NoteSelectedRoles(const std::vector<ExpressionPtr>& arguments) {
+    Names first;
+    if (arguments.size() < 3) return;
+    NoteStrings(*arguments[0], &first);
+    if (first.contains("role")) NoteStrings(*arguments[2], &roles_);
   }
 
   ExpressionPtr ParseTest(ExpressionPtr object) {
@@ -471,6 +520,8 @@ class Parser {
     } else if (BeginsBareArgument()) {  // x is equalto 3
       node->arguments.positional.push_back(ParsePostfix());
     }
+    for (const ExpressionPtr& argument : node->arguments.positional) NoteRole(*node->object, *argument);
+    asks_for_none_ |= name == "none" && Ends(*node->object, "content");
     return node;
   }
 
@@ -542,7 +593,7 @@ class Parser {
       node->index = ParseInteger();
     } else {
       const Position name_position = Peek().position;
-      node->index = MakeLiteral(name_position, ExpectName("a name or an index after '.'"));
+      node->index = MakeLiteral(name_position, TracedText(ExpectName("a name or an index after '.'")));
     }
     return node;
   }
@@ -589,7 +640,7 @@ class Parser {
       case Kind::kString: {
         std::string text = Next().text;
         while (Peek().kind == Kind::kString) text += Next().text;  // adjacent strings are one
-        return MakeLiteral(token.position, std::move(text));
+        return MakeLiteral(token.position, TracedText(std::move(text)));
       }
       default: break;
     }
@@ -662,10 +713,12 @@ class Parser {
   std::set<std::string> callable_names_ = {"caller"};  // of macros, and of variables, which may hold one
   std::vector<Macro*> open_macros_;                    // whose bodies are being parsed, innermost last
   std::vector<std::pair<std::string, Position>> macro_calls_;
+  Names words_, roles_;  // these and the next one: Template
+  bool asks_for_none_ = false;
 };
 
 }  // namespace
 
-Body ParseTemplate(std::string_view source) { return Parser(Tokenize(source)).Run(); }
+Template ParseTemplate(std::string_view source) { return Parser(Tokenize(source)).Run(); }
 
 }  // namespace coppice::jinja

@@ -21,7 +21,7 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 // How one value is written.
 struct Spec {
-  std::string fill = " ";
+  TracedText fill = " ";
   char align = '\0';  // < > ^ =; '\0': what the type has
   char sign = '-';    // - + or space
   bool alternate = false, zero = false;
@@ -33,7 +33,8 @@ struct Spec {
 
 // A number's parts: what zeros go between.
 struct NumberText {
-  std::string sign, digits;  // the sign with a prefix like 0x
+  std::string sign;  // with a prefix like 0x
+  TracedText digits;
 };
 
 std::string SignText(bool negative, const Spec& spec) {
@@ -50,7 +51,7 @@ NumberText IntegerText(int64_t value, const Spec& spec) {
   if (type == 'X') digits = ToUpper(digits);
   std::string sign = SignText(value < 0, spec);
   if (spec.alternate && base != 10) sign.append({'0', type});
-  return {.sign = std::move(sign), .digits = std::move(digits)};
+  return {.sign = std::move(sign), .digits = TracedText(std::move(digits))};
 }
 
 // Of the types e f g and their capitals.
@@ -60,7 +61,8 @@ NumberText FloatDigits(Interpreter& in, double value, const Spec& spec) {
   in.meter().Charge(static_cast<size_t>(precision) + 400, 2);
   char buffer[kMaxPrecision + 400];  // 309 digits before the point
   const int length = std::snprintf(buffer, sizeof buffer, form.c_str(), precision, std::fabs(value));
-  return {.sign = SignText(std::signbit(value) && !std::isnan(value), spec), .digits = std::string(buffer, buffer + length)};
+  return {.sign = SignText(std::signbit(value) && !std::isnan(value), spec),
+          .digits = TracedText(std::string(buffer, buffer + length))};
 }
 
 // Puts the separator between every `every` digits of the integer part.
@@ -74,15 +76,20 @@ std::string Grouped(const std::string& digits, char separator, size_t every) {
   return out + digits.substr(whole);
 }
 
-std::string Padded(Interpreter& in, const NumberText& text, const Spec& spec, char default_align) {
-  const size_t length = CountCharacters(text.sign) + CountCharacters(text.digits);
+TracedText Padded(Interpreter& in, const NumberText& text, const Spec& spec, char default_align) {
+  const size_t length = CountCharacters(text.sign) + CountCharacters(text.digits.bytes());
   const size_t missing = spec.width > length ? spec.width - length : 0;
-  in.meter().Charge(missing, spec.fill.size());
-  in.meter().Charge(text.digits.size());
+  in.meter().Charge(missing, spec.fill.cost());
+  in.meter().Charge(text.digits.cost());
   const char align = spec.align != '\0' ? spec.align : default_align;
   const size_t left = align == '<' ? 0 : align == '^' ? missing / 2 : missing;
-  const std::string before = Repeated(spec.fill, left), after = Repeated(spec.fill, missing - left);
-  return align == '=' ? text.sign + before + text.digits : before + text.sign + text.digits + after;
+  TracedText out;
+  if (align == '=') out.AppendOwn(text.sign);
+  out.Append(TracedText::Repeated(spec.fill, left));
+  if (align != '=') out.AppendOwn(text.sign);
+  out.Append(text.digits);
+  out.Append(TracedText::Repeated(spec.fill, missing - left));
+  return out;
 }
 
 // The first `count` characters.
@@ -91,6 +98,8 @@ std::string_view Prefix(std::string_view text, size_t count) {
   for (; count > 0 && length < text.size(); --count) length += DecodeUtf8(text.substr(length)).length;
   return text.substr(0, length);
 }
+
+TracedText Prefix(const TracedText& text, size_t count) { return text.Part(Prefix(std::string_view(text.bytes()), count)); }
 
 int64_t ToInteger(Interpreter& in, const Value& value, char type) {
   if (value.IsInteger()) return value.AsInteger();
@@ -119,15 +128,16 @@ int64_t TakeNumber(Interpreter& in, std::string_view text, size_t* at, int64_t l
 
 class PercentFormatter {
  public:
-  PercentFormatter(Interpreter& in, std::string_view text, const Value& values) : in_(in), text_(text), values_(values) {}
+  PercentFormatter(Interpreter& in, const TracedText& text, const Value& values)
+      : in_(in), traced_(text), text_(text.bytes()), values_(values) {}
 
-  std::string Run() {
-    std::string out;
+  TracedText Run() {
+    TracedText out;
     while (at_ < text_.size()) {
       const size_t percent = std::min(text_.find('%', at_), text_.size());
-      out += text_.substr(at_, percent - at_);
+      out.Append(traced_, text_.substr(at_, percent - at_));
       at_ = percent + 1;
-      if (percent < text_.size()) out += ReadConversion();
+      if (percent < text_.size()) out.Append(ReadConversion());
     }
     const bool all_used = values_.IsTuple() ? next_ == values_.AsList().size() : next_ > 0 || values_.IsDict() || values_.IsList();
     if (!all_used) in_.Fail("not all values of a format were used");
@@ -153,12 +163,9 @@ class PercentFormatter {
     return value.AsInteger();
   }
 
-  std::string ReadConversion() {
+  TracedText ReadConversion() {
     in_.meter().Charge(kFieldUnits);
-    if (Peek() == '%') {
-      ++at_;
-      return "%";
-    }
+    if (Peek() == '%') return traced_.Part(text_.substr(at_++, 1));
     Value named;
     bool is_named = false;
     if (Peek() == '(') {
@@ -201,7 +208,7 @@ class PercentFormatter {
     return Convert(value, spec);
   }
 
-  std::string Convert(const Value& value, Spec spec) {
+  TracedText Convert(const Value& value, Spec spec) {
     if (spec.type == 'i' || spec.type == 'u') spec.type = 'd';
     NumberText text;
     if (spec.type == 's' || spec.type == 'r') {
@@ -212,18 +219,21 @@ class PercentFormatter {
     if (spec.type == 'c') {
       if (value.IsString()) {
         if (CountCharacters(value.AsString()) != 1) in_.Fail("format 'c' takes one character");
-        text.digits = value.AsString();
+        text.digits = value.AsText();
       } else {
         const int64_t code = ToInteger(in_, value, 'c');
         if (code < 0 || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) in_.Fail("format 'c' takes a character's number");
-        AppendUtf8(static_cast<char32_t>(code), &text.digits);
+        std::string character;
+        AppendUtf8(static_cast<char32_t>(code), &character);
+        text.digits.AppendOwn(character);
       }
       return Padded(in_, text, spec, '>');
     }
     if (std::string_view("dxXo").find(spec.type) != std::string_view::npos) {
       text = IntegerText(ToInteger(in_, value, spec.type), spec);
       const auto digits = static_cast<size_t>(std::max(spec.precision, 0));
-      if (digits > text.digits.size()) text.digits.insert(0, digits - text.digits.size(), '0');
+      if (digits > text.digits.size())
+        text.digits = TracedText(std::string(digits - text.digits.size(), '0') + text.digits.bytes());
     } else if (std::string_view("eEfFgG").find(spec.type) != std::string_view::npos) {
       text = FloatDigits(in_, ToFloat(in_, value, spec.type), spec);
     } else {
@@ -237,7 +247,8 @@ class PercentFormatter {
   }
 
   Interpreter& in_;
-  std::string_view text_;
+  const TracedText& traced_;
+  std::string_view text_;  // its bytes
   const Value& values_;
   size_t at_ = 0, next_ = 0;
 };
@@ -247,22 +258,23 @@ class BraceFormatter {
   BraceFormatter(Interpreter& in, const Arguments& arguments) : in_(in), arguments_(arguments) {}
 
   // `level`: 1 inside a field's specification, where no field has another in its own.
-  std::string Run(std::string_view text, int level) {
-    std::string out;
+  TracedText Run(const TracedText& traced, int level) {
+    const std::string_view text = traced.bytes();
+    TracedText out;
     for (size_t at = 0; at < text.size();) {
       const char c = text[at];
       if (c != '{' && c != '}') {
         const size_t next = std::min(text.find_first_of("{}", at), text.size());
-        out += text.substr(at, next - at);
+        out.Append(traced, text.substr(at, next - at));
         at = next;
       } else if (at + 1 < text.size() && text[at + 1] == c && level == 0) {
-        out += c;
+        out.Append(traced, text.substr(at, 1));
         at += 2;
       } else if (c == '}') {
         in_.Fail("a format has a single '}'");
       } else {
         const size_t begin = at + 1, end = FieldEnd(text, begin);
-        out += Field(text.substr(begin, end - begin), level);
+        out.Append(Field(traced, text.substr(begin, end - begin), level));
         at = end + 1;
       }
     }
@@ -279,7 +291,8 @@ class BraceFormatter {
     in_.Fail("a format has a '{' without its '}'");
   }
 
-  std::string Field(std::string_view field, int level) {
+  // `field` is a part of `traced`.
+  TracedText Field(const TracedText& traced, std::string_view field, int level) {
     in_.meter().Charge(kFieldUnits);
     if (level > 1) in_.Fail("a format nests too deeply");
     // name[!conversion][:specification]; an index may contain both signs
@@ -297,7 +310,7 @@ class BraceFormatter {
       end += 2;
     }
     if (end < field.size() && field[end] != ':') in_.Fail("a format expects ':' after the conversion");
-    return Convert(value, end < field.size() ? Run(field.substr(end + 1), level + 1) : std::string());
+    return Convert(value, end < field.size() ? Run(traced.Part(field.substr(end + 1)), level + 1) : TracedText());
   }
 
   Value Argument(std::string_view name) {
@@ -330,7 +343,7 @@ class BraceFormatter {
       size_t digits = 0;
       const bool is_number = is_index && std::all_of(name.begin(), name.end(), IsDigit);
       value = is_number  ? in_.GetItem(value, TakeNumber(in_, name, &digits, kMaxWidth))
-              : is_index ? in_.GetItem(value, name)
+              : is_index ? in_.GetItem(value, TracedText(name))
                          : in_.GetAttribute(value, std::string(name));
       at = is_index ? end + 1 : end;
     }
@@ -338,13 +351,14 @@ class BraceFormatter {
   }
 
   // [[fill]align][sign][#][0][width][grouping][.precision][type]
-  Spec ReadSpec(std::string_view text) {
+  Spec ReadSpec(const TracedText& traced) {
+    const std::string_view text = traced.bytes();
     constexpr std::string_view kAligns = "<>=^";
     Spec spec;
     const std::string_view fill = Prefix(text, 1);
     size_t at = 0;
     if (text.size() > fill.size() && kAligns.find(text[fill.size()]) != std::string_view::npos) {
-      spec.fill = fill;
+      spec.fill = traced.Part(fill);
       spec.align = text[fill.size()];
       at = fill.size() + 1;
     } else if (!text.empty() && kAligns.find(text[0]) != std::string_view::npos) {
@@ -371,16 +385,16 @@ class BraceFormatter {
     return spec;
   }
 
-  std::string Convert(const Value& value, std::string_view spec_text) {
+  TracedText Convert(const Value& value, const TracedText& spec_text) {
     if (spec_text.empty()) return value.ToText(in_.meter());
     if (!value.IsString() && !value.IsNumber())
       in_.Fail("a format of " + std::string(value.TypeName()) + " takes no specification");
     Spec spec = ReadSpec(spec_text);
     if (value.IsString()) {
       const bool is_wrong = (spec.type != '\0' && spec.type != 's') || spec.align == '=' || has_sign_ || spec.alternate;
-      if (is_wrong || spec.grouping != '\0') in_.Fail("the format '" + std::string(spec_text) + "' is not one of strings");
+      if (is_wrong || spec.grouping != '\0') in_.Fail("the format '" + spec_text.bytes() + "' is not one of strings");
       if (spec.zero && spec.align == '\0') spec.fill = "0";
-      NumberText text = {.sign = "", .digits = value.AsString()};
+      NumberText text = {.sign = "", .digits = value.AsText()};
       if (spec.precision >= 0) text.digits = Prefix(text.digits, static_cast<size_t>(spec.precision));
       return Padded(in_, text, spec, '<');
     }
@@ -399,18 +413,18 @@ class BraceFormatter {
     } else if (spec.type == '\0') {
       if (spec.precision >= 0)
         FailUnimplemented(in_.position(), "a format of a float with a precision and without a type is not supported");
-      text = {.sign = SignText(std::signbit(value.AsDouble()), spec), .digits = FloatText(std::fabs(value.AsDouble()))};
+      text = {.sign = SignText(std::signbit(value.AsDouble()), spec), .digits = TracedText(FloatText(std::fabs(value.AsDouble())))};
     } else if (spec.type == '%') {
       spec.type = 'f';
       text = FloatDigits(in_, value.AsDouble() * 100, spec);
-      text.digits += '%';
+      text.digits.AppendOwn("%");
     } else {
       text = FloatDigits(in_, value.AsDouble(), spec);
     }
     if (spec.grouping != '\0') {
       const bool by_four = std::string_view("boxX").find(spec.type) != std::string_view::npos;
       if (by_four && spec.grouping == ',') in_.Fail("a format's ',' goes with decimal numbers");
-      text.digits = Grouped(text.digits, spec.grouping, by_four && spec.type != '\0' ? 4 : 3);
+      text.digits = TracedText(Grouped(text.digits.bytes(), spec.grouping, by_four && spec.type != '\0' ? 4 : 3));
     }
     return Padded(in_, text, spec, '>');
   }
@@ -426,13 +440,13 @@ class BraceFormatter {
 
 }  // namespace
 
-std::string FormatPercent(Interpreter& in, const std::string& text, const Value& values) {
-  in.meter().Charge(text.size(), 2);
+TracedText FormatPercent(Interpreter& in, const TracedText& text, const Value& values) {
+  in.meter().Charge(text.cost(), 2);
   return PercentFormatter(in, text, values).Run();
 }
 
-std::string FormatBraces(Interpreter& in, const std::string& text, const Arguments& arguments) {
-  in.meter().Charge(text.size(), 2);
+TracedText FormatBraces(Interpreter& in, const TracedText& text, const Arguments& arguments) {
+  in.meter().Charge(text.cost(), 2);
   return BraceFormatter(in, arguments).Run(text, 0);
 }
 

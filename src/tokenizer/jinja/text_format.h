@@ -1,8 +1,6 @@
 // Python's text formatting: text % values, and str.format. Layer: tokenizer.
 #pragma once
 
-#include <string>
-
 #include "tokenizer/jinja/builtins.h"
 
 namespace coppice::jinja {
@@ -11,10 +9,10 @@ class Interpreter;
 
 // text % values: a tuple has a value for each conversion, a dict one for each name, and any other value is the only one. Charges
 // for what it writes, and throws Error where Python raises an exception. %a is not supported.
-std::string FormatPercent(Interpreter& interpreter, const std::string& text, const Value& values);
+TracedText FormatPercent(Interpreter& interpreter, const TracedText& text, const Value& values);
 
 // text.format(...), in the same way. Of the format specification the types c and n and the option z are not supported, nor is a
 // precision of a float without a type.
-std::string FormatBraces(Interpreter& interpreter, const std::string& text, const Arguments& arguments);
+TracedText FormatBraces(Interpreter& interpreter, const TracedText& text, const Arguments& arguments);
 
 }  // namespace coppice::jinja

@@ -53,21 +53,26 @@ std::string HexEscape(const char* format, char c) {
 
 bool IsControl(char c) { return static_cast<uint8_t>(c) < 0x20; }
 
-void WriteQuotedForPython(const std::string& text, Meter& meter, std::string* out) {
-  meter.Charge(text.size(), 2);
-  const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
-  *out += quote;
-  for (char c : text) {
-    if (const std::string_view escape = ShortEscape(c); !escape.empty()) {
-      *out += escape;
-    } else if (IsControl(c) || c == 0x7F) {
-      *out += HexEscape("\\x%02x", c);
-    } else {
-      if (c == quote) *out += '\\';
-      *out += c;
+void WriteQuotedForPython(const TracedText& text, Meter& meter, TracedText* out) {
+  meter.Charge(text.cost(), 2);
+  const std::string& bytes = text.bytes();
+  const char quote = bytes.find('\'') != std::string::npos && bytes.find('"') == std::string::npos ? '"' : '\'';
+  out->AppendOwn({&quote, 1});
+  out->Append(text.Mapped([quote](std::string_view run) {
+    std::string escaped;
+    for (char c : run) {
+      if (const std::string_view escape = ShortEscape(c); !escape.empty()) {
+        escaped += escape;
+      } else if (IsControl(c) || c == 0x7F) {
+        escaped += HexEscape("\\x%02x", c);
+      } else {
+        if (c == quote) escaped += '\\';
+        escaped += c;
+      }
     }
-  }
-  *out += quote;
+    return escaped;
+  }));
+  out->AppendOwn({&quote, 1});
 }
 
 // The escape of a character beyond printable ASCII: that of its UTF-16 code units.
@@ -81,28 +86,34 @@ void WriteAsciiForJson(char32_t code_point, std::string* out) {
   unit(0xDC00 + ((code_point - 0x10000) & 0x3FF));
 }
 
-void WriteQuotedForJson(std::string_view text, bool ensure_ascii, Meter& meter, std::string* out) {
-  meter.Charge(text.size(), ensure_ascii ? 12 : 2);
-  *out += '"';
+std::string EscapedForJson(std::string_view text, bool ensure_ascii) {
+  std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (ensure_ascii && static_cast<uint8_t>(c) >= 0x7F) {
       const Utf8Char character = DecodeUtf8(text.substr(i));
-      WriteAsciiForJson(character.kind == Utf8Kind::kValid ? character.code_point : U'\uFFFD', out);
+      WriteAsciiForJson(character.kind == Utf8Kind::kValid ? character.code_point : U'\uFFFD', &out);
       i += character.length - 1;
     } else if (const std::string_view escape = ShortEscape(c); !escape.empty()) {
-      *out += escape;
+      out += escape;
     } else if (c == '"') {
-      *out += "\\\"";
+      out += "\\\"";
     } else if (c == '\b' || c == '\f') {
-      *out += c == '\b' ? "\\b" : "\\f";
+      out += c == '\b' ? "\\b" : "\\f";
     } else if (IsControl(c)) {
-      *out += HexEscape("\\u%04x", c);
+      out += HexEscape("\\u%04x", c);
     } else {
-      *out += c;
+      out += c;
     }
   }
-  *out += '"';
+  return out;
+}
+
+void WriteQuotedForJson(const TracedText& text, bool ensure_ascii, Meter& meter, TracedText* out) {
+  meter.Charge(text.cost(), ensure_ascii ? 12 : 2);
+  out->AppendOwn("\"");
+  out->Append(text.Mapped([ensure_ascii](std::string_view run) { return EscapedForJson(run, ensure_ascii); }));
+  out->AppendOwn("\"");
 }
 
 }  // namespace
@@ -171,80 +182,80 @@ std::string_view Value::TypeName() const {
   return kSequences[static_cast<size_t>(sequence())].name;
 }
 
-std::string Value::ToText(Meter& meter) const {
+TracedText Value::ToText(Meter& meter) const {
   if (Is<Undefined>()) return "";
   if (!IsString()) return ToRepr(meter);
-  meter.Charge(AsString().size());
-  return AsString();
+  meter.Charge(AsText().cost());
+  return AsText();
 }
 
-std::string Value::ToRepr(Meter& meter) const {
-  std::string out;
+TracedText Value::ToRepr(Meter& meter) const {
+  TracedText out;
   WriteRepr(meter, &out);
   return out;
 }
 
-void Value::WriteRepr(Meter& meter, std::string* out) const {
+void Value::WriteRepr(Meter& meter, TracedText* out) const {
   meter.Charge(kNodeUnits);
-  if (Is<Undefined>()) *out += "Undefined";
-  if (Is<None>()) *out += "None";
-  if (Is<Function>()) *out += "<function>";
-  if (Is<Namespace*>()) *out += "<Namespace>";
-  if (Is<bool>()) *out += As<bool>() ? "True" : "False";
-  if (Is<int64_t>()) *out += std::to_string(As<int64_t>());
-  if (Is<double>()) *out += FloatText(As<double>());
-  if (IsString()) WriteQuotedForPython(AsString(), meter, out);
+  if (Is<Undefined>()) out->AppendOwn("Undefined");
+  if (Is<None>()) out->AppendOwn("None");
+  if (Is<Function>()) out->AppendOwn("<function>");
+  if (Is<Namespace*>()) out->AppendOwn("<Namespace>");
+  if (Is<bool>()) out->AppendOwn(As<bool>() ? "True" : "False");
+  if (Is<int64_t>()) out->AppendOwn(std::to_string(As<int64_t>()));
+  if (Is<double>()) out->AppendOwn(FloatText(As<double>()));
+  if (IsString()) WriteQuotedForPython(AsText(), meter, out);
   const char* separator = "";
   if (IsList() && sequence() == Sequence::kGenerator) {
-    *out += "<generator>";
+    out->AppendOwn("<generator>");
   } else if (IsList()) {
-    *out += kSequences[static_cast<size_t>(sequence())].begin;
+    out->AppendOwn(kSequences[static_cast<size_t>(sequence())].begin);
     for (const Value& item : AsList()) {
-      *out += std::exchange(separator, ", ");
+      out->AppendOwn(std::exchange(separator, ", "));
       item.WriteRepr(meter, out);
     }
-    if (IsTuple() && AsList().size() == 1) *out += ',';
-    *out += kSequences[static_cast<size_t>(sequence())].end;
+    if (IsTuple() && AsList().size() == 1) out->AppendOwn(",");
+    out->AppendOwn(kSequences[static_cast<size_t>(sequence())].end);
   }
   if (IsDict()) {
-    *out += '{';
+    out->AppendOwn("{");
     for (const auto& [key, value] : AsDict()) {
-      *out += std::exchange(separator, ", ");
+      out->AppendOwn(std::exchange(separator, ", "));
       WriteQuotedForPython(key, meter, out);
-      *out += ": ";
+      out->AppendOwn(": ");
       value.WriteRepr(meter, out);
     }
-    *out += '}';
+    out->AppendOwn("}");
   }
 }
 
-std::string Value::ToJson(const JsonStyle& style, Meter& meter) const {
-  std::string out;
+TracedText Value::ToJson(const JsonStyle& style, Meter& meter) const {
+  TracedText out;
   WriteJson(style, 0, meter, &out);
   return out;
 }
 
-void Value::WriteJson(const JsonStyle& style, int level, Meter& meter, std::string* out) const {
+void Value::WriteJson(const JsonStyle& style, int level, Meter& meter, TracedText* out) const {
   const int indent = style.indent;
   meter.Charge(kNodeUnits);
   const auto line = [&](int at) {
     const size_t spaces = static_cast<size_t>(indent) * static_cast<size_t>(at);
     meter.Charge(spaces);
-    out->append(1, '\n').append(spaces, ' ');
+    out->AppendOwn('\n' + std::string(spaces, ' '));
   };
   // Writes the elements between brackets; `write` writes one.
   const auto bracketed = [&](char open, char close, const auto& elements, const auto& write) {
-    *out += open;
+    out->AppendOwn({&open, 1});
     for (size_t i = 0; i < elements.size(); ++i) {
       if (i > 0) {
-        meter.Charge(style.item_separator.size());
-        *out += style.item_separator;
+        meter.Charge(style.item_separator.cost());
+        out->Append(style.item_separator);
       }
       if (indent >= 0) line(level + 1);
       write(elements[i]);
     }
     if (indent >= 0 && !elements.empty()) line(level);
-    *out += close;
+    out->AppendOwn({&close, 1});
   };
 
   if (IsIndexed()) {
@@ -252,23 +263,23 @@ void Value::WriteJson(const JsonStyle& style, int level, Meter& meter, std::stri
   } else if (IsDict()) {
     const auto write_field = [&](const Dict::value_type& field) {
       WriteQuotedForJson(field.first, style.ensure_ascii, meter, out);
-      meter.Charge(style.key_separator.size());
-      *out += style.key_separator;
+      meter.Charge(style.key_separator.cost());
+      out->Append(style.key_separator);
       field.second.WriteJson(style, level + 1, meter, out);
     };
     if (!style.sort_keys) return bracketed('{', '}', AsDict(), write_field);
     meter.Charge(AsDict().size(), 20 * kNodeUnits);  // a logarithm's worth of comparisons each
     Dict sorted = AsDict();
-    std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first.bytes() < b.first.bytes(); });
     bracketed('{', '}', sorted, write_field);
   } else if (IsString()) {
-    WriteQuotedForJson(AsString(), style.ensure_ascii, meter, out);
+    WriteQuotedForJson(AsText(), style.ensure_ascii, meter, out);
   } else if (Is<None>()) {
-    *out += "null";
+    out->AppendOwn("null");
   } else if (Is<bool>()) {
-    *out += As<bool>() ? "true" : "false";
+    out->AppendOwn(As<bool>() ? "true" : "false");
   } else if (Is<double>() && !std::isfinite(As<double>())) {
-    *out += std::isnan(As<double>()) ? "NaN" : As<double>() < 0 ? "-Infinity" : "Infinity";
+    out->AppendOwn(std::isnan(As<double>()) ? "NaN" : As<double>() < 0 ? "-Infinity" : "Infinity");
   } else if (IsNumber()) {
     WriteRepr(meter, out);
   } else {
@@ -293,7 +304,7 @@ bool Equal(const Value& a, const Value& b, Meter& meter) {
   }
   if (a.IsDict() && b.IsDict()) {
     const auto in_b = [&](const auto& field) {
-      const Value* other = FindField(b.AsDict(), field.first, meter);
+      const Value* other = FindField(b.AsDict(), field.first.bytes(), meter);
       return other != nullptr && Equal(*other, field.second, meter);
     };
     return a.AsDict().size() == b.AsDict().size() && std::all_of(a.AsDict().begin(), a.AsDict().end(), in_b);
@@ -304,16 +315,17 @@ bool Equal(const Value& a, const Value& b, Meter& meter) {
 
 const Value* FindField(const Dict& dict, std::string_view key, Meter& meter) {
   meter.Charge(dict.size(), kFieldUnits + key.size() / 16);
-  const auto found = std::find_if(dict.begin(), dict.end(), [key](const auto& field) { return field.first == key; });
+  const auto found = std::find_if(dict.begin(), dict.end(), [key](const auto& field) { return field.first.bytes() == key; });
   return found == dict.end() ? nullptr : &found->second;
 }
 
-void SetField(Dict* dict, std::string_view key, Value value, Meter& meter) {
-  meter.Charge(key.size() + kNodeUnits);
+void SetField(Dict* dict, const TracedText& key, Value value, Meter& meter) {
+  meter.Charge(key.cost() + kNodeUnits);
   meter.Charge(dict->size(), kFieldUnits + key.size() / 16);
-  const auto found = std::find_if(dict->begin(), dict->end(), [key](const auto& field) { return field.first == key; });
+  const auto found =
+      std::find_if(dict->begin(), dict->end(), [&key](const auto& field) { return field.first.bytes() == key.bytes(); });
   if (found == dict->end()) {
-    dict->emplace_back(std::string(key), std::move(value));
+    dict->emplace_back(key, std::move(value));
   } else {
     found->second = std::move(value);
   }

@@ -12,6 +12,7 @@
 
 #include "coppice/core/status.h"
 #include "tokenizer/jinja/meter.h"
+#include "tokenizer/jinja/traced_text.h"
 
 namespace coppice::jinja {
 
@@ -22,7 +23,7 @@ struct Error {
 
 class Value;
 using List = std::vector<Value>;
-using Dict = std::vector<std::pair<std::string, Value>>;  // in insertion order; small, searched linearly
+using Dict = std::vector<std::pair<TracedText, Value>>;  // in insertion order; small, searched linearly
 
 struct Undefined {
   std::string name;  // of what was looked up, for messages
@@ -52,7 +53,7 @@ enum class Sequence : uint8_t {
 struct JsonStyle {
   bool ensure_ascii = false;
   int indent = -1;  // below 0: one line
-  std::string item_separator = ", ", key_separator = ": ";
+  TracedText item_separator = ", ", key_separator = ": ";
   bool sort_keys = false;
 };
 
@@ -67,9 +68,8 @@ class Value {
   Value(bool value) : data_(value) {}
   Value(int64_t value) : data_(value) {}
   Value(double value) : data_(value) {}
-  Value(std::string value) : data_(std::make_shared<const std::string>(std::move(value))) {}
-  Value(std::string_view value) : Value(std::string(value)) {}
-  Value(const char* value) : Value(std::string(value)) {}
+  Value(TracedText value) : data_(std::make_shared<const TracedText>(std::move(value))) {}
+  Value(const char* own) : Value(TracedText(own)) {}
   Value(List items);  // both throw Error where values nest deeper than kMaxNesting: hostile templates only
   Value(Dict fields);
   Value(Sequence sequence, List items);
@@ -78,7 +78,7 @@ class Value {
   bool Is() const {
     return std::holds_alternative<T>(data_);
   }
-  bool IsString() const { return Is<std::shared_ptr<const std::string>>(); }
+  bool IsString() const { return Is<std::shared_ptr<const TracedText>>(); }
   // Of any Sequence.
   bool IsList() const { return Is<std::shared_ptr<const Nested<List>>>(); }
   bool IsIndexed() const { return IsList() && sequence() <= Sequence::kGroup; }
@@ -91,7 +91,8 @@ class Value {
   const T& As() const {
     return std::get<T>(data_);
   }
-  const std::string& AsString() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
+  const TracedText& AsText() const { return *std::get<std::shared_ptr<const TracedText>>(data_); }
+  const std::string& AsString() const { return AsText().bytes(); }  // to look at; what is made of it is made of AsText()
   const List& AsList() const { return std::get<std::shared_ptr<const Nested<List>>>(data_)->items; }
   Sequence sequence() const { return std::get<std::shared_ptr<const Nested<List>>>(data_)->sequence; }
   // The elements that are still to be read: of a generator those after the ones marked read, of other lists all.
@@ -108,10 +109,10 @@ class Value {
   std::string_view TypeName() const;
   // As {{ value }} prints it (Python's str) and as it stands inside a printed list (repr). Shared values make texts that are
   // exponentially longer than what made them: the meter is charged as the text grows.
-  std::string ToText(Meter& meter) const;
-  std::string ToRepr(Meter& meter) const;
+  TracedText ToText(Meter& meter) const;
+  TracedText ToRepr(Meter& meter) const;
   // As the filter tojson writes it (json.dumps without ASCII escapes). Throws Error on what JSON lacks.
-  std::string ToJson(const JsonStyle& style, Meter& meter) const;
+  TracedText ToJson(const JsonStyle& style, Meter& meter) const;
 
   static constexpr int kMaxNesting = 100;
 
@@ -124,10 +125,10 @@ class Value {
     mutable size_t num_read = 0;  // of a generator
   };
   int Depth() const;
-  void WriteRepr(Meter& meter, std::string* out) const;
-  void WriteJson(const JsonStyle& style, int level, Meter& meter, std::string* out) const;
+  void WriteRepr(Meter& meter, TracedText* out) const;
+  void WriteJson(const JsonStyle& style, int level, Meter& meter, TracedText* out) const;
 
-  std::variant<Undefined, None, Function, Namespace*, bool, int64_t, double, std::shared_ptr<const std::string>,
+  std::variant<Undefined, None, Function, Namespace*, bool, int64_t, double, std::shared_ptr<const TracedText>,
                std::shared_ptr<const Nested<List>>, std::shared_ptr<const Nested<Dict>>>
       data_;
 };
@@ -143,6 +144,6 @@ std::string FloatText(double value);
 bool Equal(const Value& a, const Value& b, Meter& meter);
 // Null where the key is absent. Both charge for the fields they look at.
 const Value* FindField(const Dict& dict, std::string_view key, Meter& meter);
-void SetField(Dict* dict, std::string_view key, Value value, Meter& meter);
+void SetField(Dict* dict, const TracedText& key, Value value, Meter& meter);
 
 }  // namespace coppice::jinja
