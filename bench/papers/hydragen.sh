@@ -16,12 +16,12 @@ table4() { decode codellama-13b $MODES 32,64,128,256,512,1024 $PREFIXES 128 1664
 table5() { decode codellama-13b $MODES 32,64,128,256,512 1024,2048,4096,8192,16128 256 16640; }
 table6() { decode codellama-34b $MODES 32,64,128,256,512,1024,2048 $PREFIXES 128 16640; }
 table7() { decode codellama-34b $MODES 32,64,128,256,512,1024 1024,2048,4096,8192,16128 256 16640; }
-# Their corners.
+# Their corners, with TOKENS=16 at 1,024 samples, too.
 corners7b() { decode codellama-7b $MODES 32,256,1024 1024,16256 128 16640; }
-corners13b() { decode codellama-13b $MODES 32,256 1024,16256 128 16640; }
+corners13b() { decode codellama-13b $MODES 32,256,512 1024,16256 128 16640; }
 
-# Figure 3: batch sizes over a prefix of 2,048 tokens. Figure 4: prefixes under a batch that fills the card.
-figure3() { decode codellama-13b $MODES 32,64,128,256,512 2048 128 4096; }
-figure4() { decode codellama-13b tree,store,no-attention 256 $PREFIXES 128 16640; }
+# Figure 3: batch sizes over a prefix of 2,048 tokens. Figure 4: prefixes under the largest batch that fits one card.
+figure3() { decode codellama-13b $MODES 32,64,128,256,512 2048 128 16640; }
+figure4() { decode codellama-13b tree,store,no-attention 512 $PREFIXES 128 16640; }
 
 run_figures corners7b corners13b figure3 figure4 table2 table3 table4 table5 table6 table7 -- "$@"

@@ -1,5 +1,5 @@
 # Shared by the scripts of this folder, each of which measures the end-to-end figures of one paper: which program runs on which card,
-# where rows go, and the two kinds of measurement. Sourced by bash scripts that have `set -euo pipefail` and have set `paper`.
+# where rows go, and the kinds of measurement. Sourced by bash scripts that have `set -euo pipefail` and have set `paper`.
 #
 # COPPICE   the program (build/cuda/coppice)       DEVICE  cuda (default), cpu, ...
 # RESULTS   the file of rows (bench/results/paper_NAME/DATE_CARD.jsonl): cases that it has are not measured again
@@ -47,12 +47,14 @@ decode() {
     --max-batch-tokens "$(smoke_list 4096 64)" --max-context "$(smoke_list "$6" 128)" --append "$RESULTS"
 }
 
-# jobs MODEL MODES ARGUMENT...: a workload whose requests all come at once.
-jobs_at_once() {
-  local model=$1 modes=$2
-  shift 2
-  "$COPPICE" bench throughput --device "$DEVICE" --weights random --config "bench/models/$(smoke_list "$model" tiny)/config.json" \
-    --modes "$modes" --append "$RESULTS" "$@"
+# jobs_at_once MODEL MODES ARGUMENT...: a workload whose requests all come at once. jobs_in_time: as --rate says. One run a case.
+jobs_at_once() { load throughput "$@"; }
+jobs_in_time() { load serve "$@"; }
+load() {
+  local command=$1 model=$2 modes=$3
+  shift 3
+  "$COPPICE" bench "$command" --device "$DEVICE" --weights random --config "bench/models/$(smoke_list "$model" tiny)/config.json" \
+    --modes "$modes" --repeats 1 --append "$RESULTS" "$@"
 }
 
 # run_figures DEFAULT... -- GIVEN...: the functions of the figures that are given, or the default ones.

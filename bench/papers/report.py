@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Writes what a paper's script measured into its page: bench/papers/report.py RESULTS.jsonl PAGE.md
+"""Writes what a paper's script measured into its page: bench/papers/report.py PAGE.md RESULTS.jsonl...
 
-A page marks where a table or plot stands, and what is between the marks is replaced:
+A page marks where a table and its plot stand, and what is between the marks is replaced:
 
     <!-- table MODEL MAX_TOKENS FIGURE -->
     <!-- end -->
+    <!-- load WORKLOAD MODEL -->
+    <!-- end -->
 
-FIGURE names the paper's own figures in published.json: "bifurcated table6". Rows are samples, columns prefixes; a cell has Coppice's
-figure, and the paper's in brackets. x: memory has no room. The plot beside PAGE.md is written as PAGE_MODEL.svg.
+table: decoding. FIGURE names the paper's own figures in published.json: "bifurcated table6". Rows are samples, columns prefixes; a cell
+has Coppice's figure, and the paper's in brackets. x: memory has no room. load: requests per second of a workload, a column a mode. The
+plot beside PAGE.md is written as PAGE_MODEL_TOKENS.svg or PAGE_WORKLOAD_MODEL.svg.
 """
 
 import json
@@ -18,16 +21,39 @@ import sys
 
 MODES = ["tree", "one-level", "store", "none", "no-attention"]
 COLORS = {"tree": "#1a7f37", "one-level": "#0969da", "store": "#bf8700", "none": "#cf222e", "no-attention": "#6e7781"}
+MODE_ORDER = lambda mode: ([*MODES].index(mode.split()[0]), mode)
 
 
-def read_rows(path):
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return lines[0], [line for line in lines[1:] if "prompt_tokens" in line]
+def read_rows(paths):
+    """The head of the first file, and the rows of all."""
+    heads, rows = [], []
+    for path in paths:
+        head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        heads.append(head)
+        rows += [line for line in lines if "prompt_tokens" in line]
+    return heads[0], rows
+
+
+def mode_of(row):
+    kinds = row.get("kinds", "auto")
+    return row["sharing"] + ("" if kinds == "auto" else f" {kinds}")
+
+
+def load_table(rows):
+    """Requests per second: cases down, modes across, and what tree gains."""
+    modes = sorted({mode_of(row) for row in rows}, key=MODE_ORDER)
+    cells = {(row["label"], row["x"], mode_of(row)): row["result"]["requests_per_second"] for row in rows}
+    against = [mode for mode in modes if mode not in ("tree", "no-attention")]
+    text = ["", f"| | {rows[0]['x_label']} | " + " | ".join(f"`{mode}`" for mode in modes) + " | " + " | ".join(f"tree over {mode}" for mode in against) + " |"]
+    text.append("|---" * (2 + len(modes) + len(against)) + "|")
+    for label, x in dict.fromkeys((row["label"], row["x"]) for row in rows):
+        numbers = [cells.get((label, x, mode)) for mode in modes]
+        gains = [cells[label, x, "tree"] / cells[label, x, mode] if (label, x, mode) in cells else None for mode in against]
+        text.append(f"| {label} | {x:,.0f} | " + " | ".join("" if n is None else f"{n:.2f}" for n in numbers + gains) + " |")
+    return "\n".join(text)
 
 
 def value(row, unit):
-    if row is None:
-        return ""
     if "out_of_memory" in row:
         return "x"
     number = row["step_ms"] if unit == "step_ms" else row["decode_tokens_per_second"]
@@ -53,17 +79,31 @@ def table(rows, published):
         prompts = sorted({prompt for prompt, _ in of_mode})
         text += ["", f"| `{mode}`, n | " + " | ".join(f"{prompt:,}" for prompt in prompts) + " |", "|---" * (1 + len(prompts)) + "|"]
         for samples in sorted({n for _, n in of_mode}):
-            cells = [value(of_mode.get((prompt, samples)), published["unit"]) + paper_value(published, mode, prompt, samples) for prompt in prompts]
+            row = lambda prompt, samples=samples: of_mode.get((prompt, samples))
+            cells = [value(row(prompt), published["unit"]) + paper_value(published, mode, prompt, samples) if row(prompt) else "" for prompt in prompts]
             text.append(f"| {samples:,} | " + " | ".join(cells) + " |")
     return "\n".join(text)
 
 
-def plot(rows, prompt, title):
-    """Milliseconds of a step over samples, both axes logarithmic, a line a mode."""
+def decode_plot(rows, prompt, title):
+    """Milliseconds of a step over samples, a line a mode."""
     lines = {}
     for row in rows:
         if row["prompt_tokens"] == prompt and "step_ms" in row:
             lines.setdefault(row["sharing"], []).append((row["samples"], row["step_ms"]))
+    return plot(lines, title, "samples")
+
+
+def load_plot(rows, title):
+    """Requests per second over what varies, a line a mode and a kind of request."""
+    lines = {}
+    for row in rows:
+        lines.setdefault(mode_of(row), []).append((row["x"], row["result"]["requests_per_second"]))
+    return plot(lines, title, rows[0]["x_label"])
+
+
+def plot(lines, title, x_label):
+    """Both axes logarithmic."""
     points = [point for line in lines.values() for point in line]
     left, top, width, height = 60, 30, 380, 240
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -77,33 +117,48 @@ def plot(rows, prompt, title):
     for x in sorted(set(xs)):
         at, _ = place(x, 2.0**y_begin)
         svg.append(f'<text x="{at:.1f}" y="{top + height + 18}" text-anchor="middle">{x}</text>')
-    svg.append(f'<text x="{left + width / 2}" y="312" text-anchor="middle">samples</text>')
-    for number, mode in enumerate(mode for mode in MODES if mode in lines):
+    svg.append(f'<text x="{left + width / 2}" y="312" text-anchor="middle">{x_label}</text>')
+    for number, mode in enumerate(sorted(lines, key=MODE_ORDER)):
         line = sorted(lines[mode])
-        path = " ".join(f"{'L' if i else 'M'}{place(*point)[0]:.1f} {place(*point)[1]:.1f}" for i, point in enumerate(line))
-        svg.append(f'<path d="{path}" fill="none" stroke="{COLORS[mode]}" stroke-width="2"/>')
-        svg += [f'<circle cx="{place(*point)[0]:.1f}" cy="{place(*point)[1]:.1f}" r="3" fill="{COLORS[mode]}"/>' for point in line]
-        svg.append(f'<rect x="460" y="{40 + 20 * number}" width="12" height="12" fill="{COLORS[mode]}"/><text x="478" y="{50 + 20 * number}">{mode}</text>')
+        path = " ".join(f"{'L' if i and line[i - 1][0] != point[0] else 'M'}{place(*point)[0]:.1f} {place(*point)[1]:.1f}" for i, point in enumerate(line))
+        svg.append(f'<path d="{path}" fill="none" stroke="{COLORS[mode.split()[0]]}" stroke-width="2"/>')
+        svg += [f'<circle cx="{place(*point)[0]:.1f}" cy="{place(*point)[1]:.1f}" r="3" fill="{COLORS[mode.split()[0]]}"/>' for point in line]
+        svg.append(f'<rect x="460" y="{40 + 20 * number}" width="12" height="12" fill="{COLORS[mode.split()[0]]}"/><text x="478" y="{50 + 20 * number}">{mode}</text>')
     return "\n".join(svg) + "\n</svg>\n"
 
 
 def main():
-    results, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    page, paths = pathlib.Path(sys.argv[1]), [pathlib.Path(path) for path in sys.argv[2:]]
     published = json.loads((pathlib.Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
-    head, rows = read_rows(results)
+    head, rows = read_rows(paths)
+
+    def draw(name, svg):
+        path = page.with_name(f"{page.stem}_{name}.svg")
+        path.write_text(svg, encoding="utf-8")
+        return f"![]({path.name})"
 
     def fill(match):
         model, tokens, figure = match.group(1), int(match.group(2)), match.group(3)
-        chosen = [row for row in rows if row["model"] == model and row["max_tokens"] == tokens]
+        chosen = [row for row in rows if row["model"] == model and row.get("max_tokens") == tokens]
         if not chosen:
-            sys.exit(f"{results} has no rows of {model} with {tokens} tokens a sample")
+            sys.exit(f"{page} has a table of {model} with {tokens} tokens a sample, and the results have none")
         longest = max(row["prompt_tokens"] for row in chosen)
-        svg = page.with_name(f"{page.stem}_{model}.svg")
-        svg.write_text(plot(chosen, longest, f"{model}, {head['card']}: ms a step over a prefix of {longest:,} tokens"), encoding="utf-8")
-        return f"<!-- table {model} {tokens} {figure} -->\n{table(chosen, published[figure])}\n\n![]({svg.name})\n<!-- end -->"
+        image = draw(f"{model}_{tokens}", decode_plot(chosen, longest, f"{model}, {head['card']}: ms a step over a prefix of {longest:,} tokens"))
+        return f"<!-- table {model} {tokens} {figure} -->\n{table(chosen, published[figure])}\n\n{image}\n<!-- end -->"
+
+    def fill_load(match):
+        workload, model = match.groups()
+        chosen = [row for row in rows if row.get("workload") == workload and row["model"] == model]
+        if not chosen:
+            sys.exit(f"{page} has a table of {workload} by {model}, and the results have none")
+        labels = list(dict.fromkeys(row["label"] for row in chosen))
+        chosen.sort(key=lambda row: (labels.index(row["label"]), row["x"]))
+        image = draw(f"{workload}_{model}", load_plot(chosen, f"{workload}, {model}, {head['card']}: requests/s")) if len({row["x"] for row in chosen}) > 1 else ""
+        return f"<!-- load {workload} {model} -->\n{load_table(chosen)}\n\n{image}\n<!-- end -->"
 
     text = page.read_text(encoding="utf-8")
-    page.write_text(re.sub(r"<!-- table (\S+) (\d+) (.*?) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL), encoding="utf-8")
+    text = re.sub(r"<!-- table (\S+) (\d+) (.*?) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+    page.write_text(re.sub(r"<!-- load (\S+) (\S+) -->\n.*?<!-- end -->", fill_load, text, flags=re.DOTALL), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "attention/backend.h"
+#include "attention/kind_order.h"
 #include "attention/plan.h"
 #include "attention/plan_io.h"
+#include "attention/split_plan.h"
 #include "attention/work_list.h"
 #include "core/check.h"
 
@@ -60,6 +62,18 @@ class BackendPlan final : public InspectablePlan {
   bool updated_ = false, uploaded_ = false;
 };
 
+Result<std::unique_ptr<InspectablePlan>> CreateBackendPlan(Backend& backend, const AttentionSpec& spec,
+                                                           const PlanCapacity& capacity, const PlannerOptions& options,
+                                                           const BackendTraits& traits, const MachineModel& machine) {
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Planner> planner, Planner::Create(spec, capacity, options, traits, machine));
+  PlanSizes sizes = planner->sizes();
+  COPPICE_ASSIGN_OR_RETURN(const PlanSizes device_sizes, backend.Sizes(spec, capacity));
+  sizes.plan_bytes = device_sizes.plan_bytes;
+  sizes.workspace_bytes = device_sizes.workspace_bytes;
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, capacity, sizes, machine));
+  return std::unique_ptr<InspectablePlan>(new BackendPlan(backend.device(), std::move(planner), std::move(executor)));
+}
+
 Result<std::unique_ptr<AttentionPlan>> CreatePlan(Context& context, const AttentionSpec& spec, const PlanCapacity& capacity,
                                                   const PlannerOptions& options) {
   COPPICE_ASSIGN_OR_RETURN(const PlanCapacity resolved, ResolveCapacity(spec, capacity));
@@ -73,13 +87,14 @@ Result<std::unique_ptr<AttentionPlan>> CreatePlan(Context& context, const Attent
                              "'s; write this device's with `coppice bench calibrate`");
     }
   }
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Planner> planner, Planner::Create(spec, resolved, options, traits, machine));
-  PlanSizes sizes = planner->sizes();
-  COPPICE_ASSIGN_OR_RETURN(const PlanSizes device_sizes, backend.Sizes(spec, resolved));
-  sizes.plan_bytes = device_sizes.plan_bytes;
-  sizes.workspace_bytes = device_sizes.workspace_bytes;
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PlanExecutor> executor, backend.MakeExecutor(spec, resolved, sizes, machine));
-  return std::unique_ptr<AttentionPlan>(new BackendPlan(backend.device(), std::move(planner), std::move(executor)));
+  machine = MachineFor(options.kinds, spec, traits, std::move(machine));
+  const auto create = [&] { return CreateBackendPlan(backend, spec, resolved, options, traits, machine); };
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<InspectablePlan> plan, create());
+  const bool serial_on_cpu = options.kinds == KindOrder::kSerial && backend.device() == DeviceKind::kCpu;
+  if (options.kinds != KindOrder::kTwoLaunches && !serial_on_cpu) return Result<std::unique_ptr<AttentionPlan>>(std::move(plan));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<InspectablePlan> second, create());
+  return Result<std::unique_ptr<AttentionPlan>>(
+      std::make_unique<SplitPlan>(std::move(plan), std::move(second), resolved.max_branches));
 }
 
 }  // namespace

@@ -92,6 +92,7 @@ class Planner {
   // plan_stats.cc
   int64_t TokensRead() const;
   int64_t TokensReadUnshared() const;
+  int64_t TokensDistinct() const;
   int64_t VisibleTokens() const;
   // plan_explain.cc
   std::vector<ExplainedLine> ExplainNode(int32_t n) const;

@@ -1,5 +1,6 @@
 // What a plan says of itself in numbers. A decode step asks after each Update, so nothing here walks the plan but what depends on
-// lengths in other ways than by their sum: windows, draft masks, and items laid out ahead of a branch's length. Layer: attention.
+// lengths in other ways than by their sum: windows, draft masks, and items laid out ahead of a branch's length. Distinct tokens are
+// summed over the nodes, of which there are two a branch at most. Layer: attention.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -56,6 +57,25 @@ int64_t Planner::TokensReadUnshared() const {
   return tokens;
 }
 
+int64_t Planner::TokensDistinct() const {
+  const ForestIndex& forest = forest_.now();
+  const std::span<const int32_t> lengths = forest_.view().branch_kv_len;
+  int64_t tokens = 0;
+  for (const int32_t n : forest.Preorder()) {
+    const std::span<const int32_t> below = forest.BranchesBelow(n);
+    if (below.empty()) continue;
+    int32_t begin = forest.begin[n];
+    if (problem_.spec.window > 0) {
+      int32_t first_seen = INT32_MAX;
+      for (const int32_t b : below)
+        first_seen = std::min(first_seen, lengths[b] - forest.query_count[b] - problem_.spec.window + 1);
+      begin = std::max(begin, first_seen);
+    }
+    tokens += std::max(0, (forest.IsLive(n) ? lengths[below.front()] : forest.end[n]) - begin);
+  }
+  return tokens;
+}
+
 // Of all queries.
 int64_t Planner::VisibleTokens() const {
   const std::span<const int32_t> lengths = forest_.view().branch_kv_len;
@@ -93,6 +113,7 @@ PlanStats Planner::Stats() const {
   stats.absorbed_nodes = shares_.absorbed_nodes();
   stats.kv_bytes_read = stats.kv_tokens_read * problem_.cost.kv_bytes_per_token();
   stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * problem_.cost.kv_bytes_per_token();
+  stats.kv_bytes_distinct = TokensDistinct() * problem_.cost.kv_bytes_per_token();
   stats.flops = VisibleTokens() * problem_.cost.flops_per_row_token() * problem_.spec.group_size();
   stats.predicted_ns = problem_.cost.has_latencies() ? shares_.step_ns() : items_.TotalLoad().RooflineNs();
   return stats;

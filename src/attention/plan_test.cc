@@ -650,6 +650,9 @@ TEST(PlanPolicy, ReadsWhatTheFormulaSays) {
         ASSERT_TRUE(planner->Update(forest.Forest()).ok());
         EXPECT_EQ(planner->Stats().kv_tokens_read, prefix + own) << prefix << " x " << n;
         EXPECT_EQ(planner->Stats().kv_tokens_read_unshared, int64_t{n} * prefix + own);
+        const AttentionSpec& spec = planner->spec();
+        EXPECT_EQ(planner->Stats().kv_bytes_distinct,
+                  (prefix + own) * 2 * spec.num_kv_heads * spec.head_dim * static_cast<int64_t>(SizeOf(spec.kv_dtype)));
         EXPECT_EQ(planner->Stats().kv_bytes_read, (prefix + own) * 2 * 2 * 64 * 2);
         EXPECT_EQ(planner->Stats().flops, (int64_t{n} * prefix + own) * 4 * 64 * 8);
 

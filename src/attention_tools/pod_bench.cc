@@ -6,8 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "attention/cuda/lower/sm_costs.h"
-#include "attention/cuda/plan_device.h"
+#include "attention/kind_order.h"
 #include "attention/plan.h"
 #include "core/check.h"
 
@@ -19,32 +18,17 @@ constexpr std::array kGpuWays = {PodWay::kSerial, PodWay::kTwoLaunches, PodWay::
 constexpr std::array kCpuWays = {PodWay::kTwoLaunches, PodWay::kOverlapped, PodWay::kChunkAlone, PodWay::kDecodeAlone};
 constexpr std::array kDecodeWays = {PodWay::kSerial, PodWay::kPrefillTile, PodWay::kDecodeAlone};
 constexpr double kCounts = 0.2;  // POD section 5.1: of the serial time
+constexpr double kNever = 1e12;
 
 // The device's model with rates that leave the lowering one choice.
 MachineModel MachineFor(PodWay way, const AttentionSpec& spec, const BackendTraits& traits, MachineModel machine) {
-  constexpr double kNever = 1e12, kSideOfMemory = 1.3;
-  SmRates& sm = machine.sm;
-  const auto no_side = [&] { sm.side_step_ns = kNever; };
   switch (way) {
-    case PodWay::kSerial:
-      no_side();
-      sm.slowed_by_streams = kNever;
-      break;
-    case PodWay::kPrefillTile:
-      no_side();
-      sm.all_dense = true;
-      break;
-    case PodWay::kDivided: no_side(); break;
-    case PodWay::kSide: {
-      // As if it cost the dense tiles nothing, near the memory's rate: what asks for more slows them in the simulation.
-      const cuda::SmCosts costs(sm, spec, traits);
-      sm.side_step_ns = kSideOfMemory * cuda::kSideStepTokens * costs.bytes_per_token() / costs.sm_memory_bytes_per_ns();
-      sm.side_task_ns = sm.dense_task_with_side_ns = sm.slowed_by_side = 0;
-      break;
-    }
-    default: break;
+    case PodWay::kSerial: return MachineFor(KindOrder::kSerial, spec, traits, std::move(machine));
+    case PodWay::kSide: return MachineFor(KindOrder::kOverlapped, spec, traits, std::move(machine));
+    case PodWay::kPrefillTile: machine.sm.all_dense = true; [[fallthrough]];
+    case PodWay::kDivided: machine.sm.side_step_ns = kNever; return machine;
+    default: return machine;
   }
-  return machine;
 }
 
 Result<std::span<const PodWay>> WaysOf(bool gpu, const PodBatch& batch) {

@@ -190,6 +190,18 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
                          "measured (default): guess while steps with drafts give tokens in less time than steps without; always");
 }
 
+void AddRandomWeights(CLI::App& command, EngineOptions& options, const std::string& of_which) {
+  command.remove_option(command.get_option("--weights"));
+  const auto assign = [&options](const std::string& text) {
+    options.random_weights = text == "random";
+    if (options.random_weights) return;
+    const Result<WeightForm> form = ParseWeightForm(text);
+    if (!form.ok()) throw CLI::ValidationError("--weights", form.status().message() + "; or random");
+    options.weights = *form;
+  };
+  command.add_option_function<std::string>("--weights", assign, "fastest (default), stored, bf16 or f32: those of " + of_which);
+}
+
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   CLI::App* command = app.add_subcommand("run", "Sample n continuations of one prompt, whose KV is stored and read once for all");
   Request& request = options.request;

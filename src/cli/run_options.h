@@ -60,6 +60,9 @@ Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 // The options that every command with an engine has: --model, --dtype, --sharing, --page-size, --threads, ... All have a thread for
 // events. --trace is for whoever runs the command (main.cc).
 void AddEngineOptions(CLI::App& command, EngineOptions& options);
+// --weights of a command that also takes random ones, for measuring a shape, in place of AddEngineOptions': `of_which` says whose
+// they are.
+void AddRandomWeights(CLI::App& command, EngineOptions& options, const std::string& of_which);
 // Adds the subcommand `run`; `options` is filled while the command line is parsed and must outlive it.
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options);
 

@@ -40,6 +40,7 @@ struct RunStats {
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;      // all steps
   int64_t decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
+  int64_t kv_bytes_distinct = 0, decode_kv_bytes_distinct = 0;  // each token once a step
   // Speculative decoding (EngineMetrics).
   int64_t sample_steps = 0, drafted_tokens = 0, accepted_draft_tokens = 0, undrafted_steps = 0, draft_trees_cut = 0;
   int64_t draft_kv_bytes_read = 0;
@@ -58,6 +59,7 @@ struct RunStats {
     return sample_steps > 0 ? static_cast<double>(sample_steps + accepted_draft_tokens) / static_cast<double>(sample_steps) : 0;
   }
   double kv_bytes_read_per_step() const { return PerStep(decode_kv_bytes_read); }
+  double kv_bytes_distinct_per_step() const { return PerStep(decode_kv_bytes_distinct); }
   double kv_bytes_read_per_step_unshared() const { return PerStep(decode_kv_bytes_read_unshared); }
 
  private:

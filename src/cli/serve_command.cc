@@ -1,4 +1,5 @@
 #include "cli/serve_command.h"
+#include "cli/bench/bench_support.h"
 
 #include <fmt/format.h>
 #include <malloc.h>
@@ -11,12 +12,12 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cli/bench/bench_support.h"
 #include "cli/config_file.h"
 #include "cli/interrupt.h"
 #include "cli/json_log.h"
@@ -96,8 +97,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            options.null ? CreateNullEngine(options.engine, options.null_step) : Engine::Create(options.engine));
   TellNotes(*engine);
-  service_options.model =
-      options.model_name.empty() ? std::filesystem::path(options.engine.model_path).filename().string() : options.model_name;
+  service_options.model = options.model_name.empty() ? BenchModelName(options.engine) : options.model_name;
   service_options.max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
 
   // Who needs a key is nobody's page.
@@ -304,6 +304,10 @@ Command AddServeCommand(CLI::App& app) {
       ->needs(null)
       ->check(CLI::Range(0.0, 60000.0));
   AddEngineOptions(*command, options->engine);
+  AddRandomWeights(
+      *command, options->engine,
+      "--model; random: bf16 of the shape that --model, a config.json, has, for measuring speed without its weights. Such a "
+      "model has no tokenizer: prompts are token ids");
   NameEnvironment(command);
   return {command, [options, command]() -> Result<ExitCode> {
             if (!options->config.empty()) COPPICE_RETURN_IF_ERROR(ApplyConfigFile(*command, options->config));

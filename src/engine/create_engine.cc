@@ -128,6 +128,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                           .device_images = on_cpu ? 1 : 2},
                                          {.policy = PolicyOf(options.sharing),
                                           .force_sharing = options.force_sharing,
+                                          .kinds = options.kinds,
                                           .machine_model_path = options.machine_model_path}));
     plans.push_back(std::move(plan));
   }

@@ -63,11 +63,13 @@ void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& st
   totals_.grouped_rows += step_.grouped_rows;
   totals_.kv_bytes_read += step_.kv_bytes_read;
   totals_.kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+  totals_.kv_bytes_distinct += stats.kv_bytes_distinct;
   if (step_.prefill_rows > 0) return;
   ++totals_.decode_steps;
   totals_.decode_graph_steps += step_.ran_as_graph;
   totals_.decode_kv_bytes_read += step_.kv_bytes_read;
   totals_.decode_kv_bytes_read_unshared += step_.kv_bytes_read_unshared;
+  totals_.decode_kv_bytes_distinct += stats.kv_bytes_distinct;
 }
 
 void MetricsRecorder::CountMemory(const KvCache::Usage& usage) {
@@ -88,6 +90,7 @@ void MetricsRecorder::CountTime(double seconds) {
   const double prefill = step_.prefill_rows > 0 ? seconds : edit_seconds_;
   totals_.prefill_seconds += prefill;
   totals_.decode_seconds += seconds - prefill;
+  if (step_.prefill_rows > 0 && step_.decode_rows > 0) ++totals_.hybrid_steps, totals_.hybrid_seconds += seconds;
   totals_.plan_seconds += step_.plan_seconds;
   totals_.forward_seconds += step_.forward_seconds;
   totals_.sample_seconds += step_.sample_seconds;

@@ -27,13 +27,19 @@ constexpr float kDeviation = 0.02f;
 
 class RandomCheckpoint final : public Checkpoint {
  public:
-  explicit RandomCheckpoint(ModelConfig config) : pattern_(kPatternSize) {
+  explicit RandomCheckpoint(ModelConfig config) {
     config_ = std::move(config);
     tokenizer_status_ = NotFound("random weights have no tokenizer");
     shapes_ = ExpectedWeights(config_);
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0.0f, kDeviation);
-    for (float& value : pattern_) value = normal(random);
+    std::vector<float> pattern(kPatternSize);
+    for (float& value : pattern) value = normal(random);
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      std::vector<std::byte>& converted = patterns_[dtype];
+      converted.resize(kPatternSize * SizeOf(dtype));
+      ConvertRow(StoredType::kF32, reinterpret_cast<const std::byte*>(pattern.data()), kPatternSize, dtype, converted.data());
+    }
   }
 
   std::vector<TensorInfo> Tensors() const override {
@@ -62,12 +68,12 @@ class RandomCheckpoint final : public Checkpoint {
       ConvertRow(StoredType::kF32, reinterpret_cast<const std::byte*>(values.data()), cols, dtype, out.data());
       return OkStatus();
     }
-    size_t place = std::hash<std::string_view>()(name) % kPatternSize;
-    for (int64_t at = 0, size = rows * cols; at < size;) {
-      const int64_t count = std::min<int64_t>(size - at, static_cast<int64_t>(kPatternSize - place));
-      ConvertRow(StoredType::kF32, reinterpret_cast<const std::byte*>(pattern_.data() + place), count, dtype,
-                 out.data() + at * static_cast<int64_t>(SizeOf(dtype)));
-      at += count;
+    const std::span<const std::byte> pattern = patterns_.at(dtype);
+    size_t place = std::hash<std::string_view>()(name) % kPatternSize * SizeOf(dtype);
+    while (!out.empty()) {
+      const size_t bytes = std::min(out.size(), pattern.size() - place);
+      std::memcpy(out.data(), pattern.data() + place, bytes);
+      out = out.subspan(bytes);
       place = 0;
     }
     return OkStatus();
@@ -76,7 +82,7 @@ class RandomCheckpoint final : public Checkpoint {
   std::optional<StoredBlocks> LoadBlocks(std::string_view) const override { return std::nullopt; }
 
  private:
-  std::vector<float> pattern_;
+  std::map<DType, std::vector<std::byte>> patterns_;  // the same numbers, converted once: large models are loaded by copies
   std::map<std::string, std::vector<int64_t>, std::less<>> shapes_;
 };
 

@@ -89,16 +89,20 @@ class MetricsSince {
                                                         &EngineMetrics::merged_pages,
                                                         &EngineMetrics::kv_bytes_read,
                                                         &EngineMetrics::kv_bytes_read_unshared,
+                                                        &EngineMetrics::kv_bytes_distinct,
+                                                        &EngineMetrics::decode_kv_bytes_distinct,
+                                                        &EngineMetrics::hybrid_steps,
                                                         &EngineMetrics::decode_steps,
                                                         &EngineMetrics::decode_graph_steps,
                                                         &EngineMetrics::decode_kv_bytes_read,
                                                         &EngineMetrics::decode_kv_bytes_read_unshared,
                                                         &EngineMetrics::rows,
                                                         &EngineMetrics::grouped_rows};
-  static constexpr double EngineMetrics::*kSeconds[] = {
-      &EngineMetrics::draft_seconds,  &EngineMetrics::device_idle_seconds, &EngineMetrics::prefill_seconds,
-      &EngineMetrics::decode_seconds, &EngineMetrics::plan_seconds,        &EngineMetrics::forward_seconds,
-      &EngineMetrics::sample_seconds, &EngineMetrics::host_seconds,        &EngineMetrics::detokenize_seconds};
+  static constexpr double EngineMetrics::*kSeconds[] = {&EngineMetrics::draft_seconds,      &EngineMetrics::device_idle_seconds,
+                                                        &EngineMetrics::prefill_seconds,    &EngineMetrics::decode_seconds,
+                                                        &EngineMetrics::plan_seconds,       &EngineMetrics::forward_seconds,
+                                                        &EngineMetrics::sample_seconds,     &EngineMetrics::host_seconds,
+                                                        &EngineMetrics::detokenize_seconds, &EngineMetrics::hybrid_seconds};
 
   const EngineMetrics begin_;
   StepMetrics peak_;

@@ -33,6 +33,7 @@ Status LayerPlans::Prepare(const attention::PrefixForestView& forest, Stream str
     const attention::PlanStats planned = attention::InspectablePlan::Of(*plan).PlannedStats();
     stats->kv_bytes_read += planned.kv_bytes_read * num_layers;
     stats->kv_bytes_read_unshared += planned.kv_bytes_read_unshared * num_layers;
+    stats->kv_bytes_distinct += planned.kv_bytes_distinct * num_layers;
     sharing_[g].Count(*plan, planned, forest, num_layers);
   }
   stats->grouped_rows = sharing_.front().grouped_rows();

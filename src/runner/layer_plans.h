@@ -25,13 +25,13 @@ class LayerPlans {
 
   // One a group.
   std::span<attention::AttentionPlan* const> plans() const { return plans_; }
-  // AttentionPlan::DeviceImage of each plan, kImageBits a plan: a captured step serves where this says the same.
+  // AttentionPlan::DeviceImage of each plan, kImageBits a plan, three a launch: a captured step serves where this says the same.
   uint64_t DeviceImages() const;
   // Plans a step and copies what changed, in stream order. Says in `stats` what attention will read.
   Status Prepare(const attention::PrefixForestView& forest, Stream stream, StepStats* stats);
 
  private:
-  static constexpr size_t kImageBits = 3;
+  static constexpr size_t kImageBits = 6;
   std::span<const BranchReads> SumReads();
 
   std::vector<Group> groups_;

@@ -37,6 +37,7 @@ struct BranchReads {
 // What a step cost.
 struct StepStats {
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // by attention, all layers; unshared: without shared reads
+  int64_t kv_bytes_distinct = 0;                          // each token of what was read once, all layers
   int32_t grouped_rows = 0;                               // rows that read some of their KV together with another branch's
   std::span<const BranchReads> branch_reads;  // by branch slot; empty: nothing was shared. Until the next Launch or Wait
   // Planning; the forward pass, a device's with its edits; logits to tokens. Where they overlap other steps, how long each took.

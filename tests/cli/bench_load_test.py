@@ -87,6 +87,30 @@ class BenchLoadTest(unittest.TestCase):
         self.assertLess(rows["store"]["kv_bytes_stored"], rows["none"]["kv_bytes_stored"])
         self.assertEqual(self.page().plots, 11)
 
+    def test_kinds(self):
+        """Prompts of 50 tokens in chunks of 16 beside what decodes: each order of kinds computes the same steps, and so do steps without attention."""
+        report = self.bench("throughput", "--workload", "ratio", "--requests", 6, "--total-tokens", 60, "--ratios", 5, "--modes", "tree,no-attention", "--kinds", "auto,serial,two-launches",
+                            "--chunk", 16, "--max-batch-tokens", 32, "--max-running", 4)
+        self.assertEqual([(row["sharing"], row["kinds"]) for row in report["rows"]], [("tree", "auto"), ("tree", "serial"), ("tree", "two-launches"), ("no-attention", "auto")])
+        first = report["rows"][0]["result"]
+        kinds = first["steps_by_kind"]
+        self.assertEqual(list(kinds), ["prefill", "hybrid", "decode"])
+        self.assertEqual(sum(kind["steps"] for kind in kinds.values()), first["steps"])
+        self.assertGreater(kinds["hybrid"]["steps"], 6, "a request's prompt has four chunks")
+        for kind in kinds.values():
+            self.assertGreater(kind["steps"], 0)
+            self.assertGreater(kind["seconds"], 0)
+        for row in report["rows"]:
+            self.assertEqual({kind: row["result"]["steps_by_kind"][kind]["steps"] for kind in kinds}, {kind: kinds[kind]["steps"] for kind in kinds})
+            self.assertEqual(row["result"]["output_tokens"], 60)
+        # Nothing is shared: a chunk's rows and those that decode read what they see, a few blocks of rows the same.
+        self.assertGreater(first["kv_bytes_distinct"], 0)
+        self.assertLessEqual(first["kv_bytes_distinct"], first["kv_bytes_read"])
+        self.page()
+        done = coppice("bench", "serve", "--model", TINY, "--rate", 1, "--kinds", "auto,both")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'both' is no order of kinds; expected auto, overlapped, serial or two-launches", done.stderr)
+
     def test_serve(self):
         report = self.bench("serve", "--workload", "mixture", "--requests", 12, "--shared-tokens", 40, "--unique-tokens", 5, "--output-tokens", 4, "--rate", "50,200",
                             "--modes", "tree,none")
@@ -234,6 +258,15 @@ class BenchDecodeTest(unittest.TestCase):
         done = coppice("bench", "decode", "--model", TINY, "--engine-per", "case")
         self.assertEqual(done.returncode, 2)
         self.assertIn("'case' is none of auto, run and mode", done.stderr)
+
+    def test_distinct_kv_counts_each_token_once(self):
+        """Six pages of prompt and up to 4 tokens of each of 5 samples: what equation 6 of Bifurcated Attention counts, whatever reads it."""
+        rows, _ = self.rows("--prompt-tokens", 96, "-n", 5, "--modes", "tree,store,none", "--kinds", "auto", "--repeats", 1)
+        tree, store, none = (rows[96, 5, mode]["kv_bytes_distinct_per_step"] for mode in ("tree", "store", "none"))
+        self.assertEqual(tree, store, "stored once")
+        token = rows[96, 5, "none"]["kv_bytes_read_per_step"] / (5 * (96 + 2))  # three steps, with 1, 2 and 3 own tokens a sample
+        self.assertAlmostEqual(none, 5 * 98 * token)
+        self.assertAlmostEqual(tree, (96 + 5 * 2) * token)
 
     def test_a_case_without_room_leaves_the_engine_to_the_others(self):
         done = coppice("bench", "decode", "--model", TINY, "--prompt-tokens", "64,16", "-n", "16,2", "--max-tokens", 32, "--repeats", 2, "--kv-cache", "256kb",

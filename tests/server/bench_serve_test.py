@@ -7,7 +7,7 @@ import tempfile
 import threading
 import unittest
 
-from server_process import Server, coppice, default_model_or_skip
+from server_process import ROOT, Server, coppice, default_model_or_skip
 
 WORKLOAD = ("--groups", 2, "--requests", 4, "--shared-tokens", 64, "--unique-tokens", 8, "--output-tokens", 6)
 
@@ -71,6 +71,13 @@ class OwnServerTest(unittest.TestCase):
             self.assertTrue(all(probe["within"] for probe in capacity["probes"]))
             capacity = self.bench("serve", "--url", server.url, *limits, "--rate", 4000, "--max-ttft-p99", 1e-9)["rows"][0]["capacity"]
             self.assertEqual((capacity["rate"], len(capacity["probes"])), (0, 11))
+
+    def test_random_weights(self):
+        """A server of a shape alone, for the prompts of benchmarks."""
+        with Server("--weights", "random", model=os.path.join(ROOT, "bench", "models", "tiny", "config.json")) as server:
+            self.check_row(self.bench("throughput", "--url", server.url, "--vocab-size", 256, *WORKLOAD)["rows"][0]["result"], 8, 8 * 72, 8 * 6)
+            status, _, models = server.ask("GET", "/v1/models")
+            self.assertEqual((status, json.loads(models)["data"][0]["id"]), (200, "tiny"))
 
     def test_keys(self):
         with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:

@@ -60,7 +60,12 @@ HandPlanOptions RandomPlanOptions(uint64_t seed, bool deterministic) {
 
 PlannerOptions RandomPlannerOptions(uint64_t seed) {
   constexpr SharePolicy kPolicies[] = {SharePolicy::kTree, SharePolicy::kTree, SharePolicy::kOneLevel, SharePolicy::kStore};
-  return {.policy = kPolicies[seed % 4], .force_sharing = seed / 4 % 2 == 0, .lookahead_tokens = seed % 3 == 0 ? 0 : 16};
+  constexpr KindOrder kOrders[] = {KindOrder::kAuto, KindOrder::kAuto, KindOrder::kOverlapped, KindOrder::kSerial,
+                                   KindOrder::kTwoLaunches};
+  return {.policy = kPolicies[seed % 4],
+          .force_sharing = seed / 4 % 2 == 0,
+          .kinds = kOrders[seed % 5],
+          .lookahead_tokens = seed % 3 == 0 ? 0 : 16};
 }
 
 CaseOptions SmallCase(int32_t branches, int32_t max_kv_len) {

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "coppice/core/executor.h"
+#include "coppice/core/kind_order.h"
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 
@@ -152,6 +153,7 @@ enum class SharePolicy : uint8_t { kTree, kOneLevel, kStore };
 struct PlannerOptions {
   SharePolicy policy = SharePolicy::kTree;
   bool force_sharing = false;  // kTree, kOneLevel: share wherever the tree allows, whatever the cost model says (tests, baselines)
+  KindOrder kinds = KindOrder::kAuto;
   int32_t lookahead_tokens = 64;   // leaf growth laid out ahead, at most 2^20: Update is free for that many one-token steps
   std::string machine_model_path;  // JSON of `coppice bench calibrate`; empty: shipped constants for the device at hand
 };
@@ -162,8 +164,11 @@ struct PlanStats {
   int64_t kv_tokens_read = 0;                             // sum over items of tokens in range, each page row read once per item
   int64_t kv_tokens_read_unshared = 0;                    // the same of a plan under kStore, whose items read one branch each
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // tokens x 2 x num_kv_heads x head_dim x element size
-  int64_t flops = 0;                                      // 4 x head_dim per visible (row, token) pair
-  int64_t state_bytes = 0;                                // partial states written + read
+  // Each token of the forest that a query sees, once (Bifurcated Attention, equation 6): the least that memory gives. What is read
+  // counts once for each block of rows, which caches give for the most part.
+  int64_t kv_bytes_distinct = 0;
+  int64_t flops = 0;        // 4 x head_dim per visible (row, token) pair
+  int64_t state_bytes = 0;  // partial states written + read
   int32_t num_items = 0, num_merge_sets = 0, num_contributions = 0, shared_nodes = 0, absorbed_nodes = 0;
   double predicted_ns = 0;
   // Work of the last Update that replanned: what an incremental edit touched.
@@ -210,7 +215,8 @@ class AttentionPlan {
   // Copies what changed (plan, lengths, page rows) to the device, outside any graph capture. CPU: nothing to do. On `stream` it
   // comes after launches of the image that it writes: of the last Upload, or with two device images of the one before the last.
   virtual Status Upload(Stream stream = nullptr) = 0;
-  // The image that Run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles. A graph serves one.
+  // The image that Run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles; with
+  // KindOrder::kTwoLaunches eight times that of the second launch more. A graph serves one.
   virtual int32_t DeviceImage() const = 0;
 
   // One attention layer, all queries. Asynchronous on `stream` (CUDA) or done on return (CPU: OUT_OF_RANGE for a page not in kv).
@@ -220,7 +226,7 @@ class AttentionPlan {
   virtual PlanStats Stats() const = 0;
   // The tree, each decision and its reason, bytes and FLOPs with and without sharing, predicted time.
   virtual std::string Explain() const = 0;
-  // Forest, spec, options and plan as JSON, for `coppice inspect plan --replay`.
+  // Forest, spec, options and plan as JSON, for `coppice inspect plan --replay`; of two launches, that of the second.
   virtual std::string Dump() const = 0;
 
  private:

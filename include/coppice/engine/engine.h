@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "coppice/core/kind_order.h"
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "coppice/engine/model_info.h"
@@ -207,6 +208,7 @@ struct EngineOptions {
   WeightForm weights = WeightForm::kFastest;
   SharingMode sharing = SharingMode::kTree;
   bool force_sharing = false;           // share wherever the tree allows, whatever the cost model says
+  KindOrder kinds = KindOrder::kAuto;   // others than kAuto are baselines
   int32_t page_size = 16;               // tokens per page, 1..256
   int64_t kv_cache_bytes = 0;           // 0: enough for max_running full-length requests, at most half of the free memory (CPU) or
                                         // what gpu_memory_utilization leaves beside the weights
@@ -295,10 +297,14 @@ struct EngineMetrics {
   int64_t merged_pages = 0;  // pages given back because running samples had generated the same text
   // KV traffic of attention over all steps and layers, counted by the plan; "unshared": what `none` and `store` would read.
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  // Each token once a step and layer (Bifurcated Attention, equation 6), where kv_bytes_read has it once for each block of rows.
+  int64_t kv_bytes_distinct = 0, decode_kv_bytes_distinct = 0;
   int64_t decode_steps = 0, decode_graph_steps = 0, decode_kv_bytes_read = 0, decode_kv_bytes_read_unshared = 0;
   int64_t kv_bytes_stored = 0, kv_bytes_stored_unshared = 0;  // at the peak; whole pages
   int64_t kv_page_rounding_bytes = 0;                         // part of kv_bytes_stored that no token uses
   double prefill_seconds = 0, decode_seconds = 0;  // wall time of steps with and without prefill rows; page copies: prefill
+  int64_t hybrid_steps = 0;                        // with rows of both kinds
+  double hybrid_seconds = 0;                       // part of prefill_seconds
   int64_t rows = 0, grouped_rows = 0;              // rows of attention; those that shared a read with another sample's
   // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit);
   // tokens to text with the callers' on_event, which is not part of a step's seconds.

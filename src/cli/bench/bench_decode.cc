@@ -35,37 +35,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// A sharing mode, or the step without its attention: the ceiling of what sharing can reach (Hydragen, section 4.1).
-struct Mode {
-  static constexpr std::string_view kNoAttention = "no-attention";
-
-  SharingMode sharing = SharingMode::kTree;
-  bool attends = true;
-
-  std::string_view name() const { return attends ? Name(sharing) : kNoAttention; }
-};
-
-std::vector<Mode> AllSharingModes() {
-  std::vector<Mode> modes;
-  for (const SharingMode sharing : kSharingModes) modes.push_back({.sharing = sharing});
-  return modes;
-}
-
-// Names with commas between them.
-Result<std::vector<Mode>> ParseModes(std::string_view text) {
-  std::vector<Mode> modes;
-  while (true) {
-    const size_t comma = text.find(',');
-    const std::string_view name = text.substr(0, comma);
-    const Result<SharingMode> sharing = ParseSharingMode(name);
-    if (!sharing.ok() && name != Mode::kNoAttention)
-      return InvalidArgument(fmt::format("'{}' is no mode; expected tree, one-level, store, none or {}", name, Mode::kNoAttention));
-    modes.push_back(sharing.ok() ? Mode{.sharing = *sharing} : Mode{.attends = false});
-    if (comma == text.npos) return modes;
-    text.remove_prefix(comma + 1);
-  }
-}
-
 // How long an engine lives.
 enum class EngineLife : uint8_t {
   kAuto,  // kMode on a GPU, where loading takes longest; else kRun
@@ -83,7 +52,8 @@ Result<EngineLife> ParseEngineLife(std::string_view text) {
 struct BenchDecodeOptions {
   EngineOptions engine;
   std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
-  std::vector<Mode> modes = AllSharingModes();
+  std::vector<BenchMode> modes = AllSharingModes();
+  std::vector<KindOrder> kinds = {KindOrder::kAuto};
   int32_t max_tokens = 32, repeats = 3;
   EngineLife engine_life = EngineLife::kAuto;
   std::string config, out, csv, html, append;
@@ -92,7 +62,7 @@ struct BenchDecodeOptions {
 
 struct Case {
   int32_t prompt_tokens = 0, samples = 0;
-  Mode mode;
+  BenchMode mode;
 };
 
 // The device that `options` name, which "auto" leaves to this machine. Asked in a child process: one that has used a GPU cannot
@@ -107,11 +77,10 @@ Result<std::string> ChosenDevice(const EngineOptions& options) {
   return answer.get<std::string>();
 }
 
-EngineOptions OptionsFor(EngineOptions options, const Mode& mode, int32_t samples) {
-  options.sharing = mode.sharing;
-  options.without_attention = !mode.attends;
-  options.max_running = std::max(options.max_running, samples);
-  return options;
+EngineOptions OptionsFor(const EngineOptions& options, const BenchMode& mode, int32_t samples) {
+  EngineOptions chosen = mode.OptionsFor(options);
+  chosen.max_running = std::max(chosen.max_running, samples);
+  return chosen;
 }
 
 // An engine, and how long it took to begin.
@@ -173,7 +142,8 @@ class MeasuredEngine {
 ordered_json WithoutRoom(const Case& job, const Status& status) {
   return {{"prompt_tokens", job.prompt_tokens},
           {"samples", job.samples},
-          {"sharing", job.mode.name()},
+          {"sharing", job.mode.sharing_name()},
+          {"kinds", Name(job.mode.kinds)},
           {"out_of_memory", status.message()}};
 }
 
@@ -197,13 +167,15 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
       graph_steps > 0 ? ordered_json(seconds / (seconds - median("device_idle_seconds").get<double>())) : ordered_json();
   return {{"prompt_tokens", job.prompt_tokens},
           {"samples", job.samples},
-          {"sharing", job.mode.name()},
+          {"sharing", job.mode.sharing_name()},
+          {"kinds", Name(job.mode.kinds)},
           {"runs", runs.size()},
           {"decode_tokens_per_second", median("decode_tokens_per_second")},
           {"decode_tokens_per_second_range", {slowest, fastest}},
           {"prefill_tokens_per_second", median("prefill_tokens_per_second")},
           {"peak_rss_bytes", median("peak_rss_bytes")},
           {"kv_bytes_read_per_step", runs.front()["kv_bytes_read_per_step"]},
+          {"kv_bytes_distinct_per_step", runs.front()["kv_bytes_distinct_per_step"]},
           {"kv_bytes_stored", runs.front()["kv_bytes_stored"]},
           {"steps", runs.front()["steps"]},
           {"decode_steps", runs.front()["decode_steps"]},
@@ -228,9 +200,11 @@ class BenchDecode {
     COPPICE_RETURN_IF_ERROR(CheckReport(options_.csv, "--csv"));
     COPPICE_RETURN_IF_ERROR(CheckReport(options_.html, "--html"));
     COPPICE_RETURN_IF_ERROR(FindBenchModel(options_.engine, options_.config));
+    options_.modes = WithKinds(options_.modes, options_.kinds);
     for (const int32_t prompt : options_.prompt_tokens) {
       for (const int32_t samples : options_.samples) {
-        for (const Mode mode : options_.modes) cases_.push_back({.job = {prompt, samples, mode}, .runs = {}, .without_room = {}});
+        for (const BenchMode& mode : options_.modes)
+          cases_.push_back({.job = {prompt, samples, mode}, .runs = {}, .without_room = {}});
       }
     }
     COPPICE_ASSIGN_OR_RETURN(options_.engine.device, ChosenDevice(options_.engine));
@@ -280,15 +254,10 @@ class BenchDecode {
 
   Status MeasureByMode() {
     const int32_t samples = std::ranges::max(options_.samples);
-    std::vector<std::string_view> measured_modes;
-    for (const Mode& mode : options_.modes) {
-      if (std::ranges::find(measured_modes, mode.name()) != measured_modes.end()) continue;
-      measured_modes.push_back(mode.name());
-      const auto is_due = [&](const Measured& measured) {
-        return measured.job.mode.name() == mode.name() && !measured.is_appended;
-      };
+    for (const BenchMode& mode : options_.modes) {
+      const auto is_due = [&](const Measured& measured) { return measured.job.mode == mode && !measured.is_appended; };
       if (std::ranges::none_of(cases_, is_due)) continue;
-      ShowProgress(fmt::format("{}: starting", mode.name()));
+      ShowProgress(fmt::format("{}: starting", mode.sharing_name()));
       const auto measure = [&](const TakeMeasured& give) -> Status {
         Result<MeasuredEngine> engine = MeasuredEngine::Create(OptionsFor(options_.engine, mode, samples));
         for (size_t c = 0; c < cases_.size(); ++c) {
@@ -333,15 +302,11 @@ class BenchDecode {
   // What makes two runs of a case the same measurement, as --append's lines have it.
   ordered_json Settings(const Case& job) const {
     const EngineOptions& engine = options_.engine;
-    return {{"model", BenchModelName(options_.engine)},
-            {"device", engine.device},
-            {"max_tokens", options_.max_tokens},
-            {"repeats", options_.repeats},
-            {"max_batch_tokens", engine.max_batch_tokens},
-            {"page_size", engine.page_size},
-            {"prompt_tokens", job.prompt_tokens},
-            {"samples", job.samples},
-            {"sharing", job.mode.name()}};
+    return {{"model", BenchModelName(options_.engine)},    {"device", engine.device},
+            {"max_tokens", options_.max_tokens},           {"repeats", options_.repeats},
+            {"max_batch_tokens", engine.max_batch_tokens}, {"page_size", engine.page_size},
+            {"prompt_tokens", job.prompt_tokens},          {"samples", job.samples},
+            {"sharing", job.mode.sharing_name()},          {"kinds", Name(job.mode.kinds)}};
   }
 
   // Cases that an earlier command appended are not measured again.
@@ -370,7 +335,7 @@ class BenchDecode {
 
   // What attention takes, where the step without it is there to compare; reports have it then, too.
   Status PrintAttention() {
-    if (std::ranges::none_of(options_.modes, [](const Mode& mode) { return !mode.attends; })) return OkStatus();
+    if (std::ranges::none_of(options_.modes, [](const BenchMode& mode) { return !mode.attends; })) return OkStatus();
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options_.engine));
     std::optional<Roofline> roofline;
     if (!options_.roofline.empty())
@@ -453,9 +418,7 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
                    "TB/s and TFLOP/s of the device: beside no-attention, the bound of a step's attention, too")
       ->expected(2)
       ->check(CLI::PositiveNumber);
-  AddParsed<std::vector<Mode>>(*command, "--modes", options->modes, ParseModes,
-                               "Modes to measure: tree, one-level, store, none (default: these), and no-attention, the step "
-                               "without its attention");
+  AddModesOptions(*command, &options->modes, &options->kinds);
   AddEngineOptions(*command, options->engine);
   AddWeightsOptions(*command, options->engine, options->config);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured

@@ -37,7 +37,8 @@ struct BenchLoadOptions {
   EngineOptions engine;
   WorkloadOptions workload;
   std::vector<double> rates;  // requests a second; empty: all at once
-  std::vector<SharingMode> modes{kSharingModes.begin(), kSharingModes.end()};
+  std::vector<BenchMode> modes = AllSharingModes();
+  std::vector<KindOrder> kinds = {KindOrder::kAuto};
   int32_t repeats = 1, concurrency = 0;
   std::string config, out, html, append;
   // A capacity search, where there is a limit.
@@ -54,9 +55,9 @@ struct BenchLoadOptions {
   bool searches() const { return max_ttft || max_tbt; }
 };
 
-// What a workload is put to: an engine of its own in one sharing mode, or a server.
+// What a workload is put to: an engine of its own in one mode, or a server.
 struct System {
-  std::string name;
+  ordered_json name;  // members of its rows: "sharing" and "kinds", or "server"
   std::function<Result<LoadResult>(std::span<const WorkloadRequest>, const LoadSchedule&)> run;
 };
 
@@ -68,15 +69,13 @@ struct Case {
 
 std::vector<System> Engines(const BenchLoadOptions& options) {
   std::vector<System> systems;
-  for (const SharingMode mode : options.modes) {
-    EngineOptions engine_options = options.engine;
-    engine_options.sharing = mode;
-    systems.push_back(
-        {std::string(Name(mode)),
-         [engine_options](std::span<const WorkloadRequest> requests, const LoadSchedule& schedule) -> Result<LoadResult> {
-           COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
-           return RunLoad(*engine, requests, schedule);
-         }});
+  for (const BenchMode& mode : WithKinds(options.modes, options.kinds)) {
+    systems.push_back({ordered_json::object({{"sharing", mode.sharing_name()}, {"kinds", Name(mode.kinds)}}),
+                       [engine_options = mode.OptionsFor(options.engine)](std::span<const WorkloadRequest> requests,
+                                                                          const LoadSchedule& schedule) -> Result<LoadResult> {
+                         COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
+                         return RunLoad(*engine, requests, schedule);
+                       }});
   }
   return systems;
 }
@@ -89,7 +88,8 @@ Result<std::vector<System>> Servers(const BenchLoadOptions& options) {
     if (target.model.empty()) {
       COPPICE_ASSIGN_OR_RETURN(target.model, FirstModel(target.url, target.api_key));
     }
-    systems.push_back({url, [target](std::span<const WorkloadRequest> requests, const LoadSchedule& schedule) {
+    systems.push_back({ordered_json::object({{"server", url}}),
+                       [target](std::span<const WorkloadRequest> requests, const LoadSchedule& schedule) {
                          return RunHttpLoad(target, requests, schedule);
                        }});
   }
@@ -123,7 +123,9 @@ Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, Case job, P
   ordered_json best, last, probes = ordered_json::array();
   const auto judge = [&](double rate) -> Result<RateVerdict> {
     job.rate = rate;
-    if (progress->due()) progress->Show(fmt::format("{}, {}: {:g} requests a second", job.point->label, job.system->name, rate));
+    if (progress->due())
+      progress->Show(
+          fmt::format("{}, {}: {:g} requests a second", job.point->label, job.system->name.begin()->get<std::string>(), rate));
     std::vector<ordered_json> runs;
     for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
       COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, job, repeat));
@@ -191,6 +193,8 @@ Status PrepareEngine(BenchLoadOptions* options, ordered_json* report) {
                   {"page_size", engine.page_size},
                   {"max_running", engine.max_running},
                   {"max_batch_tokens", engine.max_batch_tokens},
+                  {"schedule", Name(engine.schedule)},
+                  {"chunk", engine.chunk},
                   {"threads", engine.num_threads > 0 ? engine.num_threads : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))}});
   return OkStatus();
 }
@@ -208,7 +212,7 @@ Status CheckKind(const BenchLoadOptions& options) {
 
 // What makes two runs of a case the same measurement, as the lines of --append have it: what the report says of all rows, and the
 // case's own.
-ordered_json Settings(const ordered_json& report, const Case& job, const char* system_key) {
+ordered_json Settings(const ordered_json& report, const Case& job) {
   ordered_json settings = report;
   settings.erase("cpu");
   int64_t prompt_tokens = 0, output_tokens = 0;
@@ -221,8 +225,8 @@ ordered_json Settings(const ordered_json& report, const Case& job, const char* s
                    {"output_tokens", output_tokens},
                    {"label", job.point->label},
                    {"x", job.point->x},
-                   {"asked_rate", job.rate},
-                   {system_key, job.system->name}});
+                   {"asked_rate", job.rate}});
+  settings.update(job.system->name);
   return settings;
 }
 
@@ -250,19 +254,18 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
   report["x_label"] = workload.x_label;
   if (servers) report["model"] = options.model_name.empty() ? "the first model of each server" : options.model_name;
 
-  const char* const system_key = servers ? "server" : "sharing";
   COPPICE_ASSIGN_OR_RETURN(const AppendedRows appended, AppendedRows::Read(options.append));
   std::vector<Case> cases;
   for (const WorkloadPoint& point : workload.points) {
     for (const double rate : options.rates.empty() ? std::vector<double>{0} : options.rates) {
       for (const System& system : systems) {
         const Case job = {&point, rate, &system};
-        if (!appended.Has(Settings(report, job, system_key))) cases.push_back(job);
+        if (!appended.Has(Settings(report, job))) cases.push_back(job);
       }
     }
   }
   const auto append = [&](const Case& job, const ordered_json& row) {
-    ordered_json line = Settings(report, job, system_key);
+    ordered_json line = Settings(report, job);
     line.update(row);
     return appended.Append(line);
   };
@@ -271,7 +274,8 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
   report["rows"] = ordered_json::array();
   COPPICE_RETURN_IF_ERROR(Print(FormatLoadHead(servers)));
   for (size_t c = 0; c < cases.size(); ++c) {
-    ordered_json row = {{"label", cases[c].point->label}, {"x", cases[c].point->x}, {system_key, cases[c].system->name}};
+    ordered_json row = {{"label", cases[c].point->label}, {"x", cases[c].point->x}};
+    row.update(cases[c].system->name);
     row.update(found[c]);
     COPPICE_RETURN_IF_ERROR(Print(FormatLoadRow(row)));
     report["rows"].push_back(std::move(row));
@@ -299,7 +303,7 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   WorkloadOptions& workload = options->workload;
   AddParsed<WorkloadKind>(
       command, "-w,--workload", workload.kind, ParseWorkloadKind,
-      "shared-prefix (default), few-shot, document, tree, relay, mixture, sampling, ratio, sharegpt, arxiv or lengths");
+      "shared-prefix (default), few-shot, document, tree, relay, mixture, sampling, ratio, sharegpt, sarathi, arxiv or lengths");
   command.add_option("--groups", workload.groups, "Groups of requests with a prefix each");
   command.add_option("--requests", workload.requests, "Requests: of a group, or in all");
   command.add_option("--shared-tokens", workload.shared_tokens, "Length of each prefix");
@@ -308,7 +312,10 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("-n,--samples", workload.samples, "Samples of each request");
   command.add_option("--total-tokens", workload.total_tokens, "ratio: prompt and output of a request");
   command.add_option("--ratios", workload.ratios, "ratio: prompt tokens per output token (default: 8 to 24)")->delimiter(',');
-  command.add_option("--prefixes", workload.prefixes, "relay: lengths of the system prompt (default: 64 to 2048)")->delimiter(',');
+  command
+      .add_option("--prefixes", workload.prefixes,
+                  "Lengths of the system prompt: relay (default: 64 to 2048), sharegpt, sarathi, arxiv")
+      ->delimiter(',');
   command.add_option("--tree", workload.tree,
                      "tree: 1024,256x4,64x8 is a prefix of 1,024 tokens, 4 nodes of 256 below it, 8 requests below each");
   command.add_option("--lengths", workload.lengths_file, "lengths: a file of lines \"prompt output [group shared]\" in tokens")
@@ -325,8 +332,7 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
       ->check(NotEmpty());
   AddServerOptions(command, options.get());
   const size_t others = command.get_options().size();
-  AddParsed<std::vector<SharingMode>>(command, "--modes", options->modes, ParseSharingModes,
-                                      "Sharing modes to measure (default: all four)");
+  AddModesOptions(command, &options->modes, &options->kinds);
   AddEngineOptions(command, options->engine);
   AddWeightsOptions(command, options->engine, options->config);
   command.remove_option(command.get_option("--sharing"));  // --modes says which
@@ -338,8 +344,7 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
 }  // namespace
 
 Command AddBenchThroughputCommand(CLI::App& bench) {
-  CLI::App* command =
-      bench.add_subcommand("throughput", "A workload whose requests all come at once: the four sharing modes, or servers");
+  CLI::App* command = bench.add_subcommand("throughput", "A workload whose requests all come at once: sharing modes, or servers");
   const std::shared_ptr<BenchLoadOptions> options = AddLoadOptions(*command);
   command->add_option("--concurrency", options->concurrency, "Requests under way at the same moment; 0: all of them")
       ->check(CLI::NonNegativeNumber)
@@ -348,8 +353,8 @@ Command AddBenchThroughputCommand(CLI::App& bench) {
 }
 
 Command AddBenchServeCommand(CLI::App& bench) {
-  CLI::App* command = bench.add_subcommand(
-      "serve", "A workload whose requests come at random moments (Poisson): the four sharing modes, or servers");
+  CLI::App* command =
+      bench.add_subcommand("serve", "A workload whose requests come at random moments (Poisson): sharing modes, or servers");
   const std::shared_ptr<BenchLoadOptions> options = AddLoadOptions(*command);
   command->add_option("--rate", options->rates, "Requests per second; a list is measured one after the other")
       ->delimiter(',')

@@ -46,17 +46,17 @@ Result<std::string> ResolveReport(const std::string& path, std::string_view opti
   return resolved;
 }
 
-struct BenchWeights {
-  WeightForm form = WeightForm::kFastest;
-  bool random = false;
-};
-
-Result<BenchWeights> ParseBenchWeights(std::string_view text) {
-  if (text == "random") return BenchWeights{.random = true};
-  const Result<WeightForm> form = ParseWeightForm(text);
-  if (!form.ok())
-    return InvalidArgument(fmt::format("'{}' is no form of weights; expected fastest, stored, bf16, f32 or random", text));
-  return BenchWeights{.form = *form};
+// Calls parse(name) for names with commas between them.
+template <class T, class F>
+Result<std::vector<T>> ParseList(std::string_view text, F&& parse) {
+  std::vector<T> values;
+  while (true) {
+    const size_t comma = text.find(',');
+    COPPICE_ASSIGN_OR_RETURN(T value, parse(text.substr(0, comma)));
+    values.push_back(std::move(value));
+    if (comma == text.npos) return values;
+    text.remove_prefix(comma + 1);
+  }
 }
 
 // Hands over what a child measured: its pipe has an object a line, of which the last one says how it ended.
@@ -81,17 +81,77 @@ Status TakeFromChild(int pipe, const TakeMeasured& take) {
 
 }  // namespace
 
+EngineOptions BenchMode::OptionsFor(EngineOptions options) const {
+  options.sharing = sharing;
+  options.without_attention = !attends;
+  options.kinds = kinds;
+  return options;
+}
+
+std::vector<BenchMode> AllSharingModes() {
+  std::vector<BenchMode> modes;
+  for (const SharingMode sharing : kSharingModes) modes.push_back({.sharing = sharing});
+  return modes;
+}
+
+Result<std::vector<BenchMode>> ParseBenchModes(std::string_view text) {
+  return ParseList<BenchMode>(text, [](std::string_view name) -> Result<BenchMode> {
+    if (name == BenchMode::kNoAttention) return BenchMode{.attends = false};
+    const Result<SharingMode> sharing = ParseSharingMode(name);
+    if (sharing.ok()) return BenchMode{.sharing = *sharing};
+    return InvalidArgument(
+        fmt::format("'{}' is no mode; expected tree, one-level, store, none or {}", name, BenchMode::kNoAttention));
+  });
+}
+
+Result<std::vector<KindOrder>> ParseKindOrders(std::string_view text) {
+  return ParseList<KindOrder>(text, [](std::string_view name) -> Result<KindOrder> {
+    for (const KindOrder order : {KindOrder::kAuto, KindOrder::kOverlapped, KindOrder::kSerial, KindOrder::kTwoLaunches}) {
+      if (Name(order) == name) return order;
+    }
+    return InvalidArgument(fmt::format("'{}' is no order of kinds; expected auto, overlapped, serial or two-launches", name));
+  });
+}
+
+std::vector<BenchMode> WithKinds(const std::vector<BenchMode>& modes, const std::vector<KindOrder>& orders) {
+  std::vector<BenchMode> combined;
+  const auto add = [&](const BenchMode& mode) {
+    if (std::ranges::find(combined, mode) == combined.end()) combined.push_back(mode);
+  };
+  for (const BenchMode& mode : modes) {
+    if (!mode.attends) add(mode);
+    for (const KindOrder order : mode.attends ? orders : std::vector<KindOrder>())
+      add({.sharing = mode.sharing, .attends = true, .kinds = order});
+  }
+  return combined;
+}
+
+void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vector<KindOrder>* kinds) {
+  AddParsed<std::vector<BenchMode>>(command, "--modes", *modes, ParseBenchModes,
+                                    "Modes to measure: tree, one-level, store, none (default: these), and no-attention, steps "
+                                    "without their attention");
+  AddParsed<std::vector<KindOrder>>(
+      command, "--kinds", *kinds, ParseKindOrders,
+      "How attention of many rows and of few run in a step, a list: auto (default): as predicted to take least; overlapped: side "
+      "by side wherever there is a kernel for it; serial: one after the other in one launch; two-launches: a kernel for prompts' "
+      "chunks, then one for what decodes");
+}
+
+std::string ModeOf(const ordered_json& row) {
+  const std::string sharing = row["sharing"].get<std::string>(), kinds = row.value("kinds", "auto");
+  return kinds == Name(KindOrder::kAuto) ? sharing : sharing + " " + kinds;
+}
+
+std::vector<std::string> DistinctModes(const ordered_json& rows) {
+  std::vector<std::string> modes;
+  for (const ordered_json& row : rows) {
+    if (std::ranges::find(modes, ModeOf(row)) == modes.end()) modes.push_back(ModeOf(row));
+  }
+  return modes;
+}
+
 void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config) {
-  command.remove_option(command.get_option("--weights"));
-  command.add_option_function<std::string>(
-      "--weights",
-      [&engine](const std::string& text) {
-        const Result<BenchWeights> weights = ParseBenchWeights(text);
-        if (!weights.ok()) throw CLI::ValidationError("--weights", weights.status().message());
-        engine.weights = weights->form;
-        engine.random_weights = weights->random;
-      },
-      "fastest (default), stored, bf16 or f32: those of --model, as in coppice run; random: of the shape that --config says, bf16");
+  AddRandomWeights(command, engine, "--model, as in coppice run; random: of the shape that --config says, bf16");
   command.add_option("--config", config, "A model's config.json, for --weights random")->check(NotEmpty());
 }
 

@@ -21,6 +21,32 @@ namespace coppice::cli {
 inline constexpr std::array<SharingMode, 4> kSharingModes = {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore,
                                                              SharingMode::kNone};
 
+// What an engine of a benchmark does about what requests share, and how its attention's kinds run.
+struct BenchMode {
+  static constexpr std::string_view kNoAttention = "no-attention";
+
+  SharingMode sharing = SharingMode::kTree;
+  bool attends = true;  // false: the step without its attention, the ceiling of what sharing can reach (Hydragen, section 4.1)
+  KindOrder kinds = KindOrder::kAuto;
+
+  std::string_view sharing_name() const { return attends ? Name(sharing) : kNoAttention; }
+  EngineOptions OptionsFor(EngineOptions options) const;
+  bool operator==(const BenchMode&) const = default;
+};
+// Those of SharingMode.
+std::vector<BenchMode> AllSharingModes();
+// Names with commas between them: sharing modes and no-attention; orders of kinds.
+Result<std::vector<BenchMode>> ParseBenchModes(std::string_view text);
+Result<std::vector<KindOrder>> ParseKindOrders(std::string_view text);
+// Each mode with each order; the step without attention has no kinds, and comes once.
+std::vector<BenchMode> WithKinds(const std::vector<BenchMode>& modes, const std::vector<KindOrder>& orders);
+// --modes and --kinds.
+void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vector<KindOrder>* kinds);
+// What tells a row's engine from others: its "sharing", and its "kinds" where they are not auto.
+std::string ModeOf(const nlohmann::ordered_json& row);
+// Those of the rows, in the order in which they come first.
+std::vector<std::string> DistinctModes(const nlohmann::ordered_json& rows);
+
 // --weights and --config: a model's shape with random weights in place of a model. `config` receives the latter. Called after
 // AddEngineOptions, whose --weights it widens.
 void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& config);

@@ -19,17 +19,15 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::string_view kWithoutAttention = "no-attention";
+constexpr std::string_view kWithoutAttention = BenchMode::kNoAttention;
 
 bool HasRoom(const ordered_json& row) { return !row.contains("out_of_memory"); }
 double Number(const ordered_json& row, const char* key) { return row[key].get<double>(); }
 // "-" where nothing was measured.
 std::string Bytes(const ordered_json& row, const char* key) { return row[key].is_null() ? "-" : FormatBytes(Number(row, key)); }
-std::string Mode(const ordered_json& row) { return row["sharing"].get<std::string>(); }
-
 const ordered_json* FindRow(const ordered_json& rows, const ordered_json& like, std::string_view mode) {
   for (const ordered_json& row : rows) {
-    if (row["prompt_tokens"] == like["prompt_tokens"] && row["samples"] == like["samples"] && Mode(row) == mode && HasRoom(row))
+    if (row["prompt_tokens"] == like["prompt_tokens"] && row["samples"] == like["samples"] && ModeOf(row) == mode && HasRoom(row))
       return &row;
   }
   return nullptr;
@@ -45,7 +43,7 @@ double SerialBound(const ModelConfig& model, int32_t max_tokens, const Roofline&
   const auto time = [&](double bytes, double flops) {
     return std::max(bytes / roofline.bytes_per_second, flops / roofline.flops_per_second);
   };
-  const bool shares = Mode(row) == "tree" || Mode(row) == "one-level";
+  const bool shares = row["sharing"] == "tree" || row["sharing"] == "one-level";
   const double shared = shares && samples > 1 ? time(prompt * bytes_per_token, samples * prompt * flops_per_token) : 0;
   const double tokens = shares && samples > 1 ? own : prompt + own;
   return 1e3 * (shared + time(samples * tokens * bytes_per_token, samples * tokens * flops_per_token));
@@ -57,10 +55,10 @@ std::string OverModes(const ordered_json& rows, const std::string& title, const 
   Plot plot{.title = title, .x_label = x_label, .y_label = y_label};
   size_t longest = 0;
   int color = 0;
-  for (const ordered_json& mode : Distinct(rows, "sharing")) {
-    PlotSeries series{.name = mode.get<std::string>(), .color = color++, .dashed = mode == kWithoutAttention};
+  for (const std::string& mode : DistinctModes(rows)) {
+    PlotSeries series{.name = mode, .color = color++, .dashed = mode == kWithoutAttention};
     for (const ordered_json& row : rows) {
-      if (row["sharing"] == mode && row[fixed_key] == fixed && HasRoom(row))
+      if (ModeOf(row) == mode && row[fixed_key] == fixed && HasRoom(row))
         series.points.emplace_back(Number(row, x_key), Number(row, key));
     }
     std::ranges::sort(series.points);
@@ -80,7 +78,7 @@ std::string Table(const ordered_json& rows) {
     html += fmt::format("<th>{}</th>", head);
   html += "</tr>\n";
   for (const ordered_json& row : rows) {
-    html += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td>", EscapeHtml(Mode(row)), row["prompt_tokens"].dump(),
+    html += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td>", EscapeHtml(ModeOf(row)), row["prompt_tokens"].dump(),
                         row["samples"].dump());
     if (!HasRoom(row)) {
       html += "<td colspan=\"8\">no room</td></tr>\n";
@@ -100,13 +98,13 @@ std::string Table(const ordered_json& rows) {
 }  // namespace
 
 std::string FormatDecodeHead() {
-  return fmt::format("{:>6} {:>4}  {:<12} {:>10} {:>10} {:>12} {:>10} {:>9} {:>7} {:>8} {:>8}\n", "prompt", "n", "sharing",
+  return fmt::format("{:>6} {:>4}  {:<17} {:>10} {:>10} {:>12} {:>10} {:>9} {:>7} {:>8} {:>8}\n", "prompt", "n", "sharing",
                      "decode t/s", "prefill t/s", "KV read/step", "peak RSS", "step ms", "graphs", "/ graph", "first s");
 }
 
 std::string FormatDecodeRow(const ordered_json& row) {
   const std::string begin =
-      fmt::format("{:>6} {:>4}  {:<12}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), Mode(row));
+      fmt::format("{:>6} {:>4}  {:<17}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), ModeOf(row));
   if (!HasRoom(row)) return begin + fmt::format(" {:>10} {:>10} {:>12} {:>10}\n", "x", "x", "x", "x");
   const bool graphs = Number(row, "graph_steps") > 0;
   const auto number = [&](const char* key, int digits) {
@@ -121,7 +119,7 @@ std::string FormatDecodeRow(const ordered_json& row) {
 
 void AddAttention(const ModelConfig& model, int32_t max_tokens, const std::optional<Roofline>& roofline, ordered_json* rows) {
   for (ordered_json& row : *rows) {
-    if (!HasRoom(row) || Mode(row) == kWithoutAttention) continue;
+    if (!HasRoom(row) || ModeOf(row) == kWithoutAttention) continue;
     const ordered_json* without = FindRow(*rows, row, kWithoutAttention);
     if (without == nullptr) continue;
     ordered_json attention = {{"step_ms", Number(row, "step_ms") - Number(*without, "step_ms")}};
@@ -136,7 +134,7 @@ std::string FormatAttention(const ModelConfig& model, const ordered_json& rows) 
     if (!row.contains("attention")) continue;
     const double step = Number(row["attention"], "step_ms"), layers = model.num_layers;
     text += fmt::format("attention of a step, prompt {}, n {}, {}: {:.3f} ms ({:.1f} us a layer)", row["prompt_tokens"].dump(),
-                        row["samples"].dump(), Mode(row), step, 1e3 * step / layers);
+                        row["samples"].dump(), ModeOf(row), step, 1e3 * step / layers);
     if (row["attention"].contains("bound_ms")) {
       const double bound = Number(row["attention"], "bound_ms");
       text += fmt::format("; serial bound {:.3f} ms, beyond 1.3 times of it {:.1f} us a layer", bound,
@@ -152,6 +150,7 @@ std::string DecodeReportCsv(const ordered_json& rows) {
                                         "prefill_tokens_per_second",
                                         "peak_rss_bytes",
                                         "kv_bytes_read_per_step",
+                                        "kv_bytes_distinct_per_step",
                                         "kv_bytes_stored",
                                         "steps",
                                         "decode_steps",
@@ -165,7 +164,7 @@ std::string DecodeReportCsv(const ordered_json& rows) {
   std::string text(kReportCsvBegin);
   text += fmt::format(",{}\n", fmt::join(kKeys, ","));
   for (const ordered_json& row : rows) {
-    text += fmt::format("{},{},{}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), Mode(row));
+    text += fmt::format("{},{},{}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), ModeOf(row));
     for (const std::string_view key : kKeys) text += "," + (row.contains(key) && !row[key].is_null() ? row[key].dump() : "");
     text += "\n";
   }

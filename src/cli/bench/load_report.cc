@@ -27,8 +27,8 @@ double Value(const ordered_json& row, const char* group, const char* key) {
   return value != values.end() && value->is_number() ? value->get<double>() : 0;
 }
 
-// What tells the lines of a plot apart: sharing modes, or servers.
-std::string Series(const ordered_json& row) { return Str(row, row.contains("server") ? "server" : "sharing"); }
+// What tells the lines of a plot apart: modes, or servers.
+std::string Series(const ordered_json& row) { return row.contains("server") ? Str(row, "server") : ModeOf(row); }
 
 std::vector<std::string> DistinctSeries(const ordered_json& rows) {
   std::vector<std::string> names;
@@ -171,7 +171,7 @@ std::string LoadReportHtml(const ordered_json& report) {
 std::string FormatLoadHead(bool servers) {
   const std::string common =
       fmt::format("{:<24} {:>6} {:>6}  {:<{}} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8} {:>7} {:>7}", "workload", "x", "rate",
-                  servers ? "server" : "sharing", servers ? 24 : 9, "req/min", "out tok/s", "TTFT p50", "p99 s", "TBT p50",
+                  servers ? "server" : "sharing", servers ? 24 : 17, "req/min", "out tok/s", "TTFT p50", "p99 s", "TBT p50",
                   "p99 ms", "latency50", "s/token", ">200ms", ">500ms");
   return servers ? fmt::format("{} {:>7} {:>10} {:>10}\n", common, "refused", "CPU us/tok", "server's")
                  : fmt::format("{} {:>6} {:>10} {:>10}\n", common, "hits", "KV read", "not read");
@@ -183,7 +183,7 @@ std::string FormatLoadRow(const ordered_json& row) {
   std::string text = fmt::format(
       "{:<24} {:>6g} {:>6}  {:<{}} {:>9.1f} {:>9.1f} {:>8.3f} {:>8.3f} {:>8.2f} {:>8.2f} {:>9.2f} {:>8.4f} {:>6.1f}% {:>6.1f}%",
       Str(row, "label"), row["x"].get<double>(), row["rate"].is_null() ? "all" : fmt::format("{:.4g}", row["rate"].get<double>()),
-      Series(row), servers ? 24 : 9, 60 * Value(row, nullptr, "requests_per_second"),
+      Series(row), servers ? 24 : 17, 60 * Value(row, nullptr, "requests_per_second"),
       Value(row, nullptr, "output_tokens_per_second"), Value(row, "ttft", "p50"), Value(row, "ttft", "p99"),
       1e3 * Value(row, "tbt", "p50"), 1e3 * Value(row, "tbt", "p99"), Value(row, "latency", "p50"),
       Value(row, "normalized_latency", "mean"), 100 * Value(row, nullptr, "stalled_200ms_share"),

@@ -27,6 +27,15 @@ ordered_json Distribution(const std::vector<double>& values) {
           {"percentiles", percentiles}};
 }
 
+// Steps of prompts alone, of prompts beside samples that decode, of samples that decode.
+ordered_json StepsByKind(const EngineMetrics& metrics) {
+  const auto kind = [](int64_t steps, double seconds) { return ordered_json{{"steps", steps}, {"seconds", seconds}}; };
+  return {{"prefill",
+           kind(metrics.steps - metrics.decode_steps - metrics.hybrid_steps, metrics.prefill_seconds - metrics.hybrid_seconds)},
+          {"hybrid", kind(metrics.hybrid_steps, metrics.hybrid_seconds)},
+          {"decode", kind(metrics.decode_steps, metrics.decode_seconds)}};
+}
+
 void AppendEngine(const EngineFigures& engine, ordered_json* json) {
   const EngineMetrics& metrics = engine.metrics;
   json->update({{"dtype", Name(engine.dtype)},
@@ -35,9 +44,11 @@ void AppendEngine(const EngineFigures& engine, ordered_json* json) {
                 {"prefilled_tokens", metrics.prefilled_tokens},
                 {"preemptions", metrics.preemptions},
                 {"steps", metrics.steps},
+                {"steps_by_kind", StepsByKind(metrics)},
                 {"graph_steps", metrics.graph_steps},
                 {"device_idle_seconds", metrics.device_idle_seconds},
                 {"kv_bytes_read", metrics.kv_bytes_read},
+                {"kv_bytes_distinct", metrics.kv_bytes_distinct},
                 {"kv_bytes_saved", std::max<int64_t>(0, metrics.kv_bytes_read_unshared - metrics.kv_bytes_read)},
                 {"kv_bytes_stored", metrics.kv_bytes_stored},
                 {"kv_bytes_stored_unshared", metrics.kv_bytes_stored_unshared},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <numbers>
 #include <random>
@@ -35,22 +36,31 @@ constexpr Shape kShapes[] = {
     {WorkloadKind::kSampling, "sampling", 0, 8, 0, 512, 128, 64},
     {WorkloadKind::kRatio, "ratio", 0, 64, 0, 0, 0, 0, 2048},
     {WorkloadKind::kShareGpt, "sharegpt", 0, 1000},
+    {WorkloadKind::kSarathi, "sarathi", 0, 1000},
     {WorkloadKind::kArxiv, "arxiv", 0, 1000},
     {WorkloadKind::kLengths, "lengths"},
 };
 
-// Tokens of a prompt or an output: a log-normal distribution, of whose requests those of at most `max_total` tokens are taken.
+// Tokens of a prompt or an output: a log-normal distribution, of which lengths from `least` to `most` are taken.
 struct Lengths {
   double median, sigma;
+  int32_t least = 1, most = INT32_MAX;
+
+  bool Has(int64_t length) const { return length >= least && length <= most; }
 };
+// Of whose requests those of at most `max_total` tokens are taken.
 struct LengthShape {
   WorkloadKind kind;
   Lengths prompt, output;
   int32_t max_total;
 };
-// Fitted so that what is taken has the medians and 90th percentiles of Sarathi-Serve's table 2: openchat_sharegpt4 1730 and 5696
-// prompt tokens, 415 and 834 output tokens; arxiv_summarization 7059 and 12985, 208 and 371. Its totals end at 8192 and 16384 too.
-constexpr LengthShape kLengthShapes[] = {{WorkloadKind::kShareGpt, {3520, 1.70}, {417, 0.548}, 8192},
+// sharegpt: single turns of ShareGPTv3 as PagedAttention and RelayAttention take them: prompts of 4 to 1,024 tokens and answers of
+// 4 to 2,013 (RelayAttention, table 1), 2,048 together, with means of 161 and 338 (PagedAttention, figure 11). Each sigma is that
+// of the distribution with this mean whose 99th percentile is the range's end; percentiles themselves are not published. sarathi,
+// arxiv: fitted so that what is taken has the medians and 90th percentiles of Sarathi-Serve's table 2: openchat_sharegpt4 1730 and
+// 5696 prompt tokens, 415 and 834 output tokens; arxiv_summarization 7059 and 12985, 208 and 371. Its totals end there too.
+constexpr LengthShape kLengthShapes[] = {{WorkloadKind::kShareGpt, {107.7, 1.0165, 4, 1024}, {235.4, 0.969, 4, 2013}, 2048},
+                                         {WorkloadKind::kSarathi, {3520, 1.70}, {417, 0.548}, 8192},
                                          {WorkloadKind::kArxiv, {7886, 0.651}, {208, 0.452}, 16384}};
 
 bool HasLengthShape(WorkloadKind kind) {
@@ -61,6 +71,7 @@ constexpr std::array<int32_t, 6> kRelayPrefixes = {64, 128, 256, 512, 1024, 2048
 constexpr std::array<std::pair<int32_t, int32_t>, 3> kRelayRequests = {{{64, 128}, {128, 256}, {256, 512}}};  // prompt, output
 constexpr std::array<int32_t, 9> kRatios = {8, 10, 12, 14, 16, 18, 20, 22, 24};
 constexpr std::string_view kTree = "1024,256x4,64x8";
+constexpr const char* kSystemPrompt = "system prompt, tokens";
 
 const Shape& ShapeOf(WorkloadKind kind) { return *std::ranges::find(kShapes, kind, &Shape::kind); }
 
@@ -163,10 +174,11 @@ Result<std::vector<WorkloadRequest>> MakeLengths(const WorkloadOptions& options,
   while (std::ssize(requests) < shape.requests) {
     int64_t prompt = 0, output = 0;
     int draws = 0;
+    const auto fits = [&] { return lengths.prompt.Has(prompt) && lengths.output.Has(output) && prompt + output <= most; };
     do {
       prompt = source->Length(lengths.prompt), output = source->Length(lengths.output);
-    } while (prompt + output > most && ++draws < kMostDraws);
-    if (prompt + output > most)
+    } while (!fits() && ++draws < kMostDraws);
+    if (!fits())
       return InvalidArgument(fmt::format(
           "workload {}: hardly a request has {} tokens or less, which is what the context length of {} leaves; "
           "take a model with a longer context, or --lengths{}",
@@ -240,7 +252,7 @@ Result<Shape> ShapeFor(const WorkloadOptions& options) {
     *number.value = *number.given;
   }
   const std::pair<const char*, bool> lists[] = {
-      {"--prefixes", !options.prefixes.empty() && options.kind != WorkloadKind::kRelay},
+      {"--prefixes", !options.prefixes.empty() && options.kind != WorkloadKind::kRelay && !HasLengthShape(options.kind)},
       {"--ratios", !options.ratios.empty() && options.kind != WorkloadKind::kRatio},
       {"--tree", !options.tree.empty() && options.kind != WorkloadKind::kTree},
       {"--lengths", !options.lengths_file.empty() && options.kind != WorkloadKind::kLengths}};
@@ -279,7 +291,7 @@ Result<Workload> MakePoints(const WorkloadOptions& options, Shape shape, TokenSo
       break;
     }
     case WorkloadKind::kRelay: {
-      workload.x_label = "system prompt, tokens";
+      workload.x_label = kSystemPrompt;
       const std::vector<int32_t> prefixes =
           options.prefixes.empty() ? std::vector<int32_t>(kRelayPrefixes.begin(), kRelayPrefixes.end()) : options.prefixes;
       shape.samples = 1;
@@ -310,9 +322,21 @@ Result<Workload> MakePoints(const WorkloadOptions& options, Shape shape, TokenSo
       break;
     }
     case WorkloadKind::kShareGpt:
+    case WorkloadKind::kSarathi:
     case WorkloadKind::kArxiv: {
-      COPPICE_ASSIGN_OR_RETURN(std::vector<WorkloadRequest> requests, MakeLengths(options, shape, source));
-      workload.points.push_back({name, 0, std::move(requests)});
+      if (options.prefixes.empty()) {
+        COPPICE_ASSIGN_OR_RETURN(std::vector<WorkloadRequest> requests, MakeLengths(options, shape, source));
+        workload.points.push_back({name, 0, std::move(requests)});
+        break;
+      }
+      if (options.shared_tokens) return InvalidArgument("--prefixes and --shared-tokens are lengths of the same prompt; give one");
+      workload.x_label = kSystemPrompt;
+      for (const int32_t prefix : options.prefixes) {
+        if (prefix < 0) return InvalidArgument(fmt::format("--prefixes has {}, expected 0 or more", prefix));
+        shape.shared_tokens = prefix;
+        COPPICE_ASSIGN_OR_RETURN(std::vector<WorkloadRequest> requests, MakeLengths(options, shape, source));
+        workload.points.push_back({name, static_cast<double>(prefix), std::move(requests)});
+      }
       break;
     }
     case WorkloadKind::kLengths: {

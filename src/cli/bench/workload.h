@@ -1,7 +1,8 @@
 // Requests for benchmarks: which prompts, what they share, how long the answers are, when they arrive. Token ids are random, so any
 // model will do and no tokenizer is needed; the same seed gives the same requests.
 // Shapes: SGLang's generated-shared-prefix; Hydragen 4.3 (document) and 4.4 (few-shot); RelayAttention appendix D (relay); POD
-// figure 15 (ratio); Sarathi-Serve (arXiv 2403.02310), table 2 (sharegpt, arxiv). Layer: cli.
+// figure 15 (ratio); PagedAttention (arXiv 2309.06180), figure 11 (sharegpt); Sarathi-Serve (arXiv 2403.02310), table 2 (sarathi,
+// arxiv). Layer: cli.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ enum class WorkloadKind : uint8_t {
   kMixture,       // half of the requests share a prefix, a third another one, the rest nothing
   kSampling,      // unrelated prompts, many samples of each
   kRatio,         // unrelated requests of one total length, whose share of prompt varies from point to point
-  kShareGpt,      // conversations: lengths distributed as those of ShareGPT-4
+  kShareGpt,      // single turns: lengths distributed as those of ShareGPTv3
+  kSarathi,       // conversations: lengths distributed as those of openchat_sharegpt4
   kArxiv,         // summaries of papers: lengths distributed as those of arXiv-summarization
   kLengths,       // lengths from a file
 };
@@ -35,12 +37,12 @@ struct WorkloadOptions {
   // Absent: the kind's own (docs/benchmarks.md). One that the kind has no use for is refused.
   std::optional<int32_t> groups;         // shared-prefix
   std::optional<int32_t> requests;       // of a group, or in all
-  std::optional<int32_t> shared_tokens;  // of each prefix; sharegpt, arxiv: of a system prompt before all
+  std::optional<int32_t> shared_tokens;  // of each prefix; sharegpt, sarathi, arxiv: of a system prompt before all
   std::optional<int32_t> unique_tokens;  // of each request's own prompt
   std::optional<int32_t> output_tokens;  // of each sample
   std::optional<int32_t> samples;        // of each request
   std::optional<int32_t> total_tokens;   // ratio: prompt and output of a request
-  std::vector<int32_t> prefixes;         // relay: lengths of the system prompt
+  std::vector<int32_t> prefixes;         // relay, sharegpt, sarathi, arxiv: lengths of the system prompt
   std::vector<int32_t> ratios;           // ratio: prompt tokens per output token
   std::string tree;                      // tree: "1024,256x4,64x8" as of ParseTree
   std::string lengths_file;              // lengths: a line "prompt output [group shared]" a request

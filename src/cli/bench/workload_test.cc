@@ -92,7 +92,7 @@ TEST(WorkloadTest, LengthsAreDistributedAsPublished) {
     double prompt_median, prompt_p90, output_median, output_p90;
     size_t longest;
   };
-  for (const Published& published : {Published{WorkloadKind::kShareGpt, 1730, 5696, 415, 834, 8192},
+  for (const Published& published : {Published{WorkloadKind::kSarathi, 1730, 5696, 415, 834, 8192},
                                      Published{WorkloadKind::kArxiv, 7059, 12985, 208, 371, 16384}}) {
     WorkloadOptions options = Options(published.kind);
     options.requests = 4000;
@@ -107,6 +107,37 @@ TEST(WorkloadTest, LengthsAreDistributedAsPublished) {
     for (const WorkloadRequest& request : requests)
       EXPECT_LE(request.prompt_ids.size() + static_cast<size_t>(request.output_tokens), published.longest);
   }
+}
+
+// Those of RelayAttention's table 1, with the means of PagedAttention's figure 11.
+TEST(WorkloadTest, SingleTurnsHaveThePublishedMeansAndRanges) {
+  WorkloadOptions options = Options(WorkloadKind::kShareGpt);
+  options.requests = 20000;
+  options.max_context = 4096;
+  const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  double prompts = 0, outputs = 0;
+  for (const WorkloadRequest& request : requests) {
+    EXPECT_TRUE(request.prompt_ids.size() >= 4 && request.prompt_ids.size() <= 1024);
+    EXPECT_TRUE(request.output_tokens >= 4 && request.output_tokens <= 2013);
+    EXPECT_LE(request.prompt_ids.size() + static_cast<size_t>(request.output_tokens), 2048);
+    prompts += static_cast<double>(request.prompt_ids.size()), outputs += request.output_tokens;
+  }
+  EXPECT_NEAR(prompts / 20000, 161.31, 0.03 * 161.31);
+  EXPECT_NEAR(outputs / 20000, 337.99, 0.03 * 337.99);
+}
+
+TEST(WorkloadTest, PublishedLengthsBehindSeveralSystemPrompts) {
+  WorkloadOptions options = Options(WorkloadKind::kShareGpt);
+  options.requests = 5, options.max_context = 4096, options.prefixes = {0, 64, 512};
+  const Workload workload = Made(options);
+  EXPECT_EQ(workload.x_label, "system prompt, tokens");
+  ASSERT_EQ(workload.points.size(), 3);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(workload.points[i].x, options.prefixes[i]);
+    EXPECT_EQ(CommonPrefixes(workload.points[i].requests), (std::map<size_t, int>{{static_cast<size_t>(options.prefixes[i]), 10}}));
+  }
+  options.shared_tokens = 64;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("give one"));
 }
 
 TEST(WorkloadTest, PublishedLengthsBehindASystemPrompt) {

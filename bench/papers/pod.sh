@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# End-to-end figures of POD-Attention (arXiv 2410.18038) on one GPU, with random weights: bench/papers/pod.sh [FIGURE...].
+# The paper's baselines are options of one engine: Sarathi, hybrid steps whose attention is a kernel for the chunk and then one for what
+# decodes, is `--kinds two-launches`; vLLM (original), prompts alone while samples wait, is `--schedule prefill-first`.
+# bench/papers/pod.md shows the results.
+set -euo pipefail
+paper=pod
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# hybrid MODEL REQUESTS TOTAL RATIOS CHUNK MODES KINDS: requests of TOTAL tokens, prompts in chunks beside what decodes.
+hybrid() {
+  local total=$3
+  jobs_at_once "$1" "$6" --kinds "$7" --workload ratio --requests "$(smoke_list "$2" 2)" --total-tokens "$(smoke_list "$total" 48)" \
+    --ratios "$(smoke_list "$4" 3)" --chunk "$(smoke_list "$5" 16)" --max-batch-tokens "$(smoke_list $(($5 + 128)) 32)" \
+    --max-running "$(smoke_list 128 4)" --max-context "$(smoke_list $((total + 16)) 64)"
+}
+# prefill_first MODEL REQUESTS TOTAL RATIOS: the same, a whole prompt a step, alone.
+prefill_first() {
+  local total=$3
+  jobs_at_once "$1" tree --schedule prefill-first --workload ratio --requests "$(smoke_list "$2" 2)" \
+    --total-tokens "$(smoke_list "$total" 48)" --ratios "$(smoke_list "$4" 3)" --max-batch-tokens "$(smoke_list "$total" 64)" \
+    --max-running "$(smoke_list 128 4)" --max-context "$(smoke_list $((total + 16)) 64)"
+}
+
+readonly KINDS=auto,two-launches,serial
+
+# Figure 12: 16K tokens a request, P:D as in the paper. Fewer requests than its 1K and 2K.
+figure12() {
+  hybrid llama3-8b 40 16384 15 1024 tree $KINDS
+  hybrid llama2-7b 24 16384 63 1024 tree $KINDS
+  hybrid yi-6b 64 16384 7 512 tree $KINDS
+  prefill_first llama3-8b 40 16384 15
+  prefill_first llama2-7b 24 16384 63
+  prefill_first yi-6b 64 16384 7
+}
+
+# Figure 4: what of a hybrid step is attention, by the same steps without it.
+figure4() { hybrid llama3-8b 40 16384 15 1024 tree,no-attention auto; }
+
+# Figure 15: P:D ratios of 16.5K tokens.
+figure15() { hybrid llama3-8b 32 16500 8,16,24 1024 tree auto,two-launches; }
+
+run_figures figure12 figure4 figure15 -- "$@"
