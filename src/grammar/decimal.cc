@@ -227,14 +227,27 @@ bool NumberSet::Contains(const Decimal& number) const {
 
 Result<Automaton> NumberTexts(const NumberSet& set) {
   constexpr int32_t kExactDigits = 15;  // decimals of so many digits are different doubles (DBL_DIG)
+  // Where bounds have more digits than that, so few leave some for a fraction.
+  constexpr int32_t kWholeDigits = 10;
+  const Decimal furthest = {.whole = std::string(kWholeDigits, '9')};
+  NumberSet written = set;
   int32_t digits = 0;
-  for (const std::optional<NumberBound>& bound : {set.least, set.most}) {
-    if (bound) digits = std::max(digits, static_cast<int32_t>(bound->value.whole.size()));
+  for (const auto& [bound, outward] : {std::pair(&written.least, true), {&written.most, false}}) {
+    if (!*bound) continue;
+    Decimal& value = (*bound)->value;
+    if (!set.whole && std::ssize(value.whole) > kExactDigits && value.negative == outward) {
+      value = furthest;
+      value.negative = outward;
+    }
+    digits = std::max(digits, static_cast<int32_t>(value.whole.size()));
   }
-  if (!set.whole && digits > kExactDigits)
-    return InvalidArgument(fmt::format("bounds of a number have {} digits before the point, expected at most {}, or an integer",
-                                       digits, kExactDigits));
-  return Builder(set, kExactDigits - digits).Build();
+  const Status too_long = InvalidArgument(
+      fmt::format("a bound of a number has {} digits before the point, expected at most {}, or an integer", digits, kExactDigits));
+  if (!set.whole && digits > kExactDigits) return too_long;
+  Result<Automaton> texts = Builder(written, kExactDigits - digits).Build();
+  // Numbers beyond may be of the set.
+  if (texts.ok() && texts->empty() && (written.least != set.least || written.most != set.most)) return too_long;
+  return texts;
 }
 
 }  // namespace coppice

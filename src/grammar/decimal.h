@@ -41,8 +41,8 @@ struct NumberSet {
 };
 
 // Texts of the numbers of the set, without exponents. Where there are bounds, a text has so few digits that numbers of different
-// texts are different ones for programs that read them as doubles. INVALID_ARGUMENT: bounds have too many digits for that, or the
-// automaton is too large.
+// texts are different ones for programs that read them as doubles; where a bound has more digits than a double, numbers are written
+// far within it. INVALID_ARGUMENT: a bound leaves none of these, or the automaton is too large.
 Result<Automaton> NumberTexts(const NumberSet& set);
 
 }  // namespace coppice
