@@ -156,6 +156,17 @@ def new_schemas(neighbour):
     return act
 
 
+def new_regexes(neighbour):
+    def act():
+        number = next(neighbour.number)
+        regex = f"x{number}y([a-z]{{0,200}}|[a-zA-Z0-9 ]{{0,{200 + number % 700}}})z"
+        neighbour.send(neighbour.request(constrained(regex=regex, max_tokens=400, n=4)))
+
+    return act
+
+
+AMBIGUOUS = "((a{0,40}){0,40}){0,40}"  # each letter may belong to many repeats
+WIDE = "([a-z]{0,100}[a-z]{0,100}){0,4}"  # its masks are slow, and within the limit
 NESTED = "((((a{0,1000}){0,1000}){0,1000}){0,1000}){0,1000}"
 NESTED_GRAMMAR = "root ::= a{1000}\n" + "\n".join(f"{x} ::= {y}{{0,1000}}" for x, y in zip("abcd", "bcde")) + '\ne ::= "x"{0,1000}'
 
@@ -244,6 +255,13 @@ KINDS = [
     Kind("regex of nested repeats", of(COMPLETIONS, constrained(regex=NESTED)), threads=2),
     Kind("regex of nested repeats, many samples", of(COMPLETIONS, constrained(regex=NESTED, n=16)), ends=True),
     Kind("grammar of nested repeats", of(COMPLETIONS, constrained(grammar=NESTED_GRAMMAR)), threads=2),
+    Kind("slow masks, many samples", of(COMPLETIONS, constrained(regex=WIDE, n=64, max_tokens=200, ignore_eos=True, temperature=2)), threads=2,
+         ends=True),
+    Kind("slow masks, many requests", of(COMPLETIONS, constrained(regex=WIDE, max_tokens=200, ignore_eos=True, temperature=2)), threads=16),
+    Kind("masks that are too slow", of(COMPLETIONS, constrained(regex=AMBIGUOUS, n=16, max_tokens=200, ignore_eos=True)), threads=4),
+    Kind("long repeats of a class", of(COMPLETIONS, constrained(regex="[a-z]{0,1000}", n=64, max_tokens=500, ignore_eos=True, temperature=2)),
+         threads=2),
+    Kind("another regex in each request", new_regexes, threads=8),
     # Large answers.
     Kind("echo with log-probabilities, many choices",
          of(COMPLETIONS, {"prompt": "a b c d " * 25, "echo": True, "logprobs": 20, "n": 2000, "max_tokens": 0}), threads=2),
