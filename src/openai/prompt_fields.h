@@ -32,9 +32,9 @@ std::optional<Prompt> ParsePrompt(const nlohmann::json& prompt);
 std::vector<Prompt> TakePrompts(FieldReader& fields);
 // Whether the model's chat template may read a field of that name.
 using ReadsField = std::function<bool(std::string_view name)>;
-// The field `messages`: a list of role and content, one at least, kMaxMessages at most; content that is null or absent is "". Of an assistant with
-// tool_calls, whose arguments become JSON values as templates want them, or with a refusal, which is its content where it has no
-// other; of a tool with tool_call_id. Other fields come along where the template `reads` them.
+// The field `messages`: a list of role and content, one at least, kMaxMessages at most; content that is null or absent is "". Of an
+// assistant with tool_calls, whose arguments become JSON values as templates want them, or with a refusal, which is its content
+// where it has no other; of a tool with tool_call_id. Other fields come along where the template `reads` them.
 std::vector<ChatMessage> TakeMessages(FieldReader& fields, const ReadsField& reads = {});
 // The message whose fields TakeMessages makes the same one of.
 nlohmann::ordered_json ToMessage(const ChatMessage& message);

@@ -20,8 +20,8 @@ struct Call {
   std::string key;                  // name of the API key; empty without keys
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
-  RequestCost cost;         // what it was admitted with
-  std::string logged_body;  // where the log is to have it
+  RequestCost cost;            // what it was admitted with
+  std::string logged_body;     // where the log is to have it
   std::string ignored_fields;  // of the request, by their names
 };
 
