@@ -213,7 +213,7 @@ std::vector<uint32_t> KeyOf(const Automaton& texts) {
   return key;
 }
 
-// The texts of an automaton in which no more than `most` characters in turn end in a state that does not accept.
+// The texts of an automaton, which has some, in which no more than `most` characters in turn end in a state that does not accept.
 std::optional<Automaton> WithShortDetours(const Automaton& texts, int32_t most) {
   std::map<std::pair<int32_t, int32_t>, int32_t> numbers = {{{0, 0}, 0}};
   std::vector<std::pair<int32_t, int32_t>> places = {{0, 0}};  // a state, and how many before it did not accept
@@ -262,6 +262,7 @@ Result<JsonTextRules::RuleId> JsonTextRules::String(const Automaton& texts, cons
   // A budget ends a text where it can end, so it needs a place where it can soon.
   constexpr int32_t kMaxDetour = 32;
   const std::optional<Automaton> least = texts.length().least >= length.least ? texts : counted({.least = length.least});
+  if (least && least->empty()) return grammar_.AddRule();
   const std::optional<Automaton> ending = least ? WithShortDetours(*least, kMaxDetour) : std::nullopt;
   if (!ending || ending->empty() || !length.most || *length.most < 2 * kMaxDetour + ending->length().least)
     return InvalidArgument(

@@ -392,7 +392,7 @@ TEST_F(BatchRoutesTest, ABatchWhoseFirstRequestsAllFailIsGivenUp) {
   EXPECT_EQ(unread["errors"]["data"][0]["code"], "invalid_input");
   EXPECT_THAT(unread["errors"]["data"][0]["message"], HasSubstr("the first 100 lines are all errors"));
   EXPECT_EQ(LinesOf(Content(unread["error_file_id"])).size(), 100u);
-  const json refused = WaitForState(Create(Upload(Requests(500, -1))), "failed");
+  const json refused = WaitForState(Create(Upload(Requests(500, -2))), "failed");
   EXPECT_THAT(refused["errors"]["data"][0]["message"], HasSubstr("requests all failed"));
   EXPECT_EQ(LinesOf(Content(refused["error_file_id"])).size(), 100u);
   const json begun = WaitForState(Create(Upload(Requests(1) + lines(2500))), "completed");

@@ -51,7 +51,7 @@ bool CrossOrigin::Allows(std::string_view origin) const {
 HttpResponse::Headers CrossOrigin::AnswerHeaders(std::string_view origin) const {
   if (!Allows(origin)) return {};
   HttpResponse::Headers headers = {{"access-control-allow-origin", any_ ? "*" : std::string(origin)},
-                                   {"access-control-expose-headers", "x-request-id, retry-after"}};
+                                   {"access-control-expose-headers", "x-request-id, retry-after, x-coppice-ignored-fields"}};
   if (!any_) headers.emplace_back("vary", "origin");  // caches keep the answers to several pages apart
   return headers;
 }

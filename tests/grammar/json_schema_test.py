@@ -19,7 +19,7 @@ except ImportError:
 from random_schemas import Generator  # noqa: E402
 
 SAMPLER = os.environ.get("SAMPLE_SCHEMAS", os.path.join(ROOT, "build", "dev", "tests", "grammar", "sample_schemas"))
-SCHEMAS = int(os.environ.get("COPPICE_TEST_SCHEMAS", "2500"))
+SCHEMAS = int(os.environ.get("COPPICE_TEST_SCHEMAS", "10000"))
 SEED = int(os.environ.get("COPPICE_TEST_SEED", "1"))
 SAMPLES, MAX_TOKENS = 4, 150
 

@@ -15,8 +15,8 @@ from batch_client import Client
 from server_process import Server, raw_request, read_all, statuses
 from tool_model import make_tool_model
 
-# As much as a schema may be: compiling it takes many seconds.
-SLOW = {"anyOf": [{"type": "string", "pattern": f".{{0,{900 + i}}}a.{{0,{900 + i}}}"} for i in range(50)]}
+# As much as a grammar may be: compiling it takes many seconds.
+SLOW = {"grammar": "root ::= " + " | ".join(f'[^\\n]{{0,{900 + i}}} "a" [^\\n]{{0,{900 + i}}}' for i in range(45))}
 # Each "a" may belong to many repeats.
 AMBIGUOUS = {"regex": "((a{0,40}){0,40}){0,40}", "ignore_eos": True, "max_tokens": 200}
 
@@ -93,7 +93,7 @@ class OutputFormsTest(unittest.TestCase):
         return connection
 
     def test_what_is_compiled_holds_nobody_up_and_ends_with_its_client(self):
-        connection = self.send(self.server, **form(SLOW))
+        connection = self.send(self.server, **SLOW)
         process = self.compiling(self.server)
         waiting = self.send(self.server, regex="(one|two)")  # of the same key: it waits for its turn
         for fields in ({}, {"regex": "(yes|no)"}, form({"enum": ["yes", "no"]})):
@@ -107,13 +107,13 @@ class OutputFormsTest(unittest.TestCase):
 
     def test_a_timeout_is_that_of_compiling_too(self):
         begin = time.monotonic()
-        status, answer = self.complete("alice", timeout=0.3, **form(SLOW))
-        self.assertEqual((status, answer["error"]["param"]), (408, "response_format"))
+        status, answer = self.complete("alice", timeout=0.3, **SLOW)
+        self.assertEqual((status, answer["error"]["param"]), (408, "grammar"))
         self.assertLess(time.monotonic() - begin, 10)
 
     def test_sigterm_ends_the_server_while_forms_are_compiled(self):
         with self.start() as server:
-            connection = self.send(server, **form(SLOW))
+            connection = self.send(server, **SLOW)
             self.compiling(server)
             processes = descendants(server.process.pid)
             server.process.send_signal(signal.SIGTERM)
@@ -124,7 +124,7 @@ class OutputFormsTest(unittest.TestCase):
     def test_a_killed_server_leaves_no_process(self):
         server = self.start()
         with self.assertRaises(AssertionError), server:
-            self.send(server, **form(SLOW))
+            self.send(server, **SLOW)
             self.compiling(server)
             processes = descendants(server.process.pid)
             server.process.kill()
@@ -133,7 +133,7 @@ class OutputFormsTest(unittest.TestCase):
             raise AssertionError("as expected")
 
     def test_killed_processes_are_replaced(self):
-        connection = self.send(self.server, **form(SLOW))
+        connection = self.send(self.server, **SLOW)
         os.kill(self.compiling(self.server), signal.SIGKILL)
         self.assertEqual(statuses(read_all(connection)), [500])
         for keeper in children(self.server.process.pid):
@@ -176,7 +176,7 @@ class OutputFormsTest(unittest.TestCase):
         return error.get("param")
 
     def test_a_batch_that_waits_for_a_form_holds_nobody_up_and_stops(self):
-        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"} | form(SLOW)}
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"} | SLOW}
         with self.start("--files", os.path.join(self.folder, "files of a stop")) as server:
             client = Client(server, Authorization="Bearer alice")
             name = client.create(client.upload(json.dumps(line).encode()))
