@@ -24,9 +24,9 @@ namespace coppice::openai {
 // A value as an error shows it, cut to a readable length.
 std::string Shown(const nlohmann::json& value);
 
-// The field `param`, which may be empty, of what lies at `place`.
+// The field `param` of what lies at `place`; either may be empty.
 inline std::string Within(const std::string& place, const std::string& param) {
-  return param.empty() ? place : place + "." + param;
+  return param.empty() || place.empty() ? place + param : place + "." + param;
 }
 
 // Takes the fields of an object one by one and remembers the first thing that is wrong. null is as good as absent.
