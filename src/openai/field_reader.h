@@ -21,6 +21,11 @@
 
 namespace coppice::openai {
 
+// 8 or 8.0: clients of languages with one type of numbers send either.
+inline bool IsWhole(const nlohmann::json& value) {
+  return value.is_number_integer() || (value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>());
+}
+
 // A value as an error shows it, cut to a readable length.
 std::string Shown(const nlohmann::json& value);
 
@@ -116,11 +121,6 @@ class FieldReader {
   BodyError TakeError() { return std::move(error_); }
 
  private:
-  // 8 or 8.0: clients of languages with one type of numbers send either.
-  static bool IsWhole(const nlohmann::json& value) {
-    return value.is_number_integer() || (value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>());
-  }
-
   const nlohmann::json& body_;
   UnknownFieldsOf* unknown_;
   std::string place_;
