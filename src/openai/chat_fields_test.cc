@@ -155,6 +155,18 @@ TEST_F(ChatFieldsTest, FieldsThatAskForNothing) {
   EXPECT_FALSE(completion.logprobs);
 }
 
+TEST_F(ChatFieldsTest, WholeNumbersMayHaveAFraction) {
+  const OpenAiRequest parsed = Parsed(R"({"prompt": [1.0, 2], "seed": -1.0, "stop_token_ids": [3.0]})", "[]");
+  EXPECT_THAT(parsed.prompt_ids, ElementsAre(1, 2));
+  EXPECT_EQ(parsed.request.sampling.seed, static_cast<uint64_t>(-1));
+  EXPECT_THAT(parsed.request.stop_token_ids, ElementsAre(3));
+  for (const char* const fields :
+       {R"({"prompt": [1.5]})", R"({"prompt": [-1.0]})", R"({"prompt": [2147483648.0]})", R"({"prompt": [1e300]})"}) {
+    EXPECT_EQ(Refused(fields, "[]").param, "prompt") << fields;
+  }
+  EXPECT_EQ(Refused(R"({"prompt": "a", "seed": -1.5})", "[]").param, "seed");
+}
+
 TEST_F(ChatFieldsTest, NoLimitIsTheEndOfTheContext) {
   const OpenAiRequestParser parser(&tokenizer_, kContext);
   for (const auto& [limit, tokens] : std::vector<std::pair<json, int32_t>>{{nullptr, 16}, {-1, kContext - 3}, {7.0, 7}}) {
@@ -172,6 +184,7 @@ TEST_F(ChatFieldsTest, WhatIsUnknownIsIgnoredAndTold) {
       R"({"cache_prompt": true, "provider": {"order": ["x"]}, "stream": true, "stream_options": {"continuous_usage_stats": true, "else": 1}})";
   EXPECT_THAT(Parsed(fields).ignored_fields,
               ElementsAre("stream_options.continuous_usage_stats", "stream_options.else", "cache_prompt", "provider"));
+  EXPECT_THAT(Parsed(R"({"": 1})").ignored_fields, ElementsAre(R"("")"));
   EXPECT_EQ(Refused(R"({"cache_prompt": true})", "[{\"role\": \"user\"}]", UnknownFields::kRefuse).param, "cache_prompt");
   for (const auto& [name, value] : std::vector<std::pair<const char*, const char*>>{{"typical_p", "0.5"},
                                                                                     {"guided_regex", "\"a\""},

@@ -15,7 +15,8 @@ void FieldReader::Unknown(const std::string& name, const json& value) {
   if (place_.empty() && unknown_) {
     if (std::optional<Status> effect = CheckEffect(name, value)) return effect->ok() ? void() : Fail(name, *std::move(effect));
   }
-  if (unknown_ && unknown_->rule == UnknownFields::kIgnore) return unknown_->ignored.push_back(Within(place_, name));
+  if (unknown_ && unknown_->rule == UnknownFields::kIgnore)
+    return unknown_->ignored.push_back(Within(place_, name.empty() ? R"("")" : name));
   const std::string shown = name.empty() ? "a field without a name" : Shown(name);
   Fail(name, InvalidArgument(fmt::format("{} is not supported; leave it out", shown)));
 }

@@ -21,12 +21,17 @@
 
 namespace coppice::openai {
 
+// 8 or 8.0: clients of languages with one type of numbers send either.
+inline bool IsWhole(const nlohmann::json& value) {
+  return value.is_number_integer() || (value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>());
+}
+
 // A value as an error shows it, cut to a readable length.
 std::string Shown(const nlohmann::json& value);
 
-// The field `param`, which may be empty, of what lies at `place`.
+// The field `param` of what lies at `place`; either may be empty.
 inline std::string Within(const std::string& place, const std::string& param) {
-  return param.empty() ? place : place + "." + param;
+  return param.empty() || place.empty() ? place + param : place + "." + param;
 }
 
 // Takes the fields of an object one by one and remembers the first thing that is wrong. null is as good as absent.
@@ -116,11 +121,6 @@ class FieldReader {
   BodyError TakeError() { return std::move(error_); }
 
  private:
-  // 8 or 8.0: clients of languages with one type of numbers send either.
-  static bool IsWhole(const nlohmann::json& value) {
-    return value.is_number_integer() || (value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>());
-  }
-
   const nlohmann::json& body_;
   UnknownFieldsOf* unknown_;
   std::string place_;

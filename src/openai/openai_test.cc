@@ -287,7 +287,7 @@ TEST_F(OpenAiRequestTest, AlternativesOfACompletionHaveNamesOfTheirOwn) {
   } tokenizer;
   CompletionLogprobs logprobs(&tokenizer, /*with_top=*/true);
   std::vector<TokenLogprob> top;
-  for (int32_t id = 0; id < 6; ++id) top.push_back({id, -static_cast<float>(id)});
+  for (int32_t id = 0; id < 6; ++id) top.push_back({id, 0.0f - static_cast<float>(id)});
   std::string text;
   int64_t offset = 0;
   logprobs.Append(LogprobColumn::kTop, {.id = 0, .logprob = 0.0f, .top = &top}, &offset, &text);

@@ -142,10 +142,10 @@ ChatMessage MessageOf(FieldReader parts, const ReadsField& reads, BodyError* err
 std::optional<std::vector<int32_t>> TokenIds(const json& value) {
   std::vector<int32_t> ids;
   for (const json& id : value) {
-    if (!id.is_number_integer()) return std::nullopt;
-    const int64_t value = id.get<int64_t>();  // what is too large becomes negative
-    if (value < 0 || value > INT32_MAX) return std::nullopt;
-    ids.push_back(static_cast<int32_t>(value));
+    if (!IsWhole(id)) return std::nullopt;
+    const double number = id.get<double>();  // exact where it is one of an id
+    if (number < 0 || number > INT32_MAX) return std::nullopt;
+    ids.push_back(static_cast<int32_t>(number));
   }
   return ids;
 }

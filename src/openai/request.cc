@@ -169,8 +169,10 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   fields.Take("top_p", &sampling.top_p);
   fields.Take("presence_penalty", &sampling.presence_penalty);
   fields.Take("frequency_penalty", &sampling.frequency_penalty);
-  if (const json* seed = fields.Find("seed"); seed && seed->is_number_integer() && !seed->is_number_unsigned()) {
-    sampling.seed = static_cast<uint64_t>(seed->get<int64_t>());  // OpenAI allows negative ones
+  if (const json* seed = fields.Find("seed"); seed && seed->is_number() && seed->get<double>() < 0) {
+    int64_t negative = 0;  // OpenAI allows those
+    fields.Take("seed", &negative);
+    sampling.seed = static_cast<uint64_t>(negative);
   } else {
     fields.Take("seed", &sampling.seed);
   }
