@@ -287,11 +287,11 @@ TEST_F(OpenAiRequestTest, AlternativesOfACompletionHaveNamesOfTheirOwn) {
   } tokenizer;
   CompletionLogprobs logprobs(&tokenizer, /*with_top=*/true);
   std::vector<TokenLogprob> top;
-  for (int32_t id = 0; id < 6; ++id) top.push_back({id, 0.0f - static_cast<float>(id)});
+  for (int32_t id = 0; id < 6; ++id) top.push_back({id, -1.0f - static_cast<float>(id)});
   std::string text;
   int64_t offset = 0;
   logprobs.Append(LogprobColumn::kTop, {.id = 0, .logprob = 0.0f, .top = &top}, &offset, &text);
-  EXPECT_EQ(text, R"({"a":0.0,"token_id:1":-1.0,"bytes:\\xf0\\x9f":-2.0,"bytes:\\xf0":-3.0,"":-4.0,"token_id:5":-5.0})");
+  EXPECT_EQ(text, R"({"a":-1.0,"token_id:1":-2.0,"bytes:\\xf0\\x9f":-3.0,"bytes:\\xf0":-4.0,"":-5.0,"token_id:5":-6.0})");
 }
 
 TEST_F(OpenAiRequestTest, ListsOfPrompts) {

@@ -3,6 +3,7 @@ client and with the server, what takes long to follow ends its own request alone
 build constrains no output."""
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -15,8 +16,15 @@ from batch_client import Client
 from server_process import Server, raw_request, read_all, statuses
 from tool_model import make_tool_model
 
-# As much as a grammar may be: compiling it takes many seconds.
-SLOW = {"grammar": "root ::= " + " | ".join(f'[^\\n]{{0,{900 + i}}} "a" [^\\n]{{0,{900 + i}}}' for i in range(45))}
+NUMBERS = itertools.count()
+
+
+def slow():
+    """As much as a grammar may be, and another one each time, since what was compiled is kept: compiling it takes many seconds."""
+    parts = [f'[^\\n]{{0,{900 + i}}} "a" [^\\n]{{0,{900 + i}}}' for i in range(45)]
+    return {"grammar": f'root ::= "{next(NUMBERS)}" | ' + " | ".join(parts)}
+
+
 # Each "a" may belong to many repeats.
 AMBIGUOUS = {"regex": "((a{0,40}){0,40}){0,40}", "ignore_eos": True, "max_tokens": 200}
 
@@ -70,13 +78,17 @@ class OutputFormsTest(unittest.TestCase):
         status, _, text = (server or cls.server).ask("POST", "/v1/completions", body, {"Authorization": f"Bearer {key}"})
         return status, json.loads(text)
 
+    @staticmethod
+    def compiles(server):
+        """The processes in which forms are compiled."""
+        return [pid for keeper in children(server.process.pid) for fork_server in children(keeper) for pid in children(fork_server)]
+
     def compiling(self, server):
         """The process in which a form is compiled, when it is there."""
         end = time.monotonic() + 60
         while time.monotonic() < end:
-            deep = [pid for keeper in children(server.process.pid) for server_process in children(keeper) for pid in children(server_process)]
-            if deep:
-                return deep[0]
+            if processes := self.compiles(server):
+                return processes[0]
             time.sleep(0.005)
         raise AssertionError("nothing is compiled")
 
@@ -93,7 +105,7 @@ class OutputFormsTest(unittest.TestCase):
         return connection
 
     def test_what_is_compiled_holds_nobody_up_and_ends_with_its_client(self):
-        connection = self.send(self.server, **SLOW)
+        connection = self.send(self.server, **slow())
         process = self.compiling(self.server)
         waiting = self.send(self.server, regex="(one|two)")  # of the same key: it waits for its turn
         for fields in ({}, {"regex": "(yes|no)"}, form({"enum": ["yes", "no"]})):
@@ -107,13 +119,13 @@ class OutputFormsTest(unittest.TestCase):
 
     def test_a_timeout_is_that_of_compiling_too(self):
         begin = time.monotonic()
-        status, answer = self.complete("alice", timeout=0.3, **SLOW)
+        status, answer = self.complete("alice", timeout=0.3, **slow())
         self.assertEqual((status, answer["error"]["param"]), (408, "grammar"))
         self.assertLess(time.monotonic() - begin, 10)
 
     def test_sigterm_ends_the_server_while_forms_are_compiled(self):
         with self.start() as server:
-            connection = self.send(server, **SLOW)
+            connection = self.send(server, **slow())
             self.compiling(server)
             processes = descendants(server.process.pid)
             server.process.send_signal(signal.SIGTERM)
@@ -124,7 +136,7 @@ class OutputFormsTest(unittest.TestCase):
     def test_a_killed_server_leaves_no_process(self):
         server = self.start()
         with self.assertRaises(AssertionError), server:
-            self.send(server, **SLOW)
+            self.send(server, **slow())
             self.compiling(server)
             processes = descendants(server.process.pid)
             server.process.kill()
@@ -133,7 +145,8 @@ class OutputFormsTest(unittest.TestCase):
             raise AssertionError("as expected")
 
     def test_killed_processes_are_replaced(self):
-        connection = self.send(self.server, **SLOW)
+        self.wait_until(lambda: not self.compiles(self.server), "what another test left is compiled")
+        connection = self.send(self.server, **slow())
         os.kill(self.compiling(self.server), signal.SIGKILL)
         self.assertEqual(statuses(read_all(connection)), [500])
         for keeper in children(self.server.process.pid):
@@ -176,7 +189,7 @@ class OutputFormsTest(unittest.TestCase):
         return error.get("param")
 
     def test_a_batch_that_waits_for_a_form_holds_nobody_up_and_stops(self):
-        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"} | SLOW}
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"} | slow()}
         with self.start("--files", os.path.join(self.folder, "files of a stop")) as server:
             client = Client(server, Authorization="Bearer alice")
             name = client.create(client.upload(json.dumps(line).encode()))
