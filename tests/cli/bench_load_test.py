@@ -147,7 +147,7 @@ class BenchLoadTest(unittest.TestCase):
                            (["throughput", "--workload", "sampling", "--groups", 3], "no --groups"),
                            (["throughput", "--workload", "document"], "context length is 2048"),
                            (["throughput", "--shared-tokens", 200, "--max-context", 100], "raise --max-context, which this model lets be 2048"),
-                           (["throughput", "--modes", "tree,all"], "'all' is no sharing mode"),
+                           (["throughput", "--modes", "tree,all"], "'all' is no mode"),
                            (["serve"], "--rate"),
                            (["serve", "--rate", "0"], "--rate")):
             done = coppice("bench", *args, "--model", TINY)

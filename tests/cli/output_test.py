@@ -71,7 +71,7 @@ class StandardOutputTest(FolderTest):
 
 class DescriptorTest(FolderTest):
     def test_descriptors_0_to_2_never_become_files(self):
-        lines = [json.dumps({"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": {"prompt": [5 + i], "max_tokens": 1 if i % 3 else -1}})
+        lines = [json.dumps({"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": {"prompt": [5 + i], "max_tokens": 1 if i % 3 else -2}})
                  for i in range(12)]
         self.input = self.path("in.jsonl", "\n".join(lines).encode())
         for closed in range(8):

@@ -27,7 +27,7 @@ class ScoreTest(unittest.TestCase):
             file.write("".join((line if isinstance(line, str) else json.dumps(line)) + "\n\n" for line in lines))
 
     def command(self, *args):
-        return ["score", self.input, self.output, "--model", TINY, "--dtype", "f32", *args]
+        return ["score", self.input, self.output, "--model", TINY, "--dtype", "f32", "--deterministic", *args]
 
     def records(self, path):
         with open(path, encoding="utf-8") as file:
@@ -44,7 +44,7 @@ class ScoreTest(unittest.TestCase):
 
     def test_killed_and_resumed(self):
         self.write(*LINES)
-        done = coppice("score", self.input, "--model", TINY, "--dtype", "f32")
+        done = coppice("score", self.input, "--model", TINY, "--dtype", "f32", "--deterministic")
         undisturbed = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([record["line"] for record in undisturbed], list(range(1, 2 * len(LINES), 2)))
         expected = [(record["line"], record["scores"]) for record in undisturbed]

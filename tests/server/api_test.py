@@ -2,6 +2,7 @@
 
 import json
 import hashlib
+import os
 import signal
 import subprocess
 import tempfile

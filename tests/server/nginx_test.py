@@ -145,8 +145,8 @@ class NginxTest(unittest.TestCase):
         self.assertEqual(self.ask("GET", "/v1/models", headers={})[0], 401)
         self.assertEqual(self.ask("GET", "/health", headers={})[0], 200)
         self.assertEqual(self.ask("GET", "/metrics")[0], 404)
-        status, text = self.ask("POST", "/v1/completions", {"prompt": [5], "nonsense": 1})
-        self.assertEqual((status, json.loads(text)["error"]["param"]), (400, "nonsense"))
+        status, text = self.ask("POST", "/v1/completions", {"prompt": [5], "suffix": "x"})
+        self.assertEqual((status, json.loads(text)["error"]["param"]), (400, "suffix"))
         self.assertEqual(self.ask("POST", "/v1/completions", {"prompt": [5], "user": "x" * (11 << 20)})[0], 413)
         self.assertEqual(self.ask("POST", "/v1/completions", {"user": "x" * (2 << 20), "prompt": [5], "max_tokens": 1})[0], 200)
 

@@ -137,7 +137,7 @@ class ScoreTest(unittest.TestCase):
     def test_refusals(self):
         self.assertEqual(self.score(prompt=[1], continuations=[[300]])[0], 400)
         self.assertEqual(self.score(prompt=[1], continuations=[])[1]["error"]["param"], "continuations")
-        self.assertEqual(self.score(prompt=[1], continuations=[[2]], temperature=1)[1]["error"]["param"], "temperature")
+        self.assertEqual(self.score(prompt=[1], continuations=[[2]], temperature=1)[0], 200)  # it changes no score
         self.assertEqual(self.score(prompt="text", continuations=["x"])[0], 400)  # no tokenizer
 
     def test_the_command_says_what_the_server_says(self):
