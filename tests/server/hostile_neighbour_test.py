@@ -458,7 +458,7 @@ class HostileNeighbourTest(unittest.TestCase):
                 server.process.send_signal(signal.SIGTERM)
                 begin = time.monotonic()
                 server.process.wait(timeout=60)
-                self.assertLess(time.monotonic() - begin, DRAIN_SECONDS + 3)
+                self.assertLess(time.monotonic() - begin, DRAIN_SECONDS + 5)  # other programs share the processors
 
 
 if __name__ == "__main__":
