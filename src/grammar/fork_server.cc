@@ -75,44 +75,46 @@ bool ReceiveFrame(int fd, char* kind, std::string* bytes) {
   return ReceiveAll(fd, bytes->data(), bytes->size());
 }
 
-// Room for one descriptor in a control message.
-union DescriptorRoom {
-  cmsghdr head;
-  std::array<char, CMSG_SPACE(sizeof(int))> bytes;
+// A message of one character, with room for one descriptor.
+class DescriptorMessage {
+ public:
+  explicit DescriptorMessage(char* kind) : text_{.iov_base = kind, .iov_len = 1} {
+    message_.msg_iov = &text_;
+    message_.msg_iovlen = 1;
+    message_.msg_control = room_.data();
+    message_.msg_controllen = room_.size();
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+
+  msghdr* get() { return &message_; }
+
+ private:
+  iovec text_;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room_ = {};
+  msghdr message_ = {};
 };
 
 bool SendDescriptor(int control, char kind, int fd) {
-  iovec text = {.iov_base = &kind, .iov_len = 1};
-  DescriptorRoom room = {};
-  msghdr message = {};
-  message.msg_iov = &text;
-  message.msg_iovlen = 1;
-  message.msg_control = room.bytes.data();
-  message.msg_controllen = room.bytes.size();
-  cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  DescriptorMessage message(&kind);
+  cmsghdr* const head = CMSG_FIRSTHDR(message.get());
   head->cmsg_level = SOL_SOCKET;
   head->cmsg_type = SCM_RIGHTS;
   head->cmsg_len = CMSG_LEN(sizeof fd);
   std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
   ssize_t sent = 0;
-  do sent = sendmsg(control, &message, MSG_NOSIGNAL);
+  do sent = sendmsg(control, message.get(), MSG_NOSIGNAL);
   while (sent < 0 && errno == EINTR);
   return sent == 1;
 }
 
 // None where the other side is gone.
 FileDescriptor ReceiveDescriptor(int control, char* kind) {
-  iovec text = {.iov_base = kind, .iov_len = 1};
-  DescriptorRoom room = {};
-  msghdr message = {};
-  message.msg_iov = &text;
-  message.msg_iovlen = 1;
-  message.msg_control = room.bytes.data();
-  message.msg_controllen = room.bytes.size();
+  DescriptorMessage message(kind);
   ssize_t received = 0;
-  do received = recvmsg(control, &message, MSG_CMSG_CLOEXEC);
+  do received = recvmsg(control, message.get(), MSG_CMSG_CLOEXEC);
   while (received < 0 && errno == EINTR);
-  const cmsghdr* const head = received == 1 ? CMSG_FIRSTHDR(&message) : nullptr;
+  const cmsghdr* const head = received == 1 ? CMSG_FIRSTHDR(message.get()) : nullptr;
   int fd = -1;
   if (head && head->cmsg_type == SCM_RIGHTS) std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
   return FileDescriptor(fd);
