@@ -267,15 +267,20 @@ TEST(Constraint, TheMasksOfAKeyHaveABoundInAStep) {
   EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(10), 8));
 }
 
+// Request 0 of alice, whose masks are slow, and request 1 of bob, which has none.
+void SubmitSlowAndOther(EngineHarness* harness, int32_t slow_tokens, int32_t other_tokens) {
+  Request slow = Constrained(Spinning(std::chrono::milliseconds(20)), slow_tokens, 1);
+  slow.share_of = "alice";
+  Request other = Greedy(Prompt(10, 5), other_tokens);
+  other.share_of = "bob";
+  harness->Submit(slow);
+  harness->Submit(other);
+}
+
 TEST(Constraint, SlowMasksWaitForOthersAndNotForThemselves) {
   for (const int steps_ahead : {0, 1}) {
     EngineHarness harness(ConfigOf(steps_ahead));
-    Request slow = Constrained(Spinning(std::chrono::milliseconds(20)), 8, 1);
-    slow.share_of = "alice";
-    Request other = Greedy(Prompt(10, 5), 60);
-    other.share_of = "bob";
-    harness.Submit(slow);
-    harness.Submit(other);
+    SubmitSlowAndOther(&harness, 8, 60);
     while (!harness.outputs(1)[0].reason) harness.Step();
     EXPECT_EQ(harness.outputs(1)[0].tokens.size(), 60u);
     EXPECT_LT(harness.outputs(0)[0].tokens.size(), 8u);  // while bob's had 60 steps
@@ -290,12 +295,7 @@ TEST(Constraint, SlowMasksDoNotWaitForWhatCannotRun) {
   EngineConfig config = ConfigOf(0);
   config.max_running = 1;
   EngineHarness harness(config);
-  Request slow = Constrained(Spinning(std::chrono::milliseconds(20)), 3, 1);
-  slow.share_of = "alice";
-  Request other = Greedy(Prompt(10, 5), 4);
-  other.share_of = "bob";
-  harness.Submit(slow);
-  harness.Submit(other);
+  SubmitSlowAndOther(&harness, 3, 4);
   harness.RunToEnd();
   EXPECT_EQ(harness.outputs(0)[0].tokens.size(), 3u);
   EXPECT_EQ(harness.outputs(1)[0].tokens.size(), 4u);

@@ -1,6 +1,8 @@
 #include "engine/fair_shares.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 namespace coppice {
@@ -10,12 +12,17 @@ constexpr int32_t kLeastPart = 16;  // tokens of prompts: less is not worth a st
 
 int32_t PriorityOf(const Sequence& sequence) { return sequence.request->params.priority; }
 
+// `highest` is at least the sequence's priority from now on.
+void Raise(std::optional<int32_t>* highest, const Sequence& sequence) {
+  *highest = std::max(*highest, std::optional(PriorityOf(sequence)));  // none is below all
+}
+
 }  // namespace
 
 void FairShares::Count(std::span<Sequence* const> running, const std::deque<Sequence*>& waiting, int32_t free) {
   contended_ = false;
   neediest_ = nullptr;
-  any_below_ = false;
+  below_priority_.reset();
   if (shares_.size() < 2) return;
   for (auto& [name, share] : shares_) share = {};
   int32_t places = free;
@@ -24,7 +31,7 @@ void FairShares::Count(std::span<Sequence* const> running, const std::deque<Sequ
     ++places;
     FairShare& share = *sequence->request->share;
     ++share.running;
-    if (sequence->prefilling()) share.prompt_priority = std::max(share.prompt_priority.value_or(INT32_MIN), PriorityOf(*sequence));
+    if (sequence->prefilling()) Raise(&share.prompt_priority, *sequence);
   }
   for (Sequence* const sequence : waiting) {
     Sequence*& next = sequence->request->share->next;
@@ -34,24 +41,20 @@ void FairShares::Count(std::span<Sequence* const> running, const std::deque<Sequ
   contended_ = shares_.size() > 1;
   if (!contended_) return;
   part_ = std::max(1, places / static_cast<int32_t>(shares_.size()));
-  const auto note_below = [this](int32_t priority) {
-    below_priority_ = any_below_ ? std::max(below_priority_, priority) : priority;
-    any_below_ = true;
-  };
   for (const auto& [name, share] : shares_) {
     if (share.running >= part_ || share.next == nullptr) continue;
-    note_below(PriorityOf(*share.next));
+    Raise(&below_priority_, *share.next);
     const auto rank = [](const FairShare& of) { return std::tuple(PriorityOf(*of.next), -of.running); };
     if (neediest_ == nullptr || rank(share) > rank(*neediest_)) neediest_ = &share;
   }
   for (const Sequence* const sequence : running) {
     if (sequence->state != Sequence::State::kRunning || sequence->num_forks() == 1) continue;
-    if (sequence->request->share->running < part_) note_below(PriorityOf(*sequence));
+    if (sequence->request->share->running < part_) Raise(&below_priority_, *sequence);
   }
 }
 
 bool FairShares::MayTake(const Sequence& sequence) const {
-  return !any_below_ || sequence.request->share->running < part_ || PriorityOf(sequence) > below_priority_;
+  return sequence.request->share->running < part_ || PriorityOf(sequence) > below_priority_;
 }
 
 void FairShares::DividePrompts(int32_t tokens, bool places_are_free) {
@@ -60,8 +63,7 @@ void FairShares::DividePrompts(int32_t tokens, bool places_are_free) {
   first_priority_ = INT32_MIN;
   for (const auto& [name, share] : shares_) {
     std::optional<int32_t> priority = share.prompt_priority;
-    if (places_are_free && share.next != nullptr && share.running < part_)
-      priority = std::max(priority.value_or(INT32_MIN), PriorityOf(*share.next));
+    if (places_are_free && share.next != nullptr && share.running < part_) Raise(&priority, *share.next);
     if (!priority) continue;
     ++sharing;
     if (*priority == first_priority_) first_prompts_ = nullptr;

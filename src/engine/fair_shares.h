@@ -3,7 +3,6 @@
 // Counts; decides nothing about requests. Layer: engine.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -56,8 +55,8 @@ class FairShares {
   int32_t part_of_prompts_ = 0;               // tokens
   const FairShare* first_prompts_ = nullptr;  // of the one name that has the highest priority, if there is one
   int32_t first_priority_ = 0;
-  bool any_below_ = false;      // a name below its part wants places, now or when its prompts are computed
-  int32_t below_priority_ = 0;  // the highest of such a one's requests
+  // Of names below their part that want places, now or when their prompts are computed, the highest priority of a request.
+  std::optional<int32_t> below_priority_;
 };
 
 }  // namespace coppice

@@ -223,7 +223,7 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
       all_admitted = false;
       continue;
     }
-    if (!MayTakePlace(*sequence) || (sequence->prefilling() && prefill_left(*sequence) == 0)) {  // of the name's part
+    if (!MayTakePlace(*sequence) || prefill_left(*sequence) == 0) {  // of the name's part
       all_admitted = false;
       continue;
     }
@@ -248,7 +248,7 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
     const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
     for (auto earlier = waiting_.begin(); earlier != place; ++earlier) ++(*earlier)->overtaken;
     waiting_.erase(place);
-    Append(sequence, std::min(sequence->remaining(), sequence->prefilling() ? prefill_left(*sequence) : prefill_left()));
+    Append(sequence, std::min(sequence->remaining(), prefill_left(*sequence)));
     NoteAdmitted(*sequence);
   }
   return all_admitted;

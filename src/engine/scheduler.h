@@ -130,9 +130,10 @@ class Scheduler {
   int32_t budget_left() const { return options_.max_batch_tokens - batch_->num_tokens(); }
   // Whether it may be taken in now, as far as names go.
   bool MayTakePlace(const Sequence& sequence) const;
+  // Of what is left, what the sequence may have; a decode belongs to no part of prompts.
   int32_t prefill_left(const Sequence& sequence) const {
     const int32_t left = prefill_left();
-    return shares_.contended() ? std::min(left, shares_.PromptTokensFor(sequence)) : left;
+    return shares_.contended() && sequence.prefilling() ? std::min(left, shares_.PromptTokensFor(sequence)) : left;
   }
   int32_t prefill_left() const {
     const int32_t left = std::min(budget_left(), options_.chunk - batch_->prefill_tokens);
