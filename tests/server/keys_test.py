@@ -113,6 +113,10 @@ class KeysTest(unittest.TestCase):
                 return [server.ask("GET", path, headers={"Authorization": "Bearer bob"})[2] for path in ("/metrics", "/v1/tree", "/v1/prefixes")]
 
             self.complete(server, "bob", prompt=self.prompt())
+            end = time.monotonic() + 60
+            while not json.loads(seen()[1])["nodes"]:  # the tree is told when the engine is idle, after the answer
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.01)
             before = seen()
             for way in (self.complete, self.stream, self.score, self.pin):
                 way(server, "alice", prompt=self.prompt())
