@@ -17,6 +17,8 @@ namespace {
 namespace beast = boost::beast;
 namespace http = beast::http;
 
+constexpr size_t kShortestChunks = 5;  // "0\r\n\r\n"
+
 template <class Message>
 std::string_view ValueOf(const Message& message, http::field field) {
   const auto value = message[field];
@@ -96,10 +98,11 @@ void HttpRequestParser::TakeMemory(const Work& work) {
 size_t HttpRequestParser::Parse(std::string_view bytes) {
   size_t taken = 0;
   beast::error_code error;
-  while (taken < bytes.size() && !error) {
+  while (taken < bytes.size() && !error && !NeedsMore(bytes.size() - taken)) {
     const size_t put = parser_.put(boost::asio::buffer(bytes.substr(taken)), error);
     const std::string_view lines = bytes.substr(taken, put);  // of a head: whole ones, with all that continues them
     taken += put;
+    body_begun_ = body_begun_ || (state_ == State::kBody && put > 0);
     if (state_ == State::kHead && HasFold(lines)) {
       Refuse(400, "a header goes on in the next line");
       return taken;
@@ -122,6 +125,11 @@ size_t HttpRequestParser::Parse(std::string_view bytes) {
     RefuseBecauseOf(http::error::header_limit);
   }
   return taken;
+}
+
+// The library asserts that the first chunk, if it is the last one too, is there whole when it is looked at again.
+bool HttpRequestParser::NeedsMore(size_t bytes) const {
+  return state_ == State::kBody && !body_begun_ && parser_.chunked() && bytes < kShortestChunks;
 }
 
 void HttpRequestParser::AcceptBody(uint64_t max_bytes) {

@@ -54,6 +54,8 @@ class HttpRequestParser {
   template <class Work>
   void TakeMemory(const Work& work);
   size_t Parse(std::string_view bytes);
+  // Whether so few bytes of a body cannot be looked at yet.
+  bool NeedsMore(size_t bytes) const;
 
   // A body that is appended to as it comes, and nothing else: the caller may take it out in pieces. Its memory grows with what has
   // come, whatever length was announced.
@@ -87,6 +89,7 @@ class HttpRequestParser {
 
   const size_t max_header_bytes_;
   uint64_t max_body_bytes_ = 0;
+  bool body_begun_ = false;
   State state_ = State::kHead;
   Refusal refusal_;
   boost::beast::http::request_parser<AppendedBody> parser_;

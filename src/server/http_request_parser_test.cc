@@ -79,6 +79,18 @@ TEST(HttpRequestParser, RequestsHoweverTheirBytesCome) {
   }
 }
 
+TEST(HttpRequestParser, NoChunksHoweverTheirBytesCome) {
+  for (const std::string_view end : {"0\r\n\r\n", "0;x=y\r\n\r\n", "000\r\nTrailer: t\r\n\r\n"}) {
+    for (size_t piece = 1; piece <= end.size(); ++piece) {
+      std::string bytes = "PUT /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + std::string(end) + "next";
+      const auto parser = Parsed(&bytes, piece);
+      ASSERT_EQ(parser->state(), State::kDone) << end << " in pieces of " << piece;
+      EXPECT_EQ(parser->body(), "");
+      EXPECT_EQ(bytes.substr(0, 4), std::string("next").substr(0, bytes.size()));
+    }
+  }
+}
+
 TEST(HttpRequestParser, BodiesMayBeTakenOutInPieces) {
   HttpRequestParser parser(kMaxHeader);
   const std::string_view head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\nExpect: 100-continue\r\n\r\n";
