@@ -18,61 +18,13 @@
 #include "coppice/core/types.h"
 #include "core/device.h"
 #include "core/device_tensor.h"
-#include "ops/quantized_blocks.h"
+#include "ops/weight.h"
 
 namespace coppice::ops {
 
 // Allocations of activations are padded to this many rows: products may read (never write) rows up to the next multiple.
 inline constexpr int64_t kRowPadding = 16;
 inline constexpr int32_t kMaxHeadDim = 256;
-
-// Consecutive inputs of a row that share a scale and a minimum in a CodedWeight.
-inline constexpr int64_t kCodeBlock = 32;
-// A matrix as a quantised file stores it: element (r, i) is scales[r][i / 32] * codes[r][i] + minima[r][i / 32]. Host memory.
-struct CodedWeight {
-  int32_t bits = 0;               // 4: codes 0 to 15; 8: -128 to 127
-  const int8_t* codes = nullptr;  // [rows, in_features]
-  const F16* scales = nullptr;    // [rows, in_features / 32]
-  const F16* minima = nullptr;    // likewise
-};
-
-// A matrix in the blocks of a quantised file: [rows, in_features], each row whole blocks. Host memory.
-struct BlockWeight {
-  BlockFormat format = BlockFormat::kQ8_0;
-  const std::byte* rows = nullptr;
-  // Products may bring their input to 8 bits, of which a block of 32 has its own range, where that is faster. What it costs:
-  // docs/numerics.md. Not in the deterministic mode.
-  bool coarse_input = false;
-};
-
-// One matrix as a model stores it: [rows, in_features] of the compute dtype, row-major; bias [rows] fp32 or null. With `coded`, the
-// same matrix before it was rounded to the compute dtype: products of few rows read it instead, in fewer bytes. With `blocks`, the
-// matrix is these and `weight` is null: all products read them (Ops::TakesBlocks). Host memory.
-struct LinearPart {
-  const void* weight = nullptr;
-  int64_t rows = 0;
-  const float* bias = nullptr;
-  std::optional<CodedWeight> coded = std::nullopt;
-  std::optional<BlockWeight> blocks = std::nullopt;
-};
-
-enum class PartOrder : uint8_t {
-  kConcatenated,  // outputs of part 0, then of part 1, ...: q, k, v as one product
-  kGateUp,        // two parts of equal rows, consumed by Epilogue::kGated
-};
-
-// Weights in the layout of the device's kernels. Immutable: may be used by several Ops of the same device and thread at once.
-class Weight {
- public:
-  virtual ~Weight() = default;
-  int64_t in_features() const { return in_features_; }
-  int64_t out_features() const { return out_features_; }  // kGateUp: rows of one part
-  DType dtype() const { return dtype_; }
-
- protected:
-  int64_t in_features_ = 0, out_features_ = 0;
-  DType dtype_ = DType::kF32;
-};
 
 enum class Activation : uint8_t {
   kSilu,      // x / (1 + e^-x)
@@ -134,7 +86,8 @@ struct RopeAppendArgs {
 
 // Calls are in stream order and asynchronous on CUDA; on a CPU they return when the work is done. A Status says what a launch or
 // the device said; shapes, ids, rows and slots are the caller's promise and are checked in debug builds only; x and y of one call
-// do not overlap unless said. After Pack nothing allocates, so that a step can be captured into a graph. Thread-compatible.
+// do not overlap unless said. Pack, PackQkv and Tune allocate, nothing else does, so that a step can be captured into a graph.
+// Thread-compatible.
 class Ops {
  public:
   struct Options {
@@ -147,19 +100,13 @@ class Ops {
   static Result<std::unique_ptr<Ops>> Create(Device* device, const Options& options);
   virtual ~Ops() = default;
 
-  // Whether Pack makes use of LinearPart::coded for weights of this dtype.
-  virtual bool WantsCodes(DType dtype) const = 0;
-  // Whether Pack takes these parts, all of which have LinearPart::blocks, for products with inputs of this dtype.
-  virtual bool TakesBlocks(DType /*dtype*/, int64_t /*in_features*/, std::span<const LinearPart> /*parts*/,
-                           PartOrder /*order*/ = PartOrder::kConcatenated) const {
-    return false;
-  }
-  // Whether products with such blocks are faster than those with weights of this dtype.
-  virtual bool PrefersBlocks(DType /*dtype*/) const { return false; }
+  // What Pack makes of parts of these formats, for products with inputs of `dtype`.
+  virtual FormatChoice Accepts(std::span<const PartShape> parts, DType dtype, int64_t in_features,
+                               PartOrder order = PartOrder::kConcatenated) const = 0;
   // Which kernels this machine runs, for `inspect` and logs: "avx512_bf16 + oneDNN brgemm".
   virtual std::string description() const = 0;
-  // Copies the parts into the kernels' layout in device memory. dtype is that of all parts. INVALID_ARGUMENT for shapes that cannot
-  // be multiplied; UNIMPLEMENTED for a dtype without kernels; RESOURCE_EXHAUSTED. Allocates; everything below does not.
+  // Copies the parts into the kernels' layout in device memory. dtype is that of all parts. Codes are kept where Accepts prefers
+  // them. INVALID_ARGUMENT for shapes that cannot be multiplied; UNIMPLEMENTED for a dtype without kernels; RESOURCE_EXHAUSTED.
   virtual Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                                PartOrder order = PartOrder::kConcatenated) = 0;
 
@@ -167,6 +114,12 @@ class Ops {
   // and of v, in this order.
   virtual Result<std::unique_ptr<Weight>> PackQkv(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                                   const QkvHeads& heads);
+
+  // Replaces the elements of one part of a dense weight in place, its bias, or both: a null pointer leaves what is there. Addresses
+  // stay, so captured graphs do. `with` has the part's rows, DenseFormat, and lies in host memory or in that of the device. No
+  // product with the weight is under way; waits for the device. FAILED_PRECONDITION: the weight is not dense. INVALID_ARGUMENT:
+  // there is no such part, its rows or format are others, or it has no bias to replace.
+  virtual Status Repack(const LinearPart& with, size_t part, Weight* weight) = 0;
 
   // What a step of so many rows multiplies, put into the stream through these Ops.
   using StepOfRows = std::function<Status(int64_t rows)>;

@@ -28,6 +28,11 @@ auto Row(const BasicDeviceTensor<Byte>& tensor, int64_t row) {
   return static_cast<Bytes*>(tensor.data) + row * tensor.stride * static_cast<int64_t>(SizeOf(tensor.dtype));
 }
 
+template <class Format>
+bool AreAll(std::span<const PartShape> parts) {
+  return std::ranges::all_of(parts, [](const PartShape& part) { return std::holds_alternative<Format>(part.format); });
+}
+
 class CpuOps final : public Ops {
  public:
   CpuOps(Device* device, const Options& options, const Kernels& kernels, ProductLibrary library)
@@ -41,19 +46,14 @@ class CpuOps final : public Ops {
     workers_.resize(executor_.num_workers());
   }
 
-  // The deterministic mode has one kernel for every number of rows.
-  bool WantsCodes(DType dtype) const override {
-    return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && kernels_.code_input != nullptr;
-  }
-
-  bool TakesBlocks(DType dtype, int64_t in_features, std::span<const LinearPart> parts, PartOrder order) const override {
-    return dtype != DType::kF16 && kernels_.quantized != nullptr && !parts.empty() &&
-           QuantizedPanels::CanPack(in_features, parts, order);
-  }
-
-  // Products with bf16 pairs do as many multiplications an instruction as those with blocks, and take nothing apart.
-  bool PrefersBlocks(DType dtype) const override {
-    return dtype == DType::kBF16 && library_ == ProductLibrary::kAuto && !kernels_.multiplies_bf16;
+  FormatChoice Accepts(std::span<const PartShape> parts, DType dtype, int64_t in_features, PartOrder order) const override {
+    if (dtype == DType::kF16 || parts.empty()) return {};
+    // Products with bf16 pairs do as many multiplications an instruction as those with blocks, and take nothing apart.
+    if (AreAll<BlocksFormat>(parts)) {
+      return {.taken = kernels_.quantized != nullptr && QuantizedPanels::CanPack(in_features, parts, order),
+              .preferred = dtype == DType::kBF16 && library_ == ProductLibrary::kAuto && !kernels_.multiplies_bf16};
+    }
+    return {.taken = true, .preferred = AreAll<CodedFormat>(parts) && KeepsCodes(dtype)};
   }
 
   std::string description() const override { return description_; }
@@ -61,7 +61,7 @@ class CpuOps final : public Ops {
   Result<std::unique_ptr<Weight>> Pack(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                        PartOrder order) override {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
-                             PackedWeight::Create(executor_, memory_, dtype, in_features, parts, order, WantsCodes(dtype)));
+                             PackedWeight::Create(executor_, memory_, dtype, in_features, parts, order, KeepsCodes(dtype)));
     if (onednn_ != nullptr && weight->quantized() == nullptr) {
       const OneDnnTiles::Plan* plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
       // Without matrix units the panel kernels are as fast for any number of bf16 rows, and faster for few.
@@ -70,6 +70,10 @@ class CpuOps final : public Ops {
       if (weight->plan != nullptr) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
     }
     return std::unique_ptr<Weight>(std::move(weight));
+  }
+
+  Status Repack(const LinearPart& with, size_t part, Weight* weight) override {
+    return static_cast<PackedWeight*>(weight)->Repack(executor_, with, part);
   }
 
   Status Tune(int64_t, const StepOfRows&, Stream) override { return OkStatus(); }
@@ -180,6 +184,11 @@ class CpuOps final : public Ops {
   }
 
  private:
+  // Whether products of few rows read codes. The deterministic mode has one kernel for every number of rows.
+  bool KeepsCodes(DType dtype) const {
+    return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && kernels_.code_input != nullptr;
+  }
+
   // One worker's output of a tile product. Its own pages, so that workers never share a cache line.
   struct alignas(64) Worker {
     alignas(64) float tile[kBlockRows * kMaxGroup * kPanelCols];

@@ -43,7 +43,10 @@ void BM_Linear(benchmark::State& state, DType dtype, const Variant& variant, int
   const std::vector<int8_t> codes(k * n, 1);
   const std::vector<F16> scales(k * n / kCodeBlock, F16::FromFloat(0.01f)), minima(scales.size(), F16::FromFloat(0.0f));
   LinearPart part = {dtype == DType::kF32 ? static_cast<const void*>(values.data()) : values_bf16.data(), n};
-  if (variant.code_bits != 0) part.coded = {variant.code_bits, codes.data(), scales.data(), minima.data()};
+  if (variant.code_bits != 0) {
+    part.format = CodedFormat{variant.code_bits};
+    part.codes = {codes.data(), scales.data(), minima.data()};
+  }
   for (int64_t i = 0; i < copies; ++i) weights.push_back(*ops->Pack(dtype, k, {&part, 1}));
   std::vector<float> x(RoundUp(rows, kRowPadding) * k, 0.0f);  // also read as bf16
   size_t next = 0;

@@ -41,6 +41,9 @@ class PackedWeight final : public Weight {
   const QuantizedPanels* quantized() const { return quantized_ ? &*quantized_ : nullptr; }
   bool coarse_input() const { return coarse_input_; }  // of all its blocks
 
+  // As of Ops::Repack.
+  Status Repack(Executor& executor, const LinearPart& with, size_t part);
+
   int32_t code_bits() const { return code_bits_; }  // 0: not coded
   const std::byte* CodedPanel(int64_t panel) const { return coded_panels_.get() + panel * coded_panel_bytes(); }
 
@@ -59,14 +62,17 @@ class PackedWeight final : public Weight {
   bool matrix_units() const { return plan != nullptr && OneDnnTiles::UsesMatrixUnits(*plan); }
   template <class T>
   void PackRow(const T* row, int64_t column);
+  void PackBias(const LinearPart& part, size_t index);
+  // The elements of a part and, where the weight is coded, its codes.
+  void PackElements(Executor& executor, const LinearPart& part, size_t index);
   Status AllocateCodes(WeightMemory& memory, std::span<const LinearPart> parts);
-  void PackCodes(const CodedWeight& coded, int64_t row, int64_t column);
+  void PackCodes(const WeightCodes& coded, int64_t row, int64_t column);
   int64_t coded_panel_bytes() const { return kPanelCols / kStripCols * in_features_ / kCodeBlock * CodedBlockBytes(code_bits_); }
 
-  Status PackPanels(Executor& executor, Memory& memory, std::span<const LinearPart> parts, PartOrder order, bool keep_codes);
-  // Of a part's row; `first` is the part's first output.
-  int64_t ColumnOf(PartOrder order, size_t part, int64_t first, int64_t row) const {
-    if (order == PartOrder::kConcatenated) return first + row;
+  Status PackPanels(Executor& executor, Memory& memory, std::span<const LinearPart> parts, bool keep_codes);
+  // Of a part's row.
+  int64_t ColumnOf(size_t part, int64_t row) const {
+    if (panel_group_ == 1) return first_columns_[part] + row;
     return (row / kPanelCols * kMaxGroup + static_cast<int64_t>(part)) * kPanelCols + row % kPanelCols;
   }
 
@@ -74,7 +80,8 @@ class PackedWeight final : public Weight {
   std::optional<QuantizedPanels> quantized_;
   bool coarse_input_ = false;
   int32_t code_bits_ = 0;
-  std::vector<float> bias_;  // empty, or one per packed column
+  std::vector<float> bias_;             // empty, or one per packed column
+  std::vector<int64_t> first_columns_;  // of each part, where they lie one behind the other
   int64_t num_panels_ = 0, panel_group_ = 1, panel_elements_ = 0, panel_bytes_ = 0;
 };
 

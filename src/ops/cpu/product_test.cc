@@ -222,7 +222,8 @@ TEST(CodedProducts, MatchDoublePrecision) {
       for (size_t p = 0; p < parts_of_case.size(); ++p) {
         parts.push_back({.weight = rounded[p].data(),
                          .rows = parts_of_case[p].first,
-                         .coded = CodedWeight{parts_of_case[p].second, codes[p].data(), scales[p].data(), minima[p].data()}});
+                         .format = CodedFormat{parts_of_case[p].second},
+                         .codes = {codes[p].data(), scales[p].data(), minima[p].data()}});
       }
       auto packed = ops->Pack(DType::kBF16, kInputs, parts);
       ASSERT_TRUE(packed.ok()) << packed.status().ToString();
@@ -232,7 +233,8 @@ TEST(CodedProducts, MatchDoublePrecision) {
       for (int64_t rows = 1; rows <= kRows; ++rows) {
         std::vector<float> y(rows * outputs);
         ASSERT_TRUE(ops->Linear(x.Matrix(rows, kInputs), **packed, HostTensor(y, rows, outputs), {}, nullptr).ok());
-        const bool coded = ops->WantsCodes(DType::kBF16) && rows <= 8;  // where there are no matrix units, up to 16
+        const bool coded = ops->Accepts(ShapesOf(parts), DType::kBF16, kInputs).preferred &&
+                           rows <= 8;  // where there are no matrix units, up to 16
         for (int64_t i = 0; i < rows * outputs; ++i) {
           double sum = 0, magnitude = 0;
           for (int64_t k = 0; k < kInputs; ++k) {
@@ -281,7 +283,7 @@ struct BlockRows {
     }
   }
   LinearPart Part(const float* bias = nullptr) const {
-    return {.rows = rows, .bias = bias, .blocks = BlockWeight{format, bytes.data()}};
+    return {.weight = bytes.data(), .rows = rows, .bias = bias, .format = BlocksFormat{format}};
   }
 
   BlockFormat format;
@@ -321,8 +323,9 @@ TEST(BlockProducts, MatchDoublePrecisionAndRowsKeepTheirBits) {
       for (const BlockRows& part : stored) parts.push_back(part.Part(biases.data()));
       const auto packed = ops->Pack(dtype, kInputs, parts, c.order);
       ASSERT_TRUE(packed.ok()) << packed.status().ToString();
-      EXPECT_TRUE(ops->TakesBlocks(dtype, kInputs, parts, c.order)) << kernels->isa;
-      EXPECT_EQ(ops->PrefersBlocks(dtype), dtype == DType::kBF16 && !kernels->multiplies_bf16) << kernels->isa;
+      const FormatChoice choice = ops->Accepts(ShapesOf(parts), dtype, kInputs, c.order);
+      EXPECT_TRUE(choice.taken) << kernels->isa;
+      EXPECT_EQ(choice.preferred, dtype == DType::kBF16 && !kernels->multiplies_bf16) << kernels->isa;
       const bool gated = c.order == PartOrder::kGateUp;
       const int64_t outputs = (*packed)->out_features();
       Values x(dtype, kRows * kInputs, 3, 1.0f);
@@ -388,12 +391,11 @@ TEST(BlockProducts, CoarseInputsAreWithinHalfAStepOfTheirBlocks) {
   for (const BlockFormat format : {BlockFormat::kQ4_0, BlockFormat::kQ4_1, BlockFormat::kQ5_K, BlockFormat::kQ6_K}) {
     const BlockRows stored(format, kOutputs, kInputs, random);
     LinearPart part = stored.Part();
-    part.blocks->coarse_input = true;
     for (const Kernels* kernels : SupportedKernels()) {
       const bool has_narrow = kernels->quantized->narrow[static_cast<size_t>(format)] != nullptr;
       const auto multiply = [&](bool deterministic, bool coarse, int64_t rows) {
         auto ops = MakeCpuOps(device.get(), {.deterministic = deterministic}, *kernels, ProductLibrary::kAuto);
-        part.blocks->coarse_input = coarse;
+        part.format = BlocksFormat{format, coarse};
         const auto packed = ops->Pack(DType::kBF16, kInputs, {&part, 1});
         EXPECT_TRUE(packed.ok()) << packed.status().ToString();
         std::vector<float> y(rows * kOutputs);
@@ -429,7 +431,7 @@ TEST(BlockProducts, WhatLiesInOneStripHasOneFormat) {
   const std::vector<LinearPart> parts = {a.Part(), b.Part()};
   for (const Kernels* kernels : SupportedKernels()) {
     const auto ops = MakeCpuOps(device.get(), {}, *kernels, ProductLibrary::kAuto);
-    EXPECT_FALSE(ops->TakesBlocks(DType::kBF16, 64, parts));
+    EXPECT_FALSE(ops->Accepts(ShapesOf(parts), DType::kBF16, 64).taken);
     EXPECT_EQ(ops->Pack(DType::kBF16, 64, parts).status().code(), StatusCode::kInvalidArgument);
   }
 }
@@ -473,6 +475,79 @@ TEST(DeterministicProducts, RowsAreBitEqualForEveryBatchSize) {
       }
     }
   }
+}
+
+// Each part of each order, with and without biases, elements and biases alone: the products of a replaced weight are those of one
+// that was packed of the same parts, bit for bit.
+TEST_P(ProductTest, ReplacedPartsGiveTheBitsOfPackedOnes) {
+  struct Case {
+    PartOrder order;
+    std::vector<int64_t> rows;
+  };
+  constexpr int64_t kInputs = 96;
+  for (const Case& c : {Case{PartOrder::kConcatenated, {96, 40, 24}}, Case{PartOrder::kGateUp, {70, 70}}}) {
+    for (const bool has_bias : {false, true}) {
+      std::vector<Values> old_values, new_values, old_bias, new_bias;
+      for (size_t p = 0; p < c.rows.size(); ++p) {
+        old_values.emplace_back(dtype_, c.rows[p] * kInputs, static_cast<int>(p), 1.0f);
+        new_values.emplace_back(dtype_, c.rows[p] * kInputs, static_cast<int>(p) + 10, 1.0f);
+        old_bias.emplace_back(DType::kF32, c.rows[p], static_cast<int>(p) + 20, 1.0f);
+        new_bias.emplace_back(DType::kF32, c.rows[p], static_cast<int>(p) + 30, 1.0f);
+      }
+      const auto part = [&](size_t p, bool new_weight, bool bias_is_new) {
+        const std::vector<Values>& bias = bias_is_new ? new_bias : old_bias;
+        return LinearPart{(new_weight ? new_values : old_values)[p].data(), c.rows[p], has_bias ? bias[p].f32.data() : nullptr};
+      };
+      const auto product = [&](const Weight& weight) {
+        constexpr int64_t kRows = 20;
+        Values x(dtype_, RoundUp(kRows, kRowPadding) * kInputs, 5, 1.0f);
+        std::vector<float> y(kRows * weight.out_features());
+        const Epilogue epilogue = {.kind = c.order == PartOrder::kGateUp ? Epilogue::Kind::kGated : Epilogue::Kind::kStore};
+        EXPECT_TRUE(
+            ops_->Linear(x.Matrix(kRows, kInputs), weight, HostTensor(y, kRows, weight.out_features()), epilogue, nullptr).ok());
+        return y;
+      };
+      std::vector<LinearPart> parts;
+      for (size_t p = 0; p < c.rows.size(); ++p) parts.push_back(part(p, false, false));
+      const auto weight = ops_->Pack(dtype_, kInputs, parts, c.order).value();
+      for (size_t p = 0; p < c.rows.size(); ++p) {
+        LinearPart elements = part(p, true, false), bias = part(p, false, true);
+        elements.bias = nullptr;
+        bias.weight = nullptr;
+        ASSERT_TRUE(ops_->Repack(elements, p, weight.get()).ok());
+        parts[p] = part(p, true, false);
+        EXPECT_EQ(product(*weight), product(**ops_->Pack(dtype_, kInputs, parts, c.order))) << p;
+        if (!has_bias) continue;
+        ASSERT_TRUE(ops_->Repack(bias, p, weight.get()).ok());
+        parts[p] = part(p, true, true);
+        EXPECT_EQ(product(*weight), product(**ops_->Pack(dtype_, kInputs, parts, c.order))) << p;
+      }
+    }
+  }
+}
+
+TEST(Repack, RefusesWhatDoesNotFitAndChangesNothing) {
+  ThreadPool pool(1);
+  const auto device = Device::CreateCpu(&pool);
+  std::mt19937 random(7);
+  const std::vector<float> values(32 * 8, 1.0f), other(32 * 8, 2.0f), bias(8, 3.0f);
+  const auto ops = Ops::Create(device.get(), {}).value();
+  const std::vector<LinearPart> parts = {{values.data(), 8}};
+  const auto weight = ops->Pack(DType::kF32, 32, parts).value();
+  EXPECT_EQ(ops->Repack({other.data(), 8}, 1, weight.get()).message(), "part 1 of a weight of 1 parts is to be replaced");
+  EXPECT_EQ(ops->Repack({other.data(), 7}, 0, weight.get()).message(), "a part of 8 rows is to be replaced by one of 7");
+  EXPECT_EQ(ops->Repack({other.data(), 8, bias.data()}, 0, weight.get()).message(), "a weight without a bias is to get one");
+  EXPECT_EQ(ops->Repack({.weight = other.data(), .rows = 8, .format = CodedFormat{8}}, 0, weight.get()).code(),
+            StatusCode::kInvalidArgument);
+  const std::vector<float> x(kRowPadding * 32, 1.0f);
+  std::vector<float> y(8);
+  ASSERT_TRUE(ops->Linear({x.data(), DType::kF32, 1, 32, 32}, *weight, HostTensor(y, 1, 8), {}, nullptr).ok());
+  EXPECT_EQ(y, std::vector<float>(8, 32.0f));
+  const BlockRows stored(BlockFormat::kQ8_0, 8, 32, random);
+  const LinearPart blocks = stored.Part();
+  const auto quantised = ops->Pack(DType::kF32, 32, {&blocks, 1}).value();
+  EXPECT_FALSE(quantised->is_dense());
+  EXPECT_EQ(ops->Repack({other.data(), 8}, 0, quantised.get()).code(), StatusCode::kFailedPrecondition);
 }
 
 TEST(Pack, RefusesWhatCannotBeMultiplied) {

@@ -8,13 +8,22 @@
 
 namespace coppice::ops {
 
-bool QuantizedPanels::CanPack(int64_t in_features, std::span<const LinearPart> parts, PartOrder order) {
+namespace {
+
+BlockFormat FormatOf(const LinearPart& part) { return std::get<BlocksFormat>(part.format).format; }
+
+}  // namespace
+
+bool QuantizedPanels::CanPack(int64_t in_features, std::span<const PartShape> parts, PartOrder order) {
   int64_t column = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].blocks || in_features % Traits(parts[i].blocks->format).elements != 0) return false;
-    const bool shares_strip = i > 0 && order == PartOrder::kConcatenated && column % kQuantStripCols != 0;
-    if (shares_strip && parts[i].blocks->format != parts[i - 1].blocks->format) return false;
-    column += parts[i].rows;
+  const BlocksFormat* before = nullptr;
+  for (const PartShape& part : parts) {
+    const auto* blocks = std::get_if<BlocksFormat>(&part.format);
+    if (blocks == nullptr || in_features % Traits(blocks->format).elements != 0) return false;
+    const bool shares_strip = before != nullptr && order == PartOrder::kConcatenated && column % kQuantStripCols != 0;
+    if (shares_strip && blocks->format != before->format) return false;
+    column += part.rows;
+    before = blocks;
   }
   return true;
 }
@@ -25,10 +34,10 @@ Result<QuantizedPanels> QuantizedPanels::Create(Executor& executor, WeightMemory
   QuantizedPanels panels;
   panels.in_features_ = in_features;
   // Strips without a row have the first part's format; their zeros are zero in all.
-  panels.strips_.assign(num_columns / kQuantStripCols, {.format = parts.front().blocks->format});
+  panels.strips_.assign(num_columns / kQuantStripCols, {.format = FormatOf(parts.front())});
   for (size_t p = 0; p < parts.size(); ++p) {
     for (int64_t row = 0; row < parts[p].rows; ++row) {
-      panels.strips_[column(p, row) / kQuantStripCols].format = parts[p].blocks->format;
+      panels.strips_[column(p, row) / kQuantStripCols].format = FormatOf(parts[p]);
     }
   }
   int64_t bytes = 0;
@@ -38,15 +47,16 @@ Result<QuantizedPanels> QuantizedPanels::Create(Executor& executor, WeightMemory
   }
   COPPICE_ASSIGN_OR_RETURN(panels.data_, memory.Allocate(bytes));
   for (size_t p = 0; p < parts.size(); ++p) {
-    const BlockWeight& blocks = *parts[p].blocks;
-    const int64_t row_bytes = in_features / Traits(blocks.format).elements * Traits(blocks.format).bytes;
+    const BlockFormat format = FormatOf(parts[p]);
+    const auto* blocks = static_cast<const std::byte*>(parts[p].weight);
+    const int64_t row_bytes = in_features / Traits(format).elements * Traits(format).bytes;
     // Tasks of whole strips: columns of one share words.
     const int64_t lead = (kQuantStripCols - column(p, 0) % kQuantStripCols) % kQuantStripCols;  // rows before the first boundary
     const auto begin = [&](int64_t task) { return task == 0 ? 0 : std::min(parts[p].rows, lead + (task - 1) * kQuantStripCols); };
     executor.ParallelFor(1 + CeilDiv(std::max<int64_t>(0, parts[p].rows - lead), kQuantStripCols), [&](int64_t task, int) {
       for (int64_t row = begin(task); row < (task == 0 ? std::min(lead, parts[p].rows) : begin(task + 1)); ++row) {
         const int64_t to = column(p, row);
-        PackColumn(blocks.format, blocks.rows + row * row_bytes, in_features, to % kQuantStripCols,
+        PackColumn(format, blocks + row * row_bytes, in_features, to % kQuantStripCols,
                    panels.data_.get() + panels.strips_[to / kQuantStripCols].offset);
       }
     });

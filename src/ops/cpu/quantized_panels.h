@@ -25,7 +25,7 @@ class QuantizedPanels {
   };
 
   // Whether parts of these formats and sizes, one behind the other or each in panels of its own, lie in strips of one format each.
-  static bool CanPack(int64_t in_features, std::span<const LinearPart> parts, PartOrder order);
+  static bool CanPack(int64_t in_features, std::span<const PartShape> parts, PartOrder order);
   // column(part, row): the packed column of a part's row. REQUIRES: CanPack.
   static Result<QuantizedPanels> Create(Executor& executor, WeightMemory& memory, int64_t in_features,
                                         std::span<const LinearPart> parts, int64_t num_columns,

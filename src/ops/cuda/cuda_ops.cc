@@ -54,7 +54,10 @@ class CudaOps final : public Ops {
     return OkStatus();
   }
 
-  bool WantsCodes(DType) const override { return false; }
+  FormatChoice Accepts(std::span<const PartShape> parts, DType, int64_t, PartOrder) const override {
+    return {.taken = std::ranges::none_of(parts,
+                                          [](const PartShape& part) { return std::holds_alternative<BlocksFormat>(part.format); })};
+  }
 
   std::string description() const override {
     const std::string library = "cuBLASLt " + std::to_string(LibraryProduct::Version());
@@ -69,6 +72,10 @@ class CudaOps final : public Ops {
   Result<std::unique_ptr<Weight>> PackQkv(DType dtype, int64_t in_features, std::span<const LinearPart> parts,
                                           const QkvHeads& heads) override {
     return PackRows(dtype, in_features, parts, PartOrder::kConcatenated, deterministic_ ? nullptr : &heads);
+  }
+
+  Status Repack(const LinearPart& with, size_t part, Weight* weight) override {
+    return static_cast<CudaWeight*>(weight)->Repack(with, part);
   }
 
   Status Tune(int64_t max_rows, const StepOfRows& step, Stream stream) override {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,8 @@ Status CheckParts(int64_t in_features, std::span<const LinearPart> parts, PartOr
   if (parts.empty()) return InvalidArgument("a weight of no parts, expected at least one");
   for (const LinearPart& part : parts) {
     if (part.rows <= 0) return InvalidArgument("a part of " + std::to_string(part.rows) + " rows, expected at least 1");
+    if (std::holds_alternative<BlocksFormat>(part.format))
+      return InvalidArgument("a part in the blocks of a quantised file; convert it");
   }
   if (order == PartOrder::kGateUp && (parts.size() != 2 || parts[0].rows != parts[1].rows)) {
     return InvalidArgument("gate and up are " + std::to_string(parts.size()) + " parts of " + std::to_string(parts.front().rows) +
@@ -32,25 +35,13 @@ struct RowRun {
   int64_t from = 0, to = 0, count = 0, groups = 1;
 };
 
-// Calls visit(part, run) for runs that cover all rows of all parts.
-using VisitRun = std::function<Status(const LinearPart& part, const RowRun& run)>;
+// Called for runs that cover all rows of a part.
+using VisitRun = std::function<Status(const RowRun& run)>;
 
-Status ForEachRun(std::span<const LinearPart> parts, const VisitRun& visit) {
-  int64_t row = 0;
-  for (const LinearPart& part : parts) {
-    COPPICE_RETURN_IF_ERROR(visit(part, {.to = row, .count = part.rows}));
-    row += part.rows;
-  }
-  return OkStatus();
-}
-
-Status ForEachGateUpRun(std::span<const LinearPart> parts, const VisitRun& visit) {
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const int64_t groups = parts[i].rows / kGateGroup, from = groups * kGateGroup, to = static_cast<int64_t>(i) * kGateGroup;
-    COPPICE_RETURN_IF_ERROR(visit(parts[i], {.to = to, .count = kGateGroup, .groups = groups}));
-    COPPICE_RETURN_IF_ERROR(visit(parts[i], {.from = from, .to = 2 * from + to, .count = parts[i].rows - from}));
-  }
-  return OkStatus();
+Status ForEachGateUpRun(size_t index, int64_t rows, const VisitRun& visit) {
+  const int64_t groups = rows / kGateGroup, from = groups * kGateGroup, to = static_cast<int64_t>(index) * kGateGroup;
+  COPPICE_RETURN_IF_ERROR(visit({.to = to, .count = kGateGroup, .groups = groups}));
+  return visit({.from = from, .to = 2 * from + to, .count = rows - from});
 }
 
 bool GroupsPairs(std::span<const LinearPart> parts, const QkvHeads* heads) {
@@ -59,19 +50,17 @@ bool GroupsPairs(std::span<const LinearPart> parts, const QkvHeads* heads) {
          std::ranges::all_of(parts, [&](const LinearPart& part) { return part.rows % heads->head_dim == 0; });
 }
 
-Status ForEachQkvRun(std::span<const LinearPart> parts, const QkvHeads& heads, const VisitRun& visit) {
+Status ForEachQkvRun(int64_t before, int64_t rows, const QkvHeads& heads, const VisitRun& visit) {
   const int64_t half = heads.rotary_dim / 2, groups = half / kGateGroup;
-  int64_t head = 0, to = 0;
-  for (const LinearPart& part : parts) {
-    for (int64_t from = 0; from < part.rows; from += heads.head_dim, to += heads.head_dim, ++head) {
-      const bool is_rotated = head < heads.num_qo_heads + heads.num_kv_heads;
-      if (is_rotated) {
-        COPPICE_RETURN_IF_ERROR(visit(part, {.from = from, .to = to, .count = kGateGroup, .groups = groups}));
-        COPPICE_RETURN_IF_ERROR(visit(part, {.from = from + half, .to = to + kGateGroup, .count = kGateGroup, .groups = groups}));
-      }
-      const int64_t rest = is_rotated ? heads.rotary_dim : 0;
-      COPPICE_RETURN_IF_ERROR(visit(part, {.from = from + rest, .to = to + rest, .count = heads.head_dim - rest}));
+  for (int64_t from = 0; from < rows; from += heads.head_dim) {
+    const int64_t to = before + from, head = to / heads.head_dim;
+    const bool is_rotated = head < heads.num_qo_heads + heads.num_kv_heads;
+    if (is_rotated) {
+      COPPICE_RETURN_IF_ERROR(visit({.from = from, .to = to, .count = kGateGroup, .groups = groups}));
+      COPPICE_RETURN_IF_ERROR(visit({.from = from + half, .to = to + kGateGroup, .count = kGateGroup, .groups = groups}));
     }
+    const int64_t rest = is_rotated ? heads.rotary_dim : 0;
+    COPPICE_RETURN_IF_ERROR(visit({.from = from + rest, .to = to + rest, .count = heads.head_dim - rest}));
   }
   return OkStatus();
 }
@@ -83,14 +72,13 @@ Status CopyRun(std::byte* to, size_t to_pitch, const void* from, size_t from_pit
   const std::byte* const source = static_cast<const std::byte*>(from) + run.from * from_pitch;
   if (run.groups == 1) {
     return coppice::cuda::CudaStatus(
-        cudaMemcpy2D(begin, to_pitch, source, from_pitch, from_pitch, static_cast<size_t>(run.count), cudaMemcpyHostToDevice),
-        what);
+        cudaMemcpy2D(begin, to_pitch, source, from_pitch, from_pitch, static_cast<size_t>(run.count), cudaMemcpyDefault), what);
   }
   cudaMemcpy3DParms copy{};
   copy.srcPtr = make_cudaPitchedPtr(const_cast<std::byte*>(source), from_pitch, from_pitch, kGateGroup);
   copy.dstPtr = make_cudaPitchedPtr(begin, to_pitch, to_pitch, 2 * kGateGroup);
   copy.extent = make_cudaExtent(from_pitch, static_cast<size_t>(run.count), static_cast<size_t>(run.groups));
-  copy.kind = cudaMemcpyHostToDevice;
+  copy.kind = cudaMemcpyDefault;
   return coppice::cuda::CudaStatus(cudaMemcpy3D(&copy), what);
 }
 
@@ -101,12 +89,14 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::Create(Device* device, DType dty
   COPPICE_RETURN_IF_ERROR(CheckParts(in_features, parts, order));
   const coppice::cuda::DeviceGuard guard(device->ordinal());
   std::unique_ptr<CudaWeight> weight(new CudaWeight());
+  weight->ordinal_ = device->ordinal();
   weight->is_gated_ = order == PartOrder::kGateUp;
-  weight->groups_pairs_ = GroupsPairs(parts, heads);
+  if (GroupsPairs(parts, heads)) weight->heads_ = *heads;
   weight->dtype_ = dtype;
   weight->in_features_ = in_features;
   bool has_bias = false;
   for (const LinearPart& part : parts) {
+    weight->part_rows_.push_back(part.rows);
     weight->out_features_ += part.rows;
     has_bias |= part.bias != nullptr;
   }
@@ -115,26 +105,39 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::Create(Device* device, DType dty
   weight->tiles_ = CeilDiv<int64_t>(weight->rows_, kWeightTileRows);
   weight->stride_ = RoundUp<int64_t>(in_features, kWeightChunkCols);
 
-  const size_t row_bytes = static_cast<size_t>(in_features) * SizeOf(dtype);
   const size_t stride_bytes = static_cast<size_t>(weight->stride_) * SizeOf(dtype);
   COPPICE_ASSIGN_OR_RETURN(weight->weight_, device->Allocate(weight->tiles_ * kWeightTileRows * stride_bytes));
   if (has_bias) {
     COPPICE_ASSIGN_OR_RETURN(weight->bias_,
                              device->Allocate(static_cast<size_t>(weight->tiles_) * kWeightTileRows * sizeof(float)));
   }
-  const auto copy = [&](const LinearPart& part, const RowRun& run) {
-    if (part.bias != nullptr) {
-      COPPICE_RETURN_IF_ERROR(
-          CopyRun(weight->bias_.data(), sizeof(float), part.bias, sizeof(float), run, "copying a bias to the device"));
-    }
-    return CopyRun(weight->weight_.data(), stride_bytes, part.weight, row_bytes, run, "copying a weight to the device");
-  };
-  COPPICE_RETURN_IF_ERROR(weight->is_gated_       ? ForEachGateUpRun(parts, copy)
-                          : weight->groups_pairs_ ? ForEachQkvRun(parts, *heads, copy)
-                                                  : ForEachRun(parts, copy));
+  for (size_t i = 0; i < parts.size(); ++i) COPPICE_RETURN_IF_ERROR(weight->CopyPart(parts[i], i));
   // Pageable memory was read when a copy returned, but the last piece may still be on its way to streams that do not wait.
   COPPICE_RETURN_IF_ERROR(coppice::cuda::CudaStatus(cudaStreamSynchronize(nullptr), "copying a weight to the device"));
   return Result<std::unique_ptr<CudaWeight>>(std::move(weight));
+}
+
+Status CudaWeight::CopyPart(const LinearPart& part, size_t index) {
+  const size_t row_bytes = static_cast<size_t>(in_features_) * SizeOf(dtype_);
+  const size_t stride_bytes = static_cast<size_t>(stride_) * SizeOf(dtype_);
+  const auto copy = [&](const RowRun& run) -> Status {
+    if (part.bias != nullptr) {
+      COPPICE_RETURN_IF_ERROR(CopyRun(bias_.data(), sizeof(float), part.bias, sizeof(float), run, "copying a bias to the device"));
+    }
+    if (part.weight == nullptr) return OkStatus();
+    return CopyRun(weight_.data(), stride_bytes, part.weight, row_bytes, run, "copying a weight to the device");
+  };
+  if (is_gated_) return ForEachGateUpRun(index, part.rows, copy);
+  const int64_t before = std::accumulate(part_rows_.begin(), part_rows_.begin() + static_cast<std::ptrdiff_t>(index), int64_t{0});
+  if (heads_) return ForEachQkvRun(before, part.rows, *heads_, copy);
+  return copy({.to = before, .count = part.rows});
+}
+
+Status CudaWeight::Repack(const LinearPart& with, size_t part) {
+  COPPICE_RETURN_IF_ERROR(CheckRepack(*this, with, part, bias() != nullptr));
+  const coppice::cuda::DeviceGuard guard(ordinal_);
+  COPPICE_RETURN_IF_ERROR(CopyPart(with, part));
+  return coppice::cuda::CudaStatus(cudaStreamSynchronize(nullptr), "replacing a weight on the device");
 }
 
 }  // namespace coppice::ops::cuda

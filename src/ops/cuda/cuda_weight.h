@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "core/device.h"
@@ -26,6 +27,9 @@ class CudaWeight final : public Weight {
   static Result<std::unique_ptr<CudaWeight>> Create(Device* device, DType dtype, int64_t in_features,
                                                     std::span<const LinearPart> parts, PartOrder order, const QkvHeads* heads);
 
+  // As of Ops::Repack.
+  Status Repack(const LinearPart& with, size_t part);
+
   const void* data() const { return weight_.data(); }
   const float* bias() const { return bias_.As<float>(); }  // [rows()] or null
   int64_t stride() const { return stride_; }               // elements between rows
@@ -33,14 +37,18 @@ class CudaWeight final : public Weight {
   int64_t tiles() const { return tiles_; }  // of kWeightTileRows, padding included
   bool is_gated() const { return is_gated_; }
   // Element i of a rotated head's first half is row i / 8 * 16 + i % 8 of the head, its partner in the second half 8 rows on.
-  bool groups_pairs() const { return groups_pairs_; }
+  bool groups_pairs() const { return heads_.has_value(); }
 
  private:
   CudaWeight() = default;
+  // Copies a part's elements and its bias, as far as there are any, from memory of the host or of the device.
+  Status CopyPart(const LinearPart& part, size_t index);
 
+  int ordinal_ = 0;
   DeviceMemory weight_, bias_;
+  std::optional<QkvHeads> heads_;  // of weights whose pairs are grouped
   int64_t stride_ = 0, rows_ = 0, tiles_ = 0;
-  bool is_gated_ = false, groups_pairs_ = false;
+  bool is_gated_ = false;
 };
 
 // What products need of one: a CudaWeight, or memory laid out as one.

@@ -186,6 +186,58 @@ HostParts MakeParts(const std::vector<int64_t>& rows, int64_t k, DType dtype, bo
   return parts;
 }
 
+// In the orders that weights are packed in, from host memory and from the device's own.
+TEST_F(OpsCudaTest, ReplacedPartsGiveTheBitsOfPackedOnes) {
+  struct Case {
+    int64_t k;
+    std::vector<int64_t> rows;
+    PartOrder order = PartOrder::kConcatenated;
+    std::optional<QkvHeads> heads = std::nullopt;
+  };
+  const QkvHeads grouped = {.num_qo_heads = 4, .num_kv_heads = 2, .head_dim = 64, .rotary_dim = 64, .pairs = RopePairs::kHalves};
+  const std::vector<Case> cases = {{100, {72, 24}},
+                                   {64, {40, 40}, PartOrder::kGateUp},
+                                   {64, {37, 37}, PartOrder::kGateUp},
+                                   {128, {256, 128, 128}, PartOrder::kConcatenated, grouped}};
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const Case& c : cases) {
+      for (const bool from_device : {false, true}) {
+        const HostParts old_parts = MakeParts(c.rows, c.k, dtype, true, random_),
+                        new_parts = MakeParts(c.rows, c.k, dtype, true, random_);
+        const auto ops = Create({.cache_folder = "/nonexistent"});
+        const auto pack = [&](std::span<const LinearPart> parts) {
+          return c.heads ? ops->PackQkv(dtype, c.k, parts, *c.heads).value() : ops->Pack(dtype, c.k, parts, c.order).value();
+        };
+        const auto bytes = [&](const Weight& weight) {
+          const auto& packed = static_cast<const cuda::CudaWeight&>(weight);
+          std::vector<std::byte> all(static_cast<size_t>(packed.rows() * packed.stride()) * SizeOf(dtype) +
+                                     packed.rows() * sizeof(float));
+          const size_t elements = all.size() - packed.rows() * sizeof(float);
+          EXPECT_TRUE(device_->Copy(all.data(), packed.data(), elements, nullptr).ok());
+          EXPECT_TRUE(device_->Copy(all.data() + elements, packed.bias(), packed.rows() * sizeof(float), nullptr).ok());
+          EXPECT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
+          return all;
+        };
+        std::vector<LinearPart> parts = old_parts.rounded;
+        const auto weight = pack(parts);
+        for (size_t p = 0; p < parts.size(); ++p) {
+          LinearPart with = new_parts.rounded[p];
+          const size_t size = new_parts.encoded[p].size();
+          DeviceMemory memory = device_->Allocate(size).value();
+          if (from_device) {
+            ASSERT_TRUE(device_->Copy(memory.data(), with.weight, size, nullptr).ok());
+            ASSERT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
+            with.weight = memory.data();
+          }
+          ASSERT_TRUE(ops->Repack(with, p, weight.get()).ok());
+          parts[p] = new_parts.rounded[p];
+          EXPECT_EQ(bytes(*weight), bytes(*pack(parts))) << c.k << " part " << p << " from the device " << from_device;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(OpsCudaTest, ProductsMatchTheCpu) {
   const std::vector<ProductCase> cases = {
       {1, 64, {64}},       {1, 4096, {256}}, {7, 576, {576, 192, 192}}, {8, 1536, {576}}, {9, 40, {72}},
