@@ -10,8 +10,6 @@
 
 #include "core/check.h"
 #include "model/content_hash.h"
-#include "model/dequantize.h"
-#include "model/error_text.h"
 #include "model/gguf.h"
 #include "model/gguf_model.h"
 #include "model/hf_folder.h"
@@ -64,21 +62,14 @@ void AddConfig(const ModelConfig& config, ContentHash& hash) {
 // Any format, once read: views into mapped files.
 class MappedCheckpoint final : public Checkpoint {
  public:
-  MappedCheckpoint(std::vector<MappedFile> files, ModelContents contents)
-      : files_(std::move(files)), tensors_(std::move(contents.tensors)) {
+  MappedCheckpoint(std::vector<MappedFile> files, ModelContents contents) : files_(std::move(files)) {
+    name_ = files_.front().path();
+    tensors_ = std::move(contents.tensors);
     config_ = std::move(contents.config);
     tokenizer_ = std::move(contents.tokenizer);
     tokenizer_status_ = std::move(contents.tokenizer_status);
     sampling_defaults_ = contents.sampling;
     notes_ = std::move(contents.notes);
-  }
-
-  std::vector<TensorInfo> Tensors() const override {
-    std::vector<TensorInfo> infos;
-    for (const auto& [name, tensor] : tensors_) {
-      infos.push_back({name, Name(tensor.type), tensor.shape, static_cast<int64_t>(tensor.data.size())});
-    }
-    return infos;
   }
 
   std::string Fingerprint() const override {
@@ -97,43 +88,6 @@ class MappedCheckpoint final : public Checkpoint {
     return hash.Hex();
   }
 
-  bool Has(std::string_view name) const override { return tensors_.contains(name); }
-
-  Status Load(std::string_view name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const override {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end()) return NotFound(fmt::format("{}: no tensor {}", files_.front().path(), Quoted(name)));
-    const Status status = LoadWeight(name, found->second, rows, cols, dtype, out);
-    Release(found->second);
-    return status;
-  }
-
-  std::optional<Codes> LoadCodes(std::string_view name) const override {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end() || CodeBits(found->second.type) == 0 || found->second.shape.size() != 2) return std::nullopt;
-    const StoredTensor& tensor = found->second;
-    const int64_t elements = tensor.shape[0] * tensor.shape[1];
-    Codes result = {.bits = CodeBits(tensor.type),
-                    .codes = std::vector<int8_t>(elements),
-                    .scales = std::vector<F16>(elements / 32),
-                    .minima = std::vector<F16>(elements / 32)};
-    const bool loaded = coppice::LoadCodes(tensor, result.codes.data(), result.scales.data(), result.minima.data());
-    Release(tensor);
-    if (!loaded) return std::nullopt;
-    return result;
-  }
-
-  std::optional<StoredBlocks> LoadBlocks(std::string_view name) const override {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end() || found->second.shape.size() != 2) return std::nullopt;
-    const StoredTensor& tensor = found->second;
-    if (Traits(tensor.type).block_elements == 1 || tensor.shape[1] % Traits(tensor.type).block_elements != 0) return std::nullopt;
-    StoredBlocks result = {.type = tensor.type, .rows = std::vector<std::byte>(tensor.data.size())};
-    coppice::LoadBlocks(tensor, result.rows.data());
-    Release(tensor);
-    return result;
-  }
-
- private:
   // What was read of a file would count as the process's memory beside the packed weights.
   void Release(const StoredTensor& tensor) const {
     for (const MappedFile& file : files_) {
@@ -144,8 +98,8 @@ class MappedCheckpoint final : public Checkpoint {
     }
   }
 
+ private:
   std::vector<MappedFile> files_;
-  TensorMap tensors_;
 };
 
 }  // namespace
@@ -155,14 +109,21 @@ Result<std::unique_ptr<Tokenizer>> Checkpoint::MakeTokenizer() const {
   return CreateTokenizer(*tokenizer_);
 }
 
+std::vector<Checkpoint::TensorInfo> Checkpoint::Tensors() const {
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, tensor] : tensors_) {
+    infos.push_back({name, Name(tensor.type), tensor.shape, static_cast<int64_t>(tensor.data.size())});
+  }
+  return infos;
+}
+
 DType Checkpoint::SuitableHalf() const {
   if (config_.blocks.exceeds_f16) return DType::kBF16;
-  const auto fits = [](const TensorInfo& tensor) {
-    if (tensor.shape.size() < 2) return true;
-    const std::optional<StoredType> type = StoredTypeFromName(tensor.type);
-    return type && (type == StoredType::kF16 || Traits(*type).block_elements > 1);
+  const auto fits = [](const TensorMap::value_type& named) {
+    const StoredTensor& tensor = named.second;
+    return tensor.shape.size() < 2 || tensor.type == StoredType::kF16 || Traits(tensor.type).block_elements > 1;
   };
-  return std::ranges::all_of(Tensors(), fits) ? DType::kF16 : DType::kBF16;
+  return std::ranges::all_of(tensors_, fits) ? DType::kF16 : DType::kBF16;
 }
 
 Result<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {

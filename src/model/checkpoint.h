@@ -1,12 +1,11 @@
 // A model on disk (GGUF file or Hugging Face folder): its config, its tensors by Hugging Face name, its tokenizer data.
-// Memory-mapped and validated at open; conversions happen on Load. Knows nothing of the forward pass.
+// Memory-mapped and validated at open; conversions happen where weights are loaded. Knows nothing of the forward pass.
 // Layer: model.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +14,7 @@
 #include "coppice/core/types.h"
 #include "model/config.h"
 #include "model/sampling_defaults.h"
-#include "model/stored_type.h"
+#include "model/weight_source.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_data.h"
 
@@ -23,13 +22,14 @@ namespace coppice {
 
 // Tensor names are those of Hugging Face ("model.layers.0.self_attn.q_proj.weight") whatever the file's own are, and q/k rows are
 // in Hugging Face's (half-split) rotary order. Immutable after Open: safe to use from several threads.
-class Checkpoint {
+class Checkpoint : public WeightSource {
  public:
   // `path`: a .gguf file, the first part of a split one (OpenGguf), or a folder with config.json and *.safetensors. Errors name the
   // file, the tensor and the two values.
   static Result<std::unique_ptr<Checkpoint>> Open(const std::string& path);
-  virtual ~Checkpoint() = default;
 
+  const std::string& name() const override { return name_; }
+  const TensorMap& tensors() const override { return tensors_; }
   const ModelConfig& config() const { return config_; }
   // Absent where the model has none or it cannot be read: a model runs on token ids without one.
   const std::optional<TokenizerData>& tokenizer() const { return tokenizer_; }
@@ -48,7 +48,7 @@ class Checkpoint {
     std::vector<int64_t> shape;
     int64_t bytes = 0;
   };
-  virtual std::vector<TensorInfo> Tensors() const = 0;
+  std::vector<TensorInfo> Tensors() const;
 
   // kF16 or kBF16, whichever loses less of this model: f16 has three bits more, and ends at 65,504. kF16 where every matrix is of
   // f16 or of blocks, whose scales are f16, and the family's activations fit.
@@ -58,27 +58,9 @@ class Checkpoint {
   // middle): two files have the same if they are the same model in the same encoding. Reads those bytes.
   virtual std::string Fingerprint() const = 0;
 
-  virtual bool Has(std::string_view name) const = 0;
-  // Writes the tensor, converted (dequantised) to `dtype`, row-major, into `out` (rows * cols elements of dtype; a vector has
-  // rows 1). NOT_FOUND or INVALID_ARGUMENT (wrong shape: both shapes in the message).
-  virtual Status Load(std::string_view name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const = 0;
-
-  // A matrix's integers as they are stored: element (r, i) is scales[r][i / 32] * codes[r][i] + minima[r][i / 32].
-  struct Codes {
-    int32_t bits = 0;                 // 4: codes 0 to 15; 8: -128 to 127
-    std::vector<int8_t> codes;        // [rows, cols]
-    std::vector<F16> scales, minima;  // [rows, cols / 32]
-  };
-  // Nothing if the file has no such tensor, or stores it otherwise.
-  virtual std::optional<Codes> LoadCodes(std::string_view name) const = 0;
-  // A matrix as it lies in the file, row by row in half-split rotary order; none if its type has no blocks.
-  struct StoredBlocks {
-    StoredType type = StoredType::kF32;
-    std::vector<std::byte> rows;
-  };
-  virtual std::optional<StoredBlocks> LoadBlocks(std::string_view name) const = 0;
-
  protected:
+  std::string name_;
+  TensorMap tensors_;
   ModelConfig config_;
   std::optional<TokenizerData> tokenizer_;
   Status tokenizer_status_;

@@ -41,7 +41,7 @@ std::vector<float> LoadF32(const Checkpoint& checkpoint, const std::string& name
 void ExpectHolds(const Checkpoint& checkpoint, const TinyModel& model) {
   const auto expected = ExpectedWeights(model.config);
   for (const auto& [name, values] : model.weights) {
-    ASSERT_TRUE(checkpoint.Has(name));
+    ASSERT_TRUE(checkpoint.tensors().contains(name));
     const std::vector<int64_t>& shape = expected.at(name);
     EXPECT_EQ(LoadF32(checkpoint, name, shape.size() == 1 ? 1 : shape[0], shape.back()), values) << name;
   }
@@ -282,7 +282,7 @@ TEST(CheckpointTest, AHeadBesideTiedEmbeddings) {
   const auto same = Checkpoint::Open(folder.path());
   ASSERT_TRUE(same.ok()) << same.status().ToString();
   EXPECT_TRUE((*same)->config().tie_embeddings);
-  EXPECT_FALSE((*same)->Has("lm_head.weight"));
+  EXPECT_FALSE((*same)->tensors().contains("lm_head.weight"));
   EXPECT_THAT((*same)->notes(), ::testing::IsEmpty());
 }
 

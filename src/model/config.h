@@ -56,7 +56,7 @@ struct Blocks {
   bool lm_head_bias = false;
   bool qk_norm = false;      // a norm over each head of q and k before the rotation
   bool exceeds_f16 = false;  // activations of trained models go beyond 65,504, where f16 ends
-  // Products of its layers may bring their inputs to 8 bits where weights are blocks (ops::BlockWeight::coarse_input): a model of
+  // Products of its layers may bring their inputs to 8 bits where weights are blocks (ops::BlocksFormat::coarse_input): a model of
   // the family was measured to stay within the bound of docs/numerics.md, "Weights".
   bool coarse_inputs = false;
 };

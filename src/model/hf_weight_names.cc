@@ -56,7 +56,6 @@ std::string NameOf(const Family& family, WeightRole role) { return fmt::format("
 
 // Files of a model without its head have names from the layers on: "layers.0.mlp.up_proj.weight", without "model." before it.
 Status AddPrefix(const std::string& path, const ModelConfig& config, TensorMap* tensors) {
-  if (static_cast<size_t>(config.num_layers) > tensors->size()) return OkStatus();  // CheckWeights refuses it
   const std::string embedding = NameOf(FamilyNamed(config.architecture), WeightRole::kEmbedding);
   const std::string prefix = embedding.substr(0, embedding.find('.') + 1);
   const auto expected = ExpectedWeights(config);
@@ -75,37 +74,53 @@ bool HoldTheSame(const StoredTensor& a, const StoredTensor& b) {
   return a.type == b.type && a.shape == b.shape && std::ranges::equal(a.data, b.data);
 }
 
-// Of two names of one matrix savers keep either, or both.
-void TieEmbeddings(const std::string& path, ModelConfig* config, TensorMap* tensors, std::vector<std::string>* notes) {
-  if (!config->tie_embeddings) return;
-  const Family& family = FamilyNamed(config->architecture);
+// Of two names of one matrix savers keep either, or both. False if they hold different values.
+bool TieEmbeddings(const ModelConfig& config, TensorMap* tensors) {
+  if (!config.tie_embeddings) return true;
+  const Family& family = FamilyNamed(config.architecture);
   const std::string embedding = NameOf(family, WeightRole::kEmbedding), head = NameOf(family, WeightRole::kLmHead);
   const auto found = tensors->find(head), input = tensors->find(embedding);
-  if (found == tensors->end()) return;
+  if (found == tensors->end()) return true;
   if (input == tensors->end()) {
     auto moved = tensors->extract(found);
     moved.key() = embedding;
     tensors->insert(std::move(moved));
-  } else if (HoldTheSame(found->second, input->second)) {
-    tensors->erase(found);
-  } else {
-    config->tie_embeddings = false;
-    notes->push_back(fmt::format(
-        "{}: config.json ties the embeddings (\"tie_word_embeddings\"), but tensor {} holds other values than {}, and is "
-        "what the model takes; set \"tie_word_embeddings\" to false",
-        path, Quoted(head), Quoted(embedding)));
+    return true;
   }
+  if (!HoldTheSame(found->second, input->second)) return false;
+  tensors->erase(found);
+  return true;
+}
+
+// All but tied embeddings.
+Status NameAsFamily(const std::string& path, const ModelConfig& config, TensorMap* tensors) {
+  if (!FamilyNamed(config.architecture).multimodal.hf_architecture.empty()) COPPICE_RETURN_IF_ERROR(TakeTextModel(path, tensors));
+  DropComputed(tensors);
+  return AddPrefix(path, config, tensors);
 }
 
 }  // namespace
 
 Status NameWeights(const std::string& path, ModelConfig* config, TensorMap* tensors, std::vector<std::string>* notes) {
+  if (static_cast<size_t>(config->num_layers) > tensors->size()) return OkStatus();  // CheckWeights refuses it
+  COPPICE_RETURN_IF_ERROR(NameAsFamily(path, *config, tensors));
+  if (TieEmbeddings(*config, tensors)) return OkStatus();
+  config->tie_embeddings = false;
   const Family& family = FamilyNamed(config->architecture);
-  if (!family.multimodal.hf_architecture.empty()) COPPICE_RETURN_IF_ERROR(TakeTextModel(path, tensors));
-  DropComputed(tensors);
-  COPPICE_RETURN_IF_ERROR(AddPrefix(path, *config, tensors));
-  TieEmbeddings(path, config, tensors, notes);
+  notes->push_back(
+      fmt::format("{}: config.json ties the embeddings (\"tie_word_embeddings\"), but tensor {} holds other values than {}, and is "
+                  "what the model takes; set \"tie_word_embeddings\" to false",
+                  path, Quoted(NameOf(family, WeightRole::kLmHead)), Quoted(NameOf(family, WeightRole::kEmbedding))));
   return OkStatus();
+}
+
+Status NameSomeWeights(const std::string& path, const ModelConfig& config, TensorMap* tensors) {
+  COPPICE_RETURN_IF_ERROR(NameAsFamily(path, config, tensors));
+  if (TieEmbeddings(config, tensors)) return OkStatus();
+  const Family& family = FamilyNamed(config.architecture);
+  return InvalidArgument(fmt::format("{}: the model ties its embeddings, but tensor {} holds other values than {}; leave one away",
+                                     path, Quoted(NameOf(family, WeightRole::kLmHead)),
+                                     Quoted(NameOf(family, WeightRole::kEmbedding))));
 }
 
 }  // namespace coppice

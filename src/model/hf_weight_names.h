@@ -17,4 +17,8 @@ namespace coppice {
 // `path`: the folder, for messages. INVALID_ARGUMENT names a tensor that is there twice.
 Status NameWeights(const std::string& path, ModelConfig* config, TensorMap* tensors, std::vector<std::string>* notes);
 
+// The same for some of the tensors of a model that runs as `config` says. INVALID_ARGUMENT also where embeddings are tied, but the
+// output projection holds other values than the embedding beside it.
+Status NameSomeWeights(const std::string& path, const ModelConfig& config, TensorMap* tensors);
+
 }  // namespace coppice

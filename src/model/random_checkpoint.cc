@@ -1,19 +1,16 @@
 #include "model/random_checkpoint.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstring>
 #include <functional>
-#include <map>
+#include <numeric>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "core/buffer.h"
 #include "core/check.h"
 #include "model/content_hash.h"
-#include "model/dequantize.h"
-#include "model/error_text.h"
 #include "model/hf_config.h"
 #include "model/mapped_file.h"
 #include "model/weights.h"
@@ -27,63 +24,69 @@ constexpr float kDeviation = 0.02f;
 
 class RandomCheckpoint final : public Checkpoint {
  public:
-  explicit RandomCheckpoint(ModelConfig config) {
-    config_ = std::move(config);
-    tokenizer_status_ = NotFound("random weights have no tokenizer");
-    shapes_ = ExpectedWeights(config_);
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal(0.0f, kDeviation);
-    std::vector<float> pattern(kPatternSize);
-    for (float& value : pattern) value = normal(random);
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      std::vector<std::byte>& converted = patterns_[dtype];
-      converted.resize(kPatternSize * SizeOf(dtype));
-      ConvertRow(StoredType::kF32, reinterpret_cast<const std::byte*>(pattern.data()), kPatternSize, dtype, converted.data());
-    }
+  static Result<std::unique_ptr<Checkpoint>> Create(ModelConfig config) {
+    std::unique_ptr<RandomCheckpoint> checkpoint(new RandomCheckpoint(std::move(config)));
+    COPPICE_RETURN_IF_ERROR(checkpoint->MakeTensors());
+    return std::unique_ptr<Checkpoint>(std::move(checkpoint));
   }
 
-  std::vector<TensorInfo> Tensors() const override {
-    std::vector<TensorInfo> infos;
-    for (const auto& [name, shape] : shapes_) infos.push_back({name, "random", shape, 0});
-    return infos;
-  }
   std::string Fingerprint() const override {
     ContentHash hash;
     hash.AddText("random");
-    for (const auto& [name, shape] : shapes_) {
+    for (const auto& [name, tensor] : tensors_) {
       hash.AddText(name);
-      for (const int64_t size : shape) hash.Add(size);
+      for (const int64_t size : tensor.shape) hash.Add(size);
     }
     return hash.Hex();
   }
-  bool Has(std::string_view name) const override { return shapes_.contains(name); }
 
-  Status Load(std::string_view name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const override {
-    const auto found = shapes_.find(name);
-    if (found == shapes_.end()) return NotFound(fmt::format("no tensor {}", Quoted(name)));
-    const bool is_vector = found->second.size() == 1;
-    COPPICE_CHECK(out.size() == static_cast<size_t>(rows * cols) * SizeOf(dtype));
-    if (is_vector) {
-      const std::vector<float> values(static_cast<size_t>(cols), name.ends_with(".bias") ? 0.0f : 1.0f);
-      ConvertRow(StoredType::kF32, reinterpret_cast<const std::byte*>(values.data()), cols, dtype, out.data());
-      return OkStatus();
+ private:
+  explicit RandomCheckpoint(ModelConfig config) {
+    name_ = "random weights";
+    config_ = std::move(config);
+    tokenizer_status_ = NotFound("random weights have no tokenizer");
+  }
+
+  // Matrices of bf16, vectors of f32, all of them views of three pieces of memory.
+  Status MakeTensors() {
+    const auto shapes = ExpectedWeights(config_);
+    size_t largest_matrix = 0, longest_vector = 0;
+    for (const auto& [name, shape] : shapes) {
+      size_t& largest = shape.size() == 1 ? longest_vector : largest_matrix;
+      largest = std::max(largest, ElementsOf(shape));
     }
-    const std::span<const std::byte> pattern = patterns_.at(dtype);
-    size_t place = std::hash<std::string_view>()(name) % kPatternSize * SizeOf(dtype);
-    while (!out.empty()) {
-      const size_t bytes = std::min(out.size(), pattern.size() - place);
-      std::memcpy(out.data(), pattern.data() + place, bytes);
-      out = out.subspan(bytes);
-      place = 0;
+    ones_.assign(longest_vector, 1.0f);
+    zeros_.assign(longest_vector, 0.0f);
+    COPPICE_ASSIGN_OR_RETURN(numbers_, Buffer::Allocate((kPatternSize + largest_matrix) * sizeof(BF16)));
+    const std::span<BF16> numbers = numbers_.Span<BF16>();
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0.0f, kDeviation);
+    for (BF16& number : numbers.first(kPatternSize)) number = BF16::FromFloat(normal(random));
+    for (size_t filled = kPatternSize; filled < numbers.size();) {
+      const size_t count = std::min(filled, numbers.size() - filled);  // whole patterns, but for the last time
+      std::ranges::copy(numbers.first(count), numbers.begin() + static_cast<std::ptrdiff_t>(filled));
+      filled += count;
+    }
+    for (const auto& [name, shape] : shapes) {
+      StoredTensor& tensor = tensors_[name];
+      tensor.file = name_;
+      tensor.shape = shape;
+      tensor.type = shape.size() == 1 ? StoredType::kF32 : StoredType::kBF16;
+      if (shape.size() == 1) {
+        tensor.data = std::as_bytes(std::span(name.ends_with(".bias") ? zeros_ : ones_).first(ElementsOf(shape)));
+      } else {
+        tensor.data = std::as_bytes(numbers.subspan(std::hash<std::string_view>()(name) % kPatternSize, ElementsOf(shape)));
+      }
     }
     return OkStatus();
   }
-  std::optional<Codes> LoadCodes(std::string_view) const override { return std::nullopt; }
-  std::optional<StoredBlocks> LoadBlocks(std::string_view) const override { return std::nullopt; }
 
- private:
-  std::map<DType, std::vector<std::byte>> patterns_;  // the same numbers, converted once: large models are loaded by copies
-  std::map<std::string, std::vector<int64_t>, std::less<>> shapes_;
+  static size_t ElementsOf(const std::vector<int64_t>& shape) {
+    return static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+  }
+
+  std::vector<float> ones_, zeros_;
+  Buffer numbers_;
 };
 
 }  // namespace
@@ -91,7 +94,7 @@ class RandomCheckpoint final : public Checkpoint {
 Result<std::unique_ptr<Checkpoint>> MakeRandomCheckpoint(const std::string& config_path) {
   COPPICE_ASSIGN_OR_RETURN(std::string text, ReadTextFile(config_path));
   COPPICE_ASSIGN_OR_RETURN(ModelConfig config, ParseHuggingFaceConfig({config_path, std::move(text)}, {}));
-  return std::unique_ptr<Checkpoint>(std::make_unique<RandomCheckpoint>(std::move(config)));
+  return RandomCheckpoint::Create(std::move(config));
 }
 
 }  // namespace coppice

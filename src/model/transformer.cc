@@ -9,8 +9,8 @@
 
 #include "core/check.h"
 #include "core/math.h"
-#include "model/layer_weights.h"
 #include "model/rope.h"
+#include "model/weight_store.h"
 #include "ops/ops.h"
 
 namespace coppice {
@@ -68,6 +68,8 @@ class FamilyTransformer final : public Transformer {
                  std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
   Status Tune(const DeviceBatch& batch, std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
   Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) override;
+  Status UpdateWeights(const WeightSource& source) override { return store_->Update(source); }
+  bool weights_are_whole() const override { return store_->is_whole(); }
 
  private:
   // What a step's layers have in common.
@@ -98,7 +100,8 @@ class FamilyTransformer final : public Transformer {
   std::optional<ops::NormArgs> Norm(const std::optional<NormWeights>& norm) const {
     return norm ? std::optional(Norm(*norm)) : std::nullopt;
   }
-  const ops::Weight& head() const { return weights_.lm_head != nullptr ? *weights_.lm_head : *weights_.embedding; }
+  const ModelWeights& weights() const { return store_->weights(); }
+  const ops::Weight& head() const { return weights().lm_head != nullptr ? *weights().lm_head : *weights().embedding; }
   Status Embed(const Step& step);
   Status RunLayers(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
                    std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream);
@@ -115,7 +118,7 @@ class FamilyTransformer final : public Transformer {
   std::vector<int32_t> layer_groups_;
   std::vector<LayerGroup> groups_;
   std::unique_ptr<ops::Ops> ops_;
-  ModelWeights weights_;
+  std::optional<WeightStore> store_;  // always there once made
   Activations act_;
   Wanted wanted_;
 };
@@ -147,7 +150,7 @@ Status FamilyTransformer::RunLayers(const DeviceBatch& batch, std::span<attentio
   const int64_t tokens = batch.token_ids.size;
   Step step = {batch, tokens, stream, plans, act_.hidden.Rows(tokens)};
   COPPICE_RETURN_IF_ERROR(Embed(step));
-  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+  for (size_t i = 0; i < weights().layers.size(); ++i) {
     COPPICE_RETURN_IF_ERROR(RunLayer(i, *kv[i], &step));
   }
   wanted_ = {.hidden = step.hidden,
@@ -159,9 +162,9 @@ Status FamilyTransformer::RunLayers(const DeviceBatch& batch, std::span<attentio
 // hidden = scale * embedding[tokens] [+ positions]; the angles of the step's positions, for each group.
 Status FamilyTransformer::Embed(const Step& step) {
   COPPICE_RETURN_IF_ERROR(
-      ops_->Embed(step.batch.token_ids, *weights_.embedding, {.scale = config_.embedding_scale}, step.hidden, step.stream));
-  if (weights_.positions != nullptr) {
-    COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights_.positions, {.add = true}, step.hidden, step.stream));
+      ops_->Embed(step.batch.token_ids, *weights().embedding, {.scale = config_.embedding_scale}, step.hidden, step.stream));
+  if (weights().positions != nullptr) {
+    COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights().positions, {.add = true}, step.hidden, step.stream));
   }
   for (LayerGroup& group : groups_) {
     if (group.inverse_frequencies.span().empty()) continue;
@@ -173,9 +176,9 @@ Status FamilyTransformer::Embed(const Step& step) {
 
 // hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), or both of one norm.
 Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, Step* step) {
-  const LayerWeights& layer = weights_.layers[index];
+  const LayerWeights& layer = weights().layers[index];
   COPPICE_ASSIGN_OR_RETURN(DeviceTensor attended, Attend(index, *step, kv));
-  if (index + 1 == weights_.layers.size()) COPPICE_RETURN_IF_ERROR(KeepLogitRows(&attended, step));
+  if (index + 1 == weights().layers.size()) COPPICE_RETURN_IF_ERROR(KeepLogitRows(&attended, step));
   if (step->tokens == 0) return OkStatus();
   COPPICE_RETURN_IF_ERROR(AddBlock(attended, *layer.output, layer.post_attention_norm, *step));
   return FeedForward(layer, *step);
@@ -183,7 +186,7 @@ Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, S
 
 // attention(rope(qkv(normed)))
 Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv) {
-  const LayerWeights& layer = weights_.layers[index];
+  const LayerWeights& layer = weights().layers[index];
   LayerGroup& group = groups_[layer_groups_[index]];
   const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
 
@@ -226,7 +229,7 @@ Status FamilyTransformer::KeepLogitRows(DeviceTensor* attended, Step* step) {
   COPPICE_RETURN_IF_ERROR(ops_->Gather(all_hidden, rows, step->hidden, step->stream));
   COPPICE_RETURN_IF_ERROR(ops_->Gather(all_attended, rows, *attended, step->stream));
   if (!blocks_.parallel) return OkStatus();
-  const NormWeights& norm = weights_.layers.back().attention_norm;  // both blocks'
+  const NormWeights& norm = weights().layers.back().attention_norm;  // both blocks'
   return ops_->Norm(step->hidden, Norm(norm), act_.normed.Rows(rows.size), {}, step->stream);
 }
 
@@ -258,7 +261,7 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(int64_t begin, int64_t count
                       std::to_string(wanted_.count));
   const DeviceTensor logits = act_.logits.Rows(count), normed = act_.logits_normed.Rows(count);
   if (count == 0) return ConstDeviceTensor(logits);
-  const ops::NormArgs norm = Norm(weights_.final_norm);
+  const ops::NormArgs norm = Norm(weights().final_norm);
   if (wanted_.hidden.rows == 1) {
     COPPICE_RETURN_IF_ERROR(ops_->NormLinear(wanted_.hidden, norm, normed, head(), logits, {}, stream));
     return ConstDeviceTensor(logits);
@@ -277,9 +280,9 @@ Status FamilyTransformer::Check(const DeviceBatch& batch, size_t num_plans, size
     return OutOfRange("a batch has " + std::to_string(batch.token_ids.size) + " tokens and asks for " +
                       std::to_string(batch.logit_rows.size) + " rows of logits; expected at most " +
                       std::to_string(options_.max_tokens) + " tokens, and as many rows of logits as tokens");
-  if (num_kv_layers != weights_.layers.size())
+  if (num_kv_layers != weights().layers.size())
     return InvalidArgument("the KV cache has " + std::to_string(num_kv_layers) + " layers, the model " +
-                           std::to_string(weights_.layers.size()));
+                           std::to_string(weights().layers.size()));
   if (num_plans != attention_specs().size())
     return InvalidArgument("a step has " + std::to_string(num_plans) + " attention plans; the model's layers attend in " +
                            std::to_string(attention_specs().size()) + " ways");
@@ -343,13 +346,13 @@ Status FamilyTransformer::AllocateActivations() {
 // Multiplies at the sizes of steps, results unused: a GPU's library chooses and loads its kernels at their first use, which takes
 // longer than the prompt of a first request.
 Status FamilyTransformer::LoadKernels() {
-  if (options_.device->kind() != DeviceKind::kCuda || weights_.layers.empty()) return OkStatus();
+  if (options_.device->kind() != DeviceKind::kCuda || weights().layers.empty()) return OkStatus();
   constexpr int64_t kLeastRows = 32;  // fewer are multiplied by kernels that are loaded already, or as these are
   const Stream stream = nullptr;
   for (int64_t rows = options_.max_tokens; rows > kLeastRows / 2; rows /= 2) {
     DeviceBatch batch;
     const Step step = {batch, rows, stream, /*plans=*/{}, act_.hidden.Rows(rows)};
-    const LayerWeights& layer = weights_.layers.front();
+    const LayerWeights& layer = weights().layers.front();
     COPPICE_RETURN_IF_ERROR(ops_->Norm(act_.hidden.Rows(rows), Norm(layer.attention_norm), act_.normed.Rows(rows), {}, stream));
     COPPICE_RETURN_IF_ERROR(ops_->Linear(act_.normed.Rows(rows), *layer.qkv, act_.qkv.Rows(rows), {}, stream));
     COPPICE_RETURN_IF_ERROR(AddBlock(act_.attended.Rows(rows), *layer.output, layer.post_attention_norm, step));
@@ -368,9 +371,9 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
   Device& device = *options.device;
   std::unique_ptr<FamilyTransformer> transformer(new FamilyTransformer(checkpoint.config(), options));
   COPPICE_ASSIGN_OR_RETURN(transformer->ops_, ops::Ops::Create(&device, {.deterministic = options.deterministic}));
-  COPPICE_ASSIGN_OR_RETURN(
-      transformer->weights_,
-      LoadWeights(checkpoint, {.dtype = options.dtype, .keep_stored = options.keep_stored}, device, *transformer->ops_));
+  COPPICE_ASSIGN_OR_RETURN(transformer->store_, WeightStore::Load(checkpoint, checkpoint.config(),
+                                                                  {.dtype = options.dtype, .keep_stored = options.keep_stored},
+                                                                  device, *transformer->ops_));
   COPPICE_RETURN_IF_ERROR(transformer->MakeGroups());
   COPPICE_RETURN_IF_ERROR(transformer->AllocateActivations());
   COPPICE_RETURN_IF_ERROR(transformer->LoadKernels());

@@ -15,6 +15,7 @@
 #include "model/config.h"
 #include "model/keep_stored.h"
 #include "model/step_inputs.h"
+#include "model/weight_source.h"
 
 namespace coppice {
 
@@ -48,6 +49,11 @@ class Transformer {
   // Logits [count, vocab] f32, in device memory, of entries [begin, begin + count) of the last batch's logit_rows; valid until the
   // next call's work on the stream. OUT_OF_RANGE beyond max_logit_rows at a time or the batch's.
   virtual Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) = 0;
+
+  // As WeightStore::Update and is_whole. No work of this transformer is under way on any stream. KV that older weights made stays
+  // where it is; it is the caller's to drop.
+  virtual Status UpdateWeights(const WeightSource& source) = 0;
+  virtual bool weights_are_whole() const = 0;
 };
 
 }  // namespace coppice

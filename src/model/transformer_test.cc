@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include "core/thread_pool.h"
 #include "model/rope.h"
 #include "model/safetensors.h"
+#include "model/tensor_source.h"
 
 namespace coppice {
 namespace {
@@ -172,6 +174,9 @@ class Runner {
     return all;
   }
 
+  // What comes next is computed from the first token on.
+  void Restart() { std::ranges::fill(kv_len_, 0); }
+
   Transformer& model() { return *model_; }
   int32_t vocab_size() const { return model_->config().vocab_size; }
 
@@ -230,6 +235,43 @@ TEST_P(FixtureTest, Float32GreedyContinuation) {
     const auto next = runner.Step({{token}});
     ASSERT_TRUE(next.ok()) << next.status().ToString();
     logits = *next;
+  }
+}
+
+// All of a model's weights are replaced by others, whole or tensor by tensor, and back by those of its file.
+TEST_P(FixtureTest, ReplacedWeightsGiveTheBitsOfLoadedOnes) {
+  const auto checkpoint = Checkpoint::Open(FixturePath(GetParam())).value();
+  std::map<std::string, std::vector<float>> values;  // others
+  TensorMap tensors;
+  for (const auto& [name, tensor] : checkpoint->tensors()) {
+    const bool is_vector = tensor.shape.size() == 1;
+    std::vector<float>& changed = values[name];
+    changed.resize(tensor.shape[0] * (is_vector ? 1 : tensor.shape[1]));
+    ASSERT_TRUE(checkpoint
+                    ->Load(name, is_vector ? 1 : tensor.shape[0], tensor.shape.back(), DType::kF32,
+                           std::as_writable_bytes(std::span(changed)))
+                    .ok());
+    for (size_t i = 0; i < changed.size(); ++i) changed[i] = changed[i] * (0.75f + 0.01f * (i % 50)) + 0.001f;
+    tensors[name] = {.file = "trainer", .type = StoredType::kF32, .shape = tensor.shape, .data = std::as_bytes(std::span(changed))};
+  }
+  const ModelConfig& config = checkpoint->config();
+  const auto prompt = std::span(expected_.prompt).first(20);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Runner fresh(GetParam(), dtype, true), whole(GetParam(), dtype, true), pieces(GetParam(), dtype, true);
+    const std::vector<float> before = fresh.Prefill(prompt, 20);
+    ASSERT_TRUE(whole.model().UpdateWeights(TensorSource::Create("trainer", config, tensors).value()).ok());
+    for (const auto& [name, tensor] : tensors) {
+      const Status status = pieces.model().UpdateWeights(TensorSource::Create("trainer", config, {{name, tensor}}).value());
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+    const std::vector<float> after = whole.Prefill(prompt, 20);
+    EXPECT_NE(after, before);
+    EXPECT_EQ(pieces.Prefill(prompt, 20), after);
+    for (Runner* runner : {&whole, &pieces}) {
+      ASSERT_TRUE(runner->model().UpdateWeights(*checkpoint).ok());
+      runner->Restart();
+      EXPECT_EQ(runner->Prefill(prompt, 20), before);
+    }
   }
 }
 

@@ -44,37 +44,40 @@ std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const M
   return weights;
 }
 
-Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path) {
-  // A layer has more than one tensor; without this a corrupt layer count would make a list of any length.
-  if (static_cast<size_t>(config.num_layers) > tensors.size()) {
-    return InvalidArgument(
-        fmt::format("{}: the config says {} layers, but there are only {} tensors", path, config.num_layers, tensors.size()));
-  }
+Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors) {
   const auto expected = ExpectedWeights(config);
-  for (const auto& [name, shape] : expected) {
-    const auto found = tensors.find(name);
-    if (found == tensors.end()) {
-      return InvalidArgument(fmt::format("{}: tensor {} of shape {} is missing", path, Quoted(name), ShapeText(shape)));
+  for (const auto& [name, tensor] : tensors) {
+    const auto found = expected.find(name);
+    if (found == expected.end()) {
+      return Unimplemented(
+          fmt::format("{}: tensor {} of shape {} is not part of a {} model of {} layers; the result would be wrong "
+                      "without it",
+                      tensor.file, Quoted(name), ShapeText(tensor.shape), config.architecture, config.num_layers));
     }
-    const StoredTensor& tensor = found->second;
-    if (tensor.shape != shape) {
+    if (tensor.shape != found->second) {
       return InvalidArgument(fmt::format("{}: tensor {} has shape {}, but the config asks for {}", tensor.file, Quoted(name),
-                                         ShapeText(tensor.shape), ShapeText(shape)));
+                                         ShapeText(tensor.shape), ShapeText(found->second)));
     }
     if (!Traits(tensor.type).is_weight) {
       return Unimplemented(fmt::format("{}: tensor {} has element type {}; weights may be F32, F16, BF16 or a GGUF block type",
                                        tensor.file, Quoted(name), Name(tensor.type)));
     }
   }
-  for (const auto& [name, tensor] : tensors) {
-    if (!expected.contains(name)) {
-      return Unimplemented(
-          fmt::format("{}: tensor {} of shape {} is not part of a {} model of {} layers; the result would be wrong "
-                      "without it",
-                      tensor.file, Quoted(name), ShapeText(tensor.shape), config.architecture, config.num_layers));
+  return OkStatus();
+}
+
+Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path) {
+  // A layer has more than one tensor; without this a corrupt layer count would make a list of any length.
+  if (static_cast<size_t>(config.num_layers) > tensors.size()) {
+    return InvalidArgument(
+        fmt::format("{}: the config says {} layers, but there are only {} tensors", path, config.num_layers, tensors.size()));
+  }
+  for (const auto& [name, shape] : ExpectedWeights(config)) {
+    if (!tensors.contains(name)) {
+      return InvalidArgument(fmt::format("{}: tensor {} of shape {} is missing", path, Quoted(name), ShapeText(shape)));
     }
   }
-  return OkStatus();
+  return CheckSomeWeights(config, tensors);
 }
 
 Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t rows, int64_t cols, DType dtype,

@@ -37,6 +37,10 @@ std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const M
 // more layers than the file has. INVALID_ARGUMENT names `path`, the tensor and both values.
 Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path);
 
+// Checks that `tensors` are some of those of `config`: none unknown, shapes equal, element types readable. INVALID_ARGUMENT and
+// UNIMPLEMENTED as CheckWeights.
+Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors);
+
 // Writes the tensor, converted, row-major and in half-split rotary order, to `out` (rows * cols elements of dtype; rows 1 for a
 // vector). INVALID_ARGUMENT, with both shapes or sizes, if it is not rows x cols or `out` has another size. Thread-safe.
 // REQUIRES: a tensor of a map that passed CheckWeights.
