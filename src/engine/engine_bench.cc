@@ -47,8 +47,7 @@ class ConstantLogitsRunner final : public HostRunner {
  private:
   Status MoveSlots(std::span<const attention::SlotMove>) override { return OkStatus(); }
   Status CopyPages(std::span<const attention::PageCopy>) override { return OkStatus(); }
-  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
-                                          attention::AttentionPlan&) override {
+  Result<MatrixView<const float>> Forward(const ForwardBatch& batch) override {
     return MatrixView<const float>(logits_.data(), static_cast<int64_t>(batch.logit_rows.size()), info().model.vocab_size,
                                    /*stride=*/1);
   }

@@ -14,7 +14,7 @@ Result<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(ModelParts parts, con
   std::unique_ptr<DeviceRunner> runner(new DeviceRunner(std::move(parts), limits));
   runner->stream_ = std::move(stream);
   COPPICE_ASSIGN_OR_RETURN(runner->uploads_, PlanUploads::Create(runner->device_.get()));
-  for (Step& step : runner->steps_) {
+  for (Step& step : runner->steps_.steps()) {
     COPPICE_ASSIGN_OR_RETURN(step.begun, runner->device_->CreateTimedEvent());
     COPPICE_ASSIGN_OR_RETURN(step.ended, runner->device_->CreateTimedEvent());
   }
@@ -54,43 +54,35 @@ Status DeviceRunner::Tune() {
 }
 
 Result<StepTicket> DeviceRunner::Launch(const StepBatch& batch, const attention::PrefixForestView& forest) {
-  COPPICE_CHECK(launched_ - waited_ < 2);
-  Step& step = At(launched_ + 1);
-  step.stats = {};
+  Step& step = steps_.Prepare(batch);
   step.computes = step.draws_come = false;
-  step.sampled.Reset(batch);
-  step.number = ++launched_;
   try {
-    step.status = Begin(batch, forest, &step);  // told by Wait
-  } catch (...) {                               // the step did not begin: nothing of it may be in the stream
+    step.status = Begin(batch, forest, &step);
+  } catch (...) {  // the step did not begin: nothing of it may be in the stream
     (void)device_->Synchronize(stream_->get());
-    --launched_;
     throw;
   }
   if (!step.status.ok()) step.sampled.Reset(batch);
   step.launched = Clock::now();
-  return StepTicket{launched_};
+  return steps_.Enter(step);
 }
 
 Result<StepResult> DeviceRunner::Wait(StepTicket ticket) {
-  COPPICE_CHECK(ticket.step == ++waited_ && waited_ <= launched_);
-  Step& step = At(ticket.step);
-  const Clock::time_point begin = std::max(step.launched, At(ticket.step - 1).done);
+  Step& step = steps_.Take(ticket);
+  const Clock::time_point begin = std::max(step.launched, steps_.Before(step).done);
   if (step.status.ok() && step.draws_come) {
     const TraceSpan span("wait");
     step.status = Complete(&step);
   }
   step.done = Clock::now();
   step.stats.forward_seconds += std::chrono::duration<double>(step.done - begin).count();
-  if (!step.status.ok()) return std::exchange(step.status, OkStatus());
-  return StepResult{
-      .draws = step.sampled.draws, .scores = step.sampled.scores, .top_logprobs = step.sampled.top_logprobs, .stats = step.stats};
+  return ResultOf(&step);
 }
 
 Status DeviceRunner::Complete(Step* step) {
   step->draws_come = false;
   COPPICE_RETURN_IF_ERROR(sampler_->Wait(step->number, &step->sampled));
-  const Step& before = At(step->number - 1);
+  const Step& before = steps_.Before(*step);
   if (step->number > 1 && before.computes) {
     COPPICE_ASSIGN_OR_RETURN(step->stats.device_idle_seconds, device_->SecondsBetween(*before.ended, *step->begun));
   }
@@ -101,13 +93,12 @@ Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForest
   StepStats& stats = step->stats;
   PhaseTimer phase("edit", &stats.forward_seconds);
   const Stream stream = stream_->get();
-  const Step& before = At(step->number - 1);
-  const bool follows_untold = launched_ - waited_ == 2;
+  const Step& before = steps_.Before(*step);
   COPPICE_RETURN_IF_ERROR(pool_->MoveSlots(batch.moves, stream));
   if (!batch.copies.empty()) COPPICE_RETURN_IF_ERROR(pool_->CopyPages(batch.copies, stream));
   COPPICE_RETURN_IF_ERROR(sampler_->EditSlots(batch, stream));
   if (batch.num_rows() == 0) return OkStatus();
-  if (follows_untold && !before.status.ok()) return Internal("the step before it failed");
+  if (steps_.StandsOnFailure(*step)) return Internal("the step before it failed");
   phase.Next("plan", &stats.plan_seconds);
   COPPICE_RETURN_IF_ERROR(uploads_->Prepare(&plans_, forest, stream, &stats));
   phase.Set("kv_bytes_read", stats.kv_bytes_read);
@@ -128,11 +119,7 @@ Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForest
 
 void DeviceRunner::FillRows(const StepBatch& batch, const Step& before) {
   logit_rows_.Find(batch);
-  rows_.token_ids.assign(batch.token_ids.begin(), batch.token_ids.end());
-  for (const auto& [row, draw] : batch.drawn_tokens) {
-    COPPICE_CHECK(draw.step == before.number);
-    rows_.token_ids[row] = before.draws_come ? 0 : std::max(before.sampled.draws[draw.index].token, 0);  // 0: the device has it
-  }
+  FillTokens(batch, before, &rows_.token_ids);
   rows_.positions.assign(batch.positions.begin(), batch.positions.end());
   rows_.slot_mapping.assign(batch.slot_mapping.begin(), batch.slot_mapping.end());
   rows_.logit_rows.assign(logit_rows_.rows().begin(), logit_rows_.rows().end());

@@ -3,7 +3,6 @@
 // captured graphs when they do (step_graphs.h). Layer: runner.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "runner/plan_uploads.h"
 #include "runner/runner.h"
 #include "runner/step_graphs.h"
+#include "runner/step_ring.h"
 
 namespace coppice {
 
@@ -46,18 +46,12 @@ class DeviceRunner final : public Runner {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // A step under way, or the last one waited for.
-  struct Step {
-    int64_t number = 0;
-    Status status;
+  struct Step : RingStep {
     bool computes = false;    // has rows, and its work is in the stream
     bool draws_come = false;  // they are on the device
-    SampledStep sampled;
-    StepStats stats;
     Clock::time_point launched, done;
     std::unique_ptr<Event> begun, ended;  // the forward pass, draws included
   };
-  static constexpr int64_t kNumSteps = 3;  // a result outlives the launch of the step after the next
   // The host's arrays of a step's rows, filled up to `shape`.
   struct Rows {
     std::vector<int32_t> token_ids, positions, logit_rows;
@@ -66,7 +60,6 @@ class DeviceRunner final : public Runner {
   };
 
   DeviceRunner(ModelParts parts, const Limits& limits);
-  Step& At(int64_t number) { return steps_[static_cast<size_t>(number % kNumSteps)]; }
   Status Begin(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step);
   // Waits for the draws of a step and what else it says.
   Status Complete(Step* step);
@@ -91,8 +84,7 @@ class DeviceRunner final : public Runner {
   LogitRows logit_rows_;
   Rows rows_;
   StepGraphs graphs_;
-  std::array<Step, kNumSteps> steps_;
-  int64_t launched_ = 0, waited_ = 0;
+  StepRing<Step> steps_;
 };
 
 }  // namespace coppice

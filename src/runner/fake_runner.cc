@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/work_list.h"
 #include "core/check.h"
 
 namespace coppice {
@@ -36,13 +37,42 @@ RunnerInfo InfoOf(const FakeRunner::Options& options) {
 
 }  // namespace
 
+// A plan that knows the forest it was updated with.
+class FakeRunner::WatchedPlan final : public attention::InspectablePlan {
+ public:
+  explicit WatchedPlan(std::unique_ptr<attention::AttentionPlan> plan) : plan_(std::move(plan)) {}
+
+  const attention::PrefixForestView& forest() const { return forest_; }
+
+  Status Update(const attention::PrefixForestView& forest) override {
+    forest_ = forest;
+    return plan_->Update(forest);
+  }
+  int32_t StepsLeft() const override { return plan_->StepsLeft(); }
+  Status Upload(Stream stream) override { return plan_->Upload(stream); }
+  int32_t DeviceImage() const override { return plan_->DeviceImage(); }
+  Status Run(const attention::BoundKv& kv, const attention::RunArgs& args, Stream stream) override {
+    return plan_->Run(kv, args, stream);
+  }
+  attention::PlanStats PlannedStats() const override { return InspectablePlan::Of(*plan_).PlannedStats(); }
+  attention::PlanView View() const override { return InspectablePlan::Of(*plan_).View(); }
+  attention::PlanStats Stats() const override { return plan_->Stats(); }
+  std::string Explain() const override { return plan_->Explain(); }
+  std::string Dump() const override { return plan_->Dump(); }
+
+ private:
+  std::unique_ptr<attention::AttentionPlan> plan_;
+  attention::PrefixForestView forest_;
+};
+
 FakeRunner::FakeRunner(const Options& options, std::unique_ptr<attention::AttentionPlan> plan, Executor* executor,
                        std::shared_ptr<DraftDistributions> distributions)
     : HostRunner({.info = InfoOf(options),
-                  .plans = LayerPlans::Single(std::move(plan), InfoOf(options).model.num_layers),
+                  .plans = LayerPlans::Single(std::make_unique<WatchedPlan>(std::move(plan)), InfoOf(options).model.num_layers),
                   .executor = executor,
                   .distributions = std::move(distributions)}),
       options_(options),
+      plan_(static_cast<const WatchedPlan&>(*plans().front())),
       page_size_(options.page_size),
       memory_(static_cast<size_t>(options.num_pages) * options.page_size) {
   COPPICE_CHECK(options.vocab_size <= static_cast<int32_t>(kTokenBits) + 1);
@@ -82,7 +112,9 @@ Status FakeRunner::MoveSlots(std::span<const attention::SlotMove> moves) {
 }
 
 // Every query's history must be covered by the items of its merge set, each kv index once, read through a row with the same KV.
-void FakeRunner::CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const {
+void FakeRunner::CheckPlan() const {
+  const attention::PrefixForestView& forest = plan_.forest();
+  const attention::PlanView plan = plan_.View();
   const auto slot_at = [&](int32_t branch, int32_t kv_index) {
     const int32_t page = forest.page_indices[forest.branch_page_begin[branch] + kv_index / page_size_];
     return memory_[static_cast<int64_t>(page) * page_size_ + kv_index % page_size_];
@@ -116,8 +148,8 @@ void FakeRunner::CheckPlan(const attention::PrefixForestView& forest, const atte
   }
 }
 
-Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
-                                                    attention::AttentionPlan& plan) {
+Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch) {
+  const attention::PrefixForestView& forest = plan_.forest();
   ++num_steps_;
   if (!failure_.ok()) return std::exchange(failure_, OkStatus());
   if (fails_ && fails_(num_steps_)) return Internal("at random");
@@ -164,7 +196,7 @@ Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch, c
       states_[row] = StateAfter(history_);
     }
   }
-  CheckPlan(forest, attention::InspectablePlan::Of(plan).View());
+  CheckPlan();
   const int64_t rows = static_cast<int64_t>(batch.logit_rows.size());
   logits_.resize(rows * options_.vocab_size);
   for (int64_t r = 0; r < rows; ++r) {

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/work_list.h"
 #include "runner/host_runner.h"
 
 namespace coppice {
@@ -28,7 +27,8 @@ class FakeRunner final : public HostRunner {
     float logit_range = 8.0f;  // logits are uniform in [0, logit_range)
     int32_t memory = 0;        // of the history, the last so many tokens count; 0: all
   };
-  // `plan` must cover each query's history; `executor`, for sampling, outlives the runner.
+  // `plan`, of the CPU, must cover each query's history in the forests that it is updated with; `executor`, for sampling, outlives
+  // the runner.
   FakeRunner(const Options& options, std::unique_ptr<attention::AttentionPlan> plan, Executor* executor,
              std::shared_ptr<DraftDistributions> distributions = nullptr);
 
@@ -50,14 +50,16 @@ class FakeRunner final : public HostRunner {
  private:
   Status MoveSlots(std::span<const attention::SlotMove> moves) override;
   Status CopyPages(std::span<const attention::PageCopy> copies) override;
-  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
-                                          attention::AttentionPlan& plan) override;
-  void CheckPlan(const attention::PrefixForestView& forest, const attention::PlanView& plan) const;
+  Result<MatrixView<const float>> Forward(const ForwardBatch& batch) override;
+  void CheckPlan() const;
   // What a query with these tokens before it (itself included) leads to.
   uint64_t StateAfter(std::span<const int32_t> tokens) const;
   void FillLogits(uint64_t state, std::span<float> logits) const;
 
+  class WatchedPlan;
+
   Options options_;
+  const WatchedPlan& plan_;
   int32_t page_size_;
   std::vector<uint64_t> memory_;
   std::vector<uint64_t> states_;  // by token of the batch

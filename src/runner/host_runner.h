@@ -2,7 +2,6 @@
 // runner.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "runner/layer_plans.h"
 #include "runner/runner.h"
 #include "runner/sampling_slots.h"
+#include "runner/step_ring.h"
 
 namespace coppice {
 
@@ -39,37 +39,21 @@ class HostRunner : public Runner {
   virtual Status CopyPages(std::span<const attention::PageCopy> copies) = 0;
   // One a layer group.
   std::span<attention::AttentionPlan* const> plans() const { return plans_.plans(); }
-  // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. `plan`, of group 0, and all of plans() were
-  // updated with `forest`.
-  virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
-                                                  attention::AttentionPlan& plan) = 0;
+  // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. plans() were updated with the step's forest.
+  virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch) = 0;
   // By those whose model is known only when they are made.
   RunnerInfo& mutable_info() { return info_; }
 
  private:
-  // A step under way, or the last one waited for.
-  struct Step {
-    int64_t number = 0;
-    Status status;
-    SampledStep sampled;
-    StepStats stats;
-  };
-  // A result outlives the launch of the step after the next.
-  static constexpr int64_t kNumSteps = 3;
-  Step& At(int64_t number) { return steps_[number % kNumSteps]; }
-
-  void EditSlots(const StepBatch& batch, StepStats* stats);
-  Status Run(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step);
-  // The rows' tokens, those that the step before drew included.
-  std::span<const int32_t> TokensOf(const StepBatch& batch);
+  void EditSlots(const StepBatch& batch, RingStep* step);
+  Status Run(const StepBatch& batch, const attention::PrefixForestView& forest, RingStep* step);
 
   RunnerInfo info_;
   LayerPlans plans_;
   const Stream stream_;
   BatchSampler sampler_;
   SamplingSlots slots_;
-  std::array<Step, kNumSteps> steps_;
-  int64_t launched_ = 0, waited_ = 0;
+  StepRing<> steps_;
   std::vector<int32_t> token_ids_;
 };
 

@@ -4,13 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "runner/batch_sampler.h"
 #include "runner/runner.h"
+#include "runner/step_ring.h"
 
 namespace coppice {
 
@@ -28,21 +27,22 @@ class LateRunner final : public Runner {
   size_t most_under_way() const { return most_under_way_; }
 
  private:
-  struct Step {
-    int64_t number = 0;
+  // What Launch was given.
+  struct Work {
     StepBatch batch;
     attention::PrefixForestView forest;  // of the arrays below
     std::vector<std::vector<int32_t>> arrays;
     std::vector<uint64_t> tree_mask;
   };
-  // Only edits are left of the steps under way, which stand on a step that failed.
-  void DropRows();
+  struct Step : RingStep {
+    Work work;  // gone when it was done
+  };
+  // Does a step's work, and keeps what the other runner gives.
+  Status Run(Step* step);
 
   std::unique_ptr<Runner> inner_;
-  std::deque<Step> under_way_;
-  int64_t launched_ = 0;
+  StepRing<Step> steps_;
   size_t most_under_way_ = 0;
-  SampledStep result_;
 };
 
 }  // namespace coppice

@@ -36,8 +36,7 @@ Status ModelRunner::CopyPages(std::span<const attention::PageCopy> copies) {
   return copies.empty() ? OkStatus() : pool_->CopyPages(copies, stream_->get());
 }
 
-Result<MatrixView<const float>> ModelRunner::Forward(const ForwardBatch& batch, const attention::PrefixForestView&,
-                                                     attention::AttentionPlan&) {
+Result<MatrixView<const float>> ModelRunner::Forward(const ForwardBatch& batch) {
   COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, inputs_->Upload(batch, stream_->get()));
   COPPICE_RETURN_IF_ERROR(transformer_->Forward(uploaded, plans(), pool_->layers(), stream_->get()));
   COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, transformer_->Logits(0, uploaded.logit_rows.size, stream_->get()));

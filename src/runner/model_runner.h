@@ -23,8 +23,7 @@ class ModelRunner final : public HostRunner {
   ModelRunner(ModelParts parts, std::unique_ptr<OwnedStream> stream);
   Status MoveSlots(std::span<const attention::SlotMove> moves) override;
   Status CopyPages(std::span<const attention::PageCopy> copies) override;
-  Result<MatrixView<const float>> Forward(const ForwardBatch& batch, const attention::PrefixForestView& forest,
-                                          attention::AttentionPlan& plan) override;
+  Result<MatrixView<const float>> Forward(const ForwardBatch& batch) override;
 
   std::unique_ptr<Device> device_;  // before what stands on it
   std::unique_ptr<OwnedStream> stream_;

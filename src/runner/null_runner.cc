@@ -20,22 +20,20 @@ int32_t FirstAllowed(const StepBatch& batch, int32_t mask, uint32_t wanted, uint
 
 Result<StepTicket> NullRunner::Launch(const StepBatch& batch, const attention::PrefixForestView&) {
   if (step_time_.count() > 0) launched_at_ = std::chrono::steady_clock::now();
-  SampledStep& step = steps_[++launched_ % steps_.size()];
-  step.Reset(batch);
+  RingStep& step = steps_.Prepare(batch);
   const uint32_t vocab = static_cast<uint32_t>(info_.model.vocab_size);
   for (size_t i = 0; i < batch.draws.size(); ++i) {  // samples go different ways
     const uint32_t mixed = (static_cast<uint32_t>(batch.draws[i].position) * 0x9e3779b1u) ^ (batch.draws[i].sample * 0x85ebca6bu);
     const uint32_t drawn = mixed >> 8;
     const uint32_t wanted = ordinary_.empty() ? drawn % vocab : static_cast<uint32_t>(ordinary_[drawn % ordinary_.size()]);
-    step.draws[i].token = FirstAllowed(batch, batch.draws[i].mask, wanted, vocab);
+    step.sampled.draws[i].token = FirstAllowed(batch, batch.draws[i].mask, wanted, vocab);
   }
-  return StepTicket{launched_};
+  return steps_.Enter(step);
 }
 
 Result<StepResult> NullRunner::Wait(StepTicket ticket) {
   if (step_time_.count() > 0) std::this_thread::sleep_until(launched_at_ + step_time_);
-  const SampledStep& step = steps_[ticket.step % static_cast<int64_t>(steps_.size())];
-  return StepResult{.draws = step.draws, .scores = step.scores, .top_logprobs = step.top_logprobs};
+  return ResultOf(&steps_.Take(ticket));
 }
 
 }  // namespace coppice

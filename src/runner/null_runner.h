@@ -3,14 +3,13 @@
 // Layer: runner.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
-#include "runner/batch_sampler.h"
 #include "runner/runner.h"
+#include "runner/step_ring.h"
 
 namespace coppice {
 
@@ -32,8 +31,7 @@ class NullRunner final : public Runner {
   std::vector<int32_t> ordinary_;
   std::chrono::nanoseconds step_time_;
   std::chrono::steady_clock::time_point launched_at_;  // the last step
-  std::array<SampledStep, 3> steps_;                   // a result outlives the launch of the step after the next
-  int64_t launched_ = 0;
+  StepRing<> steps_;
 };
 
 }  // namespace coppice
