@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "openai/answer_size.h"
@@ -11,11 +14,24 @@
 
 namespace coppice::server {
 
+// What keys use at the moment, by their names. Thread-safe.
+struct UsageOfKeys {
+  explicit UsageOfKeys(const AccessOptions& options)
+      : tokens(options.token_limit,
+               options.keys ? options.keys->TokenLimitsOr(options.token_limit) : std::map<std::string, TokenLimit>()) {}
+
+  struct Active {
+    int64_t requests = 0, samples = 0;
+  };
+
+  TokenLimits tokens;
+  std::atomic<int64_t> active{0};
+  std::mutex mutex;
+  std::map<std::string, Active> active_by_key;  // keys without any are not in it
+};
+
 Access::Access(AccessOptions options, int32_t max_context)
-    : options_(std::move(options)),
-      max_context_(max_context),
-      token_limits_(options_.token_limit,
-                    options_.keys ? options_.keys->TokenLimitsOr(options_.token_limit) : std::map<std::string, TokenLimit>()) {}
+    : options_(std::move(options)), max_context_(max_context), usage_(std::make_shared<UsageOfKeys>(options_)) {}
 
 Status Access::Complete(const std::string& key, Request* request) const {
   if (request->priority > options_.max_priority) {
@@ -49,7 +65,7 @@ RequestCost Access::BoundCost(const std::string& key, std::span<openai::OpenAiRe
     prompt_tokens += own + RepeatedTokens(prompt, own);
     samples += std::max(1, prompt.request.n);  // the engine refuses others
   }
-  const int64_t most = token_limits_.MostOfRequest(key);
+  const int64_t most = usage_->tokens.MostOfRequest(key);
   int64_t tokens = prompt_tokens;
   for (openai::OpenAiRequest& prompt : prompts) {
     Request& request = prompt.request;
@@ -63,22 +79,37 @@ RequestCost Access::BoundCost(const std::string& key, std::span<openai::OpenAiRe
 
 // ------------------------------------------------------------------------------------------------------------------ admission
 
-std::optional<HttpResponse> Access::Admit(const std::string& key, const RequestCost& cost) {
+std::optional<HttpResponse> Access::Admit(const std::string& key, const RequestCost& cost, std::shared_ptr<Admission>* admission) {
   if (const Status allowed = CheckTokens(key, cost.tokens); !allowed.ok()) return ErrorResponse(allowed);
+  auto admitted = std::make_shared<Admission>(usage_, key);  // first, so that what is counted has its end
   if (std::optional<HttpResponse> refused = Enter(key, cost.samples)) return refused;
-  const TokenLimits::Taken taken = token_limits_.Take(key, cost.tokens);
-  if (taken.ok) return std::nullopt;
-  LeaveActive(key, cost.samples);
+  admitted->active_ = true;
+  admitted->cost_.samples = cost.samples;
+  const TokenLimits::Taken taken = usage_->tokens.Take(key, cost.tokens);
+  if (taken.ok) {
+    admitted->cost_.tokens = cost.tokens;
+    *admission = std::move(admitted);
+    return std::nullopt;
+  }
   return ErrorResponse(429,
                        fmt::format("this request may use {} tokens, and of the {} a minute that this API key may use "
                                    "(tokens_per_minute) {} are left; send it again in {} s",
-                                   cost.tokens, token_limits_.Of(key).per_minute, taken.left, taken.wait_seconds),
+                                   cost.tokens, usage_->tokens.Of(key).per_minute, taken.left, taken.wait_seconds),
                        {}, taken.wait_seconds);
 }
 
-void Access::Leave(const std::string& key, const RequestCost& cost, int64_t used_tokens) {
-  token_limits_.GiveBack(key, cost.tokens - used_tokens);
-  LeaveActive(key, cost.samples);
+void Admission::End(int64_t used_tokens) {
+  if (!std::exchange(active_, false)) return;
+  usage_->tokens.GiveBack(key_, cost_.tokens - used_tokens);
+  const std::lock_guard lock(usage_->mutex);
+  --usage_->active;
+  const auto found = usage_->active_by_key.find(key_);
+  found->second.samples -= cost_.samples;
+  if (--found->second.requests == 0) usage_->active_by_key.erase(found);
+}
+
+void Access::LeaveOfBatch(const std::string& key, int64_t taken_tokens, int64_t used_tokens) {
+  usage_->tokens.GiveBack(key, taken_tokens - used_tokens);
 }
 
 openai::BatchAdmission Access::AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request) {
@@ -87,7 +118,7 @@ openai::BatchAdmission Access::AdmitOfBatch(const std::string& key, openai::Open
   request->request.timeout_seconds = timeout;
   const int64_t tokens = BoundCost(key, std::span(request, 1)).tokens;
   if (Status allowed = CheckTokens(key, tokens); !allowed.ok()) return {.status = std::move(allowed), .param = "max_tokens"};
-  const TokenLimits::Taken taken = token_limits_.Take(key, tokens, /*reserve=*/token_limits_.Of(key).per_minute / 2);
+  const TokenLimits::Taken taken = usage_->tokens.Take(key, tokens, /*reserve=*/usage_->tokens.Of(key).per_minute / 2);
   if (taken.ok) return {.taken_tokens = tokens};
   return {.wait = std::chrono::seconds(taken.wait_seconds)};
 }
@@ -100,8 +131,8 @@ std::optional<HttpResponse> Access::Enter(const std::string& key, int64_t sample
                                     "server takes {} of an API key at the same moment; ask for fewer",
                                     samples, most)));
   }
-  const std::lock_guard lock(mutex_);
-  Active& active = active_by_key_[key];
+  const std::lock_guard lock(usage_->mutex);
+  UsageOfKeys::Active& active = usage_->active_by_key[key];
   if (most > 0 && active.samples + samples > most) {
     return ErrorResponse(429,
                          fmt::format("{} samples of requests with this API key are not answered yet, and the server takes {} of "
@@ -110,28 +141,22 @@ std::optional<HttpResponse> Access::Enter(const std::string& key, int64_t sample
   }
   ++active.requests;
   active.samples += samples;
-  ++active_;
+  ++usage_->active;
   return std::nullopt;
 }
 
-void Access::LeaveActive(const std::string& key, int64_t samples) {
-  const std::lock_guard lock(mutex_);
-  --active_;
-  const auto found = active_by_key_.find(key);
-  found->second.samples -= samples;
-  if (--found->second.requests == 0) active_by_key_.erase(found);
-}
+int64_t Access::active() const { return usage_->active; }
 
 int64_t Access::ActiveOf(const std::string& key) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = active_by_key_.find(key);
-  return found == active_by_key_.end() ? 0 : found->second.requests;
+  const std::lock_guard lock(usage_->mutex);
+  const auto found = usage_->active_by_key.find(key);
+  return found == usage_->active_by_key.end() ? 0 : found->second.requests;
 }
 
 Status Access::CheckTokens(const std::string& key, int64_t tokens) const {
-  const int64_t most = token_limits_.MostOfRequest(key);
+  const int64_t most = usage_->tokens.MostOfRequest(key);
   if (most == 0 || tokens <= most) return OkStatus();
-  const TokenLimit& limit = token_limits_.Of(key);
+  const TokenLimit& limit = usage_->tokens.Of(key);
   const bool by_request = limit.per_request > 0 && tokens > limit.per_request;
   return InvalidArgument(
       fmt::format("the prompt and the output that is asked for have {} tokens, and this API key may use {} in a {} "

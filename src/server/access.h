@@ -2,14 +2,13 @@
 // priorities, times, whose cached KV is whose. Knows no routes and no engine. Layer: server.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
@@ -36,6 +35,30 @@ struct RequestCost {
   int64_t samples = 1;  // of all its prompts, or continuations
 };
 
+struct UsageOfKeys;
+
+// A request's place among those of its key and the tokens that it may use, as Access::Admit gave them. Both go back at its end,
+// however it ends. Thread-compatible; may outlive the Access.
+class Admission {
+ public:
+  Admission(std::shared_ptr<UsageOfKeys> usage, std::string key) : usage_(std::move(usage)), key_(std::move(key)) {}
+  Admission(const Admission&) = delete;
+  Admission& operator=(const Admission&) = delete;
+  ~Admission() { End(/*used_tokens=*/0); }
+
+  const RequestCost& cost() const { return cost_; }
+  // What the request did not use of its tokens goes back. Only the first call counts.
+  void End(int64_t used_tokens);
+
+ private:
+  friend class Access;
+
+  const std::shared_ptr<UsageOfKeys> usage_;
+  const std::string key_;
+  RequestCost cost_ = {.tokens = 0, .samples = 0};
+  bool active_ = false;
+};
+
 // Thread-safe. `key` is everywhere the name of an API key, or empty where the server has none.
 class Access {
  public:
@@ -56,40 +79,28 @@ class Access {
   // What the prompts may use together. Where they name no number of output tokens, it is lowered to what the key may have.
   RequestCost BoundCost(const std::string& key, std::span<openai::OpenAiRequest> prompts) const;
 
-  // Counts a request as active, and takes its tokens of what its key may use: nothing, and Leave must follow. Else why not: 400 or
-  // 429.
-  std::optional<HttpResponse> Admit(const std::string& key, const RequestCost& cost);
-  // The end of what was admitted; what it did not use of its tokens goes back.
-  void Leave(const std::string& key, const RequestCost& cost, int64_t used_tokens);
+  // Counts a request as active, and takes its tokens of what its key may use, until `*admission` ends. Else why not: 400 or 429.
+  std::optional<HttpResponse> Admit(const std::string& key, const RequestCost& cost, std::shared_ptr<Admission>* admission);
 
   // Completes a request of a batch, which is for no client that waits: it takes what leaves half of the key's bucket.
   openai::BatchAdmission AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request);
-  void LeaveOfBatch(const std::string& key, int64_t taken_tokens, int64_t used_tokens) {
-    token_limits_.GiveBack(key, taken_tokens - used_tokens);
-  }
+  void LeaveOfBatch(const std::string& key, int64_t taken_tokens, int64_t used_tokens);
 
-  int64_t active() const { return active_; }  // requests
+  int64_t active() const;  // requests
   int64_t ActiveOf(const std::string& key) const;
 
  private:
   // A key's tokens from `begin` on; with a salt, which bounds those from `private_begin` on.
   CacheTenant TenantFrom(const std::string& key, int32_t begin, std::optional<int32_t> private_begin) const;
-  struct Active {
-    int64_t requests = 0, samples = 0;
-  };
 
   // Counts a request as active; why not, where its key has too many.
   std::optional<HttpResponse> Enter(const std::string& key, int64_t samples);
-  void LeaveActive(const std::string& key, int64_t samples);
   // Why a request may never have so many tokens; OK: it may.
   Status CheckTokens(const std::string& key, int64_t tokens) const;
 
   const AccessOptions options_;
   const int32_t max_context_;
-  TokenLimits token_limits_;
-  std::atomic<int64_t> active_{0};
-  mutable std::mutex mutex_;
-  std::map<std::string, Active> active_by_key_;  // keys without any are not in it
+  const std::shared_ptr<UsageOfKeys> usage_;
 };
 
 }  // namespace coppice::server

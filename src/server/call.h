@@ -20,7 +20,8 @@ struct Call {
   std::string key;                  // name of the API key; empty without keys
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
-  RequestCost cost;            // what it was admitted with
+  // What it was admitted with; null: nothing yet. After `responder`: a client whose request got no answer finds the place free.
+  std::shared_ptr<Admission> admission;
   std::string logged_body;     // where the log is to have it
   std::string ignored_fields;  // of the request, by their names
 };

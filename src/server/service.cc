@@ -173,8 +173,10 @@ void Service::Try(const std::shared_ptr<Call>& call, const Work& work) {
   } catch (const std::exception& error) {  // a fault of ours: it costs one request, not the server
     status = Internal(fmt::format("answering the request failed: {}", error.what()));
   }
+  if (status.ok()) return;
+  call->admission.reset();  // what goes on in spite of this has its own hold of it
   // The responder tells the client where there is no memory for this either.
-  if (!status.ok()) Answer(call, ErrorResponse(status));
+  Answer(call, ErrorResponse(status));
 }
 
 RequestPlan Service::Plan(HttpRequest head) {
@@ -343,12 +345,9 @@ void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::
 void Service::ChatCompletions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kChatCompletions, call); }
 
 bool Service::Admit(const std::shared_ptr<Call>& call, const RequestCost& cost) {
-  if (std::optional<HttpResponse> refused = access_.Admit(call->key, cost)) {
-    Answer(call, *std::move(refused));
-    return false;
-  }
-  call->cost = cost;
-  return true;
+  std::optional<HttpResponse> refused = access_.Admit(call->key, cost, &call->admission);
+  if (refused) Answer(call, *std::move(refused));
+  return !refused;
 }
 
 void Service::TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields) {
@@ -421,7 +420,7 @@ void Service::Compile(const std::shared_ptr<Call>& call, std::vector<openai::Ope
 }
 
 void Service::AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::BodyError& error) {
-  access_.Leave(call->key, call->cost, /*used_tokens=*/0);
+  call->admission->End(/*used_tokens=*/0);
   const StatusCode code = error.status.code();
   if (code == StatusCode::kCancelled) return Log(*call, kClientLeft);
   Answer(call, code == StatusCode::kResourceExhausted ? ErrorResponse(429, error.status.message(), error.param)
@@ -433,14 +432,14 @@ void Service::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenA
                          .prompts = std::move(prompts),
                          .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
                          .responder = call->responder,
-                         .on_end = [this, call](const GenerationCall::Outcome& outcome) {
+                         .on_end = [this, call, admission = call->admission](const GenerationCall::Outcome& outcome) {
                            call->usage = outcome.usage;
                            if (outcome.first_token_seconds >= 0) metrics_.CountFirstToken(outcome.first_token_seconds);
                            if (outcome.token_seconds >= 0) metrics_.CountTimePerToken(outcome.token_seconds);
                            metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
                            metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
                            Log(*call, outcome.status);
-                           access_.Leave(call->key, call->cost, outcome.computed_tokens);
+                           admission->End(outcome.computed_tokens);
                          }});
 }
 
@@ -470,10 +469,11 @@ void Service::Score(const std::shared_ptr<Call>& call) {
     return Answer(call, ErrorResponse(fits.status, fits.param));
   if (!Admit(call, {.tokens = parsed->usage.prompt, .samples = std::ssize(parsed->sequences)})) return;
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
-  const auto score = openai::ScoreCall::Start(&engine_, *request, [=, this](openai::ScoreCall::Outcome outcome) {
-    access_.Leave(call->key, call->cost, outcome.begun ? outcome.usage.prompt : 0);
-    AnswerScore(call, request, std::move(outcome));
-  });
+  const auto score =
+      openai::ScoreCall::Start(&engine_, *request, [=, this, admission = call->admission](openai::ScoreCall::Outcome outcome) {
+        admission->End(outcome.begun ? outcome.usage.prompt : 0);
+        AnswerScore(call, request, std::move(outcome));
+      });
   call->responder->WhenGone([weak = std::weak_ptr(score)] {
     if (const std::shared_ptr<openai::ScoreCall> score = weak.lock()) score->Cancel();
   });
@@ -513,20 +513,22 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   if (!ids) return Answer(call, ErrorResponse(error.status, error.param));
   prefix->token_ids = *std::move(ids);
   if (!Admit(call, {.tokens = std::ssize(prefix->token_ids)})) return;
-  prefixes_.Put(call->key, name, *std::move(prefix), [this, call](const PrefixStore::Outcome& outcome) {
-    const Result<PrefixStore::Info>& made = outcome.made;
-    access_.Leave(call->key, call->cost, outcome.begun ? call->cost.tokens : 0);
-    if (made.ok()) {
-      call->usage = {.prompt = call->cost.tokens, .cached = outcome.cached};
-      metrics_.CountTokens(call->key, call->usage.prompt, outcome.cached, 0);
-      Answer(call, {.body = DumpJson(ToJson(*made))});
-    } else {
-      const StatusCode code = made.status().code();
-      Answer(call, code == StatusCode::kResourceExhausted    ? ErrorResponse(429, made.status().message())
-                   : code == StatusCode::kFailedPrecondition ? ErrorResponse(409, made.status().message())
-                                                             : ErrorResponse(made.status()));
-    }
-  });
+  prefixes_.Put(call->key, name, *std::move(prefix),
+                [this, call, admission = call->admission](const PrefixStore::Outcome& outcome) {
+                  const Result<PrefixStore::Info>& made = outcome.made;
+                  const int64_t tokens = admission->cost().tokens;
+                  admission->End(outcome.begun ? tokens : 0);
+                  if (made.ok()) {
+                    call->usage = {.prompt = tokens, .cached = outcome.cached};
+                    metrics_.CountTokens(call->key, call->usage.prompt, outcome.cached, 0);
+                    Answer(call, {.body = DumpJson(ToJson(*made))});
+                  } else {
+                    const StatusCode code = made.status().code();
+                    Answer(call, code == StatusCode::kResourceExhausted    ? ErrorResponse(429, made.status().message())
+                                 : code == StatusCode::kFailedPrecondition ? ErrorResponse(409, made.status().message())
+                                                                           : ErrorResponse(made.status()));
+                  }
+                });
 }
 
 void Service::GetPrefix(const std::shared_ptr<Call>& call) {

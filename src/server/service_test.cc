@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -46,7 +47,10 @@ class FakeResponder final : public Responder {
   }
   void Write(std::unique_ptr<TextSource> source) override { Write(TextOf(source.get())); }
   void EndStream() override { ended = true; }
-  void WhenGone(std::function<void()> callback) override { when_gone = std::move(callback); }
+  void WhenGone(std::function<void()> callback) override {
+    if (watching_fails) throw std::bad_alloc();
+    when_gone = std::move(callback);
+  }
 
   json body() const { return json::parse(response.value().body); }
 
@@ -55,6 +59,7 @@ class FakeResponder final : public Responder {
   bool streaming = false, ended = false, from_source = false;
   std::string written;
   std::function<void()> when_gone;
+  bool watching_fails = false;  // WhenGone has no memory
 };
 
 constexpr int32_t kContext = 64;
@@ -323,6 +328,43 @@ TEST_F(ServiceTest, AClientThatLeavesFreesItsPlace) {
   EXPECT_FALSE(streamed->ended);
   EXPECT_EQ(service_.active(), 0);
   EXPECT_THAT(Metrics(), HasSubstr("coppice_http_requests_total{route=\"/v1/completions\",status=\"499\"} 2\n"));
+}
+
+// The part of the call that comes behind its admission, before anything runs that could end it.
+TEST_F(ServiceTest, WhatFailsOnceItIsAdmittedFreesItsPlace) {
+  const auto failing = std::make_shared<FakeResponder>();
+  failing->watching_fails = true;
+  service_.Handle({.method = "POST",
+                   .path = "/v1/completions",
+                   .body = R"({"prompt": [1, 2, 3], "regex": "a+"})",
+                   .content_type = "application/json"},
+                  failing);
+  ASSERT_TRUE(failing->response);
+  EXPECT_EQ(failing->response->status, 503);
+  EXPECT_EQ(service_.active(), 0);
+}
+
+TEST(AdmissionTest, EndsOnceHoweverItEnds) {
+  std::optional<Access> made;
+  Access& access = made.emplace(AccessOptions{.max_active_per_key = 2, .token_limit = {.per_minute = 100}},
+                                /*max_context=*/64);
+  std::shared_ptr<Admission> dropped, ended, refused;
+  ASSERT_FALSE(access.Admit("a", {.tokens = 60, .samples = 2}, &dropped));
+  EXPECT_EQ(access.Admit("a", {.tokens = 1, .samples = 1}, &refused)->status, 429);
+  EXPECT_EQ(access.active(), 1);
+  dropped.reset();  // with all of its tokens
+  EXPECT_EQ(access.active(), 0);
+  ASSERT_FALSE(access.Admit("a", {.tokens = 90}, &ended));
+  EXPECT_EQ(access.Admit("a", {.tokens = 20}, &refused)->status, 429);
+  EXPECT_EQ(access.ActiveOf("a"), 1);
+  ended->End(/*used_tokens=*/50);
+  ended->End(0);
+  ended.reset();
+  EXPECT_EQ(access.ActiveOf("a"), 0);
+  EXPECT_EQ(access.Admit("a", {.tokens = 60}, &refused)->status, 429);  // 50 of 100 are left
+  EXPECT_FALSE(access.Admit("a", {.tokens = 50}, &ended));
+  made.reset();  // as where a server ends before what runs in its engine
+  ended->End(0);
 }
 
 TEST_F(ServiceTest, AFullQueueIs429AndTheRestGoesOn) {
