@@ -87,7 +87,7 @@ void Committer::BeginSamples(const ScheduledBatch::Entry& entry) {
   Sequence* const first = entry.sequence;
   RequestState* const request = first->request;
   events_.AddPrompt(*request);
-  if (const std::string& name = request->params.pin_prompt_as; !name.empty()) prefixes_.Pin(name, first->branch);
+  if (!request->params.pin_prompt_as.empty()) prefixes_.Pin(*request, first->branch);
   if (request->params.max_tokens == 0) return EndRequest(request, FinishReason::kLength, OkStatus());
   const bool forked = request->forked;
   survivors_.clear();

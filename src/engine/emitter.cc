@@ -148,6 +148,7 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
   event_.cached_tokens = std::max(0, listener.cached_tokens);
   event_.finish_reason = item.reason;
   event_.request_done = item.request_done;
+  event_.weight_version = item.weight_version;
   event_.shared_reads = item.reads >= 0 ? emissions.shared_reads[item.reads] : SharedReads();
   event_.status = item.status >= 0 ? emissions.statuses[item.status] : OkStatus();
   listener.on_event(event_);

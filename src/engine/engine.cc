@@ -3,11 +3,15 @@
 // engine. docs/engine.md walks through this file.
 #include "coppice/engine/engine.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,6 +34,7 @@
 #include "engine/step_builder.h"
 #include "engine/step_events.h"
 #include "engine/validate_request.h"
+#include "engine/weight_tensors.h"
 #include "runner/phase_timer.h"
 
 namespace coppice {
@@ -77,6 +82,11 @@ class EngineImpl final : public Engine {
   Status Unpin(const std::string& name) override;
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) override;
+  Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) override;
+  WeightVersion weight_version() const override {
+    const std::lock_guard lock(version_mutex_);
+    return version_;
+  }
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
   EngineLoad Load() const override { return {.waiting = inbox_.waiting(), .running = metrics_.running()}; }
@@ -89,6 +99,11 @@ class EngineImpl final : public Engine {
   // SavePrefix, LoadPrefix and Step, which may run out of memory.
   Status WritePinned(const std::string& name, const std::string& path);
   Status ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant);
+  Result<WeightVersion> WaitAndReplaceWeights(const WeightSource& source, const UpdateOptions& options);
+  Result<WeightVersion> ReplaceWeights(const WeightSource& source, const UpdateOptions& options);
+  // Of requests that have begun.
+  bool HasBegun();
+  Status CheckWeightsAreWhole() const;
   Result<bool> StepOnce();
   // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
   template <class Body>
@@ -152,6 +167,11 @@ class EngineImpl final : public Engine {
   std::vector<UnderWay> under_way_;  // steps that were launched and not committed, oldest first; at most 1 + steps_ahead
   bool books_in_doubt_ = false;      // KeepBooks did not come to its end
   FairMutex stepping_;               // held by a step, and by another thread that needs what belongs to the stepping thread
+  std::mutex updating_;              // held while weights are updated, before stepping_
+  std::atomic<bool> weights_are_whole_{true};
+  mutable std::mutex version_mutex_;  // guards version_
+  WeightVersion version_;
+  std::vector<Request> repins_;  // compute pinned prompts anew, once weights are whole
 
   Emitter emitter_;  // last, so that it is done before what it refers to goes
 };
@@ -193,6 +213,7 @@ EngineImpl::EngineImpl(EngineParts parts)
 Result<RequestId> EngineImpl::Submit(Request request) {
   return CatchExhaustion("taking a request", [&]() -> Result<RequestId> {
     COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits_));
+    COPPICE_RETURN_IF_ERROR(CheckWeightsAreWhole());
     return inbox_.Add(MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_));
   });
 }
@@ -231,7 +252,11 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, 
   COPPICE_RETURN_IF_ERROR(ValidateTenant(tenant));
   if (name.empty()) return InvalidArgument("the name of a prefix is empty: give it one");
   if (!limits_.can_pin) return InvalidArgument("sharing mode none keeps no prefixes: use another mode to load " + path);
-  COPPICE_ASSIGN_OR_RETURN(const StoredPrefix prefix, ReadPrefixFile(path, prefixes_.origin()));
+  const auto origin = [this] {
+    const std::lock_guard between_steps(stepping_);
+    return prefixes_.origin();
+  };
+  COPPICE_ASSIGN_OR_RETURN(const StoredPrefix prefix, ReadPrefixFile(path, origin()));
   if (prefix.tokens.empty() || std::ssize(prefix.tokens) > limits_.max_context) {
     return InvalidArgument(path + ": the prefix has " + std::to_string(prefix.tokens.size()) + " tokens, expected 1.." +
                            std::to_string(limits_.max_context) +
@@ -240,9 +265,83 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, 
   const std::lock_guard between_steps(stepping_);
   if (books_in_doubt_) StartOver();
   return KeepBooks([&]() -> Status {
+    if (prefix.origin != prefixes_.origin()) return Unavailable(path + ": the engine's weights were updated while the file was read");
     COPPICE_RETURN_IF_ERROR(Quiesce());
     return prefixes_.Restore(name, prefix, tenant);
   });
+}
+
+Status EngineImpl::CheckWeightsAreWhole() const {
+  if (weights_are_whole_) return OkStatus();
+  return Unavailable("an update of weights ended half-way, so that old and new ones are mixed: update all of them, or load the model again");
+}
+
+bool EngineImpl::HasBegun() { return std::ranges::any_of(requests_.FindUnfinished(), &RequestState::has_begun); }
+
+Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) {
+  return CatchExhaustion("updating weights", [&]() -> Result<WeightVersion> {
+    COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
+    const std::lock_guard one_at_a_time(updating_);
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source, runner_.PrepareUpdate(std::move(map)));
+    struct LetNewIn {  // whatever happens
+      EngineImpl* engine;
+      ~LetNewIn() {
+        const std::lock_guard between_steps(engine->stepping_);
+        engine->scheduler_.HoldNew(false);
+        engine->inbox_.Wake();
+      }
+    } const let_new_in{this};
+    return WaitAndReplaceWeights(*source, options);
+  });
+}
+
+Result<WeightVersion> EngineImpl::WaitAndReplaceWeights(const WeightSource& source, const UpdateOptions& options) {
+  constexpr auto kPoll = std::chrono::milliseconds(1);
+  while (true) {
+    {
+      const std::lock_guard between_steps(stepping_);
+      if (books_in_doubt_) StartOver();
+      if (options.when == UpdateWhen::kAbort || !HasBegun()) {
+        Result<WeightVersion> replaced = KeepBooks([&] { return ReplaceWeights(source, options); });
+        ForgetDone();
+        return replaced;
+      }
+      scheduler_.HoldNew(true);
+    }
+    std::this_thread::sleep_for(kPoll);  // of the steps that others run
+  }
+}
+
+Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, const UpdateOptions& options) {
+  const auto end_all = [this](FinishReason reason, const Status& status, bool begun_only) {
+    for (RequestState* const request : requests_.FindUnfinished()) {
+      if (request->has_begun() || !begun_only) committer_.EndRequest(request, reason, status);
+    }
+    scheduler_.RemoveStopped();
+  };
+  COPPICE_RETURN_IF_ERROR(Quiesce());
+  end_all(FinishReason::kCancelled, OkStatus(), /*begun_only=*/true);
+  prefixes_.LetGo(&repins_);
+  cache_.DropCached();
+  const Status updated = runner_.UpdateWeights(source);
+  weights_are_whole_ = runner_.weights_are_whole();
+  if (!weights_are_whole_) end_all(FinishReason::kError, CheckWeightsAreWhole(), /*begun_only=*/false);
+  WeightVersion version;
+  {
+    const std::lock_guard lock(version_mutex_);
+    ++version_.number;
+    version_.label = options.label;
+    version = version_;
+  }
+  events_.set_weight_version(version.number);
+  if (!updated.ok()) return updated;
+  if (!weights_are_whole_) return version;
+  for (Request& request : std::exchange(repins_, {})) {
+    RequestPtr own = MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_);
+    own->repins = true;
+    inbox_.AddOwn(std::move(own));
+  }
+  return version;
 }
 
 // ----------------------------------------------------------------------------------------------------------- the stepping thread
@@ -306,6 +405,7 @@ Result<bool> EngineImpl::RunStep() {
   TraceSpan span("step");
   const Clock::time_point begin = Clock::now();
   metrics_.BeginStep();
+  metrics_.step().weight_version = version_.number;  // changed between steps alone
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
   COPPICE_ASSIGN_OR_RETURN(const bool late, EndLateRequests());
   COPPICE_ASSIGN_OR_RETURN(const bool unheard, EndUnheardRequests());
@@ -316,7 +416,7 @@ Result<bool> EngineImpl::RunStep() {
     if (!launched) break;
   }
   if (under_way_.empty()) {
-    if (scheduler_.idle()) return took || late || unheard;
+    if (scheduler_.idle() || scheduler_.all_held()) return took || late || unheard;
     // Nobody runs, so nobody will ever make room for the first in line.
     committer_.EndRequest(scheduler_.waiting().front()->request, FinishReason::kError,
                           ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
@@ -347,6 +447,10 @@ Result<bool> EngineImpl::TakeInbox() {
     RequestState* const request = requests_.Add(std::move(arrived));
     metrics_.totals().prompt_tokens += request->prompt_length();
     scheduler_.Add(request);
+  }
+  if (!weights_are_whole_) {
+    for (RequestState* const request : requests_.FindUnfinished())
+      committer_.EndRequest(request, FinishReason::kError, CheckWeightsAreWhole());
   }
   const Status drained = arrivals_.cancelled.empty() ? OkStatus() : Drain();  // a step may compute what others wait for
   for (const RequestId id : arrivals_.cancelled) {

@@ -26,9 +26,18 @@ Status Inbox::CheckRoom(const std::string& name, int32_t samples) const {
 
 Result<RequestId> Inbox::Add(RequestPtr request) {
   const std::lock_guard lock(mutex_);
+  if (Status room = CheckRoom(request->params.share_of, request->params.n); !room.ok()) return room;
+  return Take(std::move(request));
+}
+
+RequestId Inbox::AddOwn(RequestPtr request) {
+  const std::lock_guard lock(mutex_);
+  return Take(std::move(request));
+}
+
+RequestId Inbox::Take(RequestPtr request) {
   const std::string& name = request->params.share_of;
   const int32_t samples = request->params.n;
-  if (Status room = CheckRoom(name, samples); !room.ok()) return room;
   const RequestId id{next_id_};
   request->id = request->listener->request = id;
   // What may lack memory comes first, each such that nothing is left of it where the next one fails.

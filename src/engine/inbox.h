@@ -29,6 +29,8 @@ class Inbox {
   // than an equal share of it gets in all the same, and where nothing waits any request does. So with k names max_waiting
   // (1 + 1/2 + ... + 1/k) samples wait at most.
   Result<RequestId> Add(RequestPtr request);
+  // The same for a request of the engine's own, for which there is always room.
+  RequestId AddOwn(RequestPtr request);
   // NOT_FOUND where no such request is alive.
   Status Cancel(RequestId id);
   // Whoever waits for arrivals goes on: there is something to do that did not come through here.
@@ -63,6 +65,7 @@ class Inbox {
 
   // With the lock held:
   Status CheckRoom(const std::string& name, int32_t samples) const;
+  RequestId Take(RequestPtr request);
   void EndWaiting(Alive* request);
 
   const int32_t max_waiting_;

@@ -22,6 +22,7 @@ struct KvOrigin {
   int32_t num_layers = 0, num_kv_heads = 0, head_dim = 0;
   bool deterministic = false;  // a deterministic engine promises bits that other engines' KV does not have
 
+  bool operator==(const KvOrigin&) const = default;
   int64_t bytes_per_token() const {
     return int64_t{2} * num_layers * num_kv_heads * head_dim * static_cast<int64_t>(SizeOf(dtype));
   }

@@ -1,5 +1,6 @@
 #include "engine/prefixes.h"
 
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -26,6 +27,7 @@ KvOrigin Prefixes::origin() const {
 
 Status Prefixes::Unpin(const std::string& name) {
   const std::lock_guard lock(mutex_);
+  if (let_go_.erase(name) > 0) return OkStatus();
   const auto pinned = pinned_.find(name);
   if (pinned == pinned_.end()) return NotPinned(name);
   unpinned_.push_back(name);
@@ -51,17 +53,42 @@ void Prefixes::Clear() {
   const std::lock_guard lock(mutex_);
   pinned_.clear();
   unpinned_.clear();
+  let_go_.clear();
 }
 
-void Prefixes::Pin(const std::string& name, BranchId branch) {
+void Prefixes::Pin(const RequestState& request, BranchId branch) {
+  const std::string& name = request.params.pin_prompt_as;
+  {
+    const std::lock_guard lock(mutex_);
+    if (let_go_.erase(name) == 0 && request.repins) return;
+  }
   cache_.Pin(name, branch);
-  NotePin(name);
+  NotePin(name, request.params.cache_tenant);
 }
 
-void Prefixes::NotePin(const std::string& name) {
+void Prefixes::NotePin(const std::string& name, const CacheTenant& tenant) {
   const std::lock_guard lock(mutex_);
   std::erase(unpinned_, name);
-  pinned_.insert(name);
+  pinned_.insert_or_assign(name, tenant);
+}
+
+void Prefixes::LetGo(std::vector<Request>* requests) {
+  ApplyUnpins();
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, tenant] : pinned_) {
+    KvCache::PinnedPrompt pinned = cache_.FindPinned(name).value();
+    Request& request = requests->emplace_back();
+    request.prompt_ids = std::move(pinned.tokens);
+    request.max_tokens = 0;
+    request.cache_salt = std::move(pinned.salt);
+    request.cache_private_begin = pinned.private_begin;
+    request.cache_tenant = tenant;
+    request.pin_prompt_as = name;
+    request.priority = std::numeric_limits<int32_t>::min();
+    let_go_.insert(name);
+    cache_.Unpin(name);
+  }
+  pinned_.clear();
 }
 
 Result<StoredPrefix> Prefixes::Copy(const std::string& name) const {
@@ -82,7 +109,7 @@ Status Prefixes::Restore(const std::string& name, const StoredPrefix& prefix, co
   const CacheSalt salt = {
       .salt = prefix.salt, .private_begin = prefix.private_begin, .tenant = tenant.name, .tenant_begin = tenant.begin};
   COPPICE_RETURN_IF_ERROR(cache_.Restore(name, prefix.tokens, salt, write));
-  NotePin(name);
+  NotePin(name, tenant);
   return OkStatus();
 }
 

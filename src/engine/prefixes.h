@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 #include "cache/kv_cache.h"
 #include "coppice/engine/engine.h"
 #include "engine/prefix_file.h"
+#include "engine/request_state.h"
 #include "runner/runner.h"
 
 namespace coppice {
@@ -37,23 +39,28 @@ class Prefixes {
   void ApplyUnpins();
   // Nothing is pinned: the cache was cleared.
   void Clear();
-  // Pins the computed prompt of a branch; a pin of the same name is moved.
-  void Pin(const std::string& name, BranchId branch);
+  // Pins the computed prompt of a request's branch under the name that the request gives it; a pin of the same name is moved. One
+  // that was let go is pinned anew by the request that LetGo made of it, unless its name was unpinned or taken meanwhile.
+  void Pin(const RequestState& request, BranchId branch);
+  // Lets go of the pages of all pins, since they hold KV of other weights. Adds requests that compute the prompts anew, after all
+  // others that wait.
+  void LetGo(std::vector<Request>* requests);
   // A copy of a pinned prompt and its KV. REQUIRES: CheckPinned; no step is under way, no edits wait for one.
   Result<StoredPrefix> Copy(const std::string& name) const;
   // Puts a tenant's prefix into the cache and pins it; errors as KvCache::Restore. REQUIRES: as Copy, but CheckPinned.
   Status Restore(const std::string& name, const StoredPrefix& prefix, const CacheTenant& tenant);
 
  private:
-  // `name` is pinned now; an Unpin that was not applied meant the prompt before this one.
-  void NotePin(const std::string& name);
+  // `name` is pinned now, for a tenant; an Unpin that was not applied meant the prompt before this one.
+  void NotePin(const std::string& name, const CacheTenant& tenant);
 
   KvCache& cache_;
   Runner& runner_;
   const bool deterministic_;
-  mutable std::mutex mutex_;           // guards what follows
-  std::set<std::string> pinned_;       // names
-  std::vector<std::string> unpinned_;  // names that the cache is to let go
+  mutable std::mutex mutex_;                   // guards what follows
+  std::map<std::string, CacheTenant> pinned_;  // whose they are, by name
+  std::vector<std::string> unpinned_;          // names that the cache is to let go
+  std::set<std::string> let_go_;               // names whose prompts are to be computed anew
 };
 
 }  // namespace coppice

@@ -106,6 +106,7 @@ struct alignas(kCacheLine) RequestState {
   bool has_stops = false;      // stop strings: the step decodes its text, since that decides when a sample ends
   bool has_penalties = false;  // of params.sampling
   bool has_constraint = false;
+  bool repins = false;       // the engine's own: computes a pinned prompt anew (Prefixes::LetGo)
   bool forked = false;       // its samples are sequences of their own: the prompt is computed, or its last step launched
   uint8_t top_logprobs = 0;  // params.top_logprobs
   SharedReads shared_reads;  // of committed steps
@@ -120,6 +121,7 @@ struct alignas(kCacheLine) RequestState {
   int64_t turn = 0;                             // place in line: FairQueue
   FairShare* share = nullptr;                   // of params.share_of, while one of its sequences waits or runs
 
+  bool has_begun() const { return listener->cached_tokens >= 0; }  // a step took it in
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };
 

@@ -105,7 +105,7 @@ void Scheduler::Launched(int64_t number) {
 
 std::span<Sequence* const> Scheduler::FindGivingWay() {
   giving_way_.clear();
-  if (!shares_.contended() || shares_.neediest() == nullptr || IsHeld(*shares_.neediest()->next)) {
+  if (!shares_.contended() || holds_new_ || shares_.neediest() == nullptr || IsHeld(*shares_.neediest()->next)) {
     lacks_pages_ = false;
     return {};
   }
@@ -126,7 +126,13 @@ std::span<Sequence* const> Scheduler::FindGivingWay() {
   return giving_way_;
 }
 
+bool Scheduler::all_held() const {
+  return holds_new_ && running_.empty() &&
+         std::ranges::none_of(waiting_, [](const Sequence* sequence) { return sequence->request->has_begun(); });
+}
+
 bool Scheduler::MayTakePlace(const Sequence& sequence) const {
+  if (holds_new_) return sequence.request->has_begun();
   if (!shares_.contended()) return true;
   return lacks_pages_ ? sequence.request->share == shares_.neediest() : shares_.MayTake(sequence);
 }

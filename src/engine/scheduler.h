@@ -51,6 +51,10 @@ class Scheduler {
   std::span<const RequestId> begun() const { return begun_; }
   // Constrained samples of `share_of` sit out steps before `until`, while requests of others have something to do.
   void Pause(std::string_view share_of, MaskPauses::Clock::time_point until) { pauses_.Add(share_of, until); }
+  // Requests that have not begun are not taken in: those that have can come to their end.
+  void HoldNew(bool hold) { holds_new_ = hold; }
+  // Whether all that waits is held so, and nothing runs.
+  bool all_held() const;
   // The batch was launched as step `number`: the next one is another.
   void Launched(int64_t number);
 
@@ -147,6 +151,7 @@ class Scheduler {
   bool lacks_pages_ = false;  // for the neediest name's next sequence: the others' wait until it is taken in
   MaskPauses pauses_;
   bool is_held_ = false;
+  bool holds_new_ = false;
   // New ones by priority and turn; preempted ones and siblings that were forked late go to the front.
   std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped

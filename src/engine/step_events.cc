@@ -49,6 +49,7 @@ void StepEvents::AddPrompt(const RequestState& request) {
     if (tokenizer_) event.text = PromptText(*tokenizer_, params.prompt_ids);
   }
   emissions_.prompts.push_back(std::move(event));
+  emissions_.prompts.back().weight_version = weight_version_;
   emissions_.items.push_back({.listener = request.listener.get(), .prompt = static_cast<int32_t>(emissions_.prompts.size()) - 1});
 }
 

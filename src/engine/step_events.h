@@ -29,8 +29,11 @@ class StepEvents {
     is_open_ = true;
     item.listener = sequence.request->listener.get();
     item.index = sequence.index;
+    item.weight_version = weight_version_;
     return item;
   }
+  // Of the tokens that come.
+  void set_weight_version(int64_t version) { weight_version_ = version; }
   // Text of the item, from where stop strings are looked for; what it had is kept by nobody.
   std::string* NewText(Emissions::Item* item);
   std::string* TextOf(const Emissions::Item& item) { return &emissions_.texts[item.text]; }
@@ -71,6 +74,7 @@ class StepEvents {
   const Tokenizer* tokenizer_;
   Emissions emissions_;
   std::vector<RequestId> done_;
+  int64_t weight_version_ = 0;
   bool is_open_ = false;  // the last item was begun and not completed
 };
 

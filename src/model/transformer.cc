@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/math.h"
 #include "model/rope.h"
+#include "model/tensor_source.h"
 #include "model/weight_store.h"
 #include "ops/ops.h"
 
@@ -68,6 +69,7 @@ class FamilyTransformer final : public Transformer {
                  std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
   Status Tune(const DeviceBatch& batch, std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) override;
   Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) override;
+  Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override { return store_->Update(source); }
   bool weights_are_whole() const override { return store_->is_whole(); }
 
@@ -273,6 +275,12 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(int64_t begin, int64_t count
   }
   COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, stream));
   return ConstDeviceTensor(logits);
+}
+
+Result<std::unique_ptr<WeightSource>> FamilyTransformer::PrepareUpdate(TensorMap tensors) const {
+  COPPICE_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Create("update of weights", config_, std::move(tensors)));
+  COPPICE_RETURN_IF_ERROR(store_->CheckUpdate(source));
+  return std::unique_ptr<WeightSource>(std::make_unique<TensorSource>(std::move(source)));
 }
 
 Status FamilyTransformer::Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const {

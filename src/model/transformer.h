@@ -50,6 +50,9 @@ class Transformer {
   // next call's work on the stream. OUT_OF_RANGE beyond max_logit_rows at a time or the batch's.
   virtual Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) = 0;
 
+  // A trainer's tensors as a source that UpdateWeights can take; they outlive it. Errors as TensorSource::Create and
+  // WeightStore::CheckUpdate.
+  virtual Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const = 0;
   // As WeightStore::Update and is_whole. No work of this transformer is under way on any stream. KV that older weights made stays
   // where it is; it is the caller's to drop.
   virtual Status UpdateWeights(const WeightSource& source) = 0;

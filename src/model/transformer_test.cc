@@ -18,7 +18,6 @@
 #include "core/thread_pool.h"
 #include "model/rope.h"
 #include "model/safetensors.h"
-#include "model/tensor_source.h"
 
 namespace coppice {
 namespace {
@@ -254,14 +253,17 @@ TEST_P(FixtureTest, ReplacedWeightsGiveTheBitsOfLoadedOnes) {
     for (size_t i = 0; i < changed.size(); ++i) changed[i] = changed[i] * (0.75f + 0.01f * (i % 50)) + 0.001f;
     tensors[name] = {.file = "trainer", .type = StoredType::kF32, .shape = tensor.shape, .data = std::as_bytes(std::span(changed))};
   }
-  const ModelConfig& config = checkpoint->config();
   const auto prompt = std::span(expected_.prompt).first(20);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Runner fresh(GetParam(), dtype, true), whole(GetParam(), dtype, true), pieces(GetParam(), dtype, true);
     const std::vector<float> before = fresh.Prefill(prompt, 20);
-    ASSERT_TRUE(whole.model().UpdateWeights(TensorSource::Create("trainer", config, tensors).value()).ok());
+    const auto update = [](Runner* runner, const TensorMap& with) {
+      const auto source = runner->model().PrepareUpdate(with);
+      return source.ok() ? runner->model().UpdateWeights(**source) : source.status();
+    };
+    ASSERT_TRUE(update(&whole, tensors).ok());
     for (const auto& [name, tensor] : tensors) {
-      const Status status = pieces.model().UpdateWeights(TensorSource::Create("trainer", config, {{name, tensor}}).value());
+      const Status status = update(&pieces, {{name, tensor}});
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
     const std::vector<float> after = whole.Prefill(prompt, 20);

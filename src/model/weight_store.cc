@@ -42,18 +42,16 @@ struct Product {
   bool is_qkv = false;            // packed for what rotates heads
 };
 
-// Calls visit(product, weight) for all products of a model, in the order in which a step reads them. A layer that is not there yet
-// is made.
-template <class Visit>
-Status ForEachProduct(const ModelConfig& config, ModelWeights* weights, Visit visit) {
+// Calls visit(product, weight) for all products of a model, in the order in which a step reads them. `weights` have their layers.
+template <class Weights, class Visit>
+Status ForEachProduct(const ModelConfig& config, Weights* weights, Visit visit) {
   const Blocks& blocks = config.blocks;
   COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kEmbedding}}, &weights->embedding));
   if (blocks.learned_positions) COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kPositions}}, &weights->positions));
   if (!config.tie_embeddings) COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kLmHead}}, &weights->lm_head));
-  weights->layers.resize(config.num_layers);
   const bool is_separate = blocks.qkv == QkvLayout::kSeparate;
   for (int32_t i = 0; i < config.num_layers; ++i) {
-    LayerWeights& layer = weights->layers[i];
+    auto& layer = weights->layers[i];
     COPPICE_RETURN_IF_ERROR(visit(Product{.layer = i,
                                           .roles = is_separate ? std::vector{kQ, kK, kV} : std::vector{kQkv},
                                           .runs = FusedRows(config),
@@ -301,6 +299,7 @@ class PartReader {
 Result<WeightStore> WeightStore::Load(const WeightSource& source, const ModelConfig& config, const Options& options, Device& device,
                                       ops::Ops& ops) {
   WeightStore store(config, options, &device, &ops);
+  store.weights_.layers.resize(config.num_layers);
   PartReader reader(source, config, options);
   const ops::QkvHeads heads = {.num_qo_heads = config.num_qo_heads,
                                .num_kv_heads = config.num_kv_heads,
@@ -330,21 +329,24 @@ Result<WeightStore> WeightStore::Load(const WeightSource& source, const ModelCon
   return store;
 }
 
-Status WeightStore::Update(const WeightSource& source) {
+Status WeightStore::CheckUpdate(const WeightSource& source) const {
   COPPICE_RETURN_IF_ERROR(CheckSomeWeights(config_, source.tensors()));
-  PartReader reader(source, config_, options_);
-  const auto check = [&](const Product& product, std::unique_ptr<ops::Weight>* weight) -> Status {
+  const PartReader reader(source, config_, options_);
+  const auto check = [&](const Product& product, const std::unique_ptr<ops::Weight>* weight) -> Status {
     const bool is_replaced = std::ranges::any_of(product.roles, [&](WeightRole role) {
       const WeightEntry& entry = *reader.Find(product.layer, role);
       return reader.HasWeight(entry) || reader.HasBias(entry);
     });
     if (!is_replaced || (*weight)->is_dense()) return OkStatus();
-    return FailedPrecondition(fmt::format(
-        "{} is kept as its file stores it, quantised, and cannot be updated: load the model with weights of bf16 or f32",
-        Quoted(reader.Find(product.layer, product.roles.front())->name + ".weight")));
+    return FailedPrecondition(
+        fmt::format("{} is kept as its file stores it, quantised, and cannot be updated: load the model with weights of bf16 or f32",
+                    Quoted(reader.Find(product.layer, product.roles.front())->name + ".weight")));
   };
-  COPPICE_RETURN_IF_ERROR(ForEachProduct(config_, &weights_, check));
+  return ForEachProduct(config_, &weights_, check);
+}
 
+Status WeightStore::Update(const WeightSource& source) {
+  PartReader reader(source, config_, options_);
   const bool was_whole = std::exchange(is_whole_, false);
   const auto repack = [&](const Product& product, std::unique_ptr<ops::Weight>* weight) -> Status {
     COPPICE_ASSIGN_OR_RETURN(const auto replacements, reader.ReadReplacements(product));

@@ -140,7 +140,9 @@ class UpdateTest : public ::testing::Test {
     TensorMap tensors;
     tensors[name] = {.file = "trainer", .type = type, .shape = std::move(shape), .data = memory};
     const auto source = TensorSource::Create("trainer", config_, tensors);
-    return source.ok() ? store->Update(*source) : source.status();
+    if (!source.ok()) return source.status();
+    const Status checked = store->CheckUpdate(*source);
+    return checked.ok() ? store->Update(*source) : checked;
   }
 
   const ModelConfig config_ = WholeBlocksConfig();

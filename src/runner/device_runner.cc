@@ -23,6 +23,7 @@ Result<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(ModelParts parts, con
 
 DeviceRunner::DeviceRunner(ModelParts parts, const Limits& limits)
     : info_(InfoOf(parts)),
+      fingerprint_(info_.fingerprint),
       limits_(limits),
       device_(std::move(parts.device)),
       transformer_(std::move(parts.transformer)),
@@ -191,6 +192,16 @@ Status DeviceRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, 
 
 Status DeviceRunner::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) {
   return pool_->WriteKv(pages, begin, num_tokens, kv, stream_->get());
+}
+
+Result<std::unique_ptr<WeightSource>> DeviceRunner::PrepareUpdate(TensorMap tensors) const {
+  return transformer_->PrepareUpdate(std::move(tensors));
+}
+
+Status DeviceRunner::UpdateWeights(const WeightSource& source) {
+  info_.fingerprint = fingerprint_.Next();
+  COPPICE_RETURN_IF_ERROR(device_->Synchronize(stream_->get()));
+  return transformer_->UpdateWeights(source);
 }
 
 }  // namespace coppice

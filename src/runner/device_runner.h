@@ -43,6 +43,9 @@ class DeviceRunner final : public Runner {
   Result<StepResult> Wait(StepTicket ticket) override;
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+  Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
+  Status UpdateWeights(const WeightSource& source) override;
+  bool weights_are_whole() const override { return transformer_->weights_are_whole(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -72,6 +75,7 @@ class DeviceRunner final : public Runner {
   Status Capture(const DeviceBatch& rows, StepGraphs::Captured* captured);
 
   RunnerInfo info_;
+  FingerprintOfUpdates fingerprint_;
   const Limits limits_;
   std::unique_ptr<Device> device_;  // before what stands on it
   std::unique_ptr<OwnedStream> stream_;

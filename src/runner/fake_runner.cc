@@ -106,6 +106,33 @@ Status FakeRunner::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_
   return OkStatus();
 }
 
+Result<std::unique_ptr<WeightSource>> FakeRunner::PrepareUpdate(TensorMap tensors) const {
+  if (tensors.size() != 1 || !tensors.contains(kSeedTensor) || tensors.begin()->second.data.size() != sizeof(float))
+    return InvalidArgument("a fake model has one weight, its seed");
+  class Seed final : public WeightSource {
+   public:
+    explicit Seed(TensorMap tensors) : tensors_(std::move(tensors)) {}
+    const std::string& name() const override { return name_; }
+    const TensorMap& tensors() const override { return tensors_; }
+
+   private:
+    std::string name_ = "seed";
+    TensorMap tensors_;
+  };
+  return std::unique_ptr<WeightSource>(std::make_unique<Seed>(std::move(tensors)));
+}
+
+Status FakeRunner::UpdateWeights(const WeightSource& source) {
+  is_whole_ = false;
+  mutable_info().fingerprint += "+";
+  if (!update_failure_.ok()) return std::exchange(update_failure_, OkStatus());
+  float seed;
+  std::memcpy(&seed, source.tensors().begin()->second.data.data(), sizeof(seed));
+  options_.seed = static_cast<uint64_t>(seed);
+  is_whole_ = true;
+  return OkStatus();
+}
+
 Status FakeRunner::MoveSlots(std::span<const attention::SlotMove> moves) {
   for (const auto [from, to] : moves) memory_[to] = memory_[from];
   return OkStatus();
@@ -176,7 +203,7 @@ Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch) {
                (forest.query_tree_mask[row] >> (kv_index - queries_begin) & 1) != 0;
       };
       COPPICE_CHECK(sees(own));
-      uint64_t path = 0;
+      uint64_t path = options_.seed;  // KV is of the model that made it
       history_.clear();
       for (int32_t k = 0; k < own; ++k) {
         if (!sees(k)) continue;

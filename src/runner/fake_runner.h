@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,14 @@ class FakeRunner final : public HostRunner {
   // One head of one element: K and V are the two halves of a slot.
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+
+  // Its one weight, a float: Options::seed.
+  static constexpr std::string_view kSeedTensor = "seed";
+  Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
+  Status UpdateWeights(const WeightSource& source) override;
+  bool weights_are_whole() const override { return is_whole_; }
+  // The next update fails half-way.
+  void FailNextUpdate(Status status) { update_failure_ = std::move(status); }
 
   // What the model says after `tokens`, from the tokens alone.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const;
@@ -67,7 +76,8 @@ class FakeRunner final : public HostRunner {
   std::vector<float> logits_;
   int64_t tokens_computed_ = 0;
   int32_t largest_batch_ = 0;
-  Status failure_;
+  Status failure_, update_failure_;
+  bool is_whole_ = true;
   std::function<bool(int64_t)> fails_;
   int64_t num_steps_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runner/runner.h"
@@ -22,6 +23,11 @@ class LateRunner final : public Runner {
   Result<StepResult> Wait(StepTicket ticket) override;
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+  Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override {
+    return inner_->PrepareUpdate(std::move(tensors));
+  }
+  Status UpdateWeights(const WeightSource& source) override { return inner_->UpdateWeights(source); }
+  bool weights_are_whole() const override { return inner_->weights_are_whole(); }
 
   // The most steps that were under way at the same time.
   size_t most_under_way() const { return most_under_way_; }

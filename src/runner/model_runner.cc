@@ -20,7 +20,8 @@ ModelRunner::ModelRunner(ModelParts parts, std::unique_ptr<OwnedStream> stream)
       stream_(std::move(stream)),
       transformer_(std::move(parts.transformer)),
       pool_(std::move(parts.pool)),
-      inputs_(std::move(parts.inputs)) {}
+      inputs_(std::move(parts.inputs)),
+      fingerprint_(info().fingerprint) {}
 
 Status ModelRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {
   return pool_->ReadKv(pages, num_tokens, kv, stream_->get());
@@ -28,6 +29,15 @@ Status ModelRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, s
 
 Status ModelRunner::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) {
   return pool_->WriteKv(pages, begin, num_tokens, kv, stream_->get());
+}
+
+Result<std::unique_ptr<WeightSource>> ModelRunner::PrepareUpdate(TensorMap tensors) const {
+  return transformer_->PrepareUpdate(std::move(tensors));
+}
+
+Status ModelRunner::UpdateWeights(const WeightSource& source) {
+  mutable_info().fingerprint = fingerprint_.Next();
+  return transformer_->UpdateWeights(source);
 }
 
 Status ModelRunner::MoveSlots(std::span<const attention::SlotMove> moves) { return pool_->MoveSlots(moves, stream_->get()); }

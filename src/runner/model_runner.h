@@ -18,6 +18,9 @@ class ModelRunner final : public HostRunner {
 
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
+  Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
+  Status UpdateWeights(const WeightSource& source) override;
+  bool weights_are_whole() const override { return transformer_->weights_are_whole(); }
 
  private:
   ModelRunner(ModelParts parts, std::unique_ptr<OwnedStream> stream);
@@ -30,6 +33,7 @@ class ModelRunner final : public HostRunner {
   std::unique_ptr<Transformer> transformer_;
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<StepInputs> inputs_;
+  FingerprintOfUpdates fingerprint_;
 };
 
 }  // namespace coppice

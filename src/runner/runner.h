@@ -5,12 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "coppice/attention/attention.h"
 #include "coppice/core/status.h"
 #include "model/config.h"
+#include "model/weight_source.h"
 #include "runner/step_batch.h"
 #include "runner/token_draw.h"
 
@@ -18,7 +20,7 @@ namespace coppice {
 
 struct RunnerInfo {
   ModelConfig model;
-  std::string fingerprint;         // of the model (Checkpoint::Fingerprint): KV of equal tokens may be exchanged between equal ones
+  std::string fingerprint;         // of the model (Checkpoint::Fingerprint) and updates: KV of equal tokens may be exchanged between equal ones
   DType kv_dtype = DType::kBF16;   // element type of the KV
   int64_t kv_bytes_per_token = 0;  // over all layers
 };
@@ -81,6 +83,16 @@ class Runner {
   // Writes tokens [begin, num_tokens) of such a path; `pages` are those from kv index `begin` on. REQUIRES: a page begins there; no
   // step is under way.
   virtual Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) = 0;
+
+  // Weights that UpdateWeights can take, of tensors under the names of Hugging Face's folders, whose memory outlives the result.
+  // Errors as of WeightStore::CheckUpdate: nothing changes.
+  virtual Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap /*tensors*/) const {
+    return Unimplemented("the engine has no weights to update: it runs without a model");
+  }
+  // Replaces weights in place, and changes info().fingerprint. REQUIRES: PrepareUpdate made `source`; no step is under way.
+  virtual Status UpdateWeights(const WeightSource& /*source*/) { return PrepareUpdate({}).status(); }
+  // False after an update that failed, until one of all weights has come.
+  virtual bool weights_are_whole() const { return true; }
 };
 
 }  // namespace coppice

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "coppice/core/types.h"
 #include "coppice/engine/model_info.h"
 #include "coppice/engine/token_constraint.h"
+#include "coppice/engine/weights.h"
 #include "coppice/runner/sampling.h"
 #include "coppice/tokenizer/tokenizer.h"
 
@@ -72,7 +74,8 @@ struct Request {
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
   // Called at the end of a step on the thread that steps the engine, or with EngineOptions::event_thread on a thread of the
   // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call what is
-  // thread-safe (Submit, Cancel, Unpin, Metrics), but not SavePrefix, LoadPrefix or Step, which wait for the step.
+  // thread-safe (Submit, Cancel, Unpin, Metrics), but not SavePrefix, LoadPrefix,
+  // UpdateWeights or Step, which wait for the step.
   std::function<void(const struct StreamEvent&)> on_event;
 };
 
@@ -127,6 +130,7 @@ struct StreamEvent {
   std::optional<FinishReason> finish_reason;  // set with the sample's last event
   bool request_done = false;                  // last event of the request
   SharedReads shared_reads;                   // of the whole request, with its last event
+  int64_t weight_version = 0;                 // WeightVersion::number of the weights that chose the tokens
   Status status;                              // why, for kError
 };
 
@@ -257,7 +261,8 @@ struct CachedPrefix {
 
 // One step.
 struct StepMetrics {
-  int64_t step = 0;  // 1 is the first
+  int64_t step = 0;            // 1 is the first
+  int64_t weight_version = 0;  // WeightVersion::number
   int32_t decode_rows = 0, prefill_rows = 0;
   int32_t grouped_rows = 0;  // of all rows, those that read some KV together with another sample's rows
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
@@ -326,7 +331,7 @@ struct EngineLoad {
   int32_t waiting = 0, running = 0;  // requests, samples
 };
 
-// Submit, Cancel, Unpin, SavePrefix, LoadPrefix, Load and Metrics are thread-safe; Step or Run is called by one thread.
+// Submit, Cancel, Unpin, SavePrefix, LoadPrefix, UpdateWeights, weight_version, Load and Metrics are thread-safe; Step or Run is called by one thread.
 class Engine {
  public:
   // Loads the model. Errors name the file and what to do.
@@ -350,6 +355,16 @@ class Engine {
   // engines) mode is INVALID_ARGUMENT, a truncated or corrupt one DATA_LOSS, no room for it RESOURCE_EXHAUSTED, and UNAVAILABLE
   // says that a request computes a part of this prompt right now; the engine is then as it was.
   virtual Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) = 0;
+  // Replaces weights, some or all of them, in place, and returns the version that they make. Called as SavePrefix. What is cached
+  // is dropped, so that no token is computed with KV of other weights; a pinned prompt keeps its name and is computed anew, and
+  // until then SavePrefix says NOT_FOUND; files of prefixes that other weights made are refused. With UpdateWhen::kWait it returns
+  // when all that runs has finished, for which somebody must step the engine.
+  // INVALID_ARGUMENT or UNIMPLEMENTED: a name, shape or dtype that the model does not have, and nothing is changed;
+  // FAILED_PRECONDITION: likewise, the weights are held as a file stores them, quantised (load the model with WeightForm::kBF16 or
+  // kF32). Any other error may leave a mixture of weights: all requests end with UNAVAILABLE, as those that come, until an update
+  // of all weights has come.
+  virtual Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) = 0;
+  virtual WeightVersion weight_version() const = 0;
   // Runs one step; false when there is nothing to do. When the model fails, the requests that took part in the step end with kError
   // and its status, which is returned too; all others go on with the next step. UNAVAILABLE: the device is lost, and all requests
   // have ended.

@@ -1,0 +1,41 @@
+// Weights that a caller holds, such as a trainer's, for Engine::UpdateWeights.
+// Layer: public API.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coppice/core/types.h"
+
+namespace coppice {
+
+// One tensor of a model, in host memory that stays as it is until UpdateWeights returns.
+struct WeightTensor {
+  // As Hugging Face's folders name it ("model.layers.0.self_attn.q_proj.weight"), with the model's prefix or without it. Rows of q
+  // and k are in the half-split rotary order of those folders.
+  std::string name;
+  DType dtype = DType::kBF16;
+  std::vector<int64_t> shape;  // outermost dimension first
+  const void* data = nullptr;  // contiguous, row-major, of any alignment
+};
+
+// What becomes of samples that run when weights are replaced. Requests that have not begun are computed with the new ones.
+enum class UpdateWhen : uint8_t {
+  kWait,   // they finish first, and no other request begins
+  kAbort,  // they end at once, with FinishReason::kCancelled
+};
+constexpr const char* Name(UpdateWhen when) { return when == UpdateWhen::kWait ? "wait" : "abort"; }
+
+struct UpdateOptions {
+  UpdateWhen when = UpdateWhen::kWait;
+  std::string label = {};  // the caller's name of the weights, such as a training step; names may repeat
+};
+
+// Which weights an engine computes with.
+struct WeightVersion {
+  int64_t number = 0;      // of updates since the model was loaded
+  std::string label = {};  // UpdateOptions::label of the last one
+};
+
+}  // namespace coppice
