@@ -18,17 +18,16 @@ constexpr double kGoodShare = 0.95;  // of the best speed
 Result<double> TimeChunk(const EngineParts& parts, int32_t count) {
   std::vector<int32_t> tokens(count);
   for (int32_t i = 0; i < count; ++i) tokens[i] = i % parts.runner->info().model.vocab_size;
-  StepBatch step;
   KvCache& cache = *parts.cache;
-  cache.BeginStep();
+  StepBuilder step(&cache);
+  step.Begin();
   const KvCache::Admission admission = cache.Admit({.tokens = tokens});
   COPPICE_CHECK(admission.outcome == KvCache::Outcome::kAdmitted && admission.computed == 0);
-  cache.SetQueries(admission.branch, 0, count, count);
-  for (int32_t i = 0; i < count; ++i) AppendRow(cache, admission.branch, i, i, tokens[i], &step);
+  step.Rows(admission.branch, 0, tokens);
   const auto begin = std::chrono::steady_clock::now();
-  const Result<StepTicket> ticket = LaunchStep(parts.runner.get(), &cache, {}, &step);
+  const Result<StepTicket> ticket = step.Launch(parts.runner.get());
   const Status status = ticket.ok() ? parts.runner->Wait(*ticket).status() : ticket.status();
-  if (ticket.ok()) cache.StepLaunched();
+  if (ticket.ok()) step.Launched(*ticket);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   cache.Release(admission.branch, tokens);
   cache.DropCached();

@@ -70,9 +70,7 @@ bool Committer::CommitDrafts(const ScheduledBatch::Entry& entry) {
   }
   const int32_t num_accepted = static_cast<int32_t>(accepted_.size());
   for (int32_t i = 0; i < num_accepted; ++i) {  // what was refused in between goes
-    if (accepted_[i] == i) continue;
-    scheduler_.next().step.moves.push_back({.from = cache_.SlotOf(sequence->branch, drafts_begin + accepted_[i]),
-                                            .to = cache_.SlotOf(sequence->branch, drafts_begin + i)});
+    if (accepted_[i] != i) steps_.Move(sequence->branch, drafts_begin + accepted_[i], drafts_begin + i);
   }
   sequence->launched = drafts_begin + num_accepted;
   MarkAndPublish(sequence, sequence->launched);

@@ -14,6 +14,7 @@
 #include "engine/prefixes.h"
 #include "engine/scheduled_batch.h"
 #include "engine/scheduler.h"
+#include "engine/step_builder.h"
 #include "engine/step_events.h"
 #include "runner/runner.h"
 
@@ -25,6 +26,7 @@ class Committer {
   struct Parts {  // all outlive the committer
     KvCache* cache = nullptr;
     Scheduler* scheduler = nullptr;
+    StepBuilder* steps = nullptr;
     Prefixes* prefixes = nullptr;
     const Drafts* drafts = nullptr;
     StepEvents* events = nullptr;
@@ -34,6 +36,7 @@ class Committer {
   explicit Committer(const Parts& parts)
       : cache_(*parts.cache),
         scheduler_(*parts.scheduler),
+        steps_(*parts.steps),
         prefixes_(*parts.prefixes),
         drafts_(*parts.drafts),
         events_(*parts.events),
@@ -74,6 +77,7 @@ class Committer {
 
   KvCache& cache_;
   Scheduler& scheduler_;
+  StepBuilder& steps_;
   Prefixes& prefixes_;
   const Drafts& drafts_;
   StepEvents& events_;

@@ -146,6 +146,7 @@ class EngineImpl final : public Engine {
   const ModelInfo model_info_;
   KvCache& cache_;
   Runner& runner_;
+  StepBuilder steps_;
   Scheduler scheduler_;
   ConstraintMasks constraint_masks_;
   Prefixes prefixes_;
@@ -182,9 +183,10 @@ EngineImpl::EngineImpl(EngineParts parts)
       model_info_(ModelInfoOf(parts_)),
       cache_(*parts_.cache),
       runner_(*parts_.runner),
+      steps_(&cache_),
       scheduler_(
           {.max_batch_tokens = parts_.options.max_batch_tokens, .chunk = parts_.options.chunk, .policy = parts_.options.schedule},
-          &cache_),
+          &cache_, &steps_),
       constraint_masks_(parts_.threads.get(), limits_.vocab_size),
       prefixes_({.cache = &cache_, .runner = &runner_, .deterministic = parts_.options.deterministic}),
       drafts_(std::move(parts_.drafter), {.max_depth = parts_.options.draft_tokens,
@@ -198,6 +200,7 @@ EngineImpl::EngineImpl(EngineParts parts)
                 .chunk_probe = parts_.chunk_probe}),
       committer_({.cache = &cache_,
                   .scheduler = &scheduler_,
+                  .steps = &steps_,
                   .prefixes = &prefixes_,
                   .drafts = &drafts_,
                   .events = &events_,
@@ -395,6 +398,7 @@ void EngineImpl::StartOver() {
   arrivals_.requests.clear();
   under_way_.clear();
   scheduler_.Clear();
+  steps_.Clear();
   cache_.Clear();
   drafts_.Clear();
   prefixes_.Clear();
@@ -502,14 +506,13 @@ Result<bool> EngineImpl::LaunchNext() {
       scheduler_.Pause(share.share_of, Clock::now() + pause);
   }
   phase.Next("run", nullptr);
-  const Result<StepTicket> ticket = LaunchStep(&runner_, &cache_, batch->tree_masks, &batch->step);
+  const Result<StepTicket> ticket = steps_.Launch(&runner_);
   if (!ticket.ok()) {
     COPPICE_RETURN_IF_ERROR(Drain());  // those before it can be trusted
     return ticket.status();
   }
   under_way_.push_back({.batch = batch, .ticket = *ticket, .drafting = drafts_.drafting()});
-  cache_.StepLaunched();
-  scheduler_.Launched(ticket->step);
+  steps_.Launched(*ticket);
   return true;
 }
 
@@ -536,7 +539,7 @@ Status EngineImpl::Drain() {
 
 Status EngineImpl::Quiesce() {
   COPPICE_RETURN_IF_ERROR(Drain());
-  return FlushEdits(&runner_, &cache_, &scheduler_.next().step);
+  return steps_.Flush(&runner_);
 }
 
 void EngineImpl::FailSteps(const Status& status) {
@@ -546,8 +549,8 @@ void EngineImpl::FailSteps(const Status& status) {
   cache_.AbandonSteps();
   for (const UnderWay& step : under_way_) committer_.FailBatch(*step.batch, status);
   under_way_.clear();
-  committer_.FailBatch(scheduler_.next(), status);
-  scheduler_.next().Clear();
+  committer_.FailBatch(steps_.next(), status);
+  steps_.DropWork();
   if (status.code() != StatusCode::kUnavailable) return;
   // The device is lost, and with it the KV of all others.
   for (RequestState* const request : requests_.FindUnfinished()) committer_.EndRequest(request, FinishReason::kError, status);

@@ -4,11 +4,10 @@
 
 #include "core/check.h"
 #include "engine/scheduler.h"
-#include "engine/step_builder.h"
 
 namespace coppice {
 
-ModelDrafter::ModelDrafter(ModelDrafterParts parts) : parts_(std::move(parts)) {}
+ModelDrafter::ModelDrafter(ModelDrafterParts parts) : parts_(std::move(parts)), steps_(parts_.cache.get()) {}
 
 Status ModelDrafter::Propose(std::span<const DraftRequest> requests) {
   ++calls_;
@@ -74,7 +73,7 @@ ModelDrafter::Lane* ModelDrafter::Admit(const Sequence& sequence) {
           .told = static_cast<int32_t>(sequence.generated.size()),
           .tokens = {tokens.begin(), tokens.end()},
           .last_call = calls_};
-  SetSlot(sequence, lane.branch, &step_);
+  steps_.SetSlot(sequence, lane.branch);
   return &lane;
 }
 
@@ -86,15 +85,14 @@ void ModelDrafter::ReleaseUnused() {
       continue;
     }
     parts_.cache->Release(lane.branch, lane.tokens);
-    FreeSlot(lane.branch, &step_);
+    steps_.FreeSlot(lane.branch);
     entry = lanes_.erase(entry);
   }
 }
 
 Status ModelDrafter::RunRound() {
   KvCache& cache = *parts_.cache;
-  step_.ClearRows();
-  cache.BeginStep();
+  steps_.Begin();
   for (Job& job : jobs_) {
     if (job.count == 0) continue;
     const int32_t end = job.begin + job.count;
@@ -102,17 +100,13 @@ Status ModelDrafter::RunRound() {
       job.count = 0;  // it goes without further drafts
       continue;
     }
-    cache.SetQueries(job.lane->branch, step_.num_rows(), job.count, end);
-    for (int32_t kv_index = job.begin; kv_index < end; ++kv_index) {
-      AppendRow(cache, job.lane->branch, kv_index, kv_index, job.lane->tokens[kv_index], &step_);
-    }
-    job.last_row = step_.num_rows() - 1;
+    job.last_row = steps_.Rows(job.lane->branch, job.begin, std::span(job.lane->tokens).subspan(job.begin, job.count));
   }
-  if (step_.num_rows() == 0) return OkStatus();
+  if (steps_.next().num_tokens() == 0) return OkStatus();
   AppendDraws();
-  COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, LaunchStep(parts_.runner.get(), &cache, {}, &step_));
+  COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, steps_.Launch(parts_.runner.get()));
   COPPICE_ASSIGN_OR_RETURN(const StepResult result, parts_.runner->Wait(ticket));
-  cache.StepLaunched();
+  steps_.Launched(ticket);
   kv_bytes_read_ += result.stats.kv_bytes_read;
   for (const Job& job : jobs_) {
     if (job.count == 0) continue;
@@ -126,8 +120,7 @@ Status ModelDrafter::RunRound() {
 void ModelDrafter::Clear() {
   lanes_.clear();
   jobs_.clear();
-  step_.ClearRows();
-  step_.ClearEdits();
+  steps_.Clear();
   parts_.cache->Clear();
 }
 
@@ -135,22 +128,9 @@ void ModelDrafter::AppendDraws() {
   for (Job& job : jobs_) {
     if (!job.samples()) continue;
     const Sequence& sequence = *job.request->sequence;
-    const Request& params = sequence.request->params;
-    const Draft& draft = sequence.draft;
-    TellSlot(sequence, job.lane->branch, /*before=*/0, &job.lane->told, &step_);
-    step_.draws.push_back({.row = job.last_row,
-                           .slot = job.lane->branch,
-                           .sample = sequence.index,
-                           .position = sequence.length() + draft.size(),
-                           .drafting = static_cast<int32_t>(step_.drafting.size()),
-                           .bans_end_ids = static_cast<int32_t>(sequence.generated.size()) + draft.size() < params.min_tokens});
-    Drafting& drafting = step_.drafting.emplace_back();
-    if (sequence.request->has_penalties) {
-      drafting.path_begin = static_cast<int32_t>(step_.draft_tokens.size());
-      drafting.path_count = draft.size();
-      step_.draft_tokens.insert(step_.draft_tokens.end(), draft.tokens.begin(), draft.tokens.end());
-    }
-    if (!parts_.exact && params.sampling.temperature > 0) drafting.distribution = num_distributions_++;
+    const bool keeps = !parts_.exact && sequence.request->params.sampling.temperature > 0;
+    steps_.TellSlot(sequence, job.lane->branch, &job.lane->told);
+    steps_.DraftDraw(sequence, job.lane->branch, job.last_row, /*distribution=*/keeps ? num_distributions_++ : -1);
   }
 }
 
@@ -160,7 +140,7 @@ void ModelDrafter::TakeDrafts(std::span<const TokenDraw> draws) {
     const bool samples = job.samples();
     job.begin += std::exchange(job.count, 0);
     if (!samples) continue;
-    const int32_t distribution = step_.drafting[next].distribution;
+    const int32_t distribution = steps_.last().step.drafting[next].distribution;
     const int32_t token = draws[next++].token;
     if (token < 0) continue;  // no distribution to draw from
     Draft& draft = job.request->sequence->draft;

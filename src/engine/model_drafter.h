@@ -13,6 +13,7 @@
 #include "cache/kv_cache.h"
 #include "engine/draft.h"
 #include "engine/request_state.h"
+#include "engine/step_builder.h"
 #include "runner/runner.h"
 
 namespace coppice {
@@ -77,12 +78,12 @@ class ModelDrafter final : public Drafter {
   void TakeDrafts(std::span<const TokenDraw> draws);
 
   ModelDrafterParts parts_;
+  StepBuilder steps_;  // on parts_.cache
   std::map<LaneKey, Lane> lanes_;
   std::vector<Job> jobs_;
   uint64_t calls_ = 0;
   int64_t kv_bytes_read_ = 0;
   // Of a round; reused.
-  StepBatch step_;
   std::vector<int32_t> scratch_;
   int32_t num_distributions_ = 0;  // of a call: they stay until the next one
 };

@@ -1,5 +1,5 @@
 // One step's work as the engine sees it: which sequences run, and which rows, draws and scores of the runner's batch are theirs.
-// Filled by the scheduler; reused from step to step, so that a step allocates nothing once warm. Layer: engine.
+// Written by StepBuilder; reused from step to step, so that a step allocates nothing once warm. Layer: engine.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,7 @@ struct ScheduledBatch {
   };
   std::vector<ConstraintMask> masks;  // by mask of the step
   int32_t prefill_tokens = 0;         // of T, those of sequences that prefill
+  bool has_draft_tree = false;        // of some entry: a draft that is no chain
 
   bool empty() const { return entries.empty(); }
   int32_t num_tokens() const { return step.num_rows(); }
@@ -42,6 +43,7 @@ struct ScheduledBatch {
     tree_masks.clear();
     masks.clear();
     prefill_tokens = 0;
+    has_draft_tree = false;
   }
 };
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "engine/step_builder.h"
 
 namespace coppice {
 namespace {
@@ -49,10 +48,8 @@ void Scheduler::Add(RequestState* request) {
 }
 
 ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
-  batch_->Clear();
   begun_.clear();
-  has_draft_tree_ = false;
-  cache_->BeginStep();
+  steps_->Begin();
   BeginPauses();
   shares_.Count(running_, waiting_, cache_->free_branches());
   if (const std::span<Sequence* const> giving_way = FindGivingWay(); !giving_way.empty()) {
@@ -66,20 +63,20 @@ ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
     if (!GrowDecodes()) return nullptr;
   }
   ScheduleAll();
-  if (batch_->empty() && is_held_ && !step_under_way) {  // the others cannot run
+  if (steps_->next().empty() && is_held_ && !step_under_way) {  // the others cannot run
     pauses_.Clear();
     is_held_ = false;
     ScheduleAll();
   }
-  if (has_draft_tree_) FillTreeMasks();
-  return batch_;
+  steps_->FillTreeMasks();
+  return &steps_->next();
 }
 
 void Scheduler::ScheduleAll() {
   if (options_.policy == SchedulePolicy::kPrefillFirst) {
     ScheduleRunningPrefills();
     Admit(/*prompts_only=*/true);
-    if (!batch_->empty()) return;
+    if (!steps_->next().empty()) return;
   }
   if (ScheduleDecodes()) ScheduleRunningPrefills();
   RemoveStopped();  // the preempted ones, so that they can be admitted again
@@ -94,13 +91,6 @@ void Scheduler::BeginPauses() {
     return sequence->state != Sequence::State::kFinished && !pauses_.Has(sequence->request->params.share_of);
   };
   is_held_ = !pauses_.empty() && (std::ranges::any_of(running_, is_of_others) || std::ranges::any_of(waiting_, is_of_others));
-}
-
-void Scheduler::Launched(int64_t number) {
-  launched_ = number;
-  next_ = (next_ + 1) % batches_.size();
-  batch_ = &batches_[next_];
-  batch_->Clear();  // its sequences may be gone
 }
 
 std::span<Sequence* const> Scheduler::FindGivingWay() {
@@ -138,8 +128,7 @@ bool Scheduler::MayTakePlace(const Sequence& sequence) const {
 }
 
 void Scheduler::ForkUnderWay() {
-  const ScheduledBatch& under_way = batches_[(next_ + batches_.size() - 1) % batches_.size()];
-  for (const ScheduledBatch::Entry& entry : under_way.entries) {
+  for (const ScheduledBatch::Entry& entry : steps_->last().entries) {
     const RequestState& request = *entry.sequence->request;
     if (!entry.begins_samples || request.forked || request.has_constraint) continue;
     Sequence* const first = entry.sequence;
@@ -164,7 +153,7 @@ bool Scheduler::GrowDecodes() {
 }
 
 std::span<Sequence* const> Scheduler::PlanDrafts() {
-  batch_->Clear();  // the last step's sequences may be gone
+  steps_->DropWork();  // its sequences may be gone
   decoding_.clear();
   bool has_prompts = !waiting_.empty();
   for (Sequence* const sequence : running_) {
@@ -323,7 +312,7 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;
   sequence->launched = sequence->computed = admission.computed;
-  SetSlot(*sequence, sequence->branch, &batch_->step);
+  steps_->SetSlot(*sequence, sequence->branch);
   sequence->told = static_cast<int32_t>(sequence->generated.size());
   if (int32_t& cached = request.listener->cached_tokens; cached < 0) {
     cached = admission.computed;
@@ -346,127 +335,8 @@ int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
 }
 
 void Scheduler::Append(Sequence* sequence, int32_t count, int32_t drafts) {
-  const int32_t query_begin = batch_->num_tokens();
-  const int32_t begin = sequence->launched, end = begin + count;
-  if (sequence->prefilling()) {
-    batch_->prefill_tokens += count;
-    sequence->request->share->prompt_tokens += count;
-  }
-  cache_->SetQueries(sequence->branch, query_begin, count + drafts, end + drafts);
-  const int32_t known = std::min(end, sequence->length());
-  for (int32_t kv_index = begin; kv_index < known; ++kv_index) {
-    AppendRow(*cache_, sequence->branch, kv_index, kv_index, sequence->TokenAt(kv_index), &batch_->step);
-  }
-  if (known < end) {
-    batch_->step.drawn_tokens.push_back({.row = batch_->num_tokens(), .draw = {.step = launched_, .index = sequence->draw}});
-    AppendRow(*cache_, sequence->branch, known, known, /*token=*/0, &batch_->step);
-  }
-  for (int32_t i = 0; i < drafts; ++i) {
-    AppendRow(*cache_, sequence->branch, end + i, end - 1 + sequence->draft.DepthOf(i), sequence->draft.tokens[i], &batch_->step);
-  }
-  batch_->step.has_drafts |= drafts > 0;
-  has_draft_tree_ |= drafts > 0 && drafts > sequence->draft.ChainLength();
-  ScheduledBatch::Entry& entry = batch_->entries.emplace_back();  // filled in place: a copy would wait for these stores
-  entry.sequence = sequence;
-  entry.begin = begin;
-  entry.count = count + drafts;
-  entry.drafts = drafts;
-  entry.first_draw = static_cast<int32_t>(batch_->step.draws.size());
-  entry.first_score = static_cast<int32_t>(batch_->step.scores.size());
-  if (!sequence->request->forked && !sequence->request->scores.empty()) AppendScores(&entry, query_begin);
-  sequence->launched = end;
-  if (end < sequence->length() + sequence->draws_under_way) return;
-  if (sequence->request->params.max_tokens == 0) {
-    entry.begins_samples = true;  // and ends them
-  } else {
-    AppendDraws(&entry, query_begin + count - 1);
-  }
-}
-
-void Scheduler::AppendScores(ScheduledBatch::Entry* entry, int32_t query_begin) {
-  const PromptScores& scores = entry->sequence->request->scores;
-  StepBatch& step = batch_->step;
-  entry->request_score = scores.IndexOf(entry->begin);
-  entry->num_scores = scores.IndexOf(entry->begin + entry->count) - entry->request_score;
-  for (int32_t i = 0; i < entry->num_scores; ++i) {
-    const PromptScore& wanted = scores.wanted[entry->request_score + i];
-    const int32_t row = query_begin + wanted.position - entry->begin;
-    Score score{.row = row, .token = wanted.token, .top_logprobs = static_cast<uint8_t>(scores.num_top)};
-    if (i > 0 && step.scores.back().row == row) {
-      score.top_begin = step.scores.back().top_begin;
-    } else {
-      score.top_begin = step.num_top_logprobs;
-      step.num_top_logprobs += scores.num_top;
-    }
-    step.scores.push_back(score);
-  }
-}
-
-void Scheduler::AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
-  Sequence& sequence = *entry->sequence;
-  StepBatch& step = batch_->step;
-  TellSlot(sequence, sequence.branch, launched_, &sequence.told, &step);
-  const int32_t min_tokens = sequence.request->params.min_tokens;
-  const int32_t generated = static_cast<int32_t>(sequence.generated.size()) + sequence.draws_under_way;
-  const uint8_t top = sequence.request->top_logprobs;
-  entry->num_draws = sequence.num_forks() + entry->drafts;
-  entry->begins_samples = !sequence.request->forked;
-  sequence.draw = entry->first_draw;
-  Draw& first = step.draws.emplace_back();  // filled in place: StepEvents::Begin
-  first.row = last_known_row;
-  first.slot = sequence.branch;
-  first.sample = sequence.index;
-  first.position = sequence.length() + sequence.draws_under_way;
-  first.bans_end_ids = generated < min_tokens;
-  first.top_logprobs = top;
-  first.top_begin = step.num_top_logprobs;
-  step.num_top_logprobs += top;
-  ++sequence.draws_under_way;
-  if (entry->drafts == 0) {
-    for (int32_t i = 1; i < entry->num_draws; ++i) {
-      step.draws.push_back(step.draws.back());
-      ++step.draws.back().sample;
-    }
-    return;
-  }
-  const Draft& draft = sequence.draft;
-  const Draw root = first;
-  for (int32_t i = Draft::kRoot; i < entry->drafts; ++i) {
-    const int32_t depth = draft.DepthOf(i);
-    Draw& after = i == Draft::kRoot ? step.draws.back() : step.draws.emplace_back(root);
-    after.row += 1 + i;
-    after.position += depth;
-    after.bans_end_ids = generated + depth < min_tokens;
-    if (i != Draft::kRoot) {
-      after.top_begin = step.num_top_logprobs;
-      step.num_top_logprobs += top;
-    }
-    after.drafting = static_cast<int32_t>(step.drafting.size());
-    Drafting& drafting = step.drafting.emplace_back();
-    if (i != Draft::kRoot && sequence.request->has_penalties) {
-      drafting.path_begin = static_cast<int32_t>(step.draft_tokens.size());
-      drafting.path_count = depth;
-      draft.Path(i, &scratch_);
-      step.draft_tokens.insert(step.draft_tokens.end(), scratch_.begin(), scratch_.end());
-    }
-    if (!draft.proposals.empty() && i + 1 < entry->drafts) {  // a chain: token i + 1 was drawn for this row
-      drafting.proposal = draft.proposals[i + 1];
-      drafting.token = draft.tokens[i + 1];
-    }
-  }
-}
-
-void Scheduler::FillTreeMasks() {
-  for (const ScheduledBatch::Entry& entry : batch_->entries) {
-    const size_t begin = batch_->tree_masks.size();
-    const int32_t known = entry.count - entry.drafts;
-    uint64_t mask = 0;
-    for (int32_t i = 0; i < known; ++i) batch_->tree_masks.push_back(mask |= uint64_t{1} << i);
-    for (int32_t i = 0; i < entry.drafts; ++i) {
-      const int32_t parent_row = known + entry.sequence->draft.parents[i];  // kRoot is -1: the last known token's
-      batch_->tree_masks.push_back(batch_->tree_masks[begin + parent_row] | uint64_t{1} << (known + i));
-    }
-  }
+  if (sequence->prefilling()) sequence->request->share->prompt_tokens += count;
+  steps_->Append(sequence, count, drafts);
 }
 
 bool Scheduler::MakeRoom(size_t index) {
@@ -512,7 +382,7 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
     sequence->launched = launched;
     sequence->computed = computed;
     sequence->told = told;
-    if (sequence->branch != trunk) ForkSlot(trunk, sequence->branch, &batch_->step);
+    if (sequence->branch != trunk) steps_->ForkSlot(trunk, sequence->branch);
     if (sequence->state != Sequence::State::kRunning) running_.push_back(sequence);
     sequence->state = Sequence::State::kRunning;
   }
@@ -526,7 +396,7 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
 
 void Scheduler::Release(Sequence* sequence) {
   cache_->Release(sequence->branch, sequence->Tokens(&scratch_));
-  FreeSlot(sequence->branch, &batch_->step);
+  steps_->FreeSlot(sequence->branch);
   sequence->branch = kNoBranch;
   sequence->launched = sequence->computed = 0;
   ++num_stopped_;
@@ -536,10 +406,6 @@ void Scheduler::Clear() {
   waiting_.clear();
   running_.clear();
   num_stopped_ = 0;
-  for (ScheduledBatch& batch : batches_) {
-    batch.Clear();
-    batch.step.ClearEdits();
-  }
   for (std::vector<Sequence*>* const of_sequences : {&survivors_, &giving_way_, &decoding_}) of_sequences->clear();
   shares_.Clear();
   candidates_.clear();

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -20,6 +19,7 @@
 #include "engine/mask_pauses.h"
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
+#include "engine/step_builder.h"
 
 namespace coppice {
 
@@ -31,8 +31,8 @@ class Scheduler {
     int32_t chunk = 512;             // of them, tokens of prompts at most
     SchedulePolicy policy = SchedulePolicy::kMixed;
   };
-  // `cache` outlives the scheduler.
-  Scheduler(const Options& options, KvCache* cache) : options_(options), cache_(cache) {}
+  // `cache` and `steps`, which writes what is scheduled, outlive the scheduler.
+  Scheduler(const Options& options, KvCache* cache, StepBuilder* steps) : options_(options), cache_(cache), steps_(steps) {}
 
   // Takes in a new request; its sequences live in `request`. Behind those of its priority and above whose turn is not later.
   void Add(RequestState* request);
@@ -43,9 +43,8 @@ class Scheduler {
   void ForgoDrafts() { draft_share_ = 0; }
   // Drafts for which the next step has room, per sequence. Set by PlanDrafts.
   int32_t draft_share() const { return draft_share_; }
-  // The next step's work; empty when nobody can run. It stays valid until the step after it was launched and another one is
-  // scheduled. With a step under way (Launched and not committed) its tokens count as computed, and what it draws is referred to.
-  // Null: somebody must give way, so that step must be committed first.
+  // The next step's work (StepBuilder::next); empty when nobody can run. With a step under way (Launched and not committed) its
+  // tokens count as computed, and what it draws is referred to. Null: somebody must give way, so that step must be committed first.
   ScheduledBatch* Schedule(bool step_under_way);
   // The requests that Schedule took in for the first time, until it is called again.
   std::span<const RequestId> begun() const { return begun_; }
@@ -55,8 +54,6 @@ class Scheduler {
   void HoldNew(bool hold) { holds_new_ = hold; }
   // Whether all that waits is held so, and nothing runs.
   bool all_held() const;
-  // The batch was launched as step `number`: the next one is another.
-  void Launched(int64_t number);
 
   // A running sequence has no more to do, or is not wanted any more; what it computed stays cached.
   void Finish(Sequence* sequence);
@@ -64,10 +61,7 @@ class Scheduler {
   // branch of its own; those for whom there is no slot wait. `first` keeps its branch if it is among them.
   void Fork(Sequence* first, std::span<Sequence* const> survivors);
 
-  // The next step's work so far: its edits to KV and sampling are there before it is scheduled.
-  ScheduledBatch& next() { return batches_[next_]; }
-
-  // Forgets all sequences and edits, also where a call that threw has left things half done. Counters stay.
+  // Forgets all sequences, also where a call that threw has left things half done. Counters stay.
   void Clear();
 
   // Lets go of sequences that do not run any more; before their requests are destroyed.
@@ -120,18 +114,13 @@ class Scheduler {
   KvCache::Outcome TryAdmit(Sequence* sequence);
   // Adds `count` tokens of a running sequence to the batch, and behind them the first `drafts` of its draft.
   void Append(Sequence* sequence, int32_t count, int32_t drafts = 0);
-  // The scores that are wanted of the entry's prompt tokens.
-  void AppendScores(ScheduledBatch::Entry* entry, int32_t query_begin);
   // How many drafts of a sequence that decodes go with it, with pages for them.
   int32_t TakeDrafts(const Sequence& sequence);
-  // The draws after a sequence's last known token and after its drafts.
-  void AppendDraws(ScheduledBatch::Entry* entry, int32_t last_known_row);
-  void FillTreeMasks();
   // Pages for one more token of `running_[index]`, taking them from newer sequences if need be; false if it had to give way itself.
   bool MakeRoom(size_t index);
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
-  int32_t budget_left() const { return options_.max_batch_tokens - batch_->num_tokens(); }
+  int32_t budget_left() const { return options_.max_batch_tokens - steps_->next().num_tokens(); }
   // Whether it may be taken in now, as far as names go.
   bool MayTakePlace(const Sequence& sequence) const;
   // Of what is left, what the sequence may have; a decode belongs to no part of prompts.
@@ -140,12 +129,13 @@ class Scheduler {
     return shares_.contended() && sequence.prefilling() ? std::min(left, shares_.PromptTokensFor(sequence)) : left;
   }
   int32_t prefill_left() const {
-    const int32_t left = std::min(budget_left(), options_.chunk - batch_->prefill_tokens);
-    return has_draft_tree_ ? std::min(left, Draft::kMaxTokens + 1) : left;  // queries of a branch under a tree mask
+    const int32_t left = std::min(budget_left(), options_.chunk - steps_->next().prefill_tokens);
+    return steps_->next().has_draft_tree ? std::min(left, Draft::kMaxTokens + 1) : left;  // queries of a branch under a tree mask
   }
 
   Options options_;
   KvCache* cache_;
+  StepBuilder* steps_;
   FairQueue turns_;
   FairShares shares_;
   bool lacks_pages_ = false;  // for the neediest name's next sequence: the others' wait until it is taken in
@@ -156,11 +146,6 @@ class Scheduler {
   std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   int32_t num_stopped_ = 0;         // of them
-  // Used in turn: one is scheduled while two may be under way.
-  std::array<ScheduledBatch, 3> batches_;
-  size_t next_ = 0;
-  ScheduledBatch* batch_ = &batches_[0];  // the next one
-  int64_t launched_ = 0;                  // the step launched last
   std::vector<Sequence*> survivors_, giving_way_;
   std::vector<int32_t> scratch_, other_scratch_;
   std::vector<Candidate> candidates_;
@@ -168,7 +153,6 @@ class Scheduler {
   std::vector<Sequence*> decoding_;
   int32_t draft_share_ = 0;
   bool may_draft_trees_ = false;
-  bool has_draft_tree_ = false;  // in the batch
   int64_t preemptions_ = 0, draft_trees_cut_ = 0;
 };
 
