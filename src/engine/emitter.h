@@ -46,7 +46,7 @@ struct Emissions {
     int32_t reads = -1;                    // in `shared_reads`: of a request's last event
     int32_t top_begin = 0, top_count = 0;  // in `top_logprobs`
     int64_t weight_version = 0;
-    bool decodes = false;                  // the token's text belongs to the output
+    bool decodes = false;  // the token's text belongs to the output
     bool request_done = false;
     std::optional<FinishReason> reason;
   };

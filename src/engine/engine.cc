@@ -89,7 +89,7 @@ class EngineImpl final : public Engine {
   }
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
-  EngineLoad Load() const override { return {.waiting = inbox_.waiting(), .running = metrics_.running()}; }
+  EngineLoad Load() const override { return {.waiting = inbox_.waiting(), .running = metrics_.running(), .updating = holds_new_}; }
   EngineMetrics Metrics() const override { return metrics_.Snapshot(); }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
   Status tokenizer_status() const override { return parts_.tokenizer_status; }
@@ -101,8 +101,11 @@ class EngineImpl final : public Engine {
   Status ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant);
   Result<WeightVersion> WaitAndReplaceWeights(const WeightSource& source, const UpdateOptions& options);
   Result<WeightVersion> ReplaceWeights(const WeightSource& source, const UpdateOptions& options);
-  // Of requests that have begun.
-  bool HasBegun();
+  void HoldNew(bool hold) {
+    scheduler_.HoldNew(hold);
+    holds_new_ = hold;
+  }
+  bool HasBegun();  // any request
   Status CheckWeightsAreWhole() const;
   Result<bool> StepOnce();
   // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
@@ -169,7 +172,7 @@ class EngineImpl final : public Engine {
   bool books_in_doubt_ = false;      // KeepBooks did not come to its end
   FairMutex stepping_;               // held by a step, and by another thread that needs what belongs to the stepping thread
   std::mutex updating_;              // held while weights are updated, before stepping_
-  std::atomic<bool> weights_are_whole_{true};
+  std::atomic<bool> weights_are_whole_{true}, holds_new_{false};
   mutable std::mutex version_mutex_;  // guards version_
   WeightVersion version_;
   std::vector<Request> repins_;  // compute pinned prompts anew, once weights are whole
@@ -268,7 +271,8 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, 
   const std::lock_guard between_steps(stepping_);
   if (books_in_doubt_) StartOver();
   return KeepBooks([&]() -> Status {
-    if (prefix.origin != prefixes_.origin()) return Unavailable(path + ": the engine's weights were updated while the file was read");
+    if (prefix.origin != prefixes_.origin())
+      return Unavailable(path + ": the engine's weights were updated while the file was read");
     COPPICE_RETURN_IF_ERROR(Quiesce());
     return prefixes_.Restore(name, prefix, tenant);
   });
@@ -276,7 +280,8 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, 
 
 Status EngineImpl::CheckWeightsAreWhole() const {
   if (weights_are_whole_) return OkStatus();
-  return Unavailable("an update of weights ended half-way, so that old and new ones are mixed: update all of them, or load the model again");
+  return Unavailable(
+      "an update of weights ended half-way, so that old and new ones are mixed: update all of them, or load the model again");
 }
 
 bool EngineImpl::HasBegun() { return std::ranges::any_of(requests_.FindUnfinished(), &RequestState::has_begun); }
@@ -290,7 +295,7 @@ Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> te
       EngineImpl* engine;
       ~LetNewIn() {
         const std::lock_guard between_steps(engine->stepping_);
-        engine->scheduler_.HoldNew(false);
+        engine->HoldNew(false);
         engine->inbox_.Wake();
       }
     } const let_new_in{this};
@@ -309,7 +314,7 @@ Result<WeightVersion> EngineImpl::WaitAndReplaceWeights(const WeightSource& sour
         ForgetDone();
         return replaced;
       }
-      scheduler_.HoldNew(true);
+      HoldNew(true);
     }
     std::this_thread::sleep_for(kPoll);  // of the steps that others run
   }

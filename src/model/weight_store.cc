@@ -338,9 +338,9 @@ Status WeightStore::CheckUpdate(const WeightSource& source) const {
       return reader.HasWeight(entry) || reader.HasBias(entry);
     });
     if (!is_replaced || (*weight)->is_dense()) return OkStatus();
-    return FailedPrecondition(
-        fmt::format("{} is kept as its file stores it, quantised, and cannot be updated: load the model with weights of bf16 or f32",
-                    Quoted(reader.Find(product.layer, product.roles.front())->name + ".weight")));
+    return FailedPrecondition(fmt::format(
+        "{} is kept as its file stores it, quantised, and cannot be updated: load the model with weights of bf16 or f32",
+        Quoted(reader.Find(product.layer, product.roles.front())->name + ".weight")));
   };
   return ForEachProduct(config_, &weights_, check);
 }

@@ -80,8 +80,8 @@ class WeightStore {
   // Whether Update can take these weights: INVALID_ARGUMENT or UNIMPLEMENTED of CheckSomeWeights for names, shapes and types;
   // FAILED_PRECONDITION where the store holds a file's blocks or codes.
   Status CheckUpdate(const WeightSource& source) const;
-  // Replaces the weights that `source` has, some or all of them, in place: addresses stay. Nothing may read them meanwhile. An error
-  // leaves a mixture of old and new weights, see is_whole. REQUIRES: CheckUpdate.
+  // Replaces the weights that `source` has, some or all of them, in place: addresses stay. Nothing may read them meanwhile. An
+  // error leaves a mixture of old and new weights, see is_whole. REQUIRES: CheckUpdate.
   Status Update(const WeightSource& source);
   // False after an update that ended half-way, until one of all weights has come.
   bool is_whole() const { return is_whole_; }

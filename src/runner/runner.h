@@ -20,7 +20,8 @@ namespace coppice {
 
 struct RunnerInfo {
   ModelConfig model;
-  std::string fingerprint;         // of the model (Checkpoint::Fingerprint) and updates: KV of equal tokens may be exchanged between equal ones
+  std::string
+      fingerprint;  // of the model (Checkpoint::Fingerprint) and updates: KV of equal tokens may be exchanged between equal ones
   DType kv_dtype = DType::kBF16;   // element type of the KV
   int64_t kv_bytes_per_token = 0;  // over all layers
 };

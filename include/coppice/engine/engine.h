@@ -329,9 +329,11 @@ struct EngineMetrics {
 // What is asked often, by those who decide where a request goes or whether to submit more.
 struct EngineLoad {
   int32_t waiting = 0, running = 0;  // requests, samples
+  bool updating = false;             // UpdateWeights waits for what runs: no other request begins
 };
 
-// Submit, Cancel, Unpin, SavePrefix, LoadPrefix, UpdateWeights, weight_version, Load and Metrics are thread-safe; Step or Run is called by one thread.
+// Submit, Cancel, Unpin, SavePrefix, LoadPrefix, UpdateWeights, weight_version, Load and Metrics are thread-safe; Step or Run is
+// called by one thread.
 class Engine {
  public:
   // Loads the model. Errors name the file and what to do.

@@ -12,7 +12,8 @@ namespace coppice {
 
 struct ModelInfo {
   std::string architecture;  // the name of its family: "llama", "gemma3"
-  std::string fingerprint;   // of config and weights as they were loaded; engines of equal ones exchange prefixes (SavePrefix, LoadPrefix)
+  std::string
+      fingerprint;  // of config and weights as they were loaded; engines of equal ones exchange prefixes (SavePrefix, LoadPrefix)
   int32_t num_layers = 0, hidden_size = 0;
   int32_t num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;
   int32_t vocab_size = 0;
