@@ -64,8 +64,12 @@ class UpdateHarness {
           {.when = when, .label = "step"});
     });
     while (updated.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      if (harness_.engine().Load().updating) harness_.Step();
+      if (!harness_.engine().Load().updating) continue;
+      const Result<bool> step = harness_.engine().Step();  // its cache is not looked at: the update may be changing it
+      EXPECT_TRUE(step.ok()) << step.status().ToString();
     }
+    const Status status = harness_.cache().CheckIntegrity();
+    EXPECT_TRUE(status.ok()) << status.message();
     return updated.get();
   }
 

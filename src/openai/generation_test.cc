@@ -54,6 +54,8 @@ class FakeEngine final : public Engine {
   const Tokenizer* tokenizer() const override { return nullptr; }
   Status Run(std::stop_token) override { std::abort(); }
   EngineLoad Load() const override { std::abort(); }
+  Result<WeightVersion> UpdateWeights(std::span<const WeightTensor>, const UpdateOptions&) override { std::abort(); }
+  WeightVersion weight_version() const override { return {}; }
   const ModelInfo& model_info() const override { std::abort(); }
 
   int64_t fail_at_ = -1;
