@@ -98,7 +98,7 @@ void HttpRequestParser::TakeMemory(const Work& work) {
 size_t HttpRequestParser::Parse(std::string_view bytes) {
   size_t taken = 0;
   beast::error_code error;
-  while (taken < bytes.size() && !error && !NeedsMore(bytes.size() - taken)) {
+  while (taken < bytes.size() && !error && !NeedsMore(bytes.substr(taken))) {
     const size_t put = parser_.put(boost::asio::buffer(bytes.substr(taken)), error);
     const std::string_view lines = bytes.substr(taken, put);  // of a head: whole ones, with all that continues them
     taken += put;
@@ -128,8 +128,8 @@ size_t HttpRequestParser::Parse(std::string_view bytes) {
 }
 
 // The library asserts that the first chunk, if it is the last one too, is there whole when it is looked at again.
-bool HttpRequestParser::NeedsMore(size_t bytes) const {
-  return state_ == State::kBody && !body_begun_ && parser_.chunked() && bytes < kShortestChunks;
+bool HttpRequestParser::NeedsMore(std::string_view bytes) const {
+  return state_ == State::kBody && !body_begun_ && parser_.chunked() && bytes.size() < kShortestChunks && bytes.starts_with('0');
 }
 
 void HttpRequestParser::AcceptBody(uint64_t max_bytes) {

@@ -54,8 +54,8 @@ class HttpRequestParser {
   template <class Work>
   void TakeMemory(const Work& work);
   size_t Parse(std::string_view bytes);
-  // Whether so few bytes of a body cannot be looked at yet.
-  bool NeedsMore(size_t bytes) const;
+  // Whether these bytes of a body cannot be looked at yet.
+  bool NeedsMore(std::string_view bytes) const;
 
   // A body that is appended to as it comes, and nothing else: the caller may take it out in pieces. Its memory grows with what has
   // come, whatever length was announced.
