@@ -329,16 +329,23 @@ void Service::Tree(const std::shared_ptr<Call>& call) {
                                      : TreeResponseOf(call->key, metrics, engine_.model_info(), metrics_.TokensOf(call->key)))});
 }
 
+ordered_json Service::ModelObject() const {
+  return {{"id", options_.model},
+          {"object", "model"},
+          {"created", created_},
+          {"owned_by", "coppice"},
+          {"max_model_len", options_.max_context}};
+}
+
 void Service::Models(const std::shared_ptr<Call>& call) {
-  const ordered_json model = {{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}};
-  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", ordered_json::array({model})}})});
+  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", ordered_json::array({ModelObject()})}})});
 }
 
 void Service::Model(const std::shared_ptr<Call>& call) {
   const std::string& name = call->variable;
   if (name != options_.model)
     return Answer(call, ErrorResponse(404, fmt::format("there is no model {}, the server has {}", Quoted(name), options_.model)));
-  Answer(call, {.body = DumpJson({{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}})});
+  Answer(call, {.body = DumpJson(ModelObject())});
 }
 
 void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }

@@ -30,6 +30,7 @@ class OpenAiClientTest(unittest.TestCase):
     def test_models(self):
         self.assertEqual([model.id for model in self.client.models.list()], ["small"])
         self.assertEqual(self.client.models.retrieve("small").id, "small")
+        self.assertEqual(self.client.models.retrieve("small").max_model_len, 1024)
         with self.assertRaises(openai.NotFoundError):
             self.client.models.retrieve("large")
 
