@@ -267,6 +267,7 @@ class Reader {
     data.eos_ids = config.eos_token_ids;
     if (data.model != "bpe") COPPICE_RETURN_IF_ERROR(ReadTokenId("unknown_token_id", &data.unk_id));
     COPPICE_RETURN_IF_ERROR(ReadTokenId("padding_token_id", &data.pad_id));
+    COPPICE_RETURN_IF_ERROR(FillInTheMiddle(&data.fim));
     data.add_bos = data.model == "spm-bpe" && data.bos_id >= 0;  // unless the file says otherwise
     COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_bos_token", &data.add_bos));
     COPPICE_RETURN_IF_ERROR(ReadOptionalBool("tokenizer.ggml.add_eos_token", &data.add_eos));
@@ -288,6 +289,21 @@ class Reader {
       std::vector<int32_t>& ids = config->eos_token_ids;
       if (id >= 0 && std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
     }
+    return OkStatus();
+  }
+
+  // Under the names of today, and those that CodeLlama's files have.
+  Status FillInTheMiddle(FimTokens* fim) {
+    const std::pair<std::string_view, int32_t*> keys[] = {{"fim_pre_token_id", &fim->prefix},     {"prefix_token_id", &fim->prefix},
+                                                          {"fim_suf_token_id", &fim->suffix},     {"suffix_token_id", &fim->suffix},
+                                                          {"fim_mid_token_id", &fim->middle},     {"middle_token_id", &fim->middle},
+                                                          {"fim_rep_token_id", &fim->repository}, {"fim_sep_token_id", &fim->file}};
+    for (const auto& [name, id] : keys) {
+      if (*id < 0) COPPICE_RETURN_IF_ERROR(ReadTokenId(name, id));
+    }
+    int32_t pad = -1;
+    COPPICE_RETURN_IF_ERROR(ReadTokenId("fim_pad_token_id", &pad));
+    if (pad >= 0) fim->ends.push_back(pad);
     return OkStatus();
   }
 

@@ -319,6 +319,61 @@ TEST(GgufModelTest, WhatATokenizerNeedsIsAskedForByName) {
   EXPECT_EQ(wrong.contents->tokenizer_status.code(), StatusCode::kInvalidArgument) << "not as good as none";
 }
 
+// What llama.cpp does without has the same values here.
+TEST(GgufModelTest, WhatIsOptionalHasItsDefault) {
+  ModelConfig config = TinyConfig();
+  config.num_kv_heads = config.num_qo_heads;
+  config.head_dim = config.hidden_size / config.num_qo_heads;
+  config.rope.theta = 10000.0f;
+  GgufWriter writer = ToGguf(RandomModel(config, 3));
+  for (const char* key :
+       {"attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base"}) {
+    writer.Without(std::string("llama.") + key);
+    const Read read(writer);
+    ASSERT_TRUE(read.contents.ok()) << key << ": " << read.message();
+    const ModelConfig& found = read.contents->config;
+    EXPECT_EQ(found.num_kv_heads, config.num_qo_heads) << key;
+    EXPECT_EQ(found.head_dim, config.head_dim) << key;
+    EXPECT_EQ(found.rotated(), config.head_dim) << key;
+    EXPECT_EQ(found.rope.theta, 10000.0f) << key;
+    EXPECT_EQ(found.rope.scaling, RopeScaling::kNone) << key;
+    EXPECT_EQ(found.rope.factor, 1.0f) << key;
+  }
+}
+
+TEST(GgufModelTest, WhatIsRequiredIsAskedForByName) {
+  const TinyModel model = RandomModel(TinyConfig(), 3);
+  for (const char* key : {"block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+                          "attention.layer_norm_rms_epsilon"}) {
+    const std::string name = std::string("llama.") + key;
+    EXPECT_THAT(Read(ToGguf(model).Without(name)).message(), HasSubstr(name));
+  }
+  EXPECT_THAT(Read(ToGguf(model).Without("general.architecture")).message(), HasSubstr("general.architecture"));
+}
+
+// Ids of today's keys, of CodeLlama's, and none that is no token.
+TEST(GgufModelTest, FillInTheMiddleTokensHaveKeys) {
+  const TinyModel model = RandomModel(TinyConfig(), 9);
+  const auto fim = [&](GgufWriter writer) {
+    const Read read(writer.I32s("tokenizer.ggml.token_type", std::vector<int32_t>(40, 1)));
+    EXPECT_TRUE(read.contents.ok() && read.contents->tokenizer_status.ok()) << read.message();
+    return read.contents->tokenizer->fim;
+  };
+  const auto key = [](const char* name) { return std::string("tokenizer.ggml.") + name; };
+  FimTokens found = fim(WithTokens(model, 40)
+                            .U32(key("fim_pre_token_id"), 7)
+                            .U32(key("fim_suf_token_id"), 8)
+                            .U32(key("fim_mid_token_id"), 9)
+                            .U32(key("fim_rep_token_id"), 10)
+                            .U32(key("fim_sep_token_id"), 11)
+                            .U32(key("fim_pad_token_id"), 12));
+  EXPECT_THAT((std::vector{found.prefix, found.suffix, found.middle, found.repository, found.file}), ElementsAre(7, 8, 9, 10, 11));
+  EXPECT_THAT(found.ends, ElementsAre(12));
+  found = fim(WithTokens(model, 40).U32(key("prefix_token_id"), 3).U32(key("suffix_token_id"), 4).U32(key("middle_token_id"), 5));
+  EXPECT_THAT((std::vector{found.prefix, found.suffix, found.middle, found.repository}), ElementsAre(3, 4, 5, -1));
+  EXPECT_FALSE(fim(WithTokens(model, 40).U32(key("fim_pre_token_id"), 40)).usable());
+}
+
 TEST(GgufModelTest, IdsOfNoTokenCountAsAbsent) {
   const TinyModel model = RandomModel(TinyConfig(), 9);
   for (const char* name :

@@ -141,6 +141,7 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
   active->line.request.request.echo = request.echo;  // what the answer's form depends on stays
   active->line.request.request.top_logprobs = request.top_logprobs;
   active->line.request.text.reset();  // the engine has its tokens
+  active->line.request.fim.reset();
   active->line.request.prompt_ids = {};
   request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
   const Result<RequestId> id = engine_.Submit(std::move(request));

@@ -188,6 +188,28 @@ std::vector<Prompt> TakePrompts(FieldReader& fields) {
   return prompts;
 }
 
+std::shared_ptr<const FimContext> TakeSuffix(FieldReader& fields, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer) {
+  constexpr const char* kName = "suffix";
+  // Each prompt is tokenised with all of it.
+  constexpr size_t kMostRepeated = size_t{16} << 20;
+  auto context = std::make_shared<FimContext>();
+  fields.Take(kName, &context->suffix);
+  if (context->suffix.empty()) return nullptr;
+  if (!std::ranges::all_of(prompts, [](const Prompt& prompt) { return prompt.text.has_value(); })) {
+    fields.Fail(kName,
+                InvalidArgument("suffix stands behind a prompt that is text, and a prompt is a list of token ids; write what "
+                                "the model is to see into the ids, and leave suffix out"));
+  } else if (tokenizer) {
+    if (Status able = CheckFim(*tokenizer); !able.ok()) fields.Fail(kName, InvalidArgument("suffix: " + able.message()));
+  }
+  if (prompts.size() > 1 && context->suffix.size() > kMostRepeated / prompts.size()) {
+    fields.Fail(kName, InvalidArgument(fmt::format("suffix has {} bytes, behind each of {} prompts; expected {} bytes together at "
+                                                   "most: send several requests",
+                                                   context->suffix.size(), prompts.size(), kMostRepeated)));
+  }
+  return context;
+}
+
 std::vector<ChatMessage> TakeMessages(FieldReader& fields, const ReadsField& reads) {
   const json* list = fields.Find("messages");
   std::vector<ChatMessage> messages;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "openai/field_reader.h"
+#include "tokenizer/fim.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -30,6 +32,9 @@ std::optional<std::vector<int32_t>> TokenIds(const nlohmann::json& list);
 std::optional<Prompt> ParsePrompt(const nlohmann::json& prompt);
 // The field `prompt`: a string, a list of token ids, or a list of those.
 std::vector<Prompt> TakePrompts(FieldReader& fields);
+// The field `suffix`, that text behind the gap which the answer to each of `prompts` fills; null: there is none, or an empty one.
+// `tokenizer` may be null: prompts are token ids then, and have no suffix.
+std::shared_ptr<const FimContext> TakeSuffix(FieldReader& fields, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer);
 // Whether the model's chat template may read a field of that name.
 using ReadsField = std::function<bool(std::string_view name)>;
 // The field `messages`: a list of role and content, one at least, kMaxMessages at most; content that is null or absent is "". Of an

@@ -247,6 +247,21 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
     fields.Expect("best_of", parsed->request.n, "n: which samples are the best is not known while they stream");
 }
 
+// The gap that a completion with a suffix fills.
+void TakeFim(FieldReader& fields, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer, OpenAiRequest* parsed) {
+  parsed->fim = TakeSuffix(fields, prompts, tokenizer);
+  if (!parsed->fim || !tokenizer) return;
+  if (parsed->request.echo)
+    fields.Expect("echo", true, "false with suffix: the text before the gap and the answer are not all of the text");
+  if (parsed->prefix)
+    fields.Fail("prefix", InvalidArgument("a prompt with suffix begins with a token of its own, so that it shares nothing with a "
+                                          "prefix; leave prefix out and begin prompt with its text"));
+  if (parsed->request.ignore_eos) return;
+  std::vector<int32_t>& stops = parsed->request.stop_token_ids;
+  const std::vector<int32_t>& ends = tokenizer->info().fim.ends;
+  stops.insert(stops.end(), ends.begin(), ends.end());
+}
+
 // The source of what renders chats with tools.
 const std::string& ToolTemplateOf(const Tokenizer::Info& info) {
   return info.tool_chat_template.empty() ? info.chat_template : info.tool_chat_template;
@@ -361,6 +376,7 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   if (endpoint == Endpoint::kCompletions) {
     prompts = TakePrompts(fields);
     TakeCompletion(fields, &parsed);
+    TakeFim(fields, prompts, tokenizer_, &parsed);
   } else {
     tools = TakeTools(fields, ordered_tools, parsed.prefix ? parsed.prefix->tools : ToolFields());
     const Result<const ChatRenderer*> renderer = RendererOf(tools);
@@ -476,6 +492,10 @@ Result<std::vector<int32_t>> OpenAiRequestParser::Encode(const OpenAiRequest& pa
   if (parsed.prefix && !parsed.prefix->chat()) return EncodeAfter(*parsed.prefix, parsed);
   if (!parsed.text) return parsed.prompt_ids;
   if (!tokenizer_) return MissingTokenizer();
+  if (parsed.fim) {
+    COPPICE_RETURN_IF_ERROR(bounds_.CheckText("the prompt with its suffix", parsed.text->size() + parsed.fim->bytes()));
+    return EncodeFim(*tokenizer_, *parsed.text, *parsed.fim);
+  }
   COPPICE_RETURN_IF_ERROR(bounds_.CheckText("the prompt", parsed.text->size()));
   // A chat template writes the beginning-of-text token itself.
   return tokenizer_->Encode(

@@ -24,6 +24,7 @@
 #include "openai/tool_fields.h"
 #include "openai/unknown_fields.h"
 #include "tokenizer/chat_renderer.h"
+#include "tokenizer/fim.h"
 #include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
@@ -54,6 +55,8 @@ struct OpenAiRequest {
   std::optional<std::string> text;  // the prompt; a chat is rendered through the model's template
   std::vector<ByteRange> values;    // of a chat's text: ChatPrompt
   std::vector<int32_t> prompt_ids;  // the prompt where there is no text
+  // What stands behind the text, or else beside it: the answer fills the gap. null: it goes on from the text.
+  std::shared_ptr<const FimContext> fim;
   std::optional<int32_t> max_tokens;
   bool no_limit = false;                      // max_tokens is -1: up to the end of the context
   std::shared_ptr<const NamedPrefix> prefix;  // what the prompt begins with; null: it is whole. Part of a chat's text already
@@ -122,7 +125,7 @@ class OpenAiRequestParser {
                                                       const FindNamedPrefix& find_prefix = {},
                                                       const nlohmann::ordered_json* tools = nullptr,
                                                       const std::string& schema = {}) const;
-  // Token ids of the parsed prompt. INVALID_ARGUMENT where its text is more than a context can take.
+  // Token ids of the parsed prompt. INVALID_ARGUMENT where its text, with all that `fim` has, is more than a context can take.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   const PromptBounds& bounds() const { return bounds_; }
   // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.

@@ -32,7 +32,7 @@ constexpr Effective kEffective[] = {
     {"max_completion_tokens", "-1", "max_tokens"},
     {"messages", kNone, "prompt, or /v1/chat/completions"},
     {"prompt", kNone, "messages, or /v1/completions"},
-    {"suffix", kNone, kNone},
+    {"suffix", kNone, "/v1/completions"},
     {"tool_choice", R"("none")", "/v1/chat/completions"},
     {"tools", kNone, "/v1/chat/completions"},
     {"top_logprobs", "0", "logprobs"},

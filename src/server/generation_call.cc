@@ -50,6 +50,7 @@ void GenerationCall::Submit() {
     kept.echo = request.echo;  // what the answer's form depends on stays
     kept.top_logprobs = request.top_logprobs;
     prompts_[i].answer.request.text.reset();  // the engine has its tokens
+    prompts_[i].answer.request.fim.reset();
     prompts_[i].answer.request.prompt_ids = {};
     request.on_event = [self = shared_from_this(), i](const StreamEvent& event) { self->OnEvent(i, event); };
     const Result<RequestId> id = engine_.Submit(std::move(request));

@@ -329,16 +329,23 @@ void Service::Tree(const std::shared_ptr<Call>& call) {
                                      : TreeResponseOf(call->key, metrics, engine_.model_info(), metrics_.TokensOf(call->key)))});
 }
 
+ordered_json Service::ModelObject() const {
+  return {{"id", options_.model},
+          {"object", "model"},
+          {"created", created_},
+          {"owned_by", "coppice"},
+          {"max_model_len", options_.max_context}};
+}
+
 void Service::Models(const std::shared_ptr<Call>& call) {
-  const ordered_json model = {{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}};
-  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", ordered_json::array({model})}})});
+  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", ordered_json::array({ModelObject()})}})});
 }
 
 void Service::Model(const std::shared_ptr<Call>& call) {
   const std::string& name = call->variable;
   if (name != options_.model)
     return Answer(call, ErrorResponse(404, fmt::format("there is no model {}, the server has {}", Quoted(name), options_.model)));
-  Answer(call, {.body = DumpJson({{"id", options_.model}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}})});
+  Answer(call, {.body = DumpJson(ModelObject())});
 }
 
 void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }
@@ -583,16 +590,25 @@ void Service::FilesAndBatches(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Tokenize(const std::shared_ptr<Call>& call) {
-  const std::optional<JsonBody> body = TakeBody(call);
+  const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
   if (!body) return;
   const Tokenizer* tokenizer = engine_.tokenizer();
   if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
+  const bool is_chat = body->json->is_object() && body->json->contains("messages");
   openai::BodyError error;
-  const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body->json, parser_.bounds(), &error);
-  if (!request) return Answer(call, ErrorResponse(error.status, error.param));
-  const Result<std::vector<int32_t>> ids =
-      tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
-  if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
+  Result<std::vector<int32_t>> ids = std::vector<int32_t>();
+  if (is_chat) {
+    const std::optional<openai::OpenAiRequest> chat = parser_.Parse(openai::Endpoint::kChatCompletions, *body->json, &error,
+                                                                    PrefixesOf(call->key), body->tools_or_null(), body->schema);
+    if (!chat) return Answer(call, ErrorResponse(error.status, error.param));
+    TellIgnored(call, chat->ignored_fields);
+    ids = parser_.Encode(*chat);
+  } else {
+    const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body->json, parser_.bounds(), &error);
+    if (!request) return Answer(call, ErrorResponse(error.status, error.param));
+    ids = tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
+  }
+  if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), is_chat ? "messages" : "prompt"));
   Answer(call, {.body = DumpJson({{"count", ids->size()}, {"max_model_len", options_.max_context}, {"tokens", *ids}})});
 }
 

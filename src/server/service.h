@@ -110,6 +110,7 @@ class Service {
   void TokenizerInfo(const std::shared_ptr<Call>& call);
   void Detokenize(const std::shared_ptr<Call>& call);
 
+  nlohmann::ordered_json ModelObject() const;
   // Access::Admit for `call->admission`; false, with the answer given, where it refuses.
   bool Admit(const std::shared_ptr<Call>& call, const RequestCost& cost);
   // Tells the client and the log of fields that were ignored.

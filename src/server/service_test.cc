@@ -111,6 +111,8 @@ TEST_F(ServiceTest, RoutesThatThereAre) {
   EXPECT_EQ(Get("/version")->body(), json({{"version", "1.2.3"}}));
   EXPECT_EQ(Get("/v1/models")->body()["data"][0]["id"], "fake");
   EXPECT_EQ(Get("/v1/models/fake")->body()["object"], "model");
+  EXPECT_EQ(Get("/v1/models/fake")->body()["max_model_len"], kContext);
+  EXPECT_EQ(Get("/v1/models")->body()["data"][0], Get("/v1/models/fake")->body());
   EXPECT_EQ(Get("/v1/models/other")->response->status, 404);
   EXPECT_EQ(Get("/tokenizer_info")->body(), json({{"bos_token", nullptr},
                                                   {"eos_token", nullptr},

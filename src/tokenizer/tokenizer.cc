@@ -11,6 +11,7 @@
 #include "tokenizer/byte_level.h"
 #include "tokenizer/byte_token.h"
 #include "tokenizer/chat_renderer.h"
+#include "tokenizer/fim.h"
 #include "tokenizer/normalizer.h"
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/regex.h"
@@ -79,8 +80,8 @@ class AddedTokens {
   // Whether it looks for tokens that are none in values.
   bool has_own() const { return has_own_; }
 
-  // Calls `on_text(begin, end)` and `on_token(id)` in the order of the text. Special tokens and ends of turns are found where they
-  // do not overlap `values`.
+  // Calls `on_text(begin, end)` and `on_token(id)` in the order of the text. Special tokens and marks are found where they do not
+  // overlap `values`.
   template <class OnText, class OnToken>
   Status Split(std::string_view text, std::span<const ByteRange> values, const Regex* word, OnText on_text,
                OnToken on_token) const {
@@ -96,7 +97,7 @@ class AddedTokens {
 
  private:
   // A token in the template's own words alone.
-  bool IsOwn(int32_t index) const { return tokens_[index].special || tokens_[index].ends_turn; }
+  bool IsOwn(int32_t index) const { return tokens_[index].special || tokens_[index].is_mark; }
 
   // At the matches that `find` finds from a place on.
   template <class OnText, class OnToken, class Find>
@@ -189,7 +190,8 @@ Tokenizer::Info InfoOf(const TokenizerData& data) {
           .strip = data.decoder.strip,
           .strip_start = data.decoder.strip_start,
           .chat_template = data.chat_template,
-          .tool_chat_template = data.tool_chat_template};
+          .tool_chat_template = data.tool_chat_template,
+          .fim = data.fim};
 }
 
 class PipelineTokenizer final : public Tokenizer {
@@ -391,6 +393,8 @@ Status ValidateIds(const TokenizerData& data) {
   COPPICE_RETURN_IF_ERROR(check_id("unk", data.unk_id, false));
   COPPICE_RETURN_IF_ERROR(check_id("pad", data.pad_id, false));
   for (int32_t id : data.eos_ids) COPPICE_RETURN_IF_ERROR(check_id("eos", id, true));
+  for (int32_t id : {data.fim.prefix, data.fim.suffix, data.fim.middle, data.fim.repository, data.fim.file})
+    COPPICE_RETURN_IF_ERROR(check_id("fill-in-the-middle", id, false));
   for (const AddedToken& token : data.added_tokens) COPPICE_RETURN_IF_ERROR(check_id("added token's", token.id, true));
   if (data.add_eos && data.eos_ids.empty()) return check_id("eos", -1, true);
   return OkStatus();
@@ -424,6 +428,13 @@ Status Validate(const TokenizerData& data) {
   return ValidateIds(data);
 }
 
+// Whether a token tells a model what the text around it is, or that it ends.
+bool IsMark(const TokenizerData& data, int32_t id) {
+  const FimTokens& fim = data.fim;
+  const auto has = [id](const std::vector<int32_t>& ids) { return std::ranges::find(ids, id) != ids.end(); };
+  return has(data.eos_ids) || has(fim.ends) || (fim.usable() && (id == fim.prefix || id == fim.suffix || id == fim.middle));
+}
+
 // The tokens to find in the text, where a file tells kinds alone.
 void AddByKind(TokenizerData* data) {
   const bool user_defined = data->model == "bpe";  // SentencePiece's models find theirs themselves
@@ -440,7 +451,8 @@ Result<std::unique_ptr<Tokenizer>> CreateTokenizer(TokenizerData data) {
   COPPICE_RETURN_IF_ERROR(Validate(data));
   if (data.model != "bpe") data.byte_level = false;
   if (data.added_tokens.empty()) AddByKind(&data);
-  for (AddedToken& token : data.added_tokens) token.ends_turn = std::ranges::find(data.eos_ids, token.id) != data.eos_ids.end();
+  data.fim = FindFimTokens(data);
+  for (AddedToken& token : data.added_tokens) token.is_mark = IsMark(data, token.id);
   if (!data.pre_tokenizer.empty() && data.byte_level) {
     COPPICE_ASSIGN_OR_RETURN(PreTokenizerKind kind, FindPreTokenizerKind(data.pre_tokenizer));
     data.pre_tokenizer_steps.clear();

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "coppice/tokenizer/tokenizer.h"
+
 namespace coppice {
 
 // One change to the text before it is split. Steps run in order.
@@ -62,7 +64,7 @@ struct AddedToken {
   bool single_word = false;             // only between characters that are no part of a word
   bool lstrip = false, rstrip = false;  // takes the white space beside it along
   bool normalized = false;              // looked for after normalization
-  bool ends_turn = false;               // its id is an eos: as a special one it is text in values (set by CreateTokenizer)
+  bool is_mark = false;  // an end of turn or of fill-in-the-middle: as a special one it is text in values (set by CreateTokenizer)
 };
 
 // How ids become text again.
@@ -96,6 +98,7 @@ struct TokenizerData {
   int32_t unk_id = -1;  // for what has no token; -1: it is left out
   std::vector<int32_t> eos_ids;
   bool add_bos = false, add_eos = false;
+  FimTokens fim;                   // prefix, suffix and middle where the file names them; CreateTokenizer completes it
   std::string chat_template;       // Jinja source; empty: none
   std::string tool_chat_template;  // Tokenizer::Info
 };

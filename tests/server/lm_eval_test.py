@@ -4,17 +4,15 @@ log-likelihoods are those of Hugging Face transformers (tests/data/lm_eval)."""
 import glob
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from server_process import DATA, ROOT, Server, default_model_or_skip
+from packages import install_or_skip
+from server_process import DATA, Server, default_model_or_skip
 
 FOLDER = os.path.join(DATA, "lm_eval")
-PACKAGES = os.path.join(ROOT, "build", "lm-eval-packages")
-REQUIREMENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "requirements-lm-eval.txt")
 LARGEST_DIFFERENCE = 0.05
 TASK = "coppice_questions"
 
@@ -24,29 +22,11 @@ def read_json(path):
         return json.load(file)
 
 
-def read_text(path):
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def install_packages_or_skip():
-    """lm-eval and what it needs take 700 MB, so they are apart from the packages of the other tests."""
-    installed = os.path.join(PACKAGES, ".requirements")
-    if os.path.exists(installed) and read_text(installed) == read_text(REQUIREMENTS):
-        return
-    shutil.rmtree(PACKAGES, ignore_errors=True)
-    arguments = ["--quiet", "--disable-pip-version-check", "--no-warn-script-location", "--target", PACKAGES, "--requirement", REQUIREMENTS]
-    if subprocess.run([sys.executable, "-m", "pip", "install", *arguments], check=False).returncode != 0:
-        print("skipped: lm-eval could not be installed")
-        sys.exit(77)
-    shutil.copy(REQUIREMENTS, installed)
-
-
-def run_lm_eval(url, output):
+def run_lm_eval(packages, url, output):
     """(results, samples) of the task, which needs nothing from the network but the server."""
     arguments = ["--model", "local-completions", "--model_args", f"base_url={url}/v1/completions,model=any,num_concurrent=1", "--tasks", TASK,
                  "--include_path", ".", "--batch_size", "8", "--log_samples", "--output_path", output]
-    environment = os.environ | {"PYTHONPATH": PACKAGES, "HF_HOME": output, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": packages, "HF_HOME": output, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-m", "lm_eval", *arguments], cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, check=False)
     if done.returncode != 0:
@@ -60,10 +40,10 @@ def run_lm_eval(url, output):
 
 class LmEvalTest(unittest.TestCase):
     def test_accuracy_and_log_likelihoods_are_those_of_transformers(self):
-        install_packages_or_skip()
+        packages = install_or_skip("lm-eval")  # 700 MB
         reference = read_json(os.path.join(FOLDER, "reference.json"))
         with Server("--dtype", "f32", "--weights", "f32", model=default_model_or_skip()) as server, tempfile.TemporaryDirectory() as output:
-            results, samples = run_lm_eval(server.url, output)
+            results, samples = run_lm_eval(packages, server.url, output)
         self.assertEqual(len(samples), len(reference["items"]))
         largest = 0
         for sample, expected in zip(samples, reference["items"]):

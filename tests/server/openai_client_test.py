@@ -30,6 +30,7 @@ class OpenAiClientTest(unittest.TestCase):
     def test_models(self):
         self.assertEqual([model.id for model in self.client.models.list()], ["small"])
         self.assertEqual(self.client.models.retrieve("small").id, "small")
+        self.assertEqual(self.client.models.retrieve("small").max_model_len, 1024)
         with self.assertRaises(openai.NotFoundError):
             self.client.models.retrieve("large")
 
@@ -202,6 +203,10 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertEqual(status, 200)
         tokens = json.loads(text)["tokens"]
         self.assertIn("Hello, wörld", self.server.ask("POST", "/detokenize", {"tokens": tokens})[2])
+        count = json.loads(self.server.ask("POST", "/tokenize", {"messages": HELLO})[2])["count"]  # a chat's prompt
+        self.assertEqual(self.client.chat.completions.create(model="small", messages=HELLO, max_tokens=1).usage.prompt_tokens, count)
+        status, _, text = self.server.ask("POST", "/tokenize", {"messages": []})
+        self.assertEqual((status, json.loads(text)["error"]["param"]), (400, "messages"))
 
 
 if __name__ == "__main__":

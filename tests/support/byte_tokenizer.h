@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "coppice/tokenizer/tokenizer.h"
@@ -12,7 +13,8 @@ namespace coppice::testing {
 // Token i is byte i.
 class ByteTokenizer final : public Tokenizer {
  public:
-  explicit ByteTokenizer(std::string chat_template) : Tokenizer({.chat_template = std::move(chat_template)}) {
+  explicit ByteTokenizer(std::string chat_template) : ByteTokenizer(Info{.chat_template = std::move(chat_template)}) {}
+  explicit ByteTokenizer(Info info) : Tokenizer(std::move(info)) {
     for (int byte = 0; byte < 256; ++byte) bytes_.push_back(static_cast<char>(byte));
   }
   using Tokenizer::Encode;

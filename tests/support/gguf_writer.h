@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace coppice::testing {
@@ -49,8 +50,12 @@ class GgufWriter {
     return Value(key, 9, Raw(element_type) + Raw(count) + std::string(bytes));
   }
   GgufWriter& Value(std::string_view key, uint32_t type, std::string_view bytes) {
-    values_ += Prefixed(key) + Raw(type) + std::string(bytes);
-    ++value_count_;
+    values_.emplace_back(key, Prefixed(key) + Raw(type) + std::string(bytes));
+    return *this;
+  }
+  // As if the key had not been written.
+  GgufWriter& Without(std::string_view key) {
+    std::erase_if(values_, [key](const auto& value) { return value.first == key; });
     return *this;
   }
   GgufWriter& Alignment(uint32_t alignment) {
@@ -75,7 +80,9 @@ class GgufWriter {
   }
 
   std::string Bytes() const {
-    std::string file = "GGUF" + Raw(version_) + Raw(tensor_count_) + Raw(value_count_) + values_ + infos_;
+    std::string file = "GGUF" + Raw(version_) + Raw(tensor_count_) + Raw(static_cast<uint64_t>(values_.size()));
+    for (const auto& [key, bytes] : values_) file += bytes;
+    file += infos_;
     file.resize((file.size() + alignment_ - 1) / alignment_ * alignment_);
     return file + data_;
   }
@@ -84,8 +91,9 @@ class GgufWriter {
   static std::string Prefixed(std::string_view text) { return Raw(static_cast<uint64_t>(text.size())) + std::string(text); }
 
   uint32_t version_, alignment_ = 32;
-  uint64_t value_count_ = 0, tensor_count_ = 0;
-  std::string values_, infos_, data_;
+  uint64_t tensor_count_ = 0;
+  std::vector<std::pair<std::string, std::string>> values_;  // keys, and entries with them
+  std::string infos_, data_;
 };
 
 }  // namespace coppice::testing

@@ -26,6 +26,16 @@ struct ByteRange {
   size_t begin = 0, end = 0;
 };
 
+// Tokens between which a model was trained to fill in the middle of a text; -1: it has none.
+struct FimTokens {
+  int32_t prefix = -1, suffix = -1, middle = -1;  // before the text in front of the gap, that behind it, and the answer
+  int32_t repository = -1, file = -1;             // before the name of a repository, of a file
+  bool suffix_first = false;                      // the prompt is suffix, then prefix, which the answer goes on from; no middle
+  std::vector<int32_t> ends;                      // end an answer, beside the eos ids
+
+  bool usable() const { return prefix >= 0 && suffix >= 0 && middle >= 0; }
+};
+
 // A chat as a model's chat template writes it.
 struct ChatPrompt {
   std::string text;  // special tokens written out
@@ -72,6 +82,7 @@ class Tokenizer {
     int32_t strip_start = 0;
     std::string chat_template;       // Jinja source; empty: none
     std::string tool_chat_template;  // of chats with tools, where the model has one for them; empty: chat_template is for all
+    FimTokens fim;
   };
   const Info& info() const { return info_; }
 
