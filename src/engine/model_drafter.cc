@@ -13,7 +13,7 @@ Status ModelDrafter::Propose(std::span<const DraftRequest> requests) {
   ++calls_;
   const Status status = RunRounds(requests);
   if (!status.ok()) {  // what the failed pass should have computed is not there
-    parts_.cache->AbandonSteps();
+    steps_.DropWork();
     ++calls_;
     ReleaseUnused();
   }
@@ -106,13 +106,14 @@ Status ModelDrafter::RunRound() {
   AppendDraws();
   COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, steps_.Launch(parts_.runner.get()));
   COPPICE_ASSIGN_OR_RETURN(const StepResult result, parts_.runner->Wait(ticket));
-  steps_.Launched(ticket);
+  CacheStep step = steps_.Launched(ticket);
   kv_bytes_read_ += result.stats.kv_bytes_read;
   for (const Job& job : jobs_) {
     if (job.count == 0) continue;
     job.lane->computed = job.begin + job.count;
     cache.MarkComputed(job.lane->branch, job.lane->computed);
   }
+  step.Computed();
   TakeDrafts(result.draws);
   return OkStatus();
 }

@@ -132,7 +132,7 @@ void Scheduler::ForkUnderWay() {
     const RequestState& request = *entry.sequence->request;
     if (!entry.begins_samples || request.forked || request.has_constraint) continue;
     Sequence* const first = entry.sequence;
-    if (first->ends_with_draw(cache_->max_context())) continue;  // and so do all others: they never run
+    if (first->ends_with_draw(cache_->options().max_context)) continue;  // and so do all others: they never run
     survivors_.clear();
     for (Sequence& sequence : first->request->sequences) {
       sequence.draws_under_way = 1;
@@ -146,7 +146,7 @@ void Scheduler::ForkUnderWay() {
 bool Scheduler::GrowDecodes() {
   for (const Sequence* const sequence : running_) {
     if (!Decodes(*sequence) || sequence->waits_for_draw()) continue;
-    if (sequence->draws_under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
+    if (sequence->draws_under_way > 0 && sequence->ends_with_draw(cache_->options().max_context)) continue;
     if (!cache_->Grow(sequence->branch, sequence->length() + sequence->draws_under_way)) return false;
   }
   return true;
@@ -185,7 +185,7 @@ bool Scheduler::ScheduleDecodes() {
     }
     if (sequence->waits_for_draw() || IsHeld(*sequence)) continue;
     const int32_t under_way = sequence->draws_under_way;
-    if (under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
+    if (under_way > 0 && sequence->ends_with_draw(cache_->options().max_context)) continue;
     if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length() + under_way) || MakeRoom(i))) {
       Append(sequence, 1, TakeDrafts(*sequence));
     }
@@ -325,7 +325,7 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
 int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
   if (draft_share_ == 0) return 0;
   const Draft& draft = sequence.draft;
-  int32_t count = std::min({draft.size(), draft_share_, cache_->max_context() - sequence.length()});
+  int32_t count = std::min({draft.size(), draft_share_, cache_->options().max_context - sequence.length()});
   if (!may_draft_trees_ && count > draft.ChainLength()) {
     count = draft.ChainLength();
     ++draft_trees_cut_;
