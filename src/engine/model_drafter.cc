@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "engine/scheduler.h"
 
 namespace coppice {
 
@@ -63,8 +62,8 @@ void ModelDrafter::Follow(const Sequence& sequence, Lane* lane) {
 
 ModelDrafter::Lane* ModelDrafter::Admit(const Sequence& sequence) {
   const std::span<const int32_t> tokens = sequence.Tokens(&scratch_);
-  const KvCache::Admission admission = parts_.cache->Admit(
-      {.tokens = tokens, .salt = Scheduler::SaltOf(sequence), .spare_pages = static_cast<int32_t>(lanes_.size()) + 1});
+  const KvCache::Admission admission =
+      parts_.cache->Admit({.tokens = tokens, .salt = SaltOf(sequence), .spare_pages = static_cast<int32_t>(lanes_.size()) + 1});
   if (admission.outcome != KvCache::Outcome::kAdmitted) return nullptr;
   Lane& lane = lanes_[KeyOf(sequence)];
   lane = {.branch = admission.branch,
