@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "attention/stream_cuts.h"
 #include "core/check.h"
@@ -40,7 +41,8 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   read_ns_ = 1e9 * static_cast<double>(kv_bytes_) / machine.read_bytes_per_s;
   const double cache_bytes_per_s = machine.cache_bytes_per_s * traits.stream_cache_share;
   cache_ns_ = 1e9 * static_cast<double>(kv_bytes_) / std::max(cache_bytes_per_s, machine.read_bytes_per_s);
-  cache_tokens_ = std::llround(machine.cache_bytes / static_cast<double>(kv_bytes_));
+  const double cache_tokens = machine.cache_bytes / static_cast<double>(kv_bytes_);
+  cache_tokens_ = std::isinf(cache_tokens) ? std::numeric_limits<int64_t>::max() : std::llround(cache_tokens);
   const double row_flops = 4.0 * spec.num_kv_heads * static_cast<double>(computed_dim);
   dense_ns_ = 1e9 * row_flops / machine.dense_flops_per_s;
   stream_ns_ = 1e9 * row_flops / machine.stream_flops_per_s;

@@ -192,7 +192,8 @@ Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
     const bool optional = i >= kNumRequired, of_worker = per_worker->contains(key), of_all = object.contains(key);
     if (!of_worker && !of_all && optional) continue;
     double value = INFINITY;
-    if (of_all || !of_worker) {
+    const bool has_no_bound = field == &MachineModel::cache_bytes && of_all && object[key].is_null();
+    if ((of_all || !of_worker) && !has_no_bound) {
       COPPICE_ASSIGN_OR_RETURN(value, ReadNumber(object, key, optional));
     }
     if (of_worker) {

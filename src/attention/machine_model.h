@@ -63,7 +63,7 @@ struct MachineModel {
   std::string name = "generic";
   double read_bytes_per_s = 0;    // KV from memory
   double cache_bytes_per_s = 0;   // KV that another item of the same step has just read (L3 / L2)
-  double cache_bytes = 0;         // how much of it that cache holds
+  double cache_bytes = 0;         // how much of it that cache holds; infinite (null in JSON): what is read again is always there
   double dense_flops_per_s = 0;   // dense tiles, full rows
   double stream_flops_per_s = 0;  // stream tiles
   double item_fixed_ns = 0;       // start of a task (an item x a block of kv heads)

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <string>
 
@@ -74,6 +75,21 @@ TEST(MachineModel, RatesOfCoresAddUp) {
   EXPECT_EQ(many.read_bytes_per_s, 500e9);
   EXPECT_EQ(many.cache_bytes, one.cache_bytes);
   EXPECT_EQ(many.item_fixed_ns, one.item_fixed_ns);
+}
+
+// A cache without a bound is said so, and by no large number.
+TEST(MachineModel, ACacheMayHaveNoBound) {
+  const MachineModel gpu = ShippedMachineModel("h200").value();
+  EXPECT_TRUE(std::isinf(gpu.cache_bytes));
+  const std::string json = ToJson(gpu);
+  EXPECT_NE(json.find(R"("cache_bytes": null)"), std::string::npos) << json;
+  EXPECT_TRUE(std::isinf(ParseMachineModel(json, 1).value().cache_bytes));
+  MachineModel bounded = gpu;
+  bounded.cache_bytes = 50e6;
+  EXPECT_EQ(ParseMachineModel(ToJson(bounded), 1).value().cache_bytes, 50e6);
+  MachineModel unknown = gpu;
+  unknown.read_bytes_per_s = INFINITY;
+  EXPECT_NE(ParseMachineModel(ToJson(unknown), 1).status().message().find("'read_bytes_per_s' is not a number"), std::string::npos);
 }
 
 TEST(MachineModel, EveryGpuHasRatesOfItsSms) {

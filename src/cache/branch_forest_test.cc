@@ -91,7 +91,7 @@ class Lives {
     }
     text = text.subspan(static_cast<size_t>(match.length - begin));
     if (text.empty()) return node;
-    return tree_.AddLeaf(node, text, 0, Pages(text.size()), match.length + static_cast<int32_t>(text.size()));
+    return tree_.AddLeaf(node, text, 0, PageRefs(&pool_, Pages(text.size())), match.length + static_cast<int32_t>(text.size()));
   }
   void LinkTo(BranchId b, NodeId node, int32_t kv_len) {
     tree_.Lock(node);
@@ -211,7 +211,7 @@ TEST(BranchForest, NamesFewNodesOfOneChange) {
   PrefixTree tree(&pool);
   BranchForest forest = BranchForest::Create(&tree, {.max_branches = 256, .pages_per_branch = 8, .page_size = 1}).value();
   const std::vector<int32_t> text = {1, 2};
-  const NodeId prompt = tree.AddLeaf(kRootNode, text, 0, {pool.Allocate(), pool.Allocate()}, 2);
+  const NodeId prompt = tree.AddLeaf(kRootNode, text, 0, PageRefs(&pool, {pool.Allocate(), pool.Allocate()}), 2);
   for (BranchId b = 0; b < 200; ++b) forest.Link(b, prompt, 3);
   const auto named = [&] {
     const PrefixForestView view = forest.View();

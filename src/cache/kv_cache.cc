@@ -48,24 +48,24 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
       tree_(*tree_storage_),
       forest_(std::move(forest)),
       branches_(options.max_branches),
-      salts_(options.max_branches) {
+      places_(options.max_branches) {
   free_branches_.reserve(options.max_branches);
   Clear();
 }
 
 void KvCache::Clear() {
-  tree_.Clear();
-  pages_.Clear();
-  forest_.Clear();
   free_branches_.clear();
   for (BranchId b = options_.max_branches - 1; b >= 0; --b) {
     branches_[b] = {};
-    salts_[b] = {};
+    places_[b] = {};
     free_branches_.push_back(b);
   }
+  pins_.clear();
+  tree_.Clear();
+  pages_.Clear();
+  forest_.Clear();
   pending_copies_.clear();
   prefills_.clear();
-  pins_.clear();
   pages_unshared_ = own_tokens_ = 0;
 }
 
@@ -93,7 +93,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   if (options_.share) match = tree_.FindFrom(args.cursor != nullptr ? args.cursor : &from_root, args.tokens, salt);
   if (match.due < match.length) return {.outcome = Outcome::kPending};
   const NodeId above = Split(match);
-  tree_.Lock(above);  // before anything is evicted for us
+  NodeLock lock(&tree_, above);  // before anything is evicted for the branch
 
   // A page that is still written to in this step cannot be copied before it: its tokens are computed once more instead.
   const int32_t page_size = pages_.page_size();
@@ -103,11 +103,8 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   const int32_t found = ends_inside && is_due ? match.length / page_size * page_size : match.length;
   const int32_t first_fresh = CeilDiv(found, page_size), end_page = CeilDiv(num_tokens, page_size);
   const int32_t new_pages = end_page - first_fresh + copies_page;
-  if (new_pages + args.spare_pages > pages_.num_pages() - pages_.num_in_use()) {
-    tree_.Unlock(above);
-    return {};
-  }
-  std::vector<PageId> new_path;
+  if (new_pages + args.spare_pages > pages_.num_pages() - pages_.num_in_use()) return {};
+  PageRefs new_path(&pages_);
   bool have_pages = true;
   if (copies_page) have_pages = ContinuePage(tree_.node(above).pages.back(), match.length, &new_path);
   have_pages = have_pages && AppendFreshPages(first_fresh, end_page, &new_path);
@@ -115,24 +112,22 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
 
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
-  salts_[id] = salt;
+  Place& place = places_[id];
   branch.cached = found;
   branch.computed = std::min({found, num_tokens - 1, args.compute_from});
   const bool recomputes = args.compute_from < match.length;
-  branch.joins_at = recomputes || is_due ? match.length : 0;
   if (options_.share) {
-    branch.node = AddPath(above, args.tokens.subspan(match.length), match.length, salt, std::move(new_path), match.length);
-    tree_.Lock(branch.node);
-    tree_.Unlock(above);
+    const auto rest = args.tokens.subspan(match.length);
+    lock = NodeLock(&tree_, AddPath(above, rest, match.length, salt, std::move(new_path), match.length));
   } else {
-    branch.own_pages = std::move(new_path);
-    for (const PageId page : branch.own_pages) pages_.AddUse(page);
+    branch.own_pages.Append(std::move(new_path));
   }
+  place = {.lock = std::move(lock), .salt = salt, .joins_at = recomputes || is_due ? match.length : 0};
   SetExtent(&branch, options_.share ? num_tokens : 0, num_tokens);
   branch.capacity = num_tokens;
   FillRow(id);
-  NodeId joined = branch.node;
-  if (branch.joins_at > 0) {  // what was computed before this step is read with everybody, what comes behind it alone
+  NodeId joined = place.lock.node();
+  if (place.joins_at > 0) {  // what was computed before this step is read with everybody, what comes behind it alone
     joined = Split(tree_.Find(args.tokens.first(std::min(match.computed, branch.computed)), salt));
   }
   forest_.Link(id, joined, branch.computed);
@@ -145,29 +140,22 @@ BranchId KvCache::Fork(BranchId parent_id) {
   if (free_branches_.empty()) return kNoBranch;
   const Branch& parent = branches_[parent_id];
   COPPICE_CHECK(parent.in_use && (parent.own_pages.empty() || !options_.share));
-  std::vector<PageId> copies;
+  PageRefs copies(&pages_);
   if (!options_.share) {
-    if (!AppendFreshPages(0, CeilDiv(parent.kv_len, pages_.page_size()), &copies)) {
-      DropPages(copies);
-      return kNoBranch;
-    }
-    for (size_t i = 0; i < copies.size(); ++i) {
-      pending_copies_.push_back({.from = parent.own_pages[i], .to = copies[i]});
-      pages_.AddUse(copies[i]);
-    }
+    if (!AppendFreshPages(0, CeilDiv(parent.kv_len, pages_.page_size()), &copies)) return kNoBranch;
+    for (size_t i = 0; i < copies.size(); ++i) pending_copies_.push_back({.from = parent.own_pages[i], .to = copies[i]});
   }
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
-  salts_[id] = salts_[parent_id];
-  branch.node = parent.node;
-  branch.own_pages = std::move(copies);
+  const NodeId node = places_[parent_id].lock.node();
+  places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt};
+  branch.own_pages.Append(std::move(copies));
   branch.computed = parent.computed;
   branch.cached = parent.kv_len;
   branch.capacity = parent.capacity;
   SetExtent(&branch, parent.own_begin, parent.kv_len);
-  tree_.Lock(parent.node);
   FillRow(id);
-  forest_.Link(id, parent.node, parent.kv_len);
+  forest_.Link(id, node, parent.kv_len);
   return id;
 }
 
@@ -179,7 +167,6 @@ bool KvCache::Grow(BranchId id, int32_t kv_len) {
   if (kv_len > branch.capacity && branch.own_pages.empty() && page_.Remainder(branch.own_begin) != 0) {
     PageId& entry = row[page_.Floor(branch.own_begin)];
     if (!ContinuePage(entry, branch.own_begin, &branch.own_pages)) return false;
-    pages_.AddUse(branch.own_pages.front());
     if (entry != branch.own_pages.front()) {
       entry = branch.own_pages.front();
       forest_.NoteRowChange(id);
@@ -189,7 +176,6 @@ bool KvCache::Grow(BranchId id, int32_t kv_len) {
   while (page_.Ceil(kv_len) > page_.Ceil(branch.capacity)) {
     const int32_t index = page_.Ceil(branch.capacity);
     if (!AppendFreshPages(index, index + 1, &branch.own_pages)) return false;
-    pages_.AddUse(branch.own_pages.back());
     row[index] = branch.own_pages.back();
     branch.capacity = (index + 1) * page_size;
   }
@@ -213,52 +199,36 @@ int64_t KvCache::SlotOf(BranchId id, int32_t kv_index) const {
   return int64_t{forest_.Row(id)[index]} * page_.value() + (kv_index - index * page_.value());
 }
 
-void KvCache::StepLaunched() {
-  for (const auto& [id, kv_len] : prefills_) {
-    Branch& branch = branches_[id];
-    tree_.MarkLaunched(branch.node, kv_len);
-    if (branch.joins_at == 0 || kv_len < branch.joins_at) continue;
-    branch.joins_at = 0;
-    forest_.Unlink(id);
-    forest_.Link(id, branch.node, kv_len);
-  }
-  prefills_.clear();
-}
-
 void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
   Branch& branch = branches_[id];
-  const int32_t page_size = pages_.page_size(), first_page = branch.own_begin / page_size;
-  const int32_t end = branch.computed / page_size * page_size;
-  COPPICE_DCHECK(HasWholePages(id) && branch.joins_at == 0 && pending_copies_.empty());
-  tokens = tokens.first(end - branch.own_begin);
-  const auto published = std::span(branch.own_pages).first(end / page_size - first_page);
-  for (const PageId page : published) pages_.AddReference(page);
+  Place& place = places_[id];
+  const auto [begin, end] = Unpublished(id);
+  const int32_t page_size = pages_.page_size(), first_page = begin / page_size;
+  COPPICE_DCHECK(begin < end && std::cmp_equal(tokens.size(), end - begin) && place.joins_at == 0 && pending_copies_.empty());
+  const int32_t num_pages = end / page_size - first_page;
+  PageRefs published(&pages_);
+  published.Share(branch.own_pages.ids().first(num_pages));
 
-  const PrefixTree::Node& node = tree_.node(branch.node);
-  const SaltRange& salt = salts_[id];
-  const bool one_salt = node.salt == salt.At(branch.own_begin) && node.salt == salt.At(end - 1);
-  if (branch.has_tail && node.num_children == 0 && node.locks == 1 && one_salt) {  // nobody else is there: it grows
-    tree_.Extend(branch.node, tokens, published);
+  const NodeId attached = place.lock.node();
+  const PrefixTree::Node& node = tree_.node(attached);
+  const SaltRange& salt = place.salt;
+  const bool one_salt = node.salt == salt.At(begin) && node.salt == salt.At(end - 1);
+  if (branch.has_tail && node.num_children == 0 && node.locks == 1 && one_salt) {  // the branch alone is there: it grows
+    tree_.Extend(attached, tokens, std::move(published));
   } else {
-    const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens, salt);
+    const PrefixTree::Match match = tree_.FindBelow(attached, tokens, salt);
     const int32_t merged = match.length / page_size - first_page;
-    if (match.ready < match.length) {  // somebody computes the same: try again at the next token
-      DropPages(published);
-      return;
-    }
-    DropPages(published.first(merged));
+    if (match.ready < match.length) return;  // another branch computes the same: try again at the next token
+    published.DropFront(merged);
     const NodeId above = Split(match);
-    const NodeId leaf = AddPath(above, tokens.subspan(match.length - branch.own_begin), match.length, salt,
-                                {published.begin() + merged, published.end()}, end);
-    tree_.Lock(leaf);
-    tree_.Unlock(branch.node);
-    if (above == branch.node && tree_.node(leaf).parent == above) {
+    const NodeId leaf = AddPath(above, tokens.subspan(match.length - begin), match.length, salt, std::move(published), end);
+    place.lock = NodeLock(&tree_, leaf);
+    if (above == attached && tree_.node(leaf).parent == above) {
       forest_.Descend(id, leaf);
     } else {
       forest_.Unlink(id);
       forest_.Link(id, leaf, branch.computed);
     }
-    branch.node = leaf;
     branch.has_tail = true;
     if (merged > 0) {
       // Rows first, then the pages: the next plan reads the rows before anybody can write to what is freed below.
@@ -267,9 +237,7 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
       merged_pages_ += merged;
     }
   }
-  for (const PageId page : published) pages_.DropUse(page);
-  DropPages(published);
-  branch.own_pages.erase(branch.own_pages.begin(), branch.own_pages.begin() + static_cast<std::ptrdiff_t>(published.size()));
+  branch.own_pages.DropFront(num_pages);
   SetExtent(&branch, end, branch.kv_len);
 }
 
@@ -279,33 +247,25 @@ void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   COPPICE_DCHECK(static_cast<int32_t>(tokens.size()) >= branch.computed);
   forest_.Unlink(id);
   if (options_.share && branch.computed > branch.own_begin) KeepOwnTokens(id, tokens.first(branch.computed));
-  for (const PageId page : branch.own_pages) pages_.DropUse(page);
-  DropPages(branch.own_pages);
-  tree_.Unlock(branch.node);
-  tree_.DropUnready(branch.node);
+  branch.own_pages.DropFrom(0);
+  const NodeId node = places_[id].lock.node();
+  places_[id] = {};
+  tree_.DropUnready(node);
   std::erase_if(pending_copies_, [&](const attention::PageCopy& copy) { return pages_.references(copy.to) == 0; });
   SetExtent(&branch, 0, 0);
-  branch = Branch{};
-  salts_[id] = {};
+  branch = {};
   free_branches_.push_back(id);
 }
 
 void KvCache::Pin(const std::string& name, BranchId id) {
   const Branch& branch = branches_[id];
   COPPICE_CHECK(options_.share && branch.in_use && branch.computed >= branch.own_begin);
-  tree_.Lock(branch.node);
-  SetPin(name, branch.node);
-}
-
-void KvCache::SetPin(const std::string& name, NodeId node) {
-  Unpin(name);
-  pins_.emplace(name, node);
+  pins_.insert_or_assign(name, NodeLock(&tree_, places_[id].lock.node()));
 }
 
 bool KvCache::Unpin(const std::string& name) {
   const auto pin = pins_.find(name);
   if (pin == pins_.end()) return false;
-  tree_.Unlock(pin->second);
   pins_.erase(pin);
   return true;
 }
@@ -314,11 +274,11 @@ std::optional<KvCache::PinnedPrompt> KvCache::FindPinned(const std::string& name
   const auto pin = pins_.find(name);
   if (pin == pins_.end()) return std::nullopt;
   PinnedPrompt prompt;
-  const int32_t end = tree_.node(pin->second).end(), page_size = pages_.page_size();
+  const int32_t end = tree_.node(pin->second.node()).end(), page_size = pages_.page_size();
   prompt.tokens.resize(end);
   prompt.pages.assign(CeilDiv(end, page_size), kNoPage);
   prompt.private_begin = 0;
-  for (NodeId id = pin->second; id != kRootNode; id = tree_.node(id).parent) {
+  for (NodeId id = pin->second.node(); id != kRootNode; id = tree_.node(id).parent) {
     const PrefixTree::Node& node = tree_.node(id);
     std::copy(node.tokens.begin(), node.tokens.end(), prompt.tokens.begin() + node.begin);
     for (size_t i = 0; i < node.pages.size(); ++i) {  // where two nodes meet inside a page, the lower one's holds both
@@ -344,37 +304,30 @@ Status KvCache::Restore(const std::string& name, std::span<const int32_t> tokens
   if (match.ready < match.length) {
     return Unavailable("a running request computes a part of the prefix right now: try again when it is done");
   }
-  NodeId node = Split(match);
-  tree_.Lock(node);  // before anything is evicted for us
+  const NodeId above = Split(match);
+  NodeLock lock(&tree_, above);  // before anything is evicted for the prefix
   if (match.length < num_tokens) {
     // Whole new pages, the one in which the match ends included: `write` has all their tokens, so nothing is copied.
     const int32_t first = match.length / page_size, needed = CeilDiv(num_tokens, page_size) - first;
     const int32_t available = pages_.num_pages() - pages_.num_in_use();
     if (needed > available) {
-      tree_.Unlock(node);
       return ResourceExhausted("the prefix needs " + std::to_string(needed) + " pages of KV and " + std::to_string(available) +
                                " are to be had: raise kv_cache_bytes or wait until less is running");
     }
-    std::vector<PageId> fresh;
+    PageRefs fresh(&pages_);
     const bool have_pages = AppendFreshPages(first, first + needed, &fresh);
     COPPICE_CHECK(have_pages);  // counted above
-    if (Status status = write(fresh, first * page_size); !status.ok()) {
-      DropPages(fresh);
-      tree_.Unlock(node);
-      return status;
-    }
-    const NodeId leaf = AddPath(node, tokens.subspan(match.length), match.length, salt, std::move(fresh), num_tokens);
-    tree_.Lock(leaf);
-    tree_.Unlock(node);
-    node = leaf;
+    COPPICE_RETURN_IF_ERROR(write(fresh.ids(), first * page_size));
+    lock = NodeLock(&tree_, AddPath(above, tokens.subspan(match.length), match.length, salt, std::move(fresh), num_tokens));
   }
-  SetPin(name, node);
+  pins_.insert_or_assign(name, std::move(lock));
   return OkStatus();
 }
 
-attention::PrefixForestView KvCache::EndStep() {
-  forest_.EndStep();
-  return forest_.View();
+CacheStep KvCache::BeginStep() {
+  COPPICE_DCHECK(prefills_.empty());
+  forest_.BeginStep();
+  return CacheStep(this);
 }
 
 KvCache::Usage KvCache::usage() const {
@@ -382,17 +335,18 @@ KvCache::Usage KvCache::usage() const {
           .pages_owned = pages_.num_owned(),
           .pages_in_use = pages_.num_in_use(),
           .pages_unshared = pages_unshared_,
-          .tokens_in_use = tree_.locked_tokens() + own_tokens_};
+          .tokens_in_use = tree_.locked_tokens() + own_tokens_,
+          .hit_tokens = hit_tokens_,
+          .merged_pages = merged_pages_};
 }
 
 KvCache::PrefixUses KvCache::TopPrefixes(size_t count) const {
   std::vector<PrefixUse> uses(tree_.node_capacity());
-  for (const Branch& branch : branches_) {
-    if (!branch.in_use) continue;
-    for (NodeId n = branch.node; n != kRootNode; n = tree_.node(n).parent) ++uses[n].users;
+  for (const Place& place : places_) {
+    for (NodeId n = place.lock.node(); n != kRootNode; n = tree_.node(n).parent) ++uses[n].users;
   }
-  for (const auto& [name, node] : pins_) {
-    for (NodeId n = node; n != kRootNode; n = tree_.node(n).parent) uses[n].pinned = true;
+  for (const auto& [name, lock] : pins_) {
+    for (NodeId n = lock.node(); n != kRootNode; n = tree_.node(n).parent) uses[n].pinned = true;
   }
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
     const PrefixTree::Node& node = tree_.node(n);
@@ -442,32 +396,28 @@ PageId KvCache::TakePage() {
   }
 }
 
-bool KvCache::ContinuePage(PageId shared, int32_t begin, std::vector<PageId>* pages) {
+bool KvCache::ContinuePage(PageId shared, int32_t begin, PageRefs* pages) {
   PageId page = shared;
   if (pages_.claimed_slots(shared) == begin % pages_.page_size()) {
-    pages_.AddReference(shared);
+    pages->Share({&shared, 1});
   } else {
     page = TakePage();
     if (page == kNoPage) return false;
     pending_copies_.push_back({.from = shared, .to = page});
+    pages->Adopt(page);
   }
   pages_.set_claimed_slots(page, pages_.page_size());
-  pages->push_back(page);
   return true;
 }
 
-bool KvCache::AppendFreshPages(int32_t begin, int32_t end, std::vector<PageId>* pages) {
+bool KvCache::AppendFreshPages(int32_t begin, int32_t end, PageRefs* pages) {
   for (; begin < end; ++begin) {
     const PageId page = TakePage();
     if (page == kNoPage) return false;
     pages_.set_claimed_slots(page, pages_.page_size());
-    pages->push_back(page);
+    pages->Adopt(page);
   }
   return true;
-}
-
-void KvCache::DropPages(std::span<const PageId> pages) {
-  for (const PageId page : pages) pages_.DropReference(page);
 }
 
 void KvCache::FillRow(BranchId branch_id) {
@@ -475,14 +425,14 @@ void KvCache::FillRow(BranchId branch_id) {
   const std::span<PageId> row = forest_.Row(branch_id);
   const int32_t page_size = pages_.page_size();
   const int32_t own_first = branch.own_begin / page_size;
-  std::copy(branch.own_pages.begin(), branch.own_pages.end(), row.begin() + own_first);
+  std::ranges::copy(branch.own_pages.ids(), row.begin() + own_first);
   CopyRowOfPath(branch_id, 0, branch.own_pages.empty() ? static_cast<int32_t>(row.size()) : own_first);
 }
 
 void KvCache::CopyRowOfPath(BranchId branch, int32_t begin, int32_t end) {
   const std::span<PageId> row = forest_.Row(branch);
   // Upwards; where two nodes meet inside a page, the lower one's page holds the tokens of both.
-  for (NodeId id = branches_[branch].node; id != kRootNode && begin < end; id = tree_.node(id).parent) {
+  for (NodeId id = places_[branch].lock.node(); id != kRootNode && begin < end; id = tree_.node(id).parent) {
     const PrefixTree::Node& node = tree_.node(id);
     const int32_t first = node.begin / pages_.page_size();
     const int32_t stop = std::min(end, first + static_cast<int32_t>(node.pages.size()));
@@ -494,7 +444,8 @@ void KvCache::CopyRowOfPath(BranchId branch, int32_t begin, int32_t end) {
 BranchId KvCache::TakeBranch() {
   const BranchId id = free_branches_.back();
   free_branches_.pop_back();
-  branches_[id] = Branch{.in_use = true};
+  branches_[id] = Branch{.in_use = true, .own_pages = PageRefs(&pages_)};
+  branches_[id].own_pages.SetInUse(true);
   return id;
 }
 
@@ -504,17 +455,17 @@ NodeId KvCache::Split(const PrefixTree::Match& match) {
   return upper;
 }
 
-NodeId KvCache::AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt,
-                        std::vector<PageId> pages, int32_t ready_end) {
+NodeId KvCache::AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt, PageRefs pages,
+                        int32_t ready_end) {
   const int32_t page_size = pages_.page_size();
   const int32_t end = begin + static_cast<int32_t>(tokens.size());
   const int32_t first_token = begin, first_page = begin / page_size;
   if (begin < end) pages_.set_claimed_slots(pages.back(), (end - 1) % page_size + 1);
   while (begin < end) {  // once more for each place inside where the salt changes
     const int32_t stop = std::min(salt.EndOf(begin), end);
-    std::vector<PageId> part(pages.begin() + (begin / page_size - first_page),
-                             pages.begin() + (CeilDiv(stop, page_size) - first_page));
-    if (stop < end && stop % page_size != 0) pages_.AddReference(part.back());
+    const int32_t part_begin = begin / page_size - first_page, part_end = CeilDiv(stop, page_size) - first_page;
+    PageRefs part(&pages_);
+    part.Share(pages.ids().subspan(part_begin, part_end - part_begin));
     above = tree_.AddLeaf(above, tokens.subspan(begin - first_token, stop - begin), salt.At(begin), std::move(part),
                           std::clamp(ready_end, begin, stop));
     begin = stop;
@@ -524,15 +475,16 @@ NodeId KvCache::AddPath(NodeId above, std::span<const int32_t> tokens, int32_t b
 
 void KvCache::KeepOwnTokens(BranchId id, std::span<const int32_t> tokens) {
   const Branch& branch = branches_[id];
-  const PrefixTree::Match match = tree_.FindBelow(branch.node, tokens.subspan(branch.own_begin), salts_[id]);
+  const Place& place = places_[id];
+  const PrefixTree::Match match = tree_.FindBelow(place.lock.node(), tokens.subspan(branch.own_begin), place.salt);
   const int32_t end = static_cast<int32_t>(tokens.size());
-  if (match.length == end || match.ready < match.length) return;  // there already, or being computed by somebody
+  if (match.length == end || match.ready < match.length) return;  // there already, or another branch computes it
   const int32_t page_size = pages_.page_size();
   const int32_t own_first = branch.own_begin / page_size;
-  std::vector<PageId> pages(branch.own_pages.begin() + (match.length / page_size - own_first),
-                            branch.own_pages.begin() + (CeilDiv(end, page_size) - own_first));
-  for (const PageId page : pages) pages_.AddReference(page);
-  AddPath(Split(match), tokens.subspan(match.length), match.length, salts_[id], std::move(pages), end);
+  const int32_t first = match.length / page_size - own_first;
+  PageRefs pages(&pages_);
+  pages.Share(branch.own_pages.ids().subspan(first, CeilDiv(end, page_size) - own_first - first));
+  AddPath(Split(match), tokens.subspan(match.length), match.length, place.salt, std::move(pages), end);
 }
 
 SaltRange KvCache::Intern(const CacheSalt& salt) {
@@ -547,7 +499,7 @@ void KvCache::ForgetSalts() {
   if (salt_ids_.size() < salt_limit_) return;
   std::set<uint32_t> alive;
   for (NodeId id = 0; id < tree_.node_capacity(); ++id) alive.insert(tree_.node(id).salt);
-  for (const SaltRange& salt : salts_) alive.insert({salt.id, salt.tenant_id});
+  for (const Place& place : places_) alive.insert({place.salt.id, place.salt.tenant_id});
   std::erase_if(salt_ids_, [&](const auto& entry) { return !alive.contains(entry.second); });
   salt_limit_ = 2 * salt_ids_.size() + 1024;
 }
@@ -564,8 +516,9 @@ Status KvCache::CheckIntegrity() const {
     pages_unshared += CeilDiv(branch.kv_len, page_size);
     own_tokens += branch.kv_len - branch.own_begin;
     const auto broken = [id](const std::string& what) { return Internal("branch " + std::to_string(id) + ": " + what); };
-    ++direct_locks[branch.node];
-    for (const PageId page : branch.own_pages) {
+    const NodeId attached = places_[id].lock.node();
+    ++direct_locks[attached];
+    for (const PageId page : branch.own_pages.ids()) {
       ++references[page];
       ++uses[page];
     }
@@ -574,7 +527,7 @@ Status KvCache::CheckIntegrity() const {
       if (row[branch.own_begin / page_size + j] != branch.own_pages[j])
         return broken("its row does not hold its own page " + std::to_string(j));
     }
-    for (NodeId n = branch.node; n != kRootNode; n = tree_.node(n).parent) {
+    for (NodeId n = attached; n != kRootNode; n = tree_.node(n).parent) {
       for (int32_t kv = tree_.node(n).begin / page_size * page_size; kv < tree_.node(n).end(); kv += page_size) {
         const int32_t j = kv / page_size;
         const PageId page = tree_.node(n).pages[j - tree_.node(n).begin / page_size];
@@ -585,7 +538,7 @@ Status KvCache::CheckIntegrity() const {
     }
   }
   if (pages_unshared != pages_unshared_ || own_tokens != own_tokens_) return Internal("the sums over branches are wrong");
-  for (const auto& [name, node] : pins_) ++direct_locks[node];
+  for (const auto& [name, lock] : pins_) ++direct_locks[lock.node()];
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
     if (!tree_.node(n).in_tree) continue;
     if (tree_.node(n).locks > 0) ++direct_locks[tree_.node(n).parent];

@@ -17,7 +17,10 @@
 #include <vector>
 
 #include "cache/branch_forest.h"
+#include "cache/cache_step.h"
+#include "cache/node_lock.h"
 #include "cache/page_pool.h"
+#include "cache/page_refs.h"
 #include "cache/prefix_tree.h"
 #include "coppice/attention/attention.h"
 #include "coppice/core/status.h"
@@ -34,12 +37,8 @@ struct CacheSalt {
   int32_t tenant_begin = 0;
 };
 
-// A step is scheduled (BeginStep to EndStep), launched (StepLaunched) and computed (MarkComputed); the next one may be scheduled
-// and launched before it is computed. Steps run in the order of their launches, and so do their writes: what one step reads and the
-// caller frees is written again by a later one only.
-//
-// Thread-compatible. Every call leaves the cache consistent, failed ones included; but one that throws, for want of memory, leaves
-// it fit for Clear alone.
+// What a step and the cache tell each other is cache_step.h's. Thread-compatible. Every call leaves the cache consistent, failed
+// ones included; but one that throws, for want of memory, leaves it fit for Clear alone.
 class KvCache {
  public:
   struct Options {
@@ -80,7 +79,7 @@ class KvCache {
   // of it, or O(tokens) where it has lost some.
   Overlap FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt, PrefixTree::Cursor* cursor) const;
   // Starts a branch. Its tokens are announced in the tree at once, so that equal prompts in flight wait and then share. Tokens that
-  // branches with queries in this step compute (SetQueries) count as cached: within a step, a layer stores all KV before it reads
+  // branches with queries in this step compute (CacheStep) count as cached: within a step, a layer stores all KV before it reads
   // any. REQUIRES: such branches' queries come first in the batch.
   Admission Admit(const AdmitArgs& args);
   // A branch with the same path. kNoBranch when slots (or, without sharing, pages) are lacking.
@@ -104,19 +103,23 @@ class KvCache {
     Branch& branch = branches_[id];
     const bool prompt_was_computed = branch.computed > branch.own_begin;
     branch.computed = computed;
-    if (!prompt_was_computed) tree_.MarkReady(branch.node, computed);
+    if (!prompt_was_computed) tree_.MarkReady(places_[id].lock.node(), computed);
   }
-  // Whole pages of the branch's own tokens are computed and not in the tree yet: Publish them.
-  bool HasWholePages(BranchId branch) const {
+  // Tokens of a branch that others could share and cannot yet: they are computed, its own, and end with a page. Publish them.
+  struct TokenRange {
+    int32_t begin = 0, end = 0;  // kv indices
+    bool empty() const { return begin == end; }
+  };
+  TokenRange Unpublished(BranchId branch) const {
     const Branch& b = branches_[branch];
-    return options_.share && page_.Floor(b.computed) > page_.Floor(b.own_begin);
+    const int32_t end_page = page_.Floor(b.computed);
+    if (!options_.share || end_page <= page_.Floor(b.own_begin)) return {};
+    return {.begin = b.own_begin, .end = end_page * page_.value()};
   }
-  // Where the branch's own tokens begin: those before are in the tree.
-  int32_t own_begin(BranchId branch) const { return branches_[branch].own_begin; }
-  // Makes tree nodes of the branch's whole own pages, so that others can share them while it runs. Where the tree has the same
-  // tokens already the branch takes those pages and frees its own: whoever published first stays. Changes the branch's row and
-  // place in the forest then, so the plan must be updated before the next forward pass. `tokens` are the branch's own, from
-  // own_begin on, as far as they are computed. REQUIRES: no copies pending.
+  // Makes tree nodes of Unpublished(branch), so that others can share it while the branch runs. Where the tree has the same tokens
+  // already the branch takes those pages and frees its own: what was published first stays. Changes the branch's row and place in
+  // the forest then, so the plan must be updated before the next forward pass. REQUIRES: not empty; `tokens` are those; no copies
+  // pending.
   void Publish(BranchId branch, std::span<const int32_t> tokens);
   // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start.
   void Release(BranchId branch, std::span<const int32_t> tokens);
@@ -142,29 +145,8 @@ class KvCache {
   Status Restore(const std::string& name, std::span<const int32_t> tokens, const CacheSalt& salt,
                  const std::function<Status(std::span<const PageId>, int32_t)>& write);
 
-  // ---- this step
-
-  void BeginStep() {
-    forest_.BeginStep();
-    prefills_.clear();
-  }
-  void SetQueries(BranchId branch, int32_t query_begin, int32_t query_count, int32_t kv_len) {
-    forest_.SetQueries(branch, query_begin, query_count, kv_len);
-    if (kv_len > branches_[branch].own_begin || !options_.share) return;
-    tree_.MarkDue(branches_[branch].node, kv_len);
-    prefills_.push_back({.branch = branch, .kv_len = kv_len});
-  }
-  // The step runs: its tokens count as computed for the steps after it, and who computed what others share joins the forest.
-  // REQUIRES: EndStep.
-  void StepLaunched();
-  // The steps that were launched and not computed have failed: what they should have computed is not there. Branches that had
-  // queries in them must be released.
-  void AbandonSteps() { tree_.ForgetLaunched(); }
-  // The forest of this step; spans stay valid until the cache is gone.
-  attention::PrefixForestView EndStep();
-  // Whole-page copies to do, in any order, before this step's forward pass (copy-on-write).
-  std::span<const attention::PageCopy> pending_copies() const { return pending_copies_; }
-  void ClearPendingCopies() { pending_copies_.clear(); }
+  // Schedules the next step. REQUIRES: no other one is scheduled and not launched.
+  [[nodiscard]] CacheStep BeginStep();
 
   // ---- accounting
 
@@ -173,6 +155,9 @@ class KvCache {
     int32_t pages_in_use = 0;                  // of running branches and pins, shared ones once
     int64_t pages_unshared = 0;                // what the same branches would take with a copy each
     int64_t tokens_in_use = 0;                 // distinct tokens in pages_in_use; the rest of their slots is rounding
+    // Since the cache was made.
+    int64_t hit_tokens = 0;    // found by Admit
+    int64_t merged_pages = 0;  // freed by Publish, since the tree had the same
   };
   Usage usage() const;
   // A node of the tree: tokens [begin, end) of some prompts, found by `hits` admissions, in use by `users` branches now.
@@ -192,12 +177,8 @@ class KvCache {
   // nearer to the root. A node has no more of each than its parent, so parents come first and none is missing.
   // O(nodes + branches x depth).
   PrefixUses TopPrefixes(size_t count) const;
-  int32_t pages_owned() const { return pages_.num_owned(); }
-  int64_t hit_tokens() const { return hit_tokens_; }      // tokens found by Admit
-  int64_t merged_pages() const { return merged_pages_; }  // freed by Publish, since the tree had the same
   int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }
-  int32_t page_size() const { return options_.page_size; }
-  int32_t max_context() const { return options_.max_context; }
+  const Options& options() const { return options_; }
   const PrefixTree& tree() const { return tree_; }
   const BranchForest& forest() const { return forest_; }
 
@@ -213,40 +194,41 @@ class KvCache {
   struct alignas(64) Branch {  // a cache line: each is visited several times a step
     bool in_use = false;
     bool has_tail = false;  // its node came from Publish
+    int32_t own_begin = 0;  // kv index where its own pages take over: the end of its node
+    int32_t kv_len = 0;     // kv indices below this may be written
+    int32_t capacity = 0;   // kv indices below this have pages
+    int32_t computed = 0, cached = 0;
+    // Pages own_begin / page_size and on, in use; the first may continue a shared page, in place or as a copy.
+    PageRefs own_pages;
+  };
+  static_assert(sizeof(Branch) == 64);
+  // Where a branch is in the tree.
+  struct Place {
+    NodeLock lock;  // on the node that it is attached to
+    SaltRange salt;
     // In the shared forest only as far as everything was computed before it came, until this much is computed, since it computes
     // what others share with it; 0: with all of its path.
     int32_t joins_at = 0;
-    NodeId node = kRootNode;  // what it is attached to; locked
-    int32_t own_begin = 0;    // kv index where its own pages take over: the end of `node`
-    int32_t kv_len = 0;       // kv indices below this may be written
-    int32_t capacity = 0;     // kv indices below this have pages
-    int32_t computed = 0, cached = 0;
-    // Pages own_begin / page_size and on; the first may continue a shared page, in place or as a copy.
-    std::vector<PageId> own_pages;
   };
-  static_assert(sizeof(Branch) == 64);
 
+  friend class CacheStep;
   KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::unique_ptr<PrefixTree> tree, BranchForest forest);
   // A free page, evicting if need be; kNoPage if every page is in use.
   PageId TakePage();
   // Appends to `pages` the page that continues `shared` from kv index `begin`, not a page start: the page itself when nobody wrote
   // past `begin`, else a copy of it. False when there is no page.
-  bool ContinuePage(PageId shared, int32_t begin, std::vector<PageId>* pages);
+  bool ContinuePage(PageId shared, int32_t begin, PageRefs* pages);
   // Appends fresh pages for entries [begin, end) of a row.
-  bool AppendFreshPages(int32_t begin, int32_t end, std::vector<PageId>* pages);
-  void DropPages(std::span<const PageId> pages);
+  bool AppendFreshPages(int32_t begin, int32_t end, PageRefs* pages);
   void FillRow(BranchId branch);
   // Entries [begin, end) of a branch's row, from the tree nodes of its path.
   void CopyRowOfPath(BranchId branch, int32_t begin, int32_t end);
   BranchId TakeBranch();
   // Changes a branch's own_begin and kv_len, and the sums over them.
   void SetExtent(Branch* branch, int32_t own_begin, int32_t kv_len);
-  // Gives the name to a locked node, taking it from another.
-  void SetPin(const std::string& name, NodeId node);
   NodeId Split(const PrefixTree::Match& match);
-  // Adds nodes below `above`, one per salt, for `tokens`, which begin at kv index `begin`; takes over a reference to each page.
-  // Returns the last.
-  NodeId AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt, std::vector<PageId> pages,
+  // Adds nodes below `above`, one per salt, for `tokens`, which begin at kv index `begin`. Returns the last.
+  NodeId AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt, PageRefs pages,
                  int32_t ready_end);
   // Puts what a branch computed past its node into the tree, except what is there already.
   void KeepOwnTokens(BranchId branch, std::span<const int32_t> tokens);
@@ -263,15 +245,16 @@ class KvCache {
   PrefixTree& tree_;
   BranchForest forest_;
   std::vector<Branch> branches_;
-  std::vector<SaltRange> salts_;  // by branch
+  std::vector<Place> places_;  // by branch
   std::vector<BranchId> free_branches_;
-  std::vector<attention::PageCopy> pending_copies_;
+  std::vector<attention::PageCopy> pending_copies_;  // for the step that is scheduled next
+  std::vector<attention::PageCopy> taken_copies_;    // by the step before
   struct Prefill {
     BranchId branch = kNoBranch;
     int32_t kv_len = 0;
   };
-  std::vector<Prefill> prefills_;                    // of the step that is being scheduled: who computes tokens of the tree
-  std::map<std::string, NodeId, std::less<>> pins_;  // locked
+  std::vector<Prefill> prefills_;  // of the step that is being scheduled: branches that compute tokens of the tree
+  std::map<std::string, NodeLock, std::less<>> pins_;
   // A tenant and its salt; an empty salt: what all of the tenant's requests share. Two strings, so that no pair spells another.
   using SaltName = std::pair<std::string, std::string>;
   struct SaltOrder {

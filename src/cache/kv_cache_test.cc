@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/cuda/page_rows.h"
+#include "cache/cache_step.h"
 #include "core/math.h"
 #include "tests/support/work_growth.h"
 
@@ -71,14 +72,14 @@ class Harness {
   }
   // One forward step of `sequences`, `counts` tokens each.
   void Step(const std::vector<std::pair<Sequence*, int32_t>>& work) {
-    cache_->BeginStep();
+    CacheStep step = cache_->BeginStep();
     int32_t queries = 0;
     for (const auto& [sequence, count] : work) {
-      cache_->SetQueries(sequence->branch, queries, count, sequence->computed + count);
+      step.SetQueries(sequence->branch, queries, count, sequence->computed + count);
       queries += count;
     }
-    const attention::PrefixForestView forest = cache_->EndStep();
-    FlushCopies();
+    const auto [forest, copies] = step.Take();
+    Copy(copies);
     for (const auto& [sequence, count] : work) {
       for (int32_t i = sequence->computed; i < sequence->computed + count; ++i) {
         if (const int64_t slot = cache_->SlotOf(sequence->branch, i); slot >= 0) memory_[slot] = Fingerprint(*sequence, i);
@@ -86,21 +87,27 @@ class Harness {
     }
     ExpectForestHolds(forest, work);
     ExpectChangedRowsAreTold(forest);
-    cache_->StepLaunched();
+    step.Launched();
     for (const auto& [sequence, count] : work) {
       sequence->computed += count;
       cache_->MarkComputed(sequence->branch, sequence->computed);
-      if (cache_->HasWholePages(sequence->branch)) {
-        cache_->Publish(sequence->branch,
-                        std::span(sequence->tokens).first(sequence->computed).subspan(cache_->own_begin(sequence->branch)));
+      if (const auto [begin, end] = cache_->Unpublished(sequence->branch); begin < end) {
+        cache_->Publish(sequence->branch, std::span(sequence->tokens).subspan(begin, end - begin));
       }
     }
+    step.Computed();
   }
   void FlushCopies() {
-    for (const attention::PageCopy& copy : cache_->pending_copies()) {
+    CacheStep step = cache_->BeginStep();
+    if (!step.has_copies()) return;
+    Copy(step.Take().copies);
+    step.Launched();
+    step.Computed();
+  }
+  void Copy(std::span<const attention::PageCopy> copies) {
+    for (const attention::PageCopy& copy : copies) {
       for (int32_t s = 0; s < page_size_; ++s) memory_[copy.to * page_size_ + s] = memory_[copy.from * page_size_ + s];
     }
-    cache_->ClearPendingCopies();
   }
   void Release(const Sequence& sequence) { cache_->Release(sequence.branch, sequence.tokens); }
   uint64_t Read(const attention::PrefixForestView& forest, BranchId row, int32_t kv_index) const {
@@ -260,7 +267,7 @@ TEST(KvCache, AFollowUpTurnFindsTheGeneratedText) {
   for (int i = 0; i < 10; ++i) turn.tokens.push_back(80 + i);
   ASSERT_EQ(harness.Admit(&turn), KvCache::Outcome::kAdmitted);
   EXPECT_EQ(turn.computed, 25);
-  EXPECT_EQ(harness.cache().pending_copies().size(), 0u);  // nobody else wrote past it: continued in place
+  EXPECT_FALSE(harness.cache().BeginStep().has_copies());  // nobody else wrote past it: continued in place
   harness.Step({{&turn, 10}});
 }
 
@@ -282,7 +289,7 @@ TEST(KvCache, PagesThatTwoBranchesComputedAlikeAreMerged) {
     ASSERT_TRUE(status.ok()) << status.message() << " at " << i;
   }
   // Page 1 of b and c, page 2 of b. Kept: pages 0 to 2 of a, page 2 of c, and a fourth page each.
-  EXPECT_EQ(harness.cache().merged_pages(), 3);
+  EXPECT_EQ(harness.cache().usage().merged_pages, 3);
   EXPECT_EQ(harness.cache().usage().pages_in_use, 3 + 1 + 3);
   EXPECT_EQ(harness.cache().forest().num_junctions(), 2);  // at 36, where c parts, and at 48, where a and b may
   // While they run, a newcomer shares what is published.
@@ -450,7 +457,6 @@ TEST(KvCache, LookingForAPromptAgainCostsNoTokens) {
   const auto seconds = [](int32_t tokens) {
     auto cache = KvCache::Create({.num_pages = 4096, .page_size = 16, .max_branches = 2, .max_context = 1 << 16}).value();
     const std::vector<int32_t> prompt(tokens, 5);
-    cache->BeginStep();
     EXPECT_EQ(cache->Admit({.tokens = prompt}).outcome, KvCache::Outcome::kAdmitted);
     PrefixTree::Cursor cursor;
     EXPECT_EQ(cache->FindOverlap(prompt, {}, &cursor).cached, tokens);
@@ -543,7 +549,7 @@ TEST(KvCache, RandomLivesOfBranches) {
         }
       }
       if (!share || page_size < 16) {  // equal whole pages of 16 are too rare for the short run
-        EXPECT_EQ(harness.cache().merged_pages() > 0, share);
+        EXPECT_EQ(harness.cache().usage().merged_pages > 0, share);
       }
       for (const Sequence& sequence : running) harness.Release(sequence);
       harness.cache().Unpin("p");

@@ -102,7 +102,8 @@ NodeId PrefixTree::SplitAt(const Match& match) {
   upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + keep);
   const int32_t first_page = lower.begin / page_size;
   const int32_t upper_pages = CeilDiv(match.length, page_size) - first_page;
-  upper.pages.assign(lower.pages.begin(), lower.pages.begin() + upper_pages);
+  upper.pages.Share(lower.pages.ids().first(upper_pages));  // both halves hold the page that the cut goes through
+  upper.pages.SetInUse(lower.locks > 0);
   upper.num_children = 1;
   upper.locks = lower.locks > 0;
   upper.last_use = lower.last_use;
@@ -112,19 +113,14 @@ NodeId PrefixTree::SplitAt(const Match& match) {
   lower.begin = match.length;
   lower.ready_end = std::max(match.length, lower.ready_end);
   lower.tokens.erase(lower.tokens.begin(), lower.tokens.begin() + keep);
-  lower.pages.erase(lower.pages.begin(), lower.pages.begin() + (match.length / page_size - first_page));
-  if (match.length % page_size != 0) {  // both halves hold the page that the cut goes through
-    pool_->AddReference(lower.pages.front());
-    if (lower.locks > 0) pool_->AddUse(lower.pages.front());
-  }
+  lower.pages.DropFront(match.length / page_size - first_page);
   children_.emplace(KeyOf(upper), upper_id);
   children_.emplace(KeyOf(lower), match.node);
   EnterLru(match.node);
   return upper_id;
 }
 
-NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, std::vector<PageId> pages,
-                           int32_t ready_end) {
+NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, PageRefs pages, int32_t ready_end) {
   COPPICE_DCHECK(!tokens.empty());
   const NodeId id = NewNode();
   LeaveLru(parent);
@@ -143,15 +139,13 @@ NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint3
   return id;
 }
 
-void PrefixTree::Extend(NodeId id, std::span<const int32_t> tokens, std::span<const PageId> pages) {
+void PrefixTree::Extend(NodeId id, std::span<const int32_t> tokens, PageRefs pages) {
   Node& node = nodes_[id];
   COPPICE_DCHECK(node.num_children == 0 && node.ready_end == node.end() && node.end() % pool_->page_size() == 0);
   node.tokens.insert(node.tokens.end(), tokens.begin(), tokens.end());
-  node.pages.insert(node.pages.end(), pages.begin(), pages.end());
+  node.pages.Append(std::move(pages));
   node.ready_end = node.end();
-  if (node.locks == 0) return;
-  for (const PageId page : pages) pool_->AddUse(page);
-  locked_tokens_ += static_cast<int64_t>(tokens.size());
+  if (node.locks > 0) locked_tokens_ += static_cast<int64_t>(tokens.size());
 }
 
 void PrefixTree::MarkDue(NodeId id, int32_t computed) {
@@ -170,6 +164,10 @@ void PrefixTree::MarkLaunched(NodeId id, int32_t computed) {
 
 void PrefixTree::ForgetLaunched() {
   for (Node& node : nodes_) node.launched_end = node.due_end = 0;
+}
+
+void PrefixTree::ForgetDue() {
+  for (Node& node : nodes_) node.due_end = 0;
 }
 
 void PrefixTree::MarkReady(NodeId id, int32_t computed) {
@@ -194,9 +192,7 @@ void PrefixTree::DropUnready(NodeId id) {
     node.tokens.resize(node.ready_end - node.begin);
     node.serial = ++last_serial_;
     node.launched_end = node.due_end = 0;
-    const size_t pages = CeilDiv(node.ready_end, page_size) - node.begin / page_size;
-    for (size_t i = pages; i < node.pages.size(); ++i) pool_->DropReference(node.pages[i]);
-    node.pages.resize(pages);
+    node.pages.DropFrom(CeilDiv(node.ready_end, page_size) - node.begin / page_size);
     if (node.ready_end % page_size != 0) pool_->set_claimed_slots(node.pages.back(), node.ready_end % page_size);
     return;
   }
@@ -210,7 +206,7 @@ void PrefixTree::Lock(NodeId id) {
   for (; id != kNoNode; id = nodes_[id].parent) {
     if (nodes_[id].locks == 0) {
       LeaveLru(id);
-      for (const PageId page : nodes_[id].pages) pool_->AddUse(page);
+      nodes_[id].pages.SetInUse(true);
       locked_tokens_ += static_cast<int64_t>(nodes_[id].tokens.size());
     }
     if (nodes_[id].locks++ > 0) return;
@@ -222,7 +218,7 @@ void PrefixTree::Unlock(NodeId id) {
     Node& node = nodes_[id];
     COPPICE_DCHECK(node.locks > 0);
     if (--node.locks > 0) return;
-    for (const PageId page : node.pages) pool_->DropUse(page);
+    node.pages.SetInUse(false);
     locked_tokens_ -= static_cast<int64_t>(node.tokens.size());
     node.last_use = ++clock_;
     EnterLru(id);
@@ -248,15 +244,15 @@ bool PrefixTree::EvictOne() {
 
 NodeId PrefixTree::NewNode() {
   ++num_nodes_;
+  LruSet entry = {{}};
+  Node node{.pages = PageRefs(pool_), .serial = ++last_serial_, .in_tree = true, .lru = entry.extract(entry.begin())};
   if (free_nodes_.empty()) {
-    nodes_.emplace_back();
-    nodes_.back().in_tree = true;
-    nodes_.back().serial = ++last_serial_;
+    nodes_.push_back(std::move(node));
     return static_cast<NodeId>(nodes_.size()) - 1;
   }
   const NodeId id = free_nodes_.back();
   free_nodes_.pop_back();
-  nodes_[id] = Node{.serial = ++last_serial_, .in_tree = true};
+  nodes_[id] = std::move(node);
   return id;
 }
 
@@ -264,7 +260,6 @@ void PrefixTree::Remove(NodeId id) {
   Node& node = nodes_[id];
   LeaveLru(id);
   children_.erase(KeyOf(node));
-  for (const PageId page : node.pages) pool_->DropReference(page);
   const NodeId parent = node.parent;
   node = Node{};
   free_nodes_.push_back(id);
@@ -276,11 +271,13 @@ void PrefixTree::Remove(NodeId id) {
 bool PrefixTree::IsEvictable(NodeId id) const { return nodes_[id].locks == 0 && nodes_[id].num_children == 0; }
 
 void PrefixTree::LeaveLru(NodeId id) {
-  if (IsEvictable(id)) evictable_.erase({nodes_[id].last_use, id});
+  if (IsEvictable(id)) nodes_[id].lru = evictable_.extract({nodes_[id].last_use, id});
 }
 
 void PrefixTree::EnterLru(NodeId id) {
-  if (IsEvictable(id)) evictable_.insert({nodes_[id].last_use, id});
+  if (!IsEvictable(id) || !nodes_[id].lru) return;
+  nodes_[id].lru.value() = {nodes_[id].last_use, id};
+  evictable_.insert(std::move(nodes_[id].lru));
 }
 
 Status PrefixTree::CheckIntegrity(std::span<int32_t> references, std::span<int32_t> uses) const {
@@ -308,7 +305,7 @@ Status PrefixTree::CheckIntegrity(std::span<int32_t> references, std::span<int32
     ++child_count[node.parent];
     locked_children[node.parent] += node.locks > 0;
     if (node.locks > 0) locked_tokens += static_cast<int64_t>(node.tokens.size());
-    for (const PageId page : node.pages) {
+    for (const PageId page : node.pages.ids()) {
       ++references[page];
       uses[page] += node.locks > 0;
     }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cache/page_pool.h"
+#include "cache/page_refs.h"
 #include "coppice/core/status.h"
 
 namespace coppice {
@@ -51,6 +52,8 @@ struct SaltRange {
 //
 // Locks keep a node, its ancestors and their pages: a locked node is in use. Thread-compatible.
 class PrefixTree {
+  using LruSet = std::set<std::pair<uint64_t, NodeId>>;  // (last_use, unlocked leaf)
+
  public:
   struct Node {
     NodeId parent = kNoNode;
@@ -58,13 +61,14 @@ class PrefixTree {
     int32_t launched_end = 0, due_end = 0;  // meaningful where they are larger than ready_end
     uint32_t salt = 0;
     std::vector<int32_t> tokens;
-    std::vector<PageId> pages;
+    PageRefs pages;  // in use while there are locks
     int32_t num_children = 0;
     int32_t locks = 0;      // direct locks, and children with locks
     uint64_t last_use = 0;  // when it was added or last unlocked
     int64_t hits = 0;       // how often it was found (CountHit)
     uint64_t serial = 0;    // new when the slot is taken, and when its last tokens are dropped
     bool in_tree = false;   // false: a free slot
+    LruSet::node_type lru;  // its entry of the LRU order while it is not in there, so that unlocking takes no memory
 
     int32_t end() const { return begin + static_cast<int32_t>(tokens.size()); }
   };
@@ -98,13 +102,13 @@ class PrefixTree {
   // (so whoever is attached to match.node stays). Returns the node that ends there. REQUIRES: match.length <= match.due.
   NodeId SplitAt(const Match& match);
 
-  // Adds a leaf with `tokens` (at least one) below `parent`, taking over one reference to each of `pages`, its pages in order.
+  // Adds a leaf with `tokens` (at least one) below `parent`; `pages` are its pages in order.
   // REQUIRES: no child of `parent` begins with (salt, tokens[0]).
-  NodeId AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, std::vector<PageId> pages, int32_t ready_end);
+  NodeId AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, PageRefs pages, int32_t ready_end);
 
-  // Appends computed tokens to a leaf, taking over one reference to each of `pages`.
+  // Appends computed tokens and their pages to a leaf.
   // REQUIRES: no children; ready to its end, where a page ends.
-  void Extend(NodeId node, std::span<const int32_t> tokens, std::span<const PageId> pages);
+  void Extend(NodeId node, std::span<const int32_t> tokens, PageRefs pages);
 
   // The step that is being scheduled computes everything on the path to `node` before kv index `computed`.
   void MarkDue(NodeId node, int32_t computed);
@@ -112,6 +116,8 @@ class PrefixTree {
   void MarkLaunched(NodeId node, int32_t computed);
   // Steps failed: nothing is launched or due.
   void ForgetLaunched();
+  // The step that was being scheduled is not launched: nothing is due but what is launched.
+  void ForgetDue();
   // Records that everything on the path to `node` before kv index `computed` is computed.
   void MarkReady(NodeId node, int32_t computed);
   // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. What somebody else uses
@@ -121,6 +127,7 @@ class PrefixTree {
   // One more request found the path to `node`.
   void CountHit(NodeId node);
 
+  // By NodeLock. Unlocking takes no memory.
   void Lock(NodeId node);
   void Unlock(NodeId node);
 
@@ -166,7 +173,7 @@ class PrefixTree {
   std::vector<Node> nodes_;
   std::vector<NodeId> free_nodes_;
   std::unordered_map<ChildKey, NodeId, ChildKeyHash> children_;
-  std::set<std::pair<uint64_t, NodeId>> evictable_;  // (last_use, unlocked leaf)
+  LruSet evictable_;
   uint64_t clock_ = 0;
   uint64_t last_serial_ = 0;
   int32_t num_nodes_ = 0;

@@ -18,7 +18,7 @@ class PrefixTreeTest : public ::testing::Test {
     const int32_t begin = tree_.node(parent).end(), end = begin + static_cast<int32_t>(tokens.size());
     std::vector<PageId> pages;
     for (int32_t j = begin / kPageSize; j * kPageSize < end; ++j) pages.push_back(pool_.Allocate());
-    return tree_.AddLeaf(parent, tokens, salt, pages, ready_end < 0 ? end : ready_end);
+    return tree_.AddLeaf(parent, tokens, salt, PageRefs(&pool_, pages), ready_end < 0 ? end : ready_end);
   }
   void ExpectIntact() {
     std::vector<int32_t> references(pool_.num_pages()), uses(pool_.num_pages());
@@ -179,7 +179,7 @@ TEST_F(PrefixTreeTest, RandomOperationsMatchANaiveModel) {
             }
             break;
           }
-          at = tree_.AddLeaf(at, std::span(tokens).subspan(begin, stop - begin), salt.At(begin), pages, stop);
+          at = tree_.AddLeaf(at, std::span(tokens).subspan(begin, stop - begin), salt.At(begin), PageRefs(&pool_, pages), stop);
           begin = stop;
         }
         break;

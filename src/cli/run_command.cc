@@ -43,7 +43,7 @@ Status WarmUp(const EngineOptions& options, Request request) {
 // The same request on a fresh engine in the baseline's mode.
 Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing, const Request& request) {
   options.sharing = sharing;
-  options.force_sharing = false;
+  options.experiment.force_sharing = false;
   spdlog::info("running the job again with --sharing {}", Name(sharing));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, openai::Generate(*engine, request, {.should_stop = Interrupted}));

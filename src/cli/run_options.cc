@@ -146,7 +146,8 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   AddParsed<SharingMode>(command, "--sharing", options.sharing, ParseSharingMode,
                          "tree (default): each shared token is read once per step; one-level: only what all requests share; "
                          "store: stored once, read by each; none: a copy per request");
-  command.add_flag("--force-sharing", options.force_sharing, "Share wherever the tree allows, whatever the cost model says");
+  command.add_flag("--force-sharing", options.experiment.force_sharing,
+                   "Share wherever the tree allows, whatever the cost model says");
   command.add_option("--page-size", options.page_size, "Tokens per KV page, 1 to 256")->capture_default_str();
   command.add_option("--threads", options.num_threads, "Worker threads; 0: one per core")->capture_default_str();
   command.add_option("--trace", "Write what each step did when to this file, for ui.perfetto.dev or chrome://tracing");
@@ -155,7 +156,7 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   command.add_option("--max-running", options.max_running, "Samples that decode at the same moment")->capture_default_str();
   command.add_option("--max-batch-tokens", options.max_batch_tokens, "Token budget of a step")->capture_default_str();
   command
-      .add_option("--max-graphs", options.max_graphs,
+      .add_option("--max-graphs", options.experiment.max_graphs,
                   "Captured steps that a GPU's engine keeps; 0: every step is launched kernel by kernel")
       ->capture_default_str();
   command.add_flag(
@@ -167,7 +168,7 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
           "--machine", options.machine_model_path,
           "File of `coppice bench calibrate`, whose constants attention is planned by (default: those shipped for the device)")
       ->check(NotEmpty());
-  AddParsed<SchedulePolicy>(command, "--schedule", options.schedule, ParseSchedule,
+  AddParsed<SchedulePolicy>(command, "--schedule", options.experiment.schedule, ParseSchedule,
                             "mixed (default): prompts fill up steps in which all running samples decode; prefill-first: prompts "
                             "alone, while samples wait");
   AddParsed<int32_t>(command, "--chunk", options.chunk, ParseChunk,
@@ -184,17 +185,19 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   command.add_option("--draft-model", options.draft_model_path, "The model of --draft model, of the same vocabulary")
       ->check(NotEmpty());
   command.add_option("--draft-tokens", options.draft_tokens, "Tokens guessed ahead at most, 1 to 63")->capture_default_str();
-  command.add_option("--draft-branches", options.draft_branches, "With --draft ngram: continuations guessed at a time, a tree")
+  command
+      .add_option("--draft-branches", options.experiment.draft_branches,
+                  "With --draft ngram: continuations guessed at a time, a tree")
       ->capture_default_str();
-  AddParsed<DraftPolicy>(command, "--draft-policy", options.draft_policy, ParseDraftPolicy,
+  AddParsed<DraftPolicy>(command, "--draft-policy", options.experiment.draft_policy, ParseDraftPolicy,
                          "measured (default): guess while steps with drafts give tokens in less time than steps without; always");
 }
 
 void AddRandomWeights(CLI::App& command, EngineOptions& options, const std::string& of_which) {
   command.remove_option(command.get_option("--weights"));
   const auto assign = [&options](const std::string& text) {
-    options.random_weights = text == "random";
-    if (options.random_weights) return;
+    options.experiment.random_weights = text == "random";
+    if (options.experiment.random_weights) return;
     const Result<WeightForm> form = ParseWeightForm(text);
     if (!form.ok()) throw CLI::ValidationError("--weights", form.status().message() + "; or random");
     options.weights = *form;

@@ -62,7 +62,7 @@ TEST(RunOptions, EveryOptionArrives) {
   EXPECT_EQ(options.engine.draft, DraftMode::kModel);
   EXPECT_EQ(options.engine.draft_model_path, "small.gguf");
   EXPECT_EQ(options.engine.draft_tokens, 6);
-  EXPECT_EQ(options.engine.draft_policy, DraftPolicy::kAlways);
+  EXPECT_EQ(options.engine.experiment.draft_policy, DraftPolicy::kAlways);
   EXPECT_EQ(options.vote, "[0-9]+");
   EXPECT_TRUE(request.echo && options.deduplicate);
   EXPECT_TRUE(request.ignore_eos && request.prompt_logprobs && options.rank && options.json && options.chat);
@@ -72,7 +72,7 @@ TEST(RunOptions, EveryOptionArrives) {
   EXPECT_EQ(options.engine.num_threads, 2);
   EXPECT_EQ(options.engine.max_context, 512);
   EXPECT_EQ(options.engine.kv_cache_bytes, int64_t{2} << 30);
-  EXPECT_TRUE(options.engine.force_sharing);
+  EXPECT_TRUE(options.engine.experiment.force_sharing);
   EXPECT_EQ(options.baseline, SharingMode::kNone);
   EXPECT_TRUE(Validate(options).ok());
 }
@@ -95,7 +95,7 @@ TEST(RunOptions, UnknownValuesNameWhatIsKnown) {
 TEST(RunOptions, ScheduleAndChunk) {
   RunOptions options;
   EXPECT_EQ(Parse("--schedule prefill-first --chunk auto", options), "");
-  EXPECT_EQ(options.engine.schedule, SchedulePolicy::kPrefillFirst);
+  EXPECT_EQ(options.engine.experiment.schedule, SchedulePolicy::kPrefillFirst);
   EXPECT_EQ(options.engine.chunk, kAutoChunk);
   EXPECT_EQ(*ParseChunk("128"), 128);
 }

@@ -27,7 +27,7 @@ Result<double> TimeChunk(const EngineParts& parts, int32_t count) {
   const auto begin = std::chrono::steady_clock::now();
   const Result<StepTicket> ticket = step.Launch(parts.runner.get());
   const Status status = ticket.ok() ? parts.runner->Wait(*ticket).status() : ticket.status();
-  if (ticket.ok()) step.Launched(*ticket);
+  if (ticket.ok()) (void)step.Launched(*ticket);  // nothing of it is kept
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   cache.Release(admission.branch, tokens);
   cache.DropCached();
@@ -37,7 +37,7 @@ Result<double> TimeChunk(const EngineParts& parts, int32_t count) {
 
 // The longest prompt that a step can compute at once.
 int32_t LargestChunk(const EngineParts& parts) {
-  const int64_t cache_tokens = int64_t{parts.cache->usage().pages_total} * parts.cache->page_size();
+  const int64_t cache_tokens = int64_t{parts.cache->usage().pages_total} * parts.cache->options().page_size;
   return static_cast<int32_t>(std::min<int64_t>({parts.options.max_batch_tokens, parts.options.max_context, cache_tokens}));
 }
 

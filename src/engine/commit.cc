@@ -38,10 +38,10 @@ void Committer::MarkComputed(Sequence* sequence, int32_t computed) {
 
 void Committer::MarkAndPublish(Sequence* sequence, int32_t computed) {
   MarkComputed(sequence, computed);
-  if (!cache_.HasWholePages(sequence->branch)) return;
-  const int32_t own_begin = cache_.own_begin(sequence->branch);
+  const auto [begin, end] = cache_.Unpublished(sequence->branch);
+  if (begin == end) return;
   const std::span generated(sequence->generated);
-  cache_.Publish(sequence->branch, generated.subspan(own_begin - sequence->request->prompt_length(), computed - own_begin));
+  cache_.Publish(sequence->branch, generated.subspan(begin - sequence->request->prompt_length(), end - begin));
 }
 
 void Committer::CommitScores(const ScheduledBatch::Entry& entry) {

@@ -114,7 +114,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                             .max_logit_rows = max_logit_rows,
                                                             .max_context = options.max_context,
                                                             .deterministic = options.deterministic,
-                                                            .attends = !options.without_attention}));
+                                                            .attends = !options.experiment.without_attention}));
   const attention::AttentionSpec spec = transformer->attention_specs().front();
   std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a group of layers that attend alike, over one forest
   for (const attention::AttentionSpec& group : transformer->attention_specs()) {
@@ -127,8 +127,8 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                           .page_size = options.page_size,
                                           .device_images = on_cpu ? 1 : 2},
                                          {.policy = PolicyOf(options.sharing),
-                                          .force_sharing = options.force_sharing,
-                                          .kinds = options.kinds,
+                                          .force_sharing = options.experiment.force_sharing,
+                                          .kinds = options.experiment.kinds,
                                           .machine_model_path = options.machine_model_path}));
     plans.push_back(std::move(plan));
   }
@@ -178,7 +178,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                              DeviceRunner::Create(std::move(parts), {.max_rows = options.max_batch_tokens,
                                                                      .max_draws = options.max_batch_tokens,
                                                                      .max_logit_rows = max_logit_rows,
-                                                                     .max_graphs = options.max_graphs}));
+                                                                     .max_graphs = options.experiment.max_graphs}));
     if (options.tune) COPPICE_RETURN_IF_ERROR(runner->Tune());
     loaded.runner = std::move(runner);
   }
@@ -218,7 +218,7 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
                                              std::shared_ptr<DraftDistributions> distributions) {
   if (parts.options.draft == DraftMode::kNone) return std::unique_ptr<Drafter>();
   if (parts.options.draft == DraftMode::kNgram) {
-    return std::unique_ptr<Drafter>(new NgramDrafter({.branches = parts.options.draft_branches}));
+    return std::unique_ptr<Drafter>(new NgramDrafter({.branches = parts.options.experiment.draft_branches}));
   }
   EngineOptions options = parts.options;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.draft_model_path));
@@ -277,8 +277,9 @@ void TakeDefaults(const Checkpoint& checkpoint, EngineParts* parts) {
 }  // namespace
 
 Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
-                           given.random_weights ? MakeRandomCheckpoint(given.model_path) : Checkpoint::Open(given.model_path));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, given.experiment.random_weights
+                                                                             ? MakeRandomCheckpoint(given.model_path)
+                                                                             : Checkpoint::Open(given.model_path));
   const ModelConfig& config = checkpoint->config();
 
   EngineParts parts{.options = given};

@@ -46,7 +46,7 @@ RequestLimits LimitsOf(const EngineParts& parts) {
   return {.vocab_size = parts.runner->info().model.vocab_size,
           .max_context = parts.options.max_context,
           .longest_context = parts.runner->info().model.longest_context(),
-          .page_size = parts.cache->page_size(),
+          .page_size = parts.cache->options().page_size,
           .num_pages = parts.cache->usage().pages_total,
           .max_running = parts.options.max_running,
           .has_tokenizer = parts.tokenizer != nullptr,
@@ -165,6 +165,7 @@ class EngineImpl final : public Engine {
   struct UnderWay {
     ScheduledBatch* batch = nullptr;
     StepTicket ticket;
+    CacheStep in_cache;
     bool drafting = false;  // it was launched with drafts, or would have been
     bool told = false;      // the runner was waited for
   };
@@ -187,14 +188,15 @@ EngineImpl::EngineImpl(EngineParts parts)
       cache_(*parts_.cache),
       runner_(*parts_.runner),
       steps_(&cache_),
-      scheduler_(
-          {.max_batch_tokens = parts_.options.max_batch_tokens, .chunk = parts_.options.chunk, .policy = parts_.options.schedule},
-          &cache_, &steps_),
+      scheduler_({.max_batch_tokens = parts_.options.max_batch_tokens,
+                  .chunk = parts_.options.chunk,
+                  .policy = parts_.options.experiment.schedule},
+                 &cache_, &steps_),
       constraint_masks_(parts_.threads.get(), limits_.vocab_size),
       prefixes_({.cache = &cache_, .runner = &runner_, .deterministic = parts_.options.deterministic}),
       drafts_(std::move(parts_.drafter), {.max_depth = parts_.options.draft_tokens,
                                           .max_context = parts_.options.max_context,
-                                          .policy = parts_.options.draft_policy}),
+                                          .policy = parts_.options.experiment.draft_policy}),
       events_(parts_.tokenizer.get()),
       metrics_({.pages_total = limits_.num_pages,
                 .page_size = limits_.page_size,
@@ -517,13 +519,13 @@ Result<bool> EngineImpl::LaunchNext() {
     return ticket.status();
   }
   under_way_.push_back({.batch = batch, .ticket = *ticket, .drafting = drafts_.drafting()});
-  steps_.Launched(*ticket);
+  under_way_.back().in_cache = steps_.Launched(*ticket);
   return true;
 }
 
 Status EngineImpl::CommitOldest() {
-  const UnderWay step = under_way_.front();
-  under_way_.front().told = true;
+  UnderWay& step = under_way_.front();
+  step.told = true;
   const Result<StepResult> result = runner_.Wait(step.ticket);
   PhaseTimer phase("commit", &metrics_.step().host_seconds);
   if (!result.ok()) {
@@ -532,6 +534,7 @@ Status EngineImpl::CommitOldest() {
   }
   metrics_.CountStep(*step.batch, result->stats, cache_.usage());
   committer_.Commit(*step.batch, *result);
+  step.in_cache.Computed();
   under_way_.erase(under_way_.begin());
   return OkStatus();
 }
@@ -551,7 +554,7 @@ void EngineImpl::FailSteps(const Status& status) {
   for (UnderWay& step : under_way_) {
     if (!std::exchange(step.told, true)) (void)runner_.Wait(step.ticket);  // it stands on what failed
   }
-  cache_.AbandonSteps();
+  for (UnderWay& step : under_way_) step.in_cache = {};
   for (const UnderWay& step : under_way_) committer_.FailBatch(*step.batch, status);
   under_way_.clear();
   committer_.FailBatch(steps_.next(), status);

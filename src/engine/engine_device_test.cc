@@ -92,11 +92,11 @@ void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dt
     SCOPED_TRACE(model + ", " + std::string(Name(dtype)) + ", " + std::string(Name(sharing)));
     const TestedEngine tested = Make(model, {.dtype = dtype,
                                              .sharing = sharing,
-                                             .force_sharing = true,
                                              .max_running = 8,
                                              .max_batch_tokens = 100,
                                              .max_context = 512,
-                                             .tune = tune});
+                                             .tune = tune,
+                                             .experiment = {.force_sharing = true}});
     Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 5);
     request.prompt_logprobs = true;
     const Outcome outcome = Generate(*tested.engine, request);
@@ -242,15 +242,14 @@ TEST_P(EngineDevice, GraphsChangeNoToken) {
       }
       std::vector<Outcome> expected;
       for (const int32_t max_graphs : {0, 256, 3}) {
-        EngineOptions options{.max_running = 8,
-                              .max_batch_tokens = 48,
-                              .max_context = 400,
-                              .steps_ahead = 1,
-                              .max_graphs = max_graphs,
-                              .deterministic = mode.deterministic,
-                              .draft = mode.draft,
-                              .draft_branches = mode.branches,
-                              .draft_policy = DraftPolicy::kAlways};
+        EngineOptions options{
+            .max_running = 8,
+            .max_batch_tokens = 48,
+            .max_context = 400,
+            .steps_ahead = 1,
+            .deterministic = mode.deterministic,
+            .draft = mode.draft,
+            .experiment = {.draft_branches = mode.branches, .draft_policy = DraftPolicy::kAlways, .max_graphs = max_graphs}};
         if (mode.draft == DraftMode::kModel) options.draft_model_path = ModelPath(model);
         const TestedEngine tested = Make(model, options);
         StepCounts counts;
@@ -363,12 +362,13 @@ TEST_P(EngineDevice, DeterministicModeGivesTheSameBitsWarmAndCold) {
   const EngineOptions cold_options{.sharing = SharingMode::kNone, .max_running = 3, .max_context = 500, .deterministic = true};
   const TestedEngine cold = Make("llama-hd64-long", cold_options);
   for (int32_t trace = 0; trace < 6; ++trace) {
-    const TestedEngine warm = Make("llama-hd64-long", {.force_sharing = random() % 2 == 0,
-                                                       .page_size = page_sizes[random() % 3],
+    const bool force_sharing = random() % 2 == 0;
+    const TestedEngine warm = Make("llama-hd64-long", {.page_size = page_sizes[random() % 3],
                                                        .max_running = 8,
                                                        .max_batch_tokens = static_cast<int32_t>(40 + random() % 100),
                                                        .max_context = 500,
-                                                       .deterministic = true});
+                                                       .deterministic = true,
+                                                       .experiment = {.force_sharing = force_sharing}});
     std::vector<Request> requests;
     for (int32_t i = 0; i < 6; ++i) requests.push_back(RandomRequest(random));
     std::vector<Outcome> outcomes(requests.size());
@@ -419,10 +419,10 @@ TEST_P(EngineDevice, LongRunsDoNotGrow) {
   const int64_t steps = std::getenv("COPPICE_LONG_TEST") != nullptr ? 100'000 : 2'000;
   ThreadPool threads(1);
   const auto device = OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, &threads).value();
-  const TestedEngine tested =
-      Make("llama-hd64-long",
-           // Graphs take each other's place all the time.
-           {.kv_cache_bytes = 4 << 20, .max_running = 8, .max_batch_tokens = 64, .max_context = 400, .max_graphs = 16});
+  const TestedEngine tested = Make(
+      "llama-hd64-long",
+      // Graphs take each other's place all the time.
+      {.kv_cache_bytes = 4 << 20, .max_running = 8, .max_batch_tokens = 64, .max_context = 400, .experiment = {.max_graphs = 16}});
   std::mt19937 random(29);
   int64_t waiting = 0, resident = 0, free_bytes = 0;
   for (int64_t step = 0; step < steps; ++step) {

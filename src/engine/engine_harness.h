@@ -58,20 +58,19 @@ class EngineHarness {
  public:
   explicit EngineHarness(const EngineConfig& config) {
     EngineParts parts;
-    parts.options = {.sharing = config.sharing,
-                     .page_size = config.model.page_size,
-                     .max_running = config.max_running,
-                     .max_batch_tokens = config.max_batch_tokens,
-                     .schedule = config.schedule,
-                     .chunk = config.chunk == 0 ? config.max_batch_tokens : config.chunk,
-                     .max_context = config.model.max_position,
-                     .max_waiting = config.max_waiting,
-                     .event_thread = config.event_thread,
-                     .steps_ahead = config.steps_ahead,
-                     .draft = config.draft,
-                     .draft_tokens = config.draft_tokens,
-                     .draft_branches = config.draft_branches,
-                     .draft_policy = config.draft_policy};
+    parts.options = {
+        .sharing = config.sharing,
+        .page_size = config.model.page_size,
+        .max_running = config.max_running,
+        .max_batch_tokens = config.max_batch_tokens,
+        .chunk = config.chunk == 0 ? config.max_batch_tokens : config.chunk,
+        .max_context = config.model.max_position,
+        .max_waiting = config.max_waiting,
+        .event_thread = config.event_thread,
+        .steps_ahead = config.steps_ahead,
+        .draft = config.draft,
+        .draft_tokens = config.draft_tokens,
+        .experiment = {.schedule = config.schedule, .draft_branches = config.draft_branches, .draft_policy = config.draft_policy}};
     if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
     parts.threads = std::make_unique<ThreadPool>(1);
     parts.context = attention::Context::CreateCpu(parts.threads.get()).value();

@@ -46,11 +46,11 @@ TEST_P(FixtureModel, GreedyTokensAndLogprobsInEveryMode) {
     for (const int32_t page_size : {1, 16, 64}) {
       SCOPED_TRACE(std::string(Name(sharing)) + ", page size " + std::to_string(page_size));
       const auto engine = MakeEngine(GetParam(), {.sharing = sharing,
-                                                  .force_sharing = true,
                                                   .page_size = page_size,
                                                   .max_running = 64,
                                                   .max_batch_tokens = 100,
-                                                  .max_context = 512});
+                                                  .max_context = 512,
+                                                  .experiment = {.force_sharing = true}});
       const int32_t n = page_size == 16 ? 64 : 1;
       Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), n);
       request.prompt_logprobs = true;
@@ -156,8 +156,11 @@ TEST(EngineModel, PromptsAroundPageBoundariesAgreeInEveryMode) {
         for (const SharingMode sharing : kModes) {
           SCOPED_TRACE(std::string(Name(sharing)) + ", page size " + std::to_string(page_size) + ", prompt " +
                        std::to_string(length) + ", n " + std::to_string(n));
-          const auto engine = MakeEngine(
-              kModel, {.sharing = sharing, .force_sharing = true, .page_size = page_size, .max_running = 64, .max_context = 128});
+          const auto engine = MakeEngine(kModel, {.sharing = sharing,
+                                                  .page_size = page_size,
+                                                  .max_running = 64,
+                                                  .max_context = 128,
+                                                  .experiment = {.force_sharing = true}});
           Request request = Greedy(prompt, 8, n);
           const Outcome greedy = Generate(*engine, request);
           EXPECT_NEAR(greedy.samples[0].logprobs[0], expected.Logprob(length - 1, greedy.samples[0].tokens[0]), kTolerance);
@@ -184,7 +187,8 @@ TEST(EngineModel, SharedReadsOfLayersWithWindows) {
   for (const char* name : {"mistral-sw", "gemma3-a"}) {
     SCOPED_TRACE(name);
     const Expected expected = LoadExpected(name);
-    const auto engine = MakeEngine(name, {.force_sharing = true, .max_running = 8, .max_batch_tokens = 128, .max_context = 128});
+    const auto engine =
+        MakeEngine(name, {.max_running = 8, .max_batch_tokens = 128, .max_context = 128, .experiment = {.force_sharing = true}});
     Request request = Greedy(expected.prompt, 12, 6);
     request.sampling.temperature = 1;
     const SharedReads reads = Generate(*engine, request).shared_reads;
@@ -204,9 +208,11 @@ TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
     for (const int32_t n : {1, 6, 64}) {
       for (const int32_t length : {16, 33, 50}) {  // the samples, all equal, must not fill a page: it would be merged
         SCOPED_TRACE(std::string(Name(sharing)) + ", n " + std::to_string(n) + ", prompt " + std::to_string(length));
-        const auto engine =
-            MakeEngine("llama-gqa",
-                       {.sharing = sharing, .force_sharing = true, .max_running = 64, .max_batch_tokens = 128, .max_context = 128});
+        const auto engine = MakeEngine("llama-gqa", {.sharing = sharing,
+                                                     .max_running = 64,
+                                                     .max_batch_tokens = 128,
+                                                     .max_context = 128,
+                                                     .experiment = {.force_sharing = true}});
         const std::vector<int32_t> prompt(expected.prompt.begin(), expected.prompt.begin() + length);
         constexpr int32_t kSteps = 9;
         const SharedReads reads = Generate(*engine, Greedy(prompt, kSteps + 1, n)).shared_reads;
@@ -242,7 +248,7 @@ TEST(EngineModel, DeterministicModeGivesTheSameBitsWarmColdChunkedAndCrowded) {
   request.sampling.temperature = 1;
   request.sampling.seed = 11;
   const EngineOptions options{
-      .force_sharing = true, .max_running = 16, .max_batch_tokens = 300, .max_context = 512, .deterministic = true};
+      .max_running = 16, .max_batch_tokens = 300, .max_context = 512, .deterministic = true, .experiment = {.force_sharing = true}};
   const auto engine = MakeEngine("llama-hd64-long", options);
   const Outcome cold = Generate(*engine, request);
   const auto expect_equal = [&](const Outcome& other, const char* what) {
@@ -311,17 +317,17 @@ TEST(EngineModel, DraftsLeaveGreedyTextAloneInEveryMode) {
   for (const SharingMode sharing : kModes) {
     for (const int32_t n : {1, 6}) {
       EngineOptions options{
-          .sharing = sharing, .force_sharing = true, .max_running = 8, .max_batch_tokens = 200, .max_context = 256};
+          .sharing = sharing, .max_running = 8, .max_batch_tokens = 200, .max_context = 256, .experiment = {.force_sharing = true}};
       const Outcome plain = Generate(*MakeEngine(kModel, options), request(n));
       options.draft = DraftMode::kNgram;
-      options.draft_policy = DraftPolicy::kAlways;
+      options.experiment.draft_policy = DraftPolicy::kAlways;
       EngineOptions tree = options, model = options;
-      tree.draft_branches = 4;
+      tree.experiment.draft_branches = 4;
       model.draft = DraftMode::kModel;
       model.draft_model_path = ModelPath(kModel);
       for (const EngineOptions& drafting : {options, tree, model}) {
         SCOPED_TRACE(std::string(Name(sharing)) + ", n " + std::to_string(n) + ", " + std::string(Name(drafting.draft)) + " x " +
-                     std::to_string(drafting.draft_branches));
+                     std::to_string(drafting.experiment.draft_branches));
         const auto engine = MakeEngine(kModel, drafting);
         const Outcome drafted = Generate(*engine, request(n));
         for (int32_t i = 0; i < n; ++i) {
@@ -377,7 +383,8 @@ TEST(EngineModel, CreateRefusesByName) {
   EXPECT_THAT(message({.page_size = 1, .max_running = 2000000}), HasSubstr("max_running is 2000000, expected 1..65536"));
   EXPECT_THAT(message({.draft = DraftMode::kNgram, .draft_tokens = 64}), HasSubstr("draft_tokens is 64, expected 1..63"));
   EXPECT_THAT(message({.draft = DraftMode::kModel}), HasSubstr("draft_model_path"));
-  EXPECT_THAT(message({.deterministic = true, .draft = DraftMode::kNgram, .draft_branches = 2}), HasSubstr("deterministic"));
+  EXPECT_THAT(message({.deterministic = true, .draft = DraftMode::kNgram, .experiment = {.draft_branches = 2}}),
+              HasSubstr("deterministic"));
   EXPECT_THAT(message({.draft = DraftMode::kModel, .draft_model_path = ModelPath("llama-hd64-long")}), HasSubstr("vocabulary of"));
 }
 
@@ -406,10 +413,10 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
   std::unique_ptr<Engine> warm;
   for (int trace = 0; trace < traces; ++trace) {
     if (trace % kTracesPerEngine == 0) {
-      options.force_sharing = random() % 2 == 0;
+      options.experiment.force_sharing = random() % 2 == 0;
       options.page_size = std::array{16, 4, 1}[random() % 3];
       options.chunk = random() % 2 == 0 ? 0 : 1 + static_cast<int32_t>(random() % 60);
-      options.schedule = random() % 3 == 0 ? SchedulePolicy::kPrefillFirst : SchedulePolicy::kMixed;
+      options.experiment.schedule = random() % 3 == 0 ? SchedulePolicy::kPrefillFirst : SchedulePolicy::kMixed;
       warm = MakeEngine("llama-gqa", options);
       if (trace == 0) {  // its KV lives on, on disk
         Request pinned = Greedy({}, 1);

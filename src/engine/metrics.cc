@@ -113,9 +113,10 @@ void MetricsRecorder::Publish(const Now& now) {
   }
   totals_.waiting = now.waiting;
   totals_.running = now.running;
-  totals_.pages_used = now.cache->pages_owned();
-  totals_.cached_tokens = now.cache->hit_tokens();
-  totals_.merged_pages = now.cache->merged_pages();
+  const KvCache::Usage usage = now.cache->usage();
+  totals_.pages_used = usage.pages_owned;
+  totals_.cached_tokens = usage.hit_tokens;
+  totals_.merged_pages = usage.merged_pages;
   totals_.preemptions = now.preemptions;
   totals_.draft_trees_cut = now.draft_trees_cut;
   totals_.draft_kv_bytes_read = now.draft_kv_bytes_read;

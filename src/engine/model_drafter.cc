@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "engine/scheduler.h"
 
 namespace coppice {
 
@@ -13,7 +12,7 @@ Status ModelDrafter::Propose(std::span<const DraftRequest> requests) {
   ++calls_;
   const Status status = RunRounds(requests);
   if (!status.ok()) {  // what the failed pass should have computed is not there
-    parts_.cache->AbandonSteps();
+    steps_.DropWork();
     ++calls_;
     ReleaseUnused();
   }
@@ -63,8 +62,8 @@ void ModelDrafter::Follow(const Sequence& sequence, Lane* lane) {
 
 ModelDrafter::Lane* ModelDrafter::Admit(const Sequence& sequence) {
   const std::span<const int32_t> tokens = sequence.Tokens(&scratch_);
-  const KvCache::Admission admission = parts_.cache->Admit(
-      {.tokens = tokens, .salt = Scheduler::SaltOf(sequence), .spare_pages = static_cast<int32_t>(lanes_.size()) + 1});
+  const KvCache::Admission admission =
+      parts_.cache->Admit({.tokens = tokens, .salt = SaltOf(sequence), .spare_pages = static_cast<int32_t>(lanes_.size()) + 1});
   if (admission.outcome != KvCache::Outcome::kAdmitted) return nullptr;
   Lane& lane = lanes_[KeyOf(sequence)];
   lane = {.branch = admission.branch,
@@ -106,13 +105,14 @@ Status ModelDrafter::RunRound() {
   AppendDraws();
   COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, steps_.Launch(parts_.runner.get()));
   COPPICE_ASSIGN_OR_RETURN(const StepResult result, parts_.runner->Wait(ticket));
-  steps_.Launched(ticket);
+  CacheStep step = steps_.Launched(ticket);
   kv_bytes_read_ += result.stats.kv_bytes_read;
   for (const Job& job : jobs_) {
     if (job.count == 0) continue;
     job.lane->computed = job.begin + job.count;
     cache.MarkComputed(job.lane->branch, job.lane->computed);
   }
+  step.Computed();
   TakeDrafts(result.draws);
   return OkStatus();
 }

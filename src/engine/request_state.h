@@ -162,6 +162,15 @@ inline std::span<const int32_t> Sequence::Tokens(std::vector<int32_t>* scratch) 
   return *scratch;
 }
 
+// Of all of the sequence's tokens.
+inline CacheSalt SaltOf(const Sequence& sequence) {
+  const Request& params = sequence.request->params;
+  return {.salt = params.cache_salt,
+          .private_begin = params.cache_private_begin,
+          .tenant = params.cache_tenant.name,
+          .tenant_begin = params.cache_tenant.begin};
+}
+
 // For loops over many sequences, each a few cache misses: fetches the sequence that is sixteen turns ahead, and what the one that
 // is eight turns ahead refers to. `at(i)` is the i-th of `count` sequences.
 template <class At>

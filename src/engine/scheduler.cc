@@ -1,57 +1,23 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
-#include <iterator>
-#include <tuple>
 #include <utility>
 
 #include "core/check.h"
 
 namespace coppice {
-namespace {
-
-// How many of the first in line are compared; bounds the cost of matching prompts.
-constexpr size_t kWindow = 32;
-// A sequence that was overtaken this often goes before whatever is cached: nobody starves.
-constexpr int32_t kMaxOvertaken = 32;
-
-// Tokens from here on cannot be shared between the two salts.
-int32_t SharedLimit(const CacheSalt& a, const CacheSalt& b) {
-  const auto salt_begin = [](const CacheSalt& s) { return s.salt.empty() ? INT32_MAX : s.private_begin; };
-  const auto tenant_begin = [&](const CacheSalt& s) {  // a tenant's salt is its own
-    return s.tenant.empty() ? INT32_MAX : std::min(s.tenant_begin, salt_begin(s));
-  };
-  const auto first = [](int32_t begin_a, int32_t begin_b, bool same) {
-    return same && begin_a == begin_b ? INT32_MAX : std::min(begin_a, begin_b);
-  };
-  return std::min(first(tenant_begin(a), tenant_begin(b), a.tenant == b.tenant),
-                  first(salt_begin(a), salt_begin(b), a.salt == b.salt));
-}
-
-}  // namespace
-
 void Scheduler::Add(RequestState* request) {
   Sequence& first = request->sequences.front();
   first.state = Sequence::State::kWaiting;
-  const Request& params = request->params;
-  request->share = shares_.Of(params.share_of);
-  request->turn = turns_.Join(params.share_of, request->prompt_length() + int64_t{params.n} * params.max_tokens);
-  const auto before = [&](const Sequence* other) {
-    const RequestState& ahead = *other->request;
-    const bool begun = ahead.listener->cached_tokens >= 0;  // it was admitted before, and gave way
-    return begun || ahead.params.priority > params.priority ||
-           (ahead.params.priority == params.priority && ahead.turn <= request->turn);
-  };
-  auto place = waiting_.end();
-  while (place != waiting_.begin() && !before(*std::prev(place))) --place;
-  waiting_.insert(place, &first);
+  request->share = shares_.Of(request->params.share_of);
+  order_.Add(&first);
 }
 
 ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
   begun_.clear();
   steps_->Begin();
   BeginPauses();
-  shares_.Count(running_, waiting_, cache_->free_branches());
+  shares_.Count(running_, waiting(), cache_->free_branches());
   if (const std::span<Sequence* const> giving_way = FindGivingWay(); !giving_way.empty()) {
     if (step_under_way) return nullptr;
     for (Sequence* const sequence : giving_way) Preempt(sequence);
@@ -90,7 +56,7 @@ void Scheduler::BeginPauses() {
   const auto is_of_others = [this](const Sequence* sequence) {
     return sequence->state != Sequence::State::kFinished && !pauses_.Has(sequence->request->params.share_of);
   };
-  is_held_ = !pauses_.empty() && (std::ranges::any_of(running_, is_of_others) || std::ranges::any_of(waiting_, is_of_others));
+  is_held_ = !pauses_.empty() && (std::ranges::any_of(running_, is_of_others) || std::ranges::any_of(waiting(), is_of_others));
 }
 
 std::span<Sequence* const> Scheduler::FindGivingWay() {
@@ -118,7 +84,7 @@ std::span<Sequence* const> Scheduler::FindGivingWay() {
 
 bool Scheduler::all_held() const {
   return holds_new_ && running_.empty() &&
-         std::ranges::none_of(waiting_, [](const Sequence* sequence) { return sequence->request->has_begun(); });
+         std::ranges::none_of(waiting(), [](const Sequence* sequence) { return sequence->request->has_begun(); });
 }
 
 bool Scheduler::MayTakePlace(const Sequence& sequence) const {
@@ -132,7 +98,7 @@ void Scheduler::ForkUnderWay() {
     const RequestState& request = *entry.sequence->request;
     if (!entry.begins_samples || request.forked || request.has_constraint) continue;
     Sequence* const first = entry.sequence;
-    if (first->ends_with_draw(cache_->max_context())) continue;  // and so do all others: they never run
+    if (first->ends_with_draw(cache_->options().max_context)) continue;  // and so do all others: they never run
     survivors_.clear();
     for (Sequence& sequence : first->request->sequences) {
       sequence.draws_under_way = 1;
@@ -146,7 +112,7 @@ void Scheduler::ForkUnderWay() {
 bool Scheduler::GrowDecodes() {
   for (const Sequence* const sequence : running_) {
     if (!Decodes(*sequence) || sequence->waits_for_draw()) continue;
-    if (sequence->draws_under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
+    if (sequence->draws_under_way > 0 && sequence->ends_with_draw(cache_->options().max_context)) continue;
     if (!cache_->Grow(sequence->branch, sequence->length() + sequence->draws_under_way)) return false;
   }
   return true;
@@ -155,7 +121,7 @@ bool Scheduler::GrowDecodes() {
 std::span<Sequence* const> Scheduler::PlanDrafts() {
   steps_->DropWork();  // its sequences may be gone
   decoding_.clear();
-  bool has_prompts = !waiting_.empty();
+  bool has_prompts = !waiting().empty();
   for (Sequence* const sequence : running_) {
     if (sequence->state != Sequence::State::kRunning) continue;
     if (sequence->prefilling()) {
@@ -185,7 +151,7 @@ bool Scheduler::ScheduleDecodes() {
     }
     if (sequence->waits_for_draw() || IsHeld(*sequence)) continue;
     const int32_t under_way = sequence->draws_under_way;
-    if (under_way > 0 && sequence->ends_with_draw(cache_->max_context())) continue;
+    if (under_way > 0 && sequence->ends_with_draw(cache_->options().max_context)) continue;
     if (budget_left() > 0 && (cache_->Grow(sequence->branch, sequence->length() + under_way) || MakeRoom(i))) {
       Append(sequence, 1, TakeDrafts(*sequence));
     }
@@ -202,17 +168,16 @@ void Scheduler::ScheduleRunningPrefills() {
 }
 
 void Scheduler::Admit(bool prompts_only) {
-  while (!waiting_.empty() && prefill_left() > 0 && cache_->free_branches() > 0) {
-    FindCandidates();
-    if (candidates_.empty() || !AdmitCandidates(prompts_only)) return;
+  while (!waiting().empty() && prefill_left() > 0 && cache_->free_branches() > 0) {
+    order_.FindCandidates([this](const Sequence& sequence) { return MayTakePlace(sequence) && !IsHeld(sequence); });
+    if (!order_.has_candidates() || !AdmitCandidates(prompts_only)) return;
   }
 }
 
 bool Scheduler::AdmitCandidates(bool prompts_only) {
-  int32_t kept_free = 0;  // branch slots for members of a group whose prompt is in flight: it runs together, or it reads apart
   bool all_admitted = true;
-  while (!candidates_.empty() && prefill_left() > 0) {
-    const Candidate candidate = TakeBestCandidate();
+  while (order_.has_candidates() && prefill_left() > 0) {
+    const AdmissionOrder::Candidate candidate = order_.TakeBest();
     Sequence* const sequence = candidate.sequence;
     if (prompts_only && !sequence->prefilling()) {
       all_admitted = false;
@@ -222,80 +187,27 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
       all_admitted = false;
       continue;
     }
-    if (!candidate.aged && cache_->free_branches() <= kept_free) return false;
+    if (order_.KeepsPlacesFrom(candidate)) return false;
     if (sequence->draws_under_way > 0) return false;  // its text is not known yet
     const KvCache::Outcome outcome = TryAdmit(sequence);
-    // Nobody squeezes past the one whose turn it is; who waits for an equal prompt in flight lets others go first.
+    // None squeezes past the one whose turn it is; one that waits for an equal prompt in flight lets others go first.
     if (outcome == KvCache::Outcome::kNoRoom) {
       lacks_pages_ = shares_.contended() && sequence->request->share == shares_.neediest();
       return false;
     }
     if (outcome == KvCache::Outcome::kPending) {
-      kept_free += sequence->num_forks();
+      order_.KeepPlacesFor(*sequence);
       all_admitted = false;
       continue;
     }
-    turns_.Serve(sequence->request->turn);
+    order_.Admitted(*sequence);
     if (shares_.contended()) {
       lacks_pages_ &= sequence->request->share != shares_.neediest();
       FairShares::NoteAdmitted(*sequence);
     }
-    const auto place = std::find(waiting_.begin(), waiting_.end(), sequence);
-    for (auto earlier = waiting_.begin(); earlier != place; ++earlier) ++(*earlier)->overtaken;
-    waiting_.erase(place);
     Append(sequence, std::min(sequence->remaining(), prefill_left(*sequence)));
-    NoteAdmitted(*sequence);
   }
   return all_admitted;
-}
-
-void Scheduler::FindCandidates() {
-  candidates_.clear();
-  for (Sequence* const sequence : waiting_) {
-    if (!MayTakePlace(*sequence) || IsHeld(*sequence)) continue;
-    candidates_.push_back({.sequence = sequence, .aged = sequence->overtaken >= kMaxOvertaken});
-    if (candidates_.size() == kWindow) break;
-  }
-  if (candidates_.size() == 1) return;
-  for (Candidate& candidate : candidates_) {
-    Sequence* const sequence = candidate.sequence;
-    candidate.overlap = cache_->FindOverlap(sequence->Tokens(&scratch_), SaltOf(*sequence), &sequence->found);
-  }
-}
-
-Scheduler::Candidate Scheduler::TakeBestCandidate() {
-  // What running samples share is read once for all of them; what is only cached need not be computed, now or later.
-  const auto worse = [](const Candidate& a, const Candidate& b) {
-    const auto rank = [](const Candidate& candidate) {
-      const int32_t priority = candidate.sequence->request->params.priority;
-      return std::tuple(candidate.aged, priority, candidate.overlap.running, candidate.overlap.cached);
-    };
-    return rank(a) < rank(b);
-  };
-  const auto best = std::max_element(candidates_.begin(), candidates_.end(), worse);
-  const Candidate taken = *best;
-  candidates_.erase(best);
-  return taken;
-}
-
-void Scheduler::NoteAdmitted(const Sequence& admitted) {
-  const std::span<const int32_t> tokens = admitted.Tokens(&scratch_);
-  const CacheSalt salt = SaltOf(admitted);
-  for (Candidate& candidate : candidates_) {
-    const std::span<const int32_t> other = candidate.sequence->Tokens(&other_scratch_);
-    const auto differs = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first;
-    const int32_t equal = static_cast<int32_t>(differs - tokens.begin());
-    const int32_t shared = std::min(equal, SharedLimit(salt, SaltOf(*candidate.sequence)));
-    candidate.overlap.running = std::max(candidate.overlap.running, shared);
-  }
-}
-
-CacheSalt Scheduler::SaltOf(const Sequence& sequence) {
-  const Request& params = sequence.request->params;
-  return {.salt = params.cache_salt,
-          .private_begin = params.cache_private_begin,
-          .tenant = params.cache_tenant.name,
-          .tenant_begin = params.cache_tenant.begin};
 }
 
 KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
@@ -325,7 +237,7 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
 int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
   if (draft_share_ == 0) return 0;
   const Draft& draft = sequence.draft;
-  int32_t count = std::min({draft.size(), draft_share_, cache_->max_context() - sequence.length()});
+  int32_t count = std::min({draft.size(), draft_share_, cache_->options().max_context - sequence.length()});
   if (!may_draft_trees_ && count > draft.ChainLength()) {
     count = draft.ChainLength();
     ++draft_trees_cut_;
@@ -353,13 +265,13 @@ bool Scheduler::MakeRoom(size_t index) {
 void Scheduler::Preempt(Sequence* sequence) {
   Release(sequence);
   sequence->state = Sequence::State::kWaiting;
-  waiting_.push_front(sequence);
+  order_.AddToFront(sequence);
   ++preemptions_;
 }
 
 void Scheduler::Finish(Sequence* sequence) {
   if (sequence->state == Sequence::State::kRunning) Release(sequence);
-  if (sequence->state == Sequence::State::kWaiting) waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
+  if (sequence->state == Sequence::State::kWaiting) order_.Remove(sequence);
   sequence->state = Sequence::State::kFinished;
   sequence->constraint.reset();
 }
@@ -376,7 +288,7 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
     sequence->branch = sequence == successor ? trunk : cache_->Fork(trunk);
     if (sequence->branch == kNoBranch) {  // behind its earlier siblings, before everybody else: the prompt is still warm
       sequence->state = Sequence::State::kWaiting;
-      waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_place++), sequence);
+      order_.AddToFront(sequence, waiting_place++);
       continue;
     }
     sequence->launched = launched;
@@ -403,12 +315,11 @@ void Scheduler::Release(Sequence* sequence) {
 }
 
 void Scheduler::Clear() {
-  waiting_.clear();
+  order_.Clear();
   running_.clear();
   num_stopped_ = 0;
   for (std::vector<Sequence*>* const of_sequences : {&survivors_, &giving_way_, &decoding_}) of_sequences->clear();
   shares_.Clear();
-  candidates_.clear();
   pauses_.Clear();
 }
 

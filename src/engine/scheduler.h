@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "engine/fair_queue.h"
+#include "engine/admission_order.h"
 #include "engine/fair_shares.h"
 #include "engine/mask_pauses.h"
 #include "engine/request_state.h"
@@ -32,9 +32,10 @@ class Scheduler {
     SchedulePolicy policy = SchedulePolicy::kMixed;
   };
   // `cache` and `steps`, which writes what is scheduled, outlive the scheduler.
-  Scheduler(const Options& options, KvCache* cache, StepBuilder* steps) : options_(options), cache_(cache), steps_(steps) {}
+  Scheduler(const Options& options, KvCache* cache, StepBuilder* steps)
+      : options_(options), cache_(cache), steps_(steps), order_(cache) {}
 
-  // Takes in a new request; its sequences live in `request`. Behind those of its priority and above whose turn is not later.
+  // Takes in a new request; its sequences live in `request`. Its first one waits in line (AdmissionOrder).
   void Add(RequestState* request);
   // For drafting: the running sequences that decode in the next step, if it has room for drafts; else none. REQUIRES: Schedule
   // comes next.
@@ -67,13 +68,11 @@ class Scheduler {
   // Lets go of sequences that do not run any more; before their requests are destroyed.
   void RemoveStopped();
 
-  bool idle() const { return waiting_.empty() && running_.empty(); }
+  bool idle() const { return waiting().empty() && running_.empty(); }
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
-  const std::deque<Sequence*>& waiting() const { return waiting_; }
+  const std::deque<Sequence*>& waiting() const { return order_.line(); }
   int64_t preemptions() const { return preemptions_; }
   int64_t draft_trees_cut() const { return draft_trees_cut_; }
-
-  static CacheSalt SaltOf(const Sequence& sequence);
 
  private:
   // Those that give way in this step to the name that needs a place most; mostly none.
@@ -97,20 +96,8 @@ class Scheduler {
   void ScheduleRunningPrefills();
   // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
   void Admit(bool prompts_only = false);
-  // Takes in candidates_; whether that was all of them, so that those behind them may follow.
+  // Takes in the candidates; whether that was all of them, so that those behind them in line may follow.
   bool AdmitCandidates(bool prompts_only);
-  // One of the first in line, and what speaks for taking it now.
-  struct Candidate {
-    Sequence* sequence = nullptr;
-    bool aged = false;           // was overtaken too often
-    KvCache::Overlap overlap{};  // with the tree, and with whom was admitted since
-  };
-  void FindCandidates();
-  // Takes the best out of candidates_: the aged first, then the highest priority, then who shares most with running samples, then
-  // who finds most in the cache; of equals the first in line.
-  Candidate TakeBestCandidate();
-  // The candidates learn that `admitted` runs.
-  void NoteAdmitted(const Sequence& admitted);
   KvCache::Outcome TryAdmit(Sequence* sequence);
   // Adds `count` tokens of a running sequence to the batch, and behind them the first `drafts` of its draft.
   void Append(Sequence* sequence, int32_t count, int32_t drafts = 0);
@@ -136,19 +123,16 @@ class Scheduler {
   Options options_;
   KvCache* cache_;
   StepBuilder* steps_;
-  FairQueue turns_;
+  AdmissionOrder order_;
   FairShares shares_;
   bool lacks_pages_ = false;  // for the neediest name's next sequence: the others' wait until it is taken in
   MaskPauses pauses_;
   bool is_held_ = false;
   bool holds_new_ = false;
-  // New ones by priority and turn; preempted ones and siblings that were forked late go to the front.
-  std::deque<Sequence*> waiting_;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   int32_t num_stopped_ = 0;         // of them
   std::vector<Sequence*> survivors_, giving_way_;
-  std::vector<int32_t> scratch_, other_scratch_;
-  std::vector<Candidate> candidates_;
+  std::vector<int32_t> scratch_;
   std::vector<RequestId> begun_;
   std::vector<Sequence*> decoding_;
   int32_t draft_share_ = 0;

@@ -49,13 +49,13 @@ void StepBuilder::TellSlot(const Sequence& sequence, BranchId branch, int32_t* t
 }
 
 void StepBuilder::Begin() {
-  batch_->Clear();
-  cache_.BeginStep();
+  DropWork();
+  in_cache_ = cache_.BeginStep();
 }
 
 int32_t StepBuilder::Rows(BranchId branch, int32_t begin, std::span<const int32_t> tokens) {
   const int32_t count = static_cast<int32_t>(tokens.size());
-  cache_.SetQueries(branch, batch_->num_tokens(), count, begin + count);
+  in_cache_.SetQueries(branch, batch_->num_tokens(), count, begin + count);
   for (int32_t i = 0; i < count; ++i) Row(branch, begin + i, begin + i, tokens[i]);
   return batch_->num_tokens() - 1;
 }
@@ -65,7 +65,7 @@ void StepBuilder::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   const int32_t begin = sequence->launched, end = begin + count;
   const BranchId branch = sequence->branch;
   if (sequence->prefilling()) batch_->prefill_tokens += count;
-  cache_.SetQueries(branch, query_begin, count + drafts, end + drafts);
+  in_cache_.SetQueries(branch, query_begin, count + drafts, end + drafts);
   const int32_t known = std::min(end, sequence->length());
   for (int32_t kv_index = begin; kv_index < known; ++kv_index) Row(branch, kv_index, kv_index, sequence->TokenAt(kv_index));
   if (known < end) {
@@ -189,34 +189,34 @@ void StepBuilder::FillTreeMasks() {
 }
 
 Result<StepTicket> StepBuilder::Launch(Runner* runner) {
-  attention::PrefixForestView forest = cache_.EndStep();
+  auto [forest, copies] = in_cache_.Take();
   forest.query_tree_mask = batch_->tree_masks;
-  const auto copies = cache_.pending_copies();
   batch_->step.copies.assign(copies.begin(), copies.end());
-  cache_.ClearPendingCopies();
   Result<StepTicket> ticket = runner->Launch(batch_->step, forest);
   batch_->step.ClearEdits();
   return ticket;
 }
 
-void StepBuilder::Launched(StepTicket ticket) {
-  cache_.StepLaunched();
+CacheStep StepBuilder::Launched(StepTicket ticket) {
+  in_cache_.Launched();
   launched_ = ticket.step;
   next_ = (next_ + 1) % batches_.size();
   batch_ = &batches_[next_];
   batch_->Clear();  // its sequences may be gone
+  return std::exchange(in_cache_, {});
 }
 
 Status StepBuilder::Flush(Runner* runner) {
-  if (!batch_->step.has_edits() && cache_.pending_copies().empty()) return OkStatus();
   Begin();
+  if (!batch_->step.has_edits() && !in_cache_.has_copies()) return OkStatus();
   COPPICE_ASSIGN_OR_RETURN(const StepTicket ticket, Launch(runner));
   const Status waited = runner->Wait(ticket).status();
-  Launched(ticket);
+  Launched(ticket).Computed();
   return waited;
 }
 
 void StepBuilder::Clear() {
+  in_cache_ = {};
   for (ScheduledBatch& batch : batches_) {
     batch.Clear();
     batch.step.ClearEdits();

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "cache/cache_step.h"
 #include "cache/kv_cache.h"
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
@@ -48,7 +49,10 @@ class StepBuilder {
   // Begins the next step anew: no rows. Its edits stay.
   void Begin();
   // The next step has no work any more. Its edits stay.
-  void DropWork() { batch_->Clear(); }
+  void DropWork() {
+    batch_->Clear();
+    in_cache_ = {};
+  }
   // Rows for tokens of a branch that was grown past them, the first with kv index `begin`. Returns the last row.
   // REQUIRES: one call a branch and step.
   int32_t Rows(BranchId branch, int32_t begin, std::span<const int32_t> tokens);
@@ -66,8 +70,8 @@ class StepBuilder {
   // Launches the step with the cache's copies. Its edits are done then, and forgotten. The caller, once it has kept the ticket,
   // calls Launched.
   Result<StepTicket> Launch(Runner* runner);
-  // The next step is another one.
-  void Launched(StepTicket ticket);
+  // The next step is another one. The caller keeps what is returned until the step is computed.
+  [[nodiscard]] CacheStep Launched(StepTicket ticket);
   // Does the edits that wait for a step, now. REQUIRES: no step is under way.
   Status Flush(Runner* runner);
 
@@ -96,6 +100,7 @@ class StepBuilder {
   std::array<ScheduledBatch, 3> batches_;
   size_t next_ = 0;
   ScheduledBatch* batch_ = &batches_[0];  // the next one
+  CacheStep in_cache_;                    // of the next one
   int64_t launched_ = 0;                  // number of the step launched last
   std::vector<int32_t> path_;
 };

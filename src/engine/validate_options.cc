@@ -34,11 +34,11 @@ Status Check(const Range& range) {
 }
 
 Status CheckDrafts(const EngineOptions& options) {
-  if (options.draft_branches > 1 && options.draft != DraftMode::kNgram) {
-    return Refuse("draft_branches", options.draft_branches, "1 unless draft is ngram: only n-gram drafts are trees");
+  if (options.experiment.draft_branches > 1 && options.draft != DraftMode::kNgram) {
+    return Refuse("draft_branches", options.experiment.draft_branches, "1 unless draft is ngram: only n-gram drafts are trees");
   }
-  if (options.draft_branches > 1 && options.deterministic) {
-    return Refuse("draft_branches", options.draft_branches,
+  if (options.experiment.draft_branches > 1 && options.deterministic) {
+    return Refuse("draft_branches", options.experiment.draft_branches,
                   "1 in deterministic mode: the bits of a draft tree's rows depend on the tree");
   }
   if ((options.draft == DraftMode::kModel) != !options.draft_model_path.empty()) {
@@ -60,9 +60,9 @@ Status ValidateOptions(const EngineOptions& options) {
       {"max_waiting", options.max_waiting, 0, kAny, " (no limit)"},
       {"kv_cache_bytes", options.kv_cache_bytes, 0, INT64_MAX, " (chosen by the engine)"},
       {"draft_tokens", options.draft_tokens, 1, Draft::kMaxTokens},
-      {"draft_branches", options.draft_branches, 1, Draft::kMaxTokens},
+      {"draft_branches", options.experiment.draft_branches, 1, Draft::kMaxTokens},
       {"steps_ahead", options.steps_ahead, kAutoStepsAhead, 1, " (kAutoStepsAhead)"},
-      {"max_graphs", options.max_graphs, 0, kAny, " (none)"},
+      {"max_graphs", options.experiment.max_graphs, 0, kAny, " (none)"},
       {"num_threads", options.num_threads, 0, ThreadPool::kMaxThreads, " (0: one per core)"},
   };
   for (const Range& range : ranges) {

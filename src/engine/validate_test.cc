@@ -143,9 +143,9 @@ TEST(ValidateOptions, EveryNumberHasARange) {
   for (const int32_t value : {0, (1 << 20) + 1, INT32_MAX})
     refused("max_batch_tokens", [=](auto& o) { o.max_batch_tokens = value; });
   for (const int32_t value : {-1, 4097, INT32_MAX}) refused("num_threads", [=](auto& o) { o.num_threads = value; });
-  refused("max_graphs", [](auto& o) { o.max_graphs = -1; });
+  refused("max_graphs", [](auto& o) { o.experiment.max_graphs = -1; });
   for (const int32_t value : {0, 64}) refused("draft_tokens", [=](auto& o) { o.draft_tokens = value; });
-  for (const int32_t value : {0, 64}) refused("draft_branches", [=](auto& o) { o.draft_branches = value; });
+  for (const int32_t value : {0, 64}) refused("draft_branches", [=](auto& o) { o.experiment.draft_branches = value; });
   refused("chunk", [](auto& o) { o.chunk = -2; });
   refused("max_context", [](auto& o) { o.max_context = -1; });
   refused("max_waiting", [](auto& o) { o.max_waiting = -1; });

@@ -200,9 +200,22 @@ constexpr std::string_view Name(DraftPolicy policy) {
   return "?";
 }
 
+// Baselines, and what benches and tests vary. Without the promises of EngineOptions: these may change or go.
+struct EngineExperiment {
+  bool random_weights = false;     // EngineOptions::model_path is a config.json alone: for measuring a shape without its weights
+  bool without_attention = false;  // no row attends to anything, and tokens mean nothing: what all else costs (Hydragen's ceiling)
+  bool force_sharing = false;      // share wherever the tree allows, whatever the cost model says
+  KindOrder kinds = KindOrder::kAuto;  // others than kAuto are baselines
+  SchedulePolicy schedule = SchedulePolicy::kMixed;
+  int32_t draft_branches = 1;  // kNgram: continuations guessed at the same time, a tree; 1 in deterministic mode
+  DraftPolicy draft_policy = DraftPolicy::kMeasured;
+  // On a GPU: how many captured steps are kept. Beyond that the one whose shape came least recently is forgotten.
+  // 0: no step is captured.
+  int32_t max_graphs = 256;
+};
+
 struct EngineOptions {
-  std::string model_path;       // GGUF file or Hugging Face folder
-  bool random_weights = false;  // model_path is a config.json alone: for measuring a shape without its weights
+  std::string model_path;  // GGUF file or Hugging Face folder
   // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
   std::string device = "auto";
   // Of KV, and of weights and product inputs unless `weights` says otherwise; kF16 on CUDA devices alone, kF32 on CPUs. None:
@@ -211,15 +224,12 @@ struct EngineOptions {
   std::optional<DType> dtype;
   WeightForm weights = WeightForm::kFastest;
   SharingMode sharing = SharingMode::kTree;
-  bool force_sharing = false;           // share wherever the tree allows, whatever the cost model says
-  KindOrder kinds = KindOrder::kAuto;   // others than kAuto are baselines
   int32_t page_size = 16;               // tokens per page, 1..256
   int64_t kv_cache_bytes = 0;           // 0: enough for max_running full-length requests, at most half of the free memory (CPU) or
                                         // what gpu_memory_utilization leaves beside the weights
   double gpu_memory_utilization = 0.9;  // share of a GPU's memory that the process may use, what others use included; (0, 1]
   int32_t max_running = 256;            // samples that decode at the same moment
   int32_t max_batch_tokens = 512;       // token budget of a step: decode rows first, then prefill chunks
-  SchedulePolicy schedule = SchedulePolicy::kMixed;
   int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
   int32_t max_context = 0;  // 0: the model's
   // Samples of requests that wait and have not begun; Submit refuses more with RESOURCE_EXHAUSTED. While requests of several names
@@ -232,22 +242,16 @@ struct EngineOptions {
   // Steps that are scheduled and launched before the one under way has said its tokens: 0, 1, or kAutoStepsAhead. With 1 the host's
   // work lies beside a device's. Changes no sample's tokens. Steps that draft are never launched ahead.
   int32_t steps_ahead = kAutoStepsAhead;
-  // On a GPU: how many captured steps are kept. Beyond that the one whose shape came least recently is forgotten.
-  // 0: no step is captured.
-  int32_t max_graphs = 256;
   // On a GPU: measure first with which of the library's algorithms the model's products make its steps fastest, unless this machine
   // has measured them before (docs/ops.md, "Products"). A sample's tokens may differ by it as sums of another order do.
   bool tune = false;
   // JSON of `coppice bench calibrate`: the constants that attention is planned by. Empty: those shipped for the device at hand.
   std::string machine_model_path;
   bool deterministic = false;
-  // For measuring what all else costs (Hydragen's ceiling): no row attends to anything, and tokens mean nothing.
-  bool without_attention = false;
   DraftMode draft = DraftMode::kNone;
   int32_t draft_tokens = 4;      // guessed ahead at most, 1..63; fewer while they are refused, or where the step has no room
-  int32_t draft_branches = 1;    // kNgram: continuations guessed at the same time, a tree; 1 in deterministic mode
   std::string draft_model_path;  // kModel: GGUF file or Hugging Face folder
-  DraftPolicy draft_policy = DraftPolicy::kMeasured;
+  EngineExperiment experiment;
 };
 
 // A run of cached tokens that requests have in common: a node of the prefix tree.

@@ -71,8 +71,8 @@ struct Case {
 Result<RunStats> Measure(const BenchDraftOptions& options, const Case& job) {
   EngineOptions engine_options = options.engine;
   engine_options.draft = job.draft;
-  engine_options.draft_branches = job.branches;
-  engine_options.draft_policy = job.policy;
+  engine_options.experiment.draft_branches = job.branches;
+  engine_options.experiment.draft_policy = job.policy;
   if (job.draft != DraftMode::kModel) engine_options.draft_model_path.clear();
   engine_options.max_running = std::max(engine_options.max_running, job.samples);
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));

@@ -193,7 +193,7 @@ Status PrepareEngine(BenchLoadOptions* options, ordered_json* report) {
                   {"page_size", engine.page_size},
                   {"max_running", engine.max_running},
                   {"max_batch_tokens", engine.max_batch_tokens},
-                  {"schedule", Name(engine.schedule)},
+                  {"schedule", Name(engine.experiment.schedule)},
                   {"chunk", engine.chunk},
                   {"threads", engine.num_threads > 0 ? engine.num_threads : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))}});
   return OkStatus();

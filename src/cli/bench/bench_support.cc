@@ -83,8 +83,8 @@ Status TakeFromChild(int pipe, const TakeMeasured& take) {
 
 EngineOptions BenchMode::OptionsFor(EngineOptions options) const {
   options.sharing = sharing;
-  options.without_attention = !attends;
-  options.kinds = kinds;
+  options.experiment.without_attention = !attends;
+  options.experiment.kinds = kinds;
   return options;
 }
 
@@ -156,20 +156,20 @@ void AddWeightsOptions(CLI::App& command, EngineOptions& engine, std::string& co
 }
 
 Status FindBenchModel(EngineOptions& engine, const std::string& config) {
-  if (engine.random_weights != !config.empty())
+  if (engine.experiment.random_weights != !config.empty())
     return InvalidArgument("--weights random and --config FILE go together; give both or neither");
-  if (engine.random_weights) engine.model_path = config;
+  if (engine.experiment.random_weights) engine.model_path = config;
   COPPICE_ASSIGN_OR_RETURN(engine.model_path, hub::FindModel(engine.model_path));
   return OkStatus();
 }
 
 Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine) {
-  return engine.random_weights ? MakeRandomCheckpoint(engine.model_path) : Checkpoint::Open(engine.model_path);
+  return engine.experiment.random_weights ? MakeRandomCheckpoint(engine.model_path) : Checkpoint::Open(engine.model_path);
 }
 
 std::string BenchModelName(const EngineOptions& engine) {
   const std::filesystem::path path(engine.model_path);
-  return engine.random_weights ? std::filesystem::absolute(path).parent_path().filename() : path.filename();
+  return engine.experiment.random_weights ? std::filesystem::absolute(path).parent_path().filename() : path.filename();
 }
 
 Status MeasureInChild(const std::function<Status(const TakeMeasured& give)>& measure, const TakeMeasured& take) {

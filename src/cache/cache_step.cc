@@ -1,0 +1,50 @@
+#include "cache/cache_step.h"
+
+#include "cache/kv_cache.h"
+#include "core/check.h"
+
+namespace coppice {
+
+CacheStep::~CacheStep() {
+  if (cache_ == nullptr) return;
+  if (launched_) {
+    cache_->tree_.ForgetLaunched();
+  } else if (!cache_->prefills_.empty()) {
+    cache_->tree_.ForgetDue();
+    cache_->prefills_.clear();
+  }
+}
+
+void CacheStep::SetQueries(BranchId branch, int32_t query_begin, int32_t query_count, int32_t kv_len) {
+  KvCache& cache = *cache_;
+  cache.forest_.SetQueries(branch, query_begin, query_count, kv_len);
+  if (kv_len > cache.branches_[branch].own_begin || !cache.options_.share) return;
+  cache.tree_.MarkDue(cache.places_[branch].lock.node(), kv_len);
+  cache.prefills_.push_back({.branch = branch, .kv_len = kv_len});
+}
+
+bool CacheStep::has_copies() const { return !cache_->pending_copies_.empty(); }
+
+CacheStep::Work CacheStep::Take() {
+  cache_->forest_.EndStep();
+  cache_->taken_copies_.swap(cache_->pending_copies_);
+  cache_->pending_copies_.clear();
+  return {.forest = cache_->forest_.View(), .copies = cache_->taken_copies_};
+}
+
+void CacheStep::Launched() {
+  COPPICE_DCHECK(!launched_);
+  KvCache& cache = *cache_;
+  for (const auto& [id, kv_len] : cache.prefills_) {
+    KvCache::Place& place = cache.places_[id];
+    cache.tree_.MarkLaunched(place.lock.node(), kv_len);
+    if (place.joins_at == 0 || kv_len < place.joins_at) continue;
+    place.joins_at = 0;
+    cache.forest_.Unlink(id);
+    cache.forest_.Link(id, place.lock.node(), kv_len);
+  }
+  cache.prefills_.clear();
+  launched_ = true;
+}
+
+}  // namespace coppice
