@@ -20,7 +20,16 @@ double BytesOfToken(const OpenAiRequest& request) {
   double bytes = request.return_token_ids ? kId : 0;
   if (!request.logprobs) return bytes;
   const auto top = static_cast<double>(request.request.top_logprobs);
-  return bytes + (request.endpoint == Endpoint::kChatCompletions ? kChatEntry * (1 + top) : kEntry + kAlternative * top);
+  return bytes + (IsChat(request.endpoint) ? kChatEntry * (1 + top) : kEntry + kAlternative * top);
+}
+
+// How often a token stands in the answer: the events of a streamed response repeat what ends, and the last one all of it.
+double CopiesOfOutput(const OpenAiRequest& request) { return request.responses && request.stream ? 5 : 1; }
+
+// What an answer repeats of its request.
+double BytesOfEcho(const OpenAiRequest& request) {
+  if (!request.responses) return 0;
+  return static_cast<double>(request.responses->echo.size()) * (request.stream ? 3 : 1);
 }
 
 }  // namespace
@@ -35,13 +44,13 @@ AnswerExtent LargestExtent(const OpenAiRequest& request, int32_t max_context) {
           .output_tokens = samples * output};
 }
 
-double BytesOfOutputToken(const OpenAiRequest& request) { return kText + BytesOfToken(request); }
+double BytesOfOutputToken(const OpenAiRequest& request) { return CopiesOfOutput(request) * (kText + BytesOfToken(request)); }
 
 double AnswerBytes(const OpenAiRequest& request, const AnswerExtent& extent) {
   double choice = kChoice;
   if (request.request.echo)
     choice += static_cast<double>(extent.prompt_bytes) + static_cast<double>(extent.prompt_tokens) * BytesOfToken(request);
-  return kHead + static_cast<double>(extent.choices) * choice +
+  return kHead + BytesOfEcho(request) + static_cast<double>(extent.choices) * choice +
          static_cast<double>(extent.output_tokens) * BytesOfOutputToken(request);
 }
 

@@ -24,6 +24,7 @@
 #include "model/json_file.h"
 #include "openai/line_id.h"
 #include "openai/line_reader.h"
+#include "openai/ordered_parts.h"
 
 namespace coppice::openai {
 namespace {
@@ -99,26 +100,9 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
 
   std::string id = LineId(text);
   BodyError body_error;
-  std::optional<DismantledJson<nlohmann::ordered_json>> tools;
-  if (body->is_object() && body->contains("tools")) {
-    Result<nlohmann::ordered_json> ordered = ToolsInOrder(text, kBodyPath);
-    if (!ordered.ok()) {
-      line_error->id = std::move(id);
-      return fail(InvalidArgument("tools: " + ordered.status().message()), "tools");
-    }
-    tools.emplace(*std::move(ordered));
-  }
-  std::string schema;
-  if (body->is_object() && body->contains("response_format")) {
-    Result<std::string> ordered = ResponseSchemaInOrder(text, kBodyPath);
-    if (!ordered.ok()) {
-      line_error->id = std::move(id);
-      return fail(InvalidArgument("response_format: " + ordered.status().message()), "response_format");
-    }
-    schema = *std::move(ordered);
-  }
-  std::optional<OpenAiRequest> request =
-      parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, tools ? &**tools : nullptr, schema);
+  const std::optional<OrderedParts> ordered = ReadOrderedParts(*endpoint, *body, text, &body_error, kBodyPath);
+  std::optional<OpenAiRequest> request;
+  if (ordered) request = parser.Parse(*endpoint, *body, &body_error, rules.find_prefix, ordered->tools_or_null(), ordered->schema);
   if (!request) {
     line_error->id = std::move(id);
     return fail(std::move(body_error.status), std::move(body_error.param));
@@ -246,8 +230,9 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
     ignored.Add(parsed->request.ignored_fields);
     const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
+      const BodyError told = parsed->request.InItsWords({tokens.status(), "prompt"});
       COPPICE_RETURN_IF_ERROR(report(
-          {.line = line.number, .id = parsed->id, .custom_id = parsed->custom_id, .status = tokens.status(), .param = "prompt"}));
+          {.line = line.number, .id = parsed->id, .custom_id = parsed->custom_id, .status = told.status, .param = told.param}));
       continue;
     }
     COPPICE_ASSIGN_OR_RETURN(const int64_t begin, input.spool_.Append(*tokens));

@@ -170,8 +170,12 @@ void BatchRun::End(size_t job) {
 Status BatchRun::ReportFailure(size_t index, const BatchLine& line, const Status& status, std::string param) {
   ++counts_.failed;
   End(index);
-  return errors_.Report(
-      {.line = input_.jobs()[index].line, .id = line.id, .custom_id = line.custom_id, .status = status, .param = std::move(param)});
+  BodyError error = line.request.InItsWords({status, std::move(param)});
+  return errors_.Report({.line = input_.jobs()[index].line,
+                         .id = line.id,
+                         .custom_id = line.custom_id,
+                         .status = std::move(error.status),
+                         .param = std::move(error.param)});
 }
 
 void BatchRun::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished) {

@@ -211,7 +211,7 @@ void TakePrefix(FieldReader& fields, const FindNamedPrefix& find, OpenAiRequest*
   if (!parsed->prefix)
     return fields.Fail("prefix", InvalidArgument(fmt::format("there is no prefix {}; make it first", Shown(*name))));
   const NamedPrefix& prefix = *parsed->prefix;
-  const bool chat = parsed->endpoint == Endpoint::kChatCompletions;
+  const bool chat = IsChat(parsed->endpoint);
   if (prefix.chat() != chat) fields.Expect("prefix", *name, fmt::format("one that was made of {}", chat ? "messages" : "prompt"));
   Request& request = parsed->request;
   const bool range_given = fields.Find("cache_private_begin") != nullptr;
@@ -275,19 +275,23 @@ Result<ordered_json> ToolsInOrder(std::string_view text, std::span<const std::st
   return ParseOrderedJson(text, whole);
 }
 
-Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path) {
+Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path, Endpoint endpoint) {
   std::vector<std::string_view> whole(path.begin(), path.end());
-  whole.insert(whole.end(), {"response_format", "json_schema", "schema"});
+  if (endpoint == Endpoint::kResponses) {
+    whole.insert(whole.end(), {"text", "format", "schema"});
+  } else {
+    whole.insert(whole.end(), {"response_format", "json_schema", "schema"});
+  }
   COPPICE_ASSIGN_OR_RETURN(ordered_json schema, ParseOrderedJson(text, whole));
   return schema.is_null() ? std::string() : DumpJson(std::move(schema));
 }
 
 Result<Endpoint> ParseUrl(std::string_view url) {
-  for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
+  for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions, Endpoint::kResponses}) {
     if (url == Url(endpoint)) return endpoint;
   }
-  return InvalidArgument(
-      fmt::format("url is {}, expected {} or {}", Quoted(url), Url(Endpoint::kCompletions), Url(Endpoint::kChatCompletions)));
+  return InvalidArgument(fmt::format("url is {}, expected {}, {} or {}", Quoted(url), Url(Endpoint::kCompletions),
+                                     Url(Endpoint::kChatCompletions), Url(Endpoint::kResponses)));
 }
 
 std::optional<TokenizeRequest> ParseTokenize(const json& body, const PromptBounds& bounds, BodyError* error) {
@@ -328,8 +332,11 @@ BodyError OutputForm::ErrorOf(const Status& status) const {
   return {Status(status.code(), fmt::format("{}: {}", field, status.message())), field};
 }
 
+BodyError OpenAiRequest::InItsWords(BodyError error) const { return responses ? InWordsOfResponses(error) : std::move(error); }
+
 BodyError OpenAiRequest::ErrorUnderWay(const Status& status) const {
-  return output && status.code() == StatusCode::kInvalidArgument ? output->ErrorOf(status) : BodyError{.status = status};
+  if (output && status.code() == StatusCode::kInvalidArgument) return output->ErrorOf(status);
+  return InItsWords({.status = status});
 }
 
 OpenAiRequestParser::OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer, int32_t vocab_size,
@@ -365,6 +372,7 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
                                                                          const ordered_json* ordered_tools,
                                                                          const std::string& schema) const {
   if (!body.is_object()) return RefuseBody(body, error);
+  if (endpoint == Endpoint::kResponses) return ParseResponses(body, error, find_prefix, ordered_tools, schema);
   OpenAiRequest parsed{.endpoint = endpoint};
   std::vector<Prompt> prompts;
   ToolFields tools;
@@ -413,6 +421,39 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
     list[i].text = std::move(prompts[i].text);
     list[i].prompt_ids = std::move(prompts[i].ids);
   }
+  return list;
+}
+
+std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseResponses(const json& body, BodyError* error,
+                                                                              const FindNamedPrefix& find_prefix,
+                                                                              const ordered_json* tools,
+                                                                              const std::string& schema) const {
+  UnknownFieldsOf unknown{.rule = rules_.unknown_fields};
+  const std::optional<ChatOfResponses> chat = ToChat(body, tools, &unknown, error);
+  if (!chat) return std::nullopt;
+  std::optional<std::vector<OpenAiRequest>> list =
+      ParseList(Endpoint::kChatCompletions, *chat->body, error, find_prefix, chat->tools ? &**chat->tools : nullptr, schema);
+  if (!list) {
+    *error = chat->Renamed(*error);
+    return std::nullopt;
+  }
+  OpenAiRequest& parsed = list->front();
+  if (parsed.logprobs && parsed.tools) {
+    *error = {
+        InvalidArgument("include asks for the log-probabilities of the message's tokens, and with tools it is not known which "
+                        "tokens are the message's; leave one of the two out, or use /v1/chat/completions"),
+        "include"};
+    return std::nullopt;
+  }
+  parsed.endpoint = Endpoint::kResponses;
+  parsed.responses = std::make_shared<const ResponsesForm>(FormOf(body, tools, schema, parsed.request.sampling));
+  if (parsed.output) {
+    OutputForm form = *parsed.output;
+    form.field = chat->Renamed(form.field);
+    parsed.output = std::make_shared<const OutputForm>(std::move(form));
+  }
+  for (const std::string& name : parsed.ignored_fields) unknown.ignored.push_back(chat->Renamed(name));
+  parsed.ignored_fields = std::move(unknown.ignored);
   return list;
 }
 

@@ -1,6 +1,6 @@
-// The body of an OpenAI completion or chat completion request, turned into a Request of the engine. Knows no files and no sockets.
-// A field that would change the answer and is not supported is refused by name, never ignored (unknown_fields.h).
-// Layer: openai.
+// The body of an OpenAI request for a completion, a chat completion or a response, turned into a Request of the engine. Knows no
+// files and no sockets. A field that would change the answer and is not supported is refused by name, never ignored
+// (unknown_fields.h). Layer: openai.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@
 #include "openai/chat_fields.h"
 #include "openai/named_prefix.h"
 #include "openai/prompt_bounds.h"
+#include "openai/responses_request.h"
 #include "openai/tool_call_parser.h"
 #include "openai/tool_fields.h"
 #include "openai/unknown_fields.h"
@@ -29,11 +30,18 @@
 
 namespace coppice::openai {
 
-enum class Endpoint : uint8_t { kCompletions, kChatCompletions };
+enum class Endpoint : uint8_t { kCompletions, kChatCompletions, kResponses };
 constexpr std::string_view Url(Endpoint endpoint) {
-  return endpoint == Endpoint::kCompletions ? "/v1/completions" : "/v1/chat/completions";
+  switch (endpoint) {
+    case Endpoint::kCompletions: return "/v1/completions";
+    case Endpoint::kChatCompletions: return "/v1/chat/completions";
+    case Endpoint::kResponses: return "/v1/responses";
+  }
+  return "?";
 }
-// INVALID_ARGUMENT names the two urls there are.
+// Its prompt is a conversation, which the model's chat template renders.
+constexpr bool IsChat(Endpoint endpoint) { return endpoint != Endpoint::kCompletions; }
+// INVALID_ARGUMENT names the urls there are.
 Result<Endpoint> ParseUrl(std::string_view url);
 
 // What an output must look like, and the field of the request that says so.
@@ -73,6 +81,10 @@ struct OpenAiRequest {
   std::shared_ptr<const ToolCalls> tools;   // how calls stand in the output, to be told as tool_calls; null: all of it is text
   std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
 
+  std::shared_ptr<const ResponsesForm> responses;  // of Endpoint::kResponses: what its answer repeats
+
+  // `error`, which came up once the request was parsed, by the names that the endpoint's bodies have for their fields.
+  BodyError InItsWords(BodyError error) const;
   // Why the request ended with `status` once it was under way, and the field at fault, if one is.
   BodyError ErrorUnderWay(const Status& status) const;
 };
@@ -91,8 +103,10 @@ std::optional<std::vector<int32_t>> ParseDetokenize(const nlohmann::json& body, 
 // The field `tools` of a body's text, its members in their order, for Parse; `path`: where the body lies in the text. null: there
 // is none. INVALID_ARGUMENT where an object in it has too many members.
 Result<nlohmann::ordered_json> ToolsInOrder(std::string_view text, std::span<const std::string_view> path = {});
-// The schema of `response_format`, likewise, and its text: members of an answer come in its order. Empty: there is none.
-Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path = {});
+// The schema of `response_format`, or where the endpoint has another name for it of that field, likewise, and its text: members of
+// an answer come in its order. Empty: there is none.
+Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path = {},
+                                          Endpoint endpoint = Endpoint::kChatCompletions);
 
 // What bodies leave open.
 struct RequestRules {
@@ -135,6 +149,10 @@ class OpenAiRequestParser {
   std::optional<std::vector<int32_t>> EncodePrefix(const NamedPrefix& prefix, BodyError* error) const;
 
  private:
+  // ParseList of Endpoint::kResponses.
+  std::optional<std::vector<OpenAiRequest>> ParseResponses(const nlohmann::json& body, BodyError* error,
+                                                           const FindNamedPrefix& find_prefix, const nlohmann::ordered_json* tools,
+                                                           const std::string& schema) const;
   Status MissingTokenizer() const;
   Result<std::vector<int32_t>> EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const;
   // What renders chats, with tools or without. INVALID_ARGUMENT or UNIMPLEMENTED says why there is none.

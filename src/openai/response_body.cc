@@ -13,6 +13,7 @@
 #include "core/check.h"
 #include "core/json.h"
 #include "openai/logprobs.h"
+#include "openai/responses_body.h"
 
 namespace coppice::openai {
 namespace {
@@ -23,12 +24,6 @@ AnswerToken TokenOf(const EchoedPrompt& prompt, size_t i) {
   return {.id = prompt.token_ids[i],
           .logprob = prompt.logprobs[i],
           .top = i > 0 && i < prompt.top_logprobs.size() ? &prompt.top_logprobs[i] : nullptr};
-}
-
-AnswerToken TokenOf(const Sample& sample, size_t i) {
-  return {.id = sample.token_ids[i],
-          .logprob = sample.logprobs[i],
-          .top = i < sample.top_logprobs.size() ? &sample.top_logprobs[i] : nullptr};
 }
 
 // A chat's message; `*num_calls`: of tools, in it.
@@ -80,17 +75,18 @@ TokenUsage UsageOf(const std::vector<Answer>& answers) {
   return usage;
 }
 
+size_t BytesOfTop(int32_t top_logprobs) {
+  return sizeof(std::vector<TokenLogprob>) + static_cast<size_t>(top_logprobs) * sizeof(TokenLogprob);
+}
+
 size_t HeldBytes(const std::vector<Answer>& answers) {
   size_t bytes = 0;
   for (const Answer& answer : answers) {
-    const size_t top = sizeof(std::vector<TokenLogprob>) + answer.request.request.top_logprobs * sizeof(TokenLogprob);
+    const size_t top = BytesOfTop(answer.request.request.top_logprobs);
     const EchoedPrompt& prompt = answer.output.prompt;
     bytes += prompt.text.size() + prompt.token_ids.size() * sizeof(int32_t) +
              prompt.logprobs.size() * sizeof(std::optional<float>) + prompt.top_logprobs.size() * top;
-    for (const Sample& sample : answer.output.samples) {
-      bytes += sizeof(Sample) + sample.text.size() + sample.token_ids.size() * (sizeof(int32_t) + sizeof(float)) +
-               sample.top_logprobs.size() * top;
-    }
+    for (const Sample& sample : answer.output.samples) bytes += openai::HeldBytes(sample, answer.request.request.top_logprobs);
   }
   return bytes;
 }
@@ -260,7 +256,19 @@ void ResponseText::AddEntries(const Sample& sample, std::string* repeated, TextP
 
 }  // namespace
 
+AnswerToken TokenOf(const Sample& sample, size_t i) {
+  return {.id = sample.token_ids[i],
+          .logprob = sample.logprobs[i],
+          .top = i < sample.top_logprobs.size() ? &sample.top_logprobs[i] : nullptr};
+}
+
+size_t HeldBytes(const Sample& sample, int32_t top_logprobs) {
+  return sizeof(Sample) + sample.text.size() + sample.token_ids.size() * (sizeof(int32_t) + sizeof(float)) +
+         sample.top_logprobs.size() * BytesOfTop(top_logprobs);
+}
+
 std::unique_ptr<TextSource> ResponseBody(std::vector<Answer> answers, ResponseFacts facts, const Tokenizer* tokenizer) {
+  if (answers.front().request.endpoint == Endpoint::kResponses) return ResponsesBody(std::move(answers.front()), facts, tokenizer);
   return std::make_unique<ResponseText>(std::move(answers), std::move(facts), tokenizer);
 }
 

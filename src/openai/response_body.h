@@ -1,6 +1,8 @@
-// The body of an answer to completions or chat completions, made while it is taken. Layer: openai.
+// The body of an answer to a request, made while it is taken: that of completions and chat completions here, that of /v1/responses
+// in responses_body.h. Layer: openai.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "coppice/tokenizer/tokenizer.h"
 #include "core/text_source.h"
 #include "openai/generation.h"
+#include "openai/logprobs.h"
 #include "openai/request.h"
 #include "openai/response.h"
 
@@ -19,6 +22,11 @@ struct Answer {
   RequestOutput output;
   int64_t prompt_tokens = 0;
 };
+
+// A token of a sample, whose list of others it points to.
+AnswerToken TokenOf(const Sample& sample, size_t i);
+// What the sample holds in memory.
+size_t HeldBytes(const Sample& sample, int32_t top_logprobs);
 
 // Of one or more prompts of one endpoint; a prompt's choices are its samples by index, or the best of them where fewer are wanted.
 // What choices repeat of the prompt becomes text once. `tokenizer`, which outlives the body, may be null: choices then carry

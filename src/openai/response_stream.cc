@@ -211,17 +211,18 @@ void ResponseStream::EndChoice(std::string_view reason, std::string* out) const 
                  reason.empty() ? "null" : fmt::format("\"{}\"", reason), request_->include_usage ? R"(,"usage":null)" : "");
 }
 
-void ResponseStream::AppendEnd(const TokenUsage& usage, std::string* out) const {
+std::unique_ptr<TextSource> ResponseStream::End(const TokenUsage& usage, const BodyError& failure, std::string* out) {
+  if (!failure.status.ok()) {
+    *out += "data: " + DumpJson(ErrorBody(failure.status, failure.param)) + "\n\n";
+    return nullptr;
+  }
   if (request_->include_usage)
     fmt::format_to(std::back_inserter(*out),
                    R"(data: {},"choices":[],"usage":{}}})"
                    "\n\n",
                    head_, DumpJson(UsageOf(usage)));
   *out += "data: [DONE]\n\n";
-}
-
-std::string StreamError(const Status& status, std::string_view param) {
-  return "data: " + DumpJson(ErrorBody(status, param)) + "\n\n";
+  return nullptr;
 }
 
 }  // namespace coppice::openai

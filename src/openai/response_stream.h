@@ -1,5 +1,5 @@
-// The answer to an OpenAI request with "stream": true, as the data of server-sent events: a JSON object for whatever a sample's
-// event brings. Layer: openai.
+// The answer to a completion or chat completion with "stream": true: a JSON object for whatever a sample's event brings. Layer:
+// openai.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 
 #include "coppice/engine/engine.h"
 #include "core/text_source.h"
+#include "openai/answer_stream.h"
 #include "openai/logprobs.h"
 #include "openai/request.h"
 #include "openai/response.h"
@@ -18,18 +19,17 @@
 
 namespace coppice::openai {
 
-// The events of one prompt's request, in the order in which they come. Thread-compatible.
-class ResponseStream {
+// Events as "data: {...}\n\n" each.
+class ResponseStream final : public AnswerStream {
  public:
   // `request` and `tokenizer`, which may be null, outlive the stream. The samples are the answer's choices from `first_choice` on.
   ResponseStream(const OpenAiRequest* request, const ResponseFacts& facts, int32_t first_choice, const Tokenizer* tokenizer);
 
-  // Appends what the event of a sample brings to `*out`, as "data: {...}\n\n" each; nothing while a character is incomplete.
-  void Append(const StreamEvent& event, std::string* out);
-  // What the event of the prompt brings: it comes once for each choice. null: nothing.
-  std::unique_ptr<TextSource> Echo(const StreamEvent& event);
-  // The stream's end: with usage asked for a last object, then "data: [DONE]\n\n". Once for all streams of an answer.
-  void AppendEnd(const TokenUsage& usage, std::string* out) const;
+  void Append(const StreamEvent& event, std::string* out) override;
+  // Once for each choice.
+  std::unique_ptr<TextSource> Echo(const StreamEvent& event) override;
+  // With usage asked for a last object, then "data: [DONE]\n\n"; or the error. Never returns a source.
+  std::unique_ptr<TextSource> End(const TokenUsage& usage, const BodyError& failure, std::string* out) override;
 
  private:
   struct Choice {
@@ -56,8 +56,5 @@ class ResponseStream {
   const std::string head_;  // of every object, up to the choices
   std::vector<Choice> choices_;
 };
-
-// `status` as an object of the stream: what is told when a sample fails after the answer has begun. `param`: the field at fault.
-std::string StreamError(const Status& status, std::string_view param = "");
 
 }  // namespace coppice::openai

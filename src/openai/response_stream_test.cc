@@ -61,8 +61,9 @@ TEST_F(ResponseStreamTest, CompletionWithUsage) {
   EXPECT_EQ(last[0]["choices"][0]["index"], 3);
 
   std::string end;
-  stream.AppendEnd(
-      {.prompt = 4, .cached = 3, .completion = 2, .shared_reads = {.kv_bytes_not_read = 640, .tokens = 5, .sharers = 2}}, &end);
+  EXPECT_FALSE(
+      stream.End({.prompt = 4, .cached = 3, .completion = 2, .shared_reads = {.kv_bytes_not_read = 640, .tokens = 5, .sharers = 2}},
+                 {}, &end));
   const std::vector<json> objects = Objects(end);
   ASSERT_THAT(objects, SizeIs(2));
   EXPECT_EQ(objects[0]["choices"], json::array());
@@ -86,7 +87,7 @@ TEST_F(ResponseStreamTest, ChatBeginsWithTheRole) {
   ASSERT_THAT(last, SizeIs(1));
   EXPECT_EQ(last[0]["choices"][0]["finish_reason"], "stop");
   std::string end;
-  stream.AppendEnd({}, &end);
+  EXPECT_FALSE(stream.End({}, {}, &end));
   EXPECT_EQ(end, "data: [DONE]\n\n");
 }
 
@@ -135,8 +136,12 @@ TEST_F(ResponseStreamTest, WithoutATokenizerThereAreTokenIds) {
   EXPECT_EQ(objects[0]["choices"][0]["token_ids"], json({9}));
 }
 
-TEST(StreamError, IsAnObjectOfTheStream) {
-  const std::vector<json> objects = Objects(StreamError(Internal("the device is gone\n\n")));
+TEST_F(ResponseStreamTest, AFailureIsItsLastObject) {
+  const OpenAiRequest request{.stream = true};
+  ResponseStream stream(&request, kFacts, 0, &tokenizer_);
+  std::string end;
+  EXPECT_FALSE(stream.End({}, {.status = Internal("the device is gone\n\n")}, &end));
+  const std::vector<json> objects = Objects(end);
   ASSERT_THAT(objects, SizeIs(1));
   EXPECT_EQ(objects[0]["error"]["message"], "the device is gone\n\n");
   EXPECT_EQ(objects[0]["error"]["type"], "server_error");

@@ -118,6 +118,7 @@ void ToolCallParser::PutInCall(char c, ParsedOutput* out) {
   if (!scanner_.done()) return;
   matched_ = 0;
   state_ = State::kAfterCall;
+  if (!dropped_) out->whole.push_back(num_calls_ - 1);
 }
 
 void ToolCallParser::PutAfterCall(char c, ParsedOutput* out) {
@@ -158,7 +159,7 @@ void ToolCallParser::OpenCall(ParsedOutput* out) {
   held_.clear();
   dropped_ = num_calls_ > 0 && !tools_.parallel;
   if (dropped_) return;
-  out->calls.push_back({.index = num_calls_++, .begins = true, .name = scanner_.name()});
+  out->calls.push_back({.index = num_calls_++, .begins = true, .name = scanner_.name(), .content_before = out->content.size()});
   if (!scanner_.has_arguments()) out->calls.back().arguments = "{}";
 }
 
@@ -166,7 +167,8 @@ void ToolCallParser::AddArguments(ParsedOutput* out) {
   std::string arguments = scanner_.TakeArguments();
   if (arguments.empty() || dropped_) return;
   const int32_t index = num_calls_ - 1;
-  if (out->calls.empty() || out->calls.back().index != index) out->calls.push_back({.index = index});
+  if (out->calls.empty() || out->calls.back().index != index)
+    out->calls.push_back({.index = index, .content_before = out->content.size()});
   out->calls.back().arguments += arguments;
 }
 

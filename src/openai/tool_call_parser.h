@@ -28,11 +28,13 @@ struct ParsedOutput {
   struct Call {
     int32_t index = 0;
     bool begins = false;
-    std::string name;       // where it begins
-    std::string arguments;  // what comes behind those that came before
+    std::string name;           // where it begins
+    std::string arguments;      // what comes behind those that came before
+    size_t content_before = 0;  // bytes of `content` that the output has before this
   };
   std::string content;
   std::vector<Call> calls;
+  std::vector<int32_t> whole;  // indices of calls of which nothing more comes: their text is complete
 
   bool empty() const { return content.empty() && calls.empty(); }
 };

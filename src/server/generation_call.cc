@@ -28,7 +28,7 @@ GenerationCall::GenerationCall(Parts parts)
   if (!prompts_.front().answer.request.stream) return;
   int32_t first_choice = 0;
   for (const Prompt& prompt : prompts_) {
-    streams_.emplace_back(&prompt.answer.request, facts_, first_choice, engine_.tokenizer());
+    streams_.push_back(StreamOf(&prompt.answer.request, facts_, first_choice, engine_.tokenizer()));
     first_choice += prompt.answer.request.choices;
   }
 }
@@ -63,7 +63,11 @@ void GenerationCall::Submit() {
     if (submitted_.empty()) Finish();                                      // else with the last of them: what was computed counts
     return;
   }
-  if (!streams_.empty()) responder_->BeginStream();
+  if (streams_.empty()) return;
+  responder_->BeginStream();
+  std::string begin;
+  for (const std::unique_ptr<openai::AnswerStream>& stream : streams_) stream->Begin(&begin);
+  if (!begin.empty()) responder_->Write(std::move(begin));
 }
 
 void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
@@ -92,11 +96,11 @@ void GenerationCall::Take(size_t index, const StreamEvent& event) {
   if (streams_.empty()) return prompts_[index].answer.output.Add(event);
   if (!failure_.ok()) return;
   if (event.index < 0) {
-    if (std::unique_ptr<TextSource> echo = streams_[index].Echo(event)) responder_->Write(std::move(echo));
+    if (std::unique_ptr<TextSource> echo = streams_[index]->Echo(event)) responder_->Write(std::move(echo));
     return;
   }
   std::string frames;
-  streams_[index].Append(event, &frames);
+  streams_[index]->Append(event, &frames);
   if (!frames.empty()) responder_->Write(std::move(frames));
 }
 
@@ -123,15 +127,13 @@ openai::TokenUsage GenerationCall::Usage() const {
 void GenerationCall::Finish() {
   if (gone_) return End(kClientLeft);
   if (!streams_.empty() && submitted_.size() == prompts_.size()) {
+    openai::BodyError failure;
+    if (!failure_.ok()) failure = prompts_.front().answer.request.ErrorUnderWay(failure_);
     std::string end;
-    if (failure_.ok()) {
-      streams_.front().AppendEnd(Usage(), &end);
-    } else {
-      const openai::BodyError error = prompts_.front().answer.request.ErrorUnderWay(failure_);
-      end = openai::StreamError(error.status, error.param);
-    }
+    std::unique_ptr<TextSource> large_end = streams_.front()->End(Usage(), failure, &end);
     End(failure_.ok() ? 200 : openai::HttpStatus(failure_));
-    responder_->Write(std::move(end));
+    if (!end.empty()) responder_->Write(std::move(end));
+    if (large_end) responder_->Write(std::move(large_end));
     return responder_->EndStream();
   }
   if (!failure_.ok()) {
@@ -145,8 +147,8 @@ void GenerationCall::Finish() {
 
 HttpResponse GenerationCall::FailureResponse() const {
   if (submitted_.size() < prompts_.size()) {
-    return failure_.code() == StatusCode::kResourceExhausted ? ErrorResponse(429, failure_.message())  // the queue is full
-                                                             : ErrorResponse(failure_);
+    if (failure_.code() == StatusCode::kResourceExhausted) return ErrorResponse(429, failure_.message());  // the queue is full
+    return ErrorResponse(prompts_.front().answer.request.InItsWords({.status = failure_}).status);
   }
   const openai::BodyError error = prompts_.front().answer.request.ErrorUnderWay(failure_);
   return ErrorResponse(error.status, error.param);

@@ -1,4 +1,4 @@
-// One completion or chat completion: puts its prompts to the engine and turns what the engine says into the answer, whole or as a
+// One request for generated text: puts its prompts to the engine and turns what the engine says into the answer, whole or as a
 // stream. Layer: server.
 #pragma once
 
@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "coppice/engine/engine.h"
+#include "openai/answer_stream.h"
 #include "openai/request.h"
 #include "openai/response.h"
 #include "openai/response_body.h"
-#include "openai/response_stream.h"
 #include "server/http.h"
 
 namespace coppice::server {
@@ -68,7 +68,7 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
 
   std::mutex mutex_;
   std::vector<Prompt> prompts_;
-  std::vector<openai::ResponseStream> streams_;  // by prompt; empty where the answer comes whole
+  std::vector<std::unique_ptr<openai::AnswerStream>> streams_;  // by prompt; empty where the answer comes whole
   std::vector<RequestId> submitted_;
   size_t done_ = 0;  // prompts
   bool gone_ = false, ended_ = false;

@@ -17,6 +17,7 @@
 #include "core/quoted.h"
 #include "core/random_bytes.h"
 #include "openai/answer_size.h"
+#include "openai/ordered_parts.h"
 #include "server/body_decoder.h"
 #include "server/compile_call.h"
 #include "server/errors.h"
@@ -53,13 +54,10 @@ uint64_t RandomSeed() {
 // Of a hostile client, perhaps: as large as a body may be, many containers.
 struct Service::JsonBody {
   DismantledJson<nlohmann::json> json;
-  std::optional<DismantledJson<ordered_json>> tools;
-  std::string schema;  // of response_format, in the order of the text
-
-  const ordered_json* tools_or_null() const { return tools ? &**tools : nullptr; }
+  openai::OrderedParts ordered = {};
 };
 
-std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& call, Tools tools) {
+std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint) {
   const std::string text = std::exchange(call->request.body, {});
   Result<json> body = ParseJson(text);
   if (!body.ok()) {
@@ -67,22 +65,14 @@ std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& 
     return std::nullopt;
   }
   JsonBody taken = {.json = DismantledJson(*std::move(body))};
-  if (tools == Tools::kUnordered || !taken.json->is_object()) return taken;
-  if (taken.json->contains("response_format")) {
-    Result<std::string> schema = openai::ResponseSchemaInOrder(text);
-    if (!schema.ok()) {
-      Answer(call, ErrorResponse(InvalidArgument("response_format: " + schema.status().message()), "response_format"));
-      return std::nullopt;
-    }
-    taken.schema = *std::move(schema);
-  }
-  if (!taken.json->contains("tools")) return taken;
-  Result<ordered_json> in_order = openai::ToolsInOrder(text);
-  if (!in_order.ok()) {
-    Answer(call, ErrorResponse(InvalidArgument("tools: " + in_order.status().message()), "tools"));
+  if (!endpoint) return taken;
+  openai::BodyError error;
+  std::optional<openai::OrderedParts> ordered = openai::ReadOrderedParts(*endpoint, *taken.json, text, &error);
+  if (!ordered) {
+    Answer(call, ErrorResponse(error.status, error.param));
     return std::nullopt;
   }
-  taken.tools.emplace(*std::move(in_order));
+  taken.ordered = *std::move(ordered);
   return taken;
 }
 
@@ -123,6 +113,7 @@ std::vector<Route> Service::Routes() {
       {"DELETE", kPrefixPath, by(&Service::DeletePrefix)},
       {"POST", "/v1/completions", by(&Service::Completions), BodyKind::kJson},
       {"POST", "/v1/chat/completions", by(&Service::ChatCompletions), BodyKind::kJson},
+      {"POST", "/v1/responses", by(&Service::Responses), BodyKind::kJson},
       {"POST", "/v1/score", by(&Service::Score), BodyKind::kJson},
       {"GET", kFilesPath, by(&Service::FilesAndBatches)},
       {"POST", kFilesPath, by(&Service::FilesAndBatches), BodyKind::kForm},
@@ -350,6 +341,7 @@ void Service::Model(const std::shared_ptr<Call>& call) {
 
 void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }
 void Service::ChatCompletions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kChatCompletions, call); }
+void Service::Responses(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kResponses, call); }
 
 bool Service::Admit(const std::shared_ptr<Call>& call, const RequestCost& cost) {
   std::optional<HttpResponse> refused = access_.Admit(call->key, cost, &call->admission);
@@ -365,11 +357,11 @@ void Service::TellIgnored(const std::shared_ptr<Call>& call, const std::vector<s
 
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
-  const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
+  const std::optional<JsonBody> body = TakeBody(call, endpoint);
   if (!body) return;
   openai::BodyError error;
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
-      parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->tools_or_null(), body->schema);
+      parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->ordered.tools_or_null(), body->ordered.schema);
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
   if (!prompts->empty()) TellIgnored(call, prompts->front().ignored_fields);
   int64_t samples = 0;
@@ -385,13 +377,18 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   for (openai::OpenAiRequest& prompt : *prompts) {
     if (!seeded) prompt.request.sampling.seed = RandomSeed();
     Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
-    if (!ids.ok()) return Answer(call, ErrorResponse(ids.status(), "prompt"));
+    if (!ids.ok()) {
+      error = prompt.InItsWords({ids.status(), "prompt"});
+      return Answer(call, ErrorResponse(error.status, error.param));
+    }
     parser_.SetPrompt(*std::move(ids), &prompt);
     if (const Status allowed = access_.Complete(call->key, &prompt.request); !allowed.ok())
       return Answer(call, ErrorResponse(allowed, "priority"));
   }
-  if (const openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, *prompts); !fits.status.ok())
-    return Answer(call, ErrorResponse(fits.status, fits.param));
+  if (openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, *prompts); !fits.status.ok()) {
+    error = prompts->front().InItsWords(std::move(fits));
+    return Answer(call, ErrorResponse(error.status, error.param));
+  }
   if (!Admit(call, access_.BoundCost(call->key, *prompts))) return;
   Compile(call, *std::move(prompts));
 }
@@ -506,10 +503,10 @@ void Service::PutPrefix(const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
   const std::string& name = call->variable;
   if (const Status named = openai::CheckPrefixName(name); !named.ok()) return Answer(call, ErrorResponse(named, "name"));
-  const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
+  const std::optional<JsonBody> body = TakeBody(call, openai::Endpoint::kChatCompletions);
   if (!body) return;
   openai::BodyError error;
-  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(*body->json, &error, body->tools_or_null());
+  std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(*body->json, &error, body->ordered.tools_or_null());
   if (!prefix) return Answer(call, ErrorResponse(error.status, error.param));
   if (prefix->is_public && !access_.IsAdmin(call->key)) {
     return Answer(
@@ -590,7 +587,7 @@ void Service::FilesAndBatches(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Tokenize(const std::shared_ptr<Call>& call) {
-  const std::optional<JsonBody> body = TakeBody(call, Tools::kInOrder);
+  const std::optional<JsonBody> body = TakeBody(call, openai::Endpoint::kChatCompletions);
   if (!body) return;
   const Tokenizer* tokenizer = engine_.tokenizer();
   if (!tokenizer) return Answer(call, ErrorResponse(FailedPrecondition(engine_.tokenizer_status().message())));
@@ -598,8 +595,9 @@ void Service::Tokenize(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   Result<std::vector<int32_t>> ids = std::vector<int32_t>();
   if (is_chat) {
-    const std::optional<openai::OpenAiRequest> chat = parser_.Parse(openai::Endpoint::kChatCompletions, *body->json, &error,
-                                                                    PrefixesOf(call->key), body->tools_or_null(), body->schema);
+    const std::optional<openai::OpenAiRequest> chat =
+        parser_.Parse(openai::Endpoint::kChatCompletions, *body->json, &error, PrefixesOf(call->key), body->ordered.tools_or_null(),
+                      body->ordered.schema);
     if (!chat) return Answer(call, ErrorResponse(error.status, error.param));
     TellIgnored(call, chat->ignored_fields);
     ids = parser_.Encode(*chat);

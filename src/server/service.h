@@ -82,12 +82,12 @@ class Service {
   int64_t active() const { return access_.active(); }
 
  private:
-  enum class Tools : uint8_t { kUnordered, kInOrder };  // as the client has their members, which the model sees
   std::vector<Route> Routes();
 
   // Parses the body and frees its text: the call may last for long. Nothing, with the answer given, where it cannot be read.
   struct JsonBody;
-  std::optional<JsonBody> TakeBody(const std::shared_ptr<Call>& call, Tools tools = Tools::kUnordered);
+  // `endpoint`: whose OrderedParts it may have.
+  std::optional<JsonBody> TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint = {});
 
   void Health(const std::shared_ptr<Call>& call);
   void Ready(const std::shared_ptr<Call>& call);
@@ -100,6 +100,7 @@ class Service {
   void OpenApi(const std::shared_ptr<Call>& call);
   void Completions(const std::shared_ptr<Call>& call);
   void ChatCompletions(const std::shared_ptr<Call>& call);
+  void Responses(const std::shared_ptr<Call>& call);
   void Score(const std::shared_ptr<Call>& call);
   void PutPrefix(const std::shared_ptr<Call>& call);
   void GetPrefix(const std::shared_ptr<Call>& call);

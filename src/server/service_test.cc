@@ -121,7 +121,7 @@ TEST_F(ServiceTest, RoutesThatThereAre) {
                                                   {"chat_template", nullptr},
                                                   {"model_max_length", kContext}}));
   const json description = Get("/openapi.json")->body();
-  for (const char* path : {"/health", "/v1/models/{model}", "/v1/chat/completions", "/tokenize"})
+  for (const char* path : {"/health", "/v1/models/{model}", "/v1/chat/completions", "/v1/responses", "/tokenize"})
     EXPECT_TRUE(description["paths"].contains(path)) << path;
 }
 

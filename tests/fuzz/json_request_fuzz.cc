@@ -7,6 +7,7 @@
 
 #include "core/json.h"
 #include "openai/named_prefix.h"
+#include "openai/ordered_parts.h"
 #include "openai/request.h"
 #include "openai/score_request.h"
 #include "server/batch.h"
@@ -53,13 +54,21 @@ std::shared_ptr<const NamedPrefix> FindPrefix(const std::string& name) {
   return std::make_shared<const NamedPrefix>(ParseNamedPrefix(json::parse(body), &error).value());
 }
 
-void Generate(Endpoint endpoint, const OpenAiRequestParser& parser, const json& body, const ordered_json* tools) {
+void Generate(Endpoint endpoint, const OpenAiRequestParser& parser, const json& body, std::string_view text) {
   BodyError error;
-  auto prompts = parser.ParseList(endpoint, body, &error, FindPrefix, tools);
-  if (!prompts) return RequireRefused(error);
+  const auto ordered = ReadOrderedParts(endpoint, body, text, &error);
+  if (!ordered) return RequireRefused(error);
+  auto prompts = parser.ParseList(endpoint, body, &error, FindPrefix, ordered->tools_or_null(), ordered->schema);
+  if (!prompts) {
+    Require(endpoint != Endpoint::kResponses || !error.param.starts_with("messages"),
+            "a place in another route's body: " + error.param);
+    return RequireRefused(error);
+  }
   Require(!prompts->empty() && prompts->size() <= 2048, "a request without prompts, or with too many");
   for (OpenAiRequest& prompt : *prompts) {
     Require(prompt.endpoint == endpoint, "another endpoint");
+    Require((endpoint == Endpoint::kResponses) == (prompt.responses != nullptr), "an answer that repeats another request");
+    if (prompt.responses) Require(json::accept("{" + prompt.responses->echo + "}"), "an answer that is no JSON");
     Result<std::vector<int32_t>> ids = parser.Encode(prompt);
     if (!ids.ok()) return fuzz::RequireOneLine(ids.status());
     RequireIds(*ids);
@@ -78,9 +87,11 @@ void Score(const OpenAiRequestParser& parser, const json& body) {
   }
 }
 
-void PutPrefix(const OpenAiRequestParser& parser, const json& body, const ordered_json* tools) {
+void PutPrefix(const OpenAiRequestParser& parser, const json& body, std::string_view text) {
   BodyError error;
-  const auto prefix = ParseNamedPrefix(body, &error, tools);
+  const auto ordered = ReadOrderedParts(Endpoint::kChatCompletions, body, text, &error);
+  if (!ordered) return RequireRefused(error);
+  const auto prefix = ParseNamedPrefix(body, &error, ordered->tools_or_null());
   if (!prefix) return RequireRefused(error);
   const std::string kept = DumpJson(ToBody(*prefix));  // as the folder of prefixes has it
   const json again = json::parse(kept);
@@ -113,21 +124,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::RequireOneLine(body.status());
     return 0;
   }
-  const bool has_tools = body->is_object() && body->contains("tools");
-  const Result<ordered_json> tools = has_tools ? ToolsInOrder(text) : Result<ordered_json>(ordered_json());
-  if (!tools.ok()) {
-    fuzz::RequireOneLine(tools.status());
-    return 0;
-  }
   BodyError error;
   if (path == "/v1/completions") {
-    Generate(Endpoint::kCompletions, parser, *body, has_tools ? &*tools : nullptr);
+    Generate(Endpoint::kCompletions, parser, *body, text);
   } else if (path == "/v1/chat/completions") {
-    Generate(Endpoint::kChatCompletions, parser, *body, has_tools ? &*tools : nullptr);
+    Generate(Endpoint::kChatCompletions, parser, *body, text);
+  } else if (path == "/v1/responses") {
+    Generate(Endpoint::kResponses, parser, *body, text);
   } else if (path == "/v1/score") {
     Score(parser, *body);
   } else if (path == "/v1/prefixes") {
-    PutPrefix(parser, *body, has_tools ? &*tools : nullptr);
+    PutPrefix(parser, *body, text);
   } else if (path == "/v1/batches") {
     CreateBatch(*body);
   } else if (path == "/tokenize") {

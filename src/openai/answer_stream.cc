@@ -1,0 +1,14 @@
+#include "openai/answer_stream.h"
+
+#include "openai/response_stream.h"
+#include "openai/responses_stream.h"
+
+namespace coppice::openai {
+
+std::unique_ptr<AnswerStream> StreamOf(const OpenAiRequest* request, const ResponseFacts& facts, int32_t first_choice,
+                                       const Tokenizer* tokenizer) {
+  if (request->endpoint == Endpoint::kResponses) return std::make_unique<ResponsesStream>(request, facts, tokenizer);
+  return std::make_unique<ResponseStream>(request, facts, first_choice, tokenizer);
+}
+
+}  // namespace coppice::openai
