@@ -23,6 +23,7 @@ SaltRange RangeOf(const CacheSalt& salt, const IdOf& id_of) {
   if (!salt.salt.empty()) {
     range.id = id_of(std::pair(salt.tenant, salt.salt));
     range.begin = salt.private_begin;
+    range.tenant_begin = std::min(range.tenant_begin, range.begin);  // where a salt begins, the tenant does
   }
   return range;
 }
