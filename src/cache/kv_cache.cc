@@ -23,6 +23,7 @@ SaltRange RangeOf(const CacheSalt& salt, const IdOf& id_of) {
   if (!salt.salt.empty()) {
     range.id = id_of(std::pair(salt.tenant, salt.salt));
     range.begin = salt.private_begin;
+    range.tenant_begin = std::min(range.tenant_begin, range.begin);  // where a salt begins, the tenant does
   }
   return range;
 }
@@ -206,20 +207,18 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
   const int32_t page_size = pages_.page_size(), first_page = begin / page_size;
   COPPICE_DCHECK(begin < end && std::cmp_equal(tokens.size(), end - begin) && place.joins_at == 0 && pending_copies_.empty());
   const int32_t num_pages = end / page_size - first_page;
-  PageRefs published(&pages_);
-  published.Share(branch.own_pages.ids().first(num_pages));
-
   const NodeId attached = place.lock.node();
   const PrefixTree::Node& node = tree_.node(attached);
   const SaltRange& salt = place.salt;
   const bool one_salt = node.salt == salt.At(begin) && node.salt == salt.At(end - 1);
   if (branch.has_tail && node.num_children == 0 && node.locks == 1 && one_salt) {  // the branch alone is there: it grows
-    tree_.Extend(attached, tokens, std::move(published));
+    tree_.Extend(attached, tokens, &branch.own_pages);
   } else {
     const PrefixTree::Match match = tree_.FindBelow(attached, tokens, salt);
     const int32_t merged = match.length / page_size - first_page;
     if (match.ready < match.length) return;  // another branch computes the same: try again at the next token
-    published.DropFront(merged);
+    PageRefs published(&pages_);
+    published.Share(branch.own_pages.ids().subspan(merged, num_pages - merged));
     const NodeId above = Split(match);
     const NodeId leaf = AddPath(above, tokens.subspan(match.length - begin), match.length, salt, std::move(published), end);
     place.lock = NodeLock(&tree_, leaf);
@@ -236,8 +235,8 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
       forest_.NoteRowChange(id);
       merged_pages_ += merged;
     }
+    branch.own_pages.DropFront(num_pages);
   }
-  branch.own_pages.DropFront(num_pages);
   SetExtent(&branch, end, branch.kv_len);
 }
 

@@ -399,6 +399,8 @@ TEST(KvCache, TenantsShareWhatLiesBeforeTheirBegin) {
   EXPECT_EQ(cached("", 0, "s", 10), 10);    // and that of no tenant
   EXPECT_EQ(cached("ts", 10), 10);          // names do not run into each other
   EXPECT_EQ(cached("t", 20, "s", 15), 15);  // where a salt begins, the tenant does
+  EXPECT_EQ(cached("t", 15, "r", 15), 15);
+  EXPECT_EQ(cached("t", 20, "r", 15), 23);  // and a beginning of the tenant behind it divides nothing
   const KvCache::PrefixUses uses = harness.cache().TopPrefixes(100);
   EXPECT_EQ(uses.of_tenants.size(), 3U);
   size_t own = 0;

@@ -53,6 +53,16 @@ class PageRefs {
     Use(other.ids_);
     other.ids_.clear();
   }
+  // Takes over the first `count` of the other list.
+  void AppendFrontOf(PageRefs* other, size_t count) {
+    const auto front = std::span<const PageId>(other->ids_).first(count);
+    ids_.insert(ids_.end(), front.begin(), front.end());
+    Use(front);
+    if (other->in_use_) {
+      for (const PageId page : front) pool_->DropUse(page);
+    }
+    other->ids_.erase(other->ids_.begin(), other->ids_.begin() + static_cast<std::ptrdiff_t>(count));
+  }
   // Drops the first `count`.
   void DropFront(size_t count) {
     Drop(std::span(ids_).first(count));

@@ -139,11 +139,11 @@ NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint3
   return id;
 }
 
-void PrefixTree::Extend(NodeId id, std::span<const int32_t> tokens, PageRefs pages) {
+void PrefixTree::Extend(NodeId id, std::span<const int32_t> tokens, PageRefs* pages) {
   Node& node = nodes_[id];
   COPPICE_DCHECK(node.num_children == 0 && node.ready_end == node.end() && node.end() % pool_->page_size() == 0);
   node.tokens.insert(node.tokens.end(), tokens.begin(), tokens.end());
-  node.pages.Append(std::move(pages));
+  node.pages.AppendFrontOf(pages, CeilDiv(tokens.size(), static_cast<size_t>(pool_->page_size())));
   node.ready_end = node.end();
   if (node.locks > 0) locked_tokens_ += static_cast<int64_t>(tokens.size());
 }

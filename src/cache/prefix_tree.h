@@ -106,9 +106,9 @@ class PrefixTree {
   // REQUIRES: no child of `parent` begins with (salt, tokens[0]).
   NodeId AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, PageRefs pages, int32_t ready_end);
 
-  // Appends computed tokens and their pages to a leaf.
+  // Appends computed tokens to a leaf, and takes over their pages, the first of `pages`.
   // REQUIRES: no children; ready to its end, where a page ends.
-  void Extend(NodeId node, std::span<const int32_t> tokens, PageRefs pages);
+  void Extend(NodeId node, std::span<const int32_t> tokens, PageRefs* pages);
 
   // The step that is being scheduled computes everything on the path to `node` before kv index `computed`.
   void MarkDue(NodeId node, int32_t computed);
