@@ -172,7 +172,7 @@ TEST_F(ResponsesAnswer, CallsAreItemsInTheOrderOfTheOutputHoweverItIsCut) {
        {"message Let me see. completed", "function_call f{\"a\": 1} completed", "function_call g{} completed"}},
       {call_f, FinishReason::kStop, {"function_call f{\"a\": 1} completed"}},
       {call_f + " and then", FinishReason::kStop, {"function_call f{\"a\": 1} completed", "message  and then completed"}},
-      {call_f.substr(0, 45), FinishReason::kLength, {"function_call f{\"a incomplete"}},
+      {call_f.substr(0, 45), FinishReason::kLength, {"function_call f{\"a\":  incomplete"}},
       {call_f, FinishReason::kLength, {"function_call f{\"a\": 1} completed"}},
       {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": ]", FinishReason::kStop, {}},
       {"no <tool_call> at all", FinishReason::kStop, {"message no <tool_call> at all completed"}},
