@@ -1,5 +1,6 @@
 #include "openai/answer_stream.h"
 
+#include "openai/infill_answer.h"
 #include "openai/response_stream.h"
 #include "openai/responses_stream.h"
 
@@ -7,6 +8,7 @@ namespace coppice::openai {
 
 std::unique_ptr<AnswerStream> StreamOf(const OpenAiRequest* request, const ResponseFacts& facts, int32_t first_choice,
                                        const Tokenizer* tokenizer) {
+  if (request->infill) return std::make_unique<InfillStream>(request, facts, tokenizer);
   if (request->endpoint == Endpoint::kResponses) return std::make_unique<ResponsesStream>(request, facts, tokenizer);
   return std::make_unique<ResponseStream>(request, facts, first_choice, tokenizer);
 }

@@ -247,6 +247,14 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
     fields.Expect("best_of", parsed->request.n, "n: which samples are the best is not known while they stream");
 }
 
+// What separates or pads files ends an answer.
+void StopAtFimEnds(const Tokenizer& tokenizer, OpenAiRequest* parsed) {
+  if (parsed->request.ignore_eos) return;
+  std::vector<int32_t>& stops = parsed->request.stop_token_ids;
+  const std::vector<int32_t>& ends = tokenizer.info().fim.ends;
+  stops.insert(stops.end(), ends.begin(), ends.end());
+}
+
 // The gap that a completion with a suffix fills.
 void TakeFim(FieldReader& fields, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer, OpenAiRequest* parsed) {
   parsed->fim = TakeSuffix(fields, prompts, tokenizer);
@@ -256,10 +264,7 @@ void TakeFim(FieldReader& fields, const std::vector<Prompt>& prompts, const Toke
   if (parsed->prefix)
     fields.Fail("prefix", InvalidArgument("a prompt with suffix begins with a token of its own, so that it shares nothing with a "
                                           "prefix; leave prefix out and begin prompt with its text"));
-  if (parsed->request.ignore_eos) return;
-  std::vector<int32_t>& stops = parsed->request.stop_token_ids;
-  const std::vector<int32_t>& ends = tokenizer->info().fim.ends;
-  stops.insert(stops.end(), ends.begin(), ends.end());
+  StopAtFimEnds(*tokenizer, parsed);
 }
 
 // The source of what renders chats with tools.
@@ -479,6 +484,14 @@ void OpenAiRequestParser::SetOutput(FieldReader& fields, const ToolFields& tools
                                    : InvalidArgument("the output has no text to constrain: the model has no tokenizer");
   if (const BodyError error = output->ErrorOf(usable); !error.status.ok()) return fields.Fail(error.param, error.status);
   parsed->output = std::make_shared<const OutputForm>(*std::move(output));
+}
+
+Status OpenAiRequestParser::SetFim(FimContext context, OpenAiRequest* parsed) const {
+  if (!tokenizer_) return InvalidArgument(no_tokenizer_.message());
+  COPPICE_RETURN_IF_ERROR(CheckFim(*tokenizer_));
+  parsed->fim = std::make_shared<const FimContext>(std::move(context));
+  StopAtFimEnds(*tokenizer_, parsed);
+  return OkStatus();
 }
 
 Status OpenAiRequestParser::MissingTokenizer() const {

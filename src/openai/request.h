@@ -53,6 +53,11 @@ struct OutputForm {
   BodyError ErrorOf(const Status& status) const;
 };
 
+// What the answer to POST /infill depends on beside the samples.
+struct InfillForm {
+  bool return_tokens = false;
+};
+
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
   // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, who asks, and the constraint; n:
@@ -74,12 +79,13 @@ struct OpenAiRequest {
   bool stream = false;         // the answer as server-sent events; never with best_of or what compares samples
   bool include_usage = false;  // of a stream: its last chunk says what the request used
   // Extensions, as the options of `coppice run`.
-  bool rank = false;                        // choices by mean log-probability, highest first; so they are with best_of
-  bool deduplicate = false;                 // "dedup": of choices with equal text the most probable one
-  std::optional<std::string> vote;          // a regex that finds the answer of a sample: a majority vote comes with the choices
-  bool return_token_ids = false;            // token_ids in each choice
-  std::shared_ptr<const ToolCalls> tools;   // how calls stand in the output, to be told as tool_calls; null: all of it is text
-  std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
+  bool rank = false;                         // choices by mean log-probability, highest first; so they are with best_of
+  bool deduplicate = false;                  // "dedup": of choices with equal text the most probable one
+  std::optional<std::string> vote;           // a regex that finds the answer of a sample: a majority vote comes with the choices
+  bool return_token_ids = false;             // token_ids in each choice
+  std::shared_ptr<const ToolCalls> tools;    // how calls stand in the output, to be told as tool_calls; null: all of it is text
+  std::shared_ptr<const InfillForm> infill;  // the answer has llama.cpp's form (infill_answer.h); null: OpenAI's
+  std::vector<std::string> ignored_fields;   // unknown ones that the request has, by where they lie
 
   std::shared_ptr<const ResponsesForm> responses;  // of Endpoint::kResponses: what its answer repeats
 
@@ -142,6 +148,8 @@ class OpenAiRequestParser {
   // Token ids of the parsed prompt. INVALID_ARGUMENT where its text, with all that `fim` has, is more than a context can take.
   Result<std::vector<int32_t>> Encode(const OpenAiRequest& parsed) const;
   const PromptBounds& bounds() const { return bounds_; }
+  // Makes a completion, parsed without a suffix, one that fills the gap. INVALID_ARGUMENT where the model has no tokens for it.
+  Status SetFim(FimContext context, OpenAiRequest* parsed) const;
   // Completes `parsed.request`. A chat without a token limit may go on to the end of the context, a completion for 16 tokens.
   void SetPrompt(std::vector<int32_t> prompt_ids, OpenAiRequest* parsed) const;
   // Token ids that every request with this prefix begins with, but for the last ones where text goes on in the same token. On an

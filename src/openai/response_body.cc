@@ -12,6 +12,7 @@
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
 #include "core/json.h"
+#include "openai/infill_answer.h"
 #include "openai/logprobs.h"
 #include "openai/responses_body.h"
 
@@ -268,6 +269,7 @@ size_t HeldBytes(const Sample& sample, int32_t top_logprobs) {
 }
 
 std::unique_ptr<TextSource> ResponseBody(std::vector<Answer> answers, ResponseFacts facts, const Tokenizer* tokenizer) {
+  if (answers.front().request.infill) return InfillBody(answers.front(), facts, tokenizer);
   if (answers.front().request.endpoint == Endpoint::kResponses) return ResponsesBody(std::move(answers.front()), facts, tokenizer);
   return std::make_unique<ResponseText>(std::move(answers), std::move(facts), tokenizer);
 }

@@ -17,6 +17,7 @@
 #include "core/quoted.h"
 #include "core/random_bytes.h"
 #include "openai/answer_size.h"
+#include "openai/infill_request.h"
 #include "openai/ordered_parts.h"
 #include "server/body_decoder.h"
 #include "server/compile_call.h"
@@ -114,6 +115,7 @@ std::vector<Route> Service::Routes() {
       {"POST", "/v1/completions", by(&Service::Completions), BodyKind::kJson},
       {"POST", "/v1/chat/completions", by(&Service::ChatCompletions), BodyKind::kJson},
       {"POST", "/v1/responses", by(&Service::Responses), BodyKind::kJson},
+      {"POST", "/infill", by(&Service::Infill), BodyKind::kJson},
       {"POST", "/v1/score", by(&Service::Score), BodyKind::kJson},
       {"GET", kFilesPath, by(&Service::FilesAndBatches)},
       {"POST", kFilesPath, by(&Service::FilesAndBatches), BodyKind::kForm},
@@ -363,34 +365,51 @@ void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& c
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
       parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->ordered.tools_or_null(), body->ordered.schema);
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
-  if (!prompts->empty()) TellIgnored(call, prompts->front().ignored_fields);
+  const auto seed = body->json->find("seed");
+  Take(call, *std::move(prompts), seed != body->json->end() && !seed->is_null());
+}
+
+void Service::Infill(const std::shared_ptr<Call>& call) {
+  if (RefuseWhenDraining(call)) return;
+  const std::optional<JsonBody> body = TakeBody(call);
+  if (!body) return;
+  openai::BodyError error;
+  std::optional<openai::OpenAiRequest> parsed = openai::ParseInfill(*body->json, parser_, &error);
+  if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
+  const auto seed = body->json->find("seed");
+  const bool seeded = seed != body->json->end() && seed->is_number() && seed->get<double>() >= 0;
+  std::vector<openai::OpenAiRequest> prompts;
+  prompts.push_back(*std::move(parsed));
+  Take(call, std::move(prompts), seeded);
+}
+
+void Service::Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts, bool seeded) {
+  if (!prompts.empty()) TellIgnored(call, prompts.front().ignored_fields);
   int64_t samples = 0;
-  for (const openai::OpenAiRequest& prompt : *prompts) samples += prompt.request.n;
-  if (options_.max_waiting > 0 && prompts->size() > 1 && samples > options_.max_waiting) {  // one prompt waits for an empty line
+  for (const openai::OpenAiRequest& prompt : prompts) samples += prompt.request.n;
+  if (options_.max_waiting > 0 && prompts.size() > 1 && samples > options_.max_waiting) {  // one prompt waits for an empty line
     const std::string message =
         fmt::format("prompt is a list of {} prompts with {} samples in all, and the server lets {} wait; send several requests",
-                    prompts->size(), samples, options_.max_waiting);
+                    prompts.size(), samples, options_.max_waiting);
     return Answer(call, ErrorResponse(InvalidArgument(message), "prompt"));
   }
-  const auto seed = body->json->find("seed");
-  const bool seeded = seed != body->json->end() && !seed->is_null();
-  for (openai::OpenAiRequest& prompt : *prompts) {
+  for (openai::OpenAiRequest& prompt : prompts) {
     if (!seeded) prompt.request.sampling.seed = RandomSeed();
     Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
     if (!ids.ok()) {
-      error = prompt.InItsWords({ids.status(), "prompt"});
+      const openai::BodyError error = prompt.InItsWords({ids.status(), "prompt"});
       return Answer(call, ErrorResponse(error.status, error.param));
     }
     parser_.SetPrompt(*std::move(ids), &prompt);
     if (const Status allowed = access_.Complete(call->key, &prompt.request); !allowed.ok())
       return Answer(call, ErrorResponse(allowed, "priority"));
   }
-  if (openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, *prompts); !fits.status.ok()) {
-    error = prompts->front().InItsWords(std::move(fits));
+  if (openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, prompts); !fits.status.ok()) {
+    const openai::BodyError error = prompts.front().InItsWords(std::move(fits));
     return Answer(call, ErrorResponse(error.status, error.param));
   }
-  if (!Admit(call, access_.BoundCost(call->key, *prompts))) return;
-  Compile(call, *std::move(prompts));
+  if (!Admit(call, access_.BoundCost(call->key, prompts))) return;
+  Compile(call, std::move(prompts));
 }
 
 void Service::Compile(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {

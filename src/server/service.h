@@ -101,6 +101,7 @@ class Service {
   void Completions(const std::shared_ptr<Call>& call);
   void ChatCompletions(const std::shared_ptr<Call>& call);
   void Responses(const std::shared_ptr<Call>& call);
+  void Infill(const std::shared_ptr<Call>& call);
   void Score(const std::shared_ptr<Call>& call);
   void PutPrefix(const std::shared_ptr<Call>& call);
   void GetPrefix(const std::shared_ptr<Call>& call);
@@ -117,6 +118,8 @@ class Service {
   // Tells the client and the log of fields that were ignored.
   static void TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields);
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
+  // Encodes, admits and starts what was parsed. `seeded`: the request says by what random numbers it draws.
+  void Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts, bool seeded);
   // An admitted generation: compiles the form of its output first, where it has one.
   void Compile(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts);
   void AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::BodyError& error);

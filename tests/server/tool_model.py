@@ -9,17 +9,20 @@ import struct
 from program import DATA, TINY
 
 
-def make_tool_model(folder, template):
-    """Fills `folder` with the model of TINY's shape whose vocabulary is the tokenizer's; `template` is a file of tests/data/tokenizer/templates."""
+def make_tool_model(folder, template, tokens=()):
+    """Fills `folder` with the model of TINY's shape whose vocabulary is the tokenizer's; `template` is a file of tests/data/tokenizer/templates. `tokens`:
+    texts of control tokens that it has beside."""
     with open(os.path.join(TINY, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     with open(os.path.join(DATA, "tokenizer", "tokenizer.json"), encoding="utf-8") as file:
         tokenizer = json.load(file)
     with open(os.path.join(DATA, "tokenizer", "templates", template + ".jinja"), encoding="utf-8") as file:
         chat_template = file.read()
+    first = 1 + max(*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"]))
+    tokenizer["added_tokens"] += [tokenizer["added_tokens"][0] | {"id": first + i, "content": text} for i, text in enumerate(tokens)]
     config["vocab_size"] = 1 + max(*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"]))
-    tokens = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "chat_template": chat_template}
-    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", tokens)):
+    names = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "chat_template": chat_template}
+    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", names)):
         with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
             json.dump(content, file)
     write_weights(os.path.join(folder, "model.safetensors"), config)
