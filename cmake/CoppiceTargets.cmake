@@ -52,19 +52,20 @@ function(coppice_test name)
   endif()
 endfunction()
 
-# coppice_python_test(name FILE [LABELS ...] [ENVIRONMENT ...]): a unittest file run by ctest as <name>. COPPICE is the path of the
+# coppice_python_test(name FILE [RUN_SERIAL] [LABELS ...] [ENVIRONMENT ...]): a unittest file run by ctest as <name>. COPPICE is the path of the
 # program in its environment; exit status 77 means skipped.
 function(coppice_python_test name file)
   if(NOT BUILD_TESTING)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(ARG "RUN_SERIAL" "" "LABELS;ENVIRONMENT" ${ARGN})
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   add_test(NAME ${name} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   if(TARGET coppice)
     list(APPEND ARG_ENVIRONMENT COPPICE=$<TARGET_FILE:coppice>)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_RETURN_CODE 77)
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_RETURN_CODE 77
+    RUN_SERIAL ${ARG_RUN_SERIAL})
 endfunction()
 
 # coppice_bench(name SOURCES ... DEPENDS ...): a Google Benchmark program; built with the target `benches`, never run by ctest.

@@ -13,12 +13,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// What ended the sample: a token that ends texts, a stop string, or the limit.
-std::string_view StopTypeOf(std::optional<FinishReason> reason, std::optional<int32_t> last_token, const Tokenizer* tokenizer) {
+// What ended the sample: a token that ends texts, a stop string, or the limit. `last_token` -1: it has none.
+std::string_view StopTypeOf(std::optional<FinishReason> reason, int32_t last_token, const Tokenizer* tokenizer) {
   if (reason == FinishReason::kLength) return "limit";
   if (reason != FinishReason::kStop) return "none";
-  const auto ends = [last_token](const std::vector<int32_t>& ids) { return std::ranges::find(ids, *last_token) != ids.end(); };
-  const bool by_token = last_token && tokenizer && (ends(tokenizer->info().eos_ids) || ends(tokenizer->info().fim.ends));
+  const auto ends = [last_token](const std::vector<int32_t>& ids) { return std::ranges::find(ids, last_token) != ids.end(); };
+  const bool by_token = tokenizer && (ends(tokenizer->info().eos_ids) || ends(tokenizer->info().fim.ends));
   return by_token ? "eos" : "word";
 }
 
@@ -69,7 +69,7 @@ std::unique_ptr<TextSource> InfillBody(const Answer& answer, const ResponseFacts
   const Sample& sample = answer.output.samples.empty() ? none : answer.output.samples.front();
   ordered_json body = Piece(sample.text, /*stop=*/true, std::ssize(sample.token_ids), answer.prompt_tokens);
   if (answer.request.infill->return_tokens) body["tokens"] = sample.token_ids;
-  const std::optional<int32_t> last = sample.token_ids.empty() ? std::nullopt : std::optional(sample.token_ids.back());
+  const int32_t last = sample.token_ids.empty() ? -1 : sample.token_ids.back();
   AddEnding({.stop_type = StopTypeOf(sample.finish_reason, last, tokenizer),
              .cached = answer.output.cached_tokens,
              .has_new_line = sample.text.find('\n') != sample.text.npos},

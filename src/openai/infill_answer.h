@@ -32,7 +32,7 @@ class InfillStream final : public AnswerStream {
   const int64_t prompt_tokens_;
   int64_t generated_ = 0;
   bool has_new_line_ = false;
-  std::optional<int32_t> last_token_;
+  int32_t last_token_ = -1;
   std::optional<FinishReason> reason_;
 };
 
