@@ -89,7 +89,7 @@ class MappedCheckpoint final : public Checkpoint {
   }
 
   // What was read of a file would count as the process's memory beside the packed weights.
-  void Release(const StoredTensor& tensor) const {
+  void Release(const StoredTensor& tensor) const override {
     for (const MappedFile& file : files_) {
       const std::span<const std::byte> all = file.bytes();
       const bool is_inside =
