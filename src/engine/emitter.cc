@@ -144,7 +144,7 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
     if (item.decodes) text.Push(item.token, /*look_for_stops=*/false, &event_.text);
     if (item.reason) text.Finish(&event_.text);
   }
-  event_.begun = listener.cached_tokens >= 0;
+  event_.begun = listener.begun();
   event_.cached_tokens = std::max(0, listener.cached_tokens);
   event_.finish_reason = item.reason;
   event_.request_done = item.request_done;
@@ -158,7 +158,7 @@ void Emitter::SendEnd(const Emissions::Item& item) {
   const Listener& listener = *item.listener;
   listener.on_event({.request = listener.request,
                      .index = item.index,
-                     .begun = listener.cached_tokens >= 0,
+                     .begun = listener.begun(),
                      .finish_reason = FinishReason::kError,
                      .request_done = item.request_done,
                      .status = ResourceExhausted("out of memory")});  // so short that it takes none

@@ -31,6 +31,8 @@ struct Listener {
   std::vector<TextStream> texts;
   // An event could not be sent for want of memory: of what comes, ends alone are sent, as errors.
   std::atomic<bool> lost_event{false};
+
+  bool begun() const { return cached_tokens >= 0; }  // a step took the request in
 };
 
 // One step's events, in order. Plain data beside the arrays that rare parts lie in.

@@ -344,6 +344,7 @@ Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, con
     version = version_;
   }
   events_.set_weight_version(version.number);
+  prefixes_.set_weight_version(version.number);
   if (!updated.ok()) return updated;
   if (!weights_are_whole_) return version;
   for (Request& request : std::exchange(repins_, {})) {

@@ -12,21 +12,13 @@
 #include "model/content_hash.h"
 #include "model/safetensors.h"
 #include "model/safetensors_writer.h"
+#include "model/stored_type.h"
 
 namespace coppice {
 namespace {
 
 constexpr const char* kFormat = "coppice-prefix-1";
 using Metadata = std::map<std::string, std::string>;
-
-StoredType StoredTypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return StoredType::kF32;
-    case DType::kF16: return StoredType::kF16;
-    case DType::kBF16: return StoredType::kBF16;
-  }
-  return StoredType::kF32;
-}
 
 std::string Mode(bool deterministic) { return deterministic ? "deterministic" : "fast"; }
 

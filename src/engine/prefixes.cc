@@ -17,7 +17,7 @@ Status NotPinned(const std::string& name) {
 
 KvOrigin Prefixes::origin() const {
   const RunnerInfo& info = runner_.info();
-  return {.model = info.fingerprint,
+  return {.model = info.fingerprint + (weight_version_ == 0 ? "" : "+" + std::to_string(weight_version_)),
           .dtype = info.kv_dtype,
           .num_layers = info.model.num_layers,
           .num_kv_heads = info.model.num_kv_heads,

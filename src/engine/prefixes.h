@@ -34,8 +34,10 @@ class Prefixes {
   // NOT_FOUND likewise.
   Status CheckPinned(const std::string& name) const;
 
-  // What files of these prefixes say that their KV is of, and what those to be read must say.
+  // What files of these prefixes say that their KV is of, and what those to be read must say: the model as it was loaded, and the
+  // number of updates that its weights have had since, whose contents are not hashed.
   KvOrigin origin() const;
+  void set_weight_version(int64_t version) { weight_version_ = version; }
   void ApplyUnpins();
   // Nothing is pinned: the cache was cleared.
   void Clear();
@@ -57,6 +59,7 @@ class Prefixes {
   KvCache& cache_;
   Runner& runner_;
   const bool deterministic_;
+  int64_t weight_version_ = 0;
   mutable std::mutex mutex_;                   // guards what follows
   std::map<std::string, CacheTenant> pinned_;  // whose they are, by name
   std::vector<std::string> unpinned_;          // names that the cache is to let go

@@ -121,7 +121,7 @@ struct alignas(kCacheLine) RequestState {
   int64_t turn = 0;                             // place in line: FairQueue
   FairShare* share = nullptr;                   // of params.share_of, while one of its sequences waits or runs
 
-  bool has_begun() const { return listener->cached_tokens >= 0; }  // a step took it in
+  bool has_begun() const { return listener->begun(); }
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
 };
 

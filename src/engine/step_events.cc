@@ -42,7 +42,7 @@ void StepEvents::AddPrompt(const RequestState& request) {
   } else {
     AddScores(request.scores, &event);
   }
-  event.begun = request.listener->cached_tokens >= 0;
+  event.begun = request.has_begun();
   event.cached_tokens = std::max(0, request.listener->cached_tokens);
   if (params.echo) {
     event.token_ids = params.prompt_ids;

@@ -5,21 +5,9 @@
 
 #include "core/quoted.h"
 #include "model/error_text.h"
+#include "model/stored_type.h"
 
 namespace coppice {
-namespace {
-
-StoredType StoredTypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return StoredType::kF32;
-    case DType::kBF16: return StoredType::kBF16;
-    case DType::kF16: return StoredType::kF16;
-  }
-  return StoredType::kF32;
-}
-
-}  // namespace
-
 Result<TensorMap> TensorMapOf(std::span<const WeightTensor> tensors) {
   if (tensors.empty()) return InvalidArgument("an update of weights has no tensors: give it at least one");
   TensorMap map;

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string_view>
 
+#include "coppice/core/types.h"
+
 namespace coppice {
 
 // The floats are in both formats, the blocks in GGUF, the rest in safetensors and never weights here.
@@ -46,6 +48,16 @@ constexpr std::optional<StoredType> StoredTypeFromName(std::string_view name) {
     if (kStoredTypes[i].name == name) return static_cast<StoredType>(i);
   }
   return std::nullopt;
+}
+
+// The type of elements that are stored as they are computed with.
+constexpr StoredType StoredTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return StoredType::kF32;
+    case DType::kF16: return StoredType::kF16;
+    case DType::kBF16: return StoredType::kBF16;
+  }
+  return StoredType::kF32;
 }
 
 // Bytes of `count` consecutive elements. REQUIRES: count a multiple of block_elements.

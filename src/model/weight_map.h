@@ -31,7 +31,7 @@ WeightMap WeightsOf(const ModelConfig& config);
 struct RowRun {
   int64_t begin, count;
 };
-// Where the rows of q, k and v lie in the fused projection, in that order. REQUIRES: the layout is not kSeparate.
+// Where the rows of q, k and v lie in the fused projection, in that order. kSeparate: nothing.
 std::vector<RowRun> FusedRows(const ModelConfig& config);
 
 // "blk.7.attn_q" -> "model.layers.7.self_attn.q_proj" in a family's names; nothing for a name that it does not have.

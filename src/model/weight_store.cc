@@ -24,15 +24,6 @@ std::optional<ops::BlockFormat> FormatOf(StoredType type) {
   return std::nullopt;
 }
 
-bool IsStoredAs(const StoredTensor& tensor, DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return tensor.type == StoredType::kF32;
-    case DType::kBF16: return tensor.type == StoredType::kBF16;
-    case DType::kF16: return tensor.type == StoredType::kF16;
-  }
-  return false;
-}
-
 // How a product's weight is made of stored matrices.
 struct Product {
   int32_t layer = kNoLayer;
@@ -49,14 +40,14 @@ Status ForEachProduct(const ModelConfig& config, Weights* weights, Visit visit) 
   COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kEmbedding}}, &weights->embedding));
   if (blocks.learned_positions) COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kPositions}}, &weights->positions));
   if (!config.tie_embeddings) COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kLmHead}}, &weights->lm_head));
-  const bool is_separate = blocks.qkv == QkvLayout::kSeparate;
+  const Product qkv = {.roles = blocks.qkv == QkvLayout::kSeparate ? std::vector{kQ, kK, kV} : std::vector{kQkv},
+                       .runs = FusedRows(config),
+                       .is_qkv = true};
   for (int32_t i = 0; i < config.num_layers; ++i) {
     auto& layer = weights->layers[i];
-    COPPICE_RETURN_IF_ERROR(visit(Product{.layer = i,
-                                          .roles = is_separate ? std::vector{kQ, kK, kV} : std::vector{kQkv},
-                                          .runs = FusedRows(config),
-                                          .is_qkv = true},
-                                  &layer.qkv));
+    Product qkv_of_layer = qkv;
+    qkv_of_layer.layer = i;
+    COPPICE_RETURN_IF_ERROR(visit(qkv_of_layer, &layer.qkv));
     COPPICE_RETURN_IF_ERROR(visit(Product{.layer = i, .roles = {kAttentionOutput}}, &layer.output));
     if (blocks.gated_mlp) {
       COPPICE_RETURN_IF_ERROR(visit(Product{.layer = i, .roles = {kGate, kUp}, .order = ops::PartOrder::kGateUp}, &layer.up));
@@ -97,7 +88,11 @@ class PartReader {
     const auto found = map_.find({layer, role});
     return found == map_.end() ? nullptr : &found->second;
   }
-  bool HasWeight(const WeightEntry& entry) const { return source_.tensors().contains(entry.name + ".weight"); }
+  // Null: the source does not have it.
+  const StoredTensor* WeightOf(const WeightEntry& entry) const {
+    const auto found = source_.tensors().find(entry.name + ".weight");
+    return found == source_.tensors().end() ? nullptr : &found->second;
+  }
   bool HasBias(const WeightEntry& entry) const { return entry.bias && source_.tensors().contains(entry.name + ".bias"); }
 
   Result<std::vector<float>> Vector(const std::string& name, int64_t n) const {
@@ -164,8 +159,7 @@ class PartReader {
     for (const WeightRole role : product.roles) {
       Matrix& matrix = matrices_.emplace_back();
       matrix.entry = &map_.at({product.layer, role});
-      const auto found = source_.tensors().find(matrix.entry->name + ".weight");
-      if (found != source_.tensors().end()) matrix.tensor = &found->second;
+      matrix.tensor = WeightOf(*matrix.entry);
       if (!HasBias(*matrix.entry)) continue;
       COPPICE_ASSIGN_OR_RETURN(matrix.bias, Bias(*matrix.entry));
     }
@@ -244,7 +238,7 @@ class PartReader {
 
   // Whether the matrix lies in the source as Ops::Pack takes it.
   bool IsReadInPlace(const Matrix& matrix) const {
-    return IsStoredAs(*matrix.tensor, options_.dtype) && matrix.tensor->interleaved_heads == 0 &&
+    return matrix.tensor->type == StoredTypeOf(options_.dtype) && matrix.tensor->interleaved_heads == 0 &&
            reinterpret_cast<uintptr_t>(matrix.tensor->data.data()) % SizeOf(options_.dtype) == 0;
   }
 
@@ -335,7 +329,7 @@ Status WeightStore::CheckUpdate(const WeightSource& source) const {
   const auto check = [&](const Product& product, const std::unique_ptr<ops::Weight>* weight) -> Status {
     const bool is_replaced = std::ranges::any_of(product.roles, [&](WeightRole role) {
       const WeightEntry& entry = *reader.Find(product.layer, role);
-      return reader.HasWeight(entry) || reader.HasBias(entry);
+      return reader.WeightOf(entry) != nullptr || reader.HasBias(entry);
     });
     if (!is_replaced || (*weight)->is_dense()) return OkStatus();
     return FailedPrecondition(fmt::format(
@@ -358,7 +352,7 @@ Status WeightStore::Update(const WeightSource& source) {
   const auto assign = [&](int32_t layer, WeightRole role, NormWeights* norm) -> Status {
     const WeightEntry* entry = reader.Find(layer, role);
     if (entry == nullptr) return OkStatus();
-    if (reader.HasWeight(*entry)) {
+    if (reader.WeightOf(*entry) != nullptr) {
       COPPICE_ASSIGN_OR_RETURN(const std::vector<float> weight, reader.NormWeight(*entry));
       COPPICE_RETURN_IF_ERROR(norm->weight.Assign(*device_, weight));
     }

@@ -33,19 +33,9 @@ void ForEachRun(const StoredTensor& tensor, F&& f) {
   }
 }
 
-}  // namespace
-
-std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config) {
-  std::map<std::string, std::vector<int64_t>, std::less<>> weights;
-  for (auto& [place, entry] : WeightsOf(config)) {
-    weights[entry.name + ".weight"] = entry.shape;
-    if (entry.bias) weights[entry.name + ".bias"] = {entry.shape[0]};
-  }
-  return weights;
-}
-
-Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors) {
-  const auto expected = ExpectedWeights(config);
+// As CheckSomeWeights; `expected`: ExpectedWeights of the config.
+Status CheckSomeOf(const std::map<std::string, std::vector<int64_t>, std::less<>>& expected, const ModelConfig& config,
+                   const TensorMap& tensors) {
   for (const auto& [name, tensor] : tensors) {
     const auto found = expected.find(name);
     if (found == expected.end()) {
@@ -66,18 +56,34 @@ Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors) {
   return OkStatus();
 }
 
+}  // namespace
+
+std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config) {
+  std::map<std::string, std::vector<int64_t>, std::less<>> weights;
+  for (auto& [place, entry] : WeightsOf(config)) {
+    weights[entry.name + ".weight"] = entry.shape;
+    if (entry.bias) weights[entry.name + ".bias"] = {entry.shape[0]};
+  }
+  return weights;
+}
+
+Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors) {
+  return CheckSomeOf(ExpectedWeights(config), config, tensors);
+}
+
 Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path) {
   // A layer has more than one tensor; without this a corrupt layer count would make a list of any length.
   if (static_cast<size_t>(config.num_layers) > tensors.size()) {
     return InvalidArgument(
         fmt::format("{}: the config says {} layers, but there are only {} tensors", path, config.num_layers, tensors.size()));
   }
-  for (const auto& [name, shape] : ExpectedWeights(config)) {
+  const auto expected = ExpectedWeights(config);
+  for (const auto& [name, shape] : expected) {
     if (!tensors.contains(name)) {
       return InvalidArgument(fmt::format("{}: tensor {} of shape {} is missing", path, Quoted(name), ShapeText(shape)));
     }
   }
-  return CheckSomeWeights(config, tensors);
+  return CheckSomeOf(expected, config, tensors);
 }
 
 Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t rows, int64_t cols, DType dtype,

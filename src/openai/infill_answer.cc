@@ -86,7 +86,7 @@ void InfillStream::Append(const StreamEvent& event, std::string* out) {
   if (event.text.empty() && !has_tokens) return;
   ordered_json piece = Piece(event.text, /*stop=*/false, generated_, prompt_tokens_);
   if (has_tokens) piece["tokens"] = event.token_ids;
-  *out += "data: " + DumpJson(std::move(piece)) + "\n\n";
+  *out += DataEvent(std::move(piece));
 }
 
 std::unique_ptr<TextSource> InfillStream::End(const TokenUsage& usage, const BodyError& failure, std::string* out) {
@@ -98,7 +98,7 @@ std::unique_ptr<TextSource> InfillStream::End(const TokenUsage& usage, const Bod
   } else {
     last = ErrorBody(failure.status, failure.param);
   }
-  *out += "data: " + DumpJson(std::move(last)) + "\n\n";
+  *out += DataEvent(std::move(last));
   return nullptr;
 }
 

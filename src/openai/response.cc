@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/dismantle_json.h"
+#include "core/json.h"
 
 namespace coppice::openai {
 
@@ -54,5 +55,7 @@ ordered_json ErrorBody(int http_status, std::string_view message, std::string_vi
   error["code"] = http_status == 401 ? ordered_json("invalid_api_key") : ordered_json();
   return std::move(*body);
 }
+
+std::string DataEvent(ordered_json data) { return "data: " + DumpJson(std::move(data)) + "\n\n"; }
 
 }  // namespace coppice::openai

@@ -33,6 +33,8 @@ std::string_view ReasonOf(FinishReason reason, int32_t num_calls);
 // {"error": {message, type, param, code}}; an empty `param` becomes null.
 nlohmann::ordered_json ErrorBody(const Status& status, std::string_view param);
 nlohmann::ordered_json ErrorBody(int http_status, std::string_view message, std::string_view param);
+// `data` as a server-sent event without a name.
+std::string DataEvent(nlohmann::ordered_json data);
 // The HTTP status that a server gives for it.
 int HttpStatus(const Status& status);
 

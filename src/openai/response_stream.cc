@@ -213,7 +213,7 @@ void ResponseStream::EndChoice(std::string_view reason, std::string* out) const 
 
 std::unique_ptr<TextSource> ResponseStream::End(const TokenUsage& usage, const BodyError& failure, std::string* out) {
   if (!failure.status.ok()) {
-    *out += "data: " + DumpJson(ErrorBody(failure.status, failure.param)) + "\n\n";
+    *out += DataEvent(ErrorBody(failure.status, failure.param));
     return nullptr;
   }
   if (request_->include_usage)

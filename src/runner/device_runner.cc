@@ -23,7 +23,6 @@ Result<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(ModelParts parts, con
 
 DeviceRunner::DeviceRunner(ModelParts parts, const Limits& limits)
     : info_(InfoOf(parts)),
-      fingerprint_(info_.fingerprint),
       limits_(limits),
       device_(std::move(parts.device)),
       transformer_(std::move(parts.transformer)),
@@ -199,7 +198,6 @@ Result<std::unique_ptr<WeightSource>> DeviceRunner::PrepareUpdate(TensorMap tens
 }
 
 Status DeviceRunner::UpdateWeights(const WeightSource& source) {
-  info_.fingerprint = fingerprint_.Next();
   COPPICE_RETURN_IF_ERROR(device_->Synchronize(stream_->get()));
   return transformer_->UpdateWeights(source);
 }

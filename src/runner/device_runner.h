@@ -75,7 +75,6 @@ class DeviceRunner final : public Runner {
   Status Capture(const DeviceBatch& rows, StepGraphs::Captured* captured);
 
   RunnerInfo info_;
-  FingerprintOfUpdates fingerprint_;
   const Limits limits_;
   std::unique_ptr<Device> device_;  // before what stands on it
   std::unique_ptr<OwnedStream> stream_;

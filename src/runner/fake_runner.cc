@@ -124,7 +124,6 @@ Result<std::unique_ptr<WeightSource>> FakeRunner::PrepareUpdate(TensorMap tensor
 
 Status FakeRunner::UpdateWeights(const WeightSource& source) {
   is_whole_ = false;
-  mutable_info().fingerprint += "+";
   if (!update_failure_.ok()) return std::exchange(update_failure_, OkStatus());
   float seed;
   std::memcpy(&seed, source.tensors().begin()->second.data.data(), sizeof(seed));

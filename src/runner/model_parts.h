@@ -1,10 +1,8 @@
 // What a runner of a real model is made of. Layer: runner.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "coppice/attention/attention.h"
@@ -34,17 +32,6 @@ struct ModelParts {
 };
 
 RunnerInfo InfoOf(const ModelParts& parts);
-
-// What a model's KV is of, with the number of updates that its weights have had: contents are not hashed.
-class FingerprintOfUpdates {
- public:
-  explicit FingerprintOfUpdates(std::string loaded) : loaded_(std::move(loaded)) {}
-  std::string Next() { return loaded_ + "+" + std::to_string(++updates_); }
-
- private:
-  std::string loaded_;
-  int64_t updates_ = 0;
-};
 // The plans with the number of layers that each is for.
 std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
                                         std::vector<std::unique_ptr<attention::AttentionPlan>> plans);

@@ -20,8 +20,7 @@ ModelRunner::ModelRunner(ModelParts parts, std::unique_ptr<OwnedStream> stream)
       stream_(std::move(stream)),
       transformer_(std::move(parts.transformer)),
       pool_(std::move(parts.pool)),
-      inputs_(std::move(parts.inputs)),
-      fingerprint_(info().fingerprint) {}
+      inputs_(std::move(parts.inputs)) {}
 
 Status ModelRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {
   return pool_->ReadKv(pages, num_tokens, kv, stream_->get());
@@ -35,10 +34,7 @@ Result<std::unique_ptr<WeightSource>> ModelRunner::PrepareUpdate(TensorMap tenso
   return transformer_->PrepareUpdate(std::move(tensors));
 }
 
-Status ModelRunner::UpdateWeights(const WeightSource& source) {
-  mutable_info().fingerprint = fingerprint_.Next();
-  return transformer_->UpdateWeights(source);
-}
+Status ModelRunner::UpdateWeights(const WeightSource& source) { return transformer_->UpdateWeights(source); }
 
 Status ModelRunner::MoveSlots(std::span<const attention::SlotMove> moves) { return pool_->MoveSlots(moves, stream_->get()); }
 

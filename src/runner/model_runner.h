@@ -33,7 +33,6 @@ class ModelRunner final : public HostRunner {
   std::unique_ptr<Transformer> transformer_;
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<StepInputs> inputs_;
-  FingerprintOfUpdates fingerprint_;
 };
 
 }  // namespace coppice

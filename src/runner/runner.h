@@ -20,8 +20,7 @@ namespace coppice {
 
 struct RunnerInfo {
   ModelConfig model;
-  std::string
-      fingerprint;  // of the model (Checkpoint::Fingerprint) and updates: KV of equal tokens may be exchanged between equal ones
+  std::string fingerprint;         // of the model as it was loaded (Checkpoint::Fingerprint)
   DType kv_dtype = DType::kBF16;   // element type of the KV
   int64_t kv_bytes_per_token = 0;  // over all layers
 };
@@ -90,7 +89,7 @@ class Runner {
   virtual Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap /*tensors*/) const {
     return Unimplemented("the engine has no weights to update: it runs without a model");
   }
-  // Replaces weights in place, and changes info().fingerprint. REQUIRES: PrepareUpdate made `source`; no step is under way.
+  // Replaces weights in place. REQUIRES: PrepareUpdate made `source`; no step is under way.
   virtual Status UpdateWeights(const WeightSource& /*source*/) { return PrepareUpdate({}).status(); }
   // False after an update that failed, until one of all weights has come.
   virtual bool weights_are_whole() const { return true; }
