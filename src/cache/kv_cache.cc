@@ -245,11 +245,12 @@ void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   COPPICE_CHECK(branch.in_use);
   COPPICE_DCHECK(static_cast<int32_t>(tokens.size()) >= branch.computed);
   forest_.Unlink(id);
-  if (options_.share && branch.computed > branch.own_begin) KeepOwnTokens(id, tokens.first(branch.computed));
+  if (options_.share && branch.computed > branch.own_begin && IsCurrent(id)) KeepOwnTokens(id, tokens.first(branch.computed));
   branch.own_pages.DropFrom(0);
   const NodeId node = places_[id].lock.node();
   places_[id] = {};
   tree_.DropUnready(node);
+  tree_.EvictRetired();
   std::erase_if(pending_copies_, [&](const attention::PageCopy& copy) { return pages_.references(copy.to) == 0; });
   SetExtent(&branch, 0, 0);
   branch = {};
@@ -386,6 +387,12 @@ KvCache::PrefixUses KvCache::TopPrefixes(size_t count) const {
 void KvCache::DropCached() {
   while (tree_.EvictOne()) {
   }
+}
+
+void KvCache::Retire() {
+  COPPICE_DCHECK(pins_.empty() && prefills_.empty());
+  tree_.Retire();
+  DropCached();
 }
 
 PageId KvCache::TakePage() {

@@ -114,6 +114,7 @@ class KvCache {
     const Branch& b = branches_[branch];
     const int32_t end_page = page_.Floor(b.computed);
     if (!options_.share || end_page <= page_.Floor(b.own_begin)) return {};
+    if (!IsCurrent(branch)) return {};
     return {.begin = b.own_begin, .end = end_page * page_.value()};
   }
   // Makes tree nodes of Unpublished(branch), so that others can share it while the branch runs. Where the tree has the same tokens
@@ -184,6 +185,11 @@ class KvCache {
 
   // Frees everything that no branch uses.
   void DropCached();
+  // The weights change: what is cached is never found again, and freed but for what branches use, who go on with it. What those
+  // compute from here on is not shared. REQUIRES: no pins; no step is scheduled or under way.
+  void Retire();
+  // False for a branch that has KV of weights before the last Retire.
+  bool IsCurrent(BranchId branch) const { return tree_.IsCurrent(places_[branch].lock.node()); }
   // Forgets branches, pins and all that is cached, also where a call that threw has left them half changed: it is as new. Takes no
   // memory. Counters stay. REQUIRES: no step is under way.
   void Clear();

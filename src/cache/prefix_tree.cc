@@ -9,7 +9,7 @@
 namespace coppice {
 size_t PrefixTree::ChildKeyHash::operator()(const ChildKey& key) const {
   uint64_t h = (static_cast<uint64_t>(static_cast<uint32_t>(key.parent)) << 32 | static_cast<uint32_t>(key.token)) ^
-               (uint64_t{key.salt} * 0x9e3779b97f4a7c15u);
+               ((uint64_t{key.version} << 32 | key.salt) * 0x9e3779b97f4a7c15u);
   h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;  // a multiply-xorshift finaliser: neighbouring ids must not share buckets
   return h ^ (h >> 32);
 }
@@ -28,7 +28,7 @@ PrefixTree::Match PrefixTree::FindBelow(NodeId start, std::span<const int32_t> t
 PrefixTree::Match PrefixTree::ContinueMatch(Match match, std::span<const int32_t> tokens, const SaltRange& salt) const {
   for (size_t used = 0; used < tokens.size();) {
     if (match.length == nodes_[match.node].end()) {
-      const auto child = children_.find({match.node, salt.At(match.length), tokens[used]});
+      const auto child = children_.find({match.node, salt.At(match.length), version_, tokens[used]});
       if (child == children_.end()) break;
       match.node = child->second;
     }
@@ -61,7 +61,8 @@ PrefixTree::Match PrefixTree::FindFrom(Cursor* cursor, std::span<const int32_t> 
 
 PrefixTree::Match PrefixTree::Recall(const Cursor& cursor) const {
   Match match;
-  if (!nodes_[cursor.node].in_tree || nodes_[cursor.node].serial != cursor.serial) return match;
+  const Node& last = nodes_[cursor.node];
+  if (!last.in_tree || last.serial != cursor.serial || !IsCurrent(cursor.node)) return match;
   match.node = cursor.node;
   while (cursor.length <= nodes_[match.node].begin && match.node != kRootNode)
     match.node = nodes_[match.node].parent;  // it was split
@@ -99,6 +100,7 @@ NodeId PrefixTree::SplitAt(const Match& match) {
   upper.launched_end = std::min(match.length, lower.launched_end);
   upper.due_end = std::min(match.length, lower.due_end);
   upper.salt = lower.salt;
+  upper.version = lower.version;
   upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + keep);
   const int32_t first_page = lower.begin / page_size;
   const int32_t upper_pages = CeilDiv(match.length, page_size) - first_page;
@@ -121,7 +123,7 @@ NodeId PrefixTree::SplitAt(const Match& match) {
 }
 
 NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, PageRefs pages, int32_t ready_end) {
-  COPPICE_DCHECK(!tokens.empty());
+  COPPICE_DCHECK(!tokens.empty() && IsCurrent(parent));
   const NodeId id = NewNode();
   LeaveLru(parent);
   Node& node = nodes_[id];
@@ -129,6 +131,7 @@ NodeId PrefixTree::AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint3
   node.begin = nodes_[parent].end();
   node.ready_end = ready_end;
   node.salt = salt;
+  node.version = version_;
   node.tokens.assign(tokens.begin(), tokens.end());
   node.pages = std::move(pages);
   node.last_use = ++clock_;
@@ -220,9 +223,13 @@ void PrefixTree::Unlock(NodeId id) {
     if (--node.locks > 0) return;
     node.pages.SetInUse(false);
     locked_tokens_ -= static_cast<int64_t>(node.tokens.size());
-    node.last_use = ++clock_;
+    node.last_use = IsCurrent(id) ? ++clock_ : 0;  // the oldest, for EvictRetired
     EnterLru(id);
   }
+}
+
+void PrefixTree::EvictRetired() {
+  while (!evictable_.empty() && !IsCurrent(evictable_.begin()->second)) Remove(evictable_.begin()->second);
 }
 
 void PrefixTree::Clear() {
@@ -294,6 +301,8 @@ Status PrefixTree::CheckIntegrity(std::span<int32_t> references, std::span<int32
     if (node.parent < 0 || node.parent >= node_capacity() || !nodes_[node.parent].in_tree) return broken(id, "its parent is gone");
     const Node& parent = nodes_[node.parent];
     if (node.begin != parent.end()) return broken(id, "does not begin where its parent ends");
+    if (node.parent != kRootNode && node.version != parent.version) return broken(id, "is of another version than its parent");
+    if (IsEvictable(id) && !IsCurrent(id)) return broken(id, "is of an older version, and nobody uses it");
     if (node.tokens.empty()) return broken(id, "is empty");
     if (parent.ready_end < parent.end() && node.ready_end > node.begin) return broken(id, "is ready below an unready parent");
     if (node.ready_end < node.begin || node.ready_end > node.end()) return broken(id, "ready_end is outside of it");

@@ -50,7 +50,8 @@ struct SaltRange {
 // with tokens that nobody computes now is a leaf of the tree, used by the one who will (or an ancestor of such a leaf made by the
 // same request).
 //
-// Locks keep a node, its ancestors and their pages: a locked node is in use. Thread-compatible.
+// Locks keep a node, its ancestors and their pages: a locked node is in use. Nodes have a version, that of the weights that made
+// their KV; texts are found in nodes of the current version alone. Thread-compatible.
 class PrefixTree {
   using LruSet = std::set<std::pair<uint64_t, NodeId>>;  // (last_use, unlocked leaf)
 
@@ -59,7 +60,7 @@ class PrefixTree {
     NodeId parent = kNoNode;
     int32_t begin = 0, ready_end = 0;
     int32_t launched_end = 0, due_end = 0;  // meaningful where they are larger than ready_end
-    uint32_t salt = 0;
+    uint32_t salt = 0, version = 0;
     std::vector<int32_t> tokens;
     PageRefs pages;  // in use while there are locks
     int32_t num_children = 0;
@@ -102,8 +103,8 @@ class PrefixTree {
   // (so whoever is attached to match.node stays). Returns the node that ends there. REQUIRES: match.length <= match.due.
   NodeId SplitAt(const Match& match);
 
-  // Adds a leaf with `tokens` (at least one) below `parent`; `pages` are its pages in order.
-  // REQUIRES: no child of `parent` begins with (salt, tokens[0]).
+  // Adds a leaf of the current version with `tokens` (at least one) below `parent`; `pages` are its pages in order.
+  // REQUIRES: `parent` is current, and no child of it begins with (salt, tokens[0]).
   NodeId AddLeaf(NodeId parent, std::span<const int32_t> tokens, uint32_t salt, PageRefs pages, int32_t ready_end);
 
   // Appends computed tokens to a leaf, and takes over their pages, the first of `pages`.
@@ -131,6 +132,14 @@ class PrefixTree {
   void Lock(NodeId node);
   void Unlock(NodeId node);
 
+  // Begins a version: KV that comes is not of the weights that made what is there. Nodes that are locked stay until they are
+  // unlocked, but nothing is found in them; EvictRetired frees the others.
+  void Retire() { ++version_; }
+  // The root is of every version.
+  bool IsCurrent(NodeId id) const { return id == kRootNode || nodes_[id].version == version_; }
+  // Frees unlocked nodes of older versions.
+  void EvictRetired();
+
   // Nothing is cached, whatever was locked; the pages are for the pool to take back. Takes no memory.
   void Clear();
   // Frees the least recently used unlocked leaf; false if there is none. O(log nodes + its pages).
@@ -153,7 +162,7 @@ class PrefixTree {
 
   struct ChildKey {
     NodeId parent;
-    uint32_t salt;
+    uint32_t salt, version;
     int32_t token;
     bool operator==(const ChildKey&) const = default;
   };
@@ -163,9 +172,9 @@ class PrefixTree {
 
   NodeId NewNode();
   void Remove(NodeId id);
-  ChildKey KeyOf(const Node& node) const { return {node.parent, node.salt, node.tokens.front()}; }
+  ChildKey KeyOf(const Node& node) const { return {node.parent, node.salt, node.version, node.tokens.front()}; }
   bool IsEvictable(NodeId id) const;
-  // Keeps evictable_ in step around a change of a node's locks, children or last_use.
+  // Keeps evictable_ in step around a change of a node's locks, children, last_use or version.
   void LeaveLru(NodeId id);
   void EnterLru(NodeId id);
 
@@ -176,6 +185,7 @@ class PrefixTree {
   LruSet evictable_;
   uint64_t clock_ = 0;
   uint64_t last_serial_ = 0;
+  uint32_t version_ = 0;
   int32_t num_nodes_ = 0;
   int64_t locked_tokens_ = 0;
 };

@@ -176,7 +176,6 @@ class EngineImpl final : public Engine {
   std::atomic<bool> weights_are_whole_{true}, holds_new_{false};
   mutable std::mutex version_mutex_;  // guards version_
   WeightVersion version_;
-  std::vector<Request> repins_;  // compute pinned prompts anew, once weights are whole
 
   Emitter emitter_;  // last, so that it is done before what it refers to goes
 };
@@ -311,7 +310,7 @@ Result<WeightVersion> EngineImpl::WaitAndReplaceWeights(const WeightSource& sour
     {
       const std::lock_guard between_steps(stepping_);
       if (books_in_doubt_) StartOver();
-      if (options.when == UpdateWhen::kAbort || !HasBegun()) {
+      if (options.when != UpdateWhen::kWait || !HasBegun()) {
         Result<WeightVersion> replaced = KeepBooks([&] { return ReplaceWeights(source, options); });
         ForgetDone();
         return replaced;
@@ -323,19 +322,16 @@ Result<WeightVersion> EngineImpl::WaitAndReplaceWeights(const WeightSource& sour
 }
 
 Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, const UpdateOptions& options) {
-  const auto end_all = [this](FinishReason reason, const Status& status, bool begun_only) {
-    for (RequestState* const request : requests_.FindUnfinished()) {
-      if (request->has_begun() || !begun_only) committer_.EndRequest(request, reason, status);
-    }
-    scheduler_.RemoveStopped();
-  };
   COPPICE_RETURN_IF_ERROR(Quiesce());
-  end_all(FinishReason::kCancelled, OkStatus(), /*begun_only=*/true);
-  prefixes_.LetGo(&repins_);
-  cache_.DropCached();
+  for (RequestState* const request : requests_.FindUnfinished()) {
+    const bool ends = request->repins || (request->has_begun() && options.when != UpdateWhen::kKeep);
+    if (ends) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
+  }
+  scheduler_.RemoveStopped();
+  prefixes_.LetGo();
+  cache_.Retire();
   const Status updated = runner_.UpdateWeights(source);
   weights_are_whole_ = runner_.weights_are_whole();
-  if (!weights_are_whole_) end_all(FinishReason::kError, CheckWeightsAreWhole(), /*begun_only=*/false);
   WeightVersion version;
   {
     const std::lock_guard lock(version_mutex_);
@@ -346,12 +342,6 @@ Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, con
   events_.set_weight_version(version.number);
   prefixes_.set_weight_version(version.number);
   if (!updated.ok()) return updated;
-  if (!weights_are_whole_) return version;
-  for (Request& request : std::exchange(repins_, {})) {
-    RequestPtr own = MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_);
-    own->repins = true;
-    inbox_.AddOwn(std::move(own));
-  }
   return version;
 }
 
@@ -454,6 +444,13 @@ Result<bool> EngineImpl::RunStep() {
 
 Result<bool> EngineImpl::TakeInbox() {
   prefixes_.ApplyUnpins();
+  if (weights_are_whole_) {
+    for (Request& request : prefixes_.TakeRepins()) {
+      RequestPtr own = MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_);
+      own->repins = true;
+      inbox_.AddOwn(std::move(own));
+    }
+  }
   inbox_.Take(&arrivals_);
   for (RequestPtr& arrived : arrivals_.requests) {
     RequestState* const request = requests_.Add(std::move(arrived));

@@ -27,6 +27,7 @@ KvOrigin Prefixes::origin() const {
 
 Status Prefixes::Unpin(const std::string& name) {
   const std::lock_guard lock(mutex_);
+  untaken_.erase(name);
   if (let_go_.erase(name) > 0) return OkStatus();
   const auto pinned = pinned_.find(name);
   if (pinned == pinned_.end()) return NotPinned(name);
@@ -37,7 +38,10 @@ Status Prefixes::Unpin(const std::string& name) {
 
 Status Prefixes::CheckPinned(const std::string& name) const {
   const std::lock_guard lock(mutex_);
-  return pinned_.contains(name) ? OkStatus() : NotPinned(name);
+  if (pinned_.contains(name)) return OkStatus();
+  if (!let_go_.contains(name)) return NotPinned(name);
+  return FailedPrecondition("the prompt that is pinned as \"" + name +
+                            "\" is to be computed anew, since the weights have changed: save it once a step has done so");
 }
 
 void Prefixes::ApplyUnpins() {
@@ -54,6 +58,7 @@ void Prefixes::Clear() {
   pinned_.clear();
   unpinned_.clear();
   let_go_.clear();
+  untaken_.clear();
 }
 
 void Prefixes::Pin(const RequestState& request, BranchId branch) {
@@ -61,6 +66,12 @@ void Prefixes::Pin(const RequestState& request, BranchId branch) {
   {
     const std::lock_guard lock(mutex_);
     if (let_go_.erase(name) == 0 && request.repins) return;
+    untaken_.erase(name);
+    if (!cache_.IsCurrent(branch)) {
+      const Request& params = request.params;
+      return LetGo(name, {.tokens = params.prompt_ids, .salt = params.cache_salt, .private_begin = params.cache_private_begin},
+                   params.cache_tenant);
+    }
   }
   cache_.Pin(name, branch);
   NotePin(name, request.params.cache_tenant);
@@ -72,23 +83,36 @@ void Prefixes::NotePin(const std::string& name, const CacheTenant& tenant) {
   pinned_.insert_or_assign(name, tenant);
 }
 
-void Prefixes::LetGo(std::vector<Request>* requests) {
+void Prefixes::LetGo() {
   ApplyUnpins();
   const std::lock_guard lock(mutex_);
   for (const auto& [name, tenant] : pinned_) {
-    KvCache::PinnedPrompt pinned = cache_.FindPinned(name).value();
-    Request& request = requests->emplace_back();
-    request.prompt_ids = std::move(pinned.tokens);
-    request.max_tokens = 0;
-    request.cache_salt = std::move(pinned.salt);
-    request.cache_private_begin = pinned.private_begin;
-    request.cache_tenant = tenant;
-    request.pin_prompt_as = name;
-    request.priority = std::numeric_limits<int32_t>::min();
-    let_go_.insert(name);
+    LetGo(name, cache_.FindPinned(name).value(), tenant);
     cache_.Unpin(name);
   }
   pinned_.clear();
+  for (const auto& [name, request] : let_go_) untaken_.insert(name);
+}
+
+void Prefixes::LetGo(const std::string& name, KvCache::PinnedPrompt prompt, const CacheTenant& tenant) {
+  Request request;
+  request.prompt_ids = std::move(prompt.tokens);
+  request.max_tokens = 0;
+  request.cache_salt = std::move(prompt.salt);
+  request.cache_private_begin = prompt.private_begin;
+  request.cache_tenant = tenant;
+  request.pin_prompt_as = name;
+  request.priority = std::numeric_limits<int32_t>::min();
+  let_go_.insert_or_assign(name, std::move(request));
+  untaken_.insert(name);
+}
+
+std::vector<Request> Prefixes::TakeRepins() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Request> requests;
+  for (const std::string& name : untaken_) requests.push_back(let_go_.at(name));
+  untaken_.clear();
+  return requests;
 }
 
 Result<StoredPrefix> Prefixes::Copy(const std::string& name) const {

@@ -31,7 +31,7 @@ class Prefixes {
 
   // NOT_FOUND if nothing is pinned under that name (yet). ApplyUnpins lets the prompt go.
   Status Unpin(const std::string& name);
-  // NOT_FOUND likewise.
+  // NOT_FOUND likewise; FAILED_PRECONDITION where its prompt is to be computed anew.
   Status CheckPinned(const std::string& name) const;
 
   // What files of these prefixes say that their KV is of, and what those to be read must say: the model as it was loaded, and the
@@ -42,17 +42,22 @@ class Prefixes {
   // Nothing is pinned: the cache was cleared.
   void Clear();
   // Pins the computed prompt of a request's branch under the name that the request gives it; a pin of the same name is moved. One
-  // that was let go is pinned anew by the request that LetGo made of it, unless its name was unpinned or taken meanwhile.
+  // that was let go is pinned anew by the request that TakeRepins made of it, unless its name was unpinned or taken meanwhile. A
+  // branch with KV of older weights is let go at once.
   void Pin(const RequestState& request, BranchId branch);
-  // Lets go of the pages of all pins, since they hold KV of other weights. Adds requests that compute the prompts anew, after all
-  // others that wait.
-  void LetGo(std::vector<Request>* requests);
+  // Lets go of the pages of all pins, since they hold KV of other weights.
+  void LetGo();
+  // Requests that compute anew, after all others that wait, what was let go since the last call; after LetGo(), whatever was let go
+  // and is not pinned yet.
+  std::vector<Request> TakeRepins();
   // A copy of a pinned prompt and its KV. REQUIRES: CheckPinned; no step is under way, no edits wait for one.
   Result<StoredPrefix> Copy(const std::string& name) const;
   // Puts a tenant's prefix into the cache and pins it; errors as KvCache::Restore. REQUIRES: as Copy, but CheckPinned.
   Status Restore(const std::string& name, const StoredPrefix& prefix, const CacheTenant& tenant);
 
  private:
+  // REQUIRES: mutex_.
+  void LetGo(const std::string& name, KvCache::PinnedPrompt prompt, const CacheTenant& tenant);
   // `name` is pinned now, for a tenant; an Unpin that was not applied meant the prompt before this one.
   void NotePin(const std::string& name, const CacheTenant& tenant);
 
@@ -63,7 +68,8 @@ class Prefixes {
   mutable std::mutex mutex_;                   // guards what follows
   std::map<std::string, CacheTenant> pinned_;  // whose they are, by name
   std::vector<std::string> unpinned_;          // names that the cache is to let go
-  std::set<std::string> let_go_;               // names whose prompts are to be computed anew
+  std::map<std::string, Request> let_go_;      // what computes prompts anew, by name
+  std::set<std::string> untaken_;              // names of them that TakeRepins has not given
 };
 
 }  // namespace coppice

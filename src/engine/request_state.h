@@ -106,7 +106,7 @@ struct alignas(kCacheLine) RequestState {
   bool has_stops = false;      // stop strings: the step decodes its text, since that decides when a sample ends
   bool has_penalties = false;  // of params.sampling
   bool has_constraint = false;
-  bool repins = false;       // the engine's own: computes a pinned prompt anew (Prefixes::LetGo)
+  bool repins = false;       // the engine's own: computes a pinned prompt anew (Prefixes::TakeRepins)
   bool forked = false;       // its samples are sequences of their own: the prompt is computed, or its last step launched
   uint8_t top_logprobs = 0;  // params.top_logprobs
   SharedReads shared_reads;  // of committed steps

@@ -1,5 +1,6 @@
-// Weights replaced while requests run, wait, are pinned and fail: every token is what the weights of its version say after KV of
-// the same version. Around a FakeRunner, whose weight is its seed, and which checks that all KV that it reads is of that seed.
+// Weights replaced while requests run, wait, are pinned and fail: every token is what the weights of its version say, after KV of
+// the same version but for samples that an update lets go on. Around a FakeRunner, whose weight is its seed, and which checks that
+// all KV that it reads is of that seed.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -20,9 +21,10 @@ namespace {
 
 // What one request was told.
 struct Told {
-  std::map<int32_t, std::vector<int32_t>> tokens;  // by sample
-  std::vector<int64_t> versions;                   // of events with tokens
+  std::map<int32_t, std::vector<int32_t>> tokens;    // by sample
+  std::map<int32_t, std::vector<int64_t>> versions;  // of its tokens
   std::map<int32_t, FinishReason> reasons;
+  int32_t cached_tokens = 0;
   Status status;
   bool done = false;
 };
@@ -43,11 +45,12 @@ class UpdateHarness {
     told_.push_back(std::make_unique<Told>());
     Told* const told = told_.back().get();
     request.on_event = [told](const StreamEvent& event) {
-      if (!event.token_ids.empty()) told->versions.push_back(event.weight_version);
       std::vector<int32_t>& tokens = told->tokens[event.index];
       tokens.insert(tokens.end(), event.token_ids.begin(), event.token_ids.end());
+      told->versions[event.index].resize(tokens.size(), event.weight_version);
       if (event.finish_reason) told->reasons[event.index] = *event.finish_reason;
       if (!event.status.ok()) told->status = event.status;
+      told->cached_tokens = std::max(told->cached_tokens, event.cached_tokens);
       told->done |= event.request_done;
     };
     ids_.push_back(harness_.engine().Submit(std::move(request)).value());
@@ -68,23 +71,46 @@ class UpdateHarness {
       const Result<bool> step = harness_.engine().Step();  // its cache is not looked at: the update may be changing it
       EXPECT_TRUE(step.ok()) << step.status().ToString();
     }
-    const Status status = harness_.cache().CheckIntegrity();
-    EXPECT_TRUE(status.ok()) << status.message();
+    CheckCache();
+    was_kept_.push_back(when == UpdateWhen::kKeep);
     return updated.get();
   }
 
-  // That a request's tokens are those of its versions, all equal; its number of finished samples.
+  // Its integrity, and that what the tree finds was computed with the weights that there are.
+  void CheckCache() {
+    const KvCache& cache = harness_.cache();
+    const Status status = cache.CheckIntegrity();
+    ASSERT_TRUE(status.ok()) << status.message();
+    const int32_t page_size = cache.options().page_size;
+    for (NodeId id = 1; id < cache.tree().node_capacity(); ++id) {
+      const PrefixTree::Node& node = cache.tree().node(id);
+      if (!node.in_tree || !cache.tree().IsCurrent(id)) continue;
+      for (int32_t kv = node.begin; kv < node.ready_end; ++kv) {
+        const int64_t page = node.pages[kv / page_size - node.begin / page_size];
+        ASSERT_EQ(harness_.model().VersionAt(page * page_size + kv % page_size), harness_.model().weight_version());
+      }
+    }
+  }
+
+  // That each of a request's tokens is what its version says after those before it, and that versions change by updates alone that
+  // let samples go on; its number of finished samples.
   int CheckTokens(size_t slot, const Request& request) {
     const Told& told = *told_[slot];
     EXPECT_TRUE(told.done);
     int finished = 0;
-    for (const int64_t version : told.versions) EXPECT_EQ(version, told.versions.front());
+    int64_t first = -1;  // version
     for (const auto& [sample, tokens] : told.tokens) {
       if (tokens.empty()) continue;
-      const std::vector<int32_t> expected =
-          models_[told.versions.front() % kSeeds.size()]->GreedyAfter(request.prompt_ids, request.max_tokens);
-      EXPECT_LE(tokens.size(), expected.size());
-      EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), expected.begin())) << "version " << told.versions.front();
+      const std::vector<int64_t>& versions = told.versions.at(sample);
+      if (first < 0) first = versions.front();
+      std::vector<int32_t> text = request.prompt_ids;
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        EXPECT_EQ(tokens[i], models_[versions[i] % kSeeds.size()]->model().GreedyAfter(text)) << "version " << versions[i];
+        text.push_back(tokens[i]);
+        for (int64_t v = i == 0 ? std::min(first, versions[0]) : versions[i - 1]; v < std::max(first, versions[i]); ++v)
+          EXPECT_TRUE(was_kept_[v]) << "the update to version " << v + 1;
+        EXPECT_GE(versions[i], versions[std::max<size_t>(i, 1) - 1]);
+      }
       finished += told.reasons.at(sample) == FinishReason::kLength;
     }
     return finished;
@@ -99,6 +125,7 @@ class UpdateHarness {
   std::vector<std::unique_ptr<EngineHarness>> models_;  // what each seed says
   std::vector<std::unique_ptr<Told>> told_;             // outlives the engine
   std::vector<RequestId> ids_;
+  std::vector<bool> was_kept_;  // by update: what ran went on
   EngineHarness harness_;
 };
 
@@ -125,7 +152,7 @@ TEST(WeightUpdate, AbortEndsWhatRunsAndWhatWaitsIsComputedWithTheNewWeights) {
   for (const auto& [sample, reason] : harness.told(runs).reasons) EXPECT_EQ(reason, FinishReason::kCancelled) << sample;
   EXPECT_EQ(harness.CheckTokens(runs, request), 0);
   EXPECT_EQ(harness.CheckTokens(waits, request), 1);
-  EXPECT_EQ(harness.told(waits).versions.front(), 1);
+  EXPECT_EQ(harness.told(waits).versions.at(0).front(), 1);
   EXPECT_EQ(harness.engine().Metrics().last_step.weight_version, 1);
 }
 
@@ -142,8 +169,51 @@ TEST(WeightUpdate, WaitLetsWhatRunsFinishAndNothingElseBegins) {
   harness.harness().RunToEnd();
   for (const size_t slot : {runs, waits}) {
     EXPECT_EQ(harness.CheckTokens(slot, request), 1);
-    EXPECT_EQ(harness.told(slot).versions.front(), slot == waits ? 1 : 0);
+    EXPECT_EQ(harness.told(slot).versions.at(0).front(), slot == waits ? 1 : 0);
   }
+}
+
+TEST(WeightUpdate, KeepLetsWhatRunsGoOnWithTheKvThatItHasAlone) {
+  UpdateHarness harness(kConfig);
+  const Request request = Greedy(Prompt(21), 16, /*n=*/2);
+  const size_t runs = harness.Submit(request);
+  harness.harness().Step(6);
+  ASSERT_TRUE(harness.Update(UpdateWhen::kKeep).ok());
+  EXPECT_GT(harness.engine().Metrics().running, 0);
+  const size_t comes = harness.Submit(request);
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.CheckTokens(runs, request), 2);
+  EXPECT_EQ(harness.CheckTokens(comes, request), 2);
+  for (const auto& [sample, versions] : harness.told(runs).versions) {
+    EXPECT_EQ(versions.front(), 0) << sample;
+    EXPECT_EQ(versions.back(), 1) << sample;
+  }
+  EXPECT_EQ(harness.told(comes).versions.at(0).front(), 1);
+  EXPECT_EQ(harness.told(comes).cached_tokens, 0) << "of a prompt whose KV other weights made";
+  harness.CheckCache();
+  // What the samples of two versions made is gone with them.
+  harness.harness().cache().DropCached();
+  EXPECT_EQ(harness.harness().cache().usage().pages_owned, 0);
+}
+
+// A prompt that is computed in part before an update is pinned when it was computed anew.
+TEST(WeightUpdate, KeepPinsNoPromptOfTwoVersions) {
+  UpdateHarness harness(kConfig);
+  Request pin = Greedy(Prompt(40), 0);
+  pin.pin_prompt_as = "pinned";
+  harness.Submit(pin);
+  harness.harness().Step(1);
+  ASSERT_TRUE(harness.Update(UpdateWhen::kKeep).ok());
+  harness.harness().RunToEnd();
+  ASSERT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
+  EXPECT_EQ(harness.harness().cache().FindPinned("pinned")->tokens, Prompt(40));
+  harness.CheckCache();
+  ASSERT_TRUE(harness.Update(UpdateWhen::kKeep).ok());
+  harness.harness().Step(1);  // of the prompt that is computed anew
+  ASSERT_TRUE(harness.Update(UpdateWhen::kAbort).ok());
+  harness.harness().RunToEnd();
+  EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
+  harness.CheckCache();
 }
 
 TEST(WeightUpdate, NothingCachedOutlivesIt) {
@@ -177,6 +247,7 @@ TEST(WeightUpdate, APinnedPromptIsComputedAnew) {
   ASSERT_TRUE(harness.engine().SavePrefix("kept", path).ok());
   ASSERT_TRUE(harness.Update(UpdateWhen::kWait).ok());
   EXPECT_EQ(harness.engine().LoadPrefix("old", path, {}).code(), StatusCode::kInvalidArgument) << "KV of other weights";
+  EXPECT_EQ(harness.engine().SavePrefix("kept", path).code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(harness.engine().Unpin("let go").ok());
   Request other = Greedy(Prompt(12, 77), 0);
   other.pin_prompt_as = "taken";
@@ -236,12 +307,12 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
   const size_t after = harness.Submit(request);
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.CheckTokens(after, request), 1);
-  EXPECT_EQ(harness.told(after).versions.front(), 2);
+  EXPECT_EQ(harness.told(after).versions.at(0).front(), 2);
 }
 
 // Updates, failures among them, amid submissions, cancellations, pins and failing steps, with steps ahead; CheckIntegrity after
 // every step. COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.
-TEST(WeightUpdate, RandomTrafficIsOfOneVersionEach) {
+TEST(WeightUpdate, RandomTrafficSaysWhatItsVersionsSay) {
   constexpr int kEventsPerRound = 1000;
   const int rounds = std::getenv("COPPICE_LONG_TEST") != nullptr ? 1000 : 10;
   std::mt19937 random(5);
@@ -270,7 +341,7 @@ TEST(WeightUpdate, RandomTrafficIsOfOneVersionEach) {
       if (random() % 50 == 0) {
         const bool fails = random() % 5 == 0;
         if (fails) harness.harness().model().FailNextUpdate(Internal("at random"));
-        is_whole = harness.Update(random() % 2 == 0 ? UpdateWhen::kWait : UpdateWhen::kAbort).ok();
+        is_whole = harness.Update(std::array{UpdateWhen::kWait, UpdateWhen::kAbort, UpdateWhen::kKeep}[random() % 3]).ok();
         ASSERT_EQ(is_whole, !fails);
         ++updates;
       }
@@ -279,8 +350,7 @@ TEST(WeightUpdate, RandomTrafficIsOfOneVersionEach) {
       const Result<bool> step = harness.engine().Step();
       ASSERT_TRUE(step.ok() || fails) << step.status().ToString();
       harness.harness().model().FailNext(OkStatus());
-      const Status status = harness.harness().cache().CheckIntegrity();
-      ASSERT_TRUE(status.ok()) << status.message() << " after event " << event;
+      ASSERT_NO_FATAL_FAILURE(harness.CheckCache()) << "after event " << event;
     }
     if (!is_whole) {
       ASSERT_TRUE(harness.Update(UpdateWhen::kWait).ok());

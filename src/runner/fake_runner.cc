@@ -22,7 +22,15 @@ uint64_t Extend(uint64_t path, int32_t token) {
   return (Mix(path + static_cast<uint64_t>(token) + 1) & ~kTokenBits) | static_cast<uint64_t>(token);
 }
 
+constexpr int kVersionShift = 16;
+
+uint64_t ExtendKv(uint64_t before, int32_t token, uint8_t version) {
+  return (Extend(before + (uint64_t{version} << 32), token) & ~(uint64_t{0xff} << kVersionShift)) | uint64_t{version}
+                                                                                                        << kVersionShift;
+}
+
 int32_t TokenOf(uint64_t slot) { return static_cast<int32_t>(slot & kTokenBits); }
+uint8_t VersionOf(uint64_t slot) { return static_cast<uint8_t>(slot >> kVersionShift); }
 
 RunnerInfo InfoOf(const FakeRunner::Options& options) {
   RunnerInfo info{.fingerprint = "fake", .kv_dtype = DType::kF32, .kv_bytes_per_token = sizeof(uint64_t)};
@@ -72,6 +80,7 @@ FakeRunner::FakeRunner(const Options& options, std::unique_ptr<attention::Attent
                   .executor = executor,
                   .distributions = std::move(distributions)}),
       options_(options),
+      loaded_seed_(options.seed),
       plan_(static_cast<const WatchedPlan&>(*plans().front())),
       page_size_(options.page_size),
       memory_(static_cast<size_t>(options.num_pages) * options.page_size) {
@@ -124,6 +133,7 @@ Result<std::unique_ptr<WeightSource>> FakeRunner::PrepareUpdate(TensorMap tensor
 
 Status FakeRunner::UpdateWeights(const WeightSource& source) {
   is_whole_ = false;
+  ++version_;
   if (!update_failure_.ok()) return std::exchange(update_failure_, OkStatus());
   float seed;
   std::memcpy(&seed, source.tensors().begin()->second.data.data(), sizeof(seed));
@@ -131,6 +141,8 @@ Status FakeRunner::UpdateWeights(const WeightSource& source) {
   is_whole_ = true;
   return OkStatus();
 }
+
+uint8_t FakeRunner::VersionAt(int64_t slot) const { return VersionOf(memory_[slot]); }
 
 Status FakeRunner::MoveSlots(std::span<const attention::SlotMove> moves) {
   for (const auto [from, to] : moves) memory_[to] = memory_[from];
@@ -202,23 +214,26 @@ Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch) {
                (forest.query_tree_mask[row] >> (kv_index - queries_begin) & 1) != 0;
       };
       COPPICE_CHECK(sees(own));
-      uint64_t path = options_.seed;  // KV is of the model that made it
+      uint64_t path = loaded_seed_;
+      uint8_t version = 0;
       history_.clear();
-      for (int32_t k = 0; k < own; ++k) {
-        if (!sees(k)) continue;
-        const uint64_t kv = memory_[slot_of(k)];
-        path = Extend(path, TokenOf(kv));
-        history_.push_back(TokenOf(kv));
+      const auto read = [&](int32_t kv_index, int32_t token) {
+        const uint64_t kv = memory_[slot_of(kv_index)];
+        COPPICE_CHECK(VersionOf(kv) >= version);
+        version = VersionOf(kv);
+        path = ExtendKv(path, token, version);
         COPPICE_CHECK(kv == path);
+        history_.push_back(token);
+      };
+      for (int32_t k = 0; k < own; ++k) {
+        if (sees(k)) read(k, TokenOf(memory_[slot_of(k)]));
       }
       COPPICE_CHECK(batch.positions[row] == static_cast<int32_t>(history_.size()));
-      path = Extend(path, batch.token_ids[row]);
-      history_.push_back(batch.token_ids[row]);
       if (const int64_t slot = batch.slot_mapping[row]; slot >= 0) {
         COPPICE_CHECK(slot == slot_of(own));
-        memory_[slot] = path;
+        memory_[slot] = ExtendKv(path, batch.token_ids[row], version_);
       }
-      COPPICE_CHECK(memory_[slot_of(own)] == path);
+      read(own, batch.token_ids[row]);  // of what was computed before, where it is computed again for its logits alone
       states_[row] = StateAfter(history_);
     }
   }

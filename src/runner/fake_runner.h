@@ -16,8 +16,9 @@
 
 namespace coppice {
 
-// Each slot of KV holds the hash of the path up to its token, and in its lowest 16 bits the token. Attention is played by walking a
-// query's whole row and checking that every slot continues the one before it; the plan must cover that row.
+// Each slot of KV holds the hash of the path up to its token, in its lowest 16 bits the token, and in the next 8 the version of the
+// weights that made it. Attention is played by walking a query's whole row and checking that every slot continues the one before
+// it, in no older version; the plan must cover that row.
 class FakeRunner final : public HostRunner {
  public:
   struct Options {
@@ -43,6 +44,10 @@ class FakeRunner final : public HostRunner {
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override;
   bool weights_are_whole() const override { return is_whole_; }
+  // Of updates, failed ones included.
+  uint8_t weight_version() const { return version_; }
+  // Of the weights that made the KV in a slot.
+  uint8_t VersionAt(int64_t slot) const;
   // The next update fails half-way.
   void FailNextUpdate(Status status) { update_failure_ = std::move(status); }
 
@@ -68,6 +73,7 @@ class FakeRunner final : public HostRunner {
   class WatchedPlan;
 
   Options options_;
+  const uint64_t loaded_seed_;
   const WatchedPlan& plan_;
   int32_t page_size_;
   std::vector<uint64_t> memory_;
@@ -78,6 +84,7 @@ class FakeRunner final : public HostRunner {
   int32_t largest_batch_ = 0;
   Status failure_, update_failure_;
   bool is_whole_ = true;
+  uint8_t version_ = 0;
   std::function<bool(int64_t)> fails_;
   int64_t num_steps_ = 0;
 };

@@ -352,8 +352,9 @@ class Engine {
   // Writes the prompt that is pinned under `name`, tokens and KV, to a file that LoadPrefix reads. Called by any thread but not
   // from on_event: waits for the end of the step that runs, copies, lets the steps go on, and returns when the file is on the disk.
   // The file is replaced whole or not at all; it holds the prompt and its salt, and who may read it follows from the umask.
-  // NOT_FOUND if nothing is pinned under that name (yet); INVALID_ARGUMENT if `path` is no regular file, or holds anything else
-  // than a prefix; an error with the system's reason if the file cannot be written.
+  // NOT_FOUND if nothing is pinned under that name (yet); FAILED_PRECONDITION if the prompt is to be computed anew, after
+  // UpdateWeights; INVALID_ARGUMENT if `path` is no regular file, or holds anything else than a prefix; an error with the system's
+  // reason if the file cannot be written.
   virtual Status SavePrefix(const std::string& name, const std::string& path) = 0;
   // Reads such a file and pins its prompt under `name`, as if it had been computed here for `tenant`, whom the file does not tell;
   // what is cached of it already is kept.
@@ -362,10 +363,10 @@ class Engine {
   // says that a request computes a part of this prompt right now; the engine is then as it was.
   virtual Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) = 0;
   // Replaces weights, some or all of them, in place, and returns the version that they make. Called as SavePrefix. What is cached
-  // is dropped, so that no token is computed with KV of other weights; a pinned prompt keeps its name and is computed anew, and
-  // until then SavePrefix says NOT_FOUND; files of prefixes that other weights made are refused. With UpdateWhen::kWait it returns
-  // when all that runs has finished, for which somebody must step the engine.
-  // INVALID_ARGUMENT or UNIMPLEMENTED: a name, shape or dtype that the model does not have, and nothing is changed;
+  // is dropped, so that no token is computed with KV of other weights, but for samples that UpdateWhen::kKeep lets go on; a pinned
+  // prompt keeps its name and is computed anew, until when SavePrefix says FAILED_PRECONDITION; files of prefixes that other
+  // weights made are refused. With UpdateWhen::kWait it returns when all that runs has finished: the engine must be stepped
+  // meanwhile. INVALID_ARGUMENT or UNIMPLEMENTED: a name, shape or dtype that the model does not have, and nothing is changed;
   // FAILED_PRECONDITION: likewise, the weights are held as a file stores them, quantised (load the model with WeightForm::kBF16 or
   // kF32). Any other error may leave a mixture of weights: all requests end with UNAVAILABLE, as those that come, until an update
   // of all weights has come.

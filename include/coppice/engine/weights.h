@@ -24,8 +24,16 @@ struct WeightTensor {
 enum class UpdateWhen : uint8_t {
   kWait,   // they finish first, and no other request begins
   kAbort,  // they end at once, with FinishReason::kCancelled
+  kKeep,   // they go on with the new weights and the KV that they have, which no other request reads from then on
 };
-constexpr const char* Name(UpdateWhen when) { return when == UpdateWhen::kWait ? "wait" : "abort"; }
+constexpr const char* Name(UpdateWhen when) {
+  switch (when) {
+    case UpdateWhen::kWait: return "wait";
+    case UpdateWhen::kAbort: return "abort";
+    case UpdateWhen::kKeep: return "keep";
+  }
+  return "";
+}
 
 struct UpdateOptions {
   UpdateWhen when = UpdateWhen::kWait;
