@@ -42,4 +42,8 @@ Result<Buffer> Buffer::Allocate(size_t bytes) {
   return buffer;
 }
 
+void Buffer::Discard() {
+  if (size_ > 0) madvise(data_.get(), data_.get_deleter().mapped_bytes, MADV_DONTNEED);
+}
+
 }  // namespace coppice

@@ -24,6 +24,9 @@ class Buffer {
   // Zero-filled memory of `bytes` bytes. RESOURCE_EXHAUSTED, with the size, if the system refuses.
   static Result<Buffer> Allocate(size_t bytes);
 
+  // Gives the memory back to the system until it is touched again, when it is zero.
+  void Discard();
+
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }

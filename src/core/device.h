@@ -20,6 +20,8 @@ namespace coppice {
 enum class MemoryKind : uint8_t {
   kDevice,      // what kernels read and write; on a CPU the host's
   kHostPinned,  // page-locked: copies from and to it are asynchronous; on a CPU the host's
+  kWeights,     // these two as kDevice; Device::Release gives them back for a time
+  kKv,
 };
 
 // Owned memory of one device, which outlives it. Movable, not copyable; thread-compatible.
@@ -86,6 +88,14 @@ class Device {
 
   // Zero-filled, at least 256-byte aligned (64 on a CPU). 0 bytes: an empty memory. May synchronise the device.
   virtual Result<DeviceMemory> Allocate(size_t bytes, MemoryKind kind = MemoryKind::kDevice) = 0;
+
+  // Gives all memory of a kind, kWeights or kKv, back to the system until Restore. Addresses stay, so that captured graphs and what
+  // else knows them outlive both. With `keep_content` it lies in host memory meanwhile, where a CPU's is already; else it is zero
+  // after Restore. No work that uses it is under way. An error leaves some of it released: call Restore. UNIMPLEMENTED where a GPU
+  // has no virtual memory management.
+  virtual Status Release(MemoryKind kind, bool keep_content) = 0;
+  // RESOURCE_EXHAUSTED where others have taken the memory: it can be called again.
+  virtual Status Restore(MemoryKind kind) = 0;
 
   // `to` and `from` do not overlap; each may be device or host memory. Host memory that is not page-locked makes the call wait.
   virtual Status Copy(void* to, const void* from, size_t bytes, Stream stream) = 0;

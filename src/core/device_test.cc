@@ -35,6 +35,28 @@ TEST(CpuDevice, MemoryIsZeroAlignedAndTheHosts) {
   }
 }
 
+TEST(CpuDevice, ReleasedMemoryKeepsItsAddressAndLosesItsContentUnlessThatIsKept) {
+  const auto device = Device::CreateCpu(nullptr);
+  constexpr size_t kBytes = size_t{8} << 20;
+  const DeviceMemory kv = device->Allocate(kBytes, MemoryKind::kKv).value();
+  const DeviceMemory weights = device->Allocate(1000, MemoryKind::kWeights).value();
+  const auto fill = [](const DeviceMemory& memory) { std::fill_n(memory.data(), memory.size(), std::byte{7}); };
+  const auto holds = [](const DeviceMemory& memory, int value) {
+    return std::all_of(memory.data(), memory.data() + memory.size(), [=](std::byte b) { return b == std::byte(value); });
+  };
+  fill(kv);
+  fill(weights);
+  ASSERT_TRUE(device->Release(MemoryKind::kKv, /*keep_content=*/false).ok());
+  ASSERT_TRUE(device->Release(MemoryKind::kWeights, /*keep_content=*/true).ok());
+  ASSERT_TRUE(device->Restore(MemoryKind::kKv).ok());
+  EXPECT_TRUE(holds(kv, 0));
+  EXPECT_TRUE(holds(weights, 7));
+  fill(kv);
+  ASSERT_TRUE(device->Release(MemoryKind::kWeights, /*keep_content=*/false).ok());
+  EXPECT_TRUE(holds(weights, 0));
+  EXPECT_TRUE(holds(kv, 7));
+}
+
 TEST(CpuDevice, WhatCannotBeIsAStatus) {
   const auto device = Device::CreateCpu(nullptr);
   EXPECT_EQ(device->Allocate(std::numeric_limits<size_t>::max() / 2).status().code(), StatusCode::kResourceExhausted);

@@ -276,10 +276,24 @@ void TakeDefaults(const Checkpoint& checkpoint, EngineParts* parts) {
 
 }  // namespace
 
+namespace {
+
+Result<std::unique_ptr<Checkpoint>> OpenCheckpoint(const EngineOptions& options) {
+  return options.experiment.random_weights ? MakeRandomCheckpoint(options.model_path) : Checkpoint::Open(options.model_path);
+}
+
+// The model's file again, if it is the one that was loaded.
+Result<std::unique_ptr<WeightSource>> ReopenWeights(const EngineOptions& options, const std::string& fingerprint) {
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, OpenCheckpoint(options));
+  if (checkpoint->Fingerprint() != fingerprint)
+    return FailedPrecondition(options.model_path + " has changed since it was loaded: restore it, or make another engine");
+  return std::unique_ptr<WeightSource>(std::move(checkpoint));
+}
+
+}  // namespace
+
 Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, given.experiment.random_weights
-                                                                             ? MakeRandomCheckpoint(given.model_path)
-                                                                             : Checkpoint::Open(given.model_path));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenCheckpoint(given));
   const ModelConfig& config = checkpoint->config();
 
   EngineParts parts{.options = given};
@@ -307,6 +321,7 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
     options.chunk = SmallestGoodChunk(parts.chunk_probe);
   }
   if (options.chunk == 0) options.chunk = options.max_batch_tokens;
+  parts.open_weights = [given, fingerprint = checkpoint->Fingerprint()] { return ReopenWeights(given, fingerprint); };
   return parts;
 }
 

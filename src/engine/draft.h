@@ -62,6 +62,9 @@ class Drafter {
   virtual bool guesses_freely() const { return false; }
   // Forgets all sequences, also where a call that threw has left things half done.
   virtual void Clear() {}
+  // As Runner::Sleep, with weights that are kept, and Wake. REQUIRES: Clear comes first.
+  virtual Status Sleep() { return OkStatus(); }
+  virtual Status Wake() { return OkStatus(); }
   // KV that drafting itself has read so far, all layers.
   virtual int64_t kv_bytes_read() const { return 0; }
 };

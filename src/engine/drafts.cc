@@ -76,6 +76,11 @@ void Drafts::Clear() {
   if (drafter_) drafter_->Clear();
 }
 
+Status Drafts::Sleep() {
+  Clear();
+  return drafter_ ? drafter_->Sleep() : OkStatus();
+}
+
 // Deeper while everything is accepted, else as deep as it just went and one more.
 void Drafts::NoteAccepted(Sequence* sequence, int32_t drafts, int32_t accepted) const {
   int32_t depth = 0;

@@ -40,6 +40,9 @@ class Drafts {
   std::span<const DraftRequest> asked() const { return asked_; }
   // Forgets all sequences, also where a call that threw has left things half done.
   void Clear();
+  // Clear, and the drafter's memory is given back; see Drafter.
+  Status Sleep();
+  Status Wake() { return drafter_ ? drafter_->Wake() : OkStatus(); }
   // Of the first `drafts` tokens of a sequence's draft, `accepted` were what the model says.
   void NoteAccepted(Sequence* sequence, int32_t drafts, int32_t accepted) const;
   // A step without prompt rows was committed.

@@ -83,30 +83,44 @@ class EngineImpl final : public Engine {
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) override;
   Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) override;
+  Status Pause(const PauseOptions& options) override;
+  Status Resume() override;
+  Status Sleep(const SleepOptions& options) override;
+  Status Wake(const WakeOptions& options) override;
   WeightVersion weight_version() const override {
     const std::lock_guard lock(version_mutex_);
     return version_;
   }
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
-  EngineLoad Load() const override { return {.waiting = inbox_.waiting(), .running = metrics_.running(), .updating = holds_new_}; }
+  EngineLoad Load() const override {
+    return {.waiting = inbox_.waiting(), .running = metrics_.running(), .draining = holds_new_, .state = state_};
+  }
   EngineMetrics Metrics() const override { return metrics_.Snapshot(); }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
   Status tokenizer_status() const override { return parts_.tokenizer_status; }
   const ModelInfo& model_info() const override { return model_info_; }
 
  private:
-  // SavePrefix, LoadPrefix and Step, which may run out of memory.
+  // Calls of other threads and Step, which may run out of memory.
   Status WritePinned(const std::string& name, const std::string& path);
   Status ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant);
-  Result<WeightVersion> WaitAndReplaceWeights(const WeightSource& source, const UpdateOptions& options);
-  Result<WeightVersion> ReplaceWeights(const WeightSource& source, const UpdateOptions& options);
+  // Runs `body` between steps, once what runs has become what `mode` says.
+  template <class Body>
+  auto RunBetweenSteps(PauseMode mode, Body body) -> decltype(body());
+  // Between steps:
+  Result<WeightVersion> ReplaceWeights(const WeightSource& source, const std::string& label);
+  void LetCachedGo();  // KV that is of other weights, or gone
+  Status FallAsleep(const SleepOptions& options);
+  Status WakeUp(const WakeOptions& options);
+  Status Continue();
   void HoldNew(bool hold) {
     scheduler_.HoldNew(hold);
     holds_new_ = hold;
   }
   bool HasBegun();  // any request
   Status CheckWeightsAreWhole() const;
+  Status CheckTakesNew() const;  // requests
   Result<bool> StepOnce();
   // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
   template <class Body>
@@ -172,7 +186,9 @@ class EngineImpl final : public Engine {
   std::vector<UnderWay> under_way_;  // steps that were launched and not committed, oldest first; at most 1 + steps_ahead
   bool books_in_doubt_ = false;      // KeepBooks did not come to its end
   FairMutex stepping_;               // held by a step, and by another thread that needs what belongs to the stepping thread
-  std::mutex updating_;              // held while weights are updated, before stepping_
+  std::mutex interrupting_;          // held by UpdateWeights, Pause, Resume, Sleep and Wake, before stepping_
+  std::atomic<EngineState> state_{EngineState::kRunning};
+  std::atomic<bool> refuses_new_{false};  // while it does not run
   std::atomic<bool> weights_are_whole_{true}, holds_new_{false};
   mutable std::mutex version_mutex_;  // guards version_
   WeightVersion version_;
@@ -220,7 +236,7 @@ EngineImpl::EngineImpl(EngineParts parts)
 Result<RequestId> EngineImpl::Submit(Request request) {
   return CatchExhaustion("taking a request", [&]() -> Result<RequestId> {
     COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits_));
-    COPPICE_RETURN_IF_ERROR(CheckWeightsAreWhole());
+    COPPICE_RETURN_IF_ERROR(CheckTakesNew());
     return inbox_.Add(MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_));
   });
 }
@@ -272,6 +288,7 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, 
   const std::lock_guard between_steps(stepping_);
   if (books_in_doubt_) StartOver();
   return KeepBooks([&]() -> Status {
+    if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep: wake it to load " + path);
     if (prefix.origin != prefixes_.origin())
       return Unavailable(path + ": the engine's weights were updated while the file was read");
     COPPICE_RETURN_IF_ERROR(Quiesce());
@@ -287,62 +304,144 @@ Status EngineImpl::CheckWeightsAreWhole() const {
 
 bool EngineImpl::HasBegun() { return std::ranges::any_of(requests_.FindUnfinished(), &RequestState::has_begun); }
 
-Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) {
-  return CatchExhaustion("updating weights", [&]() -> Result<WeightVersion> {
-    COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
-    const std::lock_guard one_at_a_time(updating_);
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source, runner_.PrepareUpdate(std::move(map)));
-    struct LetNewIn {  // whatever happens
-      EngineImpl* engine;
-      ~LetNewIn() {
-        const std::lock_guard between_steps(engine->stepping_);
-        engine->HoldNew(false);
-        engine->inbox_.Wake();
-      }
-    } const let_new_in{this};
-    return WaitAndReplaceWeights(*source, options);
-  });
+Status EngineImpl::CheckTakesNew() const {
+  if (state_ == EngineState::kRunning) return CheckWeightsAreWhole();
+  return refuses_new_ ? Unavailable("the engine is " + std::string(Name(state_)) + " and takes no requests: try again later")
+                      : OkStatus();
 }
 
-Result<WeightVersion> EngineImpl::WaitAndReplaceWeights(const WeightSource& source, const UpdateOptions& options) {
+template <class Body>
+auto EngineImpl::RunBetweenSteps(PauseMode mode, Body body) -> decltype(body()) {
   constexpr auto kPoll = std::chrono::milliseconds(1);
+  struct LetNewIn {  // whatever happens
+    EngineImpl* engine;
+    ~LetNewIn() {
+      const std::lock_guard between_steps(engine->stepping_);
+      engine->HoldNew(false);
+      engine->inbox_.Wake();
+    }
+  };
+  const std::lock_guard one_at_a_time(interrupting_);
+  const LetNewIn let_new_in{this};
+  const auto run = [&]() -> decltype(body()) {
+    COPPICE_RETURN_IF_ERROR(Quiesce());
+    for (RequestState* const request : requests_.FindUnfinished()) {
+      if (mode == PauseMode::kAbort && request->has_begun()) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
+    }
+    scheduler_.RemoveStopped();
+    return body();
+  };
   while (true) {
     {
       const std::lock_guard between_steps(stepping_);
       if (books_in_doubt_) StartOver();
-      if (options.when != UpdateWhen::kWait || !HasBegun()) {
-        Result<WeightVersion> replaced = KeepBooks([&] { return ReplaceWeights(source, options); });
+      if (mode != PauseMode::kWait || !HasBegun()) {
+        auto result = KeepBooks(run);
         ForgetDone();
-        return replaced;
+        return result;
       }
+      if (state_ != EngineState::kRunning)
+        return FailedPrecondition("the engine is " + std::string(Name(state_)) +
+                                  " with samples that are kept, which will not finish: resume it, or do not wait for them");
       HoldNew(true);
     }
     std::this_thread::sleep_for(kPoll);  // of the steps that others run
   }
 }
 
-Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, const UpdateOptions& options) {
-  COPPICE_RETURN_IF_ERROR(Quiesce());
-  for (RequestState* const request : requests_.FindUnfinished()) {
-    const bool ends = request->repins || (request->has_begun() && options.when != UpdateWhen::kKeep);
-    if (ends) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
-  }
-  scheduler_.RemoveStopped();
-  prefixes_.LetGo();
-  cache_.Retire();
+Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) {
+  return CatchExhaustion("updating weights", [&]() -> Result<WeightVersion> {
+    COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source, runner_.PrepareUpdate(std::move(map)));
+    return RunBetweenSteps(options.when, [&] { return ReplaceWeights(*source, options.label); });
+  });
+}
+
+Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, const std::string& label) {
+  if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep: wake it to update its weights");
+  LetCachedGo();
   const Status updated = runner_.UpdateWeights(source);
   weights_are_whole_ = runner_.weights_are_whole();
   WeightVersion version;
   {
     const std::lock_guard lock(version_mutex_);
     ++version_.number;
-    version_.label = options.label;
+    version_.label = label;
     version = version_;
   }
   events_.set_weight_version(version.number);
   prefixes_.set_weight_version(version.number);
   if (!updated.ok()) return updated;
   return version;
+}
+
+void EngineImpl::LetCachedGo() {
+  for (RequestState* const request : requests_.FindUnfinished()) {
+    if (request->repins) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
+  }
+  scheduler_.RemoveStopped();
+  prefixes_.LetGo();
+  cache_.Retire();
+}
+
+Status EngineImpl::Pause(const PauseOptions& options) {
+  return CatchExhaustion("pausing", [&] {
+    return RunBetweenSteps(options.mode, [&]() -> Status {
+      if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep, which is more than a pause");
+      state_ = EngineState::kPaused;
+      refuses_new_ = options.refuse_new;
+      return OkStatus();
+    });
+  });
+}
+
+Status EngineImpl::Resume() {
+  return CatchExhaustion("resuming", [&] { return RunBetweenSteps(PauseMode::kKeep, [this] { return Continue(); }); });
+}
+
+Status EngineImpl::Continue() {
+  if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep: wake it");
+  if (state_ == EngineState::kPaused && !weights_are_whole_)
+    return FailedPrecondition("weights are missing: update all of them, or wake the engine so that it reads the model's file");
+  state_ = EngineState::kRunning;
+  return OkStatus();
+}
+
+Status EngineImpl::Sleep(const SleepOptions& options) {
+  return CatchExhaustion("falling asleep",
+                         [&] { return RunBetweenSteps(options.pause.mode, [&] { return FallAsleep(options); }); });
+}
+
+Status EngineImpl::FallAsleep(const SleepOptions& options) {
+  if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep already: wake it first");
+  const Status slept = runner_.Sleep(options.level == SleepLevel::kKeepWeights);
+  if (slept.code() == StatusCode::kFailedPrecondition || slept.code() == StatusCode::kUnimplemented) return slept;
+  state_ = EngineState::kAsleep;
+  refuses_new_ = options.pause.refuse_new;
+  weights_are_whole_ = runner_.weights_are_whole();
+  scheduler_.PreemptAll();
+  LetCachedGo();
+  const Status drafter_slept = drafts_.Sleep();
+  return slept.ok() ? drafter_slept : slept;
+}
+
+Status EngineImpl::Wake(const WakeOptions& options) {
+  return CatchExhaustion("waking", [&] { return RunBetweenSteps(PauseMode::kKeep, [&] { return WakeUp(options); }); });
+}
+
+Status EngineImpl::WakeUp(const WakeOptions& options) {
+  const bool was_asleep = state_ == EngineState::kAsleep;
+  if (was_asleep) {
+    COPPICE_RETURN_IF_ERROR(runner_.Wake());
+    COPPICE_RETURN_IF_ERROR(drafts_.Wake());
+    state_ = EngineState::kPaused;
+  }
+  if (options.reload && !weights_are_whole_ && parts_.open_weights) {
+    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> loaded, parts_.open_weights());
+    COPPICE_RETURN_IF_ERROR(ReplaceWeights(*loaded, /*label=*/"").status());
+    prefixes_.set_weight_version(0);  // KV of these is that of the model as it was loaded
+  }
+  return was_asleep && options.resume ? Continue() : OkStatus();
 }
 
 // ----------------------------------------------------------------------------------------------------------- the stepping thread
@@ -354,7 +453,8 @@ Result<bool> EngineImpl::Step() {
 Status EngineImpl::Run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     COPPICE_ASSIGN_OR_RETURN(const bool worked, Step());
-    if (!worked) inbox_.WaitForArrivals(stop);
+    // Of requests that wait while nothing is computed, deadlines come.
+    if (!worked) inbox_.WaitForArrivals(stop, std::chrono::milliseconds(state_ == EngineState::kRunning ? 0 : 20));
   }
   return OkStatus();
 }
@@ -411,6 +511,7 @@ Result<bool> EngineImpl::RunStep() {
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
   COPPICE_ASSIGN_OR_RETURN(const bool late, EndLateRequests());
   COPPICE_ASSIGN_OR_RETURN(const bool unheard, EndUnheardRequests());
+  if (state_ != EngineState::kRunning) return took || late || unheard;
   const int32_t samples = scheduler_.num_running();  // about as many as decode
   const size_t most_under_way = drafts_.DecideFor(samples) ? 1 : 1 + parts_.options.steps_ahead;
   while (under_way_.size() < most_under_way) {
@@ -444,7 +545,8 @@ Result<bool> EngineImpl::RunStep() {
 
 Result<bool> EngineImpl::TakeInbox() {
   prefixes_.ApplyUnpins();
-  if (weights_are_whole_) {
+  const bool computes = state_ == EngineState::kRunning;
+  if (weights_are_whole_ && computes) {
     for (Request& request : prefixes_.TakeRepins()) {
       RequestPtr own = MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_);
       own->repins = true;
@@ -457,7 +559,7 @@ Result<bool> EngineImpl::TakeInbox() {
     metrics_.totals().prompt_tokens += request->prompt_length();
     scheduler_.Add(request);
   }
-  if (!weights_are_whole_) {
+  if (!weights_are_whole_ && computes) {
     for (RequestState* const request : requests_.FindUnfinished())
       committer_.EndRequest(request, FinishReason::kError, CheckWeightsAreWhole());
   }

@@ -78,6 +78,7 @@ class EngineHarness {
     const auto distributions = std::make_shared<DraftDistributions>(config.model.vocab_size);
     auto model = std::make_unique<FakeRunner>(config.model, MakePlan(config, *parts.context), parts.threads.get(), distributions);
     model_ = model.get();
+    loaded_seed_ = static_cast<float>(config.model.seed);
     cache_ = parts.cache.get();
     parts.runner = std::move(model);
     if (config.late_runner) {
@@ -100,6 +101,11 @@ class EngineHarness {
       draft_cache_ = &drafter->cache();
       parts.drafter = std::move(drafter);
     }
+    parts.open_weights = [this] {
+      const auto bytes = std::as_bytes(std::span(&loaded_seed_, 1));
+      return model_->PrepareUpdate(
+          {{std::string(FakeRunner::kSeedTensor), {.type = StoredType::kF32, .shape = {1}, .data = bytes}}});
+    };
     engine_ = MakeEngine(std::move(parts));
   }
 
@@ -195,6 +201,7 @@ class EngineHarness {
         .value();
   }
 
+  float loaded_seed_ = 0;  // what its "file" holds
   FakeRunner* model_;
   KvCache* cache_;
   const KvCache* draft_cache_ = nullptr;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "coppice/engine/engine.h"
 #include "core/thread_pool.h"
 #include "engine/draft.h"
+#include "model/weight_source.h"
 #include "runner/runner.h"
 #include "tokenizer/tokenizer.h"
 
@@ -30,6 +32,8 @@ struct EngineParts {
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Drafter> drafter;  // null: no speculative decoding
+  // The weights as they were loaded; null: there are none to be read again.
+  std::function<Result<std::unique_ptr<WeightSource>>()> open_weights;
 };
 
 std::unique_ptr<Engine> MakeEngine(EngineParts parts);

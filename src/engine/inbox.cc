@@ -108,9 +108,14 @@ bool Inbox::has_requests() const {
   return !arrivals_.requests.empty();
 }
 
-void Inbox::WaitForArrivals(std::stop_token stop) {
+void Inbox::WaitForArrivals(std::stop_token stop, std::chrono::milliseconds at_most) {
+  const auto has_come = [this] { return woken_ || !arrivals_.requests.empty() || !arrivals_.cancelled.empty(); };
   std::unique_lock lock(mutex_);
-  arrived_.wait(lock, std::move(stop), [this] { return woken_ || !arrivals_.requests.empty() || !arrivals_.cancelled.empty(); });
+  if (at_most.count() == 0) {
+    arrived_.wait(lock, std::move(stop), has_come);
+  } else {
+    arrived_.wait_for(lock, std::move(stop), at_most, has_come);
+  }
 }
 
 void Inbox::Forget(std::span<const RequestId> done) {

@@ -4,6 +4,7 @@
 // Layer: engine.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -47,8 +48,8 @@ class Inbox {
   // Replaces `arrivals` with what has come since the last call. The vectors keep their memory between the two.
   void Take(Arrivals* arrivals);
   bool has_requests() const;
-  // Sleeps until there is something to take, Wake was called since the last Take, or `stop` is requested.
-  void WaitForArrivals(std::stop_token stop);
+  // Sleeps until there is something to take, Wake was called since the last Take, `stop` is requested, or so long; 0: without end.
+  void WaitForArrivals(std::stop_token stop, std::chrono::milliseconds at_most);
   // These requests run now for the first time: they do not wait any more.
   void Begin(std::span<const RequestId> begun);
   // These requests are done: they cannot be cancelled any more.

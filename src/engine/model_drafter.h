@@ -37,6 +37,8 @@ class ModelDrafter final : public Drafter {
   // pass.
   Status Propose(std::span<const DraftRequest> requests) override;
   void Clear() override;
+  Status Sleep() override { return parts_.runner->Sleep(/*keep_weights=*/true); }
+  Status Wake() override { return parts_.runner->Wake(); }
   int64_t kv_bytes_read() const override { return kv_bytes_read_; }
 
   const KvCache& cache() const { return *parts_.cache; }

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "core/check.h"
@@ -267,6 +268,13 @@ void Scheduler::Preempt(Sequence* sequence) {
   sequence->state = Sequence::State::kWaiting;
   order_.AddToFront(sequence);
   ++preemptions_;
+}
+
+void Scheduler::PreemptAll() {
+  for (Sequence* const sequence : running_ | std::views::reverse) {  // so that the oldest is the first in line
+    if (sequence->state == Sequence::State::kRunning) Preempt(sequence);
+  }
+  RemoveStopped();
 }
 
 void Scheduler::Finish(Sequence* sequence) {

@@ -56,6 +56,9 @@ class Scheduler {
   // Whether all that waits is held so, and nothing runs.
   bool all_held() const;
 
+  // All that runs gives its pages up, to be computed again.
+  void PreemptAll();
+
   // A running sequence has no more to do, or is not wanted any more; what it computed stays cached.
   void Finish(Sequence* sequence);
   // The prompt of `first` is computed, or its last step launched: the samples in `survivors` (not finished) begin, each with a

@@ -12,6 +12,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/engine_harness.h"
@@ -29,7 +30,7 @@ struct Told {
   bool done = false;
 };
 
-// An engine whose model has the seed `kSeeds[version % 4]` after each update.
+// An engine whose model is given the next of `kSeeds` by each update.
 class UpdateHarness {
  public:
   static constexpr std::array<uint64_t, 4> kSeeds = {0, 11, 12, 13};
@@ -57,23 +58,42 @@ class UpdateHarness {
     return told_.size() - 1;
   }
 
-  // Steps the engine until the update returns, where that waits for what runs.
-  Result<WeightVersion> Update(UpdateWhen when) {
-    const auto seed = static_cast<float>(kSeeds[(harness_.engine().weight_version().number + 1) % kSeeds.size()]);
-    auto updated = std::async(std::launch::async, [&] {
+  // Steps the engine until `call`, of another thread, returns, where that waits for what runs.
+  template <class Call>
+  auto StepUntilReturn(const Call& call) {
+    auto returned = std::async(std::launch::async, call);
+    while (returned.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
+      if (!harness_.engine().Load().draining) continue;
+      const Result<bool> step = harness_.engine().Step();  // its cache is not looked at: the call may be changing it
+      EXPECT_TRUE(step.ok()) << step.status().ToString();
+    }
+    CheckCache();
+    return returned.get();
+  }
+  Result<WeightVersion> Update(PauseMode when) {
+    const size_t model = (harness_.engine().weight_version().number + 1) % kSeeds.size();
+    const auto seed = static_cast<float>(kSeeds[model]);
+    const Result<WeightVersion> updated = StepUntilReturn([&] {
       return harness_.engine().UpdateWeights(
           std::vector<WeightTensor>{
               {.name = std::string(FakeRunner::kSeedTensor), .dtype = DType::kF32, .shape = {1}, .data = &seed}},
           {.when = when, .label = "step"});
     });
-    while (updated.wait_for(std::chrono::microseconds(100)) != std::future_status::ready) {
-      if (!harness_.engine().Load().updating) continue;
-      const Result<bool> step = harness_.engine().Step();  // its cache is not looked at: the update may be changing it
-      EXPECT_TRUE(step.ok()) << step.status().ToString();
-    }
-    CheckCache();
-    was_kept_.push_back(when == UpdateWhen::kKeep);
-    return updated.get();
+    NoteVersion(model, when == PauseMode::kKeep);
+    return updated;
+  }
+  Status Pause(const PauseOptions& options) {
+    return StepUntilReturn([&] { return harness_.engine().Pause(options); });
+  }
+  Status Sleep(SleepLevel level, PauseMode mode) {
+    const Status slept = StepUntilReturn([&] { return harness_.engine().Sleep({.level = level, .pause = {.mode = mode}}); });
+    EXPECT_TRUE(!slept.ok() || harness_.cache().usage().pages_owned == 0);
+    return slept;
+  }
+  Status Wake(const WakeOptions& options) {
+    const Status woken = harness_.engine().Wake(options);
+    NoteVersion(/*model=*/0, /*was_kept=*/true);  // where it read the seed that was loaded
+    return woken;
   }
 
   // Its integrity, and that what the tree finds was computed with the weights that there are.
@@ -105,10 +125,10 @@ class UpdateHarness {
       if (first < 0) first = versions.front();
       std::vector<int32_t> text = request.prompt_ids;
       for (size_t i = 0; i < tokens.size(); ++i) {
-        EXPECT_EQ(tokens[i], models_[versions[i] % kSeeds.size()]->model().GreedyAfter(text)) << "version " << versions[i];
+        EXPECT_EQ(tokens[i], models_[versions_[versions[i]].model]->model().GreedyAfter(text)) << "version " << versions[i];
         text.push_back(tokens[i]);
         for (int64_t v = i == 0 ? std::min(first, versions[0]) : versions[i - 1]; v < std::max(first, versions[i]); ++v)
-          EXPECT_TRUE(was_kept_[v]) << "the update to version " << v + 1;
+          EXPECT_TRUE(versions_[v + 1].was_kept) << "the update to version " << v + 1;
         EXPECT_GE(versions[i], versions[std::max<size_t>(i, 1) - 1]);
       }
       finished += told.reasons.at(sample) == FinishReason::kLength;
@@ -122,10 +142,19 @@ class UpdateHarness {
   RequestId id(size_t slot) const { return ids_[slot]; }
 
  private:
+  struct Version {
+    size_t model = 0;       // of kSeeds
+    bool was_kept = false;  // what ran went on
+  };
+
+  void NoteVersion(size_t model, bool was_kept) {
+    if (harness_.engine().weight_version().number == std::ssize(versions_)) versions_.push_back({model, was_kept});
+  }
+
   std::vector<std::unique_ptr<EngineHarness>> models_;  // what each seed says
   std::vector<std::unique_ptr<Told>> told_;             // outlives the engine
   std::vector<RequestId> ids_;
-  std::vector<bool> was_kept_;  // by update: what ran went on
+  std::vector<Version> versions_ = {{}};
   EngineHarness harness_;
 };
 
@@ -144,7 +173,7 @@ TEST(WeightUpdate, AbortEndsWhatRunsAndWhatWaitsIsComputedWithTheNewWeights) {
   const Request request = Greedy(Prompt(9), 12);
   const size_t runs = harness.Submit(request), waits = harness.Submit(request);
   harness.harness().Step(3);
-  const Result<WeightVersion> version = harness.Update(UpdateWhen::kAbort);
+  const Result<WeightVersion> version = harness.Update(PauseMode::kAbort);
   ASSERT_TRUE(version.ok()) << version.status().ToString();
   EXPECT_EQ(version->number, 1);
   EXPECT_EQ(version->label, "step");
@@ -162,10 +191,10 @@ TEST(WeightUpdate, WaitLetsWhatRunsFinishAndNothingElseBegins) {
   const size_t runs = harness.Submit(request), waits = harness.Submit(request);
   harness.harness().Step(3);
   EXPECT_FALSE(harness.told(runs).done);
-  ASSERT_TRUE(harness.Update(UpdateWhen::kWait).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kWait).ok());
   EXPECT_TRUE(harness.told(runs).done);
   EXPECT_TRUE(harness.told(waits).versions.empty());
-  EXPECT_FALSE(harness.engine().Load().updating);
+  EXPECT_FALSE(harness.engine().Load().draining);
   harness.harness().RunToEnd();
   for (const size_t slot : {runs, waits}) {
     EXPECT_EQ(harness.CheckTokens(slot, request), 1);
@@ -178,7 +207,7 @@ TEST(WeightUpdate, KeepLetsWhatRunsGoOnWithTheKvThatItHasAlone) {
   const Request request = Greedy(Prompt(21), 16, /*n=*/2);
   const size_t runs = harness.Submit(request);
   harness.harness().Step(6);
-  ASSERT_TRUE(harness.Update(UpdateWhen::kKeep).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kKeep).ok());
   EXPECT_GT(harness.engine().Metrics().running, 0);
   const size_t comes = harness.Submit(request);
   harness.harness().RunToEnd();
@@ -203,14 +232,14 @@ TEST(WeightUpdate, KeepPinsNoPromptOfTwoVersions) {
   pin.pin_prompt_as = "pinned";
   harness.Submit(pin);
   harness.harness().Step(1);
-  ASSERT_TRUE(harness.Update(UpdateWhen::kKeep).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kKeep).ok());
   harness.harness().RunToEnd();
   ASSERT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
   EXPECT_EQ(harness.harness().cache().FindPinned("pinned")->tokens, Prompt(40));
   harness.CheckCache();
-  ASSERT_TRUE(harness.Update(UpdateWhen::kKeep).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kKeep).ok());
   harness.harness().Step(1);  // of the prompt that is computed anew
-  ASSERT_TRUE(harness.Update(UpdateWhen::kAbort).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kAbort).ok());
   harness.harness().RunToEnd();
   EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
   harness.CheckCache();
@@ -228,7 +257,7 @@ TEST(WeightUpdate, NothingCachedOutlivesIt) {
   };
   EXPECT_EQ(cached(), 0);
   EXPECT_GT(cached(), 30);
-  ASSERT_TRUE(harness.Update(UpdateWhen::kWait).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kWait).ok());
   harness.harness().Step();
   EXPECT_EQ(harness.engine().Metrics().pages_used, 0);
   EXPECT_EQ(cached(), 0);
@@ -245,7 +274,7 @@ TEST(WeightUpdate, APinnedPromptIsComputedAnew) {
   }
   harness.harness().RunToEnd();
   ASSERT_TRUE(harness.engine().SavePrefix("kept", path).ok());
-  ASSERT_TRUE(harness.Update(UpdateWhen::kWait).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kWait).ok());
   EXPECT_EQ(harness.engine().LoadPrefix("old", path, {}).code(), StatusCode::kInvalidArgument) << "KV of other weights";
   EXPECT_EQ(harness.engine().SavePrefix("kept", path).code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(harness.engine().Unpin("let go").ok());
@@ -274,7 +303,7 @@ TEST(WeightUpdate, WhatIsNoUpdateChangesNothing) {
   harness.harness().Step(3);
   const float value = 1;
   const auto refused = [&](const WeightTensor& tensor) {
-    return harness.engine().UpdateWeights(std::vector{tensor}, {.when = UpdateWhen::kAbort}).status().message();
+    return harness.engine().UpdateWeights(std::vector{tensor}, {.when = PauseMode::kAbort}).status().message();
   };
   EXPECT_EQ(harness.engine().UpdateWeights({}, {}).status().message(), "an update of weights has no tensors: give it at least one");
   EXPECT_EQ(refused({.name = "other", .dtype = DType::kF32, .shape = {1}, .data = &value}),
@@ -294,14 +323,14 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
   const size_t runs = harness.Submit(request), waits = harness.Submit(request);
   harness.harness().Step(3);
   harness.harness().model().FailNextUpdate(Internal("the source is gone"));
-  EXPECT_EQ(harness.Update(UpdateWhen::kAbort).status().message(), "the source is gone");
+  EXPECT_EQ(harness.Update(PauseMode::kAbort).status().message(), "the source is gone");
   harness.harness().RunToEnd();
   EXPECT_TRUE(harness.told(runs).done && harness.told(waits).done);
   EXPECT_EQ(harness.told(waits).status.code(), StatusCode::kUnavailable);
   EXPECT_EQ(harness.engine().Submit(request).status().code(), StatusCode::kUnavailable);
   EXPECT_EQ(harness.harness().cache().usage().pages_in_use, 0);
 
-  ASSERT_TRUE(harness.Update(UpdateWhen::kAbort).ok());
+  ASSERT_TRUE(harness.Update(PauseMode::kAbort).ok());
   harness.harness().RunToEnd();
   EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
   const size_t after = harness.Submit(request);
@@ -310,13 +339,115 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
   EXPECT_EQ(harness.told(after).versions.at(0).front(), 2);
 }
 
-// Updates, failures among them, amid submissions, cancellations, pins and failing steps, with steps ahead; CheckIntegrity after
-// every step. COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.
+TEST(Pause, KeepHoldsWhatRunsStill) {
+  UpdateHarness harness(kConfig);
+  const Request request = Greedy(Prompt(21), 16, /*n=*/2);
+  const size_t runs = harness.Submit(request);
+  harness.harness().Step(6);
+  ASSERT_TRUE(harness.Pause({.mode = PauseMode::kKeep}).ok());
+  EXPECT_EQ(harness.engine().Load().state, EngineState::kPaused);
+  const int64_t computed = harness.harness().model().tokens_computed();
+  const size_t comes = harness.Submit(request);
+  Request late = request;
+  late.timeout_seconds = 1e-3;
+  const size_t ends = harness.Submit(late), cancelled = harness.Submit(request);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  ASSERT_TRUE(harness.engine().Cancel(harness.id(cancelled)).ok());
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.harness().model().tokens_computed(), computed);
+  EXPECT_FALSE(harness.told(runs).done || harness.told(comes).done);
+  EXPECT_EQ(harness.told(ends).status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(harness.told(cancelled).done);
+  EXPECT_EQ(harness.Pause({.mode = PauseMode::kWait}).code(), StatusCode::kFailedPrecondition) << "it would wait for ever";
+  EXPECT_EQ(harness.Update(PauseMode::kWait).status().code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(harness.engine().Resume().ok());
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.CheckTokens(runs, request), 2);
+  EXPECT_EQ(harness.CheckTokens(comes, request), 2);
+  EXPECT_EQ(harness.engine().Metrics().preemptions, 0);
+}
+
+TEST(Pause, NewRequestsAreRefusedWhereThatIsAskedFor) {
+  UpdateHarness harness(kConfig);
+  const Request request = Greedy(Prompt(9), 12);
+  const size_t runs = harness.Submit(request);
+  harness.harness().Step(3);
+  ASSERT_TRUE(harness.Pause({.mode = PauseMode::kAbort, .refuse_new = true}).ok());
+  EXPECT_EQ(harness.engine().Submit(request).status().message(), "the engine is paused and takes no requests: try again later");
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.told(runs).reasons.at(0), FinishReason::kCancelled);
+  ASSERT_TRUE(harness.engine().Resume().ok());
+  ASSERT_TRUE(harness.engine().Resume().ok());
+  const size_t comes = harness.Submit(request);
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.CheckTokens(comes, request), 1);
+}
+
+TEST(Sleep, WhatIsKeptIsComputedAgain) {
+  for (const SleepLevel level : {SleepLevel::kKeepWeights, SleepLevel::kDropWeights}) {
+    UpdateHarness harness(kConfig);
+    Request pin = Greedy(Prompt(30, 9), 0);
+    pin.pin_prompt_as = "pinned";
+    harness.Submit(pin);
+    const Request request = Greedy(Prompt(21), 16, /*n=*/2);
+    const size_t runs = harness.Submit(request);
+    harness.harness().Step(6);
+    ASSERT_TRUE(harness.Sleep(level, PauseMode::kKeep).ok());
+    EXPECT_TRUE(harness.harness().model().asleep());
+    EXPECT_EQ(harness.engine().Load().state, EngineState::kAsleep);
+    EXPECT_EQ(harness.Sleep(level, PauseMode::kKeep).code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(harness.engine().Resume().message(), "the engine is asleep: wake it");
+    EXPECT_EQ(harness.engine().SavePrefix("pinned", "/nowhere").code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(harness.Update(PauseMode::kKeep).status().code(), StatusCode::kFailedPrecondition);
+    const size_t comes = harness.Submit(request);
+    harness.harness().RunToEnd();
+    EXPECT_FALSE(harness.told(runs).done || harness.told(comes).done);
+    ASSERT_TRUE(harness.Wake({}).ok());
+    EXPECT_EQ(harness.engine().weight_version().number, level == SleepLevel::kDropWeights ? 1 : 0);
+    harness.harness().RunToEnd();
+    EXPECT_EQ(harness.CheckTokens(runs, request), 2);
+    EXPECT_EQ(harness.CheckTokens(comes, request), 2);
+    EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
+  }
+}
+
+TEST(Sleep, WeightsThatWereDroppedComeByAnUpdate) {
+  UpdateHarness harness(kConfig);
+  const Request request = Greedy(Prompt(21), 16);
+  const size_t runs = harness.Submit(request);
+  harness.harness().Step(6);
+  ASSERT_TRUE(harness.Sleep(SleepLevel::kDropWeights, PauseMode::kKeep).ok());
+  const Status resumed = harness.Wake({.reload = false});
+  EXPECT_EQ(resumed.message(), "weights are missing: update all of them, or wake the engine so that it reads the model's file");
+  EXPECT_EQ(harness.engine().Load().state, EngineState::kPaused);
+  harness.harness().RunToEnd();
+  EXPECT_FALSE(harness.told(runs).done);
+  ASSERT_TRUE(harness.Update(PauseMode::kKeep).ok());
+  ASSERT_TRUE(harness.engine().Resume().ok());
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.CheckTokens(runs, request), 1);
+  EXPECT_EQ(harness.told(runs).versions.at(0).back(), 1);
+}
+
+TEST(Sleep, WakingReadsTheFileWhereAnUpdateLeftAMixture) {
+  UpdateHarness harness(kConfig);
+  harness.harness().model().FailNextUpdate(Internal("the source is gone"));
+  EXPECT_FALSE(harness.Update(PauseMode::kAbort).ok());
+  const Request request = Greedy(Prompt(9), 12);
+  EXPECT_EQ(harness.engine().Submit(request).status().code(), StatusCode::kUnavailable);
+  ASSERT_TRUE(harness.Wake({}).ok());
+  const size_t comes = harness.Submit(request);
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.CheckTokens(comes, request), 1);
+}
+
+// Updates, failures among them, pauses and sleeps, amid submissions, cancellations, pins and failing steps, with steps ahead;
+// CheckIntegrity after every step. COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.
 TEST(WeightUpdate, RandomTrafficSaysWhatItsVersionsSay) {
   constexpr int kEventsPerRound = 1000;
   const int rounds = std::getenv("COPPICE_LONG_TEST") != nullptr ? 1000 : 10;
   std::mt19937 random(5);
-  int64_t finished = 0, updates = 0;
+  int64_t finished = 0, updates = 0, pauses = 0;
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     EngineConfig config = kConfig;
@@ -328,7 +459,9 @@ TEST(WeightUpdate, RandomTrafficSaysWhatItsVersionsSay) {
     std::vector<Request> requests;
     bool is_whole = true;
     for (int event = 0; event < kEventsPerRound; ++event) {
-      if (is_whole && random() % 4 == 0) {
+      // Fewer than wait for an engine that does not run.
+      const bool runs = harness.engine().Load().state == EngineState::kRunning;
+      if (runs ? is_whole && random() % 4 == 0 : random() % 16 == 0) {
         Request request = Greedy(Prompt(1 + random() % 30, random() % 3), 1 + random() % 12, 1 + random() % 5);
         if (random() % 3 == 0) request.share_of = std::string(1, static_cast<char>('a' + random() % 3));
         if (random() % 8 == 0) request.max_tokens = 0;
@@ -338,12 +471,35 @@ TEST(WeightUpdate, RandomTrafficSaysWhatItsVersionsSay) {
       }
       if (random() % 12 == 0 && !requests.empty()) (void)harness.engine().Cancel(harness.id(random() % requests.size()));
       if (random() % 40 == 0) (void)harness.engine().Unpin(random() % 2 == 0 ? "p" : "q");
-      if (random() % 50 == 0) {
+      const PauseMode mode = std::array{PauseMode::kWait, PauseMode::kAbort, PauseMode::kKeep}[random() % 3];
+      const EngineState state = harness.engine().Load().state;
+      if (random() % 50 == 0 && state != EngineState::kAsleep) {
         const bool fails = random() % 5 == 0;
         if (fails) harness.harness().model().FailNextUpdate(Internal("at random"));
-        is_whole = harness.Update(std::array{UpdateWhen::kWait, UpdateWhen::kAbort, UpdateWhen::kKeep}[random() % 3]).ok();
-        ASSERT_EQ(is_whole, !fails);
+        const Result<WeightVersion> updated = harness.Update(mode);
+        harness.harness().model().FailNextUpdate(OkStatus());
+        // A paused engine waits for nothing.
+        const bool refused = updated.status().code() == StatusCode::kFailedPrecondition;
+        ASSERT_TRUE(!refused || (state == EngineState::kPaused && mode == PauseMode::kWait)) << updated.status().ToString();
+        if (!refused) {
+          is_whole = updated.ok();
+          ASSERT_EQ(is_whole, !fails);
+        }
         ++updates;
+      }
+      if (random() % 80 == 0) {
+        const Status paused =
+            random() % 2 == 0 ? harness.Pause({.mode = mode}) : harness.Sleep(static_cast<SleepLevel>(1 + random() % 2), mode);
+        ASSERT_TRUE(paused.ok() || paused.code() == StatusCode::kFailedPrecondition) << paused.ToString();
+        is_whole = is_whole && harness.harness().model().weights_are_whole();
+        pauses += paused.ok();
+      }
+      if (random() % 20 == 0) {
+        const WakeOptions options = {.reload = random() % 2 == 0, .resume = random() % 2 == 0};
+        const Status woken = random() % 4 > 0 || is_whole ? harness.Wake(options) : harness.engine().Resume();
+        is_whole = harness.harness().model().weights_are_whole();
+        ASSERT_TRUE(woken.ok() || !is_whole || harness.engine().Load().state == EngineState::kAsleep) << woken.ToString();
+        if (is_whole && random() % 2 == 0) (void)harness.engine().Resume();
       }
       const bool fails = random() % 300 == 0;
       if (fails) harness.harness().model().FailNext(Internal("at random"));
@@ -352,9 +508,8 @@ TEST(WeightUpdate, RandomTrafficSaysWhatItsVersionsSay) {
       harness.harness().model().FailNext(OkStatus());
       ASSERT_NO_FATAL_FAILURE(harness.CheckCache()) << "after event " << event;
     }
-    if (!is_whole) {
-      ASSERT_TRUE(harness.Update(UpdateWhen::kWait).ok());
-    }
+    ASSERT_TRUE(harness.Wake({}).ok());
+    ASSERT_TRUE(harness.engine().Resume().ok());
     harness.harness().RunToEnd();
     for (size_t i = 0; i < requests.size(); ++i) finished += harness.CheckTokens(i, requests[i]);
     ASSERT_FALSE(HasFailure());
@@ -364,6 +519,7 @@ TEST(WeightUpdate, RandomTrafficSaysWhatItsVersionsSay) {
   }
   EXPECT_GT(finished, 30 * rounds);
   EXPECT_GT(updates, 10 * rounds);
+  EXPECT_GT(pauses, 5 * rounds);
 }
 
 }  // namespace

@@ -288,6 +288,15 @@ class PartReader {
   Buffer staging_;
 };
 
+// Whether an update can replace it.
+Status CheckDense(const ModelConfig& config, const Product& product, const ops::Weight& weight) {
+  if (weight.is_dense()) return OkStatus();
+  const std::string& name = WeightsOf(config).at({product.layer, product.roles.front()}).name;
+  return FailedPrecondition(
+      fmt::format("{} is kept as its file stores it, quantised, and cannot be replaced: load the model with weights of bf16 or f32",
+                  Quoted(name + ".weight")));
+}
+
 }  // namespace
 
 Result<WeightStore> WeightStore::Load(const WeightSource& source, const ModelConfig& config, const Options& options, Device& device,
@@ -331,17 +340,29 @@ Status WeightStore::CheckUpdate(const WeightSource& source) const {
       const WeightEntry& entry = *reader.Find(product.layer, role);
       return reader.WeightOf(entry) != nullptr || reader.HasBias(entry);
     });
-    if (!is_replaced || (*weight)->is_dense()) return OkStatus();
-    return FailedPrecondition(fmt::format(
-        "{} is kept as its file stores it, quantised, and cannot be updated: load the model with weights of bf16 or f32",
-        Quoted(reader.Find(product.layer, product.roles.front())->name + ".weight")));
+    return is_replaced ? CheckDense(config_, product, **weight) : OkStatus();
   };
   return ForEachProduct(config_, &weights_, check);
 }
 
+std::set<std::string, std::less<>> WeightStore::AllNames() const {
+  std::set<std::string, std::less<>> names;
+  for (const auto& [name, shape] : ExpectedWeights(config_)) names.insert(name);
+  return names;
+}
+
+Status WeightStore::Drop() {
+  COPPICE_RETURN_IF_ERROR(
+      ForEachProduct(config_, &weights_, [this](const Product& product, const std::unique_ptr<ops::Weight>* weight) {
+        return CheckDense(config_, product, **weight);
+      }));
+  missing_ = AllNames();
+  return OkStatus();
+}
+
 Status WeightStore::Update(const WeightSource& source) {
   PartReader reader(source, config_, options_);
-  const bool was_whole = std::exchange(is_whole_, false);
+  std::set<std::string, std::less<>> missing = std::exchange(missing_, AllNames());
   const auto repack = [&](const Product& product, std::unique_ptr<ops::Weight>* weight) -> Status {
     COPPICE_ASSIGN_OR_RETURN(const auto replacements, reader.ReadReplacements(product));
     for (const auto& [index, part] : replacements) COPPICE_RETURN_IF_ERROR(ops_->Repack(part, index, weight->get()));
@@ -363,7 +384,8 @@ Status WeightStore::Update(const WeightSource& source) {
     return OkStatus();
   };
   COPPICE_RETURN_IF_ERROR(ForEachNorm(config_, &weights_, assign));
-  is_whole_ = was_whole || source.tensors().size() == ExpectedWeights(config_).size();
+  for (const auto& [name, tensor] : source.tensors()) missing.erase(name);
+  missing_ = std::move(missing);
   return OkStatus();
 }
 

@@ -2,9 +2,12 @@
 // and replaced in place from another. Layer: model.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/check.h"
@@ -81,12 +84,16 @@ class WeightStore {
   // FAILED_PRECONDITION where the store holds a file's blocks or codes.
   Status CheckUpdate(const WeightSource& source) const;
   // Replaces the weights that `source` has, some or all of them, in place: addresses stay. Nothing may read them meanwhile. An
-  // error leaves a mixture of old and new weights, see is_whole. REQUIRES: CheckUpdate.
+  // error leaves a mixture of old and new weights, so that all are missing. REQUIRES: CheckUpdate.
   Status Update(const WeightSource& source);
-  // False after an update that ended half-way, until one of all weights has come.
-  bool is_whole() const { return is_whole_; }
+  // The memory of all packed weights is to lose its content: they are missing. FAILED_PRECONDITION, and nothing has changed, where
+  // the store holds a file's blocks or codes, which no update could bring back.
+  Status Drop();
+  // False while weights are missing: until updates have brought all of them.
+  bool is_whole() const { return missing_.empty(); }
 
  private:
+  std::set<std::string, std::less<>> AllNames() const;
   WeightStore(const ModelConfig& config, const Options& options, Device* device, ops::Ops* ops)
       : config_(config), options_(options), device_(device), ops_(ops) {}
 
@@ -95,7 +102,7 @@ class WeightStore {
   Device* device_;
   ops::Ops* ops_;
   ModelWeights weights_;
-  bool is_whole_ = true;
+  std::set<std::string, std::less<>> missing_;  // names, as of ExpectedWeights
 };
 
 }  // namespace coppice

@@ -202,4 +202,9 @@ Status DeviceRunner::UpdateWeights(const WeightSource& source) {
   return transformer_->UpdateWeights(source);
 }
 
+Status DeviceRunner::Sleep(bool keep_weights) {
+  COPPICE_RETURN_IF_ERROR(device_->Synchronize(stream_->get()));
+  return SleepOn(*device_, *transformer_, keep_weights);
+}
+
 }  // namespace coppice

@@ -46,6 +46,8 @@ class DeviceRunner final : public Runner {
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override;
   bool weights_are_whole() const override { return transformer_->weights_are_whole(); }
+  Status Sleep(bool keep_weights) override;
+  Status Wake() override { return WakeOn(*device_); }
 
  private:
   using Clock = std::chrono::steady_clock;

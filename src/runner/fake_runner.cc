@@ -132,6 +132,7 @@ Result<std::unique_ptr<WeightSource>> FakeRunner::PrepareUpdate(TensorMap tensor
 }
 
 Status FakeRunner::UpdateWeights(const WeightSource& source) {
+  COPPICE_CHECK(!asleep_);
   is_whole_ = false;
   ++version_;
   if (!update_failure_.ok()) return std::exchange(update_failure_, OkStatus());
@@ -139,6 +140,18 @@ Status FakeRunner::UpdateWeights(const WeightSource& source) {
   std::memcpy(&seed, source.tensors().begin()->second.data.data(), sizeof(seed));
   options_.seed = static_cast<uint64_t>(seed);
   is_whole_ = true;
+  return OkStatus();
+}
+
+Status FakeRunner::Sleep(bool keep_weights) {
+  COPPICE_CHECK(!std::exchange(asleep_, true));
+  std::ranges::fill(memory_, ~uint64_t{0});
+  is_whole_ = is_whole_ && keep_weights;
+  return OkStatus();
+}
+
+Status FakeRunner::Wake() {
+  COPPICE_CHECK(std::exchange(asleep_, false));
   return OkStatus();
 }
 
@@ -188,6 +201,7 @@ void FakeRunner::CheckPlan() const {
 
 Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch) {
   const attention::PrefixForestView& forest = plan_.forest();
+  COPPICE_CHECK(!asleep_ && is_whole_);
   ++num_steps_;
   if (!failure_.ok()) return std::exchange(failure_, OkStatus());
   if (fails_ && fails_(num_steps_)) return Internal("at random");

@@ -28,7 +28,7 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(Device* device, attention::Contex
   const attention::KvPoolShape layer_shape = LayerShape(first, shape.num_pages, shape.page_size);
   std::unique_ptr<KvPool> pool(new KvPool(device, context, first, layer_shape));
   for (const int32_t group : shape.layer_groups) {
-    COPPICE_ASSIGN_OR_RETURN(DeviceMemory memory, device->Allocate(layer_shape.bytes()));
+    COPPICE_ASSIGN_OR_RETURN(DeviceMemory memory, device->Allocate(layer_shape.bytes(), MemoryKind::kKv));
     COPPICE_ASSIGN_OR_RETURN(auto bound, context->BindKv(shape.specs[group], layer_shape.View(memory.data())));
     pool->memory_.push_back(std::move(memory));
     pool->layers_.push_back(std::move(bound));

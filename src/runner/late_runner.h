@@ -28,6 +28,8 @@ class LateRunner final : public Runner {
   }
   Status UpdateWeights(const WeightSource& source) override { return inner_->UpdateWeights(source); }
   bool weights_are_whole() const override { return inner_->weights_are_whole(); }
+  Status Sleep(bool keep_weights) override { return inner_->Sleep(keep_weights); }
+  Status Wake() override { return inner_->Wake(); }
 
   // The most steps that were under way at the same time.
   size_t most_under_way() const { return most_under_way_; }

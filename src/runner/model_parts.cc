@@ -14,6 +14,17 @@ RunnerInfo InfoOf(const ModelParts& parts) {
           .kv_bytes_per_token = KvPool::BytesPerPage(spec, config.num_layers, /*page_size=*/1)};
 }
 
+Status SleepOn(Device& device, Transformer& transformer, bool keep_weights) {
+  if (!keep_weights) COPPICE_RETURN_IF_ERROR(transformer.DropWeights());
+  COPPICE_RETURN_IF_ERROR(device.Release(MemoryKind::kKv, /*keep_content=*/false));
+  return device.Release(MemoryKind::kWeights, keep_weights);
+}
+
+Status WakeOn(Device& device) {
+  COPPICE_RETURN_IF_ERROR(device.Restore(MemoryKind::kWeights));
+  return device.Restore(MemoryKind::kKv);
+}
+
 std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
                                         std::vector<std::unique_ptr<attention::AttentionPlan>> plans) {
   std::vector<LayerPlans::Group> groups;

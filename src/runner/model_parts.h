@@ -32,6 +32,9 @@ struct ModelParts {
 };
 
 RunnerInfo InfoOf(const ModelParts& parts);
+// Runner::Sleep and Wake of a model on a device that has nothing to do.
+Status SleepOn(Device& device, Transformer& transformer, bool keep_weights);
+Status WakeOn(Device& device);
 // The plans with the number of layers that each is for.
 std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
                                         std::vector<std::unique_ptr<attention::AttentionPlan>> plans);

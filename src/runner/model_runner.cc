@@ -36,6 +36,10 @@ Result<std::unique_ptr<WeightSource>> ModelRunner::PrepareUpdate(TensorMap tenso
 
 Status ModelRunner::UpdateWeights(const WeightSource& source) { return transformer_->UpdateWeights(source); }
 
+Status ModelRunner::Sleep(bool keep_weights) { return SleepOn(*device_, *transformer_, keep_weights); }
+
+Status ModelRunner::Wake() { return WakeOn(*device_); }
+
 Status ModelRunner::MoveSlots(std::span<const attention::SlotMove> moves) { return pool_->MoveSlots(moves, stream_->get()); }
 
 Status ModelRunner::CopyPages(std::span<const attention::PageCopy> copies) {

@@ -21,6 +21,8 @@ class ModelRunner final : public HostRunner {
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override;
   bool weights_are_whole() const override { return transformer_->weights_are_whole(); }
+  Status Sleep(bool keep_weights) override;
+  Status Wake() override;
 
  private:
   ModelRunner(ModelParts parts, std::unique_ptr<OwnedStream> stream);

@@ -37,6 +37,8 @@ class LoggingDevice final : public Device {
   int compute_capability() const override { return 90; }
   Result<MemoryInfo> GetMemoryInfo() const override { return Unimplemented("no memory"); }
   Result<DeviceMemory> Allocate(size_t, MemoryKind) override { return Unimplemented("no memory"); }
+  Status Release(MemoryKind, bool) override { return Unimplemented("no memory"); }
+  Status Restore(MemoryKind) override { return Unimplemented("no memory"); }
   Status Copy(void*, const void*, size_t, Stream) override { return Unimplemented("no memory"); }
   Status Zero(void*, size_t, Stream) override { return Unimplemented("no memory"); }
 

@@ -91,8 +91,15 @@ class Runner {
   }
   // Replaces weights in place. REQUIRES: PrepareUpdate made `source`; no step is under way.
   virtual Status UpdateWeights(const WeightSource& /*source*/) { return PrepareUpdate({}).status(); }
-  // False after an update that failed, until one of all weights has come.
+  // False after an update that failed, or a sleep without weights, until all of them have come.
   virtual bool weights_are_whole() const { return true; }
+
+  // Gives the memory of KV back until Wake, its content is lost; and that of weights, which are kept in host memory or dropped. No
+  // other call comes meanwhile. REQUIRES: no step is under way. FAILED_PRECONDITION or UNIMPLEMENTED: it cannot be done, and
+  // nothing has changed. After another error Wake brings back what was given.
+  virtual Status Sleep(bool /*keep_weights*/) { return OkStatus(); }
+  // RESOURCE_EXHAUSTED: others have the memory; it can be called again.
+  virtual Status Wake() { return OkStatus(); }
 };
 
 }  // namespace coppice

@@ -17,6 +17,7 @@
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "coppice/engine/model_info.h"
+#include "coppice/engine/pause.h"
 #include "coppice/engine/token_constraint.h"
 #include "coppice/engine/weights.h"
 #include "coppice/runner/sampling.h"
@@ -333,7 +334,8 @@ struct EngineMetrics {
 // What is asked often, by those who decide where a request goes or whether to submit more.
 struct EngineLoad {
   int32_t waiting = 0, running = 0;  // requests, samples
-  bool updating = false;             // UpdateWeights waits for what runs: no other request begins
+  bool draining = false;             // UpdateWeights, Pause or Sleep waits for what runs: no other request begins
+  EngineState state = EngineState::kRunning;
 };
 
 // Submit, Cancel, Unpin, SavePrefix, LoadPrefix, UpdateWeights, weight_version, Load and Metrics are thread-safe; Step or Run is
@@ -363,15 +365,31 @@ class Engine {
   // says that a request computes a part of this prompt right now; the engine is then as it was.
   virtual Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) = 0;
   // Replaces weights, some or all of them, in place, and returns the version that they make. Called as SavePrefix. What is cached
-  // is dropped, so that no token is computed with KV of other weights, but for samples that UpdateWhen::kKeep lets go on; a pinned
+  // is dropped, so that no token is computed with KV of other weights, but for samples that PauseMode::kKeep lets go on; a pinned
   // prompt keeps its name and is computed anew, until when SavePrefix says FAILED_PRECONDITION; files of prefixes that other
-  // weights made are refused. With UpdateWhen::kWait it returns when all that runs has finished: the engine must be stepped
+  // weights made are refused. With PauseMode::kWait it returns when all that runs has finished: the engine must be stepped
   // meanwhile. INVALID_ARGUMENT or UNIMPLEMENTED: a name, shape or dtype that the model does not have, and nothing is changed;
   // FAILED_PRECONDITION: likewise, the weights are held as a file stores them, quantised (load the model with WeightForm::kBF16 or
   // kF32). Any other error may leave a mixture of weights: all requests end with UNAVAILABLE, as those that come, until an update
   // of all weights has come.
   virtual Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) = 0;
   virtual WeightVersion weight_version() const = 0;
+
+  // Pause, Resume, Sleep and Wake are called as SavePrefix; with PauseMode::kWait the engine must be stepped meanwhile.
+  // No step computes anything until Resume. Deadlines and cancellations go on. A paused engine may be paused again, otherwise:
+  // FAILED_PRECONDITION to wait for samples that an earlier pause keeps, or while the engine is asleep.
+  virtual Status Pause(const PauseOptions& options) = 0;
+  // Nothing to do where it runs. FAILED_PRECONDITION while it is asleep, or where weights are missing after Sleep or an update.
+  virtual Status Resume() = 0;
+  // Pause, and memory is given back until Wake. What is cached is dropped; a pinned prompt keeps its name and is computed anew.
+  // FAILED_PRECONDITION, and nothing is changed: it is asleep already, or weights that are held as a file stores them, quantised,
+  // would be dropped. UNIMPLEMENTED likewise: the device cannot. Another error leaves the engine asleep, some memory not given
+  // back.
+  virtual Status Sleep(const SleepOptions& options) = 0;
+  // Takes the memory again; it also reads the model's file where an update left a mixture of weights. Nothing to do where the
+  // engine is not asleep and its weights are whole. RESOURCE_EXHAUSTED where others have the memory now: it can be called again.
+  // Errors of the file as Engine::Create's, of Resume its own; the engine is then paused.
+  virtual Status Wake(const WakeOptions& options) = 0;
   // Runs one step; false when there is nothing to do. When the model fails, the requests that took part in the step end with kError
   // and its status, which is returned too; all others go on with the next step. UNAVAILABLE: the device is lost, and all requests
   // have ended.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "coppice/core/types.h"
+#include "coppice/engine/pause.h"
 
 namespace coppice {
 
@@ -20,23 +21,8 @@ struct WeightTensor {
   const void* data = nullptr;  // contiguous, row-major, of any alignment
 };
 
-// What becomes of samples that run when weights are replaced. Requests that have not begun are computed with the new ones.
-enum class UpdateWhen : uint8_t {
-  kWait,   // they finish first, and no other request begins
-  kAbort,  // they end at once, with FinishReason::kCancelled
-  kKeep,   // they go on with the new weights and the KV that they have, which no other request reads from then on
-};
-constexpr const char* Name(UpdateWhen when) {
-  switch (when) {
-    case UpdateWhen::kWait: return "wait";
-    case UpdateWhen::kAbort: return "abort";
-    case UpdateWhen::kKeep: return "keep";
-  }
-  return "";
-}
-
 struct UpdateOptions {
-  UpdateWhen when = UpdateWhen::kWait;
+  PauseMode when = PauseMode::kWait;
   std::string label = {};  // the caller's name of the weights, such as a training step; names may repeat
 };
 

@@ -3,8 +3,10 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/available_memory.h"
 #include "core/buffer.h"
@@ -44,12 +46,27 @@ class CpuDevice final : public Device {
     return info;
   }
 
-  Result<DeviceMemory> Allocate(size_t bytes, MemoryKind) override {
+  Result<DeviceMemory> Allocate(size_t bytes, MemoryKind kind) override {
     COPPICE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
     auto shared = std::make_shared<Buffer>(std::move(buffer));
+    if (kind == MemoryKind::kWeights || kind == MemoryKind::kKv) {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(releasable_, [](const Releasable& other) { return other.buffer.expired(); });
+      releasable_.push_back({kind, shared});
+    }
     std::byte* const data = shared->data();
     return DeviceMemory(DeviceMemory::Owner(data, [shared](std::byte*) {}), bytes);
   }
+
+  Status Release(MemoryKind kind, bool keep_content) override {
+    if (keep_content) return OkStatus();
+    const std::lock_guard lock(mutex_);
+    for (const Releasable& memory : releasable_) {
+      if (const auto buffer = memory.buffer.lock(); buffer != nullptr && memory.kind == kind) buffer->Discard();
+    }
+    return OkStatus();
+  }
+  Status Restore(MemoryKind) override { return OkStatus(); }
 
   Status Copy(void* to, const void* from, size_t bytes, Stream) override {
     if (bytes > 0) std::memcpy(to, from, bytes);
@@ -82,7 +99,14 @@ class CpuDevice final : public Device {
  private:
   static Status NoGraphs() { return Unimplemented("a CPU has no graphs: launch the work itself"); }
 
+  struct Releasable {
+    MemoryKind kind;
+    std::weak_ptr<Buffer> buffer;
+  };
+
   Executor* executor_;
+  std::mutex mutex_;  // guards what follows
+  std::vector<Releasable> releasable_;
 };
 
 }  // namespace

@@ -3,11 +3,14 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "core/check.h"
 #include "core/cuda/cuda_status.h"
+#include "core/cuda/releasable_memory.h"
+#include "core/cuda/virtual_memory.h"
 #include "core/device.h"
 
 namespace coppice {
@@ -15,6 +18,7 @@ namespace {
 
 using cuda::CudaStatus;
 using cuda::DeviceGuard;
+using cuda::ReleasableMemory;
 
 cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
@@ -51,7 +55,11 @@ class CudaGraph final : public Graph {
 class CudaDevice final : public Device {
  public:
   CudaDevice(int ordinal, std::string name, int compute_capability)
-      : ordinal_(ordinal), name_(std::move(name)), compute_capability_(compute_capability) {}
+      : ordinal_(ordinal), name_(std::move(name)), compute_capability_(compute_capability) {
+    if (!cuda::VirtualMemory::IsSupported(ordinal)) return;
+    weights_.emplace(ordinal);
+    kv_.emplace(ordinal);
+  }
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   int ordinal() const override { return ordinal_; }
@@ -69,28 +77,42 @@ class CudaDevice final : public Device {
   Result<DeviceMemory> Allocate(size_t bytes, MemoryKind kind) override {
     if (bytes == 0) return DeviceMemory();
     const DeviceGuard guard(ordinal_);
+    if (ReleasableMemory* const pool = PoolOf(kind)) {
+      Result<DeviceMemory> memory = pool->Allocate(bytes);
+      if (memory.ok() || memory.status().code() != StatusCode::kResourceExhausted) return memory;
+      return ResourceExhausted(OutOfMemoryText(bytes, kind));
+    }
+    const bool is_host = kind == MemoryKind::kHostPinned;
     void* data = nullptr;
-    const cudaError_t error =
-        kind == MemoryKind::kDevice ? cudaMalloc(&data, bytes) : cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
+    const cudaError_t error = is_host ? cudaHostAlloc(&data, bytes, cudaHostAllocDefault) : cudaMalloc(&data, bytes);
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();  // an allocation that failed leaves the context usable
       return ResourceExhausted(OutOfMemoryText(bytes, kind));
     }
-    COPPICE_RETURN_IF_ERROR(CudaStatus(error, kind == MemoryKind::kDevice ? "cudaMalloc" : "cudaHostAlloc"));
+    COPPICE_RETURN_IF_ERROR(CudaStatus(error, is_host ? "cudaHostAlloc" : "cudaMalloc"));
     DeviceMemory memory(DeviceMemory::Owner(static_cast<std::byte*>(data),
-                                            [kind, ordinal = ordinal_](std::byte* p) {
+                                            [is_host, ordinal = ordinal_](std::byte* p) {
                                               const DeviceGuard guard(ordinal);
-                                              kind == MemoryKind::kDevice ? cudaFree(p) : cudaFreeHost(p);
+                                              is_host ? cudaFreeHost(p) : cudaFree(p);
                                             }),
                         bytes);
-    if (kind == MemoryKind::kDevice) {
-      COPPICE_RETURN_IF_ERROR(CudaStatus(cudaMemset(data, 0, bytes), "cudaMemset"));
-      // Streams that do not wait for the default one must not see the memory before it is zero.
-      COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
-    } else {
+    if (is_host) {
       std::memset(data, 0, bytes);
+    } else {
+      COPPICE_RETURN_IF_ERROR(cuda::ZeroAndWait(data, bytes));
     }
     return Result<DeviceMemory>(std::move(memory));
+  }
+
+  Status Release(MemoryKind kind, bool keep_content) override {
+    const DeviceGuard guard(ordinal_);
+    if (ReleasableMemory* const pool = PoolOf(kind)) return pool->Release(keep_content);
+    return Unimplemented(name_ + " or its driver has no virtual memory management, without which its memory cannot be given back");
+  }
+  Status Restore(MemoryKind kind) override {
+    const DeviceGuard guard(ordinal_);
+    ReleasableMemory* const pool = PoolOf(kind);
+    return pool == nullptr ? OkStatus() : pool->Restore();
   }
 
   Status Copy(void* to, const void* from, size_t bytes, Stream stream) override {
@@ -155,6 +177,12 @@ class CudaDevice final : public Device {
   }
 
  private:
+  // Null: memory of this kind is never released.
+  ReleasableMemory* PoolOf(MemoryKind kind) {
+    if (kind == MemoryKind::kWeights && weights_) return &*weights_;
+    if (kind == MemoryKind::kKv && kv_) return &*kv_;
+    return nullptr;
+  }
   Result<std::unique_ptr<Event>> MakeEvent(unsigned flags) const {
     const DeviceGuard guard(ordinal_);
     cudaEvent_t event = nullptr;
@@ -163,8 +191,8 @@ class CudaDevice final : public Device {
   }
   std::string OutOfMemoryText(size_t bytes, MemoryKind kind) const {
     std::string text = "cannot allocate " + std::to_string(bytes) + " bytes of " +
-                       (kind == MemoryKind::kDevice ? "memory of " + name_ : std::string("page-locked host memory"));
-    if (const Result<MemoryInfo> info = GetMemoryInfo(); kind == MemoryKind::kDevice && info.ok()) {
+                       (kind == MemoryKind::kHostPinned ? std::string("page-locked host memory") : "memory of " + name_);
+    if (const Result<MemoryInfo> info = GetMemoryInfo(); kind != MemoryKind::kHostPinned && info.ok()) {
       text += ", of which " + std::to_string(info->free_bytes) + " of " + std::to_string(info->total_bytes) + " are free";
     }
     return text;
@@ -173,6 +201,7 @@ class CudaDevice final : public Device {
   const int ordinal_;
   const std::string name_;
   const int compute_capability_;
+  std::optional<ReleasableMemory> weights_, kv_;  // none: without virtual memory management
 };
 
 std::string VersionText(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }

@@ -1,7 +1,9 @@
 // A CUDA device: memory, copies, events and graphs. Skips itself where there is none.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
@@ -51,6 +53,50 @@ TEST_F(CudaDeviceTest, AGraphReplaysWhatWasCaptured) {
     ASSERT_TRUE(device_->Launch(*graph, stream->get()).ok());
     ASSERT_TRUE(device_->Synchronize(stream->get()).ok());
     EXPECT_EQ(*back.As<uint32_t>(), value);
+  }
+}
+
+// Memory of several sizes, small and large, that a captured graph reads and writes.
+TEST_F(CudaDeviceTest, GraphsOutliveReleasedMemory) {
+  const auto stream = device_->CreateStream().value();
+  const auto free_bytes = [&] { return device_->GetMemoryInfo().value().free_bytes; };
+  for (const bool keeps : {true, false}) {
+    const int64_t before = free_bytes();
+    std::vector<DeviceMemory> memory;
+    for (const size_t bytes : {size_t{1000}, size_t{3} << 20, size_t{300} << 20}) {
+      memory.push_back(device_->Allocate(bytes, MemoryKind::kWeights).value());
+      ASSERT_EQ(reinterpret_cast<uintptr_t>(memory.back().data()) % 256, 0u);
+    }
+    const DeviceMemory kv = device_->Allocate(size_t{64} << 20, MemoryKind::kKv).value();
+    const DeviceMemory host = device_->Allocate(size_t{300} << 20, MemoryKind::kHostPinned).value();
+    const auto fill = [&](uint8_t value) {
+      std::memset(host.data(), value, host.size());
+      for (const DeviceMemory& part : memory) ASSERT_TRUE(device_->Copy(part.data(), host.data(), part.size(), stream->get()).ok());
+      ASSERT_TRUE(device_->Synchronize(stream->get()).ok());
+    };
+    const auto holds = [&](const DeviceMemory& part, uint8_t value) {
+      EXPECT_TRUE(device_->Copy(host.data(), part.data(), part.size(), stream->get()).ok());
+      EXPECT_TRUE(device_->Synchronize(stream->get()).ok());
+      return std::all_of(host.data(), host.data() + part.size(), [&](std::byte b) { return b == std::byte{value}; });
+    };
+    fill(7);
+    const std::unique_ptr<Graph> graph =
+        CaptureGraph(*device_, stream->get(), [&] {
+          return device_->Copy(memory[1].data(), memory[2].data(), memory[1].size(), stream->get());
+        }).value();
+    const int64_t used = free_bytes();
+    ASSERT_TRUE(device_->Release(MemoryKind::kWeights, keeps).ok());
+    EXPECT_GT(free_bytes(), used + (int64_t{300} << 20));
+    EXPECT_EQ(device_->Allocate(1, MemoryKind::kWeights).status().code(), StatusCode::kFailedPrecondition);
+    ASSERT_TRUE(device_->Restore(MemoryKind::kWeights).ok());
+    for (const DeviceMemory& part : memory) EXPECT_TRUE(holds(part, keeps ? 7 : 0)) << part.size();
+    EXPECT_TRUE(holds(kv, 0));
+    fill(9);
+    ASSERT_TRUE(device_->Zero(memory[1].data(), memory[1].size(), stream->get()).ok());
+    ASSERT_TRUE(device_->Launch(*graph, stream->get()).ok());
+    EXPECT_TRUE(holds(memory[1], 9));
+    memory.clear();
+    EXPECT_GE(free_bytes(), before - (int64_t{80} << 20)) << "all but what is still there";
   }
 }
 

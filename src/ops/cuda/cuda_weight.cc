@@ -106,10 +106,11 @@ Result<std::unique_ptr<CudaWeight>> CudaWeight::Create(Device* device, DType dty
   weight->stride_ = RoundUp<int64_t>(in_features, kWeightChunkCols);
 
   const size_t stride_bytes = static_cast<size_t>(weight->stride_) * SizeOf(dtype);
-  COPPICE_ASSIGN_OR_RETURN(weight->weight_, device->Allocate(weight->tiles_ * kWeightTileRows * stride_bytes));
+  COPPICE_ASSIGN_OR_RETURN(weight->weight_,
+                           device->Allocate(weight->tiles_ * kWeightTileRows * stride_bytes, MemoryKind::kWeights));
   if (has_bias) {
-    COPPICE_ASSIGN_OR_RETURN(weight->bias_,
-                             device->Allocate(static_cast<size_t>(weight->tiles_) * kWeightTileRows * sizeof(float)));
+    COPPICE_ASSIGN_OR_RETURN(weight->bias_, device->Allocate(static_cast<size_t>(weight->tiles_) * kWeightTileRows * sizeof(float),
+                                                             MemoryKind::kWeights));
   }
   for (size_t i = 0; i < parts.size(); ++i) COPPICE_RETURN_IF_ERROR(weight->CopyPart(parts[i], i));
   // Pageable memory was read when a copy returned, but the last piece may still be on its way to streams that do not wait.
