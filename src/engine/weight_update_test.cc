@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 
 namespace coppice {
 namespace {

@@ -27,8 +27,8 @@
 #include "attention/cuda/lower/step_ranges.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan.h"
-#include "attention/plan_test_forest.h"
 #include "attention/plan_units.h"
+#include "attention/testing/plan_test_forest.h"
 #include "core/math.h"
 
 namespace coppice::attention::cuda {

@@ -1,4 +1,4 @@
-#include "attention/cuda/fake_cuda_runtime.h"
+#include "attention/cuda/testing/fake_cuda_runtime.h"
 
 #include <cuda_runtime_api.h>
 
