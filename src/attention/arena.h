@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "core/math.h"
+
 namespace coppice::attention {
 
 class Arena {
@@ -18,7 +20,7 @@ class Arena {
   template <class T>
   std::span<T> Take(int64_t count) {
     const size_t offset = used_;
-    used_ += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += RoundUp(static_cast<size_t>(count) * sizeof(T), kAlignment);
     if (base_ == nullptr) return {};
     return {reinterpret_cast<T*>(base_ + offset), static_cast<size_t>(count)};
   }

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "attention/owned_forest.h"
-#include "attention/plan_test_forest.h"
+#include "attention/testing/plan_test_forest.h"
 
 namespace coppice::attention {
 namespace {

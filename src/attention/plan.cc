@@ -25,7 +25,7 @@ PlanSizes ComputePlanSizes(const AttentionSpec& spec, const PlanCapacity& capaci
   sizes.host_bytes = arena.used();
   const size_t states = static_cast<size_t>(sizes.max_states) * (spec.head_dim + 2) * sizeof(float);
   const size_t tickets = static_cast<size_t>(sizes.max_merge_sets) * spec.num_kv_heads * sizeof(int32_t);
-  sizes.workspace_bytes = (states + sizes.alignment - 1) / sizes.alignment * sizes.alignment + tickets;
+  sizes.workspace_bytes = RoundUp(states, sizes.alignment) + tickets;
   return sizes;
 }
 

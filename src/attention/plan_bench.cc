@@ -15,7 +15,7 @@
 #include "attention/cuda/lower/plan_translator.h"
 #include "attention/cuda/page_rows.h"
 #include "attention/owned_forest.h"
-#include "attention/plan_test_forest.h"
+#include "attention/testing/plan_test_forest.h"
 
 namespace coppice::attention {
 namespace {

@@ -4,6 +4,8 @@
 #include <bit>
 #include <climits>
 
+#include "core/math.h"
+
 namespace coppice::attention {
 namespace {
 
@@ -51,8 +53,7 @@ LengthClass PlanProblem::PlannedClass(int32_t leaf_begin, int32_t kv_len) const 
   const int32_t ahead = options.lookahead_tokens / 2;
   const uint32_t own = static_cast<uint32_t>(std::max(0, kv_len - leaf_begin) + ahead);
   const uint32_t fine_step = std::bit_floor(own) / 4;
-  const uint32_t planned =
-      own <= kShortLeaf ? std::max(kShortestLeaf, std::bit_ceil(own)) : (own + fine_step - 1) / fine_step * fine_step;
+  const uint32_t planned = own <= kShortLeaf ? std::max(kShortestLeaf, std::bit_ceil(own)) : RoundUp(own, fine_step);
   const uint32_t step = planned == kShortestLeaf ? kShortestLeaf
                         : planned <= kShortLeaf  ? planned / 2
                                                  : std::bit_floor(planned - 1) / 4;

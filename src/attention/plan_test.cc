@@ -15,7 +15,7 @@
 #include <tuple>
 #include <vector>
 
-#include "attention/plan_test_forest.h"
+#include "attention/testing/plan_test_forest.h"
 
 namespace {
 int64_t allocations = 0;

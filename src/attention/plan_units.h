@@ -3,16 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
+
+#include "core/math.h"
 
 namespace coppice::attention {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-// To a multiple of `unit`.
-template <class T>
-constexpr T RoundUp(T value, std::type_identity_t<T> unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 // Deterministic mode; plan.h says how plans use them. A backend's kernels may have another unit (BackendTraits).
 inline constexpr int32_t kDeterministicUnit = 512, kSuperblockUnits = 8;

@@ -20,7 +20,7 @@ void RowTiles::Clear() {
 }
 
 void RowTiles::Create(int32_t branch, int32_t query_count) {
-  const int32_t count = static_cast<int32_t>(CeilDiv(query_count, problem_.set_queries));
+  const int32_t count = CeilDiv(query_count, problem_.set_queries);
   num_sets_[branch] = count;
   int32_t previous = -1;
   for (int32_t i = 0; i < count; ++i) {

@@ -32,8 +32,7 @@ class RowTiles {
 
   int32_t NumSets(int32_t branch) const { return num_sets_[branch]; }
   int32_t NumTiles(int32_t branch) const {
-    return num_sets_[branch] <= problem_.tile_sets ? (num_sets_[branch] > 0)
-                                                   : static_cast<int32_t>(CeilDiv(num_sets_[branch], problem_.tile_sets));
+    return num_sets_[branch] <= problem_.tile_sets ? (num_sets_[branch] > 0) : CeilDiv(num_sets_[branch], problem_.tile_sets);
   }
   // By id; a set that no branch has is empty. Contributions are for those who lay them out.
   std::span<MergeSet> sets() { return sets_; }

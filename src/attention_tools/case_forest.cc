@@ -5,6 +5,8 @@
 #include <random>
 #include <set>
 
+#include "core/math.h"
+
 namespace coppice::attention {
 namespace {
 
@@ -74,7 +76,7 @@ void CaseForest::AddBranch(int32_t leaf, int32_t queries, int32_t tokens) {
   std::vector<int32_t> path;
   for (int32_t n = leaf; n != kNoParent; n = parent[n]) path.push_back(n);
   for (auto n = path.rbegin(); n != path.rend(); ++n) pages.insert(pages.end(), node_pages_[*n].begin(), node_pages_[*n].end());
-  pages.insert(pages.end(), (kTokensToGrow + view.page_size - 1) / view.page_size, 0);
+  pages.insert(pages.end(), CeilDiv(kTokensToGrow, view.page_size), 0);
   page_capacity.push_back(static_cast<int32_t>(pages.size()) - page_begin.back());
 }
 

@@ -14,7 +14,7 @@
 #include "attention/cuda/lower/lowered_plan.h"
 #include "attention/cuda/lower/predicted_step.h"
 #include "attention/plan.h"
-#include "attention/plan_test_forest.h"
+#include "attention/testing/plan_test_forest.h"
 #include "attention_tools/attention_cases.h"
 
 namespace coppice::attention {

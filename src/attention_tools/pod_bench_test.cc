@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/plan.h"
-#include "attention/plan_test_forest.h"
+#include "attention/testing/plan_test_forest.h"
 
 namespace coppice::attention {
 namespace {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 
+#include "core/math.h"
+
 namespace coppice {
 namespace {
 
@@ -22,7 +24,7 @@ Result<Buffer> Buffer::Allocate(size_t bytes) {
   if (bytes == 0) return buffer;
   if (bytes > SIZE_MAX - 2 * kHugePageBytes)
     return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes: the size overflows");
-  const size_t mapped = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const size_t mapped = RoundUp(bytes, kPageBytes);
   const size_t slack = mapped >= kHugePageBytes ? kHugePageBytes : 0;  // to begin where a huge page does
   void* p = mmap(nullptr, mapped + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {

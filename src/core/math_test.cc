@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <random>
+#include <type_traits>
 
 #include "core/divisor.h"
 
@@ -20,6 +21,18 @@ TEST(Math, CeilDivAndRoundUpMeetAtMultiples) {
       EXPECT_EQ(CeilDiv(value, step), up / step);
     }
   }
+}
+
+TEST(Math, CeilDivAndRoundUpAreOfTheWiderType) {
+  static_assert(std::is_same_v<decltype(CeilDiv(1, 1)), int32_t>);
+  static_assert(std::is_same_v<decltype(CeilDiv(1, int64_t{1})), int64_t>);
+  static_assert(std::is_same_v<decltype(RoundUp(int64_t{1}, 1)), int64_t>);
+  static_assert(std::is_same_v<decltype(RoundUp(1u, size_t{1})), size_t>);
+  static_assert(std::is_same_v<decltype(CeilDiv(1, uint16_t{1})), int32_t>);
+  EXPECT_EQ(CeilDiv(INT32_MAX, int64_t{2}), int64_t{1} << 30);
+  EXPECT_EQ(CeilDiv(int64_t{1} << 40, 3), ((int64_t{1} << 40) + 2) / 3);
+  EXPECT_EQ(RoundUp(INT32_MAX, int64_t{1} << 16), int64_t{1} << 31);
+  EXPECT_EQ(RoundUp(int64_t{(1 << 20) + 1} << 16, 1 << 20), int64_t{(1 << 16) + 1} << 20);
 }
 
 TEST(Divisor, DividesAsTheProcessorDoes) {

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine_harness.h"
-#include "engine/fake_constraint.h"
+#include "engine/testing/engine_harness.h"
+#include "engine/testing/fake_constraint.h"
 
 namespace coppice {
 namespace {

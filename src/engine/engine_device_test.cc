@@ -18,8 +18,8 @@
 
 #include "core/device.h"
 #include "engine/engine_parts.h"
-#include "engine/fixture_models.h"
 #include "engine/open_device.h"
+#include "engine/testing/fixture_models.h"
 
 namespace coppice {
 namespace {

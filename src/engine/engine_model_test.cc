@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "coppice/engine/engine.h"
-#include "engine/fixture_models.h"
+#include "engine/testing/fixture_models.h"
 #include "model/checkpoint.h"
 #include "tests/support/tiny_model.h"
 

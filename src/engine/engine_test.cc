@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 
 namespace coppice {
 namespace {

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/cuda/lose_device.h"
+#include "core/cuda/testing/lose_device.h"
 #include "core/device.h"
-#include "engine/fixture_models.h"
+#include "engine/testing/fixture_models.h"
 
 namespace coppice {
 namespace {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 
 namespace coppice {
 namespace {

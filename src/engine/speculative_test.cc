@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "engine/draft_gain.h"
-#include "engine/engine_harness.h"
-#include "runner/chi_square.h"
+#include "engine/testing/engine_harness.h"
+#include "runner/testing/chi_square.h"
 
 namespace coppice {
 namespace {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine_harness.h"
-#include "engine/fake_constraint.h"
-#include "runner/late_runner.h"
+#include "engine/testing/engine_harness.h"
+#include "engine/testing/fake_constraint.h"
+#include "runner/testing/late_runner.h"
 
 namespace coppice {
 namespace {

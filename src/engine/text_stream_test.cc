@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/fake_tokenizer.h"
+#include "engine/testing/fake_tokenizer.h"
 
 namespace coppice {
 namespace {

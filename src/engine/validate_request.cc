@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/math.h"
 
 namespace coppice {
 namespace {
@@ -174,7 +175,7 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   }
   // The longest sample alone must fit: its pages, and one more for the copy of a shared last page.
   const int64_t longest = std::min<int64_t>(prompt + request.max_tokens, limits.max_context);
-  const int64_t pages = (longest + limits.page_size - 1) / limits.page_size + 1;
+  const int64_t pages = CeilDiv(longest, limits.page_size) + 1;
   if (pages > limits.num_pages) {
     return InvalidArgument("one sample of this request needs " + std::to_string(pages) + " pages of KV, the cache has " +
                            std::to_string(limits.num_pages) + ": raise kv_cache_bytes (--kv-cache) or lower max_tokens");

@@ -13,7 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "engine/fake_tokenizer.h"
+#include "engine/testing/fake_tokenizer.h"
 #include "runner/step_batch.h"
 
 namespace coppice {

@@ -14,7 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "engine/fake_tokenizer.h"
+#include "engine/testing/fake_tokenizer.h"
 #include "grammar/grammar_compiler.h"
 #include "grammar/json_text_rules.h"
 #include "runner/step_batch.h"

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/file.h"
+#include "core/math.h"
 
 namespace coppice {
 namespace {
@@ -25,7 +26,7 @@ std::string Header(std::span<const TensorToWrite> tensors, const std::map<std::s
   }
   std::string header = json.dump();
   const size_t length_bytes = sizeof(uint64_t);
-  header.resize((length_bytes + header.size() + kAlignment - 1) / kAlignment * kAlignment - length_bytes, ' ');
+  header.resize(RoundUp(length_bytes + header.size(), kAlignment) - length_bytes, ' ');
   return header;
 }
 

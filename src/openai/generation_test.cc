@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 
 namespace coppice::openai {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/fake_tokenizer.h"
+#include "engine/testing/fake_tokenizer.h"
 #include "openai/response_body.h"
 
 namespace coppice::openai {

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 #include "openai/answer_size.h"
 
 namespace coppice::openai {

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <span>
 
+#include "core/math.h"
+
 namespace coppice::ops {
 
 inline constexpr int64_t kLogitBlock = 256;  // 192 blocks at a vocabulary of 49,152: fine enough for top_k, few enough to walk
-constexpr int64_t NumLogitBlocks(int64_t vocab) { return (vocab + kLogitBlock - 1) / kLogitBlock; }
+constexpr int64_t NumLogitBlocks(int64_t vocab) { return CeilDiv(vocab, kLogitBlock); }
 
 // maxima[i] = largest logit of block i; returns the largest of all. NaN in `logits` gives an unspecified result.
 float ScanMaxima(std::span<const float> logits, std::span<float> maxima);

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/thread_pool.h"
-#include "runner/chi_square.h"
 #include "runner/philox.h"
+#include "runner/testing/chi_square.h"
 
 namespace coppice {
 namespace {

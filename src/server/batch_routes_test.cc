@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 #include "server/record.h"
 #include "server/service.h"
 

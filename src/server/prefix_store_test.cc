@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 #include "openai/request.h"
 
 namespace coppice::server {

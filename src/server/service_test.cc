@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 
 namespace coppice::server {
 namespace {

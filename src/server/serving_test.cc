@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "core/file.h"
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 #include "server/kept_response.h"
 #include "server/testing/gzip.h"
 

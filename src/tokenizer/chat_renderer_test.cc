@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "tokenizer/test_fixtures.h"
+#include "tokenizer/testing/test_fixtures.h"
 
 namespace coppice {
 namespace {

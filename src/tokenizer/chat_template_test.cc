@@ -1,7 +1,7 @@
 #include <map>
 
 #include "tests/support/work_growth.h"
-#include "tokenizer/test_fixtures.h"
+#include "tokenizer/testing/test_fixtures.h"
 
 namespace coppice {
 namespace {

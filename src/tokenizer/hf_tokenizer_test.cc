@@ -9,7 +9,7 @@
 #include "tokenizer/regex.h"
 #include "tokenizer/regex_syntax.h"
 #include "tokenizer/sentencepiece_model.h"
-#include "tokenizer/test_fixtures.h"
+#include "tokenizer/testing/test_fixtures.h"
 
 namespace coppice {
 namespace {

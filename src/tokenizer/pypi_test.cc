@@ -1,7 +1,7 @@
 // Tokenizers of every kind against the ids and the texts of the PyPI packages tokenizers and sentencepiece. The fixtures are made
 // by bench/peers/tokenizers_pypi.py --fixtures, which also compares on tens of thousands of texts.
 #include "tokenizer/sentencepiece_model.h"
-#include "tokenizer/test_fixtures.h"
+#include "tokenizer/testing/test_fixtures.h"
 #include "tokenizer/utf8.h"
 
 namespace coppice {

@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "tokenizer/test_fixtures.h"
+#include "tokenizer/testing/test_fixtures.h"
 #include "tokenizer/utf8.h"
 
 namespace coppice {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tokenizer/jinja/traced_text.h"
-#include "tokenizer/test_fixtures.h"
+#include "tokenizer/testing/test_fixtures.h"
 
 namespace coppice {
 namespace {

@@ -17,7 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "coppice/engine/token_constraint.h"
-#include "engine/fake_tokenizer.h"
+#include "engine/testing/fake_tokenizer.h"
 #include "grammar/grammar_compiler.h"
 #include "runner/step_batch.h"
 

@@ -60,6 +60,13 @@ class CheckIncludesTest(unittest.TestCase):
         self.expect("src/attention/x.cc", 'void F() { asm volatile("nop"); }\n', 1, "asm outside")
         self.assertEqual(check({"src/attention/cpu/x.cc": 'void F() { asm("nop"); }\n'}), (0, ""))
 
+    def test_helpers_of_tests_do_not_ship(self):
+        include = '#include "core/testing/fake.h"\n'
+        self.expect("src/core/b.cc", include, 1, "core/testing/fake.h is for tests and benchmarks")
+        self.expect("src/attention/attestation.h", include, 1, "is for tests and benchmarks")
+        for path in ("src/core/b_test.cc", "src/core/b_bench.cc", "src/core/testing/other.h", "tests/core/b.cc", "bench/b.cc"):
+            self.assertEqual(check({path: include}), (0, ""))
+
     def test_unknown_layer(self):
         self.expect("src/novel/x.cc", "", 1, "no layer")
 

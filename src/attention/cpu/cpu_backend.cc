@@ -10,6 +10,7 @@
 #include "attention/cpu/plan_executor.h"
 #include "attention/forest.h"
 #include "core/check.h"
+#include "core/math.h"
 
 namespace coppice::attention {
 namespace {
@@ -33,8 +34,7 @@ class CpuBackend final : public Backend {
         .dense_row_unit = kernels.dense_row_unit,
         .max_item_rows = 0,  // the executor cuts rows into blocks
         .kv_tile = cpu::kKvTile,
-        .native_head_dim =
-            (spec.head_dim + kernels.dense.dim_multiple - 1) / kernels.dense.dim_multiple * kernels.dense.dim_multiple,
+        .native_head_dim = RoundUp(spec.head_dim, kernels.dense.dim_multiple),
     };
   }
 

@@ -16,6 +16,7 @@
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
 #include "core/cache_line.h"
+#include "core/math.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -56,14 +57,14 @@ struct Run {
   static size_t Bytes(int32_t head_dim, int32_t max_rows) {
     const size_t dp = RoundUp(head_dim, 32), g = RoundUp(max_rows, 2 * kLanes) / kLanes;
     return g * dp * (32 + 64) + g * 128 + kChunk * dp * 2 + 2 * kTile * dp * 2 + kTile * 64 + 2 * kChunk * 64 +
-           g * RoundUp(sizeof(Ranges), 64) + 3 * kTile * sizeof(void*) + kZeroBytes + 1024;
+           g * RoundUp(sizeof(Ranges), size_t{64}) + 3 * kTile * sizeof(void*) + kZeroBytes + 1024;
   }
   Run(const TileTask& t, std::byte* scratch) : task(t), d(t.head_dim), d_pad(RoundUp(t.head_dim, 32)) {
     groups = RoundUp(t.num_rows(), kLanes) / kLanes;
     scale = std::abs(t.score_scale);
     const auto take = [&](size_t bytes) {
       std::byte* p = scratch;
-      scratch += RoundUp(static_cast<int32_t>(bytes), 64);
+      scratch += RoundUp(bytes, size_t{64});
       return p;
     };
     q = take(size_t(groups) * d_pad * 32);

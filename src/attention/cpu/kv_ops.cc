@@ -5,6 +5,7 @@
 
 #include "attention/argument_checks.h"
 #include "core/check.h"
+#include "core/math.h"
 
 namespace coppice::attention::cpu {
 namespace {
@@ -20,7 +21,7 @@ void ForEach(Executor& executor, int64_t count, int64_t bytes_each, const F& bod
   }
   // Runs of tokens or pages: one task a chunk, so that the shared counter is touched rarely.
   const int64_t chunk = std::max<int64_t>(1, kMinBytesPerLoop / 4 / bytes_each);
-  executor.ParallelFor((count + chunk - 1) / chunk, [&](int64_t c, int) {
+  executor.ParallelFor(CeilDiv(count, chunk), [&](int64_t c, int) {
     for (int64_t i = c * chunk; i < std::min(count, (c + 1) * chunk); ++i) body(i);
   });
 }

@@ -10,6 +10,7 @@
 #include "attention/cpu/softmax_state.h"
 #include "attention/plan.h"
 #include "core/check.h"
+#include "core/math.h"
 
 namespace coppice::attention::cpu {
 namespace {
@@ -116,7 +117,7 @@ void CpuPlanExecutor::NumberTasks(std::span<const int32_t> items, TaskQueue& que
     const WorkItem& item = plan_.items[items[i]];
     int32_t rows_before_last_set = 0;
     for (int32_t m = 0; m + 1 < item.member_count; ++m) rows_before_last_set += SetRows(plan_.members[item.member_begin + m]);
-    const int32_t head_blocks = (spec_.num_kv_heads + item.heads_per_task - 1) / item.heads_per_task;
+    const int32_t head_blocks = CeilDiv(spec_.num_kv_heads, item.heads_per_task);
     queue.first_task[i] = tasks;
     tasks += int64_t{rows_before_last_set / kBlockRows + 1} * head_blocks;
   }
@@ -151,7 +152,7 @@ Status CpuPlanExecutor::CheckPages(const KvLayerView& kv) {
   }
   for (size_t b = 0; b < forest_.branch_node.size(); ++b) {
     if (forest_.branch_node[b] == kFreeSlot || forest_.branch_query_count[b] == 0) continue;
-    const int32_t pages = static_cast<int32_t>(CeilDiv(forest_.branch_kv_len[b], forest_.page_size));
+    const int32_t pages = CeilDiv(forest_.branch_kv_len[b], forest_.page_size);
     const int32_t* row = forest_.page_indices.data() + forest_.branch_page_begin[b];
     if (forest_.branch_page_begin[b] != std::exchange(checked_begin_[b], forest_.branch_page_begin[b])) checked_pages_[b] = 0;
     for (int32_t i = checked_pages_[b]; i < pages; ++i) {
@@ -173,7 +174,7 @@ void CpuPlanExecutor::Drain(TaskQueue& queue, const Call& call, Worker& worker) 
     const size_t i = std::upper_bound(first, first + queue.items.size() + 1, t) - first - 1;
     const int32_t id = queue.items[i];
     const WorkItem& item = plan_.items[id];
-    const int32_t head_blocks = (spec_.num_kv_heads + item.heads_per_task - 1) / item.heads_per_task;
+    const int32_t head_blocks = CeilDiv(spec_.num_kv_heads, item.heads_per_task);
     const int32_t task = static_cast<int32_t>(t - first[i]);
     RunTask(item, id, task / head_blocks, task % head_blocks, call, worker);
   }

@@ -17,6 +17,7 @@
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
 #include "core/cache_line.h"
+#include "core/math.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -75,7 +76,7 @@ class AmxStream {
  public:
   static size_t ScratchBytes(int32_t head_dim, int32_t max_rows) {
     const size_t d = RoundUp(head_dim, 32), groups = RoundUp(max_rows, kLanes) / kLanes;
-    return groups * (d * 32 + d * 64 + 3 * 64 + RoundUp(sizeof(Ranges), 64)) + 3 * kTokens * d * 2 + kTokens * (64 + 32);
+    return groups * (d * 32 + d * 64 + 3 * 64 + RoundUp(sizeof(Ranges), size_t{64})) + 3 * kTokens * d * 2 + kTokens * (64 + 32);
   }
 
   static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
@@ -106,7 +107,7 @@ class AmxStream {
       : task_(task), prefetcher_(task), groups_(RoundUp(task.num_rows(), kLanes) / kLanes), scale_(std::abs(task.score_scale)) {
     const auto take = [&](size_t bytes) {
       std::byte* p = scratch;
-      scratch += RoundUp(static_cast<int32_t>(bytes), 64);
+      scratch += RoundUp(bytes, size_t{64});
       return p;
     };
     q_ = take(size_t(groups_) * d_pad() * 32);

@@ -15,6 +15,7 @@
 #include "attention/cpu/softmax_state.h"
 #include "attention/cpu/tile_kernel.h"
 #include "core/cache_line.h"
+#include "core/math.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -127,7 +128,7 @@ class DotStream {
   DotStream(const TileTask& task, std::byte* scratch) : task_(task), fetcher_(task), walk_(task.kv, task.kv_begin) {
     const auto take = [&](size_t bytes) {
       std::byte* p = scratch;
-      scratch += RoundUp(static_cast<int32_t>(bytes), 64);
+      scratch += RoundUp(bytes, size_t{64});
       return p;
     };
     const int32_t rows = task.num_rows(), padded = RoundUp(rows, kMaxRows);

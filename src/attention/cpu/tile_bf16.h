@@ -23,9 +23,6 @@ constexpr int32_t kLanes = 16;
 // A score may exceed m by this much (base 2) before m moves: rescaling becomes rare, P stays below 2^8 and loses no precision.
 constexpr float kSlack = 8.0f;
 
-// Not that of core/math.h: what this region compiles of it could be linked into code for other CPUs.
-constexpr int32_t RoundUp(int32_t x, int32_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-
 // In place: row i, element j <-> row j, element i. The dwords move unchanged.
 inline void Transpose16x16(__m512i (&r)[16]) {
   __m512i t[16];

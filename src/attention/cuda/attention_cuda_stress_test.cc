@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/cuda/cuda_test_device.h"
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/plan_executor.h"
-#include "attention/cuda/stress_kernels.h"
+#include "attention/cuda/testing/cuda_test_device.h"
+#include "attention/cuda/testing/stress_kernels.h"
 #include "attention/plan.h"
 #include "tests/support/attention_bodies.h"
 

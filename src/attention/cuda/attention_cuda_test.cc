@@ -14,7 +14,7 @@
 #include <tuple>
 #include <utility>
 
-#include "attention/cuda/cuda_test_device.h"
+#include "attention/cuda/testing/cuda_test_device.h"
 #include "tests/support/attention_bodies.h"
 
 namespace coppice::attention {

@@ -32,7 +32,7 @@ PageRows::PageRows(const PlanCapacity& capacity)
 
 int32_t PageRows::Used(const PrefixForestView& forest, size_t branch) {
   if (forest.branch_node[branch] == kFreeSlot) return 0;
-  const auto pages = static_cast<int32_t>(CeilDiv(forest.branch_kv_len[branch], forest.page_size));
+  const auto pages = CeilDiv(forest.branch_kv_len[branch], forest.page_size);
   return std::clamp(pages, 0, forest.branch_page_capacity[branch]);
 }
 

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cuda/fake_cuda_runtime.h"
+#include "attention/cuda/testing/fake_cuda_runtime.h"
 #include "attention/plan.h"
-#include "attention/plan_test_forest.h"
 #include "attention/plan_units.h"
+#include "attention/testing/plan_test_forest.h"
 
 namespace coppice::attention::cuda {
 namespace {

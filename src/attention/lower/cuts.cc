@@ -117,7 +117,7 @@ void ItemLowering::ShapeOwner(int32_t owner) {
     wanted = TasksOfGrain(whole_ns, grain_ns_);
     // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper. Whoever forces sharing
     // wants each token read once.
-    const int32_t by_rows = std::min(wanted, static_cast<int32_t>(CeilDiv(range.rows, traits.dense_tile_rows)));
+    const int32_t by_rows = std::min(wanted, CeilDiv(range.rows, traits.dense_tile_rows));
     if (by_rows > groups && !problem_.options.force_sharing) {
       const double reread_ns = static_cast<double>(int64_t{tokens} * (by_rows - groups)) * cost.RereadNs(tokens);
       const double state_ns = static_cast<double>(CeilDiv(wanted, groups) - 1) * cost.StateNs(range.rows);
@@ -127,7 +127,7 @@ void ItemLowering::ShapeOwner(int32_t owner) {
   cuts.row_groups = 1;
   cuts.group_rows = INT32_MAX;
   if (groups > 1) {
-    cuts.group_rows = RoundUp(static_cast<int32_t>(CeilDiv(range.rows, groups)), traits.dense_tile_rows);
+    cuts.group_rows = RoundUp(CeilDiv(range.rows, groups), traits.dense_tile_rows);
     if (traits.max_item_rows > 0) cuts.group_rows = std::min(cuts.group_rows, traits.max_item_rows);
     cuts.row_groups = 0;
     ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup&) { ++cuts.row_groups; });
@@ -138,10 +138,10 @@ void ItemLowering::ShapeOwner(int32_t owner) {
     CutRange(owner, cut ? costs_.PiecesToLower(range.rows, tokens, grain_ns_) : 1);
     return;
   }
-  const RowCosts& group = cuts.row_groups == 1 ? all_rows : costs_.Of(static_cast<int32_t>(CeilDiv(range.rows, cuts.row_groups)));
+  const RowCosts& group = cuts.row_groups == 1 ? all_rows : costs_.Of(CeilDiv(range.rows, cuts.row_groups));
   int32_t pieces = 1;
   if (wanted > cuts.row_groups && pressure_ < kMaxPressure) {
-    pieces = std::clamp(static_cast<int32_t>(CeilDiv(wanted, cuts.row_groups)), 1, std::max(1, tokens / group.shortest_piece));
+    pieces = std::clamp(CeilDiv(wanted, cuts.row_groups), 1, std::max(1, tokens / group.shortest_piece));
   }
   CutRange(owner, pieces);
   const double piece_ns = group.token_ns * tokens / cuts.pieces + cost.task_fixed_ns();
@@ -162,9 +162,9 @@ void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
     cuts.first_cut = cuts.chunk = 0;
     if (pieces == 1) return;
     const int32_t base = AlignDown(range.begin, traits.kv_tile);
-    cuts.chunk = std::max(traits.kv_tile, RoundUp(static_cast<int32_t>(CeilDiv(range.planned_end - base, pieces)), traits.kv_tile));
+    cuts.chunk = std::max(traits.kv_tile, RoundUp(CeilDiv(range.planned_end - base, pieces), traits.kv_tile));
     cuts.first_cut = base + cuts.chunk;
-    cuts.pieces = std::max(1, static_cast<int32_t>(CeilDiv(range.planned_end - base, cuts.chunk)));
+    cuts.pieces = std::max(1, CeilDiv(range.planned_end - base, cuts.chunk));
     return;
   }
   const int32_t end = range.end == kLive ? problem_.LaidOutEnd(range.max_query + 1) : range.end;

@@ -11,7 +11,7 @@
 
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/host_tensor.h"
+#include "ops/cpu/testing/host_tensor.h"
 #include "ops/logit_scan.h"
 
 namespace coppice::ops {

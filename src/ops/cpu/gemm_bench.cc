@@ -13,7 +13,7 @@
 #include "core/math.h"
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/host_tensor.h"
+#include "ops/cpu/testing/host_tensor.h"
 
 namespace coppice::ops {
 namespace {

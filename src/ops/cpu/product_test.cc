@@ -13,8 +13,8 @@
 #include "core/math.h"
 #include "core/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/host_tensor.h"
 #include "ops/cpu/quantized_strip.h"
+#include "ops/cpu/testing/host_tensor.h"
 
 namespace coppice::ops {
 namespace {

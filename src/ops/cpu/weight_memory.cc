@@ -10,7 +10,7 @@
 namespace coppice::ops {
 
 Result<std::shared_ptr<std::byte>> WeightMemory::Allocate(int64_t bytes) {
-  bytes = RoundUp(bytes, static_cast<int64_t>(kCacheLine));
+  bytes = RoundUp(bytes, kCacheLine);
   if (chunk_ == nullptr || used_ + bytes > static_cast<int64_t>(chunk_->size())) {
     COPPICE_ASSIGN_OR_RETURN(DeviceMemory memory, device_->Allocate(std::max(bytes, kChunkBytes), MemoryKind::kWeights));
     chunk_ = std::make_shared<DeviceMemory>(std::move(memory));

@@ -58,7 +58,7 @@ StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, co
                             const SmCosts& costs) {
   int64_t tokens = 0;  // each counted once for every block of rows and kv head
   for (const QueuedItem& item : items) {
-    if (!item.dense) tokens += item.tokens * CeilDiv(item.rows, kStreamRows) * heads;
+    if (!item.dense) tokens += int64_t{item.tokens} * CeilDiv(item.rows, kStreamRows) * heads;
   }
   const double tokens_per_warp = static_cast<double>(tokens) / (int64_t{num_sms} * kStreamWarpsPerSm);
   return {.pieces = StreamPiecesOf(tokens_per_warp, kStreamWarpsPerSm),
@@ -72,7 +72,7 @@ void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>
 }
 
 void CutDenseItem(const QueuedItem& item, int32_t longest, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends) {
-  const int64_t count = std::min(CeilDiv(item.cut_tokens, longest), most);
+  const int64_t count = std::min<int64_t>(CeilDiv(item.cut_tokens, longest), most);
   if (count <= 1) return;
   // Of a tile that ends before its prompt's longest one the last piece is whatever is left, no less than half of the others.
   const int64_t piece = EvenPiece(item.cut_tokens, count, costs.dense_piece_unit());
@@ -82,7 +82,7 @@ void CutDenseItem(const QueuedItem& item, int32_t longest, int64_t most, const S
 
 void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends) {
   if (cuts.team_piece > 0) {
-    CutEvenly(item.tokens, std::min(CeilDiv(item.tokens, cuts.team_piece), most), kStreamStepTokens, ends);
+    CutEvenly(item.tokens, std::min<int64_t>(CeilDiv(item.tokens, cuts.team_piece), most), kStreamStepTokens, ends);
     return;
   }
   if (item.tokens <= cuts.pieces.longest) return;

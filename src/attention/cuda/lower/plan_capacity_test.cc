@@ -17,7 +17,7 @@
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/plan_translator.h"
 #include "attention/plan.h"
-#include "attention/plan_test_forest.h"
+#include "attention/testing/plan_test_forest.h"
 
 namespace coppice::attention::cuda {
 namespace {

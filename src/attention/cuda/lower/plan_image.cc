@@ -31,7 +31,7 @@ PlanLayout::PlanLayout(const AttentionSpec& spec, const PlanCapacity& capacity, 
   size_t used = 0;
   const auto reserve = [&](size_t& offset, int64_t count, size_t each) {
     offset = used;
-    used = RoundUp(used + static_cast<size_t>(count) * each, 256);
+    used = RoundUp(used + static_cast<size_t>(count) * each, size_t{256});
   };
   reserve(header, 1, sizeof(PlanHeader));
   reserve(branches, capacity.max_branches, sizeof(DeviceBranch));

@@ -201,7 +201,7 @@ void PlanTranslator::PutParts(const PlanView& plan, int32_t item_id) {
   BlockPacker packer(pieces.block_rows);
   for (const int32_t set : plan.members.subspan(item.member_begin, item.member_count)) {
     const int32_t rows = queued_.RowsOf(plan.merge_sets[set]), begin = packer.Add(rows);
-    sets_.Put(plan, item_id, set, pieces.count, 1 + (begin + rows - 1) / kWarpgroupRows - begin / kWarpgroupRows);
+    sets_.Put(plan, item_id, set, pieces.count, CeilDiv(begin + rows, kWarpgroupRows) - begin / kWarpgroupRows);
   }
 }
 

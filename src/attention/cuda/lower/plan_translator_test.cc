@@ -27,8 +27,8 @@
 #include "attention/cuda/lower/step_ranges.h"
 #include "attention/cuda/plan_device.h"
 #include "attention/plan.h"
-#include "attention/plan_test_forest.h"
 #include "attention/plan_units.h"
+#include "attention/testing/plan_test_forest.h"
 #include "core/math.h"
 
 namespace coppice::attention::cuda {
@@ -158,7 +158,7 @@ TEST(PlanUpload, SmsAreDividedWhereDenseAndStreamingWorkAreLong) {
   const Translated plan(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads);
   EXPECT_LT(plan.dense_ctas, kSms);
   EXPECT_GE(plan.dense_ctas, kSms / 3);
-  const auto tasks = static_cast<int32_t>(plan.dense.size()), rounds = static_cast<int32_t>(CeilDiv(tasks, plan.dense_ctas));
+  const auto tasks = static_cast<int32_t>(plan.dense.size()), rounds = CeilDiv(tasks, plan.dense_ctas);
   EXPECT_LT(rounds * plan.dense_ctas - tasks, rounds) << tasks << " dense tasks on " << plan.dense_ctas << " SMs: whole rounds";
 }
 

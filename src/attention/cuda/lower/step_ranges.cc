@@ -43,7 +43,7 @@ bool MemoryHidesWideItems(std::span<const QueuedItem> items, int64_t heads, int 
 int32_t DenseBlocks(int32_t rows, int32_t set_rows) {
   set_rows = std::max(set_rows, 1);
   const int32_t block_sets = std::max(kDenseRows / set_rows, 1);
-  return static_cast<int32_t>(CeilDiv(CeilDiv(rows, set_rows), block_sets));
+  return CeilDiv(CeilDiv(rows, set_rows), block_sets);
 }
 
 void PromptCuts::Align(std::span<QueuedItem> items) {
@@ -83,9 +83,7 @@ void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const 
 }
 
 void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs) {
-  const auto blocks_of = [&](const QueuedItem& item) {
-    return item.dense ? item.blocks : static_cast<int32_t>(CeilDiv(item.rows, costs.stream_rows()));
-  };
+  const auto blocks_of = [&](const QueuedItem& item) { return item.dense ? item.blocks : CeilDiv(item.rows, costs.stream_rows()); };
   const auto for_each_node = [&](const QueuedItem& item, auto&& visit) {  // with what of it the item reads
     const int32_t begin = item.kv_begin, end = begin + item.tokens;
     for (int32_t n = item.node; n != kNoParent && begin < nodes.end[n]; n = nodes.parent[n]) {

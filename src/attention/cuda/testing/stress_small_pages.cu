@@ -1,7 +1,7 @@
 // The stress test's kernel for small pages. Layer: attention/cuda, tests.
 #include "attention/cuda/kernel_instance.cuh"
 #include "attention/cuda/stress_delay.cuh"
-#include "attention/cuda/stress_kernels.h"
+#include "attention/cuda/testing/stress_kernels.h"
 
 namespace coppice::attention::cuda {
 

@@ -1,4 +1,4 @@
-#include "attention/cuda/stress_kernels.h"
+#include "attention/cuda/testing/stress_kernels.h"
 
 #include "attention/cuda/kernel_instance.cuh"
 #include "attention/cuda/sm80_instance.cuh"

@@ -1,4 +1,4 @@
-#include "attention/cuda/cuda_test_device.h"
+#include "attention/cuda/testing/cuda_test_device.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,4 +1,4 @@
-#include "runner/fake_runner.h"
+#include "runner/testing/fake_runner.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "attention/cuda/fake_cuda_runtime.h"
+#include "attention/cuda/testing/fake_cuda_runtime.h"
 
 #include <cuda_runtime_api.h>
 
@@ -7,6 +7,7 @@
 
 #include "attention/cuda/page_patches.h"
 #include "attention/cuda/page_rows.h"
+#include "core/math.h"
 
 namespace coppice::attention::cuda::testing {
 
@@ -27,7 +28,7 @@ namespace {
 
 cudaError_t Allocate(void** data, size_t bytes) {
   constexpr size_t kAlignment = 256;  // cudaMalloc's
-  *data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  *data = std::aligned_alloc(kAlignment, coppice::RoundUp(bytes, kAlignment));
   return *data != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 

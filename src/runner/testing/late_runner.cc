@@ -1,4 +1,4 @@
-#include "runner/late_runner.h"
+#include "runner/testing/late_runner.h"
 
 #include <algorithm>
 #include <utility>

@@ -13,11 +13,11 @@
 
 #include "coppice/engine/engine.h"
 #include "engine/engine_parts.h"
-#include "engine/fake_tokenizer.h"
 #include "engine/model_drafter.h"
 #include "engine/ngram_drafter.h"
-#include "runner/fake_runner.h"
-#include "runner/late_runner.h"
+#include "engine/testing/fake_tokenizer.h"
+#include "runner/testing/fake_runner.h"
+#include "runner/testing/late_runner.h"
 
 namespace coppice {
 

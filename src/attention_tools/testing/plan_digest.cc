@@ -19,7 +19,7 @@
 #include "attention/cuda/lower/plan_translator.h"
 #include "attention/cuda/lower/predicted_step.h"
 #include "attention/plan.h"
-#include "attention/plan_test_forest.h"
+#include "attention/testing/plan_test_forest.h"
 #include "attention_tools/attention_cases.h"
 #include "attention_tools/case_forest.h"
 #include "attention_tools/pod_batches.h"

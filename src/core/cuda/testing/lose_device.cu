@@ -1,4 +1,4 @@
-#include "core/cuda/lose_device.h"
+#include "core/cuda/testing/lose_device.h"
 
 #include "core/cuda/cuda_status.h"
 
