@@ -1,0 +1,46 @@
+// The memory of a forward pass between its operations: one matrix for each kind of value, as large as the largest step.
+// Layer: model.
+#pragma once
+
+#include <cstdint>
+
+#include "coppice/core/status.h"
+#include "core/device.h"
+#include "core/device_tensor.h"
+#include "model/config.h"
+
+namespace coppice {
+
+// A matrix of activations with room for a largest batch; a product may read its rows up to the next multiple of kRowPadding.
+class Activation {
+ public:
+  static Result<Activation> Create(Device& device, DType dtype, int64_t max_rows, int64_t cols);
+  DeviceTensor Rows(int64_t rows) const { return {memory_.data(), dtype_, rows, cols_, cols_}; }
+
+ private:
+  DeviceMemory memory_;
+  DType dtype_ = DType::kF32;
+  int64_t cols_ = 0;
+};
+
+struct Activations {
+  struct Limits {
+    int32_t max_tokens = 0;      // T
+    int32_t max_logit_rows = 0;  // R
+  };
+  // `dtype`: of product inputs.
+  static Result<Activations> Create(Device& device, const ModelConfig& config, DType dtype, const Limits& limits);
+
+  Activation hidden;         // [T, hidden] f32: the residual stream
+  Activation normed;         // [T, hidden]
+  Activation qkv;            // [T, (qo + 2 kv) heads * head_dim] f32
+  Activation q;              // [T, qo heads * head_dim]
+  Activation attended;       // [T, qo heads * head_dim]
+  Activation mlp;            // [T, intermediate]
+  Activation projected;      // [T, hidden] f32: what a block gives before its norm, where it has one
+  Activation kept;           // [R, hidden] f32: the residual stream of the rows whose logits are wanted, in the last layer
+  Activation logits_normed;  // [R, hidden]
+  Activation logits;         // [R, vocab] f32
+};
+
+}  // namespace coppice

@@ -1,0 +1,163 @@
+// The forward pass: one screen per layer, the verbs of the papers. Layer: model.
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "model/family_transformer.h"
+
+namespace coppice {
+
+using Kind = ops::Epilogue::Kind;
+
+Status FamilyTransformer::Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                                  std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
+  wanted_ = {};
+  COPPICE_RETURN_IF_ERROR(Check(batch, plans.size(), kv.size()));
+  return RunLayers(batch, options_.attends ? plans : std::span<attention::AttentionPlan* const>(), kv, stream);
+}
+
+Status FamilyTransformer::RunLayers(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
+                                    std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) {
+  const int64_t tokens = batch.token_ids.size;
+  Step step = {batch, tokens, stream, plans, act_.hidden.Rows(tokens)};
+  COPPICE_RETURN_IF_ERROR(Embed(step));
+  for (size_t i = 0; i < weights().layers.size(); ++i) {
+    COPPICE_RETURN_IF_ERROR(RunLayer(i, *kv[i], &step));
+  }
+  wanted_ = {.hidden = step.hidden,
+             .rows = step.has_logit_rows_only ? DeviceSpan<const int32_t>() : batch.logit_rows,
+             .count = batch.logit_rows.size};
+  return OkStatus();
+}
+
+// hidden = scale * embedding[tokens] [+ positions]; the angles of the step's positions, for each group.
+Status FamilyTransformer::Embed(const Step& step) {
+  COPPICE_RETURN_IF_ERROR(
+      ops_->Embed(step.batch.token_ids, *weights().embedding, {.scale = config_.embedding_scale}, step.hidden, step.stream));
+  if (weights().positions != nullptr) {
+    COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights().positions, {.add = true}, step.hidden, step.stream));
+  }
+  for (LayerGroup& group : groups_) {
+    if (group.inverse_frequencies.span().empty()) continue;
+    COPPICE_RETURN_IF_ERROR(ops_->RopeAngles(step.batch.positions, group.inverse_frequencies.span(), group.rope_scale,
+                                             group.cos.Rows(step.tokens), group.sin.Rows(step.tokens), step.stream));
+  }
+  return OkStatus();
+}
+
+// hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), or both of one norm.
+Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, Step* step) {
+  const LayerWeights& layer = weights().layers[index];
+  COPPICE_ASSIGN_OR_RETURN(DeviceTensor attended, Attend(index, *step, kv));
+  if (index + 1 == weights().layers.size()) COPPICE_RETURN_IF_ERROR(KeepLogitRows(&attended, step));
+  if (step->tokens == 0) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(AddBlock(attended, *layer.output, layer.post_attention_norm, *step));
+  return FeedForward(layer, *step);
+}
+
+// attention(rope(qkv(normed)))
+Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, const attention::BoundKv& kv) {
+  const LayerWeights& layer = weights().layers[index];
+  LayerGroup& group = groups_[layer_groups_[index]];
+  const DeviceTensor qkv = act_.qkv.Rows(step.tokens), q = act_.q.Rows(step.tokens), attended = act_.attended.Rows(step.tokens);
+
+  const ops::RopeAppendArgs rows = {.qkv = qkv,
+                                    .cos = group.cos.Rows(step.tokens),
+                                    .sin = group.sin.Rows(step.tokens),
+                                    .pairs = blocks_.rope_pairs,
+                                    .num_qo_heads = config_.num_qo_heads,
+                                    .num_kv_heads = config_.num_kv_heads,
+                                    .head_dim = config_.head_dim,
+                                    .q_norm = Norm(layer.q_norm),
+                                    .k_norm = Norm(layer.k_norm),
+                                    .q = q,
+                                    .kv = kv.view(),
+                                    .slot_mapping = step.batch.slot_mapping};
+  const DeviceTensor normed = act_.normed.Rows(step.tokens);
+  if (blocks_.parallel) {
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(step.hidden, Norm(layer.attention_norm), normed, {}, step.stream));
+    COPPICE_RETURN_IF_ERROR(ops_->QkvRope(normed, *layer.qkv, rows, step.stream));
+  } else {
+    COPPICE_RETURN_IF_ERROR(ops_->NormQkvRope(step.hidden, Norm(layer.attention_norm), normed, *layer.qkv, rows, step.stream));
+  }
+  if (step.plans.empty()) return q;
+  attention::AttentionPlan& plan = *step.plans[layer_groups_[index]];
+  COPPICE_RETURN_IF_ERROR(
+      plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
+  return attended;
+}
+
+// Once the last layer's K and V are stored, nobody reads what becomes of rows whose logits are not wanted: a prompt's, but for its
+// last token. Where most are wanted, all rows go on.
+Status FamilyTransformer::KeepLogitRows(DeviceTensor* attended, Step* step) {
+  const DeviceSpan<const int32_t> rows = step->batch.logit_rows;
+  if (2 * rows.size > step->tokens) return OkStatus();
+  const DeviceTensor all_hidden = std::exchange(step->hidden, act_.kept.Rows(rows.size)), all_attended = *attended;
+  *attended = (step->plans.empty() ? act_.attended : act_.q).Rows(rows.size);
+  step->tokens = rows.size;
+  step->has_logit_rows_only = true;
+  if (rows.empty()) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(ops_->Gather(all_hidden, rows, step->hidden, step->stream));
+  COPPICE_RETURN_IF_ERROR(ops_->Gather(all_attended, rows, *attended, step->stream));
+  if (!blocks_.parallel) return OkStatus();
+  const NormWeights& norm = weights().layers.back().attention_norm;  // both blocks'
+  return ops_->Norm(step->hidden, Norm(norm), act_.normed.Rows(rows.size), {}, step->stream);
+}
+
+// hidden += down(act(up(normed))), or down(act(gate(normed)) * up(normed))
+Status FamilyTransformer::FeedForward(const LayerWeights& layer, const Step& step) {
+  const DeviceTensor mlp = act_.mlp.Rows(step.tokens);
+  const DeviceTensor normed = act_.normed.Rows(step.tokens);
+  const ops::Epilogue epilogue = {blocks_.gated_mlp ? Kind::kGated : Kind::kActivate, blocks_.activation};
+  if (blocks_.parallel) {  // of the norm that attention has
+    COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.up, mlp, epilogue, step.stream));
+  } else {
+    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(step.hidden, Norm(layer.mlp_norm), normed, *layer.up, mlp, epilogue, step.stream));
+  }
+  return AddBlock(mlp, *layer.down, layer.post_mlp_norm, step);
+}
+
+// hidden += [norm](x W^T)
+Status FamilyTransformer::AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step) {
+  if (!blocks_.post_norms) return ops_->Linear(x, weight, step.hidden, {.kind = Kind::kAdd}, step.stream);
+  const DeviceTensor projected = act_.projected.Rows(step.tokens);
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, projected, {}, step.stream));
+  return ops_->AddNorm(projected, Norm(post_norm), step.hidden, step.stream);
+}
+
+Result<ConstDeviceTensor> FamilyTransformer::Logits(int64_t begin, int64_t count, Stream stream) {
+  if (begin < 0 || count < 0 || count > options_.max_logit_rows || begin + count > wanted_.count)
+    return OutOfRange("logits of rows [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
+                      ") are asked for; expected at most " + std::to_string(options_.max_logit_rows) + " at a time of the step's " +
+                      std::to_string(wanted_.count));
+  const DeviceTensor logits = act_.logits.Rows(count), normed = act_.logits_normed.Rows(count);
+  if (count == 0) return ConstDeviceTensor(logits);
+  const ops::NormArgs norm = Norm(weights().final_norm);
+  if (wanted_.hidden.rows == 1) {
+    COPPICE_RETURN_IF_ERROR(ops_->NormLinear(wanted_.hidden, norm, normed, head(), logits, {}, stream));
+    return ConstDeviceTensor(logits);
+  }
+  if (wanted_.rows.empty()) {
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(wanted_.hidden.Rows(begin, count), norm, normed, {}, stream));
+  } else {
+    COPPICE_RETURN_IF_ERROR(ops_->Norm(wanted_.hidden, norm, normed, wanted_.rows.Sub(begin, count), stream));
+  }
+  COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, stream));
+  return ConstDeviceTensor(logits);
+}
+
+Status FamilyTransformer::Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const {
+  if (batch.token_ids.size > options_.max_tokens || batch.logit_rows.size > batch.token_ids.size)
+    return OutOfRange("a batch has " + std::to_string(batch.token_ids.size) + " tokens and asks for " +
+                      std::to_string(batch.logit_rows.size) + " rows of logits; expected at most " +
+                      std::to_string(options_.max_tokens) + " tokens, and as many rows of logits as tokens");
+  if (num_kv_layers != weights().layers.size())
+    return InvalidArgument("the KV cache has " + std::to_string(num_kv_layers) + " layers, the model " +
+                           std::to_string(weights().layers.size()));
+  if (num_plans != attention_specs().size())
+    return InvalidArgument("a step has " + std::to_string(num_plans) + " attention plans; the model's layers attend in " +
+                           std::to_string(attention_specs().size()) + " ways");
+  return OkStatus();
+}
+
+}  // namespace coppice
