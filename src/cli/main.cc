@@ -26,6 +26,7 @@
 #include "cli/bench/bench_draft.h"
 #include "cli/bench/bench_load.h"
 #include "cli/bench/bench_pod.h"
+#include "cli/bench/bench_update.h"
 #include "cli/command.h"
 #include "cli/eval/eval_command.h"
 #include "cli/inspect_model.h"
@@ -90,6 +91,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBenchServeCommand(*bench),
       coppice::cli::AddBenchDraftCommand(*bench),
       coppice::cli::AddBenchPodCommand(*bench),
+      coppice::cli::AddBenchUpdateCommand(*bench),
   };
   std::ranges::move(coppice::cli::AddEvalCommands(*eval), std::back_inserter(commands));
 

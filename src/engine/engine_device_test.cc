@@ -10,15 +10,20 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/device.h"
 #include "engine/engine_parts.h"
 #include "engine/open_device.h"
+#include "engine/testing/changed_model.h"
 #include "engine/testing/fixture_models.h"
 
 namespace coppice {
@@ -384,6 +389,94 @@ TEST_P(EngineDevice, DeterministicModeGivesTheSameBitsWarmAndCold) {
         ASSERT_EQ(outcomes[i].samples[s].logprobs, alone.samples[s].logprobs) << "trace " << trace << " request " << i;
       }
     }
+  }
+}
+
+// An engine whose steps are graphs is given other weights, from host memory and from the device's own, as f32 and rounded by the
+// caller, whole and tensor by tensor.
+TEST_P(EngineDevice, UpdatedWeightsSayWhatLoadedOnesSay) {
+  const EngineOptions options = {
+      .dtype = DType::kBF16, .max_running = 8, .max_batch_tokens = 64, .max_context = 512, .deterministic = true};
+  for (const char* model : {"llama-gqa", "qwen2-a", "gemma3-a", "llama-hd128-long"}) {
+    SCOPED_TRACE(model);
+    const ChangedModel changed(model);
+    Request request = Greedy(LoadExpected(model).prompt, 40, 3);
+    request.prompt_logprobs = true;
+    EngineOptions of_other = options;
+    of_other.model_path = changed.path();
+    of_other.device = GetParam();
+    of_other.num_threads = 2;
+    of_other.kv_cache_bytes = 64 << 20;
+    const Outcome expected = Generate(*Engine::Create(of_other).value(), request);
+    std::vector<std::vector<BF16>> rounded;
+    for (const bool rounds : {false, true}) {
+      for (const bool on_device : {false, true}) {
+        if (on_device && !on_gpu_) continue;
+        std::vector<WeightTensor> tensors = changed.tensors();
+        std::vector<DeviceMemory> copies;
+        const auto device = OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, nullptr).value();
+        for (WeightTensor& tensor : tensors) {
+          const size_t count = std::accumulate(tensor.shape.begin(), tensor.shape.end(), size_t{1}, std::multiplies<>());
+          const auto* const values = static_cast<const float*>(tensor.data);
+          if (rounds && tensor.shape.size() == 2) {
+            std::transform(values, values + count, std::back_inserter(rounded.emplace_back()), BF16::FromFloat);
+            tensor.dtype = DType::kBF16;
+            tensor.data = rounded.back().data();
+          }
+          if (!on_device) continue;
+          copies.push_back(device->Allocate(count * SizeOf(tensor.dtype)).value());
+          ASSERT_TRUE(device->Copy(copies.back().data(), tensor.data, count * SizeOf(tensor.dtype), nullptr).ok());
+          tensor.data = copies.back().data();
+          tensor.device = DeviceKind::kCuda;
+        }
+        ASSERT_TRUE(device->Synchronize(Stream{nullptr}).ok());
+        const TestedEngine tested = Make(model, options);
+        const Outcome before = Generate(*tested.engine, request);
+        EXPECT_NE(before.prompt_logprobs, expected.prompt_logprobs);
+        if (rounds) {
+          for (const WeightTensor& tensor : tensors) {
+            const Result<WeightVersion> version = tested.engine->UpdateWeights(std::span(&tensor, 1), {});
+            ASSERT_TRUE(version.ok()) << version.status().ToString();
+          }
+        } else {
+          const Result<WeightVersion> version = tested.engine->UpdateWeights(tensors, {});
+          ASSERT_TRUE(version.ok()) << version.status().ToString();
+        }
+        const Outcome after = Generate(*tested.engine, request);
+        EXPECT_EQ(after.samples, expected.samples) << "on_device " << on_device << ", rounds " << rounds;
+        EXPECT_EQ(after.prompt_logprobs, expected.prompt_logprobs);
+        EXPECT_TRUE(!on_gpu_ || tested.engine->Metrics().graph_steps > 10);
+      }
+    }
+  }
+}
+
+// An engine that slept goes on with the same bits, its graphs too; asleep it has given its memory to others.
+TEST_P(EngineDevice, SleepGivesMemoryBack) {
+  const auto free_bytes = [this] {
+    return OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, nullptr).value()->GetMemoryInfo().value().free_bytes;
+  };
+  const Request request = Greedy(std::vector<int32_t>(200, 5), 40, 4);
+  const TestedEngine tested = Make(
+      "llama-hd64-long",
+      {.dtype = DType::kBF16, .kv_cache_bytes = int64_t{1} << 30, .max_running = 8, .max_context = 400, .deterministic = true});
+  const Outcome expected = Generate(*tested.engine, request);
+  for (const SleepLevel level : {SleepLevel::kKeepWeights, SleepLevel::kDropWeights}) {
+    Outcome across;
+    Submit(*tested.engine, request, &across);
+    for (int step = 0; step < 10; ++step) ASSERT_TRUE(tested.engine->Step().ok());
+    const int64_t awake = free_bytes();
+    const Status slept = tested.engine->Sleep({.level = level, .pause = {.mode = PauseMode::kKeep}});
+    ASSERT_TRUE(slept.ok()) << slept.ToString();
+    EXPECT_TRUE(!on_gpu_ || free_bytes() > awake + (int64_t{1} << 30) - (int64_t{4} << 20));
+    EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
+    const Status woken = tested.engine->Wake({});
+    ASSERT_TRUE(woken.ok()) << woken.ToString();
+    const int64_t graphs = tested.engine->Metrics().graph_steps;
+    RunToEnd(*tested.engine);
+    EXPECT_EQ(across.samples, expected.samples);
+    EXPECT_EQ(Generate(*tested.engine, request).samples, expected.samples);
+    EXPECT_TRUE(!on_gpu_ || tested.engine->Metrics().graph_steps > graphs + 20);
   }
 }
 

@@ -18,9 +18,8 @@
 #include <vector>
 
 #include "coppice/engine/engine.h"
+#include "engine/testing/changed_model.h"
 #include "engine/testing/fixture_models.h"
-#include "model/checkpoint.h"
-#include "tests/support/tiny_model.h"
 
 namespace coppice {
 namespace {
@@ -80,32 +79,17 @@ INSTANTIATE_TEST_SUITE_P(Families, FixtureModel,
 
 // An engine updated to other weights says what one that loaded them says, bit for bit in the deterministic mode.
 TEST_P(FixtureModel, UpdatedWeightsSayWhatLoadedOnesSay) {
-  const auto checkpoint = Checkpoint::Open(ModelPath(GetParam())).value();
-  std::vector<WeightTensor> tensors;
-  testing::TinyModel other{.config = checkpoint->config()};
-  for (const auto& [name, tensor] : checkpoint->tensors()) {
-    const bool is_vector = tensor.shape.size() == 1;
-    std::vector<float>& changed = other.weights[name];
-    changed.resize(tensor.shape[0] * (is_vector ? 1 : tensor.shape[1]));
-    const Status loaded = checkpoint->Load(name, is_vector ? 1 : tensor.shape[0], tensor.shape.back(), DType::kF32,
-                                           std::as_writable_bytes(std::span(changed)));
-    ASSERT_TRUE(loaded.ok()) << loaded.ToString();
-    for (size_t i = 0; i < changed.size(); ++i) changed[i] = changed[i] * (0.75f + 0.01f * static_cast<float>(i % 50)) + 0.001f;
-    tensors.push_back({.name = name, .dtype = DType::kF32, .shape = tensor.shape, .data = changed.data()});
-  }
-  const testing::TemporaryFolder folder;
-  std::filesystem::copy(ModelPath(GetParam()) + "/config.json", folder.path() + "/config.json");
-  folder.Write("model.safetensors", testing::ToSafetensors(other));
+  const ChangedModel changed(GetParam());
   const EngineOptions options = {.max_running = 8, .max_batch_tokens = 64, .max_context = 512, .deterministic = true};
   Request request = Greedy(LoadExpected(GetParam()).prompt, 12, 2);
   request.prompt_logprobs = true;
 
   const auto updated = MakeEngine(GetParam(), options);
   const Outcome before = Generate(*updated, request);
-  const Result<WeightVersion> version = updated->UpdateWeights(tensors, {});
+  const Result<WeightVersion> version = updated->UpdateWeights(changed.tensors(), {});
   ASSERT_TRUE(version.ok()) << version.status().ToString();
   EngineOptions of_other = options;
-  of_other.model_path = folder.path();
+  of_other.model_path = changed.path();
   of_other.dtype = DType::kF32;
   of_other.num_threads = 2;
   of_other.kv_cache_bytes = 64 << 20;

@@ -24,7 +24,8 @@ Result<TensorMap> TensorMapOf(std::span<const WeightTensor> tensors) {
     const bool is_new = map.emplace(tensor.name, StoredTensor{.file = "update of weights",
                                                               .type = StoredTypeOf(tensor.dtype),
                                                               .shape = tensor.shape,
-                                                              .data = {static_cast<const std::byte*>(tensor.data), bytes}})
+                                                              .data = {static_cast<const std::byte*>(tensor.data), bytes},
+                                                              .device = tensor.device})
                             .second;
     if (!is_new) return InvalidArgument("tensor " + Quoted(tensor.name) + " is there twice: leave one away");
   }

@@ -81,8 +81,9 @@ Status ForEachNorm(const ModelConfig& config, ModelWeights* weights, Visit visit
 // Makes parts of products from a source, with what they need of host memory. The source's tensors passed CheckSomeWeights.
 class PartReader {
  public:
-  PartReader(const WeightSource& source, const ModelConfig& config, const WeightStore::Options& options)
-      : source_(source), config_(config), options_(options), map_(WeightsOf(config)) {}
+  // `device`: of tensors that do not lie in host memory.
+  PartReader(const WeightSource& source, const ModelConfig& config, const WeightStore::Options& options, Device* device)
+      : source_(source), config_(config), options_(options), device_(device), map_(WeightsOf(config)) {}
 
   const WeightEntry* Find(int32_t layer, WeightRole role) const {
     const auto found = map_.find({layer, role});
@@ -97,7 +98,7 @@ class PartReader {
 
   Result<std::vector<float>> Vector(const std::string& name, int64_t n) const {
     std::vector<float> values(n);
-    COPPICE_RETURN_IF_ERROR(source_.Load(name, 1, n, DType::kF32, std::as_writable_bytes(std::span(values))));
+    COPPICE_RETURN_IF_ERROR(Convert(name, 1, n, DType::kF32, std::as_writable_bytes(std::span(values))));
     return values;
   }
   Result<std::vector<float>> NormWeight(const WeightEntry& entry) const {
@@ -242,6 +243,19 @@ class PartReader {
            reinterpret_cast<uintptr_t>(matrix.tensor->data.data()) % SizeOf(options_.dtype) == 0;
   }
 
+  // As WeightSource::Load, from wherever the tensor lies.
+  Status Convert(const std::string& name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const {
+    const auto found = source_.tensors().find(name);
+    if (found == source_.tensors().end() || found->second.device == DeviceKind::kCpu)
+      return source_.Load(name, rows, cols, dtype, out);
+    StoredTensor tensor = found->second;
+    COPPICE_ASSIGN_OR_RETURN(Buffer copy, Buffer::Allocate(tensor.data.size()));
+    COPPICE_RETURN_IF_ERROR(device_->Copy(copy.data(), tensor.data.data(), tensor.data.size(), nullptr));
+    COPPICE_RETURN_IF_ERROR(device_->Synchronize(Stream{nullptr}));
+    tensor.data = copy.Span<const std::byte>();
+    return LoadWeight(name, tensor, rows, cols, dtype, out);
+  }
+
   // In the compute dtype, in the source or in the staging buffer.
   Status ReadDense() {
     int64_t staged = 0;
@@ -260,8 +274,8 @@ class PartReader {
         continue;
       }
       const int64_t bytes = matrix.rows() * matrix.row_bytes;
-      COPPICE_RETURN_IF_ERROR(LoadWeight(matrix.entry->name + ".weight", *matrix.tensor, matrix.rows(), matrix.cols(),
-                                         options_.dtype, std::span(next, bytes)));
+      COPPICE_RETURN_IF_ERROR(
+          Convert(matrix.entry->name + ".weight", matrix.rows(), matrix.cols(), options_.dtype, std::span(next, bytes)));
       matrix.data = std::exchange(next, next + bytes);
     }
     return OkStatus();
@@ -283,6 +297,7 @@ class PartReader {
   const WeightSource& source_;
   const ModelConfig& config_;
   const WeightStore::Options options_;
+  Device* const device_;
   const WeightMap map_;
   std::vector<Matrix> matrices_;  // of the product at hand
   Buffer staging_;
@@ -303,7 +318,7 @@ Result<WeightStore> WeightStore::Load(const WeightSource& source, const ModelCon
                                       ops::Ops& ops) {
   WeightStore store(config, options, &device, &ops);
   store.weights_.layers.resize(config.num_layers);
-  PartReader reader(source, config, options);
+  PartReader reader(source, config, options, &device);
   const ops::QkvHeads heads = {.num_qo_heads = config.num_qo_heads,
                                .num_kv_heads = config.num_kv_heads,
                                .head_dim = config.head_dim,
@@ -334,7 +349,12 @@ Result<WeightStore> WeightStore::Load(const WeightSource& source, const ModelCon
 
 Status WeightStore::CheckUpdate(const WeightSource& source) const {
   COPPICE_RETURN_IF_ERROR(CheckSomeWeights(config_, source.tensors()));
-  const PartReader reader(source, config_, options_);
+  for (const auto& [name, tensor] : source.tensors()) {
+    if (tensor.device != DeviceKind::kCpu && tensor.device != device_->kind())
+      return InvalidArgument(fmt::format("tensor {} lies in a GPU's memory, the model runs on the {}: copy it to host memory",
+                                         Quoted(name), device_->name()));
+  }
+  const PartReader reader(source, config_, options_, device_);
   const auto check = [&](const Product& product, const std::unique_ptr<ops::Weight>* weight) -> Status {
     const bool is_replaced = std::ranges::any_of(product.roles, [&](WeightRole role) {
       const WeightEntry& entry = *reader.Find(product.layer, role);
@@ -361,7 +381,7 @@ Status WeightStore::Drop() {
 }
 
 Status WeightStore::Update(const WeightSource& source) {
-  PartReader reader(source, config_, options_);
+  PartReader reader(source, config_, options_, device_);
   std::set<std::string, std::less<>> missing = std::exchange(missing_, AllNames());
   const auto repack = [&](const Product& product, std::unique_ptr<ops::Weight>* weight) -> Status {
     COPPICE_ASSIGN_OR_RETURN(const auto replacements, reader.ReadReplacements(product));

@@ -24,6 +24,7 @@ struct StoredTensor {
   StoredType type = StoredType::kF32;
   std::vector<int64_t> shape;  // outermost dimension first
   std::span<const std::byte> data;
+  DeviceKind device = DeviceKind::kCpu;  // whose memory that is
   // h > 0: the rows of each of h heads are in interleaved rotary order (pairs 2j, 2j + 1), as GGUF llama files keep q and k.
   int32_t interleaved_heads = 0;
 };

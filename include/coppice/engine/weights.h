@@ -11,7 +11,7 @@
 
 namespace coppice {
 
-// One tensor of a model, in host memory that stays as it is until UpdateWeights returns.
+// One tensor of a model, in memory that stays as it is until UpdateWeights returns.
 struct WeightTensor {
   // As Hugging Face's folders name it ("model.layers.0.self_attn.q_proj.weight"), with the model's prefix or without it. Rows of q
   // and k are in the half-split rotary order of those folders.
@@ -19,6 +19,9 @@ struct WeightTensor {
   DType dtype = DType::kBF16;
   std::vector<int64_t> shape;  // outermost dimension first
   const void* data = nullptr;  // contiguous, row-major, of any alignment
+  // Where `data` lies: in host memory, or (kCuda) in that of the engine's GPU, written by work that is done. What lies there in the
+  // engine's own dtype is copied from device to device, all else by way of the host.
+  DeviceKind device = DeviceKind::kCpu;
 };
 
 struct UpdateOptions {
